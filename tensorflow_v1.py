@@ -1,0 +1,55 @@
+"""TensorFlow as this project uses it: the 1.x API in graph mode, quietly.
+
+Import `tf` from here and nowhere else. This is the one module that acts when it
+is imported: TensorFlow reads its log level while it loads, and scripts written
+for google/bert call `tf.placeholder` and `tf.get_variable` right after
+`import tensorflow.compat.v1 as tf`, which needs graph mode to be on already.
+Set TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's own start-up messages.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+
+# What TensorFlow 2.21 prints while it loads, whatever the log level: absl's
+# notice that logging is not initialised, and oneDNN's that it is on.
+_CHATTER = re.compile(
+  rb"^(WARNING: All log messages before absl::InitializeLog"
+  rb"|I\d{4} .*(oneDNN custom operations are on|computation_placer)).*\n",
+  re.M,
+)
+
+
+@contextlib.contextmanager
+def _without_chatter():
+  """Holds stderr back and passes on all of it but the lines of `_CHATTER`."""
+  sys.stderr.flush()
+  stderr = os.dup(2)
+  with tempfile.TemporaryFile() as held:
+    os.dup2(held.fileno(), 2)
+    try:
+      yield
+    finally:
+      sys.stderr.flush()
+      os.dup2(stderr, 2)
+      os.close(stderr)
+      held.seek(0)
+      sys.stderr.write(_CHATTER.sub(b"", held.read()).decode(errors="replace"))
+
+
+def _import_quietly():
+  level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
+  with quiet:
+    import tensorflow.compat.v1 as tf
+
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    tf.disable_v2_behavior()
+  return tf
+
+
+tf = _import_quietly()
+
+__all__ = ["tf"]

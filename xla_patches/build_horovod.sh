@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Builds Horovod's pinned source release with the patches in this folder.
+#
+#   build_horovod.sh cpu PYTHON           install into PYTHON's environment (Gloo)
+#   build_horovod.sh gpu PYTHON           the same with CUDA and NCCL
+#   build_horovod.sh gpu-wheel PYTHON DIR write a GPU wheel into DIR, install nothing
+#
+# PYTHON needs TensorFlow, setuptools < 75, wheel, packaging and cmake in its
+# environment (requirements.txt has them). The GPU variants need nvcc (CUDA_HOME, or
+# nvcc on the PATH) but no GPU; NCCL's headers and library come from its wheel.
+set -euo pipefail
+
+variant=$1
+python=$2
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$(cd "$(dirname "$python")" && pwd)
+version=0.28.1
+sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PATH="$bin:$PATH"
+
+echo "horovod: fetching the $version source release"
+# pip runs setup.py egg_info on an sdist it downloads, hence no build isolation: the
+# environment's own setuptools is the one that still has what setup.py wants.
+echo "horovod==$version --hash=sha256:$sha256" >"$work/requirements.txt"
+"$python" -m pip download --quiet --no-deps --no-binary horovod \
+  --no-build-isolation --require-hashes --dest "$work" -r "$work/requirements.txt"
+tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
+source_dir="$work/horovod-$version"
+
+for patch in "$here"/horovod-$version-*.patch; do
+  echo "horovod: applying $(basename "$patch")"
+  # GIT_CEILING_DIRECTORIES: git apply silently skips files when it finds itself in
+  # some other repository, and the temporary folder may lie inside one.
+  (cd "$source_dir" && GIT_CEILING_DIRECTORIES="$work" git apply --whitespace=nowarn "$patch")
+done
+
+export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
+export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
+export MAKEFLAGS="-j$(nproc)"
+export HOROVOD_CMAKE="$bin/cmake"
+
+if [ "$variant" != cpu ]; then
+  cuda_home=${CUDA_HOME:-$(dirname "$(dirname "$(command -v nvcc || true)")")}
+  # nvcc may be a wrapper outside the toolkit's folder.
+  [ -x "$cuda_home/bin/nvcc" ] && [ -f "$cuda_home/include/cuda.h" ] ||
+    cuda_home=/usr/local/cuda
+  if [ ! -x "$cuda_home/bin/nvcc" ]; then
+    echo "horovod: no CUDA compiler: set CUDA_HOME to a CUDA toolkit with" \
+      "bin/nvcc (its GPU driver is not needed)" >&2
+    exit 1
+  fi
+  major=$("$cuda_home/bin/nvcc" --version | sed -nE 's/.*release ([0-9]+)\..*/\1/p')
+  # NCCL 2.27.7 is the newest with wheels for both CUDA 12 and 13.
+  echo "horovod: CUDA $major from $cuda_home, NCCL from nvidia-nccl-cu$major"
+  "$python" -m pip install --quiet --no-deps --target "$work/nccl" \
+    "nvidia-nccl-cu$major==2.27.7"
+  nccl="$work/nccl/nvidia/nccl"
+  ln -sf libnccl.so.2 "$nccl/lib/libnccl.so"
+  export HOROVOD_GPU=CUDA HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME="$cuda_home"
+  export HOROVOD_NCCL_HOME="$nccl" HOROVOD_NCCL_LINK=SHARED
+  # Volta to Hopper where the compiler still knows them (CUDA 13 dropped 70).
+  if [ "$major" -ge 13 ]; then archs=80,90; else archs=70,80,90; fi
+  export HOROVOD_BUILD_CUDA_CC_LIST=${HOROVOD_BUILD_CUDA_CC_LIST:-$archs}
+  export CUDACXX="$cuda_home/bin/nvcc" PATH="$cuda_home/bin:$PATH"
+fi
+
+echo "horovod: compiling ($variant, about 80 s on two cores)"
+log="$work/build.log"
+if ! "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$work/wheels" \
+  "$source_dir" >"$log" 2>&1; then
+  tail -n 60 "$log" >&2
+  echo "horovod: the build failed; its last 60 lines are above" >&2
+  exit 1
+fi
+
+if [ "$variant" = gpu-wheel ]; then
+  mkdir -p "$3"
+  cp "$work"/wheels/horovod-*.whl "$3"
+  ls "$3"/horovod-*.whl
+else
+  "$python" -m pip install --quiet --no-deps --force-reinstall "$work"/wheels/horovod-*.whl
+fi
