@@ -1,0 +1,568 @@
+"""Text to token ids: google/bert's WordPiece, SentencePiece, sentences.
+
+Two layers:
+- google/bert's public names (`FullTokenizer`, `BasicTokenizer`, ...) in pure
+  Python, for scripts written against it and as the reference for the rest.
+- `WordPieceEncoder` and `SentencePieceEncoder`, which make data: whole batches
+  of lines to int32 ids. `load_tokenizer` picks one.
+
+What is a letter, a mark or a punctuation sign is asked of Python's own
+`unicodedata` in both layers. So they cannot disagree, whereas the Unicode
+tables compiled into the `tokenizers` library are of another version.
+This module does not need TensorFlow, so that data workers start fast.
+"""
+
+import collections
+import itertools
+import os
+import re
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+import records
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
+
+# google/bert's WordpieceTokenizer; the `tokenizers` library's default is 100.
+MAX_INPUT_CHARS_PER_WORD = 200
+
+# Words whose pieces an encoder remembers: about 100 MB at most. Text repeats
+# its words, so a few hundred thousand of them cover almost every lookup.
+_MAX_CACHED_WORDS = 500_000
+
+_SENTENCEPIECE_SPACE = "\u2581"
+
+# -----------------------------------------------------------------------------
+# google/bert's public surface
+# -----------------------------------------------------------------------------
+
+_UNCASED_MODELS = frozenset(
+  (
+    "uncased_L-24_H-1024_A-16",
+    "uncased_L-12_H-768_A-12",
+    "multilingual_L-12_H-768_A-12",
+    "chinese_L-12_H-768_A-12",
+  )
+)
+_CASED_MODELS = frozenset(
+  (
+    "cased_L-12_H-768_A-12",
+    "cased_L-24_H-1024_A-16",
+    "multi_cased_L-12_H-768_A-12",
+  )
+)
+
+
+def validate_case_matches_checkpoint(
+  do_lower_case: bool, init_checkpoint: str | None
+) -> None:
+  """Catches a published cased checkpoint used uncased, and the reverse.
+
+  Only google/bert's own folder names are known; anything else passes.
+
+  Raises:
+    ValueError: `do_lower_case` contradicts the checkpoint's folder name.
+  """
+  match = re.match(
+    r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt", init_checkpoint or ""
+  )
+  if match is None:
+    return
+  name = match.group(1)
+  wants_lower = name in _UNCASED_MODELS
+  if not wants_lower and name not in _CASED_MODELS:
+    return
+  if wants_lower != bool(do_lower_case):
+    raise ValueError(
+      f"--do_lower_case={do_lower_case} but --init_checkpoint="
+      f"{init_checkpoint} is of {name}, which was trained on "
+      f"{'lower-cased' if wants_lower else 'cased'} text: pass "
+      f"--do_lower_case={wants_lower}"
+    )
+
+
+def convert_to_unicode(text: str | bytes) -> str:
+  """`text` as str; bytes are taken as UTF-8, bad sequences are dropped.
+
+  Raises:
+    ValueError: neither str nor bytes.
+  """
+  if isinstance(text, str):
+    return text
+  if isinstance(text, bytes):
+    return text.decode("utf-8", "ignore")
+  raise ValueError(f"text must be str or bytes, not {type(text).__name__}")
+
+
+def printable_text(text: str | bytes) -> str:
+  """`text` as str for printing and logging; as `convert_to_unicode`."""
+  return convert_to_unicode(text)
+
+
+def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
+  """Reads a vocabulary: token -> line number, in the file's order.
+
+  Lines end at "\\n" only: Chinese vocabularies hold U+2028 and the like as
+  tokens, at which `str.splitlines` would break.
+
+  Raises:
+    DataError: the file cannot be read.
+  """
+  try:
+    with open(vocab_file, "rb") as f:
+      text = convert_to_unicode(f.read())
+  except OSError as e:
+    raise records.DataError(f"{vocab_file}: {e.strerror}") from e
+  lines = text.split("\n")
+  if not lines[-1]:
+    lines.pop()  # what follows the last line's end
+  vocab = collections.OrderedDict()
+  for index, line in enumerate(lines):
+    vocab[line.strip()] = index
+  return vocab
+
+
+def convert_by_vocab(vocab, items) -> list:
+  """[vocab[item] for every item]; KeyError names the one that is missing."""
+  return [vocab[item] for item in items]
+
+
+def convert_tokens_to_ids(vocab, tokens) -> list[int]:
+  """Ids of tokens (`vocab` as from `load_vocab`)."""
+  return convert_by_vocab(vocab, tokens)
+
+
+def convert_ids_to_tokens(inv_vocab, ids) -> list[str]:
+  """Tokens of ids (`inv_vocab`: id -> token)."""
+  return convert_by_vocab(inv_vocab, ids)
+
+
+def whitespace_tokenize(text: str) -> list[str]:
+  """The words of a text, as `str.split` separates them."""
+  return text.split()
+
+
+class FullTokenizer:
+  """Text -> WordPiece tokens, as google/bert's."""
+
+  def __init__(self, vocab_file: str, do_lower_case: bool = True):
+    self.vocab = load_vocab(vocab_file)
+    self.inv_vocab = {index: token for token, index in self.vocab.items()}
+    self.basic_tokenizer = BasicTokenizer(do_lower_case=do_lower_case)
+    self.wordpiece_tokenizer = WordpieceTokenizer(vocab=self.vocab)
+
+  def tokenize(self, text: str | bytes) -> list[str]:
+    """The tokens of a text."""
+    return [
+      piece
+      for word in self.basic_tokenizer.tokenize(text)
+      for piece in self.wordpiece_tokenizer.tokenize(word)
+    ]
+
+  def convert_tokens_to_ids(self, tokens) -> list[int]:
+    """Ids of tokens; KeyError for one that is not in the vocabulary."""
+    return convert_by_vocab(self.vocab, tokens)
+
+  def convert_ids_to_tokens(self, ids) -> list[str]:
+    """Tokens of ids; KeyError for one outside of the vocabulary."""
+    return convert_by_vocab(self.inv_vocab, ids)
+
+
+class BasicTokenizer:
+  """Text -> words: cleans, lower-cases, splits at spaces, CJK, punctuation."""
+
+  def __init__(self, do_lower_case: bool = True):
+    self.do_lower_case = do_lower_case
+
+  def tokenize(self, text: str | bytes) -> list[str]:
+    """The words of a text; each punctuation sign and CJK character is one."""
+    text = convert_to_unicode(text)
+    text = self._tokenize_chinese_chars(self._clean_text(text))
+    words = []
+    for word in whitespace_tokenize(text):
+      if self.do_lower_case:
+        word = self._run_strip_accents(word.lower())
+      words.extend(self._run_split_on_punc(word))
+    return whitespace_tokenize(" ".join(words))
+
+  def _clean_text(self, text):
+    kept = (c for c in text if not _is_removed(c))
+    return "".join(" " if _is_whitespace(c) else c for c in kept)
+
+  def _tokenize_chinese_chars(self, text):
+    return "".join(
+      f" {c} " if self._is_chinese_char(ord(c)) else c for c in text
+    )
+
+  def _is_chinese_char(self, cp):
+    return any(first <= cp <= last for first, last in _CJK_RANGES)
+
+  def _run_strip_accents(self, text):
+    decomposed = unicodedata.normalize("NFD", text)
+    return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
+
+  def _run_split_on_punc(self, text):
+    spaced = ((c, _is_punctuation(c)) for c in text)
+    groups = itertools.groupby(spaced, key=lambda pair: pair[1])
+    words = []
+    for is_punctuation, pairs in groups:
+      chars = [c for c, _ in pairs]
+      words.extend(chars if is_punctuation else ["".join(chars)])
+    return words
+
+
+class WordpieceTokenizer:
+  """Words -> pieces of the vocabulary, greedily, longest first."""
+
+  def __init__(
+    self,
+    vocab,
+    unk_token=UNK,
+    max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+  ):
+    self.vocab = vocab
+    self.unk_token = unk_token
+    self.max_input_chars_per_word = max_input_chars_per_word
+
+  def tokenize(self, text: str | bytes) -> list[str]:
+    """Pieces of words separated by spaces.
+
+    A word with a part that no piece covers, or of too many characters, is one
+    `unk_token`. "unaffable" becomes un, ##aff, ##able.
+    """
+    pieces = []
+    for word in whitespace_tokenize(convert_to_unicode(text)):
+      pieces.extend(self._pieces(word) or [self.unk_token])
+    return pieces
+
+  def _pieces(self, word):
+    """The pieces of one word; None if it cannot be spelt with them."""
+    if len(word) > self.max_input_chars_per_word:
+      return None
+    pieces, start = [], 0
+    while start < len(word):
+      prefix = "##" if start else ""
+      for end in range(len(word), start, -1):
+        piece = prefix + word[start:end]
+        if piece in self.vocab:
+          break
+      else:
+        return None
+      pieces.append(piece)
+      start = end
+    return pieces
+
+
+# google/bert's "CJK character": the Unified Ideographs, extensions A to E and
+# the compatibility blocks. Hangul, Hiragana and Katakana are not among them:
+# they are spelt with pieces like any alphabet.
+_CJK_RANGES = (
+  (0x4E00, 0x9FFF),
+  (0x3400, 0x4DBF),
+  (0x20000, 0x2A6DF),
+  (0x2A700, 0x2B73F),
+  (0x2B740, 0x2B81F),
+  (0x2B820, 0x2CEAF),
+  (0xF900, 0xFAFF),
+  (0x2F800, 0x2FA1F),
+)
+
+# Symbols such as $, ^ and ` are no punctuation to Unicode, but are here.
+_ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+
+
+def _is_whitespace(char):
+  """Space, tab, newline, carriage return, or a Unicode space separator."""
+  return char in " \t\n\r" or unicodedata.category(char) == "Zs"
+
+
+def _is_control(char):
+  """A control or format character, except those that separate words."""
+  return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
+
+
+def _is_punctuation(char):
+  """Unicode punctuation, or an ASCII sign that is no letter or digit."""
+  return char in _ASCII_PUNCTUATION or unicodedata.category(char)[0] == "P"
+
+
+def _is_removed(char):
+  return char in "\0\ufffd" or _is_control(char)
+
+
+# -----------------------------------------------------------------------------
+# The fast path
+# -----------------------------------------------------------------------------
+
+
+class _CharMap(dict):
+  """A `str.translate` table filled by a function as characters turn up."""
+
+  def __init__(self, function):
+    super().__init__()
+    self._function = function
+
+  def __missing__(self, code):
+    self[code] = value = self._function(chr(code))
+    return value
+
+
+def _cleaned(char):
+  """What a character becomes before lower-casing."""
+  if _is_removed(char):
+    return None
+  if _is_whitespace(char):
+    return " "
+  if any(first <= ord(char) <= last for first, last in _CJK_RANGES):
+    return f" {char} "
+  return char
+
+
+def _spaced(char):
+  """What a character becomes after accents came apart: signs stand alone."""
+  return f" {char} " if _is_punctuation(char) else char
+
+
+def _unaccented(char):
+  return None if unicodedata.category(char) == "Mn" else _spaced(char)
+
+
+class WordSplitter:
+  """`BasicTokenizer.tokenize`, about ten times as fast.
+
+  Whole lines go through `str.translate`, `lower` and NFD. That equals
+  google/bert's work on single words because a space neither takes part in NFD
+  nor in the one context rule of `lower` (the Greek final sigma).
+  """
+
+  def __init__(self, do_lower_case: bool):
+    self._do_lower_case = do_lower_case
+    self._clean = _CharMap(_cleaned)
+    self._split = _CharMap(_unaccented if do_lower_case else _spaced)
+    # ASCII has neither accents nor CJK: one table does both jobs.
+    self._ascii = _CharMap(lambda c: c if _cleaned(c) == c else _cleaned(c))
+    for code in range(128):
+      if _cleaned(chr(code)) == chr(code):
+        self._ascii[code] = _spaced(chr(code))
+
+  def __call__(self, text: str) -> list[str]:
+    """The words of a line."""
+    if text.isascii():
+      if self._do_lower_case:
+        text = text.lower()
+      return text.translate(self._ascii).split()
+    text = text.translate(self._clean)
+    if self._do_lower_case:
+      text = unicodedata.normalize("NFD", text.lower())
+    return text.translate(self._split).split()
+
+
+class _PieceCache(dict):
+  """word -> tuple of ids, filled by the `tokenizers` library's WordPiece."""
+
+  def __init__(self, vocab: dict[str, int]):
+    super().__init__()
+    # Imported here: training and reading records do without it.
+    from tokenizers import models
+
+    self._vocab = vocab
+    # The model alone, so that nothing of the text is taken for a special
+    # token: "[MASK]" in a text has been split at its brackets before.
+    self._model = models.WordPiece(
+      vocab=vocab,
+      unk_token=UNK,
+      max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+    )
+    self._reference = WordpieceTokenizer(vocab)
+
+  def __missing__(self, word):
+    if len(self) >= _MAX_CACHED_WORDS:
+      self.clear()
+    try:
+      ids = tuple(token.id for token in self._model.tokenize(word))
+    except UnicodeEncodeError:  # a lone surrogate: Rust strings have none
+      ids = tuple(self._vocab[p] for p in self._reference.tokenize(word))
+    self[word] = ids
+    return ids
+
+
+def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
+  """A vocabulary fit for making data, or a DataError that says why not."""
+  vocab = load_vocab(vocab_file)
+  if not vocab:
+    raise records.DataError(f"{vocab_file}: the vocabulary is empty")
+  missing = [token for token in SPECIAL_TOKENS if token not in vocab]
+  if missing:
+    raise records.DataError(
+      f"{vocab_file}: the vocabulary lacks {', '.join(missing)}, one token a "
+      "line; train_tokenizer.py makes one that has them"
+    )
+  # A token that stands twice leaves an id that no text ever gets. Blank lines
+  # are let be: published Chinese vocabularies hold unusual spaces as tokens.
+  if len(vocab) <= max(vocab.values()):
+    with open(vocab_file, "rb") as f:
+      lines = convert_to_unicode(f.read()).split("\n")
+    for index, token in enumerate(line.strip() for line in lines):
+      if token and vocab[token] != index:
+        raise records.DataError(
+          f"{vocab_file}: {token!r} stands on lines {index + 1} and "
+          f"{vocab[token] + 1}; every token must be there once"
+        )
+  return vocab
+
+
+class WordPieceEncoder:
+  """Lines -> ids of exactly `FullTokenizer`'s tokens, fast.
+
+  Attributes:
+    vocab_size: lines of the vocabulary.
+    pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+    is_continuation: bool [vocab_size], True for ids of ## pieces, which go on
+      with the word that the token before them began.
+  """
+
+  def __init__(self, vocab_file: str, do_lower_case: bool):
+    """Loads the vocabulary.
+
+    Raises:
+      DataError: it is missing or empty, lacks a special token, or has a token
+        twice.
+    """
+    vocab = _checked_vocab(vocab_file)
+    self._file, self._do_lower_case = vocab_file, do_lower_case
+    self.vocab_size = max(vocab.values()) + 1
+    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+      vocab[token] for token in SPECIAL_TOKENS
+    )
+    self.is_continuation = np.zeros(self.vocab_size, bool)
+    for token, index in vocab.items():
+      self.is_continuation[index] = token.startswith("##")
+    self._split = WordSplitter(do_lower_case)
+    self._pieces = _PieceCache(dict(vocab))
+
+  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Token ids of each line: int32 [tokens of the line]."""
+    find = self._pieces.__getitem__
+    flatten = itertools.chain.from_iterable
+    return [
+      np.array(list(flatten(map(find, self._split(line)))), np.int32)
+      for line in lines
+    ]
+
+  def info(self) -> records.TokenizerInfo:
+    """What the manifest says about the tokens."""
+    return records.TokenizerInfo(
+      kind="wordpiece",
+      file=os.path.basename(self._file),
+      sha256=records.file_sha256(self._file),
+      vocab_size=self.vocab_size,
+      do_lower_case=self._do_lower_case,
+    )
+
+
+class SentencePieceEncoder:
+  """Lines -> ids of a SentencePiece model; as `WordPieceEncoder`.
+
+  `is_continuation` is True for ordinary pieces that do not start with U+2581.
+  """
+
+  def __init__(self, model_file: str, do_lower_case: bool):
+    """Loads the model.
+
+    Raises:
+      DataError: it is missing, no SentencePiece model, or lacks one of the
+        pieces [PAD] [UNK] [CLS] [SEP] [MASK] (ALBERT's <pad> and <unk> will
+        do).
+    """
+    import sentencepiece
+
+    self._file, self._do_lower_case = model_file, do_lower_case
+    try:
+      with open(model_file, "rb") as f:
+        self._model = sentencepiece.SentencePieceProcessor(model_proto=f.read())
+    except OSError as e:
+      raise records.DataError(f"{model_file}: {e.strerror}") from e
+    except RuntimeError as e:
+      raise records.DataError(f"{model_file}: not a SentencePiece model") from e
+    self.vocab_size = self._model.get_piece_size()
+    pieces = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    ids = [
+      vocab.get(token, vocab.get(token.lower().strip("[]").join("<>")))
+      for token in SPECIAL_TOKENS
+    ]
+    missing = [t for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is None]
+    if missing:
+      raise records.DataError(
+        f"{model_file}: the SentencePiece model lacks {', '.join(missing)}; "
+        "train_tokenizer.py --tokenizer=sentencepiece makes one that has them"
+      )
+    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
+    self.is_continuation = np.array(
+      [not piece.startswith(_SENTENCEPIECE_SPACE) for piece in pieces]
+    )
+    self.is_continuation[ids] = False
+
+  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Token ids of each line: int32 [tokens of the line]."""
+    if self._do_lower_case:
+      lines = [line.lower() for line in lines]
+    # A lone surrogate, which UTF-8 cannot say, becomes "?".
+    encoded = [line.encode("utf-8", "replace") for line in lines]
+    return [np.array(ids, np.int32) for ids in self._model.encode(encoded)]
+
+  def info(self) -> records.TokenizerInfo:
+    """What the manifest says about the tokens."""
+    return records.TokenizerInfo(
+      kind="sentencepiece",
+      file=os.path.basename(self._file),
+      sha256=records.file_sha256(self._file),
+      vocab_size=self.vocab_size,
+      do_lower_case=self._do_lower_case,
+    )
+
+
+Encoder = WordPieceEncoder | SentencePieceEncoder
+
+
+def load_tokenizer(
+  vocab_file: str | None,
+  do_lower_case: bool = True,
+  spm_model_file: str | None = None,
+) -> Encoder:
+  """The encoder of a WordPiece vocabulary or of a SentencePiece model.
+
+  Raises:
+    ValueError: neither or both files are given.
+    DataError: the file does not do; see the encoders.
+  """
+  if bool(vocab_file) == bool(spm_model_file):
+    raise ValueError(
+      "give either a WordPiece vocabulary (--vocab_file) or a SentencePiece "
+      "model (--spm_model_file)"
+    )
+  if spm_model_file:
+    return SentencePieceEncoder(spm_model_file, do_lower_case)
+  return WordPieceEncoder(vocab_file, do_lower_case)
+
+
+# -----------------------------------------------------------------------------
+# Sentences
+# -----------------------------------------------------------------------------
+
+
+def split_sentences(text: str, language: str = "en") -> list[str]:
+  """The sentences of a paragraph, without the space around them.
+
+  Args:
+    text: prose; line ends in it count as spaces.
+    language: ISO 639-1 code ("en", "zh", ...); an unknown one falls back to a
+      related language or English.
+  """
+  import sentencex
+
+  sentences = sentencex.segment(language, " ".join(text.split()))
+  return [s.strip() for s in sentences if s.strip()]
