@@ -35,6 +35,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import google_crc32c
 import numpy as np
 
+from errors import UserError
+
 _HEADER = struct.Struct("<QI")  # length, masked CRC of the length
 _FOOTER = struct.Struct("<I")  # masked CRC of the data
 _FRAME_BYTES = _HEADER.size + _FOOTER.size
@@ -44,7 +46,7 @@ MANIFEST_SUFFIX = ".manifest.json"
 INDEX_SUFFIX = ".index"
 
 
-class DataError(ValueError):
+class DataError(UserError):
   """Input that cannot be used; the message names the file and what to do."""
 
 
@@ -109,6 +111,34 @@ def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
       feature = _field(3, _field(1, _varints(values)))
     entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
   return _field(1, b"".join(entries))
+
+
+def fake_features(
+  rng: np.random.Generator,
+  max_seq_length: int,
+  max_predictions_per_seq: int,
+  vocab_size: int,
+) -> dict[str, np.ndarray]:
+  """The features of one record of random tokens, for tests and dry runs.
+
+  The number of tokens and of masked tokens vary from record to record.
+  """
+  s, p = max_seq_length, max_predictions_per_seq
+  length = int(rng.integers(max(s // 2, p + 2), s + 1))
+  masked = int(rng.integers(1, p + 1))
+  real = np.arange(s) < length
+  used = np.arange(p) < masked
+  positions = np.sort(rng.choice(length, p, replace=False))
+  positions[masked:] = 0
+  return {
+    "input_ids": np.where(real, rng.integers(0, vocab_size, s), 0),
+    "input_mask": real.astype(np.int64),
+    "segment_ids": np.where(real & (np.arange(s) >= length // 2), 1, 0),
+    "masked_lm_positions": positions,
+    "masked_lm_ids": np.where(used, rng.integers(0, vocab_size, p), 0),
+    "masked_lm_weights": used.astype(np.float32),
+    "next_sentence_labels": rng.integers(0, 2, 1),
+  }
 
 
 # -----------------------------------------------------------------------------
@@ -409,6 +439,10 @@ class RecordSet:
 
   def __len__(self) -> int:
     return int(self._ends[-1])
+
+  def starts(self) -> list[int]:
+    """The number of each file's first record."""
+    return [0, *(int(end) for end in self._ends[:-1])]
 
   def locate(self, number: int) -> tuple[str, int]:
     """(file, record number in that file) of a record, for messages."""

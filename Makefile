@@ -1,0 +1,56 @@
+# make pretrain   text to a pre-trained BERT with its curve
+# make test       lint, unit tests, two-rank tests
+# Both make the environment (.venv) when it is missing.
+
+PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,\
+  $(if $(shell $(p) -c 'import sys; print(int((3, 11) <= sys.version_info < (3, 14)) or "")' 2>/dev/null),$(p))))
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# make pretrain: ranks, text (one glob; empty: English Wikipedia leads), folder.
+NP ?= 2
+CORPUS ?=
+OUTPUT_DIR ?= runs/quickstart
+
+# A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
+VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
+
+.PHONY: env pretrain test unit distributed-test lint format horovod-gpu clean
+
+env: $(READY)
+
+$(READY): requirements.txt requirements-$(VARIANT).txt constraints.txt $(wildcard xla_patches/*.sh xla_patches/*.patch)
+	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "environment: $(VENV) with $$($(PYTHON) --version), $(VARIANT) (about 3 minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -r requirements-$(VARIANT).txt -c constraints.txt
+	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python
+	@touch $@
+
+pretrain: $(READY)
+	@$(BIN)/python quickstart.py --num_ranks=$(NP) --corpus='$(CORPUS)' --output_dir='$(OUTPUT_DIR)'
+
+test: lint unit distributed-test
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+unit: $(READY)
+	$(BIN)/python -m pytest -q tests --ignore=tests/distributed
+
+distributed-test: $(READY)
+	$(BIN)/python -m pytest -q tests/distributed
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# A wheel of Horovod with CUDA and NCCL in .build/, for a GPU machine or image.
+# Needs a CUDA compiler, not a GPU.
+horovod-gpu: $(READY)
+	xla_patches/build_horovod.sh gpu-wheel $(BIN)/python .build
+
+clean:
+	rm -rf $(VENV) .build runs

@@ -1,0 +1,211 @@
+"""Checkpoints: initialise from one with a strict report, save, resume.
+
+A checkpoint holds all global variables: weights and optimizer slots under
+google/bert's names, `global_step`, and what `TrainingState` adds. Only rank 0
+reads and writes files (the other hosts may not see them); the others get its
+values by broadcast.
+"""
+
+import dataclasses
+import os
+
+import numpy as np
+
+from errors import UserError
+from tensorflow_v1 import tf
+
+PREFIX = "model.ckpt"
+
+
+class CheckpointError(UserError):
+  """A checkpoint that cannot be used; the message says which and why."""
+
+
+class TrainingState:
+  """What a checkpoint must hold to go on with exactly the next batch.
+
+  int64 variables: `samples_seen`, the position in the stream of records;
+  `data_seed` and `data_records`, which decide the stream's order.
+  """
+
+  def __init__(self, data_seed: int = 0, data_records: int = 0):
+    """Makes the variables; a new run starts with the values given."""
+
+    def make(name, value):
+      return tf.get_variable(
+        name,
+        shape=[],
+        dtype=tf.int64,
+        trainable=False,
+        initializer=tf.constant_initializer(value, dtype=tf.int64),
+      )
+
+    with tf.variable_scope("training_state"):
+      self.samples_seen = make("samples_seen", 0)
+      self.data_seed = make("data_seed", data_seed)
+      self.data_records = make("data_records", data_records)
+
+
+def _shapes(path: str) -> dict:
+  """Variable name -> shape in a checkpoint.
+
+  Raises:
+    CheckpointError: there is none, or it cannot be read.
+  """
+  try:
+    reader = tf.train.load_checkpoint(path)
+    return reader.get_variable_to_shape_map()
+  except (tf.errors.OpError, ValueError) as e:
+    message = str(e).splitlines()[0]
+    raise CheckpointError(
+      f"{path}: no readable checkpoint ({message}). Give the name without "
+      ".index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
+    ) from e
+
+
+def _check_shapes(path: str, variables, shapes: dict) -> None:
+  wrong = [
+    f"{v.op.name} is {shapes[v.op.name]} there, {v.shape.as_list()} here"
+    for v in variables
+    if v.op.name in shapes and v.shape.as_list() != shapes[v.op.name]
+  ]
+  if wrong:
+    raise CheckpointError(
+      f"{path}: made with another BERT config: {'; '.join(wrong[:3])}"
+      + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    )
+
+
+def _restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
+  try:
+    saver.restore(session, path)
+  except tf.errors.OpError as e:
+    reason = e.message.splitlines()[0]
+    raise CheckpointError(
+      f"{path}: damaged ({reason}). Delete its files to use the one before"
+    ) from e
+
+
+@dataclasses.dataclass(frozen=True)
+class InitReport:
+  """What `--init_checkpoint` gave; lists of variable names."""
+
+  path: str
+  loaded: list
+  missing: list  # trained variables that the checkpoint lacks
+  unused: list  # the checkpoint's other variables
+
+  def lines(self) -> list[str]:
+    """The report as a person reads it; nothing is left out silently."""
+
+    def listed(names):
+      return f"{len(names)}" + ("".join(f"\n    {n}" for n in names))
+
+    return [
+      f"initialised from {self.path}",
+      f"  loaded: {len(self.loaded)}",
+      f"  missing there, so initialised at random: {listed(self.missing)}",
+      f"  unused: {listed(self.unused)}",
+    ]
+
+
+class Checkpointer:
+  """Initialises, resumes and saves one run's variables.
+
+  Make it after the training graph is complete: it saves all global variables.
+  """
+
+  def __init__(self, output_dir: str, comm, keep: int = 5):
+    self._prefix = os.path.join(output_dir, PREFIX)
+    self._output_dir = output_dir
+    self._comm = comm
+    self._variables = tf.global_variables()
+    self._saver = tf.train.Saver(self._variables, max_to_keep=keep)
+    self._broadcast = comm.broadcast_op(self._variables)
+
+  def has_checkpoint(self) -> bool:
+    """Whether rank 0 finds a checkpoint to resume from; on all ranks."""
+    found = self._comm.is_root and self._latest() is not None
+    return bool(self._comm.gather(np.array([found]))[0, 0])
+
+  def _latest(self) -> str | None:
+    return tf.train.latest_checkpoint(self._output_dir)
+
+  def initialise(
+    self, session: tf.Session, init_checkpoint: str | None
+  ) -> InitReport | None:
+    """Gives new weights, from `init_checkpoint` where it has them.
+
+    Runs on all ranks; rank 0's weights become everybody's.
+
+    Returns:
+      What was loaded; None without `init_checkpoint` and on other ranks.
+
+    Raises:
+      CheckpointError: it cannot be read, has other shapes, or nothing of it is
+        of use.
+    """
+    report, saver = None, None
+    if init_checkpoint and self._comm.is_root:
+      report, saver = self._plan(init_checkpoint)
+    session.run(tf.global_variables_initializer())
+    if saver:
+      _restore(saver, session, init_checkpoint)
+    session.run(self._broadcast)
+    return report
+
+  def _plan(self, path: str):
+    shapes = _shapes(path)
+    trained = tf.trainable_variables()
+    _check_shapes(path, trained, shapes)
+    loaded = [v for v in trained if v.op.name in shapes]
+    names = {v.op.name for v in loaded}
+    if not loaded:
+      raise CheckpointError(
+        f"{path}: none of its {len(shapes)} variables is one of this model's; "
+        f"it has, for example, {sorted(shapes)[0]}; the model has "
+        f"{trained[0].op.name}"
+      )
+    report = InitReport(
+      path=path,
+      loaded=sorted(names),
+      missing=sorted(v.op.name for v in trained if v.op.name not in names),
+      unused=sorted(set(shapes) - names),
+    )
+    return report, tf.train.Saver(loaded)
+
+  def resume(self, session: tf.Session) -> str | None:
+    """Restores everything from the newest checkpoint, on all ranks.
+
+    Returns:
+      Its name on rank 0, None on others.
+
+    Raises:
+      CheckpointError: it is damaged, lacks variables or has other shapes.
+    """
+    path = self._latest() if self._comm.is_root else None
+    session.run(tf.global_variables_initializer())
+    if path:
+      shapes = _shapes(path)
+      _check_shapes(path, self._variables, shapes)
+      missing = [v.op.name for v in self._variables if v.op.name not in shapes]
+      if missing:
+        raise CheckpointError(
+          f"{path}: cannot be resumed, it lacks {missing[0]} and "
+          f"{len(missing) - 1} more variables. To start a new run from its "
+          "weights give it as --init_checkpoint with a new --output_dir"
+        )
+      _restore(self._saver, session, path)
+      states = tf.train.get_checkpoint_state(self._output_dir)
+      if states:  # so that older ones keep being deleted in turn
+        self._saver.recover_last_checkpoints(states.all_model_checkpoint_paths)
+    session.run(self._broadcast)
+    return path
+
+  def save(self, session: tf.Session, step: int) -> str:
+    """Saves on rank 0; returns the checkpoint's name on all ranks."""
+    if self._comm.is_root:
+      self._saver.save(
+        session, self._prefix, global_step=step, write_meta_graph=False
+      )
+    return f"{self._prefix}-{step}"

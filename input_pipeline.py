@@ -1,0 +1,397 @@
+"""From record files to batches: a function of (seed, epoch, rank).
+
+The order of records is a full shuffle that depends on (seed, epoch) alone, as a
+permutation that is computed, not stored. The stream of a run is epoch after
+epoch; update k takes `global_batch` positions of it from k * global_batch on,
+and rank r of N the r-th of N equal parts of them. So any number of ranks sees
+the same global batches, and a run that stopped goes on where it was.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+import modeling
+import records
+from tensorflow_v1 import tf
+
+# -----------------------------------------------------------------------------
+# The order of records
+# -----------------------------------------------------------------------------
+
+_ROUNDS = 6
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+  """SplitMix64's finalizer (Steele et al. 2014), a good 64-bit hash."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+def permute(
+  positions: np.ndarray, count: int, seed: int, epoch: int
+) -> np.ndarray:
+  """Where a random permutation of [0, count) sends `positions`.
+
+  A Feistel network over the smallest even number of bits that holds `count`,
+  walked until the value is below `count` (cycle walking: Black and Rogaway
+  2002, https://doi.org/10.1007/3-540-45760-7_9). Constant memory, and each
+  position costs the same wherever a run starts.
+
+  Args:
+    positions: int64 [n], each in [0, count).
+    count: size of the permuted set.
+    seed, epoch: choose the permutation.
+
+  Returns:
+    int64 [n].
+  """
+  half = max(3, ((count - 1).bit_length() + 1) // 2)
+  half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+  keys = np.random.SeedSequence([seed, epoch]).generate_state(
+    _ROUNDS, np.uint64
+  )
+  values = np.asarray(positions).astype(np.uint64)
+  outside = np.ones(values.shape, bool)
+  while outside.any():
+    left, right = values[outside] >> half_bits, values[outside] & mask
+    for key in keys:
+      left, right = right, left ^ (_mix(right + key) & mask)
+    values[outside] = left << half_bits | right
+    outside = values >= np.uint64(count)
+  return values.astype(np.int64)
+
+
+def stream_records(start: int, size: int, count: int, seed: int) -> np.ndarray:
+  """The record numbers at stream positions start to start + size - 1.
+
+  Every epoch, `count` positions, holds every record once; a batch may run from
+  one epoch into the next.
+
+  Returns:
+    int64 [size].
+  """
+  positions = np.arange(start, start + size, dtype=np.int64)
+  epochs, places = positions // count, positions % count
+  out = np.empty(size, np.int64)
+  for epoch in np.unique(epochs):
+    here = epochs == epoch
+    out[here] = permute(places[here], count, seed, int(epoch))
+  return out
+
+
+# -----------------------------------------------------------------------------
+# Reading and parsing
+# -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordShape:
+  """What a record must look like for this run."""
+
+  max_seq_length: int
+  max_predictions_per_seq: int
+  vocab_size: int
+
+  def features(self) -> dict:
+    """The parsing specification of the schema in `records`."""
+    s, p = self.max_seq_length, self.max_predictions_per_seq
+    return {
+      "input_ids": tf.FixedLenFeature([s], tf.int64),
+      "input_mask": tf.FixedLenFeature([s], tf.int64),
+      "segment_ids": tf.FixedLenFeature([s], tf.int64),
+      "masked_lm_positions": tf.FixedLenFeature([p], tf.int64),
+      "masked_lm_ids": tf.FixedLenFeature([p], tf.int64),
+      "masked_lm_weights": tf.FixedLenFeature([p], tf.float32),
+      "next_sentence_labels": tf.FixedLenFeature([1], tf.int64),
+    }
+
+  def upper_bounds(self) -> dict:
+    """The first value that is too large for each integer feature."""
+    return {
+      "input_ids": self.vocab_size,
+      "input_mask": 2,
+      "masked_lm_positions": self.max_seq_length,
+      "masked_lm_ids": self.vocab_size,
+      "next_sentence_labels": 2,
+    }
+
+
+def manifest_lengths(files: str) -> tuple[int, int] | None:
+  """(max_seq_length, max_predictions_per_seq) of the first file's manifest."""
+  found = records.find_manifest(records.expand_patterns(files)[0])
+  if not found:
+    return None
+  return found[1].max_seq_length, found[1].max_predictions_per_seq
+
+
+class Source:
+  """Record files, checked against the run's shape, that remember an error.
+
+  A Python error inside of a TensorFlow pipeline comes out as another type with
+  a page of text around it; `error` keeps the original for `explain`.
+  """
+
+  def __init__(self, files: str, shape: RecordShape):
+    """Opens files and checks the manifest and the first record of each file.
+
+    Args:
+      files: comma-separated names and globs.
+      shape: what the records must look like.
+
+    Raises:
+      records.DataError: a file is missing, damaged, or made for another shape.
+    """
+    self.shape = shape
+    self.paths = records.expand_patterns(files)
+    self.manifests = self._manifests()
+    self.set = records.RecordSet(self.paths)
+    self.error: records.DataError | None = None
+    for path, first in zip(self.paths, self.set.starts(), strict=True):
+      self._check_manifest(path)
+      self.check_record(first)
+
+  def _manifests(self) -> dict:
+    found = {path: records.find_manifest(path) for path in self.paths}
+    return {path: pair for path, pair in found.items() if pair}
+
+  def _check_manifest(self, path: str) -> None:
+    if path not in self.manifests:
+      return
+    manifest_path, manifest = self.manifests[path]
+    vocab_size = manifest.tokenizer.vocab_size
+    if vocab_size > self.shape.vocab_size:
+      raise records.DataError(
+        f"{path}: its vocabulary {manifest.tokenizer.file} has {vocab_size} "
+        f"tokens, but the BERT config has vocab_size={self.shape.vocab_size} "
+        f"(see {manifest_path}): use the config of that vocabulary"
+      )
+
+  def describe(self) -> dict:
+    """Files, records and manifests, for the run folder."""
+    return {
+      "files": self.paths,
+      "records": len(self.set),
+      "manifests": sorted({path for path, _ in self.manifests.values()}),
+    }
+
+  def fingerprint(self) -> str:
+    """Names and sizes of the data, to be the same on all ranks."""
+    return f"{len(self.paths)} files with {len(self.set)} records"
+
+  def check_record(self, number: int) -> None:
+    """Raises `records.DataError` if the record does not fit the shape."""
+    path, place = self.set.locate(number)
+    where = f"{path}: record {place}"
+    try:
+      example = tf.train.Example.FromString(self.set.read(number))
+    except records.DataError:
+      raise
+    except Exception as e:  # google.protobuf.message.DecodeError
+      raise records.DataError(f"{where} is not a tf.train.Example: {e}") from e
+    flags = {
+      self.shape.max_seq_length: "--max_seq_length",
+      self.shape.max_predictions_per_seq: "--max_predictions_per_seq",
+    }
+    bounds = self.shape.upper_bounds()
+    for name, spec in self.shape.features().items():
+      if name not in example.features.feature:
+        raise records.DataError(f"{where} has no feature {name!r}")
+      feature = example.features.feature[name]
+      integers = feature.int64_list.value
+      values = integers if spec.dtype == tf.int64 else feature.float_list.value
+      if len(values) != spec.shape[0]:
+        raise records.DataError(
+          f"{where}: {name} has {len(values)} values, expected "
+          f"{spec.shape[0]} ({flags.get(spec.shape[0], 'one label')}): use the "
+          "settings that the records were made with"
+        )
+      wrong = [v for v in integers if v < 0 or v >= bounds.get(name, 1 << 31)]
+      if wrong:
+        raise records.DataError(
+          f"{where}: {name} holds {wrong[0]}, but must be below "
+          f"{bounds.get(name, 1 << 31)} and not negative"
+        )
+
+  def read(self, numbers: np.ndarray) -> np.ndarray:
+    """Serialized records, object array [n] of bytes."""
+    try:
+      return np.array([self.set.read(int(n)) for n in numbers], object)
+    except records.DataError as e:
+      self.error = e
+      raise
+
+  def explain(self, numbers: np.ndarray) -> records.DataError | None:
+    """The clear error behind one that the pipeline raised on `numbers`."""
+    if self.error is not None:
+      return self.error
+    for number in numbers:
+      try:
+        self.check_record(int(number))
+      except records.DataError as e:
+        return e
+    return None
+
+
+def _parse(serialized: tf.Tensor, shape: RecordShape) -> dict:
+  """Parses records, with range checks; name -> int32 or float32 [n, ...]."""
+  parsed = tf.parse_example(serialized, shape.features())
+  checks = [
+    tf.debugging.assert_less(
+      tf.reduce_max(parsed[name]), tf.constant(bound, tf.int64), name=name
+    )
+    for name, bound in shape.upper_bounds().items()
+  ] + [
+    tf.debugging.assert_non_negative(tf.reduce_min(parsed[name]))
+    for name in shape.upper_bounds()
+  ]
+  with tf.control_dependencies(checks):
+    return {
+      name: tf.cast(value, tf.int32)
+      if value.dtype == tf.int64
+      else tf.identity(value)
+      for name, value in parsed.items()
+    }
+
+
+class MicroBatch(NamedTuple):
+  """One forward pass' data, with what it needs to know of its update."""
+
+  batch: modeling.PretrainingBatch
+  number: tf.Tensor  # int32: update * micro-batches per update + place
+  masked_lm_weight: tf.Tensor  # float: of all this rank's micro-batches
+  next_sentence_weight: tf.Tensor  # float: likewise
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+  """A stream of this rank's batches.
+
+  Attributes:
+    next: the next batch, as Tensors.
+    start: (session, position): begin at a position: samples seen of a training
+      set; 0 of an evaluation set.
+    numbers: position -> int64 [n], the records that this rank reads there: of
+      an update that begins at this many samples; of this evaluation batch.
+    count: batches on this rank; None if endless.
+  """
+
+  next: tuple
+  start: Callable[[tf.Session, int], None]
+  numbers: Callable[[int], np.ndarray]
+  count: int | None
+
+
+def training_batches(
+  source: Source, seed: int, micro_batch: int, accumulation: int, comm
+) -> Batches:
+  """This rank's micro-batches, endless; `next` is a `MicroBatch`.
+
+  Args:
+    source: the records.
+    seed: of the order.
+    micro_batch: examples B of a micro-batch.
+    accumulation: micro-batches of an update.
+    comm: a `distributed.Comm`.
+  """
+  local = micro_batch * accumulation
+  global_batch = local * comm.size
+  first = tf.placeholder(tf.int64, [], "samples_seen")
+
+  def numbers(position):
+    return rank_records(position, global_batch, len(source.set), seed, comm)
+
+  def read(position):
+    return source.read(numbers(int(position)))
+
+  def load(update):
+    position = first + update * global_batch
+    serialized = tf.numpy_function(read, [position], tf.string)
+    serialized.set_shape([local])
+    parsed = _parse(serialized, source.shape)
+    number = tf.cast(position // global_batch * accumulation, tf.int32)
+    batch = modeling.PretrainingBatch(
+      **parsed, example_weights=tf.ones([local])
+    )
+    return MicroBatch(
+      batch=modeling.PretrainingBatch(
+        *[
+          tf.reshape(t, [accumulation, micro_batch, *t.shape[1:]])
+          for t in batch
+        ]
+      ),
+      number=number + tf.range(accumulation),
+      masked_lm_weight=tf.fill(
+        [accumulation], tf.reduce_sum(batch.masked_lm_weights)
+      ),
+      next_sentence_weight=tf.fill([accumulation], float(local)),
+    )
+
+  dataset = tf.data.Dataset.range(np.iinfo(np.int64).max)
+  dataset = dataset.map(load).unbatch().prefetch(2 * accumulation)
+  iterator = tf.data.make_initializable_iterator(dataset)
+  return Batches(
+    next=iterator.get_next(),
+    start=lambda sess, seen: sess.run(iterator.initializer, {first: seen}),
+    numbers=numbers,
+    count=None,
+  )
+
+
+def rank_records(
+  position: int, global_batch: int, count: int, seed: int, comm
+) -> np.ndarray:
+  """This rank's part of the global batch at a stream position: int64 [n]."""
+  share = global_batch // comm.size
+  numbers = stream_records(position, global_batch, count, seed)
+  return numbers[comm.rank * share : (comm.rank + 1) * share]
+
+
+def evaluation_batches(
+  source: Source, batch_size: int, comm, limit: int = 0
+) -> Batches:
+  """This rank's share of all records, once; `next` is a `PretrainingBatch`.
+
+  Its `example_weights` are 0 in the rows that fill up the last batch.
+
+  Args:
+    source: the records.
+    batch_size: examples B of one rank's batch.
+    comm: a `distributed.Comm`.
+    limit: at most this many records over all ranks; 0 is all.
+  """
+  count = min(len(source.set), limit) if limit else len(source.set)
+  mine = np.arange(comm.rank, count, comm.size)
+  batches = -(-len(mine) // batch_size)
+
+  def numbers(batch):
+    return mine[batch * batch_size : (batch + 1) * batch_size]
+
+  def read(batch):
+    rows = numbers(int(batch))
+    weights = np.zeros(batch_size, np.float32)
+    weights[: len(rows)] = 1.0
+    filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
+    return source.read(filled), weights
+
+  def load(batch):
+    serialized, weights = tf.numpy_function(
+      read, [batch], [tf.string, tf.float32]
+    )
+    serialized.set_shape([batch_size])
+    weights.set_shape([batch_size])
+    parsed = _parse(serialized, source.shape)
+    parsed["masked_lm_weights"] *= weights[:, None]
+    return modeling.PretrainingBatch(**parsed, example_weights=weights)
+
+  dataset = tf.data.Dataset.range(batches).map(load).prefetch(2)
+  iterator = tf.data.make_initializable_iterator(dataset)
+  return Batches(
+    next=iterator.get_next(),
+    start=lambda sess, _: sess.run(iterator.initializer),
+    numbers=numbers,
+    count=batches,
+  )

@@ -1,0 +1,304 @@
+"""The session loop that all run_*.py share: update, report, save, evaluate."""
+
+import dataclasses
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import checkpointing
+import distributed
+import input_pipeline
+import optimization
+import training_hooks
+import training_plan
+from errors import UserError
+from tensorflow_v1 import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+  """When to do what; all in updates, 0 for never."""
+
+  output_dir: str
+  save_checkpoints_steps: int
+  log_every_steps: int
+  eval_every_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What the loop trains.
+
+  Attributes:
+    plan: a `training_plan.TrainingPlan`.
+    ops: `optimization.TrainOps`.
+    state: a `checkpointing.TrainingState`, advanced by the update.
+    source: an `input_pipeline.Source`.
+    batches: its `input_pipeline.Batches`.
+    summarize: global sums of an update -> the losses and accuracies to report.
+    tokens: name of the sum that counts real tokens.
+    capacity: token positions of one global batch, padding included.
+  """
+
+  plan: training_plan.TrainingPlan
+  ops: optimization.TrainOps
+  state: checkpointing.TrainingState
+  source: input_pipeline.Source
+  batches: input_pipeline.Batches
+  summarize: Callable[[dict], dict]
+  tokens: str
+  capacity: int
+
+
+@dataclasses.dataclass
+class _Clock:
+  """Speeds: since the last report, and over the whole run."""
+
+  started: float = dataclasses.field(default_factory=time.monotonic)
+  seconds: float = 0.0  # of training since the last report
+  examples: int = 0
+  tokens: float = 0.0
+  all_tokens: float = 0.0
+  all_examples: int = 0
+  speeds: list = dataclasses.field(default_factory=list)
+
+  def add(self, seconds: float, examples: int, tokens: float) -> None:
+    self.seconds += seconds
+    self.examples += examples
+    self.tokens += tokens
+    self.all_examples += examples
+    self.all_tokens += tokens
+
+  def rates(self) -> dict:
+    return {
+      "examples_per_second": self.examples / self.seconds,
+      "tokens_per_second": self.tokens / self.seconds,
+    }
+
+  def lap(self) -> None:
+    self.speeds.append(
+      (self.examples / self.seconds, self.tokens / self.seconds)
+    )
+    self.seconds, self.examples, self.tokens = 0.0, 0, 0.0
+
+
+def say(comm, *lines: str) -> None:
+  """Prints lines on rank 0."""
+  if comm.is_root:
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def train(session, task: Task, evaluation, checkpointer, config, comm) -> dict:
+  """Trains from where the session's variables are to the plan's last update.
+
+  Args:
+    session: with all variables initialised.
+    task: what to train.
+    evaluation: session -> results, the same on all ranks; or None.
+    checkpointer: a `checkpointing.Checkpointer`.
+    config: a `LoopConfig`.
+    comm: a `distributed.Comm`.
+
+  Returns:
+    Speeds and counts of this call, for the closing lines.
+
+  Raises:
+    records.DataError: a record is damaged.
+    distributed.DistributedError: another rank stopped.
+  """
+  plan, ops, clock = task.plan, task.ops, _Clock()
+  step, samples = (
+    int(n)
+    for n in session.run([tf.train.get_global_step(), task.state.samples_seen])
+  )
+  first = step
+  task.batches.start(session, samples)
+  if comm.is_root:
+    log = training_hooks.MetricsLog(
+      config.output_dir, training_hooks.METRICS_FILE, step, "train"
+    )
+    progress = training_hooks.Progress(plan.updates, step)
+  fetches = ops._asdict()
+  accumulate = fetches.pop("accumulate")
+  del fetches["variables"]
+
+  while step < plan.updates:
+    if _due(step, config.eval_every_steps) and (step == 0 or step > first):
+      evaluate(session, step, evaluation, config.output_dir, comm)
+    began = time.monotonic()
+    try:
+      for _ in range(plan.accumulation - 1):
+        session.run(accumulate)
+      got = session.run(fetches)
+    except tf.errors.OpError as e:
+      raise _clear_error(e, task.source, task.batches.numbers(samples)) from e
+    step, samples = step + 1, samples + plan.global_batch
+    tokens = float(got["sums"][task.tokens])
+    clock.add(time.monotonic() - began, plan.global_batch, tokens)
+    if comm.is_root:
+      report = _report(step, samples, got, task, clock)
+      _tell_trouble(step, got, ops.variables)
+      progress.show(step, report)
+      if step % config.log_every_steps == 0 or step == plan.updates:
+        log.write(report)
+        clock.lap()
+    if _due(step, config.save_checkpoints_steps) or step == plan.updates:
+      checkpointer.save(session, step)
+  if comm.is_root:
+    log.close()
+  return _closing(clock, step - first, task)
+
+
+def _due(step: int, every: int) -> bool:
+  return every > 0 and step % every == 0
+
+
+def _report(step: int, samples: int, got: dict, task: Task, clock) -> dict:
+  """The report of one update, as metrics.jsonl has it."""
+  return {
+    "global_step": step,
+    **task.summarize(got["sums"]),
+    "learning_rate": float(got["learning_rate"]),
+    "grad_norm": float(got["grad_norm"]),
+    "loss_scale": float(got["loss_scale"]),
+    "skipped": bool(got["skipped"]),
+    "dropped_micro_batches": int(got["dropped_micro_batches"]),
+    "examples": samples,
+    "padding": 1.0 - float(got["sums"][task.tokens]) / task.capacity,
+    **clock.rates(),
+  }
+
+
+def _tell_trouble(step: int, got: dict, variables) -> None:
+  """Says on stderr when an update or a micro-batch was not finite."""
+  bad = int(got["nonfinite_variable"])
+  which = variables[bad].op.name if bad >= 0 else "another rank's gradient"
+  if got["skipped"]:
+    print(
+      f"update {step}: skipped, the gradient of {which} is not finite",
+      file=sys.stderr,
+    )
+  elif got["dropped_micro_batches"] > 0:
+    print(
+      f"update {step}: {got['dropped_micro_batches']:.0f} micro-batches "
+      f"dropped, the gradient of {which} was not finite",
+      file=sys.stderr,
+    )
+
+
+def _clear_error(error: tf.errors.OpError, source=None, numbers=None):
+  """The error to raise for one that TensorFlow raised in a session.
+
+  If an input pipeline is involved, `source` and the `numbers` of the records
+  that it was reading tell whether one of them is to blame.
+  """
+  explained = source.explain(numbers) if source else None
+  if explained is not None:
+    return explained
+  if "orovod" in error.message:
+    return distributed.DistributedError(
+      "another rank stopped, so this one cannot go on; that rank's last line "
+      "says why"
+    )
+  return error
+
+
+def _closing(clock: _Clock, updates: int, task: Task) -> dict:
+  """What the whole call did, and how fast."""
+  seconds = time.monotonic() - clock.started
+  if not updates:
+    return {"updates": 0}
+  return {
+    "updates": updates,
+    "seconds": seconds,
+    # End to end: saving, evaluation and warming up included. Steady: the
+    # median report interval.
+    "examples_per_second": clock.all_examples / seconds,
+    "tokens_per_second": clock.all_tokens / seconds,
+    "steady_examples_per_second": statistics.median(
+      [s[0] for s in clock.speeds] or [math.nan]
+    ),
+    "steady_tokens_per_second": statistics.median(
+      [s[1] for s in clock.speeds] or [math.nan]
+    ),
+    "padding": 1.0 - clock.all_tokens / (updates * task.capacity),
+  }
+
+
+def evaluate(session, step: int, evaluation, output_dir: str, comm) -> dict:
+  """Evaluates on all ranks and logs the results; the same on all ranks.
+
+  Args:
+    session: with all variables initialised.
+    step: the update that the variables are from.
+    evaluation: session -> results, the same on all ranks.
+    output_dir: the run's folder.
+    comm: a `distributed.Comm`.
+  """
+  began = time.monotonic()
+  results = {**evaluation(session), "global_step": step}
+  if comm.is_root:
+    log = training_hooks.MetricsLog(
+      output_dir, training_hooks.EVAL_METRICS_FILE, step - 1, "eval"
+    )
+    log.write(results)
+    log.close()
+  say(
+    comm,
+    f"evaluation at update {step:,}: "
+    f"mlm {results['masked_lm_loss']:.4f} "
+    f"({results['masked_lm_accuracy']:.1%} right)  "
+    f"nsp {results['next_sentence_loss']:.4f} "
+    f"({results['next_sentence_accuracy']:.1%} right)  "
+    f"{results['examples']:,} examples in {time.monotonic() - began:.1f} s",
+  )
+  return results
+
+
+def add_up(session, sums: dict, source, batches, comm) -> dict:
+  """Runs all evaluation batches of all ranks and adds up.
+
+  Args:
+    sums: name -> float scalar Tensor of one batch.
+    source: an `input_pipeline.Source`.
+    batches: its `input_pipeline.Batches`; ranks may have different counts.
+    comm: a `distributed.Comm`.
+
+  Returns:
+    name -> float64 total over all batches and ranks.
+  """
+  totals = np.zeros(len(sums))
+  batches.start(session, 0)
+  for batch in range(batches.count):
+    try:
+      totals += list(session.run(sums).values())
+    except tf.errors.OpError as e:
+      raise _clear_error(e, source, batches.numbers(batch)) from e
+  totals = comm.gather(totals).sum(axis=0)
+  return dict(zip(sums, totals.tolist(), strict=True))
+
+
+def run_main(main: Callable[[list], None]) -> None:
+  """absl's app.run, but an expected error is one clear last line on stderr.
+
+  Any other error keeps its traceback: it is a bug, and the traceback says
+  where.
+  """
+
+  def wrapped(argv):
+    try:
+      try:
+        main(argv)
+      except tf.errors.OpError as e:
+        raise _clear_error(e) from e
+    except (UserError, OSError) as e:
+      program = os.path.basename(argv[0])
+      print(f"{program}: error: {e}", file=sys.stderr, flush=True)
+      sys.exit(1)
+
+  tf.app.run(wrapped)

@@ -1,0 +1,141 @@
+"""How many updates of what batch: the arithmetic of ranks and steps.
+
+Two ways to say it, never mixed:
+  per-rank mode (google/bert's flags): `train_batch_size` is per rank, and steps
+    are stated for ONE rank without accumulation, so they are divided by ranks x
+    accumulation and the samples seen stay the same on any number of ranks;
+  global mode: `global_batch_size` is given, steps count global batches, and the
+    accumulation follows from it.
+"""
+
+import dataclasses
+import math
+
+from errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+  """The resolved numbers, the same on all ranks."""
+
+  mode: str  # "per-rank" or "global"
+  ranks: int
+  micro_batch: int  # examples of one rank's forward pass
+  accumulation: int  # micro-batches of one rank's update
+  global_batch: int  # examples of one update
+  updates: int
+  warmup_updates: int
+  records: int  # in the training set
+
+  @property
+  def samples(self) -> int:
+    """Examples seen by the whole run."""
+    return self.updates * self.global_batch
+
+  @property
+  def epochs(self) -> float:
+    """Passes over the training set."""
+    return self.samples / self.records
+
+  def lines(self) -> list[str]:
+    """The plan as a person reads it."""
+    return [
+      f"{self.mode} mode: {self.ranks} ranks x {self.accumulation} "
+      f"micro-batches x {self.micro_batch} examples = global batch "
+      f"{self.global_batch}",
+      f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up) = "
+      f"{self.samples:,} samples = {self.epochs:.2f} epochs of "
+      f"{self.records:,} records",
+    ]
+
+
+def _check_positive(**values: int) -> None:
+  for name, value in values.items():
+    if value < 1:
+      raise UserError(f"--{name}={value}: must be at least 1")
+
+
+def resolve(
+  *,
+  ranks: int,
+  records: int,
+  train_batch_size: int,
+  num_train_steps: int,
+  num_warmup_steps: int,
+  num_accumulation_steps: int | None = None,
+  global_batch_size: int | None = None,
+) -> TrainingPlan:
+  """Resolves the flags of these names to a plan.
+
+  Args:
+    ranks: world size.
+    records: examples in the training set.
+    train_batch_size: examples of one rank's micro-batch.
+    num_train_steps: per-rank mode: for one rank; global mode: global batches.
+    num_warmup_steps: the part of them that is warm-up.
+    num_accumulation_steps: micro-batches of an update; None is 1 in per-rank
+      mode and "what the global batch needs" in global mode.
+    global_batch_size: None for per-rank mode.
+
+  Raises:
+    UserError: a number is not positive, the global batch is not divisible, or
+      the data hold fewer records than one global batch.
+  """
+  _check_positive(
+    train_batch_size=train_batch_size, num_train_steps=num_train_steps
+  )
+  if num_accumulation_steps is not None:
+    _check_positive(num_accumulation_steps=num_accumulation_steps)
+  if not 0 <= num_warmup_steps <= num_train_steps:
+    raise UserError(
+      f"--num_warmup_steps={num_warmup_steps} is not between 0 and "
+      f"--num_train_steps={num_train_steps}"
+    )
+  if global_batch_size is None:
+    accumulation = num_accumulation_steps or 1
+    divisor = ranks * accumulation
+    global_batch = train_batch_size * divisor
+    mode = "per-rank"
+  else:
+    _check_positive(global_batch_size=global_batch_size)
+    accumulation = _accumulation(
+      global_batch_size, train_batch_size, ranks, num_accumulation_steps
+    )
+    divisor, global_batch, mode = 1, global_batch_size, "global"
+  if records < global_batch:
+    raise UserError(
+      f"{records} records are fewer than one global batch of {global_batch} "
+      f"({ranks} ranks x {accumulation} micro-batches x {train_batch_size}): "
+      "make more records (a larger --dupe_factor) or lower the batch size"
+    )
+  return TrainingPlan(
+    mode=mode,
+    ranks=ranks,
+    micro_batch=train_batch_size,
+    accumulation=accumulation,
+    global_batch=global_batch,
+    # Rounded up: never fewer samples than were asked for.
+    updates=math.ceil(num_train_steps / divisor),
+    warmup_updates=math.ceil(num_warmup_steps / divisor),
+    records=records,
+  )
+
+
+def _accumulation(
+  global_batch: int, micro_batch: int, ranks: int, given: int | None
+) -> int:
+  """Micro-batches of an update in global mode."""
+  accumulation, rest = divmod(global_batch, micro_batch * ranks)
+  if rest or not accumulation:
+    raise UserError(
+      f"--global_batch_size={global_batch} is not a multiple of "
+      f"--train_batch_size={micro_batch} x {ranks} ranks = "
+      f"{micro_batch * ranks}: change one of the two"
+    )
+  if given not in (None, accumulation):
+    raise UserError(
+      f"--num_accumulation_steps={given} disagrees with --global_batch_size="
+      f"{global_batch} = {accumulation} x {micro_batch} x {ranks} ranks: leave "
+      "it out in global mode"
+    )
+  return accumulation
