@@ -1,0 +1,196 @@
+"""Documents to training examples: google/bert's procedure as pure functions.
+
+An example is two segments A and B cut out of the corpus' tokens,
+[CLS] A [SEP] B [SEP]. A and B are runs of sentences, so an example is four
+offsets into the flat token array (`Span`) until it is put together, and
+nothing is copied before.
+
+Chance comes from `document_rng`: a unit of work is one copy of one document,
+and its rng depends on nothing but (seed, copy, document number). So the order
+in which, and the process where, it is done do not matter.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+SPECIAL_TOKENS_PER_EXAMPLE = 3  # [CLS], [SEP], [SEP]
+_RANDOM_DOCUMENT_TRIES = 10  # google/bert's
+
+
+class Documents(NamedTuple):
+  """A tokenized corpus (any of the arrays may be memory-mapped).
+
+  Sentence s is tokens[sentence_offsets[s]:sentence_offsets[s + 1]]; document d
+  has sentences document_offsets[d] to document_offsets[d + 1] (exclusive).
+  No sentence and no document is empty.
+  """
+
+  tokens: np.ndarray  # int32 [tokens]
+  sentence_offsets: np.ndarray  # int64 [sentences + 1], into tokens
+  document_offsets: np.ndarray  # int64 [documents + 1], into sentences
+
+
+class Span(NamedTuple):
+  """An example as ranges of the flat token array."""
+
+  a_start: int
+  a_end: int
+  b_start: int
+  b_end: int
+  is_random_next: bool  # B is from elsewhere
+
+
+class SpanSettings(NamedTuple):
+  """What the cutting depends on besides the documents and the rng."""
+
+  max_seq_length: int
+  short_seq_prob: float  # share of documents cut into shorter examples
+
+
+def document_rng(
+  random_seed: int, copy: int, document: int
+) -> np.random.Generator:
+  """The rng of one copy of one document."""
+  seed = np.random.SeedSequence(random_seed, spawn_key=(copy, document))
+  return np.random.Generator(np.random.PCG64(seed))
+
+
+def _randint(rng: np.random.Generator, low: int, high: int) -> int:
+  """An integer in [low, high]; `rng.integers` takes ten times as long."""
+  return low + int(rng.random() * (high - low + 1))
+
+
+def truncated_lengths(
+  length_a: int, length_b: int, max_num_tokens: int
+) -> tuple[int, int]:
+  """Lengths after taking tokens one by one from the longer segment.
+
+  With equal lengths B gives the next one, as in google/bert's
+  truncate_seq_pair; this is where that loop ends.
+  """
+  if length_a + length_b <= max_num_tokens:
+    return length_a, length_b
+  half_b = max_num_tokens // 2
+  half_a = max_num_tokens - half_b
+  if length_a <= half_a:
+    return length_a, max_num_tokens - length_a
+  if length_b <= half_b:
+    return max_num_tokens - length_b, length_b
+  return half_a, half_b
+
+
+def _truncate(
+  start: int, end: int, length: int, rng: np.random.Generator
+) -> tuple[int, int]:
+  """Cuts a range to `length`; each token goes from either end at random."""
+  surplus = end - start - length
+  if not surplus:
+    return start, end
+  # As many coins as tokens: their sum is what the loop takes from the front.
+  front = int(rng.binomial(surplus, 0.5))
+  return start + front, start + front + length
+
+
+def _random_segment(
+  documents: Documents, document: int, target_length: int, rng
+) -> tuple[int, int]:
+  """Tokens from a random sentence of another document, about so many.
+
+  After ten draws of the same document it is taken nevertheless (google/bert's
+  limit, against a corpus of a single document).
+  """
+  num_documents = len(documents.document_offsets) - 1
+  for _ in range(_RANDOM_DOCUMENT_TRIES):
+    other = _randint(rng, 0, num_documents - 1)
+    if other != document:
+      break
+  first = int(documents.document_offsets[other])
+  last = int(documents.document_offsets[other + 1])
+  first = _randint(rng, first, last - 1)
+  start = int(documents.sentence_offsets[first])
+  # Whole sentences, at least one, until there are enough tokens.
+  ends = documents.sentence_offsets[first + 1 : last + 1]
+  enough = int(ends.searchsorted(start + target_length))
+  return start, int(ends[min(enough, len(ends) - 1)])
+
+
+def spans_from_document(
+  documents: Documents,
+  document: int,
+  settings: SpanSettings,
+  rng: np.random.Generator,
+) -> list[Span]:
+  """Cuts one document into examples (create_instances_from_document).
+
+  Sentences are gathered until they fill a sequence; A is a random number of
+  the first of them. Half of the time, and always if there is only one, B comes
+  from a random document and the sentences after A are used again for the next
+  example; otherwise they are B.
+
+  Args:
+    documents: the corpus.
+    document: which document.
+    settings: lengths and shares.
+    rng: the only source of chance, see `document_rng`.
+
+  Returns:
+    The examples in order; A and B have at least one token each and at most
+    `max_seq_length - 3` together.
+  """
+  max_num_tokens = settings.max_seq_length - SPECIAL_TOKENS_PER_EXAMPLE
+  target = max_num_tokens
+  if rng.random() < settings.short_seq_prob:
+    target = _randint(rng, 2, max_num_tokens)
+  first = int(documents.document_offsets[document])
+  last = int(documents.document_offsets[document + 1])
+  offsets = documents.sentence_offsets[first : last + 1].tolist()
+  num_sentences = last - first
+  spans = []
+  begin = end = 0  # the chunk: sentences begin to end (exclusive)
+  while end < num_sentences:
+    end += 1
+    if end < num_sentences and offsets[end] - offsets[begin] < target:
+      continue
+    chunk = end - begin
+    num_a = _randint(rng, 1, chunk - 1) if chunk >= 2 else 1
+    a_start, a_end = offsets[begin], offsets[begin + num_a]
+    is_random_next = chunk == 1 or rng.random() < 0.5
+    if is_random_next:
+      b_start, b_end = _random_segment(
+        documents, document, target - (a_end - a_start), rng
+      )
+      end = begin + num_a  # the other sentences are put back
+    else:
+      b_start, b_end = a_end, offsets[end]
+    length_a, length_b = truncated_lengths(
+      a_end - a_start, b_end - b_start, max_num_tokens
+    )
+    a_start, a_end = _truncate(a_start, a_end, length_a, rng)
+    b_start, b_end = _truncate(b_start, b_end, length_b, rng)
+    spans.append(Span(a_start, a_end, b_start, b_end, is_random_next))
+    begin = end
+  return spans
+
+
+def join_segments(
+  tokens: np.ndarray, span: Span, cls_id: int, sep_id: int
+) -> np.ndarray:
+  """[CLS] A [SEP] B [SEP] of a span.
+
+  Args:
+    tokens: int32 [tokens], the corpus.
+    span: the example.
+    cls_id, sep_id: ids of [CLS] and [SEP].
+
+  Returns:
+    int32 [n], without padding; segment A has the first `a_end - a_start + 2`.
+  """
+  length_a, length_b = span.a_end - span.a_start, span.b_end - span.b_start
+  ids = np.empty(length_a + length_b + SPECIAL_TOKENS_PER_EXAMPLE, np.int32)
+  ids[0] = cls_id
+  ids[1 : length_a + 1] = tokens[span.a_start : span.a_end]
+  ids[length_a + 1] = sep_id
+  ids[length_a + 2 : -1] = tokens[span.b_start : span.b_end]
+  ids[-1] = sep_id
+  return ids

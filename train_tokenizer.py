@@ -1,0 +1,201 @@
+"""Trains a WordPiece vocabulary or a SentencePiece model on text files.
+
+  python train_tokenizer.py --input_file='corpus/train.txt' \\
+      --output_file=vocab.txt --vocab_size=8192
+
+The same text and flags give the same file. The functions are the library, the
+flags exist only when this file is run.
+"""
+
+import collections
+import io
+import os
+import sys
+from collections.abc import Iterable
+
+import sentencepiece
+from absl import app, flags
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import corpus
+import records
+import tokenization
+
+
+def train_wordpiece(
+  lines: Iterable[str],
+  output_file: str,
+  vocab_size: int,
+  do_lower_case: bool = True,
+  max_alphabet: int = 6000,
+) -> int:
+  """Trains a WordPiece vocabulary and writes it, one token a line.
+
+  The same lines give the same file. [PAD] is id 0; then [UNK], [CLS], [SEP],
+  [MASK], the alphabet, and pieces by the time they were merged.
+
+  Args:
+    lines: the text.
+    output_file: vocab.txt to write.
+    vocab_size: tokens wanted at most; a small corpus may give fewer.
+    do_lower_case: as the flag of the scripts that will use it.
+    max_alphabet: the most frequent characters to keep; words with another one
+      become [UNK]. Chinese needs about 6,000.
+
+  Returns:
+    The number of tokens written.
+
+  Raises:
+    DataError: no words in `lines`, or `vocab_size` cannot hold the alphabet.
+  """
+  split, words = tokenization.WordSplitter(do_lower_case), collections.Counter()
+  for line in lines:
+    words.update(split(line))
+  if not words:
+    raise records.DataError("no words to train a vocabulary on: empty input?")
+  letters = collections.Counter()
+  for word, count in words.items():
+    for letter in word:
+      letters[letter] += count
+  # The library breaks ties between rare letters at random, so we choose.
+  ranked = sorted(letters, key=lambda c: (-letters[c], c))[:max_alphabet]
+  alphabet = frozenset(ranked)
+  if vocab_size < len(alphabet) + len(tokenization.SPECIAL_TOKENS):
+    raise records.DataError(
+      f"vocab_size {vocab_size} is too small: the text has {len(alphabet)} "
+      f"different characters, and {len(tokenization.SPECIAL_TOKENS)} tokens "
+      "are special"
+    )
+  tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=vocab_size,
+    special_tokens=list(tokenization.SPECIAL_TOKENS),
+    limit_alphabet=len(alphabet),
+    show_progress=False,
+  )
+  kept = sorted(word for word in words if alphabet.issuperset(word))
+  tokenizer.train_from_iterator(
+    (" ".join([word] * words[word]) for word in kept), trainer
+  )
+  vocab = tokenizer.get_vocab(with_added_tokens=True)
+  _write_whole(
+    output_file,
+    "".join(f"{token}\n" for token in sorted(vocab, key=vocab.get)).encode(),
+  )
+  return len(vocab)
+
+
+def train_sentencepiece(
+  lines: Iterable[str],
+  output_file: str,
+  vocab_size: int,
+  do_lower_case: bool = True,
+) -> int:
+  """Trains a SentencePiece unigram model with BERT's special pieces.
+
+  [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]. The last three are control
+  symbols: text that spells them does not become them.
+
+  Args:
+    lines: the text.
+    output_file: the model file to write.
+    vocab_size: pieces wanted at most; a small corpus may give fewer.
+    do_lower_case: trains on lower-cased text; `SentencePieceEncoder` must then
+      be given the same.
+
+  Returns:
+    The number of pieces.
+
+  Raises:
+    DataError: the text is empty or too small for such a vocabulary.
+  """
+  if do_lower_case:
+    lines = (line.lower() for line in lines)
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=(line for line in lines if line.strip()),
+      model_writer=model,
+      vocab_size=vocab_size,
+      hard_vocab_limit=False,
+      character_coverage=0.9995,  # the library's advice for large alphabets
+      input_sentence_size=2_000_000,
+      shuffle_input_sentence=True,  # from a fixed seed of the library
+      num_threads=1,  # more threads sum floats in another order
+      pad_id=0,
+      unk_id=1,
+      bos_id=-1,
+      eos_id=-1,
+      pad_piece=tokenization.PAD,
+      unk_piece=tokenization.UNK,
+      control_symbols=[tokenization.CLS, tokenization.SEP, tokenization.MASK],
+      minloglevel=2,
+    )
+  except RuntimeError as e:
+    raise records.DataError(
+      f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
+    ) from e
+  _write_whole(output_file, model.getvalue())
+  loaded = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+  return loaded.get_piece_size()
+
+
+def _write_whole(path: str, data: bytes) -> None:
+  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+  with open(path + ".tmp", "wb") as f:
+    f.write(data)
+  os.replace(path + ".tmp", path)
+
+
+# -----------------------------------------------------------------------------
+# The command
+# -----------------------------------------------------------------------------
+
+
+def _define_flags() -> None:
+  flags.DEFINE_string(
+    "input_file",
+    None,
+    "Text files, plain or .gz: names and globs, comma-separated.",
+    required=True,
+  )
+  flags.DEFINE_string(
+    "output_file", None, "vocab.txt or the model file to write.", required=True
+  )
+  flags.DEFINE_integer(
+    "vocab_size", 30522, "Tokens wanted at most; small texts may give fewer."
+  )
+  flags.DEFINE_enum(
+    "tokenizer",
+    "wordpiece",
+    ["wordpiece", "sentencepiece"],
+    "wordpiece: BERT's vocab.txt; sentencepiece: a unigram model.",
+  )
+  flags.DEFINE_bool(
+    "do_lower_case",
+    True,
+    "Whether the scripts that use it lower-case the text.",
+  )
+
+
+def main(_) -> None:
+  args = flags.FLAGS
+  train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
+  try:
+    size = train[args.tokenizer](
+      corpus.read_lines(records.expand_patterns(args.input_file)),
+      args.output_file,
+      args.vocab_size,
+      args.do_lower_case,
+    )
+  except (ValueError, OSError) as e:
+    sys.exit(f"train_tokenizer.py: {e}")
+  print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")
+  if size < args.vocab_size:
+    print(f"The text gave no more; --vocab_size was {args.vocab_size:,}.")
+
+
+if __name__ == "__main__":
+  _define_flags()
+  app.run(main)
