@@ -121,6 +121,9 @@ class Checkpointer:
     self._comm = comm
     self._variables = tf.global_variables()
     self._saver = tf.train.Saver(self._variables, max_to_keep=keep)
+    self._initializer = tf.group(
+      tf.global_variables_initializer(), tf.local_variables_initializer()
+    )
     self._broadcast = comm.broadcast_op(self._variables)
 
   def has_checkpoint(self) -> bool:
@@ -148,7 +151,7 @@ class Checkpointer:
     report, saver = None, None
     if init_checkpoint and self._comm.is_root:
       report, saver = self._plan(init_checkpoint)
-    session.run(tf.global_variables_initializer())
+    session.run(self._initializer)
     if saver:
       _restore(saver, session, init_checkpoint)
     session.run(self._broadcast)
@@ -184,7 +187,7 @@ class Checkpointer:
       CheckpointError: it is damaged, lacks variables or has other shapes.
     """
     path = self._latest() if self._comm.is_root else None
-    session.run(tf.global_variables_initializer())
+    session.run(self._initializer)
     if path:
       shapes = _shapes(path)
       _check_shapes(path, self._variables, shapes)

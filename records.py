@@ -151,6 +151,34 @@ def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
   return encode_examples(rows)[0]
 
 
+def fake_features(
+  rng: np.random.Generator,
+  max_seq_length: int,
+  max_predictions_per_seq: int,
+  vocab_size: int,
+) -> dict[str, np.ndarray]:
+  """The features of one record of random tokens, for tests and dry runs.
+
+  The number of tokens and of masked tokens vary from record to record.
+  """
+  s, p = max_seq_length, max_predictions_per_seq
+  length = int(rng.integers(max(s // 2, p + 2), s + 1))
+  masked = int(rng.integers(1, p + 1))
+  real = np.arange(s) < length
+  used = np.arange(p) < masked
+  positions = np.sort(rng.choice(length, p, replace=False))
+  positions[masked:] = 0
+  return {
+    "input_ids": np.where(real, rng.integers(0, vocab_size, s), 0),
+    "input_mask": real.astype(np.int64),
+    "segment_ids": np.where(real & (np.arange(s) >= length // 2), 1, 0),
+    "masked_lm_positions": positions,
+    "masked_lm_ids": np.where(used, rng.integers(0, vocab_size, p), 0),
+    "masked_lm_weights": used.astype(np.float32),
+    "next_sentence_labels": rng.integers(0, 2, 1),
+  }
+
+
 # -----------------------------------------------------------------------------
 # Writing
 # -----------------------------------------------------------------------------

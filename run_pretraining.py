@@ -291,6 +291,7 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
   """
   comm.check_equal("the settings", repr(config.as_dict()))
   with tf.Graph().as_default():
+    tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
     tf.train.get_or_create_global_step()
     task = training_task(config, comm) if config.do_train else None

@@ -1,0 +1,106 @@
+"""Runs of run_pretraining.py for tests: in this process or as commands."""
+
+import json
+import os
+import subprocess
+import sys
+
+import modeling
+import run_pretraining
+import training_hooks
+from distributed import Comm
+from tensorflow_v1 import tf
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BIN = os.path.dirname(sys.executable)
+
+
+def config(tiny_run, output_dir, **changes):
+  """A small training run's config: 20 updates of 24 examples, no dropout."""
+  config_file, files = tiny_run
+  bert = modeling.BertConfig.from_json_file(config_file)
+  bert.hidden_dropout_prob = changes.pop("dropout", 0.0)
+  bert.attention_probs_dropout_prob = bert.hidden_dropout_prob
+  settings = dict(
+    bert=bert,
+    input_file=files,
+    output_dir=str(output_dir),
+    do_train=True,
+    do_eval=False,
+    max_seq_length=32,
+    max_predictions_per_seq=5,
+    train_batch_size=24,
+    eval_batch_size=16,
+    global_batch_size=24,
+    learning_rate=1e-3,
+    num_train_steps=20,
+    num_warmup_steps=4,
+    log_every_steps=1,
+  )
+  return run_pretraining.PretrainingConfig(**{**settings, **changes})
+
+
+def pretrain(tiny_run, output_dir, **changes):
+  """Runs in this process; returns the run's result."""
+  return run_pretraining.pretrain(
+    config(tiny_run, output_dir, **changes), Comm()
+  )
+
+
+def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150):
+  """Runs the script, under horovodrun for several ranks.
+
+  Returns the finished process, with its output as text. A run that hangs is
+  killed with its ranks and fails the test.
+  """
+  launcher = [f"{BIN}/horovodrun", "-np", str(ranks)] if ranks > 1 else []
+  arguments = [
+    *launcher,
+    sys.executable,
+    f"{ROOT}/run_pretraining.py",
+    "--do_train",
+    f"--bert_config_file={tiny_run[0]}",
+    f"--input_file={tiny_run[1]}",
+    f"--output_dir={output_dir}",
+    "--max_seq_length=32",
+    "--max_predictions_per_seq=5",
+    "--learning_rate=1e-3",
+    "--num_train_steps=20",
+    "--num_warmup_steps=4",
+    "--log_every_steps=1",
+    *flags,
+  ]
+  process = subprocess.Popen(
+    arguments,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+  )
+  try:
+    stdout, stderr = process.communicate(timeout=timeout)
+  except subprocess.TimeoutExpired:
+    os.killpg(process.pid, 9)
+    stdout, stderr = process.communicate()
+    raise AssertionError(f"hung for {timeout} s:\n{stderr[-3000:]}") from None
+  return subprocess.CompletedProcess(
+    arguments, process.returncode, stdout, stderr
+  )
+
+
+def metrics(output_dir, key="loss"):
+  """One key of every report."""
+  path = os.path.join(str(output_dir), training_hooks.METRICS_FILE)
+  return [report[key] for report in training_hooks.read_jsonl(path)]
+
+
+def weights(output_dir):
+  """Name -> array of everything in the newest checkpoint."""
+  reader = tf.train.load_checkpoint(str(output_dir))
+  return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+
+
+def read_json(output_dir, name):
+  """A JSON file of the run folder."""
+  with open(os.path.join(str(output_dir), name), encoding="utf-8") as f:
+    return json.load(f)

@@ -1,0 +1,213 @@
+"""The order of records: a permutation, the same for any world, resumable."""
+
+import collections
+
+import numpy as np
+import pytest
+from conftest import write_records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import input_pipeline
+import records
+from distributed import Comm
+from tensorflow_v1 import tf
+
+SHAPE = input_pipeline.RecordShape(32, 5, 100)
+
+
+def rank(number, size):
+  """A world that only says who this is: its collectives are not used."""
+  comm = Comm()
+  comm.rank, comm.size = number, size
+  return comm
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+  st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 1000)
+)
+def test_permute_is_a_permutation(count, seed, epoch):
+  out = input_pipeline.permute(np.arange(count), count, seed, epoch)
+  np.testing.assert_array_equal(np.sort(out), np.arange(count))
+
+
+def test_permute_is_a_fixed_function():
+  # Stored runs depend on it: a change of these numbers breaks their resume.
+  out = input_pipeline.permute(np.arange(8), 8, seed=1, epoch=0)
+  assert out.tolist() == FIXED
+  big = input_pipeline.permute(np.array([0, 10**11]), 10**12, 1, 0)
+  assert big.tolist() == FIXED_BIG
+
+
+FIXED = [1, 0, 6, 2, 4, 5, 7, 3]
+FIXED_BIG = [512507570743, 445723568041]
+
+
+def test_permute_is_a_good_shuffle():
+  """Displacement, neighbours and places look like a uniform permutation's."""
+  n = 4096
+  out = input_pipeline.permute(np.arange(n), n, seed=3, epoch=0)
+  # The mean distance of a uniform permutation is n/3, deviation ~ 0.3 sqrt(n).
+  assert abs(np.abs(out - np.arange(n)).mean() - n / 3) < 6 * 0.3 * n**0.5
+  assert abs(np.corrcoef(out[:-1], out[1:])[0, 1]) < 0.08  # 5 sigma
+  # Over many epochs each record visits each eighth of the epoch evenly.
+  first = [
+    input_pipeline.permute(np.array([5]), n, 3, epoch)[0] for epoch in range(800)
+  ]
+  counts = np.bincount(np.array(first) * 8 // n, minlength=8)
+  assert ((counts - 100) ** 2 / 100).sum() < 30  # chi-square, 7 degrees
+
+
+def test_epochs_and_seeds_differ():
+  at = np.arange(100)
+  base = input_pipeline.permute(at, 100, 0, 0)
+  assert (base != input_pipeline.permute(at, 100, 0, 1)).mean() > 0.9
+  assert (base != input_pipeline.permute(at, 100, 1, 0)).mean() > 0.9
+
+
+def test_every_epoch_holds_every_record_once_whatever_the_batch():
+  count, batch = 103, 16
+  stream = np.concatenate(
+    [
+      input_pipeline.stream_records(k * batch, batch, count, seed=9)
+      for k in range(3 * count // batch + 1)
+    ]
+  )
+  for epoch in range(3):
+    seen = stream[epoch * count : (epoch + 1) * count]
+    np.testing.assert_array_equal(np.sort(seen), np.arange(count))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_share_each_global_batch(size):
+  one = input_pipeline.rank_records(48, 24, 100, 7, rank(0, 1))
+  parts = [
+    input_pipeline.rank_records(48, 24, 100, 7, rank(r, size))
+    for r in range(size)
+  ]
+  np.testing.assert_array_equal(np.concatenate(parts), one)
+
+
+def read_batches(batches, start, count):
+  with tf.Session() as session:
+    batches.start(session, start)
+    return [session.run(batches.next) for _ in range(count)]
+
+
+def test_batches_are_the_records_of_the_stream(tmp_path):
+  """Round trip: what comes out is what the files hold at those numbers."""
+  path = write_records(tmp_path / "a.tfrecord", 40)
+  with tf.Graph().as_default():
+    source = input_pipeline.Source(path, SHAPE)
+    batches = input_pipeline.training_batches(source, 5, 4, 2, Comm())
+    micro = read_batches(batches, 16, 6)
+  numbers = input_pipeline.stream_records(16, 24, 40, seed=5).reshape(6, 4)
+  for m, (got, rows) in enumerate(zip(micro, numbers, strict=True)):
+    assert got.number == 4 + m  # update 2 of 2 micro-batches, then on
+    for row, number in enumerate(rows):
+      example = tf.train.Example.FromString(source.set.read(int(number)))
+      feature = example.features.feature
+      np.testing.assert_array_equal(
+        got.batch.input_ids[row], feature["input_ids"].int64_list.value
+      )
+      np.testing.assert_array_equal(
+        got.batch.masked_lm_weights[row],
+        feature["masked_lm_weights"].float_list.value,
+      )
+  for first in (0, 2, 4):  # both micro-batches know their update's counts
+    weight = sum(micro[first + i].batch.masked_lm_weights.sum() for i in (0, 1))
+    assert micro[first].masked_lm_weight == weight
+    assert micro[first + 1].masked_lm_weight == weight
+    assert micro[first].next_sentence_weight == 8
+
+
+@pytest.mark.parametrize("size, batch", [(1, 7), (2, 4), (3, 5), (3, 64)])
+def test_evaluation_counts_every_record_once(tmp_path, size, batch):
+  path = write_records(tmp_path / "a.tfrecord", 41)
+  seen = collections.Counter()
+  for r in range(size):
+    with tf.Graph().as_default():
+      source = input_pipeline.Source(path, SHAPE)
+      batches = input_pipeline.evaluation_batches(source, batch, rank(r, size))
+      for got in read_batches(batches, 0, batches.count):
+        assert got.input_ids.shape == (batch, 32)
+        real = got.example_weights == 1
+        seen.update(row.tobytes() for row in got.input_ids[real])
+        assert got.masked_lm_weights[~real].sum() == 0
+  assert len(seen) == 41 and set(seen.values()) == {1}
+
+
+def test_evaluation_limit(tmp_path):
+  path = write_records(tmp_path / "a.tfrecord", 41)
+  with tf.Graph().as_default():
+    source = input_pipeline.Source(path, SHAPE)
+    assert input_pipeline.evaluation_batches(source, 4, Comm(), 12).count == 3
+
+
+@pytest.mark.parametrize(
+  "shape, words",
+  [
+    ((16, 5, 100), ["record 0", "input_ids", "32", "16", "max_seq_length"]),
+    ((32, 7, 100), ["masked_lm", "5", "7", "max_predictions_per_seq"]),
+    ((32, 5, 50), ["must be below 50"]),
+  ],
+)
+def test_records_of_another_shape_are_refused(tmp_path, shape, words):
+  path = write_records(tmp_path / "a.tfrecord", 10)
+  with pytest.raises(records.DataError) as error:
+    input_pipeline.Source(path, input_pipeline.RecordShape(*shape))
+  for word in [path, *words]:
+    assert word in str(error.value)
+
+
+def test_a_bad_record_inside_is_found_and_named(tmp_path):
+  """The pipeline fails on it, and `explain` says which of them it was."""
+  path = str(tmp_path / "a.tfrecord")
+  rng = np.random.default_rng(0)
+  with records.ShardWriter(path) as writer:
+    for i in range(8):
+      features = records.fake_features(rng, 32, 5, 100)
+      if i == 6:
+        features["masked_lm_ids"][0] = 100  # one more than the vocabulary has
+      writer.write(records.encode_example(features))
+  with tf.Graph().as_default():
+    source = input_pipeline.Source(path, SHAPE)
+    batches = input_pipeline.evaluation_batches(source, 4, Comm())
+    with pytest.raises(tf.errors.InvalidArgumentError):
+      read_batches(batches, 0, 2)
+    assert source.explain(batches.numbers(0)) is None
+    message = str(source.explain(batches.numbers(1)))
+  assert "record 6" in message and "masked_lm_ids holds 100" in message
+
+
+def test_a_damaged_record_is_named(tmp_path):
+  path = write_records(tmp_path / "a.tfrecord", 8)
+  source = input_pipeline.Source(path, SHAPE)
+  data = bytearray((tmp_path / "a.tfrecord").read_bytes())
+  offsets = np.load(path + ".index")
+  data[offsets[5] + 40] ^= 1
+  (tmp_path / "a.tfrecord").write_bytes(data)
+  with tf.Graph().as_default():
+    source = input_pipeline.Source(path, SHAPE)
+    batches = input_pipeline.evaluation_batches(source, 8, Comm())
+    with pytest.raises(tf.errors.OpError):
+      read_batches(batches, 0, 1)
+    message = str(source.explain(batches.numbers(0)))
+  assert path in message and "record 5" in message and "damaged" in message
+
+
+def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
+  path = write_records(tmp_path / "a.tfrecord", 8, vocab_size=10)
+  records.Manifest(
+    max_seq_length=32,
+    max_predictions_per_seq=5,
+    examples_per_record=1,
+    masking="static",
+    tokenizer=records.TokenizerInfo("wordpiece", "v.txt", "0" * 64, 500, True),
+    settings={},
+    counts={},
+    files=(records.ShardInfo("a.tfrecord", 8, 1, "0" * 64),),
+  ).save(str(tmp_path / "a.manifest.json"))
+  with pytest.raises(records.DataError, match=r"v\.txt has 500 .*vocab_size=100"):
+    input_pipeline.Source(path, SHAPE)

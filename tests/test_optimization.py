@@ -1,0 +1,239 @@
+"""AdamW and the gradient order against independent references."""
+
+import numpy as np
+import pytest
+
+import optimization
+from distributed import Comm
+from tensorflow_v1 import tf
+
+SHAPES = {
+  "dense/kernel": (3, 4),
+  "dense/bias": (4,),
+  "LayerNorm/gamma": (4,),
+}
+
+
+def adamw_reference(weights, gradients, rates, decayed, decay=0.01):
+  """AdamW in float64: arXiv:1711.05101 without bias correction.
+
+  The betas are float32's: 1 - float32(0.999) is 1.3e-5 off 0.001.
+  """
+  beta_1, beta_2 = float(np.float32(0.9)), float(np.float32(0.999))
+  w = {k: v.astype(np.float64) for k, v in weights.items()}
+  m = {k: np.zeros_like(v) for k, v in w.items()}
+  v = {k: np.zeros_like(x) for k, x in w.items()}
+  for step, rate in zip(gradients, rates, strict=True):
+    for k, g in step.items():
+      m[k] = beta_1 * m[k] + (1 - beta_1) * g
+      v[k] = beta_2 * v[k] + (1 - beta_2) * g**2
+      update = m[k] / (np.sqrt(v[k]) + 1e-6)
+      if k in decayed:
+        update = update + decay * w[k]
+      w[k] = w[k] - rate * update
+  return w, m, v
+
+
+@pytest.mark.parametrize("resource", [False, True])
+@pytest.mark.parametrize("updates", [1, 2, 20])
+def test_adamw_equals_numpy_from_update_1(updates, resource):
+  rng = np.random.default_rng(0)
+  weights = {k: rng.normal(size=s) for k, s in SHAPES.items()}
+  gradients = [
+    {k: rng.normal(size=s) * 10.0 ** rng.integers(-4, 3) for k, s in SHAPES.items()}
+    for _ in range(updates)
+  ]
+  rates = rng.uniform(0.001, 0.1, updates)
+  want, want_m, want_v = adamw_reference(
+    weights, gradients, rates, decayed={"dense/kernel"}
+  )
+  with tf.Graph().as_default(), tf.Session() as session:
+    rate = tf.placeholder(tf.float32, [])
+    variables = {
+      k: tf.get_variable(
+        k,
+        initializer=tf.constant(v, tf.float32),
+        use_resource=resource,
+      )
+      for k, v in weights.items()
+    }
+    feeds = {k: tf.placeholder(tf.float32, s) for k, s in SHAPES.items()}
+    with tf.variable_scope(tf.get_variable_scope(), use_resource=resource):
+      optimizer = optimization.AdamWeightDecayOptimizer(
+        learning_rate=rate,
+        weight_decay_rate=0.01,
+        exclude_from_weight_decay=optimization.EXCLUDE_FROM_WEIGHT_DECAY,
+      )
+      train = optimizer.apply_gradients(
+        [(feeds[k], variables[k]) for k in variables]
+      )
+    session.run(tf.global_variables_initializer())
+    for step, value in zip(gradients, rates, strict=True):
+      feed = {feeds[k]: g for k, g in step.items()}
+      session.run(train, {**feed, rate: value})
+    values = {v.op.name: session.run(v) for v in tf.global_variables()}
+  for k in SHAPES:
+    np.testing.assert_allclose(values[k], want[k], rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+      values[k + "/adam_m"], want_m[k], rtol=2e-6, atol=1e-6
+    )
+    np.testing.assert_allclose(values[k + "/adam_v"], want_v[k], rtol=2e-6)
+
+
+def linear_problem(micro_batches, clip_norm=0.0):
+  """loss share = sum(w * x); so x is the gradient. Returns (x, w, ops)."""
+  tf.enable_resource_variables()
+  x = tf.placeholder(tf.float32, [2])
+  w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+  b = tf.get_variable("bias", initializer=tf.constant([0.5]))
+  loss = tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]
+  optimizer = optimization.AdamWeightDecayOptimizer(
+    learning_rate=tf.constant(0.1)
+  )
+  ops = optimization.build_train_ops(
+    loss,
+    {"loss": loss, "count": tf.constant(1.0)},
+    optimizer,
+    Comm(),
+    micro_batches,
+    clip_norm=clip_norm,
+  )
+  return x, w, ops
+
+
+def run_update(session, x, ops, micro):
+  """Feeds one update's micro-batches; returns what the update says."""
+  for value in micro[:-1]:
+    session.run(ops.accumulate, {x: value})
+  fetches = ops._asdict()
+  del fetches["accumulate"], fetches["variables"]
+  return session.run(fetches, {x: micro[-1]})
+
+
+def start(session):
+  session.run(
+    [tf.global_variables_initializer(), tf.local_variables_initializer()]
+  )
+
+
+def final_weights(updates, micro_batches, clip_norm=0.0):
+  """Weights and reports after updates, each a list of micro-batches."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    x, w, ops = linear_problem(micro_batches, clip_norm)
+    start(session)
+    reports = [run_update(session, x, ops, micro) for micro in updates]
+    step = session.run(tf.train.get_global_step())
+    return session.run(w), reports, int(step)
+
+
+def test_micro_batches_add_up_and_are_forgotten_after_the_update():
+  split, reports, step = final_weights([[[1, 2], [3, -5]], [[1, 1], [0, 2]]], 2)
+  whole, _, _ = final_weights([[[4, -3]], [[1, 3]]], 1)
+  np.testing.assert_array_equal(split, whole)
+  assert step == 2
+  assert reports[0]["sums"]["count"] == 2
+  # The sum of both shares, with the weights from before the update.
+  assert reports[0]["sums"]["loss"] == pytest.approx(1 * 4 + 2 * -3)
+
+
+def test_clipping_uses_the_norm_of_the_whole_gradient():
+  """[3, 4] has norm 5: clipped to 1 it acts as [0.6, 0.8]."""
+  clipped, reports, _ = final_weights([[[1, 0], [2, 4]]], 2, clip_norm=1.0)
+  assert reports[0]["grad_norm"] == pytest.approx(5.0)
+  want, _, _ = final_weights([[[0.6, 0.8]]], 1)
+  np.testing.assert_allclose(clipped, want, rtol=1e-6)
+  # A clip per micro-batch would act on [1, 0] + [2, 4] / sqrt(20): another
+  # direction. A gradient within the norm is left as it is.
+  free, _, _ = final_weights([[[0.3, 0.4]]], 1, clip_norm=1.0)
+  want, _, _ = final_weights([[[0.3, 0.4]]], 1)
+  np.testing.assert_allclose(free, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_micro_batch_is_dropped_alone(place, value):
+  """The two others count: their sum is scaled to three micro-batches."""
+  micro = [[1.0, 2.0], [3.0, -5.0]]
+  micro.insert(place, [value, 0.0])
+  weights, reports, step = final_weights([micro], 3)
+  want, _, _ = final_weights([[[4 * 1.5, -3 * 1.5]]], 1)
+  np.testing.assert_allclose(weights, want, rtol=1e-6)
+  assert reports[0]["dropped_micro_batches"] == 1
+  assert not reports[0]["skipped"]
+  assert reports[0]["sums"]["count"] == 2
+  assert step == 1
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_an_update_without_a_finite_gradient_is_skipped(micro_batches):
+  bad = [[np.nan, 0.0]] * micro_batches
+  good = [[1.0, 2.0]] * micro_batches
+  weights, reports, step = final_weights([bad, good], micro_batches)
+  want, _, _ = final_weights([good], micro_batches)
+  np.testing.assert_array_equal(weights, want)  # slots are untouched, too
+  assert reports[0]["skipped"] and not reports[1]["skipped"]
+  assert reports[1]["dropped_micro_batches"] == 0
+  assert step == 2
+
+
+def test_a_skip_names_the_variable():
+  with tf.Graph().as_default(), tf.Session() as session:
+    x, _, ops = linear_problem(1)
+    start(session)
+    bad = int(run_update(session, x, ops, [[0.0, np.nan]])["nonfinite_variable"])
+    good = int(run_update(session, x, ops, [[0.0, 1.0]])["nonfinite_variable"])
+    assert ops.variables[bad].op.name == "w"
+    assert good == -1
+
+
+def test_loss_scale_changes_nothing_but_the_range():
+  results = []
+  for scale in (1.0, 1024.0):
+    with tf.Graph().as_default(), tf.Session() as session:
+      tf.enable_resource_variables()
+      x = tf.placeholder(tf.float32, [2])
+      w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+      ops = optimization.build_train_ops(
+        tf.reduce_sum(w * w * x),
+        {"n": tf.constant(1.0)},
+        optimization.AdamWeightDecayOptimizer(tf.constant(0.1)),
+        Comm(),
+        1,
+        clip_norm=1.0,
+        loss_scale=scale,
+      )
+      start(session)
+      norms = [run_update(session, x, ops, [[3.0, 1.0]])["grad_norm"]]
+      norms += [run_update(session, x, ops, [[-1.0, 2.0]])["grad_norm"]]
+      results.append((session.run(w), norms))
+  np.testing.assert_array_equal(results[0][0], results[1][0])
+  np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_create_optimizer_is_google_berts():
+  """Warm-up, decay, clipping and the step, against the reference."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    w = tf.get_variable("w", initializer=tf.constant([0.1, -0.2, -0.1]))
+    target = tf.constant([40.0, 0.2, -0.5])
+    loss = tf.reduce_mean(tf.square(target - w))
+    train = optimization.create_optimizer(loss, 0.2, 10, 3, False)
+    session.run(tf.global_variables_initializer())
+    seen = []
+    for _ in range(5):
+      session.run(train)
+      seen.append(session.run(w))
+    assert session.run(tf.train.get_global_step()) == 5
+  w, gradients = np.array([0.1, -0.2, -0.1]), []
+  rates = [0.2 * s / 3 if s < 3 else 0.2 * (1 - s / 10) for s in range(5)]
+  for k in range(5):
+    g = 2 * (w - np.array([40.0, 0.2, -0.5])) / 3
+    gradients.append({"w": g / max(1.0, np.linalg.norm(g))})
+    w = adamw_reference(
+      {"w": np.array([0.1, -0.2, -0.1])}, gradients, rates[: k + 1], {"w"}
+    )[0]["w"]
+    np.testing.assert_allclose(seen[k], w, rtol=1e-4)
+
+
+def test_create_optimizer_refuses_a_tpu():
+  with pytest.raises(ValueError, match="use_tpu"):
+    optimization.create_optimizer(tf.constant(0.0), 1e-4, 10, 1, use_tpu=True)

@@ -1,0 +1,327 @@
+"""Whole runs in one process: contracts, resume, errors, the graph."""
+
+import dataclasses
+import json
+import os
+
+import numpy as np
+import pytest
+import runs
+from conftest import write_config, write_records
+
+import checkpointing
+import run_pretraining
+import training_hooks
+from distributed import Comm
+from errors import UserError
+from tensorflow_v1 import tf
+
+
+def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
+  """Unequal numbers of masked tokens: a mean of means would differ."""
+  runs.pretrain(tiny_run, tmp_path / "one")
+  runs.pretrain(tiny_run, tmp_path / "two", train_batch_size=12)
+  runs.pretrain(tiny_run, tmp_path / "six", train_batch_size=4)
+  one = runs.metrics(tmp_path / "one")
+  assert len(one) == 20 and one[0] > one[-1]
+  for name in ("two", "six"):
+    np.testing.assert_allclose(
+      runs.metrics(tmp_path / name), one, rtol=1e-5, err_msg=name
+    )
+    for key in ("grad_norm", "masked_lm_accuracy", "examples"):
+      np.testing.assert_allclose(
+        runs.metrics(tmp_path / name, key),
+        runs.metrics(tmp_path / "one", key),
+        rtol=1e-4,
+      )
+
+
+@pytest.mark.parametrize("stop", [7, 10])
+def test_resumed_equals_never_stopped(tiny_run, tmp_path, stop):
+  """Bit for bit, with dropout, over an epoch's end (120 records, 24 each)."""
+  settings = dict(dropout=0.1, train_batch_size=12, save_checkpoints_steps=stop)
+  runs.pretrain(tiny_run, tmp_path / "whole", **settings)
+  folder = tmp_path / "stopped"
+  interrupt(runs.config(tiny_run, folder, **settings), after=stop + 2)
+  assert runs.metrics(folder, "global_step") == list(range(1, stop + 3))
+  runs.pretrain(tiny_run, folder, **settings)
+  assert runs.metrics(folder) == runs.metrics(tmp_path / "whole")
+  assert runs.metrics(folder, "global_step") == list(range(1, 21))
+  stopped, whole = runs.weights(folder), runs.weights(tmp_path / "whole")
+  assert set(stopped) == set(whole)
+  for name, value in whole.items():
+    np.testing.assert_array_equal(stopped[name], value, err_msg=name)
+
+
+def interrupt(config, after):
+  """Runs `config` but dies, without saving, when update `after` is reported."""
+
+  class Killed(Exception):
+    pass
+
+  write = training_hooks.MetricsLog.write
+
+  def dying_write(log, report):
+    write(log, report)
+    if report["global_step"] == after:
+      raise Killed
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training_hooks.MetricsLog, "write", dying_write)
+    with pytest.raises(Killed):
+      run_pretraining.pretrain(config, Comm())
+
+
+def test_a_run_is_reproducible_and_its_seed_matters(tiny_run, tmp_path):
+  for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+    runs.pretrain(
+      tiny_run, tmp_path / name, seed=seed, dropout=0.1, num_train_steps=4
+    )
+  assert runs.metrics(tmp_path / "a") == runs.metrics(tmp_path / "b")
+  assert runs.metrics(tmp_path / "a") != runs.metrics(tmp_path / "c")
+
+
+def test_evaluation_is_over_all_records_and_independent_of_the_batch(
+  tiny_run, tmp_path
+):
+  results = []
+  for size in (7, 64):
+    result = runs.pretrain(
+      tiny_run,
+      tmp_path / "run",
+      do_eval=True,
+      eval_batch_size=size,
+      num_train_steps=4,
+    )
+    results.append(result["evaluation"])
+  assert results[0]["examples"] == results[1]["examples"] == 120
+  assert results[0]["global_step"] == 4
+  for key, value in results[0].items():
+    np.testing.assert_allclose(value, results[1][key], rtol=1e-5, err_msg=key)
+
+
+def test_every_op_is_reachable_from_the_train_op(tiny_run, tmp_path):
+  """Nothing is built for nothing: forward, backward, update, reports."""
+  with tf.Graph().as_default() as graph:
+    tf.enable_resource_variables()
+    config = runs.config(tiny_run, tmp_path, train_batch_size=12, dropout=0.1)
+    task = run_pretraining.training_task(config, Comm())
+    ops = task.ops
+    roots = [ops.accumulate, ops.update, *ops.sums.values()]
+    roots += [x for x in ops[3:-1]]  # what the reports show
+    initializers = tf.group(
+      tf.global_variables_initializer(), tf.local_variables_initializer()
+    )
+    iterators = [o for o in graph.get_operations() if o.type == "MakeIterator"]
+    reached = ancestors([*roots, initializers, *iterators])
+    # A variable's handle has a read and an is-initialised op for its users.
+    spare = ("VarIsInitializedOp", "ReadVariableOp")
+    stray = [
+      op.name
+      for op in graph.get_operations()
+      if op not in reached and op.type not in spare
+    ]
+  assert not stray, stray
+
+
+def ancestors(roots):
+  stack = [x if isinstance(x, tf.Operation) else x.op for x in roots]
+  reached = set()
+  while stack:
+    op = stack.pop()
+    if op not in reached:
+      reached.add(op)
+      stack += [t.op for t in op.inputs] + list(op.control_inputs)
+  return reached
+
+
+def test_init_checkpoint_reports_loaded_missing_and_unused(
+  tiny_run, tmp_path, capfd
+):
+  runs.pretrain(tiny_run, tmp_path / "first", num_train_steps=4)
+  source = str(tmp_path / "first" / "model.ckpt-4")
+  checkpoint = runs.weights(tmp_path / "first")
+  # A checkpoint without the NSP head and with something foreign.
+  partial = str(tmp_path / "partial.ckpt")
+  with tf.Graph().as_default(), tf.Session() as session:
+    for name, value in checkpoint.items():
+      if name.startswith("bert/") and "adam" not in name:
+        tf.get_variable(name, initializer=value)
+    tf.get_variable("foreign", initializer=1.0)
+    session.run(tf.global_variables_initializer())
+    tf.train.Saver().save(session, partial)
+  capfd.readouterr()
+  runs.pretrain(
+    tiny_run, tmp_path / "second", init_checkpoint=partial, num_train_steps=4
+  )
+  text = capfd.readouterr().err
+  assert "unused: 1\n    foreign" in text
+  assert "cls/seq_relationship/output_bias" in text.split("missing there")[1]
+  # Update 1 has rate 0, so its loss is that of the weights as loaded.
+  runs.pretrain(
+    tiny_run, tmp_path / "third", init_checkpoint=source, num_train_steps=4
+  )
+  assert runs.metrics(tmp_path / "third")[0] < (
+    runs.metrics(tmp_path / "first")[0]
+  )
+  assert runs.metrics(tmp_path / "third", "global_step")[0] == 1
+
+
+def test_evaluating_a_checkpoint_without_training(tiny_run, tmp_path):
+  trained = runs.pretrain(
+    tiny_run, tmp_path / "a", do_eval=True, num_train_steps=4
+  )
+  alone = runs.pretrain(
+    tiny_run,
+    tmp_path / "b",
+    do_train=False,
+    do_eval=True,
+    init_checkpoint=str(tmp_path / "a" / "model.ckpt-4"),
+  )
+  again = runs.pretrain(tiny_run, tmp_path / "a", do_train=False, do_eval=True)
+  loss = trained["evaluation"]["masked_lm_loss"]
+  assert alone["evaluation"]["masked_lm_loss"] == loss
+  assert again["evaluation"] == trained["evaluation"]
+
+
+def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
+  runs.pretrain(
+    tiny_run, tmp_path / "run", do_eval=True, num_train_steps=4,
+    eval_every_steps=2,
+  )  # fmt: skip
+  run = runs.read_json(tmp_path / "run", training_hooks.RUN_FILE)["runs"][0]
+  assert run["flags"]["learning_rate"] == 1e-3
+  assert run["plan"]["global_batch"] == 24
+  assert run["data"]["records"] == 120
+  assert run["versions"]["tensorflow"] == tf.__version__
+  results = runs.read_json(tmp_path / "run", training_hooks.EVAL_RESULTS_FILE)
+  assert {
+    "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss",
+    "next_sentence_accuracy", "examples", "global_step",
+  } <= set(results)  # fmt: skip
+  log = training_hooks.read_jsonl(
+    str(tmp_path / "run" / training_hooks.EVAL_METRICS_FILE)
+  )
+  assert [entry["global_step"] for entry in log] == [0, 2, 4]
+  report = training_hooks.read_jsonl(
+    str(tmp_path / "run" / training_hooks.METRICS_FILE)
+  )[-1]
+  assert {
+    "global_step", "loss", "masked_lm_loss", "next_sentence_loss",
+    "learning_rate", "grad_norm", "loss_scale", "examples",
+    "examples_per_second", "tokens_per_second",
+  } <= set(report)  # fmt: skip
+  assert report["examples"] == 96
+  [events] = os.listdir(tmp_path / "run" / "train")
+  tags = {
+    value.tag: value.simple_value
+    for event in tf.train.summary_iterator(
+      str(tmp_path / "run" / "train" / events)
+    )
+    for value in event.summary.value
+  }
+  assert tags["train/loss"] == pytest.approx(report["loss"], rel=1e-6)
+
+
+def test_the_padding_share_is_counted(tmp_path):
+  write_records(tmp_path / "data-0.tfrecord", 24)
+  tiny = write_config(tmp_path / "c.json"), str(tmp_path / "data-0.tfrecord")
+  result = runs.pretrain(tiny, tmp_path / "run", num_train_steps=2,
+                         num_warmup_steps=0)  # fmt: skip
+  mask = [
+    tf.train.Example.FromString(r).features.feature["input_mask"]
+    for r in tf.io.tf_record_iterator(tiny[1])
+  ]
+  real = sum(sum(m.int64_list.value) for m in mask)
+  assert result["training"]["padding"] == pytest.approx(1 - real / (24 * 32))
+
+
+# -----------------------------------------------------------------------------
+# Errors: one clear message with the names and numbers that disagree
+# -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(input_file="/nowhere/*.tfrecord"), ["/nowhere/*.tfrecord"]),
+    (dict(global_batch_size=36), ["36", "24"]),
+    (dict(train_batch_size=121, global_batch_size=121), ["120", "121"]),
+    (dict(max_seq_length=64), ["data-0", "record 0", "32", "64"]),
+    (dict(init_checkpoint="/nowhere/model.ckpt"), ["/nowhere/model.ckpt"]),
+    (dict(do_train=False), ["--do_train", "--do_eval"]),
+    (dict(do_train=False, do_eval=True), ["nothing to evaluate"]),
+    (dict(learning_rate=float("nan")), ["learning_rate", "nan"]),
+    (dict(eval_every_steps=5), ["eval_every_steps", "--do_eval"]),
+  ],
+)
+def test_settings_that_cannot_be(tiny_run, tmp_path, changes, words):
+  with pytest.raises(UserError) as error:
+    runs.pretrain(tiny_run, tmp_path / "run", **changes)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_records_longer_than_the_positions_are_refused(tiny_run, tmp_path):
+  short = write_config(tmp_path / "short.json", max_position_embeddings=16)
+  with pytest.raises(UserError, match=r"32 tokens.*max_position_embeddings=16"):
+    runs.pretrain((short, tiny_run[1]), tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
+  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
+  wide = write_config(tmp_path / "wide.json", intermediate_size=128)
+  with pytest.raises(
+    checkpointing.CheckpointError,
+    match=r"model\.ckpt-4.*layer_0/intermediate.* is \[.*64\].* there",
+  ):
+    runs.pretrain((wide, tiny_run[1]), tmp_path / "run")
+
+
+@pytest.mark.parametrize("change", ["seed", "data"])
+def test_resuming_another_run_is_refused(tiny_run, tmp_path, change):
+  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
+  changes = {"seed": dict(seed=5), "data": {}}[change]
+  if change == "data":
+    write_records(tmp_path / "data-9.tfrecord", 3)
+  with pytest.raises(UserError, match=r"12345 on 120 records"):
+    runs.pretrain(tiny_run, tmp_path / "run", **changes)
+
+
+def test_a_damaged_checkpoint_is_named(tiny_run, tmp_path):
+  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
+  data = tmp_path / "run" / "model.ckpt-4.data-00000-of-00001"
+  data.write_bytes(data.read_bytes()[:100])
+  with pytest.raises(checkpointing.CheckpointError, match="ckpt-4.*damaged"):
+    runs.pretrain(tiny_run, tmp_path / "run")
+
+
+def test_the_command_ends_with_one_clear_line(tiny_run, tmp_path):
+  """Through the flags, as a person starts it: no traceback, status 1."""
+  config = json.loads(open(tiny_run[0], encoding="utf-8").read())
+  config["hiden_size"] = 3
+  bad = tmp_path / "bad.json"
+  bad.write_text(json.dumps(config))
+  process = runs.command((str(bad), tiny_run[1]), tmp_path / "run")
+  assert process.returncode == 1
+  last = process.stderr.strip().splitlines()[-1]
+  assert "bad.json" in last and "hiden_size" in last
+  assert "Traceback" not in process.stderr
+  # Start-up chatter is off: the error is all there is.
+  assert process.stderr.strip().splitlines() == [last]
+
+
+def test_config_fields_are_flags_and_flags_are_fields():
+  """No flag is defined and then ignored."""
+  fields = {
+    f.name for f in dataclasses.fields(run_pretraining.PretrainingConfig)
+  }
+  flags = tf.flags.FLAGS
+  if "do_train" not in flags:
+    run_pretraining.define_flags()
+  own = {
+    flag.name
+    for module in ("run_pretraining", "flags_common")
+    for flag in flags.get_flags_for_module(module)
+  }
+  assert fields - {"bert"} == own - {"bert_config_file"}

@@ -1,0 +1,69 @@
+"""Hand-worked plans, and every refusal with its numbers."""
+
+import pytest
+
+import training_plan
+from errors import UserError
+
+
+def resolve(**changes):
+  settings = dict(
+    ranks=2,
+    records=10_000,
+    train_batch_size=8,
+    num_train_steps=1000,
+    num_warmup_steps=100,
+  )
+  return training_plan.resolve(**{**settings, **changes})
+
+
+def test_per_rank_mode_keeps_the_samples_seen():
+  one = resolve(ranks=1)
+  assert (one.global_batch, one.updates, one.warmup_updates) == (8, 1000, 100)
+  many = resolve(ranks=4, num_accumulation_steps=5)
+  assert (many.global_batch, many.updates, many.warmup_updates) == (160, 50, 5)
+  assert many.samples == one.samples == 8000
+  assert many.epochs == 0.8
+
+
+def test_per_rank_mode_never_sees_fewer_samples():
+  plan = resolve(ranks=3)
+  assert plan.updates == 334  # 1000 / 3, rounded up
+  assert plan.warmup_updates == 34
+  assert plan.samples >= 8000
+
+
+def test_global_mode_derives_the_accumulation():
+  plan = resolve(global_batch_size=64)
+  assert (plan.accumulation, plan.global_batch) == (4, 64)
+  assert (plan.updates, plan.warmup_updates) == (1000, 100)  # not divided
+
+
+def test_plan_for_16_ranks_is_printed_in_full():
+  plan = resolve(ranks=16, num_accumulation_steps=2, num_train_steps=3200)
+  text = "\n".join(plan.lines())
+  for number in ("16 ranks", "2 micro", "8 examples", "256", "100 updates"):
+    assert number in text
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(global_batch_size=60), ["60", "8 x 2 ranks = 16"]),
+    (dict(global_batch_size=8), ["8", "16"]),
+    (
+      dict(global_batch_size=64, num_accumulation_steps=3),
+      ["num_accumulation_steps=3", "64"],
+    ),
+    (dict(records=15), ["15 records", "global batch of 16"]),
+    (dict(train_batch_size=0), ["train_batch_size=0"]),
+    (dict(num_train_steps=0), ["num_train_steps=0"]),
+    (dict(num_warmup_steps=1001), ["1001", "1000"]),
+    (dict(num_warmup_steps=-1), ["-1"]),
+  ],
+)
+def test_impossible_plans_are_refused_with_their_numbers(changes, words):
+  with pytest.raises(UserError) as error:
+    resolve(**changes)
+  for word in words:
+    assert word in str(error.value)
