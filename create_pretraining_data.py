@@ -8,9 +8,9 @@ writes records/train-00000-of-00004.tfrecord ... with an index beside each, and
 records/train.manifest.json. Flags, instances and masks are google/bert's.
 
 Two passes, each over worker processes: text to token files (corpus.py), then
-token files to shards. A shard is made by one worker from its share of the
-documents, so the bytes are the same for any number of workers. Everything is
-made in a scratch folder beside the output and moved when it is whole.
+token files to shards (shards.py). The bytes are the same for any number of
+workers. Everything is made in a scratch folder beside the output and moved
+when it is whole.
 """
 
 import concurrent.futures
@@ -24,22 +24,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
 import tqdm
 from absl import app, flags
 
 import corpus
-import instances
-import masking
 import records
+import shards
 
-_ENCODE_ROWS = 256  # examples encoded at once: amortizes NumPy's overhead
 _DEFAULT_SHARD_BYTES = 16 << 20  # of records, about; also a worker's memory
 _MAX_DEFAULT_SHARDS = 4096
 _PROGRESS_SECONDS = 5  # between lines where stderr is no terminal
-_ORDER_FILE = "order.i64"
-# Streams of chance besides the documents' own, see instances.document_rng.
-_ORDER_STREAM, _SHUFFLE_STREAM = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +87,12 @@ class Settings:
   def _check(self, ok: bool, name: str, want: str) -> None:
     if not ok:
       raise records.DataError(f"--{name}={getattr(self, name)}: must be {want}")
+
+  @property
+  def examples(self) -> shards.ExampleSettings:
+    """Those that decide the examples."""
+    names = [f.name for f in dataclasses.fields(shards.ExampleSettings)]
+    return shards.ExampleSettings(**{n: getattr(self, n) for n in names})
 
   @property
   def output_paths(self) -> list[str]:
@@ -192,173 +192,6 @@ def _workers(num_workers: int) -> Iterator[Callable[..., Iterator]]:
     ) from e
 
 
-# -----------------------------------------------------------------------------
-# Second pass: token files to shards
-# -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardTask:
-  """All that a worker needs to make one shard."""
-
-  store: str  # folder of the token store
-  path: str
-  shard: int
-  num_shards: int
-  settings: Settings
-  tokenizer: corpus.TokenizerSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardResult:
-  """A finished shard and what it holds."""
-
-  info: records.ShardInfo
-  real_tokens: int
-  masked_tokens: int
-  random_next: int
-
-
-def documents_of_shard(
-  order: np.ndarray, shard: int, num_shards: int, copy: int
-) -> np.ndarray:
-  """The documents of which a shard holds copy number `copy`.
-
-  The documents in random order are dealt out to `num_shards` blocks; copy c of
-  block b goes to shard (b + c) % num_shards. So the copies of a document are
-  spread over the shards as far as there are shards.
-
-  Args:
-    order: int64 [documents], a permutation.
-
-  Returns:
-    int64 [d], ascending, so that reading them goes forward through the file.
-  """
-  return np.sort(order[(shard - copy) % num_shards :: num_shards])
-
-
-class _ExampleBuffer:
-  """Rows of features, encoded when there are enough of them."""
-
-  def __init__(self, max_seq_length: int, max_predictions_per_seq: int):
-    self._shape = (max_seq_length, max_predictions_per_seq)
-    self.encoded: list[bytes] = []
-    self.real_tokens = self.masked_tokens = self.random_next = 0
-    self._clear()
-
-  def _clear(self) -> None:
-    s, p = self._shape
-    self._rows = 0
-    self._features = {
-      "input_ids": np.zeros((_ENCODE_ROWS, s), np.int32),
-      "input_mask": np.zeros((_ENCODE_ROWS, s), np.int32),
-      "segment_ids": np.zeros((_ENCODE_ROWS, s), np.int32),
-      "masked_lm_positions": np.zeros((_ENCODE_ROWS, p), np.int32),
-      "masked_lm_ids": np.zeros((_ENCODE_ROWS, p), np.int32),
-      "masked_lm_weights": np.zeros((_ENCODE_ROWS, p), np.float32),
-      "next_sentence_labels": np.zeros((_ENCODE_ROWS, 1), np.int32),
-    }
-
-  def add(self, masked: masking.MaskedTokens, start_b: int, is_random: bool):
-    row, f = self._rows, self._features
-    n, k = len(masked.input_ids), len(masked.positions)
-    f["input_ids"][row, :n] = masked.input_ids
-    f["input_mask"][row, :n] = 1
-    f["segment_ids"][row, start_b:n] = 1
-    f["masked_lm_positions"][row, :k] = masked.positions
-    f["masked_lm_ids"][row, :k] = masked.labels
-    f["masked_lm_weights"][row, :k] = 1.0
-    f["next_sentence_labels"][row, 0] = is_random
-    self.real_tokens += n
-    self.masked_tokens += k
-    self.random_next += is_random
-    self._rows += 1
-    if self._rows == _ENCODE_ROWS:
-      self.flush()
-
-  def flush(self) -> None:
-    rows = {name: v[: self._rows] for name, v in self._features.items()}
-    self.encoded.extend(records.encode_examples(rows))
-    self._clear()
-
-
-def _add_document(
-  buffer: _ExampleBuffer,
-  documents: instances.Documents,
-  document: int,
-  copy: int,
-  task: ShardTask,
-) -> None:
-  """Puts the examples of one copy of one document into the buffer."""
-  settings = task.settings
-  tokenizer = corpus.load_tokenizer(task.tokenizer)
-  rng = instances.document_rng(settings.random_seed, copy, document)
-  mask_settings = masking.MaskSettings(
-    settings.masked_lm_prob,
-    settings.max_predictions_per_seq,
-    tokenizer.mask_id,
-    tokenizer.vocab_size,
-  )
-  span_settings = instances.SpanSettings(
-    settings.max_seq_length, settings.short_seq_prob
-  )
-  spans = instances.spans_from_document(documents, document, span_settings, rng)
-  for span in spans:
-    ids = instances.join_segments(
-      documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
-    )
-    start_b = span.a_end - span.a_start + 2
-    maskable = np.ones(len(ids), bool)
-    maskable[0] = maskable[start_b - 1] = maskable[-1] = False
-    is_continuation = None
-    if settings.do_whole_word_mask:
-      is_continuation = tokenizer.is_continuation[ids]
-    masked = masking.mask_tokens(
-      ids, maskable, rng, mask_settings, is_continuation
-    )
-    buffer.add(masked, start_b, span.is_random_next)
-
-
-def build_shard(task: ShardTask) -> ShardResult:
-  """Makes one shard, shuffled; runs in a worker.
-
-  The shard is held in memory until it is written.
-  """
-  settings = task.settings
-  documents = corpus.open_store(task.store)
-  order = np.fromfile(os.path.join(task.store, _ORDER_FILE), np.int64)
-  buffer = _ExampleBuffer(
-    settings.max_seq_length, settings.max_predictions_per_seq
-  )
-  for copy in range(settings.dupe_factor):
-    mine = documents_of_shard(order, task.shard, task.num_shards, copy)
-    for document in mine.tolist():
-      _add_document(buffer, documents, document, copy, task)
-  buffer.flush()
-  if not buffer.encoded:
-    raise records.DataError(
-      f"{task.num_shards} shards are too many: shard {task.shard} gets no "
-      f"example of {len(order)} documents x {settings.dupe_factor} copies; "
-      "give fewer --num_shards"
-    )
-  shuffle = _stream_rng(settings.random_seed, _SHUFFLE_STREAM, task.shard)
-  with records.ShardWriter(task.path) as writer:
-    for i in shuffle.permutation(len(buffer.encoded)).tolist():
-      writer.write(buffer.encoded[i])
-  return ShardResult(
-    info=writer.info,
-    real_tokens=buffer.real_tokens,
-    masked_tokens=buffer.masked_tokens,
-    random_next=buffer.random_next,
-  )
-
-
-def _stream_rng(random_seed: int, stream: int, number: int = 0):
-  """An rng apart from those of the documents (their keys have two parts)."""
-  seed = np.random.SeedSequence(random_seed, spawn_key=(stream, number, 0))
-  return np.random.Generator(np.random.PCG64(seed))
-
-
 def default_num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
   """Shards of about 16 MB, by the corpus and the settings alone."""
   examples = settings.dupe_factor * (
@@ -368,8 +201,8 @@ def default_num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
   example_bytes = (
     4 * settings.max_seq_length + 8 * settings.max_predictions_per_seq + 200
   )
-  shards = -(-examples * example_bytes // _DEFAULT_SHARD_BYTES)
-  return min(max(1, shards), counts.documents, _MAX_DEFAULT_SHARDS)
+  wanted = -(-examples * example_bytes // _DEFAULT_SHARD_BYTES)
+  return min(max(1, wanted), counts.documents, _MAX_DEFAULT_SHARDS)
 
 
 # -----------------------------------------------------------------------------
@@ -396,23 +229,21 @@ def create(settings: Settings) -> Summary:
   pieces = corpus.split_into_pieces(paths)
   tokenizer, info = _load_tokenizer(settings)
   os.makedirs(settings.folder, exist_ok=True)
-  wanted = settings.num_workers or available_cores()
   with tempfile.TemporaryDirectory(
     prefix=".create_pretraining_data-", dir=settings.folder
   ) as scratch:
     # One pool for both passes: its workers keep the tokenizer.
-    most = max(len(pieces), settings.num_shards or wanted)
-    with _workers(min(wanted, most)) as parallel:
+    with _workers(settings.num_workers or available_cores()) as parallel:
       counts = _first_pass(pieces, scratch, tokenizer, parallel)
       tokenized = time.monotonic()
-      shards = _second_pass(settings, scratch, tokenizer, counts, parallel)
-    manifest = _manifest(settings, info, counts, shards)
+      results = _second_pass(settings, scratch, tokenizer, counts, parallel)
+    manifest = _manifest(settings, info, counts, results)
     _publish(settings, scratch, manifest)
   summary = Summary(manifest.counts)
   summary.manifest, summary.manifest_path = manifest, settings.manifest_path
   summary.seconds = {
     "tokenizing": tokenized - start,
-    "examples": time.monotonic() - tokenized,
+    "making examples": time.monotonic() - tokenized,
   }
   return summary
 
@@ -471,30 +302,26 @@ def _second_pass(
   tokenizer: corpus.TokenizerSpec,
   counts: corpus.CorpusCounts,
   parallel: Callable[..., Iterator],
-) -> list[ShardResult]:
+) -> list[shards.ShardResult]:
   """The token store to shards, in `scratch` under their final names."""
-  num_shards = settings.num_shards or max(
-    len(settings.output_paths),
-    default_num_shards(counts, settings)
-    if len(settings.output_paths) == 1
-    else 0,
-  )
-  order = _stream_rng(settings.random_seed, _ORDER_STREAM)
-  order.permutation(counts.documents).tofile(os.path.join(scratch, _ORDER_FILE))
+  num_shards = settings.num_shards or len(settings.output_paths)
+  if not settings.num_shards and num_shards == 1:
+    num_shards = default_num_shards(counts, settings)
+  shards.write_order(scratch, counts.documents, settings.random_seed)
   tasks = [
-    ShardTask(
+    shards.ShardTask(
       store=scratch,
       path=os.path.join(scratch, name),
       shard=i,
       num_shards=num_shards,
-      settings=settings,
+      settings=settings.examples,
       tokenizer=tokenizer,
     )
     for i, name in enumerate(settings.shard_names(num_shards))
   ]
   progress = _Progress("making examples", None, "examples")
   results = []
-  for result in parallel(build_shard, tasks):
+  for result in parallel(shards.build_shard, tasks):
     results.append(result)
     progress.add(result.info.records)
   progress.close()
@@ -505,9 +332,9 @@ def _manifest(
   settings: Settings,
   info: records.TokenizerInfo,
   counts: corpus.CorpusCounts,
-  shards: list[ShardResult],
+  results: list[shards.ShardResult],
 ) -> records.Manifest:
-  examples = sum(s.info.records for s in shards)
+  examples = sum(s.info.records for s in results)
   return records.Manifest(
     max_seq_length=settings.max_seq_length,
     max_predictions_per_seq=settings.max_predictions_per_seq,
@@ -515,21 +342,17 @@ def _manifest(
     masking="static",
     tokenizer=info,
     settings={
-      "random_seed": settings.random_seed,
-      "dupe_factor": settings.dupe_factor,
-      "masked_lm_prob": settings.masked_lm_prob,
-      "short_seq_prob": settings.short_seq_prob,
-      "do_whole_word_mask": settings.do_whole_word_mask,
-      "num_shards": len(shards),
+      **dataclasses.asdict(settings.examples),
+      "num_shards": len(results),
     },
     counts={
       **dataclasses.asdict(counts),
       "examples": examples,
-      "real_tokens": sum(s.real_tokens for s in shards),
-      "masked_tokens": sum(s.masked_tokens for s in shards),
-      "random_next": sum(s.random_next for s in shards),
+      "real_tokens": sum(s.real_tokens for s in results),
+      "masked_tokens": sum(s.masked_tokens for s in results),
+      "random_next": sum(s.random_next for s in results),
     },
-    files=tuple(s.info for s in shards),
+    files=tuple(s.info for s in results),
   )
 
 

@@ -32,21 +32,22 @@ def train_wordpiece(
   """Trains a WordPiece vocabulary and writes it, one token a line.
 
   The same lines give the same file. [PAD] is id 0; then [UNK], [CLS], [SEP],
-  [MASK], the alphabet, and pieces by the time they were merged.
+  [MASK], single characters, and pieces by the time they were merged.
 
   Args:
     lines: the text.
     output_file: vocab.txt to write.
     vocab_size: tokens wanted at most; a small corpus may give fewer.
     do_lower_case: as the flag of the scripts that will use it.
-    max_alphabet: the most frequent characters to keep; words with another one
-      become [UNK]. Chinese needs about 6,000.
+    max_alphabet: the most frequent characters to keep (at most as many as the
+      vocabulary can hold); words with another one become [UNK]. Chinese needs
+      about 6,000.
 
   Returns:
     The number of tokens written.
 
   Raises:
-    DataError: no words in `lines`, or `vocab_size` cannot hold the alphabet.
+    DataError: no words in `lines`, or `vocab_size` cannot spell one.
   """
   split, words = tokenization.WordSplitter(do_lower_case), collections.Counter()
   for line in lines:
@@ -58,23 +59,29 @@ def train_wordpiece(
     for letter in word:
       letters[letter] += count
   # The library breaks ties between rare letters at random, so we choose.
-  ranked = sorted(letters, key=lambda c: (-letters[c], c))[:max_alphabet]
-  alphabet = frozenset(ranked)
-  if vocab_size < len(alphabet) + len(tokenization.SPECIAL_TOKENS):
+  ranked = sorted(letters, key=lambda c: (-letters[c], c))
+  # A character may need two tokens: at the start of words and inside.
+  room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
+  alphabet = frozenset(ranked[: max(0, min(max_alphabet, room))])
+  kept = sorted(word for word in words if alphabet.issuperset(word))
+  # The library numbers letters inside of words as its hash table yields the
+  # words, and breaks ties between merges by these numbers. Naming them here
+  # fixes the numbers, without which no two runs give the same vocabulary.
+  inside = sorted({"##" + letter for word in kept for letter in word[1:]})
+  required = [*tokenization.SPECIAL_TOKENS, *inside]
+  if not kept:
     raise records.DataError(
-      f"vocab_size {vocab_size} is too small: the text has {len(alphabet)} "
-      f"different characters, and {len(tokenization.SPECIAL_TOKENS)} tokens "
-      "are special"
+      f"--vocab_size={vocab_size} is too small: not one word of the text can "
+      "be spelt with so few characters"
     )
   tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
   tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
   trainer = trainers.WordPieceTrainer(
     vocab_size=vocab_size,
-    special_tokens=list(tokenization.SPECIAL_TOKENS),
+    special_tokens=required,
     limit_alphabet=len(alphabet),
     show_progress=False,
   )
-  kept = sorted(word for word in words if alphabet.issuperset(word))
   tokenizer.train_from_iterator(
     (" ".join([word] * words[word]) for word in kept), trainer
   )
