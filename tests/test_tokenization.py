@@ -1,0 +1,300 @@
+"""Tokens: google/bert's on any Unicode, through the slow and the fast path."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import records
+import tokenization
+import train_tokenizer
+
+# Characters where Unicode tables, context or splitting could differ.
+TRICKY = (
+  "Σσς\u0301\u0130ıßẞ\u0345\u0307\u037e\u1fef\u2028\u2029\x85\x1c\x00\ufffd"
+  "\ufeff\u200d\u00ad\u3000\u00a0\u2002\u4e00\u9fff\ua000\u3400\uf900\U00020000"
+  "\U0002a6df\U0002b73f\U0002ceb0\U0002ceaf\U0002f800\U00030000한かカ·«»—…'`^$\t\r"
+)
+
+TEXT = st.text(
+  st.one_of(
+    st.sampled_from(TRICKY),
+    st.sampled_from("abcAB [MASK]#.,é "),
+    st.characters(),  # lone surrogates included
+  ),
+  max_size=60,
+)
+
+
+def write_vocab(path, tokens):
+  path.write_bytes("".join(f"{t}\n" for t in tokens).encode())
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def vocab_file(tmp_path_factory):
+  letters = [chr(c) for c in range(0x21, 0x500) if chr(c).strip() == chr(c)]
+  letters += ["\u4e00", "\U00020000", "σ", "ς", "\u1112", "か"]
+  pieces = dict.fromkeys(
+    [*letters, *("##" + c for c in letters), "ab", "##bc", "MASK", "mask"]
+  )
+  path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+  return write_vocab(path, [*tokenization.SPECIAL_TOKENS, *pieces])
+
+
+@pytest.fixture(scope="module")
+def pairs(vocab_file):
+  """(reference, encoder) for both settings of do_lower_case."""
+  return [
+    (
+      tokenization.FullTokenizer(vocab_file, lower),
+      tokenization.WordPieceEncoder(vocab_file, lower),
+    )
+    for lower in (True, False)
+  ]
+
+
+@settings(deadline=None, max_examples=1500)
+@given(TEXT)
+@example("")
+@example(" \t ")
+@example("\x00\ufffd")
+@example("ΑΣ ΑΣ.Α Σ ΑΣ\u0301 Α·Σ'")
+@example("a" * 200 + " " + "a" * 201)
+@example("[MASK][CLS] [SEP]")
+def test_encoder_equals_reference(pairs, text):
+  for reference, encoder in pairs:
+    want = reference.convert_tokens_to_ids(reference.tokenize(text))
+    (got,) = encoder.encode_batch([text])
+    assert got.dtype == np.int32
+    assert got.tolist() == want
+
+
+def test_encoder_equals_reference_on_every_character(pairs):
+  # Later planes hold nothing but tags, variation selectors and private use.
+  codes = [*range(0x32000), *range(0xE0000, 0xE0200)]
+  lines = ["".join(map(chr, codes[i : i + 96])) for i in codes[::96]]
+  for reference, encoder in pairs:
+    basic = reference.basic_tokenizer.tokenize
+    for line in lines:
+      assert encoder._split(line) == basic(line)
+
+
+def test_a_full_cache_starts_again(vocab_file, monkeypatch):
+  monkeypatch.setattr(tokenization, "_MAX_CACHED_WORDS", 2)
+  encoder = tokenization.WordPieceEncoder(vocab_file, True)
+  reference = tokenization.FullTokenizer(vocab_file)
+  line = "ab cb ab abc b a ab cb"
+  want = reference.convert_tokens_to_ids(reference.tokenize(line))
+  assert encoder.encode_batch([line, line])[1].tolist() == want
+  assert len(encoder._pieces) <= 2
+
+
+@pytest.mark.parametrize(
+  "lower, text, want",
+  [
+    (
+      True,
+      " \tHÉllo!how  \n Are yoU? ",
+      ["hello", "!", "how", "are", "you", "?"],
+    ),
+    (False, "HÉllo!how", ["HÉllo", "!", "how"]),
+    (True, "ah博推zz", ["ah", "博", "推", "zz"]),
+    (True, "a\u2028b\x00c\ufffdd\u200de", ["a", "bcde"]),
+    (False, "a\u0301", ["a\u0301"]),
+    (True, "\u037e", [";"]),  # the Greek question mark decomposes into ";"
+  ],
+)
+def test_basic_tokenizer_by_hand(lower, text, want):
+  assert tokenization.BasicTokenizer(lower).tokenize(text) == want
+  assert tokenization.WordSplitter(lower)(text) == want
+
+
+def test_wordpiece_by_hand():
+  vocab = {t: i for i, t in enumerate(["[UNK]", "un", "##aff", "##able", "a"])}
+  tokenizer = tokenization.WordpieceTokenizer(vocab, max_input_chars_per_word=9)
+  assert tokenizer.tokenize("unaffable") == ["un", "##aff", "##able"]
+  assert tokenizer.tokenize("unaffablea a") == ["[UNK]", "a"]
+  assert tokenizer.tokenize("unx a") == ["[UNK]", "a"]
+  assert tokenizer.tokenize("") == []
+
+
+def test_load_vocab_breaks_at_newlines_only(tmp_path):
+  path = tmp_path / "vocab.txt"
+  path.write_bytes("a\r\n\u2028\nx\u2028y\n b \nc".encode())
+  vocab = tokenization.load_vocab(str(path))
+  assert list(vocab.items()) == [
+    ("a", 0), ("", 1), ("x\u2028y", 2), ("b", 3), ("c", 4),
+  ]  # fmt: skip
+
+
+def test_continuations_and_info(vocab_file):
+  encoder = tokenization.WordPieceEncoder(vocab_file, True)
+  (ids,) = encoder.encode_batch(["abc x"])
+  assert encoder.is_continuation[ids].tolist() == [False, True, False]
+  assert not encoder.is_continuation[: len(tokenization.SPECIAL_TOKENS)].any()
+  assert encoder.vocab_size == len(tokenization.load_vocab(vocab_file))
+  info = encoder.info()
+  assert (info.kind, info.file) == ("wordpiece", "vocab.txt")
+  assert info.sha256 == records.file_sha256(vocab_file)
+  assert (encoder.pad_id, encoder.mask_id) == (0, 4)
+
+
+@pytest.mark.parametrize(
+  "tokens, words",
+  [
+    (["[PAD]", "[UNK]", "[CLS]", "a"], r"lacks \[SEP\], \[MASK\]"),
+    (
+      [*tokenization.SPECIAL_TOKENS, "a", "b", "a"],
+      "'a' stands on lines 6 and 8",
+    ),
+    ([], "empty"),
+  ],
+)
+def test_unfit_vocabularies(tmp_path, tokens, words):
+  path = write_vocab(tmp_path / "v.txt", tokens)
+  with pytest.raises(records.DataError, match=words):
+    tokenization.WordPieceEncoder(path, True)
+
+
+def test_load_tokenizer_wants_one_file(tmp_path, vocab_file):
+  with pytest.raises(ValueError, match="either"):
+    tokenization.load_tokenizer(None)
+  with pytest.raises(ValueError, match="either"):
+    tokenization.load_tokenizer(vocab_file, True, "x.model")
+  with pytest.raises(records.DataError, match="nowhere.txt: No such file"):
+    tokenization.load_tokenizer(str(tmp_path / "nowhere.txt"))
+
+
+def test_case_of_published_checkpoints():
+  check = tokenization.validate_case_matches_checkpoint
+  check(True, "x/uncased_L-12_H-768_A-12/bert_model.ckpt")
+  check(False, "x/mine/bert_model.ckpt")
+  check(True, None)
+  with pytest.raises(ValueError, match="--do_lower_case=False"):
+    check(True, "x/cased_L-12_H-768_A-12/bert_model.ckpt")
+  with pytest.raises(ValueError, match="--do_lower_case=True"):
+    check(False, "x/uncased_L-12_H-768_A-12/bert_model.ckpt")
+
+
+def test_import_needs_no_tensorflow():
+  code = (
+    "import sys, tokenization, create_pretraining_data;"
+    "sys.exit('tensorflow' in sys.modules)"
+  )
+  assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_split_sentences():
+  text = "Dr. Smith went\nhome. He slept!  It rained."
+  assert tokenization.split_sentences(text) == [
+    "Dr. Smith went home.", "He slept!", "It rained.",
+  ]  # fmt: skip
+  assert tokenization.split_sentences("今天下雨。我在家。", "zh") == [
+    "今天下雨。", "我在家。",
+  ]  # fmt: skip
+  assert tokenization.split_sentences(" \n ") == []
+
+
+# Training ---------------------------------------------------------------------
+
+
+def corpus_lines(count=400):
+  rng = np.random.default_rng(0)
+  stems = ["Walk", "talk", "jump", "sing", "réad", "play", "cook", "paint"]
+  ends = ["", "ing", "ed", "er", "s"]
+  return [
+    " ".join(rng.choice(stems) + rng.choice(ends) for _ in range(8)) + "."
+    for _ in range(count)
+  ]
+
+
+TRAIN_IN_A_NEW_PROCESS = """
+import sys, train_tokenizer
+lines = open(sys.argv[1], encoding="utf-8").read().split("\\n")
+train_tokenizer.train_wordpiece(lines, sys.argv[2], 150)
+"""
+
+
+def test_train_wordpiece_is_deterministic(tmp_path):
+  # In new processes: hash tables are seeded at random once in each.
+  rng = np.random.default_rng(1)
+  words = ["".join(rng.choice(list("abcdefgh"), 5)) for _ in range(300)]
+  text = tmp_path / "text.txt"
+  text.write_text("\n".join(words), encoding="utf-8")
+  outputs = []
+  for i in range(3):
+    out = tmp_path / f"vocab{i}.txt"
+    subprocess.run(
+      [sys.executable, "-c", TRAIN_IN_A_NEW_PROCESS, str(text), str(out)],
+      check=True,
+    )
+    outputs.append(out.read_bytes())
+  assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_trained_wordpiece_spells_its_text(tmp_path):
+  out = str(tmp_path / "vocab.txt")
+  size = train_tokenizer.train_wordpiece(corpus_lines(), out, 60)
+  tokens = list(tokenization.load_vocab(out))
+  assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  assert len(set(tokens)) == len(tokens) == size <= 60
+  encoder = tokenization.WordPieceEncoder(out, True)
+  for ids in encoder.encode_batch(corpus_lines(20)):
+    assert len(ids) and encoder.unk_id not in ids
+  assert "walk" in tokens and "Walk" not in tokens
+
+
+def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
+  out = str(tmp_path / "vocab.txt")
+  lines = ["".join(map(chr, range(0x4E00, 0x4E40))), "the the the"]
+  assert train_tokenizer.train_wordpiece(lines, out, 15) <= 15
+  with pytest.raises(records.DataError, match="too small"):
+    train_tokenizer.train_wordpiece(["abc abd"], out, 6)
+  with pytest.raises(records.DataError, match="no words"):
+    train_tokenizer.train_wordpiece(["", " "], out, 100)
+
+
+@pytest.fixture(scope="module")
+def spm_file(tmp_path_factory):
+  path = str(tmp_path_factory.mktemp("spm") / "text.model")
+  train_tokenizer.train_sentencepiece(corpus_lines(), path, 60)
+  return path
+
+
+def test_sentencepiece(spm_file, tmp_path):
+  encoder = tokenization.load_tokenizer(None, True, spm_file)
+  assert encoder.pad_id == 0
+  assert len({encoder.unk_id, encoder.cls_id, encoder.sep_id}) == 3
+  lines = ["Walking talked", "", "[MASK] \udc80 sing"]
+  walking, empty, special = encoder.encode_batch(lines)
+  assert walking.dtype == empty.dtype == np.int32 and len(empty) == 0
+  assert encoder.mask_id not in special
+  starts = ~encoder.is_continuation[walking]
+  assert starts.sum() == 2 and starts[0]
+  assert encoder.info().kind == "sentencepiece"
+  assert encoder.info().vocab_size == encoder.vocab_size
+  again = str(tmp_path / "again.model")
+  train_tokenizer.train_sentencepiece(corpus_lines(), again, 60)
+  assert records.file_sha256(again) == records.file_sha256(spm_file)
+
+
+def test_unfit_sentencepiece_models(tmp_path):
+  import sentencepiece
+
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(corpus_lines()),
+    model_prefix=str(tmp_path / "plain"),
+    vocab_size=40,
+    hard_vocab_limit=False,
+    minloglevel=2,
+  )
+  with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
+    tokenization.SentencePieceEncoder(str(tmp_path / "plain.model"), True)
+  noise = tmp_path / "noise.model"
+  noise.write_bytes(b"no model")
+  with pytest.raises(records.DataError, match="noise.model"):
+    tokenization.SentencePieceEncoder(str(noise), True)
