@@ -468,10 +468,11 @@ def transformer_model(
     seed = _site_seed(dropout_seed, site)
     return layer_norm(dropout(output, hidden_dropout_prob, seed) + residual)
 
-  # Matrices [B * S, ...] all the way: one reshape in, one out for each layer.
-  hidden = reshape_to_matrix(input_tensor)
-  layers = []
+  # Every layer's output is reshaped and the next layer takes it from there, so
+  # that no reshape is without use when only the last layer's output is wanted.
+  layers = [input_tensor]
   for layer in range(num_hidden_layers):
+    hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
     with tf.variable_scope("layer_%d" % layer):
       with tf.variable_scope("attention"):
         with tf.variable_scope("self"):
@@ -501,10 +502,8 @@ def transformer_model(
       with tf.variable_scope("output"):
         hidden = dense(intermediate, hidden_size, None, initializer)
         hidden = add_and_norm(hidden, attended, 3 + 3 * layer)
-      layers.append(hidden)
-  if do_return_all_layers:
-    return [reshape_from_matrix(layer, input_shape) for layer in layers]
-  return reshape_from_matrix(hidden, input_shape)
+      layers.append(reshape_from_matrix(hidden, input_shape))
+  return layers[1:] if do_return_all_layers else layers[-1]
 
 
 # -----------------------------------------------------------------------------
@@ -566,9 +565,10 @@ def _next_sentence_logits(bert_config, input_tensor):
 
 def _cross_entropy(logits, labels):
   """float32 [n]: -log softmax(logits)[label], of [n, classes] and int [n]."""
-  return tf.nn.sparse_softmax_cross_entropy_with_logits(
-    labels=labels, logits=logits
-  )
+  # The fused kernel itself: tf.nn's wrapper adds a Shape that nothing uses.
+  return tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
+    features=logits, labels=labels
+  ).loss
 
 
 def get_masked_lm_output(

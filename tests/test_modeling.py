@@ -1,0 +1,621 @@
+"""The model against references, and what its parts promise."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference_numpy
+
+import layers
+import modeling
+from tensorflow_v1 import tf
+
+B, S, P, V = 3, 9, 4, 31  # see modeling's shape legend
+TINY = {
+  "vocab_size": V,
+  "hidden_size": 8,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 2,
+  "intermediate_size": 12,
+  "max_position_embeddings": 16,
+  "type_vocab_size": 2,
+}
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.fixture(autouse=True)
+def graph():
+  with tf.Graph().as_default() as graph:
+    yield graph
+
+
+@pytest.fixture(params=[False, True], ids=["ref", "resource"])
+def variable_kind(request, graph):
+  """Runs a test with reference and with resource variables."""
+  scope = tf.get_variable_scope()
+  scope.set_use_resource(request.param)
+  return request.param
+
+
+def tiny_config(dropout=0.0):
+  return modeling.BertConfig.from_dict(
+    TINY
+    | {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+  )
+
+
+def ragged_batch(rng):
+  """NumPy arrays: unequal lengths, unused masked positions, a padding row."""
+  lengths = np.array([S, 5, 7])
+  places = np.arange(S)
+  used = np.array([4, 2, 3])
+  return modeling.PretrainingBatch(
+    input_ids=rng.integers(0, V, [B, S]),
+    input_mask=(places < lengths[:, None]).astype(np.int32),
+    segment_ids=(places >= lengths[:, None] // 2).astype(np.int32),
+    masked_lm_positions=rng.integers(0, 5, [B, P]),
+    masked_lm_ids=rng.integers(0, V, [B, P]),
+    masked_lm_weights=(np.arange(P) < used[:, None]).astype(np.float32),
+    next_sentence_labels=np.array([[0], [1], [1]]),
+    example_weights=np.array([1.0, 1.0, 0.0], np.float32),
+  )
+
+
+def as_tensors(batch):
+  def constant(values):
+    dtype = tf.int32 if values.dtype.kind == "i" else tf.float32
+    return tf.constant(values, dtype)
+
+  return modeling.PretrainingBatch(*map(constant, batch))
+
+
+def randomise(session, rng):
+  """Gives all variables random values, far from 0 and 1; {name: value}."""
+  weights = {}
+  for variable in tf.trainable_variables():
+    value = rng.normal(0.0, 0.4, variable.shape.as_list())
+    value += 1.0 if variable.op.name.endswith("gamma") else 0.0
+    value = value.astype(np.float32)
+    variable.load(value, session)
+    weights[variable.op.name] = value.astype(np.float64)
+  return weights
+
+
+# -----------------------------------------------------------------------------
+# Against the NumPy reference
+# -----------------------------------------------------------------------------
+
+
+def test_two_layer_encoder_equals_numpy_reference(variable_kind):
+  rng = np.random.default_rng(1)
+  batch = ragged_batch(rng)
+  tensors = as_tensors(batch)
+  model = modeling.BertModel(
+    tiny_config(dropout=0.5),
+    False,
+    tensors.input_ids,
+    tensors.input_mask,
+    tensors.segment_ids,
+  )
+  layers_out = [model.get_embedding_output(), *model.get_all_encoder_layers()]
+  with tf.Session() as session:
+    weights = randomise(session, rng)
+    outputs, pooled, sequence = session.run(
+      [layers_out, model.get_pooled_output(), model.get_sequence_output()]
+    )
+  np.testing.assert_array_equal(outputs[-1], sequence)
+  for i in range(B):
+    expected = reference_numpy.encoder(
+      weights,
+      batch.input_ids[i],
+      batch.input_mask[i],
+      batch.segment_ids[i],
+      2,
+      2,
+    )
+    actual = np.stack([output[i] for output in outputs])
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+      pooled[i], reference_numpy.pooler(weights, expected[-1]), atol=1e-5
+    )
+
+
+def test_pretraining_sums_equal_numpy_reference(variable_kind):
+  rng = np.random.default_rng(2)
+  batch = ragged_batch(rng)
+  modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
+  with tf.Session() as session:
+    weights = randomise(session, rng)
+    # A right prediction, which random labels hardly give.
+    output = reference_numpy.encoder(
+      weights,
+      batch.input_ids[0],
+      batch.input_mask[0],
+      batch.segment_ids[0],
+      2,
+      2,
+    )[-1]
+    log_probs = reference_numpy.masked_lm_log_probs(
+      weights, output, batch.masked_lm_positions[0]
+    )
+    batch.masked_lm_ids[0] = log_probs.argmax(axis=1)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+      sums = modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
+    actual = session.run(sums)
+  expected = reference_numpy.pretraining_sums(weights, batch, 2, 2)
+  assert expected["masked_lm_correct"] >= P
+  assert expected["masked_lm_weight"] == 6 and expected["tokens"] == S + 5
+  for name, value in expected.items():
+    assert getattr(actual, name) == pytest.approx(value, rel=1e-5), name
+
+
+def test_heads_of_google_bert_equal_numpy_reference():
+  rng = np.random.default_rng(3)
+  batch = ragged_batch(rng)
+  config = tiny_config()
+  tensors = as_tensors(batch)
+  model = modeling.BertModel(
+    config, True, tensors.input_ids, tensors.input_mask, tensors.segment_ids
+  )
+  masked_lm = modeling.get_masked_lm_output(
+    config,
+    model.get_sequence_output(),
+    model.get_embedding_table(),
+    tensors.masked_lm_positions,
+    tensors.masked_lm_ids,
+    tensors.masked_lm_weights,
+  )
+  next_sentence = modeling.get_next_sentence_output(
+    config, model.get_pooled_output(), tensors.next_sentence_labels
+  )
+  with tf.Session() as session:
+    weights = randomise(session, rng)
+    masked_lm, next_sentence = session.run([masked_lm, next_sentence])
+  log_probs, pair_log_probs = [], []
+  for i in range(B):
+    output = reference_numpy.encoder(
+      weights,
+      batch.input_ids[i],
+      batch.input_mask[i],
+      batch.segment_ids[i],
+      2,
+      2,
+    )[-1]
+    log_probs.append(
+      reference_numpy.masked_lm_log_probs(
+        weights, output, batch.masked_lm_positions[i]
+      )
+    )
+    pooled = reference_numpy.pooler(weights, output)
+    pair_log_probs.append(
+      reference_numpy.next_sentence_log_probs(weights, pooled)
+    )
+  log_probs = np.concatenate(log_probs)
+  losses = -log_probs[np.arange(B * P), batch.masked_lm_ids.reshape(-1)]
+  label_weights = batch.masked_lm_weights.reshape(-1)
+  loss = (losses * label_weights).sum() / (label_weights.sum() + 1e-5)
+  pairs = np.stack(pair_log_probs)
+  pair_losses = -pairs[np.arange(B), batch.next_sentence_labels[:, 0]]
+  for actual, expected in (
+    (masked_lm, (loss, losses, log_probs)),
+    (next_sentence, (pair_losses.mean(), pair_losses, pairs)),
+  ):
+    for a, e in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
+
+
+# -----------------------------------------------------------------------------
+# Hand-written gradients against composed operations
+# -----------------------------------------------------------------------------
+
+
+def composed_gelu(x):
+  return 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def composed_layer_norm(x, gamma, beta):
+  mean, variance = tf.nn.moments(x, [-1], keep_dims=True)
+  return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-12)
+
+
+def ours_layer_norm(x, gamma, beta):
+  return layers.layer_normalization(x, gamma, beta, 1e-12)
+
+
+def masked(function):
+  mask = np.random.default_rng(0).random([2, 3, 7]) < 0.6
+  return lambda x: function(x, mask)
+
+
+@pytest.mark.parametrize(
+  "ours, composed, shapes",
+  [
+    (layers.gelu, composed_gelu, [[2, 3, 7]]),
+    (ours_layer_norm, composed_layer_norm, [[2, 3, 7], [7], [7]]),
+    (ours_layer_norm, composed_layer_norm, [[5, 7], [7], [7]]),
+    (
+      masked(lambda x, mask: layers.masked_scale(x, mask, 1.25)),
+      masked(lambda x, mask: x * mask.astype(np.float32) * 1.25),
+      [[2, 3, 7]],
+    ),
+    (
+      lambda table: layers.gather_rows(table, [3, 0, 3, 1]),
+      lambda table: tf.gather(table, [3, 0, 3, 1]),
+      [[5, 7]],
+    ),
+  ],
+  ids=["gelu", "layer norm 3", "layer norm 2", "dropout", "embedding"],
+)
+def test_gradients_equal_those_of_composed_operations(
+  variable_kind, ours, composed, shapes
+):
+  rng = np.random.default_rng(4)
+  inputs = [
+    tf.get_variable(
+      f"x{i}", initializer=rng.normal(0.3, 1.5, s).astype(np.float32)
+    )
+    for i, s in enumerate(shapes)
+  ]
+  results = []
+  for function in (ours, composed):
+    y = function(*inputs)
+    dy = np.sin(np.arange(y.shape.num_elements())).reshape(y.shape)
+    gradients = tf.gradients(y, inputs, grad_ys=tf.constant(dy, tf.float32))
+    results.append([y, *map(tf.convert_to_tensor, gradients)])
+    if function is ours:
+      assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    actual, expected = session.run(results)
+  for a, e in zip(actual, expected, strict=True):
+    assert np.abs(e).max() > 0.1
+    np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-5)
+
+
+def test_gradient_of_the_whole_model_equals_differences(variable_kind):
+  """Central differences along random directions, dropout mask held fixed."""
+  rng = np.random.default_rng(5)
+  sums = modeling.pretraining_model(
+    as_tensors(ragged_batch(rng)),
+    tiny_config(dropout=0.2),
+    True,
+    dropout_seed=tf.constant([1, 2]),
+  )
+  loss = sums.masked_lm_loss + sums.next_sentence_loss
+  variables = tf.trainable_variables()
+  gradients = tf.gradients(loss, variables)
+  assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+  with tf.Session() as session:
+    weights = randomise(session, rng)
+    gradients = session.run(gradients)
+    for variable, gradient in zip(variables, gradients, strict=True):
+      value = weights[variable.op.name]
+      # Along the gradient, where the difference is largest against rounding.
+      norm = np.linalg.norm(gradient)
+      if norm < 1e-3:  # softmax does not feel the key's bias
+        assert variable.op.name.endswith("key/bias")
+        continue
+      step = 3e-3 * gradient / norm
+      ends = []
+      for sign in (1.0, -1.0):
+        variable.load((value + sign * step).astype(np.float32), session)
+        ends.append(session.run(loss))
+      variable.load(value.astype(np.float32), session)
+      slope = (ends[0] - ends[1]) / 6e-3
+      assert slope == pytest.approx(norm, rel=0.02, abs=0.02), variable.op.name
+
+
+# -----------------------------------------------------------------------------
+# Dropout
+# -----------------------------------------------------------------------------
+
+
+def test_seeded_dropout_is_a_function_of_seed_and_site():
+  ones = tf.ones([37, 41])
+  seed = tf.placeholder(tf.int64, [2])
+  sites = [
+    layers.dropout(ones, 0.3, layers.dropout_site_seed(seed, site))
+    for site in (0, 0, 1)
+  ]
+
+  def draw(values):
+    with tf.Session() as session:
+      return session.run(sites, {seed: values})
+
+  first, same, other_site = draw([3, 4])
+  np.testing.assert_array_equal(first, same)
+  np.testing.assert_array_equal(first, draw([3, 4])[0])
+  # Neighbouring seeds and sites do not share masks, shifted ones neither.
+  for other in (other_site, draw([3, 5])[0], draw([4, 4])[0], draw([3, 3])[2]):
+    agreement = np.mean((first > 0) == (other > 0))
+    assert agreement == pytest.approx(0.7**2 + 0.3**2, abs=0.06)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("shape", [[1000, 1000], [999, 1001]])
+def test_dropout_keeps_its_rate_and_the_mean(rate, shape):
+  x = tf.placeholder(tf.float32, [None, shape[1]])
+  y = layers.dropout(x, rate, tf.constant([1, 2]))
+  with tf.Session() as session:
+    y = session.run(y, {x: np.ones(shape)})
+  kept = y > 0
+  assert np.unique(y[kept]).size == 1
+  # 5 standard deviations of a mean of 1e6 Bernoulli draws
+  bound = 5 * np.sqrt(rate * (1 - rate) / y.size)
+  assert kept.mean() == pytest.approx(1 - rate, abs=bound + 2**-17)
+  assert y.mean(dtype=np.float64) == pytest.approx(1, abs=bound / (1 - rate))
+  # Both halves of a 32-bit draw, and neighbours, are independent.
+  flat = kept.reshape(-1)
+  for step in (1, 2, 4):
+    both = np.mean(flat[step:] & flat[:-step])
+    assert both == pytest.approx((1 - rate) ** 2, abs=3 * bound)
+  # The scale makes the mean exact for the rate that is realised.
+  realised = round((1 - rate) * 65536) / 65536
+  assert y.max() == pytest.approx(1 / realised, rel=1e-6)
+
+
+def test_every_dropout_site_of_the_model_has_its_own_seed(graph):
+  seed = tf.constant([1, 2])
+  tensors = as_tensors(ragged_batch(np.random.default_rng(6)))
+  seeds = []
+  original = modeling.dropout_site_seed
+  modeling.dropout_site_seed = lambda seed, site: (
+    seeds.append(site) or original(seed, site)
+  )
+  try:
+    modeling.pretraining_model(tensors, tiny_config(0.1), True, seed)
+  finally:
+    modeling.dropout_site_seed = original
+  assert seeds == list(range(1 + 3 * TINY["num_hidden_layers"]))
+  stateful = [op.type for op in graph.get_operations() if "Random" in op.type]
+  assert {kind for kind in stateful if not kind.startswith("Stateless")} <= {
+    "TruncatedNormal"
+  }
+
+
+def test_model_with_dropout_repeats_itself_and_evaluation_has_none():
+  rng = np.random.default_rng(7)
+  tensors = as_tensors(ragged_batch(rng))
+  seed = tf.placeholder(tf.int32, [2])
+  train = modeling.pretraining_model(tensors, tiny_config(0.3), True, seed)
+  with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+    plain = modeling.pretraining_model(tensors, tiny_config(0.0), True)
+    evaluate = modeling.pretraining_model(tensors, tiny_config(0.3), False)
+    stateful = modeling.pretraining_model(tensors, tiny_config(0.3), True)
+  losses = []
+  for values in ([1, 2], [1, 2], [1, 3]):
+    with tf.Session() as session:
+      randomise(session, np.random.default_rng(8))
+      losses.append(session.run(train.masked_lm_loss, {seed: values}))
+      others = session.run(
+        [s.masked_lm_loss for s in (plain, evaluate, stateful, stateful)]
+      )
+  assert losses[0] == losses[1] != losses[2]
+  assert others[0] == others[1] != others[2]
+
+
+# -----------------------------------------------------------------------------
+# Variables, masks, the graph
+# -----------------------------------------------------------------------------
+
+
+def published_variables(config):
+  """Names and shapes of google/bert's pre-training checkpoints."""
+  width, wide = config.hidden_size, config.intermediate_size
+
+  def dense(scope, rows, columns):
+    return {f"{scope}/kernel": [rows, columns], f"{scope}/bias": [columns]}
+
+  def norm(scope):
+    return {f"{scope}/LayerNorm/{k}": [width] for k in ("beta", "gamma")}
+
+  tables = {
+    "word": config.vocab_size,
+    "token_type": config.type_vocab_size,
+    "position": config.max_position_embeddings,
+  }
+  shapes = {
+    f"bert/embeddings/{name}_embeddings": [rows, width]
+    for name, rows in tables.items()
+  }
+  shapes |= norm("bert/embeddings")
+  for layer in range(config.num_hidden_layers):
+    scope = f"bert/encoder/layer_{layer}"
+    for name in ("query", "key", "value"):
+      shapes |= dense(f"{scope}/attention/self/{name}", width, width)
+    shapes |= dense(f"{scope}/attention/output/dense", width, width)
+    shapes |= norm(f"{scope}/attention/output")
+    shapes |= dense(f"{scope}/intermediate/dense", width, wide)
+    shapes |= dense(f"{scope}/output/dense", wide, width)
+    shapes |= norm(f"{scope}/output")
+  shapes |= dense("bert/pooler/dense", width, width)
+  shapes |= dense("cls/predictions/transform/dense", width, width)
+  shapes |= norm("cls/predictions/transform")
+  shapes["cls/predictions/output_bias"] = [config.vocab_size]
+  shapes["cls/seq_relationship/output_weights"] = [2, width]
+  shapes["cls/seq_relationship/output_bias"] = [2]
+  return shapes
+
+
+def test_variables_are_those_of_published_checkpoints(tmp_path):
+  tensors = as_tensors(ragged_batch(np.random.default_rng(9)))
+  config = tiny_config()
+  modeling.pretraining_model(tensors, config, True)
+  variables = tf.global_variables()
+  actual = {v.op.name: v.shape.as_list() for v in variables}
+  assert actual == published_variables(config)
+  assert variables == tf.trainable_variables()
+
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    path = tf.train.Saver(variables[:3]).save(session, str(tmp_path / "model"))
+  names = [v.op.name for v in variables[:3]]
+  loaded, initialized = modeling.get_assignment_map_from_checkpoint(
+    variables[1:], path
+  )
+  assert dict(loaded) == {name: name for name in names[1:]}
+  assert set(initialized) == {n + end for n in names[1:] for end in ("", ":0")}
+
+
+def test_padding_is_not_attended_to():
+  rng = np.random.default_rng(10)
+  ids, mask = tf.placeholder(tf.int32, [B, S]), tf.placeholder(tf.int32, [B, S])
+  model = modeling.BertModel(tiny_config(), False, ids, mask)
+  batch = ragged_batch(rng)
+  with tf.Session() as session:
+    randomise(session, rng)
+
+    def run(values):
+      feeds = {ids: values, mask: batch.input_mask}
+      return session.run(model.get_sequence_output(), feeds)
+
+    before = run(batch.input_ids)
+    # The last token of row 1 is padding; that of row 0 is not.
+    changed = batch.input_ids.copy()
+    changed[:2, -1] = (changed[:2, -1] + 1) % V
+    after = run(changed)
+  real = batch.input_mask[1] > 0
+  np.testing.assert_array_equal(before[1, real], after[1, real])
+  assert np.abs(before[0] - after[0]).max(axis=-1).min() > 1e-4
+
+
+def test_attention_takes_a_mask_for_each_query():
+  """[B, F, T]: two examples packed into one row do not see each other."""
+  rng = np.random.default_rng(11)
+  owner = np.array([0] * 4 + [1] * 5)
+  mask = (owner[:, None] == owner[None, :]).astype(np.int32)
+  x = rng.normal(size=[1, S, 8]).astype(np.float32)
+  output = modeling.attention_layer(
+    tf.constant(x), tf.constant(x), tf.constant(mask[None]), 2, 4
+  )
+  with tf.Session() as session:
+    weights = randomise(session, rng)
+    output = session.run(output)
+  weights = {f"scope/{name}": value for name, value in weights.items()}
+  expected = reference_numpy.attention(weights, "scope", x[0], mask, 2)
+  np.testing.assert_allclose(output[0], expected, atol=1e-5)
+
+
+def test_every_operation_is_needed_by_the_sums(graph):
+  tensors = as_tensors(ragged_batch(np.random.default_rng(12)))
+  seed = tf.constant([1, 2])
+  sums = modeling.pretraining_model(tensors, tiny_config(0.1), True, seed)
+  wanted = [tensor.op for tensor in sums]
+  # Initial values are needed by the assignments, not by the sums.
+  wanted += [variable.initializer for variable in tf.global_variables()]
+  reached = set()
+  while wanted:
+    op = wanted.pop()
+    if op not in reached:
+      reached.add(op)
+      wanted += [tensor.op for tensor in op.inputs] + op.control_inputs
+  assert [op.name for op in graph.get_operations() if op not in reached] == []
+
+
+def test_shapes_may_be_unknown_until_the_graph_runs():
+  ids = tf.placeholder(tf.int32, [None, None])
+  seed = tf.constant([1, 2])
+  model = modeling.BertModel(
+    tiny_config(0.1), True, ids, tf.ones_like(ids), dropout_seed=seed
+  )
+  with tf.Session() as session:
+    randomise(session, np.random.default_rng(13))
+    for shape in ([2, 5], [1, 7]):
+      output = session.run(model.get_sequence_output(), {ids: np.ones(shape)})
+      assert output.shape == (*shape, 8) and np.isfinite(output).all()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="[Ss]lice|size"):
+      session.run(model.get_sequence_output(), {ids: np.ones([1, 17])})
+
+
+def test_one_hot_embeddings_equal_gathered_ones():
+  ids = tf.constant([[1, 2, 2], [0, 4, 1]])
+  outputs = []
+  for one_hot in (False, True):
+    with tf.variable_scope("table", reuse=one_hot):
+      output, _ = modeling.embedding_lookup(
+        ids, 5, 3, use_one_hot_embeddings=one_hot
+      )
+      outputs.append(output)
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    gathered, multiplied = session.run(outputs)
+  assert gathered.shape == (2, 3, 3)
+  np.testing.assert_allclose(gathered, multiplied, atol=1e-7)
+
+
+# -----------------------------------------------------------------------------
+# Configuration and errors
+# -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"hiden_size": 8}, ["hiden_size", "hidden_size", "known keys"]),
+    ({"hidden_size": 9}, ["hidden_size 9", "num_attention_heads 2"]),
+    ({"num_hidden_layers": 0}, ["num_hidden_layers is 0"]),
+    ({"intermediate_size": 1.5}, ["intermediate_size is 1.5"]),
+    ({"hidden_dropout_prob": 1.0}, ["hidden_dropout_prob is 1.0"]),
+    ({"attention_probs_dropout_prob": -0.1}, ["dropout_prob is -0.1"]),
+    ({"initializer_range": 0}, ["initializer_range is 0"]),
+    ({"hidden_act": "swish"}, ["hidden_act", "swish", "gelu"]),
+  ],
+)
+def test_config_errors_name_the_file_and_the_numbers(tmp_path, change, words):
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(TINY | change))
+  with pytest.raises(ValueError) as error:
+    modeling.BertConfig.from_json_file(str(path))
+  for word in [str(path), *words]:
+    assert word in str(error.value)
+
+
+def test_config_without_vocabulary_or_json_is_an_error(tmp_path):
+  with pytest.raises(ValueError, match="vocab_size is None"):
+    modeling.BertConfig.from_dict({"hidden_size": 8})
+  path = tmp_path / "config.json"
+  for text in ("{", "[1]"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match="config.json: not"):
+      modeling.BertConfig.from_json_file(str(path))
+
+
+def test_config_round_trip_keeps_keys_of_published_chinese_model():
+  extra = {
+    "directionality": "bidi",
+    "pooler_fc_size": 768,
+    "pooler_num_attention_heads": 12,
+    "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform",
+  }
+  config = modeling.BertConfig.from_dict(TINY | extra)
+  text = config.to_json_string()
+  again = modeling.BertConfig.from_dict(json.loads(text))
+  assert again.to_dict() == config.to_dict()
+  assert again.to_dict().items() >= (TINY | extra).items()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("bert_*.json")), ids=str)
+def test_shipped_configs_are_valid(path):
+  config = modeling.BertConfig.from_json_file(str(path))
+  assert config.to_dict() == json.loads(path.read_text())
+  assert config.hidden_size == 64 * config.num_attention_heads
+  assert config.intermediate_size == 4 * config.hidden_size
+
+
+def test_model_checks_its_arguments():
+  ids = tf.zeros([2, 4], tf.int32)
+  with pytest.raises(ValueError, match="hidden_size 37"):
+    modeling.BertModel(modeling.BertConfig(9, hidden_size=37), True, ids)
+  with pytest.raises(ValueError, match="length 17 .*16"):
+    modeling.BertModel(tiny_config(), True, tf.zeros([1, 17], tf.int32))
+  with pytest.raises(ValueError, match="rank 1"):
+    modeling.BertModel(tiny_config(), True, ids[0])
+  with pytest.raises(ValueError, match="rank 2 need"):
+    modeling.attention_layer(tf.zeros([6, 8]), tf.zeros([6, 8]))
+  with pytest.raises(ValueError, match="Unsupported activation: 'swish'"):
+    modeling.get_activation("swish")
+  assert modeling.get_activation("linear") is None
+  assert modeling.get_activation(tf.tanh) is tf.tanh
