@@ -227,7 +227,10 @@ class LocalAccumulation(tf.train.Optimizer):
     self.accumulate_op = tf.cond(
       finite,
       lambda: tf.group(
-        *[s.assign_add(v).op for s, v in zip(stores, values, strict=True)]
+        *[
+          s.assign_add(v, read_value=False)
+          for s, v in zip(stores, values, strict=True)
+        ]
       ),
       tf.no_op,
       name="keep_or_drop",
@@ -239,7 +242,9 @@ class LocalAccumulation(tf.train.Optimizer):
       name="with_this_micro_batch",
     )
     with tf.control_dependencies(sums):
-      self.reset_op = tf.group(*[s.assign(tf.zeros_like(s)).op for s in stores])
+      self.reset_op = tf.group(
+        *[s.assign(tf.zeros(s.shape), read_value=False) for s in stores]
+      )
     return sums
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
@@ -294,8 +299,9 @@ def build_train_ops(
 
   # Scale the loss; add up micro-batches locally; one all-reduce per update.
   local = LocalAccumulation(optimizer, micro_batches)
+  scaled_loss = tf.multiply(loss, loss_scale, name="scaled_loss")
   grads_and_vars = comm.distributed_optimizer(local).compute_gradients(
-    loss * loss_scale, variables, extra=[values]
+    scaled_loss, variables, extra=[values]
   )
   kept_and_sums = comm.allreduce(
     tf.concat([local.kept[None], *local.extra], axis=0), name="kept_and_sums"
@@ -325,7 +331,9 @@ def build_train_ops(
   with tf.control_dependencies([applied, local.reset_op]):
     counters = [(tf.train.get_or_create_global_step(), 1)]
     counters += [samples] if samples else []
-    update = tf.group(*[tf.assign_add(v, n).op for v, n in counters])
+    update = tf.group(
+      *[v.assign_add(n, read_value=False) for v, n in counters]
+    )
 
   # With every micro-batch dropped the sums are finite: blame this rank's last.
   nonfinite = tf.maximum(first_nonfinite(squares), local.nonfinite)

@@ -47,16 +47,35 @@ def pretrain(tiny_run, output_dir, **changes):
   )
 
 
-def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150):
-  """Runs the script, under horovodrun for several ranks.
+def launch(arguments, ranks=1, timeout=150):
+  """Runs a Python command, under horovodrun for several ranks.
 
   Returns the finished process, with its output as text. A run that hangs is
   killed with its ranks and fails the test.
   """
   launcher = [f"{BIN}/horovodrun", "-np", str(ranks)] if ranks > 1 else []
+  process = subprocess.Popen(
+    [*launcher, sys.executable, *arguments],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+    env={**os.environ, "PYTHONPATH": ROOT},
+  )
+  try:
+    stdout, stderr = process.communicate(timeout=timeout)
+  except subprocess.TimeoutExpired:
+    os.killpg(process.pid, 9)
+    stdout, stderr = process.communicate()
+    raise AssertionError(f"hung for {timeout} s:\n{stderr[-3000:]}") from None
+  return subprocess.CompletedProcess(
+    process.args, process.returncode, stdout, stderr
+  )
+
+
+def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150):
+  """`launch` of a 20-step training with run_pretraining.py."""
   arguments = [
-    *launcher,
-    sys.executable,
     f"{ROOT}/run_pretraining.py",
     "--do_train",
     f"--bert_config_file={tiny_run[0]}",
@@ -68,24 +87,8 @@ def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150):
     "--num_train_steps=20",
     "--num_warmup_steps=4",
     "--log_every_steps=1",
-    *flags,
   ]
-  process = subprocess.Popen(
-    arguments,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,
-  )
-  try:
-    stdout, stderr = process.communicate(timeout=timeout)
-  except subprocess.TimeoutExpired:
-    os.killpg(process.pid, 9)
-    stdout, stderr = process.communicate()
-    raise AssertionError(f"hung for {timeout} s:\n{stderr[-3000:]}") from None
-  return subprocess.CompletedProcess(
-    arguments, process.returncode, stdout, stderr
-  )
+  return launch([*arguments, *flags], ranks, timeout)
 
 
 def metrics(output_dir, key="loss"):

@@ -1,0 +1,175 @@
+"""Several Horovod ranks, as commands: the equivalence contract and failures."""
+
+import shutil
+
+import numpy as np
+import pytest
+import runs
+from conftest import write_config, write_records
+
+import records
+from tensorflow_v1 import tf
+
+NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory):
+  """Config without dropout, 2 x 60 records, and one rank's 20 losses."""
+  folder = tmp_path_factory.mktemp("data")
+  for i in range(2):
+    write_records(folder / f"data-{i}.tfrecord", 60, seed=i)
+  config = write_config(folder / "config.json", **NO_DROPOUT)
+  tiny = config, str(folder / "data-*.tfrecord")
+  runs.pretrain(tiny, folder / "one", do_eval=True)
+  return tiny, folder / "one"
+
+
+@pytest.mark.parametrize(
+  "ranks, micro_batch", [(2, 12), (3, 8), (2, 6)], ids=str
+)
+def test_ranks_and_micro_batches_equal_one_big_batch(
+  plain_run, tmp_path, ranks, micro_batch
+):
+  """2 x 12, 3 x 8, and 2 ranks x 2 micro-batches x 6, all 24 examples."""
+  tiny, one = plain_run
+  process = runs.command(
+    tiny,
+    tmp_path / "run",
+    ranks,
+    ["--global_batch_size=24", f"--train_batch_size={micro_batch}", "--do_eval"],
+  )
+  assert process.returncode == 0, process.stderr[-3000:]
+  assert len(runs.metrics(one)) == 20
+  for key in ("loss", "masked_lm_loss", "next_sentence_loss", "grad_norm"):
+    np.testing.assert_allclose(
+      runs.metrics(tmp_path / "run", key),
+      runs.metrics(one, key),
+      rtol=1e-5 if "loss" in key else 1e-4,
+      err_msg=key,
+    )
+  # Evaluation counts each of the 120 records once, whatever the ranks.
+  alone = runs.read_json(one, "eval_results.json")
+  together = runs.read_json(tmp_path / "run", "eval_results.json")
+  assert together["examples"] == alone["examples"] == 120
+  for key, value in alone.items():
+    np.testing.assert_allclose(together[key], value, rtol=1e-4, err_msg=key)
+
+
+def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
+  process = runs.command(
+    tiny_run, tmp_path / "run", 2, ["--train_batch_size=6"]
+  )
+  assert process.returncode == 0, process.stderr[-3000:]
+  assert runs.metrics(tmp_path / "run", "examples") == [
+    12 * k for k in range(1, 11)
+  ]
+  # Rank 0 alone prints: the plan is there once.
+  assert process.stderr.count("10 updates (2 of warm-up)") == 1
+
+
+def test_two_ranks_resume_bit_for_bit(tiny_run, tmp_path):
+  """With dropout: from the checkpoint of update 8 as if it had ended there."""
+  flags = ["--train_batch_size=6", "--global_batch_size=12"]
+  flags += ["--save_checkpoints_steps=8"]
+  whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+  process = runs.command(tiny_run, whole, 2, flags)
+  assert process.returncode == 0, process.stderr[-3000:]
+  stopped.mkdir()
+  for path in [whole / "metrics.jsonl", *whole.glob("model.ckpt-8.*")]:
+    shutil.copy(path, stopped)
+  tf.train.update_checkpoint_state(str(stopped), str(stopped / "model.ckpt-8"))
+  process = runs.command(tiny_run, stopped, 2, flags)
+  assert process.returncode == 0, process.stderr[-3000:]
+  assert "resumed" in process.stderr and "model.ckpt-8" in process.stderr
+  assert runs.metrics(stopped) == runs.metrics(whole)
+  assert len(runs.metrics(stopped)) == 20
+  want = runs.weights(whole)
+  for name, value in runs.weights(stopped).items():
+    np.testing.assert_array_equal(value, want[name], err_msg=name)
+
+
+def last_lines(stderr, ranks):
+  """The last line of each rank, without horovodrun's prefix."""
+  found = {}
+  for line in stderr.splitlines():
+    for rank in range(ranks):
+      prefix = f"[{rank}]<stderr>:"
+      if line.startswith(prefix):
+        found[rank] = line.removeprefix(prefix)
+  return found
+
+
+def test_a_wrong_setting_ends_all_ranks_with_one_message(tiny_run, tmp_path):
+  process = runs.command(
+    tiny_run, tmp_path / "run", 2, ["--global_batch_size=25"]
+  )
+  assert process.returncode != 0
+  # horovodrun ends the slower rank, perhaps before it says the same.
+  said = [
+    line
+    for line in last_lines(process.stderr, 2).values()
+    if line != "Terminated"
+  ]
+  assert said, process.stderr
+  for line in said:
+    assert "error: --global_batch_size=25 is not a multiple" in line
+
+
+def test_a_damaged_record_ends_all_ranks(tmp_path):
+  """One rank reads it; the other must not wait for it for ever."""
+  path = write_records(tmp_path / "data.tfrecord", 40)
+  offsets = np.load(path + ".index")
+  data = bytearray((tmp_path / "data.tfrecord").read_bytes())
+  data[offsets[17] + 30] ^= 255
+  (tmp_path / "data.tfrecord").write_bytes(data)
+  with pytest.raises(records.DataError):
+    records.RecordSet([path]).read(17)
+  process = runs.command(
+    (write_config(tmp_path / "c.json"), path),
+    tmp_path / "run",
+    2,
+    ["--global_batch_size=8", "--train_batch_size=4"],
+    timeout=100,
+  )
+  assert process.returncode != 0
+  assert any(
+    path in line and "record 17" in line
+    for line in last_lines(process.stderr, 2).values()
+  ), process.stderr[-3000:]
+
+
+def test_ranks_that_disagree_are_named(tmp_path):
+  """As on hosts that were given different files."""
+  script = tmp_path / "disagree.py"
+  script.write_text(
+    "import distributed, train_loop\n"
+    "def main(_):\n"
+    "  comm = distributed.init()\n"
+    "  comm.check_equal('the seed', '1')\n"
+    "  comm.check_equal('the data', f'{10 + comm.rank} records')\n"
+    "train_loop.run_main(main)\n"
+  )
+  process = runs.launch([str(script)], ranks=2, timeout=60)
+  assert process.returncode != 0
+  messages = last_lines(process.stderr, 2)
+  assert any(
+    "the data of rank [1] differs" in line and "records" in line
+    for line in messages.values()
+  ), process.stderr[-3000:]
+
+
+def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
+  """Rank 1 is killed while the other waits in a collective."""
+  script = tmp_path / "die.py"
+  script.write_text(
+    "import os, sys, distributed, train_loop\n"
+    "import numpy as np\n"
+    "def main(_):\n"
+    "  comm = distributed.init()\n"
+    "  if comm.rank == 1: os.kill(os.getpid(), 9)\n"
+    "  comm.gather(np.zeros(1))\n"
+    "train_loop.run_main(main)\n"
+  )
+  process = runs.launch([str(script)], ranks=2, timeout=60)
+  assert process.returncode != 0
