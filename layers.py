@@ -135,12 +135,14 @@ def dropout_site_seed(dropout_seed, site):
   that count (seed, update) do not share masks between neighbouring sites.
 
   Args:
-    dropout_seed: int32 or int64 [2].
+    dropout_seed: int32 or int64 [2], or None.
     site: int, the number of the call site in the model.
 
   Returns:
-    int32 [2].
+    int32 [2], or None without a dropout_seed.
   """
+  if dropout_seed is None:
+    return None
   drawn = tf.random.stateless_uniform(
     [2], dropout_seed, minval=None, maxval=None, dtype=tf.int32
   )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference_numpy
 
+import encoder
 import layers
 import modeling
 from tensorflow_v1 import tf
@@ -359,14 +360,14 @@ def test_every_dropout_site_of_the_model_has_its_own_seed(graph):
   seed = tf.constant([1, 2])
   tensors = as_tensors(ragged_batch(np.random.default_rng(6)))
   seeds = []
-  original = modeling.dropout_site_seed
-  modeling.dropout_site_seed = lambda seed, site: (
+  original = encoder.dropout_site_seed
+  encoder.dropout_site_seed = lambda seed, site: (
     seeds.append(site) or original(seed, site)
   )
   try:
     modeling.pretraining_model(tensors, tiny_config(0.1), True, seed)
   finally:
-    modeling.dropout_site_seed = original
+    encoder.dropout_site_seed = original
   assert seeds == list(range(1 + 3 * TINY["num_hidden_layers"]))
   stateful = [op.type for op in graph.get_operations() if "Random" in op.type]
   assert {kind for kind in stateful if not kind.startswith("Stateless")} <= {

@@ -1,0 +1,347 @@
+"""The encoder's parts: embeddings, attention, the stack of layers.
+
+Names, variable names and meaning are google/bert's
+(https://github.com/google-research/bert); scripts find them in `modeling`,
+whose shape legend holds here too.
+"""
+
+import math
+
+from layers import (
+  create_initializer,
+  dense,
+  dropout,
+  dropout_site_seed,
+  gather_rows,
+  gelu,
+  get_shape_list,
+  layer_norm,
+  layer_norm_and_dropout,
+  reshape_from_matrix,
+  reshape_to_matrix,
+)
+from tensorflow_v1 import tf
+
+# Added to the scores of masked positions: exp(-10000) is 0 in float32.
+_MASKED_SCORE = -10000.0
+
+# The numbers of the model's dropout call sites, see `dropout_site_seed`.
+_EMBEDDING_SITE = 0
+_SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
+
+
+# -----------------------------------------------------------------------------
+# Embeddings
+# -----------------------------------------------------------------------------
+
+
+def embedding_lookup(
+  input_ids,
+  vocab_size,
+  embedding_size=128,
+  initializer_range=0.02,
+  word_embedding_name="word_embeddings",
+  use_one_hot_embeddings=False,
+):
+  """Word embeddings of ids.
+
+  Args:
+    input_ids: int [B, S], or [B, S, K] for K ids at a position.
+    vocab_size: int, V.
+    embedding_size: int, H.
+    initializer_range: float, stddev of the table's initializer.
+    word_embedding_name: name of the table's variable.
+    use_one_hot_embeddings: bool; by a matmul with one-hot rows, not a gather.
+
+  Returns:
+    output: float [B, S, K * H], K = 1 for ids of rank 2.
+    table: the variable [V, H].
+  """
+  if input_ids.shape.ndims == 2:
+    input_ids = tf.expand_dims(input_ids, -1)
+  table = tf.get_variable(
+    word_embedding_name,
+    [vocab_size, embedding_size],
+    initializer=create_initializer(initializer_range),
+  )
+  flat_ids = tf.reshape(input_ids, [-1])
+  if use_one_hot_embeddings:
+    output = tf.matmul(tf.one_hot(flat_ids, vocab_size), table)
+  else:
+    output = gather_rows(table, flat_ids)
+  *outer, ids_per_position = get_shape_list(input_ids)
+  output = tf.reshape(output, outer + [ids_per_position * embedding_size])
+  return output, table
+
+
+def embedding_postprocessor(
+  input_tensor,
+  use_token_type=False,
+  token_type_ids=None,
+  token_type_vocab_size=16,
+  token_type_embedding_name="token_type_embeddings",
+  use_position_embeddings=True,
+  position_embedding_name="position_embeddings",
+  initializer_range=0.02,
+  max_position_embeddings=512,
+  dropout_prob=0.1,
+  dropout_seed=None,
+):
+  """Adds segment and position embeddings; layer norm and dropout follow.
+
+  Args:
+    input_tensor: float [B, S, H], word embeddings.
+    use_token_type: bool.
+    token_type_ids: int [B, S]; needed with use_token_type.
+    token_type_vocab_size: int, number of segment ids.
+    token_type_embedding_name: name of the segment table's variable.
+    use_position_embeddings: bool.
+    position_embedding_name: name of the position table's variable.
+    initializer_range: float, stddev of the tables' initializer.
+    max_position_embeddings: int, rows of the position table.
+    dropout_prob: float.
+    dropout_seed: (optional) the model's seed, int32 or int64 [2].
+
+  Returns:
+    float [B, S, H].
+
+  Raises:
+    ValueError: token_type_ids is missing, or S > max_position_embeddings.
+  """
+  batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
+  output = input_tensor
+  if use_token_type:
+    if token_type_ids is None:
+      raise ValueError("use_token_type needs token_type_ids, which are None")
+    type_table = tf.get_variable(
+      token_type_embedding_name,
+      [token_type_vocab_size, width],
+      initializer=create_initializer(initializer_range),
+    )
+    # A table of few rows: the matmul's gradient beats a scatter's.
+    one_hot = tf.one_hot(
+      tf.reshape(token_type_ids, [-1]), token_type_vocab_size
+    )
+    type_output = tf.matmul(one_hot, type_table)
+    output += tf.reshape(type_output, [batch_size, seq_length, width])
+  if use_position_embeddings:
+    # A length known only when the graph runs is checked by the slice itself.
+    if isinstance(seq_length, int) and seq_length > max_position_embeddings:
+      raise ValueError(
+        f"The sequence length {seq_length} is greater than "
+        f"max_position_embeddings {max_position_embeddings}"
+      )
+    position_table = tf.get_variable(
+      position_embedding_name,
+      [max_position_embeddings, width],
+      initializer=create_initializer(initializer_range),
+    )
+    # [S, H], broadcast over B
+    output += tf.slice(position_table, [0, 0], [seq_length, width])
+  seed = dropout_site_seed(dropout_seed, _EMBEDDING_SITE)
+  return layer_norm_and_dropout(output, dropout_prob, seed=seed)
+
+
+# -----------------------------------------------------------------------------
+# Encoder
+# -----------------------------------------------------------------------------
+
+
+def create_attention_mask_from_input_mask(from_tensor, to_mask):
+  """A mask that lets every position attend to those that `to_mask` marks.
+
+  Args:
+    from_tensor: [B, F, ...], only its shape is used.
+    to_mask: int [B, T], 1 to attend to, 0 for padding.
+
+  Returns:
+    float32 [B, F, T].
+  """
+  from_shape = get_shape_list(from_tensor, expected_rank=[2, 3])
+  batch_size, to_length = get_shape_list(to_mask, expected_rank=2)
+  to_mask = tf.cast(tf.expand_dims(to_mask, 1), tf.float32)
+  return tf.broadcast_to(to_mask, [batch_size, from_shape[1], to_length])
+
+
+def attention_layer(
+  from_tensor,
+  to_tensor,
+  attention_mask=None,
+  num_attention_heads=1,
+  size_per_head=512,
+  query_act=None,
+  key_act=None,
+  value_act=None,
+  attention_probs_dropout_prob=0.0,
+  initializer_range=0.02,
+  do_return_2d_tensor=False,
+  batch_size=None,
+  from_seq_length=None,
+  to_seq_length=None,
+  dropout_seed=None,
+):
+  """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
+
+  Args:
+    from_tensor: float [B, F, from width], or [B * F, from width].
+    to_tensor: float [B, T, to width], or [B * T, to width]; the same tensor for
+      self-attention.
+    attention_mask: (optional) [B, F, T], or [B, 1, T] to be the same for all F;
+      1 to attend to a position, 0 not to.
+    num_attention_heads: int, N.
+    size_per_head: int, D.
+    query_act: (optional) activation of the queries.
+    key_act: (optional) activation of the keys.
+    value_act: (optional) activation of the values.
+    attention_probs_dropout_prob: float.
+    initializer_range: float, stddev of the kernels' initializer.
+    do_return_2d_tensor: bool.
+    batch_size: B; needed with tensors of rank 2.
+    from_seq_length: F; needed with tensors of rank 2.
+    to_seq_length: T; needed with tensors of rank 2.
+    dropout_seed: (optional) see `dropout`.
+
+  Returns:
+    float [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
+
+  Raises:
+    ValueError: the tensors' ranks differ, or B, F or T is needed and missing.
+  """
+  from_shape = get_shape_list(from_tensor, expected_rank=[2, 3])
+  to_shape = get_shape_list(to_tensor, expected_rank=[2, 3])
+  if len(from_shape) != len(to_shape):
+    raise ValueError(
+      f"from_tensor is of rank {len(from_shape)}, to_tensor {len(to_shape)}"
+    )
+  if len(from_shape) == 3:
+    batch_size, from_seq_length, _ = from_shape
+    to_seq_length = to_shape[1]
+  elif None in (batch_size, from_seq_length, to_seq_length):
+    raise ValueError(
+      "Tensors of rank 2 need batch_size, from_seq_length and to_seq_length; "
+      f"they are {batch_size}, {from_seq_length}, {to_seq_length}"
+    )
+
+  def heads(tensor, length, activation, name):
+    """[B * length, width] -> [B, N, length, D]"""
+    width = num_attention_heads * size_per_head
+    initializer = create_initializer(initializer_range)
+    tensor = dense(tensor, width, activation, initializer, name)
+    tensor = tf.reshape(
+      tensor, [batch_size, length, num_attention_heads, size_per_head]
+    )
+    return tf.transpose(tensor, [0, 2, 1, 3])
+
+  from_matrix = reshape_to_matrix(from_tensor)
+  to_matrix = reshape_to_matrix(to_tensor)
+  query = heads(from_matrix, from_seq_length, query_act, "query")
+  key = heads(to_matrix, to_seq_length, key_act, "key")
+  value = heads(to_matrix, to_seq_length, value_act, "value")
+  # scores, probs = [B, N, F, T]
+  scores = tf.matmul(query, key, transpose_b=True)
+  scores = tf.cast(scores, tf.float32) * (1.0 / math.sqrt(size_per_head))
+  if attention_mask is not None:
+    # [B, 1, F or 1, T], broadcast over N
+    mask = tf.expand_dims(tf.cast(attention_mask, tf.float32), 1)
+    scores += (1.0 - mask) * _MASKED_SCORE
+  probs = tf.cast(tf.nn.softmax(scores), value.dtype)
+  probs = dropout(probs, attention_probs_dropout_prob, dropout_seed)
+  # context = [B, N, F, D] -> [B, F, N, D]
+  context = tf.transpose(tf.matmul(probs, value), [0, 2, 1, 3])
+  width = num_attention_heads * size_per_head
+  if do_return_2d_tensor:
+    return tf.reshape(context, [batch_size * from_seq_length, width])
+  return tf.reshape(context, [batch_size, from_seq_length, width])
+
+
+def transformer_model(
+  input_tensor,
+  attention_mask=None,
+  hidden_size=768,
+  num_hidden_layers=12,
+  num_attention_heads=12,
+  intermediate_size=3072,
+  intermediate_act_fn=gelu,
+  hidden_dropout_prob=0.1,
+  attention_probs_dropout_prob=0.1,
+  initializer_range=0.02,
+  do_return_all_layers=False,
+  dropout_seed=None,
+):
+  """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
+
+  Args:
+    input_tensor: float [B, S, H].
+    attention_mask: (optional) see `attention_layer`.
+    hidden_size: int, H.
+    num_hidden_layers: int.
+    num_attention_heads: int, N.
+    intermediate_size: int, I.
+    intermediate_act_fn: function, the activation of the intermediate layer.
+    hidden_dropout_prob: float, for the outputs of attention and of the layer.
+    attention_probs_dropout_prob: float.
+    initializer_range: float, stddev of the kernels' initializer.
+    do_return_all_layers: bool.
+    dropout_seed: (optional) the model's seed, int32 or int64 [2].
+
+  Returns:
+    float [B, S, H], or with do_return_all_layers the list of all layers'.
+
+  Raises:
+    ValueError: H is not a multiple of N, or input_tensor's width is not H.
+  """
+  if hidden_size % num_attention_heads:
+    raise ValueError(
+      f"The hidden size {hidden_size} is not a multiple of the number of "
+      f"attention heads {num_attention_heads}"
+    )
+  input_shape = get_shape_list(input_tensor, expected_rank=3)
+  batch_size, seq_length, width = input_shape
+  if width != hidden_size:
+    raise ValueError(
+      f"The input is {width} wide, not the hidden size {hidden_size}"
+    )
+  initializer = create_initializer(initializer_range)
+
+  def add_and_norm(output, residual, site):
+    """LayerNorm(dropout(output) + residual), all [B * S, H]"""
+    seed = dropout_site_seed(dropout_seed, site)
+    return layer_norm(dropout(output, hidden_dropout_prob, seed) + residual)
+
+  # Every layer's output is reshaped and the next layer takes it from there, so
+  # that no reshape is without use when only the last layer's output is wanted.
+  layers = [input_tensor]
+  for layer in range(num_hidden_layers):
+    first_site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * layer
+    hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
+    with tf.variable_scope("layer_%d" % layer):
+      with tf.variable_scope("attention"):
+        with tf.variable_scope("self"):
+          # [B * S, H]
+          context = attention_layer(
+            hidden,
+            hidden,
+            attention_mask,
+            num_attention_heads,
+            hidden_size // num_attention_heads,
+            attention_probs_dropout_prob=attention_probs_dropout_prob,
+            initializer_range=initializer_range,
+            do_return_2d_tensor=True,
+            batch_size=batch_size,
+            from_seq_length=seq_length,
+            to_seq_length=seq_length,
+            dropout_seed=dropout_site_seed(dropout_seed, first_site),
+          )
+        with tf.variable_scope("output"):
+          attended = dense(context, hidden_size, None, initializer)
+          attended = add_and_norm(attended, hidden, first_site + 1)
+      with tf.variable_scope("intermediate"):
+        # [B * S, I]
+        intermediate = dense(
+          attended, intermediate_size, intermediate_act_fn, initializer
+        )
+      with tf.variable_scope("output"):
+        hidden = dense(intermediate, hidden_size, None, initializer)
+        hidden = add_and_norm(hidden, attended, first_site + 2)
+      layers.append(reshape_from_matrix(hidden, input_shape))
+  return layers[1:] if do_return_all_layers else layers[-1]
