@@ -113,6 +113,30 @@ def test_basic_tokenizer_by_hand(lower, text, want):
   assert tokenization.WordSplitter(lower)(text) == want
 
 
+@pytest.mark.parametrize(
+  "first, last",
+  [
+    # CJK Unified Ideographs with extensions A to E as google/bert bounds them,
+    # Compatibility Ideographs, and their supplement.
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+  ],
+)
+def test_cjk_characters_stand_alone(first, last):
+  tokenize = tokenization.BasicTokenizer(do_lower_case=False).tokenize
+  for char in (chr(first), chr(last)):
+    assert tokenize(f"a{char}b") == ["a", char, "b"]
+  outside = {first - 1, last + 1} - {0x2B73F, 0x2B740, 0x2B81F, 0x2B820}
+  for char in map(chr, outside):
+    assert len(tokenize(f"a{char}b")) == 1
+
+
 def test_wordpiece_by_hand():
   vocab = {t: i for i, t in enumerate(["[UNK]", "un", "##aff", "##able", "a"])}
   tokenizer = tokenization.WordpieceTokenizer(vocab, max_input_chars_per_word=9)

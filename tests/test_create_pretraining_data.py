@@ -1,0 +1,452 @@
+"""Text to records: the same bytes from any workers, google/bert's meaning."""
+
+import gzip
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_records import feature_values
+
+import corpus
+import create_pretraining_data as cpd
+import records
+import shards
+import tokenization
+
+WORDS = [f"w{i}" for i in range(40)]
+VOCAB = [
+  *tokenization.SPECIAL_TOKENS,
+  *"abcdefghijklmnopqrstuvwxyz0123456789",
+  *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"),
+  ".",
+]
+SEQ, PREDICTIONS = 32, 6
+
+
+@pytest.fixture(scope="module")
+def vocab_file(tmp_path_factory):
+  path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+  path.write_text("".join(f"{t}\n" for t in VOCAB))
+  return str(path)
+
+
+def write_documents(path, count, seed=0):
+  """Random documents of 1 to 9 sentences of 1 to 9 words."""
+  rng = np.random.default_rng(seed)
+  sentence = lambda: " ".join(rng.choice(WORDS, rng.integers(1, 10))) + "."
+  documents = [
+    "\n".join(sentence() for _ in range(rng.integers(1, 10)))
+    for _ in range(count)
+  ]
+  path.write_text("\n\n".join(documents) + "\n")
+
+
+@pytest.fixture
+def text(tmp_path):
+  """60 documents over a plain and a .gz file; returns the pattern."""
+  write_documents(tmp_path / "a.txt", 40, seed=1)
+  write_documents(tmp_path / "b", 20, seed=2)
+  (tmp_path / "b.txt.gz").write_bytes(
+    gzip.compress(b"\n" + (tmp_path / "b").read_bytes())
+  )
+  return f"{tmp_path}/*.txt*"
+
+
+def settings_of(tmp_path, input_file, vocab_file, **changes):
+  values = dict(
+    input_file=input_file,
+    output_file=f"{tmp_path}/out/train.tfrecord",
+    vocab_file=vocab_file,
+    max_seq_length=SEQ,
+    max_predictions_per_seq=PREDICTIONS,
+    dupe_factor=3,
+    num_workers=1,
+  )
+  return cpd.Settings(**{**values, **changes})
+
+
+def contents(folder):
+  return {
+    name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))
+  }
+
+
+def all_examples(summary):
+  folder = os.path.dirname(summary.manifest_path)
+  paths = [os.path.join(folder, f.name) for f in summary.manifest.files]
+  return [feature_values(r) for r in records.RecordSet(paths)]
+
+
+def test_any_number_of_workers_gives_the_same_bytes(
+  tmp_path, text, vocab_file, monkeypatch
+):
+  monkeypatch.setattr(corpus, "PIECE_BYTES", 1500)  # several pieces
+  made = []
+  for workers in (1, 2, 3):
+    out = tmp_path / f"out{workers}"
+    cpd.create(
+      settings_of(
+        tmp_path,
+        text,
+        vocab_file,
+        output_file=f"{out}/train.tfrecord",
+        num_workers=workers,
+        num_shards=4,
+      )
+    )
+    made.append(contents(out))
+  assert list(made[0])[:3] == [
+    "train-00000-of-00004.tfrecord",
+    "train-00000-of-00004.tfrecord.index",
+    "train-00001-of-00004.tfrecord",
+  ]
+  assert len(made[0]) == 9 and "train.manifest.json" in made[0]
+  assert made[0] == made[1] == made[2]
+
+
+def test_the_seed_decides_the_bytes(tmp_path, text, vocab_file):
+  def made(seed):
+    cpd.create(settings_of(tmp_path, text, vocab_file, random_seed=seed))
+    return (tmp_path / "out" / "train.tfrecord").read_bytes()
+
+  assert made(1) == made(1) != made(2)
+
+
+def documents_by_google_rules(paths, tokenizer):
+  """Token lists per sentence per document, read line by line."""
+  documents = [[]]
+  for path in paths:
+    for line in open(path, "rb"):
+      line = line.decode("utf-8", "ignore").strip()
+      if not line:
+        documents.append([])
+      ids = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(line))
+      if ids:
+        documents[-1].append(ids)
+  return [d for d in documents if d]
+
+
+def stored_documents(store):
+  docs = corpus.open_store(store)
+  sentences = np.split(docs.tokens, docs.sentence_offsets[1:-1])
+  ends = docs.document_offsets
+  return [
+    [s.tolist() for s in sentences[first:last]]
+    for first, last in zip(ends[:-1], ends[1:], strict=True)
+  ]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 40, 1 << 20])
+def test_text_is_read_as_google_bert_reads_it(
+  tmp_path, vocab_file, monkeypatch, piece_bytes
+):
+  # Blank lines in a row and with spaces, CRLF, a line of a control character
+  # only (no sentence, no document end), bytes that are not UTF-8, U+2028 in a
+  # line, no end of line at the file's end: the next file goes on with it.
+  one = "\n\nab cd\r\n\x01\nef\n \t \n\r\n\ngh\u2028ij\nkl\n".encode()
+  one += b"m\xff\xfen\n\nlast of one"
+  (tmp_path / "1.txt").write_bytes(one)
+  (tmp_path / "2.txt").write_bytes(b"first of two\n\nend\n\n\n")
+  paths = [str(tmp_path / "1.txt"), str(tmp_path / "2.txt")]
+  monkeypatch.setattr(corpus, "PIECE_BYTES", piece_bytes)
+  spec = corpus.TokenizerSpec(vocab_file, None, True, "")
+  pieces = corpus.split_into_pieces(paths)
+  counts = corpus.write_store(
+    str(tmp_path),
+    (
+      corpus.tokenize_piece(p, str(tmp_path / f"{i}.i32"), spec)
+      for i, p in enumerate(pieces)
+    ),
+    unk_id=1,
+  )
+  want = documents_by_google_rules(
+    paths, tokenization.FullTokenizer(vocab_file)
+  )
+  assert stored_documents(str(tmp_path)) == want
+  assert [len(d) for d in want] == [2, 3, 2, 1]
+  assert (counts.documents, counts.sentences) == (4, 8)
+  assert counts.tokens == sum(len(s) for d in want for s in d)
+  assert counts.bad_lines == 1
+  assert counts.text_bytes == sum(os.path.getsize(p) for p in paths)
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_records_mean_what_google_bert_means(
+  tmp_path, text, vocab_file, whole_words
+):
+  summary = cpd.create(
+    settings_of(
+      tmp_path, text, vocab_file, do_whole_word_mask=whole_words, num_shards=3
+    )
+  )
+  tokenizer = tokenization.FullTokenizer(vocab_file)
+  (tmp_path / "b").rename(tmp_path / "b.txt")
+  lines = [(tmp_path / n).read_text().split("\n") for n in ("a.txt", "b.txt")]
+  flat = [t for ls in lines for x in ls for t in tokenizer.tokenize(x)]
+  flat = " " + " ".join(flat) + " "
+  cls_id, sep_id = (VOCAB.index(t) for t in ("[CLS]", "[SEP]"))
+  examples = all_examples(summary)
+  for e in examples:
+    n = sum(e["input_mask"])
+    assert e["input_mask"] == [1] * n + [0] * (SEQ - n)
+    ids, k = list(e["input_ids"]), int(sum(e["masked_lm_weights"]))
+    assert ids[n:] == [0] * (SEQ - n)
+    assert e["masked_lm_weights"] == [1.0] * k + [0.0] * (PREDICTIONS - k)
+    positions = e["masked_lm_positions"]
+    assert positions[k:] == e["masked_lm_ids"][k:] == [0] * (PREDICTIONS - k)
+    assert sorted(set(positions[:k])) == positions[:k]
+    limit = min(PREDICTIONS, max(1, round(n * 0.15)))
+    assert k <= limit if whole_words else k == limit
+    for position, label in zip(positions[:k], e["masked_lm_ids"], strict=False):
+      assert label not in (cls_id, sep_id)
+      ids[position] = label
+    start_b = n - sum(e["segment_ids"])
+    assert e["segment_ids"] == (
+      [0] * start_b + [1] * (n - start_b) + [0] * (SEQ - n)
+    )
+    assert ids[0] == cls_id and ids[start_b - 1] == ids[n - 1] == sep_id
+    a, b = ids[1 : start_b - 1], ids[start_b : n - 1]
+    for segment in (a, b):  # what was cut out stands so in the text
+      tokens = " ".join(tokenizer.convert_ids_to_tokens(segment))
+      assert segment and f" {tokens} " in flat
+  c = summary.manifest.counts
+  assert c["examples"] == len(examples) == len(all_examples(summary))
+  assert c["real_tokens"] == sum(sum(e["input_mask"]) for e in examples)
+  masked = sum(int(sum(e["masked_lm_weights"])) for e in examples)
+  assert c["masked_tokens"] == masked
+  random = sum(e["next_sentence_labels"][0] for e in examples)
+  assert c["random_next"] == random and 0.3 < random / len(examples) < 0.9
+  assert (c["documents"], c["tokens"]) == (60, len(flat.split()))
+
+
+def test_next_sentence_label_tells_the_document(tmp_path, vocab_file):
+  # Every document repeats its own letter, so tokens tell the document.
+  letters = "abcdefghijklmnop"
+  text = tmp_path / "letters.txt"
+  text.write_text(
+    "\n\n".join("\n".join([f"{c} {c} {c}"] * 30) for c in letters)
+  )
+  summary = cpd.create(
+    settings_of(tmp_path, str(text), vocab_file, masked_lm_prob=0.01)
+  )
+  first = VOCAB.index("a")
+  for e in all_examples(summary):
+    n = sum(e["input_mask"])
+    segments = {0: set(), 1: set()}
+    masked = e["masked_lm_positions"][:1]
+    for i in range(n):
+      if e["input_ids"][i] >= first and i not in masked:
+        segments[e["segment_ids"][i]].add(e["input_ids"][i])
+    if all(segments.values()):
+      same = segments[0] == segments[1]
+      assert same == (e["next_sentence_labels"] == [0])
+
+
+def test_manifest_counts(tmp_path, vocab_file):
+  text = tmp_path / "t.txt"
+  text.write_text("a a b ?\na\n\nb a . ?\n")
+  summary = cpd.create(settings_of(tmp_path, str(text), vocab_file))
+  c = summary.manifest.counts
+  assert c["tokens"] == 9 and c["unknown_tokens"] == 2
+  assert (c["documents"], c["sentences"]) == (2, 3)
+  want = -sum(p * math.log(p) for p in (4 / 9, 2 / 9, 2 / 9, 1 / 9))
+  assert c["unigram_entropy"] == pytest.approx(want, rel=1e-12)
+  found = records.find_manifest(f"{tmp_path}/out/train.tfrecord")
+  assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
+  manifest = summary.manifest
+  assert manifest.tokenizer.sha256 == records.file_sha256(vocab_file)
+  assert manifest.settings["dupe_factor"] == 3
+  assert (manifest.max_seq_length, manifest.masking) == (SEQ, "static")
+  for info in manifest.files:
+    path = f"{tmp_path}/out/{info.name}"
+    assert records.file_sha256(path) == info.sha256
+  assert "unknown tokens   22.222%" in cpd.report(summary)
+
+
+def test_every_copy_of_a_document_is_in_one_shard_and_they_are_spread():
+  order = np.random.default_rng(0).permutation(50)
+  for num_shards in (1, 4, 7):
+    where = {}
+    for shard in range(num_shards):
+      for copy in range(3):
+        for d in shards.documents_of_shard(order, shard, num_shards, copy):
+          assert (int(d), copy) not in where
+          where[int(d), copy] = shard
+    assert len(where) == 150
+    for d in range(50):
+      assert len({where[d, c] for c in range(3)}) == min(3, num_shards)
+
+
+def test_copies_differ(tmp_path, vocab_file):
+  text = tmp_path / "t.txt"
+  text.write_text("\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2))
+  summary = cpd.create(
+    settings_of(tmp_path, str(text), vocab_file, dupe_factor=20)
+  )
+  examples = all_examples(summary)
+  assert len(examples) == 40
+  assert len({tuple(e["masked_lm_positions"]) for e in examples}) > 30
+
+
+def test_file_names(tmp_path, text, vocab_file):
+  out = tmp_path / "out"
+  summary = cpd.create(settings_of(tmp_path, text, vocab_file, num_shards=1))
+  assert sorted(os.listdir(out)) == [
+    "train.manifest.json", "train.tfrecord", "train.tfrecord.index",
+  ]  # fmt: skip
+  # A list keeps its names; the earlier data set of this name goes.
+  both = f"{out}/train.x,{out}/second.x"
+  again = cpd.create(settings_of(tmp_path, text, vocab_file, output_file=both))
+  assert sorted(os.listdir(out)) == [
+    "second.x", "second.x.index", "train.manifest.json", "train.x",
+    "train.x.index",
+  ]  # fmt: skip
+  assert again.manifest.counts == summary.manifest.counts
+
+
+def test_default_shards_depend_on_the_corpus_only(tmp_path, vocab_file):
+  settings = settings_of(tmp_path, "x", vocab_file, max_seq_length=128)
+  counts = lambda documents, tokens: corpus.CorpusCounts(
+    documents, tokens // 20, tokens, 0, 0, 5 * tokens, 6.0
+  )
+  assert cpd.default_num_shards(counts(2, 100), settings) == 1
+  assert cpd.default_num_shards(counts(10**4, 10**6), settings) == 3
+  assert cpd.default_num_shards(counts(10**7, 10**10), settings) == 4096
+
+
+def test_sentencepiece(tmp_path, text):
+  import train_tokenizer
+
+  model = str(tmp_path / "m.model")
+  lines = (tmp_path / "a.txt").read_text().split("\n")
+  train_tokenizer.train_sentencepiece(lines, model, 60)
+  summary = cpd.create(
+    settings_of(
+      tmp_path, text, None, spm_model_file=model, do_whole_word_mask=True
+    )
+  )
+  assert summary.manifest.tokenizer.kind == "sentencepiece"
+  assert summary.manifest.counts["examples"] == len(all_examples(summary)) > 60
+
+
+# Failures ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "name, content, changes, words",
+  [
+    ("t.txt", b"", {}, r"t\.txt: the file is empty"),
+    ("t.txt", b"\n \n\n", {}, "no sentence"),
+    ("t.txt", b"a b\nc d\n", {}, "one document of 2 sentences.*blank line"),
+    ("t.txt.gz", b"a\n\nb\n", {}, r"t\.txt\.gz: not a whole gzip file"),
+    ("t.txt.gz", gzip.compress(b"a\n\nb\n")[:-6], {}, "not a whole gzip file"),
+    ("t.txt", b"a\n\nb\n", {"num_shards": 9}, "9 shards are too many"),
+    ("t.txt", b"a\n\nb\n", {"vocab_file": None}, "either"),
+    (
+      "t.txt",
+      b"a\n\nb\n",
+      {"vocab_file": "none.txt"},
+      "none.txt: No such file",
+    ),
+    ("t.txt", b"a\n\nb\n", {"input_file": "none*"}, r"none\*: no such file"),
+    ("t.txt", b"a\n\nb\n", {"num_shards": 9, "num_workers": 2}, "too many"),
+  ],
+)
+def test_failures_leave_nothing(
+  tmp_path, vocab_file, name, content, changes, words
+):
+  (tmp_path / name).write_bytes(content)
+  values = {"input_file": str(tmp_path / name), **changes}
+  input_file = values.pop("input_file")
+  values.setdefault("vocab_file", vocab_file)
+  with pytest.raises(ValueError, match=words):
+    cpd.create(settings_of(tmp_path, input_file, **values))
+  out = tmp_path / "out"
+  assert not out.exists() or os.listdir(out) == []
+
+
+def test_a_failure_keeps_the_earlier_records(tmp_path, text, vocab_file):
+  cpd.create(settings_of(tmp_path, text, vocab_file))
+  before = contents(tmp_path / "out")
+  with pytest.raises(records.DataError, match="too many"):
+    cpd.create(settings_of(tmp_path, text, vocab_file, num_shards=1000))
+  assert contents(tmp_path / "out") == before
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, text, vocab_file, monkeypatch):
+  def full(self, record):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(records.ShardWriter, "write", full)
+  with pytest.raises(OSError, match="No space"):
+    cpd.create(settings_of(tmp_path, text, vocab_file))
+  assert os.listdir(tmp_path / "out") == []
+
+
+def test_vocabulary_without_special_tokens(tmp_path, text):
+  bad = tmp_path / "bad.vocab"
+  bad.write_text("a\nb\n[UNK]\n")
+  with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
+    cpd.create(settings_of(tmp_path, text, str(bad)))
+
+
+def test_input_is_not_overwritten(tmp_path, vocab_file):
+  text = tmp_path / "t.txt"
+  text.write_text("a\n\nb\n")
+  with pytest.raises(records.DataError, match="both --input_file and"):
+    cpd.create(
+      settings_of(tmp_path, str(text), vocab_file, output_file=str(text))
+    )
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"max_seq_length": 7}, "max_seq_length=7: must be at least 8"),
+    (
+      {"max_predictions_per_seq": 99},
+      "max_predictions_per_seq=99: must be 1 to",
+    ),
+    ({"dupe_factor": 0}, "dupe_factor=0"),
+    ({"masked_lm_prob": 0.0}, "masked_lm_prob=0.0"),
+    ({"short_seq_prob": 1.1}, "short_seq_prob=1.1"),
+    ({"num_workers": 0}, "num_workers=0"),
+    ({"random_seed": -1}, "random_seed=-1"),
+    ({"output_file": ","}, "a file name"),
+    ({"output_file": "x/a,y/b"}, "of one folder"),
+    ({"output_file": "a,b", "num_shards": 3}, "left out or 2"),
+  ],
+)
+def test_impossible_settings(tmp_path, changes, words):
+  with pytest.raises(records.DataError, match=words):
+    settings_of(tmp_path, "x", "v", **changes)
+
+
+def run(*arguments):
+  return subprocess.run(
+    [sys.executable, "create_pretraining_data.py", *arguments],
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_command(tmp_path, text, vocab_file):
+  common = [f"--input_file={text}", f"--vocab_file={vocab_file}"]
+  common += [f"--output_file={tmp_path}/out/t.tfrecord", "--num_workers=2"]
+  done = run(*common, "--max_seq_length=32", "--max_predictions_per_seq=6")
+  assert done.returncode == 0 and done.stderr == ""
+  assert "documents        60\n" in done.stdout
+  assert f"manifest         {tmp_path}/out/t.manifest.json" in done.stdout
+  done = run(*common, "--max_seq_length=4")
+  assert done.returncode == 1
+  assert done.stderr.splitlines() == [
+    "create_pretraining_data.py: --max_seq_length=4: must be at least 8"
+  ]
+  done = run(*common, "--input_file=nowhere.txt")
+  assert done.returncode == 1
+  assert done.stderr.splitlines() == [
+    "create_pretraining_data.py: nowhere.txt: no such file (from 'nowhere.txt')"
+  ]
