@@ -182,11 +182,10 @@ def split_heldout(
 
 
 def _write(path: str, documents: list[Document]) -> None:
-  with open(path + ".tmp", "w", encoding="utf-8", newline="\n") as f:
+  with open(path, "w", encoding="utf-8", newline="\n") as f:
     for sentences in documents:
       f.writelines(f"{sentence}\n" for sentence in sentences)
       f.write("\n")
-  os.replace(path + ".tmp", path)
 
 
 def prepare(settings: CorpusSettings) -> CorpusSummary:
@@ -221,8 +220,13 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
     os.path.join(settings.output_dir, name)
     for name in ("train.txt", "heldout.txt")
   ]
-  for file, side in zip(files, sides, strict=True):
-    _write(file, side)
+  # Both or none: an old heldout.txt may hold what a new train.txt trains on.
+  with tempfile.TemporaryDirectory(dir=settings.output_dir) as scratch:
+    new = [os.path.join(scratch, os.path.basename(file)) for file in files]
+    for file, side in zip(new, sides, strict=True):
+      _write(file, side)
+    for source, file in zip(new, files, strict=True):
+      os.replace(source, file)
   return CorpusSummary(
     *files,
     documents=tuple(len(side) for side in sides),

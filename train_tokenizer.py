@@ -8,6 +8,7 @@ flags exist only when this file is run.
 """
 
 import collections
+import contextlib
 import io
 import os
 import sys
@@ -149,10 +150,16 @@ def train_sentencepiece(
 
 
 def _write_whole(path: str, data: bytes) -> None:
+  """Writes a file, whole or not at all."""
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  with open(path + ".tmp", "wb") as f:
-    f.write(data)
-  os.replace(path + ".tmp", path)
+  try:
+    with open(path + ".tmp", "wb") as f:
+      f.write(data)
+    os.replace(path + ".tmp", path)
+  except BaseException:
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(path + ".tmp")
+    raise
 
 
 # -----------------------------------------------------------------------------

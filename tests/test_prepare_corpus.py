@@ -84,6 +84,23 @@ def test_too_little_text(tmp_path):
     prepare(tmp_path, corpus="x", heldout_fraction=1.5)
 
 
+def test_a_failure_keeps_both_earlier_files(tmp_path, many, monkeypatch):
+  summary = prepare(tmp_path, corpus=many)
+  before = documents_in(summary.train_file)
+  write = prepare_corpus._write
+
+  def full(path, documents):
+    if path.endswith("heldout.txt"):
+      raise OSError(28, "No space left on device")
+    write(path, documents)
+
+  monkeypatch.setattr(prepare_corpus, "_write", full)
+  with pytest.raises(OSError, match="No space"):
+    prepare(tmp_path, corpus=many, heldout_fraction=0.5)
+  assert sorted(os.listdir(tmp_path / "out")) == ["heldout.txt", "train.txt"]
+  assert documents_in(summary.train_file) == before
+
+
 def fake_wheel(path, texts):
   with zipfile.ZipFile(path, "w") as archive:
     articles = [{"extract": t} for t in texts]

@@ -282,6 +282,25 @@ def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
     train_tokenizer.train_wordpiece(["", " "], out, 100)
 
 
+def test_train_tokenizer_command(tmp_path):
+  text, out = tmp_path / "text.txt", tmp_path / "new" / "vocab.txt"
+  text.write_text("\n".join(corpus_lines(50)), encoding="utf-8")
+  command = [sys.executable, "train_tokenizer.py", "--vocab_size=60"]
+  command += [f"--output_file={out}"]
+  done = subprocess.run(
+    [*command, f"--input_file={text}"], capture_output=True, text=True
+  )
+  assert done.returncode == 0 and "60 tokens (wordpiece)" in done.stdout
+  assert len(tokenization.load_vocab(str(out))) == 60
+  done = subprocess.run(
+    [*command, "--input_file=no.txt"], capture_output=True, text=True
+  )
+  assert done.returncode == 1
+  assert done.stderr.splitlines() == [
+    "train_tokenizer.py: no.txt: no such file (from 'no.txt')"
+  ]
+
+
 @pytest.fixture(scope="module")
 def spm_file(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("spm") / "text.model")
