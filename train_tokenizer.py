@@ -23,6 +23,40 @@ import records
 import tokenization
 
 
+def _most_frequent_characters(
+  words: "collections.Counter[str]", limit: int
+) -> frozenset[str]:
+  """At most `limit`, with ties broken by code point, not by a hash table."""
+  letters = collections.Counter()
+  for word, count in words.items():
+    for letter in word:
+      letters[letter] += count
+  return frozenset(sorted(letters, key=lambda c: (-letters[c], c))[:limit])
+
+
+def _merge(
+  words: list[str], counts: "collections.Counter[str]", vocab_size: int
+) -> dict[str, int]:
+  """Trains on words by how often they occur; returns token -> id."""
+  # The library numbers letters inside of words as its hash table yields the
+  # words, and breaks ties between merges by these numbers. Naming them here
+  # fixes the numbers, without which no two runs give the same vocabulary.
+  inside = sorted({"##" + letter for word in words for letter in word[1:]})
+  required = [*tokenization.SPECIAL_TOKENS, *inside]
+  tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=vocab_size,
+    special_tokens=required,
+    limit_alphabet=len(set().union(*words)),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(
+    (" ".join([word] * counts[word]) for word in words), trainer
+  )
+  return tokenizer.get_vocab(with_added_tokens=True)
+
+
 def train_wordpiece(
   lines: Iterable[str],
   output_file: str,
@@ -55,38 +89,16 @@ def train_wordpiece(
     words.update(split(line))
   if not words:
     raise records.DataError("no words to train a vocabulary on: empty input?")
-  letters = collections.Counter()
-  for word, count in words.items():
-    for letter in word:
-      letters[letter] += count
-  # The library breaks ties between rare letters at random, so we choose.
-  ranked = sorted(letters, key=lambda c: (-letters[c], c))
   # A character may need two tokens: at the start of words and inside.
   room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
-  alphabet = frozenset(ranked[: max(0, min(max_alphabet, room))])
+  alphabet = _most_frequent_characters(words, max(0, min(max_alphabet, room)))
   kept = sorted(word for word in words if alphabet.issuperset(word))
-  # The library numbers letters inside of words as its hash table yields the
-  # words, and breaks ties between merges by these numbers. Naming them here
-  # fixes the numbers, without which no two runs give the same vocabulary.
-  inside = sorted({"##" + letter for word in kept for letter in word[1:]})
-  required = [*tokenization.SPECIAL_TOKENS, *inside]
   if not kept:
     raise records.DataError(
       f"--vocab_size={vocab_size} is too small: not one word of the text can "
       "be spelt with so few characters"
     )
-  tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
-  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  trainer = trainers.WordPieceTrainer(
-    vocab_size=vocab_size,
-    special_tokens=required,
-    limit_alphabet=len(alphabet),
-    show_progress=False,
-  )
-  tokenizer.train_from_iterator(
-    (" ".join([word] * words[word]) for word in kept), trainer
-  )
-  vocab = tokenizer.get_vocab(with_added_tokens=True)
+  vocab = _merge(kept, words, vocab_size)
   _write_whole(
     output_file,
     "".join(f"{token}\n" for token in sorted(vocab, key=vocab.get)).encode(),
