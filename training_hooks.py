@@ -160,10 +160,7 @@ def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
   A resumed run adds itself to the list, so that none is forgotten.
   """
   path = os.path.join(output_dir, RUN_FILE)
-  runs = []
-  if os.path.exists(path):
-    with open(path, encoding="utf-8") as f:
-      runs = json.load(f)["runs"]
+  runs = _read_runs(path) if os.path.exists(path) else []
   runs.append(
     {
       "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -175,3 +172,13 @@ def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
     }
   )
   write_json(path, {"runs": runs})
+
+
+def _read_runs(path: str) -> list[dict]:
+  with open(path, encoding="utf-8") as f:
+    return json.load(f)["runs"]
+
+
+def read_run_file(output_dir: str) -> dict:
+  """The newest entry of a run folder's run.json."""
+  return _read_runs(os.path.join(output_dir, RUN_FILE))[-1]

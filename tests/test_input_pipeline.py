@@ -24,9 +24,7 @@ def rank(number, size):
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-  st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 1000)
-)
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 1000))
 def test_permute_is_a_permutation(count, seed, epoch):
   out = input_pipeline.permute(np.arange(count), count, seed, epoch)
   np.testing.assert_array_equal(np.sort(out), np.arange(count))
@@ -53,7 +51,8 @@ def test_permute_is_a_good_shuffle():
   assert abs(np.corrcoef(out[:-1], out[1:])[0, 1]) < 0.08  # 5 sigma
   # Over many epochs each record visits each eighth of the epoch evenly.
   first = [
-    input_pipeline.permute(np.array([5]), n, 3, epoch)[0] for epoch in range(800)
+    input_pipeline.permute(np.array([5]), n, 3, epoch)[0]
+    for epoch in range(800)
   ]
   counts = np.bincount(np.array(first) * 8 // n, minlength=8)
   assert ((counts - 100) ** 2 / 100).sum() < 30  # chi-square, 7 degrees
@@ -209,5 +208,7 @@ def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
     counts={},
     files=(records.ShardInfo("a.tfrecord", 8, 1, "0" * 64),),
   ).save(str(tmp_path / "a.manifest.json"))
-  with pytest.raises(records.DataError, match=r"v\.txt has 500 .*vocab_size=100"):
+  with pytest.raises(
+    records.DataError, match=r"v\.txt has 500 .*vocab_size=100"
+  ):
     input_pipeline.Source(path, SHAPE)

@@ -40,7 +40,10 @@ def test_adamw_equals_numpy_from_update_1(updates, resource):
   rng = np.random.default_rng(0)
   weights = {k: rng.normal(size=s) for k, s in SHAPES.items()}
   gradients = [
-    {k: rng.normal(size=s) * 10.0 ** rng.integers(-4, 3) for k, s in SHAPES.items()}
+    {
+      k: rng.normal(size=s) * 10.0 ** rng.integers(-4, 3)
+      for k, s in SHAPES.items()
+    }
     for _ in range(updates)
   ]
   rates = rng.uniform(0.001, 0.1, updates)
@@ -180,7 +183,9 @@ def test_a_skip_names_the_variable():
   with tf.Graph().as_default(), tf.Session() as session:
     x, _, ops = linear_problem(1)
     start(session)
-    bad = int(run_update(session, x, ops, [[0.0, np.nan]])["nonfinite_variable"])
+    bad = int(
+      run_update(session, x, ops, [[0.0, np.nan]])["nonfinite_variable"]
+    )
     good = int(run_update(session, x, ops, [[0.0, 1.0]])["nonfinite_variable"])
     assert ops.variables[bad].op.name == "w"
     assert good == -1

@@ -170,8 +170,8 @@ def test_init_checkpoint_reports_loaded_missing_and_unused(
   runs.pretrain(
     tiny_run, tmp_path / "third", init_checkpoint=source, num_train_steps=4
   )
-  assert runs.metrics(tmp_path / "third")[0] < (
-    runs.metrics(tmp_path / "first")[0]
+  assert (
+    runs.metrics(tmp_path / "third")[0] < (runs.metrics(tmp_path / "first")[0])
   )
   assert runs.metrics(tmp_path / "third", "global_step")[0] == 1
 

@@ -37,7 +37,11 @@ def test_ranks_and_micro_batches_equal_one_big_batch(
     tiny,
     tmp_path / "run",
     ranks,
-    ["--global_batch_size=24", f"--train_batch_size={micro_batch}", "--do_eval"],
+    [
+      "--global_batch_size=24",
+      f"--train_batch_size={micro_batch}",
+      "--do_eval",
+    ],
   )
   assert process.returncode == 0, process.stderr[-3000:]
   assert len(runs.metrics(one)) == 20

@@ -1,0 +1,286 @@
+"""Text to a pre-trained BERT in one command: what `make pretrain` runs.
+
+Prepares text, trains a vocabulary, writes records, pre-trains a small BERT on
+Horovod ranks, evaluates on held-out documents, and ends with one screen. Each
+step is a command of this project, printed as it is run; a second call reuses
+what is there.
+"""
+
+import dataclasses
+import glob
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import plot_metrics
+import train_loop
+import training_hooks
+from errors import UserError
+from tensorflow_v1 import tf
+
+FLAGS = tf.flags.FLAGS
+
+# About 4 minutes on two cores; the README shows what they give.
+MODEL = dict(
+  hidden_size=128,
+  num_hidden_layers=2,
+  num_attention_heads=2,
+  intermediate_size=512,
+  hidden_act="gelu",
+  # A few minutes see little text twice: dropout would only slow it down.
+  hidden_dropout_prob=0.0,
+  attention_probs_dropout_prob=0.0,
+  max_position_embeddings=128,
+  type_vocab_size=2,
+  # 0.02 is for a hidden size of 768; narrow layers need larger weights for
+  # their outputs to have the same size (0.02 * sqrt(768 / 128) = 0.05).
+  initializer_range=0.05,
+)
+VOCAB_SIZE = 8192
+SEQ_LENGTH = 128
+GLOBAL_BATCH = 48  # divides over 1, 2, 3, 4, 6, 8, ... ranks
+UPDATES = 2000
+WARMUP_UPDATES = 100
+LEARNING_RATE = 2e-3
+DUPE_FACTOR = 5
+
+
+def define_flags() -> None:
+  """The three things that `make pretrain` can be told."""
+  tf.flags.DEFINE_integer("num_ranks", 2, "Horovod ranks.", lower_bound=1)
+  tf.flags.DEFINE_string(
+    "corpus",
+    "",
+    "Glob of your text files (quoted), blank lines between documents; empty: "
+    "English Wikipedia leads.",
+  )
+  tf.flags.DEFINE_string(
+    "output_dir",
+    "runs/quickstart",
+    "Folder for all that is made. One folder, one corpus.",
+  )
+  tf.flags.DEFINE_integer(
+    "num_train_steps", UPDATES, "Updates to train.", lower_bound=1
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+  """Where things are, inside of the output folder."""
+
+  root: str
+
+  def __getattr__(self, name: str) -> str:
+    return os.path.join(self.root, _NAMES[name])
+
+
+_NAMES = dict(
+  corpus="corpus",
+  train_text="corpus/train.txt",
+  heldout_text="corpus/heldout.txt",
+  vocab="vocab.txt",
+  config="bert_config.json",
+  records="records",
+  train_records="records/train.tfrecord",
+  heldout_records="records/heldout.tfrecord",
+  train_manifest="records/train.manifest.json",
+  heldout_manifest="records/heldout.manifest.json",
+  pretrain="pretrain",
+  curve="curve.png",
+  source="source.json",
+)
+
+# horovodrun's mark of the rank that a line is from.
+_RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
+
+
+def run(title: str, command: list[str]) -> None:
+  """Prints and runs one command.
+
+  Raises:
+    UserError: it failed; it has said why.
+  """
+  print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
+  began = time.monotonic()
+  with subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  ) as process:
+    for line in process.stdout:
+      print(_RANK_MARK.sub("", line), end="", flush=True)
+  if process.returncode:
+    raise UserError(f"{title}: failed, see above")
+  print(f"({time.monotonic() - began:.0f} s)", flush=True)
+
+
+def python(script: str, *arguments: str) -> list[str]:
+  """A command of this project."""
+  folder = os.path.dirname(os.path.abspath(__file__))
+  path = os.path.relpath(os.path.join(folder, script))
+  return [os.path.relpath(sys.executable), path, *arguments]
+
+
+def check_source(paths: Paths, corpus: str) -> None:
+  """One folder, one corpus: raises `UserError` if the text has changed."""
+  files = [
+    [path, os.path.getsize(path), int(os.path.getmtime(path))]
+    for path in sorted(glob.glob(corpus))
+  ]
+  if corpus and not files:
+    raise UserError(f"--corpus={corpus}: no such file (is the glob quoted?)")
+  source = {"corpus": corpus, "files": files}
+  if os.path.exists(paths.source):
+    with open(paths.source, encoding="utf-8") as f:
+      if json.load(f) != source:
+        raise UserError(
+          f"{paths.root} was made from other text: choose another folder "
+          "(make pretrain OUTPUT_DIR=...) or delete it"
+        )
+  os.makedirs(paths.root, exist_ok=True)
+  training_hooks.write_json(paths.source, source)
+
+
+def prepare(paths: Paths, corpus: str) -> None:
+  """Text, vocabulary, records: what is there is kept."""
+  if not os.path.exists(paths.heldout_text):
+    run(
+      "text: one sentence a line, some documents held out",
+      python(
+        "prepare_corpus.py",
+        f"--output_dir={paths.corpus}",
+        f"--corpus={corpus}",
+      ),
+    )
+  if not os.path.exists(paths.vocab):
+    run(
+      "vocabulary",
+      python(
+        "train_tokenizer.py",
+        f"--input_file={paths.train_text}",
+        f"--output_file={paths.vocab}",
+        f"--vocab_size={VOCAB_SIZE}",
+      ),
+    )
+  for text, output, manifest, copies in (
+    (paths.train_text, paths.train_records, paths.train_manifest, DUPE_FACTOR),
+    (paths.heldout_text, paths.heldout_records, paths.heldout_manifest, 1),
+  ):
+    if not os.path.exists(manifest):
+      run(
+        f"records of {text}",
+        python(
+          "create_pretraining_data.py",
+          f"--input_file={text}",
+          f"--output_file={output}",
+          f"--vocab_file={paths.vocab}",
+          f"--max_seq_length={SEQ_LENGTH}",
+          f"--dupe_factor={copies}",
+        ),
+      )
+
+
+def manifest(path: str) -> dict:
+  """A manifest as JSON."""
+  with open(path, encoding="utf-8") as f:
+    return json.load(f)
+
+
+def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
+  """The command that pre-trains and evaluates."""
+  micro_batch = max(1, GLOBAL_BATCH // ranks)
+  launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+  ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
+  return ranked + python(
+    "run_pretraining.py",
+    "--do_train",
+    "--do_eval",
+    f"--bert_config_file={paths.config}",
+    f"--input_file={_shards(paths.train_manifest)}",
+    f"--eval_input_file={_shards(paths.heldout_manifest)}",
+    f"--output_dir={paths.pretrain}",
+    f"--global_batch_size={micro_batch * ranks}",
+    f"--train_batch_size={micro_batch}",
+    f"--learning_rate={LEARNING_RATE}",
+    f"--num_train_steps={updates}",
+    f"--num_warmup_steps={min(WARMUP_UPDATES, updates // 10)}",
+    f"--eval_every_steps={max(1, updates // 10)}",
+    f"--save_checkpoints_steps={max(1, updates // 4)}",
+  )
+
+
+def _shards(manifest_path: str) -> str:
+  """A glob of the record files that a manifest describes."""
+  return manifest_path.replace(".manifest.json", "*.tfrecord")
+
+
+def write_config(paths: Paths) -> None:
+  """The BERT config, with the vocabulary's size."""
+  vocab_size = manifest(paths.train_manifest)["tokenizer"]["vocab_size"]
+  with open(paths.config, "w", encoding="utf-8") as f:
+    json.dump({"vocab_size": vocab_size, **MODEL}, f, indent=2)
+    f.write("\n")
+
+
+def screen(paths: Paths, ranks: int, updates: int, began: float) -> str:
+  """The closing screen."""
+  read = lambda name: training_hooks.read_jsonl(
+    os.path.join(paths.pretrain, name)
+  )
+  evaluations = read(training_hooks.EVAL_METRICS_FILE)
+  before, after = evaluations[0], evaluations[-1]
+  entropy = manifest(paths.train_manifest)["counts"]["unigram_entropy"]
+  held_out = manifest(paths.heldout_manifest)["counts"]
+  with open(
+    os.path.join(paths.pretrain, training_hooks.TRAINING_RESULTS_FILE),
+    encoding="utf-8",
+  ) as f:
+    speed = training_hooks.speed_line(json.load(f))
+  step = after["global_step"]
+  row = lambda label, key, form: (
+    f"  {label:<26}{before[key]:>10{form}}{after[key]:>10{form}}"
+  )
+  more = pretraining_command(paths, ranks, 2 * updates)
+  return "\n".join(
+    [
+      "",
+      f"Held out: {after['examples']:,} examples of {held_out['documents']:,} "
+      f"documents, before and after {step:,} updates",
+      f"  {'':<26}{'before':>10}{'after':>10}",
+      row("masked LM loss (nats)", "masked_lm_loss", ".3f")
+      + f"    unigram entropy {entropy:.3f}",
+      row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
+      row("next sentence loss (nats)", "next_sentence_loss", ".3f"),
+      row("next sentence accuracy", "next_sentence_accuracy", ".1%"),
+      "",
+      speed,
+      f"all in all {(time.monotonic() - began) / 60:.1f} min",
+      "",
+      f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
+      f"metrics     {paths.pretrain}/{training_hooks.METRICS_FILE}",
+      f"curve       {paths.curve}",
+      "to train on:",
+      f"  {shlex.join(more)}",
+    ]
+  )
+
+
+def main(_) -> None:
+  began = time.monotonic()
+  paths = Paths(FLAGS.output_dir)
+  check_source(paths, FLAGS.corpus)
+  prepare(paths, FLAGS.corpus)
+  write_config(paths)
+  run(
+    f"pre-training on {FLAGS.num_ranks} rank(s)",
+    pretraining_command(paths, FLAGS.num_ranks, FLAGS.num_train_steps),
+  )
+  plot_metrics.plot(paths.pretrain, paths.curve)
+  print(screen(paths, FLAGS.num_ranks, FLAGS.num_train_steps, began))
+
+
+if __name__ == "__main__":
+  define_flags()
+  train_loop.run_main(main)
