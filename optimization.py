@@ -331,9 +331,7 @@ def build_train_ops(
   with tf.control_dependencies([applied, local.reset_op]):
     counters = [(tf.train.get_or_create_global_step(), 1)]
     counters += [samples] if samples else []
-    update = tf.group(
-      *[v.assign_add(n, read_value=False) for v, n in counters]
-    )
+    update = tf.group(*[v.assign_add(n, read_value=False) for v, n in counters])
 
   # With every micro-batch dropped the sums are finite: blame this rank's last.
   nonfinite = tf.maximum(first_nonfinite(squares), local.nonfinite)

@@ -1,0 +1,99 @@
+"""The import picture of ARCHITECTURE.md, held against the code."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parent.parent
+MODULES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
+ENTRY_POINTS = {
+  "create_pretraining_data",
+  "plot_metrics",
+  "prepare_corpus",
+  "quickstart",
+  "run_pretraining",
+  "train_tokenizer",
+}
+# Data workers start fast because these never load TensorFlow.
+WITHOUT_TENSORFLOW = {
+  "corpus",
+  "create_pretraining_data",
+  "errors",
+  "instances",
+  "masking",
+  "prepare_corpus",
+  "records",
+  "shards",
+  "tokenization",
+  "train_tokenizer",
+  "training_plan",
+}
+
+
+def tree(name):
+  return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def imports(name):
+  """Top-level names of all imports of a module, those in functions too."""
+  found = set()
+  for node in ast.walk(tree(name)):
+    if isinstance(node, ast.Import):
+      found |= {alias.name.split(".")[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      found.add(node.module.split(".")[0])
+  return found
+
+
+def reachable(name):
+  """All modules of ours that importing `name` loads."""
+  stack, seen = [name], set()
+  while stack:
+    for other in (imports(stack.pop()) & set(MODULES)) - seen:
+      seen.add(other)
+      stack.append(other)
+  return seen
+
+
+def test_imports_have_no_circle():
+  for name in MODULES:
+    assert name not in reachable(name), f"{name} imports itself in a circle"
+
+
+def test_only_distributed_imports_horovod():
+  assert [n for n in MODULES if "horovod" in imports(n)] == ["distributed"]
+
+
+def test_only_tensorflow_v1_imports_tensorflow():
+  assert [n for n in MODULES if "tensorflow" in imports(n)] == ["tensorflow_v1"]
+
+
+def test_libraries_do_not_import_entry_points():
+  for name in set(MODULES) - ENTRY_POINTS:
+    assert not imports(name) & ENTRY_POINTS, name
+
+
+def test_only_entry_points_read_flags():
+  for name in set(MODULES) - ENTRY_POINTS:
+    names = {
+      node.id if isinstance(node, ast.Name) else node.attr
+      for node in ast.walk(tree(name))
+      if isinstance(node, (ast.Name, ast.Attribute))
+    }
+    assert "FLAGS" not in names, name
+
+
+def test_the_data_side_does_not_load_tensorflow():
+  for name in WITHOUT_TENSORFLOW:
+    assert "tensorflow_v1" not in reachable(name), name
+
+
+def test_every_module_says_what_it_is():
+  for name in MODULES:
+    assert ast.get_docstring(tree(name)), name
+
+
+def test_every_module_is_on_the_maps():
+  for document in ("README.md", "ARCHITECTURE.md"):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    missing = [name for name in MODULES if f"{name}.py" not in text]
+    assert not missing, f"{document} does not mention {missing}"
