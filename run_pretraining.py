@@ -34,6 +34,7 @@ def define_flags() -> None:
   flags = tf.flags
   flags_common.define_model_flags()
   flags_common.define_training_flags()
+  flags.adopt_module_key_flags(flags_common)  # so that --help shows them
   flags.DEFINE_bool("do_train", False, "Train.")
   flags.DEFINE_bool("do_eval", False, "Evaluate, after training if both.")
   flags.DEFINE_string(
