@@ -25,9 +25,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 import tqdm
-from absl import app, flags
+from absl import flags
 
 import corpus
+import errors
 import records
 import shards
 
@@ -466,13 +467,10 @@ def _stop(signal_number, _) -> None:
 def main(_) -> None:
   signal.signal(signal.SIGTERM, _stop)
   names = [field.name for field in dataclasses.fields(Settings)]
-  try:
-    settings = Settings(**{name: flags.FLAGS[name].value for name in names})
-    print(report(create(settings)))
-  except (ValueError, OSError) as e:
-    sys.exit(f"create_pretraining_data.py: {e}")
+  settings = Settings(**{name: flags.FLAGS[name].value for name in names})
+  print(report(create(settings)))
 
 
 if __name__ == "__main__":
   define_flags()
-  app.run(main)
+  errors.run_main(main)

@@ -6,10 +6,11 @@ python plot_metrics.py --output=curve.png OUTPUT_DIR
 import os
 
 import matplotlib
+from absl import flags
 
+import errors
 import records
 import training_hooks
-from errors import UserError
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -40,7 +41,9 @@ def plot(run_dir: str, output: str, title: str = "") -> None:
   train = read(training_hooks.METRICS_FILE)
   held_out = read(training_hooks.EVAL_METRICS_FILE)
   if not train:
-    raise UserError(f"{run_dir}: no {training_hooks.METRICS_FILE} with reports")
+    raise errors.UserError(
+      f"{run_dir}: no {training_hooks.METRICS_FILE} with reports"
+    )
   run = training_hooks.read_run_file(run_dir)
   entropy = unigram_entropy((run["data"] or {}).get("files", []))
 
@@ -74,17 +77,11 @@ def plot(run_dir: str, output: str, title: str = "") -> None:
 
 
 def main(argv: list) -> None:
-  if len(argv) != 2:
-    raise UserError("give one run folder, see --help")
-  plot(argv[1], FLAGS.output, FLAGS.title)
-  print(FLAGS.output)
+  plot(argv[1], flags.FLAGS.output, flags.FLAGS.title)
+  print(flags.FLAGS.output)
 
 
 if __name__ == "__main__":
-  import train_loop
-  from tensorflow_v1 import tf
-
-  FLAGS = tf.flags.FLAGS
-  tf.flags.DEFINE_string("output", "curve.png", "PNG file to write.")
-  tf.flags.DEFINE_string("title", "", "Text above; default: the folder.")
-  train_loop.run_main(main)
+  flags.DEFINE_string("output", "curve.png", "PNG file to write.")
+  flags.DEFINE_string("title", "", "Text above; default: the folder.")
+  errors.run_main(main, arguments=1)

@@ -18,9 +18,10 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 
-from absl import app, flags
+from absl import flags
 
 import corpus
+import errors
 import records
 import tokenization
 
@@ -270,15 +271,10 @@ def define_flags() -> None:
 
 def main(_) -> None:
   names = [field.name for field in dataclasses.fields(CorpusSettings)]
-  try:
-    settings = CorpusSettings(
-      **{name: flags.FLAGS[name].value for name in names}
-    )
-    print(report(prepare(settings)))
-  except (ValueError, OSError) as e:
-    sys.exit(f"prepare_corpus.py: {e}")
+  settings = CorpusSettings(**{name: flags.FLAGS[name].value for name in names})
+  print(report(prepare(settings)))
 
 
 if __name__ == "__main__":
   define_flags()
-  app.run(main)
+  errors.run_main(main)

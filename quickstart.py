@@ -6,7 +6,6 @@ step is a command of this project, printed as it is run; a second call reuses
 what is there.
 """
 
-import dataclasses
 import glob
 import json
 import os
@@ -16,8 +15,9 @@ import subprocess
 import sys
 import time
 
+import errors
 import plot_metrics
-import train_loop
+import records
 import training_hooks
 from errors import UserError
 from tensorflow_v1 import tf
@@ -68,31 +68,31 @@ def define_flags() -> None:
   )
 
 
-@dataclasses.dataclass(frozen=True)
 class Paths:
   """Where things are, inside of the output folder."""
 
-  root: str
+  def __init__(self, root: str):
+    """`root` is the output folder."""
 
-  def __getattr__(self, name: str) -> str:
-    return os.path.join(self.root, _NAMES[name])
+    def inside(*names):
+      return os.path.join(root, *names)
 
+    self.root = root
+    self.source = inside("source.json")
+    self.corpus = inside("corpus")
+    self.train_text = inside("corpus", "train.txt")
+    self.heldout_text = inside("corpus", "heldout.txt")
+    self.vocab = inside("vocab.txt")
+    self.train_records = inside("records", "train.tfrecord")
+    self.train_shards = inside("records", "train*.tfrecord")
+    self.train_manifest = inside("records", "train.manifest.json")
+    self.heldout_records = inside("records", "heldout.tfrecord")
+    self.heldout_shards = inside("records", "heldout*.tfrecord")
+    self.heldout_manifest = inside("records", "heldout.manifest.json")
+    self.config = inside("bert_config.json")
+    self.pretrain = inside("pretrain")
+    self.curve = inside("curve.png")
 
-_NAMES = dict(
-  corpus="corpus",
-  train_text="corpus/train.txt",
-  heldout_text="corpus/heldout.txt",
-  vocab="vocab.txt",
-  config="bert_config.json",
-  records="records",
-  train_records="records/train.tfrecord",
-  heldout_records="records/heldout.tfrecord",
-  train_manifest="records/train.manifest.json",
-  heldout_manifest="records/heldout.manifest.json",
-  pretrain="pretrain",
-  curve="curve.png",
-  source="source.json",
-)
 
 # horovodrun's mark of the rank that a line is from.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
@@ -182,12 +182,6 @@ def prepare(paths: Paths, corpus: str) -> None:
       )
 
 
-def manifest(path: str) -> dict:
-  """A manifest as JSON."""
-  with open(path, encoding="utf-8") as f:
-    return json.load(f)
-
-
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command that pre-trains and evaluates."""
   micro_batch = max(1, GLOBAL_BATCH // ranks)
@@ -198,8 +192,8 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
     "--do_train",
     "--do_eval",
     f"--bert_config_file={paths.config}",
-    f"--input_file={_shards(paths.train_manifest)}",
-    f"--eval_input_file={_shards(paths.heldout_manifest)}",
+    f"--input_file={paths.train_shards}",
+    f"--eval_input_file={paths.heldout_shards}",
     f"--output_dir={paths.pretrain}",
     f"--global_batch_size={micro_batch * ranks}",
     f"--train_batch_size={micro_batch}",
@@ -211,16 +205,13 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   )
 
 
-def _shards(manifest_path: str) -> str:
-  """A glob of the record files that a manifest describes."""
-  return manifest_path.replace(".manifest.json", "*.tfrecord")
-
-
 def write_config(paths: Paths) -> None:
   """The BERT config, with the vocabulary's size."""
-  vocab_size = manifest(paths.train_manifest)["tokenizer"]["vocab_size"]
+  manifest = records.Manifest.load(paths.train_manifest)
   with open(paths.config, "w", encoding="utf-8") as f:
-    json.dump({"vocab_size": vocab_size, **MODEL}, f, indent=2)
+    json.dump(
+      {"vocab_size": manifest.tokenizer.vocab_size, **MODEL}, f, indent=2
+    )
     f.write("\n")
 
 
@@ -231,8 +222,10 @@ def screen(paths: Paths, ranks: int, updates: int, began: float) -> str:
   )
   evaluations = read(training_hooks.EVAL_METRICS_FILE)
   before, after = evaluations[0], evaluations[-1]
-  entropy = manifest(paths.train_manifest)["counts"]["unigram_entropy"]
-  held_out = manifest(paths.heldout_manifest)["counts"]
+  entropy = records.Manifest.load(paths.train_manifest).counts[
+    "unigram_entropy"
+  ]
+  held_out = records.Manifest.load(paths.heldout_manifest).counts
   with open(
     os.path.join(paths.pretrain, training_hooks.TRAINING_RESULTS_FILE),
     encoding="utf-8",
@@ -283,4 +276,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
   define_flags()
-  train_loop.run_main(main)
+  errors.run_main(main)

@@ -255,8 +255,8 @@ def losses(sums: dict) -> dict:
   }
 
 
-def evaluation(config: PretrainingConfig, comm):
-  """Builds the evaluation graph; returns session -> results on all ranks."""
+def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
+  """Builds the evaluation graph."""
   source = open_source(
     config.eval_input_file or config.input_file, config, comm
   )
@@ -271,13 +271,13 @@ def evaluation(config: PretrainingConfig, comm):
       batches.next, config.bert, is_training=False
     )
 
-  def evaluate(session):
+  def evaluation(session):
     totals = train_loop.add_up(session, sums._asdict(), source, batches, comm)
     results = losses(totals)
     del results["loss"]
     return {**results, "examples": int(totals["next_sentence_weight"])}
 
-  return evaluate
+  return train_loop.Evaluator(evaluation, config.output_dir, comm)
 
 
 def pretrain(config: PretrainingConfig, comm) -> dict:
@@ -296,7 +296,7 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
     tf.set_random_seed(config.seed)
     tf.train.get_or_create_global_step()
     task = training_task(config, comm) if config.do_train else None
-    evaluate = evaluation(config, comm) if config.do_eval else None
+    evaluate = evaluator(config, comm) if config.do_eval else None
     checkpointer = checkpointing.Checkpointer(
       config.output_dir, comm, config.keep_checkpoints
     )
@@ -312,9 +312,8 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
         )
         step = max(step, task.plan.updates)
       if evaluate:
-        results = train_loop.evaluate(
-          session, step, evaluate, config.output_dir, comm
-        )
+        results = evaluate(session, step)
+        evaluate.close()
   finish(config, training, results, step, comm)
   return {"training": training, "evaluation": results}
 

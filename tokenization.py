@@ -536,11 +536,11 @@ def load_tokenizer(
   """The encoder of a WordPiece vocabulary or of a SentencePiece model.
 
   Raises:
-    ValueError: neither or both files are given.
-    DataError: the file does not do; see the encoders.
+    DataError: neither or both files are given, or the file does not do; see the
+      encoders.
   """
   if bool(vocab_file) == bool(spm_model_file):
-    raise ValueError(
+    raise records.DataError(
       "give either a WordPiece vocabulary (--vocab_file) or a SentencePiece "
       "model (--spm_model_file)"
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import statistics
 import sys
 import time
@@ -12,11 +11,11 @@ import numpy as np
 
 import checkpointing
 import distributed
+import errors
 import input_pipeline
 import optimization
 import training_hooks
 import training_plan
-from errors import UserError
 from tensorflow_v1 import tf
 
 
@@ -93,13 +92,13 @@ def say(comm, *lines: str) -> None:
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def train(session, task: Task, evaluation, checkpointer, config, comm) -> dict:
+def train(session, task: Task, evaluate, checkpointer, config, comm) -> dict:
   """Trains from where the session's variables are to the plan's last update.
 
   Args:
     session: with all variables initialised.
     task: what to train.
-    evaluation: session -> results, the same on all ranks; or None.
+    evaluate: an `Evaluator`, or None.
     checkpointer: a `checkpointing.Checkpointer`.
     config: a `LoopConfig`.
     comm: a `distributed.Comm`.
@@ -129,7 +128,7 @@ def train(session, task: Task, evaluation, checkpointer, config, comm) -> dict:
 
   while step < plan.updates:
     if _due(step, config.eval_every_steps) and (step == 0 or step > first):
-      evaluate(session, step, evaluation, config.output_dir, comm)
+      evaluate(session, step)
     began = time.monotonic()
     try:
       for _ in range(plan.accumulation - 1):
@@ -230,34 +229,51 @@ def _closing(clock: _Clock, updates: int, task: Task) -> dict:
   }
 
 
-def evaluate(session, step: int, evaluation, output_dir: str, comm) -> dict:
-  """Evaluates on all ranks and logs the results; the same on all ranks.
+class Evaluator:
+  """Evaluates on all ranks, says the results and logs them."""
 
-  Args:
-    session: with all variables initialised.
-    step: the update that the variables are from.
-    evaluation: session -> results, the same on all ranks.
-    output_dir: the run's folder.
-    comm: a `distributed.Comm`.
-  """
-  began = time.monotonic()
-  results = {**evaluation(session), "global_step": step}
-  if comm.is_root:
-    log = training_hooks.MetricsLog(
-      output_dir, training_hooks.EVAL_METRICS_FILE, step - 1, "eval"
+  def __init__(self, evaluation, output_dir: str, comm):
+    """Prepares evaluations of one run.
+
+    Args:
+      evaluation: session -> results, the same on all ranks.
+      output_dir: the run's folder.
+      comm: a `distributed.Comm`.
+    """
+    self._evaluation, self._output_dir = evaluation, output_dir
+    self._comm = comm
+    self._log = None
+
+  def __call__(self, session, step: int) -> dict:
+    """Evaluates; the same results on all ranks.
+
+    Args:
+      session: with all variables initialised.
+      step: the update that the variables are from.
+    """
+    began = time.monotonic()
+    results = {**self._evaluation(session), "global_step": step}
+    if self._comm.is_root:
+      # Opened here: what is dropped from an old log depends on the step.
+      self._log = self._log or training_hooks.MetricsLog(
+        self._output_dir, training_hooks.EVAL_METRICS_FILE, step - 1, "eval"
+      )
+      self._log.write(results)
+    say(
+      self._comm,
+      f"evaluation at update {step:,}: "
+      f"mlm {results['masked_lm_loss']:.4f} "
+      f"({results['masked_lm_accuracy']:.1%} right)  "
+      f"nsp {results['next_sentence_loss']:.4f} "
+      f"({results['next_sentence_accuracy']:.1%} right)  "
+      f"{results['examples']:,} examples in {time.monotonic() - began:.1f} s",
     )
-    log.write(results)
-    log.close()
-  say(
-    comm,
-    f"evaluation at update {step:,}: "
-    f"mlm {results['masked_lm_loss']:.4f} "
-    f"({results['masked_lm_accuracy']:.1%} right)  "
-    f"nsp {results['next_sentence_loss']:.4f} "
-    f"({results['next_sentence_accuracy']:.1%} right)  "
-    f"{results['examples']:,} examples in {time.monotonic() - began:.1f} s",
-  )
-  return results
+    return results
+
+  def close(self) -> None:
+    """Closes the log."""
+    if self._log:
+      self._log.close()
 
 
 def add_up(session, sums: dict, source, batches, comm) -> dict:
@@ -283,22 +299,16 @@ def add_up(session, sums: dict, source, batches, comm) -> dict:
   return dict(zip(sums, totals.tolist(), strict=True))
 
 
-def run_main(main: Callable[[list], None]) -> None:
-  """absl's app.run, but an expected error is one clear last line on stderr.
+def run_main(main: Callable[[list], None], arguments: int = 0) -> None:
+  """`errors.run_main` for commands that run sessions.
 
-  Any other error keeps its traceback: it is a bug, and the traceback says
-  where.
+  So an end of the world, as another rank's failure, is one clear line too.
   """
 
   def wrapped(argv):
     try:
-      try:
-        main(argv)
-      except tf.errors.OpError as e:
-        raise _clear_error(e) from e
-    except (UserError, OSError) as e:
-      program = os.path.basename(argv[0])
-      print(f"{program}: error: {e}", file=sys.stderr, flush=True)
-      sys.exit(1)
+      main(argv)
+    except tf.errors.OpError as e:
+      raise _clear_error(e) from e
 
-  tf.app.run(wrapped)
+  errors.run_main(wrapped, arguments)

@@ -11,14 +11,14 @@ import collections
 import contextlib
 import io
 import os
-import sys
 from collections.abc import Iterable
 
 import sentencepiece
-from absl import app, flags
+from absl import flags
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import corpus
+import errors
 import records
 import tokenization
 
@@ -208,15 +208,12 @@ def _define_flags() -> None:
 def main(_) -> None:
   args = flags.FLAGS
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
-  try:
-    size = train[args.tokenizer](
-      corpus.read_lines(records.expand_patterns(args.input_file)),
-      args.output_file,
-      args.vocab_size,
-      args.do_lower_case,
-    )
-  except (ValueError, OSError) as e:
-    sys.exit(f"train_tokenizer.py: {e}")
+  size = train[args.tokenizer](
+    corpus.read_lines(records.expand_patterns(args.input_file)),
+    args.output_file,
+    args.vocab_size,
+    args.do_lower_case,
+  )
   print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")
   if size < args.vocab_size:
     print(f"The text gave no more; --vocab_size was {args.vocab_size:,}.")
@@ -224,4 +221,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main)
+  errors.run_main(main)

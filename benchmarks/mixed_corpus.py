@@ -108,9 +108,13 @@ SOURCES = {
   "wikipedia": wikipedia,
   "bible": bible,
   "brown": brown,
-  "python": manuals("python3.11-doc", "usr/share/doc/*/html/_sources/**/*.rst.txt"),
+  "python": manuals(
+    "python3.11-doc", "usr/share/doc/*/html/_sources/**/*.rst.txt"
+  ),
   "perl": manuals("perl-doc", "usr/share/perl/**/*.pod"),
-  "linux": manuals("linux-doc-6.1", "usr/share/doc/*/html/_sources/**/*.rst.txt"),
+  "linux": manuals(
+    "linux-doc-6.1", "usr/share/doc/*/html/_sources/**/*.rst.txt"
+  ),
 }
 
 

@@ -7,11 +7,11 @@ import re
 
 import numpy as np
 import pytest
-import runs
 from conftest import write_config, write_records
 
 import checkpointing
 import run_pretraining
+import runs
 import training_hooks
 from distributed import Comm
 from errors import UserError
@@ -318,6 +318,23 @@ def test_the_command_ends_with_one_clear_line(tiny_run, tmp_path):
   assert "Traceback" not in process.stderr
   # Start-up chatter is off: the error is all there is.
   assert process.stderr.strip().splitlines() == [last]
+
+
+@pytest.mark.parametrize(
+  "word, expected",
+  [
+    ("--num_train_step=3", "Unknown command line flag 'num_train_step'"),
+    ("other.tfrecord", "other.tfrecord"),
+  ],
+)
+def test_a_word_that_is_not_understood_is_an_error(
+  tiny_run, tmp_path, word, expected
+):
+  """A misspelt flag, and what a shell makes of an unquoted glob."""
+  process = runs.command(tiny_run, tmp_path / "run", flags=[word])
+  assert process.returncode == 1
+  assert expected in process.stderr
+  assert not (tmp_path / "run").exists()
 
 
 def test_config_fields_are_flags_and_flags_are_fields():
