@@ -25,7 +25,9 @@ class TrainingState:
   """What a checkpoint must hold to go on with exactly the next batch.
 
   int64 variables: `samples_seen`, the position in the stream of records;
-  `data_seed` and `data_records`, which decide the stream's order.
+  `data_seed` and `data_records`, which decide the stream's order;
+  `schedule_start`, the updates that the learning rate's schedule counts beside
+  this run's own.
   """
 
   def __init__(self, data_seed: int = 0, data_records: int = 0):
@@ -42,6 +44,7 @@ class TrainingState:
 
     with tf.variable_scope("training_state"):
       self.samples_seen = make("samples_seen", 0)
+      self.schedule_start = make("schedule_start", 0)
       self.data_seed = make("data_seed", data_seed)
       self.data_records = make("data_records", data_records)
 
@@ -109,6 +112,23 @@ class InitReport:
     ]
 
 
+def _schedule_position(path: str) -> int:
+  """The update that a checkpoint's schedule was at.
+
+  Raises:
+    CheckpointError: the checkpoint does not count updates.
+  """
+  reader = tf.train.load_checkpoint(path)
+  if not reader.has_tensor("global_step"):
+    raise CheckpointError(
+      f"{path}: has no global_step from which the learning rate's schedule "
+      "could go on: leave out --norewarmup"
+    )
+  start = "training_state/schedule_start"
+  before = reader.get_tensor(start) if reader.has_tensor(start) else 0
+  return int(reader.get_tensor("global_step") + before)
+
+
 class Checkpointer:
   """Initialises, resumes and saves one run's variables.
 
@@ -135,11 +155,19 @@ class Checkpointer:
     return tf.train.latest_checkpoint(self._output_dir)
 
   def initialise(
-    self, session: tf.Session, init_checkpoint: str | None
+    self,
+    session: tf.Session,
+    init_checkpoint: str | None,
+    schedule_start: tf.Variable | None = None,
   ) -> InitReport | None:
     """Gives new weights, from `init_checkpoint` where it has them.
 
     Runs on all ranks; rank 0's weights become everybody's.
+
+    Args:
+      session: of the graph.
+      init_checkpoint: path prefix of a checkpoint, or None.
+      schedule_start: is set to where that checkpoint's schedule was.
 
     Returns:
       What was loaded; None without `init_checkpoint` and on other ranks.
@@ -154,6 +182,8 @@ class Checkpointer:
     session.run(self._initializer)
     if saver:
       _restore(saver, session, init_checkpoint)
+      if schedule_start is not None:
+        schedule_start.load(_schedule_position(init_checkpoint), session)
     session.run(self._broadcast)
     return report
 

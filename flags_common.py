@@ -4,7 +4,10 @@ Entry points call the groups they need before `app.run`; libraries never read
 flags.
 """
 
+import dataclasses
+
 import lr_schedule
+from optimizers import OPTIMIZERS, OptimizerConfig
 from tensorflow_v1 import tf
 
 flags = tf.flags
@@ -22,6 +25,32 @@ def define_model_flags() -> None:
     "what is loaded, missing and unused is listed. Ignored when --output_dir "
     "already has a checkpoint, which is then resumed.",
   )
+
+
+def define_optimizer_flags() -> None:
+  """The update rule; `optimizers.OptimizerConfig` has the meanings."""
+  made = {f.name: f.default for f in dataclasses.fields(OptimizerConfig)}
+  flags.DEFINE_enum(
+    "optimizer", made["optimizer"], list(OPTIMIZERS), "The update rule."
+  )
+  flags.DEFINE_bool(
+    "bias_correction", made["bias_correction"], "Of the moments."
+  )
+  flags.DEFINE_bool(
+    "prenormalize",
+    made["prenormalize"],
+    "Divide the averaged gradient by its global norm (NVLAMB), not clip it.",
+  )
+  for name, what in (
+    ("weight_decay_rate", "Decoupled; none on biases and layer norms."),
+    ("beta_1", "Decay of the first moment."),
+    ("beta_2", "Decay of the second moment."),
+    ("epsilon", "Added to the root of the second moment."),
+    ("min_trust_ratio", "LAMB: lowest ratio of weights' to update's norm."),
+    ("max_trust_ratio", "LAMB: highest ratio."),
+    ("clip_norm", "Highest global gradient norm; 0: no limit."),
+  ):
+    flags.DEFINE_float(name, made[name], what)
 
 
 def define_training_flags() -> None:
@@ -64,11 +93,36 @@ def define_training_flags() -> None:
     sorted(lr_schedule.LR_SCALINGS),
     "Multiply the peak by 1, sqrt(ranks) or ranks.",
   )
+  flags.DEFINE_enum(
+    "lr_schedule",
+    "linear",
+    list(lr_schedule.SCHEDULES),
+    "How the rate rises to the peak and falls; see lr_schedule.py.",
+  )
+  flags.DEFINE_float(
+    "lr_power",
+    None,
+    "Exponent of a polynomial decay. Default: 1 for linear, 0.5 for poly, 2 "
+    "for warmup_exp_decay_poly.",
+  )
+  flags.DEFINE_float(
+    "lr_decay_rate", 0.9, "Factor of an exponential decay, see lr_decay_steps."
+  )
+  flags.DEFINE_integer(
+    "lr_decay_steps",
+    1000,
+    "Steps in which the rate falls by --lr_decay_rate; counted and divided as "
+    "--num_train_steps.",
+  )
+  flags.DEFINE_float("lr_offset", 0.0, "Added to the schedule's rate.")
+  flags.DEFINE_bool(
+    "rewarmup",
+    True,
+    "With --init_checkpoint of another run: start the schedule anew. "
+    "--norewarmup counts on from that run's update.",
+  )
   flags.DEFINE_integer("num_train_steps", 100000, "Steps of the whole run.")
   flags.DEFINE_integer("num_warmup_steps", 10000, "Steps of warm-up in it.")
-  flags.DEFINE_float(
-    "clip_norm", 1.0, "Highest global gradient norm; 0: no limit."
-  )
   flags.DEFINE_integer(
     "save_checkpoints_steps",
     1000,

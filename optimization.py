@@ -1,128 +1,32 @@
-"""The optimizer, and the one order in which gradients become an update.
+"""The one order in which gradients become an update.
 
 `build_train_ops` is that order; everything else here serves it. google/bert's
 public names (`create_optimizer`, `AdamWeightDecayOptimizer`) work as there.
 """
 
-import re
 from typing import NamedTuple
 
 import lr_schedule
+from optimizers import (
+  EXCLUDE_FROM_WEIGHT_DECAY,
+  WEIGHT_DECAY_RATE,
+  AdamWeightDecayOptimizer,
+  LAMBOptimizer,
+  OptimizerConfig,
+)
 from tensorflow_v1 import tf
 
-# google/bert's settings of AdamW.
-WEIGHT_DECAY_RATE = 0.01
-EXCLUDE_FROM_WEIGHT_DECAY = ("LayerNorm", "layer_norm", "bias")
+__all__ = [
+  "AdamWeightDecayOptimizer",
+  "LAMBOptimizer",
+  "LocalAccumulation",
+  "OptimizerConfig",
+  "TrainOps",
+  "build_train_ops",
+  "create_optimizer",
+]
 
-
-class AdamWeightDecayOptimizer(tf.train.Optimizer):
-  """Adam with decoupled weight decay and without bias correction.
-
-    m <- b1 m + (1 - b1) g
-    v <- b2 v + (1 - b2) g^2
-    w <- w - lr (m / (sqrt(v) + eps) + decay w)
-
-  (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, as google/bert
-  has it.) Slots are the variables NAME/adam_m and NAME/adam_v, float32, as in
-  google/bert's checkpoints.
-  """
-
-  def __init__(
-    self,
-    learning_rate,
-    weight_decay_rate=0.0,
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-6,
-    exclude_from_weight_decay=None,
-    name="AdamWeightDecayOptimizer",
-  ):
-    """`learning_rate` is a float or scalar Tensor; the rest are floats.
-
-    Args:
-      exclude_from_weight_decay: regular expressions; a variable whose name one
-        of them matches anywhere is not decayed.
-    """
-    super().__init__(use_locking=False, name=name)
-    self.learning_rate = learning_rate
-    self.weight_decay_rate = weight_decay_rate
-    self.beta_1 = beta_1
-    self.beta_2 = beta_2
-    self.epsilon = epsilon
-    self.exclude_from_weight_decay = exclude_from_weight_decay
-
-  def create_slots(self, variables) -> list:
-    """The slots [(m, v), ...] of `variables`, made on the first call.
-
-    Callers that apply inside `tf.cond` make them before it: a variable made in
-    a branch could not be initialised from outside.
-    """
-    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-      return [
-        tuple(
-          tf.get_variable(
-            name=f"{variable.op.name}/{slot}",
-            shape=variable.shape.as_list(),
-            dtype=tf.float32,
-            trainable=False,
-            initializer=tf.zeros_initializer(),
-          )
-          for slot in ("adam_m", "adam_v")
-        )
-        for variable in variables
-      ]
-
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    """Applies one update; as in google/bert, `global_step` is not advanced."""
-    del global_step
-    pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-    slots = self.create_slots([v for _, v in pairs])
-    updates = [
-      self._update(tf.convert_to_tensor(gradient), variable, m, v)
-      for (gradient, variable), (m, v) in zip(pairs, slots, strict=True)
-    ]
-    return tf.group(*updates, name=name)
-
-  def _update(self, gradient, variable, m, v):
-    """One variable's update: decay, then TensorFlow's fused Adam kernel.
-
-    The kernel's bias correction, sqrt(1 - beta2_power) / (1 - beta1_power), is
-    1 when both powers are given as 0. It is one pass over memory; the composed
-    formula takes about ten.
-    """
-    learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
-    decay = []
-    if self._do_use_weight_decay(variable.op.name):
-      # The decay uses the weights from before the update.
-      decay = [
-        variable.assign(
-          variable * (1.0 - learning_rate * self.weight_decay_rate),
-          read_value=False,
-        )
-      ]
-    settings = dict(
-      beta1_power=0.0,
-      beta2_power=0.0,
-      lr=learning_rate,
-      beta1=self.beta_1,
-      beta2=self.beta_2,
-      epsilon=self.epsilon,
-      grad=gradient,
-    )
-    with tf.control_dependencies(decay):
-      if hasattr(variable, "handle"):
-        return tf.raw_ops.ResourceApplyAdam(
-          var=variable.handle, m=m.handle, v=v.handle, **settings
-        )
-      return tf.raw_ops.ApplyAdam(
-        var=variable._ref(), m=m._ref(), v=v._ref(), **settings
-      ).op
-
-  def _do_use_weight_decay(self, name: str) -> bool:
-    excluded = self.exclude_from_weight_decay or ()
-    return bool(self.weight_decay_rate) and not any(
-      re.search(pattern, name) for pattern in excluded
-    )
+_TINY = 1e-30  # instead of a norm of 0, of which nothing comes anyway
 
 
 def create_optimizer(
@@ -147,10 +51,9 @@ def create_optimizer(
     raise ValueError("use_tpu=True: this project trains on GPUs and CPUs")
   global_step = tf.train.get_or_create_global_step()
   step = tf.convert_to_tensor(global_step)
+  schedule = lr_schedule.Schedule(init_lr, num_train_steps, num_warmup_steps)
   optimizer = AdamWeightDecayOptimizer(
-    learning_rate=lr_schedule.linear(
-      step, init_lr, num_train_steps, num_warmup_steps
-    ),
+    learning_rate=schedule(step),
     weight_decay_rate=WEIGHT_DECAY_RATE,
     exclude_from_weight_decay=EXCLUDE_FROM_WEIGHT_DECAY,
   )
@@ -272,10 +175,11 @@ class TrainOps(NamedTuple):
 def build_train_ops(
   loss: tf.Tensor,
   sums: dict,
-  optimizer: AdamWeightDecayOptimizer,
+  optimizer: tf.train.Optimizer,
   comm,
   micro_batches: int,
   clip_norm: float = 1.0,
+  prenormalize: bool = False,
   loss_scale: float = 1.0,
   samples: tuple | None = None,
 ) -> TrainOps:
@@ -286,10 +190,11 @@ def build_train_ops(
       Shares add up over micro-batches and ranks, so gradients are summed.
     sums: name -> float scalar of this micro-batch, to be summed over the
       global batch for reporting.
-    optimizer: applies the update; its `learning_rate` is a scalar Tensor.
+    optimizer: one of `optimizers`; its `learning_rate` is a scalar Tensor.
     comm: a `distributed.Comm`.
     micro_batches: micro-batches of one rank's update.
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
+    prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
     loss_scale: factor on the loss, so that 16-bit gradients do not underflow.
     samples: (variable, n): a counter that each update advances by n.
   """
@@ -318,7 +223,12 @@ def build_train_ops(
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
-  clip = tf.minimum(1.0, clip_norm / grad_norm) if clip_norm else 1.0
+  if prenormalize:
+    clip = 1.0 / tf.maximum(grad_norm, _TINY)
+  elif clip_norm:
+    clip = tf.minimum(1.0, clip_norm / grad_norm)
+  else:
+    clip = 1.0
   factor = unscale * clip
 
   # Apply or skip.

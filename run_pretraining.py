@@ -17,13 +17,13 @@ import checkpointing
 import distributed
 import flags_common
 import input_pipeline
-import lr_schedule
 import modeling
 import optimization
 import train_loop
 import training_hooks
 import training_plan
 from errors import UserError
+from lr_schedule import Schedule, scale_peak
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS
@@ -33,6 +33,7 @@ def define_flags() -> None:
   """google/bert's flags with its meaning where it has them, and ours."""
   flags = tf.flags
   flags_common.define_model_flags()
+  flags_common.define_optimizer_flags()
   flags_common.define_training_flags()
   flags.adopt_module_key_flags(flags_common)  # so that --help shows them
   flags.DEFINE_bool("do_train", False, "Train.")
@@ -69,6 +70,7 @@ class PretrainingConfig:
   """Everything a run needs, checked; fields are named like their flags."""
 
   bert: modeling.BertConfig
+  optimizer: optimization.OptimizerConfig
   input_file: str
   output_dir: str
   do_train: bool
@@ -83,9 +85,14 @@ class PretrainingConfig:
   global_batch_size: int | None = None
   learning_rate: float = 5e-5
   lr_scaling: str = "none"
+  lr_schedule: str = "linear"
+  lr_power: float | None = None
+  lr_decay_rate: float = 0.9
+  lr_decay_steps: int = 1000
+  lr_offset: float = 0.0
+  rewarmup: bool = True
   num_train_steps: int = 100000
   num_warmup_steps: int = 10000
-  clip_norm: float = 1.0
   save_checkpoints_steps: int = 1000
   keep_checkpoints: int = 5
   log_every_steps: int = 10
@@ -101,10 +108,11 @@ class PretrainingConfig:
       raise UserError("--eval_every_steps needs --do_eval")
     if self.seed < 0:
       raise UserError(f"--seed={self.seed}: must not be negative")
-    for name in ("learning_rate", "clip_norm"):
+    for name in ("learning_rate", "lr_offset"):
       value = getattr(self, name)
       if not (math.isfinite(value) and value >= 0):
         raise UserError(f"--{name}={value}: must be finite and not negative")
+    self.schedule(self.learning_rate, total=1, warmup=0)
 
   @classmethod
   def from_flags(cls, flags) -> "PretrainingConfig":
@@ -116,12 +124,37 @@ class PretrainingConfig:
       if flags.bert_config_file not in message:
         message = f"{flags.bert_config_file}: {message}"
       raise UserError(f"--bert_config_file: {message}") from e
-    names = [f.name for f in dataclasses.fields(cls) if f.name != "bert"]
-    return cls(bert=bert, **{name: getattr(flags, name) for name in names})
+
+    def values(part, *others):
+      names = [f.name for f in dataclasses.fields(part)]
+      return {n: getattr(flags, n) for n in names if n not in others}
+
+    return cls(
+      bert=bert,
+      optimizer=optimization.OptimizerConfig(
+        **values(optimization.OptimizerConfig)
+      ),
+      **values(cls, "bert", "optimizer"),
+    )
 
   def as_dict(self) -> dict:
     """Plain values, for the run folder and to compare ranks."""
     return {**dataclasses.asdict(self), "bert": self.bert.to_dict()}
+
+  def schedule(
+    self, peak: float, total: int, warmup: int, divisor: int = 1
+  ) -> Schedule:
+    """The learning rate of each update; `divisor` as in `TrainingPlan`."""
+    return Schedule(
+      peak=peak,
+      total=total,
+      warmup=warmup,
+      name=self.lr_schedule,
+      power=self.lr_power,
+      decay_rate=self.lr_decay_rate,
+      decay_steps=math.ceil(self.lr_decay_steps / divisor),
+      offset=self.lr_offset,
+    )
 
   def loop(self) -> train_loop.LoopConfig:
     """The part that the loop reads."""
@@ -216,26 +249,21 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
   loss = sums.masked_lm_loss / tf.maximum(counts[0], 1.0)
   loss += sums.next_sentence_loss / tf.maximum(counts[1], 1.0)
 
-  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-  optimizer = optimization.AdamWeightDecayOptimizer(
-    learning_rate=lr_schedule.linear(
-      step,
-      lr_schedule.scale_peak(
-        config.learning_rate, config.lr_scaling, comm.size
-      ),
-      plan.updates,
-      plan.warmup_updates,
-    ),
-    weight_decay_rate=optimization.WEIGHT_DECAY_RATE,
-    exclude_from_weight_decay=optimization.EXCLUDE_FROM_WEIGHT_DECAY,
+  schedule = config.schedule(
+    scale_peak(config.learning_rate, config.lr_scaling, comm.size),
+    plan.updates,
+    plan.warmup_updates,
+    plan.divisor,
   )
+  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return optimization.build_train_ops(
     loss,
     sums._asdict(),
-    optimizer,
+    config.optimizer.make(schedule(step + state.schedule_start)),
     comm,
     micro_batches=plan.accumulation,
-    clip_norm=config.clip_norm,
+    clip_norm=config.optimizer.clip_norm,
+    prenormalize=config.optimizer.prenormalize,
     samples=(state.samples_seen, plan.global_batch),
   )
 
@@ -331,7 +359,13 @@ def start_or_resume(session, checkpointer, task, config, comm) -> int:
         "nothing to evaluate: no checkpoint in --output_dir="
         f"{config.output_dir} and no --init_checkpoint"
       )
-    report = checkpointer.initialise(session, config.init_checkpoint)
+    report = checkpointer.initialise(
+      session,
+      config.init_checkpoint,
+      schedule_start=task.state.schedule_start
+      if task and not config.rewarmup
+      else None,
+    )
     if report:
       train_loop.say(comm, *report.lines())
     return 0

@@ -26,6 +26,7 @@ class TrainingPlan:
   updates: int
   warmup_updates: int
   records: int  # in the training set
+  divisor: int  # what steps of one rank were divided by; 1 in global mode
 
   @property
   def samples(self) -> int:
@@ -118,6 +119,7 @@ def resolve(
     updates=math.ceil(num_train_steps / divisor),
     warmup_updates=math.ceil(num_warmup_steps / divisor),
     records=records,
+    divisor=divisor,
   )
 
 

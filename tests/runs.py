@@ -9,6 +9,7 @@ import modeling
 import run_pretraining
 import training_hooks
 from distributed import Comm
+from optimizers import OptimizerConfig
 from tensorflow_v1 import tf
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -23,6 +24,7 @@ def config(tiny_run, output_dir, **changes):
   bert.attention_probs_dropout_prob = bert.hidden_dropout_prob
   settings = dict(
     bert=bert,
+    optimizer=OptimizerConfig(**changes.pop("optimizer", {})),
     input_file=files,
     output_dir=str(output_dir),
     do_train=True,

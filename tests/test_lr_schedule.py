@@ -1,14 +1,51 @@
-"""The schedule, hand-worked and against google/bert's formula."""
+"""Schedules: hand-worked, against published formulas, NumPy against graph."""
 
 import numpy as np
 import pytest
 
-import lr_schedule
+from errors import UserError
+from lr_schedule import SCHEDULES, Schedule, scale_peak
 from tensorflow_v1 import tf
+
+# What the published functions return, as one multiplies a rate with it: see
+# google/bert's optimization.py and DeepSpeed's bing_bert. n = 100, w = 10.
+REFERENCES = {
+  "linear": lambda x: x / 10 if x < 10 else 1 - x / 100,
+  "poly": lambda x: x / 10 if x < 10 else (1 - x / 100) ** 0.5,
+  "constant": lambda x: x / 10 if x < 10 else 1.0,
+  "cosine": lambda x: (
+    x / 10 if x < 10 else (1 + np.cos(np.pi * (x - 10) / 90)) / 2
+  ),
+  "warmup_exp_decay_exp": lambda x: (
+    (x / 10) ** 2 if x < 10 else 0.9 ** ((x - 10) / 25)
+  ),
+  "warmup_exp_decay_poly": lambda x: (
+    (x / 10) ** 1.5 if x < 10 else (1 - x / 100) ** 2
+  ),
+  "warmup_linear_decay_exp": lambda x: (
+    x / 10 if x < 10 else 0.9 ** ((x - 10) / 25)
+  ),
+}
+
+
+def schedule(name, **changes):
+  settings = dict(peak=1.0, total=100, warmup=10, decay_steps=25)
+  return Schedule(name=name, **{**settings, **changes})
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equals_the_published_formula_at_every_update(name):
+  steps = np.arange(101)
+  np.testing.assert_allclose(
+    schedule(name, peak=3.0, offset=0.25)(steps),
+    [3.0 * REFERENCES[name](x) + 0.25 for x in steps],
+    rtol=1e-12,
+    atol=1e-12,
+  )
 
 
 def test_linear_hand_worked():
-  rate = lambda step: float(lr_schedule.linear(step, 1.0, 100, 10))
+  rate = lambda step: float(schedule("linear")(step))
   assert rate(0) == 0.0
   assert rate(5) == 0.5
   assert rate(9) == pytest.approx(0.9)
@@ -18,21 +55,53 @@ def test_linear_hand_worked():
   assert rate(150) == 0.0
 
 
+def test_the_large_batch_recipe_hand_worked():
+  """SPEC 4.4, phase 1: the offset is added, the decay is 0.9 every 250."""
+  rate = Schedule(
+    11e-3, 7500, 150, "warmup_exp_decay_exp", None, 0.9, 250, 10e-4
+  )
+  assert float(rate(0)) == 10e-4
+  assert float(rate(75)) == pytest.approx(11e-3 / 4 + 10e-4)
+  assert float(rate(150)) == pytest.approx(12e-3)
+  assert float(rate(400)) == pytest.approx(0.9 * 11e-3 + 10e-4)
+
+
 def test_no_warmup_starts_at_the_peak():
-  assert float(lr_schedule.linear(0, 0.3, 10, 0)) == 0.3
+  for name in SCHEDULES:
+    assert float(schedule(name, peak=0.3, warmup=0)(0)) == 0.3
 
 
-def test_tensor_and_numpy_agree():
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_after_the_end_nothing_rises(name):
+  ends = schedule(name)(np.array([100, 101, 150, 1000]))
+  assert np.all(np.isfinite(ends)) and np.all(np.diff(ends) <= 0.0)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_tensor_and_numpy_agree(name):
   steps = np.arange(0, 120)
+  rate = schedule(name, peak=1e-3)
   with tf.Graph().as_default(), tf.Session() as session:
     step = tf.placeholder(tf.int64, [None])
-    graph = session.run(lr_schedule.linear(step, 1e-3, 100, 7), {step: steps})
-  np.testing.assert_allclose(
-    graph, lr_schedule.linear(steps, 1e-3, 100, 7), rtol=1e-5, atol=1e-9
-  )
+    graph = session.run(rate(step), {step: steps})
+  np.testing.assert_allclose(graph, rate(steps), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"name": "exp"}, "--lr_schedule=exp: not one of linear"),
+    ({"name": "cosine", "power": 2.0}, "--lr_power=2.0 has no meaning"),
+    ({"name": "linear", "decay_rate": 1.5}, "--lr_decay_rate=1.5"),
+    ({"name": "linear", "decay_steps": 0}, "--lr_decay_steps=0"),
+  ],
+)
+def test_impossible_settings_are_named(changes, words):
+  with pytest.raises(UserError, match=words):
+    schedule(**changes)
 
 
 def test_scaling_is_explicit():
-  assert lr_schedule.scale_peak(0.1, "none", 16) == 0.1
-  assert lr_schedule.scale_peak(0.1, "sqrt", 16) == pytest.approx(0.4)
-  assert lr_schedule.scale_peak(0.1, "linear", 16) == pytest.approx(1.6)
+  assert scale_peak(0.1, "none", 16) == 0.1
+  assert scale_peak(0.1, "sqrt", 16) == pytest.approx(0.4)
+  assert scale_peak(0.1, "linear", 16) == pytest.approx(1.6)

@@ -7,14 +7,16 @@ import re
 
 import numpy as np
 import pytest
+import runs
 from conftest import write_config, write_records
 
 import checkpointing
+import lr_schedule
 import run_pretraining
-import runs
 import training_hooks
 from distributed import Comm
 from errors import UserError
+from optimizers import OptimizerConfig
 from tensorflow_v1 import tf
 
 
@@ -340,7 +342,9 @@ def test_a_word_that_is_not_understood_is_an_error(
 def test_config_fields_are_flags_and_flags_are_fields():
   """No flag is defined and then ignored."""
   fields = {
-    f.name for f in dataclasses.fields(run_pretraining.PretrainingConfig)
+    f.name
+    for part in (run_pretraining.PretrainingConfig, OptimizerConfig)
+    for f in dataclasses.fields(part)
   }
   flags = tf.flags.FLAGS
   if "do_train" not in flags:
@@ -351,3 +355,47 @@ def test_config_fields_are_flags_and_flags_are_fields():
     for flag in flags.get_flags_for_module(module)
   }
   assert fields - {"bert"} == own - {"bert_config_file"}
+
+
+def test_a_second_phase_warms_up_again_unless_told_not_to(tiny_run, tmp_path):
+  runs.pretrain(tiny_run, tmp_path / "one", num_train_steps=6)
+  first = str(tmp_path / "one" / "model.ckpt-6")
+  rates = {}
+  for rewarmup in (True, False):
+    folder = tmp_path / str(rewarmup)
+    runs.pretrain(
+      tiny_run,
+      folder,
+      init_checkpoint=first,
+      rewarmup=rewarmup,
+      num_train_steps=10,
+    )
+    rates[rewarmup] = runs.metrics(folder, "learning_rate")
+  schedule = lr_schedule.Schedule(peak=1e-3, total=10, warmup=4)
+  np.testing.assert_allclose(rates[True], schedule(np.arange(10)), rtol=1e-5)
+  np.testing.assert_allclose(
+    rates[False], schedule(np.arange(6, 16)), rtol=1e-5
+  )
+
+
+def test_lamb_trains_and_resumes_bit_for_bit(tiny_run, tmp_path):
+  settings = dict(
+    optimizer=dict(optimizer="lamb", bias_correction=True, prenormalize=True),
+    lr_schedule="warmup_exp_decay_exp",
+    lr_decay_steps=5,
+    learning_rate=2e-2,
+    save_checkpoints_steps=10,
+  )
+  runs.pretrain(tiny_run, tmp_path / "whole", **settings)
+  losses = runs.metrics(tmp_path / "whole")
+  assert losses[-1] < losses[0]
+  stopped = {**settings, "lr_offset": 0.0}
+  runs.pretrain(tiny_run, tmp_path / "parts", num_train_steps=10, **stopped)
+  runs.pretrain(tiny_run, tmp_path / "parts", **settings)
+  whole, parts = (
+    runs.weights(tmp_path / "whole"),
+    runs.weights(tmp_path / "parts"),
+  )
+  assert whole.keys() == parts.keys() and "applied_updates" in whole
+  for name, value in whole.items():
+    np.testing.assert_array_equal(parts[name], value, err_msg=name)

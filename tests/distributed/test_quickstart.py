@@ -3,6 +3,7 @@
 import os
 
 import runs
+
 import training_hooks
 
 SENTENCES = [
