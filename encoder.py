@@ -7,6 +7,7 @@ whose shape legend holds here too.
 
 import math
 
+import mixed_precision
 from layers import (
   create_initializer,
   dense,
@@ -16,9 +17,9 @@ from layers import (
   gelu,
   get_shape_list,
   layer_norm,
-  layer_norm_and_dropout,
   reshape_from_matrix,
   reshape_to_matrix,
+  softmax,
 )
 from tensorflow_v1 import tf
 
@@ -86,6 +87,7 @@ def embedding_postprocessor(
   max_position_embeddings=512,
   dropout_prob=0.1,
   dropout_seed=None,
+  policy=mixed_precision.FP32,
 ):
   """Adds segment and position embeddings; layer norm and dropout follow.
 
@@ -101,15 +103,16 @@ def embedding_postprocessor(
     max_position_embeddings: int, rows of the position table.
     dropout_prob: float.
     dropout_seed: (optional) the model's seed, int32 or int64 [2].
+    policy: a `mixed_precision.Policy`.
 
   Returns:
-    float [B, S, H].
+    policy.attention [B, S, H].
 
   Raises:
     ValueError: token_type_ids is missing, or S > max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
-  output = input_tensor
+  output = tf.cast(input_tensor, policy.embeddings)
   if use_token_type:
     if token_type_ids is None:
       raise ValueError("use_token_type needs token_type_ids, which are None")
@@ -122,7 +125,7 @@ def embedding_postprocessor(
     one_hot = tf.one_hot(
       tf.reshape(token_type_ids, [-1]), token_type_vocab_size
     )
-    type_output = tf.matmul(one_hot, type_table)
+    type_output = tf.cast(tf.matmul(one_hot, type_table), policy.embeddings)
     output += tf.reshape(type_output, [batch_size, seq_length, width])
   if use_position_embeddings:
     # A length known only when the graph runs is checked by the slice itself.
@@ -137,9 +140,11 @@ def embedding_postprocessor(
       initializer=create_initializer(initializer_range),
     )
     # [S, H], broadcast over B
-    output += tf.slice(position_table, [0, 0], [seq_length, width])
+    positions = tf.slice(position_table, [0, 0], [seq_length, width])
+    output += tf.cast(positions, policy.embeddings)
+  output = layer_norm(output, None, policy.embeddings, policy.attention)
   seed = dropout_site_seed(dropout_seed, _EMBEDDING_SITE)
-  return layer_norm_and_dropout(output, dropout_prob, seed=seed)
+  return dropout(output, dropout_prob, seed)
 
 
 # -----------------------------------------------------------------------------
@@ -179,6 +184,7 @@ def attention_layer(
   from_seq_length=None,
   to_seq_length=None,
   dropout_seed=None,
+  policy=mixed_precision.FP32,
 ):
   """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
 
@@ -200,9 +206,10 @@ def attention_layer(
     from_seq_length: F; needed with tensors of rank 2.
     to_seq_length: T; needed with tensors of rank 2.
     dropout_seed: (optional) see `dropout`.
+    policy: a `mixed_precision.Policy`.
 
   Returns:
-    float [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
+    policy.attention [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
 
   Raises:
     ValueError: the tensors' ranks differ, or B, F or T is needed and missing.
@@ -226,7 +233,9 @@ def attention_layer(
     """[B * length, width] -> [B, N, length, D]"""
     width = num_attention_heads * size_per_head
     initializer = create_initializer(initializer_range)
-    tensor = dense(tensor, width, activation, initializer, name)
+    tensor = dense(
+      tensor, width, activation, initializer, name, policy.attention
+    )
     tensor = tf.reshape(
       tensor, [batch_size, length, num_attention_heads, size_per_head]
     )
@@ -239,12 +248,12 @@ def attention_layer(
   value = heads(to_matrix, to_seq_length, value_act, "value")
   # scores, probs = [B, N, F, T]
   scores = tf.matmul(query, key, transpose_b=True)
-  scores = tf.cast(scores, tf.float32) * (1.0 / math.sqrt(size_per_head))
+  scores = tf.cast(scores, policy.softmax) * (1.0 / math.sqrt(size_per_head))
   if attention_mask is not None:
     # [B, 1, F or 1, T], broadcast over N
-    mask = tf.expand_dims(tf.cast(attention_mask, tf.float32), 1)
+    mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
     scores += (1.0 - mask) * _MASKED_SCORE
-  probs = tf.cast(tf.nn.softmax(scores), value.dtype)
+  probs = softmax(scores, policy.softmax, value.dtype)
   probs = dropout(probs, attention_probs_dropout_prob, dropout_seed)
   # context = [B, N, F, D] -> [B, F, N, D]
   context = tf.transpose(tf.matmul(probs, value), [0, 2, 1, 3])
@@ -267,6 +276,7 @@ def transformer_model(
   initializer_range=0.02,
   do_return_all_layers=False,
   dropout_seed=None,
+  policy=mixed_precision.FP32,
 ):
   """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
 
@@ -283,9 +293,11 @@ def transformer_model(
     initializer_range: float, stddev of the kernels' initializer.
     do_return_all_layers: bool.
     dropout_seed: (optional) the model's seed, int32 or int64 [2].
+    policy: a `mixed_precision.Policy`.
 
   Returns:
-    float [B, S, H], or with do_return_all_layers the list of all layers'.
+    policy.attention [B, S, H], or with do_return_all_layers the list of all
+    layers'.
 
   Raises:
     ValueError: H is not a multiple of N, or input_tensor's width is not H.
@@ -303,10 +315,18 @@ def transformer_model(
     )
   initializer = create_initializer(initializer_range)
 
-  def add_and_norm(output, residual, site):
-    """LayerNorm(dropout(output) + residual), all [B * S, H]"""
+  def add_and_norm(output, residual, site, reader):
+    """LayerNorm(dropout(output) + residual), all [B * S, H], as `reader`"""
     seed = dropout_site_seed(dropout_seed, site)
-    return layer_norm(dropout(output, hidden_dropout_prob, seed) + residual)
+    output = dropout(output, hidden_dropout_prob, seed)
+    total = tf.cast(output, policy.layer_norm)
+    total += tf.cast(residual, policy.layer_norm)
+    return layer_norm(total, None, policy.layer_norm, reader)
+
+  def activation(x):
+    if intermediate_act_fn is gelu:
+      return gelu(x, policy.gelu)
+    return mixed_precision.island(intermediate_act_fn, policy.gelu)(x)
 
   # Every layer's output is reshaped and the next layer takes it from there, so
   # that no reshape is without use when only the last layer's output is wanted.
@@ -331,17 +351,25 @@ def transformer_model(
             from_seq_length=seq_length,
             to_seq_length=seq_length,
             dropout_seed=dropout_site_seed(dropout_seed, first_site),
+            policy=policy,
           )
         with tf.variable_scope("output"):
           attended = dense(context, hidden_size, None, initializer)
-          attended = add_and_norm(attended, hidden, first_site + 1)
+          attended = add_and_norm(
+            attended, hidden, first_site + 1, policy.feed_forward
+          )
       with tf.variable_scope("intermediate"):
         # [B * S, I]
         intermediate = dense(
-          attended, intermediate_size, intermediate_act_fn, initializer
+          attended,
+          intermediate_size,
+          activation if intermediate_act_fn else None,
+          initializer,
         )
       with tf.variable_scope("output"):
         hidden = dense(intermediate, hidden_size, None, initializer)
-        hidden = add_and_norm(hidden, attended, first_site + 2)
+        hidden = add_and_norm(
+          hidden, attended, first_site + 2, policy.attention
+        )
       layers.append(reshape_from_matrix(hidden, input_shape))
   return layers[1:] if do_return_all_layers else layers[-1]

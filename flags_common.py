@@ -7,6 +7,8 @@ flags.
 import dataclasses
 
 import lr_schedule
+import mixed_precision
+from mixed_precision import LossScaleConfig
 from optimizers import OPTIMIZERS, OptimizerConfig
 from tensorflow_v1 import tf
 
@@ -25,6 +27,43 @@ def define_model_flags() -> None:
     "what is loaded, missing and unused is listed. Ignored when --output_dir "
     "already has a checkpoint, which is then resumed.",
   )
+
+
+def define_precision_flags() -> None:
+  """In which types to compute; `mixed_precision` has the meanings."""
+  made = {f.name: f.default for f in dataclasses.fields(LossScaleConfig)}
+  flags.DEFINE_enum(
+    "precision",
+    "fp32",
+    list(mixed_precision.TYPES),
+    "Type of the matmuls; variables, softmax, GELU, layer norm, losses and "
+    "gradients stay float32.",
+  )
+  flags.DEFINE_list(
+    "precision_policy",
+    [],
+    "part=type,...: overrides for parts of the network: "
+    + ", ".join(mixed_precision.PARTS),
+  )
+  flags.DEFINE_float(
+    "loss_scale",
+    made["loss_scale"],
+    "fp16: factor on the loss; 0, the default, is dynamic.",
+  )
+  flags.DEFINE_float(
+    "initial_loss_scale", made["initial_loss_scale"], "Of a dynamic one."
+  )
+  flags.DEFINE_integer(
+    "loss_scale_window",
+    made["loss_scale_window"],
+    "Good updates in a row after which it doubles.",
+  )
+  flags.DEFINE_integer(
+    "loss_scale_hysteresis",
+    made["loss_scale_hysteresis"],
+    "Overflows until it halves.",
+  )
+  flags.DEFINE_float("min_loss_scale", made["min_loss_scale"], "Its floor.")
 
 
 def define_optimizer_flags() -> None:

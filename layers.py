@@ -16,6 +16,7 @@ from tensorflow_v1 import tf
 
 # tf.contrib.layers.layer_norm's, with which published checkpoints were trained.
 _LAYER_NORM_EPSILON = 1e-12
+_LAYER_NORM_EPSILONS = {tf.float16: 1e-7}  # knows no number much smaller
 
 # Random bits per kept-or-dropped decision. A draw costs more than all other
 # work of a dropout on a CPU, and 16 bits set the rate to within 1/65536.
@@ -50,22 +51,61 @@ def _with_gradient(function):
   return call
 
 
-@_with_gradient
-def _gelu(x):
-  """GELU, tanh approximation, of a float32 tensor of any shape.
+def _gelu_gate(x):
+  """The sigmoid that x is multiplied with."""
+  return tf.sigmoid(x * (_GELU_A + _GELU_B * tf.square(x)))
 
-  Source: https://arxiv.org/abs/1606.08415, section 2. Kept for the gradient: x
-  and the sigmoid.
+
+@_with_gradient
+def _gelu(stored):
+  """GELU in float32 of a tensor that is stored in any type.
+
+  Kept for the gradient: the tensor, and the sigmoid where that is stored in
+  float32 too; of 16 bits it is computed again.
   """
-  gate = tf.sigmoid(x * (_GELU_A + _GELU_B * tf.square(x)))
+  x = tf.cast(stored, tf.float32)
+  gate = _gelu_gate(x)
 
   def gradient(dy):
-    slope = _GELU_A + (3.0 * _GELU_B) * tf.square(x)
+    wide, again = x, gate
+    if stored.dtype != tf.float32:
+      with tf.control_dependencies([dy]):  # not before the backward pass
+        wide = tf.cast(tf.identity(stored), tf.float32)
+      again = _gelu_gate(wide)
+    dy = tf.cast(dy, tf.float32)
+    slope = _GELU_A + (3.0 * _GELU_B) * tf.square(wide)
     # SigmoidGrad(gate, t) is t * gate * (1 - gate) in one pass.
-    through_gate = tf.raw_ops.SigmoidGrad(y=gate, dy=dy * x)
-    return [dy * gate + through_gate * slope]
+    through_gate = tf.raw_ops.SigmoidGrad(y=again, dy=dy * wide)
+    return [tf.cast(dy * again + through_gate * slope, stored.dtype)]
 
-  return x * gate, gradient
+  return tf.cast(x * gate, stored.dtype), gradient
+
+
+def softmax(logits, dtype=tf.float32, store_dtype=None):
+  """Softmax over the last axis, kept for the gradient as it is stored.
+
+  Args:
+    logits: float tensor.
+    dtype: the type to compute in.
+    store_dtype: (optional) the result's type, `dtype` without it.
+  """
+  store_dtype = store_dtype or dtype
+
+  @_with_gradient
+  def compute(x):
+    y = tf.cast(tf.nn.softmax(tf.cast(x, dtype)), store_dtype)
+
+    def gradient(dy):
+      wide, dy = tf.cast(y, dtype), tf.cast(dy, dtype)
+      # sum_j dy_j y_j of each row
+      along = tf.reduce_sum(dy * wide, axis=-1, keepdims=True)
+      return [tf.cast((dy - along) * wide, x.dtype)]
+
+    return y, gradient
+
+  if store_dtype == dtype == logits.dtype:
+    return tf.nn.softmax(logits)  # its own gradient does as well
+  return compute(logits)
 
 
 @_with_gradient
@@ -75,13 +115,13 @@ def layer_normalization(x, gamma, beta, epsilon):
   Source: https://arxiv.org/abs/1607.06450.
 
   Args:
-    x: float32 [..., H].
-    gamma: float32 [H].
-    beta: float32 [H].
-    epsilon: float32 scalar tensor.
+    x: float [..., H].
+    gamma: float [H], of x's type, as the others.
+    beta: float [H].
+    epsilon: scalar tensor.
 
   Returns:
-    float32 [..., H].
+    float [..., H].
   """
   # mean, rstd = [..., 1]
   mean = tf.reduce_mean(x, axis=-1, keepdims=True)
@@ -205,9 +245,19 @@ def masked_scale(x, mask, scale):
 # -----------------------------------------------------------------------------
 
 
-def gelu(x):
-  """GELU (tanh approximation) of a float tensor, computed in float32."""
-  return tf.cast(_gelu(tf.cast(x, tf.float32)), x.dtype)
+def gelu(x, dtype=tf.float32):
+  """GELU of a float tensor of any shape, stored in its type.
+
+  The tanh approximation, https://arxiv.org/abs/1606.08415 section 2.
+
+  Args:
+    x: float tensor.
+    dtype: the type to compute in.
+  """
+  if dtype == tf.float32:
+    return _gelu(x)
+  wide = tf.cast(x, dtype)
+  return tf.cast(wide * _gelu_gate(wide), x.dtype)
 
 
 def get_activation(activation_string):
@@ -237,7 +287,12 @@ def create_initializer(initializer_range=0.02):
 
 
 def dense(
-  input_tensor, units, activation=None, kernel_initializer=None, name=None
+  input_tensor,
+  units,
+  activation=None,
+  kernel_initializer=None,
+  name=None,
+  dtype=None,
 ):
   """input_tensor x kernel + bias, as tf.layers.dense names its variables.
 
@@ -247,18 +302,22 @@ def dense(
     activation: (optional) function of a tensor.
     kernel_initializer: (optional) initializer; the bias starts at 0.
     name: (optional) variable scope, "dense" without it.
+    dtype: (optional) the type to compute in, input_tensor's without it; the
+      variables are float32.
 
   Returns:
-    float [..., units].
+    `dtype` [..., units].
   """
   shape = get_shape_list(input_tensor)
+  dtype = dtype or input_tensor.dtype
   with tf.variable_scope(name, default_name="dense"):
     kernel = tf.get_variable(
       "kernel", [shape[-1], units], initializer=kernel_initializer
     )
     bias = tf.get_variable("bias", [units], initializer=tf.zeros_initializer())
-    output = tf.matmul(reshape_to_matrix(input_tensor), kernel)
-    output = tf.nn.bias_add(output, bias)
+    matrix = tf.cast(reshape_to_matrix(input_tensor), dtype)
+    output = tf.matmul(matrix, tf.cast(kernel, dtype))
+    output = tf.nn.bias_add(output, tf.cast(bias, dtype))
     if activation is not None:
       output = activation(output)
     return reshape_from_matrix(output, shape)
@@ -286,32 +345,37 @@ def dropout(input_tensor, dropout_prob, seed=None):
   return masked_scale(input_tensor, mask, scale)
 
 
-def layer_norm(input_tensor, name=None):
-  """Layer normalization over the last axis, computed in float32.
+def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
+  """Layer normalization over the last axis.
 
   Args:
     input_tensor: float [..., H].
     name: (optional) variable scope, "LayerNorm" without it.
+    dtype: the type to compute in.
+    store_dtype: (optional) the result's type, input_tensor's without it.
 
   Returns:
-    A tensor of input_tensor's shape and dtype.
+    `store_dtype` [..., H].
   """
   width = get_shape_list(input_tensor)[-1]
   with tf.variable_scope(name, default_name="LayerNorm"):
     beta = tf.get_variable("beta", [width], initializer=tf.zeros_initializer())
     gamma = tf.get_variable("gamma", [width], initializer=tf.ones_initializer())
     output = layer_normalization(
-      tf.cast(input_tensor, tf.float32),
-      tf.cast(gamma, tf.float32),
-      tf.cast(beta, tf.float32),
-      tf.constant(_LAYER_NORM_EPSILON),
+      tf.cast(input_tensor, dtype),
+      tf.cast(gamma, dtype),
+      tf.cast(beta, dtype),
+      tf.constant(_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON), dtype),
     )
-    return tf.cast(output, input_tensor.dtype)
+    return tf.cast(output, store_dtype or input_tensor.dtype)
 
 
-def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):
+def layer_norm_and_dropout(
+  input_tensor, dropout_prob, name=None, seed=None, store_dtype=None
+):
   """`layer_norm`, then `dropout`."""
-  return dropout(layer_norm(input_tensor, name), dropout_prob, seed)
+  output = layer_norm(input_tensor, name, store_dtype=store_dtype)
+  return dropout(output, dropout_prob, seed)
 
 
 # -----------------------------------------------------------------------------

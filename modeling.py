@@ -16,6 +16,7 @@ import copy
 import re
 from typing import NamedTuple
 
+import mixed_precision
 from bert_config import BertConfig
 from encoder import (
   attention_layer,
@@ -81,6 +82,7 @@ class BertModel:
     use_one_hot_embeddings=False,
     scope=None,
     dropout_seed=None,
+    policy=mixed_precision.FP32,
   ):
     """Builds the graph.
 
@@ -96,6 +98,7 @@ class BertModel:
       dropout_seed: (optional) int32 or int64 [2]. Given, all dropout is a pure
         function of it and of the call site (see `layers.keep_mask`);
         otherwise it draws from TensorFlow's stateful generators.
+      policy: a `mixed_precision.Policy`; the outputs are in its types.
 
     Raises:
       ValueError: the configuration is impossible, a tensor has another rank, or
@@ -134,6 +137,7 @@ class BertModel:
           max_position_embeddings=config.max_position_embeddings,
           dropout_prob=config.hidden_dropout_prob,
           dropout_seed=dropout_seed,
+          policy=policy,
         )
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = transformer_model(
@@ -149,6 +153,7 @@ class BertModel:
           config.initializer_range,
           do_return_all_layers=True,
           dropout_seed=dropout_seed,
+          policy=policy,
         )
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
@@ -157,8 +162,9 @@ class BertModel:
         self.pooled_output = dense(
           self.sequence_output[:, 0, :],
           config.hidden_size,
-          tf.tanh,
+          mixed_precision.island(tf.tanh, policy.tanh),
           create_initializer(config.initializer_range),
+          dtype=policy.heads,
         )
 
   def get_pooled_output(self):
@@ -203,29 +209,48 @@ def gather_indexes(sequence_tensor, positions):
   return gather_rows(tf.reshape(sequence_tensor, [-1, width]), rows)
 
 
-def _masked_lm_logits(bert_config, input_tensor, output_weights, positions):
-  """float32 [B * P, V]; arguments as of `get_masked_lm_output`."""
+def _masked_lm_logits(
+  bert_config,
+  input_tensor,
+  output_weights,
+  positions,
+  policy=mixed_precision.FP32,
+):
+  """policy.losses [B * P, V]; arguments as of `get_masked_lm_output`."""
   hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
     with tf.variable_scope("transform"):
       hidden = dense(
         hidden,
         bert_config.hidden_size,
-        get_activation(bert_config.hidden_act),
+        mixed_precision.island(
+          get_activation(bert_config.hidden_act) or tf.identity, policy.gelu
+        ),
         create_initializer(bert_config.initializer_range),
+        dtype=policy.heads,
       )
-      hidden = layer_norm(hidden)
+      hidden = layer_norm(hidden, None, policy.layer_norm, policy.heads)
     bias = tf.get_variable(
       "output_bias",
       [bert_config.vocab_size],
       initializer=tf.zeros_initializer(),
     )
-    logits = tf.matmul(hidden, output_weights, transpose_b=True)
-    return tf.nn.bias_add(tf.cast(logits, tf.float32), bias)
+    weights = tf.cast(output_weights, policy.heads)
+    return _logits(hidden, weights, bias, policy)
 
 
-def _next_sentence_logits(bert_config, input_tensor):
-  """float32 [B, 2]; arguments as of `get_next_sentence_output`."""
+def _logits(hidden, weights, bias, policy):
+  """policy.losses [n, classes] of hidden [n, H], weights [classes, H]."""
+  logits = tf.matmul(hidden, weights, transpose_b=True)
+  return tf.nn.bias_add(
+    tf.cast(logits, policy.losses), tf.cast(bias, policy.losses)
+  )
+
+
+def _next_sentence_logits(
+  bert_config, input_tensor, policy=mixed_precision.FP32
+):
+  """policy.losses [B, 2]; arguments as of `get_next_sentence_output`."""
   with tf.variable_scope("cls/seq_relationship"):
     weights = tf.get_variable(
       "output_weights",
@@ -235,12 +260,12 @@ def _next_sentence_logits(bert_config, input_tensor):
     bias = tf.get_variable(
       "output_bias", [2], initializer=tf.zeros_initializer()
     )
-    logits = tf.matmul(input_tensor, weights, transpose_b=True)
-    return tf.nn.bias_add(tf.cast(logits, tf.float32), bias)
+    input_tensor = tf.cast(input_tensor, policy.heads)
+    return _logits(input_tensor, tf.cast(weights, policy.heads), bias, policy)
 
 
 def _cross_entropy(logits, labels):
-  """float32 [n]: -log softmax(logits)[label], of [n, classes] and int [n]."""
+  """[n]: -log softmax(logits)[label], of [n, classes] and int [n]."""
   # The fused kernel itself: tf.nn's wrapper adds a Shape that nothing uses.
   return tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
     features=logits, labels=labels
@@ -329,20 +354,27 @@ def _loss_and_correct(logits, labels, weights):
   """Weighted sums of cross entropy and of right predictions.
 
   Args:
-    logits: float32 [n, classes].
+    logits: float [n, classes].
     labels: int [n].
     weights: float32 [n].
 
   Returns:
     Two float32 scalars.
   """
-  loss = tf.reduce_sum(weights * _cross_entropy(logits, labels))
+  losses = tf.cast(_cross_entropy(logits, labels), tf.float32)
+  loss = tf.reduce_sum(weights * losses)
   # Stops at the first better class of a row, where an argmax reads them all.
-  correct = tf.math.in_top_k(logits, labels, 1)
+  correct = tf.math.in_top_k(tf.cast(logits, tf.float32), labels, 1)
   return loss, tf.reduce_sum(weights * tf.cast(correct, tf.float32))
 
 
-def pretraining_model(batch, config, is_training, dropout_seed=None):
+def pretraining_model(
+  batch,
+  config,
+  is_training,
+  dropout_seed=None,
+  policy=mixed_precision.FP32,
+):
   """BERT with both heads on one micro-batch.
 
   Args:
@@ -350,6 +382,7 @@ def pretraining_model(batch, config, is_training, dropout_seed=None):
     config: BertConfig.
     is_training: bool; False switches dropout off.
     dropout_seed: (optional) int32 or int64 [2], see `BertModel`.
+    policy: a `mixed_precision.Policy`.
 
   Returns:
     PretrainingSums. The gradient of the global batch's loss is that of
@@ -364,6 +397,7 @@ def pretraining_model(batch, config, is_training, dropout_seed=None):
     batch.segment_ids,
     scope="bert",  # by name, so that an evaluation graph can reuse it
     dropout_seed=dropout_seed,
+    policy=policy,
   )
   example_weights = batch.example_weights
   masked_lm_weights = tf.reshape(
@@ -375,12 +409,13 @@ def pretraining_model(batch, config, is_training, dropout_seed=None):
       model.get_sequence_output(),
       model.get_embedding_table(),
       batch.masked_lm_positions,
+      policy,
     ),
     tf.reshape(batch.masked_lm_ids, [-1]),
     masked_lm_weights,
   )
   next_sentence_loss, next_sentence_correct = _loss_and_correct(
-    _next_sentence_logits(config, model.get_pooled_output()),
+    _next_sentence_logits(config, model.get_pooled_output(), policy),
     tf.reshape(batch.next_sentence_labels, [-1]),
     example_weights,
   )

@@ -7,6 +7,7 @@ public names (`create_optimizer`, `AdamWeightDecayOptimizer`) work as there.
 from typing import NamedTuple
 
 import lr_schedule
+import mixed_precision
 from optimizers import (
   EXCLUDE_FROM_WEIGHT_DECAY,
   WEIGHT_DECAY_RATE,
@@ -180,7 +181,7 @@ def build_train_ops(
   micro_batches: int,
   clip_norm: float = 1.0,
   prenormalize: bool = False,
-  loss_scale: float = 1.0,
+  loss_scale: mixed_precision.LossScale | None = None,
   samples: tuple | None = None,
 ) -> TrainOps:
   """The one gradient order.
@@ -195,16 +196,17 @@ def build_train_ops(
     micro_batches: micro-batches of one rank's update.
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
     prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
-    loss_scale: factor on the loss, so that 16-bit gradients do not underflow.
+    loss_scale: (optional) a `mixed_precision.LossScale`; 1 without it.
     samples: (variable, n): a counter that each update advances by n.
   """
   variables = tf.trainable_variables()
-  loss_scale = tf.constant(loss_scale, tf.float32, name="loss_scale")
+  loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
+  scale = loss_scale.value
   names, values = list(sums), tf.stack(list(sums.values()), name="sums")
 
   # Scale the loss; add up micro-batches locally; one all-reduce per update.
   local = LocalAccumulation(optimizer, micro_batches)
-  scaled_loss = tf.multiply(loss, loss_scale, name="scaled_loss")
+  scaled_loss = tf.multiply(loss, scale, name="scaled_loss")
   grads_and_vars = comm.distributed_optimizer(local).compute_gradients(
     scaled_loss, variables, extra=[values]
   )
@@ -215,7 +217,8 @@ def build_train_ops(
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
   whole = float(micro_batches * comm.size)
-  unscale = whole / tf.maximum(kept, 1.0) / loss_scale
+  dropped = whole - kept
+  unscale = whole / tf.maximum(kept, 1.0) / scale
 
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
   squares = [tf.nn.l2_loss(g) for g, _ in grads_and_vars]
@@ -241,7 +244,11 @@ def build_train_ops(
   with tf.control_dependencies([applied, local.reset_op]):
     counters = [(tf.train.get_or_create_global_step(), 1)]
     counters += [samples] if samples else []
-    update = tf.group(*[v.assign_add(n, read_value=False) for v, n in counters])
+    updates = [v.assign_add(n, read_value=False) for v, n in counters]
+
+    # Update the loss scale.
+    updates.append(loss_scale.update_op(finite, dropped))
+  update = tf.group(*updates)
 
   # With every micro-batch dropped the sums are finite: blame this rank's last.
   nonfinite = tf.maximum(first_nonfinite(squares), local.nonfinite)
@@ -251,8 +258,8 @@ def build_train_ops(
     sums=dict(zip(names, totals, strict=True)),
     grad_norm=grad_norm,
     learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
-    loss_scale=loss_scale,
-    dropped_micro_batches=whole - kept,
+    loss_scale=scale,
+    dropped_micro_batches=dropped,
     skipped=tf.logical_not(finite),
     nonfinite_variable=nonfinite,
     variables=variables,

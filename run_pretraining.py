@@ -17,6 +17,7 @@ import checkpointing
 import distributed
 import flags_common
 import input_pipeline
+import mixed_precision
 import modeling
 import optimization
 import train_loop
@@ -33,6 +34,7 @@ def define_flags() -> None:
   """google/bert's flags with its meaning where it has them, and ours."""
   flags = tf.flags
   flags_common.define_model_flags()
+  flags_common.define_precision_flags()
   flags_common.define_optimizer_flags()
   flags_common.define_training_flags()
   flags.adopt_module_key_flags(flags_common)  # so that --help shows them
@@ -71,6 +73,7 @@ class PretrainingConfig:
 
   bert: modeling.BertConfig
   optimizer: optimization.OptimizerConfig
+  loss_scale: mixed_precision.LossScaleConfig
   input_file: str
   output_dir: str
   do_train: bool
@@ -85,6 +88,8 @@ class PretrainingConfig:
   global_batch_size: int | None = None
   learning_rate: float = 5e-5
   lr_scaling: str = "none"
+  precision: str = "fp32"
+  precision_policy: tuple = ()
   lr_schedule: str = "linear"
   lr_power: float | None = None
   lr_decay_rate: float = 0.9
@@ -113,6 +118,7 @@ class PretrainingConfig:
       if not (math.isfinite(value) and value >= 0):
         raise UserError(f"--{name}={value}: must be finite and not negative")
     self.schedule(self.learning_rate, total=1, warmup=0)
+    self.loss_scale.check(self.policy)
 
   @classmethod
   def from_flags(cls, flags) -> "PretrainingConfig":
@@ -134,12 +140,20 @@ class PretrainingConfig:
       optimizer=optimization.OptimizerConfig(
         **values(optimization.OptimizerConfig)
       ),
-      **values(cls, "bert", "optimizer"),
+      loss_scale=mixed_precision.LossScaleConfig(
+        **values(mixed_precision.LossScaleConfig)
+      ),
+      **values(cls, "bert", "optimizer", "loss_scale"),
     )
 
   def as_dict(self) -> dict:
     """Plain values, for the run folder and to compare ranks."""
     return {**dataclasses.asdict(self), "bert": self.bert.to_dict()}
+
+  @property
+  def policy(self) -> mixed_precision.Policy:
+    """The type in which each part of the network computes."""
+    return mixed_precision.make_policy(self.precision, self.precision_policy)
 
   def schedule(
     self, peak: float, total: int, warmup: int, divisor: int = 1
@@ -237,7 +251,11 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
   rank_seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)
   dropout_seed = tf.stack([int(rank_seed[0]) >> 1, micro.number])
   sums = modeling.pretraining_model(
-    micro.batch, config.bert, is_training=True, dropout_seed=dropout_seed
+    micro.batch,
+    config.bert,
+    is_training=True,
+    dropout_seed=dropout_seed,
+    policy=config.policy,
   )
 
   # The loss is the mean over the masked tokens of the GLOBAL batch, so this
@@ -264,6 +282,7 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
     micro_batches=plan.accumulation,
     clip_norm=config.optimizer.clip_norm,
     prenormalize=config.optimizer.prenormalize,
+    loss_scale=config.loss_scale.make(config.policy),
     samples=(state.samples_seen, plan.global_batch),
   )
 
@@ -296,7 +315,7 @@ def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
   )
   with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
     sums = modeling.pretraining_model(
-      batches.next, config.bert, is_training=False
+      batches.next, config.bert, is_training=False, policy=config.policy
     )
 
   def evaluation(session):
@@ -388,6 +407,8 @@ def start_or_resume(session, checkpointer, task, config, comm) -> int:
 def write_run_folder(config: PretrainingConfig, task, comm) -> None:
   """Flags, plan, versions, devices and the BERT config, before training."""
   train_loop.say(comm, *(task.plan.lines() if task else []))
+  if config.policy != mixed_precision.FP32:
+    train_loop.say(comm, f"precision: {config.policy.describe()}")
   if not comm.is_root:
     return
   os.makedirs(config.output_dir, exist_ok=True)

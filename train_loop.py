@@ -179,13 +179,15 @@ def _tell_trouble(step: int, got: dict, variables) -> None:
   which = variables[bad].op.name if bad >= 0 else "another rank's gradient"
   if got["skipped"]:
     print(
-      f"update {step}: skipped, the gradient of {which} is not finite",
+      f"update {step}: skipped, the gradient of {which} is not finite (loss "
+      f"scale {got['loss_scale']:g})",
       file=sys.stderr,
     )
   elif got["dropped_micro_batches"] > 0:
     print(
       f"update {step}: {got['dropped_micro_batches']:.0f} micro-batches "
-      f"dropped, the gradient of {which} was not finite",
+      f"dropped, the gradient of {which} was not finite (loss scale "
+      f"{got['loss_scale']:g})",
       file=sys.stderr,
     )
 

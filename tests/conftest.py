@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import records
+from tensorflow_v1 import tf
 
 TINY = dict(
   vocab_size=100,
@@ -41,3 +42,10 @@ def tiny_run(tmp_path):
     write_records(tmp_path / f"data-{i}.tfrecord", 60, seed=i)
   config = write_config(tmp_path / "config.json")
   return config, str(tmp_path / "data-*.tfrecord")
+
+
+@pytest.fixture(autouse=True)
+def reference_variables():
+  """Runs switch resource variables on, for good: not for the next test."""
+  yield
+  tf.disable_resource_variables()

@@ -9,6 +9,7 @@ import modeling
 import run_pretraining
 import training_hooks
 from distributed import Comm
+from mixed_precision import LossScaleConfig
 from optimizers import OptimizerConfig
 from tensorflow_v1 import tf
 
@@ -25,6 +26,7 @@ def config(tiny_run, output_dir, **changes):
   settings = dict(
     bert=bert,
     optimizer=OptimizerConfig(**changes.pop("optimizer", {})),
+    loss_scale=LossScaleConfig(**changes.pop("loss_scale", {})),
     input_file=files,
     output_dir=str(output_dir),
     do_train=True,

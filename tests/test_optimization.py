@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import mixed_precision
 import optimization
 from distributed import Comm
 from errors import UserError
@@ -255,7 +256,7 @@ def test_loss_scale_changes_nothing_but_the_range():
         Comm(),
         1,
         clip_norm=1.0,
-        loss_scale=scale,
+        loss_scale=mixed_precision.StaticLossScale(scale),
       )
       start(session)
       norms = [run_update(session, x, ops, [[3.0, 1.0]])["grad_norm"]]

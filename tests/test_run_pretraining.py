@@ -16,6 +16,7 @@ import run_pretraining
 import training_hooks
 from distributed import Comm
 from errors import UserError
+from mixed_precision import LossScaleConfig
 from optimizers import OptimizerConfig
 from tensorflow_v1 import tf
 
@@ -113,11 +114,14 @@ TENSORFLOWS_OWN = re.compile(
 )
 
 
-def test_every_op_is_reachable_from_the_train_op(tiny_run, tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_op_is_reachable_from_the_train_op(tiny_run, tmp_path, precision):
   """Nothing is built for nothing: forward, backward, update, reports."""
   with tf.Graph().as_default() as graph:
     tf.enable_resource_variables()
-    config = runs.config(tiny_run, tmp_path, train_batch_size=12, dropout=0.1)
+    config = runs.config(
+      tiny_run, tmp_path, train_batch_size=12, dropout=0.1, precision=precision
+    )
     ops = run_pretraining.training_task(config, Comm()).ops
     fetched = ops._asdict()
     del fetched["variables"]
@@ -343,7 +347,11 @@ def test_config_fields_are_flags_and_flags_are_fields():
   """No flag is defined and then ignored."""
   fields = {
     f.name
-    for part in (run_pretraining.PretrainingConfig, OptimizerConfig)
+    for part in (
+      run_pretraining.PretrainingConfig,
+      OptimizerConfig,
+      LossScaleConfig,
+    )
     for f in dataclasses.fields(part)
   }
   flags = tf.flags.FLAGS
@@ -399,3 +407,52 @@ def test_lamb_trains_and_resumes_bit_for_bit(tiny_run, tmp_path):
   assert whole.keys() == parts.keys() and "applied_updates" in whole
   for name, value in whole.items():
     np.testing.assert_array_equal(parts[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bits_train_as_float32_does(tiny_run, tmp_path, precision):
+  runs.pretrain(tiny_run, tmp_path / "fp32", do_eval=True)
+  runs.pretrain(
+    tiny_run,
+    tmp_path / precision,
+    do_eval=True,
+    precision=precision,
+    loss_scale=dict(initial_loss_scale=2.0**10),
+  )
+  want, got = (
+    runs.metrics(tmp_path / "fp32"),
+    runs.metrics(tmp_path / precision),
+  )
+  assert got != want
+  np.testing.assert_allclose(got, want, rtol=1e-2)
+  assert not any(runs.metrics(tmp_path / precision, "skipped"))
+  for name, value in runs.weights(tmp_path / precision).items():
+    assert value.dtype in (np.float32, np.int64), name
+
+
+def test_fp16_resumes_with_its_loss_scale_bit_for_bit(tiny_run, tmp_path):
+  """A scale that is far too high, so that it is on its way down at the stop."""
+  settings = dict(
+    precision="fp16",
+    dropout=0.1,
+    loss_scale=dict(initial_loss_scale=2.0**30, loss_scale_window=4),
+    save_checkpoints_steps=10,
+  )
+  for folder, steps in (("whole", 20), ("parts", 10), ("parts", 20)):
+    changes = dict(settings, loss_scale=dict(settings["loss_scale"]))
+    runs.pretrain(
+      tiny_run,
+      tmp_path / folder,
+      num_train_steps=steps,
+      lr_schedule="constant",
+      **changes,
+    )
+  whole = runs.weights(tmp_path / "whole")
+  parts = runs.weights(tmp_path / "parts")
+  assert whole.keys() == parts.keys() and "loss_scale/value" in whole
+  for name, value in whole.items():
+    np.testing.assert_array_equal(parts[name], value, err_msg=name)
+  scales = runs.metrics(tmp_path / "parts", "loss_scale")
+  assert scales[0] == 2.0**30 and scales[-1] < 2.0**25
+  skipped = runs.metrics(tmp_path / "parts", "skipped")
+  assert skipped[0] and not all(skipped)

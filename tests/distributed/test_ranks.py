@@ -1,5 +1,6 @@
 """Several Horovod ranks, as commands: the equivalence contract and failures."""
 
+import json
 import shutil
 
 import numpy as np
@@ -177,3 +178,82 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   )
   process = runs.launch([str(script)], ranks=2, timeout=60)
   assert process.returncode != 0
+
+
+OVERFLOW = """
+import dataclasses, json
+import distributed, mixed_precision, optimization, train_loop
+from tensorflow_v1 import tf
+
+def main(_):
+  comm = distributed.init()
+  tf.enable_resource_variables()
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+  half = tf.cast(w, tf.float16) * tf.cast(x, tf.float16)
+  ops = optimization.build_train_ops(
+    tf.reduce_sum(tf.cast(half, tf.float32)),
+    {"loss": tf.reduce_sum(w)},
+    optimization.OptimizerConfig().make(tf.constant(0.1)),
+    comm,
+    MICRO_BATCHES,
+    loss_scale=mixed_precision.LossScaleConfig(
+      initial_loss_scale=2.0**10
+    ).make(mixed_precision.make_policy("fp16")),
+  )
+  fetches = {
+    k: v
+    for k, v in ops._asdict().items()
+    if k not in ("accumulate", "variables")
+  }
+  with tf.Session() as session:
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    for update in range(4):
+      # Times the scale 2^10 this is beyond float16's 65,504, on rank 1 only.
+      feed = {x: 100.0 if comm.rank == 1 and update == 1 else 1.0}
+      for _ in range(MICRO_BATCHES - 1):
+        session.run(ops.accumulate, {x: 1.0})
+      got = session.run(fetches, feed)
+      train_loop._tell_trouble(update + 1, got, ops.variables)
+      report = [
+        comm.rank, update, bool(got["skipped"]), float(got["loss_scale"]),
+        int(got["dropped_micro_batches"]), session.run(w).tolist(),
+      ]
+      print("REPORT" + json.dumps(report), flush=True)
+
+train_loop.run_main(main)
+"""
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
+  """Both skip (or drop the one micro-batch), both halve, both go on."""
+  script = tmp_path / "overflow.py"
+  script.write_text(OVERFLOW.replace("MICRO_BATCHES", str(micro_batches)))
+  process = runs.launch([str(script)], ranks=2, timeout=100)
+  assert process.returncode == 0, process.stderr[-3000:]
+  reports = {0: [], 1: []}
+  for line in process.stdout.splitlines():
+    if "REPORT" in line:
+      rank, *report = json.loads(line.partition("REPORT")[2])
+      reports[rank].append(report)
+  assert reports[0] == reports[1]
+  skipped, scales, dropped, weights = zip(
+    *[report[1:] for report in reports[0]], strict=True
+  )
+  assert scales == (1024.0, 1024.0, 512.0, 512.0)
+  if micro_batches == 1:
+    assert skipped == (False, True, False, False)
+    assert weights[0] == weights[1] != weights[2]
+    assert (
+      "update 2: skipped, the gradient of w is not finite" in process.stderr
+    )
+  else:
+    assert skipped == (False, False, False, False)
+    assert dropped == (0, 1, 0, 0)
+    assert weights[0] != weights[1] != weights[2]
+    assert "update 2: 1 micro-batches dropped, the gradient of w" in (
+      process.stderr
+    )

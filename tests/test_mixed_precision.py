@@ -1,0 +1,232 @@
+"""Precision by part: near float32 wherever a part is moved, and loss scales."""
+
+import numpy as np
+import pytest
+
+import mixed_precision
+import modeling
+import optimization
+from distributed import Comm
+from errors import UserError
+from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
+from tensorflow_v1 import tf
+
+B, S, P, V = 4, 16, 3, 50
+
+
+def model_config():
+  return modeling.BertConfig(
+    vocab_size=V,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=S,
+    type_vocab_size=2,
+    initializer_range=0.1,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+  )
+
+
+def batch():
+  rng = np.random.default_rng(0)
+  lengths = rng.integers(S // 2, S, B)
+  return modeling.PretrainingBatch(
+    input_ids=tf.constant(rng.integers(0, V, [B, S]), tf.int32),
+    input_mask=tf.constant(np.arange(S) < lengths[:, None], tf.int32),
+    segment_ids=tf.constant(np.arange(S) > S // 3, tf.int32)
+    * tf.ones([B, 1], tf.int32),
+    masked_lm_positions=tf.constant(rng.integers(0, S // 2, [B, P]), tf.int32),
+    masked_lm_ids=tf.constant(rng.integers(0, V, [B, P]), tf.int32),
+    masked_lm_weights=tf.ones([B, P]),
+    next_sentence_labels=tf.constant(rng.integers(0, 2, [B, 1]), tf.int32),
+    example_weights=tf.ones([B]),
+  )
+
+
+def loss_and_gradients(policy):
+  """The mean loss and {variable: gradient} of one batch, and the graph."""
+  with tf.Graph().as_default() as graph, tf.Session() as session:
+    tf.set_random_seed(1)
+    sums = modeling.pretraining_model(
+      batch(), model_config(), True, None, policy
+    )
+    loss = sums.masked_lm_loss / (B * P) + sums.next_sentence_loss / B
+    variables = tf.trainable_variables()
+    assert all(v.dtype.base_dtype == tf.float32 for v in variables)
+    gradients = tf.gradients(loss, variables)
+    assert all(g.dtype == tf.float32 for g in gradients)
+    session.run(tf.global_variables_initializer())
+    loss, gradients = session.run([loss, gradients])
+  names = [v.op.name for v in variables]
+  return loss, dict(zip(names, gradients, strict=True)), graph
+
+
+@pytest.fixture(scope="module")
+def in_float32():
+  return loss_and_gradients(mixed_precision.FP32)
+
+
+def assert_near(got, want, loss_rtol, cosine):
+  """Losses are close and every variable's gradient points the same way."""
+  np.testing.assert_allclose(got[0], want[0], rtol=loss_rtol)
+  for name, gradient in want[1].items():
+    if np.abs(gradient).max() < 1e-6:
+      continue  # zero but for rounding, as the key's bias
+    a, b = got[1][name].ravel(), gradient.ravel()
+    similarity = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert similarity > cosine, f"{name}: {similarity}"
+    ratio = np.linalg.norm(a) / np.linalg.norm(b)
+    assert abs(ratio - 1.0) < 0.1, f"{name}: {ratio}"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_default_policy_is_near_float32(in_float32, precision):
+  policy = mixed_precision.make_policy(precision)
+  tolerance = {"bf16": (1e-2, 0.99), "fp16": (2e-3, 0.9995)}[precision]
+  got = loss_and_gradients(policy)
+  assert got[0] != in_float32[0]
+  assert_near(got, in_float32, *tolerance)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_any_part_can_be_moved(in_float32, part, name):
+  precision = "bf16" if name == "fp32" else "fp32"
+  policy = mixed_precision.make_policy(precision, [f"{part}={name}"])
+  assert_near(loss_and_gradients(policy), in_float32, 2e-2, 0.98)
+
+
+def test_casts_are_where_the_policy_says():
+  """Types of the ops by their place in the graph, forward pass."""
+  _, _, graph = loss_and_gradients(mixed_precision.make_policy("bf16"))
+  forward = [o for o in graph.get_operations() if "gradients" not in o.name]
+  types = lambda scope, kinds: {
+    o.outputs[0].dtype
+    for o in forward
+    if scope in o.name and o.type in kinds and "Initializer" not in o.name
+  }
+  matmuls = ("MatMul", "BatchMatMulV2")
+  for scope in ("/attention/", "/intermediate/", "/pooler/", "/predictions/"):
+    assert types(scope, matmuls) == {tf.bfloat16}, scope
+  assert types("/encoder/", ("Softmax",)) == {tf.float32}
+  assert types("LayerNorm", ("Rsqrt",)) == {tf.float32}
+  assert types("/intermediate/", ("Sigmoid",)) == {tf.float32}
+  assert types("/pooler/", ("Tanh",)) == {tf.float32}
+  assert types("", ("SparseSoftmaxCrossEntropyWithLogits",)) == {tf.float32}
+  assert types("/embeddings/", matmuls) == {tf.float32}
+
+
+@pytest.mark.parametrize(
+  "precision, changes, words",
+  [
+    ("fp8", [], "--precision=fp8: not one of fp32, fp16, bf16"),
+    ("bf16", ["softmx=fp32"], "softmx=fp32: want part=type"),
+    ("bf16", ["softmax=fp64"], "softmax=fp64: want part=type"),
+    ("bf16", ["softmax"], "--precision_policy=softmax: want part=type"),
+    ("bf16", ["gelu=bf16", "gelu=fp32"], "gelu is given twice"),
+  ],
+)
+def test_a_policy_that_cannot_be_is_named(precision, changes, words):
+  with pytest.raises(UserError, match=words):
+    mixed_precision.make_policy(precision, changes)
+
+
+def test_a_policy_describes_itself():
+  policy = mixed_precision.make_policy("bf16", ["gelu=bf16"])
+  assert policy.describe() == (
+    "fp32: embeddings, softmax, layer_norm, tanh, losses; "
+    "bf16: attention, feed_forward, heads, gelu"
+  )
+
+
+def test_a_loss_scale_without_fp16_is_an_error():
+  bf16 = mixed_precision.make_policy("bf16")
+  with pytest.raises(UserError, match="--loss_scale=8.0 is for fp16"):
+    LossScaleConfig(loss_scale=8.0).make(bf16)
+  moved = mixed_precision.make_policy("bf16", ["gelu=fp16"])
+  LossScaleConfig(loss_scale=8.0).check(moved)
+  with pytest.raises(UserError, match="--loss_scale_window=0"):
+    LossScaleConfig(loss_scale_window=0)
+
+
+def scale_reference(config, overflows):
+  """Scales after each update, in plain Python."""
+  scale, good = config.initial_loss_scale, 0
+  left, scales = config.loss_scale_hysteresis, []
+  for overflow in overflows:
+    if overflow:
+      good = 0
+      if left > 1:
+        left -= 1
+      else:
+        scale = max(scale / 2, config.min_loss_scale)
+    else:
+      good += 1
+      if good == config.loss_scale_window:
+        scale, good, left = scale * 2, 0, config.loss_scale_hysteresis
+    scales.append(scale)
+  return scales
+
+
+@pytest.mark.parametrize("hysteresis", [1, 2])
+def test_dynamic_loss_scale_equals_plain_python(hysteresis):
+  config = LossScaleConfig(
+    initial_loss_scale=16.0,
+    loss_scale_window=3,
+    loss_scale_hysteresis=hysteresis,
+    min_loss_scale=2.0,
+  )
+  overflows = np.random.default_rng(0).random(60) < 0.4
+  overflows[20:32] = False
+  overflows[40:50] = True
+  got = []
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.enable_resource_variables()
+    scale = DynamicLossScale(config)
+    overflow = tf.placeholder(tf.bool, [])
+    update = scale.update_op(tf.logical_not(overflow), tf.constant(0.0))
+    session.run(tf.global_variables_initializer())
+    for value in overflows:
+      session.run(update, {overflow: value})
+      got.append(float(session.run(scale.value)))
+  assert got == scale_reference(config, overflows)
+  assert min(got) == 2.0 and max(got) > 16.0
+
+
+def test_an_overflow_skips_halves_and_goes_on():
+  """The scaled gradient overflows float16 until the scale has come down."""
+  config = LossScaleConfig(initial_loss_scale=2.0**16)
+  policy = mixed_precision.make_policy("fp16")
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.enable_resource_variables()
+    w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+    loss = tf.reduce_sum(tf.cast(tf.cast(w, tf.float16) * 4.0, tf.float32))
+    ops = optimization.build_train_ops(
+      loss,
+      {"loss": loss},
+      optimization.OptimizerConfig().make(tf.constant(0.1)),
+      Comm(),
+      1,
+      loss_scale=config.make(policy),
+    )
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    fetches = ops._asdict()
+    fetches = {
+      k: fetches[k]
+      for k in ("update", "skipped", "loss_scale", "nonfinite_variable")
+    }
+    reports = []
+    for _ in range(5):
+      reports.append((session.run(fetches), session.run(w)))
+  # 4 * 2^14 = 65,536 is beyond float16's 65,504.
+  assert [r["skipped"] for r, _ in reports] == [True, True, True, False, False]
+  assert [r["loss_scale"] for r, _ in reports] == [
+    2.0**k for k in (16, 15, 14, 13, 13)
+  ]
+  assert reports[0][0]["nonfinite_variable"] == 0
+  np.testing.assert_array_equal(reports[2][1], [1.0, 2.0])
+  assert np.all(reports[3][1] < [1.0, 2.0])
