@@ -353,6 +353,37 @@ def training_batches(
   )
 
 
+def fake_micro_batch(shape: RecordShape, plan) -> MicroBatch:
+  """A micro-batch of random tokens that is always the same.
+
+  Args:
+    shape: of the records.
+    plan: its `micro_batch` examples, `accumulation` times for an update.
+  """
+  rng = np.random.default_rng(0)
+  rows = [
+    records.fake_features(
+      rng,
+      shape.max_seq_length,
+      shape.max_predictions_per_seq,
+      shape.vocab_size,
+    )
+    for _ in range(plan.micro_batch)
+  ]
+  columns = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+  batch = modeling.PretrainingBatch(
+    **{name: tf.constant(column) for name, column in columns.items()},
+    example_weights=tf.ones([plan.micro_batch]),
+  )
+  repeats = float(plan.accumulation)
+  return MicroBatch(
+    batch=batch,
+    number=tf.constant(0),
+    masked_lm_weight=tf.reduce_sum(batch.masked_lm_weights) * repeats,
+    next_sentence_weight=tf.constant(plan.micro_batch * repeats),
+  )
+
+
 def rank_records(
   position: int, global_batch: int, count: int, seed: int, comm
 ) -> np.ndarray:

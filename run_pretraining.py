@@ -8,7 +8,7 @@ command goes on where an earlier one stopped.
 """
 
 import dataclasses
-import math
+import functools
 import os
 
 import numpy as np
@@ -24,7 +24,8 @@ import train_loop
 import training_hooks
 import training_plan
 from errors import UserError
-from lr_schedule import Schedule, scale_peak
+from lr_schedule import scale_peak
+from pretraining_config import PretrainingConfig
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS
@@ -37,6 +38,24 @@ def define_flags() -> None:
   flags_common.define_precision_flags()
   flags_common.define_optimizer_flags()
   flags_common.define_training_flags()
+  flags.DEFINE_string(
+    "config_json",
+    None,
+    "DeepSpeed-style JSON with batch sizes, optimizer, schedule and precision; "
+    "flags given on the command line win over it.",
+  )
+  flags.DEFINE_bool(
+    "dry_run",
+    False,
+    "Build everything, print the plan and the parameter table, run one update "
+    "on fake records, and write nothing.",
+  )
+  flags.DEFINE_integer(
+    "dry_run_ranks",
+    1,
+    "With --dry_run: plan for so many ranks, without having them.",
+    lower_bound=1,
+  )
   flags.adopt_module_key_flags(flags_common)  # so that --help shows them
   flags.DEFINE_bool("do_train", False, "Train.")
   flags.DEFINE_bool("do_eval", False, "Evaluate, after training if both.")
@@ -64,129 +83,7 @@ def define_flags() -> None:
     "At most so many batches over all ranks in an evaluation; 0: every record.",
     lower_bound=0,
   )
-  flags.mark_flags_as_required(["input_file", "bert_config_file", "output_dir"])
-
-
-@dataclasses.dataclass(frozen=True)
-class PretrainingConfig:
-  """Everything a run needs, checked; fields are named like their flags."""
-
-  bert: modeling.BertConfig
-  optimizer: optimization.OptimizerConfig
-  loss_scale: mixed_precision.LossScaleConfig
-  input_file: str
-  output_dir: str
-  do_train: bool
-  do_eval: bool
-  eval_input_file: str | None = None
-  init_checkpoint: str | None = None
-  max_seq_length: int | None = None
-  max_predictions_per_seq: int | None = None
-  train_batch_size: int = 32
-  eval_batch_size: int = 32
-  num_accumulation_steps: int | None = None
-  global_batch_size: int | None = None
-  learning_rate: float = 5e-5
-  lr_scaling: str = "none"
-  precision: str = "fp32"
-  precision_policy: tuple = ()
-  lr_schedule: str = "linear"
-  lr_power: float | None = None
-  lr_decay_rate: float = 0.9
-  lr_decay_steps: int = 1000
-  lr_offset: float = 0.0
-  rewarmup: bool = True
-  num_train_steps: int = 100000
-  num_warmup_steps: int = 10000
-  save_checkpoints_steps: int = 1000
-  keep_checkpoints: int = 5
-  log_every_steps: int = 10
-  eval_every_steps: int = 0
-  max_eval_steps: int = 0
-  seed: int = 12345
-  num_threads: int = 0
-
-  def __post_init__(self):
-    if not (self.do_train or self.do_eval):
-      raise UserError("give --do_train, --do_eval or both")
-    if self.eval_every_steps and not self.do_eval:
-      raise UserError("--eval_every_steps needs --do_eval")
-    if self.seed < 0:
-      raise UserError(f"--seed={self.seed}: must not be negative")
-    for name in ("learning_rate", "lr_offset"):
-      value = getattr(self, name)
-      if not (math.isfinite(value) and value >= 0):
-        raise UserError(f"--{name}={value}: must be finite and not negative")
-    self.schedule(self.learning_rate, total=1, warmup=0)
-    self.loss_scale.check(self.policy)
-
-  @classmethod
-  def from_flags(cls, flags) -> "PretrainingConfig":
-    """Raises `UserError` for every setting that cannot be right."""
-    try:
-      bert = modeling.BertConfig.from_json_file(flags.bert_config_file)
-    except (ValueError, tf.errors.OpError) as e:
-      message = getattr(e, "message", None) or str(e)
-      if flags.bert_config_file not in message:
-        message = f"{flags.bert_config_file}: {message}"
-      raise UserError(f"--bert_config_file: {message}") from e
-
-    def values(part, *others):
-      names = [f.name for f in dataclasses.fields(part)]
-      return {n: getattr(flags, n) for n in names if n not in others}
-
-    return cls(
-      bert=bert,
-      optimizer=optimization.OptimizerConfig(
-        **values(optimization.OptimizerConfig)
-      ),
-      loss_scale=mixed_precision.LossScaleConfig(
-        **values(mixed_precision.LossScaleConfig)
-      ),
-      **values(cls, "bert", "optimizer", "loss_scale"),
-    )
-
-  def as_dict(self) -> dict:
-    """Plain values, for the run folder and to compare ranks."""
-    return {**dataclasses.asdict(self), "bert": self.bert.to_dict()}
-
-  @property
-  def policy(self) -> mixed_precision.Policy:
-    """The type in which each part of the network computes."""
-    return mixed_precision.make_policy(self.precision, self.precision_policy)
-
-  def schedule(
-    self, peak: float, total: int, warmup: int, divisor: int = 1
-  ) -> Schedule:
-    """The learning rate of each update; `divisor` as in `TrainingPlan`."""
-    return Schedule(
-      peak=peak,
-      total=total,
-      warmup=warmup,
-      name=self.lr_schedule,
-      power=self.lr_power,
-      decay_rate=self.lr_decay_rate,
-      decay_steps=math.ceil(self.lr_decay_steps / divisor),
-      offset=self.lr_offset,
-    )
-
-  def loop(self) -> train_loop.LoopConfig:
-    """The part that the loop reads."""
-    return train_loop.LoopConfig(
-      **{
-        f.name: getattr(self, f.name)
-        for f in dataclasses.fields(train_loop.LoopConfig)
-      }
-    )
-
-  def record_shape(self, files: str) -> input_pipeline.RecordShape:
-    """Lengths from the flags, else from the records' manifest, else 128/20."""
-    made = input_pipeline.manifest_lengths(files) or (128, 20)
-    return input_pipeline.RecordShape(
-      max_seq_length=self.max_seq_length or made[0],
-      max_predictions_per_seq=self.max_predictions_per_seq or made[1],
-      vocab_size=self.bert.vocab_size,
-    )
+  flags.mark_flag_as_required("bert_config_file")
 
 
 def open_source(files: str, config: PretrainingConfig, comm):
@@ -202,10 +99,10 @@ def open_source(files: str, config: PretrainingConfig, comm):
   return source
 
 
-def make_plan(config: PretrainingConfig, records: int, comm):
-  """The resolved `training_plan.TrainingPlan` of a training set."""
+def make_plan(config: PretrainingConfig, records: int | None, ranks: int):
+  """The resolved `training_plan.TrainingPlan`; see there."""
   return training_plan.resolve(
-    ranks=comm.size,
+    ranks=ranks,
     records=records,
     train_batch_size=config.train_batch_size,
     num_train_steps=config.num_train_steps,
@@ -218,7 +115,7 @@ def make_plan(config: PretrainingConfig, records: int, comm):
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update: everything that training runs."""
   source = open_source(config.input_file, config, comm)
-  plan = make_plan(config, len(source.set), comm)
+  plan = make_plan(config, len(source.set), comm.size)
   batches = input_pipeline.training_batches(
     source, config.seed, plan.micro_batch, plan.accumulation, comm
   )
@@ -450,9 +347,64 @@ def finish(config, training, results, step: int, comm) -> None:
   train_loop.say(comm, *lines)
 
 
+def dry_run(config: PretrainingConfig) -> None:
+  """Plan, parameters and one update of fake records, for any number of ranks.
+
+  The update is of two micro-batches (or one, without accumulation) of at most
+  two examples, so that it fits where the planned one would not.
+  """
+  shape = config.record_shape(config.input_file)
+  plan = make_plan(config, None, config.dry_run_ranks)
+  say = functools.partial(train_loop.say, distributed.Comm())
+  say(*plan.lines(), f"precision: {config.policy.describe()}")
+  say(str(config.optimizer), "")
+  small = dataclasses.replace(
+    plan,
+    micro_batch=min(2, plan.micro_batch),
+    accumulation=min(2, plan.accumulation),
+  )
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.enable_resource_variables()
+    tf.set_random_seed(config.seed)
+    tf.train.get_or_create_global_step()
+    micro = input_pipeline.fake_micro_batch(shape, small)
+    state = checkpointing.TrainingState()
+    ops = training_graph(config, micro, state, small, distributed.Comm())
+    say(*parameter_table(ops.variables), "")
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    for _ in range(small.accumulation - 1):
+      session.run(ops.accumulate)
+    fetches = {"sums": ops.sums, "lr": ops.learning_rate, "update": ops.update}
+    fetches |= {"grad_norm": ops.grad_norm, "skipped": ops.skipped}
+    got = session.run(fetches)
+  loss = losses(got["sums"])["loss"]
+  say(
+    f"one update of {small.accumulation} x {small.micro_batch} fake examples "
+    f"of {shape.max_seq_length} tokens: loss {loss:.3f}  "
+    f"gradient norm {got['grad_norm']:.3f}  lr {got['lr']:.2e}"
+    + ("  skipped: not finite at this loss scale" if got["skipped"] else ""),
+    "nothing was written",
+  )
+
+
+def parameter_table(variables) -> list[str]:
+  """Name, shape and size of each variable, and their sum."""
+  rows = [
+    f"  {v.op.name:<64} {v.shape.as_list()!s:>14} {v.shape.num_elements():>13,}"
+    for v in variables
+  ]
+  total = sum(v.shape.num_elements() for v in variables)
+  return [*rows, f"  {'parameters':<64} {'':>14} {total:>13,}"]
+
+
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
-  pretrain(config, distributed.init())
+  if config.dry_run:
+    dry_run(config)
+  else:
+    pretrain(config, distributed.init())
 
 
 if __name__ == "__main__":

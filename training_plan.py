@@ -25,7 +25,7 @@ class TrainingPlan:
   global_batch: int  # examples of one update
   updates: int
   warmup_updates: int
-  records: int  # in the training set
+  records: int | None  # in the training set; None: it is not known
   divisor: int  # what steps of one rank were divided by; 1 in global mode
 
   @property
@@ -45,8 +45,12 @@ class TrainingPlan:
       f"micro-batches x {self.micro_batch} examples = global batch "
       f"{self.global_batch}",
       f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up) = "
-      f"{self.samples:,} samples = {self.epochs:.2f} epochs of "
-      f"{self.records:,} records",
+      f"{self.samples:,} samples"
+      + (
+        f" = {self.epochs:.2f} epochs of {self.records:,} records"
+        if self.records
+        else ""
+      ),
     ]
 
 
@@ -59,7 +63,7 @@ def _check_positive(**values: int) -> None:
 def resolve(
   *,
   ranks: int,
-  records: int,
+  records: int | None,
   train_batch_size: int,
   num_train_steps: int,
   num_warmup_steps: int,
@@ -70,7 +74,7 @@ def resolve(
 
   Args:
     ranks: world size.
-    records: examples in the training set.
+    records: examples in the training set; None for a plan without.
     train_batch_size: examples of one rank's micro-batch.
     num_train_steps: per-rank mode: for one rank; global mode: global batches.
     num_warmup_steps: the part of them that is warm-up.
@@ -103,7 +107,7 @@ def resolve(
       global_batch_size, train_batch_size, ranks, num_accumulation_steps
     )
     divisor, global_batch, mode = 1, global_batch_size, "global"
-  if records < global_batch:
+  if records is not None and records < global_batch:
     raise UserError(
       f"{records} records are fewer than one global batch of {global_batch} "
       f"({ranks} ranks x {accumulation} micro-batches x {train_batch_size}): "

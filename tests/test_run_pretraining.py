@@ -362,7 +362,7 @@ def test_config_fields_are_flags_and_flags_are_fields():
     for module in ("run_pretraining", "flags_common")
     for flag in flags.get_flags_for_module(module)
   }
-  assert fields - {"bert"} == own - {"bert_config_file"}
+  assert fields - {"bert"} == own - {"bert_config_file", "config_json"}
 
 
 def test_a_second_phase_warms_up_again_unless_told_not_to(tiny_run, tmp_path):

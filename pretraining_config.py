@@ -1,0 +1,145 @@
+"""Everything a pre-training run is told, checked before it starts."""
+
+import dataclasses
+import math
+
+import config_json
+import input_pipeline
+import mixed_precision
+import modeling
+import optimization
+import train_loop
+from errors import UserError
+from lr_schedule import Schedule
+from tensorflow_v1 import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainingConfig:
+  """Everything a run needs, checked; fields are named like their flags."""
+
+  bert: modeling.BertConfig
+  optimizer: optimization.OptimizerConfig
+  loss_scale: mixed_precision.LossScaleConfig
+  input_file: str | None
+  output_dir: str | None
+  do_train: bool
+  do_eval: bool
+  dry_run: bool = False
+  dry_run_ranks: int = 1
+  eval_input_file: str | None = None
+  init_checkpoint: str | None = None
+  max_seq_length: int | None = None
+  max_predictions_per_seq: int | None = None
+  train_batch_size: int = 32
+  eval_batch_size: int = 32
+  num_accumulation_steps: int | None = None
+  global_batch_size: int | None = None
+  learning_rate: float = 5e-5
+  lr_scaling: str = "none"
+  precision: str = "fp32"
+  precision_policy: tuple = ()
+  lr_schedule: str = "linear"
+  lr_power: float | None = None
+  lr_decay_rate: float = 0.9
+  lr_decay_steps: int = 1000
+  lr_offset: float = 0.0
+  rewarmup: bool = True
+  num_train_steps: int = 100000
+  num_warmup_steps: int = 10000
+  save_checkpoints_steps: int = 1000
+  keep_checkpoints: int = 5
+  log_every_steps: int = 10
+  eval_every_steps: int = 0
+  max_eval_steps: int = 0
+  seed: int = 12345
+  num_threads: int = 0
+
+  def __post_init__(self):
+    if not (self.do_train or self.do_eval or self.dry_run):
+      raise UserError("give --do_train, --do_eval or both")
+    for name in ("input_file", "output_dir"):
+      if not (getattr(self, name) or self.dry_run):
+        raise UserError(f"--{name} is missing")
+    if self.eval_every_steps and not self.do_eval:
+      raise UserError("--eval_every_steps needs --do_eval")
+    if self.seed < 0:
+      raise UserError(f"--seed={self.seed}: must not be negative")
+    for name in ("learning_rate", "lr_offset"):
+      value = getattr(self, name)
+      if not (math.isfinite(value) and value >= 0):
+        raise UserError(f"--{name}={value}: must be finite and not negative")
+    self.schedule(self.learning_rate, total=1, warmup=0)
+    self.loss_scale.check(self.policy)
+
+  @classmethod
+  def from_flags(cls, flags) -> "PretrainingConfig":
+    """Raises `UserError` for every setting that cannot be right."""
+    try:
+      bert = modeling.BertConfig.from_json_file(flags.bert_config_file)
+    except (ValueError, tf.errors.OpError) as e:
+      message = getattr(e, "message", None) or str(e)
+      if flags.bert_config_file not in message:
+        message = f"{flags.bert_config_file}: {message}"
+      raise UserError(f"--bert_config_file: {message}") from e
+    # A flag on the command line wins over the JSON.
+    given = config_json.flags_of(flags.config_json) if flags.config_json else {}
+    given = {n: v for n, v in given.items() if not flags[n].present}
+
+    def values(part, *others):
+      names = {f.name for f in dataclasses.fields(part)} - set(others)
+      return {name: given.get(name, getattr(flags, name)) for name in names}
+
+    return cls(
+      bert=bert,
+      optimizer=optimization.OptimizerConfig(
+        **values(optimization.OptimizerConfig)
+      ),
+      loss_scale=mixed_precision.LossScaleConfig(
+        **values(mixed_precision.LossScaleConfig)
+      ),
+      **values(cls, "bert", "optimizer", "loss_scale"),
+    )
+
+  def as_dict(self) -> dict:
+    """Plain values, for the run folder and to compare ranks."""
+    return {**dataclasses.asdict(self), "bert": self.bert.to_dict()}
+
+  @property
+  def policy(self) -> mixed_precision.Policy:
+    """The type in which each part of the network computes."""
+    return mixed_precision.make_policy(self.precision, self.precision_policy)
+
+  def schedule(
+    self, peak: float, total: int, warmup: int, divisor: int = 1
+  ) -> Schedule:
+    """The learning rate of each update; `divisor` as in `TrainingPlan`."""
+    return Schedule(
+      peak=peak,
+      total=total,
+      warmup=warmup,
+      name=self.lr_schedule,
+      power=self.lr_power,
+      decay_rate=self.lr_decay_rate,
+      decay_steps=math.ceil(self.lr_decay_steps / divisor),
+      offset=self.lr_offset,
+    )
+
+  def loop(self) -> train_loop.LoopConfig:
+    """The part that the loop reads."""
+    return train_loop.LoopConfig(
+      **{
+        f.name: getattr(self, f.name)
+        for f in dataclasses.fields(train_loop.LoopConfig)
+      }
+    )
+
+  def record_shape(self, files: str) -> input_pipeline.RecordShape:
+    """Lengths from the flags, else from the records' manifest, else 128/20."""
+    made = input_pipeline.manifest_lengths(files) if files else None
+    made = made or (128, 20)
+    return input_pipeline.RecordShape(
+      max_seq_length=self.max_seq_length or made[0],
+      max_predictions_per_seq=self.max_predictions_per_seq or made[1],
+      vocab_size=self.bert.vocab_size,
+    )

@@ -1,0 +1,200 @@
+"""DeepSpeed-style JSON: the recipe, every refusal, flags that win over it."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import runs
+from conftest import write_config
+
+import config_json
+import lr_schedule
+from errors import UserError
+
+RECIPES = os.path.join(runs.ROOT, "configs", "large_batch_phase{}.json")
+
+
+def test_the_published_recipe_hand_checked():
+  """SPEC 4.4."""
+  one = config_json.flags_of(RECIPES.format(1))
+  assert one == {
+    "global_batch_size": 65536,
+    "train_batch_size": 64,
+    "clip_norm": 1.0,
+    "optimizer": "lamb",
+    "learning_rate": 0.011,
+    "weight_decay_rate": 0.01,
+    "bias_correction": False,
+    "max_trust_ratio": 0.3,
+    "min_trust_ratio": 0.01,
+    "lr_schedule": "warmup_exp_decay_exp",
+    "num_train_steps": 7500,
+    "num_warmup_steps": 150,
+    "lr_decay_rate": 0.9,
+    "lr_decay_steps": 250,
+    "lr_offset": 0.001,
+    "precision": "fp16",
+    "loss_scale": 0,
+  }
+  two = config_json.flags_of(RECIPES.format(2))
+  differs = {k: v for k, v in two.items() if one.get(k) != v}
+  assert differs == {
+    "global_batch_size": 32768,
+    "train_batch_size": 8,
+    "learning_rate": 0.002,
+    "lr_decay_steps": 150,
+    "lr_offset": 0.0,
+    "rewarmup": True,
+  }
+  rate = lr_schedule.Schedule(
+    0.011, 7500, 150, "warmup_exp_decay_exp", None, 0.9, 250, 0.001
+  )
+  np.testing.assert_allclose(rate(150), 0.012)
+
+
+@pytest.mark.parametrize("phase, accumulation", [(1, 16), (2, 64)])
+def test_a_dry_run_plans_for_ranks_that_are_not_there(
+  tmp_path, phase, accumulation
+):
+  config = write_config(tmp_path / "config.json")
+  process = runs.launch(
+    [
+      os.path.join(runs.ROOT, "run_pretraining.py"),
+      "--dry_run",
+      "--dry_run_ranks=64",
+      f"--bert_config_file={config}",
+      f"--config_json={RECIPES.format(phase)}",
+      "--max_seq_length=32",
+      "--max_predictions_per_seq=5",
+    ]
+  )
+  assert process.returncode == 0, process.stderr[-2000:]
+  said = process.stderr
+  assert f"64 ranks x {accumulation} micro-batches" in said
+  assert "7,500 updates (150 of warm-up)" in said
+  assert "bert/encoder/layer_1/output/dense/kernel" in said
+  assert "one update of 2 x 2 fake examples" in said
+  assert "nan" not in said
+
+
+BASE = {"train_batch_size": 64, "optimizer": {"type": "Adam"}}
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"zero_optimization": {}}, "zero_optimization is not honoured here"),
+    ({"train_batch_size": "64"}, "train_batch_size is '64', not an integer"),
+    ({"train_batch_size": True}, "train_batch_size is True"),
+    ({"optimizer": []}, r"optimizer is \[\], not an object"),
+    (
+      {"optimizer": {"type": "SGD"}},
+      "optimizer.type is 'SGD', not one of Adam",
+    ),
+    ({"optimizer": {"type": "Adam", "legacy": 1}}, "optimizer.legacy is not"),
+    (
+      {"optimizer": {"type": "Adam", "params": {"max_coeff": 1}}},
+      "optimizer.params.max_coeff is not honoured here",
+    ),
+    (
+      {"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}},
+      r"optimizer.params.betas is \[0.9\], not a list of two numbers",
+    ),
+    (
+      {
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "Adam", "params": {"max_grad_norm": 2.0}},
+      },
+      "max_grad_norm is 2.0, but gradient_clipping is 1.0",
+    ),
+    ({"scheduler": {"type": "WarmupLR"}}, "scheduler.type is 'WarmupLR'"),
+    (
+      {"scheduler": {"type": "linear", "params": {"warmup_proportion": 0.1}}},
+      "warmup_proportion is 0.1: it must be in .* needs total_num_steps",
+    ),
+    ({"fp16": {"enabled": 1}}, "fp16.enabled is 1, not true or false"),
+    ({"fp16": {"enabled": True, "auto_cast": 1}}, "fp16.auto_cast is not"),
+    ({"bf16": {"enabled": True, "x": 1}}, "bf16.x is not honoured"),
+    (
+      {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+      "bf16.enabled is 'bf16', but fp16.enabled is 'fp16'",
+    ),
+  ],
+)
+def test_a_field_that_is_not_honoured_is_named(tmp_path, change, words):
+  path = tmp_path / "ds.json"
+  path.write_text(json.dumps({**BASE, **change}))
+  with pytest.raises(UserError, match=words) as e:
+    config_json.flags_of(str(path))
+  assert "ds.json" in str(e.value)
+
+
+def test_steps_of_batches_of_unknown_size_are_refused(tmp_path):
+  path = tmp_path / "ds.json"
+  path.write_text('{"train_micro_batch_size_per_gpu": 8}')
+  with pytest.raises(UserError, match="train_batch_size is missing beside"):
+    config_json.flags_of(str(path))
+  path.write_text("{")
+  with pytest.raises(UserError, match="ds.json: not readable as JSON"):
+    config_json.flags_of(str(path))
+
+
+def test_fp16_fields_and_what_is_off(tmp_path):
+  path = tmp_path / "ds.json"
+  path.write_text(
+    json.dumps(
+      {
+        "fp16": {
+          "enabled": True,
+          "initial_scale_power": 12,
+          "loss_scale_window": 500,
+          "hysteresis": 2,
+          "min_loss_scale": 2,
+        },
+        "bf16": {"enabled": False},
+      }
+    )
+  )
+  assert config_json.flags_of(str(path)) == {
+    "precision": "fp16",
+    "initial_loss_scale": 4096.0,
+    "loss_scale_window": 500,
+    "loss_scale_hysteresis": 2,
+    "min_loss_scale": 2,
+  }
+
+
+def test_the_command_line_wins(tiny_run, tmp_path):
+  path = tmp_path / "ds.json"
+  path.write_text(
+    json.dumps(
+      {
+        "train_batch_size": 24,
+        "train_micro_batch_size_per_gpu": 12,
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.5}},
+        "scheduler": {"type": "constant", "params": {"total_num_steps": 3}},
+      }
+    )
+  )
+  process = runs.launch(
+    [
+      os.path.join(runs.ROOT, "run_pretraining.py"),
+      "--do_train",
+      f"--config_json={path}",
+      "--learning_rate=0.001",
+      f"--bert_config_file={tiny_run[0]}",
+      f"--input_file={tiny_run[1]}",
+      f"--output_dir={tmp_path / 'run'}",
+      "--max_seq_length=32",
+      "--max_predictions_per_seq=5",
+      "--num_warmup_steps=0",
+      "--log_every_steps=1",
+    ]
+  )
+  assert process.returncode == 0, process.stderr[-2000:]
+  np.testing.assert_allclose(
+    runs.metrics(tmp_path / "run", "learning_rate"), [0.001] * 3, rtol=1e-6
+  )
+  flags = runs.read_json(tmp_path / "run", "run.json")["runs"][-1]["flags"]
+  assert flags["optimizer"]["optimizer"] == "lamb"
