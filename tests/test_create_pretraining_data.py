@@ -443,10 +443,11 @@ def test_command(tmp_path, text, vocab_file):
   done = run(*common, "--max_seq_length=4")
   assert done.returncode == 1
   assert done.stderr.splitlines() == [
-    "create_pretraining_data.py: --max_seq_length=4: must be at least 8"
+    "create_pretraining_data.py: error: --max_seq_length=4: must be at least 8"
   ]
   done = run(*common, "--input_file=nowhere.txt")
   assert done.returncode == 1
   assert done.stderr.splitlines() == [
-    "create_pretraining_data.py: nowhere.txt: no such file (from 'nowhere.txt')"
+    "create_pretraining_data.py: error: nowhere.txt: no such file "
+    "(from 'nowhere.txt')"
   ]

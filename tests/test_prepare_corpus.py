@@ -148,5 +148,5 @@ def test_command(tmp_path, many):
   )
   assert done.returncode == 1
   assert done.stderr.splitlines() == [
-    "prepare_corpus.py: nowhere/*: no such file (from 'nowhere/*')"
+    "prepare_corpus.py: error: nowhere/*: no such file (from 'nowhere/*')"
   ]

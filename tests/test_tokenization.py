@@ -297,7 +297,7 @@ def test_train_tokenizer_command(tmp_path):
   )
   assert done.returncode == 1
   assert done.stderr.splitlines() == [
-    "train_tokenizer.py: no.txt: no such file (from 'no.txt')"
+    "train_tokenizer.py: error: no.txt: no such file (from 'no.txt')"
   ]
 
 
