@@ -44,8 +44,7 @@ def plot(run_dir: str, output: str, title: str = "") -> None:
     raise errors.UserError(
       f"{run_dir}: no {training_hooks.METRICS_FILE} with reports"
     )
-  run = training_hooks.read_run_file(run_dir)
-  entropy = unigram_entropy((run["data"] or {}).get("files", []))
+  entropy = unigram_entropy(training_hooks.trained_on(run_dir))
 
   figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True)
   panels = [

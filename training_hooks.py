@@ -179,6 +179,9 @@ def _read_runs(path: str) -> list[dict]:
     return json.load(f)["runs"]
 
 
-def read_run_file(output_dir: str) -> dict:
-  """The newest entry of a run folder's run.json."""
-  return _read_runs(os.path.join(output_dir, RUN_FILE))[-1]
+def trained_on(output_dir: str) -> list[str]:
+  """The record files of a run folder's newest training; [] without one."""
+  for run in reversed(_read_runs(os.path.join(output_dir, RUN_FILE))):
+    if run["data"]:  # an evaluation alone has none
+      return run["data"]["files"]
+  return []
