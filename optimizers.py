@@ -25,15 +25,23 @@ class _MomentOptimizer(tf.train.Optimizer):
   def __init__(
     self,
     learning_rate,
-    weight_decay_rate,
-    beta_1,
-    beta_2,
-    epsilon,
-    exclude_from_weight_decay,
-    bias_correction,
-    name,
+    weight_decay_rate=0.0,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-6,
+    exclude_from_weight_decay=None,
+    name=None,
+    bias_correction=False,
   ):
-    super().__init__(use_locking=False, name=name)
+    """`learning_rate` is a float or scalar Tensor; the rest are floats.
+
+    Args:
+      exclude_from_weight_decay: regular expressions; a variable whose name one
+        of them matches anywhere is not decayed.
+      name: (optional) str, the class' name without it.
+      bias_correction: bool.
+    """
+    super().__init__(use_locking=False, name=name or type(self).__name__)
     self.learning_rate = learning_rate
     self.weight_decay_rate = weight_decay_rate
     self.beta_1 = beta_1
@@ -118,35 +126,6 @@ class AdamWeightDecayOptimizer(_MomentOptimizer):
   and v in the last line.
   """
 
-  def __init__(
-    self,
-    learning_rate,
-    weight_decay_rate=0.0,
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-6,
-    exclude_from_weight_decay=None,
-    name="AdamWeightDecayOptimizer",
-    bias_correction=False,
-  ):
-    """`learning_rate` is a float or scalar Tensor; the rest are floats.
-
-    Args:
-      exclude_from_weight_decay: regular expressions; a variable whose name one
-        of them matches anywhere is not decayed.
-      bias_correction: bool.
-    """
-    super().__init__(
-      learning_rate,
-      weight_decay_rate,
-      beta_1,
-      beta_2,
-      epsilon,
-      exclude_from_weight_decay,
-      bias_correction,
-      name,
-    )
-
   def _update(self, gradient, variable, m, v, correction_1, correction_2):
     """One variable's update: decay, then TensorFlow's fused Adam kernel.
 
@@ -198,30 +177,11 @@ class LAMBOptimizer(_MomentOptimizer):
   """
 
   def __init__(
-    self,
-    learning_rate,
-    weight_decay_rate=0.01,
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-6,
-    exclude_from_weight_decay=None,
-    name="LAMBOptimizer",
-    bias_correction=False,
-    min_trust_ratio=0.01,
-    max_trust_ratio=0.3,
+    self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs
   ):
     """As `AdamWeightDecayOptimizer`; the trust ratio r is clamped to [min, max]
     (DeepSpeed's bing_bert: 0.01 and 0.3)."""
-    super().__init__(
-      learning_rate,
-      weight_decay_rate,
-      beta_1,
-      beta_2,
-      epsilon,
-      exclude_from_weight_decay,
-      bias_correction,
-      name,
-    )
+    super().__init__(*args, **kwargs)
     self.min_trust_ratio = min_trust_ratio
     self.max_trust_ratio = max_trust_ratio
 
