@@ -137,13 +137,11 @@ class AdamWeightDecayOptimizer(_MomentOptimizer):
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     decay = []
     if self._decay_rate(variable.op.name):
-      # The decay uses the weights from before the update.
-      decay = [
-        variable.assign(
-          variable * (1.0 - learning_rate * self.weight_decay_rate),
-          read_value=False,
-        )
-      ]
+      # The decay uses the weights from before the update, and the gradient
+      # must have been computed from them.
+      with tf.control_dependencies([gradient]):
+        kept = 1.0 - learning_rate * self.weight_decay_rate
+        decay = [variable.assign(variable * kept, read_value=False)]
     root = correction_2**0.5
     settings = dict(
       beta1_power=0.0,
