@@ -24,6 +24,8 @@ OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
 _NUMBER, _COUNT = "a number", "an integer"
 _BOOL, _PAIR = "true or false", "a list of two numbers"
 
+_SECTIONS = ("optimizer", "scheduler", "fp16", "bf16")
+
 # Field -> (what it must be, the flag).
 _TOP = {
   "train_batch_size": (_COUNT, "global_batch_size"),
@@ -80,10 +82,9 @@ def flags_of(path: str) -> dict:
     raise UserError(f"--config_json={path}: not readable as JSON: {e}") from e
   reader = _Reader(path)
   reader.object(config, "")
-  sections = ("optimizer", "scheduler", "fp16", "bf16")
-  top = {k: v for k, v in config.items() if k not in sections}
+  top = {k: v for k, v in config.items() if k not in _SECTIONS}
   reader.read(top, _TOP, "")
-  for section in sections:
+  for section in _SECTIONS:
     if section in config:
       content = reader.object(config[section], section)
       getattr(reader, section)(content)
@@ -114,8 +115,9 @@ class _Reader:
     for key, value in content.items():
       field = f"{section}.{key}" if section else key
       if key not in known:
+        names = sorted([*known, *(() if section else _SECTIONS)])
         raise self.error(
-          field, f"is not honoured here; known are {', '.join(sorted(known))}"
+          field, f"is not honoured here; known are {', '.join(names)}"
         )
       want, flag = known[key]
       if not _fits(value, want):

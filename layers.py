@@ -370,12 +370,9 @@ def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
     return tf.cast(output, store_dtype or input_tensor.dtype)
 
 
-def layer_norm_and_dropout(
-  input_tensor, dropout_prob, name=None, seed=None, store_dtype=None
-):
+def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):
   """`layer_norm`, then `dropout`."""
-  output = layer_norm(input_tensor, name, store_dtype=store_dtype)
-  return dropout(output, dropout_prob, seed)
+  return dropout(layer_norm(input_tensor, name), dropout_prob, seed)
 
 
 # -----------------------------------------------------------------------------

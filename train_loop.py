@@ -301,7 +301,7 @@ def add_up(session, sums: dict, source, batches, comm) -> dict:
   return dict(zip(sums, totals.tolist(), strict=True))
 
 
-def run_main(main: Callable[[list], None], arguments: int = 0) -> None:
+def run_main(main: Callable[[list], None]) -> None:
   """`errors.run_main` for commands that run sessions.
 
   So an end of the world, as another rank's failure, is one clear line too.
@@ -313,4 +313,4 @@ def run_main(main: Callable[[list], None], arguments: int = 0) -> None:
     except tf.errors.OpError as e:
       raise _clear_error(e) from e
 
-  errors.run_main(wrapped, arguments)
+  errors.run_main(wrapped)
