@@ -7,19 +7,20 @@ whose shape legend holds here too.
 
 import math
 
+import kernels
 import mixed_precision
 from layers import (
+  add_and_norm,
   create_initializer,
   dense,
   dropout,
+  dropout_arguments,
   dropout_site_seed,
-  gather_rows,
   gelu,
   get_shape_list,
   layer_norm,
   reshape_from_matrix,
   reshape_to_matrix,
-  softmax,
 )
 from tensorflow_v1 import tf
 
@@ -69,7 +70,7 @@ def embedding_lookup(
   if use_one_hot_embeddings:
     output = tf.matmul(tf.one_hot(flat_ids, vocab_size), table)
   else:
-    output = gather_rows(table, flat_ids)
+    output = kernels.gather_rows(table, flat_ids)
   *outer, ids_per_position = get_shape_list(input_ids)
   output = tf.reshape(output, outer + [ids_per_position * embedding_size])
   return output, table
@@ -248,13 +249,23 @@ def attention_layer(
   value = heads(to_matrix, to_seq_length, value_act, "value")
   # scores, probs = [B, N, F, T]
   scores = tf.matmul(query, key, transpose_b=True)
-  scores = tf.cast(scores, policy.softmax) * (1.0 / math.sqrt(size_per_head))
-  if attention_mask is not None:
+  if attention_mask is None:
+    bias = tf.zeros([], policy.softmax)
+  else:
     # [B, 1, F or 1, T], broadcast over N
     mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
-    scores += (1.0 - mask) * _MASKED_SCORE
-  probs = softmax(scores, policy.softmax, value.dtype)
-  probs = dropout(probs, attention_probs_dropout_prob, dropout_seed)
+    bias = (1.0 - mask) * _MASKED_SCORE
+  seed, keep_prob = dropout_arguments(
+    attention_probs_dropout_prob, dropout_seed
+  )
+  probs = kernels.attention_probs(
+    scores,
+    bias,
+    seed,
+    scale=1.0 / math.sqrt(size_per_head),
+    keep_prob=keep_prob,
+    dtype=policy.softmax,
+  )
   # context = [B, N, F, D] -> [B, F, N, D]
   context = tf.transpose(tf.matmul(probs, value), [0, 2, 1, 3])
   width = num_attention_heads * size_per_head
@@ -315,13 +326,16 @@ def transformer_model(
     )
   initializer = create_initializer(initializer_range)
 
-  def add_and_norm(output, residual, site, reader):
+  def end(output, residual, site, reader):
     """LayerNorm(dropout(output) + residual), all [B * S, H], as `reader`"""
-    seed = dropout_site_seed(dropout_seed, site)
-    output = dropout(output, hidden_dropout_prob, seed)
-    total = tf.cast(output, policy.layer_norm)
-    total += tf.cast(residual, policy.layer_norm)
-    return layer_norm(total, None, policy.layer_norm, reader)
+    return add_and_norm(
+      output,
+      residual,
+      hidden_dropout_prob,
+      dropout_site_seed(dropout_seed, site),
+      policy.layer_norm,
+      reader,
+    )
 
   def activation(x):
     if intermediate_act_fn is gelu:
@@ -355,9 +369,7 @@ def transformer_model(
           )
         with tf.variable_scope("output"):
           attended = dense(context, hidden_size, None, initializer)
-          attended = add_and_norm(
-            attended, hidden, first_site + 1, policy.feed_forward
-          )
+          attended = end(attended, hidden, first_site + 1, policy.feed_forward)
       with tf.variable_scope("intermediate"):
         # [B * S, I]
         intermediate = dense(
@@ -368,8 +380,6 @@ def transformer_model(
         )
       with tf.variable_scope("output"):
         hidden = dense(intermediate, hidden_size, None, initializer)
-        hidden = add_and_norm(
-          hidden, attended, first_site + 2, policy.attention
-        )
+        hidden = end(hidden, attended, first_site + 2, policy.attention)
       layers.append(reshape_from_matrix(hidden, input_shape))
   return layers[1:] if do_return_all_layers else layers[-1]

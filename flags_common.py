@@ -8,6 +8,7 @@ import dataclasses
 
 import lr_schedule
 import mixed_precision
+import xla
 from mixed_precision import LossScaleConfig
 from optimizers import OPTIMIZERS, OptimizerConfig
 from tensorflow_v1 import tf
@@ -44,6 +45,13 @@ def define_precision_flags() -> None:
     [],
     "part=type,...: overrides for parts of the network: "
     + ", ".join(mixed_precision.PARTS),
+  )
+  flags.DEFINE_enum(
+    "xla",
+    "layers",
+    list(xla.MODES),
+    "What XLA compiles: nothing; what TensorFlow clusters; the work of a layer "
+    "between its matmuls, and the update; forward and backward as one program.",
   )
   flags.DEFINE_float(
     "loss_scale",

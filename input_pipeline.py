@@ -372,13 +372,18 @@ def fake_micro_batch(shape: RecordShape, plan) -> MicroBatch:
   ]
   columns = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
   batch = modeling.PretrainingBatch(
-    **{name: tf.constant(column) for name, column in columns.items()},
+    # No constants: what depends on them would be computed once, ahead of time.
+    **{
+      name: tf.placeholder_with_default(column, column.shape)
+      for name, column in columns.items()
+    },
     example_weights=tf.ones([plan.micro_batch]),
   )
   repeats = float(plan.accumulation)
+  update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return MicroBatch(
     batch=batch,
-    number=tf.constant(0),
+    number=tf.cast(update, tf.int32),
     masked_lm_weight=tf.reduce_sum(batch.masked_lm_weights) * repeats,
     next_sentence_weight=tf.constant(plan.micro_batch * repeats),
   )

@@ -16,6 +16,7 @@ import copy
 import re
 from typing import NamedTuple
 
+import kernels
 import mixed_precision
 from bert_config import BertConfig
 from encoder import (
@@ -30,7 +31,6 @@ from layers import (
   create_initializer,
   dense,
   dropout,
-  gather_rows,
   gelu,
   get_activation,
   get_shape_list,
@@ -96,7 +96,7 @@ class BertModel:
       use_one_hot_embeddings: bool; look words up by a matmul with one-hot rows.
       scope: (optional) variable scope, "bert" without it.
       dropout_seed: (optional) int32 or int64 [2]. Given, all dropout is a pure
-        function of it and of the call site (see `layers.keep_mask`);
+        function of it and of the call site (see `kernels.keep_mask`);
         otherwise it draws from TensorFlow's stateful generators.
       policy: a `mixed_precision.Policy`; the outputs are in its types.
 
@@ -206,7 +206,7 @@ def gather_indexes(sequence_tensor, positions):
   batch_size, seq_length, width = get_shape_list(sequence_tensor, 3)
   starts = tf.range(batch_size, dtype=positions.dtype) * seq_length
   rows = tf.reshape(positions + starts[:, tf.newaxis], [-1])
-  return gather_rows(tf.reshape(sequence_tensor, [-1, width]), rows)
+  return kernels.gather_rows(tf.reshape(sequence_tensor, [-1, width]), rows)
 
 
 def _masked_lm_logits(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import lr_schedule
 import mixed_precision
+import xla
 from optimizers import (
   EXCLUDE_FROM_WEIGHT_DECAY,
   WEIGHT_DECAY_RATE,
@@ -93,26 +94,33 @@ class LocalAccumulation(tf.train.Optimizer):
     self._micro_batches = micro_batches
     self._stores = []
 
-  def compute_gradients(self, loss, var_list, extra=(), **kwargs):
-    """See the class; `extra` are [n] Tensors summed alongside the gradients.
+  def compute_gradients(self, backward):
+    """See the class.
 
     Sets `self.accumulate_op`, `self.reset_op`, `self.kept` (micro-batches that
-    the sums hold, float scalar), `self.extra` (the sums of `extra`) and
+    the sums hold, float scalar), `self.sums` (of the micro-batches' sums) and
     `self.nonfinite` (index of the first gradient of this micro-batch that is
     not finite, or -1).
+
+    Args:
+      backward: () -> (gradients of the trainable variables, float [n] sums to
+        be added up alongside).
+
+    Returns:
+      List of (gradient, variable).
     """
-    pairs = self._optimizer.compute_gradients(loss, var_list, **kwargs)
-    gradients = [tf.convert_to_tensor(g) for g, _ in pairs]
+    gradients, sums = backward()
+    variables = tf.trainable_variables()
     if self._micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
-      self.kept, self.extra = tf.constant(1.0), list(extra)
+      self.kept, self.sums = tf.constant(1.0), sums
       self.nonfinite = tf.constant(-1)
-      return pairs
+      return list(zip(gradients, variables, strict=True))
     with tf.variable_scope("accumulation"):
-      sums = self._add([*gradients, tf.constant(1.0), *extra], gradients)
-    n = len(gradients)
-    self.kept, self.extra = sums[n], sums[n + 1 :]
-    return list(zip(sums[:n], [v for _, v in pairs], strict=True))
+      *added, self.kept, self.sums = self._add(
+        [*gradients, tf.constant(1.0), sums], gradients
+      )
+    return list(zip(added, variables, strict=True))
 
   def _add(self, values, gradients):
     """The stored sums plus `values`, where all `gradients` are finite."""
@@ -174,8 +182,7 @@ class TrainOps(NamedTuple):
 
 
 def build_train_ops(
-  loss: tf.Tensor,
-  sums: dict,
+  forward,
   optimizer: tf.train.Optimizer,
   comm,
   micro_batches: int,
@@ -187,10 +194,10 @@ def build_train_ops(
   """The one gradient order.
 
   Args:
-    loss: float scalar: this micro-batch's share of the global batch's loss.
-      Shares add up over micro-batches and ranks, so gradients are summed.
-    sums: name -> float scalar of this micro-batch, to be summed over the
-      global batch for reporting.
+    forward: () -> (loss, sums) of a micro-batch. The loss is a float scalar,
+      this micro-batch's share of the global batch's: shares add up over
+      micro-batches and ranks, so gradients are summed. sums, name -> float
+      scalar, are summed over the global batch for reporting.
     optimizer: one of `optimizers`; its `learning_rate` is a scalar Tensor.
     comm: a `distributed.Comm`.
     micro_batches: micro-batches of one rank's update.
@@ -199,19 +206,25 @@ def build_train_ops(
     loss_scale: (optional) a `mixed_precision.LossScale`; 1 without it.
     samples: (variable, n): a counter that each update advances by n.
   """
-  variables = tf.trainable_variables()
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale = loss_scale.value
-  names, values = list(sums), tf.stack(list(sums.values()), name="sums")
+  names = []
 
   # Scale the loss; add up micro-batches locally; one all-reduce per update.
+  def backward():
+    loss, sums = forward()
+    names.extend(sums)
+    scaled_loss = tf.multiply(loss, scale, name="scaled_loss")
+    gradients = tf.gradients(scaled_loss, tf.trainable_variables())
+    return gradients, tf.stack(list(sums.values()), name="sums")
+
   local = LocalAccumulation(optimizer, micro_batches)
-  scaled_loss = tf.multiply(loss, scale, name="scaled_loss")
   grads_and_vars = comm.distributed_optimizer(local).compute_gradients(
-    scaled_loss, variables, extra=[values]
+    xla.compiled(backward, ("step",))
   )
+  gradients, variables = zip(*grads_and_vars, strict=True)
   kept_and_sums = comm.allreduce(
-    tf.concat([local.kept[None], *local.extra], axis=0), name="kept_and_sums"
+    tf.concat([local.kept[None], local.sums], axis=0), name="kept_and_sums"
   )
   kept, totals = kept_and_sums[0], tf.unstack(kept_and_sums[1:])
 
@@ -221,7 +234,7 @@ def build_train_ops(
   unscale = whole / tf.maximum(kept, 1.0) / scale
 
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
-  squares = [tf.nn.l2_loss(g) for g, _ in grads_and_vars]
+  squares = [tf.nn.l2_loss(gradient) for gradient in gradients]
   grad_norm = tf.sqrt(2.0 * tf.add_n(squares)) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
@@ -237,10 +250,22 @@ def build_train_ops(
   # Apply or skip.
   optimizer.create_slots(variables)  # here, not inside of the condition
 
-  def apply():
-    return local.apply_gradients([(g * factor, v) for g, v in grads_and_vars])
+  def apply(factor, *gradients):
+    scaled = [gradient * factor for gradient in gradients]
+    pairs = list(zip(scaled, variables, strict=True))
+    with tf.control_dependencies([local.apply_gradients(pairs)]):
+      return tf.identity(factor)  # a function needs a result
 
-  applied = tf.cond(finite, apply, tf.no_op, name="apply_or_skip").op
+  # A compiled function ignores the condition around it but for its arguments:
+  # what tf.identity makes inside of the condition is dead when it does not hold.
+  applied = tf.cond(
+    finite,
+    lambda: xla.compiled(apply, ("layers", "step"))(
+      tf.identity(factor), *gradients
+    ),
+    lambda: tf.identity(factor),
+    name="apply_or_skip",
+  ).op
   with tf.control_dependencies([applied, local.reset_op]):
     counters = [(tf.train.get_or_create_global_step(), 1)]
     counters += [samples] if samples else []

@@ -49,15 +49,17 @@ class _MomentOptimizer(tf.train.Optimizer):
     self.epsilon = epsilon
     self.exclude_from_weight_decay = exclude_from_weight_decay
     self.bias_correction = bias_correction
+    self._moments = {}  # variable's name -> (m, v)
 
   def create_slots(self, variables) -> list:
     """The slots [(m, v), ...] of `variables`, made on the first call.
 
-    Callers that apply inside `tf.cond` make them before it: a variable made in
-    a branch could not be initialised from outside.
+    Callers that apply inside `tf.cond` or a function make them before it: a
+    variable made in there could not be initialised from outside.
     """
+    new = [v for v in variables if v.op.name not in self._moments]
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-      if self.bias_correction:
+      if self.bias_correction and new:
         self._applied_updates = tf.get_variable(
           "applied_updates",
           shape=[],
@@ -65,8 +67,8 @@ class _MomentOptimizer(tf.train.Optimizer):
           trainable=False,
           initializer=tf.zeros_initializer(),
         )
-      return [
-        tuple(
+      for variable in new:
+        self._moments[variable.op.name] = tuple(
           tf.get_variable(
             name=f"{variable.op.name}/{slot}",
             shape=variable.shape.as_list(),
@@ -76,8 +78,7 @@ class _MomentOptimizer(tf.train.Optimizer):
           )
           for slot in ("adam_m", "adam_v")
         )
-        for variable in variables
-      ]
+    return [self._moments[variable.op.name] for variable in variables]
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     """Applies one update; as in google/bert, `global_step` is not advanced."""

@@ -39,6 +39,7 @@ class PretrainingConfig:
   lr_scaling: str = "none"
   precision: str = "fp32"
   precision_policy: tuple = ()
+  xla: str = "layers"
   lr_schedule: str = "linear"
   lr_power: float | None = None
   lr_decay_rate: float = 0.9

@@ -23,6 +23,7 @@ import optimization
 import train_loop
 import training_hooks
 import training_plan
+import xla
 from errors import UserError
 from lr_schedule import scale_peak
 from pretraining_config import PretrainingConfig
@@ -147,13 +148,6 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
   # kernel decides it and a resumed run draws what the stopped one would have.
   rank_seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)
   dropout_seed = tf.stack([int(rank_seed[0]) >> 1, micro.number])
-  sums = modeling.pretraining_model(
-    micro.batch,
-    config.bert,
-    is_training=True,
-    dropout_seed=dropout_seed,
-    policy=config.policy,
-  )
 
   # The loss is the mean over the masked tokens of the GLOBAL batch, so this
   # micro-batch's share of it divides by counts over all ranks.
@@ -161,8 +155,19 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
     tf.stack([micro.masked_lm_weight, micro.next_sentence_weight]),
     name="global_counts",
   )
-  loss = sums.masked_lm_loss / tf.maximum(counts[0], 1.0)
-  loss += sums.next_sentence_loss / tf.maximum(counts[1], 1.0)
+
+  def forward():
+    sums = modeling.pretraining_model(
+      micro.batch,
+      config.bert,
+      is_training=True,
+      dropout_seed=dropout_seed,
+      policy=config.policy,
+    )
+    with tf.name_scope("loss"):
+      loss = sums.masked_lm_loss / tf.maximum(counts[0], 1.0)
+      loss += sums.next_sentence_loss / tf.maximum(counts[1], 1.0)
+    return loss, sums._asdict()
 
   schedule = config.schedule(
     scale_peak(config.learning_rate, config.lr_scaling, comm.size),
@@ -172,8 +177,7 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
   )
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return optimization.build_train_ops(
-    loss,
-    sums._asdict(),
+    forward,
     config.optimizer.make(schedule(step + state.schedule_start)),
     comm,
     micro_batches=plan.accumulation,
@@ -235,7 +239,7 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
     UserError: settings, data, checkpoint or ranks that do not fit together.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
-  with tf.Graph().as_default():
+  with tf.Graph().as_default(), xla.mode(config.xla):
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
     tf.train.get_or_create_global_step()
@@ -245,9 +249,7 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
       config.output_dir, comm, config.keep_checkpoints
     )
     write_run_folder(config, task, comm)
-    with tf.Session(
-      config=distributed.session_config(comm, config.num_threads)
-    ) as session:
+    with tf.Session(config=session_config(config, comm)) as session:
       step = start_or_resume(session, checkpointer, task, config, comm)
       training = results = None
       if task:
@@ -260,6 +262,12 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
         evaluate.close()
   finish(config, training, results, step, comm)
   return {"training": training, "evaluation": results}
+
+
+def session_config(config: PretrainingConfig, comm) -> tf.ConfigProto:
+  """Threads, GPU and XLA's clustering of this rank's session."""
+  proto = distributed.session_config(comm, config.num_threads)
+  return xla.session_config(proto, config.xla)
 
 
 def start_or_resume(session, checkpointer, task, config, comm) -> int:
@@ -363,7 +371,7 @@ def dry_run(config: PretrainingConfig) -> None:
     micro_batch=min(2, plan.micro_batch),
     accumulation=min(2, plan.accumulation),
   )
-  with tf.Graph().as_default(), tf.Session() as session:
+  with tf.Graph().as_default(), xla.mode(config.xla):
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
     tf.train.get_or_create_global_step()
@@ -371,6 +379,7 @@ def dry_run(config: PretrainingConfig) -> None:
     state = checkpointing.TrainingState()
     ops = training_graph(config, micro, state, small, distributed.Comm())
     say(*parameter_table(ops.variables), "")
+    session = tf.Session(config=session_config(config, distributed.Comm()))
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )

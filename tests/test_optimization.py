@@ -139,13 +139,16 @@ def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
   x = tf.placeholder(tf.float32, [2])
   w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
   b = tf.get_variable("bias", initializer=tf.constant([0.5]))
-  loss = tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]
+
+  def forward():
+    loss = tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]
+    return loss, {"loss": loss, "count": tf.constant(1.0)}
+
   optimizer = optimization.AdamWeightDecayOptimizer(
     learning_rate=tf.constant(0.1)
   )
   ops = optimization.build_train_ops(
-    loss,
-    {"loss": loss, "count": tf.constant(1.0)},
+    forward,
     optimizer,
     Comm(),
     micro_batches,
@@ -250,8 +253,7 @@ def test_loss_scale_changes_nothing_but_the_range():
       x = tf.placeholder(tf.float32, [2])
       w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
       ops = optimization.build_train_ops(
-        tf.reduce_sum(w * w * x),
-        {"n": tf.constant(1.0)},
+        lambda w=w, x=x: (tf.reduce_sum(w * w * x), {"n": tf.constant(1.0)}),
         optimization.AdamWeightDecayOptimizer(tf.constant(0.1)),
         Comm(),
         1,

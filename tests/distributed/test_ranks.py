@@ -192,8 +192,7 @@ def main(_):
   w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
   half = tf.cast(w, tf.float16) * tf.cast(x, tf.float16)
   ops = optimization.build_train_ops(
-    tf.reduce_sum(tf.cast(half, tf.float32)),
-    {"loss": tf.reduce_sum(w)},
+    lambda: (tf.reduce_sum(tf.cast(half, tf.float32)), {"n": tf.reduce_sum(w)}),
     optimization.OptimizerConfig().make(tf.constant(0.1)),
     comm,
     MICRO_BATCHES,

@@ -1,0 +1,326 @@
+"""Times the training step and prints one JSON line.
+
+  python -m benchmarks.bench_step --bert_config_file=configs/bert_base.json \\
+    --train_batch_size=8 --max_seq_length=128 --precision=bf16
+  horovodrun -np 2 python -m benchmarks.bench_step ...
+
+Takes every flag of run_pretraining.py. The batch is synthetic and full (no
+padding), or the first of --input_file. The matmul rate is measured in the same
+process, in turns with the updates and at the shapes of the model, and MFU is
+the model's arithmetic, of which recomputation is no part, over that rate.
+"""
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+import checkpointing
+import distributed
+import input_pipeline
+import run_pretraining
+import train_loop
+import xla
+from pretraining_config import PretrainingConfig
+from tensorflow_v1 import tf
+
+FLAGS = tf.flags.FLAGS
+
+
+def define_flags() -> None:
+  """run_pretraining's flags, and how long to measure."""
+  run_pretraining.define_flags()
+  flags = tf.flags
+  flags.DEFINE_integer("rounds", 5, "Rounds to measure.", lower_bound=1)
+  flags.DEFINE_integer(
+    "updates_per_round", 4, "Updates of a round; the matmuls follow each."
+  )
+  flags.DEFINE_bool(
+    "serve",
+    False,
+    "Run a round for each line on stdin and answer it with a JSON line, so "
+    "that another program can measure something else in between.",
+  )
+  flags.DEFINE_string("trace", None, "Write a Chrome trace of an update here.")
+
+
+class Matmul(NamedTuple):
+  """`count` products [batch, m, k] x [batch, k, n] in one micro-batch."""
+
+  count: int
+  batch: int
+  m: int
+  k: int
+  n: int
+  transpose: str  # "", "a" or "b": which factor lies transposed in memory
+  dtype: tf.DType
+
+  @property
+  def flops(self) -> float:
+    return 2.0 * self.batch * self.m * self.k * self.n
+
+
+def model_matmuls(bert, policy, batch_size, seq_length, predictions) -> list:
+  """The products of one micro-batch, forward and backward.
+
+  Args:
+    bert: a BertConfig.
+    policy: a `mixed_precision.Policy`.
+    batch_size: int, B.
+    seq_length: int, S.
+    predictions: int, P masked positions of an example.
+
+  Returns:
+    List of `Matmul`.
+  """
+  layers, hidden = bert.num_hidden_layers, bert.hidden_size
+  tokens = batch_size * seq_length
+
+  def dense(count, rows, width, units, dtype):
+    """y = x w, and its gradients dy w^T and x^T dy."""
+    return [
+      Matmul(count, 1, rows, width, units, "", dtype),
+      Matmul(count, 1, rows, units, width, "b", dtype),
+      Matmul(count, 1, width, rows, units, "a", dtype),
+    ]
+
+  heads = batch_size * bert.num_attention_heads
+  size = hidden // bert.num_attention_heads
+  attention = [
+    # scores = Q K^T; d probs = d context V^T
+    Matmul(
+      2 * layers, heads, seq_length, size, seq_length, "b", policy.attention
+    ),
+    # context = probs V; d Q = d scores K
+    Matmul(
+      2 * layers, heads, seq_length, seq_length, size, "", policy.attention
+    ),
+    # d V = probs^T d context; d K = d scores^T Q
+    Matmul(
+      2 * layers, heads, seq_length, seq_length, size, "a", policy.attention
+    ),
+  ]
+  inner, masked = bert.intermediate_size, batch_size * predictions
+  return [
+    *dense(4 * layers, tokens, hidden, hidden, policy.attention),
+    *attention,
+    *dense(layers, tokens, hidden, inner, policy.feed_forward),
+    *dense(layers, tokens, inner, hidden, policy.feed_forward),
+    *dense(1, masked, hidden, hidden, policy.heads),
+    *dense(1, masked, hidden, bert.vocab_size, policy.heads),
+  ]
+
+
+class MatmulRate:
+  """Times products of a model's shapes, a few milliseconds of each."""
+
+  def __init__(self, matmuls: list, config: tf.ConfigProto):
+    # Else products of the same factors would be computed once.
+    options = config.graph_options
+    options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+    options.rewrite_options.disable_meta_optimizer = True
+    self.matmuls = matmuls
+    self.flops = sum(m.count * m.flops for m in matmuls)
+    with tf.Graph().as_default():
+      self._runs = [self._chain(m) for m in matmuls]
+      self._session = tf.Session(config=config)
+      self._session.run(tf.global_variables_initializer())
+
+  @staticmethod
+  def _chain(matmul):
+    """(op that runs the product n times one after another, n)"""
+    _, batch, m, k, n, transpose, dtype = matmul
+    shapes = [[batch, m, k], [batch, k, n]]
+    for which, shape in zip("ab", shapes, strict=True):
+      if which == transpose:
+        shape[1:] = shape[:0:-1]
+    a, b = (
+      tf.Variable(tf.random.normal(s[1:] if batch == 1 else s, dtype=dtype))
+      for s in shapes
+    )
+    repeats = max(1, min(50, round(2e9 / matmul.flops)))
+    done = tf.no_op()
+    for _ in range(repeats):
+      with tf.control_dependencies([done]):
+        done = tf.matmul(
+          a, b, transpose_a=transpose == "a", transpose_b=transpose == "b"
+        ).op
+    return done, repeats
+
+  def __call__(self) -> float:
+    """FLOP/s over one micro-batch's products."""
+    seconds = 0.0
+    for matmul, (op, repeats) in zip(self.matmuls, self._runs, strict=True):
+      began = time.perf_counter()
+      self._session.run(op)
+      seconds += (time.perf_counter() - began) / repeats * matmul.count
+    return self.flops / seconds
+
+
+class Step:
+  """The training step of run_pretraining.py on a batch that stays the same."""
+
+  def __init__(self, config: PretrainingConfig, comm):
+    self.config, self.comm = config, comm
+    self.shape = config.record_shape(config.input_file)
+    self.plan = run_pretraining.make_plan(config, None, comm.size)
+    graph = tf.Graph()
+    with graph.as_default(), xla.mode(config.xla):
+      tf.enable_resource_variables()
+      tf.set_random_seed(config.seed)
+      tf.train.get_or_create_global_step()
+      micro = self._micro_batch()
+      state = checkpointing.TrainingState()
+      self.ops = run_pretraining.training_graph(
+        config, micro, state, self.plan, comm
+      )
+      fetches = self.ops._asdict()
+      self._accumulate = fetches.pop("accumulate")
+      del fetches["variables"]
+      self._fetches = fetches
+      self.session = tf.Session(
+        config=distributed.session_config(comm, config.num_threads)
+      )
+      self.session.run(
+        [
+          tf.global_variables_initializer(),
+          tf.local_variables_initializer(),
+          *tf.get_collection(tf.GraphKeys.TABLE_INITIALIZERS),
+        ]
+      )
+
+  def _micro_batch(self):
+    if not self.config.input_file:
+      return input_pipeline.fake_micro_batch(self.shape, self.plan)
+    source = run_pretraining.open_source(
+      self.config.input_file, self.config, self.comm
+    )
+    return input_pipeline.fixed_micro_batch(source, self.plan)
+
+  def __call__(self, **kwargs) -> dict:
+    """One update; its values."""
+    for _ in range(self.plan.accumulation - 1):
+      self.session.run(self._accumulate)
+    return self.session.run(self._fetches, **kwargs)
+
+
+def peak_memory() -> float:
+  """Peak bytes of this process: on its GPU if it has one, else resident."""
+  if tf.config.list_physical_devices("GPU"):
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def write_trace(step: Step, path: str) -> None:
+  """A Chrome trace (chrome://tracing, Perfetto) of one update."""
+  from tensorflow.python.client import timeline
+
+  options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+  metadata = tf.RunMetadata()
+  step(options=options, run_metadata=metadata)
+  with open(path, "w", encoding="utf-8") as f:
+    f.write(
+      timeline.Timeline(metadata.step_stats).generate_chrome_trace_format()
+    )
+
+
+class Measurement:
+  """Rounds of updates with the matmul rate in between."""
+
+  def __init__(self, step: Step, updates_per_round: int):
+    self.step, self._updates = step, updates_per_round
+    config = step.config
+    matmuls = model_matmuls(
+      config.bert,
+      config.policy,
+      step.plan.micro_batch,
+      step.shape.max_seq_length,
+      step.shape.max_predictions_per_seq,
+    )
+    self.rate = MatmulRate(
+      matmuls, distributed.session_config(step.comm, config.num_threads)
+    )
+    self.seconds, self.rates = [], []
+    self.tokens = 0.0
+
+  def warm_up(self) -> dict:
+    """Two updates and the matmuls, not counted; the first update's values."""
+    first = self.step()
+    self.step()
+    self.rate()
+    self.tokens = float(first["sums"]["tokens"])
+    return first
+
+  def round(self) -> list:
+    """Seconds of this round's updates."""
+    seconds = []
+    for _ in range(self._updates):
+      began = time.perf_counter()
+      self.step()
+      seconds.append(time.perf_counter() - began)
+      self.rates.append(self.rate())
+    self.seconds += seconds
+    return seconds
+
+  def result(self) -> dict:
+    """What was measured, for one JSON line."""
+    plan, config = self.step.plan, self.step.config
+    median = statistics.median(self.seconds)
+    rate = statistics.median(self.rates)
+    flops = self.rate.flops * plan.accumulation
+    p10, p90 = np.percentile(self.seconds, [10, 90])
+    return {
+      "bert_config": os.path.basename(FLAGS.bert_config_file),
+      "precision": config.precision,
+      "xla": config.xla,
+      "ranks": plan.ranks,
+      "micro_batch": plan.micro_batch,
+      "accumulation": plan.accumulation,
+      "seq_length": self.step.shape.max_seq_length,
+      "predictions": self.step.shape.max_predictions_per_seq,
+      "updates": len(self.seconds),
+      "seconds_median": round(median, 5),
+      "seconds_p10": round(float(p10), 5),
+      "seconds_p90": round(float(p90), 5),
+      "examples_per_second": round(plan.global_batch / median, 2),
+      "tokens_per_second": round(self.tokens / median, 1),
+      "peak_memory_mb": round(peak_memory() / 2**20),
+      "model_gflop": round(flops / 1e9, 2),
+      "matmul_gflop_per_second": round(rate / 1e9, 1),
+      "mfu": round(flops / median / rate, 4),
+    }
+
+
+def main(_) -> None:
+  config = PretrainingConfig.from_flags(FLAGS)
+  comm = distributed.init()
+  step = Step(config, comm)
+  measurement = Measurement(step, FLAGS.updates_per_round)
+  first = measurement.warm_up()
+  say = train_loop.say
+  say(
+    comm, f"first update: loss {run_pretraining.losses(first['sums'])['loss']}"
+  )
+  if FLAGS.trace and comm.is_root:
+    write_trace(step, FLAGS.trace)
+  if FLAGS.serve:
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+      print(json.dumps({"seconds": measurement.round()}), flush=True)
+  else:
+    for _ in range(FLAGS.rounds):
+      measurement.round()
+  if comm.is_root:
+    print(json.dumps(measurement.result()), flush=True)
+
+
+if __name__ == "__main__":
+  define_flags()
+  tf.flags.FLAGS.set_default("dry_run", True)
+  tf.flags.FLAGS.set_default("max_predictions_per_seq", 20)
+  train_loop.run_main(main)

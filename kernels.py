@@ -1,0 +1,316 @@
+"""The arithmetic between a network's matmuls, with gradients by hand.
+
+Each kernel is a pair of pure functions of tensors: forward, and backward from
+what forward saved. They save what is in memory anyway (their inputs, or a
+result) and compute the rest again, because a pass over memory costs more than
+arithmetic: a dropout mask is a hash of the element's number, drawn where it is
+used and kept nowhere. `xla` compiles each function to one pass or a few; run op
+by op they give the same numbers.
+
+A kernel computes in `dtype` and stores its result in `store`. Variables come as
+arguments, so that reference and resource variables are alike.
+"""
+
+import functools
+import inspect
+import itertools
+import math
+
+import xla
+from tensorflow_v1 import tf
+
+# gelu(x) = x * sigmoid(x * (A + B * x^2)), which equals the tanh form of
+# https://arxiv.org/abs/1606.08415 since (1 + tanh(u)) / 2 = sigmoid(2 u).
+_GELU_A = 2.0 * math.sqrt(2.0 / math.pi)
+_GELU_B = _GELU_A * 0.044715
+
+_gradient_numbers = itertools.count()
+
+
+class Kernel:
+  """Decorates forward(tensors..., static...) -> result, or result and a dict.
+
+  The dict holds what else to save for the gradient. `@NAME.gradient` decorates
+  backward(..., dy, ...) -> {tensor of forward: its gradient}: it takes by name
+  what it needs of forward's arguments and of that dict, and nothing else is
+  kept in memory. Tensors are given by position, static arguments by name; they
+  are hashable. For graph mode and tf.gradients; a GradientTape differentiates
+  the forward function instead.
+  """
+
+  def __init__(self, forward, compile=True):
+    functools.update_wrapper(self, forward)
+    self._forward = forward
+    self._modes = ("layers",) if compile else ()
+
+  def gradient(self, backward):
+    """Takes the backward function."""
+    self._backward = backward
+    return self
+
+  def _run(self, function, values, static):
+    """`function` of those of `values` (by name) and `static` that it takes."""
+    names = inspect.signature(function).parameters
+    static = {n: value for n, value in static.items() if n in names}
+    tensors = [values[n] for n in names if n in values]
+    return xla.compiled(function, self._modes, **static)(*tensors)
+
+  def __call__(self, *tensors, **static):
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    names = list(inspect.signature(self._forward).parameters)[: len(tensors)]
+    values = dict(zip(names, tensors, strict=True))
+    result = self._run(self._forward, values, static)
+    if isinstance(result, tuple):
+      result, saved = result
+      values |= saved
+
+    def gradient(op, dy, *_):
+      # Not before the backward pass, or all would be in memory at once.
+      with tf.control_dependencies([dy]):
+        got = self._run(self._backward, {**values, "dy": dy}, static)
+      return [None, *[got.get(n) for n in names]]
+
+    # As tf.custom_gradient, which leaves an Identity behind that nothing uses
+    # and searches the whole graph for variables.
+    name = f"PerseusGradient{next(_gradient_numbers)}"
+    tf.RegisterGradient(name)(gradient)
+    with tf.get_default_graph().gradient_override_map({"IdentityN": name}):
+      return tf.identity_n([result, *tensors])[0]
+
+
+# -----------------------------------------------------------------------------
+# Dropout
+# -----------------------------------------------------------------------------
+
+
+def _mix(x, multiplier, shift):
+  """One step of a hash of uint32: x * multiplier, high bits into low ones."""
+  x *= tf.constant(multiplier, tf.uint32)
+  high = tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32))
+  return tf.bitwise.bitwise_xor(x, high)
+
+
+def keep_mask(shape, keep_prob: float, seed):
+  """Which elements a dropout keeps: bool of `shape`.
+
+  Element i is kept where hash(i, seed) < keep_prob * 2^32. The hash is a
+  32-bit integer mixer (multiply and xor-shift with the constants of
+  https://nullprogram.com/blog/2018/07/31/, lowbias32) keyed by one half of the
+  seed before it and by the other inside: a function of the element and the
+  seed, so that nothing needs to be stored, and cheap enough to draw twice.
+
+  Args:
+    shape: list of ints and int32 scalar tensors.
+    keep_prob: exact to 2^-32.
+    seed: int32 [2]; the same seed gives the same mask.
+  """
+  size = functools.reduce(lambda a, b: a * b, shape, 1)
+  key = tf.unstack(tf.bitcast(seed, tf.uint32), num=2)
+  x = tf.bitwise.bitwise_xor(tf.cast(tf.range(size), tf.uint32), key[0])
+  x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16) + key[1]
+  x = _mix(_mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
+  threshold = min(round(keep_prob * 2**32), 2**32 - 1)
+  return tf.reshape(x < tf.constant(threshold, tf.uint32), shape)
+
+
+def _drop(x, keep_prob, seed):
+  """x / keep_prob where it is kept, else 0; x itself with keep_prob 1."""
+  if keep_prob == 1.0:
+    return x
+  shape = x.shape.as_list() if x.shape.is_fully_defined() else tf.shape(x)
+  if not isinstance(shape, list):
+    shape = tf.unstack(shape, num=x.shape.ndims)
+  mask = keep_mask(shape, keep_prob, seed)
+  return tf.where(mask, x * (1.0 / keep_prob), tf.zeros_like(x))
+
+
+@Kernel
+def dropout(x, seed, keep_prob):
+  """x with elements set to 0 and the others scaled so that the mean stays.
+
+  Args:
+    x: float tensor.
+    seed: int32 [2], see `keep_mask`.
+    keep_prob: float.
+
+  Returns:
+    A tensor of x's shape and dtype.
+  """
+  return _drop(x, keep_prob, seed)
+
+
+@dropout.gradient
+def dropout(seed, dy, keep_prob):
+  return {"x": _drop(dy, keep_prob, seed)}
+
+
+# -----------------------------------------------------------------------------
+# GELU
+# -----------------------------------------------------------------------------
+
+
+@Kernel
+def gelu(x, dtype):
+  """GELU, the tanh approximation (https://arxiv.org/abs/1606.08415).
+
+  Args:
+    x: float tensor; the result is stored in its type.
+    dtype: the type to compute in.
+  """
+  wide = tf.cast(x, dtype)
+  gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * tf.square(wide)))
+  return tf.cast(wide * gate, x.dtype)
+
+
+@gelu.gradient
+def gelu(x, dy, dtype):
+  wide = tf.cast(x, dtype)
+  square = tf.square(wide)
+  gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * square))
+  slope = wide * gate * (1.0 - gate) * (_GELU_A + (3.0 * _GELU_B) * square)
+  return {"x": tf.cast(tf.cast(dy, dtype) * (gate + slope), x.dtype)}
+
+
+# -----------------------------------------------------------------------------
+# Attention probabilities
+# -----------------------------------------------------------------------------
+
+
+@Kernel
+def attention_probs(scores, bias, seed, scale, keep_prob, dtype):
+  """dropout(softmax(scale * scores + bias)) over the last axis.
+
+  Args:
+    scores: float [B, N, F, T]; the result is stored in its type.
+    bias: `dtype`, broadcastable to scores.
+    seed: int32 [2] for the dropout.
+    scale: float.
+    keep_prob: float; 1 for no dropout.
+    dtype: the type to compute in.
+  """
+  probs = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
+  dropped = tf.cast(_drop(probs, keep_prob, seed), scores.dtype)
+  return dropped, {"probs": tf.cast(probs, scores.dtype)}
+
+
+@attention_probs.gradient
+def attention_probs(probs, seed, dy, scale, keep_prob, dtype):
+  wide = tf.cast(probs, dtype)
+  dy = _drop(tf.cast(dy, dtype), keep_prob, seed)
+  # sum_j dy_j probs_j of each row
+  along = tf.reduce_sum(dy * wide, axis=-1, keepdims=True)
+  return {"scores": tf.cast((dy - along) * wide * scale, probs.dtype)}
+
+
+# -----------------------------------------------------------------------------
+# Layer norm
+# -----------------------------------------------------------------------------
+
+
+def _normalize(x, gamma, beta, epsilon):
+  """(gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean, 1 / sqrt())"""
+  mean = tf.reduce_mean(x, axis=-1, keepdims=True)
+  centred = x - mean
+  variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+  rstd = tf.math.rsqrt(variance + epsilon)
+  return centred * rstd * gamma + beta, mean, rstd
+
+
+def _normalize_gradient(x, gamma, mean, rstd, dy):
+  """The gradients of x, gamma and beta."""
+  x_hat = (x - mean) * rstd
+  d_x_hat = dy * gamma
+  # The part of d_x_hat along the constant and along x_hat cannot change y.
+  along_one = tf.reduce_mean(d_x_hat, axis=-1, keepdims=True)
+  along_x_hat = tf.reduce_mean(d_x_hat * x_hat, axis=-1, keepdims=True)
+  dx = (d_x_hat - along_one - x_hat * along_x_hat) * rstd
+  rows = list(range(x.shape.ndims - 1))
+  d_gamma = tf.reduce_sum(dy * x_hat, axis=rows)
+  return dx, d_gamma, tf.reduce_sum(dy, axis=rows)
+
+
+@Kernel
+def layer_norm(x, gamma, beta, epsilon, dtype, store):
+  """gamma * (x - mean) / sqrt(variance + epsilon) + beta over the last axis.
+
+  Source: https://arxiv.org/abs/1607.06450.
+
+  Args:
+    x: float [..., H].
+    gamma: float32 [H].
+    beta: float32 [H].
+    epsilon: float.
+    dtype: the type to compute in.
+    store: the result's type.
+  """
+  wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
+  y, mean, rstd = _normalize(wide, g, b, epsilon)
+  return tf.cast(y, store), {"mean": mean, "rstd": rstd}
+
+
+@layer_norm.gradient
+def layer_norm(x, gamma, mean, rstd, dy, dtype):
+  wide, g, dy = (tf.cast(t, dtype) for t in (x, gamma, dy))
+  dx, d_gamma, d_beta = _normalize_gradient(wide, g, mean, rstd, dy)
+  return {
+    "x": tf.cast(dx, x.dtype),
+    "gamma": tf.cast(d_gamma, gamma.dtype),
+    "beta": tf.cast(d_beta, gamma.dtype),
+  }
+
+
+@Kernel
+def add_and_norm(
+  x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store
+):
+  """layer_norm(dropout(x) + residual); arguments as of both.
+
+  Args:
+    residual: float, of x's shape.
+  """
+  wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
+  total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
+  y, mean, rstd = _normalize(total, g, b, epsilon)
+  return tf.cast(y, store), {"mean": mean, "rstd": rstd}
+
+
+@add_and_norm.gradient
+def add_and_norm(x, residual, gamma, mean, rstd, seed, dy, keep_prob, dtype):
+  wide, g, dy = (tf.cast(t, dtype) for t in (x, gamma, dy))
+  total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
+  d_total, d_gamma, d_beta = _normalize_gradient(total, g, mean, rstd, dy)
+  return {
+    "x": tf.cast(_drop(d_total, keep_prob, seed), x.dtype),
+    "residual": tf.cast(d_total, residual.dtype),
+    "gamma": tf.cast(d_gamma, gamma.dtype),
+    "beta": tf.cast(d_beta, gamma.dtype),
+  }
+
+
+# -----------------------------------------------------------------------------
+# Rows of a table
+# -----------------------------------------------------------------------------
+
+
+@functools.partial(Kernel, compile=False)
+def gather_rows(table, row_ids):
+  """Rows of a table, with a dense gradient.
+
+  `tf.gather`'s own gradient is a `tf.IndexedSlices`, which an all-reduce has to
+  gather from all ranks instead of adding it up, and which the dense gradient of
+  tied output weights would turn into a dense one anyway.
+
+  Args:
+    table: float [V, H].
+    row_ids: int32 or int64 [n]; an id outside [0, V) is an error on a CPU.
+
+  Returns:
+    float [n, H].
+  """
+  return tf.gather(table, row_ids)
+
+
+@gather_rows.gradient
+def gather_rows(table, row_ids, dy):
+  rows = tf.shape(table)[0]
+  return {"table": tf.math.unsorted_segment_sum(dy, row_ids, rows)}
