@@ -37,6 +37,7 @@ class BertConfig:
     max_position_embeddings=512,
     type_vocab_size=16,
     initializer_range=0.02,
+    pre_layer_norm=False,
   ):
     """Stores its arguments as they are; `validate` checks them.
 
@@ -53,6 +54,7 @@ class BertConfig:
       max_position_embeddings: int, the longest sequence.
       type_vocab_size: int, number of segment ids.
       initializer_range: float, stddev of the truncated normal initializer.
+      pre_layer_norm: bool, see `encoder.transformer_model`.
     """
     self.vocab_size = vocab_size
     self.hidden_size = hidden_size
@@ -65,6 +67,7 @@ class BertConfig:
     self.max_position_embeddings = max_position_embeddings
     self.type_vocab_size = type_vocab_size
     self.initializer_range = initializer_range
+    self.pre_layer_norm = pre_layer_norm
 
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
@@ -131,6 +134,10 @@ class BertConfig:
       raise ValueError(
         f"{source}: hidden_size {self.hidden_size} is not a multiple of "
         f"num_attention_heads {self.num_attention_heads}"
+      )
+    if not isinstance(self.pre_layer_norm, bool):
+      raise ValueError(
+        f"{source}: pre_layer_norm is {self.pre_layer_norm!r}, not a bool"
       )
     act = self.hidden_act
     if isinstance(act, str) and act.lower() not in ACTIVATION_NAMES:

@@ -5,6 +5,7 @@ it is a world of one whose operations change nothing, so callers never ask
 whether Horovod is there.
 """
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Sequence
@@ -17,6 +18,62 @@ from tensorflow_v1 import tf
 
 class DistributedError(UserError):
   """Ranks that disagree, or a rank that went away."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AllreduceConfig:
+  """How gradients are reduced over ranks; fields are named like their flags.
+
+  Attributes:
+    allreduce_groups: in so many groups, each when the last of its gradients is
+      there, so that all but the last overlap with the backward pass; 1 is one
+      all-reduce after it. 0: each gradient when it is there, and Horovod fuses
+      those that it finds together.
+    fp16_allreduce: send them as float16, with a loss scale against underflow.
+    adasum: combine them by `adasum` instead of the sum.
+  """
+
+  allreduce_groups: int = 4
+  fp16_allreduce: bool = False
+  adasum: bool = False
+
+  def __post_init__(self):
+    """Raises `UserError` for what cannot be."""
+    if self.allreduce_groups < 0:
+      raise UserError(
+        f"--allreduce_groups={self.allreduce_groups}: must not be negative"
+      )
+    if self.adasum and self.fp16_allreduce:
+      raise UserError("--adasum gathers float32: not with --fp16_allreduce")
+
+
+def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Adasum of the ranks' gradients of one variable.
+
+  Pairwise, (1 - a.b / 2 |a|^2) a + (1 - a.b / 2 |b|^2) b: the sum where a and b
+  are orthogonal, their mean where they are equal (Maleki et al. 2020,
+  https://arxiv.org/abs/2006.02924, equation 2), over a binary tree of ranks.
+
+  Args:
+    gradients: one float tensor for each rank, all of one shape.
+  """
+  gradients = list(gradients)
+  if len(gradients) == 1:
+    return gradients[0]
+  pairs = zip(gradients[::2], gradients[1::2], strict=False)
+  combined = [_adasum_of_two(a, b) for a, b in pairs]
+  return adasum(combined + gradients[2 * len(combined) :])
+
+
+def _adasum_of_two(a, b):
+  dot = tf.reduce_sum(a * b)
+  weight = lambda x: (
+    1.0 - 0.5 * tf.math.divide_no_nan(dot, tf.reduce_sum(tf.square(x)))
+  )
+  return weight(a) * a + weight(b) * b
+
+
+_DEFAULT = AllreduceConfig()
 
 
 class Comm:
@@ -39,8 +96,15 @@ class Comm:
     """Whether this is rank 0, which alone logs and saves."""
     return self.rank == 0
 
-  def distributed_optimizer(self, optimizer: tf.train.Optimizer):
-    """`optimizer` whose `compute_gradients` sums each gradient over ranks."""
+  def distributed_optimizer(self, optimizer, config=_DEFAULT):
+    """`optimizer` whose `compute_gradients` reduces gradients over ranks.
+
+    Args:
+      optimizer: a `tf.train.Optimizer`. Its gradients are this rank's share of
+        the global batch's, so that their sum is the whole.
+      config: an `AllreduceConfig`.
+    """
+    del config
     return optimizer
 
   def allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -82,13 +146,28 @@ class _HorovodComm(Comm):
     self.rank, self.size = hvd.rank(), hvd.size()
     self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
 
-  def distributed_optimizer(self, optimizer):
+  def distributed_optimizer(self, optimizer, config=_DEFAULT):
+    if config.adasum:
+      return _AdasumOptimizer(optimizer, self)
+    compression = self._hvd.Compression
+    known = len(tf.trainable_variables())  # 0 if they are made by the gradients
     # Sum, not Average: each rank's loss is already divided by the counts of the
-    # global batch (SPEC: the mean over the global batch, not a mean of means).
-    return self._hvd.DistributedOptimizer(optimizer, op=self._hvd.Sum)
+    # global batch, which is no mean of means.
+    return self._hvd.DistributedOptimizer(
+      optimizer,
+      op=self._hvd.Sum,
+      compression=(
+        compression.fp16 if config.fp16_allreduce else compression.none
+      ),
+      num_groups=min(config.allreduce_groups, known or config.allreduce_groups),
+    )
 
   def allreduce(self, tensor, name):
     return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+
+  def allgather(self, tensor, name):
+    """All ranks' `tensor` one after another along the first axis."""
+    return self._hvd.allgather(tensor, name=name)
 
   def broadcast_op(self, variables):
     return tf.group(
@@ -103,6 +182,32 @@ class _HorovodComm(Comm):
     values = np.asarray(values)
     with tf.Graph().as_default(), tf.Session(config=_small_session()) as sess:
       return sess.run(self._hvd.allgather(tf.constant(values[None])))
+
+
+class _AdasumOptimizer(tf.train.Optimizer):
+  """An optimizer whose gradients are the ranks' by `adasum`.
+
+  Horovod's own needs MPI, and combines what an optimizer did to the weights,
+  which leaves no gradient to clip. Here every rank gathers all ranks' gradients
+  and combines them alike, over whatever Horovod was built with; it moves as
+  much as an all-reduce over that many ranks in a row would.
+  """
+
+  def __init__(self, optimizer, comm):
+    super().__init__(use_locking=False, name="Adasum")
+    self._optimizer, self._comm = optimizer, comm
+
+  def compute_gradients(self, *args, **kwargs):
+    pairs = self._optimizer.compute_gradients(*args, **kwargs)
+    return [(self._combine(g, v), v) for g, v in pairs]
+
+  def _combine(self, gradient, variable):
+    # The share of a rank times their number: the mean of its own examples.
+    own_mean = gradient * float(self._comm.size)
+    everyone = self._comm.allgather(
+      own_mean[None], f"adasum/{variable.op.name}"
+    )
+    return adasum(tf.unstack(everyone, num=self._comm.size))
 
 
 def _small_session() -> tf.ConfigProto:

@@ -5,6 +5,7 @@ Names, variable names and meaning are google/bert's
 whose shape legend holds here too.
 """
 
+import functools
 import math
 
 import kernels
@@ -14,11 +15,13 @@ from layers import (
   create_initializer,
   dense,
   dropout,
+  dropout_and_add,
   dropout_arguments,
   dropout_site_seed,
   gelu,
   get_shape_list,
   layer_norm,
+  recomputed,
   reshape_from_matrix,
   reshape_to_matrix,
 )
@@ -26,6 +29,12 @@ from tensorflow_v1 import tf
 
 # Added to the scores of masked positions: exp(-10000) is 0 in float32.
 _MASKED_SCORE = -10000.0
+
+# What need not stay in memory for the backward pass, because it is computed
+# again there: the activation's result (I of each token), the scores and
+# probabilities of attention (2 N S), the arguments of the layer norms (2 H; of
+# post layer norms, from their results), or all that is inside a layer.
+RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
 
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
 _EMBEDDING_SITE = 0
@@ -186,6 +195,7 @@ def attention_layer(
   to_seq_length=None,
   dropout_seed=None,
   policy=mixed_precision.FP32,
+  recompute=False,
 ):
   """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
 
@@ -208,6 +218,8 @@ def attention_layer(
     to_seq_length: T; needed with tensors of rank 2.
     dropout_seed: (optional) see `dropout`.
     policy: a `mixed_precision.Policy`.
+    recompute: bool; compute scores and probabilities again in the backward pass
+      instead of keeping them.
 
   Returns:
     policy.attention [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
@@ -247,8 +259,6 @@ def attention_layer(
   query = heads(from_matrix, from_seq_length, query_act, "query")
   key = heads(to_matrix, to_seq_length, key_act, "key")
   value = heads(to_matrix, to_seq_length, value_act, "value")
-  # scores, probs = [B, N, F, T]
-  scores = tf.matmul(query, key, transpose_b=True)
   if attention_mask is None:
     bias = tf.zeros([], policy.softmax)
   else:
@@ -258,16 +268,23 @@ def attention_layer(
   seed, keep_prob = dropout_arguments(
     attention_probs_dropout_prob, dropout_seed
   )
-  probs = kernels.attention_probs(
-    scores,
-    bias,
-    seed,
-    scale=1.0 / math.sqrt(size_per_head),
-    keep_prob=keep_prob,
-    dtype=policy.softmax,
-  )
+
+  def attend(query, key, value):
+    # scores, probs = [B, N, F, T]
+    scores = tf.matmul(query, key, transpose_b=True)
+    probs = kernels.attention_probs(
+      scores,
+      bias,
+      seed,
+      scale=1.0 / math.sqrt(size_per_head),
+      keep_prob=keep_prob,
+      dtype=policy.softmax,
+    )
+    return tf.matmul(probs, value)
+
   # context = [B, N, F, D] -> [B, F, N, D]
-  context = tf.transpose(tf.matmul(probs, value), [0, 2, 1, 3])
+  context = _maybe_recomputed(recompute, attend, query, key, value)
+  context = tf.transpose(context, [0, 2, 1, 3])
   width = num_attention_heads * size_per_head
   if do_return_2d_tensor:
     return tf.reshape(context, [batch_size * from_seq_length, width])
@@ -288,6 +305,8 @@ def transformer_model(
   do_return_all_layers=False,
   dropout_seed=None,
   policy=mixed_precision.FP32,
+  pre_layer_norm=False,
+  recompute=(),
 ):
   """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
 
@@ -305,6 +324,11 @@ def transformer_model(
     do_return_all_layers: bool.
     dropout_seed: (optional) the model's seed, int32 or int64 [2].
     policy: a `mixed_precision.Policy`.
+    pre_layer_norm: bool; the residual is the sum before the layer norm, not the
+      normalized one (https://arxiv.org/abs/2002.04745). The first residual is
+      input_tensor, and the last layer norm is the final one, so that variables
+      are the same.
+    recompute: which of `RECOMPUTE` to compute again in the backward pass.
 
   Returns:
     policy.attention [B, S, H], or with do_return_all_layers the list of all
@@ -327,59 +351,87 @@ def transformer_model(
   initializer = create_initializer(initializer_range)
 
   def end(output, residual, site, reader):
-    """LayerNorm(dropout(output) + residual), all [B * S, H], as `reader`"""
-    return add_and_norm(
+    """The end of a sub-layer: (what is read next, the next residual).
+
+    All [B * S, H]: LayerNorm(dropout(output) + residual) as `reader`, and that
+    itself, or the sum with pre_layer_norm.
+    """
+    seed = dropout_site_seed(dropout_seed, site)
+    if pre_layer_norm:
+      total = dropout_and_add(
+        output, residual, hidden_dropout_prob, seed, policy.layer_norm
+      )
+      return layer_norm(total, None, policy.layer_norm, reader), total
+    normalized = add_and_norm(
       output,
       residual,
       hidden_dropout_prob,
-      dropout_site_seed(dropout_seed, site),
+      seed,
       policy.layer_norm,
       reader,
+      invertible="layer_norm" in recompute,
     )
+    return normalized, normalized
 
   def activation(x):
+    if intermediate_act_fn is None:
+      return x
     if intermediate_act_fn is gelu:
       return gelu(x, policy.gelu)
     return mixed_precision.island(intermediate_act_fn, policy.gelu)(x)
 
-  # Every layer's output is reshaped and the next layer takes it from there, so
-  # that no reshape is without use when only the last layer's output is wanted.
-  layers = [input_tensor]
-  for layer in range(num_hidden_layers):
-    first_site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * layer
-    hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
-    with tf.variable_scope("layer_%d" % layer):
-      with tf.variable_scope("attention"):
-        with tf.variable_scope("self"):
-          # [B * S, H]
-          context = attention_layer(
-            hidden,
-            hidden,
-            attention_mask,
-            num_attention_heads,
-            hidden_size // num_attention_heads,
-            attention_probs_dropout_prob=attention_probs_dropout_prob,
-            initializer_range=initializer_range,
-            do_return_2d_tensor=True,
-            batch_size=batch_size,
-            from_seq_length=seq_length,
-            to_seq_length=seq_length,
-            dropout_seed=dropout_site_seed(dropout_seed, first_site),
-            policy=policy,
-          )
-        with tf.variable_scope("output"):
-          attended = dense(context, hidden_size, None, initializer)
-          attended = end(attended, hidden, first_site + 1, policy.feed_forward)
-      with tf.variable_scope("intermediate"):
-        # [B * S, I]
-        intermediate = dense(
-          attended,
-          intermediate_size,
-          activation if intermediate_act_fn else None,
-          initializer,
+  def transformer_layer(number, hidden, residual):
+    """[B * S, H] and its residual, through one layer."""
+    first_site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * number
+    with tf.variable_scope("attention"):
+      with tf.variable_scope("self"):
+        # [B * S, H]
+        context = attention_layer(
+          hidden,
+          hidden,
+          attention_mask,
+          num_attention_heads,
+          hidden_size // num_attention_heads,
+          attention_probs_dropout_prob=attention_probs_dropout_prob,
+          initializer_range=initializer_range,
+          do_return_2d_tensor=True,
+          batch_size=batch_size,
+          from_seq_length=seq_length,
+          to_seq_length=seq_length,
+          dropout_seed=dropout_site_seed(dropout_seed, first_site),
+          policy=policy,
+          recompute="attention" in recompute,
         )
       with tf.variable_scope("output"):
-        hidden = dense(intermediate, hidden_size, None, initializer)
-        hidden = end(hidden, attended, first_site + 2, policy.attention)
+        attended = dense(context, hidden_size, None, initializer)
+        attended, residual = end(
+          attended, residual, first_site + 1, policy.feed_forward
+        )
+    with tf.variable_scope("intermediate"):
+      # [B * S, I]
+      intermediate = dense(attended, intermediate_size, None, initializer)
+    with tf.variable_scope("output"):
+      output = lambda x: dense(activation(x), hidden_size, None, initializer)
+      hidden = _maybe_recomputed("gelu" in recompute, output, intermediate)
+      return end(hidden, residual, first_site + 2, policy.attention)
+
+  # Every layer's output is reshaped and the next layer takes it from there, so
+  # that no reshape is without use when only the last layer's output is wanted.
+  layers, residual = [input_tensor], None
+  for number in range(num_hidden_layers):
+    hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
+    if residual is None or not pre_layer_norm:
+      residual = hidden
+    with tf.variable_scope("layer_%d" % number):
+      hidden, residual = _maybe_recomputed(
+        "layer" in recompute,
+        functools.partial(transformer_layer, number),
+        hidden,
+        residual,
+      )
       layers.append(reshape_from_matrix(hidden, input_shape))
   return layers[1:] if do_return_all_layers else layers[-1]
+
+
+def _maybe_recomputed(again: bool, function, *tensors):
+  return recomputed(function, *tensors) if again else function(*tensors)

@@ -6,9 +6,11 @@ flags.
 
 import dataclasses
 
+import encoder
 import lr_schedule
 import mixed_precision
 import xla
+from distributed import AllreduceConfig
 from mixed_precision import LossScaleConfig
 from optimizers import OPTIMIZERS, OptimizerConfig
 from tensorflow_v1 import tf
@@ -52,6 +54,12 @@ def define_precision_flags() -> None:
     list(xla.MODES),
     "What XLA compiles: nothing; what TensorFlow clusters; the work of a layer "
     "between its matmuls, and the update; forward and backward as one program.",
+  )
+  flags.DEFINE_list(
+    "recompute",
+    [],
+    "What to compute again in the backward pass instead of keeping it in "
+    "memory: " + ", ".join(encoder.RECOMPUTE),
   )
   flags.DEFINE_float(
     "loss_scale",
@@ -98,6 +106,27 @@ def define_optimizer_flags() -> None:
     ("clip_norm", "Highest global gradient norm; 0: no limit."),
   ):
     flags.DEFINE_float(name, made[name], what)
+
+
+def define_allreduce_flags() -> None:
+  """How ranks share gradients; `distributed.AllreduceConfig` has the meanings.
+
+  Horovod's own switches (fusion buffer, cycle time, hierarchical all-reduce,
+  autotune) are horovodrun's.
+  """
+  made = {f.name: f.default for f in dataclasses.fields(AllreduceConfig)}
+  flags.DEFINE_integer(
+    "allreduce_groups",
+    made["allreduce_groups"],
+    "All-reduces of an update, each when the last of its gradients is there; "
+    "0: every gradient when it is there, fused by Horovod.",
+  )
+  flags.DEFINE_bool(
+    "fp16_allreduce", made["fp16_allreduce"], "Send gradients as float16."
+  )
+  flags.DEFINE_bool(
+    "adasum", made["adasum"], "Combine ranks' gradients by Adasum, not the sum."
+  )
 
 
 def define_training_flags() -> None:

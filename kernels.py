@@ -27,6 +27,18 @@ _GELU_B = _GELU_A * 0.044715
 _gradient_numbers = itertools.count()
 
 
+def with_gradient(tensors, gradient) -> list:
+  """`tensors` as they are, with gradient(op, *d_tensors) for all of them.
+
+  As tf.custom_gradient, which leaves an Identity behind that nothing uses and
+  searches the whole graph for variables.
+  """
+  name = f"PerseusGradient{next(_gradient_numbers)}"
+  tf.RegisterGradient(name)(gradient)
+  with tf.get_default_graph().gradient_override_map({"IdentityN": name}):
+    return tf.identity_n(tensors)
+
+
 class Kernel:
   """Decorates forward(tensors..., static...) -> result, or result and a dict.
 
@@ -70,12 +82,7 @@ class Kernel:
         got = self._run(self._backward, {**values, "dy": dy}, static)
       return [None, *[got.get(n) for n in names]]
 
-    # As tf.custom_gradient, which leaves an Identity behind that nothing uses
-    # and searches the whole graph for variables.
-    name = f"PerseusGradient{next(_gradient_numbers)}"
-    tf.RegisterGradient(name)(gradient)
-    with tf.get_default_graph().gradient_override_map({"IdentityN": name}):
-      return tf.identity_n([result, *tensors])[0]
+    return with_gradient([result, *tensors], gradient)[0]
 
 
 # -----------------------------------------------------------------------------
@@ -284,6 +291,62 @@ def add_and_norm(x, residual, gamma, mean, rstd, seed, dy, keep_prob, dtype):
     "residual": tf.cast(d_total, residual.dtype),
     "gamma": tf.cast(d_gamma, gamma.dtype),
     "beta": tf.cast(d_beta, gamma.dtype),
+  }
+
+
+@Kernel
+def invertible_add_and_norm(
+  x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store, types
+):
+  """`add_and_norm` that keeps its result instead of both arguments.
+
+  The result is in memory anyway, for the matmul that reads it. The gradient
+  takes (x - mean) / sqrt() back from it as (y - beta) / gamma, which is as
+  exact as `store` is; where gamma is 0 that is lost and taken as 0.
+
+  Args:
+    types: the types of x and of residual, for their gradients.
+  """
+  del types
+  wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
+  total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
+  y, _, rstd = _normalize(total, g, b, epsilon)
+  y = tf.cast(y, store)
+  return y, {"y": y, "rstd": rstd}
+
+
+@invertible_add_and_norm.gradient
+def invertible_add_and_norm(
+  y, gamma, beta, rstd, seed, dy, keep_prob, dtype, types
+):
+  y, g, b, dy = (tf.cast(t, dtype) for t in (y, gamma, beta, dy))
+  x_hat = tf.math.divide_no_nan(y - b, g)
+  # As _normalize_gradient of x with mean 0, which only (x - mean) enters.
+  d_total, d_gamma, d_beta = _normalize_gradient(
+    x_hat / rstd, g, tf.zeros_like(rstd), rstd, dy
+  )
+  x_type, residual_type = types
+  return {
+    "x": tf.cast(_drop(d_total, keep_prob, seed), x_type),
+    "residual": tf.cast(d_total, residual_type),
+    "gamma": tf.cast(d_gamma, gamma.dtype),
+    "beta": tf.cast(d_beta, beta.dtype),
+  }
+
+
+@Kernel
+def dropout_and_add(x, residual, seed, keep_prob, dtype, types):
+  """dropout(x) + residual in `dtype`; `types` are those of both, for dy's."""
+  del types
+  return _drop(tf.cast(x, dtype), keep_prob, seed) + tf.cast(residual, dtype)
+
+
+@dropout_and_add.gradient
+def dropout_and_add(seed, dy, keep_prob, types):
+  x_type, residual_type = types
+  return {
+    "x": tf.cast(_drop(dy, keep_prob, seed), x_type),
+    "residual": tf.cast(dy, residual_type),
   }
 
 

@@ -188,7 +188,13 @@ def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
 
 
 def add_and_norm(
-  output, residual, dropout_prob, seed, dtype=tf.float32, store_dtype=None
+  output,
+  residual,
+  dropout_prob,
+  seed,
+  dtype=tf.float32,
+  store_dtype=None,
+  invertible=False,
 ):
   """LayerNorm(dropout(output) + residual), the end of a sub-layer.
 
@@ -199,21 +205,70 @@ def add_and_norm(
     seed: (optional) see `dropout`.
     dtype: the type to compute in.
     store_dtype: (optional) the result's type, output's without it.
+    invertible: keep the result for the gradient, not the arguments.
 
   Returns:
     `store_dtype` [..., H].
   """
   seed, keep_prob = dropout_arguments(dropout_prob, seed)
-  return kernels.add_and_norm(
-    output,
-    residual,
-    *_layer_norm_variables(get_shape_list(output)[-1], None),
-    seed,
+  static = dict(
     keep_prob=keep_prob,
     epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
     dtype=dtype,
     store=store_dtype or output.dtype,
   )
+  kernel = kernels.add_and_norm
+  if invertible:
+    kernel = kernels.invertible_add_and_norm
+    static["types"] = (output.dtype, residual.dtype)
+  variables = _layer_norm_variables(get_shape_list(output)[-1], None)
+  return kernel(output, residual, *variables, seed, **static)
+
+
+def dropout_and_add(output, residual, dropout_prob, seed, dtype=tf.float32):
+  """dropout(output) + residual as `dtype`; arguments as of `add_and_norm`."""
+  seed, keep_prob = dropout_arguments(dropout_prob, seed)
+  types = (output.dtype, residual.dtype)
+  return kernels.dropout_and_add(
+    output, residual, seed, keep_prob=keep_prob, dtype=dtype, types=types
+  )
+
+
+def recomputed(function, *tensors):
+  """function(*tensors), computed again in the backward pass.
+
+  Nothing that is inside stays in memory for the gradient, only `tensors`. As
+  tf.recompute_grad, for functions that make variables by tf.get_variable.
+
+  Args:
+    function: tensors -> a tensor, or a list of them.
+    *tensors: those to be differentiated by; others it may close over.
+  """
+  scope, used = tf.get_variable_scope(), []
+
+  def record(getter, *args, **kwargs):
+    used.append(getter(*args, **kwargs))
+    return used[-1]
+
+  with tf.variable_scope(scope, custom_getter=record):
+    results = function(*tensors)
+  single = isinstance(results, tf.Tensor)
+  results = [results] if single else list(results)
+  values = [tf.convert_to_tensor(variable) for variable in used]
+
+  def gradient(op, *d_results):
+    d_results = d_results[: len(results)]
+    with tf.control_dependencies(d_results):
+      again = [tf.identity(tensor) for tensor in tensors]
+      with tf.variable_scope(scope, reuse=True, auxiliary_name_scope=False):
+        recomputed_results = function(*again)
+    gradients = tf.gradients(
+      recomputed_results, [*again, *used], grad_ys=list(d_results)
+    )
+    return [*[None] * len(results), *gradients]
+
+  outputs = kernels.with_gradient([*results, *tensors, *values], gradient)
+  return outputs[0] if single else outputs[: len(results)]
 
 
 def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):

@@ -126,18 +126,18 @@ class LossScaleConfig:
     if self.loss_scale is not None and not self.loss_scale >= 0.0:
       raise UserError(f"--loss_scale={self.loss_scale}: must not be negative")
 
-  def check(self, policy: Policy) -> None:
-    """Raises `UserError` for a loss scale where nothing computes in fp16."""
-    if not policy.uses_fp16 and self.loss_scale not in (None, 1.0):
+  def check(self, uses_fp16: bool) -> None:
+    """Raises `UserError` for a loss scale where nothing is in fp16."""
+    if not uses_fp16 and self.loss_scale not in (None, 1.0):
       raise UserError(
         f"--loss_scale={self.loss_scale} is for fp16; bf16 and fp32 have the "
         "range to do without"
       )
 
-  def make(self, policy: Policy) -> "LossScale":
-    """The loss scale of a network with this policy; see `check`."""
-    self.check(policy)
-    if not policy.uses_fp16:
+  def make(self, uses_fp16: bool) -> "LossScale":
+    """The loss scale of a network that uses fp16 or does not; see `check`."""
+    self.check(uses_fp16)
+    if not uses_fp16:
       return StaticLossScale(1.0)
     if self.loss_scale:
       return StaticLossScale(self.loss_scale)

@@ -83,6 +83,7 @@ class BertModel:
     scope=None,
     dropout_seed=None,
     policy=mixed_precision.FP32,
+    recompute=(),
   ):
     """Builds the graph.
 
@@ -99,6 +100,7 @@ class BertModel:
         function of it and of the call site (see `kernels.keep_mask`);
         otherwise it draws from TensorFlow's stateful generators.
       policy: a `mixed_precision.Policy`; the outputs are in its types.
+      recompute: see `encoder.RECOMPUTE`.
 
     Raises:
       ValueError: the configuration is impossible, a tensor has another rank, or
@@ -154,6 +156,8 @@ class BertModel:
           do_return_all_layers=True,
           dropout_seed=dropout_seed,
           policy=policy,
+          pre_layer_norm=config.pre_layer_norm,
+          recompute=recompute,
         )
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
@@ -374,6 +378,7 @@ def pretraining_model(
   is_training,
   dropout_seed=None,
   policy=mixed_precision.FP32,
+  recompute=(),
 ):
   """BERT with both heads on one micro-batch.
 
@@ -383,6 +388,7 @@ def pretraining_model(
     is_training: bool; False switches dropout off.
     dropout_seed: (optional) int32 or int64 [2], see `BertModel`.
     policy: a `mixed_precision.Policy`.
+    recompute: see `encoder.RECOMPUTE`.
 
   Returns:
     PretrainingSums. The gradient of the global batch's loss is that of
@@ -398,6 +404,7 @@ def pretraining_model(
     scope="bert",  # by name, so that an evaluation graph can reuse it
     dropout_seed=dropout_seed,
     policy=policy,
+    recompute=recompute,
   )
   example_weights = batch.example_weights
   masked_lm_weights = tf.reshape(

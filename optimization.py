@@ -6,6 +6,7 @@ public names (`create_optimizer`, `AdamWeightDecayOptimizer`) work as there.
 
 from typing import NamedTuple
 
+import distributed
 import lr_schedule
 import mixed_precision
 import xla
@@ -68,9 +69,14 @@ def create_optimizer(
     return tf.group(tf.assign(global_step, step + 1))
 
 
-def first_nonfinite(scalars) -> tf.Tensor:
-  """The index of the first scalar that is not finite, or -1; int32."""
-  bad = tf.logical_not(tf.is_finite(tf.stack(scalars)))
+def half_squares(gradients) -> tf.Tensor:
+  """float [n]: half the sum of squares of each gradient."""
+  return tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
+
+
+def first_nonfinite(values) -> tf.Tensor:
+  """The index of the first of `values`, [n], that is not finite, or -1."""
+  bad = tf.logical_not(tf.is_finite(values))
   first = tf.argmax(tf.cast(bad, tf.int32), output_type=tf.int32)
   return tf.where(tf.reduce_any(bad), first, -1)
 
@@ -133,7 +139,7 @@ class LocalAccumulation(tf.train.Optimizer):
       )
       for i, value in enumerate(values)
     ]
-    self.nonfinite = first_nonfinite([tf.nn.l2_loss(g) for g in gradients])
+    self.nonfinite = first_nonfinite(half_squares(gradients))
     finite = self.nonfinite < 0
     stored = [tf.convert_to_tensor(s) for s in stores]
     self.accumulate_op = tf.cond(
@@ -189,6 +195,7 @@ def build_train_ops(
   clip_norm: float = 1.0,
   prenormalize: bool = False,
   loss_scale: mixed_precision.LossScale | None = None,
+  allreduce: distributed.AllreduceConfig | None = None,
   samples: tuple | None = None,
 ) -> TrainOps:
   """The one gradient order.
@@ -204,6 +211,7 @@ def build_train_ops(
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
     prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
     loss_scale: (optional) a `mixed_precision.LossScale`; 1 without it.
+    allreduce: (optional) a `distributed.AllreduceConfig`.
     samples: (variable, n): a counter that each update advances by n.
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
@@ -219,9 +227,9 @@ def build_train_ops(
     return gradients, tf.stack(list(sums.values()), name="sums")
 
   local = LocalAccumulation(optimizer, micro_batches)
-  grads_and_vars = comm.distributed_optimizer(local).compute_gradients(
-    xla.compiled(backward, ("step",))
-  )
+  grads_and_vars = comm.distributed_optimizer(
+    local, allreduce or distributed.AllreduceConfig()
+  ).compute_gradients(xla.compiled(backward, ("step",)))
   gradients, variables = zip(*grads_and_vars, strict=True)
   kept_and_sums = comm.allreduce(
     tf.concat([local.kept[None], local.sums], axis=0), name="kept_and_sums"
@@ -234,8 +242,10 @@ def build_train_ops(
   unscale = whole / tf.maximum(kept, 1.0) / scale
 
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
-  squares = [tf.nn.l2_loss(gradient) for gradient in gradients]
-  grad_norm = tf.sqrt(2.0 * tf.add_n(squares)) * unscale
+  # Not tf.add_n: the order in which it adds depends on which of its inputs
+  # others have finished with, so the last bit of the norm would too.
+  squares = half_squares(gradients)
+  grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
@@ -256,8 +266,8 @@ def build_train_ops(
     with tf.control_dependencies([local.apply_gradients(pairs)]):
       return tf.identity(factor)  # a function needs a result
 
-  # A compiled function ignores the condition around it but for its arguments:
-  # what tf.identity makes inside of the condition is dead when it does not hold.
+  # A compiled function heeds the condition around it in its arguments only:
+  # what tf.identity gives inside of a condition that does not hold is dead.
   applied = tf.cond(
     finite,
     lambda: xla.compiled(apply, ("layers", "step"))(

@@ -14,6 +14,11 @@ WEIGHT_DECAY_RATE = 0.01
 EXCLUDE_FROM_WEIGHT_DECAY = ("LayerNorm", "layer_norm", "bias")
 
 
+def variable_name(variable) -> str:
+  """A variable's name without ":0", also of one that is outside of graphs."""
+  return variable.name.rpartition(":")[0]
+
+
 class _MomentOptimizer(tf.train.Optimizer):
   """What AdamW and LAMB share: moments, decoupled decay, bias correction.
 
@@ -57,7 +62,7 @@ class _MomentOptimizer(tf.train.Optimizer):
     Callers that apply inside `tf.cond` or a function make them before it: a
     variable made in there could not be initialised from outside.
     """
-    new = [v for v in variables if v.op.name not in self._moments]
+    new = [v for v in variables if variable_name(v) not in self._moments]
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
       if self.bias_correction and new:
         self._applied_updates = tf.get_variable(
@@ -68,9 +73,9 @@ class _MomentOptimizer(tf.train.Optimizer):
           initializer=tf.zeros_initializer(),
         )
       for variable in new:
-        self._moments[variable.op.name] = tuple(
+        self._moments[variable_name(variable)] = tuple(
           tf.get_variable(
-            name=f"{variable.op.name}/{slot}",
+            name=f"{variable_name(variable)}/{slot}",
             shape=variable.shape.as_list(),
             dtype=tf.float32,
             trainable=False,
@@ -78,7 +83,7 @@ class _MomentOptimizer(tf.train.Optimizer):
           )
           for slot in ("adam_m", "adam_v")
         )
-    return [self._moments[variable.op.name] for variable in variables]
+    return [self._moments[variable_name(variable)] for variable in variables]
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     """Applies one update; as in google/bert, `global_step` is not advanced."""
@@ -137,7 +142,7 @@ class AdamWeightDecayOptimizer(_MomentOptimizer):
     """
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     decay = []
-    if self._decay_rate(variable.op.name):
+    if self._decay_rate(variable_name(variable)):
       # The decay uses the weights from before the update, and the gradient
       # must have been computed from them.
       with tf.control_dependencies([gradient]):
@@ -193,7 +198,7 @@ class LAMBOptimizer(_MomentOptimizer):
     new_v = beta_2 * v + (1.0 - beta_2) * tf.square(gradient)
     root = tf.sqrt(new_v / correction_2)
     update = (new_m / correction_1) / (root + self.epsilon)
-    decay = self._decay_rate(variable.op.name)
+    decay = self._decay_rate(variable_name(variable))
     if decay:
       update += decay * weights
     weights_norm, update_norm = tf.norm(weights), tf.norm(update)

@@ -4,6 +4,8 @@ import dataclasses
 import math
 
 import config_json
+import distributed
+import encoder
 import input_pipeline
 import mixed_precision
 import modeling
@@ -21,6 +23,7 @@ class PretrainingConfig:
   bert: modeling.BertConfig
   optimizer: optimization.OptimizerConfig
   loss_scale: mixed_precision.LossScaleConfig
+  allreduce: distributed.AllreduceConfig
   input_file: str | None
   output_dir: str | None
   do_train: bool
@@ -40,6 +43,7 @@ class PretrainingConfig:
   precision: str = "fp32"
   precision_policy: tuple = ()
   xla: str = "layers"
+  recompute: tuple = ()
   lr_schedule: str = "linear"
   lr_power: float | None = None
   lr_decay_rate: float = 0.9
@@ -70,8 +74,14 @@ class PretrainingConfig:
       value = getattr(self, name)
       if not (math.isfinite(value) and value >= 0):
         raise UserError(f"--{name}={value}: must be finite and not negative")
+    unknown = sorted(set(self.recompute) - set(encoder.RECOMPUTE))
+    if unknown:
+      raise UserError(
+        f"--recompute={','.join(self.recompute)}: {unknown[0]} is not one of "
+        f"{', '.join(encoder.RECOMPUTE)}"
+      )
     self.schedule(self.learning_rate, total=1, warmup=0)
-    self.loss_scale.check(self.policy)
+    self.loss_scale.check(self.uses_fp16)
 
   @classmethod
   def from_flags(cls, flags) -> "PretrainingConfig":
@@ -99,7 +109,10 @@ class PretrainingConfig:
       loss_scale=mixed_precision.LossScaleConfig(
         **values(mixed_precision.LossScaleConfig)
       ),
-      **values(cls, "bert", "optimizer", "loss_scale"),
+      allreduce=distributed.AllreduceConfig(
+        **values(distributed.AllreduceConfig)
+      ),
+      **values(cls, "bert", "optimizer", "loss_scale", "allreduce"),
     )
 
   def as_dict(self) -> dict:
@@ -110,6 +123,11 @@ class PretrainingConfig:
   def policy(self) -> mixed_precision.Policy:
     """The type in which each part of the network computes."""
     return mixed_precision.make_policy(self.precision, self.precision_policy)
+
+  @property
+  def uses_fp16(self) -> bool:
+    """Whether a gradient is float16 somewhere, whose range needs a scale."""
+    return self.policy.uses_fp16 or self.allreduce.fp16_allreduce
 
   def schedule(
     self, peak: float, total: int, warmup: int, divisor: int = 1

@@ -38,6 +38,7 @@ def define_flags() -> None:
   flags_common.define_model_flags()
   flags_common.define_precision_flags()
   flags_common.define_optimizer_flags()
+  flags_common.define_allreduce_flags()
   flags_common.define_training_flags()
   flags.DEFINE_string(
     "config_json",
@@ -163,6 +164,7 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
       is_training=True,
       dropout_seed=dropout_seed,
       policy=config.policy,
+      recompute=config.recompute,
     )
     with tf.name_scope("loss"):
       loss = sums.masked_lm_loss / tf.maximum(counts[0], 1.0)
@@ -183,7 +185,8 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
     micro_batches=plan.accumulation,
     clip_norm=config.optimizer.clip_norm,
     prenormalize=config.optimizer.prenormalize,
-    loss_scale=config.loss_scale.make(config.policy),
+    loss_scale=config.loss_scale.make(config.uses_fp16),
+    allreduce=config.allreduce,
     samples=(state.samples_seen, plan.global_batch),
   )
 

@@ -233,7 +233,14 @@ class Measurement:
   """Rounds of updates with the matmul rate in between."""
 
   def __init__(self, step: Step, updates_per_round: int):
+    """Runs two updates, which are not counted; `first` has the first's values.
+
+    The peak of memory is taken then, before the products have theirs.
+    """
     self.step, self._updates = step, updates_per_round
+    self.first = step()
+    step()
+    self.peak_memory = peak_memory()
     config = step.config
     matmuls = model_matmuls(
       config.bert,
@@ -245,16 +252,8 @@ class Measurement:
     self.rate = MatmulRate(
       matmuls, distributed.session_config(step.comm, config.num_threads)
     )
-    self.seconds, self.rates = [], []
-    self.tokens = 0.0
-
-  def warm_up(self) -> dict:
-    """Two updates and the matmuls, not counted; the first update's values."""
-    first = self.step()
-    self.step()
     self.rate()
-    self.tokens = float(first["sums"]["tokens"])
-    return first
+    self.seconds, self.rates = [], []
 
   def round(self) -> list:
     """Seconds of this round's updates."""
@@ -288,8 +287,10 @@ class Measurement:
       "seconds_p10": round(float(p10), 5),
       "seconds_p90": round(float(p90), 5),
       "examples_per_second": round(plan.global_batch / median, 2),
-      "tokens_per_second": round(self.tokens / median, 1),
-      "peak_memory_mb": round(peak_memory() / 2**20),
+      "tokens_per_second": round(
+        float(self.first["sums"]["tokens"]) / median, 1
+      ),
+      "peak_memory_mb": round(self.peak_memory / 2**20),
       "model_gflop": round(flops / 1e9, 2),
       "matmul_gflop_per_second": round(rate / 1e9, 1),
       "mfu": round(flops / median / rate, 4),
@@ -301,11 +302,8 @@ def main(_) -> None:
   comm = distributed.init()
   step = Step(config, comm)
   measurement = Measurement(step, FLAGS.updates_per_round)
-  first = measurement.warm_up()
-  say = train_loop.say
-  say(
-    comm, f"first update: loss {run_pretraining.losses(first['sums'])['loss']}"
-  )
+  losses = run_pretraining.losses(measurement.first["sums"])
+  train_loop.say(comm, f"first update: loss {losses['loss']}")
   if FLAGS.trace and comm.is_root:
     write_trace(step, FLAGS.trace)
   if FLAGS.serve:

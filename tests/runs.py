@@ -8,7 +8,7 @@ import sys
 import modeling
 import run_pretraining
 import training_hooks
-from distributed import Comm
+from distributed import AllreduceConfig, Comm
 from mixed_precision import LossScaleConfig
 from optimizers import OptimizerConfig
 from tensorflow_v1 import tf
@@ -27,6 +27,7 @@ def config(tiny_run, output_dir, **changes):
     bert=bert,
     optimizer=OptimizerConfig(**changes.pop("optimizer", {})),
     loss_scale=LossScaleConfig(**changes.pop("loss_scale", {})),
+    allreduce=AllreduceConfig(),
     input_file=files,
     output_dir=str(output_dir),
     do_train=True,

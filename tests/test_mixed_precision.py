@@ -144,9 +144,9 @@ def test_a_policy_describes_itself():
 def test_a_loss_scale_without_fp16_is_an_error():
   bf16 = mixed_precision.make_policy("bf16")
   with pytest.raises(UserError, match="--loss_scale=8.0 is for fp16"):
-    LossScaleConfig(loss_scale=8.0).make(bf16)
+    LossScaleConfig(loss_scale=8.0).make(bf16.uses_fp16)
   moved = mixed_precision.make_policy("bf16", ["gelu=fp16"])
-  LossScaleConfig(loss_scale=8.0).check(moved)
+  LossScaleConfig(loss_scale=8.0).check(moved.uses_fp16)
   with pytest.raises(UserError, match="--loss_scale_window=0"):
     LossScaleConfig(loss_scale_window=0)
 
@@ -208,7 +208,7 @@ def test_an_overflow_skips_halves_and_goes_on():
       optimization.OptimizerConfig().make(tf.constant(0.1)),
       Comm(),
       1,
-      loss_scale=config.make(policy),
+      loss_scale=config.make(policy.uses_fp16),
     )
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]

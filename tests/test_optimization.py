@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import distributed
 import mixed_precision
 import optimization
 from distributed import Comm
@@ -266,6 +267,18 @@ def test_loss_scale_changes_nothing_but_the_range():
       results.append((session.run(w), norms))
   np.testing.assert_array_equal(results[0][0], results[1][0])
   np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_adasum_is_the_mean_of_equals_and_the_sum_of_orthogonals():
+  rng = np.random.default_rng(0)
+  a = rng.normal(size=[3, 4]).astype(np.float32)
+  b = np.zeros_like(a)
+  b[0, :2] = [-a[0, 1], a[0, 0]]
+  with tf.Session() as session:
+    combine = lambda *g: session.run(distributed.adasum(g))
+    np.testing.assert_allclose(combine(a, a, a, a), a, rtol=1e-6)
+    np.testing.assert_allclose(combine(a, b), a + b, rtol=1e-6)
+    np.testing.assert_allclose(combine(a, 0 * a), a, rtol=1e-6)
 
 
 def test_create_optimizer_is_google_berts():

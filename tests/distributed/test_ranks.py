@@ -27,12 +27,22 @@ def plain_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  "ranks, micro_batch", [(2, 12), (3, 8), (2, 6)], ids=str
+  "ranks, micro_batch, flags",
+  [
+    (2, 12, []),
+    (3, 8, ["--xla=off", "--allreduce_groups=1"]),
+    (2, 6, ["--xla=step", "--allreduce_groups=0"]),
+  ],
+  ids=str,
 )
 def test_ranks_and_micro_batches_equal_one_big_batch(
-  plain_run, tmp_path, ranks, micro_batch
+  plain_run, tmp_path, ranks, micro_batch, flags
 ):
-  """2 x 12, 3 x 8, and 2 ranks x 2 micro-batches x 6, all 24 examples."""
+  """2 x 12, 3 x 8, and 2 ranks x 2 micro-batches x 6, all 24 examples.
+
+  XLA and how gradients are grouped change nothing either: the one rank
+  compiled nothing.
+  """
   tiny, one = plain_run
   process = runs.command(
     tiny,
@@ -42,6 +52,7 @@ def test_ranks_and_micro_batches_equal_one_big_batch(
       "--global_batch_size=24",
       f"--train_batch_size={micro_batch}",
       "--do_eval",
+      *flags,
     ],
   )
   assert process.returncode == 0, process.stderr[-3000:]
@@ -59,6 +70,60 @@ def test_ranks_and_micro_batches_equal_one_big_batch(
   assert together["examples"] == alone["examples"] == 120
   for key, value in alone.items():
     np.testing.assert_allclose(together[key], value, rtol=1e-4, err_msg=key)
+
+
+def test_gradients_sent_as_float16_train_as_well(plain_run, tmp_path):
+  tiny, one = plain_run
+  flags = ["--global_batch_size=24", "--train_batch_size=12"]
+  process = runs.command(
+    tiny, tmp_path / "run", 2, [*flags, "--fp16_allreduce", "--xla=off"]
+  )
+  assert process.returncode == 0, process.stderr[-3000:]
+  got, want = runs.metrics(tmp_path / "run", "loss"), runs.metrics(one, "loss")
+  assert got != want
+  np.testing.assert_allclose(got, want, rtol=2e-3)
+  assert set(runs.metrics(tmp_path / "run", "loss_scale")) == {2.0**16}
+
+
+ADASUM = """
+import distributed, optimization, train_loop
+from tensorflow_v1 import tf
+
+def main(_):
+  comm = distributed.init()
+  tf.enable_resource_variables()
+  # Rank 0's gradient of the sum over ranks is [1, 0, 2] / 3, and so on.
+  gradients = [[1.0, 0.0, 2.0], [0.0, 4.0, 2.0], [0.0, 1.0, 0.0]]
+  w = tf.get_variable("w", initializer=tf.zeros([3]))
+  loss = tf.reduce_sum(w * tf.constant(gradients[comm.rank])) / comm.size
+  ops = optimization.build_train_ops(
+    lambda: (loss, {"n": tf.constant(1.0)}),
+    optimization.OptimizerConfig().make(tf.constant(0.1)),
+    comm,
+    1,
+    allreduce=distributed.AllreduceConfig(adasum=True),
+  )
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    print("NORM %.5f" % session.run([ops.grad_norm, ops.update])[0], flush=True)
+
+train_loop.run_main(main)
+"""
+
+
+def test_adasum_over_three_ranks(tmp_path):
+  script = tmp_path / "adasum.py"
+  script.write_text(ADASUM)
+  process = runs.launch([str(script)], ranks=3, timeout=100)
+  assert process.returncode == 0, process.stderr[-3000:]
+
+  def both(a, b):
+    dot = a @ b
+    return (1 - dot / (2 * a @ a)) * a + (1 - dot / (2 * b @ b)) * b
+
+  a, b, c = np.array([[1, 0, 2], [0, 4, 2], [0, 1, 0]], float)
+  want = np.linalg.norm(both(both(a, b), c))
+  assert process.stdout.count(f"NORM {want:.5f}") == 3
 
 
 def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
@@ -198,7 +263,7 @@ def main(_):
     MICRO_BATCHES,
     loss_scale=mixed_precision.LossScaleConfig(
       initial_loss_scale=2.0**10
-    ).make(mixed_precision.make_policy("fp16")),
+    ).make(uses_fp16=True),
   )
   fetches = {
     k: v

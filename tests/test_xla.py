@@ -1,0 +1,108 @@
+"""XLA on = off: the same training in every mode and precision."""
+
+import numpy as np
+import pytest
+import runs
+
+import encoder
+import modeling
+import xla
+from tensorflow_v1 import tf
+
+SETTINGS = dict(
+  dropout=0.1, train_batch_size=12, num_train_steps=8, do_eval=True
+)
+# Programs sum in another order. In 16 bits a value may be rounded the other
+# way, which training then carries on.
+TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_mode_trains_as_none(tiny_run, tmp_path, precision):
+  for mode in xla.MODES:
+    runs.pretrain(
+      tiny_run, tmp_path / mode, precision=precision, xla=mode, **SETTINGS
+    )
+  for mode in ("auto", "layers", "step"):
+    for key in ("masked_lm_loss", "next_sentence_loss", "grad_norm"):
+      np.testing.assert_allclose(
+        runs.metrics(tmp_path / mode, key),
+        runs.metrics(tmp_path / "off", key),
+        rtol=TOLERANCE[precision] * (10 if key == "grad_norm" else 1),
+        err_msg=f"{key}, {mode}",
+      )
+    compiled, alone = (
+      runs.read_json(tmp_path / m, "eval_results.json")["masked_lm_loss"]
+      for m in (mode, "off")
+    )
+    assert compiled == pytest.approx(alone, rel=TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("mode", ["layers", "step"])
+def test_lamb_is_compiled_too(tiny_run, tmp_path, mode):
+  settings = dict(SETTINGS, learning_rate=1e-2)
+  for name in ("off", mode):
+    optimizer = dict(optimizer="lamb", bias_correction=True)
+    runs.pretrain(
+      tiny_run, tmp_path / name, optimizer=optimizer, xla=name, **settings
+    )
+  want = runs.weights(tmp_path / "off")
+  for name, value in runs.weights(tmp_path / mode).items():
+    np.testing.assert_allclose(
+      value, want[name], rtol=1e-3, atol=1e-5, err_msg=name
+    )
+
+
+def test_a_skipped_update_changes_nothing(tiny_run, tmp_path):
+  """A compiled update must not run because its arguments are there."""
+  runs.pretrain(
+    tiny_run,
+    tmp_path,
+    precision="fp16",
+    xla="layers",
+    num_train_steps=4,
+    loss_scale=dict(loss_scale=2.0**40),
+  )
+  assert runs.metrics(tmp_path, "skipped") == [True] * 4
+  for name, value in runs.weights(tmp_path).items():
+    assert np.isfinite(value).all(), name
+    if "adam_m" in name:
+      assert not value.any(), name
+
+
+def called(graph, name):
+  """The functions that are called by ops whose names contain `name`."""
+  return [
+    op.get_attr("f").name
+    for op in graph.get_operations()
+    if op.type.endswith("PartitionedCall") and name in op.name
+  ]
+
+
+def test_layers_share_their_programs():
+  """So that a deep model compiles no longer than a shallow one."""
+  config = modeling.BertConfig(
+    vocab_size=50,
+    hidden_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=16,
+  )
+  with tf.Graph().as_default() as graph, xla.mode("layers"):
+    tf.enable_resource_variables()
+    ids = tf.placeholder(tf.int32, [2, 5])
+    model = modeling.BertModel(
+      config, True, ids, dropout_seed=tf.constant([1, 2])
+    )
+    tf.gradients(model.get_sequence_output(), tf.trainable_variables())
+  # Of each layer: attention probabilities, GELU, two ends of a sub-layer.
+  forward = called(graph, "encoder/layer_")
+  assert len(forward) == 2 * 4 * config.num_hidden_layers
+  assert len(set(forward)) == 2 * 3
+
+
+def test_outside_of_a_mode_nothing_is_compiled():
+  scores = tf.zeros([1, 1, 2, 2])
+  kwargs = dict(scale=1.0, keep_prob=1.0, dtype=tf.float32)
+  encoder.kernels.attention_probs(scores, 0.0, [0, 0], **kwargs)
+  assert not called(tf.get_default_graph(), "")
