@@ -1,6 +1,7 @@
 # make pretrain   text to a pre-trained BERT with its curve
 # make test       lint, unit tests, two-rank tests
-# Both make the environment (.venv) when it is missing.
+# make bench      the training step's speed on this machine, one JSON line each
+# All make the environment (.venv) when it is missing.
 
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,\
   $(if $(shell $(p) -c 'import sys; print(int((3, 11) <= sys.version_info < (3, 14)) or "")' 2>/dev/null),$(p))))
@@ -16,7 +17,7 @@ OUTPUT_DIR ?= runs/quickstart
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
 VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 
-.PHONY: env pretrain test unit distributed-test lint format horovod-gpu clean
+.PHONY: env pretrain test bench unit distributed-test lint format horovod-gpu clean
 
 env: $(READY)
 
@@ -42,6 +43,17 @@ unit: $(READY)
 
 distributed-test: $(READY)
 	$(BIN)/python -m pytest -q tests/distributed
+
+bench: $(READY)
+	@for precision in fp32 bf16; do \
+	  for shape in "base 8 128 20" "base 2 512 80" "mini 64 128 20"; do \
+	    set -- $$shape; \
+	    $(BIN)/python -m benchmarks.bench_step \
+	      --bert_config_file=configs/bert_$$1.json --train_batch_size=$$2 \
+	      --max_seq_length=$$3 --max_predictions_per_seq=$$4 \
+	      --precision=$$precision || exit 1; \
+	  done; \
+	done
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

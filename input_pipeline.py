@@ -353,39 +353,54 @@ def training_batches(
   )
 
 
-def fake_micro_batch(shape: RecordShape, plan) -> MicroBatch:
-  """A micro-batch of random tokens that is always the same.
-
-  Args:
-    shape: of the records.
-    plan: its `micro_batch` examples, `accumulation` times for an update.
-  """
+def fake_examples(shape: RecordShape, count: int) -> list[dict]:
+  """`count` records' features of random tokens, always the same."""
   rng = np.random.default_rng(0)
-  rows = [
-    records.fake_features(
-      rng,
-      shape.max_seq_length,
-      shape.max_predictions_per_seq,
-      shape.vocab_size,
-    )
-    for _ in range(plan.micro_batch)
+  sizes = (shape.max_seq_length, shape.max_predictions_per_seq)
+  return [
+    records.fake_features(rng, *sizes, shape.vocab_size) for _ in range(count)
   ]
-  columns = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def first_examples(source: Source, count: int) -> list[dict]:
+  """The features of `count` records, from the first on."""
+  examples = []
+  for serialized in source.read(np.arange(count) % len(source.set)):
+    features = tf.train.Example.FromString(serialized).features.feature
+    examples.append(
+      {
+        name: np.array(
+          features[name].int64_list.value
+          if spec.dtype == tf.int64
+          else features[name].float_list.value,
+          spec.dtype.as_numpy_dtype,
+        )
+        for name, spec in source.shape.features().items()
+      }
+    )
+  return examples
+
+
+def fixed_micro_batch(examples: list[dict], accumulation: int) -> MicroBatch:
+  """A micro-batch that is always the same, `accumulation` times an update."""
+  columns = {
+    name: np.stack([e[name] for e in examples]) for name in examples[0]
+  }
   batch = modeling.PretrainingBatch(
     # No constants: what depends on them would be computed once, ahead of time.
     **{
       name: tf.placeholder_with_default(column, column.shape)
       for name, column in columns.items()
     },
-    example_weights=tf.ones([plan.micro_batch]),
+    example_weights=tf.ones([len(examples)]),
   )
-  repeats = float(plan.accumulation)
+  repeats = float(accumulation)
   update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return MicroBatch(
     batch=batch,
     number=tf.cast(update, tf.int32),
     masked_lm_weight=tf.reduce_sum(batch.masked_lm_weights) * repeats,
-    next_sentence_weight=tf.constant(plan.micro_batch * repeats),
+    next_sentence_weight=tf.constant(len(examples) * repeats),
   )
 
 

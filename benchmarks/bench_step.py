@@ -4,8 +4,8 @@
     --train_batch_size=8 --max_seq_length=128 --precision=bf16
   horovodrun -np 2 python -m benchmarks.bench_step ...
 
-Takes every flag of run_pretraining.py. The batch is synthetic and full (no
-padding), or the first of --input_file. The matmul rate is measured in the same
+Takes every flag of run_pretraining.py. The batch is of random tokens, or the
+first records of --input_file. The matmul rate is measured in the same
 process, in turns with the updates and at the shapes of the model, and MFU is
 the model's arithmetic, of which recomputation is no part, over that rate.
 """
@@ -195,12 +195,13 @@ class Step:
       )
 
   def _micro_batch(self):
-    if not self.config.input_file:
-      return input_pipeline.fake_micro_batch(self.shape, self.plan)
-    source = run_pretraining.open_source(
-      self.config.input_file, self.config, self.comm
-    )
-    return input_pipeline.fixed_micro_batch(source, self.plan)
+    config, plan = self.config, self.plan
+    if config.input_file:
+      source = run_pretraining.open_source(config.input_file, config, self.comm)
+      examples = input_pipeline.first_examples(source, plan.micro_batch)
+    else:
+      examples = input_pipeline.fake_examples(self.shape, plan.micro_batch)
+    return input_pipeline.fixed_micro_batch(examples, plan.accumulation)
 
   def __call__(self, **kwargs) -> dict:
     """One update; its values."""

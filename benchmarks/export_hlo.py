@@ -65,7 +65,8 @@ def trace(config: PretrainingConfig, plan, shape):
   """
   variables = _Variables()
   with tf.Graph().as_default(), tf.Session() as session:
-    micro = input_pipeline.fake_micro_batch(shape, plan)
+    examples = input_pipeline.fake_examples(shape, plan.micro_batch)
+    micro = input_pipeline.fixed_micro_batch(examples, 1)
     batch = session.run(micro.batch._asdict())
 
   def step(**columns):

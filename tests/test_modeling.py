@@ -1,5 +1,6 @@
 """The model against references, and what its parts promise."""
 
+import collections
 import json
 from pathlib import Path
 
@@ -371,6 +372,97 @@ def test_gradient_of_the_whole_model_equals_differences(variable_kind):
 
 
 # -----------------------------------------------------------------------------
+# Pre-layer-norm, and what is computed again in the backward pass
+# -----------------------------------------------------------------------------
+
+
+def loss_and_gradients(config, recompute=(), mode="off"):
+  """Loss and gradients with dropout, of weights that are always the same."""
+  rng = np.random.default_rng(9)
+  with tf.Graph().as_default() as graph, xla.mode(mode):
+    tf.enable_resource_variables()
+    sums = modeling.pretraining_model(
+      as_tensors(ragged_batch(rng)),
+      config,
+      True,
+      dropout_seed=tf.constant([1, 2]),
+      recompute=recompute,
+    )
+    loss = sums.masked_lm_loss + sums.next_sentence_loss
+    variables = tf.trainable_variables()
+    gradients = tf.gradients(loss, variables)
+    with tf.Session() as session:
+      randomise(session, rng)
+      values = session.run([loss, *gradients])
+  return values, [v.op.name for v in variables], graph
+
+
+@pytest.mark.parametrize("mode", ["off", "layers"])
+@pytest.mark.parametrize(
+  "recompute",
+  [["gelu"], ["attention"], ["layer_norm"], ["layer"], encoder.RECOMPUTE],
+  ids="-".join,
+)
+@pytest.mark.parametrize("pre_layer_norm", [False, True])
+def test_recomputing_changes_nothing(pre_layer_norm, recompute, mode):
+  config = tiny_config(0.3)
+  config.pre_layer_norm = pre_layer_norm
+  want, names, plain = loss_and_gradients(config, mode=mode)
+  got, again, graph = loss_and_gradients(config, recompute, mode)
+  assert again == names
+  for a, b, name in zip(got, want, ["loss", *names], strict=True):
+    np.testing.assert_allclose(
+      a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max() + 1e-7, err_msg=name
+    )
+  kinds = lambda graph: collections.Counter(
+    op.type for op in graph.get_operations()
+  )
+  more = kinds(graph) - kinds(plain)
+  if recompute == ["attention"]:
+    assert more["BatchMatMulV2"] == 2 * TINY["num_hidden_layers"]
+  if recompute == ["gelu"] and mode == "off":
+    assert more["Sigmoid"] == TINY["num_hidden_layers"]
+  if recompute == ["layer"]:
+    # Six dense layers each, in every layer.
+    assert more["MatMul"] == 6 * TINY["num_hidden_layers"]
+
+
+def test_pre_layer_norm_is_another_model_of_the_same_variables():
+  config = tiny_config(0.0)
+  post, names, _ = loss_and_gradients(config)
+  config.pre_layer_norm = True
+  pre, same, _ = loss_and_gradients(config)
+  assert names == same and abs(pre[0] - post[0]) > 1e-3
+
+
+def test_pre_layer_norm_passes_the_residual_unchanged(variable_kind):
+  """With sub-layers that give 0, the output is the input's, normalized."""
+  x = tf.constant(np.random.default_rng(3).normal(size=[2, 3, 8]), tf.float32)
+  layers_of = lambda pre: encoder.transformer_model(
+    x,
+    hidden_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=16,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    pre_layer_norm=pre,
+  )
+  output = layers_of(True)
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for variable in tf.trainable_variables():
+      scale = 5.0 if "gamma" in variable.op.name else 0.0
+      value = np.full(variable.shape.as_list(), scale, np.float32)
+      variable.load(value, session)
+    got, given = session.run([output, x])
+  centred = given - given.mean(-1, keepdims=True)
+  want = 5.0 * centred / centred.std(-1, keepdims=True)
+  # A post layer norm would have normalized what it had scaled before.
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+# -----------------------------------------------------------------------------
 # Dropout
 # -----------------------------------------------------------------------------
 
@@ -663,7 +755,8 @@ def test_config_round_trip_keeps_keys_of_published_chinese_model():
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("bert_*.json")), ids=str)
 def test_shipped_configs_are_valid(path):
   config = modeling.BertConfig.from_json_file(str(path))
-  assert config.to_dict() == json.loads(path.read_text())
+  read = json.loads(path.read_text())
+  assert config.to_dict() == {"pre_layer_norm": False, **read}
   assert config.hidden_size == 64 * config.num_attention_heads
   assert config.intermediate_size == 4 * config.hidden_size
 

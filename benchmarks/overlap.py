@@ -1,0 +1,112 @@
+"""How much of the all-reduce happens while the backward pass still runs.
+
+  python -m benchmarks.overlap --bert_config_file=configs/bert_mini.json ...
+
+Runs bench_step.py on two ranks with Horovod's timeline, once for each XLA mode,
+and prints one JSON line each. The last gradients of an update (the embeddings')
+are there when the backward pass ends, so what Horovod reduced before it got
+them overlapped with it. Further arguments go to bench_step.py.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+RANKS = 2
+REDUCING = ("ALLREDUCE", "GLOO_ALLREDUCE", "NCCL_ALLREDUCE")
+
+
+def events(path: str) -> list[tuple]:
+  """(tensor, activity, start, end) in seconds, from a timeline."""
+  with open(path, encoding="utf-8") as f:
+    text = f.read().rstrip().rstrip(",")
+  records = json.loads(text if text.endswith("]") else text + "]")
+  names, open_events, found = {}, {}, []
+  for record in records:
+    if not record:
+      continue
+    tensor = record.get("pid")
+    if record["ph"] == "M" and record["name"] == "process_name":
+      names[tensor] = record["args"]["name"]
+    elif record["ph"] == "B":
+      open_events.setdefault(tensor, []).append(record)
+    elif record["ph"] == "E" and open_events.get(tensor):
+      begin = open_events[tensor].pop()
+      found.append(
+        (names[tensor], begin["name"], begin["ts"] / 1e6, record["ts"] / 1e6)
+      )
+  return found
+
+
+def updates(found: list[tuple]) -> list[dict]:
+  """Each update's gradients: when they came, and when they were reduced."""
+  gradients = [e for e in found if "grad" in e[0].lower()]
+  arrivals, reductions = {}, {}
+  for tensor, activity, start, end in sorted(gradients, key=lambda e: e[2]):
+    if activity.startswith("NEGOTIATE"):
+      arrivals.setdefault(tensor, []).append(start)
+    elif activity in REDUCING:
+      reductions.setdefault(tensor, []).append((start, end))
+  count = min(map(len, reductions.values()))
+  result = []
+  for k in range(count):
+    came = max(times[k] for times in arrivals.values())
+    spans = [times[k] for times in reductions.values()]
+    first, last = min(s for s, _ in spans), max(e for _, e in spans)
+    early = [s for s, _ in spans if s < came]
+    result.append(
+      {
+        "before_last_gradient": came - first,
+        "all_reduce": last - first,
+        "after_last_gradient": last - came,
+        "tensors_started_early": len(early) / len(spans),
+      }
+    )
+  return result
+
+
+def measure(mode: str, arguments: list[str]) -> dict:
+  """One run of bench_step.py in an XLA mode."""
+  horovodrun = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+  with tempfile.TemporaryDirectory() as folder:
+    timeline = os.path.join(folder, "timeline.json")
+    process = subprocess.run(
+      [
+        *[horovodrun, "-np", str(RANKS), "--timeline-filename", timeline],
+        *[sys.executable, "-m", "benchmarks.bench_step", f"--xla={mode}"],
+        "--rounds=2",
+        *arguments,
+      ],
+      capture_output=True,
+      text=True,
+      env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    if process.returncode:
+      sys.exit(f"error: bench_step.py failed:\n{process.stderr[-3000:]}")
+    line = next(s for s in process.stdout.splitlines() if '"seconds_med' in s)
+    step = json.loads(line[line.index("{") :])
+    measured = updates(events(timeline))[2:]  # the first two warm up
+  median = lambda key: round(statistics.median(u[key] for u in measured), 4)
+  return {
+    "xla": mode,
+    "ranks": RANKS,
+    "updates": len(measured),
+    "seconds_update": step["seconds_median"],
+    "seconds_from_first_all_reduce_to_last_gradient": median(
+      "before_last_gradient"
+    ),
+    "seconds_of_all_reduce_after_it": median("after_last_gradient"),
+    "share_of_gradients_started_before_it": median("tensors_started_early"),
+  }
+
+
+def main() -> None:
+  for mode in ("off", "layers", "step"):
+    print(json.dumps(measure(mode, sys.argv[1:])), flush=True)
+
+
+if __name__ == "__main__":
+  main()

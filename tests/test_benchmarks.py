@@ -1,0 +1,115 @@
+"""What the benchmarks count."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import runs
+
+import mixed_precision
+import modeling
+from benchmarks import bench_step, overlap
+from tensorflow_v1 import tf
+
+
+def test_model_flops_of_bert_base():
+  """Hand-worked: 6 x weights x tokens, and 12 B S^2 H a layer of attention."""
+  bert = modeling.BertConfig(vocab_size=30522)
+  matmuls = bench_step.model_matmuls(bert, mixed_precision.FP32, 8, 128, 20)
+  weights = 12 * (4 * 768**2 + 2 * 768 * 3072) * 8 * 128
+  weights += (768**2 + 768 * 30522) * 8 * 20
+  attention = 12 * 12 * 8 * 128**2 * 768
+  assert sum(m.count * m.flops for m in matmuls) == 6 * weights + attention
+
+
+def test_the_matmul_rate_runs_every_product():
+  """TensorFlow would compute equal products once."""
+  matmul = bench_step.Matmul(1, 1, 64, 64, 64, "b", tf.float32)
+  rate = bench_step.MatmulRate([matmul], tf.ConfigProto())
+  ((op, repeats),) = rate._runs
+  metadata = tf.RunMetadata()
+  options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+  rate._session.run(op, options=options, run_metadata=metadata)
+  names = {
+    node.node_name
+    for device in metadata.step_stats.dev_stats
+    for node in device.node_stats
+  }
+  assert len([name for name in names if "MatMul" in name]) == repeats > 10
+  assert rate() > 0
+
+
+def test_bench_step_prints_one_line(tiny_run):
+  process = runs.launch(
+    [
+      "-m",
+      "benchmarks.bench_step",
+      f"--bert_config_file={tiny_run[0]}",
+      f"--input_file={tiny_run[1]}",
+      "--max_seq_length=32",
+      "--max_predictions_per_seq=5",
+      "--train_batch_size=4",
+      "--num_accumulation_steps=2",
+      "--rounds=1",
+    ]
+  )
+  assert process.returncode == 0, process.stderr[-3000:]
+  result = json.loads(process.stdout)
+  assert result["accumulation"] == 2 and result["updates"] == 4
+  assert 0 < result["mfu"] < 1
+  assert result["seconds_p10"] <= result["seconds_median"]
+
+
+def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
+  process = runs.launch(
+    [
+      "-m",
+      "benchmarks.export_hlo",
+      f"--bert_config_file={tiny_run[0]}",
+      "--max_seq_length=16",
+      "--max_predictions_per_seq=3",
+      "--train_batch_size=2",
+      f"--module={tmp_path}/step",
+    ]
+  )
+  assert process.returncode == 0, process.stderr[-3000:]
+  about = runs.read_json(tmp_path, "step.json")
+  names = [p["name"] for p in about["parameters"]]
+  assert names.index("input_ids") < names.index("global_step")
+  assert "bert/embeddings/word_embeddings/adam_v" in names
+  # The loss, and every variable but the one that is only read.
+  assert len(about["results"]) == 1 + len(names) - 8 - 1
+  assert about["results"][0] is None
+  read_only = set(range(8, len(names))) - set(about["results"])
+  assert [names[i] for i in read_only] == ["training_state/schedule_start"]
+  assert os.path.getsize(tmp_path / "step.hlo") > 10000
+
+
+def test_overlap_reads_a_timeline(tmp_path):
+  """Two gradients; the first is reduced before the second is there."""
+  names = {1: "grad/b", 2: "grad/a", 3: "counts"}
+  rows = [
+    {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+    for pid, name in names.items()
+  ]
+  for pid, name, start, end in (
+    (3, "ALLREDUCE", 0, 1),
+    (1, "NEGOTIATE_ALLREDUCE", 10, 20),
+    (1, "ALLREDUCE", 20, 60),
+    (2, "NEGOTIATE_ALLREDUCE", 50, 70),
+    (2, "ALLREDUCE", 70, 90),
+  ):
+    rows.append({"name": name, "ph": "B", "pid": pid, "ts": start})
+    rows.append({"ph": "E", "pid": pid, "ts": end})
+  path = tmp_path / "timeline.json"
+  path.write_text(json.dumps(rows)[:-1] + ",\n")  # as Horovod leaves it
+  (update,) = overlap.updates(overlap.events(str(path)))
+  want = {
+    "before_last_gradient": 30e-6,
+    "all_reduce": 70e-6,
+    "after_last_gradient": 40e-6,
+    "tensors_started_early": 0.5,
+  }
+  assert update == pytest.approx(want)
+  assert np.isfinite(list(update.values())).all()
