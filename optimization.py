@@ -74,11 +74,11 @@ def half_squares(gradients) -> tf.Tensor:
   return tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
 
 
-def first_nonfinite(values) -> tf.Tensor:
-  """The index of the first of `values`, [n], that is not finite, or -1."""
-  bad = tf.logical_not(tf.is_finite(values))
-  first = tf.argmax(tf.cast(bad, tf.int32), output_type=tf.int32)
-  return tf.where(tf.reduce_any(bad), first, -1)
+def first_below(values, bound) -> tf.Tensor:
+  """The index of the first of `values`, [n], that is below, or -1; int32."""
+  below = values < bound
+  first = tf.argmax(tf.cast(below, tf.int32), output_type=tf.int32)
+  return tf.where(tf.reduce_any(below), first, -1)
 
 
 class LocalAccumulation(tf.train.Optimizer):
@@ -105,8 +105,8 @@ class LocalAccumulation(tf.train.Optimizer):
 
     Sets `self.accumulate_op`, `self.reset_op`, `self.kept` (micro-batches that
     the sums hold, float scalar), `self.sums` (of the micro-batches' sums) and
-    `self.nonfinite` (index of the first gradient of this micro-batch that is
-    not finite, or -1).
+    `self.nonfinite` (float [variables], how many micro-batches were dropped
+    because that variable's gradient was not finite).
 
     Args:
       backward: () -> (gradients of the trainable variables, float [n] sums to
@@ -120,7 +120,7 @@ class LocalAccumulation(tf.train.Optimizer):
     if self._micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
       self.kept, self.sums = tf.constant(1.0), sums
-      self.nonfinite = tf.constant(-1)
+      self.nonfinite = tf.zeros([len(gradients)])
       return list(zip(gradients, variables, strict=True))
     with tf.variable_scope("accumulation"):
       *added, self.kept, self.sums = self._add(
@@ -139,10 +139,17 @@ class LocalAccumulation(tf.train.Optimizer):
       )
       for i, value in enumerate(values)
     ]
-    self.nonfinite = first_nonfinite(half_squares(gradients))
-    finite = self.nonfinite < 0
+    bad = 1.0 - tf.cast(tf.is_finite(half_squares(gradients)), tf.float32)
+    bad_store = tf.get_local_variable(
+      "nonfinite",
+      shape=bad.shape.as_list(),
+      initializer=tf.zeros_initializer(),
+      use_resource=True,
+    )
+    finite = tf.equal(tf.reduce_sum(bad), 0.0)
+    self.nonfinite = bad_store + bad
     stored = [tf.convert_to_tensor(s) for s in stores]
-    self.accumulate_op = tf.cond(
+    keep_or_drop = tf.cond(
       finite,
       lambda: tf.group(
         *[
@@ -153,15 +160,21 @@ class LocalAccumulation(tf.train.Optimizer):
       tf.no_op,
       name="keep_or_drop",
     ).op
+    self.accumulate_op = tf.group(
+      keep_or_drop, bad_store.assign_add(bad, read_value=False)
+    )
     sums = tf.cond(
       finite,
       lambda: [s + v for s, v in zip(stored, values, strict=True)],
       lambda: [tf.identity(s) for s in stored],
       name="with_this_micro_batch",
     )
-    with tf.control_dependencies(sums):
+    with tf.control_dependencies([*sums, self.nonfinite]):
       self.reset_op = tf.group(
-        *[s.assign(tf.zeros(s.shape), read_value=False) for s in stores]
+        *[
+          s.assign(tf.zeros(s.shape), read_value=False)
+          for s in (*stores, bad_store)
+        ]
       )
     return sums
 
@@ -231,10 +244,14 @@ def build_train_ops(
     local, allreduce or distributed.AllreduceConfig()
   ).compute_gradients(xla.compiled(backward, ("step",)))
   gradients, variables = zip(*grads_and_vars, strict=True)
-  kept_and_sums = comm.allreduce(
-    tf.concat([local.kept[None], local.sums], axis=0), name="kept_and_sums"
+  kept, nonfinite, totals = tf.split(
+    comm.allreduce(
+      tf.concat([local.kept[None], local.nonfinite, local.sums], axis=0),
+      name="kept_nonfinite_sums",
+    ),
+    [1, len(variables), len(names)],
   )
-  kept, totals = kept_and_sums[0], tf.unstack(kept_and_sums[1:])
+  kept, totals = kept[0], tf.unstack(totals)
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
   whole = float(micro_batches * comm.size)
@@ -285,8 +302,8 @@ def build_train_ops(
     updates.append(loss_scale.update_op(finite, dropped))
   update = tf.group(*updates)
 
-  # With every micro-batch dropped the sums are finite: blame this rank's last.
-  nonfinite = tf.maximum(first_nonfinite(squares), local.nonfinite)
+  # To blame: what is not finite in the sum, else what was dropped before it.
+  blamed = tf.cast(tf.is_finite(squares), tf.float32) - nonfinite
   return TrainOps(
     accumulate=local.accumulate_op,
     update=update,
@@ -296,6 +313,6 @@ def build_train_ops(
     loss_scale=scale,
     dropped_micro_batches=dropped,
     skipped=tf.logical_not(finite),
-    nonfinite_variable=nonfinite,
+    nonfinite_variable=first_below(blamed, 1.0),
     variables=variables,
   )

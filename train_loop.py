@@ -176,7 +176,8 @@ def _report(step: int, samples: int, got: dict, task: Task, clock) -> dict:
 def _tell_trouble(step: int, got: dict, variables) -> None:
   """Says on stderr when an update or a micro-batch was not finite."""
   bad = int(got["nonfinite_variable"])
-  which = variables[bad].op.name if bad >= 0 else "another rank's gradient"
+  # Each may be finite and the sum of all squares not.
+  which = variables[bad].op.name if bad >= 0 else "all variables together"
   if got["skipped"]:
     print(
       f"update {step}: skipped, the gradient of {which} is not finite (loss "

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 RANKS = 2
-REDUCING = ("ALLREDUCE", "GLOO_ALLREDUCE", "NCCL_ALLREDUCE")
+GRADIENTS = "Accumulation_Allreduce"  # in the names of those tensors
 
 
 def events(path: str) -> list[tuple]:
@@ -30,7 +30,7 @@ def events(path: str) -> list[tuple]:
       continue
     tensor = record.get("pid")
     if record["ph"] == "M" and record["name"] == "process_name":
-      names[tensor] = record["args"]["name"]
+      names[tensor] = record["args"].get("name", "")
     elif record["ph"] == "B":
       open_events.setdefault(tensor, []).append(record)
     elif record["ph"] == "E" and open_events.get(tensor):
@@ -43,12 +43,12 @@ def events(path: str) -> list[tuple]:
 
 def updates(found: list[tuple]) -> list[dict]:
   """Each update's gradients: when they came, and when they were reduced."""
-  gradients = [e for e in found if "grad" in e[0].lower()]
+  gradients = [event for event in found if GRADIENTS in event[0]]
   arrivals, reductions = {}, {}
   for tensor, activity, start, end in sorted(gradients, key=lambda e: e[2]):
     if activity.startswith("NEGOTIATE"):
       arrivals.setdefault(tensor, []).append(start)
-    elif activity in REDUCING:
+    elif activity == "ALLREDUCE":
       reductions.setdefault(tensor, []).append((start, end))
   count = min(map(len, reductions.values()))
   result = []

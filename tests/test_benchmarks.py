@@ -88,8 +88,10 @@ def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
 
 def test_overlap_reads_a_timeline(tmp_path):
   """Two gradients; the first is reduced before the second is there."""
-  names = {1: "grad/b", 2: "grad/a", 3: "counts"}
-  rows = [
+  names = {1: "Accumulation_Allreduce/b", 2: "Accumulation_Allreduce/a"}
+  names[3] = "counts"
+  rows = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"start": 1}}]
+  rows += [
     {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
     for pid, name in names.items()
   ]
@@ -97,6 +99,7 @@ def test_overlap_reads_a_timeline(tmp_path):
     (3, "ALLREDUCE", 0, 1),
     (1, "NEGOTIATE_ALLREDUCE", 10, 20),
     (1, "ALLREDUCE", 20, 60),
+    (1, "GLOO_ALLREDUCE", 20, 60),
     (2, "NEGOTIATE_ALLREDUCE", 50, 70),
     (2, "ALLREDUCE", 70, 90),
   ):

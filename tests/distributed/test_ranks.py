@@ -276,9 +276,10 @@ def main(_):
     )
     for update in range(4):
       # Times the scale 2^10 this is beyond float16's 65,504, on rank 1 only.
-      feed = {x: 100.0 if comm.rank == 1 and update == 1 else 1.0}
+      bad = comm.rank == 1 and update == 1
+      feed = {x: 100.0 if bad and MICRO_BATCHES == 1 else 1.0}
       for _ in range(MICRO_BATCHES - 1):
-        session.run(ops.accumulate, {x: 1.0})
+        session.run(ops.accumulate, {x: 100.0 if bad else 1.0})
       got = session.run(fetches, feed)
       train_loop._tell_trouble(update + 1, got, ops.variables)
       report = [
