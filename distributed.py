@@ -244,11 +244,14 @@ def session_config(comm: Comm, num_threads: int = 0) -> tf.ConfigProto:
   cores = len(os.sched_getaffinity(0))
   num_threads = num_threads or max(1, cores // comm.local_size)
   # On a CPU one op at a time has all threads: two at once only share them, and
-  # wait for each other's caches.
-  gpu = tf.config.list_physical_devices("GPU")
+  # wait for each other's caches. With several ranks a second thread hands
+  # gradients to Horovod, for which the first finds no time until it is done.
+  at_once = 1 if comm.size == 1 else 2
+  if tf.config.list_physical_devices("GPU"):
+    at_once = max(2, num_threads)
   config = tf.ConfigProto(
     intra_op_parallelism_threads=num_threads,
-    inter_op_parallelism_threads=num_threads if gpu else 1,
+    inter_op_parallelism_threads=at_once,
   )
   config.gpu_options.visible_device_list = str(comm.local_rank)
   config.gpu_options.allow_growth = True

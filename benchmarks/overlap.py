@@ -4,8 +4,8 @@
 
 Runs bench_step.py on two ranks with Horovod's timeline, once for each XLA mode,
 and prints one JSON line each. The last gradients of an update (the embeddings')
-are there when the backward pass ends, so what Horovod reduced before it got
-them overlapped with it. Further arguments go to bench_step.py.
+are there on all ranks when the slowest ends its backward pass, so what Horovod
+reduced before overlapped with it. Further arguments go to bench_step.py.
 """
 
 import json
@@ -47,7 +47,7 @@ def updates(found: list[tuple]) -> list[dict]:
   arrivals, reductions = {}, {}
   for tensor, activity, start, end in sorted(gradients, key=lambda e: e[2]):
     if activity.startswith("NEGOTIATE"):
-      arrivals.setdefault(tensor, []).append(start)
+      arrivals.setdefault(tensor, []).append(end)  # on all ranks
     elif activity == "ALLREDUCE":
       reductions.setdefault(tensor, []).append((start, end))
   count = min(map(len, reductions.values()))
