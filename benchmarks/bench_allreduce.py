@@ -63,7 +63,8 @@ def main(_) -> None:
       reduced = comm.distributed_optimizer(_Given(), config).compute_gradients(
         pairs
       )
-      ops[name] = tf.group(*[g for g, _ in reduced])
+      # Fetched one by one: a group of them would be optimised away.
+      ops[name] = [gradient.op for gradient, _ in reduced]
   seconds = {name: [] for name in ops}
   with tf.Session(config=distributed.session_config(comm)) as session:
     session.run(tf.global_variables_initializer())
