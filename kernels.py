@@ -44,10 +44,10 @@ class Kernel:
 
   The dict holds what else to save for the gradient. `@NAME.gradient` decorates
   backward(..., dy, ...) -> {tensor of forward: its gradient}: it takes by name
-  what it needs of forward's arguments and of that dict, and nothing else is
-  kept in memory. Tensors are given by position, static arguments by name; they
-  are hashable. For graph mode and tf.gradients; a GradientTape differentiates
-  the forward function instead.
+  what it needs of forward's arguments, of that dict, and `result`, and nothing
+  else is kept in memory. Tensors are given by position, static arguments by
+  name; they are hashable. For graph mode and tf.gradients; a GradientTape
+  differentiates the forward function instead.
   """
 
   def __init__(self, forward, compile=True):
@@ -75,6 +75,7 @@ class Kernel:
     if isinstance(result, tuple):
       result, saved = result
       values |= saved
+    values["result"] = result
 
     def gradient(op, dy, *_):
       # Not before the backward pass, or all would be in memory at once.
@@ -296,30 +297,26 @@ def add_and_norm(x, residual, gamma, mean, rstd, seed, dy, keep_prob, dtype):
 
 @Kernel
 def invertible_add_and_norm(
-  x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store, types
+  x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store
 ):
   """`add_and_norm` that keeps its result instead of both arguments.
 
   The result is in memory anyway, for the matmul that reads it. The gradient
   takes (x - mean) / sqrt() back from it as (y - beta) / gamma, which is as
-  exact as `store` is; where gamma is 0 that is lost and taken as 0.
-
-  Args:
-    types: the types of x and of residual, for their gradients.
+  exact as `store` is; where gamma is 0 that is lost and taken as 0. The static
+  argument `types` is those of x and of residual, for their gradients.
   """
-  del types
   wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
   total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
   y, _, rstd = _normalize(total, g, b, epsilon)
-  y = tf.cast(y, store)
-  return y, {"y": y, "rstd": rstd}
+  return tf.cast(y, store), {"rstd": rstd}
 
 
 @invertible_add_and_norm.gradient
 def invertible_add_and_norm(
-  y, gamma, beta, rstd, seed, dy, keep_prob, dtype, types
+  result, gamma, beta, rstd, seed, dy, keep_prob, dtype, types
 ):
-  y, g, b, dy = (tf.cast(t, dtype) for t in (y, gamma, beta, dy))
+  y, g, b, dy = (tf.cast(t, dtype) for t in (result, gamma, beta, dy))
   x_hat = tf.math.divide_no_nan(y - b, g)
   # As _normalize_gradient of x with mean 0, which only (x - mean) enters.
   d_total, d_gamma, d_beta = _normalize_gradient(
@@ -335,9 +332,8 @@ def invertible_add_and_norm(
 
 
 @Kernel
-def dropout_and_add(x, residual, seed, keep_prob, dtype, types):
-  """dropout(x) + residual in `dtype`; `types` are those of both, for dy's."""
-  del types
+def dropout_and_add(x, residual, seed, keep_prob, dtype):
+  """dropout(x) + residual in `dtype`; static `types` as above."""
   return _drop(tf.cast(x, dtype), keep_prob, seed) + tf.cast(residual, dtype)
 
 
