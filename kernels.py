@@ -347,6 +347,55 @@ def dropout_and_add(seed, dy, keep_prob, types):
 
 
 # -----------------------------------------------------------------------------
+# Cross entropy
+# -----------------------------------------------------------------------------
+
+
+@Kernel
+def cross_entropy(logits, bias, labels, dtype):
+  """-log softmax(logits + bias)[label] of each row, and whether it is right.
+
+  Neither logits in `dtype` nor probabilities are kept: the gradient, softmax -
+  1 at the label, takes them from the logits again.
+
+  Args:
+    logits: float [n, classes]; their gradient is stored in their type.
+    bias: float32 [classes].
+    labels: int32 [n], in [0, classes).
+    dtype: the type to compute in.
+
+  Returns:
+    float32 [2, n]: the losses in nats; 1 where no class is likelier than the
+    label, else 0.
+  """
+  biased = lambda x, b: tf.cast(x, dtype) + tf.cast(b, dtype)
+  own = biased(tf.gather(logits, labels, batch_dims=1), tf.gather(bias, labels))
+  wide = biased(logits, bias)
+  highest = tf.reduce_max(wide, axis=-1)
+  total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
+  log_total = highest + tf.math.log(total)
+  result = tf.stack([log_total - own, tf.cast(own >= highest, dtype)])
+  return tf.cast(result, tf.float32), {"log_total": log_total}
+
+
+@cross_entropy.gradient
+def cross_entropy(logits, bias, labels, log_total, dy, dtype):
+  wide = tf.cast(logits, dtype) + tf.cast(bias, dtype)
+  probs = tf.exp(wide - log_total[:, tf.newaxis])
+  classes = logits.shape[-1]
+  is_label = tf.equal(tf.range(classes)[tf.newaxis], labels[:, tf.newaxis])
+  d_losses = tf.cast(dy[0], dtype)
+  d_logits = (probs - tf.cast(is_label, dtype)) * d_losses[:, tf.newaxis]
+  # The sum of d_logits' rows; as a matmul it needs no copy of d_logits.
+  d_bias = tf.linalg.matvec(probs, d_losses, transpose_a=True)
+  d_bias -= tf.math.unsorted_segment_sum(d_losses, labels, classes)
+  return {
+    "logits": tf.cast(d_logits, logits.dtype),
+    "bias": tf.cast(d_bias, bias.dtype),
+  }
+
+
+# -----------------------------------------------------------------------------
 # Rows of a table
 # -----------------------------------------------------------------------------
 

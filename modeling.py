@@ -220,7 +220,7 @@ def _masked_lm_logits(
   positions,
   policy=mixed_precision.FP32,
 ):
-  """policy.losses [B * P, V]; arguments as of `get_masked_lm_output`."""
+  """`_Logits` [B * P, V]; arguments as of `get_masked_lm_output`."""
   hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
     with tf.variable_scope("transform"):
@@ -240,21 +240,32 @@ def _masked_lm_logits(
       initializer=tf.zeros_initializer(),
     )
     weights = tf.cast(output_weights, policy.heads)
-    return _logits(hidden, weights, bias, policy)
+    return _Logits(tf.matmul(hidden, weights, transpose_b=True), bias)
 
 
-def _logits(hidden, weights, bias, policy):
-  """policy.losses [n, classes] of hidden [n, H], weights [classes, H]."""
-  logits = tf.matmul(hidden, weights, transpose_b=True)
-  return tf.nn.bias_add(
-    tf.cast(logits, policy.losses), tf.cast(bias, policy.losses)
-  )
+class _Logits(NamedTuple):
+  """A head's classes, before the bias, which its loss adds."""
+
+  matmul: tf.Tensor  # policy.heads [n, classes]
+  bias: tf.Variable  # float32 [classes]
+
+  def log_probs(self):
+    """float32 [n, classes]"""
+    return tf.nn.log_softmax(tf.cast(self.matmul, tf.float32) + self.bias)
+
+  def losses_and_correct(self, labels, policy=mixed_precision.FP32):
+    """Two float32 [n] for int [n] labels; see `kernels.cross_entropy`."""
+    return tf.unstack(
+      kernels.cross_entropy(
+        self.matmul, self.bias, tf.cast(labels, tf.int32), dtype=policy.losses
+      )
+    )
 
 
 def _next_sentence_logits(
   bert_config, input_tensor, policy=mixed_precision.FP32
 ):
-  """policy.losses [B, 2]; arguments as of `get_next_sentence_output`."""
+  """`_Logits` [B, 2]; arguments as of `get_next_sentence_output`."""
   with tf.variable_scope("cls/seq_relationship"):
     weights = tf.get_variable(
       "output_weights",
@@ -265,15 +276,8 @@ def _next_sentence_logits(
       "output_bias", [2], initializer=tf.zeros_initializer()
     )
     input_tensor = tf.cast(input_tensor, policy.heads)
-    return _logits(input_tensor, tf.cast(weights, policy.heads), bias, policy)
-
-
-def _cross_entropy(logits, labels):
-  """[n]: -log softmax(logits)[label], of [n, classes] and int [n]."""
-  # The fused kernel itself: tf.nn's wrapper adds a Shape that nothing uses.
-  return tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
-    features=logits, labels=labels
-  ).loss
+    weights = tf.cast(weights, policy.heads)
+    return _Logits(tf.matmul(input_tensor, weights, transpose_b=True), bias)
 
 
 def get_masked_lm_output(
@@ -297,13 +301,13 @@ def get_masked_lm_output(
   logits = _masked_lm_logits(
     bert_config, input_tensor, output_weights, positions
   )
-  per_example_loss = _cross_entropy(logits, tf.reshape(label_ids, [-1]))
+  per_example_loss, _ = logits.losses_and_correct(tf.reshape(label_ids, [-1]))
   weights = tf.reshape(label_weights, [-1])
   # google/bert's guard against a batch without masked positions.
   loss = tf.reduce_sum(weights * per_example_loss) / (
     tf.reduce_sum(weights) + 1e-5
   )
-  return loss, per_example_loss, tf.nn.log_softmax(logits)
+  return loss, per_example_loss, logits.log_probs()
 
 
 def get_next_sentence_output(bert_config, input_tensor, labels):
@@ -320,9 +324,9 @@ def get_next_sentence_output(bert_config, input_tensor, labels):
     log_probs: float32 [B, 2].
   """
   logits = _next_sentence_logits(bert_config, input_tensor)
-  per_example_loss = _cross_entropy(logits, tf.reshape(labels, [-1]))
+  per_example_loss, _ = logits.losses_and_correct(tf.reshape(labels, [-1]))
   loss = tf.reduce_mean(per_example_loss)
-  return loss, per_example_loss, tf.nn.log_softmax(logits)
+  return loss, per_example_loss, logits.log_probs()
 
 
 class PretrainingBatch(NamedTuple):
@@ -354,22 +358,20 @@ class PretrainingSums(NamedTuple):
   tokens: tf.Tensor  # input tokens that are not padding
 
 
-def _loss_and_correct(logits, labels, weights):
+def _loss_and_correct(logits, labels, weights, policy):
   """Weighted sums of cross entropy and of right predictions.
 
   Args:
-    logits: float [n, classes].
+    logits: `_Logits` [n, classes].
     labels: int [n].
     weights: float32 [n].
+    policy: a `mixed_precision.Policy`.
 
   Returns:
     Two float32 scalars.
   """
-  losses = tf.cast(_cross_entropy(logits, labels), tf.float32)
-  loss = tf.reduce_sum(weights * losses)
-  # Stops at the first better class of a row, where an argmax reads them all.
-  correct = tf.math.in_top_k(tf.cast(logits, tf.float32), labels, 1)
-  return loss, tf.reduce_sum(weights * tf.cast(correct, tf.float32))
+  losses, correct = logits.losses_and_correct(labels, policy)
+  return tf.reduce_sum(weights * losses), tf.reduce_sum(weights * correct)
 
 
 def pretraining_model(
@@ -420,11 +422,13 @@ def pretraining_model(
     ),
     tf.reshape(batch.masked_lm_ids, [-1]),
     masked_lm_weights,
+    policy,
   )
   next_sentence_loss, next_sentence_correct = _loss_and_correct(
     _next_sentence_logits(config, model.get_pooled_output(), policy),
     tf.reshape(batch.next_sentence_labels, [-1]),
     example_weights,
+    policy,
   )
   tokens = tf.reduce_sum(tf.cast(batch.input_mask, tf.float32), axis=1)
   return PretrainingSums(

@@ -105,10 +105,10 @@ def test_evaluation_is_over_all_records_and_independent_of_the_batch(
 
 
 # Ops that TensorFlow makes and nobody runs: ends of its gradient functions and
-# conditions, handles of iterators and variables, shapes of fused losses. The
-# loss is only differentiated.
+# conditions, handles of iterators and variables. The loss is only
+# differentiated.
 TENSORFLOWS_OWN = re.compile(
-  r"^gradients/|^IteratorToStringHandle$|^SparseSoftmaxCross.*/Shape$"
+  r"^gradients/|^IteratorToStringHandle$"
   r"|/(Switch|switch_[tf])$|/(Read/ReadVariableOp|IsInitialized/.*)$"
   r"|^scaled_loss$|^loss/"
 )
