@@ -42,12 +42,13 @@ def with_gradient(tensors, gradient) -> list:
 class Kernel:
   """Decorates forward(tensors..., static...) -> result, or result and a dict.
 
-  The dict holds what else to save for the gradient. `@NAME.gradient` decorates
-  backward(..., dy, ...) -> {tensor of forward: its gradient}: it takes by name
-  what it needs of forward's arguments, of that dict, and `result`, and nothing
-  else is kept in memory. Tensors are given by position, static arguments by
-  name; they are hashable. For graph mode and tf.gradients; a GradientTape
-  differentiates the forward function instead.
+  The dict holds what else to save for the gradient; None there is the result
+  itself, of which a compiled function would make a copy. `@NAME.gradient`
+  decorates backward(..., dy, ...) -> {tensor of forward: its gradient}: it
+  takes by name what it needs of forward's arguments, of that dict, and
+  `result`, and nothing else is kept in memory. Tensors are given by position,
+  static arguments by name; they are hashable. For graph mode and tf.gradients;
+  a GradientTape differentiates the forward function instead.
   """
 
   def __init__(self, forward, compile=True):
@@ -74,7 +75,7 @@ class Kernel:
     result = self._run(self._forward, values, static)
     if isinstance(result, tuple):
       result, saved = result
-      values |= saved
+      values |= {n: result if t is None else t for n, t in saved.items()}
     values["result"] = result
 
     def gradient(op, dy, *_):
@@ -197,8 +198,10 @@ def attention_probs(scores, bias, seed, scale, keep_prob, dtype):
     dtype: the type to compute in.
   """
   probs = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
-  dropped = tf.cast(_drop(probs, keep_prob, seed), scores.dtype)
-  return dropped, {"probs": tf.cast(probs, scores.dtype)}
+  stored = tf.cast(probs, scores.dtype)
+  if keep_prob == 1.0:
+    return stored, {"probs": None}
+  return tf.cast(_drop(probs, keep_prob, seed), scores.dtype), {"probs": stored}
 
 
 @attention_probs.gradient
