@@ -84,12 +84,14 @@ class Comm:
     size: number of ranks.
     local_rank: number among the ranks on this host; also its GPU.
     local_size: number of ranks on this host.
+    num_threads: CPU threads for one op; 0 is all cores.
   """
 
   rank = 0
   size = 1
   local_rank = 0
   local_size = 1
+  num_threads = 0
 
   @property
   def is_root(self) -> bool:
@@ -215,12 +217,27 @@ def _small_session() -> tf.ConfigProto:
   return tf.ConfigProto(device_count={"GPU": 0})
 
 
-def init() -> Comm:
+def init(num_threads: int = 0) -> Comm:
   """Joins the world this process was started in.
 
+  Call it before any graph is built.
+
+  Args:
+    num_threads: CPU threads of this rank; 0 is the host's cores divided by its
+      ranks.
+
   Raises:
-    DistributedError: started by horovodrun, but Horovod cannot be imported.
+    DistributedError: started by horovodrun, but Horovod cannot be imported; or
+      more ranks on this host than it has GPUs, if it has any.
   """
+  comm = _join()
+  cores = len(os.sched_getaffinity(0))
+  comm.num_threads = num_threads or max(1, cores // comm.local_size)
+  _claim_devices(comm)
+  return comm
+
+
+def _join() -> Comm:
   if int(os.environ.get("HOROVOD_SIZE", "1")) == 1:
     return Comm()
   try:
@@ -234,23 +251,35 @@ def init() -> Comm:
   return _HorovodComm(hvd)
 
 
-def session_config(comm: Comm, num_threads: int = 0) -> tf.ConfigProto:
-  """One GPU and a fair share of the host's cores for this rank.
+def _claim_devices(comm: Comm) -> None:
+  """Keeps what TensorFlow has outside of sessions to this rank's share.
 
-  Args:
-    comm: this rank.
-    num_threads: threads for one op; 0 divides the host's cores by its ranks.
+  Tracing a function that is to be compiled makes threads and GPU contexts for
+  the whole process, before a session, and knows no session's settings.
   """
-  cores = len(os.sched_getaffinity(0))
-  num_threads = num_threads or max(1, cores // comm.local_size)
+  tf.config.threading.set_intra_op_parallelism_threads(comm.num_threads)
+  gpus = tf.config.list_physical_devices("GPU")
+  if gpus:
+    if comm.local_rank >= len(gpus):
+      raise DistributedError(
+        f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
+        "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
+      )
+    own = gpus[comm.local_rank]
+    tf.config.set_visible_devices(own, "GPU")
+    tf.config.experimental.set_memory_growth(own, True)
+
+
+def session_config(comm: Comm) -> tf.ConfigProto:
+  """One GPU and this rank's share of the host's cores."""
   # On a CPU one op at a time has all threads: two at once only share them, and
   # wait for each other's caches. With several ranks a second thread hands
   # gradients to Horovod, for which the first finds no time until it is done.
   at_once = 1 if comm.size == 1 else 2
   if tf.config.list_physical_devices("GPU"):
-    at_once = max(2, num_threads)
+    at_once = max(2, comm.num_threads)
   config = tf.ConfigProto(
-    intra_op_parallelism_threads=num_threads,
+    intra_op_parallelism_threads=comm.num_threads,
     inter_op_parallelism_threads=at_once,
   )
   config.gpu_options.visible_device_list = str(comm.local_rank)

@@ -269,7 +269,7 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
 
 def session_config(config: PretrainingConfig, comm) -> tf.ConfigProto:
   """Threads, GPU and XLA's clustering of this rank's session."""
-  proto = distributed.session_config(comm, config.num_threads)
+  proto = distributed.session_config(comm)
   return xla.session_config(proto, config.xla)
 
 
@@ -417,7 +417,7 @@ def main(_) -> None:
   if config.dry_run:
     dry_run(config)
   else:
-    pretrain(config, distributed.init())
+    pretrain(config, distributed.init(config.num_threads))
 
 
 if __name__ == "__main__":

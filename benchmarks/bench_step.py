@@ -183,9 +183,7 @@ class Step:
       self._accumulate = fetches.pop("accumulate")
       del fetches["variables"]
       self._fetches = fetches
-      self.session = tf.Session(
-        config=distributed.session_config(comm, config.num_threads)
-      )
+      self.session = tf.Session(config=distributed.session_config(comm))
       self.session.run(
         [
           tf.global_variables_initializer(),
@@ -250,9 +248,7 @@ class Measurement:
       step.shape.max_seq_length,
       step.shape.max_predictions_per_seq,
     )
-    self.rate = MatmulRate(
-      matmuls, distributed.session_config(step.comm, config.num_threads)
-    )
+    self.rate = MatmulRate(matmuls, distributed.session_config(step.comm))
     self.rate()
     self.seconds, self.rates = [], []
 
@@ -301,7 +297,7 @@ class Measurement:
 
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
-  comm = distributed.init()
+  comm = distributed.init(config.num_threads)
   step = Step(config, comm)
   measurement = Measurement(step, FLAGS.updates_per_round)
   losses = run_pretraining.losses(measurement.first["sums"])
