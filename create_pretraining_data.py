@@ -53,6 +53,7 @@ class Settings:
   dupe_factor: int = 10
   masked_lm_prob: float = 0.15
   short_seq_prob: float = 0.1
+  examples_per_record: int = 1
   num_shards: int | None = None  # None: by the size of the corpus
   num_workers: int | None = None  # None: all cores; never decides the bytes
 
@@ -67,6 +68,9 @@ class Settings:
     self._check(self.dupe_factor >= 1, "dupe_factor", "at least 1")
     self._check(0 < self.masked_lm_prob < 1, "masked_lm_prob", "in (0, 1)")
     self._check(0 <= self.short_seq_prob <= 1, "short_seq_prob", "in [0, 1]")
+    self._check(
+      self.examples_per_record >= 1, "examples_per_record", "at least 1"
+    )
     for name in ("num_shards", "num_workers"):
       value = getattr(self, name)
       self._check(value is None or value >= 1, name, "at least 1")
@@ -324,7 +328,7 @@ def _second_pass(
   results = []
   for result in parallel(shards.build_shard, tasks):
     results.append(result)
-    progress.add(result.info.records)
+    progress.add(result.examples)
   progress.close()
   return results
 
@@ -335,11 +339,10 @@ def _manifest(
   counts: corpus.CorpusCounts,
   results: list[shards.ShardResult],
 ) -> records.Manifest:
-  examples = sum(s.info.records for s in results)
   return records.Manifest(
     max_seq_length=settings.max_seq_length,
     max_predictions_per_seq=settings.max_predictions_per_seq,
-    examples_per_record=1,
+    examples_per_record=settings.examples_per_record,
     masking="static",
     tokenizer=info,
     settings={
@@ -348,7 +351,7 @@ def _manifest(
     },
     counts={
       **dataclasses.asdict(counts),
-      "examples": examples,
+      "examples": sum(s.examples for s in results),
       "real_tokens": sum(s.real_tokens for s in results),
       "masked_tokens": sum(s.masked_tokens for s in results),
       "random_next": sum(s.random_next for s in results),
@@ -385,7 +388,8 @@ def _publish(
 def report(summary: Summary) -> str:
   """The closing table."""
   c, manifest = summary, summary.manifest
-  examples, capacity = c["examples"], c["examples"] * manifest.max_seq_length
+  num_records = sum(info.records for info in manifest.files)
+  capacity = num_records * manifest.max_seq_length
   total = sum(summary.seconds.values())
   rows = [
     ("documents", f"{c['documents']:,}"),
@@ -393,8 +397,9 @@ def report(summary: Summary) -> str:
     ("tokens", f"{c['tokens']:,}"),
     ("unknown tokens", f"{c['unknown_tokens'] / c['tokens']:.3%}"),
     ("unigram entropy", f"{c['unigram_entropy']:.3f} nats"),
-    ("examples", f"{examples:,}"),
-    ("random next", f"{c['random_next'] / examples:.1%}"),
+    ("examples", f"{c['examples']:,}"),
+    ("records", f"{num_records:,} of {manifest.packing_factor:.2f} examples"),
+    ("random next", f"{c['random_next'] / c['examples']:.1%}"),
     ("masked tokens", f"{c['masked_tokens']:,}"),
     ("fill", f"{c['real_tokens'] / capacity:.1%} of tokens are no padding"),
     *((name, f"{s:.1f} s") for name, s in summary.seconds.items()),
@@ -437,9 +442,15 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "do_whole_word_mask", False, "Mask whole words instead of single pieces."
   )
-  flags.DEFINE_integer("max_seq_length", 128, "Tokens of an example at most.")
+  flags.DEFINE_integer("max_seq_length", 128, "Tokens of a record at most.")
   flags.DEFINE_integer(
-    "max_predictions_per_seq", 20, "Masked tokens of an example at most."
+    "max_predictions_per_seq", 20, "Masked tokens of a record at most."
+  )
+  flags.DEFINE_integer(
+    "examples_per_record",
+    1,
+    "Examples that share a record at most, so that training spends no time on "
+    "padding; 1: not packed, as google/bert's scripts read it.",
   )
   flags.DEFINE_integer("random_seed", 12345, "Decides all that is random.")
   flags.DEFINE_integer(

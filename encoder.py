@@ -98,6 +98,7 @@ def embedding_postprocessor(
   dropout_prob=0.1,
   dropout_seed=None,
   policy=mixed_precision.FP32,
+  position_ids=None,
 ):
   """Adds segment and position embeddings; layer norm and dropout follow.
 
@@ -114,6 +115,7 @@ def embedding_postprocessor(
     dropout_prob: float.
     dropout_seed: (optional) the model's seed, int32 or int64 [2].
     policy: a `mixed_precision.Policy`.
+    position_ids: (optional) int [B, S], 0 to S - 1 in every row without it.
 
   Returns:
     policy.attention [B, S, H].
@@ -149,8 +151,13 @@ def embedding_postprocessor(
       [max_position_embeddings, width],
       initializer=create_initializer(initializer_range),
     )
-    # [S, H], broadcast over B
-    positions = tf.slice(position_table, [0, 0], [seq_length, width])
+    if position_ids is None:
+      # [S, H], broadcast over B
+      positions = tf.slice(position_table, [0, 0], [seq_length, width])
+    else:
+      flat_ids = tf.reshape(position_ids, [-1])
+      positions = kernels.gather_rows(position_table, flat_ids)
+      positions = tf.reshape(positions, [batch_size, seq_length, width])
     output += tf.cast(positions, policy.embeddings)
   output = layer_norm(output, None, policy.embeddings, policy.attention)
   seed = dropout_site_seed(dropout_seed, _EMBEDDING_SITE)

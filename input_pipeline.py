@@ -95,6 +95,7 @@ class RecordShape:
   max_seq_length: int
   max_predictions_per_seq: int
   vocab_size: int
+  examples_per_record: int = 1
 
   def features(self) -> dict:
     """The parsing specification of the schema in `records`."""
@@ -106,26 +107,27 @@ class RecordShape:
       "masked_lm_positions": tf.FixedLenFeature([p], tf.int64),
       "masked_lm_ids": tf.FixedLenFeature([p], tf.int64),
       "masked_lm_weights": tf.FixedLenFeature([p], tf.float32),
-      "next_sentence_labels": tf.FixedLenFeature([1], tf.int64),
+      "next_sentence_labels": tf.FixedLenFeature(
+        [self.examples_per_record], tf.int64
+      ),
     }
 
   def upper_bounds(self) -> dict:
     """The first value that is too large for each integer feature."""
     return {
       "input_ids": self.vocab_size,
-      "input_mask": 2,
+      "input_mask": self.examples_per_record + 1,
       "masked_lm_positions": self.max_seq_length,
       "masked_lm_ids": self.vocab_size,
       "next_sentence_labels": 2,
     }
 
 
-def manifest_lengths(files: str) -> tuple[int, int] | None:
-  """(max_seq_length, max_predictions_per_seq) of the first file's manifest."""
+def manifest_shape(files: str) -> dict:
+  """What the first file's manifest says of `RecordShape`; {} without one."""
   found = records.find_manifest(records.expand_patterns(files)[0])
-  if not found:
-    return None
-  return found[1].max_seq_length, found[1].max_predictions_per_seq
+  names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
+  return {name: getattr(found[1], name) for name in names} if found else {}
 
 
 class Source:
@@ -170,6 +172,16 @@ class Source:
         f"(see {manifest_path}): use the config of that vocabulary"
       )
 
+  @property
+  def packing_factor(self) -> float:
+    """Examples in a record on average, as the manifests say; 1 without."""
+    starts = [*self.set.starts(), len(self.set)]
+    examples = 0.0
+    for path, count in zip(self.paths, np.diff(starts), strict=True):
+      found = self.manifests.get(path)
+      examples += count * (found[1].packing_factor if found else 1.0)
+    return examples / len(self.set)
+
   def describe(self) -> dict:
     """Files, records and manifests, for the run folder."""
     return {
@@ -193,6 +205,7 @@ class Source:
     except Exception as e:  # google.protobuf.message.DecodeError
       raise records.DataError(f"{where} is not a tf.train.Example: {e}") from e
     flags = {
+      self.shape.examples_per_record: "the manifest's examples_per_record",
       self.shape.max_seq_length: "--max_seq_length",
       self.shape.max_predictions_per_seq: "--max_predictions_per_seq",
     }
@@ -206,8 +219,8 @@ class Source:
       if len(values) != spec.shape[0]:
         raise records.DataError(
           f"{where}: {name} has {len(values)} values, expected "
-          f"{spec.shape[0]} ({flags.get(spec.shape[0], 'one label')}): use the "
-          "settings that the records were made with"
+          f"{spec.shape[0]} ({flags[spec.shape[0]]}): use the settings that "
+          "the records were made with"
         )
       wrong = [v for v in integers if v < 0 or v >= bounds.get(name, 1 << 31)]
       if wrong:
@@ -304,7 +317,7 @@ def training_batches(
   Args:
     source: the records.
     seed: of the order.
-    micro_batch: examples B of a micro-batch.
+    micro_batch: records B of a micro-batch.
     accumulation: micro-batches of an update.
     comm: a `distributed.Comm`.
   """
@@ -338,7 +351,9 @@ def training_batches(
       masked_lm_weight=tf.fill(
         [accumulation], tf.reduce_sum(batch.masked_lm_weights)
       ),
-      next_sentence_weight=tf.fill([accumulation], float(local)),
+      next_sentence_weight=tf.fill(
+        [accumulation], modeling.count_examples(batch)
+      ),
     )
 
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max)
@@ -358,7 +373,10 @@ def fake_examples(shape: RecordShape, count: int) -> list[dict]:
   rng = np.random.default_rng(0)
   sizes = (shape.max_seq_length, shape.max_predictions_per_seq)
   return [
-    records.fake_features(rng, *sizes, shape.vocab_size) for _ in range(count)
+    records.fake_features(
+      rng, *sizes, shape.vocab_size, shape.examples_per_record
+    )
+    for _ in range(count)
   ]
 
 
@@ -400,7 +418,7 @@ def fixed_micro_batch(examples: list[dict], accumulation: int) -> MicroBatch:
     batch=batch,
     number=tf.cast(update, tf.int32),
     masked_lm_weight=tf.reduce_sum(batch.masked_lm_weights) * repeats,
-    next_sentence_weight=tf.constant(len(examples) * repeats),
+    next_sentence_weight=modeling.count_examples(batch) * repeats,
   )
 
 
@@ -422,7 +440,7 @@ def evaluation_batches(
 
   Args:
     source: the records.
-    batch_size: examples B of one rank's batch.
+    batch_size: records B of one rank's batch.
     comm: a `distributed.Comm`.
     limit: at most this many records over all ranks; 0 is all.
   """

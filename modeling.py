@@ -8,7 +8,8 @@ so that its checkpoints load and scripts written for it run. Shape legend:
   S  sequence length                   D  size of a head; N * D = H
   F  sequence length attended from     H  hidden size
   T  sequence length attended to       I  intermediate (feed-forward) size
-  P  masked positions of an example    V  vocabulary size
+  P  masked positions of a sequence    V  vocabulary size
+  E  examples in a sequence, 1 unless packed
 """
 
 import collections
@@ -84,6 +85,7 @@ class BertModel:
     dropout_seed=None,
     policy=mixed_precision.FP32,
     recompute=(),
+    examples_per_sequence=1,
   ):
     """Builds the graph.
 
@@ -101,6 +103,9 @@ class BertModel:
         otherwise it draws from TensorFlow's stateful generators.
       policy: a `mixed_precision.Policy`; the outputs are in its types.
       recompute: see `encoder.RECOMPUTE`.
+      examples_per_sequence: int, E. More than 1: input_mask holds the number of
+        each token's example, from 1. A token attends to its own example only,
+        and positions begin anew in each.
 
     Raises:
       ValueError: the configuration is impossible, a tensor has another rank, or
@@ -114,11 +119,17 @@ class BertModel:
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
-    attention_mask = None
+    attention_mask = starts = position_ids = None
     if input_mask is not None:
       get_shape_list(input_mask, expected_rank=2)
       # [B, 1, T]: broadcast over F, which a mask of padding does not depend on.
       attention_mask = tf.expand_dims(input_mask, 1)
+    if examples_per_sequence > 1:
+      # [B, F, T]: padding is an example too, so that it attends to something.
+      attention_mask = tf.equal(attention_mask, input_mask[:, :, tf.newaxis])
+      starts = _example_starts(input_mask, examples_per_sequence)
+      own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
+      position_ids = tf.maximum(tf.range(seq_length) - own, 0)
 
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
@@ -140,6 +151,7 @@ class BertModel:
           dropout_prob=config.hidden_dropout_prob,
           dropout_seed=dropout_seed,
           policy=policy,
+          position_ids=position_ids,
         )
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = transformer_model(
@@ -162,9 +174,12 @@ class BertModel:
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
       with tf.variable_scope("pooler"):
-        # The first token is [CLS]. pooled_output = [B, H]
+        # The first token is [CLS]. pooled_output = [B * E, H]
+        first = self.sequence_output[:, 0, :]
+        if starts is not None:
+          first = gather_indexes(self.sequence_output, starts)
         self.pooled_output = dense(
-          self.sequence_output[:, 0, :],
+          first,
           config.hidden_size,
           mixed_precision.island(tf.tanh, policy.tanh),
           create_initializer(config.initializer_range),
@@ -172,7 +187,10 @@ class BertModel:
         )
 
   def get_pooled_output(self):
-    """float [B, H]: the first token's output through a dense layer, tanh."""
+    """float [B * E, H]: each example's first token's output, dense and tanh.
+
+    Of the examples that a sequence does not have, the first token's.
+    """
     return self.pooled_output
 
   def get_sequence_output(self):
@@ -195,6 +213,13 @@ class BertModel:
 # -----------------------------------------------------------------------------
 # Pre-training heads and losses
 # -----------------------------------------------------------------------------
+
+
+def _example_starts(input_mask, examples_per_sequence):
+  """int32 [B, E]: where each example begins; 0 for those that are not there."""
+  numbers = tf.range(1, examples_per_sequence + 1, dtype=input_mask.dtype)
+  is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
+  return tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
 
 
 def gather_indexes(sequence_tensor, positions):
@@ -330,16 +355,32 @@ def get_next_sentence_output(bert_config, input_tensor, labels):
 
 
 class PretrainingBatch(NamedTuple):
-  """One rank's micro-batch; int32 or int64 where not said otherwise."""
+  """One rank's micro-batch; int32 or int64 where not said otherwise.
+
+  A row is a record, of E examples at most (see `records`).
+  """
 
   input_ids: tf.Tensor  # [B, S]
-  input_mask: tf.Tensor  # [B, S], 1 for tokens, 0 for padding
+  input_mask: tf.Tensor  # [B, S], the token's example from 1, 0 for padding
   segment_ids: tf.Tensor  # [B, S]
   masked_lm_positions: tf.Tensor  # [B, P]
   masked_lm_ids: tf.Tensor  # [B, P]
   masked_lm_weights: tf.Tensor  # float32 [B, P], 0 for padding
-  next_sentence_labels: tf.Tensor  # [B, 1]
+  next_sentence_labels: tf.Tensor  # [B, E]
   example_weights: tf.Tensor  # float32 [B], 0 for a row that only fills up
+
+
+def _next_sentence_weights(batch):
+  """float32 [B, E]: example_weights for the examples that a record has."""
+  examples = batch.next_sentence_labels.shape[1]
+  last = tf.reduce_max(batch.input_mask, axis=1, keepdims=True)
+  exists = tf.range(1, examples + 1, dtype=last.dtype) <= last
+  return tf.cast(exists, tf.float32) * batch.example_weights[:, tf.newaxis]
+
+
+def count_examples(batch):
+  """float32 scalar: the examples of a `PretrainingBatch`."""
+  return tf.reduce_sum(_next_sentence_weights(batch))
 
 
 class PretrainingSums(NamedTuple):
@@ -407,6 +448,7 @@ def pretraining_model(
     dropout_seed=dropout_seed,
     policy=policy,
     recompute=recompute,
+    examples_per_sequence=batch.next_sentence_labels.shape[1],
   )
   example_weights = batch.example_weights
   masked_lm_weights = tf.reshape(
@@ -424,20 +466,21 @@ def pretraining_model(
     masked_lm_weights,
     policy,
   )
+  pair_weights = _next_sentence_weights(batch)
   next_sentence_loss, next_sentence_correct = _loss_and_correct(
     _next_sentence_logits(config, model.get_pooled_output(), policy),
     tf.reshape(batch.next_sentence_labels, [-1]),
-    example_weights,
+    tf.reshape(pair_weights, [-1]),
     policy,
   )
-  tokens = tf.reduce_sum(tf.cast(batch.input_mask, tf.float32), axis=1)
+  tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
   return PretrainingSums(
     masked_lm_loss,
     masked_lm_correct,
     tf.reduce_sum(masked_lm_weights),
     next_sentence_loss,
     next_sentence_correct,
-    tf.reduce_sum(example_weights),
+    tf.reduce_sum(pair_weights),
     tf.reduce_sum(tokens * example_weights),
   )
 

@@ -155,10 +155,8 @@ class PretrainingConfig:
 
   def record_shape(self, files: str) -> input_pipeline.RecordShape:
     """Lengths from the flags, else from the records' manifest, else 128/20."""
-    made = input_pipeline.manifest_lengths(files) if files else None
-    made = made or (128, 20)
-    return input_pipeline.RecordShape(
-      max_seq_length=self.max_seq_length or made[0],
-      max_predictions_per_seq=self.max_predictions_per_seq or made[1],
-      vocab_size=self.bert.vocab_size,
-    )
+    shape = {"max_seq_length": 128, "max_predictions_per_seq": 20}
+    shape |= input_pipeline.manifest_shape(files) if files else {}
+    for name in ("max_seq_length", "max_predictions_per_seq"):
+      shape[name] = getattr(self, name) or shape[name]
+    return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)

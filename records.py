@@ -2,15 +2,18 @@
 
 A record is a serialized `tf.train.Example` with google/bert's features, so its
 scripts read our files and we read theirs (S = max_seq_length, P =
-max_predictions_per_seq, E = examples in the record, 1 unless packed):
+max_predictions_per_seq, E = examples in a record at most, 1 unless packed):
 
   input_ids            int64 [S]   token ids, zero-padded
-  input_mask           int64 [S]   1 for tokens, 0 for padding
+  input_mask           int64 [S]   0 for padding, else the number of the token's
+                                   example in the record, from 1; one after
+                                   another
   segment_ids          int64 [S]   0 for segment A and padding, 1 for segment B
   masked_lm_positions  int64 [P]   positions of the masked tokens, zero-padded
   masked_lm_ids        int64 [P]   the tokens that stood there
   masked_lm_weights    float [P]   1 for masked tokens, 0 for padding
-  next_sentence_labels int64 [E]   0: B follows A; 1: B is from elsewhere
+  next_sentence_labels int64 [E]   0: B follows A; 1: B is from elsewhere;
+                                   zero-padded
 
 A record file `X` has its record index beside it in `X.index` (a NumPy .npy
 array, int64 [records + 1], of the byte offsets at which records start, the
@@ -156,6 +159,7 @@ def fake_features(
   max_seq_length: int,
   max_predictions_per_seq: int,
   vocab_size: int,
+  examples_per_record: int = 1,
 ) -> dict[str, np.ndarray]:
   """The features of one record of random tokens, for tests and dry runs.
 
@@ -163,19 +167,27 @@ def fake_features(
   """
   s, p = max_seq_length, max_predictions_per_seq
   length = int(rng.integers(max(s // 2, p + 2), s + 1))
+  examples = int(rng.integers(1, examples_per_record + 1))
+  places = np.arange(s)
   masked = int(rng.integers(1, p + 1))
-  real = np.arange(s) < length
+  real = places < length
+  place = places * examples // length  # of a token's example in the record
+  half = length / examples / 2
   used = np.arange(p) < masked
   positions = np.sort(rng.choice(length, p, replace=False))
   positions[masked:] = 0
   return {
     "input_ids": np.where(real, rng.integers(0, vocab_size, s), 0),
-    "input_mask": real.astype(np.int64),
-    "segment_ids": np.where(real & (np.arange(s) >= length // 2), 1, 0),
+    "input_mask": np.where(real, place + 1, 0),
+    "segment_ids": np.where(real & (places - 2 * half * place >= half), 1, 0),
     "masked_lm_positions": positions,
     "masked_lm_ids": np.where(used, rng.integers(0, vocab_size, p), 0),
     "masked_lm_weights": used.astype(np.float32),
-    "next_sentence_labels": rng.integers(0, 2, 1),
+    "next_sentence_labels": np.where(
+      np.arange(examples_per_record) < examples,
+      rng.integers(0, 2, examples_per_record),
+      0,
+    ),
   }
 
 
@@ -284,6 +296,13 @@ class Manifest:
   counts: dict
   files: tuple[ShardInfo, ...]
   version: int = MANIFEST_VERSION
+
+  @property
+  def packing_factor(self) -> float:
+    """Examples in a record on average; 1 if not packed."""
+    if self.examples_per_record == 1:
+      return 1.0
+    return self.counts["examples"] / sum(info.records for info in self.files)
 
   def save(self, path: str) -> None:
     """Writes the manifest as JSON, whole or not at all."""

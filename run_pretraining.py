@@ -101,11 +101,12 @@ def open_source(files: str, config: PretrainingConfig, comm):
   return source
 
 
-def make_plan(config: PretrainingConfig, records: int | None, ranks: int):
-  """The resolved `training_plan.TrainingPlan`; see there."""
+def make_plan(config: PretrainingConfig, source, ranks: int):
+  """The resolved `training_plan.TrainingPlan`; without a `source` of none."""
   return training_plan.resolve(
     ranks=ranks,
-    records=records,
+    records=len(source.set) if source else None,
+    packing_factor=source.packing_factor if source else 1.0,
     train_batch_size=config.train_batch_size,
     num_train_steps=config.num_train_steps,
     num_warmup_steps=config.num_warmup_steps,
@@ -117,7 +118,7 @@ def make_plan(config: PretrainingConfig, records: int | None, ranks: int):
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update: everything that training runs."""
   source = open_source(config.input_file, config, comm)
-  plan = make_plan(config, len(source.set), comm.size)
+  plan = make_plan(config, source, comm.size)
   batches = input_pipeline.training_batches(
     source, config.seed, plan.micro_batch, plan.accumulation, comm
   )
@@ -131,6 +132,7 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     batches=batches,
     summarize=losses,
     tokens="tokens",
+    examples="next_sentence_weight",
     capacity=plan.global_batch * source.shape.max_seq_length,
   )
 

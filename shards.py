@@ -6,15 +6,18 @@ bytes are the same for any number of workers.
 
 import dataclasses
 import os
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 import corpus
 import instances
 import masking
+import packing
 import records
 
-_ENCODE_ROWS = 256  # examples encoded at once: amortizes NumPy's overhead
+_ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 _ORDER_FILE = "order.i64"
 # Streams of chance besides the documents' own, see instances.document_rng.
 _ORDER_STREAM, _SHUFFLE_STREAM = 1, 2
@@ -31,6 +34,16 @@ class ExampleSettings:
   dupe_factor: int
   masked_lm_prob: float
   short_seq_prob: float
+  examples_per_record: int
+
+  @property
+  def limits(self) -> packing.Limits:
+    """What a record has room for."""
+    return packing.Limits(
+      self.max_seq_length,
+      self.max_predictions_per_seq,
+      self.examples_per_record,
+    )
 
 
 def write_order(store: str, num_documents: int, random_seed: int) -> None:
@@ -56,6 +69,7 @@ class ShardResult:
   """A finished shard and what it holds."""
 
   info: records.ShardInfo
+  examples: int
   real_tokens: int
   masked_tokens: int
   random_next: int
@@ -79,59 +93,18 @@ def documents_of_shard(
   return np.sort(order[(shard - copy) % num_shards :: num_shards])
 
 
-class _ExampleBuffer:
-  """Rows of features, encoded when there are enough of them."""
+class _Example(NamedTuple):
+  """One example, before it is put into a record."""
 
-  def __init__(self, max_seq_length: int, max_predictions_per_seq: int):
-    self._shape = (max_seq_length, max_predictions_per_seq)
-    self.encoded: list[bytes] = []
-    self.real_tokens = self.masked_tokens = self.random_next = 0
-    self._clear()
-
-  def _clear(self) -> None:
-    s, p = self._shape
-    self._rows = 0
-    self._features = {
-      "input_ids": np.zeros((_ENCODE_ROWS, s), np.int32),
-      "input_mask": np.zeros((_ENCODE_ROWS, s), np.int32),
-      "segment_ids": np.zeros((_ENCODE_ROWS, s), np.int32),
-      "masked_lm_positions": np.zeros((_ENCODE_ROWS, p), np.int32),
-      "masked_lm_ids": np.zeros((_ENCODE_ROWS, p), np.int32),
-      "masked_lm_weights": np.zeros((_ENCODE_ROWS, p), np.float32),
-      "next_sentence_labels": np.zeros((_ENCODE_ROWS, 1), np.int32),
-    }
-
-  def add(self, masked: masking.MaskedTokens, start_b: int, is_random: bool):
-    row, f = self._rows, self._features
-    n, k = len(masked.input_ids), len(masked.positions)
-    f["input_ids"][row, :n] = masked.input_ids
-    f["input_mask"][row, :n] = 1
-    f["segment_ids"][row, start_b:n] = 1
-    f["masked_lm_positions"][row, :k] = masked.positions
-    f["masked_lm_ids"][row, :k] = masked.labels
-    f["masked_lm_weights"][row, :k] = 1.0
-    f["next_sentence_labels"][row, 0] = is_random
-    self.real_tokens += n
-    self.masked_tokens += k
-    self.random_next += is_random
-    self._rows += 1
-    if self._rows == _ENCODE_ROWS:
-      self.flush()
-
-  def flush(self) -> None:
-    rows = {name: v[: self._rows] for name, v in self._features.items()}
-    self.encoded.extend(records.encode_examples(rows))
-    self._clear()
+  masked: masking.MaskedTokens
+  start_b: int  # where segment B begins
+  is_random_next: bool
 
 
-def _add_document(
-  buffer: _ExampleBuffer,
-  documents: instances.Documents,
-  document: int,
-  copy: int,
-  task: ShardTask,
-) -> None:
-  """Puts the examples of one copy of one document into the buffer."""
+def _examples_of_document(
+  documents: instances.Documents, document: int, copy: int, task: ShardTask
+) -> Iterator[_Example]:
+  """The examples of one copy of one document."""
   settings = task.settings
   tokenizer = corpus.load_tokenizer(task.tokenizer)
   rng = instances.document_rng(settings.random_seed, copy, document)
@@ -158,40 +131,79 @@ def _add_document(
     masked = masking.mask_tokens(
       ids, maskable, rng, mask_settings, is_continuation
     )
-    buffer.add(masked, start_b, span.is_random_next)
+    yield _Example(masked, start_b, span.is_random_next)
+
+
+def _encode(
+  examples: list[_Example], packs: list[list[int]], limits: packing.Limits
+) -> list[bytes]:
+  """One record for each of `packs`, which are numbers of examples."""
+  rows, s, p = len(packs), limits.max_seq_length, limits.max_predictions_per_seq
+  f = {
+    "input_ids": np.zeros((rows, s), np.int32),
+    "input_mask": np.zeros((rows, s), np.int32),
+    "segment_ids": np.zeros((rows, s), np.int32),
+    "masked_lm_positions": np.zeros((rows, p), np.int32),
+    "masked_lm_ids": np.zeros((rows, p), np.int32),
+    "masked_lm_weights": np.zeros((rows, p), np.float32),
+    "next_sentence_labels": np.zeros(
+      (rows, limits.examples_per_record), np.int32
+    ),
+  }
+  for row, pack in enumerate(packs):
+    start = first = 0  # the next token's and the next masked token's place
+    for place, number in enumerate(pack):
+      (ids, positions, labels), start_b, is_random_next = examples[number]
+      end, last = start + len(ids), first + len(positions)
+      f["input_ids"][row, start:end] = ids
+      f["input_mask"][row, start:end] = place + 1
+      f["segment_ids"][row, start + start_b : end] = 1
+      f["masked_lm_positions"][row, first:last] = positions + start
+      f["masked_lm_ids"][row, first:last] = labels
+      f["masked_lm_weights"][row, first:last] = 1.0
+      f["next_sentence_labels"][row, place] = is_random_next
+      start, first = end, last
+  return records.encode_examples(f)
 
 
 def build_shard(task: ShardTask) -> ShardResult:
-  """Makes one shard, shuffled; runs in a worker.
+  """Makes one shard, packed and shuffled; runs in a worker.
 
-  The shard is held in memory until it is written.
+  Its examples are held in memory until they are written.
   """
   settings = task.settings
   documents = corpus.open_store(task.store)
   order = np.fromfile(os.path.join(task.store, _ORDER_FILE), np.int64)
-  buffer = _ExampleBuffer(
-    settings.max_seq_length, settings.max_predictions_per_seq
-  )
+  examples = []
   for copy in range(settings.dupe_factor):
     mine = documents_of_shard(order, task.shard, task.num_shards, copy)
     for document in mine.tolist():
-      _add_document(buffer, documents, document, copy, task)
-  buffer.flush()
-  if not buffer.encoded:
+      examples += _examples_of_document(documents, document, copy, task)
+  if not examples:
     raise records.DataError(
       f"{task.num_shards} shards are too many: shard {task.shard} gets no "
       f"example of {len(order)} documents x {settings.dupe_factor} copies; "
       "give fewer --num_shards"
     )
-  shuffle = _stream_rng(settings.random_seed, _SHUFFLE_STREAM, task.shard)
+  tokens = [len(example.masked.input_ids) for example in examples]
+  masked = [len(example.masked.positions) for example in examples]
+  packs = packing.pack(
+    tokens,
+    masked,
+    settings.limits,
+    _stream_rng(settings.random_seed, _SHUFFLE_STREAM, task.shard),
+  )
   with records.ShardWriter(task.path) as writer:
-    for i in shuffle.permutation(len(buffer.encoded)).tolist():
-      writer.write(buffer.encoded[i])
+    for begin in range(0, len(packs), _ENCODE_ROWS):
+      rows = packs[begin : begin + _ENCODE_ROWS]
+      for record in _encode(examples, rows, settings.limits):
+        writer.write(record)
   return ShardResult(
     info=writer.info,
-    real_tokens=buffer.real_tokens,
-    masked_tokens=buffer.masked_tokens,
-    random_next=buffer.random_next,
+    examples=len(examples),
+    real_tokens=sum(tokens),
+    masked_tokens=sum(masked),
+    random_next=sum(example.is_random_next for example in examples),
   )
 
 

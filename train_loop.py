@@ -41,6 +41,7 @@ class Task:
     batches: its `input_pipeline.Batches`.
     summarize: global sums of an update -> the losses and accuracies to report.
     tokens: name of the sum that counts real tokens.
+    examples: name of the sum that counts examples.
     capacity: token positions of one global batch, padding included.
   """
 
@@ -51,6 +52,7 @@ class Task:
   batches: input_pipeline.Batches
   summarize: Callable[[dict], dict]
   tokens: str
+  examples: str
   capacity: int
 
 
@@ -60,13 +62,13 @@ class _Clock:
 
   started: float = dataclasses.field(default_factory=time.monotonic)
   seconds: float = 0.0  # of training since the last report
-  examples: int = 0
+  examples: float = 0.0
   tokens: float = 0.0
   all_tokens: float = 0.0
-  all_examples: int = 0
+  all_examples: float = 0.0
   speeds: list = dataclasses.field(default_factory=list)
 
-  def add(self, seconds: float, examples: int, tokens: float) -> None:
+  def add(self, seconds: float, examples: float, tokens: float) -> None:
     self.seconds += seconds
     self.examples += examples
     self.tokens += tokens
@@ -83,7 +85,7 @@ class _Clock:
     self.speeds.append(
       (self.examples / self.seconds, self.tokens / self.seconds)
     )
-    self.seconds, self.examples, self.tokens = 0.0, 0, 0.0
+    self.seconds, self.examples, self.tokens = 0.0, 0.0, 0.0
 
 
 def say(comm, *lines: str) -> None:
@@ -137,8 +139,10 @@ def train(session, task: Task, evaluate, checkpointer, config, comm) -> dict:
     except tf.errors.OpError as e:
       raise _clear_error(e, task.source, task.batches.numbers(samples)) from e
     step, samples = step + 1, samples + plan.global_batch
-    tokens = float(got["sums"][task.tokens])
-    clock.add(time.monotonic() - began, plan.global_batch, tokens)
+    examples, tokens = (
+      float(got["sums"][name]) for name in (task.examples, task.tokens)
+    )
+    clock.add(time.monotonic() - began, examples, tokens)
     if comm.is_root:
       report = _report(step, samples, got, task, clock)
       _tell_trouble(step, got, ops.variables)
@@ -167,7 +171,7 @@ def _report(step: int, samples: int, got: dict, task: Task, clock) -> dict:
     "loss_scale": float(got["loss_scale"]),
     "skipped": bool(got["skipped"]),
     "dropped_micro_batches": int(got["dropped_micro_batches"]),
-    "examples": samples,
+    "examples": task.plan.examples(samples),
     "padding": 1.0 - float(got["sums"][task.tokens]) / task.capacity,
     **clock.rates(),
   }

@@ -271,6 +271,7 @@ class Measurement:
     rate = statistics.median(self.rates)
     flops = self.rate.flops * plan.accumulation
     p10, p90 = np.percentile(self.seconds, [10, 90])
+    sums = {name: float(s) for name, s in self.first["sums"].items()}
     return {
       "bert_config": os.path.basename(FLAGS.bert_config_file),
       "precision": config.precision,
@@ -284,10 +285,8 @@ class Measurement:
       "seconds_median": round(median, 5),
       "seconds_p10": round(float(p10), 5),
       "seconds_p90": round(float(p90), 5),
-      "examples_per_second": round(plan.global_batch / median, 2),
-      "tokens_per_second": round(
-        float(self.first["sums"]["tokens"]) / median, 1
-      ),
+      "examples_per_second": round(sums["next_sentence_weight"] / median, 2),
+      "tokens_per_second": round(sums["tokens"] / median, 1),
       "peak_memory_mb": round(self.peak_memory / 2**20),
       "model_gflop": round(flops / 1e9, 2),
       "matmul_gflop_per_second": round(rate / 1e9, 1),

@@ -210,6 +210,93 @@ def test_heads_of_google_bert_equal_numpy_reference():
 
 
 # -----------------------------------------------------------------------------
+# Packed = unpacked
+# -----------------------------------------------------------------------------
+
+
+def unpacked_examples(rng):
+  """Five examples of unequal lengths, a batch of one example a row."""
+  lengths = np.array([S, 4, 3, 5, 2])
+  places, used = np.arange(S), np.array([4, 1, 2, 2, 1])
+  positions = np.stack([rng.permutation(S)[:P] % n for n in lengths])
+  return lengths, modeling.PretrainingBatch(
+    input_ids=rng.integers(1, V, [5, S]) * (places < lengths[:, None]),
+    input_mask=(places < lengths[:, None]).astype(np.int32),
+    segment_ids=((places >= lengths[:, None] // 2).astype(np.int32))
+    * (places < lengths[:, None]),
+    masked_lm_positions=positions * (np.arange(P) < used[:, None]),
+    masked_lm_ids=rng.integers(0, V, [5, P]),
+    masked_lm_weights=(np.arange(P) < used[:, None]).astype(np.float32),
+    next_sentence_labels=np.array([[0], [1], [1], [0], [1]]),
+    example_weights=np.ones(5, np.float32),
+  )
+
+
+def packed(batch, lengths, packs, examples_per_record):
+  """`batch` with its examples put together, written out place by place."""
+  rows, predictions = len(packs), P + 2
+  out = modeling.PretrainingBatch(
+    *(np.zeros([rows, S], np.int32) for _ in range(3)),
+    *(np.zeros([rows, predictions], np.int32) for _ in range(2)),
+    np.zeros([rows, predictions], np.float32),
+    np.zeros([rows, examples_per_record], np.int32),
+    np.ones(rows, np.float32),
+  )
+  for row, pack in enumerate(packs):
+    start = masked = 0
+    for place, i in enumerate(pack):
+      for j in range(lengths[i]):
+        out.input_ids[row, start + j] = batch.input_ids[i, j]
+        out.input_mask[row, start + j] = place + 1
+        out.segment_ids[row, start + j] = batch.segment_ids[i, j]
+      for j in range(int(batch.masked_lm_weights[i].sum())):
+        position = batch.masked_lm_positions[i, j] + start
+        out.masked_lm_positions[row, masked] = position
+        out.masked_lm_ids[row, masked] = batch.masked_lm_ids[i, j]
+        out.masked_lm_weights[row, masked] = 1.0
+        masked += 1
+      out.next_sentence_labels[row, place] = batch.next_sentence_labels[i, 0]
+      start += lengths[i]
+  return out
+
+
+@pytest.mark.parametrize("mode", ["off", "layers", "step"])
+def test_packed_equals_unpacked(mode):
+  """Every head's sums, and the gradient of each head's loss."""
+  rng = np.random.default_rng(5)
+  lengths, examples = unpacked_examples(rng)
+  batches = [examples, packed(examples, lengths, [[1, 2, 4], [0], [3]], 3)]
+  results = []
+  with xla.mode(mode):
+    for batch in batches:
+      scope = tf.variable_scope("", reuse=bool(results), use_resource=True)
+      with scope:
+        build = lambda tensors: modeling.pretraining_model(
+          tensors, tiny_config(), False
+        )
+        sums = build(as_tensors(batch))
+      heads = [sums.masked_lm_loss, sums.next_sentence_loss]
+      gradients = [
+        g if g is not None else tf.zeros_like(v)
+        for loss in heads
+        for g, v in zip(
+          tf.gradients(loss, tf.trainable_variables()),
+          tf.trainable_variables(),
+          strict=True,
+        )
+      ]
+      results.append([list(sums), gradients])
+    with tf.Session() as session:
+      randomise(session, rng)
+      unpacked_got, packed_got = session.run(results)
+  assert unpacked_got[0][5] == packed_got[0][5] == 5.0  # examples
+  np.testing.assert_allclose(packed_got[0], unpacked_got[0], rtol=1e-5)
+  for a, b in zip(packed_got[1], unpacked_got[1], strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+  assert sum(np.abs(g).max() > 0.1 for g in unpacked_got[1]) > 40
+
+
+# -----------------------------------------------------------------------------
 # Hand-written gradients against composed operations
 # -----------------------------------------------------------------------------
 

@@ -46,6 +46,28 @@ def test_plan_for_16_ranks_is_printed_in_full():
     assert number in text
 
 
+def test_a_recipe_in_examples_is_the_same_for_packed_records():
+  """As many examples an update and in all, whatever the records hold."""
+  plan = resolve(global_batch_size=256, train_batch_size=32, packing_factor=2.0)
+  assert (plan.accumulation, plan.global_batch) == (2, 128)
+  assert (plan.updates, plan.warmup_updates) == (1000, 100)
+  assert plan.samples == 256_000
+  assert "global batch 256 in 128 records" in "\n".join(plan.lines())
+  # 16 per rank and step, stated for one rank: 8 x 2 x 2 = 32 an update.
+  per_rank = resolve(packing_factor=2.0)
+  assert per_rank.updates == 250
+  assert per_rank.samples == resolve().samples == 8000
+
+
+def test_a_packed_global_batch_is_met_within_a_few_percent():
+  plan = resolve(global_batch_size=256, train_batch_size=44, packing_factor=2.9)
+  assert plan.global_batch == 88
+  assert plan.examples(plan.global_batch) == 255
+  assert plan.updates == 1004  # a little more of them, each a little smaller
+  with pytest.raises(UserError, match="use --train_batch_size=22"):
+    resolve(global_batch_size=256, train_batch_size=32, packing_factor=2.9)
+
+
 @pytest.mark.parametrize(
   "changes, words",
   [

@@ -1,5 +1,8 @@
 """XLA on = off: the same training in every mode and precision."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import runs
@@ -106,3 +109,35 @@ def test_outside_of_a_mode_nothing_is_compiled():
   kwargs = dict(scale=1.0, keep_prob=1.0, dtype=tf.float32)
   encoder.kernels.attention_probs(scores, 0.0, [0, 0], **kwargs)
   assert not called(tf.get_default_graph(), "")
+
+
+ONE_THREAD = """
+import resource, time
+import distributed, xla
+from tensorflow_v1 import tf
+
+comm = distributed.init(num_threads=1)
+with xla.mode("layers"):
+  x = tf.random.normal([1500, 1500], seed=1)
+  for _ in range(20):
+    x = xla.compiled(tf.sigmoid)(tf.matmul(x, x))
+  with tf.Session(config=distributed.session_config(comm)) as session:
+    session.run(x.op)
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(5):
+      session.run(x.op)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+print("cores used:", cpu / wall)
+"""
+
+
+def test_compiling_does_not_take_the_other_ranks_cores():
+  """Tracing makes TensorFlow's threads, before a session asks for fewer."""
+  done = subprocess.run(
+    [sys.executable, "-c", ONE_THREAD],
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.returncode == 0, done.stderr
+  assert float(done.stdout.split("cores used:")[1]) < 1.2

@@ -1,0 +1,118 @@
+"""Which examples share a record: a pure function of (sizes, rng).
+
+Best-fit decreasing: the examples of a shard, longest first, each into the
+record with the least room that still holds it. Its bins are at most 11/9 of the
+fewest possible (Johnson et al. 1974, https://doi.org/10.1137/0203025), and on
+real text nearly all come out full, because the many short examples fill what
+the long ones leave. A histogram of lengths (Krell et al. 2021,
+https://arxiv.org/abs/2107.02027) packs a corpus of any size at once, but has to
+know how its examples are numbered before it is read; a shard is in memory when
+it is made, and is a random sample of the documents large enough to fill its
+records.
+
+Examples of one length are alike but for chance: which of them meet in a record
+is drawn, and so is the order of the records.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Limits(NamedTuple):
+  """What a record has room for."""
+
+  max_seq_length: int  # tokens
+  max_predictions_per_seq: int  # masked tokens
+  examples_per_record: int  # 1: not packed
+
+
+class _Record:
+  """One that has room left."""
+
+  def __init__(self, limits: Limits):
+    self.examples = []
+    self.tokens = limits.max_seq_length
+    self.predictions = limits.max_predictions_per_seq
+    self.places = limits.examples_per_record
+
+  def add(self, example: int, tokens: int, predictions: int) -> None:
+    self.examples.append(example)
+    self.tokens -= tokens
+    self.predictions -= predictions
+    self.places -= 1
+
+  @property
+  def is_open(self) -> bool:
+    return self.tokens > 0 and self.places > 0
+
+
+class _OpenRecords:
+  """Open records by their room for tokens."""
+
+  def __init__(self, max_seq_length: int):
+    self._by_room = [[] for _ in range(max_seq_length + 1)]
+    self._rooms = 0  # bit r is set where _by_room[r] is not empty
+
+  def add(self, record: _Record) -> None:
+    self._by_room[record.tokens].append(record)
+    self._rooms |= 1 << record.tokens
+
+  def take(self, tokens: int, predictions: int) -> _Record | None:
+    """The one with the least room for both, taken out; None if none has."""
+    rooms = self._rooms >> tokens << tokens
+    while rooms:
+      lowest = rooms & -rooms
+      room = lowest.bit_length() - 1
+      # The last one is as good as any; with too few predictions left there,
+      # the next larger room is asked, not all of this one.
+      if self._by_room[room][-1].predictions >= predictions:
+        record = self._by_room[room].pop()
+        if not self._by_room[room]:
+          self._rooms ^= lowest
+        return record
+      rooms ^= lowest
+    return None
+
+
+def pack(
+  tokens: Sequence[int],
+  predictions: Sequence[int],
+  limits: Limits,
+  rng: np.random.Generator,
+) -> list[list[int]]:
+  """Groups examples into records, in random order.
+
+  Args:
+    tokens: of each example, special tokens included.
+    predictions: masked tokens of each example.
+    limits: what a record has room for.
+    rng: the only source of chance.
+
+  Returns:
+    The numbers of the examples in each record; each example is in one.
+
+  Raises:
+    ValueError: an example does not fit into an empty record.
+  """
+  order = rng.permutation(len(tokens))
+  if limits.examples_per_record == 1:
+    return [[i] for i in order.tolist()]
+  lengths = np.asarray(tokens)
+  order = order[np.argsort(-lengths[order], kind="stable")].tolist()
+  packed, open_records = [], _OpenRecords(limits.max_seq_length)
+  for i in order:
+    record = open_records.take(tokens[i], predictions[i])
+    if record is None:
+      record = _Record(limits)
+      packed.append(record.examples)
+    record.add(i, tokens[i], predictions[i])
+    if record.tokens < 0 or record.predictions < 0:
+      raise ValueError(
+        f"example {i} of {tokens[i]} tokens and {predictions[i]} masked ones "
+        f"does not fit into {limits}"
+      )
+    if record.is_open:
+      open_records.add(record)
+  return [packed[i] for i in rng.permutation(len(packed)).tolist()]
