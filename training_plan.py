@@ -142,13 +142,17 @@ def resolve(
     micro_batch=train_batch_size,
     accumulation=accumulation,
     global_batch=global_batch,
-    # Rounded up: never fewer samples than were asked for.
-    updates=math.ceil(num_train_steps / divisor),
-    warmup_updates=math.ceil(num_warmup_steps / divisor),
+    updates=_rounded_up(num_train_steps / divisor),
+    warmup_updates=_rounded_up(num_warmup_steps / divisor),
     records=records,
     divisor=divisor,
     packing_factor=packing_factor,
   )
+
+
+def _rounded_up(updates: float) -> int:
+  """Never fewer samples than were asked for, but for an error of rounding."""
+  return math.ceil(updates - 1e-6)
 
 
 def _accumulation(

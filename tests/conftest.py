@@ -19,14 +19,46 @@ TINY = dict(
 )
 
 
-def write_records(path, count, seed=0, s=32, p=5, vocab_size=100):
-  """Writes `count` records of random tokens; returns the path as a string."""
+def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):
+  """The features of `count` records of random tokens."""
   rng = np.random.default_rng(seed)
+  sizes = (s, p, vocab_size, examples_per_record)
+  return [records.fake_features(rng, *sizes) for _ in range(count)]
+
+
+def write_records(path, count, seed=0, **sizes):
+  """Writes `count` records of random tokens; returns the path as a string."""
   with records.ShardWriter(str(path)) as writer:
-    for _ in range(count):
-      features = records.fake_features(rng, s, p, vocab_size)
+    for features in fake_records(count, seed, **sizes):
       writer.write(records.encode_example(features))
   return str(path)
+
+
+def write_packed(folder):
+  """2 x 60 records of 1 to 3 examples each, with their manifest.
+
+  Returns the files' pattern and the examples of 24 records on average, cut to
+  a whole number.
+  """
+  files, examples = [], 0
+  for i in range(2):
+    made = fake_records(60, seed=i, examples_per_record=3)
+    with records.ShardWriter(str(folder / f"data-{i}.tfrecord")) as writer:
+      for features in made:
+        writer.write(records.encode_example(features))
+    files.append(writer.info)
+    examples += sum(int(features["input_mask"].max()) for features in made)
+  records.Manifest(
+    max_seq_length=32,
+    max_predictions_per_seq=5,
+    examples_per_record=3,
+    masking="static",
+    tokenizer=records.TokenizerInfo("wordpiece", "vocab.txt", "", 100, True),
+    settings={},
+    counts={"examples": examples},
+    files=tuple(files),
+  ).save(str(folder / f"data{records.MANIFEST_SUFFIX}"))
+  return str(folder / "data-*.tfrecord"), 24 * examples // 120
 
 
 def write_config(path, **changes):
@@ -42,6 +74,13 @@ def tiny_run(tmp_path):
     write_records(tmp_path / f"data-{i}.tfrecord", 60, seed=i)
   config = write_config(tmp_path / "config.json")
   return config, str(tmp_path / "data-*.tfrecord")
+
+
+@pytest.fixture
+def packed_run(tmp_path):
+  """As tiny_run, packed: ((config path, records glob), global batch size)."""
+  pattern, global_batch = write_packed(tmp_path)
+  return (write_config(tmp_path / "config.json"), pattern), global_batch
 
 
 @pytest.fixture(autouse=True)

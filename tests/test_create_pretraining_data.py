@@ -222,6 +222,52 @@ def test_records_mean_what_google_bert_means(
   assert (c["documents"], c["tokens"]) == (60, len(flat.split()))
 
 
+def unpacked(record):
+  """The examples of a record: token, segment, masked token tuples and label."""
+  numbers = np.array(record["input_mask"])
+  for number in range(1, max(numbers) + 1):
+    places = np.flatnonzero(numbers == number)
+    assert (np.diff(places) == 1).all()
+    take = lambda name, at=places: tuple(np.array(record[name])[at].tolist())
+    masked = tuple(
+      (position - places[0], label)
+      for position, label, weight in zip(
+        record["masked_lm_positions"],
+        record["masked_lm_ids"],
+        record["masked_lm_weights"],
+        strict=True,
+      )
+      if weight and numbers[position] == number
+    )
+    label = record["next_sentence_labels"][number - 1]
+    yield take("input_ids"), take("segment_ids"), masked, label
+
+
+def test_packed_records_hold_the_same_examples(tmp_path, text, vocab_file):
+  made = {}
+  for size in (1, 4):
+    summary = cpd.create(
+      settings_of(
+        tmp_path,
+        text,
+        vocab_file,
+        examples_per_record=size,
+        short_seq_prob=0.9,
+        num_shards=2,
+      )
+    )
+    rows = all_examples(summary)
+    assert {len(r["next_sentence_labels"]) for r in rows} == {size}
+    made[size] = sorted(e for r in rows for e in unpacked(r))
+    counts = summary.manifest.counts
+    assert counts["examples"] == len(made[size])
+    assert summary.manifest.packing_factor == len(made[size]) / len(rows)
+    real = sum(np.count_nonzero(r["input_mask"]) for r in rows)
+    assert counts["real_tokens"] == real
+  assert made[4] == made[1]
+  assert real / (len(rows) * SEQ) > 0.9
+
+
 def test_next_sentence_label_tells_the_document(tmp_path, vocab_file):
   # Every document repeats its own letter, so tokens tell the document.
   letters = "abcdefghijklmnop"

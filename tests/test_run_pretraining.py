@@ -8,10 +8,12 @@ import re
 import numpy as np
 import pytest
 import runs
-from conftest import write_config, write_records
+from conftest import write_config, write_packed, write_records
+from test_records import feature_values
 
 import checkpointing
 import lr_schedule
+import records
 import run_pretraining
 import training_hooks
 from distributed import AllreduceConfig, Comm
@@ -102,6 +104,68 @@ def test_evaluation_is_over_all_records_and_independent_of_the_batch(
   assert results[0]["global_step"] == 4
   for key, value in results[0].items():
     np.testing.assert_allclose(value, results[1][key], rtol=1e-5, err_msg=key)
+
+
+def test_packed_records_train_as_their_examples(tmp_path):
+  """An update of the whole data set, packed and with an example a record."""
+  folders = ("packed", "unpacked")
+  for name in folders:
+    (tmp_path / name).mkdir()
+  files, _ = write_packed(tmp_path / "packed")
+  packed = records.RecordSet(records.expand_patterns(files))
+  examples = [e for r in packed for e in examples_of(feature_values(r))]
+  path = tmp_path / "unpacked" / "data.tfrecord"
+  with records.ShardWriter(str(path)) as writer:
+    for example in examples:
+      writer.write(records.encode_example(example))
+  config = write_config(tmp_path / "config.json")
+  for folder, pattern, batch in (
+    ("packed", files, len(packed)),
+    ("unpacked", str(path), len(examples)),
+  ):
+    result = runs.pretrain(
+      (config, pattern),
+      tmp_path / folder / "run",
+      train_batch_size=batch,
+      global_batch_size=len(examples),
+      do_eval=True,
+    )
+    assert result["evaluation"]["examples"] == len(examples)
+  for key in ("masked_lm_loss", "next_sentence_loss", "examples"):
+    np.testing.assert_allclose(
+      *(runs.metrics(tmp_path / f / "run", key) for f in folders), rtol=1e-5
+    )
+
+
+def filled(values, size):
+  return np.pad(values, (0, size - len(values)))
+
+
+def examples_of(record):
+  """The examples of a packed record, each as a record's features."""
+  numbers = np.array(record["input_mask"])
+  values = {name: np.array(v) for name, v in record.items()}
+  for number in range(1, numbers.max() + 1):
+    places = np.flatnonzero(numbers == number)
+    masked = np.flatnonzero(
+      (values["masked_lm_weights"] > 0)
+      & (numbers[values["masked_lm_positions"]] == number)
+    )
+    tokens = lambda name, at=places: filled(values[name][at], 32)
+    predictions = lambda name, at=masked: filled(values[name][at], 5)
+    yield {
+      "input_ids": tokens("input_ids"),
+      "input_mask": filled(np.ones(len(places), int), 32),
+      "segment_ids": tokens("segment_ids"),
+      "masked_lm_positions": filled(
+        values["masked_lm_positions"][masked] - places[0], 5
+      ),
+      "masked_lm_ids": predictions("masked_lm_ids"),
+      "masked_lm_weights": predictions("masked_lm_weights").astype(np.float32),
+      "next_sentence_labels": values["next_sentence_labels"][
+        number - 1 : number
+      ],
+    }
 
 
 # Ops that TensorFlow makes and nobody runs: ends of its gradient functions and

@@ -21,10 +21,13 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_every_mode_trains_as_none(tiny_run, tmp_path, precision):
+def test_every_mode_trains_as_none(packed_run, tmp_path, precision):
+  """On packed records, of which others are the simple case."""
+  tiny_run, global_batch = packed_run
+  settings = dict(SETTINGS, global_batch_size=global_batch)
   for mode in xla.MODES:
     runs.pretrain(
-      tiny_run, tmp_path / mode, precision=precision, xla=mode, **SETTINGS
+      tiny_run, tmp_path / mode, precision=precision, xla=mode, **settings
     )
   for mode in ("auto", "layers", "step"):
     for key in ("masked_lm_loss", "next_sentence_loss", "grad_norm"):
