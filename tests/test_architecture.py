@@ -20,6 +20,7 @@ WITHOUT_TENSORFLOW = {
   "errors",
   "instances",
   "masking",
+  "packing",
   "prepare_corpus",
   "records",
   "shards",
