@@ -50,14 +50,17 @@ class Settings:
   max_seq_length: int = 128
   max_predictions_per_seq: int = 20
   random_seed: int = 12345
-  dupe_factor: int = 10
+  dupe_factor: int | None = None  # None: 10, or 1 with dynamic masks
   masked_lm_prob: float = 0.15
   short_seq_prob: float = 0.1
   examples_per_record: int = 1
+  dynamic_masks: bool = False
   num_shards: int | None = None  # None: by the size of the corpus
   num_workers: int | None = None  # None: all cores; never decides the bytes
 
   def __post_init__(self):
+    if self.dupe_factor is None:
+      object.__setattr__(self, "dupe_factor", 1 if self.dynamic_masks else 10)
     self._check(self.max_seq_length >= 8, "max_seq_length", "at least 8")
     self._check(
       1 <= self.max_predictions_per_seq <= self.max_seq_length,
@@ -343,7 +346,7 @@ def _manifest(
     max_seq_length=settings.max_seq_length,
     max_predictions_per_seq=settings.max_predictions_per_seq,
     examples_per_record=settings.examples_per_record,
-    masking="static",
+    masking="dynamic" if settings.dynamic_masks else "static",
     tokenizer=info,
     settings={
       **dataclasses.asdict(settings.examples),
@@ -390,6 +393,8 @@ def report(summary: Summary) -> str:
   c, manifest = summary, summary.manifest
   num_records = sum(info.records for info in manifest.files)
   capacity = num_records * manifest.max_seq_length
+  is_static = manifest.masking == "static"
+  masked = f"{c['masked_tokens']:,}" if is_static else "drawn on reading"
   total = sum(summary.seconds.values())
   rows = [
     ("documents", f"{c['documents']:,}"),
@@ -400,7 +405,7 @@ def report(summary: Summary) -> str:
     ("examples", f"{c['examples']:,}"),
     ("records", f"{num_records:,} of {manifest.packing_factor:.2f} examples"),
     ("random next", f"{c['random_next'] / c['examples']:.1%}"),
-    ("masked tokens", f"{c['masked_tokens']:,}"),
+    ("masked tokens", masked),
     ("fill", f"{c['real_tokens'] / capacity:.1%} of tokens are no padding"),
     *((name, f"{s:.1f} s") for name, s in summary.seconds.items()),
     ("speed", f"{c['text_bytes'] / 1e6 / total:.2f} MB of text/s"),
@@ -454,11 +459,19 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer("random_seed", 12345, "Decides all that is random.")
   flags.DEFINE_integer(
-    "dupe_factor", 10, "Copies of each document, each masked in its own way."
+    "dupe_factor",
+    None,
+    "Copies of each document, each cut and masked in its own way. Default: 10, "
+    "or 1 with --dynamic_masks.",
   )
   flags.DEFINE_float("masked_lm_prob", 0.15, "Share of tokens to mask.")
   flags.DEFINE_float(
     "short_seq_prob", 0.1, "Share of documents cut into shorter examples."
+  )
+  flags.DEFINE_bool(
+    "dynamic_masks",
+    False,
+    "Leave the masks to training, which draws new ones each epoch.",
   )
   flags.DEFINE_integer(
     "num_shards", None, "Files to write. Default: one for about 16 MB."

@@ -1,5 +1,7 @@
 """From record files to batches: a function of (seed, epoch, rank).
 
+Masks that are not in the records are drawn here, from (seed, epoch, record).
+
 The order of records is a full shuffle that depends on (seed, epoch) alone, as a
 permutation that is computed, not stored. The stream of a run is epoch after
 epoch; update k takes `global_batch` positions of it from k * global_batch on,
@@ -13,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import masking
 import modeling
 import records
 from tensorflow_v1 import tf
@@ -22,13 +25,6 @@ from tensorflow_v1 import tf
 # -----------------------------------------------------------------------------
 
 _ROUNDS = 6
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-  """SplitMix64's finalizer (Steele et al. 2014), a good 64-bit hash."""
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return x ^ (x >> np.uint64(31))
 
 
 def permute(
@@ -59,7 +55,7 @@ def permute(
   while outside.any():
     left, right = values[outside] >> half_bits, values[outside] & mask
     for key in keys:
-      left, right = right, left ^ (_mix(right + key) & mask)
+      left, right = right, left ^ (masking.mix64(right + key) & mask)
     values[outside] = left << half_bits | right
     outside = values >= np.uint64(count)
   return values.astype(np.int64)
@@ -96,38 +92,70 @@ class RecordShape:
   max_predictions_per_seq: int
   vocab_size: int
   examples_per_record: int = 1
+  masks: masking.MaskSettings | None = None  # to be drawn on reading
+  whole_words: bool = False  # of those masks
 
   def features(self) -> dict:
     """The parsing specification of the schema in `records`."""
     s, p = self.max_seq_length, self.max_predictions_per_seq
+    integers = {
+      "input_ids": s,
+      "input_mask": s,
+      "segment_ids": s,
+      "next_sentence_labels": self.examples_per_record,
+    }
+    floats = {}
+    if not self.masks:
+      integers |= {"masked_lm_positions": p, "masked_lm_ids": p}
+      floats["masked_lm_weights"] = p
+    elif self.whole_words:
+      integers["is_continuation"] = s
     return {
-      "input_ids": tf.FixedLenFeature([s], tf.int64),
-      "input_mask": tf.FixedLenFeature([s], tf.int64),
-      "segment_ids": tf.FixedLenFeature([s], tf.int64),
-      "masked_lm_positions": tf.FixedLenFeature([p], tf.int64),
-      "masked_lm_ids": tf.FixedLenFeature([p], tf.int64),
-      "masked_lm_weights": tf.FixedLenFeature([p], tf.float32),
-      "next_sentence_labels": tf.FixedLenFeature(
-        [self.examples_per_record], tf.int64
-      ),
+      name: tf.FixedLenFeature([size], dtype)
+      for sizes, dtype in ((integers, tf.int64), (floats, tf.float32))
+      for name, size in sizes.items()
     }
 
   def upper_bounds(self) -> dict:
     """The first value that is too large for each integer feature."""
-    return {
+    bounds = {
       "input_ids": self.vocab_size,
       "input_mask": self.examples_per_record + 1,
       "masked_lm_positions": self.max_seq_length,
       "masked_lm_ids": self.vocab_size,
       "next_sentence_labels": 2,
+      "is_continuation": 2,
     }
+    return {name: bounds[name] for name in self.features() if name in bounds}
 
 
 def manifest_shape(files: str) -> dict:
-  """What the first file's manifest says of `RecordShape`; {} without one."""
+  """What the first file's manifest says of `RecordShape`; {} without one.
+
+  Raises:
+    records.DataError: dynamic masks, but it does not say with what.
+  """
   found = records.find_manifest(records.expand_patterns(files)[0])
+  if not found:
+    return {}
+  path, manifest = found
   names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
-  return {name: getattr(found[1], name) for name in names} if found else {}
+  shape = {name: getattr(manifest, name) for name in names}
+  if manifest.masking == "dynamic":
+    tokenizer, settings = manifest.tokenizer, manifest.settings
+    if tokenizer.mask_id is None or "masked_lm_prob" not in settings:
+      raise records.DataError(
+        f"{path}: the masks are to be drawn on reading, but mask_id or "
+        "masked_lm_prob is missing: make the records again"
+      )
+    shape["whole_words"] = settings.get("do_whole_word_mask", False)
+    shape["masks"] = masking.MaskSettings(
+      settings["masked_lm_prob"],
+      manifest.max_predictions_per_seq,
+      tokenizer.mask_id,
+      tokenizer.vocab_size,
+    )
+  return shape
 
 
 class Source:
@@ -229,6 +257,10 @@ class Source:
           f"{bounds.get(name, 1 << 31)} and not negative"
         )
 
+  def mask_keys(self, seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
+    """Keys of the masks of records that are read in these epochs, int64 [n]."""
+    return masking.record_keys(seed, epochs, numbers).view(np.int64)
+
   def read(self, numbers: np.ndarray) -> np.ndarray:
     """Serialized records, object array [n] of bytes."""
     try:
@@ -249,25 +281,64 @@ class Source:
     return None
 
 
-def _parse(serialized: tf.Tensor, shape: RecordShape) -> dict:
-  """Parses records, with range checks; name -> int32 or float32 [n, ...]."""
+def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
+  """Parses records, with range checks, and masks those without masks.
+
+  Args:
+    serialized: string [n].
+    keys: int64 [n], see `masking.record_keys`.
+    shape: what the records must look like.
+
+  Returns:
+    name -> int32 or float32 [n, ...], as `modeling.PretrainingBatch` has them.
+  """
   parsed = tf.parse_example(serialized, shape.features())
+  bounds = shape.upper_bounds()
   checks = [
     tf.debugging.assert_less(
       tf.reduce_max(parsed[name]), tf.constant(bound, tf.int64), name=name
     )
-    for name, bound in shape.upper_bounds().items()
+    for name, bound in bounds.items()
   ] + [
     tf.debugging.assert_non_negative(tf.reduce_min(parsed[name]))
-    for name in shape.upper_bounds()
+    for name in bounds
   ]
   with tf.control_dependencies(checks):
-    return {
+    parsed = {
       name: tf.cast(value, tf.int32)
       if value.dtype == tf.int64
       else tf.identity(value)
       for name, value in parsed.items()
     }
+  return _masked(parsed, keys, shape) if shape.masks else parsed
+
+
+def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:
+  """`parsed` with masks."""
+  continuation = [parsed.pop("is_continuation")] if shape.whole_words else []
+
+  def draw(ids, mask, segments, keys, *continuation):
+    return tuple(
+      masking.mask_records(
+        ids, mask, segments, keys.view(np.uint64), shape.masks, *continuation
+      )
+    )
+
+  names = ("input_ids", "input_mask", "segment_ids")
+  drawn = tf.numpy_function(
+    draw,
+    [*(parsed[name] for name in names), keys, *continuation],
+    [tf.int32, tf.int32, tf.int32, tf.float32],
+  )
+  rows, p = parsed["input_ids"].shape[0], shape.max_predictions_per_seq
+  drawn[0].set_shape(parsed["input_ids"].shape)
+  for tensor in drawn[1:]:
+    tensor.set_shape([rows, p])
+  names = ("input_ids", "masked_lm_positions", "masked_lm_ids")
+  return {
+    **parsed,
+    **dict(zip((*names, "masked_lm_weights"), drawn, strict=True)),
+  }
 
 
 def _options() -> tf.data.Options:
@@ -329,13 +400,19 @@ def training_batches(
     return rank_records(position, global_batch, len(source.set), seed, comm)
 
   def read(position):
-    return source.read(numbers(int(position)))
+    mine = numbers(int(position))
+    places = position + comm.rank * local + np.arange(local)
+    epochs = places // len(source.set)
+    return source.read(mine), source.mask_keys(seed, epochs, mine)
 
   def load(update):
     position = first + update * global_batch
-    serialized = tf.numpy_function(read, [position], tf.string)
+    serialized, keys = tf.numpy_function(
+      read, [position], [tf.string, tf.int64]
+    )
     serialized.set_shape([local])
-    parsed = _parse(serialized, source.shape)
+    keys.set_shape([local])
+    parsed = _parse(serialized, keys, source.shape)
     number = tf.cast(position // global_batch * accumulation, tf.int32)
     batch = modeling.PretrainingBatch(
       **parsed, example_weights=tf.ones([local])
@@ -368,49 +445,46 @@ def training_batches(
   )
 
 
-def fake_examples(shape: RecordShape, count: int) -> list[dict]:
-  """`count` records' features of random tokens, always the same."""
+def fake_batch(shape: RecordShape, count: int) -> dict:
+  """`count` records of random tokens, always the same, as `first_batch`."""
   rng = np.random.default_rng(0)
-  sizes = (shape.max_seq_length, shape.max_predictions_per_seq)
-  return [
+  examples = [
     records.fake_features(
-      rng, *sizes, shape.vocab_size, shape.examples_per_record
+      rng,
+      shape.max_seq_length,
+      shape.max_predictions_per_seq,
+      shape.vocab_size,
+      shape.examples_per_record,
     )
     for _ in range(count)
   ]
+  return {name: np.stack([e[name] for e in examples]) for name in examples[0]}
 
 
-def first_examples(source: Source, count: int) -> list[dict]:
-  """The features of `count` records, from the first on."""
-  examples = []
-  for serialized in source.read(np.arange(count) % len(source.set)):
-    features = tf.train.Example.FromString(serialized).features.feature
-    examples.append(
-      {
-        name: np.array(
-          features[name].int64_list.value
-          if spec.dtype == tf.int64
-          else features[name].float_list.value,
-          spec.dtype.as_numpy_dtype,
-        )
-        for name, spec in source.shape.features().items()
-      }
-    )
-  return examples
+def first_batch(source: Source, count: int) -> dict:
+  """`count` records from the first on: name -> array [count, ...]."""
+  numbers = np.arange(count) % len(source.set)
+  with tf.Graph().as_default(), tf.Session() as session:
+    keys = tf.constant(source.mask_keys(0, 0, numbers))
+    serialized = tf.constant(source.read(numbers), tf.string)
+    return session.run(_parse(serialized, keys, source.shape))
 
 
-def fixed_micro_batch(examples: list[dict], accumulation: int) -> MicroBatch:
-  """A micro-batch that is always the same, `accumulation` times an update."""
-  columns = {
-    name: np.stack([e[name] for e in examples]) for name in examples[0]
-  }
+def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
+  """A micro-batch that is always the same, `accumulation` times an update.
+
+  Args:
+    columns: see `first_batch`.
+    accumulation: micro-batches of an update.
+  """
+  count = len(columns["input_ids"])
   batch = modeling.PretrainingBatch(
     # No constants: what depends on them would be computed once, ahead of time.
     **{
       name: tf.placeholder_with_default(column, column.shape)
       for name, column in columns.items()
     },
-    example_weights=tf.ones([len(examples)]),
+    example_weights=tf.ones([count]),
   )
   repeats = float(accumulation)
   update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
@@ -456,15 +530,16 @@ def evaluation_batches(
     weights = np.zeros(batch_size, np.float32)
     weights[: len(rows)] = 1.0
     filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
-    return source.read(filled), weights
+    # The same masks in each evaluation, and for any seed of the training.
+    return source.read(filled), source.mask_keys(0, 0, filled), weights
 
   def load(batch):
-    serialized, weights = tf.numpy_function(
-      read, [batch], [tf.string, tf.float32]
+    serialized, keys, weights = tf.numpy_function(
+      read, [batch], [tf.string, tf.int64, tf.float32]
     )
-    serialized.set_shape([batch_size])
-    weights.set_shape([batch_size])
-    parsed = _parse(serialized, source.shape)
+    for tensor in (serialized, keys, weights):
+      tensor.set_shape([batch_size])
+    parsed = _parse(serialized, keys, source.shape)
     parsed["masked_lm_weights"] *= weights[:, None]
     return modeling.PretrainingBatch(**parsed, example_weights=weights)
 

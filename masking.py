@@ -1,137 +1,222 @@
-"""Which tokens are masked: pure functions of (token ids, rng).
+"""Which tokens are masked: a pure function of (token ids, keys).
 
-google/bert's procedure (create_masked_lm_predictions): 15% of the tokens are
-chosen, at least one and at most `max_predictions_per_seq`; of these 80% become
-[MASK], 10% a random token, 10% stay. With whole-word masks the pieces of a
-word are chosen together.
+google/bert's procedure (create_masked_lm_predictions): of each example 15% of
+the tokens are chosen, at least one and at most `max_predictions_per_seq`; of
+these 80% become [MASK], 10% a random token, 10% stay. With whole-word masks the
+pieces of a word are chosen together.
 
-The same function serves masks written into records and masks drawn when a
-record is read.
+`mask_records` masks a batch of records at once, packed or not, and serves masks
+written into records and masks drawn when a record is read. All chance is a hash
+of (the record's key, the token's place): nothing depends on which records are
+masked together.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+# Of a key: which words come first, and what becomes of a chosen token.
+_ORDER_STREAM, _FATE_STREAM = np.uint64(1 << 32), np.uint64(2 << 32)
+_MASKED, _MASKED_OR_KEPT = 0.8, 0.9
+
 
 class MaskSettings(NamedTuple):
-  """What a mask depends on besides the tokens and the rng."""
+  """What masks depend on besides tokens and keys."""
 
   masked_lm_prob: float  # share of the tokens to choose
-  max_predictions_per_seq: int
+  max_predictions_per_seq: int  # of a record
   mask_id: int  # id of [MASK]
   vocab_size: int  # random tokens are any of these ids, as in google/bert
 
 
-class MaskedTokens(NamedTuple):
-  """A masked sequence; k tokens were chosen."""
+class MaskedRecords(NamedTuple):
+  """Masked records, as `records` has them; the arrays are new."""
 
-  input_ids: np.ndarray  # [n], dtype of the input: what the model sees
-  positions: np.ndarray  # int64 [k], ascending
-  labels: np.ndarray  # [k], dtype of the input: what stood there
-
-
-def num_to_predict(num_tokens: int, settings: MaskSettings) -> int:
-  """How many tokens of a sequence to choose, [CLS] and [SEP] counted in.
-
-  `round` is Python's (a half goes to the even neighbour), as in google/bert.
-  """
-  wanted = max(1, int(round(num_tokens * settings.masked_lm_prob)))
-  return min(settings.max_predictions_per_seq, wanted)
+  input_ids: np.ndarray  # [B, S], dtype of the input: what the model sees
+  positions: np.ndarray  # int32 [B, P], ascending, then 0
+  labels: np.ndarray  # int32 [B, P]: what stood there, then 0
+  weights: np.ndarray  # float32 [B, P]: 1, then 0
 
 
-def choose_tokens(
-  maskable: np.ndarray, count: int, rng: np.random.Generator
-) -> np.ndarray:
-  """Chooses `count` of the maskable positions, all alike.
+def mix64(x: np.ndarray) -> np.ndarray:
+  """SplitMix64's finalizer (Steele et al. 2014), a good hash of uint64."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+def record_keys(seed: int, series, numbers: np.ndarray) -> np.ndarray:
+  """Keys of records, one for each (seed, series, number).
 
   Args:
-    maskable: bool [n].
-    count: how many; fewer are chosen where there are not so many.
-    rng: advanced by one permutation.
+    seed: int, not negative.
+    series: int or int64 [B]: the epoch for masks drawn on reading, the shard
+      for masks written into records.
+    numbers: int64 [B], which records.
 
   Returns:
-    int64 [k], ascending.
+    uint64 [B].
   """
-  candidates = maskable.nonzero()[0]
-  chosen = rng.permutation(candidates)[:count]
-  chosen.sort()
-  return chosen
+  key = np.uint64(0x9E3779B97F4A7C15)  # not 0, which the hash maps to itself
+  for part in (seed, series, numbers):
+    key = mix64(np.atleast_1d(np.asarray(part)).astype(np.uint64) + key)
+  return np.broadcast_to(key, np.shape(numbers))
 
 
-def choose_words(
-  maskable: np.ndarray,
-  is_continuation: np.ndarray,
-  count: int,
-  rng: np.random.Generator,
-) -> np.ndarray:
-  """Chooses whole words of at most `count` tokens in all.
+def num_to_predict(num_tokens, settings: MaskSettings) -> np.ndarray:
+  """How many tokens of examples to choose, [CLS] and [SEP] counted in.
 
-  Words are taken in random order; one that would exceed `count` is skipped and
-  the next is tried, so fewer than `count` tokens may come out. A word is a
-  token and the continuations after it. As in google/bert, a continuation
-  belongs to the maskable token before it even across [SEP] (a segment may have
-  been cut inside a word), and one at the very start begins a word.
+  A half is rounded to its even neighbour, as Python's `round` in google/bert.
 
   Args:
-    maskable: bool [n].
-    is_continuation: bool [n], True for tokens that go on with a word.
-    count: tokens to choose at most.
-    rng: advanced by one permutation.
+    num_tokens: int array, tokens of each example.
 
   Returns:
-    int64 [k], ascending; k may be 0 where every word is longer than `count`.
+    int64 array.
   """
-  candidates = maskable.nonzero()[0]
-  is_start = ~is_continuation[candidates]
-  is_start[:1] = True
-  starts = is_start.nonzero()[0]
-  ends = np.append(starts[1:], len(candidates)).tolist()
-  starts = starts.tolist()
-  chosen = []
-  for word in rng.permutation(len(starts)).tolist():
-    room = count - len(chosen)
-    if not room:
-      break
-    if ends[word] - starts[word] <= room:
-      chosen.extend(range(starts[word], ends[word]))
-  chosen.sort()
-  return candidates[chosen] if chosen else candidates[:0]
+  wanted = np.rint(np.asarray(num_tokens) * settings.masked_lm_prob)
+  return np.clip(wanted, 1, settings.max_predictions_per_seq).astype(np.int64)
 
 
-def mask_tokens(
-  ids: np.ndarray,
-  maskable: np.ndarray,
-  rng: np.random.Generator,
+def maskable_tokens(
+  input_mask: np.ndarray, segment_ids: np.ndarray
+) -> np.ndarray:
+  """Where neither padding, [CLS] nor [SEP] stands.
+
+  [CLS] is the first token of an example, [SEP] the last of each segment.
+
+  Args:
+    input_mask: int [B, S], see `records`.
+    segment_ids: int [B, S].
+
+  Returns:
+    bool [B, S].
+  """
+  maskable = input_mask > 0
+  new_example = np.diff(input_mask, axis=1) != 0
+  maskable[:, 0] = False
+  maskable[:, 1:] &= ~new_example
+  maskable[:, :-1] &= ~(new_example | (np.diff(segment_ids, axis=1) != 0))
+  maskable[:, -1] = False
+  return maskable
+
+
+def mask_records(
+  input_ids: np.ndarray,
+  input_mask: np.ndarray,
+  segment_ids: np.ndarray,
+  keys: np.ndarray,
   settings: MaskSettings,
   is_continuation: np.ndarray | None = None,
-) -> MaskedTokens:
-  """Masks one sequence.
+) -> MaskedRecords:
+  """Masks records.
+
+  A word is a token and the continuations after it; without `is_continuation`
+  every token is one. As in google/bert, a continuation belongs to the maskable
+  token before it even across [SEP] (a segment may have been cut inside a word),
+  and one at the start of an example begins a word. Words are taken in random
+  order; one that would exceed the number of tokens to choose is skipped and the
+  next is tried, so with whole words fewer than that may be chosen.
 
   Args:
-    ids: int [n], the sequence without padding, [CLS] and [SEP] included (they
-      count for how many tokens are chosen). Not changed.
-    maskable: bool [n], False for [CLS] and [SEP].
-    rng: the only source of chance.
+    input_ids: int [B, S].
+    input_mask: int [B, S], the token's example in the record from 1, 0 for
+      padding.
+    segment_ids: int [B, S].
+    keys: uint64 [B], see `record_keys`.
     settings: shares and ids.
-    is_continuation: bool [n] for whole-word masks; None chooses single tokens.
+    is_continuation: (optional) bool [B, S], True for tokens that go on with a
+      word.
 
-  Returns:
-    The masked sequence, with the chosen positions and their original tokens.
+  Raises:
+    ValueError: the examples of a record have more tokens to choose than
+      `max_predictions_per_seq`.
   """
-  count = num_to_predict(len(ids), settings)
-  if is_continuation is None:
-    positions = choose_tokens(maskable, count, rng)
-  else:
-    positions = choose_words(maskable, is_continuation, count, rng)
-  labels = ids[positions]
-  # One uniform draw decides: [0, 0.8) [MASK], [0.8, 0.9) stay, rest random.
-  draw = rng.random(len(positions))
-  # Random tokens are drawn for all positions: cheaper than picking out some.
-  shown = rng.integers(settings.vocab_size, size=len(positions), dtype=np.int32)
-  kept = draw < 0.9
-  shown[kept] = labels[kept]
-  shown[draw < 0.8] = settings.mask_id
-  masked = ids.copy()
-  masked[positions] = shown
-  return MaskedTokens(masked, positions, labels)
+  rows, size = input_ids.shape
+  # Examples are numbered through the batch, padding first in each row.
+  per_row = int(input_mask.max(initial=0)) + 1
+  example = input_mask + per_row * np.arange(rows)[:, None]
+  lengths = np.bincount(example.ravel(), minlength=rows * per_row)
+  room = np.where(lengths > 0, num_to_predict(lengths, settings), 0)
+  room[::per_row] = 0
+  wanted = room.reshape(rows, per_row).sum(axis=1)
+  if wanted.max(initial=0) > settings.max_predictions_per_seq:
+    raise ValueError(
+      f"a record wants {wanted.max()} masked tokens, but there is room for "
+      f"max_predictions_per_seq={settings.max_predictions_per_seq}"
+    )
+  tokens = np.flatnonzero(maskable_tokens(input_mask, segment_ids))
+  example = example.ravel()[tokens]
+  starts = np.ones(len(tokens), bool)
+  if is_continuation is not None:
+    goes_on = is_continuation.ravel()[tokens].astype(bool)
+    starts[1:] = ~goes_on[1:] | (np.diff(example) != 0)
+  chosen = _choose_words(tokens, example, starts, room, keys, size)
+  return _replace(input_ids, np.sort(tokens[chosen]), keys, settings)
+
+
+def _hash(keys, places, stream, size):
+  """uint64 of flat places: a hash of (key of the row, place in it, stream)."""
+  rows, columns = places // size, places % size
+  return mix64(keys[rows] + mix64(columns.astype(np.uint64) + stream))
+
+
+def _choose_words(tokens, example, starts, room, keys, size):
+  """bool [t]: which of the maskable tokens are chosen.
+
+  Args:
+    tokens: int64 [t], their flat places.
+    example: int64 [t], the example each is in, ascending.
+    starts: bool [t], where a word begins.
+    room: int64 [examples], how many tokens to choose.
+    keys: uint64 [B].
+    size: int, S.
+  """
+  first = np.flatnonzero(starts)
+  sizes = np.diff(np.append(first, len(tokens)))
+  owner = example[first]
+  # Sorted by example, then at random.
+  shuffle = _hash(keys, tokens[first], _ORDER_STREAM, size)
+  order = np.argsort(
+    owner.astype(np.uint64) << np.uint64(40) | shuffle >> np.uint64(24)
+  )
+  counts = np.bincount(owner, minlength=len(room))
+  begins = np.cumsum(counts) - counts
+  taken = np.zeros(len(first), bool)
+  room = room.copy()
+  # All examples at once: the first word of each, then the second, ...
+  active = np.flatnonzero((room > 0) & (counts > 0))
+  turn = 0
+  while len(active):
+    words = order[begins[active] + turn]
+    fits = sizes[words] <= room[active]
+    taken[words[fits]] = True
+    room[active[fits]] -= sizes[words[fits]]
+    turn += 1
+    active = active[(room[active] > 0) & (counts[active] > turn)]
+  return np.repeat(taken, sizes)
+
+
+def _replace(input_ids, places, keys, settings):
+  """Masks the tokens at flat places, ascending."""
+  rows, size = input_ids.shape
+  p = settings.max_predictions_per_seq
+  row = places // size
+  rank = np.arange(len(places)) - np.searchsorted(row, row)
+  positions, labels = np.zeros((2, rows, p), np.int32)
+  weights = np.zeros((rows, p), np.float32)
+  positions[row, rank] = places % size
+  labels[row, rank] = input_ids.ravel()[places]
+  weights[row, rank] = 1.0
+  fate = _hash(keys, places, _FATE_STREAM, size)
+  share = (fate >> np.uint64(32)) / 2.0**32
+  low = fate & np.uint64(0xFFFFFFFF)
+  shown = (low * np.uint64(settings.vocab_size) >> np.uint64(32)).astype(
+    input_ids.dtype
+  )
+  kept = share < _MASKED_OR_KEPT
+  shown[kept] = input_ids.ravel()[places[kept]]
+  shown[share < _MASKED] = settings.mask_id
+  masked = input_ids.copy()
+  masked.ravel()[places] = shown
+  return MaskedRecords(masked, positions, labels, weights)

@@ -159,4 +159,17 @@ class PretrainingConfig:
     shape |= input_pipeline.manifest_shape(files) if files else {}
     for name in ("max_seq_length", "max_predictions_per_seq"):
       shape[name] = getattr(self, name) or shape[name]
+    if shape.get("masks"):
+      made = shape["masks"].max_predictions_per_seq
+      if (
+        shape["max_predictions_per_seq"] < made
+        and shape["examples_per_record"] > 1
+      ):
+        raise UserError(
+          f"--max_predictions_per_seq={shape['max_predictions_per_seq']}: "
+          f"{files} are packed for {made} masked tokens a record"
+        )
+      shape["masks"] = shape["masks"]._replace(
+        max_predictions_per_seq=shape["max_predictions_per_seq"]
+      )
     return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)

@@ -15,6 +15,11 @@ max_predictions_per_seq, E = examples in a record at most, 1 unless packed):
   next_sentence_labels int64 [E]   0: B follows A; 1: B is from elsewhere;
                                    zero-padded
 
+With dynamic masks there are no masked_lm_* and input_ids is what stood there;
+with whole words too there is
+
+  is_continuation      int64 [S]   1 for tokens that go on with a word
+
 A record file `X` has its record index beside it in `X.index` (a NumPy .npy
 array, int64 [records + 1], of the byte offsets at which records start, the
 file's size last). The files of one data set are described by one
@@ -273,6 +278,7 @@ class TokenizerInfo:
   sha256: str  # of the vocabulary or model file
   vocab_size: int
   do_lower_case: bool
+  mask_id: int | None = None  # of [MASK]; needed for dynamic masks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -380,7 +380,7 @@ def dry_run(config: PretrainingConfig) -> None:
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
     tf.train.get_or_create_global_step()
-    examples = input_pipeline.fake_examples(shape, small.micro_batch)
+    examples = input_pipeline.fake_batch(shape, small.micro_batch)
     micro = input_pipeline.fixed_micro_batch(examples, small.accumulation)
     state = checkpointing.TrainingState()
     ops = training_graph(config, micro, state, small, distributed.Comm())

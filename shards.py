@@ -35,6 +35,7 @@ class ExampleSettings:
   masked_lm_prob: float
   short_seq_prob: float
   examples_per_record: int
+  dynamic_masks: bool
 
   @property
   def limits(self) -> packing.Limits:
@@ -71,7 +72,7 @@ class ShardResult:
   info: records.ShardInfo
   examples: int
   real_tokens: int
-  masked_tokens: int
+  masked_tokens: int  # 0 with masks drawn on reading
   random_next: int
 
 
@@ -94,9 +95,9 @@ def documents_of_shard(
 
 
 class _Example(NamedTuple):
-  """One example, before it is put into a record."""
+  """One example, before it is put into a record and masked."""
 
-  masked: masking.MaskedTokens
+  ids: np.ndarray  # int32 [n]
   start_b: int  # where segment B begins
   is_random_next: bool
 
@@ -108,12 +109,6 @@ def _examples_of_document(
   settings = task.settings
   tokenizer = corpus.load_tokenizer(task.tokenizer)
   rng = instances.document_rng(settings.random_seed, copy, document)
-  mask_settings = masking.MaskSettings(
-    settings.masked_lm_prob,
-    settings.max_predictions_per_seq,
-    tokenizer.mask_id,
-    tokenizer.vocab_size,
-  )
   span_settings = instances.SpanSettings(
     settings.max_seq_length, settings.short_seq_prob
   )
@@ -122,48 +117,79 @@ def _examples_of_document(
     ids = instances.join_segments(
       documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
     )
-    start_b = span.a_end - span.a_start + 2
-    maskable = np.ones(len(ids), bool)
-    maskable[0] = maskable[start_b - 1] = maskable[-1] = False
-    is_continuation = None
-    if settings.do_whole_word_mask:
-      is_continuation = tokenizer.is_continuation[ids]
-    masked = masking.mask_tokens(
-      ids, maskable, rng, mask_settings, is_continuation
-    )
-    yield _Example(masked, start_b, span.is_random_next)
+    yield _Example(ids, span.a_end - span.a_start + 2, span.is_random_next)
 
 
-def _encode(
+def _rows(
   examples: list[_Example], packs: list[list[int]], limits: packing.Limits
-) -> list[bytes]:
-  """One record for each of `packs`, which are numbers of examples."""
-  rows, s, p = len(packs), limits.max_seq_length, limits.max_predictions_per_seq
+) -> dict[str, np.ndarray]:
+  """The features of a record for each of `packs`, without masks."""
+  rows, s = len(packs), limits.max_seq_length
   f = {
     "input_ids": np.zeros((rows, s), np.int32),
     "input_mask": np.zeros((rows, s), np.int32),
     "segment_ids": np.zeros((rows, s), np.int32),
-    "masked_lm_positions": np.zeros((rows, p), np.int32),
-    "masked_lm_ids": np.zeros((rows, p), np.int32),
-    "masked_lm_weights": np.zeros((rows, p), np.float32),
     "next_sentence_labels": np.zeros(
       (rows, limits.examples_per_record), np.int32
     ),
   }
   for row, pack in enumerate(packs):
-    start = first = 0  # the next token's and the next masked token's place
+    start = 0
     for place, number in enumerate(pack):
-      (ids, positions, labels), start_b, is_random_next = examples[number]
-      end, last = start + len(ids), first + len(positions)
+      ids, start_b, is_random_next = examples[number]
+      end = start + len(ids)
       f["input_ids"][row, start:end] = ids
       f["input_mask"][row, start:end] = place + 1
       f["segment_ids"][row, start + start_b : end] = 1
-      f["masked_lm_positions"][row, first:last] = positions + start
-      f["masked_lm_ids"][row, first:last] = labels
-      f["masked_lm_weights"][row, first:last] = 1.0
       f["next_sentence_labels"][row, place] = is_random_next
-      start, first = end, last
-  return records.encode_examples(f)
+      start = end
+  return f
+
+
+def _with_masks(
+  f: dict[str, np.ndarray], first: int, task: ShardTask
+) -> dict[str, np.ndarray]:
+  """`_rows` with masks, or with what is needed to draw them on reading.
+
+  Args:
+    first: the number of the first row's record in the shard.
+  """
+  settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
+  is_continuation = None
+  if settings.do_whole_word_mask:
+    is_continuation = tokenizer.is_continuation[f["input_ids"]]
+  if settings.dynamic_masks:
+    if is_continuation is not None:
+      f["is_continuation"] = is_continuation.astype(np.int32)
+    return f
+  numbers = np.arange(first, first + len(f["input_ids"]))
+  masked = masking.mask_records(
+    f["input_ids"],
+    f["input_mask"],
+    f["segment_ids"],
+    masking.record_keys(settings.random_seed, task.shard, numbers),
+    mask_settings(settings, tokenizer.mask_id, tokenizer.vocab_size),
+    is_continuation,
+  )
+  return {
+    **f,
+    "input_ids": masked.input_ids,
+    "masked_lm_positions": masked.positions,
+    "masked_lm_ids": masked.labels,
+    "masked_lm_weights": masked.weights,
+  }
+
+
+def mask_settings(
+  settings: ExampleSettings, mask_id: int, vocab_size: int
+) -> masking.MaskSettings:
+  """What the masks of these examples depend on."""
+  return masking.MaskSettings(
+    settings.masked_lm_prob,
+    settings.max_predictions_per_seq,
+    mask_id,
+    vocab_size,
+  )
 
 
 def build_shard(task: ShardTask) -> ShardResult:
@@ -185,24 +211,30 @@ def build_shard(task: ShardTask) -> ShardResult:
       f"example of {len(order)} documents x {settings.dupe_factor} copies; "
       "give fewer --num_shards"
     )
-  tokens = [len(example.masked.input_ids) for example in examples]
-  masked = [len(example.masked.positions) for example in examples]
+  tokens = [len(example.ids) for example in examples]
+  wanted = masking.num_to_predict(tokens, mask_settings(settings, 0, 0))
   packs = packing.pack(
     tokens,
-    masked,
+    wanted.tolist(),
     settings.limits,
     _stream_rng(settings.random_seed, _SHUFFLE_STREAM, task.shard),
   )
+  masked = 0
   with records.ShardWriter(task.path) as writer:
     for begin in range(0, len(packs), _ENCODE_ROWS):
-      rows = packs[begin : begin + _ENCODE_ROWS]
-      for record in _encode(examples, rows, settings.limits):
+      rows = _rows(
+        examples, packs[begin : begin + _ENCODE_ROWS], settings.limits
+      )
+      rows = _with_masks(rows, begin, task)
+      if not settings.dynamic_masks:
+        masked += int(rows["masked_lm_weights"].sum())
+      for record in records.encode_examples(rows):
         writer.write(record)
   return ShardResult(
     info=writer.info,
     examples=len(examples),
     real_tokens=sum(tokens),
-    masked_tokens=sum(masked),
+    masked_tokens=masked,
     random_next=sum(example.is_random_next for example in examples),
   )
 

@@ -460,6 +460,7 @@ class WordPieceEncoder:
       sha256=records.file_sha256(self._file),
       vocab_size=self.vocab_size,
       do_lower_case=self._do_lower_case,
+      mask_id=int(self.mask_id),
     )
 
 
@@ -522,6 +523,7 @@ class SentencePieceEncoder:
       sha256=records.file_sha256(self._file),
       vocab_size=self.vocab_size,
       do_lower_case=self._do_lower_case,
+      mask_id=int(self.mask_id),
     )
 
 

@@ -65,7 +65,7 @@ def trace(config: PretrainingConfig, plan, shape):
   """
   variables = _Variables()
   with tf.Graph().as_default(), tf.Session() as session:
-    examples = input_pipeline.fake_examples(shape, plan.micro_batch)
+    examples = input_pipeline.fake_batch(shape, plan.micro_batch)
     micro = input_pipeline.fixed_micro_batch(examples, 1)
     batch = session.run(micro.batch._asdict())
 

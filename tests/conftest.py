@@ -34,15 +34,20 @@ def write_records(path, count, seed=0, **sizes):
   return str(path)
 
 
-def write_packed(folder):
+def write_packed(folder, dynamic=False):
   """2 x 60 records of 1 to 3 examples each, with their manifest.
 
+  With `dynamic` masks, of whole words, are left to be drawn on reading.
   Returns the files' pattern and the examples of 24 records on average, cut to
   a whole number.
   """
   files, examples = [], 0
   for i in range(2):
     made = fake_records(60, seed=i, examples_per_record=3)
+    for features in made if dynamic else ():
+      for name in ("positions", "ids", "weights"):
+        del features[f"masked_lm_{name}"]
+      features["is_continuation"] = (features["input_ids"] % 3 == 0) * 1
     with records.ShardWriter(str(folder / f"data-{i}.tfrecord")) as writer:
       for features in made:
         writer.write(records.encode_example(features))
@@ -52,9 +57,9 @@ def write_packed(folder):
     max_seq_length=32,
     max_predictions_per_seq=5,
     examples_per_record=3,
-    masking="static",
-    tokenizer=records.TokenizerInfo("wordpiece", "vocab.txt", "", 100, True),
-    settings={},
+    masking="dynamic" if dynamic else "static",
+    tokenizer=records.TokenizerInfo("wordpiece", "vocab.txt", "", 100, True, 4),
+    settings={"masked_lm_prob": 0.1, "do_whole_word_mask": True},
     counts={"examples": examples},
     files=tuple(files),
   ).save(str(folder / f"data{records.MANIFEST_SUFFIX}"))
@@ -80,6 +85,13 @@ def tiny_run(tmp_path):
 def packed_run(tmp_path):
   """As tiny_run, packed: ((config path, records glob), global batch size)."""
   pattern, global_batch = write_packed(tmp_path)
+  return (write_config(tmp_path / "config.json"), pattern), global_batch
+
+
+@pytest.fixture
+def dynamic_run(tmp_path):
+  """As packed_run, with whole-word masks that are drawn on reading."""
+  pattern, global_batch = write_packed(tmp_path, dynamic=True)
   return (write_config(tmp_path / "config.json"), pattern), global_batch
 
 

@@ -223,24 +223,26 @@ def test_records_mean_what_google_bert_means(
 
 
 def unpacked(record):
-  """The examples of a record: token, segment, masked token tuples and label."""
-  numbers = np.array(record["input_mask"])
+  """Of each example: tokens before masking, segments, masked tokens, label."""
+  numbers, ids = np.array(record["input_mask"]), np.array(record["input_ids"])
+  masked = np.zeros(len(ids), bool)
+  for position, label, weight in zip(
+    record.get("masked_lm_positions", []),
+    record.get("masked_lm_ids", []),
+    record.get("masked_lm_weights", []),
+    strict=True,
+  ):
+    if weight:
+      ids[position], masked[position] = label, True
   for number in range(1, max(numbers) + 1):
     places = np.flatnonzero(numbers == number)
     assert (np.diff(places) == 1).all()
-    take = lambda name, at=places: tuple(np.array(record[name])[at].tolist())
-    masked = tuple(
-      (position - places[0], label)
-      for position, label, weight in zip(
-        record["masked_lm_positions"],
-        record["masked_lm_ids"],
-        record["masked_lm_weights"],
-        strict=True,
-      )
-      if weight and numbers[position] == number
+    yield (
+      ids[places].tolist(),
+      np.array(record["segment_ids"])[places].tolist(),
+      int(masked[places].sum()),
+      record["next_sentence_labels"][number - 1],
     )
-    label = record["next_sentence_labels"][number - 1]
-    yield take("input_ids"), take("segment_ids"), masked, label
 
 
 def test_packed_records_hold_the_same_examples(tmp_path, text, vocab_file):
@@ -266,6 +268,41 @@ def test_packed_records_hold_the_same_examples(tmp_path, text, vocab_file):
     assert counts["real_tokens"] == real
   assert made[4] == made[1]
   assert real / (len(rows) * SEQ) > 0.9
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_masks_are_left_to_training(tmp_path, text, vocab_file, whole_words):
+  made = {}
+  for dynamic in (False, True):
+    summary = cpd.create(
+      settings_of(
+        tmp_path,
+        text,
+        vocab_file,
+        dynamic_masks=dynamic,
+        do_whole_word_mask=whole_words,
+        examples_per_record=2,
+      )
+    )
+    rows = all_examples(summary)
+    made[dynamic] = [e[:2] + e[3:] for r in rows for e in unpacked(r)]
+  assert made[True] == made[False]
+  manifest = summary.manifest
+  assert manifest.masking == "dynamic" and manifest.counts["masked_tokens"] == 0
+  assert manifest.tokenizer.mask_id == VOCAB.index("[MASK]")
+  assert not any(name.startswith("masked_lm") for name in rows[0])
+  assert ("is_continuation" in rows[0]) == whole_words
+  for row in rows if whole_words else ():
+    want = [int(VOCAB[i].startswith("##")) for i in row["input_ids"]]
+    assert row["is_continuation"] == want
+
+
+@pytest.mark.parametrize("dynamic, copies", [(False, 10), (True, 1)])
+def test_new_masks_need_no_copies(tmp_path, dynamic, copies):
+  settings = settings_of(
+    tmp_path, "t.txt", "v.txt", dupe_factor=None, dynamic_masks=dynamic
+  )
+  assert settings.dupe_factor == copies
 
 
 def test_next_sentence_label_tells_the_document(tmp_path, vocab_file):

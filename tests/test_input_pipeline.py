@@ -4,7 +4,7 @@ import collections
 
 import numpy as np
 import pytest
-from conftest import write_records
+from conftest import write_packed, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,6 +119,59 @@ def test_batches_are_the_records_of_the_stream(tmp_path):
     assert micro[first].masked_lm_weight == weight
     assert micro[first + 1].masked_lm_weight == weight
     assert micro[first].next_sentence_weight == 8
+
+
+def dynamic_source(pattern):
+  shape = input_pipeline.manifest_shape(pattern)
+  return input_pipeline.Source(
+    pattern, input_pipeline.RecordShape(vocab_size=100, **shape)
+  )
+
+
+def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
+  pattern, _ = write_packed(tmp_path, dynamic=True)
+
+  def batches(size, start, count, seed=5):
+    """name -> rows of `count` global batches of 24 from `start` on."""
+    parts = []
+    for r in range(size):
+      with tf.Graph().as_default():
+        made = input_pipeline.training_batches(
+          dynamic_source(pattern), seed, 24 // size, 1, rank(r, size)
+        )
+        parts.append(read_batches(made, start, count))
+    return [
+      np.concatenate([part[i].batch.masked_lm_positions for part in parts])
+      for i in range(count)
+    ]
+
+  one = batches(1, 0, 10)  # two epochs of 120
+  for positions, others in zip(one, batches(3, 0, 10), strict=True):
+    np.testing.assert_array_equal(positions, others)
+  np.testing.assert_array_equal(one[7:], batches(2, 7 * 24, 3))  # resumed
+  assert not np.array_equal(one, batches(1, 0, 10, seed=6))
+  # The same record in both epochs: other masks for most.
+  epochs = np.concatenate(one).reshape(2, 120, -1)
+  orders = [input_pipeline.stream_records(e * 120, 120, 120, 5) for e in (0, 1)]
+  by_record = [e[np.argsort(o)] for e, o in zip(epochs, orders, strict=True)]
+  same = (by_record[0] == by_record[1]).all(axis=1)
+  assert same.mean() < 0.2
+
+
+def test_dynamic_masks_of_an_evaluation_stay(tmp_path):
+  pattern, _ = write_packed(tmp_path, dynamic=True)
+  with tf.Graph().as_default():
+    source = dynamic_source(pattern)
+    batches = input_pipeline.evaluation_batches(source, 7, Comm())
+    first, second = (read_batches(batches, 0, batches.count) for _ in "ab")
+    whole = input_pipeline.first_batch(source, 120)
+  for a, b in zip(first, second, strict=True):
+    np.testing.assert_array_equal(a.masked_lm_positions, b.masked_lm_positions)
+  positions = np.concatenate([b.masked_lm_positions for b in first])[:120]
+  np.testing.assert_array_equal(positions, whole["masked_lm_positions"])
+  weights = np.concatenate([b.masked_lm_weights for b in first])
+  assert weights[120:].sum() == 0 and weights[:120].sum(axis=1).min() >= 0
+  assert 200 < weights.sum() < 500
 
 
 @pytest.mark.parametrize("size, batch", [(1, 7), (2, 4), (3, 5), (3, 64)])

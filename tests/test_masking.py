@@ -10,36 +10,32 @@ import masking
 CLS, SEP, MASK, VOCAB = 2, 3, 4, 1000
 
 
-class ScriptedRng:
-  """Answers as told, in place of chance."""
-
-  def __init__(self, order, draws, random_tokens):
-    self._order, self._draws = order, draws
-    self._random_tokens = random_tokens
-
-  def permutation(self, x):
-    x = np.arange(x) if np.isscalar(x) else x
-    assert len(self._order) == len(x)
-    return np.asarray(x)[self._order]
-
-  def random(self, size):
-    assert size == len(self._draws)
-    return np.array(self._draws)
-
-  def integers(self, high, size, dtype):
-    assert high == VOCAB and size == len(self._random_tokens)
-    return np.array(self._random_tokens, dtype)
-
-
 def settings_of(prob=0.15, most=20):
   return masking.MaskSettings(prob, most, MASK, VOCAB)
 
 
-def sequence(n, rng):
-  """(ids, maskable) of [CLS] A [SEP] B [SEP] with n tokens in all."""
-  ids = rng.integers(5, VOCAB, n, dtype=np.int32)
-  ids[[0, n // 2, -1]] = CLS, SEP, SEP
-  return ids, (ids != CLS) & (ids != SEP)
+def record(lengths, size, rng):
+  """(ids, input_mask, segment_ids), [size]: [CLS] A [SEP] B [SEP] of each."""
+  ids, numbers, segments = np.zeros((3, size), np.int32)
+  start = 0
+  for number, n in enumerate(lengths, 1):
+    end, start_b = start + n, start + n // 2 + 1
+    ids[start:end] = rng.integers(5, VOCAB, n)
+    ids[[start, start_b - 1, end - 1]] = CLS, SEP, SEP
+    numbers[start:end] = number
+    segments[start_b:end] = 1
+    start = end
+  return ids, numbers, segments
+
+
+def batch(all_lengths, size=128, seed=0):
+  rng = np.random.default_rng(seed)
+  made = [record(lengths, size, rng) for lengths in all_lengths]
+  return tuple(np.stack(column) for column in zip(*made, strict=True))
+
+
+def keys_of(rows, seed=0, series=0):
+  return masking.record_keys(seed, series, np.arange(rows))
 
 
 @pytest.mark.parametrize(
@@ -57,78 +53,153 @@ def test_num_to_predict(n, most, want):
   assert masking.num_to_predict(n, settings_of(most=most)) == want
 
 
-def test_tokens_by_hand():
-  ids = np.array([CLS, 50, 51, 52, SEP, 53, 54, SEP], np.int32)
-  maskable = np.array([0, 1, 1, 1, 0, 1, 1, 0], bool)
-  # Candidates 1 2 3 5 6 in the order 6 1 5 2 3; 0.5 * 8 = 4 of them: 1 2 5 6.
-  rng = ScriptedRng([4, 0, 3, 1, 2], [0.79, 0.8, 0.89, 0.9], [7, 8, 9, 10])
-  out = masking.mask_tokens(ids, maskable, rng, settings_of(prob=0.5))
-  assert out.positions.tolist() == [1, 2, 5, 6]
-  assert out.labels.tolist() == [50, 51, 53, 54]
-  # [MASK], kept, kept, random.
-  assert out.input_ids.tolist() == [CLS, MASK, 51, 52, SEP, 53, 10, SEP]
-  assert ids.tolist() == [CLS, 50, 51, 52, SEP, 53, 54, SEP]
+def test_special_tokens_are_found_where_they_stand():
+  ids, numbers, segments = batch([[7, 5], [8]], size=12)
+  maskable = masking.maskable_tokens(numbers, segments)
+  want = (numbers > 0) & (ids != CLS) & (ids != SEP)
+  np.testing.assert_array_equal(maskable, want)
+  full = batch([[12]], size=12)
+  assert masking.maskable_tokens(*full[1:])[0].sum() == 9
 
 
-def test_whole_words_by_hand():
+def scripted(monkeypatch, order, fates):
+  """Lets words come in `order`, and hashes of chosen tokens be `fates`."""
+
+  def _hash(keys, places, stream, size):
+    if stream == masking._ORDER_STREAM:
+      assert len(order) == len(places)
+      return np.array(order, np.uint64) << np.uint64(40)
+    return np.array(fates, np.uint64)
+
+  monkeypatch.setattr(masking, "_hash", _hash)
+
+
+def chosen(monkeypatch, order, segments, cont, most, prob=1.0):
+  """Positions chosen in [CLS] ... [SEP] ... of one record."""
+  n = len(segments)
+  scripted(monkeypatch, order, [0] * most)
+  monkeypatch.setattr(masking, "_replace", lambda ids, places, *_: places)
+  return masking.mask_records(
+    np.arange(n, dtype=np.int32)[None] + 5,
+    np.ones((1, n), np.int32),
+    np.array([segments]),
+    keys_of(1),
+    settings_of(prob, most),
+    None if cont is None else np.array([cont], bool),
+  ).tolist()
+
+
+def test_tokens_by_hand(monkeypatch):
+  ids = np.array([[CLS, 50, 51, 52, SEP, 53, 54, SEP]], np.int32)
+  segments = np.array([[0, 0, 0, 0, 0, 1, 1, 1]])
+  # Tokens 1 2 3 5 6 are maskable; the order is 6 1 5 2 3, so 0.5 * 8 = 4 of
+  # them are 1 2 5 6. Their fates: [MASK], kept, kept, random.
+  half = lambda share, low: int(share * 2**32) << 32 | low
+  fates = [half(0.79, 0), half(0.81, 0), half(0.89, 0), half(0.91, 1 << 31)]
+  scripted(monkeypatch, [1, 3, 4, 2, 0], fates)
+  out = masking.mask_records(
+    ids, np.ones_like(ids), segments, keys_of(1), settings_of(0.5, 6)
+  )
+  assert out.positions.tolist() == [[1, 2, 5, 6, 0, 0]]
+  assert out.labels.tolist() == [[50, 51, 53, 54, 0, 0]]
+  assert out.weights.tolist() == [[1, 1, 1, 1, 0, 0]]
+  middle = VOCAB // 2  # half of 2^32 is half of the vocabulary
+  assert out.input_ids.tolist() == [[CLS, MASK, 51, 52, SEP, 53, middle, SEP]]
+  assert ids.tolist() == [[CLS, 50, 51, 52, SEP, 53, 54, SEP]]
+
+
+def test_whole_words_by_hand(monkeypatch):
   #      CLS un ##aff ##able a SEP be ##d c SEP
-  cont = np.array([0, 0, 1, 1, 0, 0, 0, 1, 0, 0], bool)
-  maskable = np.array([0, 1, 1, 1, 1, 0, 1, 1, 1, 0], bool)
+  cont = [0, 0, 1, 1, 0, 0, 0, 1, 0, 0]
+  segments = [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
   # Words: {1 2 3} {4} {6 7} {8}; order c, unaffable (would make 4 of 3:
   # skipped), bed, a (the budget is used up).
-  rng = ScriptedRng([3, 0, 2, 1], [], [])
-  assert masking.choose_words(maskable, cont, 3, rng).tolist() == [6, 7, 8]
+  got = chosen(monkeypatch, [1, 3, 2, 0], segments, cont, 3)
+  assert got == [6, 7, 8]
 
 
-def test_continuation_after_a_cut_belongs_to_the_word_before():
+def test_continuation_after_a_cut_belongs_to_the_word_before(monkeypatch):
   # google/bert joins a leading ## piece of B to the last word of A, and lets
   # one at the very start be a word of its own.
-  cont = np.array([0, 1, 0, 0, 1, 0], bool)
-  maskable = np.array([0, 1, 1, 0, 1, 0], bool)
-  pick = lambda order: masking.choose_words(
-    maskable, cont, 2, ScriptedRng(order, [], [])
-  ).tolist()
+  cont, segments = [0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]
+  pick = lambda order: chosen(monkeypatch, order, segments, cont, 2)
   assert pick([1, 0]) == [2, 4]
   assert pick([0, 1]) == [1]
 
 
 def test_words_longer_than_the_budget_give_no_mask():
-  cont = np.array([0, 0, 1, 1, 0], bool)
-  maskable = np.array([0, 1, 1, 1, 0], bool)
-  rng = np.random.default_rng(0)
-  ids = np.array([CLS, 9, 10, 11, SEP], np.int32)
-  out = masking.mask_tokens(ids, maskable, rng, settings_of(), cont)
-  assert out.positions.tolist() == out.labels.tolist() == []
+  ids = np.array([[CLS, 9, 10, 11, SEP]], np.int32)
+  out = masking.mask_records(
+    ids,
+    np.ones_like(ids),
+    np.zeros_like(ids),
+    keys_of(1),
+    settings_of(),
+    np.array([[0, 0, 1, 1, 0]]),
+  )
+  assert out.weights.sum() == out.positions.sum() == 0
   assert out.input_ids.tolist() == ids.tolist()
 
 
-@settings(deadline=None, max_examples=200)
+def test_more_masks_than_there_is_room_for_are_refused():
+  made = batch([[60, 60]])
+  with pytest.raises(ValueError, match="wants 18 masked tokens"):
+    masking.mask_records(*made, keys_of(1), settings_of(most=17))
+
+
+@settings(deadline=None, max_examples=150)
 @given(
-  n=st.integers(5, 200),
-  most=st.integers(1, 40),
+  lengths=st.lists(st.integers(5, 60), min_size=1, max_size=4),
+  most=st.integers(1, 12),
   seed=st.integers(0, 2**32),
   whole=st.booleans(),
 )
-def test_invariants(n, most, seed, whole):
+def test_invariants(lengths, most, seed, whole):
+  size, p = 250, 48
+  ids, numbers, segments = batch([lengths, [30]], size, seed)
+  maskable = masking.maskable_tokens(numbers, segments)
   rng = np.random.default_rng(seed)
-  ids, maskable = sequence(n, rng)
-  cont = rng.random(n) < 0.4 if whole else None
-  out = masking.mask_tokens(ids, maskable, rng, settings_of(0.15, most), cont)
-  budget = masking.num_to_predict(n, settings_of(0.15, most))
-  assert np.all(np.diff(out.positions) > 0)
-  assert maskable[out.positions].all()
-  np.testing.assert_array_equal(out.labels, ids[out.positions])
-  untouched = np.delete(np.arange(n), out.positions)
-  np.testing.assert_array_equal(out.input_ids[untouched], ids[untouched])
+  cont = rng.random(ids.shape) < 0.4 if whole else None
+  keys = keys_of(2, seed)
+  arguments = (settings_of(0.15, p), cont)
+  out = masking.mask_records(ids, numbers, segments, keys, *arguments)
+  for row in range(2):
+    k = int(out.weights[row].sum())
+    assert out.weights[row].tolist() == [1] * k + [0] * (p - k)
+    positions = out.positions[row, :k]
+    assert np.all(np.diff(positions) > 0)
+    assert maskable[row, positions].all()
+    assert not out.positions[row, k:].any() and not out.labels[row, k:].any()
+    np.testing.assert_array_equal(out.labels[row, :k], ids[row, positions])
+    untouched = np.delete(np.arange(size), positions)
+    np.testing.assert_array_equal(
+      out.input_ids[row, untouched], ids[row, untouched]
+    )
+    for number, n in enumerate(lengths if row == 0 else [30], 1):
+      own = numbers[row] == number
+      is_chosen = np.isin(np.arange(size), positions) & own
+      budget = masking.num_to_predict(n, settings_of(0.15, p))
+      if not whole:
+        assert is_chosen.sum() == min(budget, (maskable[row] & own).sum())
+        continue
+      assert is_chosen.sum() <= budget
+      mine = maskable[row] & own
+      first = np.arange(mine.sum()) == 0
+      words = np.cumsum(~cont[row][mine] | first)
+      for word in range(1, words[-1] + 1):  # all of a word or nothing
+        assert len(set(is_chosen[mine][words == word])) == 1
   assert out.input_ids.dtype == ids.dtype
-  if not whole:
-    assert len(out.positions) == min(budget, maskable.sum())
-    return
-  assert len(out.positions) <= budget
-  chosen = np.isin(np.arange(n), out.positions)[maskable]
-  words = np.cumsum(~cont[maskable] | (np.arange(maskable.sum()) == 0))
-  for word in range(1, words[-1] + 1):
-    assert len(set(chosen[words == word])) == 1  # all of a word or nothing
+  # A record's masks do not depend on the records beside it.
+  alone = masking.mask_records(
+    ids[1:],
+    numbers[1:],
+    segments[1:],
+    keys[1:],
+    arguments[0],
+    None if cont is None else cont[1:],
+  )
+  for one, both in zip(alone, out, strict=True):
+    np.testing.assert_array_equal(one[0], both[1])
 
 
 def within(count, total, share, sigmas=5):
@@ -138,42 +209,57 @@ def within(count, total, share, sigmas=5):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_shares(whole):
-  rng = np.random.default_rng(3)
-  n, rounds = 128, 3000
-  ids, maskable = sequence(n, rng)
-  cont = np.zeros(n, bool) if whole else None
-  chosen = np.zeros(n, np.int64)
-  masked = kept = other = 0
-  drawn = np.zeros(VOCAB, np.int64)
-  for _ in range(rounds):
-    out = masking.mask_tokens(ids, maskable, rng, settings_of(), cont)
-    chosen[out.positions] += 1
-    shown = out.input_ids[out.positions]
-    same, is_mask = shown == out.labels, shown == MASK
-    masked += is_mask.sum()
-    kept += same.sum()
-    np.add.at(drawn, shown[~same & ~is_mask], 1)
-  total = chosen.sum()
+@pytest.mark.parametrize("lengths", [[128], [70, 58]], ids=str)
+def test_shares(whole, lengths):
+  """15% chosen; of them 80% [MASK], 10% random, 10% kept: over epochs."""
+  rounds = 3000
+  made = batch([lengths])
+  ids, numbers, segments = (np.repeat(a, rounds, axis=0) for a in made)
+  cont = np.zeros_like(ids, bool) if whole else None
+  keys = masking.record_keys(3, np.arange(rounds), np.zeros(rounds, np.int64))
+  out = masking.mask_records(ids, numbers, segments, keys, settings_of(), cont)
+  used = out.weights > 0
+  rows = np.nonzero(used)[0]
+  positions, labels = out.positions[used], out.labels[used]
+  shown = out.input_ids[rows, positions]
+  same, is_mask = shown == labels, shown == MASK
+  total, masked, kept = used.sum(), is_mask.sum(), same.sum()
   other = total - masked - kept
-  assert total == 19 * rounds  # round(0.15 * 128)
+  wanted = [round(0.15 * n) for n in lengths]
+  assert total == sum(wanted) * rounds
   # A random token may happen to be [MASK] or the old one: 1 in 1,000 each.
   assert within(masked, total, 0.8 + 0.1 / VOCAB)
   assert within(kept, total, 0.1 + 0.1 / VOCAB)
   assert within(other, total, 0.1 * (1 - 2 / VOCAB))
-  # All positions alike, and random tokens from the whole vocabulary.
-  assert all(within(c, rounds, 19 / 125) for c in chosen[maskable])
-  assert (drawn[:500].sum() > 0) and within(drawn[:500].sum(), other, 0.5)
+  # All positions of an example alike, and random tokens from all there are.
+  counts = np.bincount(positions, minlength=128)
+  for number, n in enumerate(lengths, 1):
+    own = (made[1][0] == number) & masking.maskable_tokens(*made[1:])[0]
+    share = wanted[number - 1] / (n - 3)
+    assert all(within(c, rounds, share) for c in counts[own])
+  drawn = np.bincount(shown[~same & ~is_mask], minlength=VOCAB)
+  assert within(drawn[: VOCAB // 2].sum(), other, 0.5)
   assert drawn.max() < other / VOCAB * 5
+  # Two neighbours are chosen together as often as any two.
+  places = np.zeros((rounds, 128), bool)
+  places[rows, positions] = True
+  first = wanted[0] * (wanted[0] - 1) / ((lengths[0] - 3) * (lengths[0] - 4))
+  pair = (places[:, 5] & places[:, 6]).sum()
+  assert within(pair, rounds, first)
 
 
-def test_same_seed_same_mask():
-  ids, maskable = sequence(100, np.random.default_rng(0))
-  one, two, three = (
-    masking.mask_tokens(
-      ids, maskable, np.random.default_rng(seed), settings_of()
-    )
-    for seed in (1, 1, 2)
+def test_masks_are_a_function_of_seed_epoch_and_record():
+  made = batch([[100]] * 3)
+  draw = lambda *key: masking.mask_records(
+    *made, masking.record_keys(*key), settings_of()
+  ).positions.tolist()
+  numbers = np.arange(3)
+  one = draw(1, 0, numbers)
+  assert one == draw(1, 0, numbers)
+  assert one[0] != one[1] != one[2]
+  assert one != draw(2, 0, numbers) and one != draw(1, 1, numbers)
+  # A record keeps its key in an epoch, whatever the others' epochs are.
+  keys = masking.record_keys(1, 0, numbers)
+  np.testing.assert_array_equal(
+    masking.record_keys(1, np.array([0, 1, 0]), numbers)[[0, 2]], keys[[0, 2]]
   )
-  np.testing.assert_array_equal(one.input_ids, two.input_ids)
-  assert one.positions.tolist() != three.positions.tolist()

@@ -43,9 +43,18 @@ def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [7, 10])
-def test_resumed_equals_never_stopped(tiny_run, tmp_path, stop):
-  """Bit for bit, with dropout, over an epoch's end (120 records, 24 each)."""
-  settings = dict(dropout=0.1, train_batch_size=12, save_checkpoints_steps=stop)
+def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop):
+  """Bit for bit, over an epoch's end (120 records, 24 each).
+
+  With dropout, micro-batches, packed records and masks drawn on reading.
+  """
+  tiny_run, global_batch = dynamic_run
+  settings = dict(
+    dropout=0.1,
+    train_batch_size=12,
+    global_batch_size=global_batch,
+    save_checkpoints_steps=stop,
+  )
   runs.pretrain(tiny_run, tmp_path / "whole", **settings)
   folder = tmp_path / "stopped"
   interrupt(runs.config(tiny_run, folder, **settings), after=stop + 2)
@@ -57,6 +66,14 @@ def test_resumed_equals_never_stopped(tiny_run, tmp_path, stop):
   assert set(stopped) == set(whole)
   for name, value in whole.items():
     np.testing.assert_array_equal(stopped[name], value, err_msg=name)
+
+
+def test_fewer_masks_than_records_are_packed_for_are_refused(
+  dynamic_run, tmp_path
+):
+  tiny_run, _ = dynamic_run
+  with pytest.raises(UserError, match="packed for 5 masked tokens a record"):
+    runs.pretrain(tiny_run, tmp_path, max_predictions_per_seq=4)
 
 
 def interrupt(config, after):
