@@ -209,6 +209,35 @@ def test_heads_of_google_bert_equal_numpy_reference():
       np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["off", "layers", "step"])
+def test_cross_entropy_equals_tensorflows(mode):
+  rng = np.random.default_rng(0)
+  logits = tf.constant(rng.normal(0, 3, [6, 5]).astype(np.float32))
+  bias = tf.constant(rng.normal(0, 1, 5).astype(np.float32))
+  labels = tf.constant([0, 4, 2, 2, 1, 3])
+  weights = tf.constant([0.5, 1.0, 2.0, 0.0, 0.3, 1.0])
+  with xla.mode(mode):
+    losses, correct = tf.unstack(
+      kernels.cross_entropy(logits, bias, labels, dtype=tf.float32)
+    )
+  want = tf.nn.sparse_softmax_cross_entropy_with_logits(
+    labels=labels, logits=logits + bias
+  )
+  right = tf.equal(
+    tf.argmax(logits + bias, axis=1, output_type=tf.int32), labels
+  )
+  gradients = [
+    tf.gradients(tf.reduce_sum(weights * x), [logits, bias])
+    for x in (losses, want)
+  ]
+  with tf.Session() as session:
+    got = session.run([losses, correct, *gradients[0]])
+    expected = session.run([want, tf.cast(right, tf.float32), *gradients[1]])
+  assert 0 < got[1].sum() < 6
+  for a, b in zip(got, expected, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
 # -----------------------------------------------------------------------------
 # Packed = unpacked
 # -----------------------------------------------------------------------------
