@@ -257,10 +257,6 @@ class Source:
           f"{bounds.get(name, 1 << 31)} and not negative"
         )
 
-  def mask_keys(self, seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
-    """Keys of the masks of records that are read in these epochs, int64 [n]."""
-    return masking.record_keys(seed, epochs, numbers).view(np.int64)
-
   def read(self, numbers: np.ndarray) -> np.ndarray:
     """Serialized records, object array [n] of bytes."""
     try:
@@ -352,6 +348,11 @@ def _options() -> tf.data.Options:
   return options
 
 
+def _mask_keys(seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
+  """`masking.record_keys` as int64, which TensorFlow passes on."""
+  return masking.record_keys(seed, epochs, numbers).view(np.int64)
+
+
 class MicroBatch(NamedTuple):
   """One forward pass' data, with what it needs to know of its update."""
 
@@ -403,7 +404,7 @@ def training_batches(
     mine = numbers(int(position))
     places = position + comm.rank * local + np.arange(local)
     epochs = places // len(source.set)
-    return source.read(mine), source.mask_keys(seed, epochs, mine)
+    return source.read(mine), _mask_keys(seed, epochs, mine)
 
   def load(update):
     position = first + update * global_batch
@@ -465,7 +466,7 @@ def first_batch(source: Source, count: int) -> dict:
   """`count` records from the first on: name -> array [count, ...]."""
   numbers = np.arange(count) % len(source.set)
   with tf.Graph().as_default(), tf.Session() as session:
-    keys = tf.constant(source.mask_keys(0, 0, numbers))
+    keys = tf.constant(_mask_keys(0, 0, numbers))
     serialized = tf.constant(source.read(numbers), tf.string)
     return session.run(_parse(serialized, keys, source.shape))
 
@@ -531,7 +532,7 @@ def evaluation_batches(
     weights[: len(rows)] = 1.0
     filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
     # The same masks in each evaluation, and for any seed of the training.
-    return source.read(filled), source.mask_keys(0, 0, filled), weights
+    return source.read(filled), _mask_keys(0, 0, filled), weights
 
   def load(batch):
     serialized, keys, weights = tf.numpy_function(
