@@ -320,21 +320,18 @@ def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:
       )
     )
 
-  names = ("input_ids", "input_mask", "segment_ids")
+  tokens = [parsed[n] for n in ("input_ids", "input_mask", "segment_ids")]
   drawn = tf.numpy_function(
     draw,
-    [*(parsed[name] for name in names), keys, *continuation],
+    [*tokens, keys, *continuation],
     [tf.int32, tf.int32, tf.int32, tf.float32],
   )
   rows, p = parsed["input_ids"].shape[0], shape.max_predictions_per_seq
   drawn[0].set_shape(parsed["input_ids"].shape)
   for tensor in drawn[1:]:
     tensor.set_shape([rows, p])
-  names = ("input_ids", "masked_lm_positions", "masked_lm_ids")
-  return {
-    **parsed,
-    **dict(zip((*names, "masked_lm_weights"), drawn, strict=True)),
-  }
+  masks = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+  return parsed | dict(zip(("input_ids", *masks), drawn, strict=True))
 
 
 def _options() -> tf.data.Options:
@@ -462,10 +459,13 @@ def fake_batch(shape: RecordShape, count: int) -> dict:
   return {name: np.stack([e[name] for e in examples]) for name in examples[0]}
 
 
-def first_batch(source: Source, count: int) -> dict:
-  """`count` records from the first on: name -> array [count, ...]."""
+def first_batch(source: Source, count: int, config=None) -> dict:
+  """`count` records from the first on: name -> array [count, ...].
+
+  `config` is that of the sessions to come, whose threads the first one makes.
+  """
   numbers = np.arange(count) % len(source.set)
-  with tf.Graph().as_default(), tf.Session() as session:
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
     keys = tf.constant(_mask_keys(0, 0, numbers))
     serialized = tf.constant(source.read(numbers), tf.string)
     return session.run(_parse(serialized, keys, source.shape))

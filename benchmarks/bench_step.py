@@ -196,7 +196,8 @@ class Step:
     config, plan = self.config, self.plan
     if config.input_file:
       source = run_pretraining.open_source(config.input_file, config, self.comm)
-      examples = input_pipeline.first_batch(source, plan.micro_batch)
+      threads = distributed.session_config(self.comm)
+      examples = input_pipeline.first_batch(source, plan.micro_batch, threads)
     else:
       examples = input_pipeline.fake_batch(self.shape, plan.micro_batch)
     return input_pipeline.fixed_micro_batch(examples, plan.accumulation)
