@@ -22,6 +22,7 @@ WITHOUT_TENSORFLOW = {
   "masking",
   "packing",
   "prepare_corpus",
+  "record_order",
   "records",
   "shards",
   "tokenization",
