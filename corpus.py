@@ -1,106 +1,48 @@
-"""Text files to token files: the first pass over a corpus, in parallel.
+"""Text to token ids on disk: the first pass over a corpus, in parallel.
 
-Text is one sentence a line with blank lines between documents, plain or .gz.
-As in google/bert the end of a file is no end of a document, so a corpus may be
-cut into files anywhere; end a file with a blank line to separate them.
-
-A plain file is read in pieces of `PIECE_BYTES`, a .gz file as one piece, each
-by one worker; the parent puts the results together in order. So the outcome
-does not depend on the number of workers, and memory is bounded by a piece.
+Each piece of the text (text_files.py) is tokenized by one worker into chunk
+files; `StoreWriter` puts the chunks together in order. So the outcome does not
+depend on the number of workers, and memory is bounded by a chunk. The store
+keeps a journal, from which it goes on when the work was stopped.
 """
 
 import array
 import dataclasses
 import functools
-import gzip
-import itertools
+import json
 import os
-import shutil
-import zlib
-from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+import errors
 import instances
-import records
+import text_files
 import tokenization
+from text_files import Piece, TextFormat
 
-PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
-_BATCH_LINES = 4096
-
-# -----------------------------------------------------------------------------
-# Reading text
-# -----------------------------------------------------------------------------
+CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
-  """Lines of a file that start at a byte from `start` to `end` (exclusive)."""
-
-  path: str
-  start: int
-  end: int | None  # None: the whole of a .gz file
+def replace_json(path: str, value: dict) -> None:
+  """Writes a JSON file, whole or not at all."""
+  with open(path + ".tmp", "w", encoding="utf-8") as f:
+    json.dump(value, f)
+  os.replace(path + ".tmp", path)
 
 
-def is_gzip(path: str) -> bool:
-  """Whether a file is taken for gzip-compressed, by its name."""
-  return path.endswith(".gz")
-
-
-def split_into_pieces(paths: Iterable[str]) -> list[Piece]:
-  """Pieces of all files, in order.
+def read_json(path: str) -> dict:
+  """Reads what `replace_json` wrote.
 
   Raises:
-    DataError: a file is empty or cannot be read.
+    DataError: it is damaged.
   """
-  pieces = []
-  for path in paths:
-    size = os.path.getsize(path)
-    if not size:
-      raise records.DataError(f"{path}: the file is empty")
-    if not os.access(path, os.R_OK):
-      raise records.DataError(f"{path}: no permission to read it")
-    if is_gzip(path):
-      pieces.append(Piece(path, 0, None))
-      continue
-    for start in range(0, size, PIECE_BYTES):
-      pieces.append(Piece(path, start, min(start + PIECE_BYTES, size)))
-  return pieces
-
-
-def _raw_lines(piece: Piece) -> Iterator[bytes]:
-  if piece.end is None:
-    try:
-      with gzip.open(piece.path, "rb") as f:
-        yield from f
-    except (gzip.BadGzipFile, EOFError, zlib.error) as e:
-      raise records.DataError(
-        f"{piece.path}: not a whole gzip file ({e})"
-      ) from e
-    return
-  with open(piece.path, "rb", buffering=1 << 20) as f:
-    position = piece.start
-    if position:
-      # The line that runs over the boundary belongs to the piece before.
-      f.seek(position - 1)
-      position += len(f.readline()) - 1
-    while position < piece.end:
-      line = f.readline()
-      if not line:
-        return
-      position += len(line)
-      yield line
-
-
-def read_lines(paths: Iterable[str]) -> Iterator[str]:
-  """All lines of some files as text, without the space around them.
-
-  Raises:
-    DataError: a file is empty or cannot be read.
-  """
-  for piece in split_into_pieces(paths):
-    for line in _raw_lines(piece):
-      yield tokenization.convert_to_unicode(line).strip()
+  try:
+    with open(path, encoding="utf-8") as f:
+      return json.load(f)
+  except ValueError as e:
+    raise errors.DataError(
+      f"{path}: damaged ({e}); delete its folder and start again"
+    ) from e
 
 
 # -----------------------------------------------------------------------------
@@ -126,71 +68,123 @@ def load_tokenizer(spec: TokenizerSpec) -> tokenization.Encoder:
   )
 
 
+def token_dtype(vocab_size: int) -> np.dtype:
+  """The type of stored tokens: ids, and the highest bit for `goes_on_bit`."""
+  return np.dtype(np.uint16 if vocab_size <= 1 << 15 else np.uint32)
+
+
+def goes_on_bit(dtype: np.dtype) -> int:
+  """Is set in tokens that belong to the word of the token before."""
+  return 1 << (8 * dtype.itemsize - 1)
+
+
 @dataclasses.dataclass(frozen=True)
-class TokenizedPiece:
-  """One piece's tokens (int32, in a file) and where sentences end."""
+class PieceTask:
+  """All that a worker needs to tokenize one piece.
 
-  tokens_file: str
-  lengths: np.ndarray  # int32 [sentences]
-  breaks: np.ndarray  # int64 [b]: sentences before which a document may start
-  token_counts: np.ndarray  # int64 [vocab_size]
-  bytes: int
-  bad_lines: int  # lines that are not UTF-8
-
-
-def tokenize_piece(
-  piece: Piece, tokens_file: str, spec: TokenizerSpec
-) -> TokenizedPiece:
-  """Tokenizes one piece; runs in a worker.
-
-  Args:
+  Attributes:
     piece: what to read.
-    tokens_file: int32 tokens are written there.
-    spec: the tokenizer.
+    output: chunks are written to OUTPUT.0, OUTPUT.1, ..., each whole or not at
+      all, and then OUTPUT.done.
+    first_chunk: those before are not wanted any more.
+    text: how to read it.
+    tokenizer: what to tokenize it with.
+    mark_words: whether to mark the tokens that go on with a word.
+  """
+
+  piece: Piece
+  output: str
+  first_chunk: int
+  text: TextFormat
+  tokenizer: TokenizerSpec
+  mark_words: bool
+
+  @property
+  def done_file(self) -> str:
+    return self.output + ".done"
+
+  def chunk_file(self, number: int) -> str:
+    """The name of a chunk."""
+    return f"{self.output}.{number}"
+
+
+class Chunk:
+  """Tokens of some text, and where its sentences and documents end."""
+
+  def __init__(self, dtype: np.dtype):
+    """`dtype` is that of the tokens."""
+    self._dtype = dtype
+    self._tokens = []
+    self.lengths = array.array("i")  # of sentences
+    # Sentences before which a document begins; may be the number of sentences.
+    self.breaks = array.array("q")
+    self.bytes = self.bad_lines = self.bytes_on_disk = 0
+
+  def add(self, batch, tokenizer, mark_words: bool) -> None:
+    """Tokenizes a `text_files.Batch`."""
+    self.bytes += batch.bytes
+    self.bad_lines += batch.bad_lines
+    self.bytes_on_disk += batch.bytes_on_disk
+    if mark_words:
+      words = tokenizer.encode_words(batch.sentences)
+      encoded = [w.ids for w in words]
+    else:
+      encoded = tokenizer.encode_batch(batch.sentences)
+    for sentence, ids in zip(batch.sentences, encoded, strict=True):
+      if len(ids):
+        self.lengths.append(len(ids))
+      elif not sentence:
+        self.breaks.append(len(self.lengths))
+      # A line of nothing but, say, control characters is neither.
+    tokens = np.concatenate(encoded).astype(self._dtype)
+    if mark_words:
+      goes_on = np.concatenate([w.goes_on for w in words])
+      tokens[goes_on] |= goes_on_bit(self._dtype)
+    self._tokens.append(tokens)
+
+  def save(self, path: str) -> None:
+    """Writes the chunk, whole or not at all."""
+    with open(path + ".tmp", "wb") as f:
+      np.savez(
+        f,
+        tokens=np.concatenate([np.zeros(0, self._dtype), *self._tokens]),
+        lengths=np.array(self.lengths, np.int32),
+        breaks=np.array(self.breaks, np.int64),
+        read=np.array([self.bytes, self.bad_lines, self.bytes_on_disk]),
+      )
+    os.replace(path + ".tmp", path)
+
+
+def tokenize_piece(task: PieceTask) -> None:
+  """Tokenizes one piece into its chunk files; runs in a worker.
 
   Raises:
     DataError: the file or the tokenizer does not do.
   """
-  tokenizer = load_tokenizer(spec)
-  lengths, breaks = array.array("i"), array.array("q")
-  counts = np.zeros(tokenizer.vocab_size, np.int64)
-  num_bytes = bad_lines = 0
-  raw_lines = _raw_lines(piece)
-  with open(tokens_file, "wb") as out:
-    while batch := list(itertools.islice(raw_lines, _BATCH_LINES)):
-      num_bytes += sum(map(len, batch))
-      lines = []
-      for raw in batch:
-        try:
-          lines.append(raw.decode().strip())
-        except UnicodeDecodeError:
-          bad_lines += 1
-          lines.append(raw.decode("utf-8", "ignore").strip())
-      encoded = tokenizer.encode_batch(lines)
-      for line, ids in zip(lines, encoded, strict=True):
-        if len(ids):
-          lengths.append(len(ids))
-        elif not line:
-          breaks.append(len(lengths))
-        # A line of nothing but, say, control characters is neither.
-      flat = np.concatenate(encoded)
-      counts += np.bincount(flat, minlength=len(counts))
-      out.write(flat.tobytes())
-  return TokenizedPiece(
-    tokens_file=tokens_file,
-    lengths=np.array(lengths, np.int32),
-    breaks=np.array(breaks, np.int64),
-    token_counts=counts,
-    bytes=num_bytes,
-    bad_lines=bad_lines,
-  )
+  tokenizer = load_tokenizer(task.tokenizer)
+  dtype = token_dtype(tokenizer.vocab_size)
+  number, chunk, size = 0, Chunk(dtype), 0
+  for batch in text_files.read_batches(task.piece, task.text):
+    size += batch.bytes
+    if number >= task.first_chunk:
+      chunk.add(batch, tokenizer, task.mark_words)
+    # A plain piece may end with a line of any length.
+    if size >= CHUNK_BYTES:
+      if number >= task.first_chunk:
+        chunk.save(task.chunk_file(number))
+      number, chunk, size = number + 1, Chunk(dtype), 0
+  if size and number >= task.first_chunk:
+    chunk.save(task.chunk_file(number))
+  open(task.done_file, "wb").close()
 
 
 # -----------------------------------------------------------------------------
 # The token store
 # -----------------------------------------------------------------------------
 
-_TOKENS, _SENTENCES, _DOCUMENTS = "tokens.i32", "sentences.i64", "documents.i64"
+_TOKENS, _SENTENCES, _DOCUMENTS = "tokens", "sentences.i64", "documents.i64"
+_JOURNAL, _COUNTS = "journal.json", "counts.json"
+_SCAN = 1 << 22  # tokens counted at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,72 +207,178 @@ def entropy(counts: np.ndarray) -> float:
   return float(-(shares * np.log(shares)).sum())
 
 
-def write_store(
-  folder: str,
-  pieces: Iterable[TokenizedPiece],
-  unk_id: int,
-  on_piece: Callable[[TokenizedPiece], None] = lambda piece: None,
-) -> CorpusCounts:
-  """Joins tokenized pieces, in order, into one store on disk.
+@dataclasses.dataclass
+class _Journal:
+  """What is in the store so far, and what comes next."""
 
-  The pieces' own files are deleted as they are used up.
+  piece: int = 0  # next
+  chunk: int = 0  # next of that piece
+  tokens: int = 0
+  sentences: int = 0
+  documents: int = 0
+  # Whether the next sentence begins a document. Blank lines in a row, at the
+  # start or at the end make none.
+  at_break: bool = True
+  bad_lines: int = 0
+  text_bytes: int = 0
+  bytes_on_disk: int = 0
 
-  Args:
-    folder: where the store's files go.
-    pieces: in the order of the text.
-    unk_id: id of [UNK], for the count.
-    on_piece: told of each piece, for progress.
 
-  Raises:
-    DataError: there is no sentence.
+class StoreWriter:
+  """Puts chunks together into the token store, in order.
+
+  Use as a context manager. `piece` and `chunk` say which chunk comes next; in a
+  folder where the work was stopped they are not 0.
   """
-  num_tokens = num_sentences = bad_lines = text_bytes = 0
-  token_counts = 0
-  starts = [np.zeros(1, np.int64)]  # sentences with which documents start
-  with (
-    open(os.path.join(folder, _TOKENS), "wb") as tokens,
-    open(os.path.join(folder, _SENTENCES), "wb") as sentences,
-  ):
-    sentences.write(np.zeros(1, np.int64).tobytes())
-    for piece in pieces:
-      with open(piece.tokens_file, "rb") as f:
-        shutil.copyfileobj(f, tokens, 1 << 20)
-      os.unlink(piece.tokens_file)
-      ends = num_tokens + np.cumsum(piece.lengths, dtype=np.int64)
-      sentences.write(ends.tobytes())
-      starts.append(np.unique(piece.breaks) + num_sentences)
-      num_tokens += int(piece.lengths.sum())
-      num_sentences += len(piece.lengths)
-      token_counts = token_counts + piece.token_counts
-      bad_lines += piece.bad_lines
-      text_bytes += piece.bytes
-      on_piece(piece)
-  if not num_sentences:
-    raise records.DataError("the input holds no sentence: only blank lines")
-  starts.append(np.array([num_sentences]))
-  # Blank lines in a row, at the start or at the end make no document.
-  document_offsets = np.unique(np.concatenate(starts))
-  document_offsets.tofile(os.path.join(folder, _DOCUMENTS))
-  return CorpusCounts(
-    documents=len(document_offsets) - 1,
-    sentences=num_sentences,
-    tokens=num_tokens,
-    unknown_tokens=int(token_counts[unk_id]),
-    bad_lines=bad_lines,
-    text_bytes=text_bytes,
-    unigram_entropy=entropy(token_counts),
-  )
+
+  def __init__(self, folder: str, vocab_size: int):
+    """Opens the store in a folder, or makes an empty one."""
+    self.folder, self._vocab_size = folder, vocab_size
+    self._dtype = token_dtype(vocab_size)
+    path = os.path.join(folder, _JOURNAL)
+    self._journal = (
+      _Journal(**read_json(path)) if os.path.exists(path) else (_Journal())
+    )
+    j = self._journal
+    # What was written after the last entry of the journal goes.
+    self._tokens, self._sentences, self._documents = (
+      self._open(name, size)
+      for name, size in (
+        (_TOKENS, j.tokens * self._dtype.itemsize),
+        (_SENTENCES, 8 * (j.sentences + 1) if j.sentences else 0),
+        (_DOCUMENTS, 8 * j.documents),
+      )
+    )
+    if not j.sentences:
+      self._sentences.write(np.zeros(1, np.int64).tobytes())
+
+  def _open(self, name, size):
+    path = os.path.join(self.folder, name)
+    if not os.path.exists(path):
+      open(path, "wb").close()
+    f = open(path, "r+b")  # noqa: SIM115
+    f.truncate(size)
+    f.seek(size)
+    return f
+
+  def __enter__(self) -> "StoreWriter":
+    return self
+
+  def __exit__(self, *_) -> None:
+    for f in (self._tokens, self._sentences, self._documents):
+      f.close()
+
+  @property
+  def piece(self) -> int:
+    return self._journal.piece
+
+  @property
+  def chunk(self) -> int:
+    return self._journal.chunk
+
+  @property
+  def bytes_on_disk(self) -> int:
+    """Of the text files so far, about."""
+    return self._journal.bytes_on_disk
+
+  def append(self, path: str) -> None:
+    """Adds the next chunk and deletes its file."""
+    j = self._journal
+    with np.load(path, allow_pickle=False) as chunk:
+      tokens, lengths = chunk["tokens"], chunk["lengths"]
+      starts = np.unique(chunk["breaks"])
+      text_bytes, bad_lines, bytes_on_disk = chunk["read"].tolist()
+    if j.at_break:
+      starts = np.union1d(starts, [0])
+    inside = starts[starts < len(lengths)]
+    j.at_break = len(inside) < len(starts)
+    ends = j.tokens + np.cumsum(lengths, dtype=np.int64)
+    self._tokens.write(tokens.tobytes())
+    self._sentences.write(ends.tobytes())
+    self._documents.write((inside + j.sentences).astype(np.int64).tobytes())
+    j.tokens += len(tokens)
+    j.sentences += len(lengths)
+    j.documents += len(inside)
+    j.text_bytes += text_bytes
+    j.bytes_on_disk += bytes_on_disk
+    j.bad_lines += bad_lines
+    j.chunk += 1
+    self._write_journal()
+    os.unlink(path)
+
+  def next_piece(self) -> None:
+    """Says that the piece has no more chunks."""
+    self._journal.piece += 1
+    self._journal.chunk = 0
+    self._write_journal()
+
+  def _write_journal(self):
+    for f in (self._tokens, self._sentences, self._documents):
+      f.flush()
+    replace_json(
+      os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self._journal)
+    )
+
+  def finish(self, unk_id: int) -> CorpusCounts:
+    """Makes the store whole.
+
+    Args:
+      unk_id: id of [UNK], for the count.
+
+    Raises:
+      DataError: there is no sentence.
+    """
+    j = self._journal
+    if not j.sentences:
+      raise errors.DataError("the input holds no sentence: only blank lines")
+    self._documents.write(np.array([j.sentences]).astype(np.int64).tobytes())
+    self._documents.flush()
+    counts = self._token_counts()
+    result = CorpusCounts(
+      documents=j.documents,
+      sentences=j.sentences,
+      tokens=j.tokens,
+      unknown_tokens=int(counts[unk_id]),
+      bad_lines=j.bad_lines,
+      text_bytes=j.text_bytes,
+      unigram_entropy=entropy(counts),
+    )
+    replace_json(
+      os.path.join(self.folder, _COUNTS),
+      {**dataclasses.asdict(result), "vocab_size": self._vocab_size},
+    )
+    return result
+
+  def _token_counts(self):
+    """int64 [vocab_size]."""
+    counts = np.zeros(self._vocab_size, np.int64)
+    ids = goes_on_bit(self._dtype) - 1
+    with open(os.path.join(self.folder, _TOKENS), "rb") as f:
+      while len(part := np.fromfile(f, self._dtype, _SCAN)):
+        counts += np.bincount(part & ids, minlength=len(counts))
+    return counts
+
+
+def store_counts(folder: str) -> CorpusCounts | None:
+  """What the store in a folder holds; None if it is not whole."""
+  path = os.path.join(folder, _COUNTS)
+  if not os.path.exists(path):
+    return None
+  counts = read_json(path)
+  del counts["vocab_size"]
+  return CorpusCounts(**counts)
 
 
 def open_store(folder: str) -> instances.Documents:
-  """The documents of a store, memory-mapped."""
+  """The documents of a whole store, memory-mapped."""
+  vocab_size = read_json(os.path.join(folder, _COUNTS))["vocab_size"]
 
   def load(name, dtype):
     # A plain view: indexing np.memmap itself is several times slower.
     return np.asarray(np.memmap(os.path.join(folder, name), dtype, mode="r"))
 
   return instances.Documents(
-    tokens=load(_TOKENS, np.int32),
+    tokens=load(_TOKENS, token_dtype(vocab_size)),
     sentence_offsets=load(_SENTENCES, np.int64),
     document_offsets=load(_DOCUMENTS, np.int64),
   )

@@ -15,6 +15,10 @@ class UserError(ValueError):
   """
 
 
+class DataError(UserError):
+  """Input that cannot be used; the message names the file and what to do."""
+
+
 def run_main(main: Callable[[list], None], arguments: int = 0) -> None:
   """absl's app.run, but an expected error is one clear last line on stderr.
 

@@ -26,7 +26,7 @@ class Documents(NamedTuple):
   No sentence and no document is empty.
   """
 
-  tokens: np.ndarray  # int32 [tokens]
+  tokens: np.ndarray  # unsigned int [tokens], see corpus.token_dtype
   sentence_offsets: np.ndarray  # int64 [sentences + 1], into tokens
   document_offsets: np.ndarray  # int64 [documents + 1], into sentences
 
@@ -179,15 +179,16 @@ def join_segments(
   """[CLS] A [SEP] B [SEP] of a span.
 
   Args:
-    tokens: int32 [tokens], the corpus.
+    tokens: unsigned int [tokens], the corpus.
     span: the example.
     cls_id, sep_id: ids of [CLS] and [SEP].
 
   Returns:
-    int32 [n], without padding; segment A has the first `a_end - a_start + 2`.
+    [n] like `tokens`, without padding; segment A has the first
+    `a_end - a_start + 2`.
   """
   length_a, length_b = span.a_end - span.a_start, span.b_end - span.b_start
-  ids = np.empty(length_a + length_b + SPECIAL_TOKENS_PER_EXAMPLE, np.int32)
+  ids = np.empty(length_a + length_b + SPECIAL_TOKENS_PER_EXAMPLE, tokens.dtype)
   ids[0] = cls_id
   ids[1 : length_a + 1] = tokens[span.a_start : span.a_end]
   ids[length_a + 1] = sep_id

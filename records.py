@@ -44,7 +44,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import google_crc32c
 import numpy as np
 
-from errors import UserError
+from errors import DataError
 
 _HEADER = struct.Struct("<QI")  # length, masked CRC of the length
 _FOOTER = struct.Struct("<I")  # masked CRC of the data
@@ -53,10 +53,6 @@ _FRAME_BYTES = _HEADER.size + _FOOTER.size
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"
 INDEX_SUFFIX = ".index"
-
-
-class DataError(UserError):
-  """Input that cannot be used; the message names the file and what to do."""
 
 
 # -----------------------------------------------------------------------------

@@ -1,26 +1,28 @@
-"""Token files to shards: the second pass over a corpus.
+"""The token store to shards: the second pass over a corpus.
 
 A shard is made whole by one worker from its share of the documents, so the
-bytes are the same for any number of workers.
+bytes are the same for any number of workers. Its documents are dealt out to
+blocks, and examples are shuffled and packed inside of one block: what is in
+memory at a time.
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 import corpus
+import errors
 import instances
 import masking
 import packing
+import record_order
 import records
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
-_ORDER_FILE = "order.i64"
-# Streams of chance besides the documents' own, see instances.document_rng.
-_ORDER_STREAM, _SHUFFLE_STREAM = 1, 2
+# Of the chance besides the documents' own, see instances.document_rng.
+_SHUFFLE_STREAM = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +49,6 @@ class ExampleSettings:
     )
 
 
-def write_order(store: str, num_documents: int, random_seed: int) -> None:
-  """Puts the documents' random order into the store, for all shards."""
-  order = _stream_rng(random_seed, _ORDER_STREAM).permutation(num_documents)
-  order.tofile(os.path.join(store, _ORDER_FILE))
-
-
 @dataclasses.dataclass(frozen=True)
 class ShardTask:
   """All that a worker needs to make one shard."""
@@ -61,8 +57,14 @@ class ShardTask:
   path: str
   shard: int
   num_shards: int
+  num_blocks: int  # of each shard
   settings: ExampleSettings
   tokenizer: corpus.TokenizerSpec
+
+  @property
+  def result_file(self) -> str:
+    """Holds the `ShardResult`, once the shard is whole."""
+    return self.path + ".result"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,29 +77,36 @@ class ShardResult:
   masked_tokens: int  # 0 with masks drawn on reading
   random_next: int
 
+  @classmethod
+  def load(cls, path: str) -> "ShardResult":
+    """Reads what `build_shard` left."""
+    values = corpus.read_json(path)
+    return cls(**{**values, "info": records.ShardInfo(**values["info"])})
 
-def documents_of_shard(
-  order: np.ndarray, shard: int, num_shards: int, copy: int
+
+def documents_of_block(
+  documents: int, block: int, num_blocks: int, copy: int, random_seed: int
 ) -> np.ndarray:
-  """The documents of which a shard holds copy number `copy`.
+  """The documents of which a block holds copy number `copy`.
 
-  The documents in random order are dealt out to `num_shards` blocks; copy c of
-  block b goes to shard (b + c) % num_shards. So the copies of a document are
-  spread over the shards as far as there are shards.
+  The documents in random order are dealt out to the `num_blocks` blocks of all
+  shards; copy c of deal d goes to block (c + d) % num_blocks. So the copies of
+  a document are spread over the blocks as far as there are blocks.
 
   Args:
-    order: int64 [documents], a permutation.
+    documents: int, how many there are.
 
   Returns:
-    int64 [d], ascending, so that reading them goes forward through the file.
+    int64 [d], ascending, so that reading them goes forward through the store.
   """
-  return np.sort(order[(shard - copy) % num_shards :: num_shards])
+  places = np.arange((block - copy) % num_blocks, documents, num_blocks)
+  return np.sort(record_order.permute(places, documents, random_seed, 0))
 
 
 class _Example(NamedTuple):
   """One example, before it is put into a record and masked."""
 
-  ids: np.ndarray  # int32 [n]
+  ids: np.ndarray  # unsigned int [n], see corpus.token_dtype
   start_b: int  # where segment B begins
   is_random_next: bool
 
@@ -122,32 +131,39 @@ def _examples_of_document(
 
 def _rows(
   examples: list[_Example], packs: list[list[int]], limits: packing.Limits
-) -> dict[str, np.ndarray]:
-  """The features of a record for each of `packs`, without masks."""
-  rows, s = len(packs), limits.max_seq_length
-  f = {
-    "input_ids": np.zeros((rows, s), np.int32),
-    "input_mask": np.zeros((rows, s), np.int32),
-    "segment_ids": np.zeros((rows, s), np.int32),
-    "next_sentence_labels": np.zeros(
-      (rows, limits.examples_per_record), np.int32
-    ),
-  }
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  """The features of a record for each of `packs`, without masks.
+
+  Returns:
+    The features, and bool [rows, max_seq_length]: which tokens go on with the
+    word of the token before them, as far as the store says so.
+  """
+  rows, size = len(packs), limits.max_seq_length
+  tokens = np.zeros((rows, size), examples[0].ids.dtype)
+  input_mask, segment_ids = np.zeros((2, rows, size), np.int32)
+  labels = np.zeros((rows, limits.examples_per_record), np.int32)
   for row, pack in enumerate(packs):
     start = 0
     for place, number in enumerate(pack):
       ids, start_b, is_random_next = examples[number]
       end = start + len(ids)
-      f["input_ids"][row, start:end] = ids
-      f["input_mask"][row, start:end] = place + 1
-      f["segment_ids"][row, start + start_b : end] = 1
-      f["next_sentence_labels"][row, place] = is_random_next
+      tokens[row, start:end] = ids
+      input_mask[row, start:end] = place + 1
+      segment_ids[row, start + start_b : end] = 1
+      labels[row, place] = is_random_next
       start = end
-  return f
+  bit = corpus.goes_on_bit(tokens.dtype)
+  features = {
+    "input_ids": (tokens & (bit - 1)).astype(np.int32),
+    "input_mask": input_mask,
+    "segment_ids": segment_ids,
+    "next_sentence_labels": labels,
+  }
+  return features, (tokens & bit) > 0
 
 
 def _with_masks(
-  f: dict[str, np.ndarray], first: int, task: ShardTask
+  f: dict[str, np.ndarray], goes_on: np.ndarray, first: int, task: ShardTask
 ) -> dict[str, np.ndarray]:
   """`_rows` with masks, or with what is needed to draw them on reading.
 
@@ -155,12 +171,10 @@ def _with_masks(
     first: the number of the first row's record in the shard.
   """
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
-  is_continuation = None
-  if settings.do_whole_word_mask:
-    is_continuation = tokenizer.is_continuation[f["input_ids"]]
+  whole_words = settings.do_whole_word_mask
   if settings.dynamic_masks:
-    if is_continuation is not None:
-      f["is_continuation"] = is_continuation.astype(np.int32)
+    if whole_words:
+      f["is_continuation"] = goes_on.astype(np.int32)
     return f
   numbers = np.arange(first, first + len(f["input_ids"]))
   masked = masking.mask_records(
@@ -169,7 +183,7 @@ def _with_masks(
     f["segment_ids"],
     masking.record_keys(settings.random_seed, task.shard, numbers),
     mask_settings(settings, tokenizer.mask_id, tokenizer.vocab_size),
-    is_continuation,
+    goes_on if whole_words else None,
   )
   return {
     **f,
@@ -193,53 +207,86 @@ def mask_settings(
 
 
 def build_shard(task: ShardTask) -> ShardResult:
-  """Makes one shard, packed and shuffled; runs in a worker.
+  """Makes one shard, block by block; runs in a worker.
 
-  Its examples are held in memory until they are written.
+  Its result is beside it in `task.result_file` when it is whole.
+
+  Raises:
+    DataError: there are too few documents for so many shards.
   """
-  settings = task.settings
   documents = corpus.open_store(task.store)
-  order = np.fromfile(os.path.join(task.store, _ORDER_FILE), np.int64)
+  num_examples = real_tokens = masked_tokens = random_next = num_records = 0
+  with records.ShardWriter(task.path) as writer:
+    for block in range(task.num_blocks):
+      examples = _block_examples(documents, block, task)
+      num_examples += len(examples)
+      real_tokens += sum(len(example.ids) for example in examples)
+      random_next += sum(example.is_random_next for example in examples)
+      for rows in _block_rows(examples, block, num_records, task):
+        num_records += len(rows["input_ids"])
+        if not task.settings.dynamic_masks:
+          masked_tokens += int(rows["masked_lm_weights"].sum())
+        for record in records.encode_examples(rows):
+          writer.write(record)
+    if not num_examples:
+      raise errors.DataError(
+        f"--num_shards={task.num_shards} is too many: shard {task.shard} gets "
+        f"no example of {len(documents.document_offsets) - 1} documents x "
+        f"{task.settings.dupe_factor} copies; give fewer"
+      )
+  result = ShardResult(
+    writer.info, num_examples, real_tokens, masked_tokens, random_next
+  )
+  corpus.replace_json(task.result_file, dataclasses.asdict(result))
+  return result
+
+
+def _block_examples(
+  documents: instances.Documents, block: int, task: ShardTask
+) -> list[_Example]:
+  """The examples of one block of a shard, in the order of the documents."""
+  settings = task.settings
   examples = []
   for copy in range(settings.dupe_factor):
-    mine = documents_of_shard(order, task.shard, task.num_shards, copy)
+    mine = documents_of_block(
+      len(documents.document_offsets) - 1,
+      task.shard + task.num_shards * block,
+      task.num_shards * task.num_blocks,
+      copy,
+      settings.random_seed,
+    )
     for document in mine.tolist():
       examples += _examples_of_document(documents, document, copy, task)
-  if not examples:
-    raise records.DataError(
-      f"{task.num_shards} shards are too many: shard {task.shard} gets no "
-      f"example of {len(order)} documents x {settings.dupe_factor} copies; "
-      "give fewer --num_shards"
-    )
+  return examples
+
+
+def _block_rows(
+  examples: list[_Example], block: int, first: int, task: ShardTask
+) -> Iterator[dict[str, np.ndarray]]:
+  """The features of a block's records, packed, shuffled and masked.
+
+  Args:
+    first: the number of the block's first record in the shard.
+  """
+  settings = task.settings
   tokens = [len(example.ids) for example in examples]
   wanted = masking.num_to_predict(tokens, mask_settings(settings, 0, 0))
   packs = packing.pack(
     tokens,
     wanted.tolist(),
     settings.limits,
-    _stream_rng(settings.random_seed, _SHUFFLE_STREAM, task.shard),
+    _shuffle_rng(settings.random_seed, task.shard, block),
   )
-  masked = 0
-  with records.ShardWriter(task.path) as writer:
-    for begin in range(0, len(packs), _ENCODE_ROWS):
-      rows = _rows(
-        examples, packs[begin : begin + _ENCODE_ROWS], settings.limits
-      )
-      rows = _with_masks(rows, begin, task)
-      if not settings.dynamic_masks:
-        masked += int(rows["masked_lm_weights"].sum())
-      for record in records.encode_examples(rows):
-        writer.write(record)
-  return ShardResult(
-    info=writer.info,
-    examples=len(examples),
-    real_tokens=sum(tokens),
-    masked_tokens=masked,
-    random_next=sum(example.is_random_next for example in examples),
-  )
+  for begin in range(0, len(packs), _ENCODE_ROWS):
+    rows, goes_on = _rows(
+      examples, packs[begin : begin + _ENCODE_ROWS], settings.limits
+    )
+    yield _with_masks(rows, goes_on, first + begin, task)
 
 
-def _stream_rng(random_seed: int, stream: int, number: int = 0):
+def _shuffle_rng(random_seed: int, shard: int, block: int):
   """An rng apart from those of the documents (their keys have two parts)."""
-  seed = np.random.SeedSequence(random_seed, spawn_key=(stream, number, 0))
+  seed = np.random.SeedSequence(
+    random_seed, spawn_key=(_SHUFFLE_STREAM, shard, block)
+  )
   return np.random.Generator(np.random.PCG64(seed))

@@ -18,6 +18,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -198,7 +199,7 @@ class BasicTokenizer:
     )
 
   def _is_chinese_char(self, cp):
-    return any(first <= cp <= last for first, last in _CJK_RANGES)
+    return is_chinese_char(chr(cp))
 
   def _run_strip_accents(self, text):
     decomposed = unicodedata.normalize("NFD", text)
@@ -316,7 +317,7 @@ def _cleaned(char):
     return None
   if _is_whitespace(char):
     return " "
-  if any(first <= ord(char) <= last for first, last in _CJK_RANGES):
+  if is_chinese_char(char):
     return f" {char} "
   return char
 
@@ -328,6 +329,14 @@ def _spaced(char):
 
 def _unaccented(char):
   return None if unicodedata.category(char) == "Mn" else _spaced(char)
+
+
+def is_chinese_char(char: str) -> bool:
+  """Whether a character is a Chinese one to google/bert, see `_CJK_RANGES`."""
+  # Everything below U+3400 is not, which is most of what is asked.
+  return char >= "\u3400" and any(
+    first <= ord(char) <= last for first, last in _CJK_RANGES
+  )
 
 
 class WordSplitter:
@@ -414,6 +423,44 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   return vocab
 
 
+class WordTokens(NamedTuple):
+  """A line's tokens, and how they make words."""
+
+  ids: np.ndarray  # int32 [tokens]
+  goes_on: np.ndarray  # bool [tokens]: belongs to the word of the token before
+
+
+def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
+  """Which tokens start inside of a word, as jieba finds words.
+
+  Args:
+    text: any text with Chinese in it.
+    starts: where the tokens start in it, in characters.
+
+  Returns:
+    bool [tokens].
+  """
+  # Imported here: only Chinese needs it.
+  import rjieba
+
+  lengths = np.fromiter(map(len, rjieba.cut(text)), np.int64)
+  inside = np.ones(len(text) + 1, bool)
+  inside[np.cumsum(lengths) - lengths] = False
+  return inside[np.asarray(starts, np.int64)]
+
+
+def _respaced(words, is_chinese):
+  """(text, starts of the words in it): spaces where no word can be found."""
+  parts, starts, length, before = [], [], 0, False
+  for word, chinese in zip(words, is_chinese, strict=True):
+    part = word if chinese and before else " " + word
+    length += len(part)
+    starts.append(length - len(word))
+    parts.append(part)
+    before = chinese
+  return "".join(parts), starts
+
+
 class WordPieceEncoder:
   """Lines -> ids of exactly `FullTokenizer`'s tokens, fast.
 
@@ -451,6 +498,26 @@ class WordPieceEncoder:
       np.array(list(flatten(map(find, self._split(line)))), np.int32)
       for line in lines
     ]
+
+  def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
+    """Token ids of each line, and which of them go on with a word.
+
+    Words are what `BasicTokenizer` makes, and Chinese words, see
+    `inside_chinese_words`.
+    """
+    return [self._encode_words(line) for line in lines]
+
+  def _encode_words(self, line):
+    words = self._split(line)
+    pieces = [self._pieces[word] for word in words]
+    ids = np.array(list(itertools.chain.from_iterable(pieces)), np.int32)
+    goes_on = self.is_continuation[ids]
+    if not line.isascii():
+      is_chinese = [len(w) == 1 and is_chinese_char(w) for w in words]
+      if any(is_chinese):
+        firsts = np.cumsum([0, *map(len, pieces[:-1])])
+        goes_on[firsts] |= inside_chinese_words(*_respaced(words, is_chinese))
+    return WordTokens(ids, goes_on)
 
   def info(self) -> records.TokenizerInfo:
     """What the manifest says about the tokens."""
@@ -506,14 +573,42 @@ class SentencePieceEncoder:
       [not piece.startswith(_SENTENCEPIECE_SPACE) for piece in pieces]
     )
     self.is_continuation[ids] = False
+    self._begins_word = np.array(
+      [piece.startswith(_SENTENCEPIECE_SPACE) for piece in pieces]
+    )
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line: int32 [tokens of the line]."""
-    if self._do_lower_case:
-      lines = [line.lower() for line in lines]
+    return [
+      np.array(ids, np.int32)
+      for ids in self._model.encode([self._clean(line) for line in lines])
+    ]
+
+  def _clean(self, line):
     # A lone surrogate, which UTF-8 cannot say, becomes "?".
-    encoded = [line.encode("utf-8", "replace") for line in lines]
-    return [np.array(ids, np.int32) for ids in self._model.encode(encoded)]
+    line = line.encode("utf-8", "replace").decode()
+    return line.lower() if self._do_lower_case else line
+
+  def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
+    """Token ids of each line, and which of them go on with a word.
+
+    Words are apart by spaces; in a line with Chinese they are jieba's, see
+    `inside_chinese_words`.
+    """
+    return [
+      self._encode_chinese(line)
+      if not line.isascii() and any(map(is_chinese_char, line))
+      else WordTokens(ids, self.is_continuation[ids])
+      for line, ids in zip(lines, self.encode_batch(lines), strict=True)
+    ]
+
+  def _encode_chinese(self, line):
+    line = self._clean(line)
+    pieces = self._model.encode(line, out_type="immutable_proto").pieces
+    ids = np.array([piece.id for piece in pieces], np.int32)
+    goes_on = inside_chinese_words(line, [piece.begin for piece in pieces])
+    goes_on[self._begins_word[ids]] = False
+    return WordTokens(ids, goes_on)
 
   def info(self) -> records.TokenizerInfo:
     """What the manifest says about the tokens."""

@@ -17,9 +17,9 @@ import sentencepiece
 from absl import flags
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-import corpus
 import errors
 import records
+import text_files
 import tokenization
 
 
@@ -88,13 +88,13 @@ def train_wordpiece(
   for line in lines:
     words.update(split(line))
   if not words:
-    raise records.DataError("no words to train a vocabulary on: empty input?")
+    raise errors.DataError("no words to train a vocabulary on: empty input?")
   # A character may need two tokens: at the start of words and inside.
   room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
   alphabet = _most_frequent_characters(words, max(0, min(max_alphabet, room)))
   kept = sorted(word for word in words if alphabet.issuperset(word))
   if not kept:
-    raise records.DataError(
+    raise errors.DataError(
       f"--vocab_size={vocab_size} is too small: not one word of the text can "
       "be spelt with so few characters"
     )
@@ -153,7 +153,7 @@ def train_sentencepiece(
       minloglevel=2,
     )
   except RuntimeError as e:
-    raise records.DataError(
+    raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
     ) from e
   _write_whole(output_file, model.getvalue())
@@ -183,8 +183,12 @@ def _define_flags() -> None:
   flags.DEFINE_string(
     "input_file",
     None,
-    "Text files, plain or .gz: names and globs, comma-separated.",
+    "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
+    "comma-separated.",
     required=True,
+  )
+  flags.DEFINE_string(
+    "text_field", "text", "The field of a .jsonl record that holds its text."
   )
   flags.DEFINE_string(
     "output_file", None, "vocab.txt or the model file to write.", required=True
@@ -209,7 +213,10 @@ def main(_) -> None:
   args = flags.FLAGS
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
   size = train[args.tokenizer](
-    corpus.read_lines(records.expand_patterns(args.input_file)),
+    text_files.read_lines(
+      records.expand_patterns(args.input_file),
+      text_files.TextFormat(text_field=args.text_field),
+    ),
     args.output_file,
     args.vocab_size,
     args.do_lower_case,

@@ -11,9 +11,11 @@ import pytest
 from test_records import feature_values
 
 import corpus
-import create_pretraining_data as cpd
+import create_pretraining_data
+import data_creation
 import records
 import shards
+import text_files
 import tokenization
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -65,7 +67,7 @@ def settings_of(tmp_path, input_file, vocab_file, **changes):
     dupe_factor=3,
     num_workers=1,
   )
-  return cpd.Settings(**{**values, **changes})
+  return data_creation.Settings(**{**values, **changes})
 
 
 def contents(folder):
@@ -83,11 +85,11 @@ def all_examples(summary):
 def test_any_number_of_workers_gives_the_same_bytes(
   tmp_path, text, vocab_file, monkeypatch
 ):
-  monkeypatch.setattr(corpus, "PIECE_BYTES", 1500)  # several pieces
+  monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)  # several pieces
   made = []
   for workers in (1, 2, 3):
     out = tmp_path / f"out{workers}"
-    cpd.create(
+    data_creation.create(
       settings_of(
         tmp_path,
         text,
@@ -109,7 +111,9 @@ def test_any_number_of_workers_gives_the_same_bytes(
 
 def test_the_seed_decides_the_bytes(tmp_path, text, vocab_file):
   def made(seed):
-    cpd.create(settings_of(tmp_path, text, vocab_file, random_seed=seed))
+    data_creation.create(
+      settings_of(tmp_path, text, vocab_file, random_seed=seed)
+    )
     return (tmp_path / "out" / "train.tfrecord").read_bytes()
 
   assert made(1) == made(1) != made(2)
@@ -139,6 +143,21 @@ def stored_documents(store):
   ]
 
 
+def store_of(folder, paths, vocab_file, **text):
+  """Tokenizes files into a store; returns its counts."""
+  spec = corpus.TokenizerSpec(vocab_file, None, True, "")
+  with corpus.StoreWriter(str(folder), len(VOCAB)) as writer:
+    for i, piece in enumerate(text_files.split_into_pieces(paths)):
+      task = corpus.PieceTask(
+        piece, f"{folder}/{i}", 0, text_files.TextFormat(**text), spec, False
+      )
+      corpus.tokenize_piece(task)
+      while os.path.exists(task.chunk_file(writer.chunk)):
+        writer.append(task.chunk_file(writer.chunk))
+      writer.next_piece()
+    return writer.finish(VOCAB.index("[UNK]"))
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 7, 40, 1 << 20])
 def test_text_is_read_as_google_bert_reads_it(
   tmp_path, vocab_file, monkeypatch, piece_bytes
@@ -151,17 +170,8 @@ def test_text_is_read_as_google_bert_reads_it(
   (tmp_path / "1.txt").write_bytes(one)
   (tmp_path / "2.txt").write_bytes(b"first of two\n\nend\n\n\n")
   paths = [str(tmp_path / "1.txt"), str(tmp_path / "2.txt")]
-  monkeypatch.setattr(corpus, "PIECE_BYTES", piece_bytes)
-  spec = corpus.TokenizerSpec(vocab_file, None, True, "")
-  pieces = corpus.split_into_pieces(paths)
-  counts = corpus.write_store(
-    str(tmp_path),
-    (
-      corpus.tokenize_piece(p, str(tmp_path / f"{i}.i32"), spec)
-      for i, p in enumerate(pieces)
-    ),
-    unk_id=1,
-  )
+  monkeypatch.setattr(text_files, "PIECE_BYTES", piece_bytes)
+  counts = store_of(tmp_path, paths, vocab_file)
   want = documents_by_google_rules(
     paths, tokenization.FullTokenizer(vocab_file)
   )
@@ -177,7 +187,7 @@ def test_text_is_read_as_google_bert_reads_it(
 def test_records_mean_what_google_bert_means(
   tmp_path, text, vocab_file, whole_words
 ):
-  summary = cpd.create(
+  summary = data_creation.create(
     settings_of(
       tmp_path, text, vocab_file, do_whole_word_mask=whole_words, num_shards=3
     )
@@ -248,7 +258,7 @@ def unpacked(record):
 def test_packed_records_hold_the_same_examples(tmp_path, text, vocab_file):
   made = {}
   for size in (1, 4):
-    summary = cpd.create(
+    summary = data_creation.create(
       settings_of(
         tmp_path,
         text,
@@ -274,7 +284,7 @@ def test_packed_records_hold_the_same_examples(tmp_path, text, vocab_file):
 def test_masks_are_left_to_training(tmp_path, text, vocab_file, whole_words):
   made = {}
   for dynamic in (False, True):
-    summary = cpd.create(
+    summary = data_creation.create(
       settings_of(
         tmp_path,
         text,
@@ -312,7 +322,7 @@ def test_next_sentence_label_tells_the_document(tmp_path, vocab_file):
   text.write_text(
     "\n\n".join("\n".join([f"{c} {c} {c}"] * 30) for c in letters)
   )
-  summary = cpd.create(
+  summary = data_creation.create(
     settings_of(tmp_path, str(text), vocab_file, masked_lm_prob=0.01)
   )
   first = VOCAB.index("a")
@@ -331,7 +341,7 @@ def test_next_sentence_label_tells_the_document(tmp_path, vocab_file):
 def test_manifest_counts(tmp_path, vocab_file):
   text = tmp_path / "t.txt"
   text.write_text("a a b ?\na\n\nb a . ?\n")
-  summary = cpd.create(settings_of(tmp_path, str(text), vocab_file))
+  summary = data_creation.create(settings_of(tmp_path, str(text), vocab_file))
   c = summary.manifest.counts
   assert c["tokens"] == 9 and c["unknown_tokens"] == 2
   assert (c["documents"], c["sentences"]) == (2, 3)
@@ -346,27 +356,26 @@ def test_manifest_counts(tmp_path, vocab_file):
   for info in manifest.files:
     path = f"{tmp_path}/out/{info.name}"
     assert records.file_sha256(path) == info.sha256
-  assert "unknown tokens   22.222%" in cpd.report(summary)
+  assert "unknown tokens   22.222%" in create_pretraining_data.report(summary)
 
 
-def test_every_copy_of_a_document_is_in_one_shard_and_they_are_spread():
-  order = np.random.default_rng(0).permutation(50)
-  for num_shards in (1, 4, 7):
+def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
+  for num_blocks in (1, 4, 7):
     where = {}
-    for shard in range(num_shards):
+    for block in range(num_blocks):
       for copy in range(3):
-        for d in shards.documents_of_shard(order, shard, num_shards, copy):
+        for d in shards.documents_of_block(50, block, num_blocks, copy, 5):
           assert (int(d), copy) not in where
-          where[int(d), copy] = shard
+          where[int(d), copy] = block
     assert len(where) == 150
     for d in range(50):
-      assert len({where[d, c] for c in range(3)}) == min(3, num_shards)
+      assert len({where[d, c] for c in range(3)}) == min(3, num_blocks)
 
 
 def test_copies_differ(tmp_path, vocab_file):
   text = tmp_path / "t.txt"
   text.write_text("\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2))
-  summary = cpd.create(
+  summary = data_creation.create(
     settings_of(tmp_path, str(text), vocab_file, dupe_factor=20)
   )
   examples = all_examples(summary)
@@ -376,13 +385,17 @@ def test_copies_differ(tmp_path, vocab_file):
 
 def test_file_names(tmp_path, text, vocab_file):
   out = tmp_path / "out"
-  summary = cpd.create(settings_of(tmp_path, text, vocab_file, num_shards=1))
+  summary = data_creation.create(
+    settings_of(tmp_path, text, vocab_file, num_shards=1)
+  )
   assert sorted(os.listdir(out)) == [
     "train.manifest.json", "train.tfrecord", "train.tfrecord.index",
   ]  # fmt: skip
   # A list keeps its names; the earlier data set of this name goes.
   both = f"{out}/train.x,{out}/second.x"
-  again = cpd.create(settings_of(tmp_path, text, vocab_file, output_file=both))
+  again = data_creation.create(
+    settings_of(tmp_path, text, vocab_file, output_file=both)
+  )
   assert sorted(os.listdir(out)) == [
     "second.x", "second.x.index", "train.manifest.json", "train.x",
     "train.x.index",
@@ -395,9 +408,11 @@ def test_default_shards_depend_on_the_corpus_only(tmp_path, vocab_file):
   counts = lambda documents, tokens: corpus.CorpusCounts(
     documents, tokens // 20, tokens, 0, 0, 5 * tokens, 6.0
   )
-  assert cpd.default_num_shards(counts(2, 100), settings) == 1
-  assert cpd.default_num_shards(counts(10**4, 10**6), settings) == 3
-  assert cpd.default_num_shards(counts(10**7, 10**10), settings) == 4096
+  assert data_creation.default_num_shards(counts(2, 100), settings) == 1
+  assert data_creation.default_num_shards(counts(10**4, 10**6), settings) == 3
+  assert (
+    data_creation.default_num_shards(counts(10**7, 10**10), settings) == 4096
+  )
 
 
 def test_sentencepiece(tmp_path, text):
@@ -406,7 +421,7 @@ def test_sentencepiece(tmp_path, text):
   model = str(tmp_path / "m.model")
   lines = (tmp_path / "a.txt").read_text().split("\n")
   train_tokenizer.train_sentencepiece(lines, model, 60)
-  summary = cpd.create(
+  summary = data_creation.create(
     settings_of(
       tmp_path, text, None, spm_model_file=model, do_whole_word_mask=True
     )
@@ -426,7 +441,7 @@ def test_sentencepiece(tmp_path, text):
     ("t.txt", b"a b\nc d\n", {}, "one document of 2 sentences.*blank line"),
     ("t.txt.gz", b"a\n\nb\n", {}, r"t\.txt\.gz: not a whole gzip file"),
     ("t.txt.gz", gzip.compress(b"a\n\nb\n")[:-6], {}, "not a whole gzip file"),
-    ("t.txt", b"a\n\nb\n", {"num_shards": 9}, "9 shards are too many"),
+    ("t.txt", b"a\n\nb\n", {"num_shards": 9}, "num_shards=9 is too many"),
     ("t.txt", b"a\n\nb\n", {"vocab_file": None}, "either"),
     (
       "t.txt",
@@ -446,41 +461,33 @@ def test_failures_leave_nothing(
   input_file = values.pop("input_file")
   values.setdefault("vocab_file", vocab_file)
   with pytest.raises(ValueError, match=words):
-    cpd.create(settings_of(tmp_path, input_file, **values))
+    data_creation.create(settings_of(tmp_path, input_file, **values))
   out = tmp_path / "out"
   assert not out.exists() or os.listdir(out) == []
 
 
 def test_a_failure_keeps_the_earlier_records(tmp_path, text, vocab_file):
-  cpd.create(settings_of(tmp_path, text, vocab_file))
+  data_creation.create(settings_of(tmp_path, text, vocab_file))
   before = contents(tmp_path / "out")
   with pytest.raises(records.DataError, match="too many"):
-    cpd.create(settings_of(tmp_path, text, vocab_file, num_shards=1000))
+    data_creation.create(
+      settings_of(tmp_path, text, vocab_file, num_shards=1000)
+    )
   assert contents(tmp_path / "out") == before
-
-
-def test_a_full_disk_leaves_nothing(tmp_path, text, vocab_file, monkeypatch):
-  def full(self, record):
-    raise OSError(28, "No space left on device")
-
-  monkeypatch.setattr(records.ShardWriter, "write", full)
-  with pytest.raises(OSError, match="No space"):
-    cpd.create(settings_of(tmp_path, text, vocab_file))
-  assert os.listdir(tmp_path / "out") == []
 
 
 def test_vocabulary_without_special_tokens(tmp_path, text):
   bad = tmp_path / "bad.vocab"
   bad.write_text("a\nb\n[UNK]\n")
   with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
-    cpd.create(settings_of(tmp_path, text, str(bad)))
+    data_creation.create(settings_of(tmp_path, text, str(bad)))
 
 
 def test_input_is_not_overwritten(tmp_path, vocab_file):
   text = tmp_path / "t.txt"
   text.write_text("a\n\nb\n")
   with pytest.raises(records.DataError, match="both --input_file and"):
-    cpd.create(
+    data_creation.create(
       settings_of(tmp_path, str(text), vocab_file, output_file=str(text))
     )
 

@@ -1,0 +1,72 @@
+"""Tasks in other processes: all cores, in order, and no orphans."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+
+
+def available_cores() -> int:
+  """Cores that this process may use."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def _prepare_worker() -> None:
+  """In a worker: it ends with its parent, however that ends, not before."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal's Ctrl-C
+
+  def watch():
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
+
+
+class Workers:
+  """Runs tasks in other processes; one worker is a thread of this one."""
+
+  def __init__(self, num_workers: int):
+    if num_workers == 1:
+      self._pool = concurrent.futures.ThreadPoolExecutor(1)
+    else:
+      self._pool = concurrent.futures.ProcessPoolExecutor(
+        num_workers,
+        # Not fork: the caller may have threads, which fork breaks.
+        multiprocessing.get_context("spawn"),
+        _prepare_worker,
+      )
+    self._error: BaseException | None = None
+
+  def __enter__(self) -> "Workers":
+    return self
+
+  def __exit__(self, *_) -> None:
+    """Lets what is running end, and does not begin with the rest."""
+    self._pool.shutdown(cancel_futures=True)
+
+  def start(self, function: Callable, tasks: Iterable) -> None:
+    """Begins with tasks, in this order."""
+    for task in tasks:
+      self._pool.submit(function, task).add_done_callback(self._note)
+
+  def _note(self, future) -> None:
+    if not future.cancelled() and self._error is None:
+      self._error = future.exception()
+
+  def check(self) -> None:
+    """Raises what a task raised.
+
+    Raises:
+      OSError: a process died.
+    """
+    if isinstance(self._error, concurrent.futures.BrokenExecutor):
+      raise OSError(
+        "a worker process died, most likely for lack of memory: give fewer "
+        "--num_workers"
+      ) from self._error
+    if self._error:
+      raise self._error
