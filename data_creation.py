@@ -406,12 +406,15 @@ class _Work:
     missing = _not_made(wanted)
     kept = len(wanted) - len(missing)
     self.pool.start(shards.build_shard, _not_made(mine))
-    with progress.Progress("making shards", len(wanted), "shards", kept) as bar:
+    made = sum(task.blocks_made for task in wanted)
+    blocks = sum(task.num_blocks for task in wanted)
+    with progress.Progress("making records", blocks, "blocks", made) as bar:
       while missing:
         self.pool.check()
         time.sleep(unfinished.POLL_SECONDS)
         missing = _not_made(missing)
-        bar.at(len(wanted) - len(missing))
+        unmade = sum(task.num_blocks - task.blocks_made for task in missing)
+        bar.at(blocks - unmade)
     return [shards.ShardResult.load(t.result_file) for t in wanted], kept
 
   def _shard_tasks(self, counts: corpus.CorpusCounts) -> list[shards.ShardTask]:

@@ -20,20 +20,18 @@ class Progress:
   """
 
   def __init__(self, title: str, total: float, unit: str, begun: float = 0):
-    """Starts at `begun` of `total` (0: not known), both in `unit`."""
+    """Starts at `begun` of `total`, both in `unit`."""
     self._title, self._total, self._unit = title, total, unit
     self._begun = begun
     self._bar = tqdm.tqdm(
       desc=title,
-      total=total or None,
+      total=total,
       initial=begun,
       unit=unit,
       disable=not sys.stderr.isatty(),
       leave=False,
-      bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:,.1f} of {total:,.1f} "
-      "{unit} [{elapsed}, {remaining} left, {rate_fmt}]"
-      if total
-      else None,
+      bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:,.0f} of {total:,.0f} "
+      "{unit}, {rate_fmt}, {remaining} left",
     )
     self._start = time.monotonic()
     self._next_line = self._start + _SECONDS
@@ -54,10 +52,10 @@ class Progress:
       return
     self._next_line = now + _SECONDS
     rate = (done - self._begun) / (now - self._start)
-    text = f"{self._title}: {done:,.1f}"
-    if self._total:
-      text += f" of {self._total:,.1f}"
-    text += f" {self._unit}, {rate:,.2f} {self._unit}/s"
-    if self._total and rate:
-      text += f", {minutes((self._total - done) / rate)} left"
-    print(text, file=sys.stderr, flush=True)
+    print(
+      f"{self._title}: {done:,.0f} of {self._total:,.0f} {self._unit}, "
+      f"{rate:,.1f} {self._unit}/s"
+      + (f", {minutes((self._total - done) / rate)} left" if rate else ""),
+      file=sys.stderr,
+      flush=True,
+    )

@@ -7,6 +7,7 @@ memory at a time.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -65,6 +66,16 @@ class ShardTask:
   def result_file(self) -> str:
     """Holds the `ShardResult`, once the shard is whole."""
     return self.path + ".result"
+
+  @property
+  def blocks_made(self) -> int:
+    """As far as the shard is."""
+    if os.path.exists(self.result_file):
+      return self.num_blocks
+    try:
+      return os.path.getsize(self.path + ".blocks")
+    except FileNotFoundError:
+      return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +227,10 @@ def build_shard(task: ShardTask) -> ShardResult:
   """
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
-  with records.ShardWriter(task.path) as writer:
+  with (
+    records.ShardWriter(task.path) as writer,
+    open(task.path + ".blocks", "wb", buffering=0) as blocks_made,
+  ):
     for block in range(task.num_blocks):
       examples = _block_examples(documents, block, task)
       num_examples += len(examples)
@@ -228,6 +242,7 @@ def build_shard(task: ShardTask) -> ShardResult:
           masked_tokens += int(rows["masked_lm_weights"].sum())
         for record in records.encode_examples(rows):
           writer.write(record)
+      blocks_made.write(b".")
     if not num_examples:
       raise errors.DataError(
         f"--num_shards={task.num_shards} is too many: shard {task.shard} gets "

@@ -1,11 +1,15 @@
 """Fixtures that several test modules share."""
 
+import gzip
 import json
+import os
 
 import numpy as np
 import pytest
 
+import data_creation
 import records
+import tokenization
 from tensorflow_v1 import tf
 
 TINY = dict(
@@ -100,3 +104,65 @@ def reference_variables():
   """Runs switch resource variables on, for good: not for the next test."""
   yield
   tf.disable_resource_variables()
+
+
+# Text -------------------------------------------------------------------------
+
+WORDS = [f"w{i}" for i in range(40)]
+LETTERS = [
+  *tokenization.SPECIAL_TOKENS,
+  *"abcdefghijklmnopqrstuvwxyz0123456789",
+  *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"),
+  ".",
+]
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory):
+  """A vocabulary of letters and digits."""
+  path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+  path.write_text("".join(f"{t}\n" for t in LETTERS))
+  return str(path)
+
+
+def write_documents(path, count, seed=0):
+  """Random documents of 1 to 9 sentences of 1 to 9 words."""
+  rng = np.random.default_rng(seed)
+  sentence = lambda: " ".join(rng.choice(WORDS, rng.integers(1, 10))) + "."
+  documents = [
+    "\n".join(sentence() for _ in range(rng.integers(1, 10)))
+    for _ in range(count)
+  ]
+  path.write_text("\n\n".join(documents) + "\n")
+
+
+@pytest.fixture
+def texts(tmp_path):
+  """60 documents over a plain and a .gz file; returns the pattern."""
+  write_documents(tmp_path / "a.txt", 40, seed=1)
+  write_documents(tmp_path / "b", 20, seed=2)
+  (tmp_path / "b.txt.gz").write_bytes(
+    gzip.compress(b"\n" + (tmp_path / "b").read_bytes())
+  )
+  return f"{tmp_path}/*.txt*"
+
+
+def settings_of(tmp_path, input_file, vocab_file, **changes):
+  """Settings that make records of up to 32 tokens in tmp_path/out."""
+  values = dict(
+    input_file=input_file,
+    output_file=f"{tmp_path}/out/train.tfrecord",
+    vocab_file=vocab_file,
+    max_seq_length=32,
+    max_predictions_per_seq=6,
+    dupe_factor=3,
+    num_workers=1,
+  )
+  return data_creation.Settings(**{**values, **changes})
+
+
+def contents(folder):
+  """File name -> bytes."""
+  return {
+    name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))
+  }

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import LETTERS, contents, settings_of
 from test_records import feature_values
 
 import corpus
@@ -18,62 +19,7 @@ import shards
 import text_files
 import tokenization
 
-WORDS = [f"w{i}" for i in range(40)]
-VOCAB = [
-  *tokenization.SPECIAL_TOKENS,
-  *"abcdefghijklmnopqrstuvwxyz0123456789",
-  *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"),
-  ".",
-]
-SEQ, PREDICTIONS = 32, 6
-
-
-@pytest.fixture(scope="module")
-def vocab_file(tmp_path_factory):
-  path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-  path.write_text("".join(f"{t}\n" for t in VOCAB))
-  return str(path)
-
-
-def write_documents(path, count, seed=0):
-  """Random documents of 1 to 9 sentences of 1 to 9 words."""
-  rng = np.random.default_rng(seed)
-  sentence = lambda: " ".join(rng.choice(WORDS, rng.integers(1, 10))) + "."
-  documents = [
-    "\n".join(sentence() for _ in range(rng.integers(1, 10)))
-    for _ in range(count)
-  ]
-  path.write_text("\n\n".join(documents) + "\n")
-
-
-@pytest.fixture
-def text(tmp_path):
-  """60 documents over a plain and a .gz file; returns the pattern."""
-  write_documents(tmp_path / "a.txt", 40, seed=1)
-  write_documents(tmp_path / "b", 20, seed=2)
-  (tmp_path / "b.txt.gz").write_bytes(
-    gzip.compress(b"\n" + (tmp_path / "b").read_bytes())
-  )
-  return f"{tmp_path}/*.txt*"
-
-
-def settings_of(tmp_path, input_file, vocab_file, **changes):
-  values = dict(
-    input_file=input_file,
-    output_file=f"{tmp_path}/out/train.tfrecord",
-    vocab_file=vocab_file,
-    max_seq_length=SEQ,
-    max_predictions_per_seq=PREDICTIONS,
-    dupe_factor=3,
-    num_workers=1,
-  )
-  return data_creation.Settings(**{**values, **changes})
-
-
-def contents(folder):
-  return {
-    name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))
-  }
+SEQ, PREDICTIONS = 32, 6  # settings_of's
 
 
 def all_examples(summary):
@@ -83,7 +29,7 @@ def all_examples(summary):
 
 
 def test_any_number_of_workers_gives_the_same_bytes(
-  tmp_path, text, vocab_file, monkeypatch
+  tmp_path, texts, letters, monkeypatch
 ):
   monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)  # several pieces
   made = []
@@ -92,8 +38,8 @@ def test_any_number_of_workers_gives_the_same_bytes(
     data_creation.create(
       settings_of(
         tmp_path,
-        text,
-        vocab_file,
+        texts,
+        letters,
         output_file=f"{out}/train.tfrecord",
         num_workers=workers,
         num_shards=4,
@@ -109,10 +55,10 @@ def test_any_number_of_workers_gives_the_same_bytes(
   assert made[0] == made[1] == made[2]
 
 
-def test_the_seed_decides_the_bytes(tmp_path, text, vocab_file):
+def test_the_seed_decides_the_bytes(tmp_path, texts, letters):
   def made(seed):
     data_creation.create(
-      settings_of(tmp_path, text, vocab_file, random_seed=seed)
+      settings_of(tmp_path, texts, letters, random_seed=seed)
     )
     return (tmp_path / "out" / "train.tfrecord").read_bytes()
 
@@ -143,10 +89,10 @@ def stored_documents(store):
   ]
 
 
-def store_of(folder, paths, vocab_file, **text):
+def store_of(folder, paths, letters, **text):
   """Tokenizes files into a store; returns its counts."""
-  spec = corpus.TokenizerSpec(vocab_file, None, True, "")
-  with corpus.StoreWriter(str(folder), len(VOCAB)) as writer:
+  spec = corpus.TokenizerSpec(letters, None, True, "")
+  with corpus.StoreWriter(str(folder), len(LETTERS)) as writer:
     for i, piece in enumerate(text_files.split_into_pieces(paths)):
       task = corpus.PieceTask(
         piece, f"{folder}/{i}", 0, text_files.TextFormat(**text), spec, False
@@ -155,12 +101,12 @@ def store_of(folder, paths, vocab_file, **text):
       while os.path.exists(task.chunk_file(writer.chunk)):
         writer.append(task.chunk_file(writer.chunk))
       writer.next_piece()
-    return writer.finish(VOCAB.index("[UNK]"))
+    return writer.finish(LETTERS.index("[UNK]"))
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 40, 1 << 20])
 def test_text_is_read_as_google_bert_reads_it(
-  tmp_path, vocab_file, monkeypatch, piece_bytes
+  tmp_path, letters, monkeypatch, piece_bytes
 ):
   # Blank lines in a row and with spaces, CRLF, a line of a control character
   # only (no sentence, no document end), bytes that are not UTF-8, U+2028 in a
@@ -171,10 +117,8 @@ def test_text_is_read_as_google_bert_reads_it(
   (tmp_path / "2.txt").write_bytes(b"first of two\n\nend\n\n\n")
   paths = [str(tmp_path / "1.txt"), str(tmp_path / "2.txt")]
   monkeypatch.setattr(text_files, "PIECE_BYTES", piece_bytes)
-  counts = store_of(tmp_path, paths, vocab_file)
-  want = documents_by_google_rules(
-    paths, tokenization.FullTokenizer(vocab_file)
-  )
+  counts = store_of(tmp_path, paths, letters)
+  want = documents_by_google_rules(paths, tokenization.FullTokenizer(letters))
   assert stored_documents(str(tmp_path)) == want
   assert [len(d) for d in want] == [2, 3, 2, 1]
   assert (counts.documents, counts.sentences) == (4, 8)
@@ -185,19 +129,23 @@ def test_text_is_read_as_google_bert_reads_it(
 
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_records_mean_what_google_bert_means(
-  tmp_path, text, vocab_file, whole_words
+  tmp_path, texts, letters, whole_words
 ):
   summary = data_creation.create(
     settings_of(
-      tmp_path, text, vocab_file, do_whole_word_mask=whole_words, num_shards=3
+      tmp_path,
+      texts,
+      letters,
+      do_whole_word_mask=whole_words,
+      num_shards=3,
     )
   )
-  tokenizer = tokenization.FullTokenizer(vocab_file)
+  tokenizer = tokenization.FullTokenizer(letters)
   (tmp_path / "b").rename(tmp_path / "b.txt")
   lines = [(tmp_path / n).read_text().split("\n") for n in ("a.txt", "b.txt")]
   flat = [t for ls in lines for x in ls for t in tokenizer.tokenize(x)]
   flat = " " + " ".join(flat) + " "
-  cls_id, sep_id = (VOCAB.index(t) for t in ("[CLS]", "[SEP]"))
+  cls_id, sep_id = (LETTERS.index(t) for t in ("[CLS]", "[SEP]"))
   examples = all_examples(summary)
   for e in examples:
     n = sum(e["input_mask"])
@@ -255,14 +203,14 @@ def unpacked(record):
     )
 
 
-def test_packed_records_hold_the_same_examples(tmp_path, text, vocab_file):
+def test_packed_records_hold_the_same_examples(tmp_path, texts, letters):
   made = {}
   for size in (1, 4):
     summary = data_creation.create(
       settings_of(
         tmp_path,
-        text,
-        vocab_file,
+        texts,
+        letters,
         examples_per_record=size,
         short_seq_prob=0.9,
         num_shards=2,
@@ -281,14 +229,14 @@ def test_packed_records_hold_the_same_examples(tmp_path, text, vocab_file):
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-def test_masks_are_left_to_training(tmp_path, text, vocab_file, whole_words):
+def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
   made = {}
   for dynamic in (False, True):
     summary = data_creation.create(
       settings_of(
         tmp_path,
-        text,
-        vocab_file,
+        texts,
+        letters,
         dynamic_masks=dynamic,
         do_whole_word_mask=whole_words,
         examples_per_record=2,
@@ -299,12 +247,29 @@ def test_masks_are_left_to_training(tmp_path, text, vocab_file, whole_words):
   assert made[True] == made[False]
   manifest = summary.manifest
   assert manifest.masking == "dynamic" and manifest.counts["masked_tokens"] == 0
-  assert manifest.tokenizer.mask_id == VOCAB.index("[MASK]")
+  assert manifest.tokenizer.mask_id == LETTERS.index("[MASK]")
   assert not any(name.startswith("masked_lm") for name in rows[0])
   assert ("is_continuation" in rows[0]) == whole_words
   for row in rows if whole_words else ():
-    want = [int(VOCAB[i].startswith("##")) for i in row["input_ids"]]
+    want = [int(LETTERS[i].startswith("##")) for i in row["input_ids"]]
     assert row["is_continuation"] == want
+
+
+def test_a_shard_of_several_blocks(tmp_path, texts, letters, monkeypatch):
+  """Blocks bound memory; what they hold together stays the same."""
+  make = lambda **changes: data_creation.create(
+    settings_of(tmp_path, texts, letters, examples_per_record=3, **changes)
+  )
+  made = {}
+  for size in (1 << 24, 1 << 13):
+    monkeypatch.setattr(data_creation, "_BLOCK_BYTES", size)
+    summary = make(num_shards=2)
+    rows = all_examples(summary)
+    made[size] = sorted(e[:2] + e[3:] for r in rows for e in unpacked(r))
+    assert summary.manifest.counts["examples"] == len(made[size])
+  assert make().manifest.settings["num_shards"] > 4  # so they were blocks
+  # Which random segment follows does not depend on blocks either.
+  assert made[1 << 24] == made[1 << 13]
 
 
 @pytest.mark.parametrize("dynamic, copies", [(False, 10), (True, 1)])
@@ -315,17 +280,17 @@ def test_new_masks_need_no_copies(tmp_path, dynamic, copies):
   assert settings.dupe_factor == copies
 
 
-def test_next_sentence_label_tells_the_document(tmp_path, vocab_file):
+def test_next_sentence_label_tells_the_document(tmp_path, letters):
   # Every document repeats its own letter, so tokens tell the document.
-  letters = "abcdefghijklmnop"
+  alphabet = "abcdefghijklmnop"
   text = tmp_path / "letters.txt"
   text.write_text(
-    "\n\n".join("\n".join([f"{c} {c} {c}"] * 30) for c in letters)
+    "\n\n".join("\n".join([f"{c} {c} {c}"] * 30) for c in alphabet)
   )
   summary = data_creation.create(
-    settings_of(tmp_path, str(text), vocab_file, masked_lm_prob=0.01)
+    settings_of(tmp_path, str(text), letters, masked_lm_prob=0.01)
   )
-  first = VOCAB.index("a")
+  first = LETTERS.index("a")
   for e in all_examples(summary):
     n = sum(e["input_mask"])
     segments = {0: set(), 1: set()}
@@ -338,10 +303,10 @@ def test_next_sentence_label_tells_the_document(tmp_path, vocab_file):
       assert same == (e["next_sentence_labels"] == [0])
 
 
-def test_manifest_counts(tmp_path, vocab_file):
+def test_manifest_counts(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("a a b ?\na\n\nb a . ?\n")
-  summary = data_creation.create(settings_of(tmp_path, str(text), vocab_file))
+  summary = data_creation.create(settings_of(tmp_path, str(text), letters))
   c = summary.manifest.counts
   assert c["tokens"] == 9 and c["unknown_tokens"] == 2
   assert (c["documents"], c["sentences"]) == (2, 3)
@@ -350,7 +315,7 @@ def test_manifest_counts(tmp_path, vocab_file):
   found = records.find_manifest(f"{tmp_path}/out/train.tfrecord")
   assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
   manifest = summary.manifest
-  assert manifest.tokenizer.sha256 == records.file_sha256(vocab_file)
+  assert manifest.tokenizer.sha256 == records.file_sha256(letters)
   assert manifest.settings["dupe_factor"] == 3
   assert (manifest.max_seq_length, manifest.masking) == (SEQ, "static")
   for info in manifest.files:
@@ -372,21 +337,21 @@ def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
       assert len({where[d, c] for c in range(3)}) == min(3, num_blocks)
 
 
-def test_copies_differ(tmp_path, vocab_file):
+def test_copies_differ(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2))
   summary = data_creation.create(
-    settings_of(tmp_path, str(text), vocab_file, dupe_factor=20)
+    settings_of(tmp_path, str(text), letters, dupe_factor=20)
   )
   examples = all_examples(summary)
   assert len(examples) == 40
   assert len({tuple(e["masked_lm_positions"]) for e in examples}) > 30
 
 
-def test_file_names(tmp_path, text, vocab_file):
+def test_file_names(tmp_path, texts, letters):
   out = tmp_path / "out"
   summary = data_creation.create(
-    settings_of(tmp_path, text, vocab_file, num_shards=1)
+    settings_of(tmp_path, texts, letters, num_shards=1)
   )
   assert sorted(os.listdir(out)) == [
     "train.manifest.json", "train.tfrecord", "train.tfrecord.index",
@@ -394,7 +359,7 @@ def test_file_names(tmp_path, text, vocab_file):
   # A list keeps its names; the earlier data set of this name goes.
   both = f"{out}/train.x,{out}/second.x"
   again = data_creation.create(
-    settings_of(tmp_path, text, vocab_file, output_file=both)
+    settings_of(tmp_path, texts, letters, output_file=both)
   )
   assert sorted(os.listdir(out)) == [
     "second.x", "second.x.index", "train.manifest.json", "train.x",
@@ -403,8 +368,8 @@ def test_file_names(tmp_path, text, vocab_file):
   assert again.manifest.counts == summary.manifest.counts
 
 
-def test_default_shards_depend_on_the_corpus_only(tmp_path, vocab_file):
-  settings = settings_of(tmp_path, "x", vocab_file, max_seq_length=128)
+def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
+  settings = settings_of(tmp_path, "x", letters, max_seq_length=128)
   counts = lambda documents, tokens: corpus.CorpusCounts(
     documents, tokens // 20, tokens, 0, 0, 5 * tokens, 6.0
   )
@@ -415,7 +380,7 @@ def test_default_shards_depend_on_the_corpus_only(tmp_path, vocab_file):
   )
 
 
-def test_sentencepiece(tmp_path, text):
+def test_sentencepiece(tmp_path, texts):
   import train_tokenizer
 
   model = str(tmp_path / "m.model")
@@ -423,7 +388,11 @@ def test_sentencepiece(tmp_path, text):
   train_tokenizer.train_sentencepiece(lines, model, 60)
   summary = data_creation.create(
     settings_of(
-      tmp_path, text, None, spm_model_file=model, do_whole_word_mask=True
+      tmp_path,
+      texts,
+      None,
+      spm_model_file=model,
+      do_whole_word_mask=True,
     )
   )
   assert summary.manifest.tokenizer.kind == "sentencepiece"
@@ -454,41 +423,39 @@ def test_sentencepiece(tmp_path, text):
   ],
 )
 def test_failures_leave_nothing(
-  tmp_path, vocab_file, name, content, changes, words
+  tmp_path, letters, name, content, changes, words
 ):
   (tmp_path / name).write_bytes(content)
   values = {"input_file": str(tmp_path / name), **changes}
   input_file = values.pop("input_file")
-  values.setdefault("vocab_file", vocab_file)
+  values.setdefault("vocab_file", letters)
   with pytest.raises(ValueError, match=words):
     data_creation.create(settings_of(tmp_path, input_file, **values))
   out = tmp_path / "out"
   assert not out.exists() or os.listdir(out) == []
 
 
-def test_a_failure_keeps_the_earlier_records(tmp_path, text, vocab_file):
-  data_creation.create(settings_of(tmp_path, text, vocab_file))
+def test_a_failure_keeps_the_earlier_records(tmp_path, texts, letters):
+  data_creation.create(settings_of(tmp_path, texts, letters))
   before = contents(tmp_path / "out")
   with pytest.raises(records.DataError, match="too many"):
-    data_creation.create(
-      settings_of(tmp_path, text, vocab_file, num_shards=1000)
-    )
+    data_creation.create(settings_of(tmp_path, texts, letters, num_shards=1000))
   assert contents(tmp_path / "out") == before
 
 
-def test_vocabulary_without_special_tokens(tmp_path, text):
+def test_vocabulary_without_special_tokens(tmp_path, texts):
   bad = tmp_path / "bad.vocab"
   bad.write_text("a\nb\n[UNK]\n")
   with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
-    data_creation.create(settings_of(tmp_path, text, str(bad)))
+    data_creation.create(settings_of(tmp_path, texts, str(bad)))
 
 
-def test_input_is_not_overwritten(tmp_path, vocab_file):
+def test_input_is_not_overwritten(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("a\n\nb\n")
   with pytest.raises(records.DataError, match="both --input_file and"):
     data_creation.create(
-      settings_of(tmp_path, str(text), vocab_file, output_file=str(text))
+      settings_of(tmp_path, str(text), letters, output_file=str(text))
     )
 
 
@@ -523,8 +490,8 @@ def run(*arguments):
   )
 
 
-def test_command(tmp_path, text, vocab_file):
-  common = [f"--input_file={text}", f"--vocab_file={vocab_file}"]
+def test_command(tmp_path, texts, letters):
+  common = [f"--input_file={texts}", f"--vocab_file={letters}"]
   common += [f"--output_file={tmp_path}/out/t.tfrecord", "--num_workers=2"]
   done = run(*common, "--max_seq_length=32", "--max_predictions_per_seq=6")
   assert done.returncode == 0 and done.stderr == ""

@@ -341,3 +341,69 @@ def test_unfit_sentencepiece_models(tmp_path):
   noise.write_bytes(b"no model")
   with pytest.raises(records.DataError, match="noise.model"):
     tokenization.SentencePieceEncoder(str(noise), True)
+
+
+# Whole words ------------------------------------------------------------------
+
+CHINESE = "中国共产党今天在北京开会，hellos world。国"
+CHINESE_WORDS = "中国共产党 今天 在 北京 开会 ， hellos world 。 国".split()
+
+
+def words_of(tokens, goes_on):
+  """Tokens that make a word, put together."""
+  words = []
+  for token, more in zip(tokens, goes_on, strict=True):
+    if more:
+      words[-1] += token.removeprefix("##")
+    else:
+      words.append(token)
+  return words
+
+
+def test_wordpiece_words_are_chinese_words_too(tmp_path):
+  vocab = [*tokenization.SPECIAL_TOKENS, *"中国共产党今天在北京开会，。"]
+  vocab += ["hello", "##s", "wor", "##ld"]
+  path = tmp_path / "vocab.txt"
+  path.write_text("".join(f"{t}\n" for t in vocab))
+  encoder = tokenization.WordPieceEncoder(str(path), True)
+  lines = [CHINESE, "hellos world", "", "今 天"]
+  encoded = encoder.encode_words(lines)
+  for ids, words in zip(encoder.encode_batch(lines), encoded, strict=True):
+    np.testing.assert_array_equal(ids, words.ids)
+    assert words.goes_on.dtype == bool and len(words.goes_on) == len(ids)
+  made = [words_of([vocab[i] for i in w.ids], w.goes_on) for w in encoded]
+  assert made == [
+    CHINESE_WORDS,
+    ["hellos", "world"],
+    [],
+    ["今天"],  # google/bert's tokens do not say that there was a space
+  ]  # fmt: skip
+
+
+def test_sentencepiece_words_are_chinese_words_too(tmp_path):
+  model = str(tmp_path / "m.model")
+  train_tokenizer.train_sentencepiece([CHINESE, "hello world"] * 20, model, 40)
+  encoder = tokenization.SentencePieceEncoder(model, True)
+  lines = [CHINESE, "hello world", "", "今天 hello\ud800"]
+  encoded = encoder.encode_words(lines)
+  for ids, words in zip(encoder.encode_batch(lines), encoded, strict=True):
+    np.testing.assert_array_equal(ids, words.ids)
+  pieces = [
+    [encoder._model.id_to_piece(int(i)).replace("\u2581", " ") for i in w.ids]
+    for w in encoded
+  ]
+  made = [
+    [word.strip() for word in words_of(p, w.goes_on)]
+    for p, w in zip(pieces, encoded, strict=True)
+  ]
+  # Pieces may hold more than a word, but words end where words end.
+  ends = lambda words: set(np.cumsum([len(w) for w in words if w]).tolist())
+  assert ends(made[0]) <= ends(CHINESE_WORDS)
+  assert 3 < len(made[0]) < len(pieces[0])
+  assert made[1:3] == [["hello", "world"], []]
+
+
+def test_chinese_characters():
+  letters = "aé¼，。㐀中\U00020000龿가あ"
+  chinese = "".join(filter(tokenization.is_chinese_char, letters))
+  assert chinese == "㐀中\U00020000龿"

@@ -1,0 +1,303 @@
+"""Data work that is stopped, shared by ranks, or told to do something else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from conftest import contents, settings_of, write_documents
+
+import corpus
+import data_creation
+import errors
+import records
+import text_files
+import unfinished
+
+
+class Stopped(BaseException):
+  """Stands for the end of the process."""
+
+
+def stop_after(patch, module, name, calls):
+  """Lets `module.name` be called so often; then everything ends."""
+  original, left = getattr(module, name), [calls]
+
+  def counted(*arguments):
+    left[0] -= 1
+    if left[0] < 0:
+      raise Stopped
+    return original(*arguments)
+
+  patch.setattr(module, name, counted)
+  return left
+
+
+@pytest.fixture
+def many_pieces(monkeypatch):
+  monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)
+  monkeypatch.setattr(corpus, "CHUNK_BYTES", 700)
+
+
+def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
+  tmp_path,
+  texts,
+  letters,
+  many_pieces,
+):
+  """Every file appears by os.replace, so that is where it is stopped."""
+  make = lambda out: data_creation.create(
+    settings_of(
+      tmp_path,
+      texts,
+      letters,
+      output_file=f"{tmp_path}/{out}/train.tfrecord",
+      num_shards=3,
+      dupe_factor=2,
+    )
+  )
+  whole = make("whole")
+  want = contents(tmp_path / "whole")
+  stops, kept = 0, set()
+  while True:
+    out = f"stopped{stops}"
+    with pytest.MonkeyPatch.context() as patch:
+      left = stop_after(patch, os, "replace", stops)
+      try:
+        make(out)
+      except Stopped:
+        pass
+    if left[0] >= 0:
+      break
+    again = make(out)
+    assert contents(tmp_path / out) == want, f"stopped at file {stops}"
+    assert again == whole
+    kept.add(again.kept)
+    stops += 1
+  assert stops > 25  # chunks, journal, shards, indexes, results, the moves
+  assert "" in kept and any("3 of 3 shards" in k for k in kept)
+  assert len(kept) == 5  # nothing; text with 0, 1, 2 and 3 shards
+
+
+def test_what_was_written_after_the_journal_goes(
+  tmp_path,
+  texts,
+  letters,
+  many_pieces,
+  monkeypatch,
+):
+  settings = settings_of(tmp_path, texts, letters)
+  data_creation.create(settings)
+  want = contents(tmp_path / "out")
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, corpus.StoreWriter, "_write_journal", 5)
+    with pytest.raises(Stopped):
+      data_creation.create(settings)
+  store = tmp_path / "out" / "train.unfinished" / "store"
+  for name in ("tokens", "sentences.i64", "documents.i64"):
+    with open(store / name, "ab") as f:
+      f.write(b"\xff" * 24)
+  data_creation.create(settings)
+  assert contents(tmp_path / "out") == want
+
+
+def test_other_work_starts_anew(
+  tmp_path,
+  texts,
+  letters,
+  monkeypatch,
+  capfd,
+):
+  first = settings_of(tmp_path, texts, letters)
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, records.Manifest, "save", 0)
+    with pytest.raises(Stopped):
+      data_creation.create(first)
+  assert "train.unfinished: the same command goes on" in capfd.readouterr().err
+  second = settings_of(tmp_path, texts, letters, dupe_factor=2)
+  summary = data_creation.create(second)
+  err = capfd.readouterr().err
+  assert "is of other work (dupe_factor): started anew" in err
+  assert summary.kept == "" and summary.manifest.settings["dupe_factor"] == 2
+  # Text that has changed is other work too.
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, records.Manifest, "save", 0)
+    with pytest.raises(Stopped):
+      data_creation.create(first)
+  write_documents(tmp_path / "a.txt", 41, seed=1)
+  summary = data_creation.create(first)
+  assert "(files): started anew" in capfd.readouterr().err
+  assert summary.manifest.counts["documents"] == 61
+
+
+def test_only_one_at_a_time(tmp_path, texts, letters):
+  settings = settings_of(tmp_path, texts, letters)
+  os.makedirs(settings.folder)
+  with unfinished.work_folder(settings.work_folder, {}, unfinished.ALONE):
+    with pytest.raises(errors.UserError, match="another process is at work"):
+      data_creation.create(settings)
+
+
+def test_a_damaged_journal_is_told(tmp_path, texts, letters):
+  settings = settings_of(tmp_path, texts, letters)
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, records.Manifest, "save", 0)
+    with pytest.raises(Stopped):
+      data_creation.create(settings)
+  with open(f"{settings.work_folder}/store/counts.json", "w") as f:
+    f.write('{"documents"')
+  with pytest.raises(errors.DataError, match=r"counts\.json: damaged"):
+    data_creation.create(settings)
+
+
+# Processes --------------------------------------------------------------------
+
+
+def command(tmp_path, text, letters, out, *more):
+  return [
+    sys.executable,
+    "create_pretraining_data.py",
+    f"--input_file={text}",
+    f"--vocab_file={letters}",
+    f"--output_file={tmp_path}/{out}/train.tfrecord",
+    "--max_seq_length=32",
+    "--max_predictions_per_seq=6",
+    *more,
+  ]
+
+
+def wait_for(condition, seconds=60):
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end, "it takes too long"
+    time.sleep(0.01)
+
+
+def test_killed_it_keeps_shards_and_leaves_no_process(
+  tmp_path,
+  letters,
+):
+  write_documents(tmp_path / "long.txt", 1000)
+  more = ["--num_shards=8", "--num_workers=2", "--dupe_factor=20"]
+  start = lambda out: subprocess.Popen(
+    command(tmp_path, tmp_path / "long.txt", letters, out, *more),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  work = tmp_path / "killed" / "train.unfinished"
+  process = start("killed")
+  made = lambda: sorted(work.glob("*.result"))
+  wait_for(lambda: len(made()) >= 2)
+  children = psutil.Process(process.pid).children(recursive=True)
+  assert len(children) >= 2
+  process.kill()
+  process.communicate()
+  _, alive = psutil.wait_procs(children, timeout=20)
+  assert not alive
+  finished = {p.stem: p.with_suffix("").stat().st_mtime_ns for p in made()}
+  assert 2 <= len(finished) < 8
+  again = start("killed")
+  out, _ = again.communicate(timeout=100)
+  assert again.returncode == 0
+  assert f"{len(finished)} of 8 shards made before" in out
+  for name, when in finished.items():
+    assert (tmp_path / "killed" / name).stat().st_mtime_ns == when
+  other = start("whole")
+  other.communicate(timeout=100)
+  assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it(tmp_path, letters, number):
+  write_documents(tmp_path / "long.txt", 1000)
+  process = subprocess.Popen(
+    command(
+      tmp_path, tmp_path / "long.txt", letters, "out", "--dupe_factor=50",
+      "--num_shards=8", "--num_workers=2",
+    ),
+    stderr=subprocess.PIPE,
+    text=True,
+  )  # fmt: skip
+  work = tmp_path / "out" / "train.unfinished"
+  wait_for(lambda: list(work.glob("*.result")))
+  process.send_signal(number)
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 1
+  assert err.splitlines()[-2:] == [
+    f"what is finished is kept in {work}: the same command goes on there",
+    f"create_pretraining_data.py: stopped by signal {number}",
+  ]
+
+
+# Ranks ------------------------------------------------------------------------
+
+
+def environment(rank, size, run="1"):
+  return {
+    **os.environ,
+    "HOROVOD_RANK": str(rank),
+    "HOROVOD_SIZE": str(size),
+    "HOROVOD_LOCAL_SIZE": "1",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": run,
+  }
+
+
+def test_ranks_share_the_work(tmp_path, texts, letters, many_pieces):
+  settings = lambda out: settings_of(
+    tmp_path, texts, letters, num_shards=4,
+    output_file=f"{tmp_path}/{out}/train.tfrecord",
+  )  # fmt: skip
+  alone = data_creation.create(settings("alone"))
+  results = {}
+
+  def work(rank):
+    ranks = unfinished.Ranks(rank, 3, 3, "run")
+    results[rank] = data_creation.create(settings("three"), ranks)
+
+  threads = [threading.Thread(target=work, args=[rank]) for rank in (2, 1, 0)]
+  for thread in threads:
+    thread.start()
+    time.sleep(0.2)  # rank 0 comes last, the others wait for it
+  for thread in threads:
+    thread.join(60)
+  assert results == {0: alone, 1: None, 2: None}
+  assert contents(tmp_path / "three") == contents(tmp_path / "alone")
+
+
+def test_ranks_with_other_flags_are_told(tmp_path, texts, letters):
+  start = lambda rank, copies: subprocess.Popen(
+    command(tmp_path, texts, letters, "out", f"--dupe_factor={copies}"),
+    env=environment(rank, 2),
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  root, other = start(0, 2), start(1, 3)
+  _, err = other.communicate(timeout=60)
+  root.terminate()
+  root.communicate(timeout=60)
+  assert other.returncode == 1
+  assert "rank 1 was started for other work than rank 0 (dupe_factor)" in err
+
+
+def test_ranks_without_a_launcher_are_told(monkeypatch):
+  monkeypatch.setenv("HOROVOD_SIZE", "2")
+  monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
+  monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_PORT", raising=False)
+  with pytest.raises(errors.UserError, match="start them by horovodrun"):
+    unfinished.ranks_of_environment()
+
+
+def test_plans_are_plain_json(tmp_path, texts, letters):
+  settings = settings_of(tmp_path, texts, letters)
+  _, info = data_creation._load_tokenizer(settings)
+  paths = records.expand_patterns(settings.input_file)
+  plan = data_creation._plan(settings, paths, info)
+  assert plan == json.loads(json.dumps(plan))
+  assert "num_workers" not in plan and len(plan["files"]) == 2
