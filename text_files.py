@@ -33,6 +33,7 @@ _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
 
 # What ends a line that goes on in the next one of wrapped prose.
 _GOES_ON = tuple(",;，、；")
+_HEADLINE = 20  # Chinese characters: what is shorter was not wrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +283,8 @@ def split_prose(lines: Iterable[str], language: str) -> list[str]:
   """Lines of prose, each a paragraph or wrapped, to sentences.
 
   A line goes on in the next one if it ends in a comma or the like, or if it
-  ends without any punctuation and the next one starts with a small letter (or
-  a Chinese one, in which no line ends by chance).
+  ends without any punctuation and the next one starts with a small letter, or
+  with a Chinese one after a Chinese line too long for a headline.
 
   Args:
     lines: stripped; "" ends a document, and is kept.
@@ -315,5 +316,6 @@ def _joint(line: str, following: str) -> str | None:
   if unicodedata.category(line[-1])[0] not in "LN":
     return None
   if is_chinese(line[-1]):
-    return "" if is_chinese(following[0]) else None
+    goes_on = is_chinese(following[0]) and len(line) >= _HEADLINE
+    return "" if goes_on else None
   return " " if following[0].islower() else None

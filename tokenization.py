@@ -369,6 +369,19 @@ class WordSplitter:
     return text.translate(self._split).split()
 
 
+class _IsChinese(dict):
+  """word -> whether it is a Chinese character, which `WordSplitter` sets apart.
+
+  Filled as words turn up; longer words are not kept.
+  """
+
+  def __missing__(self, word):
+    if len(word) > 1:
+      return False
+    self[word] = is_chinese = is_chinese_char(word)
+    return is_chinese
+
+
 class _PieceCache(dict):
   """word -> tuple of ids, filled by the `tokenizers` library's WordPiece."""
 
@@ -430,6 +443,10 @@ class WordTokens(NamedTuple):
   goes_on: np.ndarray  # bool [tokens]: belongs to the word of the token before
 
 
+def _has_chinese(line: str) -> bool:
+  return not line.isascii() and any(map(is_chinese_char, line))
+
+
 def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
   """Which tokens start inside of a word, as jieba finds words.
 
@@ -451,14 +468,14 @@ def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
 
 def _respaced(words, is_chinese):
   """(text, starts of the words in it): spaces where no word can be found."""
-  parts, starts, length, before = [], [], 0, False
-  for word, chinese in zip(words, is_chinese, strict=True):
-    part = word if chinese and before else " " + word
-    length += len(part)
-    starts.append(length - len(word))
-    parts.append(part)
-    before = chinese
-  return "".join(parts), starts
+  parts = [
+    word if chinese and before else " " + word
+    for word, chinese, before in zip(
+      words, is_chinese, [False, *is_chinese], strict=False
+    )
+  ]
+  ends = np.cumsum(list(map(len, parts)))
+  return "".join(parts), ends - list(map(len, words))
 
 
 class WordPieceEncoder:
@@ -488,6 +505,7 @@ class WordPieceEncoder:
     for token, index in vocab.items():
       self.is_continuation[index] = token.startswith("##")
     self._split = WordSplitter(do_lower_case)
+    self._is_chinese = _IsChinese()
     self._pieces = _PieceCache(dict(vocab))
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -513,7 +531,7 @@ class WordPieceEncoder:
     ids = np.array(list(itertools.chain.from_iterable(pieces)), np.int32)
     goes_on = self.is_continuation[ids]
     if not line.isascii():
-      is_chinese = [len(w) == 1 and is_chinese_char(w) for w in words]
+      is_chinese = [self._is_chinese[word] for word in words]
       if any(is_chinese):
         firsts = np.cumsum([0, *map(len, pieces[:-1])])
         goes_on[firsts] |= inside_chinese_words(*_respaced(words, is_chinese))
@@ -573,9 +591,6 @@ class SentencePieceEncoder:
       [not piece.startswith(_SENTENCEPIECE_SPACE) for piece in pieces]
     )
     self.is_continuation[ids] = False
-    self._begins_word = np.array(
-      [piece.startswith(_SENTENCEPIECE_SPACE) for piece in pieces]
-    )
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line: int32 [tokens of the line]."""
@@ -595,20 +610,17 @@ class SentencePieceEncoder:
     Words are apart by spaces; in a line with Chinese they are jieba's, see
     `inside_chinese_words`.
     """
-    return [
-      self._encode_chinese(line)
-      if not line.isascii() and any(map(is_chinese_char, line))
-      else WordTokens(ids, self.is_continuation[ids])
-      for line, ids in zip(lines, self.encode_batch(lines), strict=True)
-    ]
-
-  def _encode_chinese(self, line):
-    line = self._clean(line)
-    pieces = self._model.encode(line, out_type="immutable_proto").pieces
-    ids = np.array([piece.id for piece in pieces], np.int32)
-    goes_on = inside_chinese_words(line, [piece.begin for piece in pieces])
-    goes_on[self._begins_word[ids]] = False
-    return WordTokens(ids, goes_on)
+    encoded = self.encode_batch(lines)
+    goes_on = [self.is_continuation[ids] for ids in encoded]
+    chinese = [i for i, line in enumerate(lines) if _has_chinese(line)]
+    pieces = self._model.encode(
+      [self._clean(lines[i]) for i in chinese], out_type=str
+    )
+    for i, surfaces in zip(chinese, pieces, strict=True):
+      text = "".join(surfaces).replace(_SENTENCEPIECE_SPACE, " ")
+      lengths = np.array(list(map(len, surfaces)))
+      goes_on[i] = inside_chinese_words(text, np.cumsum(lengths) - lengths)
+    return list(map(WordTokens, encoded, goes_on))
 
   def info(self) -> records.TokenizerInfo:
     """What the manifest says about the tokens."""

