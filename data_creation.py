@@ -406,15 +406,19 @@ class _Work:
     missing = _not_made(wanted)
     kept = len(wanted) - len(missing)
     self.pool.start(shards.build_shard, _not_made(mine))
-    made = sum(task.blocks_made for task in wanted)
-    blocks = sum(task.num_blocks for task in wanted)
-    with progress.Progress("making records", blocks, "blocks", made) as bar:
+    # In MB of text, of which each block is an equal part.
+    of_block = counts.text_bytes / 1e6 / sum(t.num_blocks for t in tasks)
+    blocks = sum(t.num_blocks for t in wanted)
+    made = sum(t.blocks_made for t in wanted)
+    with progress.Progress(
+      "making records", blocks * of_block, "MB", made * of_block
+    ) as bar:
       while missing:
         self.pool.check()
         time.sleep(unfinished.POLL_SECONDS)
         missing = _not_made(missing)
-        unmade = sum(task.num_blocks - task.blocks_made for task in missing)
-        bar.at(blocks - unmade)
+        unmade = sum(t.num_blocks - t.blocks_made for t in missing)
+        bar.at((blocks - unmade) * of_block)
     return [shards.ShardResult.load(t.result_file) for t in wanted], kept
 
   def _shard_tasks(self, counts: corpus.CorpusCounts) -> list[shards.ShardTask]:

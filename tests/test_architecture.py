@@ -17,17 +17,22 @@ ENTRY_POINTS = {
 WITHOUT_TENSORFLOW = {
   "corpus",
   "create_pretraining_data",
+  "data_creation",
   "errors",
   "instances",
   "masking",
   "packing",
   "prepare_corpus",
+  "progress",
   "record_order",
   "records",
   "shards",
+  "text_files",
   "tokenization",
   "train_tokenizer",
   "training_plan",
+  "unfinished",
+  "workers",
 }
 
 
