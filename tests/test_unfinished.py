@@ -213,6 +213,30 @@ def test_killed_it_keeps_shards_and_leaves_no_process(
   assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
+def test_a_worker_that_dies_is_told(tmp_path, letters):
+  write_documents(tmp_path / "long.txt", 1000)
+  process = subprocess.Popen(
+    command(
+      tmp_path, tmp_path / "long.txt", letters, "out", "--dupe_factor=50",
+      "--num_shards=8", "--num_workers=2",
+    ),
+    stderr=subprocess.PIPE,
+    text=True,
+  )  # fmt: skip
+  work = tmp_path / "out" / "train.unfinished"
+  wait_for(lambda: list(work.glob("*.blocks")))
+  is_worker = lambda p: "spawn_main" in " ".join(p.cmdline())
+  children = psutil.Process(process.pid).children()
+  next(filter(is_worker, children)).kill()
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 1
+  assert err.splitlines()[-1] == (
+    "create_pretraining_data.py: error: a worker process died, most likely for "
+    "lack of memory: give fewer --num_workers"
+  )
+  assert "the same command goes on there" in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it(tmp_path, letters, number):
   write_documents(tmp_path / "long.txt", 1000)
