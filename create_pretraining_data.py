@@ -31,6 +31,8 @@ import corpus
 import errors
 import records
 import shards
+import tfrecord
+import tokenization
 
 _DEFAULT_SHARD_BYTES = 16 << 20  # of records, about; also a worker's memory
 _MAX_DEFAULT_SHARDS = 4096
@@ -270,7 +272,7 @@ def _load_tokenizer(settings: Settings):
     vocab_file=settings.vocab_file,
     spm_model_file=settings.spm_model_file,
     do_lower_case=settings.do_lower_case,
-    sha256=records.file_sha256(file) if file and os.path.isfile(file) else "",
+    sha256=tfrecord.file_sha256(file) if file and os.path.isfile(file) else "",
   )
   return spec, corpus.load_tokenizer(spec).info()
 
@@ -338,7 +340,7 @@ def _second_pass(
 
 def _manifest(
   settings: Settings,
-  info: records.TokenizerInfo,
+  info: tokenization.TokenizerInfo,
   counts: corpus.CorpusCounts,
   results: list[shards.ShardResult],
 ) -> records.Manifest:
@@ -374,13 +376,13 @@ def _publish(
   with contextlib.suppress(records.DataError):  # none, or not ours to read
     for old in records.Manifest.load(settings.manifest_path).files:
       path = os.path.join(settings.folder, os.path.basename(old.name))
-      for stale in (path, path + records.INDEX_SUFFIX):
+      for stale in (path, path + tfrecord.INDEX_SUFFIX):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(stale)
   with contextlib.suppress(FileNotFoundError):
     os.unlink(settings.manifest_path)
   for info in manifest.files:
-    for suffix in (records.INDEX_SUFFIX, ""):
+    for suffix in (tfrecord.INDEX_SUFFIX, ""):
       name = info.name + suffix
       os.replace(
         os.path.join(scratch, name), os.path.join(settings.folder, name)

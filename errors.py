@@ -1,4 +1,4 @@
-"""The error that means: change the input or the settings, not the code."""
+"""The errors that mean: change the input or the settings, not the code."""
 
 import os
 import sys
@@ -13,6 +13,10 @@ class UserError(ValueError):
   The message names the file, the record or the flag, the numbers that disagree
   and what to do. Entry points show it as one line, without a traceback.
   """
+
+
+class DataError(UserError):
+  """Input that cannot be used; the message names the file and what to do."""
 
 
 def run_main(main: Callable[[list], None], arguments: int = 0) -> None:

@@ -16,6 +16,8 @@ import instances
 import masking
 import packing
 import records
+import tf_example
+import tfrecord
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 _ORDER_FILE = "order.i64"
@@ -69,7 +71,7 @@ class ShardTask:
 class ShardResult:
   """A finished shard and what it holds."""
 
-  info: records.ShardInfo
+  info: tfrecord.ShardInfo
   examples: int
   real_tokens: int
   masked_tokens: int  # 0 with masks drawn on reading
@@ -220,7 +222,7 @@ def build_shard(task: ShardTask) -> ShardResult:
     _stream_rng(settings.random_seed, _SHUFFLE_STREAM, task.shard),
   )
   masked = 0
-  with records.ShardWriter(task.path) as writer:
+  with tfrecord.ShardWriter(task.path) as writer:
     for begin in range(0, len(packs), _ENCODE_ROWS):
       rows = _rows(
         examples, packs[begin : begin + _ENCODE_ROWS], settings.limits
@@ -228,7 +230,7 @@ def build_shard(task: ShardTask) -> ShardResult:
       rows = _with_masks(rows, begin, task)
       if not settings.dynamic_masks:
         masked += int(rows["masked_lm_weights"].sum())
-      for record in records.encode_examples(rows):
+      for record in tf_example.encode_examples(rows):
         writer.write(record)
   return ShardResult(
     info=writer.info,

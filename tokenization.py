@@ -13,6 +13,7 @@ This module does not need TensorFlow, so that data workers start fast.
 """
 
 import collections
+import dataclasses
 import itertools
 import os
 import re
@@ -21,7 +22,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import records
+import tfrecord
+from errors import DataError
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -115,7 +117,7 @@ def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
     with open(vocab_file, "rb") as f:
       text = convert_to_unicode(f.read())
   except OSError as e:
-    raise records.DataError(f"{vocab_file}: {e.strerror}") from e
+    raise DataError(f"{vocab_file}: {e.strerror}") from e
   lines = text.split("\n")
   if not lines[-1]:
     lines.pop()  # what follows the last line's end
@@ -393,10 +395,10 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """A vocabulary fit for making data, or a DataError that says why not."""
   vocab = load_vocab(vocab_file)
   if not vocab:
-    raise records.DataError(f"{vocab_file}: the vocabulary is empty")
+    raise DataError(f"{vocab_file}: the vocabulary is empty")
   missing = [token for token in SPECIAL_TOKENS if token not in vocab]
   if missing:
-    raise records.DataError(
+    raise DataError(
       f"{vocab_file}: the vocabulary lacks {', '.join(missing)}, one token a "
       "line; train_tokenizer.py makes one that has them"
     )
@@ -407,11 +409,23 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
       lines = convert_to_unicode(f.read()).split("\n")
     for index, token in enumerate(line.strip() for line in lines):
       if token and vocab[token] != index:
-        raise records.DataError(
+        raise DataError(
           f"{vocab_file}: {token!r} stands on lines {index + 1} and "
           f"{vocab[token] + 1}; every token must be there once"
         )
   return vocab
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerInfo:
+  """What the tokens mean: which vocabulary made the records."""
+
+  kind: str  # "wordpiece" or "sentencepiece"
+  file: str  # file name without folder, for people
+  sha256: str  # of the vocabulary or model file
+  vocab_size: int
+  do_lower_case: bool
+  mask_id: int | None = None  # of [MASK]; needed for dynamic masks
 
 
 class WordPieceEncoder:
@@ -452,12 +466,12 @@ class WordPieceEncoder:
       for line in lines
     ]
 
-  def info(self) -> records.TokenizerInfo:
+  def info(self) -> TokenizerInfo:
     """What the manifest says about the tokens."""
-    return records.TokenizerInfo(
+    return TokenizerInfo(
       kind="wordpiece",
       file=os.path.basename(self._file),
-      sha256=records.file_sha256(self._file),
+      sha256=tfrecord.file_sha256(self._file),
       vocab_size=self.vocab_size,
       do_lower_case=self._do_lower_case,
       mask_id=int(self.mask_id),
@@ -485,9 +499,9 @@ class SentencePieceEncoder:
       with open(model_file, "rb") as f:
         self._model = sentencepiece.SentencePieceProcessor(model_proto=f.read())
     except OSError as e:
-      raise records.DataError(f"{model_file}: {e.strerror}") from e
+      raise DataError(f"{model_file}: {e.strerror}") from e
     except RuntimeError as e:
-      raise records.DataError(f"{model_file}: not a SentencePiece model") from e
+      raise DataError(f"{model_file}: not a SentencePiece model") from e
     self.vocab_size = self._model.get_piece_size()
     pieces = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
     vocab = {piece: i for i, piece in enumerate(pieces)}
@@ -497,7 +511,7 @@ class SentencePieceEncoder:
     ]
     missing = [t for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is None]
     if missing:
-      raise records.DataError(
+      raise DataError(
         f"{model_file}: the SentencePiece model lacks {', '.join(missing)}; "
         "train_tokenizer.py --tokenizer=sentencepiece makes one that has them"
       )
@@ -515,12 +529,12 @@ class SentencePieceEncoder:
     encoded = [line.encode("utf-8", "replace") for line in lines]
     return [np.array(ids, np.int32) for ids in self._model.encode(encoded)]
 
-  def info(self) -> records.TokenizerInfo:
+  def info(self) -> TokenizerInfo:
     """What the manifest says about the tokens."""
-    return records.TokenizerInfo(
+    return TokenizerInfo(
       kind="sentencepiece",
       file=os.path.basename(self._file),
-      sha256=records.file_sha256(self._file),
+      sha256=tfrecord.file_sha256(self._file),
       vocab_size=self.vocab_size,
       do_lower_case=self._do_lower_case,
       mask_id=int(self.mask_id),
@@ -542,7 +556,7 @@ def load_tokenizer(
       encoders.
   """
   if bool(vocab_file) == bool(spm_model_file):
-    raise records.DataError(
+    raise DataError(
       "give either a WordPiece vocabulary (--vocab_file) or a SentencePiece "
       "model (--spm_model_file)"
     )

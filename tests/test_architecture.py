@@ -25,6 +25,8 @@ WITHOUT_TENSORFLOW = {
   "record_order",
   "records",
   "shards",
+  "tf_example",
+  "tfrecord",
   "tokenization",
   "train_tokenizer",
   "training_plan",

@@ -8,12 +8,13 @@ import sys
 
 import numpy as np
 import pytest
-from test_records import feature_values
+from conftest import feature_values
 
 import corpus
 import create_pretraining_data as cpd
 import records
 import shards
+import tfrecord
 import tokenization
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -77,7 +78,7 @@ def contents(folder):
 def all_examples(summary):
   folder = os.path.dirname(summary.manifest_path)
   paths = [os.path.join(folder, f.name) for f in summary.manifest.files]
-  return [feature_values(r) for r in records.RecordSet(paths)]
+  return [feature_values(r) for r in tfrecord.RecordSet(paths)]
 
 
 def test_any_number_of_workers_gives_the_same_bytes(
@@ -340,12 +341,12 @@ def test_manifest_counts(tmp_path, vocab_file):
   found = records.find_manifest(f"{tmp_path}/out/train.tfrecord")
   assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
   manifest = summary.manifest
-  assert manifest.tokenizer.sha256 == records.file_sha256(vocab_file)
+  assert manifest.tokenizer.sha256 == tfrecord.file_sha256(vocab_file)
   assert manifest.settings["dupe_factor"] == 3
   assert (manifest.max_seq_length, manifest.masking) == (SEQ, "static")
   for info in manifest.files:
     path = f"{tmp_path}/out/{info.name}"
-    assert records.file_sha256(path) == info.sha256
+    assert tfrecord.file_sha256(path) == info.sha256
   assert "unknown tokens   22.222%" in cpd.report(summary)
 
 
@@ -463,7 +464,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, text, vocab_file, monkeypatch):
   def full(self, record):
     raise OSError(28, "No space left on device")
 
-  monkeypatch.setattr(records.ShardWriter, "write", full)
+  monkeypatch.setattr(tfrecord.ShardWriter, "write", full)
   with pytest.raises(OSError, match="No space"):
     cpd.create(settings_of(tmp_path, text, vocab_file))
   assert os.listdir(tmp_path / "out") == []
