@@ -11,9 +11,21 @@ in protocol buffers' wire format (https://protobuf.dev/programming-guides/encodi
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+
+from errors import DataError
+
+# Wire types; then field numbers of Feature.
+_VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_UNPACKED = {_FLOAT_LIST: _FIXED32, _INT64_LIST: _VARINT}  # a value by itself
+_VARINT_BYTES, _UINT64_MAX = 10, (1 << 64) - 1
+
+# -----------------------------------------------------------------------------
+# Encoding
+# -----------------------------------------------------------------------------
 
 
 def _varint_rows(values: np.ndarray) -> list[bytes]:
@@ -39,7 +51,7 @@ def _varint_rows(values: np.ndarray) -> list[bytes]:
 
 def _field_head(number: int, length: int) -> bytes:
   """What precedes the payload of a length-delimited protocol buffer field."""
-  head = [number << 3 | 2]
+  head = [number << 3 | _LENGTH]
   while length > 0x7F:
     head.append(length & 0x7F | 0x80)
     length >>= 7
@@ -52,7 +64,7 @@ def _entry_head(name: str, list_field: int, length: int) -> bytes:
   """What precedes a feature's packed values in `tf.train.Features`.
 
   The nesting is Features.feature (a map entry of key and Feature), then
-  Feature.float_list (field 2) or int64_list (3), then the list's `value`.
+  `list_field` of Feature, then the list's `value`.
   """
   head = _field_head(1, length)
   for number in (list_field, 2):
@@ -82,10 +94,10 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
     if values.ndim != 2:
       raise ValueError(f"feature {name} has shape {values.shape}, want [B, n]")
     if np.issubdtype(values.dtype, np.floating):
-      list_field = 2
+      list_field = _FLOAT_LIST
       payloads = [row.tobytes() for row in values.astype("<f4")]
     else:
-      list_field, payloads = 3, _varint_rows(values)
+      list_field, payloads = _INT64_LIST, _varint_rows(values)
     columns.append(
       [_entry_head(name, list_field, len(p)) + p for p in payloads]
     )
@@ -109,3 +121,135 @@ def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
       raise ValueError(f"feature {name} has shape {values.shape}, want [n]")
     rows[name] = values[None]
   return encode_examples(rows)[0]
+
+
+# -----------------------------------------------------------------------------
+# Decoding
+# -----------------------------------------------------------------------------
+
+
+def decode_example(record: bytes) -> dict[str, np.ndarray]:
+  """Parses a `tf.train.Example`, as `tf.train.Example.FromString` does.
+
+  Args:
+    record: the message's bytes. Fields and map entries may come in any order
+      and in pieces, numbers packed or not; unknown fields are skipped.
+
+  Returns:
+    name -> array [n]: int64 of an int64_list, float32 of a float_list, object
+    (of bytes) of a bytes_list; int64 [0] of a feature without a list.
+
+  Raises:
+    DataError: these bytes are no such message; it says why, not where from.
+  """
+  features = {}
+  for body in _bodies(record):
+    for entry in _bodies(body):
+      name, values = _decode_entry(entry)
+      features[name] = values
+  return features
+
+
+def _bodies(message: bytes) -> Iterator[bytes]:
+  """The messages in field 1."""
+  for number, wire, body in _fields(message):
+    if (number, wire) == (1, _LENGTH):
+      yield body
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+  """(number, wire type, payload) of a message's fields, without groups."""
+  at, end = 0, len(message)
+  groups = []  # open ones: an old way to nest, which no reader knows here
+  while at < end:
+    tag, at = _varint(message, at)
+    number, wire = tag >> 3, tag & 7
+    if number >> 29 or not (number or groups):  # groups may hold any
+      raise DataError(f"a field has the number {number}")
+    start = stop = at
+    if wire == _LENGTH:
+      size, start = _varint(message, at)
+      stop = start + size
+    elif wire == _VARINT:
+      _, stop = _varint(message, at)
+    elif wire == _FIXED32:
+      stop = at + 4
+    elif wire == _FIXED64:
+      stop = at + 8
+    elif wire == _GROUP:
+      groups.append(number)
+    elif wire != _GROUP_END or not groups or groups.pop() != number:
+      raise DataError(f"a field of wire type {wire} where none can be")
+    if stop > end:
+      raise DataError(f"a field needs {stop - start} bytes, {end - start} left")
+    if not groups and wire != _GROUP_END:
+      yield number, wire, message[start:stop]
+    at = stop
+  if groups:
+    raise DataError(f"group {groups[-1]} does not end")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+  """(value, where it ends) of the varint at a place."""
+  if at < len(data) and data[at] < 0x80:
+    return data[at], at + 1
+  value = 0
+  for i, byte in enumerate(data[at : at + _VARINT_BYTES]):
+    value |= (byte & 0x7F) << 7 * i
+    if byte < 0x80:
+      return value & _UINT64_MAX, at + i + 1
+  if len(data) - at < _VARINT_BYTES:
+    raise DataError("a number is cut off")
+  raise DataError("a number of more than 64 bits")
+
+
+def _decode_entry(entry: bytes) -> tuple[str, np.ndarray]:
+  """Name and values of an entry of `Features.feature`."""
+  name, kind, chunks = b"", None, []
+  for number, wire, body in _fields(entry):
+    if (number, wire) == (1, _LENGTH):
+      name = body
+    elif (number, wire) == (2, _LENGTH):
+      for which, wire, values in _fields(body):
+        if wire == _LENGTH and which in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
+          if which != kind:  # of the oneof's members the last one counts
+            kind, chunks = which, []
+          chunks += _list_chunks(values, kind)
+  try:
+    return name.decode(), _to_array(chunks, kind)
+  except UnicodeDecodeError as e:
+    raise DataError(f"a feature's name is not UTF-8: {name[:40]!r}") from e
+
+
+def _list_chunks(message: bytes, kind: int) -> Iterator[bytes]:
+  """The bytes of a list's values, of one or of many in a chunk."""
+  for number, wire, chunk in _fields(message):
+    if number == 1 and wire == _LENGTH:
+      if kind == _FLOAT_LIST and len(chunk) % 4:
+        raise DataError(f"{len(chunk)} bytes are no whole number of floats")
+      if kind == _INT64_LIST and chunk and chunk[-1] >= 0x80:
+        raise DataError("a number is cut off")
+      yield chunk
+    elif number == 1 and wire == _UNPACKED.get(kind):
+      yield chunk
+
+
+def _to_array(chunks: list[bytes], kind: int | None) -> np.ndarray:
+  if kind == _BYTES_LIST:
+    return np.array(chunks, object)
+  data = b"".join(chunks)
+  if kind == _FLOAT_LIST:
+    return np.frombuffer(data, "<f4").astype(np.float32)
+  groups = np.frombuffer(data, np.uint8)
+  if data.isascii():  # every value takes one byte
+    return groups.astype(np.int64)
+  ends = np.flatnonzero(groups < 0x80)
+  widths = np.diff(ends, prepend=-1)
+  if widths.max() > _VARINT_BYTES:
+    raise DataError("a number of more than 64 bits")
+  # Each place: the value that begins there, grown by a group of 7 bits a turn.
+  bits = (groups & np.uint8(0x7F)).astype(np.int64)
+  values, goes_on = bits.copy(), np.where(groups < 0x80, 0, 0x80)
+  for _ in range(widths.max() - 1):
+    values[:-1] = bits[:-1] + values[1:] * goes_on[:-1]
+  return values[ends - widths + 1]

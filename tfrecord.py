@@ -134,20 +134,25 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
         "(checksum mismatch), or this is not a TFRecord file (compressed "
         "files are not read). Copy or make the file again."
       )
-    position += length + _FRAME_BYTES
-    if position > end:
+    stop = position + length + _FRAME_BYTES
+    if stop > end:
       raise DataError(
-        f"{path}: record {number} is cut off: it should end at byte {position} "
-        f"but the file ends at byte {end}. Copy or make the file again."
+        f"{path}: record {number} at byte {position} is cut off: it should end "
+        f"at byte {stop} but the file ends at byte {end}. Copy or make the "
+        "file again."
       )
+    position = stop
     offsets.append(position)
   return np.array(offsets, np.int64)
 
 
 class _RecordFile:
-  """One memory-mapped record file with its offsets."""
+  """One memory-mapped record file with its offsets.
 
-  def __init__(self, path: str):
+  They are the index's, where there is one, unless `use_index` is False.
+  """
+
+  def __init__(self, path: str, use_index: bool = True):
     self.path = path
     try:
       size = os.path.getsize(path)
@@ -157,16 +162,17 @@ class _RecordFile:
         self.data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as e:
       raise DataError(f"{path}: {e.strerror}") from e
-    index = path + INDEX_SUFFIX
-    if os.path.exists(index):
-      self.offsets = self._load_index(index, size)
+    if use_index and os.path.exists(path + INDEX_SUFFIX):
+      self.offsets = self.load_index()
     else:
       self.offsets = scan_offsets(path, self.data)
 
-  def _load_index(self, index: str, size: int) -> np.ndarray:
+  def load_index(self) -> np.ndarray:
+    """The offsets in the index; DataError if they cannot be this file's."""
+    index, size = self.path + INDEX_SUFFIX, len(self.data)
     try:
       offsets = np.load(index, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as e:
+    except Exception as e:  # of many types: a header is parsed as Python
       raise DataError(
         f"{index}: not a record index ({e}). Delete it: the file is then "
         "indexed by a scan."
@@ -186,17 +192,56 @@ class _RecordFile:
       )
     return offsets
 
+  def where(self, number: int) -> str:
+    return f"{self.path}: record {number} at byte {self.offsets[number]}"
+
   def read(self, number: int) -> bytes:
     start, end = int(self.offsets[number]), int(self.offsets[number + 1])
-    length, length_crc = _HEADER.unpack_from(self.data, start)
+    length, _ = _HEADER.unpack_from(self.data, start)
     record = self.data[start + _HEADER.size : end - _FOOTER.size]
     (crc,) = _FOOTER.unpack_from(self.data, end - _FOOTER.size)
     if length != len(record) or crc != _masked_crc(record):
       raise DataError(
-        f"{self.path}: record {number} at byte {start} is damaged (checksum "
-        "mismatch). Copy or make the file again."
+        f"{self.where(number)} is damaged (checksum mismatch). Copy or make "
+        "the file again."
       )
     return record
+
+
+def verify_file(path: str, info: ShardInfo | None = None) -> None:
+  """Checks all of a record file that does not depend on what records mean.
+
+  That is both checksums of every record, the index, if there is one, against
+  the framing, and the file against its line in the manifest.
+
+  Args:
+    path: the file.
+    info: (optional) what the manifest says of it.
+
+  Raises:
+    DataError: the first thing that is wrong.
+  """
+  file = _RecordFile(path, use_index=False)
+  for number in range(len(file.offsets) - 1):
+    file.read(number)
+  count, size = len(file.offsets) - 1, len(file.data)
+  if info:
+    found = {"records": count, "bytes": size, "sha256": file_sha256(path)}
+    for name, value in found.items():
+      if value != getattr(info, name):
+        raise DataError(
+          f"{path}: {name} {value}, but the manifest says "
+          f"{getattr(info, name)}: this is not the file that the manifest was "
+          "made with. Copy or make both again."
+        )
+  if os.path.exists(path + INDEX_SUFFIX):
+    index = file.load_index()
+    if not np.array_equal(index, file.offsets):
+      raise DataError(
+        f"{path + INDEX_SUFFIX}: the index has {len(index) - 1} records, but "
+        f"{path} has {count}, or they start at other bytes. Delete the index: "
+        "the file is then indexed by a scan."
+      )
 
 
 class RecordSet:
@@ -227,9 +272,18 @@ class RecordSet:
 
   def locate(self, number: int) -> tuple[str, int]:
     """(file, record number in that file) of a record, for messages."""
+    file, place = self._find(number)
+    return file.path, place
+
+  def _find(self, number: int) -> tuple[_RecordFile, int]:
     which = int(np.searchsorted(self._ends, number, side="right"))
     before = int(self._ends[which - 1]) if which else 0
-    return self.paths[which], number - before
+    return self._files[which], number - before
+
+  def where(self, number: int) -> str:
+    """FILE: record N at byte B, for messages."""
+    file, place = self._find(number)
+    return file.where(place)
 
   def read(self, number: int) -> bytes:
     """The serialized record.
@@ -237,9 +291,8 @@ class RecordSet:
     Raises:
       DataError: its checksum does not match, with file and record number.
     """
-    which = int(np.searchsorted(self._ends, number, side="right"))
-    before = int(self._ends[which - 1]) if which else 0
-    return self._files[which].read(number - before)
+    file, place = self._find(number)
+    return file.read(place)
 
   def __iter__(self) -> Iterator[bytes]:
     return (self.read(i) for i in range(len(self)))

@@ -1,5 +1,6 @@
 """Record files: TensorFlow reads what we write; damage is told, not read."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -97,8 +98,49 @@ def test_truncated_file(record_file, kept, words):
   with pytest.raises(DataError, match="index does not fit"):
     tfrecord.RecordSet([path])
   os.unlink(path + tfrecord.INDEX_SUFFIX)
-  with pytest.raises(DataError, match=f"record 9 .*{words}"):
+  message = rf"x\.tfrecord: record 9 at byte {last} .*{words}"
+  with pytest.raises(DataError, match=message):
     tfrecord.RecordSet([path])
+
+
+def test_verify_file(record_file, tmp_path):
+  path, _ = record_file
+  info = tfrecord.ShardInfo(
+    "x.tfrecord", 10, os.path.getsize(path), tfrecord.file_sha256(path)
+  )
+  tfrecord.verify_file(path, info)
+  for changes, words in (
+    ({"records": 9}, "records 10, but the manifest says 9"),
+    ({"bytes": 5}, f"bytes {info.bytes}, but the manifest says 5"),
+    ({"sha256": "ab"}, f"sha256 {info.sha256}, but the manifest says ab"),
+  ):
+    with pytest.raises(DataError, match=rf"x\.tfrecord: {words}"):
+      tfrecord.verify_file(path, dataclasses.replace(info, **changes))
+
+
+def test_every_damaged_byte_is_found(record_file):
+  """Without a manifest too: of lengths, records, checksums and the index."""
+  path, _ = record_file
+  index = path + tfrecord.INDEX_SUFFIX
+  places = [(f, i) for f in (path, index) for i in range(os.path.getsize(f))]
+  tfrecord.verify_file(path)
+  for file, place in places:
+    change_byte(file, place)
+    with pytest.raises(DataError, match=r"x\.tfrecord"):
+      tfrecord.verify_file(path)
+    change_byte(file, place)
+  tfrecord.verify_file(path)
+
+
+def test_an_index_of_other_records_is_found(record_file):
+  path, _ = record_file
+  offsets = np.load(path + tfrecord.INDEX_SUFFIX)
+  for wrong in (np.delete(offsets, 3), offsets + np.eye(11, dtype=int)[5]):
+    with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
+      np.save(f, wrong)
+    tfrecord.RecordSet([path])  # opening takes it: the framing is not read
+    with pytest.raises(DataError, match=rf"has {len(wrong) - 1} records, but"):
+      tfrecord.verify_file(path)
 
 
 def test_unreadable_files(tmp_path, record_file):
