@@ -1,4 +1,9 @@
-"""The one record schema, and the manifest that describes a data set.
+"""The one record schema, the manifest of a data set, and a look at both.
+
+  python records.py 'records/train*.tfrecord' --vocab_file=vocab.txt
+
+shows the manifest, examples as text and how full the records are, and verifies
+the files: every checksum, index and record. Status 1 if one is damaged.
 
 A record is a serialized `tf.train.Example` with google/bert's features, so its
 scripts read our files and we read theirs (S = max_seq_length, P =
@@ -26,19 +31,60 @@ folder; google/bert's and NVIDIA's have none. `tfrecord` has the framing,
 This module does not need TensorFlow, so that data workers start fast.
 """
 
+import collections
+import contextlib
 import dataclasses
 import glob
+import itertools
 import json
 import os
+import sys
+from collections.abc import Sequence
 
 import numpy as np
+from absl import flags
 
+import errors
+import masking
+import record_report
+import tf_example
 import tfrecord
 import tokenization
 from errors import DataError
 
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"
+_NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # what lies beside them
+_MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
+
+# -----------------------------------------------------------------------------
+# Features
+# -----------------------------------------------------------------------------
+
+
+def record_features(
+  max_seq_length: int,
+  max_predictions_per_seq: int,
+  examples_per_record: int,
+  vocab_size: int,
+  dynamic: bool = False,
+  whole_words: bool = False,
+) -> dict[str, tf_example.Feature]:
+  """The features of each record of a data set, by name; see above."""
+  s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
+  features = {
+    "input_ids": tf_example.Feature(s, vocab_size),
+    "input_mask": tf_example.Feature(s, e + 1),
+    "segment_ids": tf_example.Feature(s, 2),
+    "next_sentence_labels": tf_example.Feature(e, 2),
+  }
+  if not dynamic:
+    features["masked_lm_positions"] = tf_example.Feature(p, s)
+    features["masked_lm_ids"] = tf_example.Feature(p, vocab_size)
+    features["masked_lm_weights"] = tf_example.Feature(p, None)
+  elif whole_words:
+    features["is_continuation"] = tf_example.Feature(s, 2)
+  return features
 
 
 def fake_features(
@@ -112,6 +158,56 @@ class Manifest:
       return 1.0
     return self.counts["examples"] / sum(info.records for info in self.files)
 
+  def features(self) -> dict[str, tf_example.Feature]:
+    """See `record_features`."""
+    return record_features(
+      self.max_seq_length,
+      self.max_predictions_per_seq,
+      self.examples_per_record,
+      self.tokenizer.vocab_size,
+      self.masking == "dynamic",
+      self.settings.get("do_whole_word_mask", False),
+    )
+
+  def mask_settings(self) -> masking.MaskSettings | None:
+    """How masks are drawn on reading; None if that is not known or not done."""
+    prob = self.settings.get("masked_lm_prob")
+    if self.masking != "dynamic" or not prob or self.tokenizer.mask_id is None:
+      return None
+    return masking.MaskSettings(
+      prob,
+      self.max_predictions_per_seq,
+      self.tokenizer.mask_id,
+      self.tokenizer.vocab_size,
+    )
+
+  def describe(self, folder: str) -> str:
+    """For people, in lines, with what is missing in the records' folder."""
+    tokenizer, names = self.tokenizer, [info.name for info in self.files]
+    missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
+    case = "lower-cased" if tokenizer.do_lower_case else "cased"
+    rows = {
+      "lengths": f"{self.max_seq_length} tokens, of which at most "
+      f"{self.max_predictions_per_seq} to predict",
+      "packing": f"examples in a record: at most {self.examples_per_record}, "
+      f"{self.packing_factor:.2f} on average",
+      "masks": "static, in the records"
+      if self.masking == "static"
+      else "dynamic, to be drawn on reading",
+      "tokenizer": f"{tokenizer.kind} {tokenizer.file}, "
+      f"{tokenizer.vocab_size:,} tokens, {case}, SHA-256 {tokenizer.sha256}",
+      "settings": ", ".join(f"{k}={v}" for k, v in self.settings.items()),
+      "counts": ", ".join(
+        f"{name.replace('_', ' ')} {round(n, 3):,}"
+        for name, n in self.counts.items()
+      ),
+      "files": f"{len(names)} with {sum(f.records for f in self.files):,} "
+      f"records, {sum(f.bytes for f in self.files) / 1e6:,.1f} MB",
+    }
+    if missing:
+      rows["missing"] = f"{len(missing)} files, such as {missing[0]}"
+    return record_report.table(rows)
+
   def save(self, path: str) -> None:
     """Writes the manifest as JSON, whole or not at all."""
     with open(path + ".tmp", "w", encoding="utf-8") as f:
@@ -145,16 +241,34 @@ class Manifest:
       raise DataError(f"{path}: not a manifest of this project: {e}") from e
 
 
+def find_manifests(
+  record_paths: Sequence[str],
+) -> dict[str, tuple[str, Manifest]]:
+  """Of record files, the manifests beside them that list them.
+
+  Returns:
+    record path -> (path, manifest) for those that have one; each manifest is
+    read once.
+  """
+  wanted = collections.defaultdict(dict)
+  for path in record_paths:
+    wanted[os.path.dirname(path)][os.path.basename(path)] = path
+  found = {}
+  for folder, paths in wanted.items():
+    pattern = os.path.join(glob.escape(folder), "*" + MANIFEST_SUFFIX)
+    for manifest_path in sorted(glob.glob(pattern)):
+      if not paths:
+        break
+      manifest = Manifest.load(manifest_path)
+      for info in manifest.files:
+        if info.name in paths:
+          found[paths.pop(info.name)] = manifest_path, manifest
+  return found
+
+
 def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
   """The manifest beside a record file that lists it, with its path, or None."""
-  folder, name = os.path.split(record_path)
-  for path in sorted(
-    glob.glob(os.path.join(glob.escape(folder), "*" + MANIFEST_SUFFIX))
-  ):
-    manifest = Manifest.load(path)
-    if any(info.name == name for info in manifest.files):
-      return path, manifest
-  return None
+  return find_manifests([record_path]).get(record_path)
 
 
 def expand_patterns(patterns: str) -> list[str]:
@@ -172,8 +286,7 @@ def expand_patterns(patterns: str) -> list[str]:
     found = [
       p
       for p in glob.glob(pattern)
-      if not p.endswith((tfrecord.INDEX_SUFFIX, ".json", ".tmp"))
-      and os.path.isfile(p)
+      if not p.endswith(_NO_RECORDS) and os.path.isfile(p)
     ]
     if not found:
       raise DataError(f"{pattern}: no such file (from {patterns!r})")
@@ -181,3 +294,111 @@ def expand_patterns(patterns: str) -> list[str]:
   if not paths:
     raise DataError(f"no input files in {patterns!r}")
   return sorted(set(paths))
+
+
+# -----------------------------------------------------------------------------
+# A look
+# -----------------------------------------------------------------------------
+
+
+def _features_of_first(
+  paths: list[str], vocab_size: int
+) -> dict[str, tf_example.Feature]:
+  """Of files without a manifest, as their first readable record has them."""
+  for path in paths:
+    with contextlib.suppress(DataError):
+      files = tfrecord.RecordSet([path])
+      first = tf_example.decode_example(files.read(0))
+      names = ("input_ids", "masked_lm_ids", "next_sentence_labels")
+      return record_features(
+        *(len(first.get(name, ())) for name in names),
+        vocab_size,
+        dynamic="masked_lm_ids" not in first,
+        whole_words="is_continuation" in first,
+      )
+  return {}  # all are damaged, which verifying tells
+
+
+def _look(
+  paths: list[str], found: tuple[str, Manifest] | None, args
+) -> record_report.Survey:
+  """Shows and checks files of one manifest, or without."""
+  manifest_path, manifest = found or (None, None)
+  folder = os.path.dirname(paths[0])
+  encoder = record_report.find_encoder(
+    manifest.tokenizer if manifest else None,
+    folder,
+    args.vocab_file,
+    args.spm_model_file,
+  )
+  if manifest:
+    features, settings = manifest.features(), manifest.mask_settings()
+    infos = {info.name: info for info in manifest.files}
+    print(f"{manifest_path}\n{manifest.describe(folder)}")
+  else:
+    vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
+    features, settings = _features_of_first(paths, vocab_size), None
+    infos = {}
+    print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
+    scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
+    print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
+  if args.num_examples:
+    print(f"\n{record_report.legend(features, settings, encoder)}\n")
+    examples = record_report.examples(paths, features, settings, encoder)
+    for text in itertools.islice(examples, args.num_examples):
+      print(f"{text}\n")
+  survey = record_report.survey(
+    paths,
+    [infos.get(os.path.basename(path)) for path in paths],
+    features,
+    args.verify,
+    args.num_workers,
+  )
+  print(f"{survey.describe(len(paths))}\n")
+  return survey
+
+
+def define_flags() -> None:
+  # Flags may follow the files, as with most commands.
+  flags.FLAGS.set_gnu_getopt()
+  flags.DEFINE_string(
+    "vocab_file",
+    None,
+    "WordPiece vocabulary of the records. Default: the manifest's, if it is in "
+    "the records' folder or the one above.",
+  )
+  flags.DEFINE_string(
+    "spm_model_file", None, "SentencePiece model, instead of --vocab_file."
+  )
+  flags.DEFINE_integer("num_examples", 3, "Examples to show.", lower_bound=0)
+  flags.DEFINE_bool(
+    "verify", True, "Read and check all; if not, count what a sample holds."
+  )
+  flags.DEFINE_integer(
+    "num_workers", None, "Processes. Default: all cores.", lower_bound=1
+  )
+
+
+def main(argv) -> None:
+  # A vocabulary may hold what the terminal's encoding does not.
+  sys.stdout.reconfigure(errors="backslashreplace")
+  names = [name for name in argv[1:] if not name.endswith(_NO_RECORDS)]
+  paths = expand_patterns(",".join(names))
+  found = find_manifests(paths)
+  data_sets = collections.defaultdict(list)
+  for path in paths:
+    data_sets[found[path][0] if path in found else None].append(path)
+  total = record_report.Survey()
+  for group in data_sets.values():
+    total = total.plus(_look(group, found.get(group[0]), flags.FLAGS))
+  if total.files < len(paths):
+    raise DataError(
+      f"{len(paths) - total.files} of {len(paths)} files are damaged"
+    )
+  verdict = "all checksums right" if flags.FLAGS.verify else "not verified"
+  print(f"{total.files} files, {total.records:,} records, {verdict}")
+
+
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main, arguments=None)

@@ -12,6 +12,7 @@ in protocol buffers' wire format (https://protobuf.dev/programming-guides/encodi
 
 import functools
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -243,13 +244,57 @@ def _to_array(chunks: list[bytes], kind: int | None) -> np.ndarray:
   groups = np.frombuffer(data, np.uint8)
   if data.isascii():  # every value takes one byte
     return groups.astype(np.int64)
-  ends = np.flatnonzero(groups < 0x80)
-  widths = np.diff(ends, prepend=-1)
-  if widths.max() > _VARINT_BYTES:
+  last = np.flatnonzero(groups < 0x80)  # places of the values' last bytes
+  first = np.zeros_like(last)
+  first[1:] = last[:-1] + 1
+  more = int((last - first).max())  # bytes of the longest value after its first
+  if more >= _VARINT_BYTES:
     raise DataError("a number of more than 64 bits")
-  # Each place: the value that begins there, grown by a group of 7 bits a turn.
-  bits = (groups & np.uint8(0x7F)).astype(np.int64)
-  values, goes_on = bits.copy(), np.where(groups < 0x80, 0, 0x80)
-  for _ in range(widths.max() - 1):
-    values[:-1] = bits[:-1] + values[1:] * goes_on[:-1]
-  return values[ends - widths + 1]
+  # At each place the value that would begin there, a byte longer at a time.
+  bits = (groups & 0x7F).astype(np.int64)
+  scale = (groups & 0x80).astype(np.int64)[:-1]  # 0 where nothing follows
+  values = bits
+  for _ in range(more):
+    longer = bits.copy()
+    longer[:-1] += values[1:] * scale
+    values = longer
+  return values[first]
+
+
+# -----------------------------------------------------------------------------
+# Checking
+# -----------------------------------------------------------------------------
+
+
+class Feature(NamedTuple):
+  """What the values of a feature must be."""
+
+  size: int
+  bound: int | None  # the first integer that is too large; None: floats
+
+
+def check_example(
+  values: Mapping[str, np.ndarray], features: Mapping[str, Feature]
+) -> None:
+  """Checks decoded values; others than those of `features` may be there.
+
+  Args:
+    values: name -> array [n], see `decode_example`.
+    features: name -> what it must be.
+
+  Raises:
+    DataError: the first that is missing, or of another type, length or range.
+  """
+  for name, (size, bound) in features.items():
+    if name not in values:
+      raise DataError(f"no feature {name!r}")
+    array = values[name]
+    if len(array) != size:
+      raise DataError(f"{name} has {len(array)} values, expected {size}")
+    if array.dtype.kind != ("f" if bound is None else "i"):
+      want = "a float_list" if bound is None else "an int64_list"
+      raise DataError(f"{name} has values of {array.dtype}, expected {want}")
+    # As unsigned integers negative ones are the largest.
+    if bound is not None and array.view(np.uint64).max(initial=0) >= bound:
+      wrong = array[(array < 0) | (array >= bound)][0]
+      raise DataError(f"{name} holds {wrong}, expected 0 to {bound - 1}")

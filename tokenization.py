@@ -35,7 +35,7 @@ MAX_INPUT_CHARS_PER_WORD = 200
 # its words, so a few hundred thousand of them cover almost every lookup.
 _MAX_CACHED_WORDS = 500_000
 
-_SENTENCEPIECE_SPACE = "\u2581"
+SENTENCEPIECE_SPACE = "\u2581"
 
 # -----------------------------------------------------------------------------
 # google/bert's public surface
@@ -436,6 +436,7 @@ class WordPieceEncoder:
     pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
     is_continuation: bool [vocab_size], True for ids of ## pieces, which go on
       with the word that the token before them began.
+    tokens: list of str [vocab_size], as in the file.
   """
 
   def __init__(self, vocab_file: str, do_lower_case: bool):
@@ -452,7 +453,9 @@ class WordPieceEncoder:
       vocab[token] for token in SPECIAL_TOKENS
     )
     self.is_continuation = np.zeros(self.vocab_size, bool)
+    self.tokens = [""] * self.vocab_size
     for token, index in vocab.items():
+      self.tokens[index] = token
       self.is_continuation[index] = token.startswith("##")
     self._split = WordSplitter(do_lower_case)
     self._pieces = _PieceCache(dict(vocab))
@@ -503,8 +506,8 @@ class SentencePieceEncoder:
     except RuntimeError as e:
       raise DataError(f"{model_file}: not a SentencePiece model") from e
     self.vocab_size = self._model.get_piece_size()
-    pieces = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
+    self.tokens = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
+    vocab = {piece: i for i, piece in enumerate(self.tokens)}
     ids = [
       vocab.get(token, vocab.get(token.lower().strip("[]").join("<>")))
       for token in SPECIAL_TOKENS
@@ -517,7 +520,7 @@ class SentencePieceEncoder:
       )
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
     self.is_continuation = np.array(
-      [not piece.startswith(_SENTENCEPIECE_SPACE) for piece in pieces]
+      [not piece.startswith(SENTENCEPIECE_SPACE) for piece in self.tokens]
     )
     self.is_continuation[ids] = False
 

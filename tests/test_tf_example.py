@@ -263,3 +263,22 @@ def test_damage_is_told(record, words):
   assert by_tensorflow(record) is None
   with pytest.raises(DataError, match=words):
     tf_example.decode_example(record)
+
+
+@pytest.mark.parametrize(
+  "values, words",
+  [
+    ([0, -1], "x holds -1, expected 0 to 4"),
+    ([5, 0], "x holds 5, expected 0 to 4"),
+    ([0], "x has 1 values, expected 2"),
+    ([0.0, 1.0], "values of float32, expected an int64_list"),
+    ([b"0", b"1"], "values of object, expected an int64_list"),
+  ],
+)
+def test_values_are_checked(values, words):
+  dtypes = {int: np.int64, float: np.float32, bytes: object}
+  features = {"x": tf_example.Feature(2, 5)}
+  tf_example.check_example({"x": np.array([4, 0]), "more": 1}, features)
+  array = np.array(values, dtypes[type(values[0])])
+  with pytest.raises(DataError, match=words):
+    tf_example.check_example({"x": array}, features)
