@@ -19,6 +19,8 @@ import progress
 import records
 import shards
 import text_files
+import tfrecord
+import tokenization
 import unfinished
 import workers
 
@@ -225,14 +227,14 @@ def _load_tokenizer(settings: Settings):
     vocab_file=settings.vocab_file,
     spm_model_file=settings.spm_model_file,
     do_lower_case=settings.do_lower_case,
-    sha256=records.file_sha256(file) if file and os.path.isfile(file) else "",
+    sha256=tfrecord.file_sha256(file) if file and os.path.isfile(file) else "",
   )
   return spec, corpus.load_tokenizer(spec).info()
 
 
 def _manifest(
   settings: Settings,
-  info: records.TokenizerInfo,
+  info: tokenization.TokenizerInfo,
   counts: corpus.CorpusCounts,
   results: list[shards.ShardResult],
 ) -> records.Manifest:
@@ -268,14 +270,14 @@ def _publish(settings: Settings, folder: str, manifest) -> None:
   with contextlib.suppress(errors.DataError):  # none, or not ours to read
     for old in records.Manifest.load(settings.manifest_path).files:
       path = os.path.join(settings.folder, os.path.basename(old.name))
-      for stale in (path, path + records.INDEX_SUFFIX):
+      for stale in (path, path + tfrecord.INDEX_SUFFIX):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(stale)
   # From here on files of these names are the new ones.
   with contextlib.suppress(FileNotFoundError):
     os.unlink(settings.manifest_path)
   for info in manifest.files:
-    for suffix in (records.INDEX_SUFFIX, ""):
+    for suffix in (tfrecord.INDEX_SUFFIX, ""):
       made = os.path.join(folder, info.name + suffix)
       place = os.path.join(settings.folder, info.name + suffix)
       if os.path.exists(made):

@@ -1,4 +1,4 @@
-"""The error that means: change the input or the settings, not the code."""
+"""The errors that mean: change the input or the settings, not the code."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ class DataError(UserError):
   """Input that cannot be used; the message names the file and what to do."""
 
 
-def run_main(main: Callable[[list], None], arguments: int = 0) -> None:
+def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
   """absl's app.run, but an expected error is one clear last line on stderr.
 
   Any other error keeps its traceback: it is a bug, and the traceback says
@@ -27,12 +27,15 @@ def run_main(main: Callable[[list], None], arguments: int = 0) -> None:
 
   Args:
     main: gets the program's name and what is left of the command line.
-    arguments: how many words that are no flags the command takes.
+    arguments: how many words that are no flags the command takes; None: any
+      number from 1 on.
   """
 
   def wrapped(argv):
     try:
-      if len(argv) - 1 != arguments:
+      if arguments is None and len(argv) == 1:
+        raise UserError("no file is given; see --help")
+      if arguments is not None and len(argv) - 1 != arguments:
         raise UserError(
           f"{len(argv) - 1} arguments that are no flags ({' '.join(argv[1:4])}"
           f"), not {arguments}; is a glob unquoted? See --help"

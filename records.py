@@ -1,4 +1,9 @@
-"""The one record schema: encode, write, index, describe and read TFRecords.
+"""The one record schema, the manifest of a data set, and a look at both.
+
+  python records.py 'records/train*.tfrecord' --vocab_file=vocab.txt
+
+shows the manifest, examples as text and how full the records are, and verifies
+the files: every checksum, index and record. Status 1 if one is damaged.
 
 A record is a serialized `tf.train.Example` with google/bert's features, so its
 scripts read our files and we read theirs (S = max_seq_length, P =
@@ -20,139 +25,66 @@ with whole words too there is
 
   is_continuation      int64 [S]   1 for tokens that go on with a word
 
-A record file `X` has its record index beside it in `X.index` (a NumPy .npy
-array, int64 [records + 1], of the byte offsets at which records start, the
-file's size last). The files of one data set are described by one
-`NAME.manifest.json` in their folder. Files without either (google/bert's,
-NVIDIA's) are indexed by a scan of their framing and carry no description.
-
-TFRecord framing: uint64 length, masked CRC-32C of it, data, masked CRC-32C of
-the data (https://www.tensorflow.org/tutorials/load_data/tfrecord).
+The files of one data set are described by one `NAME.manifest.json` in their
+folder; google/bert's and NVIDIA's have none. `tfrecord` has the framing,
+`tf_example` the bytes of a `tf.train.Example`.
 This module does not need TensorFlow, so that data workers start fast.
 """
 
+import collections
+import contextlib
 import dataclasses
-import functools
 import glob
-import hashlib
+import itertools
 import json
-import mmap
 import os
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Sequence
 
-import google_crc32c
 import numpy as np
+from absl import flags
 
+import errors
+import masking
+import record_report
+import tf_example
+import tfrecord
+import tokenization
 from errors import DataError
-
-_HEADER = struct.Struct("<QI")  # length, masked CRC of the length
-_FOOTER = struct.Struct("<I")  # masked CRC of the data
-_FRAME_BYTES = _HEADER.size + _FOOTER.size
 
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"
-INDEX_SUFFIX = ".index"
-
+_NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # what lies beside them
+_MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 
 # -----------------------------------------------------------------------------
-# tf.train.Example
+# Features
 # -----------------------------------------------------------------------------
 
 
-def _varint_rows(values: np.ndarray) -> list[bytes]:
-  """Protocol buffer varints of non-negative integers [B, n], row by row."""
-  rows, n = values.shape
-  top = int(values.max()) if values.size else 0
-  if values.size and int(values.min()) < 0:
-    raise ValueError(f"negative value {values.min()} in a record's feature")
-  if top < 0x80:
-    flat = values.astype(np.uint8).tobytes()
-    return [flat[i * n : (i + 1) * n] for i in range(rows)]
-  width = (top.bit_length() + 6) // 7
-  shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
-  rest = values.astype(np.uint64)[:, :, None] >> shifts  # [B, n, width]
-  groups = (rest & np.uint64(0x7F)).astype(np.uint8)
-  used = rest > 0
-  groups[:, :, :-1] |= used[:, :, 1:] * np.uint8(0x80)  # more groups follow
-  used[:, :, 0] = True
-  ends = np.cumsum(used.sum((1, 2))).tolist()
-  flat = groups[used].tobytes()
-  return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _field_head(number: int, length: int) -> bytes:
-  """What precedes the payload of a length-delimited protocol buffer field."""
-  head = [number << 3 | 2]
-  while length > 0x7F:
-    head.append(length & 0x7F | 0x80)
-    length >>= 7
-  head.append(length)
-  return bytes(head)
-
-
-@functools.lru_cache(maxsize=4096)
-def _entry_head(name: str, list_field: int, length: int) -> bytes:
-  """What precedes a feature's packed values in `tf.train.Features`.
-
-  The nesting is Features.feature (a map entry of key and Feature), then
-  Feature.float_list (field 2) or int64_list (3), then the list's `value`.
-  """
-  head = _field_head(1, length)
-  for number in (list_field, 2):
-    head = _field_head(number, len(head) + length) + head
-  head = _field_head(1, len(name.encode())) + name.encode() + head
-  return _field_head(1, len(head) + length) + head
-
-
-def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
-  """Serializes the rows of 2-D arrays, each as a `tf.train.Example`.
-
-  Args:
-    features: name -> array [B, n] with the same B; integers become an
-      int64_list, floats a float_list (float32).
-
-  Returns:
-    B times the bytes that `tf.train.Example.SerializeToString` gives for the
-    same features in the same order (protocol buffers do not fix an order;
-    readers must not care).
-
-  Raises:
-    ValueError: an integer is negative, an array is not 2-D, or B differs.
-  """
-  columns = []
-  for name, values in features.items():
-    values = np.asarray(values)
-    if values.ndim != 2:
-      raise ValueError(f"feature {name} has shape {values.shape}, want [B, n]")
-    if np.issubdtype(values.dtype, np.floating):
-      list_field = 2
-      payloads = [row.tobytes() for row in values.astype("<f4")]
-    else:
-      list_field, payloads = 3, _varint_rows(values)
-    columns.append(
-      [_entry_head(name, list_field, len(p)) + p for p in payloads]
-    )
-  examples = map(b"".join, zip(*columns, strict=True))
-  return [_field_head(1, len(e)) + e for e in examples]
-
-
-def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
-  """Serializes 1-D arrays as one `tf.train.Example`; see `encode_examples`.
-
-  Args:
-    features: name -> array [n].
-
-  Raises:
-    ValueError: an integer is negative or an array is not 1-D.
-  """
-  rows = {}
-  for name, values in features.items():
-    values = np.asarray(values)
-    if values.ndim != 1:
-      raise ValueError(f"feature {name} has shape {values.shape}, want [n]")
-    rows[name] = values[None]
-  return encode_examples(rows)[0]
+def record_features(
+  max_seq_length: int,
+  max_predictions_per_seq: int,
+  examples_per_record: int,
+  vocab_size: int,
+  dynamic: bool = False,
+  whole_words: bool = False,
+) -> dict[str, tf_example.Feature]:
+  """The features of each record of a data set, by name; see above."""
+  s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
+  features = {
+    "input_ids": tf_example.Feature(s, vocab_size),
+    "input_mask": tf_example.Feature(s, e + 1),
+    "segment_ids": tf_example.Feature(s, 2),
+    "next_sentence_labels": tf_example.Feature(e, 2),
+  }
+  if not dynamic:
+    features["masked_lm_positions"] = tf_example.Feature(p, s)
+    features["masked_lm_ids"] = tf_example.Feature(p, vocab_size)
+    features["masked_lm_weights"] = tf_example.Feature(p, None)
+  elif whole_words:
+    features["is_continuation"] = tf_example.Feature(s, 2)
+  return features
 
 
 def fake_features(
@@ -193,88 +125,8 @@ def fake_features(
 
 
 # -----------------------------------------------------------------------------
-# Writing
-# -----------------------------------------------------------------------------
-
-
-def _masked_crc(data: bytes) -> int:
-  crc = google_crc32c.value(data)
-  return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardInfo:
-  """One record file as the manifest lists it."""
-
-  name: str  # file name without folder
-  records: int
-  bytes: int
-  sha256: str
-
-
-class ShardWriter:
-  """Writes a record file and its index; neither exists until both are whole.
-
-  Use as a context manager; `info` is set when the block ends without an error.
-  """
-
-  def __init__(self, path: str):
-    self.path = path
-    self.info: ShardInfo | None = None
-
-  def __enter__(self) -> "ShardWriter":
-    self._file = open(self.path + ".tmp", "wb", buffering=1 << 20)  # noqa: SIM115
-    self._sha256 = hashlib.sha256()
-    self._offsets = [0]
-    return self
-
-  def write(self, record: bytes) -> None:
-    """Appends one serialized record."""
-    length = struct.pack("<Q", len(record))
-    frame = b"".join(
-      (
-        length,
-        _FOOTER.pack(_masked_crc(length)),
-        record,
-        _FOOTER.pack(_masked_crc(record)),
-      )
-    )
-    self._file.write(frame)
-    self._sha256.update(frame)
-    self._offsets.append(self._offsets[-1] + len(frame))
-
-  def __exit__(self, error_type, error, traceback) -> None:
-    self._file.close()
-    if error_type is not None:
-      os.unlink(self.path + ".tmp")
-      return
-    with open(self.path + INDEX_SUFFIX + ".tmp", "wb") as f:
-      np.save(f, np.array(self._offsets, np.int64), allow_pickle=False)
-    os.replace(self.path + INDEX_SUFFIX + ".tmp", self.path + INDEX_SUFFIX)
-    os.replace(self.path + ".tmp", self.path)
-    self.info = ShardInfo(
-      name=os.path.basename(self.path),
-      records=len(self._offsets) - 1,
-      bytes=self._offsets[-1],
-      sha256=self._sha256.hexdigest(),
-    )
-
-
-# -----------------------------------------------------------------------------
 # The manifest
 # -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizerInfo:
-  """What the tokens mean: which vocabulary made the records."""
-
-  kind: str  # "wordpiece" or "sentencepiece"
-  file: str  # file name without folder, for people
-  sha256: str  # of the vocabulary or model file
-  vocab_size: int
-  do_lower_case: bool
-  mask_id: int | None = None  # of [MASK]; needed for dynamic masks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,10 +145,10 @@ class Manifest:
   masking: (
     str  # "static": masks are in the records; "dynamic": drawn on reading
   )
-  tokenizer: TokenizerInfo
+  tokenizer: tokenization.TokenizerInfo
   settings: dict
   counts: dict
-  files: tuple[ShardInfo, ...]
+  files: tuple[tfrecord.ShardInfo, ...]
   version: int = MANIFEST_VERSION
 
   @property
@@ -305,6 +157,56 @@ class Manifest:
     if self.examples_per_record == 1:
       return 1.0
     return self.counts["examples"] / sum(info.records for info in self.files)
+
+  def features(self) -> dict[str, tf_example.Feature]:
+    """See `record_features`."""
+    return record_features(
+      self.max_seq_length,
+      self.max_predictions_per_seq,
+      self.examples_per_record,
+      self.tokenizer.vocab_size,
+      self.masking == "dynamic",
+      self.settings.get("do_whole_word_mask", False),
+    )
+
+  def mask_settings(self) -> masking.MaskSettings | None:
+    """How masks are drawn on reading; None if that is not known or not done."""
+    prob = self.settings.get("masked_lm_prob")
+    if self.masking != "dynamic" or not prob or self.tokenizer.mask_id is None:
+      return None
+    return masking.MaskSettings(
+      prob,
+      self.max_predictions_per_seq,
+      self.tokenizer.mask_id,
+      self.tokenizer.vocab_size,
+    )
+
+  def describe(self, folder: str) -> str:
+    """For people, in lines, with what is missing in the records' folder."""
+    tokenizer, names = self.tokenizer, [info.name for info in self.files]
+    missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
+    case = "lower-cased" if tokenizer.do_lower_case else "cased"
+    rows = {
+      "lengths": f"{self.max_seq_length} tokens, of which at most "
+      f"{self.max_predictions_per_seq} to predict",
+      "packing": f"examples in a record: at most {self.examples_per_record}, "
+      f"{self.packing_factor:.2f} on average",
+      "masks": "static, in the records"
+      if self.masking == "static"
+      else "dynamic, to be drawn on reading",
+      "tokenizer": f"{tokenizer.kind} {tokenizer.file}, "
+      f"{tokenizer.vocab_size:,} tokens, {case}, SHA-256 {tokenizer.sha256}",
+      "settings": ", ".join(f"{k}={v}" for k, v in self.settings.items()),
+      "counts": ", ".join(
+        f"{name.replace('_', ' ')} {round(n, 3):,}"
+        for name, n in self.counts.items()
+      ),
+      "files": f"{len(names)} with {sum(f.records for f in self.files):,} "
+      f"records, {sum(f.bytes for f in self.files) / 1e6:,.1f} MB",
+    }
+    if missing:
+      rows["missing"] = f"{len(missing)} files, such as {missing[0]}"
+    return record_report.table(rows)
 
   def save(self, path: str) -> None:
     """Writes the manifest as JSON, whole or not at all."""
@@ -332,34 +234,41 @@ class Manifest:
           f"version {MANIFEST_VERSION}: make the records again with this "
           "create_pretraining_data.py"
         )
-      raw["tokenizer"] = TokenizerInfo(**raw["tokenizer"])
-      raw["files"] = tuple(ShardInfo(**f) for f in raw["files"])
+      raw["tokenizer"] = tokenization.TokenizerInfo(**raw["tokenizer"])
+      raw["files"] = tuple(tfrecord.ShardInfo(**f) for f in raw["files"])
       return cls(**raw)
     except (TypeError, KeyError, AttributeError) as e:
       raise DataError(f"{path}: not a manifest of this project: {e}") from e
 
 
-def file_sha256(path: str) -> str:
-  """The SHA-256 of a file's bytes, in hex."""
-  with open(path, "rb") as f:
-    return hashlib.file_digest(f, "sha256").hexdigest()
+def find_manifests(
+  record_paths: Sequence[str],
+) -> dict[str, tuple[str, Manifest]]:
+  """Of record files, the manifests beside them that list them.
+
+  Returns:
+    record path -> (path, manifest) for those that have one; each manifest is
+    read once.
+  """
+  wanted = collections.defaultdict(dict)
+  for path in record_paths:
+    wanted[os.path.dirname(path)][os.path.basename(path)] = path
+  found = {}
+  for folder, paths in wanted.items():
+    pattern = os.path.join(glob.escape(folder), "*" + MANIFEST_SUFFIX)
+    for manifest_path in sorted(glob.glob(pattern)):
+      if not paths:
+        break
+      manifest = Manifest.load(manifest_path)
+      for info in manifest.files:
+        if info.name in paths:
+          found[paths.pop(info.name)] = manifest_path, manifest
+  return found
 
 
 def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
   """The manifest beside a record file that lists it, with its path, or None."""
-  folder, name = os.path.split(record_path)
-  for path in sorted(
-    glob.glob(os.path.join(glob.escape(folder), "*" + MANIFEST_SUFFIX))
-  ):
-    manifest = Manifest.load(path)
-    if any(info.name == name for info in manifest.files):
-      return path, manifest
-  return None
-
-
-# -----------------------------------------------------------------------------
-# Reading
-# -----------------------------------------------------------------------------
+  return find_manifests([record_path]).get(record_path)
 
 
 def expand_patterns(patterns: str) -> list[str]:
@@ -377,7 +286,7 @@ def expand_patterns(patterns: str) -> list[str]:
     found = [
       p
       for p in glob.glob(pattern)
-      if not p.endswith((INDEX_SUFFIX, ".json", ".tmp")) and os.path.isfile(p)
+      if not p.endswith(_NO_RECORDS) and os.path.isfile(p)
     ]
     if not found:
       raise DataError(f"{pattern}: no such file (from {patterns!r})")
@@ -387,137 +296,109 @@ def expand_patterns(patterns: str) -> list[str]:
   return sorted(set(paths))
 
 
-def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
-  """Record offsets from the framing alone, for files without an index.
+# -----------------------------------------------------------------------------
+# A look
+# -----------------------------------------------------------------------------
 
-  Returns:
-    int64 [records + 1]; the last is the file's size.
 
-  Raises:
-    DataError: the framing is damaged, with the record's number.
-  """
-  offsets = [0]
-  position, end = 0, len(data)
-  while position < end:
-    number = len(offsets) - 1
-    if position + _HEADER.size > end:
-      raise DataError(
-        f"{path}: record {number} at byte {position} is cut off in its header: "
-        f"the file ends at byte {end}. Copy or make the file again."
+def _features_of_first(
+  paths: list[str], vocab_size: int
+) -> dict[str, tf_example.Feature]:
+  """Of files without a manifest, as their first readable record has them."""
+  for path in paths:
+    with contextlib.suppress(DataError):
+      files = tfrecord.RecordSet([path])
+      first = tf_example.decode_example(files.read(0))
+      names = ("input_ids", "masked_lm_ids", "next_sentence_labels")
+      return record_features(
+        *(len(first.get(name, ())) for name in names),
+        vocab_size,
+        dynamic="masked_lm_ids" not in first,
+        whole_words="is_continuation" in first,
       )
-    length, crc = _HEADER.unpack_from(data, position)
-    if crc != _masked_crc(data[position : position + 8]):
-      raise DataError(
-        f"{path}: record {number} at byte {position} has a damaged length "
-        "(checksum mismatch), or this is not a TFRecord file (compressed "
-        "files are not read). Copy or make the file again."
-      )
-    position += length + _FRAME_BYTES
-    if position > end:
-      raise DataError(
-        f"{path}: record {number} is cut off: it should end at byte {position} "
-        f"but the file ends at byte {end}. Copy or make the file again."
-      )
-    offsets.append(position)
-  return np.array(offsets, np.int64)
+  return {}  # all are damaged, which verifying tells
 
 
-class _RecordFile:
-  """One memory-mapped record file with its offsets."""
-
-  def __init__(self, path: str):
-    self.path = path
-    try:
-      size = os.path.getsize(path)
-      if size == 0:
-        raise DataError(f"{path}: the file is empty")
-      with open(path, "rb") as f:
-        self.data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as e:
-      raise DataError(f"{path}: {e.strerror}") from e
-    index = path + INDEX_SUFFIX
-    if os.path.exists(index):
-      self.offsets = self._load_index(index, size)
-    else:
-      self.offsets = scan_offsets(path, self.data)
-
-  def _load_index(self, index: str, size: int) -> np.ndarray:
-    try:
-      offsets = np.load(index, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as e:
-      raise DataError(
-        f"{index}: not a record index ({e}). Delete it: the file is then "
-        "indexed by a scan."
-      ) from e
-    if (
-      offsets.ndim != 1
-      or offsets.dtype != np.int64
-      or len(offsets) < 2
-      or offsets[-1] != size
-      or offsets[0] != 0
-      or np.any(np.diff(offsets) < _FRAME_BYTES)
-    ):
-      raise DataError(
-        f"{index}: the index does not fit {self.path} ({size} bytes). One of "
-        "them is damaged or from another run: make the records again, or "
-        "delete the index to have the file scanned."
-      )
-    return offsets
-
-  def read(self, number: int) -> bytes:
-    start, end = int(self.offsets[number]), int(self.offsets[number + 1])
-    length, length_crc = _HEADER.unpack_from(self.data, start)
-    record = self.data[start + _HEADER.size : end - _FOOTER.size]
-    (crc,) = _FOOTER.unpack_from(self.data, end - _FOOTER.size)
-    if length != len(record) or crc != _masked_crc(record):
-      raise DataError(
-        f"{self.path}: record {number} at byte {start} is damaged (checksum "
-        "mismatch). Copy or make the file again."
-      )
-    return record
+def _look(
+  paths: list[str], found: tuple[str, Manifest] | None, args
+) -> record_report.Survey:
+  """Shows and checks files of one manifest, or without."""
+  manifest_path, manifest = found or (None, None)
+  folder = os.path.dirname(paths[0])
+  encoder = record_report.find_encoder(
+    manifest.tokenizer if manifest else None,
+    folder,
+    args.vocab_file,
+    args.spm_model_file,
+  )
+  if manifest:
+    features, settings = manifest.features(), manifest.mask_settings()
+    infos = {info.name: info for info in manifest.files}
+    print(f"{manifest_path}\n{manifest.describe(folder)}")
+  else:
+    vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
+    features, settings = _features_of_first(paths, vocab_size), None
+    infos = {}
+    print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
+    scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
+    print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
+  if args.num_examples:
+    print(f"\n{record_report.legend(features, settings, encoder)}\n")
+    examples = record_report.examples(paths, features, settings, encoder)
+    for text in itertools.islice(examples, args.num_examples):
+      print(f"{text}\n")
+  survey = record_report.survey(
+    paths,
+    [infos.get(os.path.basename(path)) for path in paths],
+    features,
+    args.verify,
+    args.num_workers,
+  )
+  print(f"{survey.describe(len(paths))}\n")
+  return survey
 
 
-class RecordSet:
-  """All records of some files as one sequence, read by number.
+def define_flags() -> None:
+  # Flags may follow the files, as with most commands.
+  flags.FLAGS.set_gnu_getopt()
+  flags.DEFINE_string(
+    "vocab_file",
+    None,
+    "WordPiece vocabulary of the records. Default: the manifest's, if it is in "
+    "the records' folder or the one above.",
+  )
+  flags.DEFINE_string(
+    "spm_model_file", None, "SentencePiece model, instead of --vocab_file."
+  )
+  flags.DEFINE_integer("num_examples", 3, "Examples to show.", lower_bound=0)
+  flags.DEFINE_bool(
+    "verify", True, "Read and check all; if not, count what a sample holds."
+  )
+  flags.DEFINE_integer(
+    "num_workers", None, "Processes. Default: all cores.", lower_bound=1
+  )
 
-  Numbers run through the files in the order given. Files are memory-mapped, so
-  a set may be larger than memory.
-  """
 
-  def __init__(self, paths: Sequence[str]):
-    """Opens the files and their indexes.
+def main(argv) -> None:
+  # A vocabulary may hold what the terminal's encoding does not.
+  sys.stdout.reconfigure(errors="backslashreplace")
+  names = [name for name in argv[1:] if not name.endswith(_NO_RECORDS)]
+  paths = expand_patterns(",".join(names))
+  found = find_manifests(paths)
+  data_sets = collections.defaultdict(list)
+  for path in paths:
+    data_sets[found[path][0] if path in found else None].append(path)
+  total = record_report.Survey()
+  for group in data_sets.values():
+    total = total.plus(_look(group, found.get(group[0]), flags.FLAGS))
+  if total.files < len(paths):
+    raise DataError(
+      f"{len(paths) - total.files} of {len(paths)} files are damaged"
+    )
+  verdict = "all checksums right" if flags.FLAGS.verify else "not verified"
+  print(f"{total.files} files, {total.records:,} records, {verdict}")
 
-    Raises:
-      DataError: a file is missing, empty, damaged in its framing, or does not
-        fit its index.
-    """
-    self.paths = list(paths)
-    self._files = [_RecordFile(path) for path in self.paths]
-    counts = [len(f.offsets) - 1 for f in self._files]
-    self._ends = np.cumsum(counts)
 
-  def __len__(self) -> int:
-    return int(self._ends[-1])
-
-  def starts(self) -> list[int]:
-    """The number of each file's first record."""
-    return [0, *(int(end) for end in self._ends[:-1])]
-
-  def locate(self, number: int) -> tuple[str, int]:
-    """(file, record number in that file) of a record, for messages."""
-    which = int(np.searchsorted(self._ends, number, side="right"))
-    before = int(self._ends[which - 1]) if which else 0
-    return self.paths[which], number - before
-
-  def read(self, number: int) -> bytes:
-    """The serialized record.
-
-    Raises:
-      DataError: its checksum does not match, with file and record number.
-    """
-    which = int(np.searchsorted(self._ends, number, side="right"))
-    before = int(self._ends[which - 1]) if which else 0
-    return self._files[which].read(number - before)
-
-  def __iter__(self) -> Iterator[bytes]:
-    return (self.read(i) for i in range(len(self)))
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main, arguments=None)

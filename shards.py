@@ -19,7 +19,8 @@ import instances
 import masking
 import packing
 import record_order
-import records
+import tf_example
+import tfrecord
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 # Of the chance besides the documents' own, see instances.document_rng.
@@ -82,7 +83,7 @@ class ShardTask:
 class ShardResult:
   """A finished shard and what it holds."""
 
-  info: records.ShardInfo
+  info: tfrecord.ShardInfo
   examples: int
   real_tokens: int
   masked_tokens: int  # 0 with masks drawn on reading
@@ -92,7 +93,7 @@ class ShardResult:
   def load(cls, path: str) -> "ShardResult":
     """Reads what `build_shard` left."""
     values = corpus.read_json(path)
-    return cls(**{**values, "info": records.ShardInfo(**values["info"])})
+    return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
 
 
 def documents_of_block(
@@ -228,7 +229,7 @@ def build_shard(task: ShardTask) -> ShardResult:
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
   with (
-    records.ShardWriter(task.path) as writer,
+    tfrecord.ShardWriter(task.path) as writer,
     open(task.path + ".blocks", "wb", buffering=0) as blocks_made,
   ):
     for block in range(task.num_blocks):
@@ -240,7 +241,7 @@ def build_shard(task: ShardTask) -> ShardResult:
         num_records += len(rows["input_ids"])
         if not task.settings.dynamic_masks:
           masked_tokens += int(rows["masked_lm_weights"].sum())
-        for record in records.encode_examples(rows):
+        for record in tf_example.encode_examples(rows):
           writer.write(record)
       blocks_made.write(b".")
     if not num_examples:

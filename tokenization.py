@@ -13,6 +13,7 @@ This module does not need TensorFlow, so that data workers start fast.
 """
 
 import collections
+import dataclasses
 import itertools
 import os
 import re
@@ -22,7 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-import records
+import tfrecord
+from errors import DataError
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -34,7 +36,7 @@ MAX_INPUT_CHARS_PER_WORD = 200
 # its words, so a few hundred thousand of them cover almost every lookup.
 _MAX_CACHED_WORDS = 500_000
 
-_SENTENCEPIECE_SPACE = "\u2581"
+SENTENCEPIECE_SPACE = "\u2581"
 
 # -----------------------------------------------------------------------------
 # google/bert's public surface
@@ -116,7 +118,7 @@ def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
     with open(vocab_file, "rb") as f:
       text = convert_to_unicode(f.read())
   except OSError as e:
-    raise records.DataError(f"{vocab_file}: {e.strerror}") from e
+    raise DataError(f"{vocab_file}: {e.strerror}") from e
   lines = text.split("\n")
   if not lines[-1]:
     lines.pop()  # what follows the last line's end
@@ -415,10 +417,10 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """A vocabulary fit for making data, or a DataError that says why not."""
   vocab = load_vocab(vocab_file)
   if not vocab:
-    raise records.DataError(f"{vocab_file}: the vocabulary is empty")
+    raise DataError(f"{vocab_file}: the vocabulary is empty")
   missing = [token for token in SPECIAL_TOKENS if token not in vocab]
   if missing:
-    raise records.DataError(
+    raise DataError(
       f"{vocab_file}: the vocabulary lacks {', '.join(missing)}, one token a "
       "line; train_tokenizer.py makes one that has them"
     )
@@ -429,11 +431,23 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
       lines = convert_to_unicode(f.read()).split("\n")
     for index, token in enumerate(line.strip() for line in lines):
       if token and vocab[token] != index:
-        raise records.DataError(
+        raise DataError(
           f"{vocab_file}: {token!r} stands on lines {index + 1} and "
           f"{vocab[token] + 1}; every token must be there once"
         )
   return vocab
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerInfo:
+  """What the tokens mean: which vocabulary made the records."""
+
+  kind: str  # "wordpiece" or "sentencepiece"
+  file: str  # file name without folder, for people
+  sha256: str  # of the vocabulary or model file
+  vocab_size: int
+  do_lower_case: bool
+  mask_id: int | None = None  # of [MASK]; needed for dynamic masks
 
 
 class WordTokens(NamedTuple):
@@ -486,6 +500,7 @@ class WordPieceEncoder:
     pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
     is_continuation: bool [vocab_size], True for ids of ## pieces, which go on
       with the word that the token before them began.
+    tokens: list of str [vocab_size], as in the file.
   """
 
   def __init__(self, vocab_file: str, do_lower_case: bool):
@@ -502,7 +517,9 @@ class WordPieceEncoder:
       vocab[token] for token in SPECIAL_TOKENS
     )
     self.is_continuation = np.zeros(self.vocab_size, bool)
+    self.tokens = [""] * self.vocab_size
     for token, index in vocab.items():
+      self.tokens[index] = token
       self.is_continuation[index] = token.startswith("##")
     self._split = WordSplitter(do_lower_case)
     self._is_chinese = _IsChinese()
@@ -537,12 +554,12 @@ class WordPieceEncoder:
         goes_on[firsts] |= inside_chinese_words(*_respaced(words, is_chinese))
     return WordTokens(ids, goes_on)
 
-  def info(self) -> records.TokenizerInfo:
+  def info(self) -> TokenizerInfo:
     """What the manifest says about the tokens."""
-    return records.TokenizerInfo(
+    return TokenizerInfo(
       kind="wordpiece",
       file=os.path.basename(self._file),
-      sha256=records.file_sha256(self._file),
+      sha256=tfrecord.file_sha256(self._file),
       vocab_size=self.vocab_size,
       do_lower_case=self._do_lower_case,
       mask_id=int(self.mask_id),
@@ -570,25 +587,25 @@ class SentencePieceEncoder:
       with open(model_file, "rb") as f:
         self._model = sentencepiece.SentencePieceProcessor(model_proto=f.read())
     except OSError as e:
-      raise records.DataError(f"{model_file}: {e.strerror}") from e
+      raise DataError(f"{model_file}: {e.strerror}") from e
     except RuntimeError as e:
-      raise records.DataError(f"{model_file}: not a SentencePiece model") from e
+      raise DataError(f"{model_file}: not a SentencePiece model") from e
     self.vocab_size = self._model.get_piece_size()
-    pieces = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
+    self.tokens = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
+    vocab = {piece: i for i, piece in enumerate(self.tokens)}
     ids = [
       vocab.get(token, vocab.get(token.lower().strip("[]").join("<>")))
       for token in SPECIAL_TOKENS
     ]
     missing = [t for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is None]
     if missing:
-      raise records.DataError(
+      raise DataError(
         f"{model_file}: the SentencePiece model lacks {', '.join(missing)}; "
         "train_tokenizer.py --tokenizer=sentencepiece makes one that has them"
       )
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
     self.is_continuation = np.array(
-      [not piece.startswith(_SENTENCEPIECE_SPACE) for piece in pieces]
+      [not piece.startswith(SENTENCEPIECE_SPACE) for piece in self.tokens]
     )
     self.is_continuation[ids] = False
 
@@ -617,17 +634,17 @@ class SentencePieceEncoder:
       [self._clean(lines[i]) for i in chinese], out_type=str
     )
     for i, surfaces in zip(chinese, pieces, strict=True):
-      text = "".join(surfaces).replace(_SENTENCEPIECE_SPACE, " ")
+      text = "".join(surfaces).replace(SENTENCEPIECE_SPACE, " ")
       lengths = np.array(list(map(len, surfaces)))
       goes_on[i] = inside_chinese_words(text, np.cumsum(lengths) - lengths)
     return list(map(WordTokens, encoded, goes_on))
 
-  def info(self) -> records.TokenizerInfo:
+  def info(self) -> TokenizerInfo:
     """What the manifest says about the tokens."""
-    return records.TokenizerInfo(
+    return TokenizerInfo(
       kind="sentencepiece",
       file=os.path.basename(self._file),
-      sha256=records.file_sha256(self._file),
+      sha256=tfrecord.file_sha256(self._file),
       vocab_size=self.vocab_size,
       do_lower_case=self._do_lower_case,
       mask_id=int(self.mask_id),
@@ -649,7 +666,7 @@ def load_tokenizer(
       encoders.
   """
   if bool(vocab_file) == bool(spm_model_file):
-    raise records.DataError(
+    raise DataError(
       "give either a WordPiece vocabulary (--vocab_file) or a SentencePiece "
       "model (--spm_model_file)"
     )

@@ -9,6 +9,8 @@ import pytest
 
 import data_creation
 import records
+import tf_example
+import tfrecord
 import tokenization
 from tensorflow_v1 import tf
 
@@ -32,9 +34,9 @@ def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):
 
 def write_records(path, count, seed=0, **sizes):
   """Writes `count` records of random tokens; returns the path as a string."""
-  with records.ShardWriter(str(path)) as writer:
+  with tfrecord.ShardWriter(str(path)) as writer:
     for features in fake_records(count, seed, **sizes):
-      writer.write(records.encode_example(features))
+      writer.write(tf_example.encode_example(features))
   return str(path)
 
 
@@ -52,9 +54,9 @@ def write_packed(folder, dynamic=False):
       for name in ("positions", "ids", "weights"):
         del features[f"masked_lm_{name}"]
       features["is_continuation"] = (features["input_ids"] % 3 == 0) * 1
-    with records.ShardWriter(str(folder / f"data-{i}.tfrecord")) as writer:
+    with tfrecord.ShardWriter(str(folder / f"data-{i}.tfrecord")) as writer:
       for features in made:
-        writer.write(records.encode_example(features))
+        writer.write(tf_example.encode_example(features))
     files.append(writer.info)
     examples += sum(int(features["input_mask"].max()) for features in made)
   records.Manifest(
@@ -62,12 +64,27 @@ def write_packed(folder, dynamic=False):
     max_predictions_per_seq=5,
     examples_per_record=3,
     masking="dynamic" if dynamic else "static",
-    tokenizer=records.TokenizerInfo("wordpiece", "vocab.txt", "", 100, True, 4),
+    tokenizer=tokenization.TokenizerInfo(
+      "wordpiece", "vocab.txt", "", 100, True, 4
+    ),
     settings={"masked_lm_prob": 0.1, "do_whole_word_mask": True},
     counts={"examples": examples},
     files=tuple(files),
   ).save(str(folder / f"data{records.MANIFEST_SUFFIX}"))
   return str(folder / "data-*.tfrecord"), 24 * examples // 120
+
+
+def feature_values(record):
+  """name -> list of values, by TensorFlow."""
+  example = tf.train.Example.FromString(record)
+  return {
+    name: list(
+      feature.float_list.value
+      if feature.HasField("float_list")
+      else feature.int64_list.value
+    )
+    for name, feature in example.features.feature.items()
+  }
 
 
 def write_config(path, **changes):

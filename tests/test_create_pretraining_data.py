@@ -8,8 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import LETTERS, contents, settings_of
-from test_records import feature_values
+from conftest import LETTERS, contents, feature_values, settings_of
 
 import corpus
 import create_pretraining_data
@@ -17,6 +16,7 @@ import data_creation
 import records
 import shards
 import text_files
+import tfrecord
 import tokenization
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
@@ -25,7 +25,7 @@ SEQ, PREDICTIONS = 32, 6  # settings_of's
 def all_examples(summary):
   folder = os.path.dirname(summary.manifest_path)
   paths = [os.path.join(folder, f.name) for f in summary.manifest.files]
-  return [feature_values(r) for r in records.RecordSet(paths)]
+  return [feature_values(r) for r in tfrecord.RecordSet(paths)]
 
 
 def test_any_number_of_workers_gives_the_same_bytes(
@@ -315,12 +315,12 @@ def test_manifest_counts(tmp_path, letters):
   found = records.find_manifest(f"{tmp_path}/out/train.tfrecord")
   assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
   manifest = summary.manifest
-  assert manifest.tokenizer.sha256 == records.file_sha256(letters)
+  assert manifest.tokenizer.sha256 == tfrecord.file_sha256(letters)
   assert manifest.settings["dupe_factor"] == 3
   assert (manifest.max_seq_length, manifest.masking) == (SEQ, "static")
   for info in manifest.files:
     path = f"{tmp_path}/out/{info.name}"
-    assert records.file_sha256(path) == info.sha256
+    assert tfrecord.file_sha256(path) == info.sha256
   assert "unknown tokens   22.222%" in create_pretraining_data.report(summary)
 
 

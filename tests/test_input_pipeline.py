@@ -9,6 +9,9 @@ from conftest import write_packed, write_records
 import input_pipeline
 import record_order
 import records
+import tf_example
+import tfrecord
+import tokenization
 from distributed import Comm
 from tensorflow_v1 import tf
 
@@ -151,12 +154,12 @@ def test_a_bad_record_inside_is_found_and_named(tmp_path):
   """The pipeline fails on it, and `explain` says which of them it was."""
   path = str(tmp_path / "a.tfrecord")
   rng = np.random.default_rng(0)
-  with records.ShardWriter(path) as writer:
+  with tfrecord.ShardWriter(path) as writer:
     for i in range(8):
       features = records.fake_features(rng, 32, 5, 100)
       if i == 6:
         features["masked_lm_ids"][0] = 100  # one more than the vocabulary has
-      writer.write(records.encode_example(features))
+      writer.write(tf_example.encode_example(features))
   with tf.Graph().as_default():
     source = input_pipeline.Source(path, SHAPE)
     batches = input_pipeline.evaluation_batches(source, 4, Comm())
@@ -190,10 +193,12 @@ def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
     max_predictions_per_seq=5,
     examples_per_record=1,
     masking="static",
-    tokenizer=records.TokenizerInfo("wordpiece", "v.txt", "0" * 64, 500, True),
+    tokenizer=tokenization.TokenizerInfo(
+      "wordpiece", "v.txt", "0" * 64, 500, True
+    ),
     settings={},
     counts={},
-    files=(records.ShardInfo("a.tfrecord", 8, 1, "0" * 64),),
+    files=(tfrecord.ShardInfo("a.tfrecord", 8, 1, "0" * 64),),
   ).save(str(tmp_path / "a.manifest.json"))
   with pytest.raises(
     records.DataError, match=r"v\.txt has 500 .*vocab_size=100"

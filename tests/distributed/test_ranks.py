@@ -9,6 +9,7 @@ import runs
 from conftest import write_config, write_packed, write_records
 
 import records
+import tfrecord
 from tensorflow_v1 import tf
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -207,7 +208,7 @@ def test_a_damaged_record_ends_all_ranks(tmp_path):
   data[offsets[17] + 30] ^= 255
   (tmp_path / "data.tfrecord").write_bytes(data)
   with pytest.raises(records.DataError):
-    records.RecordSet([path]).read(17)
+    tfrecord.RecordSet([path]).read(17)
   process = runs.command(
     (write_config(tmp_path / "c.json"), path),
     tmp_path / "run",

@@ -1,0 +1,171 @@
+"""Record files: TensorFlow reads what we write; damage is told, not read."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+import tfrecord
+from errors import DataError
+from tensorflow_v1 import tf
+
+
+@pytest.fixture
+def record_file(tmp_path):
+  """(path, payloads) of ten records of different lengths."""
+  payloads = [bytes([i]) * (5 * i + 1) for i in range(10)]
+  path = str(tmp_path / "x.tfrecord")
+  with tfrecord.ShardWriter(path) as writer:
+    for payload in payloads:
+      writer.write(payload)
+  assert writer.info == tfrecord.ShardInfo(
+    "x.tfrecord", 10, os.path.getsize(path), tfrecord.file_sha256(path)
+  )
+  return path, payloads
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_files_round_trip(record_file, with_index):
+  path, payloads = record_file
+  if not with_index:
+    os.unlink(path + tfrecord.INDEX_SUFFIX)
+  assert list(tfrecord.RecordSet([path])) == payloads
+  by_tensorflow = tf.python_io.tf_record_iterator(path)
+  assert list(by_tensorflow) == payloads
+
+
+def test_files_of_tensorflow_are_read(tmp_path):
+  path = str(tmp_path / "tf.tfrecord")
+  with tf.python_io.TFRecordWriter(path) as writer:
+    writer.write(b"one")
+    writer.write(b"two" * 1000)
+  assert list(tfrecord.RecordSet([path])) == [b"one", b"two" * 1000]
+
+
+def test_numbers_run_through_the_files(record_file, tmp_path):
+  path, payloads = record_file
+  other = str(tmp_path / "y.tfrecord")
+  with tfrecord.ShardWriter(other) as writer:
+    writer.write(b"last")
+  both = tfrecord.RecordSet([path, other])
+  assert len(both) == 11 and both.read(10) == b"last"
+  assert both.locate(9) == (path, 9) and both.locate(10) == (other, 0)
+
+
+def test_an_error_leaves_no_file(tmp_path):
+  with pytest.raises(RuntimeError):
+    with tfrecord.ShardWriter(str(tmp_path / "x")) as writer:
+      writer.write(b"one")
+      raise RuntimeError
+  assert os.listdir(tmp_path) == []
+
+
+def change_byte(path, position):
+  with open(path, "r+b") as f:
+    f.seek(position)
+    old = f.read(1)[0]
+    f.seek(position)
+    f.write(bytes([old ^ 0x10]))
+
+
+def test_damaged_record_is_named(record_file):
+  path, payloads = record_file
+  offsets = np.load(path + tfrecord.INDEX_SUFFIX)
+  change_byte(path, int(offsets[7]) + 12 + 3)  # in the data
+  opened = tfrecord.RecordSet([path])
+  assert opened.read(6) == payloads[6]
+  with pytest.raises(DataError, match=r"x\.tfrecord: record 7 .* is damaged"):
+    opened.read(7)
+
+
+def test_damaged_length_is_named(record_file):
+  path, _ = record_file
+  offsets = np.load(path + tfrecord.INDEX_SUFFIX)
+  change_byte(path, int(offsets[4]))
+  with pytest.raises(DataError, match="record 4 .* is damaged"):
+    tfrecord.RecordSet([path]).read(4)
+  os.unlink(path + tfrecord.INDEX_SUFFIX)
+  with pytest.raises(DataError, match="record 4 .*damaged length"):
+    tfrecord.RecordSet([path])
+
+
+@pytest.mark.parametrize("kept, words", [(5, "in its header"), (20, "cut off")])
+def test_truncated_file(record_file, kept, words):
+  path, _ = record_file
+  last = int(np.load(path + tfrecord.INDEX_SUFFIX)[-2])
+  os.truncate(path, last + kept)
+  with pytest.raises(DataError, match="index does not fit"):
+    tfrecord.RecordSet([path])
+  os.unlink(path + tfrecord.INDEX_SUFFIX)
+  message = rf"x\.tfrecord: record 9 at byte {last} .*{words}"
+  with pytest.raises(DataError, match=message):
+    tfrecord.RecordSet([path])
+
+
+def test_verify_file(record_file, tmp_path):
+  path, _ = record_file
+  info = tfrecord.ShardInfo(
+    "x.tfrecord", 10, os.path.getsize(path), tfrecord.file_sha256(path)
+  )
+  tfrecord.verify_file(path, info)
+  for changes, words in (
+    ({"records": 9}, "records 10, but the manifest says 9"),
+    ({"bytes": 5}, f"bytes {info.bytes}, but the manifest says 5"),
+    ({"sha256": "ab"}, f"sha256 {info.sha256}, but the manifest says ab"),
+  ):
+    with pytest.raises(DataError, match=rf"x\.tfrecord: {words}"):
+      tfrecord.verify_file(path, dataclasses.replace(info, **changes))
+
+
+def test_every_damaged_byte_is_found(record_file):
+  """Without a manifest too: of lengths, records, checksums and the index."""
+  path, _ = record_file
+  index = path + tfrecord.INDEX_SUFFIX
+  places = [(f, i) for f in (path, index) for i in range(os.path.getsize(f))]
+  tfrecord.verify_file(path)
+  for file, place in places:
+    change_byte(file, place)
+    with pytest.raises(DataError, match=r"x\.tfrecord"):
+      tfrecord.verify_file(path)
+    change_byte(file, place)
+  tfrecord.verify_file(path)
+
+
+def test_an_index_of_other_records_is_found(record_file):
+  path, _ = record_file
+  offsets = np.load(path + tfrecord.INDEX_SUFFIX)
+  for wrong in (np.delete(offsets, 3), offsets + np.eye(11, dtype=int)[5]):
+    with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
+      np.save(f, wrong)
+    tfrecord.RecordSet([path])  # opening takes it: the framing is not read
+    with pytest.raises(DataError, match=rf"has {len(wrong) - 1} records, but"):
+      tfrecord.verify_file(path)
+
+
+def test_unreadable_files(tmp_path, record_file):
+  empty = tmp_path / "empty.tfrecord"
+  empty.touch()
+  with pytest.raises(DataError, match=r"empty\.tfrecord.*empty"):
+    tfrecord.RecordSet([str(empty)])
+  with pytest.raises(DataError, match="nowhere: No such file"):
+    tfrecord.RecordSet([str(tmp_path / "nowhere")])
+  text = tmp_path / "text.tfrecord"
+  text.write_text("this is no record file at all\n")
+  with pytest.raises(DataError, match="not a TFRecord file"):
+    tfrecord.RecordSet([str(text)])
+  path, _ = record_file
+  with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
+    f.write(b"noise")
+  with pytest.raises(DataError, match=r"\.index: not a record index"):
+    tfrecord.RecordSet([path])
+
+
+def test_index_of_another_file(record_file):
+  path, _ = record_file
+  index = np.load(path + tfrecord.INDEX_SUFFIX)
+  for wrong in (index[:-1], index[::-1], index.astype(np.int32), index[None]):
+    with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
+      np.save(f, wrong)
+    with pytest.raises(DataError, match="index does not fit"):
+      tfrecord.RecordSet([path])

@@ -1,0 +1,298 @@
+"""Record files: TFRecord framing and checksums, with an index beside each file.
+
+A record is framed by its length and two checksums: uint64 length, masked
+CRC-32C of it, the record, masked CRC-32C of the record
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). What the bytes of a
+record mean is the matter of `records`.
+
+A file `X` has its index in `X.index`: a NumPy .npy array, int64 [records + 1],
+of the byte offsets at which records start, the file's size last. Files without
+one (google/bert's, NVIDIA's) are indexed by a scan of their framing.
+This module does not need TensorFlow, so that data workers start fast.
+"""
+
+import dataclasses
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+
+import google_crc32c
+import numpy as np
+
+from errors import DataError
+
+INDEX_SUFFIX = ".index"
+
+_HEADER = struct.Struct("<QI")  # length, masked CRC of the length
+_FOOTER = struct.Struct("<I")  # masked CRC of the data
+_FRAME_BYTES = _HEADER.size + _FOOTER.size
+
+
+def file_sha256(path: str) -> str:
+  """The SHA-256 of a file's bytes, in hex."""
+  with open(path, "rb") as f:
+    return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _masked_crc(data: bytes) -> int:
+  crc = google_crc32c.value(data)
+  return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# -----------------------------------------------------------------------------
+# Writing
+# -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardInfo:
+  """One record file as the manifest lists it."""
+
+  name: str  # file name without folder
+  records: int
+  bytes: int
+  sha256: str
+
+
+class ShardWriter:
+  """Writes a record file and its index; neither exists until both are whole.
+
+  Use as a context manager; `info` is set when the block ends without an error.
+  """
+
+  def __init__(self, path: str):
+    self.path = path
+    self.info: ShardInfo | None = None
+
+  def __enter__(self) -> "ShardWriter":
+    self._file = open(self.path + ".tmp", "wb", buffering=1 << 20)  # noqa: SIM115
+    self._sha256 = hashlib.sha256()
+    self._offsets = [0]
+    return self
+
+  def write(self, record: bytes) -> None:
+    """Appends one serialized record."""
+    length = struct.pack("<Q", len(record))
+    frame = b"".join(
+      (
+        length,
+        _FOOTER.pack(_masked_crc(length)),
+        record,
+        _FOOTER.pack(_masked_crc(record)),
+      )
+    )
+    self._file.write(frame)
+    self._sha256.update(frame)
+    self._offsets.append(self._offsets[-1] + len(frame))
+
+  def __exit__(self, error_type, error, traceback) -> None:
+    self._file.close()
+    if error_type is not None:
+      os.unlink(self.path + ".tmp")
+      return
+    with open(self.path + INDEX_SUFFIX + ".tmp", "wb") as f:
+      np.save(f, np.array(self._offsets, np.int64), allow_pickle=False)
+    os.replace(self.path + INDEX_SUFFIX + ".tmp", self.path + INDEX_SUFFIX)
+    os.replace(self.path + ".tmp", self.path)
+    self.info = ShardInfo(
+      name=os.path.basename(self.path),
+      records=len(self._offsets) - 1,
+      bytes=self._offsets[-1],
+      sha256=self._sha256.hexdigest(),
+    )
+
+
+# -----------------------------------------------------------------------------
+# Reading
+# -----------------------------------------------------------------------------
+
+
+def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
+  """Record offsets from the framing alone, for files without an index.
+
+  Returns:
+    int64 [records + 1]; the last is the file's size.
+
+  Raises:
+    DataError: the framing is damaged, with the record's number.
+  """
+  offsets = [0]
+  position, end = 0, len(data)
+  while position < end:
+    number = len(offsets) - 1
+    if position + _HEADER.size > end:
+      raise DataError(
+        f"{path}: record {number} at byte {position} is cut off in its header: "
+        f"the file ends at byte {end}. Copy or make the file again."
+      )
+    length, crc = _HEADER.unpack_from(data, position)
+    if crc != _masked_crc(data[position : position + 8]):
+      raise DataError(
+        f"{path}: record {number} at byte {position} has a damaged length "
+        "(checksum mismatch), or this is not a TFRecord file (compressed "
+        "files are not read). Copy or make the file again."
+      )
+    stop = position + length + _FRAME_BYTES
+    if stop > end:
+      raise DataError(
+        f"{path}: record {number} at byte {position} is cut off: it should end "
+        f"at byte {stop} but the file ends at byte {end}. Copy or make the "
+        "file again."
+      )
+    position = stop
+    offsets.append(position)
+  return np.array(offsets, np.int64)
+
+
+class _RecordFile:
+  """One memory-mapped record file with its offsets.
+
+  They are the index's, where there is one, unless `use_index` is False.
+  """
+
+  def __init__(self, path: str, use_index: bool = True):
+    self.path = path
+    try:
+      size = os.path.getsize(path)
+      if size == 0:
+        raise DataError(f"{path}: the file is empty")
+      with open(path, "rb") as f:
+        self.data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as e:
+      raise DataError(f"{path}: {e.strerror}") from e
+    if use_index and os.path.exists(path + INDEX_SUFFIX):
+      self.offsets = self.load_index()
+    else:
+      self.offsets = scan_offsets(path, self.data)
+
+  def load_index(self) -> np.ndarray:
+    """The offsets in the index; DataError if they cannot be this file's."""
+    index, size = self.path + INDEX_SUFFIX, len(self.data)
+    try:
+      offsets = np.load(index, mmap_mode="r", allow_pickle=False)
+    except Exception as e:  # of many types: a header is parsed as Python
+      raise DataError(
+        f"{index}: not a record index ({e}). Delete it: the file is then "
+        "indexed by a scan."
+      ) from e
+    if (
+      offsets.ndim != 1
+      or offsets.dtype != np.int64
+      or len(offsets) < 2
+      or offsets[-1] != size
+      or offsets[0] != 0
+      or np.any(np.diff(offsets) < _FRAME_BYTES)
+    ):
+      raise DataError(
+        f"{index}: the index does not fit {self.path} ({size} bytes). One of "
+        "them is damaged or from another run: make the records again, or "
+        "delete the index to have the file scanned."
+      )
+    return offsets
+
+  def where(self, number: int) -> str:
+    return f"{self.path}: record {number} at byte {self.offsets[number]}"
+
+  def read(self, number: int) -> bytes:
+    start, end = int(self.offsets[number]), int(self.offsets[number + 1])
+    length, _ = _HEADER.unpack_from(self.data, start)
+    record = self.data[start + _HEADER.size : end - _FOOTER.size]
+    (crc,) = _FOOTER.unpack_from(self.data, end - _FOOTER.size)
+    if length != len(record) or crc != _masked_crc(record):
+      raise DataError(
+        f"{self.where(number)} is damaged (checksum mismatch). Copy or make "
+        "the file again."
+      )
+    return record
+
+
+def verify_file(path: str, info: ShardInfo | None = None) -> None:
+  """Checks all of a record file that does not depend on what records mean.
+
+  That is both checksums of every record, the index, if there is one, against
+  the framing, and the file against its line in the manifest.
+
+  Args:
+    path: the file.
+    info: (optional) what the manifest says of it.
+
+  Raises:
+    DataError: the first thing that is wrong.
+  """
+  file = _RecordFile(path, use_index=False)
+  for number in range(len(file.offsets) - 1):
+    file.read(number)
+  count, size = len(file.offsets) - 1, len(file.data)
+  if info:
+    found = {"records": count, "bytes": size, "sha256": file_sha256(path)}
+    for name, value in found.items():
+      if value != getattr(info, name):
+        raise DataError(
+          f"{path}: {name} {value}, but the manifest says "
+          f"{getattr(info, name)}: this is not the file that the manifest was "
+          "made with. Copy or make both again."
+        )
+  if os.path.exists(path + INDEX_SUFFIX):
+    index = file.load_index()
+    if not np.array_equal(index, file.offsets):
+      raise DataError(
+        f"{path + INDEX_SUFFIX}: the index has {len(index) - 1} records, but "
+        f"{path} has {count}, or they start at other bytes. Delete the index: "
+        "the file is then indexed by a scan."
+      )
+
+
+class RecordSet:
+  """All records of some files as one sequence, read by number.
+
+  Numbers run through the files in the order given. Files are memory-mapped, so
+  a set may be larger than memory.
+  """
+
+  def __init__(self, paths: Sequence[str]):
+    """Opens the files and their indexes.
+
+    Raises:
+      DataError: a file is missing, empty, damaged in its framing, or does not
+        fit its index.
+    """
+    self.paths = list(paths)
+    self._files = [_RecordFile(path) for path in self.paths]
+    counts = [len(f.offsets) - 1 for f in self._files]
+    self._ends = np.cumsum(counts)
+
+  def __len__(self) -> int:
+    return int(self._ends[-1])
+
+  def starts(self) -> list[int]:
+    """The number of each file's first record."""
+    return [0, *(int(end) for end in self._ends[:-1])]
+
+  def locate(self, number: int) -> tuple[str, int]:
+    """(file, record number in that file) of a record, for messages."""
+    file, place = self._find(number)
+    return file.path, place
+
+  def _find(self, number: int) -> tuple[_RecordFile, int]:
+    which = int(np.searchsorted(self._ends, number, side="right"))
+    before = int(self._ends[which - 1]) if which else 0
+    return self._files[which], number - before
+
+  def where(self, number: int) -> str:
+    """FILE: record N at byte B, for messages."""
+    file, place = self._find(number)
+    return file.where(place)
+
+  def read(self, number: int) -> bytes:
+    """The serialized record.
+
+    Raises:
+      DataError: its checksum does not match, with file and record number.
+    """
+    file, place = self._find(number)
+    return file.read(place)
+
+  def __iter__(self) -> Iterator[bytes]:
+    return (self.read(i) for i in range(len(self)))
