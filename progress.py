@@ -42,6 +42,10 @@ class Progress:
   def __exit__(self, *_) -> None:
     self._bar.close()
 
+  def say(self, line: str) -> None:
+    """Writes a line, above the bar if there is one."""
+    tqdm.tqdm.write(line, file=sys.stderr)
+
   def at(self, done: float) -> None:
     """Shows that so much is done."""
     if not self._bar.disable:

@@ -6,23 +6,20 @@ that a random token replaces and one that stays. In braces pieces of words are
 as in the vocabulary: `play{[MASK]|##ing}`.
 """
 
-import concurrent.futures
-import contextlib
 import itertools
-import multiprocessing
 import os
-import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tqdm
 
 import masking
+import progress
 import tf_example
 import tfrecord
 import tokenization
+import workers
 from errors import DataError
 
 _WIDTH = 80
@@ -339,21 +336,15 @@ def survey(
   Returns:
     Of the files without an error.
   """
-  if not num_workers and hasattr(os, "sched_getaffinity"):
-    num_workers = len(os.sched_getaffinity(0))
-  workers = min(num_workers or os.cpu_count() or 1, len(paths)) if verify else 1
+  count = min(num_workers or workers.available_cores(), len(paths))
   sample = None if verify else -(-_SAMPLE_RECORDS // len(paths))
-  total = Survey()
-  bar = tqdm.tqdm(
-    desc="verifying" if verify else "sampling",
-    total=sum(map(os.path.getsize, paths)),
-    unit="B",
-    unit_scale=True,
-    disable=not sys.stderr.isatty(),
-    leave=False,
-  )
-  with bar, _workers(workers) as parallel:
-    results = parallel(
+  total, done = Survey(), 0.0
+  title, size = "verifying" if verify else "sampling", _megabytes(*paths)
+  with (
+    progress.Progress(title, size, "MB") as bar,
+    workers.Workers(count if verify else 1) as pool,
+  ):
+    results = pool.map(
       survey_file,
       paths,
       infos,
@@ -361,20 +352,14 @@ def survey(
       itertools.repeat(sample),
     )
     for path, result in zip(paths, results, strict=True):
-      bar.update(os.path.getsize(path))
+      done += _megabytes(path)
+      bar.at(done)
       if isinstance(result, DataError):
-        bar.write(f"error: {result}", file=sys.stderr)
+        bar.say(f"error: {result}")
       else:
         total = total.plus(result)
   return total
 
 
-@contextlib.contextmanager
-def _workers(count: int) -> Iterator[Callable[..., Iterator]]:
-  """A `map` over processes; a plain one for 1."""
-  if count == 1:
-    yield map
-    return
-  context = multiprocessing.get_context("spawn")
-  with concurrent.futures.ProcessPoolExecutor(count, context) as pool:
-    yield pool.map
+def _megabytes(*paths: str) -> float:
+  return sum(map(os.path.getsize, paths)) / 1e6

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 
 def available_cores() -> int:
@@ -52,6 +52,10 @@ class Workers:
     """Begins with tasks, in this order."""
     for task in tasks:
       self._pool.submit(function, task).add_done_callback(self._note)
+
+  def map(self, function: Callable, *arguments: Iterable) -> Iterator:
+    """The results of one call for each set of arguments, in order."""
+    return self._pool.map(function, *arguments)
 
   def _note(self, future) -> None:
     if not future.cancelled() and self._error is None:
