@@ -11,10 +11,16 @@ import os
 
 import numpy as np
 
+import record_order
 from errors import UserError
 from tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"
+
+# What earlier checkpoints lack, and the value that they stand for.
+_ADDED = {"training_state/data_block": 0}
+
+_NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
 
 class CheckpointError(UserError):
@@ -25,13 +31,13 @@ class TrainingState:
   """What a checkpoint must hold to go on with exactly the next batch.
 
   int64 variables: `samples_seen`, the position in the stream of records;
-  `data_seed` and `data_records`, which decide the stream's order;
+  `data_seed`, `data_records` and `data_block`, which decide the stream's order;
   `schedule_start`, the updates that the learning rate's schedule counts beside
   this run's own.
   """
 
-  def __init__(self, data_seed: int = 0, data_records: int = 0):
-    """Makes the variables; a new run starts with the values given."""
+  def __init__(self, order: record_order.Order = _NO_ORDER):
+    """Makes the variables; a new run's stream is in `order`."""
 
     def make(name, value):
       return tf.get_variable(
@@ -45,8 +51,16 @@ class TrainingState:
     with tf.variable_scope("training_state"):
       self.samples_seen = make("samples_seen", 0)
       self.schedule_start = make("schedule_start", 0)
-      self.data_seed = make("data_seed", data_seed)
-      self.data_records = make("data_records", data_records)
+      self._data = [
+        make("data_records", order.count),
+        make("data_seed", order.seed),
+        make("data_block", order.block),
+      ]
+    self._order = order
+
+  def orders(self, session: tf.Session) -> tuple:
+    """The `record_order.Order` of the checkpoint, and that of this run."""
+    return record_order.Order(*session.run(self._data)), self._order
 
 
 def _shapes(path: str) -> dict:
@@ -221,14 +235,23 @@ class Checkpointer:
     if path:
       shapes = _shapes(path)
       _check_shapes(path, self._variables, shapes)
-      missing = [v.op.name for v in self._variables if v.op.name not in shapes]
+      names = {v.op.name for v in self._variables}
+      missing = sorted(names - shapes.keys() - _ADDED.keys())
       if missing:
         raise CheckpointError(
           f"{path}: cannot be resumed, it lacks {missing[0]} and "
           f"{len(missing) - 1} more variables. To start a new run from its "
           "weights give it as --init_checkpoint with a new --output_dir"
         )
-      _restore(self._saver, session, path)
+      saver = self._saver
+      if names - shapes.keys():
+        saver = tf.train.Saver(
+          [v for v in self._variables if v.op.name in shapes]
+        )
+      _restore(saver, session, path)
+      for variable in self._variables:
+        if variable.op.name not in shapes:
+          variable.load(_ADDED[variable.op.name], session)
       states = tf.train.get_checkpoint_state(self._output_dir)
       if states:  # so that older ones keep being deleted in turn
         self._saver.recover_last_checkpoints(states.all_model_checkpoint_paths)

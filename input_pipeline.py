@@ -198,7 +198,7 @@ class Source:
   def read(self, numbers: np.ndarray) -> np.ndarray:
     """Serialized records, object array [n] of bytes."""
     try:
-      return np.array([self.set.read(int(n)) for n in numbers], object)
+      return np.array(self.set.read_many(numbers), object)
     except records.DataError as e:
       self.error = e
       raise
@@ -288,6 +288,28 @@ def _mask_keys(seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
   return masking.record_keys(seed, epochs, numbers).view(np.int64)
 
 
+class _ReadAhead:
+  """Has the kernel read each window of blocks while the one before is used."""
+
+  def __init__(self, files: tfrecord.RecordSet, order: record_order.Order):
+    self._files, self._order = files, order
+    self._done = 0  # stream position up to which it was told
+
+  def __call__(self, position: int, size: int) -> None:
+    """Before the records at `size` positions are read.
+
+    Each call asks for as much as it uses, a window further on, so that the
+    disk has an even load; the first one also for a whole window.
+    """
+    start = self._order.window_start(position)
+    stop = position + size + self._order.window
+    if not start <= self._done <= stop:  # a run begins at this position
+      self._done = start
+    for block in self._order.blocks(self._done, stop):
+      self._files.read_ahead(*block)
+    self._done = stop
+
+
 class MicroBatch(NamedTuple):
   """One forward pass' data, with what it needs to know of its update."""
 
@@ -317,13 +339,17 @@ class Batches:
 
 
 def training_batches(
-  source: Source, seed: int, micro_batch: int, accumulation: int, comm
+  source: Source,
+  order: record_order.Order,
+  micro_batch: int,
+  accumulation: int,
+  comm,
 ) -> Batches:
   """This rank's micro-batches, endless; `next` is a `MicroBatch`.
 
   Args:
     source: the records.
-    seed: of the order.
+    order: of its records; its seed is also that of masks drawn on reading.
     micro_batch: records B of a micro-batch.
     accumulation: micro-batches of an update.
     comm: a `distributed.Comm`.
@@ -331,17 +357,15 @@ def training_batches(
   local = micro_batch * accumulation
   global_batch = local * comm.size
   first = tf.placeholder(tf.int64, [], "samples_seen")
-
-  def numbers(position):
-    return record_order.rank_records(
-      position, global_batch, len(source.set), seed, comm
-    )
+  mine = record_order.RankOrder(order, global_batch, comm)
+  read_ahead = _ReadAhead(source.set, order)
 
   def read(position):
-    mine = numbers(int(position))
-    places = position + comm.rank * local + np.arange(local)
-    epochs = places // len(source.set)
-    return source.read(mine), _mask_keys(seed, epochs, mine)
+    if order.block:
+      read_ahead(int(position), global_batch)
+    numbers = mine.records(int(position))
+    epochs = mine.positions(position) // order.count
+    return source.read(numbers), _mask_keys(order.seed, epochs, numbers)
 
   def load(update):
     position = first + update * global_batch
@@ -378,7 +402,7 @@ def training_batches(
   return Batches(
     next=iterator.get_next(),
     start=lambda sess, seen: sess.run(iterator.initializer, {first: seen}),
-    numbers=numbers,
+    numbers=mine.records,
     count=None,
   )
 

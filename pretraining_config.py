@@ -30,6 +30,7 @@ class PretrainingConfig:
   do_eval: bool
   dry_run: bool = False
   dry_run_ranks: int = 1
+  shuffle_block_records: int = 0
   eval_input_file: str | None = None
   init_checkpoint: str | None = None
   max_seq_length: int | None = None
@@ -68,8 +69,9 @@ class PretrainingConfig:
         raise UserError(f"--{name} is missing")
     if self.eval_every_steps and not self.do_eval:
       raise UserError("--eval_every_steps needs --do_eval")
-    if self.seed < 0:
-      raise UserError(f"--seed={self.seed}: must not be negative")
+    for name in ("seed", "shuffle_block_records"):
+      if getattr(self, name) < 0:
+        raise UserError(f"--{name}={getattr(self, name)}: must not be negative")
     for name in ("learning_rate", "lr_offset"):
       value = getattr(self, name)
       if not (math.isfinite(value) and value >= 0):

@@ -1,11 +1,21 @@
 """The global order: which records an update reads, a function of (seed, epoch).
 
-The order is a full shuffle, as a permutation that is computed, not stored. The
-stream of a run is epoch after epoch; update k takes `global_batch` positions of
-it from k * global_batch on, and rank r of N the r-th of N equal parts of them.
-So any number of ranks sees the same global batches, and a run that stopped goes
-on where it was.
+An epoch is a permutation of all records that is computed, not stored: of all
+of them at once, or block-wise for sets that are larger than memory. The stream
+of a run is epoch after epoch; update k takes `global_batch` positions of it
+from k * global_batch on, and rank r of N the r-th of N equal parts of them. So
+any number of ranks sees the same global batches, and a run that stopped goes on
+where it was.
+
+Block-wise, an epoch numbers the records anew from a random one on, around the
+end, and cuts them into blocks. The whole blocks come in random order, then the
+rest of less than a block, which are thus other records in each epoch. The
+records of WINDOW_BLOCKS blocks that follow each other are shuffled together, so
+the records between two positions lie in few places.
 """
+
+import dataclasses
+import functools
 
 import numpy as np
 
@@ -13,9 +23,21 @@ import masking
 
 _ROUNDS = 6
 
+# Blocks that are shuffled together. What the records of a block have in common
+# is then at most 1/64 of a batch on average, and two windows, the one in use
+# and the next, of blocks of a few MB, which a disk reads as fast as whole
+# files, are a few hundred MB.
+WINDOW_BLOCKS = 64
+
+# Positions to compute at once: NumPy's calls cost as much for a few.
+_AT_ONCE = 4096
+
+# Parts of the keys of permutations.
+_OF_BLOCKS, _IN_WINDOW = 1, 2
+
 
 def permute(
-  positions: np.ndarray, count: int, seed: int, epoch: int
+  positions: np.ndarray, count: int, seed: int, epoch: int, *part: int
 ) -> np.ndarray:
   """Where a random permutation of [0, count) sends `positions`.
 
@@ -27,14 +49,14 @@ def permute(
   Args:
     positions: int64 [n], each in [0, count).
     count: size of the permuted set.
-    seed, epoch: choose the permutation.
+    seed, epoch, *part: choose the permutation; none may be negative.
 
   Returns:
     int64 [n].
   """
   half = max(3, ((count - 1).bit_length() + 1) // 2)
   half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-  keys = np.random.SeedSequence([seed, epoch]).generate_state(
+  keys = np.random.SeedSequence([seed, epoch, *part]).generate_state(
     _ROUNDS, np.uint64
   )
   values = np.asarray(positions).astype(np.uint64)
@@ -48,28 +70,136 @@ def permute(
   return values.astype(np.int64)
 
 
-def stream_records(start: int, size: int, count: int, seed: int) -> np.ndarray:
-  """The record numbers at stream positions start to start + size - 1.
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """The records of a stream of epochs, by position.
 
-  Every epoch, `count` positions, holds every record once; a batch may run from
-  one epoch into the next.
-
-  Returns:
-    int64 [size].
+  Attributes:
+    count: records of an epoch.
+    seed: of all chance, not negative.
+    block: records of a block; 0 shuffles all records at once.
   """
-  positions = np.arange(start, start + size, dtype=np.int64)
-  epochs, places = positions // count, positions % count
-  out = np.empty(size, np.int64)
-  for epoch in np.unique(epochs):
-    here = epochs == epoch
-    out[here] = permute(places[here], count, seed, int(epoch))
+
+  count: int
+  seed: int
+  block: int = 0
+
+  def records(self, positions: np.ndarray) -> np.ndarray:
+    """The record numbers at positions of the stream.
+
+    Every epoch, `count` positions, holds every record once; a batch may run
+    from one epoch into the next.
+
+    Args:
+      positions: int64 [n], not negative.
+
+    Returns:
+      int64 [n].
+    """
+    epochs, places = np.divmod(np.asarray(positions), self.count)
+    shuffled = self._from_windows if self.block else self._from_all
+    return _by_group(shuffled, places, epochs)
+
+  def _from_all(self, places, epoch):
+    return permute(places, self.count, self.seed, epoch)
+
+  def _from_windows(self, places, epoch):
+    def shuffled(places, window):
+      start = window * self.window
+      size = min(self.window, self.count - start)
+      return start + permute(
+        places - start, size, self.seed, epoch, _IN_WINDOW, window
+      )
+
+    return self._in_blocks(
+      _by_group(shuffled, places, places // self.window), epoch
+    )
+
+  def _in_blocks(self, places, epoch):
+    """The records at places of an epoch whose windows are not shuffled yet."""
+    blocks, offsets = np.divmod(places, self.block)
+    whole = blocks < self.count // self.block
+    blocks[whole] = permute(
+      blocks[whole], self.count // self.block, self.seed, epoch, _OF_BLOCKS
+    )
+    first = permute(np.zeros(1, np.int64), self.count, self.seed, epoch)
+    return (first + blocks * self.block + offsets) % self.count
+
+  @property
+  def window(self) -> int:
+    """Records that are shuffled together; the last window may have fewer."""
+    if not self.block:
+      return self.count
+    blocks = -(-self.count // self.block)
+    # As many windows as it takes, with about as many blocks each.
+    windows = -(-blocks // WINDOW_BLOCKS)
+    return -(-blocks // windows) * self.block
+
+  def window_start(self, position: int) -> int:
+    """The position at which the window of a position begins."""
+    place = position % self.count
+    return position - place % self.window
+
+  def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
+    """The blocks whose first place is at stream positions start to stop - 1.
+
+    Returns:
+      (first record, number of records) of each, in the order of the stream;
+      records are counted around the end, from count - 1 on to 0.
+    """
+    found = []
+    for epoch in range(start // self.count, -(-stop // self.count)):
+      begin = max(0, start - epoch * self.count)
+      end = min(self.count, stop - epoch * self.count)
+      places = np.arange(-(-begin // self.block) * self.block, end, self.block)
+      sizes = np.minimum(self.block, self.count - places)
+      records = self._in_blocks(places, epoch)
+      found += zip(records.tolist(), sizes.tolist(), strict=True)
+    return found
+
+
+def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
+  """function(places of a group, group) for each group, put together."""
+  out = np.empty_like(places)
+  for group in np.unique(groups):
+    here = groups == group
+    out[here] = function(places[here], int(group))
   return out
 
 
-def rank_records(
-  position: int, global_batch: int, count: int, seed: int, comm
-) -> np.ndarray:
-  """This rank's part of the global batch at a stream position: int64 [n]."""
-  share = global_batch // comm.size
-  numbers = stream_records(position, global_batch, count, seed)
-  return numbers[comm.rank * share : (comm.rank + 1) * share]
+class RankOrder:
+  """Which records one rank reads of each global batch."""
+
+  def __init__(self, order: Order, global_batch: int, comm):
+    """`global_batch` records of `order` are an update of all ranks together."""
+    self.order, self._global_batch = order, global_batch
+    self._share = global_batch // comm.size
+    self._first = comm.rank * self._share
+    self._updates = functools.lru_cache(maxsize=2)(self._compute)
+
+  def positions(self, start) -> np.ndarray:
+    """Stream positions of this rank's part of batches.
+
+    Args:
+      start: int or int64 [..., 1], where the global batches begin.
+
+    Returns:
+      int64 [..., n].
+    """
+    return start + self._first + np.arange(self._share)
+
+  def records(self, start: int) -> np.ndarray:
+    """Record numbers, int64 [n], of the global batch at a stream position."""
+    update, phase = divmod(start, self._global_batch)
+    group, place = divmod(update, self._at_once)
+    return self._updates(group, phase)[place]
+
+  @property
+  def _at_once(self) -> int:
+    return -(-_AT_ONCE // self._share)
+
+  def _compute(self, group: int, phase: int) -> np.ndarray:
+    """Records [updates, n] of updates that follow each other."""
+    updates = group * self._at_once + np.arange(self._at_once)
+    positions = self.positions(updates[:, None] * self._global_batch + phase)
+    return self.order.records(positions.ravel()).reshape(positions.shape)

@@ -20,6 +20,7 @@ import input_pipeline
 import mixed_precision
 import modeling
 import optimization
+import record_order
 import train_loop
 import training_hooks
 import training_plan
@@ -63,6 +64,15 @@ def define_flags() -> None:
   flags.DEFINE_bool("do_eval", False, "Evaluate, after training if both.")
   flags.DEFINE_string(
     "input_file", None, "Record files: comma-separated names and globs."
+  )
+  flags.DEFINE_integer(
+    "shuffle_block_records",
+    0,
+    "Shuffle block-wise, for data larger than memory: blocks of so many "
+    f"records (a few MB) come in random order, {record_order.WINDOW_BLOCKS} at "
+    "a time are shuffled together and are read ahead. 0: shuffle all records "
+    "at once.",
+    lower_bound=0,
   )
   flags.DEFINE_string(
     "eval_input_file",
@@ -119,10 +129,13 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update: everything that training runs."""
   source = open_source(config.input_file, config, comm)
   plan = make_plan(config, source, comm.size)
-  batches = input_pipeline.training_batches(
-    source, config.seed, plan.micro_batch, plan.accumulation, comm
+  order = record_order.Order(
+    len(source.set), config.seed, config.shuffle_block_records
   )
-  state = checkpointing.TrainingState(config.seed, len(source.set))
+  batches = input_pipeline.training_batches(
+    source, order, plan.micro_batch, plan.accumulation, comm
+  )
+  state = checkpointing.TrainingState(order)
   ops = training_graph(config, batches.next, state, plan, comm)
   return train_loop.Task(
     plan=plan,
@@ -279,8 +292,8 @@ def start_or_resume(session, checkpointer, task, config, comm) -> int:
   """Gives the variables their values; returns the update they are from.
 
   Raises:
-    UserError: the checkpoint is from a run with another seed or other data, or
-      there is none to evaluate.
+    UserError: the checkpoint is from a run with another order of records (seed,
+      blocks) or other data, or there is none to evaluate.
   """
   if not checkpointer.has_checkpoint():
     if not (config.do_train or config.init_checkpoint):
@@ -302,16 +315,22 @@ def start_or_resume(session, checkpointer, task, config, comm) -> int:
   step = int(session.run(tf.train.get_global_step()))
   train_loop.say(comm, f"resumed {path}")
   if task:
-    made = session.run([task.state.data_seed, task.state.data_records])
-    here = [config.seed, len(task.source.set)]
+    made, here = task.state.orders(session)
     if made != here:
       raise UserError(
-        f"{config.output_dir} holds a run with --seed={made[0]} on {made[1]} "
-        f"records; this is --seed={here[0]} on {here[1]}. Use the same to go "
-        "on with it, or start a new run in another --output_dir (with "
-        "--init_checkpoint to keep the weights)"
+        f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
+        f"{_data_settings(here)}. Use the same to go on with it, or start a "
+        "new run in another --output_dir (with --init_checkpoint to keep the "
+        "weights)"
       )
   return step
+
+
+def _data_settings(order: record_order.Order) -> str:
+  return (
+    f"--seed={order.seed} and --shuffle_block_records={order.block} on "
+    f"{order.count} records"
+  )
 
 
 def write_run_folder(config: PretrainingConfig, task, comm) -> None:

@@ -31,14 +31,16 @@ def read_batches(batches, start, count):
     return [session.run(batches.next) for _ in range(count)]
 
 
-def test_batches_are_the_records_of_the_stream(tmp_path):
+@pytest.mark.parametrize("block", [0, 7])
+def test_batches_are_the_records_of_the_stream(tmp_path, block):
   """Round trip: what comes out is what the files hold at those numbers."""
   path = write_records(tmp_path / "a.tfrecord", 40)
   with tf.Graph().as_default():
     source = input_pipeline.Source(path, SHAPE)
-    batches = input_pipeline.training_batches(source, 5, 4, 2, Comm())
+    order = record_order.Order(40, 5, block)
+    batches = input_pipeline.training_batches(source, order, 4, 2, Comm())
     micro = read_batches(batches, 16, 6)
-  numbers = record_order.stream_records(16, 24, 40, seed=5).reshape(6, 4)
+  numbers = order.records(np.arange(16, 40)).reshape(6, 4)
   for m, (got, rows) in enumerate(zip(micro, numbers, strict=True)):
     assert got.number == 4 + m  # update 2 of 2 micro-batches, then on
     for row, number in enumerate(rows):
@@ -58,6 +60,32 @@ def test_batches_are_the_records_of_the_stream(tmp_path):
     assert micro[first].next_sentence_weight == 8
 
 
+def test_each_window_is_read_ahead_once_before_its_records(tmp_path):
+  """From wherever a run begins: this window, and the next one as it goes."""
+  source = input_pipeline.Source(
+    write_records(tmp_path / "a.tfrecord", 1000), SHAPE
+  )
+  order = record_order.Order(1000, 5, 4)
+  asked, log = set(), []
+
+  class Files:
+    def read_ahead(self, first, count):
+      numbers = (first + np.arange(count)) % 1000
+      asked.update(numbers.tolist())
+      log.extend(numbers.tolist())
+
+  ahead = input_pipeline._ReadAhead(Files(), order)
+  for position in range(300, 700, 8):
+    ahead(position, 8)
+    assert asked.issuperset(order.records(np.arange(position, position + 8)))
+    if position == 300:
+      assert len(asked) <= 2 * order.window
+  assert len(log) == len(asked)  # none twice: this is within an epoch
+  ahead(20, 8)  # started anew
+  assert asked.issuperset(order.records(np.arange(20, 28)))
+  source.set.read_ahead(998, 4)  # past the end: no error
+
+
 def dynamic_source(pattern):
   shape = input_pipeline.manifest_shape(pattern)
   return input_pipeline.Source(
@@ -74,7 +102,11 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
     for r in range(size):
       with tf.Graph().as_default():
         made = input_pipeline.training_batches(
-          dynamic_source(pattern), seed, 36 // size, 1, rank(r, size)
+          dynamic_source(pattern),
+          record_order.Order(120, seed),
+          36 // size,
+          1,
+          rank(r, size),
         )
         parts.append(read_batches(made, start, count))
     return [
@@ -89,7 +121,7 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
   assert not np.array_equal(one, batches(1, 0, 7, seed=6))
   # The same record in both epochs: other masks for most.
   epochs = np.concatenate(one)[:240].reshape(2, 120, -1)
-  orders = [record_order.stream_records(e * 120, 120, 120, 5) for e in (0, 1)]
+  orders = record_order.Order(120, 5).records(np.arange(240)).reshape(2, 120)
   by_record = [e[np.argsort(o)] for e, o in zip(epochs, orders, strict=True)]
   same = (by_record[0] == by_record[1]).all(axis=1)
   assert same.mean() < 0.2

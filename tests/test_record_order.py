@@ -50,31 +50,137 @@ def test_permute_is_a_good_shuffle():
   assert ((counts - 100) ** 2 / 100).sum() < 30  # chi-square, 7 degrees
 
 
-def test_epochs_and_seeds_differ():
-  at = np.arange(100)
-  base = record_order.permute(at, 100, 0, 0)
-  assert (base != record_order.permute(at, 100, 0, 1)).mean() > 0.9
-  assert (base != record_order.permute(at, 100, 1, 0)).mean() > 0.9
+def positions(start, size):
+  return np.arange(start, start + size)
 
 
-def test_every_epoch_holds_every_record_once_whatever_the_batch():
-  count, batch = 103, 16
-  stream = np.concatenate(
-    [
-      record_order.stream_records(k * batch, batch, count, seed=9)
-      for k in range(3 * count // batch + 1)
-    ]
-  )
-  for epoch in range(3):
+@settings(deadline=None, max_examples=60)
+@given(
+  count=st.integers(1, 3000),
+  block=st.integers(0, 40),
+  seed=st.integers(0, 2**40),
+  batch=st.integers(1, 700),
+)
+def test_every_epoch_holds_every_record_once(count, block, seed, batch):
+  """Whatever the batch, whether or not blocks divide the records."""
+  order = record_order.Order(count, seed, block)
+  starts = range(0, 2 * count, batch)
+  stream = np.concatenate([order.records(positions(s, batch)) for s in starts])
+  for epoch in range(2):
     seen = stream[epoch * count : (epoch + 1) * count]
     np.testing.assert_array_equal(np.sort(seen), np.arange(count))
 
 
+def test_without_blocks_an_epoch_is_one_permutation():
+  order = record_order.Order(100, seed=9)
+  for epoch in range(2):
+    np.testing.assert_array_equal(
+      order.records(positions(100 * epoch, 100)),
+      record_order.permute(np.arange(100), 100, 9, epoch),
+    )
+
+
+def test_blocks_are_a_fixed_function():
+  # As the permutation: stored runs depend on it.
+  order = record_order.Order(10, seed=1, block=3)
+  assert order.records(positions(0, 20)).tolist() == FIXED_BLOCKS
+  # Numbered from 1 and 2 on: 1 2 3 | 4 5 6 | 7 8 9 | 0, and 2 3 4 | ...
+  assert order.blocks(0, 10) == [(4, 3), (1, 3), (7, 3), (0, 1)]
+  assert order.blocks(10, 20) == [(8, 3), (2, 3), (5, 3), (1, 1)]
+
+
+FIXED_BLOCKS = [2, 6, 0, 7, 8, 1, 5, 9, 4, 3, 3, 2, 4, 0, 5, 1, 8, 7, 6, 9]
+
+
+def held(order, start, stop):
+  """The records of the blocks of stream positions, not shuffled."""
+  blocks = order.blocks(start, stop)
+  return np.concatenate([a + np.arange(n) for a, n in blocks]) % order.count
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+  count=st.integers(1, 20000), block=st.integers(1, 50), epoch=st.integers(0, 3)
+)
+def test_a_window_holds_the_records_of_its_blocks(count, block, epoch):
+  """Those that `blocks` announces for it, and no more than 64 of them."""
+  order = record_order.Order(count, 3, block)
+  assert order.window <= record_order.WINDOW_BLOCKS * block
+  begin, end = epoch * count, (epoch + 1) * count
+  for start in range(begin, end, order.window):
+    stop = min(start + order.window, end)
+    blocks = order.blocks(start, stop)
+    assert 1 <= len(blocks) <= record_order.WINDOW_BLOCKS
+    np.testing.assert_array_equal(
+      np.sort(order.records(np.arange(start, stop))),
+      np.sort(held(order, start, stop)),
+    )
+    for position in (start, stop - 1):
+      assert order.window_start(position) == start
+
+
+def test_blocks_are_announced_once_wherever_one_looks():
+  order = record_order.Order(1000, 3, 7)
+  whole = order.blocks(0, 3000)
+  parts = [order.blocks(at, min(at + 11, 3000)) for at in range(0, 3000, 11)]
+  assert sum(parts, []) == whole and len(whole) == 3 * 143
+
+
+def test_blocks_come_in_random_order_and_windows_are_shuffled_well():
+  order = record_order.Order(16 * 64 * 64, 3, 64)
+  n = order.window
+  assert n == 64 * 64  # so there are 16 windows
+  for start in range(0, order.count, n):
+    out = order.records(positions(start, n))
+    # 64 blocks of everywhere: their mean deviates by (12 * 64)**-0.5.
+    assert abs(out.mean() / order.count - 0.5) < 4 * (12 * 64) ** -0.5
+    # As a uniform permutation of the blocks' records has them.
+    unshuffled = held(order, start, start + n)
+    places = np.argsort(unshuffled)[np.searchsorted(np.sort(unshuffled), out)]
+    assert abs(np.abs(places - np.arange(n)).mean() - n / 3) < 6 * 0.3 * n**0.5
+    assert abs(np.corrcoef(places[:-1], places[1:])[0, 1]) < 0.08  # 5 sigma
+
+
+def test_the_rest_of_less_than_a_block_is_other_records_in_each_epoch():
+  order = record_order.Order(1001, 3, 100)
+  last = [order.blocks(1001 * e, 1001 * (e + 1))[-1] for e in range(300)]
+  assert {size for _, size in last} == {1}
+  thirds = np.bincount([first * 3 // 1001 for first, _ in last], minlength=3)
+  assert thirds.min() > 60 and len({first for first, _ in last}) > 200
+
+
+@pytest.mark.parametrize("block", [0, 8])
+def test_orders_of_epochs_and_seeds_differ(block):
+  base = record_order.Order(1000, 5, block).records(positions(0, 2000))
+  other = record_order.Order(1000, 6, block).records(positions(0, 1000))
+  assert (base[:1000] != base[1000:]).mean() > 0.9
+  assert (base[:1000] != other).mean() > 0.9
+
+
+@pytest.mark.parametrize("block", [0, 5])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_ranks_share_each_global_batch(size):
-  one = record_order.rank_records(48, 24, 100, 7, rank(0, 1))
-  parts = [
-    record_order.rank_records(48, 24, 100, 7, rank(r, size))
-    for r in range(size)
-  ]
-  np.testing.assert_array_equal(np.concatenate(parts), one)
+def test_ranks_share_each_global_batch(size, block):
+  """Wherever it begins: a multiple of the batch, or after another batch's."""
+  order = record_order.Order(100, 7, block)
+  for start in (48, 96, 101):
+    parts = [
+      record_order.RankOrder(order, 24, rank(r, size)) for r in range(size)
+    ]
+    np.testing.assert_array_equal(
+      np.concatenate([part.records(start) for part in parts]),
+      order.records(positions(start, 24)),
+    )
+    np.testing.assert_array_equal(
+      np.concatenate([part.positions(start) for part in parts]),
+      positions(start, 24),
+    )
+
+
+def test_a_rank_finds_its_records_far_into_the_stream():
+  """Where the updates that are computed at once are other ones."""
+  order = record_order.Order(10**9, 7, 1000)
+  for start in (3 * 10**9 - 12, 24 * 4096, 24 * 4096 - 24):
+    np.testing.assert_array_equal(
+      record_order.RankOrder(order, 24, rank(1, 2)).records(start),
+      order.records(positions(start + 12, 12)),
+    )

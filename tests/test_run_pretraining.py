@@ -43,8 +43,8 @@ def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
       )
 
 
-@pytest.mark.parametrize("stop", [7, 10])
-def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop):
+@pytest.mark.parametrize("stop, block", [(7, 0), (10, 1)])
+def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
   """Bit for bit, over an epoch's end (120 records, 24 each).
 
   With dropout, micro-batches, packed records and masks drawn on reading.
@@ -55,6 +55,7 @@ def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop):
     train_batch_size=12,
     global_batch_size=global_batch,
     save_checkpoints_steps=stop,
+    shuffle_block_records=block,  # of 1: two windows an epoch
   )
   runs.pretrain(tiny_run, tmp_path / "whole", **settings)
   folder = tmp_path / "stopped"
@@ -375,14 +376,35 @@ def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
     runs.pretrain((wide, tiny_run[1]), tmp_path / "run")
 
 
-@pytest.mark.parametrize("change", ["seed", "data"])
-def test_resuming_another_run_is_refused(tiny_run, tmp_path, change):
+def test_resuming_another_run_is_refused(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
-  changes = {"seed": dict(seed=5), "data": {}}[change]
-  if change == "data":
-    write_records(tmp_path / "data-9.tfrecord", 3)
-  with pytest.raises(UserError, match=r"12345 on 120 records"):
-    runs.pretrain(tiny_run, tmp_path / "run", **changes)
+  said = "--seed=12345 and --shuffle_block_records=0 on 120 records; this is "
+  for changes, here in (
+    (dict(seed=5), "--seed=5 and --shuffle_block_records=0 on 120"),
+    (dict(shuffle_block_records=9), "--seed=12345 and .*=9 on 120"),
+    ({}, "--seed=12345 and --shuffle_block_records=0 on 123"),
+  ):
+    if not changes:
+      write_records(tmp_path / "data-9.tfrecord", 3)
+    with pytest.raises(UserError, match=said + here):
+      runs.pretrain(tiny_run, tmp_path / "run", **changes)
+
+
+def test_a_checkpoint_from_before_blocks_is_of_none(tiny_run, tmp_path):
+  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
+  path = str(tmp_path / "run" / "model.ckpt-4")
+  values = runs.weights(tmp_path / "run")
+  with tf.Graph().as_default(), tf.Session() as session:
+    for name, value in values.items():
+      if name != "training_state/data_block":
+        tf.get_variable(name, initializer=value)
+    session.run(tf.global_variables_initializer())
+    tf.train.Saver().save(session, path, write_meta_graph=False)
+  with pytest.raises(UserError, match=r"=0 on 120 records; .*=9 on 120"):
+    runs.pretrain(tiny_run, tmp_path / "run", shuffle_block_records=9)
+  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=6)
+  assert runs.metrics(tmp_path / "run", "global_step") == list(range(1, 7))
+  assert runs.weights(tmp_path / "run")["training_state/data_block"] == 0
 
 
 def test_a_damaged_checkpoint_is_named(tiny_run, tmp_path):

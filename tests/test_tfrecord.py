@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -169,3 +171,25 @@ def test_index_of_another_file(record_file):
       np.save(f, wrong)
     with pytest.raises(DataError, match="index does not fit"):
       tfrecord.RecordSet([path])
+
+
+def test_more_files_than_may_be_open(tmp_path):
+  """In a process of its own: the limit stays lowered."""
+  path = str(tmp_path / "x.tfrecord")
+  with tfrecord.ShardWriter(path) as writer:
+    writer.write(b"one")
+  code = (
+    "import resource, sys, tfrecord\n"
+    "limit = resource.RLIMIT_NOFILE\n"
+    "resource.setrlimit(limit, (64, 1000))\n"
+    "files = tfrecord.RecordSet([sys.argv[1]] * 350)\n"
+    "assert files.read(349) == b'one'\n"
+    "tfrecord.RecordSet([sys.argv[1]] * 400)\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code, path], capture_output=True, text=True
+  )
+  assert done.stderr.splitlines()[-1].endswith(
+    "400 record files are more than may be open: the limit is 1000 (ulimit "
+    "-Hn). Make the records with fewer --num_shards."
+  )

@@ -1,0 +1,204 @@
+"""Times reading: alone, and what it adds to the training step.
+
+  python -m benchmarks.bench_input --bert_config_file=configs/bert_tiny.json \\
+    --input_file='records/train*.tfrecord' --train_batch_size=64
+
+Takes every flag of run_pretraining.py. Prints a JSON line for each of the
+--orders: records/s of reading, checking, parsing and masking, with nothing else
+to do; and one line with the seconds of an update on batches that are read
+meanwhile beside those of the same update on one batch that stays. All in turns
+in one process; medians over rounds.
+
+How a data set larger than memory is read shows in a control group, for example
+
+  systemd-run --scope -p MemoryMax=1G python -m benchmarks.bench_input \\
+    --orders=0,512 --updates_per_round=0 ...
+"""
+
+import json
+import os
+import statistics
+import time
+
+import numpy as np
+
+import distributed
+import input_pipeline
+import record_order
+import run_pretraining
+import train_loop
+from benchmarks import bench_step
+from pretraining_config import PretrainingConfig
+from tensorflow_v1 import tf
+
+FLAGS = tf.flags.FLAGS
+
+
+def define_flags() -> None:
+  """run_pretraining's flags, and what to measure."""
+  run_pretraining.define_flags()
+  flags = tf.flags
+  flags.DEFINE_list(
+    "orders", ["0"], "Values of --shuffle_block_records to read alone."
+  )
+  flags.DEFINE_integer("rounds", 20, "Rounds to measure.", lower_bound=1)
+  flags.DEFINE_integer(
+    "records_per_round", 20000, "Of reading alone; 0: do not."
+  )
+  flags.DEFINE_integer(
+    "updates_per_round", 5, "Of each kind of step; 0: no steps."
+  )
+
+
+def training_batches(config: PretrainingConfig, plan, block: int, comm):
+  """(files, `input_pipeline.Batches`) of a training run."""
+  source = run_pretraining.open_source(config.input_file, config, comm)
+  order = record_order.Order(len(source.set), config.seed, block)
+  return source.paths, input_pipeline.training_batches(
+    source, order, plan.micro_batch, plan.accumulation, comm
+  )
+
+
+def spread(name: str, values: list, digits: int) -> dict:
+  """Median, 10th and 90th percentile, for a JSON line."""
+  low, high = np.percentile(values, [10, 90])
+  return {
+    name: round(statistics.median(values), digits),
+    f"{name}_p10": round(float(low), digits),
+    f"{name}_p90": round(float(high), digits),
+  }
+
+
+class Reading:
+  """Batches of a training run in one order, and nothing done with them."""
+
+  def __init__(self, config: PretrainingConfig, block: int, comm):
+    """Reads from the start of the stream."""
+    self._block, self._comm = block, comm
+    self._plan = run_pretraining.make_plan(config, None, comm.size)
+    with tf.Graph().as_default():
+      self._paths, batches = training_batches(config, self._plan, block, comm)
+      self._next = tf.group(*batches.next.batch)
+      self._session = tf.Session(config=distributed.session_config(comm))
+      batches.start(self._session, 0)
+    self._rates = []
+
+  def round(self, records: int) -> None:
+    """Reads on from where the last round ended."""
+    batches = -(-records // self._plan.micro_batch)
+    began = time.perf_counter()
+    for _ in range(batches):
+      self._session.run(self._next)
+    seconds = time.perf_counter() - began
+    self._rates.append(batches * self._plan.micro_batch / seconds)
+
+  def result(self) -> dict:
+    """What was measured, for one JSON line."""
+    return {
+      "shuffle_block_records": self._block,
+      "ranks": self._plan.ranks,
+      "micro_batch": self._plan.micro_batch,
+      "files_mb": round(sum(map(os.path.getsize, self._paths)) / 1e6),
+      "rounds": len(self._rates),
+      **spread("records_per_second", self._rates, 0),
+    }
+
+
+class ReadingStep(bench_step.Step):
+  """The training step on batches that are read as it trains."""
+
+  def __init__(self, config: PretrainingConfig, comm):
+    super().__init__(config, comm)
+    self._start(self.session, 0)
+
+  def _micro_batch(self):
+    _, batches = training_batches(
+      self.config, self.plan, self.config.shuffle_block_records, self.comm
+    )
+    self._start = batches.start
+    return batches.next
+
+
+class Steps:
+  """The step on batches that are read and on one that stays, in turns."""
+
+  def __init__(self, config: PretrainingConfig, comm):
+    self._fixed = bench_step.Step(config, comm)
+    self._reading = ReadingStep(config, comm)
+    matmuls = bench_step.model_matmuls(
+      config.bert,
+      config.policy,
+      self._fixed.plan.micro_batch,
+      self._fixed.shape.max_seq_length,
+      self._fixed.shape.max_predictions_per_seq,
+    )
+    self._rate = bench_step.MatmulRate(
+      matmuls, distributed.session_config(comm)
+    )
+    self._seconds, self._rates = [], []  # [before, read, after] of each round
+
+  def round(self, updates: int) -> None:
+    """Updates of the fixed batch, of those that are read, and again."""
+    self._rates.append(self._rate())
+    kinds = (self._fixed, self._reading, self._fixed)
+    self._seconds.append([self._median(step, updates) for step in kinds])
+
+  def _median(self, step, updates):
+    # One is not counted: it finds the caches full of another's weights, and
+    # batches that were read while nobody waited for them.
+    step()
+    seconds = []
+    for _ in range(updates):
+      began = time.perf_counter()
+      step()
+      seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+  def result(self) -> dict:
+    """What was measured, for one JSON line.
+
+    `read_over_fixed` is of the mean of the rounds' fixed parts, so that a slow
+    drift of the machine cancels; `fixed_over_fixed`, after over before, shows
+    what the noise alone does.
+    """
+    before, read, after = np.transpose(self._seconds)
+    config, plan = self._fixed.config, self._fixed.plan
+    return {
+      "bert_config": os.path.basename(FLAGS.bert_config_file),
+      "precision": config.precision,
+      "ranks": plan.ranks,
+      "micro_batch": plan.micro_batch,
+      "accumulation": plan.accumulation,
+      "seq_length": self._fixed.shape.max_seq_length,
+      "examples_per_record": self._fixed.shape.examples_per_record,
+      "dynamic_masks": self._fixed.shape.masks is not None,
+      "rounds": len(read),
+      "seconds_read": round(float(np.median(read)), 5),
+      "seconds_fixed": round(float(np.median([before, after])), 5),
+      **spread("read_over_fixed", read / (before + after) * 2, 4),
+      **spread("fixed_over_fixed", after / before, 4),
+      "matmul_gflop_per_second": round(statistics.median(self._rates) / 1e9, 1),
+    }
+
+
+def main(_) -> None:
+  config = PretrainingConfig.from_flags(FLAGS)
+  comm = distributed.init(config.num_threads)
+  cases = []
+  if FLAGS.records_per_round:
+    orders = [Reading(config, int(block), comm) for block in FLAGS.orders]
+    cases += [(case, FLAGS.records_per_round) for case in orders]
+  if FLAGS.updates_per_round:
+    cases.append((Steps(config, comm), FLAGS.updates_per_round))
+  for _ in range(FLAGS.rounds):
+    for case, size in cases:
+      case.round(size)
+  if comm.is_root:
+    for case, _ in cases:
+      print(json.dumps(case.result()), flush=True)
+
+
+if __name__ == "__main__":
+  define_flags()
+  tf.flags.FLAGS.set_default("dry_run", True)
+  train_loop.run_main(main)
