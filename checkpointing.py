@@ -11,8 +11,8 @@ import os
 
 import numpy as np
 
-import record_order
 from errors import UserError
+from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"

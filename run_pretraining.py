@@ -20,7 +20,6 @@ import input_pipeline
 import mixed_precision
 import modeling
 import optimization
-import record_order
 import train_loop
 import training_hooks
 import training_plan
@@ -28,6 +27,7 @@ import xla
 from errors import UserError
 from lr_schedule import scale_peak
 from pretraining_config import PretrainingConfig
+from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-import tfrecord
 from errors import DataError
+from pretraining_data import tfrecord
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)

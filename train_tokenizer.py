@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import errors
 import records
-import text_files
 import tokenization
+from pretraining_data import text_files
 
 
 def _most_frequent_characters(

@@ -24,11 +24,11 @@ import numpy as np
 
 import distributed
 import input_pipeline
-import record_order
 import run_pretraining
 import train_loop
 from benchmarks import bench_step
 from pretraining_config import PretrainingConfig
+from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS

@@ -7,11 +7,9 @@ import os
 import numpy as np
 import pytest
 
-import data_creation
 import records
-import tf_example
-import tfrecord
 import tokenization
+from pretraining_data import creation, tf_example, tfrecord
 from tensorflow_v1 import tf
 
 TINY = dict(
@@ -175,7 +173,7 @@ def settings_of(tmp_path, input_file, vocab_file, **changes):
     dupe_factor=3,
     num_workers=1,
   )
-  return data_creation.Settings(**{**values, **changes})
+  return creation.Settings(**{**values, **changes})
 
 
 def contents(folder):

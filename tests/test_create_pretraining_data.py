@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 from conftest import LETTERS, contents, feature_values, settings_of
 
-import corpus
 import create_pretraining_data
-import data_creation
 import records
-import shards
-import text_files
-import tfrecord
 import tokenization
+from pretraining_data import corpus, creation, shards, text_files, tfrecord
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
 
@@ -35,7 +31,7 @@ def test_any_number_of_workers_gives_the_same_bytes(
   made = []
   for workers in (1, 2, 3):
     out = tmp_path / f"out{workers}"
-    data_creation.create(
+    creation.create(
       settings_of(
         tmp_path,
         texts,
@@ -57,9 +53,7 @@ def test_any_number_of_workers_gives_the_same_bytes(
 
 def test_the_seed_decides_the_bytes(tmp_path, texts, letters):
   def made(seed):
-    data_creation.create(
-      settings_of(tmp_path, texts, letters, random_seed=seed)
-    )
+    creation.create(settings_of(tmp_path, texts, letters, random_seed=seed))
     return (tmp_path / "out" / "train.tfrecord").read_bytes()
 
   assert made(1) == made(1) != made(2)
@@ -131,7 +125,7 @@ def test_text_is_read_as_google_bert_reads_it(
 def test_records_mean_what_google_bert_means(
   tmp_path, texts, letters, whole_words
 ):
-  summary = data_creation.create(
+  summary = creation.create(
     settings_of(
       tmp_path,
       texts,
@@ -206,7 +200,7 @@ def unpacked(record):
 def test_packed_records_hold_the_same_examples(tmp_path, texts, letters):
   made = {}
   for size in (1, 4):
-    summary = data_creation.create(
+    summary = creation.create(
       settings_of(
         tmp_path,
         texts,
@@ -232,7 +226,7 @@ def test_packed_records_hold_the_same_examples(tmp_path, texts, letters):
 def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
   made = {}
   for dynamic in (False, True):
-    summary = data_creation.create(
+    summary = creation.create(
       settings_of(
         tmp_path,
         texts,
@@ -257,12 +251,12 @@ def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
 
 def test_a_shard_of_several_blocks(tmp_path, texts, letters, monkeypatch):
   """Blocks bound memory; what they hold together stays the same."""
-  make = lambda **changes: data_creation.create(
+  make = lambda **changes: creation.create(
     settings_of(tmp_path, texts, letters, examples_per_record=3, **changes)
   )
   made = {}
   for size in (1 << 24, 1 << 13):
-    monkeypatch.setattr(data_creation, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(creation, "_BLOCK_BYTES", size)
     summary = make(num_shards=2)
     rows = all_examples(summary)
     made[size] = sorted(e[:2] + e[3:] for r in rows for e in unpacked(r))
@@ -287,7 +281,7 @@ def test_next_sentence_label_tells_the_document(tmp_path, letters):
   text.write_text(
     "\n\n".join("\n".join([f"{c} {c} {c}"] * 30) for c in alphabet)
   )
-  summary = data_creation.create(
+  summary = creation.create(
     settings_of(tmp_path, str(text), letters, masked_lm_prob=0.01)
   )
   first = LETTERS.index("a")
@@ -306,7 +300,7 @@ def test_next_sentence_label_tells_the_document(tmp_path, letters):
 def test_manifest_counts(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("a a b ?\na\n\nb a . ?\n")
-  summary = data_creation.create(settings_of(tmp_path, str(text), letters))
+  summary = creation.create(settings_of(tmp_path, str(text), letters))
   c = summary.manifest.counts
   assert c["tokens"] == 9 and c["unknown_tokens"] == 2
   assert (c["documents"], c["sentences"]) == (2, 3)
@@ -340,7 +334,7 @@ def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
 def test_copies_differ(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2))
-  summary = data_creation.create(
+  summary = creation.create(
     settings_of(tmp_path, str(text), letters, dupe_factor=20)
   )
   examples = all_examples(summary)
@@ -350,15 +344,13 @@ def test_copies_differ(tmp_path, letters):
 
 def test_file_names(tmp_path, texts, letters):
   out = tmp_path / "out"
-  summary = data_creation.create(
-    settings_of(tmp_path, texts, letters, num_shards=1)
-  )
+  summary = creation.create(settings_of(tmp_path, texts, letters, num_shards=1))
   assert sorted(os.listdir(out)) == [
     "train.manifest.json", "train.tfrecord", "train.tfrecord.index",
   ]  # fmt: skip
   # A list keeps its names; the earlier data set of this name goes.
   both = f"{out}/train.x,{out}/second.x"
-  again = data_creation.create(
+  again = creation.create(
     settings_of(tmp_path, texts, letters, output_file=both)
   )
   assert sorted(os.listdir(out)) == [
@@ -373,11 +365,9 @@ def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
   counts = lambda documents, tokens: corpus.CorpusCounts(
     documents, tokens // 20, tokens, 0, 0, 5 * tokens, 6.0
   )
-  assert data_creation.default_num_shards(counts(2, 100), settings) == 1
-  assert data_creation.default_num_shards(counts(10**4, 10**6), settings) == 3
-  assert (
-    data_creation.default_num_shards(counts(10**7, 10**10), settings) == 4096
-  )
+  assert creation.default_num_shards(counts(2, 100), settings) == 1
+  assert creation.default_num_shards(counts(10**4, 10**6), settings) == 3
+  assert creation.default_num_shards(counts(10**7, 10**10), settings) == 4096
 
 
 def test_sentencepiece(tmp_path, texts):
@@ -386,7 +376,7 @@ def test_sentencepiece(tmp_path, texts):
   model = str(tmp_path / "m.model")
   lines = (tmp_path / "a.txt").read_text().split("\n")
   train_tokenizer.train_sentencepiece(lines, model, 60)
-  summary = data_creation.create(
+  summary = creation.create(
     settings_of(
       tmp_path,
       texts,
@@ -430,16 +420,16 @@ def test_failures_leave_nothing(
   input_file = values.pop("input_file")
   values.setdefault("vocab_file", letters)
   with pytest.raises(ValueError, match=words):
-    data_creation.create(settings_of(tmp_path, input_file, **values))
+    creation.create(settings_of(tmp_path, input_file, **values))
   out = tmp_path / "out"
   assert not out.exists() or os.listdir(out) == []
 
 
 def test_a_failure_keeps_the_earlier_records(tmp_path, texts, letters):
-  data_creation.create(settings_of(tmp_path, texts, letters))
+  creation.create(settings_of(tmp_path, texts, letters))
   before = contents(tmp_path / "out")
   with pytest.raises(records.DataError, match="too many"):
-    data_creation.create(settings_of(tmp_path, texts, letters, num_shards=1000))
+    creation.create(settings_of(tmp_path, texts, letters, num_shards=1000))
   assert contents(tmp_path / "out") == before
 
 
@@ -447,14 +437,14 @@ def test_vocabulary_without_special_tokens(tmp_path, texts):
   bad = tmp_path / "bad.vocab"
   bad.write_text("a\nb\n[UNK]\n")
   with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
-    data_creation.create(settings_of(tmp_path, texts, str(bad)))
+    creation.create(settings_of(tmp_path, texts, str(bad)))
 
 
 def test_input_is_not_overwritten(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("a\n\nb\n")
   with pytest.raises(records.DataError, match="both --input_file and"):
-    data_creation.create(
+    creation.create(
       settings_of(tmp_path, str(text), letters, output_file=str(text))
     )
 

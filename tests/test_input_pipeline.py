@@ -7,12 +7,10 @@ import pytest
 from conftest import write_packed, write_records
 
 import input_pipeline
-import record_order
 import records
-import tf_example
-import tfrecord
 import tokenization
 from distributed import Comm
+from pretraining_data import record_order, tf_example, tfrecord
 from tensorflow_v1 import tf
 
 SHAPE = input_pipeline.RecordShape(32, 5, 100)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import packing
+from pretraining_data import packing
 
 
 def pack(tokens, predictions=None, seed=0, **limits):

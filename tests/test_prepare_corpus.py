@@ -12,7 +12,7 @@ import pytest
 
 import prepare_corpus
 import records
-import tfrecord
+from pretraining_data import tfrecord
 
 
 def documents_in(path):

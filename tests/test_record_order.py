@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import record_order
 from distributed import Comm
+from pretraining_data import record_order
 
 
 def rank(number, size):

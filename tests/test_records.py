@@ -10,12 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-import record_report
 import records
-import tf_example
-import tfrecord
 import tokenization
 import train_tokenizer
+from pretraining_data import record_report, tf_example, tfrecord
 from tensorflow_v1 import tf
 
 

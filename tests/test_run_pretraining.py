@@ -14,13 +14,12 @@ import checkpointing
 import lr_schedule
 import records
 import run_pretraining
-import tf_example
-import tfrecord
 import training_hooks
 from distributed import AllreduceConfig, Comm
 from errors import UserError
 from mixed_precision import LossScaleConfig
 from optimizers import OptimizerConfig
+from pretraining_data import tf_example, tfrecord
 from tensorflow_v1 import tf
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import errors
-import text_files
-from text_files import TextFormat
+from pretraining_data import text_files
+from pretraining_data.text_files import TextFormat
 
 
 def sentences(*paths, **text):

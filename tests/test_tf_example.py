@@ -7,8 +7,8 @@ from google.protobuf import unknown_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tf_example
 from errors import DataError
+from pretraining_data import tf_example
 from tensorflow_v1 import tf
 
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-import tfrecord
 from errors import DataError
+from pretraining_data import tfrecord
 from tensorflow_v1 import tf
 
 
@@ -179,7 +179,8 @@ def test_more_files_than_may_be_open(tmp_path):
   with tfrecord.ShardWriter(path) as writer:
     writer.write(b"one")
   code = (
-    "import resource, sys, tfrecord\n"
+    "import resource, sys\n"
+    "from pretraining_data import tfrecord\n"
     "limit = resource.RLIMIT_NOFILE\n"
     "resource.setrlimit(limit, (64, 1000))\n"
     "files = tfrecord.RecordSet([sys.argv[1]] * 350)\n"

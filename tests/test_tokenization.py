@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import records
-import tfrecord
 import tokenization
 import train_tokenizer
+from pretraining_data import tfrecord
 
 # Characters where Unicode tables, context or splitting could differ.
 TRICKY = (

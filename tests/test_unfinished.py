@@ -12,12 +12,9 @@ import psutil
 import pytest
 from conftest import contents, settings_of, write_documents
 
-import corpus
-import data_creation
 import errors
 import records
-import text_files
-import unfinished
+from pretraining_data import corpus, creation, text_files, unfinished
 
 
 class Stopped(BaseException):
@@ -51,7 +48,7 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
   many_pieces,
 ):
   """Every file appears by os.replace, so that is where it is stopped."""
-  make = lambda out: data_creation.create(
+  make = lambda out: creation.create(
     settings_of(
       tmp_path,
       texts,
@@ -92,17 +89,17 @@ def test_what_was_written_after_the_journal_goes(
   monkeypatch,
 ):
   settings = settings_of(tmp_path, texts, letters)
-  data_creation.create(settings)
+  creation.create(settings)
   want = contents(tmp_path / "out")
   with pytest.MonkeyPatch.context() as patch:
     stop_after(patch, corpus.StoreWriter, "_write_journal", 5)
     with pytest.raises(Stopped):
-      data_creation.create(settings)
+      creation.create(settings)
   store = tmp_path / "out" / "train.unfinished" / "store"
   for name in ("tokens", "sentences.i64", "documents.i64"):
     with open(store / name, "ab") as f:
       f.write(b"\xff" * 24)
-  data_creation.create(settings)
+  creation.create(settings)
   assert contents(tmp_path / "out") == want
 
 
@@ -117,10 +114,10 @@ def test_other_work_starts_anew(
   with pytest.MonkeyPatch.context() as patch:
     stop_after(patch, records.Manifest, "save", 0)
     with pytest.raises(Stopped):
-      data_creation.create(first)
+      creation.create(first)
   assert "train.unfinished: the same command goes on" in capfd.readouterr().err
   second = settings_of(tmp_path, texts, letters, dupe_factor=2)
-  summary = data_creation.create(second)
+  summary = creation.create(second)
   err = capfd.readouterr().err
   assert "is of other work (dupe_factor): started anew" in err
   assert summary.kept == "" and summary.manifest.settings["dupe_factor"] == 2
@@ -128,9 +125,9 @@ def test_other_work_starts_anew(
   with pytest.MonkeyPatch.context() as patch:
     stop_after(patch, records.Manifest, "save", 0)
     with pytest.raises(Stopped):
-      data_creation.create(first)
+      creation.create(first)
   write_documents(tmp_path / "a.txt", 41, seed=1)
-  summary = data_creation.create(first)
+  summary = creation.create(first)
   assert "(files): started anew" in capfd.readouterr().err
   assert summary.manifest.counts["documents"] == 61
 
@@ -140,7 +137,7 @@ def test_only_one_at_a_time(tmp_path, texts, letters):
   os.makedirs(settings.folder)
   with unfinished.work_folder(settings.work_folder, {}, unfinished.ALONE):
     with pytest.raises(errors.UserError, match="another process is at work"):
-      data_creation.create(settings)
+      creation.create(settings)
 
 
 def test_a_damaged_journal_is_told(tmp_path, texts, letters):
@@ -148,11 +145,11 @@ def test_a_damaged_journal_is_told(tmp_path, texts, letters):
   with pytest.MonkeyPatch.context() as patch:
     stop_after(patch, records.Manifest, "save", 0)
     with pytest.raises(Stopped):
-      data_creation.create(settings)
+      creation.create(settings)
   with open(f"{settings.work_folder}/store/counts.json", "w") as f:
     f.write('{"documents"')
   with pytest.raises(errors.DataError, match=r"counts\.json: damaged"):
-    data_creation.create(settings)
+    creation.create(settings)
 
 
 # Processes --------------------------------------------------------------------
@@ -278,12 +275,12 @@ def test_ranks_share_the_work(tmp_path, texts, letters, many_pieces):
     tmp_path, texts, letters, num_shards=4,
     output_file=f"{tmp_path}/{out}/train.tfrecord",
   )  # fmt: skip
-  alone = data_creation.create(settings("alone"))
+  alone = creation.create(settings("alone"))
   results = {}
 
   def work(rank):
     ranks = unfinished.Ranks(rank, 3, 3, "run")
-    results[rank] = data_creation.create(settings("three"), ranks)
+    results[rank] = creation.create(settings("three"), ranks)
 
   threads = [threading.Thread(target=work, args=[rank]) for rank in (2, 1, 0)]
   for thread in threads:
@@ -320,8 +317,8 @@ def test_ranks_without_a_launcher_are_told(monkeypatch):
 
 def test_plans_are_plain_json(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
-  _, info = data_creation._load_tokenizer(settings)
+  _, info = creation._load_tokenizer(settings)
   paths = records.expand_patterns(settings.input_file)
-  plan = data_creation._plan(settings, paths, info)
+  plan = creation._plan(settings, paths, info)
   assert plan == json.loads(json.dumps(plan))
   assert "num_workers" not in plan and len(plan["files"]) == 2

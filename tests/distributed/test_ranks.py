@@ -9,7 +9,7 @@ import runs
 from conftest import write_config, write_packed, write_records
 
 import records
-import tfrecord
+from pretraining_data import tfrecord
 from tensorflow_v1 import tf
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)

@@ -19,7 +19,7 @@ import functools
 
 import numpy as np
 
-import masking
+from pretraining_data import masking
 
 _ROUNDS = 6
 

@@ -13,14 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-import corpus
 import errors
-import instances
-import masking
-import packing
-import record_order
-import tf_example
-import tfrecord
+from pretraining_data import (
+  corpus,
+  instances,
+  masking,
+  packing,
+  record_order,
+  tf_example,
+  tfrecord,
+  unfinished,
+)
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 # Of the chance besides the documents' own, see instances.document_rng.
@@ -92,7 +95,7 @@ class ShardResult:
   @classmethod
   def load(cls, path: str) -> "ShardResult":
     """Reads what `build_shard` left."""
-    values = corpus.read_json(path)
+    values = unfinished.read_json(path)
     return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
 
 
@@ -253,7 +256,7 @@ def build_shard(task: ShardTask) -> ShardResult:
   result = ShardResult(
     writer.info, num_examples, real_tokens, masked_tokens, random_next
   )
-  corpus.replace_json(task.result_file, dataclasses.asdict(result))
+  unfinished.replace_json(task.result_file, dataclasses.asdict(result))
   return result
 
 

@@ -9,40 +9,16 @@ keeps a journal, from which it goes on when the work was stopped.
 import array
 import dataclasses
 import functools
-import json
 import os
 
 import numpy as np
 
 import errors
-import instances
-import text_files
 import tokenization
-from text_files import Piece, TextFormat
+from pretraining_data import instances, text_files, unfinished
+from pretraining_data.text_files import Piece, TextFormat
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
-
-
-def replace_json(path: str, value: dict) -> None:
-  """Writes a JSON file, whole or not at all."""
-  with open(path + ".tmp", "w", encoding="utf-8") as f:
-    json.dump(value, f)
-  os.replace(path + ".tmp", path)
-
-
-def read_json(path: str) -> dict:
-  """Reads what `replace_json` wrote.
-
-  Raises:
-    DataError: it is damaged.
-  """
-  try:
-    with open(path, encoding="utf-8") as f:
-      return json.load(f)
-  except ValueError as e:
-    raise errors.DataError(
-      f"{path}: damaged ({e}); delete its folder and start again"
-    ) from e
 
 
 # -----------------------------------------------------------------------------
@@ -236,9 +212,9 @@ class StoreWriter:
     self.folder, self._vocab_size = folder, vocab_size
     self._dtype = token_dtype(vocab_size)
     path = os.path.join(folder, _JOURNAL)
-    self._journal = (
-      _Journal(**read_json(path)) if os.path.exists(path) else (_Journal())
-    )
+    self._journal = _Journal()
+    if os.path.exists(path):
+      self._journal = _Journal(**unfinished.read_json(path))
     j = self._journal
     # What was written after the last entry of the journal goes.
     self._tokens, self._sentences, self._documents = (
@@ -315,7 +291,7 @@ class StoreWriter:
   def _write_journal(self):
     for f in (self._tokens, self._sentences, self._documents):
       f.flush()
-    replace_json(
+    unfinished.replace_json(
       os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self._journal)
     )
 
@@ -343,7 +319,7 @@ class StoreWriter:
       text_bytes=j.text_bytes,
       unigram_entropy=entropy(counts),
     )
-    replace_json(
+    unfinished.replace_json(
       os.path.join(self.folder, _COUNTS),
       {**dataclasses.asdict(result), "vocab_size": self._vocab_size},
     )
@@ -364,21 +340,21 @@ def store_counts(folder: str) -> CorpusCounts | None:
   path = os.path.join(folder, _COUNTS)
   if not os.path.exists(path):
     return None
-  counts = read_json(path)
+  counts = unfinished.read_json(path)
   del counts["vocab_size"]
   return CorpusCounts(**counts)
 
 
 def open_store(folder: str) -> instances.Documents:
   """The documents of a whole store, memory-mapped."""
-  vocab_size = read_json(os.path.join(folder, _COUNTS))["vocab_size"]
+  counts = unfinished.read_json(os.path.join(folder, _COUNTS))
 
   def load(name, dtype):
     # A plain view: indexing np.memmap itself is several times slower.
     return np.asarray(np.memmap(os.path.join(folder, name), dtype, mode="r"))
 
   return instances.Documents(
-    tokens=load(_TOKENS, token_dtype(vocab_size)),
+    tokens=load(_TOKENS, token_dtype(counts["vocab_size"])),
     sentence_offsets=load(_SENTENCES, np.int64),
     document_offsets=load(_DOCUMENTS, np.int64),
   )

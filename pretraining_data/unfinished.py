@@ -8,6 +8,7 @@ its part of the files, and a file that is there is whole.
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -15,11 +16,32 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import corpus
 import errors
 
 _PLAN, _LOCK = "plan.json", "lock"
 POLL_SECONDS = 0.05
+
+
+def replace_json(path: str, value: dict) -> None:
+  """Writes a JSON file, whole or not at all."""
+  with open(path + ".tmp", "w", encoding="utf-8") as f:
+    json.dump(value, f)
+  os.replace(path + ".tmp", path)
+
+
+def read_json(path: str) -> dict:
+  """Reads what `replace_json` wrote.
+
+  Raises:
+    DataError: it is damaged.
+  """
+  try:
+    with open(path, encoding="utf-8") as f:
+      return json.load(f)
+  except ValueError as e:
+    raise errors.DataError(
+      f"{path}: damaged ({e}); delete its folder and start again"
+    ) from e
 
 
 class Ranks(NamedTuple):
@@ -74,7 +96,7 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
   if ranks.rank:
     _await_plan(path, plan, ranks)
     yield path
-    corpus.replace_json(_rank_file(path, ranks.rank), {"run": ranks.run})
+    replace_json(_rank_file(path, ranks.rank), {"run": ranks.run})
     return
   os.makedirs(path, exist_ok=True)
   with _locked(path):
@@ -104,7 +126,7 @@ def _rank_file(path: str, rank: int) -> str:
 
 def _is_told(file: str, ranks: Ranks) -> bool:
   """Whether a file is there and of this start of the ranks."""
-  return os.path.exists(file) and corpus.read_json(file)["run"] == ranks.run
+  return os.path.exists(file) and read_json(file)["run"] == ranks.run
 
 
 @contextlib.contextmanager
@@ -131,7 +153,7 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
   before = None
   if os.path.exists(plan_file):
     with contextlib.suppress(errors.DataError):  # damaged: start anew
-      before = corpus.read_json(plan_file).get("plan")
+      before = read_json(plan_file).get("plan")
   if there and before != plan:
     if before:
       print(
@@ -142,13 +164,13 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
     for name in there:
       item = os.path.join(path, name)
       shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
-  corpus.replace_json(plan_file, {"run": ranks.run, "plan": plan})
+  replace_json(plan_file, {"run": ranks.run, "plan": plan})
 
 
 def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
   plan_file = os.path.join(path, _PLAN)
   wait_until(lambda: _is_told(plan_file, ranks))
-  first = corpus.read_json(plan_file)["plan"]
+  first = read_json(plan_file)["plan"]
   if first != plan:
     raise errors.UserError(
       f"rank {ranks.rank} was started for other work than rank 0 "

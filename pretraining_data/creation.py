@@ -13,16 +13,18 @@ import shutil
 import time
 from collections.abc import Iterable
 
-import corpus
 import errors
-import progress
 import records
-import shards
-import text_files
-import tfrecord
 import tokenization
-import unfinished
-import workers
+from pretraining_data import (
+  corpus,
+  progress,
+  shards,
+  text_files,
+  tfrecord,
+  unfinished,
+  workers,
+)
 
 _BLOCK_BYTES = 16 << 20  # of records, about: a worker holds so many examples
 _MAX_DEFAULT_SHARDS = 4096

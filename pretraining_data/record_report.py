@@ -14,13 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import masking
-import progress
-import tf_example
-import tfrecord
 import tokenization
-import workers
 from errors import DataError
+from pretraining_data import masking, progress, tf_example, tfrecord, workers
 
 _WIDTH = 80
 _SAMPLE_RECORDS = 1000  # of files that are not verified

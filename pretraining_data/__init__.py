@@ -1,0 +1,1 @@
+"""From text to records and their order, without TensorFlow."""
