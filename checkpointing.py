@@ -7,24 +7,20 @@ values by broadcast.
 """
 
 import dataclasses
-import os
+import sys
+import time
 
 import numpy as np
 
-from errors import UserError
+import checkpoint_files
+from checkpoint_files import CheckpointError
 from pretraining_data import record_order
 from tensorflow_v1 import tf
-
-PREFIX = "model.ckpt"
 
 # What earlier checkpoints lack, and the value that they stand for.
 _ADDED = {"training_state/data_block": 0}
 
 _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
-
-
-class CheckpointError(UserError):
-  """A checkpoint that cannot be used; the message says which and why."""
 
 
 class TrainingState:
@@ -150,23 +146,42 @@ class Checkpointer:
   """
 
   def __init__(self, output_dir: str, comm, keep: int = 5):
-    self._prefix = os.path.join(output_dir, PREFIX)
-    self._output_dir = output_dir
+    self._files = checkpoint_files.CheckpointFiles(output_dir, keep)
     self._comm = comm
     self._variables = tf.global_variables()
-    self._saver = tf.train.Saver(self._variables, max_to_keep=keep)
+    self._values = {v.op.name: tf.convert_to_tensor(v) for v in self._variables}
+    self._saver = tf.train.Saver(self._variables)
     self._initializer = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
     )
     self._broadcast = comm.broadcast_op(self._variables)
+    self.stalls: list[float] = []  # seconds for which saving held the caller
 
   def has_checkpoint(self) -> bool:
     """Whether rank 0 finds a checkpoint to resume from; on all ranks."""
-    found = self._comm.is_root and self._latest() is not None
+    found = self._comm.is_root and bool(
+      self._files.steps() or self._files.without_marker()
+    )
     return bool(self._comm.gather(np.array([found]))[0, 0])
 
-  def _latest(self) -> str | None:
-    return tf.train.latest_checkpoint(self._output_dir)
+  def _newest_whole(self) -> str:
+    """Of several the newest that is not damaged; tells of those that are."""
+    damaged = []
+    for step in self._files.steps():
+      try:
+        self._files.check(step)
+      except CheckpointError as e:
+        damaged.append(str(e))
+        continue
+      for line in damaged:
+        _say(f"damaged: {line}")
+      return self._files.prefix(step)
+    if damaged:
+      raise CheckpointError(
+        f"{self._files.folder}: no checkpoint is whole ({'; '.join(damaged)}). "
+        "Bring one back, or start anew in another --output_dir"
+      )
+    return self._files.without_marker()
 
   def initialise(
     self,
@@ -230,7 +245,7 @@ class Checkpointer:
     Raises:
       CheckpointError: it is damaged, lacks variables or has other shapes.
     """
-    path = self._latest() if self._comm.is_root else None
+    path = self._newest_whole() if self._comm.is_root else None
     session.run(self._initializer)
     if path:
       shapes = _shapes(path)
@@ -252,16 +267,43 @@ class Checkpointer:
       for variable in self._variables:
         if variable.op.name not in shapes:
           variable.load(_ADDED[variable.op.name], session)
-      states = tf.train.get_checkpoint_state(self._output_dir)
-      if states:  # so that older ones keep being deleted in turn
-        self._saver.recover_last_checkpoints(states.all_model_checkpoint_paths)
     session.run(self._broadcast)
     return path
 
-  def save(self, session: tf.Session, step: int) -> str:
-    """Saves on rank 0; returns the checkpoint's name on all ranks."""
-    if self._comm.is_root:
-      self._saver.save(
-        session, self._prefix, global_step=step, write_meta_graph=False
-      )
-    return f"{self._prefix}-{step}"
+  def save(self, session: tf.Session, step: int) -> None:
+    """Begins to save on rank 0; the session may go on at once."""
+    if not self._comm.is_root:
+      return
+    began = time.monotonic()
+    self._files.write(step, session.run(self._values))
+    self.stalls.append(time.monotonic() - began)
+
+  def look_after(self, session: tf.Session, step: int) -> None:
+    """Tells of a checkpoint that could not be written, and tries again."""
+    if failure := self._files.failure():
+      _say(f"update {step}: {failure}; training goes on and tries again")
+    if self._files.retry_is_due():
+      self.save(session, step)
+
+  def finish(self) -> None:
+    """Waits, on all ranks, for what is being saved.
+
+    Raises:
+      CheckpointError: it could not be.
+    """
+    self._files.wait()
+    failure = self._files.failure()
+    if not self._comm.gather(np.array([failure is not None]))[0, 0]:
+      return
+    if not self._comm.is_root:
+      raise CheckpointError("rank 0 could not save, its last line says why")
+    steps = self._files.steps()
+    newest = self._files.prefix(steps[0]) if steps else "none"
+    raise CheckpointError(
+      f"{failure}. The newest checkpoint is {newest}: make room, then the same "
+      "command goes on from there"
+    )
+
+
+def _say(line: str) -> None:
+  print(line, file=sys.stderr, flush=True)

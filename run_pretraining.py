@@ -10,9 +10,11 @@ command goes on where an earlier one stopped.
 import dataclasses
 import functools
 import os
+import sys
 
 import numpy as np
 
+import checkpoint_files
 import checkpointing
 import distributed
 import flags_common
@@ -31,6 +33,10 @@ from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS
+
+# Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
+# update (EX_TEMPFAIL of sysexits.h).
+STOPPED_STATUS = 75
 
 
 def define_flags() -> None:
@@ -147,6 +153,7 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     tokens="tokens",
     examples="next_sentence_weight",
     capacity=plan.global_batch * source.shape.max_seq_length,
+    stop=train_loop.Stop(comm),
   )
 
 
@@ -271,12 +278,14 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
       step = start_or_resume(session, checkpointer, task, config, comm)
       training = results = None
       if task:
-        training = train_loop.train(
-          session, task, evaluate, checkpointer, config.loop(), comm
-        )
-        step = max(step, task.plan.updates)
-      if evaluate:
+        with training_hooks.StopSignals() as signals:
+          training = train_loop.train(
+            session, task, evaluate, checkpointer, config.loop(), comm, signals
+          )
+        step = training["global_step"]
+      if evaluate and not (training and training["stopped"]):
         results = evaluate(session, step)
+      if evaluate:
         evaluate.close()
   finish(config, training, results, step, comm)
   return {"training": training, "evaluation": results}
@@ -371,10 +380,12 @@ def finish(config, training, results, step: int, comm) -> None:
     lines.append(f"evaluation  {path}")
   if training:
     lines += [
-      f"checkpoint  {os.path.join(folder, checkpointing.PREFIX)}-{step}",
+      f"checkpoint  {os.path.join(folder, checkpoint_files.PREFIX)}-{step}",
       f"metrics     {os.path.join(folder, training_hooks.METRICS_FILE)}",
       f"TensorBoard {folder}",
-      "to train on, give the same command with more --num_train_steps",
+      f"stopped before update {step + 1:,}: the same command goes on there"
+      if training["stopped"]
+      else "to train on, give the same command with more --num_train_steps",
     ]
   train_loop.say(comm, *lines)
 
@@ -437,8 +448,10 @@ def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
   if config.dry_run:
     dry_run(config)
-  else:
-    pretrain(config, distributed.init(config.num_threads))
+    return
+  result = pretrain(config, distributed.init(config.num_threads))
+  if result["training"] and result["training"]["stopped"]:
+    sys.exit(STOPPED_STATUS)
 
 
 if __name__ == "__main__":

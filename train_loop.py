@@ -43,6 +43,7 @@ class Task:
     tokens: name of the sum that counts real tokens.
     examples: name of the sum that counts examples.
     capacity: token positions of one global batch, padding included.
+    stop: a wish of any rank to stop, that all ranks see.
   """
 
   plan: training_plan.TrainingPlan
@@ -54,6 +55,21 @@ class Task:
   tokens: str
   examples: str
   capacity: int
+  stop: "Stop"
+
+
+class Stop:
+  """The wish of any rank to stop, of which all learn in the same micro-batch.
+
+  Attributes:
+    asked: a placeholder, 1 if this rank was asked to stop.
+    agreed: how many ranks were, the same on all ranks.
+  """
+
+  def __init__(self, comm):
+    """Adds both to the graph."""
+    self.asked = tf.placeholder_with_default(0.0, [], "stop_asked")
+    self.agreed = comm.allreduce(self.asked, name="stop_agreed")
 
 
 @dataclasses.dataclass
@@ -94,8 +110,12 @@ def say(comm, *lines: str) -> None:
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def train(session, task: Task, evaluate, checkpointer, config, comm) -> dict:
+def train(
+  session, task: Task, evaluate, checkpointer, config, comm, signals
+) -> dict:
   """Trains from where the session's variables are to the plan's last update.
+
+  A stop that any rank is asked for ends it after the update before, saved.
 
   Args:
     session: with all variables initialised.
@@ -104,9 +124,10 @@ def train(session, task: Task, evaluate, checkpointer, config, comm) -> dict:
     checkpointer: a `checkpointing.Checkpointer`.
     config: a `LoopConfig`.
     comm: a `distributed.Comm`.
+    signals: `training_hooks.StopSignals`.
 
   Returns:
-    Speeds and counts of this call, for the closing lines.
+    Speeds and counts of this call, for the closing lines; `stopped` if it did.
 
   Raises:
     records.DataError: a record is damaged.
@@ -117,7 +138,7 @@ def train(session, task: Task, evaluate, checkpointer, config, comm) -> dict:
     int(n)
     for n in session.run([tf.train.get_global_step(), task.state.samples_seen])
   )
-  first = step
+  first = saved = step
   task.batches.start(session, samples)
   if comm.is_root:
     log = training_hooks.MetricsLog(
@@ -128,16 +149,17 @@ def train(session, task: Task, evaluate, checkpointer, config, comm) -> dict:
   accumulate = fetches.pop("accumulate")
   del fetches["variables"]
 
-  while step < plan.updates:
+  stopped = False
+  while step < plan.updates and not stopped:
     if _due(step, config.eval_every_steps) and (step == 0 or step > first):
       evaluate(session, step)
     began = time.monotonic()
     try:
-      for _ in range(plan.accumulation - 1):
-        session.run(accumulate)
-      got = session.run(fetches)
+      got, stopped = _update(session, accumulate, fetches, task, signals)
     except tf.errors.OpError as e:
       raise _clear_error(e, task.source, task.batches.numbers(samples)) from e
+    if got is None:
+      break
     step, samples = step + 1, samples + plan.global_batch
     examples, tokens = (
       float(got["sums"][name]) for name in (task.examples, task.tokens)
@@ -150,11 +172,41 @@ def train(session, task: Task, evaluate, checkpointer, config, comm) -> dict:
       if step % config.log_every_steps == 0 or step == plan.updates:
         log.write(report)
         clock.lap()
-    if _due(step, config.save_checkpoints_steps) or step == plan.updates:
+    last = stopped or step == plan.updates
+    if last or _due(step, config.save_checkpoints_steps):
       checkpointer.save(session, step)
+      saved = step
+    checkpointer.look_after(session, step)
+  if saved < step:  # stopped while micro-batches added up
+    checkpointer.save(session, step)
+  checkpointer.finish()
   if comm.is_root:
     log.close()
-  return _closing(clock, step - first, task)
+  stalls = checkpointer.stalls
+  return {
+    **_closing(clock, step - first, task),
+    "saves": len(stalls),
+    "longest_save_stall_seconds": max(stalls, default=0.0),
+    "stopped": stopped,
+    "global_step": step,
+  }
+
+
+def _update(session, accumulate, fetches, task: Task, signals) -> tuple:
+  """Runs an update, unless a rank is to stop while micro-batches add up.
+
+  Returns:
+    What was fetched, or None: then the update was not made and is to be begun
+    anew; and whether to stop.
+  """
+  stop = task.stop
+  asked = lambda: {stop.asked: float(signals.received is not None)}
+  for _ in range(task.plan.accumulation - 1):
+    _, agreed = session.run([accumulate, stop.agreed], asked())
+    if agreed:
+      return None, True
+  got, agreed = session.run([fetches, stop.agreed], asked())
+  return got, bool(agreed)
 
 
 def _due(step: int, every: int) -> bool:

@@ -5,8 +5,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 from tensorflow_v1 import tf
@@ -32,6 +34,37 @@ def write_json(path: str, value: dict) -> None:
     json.dump(value, f, indent=2)
     f.write("\n")
   os.replace(path + ".tmp", path)
+
+
+class StopSignals:
+  """Notes SIGTERM and SIGINT while its block runs; a second one ends at once.
+
+  Attributes:
+    received: the signal's name, or None.
+  """
+
+  def __init__(self):
+    self.received: str | None = None
+    self._before = {}
+
+  def __enter__(self) -> "StopSignals":
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGTERM, signal.SIGINT):
+        self._before[number] = signal.signal(number, self._note)
+    return self
+
+  def __exit__(self, *_) -> None:
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
+
+  def _note(self, number, _) -> None:
+    self.received = signal.Signals(number).name
+    signal.signal(number, self._before[number])
+    print(
+      f"{self.received}: saving after this update, then stopping",
+      file=sys.stderr,
+      flush=True,
+    )
 
 
 class MetricsLog:

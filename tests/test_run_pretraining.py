@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -67,6 +68,49 @@ def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
   assert set(stopped) == set(whole)
   for name, value in whole.items():
     np.testing.assert_array_equal(stopped[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("micro_batch, asked_at", [(24, 8), (8, 25)])
+def test_stopped_by_a_signal_equals_never_stopped(
+  tiny_run, tmp_path, capfd, micro_batch, asked_at
+):
+  """Between updates, and in the second of an update's three micro-batches."""
+  settings = dict(
+    dropout=0.1,
+    train_batch_size=micro_batch,
+    precision="fp16",
+    loss_scale=dict(loss_scale_window=5),
+  )
+  runs.pretrain(tiny_run, tmp_path / "whole", **settings)
+  sessions = []
+  original = tf.Session.run
+
+  def run(session, fetches, feeds=None, *more):
+    if feeds and any("stop_asked" in str(key) for key in feeds):
+      sessions.append(session)
+      if len(sessions) == asked_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return original(session, fetches, feeds, *more)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(tf.Session, "run", run)
+    result = runs.pretrain(tiny_run, tmp_path / "stopped", **settings)
+  assert result["training"]["stopped"]
+  assert result["training"]["updates"] == 8
+  err = capfd.readouterr().err
+  assert "SIGTERM: saving after this update, then stopping" in err
+  assert "stopped before update 9: the same command goes on there" in err
+  result = runs.pretrain(tiny_run, tmp_path / "stopped", **settings)
+  assert not result["training"]["stopped"]
+  for key in ("loss", "loss_scale", "global_step"):
+    assert runs.metrics(tmp_path / "stopped", key) == (
+      runs.metrics(tmp_path / "whole", key)
+    )
+  assert len(set(runs.metrics(tmp_path / "whole", "loss_scale"))) > 2
+  for name, value in runs.weights(tmp_path / "whole").items():
+    np.testing.assert_array_equal(
+      runs.weights(tmp_path / "stopped")[name], value, err_msg=name
+    )
 
 
 def test_fewer_masks_than_records_are_packed_for_are_refused(
@@ -204,8 +248,8 @@ def test_every_op_is_reachable_from_the_train_op(tiny_run, tmp_path, precision):
     config = runs.config(
       tiny_run, tmp_path, train_batch_size=12, dropout=0.1, precision=precision
     )
-    ops = run_pretraining.training_task(config, Comm()).ops
-    fetched = ops._asdict()
+    task = run_pretraining.training_task(config, Comm())
+    fetched = {**task.ops._asdict(), "stop": task.stop.agreed}
     del fetched["variables"]
     initializers = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
@@ -406,12 +450,41 @@ def test_a_checkpoint_from_before_blocks_is_of_none(tiny_run, tmp_path):
   assert runs.weights(tmp_path / "run")["training_state/data_block"] == 0
 
 
-def test_a_damaged_checkpoint_is_named(tiny_run, tmp_path):
-  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
-  data = tmp_path / "run" / "model.ckpt-4.data-00000-of-00001"
-  data.write_bytes(data.read_bytes()[:100])
-  with pytest.raises(checkpointing.CheckpointError, match="ckpt-4.*damaged"):
-    runs.pretrain(tiny_run, tmp_path / "run")
+@pytest.mark.parametrize("ending", [".index", ".data-00000-of-00001", ".json"])
+@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(
+  tiny_run, tmp_path, capfd, ending, how
+):
+  settings = dict(save_checkpoints_steps=4, num_train_steps=8)
+  runs.pretrain(tiny_run, tmp_path, **settings)
+  whole = runs.weights(tmp_path)
+  path = tmp_path / f"model.ckpt-8{ending}"
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  if how == "gone":
+    path.unlink()
+  else:
+    path.write_bytes(data[:100] if how == "cut" else data)
+  runs.pretrain(tiny_run, tmp_path, **settings)
+  told = capfd.readouterr().err
+  if (ending, how) == (".json", "gone"):  # never was one
+    assert "damaged" not in told
+  else:
+    assert f"damaged: {path}: " in told.replace(" not a", ": not a", 1)
+  assert f"resumed {tmp_path}/model.ckpt-4\n" in told
+  assert runs.metrics(tmp_path, "global_step") == list(range(1, 9))
+  for name, value in runs.weights(tmp_path).items():
+    np.testing.assert_array_equal(value, whole[name], err_msg=name)
+
+
+def test_nothing_whole_is_no_new_run(tiny_run, tmp_path):
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=4)
+  (tmp_path / "model.ckpt-4.index").unlink()
+  with pytest.raises(
+    checkpointing.CheckpointError,
+    match=r"no checkpoint is whole \(.*ckpt-4.index: No such file.*start anew",
+  ):
+    runs.pretrain(tiny_run, tmp_path, num_train_steps=4)
 
 
 def test_the_command_ends_with_one_clear_line(tiny_run, tmp_path):

@@ -1,0 +1,234 @@
+"""Checkpoint files: each is whole or not there, and damage is noticed.
+
+A checkpoint is TensorFlow's pair `model.ckpt-N.index`, `.data-00000-of-00001`
+(google/bert's format) and, put there last, `model.ckpt-N.json`: sizes and
+CRC-32C of both, by which a checkpoint is known to be whole. New ones are
+written aside, in the background, and renamed; older ones go when a newer one is
+there.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+
+import google_crc32c
+import numpy as np
+
+from errors import UserError
+from tensorflow_v1 import tf
+
+PREFIX = "model.ckpt"
+_SUFFIXES = (".index", ".data-00000-of-00001")
+_MARKER = re.compile(rf"{re.escape(PREFIX)}-(\d+)\.json")
+_ASIDE = ".saving"  # the folder in which a checkpoint is being written
+_CHUNK = 16 << 20
+RETRY_SECONDS = 60  # after a failure
+
+
+class CheckpointError(UserError):
+  """A checkpoint that cannot be used; the message says which and why."""
+
+
+def _checksum(path: str) -> str:
+  """CRC-32C of a file, in hex."""
+  crc = google_crc32c.Checksum()
+  with open(path, "rb") as f:
+    while chunk := f.read(_CHUNK):
+      crc.update(chunk)
+  return crc.hexdigest().decode()
+
+
+class _Writer:
+  """Writes values as a TensorFlow checkpoint, apart from the training graph."""
+
+  def __init__(self, dtypes: Mapping[str, tf.DType]):
+    """`dtypes` of all variables that a checkpoint holds, by name."""
+    self._graph = tf.Graph()
+    with self._graph.as_default(), tf.device("/cpu:0"):
+      self._prefix = tf.placeholder(tf.string, [])
+      self._values = {n: tf.placeholder(d) for n, d in dtypes.items()}
+      self._save = tf.raw_ops.SaveV2(
+        prefix=self._prefix,
+        tensor_names=list(self._values),
+        shape_and_slices=[""] * len(self._values),
+        tensors=list(self._values.values()),
+      )
+    self._session = None
+
+  def __call__(self, prefix: str, values: Mapping[str, np.ndarray]) -> None:
+    """Writes PREFIX.index and PREFIX.data-00000-of-00001."""
+    if self._session is None:
+      config = tf.ConfigProto(device_count={"GPU": 0})
+      self._session = tf.Session(graph=self._graph, config=config)
+    feeds = {self._values[name]: value for name, value in values.items()}
+    self._session.run(self._save, {**feeds, self._prefix: prefix})
+
+
+class CheckpointFiles:
+  """The checkpoints of one folder.
+
+  Attributes:
+    folder: where they are.
+    keep: how many of the newest are kept.
+  """
+
+  def __init__(self, folder: str, keep: int):
+    self.folder, self.keep = folder, keep
+    self._protected: set[int] = set()
+    self._writer = None
+    self._thread: threading.Thread | None = None
+    self._failure: str | None = None
+    self._retry_at = None
+
+  def prefix(self, step: int) -> str:
+    """The name of a checkpoint, without its files' endings."""
+    return os.path.join(self.folder, f"{PREFIX}-{step}")
+
+  # Reading -------------------------------------------------------------------
+
+  def steps(self) -> list[int]:
+    """Updates of which there is a checkpoint that was whole, newest first."""
+    try:
+      names = os.listdir(self.folder)
+    except FileNotFoundError:
+      return []
+    found = map(_MARKER.fullmatch, names)
+    return sorted((int(m[1]) for m in found if m), reverse=True)
+
+  def without_marker(self) -> str | None:
+    """The newest checkpoint as TensorFlow's `checkpoint` file names it.
+
+    It is somebody else's (google/bert's), or from before there were markers;
+    None if it is one of `steps`.
+    """
+    path = tf.train.latest_checkpoint(self.folder)
+    if path is None or os.path.exists(path + ".json"):
+      return None
+    return path
+
+  def check(self, step: int) -> None:
+    """Raises `CheckpointError` if a checkpoint is not what was written."""
+    prefix = self.prefix(step)
+    try:
+      with open(prefix + ".json", encoding="utf-8") as f:
+        wanted = json.load(f)["files"]
+      for suffix in _SUFFIXES:
+        path, want = prefix + suffix, wanted[os.path.basename(prefix) + suffix]
+        size = os.path.getsize(path)
+        if size != want["bytes"]:
+          raise CheckpointError(
+            f"{path}: {size} bytes, {want['bytes']} were written"
+          )
+        crc = _checksum(path)
+        if crc != want["crc32c"]:
+          raise CheckpointError(
+            f"{path}: CRC-32C {crc}, {want['crc32c']} was written"
+          )
+    except OSError as e:
+      raise CheckpointError(f"{e.filename}: {e.strerror}") from e
+    except (ValueError, KeyError, TypeError) as e:
+      raise CheckpointError(f"{prefix}.json: not a checkpoint's ({e!r})") from e
+
+  # Writing -------------------------------------------------------------------
+
+  def write(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+    """Begins to write a checkpoint, after the one that is being written.
+
+    Args:
+      step: updates so far.
+      values: of all variables by name, the same ones each time; not to be
+        changed until it is written.
+    """
+    self.wait()
+    if self._writer is None:
+      self._writer = _Writer(
+        {name: tf.as_dtype(v.dtype) for name, v in values.items()}
+      )
+    self._thread = threading.Thread(target=self._work, args=(step, values))
+    self._thread.start()
+
+  def wait(self) -> None:
+    """Returns when nothing is being written."""
+    if self._thread is not None:
+      self._thread.join()
+      self._thread = None
+
+  def failure(self) -> str | None:
+    """What has gone wrong since the last call, if something has."""
+    failure, self._failure = self._failure, None
+    return failure
+
+  def retry_is_due(self) -> bool:
+    """Whether the last checkpoint failed, and long enough ago."""
+    return self._retry_at is not None and time.monotonic() >= self._retry_at
+
+  def protect(self, step: int) -> None:
+    """Keeps this checkpoint, whatever its age, and no other by that right."""
+    self._protected = {step}
+
+  def _work(self, step: int, values) -> None:
+    aside = os.path.join(self.folder, _ASIDE)
+    try:
+      shutil.rmtree(aside, ignore_errors=True)
+      os.makedirs(aside)
+      self._write_aside(step, values, aside)
+      self._retry_at = None
+    except (OSError, tf.errors.OpError) as e:
+      self._retry_at = time.monotonic() + RETRY_SECONDS
+      message = getattr(e, "message", None) or str(e)
+      self._failure = (
+        f"{self.prefix(step)} could not be written "
+        f"({message.splitlines()[0]}); the one before stays"
+      )
+    finally:
+      shutil.rmtree(aside, ignore_errors=True)
+
+  def _write_aside(self, step, values, aside) -> None:
+    name = f"{PREFIX}-{step}"
+    self._writer(os.path.join(aside, name), values)
+    files = {}
+    for suffix in _SUFFIXES:
+      path = os.path.join(aside, name + suffix)
+      with open(path, "rb") as f:
+        os.fsync(f.fileno())
+      size, crc = os.path.getsize(path), _checksum(path)
+      files[name + suffix] = {"bytes": size, "crc32c": crc}
+    marker = os.path.join(aside, name + ".json")
+    with open(marker, "w", encoding="utf-8") as f:
+      json.dump({"global_step": step, "files": files}, f, indent=2)
+      f.write("\n")
+      f.flush()
+      os.fsync(f.fileno())
+    # Of the same step only if that one was damaged: it is none from here on.
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(self.prefix(step) + ".json")
+    for suffix in (*_SUFFIXES, ".json"):
+      os.replace(os.path.join(aside, name + suffix), self.prefix(step) + suffix)
+    _sync_folder(self.folder)
+    self._remove_old(step)
+
+  def _remove_old(self, newest: int) -> None:
+    steps = [s for s in self.steps() if s <= newest]
+    kept = sorted({*steps[: self.keep], *self._protected.intersection(steps)})
+    # For tools that read it: the newest is the last of the list.
+    tf.train.update_checkpoint_state(
+      self.folder, self.prefix(newest), [self.prefix(step) for step in kept]
+    )
+    for step in set(steps) - set(kept):
+      for suffix in (".json", *_SUFFIXES):  # first what says that it is whole
+        with contextlib.suppress(FileNotFoundError):
+          os.unlink(self.prefix(step) + suffix)
+
+
+def _sync_folder(folder: str) -> None:
+  """Makes renames last through a loss of power."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)

@@ -1,0 +1,152 @@
+"""Checkpoint files: whole or not there, whatever happens meanwhile."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import checkpoint_files
+from checkpoint_files import CheckpointError, CheckpointFiles
+from tensorflow_v1 import tf
+
+VALUES = {
+  "a/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
+  "global_step": np.int64(7),
+}
+
+
+def write(files, step):
+  files.write(step, {**VALUES, "global_step": np.int64(step)})
+  files.wait()
+
+
+def test_what_is_written_is_a_tensorflow_checkpoint(tmp_path):
+  files = CheckpointFiles(str(tmp_path), keep=2)
+  write(files, 7)
+  assert files.steps() == [7] and files.failure() is None
+  files.check(7)
+  assert tf.train.latest_checkpoint(str(tmp_path)) == files.prefix(7)
+  reader = tf.train.load_checkpoint(str(tmp_path))
+  assert reader.get_variable_to_shape_map() == {
+    "a/kernel": [3, 4],
+    "global_step": [],
+  }
+  np.testing.assert_array_equal(
+    reader.get_tensor("a/kernel"), VALUES["a/kernel"]
+  )
+  assert sorted(os.listdir(tmp_path)) == [
+    "checkpoint",
+    "model.ckpt-7.data-00000-of-00001",
+    "model.ckpt-7.index",
+    "model.ckpt-7.json",
+  ]
+  marker = json.loads((tmp_path / "model.ckpt-7.json").read_text())
+  assert marker["global_step"] == 7
+
+
+def test_the_newest_and_the_protected_are_kept(tmp_path):
+  files = CheckpointFiles(str(tmp_path), keep=2)
+  write(files, 1)
+  files.protect(1)
+  for step in (2, 3, 4):
+    write(files, step)
+  assert files.steps() == [4, 3, 1]
+  files.protect(3)
+  write(files, 5)
+  assert files.steps() == [5, 4, 3]
+  assert len(os.listdir(tmp_path)) == 1 + 3 * 3
+
+
+def test_at_every_moment_there_is_a_whole_one(tmp_path, monkeypatch):
+  """Stopped at each rename and removal of the second and third save."""
+  calls = 0
+  originals = {name: getattr(os, name) for name in ("replace", "unlink")}
+
+  def stepping(name):
+    def call(*arguments):
+      nonlocal calls
+      seen = CheckpointFiles(str(tmp_path), 1)
+      seen.check(seen.steps()[0])
+      calls += 1
+      return originals[name](*arguments)
+
+    return call
+
+  files = CheckpointFiles(str(tmp_path), keep=1)
+  write(files, 1)
+  for name in originals:
+    monkeypatch.setattr(checkpoint_files.os, name, stepping(name))
+  write(files, 2)
+  write(files, 3)
+  assert files.failure() is None
+  assert calls >= 12  # three renames and three removals each
+  assert files.steps() == [3]
+
+
+@pytest.mark.parametrize("name", ["replace", "fsync", "makedirs"])
+def test_a_failure_is_told_and_the_one_before_stays(
+  tmp_path, monkeypatch, name
+):
+  files = CheckpointFiles(str(tmp_path), keep=1)
+  write(files, 1)
+  with monkeypatch.context() as patch:
+
+    def full(*arguments, **options):
+      raise OSError(28, "No space left on device")
+
+    patch.setattr(checkpoint_files.os, name, full)
+    write(files, 2)
+  assert "model.ckpt-2 could not be written" in (failure := files.failure())
+  assert "No space left on device" in failure
+  assert files.failure() is None and not files.retry_is_due()
+  assert files.steps() == [1] and not (tmp_path / ".saving").exists()
+  files.check(1)
+  monkeypatch.setattr(checkpoint_files, "RETRY_SECONDS", -1)
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoint_files.os, name, full)
+    write(files, 3)
+  assert files.retry_is_due()
+  write(files, 4)
+  assert files.steps() == [4] and not files.retry_is_due()
+
+
+def test_a_full_disk(tmp_path):
+  """TensorFlow's own writing fails: files may not grow beyond 100 kB."""
+  code = """
+import resource, signal, sys
+import numpy as np
+import checkpoint_files
+files = checkpoint_files.CheckpointFiles(sys.argv[1], keep=1)
+small, large = np.zeros(10, np.float32), np.zeros(100_000, np.float32)
+files.write(1, {"a": small})
+files.wait()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
+files.write(2, {"a": large})
+files.wait()
+print(files.failure())
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+files.write(3, {"a": large})
+files.wait()
+print(files.steps(), files.failure())
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+  )
+  first, last = done.stdout.splitlines()
+  assert "model.ckpt-2 could not be written (" in first
+  assert "File too large" in first and "the one before stays" in first
+  assert last == "[3] None"
+
+
+def test_markers_that_are_none(tmp_path):
+  files = CheckpointFiles(str(tmp_path), keep=1)
+  write(files, 1)
+  marker = tmp_path / "model.ckpt-1.json"
+  for content in ("", "[]", "{}", '{"files": 3}', '{"files": {"x": 1}}'):
+    marker.write_text(content)
+    with pytest.raises(CheckpointError, match="model.ckpt-1.json: not a"):
+      files.check(1)
