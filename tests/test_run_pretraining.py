@@ -70,7 +70,7 @@ def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
     np.testing.assert_array_equal(stopped[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("micro_batch, asked_at", [(24, 8), (8, 25)])
+@pytest.mark.parametrize("micro_batch, asked_at", [(24, 7), (8, 25)])
 def test_stopped_by_a_signal_equals_never_stopped(
   tiny_run, tmp_path, capfd, micro_batch, asked_at
 ):
@@ -468,9 +468,9 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(
   runs.pretrain(tiny_run, tmp_path, **settings)
   told = capfd.readouterr().err
   if (ending, how) == (".json", "gone"):  # never was one
-    assert "damaged" not in told
+    assert "damaged: " not in told
   else:
-    assert f"damaged: {path}: " in told.replace(" not a", ": not a", 1)
+    assert f"damaged: {path}: " in told
   assert f"resumed {tmp_path}/model.ckpt-4\n" in told
   assert runs.metrics(tmp_path, "global_step") == list(range(1, 9))
   for name, value in runs.weights(tmp_path).items():
