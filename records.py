@@ -432,7 +432,7 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
 
 
 class _RecordFile:
-  """One memory-mapped record file with its offsets."""
+  """One open record file with its offsets."""
 
   def __init__(self, path: str):
     self.path = path
