@@ -379,8 +379,8 @@ def _next_sentence_weights(batch):
 
 
 def count_examples(batch):
-  """float32 scalar: the examples of a `PretrainingBatch`."""
-  return tf.reduce_sum(_next_sentence_weights(batch))
+  """float32 [B]: the examples in each record of a `PretrainingBatch`."""
+  return tf.reduce_sum(_next_sentence_weights(batch), axis=1)
 
 
 class PretrainingSums(NamedTuple):

@@ -74,10 +74,9 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "shuffle_block_records",
     0,
-    "Shuffle block-wise, for data larger than memory: blocks of so many "
-    f"records (a few MB) come in random order, {record_order.WINDOW_BLOCKS} at "
-    "a time are shuffled together and are read ahead. 0: shuffle all records "
-    "at once.",
+    "For data larger than memory: shuffle blocks of so many records (a few "
+    f"MB), and the records of {record_order.WINDOW_BLOCKS} blocks at a time; "
+    "reading then needs the memory of twice as many. 0: shuffle all records.",
     lower_bound=0,
   )
   flags.DEFINE_string(

@@ -16,6 +16,7 @@ How a data set larger than memory is read shows in a control group, for example
 """
 
 import json
+import math
 import os
 import statistics
 import time
@@ -46,7 +47,10 @@ def define_flags() -> None:
     "records_per_round", 20000, "Of reading alone; 0: do not."
   )
   flags.DEFINE_integer(
-    "updates_per_round", 5, "Of each kind of step; 0: no steps."
+    "updates_per_round",
+    16,
+    "Of each kind of step, best a multiple of the updates that are read at "
+    "once, which are 1024 records; 0: no steps.",
   )
 
 
@@ -59,13 +63,17 @@ def training_batches(config: PretrainingConfig, plan, block: int, comm):
   )
 
 
-def spread(name: str, values: list, digits: int) -> dict:
-  """Median, 10th and 90th percentile, for a JSON line."""
-  low, high = np.percentile(values, [10, 90])
+def median_of(name: str, values: np.ndarray) -> dict:
+  """The median and its 95% interval, whatever the values' distribution.
+
+  The number of values below the median is binomial: n / 2 +- sqrt(n) / 2.
+  """
+  values, n = np.sort(values), len(values)
+  low = max(0, math.floor(n / 2 - math.sqrt(n)))
+  high = n - 1 - low
   return {
-    name: round(statistics.median(values), digits),
-    f"{name}_p10": round(float(low), digits),
-    f"{name}_p90": round(float(high), digits),
+    name: round(float(np.median(values)), 4),
+    f"{name}_95": [round(float(values[i]), 4) for i in (low, high)],
   }
 
 
@@ -94,13 +102,16 @@ class Reading:
 
   def result(self) -> dict:
     """What was measured, for one JSON line."""
+    low, high = np.percentile(self._rates, [10, 90])
     return {
       "shuffle_block_records": self._block,
       "ranks": self._plan.ranks,
       "micro_batch": self._plan.micro_batch,
       "files_mb": round(sum(map(os.path.getsize, self._paths)) / 1e6),
       "rounds": len(self._rates),
-      **spread("records_per_second", self._rates, 0),
+      "records_per_second": round(statistics.median(self._rates)),
+      "records_per_second_p10": round(float(low)),
+      "records_per_second_p90": round(float(high)),
     }
 
 
@@ -123,8 +134,11 @@ class Steps:
   """The step on batches that are read and on one that stays, in turns."""
 
   def __init__(self, config: PretrainingConfig, comm):
+    """Runs one update of each, which is not counted."""
     self._fixed = bench_step.Step(config, comm)
     self._reading = ReadingStep(config, comm)
+    self._fixed()
+    self._reading()
     matmuls = bench_step.model_matmuls(
       config.bert,
       config.policy,
@@ -135,33 +149,29 @@ class Steps:
     self._rate = bench_step.MatmulRate(
       matmuls, distributed.session_config(comm)
     )
-    self._seconds, self._rates = [], []  # [before, read, after] of each round
+    self._rates = []
+    self._fixed_seconds, self._read_seconds = [], []  # of each turn
 
   def round(self, updates: int) -> None:
-    """Updates of the fixed batch, of those that are read, and again."""
-    self._rates.append(self._rate())
-    kinds = (self._fixed, self._reading, self._fixed)
-    self._seconds.append([self._median(step, updates) for step in kinds])
-
-  def _median(self, step, updates):
-    # One is not counted: it finds the caches full of another's weights, and
-    # batches that were read while nobody waited for them.
-    step()
-    seconds = []
-    for _ in range(updates):
+    """Updates on the fixed batch, then on those that are read."""
+    for step, seconds in (
+      (self._fixed, self._fixed_seconds),
+      (self._reading, self._read_seconds),
+    ):
       began = time.perf_counter()
-      step()
-      seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+      for _ in range(updates):
+        step()
+      # The mean: of the updates that are read at once, one pays for all.
+      seconds.append((time.perf_counter() - began) / updates)
+    self._rates.append(self._rate())
 
   def result(self) -> dict:
     """What was measured, for one JSON line.
 
-    `read_over_fixed` is of the mean of the rounds' fixed parts, so that a slow
-    drift of the machine cancels; `fixed_over_fixed`, after over before, shows
-    what the noise alone does.
+    `read_over_fixed` is of each round's two turns; `fixed_over_fixed`, of the
+    fixed turns of a round and the one before, is what the noise alone does.
     """
-    before, read, after = np.transpose(self._seconds)
+    fixed, read = np.array(self._fixed_seconds), np.array(self._read_seconds)
     config, plan = self._fixed.config, self._fixed.plan
     return {
       "bert_config": os.path.basename(FLAGS.bert_config_file),
@@ -174,9 +184,9 @@ class Steps:
       "dynamic_masks": self._fixed.shape.masks is not None,
       "rounds": len(read),
       "seconds_read": round(float(np.median(read)), 5),
-      "seconds_fixed": round(float(np.median([before, after])), 5),
-      **spread("read_over_fixed", read / (before + after) * 2, 4),
-      **spread("fixed_over_fixed", after / before, 4),
+      "seconds_fixed": round(float(np.median(fixed)), 5),
+      **median_of("read_over_fixed", read / fixed),
+      **median_of("fixed_over_fixed", fixed[1:] / fixed[:-1]),
       "matmul_gflop_per_second": round(statistics.median(self._rates) / 1e9, 1),
     }
 

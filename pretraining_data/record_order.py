@@ -9,13 +9,12 @@ where it was.
 
 Block-wise, an epoch numbers the records anew from a random one on, around the
 end, and cuts them into blocks. The whole blocks come in random order, then the
-rest of less than a block, which are thus other records in each epoch. The
-records of WINDOW_BLOCKS blocks that follow each other are shuffled together, so
-the records between two positions lie in few places.
+rest that is less than a block; since each epoch begins elsewhere, it is made of
+other records each time, and so is every block. Up to WINDOW_BLOCKS blocks that
+come one after another are a window, whose records are shuffled together.
 """
 
 import dataclasses
-import functools
 
 import numpy as np
 
@@ -23,14 +22,11 @@ from pretraining_data import masking
 
 _ROUNDS = 6
 
-# Blocks that are shuffled together. What the records of a block have in common
-# is then at most 1/64 of a batch on average, and two windows, the one in use
-# and the next, of blocks of a few MB, which a disk reads as fast as whole
-# files, are a few hundred MB.
+# Blocks that are shuffled together. Of a batch then 1/64 on average is of one
+# block, so it matters little what the records of a block have in common. And
+# blocks of a few MB, which a disk reads at full speed, make a few hundred MB of
+# the two windows that should fit in memory: the one in use and the next.
 WINDOW_BLOCKS = 64
-
-# Positions to compute at once: NumPy's calls cost as much for a few.
-_AT_ONCE = 4096
 
 # Parts of the keys of permutations.
 _OF_BLOCKS, _IN_WINDOW = 1, 2
@@ -167,39 +163,43 @@ def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
   return out
 
 
-class RankOrder:
-  """Which records one rank reads of each global batch."""
+def rank_positions(
+  start: int, updates: int, global_batch: int, comm
+) -> np.ndarray:
+  """Stream positions of what one rank reads.
 
-  def __init__(self, order: Order, global_batch: int, comm):
-    """`global_batch` records of `order` are an update of all ranks together."""
-    self.order, self._global_batch = order, global_batch
-    self._share = global_batch // comm.size
-    self._first = comm.rank * self._share
-    self._updates = functools.lru_cache(maxsize=2)(self._compute)
+  Args:
+    start: position at which the first update's global batch begins.
+    updates: how many updates that follow each other.
+    global_batch: records of an update, of all ranks together.
+    comm: a `distributed.Comm`.
 
-  def positions(self, start) -> np.ndarray:
-    """Stream positions of this rank's part of batches.
+  Returns:
+    int64 [updates, global_batch / ranks].
+  """
+  share = global_batch // comm.size
+  batches = start + np.arange(updates) * global_batch
+  return batches[:, None] + comm.rank * share + np.arange(share)
 
-    Args:
-      start: int or int64 [..., 1], where the global batches begin.
 
-    Returns:
-      int64 [..., n].
+class ReadAhead:
+  """Has the kernel read each window of blocks while the one before is used."""
+
+  def __init__(self, files, order: Order):
+    """`files` is a `records.RecordSet`."""
+    self._files, self._order = files, order
+    self._done = 0  # stream position up to which it was told
+
+  def __call__(self, position: int, size: int) -> None:
+    """Before the records at `size` positions are read.
+
+    Each call asks for as much as it uses, a window further on, so that the
+    disk has an even load; the first one also for a whole window.
     """
-    return start + self._first + np.arange(self._share)
-
-  def records(self, start: int) -> np.ndarray:
-    """Record numbers, int64 [n], of the global batch at a stream position."""
-    update, phase = divmod(start, self._global_batch)
-    group, place = divmod(update, self._at_once)
-    return self._updates(group, phase)[place]
-
-  @property
-  def _at_once(self) -> int:
-    return -(-_AT_ONCE // self._share)
-
-  def _compute(self, group: int, phase: int) -> np.ndarray:
-    """Records [updates, n] of updates that follow each other."""
-    updates = group * self._at_once + np.arange(self._at_once)
-    positions = self.positions(updates[:, None] * self._global_batch + phase)
-    return self.order.records(positions.ravel()).reshape(positions.shape)
+    start = self._order.window_start(position)
+    stop = position + size + self._order.window
+    if not start <= self._done <= stop:  # a run begins at this position
+      self._done = start
+    for block in self._order.blocks(self._done, stop):
+      self._files.read_ahead(*block)
+    self._done = stop

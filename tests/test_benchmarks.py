@@ -9,7 +9,7 @@ import runs
 
 import mixed_precision
 import modeling
-from benchmarks import bench_step, overlap
+from benchmarks import bench_input, bench_step, overlap
 from tensorflow_v1 import tf
 
 
@@ -59,6 +59,38 @@ def test_bench_step_prints_one_line(tiny_run):
   assert result["accumulation"] == 2 and result["updates"] == 4
   assert 0 < result["mfu"] < 1
   assert result["seconds_p10"] <= result["seconds_median"]
+
+
+def test_bench_input_prints_a_line_a_case(tiny_run):
+  process = runs.launch(
+    [
+      "-m",
+      "benchmarks.bench_input",
+      f"--bert_config_file={tiny_run[0]}",
+      f"--input_file={tiny_run[1]}",
+      "--max_seq_length=32",
+      "--max_predictions_per_seq=5",
+      "--train_batch_size=4",
+      "--orders=0,10",
+      "--records_per_round=200",
+      "--updates_per_round=2",
+      "--rounds=4",
+      "--xla=off",
+    ]
+  )
+  assert process.returncode == 0, process.stderr[-3000:]
+  *reading, steps = map(json.loads, process.stdout.splitlines())
+  assert [line["shuffle_block_records"] for line in reading] == [0, 10]
+  assert all(line["records_per_second"] > 100 for line in reading)
+  assert steps["rounds"] == 4 and steps["examples_per_record"] == 1
+  low, high = steps["read_over_fixed_95"]
+  assert 0 < low <= steps["read_over_fixed"] <= high
+
+
+def test_the_interval_of_a_median():
+  """Of 100 values the 41st and the 60th: binomial(100, 1/2) is 50 +- 10."""
+  got = bench_input.median_of("x", np.random.default_rng(0).permutation(100))
+  assert got == {"x": 49.5, "x_95": [40.0, 59.0]}
 
 
 def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):

@@ -58,32 +58,6 @@ def test_batches_are_the_records_of_the_stream(tmp_path, block):
     assert micro[first].next_sentence_weight == 8
 
 
-def test_each_window_is_read_ahead_once_before_its_records(tmp_path):
-  """From wherever a run begins: this window, and the next one as it goes."""
-  source = input_pipeline.Source(
-    write_records(tmp_path / "a.tfrecord", 1000), SHAPE
-  )
-  order = record_order.Order(1000, 5, 4)
-  asked, log = set(), []
-
-  class Files:
-    def read_ahead(self, first, count):
-      numbers = (first + np.arange(count)) % 1000
-      asked.update(numbers.tolist())
-      log.extend(numbers.tolist())
-
-  ahead = input_pipeline._ReadAhead(Files(), order)
-  for position in range(300, 700, 8):
-    ahead(position, 8)
-    assert asked.issuperset(order.records(np.arange(position, position + 8)))
-    if position == 300:
-      assert len(asked) <= 2 * order.window
-  assert len(log) == len(asked)  # none twice: this is within an epoch
-  ahead(20, 8)  # started anew
-  assert asked.issuperset(order.records(np.arange(20, 28)))
-  source.set.read_ahead(998, 4)  # past the end: no error
-
-
 def dynamic_source(pattern):
   shape = input_pipeline.manifest_shape(pattern)
   return input_pipeline.Source(
@@ -196,8 +170,16 @@ def test_a_bad_record_inside_is_found_and_named(tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError):
       read_batches(batches, 0, 2)
     assert source.explain(batches.numbers(0)) is None
-    message = str(source.explain(batches.numbers(1)))
-  assert "record 6" in message and "masked_lm_ids holds 100" in message
+    messages = [str(source.explain(batches.numbers(1)))]
+  with tf.Graph().as_default():
+    source = input_pipeline.Source(path, SHAPE)
+    order = record_order.Order(8, 1)
+    batches = input_pipeline.training_batches(source, order, 2, 1, Comm())
+    with pytest.raises(tf.errors.InvalidArgumentError):
+      read_batches(batches, 0, 1)  # of those that are read at once
+    messages.append(str(source.explain(batches.numbers(0))))
+  for message in messages:
+    assert "record 6" in message and "masked_lm_ids holds 100" in message
 
 
 def test_a_damaged_record_is_named(tmp_path):

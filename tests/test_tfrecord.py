@@ -52,7 +52,41 @@ def test_numbers_run_through_the_files(record_file, tmp_path):
     writer.write(b"last")
   both = tfrecord.RecordSet([path, other])
   assert len(both) == 11 and both.read(10) == b"last"
+  several = np.array([3, 10, 0, 3])
+  assert both.read_many(several) == [payloads[3], b"last", b"\0", payloads[3]]
   assert both.locate(9) == (path, 9) and both.locate(10) == (other, 0)
+
+
+def test_reading_ahead_asks_for_the_bytes_of_the_records(
+  record_file, tmp_path, monkeypatch
+):
+  """Over the end of a file and around the end of all; in parts, if large."""
+  large = str(tmp_path / "y.tfrecord")
+  with tfrecord.ShardWriter(large) as writer:
+    writer.write(bytes(300_000))
+    writer.write(b"last")
+  both = tfrecord.RecordSet([record_file[0], large])
+  offsets = [np.load(p + tfrecord.INDEX_SUFFIX) for p in both.paths]
+  asked = []
+
+  def fadvise(fd, start, size, advice):
+    assert advice == os.POSIX_FADV_WILLNEED and size <= 1 << 17
+    asked.append((os.path.realpath(f"/proc/self/fd/{fd}"), start, start + size))
+
+  monkeypatch.setattr(os, "posix_fadvise", fadvise)
+  both.read_ahead(8, 3)
+  first, *rest = asked
+  assert first == (record_file[0], offsets[0][8], offsets[0][10])
+  assert len(rest) == 3 and {path for path, _, _ in rest} == {large}
+  ends = [0, *(end for _, _, end in rest)]
+  assert [start for _, start, _ in rest] == ends[:3]
+  assert rest[-1][2] == offsets[1][1]
+  asked.clear()
+  both.read_ahead(11, 2)
+  assert sorted(asked) == [
+    (record_file[0], 0, offsets[0][1]),
+    (large, offsets[1][1], offsets[1][2]),
+  ]
 
 
 def test_an_error_leaves_no_file(tmp_path):
