@@ -116,23 +116,26 @@ class CheckpointFiles:
     prefix = self.prefix(step)
     try:
       with open(prefix + ".json", encoding="utf-8") as f:
-        wanted = json.load(f)["files"]
-      for suffix in _SUFFIXES:
-        path, want = prefix + suffix, wanted[os.path.basename(prefix) + suffix]
-        size = os.path.getsize(path)
-        if size != want["bytes"]:
-          raise CheckpointError(
-            f"{path}: {size} bytes, {want['bytes']} were written"
-          )
-        crc = _checksum(path)
-        if crc != want["crc32c"]:
-          raise CheckpointError(
-            f"{path}: CRC-32C {crc}, {want['crc32c']} was written"
-          )
+        files = json.load(f)["files"]
+      wanted = [
+        (prefix + suffix, files[os.path.basename(prefix) + suffix])
+        for suffix in _SUFFIXES
+      ]
+      wanted = [(path, int(w["bytes"]), str(w["crc32c"])) for path, w in wanted]
     except OSError as e:
       raise CheckpointError(f"{e.filename}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError) as e:
       raise CheckpointError(f"{prefix}.json: not a checkpoint's ({e!r})") from e
+    for path, size, crc in wanted:
+      try:
+        found = os.path.getsize(path), _checksum(path)
+      except OSError as e:
+        raise CheckpointError(f"{path}: {e.strerror}") from e
+      if found != (size, crc):
+        raise CheckpointError(
+          f"{path}: {found[0]} bytes with CRC-32C {found[1]}, but {size} with "
+          f"{crc} were written"
+        )
 
   # Writing -------------------------------------------------------------------
 
