@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import modeling
 import run_pretraining
@@ -53,8 +55,10 @@ def pretrain(tiny_run, output_dir, **changes):
   )
 
 
-def launch(arguments, ranks=1, timeout=150):
+def launch(arguments, ranks=1, timeout=150, stop=None):
   """Runs a Python command, under horovodrun for several ranks.
+
+  When `stop()` is true it gets SIGTERM.
 
   Returns the finished process, with its output as text. A run that hangs is
   killed with its ranks and fails the test.
@@ -68,6 +72,8 @@ def launch(arguments, ranks=1, timeout=150):
     start_new_session=True,
     env={**os.environ, "PYTHONPATH": ROOT},
   )
+  if stop:
+    threading.Thread(target=_terminate, args=[process, stop]).start()
   try:
     stdout, stderr = process.communicate(timeout=timeout)
   except subprocess.TimeoutExpired:
@@ -79,7 +85,13 @@ def launch(arguments, ranks=1, timeout=150):
   )
 
 
-def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150):
+def _terminate(process, stop):
+  while process.poll() is None and not stop():
+    time.sleep(0.05)
+  process.terminate()
+
+
+def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150, stop=None):
   """`launch` of a 20-step training with run_pretraining.py."""
   arguments = [
     f"{ROOT}/run_pretraining.py",
@@ -94,7 +106,7 @@ def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150):
     "--num_warmup_steps=4",
     "--log_every_steps=1",
   ]
-  return launch([*arguments, *flags], ranks, timeout)
+  return launch([*arguments, *flags], ranks, timeout, stop)
 
 
 def metrics(output_dir, key="loss"):

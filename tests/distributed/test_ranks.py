@@ -1,7 +1,6 @@
 """Several Horovod ranks, as commands: the equivalence contract and failures."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from conftest import write_config, write_packed, write_records
 
 import records
 from pretraining_data import tfrecord
-from tensorflow_v1 import tf
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
@@ -152,22 +150,27 @@ def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
   assert process.stderr.count("10 updates (2 of warm-up)") == 1
 
 
-def test_two_ranks_resume_bit_for_bit(tiny_run, tmp_path):
-  """With dropout: from the checkpoint of update 8 as if it had ended there."""
+def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
+  """With dropout. horovodrun is asked to end: it passes it on to its ranks."""
   flags = ["--train_batch_size=6", "--global_batch_size=12"]
-  flags += ["--save_checkpoints_steps=8"]
+  flags += ["--num_train_steps=400"]
   whole, stopped = tmp_path / "whole", tmp_path / "stopped"
   process = runs.command(tiny_run, whole, 2, flags)
   assert process.returncode == 0, process.stderr[-3000:]
-  stopped.mkdir()
-  for path in [whole / "metrics.jsonl", *whole.glob("model.ckpt-8.*")]:
-    shutil.copy(path, stopped)
-  tf.train.update_checkpoint_state(str(stopped), str(stopped / "model.ckpt-8"))
+  process = runs.command(
+    tiny_run, stopped, 2, flags, stop=lambda: len(runs.metrics(stopped)) > 20
+  )
+  assert process.returncode != 0
+  assert "SIGTERM: saving after this update" in process.stderr
+  lines = last_lines(process.stderr, 2)
+  assert "the same command goes on there" in lines[0], process.stderr
+  seen = len(runs.metrics(stopped))
+  assert 20 < seen < 400
+  assert runs.weights(stopped)["global_step"] == seen
   process = runs.command(tiny_run, stopped, 2, flags)
   assert process.returncode == 0, process.stderr[-3000:]
-  assert "resumed" in process.stderr and "model.ckpt-8" in process.stderr
+  assert f"resumed {stopped}/model.ckpt-{seen}" in process.stderr
   assert runs.metrics(stopped) == runs.metrics(whole)
-  assert len(runs.metrics(stopped)) == 20
   want = runs.weights(whole)
   for name, value in runs.weights(stopped).items():
     np.testing.assert_array_equal(value, want[name], err_msg=name)
