@@ -183,10 +183,9 @@ class CheckpointFiles:
       self._retry_at = None
     except (OSError, tf.errors.OpError) as e:
       self._retry_at = time.monotonic() + RETRY_SECONDS
-      message = getattr(e, "message", None) or str(e)
       self._failure = (
-        f"{self.prefix(step)} could not be written "
-        f"({message.splitlines()[0]}); the one before stays"
+        f"{self.prefix(step)} could not be written ({_reason(e)}); the one "
+        "before stays"
       )
     finally:
       shutil.rmtree(aside, ignore_errors=True)
@@ -226,6 +225,12 @@ class CheckpointFiles:
       for suffix in (".json", *_SUFFIXES):  # first what says that it is whole
         with contextlib.suppress(FileNotFoundError):
           os.unlink(self.prefix(step) + suffix)
+
+
+def _reason(error: Exception) -> str:
+  """What went wrong, without where in the graph it did."""
+  lines = getattr(error, "message", str(error)).splitlines()
+  return [line for line in lines if line and not line[0].isspace()][-1]
 
 
 def _sync_folder(folder: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import runs
 from conftest import feature_values, write_config, write_packed, write_records
 
+import checkpoint_files
 import checkpointing
 import lr_schedule
 import records
@@ -440,7 +441,7 @@ def test_a_checkpoint_from_before_blocks_is_of_none(tmp_path):
     session.run(tf.global_variables_initializer())
     assert state.orders(session) == (order, order)
     old = [v for v in tf.global_variables() if "data_block" not in v.op.name]
-    path = str(tmp_path / checkpointing.PREFIX)
+    path = str(tmp_path / checkpoint_files.PREFIX)
     tf.train.Saver(old).save(session, path, global_step=4)
     checkpointing.Checkpointer(str(tmp_path), Comm()).resume(session)
     assert state.orders(session) == (record_order.Order(120, 5), order)
