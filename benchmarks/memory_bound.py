@@ -6,8 +6,8 @@
 The text is that of --input_file again and again, varied: documents are put
 together of halves of two, and in each sentence a word is exchanged. The limit
 is a control group's, which counts the page cache too (Linux, as root; without
-it only the use is measured). One JSON line; use is what processes have of their
-own, without the page cache, sampled twice a second.
+it only the use is measured). One JSON line; use is what processes have beside
+the page cache, sampled twice a second.
 """
 
 import json
@@ -96,11 +96,12 @@ class Limit:
 
 
 def own_memory(process: psutil.Process) -> list[int]:
-  """Bytes of private memory of a process and of those below it."""
+  """Bytes that a process and those below it have, without mapped files."""
   sizes = []
   for p in [process, *process.children(recursive=True)]:
     try:
-      sizes.append(p.memory_full_info().uss)
+      memory = p.memory_info()
+      sizes.append(memory.rss - memory.shared)
     except psutil.Error:  # it has ended
       continue
   return sizes
