@@ -4,10 +4,13 @@
 
 The reference is google/bert's procedure in plain Python, as its own script is:
 one process, a token at a time, documents in memory, tf.train.Example. It gets
-the first --reference_mb of the text, since it takes seconds for each. In turns,
-one JSON line a case with seconds per MB of text (medians), and the ratios.
+the first --reference_mb of the text, since it takes seconds for each. So does
+google/bert's own script, if --google_bert says where there is a checkout. In
+turns, one JSON line a case with seconds per MB of text (medians), and the
+ratios; starting Python is part of all but the reference.
 """
 
+import functools
 import json
 import os
 import random
@@ -34,6 +37,9 @@ def define_flags() -> None:
   flags.DEFINE_integer("max_predictions_per_seq", 20, "Of an example.")
   flags.DEFINE_integer("dupe_factor", 5, "Copies with static masks.")
   flags.DEFINE_float("reference_mb", 2.0, "Text for the reference.")
+  flags.DEFINE_string(
+    "google_bert", None, "Folder of a google/bert checkout to time, too."
+  )
   flags.DEFINE_integer("rounds", 3, "Of each case, in turns.", lower_bound=1)
 
 
@@ -156,18 +162,32 @@ def first_part(path: str, size: float, output: str) -> None:
         break
 
 
+def google_bert(checkout: str, folder: str) -> str:
+  """google/bert's script in `folder`, on TensorFlow 2's v1 API: its path."""
+  for name in ("create_pretraining_data.py", "tokenization.py"):
+    with open(os.path.join(checkout, name), encoding="utf-8") as f:
+      code = f.read()
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+      f.write(
+        code.replace(
+          "import tensorflow as tf\n", "import tensorflow.compat.v1 as tf\n"
+        )
+      )
+  return os.path.join(folder, "create_pretraining_data.py")
+
+
 def main(_) -> None:
   with tempfile.TemporaryDirectory() as folder:
     sample = os.path.join(folder, "sample.txt")
     first_part(FLAGS.input_file, FLAGS.reference_mb * 1e6, sample)
     lengths = (FLAGS.max_seq_length, FLAGS.max_predictions_per_seq)
 
-    def ours(*changes):
+    def create(script, text, *changes):
       command = [
         sys.executable,
-        os.path.join(os.path.dirname(tokenization.__file__), _OURS),
-        f"--input_file={FLAGS.input_file}",
-        f"--output_file={folder}/ours.tfrecord",
+        script,
+        f"--input_file={text}",
+        f"--output_file={folder}/records.tfrecord",
         f"--vocab_file={FLAGS.vocab_file}",
         f"--max_seq_length={lengths[0]}",
         f"--max_predictions_per_seq={lengths[1]}",
@@ -175,6 +195,8 @@ def main(_) -> None:
       ]
       subprocess.run(command, check=True, capture_output=True)
 
+    own = os.path.join(os.path.dirname(tokenization.__file__), _OURS)
+    ours = functools.partial(create, own, FLAGS.input_file)
     copies = f"--dupe_factor={FLAGS.dupe_factor}"
     # name: (what to run, the text it reads)
     cases = {
@@ -194,6 +216,12 @@ def main(_) -> None:
         FLAGS.input_file,
       ),
     }
+    if FLAGS.google_bert:
+      script = google_bert(FLAGS.google_bert, folder)
+      cases["google/bert, static masks"] = (
+        lambda: create(script, sample, copies),
+        sample,
+      )
     seconds = {name: [] for name in cases}
     for _ in range(FLAGS.rounds):
       for name, (run, text) in cases.items():
