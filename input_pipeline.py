@@ -82,19 +82,13 @@ def manifest_shape(files: str) -> dict:
   names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
   shape = {name: getattr(manifest, name) for name in names}
   if manifest.masking == "dynamic":
-    tokenizer, settings = manifest.tokenizer, manifest.settings
-    if tokenizer.mask_id is None or "masked_lm_prob" not in settings:
+    shape["masks"] = manifest.mask_settings()
+    if shape["masks"] is None:
       raise records.DataError(
         f"{path}: the masks are to be drawn on reading, but mask_id or "
         "masked_lm_prob is missing: make the records again"
       )
-    shape["whole_words"] = settings.get("do_whole_word_mask", False)
-    shape["masks"] = masking.MaskSettings(
-      settings["masked_lm_prob"],
-      manifest.max_predictions_per_seq,
-      tokenizer.mask_id,
-      tokenizer.vocab_size,
-    )
+    shape["whole_words"] = manifest.settings.get("do_whole_word_mask", False)
   return shape
 
 
@@ -117,16 +111,12 @@ class Source:
     """
     self.shape = shape
     self.paths = records.expand_patterns(files)
-    self.manifests = self._manifests()
+    self.manifests = records.find_manifests(self.paths)
     self.set = tfrecord.RecordSet(self.paths)
     self.error: records.DataError | None = None
     for path, first in zip(self.paths, self.set.starts(), strict=True):
       self._check_manifest(path)
       self.check_record(first)
-
-  def _manifests(self) -> dict:
-    found = {path: records.find_manifest(path) for path in self.paths}
-    return {path: pair for path, pair in found.items() if pair}
 
   def _check_manifest(self, path: str) -> None:
     if path not in self.manifests:

@@ -210,7 +210,8 @@ def test_killed_it_keeps_shards_and_leaves_no_process(
   assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_a_worker_that_dies_is_told(tmp_path, letters):
+def started(tmp_path, letters, until):
+  """(process, its work folder) of long work, when such a file is there."""
   write_documents(tmp_path / "long.txt", 1000)
   process = subprocess.Popen(
     command(
@@ -221,7 +222,12 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
     text=True,
   )  # fmt: skip
   work = tmp_path / "out" / "train.unfinished"
-  wait_for(lambda: list(work.glob("*.blocks")))
+  wait_for(lambda: list(work.glob(until)))
+  return process, work
+
+
+def test_a_worker_that_dies_is_told(tmp_path, letters):
+  process, _ = started(tmp_path, letters, until="*.blocks")
   is_worker = lambda p: "spawn_main" in " ".join(p.cmdline())
   children = psutil.Process(process.pid).children()
   next(filter(is_worker, children)).kill()
@@ -236,17 +242,7 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it(tmp_path, letters, number):
-  write_documents(tmp_path / "long.txt", 1000)
-  process = subprocess.Popen(
-    command(
-      tmp_path, tmp_path / "long.txt", letters, "out", "--dupe_factor=50",
-      "--num_shards=8", "--num_workers=2",
-    ),
-    stderr=subprocess.PIPE,
-    text=True,
-  )  # fmt: skip
-  work = tmp_path / "out" / "train.unfinished"
-  wait_for(lambda: list(work.glob("*.result")))
+  process, work = started(tmp_path, letters, until="*.result")
   process.send_signal(number)
   _, err = process.communicate(timeout=60)
   assert process.returncode == 1
