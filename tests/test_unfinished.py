@@ -98,7 +98,7 @@ def test_what_was_written_after_the_journal_goes(
   store = tmp_path / "out" / "train.unfinished" / "store"
   for name in ("tokens", "sentences.i64", "documents.i64"):
     with open(store / name, "ab") as f:
-      f.write(b"\xff" * 24)
+      f.write(b"\xff" * (1 << 20))  # more than is still to come
   creation.create(settings)
   assert contents(tmp_path / "out") == want
 
