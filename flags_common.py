@@ -140,7 +140,8 @@ def define_training_flags() -> None:
   flags.DEFINE_integer(
     "train_batch_size",
     32,
-    "Examples of one rank's micro-batch (forward pass).",
+    "Records of one rank's micro-batch (forward pass); with "
+    "--global_batch_size at most so many.",
     lower_bound=1,
   )
   flags.DEFINE_integer(

@@ -289,19 +289,23 @@ class MicroBatch(NamedTuple):
   next_sentence_weight: tf.Tensor  # float: likewise
 
 
-def _micro_batches(parsed, number, updates, accumulation) -> MicroBatch:
+def _micro_batches(parsed, real, number, updates, accumulation) -> MicroBatch:
   """The micro-batches of some updates, along a new first axis.
 
   Args:
     parsed: name -> Tensor [n, ...], all their records.
+    real: bool [n / updates], false for rows of an update that are left over.
     number: int32 scalar Tensor, that of the first one.
     updates: how many updates.
     accumulation: micro-batches of each.
   """
   count, records_of_all = updates * accumulation, parsed["input_ids"].shape[0]
-  batch = modeling.PretrainingBatch(
-    **parsed, example_weights=tf.ones([records_of_all])
-  )
+  weights = tf.constant(np.tile(real, updates), tf.float32)
+  parsed = {
+    **parsed,
+    "masked_lm_weights": parsed["masked_lm_weights"] * weights[:, None],
+  }
+  batch = modeling.PretrainingBatch(**parsed, example_weights=weights)
 
   def of_update(weights):
     sums = tf.reduce_sum(tf.reshape(weights, [updates, -1]), axis=1)
@@ -341,31 +345,26 @@ class Batches:
 
 
 def training_batches(
-  source: Source,
-  order: record_order.Order,
-  micro_batch: int,
-  accumulation: int,
-  comm,
+  source: Source, order: record_order.Order, plan, comm
 ) -> Batches:
   """This rank's micro-batches, endless; `next` is a `MicroBatch`.
 
   Args:
     source: the records.
     order: of its records; its seed is also that of masks drawn on reading.
-    micro_batch: records B of a micro-batch.
-    accumulation: micro-batches of an update.
+    plan: a `training_plan.TrainingPlan`.
     comm: a `distributed.Comm`.
   """
-  local = micro_batch * accumulation
-  global_batch = local * comm.size
+  accumulation, global_batch = plan.accumulation, plan.global_batch
+  local = plan.micro_batch * accumulation
+  own, real = record_order.rank_places(local, global_batch, comm)
   first = tf.placeholder(tf.int64, [], "samples_seen")
   updates = -(-_RECORDS_AT_ONCE // local)
   read_ahead = record_order.ReadAhead(source.set, order)
 
   def places(position):
-    return record_order.rank_positions(
-      int(position), updates, global_batch, comm
-    ).ravel()
+    batches = int(position) + np.arange(updates) * global_batch
+    return (batches[:, None] + own).ravel()
 
   def read(position):
     if order.block:
@@ -384,7 +383,7 @@ def training_batches(
     keys.set_shape([updates * local])
     parsed = _parse(serialized, keys, source.shape)
     number = tf.cast(position // global_batch * accumulation, tf.int32)
-    return _micro_batches(parsed, number, updates, accumulation)
+    return _micro_batches(parsed, real, number, updates, accumulation)
 
   # What is read at once is there before what was read last is used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // updates)

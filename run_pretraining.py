@@ -137,9 +137,7 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
   )
-  batches = input_pipeline.training_batches(
-    source, order, plan.micro_batch, plan.accumulation, comm
-  )
+  batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
   ops = training_graph(config, batches.next, state, plan, comm)
   return train_loop.Task(

@@ -4,8 +4,9 @@ Two ways to say it, never mixed:
   per-rank mode (google/bert's flags): `train_batch_size` is per rank, and steps
     are stated for ONE rank without accumulation, so they are divided by ranks x
     accumulation and the examples seen stay the same on any number of ranks;
-  global mode: `global_batch_size` is given, steps count global batches, and the
-    accumulation follows from it.
+  global mode: `global_batch_size` is given and steps count global batches, each
+    spread over any number of ranks, in as few micro-batches of at most
+    `train_batch_size` as it takes; rows that are left over stay empty.
 
 Steps and the global batch are stated in examples; a micro-batch has records,
 which hold one example each unless they are packed. So a recipe is the same for
@@ -16,8 +17,6 @@ import dataclasses
 import math
 
 from errors import UserError
-
-_PACKED_TOLERANCE = 0.05  # of the global batch's examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +40,11 @@ class TrainingPlan:
     return self.examples(self.updates * self.global_batch)
 
   @property
+  def empty_rows(self) -> int:
+    """Rows of an update's micro-batches in which there is no record."""
+    return self.ranks * self.accumulation * self.micro_batch - self.global_batch
+
+  @property
   def epochs(self) -> float:
     """Passes over the training set."""
     return self.updates * self.global_batch / self.records
@@ -58,6 +62,8 @@ class TrainingPlan:
         f"global batch {self.examples(self.global_batch)} in "
         f"{self.global_batch} records"
       )
+    if self.empty_rows:
+      batch += f" and {self.empty_rows} empty rows"
     return [
       f"{self.mode} mode: {self.ranks} ranks x {self.accumulation} "
       f"micro-batches x {batch}",
@@ -93,17 +99,19 @@ def resolve(
   Args:
     ranks: world size.
     records: in the training set; None for a plan without.
-    train_batch_size: records of one rank's micro-batch.
+    train_batch_size: records of one rank's micro-batch; in global mode at most.
     num_train_steps: per-rank mode: for one rank; global mode: global batches.
     num_warmup_steps: the part of them that is warm-up.
     num_accumulation_steps: micro-batches of an update; None is 1 in per-rank
       mode and "what the global batch needs" in global mode.
-    global_batch_size: examples of an update; None for per-rank mode.
+    global_batch_size: examples of an update, the same on any number of ranks;
+      None for per-rank mode.
     packing_factor: examples in a record on average; 1 if not packed.
 
   Raises:
-    UserError: a number is not positive, the global batch is not divisible, or
-      the data hold fewer records than one global batch.
+    UserError: a number is not positive, there are more ranks than records in a
+      global batch, the accumulation is not what it takes, or the data hold
+      fewer records than one global batch.
   """
   _check_positive(
     train_batch_size=train_batch_size, num_train_steps=num_train_steps
@@ -117,29 +125,31 @@ def resolve(
     )
   if global_batch_size is None:
     mode, stated = "per-rank", train_batch_size
-    accumulation = num_accumulation_steps or 1
+    micro_batch, accumulation = train_batch_size, num_accumulation_steps or 1
+    global_batch = micro_batch * ranks * accumulation
   else:
     _check_positive(global_batch_size=global_batch_size)
     mode, stated = "global", global_batch_size
-    accumulation = _accumulation(
-      global_batch_size,
-      train_batch_size,
-      ranks,
-      num_accumulation_steps,
-      packing_factor,
-    )
-  global_batch = train_batch_size * ranks * accumulation
+    global_batch = max(1, round(global_batch_size / packing_factor))
+    micro_batch, accumulation = _spread(global_batch, train_batch_size, ranks)
+    if num_accumulation_steps not in (None, accumulation):
+      raise UserError(
+        f"--num_accumulation_steps={num_accumulation_steps} disagrees with "
+        f"--global_batch_size={global_batch_size}: on {ranks} ranks that is "
+        f"{accumulation} micro-batches of {micro_batch} records "
+        f"(--train_batch_size={train_batch_size} at most); leave it out"
+      )
   divisor = global_batch * packing_factor / stated
   if records is not None and records < global_batch:
     raise UserError(
       f"{records} records are fewer than one global batch of {global_batch} "
-      f"({ranks} ranks x {accumulation} micro-batches x {train_batch_size}): "
+      f"({ranks} ranks x {accumulation} micro-batches x {micro_batch}): "
       "make more records (a larger --dupe_factor) or lower the batch size"
     )
   return TrainingPlan(
     mode=mode,
     ranks=ranks,
-    micro_batch=train_batch_size,
+    micro_batch=micro_batch,
     accumulation=accumulation,
     global_batch=global_batch,
     updates=_rounded_up(num_train_steps / divisor),
@@ -155,38 +165,19 @@ def _rounded_up(updates: float) -> int:
   return math.ceil(updates - 1e-6)
 
 
-def _accumulation(
-  global_batch: int,
-  micro_batch: int,
-  ranks: int,
-  given: int | None,
-  packing_factor: float,
-) -> int:
-  """Micro-batches of an update in global mode."""
-  wanted = global_batch / packing_factor / (micro_batch * ranks)
-  accumulation = max(1, round(wanted))
-  packed = packing_factor != 1.0
-  # Packed records hold a number of examples that varies anyway.
-  if abs(accumulation / wanted - 1.0) > (_PACKED_TOLERANCE if packed else 0.0):
-    if not packed:
-      raise UserError(
-        f"--global_batch_size={global_batch} is not a multiple of "
-        f"--train_batch_size={micro_batch} x {ranks} ranks = "
-        f"{micro_batch * ranks}: change one of the two"
-      )
-    records = global_batch / packing_factor / ranks
-    fits = max(1, round(records / max(1, math.ceil(records / micro_batch))))
+def _spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:
+  """Micro-batch and accumulation with which ranks share a global batch.
+
+  Args:
+    global_batch: records of it.
+    most: records that one micro-batch may have.
+    ranks: world size.
+  """
+  if global_batch < ranks:
     raise UserError(
-      f"--global_batch_size={global_batch} examples are "
-      f"{global_batch / packing_factor:.1f} packed records of "
-      f"{packing_factor:.2f} examples, and --train_batch_size={micro_batch} "
-      f"records x {ranks} ranks = {micro_batch * ranks} do not come near a "
-      f"multiple: use --train_batch_size={fits}"
+      f"a global batch of {global_batch} records leaves some of {ranks} ranks "
+      "with nothing to do: start fewer, or raise --global_batch_size"
     )
-  if given not in (None, accumulation):
-    raise UserError(
-      f"--num_accumulation_steps={given} disagrees with --global_batch_size="
-      f"{global_batch} = {accumulation} x {micro_batch} x {ranks} ranks: leave "
-      "it out in global mode"
-    )
-  return accumulation
+  share = math.ceil(global_batch / ranks)
+  accumulation = math.ceil(share / most)
+  return math.ceil(share / accumulation), accumulation

@@ -59,7 +59,7 @@ def training_batches(config: PretrainingConfig, plan, block: int, comm):
   source = run_pretraining.open_source(config.input_file, config, comm)
   order = record_order.Order(len(source.set), config.seed, block)
   return source.paths, input_pipeline.training_batches(
-    source, order, plan.micro_batch, plan.accumulation, comm
+    source, order, plan, comm
   )
 
 

@@ -163,23 +163,20 @@ def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
   return out
 
 
-def rank_positions(
-  start: int, updates: int, global_batch: int, comm
-) -> np.ndarray:
-  """Stream positions of what one rank reads.
+def rank_places(share: int, global_batch: int, comm) -> tuple:
+  """The places of a global batch that one rank reads.
 
   Args:
-    start: position at which the first update's global batch begins.
-    updates: how many updates that follow each other.
+    share: rows of an update on each rank; together at least `global_batch`.
     global_batch: records of an update, of all ranks together.
     comm: a `distributed.Comm`.
 
   Returns:
-    int64 [updates, global_batch / ranks].
+    int64 [share] places from 0 on; and bool [share], false for rows that are
+    left over and only repeat the batch's last record.
   """
-  share = global_batch // comm.size
-  batches = start + np.arange(updates) * global_batch
-  return batches[:, None] + comm.rank * share + np.arange(share)
+  places = comm.rank * share + np.arange(share)
+  return np.minimum(places, global_batch - 1), places < global_batch
 
 
 class ReadAhead:

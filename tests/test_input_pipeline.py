@@ -9,6 +9,7 @@ from conftest import write_packed, write_records
 import input_pipeline
 import records
 import tokenization
+import training_plan
 from distributed import Comm
 from pretraining_data import record_order, tf_example, tfrecord
 from tensorflow_v1 import tf
@@ -23,10 +24,53 @@ def rank(number, size):
   return comm
 
 
+def plan_of(ranks, global_batch, micro_batch):
+  return training_plan.resolve(
+    ranks=ranks,
+    records=None,
+    train_batch_size=micro_batch,
+    global_batch_size=global_batch,
+    num_train_steps=100,
+    num_warmup_steps=0,
+  )
+
+
 def read_batches(batches, start, count):
   with tf.Session() as session:
     batches.start(session, start)
     return [session.run(batches.next) for _ in range(count)]
+
+
+def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
+  """11 records over 1 to 4 ranks: each once, rows left over weigh nothing."""
+  path = write_records(tmp_path / "a.tfrecord", 40)
+  order = record_order.Order(40, 5)
+  wanted = order.records(np.arange(22, 33))
+  for size in (1, 2, 3, 4):
+    plan = plan_of(size, 11, 2)
+    seen, weights = [], []
+    for r in range(size):
+      with tf.Graph().as_default():
+        source = input_pipeline.Source(path, SHAPE)
+        batches = input_pipeline.training_batches(
+          source, order, plan, rank(r, size)
+        )
+        micro = read_batches(batches, 22, plan.accumulation)
+      for part in micro:
+        real = part.batch.example_weights == 1
+        assert not part.batch.masked_lm_weights[~real].any()
+        seen += part.batch.input_ids[real].tolist()
+      weights.append(micro[0].next_sentence_weight)
+      assert all(m.masked_lm_weight == micro[0].masked_lm_weight for m in micro)
+      sums = sum(m.batch.masked_lm_weights.sum() for m in micro)
+      assert micro[0].masked_lm_weight == sums
+    assert sum(weights) == 11
+    read = [
+      tf.train.Example.FromString(source.set.read(int(n))) for n in wanted
+    ]
+    assert seen == [
+      list(e.features.feature["input_ids"].int64_list.value) for e in read
+    ]
 
 
 @pytest.mark.parametrize("block", [0, 7])
@@ -36,7 +80,9 @@ def test_batches_are_the_records_of_the_stream(tmp_path, block):
   with tf.Graph().as_default():
     source = input_pipeline.Source(path, SHAPE)
     order = record_order.Order(40, 5, block)
-    batches = input_pipeline.training_batches(source, order, 4, 2, Comm())
+    batches = input_pipeline.training_batches(
+      source, order, plan_of(1, 8, 4), Comm()
+    )
     micro = read_batches(batches, 16, 6)
   numbers = order.records(np.arange(16, 40)).reshape(6, 4)
   for m, (got, rows) in enumerate(zip(micro, numbers, strict=True)):
@@ -76,8 +122,7 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
         made = input_pipeline.training_batches(
           dynamic_source(pattern),
           record_order.Order(120, seed),
-          36 // size,
-          1,
+          plan_of(size, 36, 36),
           rank(r, size),
         )
         parts.append(read_batches(made, start, count))
@@ -174,7 +219,9 @@ def test_a_bad_record_inside_is_found_and_named(tmp_path):
   with tf.Graph().as_default():
     source = input_pipeline.Source(path, SHAPE)
     order = record_order.Order(8, 1)
-    batches = input_pipeline.training_batches(source, order, 2, 1, Comm())
+    batches = input_pipeline.training_batches(
+      source, order, plan_of(1, 2, 2), Comm()
+    )
     with pytest.raises(tf.errors.InvalidArgumentError):
       read_batches(batches, 0, 1)  # of those that are read at once
     messages.append(str(source.explain(batches.numbers(0))))

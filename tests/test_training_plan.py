@@ -59,20 +59,34 @@ def test_a_recipe_in_examples_is_the_same_for_packed_records():
   assert per_rank.samples == resolve().samples == 8000
 
 
-def test_a_packed_global_batch_is_met_within_a_few_percent():
-  plan = resolve(global_batch_size=256, train_batch_size=44, packing_factor=2.9)
-  assert plan.global_batch == 88
-  assert plan.examples(plan.global_batch) == 255
-  assert plan.updates == 1004  # a little more of them, each a little smaller
-  with pytest.raises(UserError, match="use --train_batch_size=22"):
-    resolve(global_batch_size=256, train_batch_size=32, packing_factor=2.9)
+def test_a_packed_global_batch_is_met_as_nearly_as_records_go():
+  for most, (micro, accumulation) in {44: (44, 1), 32: (22, 2)}.items():
+    plan = resolve(
+      global_batch_size=256, train_batch_size=most, packing_factor=2.9
+    )
+    assert (plan.micro_batch, plan.accumulation) == (micro, accumulation)
+    assert plan.global_batch == 88
+    assert plan.examples(plan.global_batch) == 255
+    assert plan.updates == 1004  # a little more of them, each a little smaller
+
+
+def test_a_global_batch_is_the_same_on_any_number_of_ranks():
+  """Also where it cannot be divided; what is left over is said."""
+  for ranks in range(1, 17):
+    plan = resolve(ranks=ranks, global_batch_size=60)
+    assert (plan.global_batch, plan.updates) == (60, 1000)
+    assert plan.micro_batch <= 8
+    assert 0 <= plan.empty_rows < ranks * plan.accumulation + plan.micro_batch
+  plan = resolve(ranks=7, global_batch_size=60)
+  assert (plan.micro_batch, plan.accumulation, plan.empty_rows) == (5, 2, 10)
+  assert "global batch 60 and 10 empty rows" in plan.lines()[0]
+  assert "empty" not in resolve(global_batch_size=64).lines()[0]
 
 
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (dict(global_batch_size=60), ["60", "8 x 2 ranks = 16"]),
-    (dict(global_batch_size=8), ["8", "16"]),
+    (dict(ranks=16, global_batch_size=15), ["15 records", "16 ranks"]),
     (
       dict(global_batch_size=64, num_accumulation_steps=3),
       ["num_accumulation_steps=3", "64"],
