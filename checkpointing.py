@@ -20,6 +20,19 @@ from tensorflow_v1 import tf
 # What earlier checkpoints lack, and the value that they stand for.
 _ADDED = {"training_state/data_block": 0}
 
+
+class Commit:
+  """The state that ranks of an elastic run go back to, in the memory of each.
+
+  Attributes:
+    step: updates up to it.
+    values: of all variables by name; None before there is one.
+  """
+
+  def __init__(self):
+    self.step, self.values = 0, None
+
+
 _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
 
@@ -30,6 +43,9 @@ class TrainingState:
   `data_seed`, `data_records` and `data_block`, which decide the stream's order;
   `schedule_start`, the updates that the learning rate's schedule counts beside
   this run's own.
+
+  Attributes:
+    order: the `record_order.Order` of this run.
   """
 
   def __init__(self, order: record_order.Order = _NO_ORDER):
@@ -52,11 +68,11 @@ class TrainingState:
         make("data_seed", order.seed),
         make("data_block", order.block),
       ]
-    self._order = order
+    self.order = order
 
   def orders(self, session: tf.Session) -> tuple:
     """The `record_order.Order` of the checkpoint, and that of this run."""
-    return record_order.Order(*session.run(self._data)), self._order
+    return record_order.Order(*session.run(self._data)), self.order
 
 
 def _shapes(path: str) -> dict:
@@ -145,9 +161,12 @@ class Checkpointer:
   Make it after the training graph is complete: it saves all global variables.
   """
 
-  def __init__(self, output_dir: str, comm, keep: int = 5):
+  def __init__(
+    self, output_dir: str, comm, keep: int = 5, commit: Commit | None = None
+  ):
+    """`commit` is that of an elastic run, which outlives this object."""
     self._files = checkpoint_files.CheckpointFiles(output_dir, keep)
-    self._comm = comm
+    self._comm, self._commit = comm, commit
     self._variables = tf.global_variables()
     self._values = {v.op.name: tf.convert_to_tensor(v) for v in self._variables}
     self._saver = tf.train.Saver(self._variables)
@@ -155,12 +174,16 @@ class Checkpointer:
       tf.global_variables_initializer(), tf.local_variables_initializer()
     )
     self._broadcast = comm.broadcast_op(self._variables)
+    self._saved: int | None = None  # the last update that save() was given
     self.stalls: list[float] = []  # seconds for which saving held the caller
 
+  def _committed(self) -> bool:
+    return self._commit is not None and self._commit.values is not None
+
   def has_checkpoint(self) -> bool:
-    """Whether rank 0 finds a checkpoint to resume from; on all ranks."""
+    """Whether rank 0 has a state to resume from; on all ranks."""
     found = self._comm.is_root and bool(
-      self._files.steps() or self._files.without_marker()
+      self._committed() or self._files.steps() or self._files.without_marker()
     )
     return bool(self._comm.gather(np.array([found]))[0, 0])
 
@@ -237,7 +260,7 @@ class Checkpointer:
     return report, tf.train.Saver(loaded)
 
   def resume(self, session: tf.Session) -> str | None:
-    """Restores everything from the newest checkpoint, on all ranks.
+    """Restores everything on all ranks, from the commit or newest checkpoint.
 
     Returns:
       Its name on rank 0, None on others.
@@ -245,9 +268,15 @@ class Checkpointer:
     Raises:
       CheckpointError: it is damaged, lacks variables or has other shapes.
     """
-    path = self._newest_whole() if self._comm.is_root else None
     session.run(self._initializer)
-    if path:
+    path = None
+    if self._comm.is_root and self._committed():
+      for variable in self._variables:
+        variable.load(self._commit.values[variable.op.name], session)
+      session.run(self._broadcast)
+      return f"what update {self._commit.step:,} left in memory"
+    if self._comm.is_root:
+      path = self._newest_whole()
       shapes = _shapes(path)
       _check_shapes(path, self._variables, shapes)
       names = {v.op.name for v in self._variables}
@@ -270,13 +299,53 @@ class Checkpointer:
     session.run(self._broadcast)
     return path
 
+  def newest(self) -> str | None:
+    """The newest checkpoint that is written, or being written."""
+    self._files.wait()
+    steps = self._files.steps()
+    return self._files.prefix(steps[0]) if steps else None
+
+  def values(self, session: tf.Session) -> dict:
+    """What all variables hold, by name."""
+    return session.run(self._values)
+
+  def commit(self, session: tf.Session, step: int) -> dict:
+    """Keeps what all variables hold in memory, and returns it."""
+    values = self.values(session)
+    if self._commit is not None:
+      self._commit.step, self._commit.values = step, values
+    return values
+
   def save(self, session: tf.Session, step: int) -> None:
-    """Begins to save on rank 0; the session may go on at once."""
-    if not self._comm.is_root:
-      return
+    """Begins to save on rank 0; the session may go on at once.
+
+    What is saved is committed too, so that no rank goes back behind it.
+    """
+    self._saved = step
     began = time.monotonic()
-    self._files.write(step, session.run(self._values))
-    self.stalls.append(time.monotonic() - began)
+    if self._comm.is_root:
+      self._files.write(step, self.commit(session, step))
+      self.stalls.append(time.monotonic() - began)
+    elif self._commit is not None:
+      self.commit(session, step)
+
+  def save_commit(self) -> None:
+    """Begins to save what is committed, lest there be no next world."""
+    if self._comm.is_root and self._committed():
+      if self._commit.step not in self._files.steps()[:1]:
+        self._files.write(self._commit.step, self._commit.values)
+
+  def keep_best(self, session: tf.Session, step: int, best: int) -> None:
+    """Keeps the checkpoint of update `best`; makes it if that is now.
+
+    Args:
+      session: of the graph.
+      step: updates up to now.
+      best: the update with the best evaluation.
+    """
+    self._files.protect(best)
+    if step == best and step not in (self._saved, *self._files.steps()):
+      self.save(session, step)
 
   def look_after(self, session: tf.Session, step: int) -> None:
     """Tells of a checkpoint that could not be written, and tries again."""
@@ -284,6 +353,10 @@ class Checkpointer:
       _say(f"update {step}: {failure}; training goes on and tries again")
     if self._files.retry_is_due():
       self.save(session, step)
+
+  def close(self) -> None:
+    """Waits for what this rank is saving, if it does."""
+    self._files.wait()
 
   def finish(self) -> None:
     """Waits, on all ranks, for what is being saved.
@@ -297,11 +370,9 @@ class Checkpointer:
       return
     if not self._comm.is_root:
       raise CheckpointError("rank 0 could not save, its last line says why")
-    steps = self._files.steps()
-    newest = self._files.prefix(steps[0]) if steps else "none"
     raise CheckpointError(
-      f"{failure}. The newest checkpoint is {newest}: make room, then the same "
-      "command goes on from there"
+      f"{failure}. The newest checkpoint is {self.newest()}: make room, then "
+      "the same command goes on from there"
     )
 
 

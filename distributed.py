@@ -20,6 +20,14 @@ class DistributedError(UserError):
   """Ranks that disagree, or a rank that went away."""
 
 
+class RankLost(DistributedError):
+  """A rank stopped, hangs or cannot be reached."""
+
+
+class WorldChange(Exception):
+  """All ranks are about to leave this world for one with other ranks."""
+
+
 @dataclasses.dataclass(frozen=True)
 class AllreduceConfig:
   """How gradients are reduced over ranks; fields are named like their flags.
@@ -85,6 +93,7 @@ class Comm:
     local_rank: number among the ranks on this host; also its GPU.
     local_size: number of ranks on this host.
     num_threads: CPU threads for one op; 0 is all cores.
+    elastic: whether ranks may come and go (`horovodrun --min-np`).
   """
 
   rank = 0
@@ -92,6 +101,7 @@ class Comm:
   local_rank = 0
   local_size = 1
   num_threads = 0
+  elastic = False
 
   @property
   def is_root(self) -> bool:
@@ -123,6 +133,10 @@ class Comm:
     """Every rank's `values` [n], as [size, n], at once and on all ranks."""
     return np.asarray(values)[None]
 
+  def hosts_changed(self) -> bool:
+    """Whether rank 0 was told that hosts came or went since the world began."""
+    return False
+
   def check_equal(self, what: str, value: str) -> None:
     """Raises `DistributedError` naming the ranks whose `value` is not rank 0's.
 
@@ -147,6 +161,10 @@ class _HorovodComm(Comm):
     self._hvd = hvd
     self.rank, self.size = hvd.rank(), hvd.size()
     self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+    self.elastic = _is_elastic()
+
+  def hosts_changed(self):
+    return _NOTICES.came
 
   def distributed_optimizer(self, optimizer, config=_DEFAULT):
     if config.adasum:
@@ -227,8 +245,9 @@ def init(num_threads: int = 0) -> Comm:
       ranks.
 
   Raises:
-    DistributedError: started by horovodrun, but Horovod cannot be imported; or
-      more ranks on this host than it has GPUs, if it has any.
+    DistributedError: started by horovodrun, but Horovod cannot be imported, or
+      the ranks do not find each other; or more ranks on this host than it has
+      GPUs, if it has any.
   """
   comm = _join()
   cores = len(os.sched_getaffinity(0))
@@ -237,8 +256,27 @@ def init(num_threads: int = 0) -> Comm:
   return comm
 
 
+class _Notices:
+  """Listens to what the elastic driver tells of hosts."""
+
+  def __init__(self):
+    self.came = False
+
+  def on_hosts_updated(self, timestamp, update) -> None:
+    """Called by Horovod in a thread of its own."""
+    del timestamp, update
+    self.came = True
+
+
+_NOTICES = _Notices()
+
+
+def _is_elastic() -> bool:
+  return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
 def _join() -> Comm:
-  if int(os.environ.get("HOROVOD_SIZE", "1")) == 1:
+  if int(os.environ.get("HOROVOD_SIZE", "1")) == 1 and not _is_elastic():
     return Comm()
   try:
     import horovod.tensorflow as hvd
@@ -251,8 +289,56 @@ def _join() -> Comm:
     # The ranks ask each other this often (ms) what there is to reduce, on the
     # cores that compute: at Horovod's 1 that took 8 to 15% of an update.
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
-  hvd.init()
+  _init(hvd)
+  if _is_elastic():
+    from horovod.common import elastic
+
+    elastic.notification_manager.init()
+    elastic.notification_manager.register_listener(_NOTICES)
   return _HorovodComm(hvd)
+
+
+def _init(hvd) -> None:
+  try:
+    hvd.init()
+  except ValueError as e:
+    raise DistributedError(
+      "this rank is not in the run: the ranks did not find each other, or its "
+      "host was taken out. Horovod's line above says which"
+    ) from e
+
+
+def rejoin(comm: Comm) -> Comm:
+  """Leaves a world that lost or changes ranks and joins the next one.
+
+  Waits until all ranks of the next one are there.
+
+  Args:
+    comm: of the world to leave; elastic.
+
+  Raises:
+    DistributedError: the next world did not come about, or this host is not in
+      it.
+  """
+  import horovod.tensorflow as hvd
+
+  hvd.shutdown()
+  _NOTICES.came = False  # what was told up to here is in the next world
+  _init(hvd)
+  new = _HorovodComm(hvd)
+  new.num_threads = comm.num_threads  # TensorFlow's threads are made
+  return new
+
+
+def rank_lost(error: Exception) -> RankLost | None:
+  """The `RankLost` that an error of a collective stands for, if it does."""
+  message = getattr(error, "message", None) or str(error)
+  if "orovod" not in message:
+    return None
+  return RankLost(
+    "another rank stopped or cannot be reached, so this one cannot go on; the "
+    "last line of that rank, or of horovodrun, says why"
+  )
 
 
 def _claim_devices(comm: Comm) -> None:

@@ -210,6 +210,13 @@ def define_training_flags() -> None:
     "keep_checkpoints", 5, "Newest checkpoints to keep.", lower_bound=1
   )
   flags.DEFINE_integer(
+    "commit_every_steps",
+    10,
+    "Under horovodrun --min-np: updates between the states that each rank "
+    "keeps in memory, to go back to when a rank is lost.",
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
     "log_every_steps", 10, "Updates between reports.", lower_bound=1
   )
   flags.DEFINE_integer(

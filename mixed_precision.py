@@ -134,6 +134,11 @@ class LossScaleConfig:
         "range to do without"
       )
 
+  def floor(self, uses_fp16: bool) -> float:
+    """A scale that is not above this cannot fall any further."""
+    dynamic = uses_fp16 and not self.loss_scale
+    return self.min_loss_scale if dynamic else float("inf")
+
   def make(self, uses_fp16: bool) -> "LossScale":
     """The loss scale of a network that uses fp16 or does not; see `check`."""
     self.check(uses_fp16)

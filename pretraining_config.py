@@ -55,6 +55,7 @@ class PretrainingConfig:
   num_warmup_steps: int = 10000
   save_checkpoints_steps: int = 1000
   keep_checkpoints: int = 5
+  commit_every_steps: int = 10
   log_every_steps: int = 10
   eval_every_steps: int = 0
   max_eval_steps: int = 0

@@ -7,6 +7,7 @@ Made from records of create_pretraining_data.py (or google/bert's). The same
 command goes on where an earlier one stopped.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import checkpoint_files
 import checkpointing
 import distributed
+import elastic
 import flags_common
 import input_pipeline
 import mixed_precision
@@ -33,10 +35,6 @@ from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS
-
-# Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
-# update (EX_TEMPFAIL of sysexits.h).
-STOPPED_STATUS = 75
 
 
 def define_flags() -> None:
@@ -132,6 +130,8 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
 
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update: everything that training runs."""
+  if comm.elastic:
+    check_elastic(config)
   source = open_source(config.input_file, config, comm)
   plan = make_plan(config, source, comm.size)
   order = record_order.Order(
@@ -150,8 +150,19 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     tokens="tokens",
     examples="next_sentence_weight",
     capacity=plan.global_batch * source.shape.max_seq_length,
-    stop=train_loop.Stop(comm),
+    wishes=train_loop.Wishes(comm),
+    loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
+
+
+def check_elastic(config: PretrainingConfig) -> None:
+  """Raises `UserError` for what depends on the number of ranks."""
+  if not config.global_batch_size or config.lr_scaling != "none":
+    raise UserError(
+      "under horovodrun --min-np the number of ranks changes, so "
+      "--global_batch_size must say how many examples an update has, and "
+      f"--lr_scaling={config.lr_scaling} cannot depend on ranks: use none"
+    )
 
 
 def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
@@ -250,8 +261,16 @@ def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
   return train_loop.Evaluator(evaluation, config.output_dir, comm)
 
 
-def pretrain(config: PretrainingConfig, comm) -> dict:
+def pretrain(
+  config: PretrainingConfig, comm, commit=None, signals=None
+) -> dict:
   """Trains and evaluates as `config` says; the whole of a run but its flags.
+
+  Args:
+    config: what to do.
+    comm: a `distributed.Comm`.
+    commit: `checkpointing.Commit` of an elastic run.
+    signals: its `training_hooks.StopSignals`; by default they are this call's.
 
   Returns:
     {"training": speeds and counts or None, "evaluation": results or None}, the
@@ -268,14 +287,18 @@ def pretrain(config: PretrainingConfig, comm) -> dict:
     task = training_task(config, comm) if config.do_train else None
     evaluate = evaluator(config, comm) if config.do_eval else None
     checkpointer = checkpointing.Checkpointer(
-      config.output_dir, comm, config.keep_checkpoints
+      config.output_dir, comm, config.keep_checkpoints, commit
     )
     write_run_folder(config, task, comm)
-    with tf.Session(config=session_config(config, comm)) as session:
+    with (
+      tf.Session(config=session_config(config, comm)) as session,
+      contextlib.closing(checkpointer),
+    ):
       step = start_or_resume(session, checkpointer, task, config, comm)
       training = results = None
       if task:
-        with training_hooks.StopSignals() as signals:
+        own = training_hooks.StopSignals()
+        with contextlib.nullcontext(signals) if signals else own as signals:
           training = train_loop.train(
             session, task, evaluate, checkpointer, config.loop(), comm, signals
           )
@@ -375,6 +398,12 @@ def finish(config, training, results, step: int, comm) -> None:
     path = os.path.join(folder, training_hooks.EVAL_RESULTS_FILE)
     training_hooks.write_json(path, results)
     lines.append(f"evaluation  {path}")
+  best = os.path.join(
+    folder,
+    f"{checkpoint_files.PREFIX}-{training_hooks.best_evaluation(folder, step)}",
+  )
+  if os.path.exists(best + ".json"):
+    lines.append(f"best        {best} by evaluation")
   if training:
     lines += [
       f"checkpoint  {os.path.join(folder, checkpoint_files.PREFIX)}-{step}",
@@ -446,9 +475,13 @@ def main(_) -> None:
   if config.dry_run:
     dry_run(config)
     return
-  result = pretrain(config, distributed.init(config.num_threads))
+  comm = distributed.init(config.num_threads)
+  if comm.elastic:
+    result = elastic.run(functools.partial(pretrain, config), comm)
+  else:
+    result = pretrain(config, comm)
   if result["training"] and result["training"]["stopped"]:
-    sys.exit(STOPPED_STATUS)
+    sys.exit(training_hooks.STOPPED_STATUS)
 
 
 if __name__ == "__main__":

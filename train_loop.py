@@ -11,6 +11,7 @@ import numpy as np
 
 import checkpointing
 import distributed
+import divergence
 import errors
 import input_pipeline
 import optimization
@@ -21,10 +22,12 @@ from tensorflow_v1 import tf
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-  """When to do what; all in updates, 0 for never."""
+  """When to do what, in updates, 0 for never; and what messages say."""
 
   output_dir: str
+  learning_rate: float
   save_checkpoints_steps: int
+  commit_every_steps: int
   log_every_steps: int
   eval_every_steps: int
 
@@ -43,7 +46,8 @@ class Task:
     tokens: name of the sum that counts real tokens.
     examples: name of the sum that counts examples.
     capacity: token positions of one global batch, padding included.
-    stop: a wish of any rank to stop, that all ranks see.
+    wishes: what ranks ask for, that all see.
+    loss_scale_floor: a loss scale that is not above it cannot fall.
   """
 
   plan: training_plan.TrainingPlan
@@ -55,21 +59,40 @@ class Task:
   tokens: str
   examples: str
   capacity: int
-  stop: "Stop"
+  wishes: "Wishes"
+  loss_scale_floor: float
 
 
-class Stop:
-  """The wish of any rank to stop, of which all learn in the same micro-batch.
+class Wishes:
+  """What ranks ask for, of which all learn in the same micro-batch.
 
   Attributes:
-    asked: a placeholder, 1 if this rank was asked to stop.
-    agreed: how many ranks were, the same on all ranks.
+    agreed: float [3], over how many ranks: were asked to stop, were so a while
+      ago, know of hosts that came or went.
   """
 
+  # So long an elastic run waits for all ranks to be asked to stop, before it
+  # takes it that some are to leave and the others to go on.
+  PATIENCE_SECONDS = 3.0
+
   def __init__(self, comm):
-    """Adds both to the graph."""
-    self.asked = tf.placeholder_with_default(0.0, [], "stop_asked")
-    self.agreed = comm.allreduce(self.asked, name="stop_agreed")
+    """Adds the wishes to the graph."""
+    self._comm = comm
+    self._own = tf.placeholder_with_default(np.zeros(3, np.float32), [3])
+    self.agreed = comm.allreduce(self._own, name="wishes")
+
+  def feed(self, signals) -> dict:
+    """This rank's wishes; `signals` are `training_hooks.StopSignals`."""
+    asked, waited = signals.received is not None, signals.since()
+    overdue = waited > self.PATIENCE_SECONDS
+    return {self._own: [asked, overdue, self._comm.hosts_changed()]}
+
+  def verdict(self, agreed) -> str | None:
+    """ "stop" (all ranks), "change" (to a world of other ranks) or None."""
+    asked, overdue, changed = agreed
+    if asked == self._comm.size or (asked and not self._comm.elastic):
+      return "stop"
+    return "change" if overdue or changed else None
 
 
 @dataclasses.dataclass
@@ -115,7 +138,8 @@ def train(
 ) -> dict:
   """Trains from where the session's variables are to the plan's last update.
 
-  A stop that any rank is asked for ends it after the update before, saved.
+  A stop that any rank is asked for ends it after the update before, saved; in
+  an elastic run one that all ranks are asked for.
 
   Args:
     session: with all variables initialised.
@@ -131,7 +155,9 @@ def train(
 
   Raises:
     records.DataError: a record is damaged.
-    distributed.DistributedError: another rank stopped.
+    divergence.DivergedError: updates are not finite and stay so.
+    distributed.RankLost: another rank stopped.
+    distributed.WorldChange: ranks come or go; what is done is committed.
   """
   plan, ops, clock = task.plan, task.ops, _Clock()
   step, samples = (
@@ -149,17 +175,26 @@ def train(
   accumulate = fetches.pop("accumulate")
   del fetches["variables"]
 
-  stopped = False
-  while step < plan.updates and not stopped:
+  if comm.elastic:
+    checkpointer.commit(session, step)
+  _keep_best(session, step, checkpointer, config, comm)
+  guard = divergence.Guard(task, checkpointer, config, comm)
+  verdict, to_save = None, False
+  while step < plan.updates and not verdict:
     if _due(step, config.eval_every_steps) and (step == 0 or step > first):
       evaluate(session, step)
+      _keep_best(session, step, checkpointer, config, comm)
     began = time.monotonic()
     try:
-      got, stopped = _update(session, accumulate, fetches, task, signals)
+      got, verdict = _update(session, accumulate, fetches, task, signals)
     except tf.errors.OpError as e:
-      raise _clear_error(e, task.source, task.batches.numbers(samples)) from e
+      error = _clear_error(e, task.source, task.batches.numbers(samples))
+      if isinstance(error, distributed.RankLost):
+        checkpointer.save_commit()
+      raise error from e
     if got is None:
       break
+    guard.see(session, step + 1, samples, got)
     step, samples = step + 1, samples + plan.global_batch
     examples, tokens = (
       float(got["sums"][name]) for name in (task.examples, task.tokens)
@@ -172,12 +207,18 @@ def train(
       if step % config.log_every_steps == 0 or step == plan.updates:
         log.write(report)
         clock.lap()
-    last = stopped or step == plan.updates
-    if last or _due(step, config.save_checkpoints_steps):
+    to_save = to_save or _due(step, config.save_checkpoints_steps)
+    if step == plan.updates or (to_save and not guard.bad):
       checkpointer.save(session, step)
-      saved = step
+      saved, to_save = step, False
+    elif comm.elastic and _due(step, config.commit_every_steps):
+      checkpointer.commit(session, step)
     checkpointer.look_after(session, step)
-  if saved < step:  # stopped while micro-batches added up
+  if verdict == "change" and step < plan.updates:
+    checkpointer.commit(session, step)
+    checkpointer.save_commit()
+    raise distributed.WorldChange("ranks come or go")
+  if saved < step:
     checkpointer.save(session, step)
   checkpointer.finish()
   if comm.is_root:
@@ -187,9 +228,17 @@ def train(
     **_closing(clock, step - first, task),
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
-    "stopped": stopped,
+    "stopped": verdict == "stop",
     "global_step": step,
   }
+
+
+def _keep_best(session, step: int, checkpointer, config, comm) -> None:
+  """Sees to it that the best checkpoint by evaluation is there and stays."""
+  if comm.is_root:
+    best = training_hooks.best_evaluation(config.output_dir, step)
+    if best is not None:
+      checkpointer.keep_best(session, step, best)
 
 
 def _update(session, accumulate, fetches, task: Task, signals) -> tuple:
@@ -197,16 +246,15 @@ def _update(session, accumulate, fetches, task: Task, signals) -> tuple:
 
   Returns:
     What was fetched, or None: then the update was not made and is to be begun
-    anew; and whether to stop.
+    anew; and the verdict of `Wishes`.
   """
-  stop = task.stop
-  asked = lambda: {stop.asked: float(signals.received is not None)}
+  wishes = task.wishes
   for _ in range(task.plan.accumulation - 1):
-    _, agreed = session.run([accumulate, stop.agreed], asked())
-    if agreed:
-      return None, True
-  got, agreed = session.run([fetches, stop.agreed], asked())
-  return got, bool(agreed)
+    _, agreed = session.run([accumulate, wishes.agreed], wishes.feed(signals))
+    if verdict := wishes.verdict(agreed):
+      return None, verdict
+  got, agreed = session.run([fetches, wishes.agreed], wishes.feed(signals))
+  return got, wishes.verdict(agreed)
 
 
 def _due(step: int, every: int) -> bool:
@@ -258,12 +306,7 @@ def _clear_error(error: tf.errors.OpError, source=None, numbers=None):
   explained = source.explain(numbers) if source else None
   if explained is not None:
     return explained
-  if "orovod" in error.message:
-    return distributed.DistributedError(
-      "another rank stopped, so this one cannot go on; that rank's last line "
-      "says why"
-    )
-  return error
+  return distributed.rank_lost(error) or error
 
 
 def _closing(clock: _Clock, updates: int, task: Task) -> dict:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import signal
@@ -28,12 +29,31 @@ def read_jsonl(path: str) -> list[dict]:
     return [json.loads(line) for line in f if line.strip()]
 
 
+def best_evaluation(output_dir: str, step: int) -> int | None:
+  """The update up to `step` whose held-out loss was the lowest, if any.
+
+  The untrained weights of update 0 are none.
+  """
+  sums = {
+    r["global_step"]: r["masked_lm_loss"] + r["next_sentence_loss"]
+    for r in read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
+    if 0 < r["global_step"] <= step
+  }
+  finite = [s for s in sums if math.isfinite(sums[s])]
+  return min(finite, key=sums.get) if finite else None
+
+
 def write_json(path: str, value: dict) -> None:
   """Writes a JSON file, whole or not at all."""
   with open(path + ".tmp", "w", encoding="utf-8") as f:
     json.dump(value, f, indent=2)
     f.write("\n")
   os.replace(path + ".tmp", path)
+
+
+# Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
+# update (EX_TEMPFAIL of sysexits.h).
+STOPPED_STATUS = 75
 
 
 class StopSignals:
@@ -45,7 +65,12 @@ class StopSignals:
 
   def __init__(self):
     self.received: str | None = None
+    self._when = 0.0
     self._before = {}
+
+  def since(self) -> float:
+    """Seconds since the signal; 0 without one."""
+    return time.monotonic() - self._when if self.received else 0.0
 
   def __enter__(self) -> "StopSignals":
     if threading.current_thread() is threading.main_thread():
@@ -59,6 +84,7 @@ class StopSignals:
 
   def _note(self, number, _) -> None:
     self.received = signal.Signals(number).name
+    self._when = time.monotonic()
     signal.signal(number, self._before[number])
     print(
       f"{self.received}: saving after this update, then stopping",

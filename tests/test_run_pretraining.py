@@ -250,7 +250,7 @@ def test_every_op_is_reachable_from_the_train_op(tiny_run, tmp_path, precision):
       tiny_run, tmp_path, train_batch_size=12, dropout=0.1, precision=precision
     )
     task = run_pretraining.training_task(config, Comm())
-    fetched = {**task.ops._asdict(), "stop": task.stop.agreed}
+    fetched = {**task.ops._asdict(), "wishes": task.wishes.agreed}
     del fetched["variables"]
     initializers = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
