@@ -155,11 +155,17 @@ class CheckpointFiles:
     self._thread = threading.Thread(target=self._work, args=(step, values))
     self._thread.start()
 
-  def wait(self) -> None:
-    """Returns when nothing is being written."""
+  def wait(self, seconds: float | None = None) -> bool:
+    """Returns when nothing is being written, or after so many seconds.
+
+    Returns:
+      Whether nothing is being written.
+    """
     if self._thread is not None:
-      self._thread.join()
-      self._thread = None
+      self._thread.join(seconds)
+      if not self._thread.is_alive():
+        self._thread = None
+    return self._thread is None
 
   def failure(self) -> str | None:
     """What has gone wrong since the last call, if something has."""

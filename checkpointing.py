@@ -7,12 +7,12 @@ values by broadcast.
 """
 
 import dataclasses
-import sys
 import time
 
 import numpy as np
 
 import checkpoint_files
+import training_hooks
 from checkpoint_files import CheckpointError
 from pretraining_data import record_order
 from tensorflow_v1 import tf
@@ -32,6 +32,8 @@ class Commit:
   def __init__(self):
     self.step, self.values = 0, None
 
+
+_READY_SECONDS = 5.0
 
 _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
@@ -197,7 +199,7 @@ class Checkpointer:
         damaged.append(str(e))
         continue
       for line in damaged:
-        _say(f"damaged: {line}")
+        training_hooks.tell(f"damaged: {line}")
       return self._files.prefix(step)
     if damaged:
       raise CheckpointError(
@@ -335,6 +337,13 @@ class Checkpointer:
       if self._commit.step not in self._files.steps()[:1]:
         self._files.write(self._commit.step, self._commit.values)
 
+  def is_ready(self) -> bool:
+    """Whether it could save now; waits only briefly for what it is saving.
+
+    The other ranks are waiting, too.
+    """
+    return self._files.wait(_READY_SECONDS)
+
   def keep_best(self, session: tf.Session, step: int, best: int) -> None:
     """Keeps the checkpoint of update `best`; makes it if that is now.
 
@@ -350,7 +359,9 @@ class Checkpointer:
   def look_after(self, session: tf.Session, step: int) -> None:
     """Tells of a checkpoint that could not be written, and tries again."""
     if failure := self._files.failure():
-      _say(f"update {step}: {failure}; training goes on and tries again")
+      training_hooks.tell(
+        f"update {step}: {failure}; training goes on and tries again"
+      )
     if self._files.retry_is_due():
       self.save(session, step)
 
@@ -374,7 +385,3 @@ class Checkpointer:
       f"{failure}. The newest checkpoint is {self.newest()}: make room, then "
       "the same command goes on from there"
     )
-
-
-def _say(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)

@@ -336,8 +336,8 @@ def rank_lost(error: Exception) -> RankLost | None:
   if "orovod" not in message:
     return None
   return RankLost(
-    "another rank stopped or cannot be reached, so this one cannot go on; the "
-    "last line of that rank, or of horovodrun, says why"
+    "another rank stopped, hangs or cannot be reached, so this one cannot go "
+    "on; the last line of that rank, or of horovodrun, says why"
   )
 
 

@@ -65,4 +65,4 @@ def run(job: Callable, comm) -> Any:
 
 
 def _say(comm, line: str) -> None:
-  print(f"rank {comm.rank}: {line}", file=sys.stderr, flush=True)
+  training_hooks.tell(f"rank {comm.rank}: {line}")

@@ -252,8 +252,12 @@ def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
       batches.next, config.bert, is_training=False, policy=config.policy
     )
 
-  def evaluation(session):
-    totals = train_loop.add_up(session, sums._asdict(), source, batches, comm)
+  def evaluation(session, signals):
+    totals = train_loop.add_up(
+      session, sums._asdict(), source, batches, comm, signals
+    )
+    if totals is None:
+      return None
     results = losses(totals)
     del results["loss"]
     return {**results, "examples": int(totals["next_sentence_weight"])}

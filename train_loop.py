@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
@@ -78,7 +77,9 @@ class Wishes:
   def __init__(self, comm):
     """Adds the wishes to the graph."""
     self._comm = comm
-    self._own = tf.placeholder_with_default(np.zeros(3, np.float32), [3])
+    self._own = tf.placeholder_with_default(
+      np.zeros(3, np.float32), [3], "own_wishes"
+    )
     self.agreed = comm.allreduce(self._own, name="wishes")
 
   def feed(self, signals) -> dict:
@@ -130,7 +131,7 @@ class _Clock:
 def say(comm, *lines: str) -> None:
   """Prints lines on rank 0."""
   if comm.is_root:
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
+    training_hooks.tell(*lines)
 
 
 def train(
@@ -171,22 +172,20 @@ def train(
       config.output_dir, training_hooks.METRICS_FILE, step, "train"
     )
     progress = training_hooks.Progress(plan.updates, step)
-  fetches = ops._asdict()
-  accumulate = fetches.pop("accumulate")
-  del fetches["variables"]
-
   if comm.elastic:
     checkpointer.commit(session, step)
   _keep_best(session, step, checkpointer, config, comm)
   guard = divergence.Guard(task, checkpointer, config, comm)
+  watchdog = training_hooks.Watchdog(comm)
   verdict, to_save = None, False
   while step < plan.updates and not verdict:
     if _due(step, config.eval_every_steps) and (step == 0 or step > first):
-      evaluate(session, step)
+      watchdog.look_away()
+      evaluate(session, step, signals)
       _keep_best(session, step, checkpointer, config, comm)
     began = time.monotonic()
     try:
-      got, verdict = _update(session, accumulate, fetches, task, signals)
+      got, verdict = _update(session, task, signals, watchdog)
     except tf.errors.OpError as e:
       error = _clear_error(e, task.source, task.batches.numbers(samples))
       if isinstance(error, distributed.RankLost):
@@ -207,13 +206,15 @@ def train(
       if step % config.log_every_steps == 0 or step == plan.updates:
         log.write(report)
         clock.lap()
+    last = step == plan.updates
     to_save = to_save or _due(step, config.save_checkpoints_steps)
-    if step == plan.updates or (to_save and not guard.bad):
+    if last or (to_save and not guard.bad and checkpointer.is_ready()):
       checkpointer.save(session, step)
       saved, to_save = step, False
     elif comm.elastic and _due(step, config.commit_every_steps):
       checkpointer.commit(session, step)
     checkpointer.look_after(session, step)
+  watchdog.look_away()
   if verdict == "change" and step < plan.updates:
     checkpointer.commit(session, step)
     checkpointer.save_commit()
@@ -241,19 +242,25 @@ def _keep_best(session, step: int, checkpointer, config, comm) -> None:
       checkpointer.keep_best(session, step, best)
 
 
-def _update(session, accumulate, fetches, task: Task, signals) -> tuple:
+def _update(session, task: Task, signals, watchdog) -> tuple:
   """Runs an update, unless a rank is to stop while micro-batches add up.
 
   Returns:
     What was fetched, or None: then the update was not made and is to be begun
     anew; and the verdict of `Wishes`.
   """
-  wishes = task.wishes
+  wishes, ops = task.wishes, task.ops
   for _ in range(task.plan.accumulation - 1):
-    _, agreed = session.run([accumulate, wishes.agreed], wishes.feed(signals))
+    _, agreed = session.run(
+      [ops.accumulate, wishes.agreed], wishes.feed(signals)
+    )
+    watchdog.moved()
     if verdict := wishes.verdict(agreed):
       return None, verdict
+  fetches = ops._asdict()
+  del fetches["accumulate"], fetches["variables"]
   got, agreed = session.run([fetches, wishes.agreed], wishes.feed(signals))
+  watchdog.watch()
   return got, wishes.verdict(agreed)
 
 
@@ -283,17 +290,15 @@ def _tell_trouble(step: int, got: dict, variables) -> None:
   # Each may be finite and the sum of all squares not.
   which = variables[bad].op.name if bad >= 0 else "all variables together"
   if got["skipped"]:
-    print(
+    training_hooks.tell(
       f"update {step}: skipped, the gradient of {which} is not finite (loss "
-      f"scale {got['loss_scale']:g})",
-      file=sys.stderr,
+      f"scale {got['loss_scale']:g})"
     )
   elif got["dropped_micro_batches"] > 0:
-    print(
+    training_hooks.tell(
       f"update {step}: {got['dropped_micro_batches']:.0f} micro-batches "
       f"dropped, the gradient of {which} was not finite (loss scale "
-      f"{got['loss_scale']:g})",
-      file=sys.stderr,
+      f"{got['loss_scale']:g})"
     )
 
 
@@ -338,7 +343,7 @@ class Evaluator:
     """Prepares evaluations of one run.
 
     Args:
-      evaluation: session -> results, the same on all ranks.
+      evaluation: (session, signals) -> results or None, the same on all ranks.
       output_dir: the run's folder.
       comm: a `distributed.Comm`.
     """
@@ -346,15 +351,22 @@ class Evaluator:
     self._comm = comm
     self._log = None
 
-  def __call__(self, session, step: int) -> dict:
+  def __call__(self, session, step: int, signals=None) -> dict | None:
     """Evaluates; the same results on all ranks.
 
     Args:
       session: with all variables initialised.
       step: the update that the variables are from.
+      signals: `training_hooks.StopSignals`, of which one ends it early.
+
+    Returns:
+      The results; None if a rank ended it early.
     """
     began = time.monotonic()
-    results = {**self._evaluation(session), "global_step": step}
+    results = self._evaluation(session, signals)
+    if results is None:
+      return None
+    results = {**results, "global_step": step}
     if self._comm.is_root:
       # Opened here: what is dropped from an old log depends on the step.
       self._log = self._log or training_hooks.MetricsLog(
@@ -378,27 +390,32 @@ class Evaluator:
       self._log.close()
 
 
-def add_up(session, sums: dict, source, batches, comm) -> dict:
+def add_up(session, sums: dict, source, batches, comm, signals=None):
   """Runs all evaluation batches of all ranks and adds up.
 
   Args:
+    session: with all variables initialised.
     sums: name -> float scalar Tensor of one batch.
     source: an `input_pipeline.Source`.
     batches: its `input_pipeline.Batches`; ranks may have different counts.
     comm: a `distributed.Comm`.
+    signals: `training_hooks.StopSignals`, of which one ends it early.
 
   Returns:
-    name -> float64 total over all batches and ranks.
+    name -> float64 total over all batches and ranks; None if a rank ended it.
   """
-  totals = np.zeros(len(sums))
+  totals, ended = np.zeros(len(sums)), False
   batches.start(session, 0)
   for batch in range(batches.count):
     try:
       totals += list(session.run(sums).values())
     except tf.errors.OpError as e:
       raise _clear_error(e, source, batches.numbers(batch)) from e
-  totals = comm.gather(totals).sum(axis=0)
-  return dict(zip(sums, totals.tolist(), strict=True))
+    if signals and signals.received:
+      ended = True
+      break
+  *totals, ended = comm.gather(np.append(totals, ended)).sum(axis=0).tolist()
+  return None if ended else dict(zip(sums, totals, strict=True))
 
 
 def run_main(main: Callable[[list], None]) -> None:

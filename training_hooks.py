@@ -1,5 +1,6 @@
 """What a run tells: metrics.jsonl, TensorBoard, the progress line, run.json."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 
+from errors import DataError
 from tensorflow_v1 import tf
 
 METRICS_FILE = "metrics.jsonl"
@@ -21,12 +23,34 @@ TRAINING_RESULTS_FILE = "training_results.json"
 RUN_FILE = "run.json"
 
 
+def tell(*lines: str, end: str = "\n") -> None:
+  """Prints lines on stderr; if nobody reads it any more, work goes on."""
+  with contextlib.suppress(BrokenPipeError):
+    print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
+
+
 def read_jsonl(path: str) -> list[dict]:
-  """The objects of a .jsonl file; [] if there is none."""
+  """The objects of a .jsonl file; [] if there is none.
+
+  A last line without its end is left out: its writer was killed.
+
+  Raises:
+    DataError: another line is no JSON.
+  """
   if not os.path.exists(path):
     return []
-  with open(path, encoding="utf-8") as f:
-    return [json.loads(line) for line in f if line.strip()]
+  found = []
+  with open(path, encoding="utf-8", errors="replace") as f:
+    for number, line in enumerate(f, 1):
+      if not line.strip() or not line.endswith("\n"):
+        continue
+      try:
+        found.append(json.loads(line))
+      except ValueError as e:
+        raise DataError(
+          f"{path}: line {number} is no JSON ({e}); remove it or the file"
+        ) from e
+  return found
 
 
 def best_evaluation(output_dir: str, step: int) -> int | None:
@@ -54,6 +78,8 @@ def write_json(path: str, value: dict) -> None:
 # Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
 # update (EX_TEMPFAIL of sysexits.h).
 STOPPED_STATUS = 75
+
+_TICK = 0.5  # seconds
 
 
 class StopSignals:
@@ -86,15 +112,74 @@ class StopSignals:
     self.received = signal.Signals(number).name
     self._when = time.monotonic()
     signal.signal(number, self._before[number])
-    print(
-      f"{self.received}: saving after this update, then stopping",
-      file=sys.stderr,
-      flush=True,
+    tell(f"{self.received}: saving after this update, then stopping")
+
+
+class Watchdog:
+  """Ends this rank when nothing moves any more, as when another one hangs.
+
+  Horovod notices ranks that cannot be reached, but not one whose program
+  stands still: the others would wait for it for ever.
+  """
+
+  SECONDS = 45.0  # or LONGEST times the longest wait so far
+  LONGEST = 20.0
+
+  def __init__(self, comm):
+    """Looks away until `watch`, and always if there are no other ranks."""
+    self._comm = comm
+    self._waited = self._longest = 0.0
+    self._watching = False
+    self._thread = None
+
+  def moved(self) -> None:
+    """To be called after each part of the work."""
+    if self._watching:
+      self._longest = max(self._longest, self._waited)
+    self._waited = 0.0
+
+  def watch(self) -> None:
+    """As `moved`, and from here on it is expected to go on moving.
+
+    Not before a whole update: until then each rank has been compiling.
+    """
+    self.moved()
+    self._watching = True
+    if self._thread is None and self._comm.size > 1:
+      main = threading.get_ident()
+      self._thread = threading.Thread(
+        target=self._watch, args=(main,), daemon=True
+      )
+      self._thread.start()
+
+  def look_away(self) -> None:
+    """Something else is done until the next `watch`, however long."""
+    self._watching = False
+
+  def _watch(self, main: int) -> None:
+    # Counted and not read from a clock, which runs on while all are suspended.
+    while True:
+      time.sleep(_TICK)
+      self._waited += _TICK
+      limit = max(self.SECONDS, self.LONGEST * self._longest)
+      if self._watching and self._waited > limit:
+        self._end(sys._current_frames()[main])
+
+  def _end(self, frame) -> None:
+    tell(
+      f"{os.path.basename(sys.argv[0])}: error: nothing has moved for "
+      f"{self._waited:.0f} s, which took {self._longest:.0f} s at most before: "
+      f"a rank hangs. This one is in {frame.f_code.co_name} "
+      f"({frame.f_code.co_filename}:{frame.f_lineno}). The same command goes "
+      "on from the newest checkpoint"
     )
+    os._exit(1)  # the main thread may be where no exception reaches it
 
 
 class MetricsLog:
   """A .jsonl file of reports with TensorBoard events of the same numbers."""
+
+  _trouble: str | None = None
 
   def __init__(self, output_dir: str, name: str, resume_step: int, tag: str):
     """Opens the log, dropping reports that a resumed run will make again.
@@ -105,33 +190,84 @@ class MetricsLog:
       resume_step: reports of later updates are dropped.
       tag: subfolder of the events and prefix in TensorBoard.
     """
-    path = os.path.join(output_dir, name)
+    self._path = path = os.path.join(output_dir, name)
     kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
-    self._file = open(path + ".tmp", "w", encoding="utf-8")  # noqa: SIM115
-    for report in kept:
-      self._file.write(json.dumps(report) + "\n")
-    self._file.flush()
+    self._waiting = b"".join(map(_line, kept))
+    self._written = 0
+    self._file = open(path + ".tmp", "wb", buffering=0)  # noqa: SIM115
+    self._flush()
+    if self._waiting:
+      raise DataError(f"{path}.tmp: {self._trouble}")
     os.replace(path + ".tmp", path)
     self._events = tf.summary.FileWriter(os.path.join(output_dir, tag))
+    # TensorBoard then drops what it has of later updates.
+    start = tf.SessionLog(status=tf.SessionLog.START)
+    self._add_events(lambda e: e.add_session_log(start, resume_step + 1))
     self._tag = tag
 
   def write(self, report: dict) -> None:
-    """Appends one report; `global_step` is its place in TensorBoard."""
-    self._file.write(json.dumps(report) + "\n")
-    self._file.flush()
+    """Appends one report; `global_step` is its place in TensorBoard.
+
+    What cannot be written (no space) is told once, and written later.
+    """
+    self._waiting += _line(report)
+    told = self._trouble
+    self._flush()
+    if self._trouble and not told:
+      tell(f"{self._path}: {self._trouble}; training goes on and tries again")
     values = [
       tf.Summary.Value(tag=f"{self._tag}/{key}", simple_value=value)
       for key, value in report.items()
       if isinstance(value, (int, float)) and key != "global_step"
     ]
-    step = report["global_step"]
-    self._events.add_summary(tf.Summary(value=values), step)
-    self._events.flush()
+    summary, step = tf.Summary(value=values), report["global_step"]
+    self._add_events(lambda e: e.add_summary(summary, step))
+
+  def _add_events(self, add) -> None:
+    """Calls add(writer), or tells once that TensorBoard gets no more."""
+    if self._events is None:
+      return
+    try:
+      add(self._events)
+      self._events.flush()
+    except (OSError, tf.errors.OpError) as e:
+      self._events = None
+      tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")
+
+  def _flush(self) -> None:
+    """Writes what waits, whole or not at all."""
+    try:
+      done = 0
+      while done < len(self._waiting):
+        done += self._file.write(self._waiting[done:])
+    except OSError as e:
+      self._trouble = e.strerror
+      self._file.truncate(self._written)
+      self._file.seek(self._written)
+    else:
+      self._trouble = None
+      self._written += len(self._waiting)
+      self._waiting = b""
 
   def close(self) -> None:
-    """Closes file and events."""
+    """Closes file and events.
+
+    Raises:
+      DataError: some reports could not be written.
+    """
+    self._flush()
     self._file.close()
-    self._events.close()
+    if self._events is not None:
+      self._events.close()
+    if self._waiting:
+      reports = self._waiting.count(b"\n")
+      raise DataError(
+        f"{self._path}: {reports} reports could not be written: {self._trouble}"
+      )
+
+
+def _line(report: dict) -> bytes:
+  return json.dumps(report).encode() + b"\n"
 
 
 def _clock(seconds: float) -> str:
@@ -176,7 +312,7 @@ class Progress:
     )
     end = "\n" if not self._tty or step >= self._total else ""
     start = "\r\x1b[K" if self._tty else ""
-    print(start + line, end=end, file=sys.stderr, flush=True)
+    tell(start + line, end=end)
 
 
 def versions() -> dict:
