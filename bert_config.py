@@ -2,8 +2,8 @@
 
 import copy
 import json
-import math
 
+from pretraining_data import unfinished
 from tensorflow_v1 import tf
 
 # Names that `layers.get_activation` knows.
@@ -19,6 +19,14 @@ _KEYS_WITHOUT_EFFECT = (
   "pooler_size_per_head",
   "pooler_type",
 )
+
+# Sizes are int32 to TensorFlow; a graph of more layers is never built to the
+# end; float32 weights of a larger deviation overflow in the first matmul.
+_LARGEST_SIZE, _MOST_LAYERS, _LARGEST_STDDEV = (1 << 31) - 1, 10_000, 1e9
+
+
+def _is_number(value) -> bool:
+  return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class BertConfig:
@@ -99,11 +107,11 @@ class BertConfig:
     Raises:
       ValueError: as `from_dict`, or the file is not JSON; it names the file.
     """
-    with tf.gfile.GFile(json_file, "r") as reader:
+    with tf.gfile.GFile(json_file, "rb") as reader:
       text = reader.read()
     try:
-      json_object = json.loads(text)
-    except json.JSONDecodeError as error:
+      json_object = unfinished.parse_json(text)
+    except ValueError as error:
       raise ValueError(f"{json_file}: not JSON: {error}") from error
     if not isinstance(json_object, dict):
       raise ValueError(f"{json_file}: not a JSON object")
@@ -123,13 +131,19 @@ class BertConfig:
       value = getattr(self, key)
       if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{source}: {key} is {value!r}, not a positive int")
+      most = _MOST_LAYERS if key == "num_hidden_layers" else _LARGEST_SIZE
+      if value > most:
+        raise ValueError(f"{source}: {key} is {value}, more than {most}")
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
       value = getattr(self, key)
-      if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+      if not _is_number(value) or not 0.0 <= value < 1.0:
         raise ValueError(f"{source}: {key} is {value!r}, not in [0, 1)")
     stddev = self.initializer_range
-    if not isinstance(stddev, (int, float)) or not 0.0 < stddev < math.inf:
-      raise ValueError(f"{source}: initializer_range is {stddev!r}, not > 0")
+    if not _is_number(stddev) or not 0.0 < stddev <= _LARGEST_STDDEV:
+      raise ValueError(
+        f"{source}: initializer_range is {stddev!r}, not > 0 and at most "
+        f"{_LARGEST_STDDEV:g}"
+      )
     if self.hidden_size % self.num_attention_heads:
       raise ValueError(
         f"{source}: hidden_size {self.hidden_size} is not a multiple of "
@@ -140,7 +154,8 @@ class BertConfig:
         f"{source}: pre_layer_norm is {self.pre_layer_norm!r}, not a bool"
       )
     act = self.hidden_act
-    if isinstance(act, str) and act.lower() not in ACTIVATION_NAMES:
+    named = isinstance(act, str) and act.lower() in ACTIVATION_NAMES
+    if not (named or act is None or callable(act)):
       raise ValueError(
         f"{source}: hidden_act is {act!r}, not one of {ACTIVATION_NAMES}"
       )

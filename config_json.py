@@ -13,15 +13,17 @@ Every field is honoured or an error that names it. What a file leaves out keeps
 the flag's default, not DeepSpeed's. Steps count global batches.
 """
 
-import json
 import math
 
 import lr_schedule
 from errors import UserError
+from pretraining_data import unfinished
 
 OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
 
 _NUMBER, _COUNT = "a number", "an integer"
+_LARGEST = {_NUMBER: 1e300, _COUNT: 1 << 62}  # JSON's have no end
+_LARGEST_POWER = 126  # of two, in float32
 _BOOL, _PAIR = "true or false", "a list of two numbers"
 
 _SECTIONS = ("optimizer", "scheduler", "fp16", "bf16")
@@ -76,9 +78,9 @@ def flags_of(path: str) -> dict:
       without effect, or disagrees with another; the message names the field.
   """
   try:
-    with open(path, encoding="utf-8") as f:
-      config = json.load(f)
-  except (OSError, json.JSONDecodeError) as e:
+    with open(path, "rb") as f:
+      config = unfinished.parse_json(f.read())
+  except (OSError, ValueError) as e:
     raise UserError(f"--config_json={path}: not readable as JSON: {e}") from e
   reader = _Reader(path)
   reader.object(config, "")
@@ -140,7 +142,7 @@ class _Reader:
     extra = sorted(set(content) - {"type", "params"})
     if extra:
       raise self.error(f"{section}.{extra[0]}", "is not honoured")
-    if content.get("type") not in types:
+    if content.get("type") not in list(types):  # may be of any type
       raise self.error(
         f"{section}.type",
         f"is {content.get('type')!r}, not one of {', '.join(types)}",
@@ -185,6 +187,11 @@ class _Reader:
       self.read(rest, _FP16, "fp16")
       power = self.values.pop("initial_scale_power", None)
       if power is not None:
+        if not 0 <= power <= _LARGEST_POWER:
+          raise self.error(
+            "fp16.initial_scale_power",
+            f"is {power}, not in [0, {_LARGEST_POWER}]",
+          )
         self.values["initial_loss_scale"] = 2.0**power
 
   def bf16(self, content: dict) -> None:
@@ -225,4 +232,6 @@ def _fits(value, want: str) -> bool:
     )
   if isinstance(value, bool):
     return False
-  return isinstance(value, int if want == _COUNT else (int, float))
+  if not isinstance(value, int if want == _COUNT else (int, float)):
+    return False
+  return abs(value) <= _LARGEST[want]

@@ -29,6 +29,38 @@ def replace_json(path: str, value: dict) -> None:
   os.replace(path + ".tmp", path)
 
 
+def parse_json(text: str | bytes):
+  """The value of a JSON text.
+
+  Unlike Python's own parser it takes no key twice, of which one would be
+  without effect, and neither NaN nor Infinity.
+
+  Raises:
+    ValueError: it is no JSON, not UTF-8, or nested too deeply.
+  """
+  try:
+    return json.loads(
+      text.decode() if isinstance(text, bytes) else text,
+      object_pairs_hook=_distinct,
+      parse_constant=_no_number,
+    )
+  except RecursionError as e:
+    raise ValueError("nested too deeply") from e
+
+
+def _distinct(pairs: list) -> dict:
+  value = dict(pairs)
+  if len(value) < len(pairs):
+    keys = [key for key, _ in pairs]
+    twice = next(key for key in keys if keys.count(key) > 1)
+    raise ValueError(f"the key {twice!r} stands there twice")
+  return value
+
+
+def _no_number(name: str):
+  raise ValueError(f"{name} is no JSON")
+
+
 def read_json(path: str) -> dict:
   """Reads what `replace_json` wrote.
 
@@ -36,8 +68,8 @@ def read_json(path: str) -> dict:
     DataError: it is damaged.
   """
   try:
-    with open(path, encoding="utf-8") as f:
-      return json.load(f)
+    with open(path, "rb") as f:
+      return parse_json(f.read())
   except ValueError as e:
     raise errors.DataError(
       f"{path}: damaged ({e}); delete its folder and start again"
