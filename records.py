@@ -39,7 +39,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import flags
@@ -47,7 +47,13 @@ from absl import flags
 import errors
 import tokenization
 from errors import DataError
-from pretraining_data import masking, record_report, tf_example, tfrecord
+from pretraining_data import (
+  masking,
+  record_report,
+  tf_example,
+  tfrecord,
+  unfinished,
+)
 
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"
@@ -124,6 +130,14 @@ def fake_features(
 # -----------------------------------------------------------------------------
 # The manifest
 # -----------------------------------------------------------------------------
+
+_LENGTHS = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
+_MAX_COUNT = 1 << 62
+
+
+def _is_count(value, low: int, high: int = 1 << 31) -> bool:
+  """Whether a JSON value is an integer in [low, high)."""
+  return type(value) is int and low <= value < high
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,11 +231,12 @@ class Manifest:
     """Reads a manifest.
 
     Raises:
-      DataError: not JSON, of another version, or with missing/unknown keys.
+      DataError: not JSON, of another version, with missing or unknown keys, or
+        with values that cannot be.
     """
     try:
-      with open(path, encoding="utf-8") as f:
-        raw = json.load(f)
+      with open(path, "rb") as f:
+        raw = unfinished.parse_json(f.read())
     except (ValueError, OSError) as e:
       raise DataError(f"{path}: not a readable manifest: {e}") from e
     try:
@@ -233,9 +248,54 @@ class Manifest:
         )
       raw["tokenizer"] = tokenization.TokenizerInfo(**raw["tokenizer"])
       raw["files"] = tuple(tfrecord.ShardInfo(**f) for f in raw["files"])
-      return cls(**raw)
+      manifest = cls(**raw)
     except (TypeError, KeyError, AttributeError) as e:
       raise DataError(f"{path}: not a manifest of this project: {e}") from e
+    for name, fits in manifest._checks():
+      if not fits:
+        raise DataError(
+          f"{path}: {name} cannot be so: it is damaged or was changed. Copy it "
+          "or make the records again"
+        )
+    return manifest
+
+  def _checks(self) -> Iterator[tuple[str, bool]]:
+    """(field, whether its value can be); each relies on those before."""
+    for name in _LENGTHS:
+      yield name, _is_count(getattr(self, name), 1)
+    yield "masking", self.masking in ("static", "dynamic")
+    t = self.tokenizer
+    yield "tokenizer.kind", t.kind in ("wordpiece", "sentencepiece")
+    yield "tokenizer.file", isinstance(t.file, str)
+    yield "tokenizer.sha256", isinstance(t.sha256, str)
+    yield "tokenizer.vocab_size", _is_count(t.vocab_size, 1)
+    yield "tokenizer.do_lower_case", isinstance(t.do_lower_case, bool)
+    yield (
+      "tokenizer.mask_id",
+      t.mask_id is None or _is_count(t.mask_id, 0, t.vocab_size),
+    )
+    yield "settings", isinstance(self.settings, dict)
+    prob = self.settings.get("masked_lm_prob", 0.15)
+    yield "settings.masked_lm_prob", isinstance(prob, float) and 0 < prob < 1
+    whole_words = self.settings.get("do_whole_word_mask", False)
+    yield "settings.do_whole_word_mask", isinstance(whole_words, bool)
+    yield "counts", isinstance(self.counts, dict)
+    for name, n in self.counts.items():
+      yield (
+        f"counts.{name}",
+        type(n) in (int, float) and 0 <= n < _MAX_COUNT,
+      )
+    yield "files", bool(self.files)
+    for info in self.files:
+      yield "files.name", isinstance(info.name, str)
+      yield "files.sha256", isinstance(info.sha256, str)
+      yield "files.records", _is_count(info.records, 1, _MAX_COUNT)
+      yield "files.bytes", _is_count(info.bytes, 1, _MAX_COUNT)
+    if self.examples_per_record > 1:
+      count = sum(info.records for info in self.files)
+      examples = self.counts.get("examples", 0)
+      most = count * self.examples_per_record
+      yield "counts.examples", count <= examples <= most
 
 
 def find_manifests(

@@ -39,12 +39,42 @@ def read_record(
   try:
     record = tf_example.decode_example(data)
     tf_example.check_example(record, features)
+    check_places(record)
   except DataError as e:
     raise DataError(
       f"{files.where(number)}: {e}. It is damaged or of another data set: copy "
       "or make the file again."
     ) from e
   return record
+
+
+def check_places(record: Record) -> None:
+  """Checks what values of a record say of each other.
+
+  Raises:
+    DataError: examples are not one after another, numbered from 1, with
+      padding at the end; or a token to predict is padding or there twice.
+  """
+  mask = record["input_mask"]
+  steps = np.diff(mask, prepend=0)
+  length = int(np.count_nonzero(mask))
+  # Numbers may go up by 1, and to 0 where the padding begins.
+  if (
+    not length
+    or mask[length:].any()
+    or not np.isin(steps[:length], (0, 1)).all()
+  ):
+    raise DataError(
+      "input_mask is not 1 for the tokens of the first example, 2 for those of "
+      "the next and so on, then 0"
+    )
+  if "masked_lm_weights" in record:
+    used = record["masked_lm_weights"] > 0
+    places = record["masked_lm_positions"][used]
+    if np.any(places >= length):
+      raise DataError(f"masked_lm_positions holds {places.max()}, padding")
+    if len(np.unique(places)) < len(places):
+      raise DataError("masked_lm_positions has a place twice")
 
 
 def table(rows: Mapping[str, str]) -> str:

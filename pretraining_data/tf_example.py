@@ -19,9 +19,9 @@ import numpy as np
 from errors import DataError
 
 # Wire types; then field numbers of Feature.
-_VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)
+VARINT, FIXED64, LENGTH, _GROUP, _GROUP_END, FIXED32 = range(6)
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
-_UNPACKED = {_FLOAT_LIST: _FIXED32, _INT64_LIST: _VARINT}  # a value by itself
+_UNPACKED = {_FLOAT_LIST: FIXED32, _INT64_LIST: VARINT}  # a value by itself
 _VARINT_BYTES, _UINT64_MAX = 10, (1 << 64) - 1
 
 # -----------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def _varint_rows(values: np.ndarray) -> list[bytes]:
 
 def _field_head(number: int, length: int) -> bytes:
   """What precedes the payload of a length-delimited protocol buffer field."""
-  head = [number << 3 | _LENGTH]
+  head = [number << 3 | LENGTH]
   while length > 0x7F:
     head.append(length & 0x7F | 0x80)
     length >>= 7
@@ -153,29 +153,33 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
 
 def _bodies(message: bytes) -> Iterator[bytes]:
   """The messages in field 1."""
-  for number, wire, body in _fields(message):
-    if (number, wire) == (1, _LENGTH):
+  for number, wire, body in fields(message):
+    if (number, wire) == (1, LENGTH):
       yield body
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-  """(number, wire type, payload) of a message's fields, without groups."""
+def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+  """(number, wire type, payload) of any message's fields, without groups.
+
+  Raises:
+    DataError: these bytes are no message.
+  """
   at, end = 0, len(message)
   groups = []  # open ones: an old way to nest, which no reader knows here
   while at < end:
-    tag, at = _varint(message, at)
+    tag, at = varint(message, at)
     number, wire = tag >> 3, tag & 7
     if number >> 29 or not (number or groups):  # groups may hold any
       raise DataError(f"a field has the number {number}")
     start = stop = at
-    if wire == _LENGTH:
-      size, start = _varint(message, at)
+    if wire == LENGTH:
+      size, start = varint(message, at)
       stop = start + size
-    elif wire == _VARINT:
-      _, stop = _varint(message, at)
-    elif wire == _FIXED32:
+    elif wire == VARINT:
+      _, stop = varint(message, at)
+    elif wire == FIXED32:
       stop = at + 4
-    elif wire == _FIXED64:
+    elif wire == FIXED64:
       stop = at + 8
     elif wire == _GROUP:
       groups.append(number)
@@ -190,8 +194,12 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
     raise DataError(f"group {groups[-1]} does not end")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-  """(value, where it ends) of the varint at a place."""
+def varint(data: bytes, at: int) -> tuple[int, int]:
+  """(value, where it ends) of the varint at a place.
+
+  Raises:
+    DataError: there is none.
+  """
   if at < len(data) and data[at] < 0x80:
     return data[at], at + 1
   value = 0
@@ -207,12 +215,12 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 def _decode_entry(entry: bytes) -> tuple[str, np.ndarray]:
   """Name and values of an entry of `Features.feature`."""
   name, kind, chunks = b"", None, []
-  for number, wire, body in _fields(entry):
-    if (number, wire) == (1, _LENGTH):
+  for number, wire, body in fields(entry):
+    if (number, wire) == (1, LENGTH):
       name = body
-    elif (number, wire) == (2, _LENGTH):
-      for which, wire, values in _fields(body):
-        if wire == _LENGTH and which in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
+    elif (number, wire) == (2, LENGTH):
+      for which, wire, values in fields(body):
+        if wire == LENGTH and which in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
           if which != kind:  # of the oneof's members the last one counts
             kind, chunks = which, []
           chunks += _list_chunks(values, kind)
@@ -224,8 +232,8 @@ def _decode_entry(entry: bytes) -> tuple[str, np.ndarray]:
 
 def _list_chunks(message: bytes, kind: int) -> Iterator[bytes]:
   """The bytes of a list's values, of one or of many in a chunk."""
-  for number, wire, chunk in _fields(message):
-    if number == 1 and wire == _LENGTH:
+  for number, wire, chunk in fields(message):
+    if number == 1 and wire == LENGTH:
       if kind == _FLOAT_LIST and len(chunk) % 4:
         raise DataError(f"{len(chunk)} bytes are no whole number of floats")
       if kind == _INT64_LIST and chunk and chunk[-1] >= 0x80:
@@ -270,7 +278,8 @@ class Feature(NamedTuple):
   """What the values of a feature must be."""
 
   size: int
-  bound: int | None  # the first integer that is too large; None: floats
+  # The first integer that is too large; None: floats, weights of 0 or 1.
+  bound: int | None
 
 
 def check_example(
@@ -294,7 +303,12 @@ def check_example(
     if array.dtype.kind != ("f" if bound is None else "i"):
       want = "a float_list" if bound is None else "an int64_list"
       raise DataError(f"{name} has values of {array.dtype}, expected {want}")
+    if bound is None:
+      wrong = array[(array != 0.0) & (array != 1.0)]  # NaN is, too
+      if len(wrong):
+        raise DataError(f"{name} holds {wrong[0]}, expected 0 or 1")
+      continue
     # As unsigned integers negative ones are the largest.
-    if bound is not None and array.view(np.uint64).max(initial=0) >= bound:
+    if array.view(np.uint64).max(initial=0) >= bound:
       wrong = array[(array < 0) | (array >= bound)][0]
       raise DataError(f"{name} holds {wrong}, expected 0 to {bound - 1}")

@@ -42,7 +42,8 @@ def file_sha256(path: str) -> str:
     return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _masked_crc(data: bytes) -> int:
+def masked_crc(data: bytes) -> int:
+  """CRC-32C, masked as in TFRecord files and in TensorFlow's tables."""
   crc = google_crc32c.value(data)
   return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -84,9 +85,9 @@ class ShardWriter:
     frame = b"".join(
       (
         length,
-        _FOOTER.pack(_masked_crc(length)),
+        _FOOTER.pack(masked_crc(length)),
         record,
-        _FOOTER.pack(_masked_crc(record)),
+        _FOOTER.pack(masked_crc(record)),
       )
     )
     self._file.write(frame)
@@ -134,7 +135,7 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
         f"the file ends at byte {end}. Copy or make the file again."
       )
     length, crc = _HEADER.unpack_from(data, position)
-    if crc != _masked_crc(data[position : position + 8]):
+    if crc != masked_crc(data[position : position + 8]):
       raise DataError(
         f"{path}: record {number} at byte {position} has a damaged length "
         "(checksum mismatch), or this is not a TFRecord file (compressed "
@@ -162,6 +163,8 @@ class _RecordFile:
     self.path = path
     try:
       self.size = os.path.getsize(path)
+      if not os.path.isfile(path):
+        raise DataError(f"{path}: not a file")
       if self.size == 0:
         raise DataError(f"{path}: the file is empty")
       self._fd = os.open(path, os.O_RDONLY)
@@ -180,7 +183,8 @@ class _RecordFile:
     """The offsets in the index; DataError if they cannot be this file's."""
     index, size = self.path + INDEX_SUFFIX, self.size
     try:
-      offsets = np.load(index, mmap_mode="r", allow_pickle=False)
+      # Reads arrays of numbers and nothing else, unlike np.load.
+      offsets = np.lib.format.open_memmap(index, mode="r")
     except Exception as e:  # of many types: a header is parsed as Python
       raise DataError(
         f"{index}: not a record index ({e}). Delete it: the file is then "
@@ -192,6 +196,7 @@ class _RecordFile:
       or len(offsets) < 2
       or offsets[-1] != size
       or offsets[0] != 0
+      or np.any(offsets < 0)  # else differences may overflow
       or np.any(np.diff(offsets) < _FRAME_BYTES)
     ):
       raise DataError(
@@ -217,7 +222,7 @@ class _RecordFile:
       len(frame) != end - start
       or _HEADER.unpack_from(frame)[0] != len(record)
       or _FOOTER.unpack_from(frame, len(frame) - _FOOTER.size)[0]
-      != _masked_crc(record)
+      != masked_crc(record)
     ):
       raise DataError(
         f"{self.where(number)} is damaged (checksum mismatch). Copy or make "

@@ -198,7 +198,8 @@ a, record 1
 
 
 def test_a_look_at_packed_records(tmp_path):
-  write_set(tmp_path, {"a": [record_of(TWO, ("cat", "dog", 0), size=3)]})
+  made = record_of(TWO, ("cat", "dog", 0), size=3)
+  write_set(tmp_path, {"a": [made]}, counts={"examples": 2})
   status, out, _ = run(tmp_path / "a", "--num_examples=2")
   assert status == 0
   assert (
