@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,10 @@ class CorpusSettings:
     if not 0 < self.heldout_fraction < 1:
       raise errors.DataError(
         f"--heldout_fraction={self.heldout_fraction}: must be in (0, 1)"
+      )
+    if not re.fullmatch("[a-z]{2,3}", self.language):
+      raise errors.DataError(
+        f"--language={self.language}: must be an ISO 639-1 code, as en or zh"
       )
 
 

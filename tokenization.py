@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from errors import DataError
-from pretraining_data import tfrecord
+from pretraining_data import tf_example, tfrecord
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -329,6 +329,11 @@ def _spaced(char):
   return f" {char} " if _is_punctuation(char) else char
 
 
+def _is_accent(char):
+  """A mark that lower-casing drops and that NFD would sort among others."""
+  return unicodedata.combining(char) and unicodedata.category(char) == "Mn"
+
+
 def _unaccented(char):
   return None if unicodedata.category(char) == "Mn" else _spaced(char)
 
@@ -352,6 +357,9 @@ class WordSplitter:
   def __init__(self, do_lower_case: bool):
     self._do_lower_case = do_lower_case
     self._clean = _CharMap(_cleaned)
+    # Before NFD, whose time is quadratic in the marks that follow each other;
+    # those that it takes apart itself are few.
+    self._strip = _CharMap(lambda c: None if _is_accent(c) else c)
     self._split = _CharMap(_unaccented if do_lower_case else _spaced)
     # ASCII has neither accents nor CJK: one table does both jobs.
     self._ascii = _CharMap(lambda c: c if _cleaned(c) == c else _cleaned(c))
@@ -367,7 +375,8 @@ class WordSplitter:
       return text.translate(self._ascii).split()
     text = text.translate(self._clean)
     if self._do_lower_case:
-      text = unicodedata.normalize("NFD", text.lower())
+      text = text.lower().translate(self._strip)
+      text = unicodedata.normalize("NFD", text)
     return text.translate(self._split).split()
 
 
@@ -403,6 +412,8 @@ class _PieceCache(dict):
     self._reference = WordpieceTokenizer(vocab)
 
   def __missing__(self, word):
+    if len(word) > MAX_INPUT_CHARS_PER_WORD:
+      return (self._vocab[UNK],)  # not kept: it may be as long as its line
     if len(self) >= _MAX_CACHED_WORDS:
       self.clear()
     try:
@@ -416,6 +427,16 @@ class _PieceCache(dict):
 def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """A vocabulary fit for making data, or a DataError that says why not."""
   vocab = load_vocab(vocab_file)
+  with open(vocab_file, "rb") as f:
+    data = f.read()
+  try:
+    text = data.decode()
+  except UnicodeDecodeError as e:
+    line = data.count(b"\n", 0, e.start) + 1
+    raise DataError(
+      f"{vocab_file}: line {line} is not UTF-8: "
+      "the vocabulary is damaged or no text"
+    ) from e
   if not vocab:
     raise DataError(f"{vocab_file}: the vocabulary is empty")
   missing = [token for token in SPECIAL_TOKENS if token not in vocab]
@@ -427,9 +448,7 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   # A token that stands twice leaves an id that no text ever gets. Blank lines
   # are let be: published Chinese vocabularies hold unusual spaces as tokens.
   if len(vocab) <= max(vocab.values()):
-    with open(vocab_file, "rb") as f:
-      lines = convert_to_unicode(f.read()).split("\n")
-    for index, token in enumerate(line.strip() for line in lines):
+    for index, token in enumerate(t.strip() for t in text.split("\n")):
       if token and vocab[token] != index:
         raise DataError(
           f"{vocab_file}: {token!r} stands on lines {index + 1} and "
@@ -566,6 +585,15 @@ class WordPieceEncoder:
     )
 
 
+def _check_pieces(model: bytes) -> None:
+  """Raises `DataError` for pieces with which the library ends the process."""
+  for number, wire, piece in tf_example.fields(model):
+    if (number, wire) == (1, tf_example.LENGTH):
+      for number, wire, text in tf_example.fields(piece):
+        if (number, wire) == (1, tf_example.LENGTH) and b"\0" in text:
+          raise DataError("a piece with a NUL in it")
+
+
 class SentencePieceEncoder:
   """Lines -> ids of a SentencePiece model; as `WordPieceEncoder`.
 
@@ -585,14 +613,22 @@ class SentencePieceEncoder:
     self._file, self._do_lower_case = model_file, do_lower_case
     try:
       with open(model_file, "rb") as f:
-        self._model = sentencepiece.SentencePieceProcessor(model_proto=f.read())
+        data = f.read()
     except OSError as e:
       raise DataError(f"{model_file}: {e.strerror}") from e
-    except RuntimeError as e:
+    try:
+      _check_pieces(data)
+      self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
+    except (DataError, RuntimeError) as e:
       raise DataError(f"{model_file}: not a SentencePiece model") from e
     self.vocab_size = self._model.get_piece_size()
+    scores = [self._model.get_score(i) for i in range(self.vocab_size)]
+    if not np.isfinite(scores).all():
+      raise DataError(f"{model_file}: damaged: a piece's score is no number")
     self.tokens = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
     vocab = {piece: i for i, piece in enumerate(self.tokens)}
+    if len(vocab) < self.vocab_size:
+      raise DataError(f"{model_file}: damaged: a piece stands there twice")
     ids = [
       vocab.get(token, vocab.get(token.lower().strip("[]").join("<>")))
       for token in SPECIAL_TOKENS

@@ -22,6 +22,8 @@ import records
 import tokenization
 from pretraining_data import text_files
 
+_MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
+
 
 def _most_frequent_characters(
   words: "collections.Counter[str]", limit: int
@@ -57,6 +59,13 @@ def _merge(
   return tokenizer.get_vocab(with_added_tokens=True)
 
 
+def _check_size(vocab_size: int) -> None:
+  if not 1 <= vocab_size <= _MAX_VOCAB_SIZE:
+    raise errors.DataError(
+      f"--vocab_size={vocab_size}: must be 1 to {_MAX_VOCAB_SIZE:,}"
+    )
+
+
 def train_wordpiece(
   lines: Iterable[str],
   output_file: str,
@@ -84,9 +93,13 @@ def train_wordpiece(
   Raises:
     DataError: no words in `lines`, or `vocab_size` cannot spell one.
   """
+  _check_size(vocab_size)
   split, words = tokenization.WordSplitter(do_lower_case), collections.Counter()
+  limit = tokenization.MAX_INPUT_CHARS_PER_WORD
   for line in lines:
-    words.update(split(line))
+    # Longer ones are [UNK] for any vocabulary, and merging takes the square of
+    # their length.
+    words.update(word for word in split(line) if len(word) <= limit)
   if not words:
     raise errors.DataError("no words to train a vocabulary on: empty input?")
   # A character may need two tokens: at the start of words and inside.
@@ -130,6 +143,7 @@ def train_sentencepiece(
   Raises:
     DataError: the text is empty or too small for such a vocabulary.
   """
+  _check_size(vocab_size)
   if do_lower_case:
     lines = (line.lower() for line in lines)
   model = io.BytesIO()

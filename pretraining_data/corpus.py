@@ -112,6 +112,8 @@ class Chunk:
       elif not sentence:
         self.breaks.append(len(self.lengths))
       # A line of nothing but, say, control characters is neither.
+    if not encoded:  # blank lines of JSON
+      return
     tokens = np.concatenate(encoded).astype(self._dtype)
     if mark_words:
       goes_on = np.concatenate([w.goes_on for w in words])

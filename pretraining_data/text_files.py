@@ -9,6 +9,7 @@ A plain file is read in pieces of `PIECE_BYTES`, a compressed one as one piece;
 all that is in memory at a time is a batch of lines.
 """
 
+import codecs
 import contextlib
 import dataclasses
 import gzip
@@ -16,6 +17,7 @@ import io
 import itertools
 import json
 import os
+import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
@@ -40,6 +42,9 @@ _HEADLINE = 20  # Chinese characters: what is shorter was not wrapped
 class TextFormat:
   """How text is read.
 
+  Raises:
+    DataError: `prose` cannot be the code of a language.
+
   Attributes:
     prose: ISO 639-1 code of the language by whose rules lines are split into
       sentences; "": a line is a sentence.
@@ -48,6 +53,12 @@ class TextFormat:
 
   prose: str = ""
   text_field: str = "text"
+
+  def __post_init__(self):
+    if self.prose and not re.fullmatch("[a-z]{2,3}", self.prose):
+      raise errors.DataError(
+        f"--prose={self.prose}: must be an ISO 639-1 code, as en or zh"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +122,12 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
     lines = _raw_lines(f, piece)
     before = 0
     while batch := _next_lines(lines):
+      place, line = batch[0]
+      if not place:
+        batch[0] = place, _without_mark(line, piece.path)
       sentences, bad_lines = parse(piece.path, batch, text)
       size = sum(len(line) for _, line in batch)
+      size += len(line) - len(batch[0][1])
       if f is on_disk:
         yield Batch(sentences, size, bad_lines, size)
       else:
@@ -193,6 +208,22 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
     position += len(line)
 
 
+def _without_mark(line: bytes, path: str) -> bytes:
+  """A file's first line without UTF-8's byte order mark.
+
+  Raises:
+    DataError: it has another encoding's.
+  """
+  # UTF-32's little-endian mark begins with UTF-16's.
+  marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+  if line.startswith(marks):
+    raise errors.DataError(
+      f"{path}: its byte order mark is that of UTF-16 or UTF-32: convert it to "
+      "UTF-8, for example by iconv"
+    )
+  return line.removeprefix(codecs.BOM_UTF8)
+
+
 def _first_line(f: BinaryIO, piece: Piece) -> int:
   """Goes to the first line that starts in the piece; returns its place."""
   if not piece.start:
@@ -263,7 +294,7 @@ def _record_text(path, place, line, field):
   """(text, whether bytes were dropped) of one JSON record."""
   decoded, bad = _decoded(line)
   try:
-    record = json.loads(decoded.removeprefix("\ufeff"))
+    record = json.loads(decoded)
   except (ValueError, RecursionError) as e:
     raise errors.DataError(
       f"{path}: the record at byte {place} is not JSON: {e}"

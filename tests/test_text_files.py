@@ -5,7 +5,7 @@ import json
 
 import pytest
 from backports import zstd
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import errors
@@ -27,6 +27,7 @@ def sentences(*paths, **text):
   st.integers(1, 60),
 )
 def test_pieces_hold_each_line_once(tmp_path_factory, content, piece_bytes):
+  assume(not content.startswith((b"\xff\xfe", b"\xfe\xff")))
   path = tmp_path_factory.getbasetemp() / "pieces.txt"
   path.write_bytes(content)
   want = [
