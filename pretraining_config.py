@@ -15,6 +15,30 @@ from errors import UserError
 from lr_schedule import Schedule
 from tensorflow_v1 import tf
 
+_LARGEST_FLOAT = 3.4e38  # float32's, about
+_MOST = (1 << 31) - 1
+# Lowest and highest values of the integers.
+_RANGES = {
+  "dry_run_ranks": (1, _MOST),
+  "max_seq_length": (1, 1 << 16),
+  "max_predictions_per_seq": (1, 1 << 16),
+  "train_batch_size": (1, _MOST),
+  "eval_batch_size": (1, _MOST),
+  "num_accumulation_steps": (1, _MOST),
+  "global_batch_size": (1, _MOST),
+  "shuffle_block_records": (0, _MOST),
+  "lr_decay_steps": (1, _MOST),
+  "num_train_steps": (1, _MOST),
+  "num_warmup_steps": (0, _MOST),
+  "save_checkpoints_steps": (0, _MOST),
+  "keep_checkpoints": (1, _MOST),
+  "log_every_steps": (1, _MOST),
+  "eval_every_steps": (0, _MOST),
+  "max_eval_steps": (0, _MOST),
+  "seed": (0, (1 << 63) - 1),
+  "num_threads": (0, 4096),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig:
@@ -70,13 +94,29 @@ class PretrainingConfig:
         raise UserError(f"--{name} is missing")
     if self.eval_every_steps and not self.do_eval:
       raise UserError("--eval_every_steps needs --do_eval")
-    for name in ("seed", "shuffle_block_records"):
-      if getattr(self, name) < 0:
-        raise UserError(f"--{name}={getattr(self, name)}: must not be negative")
-    for name in ("learning_rate", "lr_offset"):
+    # Those of --config_json have not passed the flags' own bounds.
+    for name, (least, most) in _RANGES.items():
       value = getattr(self, name)
-      if not (math.isfinite(value) and value >= 0):
-        raise UserError(f"--{name}={value}: must be finite and not negative")
+      if value is not None and not least <= value <= most:
+        raise UserError(f"--{name}={value}: must be {least} to {most}")
+    parts = (self, self.optimizer, self.loss_scale)
+    for name, value in (item for part in parts for item in vars(part).items()):
+      if isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT:
+        raise UserError(f"--{name}={value}: must be finite, in float32")
+    for name in ("learning_rate", "lr_offset", "lr_power"):
+      value = getattr(self, name)
+      if value is not None and value < 0:
+        raise UserError(f"--{name}={value}: must not be negative")
+    for name in ("init_checkpoint", "eval_input_file"):
+      if getattr(self, name) == "":
+        raise UserError(f"--{name} is empty: name a file, or leave it out")
+    for name in ("output_dir", "init_checkpoint"):
+      value = getattr(self, name) or ""
+      if set(value) & set("*?[]\\"):
+        raise UserError(
+          f"--{name}={value}: TensorFlow finds no checkpoint under a name with "
+          "one of *?[]\\"
+        )
     unknown = sorted(set(self.recompute) - set(encoder.RECOMPUTE))
     if unknown:
       raise UserError(
@@ -97,7 +137,9 @@ class PretrainingConfig:
         message = f"{flags.bert_config_file}: {message}"
       raise UserError(f"--bert_config_file: {message}") from e
     # A flag on the command line wins over the JSON.
-    given = config_json.flags_of(flags.config_json) if flags.config_json else {}
+    given = {}
+    if flags.config_json is not None:
+      given = config_json.flags_of(flags.config_json)
     given = {n: v for n, v in given.items() if not flags[n].present}
 
     def values(part, *others):
@@ -162,6 +204,11 @@ class PretrainingConfig:
     shape |= input_pipeline.manifest_shape(files) if files else {}
     for name in ("max_seq_length", "max_predictions_per_seq"):
       shape[name] = getattr(self, name) or shape[name]
+    if shape["max_predictions_per_seq"] > shape["max_seq_length"]:
+      raise UserError(
+        f"--max_predictions_per_seq={shape['max_predictions_per_seq']}: more "
+        f"than --max_seq_length={shape['max_seq_length']} tokens"
+      )
     if shape.get("masks"):
       made = shape["masks"].max_predictions_per_seq
       if (

@@ -28,6 +28,14 @@ from pretraining_data import (
 
 _BLOCK_BYTES = 16 << 20  # of records, about: a worker holds so many examples
 _MAX_DEFAULT_SHARDS = 4096
+# More than anybody wants, and less than what only ends for lack of memory.
+_LARGEST = {
+  "max_seq_length": 1 << 16,
+  "random_seed": (1 << 63) - 1,
+  "dupe_factor": 10_000,
+  "num_shards": 100_000,
+  "num_workers": 4096,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +64,9 @@ class Settings:
   def __post_init__(self):
     if self.dupe_factor is None:
       object.__setattr__(self, "dupe_factor", 1 if self.dynamic_masks else 10)
+    for name, most in _LARGEST.items():
+      value = getattr(self, name)
+      self._check(value is None or value <= most, name, f"at most {most}")
     self._check(self.max_seq_length >= 8, "max_seq_length", "at least 8")
     self._check(
       1 <= self.max_predictions_per_seq <= self.max_seq_length,
@@ -67,13 +78,17 @@ class Settings:
     self._check(0 < self.masked_lm_prob < 1, "masked_lm_prob", "in (0, 1)")
     self._check(0 <= self.short_seq_prob <= 1, "short_seq_prob", "in [0, 1]")
     self._check(
-      self.examples_per_record >= 1, "examples_per_record", "at least 1"
+      1 <= self.examples_per_record <= self.max_seq_length,
+      "examples_per_record",
+      f"1 to max_seq_length ({self.max_seq_length})",
     )
     for name in ("num_shards", "num_workers"):
       value = getattr(self, name)
       self._check(value is None or value >= 1, name, "at least 1")
     paths = self.output_paths
-    self._check(bool(paths), "output_file", "a file name")
+    names = [os.path.basename(path) for path in paths]
+    self._check(bool(paths) and all(names), "output_file", "a file name")
+    text_files.TextFormat(self.prose, self.text_field)  # raises, if it must
     self._check(
       len(set(paths)) == len(paths)
       and len({os.path.dirname(os.path.abspath(p)) for p in paths}) == 1,
