@@ -9,17 +9,21 @@ there.
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
+import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import google_crc32c
 import numpy as np
 
-from errors import UserError
+from errors import DataError, UserError
+from pretraining_data import tf_example, tfrecord, unfinished
+from pretraining_data.tf_example import FIXED32, LENGTH, VARINT
 from tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"
@@ -41,6 +45,108 @@ def _checksum(path: str) -> str:
     while chunk := f.read(_CHUNK):
       crc.update(chunk)
   return crc.hexdigest().decode()
+
+
+# -----------------------------------------------------------------------------
+# The index of a checkpoint that has no marker
+# -----------------------------------------------------------------------------
+
+# A table as LevelDB's (https://github.com/google/leveldb, doc/table_format.md),
+# of the messages in tensorflow/core/protobuf/tensor_bundle.proto by name.
+_FOOTER_BYTES, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
+_TRAILER = struct.Struct("<BI")  # of a block: compression, masked CRC-32C
+_ENTRY = {1: VARINT, 2: LENGTH, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32}
+_DTYPE, _SHAPE, _SLICE = 1, 2, 7
+_MAX_ELEMENTS, _MAX_RANK = 1 << 48, 16
+
+
+def check_index(prefix: str) -> None:
+  """Checks what TensorFlow's reader takes for granted in PREFIX.index.
+
+  It ends the process, without an exception, if an entry is no message or has a
+  shape that cannot be. A checkpoint without an index (of TensorFlow's older
+  format, or none at all) is left to it.
+
+  Raises:
+    CheckpointError: the index is damaged, or cannot be read.
+  """
+  path = prefix + _SUFFIXES[0]
+  try:
+    with open(path, "rb") as f:
+      data = f.read()
+  except FileNotFoundError:
+    return
+  except OSError as e:
+    raise CheckpointError(f"{path}: {e.strerror}") from e
+  try:
+    for name, value in _table_entries(data):
+      if name:  # the first one is a header, which TensorFlow checks
+        name.decode()
+        _check_entry(value)
+  except (DataError, ValueError, TypeError) as e:  # TypeError: no such dtype
+    raise CheckpointError(f"{path}: damaged ({e}). Copy it again") from e
+
+
+def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+  """(key, value) of all entries of a table."""
+  if len(data) < _FOOTER_BYTES or not data.endswith(_MAGIC):
+    raise ValueError("cut off, or no index")
+  at = len(data) - _FOOTER_BYTES
+  for _ in range(2):  # of a block that is not used
+    _, at = tf_example.varint(data, at)
+  for _, place in _block_entries(data, data[at:]):
+    yield from _block_entries(data, place)
+
+
+def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
+  """(key, value) of the entries of one block, `place` says which."""
+  start, at = tf_example.varint(place, 0)
+  size, _ = tf_example.varint(place, at)
+  if start + size + _TRAILER.size > len(data) or size < 4:
+    raise ValueError("a block beyond the end")
+  compression, crc = _TRAILER.unpack_from(data, start + size)
+  if compression:
+    raise ValueError("compressed, as TensorFlow does not write it")
+  if crc != tfrecord.masked_crc(data[start : start + size + 1]):
+    raise ValueError("checksum mismatch")
+  block = data[start : start + size]
+  (restarts,) = struct.unpack_from("<I", block, size - 4)
+  end = size - 4 * (restarts + 1)
+  key, at = b"", 0
+  while at < end:
+    shared, at = tf_example.varint(block, at)
+    own, at = tf_example.varint(block, at)
+    length, at = tf_example.varint(block, at)
+    if shared > len(key) or at + own + length > end:
+      raise ValueError("an entry beyond its block")
+    key = key[:shared] + block[at : at + own]
+    at += own + length
+    yield key, block[at - length : at]
+
+
+def _check_entry(entry: bytes) -> None:
+  found = set()
+  for number, wire, body in tf_example.fields(entry):
+    if number == _SLICE:
+      raise ValueError("a variable in slices, which are not read")
+    if _ENTRY.get(number) != wire or number in found:
+      raise ValueError("an entry with fields that cannot be")
+    found.add(number)
+    if number == _SHAPE:
+      _check_shape(body)
+    elif number == _DTYPE:
+      tf.as_dtype(tf_example.varint(body, 0)[0])
+
+
+def _check_shape(shape: bytes) -> None:
+  sizes = []
+  for number, wire, dim in tf_example.fields(shape):
+    fields = list(tf_example.fields(dim)) if wire == LENGTH else [()]
+    if number != 2 or any(field[:2] != (1, VARINT) for field in fields):
+      raise ValueError("a shape with fields that cannot be")
+    sizes += [tf_example.varint(body, 0)[0] for _, _, body in fields] or [0]
+  if len(sizes) > _MAX_RANK or math.prod(sizes) > _MAX_ELEMENTS:
+    raise ValueError("a shape that cannot be")
 
 
 class _Writer:
@@ -104,24 +210,37 @@ class CheckpointFiles:
     """The newest checkpoint as TensorFlow's `checkpoint` file names it.
 
     It is somebody else's (google/bert's), or from before there were markers;
-    None if it is one of `steps`.
+    None if there is no such file, or if there are `steps`.
+
+    Raises:
+      CheckpointError: that file names no checkpoint that is there.
     """
-    path = tf.train.latest_checkpoint(self.folder)
-    if path is None or os.path.exists(path + ".json"):
+    list_file = os.path.join(self.folder, "checkpoint")
+    if self.steps() or not os.path.exists(list_file):
       return None
+    try:
+      state = tf.train.get_checkpoint_state(self.folder)
+      path = state.model_checkpoint_path if state else ""
+    except ValueError:  # also what is not UTF-8
+      path = ""
+    if not (os.path.exists(path + _SUFFIXES[0]) or os.path.exists(path)):
+      raise CheckpointError(
+        f"{list_file}: names no checkpoint that is there ({path!r}). Bring it "
+        "back, or start anew in another --output_dir"
+      )
     return path
 
   def check(self, step: int) -> None:
     """Raises `CheckpointError` if a checkpoint is not what was written."""
     prefix = self.prefix(step)
     try:
-      with open(prefix + ".json", encoding="utf-8") as f:
-        files = json.load(f)["files"]
+      with open(prefix + ".json", "rb") as f:
+        files = unfinished.parse_json(f.read())["files"]
       wanted = [
         (prefix + suffix, files[os.path.basename(prefix) + suffix])
         for suffix in _SUFFIXES
       ]
-      wanted = [(path, int(w["bytes"]), str(w["crc32c"])) for path, w in wanted]
+      wanted = [(path, w["bytes"], w["crc32c"]) for path, w in wanted]
     except OSError as e:
       raise CheckpointError(f"{e.filename}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError) as e:

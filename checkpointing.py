@@ -7,6 +7,7 @@ values by broadcast.
 """
 
 import dataclasses
+import os
 import time
 
 import numpy as np
@@ -83,15 +84,20 @@ def _shapes(path: str) -> dict:
   Raises:
     CheckpointError: there is none, or it cannot be read.
   """
+  checkpoint_files.check_index(path)
   try:
-    reader = tf.train.load_checkpoint(path)
-    return reader.get_variable_to_shape_map()
+    if os.path.isdir(path):
+      raise ValueError("it is a folder")
+    shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    if not shapes:  # so are files of a checkpoint, taken for the older format
+      raise ValueError("there are no variables in it")
   except (tf.errors.OpError, ValueError) as e:
     message = str(e).splitlines()[0]
     raise CheckpointError(
       f"{path}: no readable checkpoint ({message}). Give the name without "
       ".index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
     ) from e
+  return shapes
 
 
 def _check_shapes(path: str, variables, shapes: dict) -> None:
@@ -115,6 +121,23 @@ def _restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
     raise CheckpointError(
       f"{path}: damaged ({reason}). Delete its files to use the one before"
     ) from e
+
+
+def _check_finite(session: tf.Session, path: str, variables) -> None:
+  """Raises `CheckpointError` for weights that no training could go on from."""
+  finite = session.run(
+    {
+      v.op.name: tf.reduce_all(tf.math.is_finite(v))
+      for v in variables
+      if v.dtype.is_floating
+    }
+  )
+  wrong = [name for name, is_finite in finite.items() if not is_finite]
+  if wrong:
+    raise CheckpointError(
+      f"{path}: {wrong[0]} holds values that are not finite (of "
+      f"{len(wrong)} variables): use an earlier checkpoint"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +176,19 @@ def _schedule_position(path: str) -> int:
       "could go on: leave out --norewarmup"
     )
   start = "training_state/schedule_start"
-  before = reader.get_tensor(start) if reader.has_tensor(start) else 0
-  return int(reader.get_tensor("global_step") + before)
+  try:
+    before = reader.get_tensor(start) if reader.has_tensor(start) else 0
+    position = np.asarray(reader.get_tensor("global_step") + before)
+  except (tf.errors.OpError, ValueError) as e:  # ValueError: of other shapes
+    raise CheckpointError(
+      f"{path}: damaged ({str(e).splitlines()[0]}): leave out --norewarmup"
+    ) from e
+  if position.shape or position.dtype.kind != "i" or position < 0:
+    raise CheckpointError(
+      f"{path}: its global_step is {position}, no number of updates: leave out "
+      "--norewarmup"
+    )
+  return int(position)
 
 
 class Checkpointer:
@@ -230,12 +264,14 @@ class Checkpointer:
       CheckpointError: it cannot be read, has other shapes, or nothing of it is
         of use.
     """
-    report, saver = None, None
+    report, saver, trained = None, None, tf.trainable_variables()
     if init_checkpoint and self._comm.is_root:
       report, saver = self._plan(init_checkpoint)
     session.run(self._initializer)
     if saver:
       _restore(saver, session, init_checkpoint)
+      loaded = [v for v in trained if v.op.name in set(report.loaded)]
+      _check_finite(session, init_checkpoint, loaded)
       if schedule_start is not None:
         schedule_start.load(_schedule_position(init_checkpoint), session)
     session.run(self._broadcast)
@@ -295,6 +331,7 @@ class Checkpointer:
           [v for v in self._variables if v.op.name in shapes]
         )
       _restore(saver, session, path)
+      _check_finite(session, path, self._variables)
       for variable in self._variables:
         if variable.op.name not in shapes:
           variable.load(_ADDED[variable.op.name], session)
