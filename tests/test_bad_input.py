@@ -1,0 +1,717 @@
+"""Bad input: refused in one line or read right, whatever it is.
+
+`benchmarks.fuzz` tries many more; what it found has a test here.
+"""
+
+import ast
+import codecs
+import dataclasses
+import io
+import json
+import math
+import os
+import pathlib
+import time
+import types
+
+import numpy as np
+import pytest
+from conftest import settings_of, write_config, write_records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bert_config
+import checkpoint_files
+import checkpointing
+import config_json
+import prepare_corpus
+import pretraining_config
+import records
+import tokenization
+import train_tokenizer
+from benchmarks import fuzz, fuzz_readers
+from distributed import Comm
+from errors import DataError, UserError
+from pretraining_data import (
+  creation,
+  record_report,
+  text_files,
+  tf_example,
+  tfrecord,
+  unfinished,
+)
+from tensorflow_v1 import tf
+
+ROOT = pathlib.Path(__file__).parent.parent
+MODULES = [*ROOT.glob("*.py"), *ROOT.glob("pretraining_data/*.py")]
+
+
+# -----------------------------------------------------------------------------
+# No input is ever code
+# -----------------------------------------------------------------------------
+
+_CODE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+_CODE_FUNCTIONS = {"eval", "exec", "compile", "__import__"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_no_module_runs_what_it_reads(path):
+  for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    if isinstance(node, ast.Import):
+      names = {alias.name.split(".")[0] for alias in node.names}
+      assert not names & _CODE_MODULES and "yaml" not in names
+    elif isinstance(node, ast.ImportFrom):
+      assert node.module.split(".")[0] not in {*_CODE_MODULES, "yaml"}
+    elif isinstance(node, ast.Call):
+      function = node.func
+      if isinstance(function, ast.Name):
+        assert function.id not in _CODE_FUNCTIONS
+      for keyword in node.keywords:
+        if keyword.arg == "allow_pickle":
+          assert keyword.value.value is False
+
+
+# -----------------------------------------------------------------------------
+# Any damage, reader by reader
+# -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "name, count",
+  [
+    ("framing", 150),
+    ("index", 80),
+    ("record", 150),
+    ("manifest", 150),
+    ("vocab", 80),
+    ("sentencepiece", 80),
+    ("text", 80),
+    ("create", 5),
+    ("tokenizer", 10),
+    ("resume", 12),
+    ("resume_foreign", 12),
+    ("init_checkpoint", 12),
+  ],
+)
+def test_damage_is_refused_or_harmless(tmp_path, name, count):
+  reader = fuzz_readers.READERS[name](str(tmp_path))
+  for case in range(count):
+    reader.damage(fuzz.case_rng(name, 0, case))
+    kind, why = fuzz.outcome(reader)
+    assert kind in ("refused", "harmless"), f"{case}: {kind}: {why}"
+
+
+FEW = settings(deadline=None, max_examples=60)
+
+
+@FEW
+@given(st.binary(max_size=400))
+def test_any_bytes_for_every_reader(tmp_path_factory, content):
+  folder = tmp_path_factory.getbasetemp()
+  path = folder / "any"
+  path.write_bytes(content)
+  readers = [
+    lambda: list(tfrecord.RecordSet([str(path)])),
+    lambda: tfrecord.verify_file(str(path)),
+    lambda: records.Manifest.load(str(path)),
+    lambda: tokenization.load_tokenizer(str(path)),
+    lambda: tokenization.load_tokenizer(None, True, str(path)),
+    lambda: config_json.flags_of(str(path)),
+    lambda: unfinished.read_json(str(path)),
+    lambda: tf_example.decode_example(content),
+  ]
+  for read in readers:
+    try:
+      read()
+    except UserError as e:
+      assert "\n" not in str(e)
+      assert str(path) in str(e) or read is readers[-1]
+  with pytest.raises(ValueError, match="any"):  # no config is so short
+    bert_config.BertConfig.from_json_file(str(path))
+
+
+JSON = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+  lambda inner: (
+    st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+  ),
+  max_leaves=6,
+)
+
+
+@FEW
+@given(JSON)
+def test_json_is_read_as_the_standard_has_it(value):
+  text = json.dumps(value)
+  try:
+    expected = fuzz_readers.strict_json(text.encode())
+  except ValueError:
+    with pytest.raises(ValueError):
+      unfinished.parse_json(text)
+  else:
+    assert unfinished.parse_json(text) == expected
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    (b'{"a": 1, "a": 2}', "'a' stands there twice"),
+    (b'{"b": {"a": 1, "a": 1}}', "'a' stands there twice"),
+    (b"[NaN]", "NaN is no JSON"),
+    (b"[-Infinity]", "-Infinity is no JSON"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b"9" * 5000, "digits"),
+    (b'"\xff"', "utf-8"),
+    (b"", "Expecting value"),
+  ],
+)
+def test_bad_json_is_refused_wherever_it_stands(tmp_path, text, words):
+  """By every reader of JSON, with the file's name."""
+  path = tmp_path / "bad.json"
+  path.write_bytes(text)
+  for read in (
+    records.Manifest.load,
+    config_json.flags_of,
+    unfinished.read_json,
+    bert_config.BertConfig.from_json_file,
+  ):
+    with pytest.raises(ValueError, match=f"bad.json.*{words}"):
+      read(str(path))
+
+
+# -----------------------------------------------------------------------------
+# Record files
+# -----------------------------------------------------------------------------
+
+
+def test_an_index_that_would_overflow(tmp_path):
+  """Differences of offsets that wrap around to what a record may take."""
+  path = write_records(tmp_path / "a", 3)
+  top, size = np.iinfo(np.int64).max, os.path.getsize(path)
+  with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
+    np.save(f, np.array([0, top, -top + 16, -20, size]))
+  with pytest.raises(DataError, match="a.index: the index does not fit"):
+    tfrecord.RecordSet([path])
+
+
+def test_an_index_that_is_an_archive_or_code(tmp_path):
+  path = write_records(tmp_path / "a", 3)
+  archive, code = io.BytesIO(), io.BytesIO()
+  np.savez(archive, np.arange(3))
+  np.save(code, np.array([{}, {}], object))
+  for content in (archive, code):
+    (tmp_path / "a.index").write_bytes(content.getvalue())
+    with pytest.raises(DataError, match="a.index: not a record index"):
+      tfrecord.RecordSet([path])
+
+
+def test_a_folder_is_no_record_file(tmp_path):
+  with pytest.raises(DataError, match=f"{tmp_path}: not a file"):
+    tfrecord.RecordSet([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"masked_lm_weights": [math.nan, 1, 0]}, "weights holds nan, expected 0"),
+    ({"masked_lm_weights": [0.5, 1, 0]}, "weights holds 0.5, expected 0 or 1"),
+    ({"masked_lm_positions": [1, 7, 0]}, "positions holds 7, padding"),
+    ({"masked_lm_positions": [1, 1, 0]}, "positions has a place twice"),
+    ({"input_mask": [0] * 8}, "input_mask is not 1 for"),
+    ({"input_mask": [1, 1, 0, 1, 1, 0, 0, 0]}, "input_mask is not 1 for"),
+    ({"input_mask": [2, 2, 2, 2, 2, 2, 0, 0]}, "input_mask is not 1 for"),
+    ({"input_mask": [1, 1, 2, 2, 1, 1, 0, 0]}, "input_mask is not 1 for"),
+    ({"segment_ids": [7] * 8}, "segment_ids holds 7, expected 0 to 1"),
+  ],
+)
+def test_values_that_cannot_be(tmp_path, change, words):
+  sound = {
+    "input_ids": [2, 5, 3, 5, 6, 3, 0, 0],
+    "input_mask": [1, 1, 1, 1, 1, 1, 0, 0],
+    "segment_ids": [0, 0, 0, 1, 1, 1, 0, 0],
+    "next_sentence_labels": [1, 0],
+    "masked_lm_positions": [1, 3, 0],
+    "masked_lm_ids": [7, 8, 0],
+    "masked_lm_weights": [1.0, 1.0, 0.0],
+  }
+  path = str(tmp_path / "a")
+  with tfrecord.ShardWriter(path) as writer:
+    for values in (sound, sound | change):
+      writer.write(
+        tf_example.encode_example(
+          {
+            name: np.array(v, float if "weights" in name else int)
+            for name, v in values.items()
+          }
+        )
+      )
+  files, shape = tfrecord.RecordSet([path]), records.record_features(8, 3, 2, 9)
+  record_report.read_record(files, 0, shape)
+  with pytest.raises(DataError, match=f"a: record 1 at byte .*: .*{words}"):
+    record_report.read_record(files, 1, shape)
+
+
+MANIFEST = records.Manifest(
+  max_seq_length=128,
+  max_predictions_per_seq=20,
+  examples_per_record=2,
+  masking="dynamic",
+  tokenizer=tokenization.TokenizerInfo("wordpiece", "v", "ab", 100, True, 4),
+  settings={"masked_lm_prob": 0.15, "do_whole_word_mask": True},
+  counts={"examples": 5, "unigram_entropy": 6.5},
+  files=(tfrecord.ShardInfo("x.tfrecord", 3, 30, "cd"),),
+)
+
+
+@pytest.mark.parametrize(
+  "path, value",
+  [
+    (("max_seq_length",), "128"),
+    (("max_seq_length",), -1),
+    (("max_seq_length",), 128.0),
+    (("examples_per_record",), True),
+    (("masking",), ["static"]),
+    (("masking",), "no"),
+    (("tokenizer", "vocab_size"), 0),
+    (("tokenizer", "mask_id"), 100),
+    (("tokenizer", "do_lower_case"), "yes"),
+    (("settings",), None),
+    (("settings", "masked_lm_prob"), 1.5),
+    (("settings", "do_whole_word_mask"), 1),
+    (("counts", "examples"), "5"),
+    (("counts", "examples"), 7),  # more than 3 records of 2 hold
+    (("counts", "unigram_entropy"), []),
+    (("files",), []),
+    (("files", 0, "name"), ["x"]),
+    (("files", 0, "records"), 0),
+    (("files", 0, "bytes"), None),
+  ],
+)
+def test_manifests_with_values_that_cannot_be(tmp_path, path, value):
+  raw = json.loads(json.dumps(dataclasses.asdict(MANIFEST)))
+  inside = raw
+  for key in path[:-1]:
+    inside = inside[key]
+  file = tmp_path / f"x{records.MANIFEST_SUFFIX}"
+  file.write_text(json.dumps(raw))
+  assert records.Manifest.load(str(file)) == MANIFEST
+  inside[path[-1]] = value
+  file.write_text(json.dumps(raw))
+  with pytest.raises(DataError, match=rf"x\.manifest\.json: {path[0]}"):
+    records.find_manifest(str(tmp_path / "x.tfrecord"))
+
+
+# -----------------------------------------------------------------------------
+# Vocabularies and models
+# -----------------------------------------------------------------------------
+
+
+def test_a_vocabulary_that_is_not_utf_8(tmp_path, letters):
+  path = tmp_path / "vocab.txt"
+  whole = pathlib.Path(letters).read_bytes()
+  path.write_bytes(whole.replace(b"##c\n", b"##\xc3\n"))
+  line = whole[: whole.index(b"##c")].count(b"\n") + 1
+  with pytest.raises(DataError, match=f"vocab.txt: line {line} is not UTF-8"):
+    tokenization.load_tokenizer(str(path))
+
+
+def test_models_with_pieces_that_cannot_be(tmp_path):
+  from sentencepiece import sentencepiece_model_pb2
+
+  path = tmp_path / "m.model"
+  train_tokenizer.train_sentencepiece(["some text here"] * 20, str(path), 30)
+  model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+  whole = model.SerializeToString()
+  model.pieces[9].score = math.nan
+  path.write_bytes(model.SerializeToString())
+  with pytest.raises(DataError, match="m.model: damaged: a piece's score"):
+    tokenization.load_tokenizer(None, True, str(path))
+  model.pieces[9].piece = "\0"  # which ended the process
+  path.write_bytes(model.SerializeToString())
+  with pytest.raises(DataError, match="m.model: not a SentencePiece model"):
+    tokenization.load_tokenizer(None, True, str(path))
+  model.ParseFromString(whole)
+  model.pieces[9].piece = "[PAD]"  # of which the library knows the first only
+  path.write_bytes(model.SerializeToString())
+  with pytest.raises(DataError, match="m.model: damaged: a piece stands"):
+    tokenization.load_tokenizer(None, True, str(path))
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1 << 33, 10**30])
+@pytest.mark.parametrize(
+  "train",
+  [train_tokenizer.train_wordpiece, train_tokenizer.train_sentencepiece],
+)
+def test_vocabularies_of_impossible_size(tmp_path, train, size):
+  with pytest.raises(DataError, match=f"--vocab_size={size}: must be 1 to"):
+    train(["some text"], str(tmp_path / "x"), size)
+
+
+def test_words_that_are_always_unknown_are_not_trained_on(tmp_path):
+  """Merging takes the square of their length: a million letters took hours."""
+  path = str(tmp_path / "vocab.txt")
+  lines = ["short words", "ab" * 500_000]
+  train_tokenizer.train_wordpiece(lines, path, 60)
+  assert "a" not in tokenization.load_vocab(path)
+
+
+def test_words_that_are_always_unknown_are_not_kept(letters):
+  encoder = tokenization.load_tokenizer(letters)
+  word = "a" * (tokenization.MAX_INPUT_CHARS_PER_WORD + 1)
+  (ids,) = encoder.encode_batch([f"{word[1:]} {word}"])
+  assert ids[-1] == encoder.unk_id and len(ids) == len(word)
+  assert list(encoder._pieces) == [word[1:]]
+
+
+def test_accents_without_end():
+  """Sorting them, as NFD does, took minutes for a line of a megabyte."""
+  marks = "\u0301\u0316" * 250_000
+  began = time.monotonic()
+  assert tokenization.WordSplitter(True)(f"e{marks} x") == ["e", "x"]
+  assert time.monotonic() - began < 10
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+  st.lists(
+    st.sampled_from("eé가ﷺΣİ \u0301\u0316\u0344\u302e\u0f71\u0f72\u093c\u05b0")
+    | st.characters(),
+    max_size=20,
+  ).map("".join)
+)
+def test_accents_are_dropped_as_google_bert_does(text):
+  assert tokenization.WordSplitter(True)(
+    text
+  ) == tokenization.BasicTokenizer().tokenize(text)
+
+
+# -----------------------------------------------------------------------------
+# Settings
+# -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"vocab_size": 10**30}, "vocab_size is 1000.*more than"),
+    ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, more than"),
+    ({"hidden_act": 5}, "hidden_act is 5, not one of"),
+    ({"hidden_act": []}, r"hidden_act is \[\], not one of"),
+    ({"hidden_dropout_prob": False}, "hidden_dropout_prob is False, not in"),
+    ({"initializer_range": True}, "initializer_range is True, not > 0"),
+    ({"initializer_range": 10**400}, "initializer_range is 1000"),
+  ],
+)
+def test_bert_configs_that_cannot_be(tmp_path, change, words):
+  path = write_config(tmp_path / "bert.json", **change)
+  with pytest.raises(ValueError, match=f"bert.json: {words}"):
+    bert_config.BertConfig.from_json_file(path)
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ('{"fp16": {"enabled": true, "initial_scale_power": 1e5}}', "scale_power"),
+    ('{"gradient_clipping": 1e999}', "gradient_clipping is inf, not a number"),
+    ('{"gradient_clipping": 1%s}' % ("0" * 400), "gradient_clipping is 10"),
+    ('{"train_batch_size": 1%s}' % ("0" * 400), "train_batch_size is 10"),
+    ('{"optimizer": {"type": ["Adam"]}}', "optimizer.type is"),
+    (
+      '{"optimizer": {"type": "Lamb", "params": {"betas": [0.9, 1e999]}}}',
+      "betas is",
+    ),
+  ],
+)
+def test_json_numbers_that_cannot_be(tmp_path, text, words):
+  path = tmp_path / "ds.json"
+  path.write_text(text)
+  with pytest.raises(UserError, match=f"ds.json: .*{words}"):
+    config_json.flags_of(str(path))
+
+
+@pytest.fixture
+def run_of(tmp_path):
+  """(flags given) -> PretrainingConfig, of flags of their own."""
+  import runs
+
+  config = write_config(tmp_path / "config.json")
+
+  def make(**changes):
+    return runs.config((config, "x"), tmp_path, **changes)
+
+  return make
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"log_every_steps": 0}, "--log_every_steps=0: must be 1 to"),
+    ({"keep_checkpoints": -1}, "--keep_checkpoints=-1"),
+    ({"max_seq_length": 0}, "--max_seq_length=0"),
+    ({"max_predictions_per_seq": -5}, "--max_predictions_per_seq=-5"),
+    ({"eval_batch_size": 1 << 63}, "--eval_batch_size=9223"),
+    ({"num_train_steps": 10**400}, "--num_train_steps=1000"),
+    ({"num_threads": 10**6}, "--num_threads=1000000"),
+    ({"seed": 1 << 63}, "--seed=9223"),
+    ({"lr_power": -1.0, "lr_schedule": "poly"}, "--lr_power=-1.0"),
+    ({"lr_power": math.nan, "lr_schedule": "poly"}, "--lr_power=nan"),
+    ({"learning_rate": 1e39}, "--learning_rate=1e.39"),
+    ({"init_checkpoint": ""}, "--init_checkpoint is empty"),
+    ({"init_checkpoint": "a/b*"}, r"--init_checkpoint=a/b\*: TensorFlow finds"),
+    ({"eval_input_file": ""}, "--eval_input_file is empty"),
+    ({"loss_scale": {"loss_scale": math.inf}}, "--loss_scale=inf"),
+    ({"optimizer": {"max_trust_ratio": math.inf}}, "--max_trust_ratio=inf"),
+  ],
+)
+def test_runs_that_cannot_be(run_of, change, words):
+  with pytest.raises(UserError, match=words):
+    run_of(**change)
+
+
+def test_more_to_predict_than_there_is(run_of):
+  config = run_of(max_seq_length=16, max_predictions_per_seq=17)
+  with pytest.raises(UserError, match="--max_predictions_per_seq=17: more"):
+    config.record_shape("")
+
+
+def test_the_bounds_hold_for_json_too(tmp_path, run_of):
+  """A field of --config_json has not passed the flag's own bounds."""
+  path = tmp_path / "ds.json"
+  path.write_text('{"steps_per_print": 0}')
+  given = config_json.flags_of(str(path))
+  with pytest.raises(UserError, match="--log_every_steps=0"):
+    run_of(**given)
+
+
+def test_an_empty_config_json_is_not_none(tmp_path):
+  given = types.SimpleNamespace(
+    bert_config_file=write_config(tmp_path / "config.json"), config_json=""
+  )
+  with pytest.raises(UserError, match="--config_json=: not readable"):
+    pretraining_config.PretrainingConfig.from_flags(given)
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"max_seq_length": 10**9}, "max_seq_length=1000000000: must be at most"),
+    ({"dupe_factor": 10**12}, "dupe_factor=1000000000000: must be at most"),
+    ({"random_seed": 1 << 64}, "random_seed=184.*: must be at most"),
+    ({"num_shards": 10**9}, "num_shards=1000000000: must be at most"),
+    ({"num_workers": 10**6}, "num_workers=1000000: must be at most"),
+    ({"examples_per_record": 33}, "examples_per_record=33: must be 1 to"),
+    ({"masked_lm_prob": math.nan}, "masked_lm_prob=nan"),
+    ({"short_seq_prob": math.nan}, "short_seq_prob=nan"),
+    ({"output_file": "records/"}, "output_file=records/: must be a file name"),
+    ({"prose": "True"}, "--prose=True: must be an ISO 639-1 code"),
+  ],
+)
+def test_records_that_cannot_be(tmp_path, change, words):
+  with pytest.raises(DataError, match=words):
+    settings_of(tmp_path, "t.txt", "v.txt", **change)
+
+
+def test_languages_that_cannot_be():
+  with pytest.raises(DataError, match="--language=: must be an ISO 639-1"):
+    prepare_corpus.CorpusSettings("x", language="")
+
+
+# -----------------------------------------------------------------------------
+# Text
+# -----------------------------------------------------------------------------
+
+
+def create(tmp_path, letters, **changes):
+  text = str(tmp_path / "t.*")
+  return creation.create(settings_of(tmp_path, text, letters, **changes))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-be"])
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl"])
+def test_text_in_another_encoding(tmp_path, letters, encoding, name):
+  text = "a b c\n\nd e f\n"
+  data = text.encode(encoding)
+  if encoding == "utf-16-be":
+    data = codecs.BOM_UTF16_BE + data
+  (tmp_path / name).write_bytes(data)
+  with pytest.raises(DataError, match=f"{name}: its byte order mark is that"):
+    create(tmp_path, letters)
+  assert not (tmp_path / "out").exists() or not os.listdir(tmp_path / "out")
+
+
+def test_utf_8_with_a_byte_order_mark(tmp_path):
+  """An empty first line is one, and the mark is no part of the first word."""
+  path = tmp_path / "t.txt"
+  path.write_bytes(codecs.BOM_UTF8 + b"\na\n")
+  pieces = text_files.split_into_pieces([str(path)])
+  batches = list(text_files.read_batches(*pieces, text_files.TextFormat()))
+  assert [b.sentences for b in batches] == [["", "a"]]
+  assert sum(b.bytes for b in batches) == 6
+
+
+def test_json_lines_that_are_all_blank(tmp_path, letters):
+  """A batch of them gives no sentence at all."""
+  lines = "\n" * 10_000 + '{"text": "a b"}\n' * 2 + "\n" * 10_000
+  (tmp_path / "t.jsonl").write_text(lines)
+  summary = create(tmp_path, letters)
+  assert (summary["documents"], summary["sentences"]) == (2, 2)
+
+
+def test_a_line_of_50_megabytes(tmp_path, letters):
+  with open(tmp_path / "t.txt", "wb") as f:
+    f.write(b"a b. \n\n")
+    f.write((b"a" * 249 + b" ") * (50_000_000 // 250))
+    f.write(b"\n\nc d.\n")
+  began = time.monotonic()
+  summary = create(
+    tmp_path, letters, dynamic_masks=True, max_seq_length=512, dupe_factor=1
+  )
+  assert summary["documents"] == 3 and summary["tokens"] >= 200_000
+  assert time.monotonic() - began < 60
+
+
+def test_a_million_empty_lines(tmp_path, letters):
+  (tmp_path / "t.txt").write_bytes(b"a b.\n" + b"\n" * 1_000_000 + b"c d.\n")
+  summary = create(tmp_path, letters)
+  assert (summary["documents"], summary["sentences"]) == (2, 2)
+
+
+@pytest.mark.parametrize("letter", ["a", "中", "\u0301", "\0"])
+def test_one_enormous_word(tmp_path, letters, letter):
+  word = letter * (3_000_000 // len(letter.encode()))
+  data = f"a b.\n\n{word}\n\nc d.\n".encode()
+  (tmp_path / "t.txt").write_bytes(data)
+  began = time.monotonic()
+  summary = create(tmp_path, letters)
+  assert summary["documents"] >= 2 and summary["text_bytes"] == len(data)
+  assert time.monotonic() - began < 60
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+  st.lists(
+    st.sampled_from(
+      [b"a b", b"\n", b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf",
+       b"\r", "\u2028\u0085".encode(), "中文".encode(), "é\u0301".encode(),
+       "a b".encode("utf-16"), b'{"text": "a"}'],
+    ) | st.binary(max_size=20),
+    max_size=30,
+  ).map(b"".join),
+  st.sampled_from(["", "en", "zh"]),
+)  # fmt: skip
+def test_any_bytes_as_text(tmp_path_factory, letters, content, prose):
+  path = tmp_path_factory.getbasetemp() / "any.txt"
+  path.write_bytes(content)
+  encoder = tokenization.load_tokenizer(letters)
+  reference = tokenization.FullTokenizer(letters)
+  try:
+    lines = list(
+      text_files.read_lines([str(path)], text_files.TextFormat(prose))
+    )
+  except DataError as e:
+    assert "any.txt" in str(e)
+    assert not content or content.startswith(fuzz_readers._BOMS)
+    return
+  for line, ids in zip(lines, encoder.encode_batch(lines), strict=True):
+    tokens = reference.tokenize(line)
+    assert reference.convert_tokens_to_ids(tokens) == ids.tolist()
+
+
+# -----------------------------------------------------------------------------
+# Checkpoints
+# -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+  """(folder with checkpoint 3, session, Checkpointer)."""
+  folder = tmp_path / "run"
+  folder.mkdir()
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.train.get_or_create_global_step()
+    tf.get_variable("bert/kernel", [4, 3])
+    made = checkpointing.Checkpointer(str(folder), Comm())
+    session.run(tf.global_variables_initializer())
+    tf.train.get_global_step().load(3, session)
+    made.save(session, 3)
+    made.finish()
+    yield folder, session, made
+
+
+@pytest.mark.parametrize(
+  "content",
+  [b"", b"\xff\xfe", b"noise", b'model_checkpoint_path: "model.ckpt-9"'],
+)
+def test_a_list_of_checkpoints_that_is_damaged(checkpointer, content):
+  """It is an error, not a new run beside the checkpoint of another program."""
+  folder, session, made = checkpointer
+  (folder / "checkpoint").write_bytes(content)
+  assert made.has_checkpoint()  # by its marker
+  os.unlink(folder / "model.ckpt-3.json")
+  with pytest.raises(checkpointing.CheckpointError, match="checkpoint: names"):
+    made.has_checkpoint()
+
+
+def test_a_file_of_a_checkpoint_is_not_its_name(checkpointer):
+  folder, session, made = checkpointer
+  for name in ("model.ckpt-3.index", "", "nowhere", "model.ckpt-*"):
+    with pytest.raises(
+      checkpointing.CheckpointError, match="no readable checkpoint"
+    ):
+      made.initialise(session, str(folder / name))
+
+
+def test_weights_that_are_not_finite(checkpointer):
+  folder, session, made = checkpointer
+  (kernel,) = tf.trainable_variables()
+  kernel.load(np.full([4, 3], np.nan), session)
+  made.save(session, 4)
+  made.finish()
+  for start in (
+    lambda: made.resume(session),
+    lambda: made.initialise(session, str(folder / "model.ckpt-4")),
+  ):
+    with pytest.raises(
+      checkpointing.CheckpointError,
+      match="ckpt-4: bert/kernel holds values that are not finite",
+    ):
+      start()
+
+
+def test_an_index_under_checksums_of_its_own(checkpointer):
+  """TensorFlow's reader ended the process for some of these."""
+  folder, _, _ = checkpointer
+  prefix = str(folder / "model.ckpt-3")
+  checkpoint_files.check_index(prefix)
+  index = folder / "model.ckpt-3.index"
+  whole, refused = index.read_bytes(), 0
+  for seed in range(300):
+    index.write_bytes(fuzz_readers.resealed(np.random.default_rng(seed), whole))
+    try:
+      checkpoint_files.check_index(prefix)
+    except checkpointing.CheckpointError as e:
+      assert str(index) in str(e) and "damaged" in str(e)
+      refused += 1
+  assert refused > 100
+  for size in range(len(whole)):
+    index.write_bytes(whole[:size])
+    with pytest.raises(checkpointing.CheckpointError, match="damaged"):
+      checkpoint_files.check_index(prefix)
+
+
+def test_a_marker_with_an_endless_number(checkpointer):
+  folder, _, made = checkpointer
+  marker = folder / "model.ckpt-3.json"
+  whole = json.loads(marker.read_text())
+  for value in (1e999, None, "1", [], 10**400):
+    changed = json.loads(json.dumps(whole))
+    changed["files"]["model.ckpt-3.index"]["bytes"] = value
+    marker.write_text(json.dumps(changed).replace("Infinity", "1e999"))
+    with pytest.raises(checkpointing.CheckpointError, match="model.ckpt-3"):
+      made._files.check(3)
+
+
+def test_ranges_are_of_fields():
+  fields = dataclasses.fields(pretraining_config.PretrainingConfig)
+  assert {f.name for f in fields}.issuperset(pretraining_config._RANGES)
