@@ -230,7 +230,8 @@ class MetricsLog:
     try:
       add(self._events)
       self._events.flush()
-    except (OSError, tf.errors.OpError) as e:
+    except (tf.errors.OpError, OSError, IndexError, RuntimeError) as e:
+      # TensorFlow gives some errors of the file system as built-in ones.
       self._events = None
       tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")
 
