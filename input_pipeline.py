@@ -12,12 +12,22 @@ import numpy as np
 
 import modeling
 import records
-from pretraining_data import masking, record_order, tfrecord
+from pretraining_data import (
+  masking,
+  record_order,
+  record_report,
+  tf_example,
+  tfrecord,
+)
 from tensorflow_v1 import tf
 
 # Records of a rank to read at once: TensorFlow's and NumPy's calls take 0.4 ms,
 # and masks 2 ms, however few they are, and 7 us for each.
 _RECORDS_AT_ONCE = 1024
+
+# What a session raises for a record that does not parse: TensorFlow's message
+# may quote bytes of it that are no text.
+READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 
 # -----------------------------------------------------------------------------
 # Reading and parsing
@@ -36,37 +46,15 @@ class RecordShape:
   whole_words: bool = False  # of those masks
 
   def features(self) -> dict:
-    """The parsing specification of the schema in `records`."""
-    s, p = self.max_seq_length, self.max_predictions_per_seq
-    integers = {
-      "input_ids": s,
-      "input_mask": s,
-      "segment_ids": s,
-      "next_sentence_labels": self.examples_per_record,
-    }
-    floats = {}
-    if not self.masks:
-      integers |= {"masked_lm_positions": p, "masked_lm_ids": p}
-      floats["masked_lm_weights"] = p
-    elif self.whole_words:
-      integers["is_continuation"] = s
-    return {
-      name: tf.FixedLenFeature([size], dtype)
-      for sizes, dtype in ((integers, tf.int64), (floats, tf.float32))
-      for name, size in sizes.items()
-    }
-
-  def upper_bounds(self) -> dict:
-    """The first value that is too large for each integer feature."""
-    bounds = {
-      "input_ids": self.vocab_size,
-      "input_mask": self.examples_per_record + 1,
-      "masked_lm_positions": self.max_seq_length,
-      "masked_lm_ids": self.vocab_size,
-      "next_sentence_labels": 2,
-      "is_continuation": 2,
-    }
-    return {name: bounds[name] for name in self.features() if name in bounds}
+    """name -> `tf_example.Feature` of the schema in `records`."""
+    return records.record_features(
+      self.max_seq_length,
+      self.max_predictions_per_seq,
+      self.examples_per_record,
+      self.vocab_size,
+      dynamic=self.masks is not None,
+      whole_words=self.whole_words,
+    )
 
 
 def manifest_shape(files: str) -> dict:
@@ -154,38 +142,25 @@ class Source:
 
   def check_record(self, number: int) -> None:
     """Raises `records.DataError` if the record does not fit the shape."""
-    path, place = self.set.locate(number)
-    where = f"{path}: record {place}"
+    data = self.set.read(number)
     try:
-      example = tf.train.Example.FromString(self.set.read(number))
-    except records.DataError:
-      raise
-    except Exception as e:  # google.protobuf.message.DecodeError
-      raise records.DataError(f"{where} is not a tf.train.Example: {e}") from e
+      values = tf_example.decode_example(data)
+    except records.DataError as e:
+      raise records.DataError(f"{self.set.where(number)}: {e}") from e
     flags = {
       self.shape.examples_per_record: "the manifest's examples_per_record",
       self.shape.max_seq_length: "--max_seq_length",
       self.shape.max_predictions_per_seq: "--max_predictions_per_seq",
     }
-    bounds = self.shape.upper_bounds()
-    for name, spec in self.shape.features().items():
-      if name not in example.features.feature:
-        raise records.DataError(f"{where} has no feature {name!r}")
-      feature = example.features.feature[name]
-      integers = feature.int64_list.value
-      values = integers if spec.dtype == tf.int64 else feature.float_list.value
-      if len(values) != spec.shape[0]:
+    features = self.shape.features()
+    for name, (size, _) in features.items():
+      if name in values and len(values[name]) != size:
         raise records.DataError(
-          f"{where}: {name} has {len(values)} values, expected "
-          f"{spec.shape[0]} ({flags[spec.shape[0]]}): use the settings that "
-          "the records were made with"
+          f"{self.set.where(number)}: {name} has {len(values[name])} values, "
+          f"expected {size} ({flags[size]}): use the settings that the records "
+          "were made with"
         )
-      wrong = [v for v in integers if v < 0 or v >= bounds.get(name, 1 << 31)]
-      if wrong:
-        raise records.DataError(
-          f"{where}: {name} holds {wrong[0]}, but must be below "
-          f"{bounds.get(name, 1 << 31)} and not negative"
-        )
+    record_report.read_record(self.set, number, features)
 
   def read(self, numbers: np.ndarray) -> np.ndarray:
     """Serialized records, object array [n] of bytes."""
@@ -218,17 +193,30 @@ def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
   Returns:
     name -> int32 or float32 [n, ...], as `modeling.PretrainingBatch` has them.
   """
-  parsed = tf.parse_example(serialized, shape.features())
-  bounds = shape.upper_bounds()
-  checks = [
-    tf.debugging.assert_less(
-      tf.reduce_max(parsed[name]), tf.constant(bound, tf.int64), name=name
-    )
-    for name, bound in bounds.items()
-  ] + [
-    tf.debugging.assert_non_negative(tf.reduce_min(parsed[name]))
-    for name in bounds
-  ]
+  features = shape.features()
+  parsed = tf.parse_example(
+    serialized,
+    {
+      name: tf.FixedLenFeature(
+        [size], tf.float32 if bound is None else tf.int64
+      )
+      for name, (size, bound) in features.items()
+    },
+  )
+  checks = []
+  for name, (_, bound) in features.items():
+    values = parsed[name]
+    if bound is None:  # weights: 0 or 1, and not infinity, the other fixpoint
+      own_squares = tf.equal(values - values * values, 0.0)
+      checks.append(tf.debugging.assert_equal(own_squares, True))
+    else:
+      checks += [
+        tf.debugging.assert_less(
+          tf.reduce_max(values), tf.constant(bound, tf.int64), name=name
+        ),
+        tf.debugging.assert_non_negative(tf.reduce_min(values)),
+      ]
+  checks.append(tf.debugging.assert_equal(_places_are_right(parsed), True))
   with tf.control_dependencies(checks):
     parsed = {
       name: tf.cast(value, tf.int32)
@@ -237,6 +225,27 @@ def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
       for name, value in parsed.items()
     }
   return _masked(parsed, keys, shape) if shape.masks else parsed
+
+
+def _places_are_right(parsed: dict) -> tf.Tensor:
+  """Whether `record_report.check_places` would find nothing in any record."""
+  mask = parsed["input_mask"]
+  before, here = mask[:, :-1], mask[:, 1:]
+  next_example = tf.equal(here, before + 1) & (before > 0)
+  follows = tf.equal(here, before) | next_example | tf.equal(here, 0)
+  right = tf.reduce_all(follows) & tf.reduce_all(tf.equal(mask[:, 0], 1))
+  if "masked_lm_weights" not in parsed:
+    return right
+  places, used = parsed["masked_lm_positions"], parsed["masked_lm_weights"] > 0
+  within = tf.gather(mask, tf.minimum(places, mask.shape[1] - 1), batch_dims=1)
+  # What is not used cannot be there twice.
+  own = -1 - tf.range(places.shape[1], dtype=tf.int64)
+  in_order = tf.sort(tf.where(used, places, own + tf.zeros_like(places)))
+  return (
+    right
+    & tf.reduce_all(tf.logical_not(used) | (within > 0))
+    & tf.reduce_all(tf.not_equal(in_order[:, 1:], in_order[:, :-1]))
+  )
 
 
 def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:

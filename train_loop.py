@@ -186,7 +186,7 @@ def train(
     began = time.monotonic()
     try:
       got, verdict = _update(session, task, signals, watchdog)
-    except tf.errors.OpError as e:
+    except input_pipeline.READ_ERRORS as e:
       error = _clear_error(e, task.source, task.batches.numbers(samples))
       if isinstance(error, distributed.RankLost):
         checkpointer.save_commit()
@@ -302,7 +302,7 @@ def _tell_trouble(step: int, got: dict, variables) -> None:
     )
 
 
-def _clear_error(error: tf.errors.OpError, source=None, numbers=None):
+def _clear_error(error: Exception, source=None, numbers=None):
   """The error to raise for one that TensorFlow raised in a session.
 
   If an input pipeline is involved, `source` and the `numbers` of the records
@@ -409,7 +409,7 @@ def add_up(session, sums: dict, source, batches, comm, signals=None):
   for batch in range(batches.count):
     try:
       totals += list(session.run(sums).values())
-    except tf.errors.OpError as e:
+    except input_pipeline.READ_ERRORS as e:
       raise _clear_error(e, source, batches.numbers(batch)) from e
     if signals and signals.received:
       ended = True

@@ -188,7 +188,7 @@ def test_evaluation_limit(tmp_path):
   [
     ((16, 5, 100), ["record 0", "input_ids", "32", "16", "max_seq_length"]),
     ((32, 7, 100), ["masked_lm", "5", "7", "max_predictions_per_seq"]),
-    ((32, 5, 50), ["must be below 50"]),
+    ((32, 5, 50), ["expected 0 to 49"]),
   ],
 )
 def test_records_of_another_shape_are_refused(tmp_path, shape, words):
