@@ -55,15 +55,18 @@ def pretrain(tiny_run, output_dir, **changes):
   )
 
 
-def launch(arguments, ranks=1, timeout=150, stop=None):
+def launch(arguments, ranks=1, timeout=150, stop=None, launcher=None):
   """Runs a Python command, under horovodrun for several ranks.
 
-  When `stop()` is true it gets SIGTERM.
+  `launcher` are horovodrun's flags, instead of the number of ranks. When
+  `stop()`, which is called again and again, is true it gets SIGTERM.
 
   Returns the finished process, with its output as text. A run that hangs is
   killed with its ranks and fails the test.
   """
-  launcher = [f"{BIN}/horovodrun", "-np", str(ranks)] if ranks > 1 else []
+  if launcher is None and ranks > 1:
+    launcher = ["-np", str(ranks)]
+  launcher = [f"{BIN}/horovodrun", *launcher] if launcher else []
   process = subprocess.Popen(
     [*launcher, sys.executable, *arguments],
     stdout=subprocess.PIPE,
@@ -91,9 +94,9 @@ def _terminate(process, stop):
   process.terminate()
 
 
-def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150, stop=None):
-  """`launch` of a 20-step training with run_pretraining.py."""
-  arguments = [
+def arguments(tiny_run, output_dir):
+  """The command of a 20-step training with run_pretraining.py."""
+  return [
     f"{ROOT}/run_pretraining.py",
     "--do_train",
     f"--bert_config_file={tiny_run[0]}",
@@ -106,7 +109,13 @@ def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150, stop=None):
     "--num_warmup_steps=4",
     "--log_every_steps=1",
   ]
-  return launch([*arguments, *flags], ranks, timeout, stop)
+
+
+def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150, stop=None):
+  """`launch` of that training."""
+  return launch(
+    [*arguments(tiny_run, output_dir), *flags], ranks, timeout, stop
+  )
 
 
 def metrics(output_dir, key="loss"):

@@ -1,0 +1,181 @@
+"""Ranks that are killed, leave or come: the run goes on from its last commit.
+
+`localhost` and `127.0.0.1` are two hosts to Horovod.
+"""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import runs
+from conftest import write_config, write_records
+
+UPDATES = 1500
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory):
+  """Config without dropout, records, and the losses of one rank."""
+  folder = tmp_path_factory.mktemp("data")
+  write_records(folder / "data-0.tfrecord", 120)
+  config = write_config(
+    folder / "config.json",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+  )
+  tiny = config, str(folder / "data-*.tfrecord")
+  runs.pretrain(
+    tiny,
+    folder / "one",
+    num_train_steps=UPDATES,
+    learning_rate=1e-5,
+    train_batch_size=12,
+    global_batch_size=12,
+  )
+  return tiny, folder / "one"
+
+
+class Job:
+  """An elastic run, its hosts, and what is done to it as it goes."""
+
+  def __init__(self, folder, tiny_run, hosts):
+    self._folder, self._tiny = folder, tiny_run
+    self._hosts, self._script = folder / "hosts", folder / "discover.sh"
+    self._script.write_text(f"#!/bin/sh\ncat {self._hosts}\n")
+    self._script.chmod(0o755)
+    self.set_hosts(hosts)
+    self.output = folder / "run"
+
+  def set_hosts(self, hosts):
+    aside = self._folder / "hosts.new"
+    aside.write_text("".join(f"{host}:1\n" for host in hosts))
+    os.replace(aside, self._hosts)
+
+  def run(self, events, flags=()):
+    """Runs to the end; `events` are done in turn, each when it returns True."""
+    waiting = list(events)
+
+    def step():
+      if waiting and waiting[0]():
+        del waiting[0]
+      return False  # never stop
+
+    process = runs.launch(
+      [
+        *runs.arguments(self._tiny, self.output),
+        f"--num_train_steps={UPDATES}",
+        "--learning_rate=1e-5",
+        "--train_batch_size=12",
+        "--global_batch_size=12",
+        "--commit_every_steps=7",
+        "--save_checkpoints_steps=1000",
+        "--xla=off",
+        *flags,
+      ],
+      launcher=[
+        *("-np", "1", "--min-np", "1", "--max-np", "2"),
+        *("--host-discovery-script", str(self._script)),
+        *("--network-interfaces", "lo"),
+      ],
+      timeout=200,
+      stop=step,
+    )
+    assert not waiting, process.stderr[-3000:]
+    return process
+
+  def updates(self):
+    return len(runs.metrics(self.output))
+
+  def ranks(self):
+    """Host -> process id of its rank."""
+    wanted, found = f"--output_dir={self.output}", {}
+    for entry in os.scandir("/proc"):
+      try:
+        with open(f"{entry.path}/cmdline", "rb") as f:
+          words = f.read().decode().split("\0")
+        if words[0].endswith("/python") and wanted in words:
+          with open(f"{entry.path}/environ", "rb") as f:
+            values = dict(
+              pair.split("=", 1)
+              for pair in f.read().decode().split("\0")
+              if pair
+            )
+          found[values["HOROVOD_HOSTNAME"]] = int(entry.name)
+      except (OSError, KeyError, ValueError):
+        continue  # gone, or not ours
+    return found
+
+  def check(self, process, whole):
+    """Each update once, with the losses of a run that nothing happened to."""
+    assert process.returncode == 0, process.stderr[-4000:]
+    steps = runs.metrics(self.output, "global_step")
+    assert steps == list(range(1, UPDATES + 1))
+    np.testing.assert_allclose(
+      runs.metrics(self.output), runs.metrics(whole), rtol=1e-4
+    )
+    assert runs.weights(self.output)["training_state/samples_seen"] == (
+      UPDATES * 12
+    )
+    assert not self.ranks(), "left behind"
+
+
+def test_a_killed_rank_is_left_behind(plain_run, tmp_path):
+  tiny, whole = plain_run
+  job = Job(tmp_path, tiny, ["localhost", "127.0.0.1"])
+
+  def kill():
+    if job.updates() < 20:
+      return False
+    ranks = job.ranks()
+    assert len(ranks) == 2
+    os.kill(ranks["127.0.0.1"], signal.SIGKILL)
+    return True
+
+  process = job.run([kill])
+  job.check(process, whole)
+  told = process.stderr
+  assert "a rank was lost after" in told and "back to update" in told
+  assert "going on with 1 ranks" in told
+  assert "left in memory" in told
+
+
+def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
+  """A host is added; then SIGTERM, as a spot instance gets it, to one rank."""
+  tiny, whole = plain_run
+  job = Job(tmp_path, tiny, ["localhost"])
+
+  def add():
+    if job.updates() < 20:
+      return False
+    job.set_hosts(["localhost", "127.0.0.1"])
+    return True
+
+  seen = []
+
+  def leave():
+    ranks = job.ranks()
+    if len(ranks) < 2:
+      return False
+    if not seen:
+      seen.append(job.updates())
+    if job.updates() < seen[0] + 20:
+      time.sleep(0.2)
+      return False
+    os.kill(ranks["127.0.0.1"], signal.SIGTERM)
+    return True
+
+  process = job.run([add, leave])
+  job.check(process, whole)
+  told = process.stderr
+  assert told.count("going on with 2 ranks") == 1
+  assert "SIGTERM: leaves the run, the others go on" in told
+  assert told.count("going on with 1 ranks") == 1
+
+
+def test_what_depends_on_the_number_of_ranks_is_refused(plain_run, tmp_path):
+  job = Job(tmp_path, plain_run[0], ["localhost"])
+  process = job.run([], ["--lr_scaling=sqrt"])
+  assert process.returncode == 1
+  assert "--lr_scaling=sqrt cannot depend on ranks" in process.stderr
