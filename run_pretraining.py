@@ -302,9 +302,19 @@ def pretrain(
       training = results = None
       if task:
         own = training_hooks.StopSignals()
-        with contextlib.nullcontext(signals) if signals else own as signals:
+        with (
+          contextlib.nullcontext(signals) if signals else own as signals,
+          training_hooks.Watchdog(comm) as watchdog,
+        ):
           training = train_loop.train(
-            session, task, evaluate, checkpointer, config.loop(), comm, signals
+            session,
+            task,
+            evaluate,
+            checkpointer,
+            config.loop(),
+            comm,
+            signals,
+            watchdog,
           )
         step = training["global_step"]
       if evaluate and not (training and training["stopped"]):

@@ -135,7 +135,7 @@ def say(comm, *lines: str) -> None:
 
 
 def train(
-  session, task: Task, evaluate, checkpointer, config, comm, signals
+  session, task: Task, evaluate, checkpointer, config, comm, signals, watchdog
 ) -> dict:
   """Trains from where the session's variables are to the plan's last update.
 
@@ -150,6 +150,7 @@ def train(
     config: a `LoopConfig`.
     comm: a `distributed.Comm`.
     signals: `training_hooks.StopSignals`.
+    watchdog: `training_hooks.Watchdog`.
 
   Returns:
     Speeds and counts of this call, for the closing lines; `stopped` if it did.
@@ -176,7 +177,6 @@ def train(
     checkpointer.commit(session, step)
   _keep_best(session, step, checkpointer, config, comm)
   guard = divergence.Guard(task, checkpointer, config, comm)
-  watchdog = training_hooks.Watchdog(comm)
   verdict, to_save = None, False
   while step < plan.updates and not verdict:
     if _due(step, config.eval_every_steps) and (step == 0 or step > first):

@@ -24,8 +24,11 @@ RUN_FILE = "run.json"
 
 
 def tell(*lines: str, end: str = "\n") -> None:
-  """Prints lines on stderr; if nobody reads it any more, work goes on."""
-  with contextlib.suppress(BrokenPipeError):
+  """Prints lines on stderr, if they get there.
+
+  If nobody reads them any more, or their file finds no space, work goes on.
+  """
+  with contextlib.suppress(OSError):
     print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
 
 
@@ -131,6 +134,12 @@ class Watchdog:
     self._waited = self._longest = 0.0
     self._watching = False
     self._thread = None
+
+  def __enter__(self) -> "Watchdog":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.look_away()
 
   def moved(self) -> None:
     """To be called after each part of the work."""

@@ -176,6 +176,70 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
     np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
+def test_resumed_on_other_numbers_of_ranks(plain_run, tmp_path):
+  """1, 2 and 3 ranks in turn: the batches of one rank, in its order."""
+  tiny, _ = plain_run
+  settings = dict(lr_schedule="constant", global_batch_size=20)
+  runs.pretrain(tiny, tmp_path / "one", **settings)
+  runs.pretrain(tiny, tmp_path / "run", num_train_steps=7, **settings)
+  flags = ["--lr_schedule=constant", "--global_batch_size=20", "--xla=off"]
+  for ranks, steps in ((2, 13), (3, 20)):  # 3 x 7 rows, one of them empty
+    process = runs.command(
+      tiny,
+      tmp_path / "run",
+      ranks,
+      [*flags, "--train_batch_size=7", f"--num_train_steps={steps}"],
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert "resumed " in process.stderr
+  assert runs.metrics(tmp_path / "run", "global_step") == list(range(1, 21))
+  for key in ("examples", "padding", "learning_rate"):
+    assert runs.metrics(tmp_path / "run", key) == pytest.approx(
+      runs.metrics(tmp_path / "one", key), rel=1e-12
+    )
+  np.testing.assert_allclose(
+    runs.metrics(tmp_path / "run"), runs.metrics(tmp_path / "one"), rtol=1e-5
+  )
+
+
+HANG = """
+import os, sys, time
+import run_pretraining, train_loop, training_hooks
+
+training_hooks.Watchdog.SECONDS = 5.0
+update, updates = train_loop._update, []
+
+def update_and_hang(*arguments):
+  updates.append(1)
+  if len(updates) == 9 and os.environ["HOROVOD_RANK"] == "1":
+    time.sleep(1000)
+  return update(*arguments)
+
+train_loop._update = update_and_hang
+run_pretraining.define_flags()
+train_loop.run_main(run_pretraining.main)
+"""
+
+
+def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
+  """Its Horovod goes on answering, so the others would wait for ever."""
+  script = tmp_path / "hang.py"
+  script.write_text(HANG)
+  arguments = runs.arguments(tiny_run, tmp_path / "run")[1:]
+  process = runs.launch(
+    [str(script), *arguments, "--train_batch_size=6", "--xla=off"],
+    ranks=2,
+    timeout=100,
+  )
+  assert process.returncode not in (0, None)
+  told = process.stderr
+  assert "hang.py: error: nothing has moved for" in told
+  assert "This one is in update_and_hang" in told or (
+    last_lines(told, 2).get(1) == "Terminated"  # the other was first
+  )
+  assert len(runs.metrics(tmp_path / "run")) == 8
+
+
 def last_lines(stderr, ranks):
   """The last line of each rank, without horovodrun's prefix."""
   found = {}
