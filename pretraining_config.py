@@ -32,6 +32,7 @@ _RANGES = {
   "num_warmup_steps": (0, _MOST),
   "save_checkpoints_steps": (0, _MOST),
   "keep_checkpoints": (1, _MOST),
+  "commit_every_steps": (1, _MOST),
   "log_every_steps": (1, _MOST),
   "eval_every_steps": (0, _MOST),
   "max_eval_steps": (0, _MOST),
