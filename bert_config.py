@@ -3,7 +3,7 @@
 import copy
 import json
 
-from pretraining_data import unfinished
+import json_files
 from tensorflow_v1 import tf
 
 # Names that `layers.get_activation` knows.
@@ -110,7 +110,7 @@ class BertConfig:
     with tf.gfile.GFile(json_file, "rb") as reader:
       text = reader.read()
     try:
-      json_object = unfinished.parse_json(text)
+      json_object = json_files.parse(text)
     except ValueError as error:
       raise ValueError(f"{json_file}: not JSON: {error}") from error
     if not isinstance(json_object, dict):

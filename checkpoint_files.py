@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping
 import google_crc32c
 import numpy as np
 
+import json_files
 from errors import DataError, UserError
-from pretraining_data import tf_example, tfrecord, unfinished
+from pretraining_data import tf_example, tfrecord
 from pretraining_data.tf_example import FIXED32, LENGTH, VARINT
 from tensorflow_v1 import tf
 
@@ -235,7 +236,7 @@ class CheckpointFiles:
     prefix = self.prefix(step)
     try:
       with open(prefix + ".json", "rb") as f:
-        files = unfinished.parse_json(f.read())["files"]
+        files = json_files.parse(f.read())["files"]
       wanted = [
         (prefix + suffix, files[os.path.basename(prefix) + suffix])
         for suffix in _SUFFIXES

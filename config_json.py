@@ -15,9 +15,9 @@ the flag's default, not DeepSpeed's. Steps count global batches.
 
 import math
 
+import json_files
 import lr_schedule
 from errors import UserError
-from pretraining_data import unfinished
 
 OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
 
@@ -79,7 +79,7 @@ def flags_of(path: str) -> dict:
   """
   try:
     with open(path, "rb") as f:
-      config = unfinished.parse_json(f.read())
+      config = json_files.parse(f.read())
   except (OSError, ValueError) as e:
     raise UserError(f"--config_json={path}: not readable as JSON: {e}") from e
   reader = _Reader(path)

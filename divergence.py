@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-import training_hooks
+import json_files
 from errors import UserError
 
 FILE = "nonfinite.json"
@@ -91,7 +91,7 @@ class Guard:
       self._checkpointer.values(session), self._task.ops.variables
     )
     path = os.path.join(self._config.output_dir, FILE)
-    training_hooks.write_json(
+    json_files.write(
       path,
       {
         **first,

@@ -17,6 +17,7 @@ import sys
 import time
 
 import errors
+import json_files
 import plot_metrics
 import records
 import training_hooks
@@ -145,7 +146,7 @@ def check_source(paths: Paths, corpus: str) -> None:
           "(make pretrain OUTPUT_DIR=...) or delete it"
         )
   os.makedirs(paths.root, exist_ok=True)
-  training_hooks.write_json(paths.source, source)
+  json_files.write(paths.source, source)
 
 
 def prepare(paths: Paths, corpus: str) -> None:

@@ -36,7 +36,6 @@ import contextlib
 import dataclasses
 import glob
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,6 +44,7 @@ import numpy as np
 from absl import flags
 
 import errors
+import json_files
 import tokenization
 from errors import DataError
 from pretraining_data import (
@@ -52,7 +52,6 @@ from pretraining_data import (
   record_report,
   tf_example,
   tfrecord,
-  unfinished,
 )
 
 MANIFEST_VERSION = 1
@@ -221,10 +220,7 @@ class Manifest:
 
   def save(self, path: str) -> None:
     """Writes the manifest as JSON, whole or not at all."""
-    with open(path + ".tmp", "w", encoding="utf-8") as f:
-      json.dump(dataclasses.asdict(self), f, indent=2)
-      f.write("\n")
-    os.replace(path + ".tmp", path)
+    json_files.write(path, dataclasses.asdict(self))
 
   @classmethod
   def load(cls, path: str) -> "Manifest":
@@ -236,7 +232,7 @@ class Manifest:
     """
     try:
       with open(path, "rb") as f:
-        raw = unfinished.parse_json(f.read())
+        raw = json_files.parse(f.read())
     except (ValueError, OSError) as e:
       raise DataError(f"{path}: not a readable manifest: {e}") from e
     try:

@@ -21,6 +21,7 @@ import distributed
 import elastic
 import flags_common
 import input_pipeline
+import json_files
 import mixed_precision
 import modeling
 import optimization
@@ -404,13 +405,13 @@ def finish(config, training, results, step: int, comm) -> None:
   lines = [""]
   if training and training["updates"]:
     path = os.path.join(folder, training_hooks.TRAINING_RESULTS_FILE)
-    training_hooks.write_json(path, training)
+    json_files.write(path, training)
     lines.append(training_hooks.speed_line(training))
   elif training:
     lines.append(f"nothing left to train: update {step:,} is the plan's last")
   if results:
     path = os.path.join(folder, training_hooks.EVAL_RESULTS_FILE)
-    training_hooks.write_json(path, results)
+    json_files.write(path, results)
     lines.append(f"evaluation  {path}")
   best = os.path.join(
     folder,

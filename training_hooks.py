@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+import json_files
 from errors import DataError
 from tensorflow_v1 import tf
 
@@ -68,14 +69,6 @@ def best_evaluation(output_dir: str, step: int) -> int | None:
   }
   finite = [s for s in sums if math.isfinite(sums[s])]
   return min(finite, key=sums.get) if finite else None
-
-
-def write_json(path: str, value: dict) -> None:
-  """Writes a JSON file, whole or not at all."""
-  with open(path + ".tmp", "w", encoding="utf-8") as f:
-    json.dump(value, f, indent=2)
-    f.write("\n")
-  os.replace(path + ".tmp", path)
 
 
 # Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
@@ -365,7 +358,7 @@ def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
   A resumed run adds itself to the list, so that none is forgotten.
   """
   path = os.path.join(output_dir, RUN_FILE)
-  runs = _read_runs(path) if os.path.exists(path) else []
+  runs = _runs(path) if os.path.exists(path) else []
   runs.append(
     {
       "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -376,17 +369,19 @@ def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
       "devices": devices,
     }
   )
-  write_json(path, {"runs": runs})
+  json_files.write(path, {"runs": runs})
 
 
-def _read_runs(path: str) -> list[dict]:
-  with open(path, encoding="utf-8") as f:
-    return json.load(f)["runs"]
+def _runs(path: str) -> list[dict]:
+  found = json_files.read(path)
+  if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+    raise DataError(f"{path}: not a run's record; remove it")
+  return found["runs"]
 
 
 def trained_on(output_dir: str) -> list[str]:
   """The record files of a run folder's newest training; [] without one."""
-  for run in reversed(_read_runs(os.path.join(output_dir, RUN_FILE))):
+  for run in reversed(_runs(os.path.join(output_dir, RUN_FILE))):
     if run["data"]:  # an evaluation alone has none
       return run["data"]["files"]
   return []

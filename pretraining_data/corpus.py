@@ -14,8 +14,9 @@ import os
 import numpy as np
 
 import errors
+import json_files
 import tokenization
-from pretraining_data import instances, text_files, unfinished
+from pretraining_data import instances, text_files
 from pretraining_data.text_files import Piece, TextFormat
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
@@ -216,7 +217,7 @@ class StoreWriter:
     path = os.path.join(folder, _JOURNAL)
     self._journal = _Journal()
     if os.path.exists(path):
-      self._journal = _Journal(**unfinished.read_json(path))
+      self._journal = _Journal(**json_files.read(path))
     j = self._journal
     # What was written after the last entry of the journal goes.
     self._tokens, self._sentences, self._documents = (
@@ -293,7 +294,7 @@ class StoreWriter:
   def _write_journal(self):
     for f in (self._tokens, self._sentences, self._documents):
       f.flush()
-    unfinished.replace_json(
+    json_files.write(
       os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self._journal)
     )
 
@@ -321,7 +322,7 @@ class StoreWriter:
       text_bytes=j.text_bytes,
       unigram_entropy=entropy(counts),
     )
-    unfinished.replace_json(
+    json_files.write(
       os.path.join(self.folder, _COUNTS),
       {**dataclasses.asdict(result), "vocab_size": self._vocab_size},
     )
@@ -342,14 +343,14 @@ def store_counts(folder: str) -> CorpusCounts | None:
   path = os.path.join(folder, _COUNTS)
   if not os.path.exists(path):
     return None
-  counts = unfinished.read_json(path)
+  counts = json_files.read(path)
   del counts["vocab_size"]
   return CorpusCounts(**counts)
 
 
 def open_store(folder: str) -> instances.Documents:
   """The documents of a whole store, memory-mapped."""
-  counts = unfinished.read_json(os.path.join(folder, _COUNTS))
+  counts = json_files.read(os.path.join(folder, _COUNTS))
 
   def load(name, dtype):
     # A plain view: indexing np.memmap itself is several times slower.

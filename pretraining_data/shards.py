@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 import errors
+import json_files
 from pretraining_data import (
   corpus,
   instances,
@@ -22,7 +23,6 @@ from pretraining_data import (
   record_order,
   tf_example,
   tfrecord,
-  unfinished,
 )
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
@@ -95,7 +95,7 @@ class ShardResult:
   @classmethod
   def load(cls, path: str) -> "ShardResult":
     """Reads what `build_shard` left."""
-    values = unfinished.read_json(path)
+    values = json_files.read(path)
     return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
 
 
@@ -256,7 +256,7 @@ def build_shard(task: ShardTask) -> ShardResult:
   result = ShardResult(
     writer.info, num_examples, real_tokens, masked_tokens, random_next
   )
-  unfinished.replace_json(task.result_file, dataclasses.asdict(result))
+  json_files.write(task.result_file, dataclasses.asdict(result))
   return result
 
 

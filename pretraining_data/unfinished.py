@@ -8,7 +8,6 @@ its part of the files, and a file that is there is whole.
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import sys
@@ -17,63 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import errors
+import json_files
 
 _PLAN, _LOCK = "plan.json", "lock"
 POLL_SECONDS = 0.05
-
-
-def replace_json(path: str, value: dict) -> None:
-  """Writes a JSON file, whole or not at all."""
-  with open(path + ".tmp", "w", encoding="utf-8") as f:
-    json.dump(value, f)
-  os.replace(path + ".tmp", path)
-
-
-def parse_json(text: str | bytes):
-  """The value of a JSON text.
-
-  Unlike Python's own parser it takes no key twice, of which one would be
-  without effect, and neither NaN nor Infinity.
-
-  Raises:
-    ValueError: it is no JSON, not UTF-8, or nested too deeply.
-  """
-  try:
-    return json.loads(
-      text.decode() if isinstance(text, bytes) else text,
-      object_pairs_hook=_distinct,
-      parse_constant=_no_number,
-    )
-  except RecursionError as e:
-    raise ValueError("nested too deeply") from e
-
-
-def _distinct(pairs: list) -> dict:
-  value = dict(pairs)
-  if len(value) < len(pairs):
-    keys = [key for key, _ in pairs]
-    twice = next(key for key in keys if keys.count(key) > 1)
-    raise ValueError(f"the key {twice!r} stands there twice")
-  return value
-
-
-def _no_number(name: str):
-  raise ValueError(f"{name} is no JSON")
-
-
-def read_json(path: str) -> dict:
-  """Reads what `replace_json` wrote.
-
-  Raises:
-    DataError: it is damaged.
-  """
-  try:
-    with open(path, "rb") as f:
-      return parse_json(f.read())
-  except ValueError as e:
-    raise errors.DataError(
-      f"{path}: damaged ({e}); delete its folder and start again"
-    ) from e
 
 
 class Ranks(NamedTuple):
@@ -128,7 +74,7 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
   if ranks.rank:
     _await_plan(path, plan, ranks)
     yield path
-    replace_json(_rank_file(path, ranks.rank), {"run": ranks.run})
+    json_files.write(_rank_file(path, ranks.rank), {"run": ranks.run})
     return
   os.makedirs(path, exist_ok=True)
   with _locked(path):
@@ -158,7 +104,7 @@ def _rank_file(path: str, rank: int) -> str:
 
 def _is_told(file: str, ranks: Ranks) -> bool:
   """Whether a file is there and of this start of the ranks."""
-  return os.path.exists(file) and read_json(file)["run"] == ranks.run
+  return os.path.exists(file) and json_files.read(file)["run"] == ranks.run
 
 
 @contextlib.contextmanager
@@ -185,7 +131,7 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
   before = None
   if os.path.exists(plan_file):
     with contextlib.suppress(errors.DataError):  # damaged: start anew
-      before = read_json(plan_file).get("plan")
+      before = json_files.read(plan_file).get("plan")
   if there and before != plan:
     if before:
       print(
@@ -196,13 +142,13 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
     for name in there:
       item = os.path.join(path, name)
       shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
-  replace_json(plan_file, {"run": ranks.run, "plan": plan})
+  json_files.write(plan_file, {"run": ranks.run, "plan": plan})
 
 
 def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
   plan_file = os.path.join(path, _PLAN)
   wait_until(lambda: _is_told(plan_file, ranks))
-  first = read_json(plan_file)["plan"]
+  first = json_files.read(plan_file)["plan"]
   if first != plan:
     raise errors.UserError(
       f"rank {ranks.rank} was started for other work than rank 0 "

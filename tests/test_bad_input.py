@@ -24,6 +24,7 @@ import bert_config
 import checkpoint_files
 import checkpointing
 import config_json
+import json_files
 import prepare_corpus
 import pretraining_config
 import records
@@ -38,7 +39,6 @@ from pretraining_data import (
   text_files,
   tf_example,
   tfrecord,
-  unfinished,
 )
 from tensorflow_v1 import tf
 
@@ -117,7 +117,7 @@ def test_any_bytes_for_every_reader(tmp_path_factory, content):
     lambda: tokenization.load_tokenizer(str(path)),
     lambda: tokenization.load_tokenizer(None, True, str(path)),
     lambda: config_json.flags_of(str(path)),
-    lambda: unfinished.read_json(str(path)),
+    lambda: json_files.read(str(path)),
     lambda: tf_example.decode_example(content),
   ]
   for read in readers:
@@ -148,9 +148,9 @@ def test_json_is_read_as_the_standard_has_it(value):
     expected = fuzz_readers.strict_json(text.encode())
   except ValueError:
     with pytest.raises(ValueError):
-      unfinished.parse_json(text)
+      json_files.parse(text)
   else:
-    assert unfinished.parse_json(text) == expected
+    assert json_files.parse(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_bad_json_is_refused_wherever_it_stands(tmp_path, text, words):
   for read in (
     records.Manifest.load,
     config_json.flags_of,
-    unfinished.read_json,
+    json_files.read,
     bert_config.BertConfig.from_json_file,
   ):
     with pytest.raises(ValueError, match=f"bad.json.*{words}"):

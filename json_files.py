@@ -1,0 +1,62 @@
+"""JSON files: read to the letter, written whole or not at all."""
+
+import json
+import os
+
+from errors import DataError
+
+
+def parse(text: str | bytes):
+  """The value of a JSON text.
+
+  Unlike Python's own parser it takes no key twice, of which one would be
+  without effect, and neither NaN nor Infinity.
+
+  Raises:
+    ValueError: it is no JSON, not UTF-8, or nested too deeply.
+  """
+  try:
+    return json.loads(
+      text.decode() if isinstance(text, bytes) else text,
+      object_pairs_hook=_distinct,
+      parse_constant=_no_number,
+    )
+  except RecursionError as e:
+    raise ValueError("nested too deeply") from e
+
+
+def _distinct(pairs: list) -> dict:
+  value = dict(pairs)
+  if len(value) < len(pairs):
+    keys = [key for key, _ in pairs]
+    twice = next(key for key in keys if keys.count(key) > 1)
+    raise ValueError(f"the key {twice!r} stands there twice")
+  return value
+
+
+def _no_number(name: str):
+  raise ValueError(f"{name} is no JSON")
+
+
+def read(path: str):
+  """The value of a file.
+
+  Raises:
+    DataError: it is damaged.
+    OSError: it cannot be read.
+  """
+  try:
+    with open(path, "rb") as f:
+      return parse(f.read())
+  except ValueError as e:
+    raise DataError(
+      f"{path}: damaged ({e}); remove it, or its folder, and start again"
+    ) from e
+
+
+def write(path: str, value) -> None:
+  """Writes a file, or leaves what was there."""
+  with open(path + ".tmp", "w", encoding="utf-8") as f:
+    json.dump(value, f, indent=2)
+    f.write("\n")
+  os.replace(path + ".tmp", path)
