@@ -305,7 +305,7 @@ class Framing(Reader):
     return list(tfrecord.RecordSet([self.file]))
 
   def wrong(self, result):
-    if self.has_index and self.verified:  # against the manifest's hash
+    if self.has_index:  # it says where records are, their checksums what
       return "" if result == self.records else "other records"
     return "" if result and result == unframed(self.data) else "not whole"
 
