@@ -160,7 +160,7 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   process = runs.command(
     tiny_run, stopped, 2, flags, stop=lambda: len(runs.metrics(stopped)) > 20
   )
-  assert process.returncode != 0
+  assert process.returncode == 75
   assert "SIGTERM: saving after this update" in process.stderr
   lines = last_lines(process.stderr, 2)
   assert "the same command goes on there" in lines[0], process.stderr
@@ -324,6 +324,31 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   )
   process = runs.launch([str(script)], ranks=2, timeout=60)
   assert process.returncode != 0
+  last = process.stderr.strip().splitlines()[-1]
+  assert last.startswith("horovodrun: error: processes ended in this order: ")
+  assert "1 with status 137 (killed by SIGKILL)" in last
+  assert "Traceback" not in process.stderr
+
+
+def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
+  script = tmp_path / "late.py"
+  script.write_text(
+    "import os, time, distributed, train_loop\n"
+    "def main(_):\n"
+    "  if os.environ['HOROVOD_RANK'] == '1': time.sleep(100)\n"
+    "  distributed.init()\n"
+    "train_loop.run_main(main)\n"
+  )
+  process = runs.launch(
+    [str(script)],
+    timeout=60,
+    launcher=["-np", "2", "--gloo-timeout-seconds", "5"],
+  )
+  assert process.returncode == 1
+  assert last_lines(process.stderr, 2)[0] == (
+    "late.py: error: this rank is not in the run: the ranks did not find each "
+    "other, or its host was taken out. Horovod's line above says which"
+  )
 
 
 OVERFLOW = """
