@@ -39,7 +39,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q tests --ignore=tests/distributed
+	$(BIN)/python -m pytest -q -n 2 tests --ignore=tests/distributed
 
 distributed-test: $(READY)
 	$(BIN)/python -m pytest -q tests/distributed

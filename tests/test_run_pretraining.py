@@ -387,13 +387,13 @@ def test_the_padding_share_is_counted(tmp_path):
   "changes, words",
   [
     (dict(input_file="/nowhere/*.tfrecord"), ["/nowhere/*.tfrecord"]),
-    (dict(global_batch_size=36), ["36", "24"]),
     (dict(train_batch_size=121, global_batch_size=121), ["120", "121"]),
     (dict(max_seq_length=64), ["data-0", "record 0", "32", "64"]),
     (dict(init_checkpoint="/nowhere/model.ckpt"), ["/nowhere/model.ckpt"]),
     (dict(do_train=False), ["--do_train", "--do_eval"]),
     (dict(do_train=False, do_eval=True), ["nothing to evaluate"]),
     (dict(learning_rate=float("nan")), ["learning_rate", "nan"]),
+    (dict(num_accumulation_steps=3), ["num_accumulation_steps=3", "24"]),
     (dict(eval_every_steps=5), ["eval_every_steps", "--do_eval"]),
   ],
 )
