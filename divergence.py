@@ -70,7 +70,11 @@ class Guard:
         else "all variables together",
       }
     if step - self._first["update"] + 1 >= PATIENCE:
-      raise DivergedError(self._message(session, step, got))
+      message = self._message(session, step, got)
+      # The first rank that ends has horovodrun end the others: not before
+      # rank 0 knows what to say.
+      self._comm.gather(np.zeros(1))
+      raise DivergedError(message)
 
   def _message(self, session, step: int, got: dict) -> str:
     first = self._first

@@ -86,6 +86,7 @@ def test_a_falling_loss_scale_is_no_reason_but_its_floor_is(tiny_run, tmp_path):
 def test_ten_bad_updates_that_are_not_in_a_row_are_none():
   class Comm:
     is_root, size = False, 1
+    gather = staticmethod(lambda values: values)
 
   class Task:
     loss_scale_floor = 1.0
