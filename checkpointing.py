@@ -8,6 +8,7 @@ values by broadcast.
 
 import dataclasses
 import os
+import threading
 import time
 
 import numpy as np
@@ -23,17 +24,62 @@ _ADDED = {"training_state/data_block": 0}
 
 
 class Commit:
-  """The state that ranks of an elastic run go back to, in the memory of each.
+  """The values of all variables at one update, in memory that is there already.
+
+  To get memory from the system takes ten times as long as to copy into it, so
+  it is taken once, beside the first updates. In an elastic run each rank has
+  one, to which all go back when a rank is lost.
 
   Attributes:
     step: updates up to it.
-    values: of all variables by name; None before there is one.
+    values: of all variables by name; None before there is one. Not to be used
+      across the next `begin` with one copy, the one after it with two.
   """
 
-  def __init__(self):
+  def __init__(self, copies: int = 2):
+    """With 2 copies `values` stay whole while the next ones are taken."""
     self.step, self.values = 0, None
+    self._copies, self._sets = copies, []
+    self._thread: threading.Thread | None = None
+
+  def prepare(self, variables) -> None:
+    """Begins to get the memory, if that was not done yet."""
+    if self._thread is None:
+      shapes = {
+        v.op.name: (v.shape.as_list(), v.dtype.base_dtype.as_numpy_dtype)
+        for v in variables
+      }
+      self._thread = threading.Thread(
+        target=self._allocate, args=(shapes,), daemon=True
+      )
+      self._thread.start()
+
+  def _allocate(self, shapes: dict) -> None:
+    for _ in range(self._copies):
+      arrays = {name: _aligned(*shape) for name, shape in shapes.items()}
+      self._sets.append(arrays)
+
+  def begin(self) -> dict:
+    """The arrays, by name, to put the next values into; then `finish` it."""
+    self._thread.join()
+    return self._sets[0]
+
+  def finish(self, step: int) -> None:
+    """What `begin` gave holds the values after this update."""
+    self.step, self.values = step, self._sets[0]
+    self._sets.append(self._sets.pop(0))
 
 
+def _aligned(shape: list, dtype) -> np.ndarray:
+  """An array of zeros that TensorFlow reads where it is, without a copy."""
+  size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+  memory = np.empty(size + _ALIGNMENT, np.uint8)
+  memory.fill(0)  # only now there is memory behind it
+  start = -memory.ctypes.data % _ALIGNMENT
+  return memory[start : start + size].view(dtype).reshape(shape)
+
+
+_ALIGNMENT = 64  # bytes
 _READY_SECONDS = 5.0
 
 _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
@@ -202,9 +248,16 @@ class Checkpointer:
   ):
     """`commit` is that of an elastic run, which outlives this object."""
     self._files = checkpoint_files.CheckpointFiles(output_dir, keep)
-    self._comm, self._commit = comm, commit
+    self._comm, self._elastic = comm, commit is not None
+    self._commit = commit or Commit(copies=1)
+    self._written = None  # what was last given to be written
     self._variables = tf.global_variables()
     self._values = {v.op.name: tf.convert_to_tensor(v) for v in self._variables}
+    self._copy = tf.numpy_function(
+      self._copy_to, list(self._values.values()), tf.int32
+    )
+    if comm.is_root or self._elastic:
+      self._commit.prepare(self._variables)
     self._saver = tf.train.Saver(self._variables)
     self._initializer = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
@@ -214,7 +267,7 @@ class Checkpointer:
     self.stalls: list[float] = []  # seconds for which saving held the caller
 
   def _committed(self) -> bool:
-    return self._commit is not None and self._commit.values is not None
+    return self._elastic and self._commit.values is not None
 
   def has_checkpoint(self) -> bool:
     """Whether rank 0 has a state to resume from; on all ranks."""
@@ -348,12 +401,21 @@ class Checkpointer:
     """What all variables hold, by name."""
     return session.run(self._values)
 
-  def commit(self, session: tf.Session, step: int) -> dict:
-    """Keeps what all variables hold in memory, and returns it."""
-    values = self.values(session)
-    if self._commit is not None:
-      self._commit.step, self._commit.values = step, values
-    return values
+  def _copy_to(self, *values) -> np.int32:
+    for array, value in zip(self._commit.begin().values(), values, strict=True):
+      np.copyto(array, value)
+    return np.int32(0)
+
+  def commit(self, session: tf.Session, step: int) -> None:
+    """Keeps what all variables hold in memory."""
+    if self._commit.begin() is self._written:
+      self._files.wait()
+    session.run(self._copy)
+    self._commit.finish(step)
+
+  def _write_commit(self) -> None:
+    self._written = self._commit.values
+    self._files.write(self._commit.step, self._written)
 
   def save(self, session: tf.Session, step: int) -> None:
     """Begins to save on rank 0; the session may go on at once.
@@ -362,17 +424,17 @@ class Checkpointer:
     """
     self._saved = step
     began = time.monotonic()
-    if self._comm.is_root:
-      self._files.write(step, self.commit(session, step))
-      self.stalls.append(time.monotonic() - began)
-    elif self._commit is not None:
+    if self._comm.is_root or self._elastic:
       self.commit(session, step)
+    if self._comm.is_root:
+      self._write_commit()
+      self.stalls.append(time.monotonic() - began)
 
   def save_commit(self) -> None:
     """Begins to save what is committed, lest there be no next world."""
     if self._comm.is_root and self._committed():
       if self._commit.step not in self._files.steps()[:1]:
-        self._files.write(self._commit.step, self._commit.values)
+        self._write_commit()
 
   def is_ready(self) -> bool:
     """Whether it could save now; waits only briefly for what it is saving.
