@@ -170,7 +170,13 @@ class _Writer:
   def __call__(self, prefix: str, values: Mapping[str, np.ndarray]) -> None:
     """Writes PREFIX.index and PREFIX.data-00000-of-00001."""
     if self._session is None:
-      config = tf.ConfigProto(device_count={"GPU": 0})
+      config = tf.ConfigProto(
+        device_count={"GPU": 0},
+        # Threads of its own: sessions share the process' threads otherwise, of
+        # which training has one on a CPU, and it would wait for the writing.
+        inter_op_parallelism_threads=1,
+        use_per_session_threads=True,
+      )
       self._session = tf.Session(graph=self._graph, config=config)
     feeds = {self._values[name]: value for name, value in values.items()}
     self._session.run(self._save, {**feeds, self._prefix: prefix})

@@ -392,7 +392,17 @@ class Start:
 
 
 def newest_checkpoints(output_dir: str) -> list[int]:
-  return checkpoint_files.CheckpointFiles(output_dir, 1).steps()
+  """Updates of those that are whole, newest first."""
+  files = checkpoint_files.CheckpointFiles(output_dir, 1)
+
+  def is_whole(step):
+    try:
+      files.check(step)
+    except checkpoint_files.CheckpointError:
+      return False
+    return True
+
+  return [step for step in files.steps() if is_whole(step)]
 
 
 # -----------------------------------------------------------------------------
