@@ -305,8 +305,10 @@ class Framing(Reader):
     return list(tfrecord.RecordSet([self.file]))
 
   def wrong(self, result):
-    if self.has_index:  # it says where records are, their checksums what
+    if self.has_index and self.verified:  # against the manifest's hash
       return "" if result == self.records else "other records"
+    if self.has_index and result == self.records:
+      return ""  # it says where records are, and their checksums what
     return "" if result and result == unframed(self.data) else "not whole"
 
 
