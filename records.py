@@ -257,6 +257,7 @@ class Manifest:
 
   def _checks(self) -> Iterator[tuple[str, bool]]:
     """(field, whether its value can be); each relies on those before."""
+    yield "version", type(self.version) is int  # and not true
     for name in _LENGTHS:
       yield name, _is_count(getattr(self, name), 1)
     yield "masking", self.masking in ("static", "dynamic")
