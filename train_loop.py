@@ -89,7 +89,11 @@ class Wishes:
     return {self._own: [asked, overdue, self._comm.hosts_changed()]}
 
   def verdict(self, agreed) -> str | None:
-    """ "stop" (all ranks), "change" (to a world of other ranks) or None."""
+    """What ranks agreed on.
+
+    Returns:
+      "stop" (all ranks), "change" (to a world of other ranks) or None.
+    """
     asked, overdue, changed = agreed
     if asked == self._comm.size or (asked and not self._comm.elastic):
       return "stop"
