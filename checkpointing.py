@@ -391,6 +391,19 @@ class Checkpointer:
     session.run(self._broadcast)
     return path
 
+  def load_weights(self, session: tf.Session, step: int) -> None:
+    """Gives all ranks the trained variables of an update's checkpoint.
+
+    Raises:
+      CheckpointError: it is not there, or damaged.
+    """
+    if self._comm.is_root:
+      self._files.wait()
+      self._files.check(step)
+      saver = tf.train.Saver(tf.trainable_variables())
+      _restore(saver, session, self._files.prefix(step))
+    session.run(self._broadcast)
+
   def newest(self) -> str | None:
     """The newest checkpoint that is written, or being written."""
     self._files.wait()

@@ -86,9 +86,7 @@ class Guard:
     if not self._comm.is_root:
       return f"{reason}; rank 0 says more"
     records = [
-      dict(
-        zip(("file", "record"), self._task.source.set.locate(n), strict=True)
-      )
+      self._task.source.locate(n)
       for n in self._records(first["samples_seen_before"]).tolist()
     ]
     weights = _extremes(
@@ -105,7 +103,7 @@ class Guard:
         "largest_weights": weights,
       },
     )
-    named = ", ".join(f"{r['file']}:{r['record']}" for r in records[:_SHOWN])
+    named = ", ".join(":".join(map(str, r.values())) for r in records[:_SHOWN])
     name, largest = next(iter(weights.items()))
     newest = self._checkpointer.newest()
     return (

@@ -38,7 +38,13 @@ RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
 
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
 _EMBEDDING_SITE = 0
+_HEAD_SITE = -1  # of a fine-tuning head, whatever the number of layers
 _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
+
+
+def head_dropout_seed(dropout_seed):
+  """The seed of a fine-tuning head's dropout; see `dropout_site_seed`."""
+  return dropout_site_seed(dropout_seed, _HEAD_SITE)
 
 
 # -----------------------------------------------------------------------------

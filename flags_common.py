@@ -198,8 +198,6 @@ def define_training_flags() -> None:
     "With --init_checkpoint of another run: start the schedule anew. "
     "--norewarmup counts on from that run's update.",
   )
-  flags.DEFINE_integer("num_train_steps", 100000, "Steps of the whole run.")
-  flags.DEFINE_integer("num_warmup_steps", 10000, "Steps of warm-up in it.")
   flags.DEFINE_integer(
     "save_checkpoints_steps",
     1000,
@@ -227,6 +225,13 @@ def define_training_flags() -> None:
     lower_bound=0,
   )
   flags.DEFINE_integer(
+    "early_stopping_evaluations",
+    0,
+    "Stop when so many evaluations in a row (--eval_every_steps) were no "
+    "better than the best; 0: never.",
+    lower_bound=0,
+  )
+  flags.DEFINE_integer(
     "seed", 12345, "Of initial weights, order of records and dropout."
   )
   flags.DEFINE_integer(
@@ -235,3 +240,53 @@ def define_training_flags() -> None:
     "CPU threads of one rank; 0: the host's cores divided by its ranks.",
     lower_bound=0,
   )
+
+
+def define_finetuning_flags(max_seq_length: int) -> None:
+  """What run_classifier.py and run_squad.py share; google/bert's names."""
+  define_model_flags()
+  define_precision_flags()
+  define_optimizer_flags()
+  define_allreduce_flags()
+  define_training_flags()
+  flags.DEFINE_bool("do_train", False, "Train.")
+  flags.DEFINE_bool(
+    "do_eval", False, "Evaluate: while training, and the best at the end."
+  )
+  flags.DEFINE_bool("do_predict", False, "Predict, with the best weights.")
+  flags.DEFINE_string(
+    "vocab_file",
+    None,
+    "WordPiece vocabulary that the checkpoint was trained with. A run folder "
+    "keeps a copy, which it uses without the flag.",
+  )
+  flags.DEFINE_string(
+    "spm_model_file", None, "The same for a SentencePiece model."
+  )
+  flags.DEFINE_bool(
+    "do_lower_case", True, "Lower-case the text, as uncased models want it."
+  )
+  flags.DEFINE_integer(
+    "max_seq_length",
+    max_seq_length,
+    "Most tokens of an example, and of a record of several.",
+    lower_bound=4,
+  )
+  flags.DEFINE_integer(
+    "examples_per_record",
+    32,
+    "Pack up to so many examples into a record, so that padding does not set "
+    "the speed; losses stay those of the examples apart. 1: do not pack.",
+    lower_bound=1,
+  )
+  flags.DEFINE_float("num_train_epochs", 3.0, "Passes over the training set.")
+  flags.DEFINE_float(
+    "warmup_proportion", 0.1, "Share of the updates that is warm-up."
+  )
+  flags.DEFINE_float(
+    "eval_every_epochs",
+    1.0,
+    "With --do_eval: epochs between evaluations while training, of which the "
+    "best is kept; 0: only at the end. --eval_every_steps wins.",
+  )
+  flags.mark_flag_as_required("bert_config_file")

@@ -1,7 +1,9 @@
-"""From record files to batches: a function of (seed, epoch, rank).
+"""From records to batches: a function of (seed, epoch, rank).
 
-`record_order` says which records a rank reads. Masks that are not in the
-records are drawn here, from (seed, epoch, record).
+`record_order` says which records a rank reads; a source says what they are.
+`Source` has record files, whose masks, if they are not in the records, are
+drawn here from (seed, epoch, record). Any other source has what `Source` says
+that batches are made with: `len`, `columns`, `batch`, `weights`, `explain`.
 """
 
 import dataclasses
@@ -130,6 +132,45 @@ class Source:
       examples += count * (found[1].packing_factor if found else 1.0)
     return examples / len(self.set)
 
+  def __len__(self) -> int:
+    """Records."""
+    return len(self.set)
+
+  def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
+    """The records of a place, parsed.
+
+    Args:
+      chosen: place -> two int64 [rows]: numbers of records, and their epochs.
+      at: int64 scalar, the place.
+      rows: how many `chosen` gives.
+      seed: of masks that are drawn here.
+
+    Returns:
+      name -> Tensor [rows, ...].
+    """
+
+    def read(at):
+      numbers, epochs = chosen(int(at))
+      return self.read(numbers), _mask_keys(seed, epochs, numbers)
+
+    serialized, keys = tf.numpy_function(read, [at], [tf.string, tf.int64])
+    for tensor in (serialized, keys):
+      tensor.set_shape([rows])
+    return _parse(serialized, keys, self.shape)
+
+  def batch(self, columns: dict, row_weights: tf.Tensor):
+    """A `modeling.PretrainingBatch` of `columns`.
+
+    Args:
+      columns: name -> Tensor [rows, ...].
+      row_weights: float [rows], 0 for rows that only fill up.
+    """
+    return pretraining_batch(columns, row_weights)
+
+  def weights(self, batch) -> tf.Tensor:
+    """float [rows, 2]: masked tokens and examples of each row."""
+    return pretraining_weights(batch)
+
   def describe(self) -> dict:
     """Files, records and manifests, for the run folder."""
     return {
@@ -141,6 +182,10 @@ class Source:
   def fingerprint(self) -> str:
     """Names and sizes of the data, to be the same on all ranks."""
     return f"{len(self.paths)} files with {len(self.set)} records"
+
+  def locate(self, number: int) -> dict:
+    """File and place of a record, for a person."""
+    return dict(zip(("file", "record"), self.set.locate(number), strict=True))
 
   def check_record(self, number: int) -> None:
     """Raises `records.DataError` if the record does not fit the shape."""
@@ -294,47 +339,50 @@ def _mask_keys(seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
   return masking.record_keys(seed, epochs, numbers).view(np.int64)
 
 
+def pretraining_batch(columns: dict, row_weights: tf.Tensor):
+  """See `Source.batch`."""
+  masked = columns["masked_lm_weights"] * row_weights[:, None]
+  return modeling.PretrainingBatch(
+    **{**columns, "masked_lm_weights": masked}, example_weights=row_weights
+  )
+
+
+def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
+  """See `Source.weights`."""
+  masked = tf.reduce_sum(batch.masked_lm_weights, axis=1)
+  return tf.stack([masked, modeling.count_examples(batch)], axis=1)
+
+
 class MicroBatch(NamedTuple):
   """One forward pass' data, with what it needs to know of its update."""
 
-  batch: modeling.PretrainingBatch
+  batch: tuple  # what the source's `batch` gives
   number: tf.Tensor  # int32: update * micro-batches per update + place
-  masked_lm_weight: tf.Tensor  # float: of all this rank's micro-batches
-  next_sentence_weight: tf.Tensor  # float: likewise
+  weights: tf.Tensor  # float [heads]: of all this rank's micro-batches
 
 
-def _micro_batches(parsed, real, number, updates, accumulation) -> MicroBatch:
+def _micro_batches(
+  source, columns, real, number, updates, accumulation
+) -> MicroBatch:
   """The micro-batches of some updates, along a new first axis.
 
   Args:
-    parsed: name -> Tensor [n, ...], all their records.
+    source: see the module.
+    columns: name -> Tensor [n, ...], all their records.
     real: bool [n / updates], false for rows of an update that are left over.
     number: int32 scalar Tensor, that of the first one.
     updates: how many updates.
     accumulation: micro-batches of each.
   """
-  count, records_of_all = updates * accumulation, parsed["input_ids"].shape[0]
-  weights = tf.constant(np.tile(real, updates), tf.float32)
-  parsed = {
-    **parsed,
-    "masked_lm_weights": parsed["masked_lm_weights"] * weights[:, None],
-  }
-  batch = modeling.PretrainingBatch(**parsed, example_weights=weights)
-
-  def of_update(weights):
-    sums = tf.reduce_sum(tf.reshape(weights, [updates, -1]), axis=1)
-    return tf.repeat(sums, accumulation)
-
+  count, rows = updates * accumulation, updates * len(real)
+  batch = source.batch(columns, tf.constant(np.tile(real, updates), tf.float32))
+  weights = source.weights(batch)
+  of_updates = tf.reshape(weights, [updates, len(real), weights.shape[1]])
+  split = lambda t: tf.reshape(t, [count, rows // count, *t.shape[1:]])
   return MicroBatch(
-    batch=modeling.PretrainingBatch(
-      *[
-        tf.reshape(t, [count, records_of_all // count, *t.shape[1:]])
-        for t in batch
-      ]
-    ),
+    batch=type(batch)(*map(split, batch)),
     number=number + tf.range(count),
-    masked_lm_weight=of_update(batch.masked_lm_weights),
-    next_sentence_weight=of_update(modeling.count_examples(batch)),
+    weights=tf.repeat(tf.reduce_sum(of_updates, axis=1), accumulation, axis=0),
   )
 
 
@@ -358,13 +406,11 @@ class Batches:
   count: int | None
 
 
-def training_batches(
-  source: Source, order: record_order.Order, plan, comm
-) -> Batches:
+def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
   """This rank's micro-batches, endless; `next` is a `MicroBatch`.
 
   Args:
-    source: the records.
+    source: a `Source`, or another, see the module.
     order: of its records; its seed is also that of masks drawn on reading.
     plan: a `training_plan.TrainingPlan`.
     comm: a `distributed.Comm`.
@@ -374,30 +420,25 @@ def training_batches(
   own, real = record_order.rank_places(local, global_batch, comm)
   first = tf.placeholder(tf.int64, [], "samples_seen")
   updates = -(-_RECORDS_AT_ONCE // local)
-  read_ahead = record_order.ReadAhead(source.set, order)
+  read_ahead = (
+    record_order.ReadAhead(source.set, order) if order.block else None
+  )
 
   def places(position):
     batches = int(position) + np.arange(updates) * global_batch
     return (batches[:, None] + own).ravel()
 
-  def read(position):
-    if order.block:
-      read_ahead(int(position), updates * global_batch)
+  def chosen(position):
+    if read_ahead:
+      read_ahead(position, updates * global_batch)
     mine = places(position)
-    numbers = order.records(mine)
-    keys = _mask_keys(order.seed, mine // order.count, numbers)
-    return source.read(numbers), keys
+    return order.records(mine), mine // order.count
 
   def load(turn):
     position = first + turn * updates * global_batch
-    serialized, keys = tf.numpy_function(
-      read, [position], [tf.string, tf.int64]
-    )
-    serialized.set_shape([updates * local])
-    keys.set_shape([updates * local])
-    parsed = _parse(serialized, keys, source.shape)
+    columns = source.columns(chosen, position, updates * local, order.seed)
     number = tf.cast(position // global_batch * accumulation, tf.int32)
-    return _micro_batches(parsed, real, number, updates, accumulation)
+    return _micro_batches(source, columns, real, number, updates, accumulation)
 
   # What is read at once is there before what was read last is used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // updates)
@@ -447,63 +488,52 @@ def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
     columns: see `first_batch`.
     accumulation: micro-batches of an update.
   """
-  count = len(columns["input_ids"])
-  batch = modeling.PretrainingBatch(
-    # No constants: what depends on them would be computed once, ahead of time.
-    **{
-      name: tf.placeholder_with_default(column, column.shape)
-      for name, column in columns.items()
-    },
-    example_weights=tf.ones([count]),
-  )
-  repeats = float(accumulation)
+  # No constants: what depends on them would be computed once, ahead of time.
+  columns = {
+    name: tf.placeholder_with_default(column, column.shape)
+    for name, column in columns.items()
+  }
+  batch = pretraining_batch(columns, tf.ones([columns["input_ids"].shape[0]]))
   update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return MicroBatch(
     batch=batch,
     number=tf.cast(update, tf.int32),
-    masked_lm_weight=tf.reduce_sum(batch.masked_lm_weights) * repeats,
-    next_sentence_weight=tf.reduce_sum(modeling.count_examples(batch))
-    * repeats,
+    weights=tf.reduce_sum(pretraining_weights(batch), axis=0)
+    * float(accumulation),
   )
 
 
 def evaluation_batches(
-  source: Source, batch_size: int, comm, limit: int = 0
+  source, batch_size: int, comm, limit: int = 0
 ) -> Batches:
-  """This rank's share of all records, once; `next` is a `PretrainingBatch`.
+  """This rank's share of all records, once; `next` is the source's `batch`.
 
-  Its `example_weights` are 0 in the rows that fill up the last batch.
+  Its row weights are 0 in the rows that fill up the last batch.
 
   Args:
-    source: the records.
+    source: a `Source`, or another, see the module.
     batch_size: records B of one rank's batch.
     comm: a `distributed.Comm`.
     limit: at most this many records over all ranks; 0 is all.
   """
-  count = min(len(source.set), limit) if limit else len(source.set)
+  count = min(len(source), limit) if limit else len(source)
   mine = np.arange(comm.rank, count, comm.size)
   batches = -(-len(mine) // batch_size)
 
   def numbers(batch):
     return mine[batch * batch_size : (batch + 1) * batch_size]
 
-  def read(batch):
-    rows = numbers(int(batch))
-    weights = np.zeros(batch_size, np.float32)
-    weights[: len(rows)] = 1.0
+  def chosen(batch):
+    rows = numbers(batch)
     filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
     # The same masks in each evaluation, and for any seed of the training.
-    return source.read(filled), _mask_keys(0, 0, filled), weights
+    return filled, np.zeros_like(filled)
 
   def load(batch):
-    serialized, keys, weights = tf.numpy_function(
-      read, [batch], [tf.string, tf.int64, tf.float32]
-    )
-    for tensor in (serialized, keys, weights):
-      tensor.set_shape([batch_size])
-    parsed = _parse(serialized, keys, source.shape)
-    parsed["masked_lm_weights"] *= weights[:, None]
-    return modeling.PretrainingBatch(**parsed, example_weights=weights)
+    columns = source.columns(chosen, batch, batch_size, seed=0)
+    rows = len(mine) - batch * batch_size  # of this batch and those after it
+    real = tf.range(batch_size, dtype=tf.int64) < rows
+    return source.batch(columns, tf.cast(real, tf.float32))
 
   dataset = tf.data.Dataset.range(batches).map(load).prefetch(2)
   dataset = dataset.with_options(_options())

@@ -86,6 +86,7 @@ class BertModel:
     policy=mixed_precision.FP32,
     recompute=(),
     examples_per_sequence=1,
+    with_pooler=True,
   ):
     """Builds the graph.
 
@@ -106,6 +107,7 @@ class BertModel:
       examples_per_sequence: int, E. More than 1: input_mask holds the number of
         each token's example, from 1. A token attends to its own example only,
         and positions begin anew in each.
+      with_pooler: bool; False leaves it out, for heads that do not read it.
 
     Raises:
       ValueError: the configuration is impossible, a tensor has another rank, or
@@ -173,23 +175,29 @@ class BertModel:
         )
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
-      with tf.variable_scope("pooler"):
-        # The first token is [CLS]. pooled_output = [B * E, H]
-        first = self.sequence_output[:, 0, :]
-        if starts is not None:
-          first = gather_indexes(self.sequence_output, starts)
-        self.pooled_output = dense(
-          first,
-          config.hidden_size,
-          mixed_precision.island(tf.tanh, policy.tanh),
-          create_initializer(config.initializer_range),
-          dtype=policy.heads,
-        )
+      self.pooled_output = None
+      if with_pooler:
+        with tf.variable_scope("pooler"):
+          self.pooled_output = self._pool(config, policy, starts)
+
+  def _pool(self, config, policy, starts):
+    """[B * E, H] of each example's first token, which is [CLS]."""
+    first = self.sequence_output[:, 0, :]
+    if starts is not None:
+      first = gather_indexes(self.sequence_output, starts)
+    return dense(
+      first,
+      config.hidden_size,
+      mixed_precision.island(tf.tanh, policy.tanh),
+      create_initializer(config.initializer_range),
+      dtype=policy.heads,
+    )
 
   def get_pooled_output(self):
     """float [B * E, H]: each example's first token's output, dense and tanh.
 
-    Of the examples that a sequence does not have, the first token's.
+    Of the examples that a sequence does not have, the first token's. None
+    without a pooler.
     """
     return self.pooled_output
 

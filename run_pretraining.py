@@ -7,35 +7,29 @@ Made from records of create_pretraining_data.py (or google/bert's). The same
 command goes on where an earlier one stopped.
 """
 
-import contextlib
 import dataclasses
 import functools
-import os
-import sys
 
-import numpy as np
-
-import checkpoint_files
 import checkpointing
 import distributed
-import elastic
 import flags_common
 import input_pipeline
-import json_files
-import mixed_precision
 import modeling
 import optimization
 import train_loop
 import training_hooks
 import training_plan
-import xla
+import training_run
 from errors import UserError
-from lr_schedule import scale_peak
 from pretraining_config import PretrainingConfig
 from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS
+
+BEST_BY = training_hooks.BestBy(
+  ("masked_lm_loss", "next_sentence_loss"), higher=False
+)
 
 
 def define_flags() -> None:
@@ -64,6 +58,8 @@ def define_flags() -> None:
     "With --dry_run: plan for so many ranks, without having them.",
     lower_bound=1,
   )
+  flags.DEFINE_integer("num_train_steps", 100000, "Steps of the whole run.")
+  flags.DEFINE_integer("num_warmup_steps", 10000, "Steps of warm-up in it.")
   flags.adopt_module_key_flags(flags_common)  # so that --help shows them
   flags.DEFINE_bool("do_train", False, "Train.")
   flags.DEFINE_bool("do_eval", False, "Evaluate, after training if both.")
@@ -131,8 +127,6 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
 
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update: everything that training runs."""
-  if comm.elastic:
-    check_elastic(config)
   source = open_source(config.input_file, config, comm)
   plan = make_plan(config, source, comm.size)
   order = record_order.Order(
@@ -150,76 +144,28 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     summarize=losses,
     tokens="tokens",
     examples="next_sentence_weight",
+    headline=headline,
     capacity=plan.global_batch * source.shape.max_seq_length,
     wishes=train_loop.Wishes(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
 
 
-def check_elastic(config: PretrainingConfig) -> None:
-  """Raises `UserError` for what depends on the number of ranks."""
-  if not config.global_batch_size or config.lr_scaling != "none":
-    raise UserError(
-      "under horovodrun --min-np the number of ranks changes, so "
-      "--global_batch_size must say how many examples an update has, and "
-      f"--lr_scaling={config.lr_scaling} cannot depend on ranks: use none"
-    )
-
-
 def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
-  """Model, loss and update of one micro-batch.
+  """Model, loss and update; arguments as of `training_run.training_ops`."""
 
-  Args:
-    config: a `PretrainingConfig`.
-    micro: an `input_pipeline.MicroBatch`.
-    state: a `checkpointing.TrainingState`, advanced by the update.
-    plan: a `training_plan.TrainingPlan`.
-    comm: a `distributed.Comm`.
-  """
-  # Dropout is a function of (seed, rank, micro-batch), so nothing hidden in a
-  # kernel decides it and a resumed run draws what the stopped one would have.
-  rank_seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)
-  dropout_seed = tf.stack([int(rank_seed[0]) >> 1, micro.number])
-
-  # The loss is the mean over the masked tokens of the GLOBAL batch, so this
-  # micro-batch's share of it divides by counts over all ranks.
-  counts = comm.allreduce(
-    tf.stack([micro.masked_lm_weight, micro.next_sentence_weight]),
-    name="global_counts",
-  )
-
-  def forward():
+  def forward(batch, dropout_seed):
     sums = modeling.pretraining_model(
-      micro.batch,
+      batch,
       config.bert,
       is_training=True,
       dropout_seed=dropout_seed,
       policy=config.policy,
       recompute=config.recompute,
     )
-    with tf.name_scope("loss"):
-      loss = sums.masked_lm_loss / tf.maximum(counts[0], 1.0)
-      loss += sums.next_sentence_loss / tf.maximum(counts[1], 1.0)
-    return loss, sums._asdict()
+    return [sums.masked_lm_loss, sums.next_sentence_loss], sums._asdict()
 
-  schedule = config.schedule(
-    scale_peak(config.learning_rate, config.lr_scaling, comm.size),
-    plan.updates,
-    plan.warmup_updates,
-    plan.divisor,
-  )
-  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-  return optimization.build_train_ops(
-    forward,
-    config.optimizer.make(schedule(step + state.schedule_start)),
-    comm,
-    micro_batches=plan.accumulation,
-    clip_norm=config.optimizer.clip_norm,
-    prenormalize=config.optimizer.prenormalize,
-    loss_scale=config.loss_scale.make(config.uses_fp16),
-    allreduce=config.allreduce,
-    samples=(state.samples_seen, plan.global_batch),
-  )
+  return training_run.training_ops(config, micro, forward, state, plan, comm)
 
 
 def losses(sums: dict) -> dict:
@@ -235,6 +181,16 @@ def losses(sums: dict) -> dict:
     "next_sentence_loss": next_sentence_loss,
     "next_sentence_accuracy": float(sums["next_sentence_correct"]) / pairs,
   }
+
+
+def headline(results: dict) -> str:
+  """What a line has room for, of a report or an evaluation."""
+  heads = (("mlm", "masked_lm"), ("nsp", "next_sentence"))
+  return "  ".join(
+    f"{short} {results[f'{name}_loss']:.3f} "
+    f"({results[f'{name}_accuracy']:.1%} right)"
+    for short, name in heads
+  )
 
 
 def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
@@ -263,172 +219,22 @@ def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
     del results["loss"]
     return {**results, "examples": int(totals["next_sentence_weight"])}
 
-  return train_loop.Evaluator(evaluation, config.output_dir, comm)
+  return train_loop.Evaluator(evaluation, headline, config.output_dir, comm)
 
 
 def pretrain(
   config: PretrainingConfig, comm, commit=None, signals=None
 ) -> dict:
-  """Trains and evaluates as `config` says; the whole of a run but its flags.
+  """Trains and evaluates as `config` says; see `training_run.run`."""
 
-  Args:
-    config: what to do.
-    comm: a `distributed.Comm`.
-    commit: `checkpointing.Commit` of an elastic run.
-    signals: its `training_hooks.StopSignals`; by default they are this call's.
-
-  Returns:
-    {"training": speeds and counts or None, "evaluation": results or None}, the
-    same on all ranks but for speeds.
-
-  Raises:
-    UserError: settings, data, checkpoint or ranks that do not fit together.
-  """
-  comm.check_equal("the settings", repr(config.as_dict()))
-  with tf.Graph().as_default(), xla.mode(config.xla):
-    tf.enable_resource_variables()
-    tf.set_random_seed(config.seed)
-    tf.train.get_or_create_global_step()
-    task = training_task(config, comm) if config.do_train else None
-    evaluate = evaluator(config, comm) if config.do_eval else None
-    checkpointer = checkpointing.Checkpointer(
-      config.output_dir, comm, config.keep_checkpoints, commit
+  def build():
+    return training_run.Parts(
+      best_by=BEST_BY,
+      task=training_task(config, comm) if config.do_train else None,
+      evaluate=evaluator(config, comm) if config.do_eval else None,
     )
-    write_run_folder(config, task, comm)
-    with (
-      tf.Session(config=session_config(config, comm)) as session,
-      contextlib.closing(checkpointer),
-    ):
-      step = start_or_resume(session, checkpointer, task, config, comm)
-      training = results = None
-      if task:
-        own = training_hooks.StopSignals()
-        with (
-          contextlib.nullcontext(signals) if signals else own as signals,
-          training_hooks.Watchdog(comm) as watchdog,
-        ):
-          training = train_loop.train(
-            session,
-            task,
-            evaluate,
-            checkpointer,
-            config.loop(),
-            comm,
-            signals,
-            watchdog,
-          )
-        step = training["global_step"]
-      if evaluate and not (training and training["stopped"]):
-        results = evaluate(session, step)
-      if evaluate:
-        evaluate.close()
-  finish(config, training, results, step, comm)
-  return {"training": training, "evaluation": results}
 
-
-def session_config(config: PretrainingConfig, comm) -> tf.ConfigProto:
-  """Threads, GPU and XLA's clustering of this rank's session."""
-  proto = distributed.session_config(comm)
-  return xla.session_config(proto, config.xla)
-
-
-def start_or_resume(session, checkpointer, task, config, comm) -> int:
-  """Gives the variables their values; returns the update they are from.
-
-  Raises:
-    UserError: the checkpoint is from a run with another order of records (seed,
-      blocks) or other data, or there is none to evaluate.
-  """
-  if not checkpointer.has_checkpoint():
-    if not (config.do_train or config.init_checkpoint):
-      raise UserError(
-        "nothing to evaluate: no checkpoint in --output_dir="
-        f"{config.output_dir} and no --init_checkpoint"
-      )
-    report = checkpointer.initialise(
-      session,
-      config.init_checkpoint,
-      schedule_start=task.state.schedule_start
-      if task and not config.rewarmup
-      else None,
-    )
-    if report:
-      train_loop.say(comm, *report.lines())
-    return 0
-  path = checkpointer.resume(session)
-  step = int(session.run(tf.train.get_global_step()))
-  train_loop.say(comm, f"resumed {path}")
-  if task:
-    made, here = task.state.orders(session)
-    if made != here:
-      raise UserError(
-        f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
-        f"{_data_settings(here)}. Use the same to go on with it, or start a "
-        "new run in another --output_dir (with --init_checkpoint to keep the "
-        "weights)"
-      )
-  return step
-
-
-def _data_settings(order: record_order.Order) -> str:
-  return (
-    f"--seed={order.seed} and --shuffle_block_records={order.block} on "
-    f"{order.count} records"
-  )
-
-
-def write_run_folder(config: PretrainingConfig, task, comm) -> None:
-  """Flags, plan, versions, devices and the BERT config, before training."""
-  train_loop.say(comm, *(task.plan.lines() if task else []))
-  if config.policy != mixed_precision.FP32:
-    train_loop.say(comm, f"precision: {config.policy.describe()}")
-  if not comm.is_root:
-    return
-  os.makedirs(config.output_dir, exist_ok=True)
-  path = os.path.join(config.output_dir, "bert_config.json")
-  with open(path, "w", encoding="utf-8") as f:
-    f.write(config.bert.to_json_string())
-  training_hooks.write_run_file(
-    config.output_dir,
-    flags=config.as_dict(),
-    plan=task.plan if task else None,
-    data=task.source.describe() if task else None,
-    devices=[d.name for d in tf.config.list_physical_devices()],
-  )
-
-
-def finish(config, training, results, step: int, comm) -> None:
-  """Writes the results and says where everything is."""
-  if not comm.is_root:
-    return
-  folder = config.output_dir
-  lines = [""]
-  if training and training["updates"]:
-    path = os.path.join(folder, training_hooks.TRAINING_RESULTS_FILE)
-    json_files.write(path, training)
-    lines.append(training_hooks.speed_line(training))
-  elif training:
-    lines.append(f"nothing left to train: update {step:,} is the plan's last")
-  if results:
-    path = os.path.join(folder, training_hooks.EVAL_RESULTS_FILE)
-    json_files.write(path, results)
-    lines.append(f"evaluation  {path}")
-  best = os.path.join(
-    folder,
-    f"{checkpoint_files.PREFIX}-{training_hooks.best_evaluation(folder, step)}",
-  )
-  if os.path.exists(best + ".json"):
-    lines.append(f"best        {best} by evaluation")
-  if training:
-    lines += [
-      f"checkpoint  {os.path.join(folder, checkpoint_files.PREFIX)}-{step}",
-      f"metrics     {os.path.join(folder, training_hooks.METRICS_FILE)}",
-      f"TensorBoard {folder}",
-      f"stopped before update {step + 1:,}: the same command goes on there"
-      if training["stopped"]
-      else "to train on, give the same command with more --num_train_steps",
-    ]
-  train_loop.say(comm, *lines)
+  return training_run.run(config, comm, build, commit, signals)
 
 
 def dry_run(config: PretrainingConfig) -> None:
@@ -447,16 +253,15 @@ def dry_run(config: PretrainingConfig) -> None:
     micro_batch=min(2, plan.micro_batch),
     accumulation=min(2, plan.accumulation),
   )
-  with tf.Graph().as_default(), xla.mode(config.xla):
-    tf.enable_resource_variables()
-    tf.set_random_seed(config.seed)
-    tf.train.get_or_create_global_step()
+  with training_run.graph(config):
     examples = input_pipeline.fake_batch(shape, small.micro_batch)
     micro = input_pipeline.fixed_micro_batch(examples, small.accumulation)
     state = checkpointing.TrainingState()
     ops = training_graph(config, micro, state, small, distributed.Comm())
     say(*parameter_table(ops.variables), "")
-    session = tf.Session(config=session_config(config, distributed.Comm()))
+    session = tf.Session(
+      config=training_run.session_config(config, distributed.Comm())
+    )
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )
@@ -490,13 +295,7 @@ def main(_) -> None:
   if config.dry_run:
     dry_run(config)
     return
-  comm = distributed.init(config.num_threads)
-  if comm.elastic:
-    result = elastic.run(functools.partial(pretrain, config), comm)
-  else:
-    result = pretrain(config, comm)
-  if result["training"] and result["training"]["stopped"]:
-    sys.exit(training_hooks.STOPPED_STATUS)
+  training_run.start(config, functools.partial(pretrain, config))
 
 
 if __name__ == "__main__":

@@ -544,6 +544,14 @@ class WordPieceEncoder:
     self._is_chinese = _IsChinese()
     self._pieces = _PieceCache(dict(vocab))
 
+  def split_words(self, text: str) -> list[str]:
+    """The words of a text, as `BasicTokenizer` makes them."""
+    return self._split(text)
+
+  def pieces_of(self, word: str) -> tuple:
+    """Ids of a word's pieces; of [UNK] alone, if no pieces make it."""
+    return self._pieces[word]
+
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line: int32 [tokens of the line]."""
     find = self._pieces.__getitem__
@@ -597,7 +605,8 @@ def _check_pieces(model: bytes) -> None:
 class SentencePieceEncoder:
   """Lines -> ids of a SentencePiece model; as `WordPieceEncoder`.
 
-  `is_continuation` is True for ordinary pieces that do not start with U+2581.
+  `is_continuation` is True for ordinary pieces that do not start with U+2581;
+  `do_lower_case` is the argument.
   """
 
   def __init__(self, model_file: str, do_lower_case: bool):
@@ -610,7 +619,7 @@ class SentencePieceEncoder:
     """
     import sentencepiece
 
-    self._file, self._do_lower_case = model_file, do_lower_case
+    self._file, self.do_lower_case = model_file, do_lower_case
     try:
       with open(model_file, "rb") as f:
         data = f.read()
@@ -652,10 +661,18 @@ class SentencePieceEncoder:
       for ids in self._model.encode([self._clean(line) for line in lines])
     ]
 
+  def encode_spans(self, line: str) -> list[tuple]:
+    """(id, begin, end) of each token, in characters of what is encoded.
+
+    That is the line, lower-cased with `do_lower_case`.
+    """
+    found = self._model.encode_as_immutable_proto(self._clean(line))
+    return [(piece.id, piece.begin, piece.end) for piece in found.pieces]
+
   def _clean(self, line):
     # A lone surrogate, which UTF-8 cannot say, becomes "?".
     line = line.encode("utf-8", "replace").decode()
-    return line.lower() if self._do_lower_case else line
+    return line.lower() if self.do_lower_case else line
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     """Token ids of each line, and which of them go on with a word.
@@ -682,7 +699,7 @@ class SentencePieceEncoder:
       file=os.path.basename(self._file),
       sha256=tfrecord.file_sha256(self._file),
       vocab_size=self.vocab_size,
-      do_lower_case=self._do_lower_case,
+      do_lower_case=self.do_lower_case,
       mask_id=int(self.mask_id),
     )
 

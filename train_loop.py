@@ -29,6 +29,8 @@ class LoopConfig:
   commit_every_steps: int
   log_every_steps: int
   eval_every_steps: int
+  early_stopping_evaluations: int
+  best_by: training_hooks.BestBy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Task:
     source: an `input_pipeline.Source`.
     batches: its `input_pipeline.Batches`.
     summarize: global sums of an update -> the losses and accuracies to report.
+    headline: what of a report the progress line shows.
     tokens: name of the sum that counts real tokens.
     examples: name of the sum that counts examples.
     capacity: token positions of one global batch, padding included.
@@ -55,6 +58,7 @@ class Task:
   source: input_pipeline.Source
   batches: input_pipeline.Batches
   summarize: Callable[[dict], dict]
+  headline: Callable[[dict], str]
   tokens: str
   examples: str
   capacity: int
@@ -157,7 +161,8 @@ def train(
     watchdog: `training_hooks.Watchdog`.
 
   Returns:
-    Speeds and counts of this call, for the closing lines; `stopped` if it did.
+    Speeds and counts of this call, for the closing lines; `stopped` if it was
+    asked to, `stopped_early` if evaluations became no better.
 
   Raises:
     records.DataError: a record is damaged.
@@ -176,17 +181,21 @@ def train(
     log = training_hooks.MetricsLog(
       config.output_dir, training_hooks.METRICS_FILE, step, "train"
     )
-    progress = training_hooks.Progress(plan.updates, step)
+    progress = training_hooks.Progress(plan.updates, step, task.headline)
   if comm.elastic:
     checkpointer.commit(session, step)
   _keep_best(session, step, checkpointer, config, comm)
   guard = divergence.Guard(task, checkpointer, config, comm)
   verdict, to_save = None, False
-  while step < plan.updates and not verdict:
+  enough = _is_enough(step, config, comm)
+  while step < plan.updates and not verdict and not enough:
     if _due(step, config.eval_every_steps) and (step == 0 or step > first):
       watchdog.look_away()
       evaluate(session, step, signals)
       _keep_best(session, step, checkpointer, config, comm)
+      enough = _is_enough(step, config, comm)
+      if enough:
+        break
     began = time.monotonic()
     try:
       got, verdict = _update(session, task, signals, watchdog)
@@ -234,6 +243,7 @@ def train(
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
     "stopped": verdict == "stop",
+    "stopped_early": enough,
     "global_step": step,
   }
 
@@ -241,9 +251,24 @@ def train(
 def _keep_best(session, step: int, checkpointer, config, comm) -> None:
   """Sees to it that the best checkpoint by evaluation is there and stays."""
   if comm.is_root:
-    best = training_hooks.best_evaluation(config.output_dir, step)
+    best = training_hooks.best_evaluation(
+      config.output_dir, step, config.best_by
+    )
     if best is not None:
       checkpointer.keep_best(session, step, best)
+
+
+def _is_enough(step: int, config, comm) -> bool:
+  """Whether evaluations are no better since long; the same on all ranks."""
+  if not config.early_stopping_evaluations:
+    return False
+  since = 0
+  if comm.is_root:
+    since = training_hooks.evaluations_since_best(
+      config.output_dir, step, config.best_by
+    )
+  since = comm.gather(np.array([since]))[0, 0]
+  return bool(since >= config.early_stopping_evaluations)
 
 
 def _update(session, task: Task, signals, watchdog) -> tuple:
@@ -343,35 +368,42 @@ def _closing(clock: _Clock, updates: int, task: Task) -> dict:
 class Evaluator:
   """Evaluates on all ranks, says the results and logs them."""
 
-  def __init__(self, evaluation, output_dir: str, comm):
+  def __init__(self, evaluation, headline, output_dir: str, comm):
     """Prepares evaluations of one run.
 
     Args:
-      evaluation: (session, signals) -> results or None, the same on all ranks.
+      evaluation: (session, signals) -> results or None, the same on all ranks;
+        `examples` is one of the results.
+      headline: results -> what to say of them.
       output_dir: the run's folder.
       comm: a `distributed.Comm`.
     """
-    self._evaluation, self._output_dir = evaluation, output_dir
-    self._comm = comm
-    self._log = None
+    self._evaluation, self._headline = evaluation, headline
+    self._output_dir, self._comm = output_dir, comm
+    self._log, self._last = None, None
 
-  def __call__(self, session, step: int, signals=None) -> dict | None:
+  def __call__(
+    self, session, step: int, signals=None, log: bool = True
+  ) -> dict | None:
     """Evaluates; the same results on all ranks.
 
     Args:
       session: with all variables initialised.
       step: the update that the variables are from.
       signals: `training_hooks.StopSignals`, of which one ends it early.
+      log: whether eval_metrics.jsonl gets the results.
 
     Returns:
       The results; None if a rank ended it early.
     """
+    if self._last and self._last["global_step"] == step:
+      return self._last  # an update's weights are evaluated once
     began = time.monotonic()
     results = self._evaluation(session, signals)
     if results is None:
       return None
-    results = {**results, "global_step": step}
-    if self._comm.is_root:
+    self._last = results = {**results, "global_step": step}
+    if self._comm.is_root and log:
       # Opened here: what is dropped from an old log depends on the step.
       self._log = self._log or training_hooks.MetricsLog(
         self._output_dir, training_hooks.EVAL_METRICS_FILE, step - 1, "eval"
@@ -379,11 +411,7 @@ class Evaluator:
       self._log.write(results)
     say(
       self._comm,
-      f"evaluation at update {step:,}: "
-      f"mlm {results['masked_lm_loss']:.4f} "
-      f"({results['masked_lm_accuracy']:.1%} right)  "
-      f"nsp {results['next_sentence_loss']:.4f} "
-      f"({results['next_sentence_accuracy']:.1%} right)  "
+      f"evaluation at update {step:,}: {self._headline(results)}  "
       f"{results['examples']:,} examples in {time.monotonic() - began:.1f} s",
     )
     return results

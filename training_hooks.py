@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import json_files
 from errors import DataError
@@ -57,18 +58,52 @@ def read_jsonl(path: str) -> list[dict]:
   return found
 
 
-def best_evaluation(output_dir: str, step: int) -> int | None:
-  """The update up to `step` whose held-out loss was the lowest, if any.
+class BestBy(NamedTuple):
+  """Which evaluation is the best.
+
+  Attributes:
+    keys: results that are added up.
+    higher: whether more is better.
+  """
+
+  keys: tuple
+  higher: bool
+
+  def score(self, results: dict) -> float:
+    """Of an evaluation; a higher one is better."""
+    total = sum(results[key] for key in self.keys)
+    return total if self.higher else -total
+
+
+def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
+  """The first update up to `step` whose evaluation was the best, if any.
 
   The untrained weights of update 0 are none.
   """
-  sums = {
-    r["global_step"]: r["masked_lm_loss"] + r["next_sentence_loss"]
-    for r in read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
-    if 0 < r["global_step"] <= step
-  }
-  finite = [s for s in sums if math.isfinite(sums[s])]
-  return min(finite, key=sums.get) if finite else None
+  scores = _scores(output_dir, step, by)
+  return max(scores, key=scores.get) if scores else None
+
+
+def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
+  """How many evaluations up to `step` came after the best; 0 without any."""
+  best = best_evaluation(output_dir, step, by)
+  return sum(s > best for s in _scores(output_dir, step, by)) if best else 0
+
+
+def _scores(output_dir: str, step: int, by: BestBy) -> dict:
+  """Update -> score of the evaluations that gave numbers."""
+  path = os.path.join(output_dir, EVAL_METRICS_FILE)
+  found = {}
+  for results in read_jsonl(path):
+    missing = [key for key in by.keys if key not in results]
+    if missing:
+      raise DataError(
+        f"{path}: an evaluation without {missing[0]}: of another task. Use "
+        "another --output_dir, or remove it"
+      )
+    if 0 < results["global_step"] <= step:
+      found[results["global_step"]] = by.score(results)
+  return {s: score for s, score in found.items() if math.isfinite(score)}
 
 
 # Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
@@ -290,8 +325,11 @@ class Progress:
   every `log_seconds`.
   """
 
-  def __init__(self, total: int, first: int, log_seconds: float = 10.0):
-    self._total, self._first = total, first
+  def __init__(
+    self, total: int, first: int, headline, log_seconds: float = 10.0
+  ):
+    """Begins after update `first` of `total`; `headline`: report -> text."""
+    self._total, self._first, self._headline = total, first, headline
     self._tty = sys.stderr.isatty()
     self._every = 0.5 if self._tty else log_seconds
     self._start = time.monotonic()
@@ -307,8 +345,7 @@ class Progress:
     left = (now - self._start) / max(1, done) * (self._total - step)
     line = (
       f"update {step:,}/{self._total:,}  loss {report['loss']:.3f}  "
-      f"mlm {report['masked_lm_loss']:.3f}  "
-      f"nsp {report['next_sentence_loss']:.3f}  "
+      f"{self._headline(report)}  "
       f"lr {report['learning_rate']:.2e}  "
       f"{report['examples_per_second']:.0f} examples/s  "
       f"{report['tokens_per_second']:.0f} tokens/s  eta {_clock(left)}"

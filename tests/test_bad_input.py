@@ -28,6 +28,7 @@ import json_files
 import prepare_corpus
 import pretraining_config
 import records
+import run_config
 import tokenization
 import train_tokenizer
 from benchmarks import fuzz, fuzz_readers
@@ -714,4 +715,4 @@ def test_a_marker_with_an_endless_number(checkpointer):
 
 def test_ranges_are_of_fields():
   fields = dataclasses.fields(pretraining_config.PretrainingConfig)
-  assert {f.name for f in fields}.issuperset(pretraining_config._RANGES)
+  assert {f.name for f in fields}.issuperset(run_config._RANGES)

@@ -60,10 +60,10 @@ def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
         real = part.batch.example_weights == 1
         assert not part.batch.masked_lm_weights[~real].any()
         seen += part.batch.input_ids[real].tolist()
-      weights.append(micro[0].next_sentence_weight)
-      assert all(m.masked_lm_weight == micro[0].masked_lm_weight for m in micro)
+      weights.append(micro[0].weights[1])
+      assert all(m.weights[0] == micro[0].weights[0] for m in micro)
       sums = sum(m.batch.masked_lm_weights.sum() for m in micro)
-      assert micro[0].masked_lm_weight == sums
+      assert micro[0].weights[0] == sums
     assert sum(weights) == 11
     read = [
       tf.train.Example.FromString(source.set.read(int(n))) for n in wanted
@@ -99,9 +99,9 @@ def test_batches_are_the_records_of_the_stream(tmp_path, block):
       )
   for first in (0, 2, 4):  # both micro-batches know their update's counts
     weight = sum(micro[first + i].batch.masked_lm_weights.sum() for i in (0, 1))
-    assert micro[first].masked_lm_weight == weight
-    assert micro[first + 1].masked_lm_weight == weight
-    assert micro[first].next_sentence_weight == 8
+    assert micro[first].weights[0] == weight
+    assert micro[first + 1].weights[0] == weight
+    assert micro[first].weights[1] == 8
 
 
 def dynamic_source(pattern):

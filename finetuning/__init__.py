@@ -1,0 +1,1 @@
+"""Fine-tuning: tasks, their data and metrics, and the run that they share."""

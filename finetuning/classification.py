@@ -1,0 +1,360 @@
+"""Sentences and pairs of them to a label or a number: GLUE, and any table."""
+
+import csv
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import training_hooks
+from errors import DataError, UserError
+from finetuning import heads, metrics, packed, tables
+from finetuning.finetune import FinetuningConfig, Task, saved_task
+
+PREDICTIONS_FILE = "predictions.tsv"
+
+
+class Glue(NamedTuple):
+  """One of GLUE's tasks, https://arxiv.org/abs/1804.07461, as its files are.
+
+  Attributes:
+    text: the column of the text.
+    pair: that of the second text, or None.
+    label: that of the label.
+    labels: in the order of their numbers; none: it is a regression.
+    metrics: names in `metrics.CLASSIFICATION`; the first one chooses the best.
+    evaluation: its file to evaluate on, without .tsv.
+    columns: of files without a header (but the test file has one).
+  """
+
+  text: str
+  pair: str | None
+  label: str
+  labels: tuple
+  metrics: tuple
+  evaluation: str = "dev"
+  columns: tuple | None = None
+
+
+_YES_NO = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_MNLI = Glue(
+  "sentence1",
+  "sentence2",
+  "gold_label",
+  ("contradiction", "entailment", "neutral"),
+  ("accuracy",),
+  "dev_matched",
+)
+GLUE = {
+  "cola": Glue(
+    "sentence",
+    None,
+    "label",
+    _YES_NO,
+    ("matthews", "accuracy"),
+    columns=("source", "label", "original", "sentence"),
+  ),
+  "sst-2": Glue("sentence", None, "label", _YES_NO, ("accuracy",)),
+  "mrpc": Glue(
+    "#1 String", "#2 String", "Quality", _YES_NO, ("f1", "accuracy")
+  ),
+  "sts-b": Glue("sentence1", "sentence2", "score", (), ("pearson", "spearman")),
+  "qqp": Glue(
+    "question1", "question2", "is_duplicate", _YES_NO, ("f1", "accuracy")
+  ),
+  "mnli": _MNLI,
+  "mnli-mm": _MNLI._replace(evaluation="dev_mismatched"),
+  "qnli": Glue("question", "sentence", "label", _ENTAILMENT, ("accuracy",)),
+  "rte": Glue("sentence1", "sentence2", "label", _ENTAILMENT, ("accuracy",)),
+  "wnli": Glue("sentence1", "sentence2", "label", _YES_NO, ("accuracy",)),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(FinetuningConfig):
+  """What run_classifier.py is told; fields are named like its flags."""
+
+  task_name: str | None = None
+  data_dir: str | None = None
+  train_file: str | None = None
+  eval_file: str | None = None
+  predict_file: str | None = None
+  text_column: str | None = None
+  text_pair_column: str | None = None
+  label_column: str | None = None
+  regression: bool = False
+  metrics: tuple = ()
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.task_name and self.task_name.lower() not in GLUE:
+      raise UserError(
+        f"--task_name={self.task_name}: not one of {', '.join(GLUE)}; for your "
+        "own table leave it out and give --text_column and --label_column"
+      )
+    if self.task_name and self.regression:
+      raise UserError("--regression is for tables of your own: leave it out")
+    unknown = sorted(set(self.metrics) - set(metrics.CLASSIFICATION))
+    if unknown:
+      raise UserError(
+        f"--metrics={','.join(self.metrics)}: {unknown[0]} is not one of "
+        f"{', '.join(metrics.CLASSIFICATION)}"
+      )
+    for name in metrics.REGRESSION.intersection(self.metrics):
+      if not self.regression:
+        raise UserError(f"--metrics={name} is of numbers: give --regression")
+
+  def table(self) -> Glue:
+    """Columns, labels and metrics; labels may still be ()."""
+    if self.task_name:
+      return GLUE[self.task_name.lower()]
+    saved = saved_task(self.output_dir).get("columns", {})
+    usual = ("pearson", "spearman") if self.regression else ("accuracy",)
+    return Glue(
+      text=self.text_column or saved.get("text") or "sentence",
+      pair=self.text_pair_column or saved.get("text_pair"),
+      label=self.label_column or saved.get("label") or "label",
+      labels=(),
+      metrics=tuple(self.metrics) or usual,
+    )
+
+  def path(self, part: str) -> str:
+    """The file to "train", "eval" or "predict" with.
+
+    Raises:
+      UserError: neither a flag nor --data_dir says which.
+    """
+    if given := getattr(self, f"{part}_file"):
+      return given
+    if not self.data_dir:
+      raise UserError(f"give --{part}_file, or --data_dir with GLUE's files")
+    dev = self.table().evaluation
+    name = {
+      "train": "train",
+      "eval": dev,
+      "predict": dev.replace("dev", "test"),
+    }
+    return os.path.join(self.data_dir, name[part] + ".tsv")
+
+
+class Classification(Task):
+  """A label, or a number, for each text or pair of texts."""
+
+  name = "classifier"
+
+  def __init__(self, config: ClassifierConfig):
+    super().__init__(config)
+    self._table = config.table()
+    self._is_regression = config.regression or (
+      bool(config.task_name) and not self._table.labels
+    )
+    self.best_by = training_hooks.BestBy((self._table.metrics[0],), True)
+
+  @functools.cached_property
+  def labels(self) -> list[str]:
+    """In the order of their numbers; [] for a regression.
+
+    Of a table they are what the training file has, or what a run before found.
+    """
+    if self._is_regression:
+      return []
+    if self._table.labels:
+      return list(self._table.labels)
+    if not self.config.do_train:
+      saved = saved_task(self.config.output_dir).get("labels")
+      if saved:
+        return saved
+    path = self.config.path("train")
+    found = sorted(set(self._column(path, self._table.label)), key=_label_order)
+    if len(found) < 2:
+      raise DataError(
+        f"{path}: the labels of column {self._table.label!r} are all "
+        f"{found[0]!r}: there is nothing to tell apart"
+      )
+    if len(found) > 1000:
+      raise DataError(
+        f"{path}: column {self._table.label!r} has {len(found)} different "
+        "labels; for numbers give --regression"
+      )
+    return found
+
+  def _rows(self, path: str) -> Sequence[tables.Row]:
+    columns = self._table.columns
+    if columns and os.path.basename(path).startswith("test"):
+      columns = None
+    return tables.read_table(path, columns)
+
+  def _column(self, path: str, name: str) -> list[str]:
+    return tables.column(path, self._rows(path), name)
+
+  @functools.cached_property
+  def training_set(self) -> packed.PackedSource:
+    return self._source(self.config.path("train"), has_labels=True)
+
+  @functools.cached_property
+  def evaluation_set(self) -> packed.PackedSource:
+    return self._source(self.config.path("eval"), has_labels=True)
+
+  @functools.cached_property
+  def prediction_set(self) -> packed.PackedSource:
+    return self._source(self.config.path("predict"), has_labels=False)
+
+  def _source(self, path: str, has_labels: bool) -> packed.PackedSource:
+    rows = self._rows(path)
+    texts = [tables.column(path, rows, self._table.text)]
+    if self._table.pair:
+      texts.append(tables.column(path, rows, self._table.pair))
+    encode = functools.partial(
+      encode_texts, self.config.tokenizer(), self.config.max_seq_length
+    )
+    targets = [0] * len(rows)
+    if has_labels:
+      targets = self._targets(path, rows)
+    examples = [
+      packed.Example(*inputs, f"line {row.line}", (target,))
+      for inputs, row, target in zip(encode(*texts), rows, targets, strict=True)
+    ]
+    return packed.PackedSource(
+      path,
+      examples,
+      self.config.max_seq_length,
+      self.config.examples_per_record,
+      np.float32 if self._is_regression else np.int32,
+    )
+
+  def _targets(self, path: str, rows) -> list:
+    given = tables.column(path, rows, self._table.label)
+    numbers = {label: i for i, label in enumerate(self.labels)}
+    targets = []
+    for row, label in zip(rows, given, strict=True):
+      try:
+        target = float(label) if self._is_regression else numbers[label]
+      except (KeyError, ValueError) as e:
+        wanted = (
+          "a number"
+          if self._is_regression
+          else "one of " + ", ".join(self.labels[:10])
+        )
+        raise DataError(
+          f"{path}: line {row.line}: {self._table.label} is {label!r}, not "
+          f"{wanted}"
+        ) from e
+      if not np.isfinite(target):
+        raise DataError(f"{path}: line {row.line}: {label} is not finite")
+      targets.append(target)
+    return targets
+
+  def head(self, batch, is_training, dropout_seed=None):
+    return heads.classification(
+      batch, len(self.labels) or 1, self.config, is_training, dropout_seed
+    )
+
+  def _logits(self, source, outputs) -> np.ndarray:
+    """float32 [examples, labels]"""
+    return outputs["logits"][source.places.row, source.places.slot]
+
+  def result_names(self):
+    return list(self._table.metrics)
+
+  def results(self, source, outputs):
+    logits = self._logits(source, outputs)
+    targets = np.array([e.targets[0] for e in source.examples])
+    predicted = (
+      logits[:, 0] if self._is_regression else np.argmax(logits, axis=1)
+    )
+    return {
+      name: metrics.CLASSIFICATION[name](targets, predicted)
+      for name in self._table.metrics
+    }
+
+  def write_predictions(self, source, outputs):
+    """One line an example: number, prediction, each label's probability."""
+    logits = self._logits(source, outputs)
+    path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
+    with open(path + ".tmp", "w", encoding="utf-8", newline="") as f:
+      # Labels have no tabs: they are from tables.
+      writer = csv.writer(
+        f, "excel-tab", quoting=csv.QUOTE_NONE, lineterminator="\n",
+        quotechar=None, escapechar="\\",
+      )  # fmt: skip
+      writer.writerow(["index", "prediction", *self.labels])
+      for number, row in enumerate(logits):
+        if self._is_regression:
+          writer.writerow([number, f"{row[0]:.4f}"])
+        else:
+          best = self.labels[int(np.argmax(row))]
+          shares = [f"{p:.6f}" for p in probabilities(row)]
+          writer.writerow([number, best, *shares])
+    os.replace(path + ".tmp", path)
+    return [f"predictions {path}"]
+
+  def describe(self):
+    return {
+      "labels": self.labels,
+      "columns": {
+        "text": self._table.text,
+        "text_pair": self._table.pair,
+        "label": self._table.label,
+      },
+    }
+
+
+def _label_order(label: str) -> tuple:
+  """Numbers by size, then other labels by the alphabet."""
+  try:
+    return (0, float(label), label)
+  except ValueError:
+    return (1, 0.0, label)
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+  """Softmax over the last axis, in float64."""
+  shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+  weights = np.exp(shifted)
+  return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def encode_texts(
+  tokenizer, max_seq_length: int, texts: Sequence[str], pairs=None
+) -> list[tuple]:
+  """[CLS] text [SEP], and the second text with another [SEP].
+
+  Too long a text loses its end; of a pair the longer one, a token at a time, as
+  in google/bert.
+
+  Args:
+    tokenizer: a `tokenization.Encoder`.
+    max_seq_length: special tokens included.
+    texts: [n].
+    pairs: (optional) [n].
+
+  Returns:
+    (ids, segments), int32 [tokens] each, of each text.
+  """
+  first = tokenizer.encode_batch(texts)
+  second = tokenizer.encode_batch(pairs) if pairs else [None] * len(first)
+  return [
+    encode_pair(tokenizer, max_seq_length, a, b)
+    for a, b in zip(first, second, strict=True)
+  ]
+
+
+def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
+  """Ids and segments of one input; `a` and `b` are int [tokens]."""
+  cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+  if b is None:
+    ids = np.concatenate([cls, a[: max_seq_length - 2], sep])
+    return ids.astype(np.int32), np.zeros(len(ids), np.int32)
+  room = max_seq_length - 3
+  # What taking from the longer one (b, if they are as long) would leave.
+  keep_b = min(len(b), max(room // 2, room - len(a)))
+  a = a[: room - keep_b]
+  b = b[:keep_b]
+  ids = np.concatenate([cls, a, sep, b, sep]).astype(np.int32)
+  segments = np.zeros(len(ids), np.int32)
+  segments[len(a) + 2 :] = 1
+  return ids, segments

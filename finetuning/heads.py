@@ -1,0 +1,178 @@
+"""What fine-tuning puts on the encoder; google/bert's variable names.
+
+Shape legend as in `modeling`: B rows of S tokens with up to E examples each, H
+hidden size.
+"""
+
+from typing import NamedTuple
+
+import encoder
+import kernels
+import layers
+import mixed_precision
+import modeling
+from tensorflow_v1 import tf
+
+_OUTSIDE = -1e30  # a score that leaves nothing of a position in a softmax
+
+
+class HeadOutput(NamedTuple):
+  """Of a batch, by example."""
+
+  losses: tf.Tensor  # float32 [B, E], nats or squared differences
+  correct: tf.Tensor  # float32 [B, E], 1 where the prediction is right
+  outputs: dict  # name -> float32 [B, ...], what predictions are made of
+
+
+def encode(
+  batch, config, is_training: bool, dropout_seed=None, with_pooler=True
+):
+  """The `modeling.BertModel` of a `packed.FinetuningBatch`.
+
+  Args:
+    batch: rows with B, S known.
+    config: a `run_config.RunConfig`.
+    is_training: bool.
+    dropout_seed: (optional) int [2].
+    with_pooler: whether the head reads the pooled output.
+  """
+  return modeling.BertModel(
+    config.bert,
+    is_training,
+    batch.input_ids,
+    batch.input_mask,
+    batch.segment_ids,
+    scope="bert",
+    dropout_seed=dropout_seed,
+    policy=config.policy,
+    recompute=config.recompute if is_training else (),
+    examples_per_sequence=batch.weights.shape[1],
+    with_pooler=with_pooler,
+  )
+
+
+def classifier_logits(
+  pooled,
+  labels: int,
+  bert_config,
+  dropout_seed=None,
+  is_training=False,
+  policy=mixed_precision.FP32,
+):
+  """Scores of labels: matmul, and the bias that is to be added.
+
+  Args:
+    pooled: float [n, H], `BertModel.get_pooled_output`.
+    labels: how many; 1 for regression.
+    bert_config: a BertConfig.
+    dropout_seed: (optional) int [2].
+    is_training: whether there is dropout.
+    policy: a `mixed_precision.Policy`.
+
+  Returns:
+    policy.heads [n, labels], and a float32 variable [labels].
+  """
+  if is_training:
+    seed = encoder.head_dropout_seed(dropout_seed)
+    pooled = layers.dropout(pooled, bert_config.hidden_dropout_prob, seed)
+  weights = tf.get_variable(
+    "output_weights",
+    [labels, bert_config.hidden_size],
+    initializer=layers.create_initializer(bert_config.initializer_range),
+  )
+  bias = tf.get_variable(
+    "output_bias", [labels], initializer=tf.zeros_initializer()
+  )
+  pooled, weights = (tf.cast(t, policy.heads) for t in (pooled, weights))
+  return tf.matmul(pooled, weights, transpose_b=True), bias
+
+
+def classification(
+  batch, labels: int, config, is_training: bool, dropout_seed=None
+) -> HeadOutput:
+  """A label for each example, or a number (`labels` is 1).
+
+  Outputs: "logits", float32 [B, E, labels].
+  """
+  model = encode(batch, config, is_training, dropout_seed)
+  matmul, bias = classifier_logits(
+    model.get_pooled_output(),
+    labels,
+    config.bert,
+    dropout_seed,
+    is_training,
+    config.policy,
+  )
+  shape = layers.get_shape_list(batch.weights)
+  logits = tf.cast(matmul, config.policy.losses) + bias
+  targets = tf.reshape(batch.targets, [-1])
+  if labels == 1:
+    losses = tf.square(logits[:, 0] - targets)
+    correct = tf.zeros_like(losses)
+  else:
+    losses, correct = tf.unstack(
+      kernels.cross_entropy(matmul, bias, targets, dtype=config.policy.losses)
+    )
+  return HeadOutput(
+    tf.reshape(losses, shape),
+    tf.reshape(correct, shape),
+    {"logits": tf.reshape(tf.cast(logits, tf.float32), [*shape, labels])},
+  )
+
+
+def span_logits(sequence_output, bert_config, policy=mixed_precision.FP32):
+  """Scores of each position to be the first and the last of an answer.
+
+  Args:
+    sequence_output: float [B, S, H].
+    bert_config: a BertConfig.
+    policy: a `mixed_precision.Policy`.
+
+  Returns:
+    float32 [B, S, 2].
+  """
+  with tf.variable_scope("cls/squad"):
+    weights = tf.get_variable(
+      "output_weights",
+      [2, bert_config.hidden_size],
+      initializer=layers.create_initializer(bert_config.initializer_range),
+    )
+    bias = tf.get_variable(
+      "output_bias", [2], initializer=tf.zeros_initializer()
+    )
+  shape = layers.get_shape_list(sequence_output, 3)
+  # Not in policy.heads: a matmul of two columns costs nothing, and in 16 bits
+  # neighbouring positions of a long paragraph would have equal scores.
+  matrix = tf.cast(layers.reshape_to_matrix(sequence_output), policy.losses)
+  weights = tf.cast(weights, policy.losses)
+  scores = tf.matmul(matrix, weights, transpose_b=True)
+  scores += tf.cast(bias, policy.losses)
+  return tf.cast(tf.reshape(scores, [*shape[:2], 2]), tf.float32)
+
+
+def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
+  """The first and the last token of an answer in each example.
+
+  The loss is the mean of two cross entropies over the example's own tokens
+  (https://arxiv.org/abs/1810.04805, section 4.2; there, and in google/bert,
+  padding takes part). `targets`, [B, E, 2], count from the row's first token.
+  Outputs: "logits", float32 [B, S, 2].
+  """
+  model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
+  logits = span_logits(model.get_sequence_output(), config.bert, config.policy)
+  _, slots = layers.get_shape_list(batch.weights)
+  numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
+  # own: [B, E, S], whether a position is the example's
+  own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])
+  # scores: [B, E, 2, S]
+  scores = tf.where_v2(
+    own[:, :, None, :], tf.transpose(logits, [0, 2, 1])[:, None], _OUTSIDE
+  )
+  log_probs = tf.nn.log_softmax(scores)
+  of_targets = tf.gather(log_probs, batch.targets, batch_dims=3)
+  found = tf.argmax(scores, axis=-1, output_type=tf.int32)
+  return HeadOutput(
+    -tf.reduce_mean(of_targets, axis=-1),
+    tf.cast(tf.reduce_all(tf.equal(found, batch.targets), -1), tf.float32),
+    {"logits": logits},
+  )

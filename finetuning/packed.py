@@ -1,0 +1,219 @@
+"""Examples of a task as packed records in memory, for `input_pipeline`.
+
+A record is a row of up to `max_seq_length` tokens with up to
+`examples_per_record` examples, each of which attends to itself only and begins
+at position 0 (see `modeling.BertModel`): so padding does not set the speed, all
+batches have one shape, and losses are those of the examples apart.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import training_plan
+from errors import DataError
+from pretraining_data import packing
+from tensorflow_v1 import tf
+
+# Rows at least so long, if max_seq_length allows: short ones have no room to
+# fill up what an example leaves.
+_ROW_TOKENS = 128
+
+
+class Example(NamedTuple):
+  """One input of the encoder."""
+
+  ids: np.ndarray  # int32 [n], [CLS] and [SEP] included
+  segments: np.ndarray  # int32 [n], 0 or 1
+  where: str  # line or id, for a person
+  targets: tuple = ()  # numbers that the task's loss compares with
+
+
+class FinetuningBatch(NamedTuple):
+  """One rank's micro-batch. B rows of S tokens with up to E examples."""
+
+  input_ids: tf.Tensor  # int32 [B, S]
+  input_mask: tf.Tensor  # int32 [B, S], the token's example from 1, 0 padding
+  segment_ids: tf.Tensor  # int32 [B, S]
+  starts: tf.Tensor  # int32 [B, E], where each example begins
+  targets: tf.Tensor  # int32 or float32 [B, E, T]
+  weights: tf.Tensor  # float32 [B, E], 0 where there is no example
+
+
+class Place(NamedTuple):
+  """Where an example is: arrays [examples]."""
+
+  row: np.ndarray
+  slot: np.ndarray
+  start: np.ndarray  # first token in the row
+
+
+class PackedSource:
+  """What `input_pipeline` makes batches from.
+
+  Attributes:
+    examples: the list of `Example`s.
+    places: their `Place`.
+    tokens: S of a row.
+    slots: E of a row.
+  """
+
+  def __init__(
+    self,
+    path: str,
+    examples: Sequence[Example],
+    max_seq_length: int,
+    examples_per_record: int,
+    target_dtype=np.int32,
+    seed: int = 0,
+  ):
+    """Packs the examples.
+
+    Args:
+      path: the file that they are from, for a person.
+      examples: all with as many targets.
+      max_seq_length: the most tokens of a row.
+      examples_per_record: the most examples of a row; 1: not packed.
+      target_dtype: of `FinetuningBatch.targets`.
+      seed: which examples of a length meet in a row.
+
+    Raises:
+      DataError: there are none.
+    """
+    if not examples:
+      raise DataError(f"{path}: no examples")
+    self.examples, self._path = examples, path
+    lengths = np.array([len(e.ids) for e in examples])
+    least = _ROW_TOKENS if examples_per_record > 1 else 1
+    longest = -(-max(int(lengths.max()), least) // 8) * 8
+    self.tokens = min(max_seq_length, longest)
+    limits = packing.Limits(self.tokens, 0, examples_per_record)
+    rows = packing.pack(
+      lengths.tolist(),
+      [0] * len(examples),
+      limits,
+      np.random.default_rng(seed),
+    )
+    self.slots = max(map(len, rows))
+    self._fill(rows, lengths, target_dtype)
+
+  def _fill(self, rows, lengths, target_dtype) -> None:
+    shape, slots = (len(rows), self.tokens), (len(rows), self.slots)
+    count = len(self.examples)
+    self.places = Place(*(np.zeros(count, np.int64) for _ in range(3)))
+    ids, mask, segments = (np.zeros(shape, np.int32) for _ in range(3))
+    starts, weights = np.zeros(slots, np.int32), np.zeros(slots, np.float32)
+    targets = np.zeros((*slots, len(self.examples[0].targets)), target_dtype)
+    for r, members in enumerate(rows):
+      start = 0
+      for e, number in enumerate(members):
+        example, end = self.examples[number], start + lengths[number]
+        ids[r, start:end] = example.ids
+        segments[r, start:end] = example.segments
+        mask[r, start:end] = e + 1
+        starts[r, e], weights[r, e] = start, 1.0
+        targets[r, e] = example.targets
+        for array, value in zip(self.places, (r, e, start), strict=True):
+          array[number] = value
+        start = end
+    self._rows = rows
+    self._columns = {
+      "input_ids": ids,
+      "input_mask": mask,
+      "segment_ids": segments,
+      "starts": starts,
+      "targets": targets,
+      "weights": weights,
+    }
+
+  def __len__(self) -> int:
+    """Rows."""
+    return len(self._rows)
+
+  @property
+  def packing_factor(self) -> float:
+    """Examples in a row on average."""
+    return len(self.examples) / len(self._rows)
+
+  def rows_of(self, examples: int) -> int:
+    """So many rows have about so many examples; at least 1."""
+    return max(1, min(len(self), round(examples / self.packing_factor)))
+
+  def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
+    """See `input_pipeline.Source.columns`."""
+    del seed  # nothing is drawn here
+    arrays = list(self._columns.values())
+
+    def read(at):
+      numbers, _ = chosen(int(at))
+      return [array[numbers] for array in arrays]
+
+    tensors = tf.numpy_function(read, [at], [a.dtype for a in arrays])
+    for tensor, array in zip(tensors, arrays, strict=True):
+      tensor.set_shape([rows, *array.shape[1:]])
+    return dict(zip(self._columns, tensors, strict=True))
+
+  def batch(self, columns: dict, row_weights: tf.Tensor) -> FinetuningBatch:
+    """A `FinetuningBatch`; see `input_pipeline.Source.batch`."""
+    weights = columns["weights"] * row_weights[:, None]
+    return FinetuningBatch(**{**columns, "weights": weights})
+
+  def weights(self, batch: FinetuningBatch) -> tf.Tensor:
+    """float [rows, 1]: examples of each row."""
+    return tf.reduce_sum(batch.weights, axis=1, keepdims=True)
+
+  def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
+    """Updates and rows of a training; `config` is a `FinetuningConfig`."""
+    batch = config.global_batch_size or (
+      config.train_batch_size * ranks * (config.num_accumulation_steps or 1)
+    )
+    steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
+    return training_plan.resolve(
+      ranks=ranks,
+      records=len(self),
+      packing_factor=self.packing_factor,
+      train_batch_size=self._micro_rows(config, batch, ranks),
+      global_batch_size=batch,
+      num_train_steps=steps,
+      num_warmup_steps=round(config.warmup_proportion * steps),
+      num_accumulation_steps=config.num_accumulation_steps
+      if config.global_batch_size
+      else None,
+    )
+
+  def _micro_rows(self, config, batch: int, ranks: int) -> int:
+    """Rows that a micro-batch of --train_batch_size examples has room for."""
+    if config.global_batch_size:
+      return self.rows_of(config.train_batch_size)
+    # As many micro-batches as the flags say, however rows come out.
+    share = -(-max(1, round(batch / self.packing_factor)) // ranks)
+    return -(-share // (config.num_accumulation_steps or 1))
+
+  def describe(self) -> dict:
+    """File and sizes, for the run folder."""
+    return {
+      "files": [self._path],
+      "examples": len(self.examples),
+      "records": len(self),
+      "tokens_of_a_record": self.tokens,
+    }
+
+  def fingerprint(self) -> str:
+    """Of all numbers in it, to be the same on all ranks."""
+    digest = hashlib.sha256()
+    for array in self._columns.values():
+      digest.update(array.tobytes())
+    return (
+      f"{len(self.examples)} examples in {len(self)} rows "
+      f"({digest.hexdigest()[:12]})"
+    )
+
+  def locate(self, number: int) -> dict:
+    """File and examples of a row, for a person."""
+    examples = [self.examples[i].where for i in self._rows[number]]
+    return {"file": self._path, "examples": " and ".join(examples)}
+
+  def explain(self, numbers: np.ndarray) -> None:
+    """Nothing is read that could be damaged."""

@@ -1,0 +1,364 @@
+"""One run of a run_*.py, from its settings to its last line.
+
+What they share: the graph's frame, the update of a micro-batch, starting or
+resuming, the run folder, and how a run ends. `train_loop` has the loop.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+import checkpoint_files
+import checkpointing
+import distributed
+import elastic
+import json_files
+import mixed_precision
+import optimization
+import train_loop
+import training_hooks
+import xla
+from errors import UserError
+from lr_schedule import scale_peak
+from pretraining_data import record_order
+from tensorflow_v1 import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a run does, built in its graph; None is left out.
+
+  Attributes:
+    best_by: which evaluation is the best.
+    task: a `train_loop.Task`.
+    evaluate: a `train_loop.Evaluator`.
+    predict: session -> lines that say what was written; on all ranks.
+  """
+
+  best_by: training_hooks.BestBy
+  task: train_loop.Task | None = None
+  evaluate: train_loop.Evaluator | None = None
+  predict: Callable[[tf.Session], list] | None = None
+
+
+def start(config, job: Callable) -> None:
+  """Joins the ranks and runs `job`; ends the program if that was stopped.
+
+  Args:
+    config: a `run_config.RunConfig`.
+    job: (comm, commit=None, signals=None) -> what `run` returns.
+  """
+  comm = distributed.init(config.num_threads)
+  if comm.elastic:
+    check_elastic(config)
+    result = elastic.run(job, comm)
+  else:
+    result = job(comm)
+  if result["training"] and result["training"]["stopped"]:
+    sys.exit(training_hooks.STOPPED_STATUS)
+
+
+def check_elastic(config) -> None:
+  """Raises `UserError` for what depends on the number of ranks."""
+  if config.do_train and (
+    not config.global_batch_size or config.lr_scaling != "none"
+  ):
+    raise UserError(
+      "under horovodrun --min-np the number of ranks changes, so "
+      "--global_batch_size must say how many examples an update has, and "
+      f"--lr_scaling={config.lr_scaling} cannot depend on ranks: use none"
+    )
+
+
+def training_ops(
+  config, micro, forward, state, plan, comm
+) -> optimization.TrainOps:
+  """Loss and update of one micro-batch.
+
+  Args:
+    config: a `run_config.RunConfig`.
+    micro: an `input_pipeline.MicroBatch`.
+    forward: (batch, dropout_seed) -> (losses, sums). losses has a float scalar
+      for each of `micro.weights`: that head's loss, summed over the
+      micro-batch. sums, name -> float scalar, are for reports.
+    state: a `checkpointing.TrainingState`, advanced by the update.
+    plan: a `training_plan.TrainingPlan`.
+    comm: a `distributed.Comm`.
+  """
+  # Dropout is a function of (seed, rank, micro-batch), so nothing hidden in a
+  # kernel decides it and a resumed run draws what the stopped one would have.
+  rank_seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)
+  dropout_seed = tf.stack([int(rank_seed[0]) >> 1, micro.number])
+
+  # A head's loss is the mean over the GLOBAL batch, so this micro-batch's share
+  # of it divides by counts over all ranks.
+  counts = comm.allreduce(micro.weights, name="global_counts")
+
+  def shares():
+    losses, sums = forward(micro.batch, dropout_seed)
+    with tf.name_scope("loss"):
+      means = [
+        loss / tf.maximum(counts[i], 1.0) for i, loss in enumerate(losses)
+      ]
+      return functools.reduce(tf.add, means), sums
+
+  schedule = config.schedule(
+    scale_peak(config.learning_rate, config.lr_scaling, comm.size),
+    plan.updates,
+    plan.warmup_updates,
+    plan.divisor,
+  )
+  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+  return optimization.build_train_ops(
+    shares,
+    config.optimizer.make(schedule(step + state.schedule_start)),
+    comm,
+    micro_batches=plan.accumulation,
+    clip_norm=config.optimizer.clip_norm,
+    prenormalize=config.optimizer.prenormalize,
+    loss_scale=config.loss_scale.make(config.uses_fp16),
+    allreduce=config.allreduce,
+    samples=(state.samples_seen, plan.global_batch),
+  )
+
+
+@contextlib.contextmanager
+def graph(config):
+  """A new graph, to be built as `config` says."""
+  with tf.Graph().as_default(), xla.mode(config.xla):
+    tf.enable_resource_variables()
+    tf.set_random_seed(config.seed)
+    tf.train.get_or_create_global_step()
+    yield
+
+
+def session_config(config, comm) -> tf.ConfigProto:
+  """Threads, GPU and XLA's clustering of this rank's session."""
+  proto = distributed.session_config(comm)
+  return xla.session_config(proto, config.xla)
+
+
+def run(
+  config,
+  comm,
+  build: Callable[[], Parts],
+  commit: checkpointing.Commit | None = None,
+  signals: training_hooks.StopSignals | None = None,
+) -> dict:
+  """Trains, evaluates and predicts: the whole of a run but its flags.
+
+  Args:
+    config: a `run_config.RunConfig`.
+    comm: a `distributed.Comm`.
+    build: makes the run's parts in the graph.
+    commit: `checkpointing.Commit` of an elastic run.
+    signals: its `training_hooks.StopSignals`; by default they are this call's.
+
+  Returns:
+    {"training": speeds and counts or None, "evaluation": results or None}, the
+    same on all ranks but for speeds.
+
+  Raises:
+    UserError: settings, data, checkpoint or ranks that do not fit together.
+  """
+  comm.check_equal("the settings", repr(config.as_dict()))
+  with graph(config):
+    parts = build()
+    checkpointer = checkpointing.Checkpointer(
+      config.output_dir, comm, config.keep_checkpoints, commit
+    )
+    _write_run_folder(config, parts.task, comm)
+    with (
+      tf.Session(config=session_config(config, comm)) as session,
+      contextlib.closing(checkpointer),
+    ):
+      step = _start_or_resume(session, checkpointer, parts.task, config, comm)
+      training = results = None
+      lines = []
+      if parts.task:
+        own = training_hooks.StopSignals()
+        with (
+          contextlib.nullcontext(signals) if signals else own as signals,
+          training_hooks.Watchdog(comm) as watchdog,
+        ):
+          training = train_loop.train(
+            session,
+            parts.task,
+            parts.evaluate,
+            checkpointer,
+            config.loop(parts.best_by),
+            comm,
+            signals,
+            watchdog,
+          )
+        step = training["global_step"]
+      if not (training and training["stopped"]):
+        results, lines = _conclude(
+          session, parts, checkpointer, config, step, comm
+        )
+      if parts.evaluate:
+        parts.evaluate.close()
+  if comm.is_root:
+    best = training_hooks.best_evaluation(
+      config.output_dir, step, parts.best_by
+    )
+    _finish(config, training, results, step, best, lines)
+  return {"training": training, "evaluation": results}
+
+
+def _conclude(session, parts, checkpointer, config, step: int, comm) -> tuple:
+  """Evaluates and predicts at the end.
+
+  With the weights that are there, or with the best by evaluation where
+  `config.ends_with_best`.
+
+  Returns:
+    The evaluation's results, or None; and `Parts.predict`'s lines.
+  """
+  results, evaluated = None, None
+  if parts.evaluate and (parts.task or not config.ends_with_best):
+    results, evaluated = parts.evaluate(session, step), step
+  if config.ends_with_best:
+    best = _best_checkpoint(config, parts.best_by, step, comm)
+    if best not in (None, step):
+      checkpointer.load_weights(session, best)
+      train_loop.say(comm, f"the best by evaluation is update {best:,}")
+      step = best
+    if parts.evaluate and step != evaluated:
+      results = parts.evaluate(session, step, log=False)
+  return results, parts.predict(session) if parts.predict else []
+
+
+def _best_checkpoint(config, best_by, step: int, comm) -> int | None:
+  """The update of the best checkpoint by evaluation, if there is one."""
+  best = None
+  if comm.is_root:
+    best = training_hooks.best_evaluation(config.output_dir, step, best_by)
+    if best is not None and not os.path.exists(_marker(config, best)):
+      best = None
+  best = int(comm.gather(np.array([-1 if best is None else best]))[0, 0])
+  return None if best < 0 else best
+
+
+def _marker(config, step: int) -> str:
+  return _checkpoint(config, step) + ".json"
+
+
+def _checkpoint(config, step: int | None) -> str:
+  return os.path.join(config.output_dir, f"{checkpoint_files.PREFIX}-{step}")
+
+
+def _start_or_resume(session, checkpointer, task, config, comm) -> int:
+  """Gives the variables their values; returns the update they are from.
+
+  Raises:
+    UserError: the checkpoint is from a run with another order of records (seed,
+      blocks) or other data; or there is none, or not all of it, and nothing is
+      trained.
+  """
+  if not checkpointer.has_checkpoint():
+    if not (task or config.init_checkpoint):
+      raise UserError(
+        "nothing to evaluate: no checkpoint in --output_dir="
+        f"{config.output_dir} and no --init_checkpoint"
+      )
+    report = checkpointer.initialise(
+      session,
+      config.init_checkpoint,
+      schedule_start=task.state.schedule_start
+      if task and not config.rewarmup
+      else None,
+    )
+    if report:
+      train_loop.say(comm, *report.lines())
+      if report.missing and not task:
+        raise UserError(
+          f"--init_checkpoint={config.init_checkpoint} lacks "
+          f"{report.missing[0]} (of {len(report.missing)} variables): without "
+          "training they would be random. Train first (--do_train), or name a "
+          "checkpoint that has them"
+        )
+    return 0
+  path = checkpointer.resume(session)
+  step = int(session.run(tf.train.get_global_step()))
+  train_loop.say(comm, f"resumed {path}")
+  if task:
+    made, here = task.state.orders(session)
+    if made != here:
+      raise UserError(
+        f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
+        f"{_data_settings(here)}. Use the same to go on with it, or start a "
+        "new run in another --output_dir (with --init_checkpoint to keep the "
+        "weights)"
+      )
+  return step
+
+
+def _data_settings(order: record_order.Order) -> str:
+  return (
+    f"--seed={order.seed} and --shuffle_block_records={order.block} on "
+    f"{order.count} records"
+  )
+
+
+def _write_run_folder(config, task, comm) -> None:
+  """Flags, plan, versions, devices and the BERT config, before training."""
+  train_loop.say(comm, *(task.plan.lines() if task else []))
+  if config.policy != mixed_precision.FP32:
+    train_loop.say(comm, f"precision: {config.policy.describe()}")
+  if not comm.is_root:
+    return
+  os.makedirs(config.output_dir, exist_ok=True)
+  path = os.path.join(config.output_dir, "bert_config.json")
+  with open(path, "w", encoding="utf-8") as f:
+    f.write(config.bert.to_json_string())
+  training_hooks.write_run_file(
+    config.output_dir,
+    flags=config.as_dict(),
+    plan=task.plan if task else None,
+    data=task.source.describe() if task else None,
+    devices=[d.name for d in tf.config.list_physical_devices()],
+  )
+
+
+def _finish(config, training, results, step: int, best, predicted) -> None:
+  """Writes the results and says where everything is, on rank 0."""
+  folder = config.output_dir
+  lines = [""]
+  if training and training["updates"]:
+    path = os.path.join(folder, training_hooks.TRAINING_RESULTS_FILE)
+    json_files.write(path, training)
+    lines.append(training_hooks.speed_line(training))
+  elif training:
+    lines.append(f"nothing left to train: update {step:,} is the last")
+  if results:
+    path = os.path.join(folder, training_hooks.EVAL_RESULTS_FILE)
+    json_files.write(path, results)
+    lines.append(f"evaluation  {path}")
+  lines += predicted
+  if best is not None and os.path.exists(_marker(config, best)):
+    lines.append(f"best        {_checkpoint(config, best)} by evaluation")
+  if training:
+    lines += [
+      f"checkpoint  {_checkpoint(config, step)}",
+      f"metrics     {os.path.join(folder, training_hooks.METRICS_FILE)}",
+      f"TensorBoard {folder}",
+      _how_to_go_on(config, training, step),
+    ]
+  training_hooks.tell(*lines)
+
+
+def _how_to_go_on(config, training, step: int) -> str:
+  if training["stopped"]:
+    return f"stopped before update {step + 1:,}: the same command goes on there"
+  if training["stopped_early"]:
+    return (
+      f"stopped early: {config.early_stopping_evaluations} evaluations in a "
+      "row were no better"
+    )
+  return f"to train on, give the same command with more {config.length_flag}"
