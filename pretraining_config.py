@@ -29,6 +29,8 @@ class PretrainingConfig(RunConfig):
     for name in ("input_file", "output_dir"):
       if not (getattr(self, name) or self.dry_run):
         raise UserError(f"--{name} is missing")
+    if self.early_stopping_evaluations and not self.eval_every_steps:
+      raise UserError("--early_stopping_evaluations needs --eval_every_steps")
     if self.eval_input_file == "":
       raise UserError(
         "--eval_input_file is empty: name a file, or leave it out"

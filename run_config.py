@@ -94,8 +94,6 @@ class RunConfig:
   def __post_init__(self):
     if self.eval_every_steps and not self.do_eval:
       raise UserError("--eval_every_steps needs --do_eval")
-    if self.early_stopping_evaluations and not self.eval_every_steps:
-      raise UserError("--early_stopping_evaluations needs --eval_every_steps")
     # Those of --config_json have not passed the flags' own bounds.
     for name, (least, most) in _RANGES.items():
       value = getattr(self, name, None)

@@ -60,6 +60,13 @@ class FinetuningConfig(RunConfig):
       value = getattr(self, name)
       if not 0.0 <= value <= most:
         raise UserError(f"--{name}={value}: must be 0 to {most:g}")
+    if self.early_stopping_evaluations and not (
+      self.do_eval and (self.eval_every_steps or self.eval_every_epochs)
+    ):
+      raise UserError(
+        "--early_stopping_evaluations needs --do_eval and --eval_every_epochs "
+        "or --eval_every_steps"
+      )
     if not 4 <= self.max_seq_length <= self.bert.max_position_embeddings:
       raise UserError(
         f"--max_seq_length={self.max_seq_length}: must be 4 to the BERT "

@@ -179,7 +179,7 @@ def _of_window(
         first, last = window.spans.starts[start], window.spans.ends[end]
         answers.append(
           Answer(
-            question.context[first:last],
+            question.context[first:last].strip(),
             float(scores[start + window.offset, 0]),
             float(scores[end + window.offset, 1]),
           )

@@ -5,13 +5,17 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parent.parent
 DATA = {p.stem: p for p in sorted(ROOT.glob("pretraining_data/[!_]*.py"))}
-MODULES = {p.stem: p for p in sorted(ROOT.glob("*.py"))} | DATA
+FINETUNING = {p.stem: p for p in sorted(ROOT.glob("finetuning/[!_]*.py"))}
+PACKAGES = {"pretraining_data": DATA, "finetuning": FINETUNING}
+MODULES = {p.stem: p for p in sorted(ROOT.glob("*.py"))} | DATA | FINETUNING
 ENTRY_POINTS = {
   "create_pretraining_data",
   "plot_metrics",
   "prepare_corpus",
   "quickstart",
+  "run_classifier",
   "run_pretraining",
+  "run_squad",
   "train_tokenizer",
 }
 # Libraries that can be run, too: their `main` reads flags, nothing else does.
@@ -41,7 +45,7 @@ def imports(name):
       found |= {alias.name.split(".")[0] for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
       package, *module = node.module.split(".")
-      if package == "pretraining_data":
+      if package in PACKAGES:
         found |= set(module) or {alias.name for alias in node.names}
       else:
         found.add(package)
@@ -56,6 +60,11 @@ def reachable(name):
       seen.add(other)
       stack.append(other)
   return seen
+
+
+def test_no_two_modules_have_one_name():
+  count = len(list(ROOT.glob("*.py"))) + len(DATA) + len(FINETUNING)
+  assert len(MODULES) == count
 
 
 def test_imports_have_no_circle():

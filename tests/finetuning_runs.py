@@ -1,0 +1,90 @@
+"""Small fine-tuning runs for tests, and their data."""
+
+import json
+
+import numpy as np
+
+import modeling
+from distributed import AllreduceConfig, Comm
+from finetuning import classification, finetune, squad
+from mixed_precision import LossScaleConfig
+from optimizers import OptimizerConfig
+
+WORDS = [f"w{i}" for i in range(10)]
+
+
+def write_sentences(path, count, seed):
+  """Sentences of 2 to 12 words; the label says whether "good" is in them."""
+  rng = np.random.default_rng(seed)
+  lines = ["sentence\tlabel"]
+  for number in range(count):
+    words = list(rng.choice(WORDS, rng.integers(1, 12)))
+    words.insert(rng.integers(len(words) + 1), ("bad", "good")[number % 2])
+    lines.append(f"{' '.join(words)}\t{number % 2}")
+  path.write_text("\n".join(lines) + "\n")
+  return str(path)
+
+
+def write_questions(path, paragraphs, seed, answered=True):
+  """Questions whose answer is the number after the word that they ask for.
+
+  Without `answered` every third word asked for is not in the paragraph.
+  """
+  rng = np.random.default_rng(seed)
+  made = []
+  for p in range(paragraphs):
+    names = rng.permutation(WORDS)[:4]
+    numbers = [str(n) for n in rng.integers(100, 999, 4)]
+    context = ", ".join(f"{a} {b}" for a, b in zip(names, numbers, strict=True))
+    qas = []
+    for name, number in zip(names[:3], numbers[:3], strict=True):
+      known = answered or len(qas) != 1
+      answer = {"text": number, "answer_start": context.index(number)}
+      entry = {"id": f"{p}-{name}", "question": f"{name if known else 'zz'}?"}
+      entry["answers"] = [answer] if known else []
+      qas.append({**entry, "is_impossible": not known})
+    made.append({"context": context, "qas": qas})
+  path.write_text(json.dumps({"data": [{"paragraphs": made}]}))
+  return str(path)
+
+
+def _settings(config_file, vocab_file, output_dir, changes):
+  bert = modeling.BertConfig.from_json_file(config_file)
+  bert.hidden_dropout_prob = changes.pop("dropout", 0.0)
+  bert.attention_probs_dropout_prob = bert.hidden_dropout_prob
+  return dict(
+    bert=bert,
+    optimizer=OptimizerConfig(bias_correction=True),
+    loss_scale=LossScaleConfig(**changes.pop("loss_scale", {})),
+    allreduce=AllreduceConfig(),
+    output_dir=output_dir and str(output_dir),
+    vocab_file=vocab_file,
+    do_train=True,
+    do_eval=False,
+    max_seq_length=64,
+    train_batch_size=16,
+    learning_rate=1e-3,
+    num_train_epochs=2.0,
+    log_every_steps=1,
+    xla="off",  # compiling takes longer than these runs
+  )
+
+
+def classifier(config_file, vocab_file, output_dir, **changes):
+  """The task of a small run that learns to find "good"."""
+  settings = _settings(config_file, vocab_file, output_dir, changes)
+  return classification.Classification(
+    classification.ClassifierConfig(**{**settings, **changes})
+  )
+
+
+def squad_task(config_file, vocab_file, output_dir, **changes):
+  """The task of a small run that learns to find numbers after words."""
+  settings = _settings(config_file, vocab_file, output_dir, changes)
+  settings |= dict(max_query_length=8, doc_stride=16, n_best_size=5)
+  return squad.Squad(squad.SquadConfig(**{**settings, **changes}))
+
+
+def run(task):
+  """Runs in this process; returns the run's result."""
+  return finetune.finetune(task, Comm())

@@ -1,0 +1,240 @@
+"""Classification: tables to examples, labels, metrics, predictions."""
+
+import types
+
+import numpy as np
+import pytest
+
+import tokenization
+from errors import UserError
+from finetuning import classification, metrics, tables
+
+SPECIAL = types.SimpleNamespace(cls_id=2, sep_id=3)
+
+
+def pair(a, b, room):
+  """As google/bert: a token at a time from the longer, b if they are equal."""
+  a, b = list(range(10, 10 + a)), list(range(50, 50 + b))
+  while len(a) + len(b) > room - 3:
+    (a if len(a) > len(b) else b).pop()
+  return [2, *a, 3, *b, 3], [0] * (len(a) + 2) + [1] * (len(b) + 1)
+
+
+@pytest.mark.parametrize("a", [0, 1, 4, 9, 10])
+@pytest.mark.parametrize("b", [0, 1, 5, 9])
+@pytest.mark.parametrize("room", [4, 9, 12, 13, 30])
+def test_pairs_are_cut_as_in_google_bert(a, b, room):
+  ids, segments = classification.encode_pair(
+    SPECIAL, room, np.arange(10, 10 + a), np.arange(50, 50 + b)
+  )
+  assert (ids.tolist(), segments.tolist()) == pair(a, b, room)
+
+
+def test_one_text_is_cut():
+  ids, segments = classification.encode_pair(SPECIAL, 5, np.arange(10, 20))
+  assert ids.tolist() == [2, 10, 11, 12, 3] and not segments.any()
+
+
+# Metrics, by hand -------------------------------------------------------------
+
+
+def test_metrics_of_two_labels():
+  targets = np.array([1, 1, 1, 0, 0, 0, 0, 0])
+  predicted = np.array([1, 1, 0, 1, 0, 0, 0, 0])
+  # 2 true positives, 1 false, 1 missed, 4 true negatives.
+  assert metrics.accuracy(targets, predicted) == 6 / 8
+  assert metrics.f1(targets, predicted) == pytest.approx(4 / 6)
+  wanted = (2 * 4 - 1 * 1) / (3 * 3 * 5 * 5) ** 0.5
+  assert metrics.matthews(targets, predicted) == pytest.approx(wanted)
+
+
+def test_metrics_that_are_not_defined_are_0():
+  ones = np.ones(4, int)
+  assert metrics.matthews(np.array([0, 1, 0, 1]), ones) == 0.0
+  assert metrics.f1(np.array([0, 0]), np.array([0, 0])) == 0.0
+  assert metrics.pearson(np.arange(4.0), np.ones(4)) == 0.0
+
+
+def test_metrics_of_three_labels():
+  targets, predicted = np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])
+  assert metrics.f1(targets, predicted) == pytest.approx(
+    (2 / 3 + 2 / 3 + 1) / 3
+  )
+
+
+def test_correlations():
+  x = np.array([1.0, 2.0, 3.0, 4.0])
+  assert metrics.pearson(x, 2 * x + 1) == pytest.approx(1.0)
+  assert metrics.spearman(x, np.exp(x)) == pytest.approx(1.0)
+  assert metrics.pearson(x, np.exp(x)) < 0.95
+  # Ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4: covariance 4.5, variances 4.5, 5.
+  tied = np.array([0.0, 5.0, 5.0, 9.0])
+  assert metrics.spearman(x, tied) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+
+
+# GLUE's files -----------------------------------------------------------------
+
+FILES = {
+  "cola": ("", "gj04\t1\t\ta b\ngj04\t0\t*\tb a\n", ["1", "0"]),
+  "sst-2": ("sentence\tlabel\n", "a b \t1\nb\t0\n", ["1", "0"]),
+  "mrpc": (
+    "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n",
+    '1\t7\t8\ta "b\tb\n0\t9\t9\tb\ta\n',
+    ["1", "0"],
+  ),
+  "sts-b": (
+    "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\t"
+    "sentence2\tscore\n",
+    "0\tm\tM\t2012\t1\tn\tn\ta\tb\t5.000\n1\tm\tM\t2012\t5\tn\tn\ta\tb\t4.75\n",
+    [5.0, 4.75],
+  ),
+  "qqp": (
+    "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n",
+    "1\t2\t3\ta\tb\t0\n2\t4\t5\ta\ta\t1\n",
+    ["0", "1"],
+  ),
+  "mnli": (
+    "index\tsentence1\tsentence2\tlabel1\tgold_label\n",
+    "0\ta\tb\tneutral\tneutral\n1\ta\tb\tentailment\tcontradiction\n",
+    ["neutral", "contradiction"],
+  ),
+  "qnli": (
+    "index\tquestion\tsentence\tlabel\n",
+    "0\ta\tb\tentailment\n1\ta\tb\tnot_entailment\n",
+    ["entailment", "not_entailment"],
+  ),
+  "rte": (
+    "index\tsentence1\tsentence2\tlabel\n",
+    "0\ta\tb\tnot_entailment\n1\ta\tb\tentailment\n",
+    ["not_entailment", "entailment"],
+  ),
+  "wnli": (
+    "index\tsentence1\tsentence2\tlabel\n",
+    "0\ta\tb\t1\n1\ta\tb\t0\n",
+    ["1", "0"],
+  ),
+}
+
+
+def test_all_of_glue_is_here():
+  assert set(FILES) | {"mnli-mm"} == set(classification.GLUE)
+
+
+def config(tmp_path, **changes):
+  """A stand-in for `ClassifierConfig`, which wants a model."""
+  settings = dict(
+    task_name=None, data_dir=str(tmp_path), output_dir=str(tmp_path / "out"),
+    do_train=True, regression=False, max_seq_length=32, examples_per_record=4,
+    metrics=(), text_column=None, text_pair_column=None, label_column=None,
+    train_file=None, eval_file=None, predict_file=None,
+  )  # fmt: skip
+  made = types.SimpleNamespace(**{**settings, **changes})
+  made.table = lambda: classification.ClassifierConfig.table(made)
+  made.path = lambda part: classification.ClassifierConfig.path(made, part)
+  return made
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+  vocab = tmp_path / "vocab.txt"
+  tokens = [*tokenization.SPECIAL_TOKENS, "a", "b", '"', "good", "bad"]
+  vocab.write_text("".join(f"{t}\n" for t in tokens))
+  return lambda: tokenization.load_tokenizer(str(vocab))
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_glue_files(tmp_path, tokenizer, task):
+  header, rows, labels = FILES[task]
+  (tmp_path / "train.tsv").write_text(header + rows, encoding="utf-8")
+  made = classification.Classification(
+    config(tmp_path, task_name=task.upper(), tokenizer=tokenizer)
+  )
+  source = made.training_set
+  targets = [e.targets[0] for e in source.examples]
+  numbers = [made.labels.index(x) if made.labels else x for x in labels]
+  assert targets == numbers
+  has_pair = classification.GLUE[task].pair is not None
+  assert (source.examples[0].ids == 3).sum() == 1 + has_pair
+  assert source.examples[0].segments.any() == has_pair
+  assert made.best_by.keys[0] in made.result_names()
+
+
+def test_test_files_of_cola_have_a_header(tmp_path, tokenizer):
+  (tmp_path / "test.tsv").write_text("index\tsentence\n0\ta b\n1\tb\n")
+  made = classification.Classification(
+    config(tmp_path, task_name="cola", tokenizer=tokenizer)
+  )
+  assert len(made.prediction_set.examples) == 2
+
+
+def test_mnli_has_two_sets_to_evaluate_on(tmp_path):
+  for name, wanted in (("mnli", "matched"), ("mnli-mm", "mismatched")):
+    made = config(tmp_path, task_name=name)
+    assert made.path("eval") == str(tmp_path / f"dev_{wanted}.tsv")
+    assert made.path("predict") == str(tmp_path / f"test_{wanted}.tsv")
+
+
+# Tables -----------------------------------------------------------------------
+
+
+def table(tmp_path, text, tokenizer, **changes):
+  path = tmp_path / "own.tsv"
+  path.write_text(text)
+  return classification.Classification(
+    config(tmp_path, train_file=str(path), tokenizer=tokenizer, **changes)
+  )
+
+
+def test_labels_are_found_in_the_data(tmp_path, tokenizer):
+  text = "sentence\tlabel\na\t10\nb\tno\na\t9\nb\t10\n"
+  assert table(tmp_path, text, tokenizer).labels == ["9", "10", "no"]
+
+
+@pytest.mark.parametrize(
+  "text, changes, words",
+  [
+    ("sentence\tlabel\na\t1\nb\t1\n", {}, "all '1'"),
+    ("text\tlabel\na\t1\nb\t0\n", {}, "line 2 has no 'sentence'"),
+    (
+      "sentence\tlabel\n" + "".join(f"a\t{i}.5\n" for i in range(1100)),
+      {},
+      "1100 different labels; for numbers give --regression",
+    ),
+    (
+      "sentence\tlabel\na\t1.5\nb\tx\n",
+      {"regression": True},
+      "line 3: label is 'x', not a number",
+    ),
+    ("sentence\tlabel\na\tnan\n", {"regression": True}, "nan is not finite"),
+  ],
+)
+def test_errors_of_tables(tmp_path, tokenizer, text, changes, words):
+  with pytest.raises(UserError, match=words):
+    _ = table(tmp_path, text, tokenizer, **changes).training_set
+
+
+def test_a_label_that_training_did_not_have(tmp_path, tokenizer):
+  made = table(tmp_path, "sentence\tlabel\na\t1\nb\t0\n", tokenizer)
+  path = tmp_path / "dev.tsv"
+  path.write_text("sentence\tlabel\na\t1\nb\t2\n")
+  with pytest.raises(
+    UserError, match=r"dev.tsv: line 3: label is '2', not one"
+  ):
+    _ = made.evaluation_set
+
+
+def test_predictions_file(tmp_path, tokenizer):
+  text = "sentence\tlabel\na\tno\nb\tyes\na a\tno\n"
+  made = table(tmp_path, text, tokenizer)
+  source = made.training_set
+  logits = np.zeros((len(source), source.slots, 2), np.float32)
+  for i, score in enumerate([0.0, np.log(3.0), -20.0]):
+    logits[source.places.row[i], source.places.slot[i], 1] = score
+  (tmp_path / "out").mkdir()
+  made.write_predictions(source, {"logits": logits})
+  path = str(tmp_path / "out" / classification.PREDICTIONS_FILE)
+  rows = [row.values for row in tables.read_table(path)]
+  assert [r["prediction"] for r in rows] == ["no", "yes", "no"]
+  shares = [float(r["yes"]) for r in rows]
+  assert shares == pytest.approx([0.5, 0.75, 0.0], abs=1e-6)
+  assert made.results(source, {"logits": logits}) == {"accuracy": 1.0}

@@ -1,0 +1,88 @@
+"""SQuAD's official metric against cases worked by hand."""
+
+import pytest
+
+from finetuning import squad_metric
+
+
+@pytest.mark.parametrize(
+  "text, normal",
+  [
+    ("The  Cat, sat!", "cat sat"),
+    ("a an the", ""),
+    ("Theatre and another", "theatre and another"),
+    ("U.S.A.", "usa"),
+    ("state-of-the-art", "stateoftheart"),
+    ("\tJohn F. Kennedy's\n", "john f kennedys"),
+    ("10,000 \u20ac", "10000 \u20ac"),
+  ],
+)
+def test_normalize_answer(text, normal):
+  assert squad_metric.normalize_answer(text) == normal
+
+
+@pytest.mark.parametrize(
+  "answer, prediction, exact, f1",
+  [
+    ("the Denver Broncos", "Denver Broncos!", 1.0, 1.0),
+    # 2 words in common: precision 2/3, recall 2/2.
+    ("Denver Broncos", "Denver Broncos team", 0.0, 0.8),
+    # A word that stands twice counts as often as in both: 1 of 2 and 1 of 1.
+    ("big", "big big", 0.0, 2 / 3),
+    ("Denver", "Carolina", 0.0, 0.0),
+    ("", "", 1.0, 1.0),
+    ("the", "", 1.0, 1.0),  # no words are left of it
+    ("Denver", "", 0.0, 0.0),
+    ("", "Denver", 0.0, 0.0),
+  ],
+)
+def test_one_answer(answer, prediction, exact, f1):
+  assert squad_metric.exact_match(answer, prediction) == exact
+  assert squad_metric.f1(answer, prediction) == pytest.approx(f1)
+
+
+def test_version_1_takes_the_best_of_several_answers():
+  answers = {
+    "q1": ["in 1968", "1968"],
+    "q2": ["two men", "two"],
+    "q3": ["Paris"],
+    "q4": ["Rome"],
+  }
+  predictions = {"q1": "1968.", "q2": "two old men", "q3": "London"}
+  # q1: 1, 1; q2: 0, 0.8 (2 of 3, 2 of 2); q3: 0, 0; q4 was not answered.
+  assert squad_metric.evaluate_v1(answers, predictions) == pytest.approx(
+    {"exact_match": 25.0, "f1": 45.0}
+  )
+
+
+def test_version_2():
+  answers = {"a": ["red car"], "b": ["blue"], "c": [], "d": []}
+  best = {"a": "red", "b": "blue", "c": "green", "d": "grey"}
+  odds = {"a": -2.0, "b": 3.0, "c": -1.0, "d": 1.0}
+  found = squad_metric.evaluate_v2(answers, best, odds, threshold=0.0)
+  # a: "red", f1 2/3. b: above the threshold, so "", wrong. c: "green", wrong.
+  # d: "", right.
+  assert found["exact"] == pytest.approx(25.0)
+  assert found["f1"] == pytest.approx(100 * (2 / 3 + 1) / 4)
+  assert found["HasAns_exact"] == 0.0
+  assert found["HasAns_f1"] == pytest.approx(100 / 3)
+  assert found["NoAns_exact"] == found["NoAns_f1"] == 50.0
+  # No threshold at all: c and d are right, 2 of 4 exactly. Up to -2 a is
+  # answered, 2 exactly and 2.67 in words; up to -1 and 1 c and d are lost.
+  assert found["best_exact"] == pytest.approx(50.0)
+  assert found["best_exact_thresh"] < -2.0
+  assert found["best_f1"] == pytest.approx(100 * (2 / 3 + 2) / 4)
+  assert found["best_f1_thresh"] == -2.0
+  # With that threshold it is that f1.
+  again = squad_metric.evaluate_v2(answers, best, odds, threshold=-2.0)
+  assert again["f1"] == pytest.approx(found["best_f1"])
+
+
+def test_version_2_with_equal_odds_has_thresholds_that_can_be():
+  answers = {"a": ["x"], "b": []}
+  found = squad_metric.evaluate_v2(
+    answers, {"a": "x", "b": "y"}, {"a": 1.0, "b": 1.0}
+  )
+  # Both are answered or none: one is right either way.
+  assert found["best_exact"] == found["best_f1"] == 50.0
+  assert "NoAns_exact" in found and "HasAns_exact" in found

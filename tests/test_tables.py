@@ -1,0 +1,79 @@
+"""Tables of labelled text: TSV, CSV, JSON Lines."""
+
+import pytest
+
+from errors import DataError
+from finetuning import tables
+
+
+def write(path, text):
+  path.write_bytes(text.encode())
+  return str(path)
+
+
+def test_three_formats_say_the_same(tmp_path):
+  tsv = write(tmp_path / "a.tsv", 'text\tlabel\nsay "hi", you\t1\r\nb\t0\n')
+  csv = write(tmp_path / "a.csv", 'text,label\n"say ""hi"", you",1\nb,0\n')
+  lines = (
+    '{"text": "say \\"hi\\", you", "label": 1}\n\n{"text": "b", "label": 0}'
+  )
+  jsonl = write(tmp_path / "a.jsonl", lines)
+  for path in (tsv, csv, jsonl):
+    rows = tables.read_table(path)
+    assert tables.column(path, rows, "text") == ['say "hi", you', "b"]
+    assert tables.column(path, rows, "label") == ["1", "0"]
+
+
+def test_a_line_end_in_a_csv_field(tmp_path):
+  path = write(tmp_path / "a.csv", 'text,label\n"two\nlines",1\nb,0\n')
+  rows = tables.read_table(path)
+  assert [row.line for row in rows] == [3, 4]
+  assert rows[0].values["text"] == "two\nlines"
+
+
+def test_without_a_header(tmp_path):
+  path = write(tmp_path / "a.tsv", "x\t1\t\tgood one\n")
+  rows = tables.read_table(path, ("source", "label", "star", "sentence"))
+  assert tables.column(path, rows, "sentence") == ["good one"]
+
+
+def test_a_few_odd_rows_are_told_and_left_out(tmp_path, capsys):
+  text = "a\tb\n" + "1\t2\n" * 200 + "only one\n"
+  path = write(tmp_path / "a.tsv", text)
+  assert len(tables.read_table(path)) == 200
+  assert "1 of 201 rows" in capsys.readouterr().err
+  path = write(tmp_path / "b.tsv", "a\tb\n1\t2\nx\n")
+  with pytest.raises(DataError, match=r"b.tsv: 1 of 2 rows .* line 3 with 1"):
+    tables.read_table(path)
+
+
+@pytest.mark.parametrize(
+  "name, text, words",
+  [
+    ("a.tsv", "", "a.tsv: no rows"),
+    ("a.tsv", "text\tlabel\n", "a.tsv: no rows"),
+    ("a.tsv", "text\ttext\nx\ty\n", "two columns have one name"),
+    ("a.csv", 'text,label\n"open,1\n', "line 2"),
+    ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON"),
+    ("a.jsonl", "[1]\n", "line 1 is not an object"),
+    ("a.xlsx", "x", "not a table by its name"),
+  ],
+)
+def test_errors(tmp_path, name, text, words):
+  with pytest.raises(DataError, match=words):
+    tables.read_table(write(tmp_path / name, text))
+
+
+def test_not_there_and_not_text(tmp_path):
+  with pytest.raises(DataError, match="No such file"):
+    tables.read_table(str(tmp_path / "none.tsv"))
+  (tmp_path / "a.tsv").write_bytes(b"text\n\xff\xfe\n")
+  with pytest.raises(DataError, match="not UTF-8"):
+    tables.read_table(str(tmp_path / "a.tsv"))
+
+
+def test_a_column_that_is_not_there(tmp_path):
+  path = write(tmp_path / "a.jsonl", '{"text": "x"}\n{"words": "y"}\n')
+  rows = tables.read_table(path)
+  with pytest.raises(DataError, match="line 2 has no 'text'; .* words"):
+    tables.column(path, rows, "text")
