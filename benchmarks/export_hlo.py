@@ -72,11 +72,13 @@ def trace(config: PretrainingConfig, plan, shape):
   def step(**columns):
     with tf.variable_scope("", custom_getter=variables):
       number = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+      batch = input_pipeline.modeling.PretrainingBatch(**columns)
       micro = input_pipeline.MicroBatch(
-        batch=input_pipeline.modeling.PretrainingBatch(**columns),
+        batch=batch,
         number=tf.cast(number, tf.int32),
-        masked_lm_weight=tf.reduce_sum(columns["masked_lm_weights"]),
-        next_sentence_weight=tf.constant(float(plan.micro_batch)),
+        weights=tf.reduce_sum(
+          input_pipeline.pretraining_weights(batch), axis=0
+        ),
       )
       state = checkpointing.TrainingState()
       ops = run_pretraining.training_graph(
