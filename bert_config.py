@@ -6,8 +6,9 @@ import json
 import json_files
 from tensorflow_v1 import tf
 
-# Names that `layers.get_activation` knows.
-ACTIVATION_NAMES = ("", "linear", "relu", "gelu", "tanh")
+# Names that `layers.get_activation` knows. "gelu" is google/bert's, the tanh
+# approximation; "gelu_erf" is the exact one, which Hugging Face calls "gelu".
+ACTIVATION_NAMES = ("", "linear", "relu", "gelu", "tanh", "gelu_erf")
 
 # Keys of published multilingual and Chinese configurations that describe a
 # pooler other than BertModel's and never had an effect on it.

@@ -19,6 +19,7 @@ from layers import (
   dropout_arguments,
   dropout_site_seed,
   gelu,
+  gelu_erf,
   get_shape_list,
   layer_norm,
   recomputed,
@@ -389,8 +390,8 @@ def transformer_model(
   def activation(x):
     if intermediate_act_fn is None:
       return x
-    if intermediate_act_fn is gelu:
-      return gelu(x, policy.gelu)
+    if intermediate_act_fn in (gelu, gelu_erf):
+      return intermediate_act_fn(x, policy.gelu)
     return mixed_precision.island(intermediate_act_fn, policy.gelu)(x)
 
   def transformer_layer(number, hidden, residual):

@@ -180,6 +180,28 @@ def gelu(x, dy, dtype):
   return {"x": tf.cast(tf.cast(dy, dtype) * (gate + slope), x.dtype)}
 
 
+@Kernel
+def gelu_erf(x, dtype):
+  """GELU itself, x * P(X <= x) of a standard normal X; arguments as of `gelu`.
+
+  P(X <= x) = (1 + erf(x / sqrt(2))) / 2, https://arxiv.org/abs/1606.08415.
+  """
+  wide = tf.cast(x, dtype)
+  return tf.cast(wide * _normal_cdf(wide), x.dtype)
+
+
+@gelu_erf.gradient
+def gelu_erf(x, dy, dtype):
+  wide = tf.cast(x, dtype)
+  density = tf.exp(-0.5 * tf.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
+  slope = _normal_cdf(wide) + wide * density
+  return {"x": tf.cast(tf.cast(dy, dtype) * slope, x.dtype)}
+
+
+def _normal_cdf(x):
+  return 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
+
+
 # -----------------------------------------------------------------------------
 # Attention probabilities
 # -----------------------------------------------------------------------------

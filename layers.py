@@ -60,8 +60,13 @@ def gelu(x, dtype=tf.float32):
   return kernels.gelu(x, dtype=dtype)
 
 
+def gelu_erf(x, dtype=tf.float32):
+  """As `gelu`, without the approximation; see `kernels.gelu_erf`."""
+  return kernels.gelu_erf(x, dtype=dtype)
+
+
 def get_activation(activation_string):
-  """The function of an activation's name: linear, relu, gelu or tanh.
+  """The function of an activation's name, one of `ACTIVATION_NAMES`.
 
   None for "linear", "" and None; what is not a string is returned as it is.
 
@@ -70,9 +75,8 @@ def get_activation(activation_string):
   """
   if not isinstance(activation_string, str):
     return activation_string
-  functions = dict(
-    zip(ACTIVATION_NAMES, (None, None, tf.nn.relu, gelu, tf.tanh), strict=True)
-  )
+  functions = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf)
+  functions = dict(zip(ACTIVATION_NAMES, functions, strict=True))
   name = activation_string.lower()
   if name not in functions:
     raise ValueError(

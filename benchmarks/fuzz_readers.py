@@ -892,7 +892,7 @@ def bert_problem(raw) -> str:
   act = made.get("hidden_act", "gelu")
   if act is not None and (
     not isinstance(act, str)
-    or act.lower() not in ("", "linear", "relu", "gelu", "tanh")
+    or act.lower() not in ("", "linear", "relu", "gelu", "gelu_erf", "tanh")
   ):
     return "hidden_act"
   return ""

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -334,6 +335,10 @@ def composed_gelu(x):
   return 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def composed_gelu_erf(x):
+  return x * 0.5 * tf.math.erfc(-x / np.sqrt(2))
+
+
 def composed_layer_norm(x, gamma, beta):
   mean, variance = tf.nn.moments(x, [-1], keep_dims=True)
   return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-12)
@@ -391,6 +396,7 @@ def composed_attention_probs(scores, keep_prob):
   "ours, composed, shapes",
   [
     (layers.gelu, composed_gelu, [[2, 3, 7]]),
+    (layers.gelu_erf, composed_gelu_erf, [[2, 3, 7]]),
     (ours_layer_norm, composed_layer_norm, [[2, 3, 7], [7], [7]]),
     (ours_layer_norm, composed_layer_norm, [[5, 7], [7], [7]]),
     (ours_add_and_norm, composed_add_and_norm, [[5, 7], [5, 7], [7], [7]]),
@@ -417,6 +423,7 @@ def composed_attention_probs(scores, keep_prob):
   ],
   ids=[
     "gelu",
+    "gelu_erf",
     "layer norm 3",
     "layer norm 2",
     "add and norm",
@@ -452,6 +459,45 @@ def test_kernels_equal_composed_operations(
   for a, e in zip(actual, expected, strict=True):
     assert np.abs(e).max() > 0.1
     np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["off", "layers", "step"])
+@pytest.mark.parametrize(
+  "store, dtype",
+  [
+    (tf.float32, tf.float32),
+    (tf.bfloat16, tf.float32),
+    (tf.float16, tf.float32),
+    (tf.bfloat16, tf.bfloat16),
+  ],
+  ids=["fp32", "bf16", "fp16", "all bf16"],
+)
+def test_gelu_erf_equals_pythons_erf(mode, store, dtype):
+  """Value and slope at numbers that every type knows, tails included."""
+  x = np.concatenate([np.linspace(-6, 6, 49), [-100.0, 100.0]])
+  cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
+  slope = cdf + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+  given = tf.constant(x, store)
+  with xla.mode(mode):
+    y = layers.gelu_erf(given, dtype)
+    (gradient,) = tf.gradients(y, given)
+  assert y.dtype == gradient.dtype == store
+  with tf.Session() as session:
+    got = session.run([tf.cast(t, tf.float32) for t in (y, gradient)])
+  rounding = 2.0 ** {tf.float32: -22, tf.float16: -10, tf.bfloat16: -7}[store]
+  if dtype == tf.bfloat16:
+    rounding *= 4  # of each step, not of the result
+  for actual, expected in zip(got, (x * cdf, slope), strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=rounding, atol=rounding)
+
+
+def test_gelu_erf_is_an_activation_of_its_own():
+  x = tf.constant([-1.0, 0.5, 2.0])
+  with tf.Session() as session:
+    exact, tanh = session.run([layers.gelu_erf(x), layers.gelu(x)])
+  assert 1e-5 < np.abs(exact - tanh).max() < 1e-3
+  assert layers.get_activation("GELU_erf") is layers.gelu_erf
+  assert layers.get_activation("gelu") is layers.gelu
 
 
 def test_gradient_of_the_whole_model_equals_differences(variable_kind):
@@ -519,10 +565,14 @@ def loss_and_gradients(config, recompute=(), mode="off"):
   [["gelu"], ["attention"], ["layer_norm"], ["layer"], encoder.RECOMPUTE],
   ids="-".join,
 )
-@pytest.mark.parametrize("pre_layer_norm", [False, True])
-def test_recomputing_changes_nothing(pre_layer_norm, recompute, mode):
+@pytest.mark.parametrize(
+  "changes",
+  [{}, {"pre_layer_norm": True}, {"hidden_act": "gelu_erf"}],
+  ids=["post", "pre", "gelu_erf"],
+)
+def test_recomputing_changes_nothing(changes, recompute, mode):
   config = tiny_config(0.3)
-  config.pre_layer_norm = pre_layer_norm
+  config.__dict__.update(changes)
   want, names, plain = loss_and_gradients(config, mode=mode)
   got, again, graph = loss_and_gradients(config, recompute, mode)
   assert again == names
@@ -537,7 +587,8 @@ def test_recomputing_changes_nothing(pre_layer_norm, recompute, mode):
   if recompute == ["attention"]:
     assert more["BatchMatMulV2"] == 2 * TINY["num_hidden_layers"]
   if recompute == ["gelu"] and mode == "off":
-    assert more["Sigmoid"] == TINY["num_hidden_layers"]
+    kind = "Erf" if config.hidden_act == "gelu_erf" else "Sigmoid"
+    assert more[kind] == TINY["num_hidden_layers"]
   if recompute == ["layer"]:
     # Six dense layers each, in every layer.
     assert more["MatMul"] == 6 * TINY["num_hidden_layers"]
