@@ -3,7 +3,8 @@
 #
 #   build_horovod.sh cpu PYTHON           install into PYTHON's environment (Gloo)
 #   build_horovod.sh gpu PYTHON           the same with CUDA and NCCL
-#   build_horovod.sh gpu-wheel PYTHON DIR write a GPU wheel into DIR, install nothing
+#   build_horovod.sh cpu-wheel PYTHON DIR write a wheel into DIR, install nothing
+#   build_horovod.sh gpu-wheel PYTHON DIR the same with CUDA and NCCL
 #
 # PYTHON needs TensorFlow, setuptools < 75, wheel, packaging and cmake in its
 # environment (requirements.txt has them). The GPU variants need nvcc (CUDA_HOME, or
@@ -42,7 +43,7 @@ export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
 export MAKEFLAGS="-j$(nproc)"
 export HOROVOD_CMAKE="$bin/cmake"
 
-if [ "$variant" != cpu ]; then
+if [ "${variant%-wheel}" != cpu ]; then
   cuda_home=${CUDA_HOME:-$(dirname "$(dirname "$(command -v nvcc || true)")")}
   # nvcc may be a wrapper outside the toolkit's folder.
   [ -x "$cuda_home/bin/nvcc" ] && [ -f "$cuda_home/include/cuda.h" ] ||
@@ -65,6 +66,10 @@ if [ "$variant" != cpu ]; then
   if [ "$major" -ge 13 ]; then archs=80,90; else archs=70,80,90; fi
   export HOROVOD_BUILD_CUDA_CC_LIST=${HOROVOD_BUILD_CUDA_CC_LIST:-$archs}
   export CUDACXX="$cuda_home/bin/nvcc" PATH="$cuda_home/bin:$PATH"
+  # Where pip puts the nvidia-nccl that TensorFlow brings, seen from
+  # horovod/tensorflow/: the folder of this build is gone when it runs.
+  # shellcheck disable=SC2016
+  export LDFLAGS='-Wl,-rpath,\$$ORIGIN/../../nvidia/nccl/lib'
 fi
 
 echo "horovod: compiling ($variant, about 80 s on two cores)"
@@ -76,7 +81,7 @@ if ! "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$work/wh
   exit 1
 fi
 
-if [ "$variant" = gpu-wheel ]; then
+if [ "$variant" != "${variant%-wheel}" ]; then
   mkdir -p "$3"
   cp "$work"/wheels/horovod-*.whl "$3"
   ls "$3"/horovod-*.whl

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=perseus-bert
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+# Trains on a Slurm allocation, over its time limit as often as it takes.
+#
+#   sbatch [--nodes=4 ...] docker/slurm.sh --do_train --output_dir=... ...
+#
+# To be submitted in the checkout, which with its .venv, the records and --output_dir is
+# on a file system that all nodes share. horovodrun starts the ranks by ssh, which the
+# cluster must allow between the nodes of a job (pam_slurm_adopt). RANKS_PER_HOST:
+# default the node's GPUs.
+#
+# --signal: five minutes before the limit the run is asked to end. It saves and ends
+# with status 75, the job goes back into the queue, and the same command goes on.
+set -euo pipefail
+
+# Slurm runs a copy of this file from elsewhere.
+cd "${SLURM_SUBMIT_DIR:?start it by sbatch in the checkout: sbatch docker/slurm.sh FLAGS}"
+[ -x docker/launch.sh ] || {
+  echo "slurm.sh: error: $PWD has no docker/launch.sh: submit in the checkout" >&2
+  exit 1
+}
+
+ranks=${RANKS_PER_HOST:-${SLURM_GPUS_ON_NODE:-}}
+[ -n "$ranks" ] || {
+  echo "slurm.sh: error: the job has no GPUs: sbatch --gpus-per-node=8, or" \
+    "RANKS_PER_HOST=2 to train on CPUs" >&2
+  exit 1
+}
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/\$/:$ranks/" | paste -sd,)
+
+TAKE_OVER=1 docker/launch.sh "$hosts" "$@" &
+launch=$!
+passed='' asked=''
+trap 'passed=1; asked=1; kill -TERM "$launch" 2>/dev/null' TERM
+while true; do
+  status=0
+  wait "$launch" || status=$?
+  [ -n "$passed" ] || break
+  passed= # this wait was ended by the signal, the next one by launch.sh
+done
+
+# A job that was cancelled is no longer RUNNING, and stays so.
+state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
+if [ "$state" = RUNNING ] && { [ "$status" = 75 ] ||
+  { [ "$status" != 0 ] && [ -n "$asked" ]; }; }; then
+  echo "slurm.sh: status $status, back into the queue to go on"
+  exec scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

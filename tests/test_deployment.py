@@ -1,0 +1,403 @@
+"""docker/: what can be said of images, manifests and scripts without a cluster.
+
+They are held against the repository and each other: paths, flags, ports, users.
+`tests/distributed/test_launch.py` has the ranks.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+
+import pytest
+import runs
+import yaml
+from conftest import write_records
+
+FOLDER = f"{runs.ROOT}/docker"
+SCRIPTS = sorted(name for name in os.listdir(FOLDER) if name.endswith(".sh"))
+MANIFESTS = ["mpijob.yaml", "mpijob-elastic.yaml"]
+# In images, where the checkout is and whose ssh keys are used.
+CHECKOUT, HOME, USER_ID = "/workspace/perseus-bert", "/home/ubuntu", 1000
+
+
+def read(name):
+  with open(f"{FOLDER}/{name}", encoding="utf-8") as f:
+    return f.read()
+
+
+def settings(name):
+  """Keyword -> value of an ssh configuration."""
+  lines = [line.split(None, 1) for line in read(name).splitlines()]
+  return {words[0]: words[1] for words in lines if words and words[0] != "#"}
+
+
+# Images -----------------------------------------------------------------------
+
+
+def instructions():
+  """(instruction, rest) of docker/Dockerfile, comments out, lines joined."""
+  text = re.sub(r"^\s*#.*\n", "", read("Dockerfile"), flags=re.M)
+  lines = text.replace("\\\n", " ").splitlines()
+  return [tuple(line.split(None, 1)) for line in lines if line.strip()]
+
+
+def of(kind):
+  return [rest for name, rest in instructions() if name == kind]
+
+
+def test_stages_are_there_for_both_variants():
+  """Each stage is from an image or an earlier stage, GPU and CPU."""
+  for variant in ("gpu", "cpu"):
+    known, images = set(), set()
+    for rest in of("FROM"):
+      source, _, name = rest.replace("${VARIANT}", variant).partition(" AS ")
+      assert source in known or ":" in source, rest
+      images |= {source} - known
+      known.add(name)
+    assert all(re.fullmatch(r"[\w/]+:[\w.-]+", image) for image in images)
+
+
+def test_stages_are_referred_to_by_their_names():
+  names = {rest.partition(" AS ")[2] for rest in of("FROM")}
+  text = read("Dockerfile")
+  used = set(re.findall(r"--from=(\w+)", text))
+  used |= set(re.findall(r",from=(\w+)", text))
+  assert used == {"environment", "horovod"} and used <= names
+
+
+def test_what_is_copied_into_images_is_there_and_not_ignored():
+  with open(f"{runs.ROOT}/.dockerignore", encoding="utf-8") as f:
+    ignored = {line.strip() for line in f if line[0] != "#"}
+  assert ".git" in ignored and ".venv" in ignored
+  for rest in of("COPY"):
+    if rest.startswith("--from"):
+      continue
+    for source in rest.split()[:-1]:
+      pattern = source.replace("*", "-gpu")
+      assert os.path.exists(f"{runs.ROOT}/{pattern}"), source
+      assert source.split("/")[0] not in ignored
+
+
+def test_the_image_has_what_its_scripts_and_manifests_say():
+  assert set(of("WORKDIR")) == {CHECKOUT}
+  assert of("USER") == [f"{USER_ID}:{USER_ID}"]
+  for variant in ("gpu", "cpu"):
+    assert os.path.exists(f"{runs.ROOT}/requirements-{variant}.txt")
+
+
+def test_the_cuda_of_the_image_is_for_the_tensorflow_that_is_installed():
+  """Who moves TensorFlow is to look up the CUDA that it was built with."""
+  with open(f"{runs.ROOT}/requirements-gpu.txt", encoding="utf-8") as f:
+    version = re.search(r"tensorflow\[and-cuda\]==(\S+)", f.read())[1]
+  said = re.search(
+    r"tensorflow (\S+) was built with CUDA ([\d.]+) ", read("Dockerfile")
+  )
+  assert said[1] == version
+  bases = [rest.split()[0] for rest in of("FROM") if "cuda" in rest]
+  assert bases and all(f"cuda:{said[2]}-" in base for base in bases)
+
+
+def test_run_lines_are_shell():
+  for rest in of("RUN"):
+    rest = re.sub(r"--mount=\S+", "", rest)
+    subprocess.run(["bash", "-n"], input=rest, text=True, check=True)
+
+
+def test_ssh_of_containers_agrees_with_itself():
+  client, server = settings("ssh_config"), settings("sshd_config")
+  assert client["Port"] == server["Port"]
+  assert int(server["Port"]) > 1024  # sshd is not root
+  assert server["HostKey"] == f"{HOME}/.ssh/id_rsa"
+
+
+# Manifests --------------------------------------------------------------------
+
+
+def manifest(name):
+  return yaml.safe_load(read(name))
+
+
+def containers(job):
+  """Launcher's and worker's pod and container."""
+  found = []
+  for role in ("Launcher", "Worker"):
+    pod = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+    (container,) = pod["containers"]
+    found.append((pod, container))
+  return found
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests_keep_the_rules_of_mpijobs(name):
+  """Those that the operator's own validation has beside its schema.
+
+  github.com/kubeflow/mpi-operator, pkg/apis/kubeflow/validation/validation.go
+  """
+  job = manifest(name)
+  assert job["apiVersion"] == "kubeflow.org/v2beta1"
+  assert job["kind"] == "MPIJob"
+  spec = job["spec"]
+  assert set(spec["mpiReplicaSpecs"]) == {"Launcher", "Worker"}
+  for replica in spec["mpiReplicaSpecs"].values():
+    assert set(replica) == {"replicas", "restartPolicy", "template"}
+    assert replica["restartPolicy"] in ("OnFailure", "Never")
+  assert spec["mpiReplicaSpecs"]["Launcher"]["replicas"] == 1
+  workers = spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+  host = f"{job['metadata']['name']}-worker-{workers - 1}"
+  assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", host)
+  assert spec["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
+  assert spec["sshAuthMountPath"] == f"{HOME}/.ssh"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests_agree_with_the_image(name):
+  job = manifest(name)
+  for pod, container in containers(job):
+    user = container["securityContext"]
+    assert user["runAsUser"] == USER_ID and user["runAsNonRoot"]
+    mounts = {m["name"] for m in container.get("volumeMounts", [])}
+    assert mounts == {v["name"] for v in pod.get("volumes", [])}
+    words = [*container["command"]]
+    if "lifecycle" in container:
+      words += container["lifecycle"]["preStop"]["exec"]["command"]
+    ours = [w.removeprefix(f"{CHECKOUT}/") for w in words]
+    ours = [w for w in ours if w.startswith("docker/")]
+    assert ours and all(os.path.isfile(f"{runs.ROOT}/{w}") for w in ours)
+  worker = containers(job)[1][1]
+  assert worker["command"][-1] == f"{CHECKOUT}/docker/sshd_config"
+  gpus = worker["resources"]["limits"]["nvidia.com/gpu"]
+  assert gpus == job["spec"]["slotsPerWorker"]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_settings_in_manifests_are_read_by_the_script(name):
+  _, launcher = containers(manifest(name))[0]
+  read_there = read(launcher["command"][0].removeprefix("docker/"))
+  read_there += read("hosts.sh")
+  for variable in launcher["env"]:
+    assert f"${{{variable['name']}:" in read_there, variable
+    assert isinstance(variable["value"], str)
+
+
+def test_the_elastic_variant_has_the_same_workers():
+  workers = [containers(manifest(name))[1] for name in MANIFESTS]
+  assert workers[0] == workers[1]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_flags_of_manifests_make_a_run(name, tmp_path):
+  """--dry_run reads all flags, the config and the records' sizes."""
+  job = manifest(name)
+  _, launcher = containers(job)[0]
+  sizes = dict(s=128, p=20, vocab_size=30522)
+  os.makedirs(tmp_path / "records")
+  for split in ("train", "heldout"):
+    write_records(tmp_path / f"records/{split}.tfrecord", 4, **sizes)
+  flags = [f.replace("/data/", f"{tmp_path}/") for f in launcher["command"][2:]]
+  assert all(f.startswith("--") for f in flags)
+  workers = job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
+  ranks = workers * job["spec"]["slotsPerWorker"]
+  process = runs.launch(
+    ["run_pretraining.py", *flags, "--dry_run", f"--dry_run_ranks={ranks}"]
+  )
+  assert process.returncode == 0, process.stderr
+  assert f"{ranks} ranks x " in process.stdout + process.stderr
+
+
+# Scripts ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_bash(name):
+  subprocess.run(["bash", "-n", f"{FOLDER}/{name}"], check=True)
+  sourced = name == "hosts.sh"
+  assert os.access(f"{FOLDER}/{name}", os.X_OK) != sourced
+
+
+def list_hosts(hosts, slots=""):
+  """What hosts.sh's list_hosts makes of `hosts`."""
+  return subprocess.run(
+    ["bash", "-ec", '. docker/hosts.sh; list_hosts "$1"', "test", str(hosts)],
+    cwd=runs.ROOT,
+    env={**os.environ, "SLOTS": slots},
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_hosts_are_listed_in_all_forms(tmp_path):
+  wanted = "a:8\nb.c-d:4\n"
+  assert list_hosts("a:8,b.c-d:4").stdout == wanted
+  (tmp_path / "lines").write_text("# all\n\na:8\nb.c-d:4 # half\n")
+  assert list_hosts(tmp_path / "lines").stdout == wanted
+  (tmp_path / "mpi").write_text("a  slots=8\nb.c-d slots=4 max_slots=8\n")
+  assert list_hosts(tmp_path / "mpi").stdout == wanted
+  (tmp_path / "script").write_text("#!/bin/sh\necho a\necho b.c-d:4\n")
+  (tmp_path / "script").chmod(0o755)
+  assert list_hosts(tmp_path / "script", slots="8").stdout == wanted
+
+
+@pytest.mark.parametrize("hosts", ["a:0", "a:b", "no/such/file", "a:8:9"])
+def test_what_is_no_host_is_refused(hosts):
+  process = list_hosts(hosts)
+  assert process.returncode == 1 and process.stdout == ""
+  assert f"'{hosts}' is not HOST:RANKS" in process.stderr
+
+
+def write_script(path, *lines):
+  path.parent.mkdir(exist_ok=True)
+  path.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
+  path.chmod(0o755)
+
+
+def checkout(folder):
+  """A checkout of the scripts, and ssh that reaches this machine only.
+
+  It is reached under any name of the form 127.0.0.N. Like the real one, ssh's
+  client does not pass on signals.
+  """
+  (folder / "docker").mkdir(parents=True)
+  for name in SCRIPTS:
+    write_script(folder / "docker" / name, read(name))
+  (folder / ".venv/bin").mkdir(parents=True)
+  (folder / ".venv/bin/python").symlink_to(f"{runs.BIN}/python")
+  (folder / ".venv/bin/horovodrun").symlink_to(f"{runs.BIN}/horovodrun")
+  for name in ("run_pretraining.py", "configs"):
+    (folder / name).symlink_to(f"{runs.ROOT}/{name}")
+  write_script(
+    folder / "bin/ssh",
+    "while [ $# -gt 0 ]; do case $1 in",
+    "  -o | -p | -i) shift 2 ;;",
+    "  127.0.0.*) shift; break ;;",
+    '  *) echo "ssh: Could not resolve hostname $1" >&2; exit 255 ;;',
+    "esac; done",
+    'setsid bash -c "$*" & wait $!',
+  )
+  return {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+
+
+def launch(folder, env, *words):
+  return subprocess.run(
+    [f"{folder}/docker/launch.sh", *words],
+    env=env,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+
+
+def test_hosts_that_cannot_be_used_are_named(tmp_path):
+  """One that ssh does not reach, and the same checkout with other code."""
+  env = checkout(tmp_path)
+  process = launch(tmp_path, env, "gone:2,127.0.0.2:1", "--do_train")
+  assert process.returncode == 1
+  assert "launch.sh: error: not all hosts can be used" in process.stderr
+  assert "gone: not ready: ssh: Could not resolve hostname" in process.stderr
+  assert "127.0.0.2" not in process.stderr
+
+  write_script(tmp_path / "docker/on_host.sh", "echo $((n = RANDOM)) 0")
+  process = launch(tmp_path, env, "127.0.0.2:1", "--do_train")
+  assert process.returncode == 1
+  assert f"127.0.0.2: {tmp_path} has other code there" in process.stderr
+
+
+def test_ranks_left_by_an_earlier_start_are_noticed_and_ended(tmp_path):
+  env = checkout(tmp_path)
+  name = subprocess.run(
+    ["bash", "-ec", '. docker/hosts.sh; name_run "$@"; echo $PERSEUS_BERT_RUN']
+    + ["test", "--do_train"],
+    cwd=tmp_path,
+    env=env,
+    capture_output=True,
+    text=True,
+  ).stdout.strip()
+  rank = subprocess.Popen(
+    ["sleep", "60"],
+    env={**env, "PERSEUS_BERT_RUN": name, "HOROVOD_HOSTNAME": "127.0.0.2"},
+  )
+  try:
+    process = launch(tmp_path, env, "127.0.0.2:1", "--do_train")
+    assert process.returncode == 1
+    assert "127.0.0.2: 1 ranks of an earlier start" in process.stderr
+    assert rank.poll() is None
+    ended = subprocess.run(
+      [f"{tmp_path}/docker/on_host.sh", "end", name, "any", "5"],
+      env=env,
+      capture_output=True,
+      text=True,
+    )
+    assert ended.stdout == "1\n"
+    assert rank.wait(5) == -signal.SIGTERM
+  finally:
+    rank.kill()
+
+
+@pytest.fixture
+def slurm(tmp_path):
+  """Runs slurm.sh as a job; launch.sh, scontrol and squeue are stand-ins.
+
+  Returns a function: (launch.sh's last line, state by squeue, stop) -> the
+  job's status and all calls of scontrol and launch.sh. `stop`: SIGTERM comes
+  when launch.sh runs.
+  """
+  calls = tmp_path / "calls"
+  env = {
+    **os.environ,
+    "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+    "SLURM_SUBMIT_DIR": str(tmp_path),
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_GPUS_ON_NODE": "8",
+  }
+
+  def run(last, state="RUNNING", stop=False):
+    calls.write_text("")
+    log = f'echo "$(basename "$0")" "$@" >>{shlex.quote(str(calls))}'
+    write_script(
+      tmp_path / "bin/scontrol",
+      '[ "$1" != show ] || { echo node1; echo node2; }',
+      f'[ "$1" != requeue ] || {log}',
+    )
+    write_script(tmp_path / "bin/squeue", f"echo {state}")
+    write_script(tmp_path / "docker/launch.sh", log, last)
+    # As Slurm does it: a copy, from elsewhere.
+    write_script(tmp_path / "spool/slurm_script", read("slurm.sh"))
+    job = subprocess.Popen(
+      [tmp_path / "spool/slurm_script", "--do_train", "--input_file=a*"],
+      env=env,
+    )
+    if stop:
+      while not calls.read_text():
+        time.sleep(0.05)
+      job.terminate()
+    return job.wait(20), calls.read_text().splitlines()
+
+  return run
+
+
+LAUNCHED = "launch.sh node1:8,node2:8 --do_train --input_file=a*"
+
+
+def test_slurm_ends_with_the_status_of_the_run(slurm):
+  assert slurm("exit 0") == (0, [LAUNCHED])
+  assert slurm("exit 1") == (1, [LAUNCHED])
+
+
+def test_slurm_goes_on_after_a_stop(slurm):
+  requeued = 0, [LAUNCHED, "scontrol requeue 7"]
+  assert slurm("exit 75") == requeued
+  waits = "trap 'exit 75' TERM; while true; do sleep 0.05; done"
+  assert slurm(waits, stop=True) == requeued
+
+
+def test_slurm_leaves_a_cancelled_job_alone(slurm):
+  assert slurm("exit 75", state="COMPLETING") == (75, [LAUNCHED])
+
+
+def test_slurm_asks_for_time_to_save():
+  """Only the script gets the signal, before the time is up."""
+  options = re.findall(r"^#SBATCH (\S+)$", read("slurm.sh"), flags=re.M)
+  assert "--signal=B:TERM@300" in options and "--requeue" in options
