@@ -69,7 +69,7 @@ if [ "${variant%-wheel}" != cpu ]; then
   # Where pip puts the nvidia-nccl that TensorFlow brings, seen from
   # horovod/tensorflow/: the folder of this build is gone when it runs.
   # shellcheck disable=SC2016
-  export LDFLAGS='-Wl,-rpath,\$$ORIGIN/../../nvidia/nccl/lib'
+  export LDFLAGS='-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib'
 fi
 
 echo "horovod: compiling ($variant, about 80 s on two cores)"

@@ -52,7 +52,8 @@ def test_sigterm_reaches_ranks_behind_ssh(job, tmp_path):
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and len(runs.metrics(tmp_path / "run")) > 2):
-      assert process.poll() is None and time.monotonic() < deadline
+      assert process.poll() is None, process.stderr.read()[-3000:]
+      assert time.monotonic() < deadline
       time.sleep(0.1)
     assert len(ranks_left(env)) == 2
     process.terminate()
