@@ -118,10 +118,13 @@ class StopSignals:
 
   Attributes:
     received: the signal's name, or None.
+    settled: all ranks are ending, saved: after the block, too, a signal that
+      comes late (each rank gets its own) changes nothing.
   """
 
   def __init__(self):
     self.received: str | None = None
+    self.settled = False
     self._when = 0.0
     self._before = {}
 
@@ -137,7 +140,7 @@ class StopSignals:
 
   def __exit__(self, *_) -> None:
     for number, handler in self._before.items():
-      signal.signal(number, handler)
+      signal.signal(number, signal.SIG_IGN if self.settled else handler)
 
   def _note(self, number, _) -> None:
     self.received = signal.Signals(number).name

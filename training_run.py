@@ -196,6 +196,7 @@ def run(
             signals,
             watchdog,
           )
+          signals.settled = training["stopped"]
         step = training["global_step"]
       if not (training and training["stopped"]):
         results, lines = _conclude(
