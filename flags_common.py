@@ -220,8 +220,8 @@ def define_training_flags() -> None:
   flags.DEFINE_integer(
     "eval_every_steps",
     0,
-    "Updates between evaluations while training, one before the first update "
-    "included; 0: only at the end (with --do_eval).",
+    "Updates between evaluations while training, in pre-training one before "
+    "the first update included; 0: only at the end (with --do_eval).",
     lower_bound=0,
   )
   flags.DEFINE_integer(

@@ -52,10 +52,12 @@ class RunConfig:
 
   Attributes of the kind of run:
     ends_with_best: whether the last evaluation is of the best weights.
+    evaluates_untrained: whether an evaluation comes before the first update.
     length_flag: the flag that says how long to train.
   """
 
   ends_with_best: ClassVar[bool] = False
+  evaluates_untrained: ClassVar[bool] = True
   length_flag: ClassVar[str] = "--num_train_steps"
 
   bert: modeling.BertConfig

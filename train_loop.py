@@ -30,6 +30,7 @@ class LoopConfig:
   log_every_steps: int
   eval_every_steps: int
   early_stopping_evaluations: int
+  evaluates_untrained: bool
   best_by: training_hooks.BestBy
 
 
@@ -189,7 +190,9 @@ def train(
   verdict, to_save = None, False
   enough = _is_enough(step, config, comm)
   while step < plan.updates and not verdict and not enough:
-    if _due(step, config.eval_every_steps) and (step == 0 or step > first):
+    if _due(step, config.eval_every_steps) and (
+      step > first or (step == 0 and config.evaluates_untrained)
+    ):
       watchdog.look_away()
       evaluate(session, step, signals)
       _keep_best(session, step, checkpointer, config, comm)
@@ -450,7 +453,7 @@ def add_up(session, sums: dict, source, batches, comm, signals=None):
   return None if ended else dict(zip(sums, totals, strict=True))
 
 
-def run_main(main: Callable[[list], None]) -> None:
+def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
   """`errors.run_main` for commands that run sessions.
 
   So an end of the world, as another rank's failure, is one clear line too.
@@ -462,4 +465,4 @@ def run_main(main: Callable[[list], None]) -> None:
     except tf.errors.OpError as e:
       raise _clear_error(e) from e
 
-  errors.run_main(wrapped)
+  errors.run_main(wrapped, arguments)

@@ -58,11 +58,15 @@ class Worker:
       )
     return json.loads(line)
 
-  def round(self) -> float:
-    """Median seconds of a round's updates."""
+  def ask(self) -> dict:
+    """The answer to a line."""
     self._process.stdin.write("go\n")
     self._process.stdin.flush()
-    return statistics.median(self._answer()["seconds"])
+    return self._answer()
+
+  def round(self) -> float:
+    """Median seconds of a round's updates."""
+    return statistics.median(self.ask()["seconds"])
 
   def close(self) -> dict:
     """Ends the process; its last words, if any."""

@@ -34,6 +34,7 @@ class FinetuningConfig(RunConfig):
   """What all fine-tuning is told; fields are named like their flags."""
 
   ends_with_best: ClassVar[bool] = True
+  evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
 
   do_predict: bool = False
@@ -185,13 +186,13 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
     _write_task(task)
 
   def build():
-    training = _training(task, config, comm) if config.do_train else None
+    train = training(task, config, comm) if config.do_train else None
     with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
       evaluate = _evaluator(task, config, comm) if config.do_eval else None
     reuse = config.do_train or config.do_eval
     with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
       predict = _predictor(task, config, comm) if config.do_predict else None
-    return training_run.Parts(task.best_by, training, evaluate, predict)
+    return training_run.Parts(task.best_by, train, evaluate, predict)
 
   return training_run.run(config, comm, build, commit, signals)
 
@@ -232,8 +233,8 @@ def _write_task(task: Task) -> None:
   )
 
 
-def _training(task: Task, config, comm) -> train_loop.Task:
-  """Data, plan, model and update."""
+def training(task: Task, config, comm) -> train_loop.Task:
+  """Data, plan, model and update, in the graph."""
   source = task.training_set
   comm.check_equal("the training set", source.fingerprint())
   plan = source.plan(config, comm.size)
