@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 import checkpoint_files
+import optimizers
 import training_hooks
 from checkpoint_files import CheckpointError
 from pretraining_data import record_order
@@ -201,11 +202,15 @@ class InitReport:
     def listed(names):
       return f"{len(names)}" + ("".join(f"\n    {n}" for n in names))
 
+    # A training's checkpoint has two slots for each weight, used or not.
+    slots = [n for n in self.unused if n.endswith(optimizers.SLOTS)]
+    others = [n for n in self.unused if n not in slots]
     return [
       f"initialised from {self.path}",
       f"  loaded: {len(self.loaded)}",
       f"  missing there, so initialised at random: {listed(self.missing)}",
-      f"  unused: {listed(self.unused)}",
+      f"  unused: {listed(others)}",
+      *([f"  and {len(slots)} slots of an optimizer"] if slots else []),
     ]
 
 

@@ -12,6 +12,8 @@ from tensorflow_v1 import tf
 # google/bert's settings of AdamW.
 WEIGHT_DECAY_RATE = 0.01
 EXCLUDE_FROM_WEIGHT_DECAY = ("LayerNorm", "layer_norm", "bias")
+# The moments' names after their variable's, for LAMB too, as in google/bert.
+SLOTS = ("adam_m", "adam_v")
 
 
 def variable_name(variable) -> str:
@@ -81,7 +83,7 @@ class _MomentOptimizer(tf.train.Optimizer):
             trainable=False,
             initializer=tf.zeros_initializer(),
           )
-          for slot in ("adam_m", "adam_v")
+          for slot in SLOTS
         )
     return [self._moments[variable_name(variable)] for variable in variables]
 
