@@ -140,6 +140,24 @@ def letters(tmp_path_factory):
   return str(path)
 
 
+@pytest.fixture(scope="session")
+def spm_model(tmp_path_factory):
+  """A SentencePiece model of 60 pieces, of words and digits."""
+  import sentencepiece
+
+  folder = tmp_path_factory.mktemp("spm")
+  corpus = folder / "text.txt"
+  line = "the cat sat on the mat in paris . good bad w0 w1 w2 345 678 9 , ?\n"
+  corpus.write_text(line * 50)
+  sentencepiece.SentencePieceTrainer.train(
+    input=str(corpus), model_prefix=str(folder / "m"), vocab_size=60,
+    pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, pad_piece="[PAD]",
+    unk_piece="[UNK]", control_symbols="[CLS],[SEP],[MASK]",
+    hard_vocab_limit=False, minloglevel=2,
+  )  # fmt: skip
+  return str(folder / "m.model")
+
+
 def write_documents(path, count, seed=0):
   """Random documents of 1 to 9 sentences of 1 to 9 words."""
   rng = np.random.default_rng(seed)

@@ -180,6 +180,35 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
   assert again.labels == ["0", "1"]
 
 
+@pytest.mark.parametrize("name", ["classify", "answer"])
+def test_sentencepiece(tmp_path, config_file, spm_model, request, name):
+  kind = {
+    "classify": finetuning_runs.classifier, "answer": finetuning_runs.squad_task
+  }[name]  # fmt: skip
+  files = request.getfixturevalue(name).keywords
+  make = functools.partial(kind, config_file, None, tmp_path / "out")
+  run(make(**files, spm_model_file=spm_model, do_predict=True))
+  path = (
+    tmp_path
+    / "out"
+    / (
+      classification.PREDICTIONS_FILE
+      if name == "classify"
+      else squad.PREDICTIONS_FILE
+    )
+  )
+  written = path.read_text()
+  os.remove(path)
+  predict_file = files["predict_file"]
+  again = make(do_train=False, do_predict=True, predict_file=predict_file)
+  run(again)
+  assert path.read_text() == written
+  if name == "answer":
+    texts = json.loads(written)
+    for question in again.prediction_set.questions:
+      assert texts[question.id] in question.context
+
+
 def test_early_stopping(tmp_path, classify):
   changes = dict(
     do_eval=True, eval_every_steps=1, early_stopping_evaluations=2,

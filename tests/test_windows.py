@@ -61,20 +61,9 @@ def test_any_text_has_spans_in_order(wordpiece, text):
   assert (spans.ends <= len(text)).all()
 
 
-@pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory):
-  import sentencepiece as spm
-
-  folder = tmp_path_factory.mktemp("spm")
-  corpus = folder / "text.txt"
-  corpus.write_text("the cat sat on the mat in paris .\n" * 50)
-  spm.SentencePieceTrainer.train(
-    input=str(corpus), model_prefix=str(folder / "m"), vocab_size=40,
-    pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, pad_piece="[PAD]",
-    unk_piece="[UNK]", control_symbols="[CLS],[SEP],[MASK]",
-    hard_vocab_limit=False, minloglevel=2,
-  )  # fmt: skip
-  return tokenization.load_tokenizer(None, True, str(folder / "m.model"))
+@pytest.fixture
+def sentencepiece(spm_model):
+  return tokenization.load_tokenizer(None, True, spm_model)
 
 
 @pytest.mark.parametrize(
