@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -180,6 +181,34 @@ class _Writer:
       self._session = tf.Session(graph=self._graph, config=config)
     feeds = {self._values[name]: value for name, value in values.items()}
     self._session.run(self._save, {**feeds, self._prefix: prefix})
+
+
+def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
+  """Writes a checkpoint of any name, without a marker, as google/bert's are.
+
+  It is for --init_checkpoint, not to be resumed from.
+
+  Raises:
+    CheckpointError: there is one of that name, or it cannot be written.
+  """
+  folder = os.path.dirname(prefix) or "."
+  for suffix in _SUFFIXES:
+    if os.path.exists(prefix + suffix):
+      raise CheckpointError(
+        f"{prefix}{suffix} is there already: give another name, or remove it"
+      )
+  os.makedirs(folder, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=folder, prefix=_ASIDE) as aside:
+    name = os.path.join(aside, os.path.basename(prefix))
+    types = {name: tf.as_dtype(value.dtype) for name, value in values.items()}
+    try:
+      _Writer(types)(name, values)
+    except tf.errors.OpError as e:
+      raise CheckpointError(
+        f"{prefix} could not be written ({_reason(e)})"
+      ) from e
+    for suffix in reversed(_SUFFIXES):  # the index says that it is there
+      os.replace(name + suffix, prefix + suffix)
 
 
 class CheckpointFiles:

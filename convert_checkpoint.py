@@ -1,0 +1,539 @@
+"""Converts BERT checkpoints to Hugging Face folders and back, without PyTorch.
+
+  python convert_checkpoint.py --input=run/model.ckpt-7500 \\
+    --vocab_file=vocab.txt --output=for_transformers
+  python convert_checkpoint.py --input=bert-base-uncased --output=here
+  python convert_checkpoint.py --to=tensorflow \\
+    --input=run/model.ckpt-7000,run/model.ckpt-7500 --output=mean/model.ckpt
+
+The last one averages weights. Optimizer slots, counters and what else belongs
+to a training are left out.
+"""
+
+import dataclasses
+import os
+import re
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+from absl import flags
+
+import checkpoint_files
+import errors
+import huggingface
+import huggingface_config
+import huggingface_tokenizer
+import tokenization
+from bert_config import BertConfig
+from checkpoint_files import CheckpointError
+from errors import DataError, UserError
+from tensorflow_v1 import tf
+
+HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
+CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
+BERT_CONFIG_FILE = "bert_config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What to convert; fields are named like the flags.
+
+  Attributes:
+    input: prefixes of checkpoints, of which the mean is taken, or one folder.
+    output: a folder for HUGGINGFACE, a prefix or a folder for TENSORFLOW.
+    to: HUGGINGFACE, TENSORFLOW, or None for the other one than the input's.
+    bert_config_file: of checkpoints; None: bert_config.json beside the first.
+    vocab_file: None: vocab.txt beside the first input, if it is there.
+    spm_model_file: a SentencePiece model instead.
+    do_lower_case: None: what the input says, or else true.
+    labels: names of a classifier's labels, by number.
+  """
+
+  input: tuple[str, ...]
+  output: str
+  to: str | None = None
+  bert_config_file: str | None = None
+  vocab_file: str | None = None
+  spm_model_file: str | None = None
+  do_lower_case: bool | None = None
+  labels: tuple[str, ...] | None = None
+
+
+class Model(NamedTuple):
+  """A model that was read."""
+
+  values: dict[str, np.ndarray]  # float32, by our names
+  config: BertConfig
+  source: str  # where the config is from
+  vocabulary: bytes | None  # the content of vocab.txt
+  do_lower_case: bool | None  # None: the input does not say
+  labels: list[str] | None
+  left_out: list[str]  # lines for people
+
+
+# -----------------------------------------------------------------------------
+# Reading
+# -----------------------------------------------------------------------------
+
+
+def read_folder(settings: Settings) -> Model:
+  """The model of a Hugging Face folder.
+
+  Raises:
+    UserError: it cannot be converted; the message says why.
+  """
+  (folder,) = settings.input
+  source = os.path.join(folder, huggingface_config.CONFIG_FILE)
+  config, labels, keys = huggingface_config.read_config(folder)
+  read = huggingface.from_theirs(
+    huggingface.read_tensors(folder), config, folder
+  )
+  left_out = [f"{name} (follows from the rest)" for name in read.left_out]
+  left_out += [f"{key} of {source} (not known here)" for key in keys]
+  return Model(
+    read.values,
+    config,
+    source,
+    huggingface_tokenizer.read_vocabulary(folder),
+    huggingface_tokenizer.reads_lower_case(folder),
+    labels if "output_bias" in read.values else None,
+    left_out,
+  )
+
+
+def read_checkpoints(settings: Settings) -> Model:
+  """The mean of some checkpoints' weights.
+
+  Raises:
+    UserError: they cannot be read, or are not of one shape.
+  """
+  readers = {prefix: _open(prefix) for prefix in settings.input}
+  config, source = _config_of(settings)
+  first, *others = settings.input
+  shapes = _weight_shapes(readers[first])
+  for prefix in others:
+    _check_equal(first, shapes, prefix, _weight_shapes(readers[prefix]))
+  values = {
+    name: _mean([_tensor(r, name, p) for p, r in readers.items()])
+    for name in sorted(shapes)
+  }
+  for name, value in values.items():
+    if not np.isfinite(value).all():
+      raise CheckpointError(
+        f"{first}: {name} holds values that are not finite"
+        + (f", or one of {', '.join(others)} does" if others else "")
+      )
+  huggingface.count_parts(values, config, first)
+  names = {n for r in readers.values() for n in r.get_variable_to_shape_map()}
+  vocab_file = os.path.join(
+    os.path.dirname(first), huggingface_tokenizer.VOCAB_FILE
+  )
+  vocabulary = None
+  if os.path.exists(vocab_file):
+    with open(vocab_file, "rb") as f:
+      vocabulary = f.read()
+  return Model(
+    values,
+    config,
+    source,
+    vocabulary,
+    None,
+    None,
+    _state_lines(names - shapes.keys()),
+  )
+
+
+def _config_of(settings: Settings) -> tuple[BertConfig, str]:
+  """The checkpoints' config, and its file."""
+  folders = [os.path.dirname(prefix) for prefix in settings.input]
+  beside = [os.path.join(folder, BERT_CONFIG_FILE) for folder in folders]
+  path = settings.bert_config_file or beside[0]
+  if not os.path.exists(path):
+    raise UserError(f"{path} is not there: give --bert_config_file")
+  try:
+    config = BertConfig.from_json_file(path)
+    for other in () if settings.bert_config_file else beside[1:]:
+      if os.path.exists(other):
+        theirs = BertConfig.from_json_file(other)
+        if theirs.to_dict() != config.to_dict():
+          raise UserError(
+            f"{path} and {other} differ: only checkpoints of one config have "
+            "a mean; if they do, give --bert_config_file"
+          )
+  except ValueError as e:
+    raise UserError(str(e)) from e
+  return config, path
+
+
+def _open(prefix: str):
+  """A reader of a checkpoint that is whole.
+
+  Raises:
+    CheckpointError: there is none, or it is damaged.
+  """
+  folder, name = os.path.split(prefix)
+  if os.path.isdir(prefix):
+    found = sorted(n for n in os.listdir(prefix) if n.endswith(".index"))
+    example = os.path.join(prefix, found[-1][: -len(".index")]) if found else ""
+    raise CheckpointError(
+      f"{prefix} is a folder without {huggingface_config.CONFIG_FILE}, so not "
+      "one of Hugging Face's; of a checkpoint give the name without .index"
+      + (f", for example {example}" if found else "")
+    )
+  own = re.fullmatch(rf"{re.escape(checkpoint_files.PREFIX)}-(\d+)", name)
+  if own and os.path.exists(prefix + ".json"):
+    checkpoint_files.CheckpointFiles(folder, 1).check(int(own[1]))
+  checkpoint_files.check_index(prefix)
+  try:
+    return tf.train.load_checkpoint(prefix)
+  except (tf.errors.OpError, ValueError) as e:
+    raise CheckpointError(
+      f"{prefix}: no readable checkpoint ({str(e).splitlines()[0]}). Give the "
+      "name without .index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
+    ) from e
+
+
+_STATE = re.compile(
+  r"global_step|applied_updates|(training_state|loss_scale)/.*|beta[12]_power"
+)
+
+
+def _weight_shapes(reader) -> dict[str, list]:
+  """Shapes by name, without the state of a training.
+
+  A slot is named after its variable: VARIABLE/adam_m.
+  """
+  shapes = reader.get_variable_to_shape_map()
+  return {
+    name: shape
+    for name, shape in shapes.items()
+    if not _STATE.fullmatch(name) and name.rpartition("/")[0] not in shapes
+  }
+
+
+def _check_equal(first, shapes, other, others) -> None:
+  names = sorted(
+    name
+    for name in shapes.keys() | others.keys()
+    if shapes.get(name) != others.get(name)
+  )
+  if names:
+    raise CheckpointError(
+      f"{other}: {names[0]} is of shape {others.get(names[0])} there, but "
+      f"{shapes.get(names[0])} in {first} (None: not there); {len(names)} "
+      "differ. Only checkpoints of one model have a mean"
+    )
+
+
+def _tensor(reader, name: str, prefix: str) -> np.ndarray:
+  try:
+    value = np.asarray(reader.get_tensor(name))
+  except (tf.errors.OpError, ValueError) as e:
+    raise CheckpointError(
+      f"{prefix}: damaged: {name} ({str(e).splitlines()[0]})"
+    ) from e
+  if value.dtype.kind in "iubSUO":
+    raise CheckpointError(
+      f"{prefix}: {name} is {value.dtype}, neither a weight nor known as the "
+      "state of a training"
+    )
+  return value
+
+
+def _mean(values: list[np.ndarray]) -> np.ndarray:
+  """float32; one array alone is not changed."""
+  if len(values) == 1:
+    return values[0].astype(np.float32)
+  total = values[0].astype(np.float64)
+  for value in values[1:]:
+    total += value
+  return (total / len(values)).astype(np.float32)
+
+
+def _state_lines(names) -> list[str]:
+  """What was left out: slots by kind, anything else by name."""
+  kinds, lines = {}, []
+  for name in sorted(names):
+    owner, _, kind = name.rpartition("/")
+    if owner and not _STATE.fullmatch(name):
+      kinds[kind] = kinds.get(kind, 0) + 1
+    else:
+      lines.append(name)
+  return [f"{n} slots {kind}" for kind, n in kinds.items()] + lines
+
+
+# -----------------------------------------------------------------------------
+# Writing
+# -----------------------------------------------------------------------------
+
+
+def write_folder(model: Model, settings: Settings) -> list[str]:
+  """Writes a Hugging Face folder, whole or not at all.
+
+  Returns:
+    Its files, as lines for people.
+
+  Raises:
+    UserError: Hugging Face has no such model, or the folder is not empty.
+  """
+  folder = os.path.normpath(settings.output)
+  if os.path.exists(folder) and (
+    not os.path.isdir(folder) or os.listdir(folder)
+  ):
+    raise UserError(f"--output={folder} is there already, and not empty")
+  tensors = huggingface.to_theirs(model.values, model.config, settings.input[0])
+  parts = huggingface.count_parts(model.values, model.config, settings.input[0])
+  bias = model.values.get("output_bias")
+  labels = settings.labels or model.labels
+  if bias is not None and labels and len(labels) != len(bias):
+    raise UserError(
+      f"{len(labels)} names of labels, but the classifier has {len(bias)}"
+    )
+  config = huggingface_config.to_their_config(
+    model.config,
+    parts,
+    model.source,
+    labels=None if bias is None else list(labels or ()) or len(bias),
+    pad_id=_pad_id(model),
+  )
+  parent = os.path.dirname(folder) or "."
+  os.makedirs(parent, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=parent, prefix=".converting") as aside:
+    made = os.path.join(aside, "made")
+    os.mkdir(made)
+    huggingface.write_tensors(made, tensors)
+    huggingface_config.write_config(made, config)
+    if model.vocabulary is not None:
+      vocab_file = os.path.join(aside, huggingface_tokenizer.VOCAB_FILE)
+      with open(vocab_file, "wb") as f:
+        f.write(model.vocabulary)
+      huggingface_tokenizer.write_tokenizer(
+        made,
+        vocab_file,
+        model.do_lower_case,
+        model.config.max_position_embeddings,
+      )
+    os.replace(made, folder)
+  return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+
+
+def _pad_id(model: Model) -> int:
+  lines = (model.vocabulary or b"").split(b"\n")
+  names = [line.strip() for line in lines]
+  pad = tokenization.PAD.encode()
+  return names.index(pad) if pad in names else 0
+
+
+def write_checkpoint(model: Model, settings: Settings) -> list[str]:
+  """Writes a TensorFlow checkpoint with its config and vocabulary beside it.
+
+  Returns:
+    The files, as lines for people.
+
+  Raises:
+    UserError: something else stands where one of them would.
+  """
+  prefix = settings.output
+  if os.path.isdir(prefix) or prefix.endswith(os.sep):
+    prefix = os.path.join(prefix, CHECKPOINT_NAME)
+  folder = os.path.dirname(prefix) or "."
+  beside = {
+    os.path.join(folder, name): content
+    for name, content in (
+      (BERT_CONFIG_FILE, model.config.to_json_string().encode()),
+      (huggingface_tokenizer.VOCAB_FILE, model.vocabulary),
+    )
+    if content is not None
+  }
+  there = {path for path in beside if os.path.exists(path)}
+  for path in there:
+    if not _is_same(path, beside[path], model.config):
+      raise UserError(
+        f"{path} is there already and is another model's: give --output in "
+        "another folder"
+      )
+  checkpoint_files.write_weights(prefix, model.values)
+  for path in beside.keys() - there:
+    with open(path + ".tmp", "wb") as f:
+      f.write(beside[path])
+    os.replace(path + ".tmp", path)
+  return [f"{prefix} (for --init_checkpoint)", *sorted(beside)]
+
+
+def _is_same(path: str, content: bytes, config: BertConfig) -> bool:
+  """Whether a file holds this content, or this config in other words."""
+  with open(path, "rb") as f:
+    if f.read() == content:
+      return True
+  try:
+    return BertConfig.from_json_file(path).to_dict() == config.to_dict()
+  except ValueError:
+    return False
+
+
+# -----------------------------------------------------------------------------
+# Both
+# -----------------------------------------------------------------------------
+
+
+def convert(settings: Settings) -> list[str]:
+  """Converts.
+
+  Returns:
+    What was converted, left out and missing, and where everything is, as lines
+    for people.
+
+  Raises:
+    UserError: it cannot be done; the message says why.
+  """
+  config_file = os.path.join(settings.input[0], huggingface_config.CONFIG_FILE)
+  theirs = len(settings.input) == 1 and os.path.exists(config_file)
+  to = settings.to or (TENSORFLOW if theirs else HUGGINGFACE)
+  if theirs and to == HUGGINGFACE:
+    raise UserError(
+      f"--input={settings.input[0]} is a Hugging Face folder: nothing to "
+      f"convert to --to={HUGGINGFACE}"
+    )
+  if theirs and settings.bert_config_file:
+    raise UserError(
+      f"--bert_config_file is for checkpoints; {config_file} is the config"
+    )
+  model = read_folder(settings) if theirs else read_checkpoints(settings)
+  model = with_tokenizer(model, settings, to)
+  write = write_folder if to == HUGGINGFACE else write_checkpoint
+  return report(model, settings, write(model, settings))
+
+
+def with_tokenizer(model: Model, settings: Settings, to: str) -> Model:
+  """`model` with the vocabulary and the case that the settings give.
+
+  Raises:
+    UserError: the vocabulary is larger than the model's, or none for it.
+  """
+  if settings.spm_model_file:
+    raise UserError(
+      f"--spm_model_file={settings.spm_model_file}: transformers has no BERT "
+      "tokenizer of SentencePiece models. Convert the weights without it, and "
+      "make ids with tokenization.SentencePieceEncoder"
+    )
+  vocabulary, lower = model.vocabulary, settings.do_lower_case
+  if settings.vocab_file:
+    with open(settings.vocab_file, "rb") as f:
+      vocabulary = f.read()
+  if vocabulary is not None:
+    rows = len(vocabulary.removesuffix(b"\n").split(b"\n"))
+    if rows > model.config.vocab_size:
+      raise DataError(
+        f"{settings.vocab_file or 'vocab.txt of ' + settings.input[0]}: has "
+        f"{rows} tokens, but the model's vocab_size is "
+        f"{model.config.vocab_size}: it is another model's"
+      )
+  if lower is None:
+    lower = model.do_lower_case
+  if model.do_lower_case not in (None, lower):
+    raise UserError(
+      f"--do_lower_case={lower}, but the tokenizer of {settings.input[0]} has "
+      f"do_lower_case={model.do_lower_case}"
+    )
+  if lower is None and to == HUGGINGFACE:
+    lower = True
+  try:
+    tokenization.validate_case_matches_checkpoint(
+      bool(lower), settings.input[0] if to == HUGGINGFACE else None
+    )
+  except ValueError as e:
+    raise UserError(str(e)) from e
+  return model._replace(vocabulary=vocabulary, do_lower_case=lower)
+
+
+def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
+  """What happened, for people."""
+  counts = huggingface.count_parts(
+    model.values, model.config, settings.input[0]
+  )
+  known = {w.ours for w in huggingface.weights(model.config)}
+  others = sorted(set(model.values) - known)
+  converted = [f"{part}: {n} weights" for part, n in counts.items()]
+  converted += [f"{name} (not BERT's, kept)" for name in others]
+  missing = [part for part in huggingface.PARTS[:4] if part not in counts]
+  if model.vocabulary is None:
+    missing.append(
+      f"{huggingface_tokenizer.VOCAB_FILE} (give --vocab_file for a tokenizer)"
+    )
+  mean = len(settings.input) > 1
+  lines = [
+    f"the mean of {len(settings.input)} checkpoints" if mean else "converted",
+    *_indented(converted),
+    f"left out: {len(model.left_out)}",
+    *_indented(model.left_out),
+    f"missing in the input: {len(missing)}",
+    *_indented(missing),
+  ]
+  if model.do_lower_case is not None:
+    lines.append(f"text for it: --do_lower_case={model.do_lower_case}")
+  if model.labels:
+    lines.append(f"labels by number: {', '.join(model.labels)}")
+  return [*lines, "written:", *_indented(files)]
+
+
+def _indented(lines: list[str]) -> list[str]:
+  return [f"    {line}" for line in lines]
+
+
+def main(_) -> None:
+  values = flags.FLAGS.flag_values_dict()
+  names = {f.name for f in dataclasses.fields(Settings)} - {"labels"}
+  given = {name: values[name] for name in names}
+  given["input"] = tuple(path for path in given["input"] if path)
+  if not given["input"]:
+    raise UserError("--input names nothing")
+  print("\n".join(convert(Settings(**given))))
+
+
+def define_flags() -> None:
+  """The flags, which are the fields of `Settings`."""
+  flags.DEFINE_list(
+    "input",
+    None,
+    "A Hugging Face folder, or prefixes of TensorFlow checkpoints, for example "
+    "OUTPUT_DIR/model.ckpt-1000; of several the mean is taken.",
+    required=True,
+  )
+  flags.DEFINE_string(
+    "output",
+    None,
+    "A new folder with --to=huggingface; with --to=tensorflow the prefix of a "
+    f"checkpoint, or a folder for {CHECKPOINT_NAME}.",
+    required=True,
+  )
+  flags.DEFINE_enum(
+    "to",
+    None,
+    [HUGGINGFACE, TENSORFLOW],
+    "What to write. Default: the other one than --input.",
+  )
+  flags.DEFINE_string(
+    "bert_config_file",
+    None,
+    f"Of checkpoints. Default: {BERT_CONFIG_FILE} beside the first.",
+  )
+  flags.DEFINE_string(
+    "vocab_file",
+    None,
+    "The WordPiece vocabulary. Default: vocab.txt beside the input.",
+  )
+  flags.DEFINE_string(
+    "spm_model_file", None, "The SentencePiece model of the checkpoint."
+  )
+  flags.DEFINE_bool(
+    "do_lower_case",
+    None,
+    "Whether the model is of lower-cased text. Default: what the input's "
+    "tokenizer does, or true.",
+  )
+
+
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main)

@@ -1,0 +1,221 @@
+"""config.json of a Hugging Face BERT, and the same model in our terms.
+
+The keys are those of transformers' configuration_bert.py
+(https://github.com/huggingface/transformers).
+"""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import json_files
+from bert_config import BertConfig
+from errors import DataError, UserError
+from huggingface import (
+  CLASSIFIER,
+  ENCODER,
+  MASKED_LM,
+  NEXT_SENTENCE,
+  POOLER,
+  QUESTIONS,
+)
+
+CONFIG_FILE = "config.json"
+
+# google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
+_TO_THEIR_ACTIVATION = {
+  "gelu": "gelu_new",
+  "gelu_erf": "gelu",
+  "relu": "relu",
+  "tanh": "tanh",
+  "linear": "linear",
+  "": "linear",
+}
+_TO_OUR_ACTIVATION = {
+  "gelu": "gelu_erf",
+  "gelu_python": "gelu_erf",
+  "gelu_new": "gelu",
+  "gelu_fast": "gelu",
+  "gelu_pytorch_tanh": "gelu",
+  "relu": "relu",
+  "tanh": "tanh",
+  "linear": "linear",
+}
+
+# Their defaults, where they are not ours, for keys that a file leaves out.
+_THEIR_DEFAULTS = {
+  "vocab_size": 30522,
+  "hidden_act": "gelu",
+  "type_vocab_size": 2,
+}
+
+# What a key may say of a model that is google/bert's.
+_ONLY = {
+  "model_type": ("bert",),
+  "layer_norm_eps": (1e-12,),
+  "position_embedding_type": ("absolute", None),
+  "is_decoder": (False,),
+  "add_cross_attention": (False,),
+  "pruned_heads": ({}, None),
+  "quantization_config": (None,),
+}
+
+# What has no effect on the numbers, or is known from the weights.
+_WITHOUT_EFFECT = {
+  "_name_or_path",
+  "architectures",
+  "bos_token_id",
+  "classifier_dropout",
+  "dtype",
+  "eos_token_id",
+  "gradient_checkpointing",
+  "id2label",
+  "label2id",
+  "pad_token_id",
+  "problem_type",
+  "tie_word_embeddings",
+  "torch_dtype",
+  "transformers_version",
+  "use_cache",
+}
+
+_ARCHITECTURES = {
+  "BertModel": (),
+  "BertForPreTraining": (MASKED_LM, NEXT_SENTENCE),
+  "BertForMaskedLM": (MASKED_LM,),
+  "BertForNextSentencePrediction": (NEXT_SENTENCE,),
+  "BertForSequenceClassification": (CLASSIFIER,),
+  "BertForQuestionAnswering": (QUESTIONS,),
+}
+
+
+def architecture(parts: Iterable[str]) -> str:
+  """transformers' class of a model with these parts."""
+  heads = tuple(part for part in parts if part not in (ENCODER, POOLER))
+  for last in (CLASSIFIER, QUESTIONS):  # what was trained last
+    heads = (last,) if last in heads else heads
+  return next(name for name, of in _ARCHITECTURES.items() if of == heads)
+
+
+def to_their_config(
+  config: BertConfig,
+  parts: Iterable[str],
+  source: str,
+  labels: int | list[str] | None = None,
+  pad_id: int = 0,
+) -> dict:
+  """The content of config.json.
+
+  Args:
+    config: ours.
+    parts: those that the model has.
+    source: where the config is from, for error messages.
+    labels: the classifier's, by name or how many they are.
+    pad_id: the id of [PAD].
+
+  Raises:
+    UserError: Hugging Face has no such BERT.
+  """
+  if config.pre_layer_norm:
+    raise UserError(
+      f"{source}: pre_layer_norm is true; Hugging Face's BERT normalises after "
+      "each residual only, so it would give other numbers"
+    )
+  act = (config.hidden_act or "").lower()
+  content = {
+    "architectures": [architecture(parts)],
+    "model_type": "bert",
+    **config.to_dict(),
+    "hidden_act": _TO_THEIR_ACTIVATION[act],
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "pad_token_id": pad_id,
+    "torch_dtype": "float32",
+    "use_cache": True,
+  }
+  del content["pre_layer_norm"]
+  if labels is not None:
+    if isinstance(labels, int):
+      labels = [f"LABEL_{i}" for i in range(labels)]
+    content["id2label"] = {str(i): label for i, label in enumerate(labels)}
+    content["label2id"] = {label: i for i, label in enumerate(labels)}
+  return content
+
+
+class ReadConfig(NamedTuple):
+  """What a config.json is to us."""
+
+  config: BertConfig
+  labels: list[str] | None  # the classifier's names, by number
+  left_out: list[str]  # keys that we do not know
+
+
+def from_their_config(content: dict, source: str) -> ReadConfig:
+  """Our config from the content of config.json.
+
+  Raises:
+    UserError: the model is not one of google/bert's kind.
+  """
+  for key, allowed in _ONLY.items():
+    value = content.get(key, allowed[0])
+    if value not in allowed:
+      raise UserError(
+        f"{source}: {key} is {value!r}; only {allowed[0]!r} is google/bert's, "
+        "and only such a model can be converted"
+      )
+  for name in content.get("architectures") or ():
+    if name not in _ARCHITECTURES:
+      raise UserError(
+        f"{source}: of the architecture {name}, which is none of "
+        f"{', '.join(_ARCHITECTURES)}"
+      )
+  ours = BertConfig(vocab_size=0).to_dict()
+  known = {k for k in content if k in ours or _is_old_pooler_key(k)}
+  known -= {"pre_layer_norm"}
+  values = {**_THEIR_DEFAULTS, **{k: content[k] for k in known}}
+  act = values["hidden_act"]
+  if act not in list(_TO_OUR_ACTIVATION):
+    raise UserError(
+      f"{source}: hidden_act is {act!r}, which is none of "
+      f"{', '.join(_TO_OUR_ACTIVATION)}"
+    )
+  values["hidden_act"] = _TO_OUR_ACTIVATION[act]
+  try:
+    config = BertConfig.from_dict(values, source)
+  except ValueError as e:
+    raise UserError(str(e)) from e
+  left_out = set(content) - known - _WITHOUT_EFFECT - set(_ONLY)
+  return ReadConfig(config, _labels(content), sorted(left_out))
+
+
+def _is_old_pooler_key(key: str) -> bool:
+  """Of published Chinese and multilingual configs, in both worlds."""
+  return key == "directionality" or key.startswith("pooler_")
+
+
+def _labels(content: dict) -> list[str] | None:
+  named = content.get("id2label")
+  if not isinstance(named, dict):
+    return None
+  numbers = [str(i) for i in range(len(named))]
+  if set(named) != set(numbers):
+    return None
+  return [str(named[i]) for i in numbers]
+
+
+def read_config(folder: str) -> ReadConfig:
+  """`from_their_config` of a folder's config.json.
+
+  Raises:
+    UserError: it is not there, no JSON, or as `from_their_config`.
+  """
+  path = os.path.join(folder, CONFIG_FILE)
+  content = json_files.read(path)
+  if not isinstance(content, dict):
+    raise DataError(f"{path}: not a JSON object")
+  return from_their_config(content, path)
+
+
+def write_config(folder: str, content: dict) -> None:
+  """Writes config.json into a folder."""
+  json_files.write(os.path.join(folder, CONFIG_FILE), content)

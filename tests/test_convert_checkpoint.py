@@ -1,0 +1,548 @@
+"""Checkpoints to Hugging Face folders and back: bits, names, errors.
+
+`test_convert_parity.py` holds the numbers against transformers'.
+"""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import runs
+import safetensors.numpy
+from conftest import TINY, write_config
+
+import checkpoint_files
+import convert_checkpoint
+import huggingface
+import huggingface_config
+from bert_config import BertConfig
+from convert_checkpoint import Settings
+from errors import UserError
+from huggingface import (
+  CLASSIFIER,
+  ENCODER,
+  MASKED_LM,
+  NEXT_SENTENCE,
+  POOLER,
+  QUESTIONS,
+)
+from tensorflow_v1 import tf
+
+CONFIG = BertConfig.from_dict(TINY)
+PRETRAINING = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE)
+
+
+def random_values(parts=PRETRAINING, seed=0, labels=3):
+  """Weights of the tiny model by our names, float32."""
+  rng = np.random.default_rng(seed)
+  return {
+    w.ours: rng.normal(
+      0.0, 0.3, [labels if n is None else n for n in w.shape]
+    ).astype(np.float32)
+    for w in huggingface.weights(CONFIG)
+    if w.part in parts
+  }
+
+
+def write_checkpoint(folder, values, name="bert_model.ckpt", **config):
+  """A checkpoint and its config in a folder; returns the prefix."""
+  folder.mkdir(exist_ok=True, parents=True)
+  write_config(folder / "bert_config.json", **config)
+  prefix = str(folder / name)
+  checkpoint_files.write_weights(prefix, values)
+  return prefix
+
+
+def convert(given, output, **settings):
+  """Converts; returns the report as one text."""
+  given = (given,) if isinstance(given, (str, os.PathLike)) else given
+  settings = Settings(tuple(map(str, given)), str(output), **settings)
+  return "\n".join(convert_checkpoint.convert(settings))
+
+
+def read(prefix):
+  """Name -> array of a checkpoint."""
+  reader = tf.train.load_checkpoint(str(prefix))
+  return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+
+
+def assert_same(got, want):
+  assert set(got) == set(want)
+  for name, value in want.items():
+    assert got[name].dtype == np.float32
+    np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def write_folder(folder, tensors, **config):
+  """A Hugging Face folder as others write it; returns its path."""
+  folder.mkdir()
+  content = {"model_type": "bert", **TINY, **config}
+  (folder / "config.json").write_text(json.dumps(content))
+  safetensors.numpy.save_file(tensors, str(folder / "model.safetensors"))
+  return folder
+
+
+# -----------------------------------------------------------------------------
+# Round trips
+# -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "parts, architecture",
+  [
+    (PRETRAINING, "BertForPreTraining"),
+    ((ENCODER, POOLER), "BertModel"),
+    ((ENCODER, MASKED_LM), "BertForMaskedLM"),
+    ((ENCODER, POOLER, NEXT_SENTENCE), "BertForNextSentencePrediction"),
+    ((ENCODER, POOLER, CLASSIFIER), "BertForSequenceClassification"),
+    ((ENCODER, POOLER, QUESTIONS), "BertForQuestionAnswering"),
+    ((*PRETRAINING, CLASSIFIER), "BertForSequenceClassification"),
+  ],
+)
+def test_there_and_back_is_bit_equal(tmp_path, letters, parts, architecture):
+  values = random_values(parts)
+  settings = {"hidden_dropout_prob": 0.0, "initializer_range": 0.05}
+  prefix = write_checkpoint(tmp_path / "a", values, **settings)
+  said = convert(prefix, tmp_path / "b", vocab_file=letters)
+  assert sorted(os.listdir(tmp_path / "b")) == [
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+  ]
+  config = runs.read_json(tmp_path / "b", "config.json")
+  assert config["architectures"] == [architecture]
+  assert (config["hidden_act"], config["layer_norm_eps"]) == ("gelu_new", 1e-12)
+  assert ("id2label" in config) == (CLASSIFIER in parts)
+  for part in huggingface.PARTS:
+    assert (f"    {part}: " in said) == (part in parts)
+  again = convert(tmp_path / "b", tmp_path / "c" / "model.ckpt")
+  assert_same(read(tmp_path / "c" / "model.ckpt"), values)
+  assert "--do_lower_case=True" in again
+  old, new = (
+    BertConfig.from_json_file(str(tmp_path / folder / "bert_config.json"))
+    for folder in "ac"
+  )
+  assert old.to_dict() == new.to_dict()
+  with open(letters, "rb") as f:
+    assert (tmp_path / "c" / "vocab.txt").read_bytes() == f.read()
+
+
+def test_names_and_kernels_are_hugging_faces(tmp_path):
+  values = random_values()
+  prefix = write_checkpoint(tmp_path / "a", values)
+  convert(prefix, tmp_path / "b")
+  path = str(tmp_path / "b" / "model.safetensors")
+  tensors = safetensors.numpy.load_file(path)
+  for theirs, ours, transposed in (
+    ("bert.embeddings.word_embeddings.weight",
+     "bert/embeddings/word_embeddings", 0),
+    ("bert.embeddings.LayerNorm.weight", "bert/embeddings/LayerNorm/gamma", 0),
+    ("bert.encoder.layer.1.attention.self.key.weight",
+     "bert/encoder/layer_1/attention/self/key/kernel", 1),
+    ("bert.encoder.layer.0.attention.output.dense.bias",
+     "bert/encoder/layer_0/attention/output/dense/bias", 0),
+    ("bert.encoder.layer.0.intermediate.dense.weight",
+     "bert/encoder/layer_0/intermediate/dense/kernel", 1),
+    ("bert.encoder.layer.1.output.LayerNorm.bias",
+     "bert/encoder/layer_1/output/LayerNorm/beta", 0),
+    ("bert.pooler.dense.weight", "bert/pooler/dense/kernel", 1),
+    ("cls.predictions.transform.dense.weight",
+     "cls/predictions/transform/dense/kernel", 1),
+    ("cls.predictions.bias", "cls/predictions/output_bias", 0),
+    ("cls.seq_relationship.weight", "cls/seq_relationship/output_weights", 0),
+  ):  # fmt: skip
+    want = values[ours].T if transposed else values[ours]
+    np.testing.assert_array_equal(tensors[theirs], want, err_msg=theirs)
+  assert len(tensors) == len(values)
+  convert(prefix, tmp_path / "c" / "only.ckpt", to="tensorflow")
+  assert_same(read(tmp_path / "c" / "only.ckpt"), values)
+
+
+@pytest.mark.parametrize(
+  "ours, theirs",
+  [
+    ("gelu", "gelu_new"),
+    ("gelu_erf", "gelu"),
+    ("relu", "relu"),
+    ("tanh", "tanh"),
+    ("linear", "linear"),
+  ],
+)
+def test_activations(ours, theirs):
+  config = BertConfig.from_dict({**TINY, "hidden_act": ours})
+  content = huggingface_config.to_their_config(config, (ENCODER,), "here")
+  assert content["hidden_act"] == theirs
+  back = huggingface_config.from_their_config(content, "there")
+  assert back.config.to_dict() == config.to_dict() and not back.left_out
+
+
+def test_a_config_without_keys_has_hugging_faces_defaults():
+  config = huggingface_config.from_their_config({}, "there").config.to_dict()
+  assert config["hidden_act"] == "gelu_erf"
+  assert (config["vocab_size"], config["type_vocab_size"]) == (30522, 2)
+  assert (config["hidden_size"], config["num_hidden_layers"]) == (768, 12)
+
+
+def test_labels_keep_their_names(tmp_path):
+  values = random_values((ENCODER, POOLER, CLASSIFIER))
+  prefix = write_checkpoint(tmp_path / "a", values)
+  names = ("no", "maybe", "yes")
+  convert(prefix, tmp_path / "b", labels=names)
+  config = runs.read_json(tmp_path / "b", "config.json")
+  assert config["id2label"] == {"0": "no", "1": "maybe", "2": "yes"}
+  assert config["label2id"] == {"no": 0, "maybe": 1, "yes": 2}
+  said = convert(tmp_path / "b", tmp_path / "c")
+  assert "labels by number: no, maybe, yes" in said
+  with pytest.raises(UserError, match="2 names of labels, .* has 3"):
+    convert(prefix, tmp_path / "d", labels=("no", "yes"))
+
+
+# -----------------------------------------------------------------------------
+# What a training leaves, and means
+# -----------------------------------------------------------------------------
+
+
+def test_a_trainings_state_is_left_out(tiny_run, tmp_path, capfd):
+  """And --init_checkpoint takes what is written, from both forms."""
+  run = tmp_path / "run"
+  runs.pretrain(
+    tiny_run,
+    run,
+    num_train_steps=2,
+    num_warmup_steps=0,
+    precision="fp16",
+    optimizer=dict(optimizer="lamb", bias_correction=True),
+  )
+  prefix = str(run / "model.ckpt-2")
+  trained = read(prefix)
+  said = convert(prefix, tmp_path / "only" / "model.ckpt", to="tensorflow")
+  weights = read(tmp_path / "only" / "model.ckpt")
+  assert_same(weights, {name: trained[name] for name in weights})
+  assert set(weights) == set(random_values())
+  for line in (
+    f"{len(weights)} slots adam_m",
+    f"{len(weights)} slots adam_v",
+    "applied_updates",
+    "global_step",
+    "loss_scale/value",
+    "training_state/samples_seen",
+  ):
+    assert f"    {line}\n" in said
+  convert(prefix, tmp_path / "theirs")
+  convert(tmp_path / "theirs", tmp_path / "again" / "model.ckpt")
+  assert_same(read(tmp_path / "again" / "model.ckpt"), weights)
+  capfd.readouterr()
+  runs.pretrain(
+    tiny_run,
+    tmp_path / "next",
+    num_train_steps=1,
+    num_warmup_steps=0,
+    init_checkpoint=str(tmp_path / "again" / "model.ckpt"),
+  )
+  told = capfd.readouterr()
+  told = told.out + told.err
+  assert f"loaded: {len(weights)}\n" in told
+  assert "initialised at random: 0\n" in told and "unused: 0\n" in told
+  assert runs.metrics(tmp_path / "next")[0] < 6.0
+
+
+@pytest.mark.parametrize("to", ["tensorflow", "huggingface"])
+def test_means(tmp_path, to):
+  several = [random_values(seed=seed) for seed in range(3)]
+  prefixes = [
+    write_checkpoint(
+      tmp_path / "a", {**values, "global_step": np.int64(i)}, f"m-{i}"
+    )
+    for i, values in enumerate(several)
+  ]
+  said = convert(prefixes, tmp_path / "b", to=to)
+  assert "the mean of 3 checkpoints" in said and "global_step" in said
+  if to == "huggingface":
+    convert(tmp_path / "b", tmp_path / "c" / "b")
+  got = read(tmp_path / ("b" if to == "tensorflow" else "c/b"))
+  for name, value in got.items():
+    want = np.mean([v[name].astype(np.float64) for v in several], axis=0)
+    np.testing.assert_allclose(value, want, rtol=1e-7, err_msg=name)
+  assert set(got) == set(several[0])
+
+
+def test_means_are_of_one_model_only(tmp_path):
+  a = write_checkpoint(tmp_path / "a", random_values())
+  fewer = random_values((ENCODER, POOLER))
+  b = write_checkpoint(tmp_path / "b", fewer)
+  with pytest.raises(UserError, match="cls/pred.*None in .*/b|None there"):
+    convert([a, b], tmp_path / "out", to="tensorflow")
+  c = write_checkpoint(tmp_path / "c", random_values(), hidden_act="relu")
+  with pytest.raises(UserError, match="a/bert_config.json and .*c/.* differ"):
+    convert([a, c], tmp_path / "out", to="tensorflow")
+  assert not (tmp_path / "out").exists()
+
+
+# -----------------------------------------------------------------------------
+# What others write
+# -----------------------------------------------------------------------------
+
+
+def their_tensors(values=None):
+  return huggingface.to_theirs(values or random_values(), CONFIG, "here")
+
+
+def test_old_names_buffers_and_ties(tmp_path):
+  tensors = {
+    name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+      "LayerNorm.bias", "LayerNorm.beta"
+    ): value
+    for name, value in their_tensors().items()
+  }
+  assert "bert.embeddings.LayerNorm.gamma" in tensors
+  tied = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+  }
+  tensors |= {name: tensors[of].copy() for name, of in tied.items()}
+  tensors["bert.embeddings.position_ids"] = np.arange(64)[None]
+  said = convert(write_folder(tmp_path / "a", tensors), tmp_path / "b" / "m")
+  assert_same(read(tmp_path / "b" / "m"), random_values())
+  for name in (*tied, "bert.embeddings.position_ids"):
+    assert f"    {name} (follows from the rest)" in said
+  # The other one of two tied names is enough.
+  for of in tied.values():
+    del tensors[of]
+  convert(write_folder(tmp_path / "c", tensors), tmp_path / "d" / "m")
+  assert_same(read(tmp_path / "d" / "m"), random_values())
+
+
+def test_a_model_saved_alone_has_no_prefix(tmp_path):
+  values = random_values((ENCODER, POOLER))
+  tensors = their_tensors(values)
+  assert "embeddings.LayerNorm.weight" in tensors
+  tensors = {f"bert.{name}": value for name, value in tensors.items()}
+  convert(write_folder(tmp_path / "a", tensors), tmp_path / "b" / "m")
+  assert_same(read(tmp_path / "b" / "m"), values)
+
+
+@pytest.mark.parametrize("kind", ["F16", "F64", "BF16"])
+def test_other_floats_become_float32(tmp_path, kind):
+  values = {  # that each of them can hold
+    name: (np.round(value * 64) / 64).astype(np.float32)
+    for name, value in random_values().items()
+  }
+  tensors = their_tensors(values)
+  if kind == "BF16":
+    folder = write_folder(tmp_path / "a", {})
+    write_bfloat16(folder / "model.safetensors", tensors)
+  else:
+    dtype = {"F16": np.float16, "F64": np.float64}[kind]
+    tensors = {name: value.astype(dtype) for name, value in tensors.items()}
+    folder = write_folder(tmp_path / "a", tensors)
+  convert(folder, tmp_path / "b" / "m")
+  assert_same(read(tmp_path / "b" / "m"), values)
+
+
+def write_bfloat16(path, tensors):
+  """By the format's description: a length, JSON, the data."""
+  header, data = {}, b""
+  for name, value in tensors.items():
+    upper = (value.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    header[name] = {
+      "dtype": "BF16",
+      "shape": list(value.shape),
+      "data_offsets": [len(data), len(data) + len(upper)],
+    }
+    data += upper
+  text = json.dumps(header).encode()
+  path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_shards(tmp_path):
+  tensors = their_tensors()
+  folder = write_folder(tmp_path / "a", {})
+  (folder / "model.safetensors").unlink()
+  names, weight_map = sorted(tensors), {}
+  for i, part in enumerate((names[:9], names[9:])):
+    name = f"model-0000{i + 1}-of-00002.safetensors"
+    weight_map |= dict.fromkeys(part, name)
+    safetensors.numpy.save_file(
+      {n: tensors[n] for n in part}, str(folder / name)
+    )
+  index = folder / "model.safetensors.index.json"
+  index.write_text(json.dumps({"weight_map": weight_map}))
+  convert(folder, tmp_path / "b" / "m")
+  assert_same(read(tmp_path / "b" / "m"), random_values())
+  (folder / name).unlink()
+  with pytest.raises(OSError, match="model-00002-of-00002"):
+    convert(folder, tmp_path / "c" / "m")
+  index.write_text("{}")
+  with pytest.raises(UserError, match="not an index"):
+    convert(folder, tmp_path / "c" / "m")
+
+
+# -----------------------------------------------------------------------------
+# Errors
+# -----------------------------------------------------------------------------
+
+
+def changed(name, value):
+  return lambda tensors: {**tensors, name: value}
+
+
+def without(*names):
+  return lambda tensors: {n: v for n, v in tensors.items() if n not in names}
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (
+      changed("bert.pooler.dense.bias", np.zeros(7, np.float32)),
+      r"bert.pooler.dense.bias\) is of shape \[7\], .* makes it \[32\]",
+    ),
+    (without("cls.predictions.bias"), "masked LM head lacks cls/predictions/o"),
+    (
+      without("bert.embeddings.LayerNorm.bias"),
+      "encoder lacks bert/embeddings/LayerNorm/beta",
+    ),
+    (
+      changed("bert.encoder.layer.2.output.dense.bias", np.zeros(3, "f")),
+      "encoder.layer.2.output.dense.bias: no weight of .* 2 layers",
+    ),
+    (
+      changed("cls.predictions.decoder.weight", np.zeros([100, 32], "f")),
+      "decoder.weight is not bert.embeddings.word_embeddings.weight",
+    ),
+    (
+      changed("bert.pooler.dense.bias", np.zeros(32, np.int8)),
+      "pooler.dense.bias is uint8, not a float",
+    ),
+    (
+      changed("bert.embeddings.LayerNorm.gamma", np.zeros(32, "f")),
+      "LayerNorm.weight stands there twice",
+    ),
+  ],
+)
+def test_tensors_that_cannot_be_converted(tmp_path, change, message):
+  folder = write_folder(tmp_path / "a", change(their_tensors()))
+  with pytest.raises(UserError, match=message) as error:
+    convert(folder, tmp_path / "b")
+  assert str(folder) in str(error.value)
+  assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05; only 1e-12"),
+    ({"position_embedding_type": "relative_key"}, "only 'absolute'"),
+    ({"is_decoder": True}, "is_decoder is True"),
+    ({"model_type": "roberta"}, "model_type is 'roberta'"),
+    ({"hidden_act": "silu"}, "hidden_act is 'silu'.*gelu_new"),
+    ({"hidden_act": ["gelu"]}, "hidden_act is .*'gelu'"),
+    ({"architectures": ["BertForTokenClassification"]}, "of the architecture"),
+    ({"hidden_size": 33}, "hidden_size 33 is not a multiple"),
+    ({"num_hidden_layers": 3}, "lacks bert/encoder/layer_2/"),
+    ({"vocab_size": 99}, r"is of shape \[100, 32\].*\[99, 32\]"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+  ],
+)
+def test_configs_that_cannot_be_converted(tmp_path, change, message):
+  folder = write_folder(tmp_path / "a", their_tensors(), **change)
+  with pytest.raises(UserError, match=message) as error:
+    convert(folder, tmp_path / "b")
+  assert str(folder) in str(error.value)
+
+
+def test_our_models_that_hugging_face_does_not_have(tmp_path):
+  pre = write_checkpoint(tmp_path / "a", random_values(), pre_layer_norm=True)
+  with pytest.raises(UserError, match="a/bert_config.json: pre_layer_norm"):
+    convert(pre, tmp_path / "b")
+  convert(pre, tmp_path / "c" / "m", to="tensorflow")  # of no concern to us
+  other = {**random_values(), "my/head": np.ones(3, np.float32)}
+  prefix = write_checkpoint(tmp_path / "d", other)
+  with pytest.raises(UserError, match="has no place for my/head"):
+    convert(prefix, tmp_path / "b")
+  said = convert(prefix, tmp_path / "e" / "m", to="tensorflow")
+  assert "my/head (not BERT's, kept)" in said
+  assert_same(read(tmp_path / "e" / "m"), other)
+  assert not (tmp_path / "b").exists()
+
+
+def test_damage_and_what_is_not_there(tmp_path, letters):
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  out, value = tmp_path / "out", np.ones(3, np.float32)
+  with pytest.raises(UserError, match=r"a/other: no readable checkpoint"):
+    convert(tmp_path / "a" / "other", out)
+  with pytest.raises(UserError, match=r"is a folder .*a/bert_model.ckpt$"):
+    convert(tmp_path / "a", out)
+  with pytest.raises(UserError, match="give --bert_config_file"):
+    checkpoint_files.write_weights(str(tmp_path / "bare" / "m"), {"a": value})
+    convert(tmp_path / "bare" / "m", out)
+  nan = random_values()
+  nan["bert/pooler/dense/bias"][3] = np.nan
+  with pytest.raises(UserError, match="pooler/dense/bias holds values that"):
+    convert(write_checkpoint(tmp_path / "nan", nan), out)
+  with pytest.raises(UserError, match="lacks|shape"):
+    file = write_config(tmp_path / "deep.json", num_hidden_layers=3)
+    convert(prefix, out, bert_config_file=file)
+  with pytest.raises(UserError, match="has 78 tokens, but .* is 70"):
+    values = random_values()
+    values["bert/embeddings/word_embeddings"] = np.zeros([70, 32], np.float32)
+    values["cls/predictions/output_bias"] = np.zeros(70, np.float32)
+    small = write_checkpoint(tmp_path / "small", values, vocab_size=70)
+    convert(small, out, vocab_file=letters)
+  with pytest.raises(UserError, match="SentencePiece"):
+    convert(prefix, out, spm_model_file="spiece.model")
+  data = tmp_path / "a" / "bert_model.ckpt.data-00000-of-00001"
+  damaged = bytearray(data.read_bytes())
+  damaged[2000] ^= 1
+  data.write_bytes(damaged)
+  with pytest.raises(UserError, match="bert_model.ckpt: damaged"):
+    convert(prefix, out)
+  folder = write_folder(tmp_path / "b", their_tensors())
+  weights = folder / "model.safetensors"
+  weights.write_bytes(weights.read_bytes()[:-5])
+  with pytest.raises(UserError, match="model.safetensors: damaged"):
+    convert(folder, out)
+  weights.unlink()
+  with pytest.raises(UserError, match="has no model.safetensors; pytorch_m"):
+    convert(folder, out)
+  assert not out.exists()
+
+
+def test_nothing_is_overwritten(tmp_path, letters):
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  (tmp_path / "full").mkdir()
+  (tmp_path / "full" / "x").write_text("mine")
+  with pytest.raises(UserError, match="is there already, and not empty"):
+    convert(prefix, tmp_path / "full")
+  with pytest.raises(UserError, match="index is there already"):
+    convert(prefix, prefix, to="tensorflow")
+  convert(prefix, tmp_path / "a" / "again", to="tensorflow")  # of one config
+  with pytest.raises(UserError, match="vocab.txt is there already and is"):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "vocab.txt").write_text("another\n")
+    convert(prefix, tmp_path / "b", to="tensorflow", vocab_file=letters)
+  assert sorted(os.listdir(tmp_path)) == ["a", "b", "full"]
+  assert os.listdir(tmp_path / "b") == ["vocab.txt"]
+  with pytest.raises(UserError, match="nothing to convert"):
+    convert(prefix, tmp_path / "c")
+    convert(tmp_path / "c", tmp_path / "d", to="huggingface")
+
+
+def test_the_command(tmp_path):
+  """One line and status 1 for an error, the report otherwise."""
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  script = f"{runs.ROOT}/convert_checkpoint.py"
+  flags = [f"--input={prefix}", f"--output={tmp_path}/b", "--nodo_lower_case"]
+  done = runs.launch([script, *flags])
+  assert done.returncode == 0, done.stderr
+  assert f"    {tmp_path}/b/config.json" in done.stdout
+  assert "vocab.txt (give --vocab_file" in done.stdout
+  failed = runs.launch([script, *flags])
+  assert failed.returncode == 1 and not failed.stdout
+  assert failed.stderr.splitlines()[-1] == (
+    f"convert_checkpoint.py: error: --output={tmp_path}/b is there already, "
+    "and not empty"
+  )

