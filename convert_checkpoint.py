@@ -12,7 +12,6 @@ to a training are left out.
 
 import dataclasses
 import os
-import re
 import tempfile
 from typing import NamedTuple
 
@@ -20,19 +19,20 @@ import numpy as np
 from absl import flags
 
 import checkpoint_files
+import checkpoint_weights
 import errors
 import huggingface
 import huggingface_config
 import huggingface_tokenizer
 import tokenization
 from bert_config import BertConfig
-from checkpoint_files import CheckpointError
 from errors import DataError, UserError
-from tensorflow_v1 import tf
+from huggingface_tokenizer import Vocabulary
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
 BERT_CONFIG_FILE = "bert_config.json"
+VOCAB_FILE = huggingface_tokenizer.VOCAB_FILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Settings:
     to: HUGGINGFACE, TENSORFLOW, or None for the other one than the input's.
     bert_config_file: of checkpoints; None: bert_config.json beside the first.
     vocab_file: None: vocab.txt beside the first input, if it is there.
-    spm_model_file: a SentencePiece model instead.
+    spm_model_file: a SentencePiece model instead; beside it: spiece.model.
     do_lower_case: None: what the input says, or else true.
     labels: names of a classifier's labels, by number.
   """
@@ -66,7 +66,7 @@ class Model(NamedTuple):
   values: dict[str, np.ndarray]  # float32, by our names
   config: BertConfig
   source: str  # where the config is from
-  vocabulary: bytes | None  # the content of vocab.txt
+  vocabulary: Vocabulary | None
   do_lower_case: bool | None  # None: the input does not say
   labels: list[str] | None
   left_out: list[str]  # lines for people
@@ -108,39 +108,18 @@ def read_checkpoints(settings: Settings) -> Model:
   Raises:
     UserError: they cannot be read, or are not of one shape.
   """
-  readers = {prefix: _open(prefix) for prefix in settings.input}
+  weights = checkpoint_weights.read(settings.input)
   config, source = _config_of(settings)
-  first, *others = settings.input
-  shapes = _weight_shapes(readers[first])
-  for prefix in others:
-    _check_equal(first, shapes, prefix, _weight_shapes(readers[prefix]))
-  values = {
-    name: _mean([_tensor(r, name, p) for p, r in readers.items()])
-    for name in sorted(shapes)
-  }
-  for name, value in values.items():
-    if not np.isfinite(value).all():
-      raise CheckpointError(
-        f"{first}: {name} holds values that are not finite"
-        + (f", or one of {', '.join(others)} does" if others else "")
-      )
-  huggingface.count_parts(values, config, first)
-  names = {n for r in readers.values() for n in r.get_variable_to_shape_map()}
-  vocab_file = os.path.join(
-    os.path.dirname(first), huggingface_tokenizer.VOCAB_FILE
-  )
-  vocabulary = None
-  if os.path.exists(vocab_file):
-    with open(vocab_file, "rb") as f:
-      vocabulary = f.read()
+  first = settings.input[0]
+  huggingface.count_parts(weights.values, config, first)
   return Model(
-    values,
+    weights.values,
     config,
     source,
-    vocabulary,
+    huggingface_tokenizer.read_vocabulary(os.path.dirname(first)),
     None,
     None,
-    _state_lines(names - shapes.keys()),
+    weights.left_out,
   )
 
 
@@ -164,103 +143,6 @@ def _config_of(settings: Settings) -> tuple[BertConfig, str]:
   except ValueError as e:
     raise UserError(str(e)) from e
   return config, path
-
-
-def _open(prefix: str):
-  """A reader of a checkpoint that is whole.
-
-  Raises:
-    CheckpointError: there is none, or it is damaged.
-  """
-  folder, name = os.path.split(prefix)
-  if os.path.isdir(prefix):
-    found = sorted(n for n in os.listdir(prefix) if n.endswith(".index"))
-    example = os.path.join(prefix, found[-1][: -len(".index")]) if found else ""
-    raise CheckpointError(
-      f"{prefix} is a folder without {huggingface_config.CONFIG_FILE}, so not "
-      "one of Hugging Face's; of a checkpoint give the name without .index"
-      + (f", for example {example}" if found else "")
-    )
-  own = re.fullmatch(rf"{re.escape(checkpoint_files.PREFIX)}-(\d+)", name)
-  if own and os.path.exists(prefix + ".json"):
-    checkpoint_files.CheckpointFiles(folder, 1).check(int(own[1]))
-  checkpoint_files.check_index(prefix)
-  try:
-    return tf.train.load_checkpoint(prefix)
-  except (tf.errors.OpError, ValueError) as e:
-    raise CheckpointError(
-      f"{prefix}: no readable checkpoint ({str(e).splitlines()[0]}). Give the "
-      "name without .index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
-    ) from e
-
-
-_STATE = re.compile(
-  r"global_step|applied_updates|(training_state|loss_scale)/.*|beta[12]_power"
-)
-
-
-def _weight_shapes(reader) -> dict[str, list]:
-  """Shapes by name, without the state of a training.
-
-  A slot is named after its variable: VARIABLE/adam_m.
-  """
-  shapes = reader.get_variable_to_shape_map()
-  return {
-    name: shape
-    for name, shape in shapes.items()
-    if not _STATE.fullmatch(name) and name.rpartition("/")[0] not in shapes
-  }
-
-
-def _check_equal(first, shapes, other, others) -> None:
-  names = sorted(
-    name
-    for name in shapes.keys() | others.keys()
-    if shapes.get(name) != others.get(name)
-  )
-  if names:
-    raise CheckpointError(
-      f"{other}: {names[0]} is of shape {others.get(names[0])} there, but "
-      f"{shapes.get(names[0])} in {first} (None: not there); {len(names)} "
-      "differ. Only checkpoints of one model have a mean"
-    )
-
-
-def _tensor(reader, name: str, prefix: str) -> np.ndarray:
-  try:
-    value = np.asarray(reader.get_tensor(name))
-  except (tf.errors.OpError, ValueError) as e:
-    raise CheckpointError(
-      f"{prefix}: damaged: {name} ({str(e).splitlines()[0]})"
-    ) from e
-  if value.dtype.kind in "iubSUO":
-    raise CheckpointError(
-      f"{prefix}: {name} is {value.dtype}, neither a weight nor known as the "
-      "state of a training"
-    )
-  return value
-
-
-def _mean(values: list[np.ndarray]) -> np.ndarray:
-  """float32; one array alone is not changed."""
-  if len(values) == 1:
-    return values[0].astype(np.float32)
-  total = values[0].astype(np.float64)
-  for value in values[1:]:
-    total += value
-  return (total / len(values)).astype(np.float32)
-
-
-def _state_lines(names) -> list[str]:
-  """What was left out: slots by kind, anything else by name."""
-  kinds, lines = {}, []
-  for name in sorted(names):
-    owner, _, kind = name.rpartition("/")
-    if owner and not _STATE.fullmatch(name):
-      kinds[kind] = kinds.get(kind, 0) + 1
-    else:
-      lines.append(name)
-  return [f"{n} slots {kind}" for kind, n in kinds.items()] + lines
 
 
 # -----------------------------------------------------------------------------
@@ -305,12 +187,9 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     huggingface.write_tensors(made, tensors)
     huggingface_config.write_config(made, config)
     if model.vocabulary is not None:
-      vocab_file = os.path.join(aside, huggingface_tokenizer.VOCAB_FILE)
-      with open(vocab_file, "wb") as f:
-        f.write(model.vocabulary)
       huggingface_tokenizer.write_tokenizer(
         made,
-        vocab_file,
+        model.vocabulary,
         model.do_lower_case,
         model.config.max_position_embeddings,
       )
@@ -319,8 +198,10 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
 
 
 def _pad_id(model: Model) -> int:
-  lines = (model.vocabulary or b"").split(b"\n")
-  names = [line.strip() for line in lines]
+  """0, as of every SentencePiece model of ours, if no vocabulary says more."""
+  if not model.vocabulary or model.vocabulary.file != VOCAB_FILE:
+    return 0
+  names = [line.strip() for line in model.vocabulary.content.split(b"\n")]
   pad = tokenization.PAD.encode()
   return names.index(pad) if pad in names else 0
 
@@ -338,14 +219,11 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
     prefix = os.path.join(prefix, CHECKPOINT_NAME)
   folder = os.path.dirname(prefix) or "."
-  beside = {
-    os.path.join(folder, name): content
-    for name, content in (
-      (BERT_CONFIG_FILE, model.config.to_json_string().encode()),
-      (huggingface_tokenizer.VOCAB_FILE, model.vocabulary),
-    )
-    if content is not None
-  }
+  config_file = os.path.join(folder, BERT_CONFIG_FILE)
+  beside = {config_file: model.config.to_json_string().encode()}
+  if model.vocabulary:
+    vocab_file = os.path.join(folder, model.vocabulary.file)
+    beside[vocab_file] = model.vocabulary.content
   there = {path for path in beside if os.path.exists(path)}
   for path in there:
     if not _is_same(path, beside[path], model.config):
@@ -411,21 +289,23 @@ def with_tokenizer(model: Model, settings: Settings, to: str) -> Model:
   Raises:
     UserError: the vocabulary is larger than the model's, or none for it.
   """
-  if settings.spm_model_file:
-    raise UserError(
-      f"--spm_model_file={settings.spm_model_file}: transformers has no BERT "
-      "tokenizer of SentencePiece models. Convert the weights without it, and "
-      "make ids with tokenization.SentencePieceEncoder"
-    )
+  if settings.vocab_file and settings.spm_model_file:
+    raise UserError("give either --vocab_file or --spm_model_file")
   vocabulary, lower = model.vocabulary, settings.do_lower_case
   if settings.vocab_file:
-    with open(settings.vocab_file, "rb") as f:
-      vocabulary = f.read()
-  if vocabulary is not None:
-    rows = len(vocabulary.removesuffix(b"\n").split(b"\n"))
+    vocabulary = huggingface_tokenizer.read_file(
+      settings.vocab_file, VOCAB_FILE
+    )
+  if settings.spm_model_file:
+    vocabulary = huggingface_tokenizer.read_file(
+      settings.spm_model_file, huggingface_tokenizer.MODEL_FILE
+    )
+  if vocabulary:
+    rows = huggingface_tokenizer.size(vocabulary)
+    given = settings.vocab_file or settings.spm_model_file
     if rows > model.config.vocab_size:
       raise DataError(
-        f"{settings.vocab_file or 'vocab.txt of ' + settings.input[0]}: has "
+        f"{given or vocabulary.file + ' of ' + settings.input[0]}: has "
         f"{rows} tokens, but the model's vocab_size is "
         f"{model.config.vocab_size}: it is another model's"
       )
@@ -457,9 +337,9 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   converted += [f"{name} (not BERT's, kept)" for name in others]
   missing = [part for part in huggingface.PARTS[:4] if part not in counts]
-  if model.vocabulary is None:
+  if not model.vocabulary:
     missing.append(
-      f"{huggingface_tokenizer.VOCAB_FILE} (give --vocab_file for a tokenizer)"
+      f"{VOCAB_FILE} (give --vocab_file or --spm_model_file for a tokenizer)"
     )
   mean = len(settings.input) > 1
   lines = [
@@ -524,7 +404,9 @@ def define_flags() -> None:
     "The WordPiece vocabulary. Default: vocab.txt beside the input.",
   )
   flags.DEFINE_string(
-    "spm_model_file", None, "The SentencePiece model of the checkpoint."
+    "spm_model_file",
+    None,
+    "The SentencePiece model instead. Default: spiece.model beside the input.",
   )
   flags.DEFINE_bool(
     "do_lower_case",

@@ -8,13 +8,28 @@ names transformers' general class, which takes tokenizer.json as it is.
 import json
 import os
 import re
+from typing import NamedTuple
 
 import json_files
 import tokenization
 from errors import DataError
+from pretraining_data import tf_example
 
-VOCAB_FILE, TOKENIZER_FILE = "vocab.txt", "tokenizer.json"
+VOCAB_FILE, MODEL_FILE = "vocab.txt", "spiece.model"
+TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+
+
+class Vocabulary(NamedTuple):
+  """A WordPiece vocabulary or a SentencePiece model."""
+
+  file: str  # VOCAB_FILE or MODEL_FILE
+  content: bytes
+
+
+# -----------------------------------------------------------------------------
+# Writing
+# -----------------------------------------------------------------------------
 
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
 # (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
@@ -41,24 +56,52 @@ def normalizer(do_lower_case: bool):
   return normalizers.Sequence([sigma, bert])
 
 
-def wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
-  """A `tokenizers.Tokenizer` with the ids of `tokenization.WordPieceEncoder`.
+def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
+  """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
+
+  Unlike ours it takes "[MASK]" and the like in a text for the token.
+
+  Args:
+    file: a WordPiece vocabulary or a SentencePiece model.
+    is_wordpiece: which of the two.
+    do_lower_case: whether the model was trained on lower-cased text.
+
+  Raises:
+    DataError: as of the encoder; or a SentencePiece model of another kind than
+      train_tokenizer.py makes.
+  """
+  from tokenizers import AddedToken, processors
+
+  if is_wordpiece:
+    tokenizer, encoder = _wordpiece_tokenizer(file, do_lower_case)
+  else:
+    tokenizer, encoder = _sentencepiece_tokenizer(file, do_lower_case)
+  special = special_tokens(encoder)
+  _, _, cls, sep, _ = special
+  tokenizer.post_processor = processors.TemplateProcessing(
+    single=f"{cls}:0 $A:0 {sep}:0",
+    pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+    special_tokens=[(cls, int(encoder.cls_id)), (sep, int(encoder.sep_id))],
+  )
+  tokenizer.add_special_tokens(
+    [AddedToken(token, normalized=False, special=True) for token in special]
+  )
+  return tokenizer, encoder
+
+
+def special_tokens(encoder: tokenization.Encoder) -> list[str]:
+  """Its [PAD], [UNK], [CLS], [SEP] and [MASK]; ALBERT has other names."""
+  ids = encoder.pad_id, encoder.unk_id, encoder.cls_id, encoder.sep_id
+  return [encoder.tokens[i] for i in (*ids, encoder.mask_id)]
+
+
+def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
+  """`make_tokenizer`'s, before the special tokens.
 
   It differs where the library's Unicode tables differ from Python's: in rare
   characters, most of them newer than Unicode 10, and those of private use.
-  Unlike our encoder it takes "[MASK]" and the like in a text for the token.
-
-  Raises:
-    DataError: as of `WordPieceEncoder`.
   """
-  from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    processors,
-  )
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
   encoder = tokenization.WordPieceEncoder(vocab_file, do_lower_case)
   tokenizer = Tokenizer(
@@ -71,51 +114,122 @@ def wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
   tokenizer.normalizer = normalizer(do_lower_case)
   tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   tokenizer.decoder = decoders.WordPiece(prefix="##")
-  cls, sep = tokenization.CLS, tokenization.SEP
-  tokenizer.post_processor = processors.TemplateProcessing(
-    single=f"{cls}:0 $A:0 {sep}:0",
-    pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-    special_tokens=[(cls, int(encoder.cls_id)), (sep, int(encoder.sep_id))],
+  return tokenizer, encoder
+
+
+# Numbers of fields in sentencepiece_model.proto
+# (https://github.com/google/sentencepiece), and what they must hold to be ours;
+# what a message leaves out has the first value.
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_PIECE_TYPE, _PIECE_TYPES = 3, (1, 2, 3)  # normal, unknown, control
+_TRAINER_ONLY = {3: (1,), 24: (0,), 35: (0,)}  # unigram, no suffix, no bytes
+_NORMALIZER_ONLY = {3: (1,), 4: (1,), 5: (1,)}  # one space before each word
+_CHARSMAP = 2
+
+
+def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
+  """`make_tokenizer`'s, before the special tokens.
+
+  It differs in letters with several combining marks, of which the library's
+  normalizer loses some, and where two ways to cut a word are equally likely
+  (". .." and ".. ."), of which each takes another.
+  """
+  from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
   )
-  tokenizer.add_special_tokens(
-    [
-      AddedToken(token, normalized=False, special=True)
-      for token in tokenization.SPECIAL_TOKENS
-    ]
+
+  encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
+  with open(model_file, "rb") as f:
+    pieces, charsmap = _read_model(f.read(), model_file)
+  tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))
+  steps = [normalizers.Precompiled(charsmap)] if charsmap else []
+  if do_lower_case:
+    sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
+    steps = [sigma, normalizers.Lowercase(), *steps]
+  steps += [
+    normalizers.Strip(),
+    normalizers.Replace(Regex(" {2,}"), " "),
+  ]
+  tokenizer.normalizer = normalizers.Sequence(steps)
+  space = dict(
+    replacement=tokenization.SENTENCEPIECE_SPACE, prepend_scheme="always"
   )
-  return tokenizer
+  tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**space)
+  tokenizer.decoder = decoders.Metaspace(**space)
+  return tokenizer, encoder
+
+
+def _read_model(data: bytes, model_file: str) -> tuple[list, bytes]:
+  """[(piece, score), ...] and the charsmap of a model that has been loaded."""
+  import sentencepiece
+
+  trainer, normalization, types = {}, {}, set()
+  for number, _, body in tf_example.fields(data):
+    if number == _PIECES:
+      fields = {n: b for n, _, b in tf_example.fields(body)}
+      types.add(_number(fields, _PIECE_TYPE, 1))
+    elif number in (_TRAINER, _NORMALIZER):
+      into = trainer if number == _TRAINER else normalization
+      into |= {n: b for n, _, b in tf_example.fields(body)}
+  ours = types <= set(_PIECE_TYPES)
+  for fields, only in (
+    (trainer, _TRAINER_ONLY),
+    (normalization, _NORMALIZER_ONLY),
+  ):
+    ours &= all(_number(fields, n, v[0]) in v for n, v in only.items())
+  if not ours:
+    raise DataError(
+      f"{model_file}: not a unigram model as train_tokenizer.py makes them "
+      "(BPE, bytes, symbols of the user's, or another use of spaces): "
+      "tokenizer.json would give other ids. Convert without --spm_model_file"
+    )
+  model = sentencepiece.SentencePieceProcessor(model_proto=data)
+  pieces = [
+    (model.id_to_piece(i), model.get_score(i))
+    for i in range(model.get_piece_size())
+  ]
+  return pieces, bytes(normalization.get(_CHARSMAP, b""))
+
+
+def _number(fields: dict, number: int, default: int) -> int:
+  if number not in fields:
+    return default
+  return tf_example.varint(fields[number], 0)[0]
 
 
 def write_tokenizer(
-  folder: str, vocab_file: str, do_lower_case: bool, max_length: int
+  folder: str, vocabulary: Vocabulary, do_lower_case: bool, max_length: int
 ) -> None:
-  """Writes vocab.txt, tokenizer.json and tokenizer_config.json into a folder.
+  """Writes the vocabulary, tokenizer.json and tokenizer_config.json.
 
   Args:
     folder: where to.
-    vocab_file: a WordPiece vocabulary.
+    vocabulary: the vocabulary.
     do_lower_case: whether the model was trained on lower-cased text.
     max_length: tokens that the model has positions for.
 
   Raises:
-    DataError: as of `wordpiece_tokenizer`.
+    DataError: as of `make_tokenizer`.
   """
-  tokenizer = wordpiece_tokenizer(vocab_file, do_lower_case)
+  path = os.path.join(folder, vocabulary.file)
+  with open(path, "wb") as f:
+    f.write(vocabulary.content)
+  tokenizer, encoder = make_tokenizer(
+    path, vocabulary.file == VOCAB_FILE, do_lower_case
+  )
   tokenizer.save(os.path.join(folder, TOKENIZER_FILE))
-  with open(vocab_file, "rb") as f:
-    vocabulary = f.read()
-  with open(os.path.join(folder, VOCAB_FILE), "wb") as f:
-    f.write(vocabulary)
+  names = [f"{name}_token" for name in ("pad", "unk", "cls", "sep", "mask")]
   content = {
-    "cls_token": tokenization.CLS,
+    **dict(zip(names, special_tokens(encoder), strict=True)),
     "do_lower_case": do_lower_case,
-    "mask_token": tokenization.MASK,
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     "model_max_length": max_length,
-    "pad_token": tokenization.PAD,
-    "sep_token": tokenization.SEP,
     "tokenizer_class": "PreTrainedTokenizerFast",
-    "unk_token": tokenization.UNK,
   }
   json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), content)
 
@@ -125,18 +239,18 @@ def write_tokenizer(
 # -----------------------------------------------------------------------------
 
 
-def read_vocabulary(folder: str) -> bytes | None:
-  """The content of vocab.txt, from tokenizer.json if there is no such file.
+def read_vocabulary(folder: str) -> Vocabulary | None:
+  """vocab.txt or spiece.model, or what would be in vocab.txt.
 
-  None if there is neither, or a tokenizer of another kind than WordPiece.
+  None if there is no tokenizer, or one of another kind than WordPiece.
 
   Raises:
     DataError: a file is damaged.
   """
-  path = os.path.join(folder, VOCAB_FILE)
-  if os.path.exists(path):
-    with open(path, "rb") as f:
-      return f.read()
+  for name in (VOCAB_FILE, MODEL_FILE):
+    path = os.path.join(folder, name)
+    if os.path.exists(path):
+      return read_file(path, name)
   path = os.path.join(folder, TOKENIZER_FILE)
   if not os.path.exists(path):
     return None
@@ -152,7 +266,29 @@ def read_vocabulary(folder: str) -> bytes | None:
       lines[number] = token
   except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
     raise DataError(f"{path}: no tokenizer that can be read ({e!r})") from e
-  return "".join(f"{line}\n" for line in lines).encode()
+  text = "".join(f"{line}\n" for line in lines)
+  return Vocabulary(VOCAB_FILE, text.encode())
+
+
+def read_file(path: str, name: str) -> Vocabulary:
+  """A vocabulary that will be called VOCAB_FILE or MODEL_FILE."""
+  with open(path, "rb") as f:
+    return Vocabulary(name, f.read())
+
+
+def size(vocabulary: Vocabulary) -> int:
+  """Its tokens.
+
+  Raises:
+    DataError: it is no SentencePiece model.
+  """
+  if vocabulary.file == VOCAB_FILE:
+    return len(vocabulary.content.removesuffix(b"\n").split(b"\n"))
+  try:
+    fields = list(tf_example.fields(vocabulary.content))
+  except (DataError, ValueError) as e:
+    raise DataError("the SentencePiece model is none, or damaged") from e
+  return sum(number == _PIECES for number, _, _ in fields)
 
 
 def reads_lower_case(folder: str) -> bool | None:

@@ -26,7 +26,9 @@ import huggingface_config
 import huggingface_tokenizer
 import modeling
 import tokenization
+import train_tokenizer
 from bert_config import BertConfig
+from errors import UserError
 from huggingface import (
   CLASSIFIER,
   ENCODER,
@@ -139,7 +141,8 @@ def our_outputs(prefix, batch):
     session.run(tf.global_variables_initializer())
     tf.train.Saver(variables).restore(session, prefix)
     outputs = session.run(outputs)
-  assert {v.op.name for v in variables} >= {n for n in values if "bert/" in n}
+  wanted = {n for n in values if n.startswith("bert/") and "/adam_" not in n}
+  assert {v.op.name for v in variables} >= wanted
   if "output_bias" in values:
     head = values["output_weights"].T
     outputs["logits"] = outputs["pooler_output"] @ head + values["output_bias"]
@@ -205,6 +208,8 @@ def test_what_we_write(tmp_path, peer):
 # Tokens
 # -----------------------------------------------------------------------------
 
+LONG_WORDS = "x" * 150 + " " + "y" * 200 + " " + "z" * 201
+
 TEXTS = [
   "Hello, world! It's 3.14 (or so): a_b c@d.com $5 ^^ `x` ~",
   "The quick brown fox",
@@ -219,9 +224,16 @@ TEXTS = [
   "e\u0301 a\u0323\u0307 o\u0308\u0304",
   "— “quotes” ‘single’ … •†‡ ¡¿ « »",
   "😀 👩\u200d👩\u200d👧 ★ → ∑ ½ ² ™",
-  "x" * 150 + " " + "y" * 200 + " " + "z" * 201,
+  LONG_WORDS,
   "[brackets] [ MASK ] unaffable ##piece",
   "",
+]
+
+
+SENTENCES = [
+  "Paris is the capital and largest city of France, on the river Seine.",
+  "How do I measure the temperature of the oven without a thermometer?",
+  "She sells sea shells by the sea shore; naïvely, the café is CLOSED!",
 ]
 
 
@@ -258,8 +270,8 @@ def our_ids(vocab_file, do_lower_case, texts=TEXTS):
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_tokenizer_json_gives_our_ids(vocabulary, do_lower_case):
-  tokenizer = huggingface_tokenizer.wordpiece_tokenizer(
-    vocabulary, do_lower_case
+  tokenizer, _ = huggingface_tokenizer.make_tokenizer(
+    vocabulary, True, do_lower_case
   )
   want = our_ids(vocabulary, do_lower_case)
   for text, ids in zip(TEXTS, want, strict=True):
@@ -314,15 +326,97 @@ def test_transformers_tokenizes_as_we_do(tmp_path, vocabulary, peer):
   for lower in (True, False):
     got = json.loads((tmp_path / f"lower-{lower}.json").read_text())
     want = our_ids(vocabulary, lower)
-    assert got["plain"] == want
+    assert got["plain"] == want  # 150 letters are pieces, 201 are [UNK]
+    assert len(want[TEXTS.index(LONG_WORDS)]) == 150 + 200 + 1
     assert got["special"] == [0, 1, 2, 3, 4] and got["longest"] == 64
     assert got["pair"][0] == [2, *want[0], 3, *want[1], 3]
     assert sum(got["pair"][1]) == len(want[1]) + 1
 
 
+@pytest.fixture(scope="module")
+def spm_file(tmp_path_factory):
+  path = str(tmp_path_factory.mktemp("spm") / "text.model")
+  train_tokenizer.train_sentencepiece([*TEXTS, *SENTENCES] * 20, path, 400)
+  return path
+
+
+# Of a base letter's several marks the library's normalizer loses some, and what
+# repeats one sign ("…" becomes "...") has several cuts that are equally likely.
+_OTHERWISE = ("\u0323\u0307", "…", "xxxx")
+SPM_TEXTS = [t for t in TEXTS if not any(part in t for part in _OTHERWISE)]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_sentencepiece_tokenizer_json_gives_our_ids(spm_file, do_lower_case):
+  tokenizer, encoder = huggingface_tokenizer.make_tokenizer(
+    spm_file, False, do_lower_case
+  )
+  for text in [*SPM_TEXTS, *SENTENCES, "  two  spaces ", "unseen 龘 龘龘 Ж"]:
+    got = tokenizer.encode(text, add_special_tokens=False)
+    assert got.ids == encoder.encode_batch([text])[0].tolist(), (
+      text,
+      got.tokens,
+    )
+  pair = tokenizer.encode("a", "b")
+  assert (pair.ids[0], pair.ids[-1]) == (encoder.cls_id, encoder.sep_id)
+
+
+def test_other_sentencepiece_models_are_refused(tmp_path):
+  import sentencepiece
+
+  for name, options in (
+    ("bpe", dict(model_type="bpe")),
+    ("bytes", dict(byte_fallback=True, vocab_size=400)),
+    ("symbols", dict(user_defined_symbols=["<x>"])),
+    ("prefix", dict(add_dummy_prefix=False)),
+  ):
+    with open(tmp_path / name, "wb") as f:
+      sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 9),
+        model_writer=f,
+        **{"vocab_size": 100, "hard_vocab_limit": False, **options},
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        pad_piece="[PAD]",
+        unk_piece="[UNK]",
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        minloglevel=2,
+      )
+    with pytest.raises(UserError, match=f"{name}: not a unigram model"):
+      huggingface_tokenizer.make_tokenizer(str(tmp_path / name), False, True)
+
+
+def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
+  """And the model file comes back with the checkpoint."""
+  encoder = tokenization.SentencePieceEncoder(spm_file, True)
+  values = random_values()
+  for name in (
+    "bert/embeddings/word_embeddings",
+    "cls/predictions/output_bias",
+  ):
+    shape = [encoder.vocab_size, *values[name].shape[1:]]
+    values[name] = np.zeros(shape, np.float32)
+  prefix = write_checkpoint(
+    tmp_path / "a", values, vocab_size=encoder.vocab_size
+  )
+  convert(prefix, tmp_path / "b", spm_model_file=spm_file)
+  convert(tmp_path / "b", tmp_path / "c" / "m")
+  model = (tmp_path / "c" / "spiece.model").read_bytes()
+  assert model == Path(spm_file).read_bytes()
+  (tmp_path / "texts.json").write_text(json.dumps(SPM_TEXTS))
+  files = [str(tmp_path / "texts.json"), str(tmp_path / "ids.json")]
+  peer([["tokenize", str(tmp_path / "b"), *files]])
+  got = json.loads((tmp_path / "ids.json").read_text())
+  want = [ids.tolist() for ids in encoder.encode_batch(SPM_TEXTS)]
+  assert got["plain"] == want and got["special"] == [0, 1, 2, 3, 4]
+
+
 def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   """As transformers 5 saves it."""
-  huggingface_tokenizer.write_tokenizer(str(tmp_path), vocabulary, False, 64)
+  given = huggingface_tokenizer.read_file(vocabulary, "vocab.txt")
+  huggingface_tokenizer.write_tokenizer(str(tmp_path), given, False, 64)
   assert huggingface_tokenizer.reads_lower_case(str(tmp_path)) is False
   want = huggingface_tokenizer.read_vocabulary(str(tmp_path))
   os.unlink(tmp_path / "vocab.txt")
@@ -334,12 +428,6 @@ def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
 # -----------------------------------------------------------------------------
 # Models of real size, where there are some
 # -----------------------------------------------------------------------------
-
-SENTENCES = [
-  "Paris is the capital and largest city of France, on the river Seine.",
-  "How do I measure the temperature of the oven without a thermometer?",
-  "She sells sea shells by the sea shore; naïvely, the café is CLOSED!",
-]
 
 
 def sentence_batch(vocab_file, length=64):

@@ -1,0 +1,144 @@
+"""The weights of TensorFlow checkpoints, without the state of a training.
+
+State are optimizer slots, counters, the loss scale and the position in the
+data. Of several checkpoints the weights' mean is taken.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import checkpoint_files
+from checkpoint_files import CheckpointError
+from tensorflow_v1 import tf
+
+_STATE = re.compile(
+  r"global_step|applied_updates|(training_state|loss_scale)/.*|beta[12]_power"
+)
+
+
+class Weights(NamedTuple):
+  """The weights of a checkpoint."""
+
+  values: dict[str, np.ndarray]  # float32, by name
+  left_out: list[str]  # the state, as lines for people
+
+
+def read(prefixes: Sequence[str]) -> Weights:
+  """The mean of some checkpoints' weights.
+
+  Raises:
+    CheckpointError: one cannot be read or is not finite, or they are not of
+      one shape.
+  """
+  readers = {prefix: _open(prefix) for prefix in prefixes}
+  first, *others = prefixes
+  shapes = _weight_shapes(readers[first])
+  for prefix in others:
+    _check_equal(first, shapes, prefix, _weight_shapes(readers[prefix]))
+  values = {
+    name: _mean([_tensor(r, name, p) for p, r in readers.items()])
+    for name in sorted(shapes)
+  }
+  names = {n for r in readers.values() for n in r.get_variable_to_shape_map()}
+  return Weights(values, _state_lines(names - shapes.keys()))
+
+
+def _open(prefix: str):
+  """A reader of a checkpoint that is whole.
+
+  Raises:
+    CheckpointError: there is none, or it is damaged.
+  """
+  folder, name = os.path.split(prefix)
+  if os.path.isdir(prefix):
+    found = sorted(n for n in os.listdir(prefix) if n.endswith(".index"))
+    example = os.path.join(prefix, found[-1][: -len(".index")]) if found else ""
+    raise CheckpointError(
+      f"{prefix} is a folder without config.json, so not one of Hugging "
+      "Face's; of a checkpoint give the name without .index"
+      + (f", for example {example}" if found else "")
+    )
+  own = re.fullmatch(rf"{re.escape(checkpoint_files.PREFIX)}-(\d+)", name)
+  if own and os.path.exists(prefix + ".json"):
+    checkpoint_files.CheckpointFiles(folder, 1).check(int(own[1]))
+  checkpoint_files.check_index(prefix)
+  try:
+    return tf.train.load_checkpoint(prefix)
+  except (tf.errors.OpError, ValueError) as e:
+    raise CheckpointError(
+      f"{prefix}: no readable checkpoint ({str(e).splitlines()[0]}). Give the "
+      "name without .index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
+    ) from e
+
+
+def _weight_shapes(reader) -> dict[str, list]:
+  """Shapes by name, without the state of a training.
+
+  A slot is named after its variable: VARIABLE/adam_m.
+  """
+  shapes = reader.get_variable_to_shape_map()
+  return {
+    name: shape
+    for name, shape in shapes.items()
+    if not _STATE.fullmatch(name) and name.rpartition("/")[0] not in shapes
+  }
+
+
+def _check_equal(first, shapes, other, others) -> None:
+  names = sorted(
+    name
+    for name in shapes.keys() | others.keys()
+    if shapes.get(name) != others.get(name)
+  )
+  if names:
+    raise CheckpointError(
+      f"{other}: {names[0]} is of shape {others.get(names[0])} there, but "
+      f"{shapes.get(names[0])} in {first} (None: not there); {len(names)} "
+      "differ. Only checkpoints of one model have a mean"
+    )
+
+
+def _tensor(reader, name: str, prefix: str) -> np.ndarray:
+  try:
+    value = np.asarray(reader.get_tensor(name))
+  except (tf.errors.OpError, ValueError) as e:
+    raise CheckpointError(
+      f"{prefix}: damaged: {name} ({str(e).splitlines()[0]})"
+    ) from e
+  if value.dtype.kind in "iubSUO":
+    raise CheckpointError(
+      f"{prefix}: {name} is {value.dtype}, neither a weight nor known as the "
+      "state of a training"
+    )
+  if not np.isfinite(value.astype(np.float32)).all():
+    raise CheckpointError(
+      f"{prefix}: {name} holds values that are not finite: use an earlier "
+      "checkpoint"
+    )
+  return value
+
+
+def _mean(values: list[np.ndarray]) -> np.ndarray:
+  """float32; one array alone is not changed."""
+  if len(values) == 1:
+    return values[0].astype(np.float32)
+  total = values[0].astype(np.float64)
+  for value in values[1:]:
+    total += value
+  return (total / len(values)).astype(np.float32)
+
+
+def _state_lines(names) -> list[str]:
+  """What was left out: slots by kind, anything else by name."""
+  kinds, lines = {}, []
+  for name in sorted(names):
+    owner, _, kind = name.rpartition("/")
+    if owner and not _STATE.fullmatch(name):
+      kinds[kind] = kinds.get(kind, 0) + 1
+    else:
+      lines.append(name)
+  return [f"{n} slots {kind}" for kind, n in kinds.items()] + lines
