@@ -276,12 +276,13 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
         "model with transformers"
       )
     try:
-      names = sorted(set(json_files.read(index)["weight_map"].values()))
+      found = set(json_files.read(index)["weight_map"].values())
+      names = sorted(map(os.path.basename, found))
     except (KeyError, TypeError, AttributeError) as e:
       raise DataError(f"{index}: not an index of weights ({e!r})") from e
   tensors = {}
   for name in names:
-    tensors |= _read_file(os.path.join(folder, os.path.basename(name)))
+    tensors |= _read_file(os.path.join(folder, name))
   return tensors
 
 

@@ -163,8 +163,9 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
         f"{source}: {key} is {value!r}; only {allowed[0]!r} is google/bert's, "
         "and only such a model can be converted"
       )
-  for name in content.get("architectures") or ():
-    if name not in _ARCHITECTURES:
+  names = content.get("architectures") or []
+  for name in names if isinstance(names, list) else [names]:
+    if name not in list(_ARCHITECTURES):
       raise UserError(
         f"{source}: of the architecture {name}, which is none of "
         f"{', '.join(_ARCHITECTURES)}"

@@ -18,6 +18,7 @@ from pretraining_data import tf_example
 VOCAB_FILE, MODEL_FILE = "vocab.txt", "spiece.model"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_MOST_TOKENS = 1 << 24
 
 
 class Vocabulary(NamedTuple):
@@ -261,6 +262,8 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
       return None
     vocab = dict(model["vocab"])
     vocab |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
+    if not 0 <= max(vocab.values()) < _MOST_TOKENS or min(vocab.values()) < 0:
+      raise ValueError("ids that cannot be")
     lines = [""] * (max(vocab.values()) + 1)  # an id without a token: blank
     for token, number in vocab.items():
       lines[number] = token

@@ -375,9 +375,10 @@ def test_shards(tmp_path):
   (folder / name).unlink()
   with pytest.raises(OSError, match="model-00002-of-00002"):
     convert(folder, tmp_path / "c" / "m")
-  index.write_text("{}")
-  with pytest.raises(UserError, match="not an index"):
-    convert(folder, tmp_path / "c" / "m")
+  for text in ("{}", "[]", '{"weight_map": {"a": 5}}'):
+    index.write_text(text)
+    with pytest.raises(UserError, match="not an index"):
+      convert(folder, tmp_path / "c" / "m")
 
 
 # -----------------------------------------------------------------------------
@@ -441,6 +442,7 @@ def test_tensors_that_cannot_be_converted(tmp_path, change, message):
     ({"hidden_act": "silu"}, "hidden_act is 'silu'.*gelu_new"),
     ({"hidden_act": ["gelu"]}, "hidden_act is .*'gelu'"),
     ({"architectures": ["BertForTokenClassification"]}, "of the architecture"),
+    ({"architectures": 5}, "of the architecture 5"),
     ({"hidden_size": 33}, "hidden_size 33 is not a multiple"),
     ({"num_hidden_layers": 3}, "lacks bert/encoder/layer_2/"),
     ({"vocab_size": 99}, r"is of shape \[100, 32\].*\[99, 32\]"),
@@ -521,12 +523,14 @@ def test_nothing_is_overwritten(tmp_path, letters):
     convert(prefix, tmp_path / "full")
   with pytest.raises(UserError, match="index is there already"):
     convert(prefix, prefix, to="tensorflow")
+  (tmp_path / "empty").mkdir()
+  convert(prefix, tmp_path / "empty")
   convert(prefix, tmp_path / "a" / "again", to="tensorflow")  # of one config
   with pytest.raises(UserError, match="vocab.txt is there already and is"):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "vocab.txt").write_text("another\n")
     convert(prefix, tmp_path / "b", to="tensorflow", vocab_file=letters)
-  assert sorted(os.listdir(tmp_path)) == ["a", "b", "full"]
+  assert sorted(os.listdir(tmp_path)) == ["a", "b", "empty", "full"]
   assert os.listdir(tmp_path / "b") == ["vocab.txt"]
   with pytest.raises(UserError, match="nothing to convert"):
     convert(prefix, tmp_path / "c")

@@ -423,6 +423,24 @@ def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   assert huggingface_tokenizer.read_vocabulary(str(tmp_path)) == want
   os.unlink(tmp_path / "tokenizer_config.json")
   assert huggingface_tokenizer.reads_lower_case(str(tmp_path)) is False
+  for model in ('{"vocab": {"a": -1}}', '{"vocab": {"a": 1e99}}', "3", "{}"):
+    (tmp_path / "tokenizer.json").write_text('{"model": %s}' % model)
+    with pytest.raises(UserError, match="tokenizer.json: no tokenizer that"):
+      huggingface_tokenizer.read_vocabulary(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  "content, message",
+  [
+    ({"strip_accents": False}, "strip_accents is False, but .* has True"),
+    ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars is False"),
+  ],
+)
+def test_tokenizers_that_are_not_google_berts(tmp_path, content, message):
+  path = tmp_path / "tokenizer_config.json"
+  path.write_text(json.dumps({"do_lower_case": True, **content}))
+  with pytest.raises(UserError, match=message):
+    huggingface_tokenizer.reads_lower_case(str(tmp_path))
 
 
 # -----------------------------------------------------------------------------
