@@ -21,18 +21,17 @@ from absl import flags
 import checkpoint_files
 import checkpoint_weights
 import errors
-import huggingface
-import huggingface_config
-import huggingface_tokenizer
 import tokenization
 from bert_config import BertConfig
 from errors import DataError, UserError
-from huggingface_tokenizer import Vocabulary
+from finetuning import finetune
+from huggingface import bert_tensors, model_config, tokenizer_files
+from huggingface.tokenizer_files import Vocabulary
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
 BERT_CONFIG_FILE = "bert_config.json"
-VOCAB_FILE = huggingface_tokenizer.VOCAB_FILE
+VOCAB_FILE = tokenizer_files.VOCAB_FILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +83,10 @@ def read_folder(settings: Settings) -> Model:
     UserError: it cannot be converted; the message says why.
   """
   (folder,) = settings.input
-  source = os.path.join(folder, huggingface_config.CONFIG_FILE)
-  config, labels, keys = huggingface_config.read_config(folder)
-  read = huggingface.from_theirs(
-    huggingface.read_tensors(folder), config, folder
+  source = os.path.join(folder, model_config.CONFIG_FILE)
+  config, labels, keys = model_config.read_config(folder)
+  read = bert_tensors.from_theirs(
+    bert_tensors.read_tensors(folder), config, folder
   )
   left_out = [f"{name} (follows from the rest)" for name in read.left_out]
   left_out += [f"{key} of {source} (not known here)" for key in keys]
@@ -95,8 +94,8 @@ def read_folder(settings: Settings) -> Model:
     read.values,
     config,
     source,
-    huggingface_tokenizer.read_vocabulary(folder),
-    huggingface_tokenizer.reads_lower_case(folder),
+    tokenizer_files.read_vocabulary(folder),
+    tokenizer_files.reads_lower_case(folder),
     labels if "output_bias" in read.values else None,
     left_out,
   )
@@ -111,16 +110,30 @@ def read_checkpoints(settings: Settings) -> Model:
   weights = checkpoint_weights.read(settings.input)
   config, source = _config_of(settings)
   first = settings.input[0]
-  huggingface.count_parts(weights.values, config, first)
+  bert_tensors.count_parts(weights.values, config, first)
+  folder = os.path.dirname(first)
+  task = finetune.saved_task(folder)  # of a run_classifier.py or run_squad.py
   return Model(
     weights.values,
     config,
     source,
-    huggingface_tokenizer.read_vocabulary(os.path.dirname(first)),
-    None,
-    None,
+    _vocabulary_of(folder, task),
+    task.get("do_lower_case"),
+    task.get("labels") or None,
     weights.left_out,
   )
+
+
+def _vocabulary_of(folder: str, task: dict) -> Vocabulary | None:
+  """That of a run folder, or what stands beside a checkpoint, if any."""
+  names = task.get("vocabulary", {})
+  for key, kind in (
+    ("vocab_file", VOCAB_FILE),
+    ("spm_model_file", tokenizer_files.MODEL_FILE),
+  ):
+    if key in names:
+      return tokenizer_files.read_file(os.path.join(folder, names[key]), kind)
+  return tokenizer_files.read_vocabulary(folder)
 
 
 def _config_of(settings: Settings) -> tuple[BertConfig, str]:
@@ -164,15 +177,19 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     not os.path.isdir(folder) or os.listdir(folder)
   ):
     raise UserError(f"--output={folder} is there already, and not empty")
-  tensors = huggingface.to_theirs(model.values, model.config, settings.input[0])
-  parts = huggingface.count_parts(model.values, model.config, settings.input[0])
+  tensors = bert_tensors.to_theirs(
+    model.values, model.config, settings.input[0]
+  )
+  parts = bert_tensors.count_parts(
+    model.values, model.config, settings.input[0]
+  )
   bias = model.values.get("output_bias")
   labels = settings.labels or model.labels
   if bias is not None and labels and len(labels) != len(bias):
     raise UserError(
       f"{len(labels)} names of labels, but the classifier has {len(bias)}"
     )
-  config = huggingface_config.to_their_config(
+  config = model_config.to_their_config(
     model.config,
     parts,
     model.source,
@@ -184,10 +201,10 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
   with tempfile.TemporaryDirectory(dir=parent, prefix=".converting") as aside:
     made = os.path.join(aside, "made")
     os.mkdir(made)
-    huggingface.write_tensors(made, tensors)
-    huggingface_config.write_config(made, config)
+    bert_tensors.write_tensors(made, tensors)
+    model_config.write_config(made, config)
     if model.vocabulary is not None:
-      huggingface_tokenizer.write_tokenizer(
+      tokenizer_files.write_tokenizer(
         made,
         model.vocabulary,
         model.do_lower_case,
@@ -265,7 +282,7 @@ def convert(settings: Settings) -> list[str]:
   Raises:
     UserError: it cannot be done; the message says why.
   """
-  config_file = os.path.join(settings.input[0], huggingface_config.CONFIG_FILE)
+  config_file = os.path.join(settings.input[0], model_config.CONFIG_FILE)
   theirs = len(settings.input) == 1 and os.path.exists(config_file)
   to = settings.to or (TENSORFLOW if theirs else HUGGINGFACE)
   if theirs and to == HUGGINGFACE:
@@ -293,15 +310,13 @@ def with_tokenizer(model: Model, settings: Settings, to: str) -> Model:
     raise UserError("give either --vocab_file or --spm_model_file")
   vocabulary, lower = model.vocabulary, settings.do_lower_case
   if settings.vocab_file:
-    vocabulary = huggingface_tokenizer.read_file(
-      settings.vocab_file, VOCAB_FILE
-    )
+    vocabulary = tokenizer_files.read_file(settings.vocab_file, VOCAB_FILE)
   if settings.spm_model_file:
-    vocabulary = huggingface_tokenizer.read_file(
-      settings.spm_model_file, huggingface_tokenizer.MODEL_FILE
+    vocabulary = tokenizer_files.read_file(
+      settings.spm_model_file, tokenizer_files.MODEL_FILE
     )
   if vocabulary:
-    rows = huggingface_tokenizer.size(vocabulary)
+    rows = tokenizer_files.size(vocabulary)
     given = settings.vocab_file or settings.spm_model_file
     if rows > model.config.vocab_size:
       raise DataError(
@@ -329,14 +344,14 @@ def with_tokenizer(model: Model, settings: Settings, to: str) -> Model:
 
 def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   """What happened, for people."""
-  counts = huggingface.count_parts(
+  counts = bert_tensors.count_parts(
     model.values, model.config, settings.input[0]
   )
-  known = {w.ours for w in huggingface.weights(model.config)}
+  known = {w.ours for w in bert_tensors.weights(model.config)}
   others = sorted(set(model.values) - known)
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   converted += [f"{name} (not BERT's, kept)" for name in others]
-  missing = [part for part in huggingface.PARTS[:4] if part not in counts]
+  missing = [part for part in bert_tensors.PARTS[:4] if part not in counts]
   if not model.vocabulary:
     missing.append(
       f"{VOCAB_FILE} (give --vocab_file or --spm_model_file for a tokenizer)"

@@ -14,12 +14,11 @@ from conftest import TINY, write_config
 
 import checkpoint_files
 import convert_checkpoint
-import huggingface
-import huggingface_config
 from bert_config import BertConfig
 from convert_checkpoint import Settings
 from errors import UserError
-from huggingface import (
+from huggingface import bert_tensors, model_config
+from huggingface.bert_tensors import (
   CLASSIFIER,
   ENCODER,
   MASKED_LM,
@@ -40,7 +39,7 @@ def random_values(parts=PRETRAINING, seed=0, labels=3):
     w.ours: rng.normal(
       0.0, 0.3, [labels if n is None else n for n in w.shape]
     ).astype(np.float32)
-    for w in huggingface.weights(CONFIG)
+    for w in bert_tensors.weights(CONFIG)
     if w.part in parts
   }
 
@@ -116,7 +115,7 @@ def test_there_and_back_is_bit_equal(tmp_path, letters, parts, architecture):
   assert config["architectures"] == [architecture]
   assert (config["hidden_act"], config["layer_norm_eps"]) == ("gelu_new", 1e-12)
   assert ("id2label" in config) == (CLASSIFIER in parts)
-  for part in huggingface.PARTS:
+  for part in bert_tensors.PARTS:
     assert (f"    {part}: " in said) == (part in parts)
   again = convert(tmp_path / "b", tmp_path / "c" / "model.ckpt")
   assert_same(read(tmp_path / "c" / "model.ckpt"), values)
@@ -173,14 +172,14 @@ def test_names_and_kernels_are_hugging_faces(tmp_path):
 )
 def test_activations(ours, theirs):
   config = BertConfig.from_dict({**TINY, "hidden_act": ours})
-  content = huggingface_config.to_their_config(config, (ENCODER,), "here")
+  content = model_config.to_their_config(config, (ENCODER,), "here")
   assert content["hidden_act"] == theirs
-  back = huggingface_config.from_their_config(content, "there")
+  back = model_config.from_their_config(content, "there")
   assert back.config.to_dict() == config.to_dict() and not back.left_out
 
 
 def test_a_config_without_keys_has_hugging_faces_defaults():
-  config = huggingface_config.from_their_config({}, "there").config.to_dict()
+  config = model_config.from_their_config({}, "there").config.to_dict()
   assert config["hidden_act"] == "gelu_erf"
   assert (config["vocab_size"], config["type_vocab_size"]) == (30522, 2)
   assert (config["hidden_size"], config["num_hidden_layers"]) == (768, 12)
@@ -287,7 +286,7 @@ def test_means_are_of_one_model_only(tmp_path):
 
 
 def their_tensors(values=None):
-  return huggingface.to_theirs(values or random_values(), CONFIG, "here")
+  return bert_tensors.to_theirs(values or random_values(), CONFIG, "here")
 
 
 def test_old_names_buffers_and_ties(tmp_path):

@@ -22,14 +22,13 @@ from test_convert_checkpoint import (
   write_checkpoint,
 )
 
-import huggingface_config
-import huggingface_tokenizer
 import modeling
 import tokenization
 import train_tokenizer
 from bert_config import BertConfig
 from errors import UserError
-from huggingface import (
+from huggingface import model_config, tokenizer_files
+from huggingface.bert_tensors import (
   CLASSIFIER,
   ENCODER,
   MASKED_LM,
@@ -270,9 +269,7 @@ def our_ids(vocab_file, do_lower_case, texts=TEXTS):
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_tokenizer_json_gives_our_ids(vocabulary, do_lower_case):
-  tokenizer, _ = huggingface_tokenizer.make_tokenizer(
-    vocabulary, True, do_lower_case
-  )
+  tokenizer, _ = tokenizer_files.make_tokenizer(vocabulary, True, do_lower_case)
   want = our_ids(vocabulary, do_lower_case)
   for text, ids in zip(TEXTS, want, strict=True):
     got = tokenizer.encode(text, add_special_tokens=False)
@@ -290,7 +287,7 @@ def test_words_are_ours_in_every_letter_of_old(do_lower_case):
   """Each character of Unicode 3.2 within a word, alone and before a space."""
   import tokenizers
 
-  normalizer, pre = huggingface_tokenizer.normalizer(do_lower_case), None
+  normalizer, pre = tokenizer_files.normalizer(do_lower_case), None
   pre = tokenizers.pre_tokenizers.BertPreTokenizer()
   split, wrong = tokenization.WordSplitter(do_lower_case), []
   old = unicodedata.ucd_3_2_0
@@ -348,7 +345,7 @@ SPM_TEXTS = [t for t in TEXTS if not any(part in t for part in _OTHERWISE)]
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_sentencepiece_tokenizer_json_gives_our_ids(spm_file, do_lower_case):
-  tokenizer, encoder = huggingface_tokenizer.make_tokenizer(
+  tokenizer, encoder = tokenizer_files.make_tokenizer(
     spm_file, False, do_lower_case
   )
   for text in [*SPM_TEXTS, *SENTENCES, "  two  spaces ", "unseen 龘 龘龘 Ж"]:
@@ -385,7 +382,7 @@ def test_other_sentencepiece_models_are_refused(tmp_path):
         minloglevel=2,
       )
     with pytest.raises(UserError, match=f"{name}: not a unigram model"):
-      huggingface_tokenizer.make_tokenizer(str(tmp_path / name), False, True)
+      tokenizer_files.make_tokenizer(str(tmp_path / name), False, True)
 
 
 def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
@@ -415,18 +412,18 @@ def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
 
 def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   """As transformers 5 saves it."""
-  given = huggingface_tokenizer.read_file(vocabulary, "vocab.txt")
-  huggingface_tokenizer.write_tokenizer(str(tmp_path), given, False, 64)
-  assert huggingface_tokenizer.reads_lower_case(str(tmp_path)) is False
-  want = huggingface_tokenizer.read_vocabulary(str(tmp_path))
+  given = tokenizer_files.read_file(vocabulary, "vocab.txt")
+  tokenizer_files.write_tokenizer(str(tmp_path), given, False, 64)
+  assert tokenizer_files.reads_lower_case(str(tmp_path)) is False
+  want = tokenizer_files.read_vocabulary(str(tmp_path))
   os.unlink(tmp_path / "vocab.txt")
-  assert huggingface_tokenizer.read_vocabulary(str(tmp_path)) == want
+  assert tokenizer_files.read_vocabulary(str(tmp_path)) == want
   os.unlink(tmp_path / "tokenizer_config.json")
-  assert huggingface_tokenizer.reads_lower_case(str(tmp_path)) is False
+  assert tokenizer_files.reads_lower_case(str(tmp_path)) is False
   for model in ('{"vocab": {"a": -1}}', '{"vocab": {"a": 1e99}}', "3", "{}"):
     (tmp_path / "tokenizer.json").write_text('{"model": %s}' % model)
     with pytest.raises(UserError, match="tokenizer.json: no tokenizer that"):
-      huggingface_tokenizer.read_vocabulary(str(tmp_path))
+      tokenizer_files.read_vocabulary(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +437,7 @@ def test_tokenizers_that_are_not_google_berts(tmp_path, content, message):
   path = tmp_path / "tokenizer_config.json"
   path.write_text(json.dumps({"do_lower_case": True, **content}))
   with pytest.raises(UserError, match=message):
-    huggingface_tokenizer.reads_lower_case(str(tmp_path))
+    tokenizer_files.reads_lower_case(str(tmp_path))
 
 
 # -----------------------------------------------------------------------------
@@ -507,7 +504,7 @@ def test_a_checkpoint_that_was_trained_here(tmp_path, peer):
   )
   convert(prefix, tmp_path / "theirs")
   convert(tmp_path / "theirs", tmp_path / "again" / "m")
-  content = huggingface_config.read_config(str(tmp_path / "theirs"))
+  content = model_config.read_config(str(tmp_path / "theirs"))
   batch = random_batch(content.config.vocab_size, rows=8, length=128)
   np.savez(tmp_path / "batch.npz", **batch)
   files = [str(tmp_path / "batch.npz"), str(tmp_path / "theirs.npz")]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import runs
 
+import convert_checkpoint
 import training_hooks
 from errors import UserError
 from finetuning import classification, finetune, squad
@@ -356,3 +357,16 @@ def test_task_file_has_what_predicting_needs(tmp_path, classify):
   assert saved["task"] == "classifier" and saved["labels"] == ["0", "1"]
   assert saved["vocabulary"] == {"vocab_file": "vocab.txt"}
   assert (tmp_path / "out" / "vocab.txt").exists()
+
+
+def test_a_classifier_becomes_a_hugging_face_folder(tmp_path, classify):
+  run(classify(tmp_path / "out", num_train_epochs=0.5))
+  prefix = tf.train.latest_checkpoint(str(tmp_path / "out"))
+  prefix = prefix or glob.glob(f"{tmp_path}/out/model.ckpt-*.index")[0][:-6]
+  convert_checkpoint.convert(
+    convert_checkpoint.Settings((prefix,), str(tmp_path / "theirs"))
+  )
+  config = runs.read_json(tmp_path / "theirs", "config.json")
+  assert config["id2label"] == {"0": "0", "1": "1"}
+  assert config["architectures"] == ["BertForSequenceClassification"]
+  assert (tmp_path / "theirs" / "tokenizer.json").exists()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import json_files
 from bert_config import BertConfig
 from errors import DataError, UserError
-from huggingface import (
+from huggingface.bert_tensors import (
   CLASSIFIER,
   ENCODER,
   MASKED_LM,

@@ -1,0 +1,1 @@
+"""Hugging Face's BERT folders: their weights, config and tokenizer files."""
