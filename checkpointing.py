@@ -125,7 +125,7 @@ class TrainingState:
     return record_order.Order(*session.run(self._data)), self.order
 
 
-def _shapes(path: str) -> dict:
+def variable_shapes(path: str) -> dict:
   """Variable name -> shape in a checkpoint.
 
   Raises:
@@ -242,6 +242,25 @@ def _schedule_position(path: str) -> int:
   return int(position)
 
 
+def restore_all(session: tf.Session, path: str, variables) -> None:
+  """Gives all of `variables` their values in a checkpoint.
+
+  Raises:
+    CheckpointError: it cannot be read, lacks one, has other shapes, or values
+      that are not finite.
+  """
+  shapes = variable_shapes(path)
+  _check_shapes(path, variables, shapes)
+  missing = sorted({v.op.name for v in variables} - shapes.keys())
+  if missing:
+    raise CheckpointError(
+      f"{path}: lacks {missing[0]} (of {len(missing)} variables): made with "
+      "another BERT config, or not whole"
+    )
+  _restore(tf.train.Saver(variables), session, path)
+  _check_finite(session, path, variables)
+
+
 class Checkpointer:
   """Initialises, resumes and saves one run's variables.
 
@@ -336,7 +355,7 @@ class Checkpointer:
     return report
 
   def _plan(self, path: str):
-    shapes = _shapes(path)
+    shapes = variable_shapes(path)
     trained = tf.trainable_variables()
     _check_shapes(path, trained, shapes)
     loaded = [v for v in trained if v.op.name in shapes]
@@ -373,7 +392,7 @@ class Checkpointer:
       return f"what update {self._commit.step:,} left in memory"
     if self._comm.is_root:
       path = self._newest_whole()
-      shapes = _shapes(path)
+      shapes = variable_shapes(path)
       _check_shapes(path, self._variables, shapes)
       names = {v.op.name for v in self._variables}
       missing = sorted(names - shapes.keys() - _ADDED.keys())

@@ -63,6 +63,8 @@ __all__ = [
   "get_shape_list",
   "layer_norm",
   "layer_norm_and_dropout",
+  "masked_lm_logits",
+  "next_sentence_logits",
   "pretraining_model",
   "reshape_from_matrix",
   "reshape_to_matrix",
@@ -246,14 +248,14 @@ def gather_indexes(sequence_tensor, positions):
   return kernels.gather_rows(tf.reshape(sequence_tensor, [-1, width]), rows)
 
 
-def _masked_lm_logits(
+def masked_lm_logits(
   bert_config,
   input_tensor,
   output_weights,
   positions,
   policy=mixed_precision.FP32,
 ):
-  """`_Logits` [B * P, V]; arguments as of `get_masked_lm_output`."""
+  """`Logits` [B * P, V]; arguments as of `get_masked_lm_output`."""
   hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
     with tf.variable_scope("transform"):
@@ -273,10 +275,10 @@ def _masked_lm_logits(
       initializer=tf.zeros_initializer(),
     )
     weights = tf.cast(output_weights, policy.heads)
-    return _Logits(tf.matmul(hidden, weights, transpose_b=True), bias)
+    return Logits(tf.matmul(hidden, weights, transpose_b=True), bias)
 
 
-class _Logits(NamedTuple):
+class Logits(NamedTuple):
   """A head's classes, before the bias, which its loss adds."""
 
   matmul: tf.Tensor  # policy.heads [n, classes]
@@ -295,10 +297,10 @@ class _Logits(NamedTuple):
     )
 
 
-def _next_sentence_logits(
+def next_sentence_logits(
   bert_config, input_tensor, policy=mixed_precision.FP32
 ):
-  """`_Logits` [B, 2]; arguments as of `get_next_sentence_output`."""
+  """`Logits` [B, 2]; arguments as of `get_next_sentence_output`."""
   with tf.variable_scope("cls/seq_relationship"):
     weights = tf.get_variable(
       "output_weights",
@@ -310,7 +312,7 @@ def _next_sentence_logits(
     )
     input_tensor = tf.cast(input_tensor, policy.heads)
     weights = tf.cast(weights, policy.heads)
-    return _Logits(tf.matmul(input_tensor, weights, transpose_b=True), bias)
+    return Logits(tf.matmul(input_tensor, weights, transpose_b=True), bias)
 
 
 def get_masked_lm_output(
@@ -331,7 +333,7 @@ def get_masked_lm_output(
     per_example_loss: float32 [B * P], without the weights.
     log_probs: float32 [B * P, V].
   """
-  logits = _masked_lm_logits(
+  logits = masked_lm_logits(
     bert_config, input_tensor, output_weights, positions
   )
   per_example_loss, _ = logits.losses_and_correct(tf.reshape(label_ids, [-1]))
@@ -356,7 +358,7 @@ def get_next_sentence_output(bert_config, input_tensor, labels):
     per_example_loss: float32 [B].
     log_probs: float32 [B, 2].
   """
-  logits = _next_sentence_logits(bert_config, input_tensor)
+  logits = next_sentence_logits(bert_config, input_tensor)
   per_example_loss, _ = logits.losses_and_correct(tf.reshape(labels, [-1]))
   loss = tf.reduce_mean(per_example_loss)
   return loss, per_example_loss, logits.log_probs()
@@ -411,7 +413,7 @@ def _loss_and_correct(logits, labels, weights, policy):
   """Weighted sums of cross entropy and of right predictions.
 
   Args:
-    logits: `_Logits` [n, classes].
+    logits: `Logits` [n, classes].
     labels: int [n].
     weights: float32 [n].
     policy: a `mixed_precision.Policy`.
@@ -463,7 +465,7 @@ def pretraining_model(
     batch.masked_lm_weights * example_weights[:, tf.newaxis], [-1]
   )
   masked_lm_loss, masked_lm_correct = _loss_and_correct(
-    _masked_lm_logits(
+    masked_lm_logits(
       config,
       model.get_sequence_output(),
       model.get_embedding_table(),
@@ -476,7 +478,7 @@ def pretraining_model(
   )
   pair_weights = _next_sentence_weights(batch)
   next_sentence_loss, next_sentence_correct = _loss_and_correct(
-    _next_sentence_logits(config, model.get_pooled_output(), policy),
+    next_sentence_logits(config, model.get_pooled_output(), policy),
     tf.reshape(batch.next_sentence_labels, [-1]),
     tf.reshape(pair_weights, [-1]),
     policy,

@@ -3,8 +3,13 @@
 import dataclasses
 
 import input_pipeline
+import training_hooks
 from errors import UserError
 from run_config import RunConfig
+
+BEST_BY = training_hooks.BestBy(
+  ("masked_lm_loss", "next_sentence_loss"), higher=False
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

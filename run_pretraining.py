@@ -17,19 +17,14 @@ import input_pipeline
 import modeling
 import optimization
 import train_loop
-import training_hooks
 import training_plan
 import training_run
 from errors import UserError
-from pretraining_config import PretrainingConfig
+from pretraining_config import BEST_BY, PretrainingConfig
 from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS
-
-BEST_BY = training_hooks.BestBy(
-  ("masked_lm_loss", "next_sentence_loss"), higher=False
-)
 
 
 def define_flags() -> None:

@@ -229,6 +229,7 @@ def _write_task(task: Task) -> None:
       "max_seq_length": config.max_seq_length,
       "do_lower_case": config.do_lower_case,
       "vocabulary": vocabulary or saved.get("vocabulary", {}),
+      "best_by": task.best_by._asdict(),
     },
   )
 

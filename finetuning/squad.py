@@ -115,12 +115,10 @@ class Squad(Task):
     found = source.answers(outputs["logits"], self.config)
     predictions, nbest, odds = {}, {}, {}
     for question, (answers, null) in found.items():
-      predictions[question] = answers[0].text if answers else ""
+      predictions[question] = chosen_text(answers, null, self.config)
       candidates = list(answers)
       if self.config.version_2_with_negative:
         odds[question] = _null_odds(answers, null)
-        if odds[question] > self.config.null_score_diff_threshold:
-          predictions[question] = ""
         candidates.append(null)
       nbest[question] = [
         {
@@ -154,6 +152,22 @@ class Squad(Task):
 def _null_odds(answers, null) -> float:
   """How much higher "no answer" scores than the best answer."""
   return null.score - answers[0].score if answers else float("1e9")
+
+
+def chosen_text(answers, null, config) -> str:
+  """The text that is predicted, "" for no answer.
+
+  Args:
+    answers, null: of `windows.best_answers`.
+    config: a `SquadConfig`, or what has its version_2_with_negative and
+      null_score_diff_threshold.
+  """
+  if not answers:
+    return ""
+  if config.version_2_with_negative:
+    if _null_odds(answers, null) > config.null_score_diff_threshold:
+      return ""
+  return answers[0].text
 
 
 class SquadSource(packed.PackedSource):

@@ -100,6 +100,18 @@ def _wrapped(head: str, text: str) -> str:
 # -----------------------------------------------------------------------------
 
 
+def find_vocabulary(
+  info: tokenization.TokenizerInfo, *folders: str
+) -> str | None:
+  """The file that `info` is of, in one of the folders or the one above it."""
+  for folder in folders:
+    for place in (folder, os.path.join(folder, os.pardir)):
+      path = os.path.normpath(os.path.join(place, os.path.basename(info.file)))
+      if os.path.isfile(path) and tfrecord.file_sha256(path) == info.sha256:
+        return path
+  return None
+
+
 def find_encoder(
   info: tokenization.TokenizerInfo | None,
   folder: str,
@@ -120,14 +132,11 @@ def find_encoder(
     DataError: the file given does not do, or is another than `info` says.
   """
   if info and not vocab_file and not spm_model_file:
-    for place in (folder, os.path.join(folder, os.pardir)):
-      path = os.path.normpath(os.path.join(place, os.path.basename(info.file)))
-      if os.path.isfile(path) and tfrecord.file_sha256(path) == info.sha256:
-        if info.kind == "sentencepiece":
-          spm_model_file = path
-        else:
-          vocab_file = path
-        break
+    found = find_vocabulary(info, folder)
+    if info.kind == "sentencepiece":
+      spm_model_file = found
+    else:
+      vocab_file = found
   if not vocab_file and not spm_model_file:
     return None
   encoder = tokenization.load_tokenizer(vocab_file, True, spm_model_file)
