@@ -290,3 +290,21 @@ def define_finetuning_flags(max_seq_length: int) -> None:
     "best is kept; 0: only at the end. --eval_every_steps wins.",
   )
   flags.mark_flag_as_required("bert_config_file")
+
+
+def define_source_flags() -> None:
+  """What `model_source.Given` has; for commands about a trained model."""
+  found = "Default: as found beside the model."
+  flags.DEFINE_string(
+    "bert_config_file", None, f"JSON file with the BERT config. {found}"
+  )
+  flags.DEFINE_string(
+    "vocab_file",
+    None,
+    "WordPiece vocabulary that the model was trained with. Default: as found "
+    "beside the model or its training data.",
+  )
+  flags.DEFINE_string(
+    "spm_model_file", None, "The same for a SentencePiece model."
+  )
+  flags.DEFINE_bool("do_lower_case", None, f"Lower-case the text. {found}")

@@ -1,0 +1,132 @@
+"""Shows what a model learned: text in, words, labels, answers or vectors out.
+
+  python predict.py runs/first 'paris is the capital of [MASK] .'
+  python predict.py runs/first 'it rained . ||| so we stayed in .'
+  python predict.py runs/classifier 'a charming film' --json
+  python predict.py runs/squad --question='who?' --context='it was me .'
+  python predict.py served/first/1 --input=lines.txt
+
+MODEL is a run folder, a checkpoint's name, or an exported folder. Texts are
+arguments, lines of --input, or lines of standard input; two with a tab or |||
+between them are a pair.
+"""
+
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator
+
+import errors
+import flags_common
+import inference
+import model_source
+import predictions
+from errors import DataError, UserError
+from tensorflow_v1 import tf
+
+FLAGS = tf.flags.FLAGS
+
+_AT_ONCE = 64  # inputs between two outputs
+
+
+def define_flags() -> None:
+  flags = tf.flags
+  FLAGS.set_gnu_getopt()  # flags may follow MODEL
+  flags.DEFINE_string(
+    "input", None, "File with a text on each line; - is standard input."
+  )
+  flags.DEFINE_string("question", None, "For a model that answers questions.")
+  flags.DEFINE_string("context", None, "The paragraph that may answer it.")
+  flags.DEFINE_integer(
+    "top_k", 5, "Words or answers to show at most.", lower_bound=1
+  )
+  flags.DEFINE_bool("json", False, "JSON lines with all numbers.")
+  flags.DEFINE_enum(
+    "embedding",
+    None,
+    list(predictions.POOLINGS),
+    "The text as a vector, whatever the model is for: of the last layer the "
+    "mean over all tokens, or that of [CLS].",
+  )
+  flags.DEFINE_integer(
+    "max_seq_length",
+    None,
+    "Most tokens of a text; of a longer one the end is not read. Default: as "
+    "in training.",
+  )
+  flags_common.define_source_flags()
+  flags.adopt_module_key_flags(flags_common)  # so that --help shows them
+
+
+def read_inputs(texts: list[str]) -> Iterator[predictions.Input]:
+  """From the flags, the arguments, or standard input.
+
+  Raises:
+    UserError: they contradict each other, or there is nothing to read.
+  """
+  asked = FLAGS.question is not None or FLAGS.context is not None
+  if asked + bool(texts) + (FLAGS.input is not None) > 1:
+    raise UserError(
+      "give texts as arguments, --input, or --question with --context: one of "
+      "these"
+    )
+  if asked:
+    if not (FLAGS.question or "").strip() or not (FLAGS.context or "").strip():
+      raise UserError("give both --question and --context, not empty")
+    yield predictions.Input(FLAGS.question, FLAGS.context)
+    return
+  if texts:
+    yield from map(predictions.parse_line, texts)
+    return
+  found = False
+  for number, line in enumerate(_lines(FLAGS.input or "-"), 1):
+    if line.strip():
+      found = True
+      try:
+        yield predictions.parse_line(line)
+      except DataError as e:
+        raise DataError(f"line {number}: {e}") from e
+  if not found:
+    raise UserError(
+      f"{FLAGS.input or 'standard input'}: there is no text in it"
+    )
+
+
+def _lines(path: str) -> Iterator[str]:
+  with contextlib.ExitStack() as stack:
+    file = sys.stdin
+    if path != "-":
+      file = stack.enter_context(open(path, encoding="utf-8", errors="replace"))
+    yield from file
+
+
+def _groups(inputs: Iterable, count: int) -> Iterator[list]:
+  inputs = iter(inputs)
+  while group := list(itertools.islice(inputs, count)):
+    yield group
+
+
+def main(argv) -> None:
+  # A vocabulary may hold what the terminal's encoding does not.
+  sys.stdout.reconfigure(errors="backslashreplace")
+  given = {name: FLAGS[name].value for name in model_source.Given._fields}
+  source = model_source.find(argv[1], model_source.Given(**given))
+  inputs = read_inputs(argv[2:])
+  model = inference.open_model(source)
+  predictor = predictions.Predictor(
+    model, source, FLAGS.top_k, FLAGS.embedding, FLAGS.max_seq_length
+  )
+  if not source.is_export:
+    print(f"{source.path} ({source.chosen})", file=sys.stderr)
+  by_hand = not argv[2:] and FLAGS.input in (None, "-") and sys.stdin.isatty()
+  for group in _groups(inputs, 1 if by_hand else _AT_ONCE):
+    for made in predictor.predict(group):
+      lines = predictions.as_lines(made)
+      print(*([json.dumps(made)] if FLAGS.json else lines), sep="\n")
+  model.close()
+
+
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main, arguments=None)

@@ -1,0 +1,278 @@
+"""Exports: the same answers without this project, and nothing half done."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import runs
+import trained
+from conftest import TINY, write_config
+
+import inference
+import model_source
+import pretraining_config
+from checkpoint_files import CheckpointError, CheckpointFiles
+from errors import UserError
+from tensorflow_v1 import tf
+
+# In a process that has TensorFlow and nothing of this project, as Serving's.
+FRESH = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+for name in sys.argv[2:]:
+  loaded = tf.saved_model.load(f"{name}.export", tags=["serve"])
+  arrays = np.load(sys.argv[1])
+  found = {}
+  for batch in ("a", "b"):
+    for part, function in loaded.signatures.items():
+      wanted = function.structured_input_signature[1]
+      given = {n: tf.constant(arrays[f"{batch}/{n}"]) for n in wanted}
+      for output, value in function(**given).items():
+        found[f"{batch}/{part}/{output}"] = value.numpy()
+  np.savez(f"{name}.npz", **found)
+assert not {"modeling", "inference", "tensorflow_v1"} & set(sys.modules)
+"""
+LENGTHS = {"a": [12, 5, 1], "b": [7, 64]}  # two batches, padded to the longest
+
+
+def batches():
+  """batch -> list of (ids, segments)."""
+  rng = np.random.default_rng(3)
+  sizes = (TINY["vocab_size"], 2)
+  return {
+    batch: [[rng.integers(0, m, n) for m in sizes] for n in lengths]
+    for batch, lengths in LENGTHS.items()
+  }
+
+
+def arrays_of(batch):
+  """The signatures' inputs; masked positions: the first and the last token."""
+  shape = len(batch), max(len(ids) for ids, _ in batch)
+  made = {n: np.zeros(shape, np.int32) for n in inference.INPUTS}
+  # What stands in padding is not read.
+  made["input_ids"][:] = 7
+  made["segment_ids"][:] = 1
+  for row, (ids, segments) in enumerate(batch):
+    made["input_ids"][row, : len(ids)] = ids
+    made["input_mask"][row, : len(ids)] = 1
+    made["segment_ids"][row, : len(ids)] = segments
+  last = [[0, len(ids) - 1] for ids, _ in batch]
+  return {**made, inference.POSITIONS: np.array(last, np.int32)}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory, letters):
+  """kind -> (checkpoint, its folder's export, what a fresh process got)."""
+  folder = tmp_path_factory.mktemp("models")
+  prefixes = {}
+  for kind in trained.TASKS:
+    prefixes[kind] = trained.write_model(folder / kind, kind, letters)
+    source = model_source.find(str(folder / kind))
+    model = inference.open_checkpoint(source)
+    inference.export(model, source, str(folder / f"{kind}.export"))
+    model.close()
+  arrays = {
+    f"{batch}/{name}": value
+    for batch, examples in batches().items()
+    for name, value in arrays_of(examples).items()
+  }
+  np.savez(folder / "inputs.npz", **arrays)
+  done = subprocess.run(
+    [sys.executable, "-I", "-c", FRESH, "inputs.npz", *prefixes],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  return {
+    kind: (prefix, folder / f"{kind}.export", np.load(folder / f"{kind}.npz"))
+    for kind, prefix in prefixes.items()
+  }
+
+
+@pytest.mark.parametrize("kind", trained.TASKS)
+def test_a_fresh_process_gets_the_checkpoints_answers(answers, kind):
+  """Each row of a padded batch is what training's graph makes of it alone."""
+  prefix, _, found = answers[kind]
+  names = set()
+  for batch, examples in batches().items():
+    for row, (ids, segments) in enumerate(examples):
+      wanted = trained.expected(kind, prefix, ids, segments)
+      names |= {f"{batch}/{name}" for name in wanted}
+      for name, value in wanted.items():
+        got = found[f"{batch}/{name}"][row]
+        if len(value) == len(ids):
+          got = got[: len(ids)]  # a number for each token
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-5)
+  # And there are no others but the default's.
+  others = {name for name in found.files if "/serving_default/" not in name}
+  assert others == names
+
+
+@pytest.mark.parametrize(
+  ("kind", "name"),
+  [
+    ("pretraining", "masked_lm"),
+    ("classifier", "classifier"),
+    ("squad", "span"),
+  ],
+)
+def test_the_default_is_the_most_useful(answers, kind, name):
+  _, _, found = answers[kind]
+  default = {n for n in found.files if n.startswith("a/serving_default/")}
+  assert default
+  for output in default:
+    other = output.replace("serving_default", name)
+    np.testing.assert_array_equal(found[output], found[other])
+
+
+@pytest.mark.parametrize("kind", trained.TASKS)
+def test_an_export_holds_weights_and_what_they_mean(answers, kind):
+  prefix, folder, _ = answers[kind]
+  assert not os.path.exists(f"{folder}.tmp")
+  weights = {
+    name
+    for name, _ in tf.train.list_variables(prefix)
+    if not name.endswith("/adam_m")
+  }
+  saved = tf.train.list_variables(str(folder / "variables" / "variables"))
+  assert {name for name, _ in saved} == weights
+  source = model_source.find(str(folder))
+  assert source.is_export and source.bert.to_dict() == (
+    model_source.find(prefix).bert.to_dict()
+  )
+  assert source.tokenizer().tokens[:5] == [
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
+  ]  # fmt: skip
+  assert source.task.get("labels") == trained.TASKS[kind].get("labels")
+
+
+def test_only_what_is_asked_for(tmp_path, letters):
+  prefix = trained.write_model(tmp_path / "m", "pretraining", letters)
+  source = model_source.find(prefix)
+  model = inference.open_checkpoint(source, ["masked_lm"])
+  assert model.names() == ["masked_lm"]
+  names = {v.op.name for v in model.session.graph.get_collection("variables")}
+  assert "cls/predictions/output_bias" in names
+  assert not any("pooler" in name or "seq_rel" in name for name in names)
+  with pytest.raises(UserError, match="has no span head, only encoder, next"):
+    inference.open_checkpoint(source, ["span"])
+  with pytest.raises(UserError, match="spam is none of the signatures enc"):
+    inference.open_checkpoint(source, ["spam"])
+
+
+def test_a_checkpoint_that_does_not_do(tmp_path, letters):
+  """A missing variable, another config, weights that are not finite."""
+  word = "bert/embeddings/word_embeddings"
+  prefix = trained.write_model(
+    tmp_path / "m", "classifier", letters, [("output_bias", np.nan)]
+  )
+  with pytest.raises(CheckpointError, match=r"output_bias holds .* not finite"):
+    inference.open_checkpoint(model_source.find(prefix))
+  deeper = write_config(tmp_path / "deeper.json", num_hidden_layers=3)
+  given = model_source.Given(bert_config_file=deeper)
+  with pytest.raises(CheckpointError, match="lacks bert/encoder/layer_2/"):
+    inference.open_checkpoint(model_source.find(prefix, given))
+  wider = write_config(tmp_path / "wider.json", vocab_size=120)
+  given = model_source.Given(bert_config_file=wider)
+  with pytest.raises(CheckpointError, match=rf"{word} is \[100, 32\] there"):
+    inference.open_checkpoint(model_source.find(prefix, given))
+
+
+def test_it_is_written_whole_or_not_at_all(tmp_path, letters, monkeypatch):
+  source = model_source.find(
+    trained.write_model(tmp_path / "m", "pretraining", letters)
+  )
+  model = inference.open_checkpoint(source)
+  monkeypatch.setattr(inference, "_MOST_DIFFERENT", -1.0)
+  with pytest.raises(UserError, match="differ from the checkpoint's"):
+    inference.export(model, source, f"{tmp_path}/out/1")
+  assert os.listdir(tmp_path / "out") == []
+  monkeypatch.undo()
+  inference.export(model, source, f"{tmp_path}/out/1/")
+  assert os.listdir(tmp_path / "out") == ["1"]
+  with pytest.raises(UserError, match="is there already"):
+    inference.export(model, source, f"{tmp_path}/out/1")
+
+
+def test_bf16_is_near(tmp_path, letters):
+  source = model_source.find(
+    trained.write_model(tmp_path / "m", "classifier", letters)
+  )
+  arrays = arrays_of(batches()["a"])
+  fp32, bf16 = (
+    inference.open_checkpoint(source, precision=p).run("classifier", arrays)
+    for p in ("fp32", "bf16")
+  )
+  assert bf16["logits"].dtype == np.float32
+  difference = np.abs(fp32["logits"] - bf16["logits"]).max()
+  assert 0 < difference < 0.1 * np.abs(fp32["logits"]).max()
+
+
+# Which checkpoint ------------------------------------------------------------
+
+
+def test_the_best_checkpoint_is_taken(tmp_path, tiny_run, letters):
+  """That with the lowest held-out loss, if it is still there."""
+  files = CheckpointFiles(str(tmp_path / "run"), keep=5)
+  os.mkdir(files.folder)
+  write_config(tmp_path / "run" / "bert_config.json")
+  for step in (10, 20, 30):
+    files.write(step, {"x": np.zeros(step, np.float32)})
+  files.wait()
+  assert model_source.find(files.folder).path == files.prefix(30)
+  first, second = pretraining_config.BEST_BY.keys
+  log = tmp_path / "run" / "eval_metrics.jsonl"
+  log.write_text(
+    "".join(
+      json.dumps({first: loss, second: 1.0, "global_step": step}) + "\n"
+      for step, loss in ((0, 0.1), (10, 3.0), (20, 2.0), (30, 2.5))
+    )
+  )
+  found = model_source.find(files.folder)
+  assert (found.path, found.chosen) == (
+    files.prefix(20),
+    "the best by evaluation",
+  )
+  os.remove(files.prefix(20) + ".json")
+  found = model_source.find(files.folder)
+  assert (found.path, found.chosen) == (files.prefix(30), "the newest")
+  # A fine-tuned model's is chosen by what its task says.
+  (tmp_path / "run" / "task.json").write_text(
+    json.dumps(
+      {
+        "task": "classifier",
+        "max_seq_length": 24,
+        "do_lower_case": True,
+        "best_by": {"keys": ["f1"], "higher": True},
+      }
+    )
+  )
+  log.write_text(
+    '{"f1": 0.9, "global_step": 10}\n{"f1": 0.8, "global_step": 30}\n'
+  )
+  assert model_source.find(files.folder).path == files.prefix(10)
+  with open(files.prefix(10) + ".index", "r+b") as f:
+    f.write(b"damaged")
+  with pytest.raises(CheckpointError, match="were written"):
+    model_source.find(files.folder)
+
+
+def test_the_command(tmp_path, letters):
+  """With a run's folder, and what it says."""
+  trained.write_model(tmp_path / "m", "classifier", letters)
+  command = [f"{runs.ROOT}/export_model.py", str(tmp_path / "m")]
+  out = tmp_path / "served" / "1"
+  done = runs.launch(
+    [*command, f"--output_dir={out}", "--signatures=classifier"]
+  )
+  assert done.returncode == 0, done.stderr
+  assert "serving_default is classifier" in done.stdout
+  assert "bert_model.ckpt (the only one)" in done.stdout
+  assert os.path.exists(out / "saved_model.pb")

@@ -1,0 +1,341 @@
+"""Predictions: text to arrays and back, by models whose answer is known."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+
+import numpy as np
+import pytest
+import runs
+import trained
+from conftest import LETTERS, TINY, write_packed
+
+import inference
+import model_source
+import predictions
+from errors import DataError, UserError
+from predictions import Input, Predictor
+
+MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
+FOLLOWS = LETTERS.index("c")
+
+
+class KnownModel:
+  """Stands for `inference.Model`: functions of the arrays, by signature."""
+
+  def __init__(self, **functions):
+    self.functions, self.calls = functions, []
+
+  def names(self):
+    return list(self.functions)
+
+  def run(self, name, arrays):
+    self.calls.append((name, arrays))
+    return self.functions[name](arrays)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, letters):
+  """kind -> folder of a checkpoint that says what is known.
+
+  The masked word is c with nearly all probability, the next sentence is one
+  with 1/4, labels have 1/6, 3/6 and 2/6.
+  """
+  folder = tmp_path_factory.mktemp("models")
+  words = np.zeros(TINY["vocab_size"])
+  words[FOLLOWS] = 50
+  zero = 0.0
+  changes = {
+    "pretraining": [
+      ("cls/predictions/output_bias", words),
+      ("cls/seq_relationship/output_weights", zero),
+      ("cls/seq_relationship/output_bias", [0, math.log(3)]),
+    ],
+    "classifier": [
+      ("output_weights", zero),
+      ("output_bias", np.log([1, 3, 2])),
+    ],
+    "squad": [],
+  }
+  for kind, values in changes.items():
+    trained.write_model(folder / kind, kind, letters, values)
+  return {kind: str(folder / kind) for kind in changes}
+
+
+def predictor(folder, **settings):
+  source = model_source.find(folder)
+  return Predictor(inference.open_model(source), source, **settings)
+
+
+def known(folder, **functions):
+  """A `Predictor` with the folder's task and vocabulary and a known model."""
+  model = KnownModel(**functions)
+  return model, lambda **settings: Predictor(
+    model, model_source.find(folder), **settings
+  )
+
+
+@pytest.fixture(scope="module")
+def both(folders):
+  """Of the pre-trained model: from the checkpoint, and from its export."""
+  source = model_source.find(folders["pretraining"])
+  model = inference.open_checkpoint(source)
+  export = folders["pretraining"] + ".export"
+  inference.export(model, source, export)
+  return Predictor(model, source), predictor(export)
+
+
+INPUTS = [
+  Input("a [MASK] b[MASK]"),
+  Input("a b", "c d e"),
+  Input("ab cd"),
+  Input("[MASK]", "b"),
+]
+
+
+def test_an_export_predicts_what_its_checkpoint_does(both):
+  ours, exported = (each.predict(INPUTS) for each in both)
+  assert json.dumps(ours) == json.dumps(exported)
+
+
+def test_words_for_masks(both):
+  first, second, third, fourth = both[0].predict(INPUTS)
+  assert [len(one.get("masks", ())) for one in (first, fourth)] == [2, 1]
+  for mask in first["masks"] + fourth["masks"]:
+    assert [len(mask), mask[0]["word"]] == [5, "c"]
+    assert mask[0]["probability"] > 0.99
+    shares = [word["probability"] for word in mask]
+    assert shares == sorted(shares, reverse=True)
+  assert second["is_next"] == pytest.approx(0.25)
+  assert "masks" not in second and len(third["embedding"]) == 32
+  assert predictions.as_lines(second) == ["a b ||| c d e", "  follows: 25.0%"]
+  assert predictions.as_lines(first)[1].startswith("  [MASK]  c 100.0%  ")
+
+
+def test_a_mask_is_its_token_where_it_stands(folders):
+  """Of several texts, in batches with padding; no word beyond the words."""
+  size = TINY["vocab_size"]  # the model's; the vocabulary is smaller
+
+  def by_place(arrays):
+    shape = (*arrays["masked_lm_positions"].shape, size)
+    log_probs = np.full(shape, -9.0, np.float32)
+    log_probs[..., len(LETTERS) :] = 0  # of no word
+    for row, places in enumerate(arrays["masked_lm_positions"]):
+      for number, place in enumerate(places):
+        log_probs[row, number, 5 + place] = -0.5
+    return {"log_probs": log_probs}
+
+  model, make = known(folders["pretraining"], masked_lm=by_place)
+  texts = ["x[MASK]y", "[MASK] a [MASK]"] * 20
+  found = make(top_k=1).predict([Input(text) for text in texts])
+  best = [[mask[0]["word"] for mask in one["masks"]] for one in found]
+  assert best == [[LETTERS[5 + 2]], [LETTERS[5 + 1], LETTERS[5 + 3]]] * 20
+  ids = model.calls[0][1]["input_ids"]
+  x, y = LETTERS.index("x"), LETTERS.index("y")
+  assert ids[0].tolist() == [CLS, x, MASK, y, SEP]
+  assert [len(arrays["input_ids"]) for _, arrays in model.calls] == [16, 16, 8]
+
+
+def test_embeddings_are_of_tokens_and_not_of_padding(folders):
+  def encoder(arrays):
+    ids = arrays["input_ids"].astype(np.float32)
+    return {
+      "sequence_output": np.where(arrays["input_mask"] == 1, ids, 1e9)[
+        ..., None
+      ]
+    }
+
+  _, make = known(folders["pretraining"], encoder=encoder)
+  inputs = [Input("a"), Input("a b c d e")]
+  (short, _) = make().predict(inputs)
+  a = LETTERS.index("a")
+  assert short["embedding"] == [pytest.approx((CLS + a + SEP) / 3)]
+  (short, _) = make(embedding="cls").predict(inputs)
+  assert short["embedding"] == [CLS]
+
+
+def test_labels(folders):
+  found = predictor(folders["classifier"]).predict([Input("a b"), Input("c")])
+  for one in found:
+    assert one["label"] == "yes"
+    assert one["probabilities"] == pytest.approx(
+      {"no": 1 / 6, "yes": 3 / 6, "who knows": 2 / 6}
+    )
+  lines = predictions.as_lines(found[0])
+  assert lines == ["a b", "  yes 50.0%  who knows 33.3%  no 16.7%"]
+  with pytest.raises(UserError, match="trained on single texts"):
+    predictor(folders["classifier"]).predict([Input("a", "b")])
+
+
+def test_a_number(folders):
+  _, make = known(
+    folders["classifier"], classifier=lambda arrays: {"logits": [[2.5]]}
+  )
+  (found,) = make().predict([Input("a")])
+  assert predictions.as_lines(found) == ["a", "  2.5000"]
+
+
+def span_of(start, end, null):
+  """Scores: 5 for the letters of an answer, `null` for [CLS], else -5."""
+
+  def run(arrays):
+    ids = arrays["input_ids"]
+    scores = [
+      np.where(ids == LETTERS.index(c), 5.0, -5.0) for c in (start, end)
+    ]
+    for each in scores:
+      each[:, 0] = null
+    return dict(zip(("start_logits", "end_logits"), scores, strict=True))
+
+  return run
+
+
+def test_answers_in_long_paragraphs(folders):
+  """The answer is in the last of several windows of 24 tokens."""
+  context = " ".join("abcdefg" * 6) + " X Y, Z ."
+  question = Input("x y", context)
+  _, make = known(folders["squad"], span=span_of("y", "z", -1.0))
+  # A comma is unknown to the vocabulary, and part of the text all the same.
+  (found,) = make(top_k=2).predict([question])
+  assert found["answer"] == "Y, Z" and len(found["answers"]) == 2
+  assert found["windows"] > 3
+  assert found["answers"][0]["probability"] > 0.9
+  # "No answer" is a candidate, and chosen where it scores higher.
+  _, make = known(folders["squad"], span=span_of("y", "z", 9.0))
+  (found,) = make().predict([question])
+  assert found["answer"] == "" and found["answers"][0]["text"] == ""
+  assert predictions.as_lines(found)[1] == "  answer: (no answer)"
+
+
+def test_a_question_needs_a_paragraph(folders):
+  with pytest.raises(UserError, match="--question and --context"):
+    predictor(folders["squad"]).predict([Input("who")])
+
+
+def test_any_model_gives_embeddings(folders):
+  for folder in folders.values():
+    (one,) = predictor(folder, embedding="cls").predict([Input("a b")])
+    assert len(one["embedding"]) == 32 and one["pooling"] == "cls"
+
+
+def test_what_is_too_long_is_cut_and_told(both, folders):
+  long = " ".join("ab" * 40)  # 80 tokens; the model has 64 places
+  (one,) = both[0].predict([Input(long)])
+  assert one["tokens_cut"] == 18
+  assert "18 tokens were not read" in predictions.as_lines(one)[-1]
+  with pytest.raises(UserError, match=r"\[MASK\] is beyond the 64 tokens"):
+    both[0].predict([Input(long + " [MASK]")])
+  source = model_source.find(folders["pretraining"])
+  with pytest.raises(UserError, match="--max_seq_length=65: must be 4 to"):
+    Predictor(KnownModel(), source, max_seq_length=65)
+
+
+@pytest.mark.parametrize(
+  ("line", "wanted"),
+  [
+    ("a b\n", Input("a b")),
+    ("a b\tc\n", Input("a b", "c")),
+    ("a ||| b c", Input("a", "b c")),
+    ('{"question": "q", "context": "c|||d"}', Input("q", "c|||d")),
+  ],
+)
+def test_lines(line, wanted):
+  assert predictions.parse_line(line) == wanted
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ("", "a text is empty"),
+    ("a\t", "a text is empty"),
+    ("a ||| b ||| c", "3 texts"),
+    ('{"question": "q"}', "no question and context"),
+    ('{"question', "no question and context"),
+  ],
+)
+def test_lines_that_are_none(line, message):
+  with pytest.raises(DataError, match=message):
+    predictions.parse_line(line)
+
+
+# What a model is -------------------------------------------------------------
+
+
+def test_models_that_are_none(tmp_path, folders, letters):
+  with pytest.raises(UserError, match=r"no/such: no such model"):
+    model_source.find("no/such")
+  with pytest.raises(UserError, match="neither a checkpoint nor an exported"):
+    model_source.find(str(tmp_path))
+  copy = shutil.copytree(folders["pretraining"], tmp_path / "copy")
+  large = tmp_path / "large.txt"
+  large.write_text(
+    "".join(f"{t}\n" for t in [*LETTERS, *(f"x{i}" for i in range(30))])
+  )
+  given = model_source.Given(vocab_file=str(large))
+  with pytest.raises(UserError, match=r"has 108 tokens, but .* vocab_size=100"):
+    model_source.find(str(copy), given).tokenizer()
+  os.remove(copy / "vocab.txt")
+  with pytest.raises(UserError, match="give --vocab_file"):
+    model_source.find(str(copy)).tokenizer()
+  os.remove(copy / "bert_config.json")
+  with pytest.raises(UserError, match="give --bert_config_file"):
+    model_source.find(str(copy))
+  with pytest.raises(UserError, match="not both"):
+    model_source.find(str(copy), model_source.Given("a", "b", "c"))
+
+
+def test_a_damaged_export(folders, both, tmp_path):
+  copy = shutil.copytree(folders["pretraining"] + ".export", tmp_path / "copy")
+  pb = copy / "saved_model.pb"
+  pb.write_bytes(pb.read_bytes()[:1000])
+  with pytest.raises(UserError, match="not a whole SavedModel"):
+    inference.open_export(str(copy))
+
+
+def test_a_run_finds_its_vocabulary_by_its_records(
+  tmp_path, letters, monkeypatch
+):
+  """Over run.json and the manifest, by its hash; from any folder."""
+  data, run = tmp_path / "data", tmp_path / "runs" / "a"
+  data.mkdir()
+  write_packed(data)
+  path = data / "data.manifest.json"
+  manifest = model_source.records.Manifest.load(str(path))
+  tokenizer = dataclasses.replace(
+    model_source.tokenization.load_tokenizer(letters).info(),
+    do_lower_case=False,
+  )
+  dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
+  trained.write_model(run, "pretraining", letters)
+  os.remove(run / "vocab.txt")
+  files = {"files": ["data/data-0.tfrecord"]}  # as named from tmp_path
+  (run / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
+  with pytest.raises(
+    UserError, match=rf"{tokenizer.sha256}, which is not near"
+  ):
+    model_source.find(str(run))
+  shutil.copyfile(letters, tmp_path / "vocab.txt")
+  for place in (tmp_path, tmp_path / "data", "/"):
+    monkeypatch.chdir(place)
+    source = model_source.find(str(run))
+    assert source.vocab_file == str(tmp_path / "vocab.txt")
+    assert source.task["max_seq_length"] == 32
+    assert source.task["do_lower_case"] is False
+  other = tmp_path / "other.txt"
+  other.write_text("".join(f"{t}\n" for t in LETTERS[:-1]))
+  with pytest.raises(DataError, match="but the records were made with"):
+    model_source.find(str(run), model_source.Given(vocab_file=str(other)))
+
+
+def test_the_command(folders, both, tmp_path):
+  """From a file, with flags after the model, as JSON lines."""
+  lines = tmp_path / "lines.txt"
+  lines.write_text("a [MASK]\n\na\tb\n")
+  command = [f"{runs.ROOT}/predict.py", folders["pretraining"] + ".export"]
+  done = runs.launch([*command, f"--input={lines}", "--json", "--top_k=1"])
+  assert done.returncode == 0, done.stderr
+  first, second = map(json.loads, done.stdout.splitlines())
+  assert [len(first["masks"][0]), first["masks"][0][0]["word"]] == [1, "c"]
+  assert second["is_next"] == pytest.approx(0.25)
