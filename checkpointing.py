@@ -21,7 +21,7 @@ from pretraining_data import record_order
 from tensorflow_v1 import tf
 
 # What earlier checkpoints lack, and the value that they stand for.
-_ADDED = {"training_state/data_block": 0}
+_ADDED = {"training_state/data_block": 0, "skipped_updates": 0}
 
 
 class Commit:

@@ -231,6 +231,19 @@ def define_training_flags() -> None:
     "better than the best; 0: never.",
     lower_bound=0,
   )
+  flags.DEFINE_float(
+    "peak_tflops",
+    None,
+    "10^12 FLOP/s that a rank could reach, for the reports' mfu; "
+    "benchmarks/bench_step.py prints what matmuls reach on this machine "
+    "(matmul_gflop_per_second / 1000).",
+  )
+  flags.DEFINE_list(
+    "profile_steps",
+    [],
+    "FIRST,LAST: updates of the run, as reports number them, to record for the "
+    "trace viewer of TensorBoard.",
+  )
   flags.DEFINE_integer(
     "seed", 12345, "Of initial weights, order of records and dropout."
   )

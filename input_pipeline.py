@@ -398,12 +398,15 @@ class Batches:
       the updates from this many samples on that are read at once; of this
       evaluation batch.
     count: batches on this rank; None if endless.
+    made: float64 scalar, when `next` was ready, in seconds as time.time() has
+      them; None for an evaluation.
   """
 
   next: tuple
   start: Callable[[tf.Session, int], None]
   numbers: Callable[[int], np.ndarray]
   count: int | None
+  made: tf.Tensor | None = None
 
 
 def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
@@ -442,11 +445,14 @@ def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
 
   # What is read at once is there before what was read last is used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // updates)
-  dataset = dataset.map(load).prefetch(1).unbatch().prefetch(2)
+  dataset = dataset.map(load).prefetch(1).unbatch()
+  dataset = dataset.map(lambda micro: (micro, tf.timestamp())).prefetch(2)
   dataset = dataset.with_options(_options())
   iterator = tf.data.make_initializable_iterator(dataset)
+  micro, made = iterator.get_next()
   return Batches(
-    next=iterator.get_next(),
+    next=micro,
+    made=made,
     start=lambda sess, seen: sess.run(iterator.initializer, {first: seen}),
     numbers=lambda position: order.records(places(position)),
     count=None,

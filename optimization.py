@@ -103,7 +103,8 @@ class LocalAccumulation(tf.train.Optimizer):
   def compute_gradients(self, backward):
     """See the class.
 
-    Sets `self.accumulate_op`, `self.reset_op`, `self.kept` (micro-batches that
+    Sets `self.gradients` (what it returns, without the variables),
+    `self.accumulate_op`, `self.reset_op`, `self.kept` (micro-batches that
     the sums hold, float scalar), `self.sums` (of the micro-batches' sums) and
     `self.nonfinite` (float [variables], how many micro-batches were dropped
     because that variable's gradient was not finite).
@@ -121,11 +122,13 @@ class LocalAccumulation(tf.train.Optimizer):
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
       self.kept, self.sums = tf.constant(1.0), sums
       self.nonfinite = tf.zeros([len(gradients)])
+      self.gradients = gradients
       return list(zip(gradients, variables, strict=True))
     with tf.variable_scope("accumulation"):
       *added, self.kept, self.sums = self._add(
         [*gradients, tf.constant(1.0), sums], gradients
       )
+    self.gradients = added
     return list(zip(added, variables, strict=True))
 
   def _add(self, values, gradients):
@@ -196,8 +199,24 @@ class TrainOps(NamedTuple):
   loss_scale: tf.Tensor
   dropped_micro_batches: tf.Tensor  # of this update, over all ranks
   skipped: tf.Tensor  # whether the update was skipped
+  skipped_updates: tf.Tensor  # int64, how many were, with this one
   nonfinite_variable: tf.Tensor  # index into `variables`, or -1
+  # float [variables], what LAMB multiplies the rate of each by; 0 if skipped;
+  # [0] for other optimizers.
+  trust_ratios: tf.Tensor
+  # Of this rank, from its last gradient to the last of what all ranks reduce:
+  # communication that did not overlap with the backward pass, waiting for ranks
+  # that get there later included. (A rank that begins an update late makes the
+  # others wait in the forward pass, for the counts: not in here.) 0 with one
+  # rank, not a number on GPUs.
+  all_reduce_seconds: tf.Tensor
   variables: list  # the trainable variables
+
+  def fetches(self) -> dict:
+    """What to run for an update, and its values, by name."""
+    found = self._asdict()
+    del found["accumulate"], found["variables"]
+    return found
 
 
 def build_train_ops(
@@ -244,13 +263,12 @@ def build_train_ops(
     local, allreduce or distributed.AllreduceConfig()
   ).compute_gradients(xla.compiled(backward, ("step",)))
   gradients, variables = zip(*grads_and_vars, strict=True)
-  kept, nonfinite, totals = tf.split(
-    comm.allreduce(
-      tf.concat([local.kept[None], local.nonfinite, local.sums], axis=0),
-      name="kept_nonfinite_sums",
-    ),
-    [1, len(variables), len(names)],
+  reduced = comm.allreduce(
+    tf.concat([local.kept[None], local.nonfinite, local.sums], axis=0),
+    name="kept_nonfinite_sums",
   )
+  waiting = comm.seconds_between(local.gradients, [*gradients, reduced])
+  kept, nonfinite, totals = tf.split(reduced, [1, len(variables), len(names)])
   kept, totals = kept[0], tf.unstack(totals)
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
@@ -281,8 +299,9 @@ def build_train_ops(
     scaled = [gradient * factor for gradient in gradients]
     pairs = list(zip(scaled, variables, strict=True))
     with tf.control_dependencies([local.apply_gradients(pairs)]):
-      return tf.identity(factor)  # a function needs a result
+      return tf.stack([factor, *optimizer.trust_ratios])
 
+  ratios = len(variables) if optimizer.has_trust_ratios else 0
   # A compiled function heeds the condition around it in its arguments only:
   # what tf.identity gives inside of a condition that does not hold is dead.
   applied = tf.cond(
@@ -290,9 +309,19 @@ def build_train_ops(
     lambda: xla.compiled(apply, ("layers", "step"))(
       tf.identity(factor), *gradients
     ),
-    lambda: tf.identity(factor),
+    lambda: tf.pad(factor[None], [[0, ratios]]),
     name="apply_or_skip",
-  ).op
+  )
+  skipped = tf.get_variable(
+    "skipped_updates",
+    shape=[],
+    dtype=tf.int64,
+    trainable=False,
+    initializer=tf.zeros_initializer(),
+  )
+  skipped_updates = tf.convert_to_tensor(skipped) + tf.cast(
+    tf.logical_not(finite), tf.int64
+  )
   with tf.control_dependencies([applied, local.reset_op]):
     counters = [(tf.train.get_or_create_global_step(), 1)]
     counters += [samples] if samples else []
@@ -300,6 +329,7 @@ def build_train_ops(
 
     # Update the loss scale.
     updates.append(loss_scale.update_op(finite, dropped))
+    updates.append(skipped.assign(skipped_updates, read_value=False))
   update = tf.group(*updates)
 
   # To blame: what is not finite in the sum, else what was dropped before it.
@@ -313,6 +343,9 @@ def build_train_ops(
     loss_scale=scale,
     dropped_micro_batches=dropped,
     skipped=tf.logical_not(finite),
+    skipped_updates=skipped_updates,
     nonfinite_variable=first_below(blamed, 1.0),
+    trust_ratios=applied[1:],
+    all_reduce_seconds=waiting,
     variables=variables,
   )

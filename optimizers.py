@@ -27,7 +27,14 @@ class _MomentOptimizer(tf.train.Optimizer):
   Slots are the variables NAME/adam_m and NAME/adam_v, float32, as in
   google/bert's checkpoints. With bias correction `applied_updates` counts the
   updates, those that were skipped not included.
+
+  Attributes:
+    has_trust_ratios: whether each variable has a rate of its own.
+    trust_ratios: float scalars by which the rate of each variable is
+      multiplied, in the order of the last `apply_gradients`; or none.
   """
+
+  has_trust_ratios = False
 
   def __init__(
     self,
@@ -56,6 +63,7 @@ class _MomentOptimizer(tf.train.Optimizer):
     self.epsilon = epsilon
     self.exclude_from_weight_decay = exclude_from_weight_decay
     self.bias_correction = bias_correction
+    self.trust_ratios = []
     self._moments = {}  # variable's name -> (m, v)
 
   def create_slots(self, variables) -> list:
@@ -93,6 +101,7 @@ class _MomentOptimizer(tf.train.Optimizer):
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     slots = self.create_slots([v for _, v in pairs])
     corrections = self._corrections()
+    self.trust_ratios = []
     updates = [
       self._update(
         tf.convert_to_tensor(gradient), variable, *moments, *corrections
@@ -182,6 +191,8 @@ class LAMBOptimizer(_MomentOptimizer):
   clamp of DeepSpeed's.) Bias correction as in AdamW.
   """
 
+  has_trust_ratios = True
+
   def __init__(
     self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs
   ):
@@ -213,6 +224,7 @@ class LAMBOptimizer(_MomentOptimizer):
       ),
       1.0,
     )
+    self.trust_ratios.append(ratio)
     rate = ratio * tf.convert_to_tensor(self.learning_rate, tf.float32)
     new_weights = weights - rate * update
     with tf.control_dependencies([new_weights, new_m, new_v]):

@@ -13,6 +13,7 @@ import encoder
 import mixed_precision
 import modeling
 import optimization
+import profiling
 import train_loop
 import training_hooks
 from errors import UserError
@@ -90,6 +91,8 @@ class RunConfig:
   log_every_steps: int = 10
   eval_every_steps: int = 0
   early_stopping_evaluations: int = 0
+  peak_tflops: float | None = None
+  profile_steps: tuple = ()
   seed: int = 12345
   num_threads: int = 0
 
@@ -109,6 +112,9 @@ class RunConfig:
       value = getattr(self, name)
       if value is not None and value < 0:
         raise UserError(f"--{name}={value}: must not be negative")
+    if self.peak_tflops is not None and self.peak_tflops <= 0:
+      raise UserError(f"--peak_tflops={self.peak_tflops}: must be positive")
+    profiling.window(self.profile_steps)
     if self.init_checkpoint == "":
       raise UserError(
         "--init_checkpoint is empty: name a checkpoint, or leave it out"
@@ -170,6 +176,11 @@ class RunConfig:
   def uses_fp16(self) -> bool:
     """Whether a gradient is float16 somewhere, whose range needs a scale."""
     return self.policy.uses_fp16 or self.allreduce.fp16_allreduce
+
+  @property
+  def profile(self) -> profiling.Window | None:
+    """The updates of --profile_steps."""
+    return profiling.window(self.profile_steps)
 
   def schedule(
     self, peak: float, total: int, warmup: int, divisor: int = 1

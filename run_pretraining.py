@@ -14,6 +14,7 @@ import checkpointing
 import distributed
 import flags_common
 import input_pipeline
+import model_flops
 import modeling
 import optimization
 import train_loop
@@ -141,6 +142,11 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     examples="next_sentence_weight",
     headline=headline,
     capacity=plan.global_batch * source.shape.max_seq_length,
+    flops=model_flops.total(
+      model_flops.pretraining(
+        config.bert, config.policy, plan.global_batch, source.shape
+      )
+    ),
     wishes=train_loop.Wishes(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )

@@ -1,9 +1,10 @@
 """TensorFlow as this project uses it: the 1.x API in graph mode, quietly.
 
-Import `tf` from here and nowhere else. This is the one module that acts when it
-is imported: TensorFlow reads its log level while it loads, and scripts written
-for google/bert call `tf.placeholder` and `tf.get_variable` right after
-`import tensorflow.compat.v1 as tf`, which needs graph mode to be on already.
+Import `tf` from here and nowhere else (and `profiler`, which 1.x lacks). This is
+the one module that acts when it is imported: TensorFlow reads its log level
+while it loads, and scripts written for google/bert call `tf.placeholder` and
+`tf.get_variable` right after `import tensorflow.compat.v1 as tf`, which needs
+graph mode to be on already.
 Set TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's own start-up messages.
 """
 
@@ -43,13 +44,14 @@ def _import_quietly():
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
   with quiet:
+    import tensorflow
     import tensorflow.compat.v1 as tf
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-  return tf
+  return tf, tensorflow.profiler.experimental
 
 
-tf = _import_quietly()
+tf, profiler = _import_quietly()
 
-__all__ = ["tf"]
+__all__ = ["profiler", "tf"]

@@ -1,8 +1,6 @@
 """The session loop that all run_*.py share: update, report, save, evaluate."""
 
 import dataclasses
-import math
-import statistics
 import time
 from collections.abc import Callable
 
@@ -14,6 +12,7 @@ import divergence
 import errors
 import input_pipeline
 import optimization
+import reporting
 import training_hooks
 import training_plan
 from tensorflow_v1 import tf
@@ -31,6 +30,7 @@ class LoopConfig:
   eval_every_steps: int
   early_stopping_evaluations: int
   evaluates_untrained: bool
+  peak_tflops: float | None
   best_by: training_hooks.BestBy
 
 
@@ -49,6 +49,9 @@ class Task:
     tokens: name of the sum that counts real tokens.
     examples: name of the sum that counts examples.
     capacity: token positions of one global batch, padding included.
+    flops: of the model's matmuls on one global batch, see `model_flops`:
+      forward and backward, padding included, so that it says how well the
+      devices are used, and `padding` for what.
     wishes: what ranks ask for, that all see.
     loss_scale_floor: a loss scale that is not above it cannot fall.
   """
@@ -63,6 +66,7 @@ class Task:
   tokens: str
   examples: str
   capacity: int
+  flops: float
   wishes: "Wishes"
   loss_scale_floor: float
 
@@ -105,38 +109,6 @@ class Wishes:
     return "change" if overdue or changed else None
 
 
-@dataclasses.dataclass
-class _Clock:
-  """Speeds: since the last report, and over the whole run."""
-
-  started: float = dataclasses.field(default_factory=time.monotonic)
-  seconds: float = 0.0  # of training since the last report
-  examples: float = 0.0
-  tokens: float = 0.0
-  all_tokens: float = 0.0
-  all_examples: float = 0.0
-  speeds: list = dataclasses.field(default_factory=list)
-
-  def add(self, seconds: float, examples: float, tokens: float) -> None:
-    self.seconds += seconds
-    self.examples += examples
-    self.tokens += tokens
-    self.all_examples += examples
-    self.all_tokens += tokens
-
-  def rates(self) -> dict:
-    return {
-      "examples_per_second": self.examples / self.seconds,
-      "tokens_per_second": self.tokens / self.seconds,
-    }
-
-  def lap(self) -> None:
-    self.speeds.append(
-      (self.examples / self.seconds, self.tokens / self.seconds)
-    )
-    self.seconds, self.examples, self.tokens = 0.0, 0.0, 0.0
-
-
 def say(comm, *lines: str) -> None:
   """Prints lines on rank 0."""
   if comm.is_root:
@@ -144,7 +116,15 @@ def say(comm, *lines: str) -> None:
 
 
 def train(
-  session, task: Task, evaluate, checkpointer, config, comm, signals, watchdog
+  session,
+  task: Task,
+  evaluate,
+  checkpointer,
+  config,
+  comm,
+  signals,
+  watchdog,
+  profile,
 ) -> dict:
   """Trains from where the session's variables are to the plan's last update.
 
@@ -160,6 +140,7 @@ def train(
     comm: a `distributed.Comm`.
     signals: `training_hooks.StopSignals`.
     watchdog: `training_hooks.Watchdog`.
+    profile: a `profiling.Profile`.
 
   Returns:
     Speeds and counts of this call, for the closing lines; `stopped` if it was
@@ -171,7 +152,7 @@ def train(
     distributed.RankLost: another rank stopped.
     distributed.WorldChange: ranks come or go; what is done is committed.
   """
-  plan, ops, clock = task.plan, task.ops, _Clock()
+  plan, ops, clock = task.plan, task.ops, reporting.Clock()
   step, samples = (
     int(n)
     for n in session.run([tf.train.get_global_step(), task.state.samples_seen])
@@ -194,14 +175,18 @@ def train(
       step > first or (step == 0 and config.evaluates_untrained)
     ):
       watchdog.look_away()
-      evaluate(session, step, signals)
-      _keep_best(session, step, checkpointer, config, comm)
+      with clock.timing("evaluation"):
+        evaluate(session, step, signals)
+      with clock.timing("save"):
+        _keep_best(session, step, checkpointer, config, comm)
       enough = _is_enough(step, config, comm)
       if enough:
         break
+    profile.at(step + 1)
     began = time.monotonic()
     try:
-      got, verdict = _update(session, task, signals, watchdog)
+      with profile.update(step + 1):
+        got, verdict = _update(session, task, signals, watchdog)
     except input_pipeline.READ_ERRORS as e:
       error = _clear_error(e, task.source, task.batches.numbers(samples))
       if isinstance(error, distributed.RankLost):
@@ -211,12 +196,11 @@ def train(
       break
     guard.see(session, step + 1, samples, got)
     step, samples = step + 1, samples + plan.global_batch
-    examples, tokens = (
-      float(got["sums"][name]) for name in (task.examples, task.tokens)
-    )
-    clock.add(time.monotonic() - began, examples, tokens)
+    clock.add(time.monotonic() - began, got, task)
     if comm.is_root:
-      report = _report(step, samples, got, task, clock)
+      report = reporting.report(
+        step, samples, got, task, clock, config.peak_tflops
+      )
       _tell_trouble(step, got, ops.variables)
       progress.show(step, report)
       if step % config.log_every_steps == 0 or step == plan.updates:
@@ -224,12 +208,13 @@ def train(
         clock.lap()
     last = step == plan.updates
     to_save = to_save or _due(step, config.save_checkpoints_steps)
-    if last or (to_save and not guard.bad and checkpointer.is_ready()):
-      checkpointer.save(session, step)
-      saved, to_save = step, False
-    elif comm.elastic and _due(step, config.commit_every_steps):
-      checkpointer.commit(session, step)
-    checkpointer.look_after(session, step)
+    with clock.timing("save"):
+      if last or (to_save and not guard.bad and checkpointer.is_ready()):
+        checkpointer.save(session, step)
+        saved, to_save = step, False
+      elif comm.elastic and _due(step, config.commit_every_steps):
+        checkpointer.commit(session, step)
+      checkpointer.look_after(session, step)
   watchdog.look_away()
   if verdict == "change" and step < plan.updates:
     checkpointer.commit(session, step)
@@ -242,7 +227,7 @@ def train(
     log.close()
   stalls = checkpointer.stalls
   return {
-    **_closing(clock, step - first, task),
+    **reporting.closing(clock, step - first, task),
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
     "stopped": verdict == "stop",
@@ -278,42 +263,37 @@ def _update(session, task: Task, signals, watchdog) -> tuple:
   """Runs an update, unless a rank is to stop while micro-batches add up.
 
   Returns:
-    What was fetched, or None: then the update was not made and is to be begun
-    anew; and the verdict of `Wishes`.
+    What was fetched, with `input_seconds`, for which micro-batches were not
+    ready; or None: then the update was not made and is to be begun anew. And
+    the verdict of `Wishes`.
   """
-  wishes, ops = task.wishes, task.ops
+  ops, waited = task.ops, []
   for _ in range(task.plan.accumulation - 1):
-    _, agreed = session.run(
-      [ops.accumulate, wishes.agreed], wishes.feed(signals)
-    )
+    verdict = _run(session, ops.accumulate, task, signals, waited)[1]
     watchdog.moved()
-    if verdict := wishes.verdict(agreed):
+    if verdict:
       return None, verdict
-  fetches = ops._asdict()
-  del fetches["accumulate"], fetches["variables"]
-  got, agreed = session.run([fetches, wishes.agreed], wishes.feed(signals))
+  got, verdict = _run(session, ops.fetches(), task, signals, waited)
   watchdog.watch()
+  return {**got, "input_seconds": sum(waited)}, verdict
+
+
+def _run(session, fetches, task: Task, signals, waited: list) -> tuple:
+  """Runs a micro-batch; `waited` gets the seconds until it was ready.
+
+  Returns:
+    What was fetched, and the verdict of `Wishes`.
+  """
+  wishes, asked = task.wishes, time.time()
+  got, agreed, made = session.run(
+    [fetches, wishes.agreed, task.batches.made], wishes.feed(signals)
+  )
+  waited.append(max(0.0, made - asked))
   return got, wishes.verdict(agreed)
 
 
 def _due(step: int, every: int) -> bool:
   return every > 0 and step % every == 0
-
-
-def _report(step: int, samples: int, got: dict, task: Task, clock) -> dict:
-  """The report of one update, as metrics.jsonl has it."""
-  return {
-    "global_step": step,
-    **task.summarize(got["sums"]),
-    "learning_rate": float(got["learning_rate"]),
-    "grad_norm": float(got["grad_norm"]),
-    "loss_scale": float(got["loss_scale"]),
-    "skipped": bool(got["skipped"]),
-    "dropped_micro_batches": int(got["dropped_micro_batches"]),
-    "examples": task.plan.examples(samples),
-    "padding": 1.0 - float(got["sums"][task.tokens]) / task.capacity,
-    **clock.rates(),
-  }
 
 
 def _tell_trouble(step: int, got: dict, variables) -> None:
@@ -344,28 +324,6 @@ def _clear_error(error: Exception, source=None, numbers=None):
   if explained is not None:
     return explained
   return distributed.rank_lost(error) or error
-
-
-def _closing(clock: _Clock, updates: int, task: Task) -> dict:
-  """What the whole call did, and how fast."""
-  seconds = time.monotonic() - clock.started
-  if not updates:
-    return {"updates": 0}
-  return {
-    "updates": updates,
-    "seconds": seconds,
-    # End to end: saving, evaluation and warming up included. Steady: the
-    # median report interval.
-    "examples_per_second": clock.all_examples / seconds,
-    "tokens_per_second": clock.all_tokens / seconds,
-    "steady_examples_per_second": statistics.median(
-      [s[0] for s in clock.speeds] or [math.nan]
-    ),
-    "steady_tokens_per_second": statistics.median(
-      [s[1] for s in clock.speeds] or [math.nan]
-    ),
-    "padding": 1.0 - clock.all_tokens / (updates * task.capacity),
-  }
 
 
 class Evaluator:

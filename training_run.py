@@ -20,6 +20,7 @@ import elastic
 import json_files
 import mixed_precision
 import optimization
+import profiling
 import train_loop
 import training_hooks
 import xla
@@ -185,6 +186,7 @@ def run(
         with (
           contextlib.nullcontext(signals) if signals else own as signals,
           training_hooks.Watchdog(comm) as watchdog,
+          profiling.Profile(config.profile, config.output_dir, comm) as profile,
         ):
           training = train_loop.train(
             session,
@@ -195,8 +197,10 @@ def run(
             comm,
             signals,
             watchdog,
+            profile,
           )
           signals.settled = training["stopped"]
+        training["profile"] = profile.folder
         step = training["global_step"]
       if not (training and training["stopped"]):
         results, lines = _conclude(
@@ -349,9 +353,21 @@ def _finish(config, training, results, step: int, best, predicted) -> None:
       f"checkpoint  {_checkpoint(config, step)}",
       f"metrics     {os.path.join(folder, training_hooks.METRICS_FILE)}",
       f"TensorBoard {folder}",
+      *_profile_lines(config, training),
       _how_to_go_on(config, training, step),
     ]
   training_hooks.tell(*lines)
+
+
+def _profile_lines(config, training) -> list[str]:
+  """Where the profile is, if one was asked for."""
+  if not config.profile:
+    return []
+  found = training["profile"]
+  where = f"{found}, for TensorBoard with tensorboard-plugin-profile"
+  if not found:
+    where = "none: it is of updates that were not made just now"
+  return [f"profile     {where}"]
 
 
 def _how_to_go_on(config, training, step: int) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 
 import distributed
 import input_pipeline
+import model_flops
 import run_pretraining
 import train_loop
 from benchmarks import bench_step
@@ -139,12 +140,11 @@ class Steps:
     self._reading = ReadingStep(config, comm)
     self._fixed()
     self._reading()
-    matmuls = bench_step.model_matmuls(
+    matmuls = model_flops.pretraining(
       config.bert,
       config.policy,
       self._fixed.plan.micro_batch,
-      self._fixed.shape.max_seq_length,
-      self._fixed.shape.max_predictions_per_seq,
+      self._fixed.shape,
     )
     self._rate = bench_step.MatmulRate(
       matmuls, distributed.session_config(comm)

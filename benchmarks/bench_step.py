@@ -12,17 +12,17 @@ the model's arithmetic, of which recomputation is no part, over that rate.
 
 import json
 import os
-import resource
 import statistics
 import sys
 import time
-from typing import NamedTuple
 
 import numpy as np
 
 import checkpointing
 import distributed
 import input_pipeline
+import model_flops
+import reporting
 import run_pretraining
 import train_loop
 import xla
@@ -49,73 +49,6 @@ def define_flags() -> None:
   flags.DEFINE_string("trace", None, "Write a Chrome trace of an update here.")
 
 
-class Matmul(NamedTuple):
-  """`count` products [batch, m, k] x [batch, k, n] in one micro-batch."""
-
-  count: int
-  batch: int
-  m: int
-  k: int
-  n: int
-  transpose: str  # "", "a" or "b": which factor lies transposed in memory
-  dtype: tf.DType
-
-  @property
-  def flops(self) -> float:
-    return 2.0 * self.batch * self.m * self.k * self.n
-
-
-def model_matmuls(bert, policy, batch_size, seq_length, predictions) -> list:
-  """The products of one micro-batch, forward and backward.
-
-  Args:
-    bert: a BertConfig.
-    policy: a `mixed_precision.Policy`.
-    batch_size: int, B.
-    seq_length: int, S.
-    predictions: int, P masked positions of an example.
-
-  Returns:
-    List of `Matmul`.
-  """
-  layers, hidden = bert.num_hidden_layers, bert.hidden_size
-  tokens = batch_size * seq_length
-
-  def dense(count, rows, width, units, dtype):
-    """y = x w, and its gradients dy w^T and x^T dy."""
-    return [
-      Matmul(count, 1, rows, width, units, "", dtype),
-      Matmul(count, 1, rows, units, width, "b", dtype),
-      Matmul(count, 1, width, rows, units, "a", dtype),
-    ]
-
-  heads = batch_size * bert.num_attention_heads
-  size = hidden // bert.num_attention_heads
-  attention = [
-    # scores = Q K^T; d probs = d context V^T
-    Matmul(
-      2 * layers, heads, seq_length, size, seq_length, "b", policy.attention
-    ),
-    # context = probs V; d Q = d scores K
-    Matmul(
-      2 * layers, heads, seq_length, seq_length, size, "", policy.attention
-    ),
-    # d V = probs^T d context; d K = d scores^T Q
-    Matmul(
-      2 * layers, heads, seq_length, seq_length, size, "a", policy.attention
-    ),
-  ]
-  inner, masked = bert.intermediate_size, batch_size * predictions
-  return [
-    *dense(4 * layers, tokens, hidden, hidden, policy.attention),
-    *attention,
-    *dense(layers, tokens, hidden, inner, policy.feed_forward),
-    *dense(layers, tokens, inner, hidden, policy.feed_forward),
-    *dense(1, masked, hidden, hidden, policy.heads),
-    *dense(1, masked, hidden, bert.vocab_size, policy.heads),
-  ]
-
-
 class MatmulRate:
   """Times products of a model's shapes, a few milliseconds of each."""
 
@@ -125,7 +58,7 @@ class MatmulRate:
     options.optimizer_options.opt_level = tf.OptimizerOptions.L0
     options.rewrite_options.disable_meta_optimizer = True
     self.matmuls = matmuls
-    self.flops = sum(m.count * m.flops for m in matmuls)
+    self.flops = model_flops.total(matmuls)
     with tf.Graph().as_default():
       self._runs = [self._chain(m) for m in matmuls]
       self._session = tf.Session(config=config)
@@ -179,10 +112,8 @@ class Step:
       self.ops = run_pretraining.training_graph(
         config, micro, state, self.plan, comm
       )
-      fetches = self.ops._asdict()
-      self._accumulate = fetches.pop("accumulate")
-      del fetches["variables"]
-      self._fetches = fetches
+      self._accumulate = self.ops.accumulate
+      self._fetches = self.ops.fetches()
       self.session = tf.Session(config=distributed.session_config(comm))
       self.session.run(
         [
@@ -209,13 +140,6 @@ class Step:
     return self.session.run(self._fetches, **kwargs)
 
 
-def peak_memory() -> float:
-  """Peak bytes of this process: on its GPU if it has one, else resident."""
-  if tf.config.list_physical_devices("GPU"):
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-
-
 def write_trace(step: Step, path: str) -> None:
   """A Chrome trace (chrome://tracing, Perfetto) of one update."""
   from tensorflow.python.client import timeline
@@ -240,14 +164,10 @@ class Measurement:
     self.step, self._updates = step, updates_per_round
     self.first = step()
     step()
-    self.peak_memory = peak_memory()
+    self.peak_memory = reporting.peak_memory()
     config = step.config
-    matmuls = model_matmuls(
-      config.bert,
-      config.policy,
-      step.plan.micro_batch,
-      step.shape.max_seq_length,
-      step.shape.max_predictions_per_seq,
+    matmuls = model_flops.pretraining(
+      config.bert, config.policy, step.plan.micro_batch, step.shape
     )
     self.rate = MatmulRate(matmuls, distributed.session_config(step.comm))
     self.rate()
@@ -288,7 +208,7 @@ class Measurement:
       "seconds_p90": round(float(p90), 5),
       "examples_per_second": round(sums["next_sentence_weight"] / median, 2),
       "tokens_per_second": round(sums["tokens"] / median, 1),
-      "peak_memory_mb": round(self.peak_memory / 2**20),
+      **{name: round(mb) for name, mb in self.peak_memory.items()},
       "model_gflop": round(flops / 1e9, 2),
       "matmul_gflop_per_second": round(rate / 1e9, 1),
       "mfu": round(flops / median / rate, 4),

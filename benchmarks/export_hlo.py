@@ -19,10 +19,10 @@ from tensorflow.python.eager import context  # tf.compat.v1 has no switch to it
 import checkpointing
 import distributed
 import input_pipeline
+import model_flops
 import run_pretraining
 import train_loop
 import xla
-from benchmarks import bench_step
 from pretraining_config import PretrainingConfig
 from tensorflow_v1 import tf
 
@@ -110,12 +110,8 @@ def main(_) -> None:
       {op.type for op in inner.consumers()} != {"ReadVariableOp"}
       for _, inner in concrete.graph.captures
     ]
-  matmuls = bench_step.model_matmuls(
-    config.bert,
-    config.policy,
-    plan.micro_batch,
-    shape.max_seq_length,
-    shape.max_predictions_per_seq,
+  matmuls = model_flops.pretraining(
+    config.bert, config.policy, plan.micro_batch, shape
   )
   parameters = [
     parameter(name, value.shape, value.dtype.name, config, shape)
@@ -135,7 +131,7 @@ def main(_) -> None:
     "micro_batch": plan.micro_batch,
     "seq_length": shape.max_seq_length,
     "predictions": shape.max_predictions_per_seq,
-    "model_gflop": sum(m.count * m.flops for m in matmuls) / 1e9,
+    "model_gflop": model_flops.total(matmuls) / 1e9,
     "matmuls": [
       [m.count, m.batch, m.m, m.k, m.n, m.transpose, m.dtype.name]
       for m in matmuls

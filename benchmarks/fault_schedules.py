@@ -43,6 +43,7 @@ from absl import flags
 import checkpoint_files
 import errors
 import records
+import reporting
 import tokenization
 import training_hooks
 from benchmarks import recorded_run
@@ -71,7 +72,6 @@ BERT = dict(
 )
 PACE = 0.05  # seconds of rest after a micro-batch, for faults to strike between
 LIMIT = 150  # seconds for anything to happen: a start, an end after a fault
-SPEEDS = {"examples_per_second", "tokens_per_second"}
 # Seconds; a few instead of Horovod's 30, which is only waiting here. Ranks that
 # start on a busy machine must still find each other.
 HOROVOD = {
@@ -564,7 +564,9 @@ class Outcome:
     with open(path, encoding="utf-8") as f:
       reports = [json.loads(line) for line in f]
     reports = [
-      json.dumps({k: v for k, v in report.items() if k not in SPEEDS})
+      json.dumps(
+        {k: v for k, v in report.items() if k not in reporting.MEASURED}
+      )
       for report in reports
     ]
     consumed, redone = {}, []

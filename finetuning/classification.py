@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import model_flops
 import training_hooks
 from errors import DataError, UserError
 from finetuning import heads, metrics, packed, tables
@@ -251,6 +252,14 @@ class Classification(Task):
   def head(self, batch, is_training, dropout_seed=None):
     return heads.classification(
       batch, len(self.labels) or 1, self.config, is_training, dropout_seed
+    )
+
+  def head_matmuls(self, rows, source):
+    return model_flops.pooled(
+      self.config.bert,
+      self.config.policy,
+      rows * source.slots,
+      len(self.labels) or 1,
     )
 
   def _logits(self, source, outputs) -> np.ndarray:

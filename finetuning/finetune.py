@@ -16,6 +16,7 @@ import checkpointing
 import errors
 import input_pipeline
 import json_files
+import model_flops
 import tokenization
 import train_loop
 import training_hooks
@@ -140,6 +141,10 @@ class Task:
 
   def head(self, batch, is_training: bool, dropout_seed=None):
     """The `heads.HeadOutput` of a `packed.FinetuningBatch`."""
+    raise NotImplementedError
+
+  def head_matmuls(self, rows: int, source) -> list:
+    """The `model_flops.Matmul`s of the head on so many rows of `source`."""
     raise NotImplementedError
 
   def results(self, source, outputs: dict) -> dict:
@@ -268,6 +273,12 @@ def training(task: Task, config, comm) -> train_loop.Task:
     tokens="tokens",
     examples="examples",
     capacity=plan.global_batch * source.tokens,
+    flops=model_flops.total(
+      model_flops.encoder(
+        config.bert, config.policy, plan.global_batch, source.tokens
+      )
+      + task.head_matmuls(plan.global_batch, source)
+    ),
     wishes=train_loop.Wishes(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )

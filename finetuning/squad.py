@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import json_files
+import model_flops
 import training_hooks
 from errors import DataError, UserError
 from finetuning import heads, packed, squad_metric, windows
@@ -84,6 +85,12 @@ class Squad(Task):
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.span(batch, self.config, is_training, dropout_seed)
+
+  def head_matmuls(self, rows, source):
+    config = self.config
+    return model_flops.dense(
+      1, rows * source.tokens, config.bert.hidden_size, 2, config.policy.losses
+    )
 
   def result_names(self):
     if not self.config.version_2_with_negative:

@@ -1,0 +1,114 @@
+"""The arithmetic of a model's matmuls: what speeds are compared with.
+
+A dense layer y = x w takes 2 FLOPs for each of rows x width x units forward,
+and twice that backward (dy w^T and x^T dy): 6 in all, as in Kaplan et al. 2020
+(https://arxiv.org/abs/2001.08361, section 2.1). Attention multiplies S x S
+scores in each head, whoever may attend to whom. Left out: what lies between
+matmuls, embeddings, the optimizer, and what --recompute computes again.
+"""
+
+from typing import NamedTuple
+
+from tensorflow_v1 import tf
+
+
+class Matmul(NamedTuple):
+  """`count` products [batch, m, k] x [batch, k, n]."""
+
+  count: int
+  batch: int
+  m: int
+  k: int
+  n: int
+  transpose: str  # "", "a" or "b": which factor lies transposed in memory
+  dtype: tf.DType
+
+  @property
+  def flops(self) -> float:
+    """Of one of the products."""
+    return 2.0 * self.batch * self.m * self.k * self.n
+
+
+def total(matmuls: list) -> float:
+  """FLOPs of all products."""
+  return sum(matmul.count * matmul.flops for matmul in matmuls)
+
+
+def dense(count: int, rows: int, width: int, units: int, dtype) -> list:
+  """The `Matmul`s of `count` layers [rows, width] -> [rows, units].
+
+  y = x w, and its gradients dy w^T and x^T dy.
+  """
+  return [
+    Matmul(count, 1, rows, width, units, "", dtype),
+    Matmul(count, 1, rows, units, width, "b", dtype),
+    Matmul(count, 1, width, rows, units, "a", dtype),
+  ]
+
+
+def encoder(bert, policy, rows: int, tokens: int) -> list:
+  """The `Matmul`s of BERT's layers, forward and backward.
+
+  Args:
+    bert: a BertConfig.
+    policy: a `mixed_precision.Policy`.
+    rows: B of the batch.
+    tokens: S of a row, padding included.
+  """
+  layers, hidden, inner = (
+    bert.num_hidden_layers,
+    bert.hidden_size,
+    bert.intermediate_size,
+  )
+  heads, size = (
+    rows * bert.num_attention_heads,
+    hidden // bert.num_attention_heads,
+  )
+  attention = [
+    # scores = Q K^T; d probs = d context V^T
+    Matmul(2 * layers, heads, tokens, size, tokens, "b", policy.attention),
+    # context = probs V; d Q = d scores K
+    Matmul(2 * layers, heads, tokens, tokens, size, "", policy.attention),
+    # d V = probs^T d context; d K = d scores^T Q
+    Matmul(2 * layers, heads, tokens, tokens, size, "a", policy.attention),
+  ]
+  return [
+    *dense(4 * layers, rows * tokens, hidden, hidden, policy.attention),
+    *attention,
+    *dense(layers, rows * tokens, hidden, inner, policy.feed_forward),
+    *dense(layers, rows * tokens, inner, hidden, policy.feed_forward),
+  ]
+
+
+def pooled(bert, policy, examples: int, classes: int) -> list:
+  """The `Matmul`s of the pooler and of classes that are told by it.
+
+  Args:
+    bert: a BertConfig.
+    policy: a `mixed_precision.Policy`.
+    examples: of the batch; a packed row has room for several.
+    classes: of each example.
+  """
+  hidden = bert.hidden_size
+  return [
+    *dense(1, examples, hidden, hidden, policy.heads),
+    *dense(1, examples, hidden, classes, policy.heads),
+  ]
+
+
+def pretraining(bert, policy, rows: int, shape) -> list:
+  """The `Matmul`s of `modeling.pretraining_model`, forward and backward.
+
+  Args:
+    bert: a BertConfig.
+    policy: a `mixed_precision.Policy`.
+    rows: records.
+    shape: their `input_pipeline.RecordShape`.
+  """
+  masked = rows * shape.max_predictions_per_seq
+  return [
+    *encoder(bert, policy, rows, shape.max_seq_length),
+    *dense(1, masked, bert.hidden_size, bert.hidden_size, policy.heads),
+    *dense(1, masked, bert.hidden_size, bert.vocab_size, policy.heads),
+    *pooled(bert, policy, rows * shape.examples_per_record, classes=2),
+  ]
