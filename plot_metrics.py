@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib
+import matplotlib.ticker
 from absl import flags
 
 import errors
@@ -117,10 +118,13 @@ def _draw(axis, reports: list, key: str, **style) -> None:
 def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
   alone = len(runs) == 1
   for number, run in enumerate(runs):
+    if key not in run.panels() | _LAST.keys():
+      continue
     color = f"C{number}"
-    faint = key not in _LAST and (alone or bool(run.held_out))
     _draw(
-      axis, run.train, key, lw=0.8, alpha=0.4 if faint and not alone else 1.0,
+      axis, run.train, key, lw=0.8,
+      # Beside evaluations of the same color.
+      alpha=0.4 if run.held_out and key not in _LAST and not alone else 1.0,
       color=_TRAINING_COLOR if alone else color,
       label="training" if alone else None,
     )  # fmt: skip
@@ -156,7 +160,7 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
   figure.legend(handles, names, loc="outside lower center", ncols=2)
 
 
-def plot(run_dirs: str | Sequence[str], output: str, title: str = "") -> None:
+def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   """Draws losses, metrics, learning rates and speeds over updates.
 
   Args:
@@ -167,22 +171,26 @@ def plot(run_dirs: str | Sequence[str], output: str, title: str = "") -> None:
   Raises:
     UserError: a folder has no reports.
   """
-  run_dirs = [run_dirs] if isinstance(run_dirs, str) else run_dirs
   runs = [read_run(run_dir) for run_dir in run_dirs]
   panels = panels_of(runs)
   rows = -(-len(panels) // _COLUMNS)
   figure, axes = plt.subplots(
-    rows, _COLUMNS, figsize=(11, 3.3 * rows + 0.4), layout="constrained"
-  )
+    rows, _COLUMNS, sharex=True, figsize=(11, 3.3 * rows + 0.4),
+    layout="constrained",
+  )  # fmt: skip
   axes = list(axes.flat)
   for axis, (key, label) in zip(axes, panels.items(), strict=False):
     _draw_panel(axis, key, runs)
     axis.set_ylabel(label)
     axis.grid(alpha=0.3)
+    if key == "tokens_per_second":
+      axis.set_ylim(bottom=0.0)
   for axis in axes[len(panels) :]:
     axis.set_axis_off()
   for axis in axes[max(0, len(panels) - _COLUMNS) : len(panels)]:
     axis.set_xlabel("update")
+    axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    axis.tick_params(labelbottom=True)
   _legend(figure, axes, runs)
   figure.suptitle(title or (runs[0].name if len(runs) == 1 else ""))
   figure.savefig(output, dpi=120)

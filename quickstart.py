@@ -302,7 +302,7 @@ def main(_) -> None:
     f"pre-training on {FLAGS.num_ranks} rank(s)",
     pretraining_command(paths, FLAGS.num_ranks, FLAGS.num_train_steps),
   )
-  plot_metrics.plot(paths.pretrain, paths.curve)
+  plot_metrics.plot([paths.pretrain], paths.curve)
   print(screen(paths, FLAGS.num_ranks, FLAGS.num_train_steps, began))
 
 

@@ -1,7 +1,7 @@
 """TensorFlow as this project uses it: the 1.x API in graph mode, quietly.
 
-Import `tf` from here and nowhere else (and `profiler`, which 1.x lacks). This is
-the one module that acts when it is imported: TensorFlow reads its log level
+Import `tf`, and `profiler`, which 1.x lacks, from here and nowhere else. This
+is the one module that acts when it is imported: TensorFlow reads its log level
 while it loads, and scripts written for google/bert call `tf.placeholder` and
 `tf.get_variable` right after `import tensorflow.compat.v1 as tf`, which needs
 graph mode to be on already.

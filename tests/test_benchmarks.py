@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import runs
 
+import input_pipeline
 import mixed_precision
+import model_flops
 import modeling
 from benchmarks import bench_input, bench_step, overlap
 from tensorflow_v1 import tf
@@ -16,16 +18,18 @@ from tensorflow_v1 import tf
 def test_model_flops_of_bert_base():
   """Hand-worked: 6 x weights x tokens, and 12 B S^2 H a layer of attention."""
   bert = modeling.BertConfig(vocab_size=30522)
-  matmuls = bench_step.model_matmuls(bert, mixed_precision.FP32, 8, 128, 20)
+  shape = input_pipeline.RecordShape(128, 20, 30522, examples_per_record=3)
+  matmuls = model_flops.pretraining(bert, mixed_precision.FP32, 8, shape)
   weights = 12 * (4 * 768**2 + 2 * 768 * 3072) * 8 * 128
   weights += (768**2 + 768 * 30522) * 8 * 20
+  weights += (768**2 + 768 * 2) * 8 * 3
   attention = 12 * 12 * 8 * 128**2 * 768
-  assert sum(m.count * m.flops for m in matmuls) == 6 * weights + attention
+  assert model_flops.total(matmuls) == 6 * weights + attention
 
 
 def test_the_matmul_rate_runs_every_product():
   """TensorFlow would compute equal products once."""
-  matmul = bench_step.Matmul(1, 1, 64, 64, 64, "b", tf.float32)
+  matmul = model_flops.Matmul(1, 1, 64, 64, 64, "b", tf.float32)
   rate = bench_step.MatmulRate([matmul], tf.ConfigProto())
   ((op, repeats),) = rate._runs
   metadata = tf.RunMetadata()
@@ -57,7 +61,7 @@ def test_bench_step_prints_one_line(tiny_run):
   assert process.returncode == 0, process.stderr[-3000:]
   result = json.loads(process.stdout)
   assert result["accumulation"] == 2 and result["updates"] == 4
-  assert 0 < result["mfu"] < 1
+  assert 0 < result["mfu"] < 1 and result["peak_memory_mb"] > 100
   assert result["seconds_p10"] <= result["seconds_median"]
 
 

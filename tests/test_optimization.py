@@ -6,6 +6,7 @@ import pytest
 import distributed
 import mixed_precision
 import optimization
+import xla
 from distributed import Comm
 from errors import UserError
 from tensorflow_v1 import tf
@@ -134,6 +135,45 @@ def test_prenormalizing_makes_every_gradient_of_norm_1():
   np.testing.assert_allclose(moments[1], [0.06, 0.08], rtol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["off", "layers"])
+def test_trust_ratios_are_reported_in_the_variables_order(mode):
+  """Against the formula: one clamped below, one free, one without a norm."""
+  values = {"a": [0.001, 0.0], "b": [0.2, 0.1], "c": [0.0, 0.0]}
+  gradients = {"a": [1.0, 2.0], "b": [0.5, -1.0], "c": [1.0, 1.0]}
+  tf.enable_resource_variables()
+  with tf.Graph().as_default(), tf.Session() as session, xla.mode(mode):
+    feed = tf.placeholder_with_default(1.0, [])
+    variables = {
+      name: tf.get_variable(name, initializer=tf.constant(value))
+      for name, value in values.items()
+    }
+    loss = feed * sum(
+      tf.reduce_sum(v * gradients[name]) for name, v in variables.items()
+    )
+    optimizer = optimization.OptimizerConfig(optimizer="lamb", clip_norm=0.0)
+    ops = optimization.build_train_ops(
+      lambda: (loss, {"loss": loss}),
+      optimizer.make(tf.constant(0.1)),
+      Comm(),
+      1,
+      clip_norm=0.0,
+    )
+    start(session)
+    bad = session.run(ops.fetches(), {feed: np.nan})
+    good = session.run(ops.fetches())
+  want = []
+  for name, value in values.items():
+    w, g = np.array(value), np.array(gradients[name])
+    update = 0.1 * g / (np.sqrt(0.001) * np.abs(g) + 1e-6) + 0.01 * w
+    ratio = np.linalg.norm(w) / np.linalg.norm(update)
+    want.append(min(max(ratio, 0.01), 0.3) if ratio else 1.0)
+  assert want[0] == 0.01 < want[1] < 0.3 and want[2] == 1.0
+  np.testing.assert_allclose(good["trust_ratios"], want, rtol=1e-4)
+  assert (bad["skipped"], bad["skipped_updates"]) == (True, 1)
+  assert bad["trust_ratios"].tolist() == [0.0] * 3
+  assert (good["skipped"], good["skipped_updates"]) == (False, 1)
+
+
 def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
   """loss share = sum(w * x); so x is the gradient. Returns (x, w, ops)."""
   tf.enable_resource_variables()
@@ -163,9 +203,7 @@ def run_update(session, x, ops, micro):
   """Feeds one update's micro-batches; returns what the update says."""
   for value in micro[:-1]:
     session.run(ops.accumulate, {x: value})
-  fetches = ops._asdict()
-  del fetches["accumulate"], fetches["variables"]
-  return session.run(fetches, {x: micro[-1]})
+  return session.run(ops.fetches(), {x: micro[-1]})
 
 
 def start(session):
@@ -230,6 +268,8 @@ def test_an_update_without_a_finite_gradient_is_skipped(micro_batches):
   want, _, _ = final_weights([good], micro_batches)
   np.testing.assert_array_equal(weights, want)  # slots are untouched, too
   assert reports[0]["skipped"] and not reports[1]["skipped"]
+  assert [r["skipped_updates"] for r in reports] == [1, 1]
+  assert reports[0]["trust_ratios"].shape == (0,)  # AdamW has none
   assert reports[1]["dropped_micro_batches"] == 0
   assert step == 2
 

@@ -631,3 +631,6 @@ def test_fp16_resumes_with_its_loss_scale_bit_for_bit(tiny_run, tmp_path):
   assert scales[0] == 2.0**30 and scales[-1] < 2.0**25
   skipped = runs.metrics(tmp_path / "parts", "skipped")
   assert skipped[0] and not all(skipped)
+  # All are counted, those from before the stop too.
+  counted = runs.metrics(tmp_path / "parts", "skipped_updates")
+  assert counted == np.cumsum(skipped).tolist()

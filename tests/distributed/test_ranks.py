@@ -1,6 +1,7 @@
 """Several Horovod ranks, as commands: the equivalence contract and failures."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -76,6 +77,13 @@ def test_ranks_and_micro_batches_equal_one_big_batch(
       rtol=1e-5 if "loss" in key else 1e-4,
       err_msg=key,
     )
+  for key in ("examples", "padding", "masked_lm_accuracy", "skipped_updates"):
+    np.testing.assert_allclose(
+      runs.metrics(tmp_path / "run", key), runs.metrics(one, key), rtol=1e-6
+    )
+  # A rank alone has nobody to wait for.
+  assert set(runs.metrics(one, "all_reduce_seconds")) == {0.0}
+  assert min(runs.metrics(tmp_path / "run", "all_reduce_seconds")) > 0.0
   # Evaluation counts each example once, whatever the ranks.
   alone = runs.read_json(one, "eval_results.json")
   together = runs.read_json(tmp_path / "run", "eval_results.json")
@@ -352,7 +360,7 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
 
 
 OVERFLOW = """
-import dataclasses, json
+import dataclasses, json, time
 import distributed, mixed_precision, optimization, train_loop
 from tensorflow_v1 import tf
 
@@ -371,16 +379,14 @@ def main(_):
       initial_loss_scale=2.0**10
     ).make(uses_fp16=True),
   )
-  fetches = {
-    k: v
-    for k, v in ops._asdict().items()
-    if k not in ("accumulate", "variables")
-  }
+  fetches = ops.fetches()
   with tf.Session() as session:
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )
     for update in range(4):
+      if comm.rank == 1 and update == 3:
+        time.sleep(1.0)
       # Times the scale 2^10 this is beyond float16's 65,504, on rank 1 only.
       bad = comm.rank == 1 and update == 1
       feed = {x: 100.0 if bad and MICRO_BATCHES == 1 else 1.0}
@@ -393,6 +399,7 @@ def main(_):
         int(got["dropped_micro_batches"]), session.run(w).tolist(),
       ]
       print("REPORT" + json.dumps(report), flush=True)
+      print(f"WAITED{comm.rank} {got['all_reduce_seconds']}", flush=True)
 
 train_loop.run_main(main)
 """
@@ -411,6 +418,13 @@ def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
       rank, *report = json.loads(line.partition("REPORT")[2])
       reports[rank].append(report)
   assert reports[0] == reports[1]
+  # Rank 0 waits for the other, which is late to the last update.
+  waited = [
+    [float(s) for s in re.findall(rf"WAITED{rank} (\S+)", process.stdout)]
+    for rank in (0, 1)
+  ]
+  assert len(waited[0]) == len(waited[1]) == 4
+  assert 0.7 < waited[0][3] < 20 and waited[0][3] - waited[1][3] > 0.5
   skipped, scales, dropped, weights = zip(
     *[report[1:] for report in reports[0]], strict=True
   )

@@ -1,0 +1,102 @@
+"""What is drawn of run folders."""
+
+import json
+
+import matplotlib.image
+import pytest
+
+import errors
+import plot_metrics
+
+PRETRAINING = {"masked_lm_loss": 9.0, "masked_lm_accuracy": 0.1}
+PRETRAINING |= {"next_sentence_loss": 0.7, "next_sentence_accuracy": 0.5}
+
+
+def make_run(folder, train, held_out=()):
+  """A run folder with reports at updates 10, 20 and evaluations at 0, 20."""
+  folder.mkdir()
+  common = {"learning_rate": 1e-3, "skipped": False, "tokens_per_second": 9.0}
+  rows = [{"global_step": 10 * (i + 1), **common, **train} for i in range(2)]
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  (folder / "metrics.jsonl").write_text(lines)
+  if held_out:
+    rows = [{"global_step": s, "examples": 9, **held_out} for s in (0, 20)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "eval_metrics.jsonl").write_text(lines)
+  (folder / "run.json").write_text('{"runs": [{"data": null}]}')
+  return str(folder)
+
+
+def drawn(folders, tmp_path, monkeypatch):
+  """The figure; the picture is checked to be one."""
+  kept = []
+  monkeypatch.setattr(plot_metrics.plt, "close", kept.append)
+  plot_metrics.plot(folders, str(tmp_path / "curve.png"))
+  height, width, _ = matplotlib.image.imread(tmp_path / "curve.png").shape
+  assert width == 1320 and height > 500
+  return kept[0]
+
+
+def curves(figure):
+  """Label of a panel -> colors of its curves and their points."""
+  return {
+    axis.get_ylabel(): [
+      (line.get_color(), line.get_xydata().tolist()) for line in axis.lines
+    ]
+    for axis in figure.axes
+    if axis.axison
+  }
+
+
+def test_a_run_of_pretraining(tmp_path, monkeypatch):
+  run = make_run(tmp_path / "a", {"loss": 9.7, **PRETRAINING}, PRETRAINING)
+  figure = drawn([run], tmp_path, monkeypatch)
+  found = curves(figure)
+  assert list(found) == [
+    "masked LM loss (nats)",
+    "masked LM accuracy",
+    "next sentence loss (nats)",
+    "next sentence accuracy",
+    "learning rate",
+    "tokens/s, all ranks",
+  ]
+  (blue, training), (red, held_out) = found["masked LM loss (nats)"]
+  assert training == [[10, 9.0], [20, 9.0]]
+  assert held_out == [[0, 9.0], [20, 9.0]] and blue != red
+  words = [text.get_text() for text in figure.axes[0].get_legend().texts]
+  assert words == ["training", "held out"]
+  assert figure.get_suptitle() == run
+
+
+def test_runs_of_other_kinds_share_a_picture(tmp_path, monkeypatch):
+  """One without evaluations; each has a color and only its own panels."""
+  squad = {"loss": 1.0, "exact_match": 80.0, "f1": 88.0, "best_f1": 89.0}
+  folders = [
+    make_run(tmp_path / "a", {"loss": 9.7, **PRETRAINING}, PRETRAINING),
+    make_run(tmp_path / "b", {"loss": 1.5, "accuracy": 0.2}, squad),
+    make_run(tmp_path / "c", {"loss": 2.5, "accuracy": 0.3}),
+  ]
+  figure = drawn(folders, tmp_path, monkeypatch)
+  found = {
+    label: [(color, points[-1]) for color, points in lines]
+    for label, lines in curves(figure).items()
+  }
+  assert found["masked LM accuracy"] == [("C0", [20, 0.1])] * 2
+  assert found["loss"] == [
+    ("C1", [20, 1.5]), ("C1", [20, 1.0]), ("C2", [20, 2.5])
+  ]  # fmt: skip
+  assert found["accuracy"] == [("C1", [20, 0.2]), ("C2", [20, 0.3])]
+  assert found["exact match"] == [("C1", [20, 80.0])]
+  assert found["f1"] == [("C1", [20, 88.0])]
+  assert len(found["learning rate"]) == len(found["tokens/s, all ranks"]) == 3
+  assert len(found) == 10
+  words = [text.get_text() for text in figure.legends[0].texts]
+  assert words == [*folders, "training", "held out"]
+
+
+def test_a_folder_without_reports_is_named(tmp_path):
+  run = make_run(tmp_path / "a", PRETRAINING)
+  (tmp_path / "b").mkdir()
+  with pytest.raises(errors.UserError, match=r"b: no metrics\.jsonl"):
+    plot_metrics.plot([run, str(tmp_path / "b")], str(tmp_path / "c.png"))
+  assert not (tmp_path / "c.png").exists()
