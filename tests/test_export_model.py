@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from conftest import TINY, write_config
 import inference
 import model_source
 import pretraining_config
+import training_hooks
 from checkpoint_files import CheckpointError, CheckpointFiles
 from errors import UserError
+from finetuning import finetune
 from tensorflow_v1 import tf
 
 # In a process that has TensorFlow and nothing of this project, as Serving's.
@@ -218,7 +221,26 @@ def test_bf16_is_near(tmp_path, letters):
 # Which checkpoint ------------------------------------------------------------
 
 
-def test_the_best_checkpoint_is_taken(tmp_path, tiny_run, letters):
+class FineTuned(finetune.Task):
+  """As far as task.json goes."""
+
+  name = "classifier"
+  best_by = training_hooks.BestBy(("f1",), higher=True)
+
+  def __init__(self, folder):
+    self.config = types.SimpleNamespace(
+      output_dir=folder,
+      vocab_file=None,
+      spm_model_file=None,
+      max_seq_length=24,
+      do_lower_case=True,
+    )
+
+  def describe(self):
+    return {"labels": ["0", "1"]}
+
+
+def test_the_best_checkpoint_is_taken(tmp_path):
   """That with the lowest held-out loss, if it is still there."""
   files = CheckpointFiles(str(tmp_path / "run"), keep=5)
   os.mkdir(files.folder)
@@ -244,20 +266,12 @@ def test_the_best_checkpoint_is_taken(tmp_path, tiny_run, letters):
   found = model_source.find(files.folder)
   assert (found.path, found.chosen) == (files.prefix(30), "the newest")
   # A fine-tuned model's is chosen by what its task says.
-  (tmp_path / "run" / "task.json").write_text(
-    json.dumps(
-      {
-        "task": "classifier",
-        "max_seq_length": 24,
-        "do_lower_case": True,
-        "best_by": {"keys": ["f1"], "higher": True},
-      }
-    )
-  )
+  finetune._write_task(FineTuned(files.folder))
   log.write_text(
     '{"f1": 0.9, "global_step": 10}\n{"f1": 0.8, "global_step": 30}\n'
   )
-  assert model_source.find(files.folder).path == files.prefix(10)
+  found = model_source.find(files.folder)
+  assert found.path == files.prefix(10) and found.task["labels"] == ["0", "1"]
   with open(files.prefix(10) + ".index", "r+b") as f:
     f.write(b"damaged")
   with pytest.raises(CheckpointError, match="were written"):
