@@ -10,10 +10,9 @@ and labels are in assets.extra, so that predict.py needs nothing else.
 
 import errors
 import flags_common
-import inference
 import mixed_precision
-import model_source
 from errors import UserError
+from serving import inference, model_source
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS

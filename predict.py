@@ -19,10 +19,8 @@ from collections.abc import Iterable, Iterator
 
 import errors
 import flags_common
-import inference
-import model_source
-import predictions
 from errors import DataError, UserError
+from serving import inference, model_source, predictions
 from tensorflow_v1 import tf
 
 FLAGS = tf.flags.FLAGS

@@ -7,17 +7,21 @@ ROOT = pathlib.Path(__file__).parent.parent
 DATA = {p.stem: p for p in sorted(ROOT.glob("pretraining_data/[!_]*.py"))}
 FINETUNING = {p.stem: p for p in sorted(ROOT.glob("finetuning/[!_]*.py"))}
 THEIRS = {p.stem: p for p in sorted(ROOT.glob("huggingface/[!_]*.py"))}
+SERVING = {p.stem: p for p in sorted(ROOT.glob("serving/[!_]*.py"))}
 PACKAGES = {
+  "serving": SERVING,
   "pretraining_data": DATA,
   "finetuning": FINETUNING,
   "huggingface": THEIRS,
 }
 TOP = {p.stem: p for p in sorted(ROOT.glob("*.py"))}
-MODULES = TOP | DATA | FINETUNING | THEIRS
+MODULES = TOP | DATA | FINETUNING | THEIRS | SERVING
 ENTRY_POINTS = {
   "convert_checkpoint",
   "create_pretraining_data",
+  "export_model",
   "plot_metrics",
+  "predict",
   "prepare_corpus",
   "quickstart",
   "run_classifier",

@@ -12,11 +12,9 @@ import runs
 import trained
 from conftest import LETTERS, TINY, write_packed
 
-import inference
-import model_source
-import predictions
 from errors import DataError, UserError
-from predictions import Input, Predictor
+from serving import inference, model_source, predictions
+from serving.predictions import Input, Predictor
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
 FOLLOWS = LETTERS.index("c")

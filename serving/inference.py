@@ -33,7 +33,7 @@ from bert_config import BertConfig
 from errors import UserError
 from finetuning import heads
 from finetuning.finetune import TASK_FILE
-from model_source import CONFIG_FILE, EXTRA_FOLDER, Source
+from serving.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
 from tensorflow_v1 import tf
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-import inference
 from errors import DataError, UserError
 from finetuning import squad, windows
 from finetuning.classification import encode_pair
-from model_source import Source
+from serving import inference
+from serving.model_source import Source
 from tokenization import MASK
 
 POOLINGS = ("mean", "cls")

@@ -1,0 +1,1 @@
+"""Trained models that answer: where they are, their signatures, their words."""
