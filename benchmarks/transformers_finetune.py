@@ -97,9 +97,11 @@ class Classifier:
   def _rows(self, path: str) -> list:
     """(sentence, label) of each line."""
     with open(path, encoding="utf-8", newline="") as f:
-      header, *rows = csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE)
-    if header != ["sentence", "label"]:
+      rows = list(csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE))
+    if not rows or rows.pop(0) != ["sentence", "label"]:
       raise SystemExit(f"error: {path} does not begin with sentence<TAB>label")
+    if not rows:
+      raise SystemExit(f"error: {path} has no examples; give another file")
     for number, row in enumerate(rows, 2):
       if len(row) != 2:
         raise SystemExit(
@@ -309,9 +311,8 @@ def make_versions() -> dict:
   }
 
 
-def main() -> None:
+def run(arguments) -> None:
   began = time.perf_counter()
-  arguments = parse_arguments()
   torch.set_num_threads(arguments.threads)
   transformers.utils.logging.disable_progress_bar()
   tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
@@ -332,6 +333,13 @@ def main() -> None:
   result["total_seconds"] = round(time.perf_counter() - began, 2)
   settings = {"settings": vars(arguments), **make_versions()}
   print(json.dumps({**result, **settings}), flush=True)
+
+
+def main() -> None:
+  try:
+    run(parse_arguments())
+  except OSError as e:
+    raise SystemExit(f"error: {e}") from e
 
 
 if __name__ == "__main__":
