@@ -2,6 +2,7 @@
 
 import resource
 import time
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import reporting
 import train_loop
 import training_hooks
 from errors import UserError
+from finetuning import classification, heads, packed, squad
 from pretraining_data import tfrecord
 from tensorflow_v1 import tf
 
@@ -206,6 +208,36 @@ def test_model_flops_are_those_of_the_graph(examples_per_record):
     tf.gradients(loss, tf.trainable_variables())
     found = matmul_flops(graph)
   want = model_flops.pretraining(bert, mixed_precision.FP32, 4, shape)
+  assert found == model_flops.total(want)
+
+
+@pytest.mark.parametrize("kind", ["classification", "squad"])
+def test_model_flops_of_finetuning_are_those_of_the_graph(kind):
+  """No vocabulary; rows with room for several examples."""
+  bert = modeling.BertConfig(**TINY, hidden_act="relu")
+  config = types.SimpleNamespace(
+    bert=bert, policy=mixed_precision.FP32, recompute=()
+  )
+  task = types.SimpleNamespace(config=config, labels=["a", "b", "c"])
+  source = types.SimpleNamespace(tokens=32, slots=3)
+  made, head, targets = {
+    "classification": (classification.Classification, heads.classification, 1),
+    "squad": (squad.Squad, heads.span, 2),
+  }[kind]
+  with tf.Graph().as_default() as graph:
+    integers = lambda *shape: tf.placeholder(tf.int32, [4, *shape])
+    batch = packed.FinetuningBatch(
+      *(integers(32) for _ in range(3)),
+      integers(3),
+      integers(3, targets),
+      tf.placeholder(tf.float32, [4, 3]),
+    )
+    labels = [len(task.labels)] if kind == "classification" else []
+    losses = head(batch, *labels, config, is_training=False).losses
+    tf.gradients(tf.reduce_sum(losses), tf.trainable_variables())
+    found = matmul_flops(graph)
+  want = model_flops.encoder(bert, config.policy, 4, source.tokens)
+  want += made.head_matmuls(task, 4, source)
   assert found == model_flops.total(want)
 
 
