@@ -209,22 +209,22 @@ class Classification(Task):
     texts = [tables.column(path, rows, self._table.text)]
     if self._table.pair:
       texts.append(tables.column(path, rows, self._table.pair))
-    encode = functools.partial(
-      encode_texts, self.config.tokenizer(), self.config.max_seq_length
-    )
-    targets = [0] * len(rows)
-    if has_labels:
-      targets = self._targets(path, rows)
+    tokenizer, most = self.config.tokenizer(), self.config.max_seq_length
+    inputs = encode_texts(tokenizer, most, *texts)
+    targets = self._targets(path, rows) if has_labels else [0] * len(rows)
     examples = [
-      packed.Example(*inputs, f"line {row.line}", (target,))
-      for inputs, row, target in zip(encode(*texts), rows, targets, strict=True)
+      packed.Example(ids, segments, f"line {row.line}", (target,))
+      for (ids, segments), row, target in zip(
+        inputs.pairs, rows, targets, strict=True
+      )
     ]
     return packed.PackedSource(
       path,
       examples,
-      self.config.max_seq_length,
+      most,
       self.config.examples_per_record,
       np.float32 if self._is_regression else np.int32,
+      cut=inputs.cut,
     )
 
   def _targets(self, path: str, rows) -> list:
@@ -327,9 +327,16 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
   return weights / weights.sum(axis=-1, keepdims=True)
 
 
+class EncodedTexts(NamedTuple):
+  """Inputs of the encoder."""
+
+  pairs: list  # (ids, segments), int32 [tokens] each, of each text
+  cut: int  # how many texts lost their end
+
+
 def encode_texts(
   tokenizer, max_seq_length: int, texts: Sequence[str], pairs=None
-) -> list[tuple]:
+) -> EncodedTexts:
   """[CLS] text [SEP], and the second text with another [SEP].
 
   Too long a text loses its end; of a pair the longer one, a token at a time, as
@@ -340,16 +347,18 @@ def encode_texts(
     max_seq_length: special tokens included.
     texts: [n].
     pairs: (optional) [n].
-
-  Returns:
-    (ids, segments), int32 [tokens] each, of each text.
   """
   first = tokenizer.encode_batch(texts)
   second = tokenizer.encode_batch(pairs) if pairs else [None] * len(first)
-  return [
-    encode_pair(tokenizer, max_seq_length, a, b)
-    for a, b in zip(first, second, strict=True)
+  both = list(zip(first, second, strict=True))
+  whole = [
+    len(a) + 2 + (0 if b is None else len(b) + 1) <= max_seq_length
+    for a, b in both
   ]
+  return EncodedTexts(
+    [encode_pair(tokenizer, max_seq_length, a, b) for a, b in both],
+    whole.count(False),
+  )
 
 
 def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:

@@ -189,6 +189,7 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
     )
   if comm.is_root:
     _write_task(task)
+    training_hooks.tell(*_sets(task))
 
   def build():
     train = training(task, config, comm) if config.do_train else None
@@ -200,6 +201,15 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
     return training_run.Parts(task.best_by, train, evaluate, predict)
 
   return training_run.run(config, comm, build, commit, signals)
+
+
+def _sets(task: Task) -> list[str]:
+  """What is in the files, for a person."""
+  config = task.config
+  sets = [task.training_set] if config.do_train else []
+  sets += [task.evaluation_set] if config.do_eval else []
+  sets += [task.prediction_set] if config.do_predict else []
+  return list(dict.fromkeys(source.line() for source in sets))
 
 
 def _with_evaluations(config, plan) -> FinetuningConfig:
@@ -214,8 +224,23 @@ def _with_evaluations(config, plan) -> FinetuningConfig:
 
 
 def _write_task(task: Task) -> None:
-  """task.json and a copy of the vocabulary, so that the folder is enough."""
+  """task.json and a copy of the vocabulary, so that the folder is enough.
+
+  Raises:
+    UserError: the folder is another task's, or no fine-tuning's.
+  """
   config = task.config
+  saved, about = saved_task(config.output_dir), task.describe()
+  run_file = os.path.join(config.output_dir, training_hooks.RUN_FILE)
+  if os.path.exists(run_file) and (
+    saved.get("task") != task.name or saved.get("labels") != about.get("labels")
+  ):
+    raise UserError(
+      f"--output_dir={config.output_dir} holds a run of "
+      f"{saved.get('task', 'pre-training')} {saved.get('labels', '')}, this is "
+      f"{task.name} {about.get('labels', '')}: use another folder (and its "
+      "checkpoint as --init_checkpoint to keep the weights)"
+    )
   os.makedirs(config.output_dir, exist_ok=True)
   vocabulary = {}
   for name in ("vocab_file", "spm_model_file"):
@@ -225,12 +250,11 @@ def _write_task(task: Task) -> None:
       if os.path.realpath(copy) != os.path.realpath(path):
         shutil.copyfile(path, copy + ".tmp")
         os.replace(copy + ".tmp", copy)
-  saved = saved_task(config.output_dir)
   json_files.write(
     os.path.join(config.output_dir, TASK_FILE),
     {
       "task": task.name,
-      **task.describe(),
+      **about,
       "max_seq_length": config.max_seq_length,
       "do_lower_case": config.do_lower_case,
       "vocabulary": vocabulary or saved.get("vocabulary", {}),

@@ -68,6 +68,7 @@ class PackedSource:
     examples_per_record: int,
     target_dtype=np.int32,
     seed: int = 0,
+    cut: int = 0,
   ):
     """Packs the examples.
 
@@ -78,13 +79,14 @@ class PackedSource:
       examples_per_record: the most examples of a row; 1: not packed.
       target_dtype: of `FinetuningBatch.targets`.
       seed: which examples of a length meet in a row.
+      cut: how many were longer and lost their end.
 
     Raises:
       DataError: there are none.
     """
     if not examples:
       raise DataError(f"{path}: no examples")
-    self.examples, self._path = examples, path
+    self.examples, self._path, self._cut = examples, path, cut
     lengths = np.array([len(e.ids) for e in examples])
     least = _ROW_TOKENS if examples_per_record > 1 else 1
     longest = -(-max(int(lengths.max()), least) // 8) * 8
@@ -199,6 +201,17 @@ class PackedSource:
       "records": len(self),
       "tokens_of_a_record": self.tokens,
     }
+
+  def line(self) -> str:
+    """What is in it, for a person."""
+    lengths = [len(e.ids) for e in self.examples]
+    padding = 1.0 - sum(lengths) / (len(self) * self.tokens)
+    cut = f"; {self._cut:,} were longer and lost their end" if self._cut else ""
+    return (
+      f"{self._path}: {len(lengths):,} examples of {min(lengths)} to "
+      f"{max(lengths)} tokens in {len(self):,} records of {self.tokens}, "
+      f"{padding:.1%} padding{cut}"
+    )
 
   def fingerprint(self) -> str:
     """Of all numbers in it, to be the same on all ranks."""

@@ -306,6 +306,23 @@ def test_settings_that_cannot_be(tmp_path, classify, changes, words):
     classify(**{"output_dir": tmp_path / "out", **changes})
 
 
+def test_a_folder_of_another_task(tmp_path, classify, answer):
+  run(classify(tmp_path / "out", num_train_epochs=0.5))
+  saved = (tmp_path / "out" / "task.json").read_text()
+  with pytest.raises(UserError, match="holds a run of classifier .*is squad"):
+    run(answer(tmp_path / "out"))
+  os.remove(tmp_path / "out" / "task.json")
+  with pytest.raises(UserError, match="holds a run of pre-training"):
+    run(classify(tmp_path / "out"))
+  assert not (tmp_path / "out" / "task.json").exists() and saved
+
+
+def test_texts_that_are_cut_are_told(tmp_path, classify, capsys):
+  run(classify(tmp_path / "out", num_train_epochs=0.5, max_seq_length=20))
+  err = capsys.readouterr().err
+  assert "a.tsv: 64 examples of" in err and "were longer and lost" in err
+
+
 def test_a_vocabulary_of_another_model(tmp_path, config_file):
   vocab = tmp_path / "large.txt"
   tokens = [*conftest.LETTERS, *(f"w{i}" for i in range(90))]
