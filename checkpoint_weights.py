@@ -16,7 +16,8 @@ from checkpoint_files import CheckpointError
 from tensorflow_v1 import tf
 
 _STATE = re.compile(
-  r"global_step|applied_updates|(training_state|loss_scale)/.*|beta[12]_power"
+  r"global_step|applied_updates|skipped_updates|(training_state|loss_scale)/.*"
+  r"|beta[12]_power"
 )
 
 

@@ -227,6 +227,7 @@ def test_a_trainings_state_is_left_out(tiny_run, tmp_path, capfd):
     "applied_updates",
     "global_step",
     "loss_scale/value",
+    "skipped_updates",
     "training_state/samples_seen",
   ):
     assert f"    {line}\n" in said
