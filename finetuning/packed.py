@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 import training_plan
-from errors import DataError
+from errors import DataError, UserError
 from pretraining_data import packing
 from tensorflow_v1 import tf
 
@@ -167,10 +167,20 @@ class PackedSource:
     return tf.reduce_sum(batch.weights, axis=1, keepdims=True)
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
-    """Updates and rows of a training; `config` is a `FinetuningConfig`."""
+    """Updates and rows of a training; `config` is a `FinetuningConfig`.
+
+    Raises:
+      UserError: the examples do not make one update, or the flags disagree.
+    """
     batch = config.global_batch_size or (
       config.train_batch_size * ranks * (config.num_accumulation_steps or 1)
     )
+    if batch > len(self.examples):
+      raise UserError(
+        f"{self._path}: its {len(self.examples)} examples are fewer than one "
+        f"update's {batch} on {ranks} ranks: lower --train_batch_size, "
+        "--num_accumulation_steps or --global_batch_size"
+      )
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
     return training_plan.resolve(
       ranks=ranks,

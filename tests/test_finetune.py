@@ -317,6 +317,12 @@ def test_a_folder_of_another_task(tmp_path, classify, answer):
   assert not (tmp_path / "out" / "task.json").exists() and saved
 
 
+def test_fewer_examples_than_an_update(tmp_path, classify):
+  task = classify(tmp_path / "out", train_batch_size=65)
+  with pytest.raises(UserError, match="64 examples are fewer than one .* 65"):
+    run(task)
+
+
 def test_texts_that_are_cut_are_told(tmp_path, classify, capsys):
   run(classify(tmp_path / "out", num_train_epochs=0.5, max_seq_length=20))
   err = capsys.readouterr().err
