@@ -169,6 +169,11 @@ class Classification(Task):
       saved = saved_task(self.config.output_dir).get("labels")
       if saved:
         return saved
+      if not self.config.train_file:
+        raise UserError(
+          f"--output_dir={self.config.output_dir} has no run that says which "
+          "labels there are: train first (--do_train), or give --train_file"
+        )
     path = self.config.path("train")
     found = sorted(set(self._column(path, self._table.label)), key=_label_order)
     if len(found) < 2:

@@ -223,6 +223,14 @@ def test_a_label_that_training_did_not_have(tmp_path, tokenizer):
     _ = made.evaluation_set
 
 
+def test_labels_that_nothing_says(tmp_path, tokenizer):
+  made = classification.Classification(
+    config(tmp_path, tokenizer=tokenizer, do_train=False)
+  )
+  with pytest.raises(UserError, match="has no run that says which labels"):
+    _ = made.labels
+
+
 def test_predictions_file(tmp_path, tokenizer):
   text = "sentence\tlabel\na\tno\nb\tyes\na a\tno\n"
   made = table(tmp_path, text, tokenizer)
