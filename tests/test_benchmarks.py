@@ -2,7 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
 
+import conftest
+import finetuning_runs
 import numpy as np
 import pytest
 import runs
@@ -120,6 +124,35 @@ def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
   read_only = set(range(8, len(names))) - set(about["results"])
   assert [names[i] for i in read_only] == ["training_state/schedule_start"]
   assert os.path.getsize(tmp_path / "step.hlo") > 10000
+
+
+def test_finetune_step_answers_each_line(tmp_path, letters):
+  config = conftest.write_config(tmp_path / "config.json")
+  train_file = finetuning_runs.write_sentences(tmp_path / "a.tsv", 40, 1)
+  task = finetuning_runs.classifier(
+    config, letters, tmp_path / "run", train_file=train_file,
+    num_train_epochs=0.4,
+  )  # fmt: skip
+  step = finetuning_runs.run(task)["training"]["global_step"]
+  with subprocess.Popen(
+    [
+      sys.executable, "-m", "benchmarks.finetune_step", "classifier",
+      f"--train_file={train_file}", f"--bert_config_file={config}",
+      f"--vocab_file={letters}", "--max_seq_length=64", "--do_train",
+      f"--init_checkpoint={tmp_path}/run/model.ckpt-{step}", "--xla=off",
+      "--output_dir=unused", "--train_batch_size=8", "--updates_per_round=2",
+    ],
+    cwd=runs.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+  ) as process:  # fmt: skip
+    try:
+      out, _ = process.communicate("go\ngo\n", timeout=120)
+    finally:
+      process.kill()
+  ready, *answers = map(json.loads, out.splitlines())
+  assert ready["ready"] and len(answers) == 2
+  for answer in answers:
+    assert len(answer["seconds"]) == 2 and min(answer["seconds"]) > 0.0
+    assert all(4 <= n <= 12 for n in answer["examples"])
 
 
 def test_overlap_reads_a_timeline(tmp_path):
