@@ -380,8 +380,14 @@ def _collector(task: Task, source, config, comm):
         break
     if comm.gather(np.array([ended])).any():
       return None
+    # A rank may have no rows, where there are fewer than ranks.
+    none = {
+      n: np.zeros([0, *t.shape[1:]], np.float32) for n, t in fetches.items()
+    }
     return {
-      name: _of_all_ranks([f[name] for f in found], most, len(source), comm)
+      name: _of_all_ranks(
+        [f[name] for f in (*found, none)], most, len(source), comm
+      )
       for name in fetches
     }
 

@@ -29,8 +29,9 @@ def commands(tmp_path, letters):
     "run_classifier.py": [
       *shared,
       f"--train_file={sentences(tmp_path / 'a.tsv', 61, 1)}",
-      f"--eval_file={sentences(tmp_path / 'b.tsv', 21, 2)}",
-      f"--predict_file={tmp_path}/b.tsv",
+      # One row, of which the second rank has none.
+      f"--eval_file={sentences(tmp_path / 'c.tsv', 1, 3)}",
+      f"--predict_file={sentences(tmp_path / 'b.tsv', 21, 2)}",
     ],
     "run_squad.py": [
       *shared,
