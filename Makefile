@@ -1,5 +1,6 @@
 # make pretrain   text to a pre-trained BERT with its curve
-# make test       lint, unit tests, two-rank tests
+# make test       lint, unit tests, tests on two ranks: a quarter of an hour
+# make slow-test  the rest: more modes, ranks and faults
 # make bench      the training step's speed on this machine, one JSON line each
 # All make the environment (.venv) when it is missing.
 
@@ -17,7 +18,7 @@ OUTPUT_DIR ?= runs/quickstart
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
 VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 
-.PHONY: env pretrain test bench unit distributed-test lint format horovod-gpu clean
+.PHONY: env pretrain test slow-test bench unit distributed-test lint format horovod-gpu clean
 
 env: $(READY)
 
@@ -34,15 +35,20 @@ pretrain: $(READY)
 
 test: lint unit distributed-test
 
+# Tests marked "slow", or all but those.
+SLOW := not slow
+slow-test: SLOW := slow
+slow-test: unit distributed-test
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q -n 2 tests --ignore=tests/distributed
+	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests --ignore=tests/distributed
 
 distributed-test: $(READY)
-	$(BIN)/python -m pytest -q tests/distributed
+	$(BIN)/python -m pytest -q -m '$(SLOW)' tests/distributed
 
 bench: $(READY)
 	@for precision in fp32 bf16; do \

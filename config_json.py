@@ -16,8 +16,8 @@ the flag's default, not DeepSpeed's. Steps count global batches.
 import math
 
 import json_files
-import lr_schedule
 from errors import UserError
+from training import lr_schedule
 
 OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
 

@@ -18,15 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-import checkpoint_files
-import checkpoint_weights
 import errors
 import tokenization
-from bert_config import BertConfig
 from errors import DataError, UserError
 from finetuning import finetune
 from huggingface import bert_tensors, model_config, tokenizer_files
 from huggingface.tokenizer_files import Vocabulary
+from model.bert_config import BertConfig
+from training import checkpoint_files, checkpoint_weights
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's

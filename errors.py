@@ -19,7 +19,11 @@ class DataError(UserError):
   """Input that cannot be used; the message names the file and what to do."""
 
 
-def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
+def run_main(
+  main: Callable[[list], None],
+  arguments: int | None = 0,
+  what: str = "file",
+) -> None:
   """absl's app.run, but an expected error is one clear last line on stderr.
 
   Any other error keeps its traceback: it is a bug, and the traceback says
@@ -29,12 +33,13 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
     main: gets the program's name and what is left of the command line.
     arguments: how many words that are no flags the command takes; None: any
       number from 1 on.
+    what: these arguments are.
   """
 
   def wrapped(argv):
     try:
       if arguments is None and len(argv) == 1:
-        raise UserError("no file is given; see --help")
+        raise UserError(f"no {what} is given; see --help")
       if arguments is not None and len(argv) - 1 != arguments:
         raise UserError(
           f"{len(argv) - 1} arguments that are no flags ({' '.join(argv[1:4])}"

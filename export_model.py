@@ -10,8 +10,8 @@ and labels are in assets.extra, so that predict.py needs nothing else.
 
 import errors
 import flags_common
-import mixed_precision
 from errors import UserError
+from model import mixed_precision
 from serving import inference, model_source
 from tensorflow_v1 import tf
 

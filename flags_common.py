@@ -6,14 +6,12 @@ flags.
 
 import dataclasses
 
-import encoder
-import lr_schedule
-import mixed_precision
-import xla
-from distributed import AllreduceConfig
-from mixed_precision import LossScaleConfig
-from optimizers import OPTIMIZERS, OptimizerConfig
+from model import encoder, mixed_precision, xla
+from model.mixed_precision import LossScaleConfig
 from tensorflow_v1 import tf
+from training import lr_schedule
+from training.distributed import AllreduceConfig
+from training.optimizers import OPTIMIZERS, OptimizerConfig
 
 flags = tf.flags
 
@@ -126,6 +124,19 @@ def define_allreduce_flags() -> None:
   )
   flags.DEFINE_bool(
     "adasum", made["adasum"], "Combine ranks' gradients by Adasum, not the sum."
+  )
+  flags.DEFINE_integer(
+    "powersgd_rank",
+    made["powersgd_rank"],
+    "Send gradients as products of two matrices with so many columns "
+    "(PowerSGD), for slow networks; 0: as they are.",
+    lower_bound=0,
+  )
+  flags.DEFINE_integer(
+    "zero",
+    made["zero"],
+    "1: each rank keeps and updates its share of the optimizer's state (ZeRO); "
+    "checkpoints are the same.",
   )
 
 

@@ -17,17 +17,16 @@ import copy
 import re
 from typing import NamedTuple
 
-import kernels
-import mixed_precision
-from bert_config import BertConfig
-from encoder import (
+from model import kernels, mixed_precision
+from model.bert_config import BertConfig
+from model.encoder import (
   attention_layer,
   create_attention_mask_from_input_mask,
   embedding_lookup,
   embedding_postprocessor,
   transformer_model,
 )
-from layers import (
+from model.layers import (
   assert_rank,
   create_initializer,
   dense,

@@ -6,18 +6,16 @@ public names (`create_optimizer`, `AdamWeightDecayOptimizer`) work as there.
 
 from typing import NamedTuple
 
-import distributed
-import lr_schedule
-import mixed_precision
-import xla
-from optimizers import (
+from model import mixed_precision, xla
+from tensorflow_v1 import tf
+from training import distributed, lr_schedule, zero
+from training.optimizers import (
   EXCLUDE_FROM_WEIGHT_DECAY,
   WEIGHT_DECAY_RATE,
   AdamWeightDecayOptimizer,
   LAMBOptimizer,
   OptimizerConfig,
 )
-from tensorflow_v1 import tf
 
 __all__ = [
   "AdamWeightDecayOptimizer",
@@ -84,21 +82,19 @@ def first_below(values, bound) -> tf.Tensor:
 class LocalAccumulation(tf.train.Optimizer):
   """Sums the gradients of a rank's micro-batches before they are all-reduced.
 
-  Wrap an optimizer with it and wrap that with Horovod's: `compute_gradients`
-  gives this micro-batch's gradients plus those stored by earlier runs of
-  `accumulate_op`, so there is one all-reduce per update. A micro-batch with a
-  gradient that is not finite adds nothing and is counted as dropped: the other
-  micro-batches of the update keep their work.
+  What sums over ranks wraps it: `compute_gradients` gives this micro-batch's
+  gradients plus those stored by earlier runs of `accumulate_op`, so there is
+  one all-reduce per update. A micro-batch with a gradient that is not finite
+  adds nothing and is counted as dropped: the other micro-batches of the update
+  keep their work.
 
   With one micro-batch per update it passes gradients through: nothing is
   stored, and each gradient can leave as soon as it is computed.
   """
 
-  def __init__(self, optimizer: tf.train.Optimizer, micro_batches: int):
+  def __init__(self, micro_batches: int):
     super().__init__(use_locking=False, name="LocalAccumulation")
-    self._optimizer = optimizer
     self._micro_batches = micro_batches
-    self._stores = []
 
   def compute_gradients(self, backward):
     """See the class.
@@ -181,10 +177,6 @@ class LocalAccumulation(tf.train.Optimizer):
       )
     return sums
 
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    """Applies with the wrapped optimizer."""
-    return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
-
 
 class TrainOps(NamedTuple):
   """What a training loop runs: for each update `accumulate` once per
@@ -258,11 +250,16 @@ def build_train_ops(
     gradients = tf.gradients(scaled_loss, tf.trainable_variables())
     return gradients, tf.stack(list(sums.values()), name="sums")
 
-  local = LocalAccumulation(optimizer, micro_batches)
-  grads_and_vars = comm.distributed_optimizer(
-    local, allreduce or distributed.AllreduceConfig()
-  ).compute_gradients(xla.compiled(backward, ("step",)))
-  gradients, variables = zip(*grads_and_vars, strict=True)
+  local = LocalAccumulation(micro_batches)
+  allreduce = allreduce or distributed.AllreduceConfig()
+  if allreduce.zero:
+    over_ranks = zero.ShardedOptimizer(local, comm, allreduce)
+  else:
+    over_ranks = comm.distributed_optimizer(local, allreduce, scale)
+  pairs = over_ranks.compute_gradients(xla.compiled(backward, ("step",)))
+  # With ZeRO a gradient is this rank's part of a group's, the other a shard.
+  gradients = [gradient for gradient, _ in pairs]
+  variables = tf.trainable_variables()
   reduced = comm.allreduce(
     tf.concat([local.kept[None], local.nonfinite, local.sums], axis=0),
     name="kept_nonfinite_sums",
@@ -279,7 +276,8 @@ def build_train_ops(
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
   # Not tf.add_n: the order in which it adds depends on which of its inputs
   # others have finished with, so the last bit of the norm would too.
-  squares = half_squares(gradients)
+  squares_of = over_ranks.half_squares if allreduce.zero else half_squares
+  squares = squares_of(gradients)
   grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
@@ -293,25 +291,8 @@ def build_train_ops(
   factor = unscale * clip
 
   # Apply or skip.
-  optimizer.create_slots(variables)  # here, not inside of the condition
-
-  def apply(factor, *gradients):
-    scaled = [gradient * factor for gradient in gradients]
-    pairs = list(zip(scaled, variables, strict=True))
-    with tf.control_dependencies([local.apply_gradients(pairs)]):
-      return tf.stack([factor, *optimizer.trust_ratios])
-
-  ratios = len(variables) if optimizer.has_trust_ratios else 0
-  # A compiled function heeds the condition around it in its arguments only:
-  # what tf.identity gives inside of a condition that does not hold is dead.
-  applied = tf.cond(
-    finite,
-    lambda: xla.compiled(apply, ("layers", "step"))(
-      tf.identity(factor), *gradients
-    ),
-    lambda: tf.pad(factor[None], [[0, ratios]]),
-    name="apply_or_skip",
-  )
+  apply_or_skip = over_ranks.apply_or_skip if allreduce.zero else _apply_or_skip
+  applied, trust_ratios = apply_or_skip(optimizer, factor, pairs, finite)
   skipped = tf.get_variable(
     "skipped_updates",
     shape=[],
@@ -330,6 +311,8 @@ def build_train_ops(
     # Update the loss scale.
     updates.append(loss_scale.update_op(finite, dropped))
     updates.append(skipped.assign(skipped_updates, read_value=False))
+  if allreduce.powersgd_rank:
+    updates.append(over_ranks.commit(finite))
   update = tf.group(*updates)
 
   # To blame: what is not finite in the sum, else what was dropped before it.
@@ -345,7 +328,43 @@ def build_train_ops(
     skipped=tf.logical_not(finite),
     skipped_updates=skipped_updates,
     nonfinite_variable=first_below(blamed, 1.0),
-    trust_ratios=applied[1:],
+    trust_ratios=trust_ratios,
     all_reduce_seconds=waiting,
     variables=variables,
   )
+
+
+def _apply_or_skip(optimizer, factor, pairs, finite) -> tuple:
+  """Applies the gradients times `factor` where they are `finite`.
+
+  Args:
+    optimizer: one of `optimizers`.
+    factor: float scalar Tensor.
+    pairs: [(gradient, variable), ...].
+    finite: bool scalar Tensor.
+
+  Returns:
+    The op, and float [variables] trust ratios, 0 if skipped; [0] for an
+    optimizer without.
+  """
+  gradients, variables = zip(*pairs, strict=True)
+  optimizer.create_slots(variables)  # here, not inside of the condition
+
+  def apply(factor, *gradients):
+    scaled = [gradient * factor for gradient in gradients]
+    pairs = list(zip(scaled, variables, strict=True))
+    with tf.control_dependencies([optimizer.apply_gradients(pairs)]):
+      return tf.stack([factor, *optimizer.trust_ratios])
+
+  ratios = len(variables) if optimizer.has_trust_ratios else 0
+  # A compiled function heeds the condition around it in its arguments only:
+  # what tf.identity gives inside of a condition that does not hold is dead.
+  applied = tf.cond(
+    finite,
+    lambda: xla.compiled(apply, ("layers", "step"))(
+      tf.identity(factor), *gradients
+    ),
+    lambda: tf.pad(factor[None], [[0, ratios]]),
+    name="apply_or_skip",
+  )
+  return applied.op, applied[1:]

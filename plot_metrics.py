@@ -17,7 +17,7 @@ from absl import flags
 
 import errors
 import records
-import training_hooks
+from training import training_hooks
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

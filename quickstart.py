@@ -20,9 +20,9 @@ import errors
 import json_files
 import plot_metrics
 import records
-import training_hooks
 from errors import UserError
 from tensorflow_v1 import tf
+from training import training_hooks
 
 FLAGS = tf.flags.FLAGS
 

@@ -10,10 +10,9 @@ GLUE's tasks by name, or any table by its columns: labels are found in it.
 import functools
 
 import flags_common
-import train_loop
-import training_run
 from finetuning import classification, finetune, metrics
 from tensorflow_v1 import tf
+from training import train_loop, training_run
 
 FLAGS = tf.flags.FLAGS
 

@@ -10,20 +10,22 @@ command goes on where an earlier one stopped.
 import dataclasses
 import functools
 
-import checkpointing
-import distributed
 import flags_common
-import input_pipeline
-import model_flops
 import modeling
 import optimization
-import train_loop
-import training_plan
-import training_run
 from errors import UserError
-from pretraining_config import BEST_BY, PretrainingConfig
+from model import model_flops
 from pretraining_data import record_order
 from tensorflow_v1 import tf
+from training import (
+  checkpointing,
+  distributed,
+  input_pipeline,
+  train_loop,
+  training_plan,
+  training_run,
+)
+from training.pretraining_config import BEST_BY, PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
 

@@ -10,10 +10,9 @@ import dataclasses
 import functools
 
 import flags_common
-import train_loop
-import training_run
 from finetuning import finetune, squad
 from tensorflow_v1 import tf
+from training import train_loop, training_run
 
 FLAGS = tf.flags.FLAGS
 

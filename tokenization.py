@@ -711,21 +711,36 @@ def load_tokenizer(
   vocab_file: str | None,
   do_lower_case: bool = True,
   spm_model_file: str | None = None,
+  vocab_size: int | None = None,
 ) -> Encoder:
   """The encoder of a WordPiece vocabulary or of a SentencePiece model.
 
+  Args:
+    vocab_file, spm_model_file: one of them.
+    do_lower_case: whether text is lower-cased.
+    vocab_size: of the model that is to read its tokens, if there is one.
+
   Raises:
-    DataError: neither or both files are given, or the file does not do; see the
-      encoders.
+    DataError: neither or both files are given, the file does not do (see the
+      encoders), or it has more tokens than `vocab_size`.
   """
   if bool(vocab_file) == bool(spm_model_file):
     raise DataError(
       "give either a WordPiece vocabulary (--vocab_file) or a SentencePiece "
       "model (--spm_model_file)"
     )
-  if spm_model_file:
-    return SentencePieceEncoder(spm_model_file, do_lower_case)
-  return WordPieceEncoder(vocab_file, do_lower_case)
+  encoder = (
+    SentencePieceEncoder(spm_model_file, do_lower_case)
+    if spm_model_file
+    else WordPieceEncoder(vocab_file, do_lower_case)
+  )
+  if vocab_size is not None and encoder.vocab_size > vocab_size:
+    raise DataError(
+      f"{vocab_file or spm_model_file} has {encoder.vocab_size} tokens, but "
+      f"the model has vocab_size={vocab_size}: use the vocabulary that it was "
+      "trained with"
+    )
+  return encoder
 
 
 # -----------------------------------------------------------------------------

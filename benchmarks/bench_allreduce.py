@@ -12,10 +12,9 @@ import json
 import statistics
 import time
 
-import distributed
-import train_loop
 from errors import UserError
 from tensorflow_v1 import tf
+from training import distributed, train_loop
 
 FLAGS = tf.flags.FLAGS
 

@@ -25,12 +25,11 @@ import time
 import numpy as np
 from absl import flags
 
-import checkpoint_files
 import errors
 import json_files
 import records
-import training_hooks
 from pretraining_data import tf_example, tfrecord
+from training import checkpoint_files, training_hooks
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

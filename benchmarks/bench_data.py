@@ -21,8 +21,8 @@ import tempfile
 import time
 
 import tokenization
-import train_loop
 from tensorflow_v1 import tf
+from training import train_loop
 
 FLAGS = tf.flags.FLAGS
 _OURS = "create_pretraining_data.py"

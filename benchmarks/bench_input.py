@@ -23,15 +23,13 @@ import time
 
 import numpy as np
 
-import distributed
-import input_pipeline
-import model_flops
 import run_pretraining
-import train_loop
 from benchmarks import bench_step
-from pretraining_config import PretrainingConfig
+from model import model_flops
 from pretraining_data import record_order
 from tensorflow_v1 import tf
+from training import distributed, input_pipeline, train_loop
+from training.pretraining_config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
 

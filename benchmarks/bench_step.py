@@ -18,16 +18,17 @@ import time
 
 import numpy as np
 
-import checkpointing
-import distributed
-import input_pipeline
-import model_flops
-import reporting
 import run_pretraining
-import train_loop
-import xla
-from pretraining_config import PretrainingConfig
+from model import model_flops, xla
 from tensorflow_v1 import tf
+from training import (
+  checkpointing,
+  distributed,
+  input_pipeline,
+  reporting,
+  train_loop,
+)
+from training.pretraining_config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
 

@@ -16,15 +16,11 @@ import sys
 
 from tensorflow.python.eager import context  # tf.compat.v1 has no switch to it
 
-import checkpointing
-import distributed
-import input_pipeline
-import model_flops
 import run_pretraining
-import train_loop
-import xla
-from pretraining_config import PretrainingConfig
+from model import model_flops, xla
 from tensorflow_v1 import tf
+from training import checkpointing, distributed, input_pipeline, train_loop
+from training.pretraining_config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
 

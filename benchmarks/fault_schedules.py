@@ -40,15 +40,13 @@ import numpy as np
 import psutil
 from absl import flags
 
-import checkpoint_files
 import errors
 import records
-import reporting
 import tokenization
-import training_hooks
 from benchmarks import recorded_run
 from pretraining_data import tf_example, tfrecord
 from tensorflow_v1 import tf
+from training import checkpoint_files, reporting, training_hooks
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

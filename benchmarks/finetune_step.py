@@ -15,14 +15,11 @@ import time
 import numpy as np
 from absl import flags
 
-import distributed
 import run_classifier
 import run_squad
-import train_loop
-import training_hooks
-import training_run
 from finetuning import classification, finetune, squad
 from tensorflow_v1 import tf
+from training import distributed, train_loop, training_hooks, training_run
 
 _KINDS = {
   "classifier": (

@@ -579,7 +579,7 @@ class Manifest(Reader):
 
   def __init__(self, folder):
     super().__init__(folder)
-    import input_pipeline
+    from training import input_pipeline
 
     self.manifest_shape = input_pipeline.manifest_shape
     rng = np.random.default_rng(0)
@@ -950,9 +950,9 @@ class RunFlags(Reader):
     return flags.FLAGS
 
   def read(self):
-    import training_plan
-    from lr_schedule import scale_peak
-    from pretraining_config import PretrainingConfig
+    from training import training_plan
+    from training.lr_schedule import scale_peak
+    from training.pretraining_config import PretrainingConfig
 
     config = PretrainingConfig.from_flags(self.parsed())
     plan = training_plan.resolve(
@@ -1050,7 +1050,7 @@ class BertConfigFile(RunFlags):
     }
 
   def read(self):
-    from pretraining_config import PretrainingConfig
+    from training.pretraining_config import PretrainingConfig
 
     return PretrainingConfig.from_flags(self.parsed()).bert
 
@@ -1535,10 +1535,9 @@ class Resume(Reader):
 
   def __init__(self, folder):
     super().__init__(folder)
-    import checkpointing
-    import distributed
     from pretraining_data import record_order
     from tensorflow_v1 import tf
+    from training import checkpointing, distributed
 
     self.tf, self.run = tf, self.path("run")
     self.kept = self.path("kept")

@@ -18,8 +18,8 @@ import tempfile
 import matplotlib
 import numpy as np
 
-import training_hooks
 from tensorflow_v1 import tf
+from training import training_hooks
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the choice of a backend

@@ -16,10 +16,9 @@ import zlib
 
 import numpy as np
 
-import input_pipeline
 import run_pretraining
-import train_loop
 from tensorflow_v1 import tf
+from training import input_pipeline, train_loop
 
 LOG = "RECORDED_RUN"  # environment: where to write
 PACE = "RECORDED_RUN_PACE"  # environment: seconds to rest after a micro-batch

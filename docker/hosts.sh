@@ -5,8 +5,10 @@
 # (its first line begins with #!) that prints such lines; or a list `a:8,b:8`. Lines
 # without ranks have SLOTS of them.
 
+# A host may be lost while ssh is connected, which then waits for ever: so it asks
+# every 5 seconds, and `timeout` is for what comes before it may.
 ssh_options=(-o BatchMode=yes -o StrictHostKeyChecking=no -o LogLevel=ERROR
-  ${SSH_PORT:+-p "$SSH_PORT"})
+  -o ServerAliveInterval=5 ${SSH_PORT:+-p "$SSH_PORT"})
 
 fail() {
   printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
@@ -48,7 +50,7 @@ on_host() {
   if is_here "$1"; then
     docker/on_host.sh "$2" "$3" "$1" ${4:+"$4"}
   else
-    ssh "${ssh_options[@]}" -o ConnectTimeout=5 "$1" \
+    timeout $((${4:-0} + 60)) ssh "${ssh_options[@]}" -o ConnectTimeout=5 "$1" \
       "cd $(printf %q "$PWD") && docker/on_host.sh $2 $3 $1 ${4:-}" </dev/null
   fi
 }

@@ -34,7 +34,7 @@ slots=$(list_hosts "$hosts")
 look_at() {
   local said ranks
   if ! said=$(on_host "$1" check "$PERSEUS_BERT_RUN" 2>&1); then
-    echo "$1: not ready: $(tail -n 1 <<<"$said")"
+    echo "$1: not ready: $(tail -n 1 <<<"${said:-it does not answer}")"
     return
   fi
   read -r said ranks <<<"$(tail -n 1 <<<"$said")"
@@ -62,9 +62,13 @@ while true; do
   sleep 5
 done
 
-total=0
-for host in $slots; do total=$((total + ${host#*:})); done
+total=0 nic=''
+for host in $slots; do
+  total=$((total + ${host#*:}))
+  # Ranks of this machine alone have its loopback interface, or Horovod fails.
+  is_here "${host%:*}" || nic=${NIC:-}
+done
 # --disable-cache: what horovodrun found out an hour ago of other pods or
 # machines under these names says nothing.
 train "$hosts" first -np "$total" -H "$(paste -sd, <<<"$slots")" --disable-cache \
-  ${NIC:+--network-interfaces "$NIC"} .venv/bin/python run_pretraining.py "$@"
+  ${nic:+--network-interfaces "$nic"} .venv/bin/python run_pretraining.py "$@"

@@ -28,7 +28,8 @@ if [ "${1:-}" = --discover ]; then
   for host in $hosts; do
     case $host in
       localhost:* | 127.*) ;;
-      *) ssh "${ssh_options[@]}" -o ConnectTimeout=2 "${host%:*}" true \
+      # All of Horovod's driver waits for this script.
+      *) timeout 15 ssh "${ssh_options[@]}" -o ConnectTimeout=2 "${host%:*}" true \
         2>/dev/null </dev/null || continue ;;
     esac
     echo "$host"

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-import model_flops
-import training_hooks
 from errors import DataError, UserError
 from finetuning import heads, metrics, packed, tables
 from finetuning.finetune import FinetuningConfig, Task, saved_task
+from model import model_flops
+from training import training_hooks
 
 PREDICTIONS_FILE = "predictions.tsv"
 

@@ -12,20 +12,22 @@ from typing import ClassVar
 
 import numpy as np
 
-import checkpointing
 import errors
-import input_pipeline
 import json_files
-import model_flops
 import tokenization
-import train_loop
-import training_hooks
-import training_run
 from errors import UserError
 from finetuning import packed
+from model import model_flops
 from pretraining_data import record_order
-from run_config import RunConfig
 from tensorflow_v1 import tf
+from training import (
+  checkpointing,
+  input_pipeline,
+  train_loop,
+  training_hooks,
+  training_run,
+)
+from training.run_config import RunConfig
 
 TASK_FILE = "task.json"
 
@@ -86,7 +88,7 @@ class FinetuningConfig(RunConfig):
     """That of the flags, or the one that the run folder has a copy of.
 
     Raises:
-      UserError: there is none, or it has more tokens than the model.
+      DataError: there is none, or it has more tokens than the model.
     """
     vocab_file, spm_file = self.vocab_file, self.spm_model_file
     if not (vocab_file or spm_file):
@@ -96,16 +98,9 @@ class FinetuningConfig(RunConfig):
         made.get(name) and folder(made[name])
         for name in ("vocab_file", "spm_model_file")
       )
-    found = tokenization.load_tokenizer(
-      vocab_file, self.do_lower_case, spm_file
+    return tokenization.load_tokenizer(
+      vocab_file, self.do_lower_case, spm_file, self.bert.vocab_size
     )
-    if found.vocab_size > self.bert.vocab_size:
-      raise UserError(
-        f"{vocab_file or spm_file} has {found.vocab_size} tokens, but the BERT "
-        f"config has vocab_size={self.bert.vocab_size}: use the vocabulary "
-        "that the checkpoint was trained with"
-      )
-    return found
 
 
 class Task:

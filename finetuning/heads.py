@@ -6,11 +6,8 @@ hidden size.
 
 from typing import NamedTuple
 
-import encoder
-import kernels
-import layers
-import mixed_precision
 import modeling
+from model import encoder, kernels, layers, mixed_precision
 from tensorflow_v1 import tf
 
 _OUTSIDE = -1e30  # a score that leaves nothing of a position in a softmax

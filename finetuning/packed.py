@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-import training_plan
 from errors import DataError, UserError
 from pretraining_data import packing
 from tensorflow_v1 import tf
+from training import training_plan
 
 # Rows at least so long, if max_seq_length allows: short ones have no room to
 # fill up what an example leaves.

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 import json_files
-import model_flops
-import training_hooks
 from errors import DataError, UserError
 from finetuning import heads, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, Task
 from finetuning.offsets import encode_with_spans
+from model import model_flops
+from training import training_hooks
 
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
@@ -21,19 +21,28 @@ NULL_ODDS_FILE = "null_odds.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SquadConfig(FinetuningConfig):
-  """What run_squad.py is told; fields are named like its flags."""
+class AnswerSettings:
+  """How paragraphs are cut and answers chosen; named like the flags."""
 
   max_seq_length: int = 384
-  train_file: str | None = None
-  eval_file: str | None = None
-  predict_file: str | None = None
   doc_stride: int = 128
   max_query_length: int = 64
   n_best_size: int = 20
   max_answer_length: int = 30
   version_2_with_negative: bool = False
   null_score_diff_threshold: float = 0.0
+
+
+ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SquadConfig(AnswerSettings, FinetuningConfig):
+  """What run_squad.py is told; fields are named like its flags."""
+
+  train_file: str | None = None
+  eval_file: str | None = None
+  predict_file: str | None = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -78,7 +87,10 @@ class Squad(Task):
 
   @functools.cached_property
   def prediction_set(self) -> packed.PackedSource:
-    return self._set(self.config.predict_file, answered=False)
+    path = self.config.predict_file
+    if self.config.do_eval and (self.config.eval_file or path) == path:
+      return self.evaluation_set
+    return self._set(path, answered=False)
 
   def _set(self, path: str, answered: bool) -> "SquadSource":
     return SquadSource(path, self.config, answered)
@@ -149,11 +161,7 @@ class Squad(Task):
     return lines
 
   def describe(self):
-    names = (
-      "doc_stride", "max_query_length", "n_best_size", "max_answer_length",
-      "version_2_with_negative", "null_score_diff_threshold",
-    )  # fmt: skip
-    return {name: getattr(self.config, name) for name in names}
+    return {name: getattr(self.config, name) for name in ANSWER_SETTINGS}
 
 
 def _null_odds(answers, null) -> float:
@@ -161,18 +169,17 @@ def _null_odds(answers, null) -> float:
   return null.score - answers[0].score if answers else float("1e9")
 
 
-def chosen_text(answers, null, config) -> str:
+def chosen_text(answers, null, settings: AnswerSettings) -> str:
   """The text that is predicted, "" for no answer.
 
   Args:
     answers, null: of `windows.best_answers`.
-    config: a `SquadConfig`, or what has its version_2_with_negative and
-      null_score_diff_threshold.
+    settings: whether there may be no answer, and when.
   """
   if not answers:
     return ""
-  if config.version_2_with_negative:
-    if _null_odds(answers, null) > config.null_score_diff_threshold:
+  if settings.version_2_with_negative:
+    if _null_odds(answers, null) > settings.null_score_diff_threshold:
       return ""
   return answers[0].text
 
@@ -207,12 +214,12 @@ class SquadSource(packed.PackedSource):
     # Targets count from the row's first token.
     self._columns["targets"] += self._columns["starts"][..., None]
 
-  def answers(self, logits: np.ndarray, config) -> dict:
+  def answers(self, logits: np.ndarray, settings: AnswerSettings) -> dict:
     """id -> `windows.best_answers` of the question.
 
     Args:
       logits: float32 [rows, S, 2].
-      config: a `SquadConfig`.
+      settings: how many answers, and how long.
     """
     of_question = [[] for _ in self.questions]
     for number, window in enumerate(self._windows):
@@ -226,15 +233,15 @@ class SquadSource(packed.PackedSource):
         question,
         [self._windows[i] for i in numbers],
         [own(i) for i in numbers],
-        config.n_best_size,
-        config.max_answer_length,
+        settings.n_best_size,
+        settings.max_answer_length,
       )
       for question, numbers in zip(self.questions, of_question, strict=True)
     }
 
 
 def encode_questions(
-  tokenizer, questions: Sequence[windows.Question], config
+  tokenizer, questions: Sequence[windows.Question], settings: AnswerSettings
 ) -> list[windows.Window]:
   """All windows of all questions, in their order."""
   texts = tokenizer.encode_batch([q.text for q in questions])
@@ -248,10 +255,10 @@ def encode_questions(
     made += windows.make_windows(
       tokenizer,
       number,
-      ids[: config.max_query_length],
+      ids[: settings.max_query_length],
       contexts[question.context],
-      config.max_seq_length,
-      config.doc_stride,
+      settings.max_seq_length,
+      settings.doc_stride,
     )
   return made
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import training_hooks
 from errors import DataError
+from training import training_hooks
 
 # Of GLUE's files a few rows have too few fields; more are another format.
 _LEFT_OUT_AT_MOST = 0.01

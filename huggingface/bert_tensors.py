@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 import json_files
-from bert_config import BertConfig
 from errors import DataError
+from model.bert_config import BertConfig
 
 WEIGHTS_FILE = "model.safetensors"
 _SHARDS_FILE = WEIGHTS_FILE + ".index.json"

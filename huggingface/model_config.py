@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import json_files
-from bert_config import BertConfig
 from errors import DataError, UserError
 from huggingface.bert_tensors import (
   CLASSIFIER,
@@ -19,6 +18,7 @@ from huggingface.bert_tensors import (
   POOLER,
   QUESTIONS,
 )
+from model.bert_config import BertConfig
 
 CONFIG_FILE = "config.json"
 

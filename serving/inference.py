@@ -24,17 +24,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import checkpointing
 import json_files
-import mixed_precision
 import modeling
-import xla
-from bert_config import BertConfig
 from errors import UserError
 from finetuning import heads
 from finetuning.finetune import TASK_FILE
+from model import mixed_precision, xla
+from model.bert_config import BertConfig
 from serving.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
 from tensorflow_v1 import tf
+from training import checkpoint_files, checkpointing
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 POSITIONS = "masked_lm_positions"
@@ -144,7 +143,7 @@ def open_checkpoint(
   Raises:
     UserError: it is damaged, made with another config, or lacks a head.
   """
-  shapes = checkpointing.variable_shapes(source.path)
+  shapes = checkpoint_files.open_reader(source.path).get_variable_to_shape_map()
   has = _available(shapes)
   if "encoder" not in has:
     raise UserError(

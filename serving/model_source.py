@@ -9,16 +9,14 @@ import glob
 import os
 from typing import NamedTuple
 
-import checkpoint_files
-import pretraining_config
 import records
 import tokenization
-import training_hooks
-from bert_config import BertConfig
 from errors import DataError, UserError
 from finetuning.finetune import TASK_FILE, saved_task
+from model.bert_config import BertConfig
 from pretraining_data import record_report
 from tensorflow_v1 import tf
+from training import checkpoint_files, pretraining_config, training_hooks
 
 PRETRAINING = "pretraining"
 CONFIG_FILE = "bert_config.json"
@@ -70,7 +68,8 @@ class Source:
     """Makes the tokens that the model knows.
 
     Raises:
-      UserError: there is no vocabulary, or it has more tokens than the model.
+      UserError: there is no vocabulary.
+      DataError: it has more tokens than the model.
     """
     if not (self.vocab_file or self.spm_model_file):
       raise UserError(
@@ -80,16 +79,12 @@ class Source:
     tokenization.validate_case_matches_checkpoint(
       self.task["do_lower_case"], self.path
     )
-    found = tokenization.load_tokenizer(
-      self.vocab_file, self.task["do_lower_case"], self.spm_model_file
+    return tokenization.load_tokenizer(
+      self.vocab_file,
+      self.task["do_lower_case"],
+      self.spm_model_file,
+      self.bert.vocab_size,
     )
-    if found.vocab_size > self.bert.vocab_size:
-      raise UserError(
-        f"{self.vocab_file or self.spm_model_file} has {found.vocab_size} "
-        f"tokens, but the model {self.path} has vocab_size="
-        f"{self.bert.vocab_size}: give the vocabulary that it was trained with"
-      )
-    return found
 
 
 def find(model: str, given: Given = NOTHING_GIVEN) -> Source:

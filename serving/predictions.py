@@ -4,7 +4,6 @@ Each prediction is a dictionary that JSON can hold; `as_lines` shows one to a
 person. Checkpoints and exports go the same way, through `inference.Model`.
 """
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,19 +27,6 @@ class Input(NamedTuple):
 
   text: str
   pair: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class SpanSettings:
-  """Of task.json, as `squad.SquadConfig` has them."""
-
-  max_seq_length: int
-  doc_stride: int = 128
-  max_query_length: int = 64
-  n_best_size: int = 20
-  max_answer_length: int = 30
-  version_2_with_negative: bool = False
-  null_score_diff_threshold: float = 0.0
 
 
 def parse_line(line: str) -> Input:
@@ -259,9 +245,9 @@ class Predictor:
           f"{one.text[:60]!r}: this model answers questions: give --question "
           f"and --context, or both in a line with a tab or {_PAIR} between them"
         )
-    names = {field.name for field in dataclasses.fields(SpanSettings)}
-    known = {n: value for n, value in self._task.items() if n in names}
-    settings = SpanSettings(**{**known, "max_seq_length": self._length})
+    names = self._task.keys() & set(squad.ANSWER_SETTINGS)
+    known = {name: self._task[name] for name in names}
+    settings = squad.AnswerSettings(**{**known, "max_seq_length": self._length})
     questions = [
       windows.Question(str(n), one.text, one.pair, ())
       for n, one in enumerate(inputs)
@@ -279,7 +265,9 @@ class Predictor:
       for question, part in zip(questions, parts, strict=True)
     ]
 
-  def _answer(self, question, own, scores, settings: SpanSettings) -> dict:
+  def _answer(
+    self, question, own, scores, settings: squad.AnswerSettings
+  ) -> dict:
     found, null = windows.best_answers(
       question, own, scores, settings.n_best_size, settings.max_answer_length
     )

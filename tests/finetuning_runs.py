@@ -5,10 +5,10 @@ import json
 import numpy as np
 
 import modeling
-from distributed import AllreduceConfig, Comm
 from finetuning import classification, finetune, squad
-from mixed_precision import LossScaleConfig
-from optimizers import OptimizerConfig
+from model.mixed_precision import LossScaleConfig
+from training.distributed import AllreduceConfig, Comm
+from training.optimizers import OptimizerConfig
 
 WORDS = [f"w{i}" for i in range(10)]
 

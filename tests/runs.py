@@ -9,11 +9,11 @@ import time
 
 import modeling
 import run_pretraining
-import training_hooks
-from distributed import AllreduceConfig, Comm
-from mixed_precision import LossScaleConfig
-from optimizers import OptimizerConfig
+from model.mixed_precision import LossScaleConfig
 from tensorflow_v1 import tf
+from training import training_hooks
+from training.distributed import AllreduceConfig, Comm
+from training.optimizers import OptimizerConfig
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.dirname(sys.executable)

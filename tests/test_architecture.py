@@ -1,21 +1,20 @@
 """The import picture of ARCHITECTURE.md, held against the code."""
 
 import ast
+import functools
+import operator
 import pathlib
 
 ROOT = pathlib.Path(__file__).parent.parent
-DATA = {p.stem: p for p in sorted(ROOT.glob("pretraining_data/[!_]*.py"))}
-FINETUNING = {p.stem: p for p in sorted(ROOT.glob("finetuning/[!_]*.py"))}
-THEIRS = {p.stem: p for p in sorted(ROOT.glob("huggingface/[!_]*.py"))}
-SERVING = {p.stem: p for p in sorted(ROOT.glob("serving/[!_]*.py"))}
 PACKAGES = {
-  "serving": SERVING,
-  "pretraining_data": DATA,
-  "finetuning": FINETUNING,
-  "huggingface": THEIRS,
-}
+  name: {p.stem: p for p in sorted(ROOT.glob(f"{name}/[!_]*.py"))}
+  for name in (
+    "finetuning", "huggingface", "model", "pretraining_data", "serving",
+    "training",
+  )
+}  # fmt: skip
 TOP = {p.stem: p for p in sorted(ROOT.glob("*.py"))}
-MODULES = TOP | DATA | FINETUNING | THEIRS | SERVING
+MODULES = functools.reduce(operator.or_, PACKAGES.values(), TOP)
 ENTRY_POINTS = {
   "convert_checkpoint",
   "create_pretraining_data",
@@ -40,7 +39,7 @@ WITHOUT_TENSORFLOW = {
   "tokenization",
   "train_tokenizer",
   "training_plan",
-  *DATA,
+  *PACKAGES["pretraining_data"],
 }
 
 

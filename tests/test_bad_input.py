@@ -16,24 +16,20 @@ import types
 
 import numpy as np
 import pytest
+import test_architecture
 from conftest import settings_of, write_config, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bert_config
-import checkpoint_files
-import checkpointing
 import config_json
 import json_files
 import prepare_corpus
-import pretraining_config
 import records
-import run_config
 import tokenization
 import train_tokenizer
 from benchmarks import fuzz, fuzz_readers
-from distributed import Comm
 from errors import DataError, UserError
+from model import bert_config
 from pretraining_data import (
   creation,
   record_report,
@@ -42,9 +38,15 @@ from pretraining_data import (
   tfrecord,
 )
 from tensorflow_v1 import tf
+from training import (
+  checkpoint_files,
+  checkpointing,
+  pretraining_config,
+  run_config,
+)
+from training.distributed import Comm
 
-ROOT = pathlib.Path(__file__).parent.parent
-MODULES = [*ROOT.glob("*.py"), *ROOT.glob("pretraining_data/*.py")]
+MODULES = list(test_architecture.MODULES.values())
 
 
 # -----------------------------------------------------------------------------

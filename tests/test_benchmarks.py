@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import runs
 
-import input_pipeline
-import mixed_precision
-import model_flops
 import modeling
 from benchmarks import bench_input, bench_step, overlap
+from model import mixed_precision, model_flops
 from tensorflow_v1 import tf
+from training import input_pipeline
 
 
 def test_model_flops_of_bert_base():
@@ -69,6 +68,7 @@ def test_bench_step_prints_one_line(tiny_run):
   assert result["seconds_p10"] <= result["seconds_median"]
 
 
+@pytest.mark.slow
 def test_bench_input_prints_a_line_a_case(tiny_run):
   process = runs.launch(
     [
@@ -101,6 +101,7 @@ def test_the_interval_of_a_median():
   assert got == {"x": 49.5, "x_95": [40.0, 59.0]}
 
 
+@pytest.mark.slow
 def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
   process = runs.launch(
     [
@@ -126,6 +127,7 @@ def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
   assert os.path.getsize(tmp_path / "step.hlo") > 10000
 
 
+@pytest.mark.slow
 def test_finetune_step_answers_each_line(tmp_path, letters):
   config = conftest.write_config(tmp_path / "config.json")
   train_file = finetuning_runs.write_sentences(tmp_path / "a.tsv", 40, 1)

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-import checkpoint_files
-from checkpoint_files import CheckpointError, CheckpointFiles
 from tensorflow_v1 import tf
+from training import checkpoint_files
+from training.checkpoint_files import CheckpointError, CheckpointFiles
 
 VALUES = {
   "a/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -118,7 +118,7 @@ def test_a_full_disk(tmp_path):
   code = """
 import resource, signal, sys
 import numpy as np
-import checkpoint_files
+from training import checkpoint_files
 files = checkpoint_files.CheckpointFiles(sys.argv[1], keep=1)
 small, large = np.zeros(10, np.float32), np.zeros(100_000, np.float32)
 files.write(1, {"a": small})

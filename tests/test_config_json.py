@@ -9,8 +9,8 @@ import runs
 from conftest import write_config
 
 import config_json
-import lr_schedule
 from errors import UserError
+from training import lr_schedule
 
 RECIPES = os.path.join(runs.ROOT, "configs", "large_batch_phase{}.json")
 

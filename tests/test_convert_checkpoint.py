@@ -12,9 +12,7 @@ import runs
 import safetensors.numpy
 from conftest import TINY, write_config
 
-import checkpoint_files
 import convert_checkpoint
-from bert_config import BertConfig
 from convert_checkpoint import Settings
 from errors import UserError
 from huggingface import bert_tensors, model_config
@@ -26,7 +24,9 @@ from huggingface.bert_tensors import (
   POOLER,
   QUESTIONS,
 )
+from model.bert_config import BertConfig
 from tensorflow_v1 import tf
+from training import checkpoint_files
 
 CONFIG = BertConfig.from_dict(TINY)
 PRETRAINING = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE)

@@ -25,7 +25,6 @@ from test_convert_checkpoint import (
 import modeling
 import tokenization
 import train_tokenizer
-from bert_config import BertConfig
 from errors import UserError
 from huggingface import model_config, tokenizer_files
 from huggingface.bert_tensors import (
@@ -36,6 +35,7 @@ from huggingface.bert_tensors import (
   POOLER,
   QUESTIONS,
 )
+from model.bert_config import BertConfig
 from tensorflow_v1 import tf
 
 TOLERANCE = 1e-5

@@ -7,6 +7,7 @@ They are held against the repository and each other: paths, flags, ports, users.
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -261,7 +262,7 @@ def test_what_is_no_host_is_refused(hosts):
 
 
 def write_script(path, *lines):
-  path.parent.mkdir(exist_ok=True)
+  path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
   path.chmod(0o755)
 
@@ -315,6 +316,38 @@ def test_hosts_that_cannot_be_used_are_named(tmp_path):
   process = launch(tmp_path, env, "127.0.0.2:1", "--do_train")
   assert process.returncode == 1
   assert f"127.0.0.2: {tmp_path} has other code there" in process.stderr
+
+
+def test_the_network_interface_is_for_several_machines(tmp_path):
+  """Horovod ends with a traceback if ranks of one machine are given one."""
+  env = {**checkout(tmp_path), "NIC": "eth7"}
+  (tmp_path / ".venv").unlink()
+  write_script(tmp_path / ".venv/bin/python")
+  write_script(tmp_path / ".venv/bin/horovodrun", 'echo "$*"')
+  alone = launch(tmp_path, env, "localhost:2", "--do_train")
+  assert "-np 2 -H localhost:2" in alone.stdout, alone.stderr
+  assert "--network-interfaces" not in alone.stdout
+  two = launch(tmp_path, env, "localhost:1,127.0.0.2:1", "--do_train")
+  assert "--network-interfaces eth7" in two.stdout, two.stderr
+
+
+def test_a_host_that_is_lost_while_ssh_is_connected_is_no_host(tmp_path):
+  """ssh then waits for ever, and all of an elastic run would with it."""
+  env = checkout(tmp_path)
+  write_script(tmp_path / "bin/ssh", '[[ "$*" != *lost* ]] || sleep 1000')
+  write_script(
+    tmp_path / "bin/timeout", f'{shutil.which("timeout")} 1 "${{@:2}}"'
+  )
+  (tmp_path / "hosts").write_text("host1:1\nlost:1\nhost2:1\n")
+  process = subprocess.run(
+    [f"{tmp_path}/docker/launch_elastic.sh", "--discover", "hosts"],
+    cwd=tmp_path,
+    env=env,
+    stdout=subprocess.PIPE,
+    text=True,
+    timeout=30,
+  )
+  assert process.stdout.split() == ["host1:1", "host2:1"]
 
 
 def test_ranks_left_by_an_earlier_start_are_noticed_and_ended(tmp_path):

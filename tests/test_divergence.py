@@ -5,10 +5,9 @@ import json
 import pytest
 import runs
 
-import divergence
-import train_loop
 from pretraining_data import record_order
-from training_hooks import read_jsonl
+from training import divergence, train_loop
+from training.training_hooks import read_jsonl
 
 
 def diverge(tiny_run, folder, **changes):

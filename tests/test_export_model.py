@@ -12,13 +12,12 @@ import runs
 import trained
 from conftest import TINY, write_config
 
-import pretraining_config
-import training_hooks
-from checkpoint_files import CheckpointError, CheckpointFiles
 from errors import UserError
 from finetuning import finetune
 from serving import inference, model_source
 from tensorflow_v1 import tf
+from training import pretraining_config, training_hooks
+from training.checkpoint_files import CheckpointError, CheckpointFiles
 
 # In a process that has TensorFlow and nothing of this project, as Serving's.
 FRESH = """

@@ -13,10 +13,10 @@ import pytest
 import runs
 
 import convert_checkpoint
-import training_hooks
 from errors import UserError
 from finetuning import classification, finetune, squad
 from tensorflow_v1 import tf
+from training import training_hooks
 
 
 @pytest.fixture
@@ -236,10 +236,11 @@ def test_early_stopping(tmp_path, classify):
   ],
   ids=["layers", "step", "bf16", "fp16", "lamb"],
 )
+@pytest.mark.slow
 def test_modes_train_the_same(tmp_path, request, name, changes, tolerance):
   make = request.getfixturevalue(name)
   if "optimizer_name" in changes:
-    from optimizers import OptimizerConfig
+    from training.optimizers import OptimizerConfig
 
     changes = {"optimizer": OptimizerConfig(optimizer="lamb")}
   else:

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from conftest import write_packed, write_records
 
-import input_pipeline
 import records
 import tokenization
-import training_plan
-from distributed import Comm
 from pretraining_data import record_order, tf_example, tfrecord
 from tensorflow_v1 import tf
+from training import input_pipeline, training_plan
+from training.distributed import Comm
 
 SHAPE = input_pipeline.RecordShape(32, 5, 100)
 

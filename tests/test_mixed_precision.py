@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-import mixed_precision
 import modeling
 import optimization
-from distributed import Comm
 from errors import UserError
-from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
+from model import mixed_precision
+from model.mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
 from tensorflow_v1 import tf
+from training.distributed import Comm
 
 B, S, P, V = 4, 16, 3, 50
 
@@ -91,7 +91,14 @@ def test_the_default_policy_is_near_float32(in_float32, precision):
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "bf16",
+    pytest.param("fp32", marks=pytest.mark.slow),
+    pytest.param("fp16", marks=pytest.mark.slow),
+  ],
+)
 def test_any_part_can_be_moved(in_float32, part, name):
   precision = "bf16" if name == "fp32" else "fp32"
   policy = mixed_precision.make_policy(precision, [f"{part}={name}"])

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 import reference_numpy
 
-import encoder
-import kernels
-import layers
 import modeling
-import xla
+from model import encoder, kernels, layers, xla
 from tensorflow_v1 import tf
 
 B, S, P, V = 3, 9, 4, 31  # see modeling's shape legend
@@ -560,7 +557,9 @@ def loss_and_gradients(config, recompute=(), mode="off"):
   return values, [v.op.name for v in variables], graph
 
 
-@pytest.mark.parametrize("mode", ["off", "layers"])
+@pytest.mark.parametrize(
+  "mode", ["off", pytest.param("layers", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
   "recompute",
   [["gelu"], ["attention"], ["layer_norm"], ["layer"], encoder.RECOMPUTE],

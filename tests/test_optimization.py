@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-import distributed
-import mixed_precision
 import optimization
-import xla
-from distributed import Comm
 from errors import UserError
+from model import mixed_precision, xla
 from tensorflow_v1 import tf
+from training import distributed
+from training.distributed import Comm
 
 SHAPES = {
   "dense/kernel": (3, 4),

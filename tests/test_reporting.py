@@ -9,18 +9,19 @@ import pytest
 import runs
 from conftest import TINY, fake_records, write_config, write_records
 
-import checkpointing
-import input_pipeline
-import mixed_precision
-import model_flops
 import modeling
-import reporting
-import train_loop
-import training_hooks
 from errors import UserError
 from finetuning import classification, heads, packed, squad
+from model import mixed_precision, model_flops
 from pretraining_data import tfrecord
 from tensorflow_v1 import tf
+from training import (
+  checkpointing,
+  input_pipeline,
+  reporting,
+  train_loop,
+  training_hooks,
+)
 
 
 def reports_of(folder):

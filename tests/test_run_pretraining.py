@@ -11,18 +11,20 @@ import pytest
 import runs
 from conftest import feature_values, write_config, write_packed, write_records
 
-import checkpoint_files
-import checkpointing
-import lr_schedule
 import records
 import run_pretraining
-import training_hooks
-from distributed import AllreduceConfig, Comm
 from errors import UserError
-from mixed_precision import LossScaleConfig
-from optimizers import OptimizerConfig
+from model.mixed_precision import LossScaleConfig
 from pretraining_data import record_order, tf_example, tfrecord
 from tensorflow_v1 import tf
+from training import (
+  checkpoint_files,
+  checkpointing,
+  lr_schedule,
+  training_hooks,
+)
+from training.distributed import AllreduceConfig, Comm
+from training.optimizers import OptimizerConfig
 
 
 def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
@@ -44,7 +46,9 @@ def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
       )
 
 
-@pytest.mark.parametrize("stop, block", [(7, 0), (10, 1)])
+@pytest.mark.parametrize(
+  "stop, block", [(7, 0), pytest.param(10, 1, marks=pytest.mark.slow)]
+)
 def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
   """Bit for bit, over an epoch's end (120 records, 24 each).
 
@@ -71,7 +75,10 @@ def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
     np.testing.assert_array_equal(stopped[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("micro_batch, asked_at", [(24, 7), (8, 25)])
+@pytest.mark.parametrize(
+  "micro_batch, asked_at",
+  [(8, 25), pytest.param(24, 7, marks=pytest.mark.slow)],
+)
 def test_stopped_by_a_signal_equals_never_stopped(
   tiny_run, tmp_path, capfd, micro_batch, asked_at
 ):
@@ -448,7 +455,14 @@ def test_a_checkpoint_from_before_blocks_is_of_none(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".index", ".data-00000-of-00001", ".json"])
-@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+@pytest.mark.parametrize(
+  "how",
+  [
+    "cut",
+    pytest.param("changed", marks=pytest.mark.slow),
+    pytest.param("gone", marks=pytest.mark.slow),
+  ],
+)
 def test_a_damaged_checkpoint_is_told_and_the_one_before_used(
   tiny_run, tmp_path, capfd, ending, how
 ):

@@ -11,10 +11,9 @@ import time
 import pytest
 import runs
 
-import input_pipeline
-import training_hooks
-from distributed import Comm
 from errors import DataError
+from training import input_pipeline, training_hooks
+from training.distributed import Comm
 
 
 def report(step):
@@ -53,7 +52,7 @@ def test_another_damaged_line_is_named(tmp_path):
 
 FULL = """
 import resource, sys
-import training_hooks
+from training import training_hooks
 log = training_hooks.MetricsLog(sys.argv[1], "m.jsonl", 0, "train")
 limit = lambda size: resource.setrlimit(
   resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)

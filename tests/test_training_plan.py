@@ -2,8 +2,8 @@
 
 import pytest
 
-import training_plan
 from errors import UserError
+from training import training_plan
 
 
 def resolve(**changes):

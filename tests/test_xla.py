@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import runs
 
-import encoder
 import modeling
-import xla
+from model import encoder, xla
 from tensorflow_v1 import tf
 
 SETTINGS = dict(
@@ -20,7 +19,14 @@ SETTINGS = dict(
 TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+  "precision",
+  [
+    "bf16",
+    pytest.param("fp32", marks=pytest.mark.slow),
+    pytest.param("fp16", marks=pytest.mark.slow),
+  ],
+)
 def test_every_mode_trains_as_none(packed_run, tmp_path, precision):
   """On packed records, of which others are the simple case."""
   tiny_run, global_batch = packed_run
@@ -116,7 +122,8 @@ def test_outside_of_a_mode_nothing_is_compiled():
 
 ONE_THREAD = """
 import os
-import distributed, xla
+from model import xla
+from training import distributed
 from tensorflow_v1 import tf
 
 def ticks():

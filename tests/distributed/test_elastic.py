@@ -141,6 +141,7 @@ def test_a_killed_rank_is_left_behind(plain_run, tmp_path):
   assert "left in memory" in told
 
 
+@pytest.mark.slow
 def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
   """A host is added; then SIGTERM, as a spot instance gets it, to one rank."""
   tiny, whole = plain_run

@@ -17,6 +17,7 @@ def schedules(tmp_path_factory):
 ONE_RANK = Setting(ranks=1, accumulation=2, precision="fp16")
 
 
+@pytest.mark.slow
 def test_killed_while_saving_and_a_damaged_checkpoint(schedules):
   """With a moving loss scale."""
   faults = [
@@ -31,6 +32,7 @@ def test_killed_while_saving_and_a_damaged_checkpoint(schedules):
   assert len({line.split('"loss_scale":')[1][:10] for line in reports}) > 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_no_longer_answers(schedules):
   """The other ends the run, by itself and with nothing left behind."""
   setting = Setting(ranks=2, accumulation=1, precision="fp32")

@@ -42,6 +42,7 @@ def ranks_left(env):
   return found
 
 
+@pytest.mark.slow
 def test_sigterm_reaches_ranks_behind_ssh(job, tmp_path):
   """They save, and launch.sh ends with their status."""
   env, command = job

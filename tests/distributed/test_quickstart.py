@@ -4,7 +4,7 @@ import os
 
 import runs
 
-import training_hooks
+from training import training_hooks
 
 SENTENCES = [
   f"The {noun} of the {place} {verb} every {time}."

@@ -10,6 +10,7 @@ from conftest import write_config, write_packed, write_records
 
 import records
 from pretraining_data import tfrecord
+from training import distributed
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
@@ -42,7 +43,9 @@ def packed_run(tmp_path_factory):
   "ranks, micro_batch, flags",
   [
     (2, 12, []),
-    (3, 8, ["--xla=off", "--allreduce_groups=1"]),
+    pytest.param(
+      *(3, 8, ["--xla=off", "--allreduce_groups=1"]), marks=pytest.mark.slow
+    ),
     (2, 6, ["--xla=step", "--allreduce_groups=0"]),
   ],
   ids=str,
@@ -106,7 +109,8 @@ def test_gradients_sent_as_float16_train_as_well(plain_run, tmp_path):
 
 
 ADASUM = """
-import distributed, optimization, train_loop
+import optimization
+from training import distributed, train_loop
 from tensorflow_v1 import tf
 
 def main(_):
@@ -131,6 +135,7 @@ train_loop.run_main(main)
 """
 
 
+@pytest.mark.slow
 def test_adasum_over_three_ranks(tmp_path):
   script = tmp_path / "adasum.py"
   script.write_text(ADASUM)
@@ -158,6 +163,7 @@ def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
   assert process.stderr.count("10 updates (2 of warm-up)") == 1
 
 
+@pytest.mark.slow
 def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   """With dropout. horovodrun is asked to end: it passes it on to its ranks."""
   flags = ["--train_batch_size=6", "--global_batch_size=12"]
@@ -184,13 +190,30 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
     np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
-def test_resumed_on_other_numbers_of_ranks(plain_run, tmp_path):
-  """1, 2 and 3 ranks in turn: the batches of one rank, in its order."""
+@pytest.mark.parametrize(
+  "allreduce",
+  [
+    {"zero": 1},
+    {"powersgd_rank": 2},
+    pytest.param({}, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_resumed_on_other_numbers_of_ranks(plain_run, tmp_path, allreduce):
+  """1, 2 and 3 ranks in turn: the batches of one rank, in its order.
+
+  Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
+  """
   tiny, _ = plain_run
-  settings = dict(lr_schedule="constant", global_batch_size=20)
+  settings = dict(
+    lr_schedule="constant",
+    global_batch_size=20,
+    allreduce=distributed.AllreduceConfig(**allreduce),
+  )
   runs.pretrain(tiny, tmp_path / "one", **settings)
   runs.pretrain(tiny, tmp_path / "run", num_train_steps=7, **settings)
   flags = ["--lr_schedule=constant", "--global_batch_size=20", "--xla=off"]
+  flags += [f"--{name}={value}" for name, value in allreduce.items()]
   for ranks, steps in ((2, 13), (3, 20)):  # 3 x 7 rows, one of them empty
     process = runs.command(
       tiny,
@@ -212,7 +235,8 @@ def test_resumed_on_other_numbers_of_ranks(plain_run, tmp_path):
 
 HANG = """
 import os, sys, time
-import run_pretraining, train_loop, training_hooks
+import run_pretraining
+from training import train_loop, training_hooks
 
 training_hooks.Watchdog.SECONDS = 5.0
 update, updates = train_loop._update, []
@@ -302,7 +326,7 @@ def test_ranks_that_disagree_are_named(tmp_path):
   """As on hosts that were given different files."""
   script = tmp_path / "disagree.py"
   script.write_text(
-    "import distributed, train_loop\n"
+    "from training import distributed, train_loop\n"
     "def main(_):\n"
     "  comm = distributed.init()\n"
     "  comm.check_equal('the seed', '1')\n"
@@ -322,7 +346,8 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   """Rank 1 is killed while the other waits in a collective."""
   script = tmp_path / "die.py"
   script.write_text(
-    "import os, sys, distributed, train_loop\n"
+    "import os, sys\n"
+    "from training import distributed, train_loop\n"
     "import numpy as np\n"
     "def main(_):\n"
     "  comm = distributed.init()\n"
@@ -338,10 +363,12 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   assert "Traceback" not in process.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
   script = tmp_path / "late.py"
   script.write_text(
-    "import os, time, distributed, train_loop\n"
+    "import os, time\n"
+    "from training import distributed, train_loop\n"
     "def main(_):\n"
     "  if os.environ['HOROVOD_RANK'] == '1': time.sleep(100)\n"
     "  distributed.init()\n"
@@ -361,7 +388,9 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
 
 OVERFLOW = """
 import dataclasses, json, time
-import distributed, mixed_precision, optimization, train_loop
+import optimization
+from model import mixed_precision
+from training import distributed, train_loop
 from tensorflow_v1 import tf
 
 def main(_):
@@ -406,6 +435,7 @@ train_loop.run_main(main)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.slow
 def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
   """Both skip (or drop the one micro-batch), both halve, both go on."""
   script = tmp_path / "overflow.py"

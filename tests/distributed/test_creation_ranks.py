@@ -1,5 +1,6 @@
 """Records by horovodrun: the bytes of one process."""
 
+import pytest
 import runs
 from conftest import contents
 
@@ -20,6 +21,7 @@ def make(folder, texts, letters, ranks, *more):
   )
 
 
+@pytest.mark.slow
 def test_ranks_make_the_same_bytes(tmp_path, texts, letters):
   for ranks in (1, 3):
     process = make(tmp_path / str(ranks), texts, letters, ranks)

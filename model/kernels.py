@@ -16,7 +16,7 @@ import inspect
 import itertools
 import math
 
-import xla
+from model import xla
 from tensorflow_v1 import tf
 
 # gelu(x) = x * sigmoid(x * (A + B * x^2)), which equals the tanh form of

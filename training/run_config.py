@@ -8,17 +8,13 @@ import math
 from typing import ClassVar
 
 import config_json
-import distributed
-import encoder
-import mixed_precision
 import modeling
 import optimization
-import profiling
-import train_loop
-import training_hooks
 from errors import UserError
-from lr_schedule import Schedule
+from model import encoder, mixed_precision
 from tensorflow_v1 import tf
+from training import distributed, profiling, train_loop, training_hooks
+from training.lr_schedule import Schedule
 
 _LARGEST_FLOAT = 3.4e38  # float32's, about
 _MOST = (1 << 31) - 1

@@ -5,8 +5,8 @@ Variables have google/bert's names; the arithmetic is that of `kernels`.
 
 import zlib
 
-import kernels
-from bert_config import ACTIVATION_NAMES
+from model import kernels
+from model.bert_config import ACTIVATION_NAMES
 from tensorflow_v1 import tf
 
 # tf.contrib.layers.layer_norm's, with which published checkpoints were trained.

@@ -65,6 +65,7 @@ class _MomentOptimizer(tf.train.Optimizer):
     self.bias_correction = bias_correction
     self.trust_ratios = []
     self._moments = {}  # variable's name -> (m, v)
+    self._applied_updates = None
 
   def create_slots(self, variables) -> list:
     """The slots [(m, v), ...] of `variables`, made on the first call.
@@ -73,15 +74,8 @@ class _MomentOptimizer(tf.train.Optimizer):
     variable made in there could not be initialised from outside.
     """
     new = [v for v in variables if variable_name(v) not in self._moments]
+    self.create_counter()
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-      if self.bias_correction and new:
-        self._applied_updates = tf.get_variable(
-          "applied_updates",
-          shape=[],
-          dtype=tf.int64,
-          trainable=False,
-          initializer=tf.zeros_initializer(),
-        )
       for variable in new:
         self._moments[variable_name(variable)] = tuple(
           tf.get_variable(
@@ -95,12 +89,30 @@ class _MomentOptimizer(tf.train.Optimizer):
         )
     return [self._moments[variable_name(variable)] for variable in variables]
 
+  def create_counter(self) -> None:
+    """Makes `applied_updates`, where it is needed and not there yet."""
+    if self.bias_correction and self._applied_updates is None:
+      with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+        self._applied_updates = tf.get_variable(
+          "applied_updates",
+          shape=[],
+          dtype=tf.int64,
+          trainable=False,
+          initializer=tf.zeros_initializer(),
+        )
+
+  def count_op(self) -> tf.Operation:
+    """Counts an update that was applied, where that is needed."""
+    if not self.bias_correction:
+      return tf.no_op()
+    return self._applied_updates.assign_add(1, read_value=False)
+
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
     """Applies one update; as in google/bert, `global_step` is not advanced."""
     del global_step
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     slots = self.create_slots([v for _, v in pairs])
-    corrections = self._corrections()
+    corrections = self.corrections()
     self.trust_ratios = []
     updates = [
       self._update(
@@ -108,12 +120,11 @@ class _MomentOptimizer(tf.train.Optimizer):
       )
       for (gradient, variable), moments in zip(pairs, slots, strict=True)
     ]
-    if self.bias_correction:
-      with tf.control_dependencies(updates):
-        updates.append(self._applied_updates.assign_add(1, read_value=False))
-    return tf.group(*updates, name=name)
+    with tf.control_dependencies(updates):
+      counted = self.count_op()
+    return tf.group(*updates, counted, name=name)
 
-  def _corrections(self) -> tuple:
+  def corrections(self) -> tuple:
     """1 - b1^t and 1 - b2^t for update t = 1, 2, ...; 1 without correction."""
     if not self.bias_correction:
       return 1.0, 1.0
@@ -123,12 +134,34 @@ class _MomentOptimizer(tf.train.Optimizer):
       -tf.math.expm1(t * math.log(beta)) for beta in (self.beta_1, self.beta_2)
     )
 
-  def _decay_rate(self, name: str) -> float:
+  def decay_rate(self, name: str) -> float:
     """The weight decay of a variable."""
     excluded = self.exclude_from_weight_decay or ()
     if any(re.search(pattern, name) for pattern in excluded):
       return 0.0
     return self.weight_decay_rate
+
+  def follow(self, gradient, weights, m, v, correction_1, correction_2, decay):
+    """(u, m, v): what the weights are to be moved against, and the moments.
+
+      m <- b1 m + (1 - b1) g
+      v <- b2 v + (1 - b2) g^2
+      u <- m / (sqrt(v) + eps) + decay w
+
+    Args:
+      gradient, weights, m, v: float tensors of one shape.
+      correction_1, correction_2: of `corrections`.
+      decay: float, or a tensor of their shape.
+    """
+    beta_1 = tf.constant(self.beta_1, tf.float32)
+    beta_2 = tf.constant(self.beta_2, tf.float32)
+    new_m = beta_1 * m + (1.0 - beta_1) * gradient
+    new_v = beta_2 * v + (1.0 - beta_2) * tf.square(gradient)
+    root = tf.sqrt(new_v / correction_2)
+    update = (new_m / correction_1) / (root + self.epsilon)
+    if not (isinstance(decay, float) and decay == 0.0):
+      update += decay * weights
+    return update, new_m, new_v
 
 
 class AdamWeightDecayOptimizer(_MomentOptimizer):
@@ -153,7 +186,7 @@ class AdamWeightDecayOptimizer(_MomentOptimizer):
     """
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     decay = []
-    if self._decay_rate(variable_name(variable)):
+    if self.decay_rate(variable_name(variable)):
       # The decay uses the weights from before the update, and the gradient
       # must have been computed from them.
       with tf.control_dependencies([gradient]):
@@ -205,25 +238,16 @@ class LAMBOptimizer(_MomentOptimizer):
   def _update(self, gradient, variable, m, v, correction_1, correction_2):
     """One variable's update; everything is read before anything is written."""
     weights = tf.convert_to_tensor(variable)
-    beta_1 = tf.constant(self.beta_1, tf.float32)
-    beta_2 = tf.constant(self.beta_2, tf.float32)
-    new_m = beta_1 * m + (1.0 - beta_1) * gradient
-    new_v = beta_2 * v + (1.0 - beta_2) * tf.square(gradient)
-    root = tf.sqrt(new_v / correction_2)
-    update = (new_m / correction_1) / (root + self.epsilon)
-    decay = self._decay_rate(variable_name(variable))
-    if decay:
-      update += decay * weights
-    weights_norm, update_norm = tf.norm(weights), tf.norm(update)
-    ratio = tf.where(
-      (weights_norm > 0.0) & (update_norm > 0.0),
-      tf.clip_by_value(
-        weights_norm / tf.maximum(update_norm, np.finfo(np.float32).tiny),
-        self.min_trust_ratio,
-        self.max_trust_ratio,
-      ),
-      1.0,
+    update, new_m, new_v = self.follow(
+      gradient,
+      weights,
+      m,
+      v,
+      correction_1,
+      correction_2,
+      self.decay_rate(variable_name(variable)),
     )
+    ratio = self.trust_ratio(tf.norm(weights), tf.norm(update))
     self.trust_ratios.append(ratio)
     rate = ratio * tf.convert_to_tensor(self.learning_rate, tf.float32)
     new_weights = weights - rate * update
@@ -233,6 +257,15 @@ class LAMBOptimizer(_MomentOptimizer):
         m.assign(new_m, read_value=False),
         v.assign(new_v, read_value=False),
       )
+
+  def trust_ratio(self, weights_norm, update_norm) -> tf.Tensor:
+    """r of variables with these norms, float tensors of one shape."""
+    ratio = weights_norm / tf.maximum(update_norm, np.finfo(np.float32).tiny)
+    return tf.where(
+      (weights_norm > 0.0) & (update_norm > 0.0),
+      tf.clip_by_value(ratio, self.min_trust_ratio, self.max_trust_ratio),
+      tf.ones_like(ratio),
+    )
 
 
 OPTIMIZERS = {"adamw": AdamWeightDecayOptimizer, "lamb": LAMBOptimizer}

@@ -13,21 +13,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-import checkpoint_files
-import checkpointing
-import distributed
-import elastic
 import json_files
-import mixed_precision
 import optimization
-import profiling
-import train_loop
-import training_hooks
-import xla
 from errors import UserError
-from lr_schedule import scale_peak
+from model import mixed_precision, xla
 from pretraining_data import record_order
 from tensorflow_v1 import tf
+from training import (
+  checkpoint_files,
+  checkpointing,
+  distributed,
+  elastic,
+  profiling,
+  train_loop,
+  training_hooks,
+)
+from training.lr_schedule import scale_peak
 
 
 @dataclasses.dataclass(frozen=True)

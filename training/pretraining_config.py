@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import input_pipeline
-import training_hooks
 from errors import UserError
-from run_config import RunConfig
+from training import input_pipeline, training_hooks
+from training.run_config import RunConfig
 
 BEST_BY = training_hooks.BestBy(
   ("masked_lm_loss", "next_sentence_loss"), higher=False

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import checkpoint_files
-from checkpoint_files import CheckpointError
 from tensorflow_v1 import tf
+from training import checkpoint_files
+from training.checkpoint_files import CheckpointError
 
 _STATE = re.compile(
   r"global_step|applied_updates|skipped_updates|(training_state|loss_scale)/.*"
@@ -66,14 +66,7 @@ def _open(prefix: str):
   own = re.fullmatch(rf"{re.escape(checkpoint_files.PREFIX)}-(\d+)", name)
   if own and os.path.exists(prefix + ".json"):
     checkpoint_files.CheckpointFiles(folder, 1).check(int(own[1]))
-  checkpoint_files.check_index(prefix)
-  try:
-    return tf.train.load_checkpoint(prefix)
-  except (tf.errors.OpError, ValueError) as e:
-    raise CheckpointError(
-      f"{prefix}: no readable checkpoint ({str(e).splitlines()[0]}). Give the "
-      "name without .index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
-    ) from e
+  return checkpoint_files.open_reader(prefix)
 
 
 def _weight_shapes(reader) -> dict[str, list]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from errors import UserError
 from tensorflow_v1 import tf
+from training import power_sgd
 
 
 class DistributedError(UserError):
@@ -39,11 +40,15 @@ class AllreduceConfig:
       those that it finds together.
     fp16_allreduce: send them as float16, with a loss scale against underflow.
     adasum: combine them by `adasum` instead of the sum.
+    powersgd_rank: sum them at this rank, see `power_sgd.PowerSGD`; 0: exactly.
+    zero: 1 shares the optimizer's state out over ranks, see `zero`; 0 does not.
   """
 
   allreduce_groups: int = 4
   fp16_allreduce: bool = False
   adasum: bool = False
+  powersgd_rank: int = 0
+  zero: int = 0
 
   def __post_init__(self):
     """Raises `UserError` for what cannot be."""
@@ -51,8 +56,26 @@ class AllreduceConfig:
       raise UserError(
         f"--allreduce_groups={self.allreduce_groups}: must not be negative"
       )
+    if self.powersgd_rank < 0:
+      raise UserError(
+        f"--powersgd_rank={self.powersgd_rank}: must not be negative"
+      )
     if self.adasum and self.fp16_allreduce:
       raise UserError("--adasum gathers float32: not with --fp16_allreduce")
+    if self.powersgd_rank and (self.adasum or self.fp16_allreduce):
+      raise UserError(
+        "--powersgd_rank sums float32 factors: not with --adasum or "
+        "--fp16_allreduce"
+      )
+    if self.zero not in (0, 1):
+      raise UserError(
+        f"--zero={self.zero}: must be 0 or 1 (optimizer state shared out)"
+      )
+    if self.zero and (self.adasum or self.powersgd_rank):
+      raise UserError(
+        "--zero=1 gives each rank its part of the sum only: not with --adasum "
+        "or --powersgd_rank"
+      )
 
 
 def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -108,19 +131,55 @@ class Comm:
     """Whether this is rank 0, which alone logs and saves."""
     return self.rank == 0
 
-  def distributed_optimizer(self, optimizer, config=_DEFAULT):
+  def distributed_optimizer(self, optimizer, config=_DEFAULT, scale=1.0):
     """`optimizer` whose `compute_gradients` reduces gradients over ranks.
 
     Args:
       optimizer: a `tf.train.Optimizer`. Its gradients are this rank's share of
         the global batch's, so that their sum is the whole.
       config: an `AllreduceConfig`.
+      scale: float scalar that its gradients were multiplied by.
     """
+    if config.powersgd_rank:
+      return power_sgd.PowerSGD(
+        optimizer, self, config.powersgd_rank, config.allreduce_groups, scale
+      )
+    return self._exact_optimizer(optimizer, config)
+
+  def _exact_optimizer(self, optimizer, config):
     del config
     return optimizer
 
   def allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
     """The sum of `tensor` over ranks, in the graph. `name` is unique."""
+    del name
+    return tensor
+
+  def grouped_allreduce(self, tensors: Sequence, name: str) -> list:
+    """The sums over ranks, sent together when the last of them is there."""
+    del name
+    return list(tensors)
+
+  def reducescatter(
+    self, tensor: tf.Tensor, name: str, fp16: bool = False
+  ) -> tf.Tensor:
+    """This rank's part of the sum: the rank-th of equal parts of axis 0.
+
+    Args:
+      tensor: [ranks x n, ...].
+      name: unique.
+      fp16: whether it is sent as float16.
+    """
+    del name, fp16
+    return tensor
+
+  def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """All ranks' `tensor` one after another along the first axis."""
+    del name
+    return tensor
+
+  def broadcast(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """Rank 0's `tensor`."""
     del name
     return tensor
 
@@ -177,24 +236,26 @@ class _HorovodComm(Comm):
   def hosts_changed(self):
     return _NOTICES.came
 
-  def distributed_optimizer(self, optimizer, config=_DEFAULT):
+  def _exact_optimizer(self, optimizer, config):
     if config.adasum:
       return _AdasumOptimizer(optimizer, self)
-    compression = self._hvd.Compression
     known = len(tf.trainable_variables())  # 0 if they are made by the gradients
     # Sum, not Average: each rank's loss is already divided by the counts of the
     # global batch, which is no mean of means.
     return self._hvd.DistributedOptimizer(
       optimizer,
       op=self._hvd.Sum,
-      compression=(
-        compression.fp16 if config.fp16_allreduce else compression.none
-      ),
+      compression=self._compression(config.fp16_allreduce),
       num_groups=min(config.allreduce_groups, known or config.allreduce_groups),
     )
 
   def allreduce(self, tensor, name):
     return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+
+  def grouped_allreduce(self, tensors, name):
+    if not tensors:
+      return []
+    return self._hvd.grouped_allreduce(tensors, op=self._hvd.Sum, name=name)
 
   def seconds_between(self, local, reduced):
     if tf.config.list_physical_devices("GPU"):
@@ -204,14 +265,25 @@ class _HorovodComm(Comm):
     with tf.control_dependencies([began, *reduced]):
       return tf.timestamp() - began
 
+  def reducescatter(self, tensor, name, fp16=False):
+    return self._hvd.reducescatter(
+      tensor, op=self._hvd.Sum, name=name, compression=self._compression(fp16)
+    )
+
+  def _compression(self, fp16: bool):
+    kinds = self._hvd.Compression
+    return kinds.fp16 if fp16 else kinds.none
+
   def allgather(self, tensor, name):
-    """All ranks' `tensor` one after another along the first axis."""
     return self._hvd.allgather(tensor, name=name)
+
+  def broadcast(self, tensor, name):
+    return self._hvd.broadcast(tensor, 0, name=name)
 
   def broadcast_op(self, variables):
     return tf.group(
       *[
-        tf.assign(v, self._hvd.broadcast(v, 0, name="broadcast/" + v.op.name))
+        tf.assign(v, self.broadcast(v, "broadcast/" + v.op.name))
         for v in variables
       ],
       name="broadcast",

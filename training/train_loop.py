@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-import checkpointing
-import distributed
-import divergence
 import errors
-import input_pipeline
 import optimization
-import reporting
-import training_hooks
-import training_plan
 from tensorflow_v1 import tf
+from training import (
+  checkpointing,
+  distributed,
+  divergence,
+  input_pipeline,
+  reporting,
+  training_hooks,
+  training_plan,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +216,7 @@ def train(
         saved, to_save = step, False
       elif comm.elastic and _due(step, config.commit_every_steps):
         checkpointer.commit(session, step)
-      checkpointer.look_after(session, step)
+      checkpointer.look_after(step)
   watchdog.look_away()
   if verdict == "change" and step < plan.updates:
     checkpointer.commit(session, step)
@@ -238,12 +240,12 @@ def train(
 
 def _keep_best(session, step: int, checkpointer, config, comm) -> None:
   """Sees to it that the best checkpoint by evaluation is there and stays."""
+  best = None
   if comm.is_root:
     best = training_hooks.best_evaluation(
       config.output_dir, step, config.best_by
     )
-    if best is not None:
-      checkpointer.keep_best(session, step, best)
+  checkpointer.keep_best(session, step, best)
 
 
 def _is_enough(step: int, config, comm) -> bool:

@@ -89,6 +89,29 @@ def check_index(prefix: str) -> None:
     raise CheckpointError(f"{path}: damaged ({e}). Copy it again") from e
 
 
+def open_reader(prefix: str):
+  """TensorFlow's reader of a checkpoint of any origin.
+
+  Raises:
+    CheckpointError: there is none, or it cannot be read.
+  """
+  check_index(prefix)
+  try:
+    if os.path.isdir(prefix):
+      raise ValueError("it is a folder")
+    reader = tf.train.load_checkpoint(prefix)
+    # So are files of a checkpoint, taken for the older format.
+    if not reader.get_variable_to_shape_map():
+      raise ValueError("there are no variables in it")
+  except (tf.errors.OpError, ValueError) as e:
+    message = str(e).splitlines()[0]
+    raise CheckpointError(
+      f"{prefix}: no readable checkpoint ({message}). Give the name without "
+      ".index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
+    ) from e
+  return reader
+
+
 def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
   """(key, value) of all entries of a table."""
   if len(data) < _FOOTER_BYTES or not data.endswith(_MAGIC):

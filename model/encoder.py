@@ -8,9 +8,8 @@ whose shape legend holds here too.
 import functools
 import math
 
-import kernels
-import mixed_precision
-from layers import (
+from model import kernels, mixed_precision
+from model.layers import (
   add_and_norm,
   create_initializer,
   dense,

@@ -12,12 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import checkpointing
-import distributed
 import errors
-import train_loop
-import training_hooks
 from tensorflow_v1 import tf
+from training import checkpointing, distributed, train_loop, training_hooks
 
 
 def run(job: Callable, comm) -> Any:

@@ -7,21 +7,41 @@ values by broadcast.
 """
 
 import dataclasses
-import os
+import functools
 import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 
-import checkpoint_files
-import optimizers
-import training_hooks
-from checkpoint_files import CheckpointError
 from pretraining_data import record_order
 from tensorflow_v1 import tf
+from training import checkpoint_files, optimizers, power_sgd, training_hooks
+from training.checkpoint_files import CheckpointError
 
 # What earlier checkpoints lack, and the value that they stand for.
 _ADDED = {"training_state/data_block": 0, "skipped_updates": 0}
+
+
+def _may_begin(name: str) -> bool:
+  """Whether a run may begin to have this variable: with --powersgd_rank."""
+  return name.endswith((f"/{power_sgd.ERROR}", f"/{power_sgd.BASIS}"))
+
+
+# The graph's collection of `SharedOut`s.
+SHARED_OUT = "shared_out"
+
+
+class SharedOut(NamedTuple):
+  """Tensors of a checkpoint of which each rank has a part, as a variable.
+
+  All ranks run `whole` or `load` together.
+  """
+
+  part: tf.Variable
+  whole: dict  # name -> tensor, as checkpoints have them; of all parts
+  fed: dict  # name -> placeholder of such a tensor; rank 0's count
+  load: tf.Operation  # gives `part` its part of what is fed
 
 
 class Commit:
@@ -43,12 +63,12 @@ class Commit:
     self._copies, self._sets = copies, []
     self._thread: threading.Thread | None = None
 
-  def prepare(self, variables) -> None:
-    """Begins to get the memory, if that was not done yet."""
+  def prepare(self, tensors: dict) -> None:
+    """Begins to get the memory for `tensors`, by name, if not done yet."""
     if self._thread is None:
       shapes = {
-        v.op.name: (v.shape.as_list(), v.dtype.base_dtype.as_numpy_dtype)
-        for v in variables
+        name: (tensor.shape.as_list(), tensor.dtype.as_numpy_dtype)
+        for name, tensor in tensors.items()
       }
       self._thread = threading.Thread(
         target=self._allocate, args=(shapes,), daemon=True
@@ -125,33 +145,15 @@ class TrainingState:
     return record_order.Order(*session.run(self._data)), self.order
 
 
-def variable_shapes(path: str) -> dict:
-  """Variable name -> shape in a checkpoint.
-
-  Raises:
-    CheckpointError: there is none, or it cannot be read.
-  """
-  checkpoint_files.check_index(path)
-  try:
-    if os.path.isdir(path):
-      raise ValueError("it is a folder")
-    shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-    if not shapes:  # so are files of a checkpoint, taken for the older format
-      raise ValueError("there are no variables in it")
-  except (tf.errors.OpError, ValueError) as e:
-    message = str(e).splitlines()[0]
-    raise CheckpointError(
-      f"{path}: no readable checkpoint ({message}). Give the name without "
-      ".index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
-    ) from e
-  return shapes
+def _shapes(variables) -> dict:
+  return {v.op.name: v.shape.as_list() for v in variables}
 
 
-def _check_shapes(path: str, variables, shapes: dict) -> None:
+def _check_shapes(path: str, wanted: dict, shapes: dict) -> None:
   wrong = [
-    f"{v.op.name} is {shapes[v.op.name]} there, {v.shape.as_list()} here"
-    for v in variables
-    if v.op.name in shapes and v.shape.as_list() != shapes[v.op.name]
+    f"{name} is {shapes[name]} there, {shape} here"
+    for name, shape in wanted.items()
+    if name in shapes and shape != shapes[name]
   ]
   if wrong:
     raise CheckpointError(
@@ -185,6 +187,23 @@ def _check_finite(session: tf.Session, path: str, variables) -> None:
       f"{path}: {wrong[0]} holds values that are not finite (of "
       f"{len(wrong)} variables): use an earlier checkpoint"
     )
+
+
+def _read_finite(reader, path: str, name: str) -> np.ndarray:
+  """A tensor of a checkpoint, with _check_finite's error."""
+  try:
+    value = reader.get_tensor(name)
+  except (tf.errors.OpError, ValueError) as e:
+    raise CheckpointError(
+      f"{path}: damaged ({name}: {str(e).splitlines()[0]}). Delete its files "
+      "to use the one before"
+    ) from e
+  if not np.isfinite(value).all():
+    raise CheckpointError(
+      f"{path}: {name} holds values that are not finite: use an earlier "
+      "checkpoint"
+    )
+  return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +268,8 @@ def restore_all(session: tf.Session, path: str, variables) -> None:
     CheckpointError: it cannot be read, lacks one, has other shapes, or values
       that are not finite.
   """
-  shapes = variable_shapes(path)
-  _check_shapes(path, variables, shapes)
+  shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()
+  _check_shapes(path, _shapes(variables), shapes)
   missing = sorted({v.op.name for v in variables} - shapes.keys())
   if missing:
     raise CheckpointError(
@@ -275,18 +294,26 @@ class Checkpointer:
     self._comm, self._elastic = comm, commit is not None
     self._commit = commit or Commit(copies=1)
     self._written = None  # what was last given to be written
-    self._variables = tf.global_variables()
+    self._shared = tf.get_collection(SHARED_OUT)
+    parts = {shared.part.op.name for shared in self._shared}
+    self._variables = [
+      v for v in tf.global_variables() if v.op.name not in parts
+    ]
     self._values = {v.op.name: tf.convert_to_tensor(v) for v in self._variables}
-    self._copy = tf.numpy_function(
-      self._copy_to, list(self._values.values()), tf.int32
-    )
-    if comm.is_root or self._elastic:
-      self._commit.prepare(self._variables)
+    saved = [self._values, *(shared.whole for shared in self._shared)]
+    self._keeps = comm.is_root or self._elastic
+    self._copies = [self._copy(values) for values in saved]
+    if self._keeps:
+      self._commit.prepare(
+        {n: t for values in saved for n, t in values.items()}
+      )
     self._saver = tf.train.Saver(self._variables)
     self._initializer = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
     )
-    self._broadcast = comm.broadcast_op(self._variables)
+    self._errors = tf.get_collection(power_sgd.ERRORS)
+    self._broadcast = power_sgd.broadcast_op(self._variables, comm)
+    self._add_up_errors = power_sgd.add_up(self._errors, comm)
     self._saved: int | None = None  # the last update that save() was given
     self.stalls: list[float] = []  # seconds for which saving held the caller
 
@@ -355,9 +382,9 @@ class Checkpointer:
     return report
 
   def _plan(self, path: str):
-    shapes = variable_shapes(path)
+    shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()
     trained = tf.trainable_variables()
-    _check_shapes(path, trained, shapes)
+    _check_shapes(path, _shapes(trained), shapes)
     loaded = [v for v in trained if v.op.name in shapes]
     names = {v.op.name for v in loaded}
     if not loaded:
@@ -384,36 +411,61 @@ class Checkpointer:
       CheckpointError: it is damaged, lacks variables or has other shapes.
     """
     session.run(self._initializer)
-    path = None
+    source, read = None, None
     if self._comm.is_root and self._committed():
-      for variable in self._variables:
-        variable.load(self._commit.values[variable.op.name], session)
-      session.run(self._broadcast)
-      return f"what update {self._commit.step:,} left in memory"
-    if self._comm.is_root:
-      path = self._newest_whole()
-      shapes = variable_shapes(path)
-      _check_shapes(path, self._variables, shapes)
-      names = {v.op.name for v in self._variables}
-      missing = sorted(names - shapes.keys() - _ADDED.keys())
-      if missing:
-        raise CheckpointError(
-          f"{path}: cannot be resumed, it lacks {missing[0]} and "
-          f"{len(missing) - 1} more variables. To start a new run from its "
-          "weights give it as --init_checkpoint with a new --output_dir"
-        )
-      saver = self._saver
-      if names - shapes.keys():
-        saver = tf.train.Saver(
-          [v for v in self._variables if v.op.name in shapes]
-        )
-      _restore(saver, session, path)
-      _check_finite(session, path, self._variables)
-      for variable in self._variables:
-        if variable.op.name not in shapes:
-          variable.load(_ADDED[variable.op.name], session)
+      source = f"what update {self._commit.step:,} left in memory"
+      read = self._commit.values.__getitem__
+      self._load_commit(session, self._variables)
+    elif self._comm.is_root:
+      source = self._newest_whole()
+      reader = checkpoint_files.open_reader(source)
+      read = functools.partial(_read_finite, reader, source)
+      self._restore_all(session, source, reader.get_variable_to_shape_map())
+    self._load_shared(session, read)
     session.run(self._broadcast)
-    return path
+    if self._committed():
+      self._load_commit(session, self._errors)  # a rank's own
+    return source
+
+  def _restore_all(self, session, path: str, shapes: dict) -> None:
+    """Gives this rank's variables their values in a file of `shapes`."""
+    whole = [v for shared in self._shared for v in shared.whole.items()]
+    names = {n: t.shape.as_list() for n, t in whole} | _shapes(self._variables)
+    _check_shapes(path, names, shapes)
+    missing = sorted(
+      n
+      for n in names.keys() - shapes.keys() - _ADDED.keys()
+      if not _may_begin(n)
+    )
+    if missing:
+      raise CheckpointError(
+        f"{path}: cannot be resumed, it lacks {missing[0]} and "
+        f"{len(missing) - 1} more variables. To start a new run from its "
+        "weights give it as --init_checkpoint with a new --output_dir"
+      )
+    saver = self._saver
+    if names.keys() - shapes.keys():
+      saver = tf.train.Saver(
+        [v for v in self._variables if v.op.name in shapes]
+      )
+    _restore(saver, session, path)
+    _check_finite(session, path, self._variables)
+    for variable in self._variables:
+      if variable.op.name not in shapes and variable.op.name in _ADDED:
+        variable.load(_ADDED[variable.op.name], session)
+
+  def _load_commit(self, session: tf.Session, variables) -> None:
+    for variable in variables:
+      variable.load(self._commit.values[variable.op.name], session)
+
+  def _load_shared(self, session: tf.Session, read) -> None:
+    """Shares out what rank 0 gets by `read`, name -> array; on all ranks."""
+    for shared in self._shared:
+      feed = {
+        fed: read(name) if read else np.zeros(fed.shape, np.float32)
+        for name, fed in shared.fed.items()
+      }
+      session.run(shared.load, feed)
 
   def load_weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the trained variables of an update's checkpoint.
@@ -435,20 +487,30 @@ class Checkpointer:
     return self._files.prefix(steps[0]) if steps else None
 
   def values(self, session: tf.Session) -> dict:
-    """What all variables hold, by name."""
+    """What all variables hold, by name, but those that are shared out."""
     return session.run(self._values)
 
-  def _copy_to(self, *values) -> np.int32:
-    for array, value in zip(self._commit.begin().values(), values, strict=True):
-      np.copyto(array, value)
-    return np.int32(0)
+  def _copy(self, values: dict) -> tf.Operation:
+    """Copies `values`, by name, to memory; where it is not kept, makes them."""
+
+    def copy_to(*arrays) -> np.int32:
+      kept = self._commit.begin()
+      for name, array in zip(values, arrays, strict=True):
+        np.copyto(kept[name], array)
+      return np.int32(0)
+
+    if self._keeps:
+      return tf.numpy_function(copy_to, list(values.values()), tf.int32).op
+    return [value.op for value in values.values()]
 
   def commit(self, session: tf.Session, step: int) -> None:
-    """Keeps what all variables hold in memory."""
-    if self._commit.begin() is self._written:
+    """Keeps what all variables hold in memory; on all ranks."""
+    if self._keeps and self._commit.begin() is self._written:
       self._files.wait()
-    session.run(self._copy)
-    self._commit.finish(step)
+    for copy in self._copies if self._keeps else self._copies[1:]:
+      session.run(copy)
+    if self._keeps:
+      self._commit.finish(step)
 
   def _write_commit(self) -> None:
     self._written = self._commit.values
@@ -457,12 +519,13 @@ class Checkpointer:
   def save(self, session: tf.Session, step: int) -> None:
     """Begins to save on rank 0; the session may go on at once.
 
-    What is saved is committed too, so that no rank goes back behind it.
+    Call it on all ranks. What is saved is committed too, so that no rank goes
+    back behind it.
     """
     self._saved = step
     began = time.monotonic()
-    if self._comm.is_root or self._elastic:
-      self.commit(session, step)
+    session.run(self._add_up_errors)
+    self.commit(session, step)
     if self._comm.is_root:
       self._write_commit()
       self.stalls.append(time.monotonic() - began)
@@ -480,26 +543,29 @@ class Checkpointer:
     """
     return self._files.wait(_READY_SECONDS)
 
-  def keep_best(self, session: tf.Session, step: int, best: int) -> None:
+  def keep_best(self, session: tf.Session, step: int, best: int | None) -> None:
     """Keeps the checkpoint of update `best`; makes it if that is now.
 
     Args:
       session: of the graph.
       step: updates up to now.
-      best: the update with the best evaluation.
+      best: rank 0's update with the best evaluation, if there is one.
     """
-    self._files.protect(best)
-    if step == best and step not in (self._saved, *self._files.steps()):
+    new = False
+    if best is not None:
+      self._files.protect(best)
+      new = step == best and step not in (self._saved, *self._files.steps())
+    if self._comm.gather(np.array([new]))[0, 0]:
       self.save(session, step)
 
-  def look_after(self, session: tf.Session, step: int) -> None:
+  def look_after(self, step: int) -> None:
     """Tells of a checkpoint that could not be written, and tries again."""
     if failure := self._files.failure():
       training_hooks.tell(
         f"update {step}: {failure}; training goes on and tries again"
       )
     if self._files.retry_is_due():
-      self.save(session, step)
+      self._write_commit()
 
   def close(self) -> None:
     """Waits for what this rank is saving, if it does."""

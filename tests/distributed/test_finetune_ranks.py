@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runs
 
-import training_hooks
+from training import training_hooks
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 

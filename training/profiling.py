@@ -4,9 +4,9 @@ import contextlib
 import os
 from typing import NamedTuple
 
-import training_hooks
 from errors import UserError
 from tensorflow_v1 import profiler, tf
+from training import training_hooks
 
 
 class Window(NamedTuple):

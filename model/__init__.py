@@ -1,0 +1,1 @@
+"""The network: its layers, their arithmetic and types, what is compiled."""

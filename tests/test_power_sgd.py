@@ -1,0 +1,207 @@
+"""PowerSGD against NumPy, and its state in checkpoints."""
+
+import numpy as np
+import pytest
+import runs
+
+import optimization
+from errors import UserError
+from model import mixed_precision
+from tensorflow_v1 import tf
+from training import distributed, power_sgd
+from training.distributed import AllreduceConfig, Comm
+
+SHAPES = {"wide": [12, 40], "tall": [50, 16], "square": [8, 8], "bias": [16]}
+
+
+def reference(gradients, basis, rank):
+  """Algorithm 1 and 2 of arXiv:1905.13727 in float64, on one rank.
+
+  Returns the gradients that are used, and the last error and basis.
+  """
+  error, used = 0.0, []
+  for gradient in gradients:
+    whole = gradient.astype(np.float64) + error
+    left = np.linalg.qr(whole @ np.linalg.qr(basis)[0])[0][:, :rank]
+    basis = whole.T @ left
+    used.append(left @ basis.T)
+    error = whole - used[-1]
+  return used, error, basis
+
+
+class Descent(tf.train.GradientDescentOptimizer):
+  """w <- w - g, as `build_train_ops` wants it."""
+
+  learning_rate, trust_ratios, has_trust_ratios = 1.0, [], False
+
+  def __init__(self):
+    super().__init__(1.0)
+
+  def create_slots(self, variables):
+    """None."""
+
+
+class Sums:
+  """The gradient path with PowerSGD, whose gradients are fed."""
+
+  def __init__(self, rank, shapes=SHAPES, scale=1.0):
+    tf.enable_resource_variables()
+    self.fed = {k: tf.placeholder(tf.float32, s) for k, s in shapes.items()}
+    variables = {
+      k: tf.get_variable(k, initializer=tf.zeros(s)) for k, s in shapes.items()
+    }
+    loss = sum(tf.reduce_sum(v * self.fed[k]) for k, v in variables.items())
+    self.ops = optimization.build_train_ops(
+      lambda: (loss, {"n": tf.constant(1.0)}),
+      Descent(),
+      Comm(),
+      1,
+      clip_norm=0.0,
+      loss_scale=mixed_precision.StaticLossScale(scale),
+      allreduce=AllreduceConfig(powersgd_rank=rank),
+    )
+    self.variables = tf.trainable_variables()
+    self.state = {
+      v.op.name: v for v in tf.global_variables() if "powersgd" in v.op.name
+    }
+
+  def run(self, session, gradients):
+    """One update; returns the gradient that it used of each variable."""
+    before = session.run(self.variables)
+    feed = {self.fed[k]: value for k, value in gradients.items()}
+    session.run(self.ops.fetches(), feed)
+    after = session.run(self.variables)
+    return {
+      v.op.name: b - a
+      for v, b, a in zip(self.variables, before, after, strict=True)
+    }
+
+
+def draw(count, shapes=SHAPES, seed=0):
+  rng = np.random.default_rng(seed)
+  return [
+    {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+    for _ in range(count)
+  ]
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**14])
+def test_equals_numpy_at_rank_2(scale):
+  updates = draw(5)
+  with tf.Graph().as_default(), tf.Session() as session:
+    sums = Sums(2, scale=scale)
+    assert sorted(sums.state) == [
+      f"{name}/powersgd_{what}"
+      for name in ("square", "tall", "wide")
+      for what in ("basis", "error")
+    ]
+    session.run(tf.global_variables_initializer())
+    begun = session.run(sums.state)
+    used = [sums.run(session, g) for g in updates]
+    state = session.run(sums.state)
+  for name in ("square", "tall", "wide"):
+    want, error, basis = reference(
+      [g[name] for g in updates], begun[f"{name}/powersgd_basis"], 2
+    )
+    got = [u[name] for u in used]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert np.linalg.matrix_rank(got[0], tol=1e-4) == 2
+    np.testing.assert_allclose(
+      state[f"{name}/powersgd_error"], error, rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(
+      # Columns may have either sign.
+      np.abs(state[f"{name}/powersgd_basis"]),
+      np.abs(basis),
+      rtol=1e-3,
+      atol=1e-3,
+    )
+  np.testing.assert_allclose(
+    [u["bias"] for u in used], [g["bias"] for g in updates], rtol=1e-6
+  )
+
+
+def test_at_full_rank_it_is_exact(monkeypatch):
+  """Also after gradients of low rank, whose bases have zeros."""
+  monkeypatch.setattr(power_sgd, "_LEAST_GAIN", 0)
+  shapes = {"tall": [50, 16], "wide": [16, 40], "square": [16, 16]}
+  updates = draw(4, shapes)
+  for name in shapes:
+    updates[0][name][:] = 0.0
+    updates[1][name][3:] = 0.0
+    updates[2][name][:] = updates[2][name][:1]
+  with tf.Graph().as_default(), tf.Session() as session:
+    sums = Sums(16, shapes)
+    assert len(sums.state) == 6
+    session.run(tf.global_variables_initializer())
+    for update in updates:
+      used = sums.run(session, update)
+      for name, want in update.items():
+        np.testing.assert_allclose(used[name], want, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_sent_is_sent_later():
+  """A constant gradient of rank 12 at rank 2: the errors stay bounded."""
+  (gradient,) = draw(1, {"wide": [12, 40]})
+  with tf.Graph().as_default(), tf.Session() as session:
+    sums = Sums(2, {"wide": [12, 40]})
+    session.run(tf.global_variables_initializer())
+    used = [sums.run(session, gradient)["wide"] for _ in range(120)]
+  total = np.sum(used, axis=0) / 120
+  np.testing.assert_allclose(total, gradient["wide"], atol=0.3)
+  first = np.linalg.norm(used[0] - gradient["wide"])
+  assert np.linalg.norm(total - gradient["wide"]) < 0.1 * first
+
+
+def test_a_skipped_update_leaves_no_trace():
+  first, bad, last = draw(3)
+  bad["tall"][7, 3] = np.nan
+  with tf.Graph().as_default(), tf.Session() as session:
+    sums = Sums(2)
+    session.run(tf.global_variables_initializer())
+    sums.run(session, first)
+    before = session.run([sums.state, sums.variables])
+    sums.run(session, bad)
+    after = session.run([sums.state, sums.variables])
+    used = sums.run(session, last)
+  np.testing.assert_equal(after, before)
+  assert all(np.isfinite(value).all() for value in used.values())
+
+
+@pytest.mark.parametrize(
+  "changes", [{"adasum": True}, {"fp16_allreduce": True}, {"powersgd_rank": -1}]
+)
+def test_impossible_settings_are_named(changes):
+  with pytest.raises(UserError, match="--powersgd_rank"):
+    distributed.AllreduceConfig(**{"powersgd_rank": 4, **changes})
+
+
+LOW = {"allreduce": AllreduceConfig(powersgd_rank=2)}
+
+
+def test_resumed_equals_never_stopped(tiny_run, tmp_path):
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  runs.pretrain(tiny_run, whole, **LOW)
+  runs.pretrain(tiny_run, parts, save_checkpoints_steps=7, **LOW)
+  for name in parts.iterdir():
+    if "model.ckpt-14" in name.name or "model.ckpt-20" in name.name:
+      name.unlink()
+  runs.pretrain(tiny_run, parts, **LOW)
+  want, got = runs.weights(whole), runs.weights(parts)
+  assert any(n.endswith(power_sgd.ERROR) and v.any() for n, v in want.items())
+  np.testing.assert_equal(got, want)
+
+
+def test_it_may_begin_and_end_in_the_middle_of_a_run(tiny_run, tmp_path):
+  runs.pretrain(tiny_run, tmp_path, save_checkpoints_steps=7)
+  exact = runs.metrics(tmp_path)
+  for name in tmp_path.glob("model.ckpt-20*"):
+    name.unlink()
+  runs.pretrain(tiny_run, tmp_path, **LOW)
+  low = runs.metrics(tmp_path)
+  assert low[:14] == exact[:14] and low[15] != exact[15]
+  np.testing.assert_allclose(low, exact, rtol=0.02)
+  for name in tmp_path.glob("model.ckpt-20*"):
+    name.unlink()
+  runs.pretrain(tiny_run, tmp_path)
+  assert runs.metrics(tmp_path) == exact

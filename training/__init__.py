@@ -1,0 +1,1 @@
+"""Training: settings, data, the update, ranks, checkpoints and the loop."""
