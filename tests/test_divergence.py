@@ -6,7 +6,8 @@ import pytest
 import runs
 
 from pretraining_data import record_order
-from training import divergence, train_loop
+from tensorflow_v1 import tf
+from training import checkpointing, distributed, divergence, train_loop
 from training.training_hooks import read_jsonl
 
 
@@ -157,3 +158,29 @@ def test_a_world_changes_only_when_ranks_are_elastic():
   assert verdict([1, 0, 0]) is None  # the others may be asked in a moment
   assert verdict([1, 1, 0]) == verdict([0, 0, 1]) == "change"
   assert verdict([4, 0, 0]) == verdict([4, 4, 1]) == "stop"
+
+
+def test_a_rank_commits_only_with_all_others(tmp_path):
+  """Else it could go on from an update that a lost rank 0 never reported."""
+
+  class Comm(distributed.Comm):
+    elastic, there = True, True
+
+    def gather(self, values):
+      if not self.there:
+        raise distributed.RankLost("rank 0 was killed")
+      return super().gather(values)
+
+  comm, commit = Comm(), checkpointing.Commit()
+  with tf.Graph().as_default(), tf.Session() as session:
+    weight = tf.get_variable("weight", initializer=1.0)
+    checkpointer = checkpointing.Checkpointer(
+      str(tmp_path), comm, commit=commit
+    )
+    checkpointer.initialise(session, None)
+    checkpointer.commit(session, 14)
+    weight.load(2.0, session)
+    comm.there = False
+    with pytest.raises(distributed.RankLost):
+      checkpointer.commit(session, 21)
+  assert commit.step == 14 and commit.values["weight"] == 1.0

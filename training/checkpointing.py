@@ -504,7 +504,13 @@ class Checkpointer:
     return [value.op for value in values.values()]
 
   def commit(self, session: tf.Session, step: int) -> None:
-    """Keeps what all variables hold in memory; on all ranks."""
+    """Keeps what all variables hold in memory; on all ranks.
+
+    Not before all are there, rank 0 with its reports of the updates up to here
+    written: the next world begins after this update, and makes none of them.
+    """
+    if self._elastic:
+      self._comm.gather(np.array([step]))
     if self._keeps and self._commit.begin() is self._written:
       self._files.wait()
     for copy in self._copies if self._keeps else self._copies[1:]:
