@@ -39,6 +39,7 @@ from model.layers import (
   reshape_from_matrix,
   reshape_to_matrix,
 )
+from model.tensor_parallel import WHOLE, Slices
 from tensorflow_v1 import tf
 
 __all__ = [
@@ -88,6 +89,7 @@ class BertModel:
     recompute=(),
     examples_per_sequence=1,
     with_pooler=True,
+    slices=WHOLE,
   ):
     """Builds the graph.
 
@@ -109,6 +111,7 @@ class BertModel:
         each token's example, from 1. A token attends to its own example only,
         and positions begin anew in each.
       with_pooler: bool; False leaves it out, for heads that do not read it.
+      slices: a `tensor_parallel.Slices`; the table is then this slice's rows.
 
     Raises:
       ValueError: the configuration is impossible, a tensor has another rank, or
@@ -142,6 +145,7 @@ class BertModel:
           config.hidden_size,
           config.initializer_range,
           use_one_hot_embeddings=use_one_hot_embeddings,
+          slices=slices,
         )
         # [B, S, H]
         self.embedding_output = embedding_postprocessor(
@@ -173,6 +177,7 @@ class BertModel:
           policy=policy,
           pre_layer_norm=config.pre_layer_norm,
           recompute=recompute,
+          slices=slices,
         )
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
@@ -253,8 +258,12 @@ def masked_lm_logits(
   output_weights,
   positions,
   policy=mixed_precision.FP32,
+  slices=WHOLE,
 ):
-  """`Logits` [B * P, V]; arguments as of `get_masked_lm_output`."""
+  """`Logits` [B * P, V]; arguments as of `get_masked_lm_output`.
+
+  With `slices` V are the classes of this one, and output_weights its rows.
+  """
   hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
     with tf.variable_scope("transform"):
@@ -268,13 +277,16 @@ def masked_lm_logits(
         dtype=policy.heads,
       )
       hidden = layer_norm(hidden, None, policy.layer_norm, policy.heads)
-    bias = tf.get_variable(
+    bias = slices.get_variable(
       "output_bias",
       [bert_config.vocab_size],
-      initializer=tf.zeros_initializer(),
+      tf.zeros_initializer(),
+      axis=0,
     )
     weights = tf.cast(output_weights, policy.heads)
-    return Logits(tf.matmul(hidden, weights, transpose_b=True), bias)
+    logits = tf.matmul(slices.enter(hidden), weights, transpose_b=True)
+    first, _ = slices.bounds(bert_config.vocab_size)
+    return Logits(logits, bias, slices, first)
 
 
 class Logits(NamedTuple):
@@ -282,6 +294,8 @@ class Logits(NamedTuple):
 
   matmul: tf.Tensor  # policy.heads [n, classes]
   bias: tf.Variable  # float32 [classes]
+  slices: Slices = WHOLE  # over which all classes are cut; these are from
+  first: int = 0  # on
 
   def log_probs(self):
     """float32 [n, classes]"""
@@ -289,9 +303,15 @@ class Logits(NamedTuple):
 
   def losses_and_correct(self, labels, policy=mixed_precision.FP32):
     """Two float32 [n] for int [n] labels; see `kernels.cross_entropy`."""
+    tensors = self.matmul, self.bias, tf.cast(labels, tf.int32)
+    if self.slices.size == 1:
+      return tf.unstack(kernels.cross_entropy(*tensors, dtype=policy.losses))
     return tf.unstack(
-      kernels.cross_entropy(
-        self.matmul, self.bias, tf.cast(labels, tf.int32), dtype=policy.losses
+      kernels.sliced_cross_entropy(
+        *tensors,
+        dtype=policy.losses,
+        first=self.first,
+        stack=self.slices.stack,
       )
     )
 
@@ -431,6 +451,7 @@ def pretraining_model(
   dropout_seed=None,
   policy=mixed_precision.FP32,
   recompute=(),
+  slices=WHOLE,
 ):
   """BERT with both heads on one micro-batch.
 
@@ -441,6 +462,7 @@ def pretraining_model(
     dropout_seed: (optional) int32 or int64 [2], see `BertModel`.
     policy: a `mixed_precision.Policy`.
     recompute: see `encoder.RECOMPUTE`.
+    slices: a `tensor_parallel.Slices`; all slices have the same batch.
 
   Returns:
     PretrainingSums. The gradient of the global batch's loss is that of
@@ -458,6 +480,7 @@ def pretraining_model(
     policy=policy,
     recompute=recompute,
     examples_per_sequence=batch.next_sentence_labels.shape[1],
+    slices=slices,
   )
   example_weights = batch.example_weights
   masked_lm_weights = tf.reshape(
@@ -470,6 +493,7 @@ def pretraining_model(
       model.get_embedding_table(),
       batch.masked_lm_positions,
       policy,
+      slices,
     ),
     tf.reshape(batch.masked_lm_ids, [-1]),
     masked_lm_weights,

@@ -6,7 +6,7 @@ public names (`create_optimizer`, `AdamWeightDecayOptimizer`) work as there.
 
 from typing import NamedTuple
 
-from model import mixed_precision, xla
+from model import mixed_precision, tensor_parallel, xla
 from tensorflow_v1 import tf
 from training import distributed, lr_schedule, zero
 from training.optimizers import (
@@ -92,9 +92,9 @@ class LocalAccumulation(tf.train.Optimizer):
   stored, and each gradient can leave as soon as it is computed.
   """
 
-  def __init__(self, micro_batches: int):
+  def __init__(self, micro_batches: int, slices=tensor_parallel.WHOLE):
     super().__init__(use_locking=False, name="LocalAccumulation")
-    self._micro_batches = micro_batches
+    self._micro_batches, self._slices = micro_batches, slices
 
   def compute_gradients(self, backward):
     """See the class.
@@ -139,6 +139,7 @@ class LocalAccumulation(tf.train.Optimizer):
       for i, value in enumerate(values)
     ]
     bad = 1.0 - tf.cast(tf.is_finite(half_squares(gradients)), tf.float32)
+    bad = self._slices.agree(bad)
     bad_store = tf.get_local_variable(
       "nonfinite",
       shape=bad.shape.as_list(),
@@ -230,7 +231,8 @@ def build_train_ops(
       micro-batches and ranks, so gradients are summed. sums, name -> float
       scalar, are summed over the global batch for reporting.
     optimizer: one of `optimizers`; its `learning_rate` is a scalar Tensor.
-    comm: a `distributed.Comm`.
+    comm: a `distributed.Comm`; with slices of the model `optimizer` and what is
+      reported are of this one, but norms are of the whole.
     micro_batches: micro-batches of one rank's update.
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
     prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
@@ -240,6 +242,7 @@ def build_train_ops(
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale = loss_scale.value
+  slices, comm = tensor_parallel.Slices(comm.slices), comm.data
   names = []
 
   # Scale the loss; add up micro-batches locally; one all-reduce per update.
@@ -250,7 +253,7 @@ def build_train_ops(
     gradients = tf.gradients(scaled_loss, tf.trainable_variables())
     return gradients, tf.stack(list(sums.values()), name="sums")
 
-  local = LocalAccumulation(micro_batches)
+  local = LocalAccumulation(micro_batches, slices)
   allreduce = allreduce or distributed.AllreduceConfig()
   if allreduce.zero:
     over_ranks = zero.ShardedOptimizer(local, comm, allreduce)
@@ -277,7 +280,7 @@ def build_train_ops(
   # Not tf.add_n: the order in which it adds depends on which of its inputs
   # others have finished with, so the last bit of the norm would too.
   squares_of = over_ranks.half_squares if allreduce.zero else half_squares
-  squares = squares_of(gradients)
+  squares = slices.totals(squares_of(gradients), variables)
   grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
@@ -291,6 +294,8 @@ def build_train_ops(
   factor = unscale * clip
 
   # Apply or skip.
+  if slices.size > 1 and optimizer.has_trust_ratios:
+    optimizer.norm = slices.norm
   apply_or_skip = over_ranks.apply_or_skip if allreduce.zero else _apply_or_skip
   applied, trust_ratios = apply_or_skip(optimizer, factor, pairs, finite)
   skipped = tf.get_variable(
@@ -357,13 +362,13 @@ def _apply_or_skip(optimizer, factor, pairs, finite) -> tuple:
       return tf.stack([factor, *optimizer.trust_ratios])
 
   ratios = len(variables) if optimizer.has_trust_ratios else 0
+  # Norms over slices are all-reduced, which is not for XLA.
+  modes = () if optimizer.norm else ("layers", "step")
   # A compiled function heeds the condition around it in its arguments only:
   # what tf.identity gives inside of a condition that does not hold is dead.
   applied = tf.cond(
     finite,
-    lambda: xla.compiled(apply, ("layers", "step"))(
-      tf.identity(factor), *gradients
-    ),
+    lambda: xla.compiled(apply, modes)(tf.identity(factor), *gradients),
     lambda: tf.pad(factor[None], [[0, ratios]]),
     name="apply_or_skip",
   )

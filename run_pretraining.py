@@ -15,12 +15,14 @@ import modeling
 import optimization
 from errors import UserError
 from model import model_flops
+from model.tensor_parallel import Slices
 from pretraining_data import record_order
 from tensorflow_v1 import tf
 from training import (
   checkpointing,
   distributed,
   input_pipeline,
+  sliced_state,
   train_loop,
   training_plan,
   training_run,
@@ -54,6 +56,13 @@ def define_flags() -> None:
     "dry_run_ranks",
     1,
     "With --dry_run: plan for so many ranks, without having them.",
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    "tensor_parallel",
+    1,
+    "So many ranks in a row hold a model together, a slice of each layer each, "
+    "and count as one for batch sizes and steps; checkpoints are the same.",
     lower_bound=1,
   )
   flags.DEFINE_integer("num_train_steps", 100000, "Steps of the whole run.")
@@ -126,11 +135,11 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update: everything that training runs."""
   source = open_source(config.input_file, config, comm)
-  plan = make_plan(config, source, comm.size)
+  plan = make_plan(config, source, comm.data.size)
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
   )
-  batches = input_pipeline.training_batches(source, order, plan, comm)
+  batches = input_pipeline.training_batches(source, order, plan, comm.data)
   state = checkpointing.TrainingState(order)
   ops = training_graph(config, batches.next, state, plan, comm)
   return train_loop.Task(
@@ -148,7 +157,8 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
       model_flops.pretraining(
         config.bert, config.policy, plan.global_batch, source.shape
       )
-    ),
+    )
+    / comm.slices.size,
     wishes=train_loop.Wishes(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
@@ -165,6 +175,7 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
       dropout_seed=dropout_seed,
       policy=config.policy,
       recompute=config.recompute,
+      slices=Slices(comm.slices),
     )
     return [sums.masked_lm_loss, sums.next_sentence_loss], sums._asdict()
 
@@ -204,17 +215,21 @@ def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
   batches = input_pipeline.evaluation_batches(
     source,
     config.eval_batch_size,
-    comm,
+    comm.data,
     limit=config.max_eval_steps * config.eval_batch_size,
   )
   with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
     sums = modeling.pretraining_model(
-      batches.next, config.bert, is_training=False, policy=config.policy
+      batches.next,
+      config.bert,
+      is_training=False,
+      policy=config.policy,
+      slices=Slices(comm.slices),
     )
 
   def evaluation(session, signals):
     totals = train_loop.add_up(
-      session, sums._asdict(), source, batches, comm, signals
+      session, sums._asdict(), source, batches, comm.data, signals
     )
     if totals is None:
       return None
@@ -231,11 +246,13 @@ def pretrain(
   """Trains and evaluates as `config` says; see `training_run.run`."""
 
   def build():
-    return training_run.Parts(
+    parts = training_run.Parts(
       best_by=BEST_BY,
       task=training_task(config, comm) if config.do_train else None,
       evaluate=evaluator(config, comm) if config.do_eval else None,
     )
+    sliced_state.share_out(comm)
+    return parts
 
   return training_run.run(config, comm, build, commit, signals)
 
@@ -247,7 +264,13 @@ def dry_run(config: PretrainingConfig) -> None:
   two examples, so that it fits where the planned one would not.
   """
   shape = config.record_shape(config.input_file)
-  plan = make_plan(config, None, config.dry_run_ranks)
+  groups, left_over = divmod(config.dry_run_ranks, config.tensor_parallel)
+  if left_over:
+    raise UserError(
+      f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks="
+      f"{config.dry_run_ranks} is no multiple of it"
+    )
+  plan = make_plan(config, None, groups)
   say = functools.partial(train_loop.say, distributed.Comm())
   say(*plan.lines(), f"precision: {config.policy.describe()}")
   say(str(config.optimizer), "")
@@ -298,7 +321,8 @@ def main(_) -> None:
   if config.dry_run:
     dry_run(config)
     return
-  training_run.start(config, functools.partial(pretrain, config))
+  job = functools.partial(pretrain, config)
+  training_run.start(config, job, config.tensor_parallel)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Step:
   def __init__(self, config: PretrainingConfig, comm):
     self.config, self.comm = config, comm
     self.shape = config.record_shape(config.input_file)
-    self.plan = run_pretraining.make_plan(config, None, comm.size)
+    self.plan = run_pretraining.make_plan(config, None, comm.data.size)
     graph = tf.Graph()
     with graph.as_default(), xla.mode(config.xla):
       tf.enable_resource_variables()
@@ -191,14 +191,16 @@ class Measurement:
     plan, config = self.step.plan, self.step.config
     median = statistics.median(self.seconds)
     rate = statistics.median(self.rates)
-    flops = self.rate.flops * plan.accumulation
+    slices = config.tensor_parallel
+    flops = self.rate.flops * plan.accumulation / slices
     p10, p90 = np.percentile(self.seconds, [10, 90])
     sums = {name: float(s) for name, s in self.first["sums"].items()}
     return {
       "bert_config": os.path.basename(FLAGS.bert_config_file),
       "precision": config.precision,
       "xla": config.xla,
-      "ranks": plan.ranks,
+      "ranks": plan.ranks * slices,
+      "tensor_parallel": slices,
       "micro_batch": plan.micro_batch,
       "accumulation": plan.accumulation,
       "seq_length": self.step.shape.max_seq_length,
@@ -218,7 +220,7 @@ class Measurement:
 
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
-  comm = distributed.init(config.num_threads)
+  comm = distributed.init(config.num_threads, config.tensor_parallel)
   step = Step(config, comm)
   measurement = Measurement(step, FLAGS.updates_per_round)
   losses = run_pretraining.losses(measurement.first["sums"])

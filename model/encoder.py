@@ -25,6 +25,7 @@ from model.layers import (
   reshape_from_matrix,
   reshape_to_matrix,
 )
+from model.tensor_parallel import WHOLE
 from tensorflow_v1 import tf
 
 # Added to the scores of masked positions: exp(-10000) is 0 in float32.
@@ -59,6 +60,7 @@ def embedding_lookup(
   initializer_range=0.02,
   word_embedding_name="word_embeddings",
   use_one_hot_embeddings=False,
+  slices=WHOLE,
 ):
   """Word embeddings of ids.
 
@@ -69,23 +71,35 @@ def embedding_lookup(
     initializer_range: float, stddev of the table's initializer.
     word_embedding_name: name of the table's variable.
     use_one_hot_embeddings: bool; by a matmul with one-hot rows, not a gather.
+    slices: a `tensor_parallel.Slices`.
 
   Returns:
     output: float [B, S, K * H], K = 1 for ids of rank 2.
-    table: the variable [V, H].
+    table: the variable [V, H], or this slice's rows of it.
   """
   if input_ids.shape.ndims == 2:
     input_ids = tf.expand_dims(input_ids, -1)
-  table = tf.get_variable(
+  table = slices.get_variable(
     word_embedding_name,
     [vocab_size, embedding_size],
-    initializer=create_initializer(initializer_range),
+    create_initializer(initializer_range),
+    axis=0,
   )
   flat_ids = tf.reshape(input_ids, [-1])
+  rows = table.shape[0]
+  if slices.size > 1:
+    flat_ids -= slices.bounds(vocab_size)[0]
   if use_one_hot_embeddings:
-    output = tf.matmul(tf.one_hot(flat_ids, vocab_size), table)
+    output = tf.matmul(tf.one_hot(flat_ids, rows), table)
+  elif slices.size > 1:
+    is_own = (flat_ids >= 0) & (flat_ids < rows)
+    output = kernels.gather_rows(
+      table, tf.where(is_own, flat_ids, tf.zeros_like(flat_ids))
+    )
+    output *= tf.cast(is_own, output.dtype)[:, tf.newaxis]
   else:
     output = kernels.gather_rows(table, flat_ids)
+  output = slices.leave(output)
   *outer, ids_per_position = get_shape_list(input_ids)
   output = tf.reshape(output, outer + [ids_per_position * embedding_size])
   return output, table
@@ -209,6 +223,7 @@ def attention_layer(
   dropout_seed=None,
   policy=mixed_precision.FP32,
   recompute=False,
+  slices=WHOLE,
 ):
   """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
 
@@ -233,6 +248,8 @@ def attention_layer(
     policy: a `mixed_precision.Policy`.
     recompute: bool; compute scores and probabilities again in the backward pass
       instead of keeping them.
+    slices: a `tensor_parallel.Slices`; each has N / slices of the heads, and
+      below N is their number.
 
   Returns:
     policy.attention [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
@@ -255,20 +272,27 @@ def attention_layer(
       f"they are {batch_size}, {from_seq_length}, {to_seq_length}"
     )
 
+  first_head, end_head = slices.bounds(num_attention_heads)
+  own_heads = end_head - first_head
+
   def heads(tensor, length, activation, name):
     """[B * length, width] -> [B, N, length, D]"""
-    width = num_attention_heads * size_per_head
-    initializer = create_initializer(initializer_range)
     tensor = dense(
-      tensor, width, activation, initializer, name, policy.attention
+      tensor,
+      num_attention_heads * size_per_head,
+      activation,
+      create_initializer(initializer_range),
+      name,
+      policy.attention,
+      slices,
+      cut="units",
     )
-    tensor = tf.reshape(
-      tensor, [batch_size, length, num_attention_heads, size_per_head]
-    )
+    tensor = tf.reshape(tensor, [batch_size, length, own_heads, size_per_head])
     return tf.transpose(tensor, [0, 2, 1, 3])
 
-  from_matrix = reshape_to_matrix(from_tensor)
-  to_matrix = reshape_to_matrix(to_tensor)
+  from_matrix = to_matrix = slices.enter(reshape_to_matrix(from_tensor))
+  if to_tensor is not from_tensor:
+    to_matrix = slices.enter(reshape_to_matrix(to_tensor))
   query = heads(from_matrix, from_seq_length, query_act, "query")
   key = heads(to_matrix, to_seq_length, key_act, "key")
   value = heads(to_matrix, to_seq_length, value_act, "value")
@@ -292,13 +316,14 @@ def attention_layer(
       scale=1.0 / math.sqrt(size_per_head),
       keep_prob=keep_prob,
       dtype=policy.softmax,
+      heads=(first_head, num_attention_heads) if slices.size > 1 else None,
     )
     return tf.matmul(probs, value)
 
   # context = [B, N, F, D] -> [B, F, N, D]
   context = _maybe_recomputed(recompute, attend, query, key, value)
   context = tf.transpose(context, [0, 2, 1, 3])
-  width = num_attention_heads * size_per_head
+  width = own_heads * size_per_head
   if do_return_2d_tensor:
     return tf.reshape(context, [batch_size * from_seq_length, width])
   return tf.reshape(context, [batch_size, from_seq_length, width])
@@ -320,6 +345,7 @@ def transformer_model(
   policy=mixed_precision.FP32,
   pre_layer_norm=False,
   recompute=(),
+  slices=WHOLE,
 ):
   """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
 
@@ -342,6 +368,8 @@ def transformer_model(
       input_tensor, and the last layer norm is the final one, so that variables
       are the same.
     recompute: which of `RECOMPUTE` to compute again in the backward pass.
+    slices: a `tensor_parallel.Slices`; each has I / slices of the intermediate
+      layer and N / slices of the heads.
 
   Returns:
     policy.attention [B, S, H], or with do_return_all_layers the list of all
@@ -361,7 +389,11 @@ def transformer_model(
     raise ValueError(
       f"The input is {width} wide, not the hidden size {hidden_size}"
     )
-  initializer = create_initializer(initializer_range)
+  sliced_dense = functools.partial(
+    dense,
+    kernel_initializer=create_initializer(initializer_range),
+    slices=slices,
+  )
 
   def end(output, residual, site, reader):
     """The end of a sub-layer: (what is read next, the next residual).
@@ -414,17 +446,20 @@ def transformer_model(
           dropout_seed=dropout_site_seed(dropout_seed, first_site),
           policy=policy,
           recompute="attention" in recompute,
+          slices=slices,
         )
       with tf.variable_scope("output"):
-        attended = dense(context, hidden_size, None, initializer)
+        attended = sliced_dense(context, hidden_size, cut="inputs")
         attended, residual = end(
           attended, residual, first_site + 1, policy.feed_forward
         )
     with tf.variable_scope("intermediate"):
-      # [B * S, I]
-      intermediate = dense(attended, intermediate_size, None, initializer)
+      # [B * S, I / slices]
+      intermediate = sliced_dense(
+        slices.enter(attended), intermediate_size, cut="units"
+      )
     with tf.variable_scope("output"):
-      output = lambda x: dense(activation(x), hidden_size, None, initializer)
+      output = lambda x: sliced_dense(activation(x), hidden_size, cut="inputs")
       hidden = _maybe_recomputed("gelu" in recompute, output, intermediate)
       return end(hidden, residual, first_site + 2, policy.attention)
 

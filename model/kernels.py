@@ -99,7 +99,7 @@ def _mix(x, multiplier, shift):
   return tf.bitwise.bitwise_xor(x, high)
 
 
-def keep_mask(shape, keep_prob: float, seed):
+def keep_mask(shape, keep_prob: float, seed, part=None):
   """Which elements a dropout keeps: bool of `shape`.
 
   Element i is kept where hash(i, seed) < keep_prob * 2^32. The hash is a
@@ -112,24 +112,32 @@ def keep_mask(shape, keep_prob: float, seed):
     shape: list of ints and int32 scalar tensors.
     keep_prob: exact to 2^-32.
     seed: int32 [2]; the same seed gives the same mask.
+    part: (optional) (first, count): of a mask with `count` along axis 1 those
+      from `first` on.
   """
   size = functools.reduce(lambda a, b: a * b, shape, 1)
   key = tf.unstack(tf.bitcast(seed, tf.uint32), num=2)
-  x = tf.bitwise.bitwise_xor(tf.cast(tf.range(size), tf.uint32), key[0])
+  number = tf.range(size)
+  if part:
+    first, count = part
+    row = functools.reduce(lambda a, b: a * b, shape[2:], 1)
+    left_out = (count - shape[1]) * row
+    number += number // (shape[1] * row) * left_out + first * row
+  x = tf.bitwise.bitwise_xor(tf.cast(number, tf.uint32), key[0])
   x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16) + key[1]
   x = _mix(_mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
   threshold = min(round(keep_prob * 2**32), 2**32 - 1)
   return tf.reshape(x < tf.constant(threshold, tf.uint32), shape)
 
 
-def _drop(x, keep_prob, seed):
+def _drop(x, keep_prob, seed, part=None):
   """x / keep_prob where it is kept, else 0; x itself with keep_prob 1."""
   if keep_prob == 1.0:
     return x
   shape = x.shape.as_list() if x.shape.is_fully_defined() else tf.shape(x)
   if not isinstance(shape, list):
     shape = tf.unstack(shape, num=x.shape.ndims)
-  mask = keep_mask(shape, keep_prob, seed)
+  mask = keep_mask(shape, keep_prob, seed, part)
   return tf.where(mask, x * (1.0 / keep_prob), tf.zeros_like(x))
 
 
@@ -208,7 +216,7 @@ def _normal_cdf(x):
 
 
 @Kernel
-def attention_probs(scores, bias, seed, scale, keep_prob, dtype):
+def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):
   """dropout(softmax(scale * scores + bias)) over the last axis.
 
   Args:
@@ -218,18 +226,20 @@ def attention_probs(scores, bias, seed, scale, keep_prob, dtype):
     scale: float.
     keep_prob: float; 1 for no dropout.
     dtype: the type to compute in.
+    heads: (optional) (first, count), where the N heads are among `count`.
   """
   probs = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
   stored = tf.cast(probs, scores.dtype)
   if keep_prob == 1.0:
     return stored, {"probs": None}
-  return tf.cast(_drop(probs, keep_prob, seed), scores.dtype), {"probs": stored}
+  dropped = _drop(probs, keep_prob, seed, heads)
+  return tf.cast(dropped, scores.dtype), {"probs": stored}
 
 
 @attention_probs.gradient
-def attention_probs(probs, seed, dy, scale, keep_prob, dtype):
+def attention_probs(probs, seed, dy, scale, keep_prob, dtype, heads=None):
   wide = tf.cast(probs, dtype)
-  dy = _drop(tf.cast(dy, dtype), keep_prob, seed)
+  dy = _drop(tf.cast(dy, dtype), keep_prob, seed, heads)
   # sum_j dy_j probs_j of each row
   along = tf.reduce_sum(dy * wide, axis=-1, keepdims=True)
   return {"scores": tf.cast((dy - along) * wide * scale, probs.dtype)}
@@ -405,6 +415,11 @@ def cross_entropy(logits, bias, labels, dtype):
 
 @cross_entropy.gradient
 def cross_entropy(logits, bias, labels, log_total, dy, dtype):
+  return _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype)
+
+
+def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
+  """Of logits and bias; a label of -1 is none of these classes."""
   wide = tf.cast(logits, dtype) + tf.cast(bias, dtype)
   probs = tf.exp(wide - log_total[:, tf.newaxis])
   classes = logits.shape[-1]
@@ -418,6 +433,52 @@ def cross_entropy(logits, bias, labels, log_total, dy, dtype):
     "logits": tf.cast(d_logits, logits.dtype),
     "bias": tf.cast(d_bias, bias.dtype),
   }
+
+
+@functools.partial(Kernel, compile=False)
+def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
+  """`cross_entropy` where each slice has the logits of some of the classes.
+
+  Args:
+    logits: float [n, own classes].
+    bias: float32 [own classes].
+    labels: int32 [n], numbers among all classes.
+    dtype: the type to compute in.
+    first: int, the first own class.
+    stack: [3, n] -> [slices, 3, n], all slices' tensors.
+
+  Returns:
+    float32 [2, n], see `cross_entropy`.
+  """
+  own = labels - first
+  own = tf.where(
+    (own >= 0) & (own < tf.shape(bias)[0]), own, -tf.ones_like(own)
+  )
+  part = xla.compiled(_cross_entropy_part, dtype=dtype)(logits, bias, own)
+  log_totals, at_label, highest = tf.unstack(stack(part), num=3, axis=1)
+  log_total = tf.reduce_logsumexp(log_totals, axis=0)
+  at_label = tf.reduce_max(at_label, axis=0)
+  right = tf.cast(at_label >= tf.reduce_max(highest, axis=0), tf.float32)
+  result = tf.stack([log_total - at_label, right])
+  return result, {"own": own, "log_total": log_total}
+
+
+def _cross_entropy_part(logits, bias, labels, dtype):
+  """float32 [3, n]: log sum exp, the label's (or the least), the highest."""
+  wide = tf.cast(logits, dtype) + tf.cast(bias, dtype)
+  own = tf.gather(wide, tf.maximum(labels, 0), batch_dims=1)
+  own = tf.where(labels >= 0, own, own.dtype.min * tf.ones_like(own))
+  highest = tf.reduce_max(wide, axis=-1)
+  total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
+  parts = [highest + tf.math.log(total), own, highest]
+  return tf.cast(tf.stack(parts), tf.float32)
+
+
+@sliced_cross_entropy.gradient
+def sliced_cross_entropy(logits, bias, own, log_total, dy, dtype):
+  return xla.compiled(_cross_entropy_gradient, dtype=dtype)(
+    logits, bias, own, tf.cast(log_total, dtype), dy
+  )
 
 
 # -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import zlib
 
 from model import kernels
 from model.bert_config import ACTIVATION_NAMES
+from model.tensor_parallel import WHOLE
 from tensorflow_v1 import tf
 
 # tf.contrib.layers.layer_norm's, with which published checkpoints were trained.
@@ -112,6 +113,8 @@ def dense(
   kernel_initializer=None,
   name=None,
   dtype=None,
+  slices=WHOLE,
+  cut=None,
 ):
   """input_tensor x kernel + bias, as tf.layers.dense names its variables.
 
@@ -123,19 +126,33 @@ def dense(
     name: (optional) variable scope, "dense" without it.
     dtype: (optional) the type to compute in, input_tensor's without it; the
       variables are float32.
+    slices: a `tensor_parallel.Slices`.
+    cut: (optional) what is cut over them: "units", of which each slice then
+      returns its part; or "inputs", of which K are this slice's part, and the
+      result is whole.
 
   Returns:
     `dtype` [..., units].
   """
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
+  width = shape[-1] * (slices.size if cut == "inputs" else 1)
+  kernel_axis, bias_axis = {
+    None: (None, None),
+    "units": (1, 0),
+    "inputs": (0, None),
+  }[cut]
   with tf.variable_scope(name, default_name="dense"):
-    kernel = tf.get_variable(
-      "kernel", [shape[-1], units], initializer=kernel_initializer
+    kernel = slices.get_variable(
+      "kernel", [width, units], kernel_initializer, kernel_axis
     )
-    bias = tf.get_variable("bias", [units], initializer=tf.zeros_initializer())
+    bias = slices.get_variable(
+      "bias", [units], tf.zeros_initializer(), bias_axis
+    )
     matrix = tf.cast(reshape_to_matrix(input_tensor), dtype)
     output = tf.matmul(matrix, tf.cast(kernel, dtype))
+    if cut == "inputs":
+      output = slices.leave(output)
     output = tf.nn.bias_add(output, tf.cast(bias, dtype))
     if activation is not None:
       output = activation(output)

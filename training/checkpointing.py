@@ -311,6 +311,11 @@ class Checkpointer:
     self._initializer = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
     )
+    self._shapes = _shapes(self._variables) | {
+      name: tensor.shape.as_list()
+      for shared in self._shared
+      for name, tensor in shared.whole.items()
+    }
     self._errors = tf.get_collection(power_sgd.ERRORS)
     self._broadcast = power_sgd.broadcast_op(self._variables, comm)
     self._add_up_errors = power_sgd.add_up(self._errors, comm)
@@ -368,38 +373,56 @@ class Checkpointer:
       CheckpointError: it cannot be read, has other shapes, or nothing of it is
         of use.
     """
-    report, saver, trained = None, None, tf.trainable_variables()
+    report = None
     if init_checkpoint and self._comm.is_root:
-      report, saver = self._plan(init_checkpoint)
+      report = self._plan(init_checkpoint)
     session.run(self._initializer)
-    if saver:
-      _restore(saver, session, init_checkpoint)
-      loaded = [v for v in trained if v.op.name in set(report.loaded)]
-      _check_finite(session, init_checkpoint, loaded)
-      if schedule_start is not None:
-        schedule_start.load(_schedule_position(init_checkpoint), session)
+    self._load_trained(
+      session, init_checkpoint, report.loaded if report else ()
+    )
+    if report and schedule_start is not None:
+      schedule_start.load(_schedule_position(init_checkpoint), session)
     session.run(self._broadcast)
     return report
 
-  def _plan(self, path: str):
+  def _plan(self, path: str) -> InitReport:
     shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()
-    trained = tf.trainable_variables()
-    _check_shapes(path, _shapes(trained), shapes)
-    loaded = [v for v in trained if v.op.name in shapes]
-    names = {v.op.name for v in loaded}
+    trained = [v.op.name for v in tf.trainable_variables()]
+    _check_shapes(path, {name: self._shapes[name] for name in trained}, shapes)
+    loaded = {name for name in trained if name in shapes}
     if not loaded:
       raise CheckpointError(
         f"{path}: none of its {len(shapes)} variables is one of this model's; "
-        f"it has, for example, {sorted(shapes)[0]}; the model has "
-        f"{trained[0].op.name}"
+        f"it has, for example, {sorted(shapes)[0]}; the model has {trained[0]}"
       )
-    report = InitReport(
+    return InitReport(
       path=path,
-      loaded=sorted(names),
-      missing=sorted(v.op.name for v in trained if v.op.name not in names),
-      unused=sorted(set(shapes) - names),
+      loaded=sorted(loaded),
+      missing=sorted(name for name in trained if name not in loaded),
+      unused=sorted(set(shapes) - loaded),
     )
-    return report, tf.train.Saver(loaded)
+
+  def _load_trained(self, session, path: str | None, names) -> None:
+    """Gives rank 0, or all that share one out, trained variables of a file.
+
+    Args:
+      session: of the graph.
+      path: prefix of the checkpoint.
+      names: rank 0's names of those that it has; () for none.
+    """
+    names, parts = set(names), {shared.part.op.name for shared in self._shared}
+    loaded = [v for v in tf.trainable_variables() if v.op.name in names - parts]
+    if loaded:
+      _restore(tf.train.Saver(loaded), session, path)
+      _check_finite(session, path, loaded)
+    read = None
+    if names & parts:
+      reader = checkpoint_files.open_reader(path)
+      read = functools.partial(_read_finite, reader, path)
+    wanted = np.array([shared.part.op.name in names for shared in self._shared])
+    if self._shared:
+      wanted = self._comm.gather(wanted)[0]
+    self._load_shared(session, read, wanted)
 
   def resume(self, session: tf.Session) -> str | None:
     """Restores everything on all ranks, from the commit or newest checkpoint.
@@ -429,8 +452,7 @@ class Checkpointer:
 
   def _restore_all(self, session, path: str, shapes: dict) -> None:
     """Gives this rank's variables their values in a file of `shapes`."""
-    whole = [v for shared in self._shared for v in shared.whole.items()]
-    names = {n: t.shape.as_list() for n, t in whole} | _shapes(self._variables)
+    names = self._shapes
     _check_shapes(path, names, shapes)
     missing = sorted(
       n
@@ -458,9 +480,14 @@ class Checkpointer:
     for variable in variables:
       variable.load(self._commit.values[variable.op.name], session)
 
-  def _load_shared(self, session: tf.Session, read) -> None:
-    """Shares out what rank 0 gets by `read`, name -> array; on all ranks."""
-    for shared in self._shared:
+  def _load_shared(self, session: tf.Session, read, wanted=None) -> None:
+    """Shares out what rank 0 gets by `read`, name -> array; on all ranks.
+
+    `wanted`: (optional) bool for each; the others stay as they are.
+    """
+    for i, shared in enumerate(self._shared):
+      if wanted is not None and not wanted[i]:
+        continue
       feed = {
         fed: read(name) if read else np.zeros(fed.shape, np.float32)
         for name, fed in shared.fed.items()
@@ -473,11 +500,12 @@ class Checkpointer:
     Raises:
       CheckpointError: it is not there, or damaged.
     """
+    names, path = (), self._files.prefix(step)
     if self._comm.is_root:
       self._files.wait()
       self._files.check(step)
-      saver = tf.train.Saver(tf.trainable_variables())
-      _restore(saver, session, self._files.prefix(step))
+      names = [v.op.name for v in tf.trainable_variables()]
+    self._load_trained(session, path, names)
     session.run(self._broadcast)
 
   def newest(self) -> str | None:
@@ -487,8 +515,9 @@ class Checkpointer:
     return self._files.prefix(steps[0]) if steps else None
 
   def values(self, session: tf.Session) -> dict:
-    """What all variables hold, by name, but those that are shared out."""
-    return session.run(self._values)
+    """What this rank has of all variables, by name: of some a part."""
+    parts = {shared.part.op.name: shared.part for shared in self._shared}
+    return session.run({**self._values, **parts})
 
   def _copy(self, values: dict) -> tf.Operation:
     """Copies `values`, by name, to memory; where it is not kept, makes them."""

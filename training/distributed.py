@@ -125,6 +125,20 @@ class Comm:
   local_size = 1
   num_threads = 0
   elastic = False
+  _data = _slices = None
+
+  @property
+  def data(self) -> "Comm":
+    """The ranks with the same slice of the model, which share the batch out.
+
+    All ranks, unless the model is sliced.
+    """
+    return self._data or self
+
+  @property
+  def slices(self) -> "Comm":
+    """The ranks that hold one model together; this one alone, unless sliced."""
+    return self._slices or Comm()
 
   @property
   def is_root(self) -> bool:
@@ -225,11 +239,12 @@ class Comm:
 
 
 class _HorovodComm(Comm):
-  """A world of several ranks over Horovod."""
+  """A world of several ranks over Horovod, or a set of them."""
 
-  def __init__(self, hvd):
-    self._hvd = hvd
-    self.rank, self.size = hvd.rank(), hvd.size()
+  def __init__(self, hvd, ranks=None):
+    """`ranks`: an initialised `hvd.ProcessSet`; None is all."""
+    self._hvd, self._ranks = hvd, ranks or hvd.global_process_set
+    self.rank, self.size = self._ranks.rank(), self._ranks.size()
     self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
     self.elastic = _is_elastic()
 
@@ -247,15 +262,20 @@ class _HorovodComm(Comm):
       op=self._hvd.Sum,
       compression=self._compression(config.fp16_allreduce),
       num_groups=min(config.allreduce_groups, known or config.allreduce_groups),
+      process_set=self._ranks,
     )
 
   def allreduce(self, tensor, name):
-    return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+    return self._hvd.allreduce(
+      tensor, op=self._hvd.Sum, name=name, process_set=self._ranks
+    )
 
   def grouped_allreduce(self, tensors, name):
     if not tensors:
       return []
-    return self._hvd.grouped_allreduce(tensors, op=self._hvd.Sum, name=name)
+    return self._hvd.grouped_allreduce(
+      tensors, op=self._hvd.Sum, name=name, process_set=self._ranks
+    )
 
   def seconds_between(self, local, reduced):
     if tf.config.list_physical_devices("GPU"):
@@ -267,7 +287,11 @@ class _HorovodComm(Comm):
 
   def reducescatter(self, tensor, name, fp16=False):
     return self._hvd.reducescatter(
-      tensor, op=self._hvd.Sum, name=name, compression=self._compression(fp16)
+      tensor,
+      op=self._hvd.Sum,
+      name=name,
+      compression=self._compression(fp16),
+      process_set=self._ranks,
     )
 
   def _compression(self, fp16: bool):
@@ -275,10 +299,11 @@ class _HorovodComm(Comm):
     return kinds.fp16 if fp16 else kinds.none
 
   def allgather(self, tensor, name):
-    return self._hvd.allgather(tensor, name=name)
+    return self._hvd.allgather(tensor, name=name, process_set=self._ranks)
 
   def broadcast(self, tensor, name):
-    return self._hvd.broadcast(tensor, 0, name=name)
+    root = self._ranks.ranks[0]
+    return self._hvd.broadcast(tensor, root, name=name, process_set=self._ranks)
 
   def broadcast_op(self, variables):
     return tf.group(
@@ -292,7 +317,7 @@ class _HorovodComm(Comm):
   def gather(self, values):
     values = np.asarray(values)
     with tf.Graph().as_default(), tf.Session(config=_small_session()) as sess:
-      return sess.run(self._hvd.allgather(tf.constant(values[None])))
+      return sess.run(self.allgather(tf.constant(values[None]), name=None))
 
 
 class _AdasumOptimizer(tf.train.Optimizer):
@@ -326,7 +351,7 @@ def _small_session() -> tf.ConfigProto:
   return tf.ConfigProto(device_count={"GPU": 0})
 
 
-def init(num_threads: int = 0) -> Comm:
+def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
   """Joins the world this process was started in.
 
   Call it before any graph is built.
@@ -334,13 +359,15 @@ def init(num_threads: int = 0) -> Comm:
   Args:
     num_threads: CPU threads of this rank; 0 is the host's cores divided by its
       ranks.
+    tensor_parallel: so many ranks in a row hold a model together, see
+      `Comm.slices` and `Comm.data`.
 
   Raises:
     DistributedError: started by horovodrun, but Horovod cannot be imported, or
       the ranks do not find each other; or more ranks on this host than it has
-      GPUs, if it has any.
+      GPUs, if it has any; or their number is no multiple of tensor_parallel.
   """
-  comm = _join()
+  comm = _join(tensor_parallel)
   cores = len(os.sched_getaffinity(0))
   comm.num_threads = num_threads or max(1, cores // comm.local_size)
   _claim_devices(comm)
@@ -366,8 +393,14 @@ def _is_elastic() -> bool:
   return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
-def _join() -> Comm:
-  if int(os.environ.get("HOROVOD_SIZE", "1")) == 1 and not _is_elastic():
+def _join(tensor_parallel: int) -> Comm:
+  size = int(os.environ.get("HOROVOD_SIZE", "1"))
+  if size % tensor_parallel:
+    raise DistributedError(
+      f"--tensor_parallel={tensor_parallel}: {size} ranks are no multiple of "
+      "it; start as many (horovodrun -np), or fewer slices"
+    )
+  if size == 1 and not _is_elastic():
     return Comm()
   try:
     import horovod.tensorflow as hvd
@@ -378,8 +411,12 @@ def _join() -> Comm:
     ) from e
   if not tf.config.list_physical_devices("GPU"):
     # The ranks ask each other this often (ms) what there is to reduce, on the
-    # cores that compute: at Horovod's 1 that took 8 to 15% of an update.
-    os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
+    # cores that compute: at Horovod's 1 that took 8 to 15% of an update. But
+    # slices wait for each other several times in each layer.
+    cycle = "5" if tensor_parallel == 1 else "1"
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle)
+  if tensor_parallel > 1:
+    return _init_sliced(hvd, size, tensor_parallel)
   _init(hvd)
   if _is_elastic():
     from horovod.common import elastic
@@ -389,9 +426,32 @@ def _join() -> Comm:
   return _HorovodComm(hvd)
 
 
-def _init(hvd) -> None:
+def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
+  """The world of `size` ranks, of which each knows the sets that it is in."""
+  models = np.arange(size).reshape(-1, tensor_parallel)
+  # Horovod wants no set of all ranks, and one rank alone is no Horovod's.
+  sets = [
+    hvd.ProcessSet(ranks.tolist())
+    for ranks in (*models, *models.T)
+    if 1 < len(ranks) < size
+  ]
+  _init(hvd, sets)
+  world = _HorovodComm(hvd)
+  row, column = divmod(world.rank, tensor_parallel)
+
+  def find(ranks):
+    if len(ranks) == size:
+      return _HorovodComm(hvd)
+    own = [s for s in sets if s.ranks == ranks.tolist()]
+    return _HorovodComm(hvd, own[0]) if own else Comm()
+
+  world._slices, world._data = find(models[row]), find(models[:, column])
+  return world
+
+
+def _init(hvd, process_sets=()) -> None:
   try:
-    hvd.init()
+    hvd.init(process_sets=list(process_sets))
   except ValueError as e:
     raise DistributedError(
       "this rank is not in the run: the ranks did not find each other, or its "

@@ -32,9 +32,12 @@ class _MomentOptimizer(tf.train.Optimizer):
     has_trust_ratios: whether each variable has a rate of its own.
     trust_ratios: float scalars by which the rate of each variable is
       multiplied, in the order of the last `apply_gradients`; or none.
+    norm: (tensor, variable) -> the norm of all of it, where ranks have but a
+      slice of the variable; None where they have it whole.
   """
 
   has_trust_ratios = False
+  norm = None
 
   def __init__(
     self,
@@ -247,7 +250,8 @@ class LAMBOptimizer(_MomentOptimizer):
       correction_2,
       self.decay_rate(variable_name(variable)),
     )
-    ratio = self.trust_ratio(tf.norm(weights), tf.norm(update))
+    norm = self.norm or (lambda tensor, _: tf.norm(tensor))
+    ratio = self.trust_ratio(norm(weights, variable), norm(update, variable))
     self.trust_ratios.append(ratio)
     rate = ratio * tf.convert_to_tensor(self.learning_rate, tf.float32)
     new_weights = weights - rate * update

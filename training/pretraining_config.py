@@ -23,6 +23,7 @@ class PretrainingConfig(RunConfig):
   max_seq_length: int | None = None
   max_predictions_per_seq: int | None = None
   max_eval_steps: int = 0
+  tensor_parallel: int = 1
   num_train_steps: int = 100000
   num_warmup_steps: int = 10000
 
@@ -35,10 +36,34 @@ class PretrainingConfig(RunConfig):
         raise UserError(f"--{name} is missing")
     if self.early_stopping_evaluations and not self.eval_every_steps:
       raise UserError("--early_stopping_evaluations needs --eval_every_steps")
+    self._check_tensor_parallel()
     if self.eval_input_file == "":
       raise UserError(
         "--eval_input_file is empty: name a file, or leave it out"
       )
+
+  def _check_tensor_parallel(self) -> None:
+    """Raises `UserError` for a model that cannot be sliced so."""
+    count = self.tensor_parallel
+    if count == 1:
+      return
+    for name in ("num_attention_heads", "intermediate_size"):
+      if getattr(self.bert, name) % count:
+        raise UserError(
+          f"--tensor_parallel={count}: the BERT config's {name}="
+          f"{getattr(self.bert, name)} is no multiple of it"
+        )
+    if self.xla == "step":
+      raise UserError(
+        f"--tensor_parallel={count} communicates inside of the forward pass, "
+        "which --xla=step makes one program: use --xla=layers"
+      )
+    for name in ("zero", "powersgd_rank", "adasum"):
+      if getattr(self.allreduce, name):
+        raise UserError(
+          f"--tensor_parallel={count} is not for --{name}: leave one of the "
+          "two out"
+        )
 
   def record_shape(self, files: str) -> input_pipeline.RecordShape:
     """Lengths from the flags, else from the records' manifest, else 128/20."""

@@ -40,6 +40,7 @@ _RANGES = {
   "max_eval_steps": (0, _MOST),
   "seed": (0, (1 << 63) - 1),
   "num_threads": (0, 4096),
+  "tensor_parallel": (1, 4096),
 }
 
 

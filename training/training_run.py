@@ -48,16 +48,17 @@ class Parts:
   predict: Callable[[tf.Session], list] | None = None
 
 
-def start(config, job: Callable) -> None:
+def start(config, job: Callable, tensor_parallel: int = 1) -> None:
   """Joins the ranks and runs `job`; ends the program if that was stopped.
 
   Args:
     config: a `run_config.RunConfig`.
     job: (comm, commit=None, signals=None) -> what `run` returns.
+    tensor_parallel: ranks that hold a model together.
   """
-  comm = distributed.init(config.num_threads)
+  comm = distributed.init(config.num_threads, tensor_parallel)
   if comm.elastic:
-    check_elastic(config)
+    check_elastic(config, tensor_parallel)
     result = elastic.run(job, comm)
   else:
     result = job(comm)
@@ -65,8 +66,13 @@ def start(config, job: Callable) -> None:
     sys.exit(training_hooks.STOPPED_STATUS)
 
 
-def check_elastic(config) -> None:
+def check_elastic(config, tensor_parallel: int) -> None:
   """Raises `UserError` for what depends on the number of ranks."""
+  if tensor_parallel > 1:
+    raise UserError(
+      f"--tensor_parallel={tensor_parallel} is not for horovodrun --min-np: a "
+      "rank that is lost takes its slice of the model along"
+    )
   if config.do_train and (
     not config.global_batch_size or config.lr_scaling != "none"
   ):
@@ -94,12 +100,13 @@ def training_ops(
   """
   # Dropout is a function of (seed, rank, micro-batch), so nothing hidden in a
   # kernel decides it and a resumed run draws what the stopped one would have.
-  rank_seed = np.random.SeedSequence([config.seed, comm.rank]).generate_state(1)
+  data = comm.data
+  rank_seed = np.random.SeedSequence([config.seed, data.rank]).generate_state(1)
   dropout_seed = tf.stack([int(rank_seed[0]) >> 1, micro.number])
 
   # A head's loss is the mean over the GLOBAL batch, so this micro-batch's share
   # of it divides by counts over all ranks.
-  counts = comm.allreduce(micro.weights, name="global_counts")
+  counts = data.allreduce(micro.weights, name="global_counts")
 
   def shares():
     losses, sums = forward(micro.batch, dropout_seed)
@@ -110,7 +117,7 @@ def training_ops(
       return functools.reduce(tf.add, means), sums
 
   schedule = config.schedule(
-    scale_peak(config.learning_rate, config.lr_scaling, comm.size),
+    scale_peak(config.learning_rate, config.lr_scaling, data.size),
     plan.updates,
     plan.warmup_updates,
     plan.divisor,

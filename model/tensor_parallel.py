@@ -1,0 +1,127 @@
+"""Tensor slicing: ranks that hold one model together, a slice of each layer.
+
+Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3: attention
+heads, the width inside of the feed-forward layers and the vocabulary are cut
+over the ranks of a group; all else each of them has whole and computes alike.
+What is sliced lies between `Slices.enter` and `Slices.leave`.
+"""
+
+from typing import NamedTuple
+
+from model import kernels
+from tensorflow_v1 import tf
+
+# The graph's collection of `Sliced`.
+SLICED = "sliced_variables"
+
+
+class Sliced(NamedTuple):
+  """A variable of which this rank has a part, cut along `axis` of `shape`."""
+
+  variable: tf.Variable
+  shape: list
+  axis: int
+
+
+class Slices:
+  """A rank's place in its group.
+
+  Attributes:
+    rank: which slice this is.
+    size: number of slices; 1 is the whole model, and nothing is communicated.
+  """
+
+  def __init__(self, comm=None):
+    """`comm`: a `distributed.Comm` of the group; None for the whole."""
+    self._comm = comm
+    self.rank, self.size = (comm.rank, comm.size) if comm else (0, 1)
+
+  def bounds(self, size: int) -> tuple[int, int]:
+    """Begin and end of this rank's part of `size`."""
+    return size * self.rank // self.size, size * (self.rank + 1) // self.size
+
+  def get_variable(self, name, shape, initializer, axis=None):
+    """This rank's part of a variable, which is initialised as the whole is.
+
+    Args:
+      name: str.
+      shape: of the whole, list of int.
+      initializer: of the whole.
+      axis: (optional) along which it is cut; None: every rank has it whole.
+    """
+    if axis is None or self.size == 1:
+      return tf.get_variable(name, shape, initializer=initializer)
+    begin, end = self.bounds(shape[axis])
+    own_shape = [*shape[:axis], end - begin, *shape[axis + 1 :]]
+
+    def own(_, dtype=tf.float32, partition_info=None):
+      del partition_info
+      return self.own(initializer(shape, dtype), axis)
+
+    variable = tf.get_variable(name, own_shape, initializer=own)
+    known = {sliced.variable.op.name for sliced in tf.get_collection(SLICED)}
+    if variable.op.name not in known:
+      tf.add_to_collection(SLICED, Sliced(variable, list(shape), axis))
+    return variable
+
+  def own(self, whole: tf.Tensor, axis: int) -> tf.Tensor:
+    """This rank's part of a whole tensor."""
+    begin, end = self.bounds(whole.shape.as_list()[axis])
+    return tf.gather(whole, tf.range(begin, end), axis=axis)
+
+  def whole(self, part: tf.Tensor, axis: int, name: str) -> tf.Tensor:
+    """The whole of which each slice has a `part`, cut along 0 or 1."""
+    turn = tf.transpose if axis else tf.identity
+    return turn(self._comm.allgather(turn(part), name))
+
+  def enter(self, x: tf.Tensor) -> tf.Tensor:
+    """x, which all slices have alike; its gradient is the sum of theirs."""
+    if self.size == 1:
+      return x
+    return kernels.with_gradient([x], lambda op, dy: self._sum(dy, "enter"))[0]
+
+  def leave(self, x: tf.Tensor) -> tf.Tensor:
+    """The sum of the slices' x, whose gradient is that of each."""
+    if self.size == 1:
+      return x
+    total = self._sum(x, "leave")
+    return kernels.with_gradient([total, x], lambda op, dy, _: [None, dy])[0]
+
+  def _sum(self, x, name):
+    # Horovod knows no bfloat16.
+    wire = tf.float32 if x.dtype == tf.bfloat16 else x.dtype
+    total = self._comm.allreduce(tf.cast(x, wire), name=f"slices_{name}")
+    return tf.cast(total, x.dtype)
+
+  def has(self, variable) -> bool:
+    """Whether this rank has but a part of a variable."""
+    name = variable.name
+    return any(s.variable.name == name for s in tf.get_collection(SLICED))
+
+  def totals(self, values: tf.Tensor, variables) -> tf.Tensor:
+    """float [variables]: `values` of each, added up where it is sliced."""
+    if self.size == 1:
+      return values
+    is_sliced = [self.has(variable) for variable in variables]
+    total = self._comm.allreduce(values, name="slices_totals")
+    return tf.where(is_sliced, total, values)
+
+  def agree(self, flags: tf.Tensor) -> tf.Tensor:
+    """float of `flags`' shape: 1 where that of any slice is 1, else 0."""
+    if self.size == 1:
+      return flags
+    return tf.minimum(self._comm.allreduce(flags, name="slices_agree"), 1.0)
+
+  def norm(self, tensor: tf.Tensor, variable) -> tf.Tensor:
+    """The norm of the whole of a tensor that is sliced as `variable` is."""
+    if not self.has(variable):
+      return tf.norm(tensor)
+    squares = tf.reduce_sum(tf.square(tensor))
+    return tf.sqrt(self._comm.allreduce(squares, name="slices_norm"))
+
+  def stack(self, x: tf.Tensor) -> tf.Tensor:
+    """[slices, ...]: all slices' x."""
+    return self._comm.allgather(x[tf.newaxis], name="slices_stack")
+
+
+WHOLE = Slices()

@@ -1,0 +1,170 @@
+"""A model sliced over ranks trains as the whole one does."""
+
+import numpy as np
+import pytest
+import runs
+from conftest import write_config, write_packed
+
+# A vocabulary that two slices cannot share evenly, heads that four can.
+MODEL = dict(vocab_size=101, num_attention_heads=4)
+LAMB = ["--optimizer=lamb", "--bias_correction"]
+
+
+@pytest.fixture(scope="module")
+def packed_run(tmp_path_factory):
+  """Config with dropout, packed records, and the flags of a run."""
+  folder = tmp_path_factory.mktemp("packed")
+  pattern, global_batch = write_packed(folder)
+  tiny = write_config(folder / "config.json", **MODEL), pattern
+  return tiny, [f"--global_batch_size={global_batch}", "--do_eval"]
+
+
+def train(run, folder, ranks, *flags):
+  tiny, always = run
+  process = runs.command(tiny, folder, ranks, [*always, *flags], timeout=200)
+  assert process.returncode == 0, process.stderr[-3000:]
+  return process
+
+
+def assert_equal(got, want, rtol=1e-5):
+  """The same losses, gradients, evaluation and checkpoints."""
+  for key in ("loss", "masked_lm_loss", "next_sentence_loss", "grad_norm"):
+    np.testing.assert_allclose(
+      runs.metrics(got, key),
+      runs.metrics(want, key),
+      rtol=rtol if "loss" in key else 10 * rtol,
+      err_msg=key,
+    )
+  for key in ("examples", "masked_lm_accuracy", "skipped_updates"):
+    assert runs.metrics(got, key) == pytest.approx(
+      runs.metrics(want, key), rel=1e-6
+    )
+  here, there = (runs.read_json(f, "eval_results.json") for f in (got, want))
+  assert here["examples"] == there["examples"] > 120
+  assert here["masked_lm_loss"] == pytest.approx(there["masked_lm_loss"], 1e-4)
+  mine, whole = runs.weights(got), runs.weights(want)
+  assert {n: v.shape for n, v in mine.items()} == {
+    n: v.shape for n, v in whole.items()
+  }
+
+
+@pytest.mark.parametrize(
+  "ranks, whole_ranks, slices, flags",
+  [
+    (2, 1, 2, ["--xla=layers", "--train_batch_size=12"]),
+    (4, 2, 2, [*LAMB, "--xla=off", "--train_batch_size=12"]),
+    pytest.param(
+      *(4, 1, 4, [*LAMB, "--xla=off", "--recompute=layer,attention,gelu"]),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      *(2, 1, 2, ["--precision=bf16", "--xla=layers"]), marks=pytest.mark.slow
+    ),
+  ],
+  ids=str,
+)
+def test_slices_equal_the_whole(
+  packed_run, tmp_path, ranks, whole_ranks, slices, flags
+):
+  """With dropout, of which each slice draws its own heads' part."""
+  train(packed_run, tmp_path / "whole", whole_ranks, *flags)
+  train(
+    packed_run, tmp_path / "run", ranks, f"--tensor_parallel={slices}", *flags
+  )
+  rtol = 2e-2 if "--precision=bf16" in flags else 1e-5
+  assert_equal(tmp_path / "run", tmp_path / "whole", rtol)
+  if "lamb" in str(flags):
+    for key in ("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"):
+      np.testing.assert_allclose(
+        runs.metrics(tmp_path / "run", key)[1:],
+        runs.metrics(tmp_path / "whole", key)[1:],
+        rtol=1e-3,
+      )
+
+
+def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
+  """After one update a moment is a tenth of the gradient, of each variable."""
+  (_, files), always = packed_run
+  config = write_config(
+    tmp_path / "config.json",
+    **MODEL,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+  )
+  run = (config, files), always
+  for folder, ranks, flags in (
+    ("one", 1, []),
+    ("four", 4, ["--tensor_parallel=2"]),
+  ):
+    flags = [*flags, "--xla=off", "--num_train_steps=1", "--clip_norm=0"]
+    train(run, tmp_path / folder, ranks, *flags, "--num_warmup_steps=0")
+  one, four = (runs.weights(tmp_path / f) for f in ("one", "four"))
+  moments = [name for name in one if name.endswith("/adam_m")]
+  assert len(moments) == 41
+  for name in moments:
+    largest = np.abs(one[name]).max()
+    # The gradient of the keys' biases is 0, but for rounding.
+    tolerance = 1e-8 if "key/bias" in name else 1e-5 * largest
+    np.testing.assert_allclose(
+      four[name], one[name], rtol=1e-5, atol=tolerance, err_msg=name
+    )
+  assert runs.metrics(tmp_path / "four") == pytest.approx(
+    runs.metrics(tmp_path / "one"), rel=1e-5
+  )
+
+
+def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
+  """1 rank, 2 slices, 2 ranks of 2 slices; then its weights start a new run."""
+  flags = ["--lr_schedule=constant", "--xla=off", "--train_batch_size=24"]
+  plain = tmp_path / "one"
+  (config, files), always = packed_run
+  config = write_config(
+    tmp_path / "config.json",
+    **MODEL,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+  )
+  run = (config, files), always
+  train(run, plain, 1, *flags)
+  for ranks, slices, steps in ((1, 1, 6), (2, 2, 12), (4, 2, 16), (1, 1, 20)):
+    process = train(
+      run,
+      tmp_path / "run",
+      ranks,
+      *flags,
+      f"--tensor_parallel={slices}",
+      f"--num_train_steps={steps}",
+    )
+    assert steps == 6 or "resumed " in process.stderr
+  assert runs.metrics(tmp_path / "run", "global_step") == list(range(1, 21))
+  assert_equal(tmp_path / "run", plain)
+  new = [
+    *flags,
+    "--num_train_steps=3",
+    f"--init_checkpoint={plain}/model.ckpt-20",
+  ]
+  train(run, tmp_path / "new", 1, *new)
+  sliced = train(run, tmp_path / "sliced", 2, *new, "--tensor_parallel=2")
+  assert "loaded: 41\n" in sliced.stderr
+  assert_equal(tmp_path / "sliced", tmp_path / "new")
+
+
+@pytest.mark.slow
+def test_an_overflow_in_one_slice_is_one_decision(packed_run, tmp_path):
+  """float16 gradients overflow here and there until the scale has fallen."""
+  flags = [
+    *("--precision=fp16", "--initial_loss_scale=1e9", "--loss_scale_window=4"),
+    *("--train_batch_size=12", "--xla=off"),
+  ]
+  train(packed_run, tmp_path / "run", 2, "--tensor_parallel=2", *flags)
+  dropped = runs.metrics(tmp_path / "run", "dropped_micro_batches")
+  assert 0 < sum(dropped) < 40
+  assert runs.metrics(tmp_path / "run", "loss_scale")[-1] < 1e9
+
+
+def test_what_cannot_be_sliced_is_said(packed_run, tmp_path):
+  process = runs.command(
+    packed_run[0], tmp_path / "run", 3, ["--tensor_parallel=2"]
+  )
+  assert process.returncode
+  assert "--tensor_parallel=2: 3 ranks are no multiple" in process.stderr

@@ -1,0 +1,125 @@
+"""Tensor slicing as one rank sees it; the rest is in distributed/."""
+
+import types
+
+import numpy as np
+import pytest
+import runs
+
+from errors import UserError
+from model import kernels, tensor_parallel
+from tensorflow_v1 import tf
+from training import distributed
+from training.distributed import AllreduceConfig
+
+
+def slices_of(size):
+  return [
+    tensor_parallel.Slices(types.SimpleNamespace(rank=r, size=size))
+    for r in range(size)
+  ]
+
+
+@pytest.mark.parametrize("size, count", [(12, 4), (101, 2), (7, 3), (5, 5)])
+def test_bounds_share_all_out(size, count):
+  bounds = [s.bounds(size) for s in slices_of(count)]
+  assert [b for b, _ in bounds] == [0, *(e for _, e in bounds[:-1])]
+  assert bounds[-1][1] == size
+  lengths = {end - begin for begin, end in bounds}
+  assert 0 not in lengths and max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_slice_starts_as_a_part_of_the_whole(axis):
+  """Whatever is random in an initializer is a function of the name alone."""
+  from model.layers import create_initializer
+
+  def value(slices):
+    with tf.Graph().as_default(), tf.Session() as session:
+      tf.set_random_seed(3)
+      v = slices.get_variable("a/kernel", [6, 10], create_initializer(), axis)
+      session.run(tf.global_variables_initializer())
+      assert slices.size == 1 or slices.has(v)
+      return session.run(v)
+
+  whole = value(tensor_parallel.WHOLE)
+  parts = [value(s) for s in slices_of(3)]
+  np.testing.assert_array_equal(np.concatenate(parts, axis), whole)
+
+
+@pytest.mark.parametrize("heads", [(0, 4), (1, 3), (2, 4)])
+def test_a_slice_draws_its_heads_part_of_the_mask(heads):
+  first, last = heads
+  seed = tf.constant([5, 7])
+  whole = kernels.keep_mask([3, 4, 6, 5], 0.7, seed)
+  part = kernels.keep_mask([3, last - first, 6, 5], 0.7, seed, (first, 4))
+  with tf.Session() as session:
+    whole, part = session.run([whole, part])
+  np.testing.assert_array_equal(part, whole[:, first:last])
+
+
+def test_cross_entropy_over_slices():
+  """Losses, right answers and gradients as of all classes together."""
+  rng = np.random.default_rng(0)
+  logits, bias, labels = (
+    rng.normal(size=(9, 7)).astype(np.float32) * 5,
+    rng.normal(size=7).astype(np.float32),
+    rng.integers(0, 7, 9).astype(np.int32),
+  )
+  logits[2] += 80.0  # large ones, too
+  labels[:2] = logits[:2].argmax(axis=1)
+  with tf.Graph().as_default(), tf.Session() as session:
+    all_of = [tf.constant(logits), tf.constant(bias)]
+    want = kernels.cross_entropy(*all_of, tf.constant(labels), dtype=tf.float32)
+    d_want = tf.gradients(want[0] * np.arange(9.0), all_of)
+    cut = lambda x, s: x[..., slice(*s.bounds(7))]
+    groups = slices_of(3)
+    own = [[cut(t, s) for t in all_of] for s in groups]
+    at = [
+      tf.where(
+        (labels >= s.bounds(7)[0]) & (labels < s.bounds(7)[1]),
+        labels - s.bounds(7)[0],
+        -np.ones(9, np.int32),
+      )
+      for s in groups
+    ]
+    parts = tf.stack(
+      [
+        kernels._cross_entropy_part(*o, a, dtype=tf.float32)
+        for o, a in zip(own, at, strict=True)
+      ]
+    )
+    for s, tensors in zip(groups, own, strict=True):
+      got = kernels.sliced_cross_entropy(
+        *tensors,
+        tf.constant(labels),
+        dtype=tf.float32,
+        first=s.bounds(7)[0],
+        stack=lambda _: parts,
+      )
+      d_got = tf.gradients(got[0] * np.arange(9.0), tensors)
+      values = session.run([got, want, d_got, d_want])
+      np.testing.assert_allclose(values[0], values[1], rtol=1e-5, atol=1e-6)
+      for g, w in zip(values[2], values[3], strict=True):
+        np.testing.assert_allclose(g, cut(w, s), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"tensor_parallel": 3}, "num_attention_heads=2 is no multiple"),
+    ({"xla": "step"}, "--xla=step makes one program: use --xla=layers"),
+    ({"allreduce": AllreduceConfig(zero=1)}, "is not for --zero"),
+    ({"allreduce": AllreduceConfig(powersgd_rank=2)}, "for --powersgd_rank"),
+    ({"allreduce": AllreduceConfig(adasum=True)}, "is not for --adasum"),
+    ({"tensor_parallel": 0}, "--tensor_parallel=0: must be 1 to"),
+  ],
+)
+def test_what_cannot_be_sliced_is_said(tiny_run, tmp_path, changes, message):
+  with pytest.raises(UserError, match=message):
+    runs.config(tiny_run, tmp_path, **{"tensor_parallel": 2, **changes})
+
+
+def test_one_rank_alone_holds_no_slice():
+  with pytest.raises(distributed.DistributedError, match="1 ranks are no mult"):
+    distributed.init(tensor_parallel=2)
