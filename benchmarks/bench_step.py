@@ -25,6 +25,7 @@ from training import (
   checkpointing,
   distributed,
   input_pipeline,
+  optimizers,
   reporting,
   train_loop,
 )
@@ -124,6 +125,18 @@ class Step:
         ]
       )
 
+  @property
+  def optimizer_mb(self) -> float:
+    """Of the moments that this rank has, MB of 2^20 bytes."""
+    slots = optimizers.SLOTS
+    with self.session.graph.as_default():
+      moments = [
+        v
+        for v in tf.global_variables()
+        if v.op.name.endswith(slots) or v.op.name.startswith("zero/")
+      ]
+    return 4 * sum(v.shape.num_elements() for v in moments) / 2**20
+
   def _micro_batch(self):
     config, plan = self.config, self.plan
     if config.input_file:
@@ -212,6 +225,7 @@ class Measurement:
       "examples_per_second": round(sums["next_sentence_weight"] / median, 2),
       "tokens_per_second": round(sums["tokens"] / median, 1),
       **{name: round(mb) for name, mb in self.peak_memory.items()},
+      "optimizer_mb": round(self.step.optimizer_mb, 1),
       "model_gflop": round(flops / 1e9, 2),
       "matmul_gflop_per_second": round(rate / 1e9, 1),
       "mfu": round(flops / median / rate, 4),

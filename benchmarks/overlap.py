@@ -16,7 +16,8 @@ import sys
 import tempfile
 
 RANKS = 2
-GRADIENTS = "Accumulation_Allreduce"  # in the names of those tensors
+# In the names of those tensors: as they are, and PowerSGD's first factors.
+GRADIENTS = ("Accumulation_Allreduce", "powersgd")
 
 
 def events(path: str) -> list[tuple]:
@@ -43,11 +44,12 @@ def events(path: str) -> list[tuple]:
 
 def updates(found: list[tuple]) -> list[dict]:
   """Each update's gradients: when they came, and when they were reduced."""
-  gradients = [event for event in found if GRADIENTS in event[0]]
+  gradients = [e for e in found if any(name in e[0] for name in GRADIENTS)]
   arrivals, reductions = {}, {}
   for tensor, activity, start, end in sorted(gradients, key=lambda e: e[2]):
     if activity.startswith("NEGOTIATE"):
-      arrivals.setdefault(tensor, []).append(end)  # on all ranks
+      if "right" not in tensor:  # PowerSGD's second factors come of the first
+        arrivals.setdefault(tensor, []).append(end)  # on all ranks
     elif activity == "ALLREDUCE":
       reductions.setdefault(tensor, []).append((start, end))
   count = min(map(len, reductions.values()))
@@ -66,6 +68,19 @@ def updates(found: list[tuple]) -> list[dict]:
       }
     )
   return result
+
+
+def summary(path: str) -> dict:
+  """Medians of a timeline's updates, in seconds; the first two warm up."""
+  measured = updates(events(path))[2:]
+  median = lambda key: round(statistics.median(u[key] for u in measured), 4)
+  return {
+    "seconds_from_first_all_reduce_to_last_gradient": median(
+      "before_last_gradient"
+    ),
+    "seconds_of_all_reduce_after_it": median("after_last_gradient"),
+    "share_of_gradients_started_before_it": median("tensors_started_early"),
+  }
 
 
 def measure(mode: str, arguments: list[str]) -> dict:
@@ -88,18 +103,13 @@ def measure(mode: str, arguments: list[str]) -> dict:
       sys.exit(f"error: bench_step.py failed:\n{process.stderr[-3000:]}")
     line = next(s for s in process.stdout.splitlines() if '"seconds_med' in s)
     step = json.loads(line[line.index("{") :])
-    measured = updates(events(timeline))[2:]  # the first two warm up
-  median = lambda key: round(statistics.median(u[key] for u in measured), 4)
+    found = summary(timeline)
   return {
     "xla": mode,
     "ranks": RANKS,
-    "updates": len(measured),
+    "updates": step["updates"],
     "seconds_update": step["seconds_median"],
-    "seconds_from_first_all_reduce_to_last_gradient": median(
-      "before_last_gradient"
-    ),
-    "seconds_of_all_reduce_after_it": median("after_last_gradient"),
-    "share_of_gradients_started_before_it": median("tensors_started_early"),
+    **found,
   }
 
 

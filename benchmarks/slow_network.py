@@ -6,7 +6,8 @@ Times bench_step.py with BERT-Base (--step_flags has others) on two hosts of
 `benchmarks/hosts.py`, one thread and one micro-batch of 2 x 128 tokens each.
 Every case runs once a round, in turns, and is put in relation to `plain` of the
 same round: Horovod's optimizer as its documentation has it. Prints one JSON
-line a run, then medians as a table.
+line a run, with what Horovod's timeline shows of the overlap, then medians as a
+table.
 """
 
 import json
@@ -14,12 +15,13 @@ import os
 import shlex
 import statistics
 import sys
+import tempfile
 from typing import NamedTuple
 
 from absl import flags
 
 import errors
-from benchmarks import hosts
+from benchmarks import hosts, overlap
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -79,12 +81,18 @@ def run(bed, case: Case) -> dict:
   Raises:
     UserError: it failed; with its last lines.
   """
+  with tempfile.TemporaryDirectory() as folder:
+    return _run(bed, case, os.path.join(folder, "timeline.json"))
+
+
+def _run(bed, case: Case, timeline: str) -> dict:
   count = len(bed.names)
   process = bed.run(
     [
       f"{_BIN}/horovodrun",
       *("-np", str(count), "-H", ",".join(f"{n}:1" for n in bed.names)),
       *("--disable-cache", "--network-interfaces", hosts.NIC),
+      *("--timeline-filename", timeline),
       *(sys.executable, "-m", "benchmarks.bench_step", *_MODEL, *case.flags),
       *("--rounds=1", f"--updates_per_round={FLAGS.updates}"),
       *shlex.split(FLAGS.step_flags),
@@ -100,7 +108,8 @@ def run(bed, case: Case) -> dict:
       f"status {process.returncode} of bench_step with {' '.join(case.flags)}: "
       + "\n".join(process.stderr.splitlines()[-5:])
     )
-  return json.loads(lines[0][lines[0].index("{") :])
+  result = json.loads(lines[0][lines[0].index("{") :])
+  return {**result, **overlap.summary(timeline)}
 
 
 def main(_) -> None:

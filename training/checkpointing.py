@@ -156,8 +156,11 @@ def _check_shapes(path: str, wanted: dict, shapes: dict) -> None:
     if name in shapes and shape != shapes[name]
   ]
   if wrong:
+    why = "another BERT config"
+    if all(item.split(" ", 1)[0].endswith(power_sgd.BASIS) for item in wrong):
+      why = "another --powersgd_rank"
     raise CheckpointError(
-      f"{path}: made with another BERT config: {'; '.join(wrong[:3])}"
+      f"{path}: made with {why}: {'; '.join(wrong[:3])}"
       + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
     )
 
@@ -222,7 +225,8 @@ class InitReport:
       return f"{len(names)}" + ("".join(f"\n    {n}" for n in names))
 
     # A training's checkpoint has two slots for each weight, used or not.
-    slots = [n for n in self.unused if n.endswith(optimizers.SLOTS)]
+    kinds = (*optimizers.SLOTS, power_sgd.ERROR, power_sgd.BASIS)
+    slots = [n for n in self.unused if n.endswith(kinds)]
     others = [n for n in self.unused if n not in slots]
     return [
       f"initialised from {self.path}",
