@@ -242,7 +242,8 @@ def build_train_ops(
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale = loss_scale.value
-  slices, comm = tensor_parallel.Slices(comm.slices), comm.data
+  world, comm = comm, comm.data
+  slices = tensor_parallel.Slices(world.slices)
   names = []
 
   # Scale the loss; add up micro-batches locally; one all-reduce per update.
@@ -256,7 +257,7 @@ def build_train_ops(
   local = LocalAccumulation(micro_batches, slices)
   allreduce = allreduce or distributed.AllreduceConfig()
   if allreduce.zero:
-    over_ranks = zero.ShardedOptimizer(local, comm, allreduce)
+    over_ranks = zero.ShardedOptimizer(local, world, allreduce)
   else:
     over_ranks = comm.distributed_optimizer(local, allreduce, scale)
   pairs = over_ranks.compute_gradients(xla.compiled(backward, ("step",)))

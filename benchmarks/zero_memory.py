@@ -3,9 +3,9 @@
   python -m benchmarks.zero_memory --ranks=4 \\
     --step_flags="--bert_config_file=configs/bert_base.json ..."
 
-Runs bench_step.py with --zero=0 and --zero=1 in turns, one thread a rank. Prints
-one JSON line a run, then what the formula says: of Adam's 8 bytes a weight a
-rank keeps its share (Rajbhandari et al. 2020,
+Runs bench_step.py with --zero=0 and --zero=1 in turns, one thread a rank.
+Prints one JSON line a run, then what the formula says: of Adam's 8 bytes a
+weight a rank keeps its share (Rajbhandari et al. 2020,
 https://arxiv.org/abs/1910.02054, P_os).
 """
 

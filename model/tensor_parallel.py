@@ -23,6 +23,14 @@ class Sliced(NamedTuple):
   axis: int
 
 
+def cut_of(variable) -> Sliced | None:
+  """How a variable is sliced; None for one that this rank has whole."""
+  for sliced in tf.get_collection(SLICED):
+    if sliced.variable.name == variable.name:
+      return sliced
+  return None
+
+
 class Slices:
   """A rank's place in its group.
 
@@ -59,8 +67,7 @@ class Slices:
       return self.own(initializer(shape, dtype), axis)
 
     variable = tf.get_variable(name, own_shape, initializer=own)
-    known = {sliced.variable.op.name for sliced in tf.get_collection(SLICED)}
-    if variable.op.name not in known:
+    if cut_of(variable) is None:
       tf.add_to_collection(SLICED, Sliced(variable, list(shape), axis))
     return variable
 
@@ -69,10 +76,12 @@ class Slices:
     begin, end = self.bounds(whole.shape.as_list()[axis])
     return tf.gather(whole, tf.range(begin, end), axis=axis)
 
-  def whole(self, part: tf.Tensor, axis: int, name: str) -> tf.Tensor:
-    """The whole of which each slice has a `part`, cut along 0 or 1."""
-    turn = tf.transpose if axis else tf.identity
-    return turn(self._comm.allgather(turn(part), name))
+  def whole(self, part: tf.Tensor, cut: Sliced, name: str) -> tf.Tensor:
+    """The whole of which each slice has a `part`, by `name` for Horovod."""
+    turn = tf.transpose if cut.axis else tf.identity
+    whole = turn(self._comm.allgather(turn(part), name))
+    whole.set_shape(cut.shape)
+    return whole
 
   def enter(self, x: tf.Tensor) -> tf.Tensor:
     """x, which all slices have alike; its gradient is the sum of theirs."""
@@ -93,16 +102,11 @@ class Slices:
     total = self._comm.allreduce(tf.cast(x, wire), name=f"slices_{name}")
     return tf.cast(total, x.dtype)
 
-  def has(self, variable) -> bool:
-    """Whether this rank has but a part of a variable."""
-    name = variable.name
-    return any(s.variable.name == name for s in tf.get_collection(SLICED))
-
   def totals(self, values: tf.Tensor, variables) -> tf.Tensor:
     """float [variables]: `values` of each, added up where it is sliced."""
     if self.size == 1:
       return values
-    is_sliced = [self.has(variable) for variable in variables]
+    is_sliced = [cut_of(variable) is not None for variable in variables]
     total = self._comm.allreduce(values, name="slices_totals")
     return tf.where(is_sliced, total, values)
 
@@ -114,7 +118,7 @@ class Slices:
 
   def norm(self, tensor: tf.Tensor, variable) -> tf.Tensor:
     """The norm of the whole of a tensor that is sliced as `variable` is."""
-    if not self.has(variable):
+    if cut_of(variable) is None:
       return tf.norm(tensor)
     squares = tf.reduce_sum(tf.square(tensor))
     return tf.sqrt(self._comm.allreduce(squares, name="slices_norm"))

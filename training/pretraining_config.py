@@ -58,7 +58,7 @@ class PretrainingConfig(RunConfig):
         f"--tensor_parallel={count} communicates inside of the forward pass, "
         "which --xla=step makes one program: use --xla=layers"
       )
-    for name in ("zero", "powersgd_rank", "adasum"):
+    for name in ("powersgd_rank", "adasum"):
       if getattr(self.allreduce, name):
         raise UserError(
           f"--tensor_parallel={count} is not for --{name}: leave one of the "

@@ -28,8 +28,7 @@ def share_out(comm) -> None:
 def _shared_out(part, sliced, slices, comm) -> checkpointing.SharedOut:
   """Of `part`, which is sliced as `sliced` is."""
   name = part.op.name
-  whole = slices.whole(tf.convert_to_tensor(part), sliced.axis, f"whole/{name}")
-  whole.set_shape(sliced.shape)
+  whole = slices.whole(tf.convert_to_tensor(part), sliced, f"whole/{name}")
   fed = tf.placeholder(tf.float32, sliced.shape)
   every = comm.broadcast(fed, f"load/{name}")
   return checkpointing.SharedOut(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model import xla
+from model import tensor_parallel, xla
 from tensorflow_v1 import tf
 from training import checkpointing, optimizers
 
@@ -109,11 +109,14 @@ class ShardedOptimizer(tf.train.Optimizer):
 
     Args:
       optimizer: a `tf.train.Optimizer`.
-      comm: a `distributed.Comm`.
+      comm: a `distributed.Comm` of all ranks. The state is shared out over
+        `comm.data`, that of each slice of the model apart.
       config: a `distributed.AllreduceConfig`; its groups are reduce-scatters.
     """
     super().__init__(use_locking=False, name="Sharded")
-    self._optimizer, self._comm, self._config = optimizer, comm, config
+    self._optimizer, self._config = optimizer, config
+    self._world, self._comm = comm, comm.data
+    self._slices = tensor_parallel.Slices(comm.slices)
     self._shards, self._variables = [], []
 
   def compute_gradients(self, *args, **kwargs):
@@ -142,7 +145,7 @@ class ShardedOptimizer(tf.train.Optimizer):
     ]
 
   def half_squares(self, gradients) -> tf.Tensor:
-    """float [variables]: half the sum of squares of each whole gradient.
+    """float [variables]: half the sum of squares of each gradient.
 
     Args:
       gradients: of `compute_gradients`.
@@ -150,7 +153,7 @@ class ShardedOptimizer(tf.train.Optimizer):
     return self._sums([0.5 * tf.square(g) for g in gradients], "half_squares")
 
   def _sums(self, parts, name: str) -> tf.Tensor:
-    """float [variables]: what each whole variable's numbers add up to."""
+    """float [variables]: what each variable's numbers here add up to."""
     count = len(self._variables)
     own = [
       shard.sums(part, count)
@@ -177,7 +180,7 @@ class ShardedOptimizer(tf.train.Optimizer):
       for slot, part in zip(optimizers.SLOTS, moments, strict=True):
         tf.add_to_collection(
           checkpointing.SHARED_OUT,
-          _shared_out(shard, slot, part, self._comm),
+          _shared_out(shard, slot, part, self._world),
         )
     return made
 
@@ -217,9 +220,13 @@ class ShardedOptimizer(tf.train.Optimizer):
     ratios = tf.zeros([0])
     rates = [optimizer.learning_rate] * len(shards)
     if optimizer.has_trust_ratios:
+      norms = lambda parts, name: tf.sqrt(
+        self._slices.totals(
+          self._sums(map(tf.square, parts), name), self._variables
+        )
+      )
       ratios = optimizer.trust_ratio(
-        tf.sqrt(self._sums(map(tf.square, weights), "weights_squares")),
-        tf.sqrt(self._sums(map(tf.square, updates), "update_squares")),
+        norms(weights, "weights_squares"), norms(updates, "update_squares")
       )
       rates = [
         r * shard.spread(ratios) for r, shard in zip(rates, shards, strict=True)
@@ -246,12 +253,26 @@ class ShardedOptimizer(tf.train.Optimizer):
 
 def _shared_out(shard: Shard, slot: str, part, comm):
   """What checkpoints have of `part`, this rank's share of a slot."""
-  variables = shard.variables
-  names = [f"{optimizers.variable_name(v)}/{slot}" for v in variables]
-  whole = shard.whole(comm.allgather(part, f"whole/{part.op.name}"))
-  fed = [tf.placeholder(tf.float32, v.shape) for v in variables]
-  every = comm.broadcast(shard.flat(fed), f"load/{part.op.name}")
-  start = comm.rank * shard.size
+  slices, data = tensor_parallel.Slices(comm.slices), comm.data
+  cuts = [tensor_parallel.cut_of(v) for v in shard.variables]
+  names = [f"{optimizers.variable_name(v)}/{slot}" for v in shard.variables]
+  here = shard.whole(data.allgather(part, f"whole/{part.op.name}"))
+  whole = [
+    slices.whole(tensor, cut, f"whole/{name}") if cut else tensor
+    for tensor, cut, name in zip(here, cuts, names, strict=True)
+  ]
+  fed = [tf.placeholder(tf.float32, tensor.shape) for tensor in whole]
+  read = [
+    comm.broadcast(tensor, f"load/{name}")
+    for tensor, name in zip(fed, names, strict=True)
+  ]
+  every = shard.flat(
+    [
+      slices.own(tensor, cut.axis) if cut else tensor
+      for tensor, cut in zip(read, cuts, strict=True)
+    ]
+  )
+  start = data.rank * shard.size
   return checkpointing.SharedOut(
     part=part,
     whole=dict(zip(names, whole, strict=True)),

@@ -53,7 +53,7 @@ def assert_equal(got, want, rtol=1e-5):
   [
     (2, 1, 2, ["--xla=layers", "--train_batch_size=12"]),
     pytest.param(
-      *(4, 2, 2, [*LAMB, "--xla=off", "--train_batch_size=12"]),
+      *(4, 2, 2, [*LAMB, "--zero=1", "--xla=off", "--train_batch_size=12"]),
       marks=pytest.mark.slow,
     ),
     pytest.param(
@@ -97,7 +97,7 @@ def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
   run = (config, files), always
   for folder, ranks, flags in (
     ("one", 1, []),
-    ("four", 4, ["--tensor_parallel=2"]),
+    ("four", 4, ["--tensor_parallel=2", "--zero=1"]),
   ):
     flags = [*flags, "--xla=off", "--num_train_steps=1", "--clip_norm=0"]
     train(run, tmp_path / folder, ranks, *flags, "--num_warmup_steps=0")
@@ -118,7 +118,10 @@ def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
 
 @pytest.mark.slow
 def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
-  """1 rank, 2 slices, 2 ranks of 2 slices; then its weights start a new run."""
+  """1 rank, 2 slices, 2 ranks of 2 slices; then its weights start a new run.
+
+  The four share out their optimizer's state, too.
+  """
   flags = ["--lr_schedule=constant", "--xla=off", "--train_batch_size=24"]
   plain = tmp_path / "one"
   (config, files), always = packed_run
@@ -137,6 +140,7 @@ def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
       ranks,
       *flags,
       f"--tensor_parallel={slices}",
+      f"--zero={int(ranks == 4)}",
       f"--num_train_steps={steps}",
     )
     assert steps == 6 or "resumed " in process.stderr
