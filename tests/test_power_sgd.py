@@ -32,7 +32,7 @@ def reference(gradients, basis, rank):
 class Descent(tf.train.GradientDescentOptimizer):
   """w <- w - g, as `build_train_ops` wants it."""
 
-  learning_rate, trust_ratios, has_trust_ratios = 1.0, [], False
+  learning_rate, trust_ratios, has_trust_ratios, norm = 1.0, [], False, None
 
   def __init__(self):
     super().__init__(1.0)
@@ -205,3 +205,20 @@ def test_it_may_begin_and_end_in_the_middle_of_a_run(tiny_run, tmp_path):
     name.unlink()
   runs.pretrain(tiny_run, tmp_path)
   assert runs.metrics(tmp_path) == exact
+
+
+def test_another_rank_in_the_same_folder_is_said(tiny_run, tmp_path):
+  """Its weights start a run of any rank; what it kept besides is counted."""
+  settings = dict(num_train_steps=4, num_warmup_steps=1)
+  rank = lambda r: {"allreduce": AllreduceConfig(powersgd_rank=r)}
+  runs.pretrain(tiny_run, tmp_path / "run", **settings, **rank(2))
+  with pytest.raises(UserError, match="made with another --powersgd_rank: .*"):
+    runs.pretrain(tiny_run, tmp_path / "run", **settings, **rank(3))
+  report = runs.pretrain(
+    tiny_run,
+    tmp_path / "new",
+    **settings,
+    **rank(3),
+    init_checkpoint=str(tmp_path / "run" / "model.ckpt-4"),
+  )
+  assert report["training"]["global_step"] == 4
