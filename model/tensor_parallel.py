@@ -2,10 +2,10 @@
 
 Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3: attention
 heads, the width inside of the feed-forward layers and the vocabulary are cut
-over the ranks of a group; all else each of them has whole and computes alike
-(as far as its kernels do: GPUs' sums in no fixed order let it drift by rounding;
-checkpoints have rank 0's). What is sliced lies between `Slices.enter` and
-`Slices.leave`.
+over the ranks of a group; all else each of them has whole and computes alike,
+as far as kernels do: where a GPU adds up in no fixed order it may drift by
+rounding, and checkpoints have rank 0's. What is sliced lies between
+`Slices.enter` and `Slices.leave`.
 """
 
 from typing import NamedTuple
