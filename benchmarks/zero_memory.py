@@ -75,5 +75,5 @@ def main(_) -> None:
 if __name__ == "__main__":
   flags.DEFINE_integer("ranks", 4, "Horovod ranks.", lower_bound=2)
   flags.DEFINE_integer("rounds", 3, "Runs of each.", lower_bound=1)
-  flags.DEFINE_string("step_flags", "", "bench_step.py's.", required=True)
+  flags.DEFINE_string("step_flags", None, "bench_step.py's.", required=True)
   errors.run_main(main)
