@@ -52,7 +52,7 @@ def updates(found: list[tuple]) -> list[dict]:
         arrivals.setdefault(tensor, []).append(end)  # on all ranks
     elif activity == "ALLREDUCE":
       reductions.setdefault(tensor, []).append((start, end))
-  count = min(map(len, reductions.values()))
+  count = min(map(len, reductions.values()), default=0)
   result = []
   for k in range(count):
     came = max(times[k] for times in arrivals.values())
@@ -71,8 +71,13 @@ def updates(found: list[tuple]) -> list[dict]:
 
 
 def summary(path: str) -> dict:
-  """Medians of a timeline's updates, in seconds; the first two warm up."""
+  """Medians of a timeline's updates, in seconds; the first two warm up.
+
+  {} if no gradients are all-reduced in it.
+  """
   measured = updates(events(path))[2:]
+  if not measured:
+    return {}
   median = lambda key: round(statistics.median(u[key] for u in measured), 4)
   return {
     "seconds_from_first_all_reduce_to_last_gradient": median(

@@ -7,7 +7,8 @@ Times bench_step.py with BERT-Base (--step_flags has others) on two hosts of
 Every case runs once a round, in turns, and is put in relation to `plain` of the
 same round: Horovod's optimizer as its documentation has it. Prints one JSON
 line a run, with what Horovod's timeline shows of the overlap, then medians as a
-table.
+table. --megabytes has lines of bench_allreduce.py besides: with both
+`scaling_model` knows the machine.
 """
 
 import json
@@ -67,49 +68,70 @@ CASES = {
 
 
 def define_flags() -> None:
-  flags.DEFINE_list("gbit", ["1", "10"], "Gbit/s of each host's cable.")
+  flags.DEFINE_list(
+    "gbit", ["1", "10"], "Gbit/s of each host's cable; 0: as fast as can be."
+  )
   flags.DEFINE_list("cases", list(CASES), "Which; `plain` is always there.")
   flags.DEFINE_integer("rounds", 3, "Of all cases.", lower_bound=1)
   flags.DEFINE_integer("updates", 4, "Of each run.", lower_bound=1)
-  flags.DEFINE_integer("hosts", 2, "How many.", lower_bound=2, upper_bound=4)
+  flags.DEFINE_integer(
+    "hosts", 2, "How many; 1: no network.", lower_bound=1, upper_bound=4
+  )
   flags.DEFINE_string("step_flags", "", "More flags of bench_step.py.")
+  flags.DEFINE_list(
+    "megabytes", [], "Sizes to run bench_allreduce.py with, in the first round."
+  )
 
 
-def run(bed, case: Case) -> dict:
-  """What bench_step.py says of a case.
+def _launch(bed, words, cycle: int | None = None, launcher=()) -> list[dict]:
+  """The JSON lines that a benchmark prints, with one rank on each host.
 
   Raises:
     UserError: it failed; with its last lines.
   """
-  with tempfile.TemporaryDirectory() as folder:
-    return _run(bed, case, os.path.join(folder, "timeline.json"))
-
-
-def _run(bed, case: Case, timeline: str) -> dict:
-  count = len(bed.names)
+  slots = ",".join(f"{name}:1" for name in bed.names)
   process = bed.run(
     [
       f"{_BIN}/horovodrun",
-      *("-np", str(count), "-H", ",".join(f"{n}:1" for n in bed.names)),
+      *("-np", str(len(bed.names)), "-H", slots),
       *("--disable-cache", "--network-interfaces", hosts.NIC),
-      *("--timeline-filename", timeline),
-      *(sys.executable, "-m", "benchmarks.bench_step", *_MODEL, *case.flags),
-      *("--rounds=1", f"--updates_per_round={FLAGS.updates}"),
-      *shlex.split(FLAGS.step_flags),
+      *launcher,
+      *(sys.executable, "-m", *words),
     ],
     timeout=_SECONDS,
     cwd=_ROOT,
-    env=os.environ
-    | ({"HOROVOD_CYCLE_TIME": str(case.cycle)} if case.cycle else {}),
+    env=os.environ | ({"HOROVOD_CYCLE_TIME": str(cycle)} if cycle else {}),
   )
-  lines = [line for line in process.stdout.splitlines() if '{"bert_' in line]
+  lines = [
+    json.loads(line[line.index('{"') :])
+    for line in process.stdout.splitlines()
+    if '{"' in line
+  ]
   if process.returncode or not lines:
     raise errors.UserError(
-      f"status {process.returncode} of bench_step with {' '.join(case.flags)}: "
+      f"status {process.returncode} of {' '.join(words)}: "
       + "\n".join(process.stderr.splitlines()[-5:])
     )
-  result = json.loads(lines[0][lines[0].index("{") :])
-  return {**result, **overlap.summary(timeline)}
+  return lines
+
+
+def run(bed, case: Case) -> dict:
+  """What bench_step.py and the timeline say of a case; raises as `_launch`."""
+  with tempfile.TemporaryDirectory() as folder:
+    timeline = os.path.join(folder, "timeline.json")
+    (line,) = _launch(
+      bed,
+      [
+        *("benchmarks.bench_step", *_MODEL, *case.flags),
+        *("--rounds=1", f"--updates_per_round={FLAGS.updates}"),
+        *shlex.split(FLAGS.step_flags),
+      ],
+      case.cycle,
+      ["--timeline-filename", timeline],
+    )
+    if not os.path.exists(timeline):  # a rank alone
+      return line
+    return {**line, **overlap.summary(timeline)}
 
 
 def main(_) -> None:
@@ -123,8 +145,13 @@ def main(_) -> None:
   with hosts.Testbed(FLAGS.hosts) as bed:
     for number in range(FLAGS.rounds):
       for gbit in map(float, FLAGS.gbit):
-        bed.set_rate(gbit)
+        bed.set_rate(gbit or None)
         measured = bed.measure()
+        rates = {"gbit": gbit, "gbit_measured": measured}
+        for size in FLAGS.megabytes if number == 0 else ():
+          tool = "benchmarks.bench_allreduce", "--repeats=5"
+          for line in _launch(bed, [*tool, f"--megabytes={size}"]):
+            print(json.dumps(rates | line), flush=True)
         plain = None
         for name in names:
           result = run(bed, CASES[name])
@@ -133,8 +160,7 @@ def main(_) -> None:
           ratios.setdefault((gbit, name), []).append(speed / plain)
           line = {
             "round": number,
-            "gbit": gbit,
-            "gbit_measured": measured,
+            **rates,
             "case": name,
             "ratio": round(speed / plain, 3),
             **result,
