@@ -1,6 +1,10 @@
 """How long an update takes on a cluster: compute, communication, their overlap.
 
-  python -m benchmarks.scaling_model
+  for hosts in 1 2 4; do
+    sudo .venv/bin/python -m benchmarks.slow_network --rounds=1 --updates=10 \\
+      --hosts=$hosts --gbit=0,1,10 --megabytes=1,45 --step_flags=... >>lines
+  done # one host: without --megabytes, and with two --train_batch_size
+  python -m benchmarks.scaling_model --measured=lines
 
 Fits a `Machine` to measurements of this project (--measured, JSON lines of
 slow_network.py and bench_allreduce.py), says how far its predictions are from
@@ -106,6 +110,8 @@ class Setting:
     wire_bytes: of a gradient's number: 4 or, as float16, 2.
     powersgd_rank: --powersgd_rank.
     zero: --zero.
+    hierarchical: horovodrun --hierarchical-allreduce: first inside of hosts,
+      then between them, instead of one ring over all ranks.
   """
 
   bert: BertConfig
@@ -120,6 +126,7 @@ class Setting:
   wire_bytes: int = 4
   powersgd_rank: int = 0
   zero: bool = False
+  hierarchical: bool = False
 
   @property
   def ranks(self) -> int:
@@ -200,17 +207,18 @@ def reduce_scatter_seconds(machine: Machine, setting: Setting, size) -> float:
   So long takes an all-gather of as much, too; an all-reduce is both.
   """
   ranks, hosts, local = setting.ranks, setting.hosts, setting.ranks_per_host
-  if ranks == 1:
-    return 0.0
+  between = hosts - 1
+  if machine.trees:
+    between = min(between, math.ceil(math.log2(hosts)))
+  seconds = between * machine.latency + (local - 1) * machine.latency_inside
+  if setting.hierarchical:
+    inside = size * (local - 1) / local / machine.inside
+    return seconds + inside + size * (hosts - 1) / hosts / machine.network
   wire = min(
     machine.network if hosts > 1 else math.inf,
     machine.inside if local > 1 else math.inf,
   )
-  between = hosts - 1
-  if machine.trees:
-    between = min(between, math.ceil(math.log2(hosts)))
-  ring = between * machine.latency + (local - 1) * machine.latency_inside
-  return ring + size * (ranks - 1) / ranks / wire
+  return seconds + size * (ranks - 1) / ranks / wire
 
 
 def transfer(machine: Machine, setting: Setting, size) -> tuple:
@@ -469,7 +477,7 @@ class Fit:
     if not alone or not wires:
       raise errors.UserError(
         "--measured: no runs of one rank, or of bench_allreduce.py on two "
-        "hosts without a rate (--gbit=0); see README.md on how to make them"
+        "hosts without a rate; see the top of benchmarks/scaling_model.py"
       )
     self.efficiencies, costs = fit_rank(alone)
     self.costs = costs | fit_wire(wires)
@@ -703,14 +711,15 @@ CHOICES = {
   "plain": {"groups": 1, "overlaps": False},
   "groups": {},
   "float16": {"wire_bytes": 2},
-  "zero, float16": {"zero": True, "wire_bytes": 2},
+  "float16, hierarchical": {"wire_bytes": 2, "hierarchical": True},
+  "float16, zero": {"wire_bytes": 2, "zero": True},
   "8 micro-batches": {"accumulation": 8},
   "float16 + 8": {"wire_bytes": 2, "accumulation": 8},
   "powersgd": {"powersgd_rank": 16, "groups": 1},
   "powersgd + 8": {"powersgd_rank": 16, "groups": 1, "accumulation": 8},
 }
 # Same training, same batch; then same training; then all.
-_EXACT = ("plain", "groups", "float16", "zero, float16")
+_EXACT = tuple(CHOICES)[:5]
 _LARGER = ("8 micro-batches", "float16 + 8")
 _CLUSTERS = tuple(
   (gpus, gbit) for gpus in (16, 64, 256, 1024) for gbit in (1, 10, 25, 100)

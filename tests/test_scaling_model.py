@@ -109,6 +109,10 @@ def test_the_slower_wire_counts():
   assert seconds(hosts=4) == pytest.approx(0.75)
   assert seconds(hosts=2, ranks_per_host=2) == pytest.approx(7.5)
   assert seconds() == 0.0
+  # Halves inside, then each host's two halves on its one wire.
+  assert seconds(hosts=2, ranks_per_host=2, hierarchical=True) == pytest.approx(
+    5.0 + 0.5
+  )
 
 
 def test_one_rank_computes_and_updates():
