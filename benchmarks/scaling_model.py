@@ -68,6 +68,8 @@ class Machine:
     byte: of the rank's core for a byte of float32 that it sends and sums. GPUs
       spend none.
     byte_half: for a byte of float16.
+    cast: what an update takes longer for a number that leaves as float16:
+      casts both ways and the loss scale, in so far as `byte_half` lacks them.
     update: for a weight that the optimizer changes.
     accumulate: for a gradient that a micro-batch adds.
     factor: PowerSGD's, for a number of a matrix that is sent as factors.
@@ -84,6 +86,7 @@ class Machine:
   start: float = 0.0
   byte: float = 0.0
   byte_half: float = 0.0
+  cast: float = 0.0
   update: float = 0.0
   accumulate: float = 0.0
   factor: float = 0.0
@@ -224,6 +227,9 @@ def reduce_scatter_seconds(machine: Machine, setting: Setting, size) -> float:
 def transfer(machine: Machine, setting: Setting, size) -> tuple:
   """Of an all-reduce (with ZeRO a reduce-scatter) of `size` numbers.
 
+  Cores work while the wire does. If ranks share them they do not: in a ring all
+  wait for the one that waits for a core.
+
   Returns:
     Seconds that it takes, and that it takes of the rank's core.
   """
@@ -231,9 +237,10 @@ def transfer(machine: Machine, setting: Setting, size) -> tuple:
   rounds = 1 if setting.zero else 2
   per_byte = machine.byte if setting.wire_bytes == 4 else machine.byte_half
   sent = rounds * size * (setting.ranks - 1) / setting.ranks
-  core = sent * per_byte * crowd(machine, setting)
+  slow = crowd(machine, setting)
+  core = sent * per_byte * slow
   wire = rounds * reduce_scatter_seconds(machine, setting, size)
-  return machine.start + max(wire, core), core
+  return (wire + core if slow > 1 else max(wire, core)), core
 
 
 def crowd(machine: Machine, setting: Setting) -> float:
@@ -285,7 +292,8 @@ def backward_seconds(
     return seconds
   sizes, there = gradients(setting)
   overlaps = setting.overlaps and setting.accumulation == 1
-  ready = seconds * (there if overlaps else np.ones_like(there))
+  # Time goes on while a group waits to leave.
+  ready = machine.start + seconds * (there if overlaps else np.ones_like(there))
   items = [[i] for i in range(len(sizes))]
   if setting.groups:
     items = np.array_split(
@@ -302,7 +310,8 @@ def backward_seconds(
     parts = [
       transfer(machine, setting, part) for part in together(first, last) if part
     ]
-    return tuple(map(sum, zip(*parts, strict=True)))
+    seconds, core = map(sum, zip(*parts, strict=True))
+    return seconds + (len(parts) - 1) * machine.start, core
 
   def fits(first, last):
     size = together(first, last).sum() * setting.wire_bytes
@@ -320,20 +329,21 @@ def step_seconds(machine: Machine, setting: Setting) -> float:
   micro = slow * setting.flops / machine.flops
   several = setting.accumulation > 1
   add = slow * machine.accumulate * trained * several
-  factors = slow * machine.factor * in_factors(setting)
+  whole = slow * machine.factor * in_factors(setting)
   update = slow * machine.update * trained
-  gather = 0.0
-  if setting.zero and setting.ranks > 1:
-    update /= setting.ranks
-    weights = dataclasses.replace(setting, wire_bytes=4)
-    gather, _ = transfer(machine, weights, trained)
+  if setting.ranks > 1:
+    if setting.wire_bytes == 2:
+      whole += slow * machine.cast * trained
+    if setting.zero:
+      weights = dataclasses.replace(setting, wire_bytes=4)
+      update /= setting.ranks
+      whole += machine.start + transfer(machine, weights, trained)[0]
   return (
     setting.accumulation * (micro + add)
     - micro * _BACKWARD
     + backward_seconds(machine, setting, micro * _BACKWARD)
-    + factors
+    + whole
     + update
-    + gather
   )
 
 
@@ -435,10 +445,19 @@ def fit_wire(lines: Sequence[dict]) -> dict:
   return found
 
 
-def read_lines(paths: Sequence[str]) -> tuple[list, list]:
-  """Lines of slow_network.py and of bench_allreduce.py in JSON Lines files.
+# bench_allreduce.py's case -> (groups, bytes of a number).
+_REDUCTIONS = {
+  "one group": (1, 4),
+  "four groups": (4, 4),
+  "one group, fp16": (1, 2),
+}
 
-  The latter need `hosts` (with one rank each) and `gbit_measured` besides.
+
+def read_lines(paths: Sequence[str]) -> tuple[list, list]:
+  """What slow_network.py printed, of each case the median of its runs.
+
+  Returns:
+    Its lines, and those of bench_allreduce.py in `_REDUCTIONS`.
 
   Raises:
     UserError: a line is of neither.
@@ -454,10 +473,23 @@ def read_lines(paths: Sequence[str]) -> tuple[list, list]:
           reductions.append(line)
         else:
           raise errors.UserError(
-            f"{path}, line {number}: not of slow_network.py, nor of "
-            "bench_allreduce.py with gbit_measured"
+            f"{path}, line {number}: not one of slow_network.py"
           )
-  return steps, reductions
+  reductions = [r for r in reductions if r["case"] in _REDUCTIONS]
+  return _medians(steps), reductions
+
+
+def _medians(lines):
+  """One line of those that differ in what was measured only."""
+  measured = ("seconds_median", "matmul_gflop_per_second", "gbit_measured")
+  told = ("case", "ranks", "gbit", "micro_batch", "seq_length", "bert_config")
+  runs = {}
+  for line in lines:
+    runs.setdefault(tuple(line[key] for key in told), []).append(line)
+  return [
+    same[0] | {key: statistics.median(x[key] for x in same) for key in measured}
+    for same in runs.values()
+  ]
 
 
 class Fit:
@@ -465,7 +497,8 @@ class Fit:
 
   Fitted: all runs of one rank; of variants (a config in a precision and XLA
   mode) that have none, the efficiency from their `_FITTED` case on the fastest
-  network; of bench_allreduce.py what two ranks did without a limit.
+  network; what casts take from `float16` on two hosts without a limit; and of
+  bench_allreduce.py what one group took there.
   """
 
   _FITTED = ("groups", "plain", "bf16")
@@ -473,7 +506,11 @@ class Fit:
   def __init__(self, steps: Sequence[dict], reductions: Sequence[dict], cores):
     self.cores = cores
     alone = [line for line in steps if line["ranks"] == 1]
-    wires = [r for r in reductions if r["ranks"] == 2 and not r["gbit"]]
+    wires = [
+      r
+      for r in reductions
+      if r["ranks"] == 2 and not r["gbit"] and _REDUCTIONS[r["case"]][0] == 1
+    ]
     if not alone or not wires:
       raise errors.UserError(
         "--measured: no runs of one rank, or of bench_allreduce.py on two "
@@ -482,6 +519,12 @@ class Fit:
     self.efficiencies, costs = fit_rank(alone)
     self.costs = costs | fit_wire(wires)
     self.fitted = [*alone, *wires]
+    for line in steps:
+      if (line["case"], line["ranks"], line["gbit"]) == ("float16", 2, 0):
+        longer = line["seconds_median"] - self.predict(line)
+        weights = numbers(setting_of(line).bert)
+        self.costs["cast"] = max(0.0, float(longer / weights))
+        self.fitted.append(line)
     for variant in sorted({_variant(line) for line in steps}):
       if variant not in self.efficiencies:
         self._fit_efficiency(variant, steps)
@@ -526,16 +569,18 @@ class Fit:
     """Seconds of the update, or of the all-reduce, that `line` measured."""
     if "bert_config" in line:
       return step_seconds(self.machine(line), setting_of(line))
+    _, width = _REDUCTIONS[line["case"]]
+    machine = self.machine(line)
     setting = Setting(
       bert=None,
       seq_length=0,
       micro_batch=0,
       hosts=line["ranks"],
-      wire_bytes=2 if "fp16" in line["case"] else 4,
+      wire_bytes=width,
     )
-    groups = 4 if line["case"] == "four groups" else 1
-    size = line["megabytes"] * 2**20 / 4 / groups
-    return groups * transfer(self.machine(line), setting, size)[0]
+    size = line["megabytes"] * 2**20 / 4
+    # Groups that are there together leave together.
+    return machine.start + transfer(machine, setting, size)[0]
 
   def results(self, lines: Sequence[dict]) -> list[dict]:
     """What is predicted of each line, and how far off that is."""

@@ -179,6 +179,23 @@ def test_ranks_that_share_cores_wait_for_each_other():
   ]
   assert seconds[1] == pytest.approx(seconds[0])
   assert seconds[2] == pytest.approx(2 * seconds[0])
+  machine = dataclasses.replace(machine, network=1e9, byte=3e-10)
+  sent = {2: 4e6, 4: 6e6}  # of a million numbers
+  found = {n: scaling_model.transfer(machine, mini(hosts=n), 1e6) for n in sent}
+  assert found[2] == pytest.approx((4e-3, 1.2e-3))
+  assert found[4] == pytest.approx((6e-3 + 3.6e-3, 3.6e-3))
+
+
+def test_waiting_to_leave_overlaps_too():
+  machine = dataclasses.replace(FREE, start=0.1)
+  setting = mini(hosts=2)
+  assert scaling_model.backward_seconds(machine, setting, 1.0) == (
+    pytest.approx(1.1)
+  )
+  twice = dataclasses.replace(setting, powersgd_rank=16, groups=1)
+  assert scaling_model.backward_seconds(machine, twice, 1.0) == (
+    pytest.approx(1.2)
+  )
 
 
 # -----------------------------------------------------------------------------
@@ -190,6 +207,7 @@ KNOWN = scaling_model.Machine(
   start=3e-3,
   byte=9e-10,
   byte_half=2e-9,
+  cast=3e-9,
   update=2e-9,
   accumulate=5e-10,
   factor=3e-9,
@@ -223,7 +241,8 @@ def made_reduction(case, megabytes, ranks=2, gbit=0.0):
   return {
     "case": case, "ranks": ranks, "gbit": gbit, "gbit_measured": gbit or 20.0,
     "megabytes": megabytes, "tensors": 50,
-    "seconds_median": KNOWN.start + max(core, wire),
+    "seconds_median": KNOWN.start
+    + (max(core, wire) if ranks < 3 else core + wire),
   }  # fmt: skip
 
 
@@ -231,6 +250,7 @@ def made_fit():
   steps = [
     made_line("groups", micro_batch=1),
     *(made_line(c) for c in ("groups", "8 micro-batches", "powersgd")),
+    made_line("float16", 2),
     *(
       made_line(case, ranks, gbit)
       for case in ("groups", "float16", "zero", "8 micro-batches", "powersgd")
@@ -242,7 +262,7 @@ def made_fit():
     for case in ("one group", "one group, fp16")
     for size in (1.0, 64.0)
   ]
-  reductions.append(made_reduction("one group", 64.0, 4, 1.0))
+  reductions.append(made_reduction("four groups", 64.0, 4, 1.0))
   return scaling_model.Fit(steps, reductions, cores=2), steps, reductions
 
 
@@ -254,7 +274,7 @@ def test_a_fit_finds_what_measurements_were_made_with():
   assert efficiency == pytest.approx(60 / 80, rel=1e-3)
   results = fit.results([*steps, *reductions])
   assert max(abs(line["error"]) for line in results) < 2e-3
-  assert sum(line["fitted"] for line in results) == 8
+  assert sum(line["fitted"] for line in results) == 9
 
 
 def test_a_variant_without_a_run_of_one_rank_is_fitted_to_one_line():
@@ -279,6 +299,17 @@ def test_measurements_that_do_not_suffice_are_refused(tmp_path):
   other.write_text('{"case": "plain"}\n')
   with pytest.raises(errors.UserError, match="other.jsonl, line 1"):
     scaling_model.read_lines([str(other)])
+
+
+def test_runs_of_a_case_are_one_line(tmp_path):
+  line = made_line("groups", 2, 1.0)
+  runs = [line | {"seconds_median": x} for x in (1.0, 9.0, 2.0)]
+  lines = [*runs, made_line("zero", 2, 1.0), made_reduction("each", 1.0)]
+  path = tmp_path / "lines.jsonl"
+  path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+  steps, reductions = scaling_model.read_lines([str(path)])
+  assert [x["case"] for x in steps] == ["groups", "zero"] and not reductions
+  assert steps[0]["seconds_median"] == 2.0
 
 
 # -----------------------------------------------------------------------------
@@ -342,7 +373,7 @@ def test_it_is_drawn(tmp_path):
 
 
 def test_recorded_predictions_are_of_the_recorded_measurements():
-  """And hold what is claimed: updates that it was not fitted to within 15%."""
+  """And nine of ten that it was not fitted to are within about 15%."""
   read = lambda name: scaling_model.read_lines([os.path.join(RESULTS, name)])
   steps, reductions = read("scaling.jsonl")
   own = scaling_model.Fit(steps, reductions, 2).results([*steps, *reductions])
@@ -350,4 +381,9 @@ def test_recorded_predictions_are_of_the_recorded_measurements():
     recorded = [json.loads(line) for line in f]
   wanted = [x for x in recorded if x["kind"] in ("step", "all-reduce")]
   for found, line in zip(own, wanted, strict=True):
-    assert found == pytest.approx(line, rel=1e-3, abs=1e-3)
+    numbers = {k: v for k, v in line.items() if isinstance(v, (int, float))}
+    for key, value in numbers.items():
+      assert found[key] == pytest.approx(value, rel=1e-3, abs=1e-3), line
+    assert found["case"] == line["case"] and found["what"] == line["what"]
+  off = [abs(x["error"]) for x in own if not x["fitted"]]
+  assert np.median(off) < 0.1 and np.mean(np.array(off) < 0.155) > 0.9
