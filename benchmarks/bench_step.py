@@ -239,8 +239,8 @@ def main(_) -> None:
   measurement = Measurement(step, FLAGS.updates_per_round)
   losses = run_pretraining.losses(measurement.first["sums"])
   train_loop.say(comm, f"first update: loss {losses['loss']}")
-  if FLAGS.trace and comm.is_root:
-    write_trace(step, FLAGS.trace)
+  if FLAGS.trace:  # an update is all ranks'
+    write_trace(step, FLAGS.trace if comm.is_root else os.devnull)
   if FLAGS.serve:
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:

@@ -286,13 +286,19 @@ class _HorovodComm(Comm):
       return tf.timestamp() - began
 
   def reducescatter(self, tensor, name, fp16=False):
-    return self._hvd.reducescatter(
-      tensor,
-      op=self._hvd.Sum,
-      name=name,
-      compression=self._compression(fp16),
-      process_set=self._ranks,
-    )
+    if tf.config.list_physical_devices("GPU"):
+      return self._hvd.reducescatter(
+        tensor,
+        op=self._hvd.Sum,
+        name=name,
+        compression=self._compression(fp16),
+        process_set=self._ranks,
+      )
+    # Gloo's own takes more than twice as long as an all-reduce of the same.
+    wire = tf.cast(tensor, tf.float16 if fp16 else tensor.dtype)
+    parts = self._hvd.alltoall(wire, name=name, process_set=self._ranks)
+    own = [self.size, tensor.shape[0] // self.size, *tensor.shape[1:]]
+    return tf.reduce_sum(tf.cast(tf.reshape(parts, own), tensor.dtype), axis=0)
 
   def _compression(self, fp16: bool):
     kinds = self._hvd.Compression
