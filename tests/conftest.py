@@ -21,6 +21,7 @@ TINY = dict(
   max_position_embeddings=64,
   type_vocab_size=2,
 )
+NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import runs
-from conftest import write_config, write_records
+from conftest import NO_DROPOUT, write_config, write_records
 
 UPDATES = 1500
 
@@ -22,8 +22,7 @@ def plain_run(tmp_path_factory):
   write_records(folder / "data-0.tfrecord", 120)
   config = write_config(
     folder / "config.json",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
+    **NO_DROPOUT,
   )
   tiny = config, str(folder / "data-*.tfrecord")
   runs.pretrain(

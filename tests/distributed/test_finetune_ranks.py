@@ -10,12 +10,12 @@ import runs
 
 from training import training_hooks
 
-NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-
 
 def commands(tmp_path, letters):
   """Script -> its flags, and the files that it predicts."""
-  config = conftest.write_config(tmp_path / "config.json", **NO_DROPOUT)
+  config = conftest.write_config(
+    tmp_path / "config.json", **conftest.NO_DROPOUT
+  )
   shared = [
     "--do_train", "--do_eval", "--do_predict", "--max_seq_length=64",
     f"--bert_config_file={config}", f"--vocab_file={letters}",

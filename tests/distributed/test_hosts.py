@@ -14,7 +14,7 @@ import psutil
 import pytest
 import runs
 import test_deployment
-from conftest import write_config, write_records
+from conftest import NO_DROPOUT, write_config, write_records
 
 import errors
 from benchmarks import hosts
@@ -40,8 +40,7 @@ def plain(tmp_path_factory):
   write_records(folder / "data-0.tfrecord", 120)
   config = write_config(
     folder / "config.json",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
+    **NO_DROPOUT,
   )
   return config, str(folder / "data-*.tfrecord")
 

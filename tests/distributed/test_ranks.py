@@ -6,13 +6,11 @@ import re
 import numpy as np
 import pytest
 import runs
-from conftest import write_config, write_packed, write_records
+from conftest import NO_DROPOUT, write_config, write_packed, write_records
 
 import records
 from pretraining_data import tfrecord
 from training import distributed
-
-NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 @pytest.fixture(scope="module")

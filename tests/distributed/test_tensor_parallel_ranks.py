@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import runs
-from conftest import write_config, write_packed
+from conftest import NO_DROPOUT, write_config, write_packed
 
 # A vocabulary that two slices cannot share evenly, heads that four can.
 MODEL = dict(vocab_size=101, num_attention_heads=4)
@@ -91,8 +91,7 @@ def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
   config = write_config(
     tmp_path / "config.json",
     **MODEL,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
+    **NO_DROPOUT,
   )
   run = (config, files), always
   for folder, ranks, flags in (
@@ -128,8 +127,7 @@ def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
   config = write_config(
     tmp_path / "config.json",
     **MODEL,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
+    **NO_DROPOUT,
   )
   run = (config, files), always
   train(run, plain, 1, *flags)
