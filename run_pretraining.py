@@ -227,12 +227,17 @@ def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
       slices=Slices(comm.slices),
     )
 
-  def evaluation(session, signals):
-    totals = train_loop.add_up(
-      session, sums._asdict(), source, batches, comm.data, signals
-    )
-    if totals is None:
-      return None
+  batches = train_loop.EvaluationBatches(
+    fetches=sums._asdict(),
+    source=source,
+    batches=batches,
+    wishes=train_loop.Wishes(comm, "evaluation_wishes"),
+    comm=comm,
+  )
+
+  def evaluation(session, signals, watchdog):
+    rows = batches.run(session, signals, watchdog)
+    totals = train_loop.add_up(rows, sums._fields, comm.data)
     results = losses(totals)
     del results["loss"]
     return {**results, "examples": int(totals["next_sentence_weight"])}

@@ -314,13 +314,11 @@ def _means(sums: dict) -> dict:
 def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
   source = task.evaluation_set
   comm.check_equal("the evaluation set", source.fingerprint())
-  collect = _collector(task, source, config, comm)
+  collect = _collector(task, source, config, comm, "evaluation")
   names = ["loss", *task.result_names()]
 
-  def evaluation(session, signals):
-    outputs = collect(session, signals)
-    if outputs is None:
-      return None
+  def evaluation(session, signals, watchdog):
+    outputs = collect(session, signals, watchdog)
     values = np.zeros(len(names))
     if comm.is_root:
       weights = outputs.pop("weights")
@@ -341,19 +339,19 @@ def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
 def _predictor(task: Task, config, comm):
   source = task.prediction_set
   comm.check_equal("the prediction set", source.fingerprint())
-  collect = _collector(task, source, config, comm)
+  collect = _collector(task, source, config, comm, "prediction")
 
-  def predict(session):
-    outputs = collect(session)
+  def predict(session, watchdog):
+    outputs = collect(session, None, watchdog)
     return task.write_predictions(source, outputs) if comm.is_root else []
 
   return predict
 
 
-def _collector(task: Task, source, config, comm):
-  """(session, signals) -> name -> [rows, ...], of all rows, on all ranks.
+def _collector(task: Task, source, config, comm, name: str):
+  """(session, signals, watchdog) -> name -> [rows, ...], of all rows and ranks.
 
-  None if a rank was told to stop.
+  See `train_loop.EvaluationBatches`; `name` is unique in the graph.
   """
   rows = source.rows_of(config.eval_batch_size)
   batches = input_pipeline.evaluation_batches(source, rows, comm)
@@ -364,17 +362,17 @@ def _collector(task: Task, source, config, comm):
     **head.outputs,
   }
   most = -(-len(source) // comm.size)  # rows of a rank
+  batches = train_loop.EvaluationBatches(
+    fetches=fetches,
+    source=source,
+    batches=batches,
+    wishes=train_loop.Wishes(comm, f"{name}_wishes"),
+    comm=comm,
+  )
 
-  def collect(session, signals=None):
-    found, ended = [], False
-    batches.start(session, 0)
-    for _ in range(batches.count):
-      found.append(session.run(fetches))
-      if signals and signals.received:
-        ended = True
-        break
-    if comm.gather(np.array([ended])).any():
-      return None
+  def collect(session, signals, watchdog):
+    found = list(batches.run(session, signals, watchdog))
+    watchdog.look_away()  # rank 0 makes results of it, however long
     # A rank may have no rows, where there are fewer than ranks.
     none = {
       n: np.zeros([0, *t.shape[1:]], np.float32) for n, t in fetches.items()

@@ -4,12 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from tensorflow_v1 import tf
-from training import checkpoint_files
+from training import (
+  checkpoint_files,
+  checkpointing,
+  distributed,
+  training_hooks,
+)
 from training.checkpoint_files import CheckpointError, CheckpointFiles
 
 VALUES = {
@@ -140,6 +147,85 @@ print(files.steps(), files.failure())
   assert "model.ckpt-2 could not be written (" in first
   assert "File too large" in first and "the one before stays" in first
   assert last == "[3] None"
+
+
+def test_a_slow_disk_is_no_rank_that_hangs(tmp_path, monkeypatch, capfd):
+  """A write that outlasts the watchdog's patience, before each next save."""
+
+  class Two(distributed.Comm):
+    size = 2
+
+    def gather(self, values):
+      return np.stack([values, np.ones_like(values)])
+
+  ended = []
+  monkeypatch.setattr(training_hooks.Watchdog, "SECONDS", 1.0)
+  monkeypatch.setattr(training_hooks.Watchdog, "LONGEST", 0.0)
+  monkeypatch.setattr(
+    training_hooks.Watchdog, "_end", lambda *_: ended.append(1)
+  )
+  monkeypatch.setattr(checkpointing, "_READY_SECONDS", 0.2)
+  monkeypatch.setattr(checkpointing, "_TELL_SECONDS", 1.0)
+  write_files = checkpoint_files._Writer.__call__
+
+  def slow(*arguments):
+    time.sleep(3.0)
+    write_files(*arguments)
+
+  monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
+  comm = Two()
+  with (
+    tf.Graph().as_default(),
+    tf.Session() as session,
+    training_hooks.Watchdog(comm) as watchdog,
+  ):
+    tf.get_variable("weight", initializer=1.0)
+    checkpointer = checkpointing.Checkpointer(
+      str(tmp_path), comm, moved=watchdog.moved
+    )
+    checkpointer.initialise(session, None)
+    watchdog.watch()
+    checkpointer.save(session, 1)
+    assert not checkpointer.is_ready()
+    checkpointer.save(session, 2)
+    checkpointer.finish()
+    assert not ended
+    assert CheckpointFiles(str(tmp_path), 5).steps() == [2, 1]
+    time.sleep(2.0)
+    assert ended, "a rank that hangs afterwards is noticed"
+  told = capfd.readouterr().err
+  assert f"waiting for the disk: {tmp_path} takes a checkpoint" in told
+
+
+def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
+  """The second one after a save needs the memory that is being written."""
+
+  class Comm(distributed.Comm):
+    elastic = True
+
+  disk = threading.Event()
+  write_files = checkpoint_files._Writer.__call__
+
+  def slow(*arguments):
+    disk.wait()
+    write_files(*arguments)
+
+  monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
+  commit = checkpointing.Commit()
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.get_variable("weight", initializer=1.0)
+    checkpointer = checkpointing.Checkpointer(
+      str(tmp_path), Comm(), commit=commit
+    )
+    checkpointer.initialise(session, None)
+    checkpointer.save(session, 1)
+    for step in (2, 3, 4):
+      checkpointer.try_commit(session, step)
+    assert commit.step == 2
+    disk.set()
+    checkpointer.wait()
+    checkpointer.try_commit(session, 5)
+    assert commit.step == 5
 
 
 def test_markers_that_are_none(tmp_path):

@@ -83,6 +83,34 @@ def test_a_falling_loss_scale_is_no_reason_but_its_floor_is(tiny_run, tmp_path):
   assert "loss scale 1.09951e+12" in message
 
 
+def test_a_diverged_state_is_not_saved_at_the_end_or_at_a_stop(
+  tiny_run, tmp_path, monkeypatch, capfd
+):
+  folder = tmp_path / "run"
+  runs.pretrain(tiny_run, folder, num_train_steps=4)
+  message = diverge(tiny_run, folder, lr_schedule="constant", num_train_steps=8)
+  assert message.startswith(
+    "update 8: gradients are not finite for 3 updates in a row, first at update"
+    " 6 "
+  )
+  assert f"{folder}/model.ckpt-4 is of before" in message
+  assert [p.name for p in folder.glob("*.index")] == ["model.ckpt-4.index"]
+
+  asked = iter([None] * 3 + ["stop"])
+  with monkeypatch.context() as patch:
+    patch.setattr(train_loop.Wishes, "verdict", lambda *_: next(asked))
+    result = runs.pretrain(
+      tiny_run, folder, lr_schedule="constant", learning_rate=1e38
+    )
+  assert result["training"]["stopped"]
+  assert result["training"]["global_step"] == 4
+  assert [p.name for p in folder.glob("*.index")] == ["model.ckpt-4.index"]
+  told = capfd.readouterr().err
+  assert "updates 6 to 8 were not finite and are not saved: update 4" in told
+  assert f"checkpoint  {folder}/model.ckpt-4\n" in told
+  assert "stopped before update 5: the same command goes on there" in told
+
+
 def test_ten_bad_updates_that_are_not_in_a_row_are_none():
   class Comm:
     is_root, size = False, 1
@@ -94,7 +122,10 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
     class ops:
       variables = []
 
-  guard = divergence.Guard(Task, None, None, Comm)
+  class Checkpointer:
+    wait = staticmethod(lambda: None)
+
+  guard = divergence.Guard(Task, Checkpointer, None, Comm)
   report = lambda bad: {
     "skipped": bad,
     "dropped_micro_batches": 0.0,
@@ -104,10 +135,16 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
   for step in range(1, 41):
     guard.see(None, step, 0, report(step % divergence.PATIENCE != 0))
     assert guard.bad == (step % divergence.PATIENCE != 0)
+  # To lose some micro-batches once is no sign.
+  some = {**report(False), "dropped_micro_batches": 1.0}
+  for step, bad in ((41, False), (42, True), (43, True)):
+    guard.see(None, step, 0, some)
+    assert guard.bad == bad
+  guard.see(None, 44, 0, report(False))
   with pytest.raises(divergence.DivergedError, match="rank 0 says more"):
-    for step in range(41, 60):
+    for step in range(45, 60):
       guard.see(None, step, 0, report(True))
-  assert step == 50
+  assert step == 54
 
 
 def test_the_best_checkpoint_by_evaluation_stays(tiny_run, tmp_path):

@@ -21,6 +21,7 @@ from training import (
   checkpoint_files,
   checkpointing,
   lr_schedule,
+  run_lock,
   training_hooks,
 )
 from training.distributed import AllreduceConfig, Comm
@@ -90,19 +91,9 @@ def test_stopped_by_a_signal_equals_never_stopped(
     loss_scale=dict(loss_scale_window=5),
   )
   runs.pretrain(tiny_run, tmp_path / "whole", **settings)
-  sessions = []
-  original = tf.Session.run
-
-  def run(session, fetches, feeds=None, *more):
-    if feeds and any("own_wishes" in str(key) for key in feeds):
-      sessions.append(session)
-      if len(sessions) == asked_at:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return original(session, fetches, feeds, *more)
-
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(tf.Session, "run", run)
-    result = runs.pretrain(tiny_run, tmp_path / "stopped", **settings)
+  result = stop(
+    tiny_run, tmp_path / "stopped", "own_wishes", asked_at, **settings
+  )
   assert result["training"]["stopped"]
   assert result["training"]["updates"] == 8
   err = capfd.readouterr().err
@@ -119,6 +110,87 @@ def test_stopped_by_a_signal_equals_never_stopped(
     np.testing.assert_array_equal(
       runs.weights(tmp_path / "stopped")[name], value, err_msg=name
     )
+
+
+def stop(tiny_run, folder, wishes, asked_at, **settings):
+  """A run that gets SIGTERM before it feeds its `wishes` the n-th time."""
+  seen = []
+  original = tf.Session.run
+
+  def run(session, fetches, feeds=None, *more):
+    if feeds and any(wishes in str(key) for key in feeds):
+      seen.append(session)
+      if len(seen) == asked_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return original(session, fetches, feeds, *more)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(tf.Session, "run", run)
+    return runs.pretrain(tiny_run, folder, **settings)
+
+
+@pytest.mark.parametrize(
+  "wishes, asked_at", [("own_wishes", 10), ("own_evaluation_wishes", 19)]
+)
+def test_an_evaluation_that_a_stop_prevents_is_made_when_resuming(
+  tiny_run, tmp_path, wishes, asked_at
+):
+  """Of 8 batches each, after 0, 5, 10, 15: one stop before, one in the third.
+
+  A second resume makes none twice.
+  """
+  settings = dict(do_eval=True, eval_every_steps=5, eval_batch_size=16)
+  runs.pretrain(tiny_run, tmp_path / "whole", **settings)
+  folder = tmp_path / "stopped"
+  result = stop(tiny_run, folder, wishes, asked_at, **settings)
+  assert result["training"]["stopped"]
+  assert result["training"]["global_step"] == 10
+  assert evaluated(folder) == [0, 5]
+  result = stop(tiny_run, folder, "own_wishes", 1, **settings)
+  assert result["training"]["global_step"] == 11
+  assert evaluated(folder) == [0, 5, 10]
+  runs.pretrain(tiny_run, folder, **settings)
+  assert evaluated(folder) == [0, 5, 10, 15, 20]
+  for name in (training_hooks.METRICS_FILE, training_hooks.EVAL_METRICS_FILE):
+    whole, resumed = (
+      [
+        (report["global_step"], report["masked_lm_loss"])
+        for report in training_hooks.read_jsonl(str(f / name))
+      ]
+      for f in (tmp_path / "whole", folder)
+    )
+    assert resumed == whole
+
+
+def evaluated(folder):
+  path = str(folder / training_hooks.EVAL_METRICS_FILE)
+  return [e["global_step"] for e in training_hooks.read_jsonl(path)]
+
+
+def test_a_second_run_in_a_folder_is_refused(tiny_run, tmp_path):
+  """It would write over the first one's files."""
+  folder = tmp_path / "run"
+  with (
+    run_lock.held(str(folder), Comm()),
+    pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "),
+  ):
+    runs.pretrain(tiny_run, folder, num_train_steps=1)
+  assert os.listdir(folder) == [run_lock.FILE]
+  runs.pretrain(tiny_run, folder, num_train_steps=1)
+
+
+def test_an_elastic_world_takes_over_from_a_stopped_rank(tmp_path, monkeypatch):
+  class Elastic(Comm):
+    elastic = True
+
+  monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1234")
+  with (
+    run_lock.held(str(tmp_path), Elastic()),
+    run_lock.held(str(tmp_path), Elastic()),
+  ):
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1235")
+    with pytest.raises(UserError), run_lock.held(str(tmp_path), Elastic()):
+      pass
 
 
 def test_fewer_masks_than_records_are_packed_for_are_refused(

@@ -352,7 +352,8 @@ class CheckpointFiles:
 
   def retry_is_due(self) -> bool:
     """Whether the last checkpoint failed, and long enough ago."""
-    return self._retry_at is not None and time.monotonic() >= self._retry_at
+    overdue = self._retry_at is not None and time.monotonic() >= self._retry_at
+    return overdue and self.wait(0)  # a newer one may be under way
 
   def protect(self, step: int) -> None:
     """Keeps this checkpoint, whatever its age, and no other by that right."""

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +103,7 @@ def _aligned(shape: list, dtype) -> np.ndarray:
 
 _ALIGNMENT = 64  # bytes
 _READY_SECONDS = 5.0
+_TELL_SECONDS = 30.0
 
 _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
@@ -291,9 +293,23 @@ class Checkpointer:
   """
 
   def __init__(
-    self, output_dir: str, comm, keep: int = 5, commit: Commit | None = None
+    self,
+    output_dir: str,
+    comm,
+    keep: int = 5,
+    commit: Commit | None = None,
+    moved: Callable[[], None] = lambda: None,
   ):
-    """`commit` is that of an elastic run, which outlives this object."""
+    """Prepares to save the graph's variables.
+
+    Args:
+      output_dir: the run's folder.
+      comm: a `distributed.Comm`.
+      keep: how many of the newest checkpoints are kept.
+      commit: that of an elastic run, which outlives this object.
+      moved: is called again and again while all ranks wait for the disk.
+    """
+    self._moved, self._patience = moved, _READY_SECONDS
     self._files = checkpoint_files.CheckpointFiles(output_dir, keep)
     self._comm, self._elastic = comm, commit is not None
     self._commit = commit or Commit(copies=1)
@@ -512,10 +528,9 @@ class Checkpointer:
     self._load_trained(session, path, names)
     session.run(self._broadcast)
 
-  def newest(self) -> str | None:
-    """The newest checkpoint that is written, or being written."""
-    self._files.wait()
-    steps = self._files.steps()
+  def newest(self, before: int | None = None) -> str | None:
+    """The newest checkpoint that is written, of updates before this one."""
+    steps = [s for s in self._files.steps() if before is None or s < before]
     return self._files.prefix(steps[0]) if steps else None
 
   def values(self, session: tf.Session) -> dict:
@@ -542,10 +557,22 @@ class Checkpointer:
     Not before all are there, rank 0 with its reports of the updates up to here
     written: the next world begins after this update, and makes none of them.
     """
-    if self._elastic:
-      self._comm.gather(np.array([step]))
-    if self._keeps and self._commit.begin() is self._written:
-      self._files.wait()
+    if self._elastic and not self._has_room():
+      self.wait()
+    self._keep(session, step)
+
+  def try_commit(self, session: tf.Session, step: int) -> None:
+    """`commit`, unless what is being written still needs the memory for it."""
+    if self._has_room():
+      self._keep(session, step)
+
+  def _has_room(self) -> bool:
+    """Whether `_keep` may begin; on all ranks, of which it waits for all."""
+    own = self._keeps and self._commit.begin() is self._written
+    room = not own or self._files.wait(0)
+    return bool(self._comm.gather(np.array([room])).all())
+
+  def _keep(self, session: tf.Session, step: int) -> None:
     for copy in self._copies if self._keeps else self._copies[1:]:
       session.run(copy)
     if self._keeps:
@@ -563,11 +590,13 @@ class Checkpointer:
     """
     self._saved = step
     began = time.monotonic()
+    self.wait()
     session.run(self._add_up_errors)
     self.commit(session, step)
     if self._comm.is_root:
       self._write_commit()
       self.stalls.append(time.monotonic() - began)
+    self._patience = _READY_SECONDS
 
   def save_commit(self) -> None:
     """Begins to save what is committed, lest there be no next world."""
@@ -576,11 +605,33 @@ class Checkpointer:
         self._write_commit()
 
   def is_ready(self) -> bool:
-    """Whether it could save now; waits only briefly for what it is saving.
+    """Whether all ranks could save now; the same on all.
 
-    The other ranks are waiting, too.
+    The first call after a save waits a little for what is being written.
     """
-    return self._files.wait(_READY_SECONDS)
+    patience, self._patience = self._patience, 0.0
+    return self._is_idle(patience)
+
+  def _is_idle(self, seconds: float) -> bool:
+    """Whether nothing is being written, now or within `seconds`; on all."""
+    idle = self._comm.gather(np.array([self._files.wait(seconds)]))[0, 0]
+    self._moved()
+    return bool(idle)
+
+  def wait(self) -> None:
+    """Returns on all ranks when rank 0 has written what it is writing.
+
+    A disk may take minutes for a large checkpoint: that is no rank that hangs.
+    """
+    began = told = time.monotonic()
+    while not self._is_idle(_READY_SECONDS):
+      now = time.monotonic()
+      if self._comm.is_root and now - told >= _TELL_SECONDS:
+        training_hooks.tell(
+          f"waiting for the disk: {self._files.folder} takes a checkpoint, "
+          f"{now - began:.0f} s so far"
+        )
+        told = now
 
   def keep_best(self, session: tf.Session, step: int, best: int | None) -> None:
     """Keeps the checkpoint of update `best`; makes it if that is now.
@@ -616,7 +667,7 @@ class Checkpointer:
     Raises:
       CheckpointError: it could not be.
     """
-    self._files.wait()
+    self.wait()
     failure = self._files.failure()
     if not self._comm.gather(np.array([failure is not None]))[0, 0]:
       return

@@ -13,6 +13,7 @@ import numpy as np
 
 import json_files
 from errors import UserError
+from training import training_hooks
 
 FILE = "nonfinite.json"
 PATIENCE = 10  # updates in a row
@@ -37,12 +38,17 @@ class Guard:
     """
     self._task, self._checkpointer = task, checkpointer
     self._config, self._comm = config, comm
-    self._first: dict | None = None
+    self._first: dict | None = None  # of the updates in a row
+    self._last: dict = {}
+    self._doubtful = False
 
   @property
   def bad(self) -> bool:
-    """Whether the last update was one; no checkpoint should be made then."""
-    return self._first is not None
+    """Whether the state is not to be saved; the same on all ranks.
+
+    The last update was skipped, or lost micro-batches as the one before it.
+    """
+    return self._first is not None and self._doubtful
 
   def see(self, session, step: int, samples: int, got: dict) -> None:
     """Looks at an update.
@@ -60,6 +66,7 @@ class Guard:
     if not failed or got["loss_scale"] > self._task.loss_scale_floor:
       self._first = None
       return
+    self._doubtful = bool(got["skipped"]) or self._first is not None
     if self._first is None:
       which = int(got["nonfinite_variable"])
       self._first = {
@@ -69,18 +76,47 @@ class Guard:
         if which >= 0
         else "all variables together",
       }
+    self._last = got
     if step - self._first["update"] + 1 >= PATIENCE:
-      message = self._message(session, step, got)
-      # The first rank that ends has horovodrun end the others: not before
-      # rank 0 knows what to say.
-      self._comm.gather(np.zeros(1))
-      raise DivergedError(message)
+      self._raise(session, step)
+
+  def end(self, session, step: int, saved: int) -> int:
+    """To be called where a run ends in such updates: they are not saved.
+
+    Args:
+      session: that they ran in.
+      step: the last of them.
+      saved: the update of the newest checkpoint, 0 for none.
+
+    Returns:
+      `saved`, where a run that was stopped resumes.
+
+    Raises:
+      DivergedError: it was the plan's last update; on all ranks.
+    """
+    if step == self._task.plan.updates:
+      self._raise(session, step)
+    if self._comm.is_root:
+      training_hooks.tell(
+        f"updates {self._first['update']:,} to {step:,} were not finite and "
+        f"are not saved: update {saved:,} is the newest that is"
+      )
+    return saved
+
+  def _raise(self, session, step: int) -> None:
+    self._checkpointer.wait()  # what it writes may be what the message names
+    message = self._message(session, step, self._last)
+    # The first rank that ends has horovodrun end the others: not before
+    # rank 0 knows what to say.
+    self._comm.gather(np.zeros(1))
+    raise DivergedError(message)
 
   def _message(self, session, step: int, got: dict) -> str:
     first = self._first
     reason = (
-      f"update {step:,}: gradients are not finite for {PATIENCE} updates in a "
-      f"row, first at update {first['update']:,} that of {first['gradient_of']}"
+      f"update {step:,}: gradients are not finite for "
+      f"{step - first['update'] + 1} updates in a row, first at update "
+      f"{first['update']:,} that of {first['gradient_of']}"
       f" (loss scale {got['loss_scale']:g}, which cannot fall)"
     )
     if not self._comm.is_root:
@@ -105,7 +141,7 @@ class Guard:
     )
     named = ", ".join(":".join(map(str, r.values())) for r in records[:_SHOWN])
     name, largest = next(iter(weights.items()))
-    newest = self._checkpointer.newest()
+    newest = self._checkpointer.newest(before=first["update"])
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {named}"
@@ -114,7 +150,7 @@ class Guard:
       + (
         f"{newest} is of before (delete its .json to go back further)"
         if newest
-        else "No checkpoint was made yet"
+        else "No checkpoint was made before"
       )
       + "; to go on from there with a lower learning rate:\n  "
       + _command(self._comm.size, self._config.learning_rate / 2)

@@ -85,16 +85,22 @@ class Wishes:
   # takes it that some are to leave and the others to go on.
   PATIENCE_SECONDS = 3.0
 
-  def __init__(self, comm):
-    """Adds the wishes to the graph."""
+  def __init__(self, comm, name: str = "wishes"):
+    """Adds the wishes to the graph, under a name of their own."""
     self._comm = comm
     self._own = tf.placeholder_with_default(
-      np.zeros(3, np.float32), [3], "own_wishes"
+      np.zeros(3, np.float32), [3], f"own_{name}"
     )
-    self.agreed = comm.allreduce(self._own, name="wishes")
+    self.agreed = comm.allreduce(self._own, name=name)
 
   def feed(self, signals) -> dict:
-    """This rank's wishes; `signals` are `training_hooks.StopSignals`."""
+    """This rank's wishes.
+
+    Args:
+      signals: `training_hooks.StopSignals`; None wishes for nothing.
+    """
+    if signals is None:
+      return {}
     asked, waited = signals.received is not None, signals.since()
     overdue = waited > self.PATIENCE_SECONDS
     return {self._own: [asked, overdue, self._comm.hosts_changed()]}
@@ -109,6 +115,18 @@ class Wishes:
     if asked == self._comm.size or (asked and not self._comm.elastic):
       return "stop"
     return "change" if overdue or changed else None
+
+
+class Interrupted(Exception):
+  """All ranks left an evaluation in the same batch.
+
+  Attributes:
+    verdict: what they agreed on, of `Wishes.verdict`.
+  """
+
+  def __init__(self, verdict: str):
+    super().__init__(f"ranks agreed on {verdict}")
+    self.verdict = verdict
 
 
 def say(comm, *lines: str) -> None:
@@ -150,7 +168,8 @@ def train(
 
   Raises:
     records.DataError: a record is damaged.
-    divergence.DivergedError: updates are not finite and stay so.
+    divergence.DivergedError: updates are not finite and stay so, or are not at
+      the plan's end.
     distributed.RankLost: another rank stopped.
     distributed.WorldChange: ranks come or go; what is done is committed.
   """
@@ -174,11 +193,14 @@ def train(
   enough = _is_enough(step, config, comm)
   while step < plan.updates and not verdict and not enough:
     if _due(step, config.eval_every_steps) and (
-      step > first or (step == 0 and config.evaluates_untrained)
+      step > first or _lacks_evaluation(step, config, comm)
     ):
-      watchdog.look_away()
-      with clock.timing("evaluation"):
-        evaluate(session, step, signals)
+      try:
+        with clock.timing("evaluation"):
+          evaluate(session, step, signals, watchdog)
+      except Interrupted as interrupted:
+        verdict = interrupted.verdict
+        break
       with clock.timing("save"):
         _keep_best(session, step, checkpointer, config, comm)
       enough = _is_enough(step, config, comm)
@@ -192,6 +214,7 @@ def train(
     except input_pipeline.READ_ERRORS as e:
       error = _clear_error(e, task.source, task.batches.numbers(samples))
       if isinstance(error, distributed.RankLost):
+        watchdog.look_away()
         checkpointer.save_commit()
       raise error from e
     if got is None:
@@ -208,28 +231,34 @@ def train(
       if step % config.log_every_steps == 0 or step == plan.updates:
         log.write(report)
         clock.lap()
-    last = step == plan.updates
+    if guard.bad:
+      continue
     to_save = to_save or _due(step, config.save_checkpoints_steps)
     with clock.timing("save"):
-      if last or (to_save and not guard.bad and checkpointer.is_ready()):
+      if step == plan.updates or (to_save and checkpointer.is_ready()):
         checkpointer.save(session, step)
         saved, to_save = step, False
       elif comm.elastic and _due(step, config.commit_every_steps):
-        checkpointer.commit(session, step)
+        checkpointer.try_commit(session, step)
       checkpointer.look_after(step)
-  watchdog.look_away()
   if verdict == "change" and step < plan.updates:
-    checkpointer.commit(session, step)
+    if not guard.bad:
+      checkpointer.commit(session, step)
+    watchdog.look_away()
     checkpointer.save_commit()
     raise distributed.WorldChange("ranks come or go")
-  if saved < step:
+  made = step - first
+  if guard.bad:
+    step = guard.end(session, step, saved)
+  elif saved < step:
     checkpointer.save(session, step)
   checkpointer.finish()
+  watchdog.look_away()
   if comm.is_root:
     log.close()
   stalls = checkpointer.stalls
   return {
-    **reporting.closing(clock, step - first, task),
+    **reporting.closing(clock, made, task),
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
     "stopped": verdict == "stop",
@@ -246,6 +275,19 @@ def _keep_best(session, step: int, checkpointer, config, comm) -> None:
       config.output_dir, step, config.best_by
     )
   checkpointer.keep_best(session, step, best)
+
+
+def _lacks_evaluation(step: int, config, comm) -> bool:
+  """Whether the evaluation due where a run starts is still to be made.
+
+  It is if the run that made this checkpoint stopped before it, or in it.
+  """
+  if not step:
+    return config.evaluates_untrained
+  lacks = False
+  if comm.is_root:
+    lacks = not training_hooks.was_evaluated(config.output_dir, step)
+  return bool(comm.gather(np.array([lacks]))[0, 0])
 
 
 def _is_enough(step: int, config, comm) -> bool:
@@ -335,8 +377,8 @@ class Evaluator:
     """Prepares evaluations of one run.
 
     Args:
-      evaluation: (session, signals) -> results or None, the same on all ranks;
-        `examples` is one of the results.
+      evaluation: (session, signals, watchdog) -> results, the same on all
+        ranks; `examples` is one of them.
       headline: results -> what to say of them.
       output_dir: the run's folder.
       comm: a `distributed.Comm`.
@@ -346,25 +388,26 @@ class Evaluator:
     self._log, self._last = None, None
 
   def __call__(
-    self, session, step: int, signals=None, log: bool = True
-  ) -> dict | None:
+    self, session, step: int, signals, watchdog, log: bool = True
+  ) -> dict:
     """Evaluates; the same results on all ranks.
 
     Args:
       session: with all variables initialised.
       step: the update that the variables are from.
-      signals: `training_hooks.StopSignals`, of which one ends it early.
+      signals: `training_hooks.StopSignals` that end it early, or None.
+      watchdog: a `training_hooks.Watchdog`.
       log: whether eval_metrics.jsonl gets the results.
 
-    Returns:
-      The results; None if a rank ended it early.
+    Raises:
+      Interrupted: on all ranks, if one of them had a signal.
     """
     if self._last and self._last["global_step"] == step:
       return self._last  # an update's weights are evaluated once
     began = time.monotonic()
-    results = self._evaluation(session, signals)
-    if results is None:
-      return None
+    if self._last is None:
+      watchdog.look_away()  # each rank compiles
+    results = self._evaluation(session, signals, watchdog)
     self._last = results = {**results, "global_step": step}
     if self._comm.is_root and log:
       # Opened here: what is dropped from an old log depends on the step.
@@ -385,32 +428,73 @@ class Evaluator:
       self._log.close()
 
 
-def add_up(session, sums: dict, source, batches, comm, signals=None):
-  """Runs all evaluation batches of all ranks and adds up.
+@dataclasses.dataclass(frozen=True)
+class EvaluationBatches:
+  """What is run for each batch of an evaluation; to be made in the graph.
 
-  Args:
-    session: with all variables initialised.
-    sums: name -> float scalar Tensor of one batch.
+  All ranks run batch after batch together, also those that have none left: so
+  all leave in the same one, and a rank that hangs is noticed.
+
+  Attributes:
+    fetches: name -> Tensor of one batch.
     source: an `input_pipeline.Source`.
     batches: its `input_pipeline.Batches`; ranks may have different counts.
-    comm: a `distributed.Comm`.
-    signals: `training_hooks.StopSignals`, of which one ends it early.
-
-  Returns:
-    name -> float64 total over all batches and ranks; None if a rank ended it.
+    wishes: what ranks ask for.
+    comm: a `distributed.Comm` of all ranks.
   """
-  totals, ended = np.zeros(len(sums)), False
-  batches.start(session, 0)
-  for batch in range(batches.count):
-    try:
-      totals += list(session.run(sums).values())
-    except input_pipeline.READ_ERRORS as e:
-      raise _clear_error(e, source, batches.numbers(batch)) from e
-    if signals and signals.received:
-      ended = True
-      break
-  *totals, ended = comm.gather(np.append(totals, ended)).sum(axis=0).tolist()
-  return None if ended else dict(zip(sums, totals, strict=True))
+
+  fetches: dict
+  source: object
+  batches: input_pipeline.Batches
+  wishes: Wishes
+  comm: distributed.Comm
+
+  def run(self, session, signals, watchdog):
+    """Yields name -> array, of each batch of this rank.
+
+    Args:
+      session: with all variables initialised.
+      signals: `training_hooks.StopSignals` that end it early, or None.
+      watchdog: a `training_hooks.Watchdog`.
+
+    Raises:
+      Interrupted: ranks agreed to leave.
+      records.DataError: a record is damaged.
+    """
+    own = self.batches.count
+    self.batches.start(session, 0)
+    for batch in range(int(self.comm.gather(np.array([own])).max())):
+      fetches = self.fetches if batch < own else {}
+      try:
+        got, agreed = session.run(
+          [fetches, self.wishes.agreed], self.wishes.feed(signals)
+        )
+      except input_pipeline.READ_ERRORS as e:
+        numbers = self.batches.numbers(batch)
+        raise _clear_error(e, self.source, numbers) from e
+      if batch:
+        watchdog.watch()
+      else:
+        watchdog.moved()  # the first of all compiles, and does not watch yet
+      if verdict := self.wishes.verdict(agreed):
+        raise Interrupted(verdict)
+      if batch < own:
+        yield got
+
+
+def add_up(rows, names, comm) -> dict:
+  """name -> float64 total over all batches and ranks.
+
+  Args:
+    rows: of each of this rank's batches: name -> float.
+    names: of all sums.
+    comm: a `distributed.Comm`.
+  """
+  totals = np.zeros(len(names))
+  for row in rows:
+    totals += [row[name] for name in names]
+  totals = comm.gather(totals).sum(axis=0).tolist()
+  return dict(zip(names, totals, strict=True))
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:

@@ -84,6 +84,12 @@ def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
   return max(scores, key=scores.get) if scores else None
 
 
+def was_evaluated(output_dir: str, step: int) -> bool:
+  """Whether eval_metrics.jsonl has an evaluation of update `step`."""
+  found = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
+  return any(results.get("global_step") == step for results in found)
+
+
 def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
   """How many evaluations up to `step` came after the best; 0 without any."""
   best = best_evaluation(output_dir, step, by)
@@ -165,12 +171,14 @@ class Watchdog:
     self._waited = self._longest = 0.0
     self._watching = False
     self._thread = None
+    self._ended = threading.Event()
 
   def __enter__(self) -> "Watchdog":
     return self
 
   def __exit__(self, *_) -> None:
     self.look_away()
+    self._ended.set()
 
   def moved(self) -> None:
     """To be called after each part of the work."""
@@ -198,8 +206,7 @@ class Watchdog:
 
   def _watch(self, main: int) -> None:
     # Counted and not read from a clock, which runs on while all are suspended.
-    while True:
-      time.sleep(_TICK)
+    while not self._ended.wait(_TICK):
       self._waited += _TICK
       limit = max(self.SECONDS, self.LONGEST * self._longest)
       if self._watching and self._waited > limit:

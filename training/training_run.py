@@ -25,6 +25,7 @@ from training import (
   distributed,
   elastic,
   profiling,
+  run_lock,
   train_loop,
   training_hooks,
 )
@@ -39,13 +40,14 @@ class Parts:
     best_by: which evaluation is the best.
     task: a `train_loop.Task`.
     evaluate: a `train_loop.Evaluator`.
-    predict: session -> lines that say what was written; on all ranks.
+    predict: (session, watchdog) -> lines that say what was written; on all
+      ranks.
   """
 
   best_by: training_hooks.BestBy
   task: train_loop.Task | None = None
   evaluate: train_loop.Evaluator | None = None
-  predict: Callable[[tf.Session], list] | None = None
+  predict: Callable[[tf.Session, training_hooks.Watchdog], list] | None = None
 
 
 def start(config, job: Callable, tensor_parallel: int = 1) -> None:
@@ -176,10 +178,14 @@ def run(
     UserError: settings, data, checkpoint or ranks that do not fit together.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
-  with graph(config):
+  with (
+    run_lock.held(config.output_dir, comm),
+    training_hooks.Watchdog(comm) as watchdog,
+    graph(config),
+  ):
     parts = build()
     checkpointer = checkpointing.Checkpointer(
-      config.output_dir, comm, config.keep_checkpoints, commit
+      config.output_dir, comm, config.keep_checkpoints, commit, watchdog.moved
     )
     _write_run_folder(config, parts.task, comm)
     with (
@@ -193,7 +199,6 @@ def run(
         own = training_hooks.StopSignals()
         with (
           contextlib.nullcontext(signals) if signals else own as signals,
-          training_hooks.Watchdog(comm) as watchdog,
           profiling.Profile(config.profile, config.output_dir, comm) as profile,
         ):
           training = train_loop.train(
@@ -212,7 +217,7 @@ def run(
         step = training["global_step"]
       if not (training and training["stopped"]):
         results, lines = _conclude(
-          session, parts, checkpointer, config, step, comm
+          session, parts, checkpointer, config, step, comm, watchdog
         )
       if parts.evaluate:
         parts.evaluate.close()
@@ -224,7 +229,9 @@ def run(
   return {"training": training, "evaluation": results}
 
 
-def _conclude(session, parts, checkpointer, config, step: int, comm) -> tuple:
+def _conclude(
+  session, parts, checkpointer, config, step: int, comm, watchdog
+) -> tuple:
   """Evaluates and predicts at the end.
 
   With the weights that are there, or with the best by evaluation where
@@ -235,7 +242,9 @@ def _conclude(session, parts, checkpointer, config, step: int, comm) -> tuple:
   """
   results, evaluated = None, None
   if parts.evaluate and (parts.task or not config.ends_with_best):
-    results, evaluated = parts.evaluate(session, step), step
+    results = parts.evaluate(session, step, None, watchdog)
+    evaluated = step
+  watchdog.look_away()
   if config.ends_with_best:
     best = _best_checkpoint(config, parts.best_by, step, comm)
     if best not in (None, step):
@@ -243,8 +252,8 @@ def _conclude(session, parts, checkpointer, config, step: int, comm) -> tuple:
       train_loop.say(comm, f"the best by evaluation is update {best:,}")
       step = best
     if parts.evaluate and step != evaluated:
-      results = parts.evaluate(session, step, log=False)
-  return results, parts.predict(session) if parts.predict else []
+      results = parts.evaluate(session, step, None, watchdog, log=False)
+  return results, parts.predict(session, watchdog) if parts.predict else []
 
 
 def _best_checkpoint(config, best_by, step: int, comm) -> int | None:
@@ -358,7 +367,7 @@ def _finish(config, training, results, step: int, best, predicted) -> None:
     lines.append(f"best        {_checkpoint(config, best)} by evaluation")
   if training:
     lines += [
-      f"checkpoint  {_checkpoint(config, step)}",
+      f"checkpoint  {_checkpoint(config, step) if step else 'none yet'}",
       f"metrics     {os.path.join(folder, training_hooks.METRICS_FILE)}",
       f"TensorBoard {folder}",
       *_profile_lines(config, training),

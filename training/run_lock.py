@@ -1,0 +1,62 @@
+"""One run at a time in a run folder."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+
+from errors import UserError
+from training import training_hooks
+
+FILE = "run.lock"
+
+
+@contextlib.contextmanager
+def held(folder: str, comm):
+  """Keeps other runs out of `folder` while its block runs; on rank 0.
+
+  The system frees it when the process ends, however it does. Under the elastic
+  driver a later world's rank 0 may take over from one that was given up and is
+  still there, stopped.
+
+  Raises:
+    UserError: another run is in it.
+  """
+  if not comm.is_root:
+    yield
+    return
+  os.makedirs(folder, exist_ok=True)
+  with open(os.path.join(folder, FILE), "a+", encoding="utf-8") as f:
+    try:
+      fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+      f.seek(0)
+      holder, _, job = f.read().partition("\n")
+      if not (comm.elastic and job == _job()):
+        raise UserError(
+          f"--output_dir={folder} is in use by {holder or 'another run'}. "
+          "Wait for it, stop it (SIGTERM saves), or use another --output_dir; "
+          "to evaluate its checkpoints meanwhile give --init_checkpoint and "
+          "another --output_dir"
+        ) from e
+    except OSError as e:
+      training_hooks.tell(
+        f"{folder}: cannot be locked ({e.strerror}); see to it that no other "
+        "run uses it"
+      )
+    else:
+      f.truncate(0)
+      started = time.strftime("%Y-%m-%d %H:%M:%S")
+      f.write(
+        f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
+        f"{_job()}"
+      )
+      f.flush()
+    yield
+
+
+def _job() -> str:
+  """What all processes of one start of horovodrun have in common."""
+  names = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+  return ":".join(os.environ.get(name, "") for name in names)
