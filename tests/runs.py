@@ -15,6 +15,9 @@ from training import training_hooks
 from training.distributed import AllreduceConfig, Comm
 from training.optimizers import OptimizerConfig
 
+# For what hangs only: a machine may be many times slower than another.
+HANG_SECONDS = 600
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.dirname(sys.executable)
 
@@ -55,7 +58,7 @@ def pretrain(tiny_run, output_dir, **changes):
   )
 
 
-def launch(arguments, ranks=1, timeout=150, stop=None, launcher=None):
+def launch(arguments, ranks=1, timeout=HANG_SECONDS, stop=None, launcher=None):
   """Runs a Python command, under horovodrun for several ranks.
 
   `launcher` are horovodrun's flags, instead of the number of ranks. When
@@ -111,7 +114,9 @@ def arguments(tiny_run, output_dir):
   ]
 
 
-def command(tiny_run, output_dir, ranks=1, flags=(), timeout=150, stop=None):
+def command(
+  tiny_run, output_dir, ranks=1, flags=(), timeout=HANG_SECONDS, stop=None
+):
   """`launch` of that training."""
   return launch(
     [*arguments(tiny_run, output_dir), *flags], ranks, timeout, stop

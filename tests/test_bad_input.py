@@ -16,6 +16,7 @@ import types
 
 import numpy as np
 import pytest
+import runs
 import test_architecture
 from conftest import settings_of, write_config, write_records
 from hypothesis import given, settings
@@ -372,7 +373,7 @@ def test_accents_without_end():
   marks = "\u0301\u0316" * 250_000
   began = time.monotonic()
   assert tokenization.WordSplitter(True)(f"e{marks} x") == ["e", "x"]
-  assert time.monotonic() - began < 10
+  assert time.monotonic() - began < 60  # minutes before
 
 
 @settings(deadline=None, max_examples=150)
@@ -571,7 +572,7 @@ def test_a_line_of_50_megabytes(tmp_path, letters):
     tmp_path, letters, dynamic_masks=True, max_seq_length=512, dupe_factor=1
   )
   assert summary["documents"] == 3 and summary["tokens"] >= 200_000
-  assert time.monotonic() - began < 60
+  assert time.monotonic() - began < runs.HANG_SECONDS
 
 
 def test_a_million_empty_lines(tmp_path, letters):
@@ -588,7 +589,7 @@ def test_one_enormous_word(tmp_path, letters, letter):
   began = time.monotonic()
   summary = create(tmp_path, letters)
   assert summary["documents"] >= 2 and summary["text_bytes"] == len(data)
-  assert time.monotonic() - began < 60
+  assert time.monotonic() - began < runs.HANG_SECONDS
 
 
 @settings(deadline=None, max_examples=40)

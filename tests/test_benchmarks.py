@@ -147,7 +147,7 @@ def test_finetune_step_answers_each_line(tmp_path, letters):
     cwd=runs.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
   ) as process:  # fmt: skip
     try:
-      out, _ = process.communicate("go\ngo\n", timeout=120)
+      out, _ = process.communicate("go\ngo\n", timeout=runs.HANG_SECONDS)
     finally:
       process.kill()
   ready, *answers = map(json.loads, out.splitlines())

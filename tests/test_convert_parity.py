@@ -78,7 +78,7 @@ def peer(tmp_path_factory):
       [PYTHON, script, str(path)],
       capture_output=True,
       text=True,
-      timeout=300,
+      timeout=runs.HANG_SECONDS,
       env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -299,7 +299,7 @@ def launch(folder, env, *words):
     env=env,
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=runs.HANG_SECONDS,
   )
 
 
@@ -345,7 +345,7 @@ def test_a_host_that_is_lost_while_ssh_is_connected_is_no_host(tmp_path):
     env=env,
     stdout=subprocess.PIPE,
     text=True,
-    timeout=30,
+    timeout=runs.HANG_SECONDS,
   )
   assert process.stdout.split() == ["host1:1", "host2:1"]
 
@@ -419,7 +419,7 @@ def slurm(tmp_path):
       while not calls.read_text():
         time.sleep(0.05)
       job.terminate()
-    return job.wait(20), calls.read_text().splitlines()
+    return job.wait(runs.HANG_SECONDS), calls.read_text().splitlines()
 
   return run
 

@@ -132,18 +132,20 @@ def test_shares_of_time_are_those_of_what_was_slow(
 ):
   """Reading, evaluating and saving are slowed down by known sleeps."""
 
-  def slowed(owner, name, seconds):
-    original = getattr(owner, name)
+  def slowed(owner, name, seconds, call=None):
+    original, calls = getattr(owner, name), []
 
     def slow(*arguments, **more):
-      time.sleep(seconds)
+      calls.append(name)
+      if call in (None, len(calls)):
+        time.sleep(seconds)
       return original(*arguments, **more)
 
     monkeypatch.setattr(owner, name, slow)
 
   # Each update's records are read apart from the others'.
   monkeypatch.setattr(input_pipeline, "_RECORDS_AT_ONCE", 24)
-  slowed(tfrecord.RecordSet, "read_many", 0.2)
+  slowed(tfrecord.RecordSet, "read_many", 3.0, call=10)
   slowed(train_loop, "add_up", 0.7)
   slowed(checkpointing.Checkpointer, "save", 0.4)
   result = runs.pretrain(
@@ -159,9 +161,8 @@ def test_shares_of_time_are_those_of_what_was_slow(
     name: column(tmp_path, f"{name}_seconds")
     for name in ("input", "step", "all_reduce", "save", "evaluation")
   }
-  # Updates 5 to 11: nothing is left of what was read ahead.
-  waited, computed = parts["input"][4:11].sum(), parts["step"][4:11].sum()
-  assert waited + computed > 7 * 0.2 * 0.9 and waited > 0.3
+  # Of the slow reading a few updates' time was ahead.
+  assert parts["input"].max() > max(1.0, parts["step"][1:].max())
   # What is before an update is in its report: evaluations before 1 and 13.
   assert np.all(parts["evaluation"][[0, 12]] > 0.7)
   assert set(parts["evaluation"][1:12]) == {0.0}
@@ -169,14 +170,16 @@ def test_shares_of_time_are_those_of_what_was_slow(
   assert np.all(parts["save"][11:] > 0.4) and max(parts["save"][:11]) < 0.4
   assert set(parts["all_reduce"]) == {0.0}
   total = sum(seconds.sum() for seconds in parts.values())
-  assert 1.2 + 1.4 + 0.8 < total < result["training"]["seconds"]
+  assert 1.0 + 1.4 + 0.8 < total < result["training"]["seconds"]
 
 
 def test_batches_that_are_ready_are_not_waited_for(tiny_run, tmp_path):
   """All are read at once, before the first update."""
   runs.pretrain(tiny_run, tmp_path, num_train_steps=12, train_batch_size=8)
-  assert np.median(column(tmp_path, "input_seconds")) < 0.005
-  assert np.all(column(tmp_path, "step_seconds") > 0.0)
+  waited, computed = (
+    column(tmp_path, f"{name}_seconds") for name in ("input", "step")
+  )
+  assert np.median(waited) < 0.1 * np.median(computed)
 
 
 def matmul_flops(graph):

@@ -2,11 +2,13 @@
 
 import dataclasses
 import os
+import queue
 import resource
 import signal
 import subprocess
 import sys
 import time
+import traceback
 
 import pytest
 import runs
@@ -107,13 +109,15 @@ def test_a_run_whose_output_nobody_reads_is_saved_when_stopped(
     env={**os.environ, "PYTHONPATH": runs.ROOT},
   )
   try:
-    end = time.monotonic() + 100
+    end = time.monotonic() + runs.HANG_SECONDS
     while len(training_hooks.read_jsonl(f"{tmp_path}/metrics.jsonl")) < 5:
       assert time.monotonic() < end and process.poll() is None
       time.sleep(0.1)
     process.stderr.close()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == training_hooks.STOPPED_STATUS
+    assert (
+      process.wait(timeout=runs.HANG_SECONDS) == training_hooks.STOPPED_STATUS
+    )
   finally:
     process.kill()
   saved = runs.weights(tmp_path)["global_step"]
@@ -144,35 +148,55 @@ def test_a_signal_ends_an_evaluation_too(tiny_run, tmp_path, monkeypatch):
   assert [e["global_step"] for e in evaluations] == [0]
 
 
+class Ticks:
+  """The half seconds that a watchdog counts, at the test's own speed."""
+
+  def __init__(self, dog):
+    self._next, self._asked = queue.Queue(), queue.Queue()
+    dog._ended = self
+
+  def wait(self, _):
+    self._asked.put(None)
+    return self._next.get()
+
+  def set(self):
+    self._next.put(True)
+
+  def pass_by(self, seconds):
+    for _ in range(int(seconds / training_hooks._TICK)):
+      self._asked.get()
+      self._next.put(False)
+    self._asked.get()  # all are counted
+    self._asked.put(None)
+
+
 def test_the_watchdog_counts_from_the_first_whole_update(monkeypatch):
   ended = []
-  monkeypatch.setattr(training_hooks, "_TICK", 0.01)
-  monkeypatch.setattr(training_hooks.Watchdog, "SECONDS", 0.2)
   monkeypatch.setattr(
     training_hooks.Watchdog, "_end", lambda self, frame: ended.append(frame)
   )
   comm = Comm()
   comm.size = 2
   with training_hooks.Watchdog(comm) as dog:
-    dog.watch()
-  time.sleep(0.5)
-  assert not ended, "its world is over"
-  dog = training_hooks.Watchdog(comm)
-  time.sleep(0.5)
-  dog.moved()
-  time.sleep(0.5)
-  assert not ended, "compiling takes its time"
-  dog.watch()
-  for _ in range(30):
-    time.sleep(0.02)
+    assert dog._thread is None
     dog.moved()
-  assert not ended
-  dog.look_away()
-  time.sleep(0.5)
-  assert not ended
-  dog.watch()
-  time.sleep(1.0)
-  assert ended and ended[0].f_code.co_name == (
-    "test_the_watchdog_counts_from_the_first_whole_update"
-  )
-  dog.look_away()
+    assert dog._thread is None, "compiling takes its time"
+    ticks = Ticks(dog)
+    dog.watch()
+    for _ in range(3):
+      ticks.pass_by(40)
+      dog.moved()
+    ticks.pass_by(40)
+    assert not ended
+    dog.look_away()
+    ticks.pass_by(100)
+    assert not ended
+    dog.watch()
+    ticks.pass_by(45)
+    assert not ended, "it took 40 s before, so 800 s are waited"
+    ticks.pass_by(756)
+    assert any(
+      frame.f_code.co_name == "pass_by"
+      for frame, _ in traceback.walk_stack(ended[0])
+    ), "it says where this rank is"
+  dog._thread.join()  # with its world

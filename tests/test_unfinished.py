@@ -10,6 +10,7 @@ import time
 
 import psutil
 import pytest
+import runs
 from conftest import contents, settings_of, write_documents
 
 import errors
@@ -168,8 +169,8 @@ def command(tmp_path, text, letters, out, *more):
   ]
 
 
-def wait_for(condition, seconds=60):
-  end = time.monotonic() + seconds
+def wait_for(condition):
+  end = time.monotonic() + runs.HANG_SECONDS
   while not condition():
     assert time.monotonic() < end, "it takes too long"
     time.sleep(0.01)
@@ -195,18 +196,18 @@ def test_killed_it_keeps_shards_and_leaves_no_process(
   assert len(children) >= 2
   process.kill()
   process.communicate()
-  _, alive = psutil.wait_procs(children, timeout=20)
+  _, alive = psutil.wait_procs(children, timeout=runs.HANG_SECONDS)
   assert not alive
   finished = {p.stem: p.with_suffix("").stat().st_mtime_ns for p in made()}
   assert 2 <= len(finished) < 8
   again = start("killed")
-  out, _ = again.communicate(timeout=100)
+  out, _ = again.communicate(timeout=runs.HANG_SECONDS)
   assert again.returncode == 0
   assert f"{len(finished)} of 8 shards made before" in out
   for name, when in finished.items():
     assert (tmp_path / "killed" / name).stat().st_mtime_ns == when
   other = start("whole")
-  other.communicate(timeout=100)
+  other.communicate(timeout=runs.HANG_SECONDS)
   assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
@@ -231,7 +232,7 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
   is_worker = lambda p: "spawn_main" in " ".join(p.cmdline())
   children = psutil.Process(process.pid).children()
   next(filter(is_worker, children)).kill()
-  _, err = process.communicate(timeout=60)
+  _, err = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == 1
   assert err.splitlines()[-1] == (
     "create_pretraining_data.py: error: a worker process died, most likely for "
@@ -244,7 +245,7 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
 def test_a_signal_stops_it(tmp_path, letters, number):
   process, work = started(tmp_path, letters, until="*.result")
   process.send_signal(number)
-  _, err = process.communicate(timeout=60)
+  _, err = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == 1
   assert err.splitlines()[-2:] == [
     f"what is finished is kept in {work}: the same command goes on there",
@@ -283,7 +284,7 @@ def test_ranks_share_the_work(tmp_path, texts, letters, many_pieces):
     thread.start()
     time.sleep(0.2)  # rank 0 comes last, the others wait for it
   for thread in threads:
-    thread.join(60)
+    thread.join(runs.HANG_SECONDS)
   assert results == {0: alone, 1: None, 2: None}
   assert contents(tmp_path / "three") == contents(tmp_path / "alone")
 
@@ -296,9 +297,9 @@ def test_ranks_with_other_flags_are_told(tmp_path, texts, letters):
     text=True,
   )
   root, other = start(0, 2), start(1, 3)
-  _, err = other.communicate(timeout=60)
+  _, err = other.communicate(timeout=runs.HANG_SECONDS)
   root.terminate()
-  root.communicate(timeout=60)
+  root.communicate(timeout=runs.HANG_SECONDS)
   assert other.returncode == 1
   assert "rank 1 was started for other work than rank 0 (dupe_factor)" in err
 

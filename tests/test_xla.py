@@ -154,7 +154,7 @@ def test_compiling_does_not_take_the_other_ranks_cores():
     [sys.executable, "-c", ONE_THREAD],
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=runs.HANG_SECONDS,
   )
   assert done.returncode == 0, done.stderr
   assert float(done.stdout.split("largest share:")[1]) > 0.85

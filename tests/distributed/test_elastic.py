@@ -78,7 +78,6 @@ class Job:
         *("--host-discovery-script", str(self._script)),
         *("--network-interfaces", "lo"),
       ],
-      timeout=200,
       stop=step,
     )
     assert not waiting, process.stderr[-3000:]

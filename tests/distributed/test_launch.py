@@ -51,14 +51,14 @@ def test_sigterm_reaches_ranks_behind_ssh(job, tmp_path):
   )
   try:
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + runs.HANG_SECONDS
     while not (metrics.exists() and len(runs.metrics(tmp_path / "run")) > 2):
       assert process.poll() is None, process.stderr.read()[-3000:]
       assert time.monotonic() < deadline
       time.sleep(0.1)
     assert len(ranks_left(env)) == 2
     process.terminate()
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=runs.HANG_SECONDS)
   finally:
     for rank in ranks_left(env):
       os.kill(int(rank), 9)

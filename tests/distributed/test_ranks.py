@@ -137,7 +137,7 @@ train_loop.run_main(main)
 def test_adasum_over_three_ranks(tmp_path):
   script = tmp_path / "adasum.py"
   script.write_text(ADASUM)
-  process = runs.launch([str(script)], ranks=3, timeout=100)
+  process = runs.launch([str(script)], ranks=3)
   assert process.returncode == 0, process.stderr[-3000:]
 
   def both(a, b):
@@ -236,7 +236,7 @@ import os, sys, time
 import run_pretraining
 from training import train_loop, training_hooks
 
-training_hooks.Watchdog.SECONDS = 5.0
+training_hooks.Watchdog.SECONDS = 10.0
 update, updates = train_loop._update, []
 
 def update_and_hang(*arguments):
@@ -259,7 +259,6 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
   process = runs.launch(
     [str(script), *arguments, "--train_batch_size=6", "--xla=off"],
     ranks=2,
-    timeout=100,
   )
   assert process.returncode not in (0, None)
   told = process.stderr
@@ -268,6 +267,39 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
     last_lines(told, 2).get(1) == "Terminated"  # the other was first
   )
   assert len(runs.metrics(tmp_path / "run")) == 8
+
+
+SLOW_DISK = """
+import time
+import run_pretraining
+from training import checkpoint_files, train_loop, training_hooks
+
+training_hooks.Watchdog.SECONDS = 8.0
+training_hooks.Watchdog.LONGEST = 1.0
+write = checkpoint_files._Writer.__call__
+
+def slowly(*arguments):
+  time.sleep(20)
+  write(*arguments)
+
+checkpoint_files._Writer.__call__ = slowly
+run_pretraining.define_flags()
+train_loop.run_main(run_pretraining.main)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_slower_than_the_watchdog_is_waited_for(tiny_run, tmp_path):
+  """Also with ZeRO, whose ranks make a checkpoint together."""
+  script = tmp_path / "slow.py"
+  script.write_text(SLOW_DISK)
+  arguments = runs.arguments(tiny_run, tmp_path / "run")[1:]
+  flags = ["--train_batch_size=6", "--save_checkpoints_steps=8", "--zero=1"]
+  process = runs.launch([str(script), *arguments, *flags, "--xla=off"], ranks=2)
+  assert process.returncode == 0, process.stderr[-3000:]
+  assert runs.weights(tmp_path / "run")["global_step"] == 10
+  saved = sorted(p.stem for p in (tmp_path / "run").glob("model.ckpt-*.json"))
+  assert saved == ["model.ckpt-10", "model.ckpt-8"]
 
 
 def last_lines(stderr, ranks):
@@ -311,7 +343,6 @@ def test_a_damaged_record_ends_all_ranks(tmp_path):
     tmp_path / "run",
     2,
     ["--global_batch_size=8", "--train_batch_size=4"],
-    timeout=100,
   )
   assert process.returncode != 0
   assert any(
@@ -331,7 +362,7 @@ def test_ranks_that_disagree_are_named(tmp_path):
     "  comm.check_equal('the data', f'{10 + comm.rank} records')\n"
     "train_loop.run_main(main)\n"
   )
-  process = runs.launch([str(script)], ranks=2, timeout=60)
+  process = runs.launch([str(script)], ranks=2)
   assert process.returncode != 0
   messages = last_lines(process.stderr, 2)
   assert any(
@@ -353,7 +384,7 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
     "  comm.gather(np.zeros(1))\n"
     "train_loop.run_main(main)\n"
   )
-  process = runs.launch([str(script)], ranks=2, timeout=60)
+  process = runs.launch([str(script)], ranks=2)
   assert process.returncode != 0
   last = process.stderr.strip().splitlines()[-1]
   assert last.startswith("horovodrun: error: processes ended in this order: ")
@@ -374,7 +405,6 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
   )
   process = runs.launch(
     [str(script)],
-    timeout=60,
     launcher=["-np", "2", "--gloo-timeout-seconds", "5"],
   )
   assert process.returncode == 1
@@ -438,7 +468,7 @@ def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
   """Both skip (or drop the one micro-batch), both halve, both go on."""
   script = tmp_path / "overflow.py"
   script.write_text(OVERFLOW.replace("MICRO_BATCHES", str(micro_batches)))
-  process = runs.launch([str(script)], ranks=2, timeout=100)
+  process = runs.launch([str(script)], ranks=2)
   assert process.returncode == 0, process.stderr[-3000:]
   reports = {0: [], 1: []}
   for line in process.stdout.splitlines():

@@ -5,6 +5,8 @@ import pytest
 import runs
 from conftest import NO_DROPOUT, write_config, write_packed
 
+from training import training_hooks
+
 # A vocabulary that two slices cannot share evenly, heads that four can.
 MODEL = dict(vocab_size=101, num_attention_heads=4)
 LAMB = ["--optimizer=lamb", "--bias_correction"]
@@ -21,7 +23,7 @@ def packed_run(tmp_path_factory):
 
 def train(run, folder, ranks, *flags):
   tiny, always = run
-  process = runs.command(tiny, folder, ranks, [*always, *flags], timeout=200)
+  process = runs.command(tiny, folder, ranks, [*always, *flags])
   assert process.returncode == 0, process.stderr[-3000:]
   return process
 
@@ -153,6 +155,64 @@ def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
   sliced = train(run, tmp_path / "sliced", 2, *new, "--tensor_parallel=2")
   assert "loaded: 46\n" in sliced.stderr
   assert_equal(tmp_path / "sliced", tmp_path / "new")
+
+
+TROUBLE = """
+import os, signal, sys, time
+import run_pretraining
+from training import train_loop, training_hooks
+
+training_hooks.Watchdog.SECONDS = 10.0
+feed, batches = train_loop.Wishes.feed, []
+
+def feed_in_trouble(wishes, signals):
+  if "evaluation" in wishes._own.name:
+    batches.append(1)
+    if len(batches) == 12 and os.environ["HOROVOD_RANK"] == "1":
+      TROUBLE
+  return feed(wishes, signals)
+
+train_loop.Wishes.feed = feed_in_trouble
+run_pretraining.define_flags()
+train_loop.run_main(run_pretraining.main)
+"""
+
+
+def in_trouble(packed_run, tmp_path, trouble):
+  """Two slices of which one has trouble in its 12th evaluation batch."""
+  (config, files), always = packed_run
+  script = tmp_path / "trouble.py"
+  script.write_text(TROUBLE.replace("TROUBLE", trouble))
+  arguments = runs.arguments((config, files), tmp_path / "run")[1:]
+  flags = ["--tensor_parallel=2", "--xla=off", "--train_batch_size=24"]
+  flags += ["--eval_every_steps=4", "--eval_batch_size=16"]
+  return [str(script), *arguments, *always, *flags]
+
+
+def test_a_signal_to_one_slice_ends_an_evaluation_on_all(packed_run, tmp_path):
+  """The second of 8 batches each; the next start makes it after all."""
+  signalled = "os.kill(os.getpid(), signal.SIGTERM)"
+  command = in_trouble(packed_run, tmp_path, signalled)
+  process = runs.launch(command, ranks=2)
+  assert process.returncode == 75, process.stderr[-3000:]
+  assert evaluated(tmp_path) == [0]
+  assert runs.metrics(tmp_path / "run", "global_step") == [1, 2, 3, 4]
+  train(packed_run, tmp_path / "run", 1, "--xla=off", "--eval_every_steps=4")
+  assert evaluated(tmp_path) == [0, 4, 8, 12, 16, 20]
+
+
+@pytest.mark.slow
+def test_a_slice_that_hangs_in_an_evaluation_ends_all(packed_run, tmp_path):
+  command = in_trouble(packed_run, tmp_path, "time.sleep(1000)")
+  process = runs.launch(command, ranks=2)
+  assert process.returncode not in (0, None)
+  assert "trouble.py: error: nothing has moved for" in process.stderr
+  assert evaluated(tmp_path) == [0]
+
+
+def evaluated(folder):
+  path = f"{folder}/run/{training_hooks.EVAL_METRICS_FILE}"
+  return [e["global_step"] for e in training_hooks.read_jsonl(path)]
 
 
 @pytest.mark.slow
