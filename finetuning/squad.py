@@ -235,9 +235,8 @@ class SquadSource(packed.PackedSource):
     # Targets count from the row's first token.
     self._columns["targets"] += self._columns["starts"][..., None]
     lost = [w.question in self._lost for w in self._windows]
-    self._columns["weights"][self.places.row[lost], self.places.slot[lost]] = (
-      0.0
-    )
+    rows, slots = self.places.row[lost], self.places.slot[lost]
+    self._columns["weights"][rows, slots] = 0.0
 
   def line(self) -> str:
     """See `packed.PackedSource.line`; and which answers were not found."""
