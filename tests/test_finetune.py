@@ -425,6 +425,26 @@ def test_answers_that_are_not_found(tmp_path, answer):
   assert task.prediction_set.line() == evaluation.line().split(";")[0]
 
 
+def test_answers_that_normalise_to_nothing(tmp_path, answer):
+  """Of SQuAD 2.0: the names of the results are told before there are any."""
+  qas = [
+    {"id": str(i), "question": "w1?", "answers": answers}
+    for i, answers in enumerate([[{"text": ".", "answer_start": 4}], []])
+  ]
+  for name, some in (("has", qas[:1]), ("no", qas[1:]), ("both", qas)):
+    file = tmp_path / f"{name}.json"
+    paragraph = {"context": "w1 7.", "qas": some}
+    file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    task = answer(
+      tmp_path / "out", predict_file=str(file), do_train=False, do_eval=True,
+      version_2_with_negative=True,
+    )  # fmt: skip
+    source = task.evaluation_set
+    logits = np.zeros((len(source), source.tokens, 2))
+    found = task.results(source, {"logits": logits})
+    assert set(found) == set(task.result_names())
+
+
 def test_task_file_has_what_predicting_needs(tmp_path, classify):
   run(classify(tmp_path / "out", num_train_epochs=0.5))
   saved = finetune.saved_task(str(tmp_path / "out"))
