@@ -8,7 +8,8 @@
 
 MODEL is a run folder, a checkpoint's name, or an exported folder. Texts are
 arguments, lines of --input, or lines of standard input; two with a tab or |||
-between them are a pair.
+between them are a pair. For a model that answers questions a line that begins
+with { is JSON: {"question": "...", "context": "..."}.
 """
 
 import contextlib
@@ -57,8 +58,14 @@ def define_flags() -> None:
   flags.adopt_module_key_flags(flags_common)  # so that --help shows them
 
 
-def read_inputs(texts: list[str]) -> Iterator[predictions.Input]:
+def read_inputs(
+  texts: list[str], may_be_json: bool
+) -> Iterator[predictions.Input]:
   """From the flags, the arguments, or standard input.
+
+  Args:
+    texts: the arguments.
+    may_be_json: see `predictions.parse_line`.
 
   Raises:
     UserError: they contradict each other, or there is nothing to read.
@@ -74,21 +81,21 @@ def read_inputs(texts: list[str]) -> Iterator[predictions.Input]:
       raise UserError("give both --question and --context, not empty")
     yield predictions.Input(FLAGS.question, FLAGS.context)
     return
+  path = FLAGS.input or "-"
+  name = "standard input" if path == "-" else path
+  lines, what = _lines(path), f"{name}: line"
   if texts:
-    yield from map(predictions.parse_line, texts)
-    return
+    lines, what = texts, "text"
   found = False
-  for number, line in enumerate(_lines(FLAGS.input or "-"), 1):
-    if line.strip():
+  for number, line in enumerate(lines, 1):
+    if texts or line.strip():
       found = True
       try:
-        yield predictions.parse_line(line)
+        yield predictions.parse_line(line, may_be_json)
       except DataError as e:
-        raise DataError(f"line {number}: {e}") from e
+        raise DataError(f"{what} {number}: {e}") from e
   if not found:
-    raise UserError(
-      f"{FLAGS.input or 'standard input'}: there is no text in it"
-    )
+    raise UserError(f"{name}: there is no text in it")
 
 
 def _lines(path: str) -> Iterator[str]:
@@ -110,13 +117,13 @@ def main(argv) -> None:
   sys.stdout.reconfigure(errors="backslashreplace")
   given = {name: FLAGS[name].value for name in model_source.Given._fields}
   source = model_source.find(argv[1], model_source.Given(**given))
-  inputs = read_inputs(argv[2:])
   model = inference.open_model(source)
   predictor = predictions.Predictor(
     model, source, FLAGS.top_k, FLAGS.embedding, FLAGS.max_seq_length
   )
   if not source.is_export:
     print(f"{source.path} ({source.chosen})", file=sys.stderr)
+  inputs = read_inputs(argv[2:], predictor.answers_questions)
   by_hand = not argv[2:] and FLAGS.input in (None, "-") and sys.stdin.isatty()
   for group in _groups(inputs, 1 if by_hand else _AT_ONCE):
     for made in predictor.predict(group):

@@ -2,6 +2,10 @@
 
 The ids are the encoder's own; an answer can then be cut out of the text as it
 stands, whatever the tokenizer did to case, accents and spaces.
+
+Tokenizers drop characters: combining marks (uncased), soft hyphens, joiners,
+marks of direction, spaces. `encode_with_spans` says where tokens begin and end
+without them, `with_dropped` with those that belong to a token for a reader.
 """
 
 from collections.abc import Callable
@@ -10,10 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 import tokenization
+from tokenization import SENTENCEPIECE_SPACE
 
 
 class TokenSpans(NamedTuple):
-  """int32 arrays [tokens]: token i is from text[starts[i] : ends[i]]."""
+  """int32 arrays [tokens]: token i is from text[starts[i] : ends[i]].
+
+  A SentencePiece token that is nothing but the space before a word has no
+  characters: it starts where it ends.
+  """
 
   ids: np.ndarray
   starts: np.ndarray
@@ -21,7 +30,7 @@ class TokenSpans(NamedTuple):
 
 
 def encode_with_spans(tokenizer, text: str) -> TokenSpans:
-  """The tokens of a text, with their characters.
+  """The tokens of a text, from their first character to their last.
 
   Args:
     tokenizer: a `tokenization.Encoder`.
@@ -30,6 +39,51 @@ def encode_with_spans(tokenizer, text: str) -> TokenSpans:
   if isinstance(tokenizer, tokenization.SentencePieceEncoder):
     return _of_sentencepiece(tokenizer, text)
   return _of_wordpiece(tokenizer, text)
+
+
+def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
+  """The same tokens with the characters that were dropped beside them.
+
+  What is between two tokens belongs to the first, as a combining mark does to
+  its letter; at the begin of a text or after a space it belongs to the token
+  after it. Spaces, and what stands alone between them, belong to none.
+
+  Args:
+    text: that of the spans.
+    spans: of `encode_with_spans`.
+  """
+  count = len(text)
+  depth = np.zeros(count + 1, np.int32)  # tokens around a character
+  np.add.at(depth, spans.starts, 1)
+  np.add.at(depth, spans.ends, -1)
+  is_space = np.array([char.isspace() for char in text], bool)
+  is_dropped = (np.cumsum(depth)[:count] == 0) & ~is_space
+  if not is_dropped.any():
+    return spans
+  places = np.arange(count + 1)
+  # Where the dropped characters around a place begin, and where they end.
+  first = np.where(np.append(False, is_dropped), 0, places)
+  first = np.maximum.accumulate(first)
+  last = np.where(np.append(is_dropped, False), count, places)
+  last = np.minimum.accumulate(last[::-1])[::-1]
+  opens = np.append(True, is_space)[first]
+  first = np.where(opens, first, places)
+  return TokenSpans(
+    spans.ids,
+    first[spans.starts].astype(np.int32),
+    last[spans.ends].astype(np.int32),
+  )
+
+
+def covering(spans: TokenSpans, first: int, last: int) -> tuple | None:
+  """The first and the last token with characters in text[first:last].
+
+  None if it has no token's characters.
+  """
+  inside = np.flatnonzero(
+    np.maximum(spans.starts, first) < np.minimum(spans.ends, last)
+  )
+  return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
 def _as_arrays(spans: list) -> TokenSpans:
@@ -56,7 +110,7 @@ def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
 
 
 class _Kept(dict):
-  """Character -> what is left of it in a word."""
+  """Character -> how many of its tokenizer's characters are from it."""
 
   def __init__(self, split: Callable):
     super().__init__()
@@ -88,11 +142,15 @@ def _of_sentencepiece(tokenizer, text: str) -> TokenSpans:
   places = list(range(len(text)))
   if tokenizer.do_lower_case:
     places = [i for i, char in enumerate(text) for _ in char.lower()]
+  places.append(len(text))
+  surface = lambda token: tokenizer.tokens[token].strip(SENTENCEPIECE_SPACE)
+  kept = _Kept(lambda c: [surface(t) for t, *_ in tokenizer.encode_spans(c)])
   spans = []
   for token, begin, end in tokenizer.encode_spans(text):
-    # A piece may begin with the space before its word.
-    chars = [places[i] for i in range(begin, min(end, len(places)))]
-    inner = [i for i in chars if not text[i].isspace()] or chars
-    first = inner[0] if inner else min(begin, len(text))
+    # A piece may begin with the space before its word. Of a character that
+    # gave several pieces (an ellipsis gives three) only the last has it.
+    chars = places[begin : max(end, begin + 1)] if surface(token) else []
+    inner = [i for i in chars if i < len(text) and kept[text[i]]]
+    first = inner[0] if inner else places[begin]
     spans.append((token, first, inner[-1] + 1 if inner else first))
   return _as_arrays(spans)

@@ -4,14 +4,14 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 import json_files
 from errors import DataError, UserError
-from finetuning import heads, packed, squad_metric, windows
+from finetuning import heads, offsets, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, Task
-from finetuning.offsets import encode_with_spans
 from model import model_flops
 from training import training_hooks
 
@@ -32,6 +32,20 @@ class AnswerSettings:
   version_2_with_negative: bool = False
   null_score_diff_threshold: float = 0.0
 
+  def check(self) -> None:
+    """Raises `UserError` for settings with which nothing can be read."""
+    for name in (
+      "doc_stride", "max_query_length", "n_best_size", "max_answer_length",
+    ):  # fmt: skip
+      if not 1 <= getattr(self, name) < 1 << 20:
+        raise UserError(f"--{name}={getattr(self, name)}: must be 1 or more")
+    if self.max_seq_length <= self.max_query_length + 3:
+      raise UserError(
+        f"--max_seq_length={self.max_seq_length} leaves no room for the "
+        f"paragraph beside --max_query_length={self.max_query_length} tokens "
+        "and three special ones"
+      )
+
 
 ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
 
@@ -46,17 +60,7 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    for name in (
-      "doc_stride", "max_query_length", "n_best_size", "max_answer_length",
-    ):  # fmt: skip
-      if not 1 <= getattr(self, name) < 1 << 20:
-        raise UserError(f"--{name}={getattr(self, name)}: must be 1 or more")
-    if self.max_seq_length <= self.max_query_length + 3:
-      raise UserError(
-        f"--max_seq_length={self.max_seq_length} leaves no room for the "
-        f"paragraph beside --max_query_length={self.max_query_length} tokens "
-        "and three special ones"
-      )
+    self.check()
     parts = {
       "do_train": [self.train_file, "--train_file"],
       "do_eval": [self.eval_file or self.predict_file, "--eval_file"],
@@ -78,22 +82,19 @@ class Squad(Task):
 
   @functools.cached_property
   def training_set(self) -> packed.PackedSource:
-    return self._set(self.config.train_file, answered=True)
+    return SquadSource(self.config.train_file, self.config, TRAINED)
 
   @functools.cached_property
   def evaluation_set(self) -> packed.PackedSource:
     path = self.config.eval_file or self.config.predict_file
-    return self._set(path, answered=True)
+    return SquadSource(path, self.config, EVALUATED)
 
   @functools.cached_property
   def prediction_set(self) -> packed.PackedSource:
     path = self.config.predict_file
     if self.config.do_eval and (self.config.eval_file or path) == path:
       return self.evaluation_set
-    return self._set(path, answered=False)
-
-  def _set(self, path: str, answered: bool) -> "SquadSource":
-    return SquadSource(path, self.config, answered)
+    return SquadSource(path, self.config, PREDICTED)
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.span(batch, self.config, is_training, dropout_seed)
@@ -107,14 +108,9 @@ class Squad(Task):
   def result_names(self):
     if not self.config.version_2_with_negative:
       return ["exact_match", "f1"]
-    # Which groups there are is known from the data.
-    answers = [q.answers for q in self.evaluation_set.questions]
-    groups = ["", "HasAns_"] if any(answers) else [""]
-    groups += ["NoAns_"] if not all(answers) else []
-    return [
-      *(group + name for group in groups for name in ("exact", "f1")),
-      *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
-    ]
+    return squad_metric.names_v2(
+      {q.id: q.answers for q in self.evaluation_set.questions}
+    )
 
   def results(self, source, outputs):
     answers = {q.id: [a for a, _ in q.answers] for q in source.questions}
@@ -184,6 +180,10 @@ def chosen_text(answers, null, settings: AnswerSettings) -> str:
   return answers[0].text
 
 
+# What a file's answers are for.
+TRAINED, EVALUATED, PREDICTED = "trained", "evaluated", "predicted"
+
+
 class SquadSource(packed.PackedSource):
   """A SQuAD file as packed windows.
 
@@ -191,18 +191,39 @@ class SquadSource(packed.PackedSource):
     questions: list of `windows.Question`.
   """
 
-  def __init__(self, path: str, config: SquadConfig, answered: bool):
-    """Reads and encodes; with `answered` the answers are targets."""
+  def __init__(self, path: str, config: SquadConfig, use: str):
+    """Reads and encodes.
+
+    Args:
+      path: the file.
+      config: how paragraphs are cut, and the vocabulary.
+      use: TRAINED: answers are targets, and a question whose answer is not
+        found in its paragraph is skipped (google/bert). EVALUATED: its answer
+        counts in the metrics, which compare texts, but not in the loss.
+        PREDICTED: there need be no answers.
+
+    Raises:
+      DataError: see `read_squad`; or no answer at all is found.
+    """
+    answered = use != PREDICTED
     self.questions = read_squad(
       path, config.version_2_with_negative, needs_answers=answered
     )
-    self._windows = encode_questions(config.tokenizer(), self.questions, config)
+    made = encode_questions(config.tokenizer(), self.questions, config)
+    self._lost, self._use = set(), use
+    if answered:
+      self._lost = _not_found(path, self.questions, made.answers)
+    self._windows = [
+      window
+      for window in made.windows
+      if use != TRAINED or window.question not in self._lost
+    ]
     examples = [
       packed.Example(
         window.ids,
         window.segments,
         self.questions[window.question].id,
-        windows.target_span(window, self.questions[window.question])
+        windows.target_span(window, made.answers[window.question])
         if answered
         else (0, 0),
       )
@@ -213,6 +234,21 @@ class SquadSource(packed.PackedSource):
     )
     # Targets count from the row's first token.
     self._columns["targets"] += self._columns["starts"][..., None]
+    lost = [w.question in self._lost for w in self._windows]
+    rows, slots = self.places.row[lost], self.places.slot[lost]
+    self._columns["weights"][rows, slots] = 0.0
+
+  def line(self) -> str:
+    """See `packed.PackedSource.line`; and which answers were not found."""
+    line = super().line()
+    if not self._lost:
+      return line
+    first = _why(self.questions[min(self._lost)])
+    return (
+      f"{line}; {len(self._lost):,} of {len(self.questions):,} questions are "
+      + ("skipped" if self._use == TRAINED else "not in the loss")
+      + f": their answers are not found; the first: {first}"
+    )
 
   def answers(self, logits: np.ndarray, settings: AnswerSettings) -> dict:
     """id -> `windows.best_answers` of the question.
@@ -240,25 +276,63 @@ class SquadSource(packed.PackedSource):
     }
 
 
+def _not_found(path: str, questions, answers) -> set:
+  """The numbers of questions with answers, none of which is found.
+
+  Raises:
+    DataError: these are all.
+  """
+  answered = {n for n, question in enumerate(questions) if question.answers}
+  lost = {n for n in answered if answers[n] is None}
+  if lost and lost == answered:
+    raise DataError(
+      f"{path}: none of the {len(lost):,} answers is found in its paragraph; "
+      f"the first: {_why(questions[min(lost)])}"
+    )
+  return lost
+
+
+def _why(question: windows.Question) -> str:
+  """Why its answer is not found, for a person."""
+  text, start = question.answers[0]
+  there = question.context[start : start + len(text)] if start >= 0 else ""
+  if there == text:
+    why = "has nothing that the tokenizer keeps"
+  else:
+    why = f"does not stand at answer_start {start}, where {there!r} is"
+  return f"question {question.id}: the answer {text!r} {why}"
+
+
+class EncodedQuestions(NamedTuple):
+  """All windows of all questions, in their order."""
+
+  windows: list  # of `windows.Window`
+  answers: list  # `windows.answer_tokens` of each question
+
+
 def encode_questions(
   tokenizer, questions: Sequence[windows.Question], settings: AnswerSettings
-) -> list[windows.Window]:
-  """All windows of all questions, in their order."""
+) -> EncodedQuestions:
+  """Questions over their paragraphs as inputs of the encoder."""
   texts = tokenizer.encode_batch([q.text for q in questions])
-  contexts, made = {}, []
+  context, tokens, shown = None, None, None
+  made = EncodedQuestions([], [])
   for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
-    if question.context not in contexts:
+    if question.context != context:
       # Questions of a paragraph follow each other: one is kept.
-      contexts = {
-        question.context: encode_with_spans(tokenizer, question.context)
-      }
-    made += windows.make_windows(
-      tokenizer,
-      number,
-      ids[: settings.max_query_length],
-      contexts[question.context],
-      settings.max_seq_length,
-      settings.doc_stride,
+      context = question.context
+      tokens = offsets.encode_with_spans(tokenizer, context)
+      shown = offsets.with_dropped(context, tokens)
+    made.answers.append(windows.answer_tokens(question, tokens))
+    made.windows.extend(
+      windows.make_windows(
+        tokenizer,
+        number,
+        ids[: settings.max_query_length],
+        shown,
+        settings.max_seq_length,
+        settings.doc_stride,
+      )
     )
   return made
 
@@ -274,8 +348,8 @@ def read_squad(
     needs_answers: whether a question without answers is an error.
 
   Raises:
-    DataError: it is not there, not in that format, an answer does not stand
-      where it is said to, or two questions have one id.
+    DataError: it is not there, not in that format, or two questions have one
+      id.
   """
   try:
     found = json_files.read(path)
@@ -309,19 +383,12 @@ def _question(path, entry, context, where) -> windows.Question:
   name = _text(path, entry, "id", f"{where}, question {text[:40]!r}")
   answers = []
   if not entry.get("is_impossible", False):
-    for answer in entry.get("answers", []):
-      words = _text(path, answer, "text", f"question {name}")
+    where = f"question {name}"
+    for answer in _list(path, {"answers": [], **entry}, "answers", where):
+      words = _text(path, answer, "text", where)
       start = answer.get("answer_start")
-      if not isinstance(start, int) or not (
-        0 <= start and context[start : start + len(words)] == words
-      ):
-        raise DataError(
-          f"{path}: question {name}: the answer {words!r} does not stand at "
-          f"answer_start {start} of its paragraph, where "
-          f"{context[start : start + len(words)]!r} is"
-          if isinstance(start, int)
-          else f"{path}: question {name}: answer_start is {start!r}"
-        )
+      if not isinstance(start, int):
+        raise DataError(f"{path}: {where}: answer_start is {start!r}")
       if words.strip():
         answers.append((words, start))
   return windows.Question(name, text, context, tuple(answers))

@@ -25,19 +25,25 @@ def exact_match(answer: str, prediction: str) -> float:
   return float(normalize_answer(answer) == normalize_answer(prediction))
 
 
-def f1(answer: str, prediction: str) -> float:
-  """Harmonic mean of precision and recall of words.
+def f1_v1(answer: str, prediction: str) -> float:
+  """Harmonic mean of precision and recall of words; 0 without a common one.
 
-  If one of them has no words: 1 if neither has any.
+  So it is 0 of two texts without words, even if they are the same: that is
+  how evaluate-v1.1.py has it.
   """
   wanted, got = (normalize_answer(t).split() for t in (answer, prediction))
-  if not wanted or not got:
-    return float(wanted == got)
   common = (collections.Counter(wanted) & collections.Counter(got)).total()
   if not common:
     return 0.0
   precision, recall = common / len(got), common / len(wanted)
   return 2 * precision * recall / (precision + recall)
+
+
+def f1_v2(answer: str, prediction: str) -> float:
+  """`f1_v1`, but 1 if neither text has words (evaluate-v2.0.py)."""
+  if not normalize_answer(answer) and not normalize_answer(prediction):
+    return 1.0
+  return f1_v1(answer, prediction)
 
 
 def _best(metric, answers: Sequence[str], prediction: str) -> float:
@@ -65,9 +71,29 @@ def evaluate_v1(
   for question, right in answers.items():
     if question in predictions:
       exact += _best(exact_match, right, predictions[question])
-      words += _best(f1, right, predictions[question])
+      words += _best(f1_v1, right, predictions[question])
   share = 100.0 / max(1, len(answers))
   return {"exact_match": share * exact, "f1": share * words}
+
+
+def _groups_v2(answers: Mapping[str, Sequence]) -> dict:
+  """Prefix -> the ids of its questions; no group is empty."""
+  groups = {
+    "": list(answers),
+    "HasAns_": [q for q, right in answers.items() if right],
+    "NoAns_": [q for q, right in answers.items() if not right],
+  }
+  return {prefix: members for prefix, members in groups.items() if members}
+
+
+def names_v2(answers: Mapping[str, Sequence]) -> list[str]:
+  """The names of `evaluate_v2`'s results of these questions."""
+  return [
+    *(
+      group + name for group in _groups_v2(answers) for name in ("exact", "f1")
+    ),
+    *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
+  ]
 
 
 def evaluate_v2(
@@ -85,29 +111,26 @@ def evaluate_v2(
     threshold: where `null_odds` is above it, the answer is "".
 
   Returns:
-    exact and f1 in percent, of questions with an answer (HasAns_) and without
-    (NoAns_) too, where there are any; best_exact and best_f1, which the
-    thresholds best_exact_thresh and best_f1_thresh would give; these are of
+    `names_v2`: exact and f1 in percent, of questions with an answer (HasAns_)
+    and without (NoAns_) too, where there are any; best_exact and best_f1, which
+    the thresholds best_exact_thresh and best_f1_thresh would give; these are of
     the answers given here, so that no threshold of before is in them.
+    A question whose answers are all normalised to nothing has an answer, and
+    "" is a right one.
   """
+  groups = _groups_v2(answers)
   right = {q: _answers_v2(a) for q, a in answers.items()}
   results = {}
-  for name, metric in (("exact", exact_match), ("f1", f1)):
+  for name, metric in (("exact", exact_match), ("f1", f1_v2)):
     # Of the answer that is not empty, and of the empty one.
     answered = {q: _best(metric, right[q], predictions[q]) for q in right}
     empty = {q: float(right[q] == [""]) for q in right}
     scores = {
       q: empty[q] if null_odds[q] > threshold else answered[q] for q in right
     }
-    groups = {
-      "": list(right),
-      "HasAns_": [q for q in right if not empty[q]],
-      "NoAns_": [q for q in right if empty[q]],
-    }
     for prefix, members in groups.items():
-      if members:
-        total = sum(scores[q] for q in members)
-        results[prefix + name] = 100.0 * total / len(members)
+      total = sum(scores[q] for q in members)
+      results[prefix + name] = 100.0 * total / len(members)
     best, where = _best_threshold(answered, empty, null_odds)
     results[f"best_{name}"] = 100.0 * best / max(1, len(right))
     results[f"best_{name}_thresh"] = where

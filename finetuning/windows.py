@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from finetuning import offsets
 from finetuning.offsets import TokenSpans
 
 
@@ -20,9 +21,9 @@ class Question(NamedTuple):
   id: str
   text: str
   context: str
-  answers: (
-    tuple  # of (text, first character in the context); () if there is none
-  )
+  # Of (text, first character in the context), which may not be true; () if
+  # there is none.
+  answers: tuple
 
 
 class Window(NamedTuple):
@@ -32,6 +33,7 @@ class Window(NamedTuple):
   ids: np.ndarray  # int32 [n]
   segments: np.ndarray  # int32 [n], 1 from the paragraph on
   offset: int  # place of the part's first token in `ids`
+  first: int  # number of that token in the paragraph
   spans: TokenSpans  # of the part, in characters of the context
   is_best: np.ndarray  # bool [part]: no other window has more around the token
 
@@ -50,7 +52,8 @@ def make_windows(
     tokenizer: for the special tokens.
     number: the question's.
     question_ids: int [q], cut already.
-    context: the paragraph's tokens.
+    context: the paragraph's tokens, with dropped characters
+      (`offsets.with_dropped`), which answers then have.
     max_seq_length: tokens of a window.
     doc_stride: tokens from the begin of a window to that of the next.
   """
@@ -71,7 +74,9 @@ def make_windows(
     segments = np.zeros(len(ids), np.int32)
     segments[len(head) :] = 1
     windows.append(
-      Window(number, ids, segments, len(head), part, best[start:stop] == w)
+      Window(
+        number, ids, segments, len(head), start, part, best[start:stop] == w
+      )
     )
   return windows
 
@@ -80,36 +85,53 @@ def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
   """int [count]: the window in which a token has the most around it.
 
   That is the smaller of what is left and right of it, and a little for a long
-  window (google/bert's "max context").
+  window (google/bert's "max context"); the first of equal ones.
   """
-  places = np.arange(count)
-  scores = np.full((len(parts), count), -1.0)
+  best, scores = np.zeros(count, np.int32), np.full(count, -1.0)
   for w, (start, stop) in enumerate(parts):
-    inside = places[start:stop]
-    around = np.minimum(inside - start, stop - 1 - inside)
-    scores[w, start:stop] = around + 0.01 * (stop - start)
-  return np.argmax(scores, axis=0)
+    inside = np.arange(stop - start)
+    own = np.minimum(inside, inside[::-1]) + 0.01 * (stop - start)
+    better = own > scores[start:stop]
+    best[start:stop][better] = w
+    scores[start:stop][better] = own[better]
+  return best
 
 
-def target_span(window: Window, question: Question) -> tuple[int, int]:
+def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
+  """First and last token of the question's answer in its paragraph.
+
+  Characters of the answer that no token has do not count. Of several answers
+  it is the first that stands where it is said to and has a token; None if none
+  does.
+
+  Args:
+    question: with any answers.
+    context: the paragraph's tokens as `offsets.encode_with_spans` gives them.
+  """
+  for text, first in question.answers:
+    if first >= 0 and question.context.startswith(text, first):
+      found = offsets.covering(context, first, first + len(text))
+      if found:
+        return found
+  return None
+
+
+def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
   """First and last token of the answer in the window, counted from [CLS].
 
   (0, 0), which is [CLS], if the window does not hold all of it, or there is
-  none. Of several answers it is the first.
+  none.
+
+  Args:
+    window: any of the question's.
+    answer: of `answer_tokens`.
   """
-  if not question.answers:
+  if answer is None:
     return 0, 0
-  text, first = question.answers[0]
-  last = first + len(text.rstrip()) - 1
-  first += len(text) - len(text.lstrip())
-  spans = window.spans
-  inside = np.flatnonzero((spans.ends > first) & (spans.starts <= last))
-  if not len(inside):
+  a, b = (token - window.first for token in answer)
+  if a < 0 or b >= len(window.spans.ids):
     return 0, 0
-  a, b = inside[0], inside[-1]
-  if spans.starts[a] > first or spans.ends[b] <= last:
-    return 0, 0  # it goes on in another window
-  return window.offset + int(a), window.offset + int(b)
+  return window.offset + a, window.offset + b
 
 
 class Answer(NamedTuple):

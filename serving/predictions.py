@@ -4,12 +4,12 @@ Each prediction is a dictionary that JSON can hold; `as_lines` shows one to a
 person. Checkpoints and exports go the same way, through `inference.Model`.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+import json_files
 from errors import DataError, UserError
 from finetuning import squad, windows
 from finetuning.classification import encode_pair
@@ -29,23 +29,20 @@ class Input(NamedTuple):
   pair: str | None = None
 
 
-def parse_line(line: str) -> Input:
+def parse_line(line: str, may_be_json: bool) -> Input:
   """The input of a line: a text, or two with a tab or ||| between them.
 
-  A line that begins with { is JSON with "question" and "context".
+  Args:
+    line: the line.
+    may_be_json: a line that begins with { is JSON with "question" and
+      "context", see `Predictor.answers_questions`; else it is text.
 
   Raises:
     DataError: there is nothing on a side, or it is JSON of something else.
   """
   line = line.strip("\r\n ")
-  if line.startswith("{"):
-    try:
-      found = json.loads(line)
-      return Input(str(found["question"]), str(found["context"]))
-    except (ValueError, KeyError) as e:
-      raise DataError(
-        f"{line[:60]!r}: begins as JSON, but has no question and context ({e})"
-      ) from e
+  if may_be_json and line.startswith("{"):
+    return _parse_json(line)
   parts = line.split("\t") if "\t" in line else line.split(_PAIR)
   if len(parts) > 2:
     raise DataError(f"{line[:60]!r}: {len(parts)} texts, not one or two")
@@ -53,6 +50,22 @@ def parse_line(line: str) -> Input:
   if not all(texts):
     raise DataError(f"{line[:60]!r}: a text is empty")
   return Input(*texts)
+
+
+def _parse_json(line: str) -> Input:
+  try:
+    found = json_files.parse(line)
+  except ValueError as e:
+    raise DataError(
+      f"{line[:60]!r}: begins with {{, but is not JSON ({e})"
+    ) from e
+  both = [found.get(name) for name in ("question", "context")]
+  if not all(isinstance(text, str) and text.strip() for text in both):
+    raise DataError(
+      f'{line[:60]!r}: "question" and "context" must be texts that are not '
+      "empty"
+    )
+  return Input(*both)
 
 
 class Predictor:
@@ -87,6 +100,13 @@ class Predictor:
         f"--max_seq_length={self._length}: must be 4 to the BERT config's "
         f"max_position_embeddings={most}"
       )
+    names = self._task.keys() & set(squad.ANSWER_SETTINGS)
+    known = {name: self._task[name] for name in names}
+    self._settings = squad.AnswerSettings(
+      **{**known, "max_seq_length": self._length}
+    )
+    if self.answers_questions:
+      self._settings.check()
 
   def predict(self, inputs: Sequence[Input]) -> list[dict]:
     """A prediction of each input, in their order.
@@ -103,13 +123,17 @@ class Predictor:
       found.update(zip(numbers, made, strict=True))
     return [found[n] for n in range(len(inputs))]
 
+  @property
+  def answers_questions(self) -> bool:
+    """Whether an input is a question and its paragraph."""
+    return not self._embedding and "span" in self._model.names()
+
   def _kind(self, one: Input):
     if self._embedding:
       return Predictor._embeddings
-    names = self._model.names()
-    if "span" in names:
+    if self.answers_questions:
       return Predictor._answers
-    if "classifier" in names:
+    if "classifier" in self._model.names():
       return Predictor._labels
     if MASK in one.text + (one.pair or ""):
       return Predictor._words
@@ -245,14 +269,13 @@ class Predictor:
           f"{one.text[:60]!r}: this model answers questions: give --question "
           f"and --context, or both in a line with a tab or {_PAIR} between them"
         )
-    names = self._task.keys() & set(squad.ANSWER_SETTINGS)
-    known = {name: self._task[name] for name in names}
-    settings = squad.AnswerSettings(**{**known, "max_seq_length": self._length})
     questions = [
       windows.Question(str(n), one.text, one.pair, ())
       for n, one in enumerate(inputs)
     ]
-    made = squad.encode_questions(self._tokenizer, questions, settings)
+    made = squad.encode_questions(
+      self._tokenizer, questions, self._settings
+    ).windows
     found = self._run("span", [(w.ids, w.segments) for w in made])
     parts = [([], []) for _ in questions]
     for window, outputs in zip(made, found, strict=True):
@@ -261,13 +284,12 @@ class Predictor:
       own.append(window)
       scores.append(logits[: len(window.ids)])
     return [
-      self._answer(question, *part, settings)
+      self._answer(question, *part)
       for question, part in zip(questions, parts, strict=True)
     ]
 
-  def _answer(
-    self, question, own, scores, settings: squad.AnswerSettings
-  ) -> dict:
+  def _answer(self, question, own, scores) -> dict:
+    settings = self._settings
     found, null = windows.best_answers(
       question, own, scores, settings.n_best_size, settings.max_answer_length
     )

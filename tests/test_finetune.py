@@ -4,6 +4,7 @@ import functools
 import glob
 import json
 import os
+import re
 import shutil
 
 import conftest
@@ -342,16 +343,27 @@ def test_a_vocabulary_of_another_model(tmp_path, config_file):
     _ = task.training_set
 
 
+def shift_answers(data, characters, only=None):
+  """Moves the answers' starts; of `only` so many questions."""
+  for paragraph in data["data"][0]["paragraphs"]:
+    for entry in paragraph["qas"][:only]:
+      for answer in entry["answers"]:
+        answer["answer_start"] += characters
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
     (lambda d: d.pop("data"), "the file has no list 'data'"),
     (lambda d: d["data"][0].pop("paragraphs"), "article 0 has no list"),
     (
-      lambda d: d["data"][0]["paragraphs"][0]["qas"][0]["answers"][0].update(
-        answer_start=1
-      ),
-      "does not stand at answer_start 1",
+      lambda d: shift_answers(d, 1000),
+      "none of the 48 answers is found in its paragraph; the first: question "
+      "0-.* does not stand at answer_start 1..., where '' is",
+    ),
+    (
+      lambda d: d["data"][0]["paragraphs"][0]["qas"][0].update(answers=None),
+      "question 0-.* has no list 'answers'",
     ),
     (
       lambda d: d["data"][0]["paragraphs"][0]["qas"][0].pop("id"),
@@ -373,6 +385,64 @@ def test_damaged_squad_files(tmp_path, answer, change, words):
   task = answer(tmp_path / "out", train_file=str(tmp_path / "bad.json"))
   with pytest.raises(UserError, match=f"bad.json: .*{words}"):
     _ = task.training_set
+
+
+def test_answers_that_are_not_found(tmp_path, answer):
+  """Their questions are not trained on, and count in the metrics only."""
+  with open(tmp_path / "a.json", encoding="utf-8") as f:
+    data = json.load(f)
+  shift_answers(data, -1, only=1)
+  (tmp_path / "bad.json").write_text(json.dumps(data))
+  bad = str(tmp_path / "bad.json")
+  task = answer(
+    tmp_path / "out", train_file=bad, eval_file=bad, predict_file=bad,
+    do_eval=True, do_predict=True,
+  )  # fmt: skip
+  whole = answer(tmp_path / "out", train_file=str(tmp_path / "a.json"))
+  count = len(whole.training_set.examples)
+  first = data["data"][0]["paragraphs"][0]["qas"][0]["id"]
+  asked = count // 3
+  assert len(task.training_set.examples) == count - asked
+  assert re.search(
+    rf"; {asked} of {count} questions are skipped: their answers are not "
+    rf"found; the first: question {first}: the answer '\d+' does not stand at",
+    task.training_set.line(),
+  )
+  lost = {p["qas"][0]["id"] for p in data["data"][0]["paragraphs"]}
+  assert not lost.intersection(e.where for e in task.training_set.examples)
+  evaluation = task.evaluation_set
+  assert f"; {asked} of {count} questions are not in the loss" in (
+    evaluation.line()
+  )
+  places, weights = evaluation.places, evaluation._columns["weights"]
+  assert [weights[p] for p in zip(places.row, places.slot, strict=True)] == [
+    float(e.where not in lost) for e in evaluation.examples
+  ]
+  outputs = {"logits": np.zeros((len(evaluation), evaluation.tokens, 2))}
+  assert set(task.results(evaluation, outputs)) == {"exact_match", "f1"}
+  assert task.prediction_set is evaluation
+  task = answer(tmp_path / "out", predict_file=bad, do_predict=True)
+  assert task.prediction_set.line() == evaluation.line().split(";")[0]
+
+
+def test_answers_that_normalise_to_nothing(tmp_path, answer):
+  """Of SQuAD 2.0: the names of the results are told before there are any."""
+  qas = [
+    {"id": str(i), "question": "w1?", "answers": answers}
+    for i, answers in enumerate([[{"text": ".", "answer_start": 4}], []])
+  ]
+  for name, some in (("has", qas[:1]), ("no", qas[1:]), ("both", qas)):
+    file = tmp_path / f"{name}.json"
+    paragraph = {"context": "w1 7.", "qas": some}
+    file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    task = answer(
+      tmp_path / "out", predict_file=str(file), do_train=False, do_eval=True,
+      version_2_with_negative=True,
+    )  # fmt: skip
+    source = task.evaluation_set
+    logits = np.zeros((len(source), source.tokens, 2))
+    found = task.results(source, {"logits": logits})
+    assert set(found) == set(task.result_names())
 
 
 def test_task_file_has_what_predicting_needs(tmp_path, classify):

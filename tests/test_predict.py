@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import runs
 import trained
 from conftest import LETTERS, TINY, write_packed
 
+import predict
 from errors import DataError, UserError
 from serving import inference, model_source, predictions
 from serving.predictions import Input, Predictor
@@ -207,6 +209,33 @@ def test_answers_in_long_paragraphs(folders):
   assert predictions.as_lines(found)[1] == "  answer: (no answer)"
 
 
+def test_answers_keep_marks_that_no_token_has(folders):
+  _, make = known(folders["squad"], span=span_of("y", "z", -1.0))
+  for context in ("x y\u0301 z\u0301, a", "x y z\u200d\ufe0f\u00ad"):
+    (found,) = make().predict([Input("who", context)])
+    assert found["answer"] == context[2:].split(",")[0]
+
+
+@pytest.mark.parametrize("text", ["\u0301", "\u200b\u0301 \ufeff"])
+def test_texts_of_no_tokens(folders, text):
+  """As the question, as the paragraph, and as both."""
+  _, make = known(folders["squad"], span=span_of("a", "b", -1.0))
+  found = make().predict(
+    [Input(text, "a b"), Input("a", text), Input(text, text)]
+  )
+  assert [one["answer"] for one in found] == ["a b", "", ""]
+
+
+def test_a_question_needs_room_for_the_paragraph(folders):
+  _, make = known(folders["squad"], span=None)
+  with pytest.raises(
+    UserError, match=r"--max_seq_length=9 leaves .*--max_query_length=6 tokens"
+  ):
+    make(max_seq_length=9)
+  make(max_seq_length=10)
+  make(max_seq_length=9, embedding="cls")
+
+
 def test_a_question_needs_a_paragraph(folders):
   with pytest.raises(UserError, match="--question and --context"):
     predictor(folders["squad"]).predict([Input("who")])
@@ -240,7 +269,27 @@ def test_what_is_too_long_is_cut_and_told(both, folders):
   ],
 )
 def test_lines(line, wanted):
-  assert predictions.parse_line(line) == wanted
+  assert predictions.parse_line(line, may_be_json=True) == wanted
+
+
+@pytest.mark.parametrize(
+  "line", ['{"question": "q", "context": "c"}', "{}", "{ is a brace", "{[MASK]"]
+)
+def test_a_line_with_a_brace_is_text_where_no_question_is_meant(line):
+  assert predictions.parse_line(line, may_be_json=False) == Input(line)
+
+
+def test_who_answers_questions(folders):
+  """Lines may be JSON for a span model only, unless it is to give vectors."""
+  answers = {
+    kind: known(folder, **{signature: None})[1]().answers_questions
+    for (kind, folder), signature in zip(
+      folders.items(), ("masked_lm", "classifier", "span"), strict=True
+    )
+  }
+  assert answers == {"pretraining": False, "classifier": False, "squad": True}
+  _, make = known(folders["squad"], span=None)
+  assert not make(embedding="mean").answers_questions
 
 
 @pytest.mark.parametrize(
@@ -249,13 +298,33 @@ def test_lines(line, wanted):
     ("", "a text is empty"),
     ("a\t", "a text is empty"),
     ("a ||| b ||| c", "3 texts"),
-    ('{"question": "q"}', "no question and context"),
-    ('{"question', "no question and context"),
+    ('{"question": "q"}', '"question" and "context" must be texts'),
+    ('{"question": "q", "context": null}', "must be texts that are not empty"),
+    ('{"question": " ", "context": "c"}', "must be texts that are not empty"),
+    ('{"question', "begins with {, but is not JSON"),
+    ('{"question": "a", "question": "b"}', "not JSON .*twice"),
+    ('{"a":' * 100_000, "not JSON .nested too deeply"),
   ],
 )
 def test_lines_that_are_none(line, message):
   with pytest.raises(DataError, match=message):
-    predictions.parse_line(line)
+    predictions.parse_line(line, may_be_json=True)
+
+
+def test_errors_of_lines_name_file_and_line(tmp_path, monkeypatch):
+  lines = tmp_path / "lines.txt"
+  lines.write_text('{"question": "q", "context": "c"}\n\n{"question\n')
+  flags = types.SimpleNamespace(question=None, context=None, input=str(lines))
+  monkeypatch.setattr(predict, "FLAGS", flags)
+  made = predict.read_inputs([], may_be_json=True)
+  assert next(made) == Input("q", "c")
+  with pytest.raises(DataError, match=r"lines\.txt: line 3: .* is not JSON"):
+    next(made)
+  texts = [Input('{"question": "q", "context": "c"}'), Input('{"question')]
+  assert list(predict.read_inputs([], may_be_json=False)) == texts
+  flags.input = None
+  with pytest.raises(DataError, match=r"^text 2: .* is not JSON"):
+    list(predict.read_inputs(["a ||| b", "{"], may_be_json=True))
 
 
 # What a model is -------------------------------------------------------------

@@ -22,7 +22,7 @@ def test_normalize_answer(text, normal):
 
 
 @pytest.mark.parametrize(
-  "answer, prediction, exact, f1",
+  "answer, prediction, exact, words",
   [
     ("the Denver Broncos", "Denver Broncos!", 1.0, 1.0),
     # 2 words in common: precision 2/3, recall 2/2.
@@ -36,9 +36,14 @@ def test_normalize_answer(text, normal):
     ("", "Denver", 0.0, 0.0),
   ],
 )
-def test_one_answer(answer, prediction, exact, f1):
+def test_one_answer(answer, prediction, exact, words):
   assert squad_metric.exact_match(answer, prediction) == exact
-  assert squad_metric.f1(answer, prediction) == pytest.approx(f1)
+  assert squad_metric.f1_v2(answer, prediction) == pytest.approx(words)
+  # evaluate-v1.1.py finds no common word where there is none.
+  nothing = not squad_metric.normalize_answer(answer)
+  assert squad_metric.f1_v1(answer, prediction) == pytest.approx(
+    0.0 if nothing else words
+  )
 
 
 def test_version_1_takes_the_best_of_several_answers():
@@ -86,3 +91,44 @@ def test_version_2_with_equal_odds_has_thresholds_that_can_be():
   # Both are answered or none: one is right either way.
   assert found["best_exact"] == found["best_f1"] == 50.0
   assert "NoAns_exact" in found and "HasAns_exact" in found
+
+
+@pytest.mark.parametrize(
+  "answers, groups",
+  [
+    ([["the"], ["."]], ["", "HasAns_"]),  # nothing is left of them
+    ([["the"], []], ["", "HasAns_", "NoAns_"]),
+    ([["the", "red"], ["blue"]], ["", "HasAns_"]),
+    ([[], []], ["", "NoAns_"]),
+  ],
+)
+@pytest.mark.parametrize("best", ["red", "the", ""])
+@pytest.mark.parametrize("odds", [-1.0, 1.0])
+def test_version_2_of_any_questions(answers, groups, best, odds):
+  """Equal to what evaluate-v2.0.py says of the predictions, worked out."""
+  answers = dict(enumerate(answers))
+  found = squad_metric.evaluate_v2(
+    answers, dict.fromkeys(answers, best), dict.fromkeys(answers, odds)
+  )
+  assert set(found) == set(squad_metric.names_v2(answers))
+  chosen = "" if odds > 0.0 else best
+  members = {
+    "": list(answers.values()),
+    "HasAns_": [a for a in answers.values() if a],
+    "NoAns_": [a for a in answers.values() if not a],
+  }
+  for group in groups:
+    right = [
+      max(
+        squad_metric.exact_match(answer, chosen)
+        for answer in [a for a in each if a not in ("the", ".")] or [""]
+      )
+      for each in members[group]
+    ]
+    expected = 100.0 * sum(right) / len(right)
+    assert found[f"{group}exact"] == pytest.approx(expected)
+    assert found[f"{group}f1"] == pytest.approx(expected)
+  assert {n.removesuffix("exact") for n in found if n.endswith("exact")} == {
+    *groups,
+    "best_",
+  }

@@ -1,10 +1,12 @@
 """Windows over paragraphs: characters of tokens, answers in and out."""
 
+import tracemalloc
 import types
+import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tokenization
@@ -19,10 +21,15 @@ VOCABULARY = [
 
 
 @pytest.fixture(scope="module")
-def wordpiece(tmp_path_factory):
+def vocab_file(tmp_path_factory):
   path = tmp_path_factory.mktemp("words") / "vocab.txt"
   path.write_text("".join(f"{t}\n" for t in VOCABULARY), encoding="utf-8")
-  return tokenization.load_tokenizer(str(path))
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def wordpiece(vocab_file):
+  return tokenization.load_tokenizer(vocab_file)
 
 
 def surfaces(tokenizer, text):
@@ -79,6 +86,119 @@ def test_sentencepiece_spans(sentencepiece, text):
   assert all(part.strip() in (part, "") for part in found)
 
 
+def test_a_character_of_several_sentencepiece_tokens(sentencepiece):
+  """To the library only the last of the three dots of an ellipsis has it."""
+  text = "\u0130 cat\u2026 mat"
+  spans, found = surfaces(sentencepiece, text)
+  dots = spans.ids == sentencepiece.tokens.index(".")
+  assert np.array(found)[dots].tolist() == ["\u2026"] * 3
+
+
+@pytest.mark.parametrize(
+  "text, parts",
+  [
+    ("cafe\u0301 Paris", ["cafe\u0301", "Paris"]),
+    ("un\u00adaffable\u200c, ", ["un\u00ad", "aff", "able\u200c", ","]),
+    # At the begin, after a space, and alone between two.
+    (
+      "\u200e\u0301the \u200fcafe \u200b .",
+      ["\u200e\u0301the", "\u200fcafe", "."],
+    ),
+    ("'\u200fthe\u200f'\u200f", ["'\u200f", "the\u200f", "'\u200f"]),
+    ("the\u2028cafe\x0bs\ufffd", ["the", "cafe\x0bs\ufffd"]),
+    ("\u0301 \u200b", []),
+  ],
+)
+def test_dropped_characters_belong_to_a_token(wordpiece, text, parts):
+  spans = offsets.with_dropped(text, offsets.encode_with_spans(wordpiece, text))
+  found = [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
+  assert found == parts
+
+
+def cut(context, spans, tokens):
+  return context[spans.starts[tokens[0]] : spans.ends[tokens[1]]].strip()
+
+
+def there_and_back(tokenizer, context, answer):
+  """The answer of a question that a model which learned it would give."""
+  question = windows.Question(
+    "q", "?", context, ((answer, context.index(answer)),)
+  )
+  spans = offsets.encode_with_spans(tokenizer, context)
+  shown = offsets.with_dropped(context, spans)
+  tokens = windows.answer_tokens(question, spans)
+  if tokens is None:
+    return None
+  made = windows.make_windows(tokenizer, 0, spans.ids[:2], shown, 30, 9)
+  scores = []
+  for window in made:
+    first, last = windows.target_span(window, tokens)
+    scores.append(logits(len(window.ids), **{f"s{first}": 9, f"e{last}": 9}))
+  answers, _ = windows.best_answers(question, made, scores, 1, 30)
+  return answers[0].text
+
+
+# Answers that begin or end in what a tokenizer drops.
+DROPPED = [
+  "caf\u00e9", "\u00c9mile", "\u0939\u093f\u0928\u094d\u0926\u0940\u0902",
+  "\u0e17\u0e35\u0e48", "\u0633\u064e\u0644\u0627\u0645\u064c",
+  "\u05e9\u05dc\u05b8\u05d5\u05b9", "\u2764\ufe0f", "\u0645\u06cc\u200c",
+  "cafe\u00ad", "\ufeffthe", "\u200ethe\u200f", "cafe\u0301 Paris\u0301\u0302",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("kind", ["vocab_file", "spm_model"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_answers_with_dropped_characters(request, kind, lower, form):
+  file = request.getfixturevalue(kind)
+  tokenizer = tokenization.load_tokenizer(
+    file if kind == "vocab_file" else None,
+    lower,
+    file if kind == "spm_model" else None,
+  )
+  for answer in (unicodedata.normalize(form, a) for a in DROPPED):
+    # In the first window, and in a later one.
+    for context in (f"the {answer} cafe", f"{'cafe ' * 40}{answer} . the"):
+      assert there_and_back(tokenizer, context, answer) == answer
+
+
+def test_a_joiner_that_sentencepiece_takes_for_a_space(sentencepiece):
+  """It is the begin of the next word's piece, and belongs to the one before."""
+  for answer in ("cat\u200c", "cat mat"):
+    assert there_and_back(sentencepiece, "cat\u200ccat mat", answer) == answer
+
+
+def test_answers_that_are_wholly_dropped_are_not_found(wordpiece):
+  for answer in ("\u0301", "\u200b", "\u0301\u200d"):
+    assert there_and_back(wordpiece, f"the cafe{answer} s", answer) is None
+    assert there_and_back(wordpiece, f"the {answer} s", answer) is None
+
+
+_MIXED = st.text(
+  "ae\u0301\u0302\u200d\u00ad\ufb03\u2026\ud55c\ud800 '.\u00a0",
+  max_size=20,
+)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(_MIXED, st.data())
+def test_any_answer_is_found_again(request, kind, text, data):
+  """What tokens show, as an answer, are tokens that show the same."""
+  tokenizer = request.getfixturevalue(kind)
+  spans = offsets.encode_with_spans(tokenizer, text)
+  shown = offsets.with_dropped(text, spans)
+  if not len(spans.ids):
+    return
+  numbers = st.integers(0, len(spans.ids) - 1)
+  first, last = sorted([data.draw(numbers), data.draw(numbers)])
+  start, end = shown.starts[first], shown.ends[last]
+  tokens = offsets.covering(spans, start, end)
+  if tokens is not None:
+    assert cut(text, shown, tokens) == text[start:end].strip()
+
+
 SPECIAL = types.SimpleNamespace(cls_id=2, sep_id=3)
 
 
@@ -100,6 +220,7 @@ def test_windows_of_a_long_paragraph():
   assert made[0].ids.tolist() == [2, 50, 51, 3, 100, 101, 102, 103, 104, 105, 3]
   assert made[0].segments.tolist() == [0] * 4 + [1] * 7
   assert made[0].offset == 4 and made[0].question == 7
+  assert [w.first for w in made] == [0, 4]
   # 104 has 1 to its right in the first and 0 to its left in the second; 105
   # has 0 and 1.
   assert made[0].is_best.tolist() == [True] * 5 + [False]
@@ -109,6 +230,36 @@ def test_windows_of_a_long_paragraph():
 def test_a_stride_larger_than_a_window_skips_nothing():
   made = windows.make_windows(SPECIAL, 0, np.zeros(1, int), spans_of(9), 8, 100)
   assert sorted({i for w in made for i in w.spans.ids}) == list(range(100, 109))
+
+
+@given(st.integers(0, 300), st.integers(1, 60), st.integers(1, 80))
+def test_the_best_window_by_the_plain_formula(count, room, stride):
+  starts = [0]
+  while starts[-1] + room < count:
+    starts.append(starts[-1] + min(stride, room))
+  parts = [(s, min(s + room, count)) for s in starts]
+  expected = [
+    max(
+      (w for w, (start, stop) in enumerate(parts) if start <= i < stop),
+      key=lambda w: (
+        min(i - parts[w][0], parts[w][1] - 1 - i)
+        + 0.01 * (parts[w][1] - parts[w][0])
+      ),
+    )
+    for i in range(count)
+  ]
+  assert windows._best_window(parts, count).tolist() == expected
+
+
+def test_the_best_window_takes_memory_by_the_tokens():
+  """Not by windows times tokens, which are 400 MB here."""
+  count, room, stride = 80_000, 384, 128
+  parts = [(s, min(s + room, count)) for s in range(0, count, stride)]
+  tracemalloc.start()
+  windows._best_window(parts, count)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 100 * count
 
 
 CONTEXT = "a b c d e f g h i j"
@@ -122,13 +273,26 @@ def test_targets():
   first, second = windows.make_windows(
     SPECIAL, 0, np.array([50, 51]), spans_of(10), 11, 4
   )
-  target = windows.target_span
+
+  def target(window, question):
+    return windows.target_span(
+      window, windows.answer_tokens(question, spans_of(10))
+    )
+
   assert target(first, question("b c", 2)) == (5, 6)
   assert target(second, question("b c", 2)) == (0, 0)  # not in it
   assert target(first, question("f g", 10)) == (0, 0)  # only half of it
   assert target(second, question("f g", 10)) == (5, 6)
   assert target(first, question(" c ", 3)) == (6, 6)
   assert target(first, question(None, 0)) == (0, 0)
+
+
+def test_the_first_answer_that_stands_there():
+  places = [("b", 1), ("b", -17), ("b", 99), ("c d", 4), ("e", 8)]
+  asked = question(None, 0)._replace(answers=tuple(places))
+  assert windows.answer_tokens(asked, spans_of(10)) == (2, 3)
+  asked = question(None, 0)._replace(answers=tuple(places[:3]))
+  assert windows.answer_tokens(asked, spans_of(10)) is None
 
 
 def logits(length, **scores):
