@@ -13,7 +13,6 @@ arguments, so that reference and resource variables are alike.
 
 import functools
 import inspect
-import itertools
 import math
 
 from model import xla
@@ -24,19 +23,27 @@ from tensorflow_v1 import tf
 _GELU_A = 2.0 * math.sqrt(2.0 / math.pi)
 _GELU_B = _GELU_A * 0.044715
 
-_gradient_numbers = itertools.count()
+# TensorFlow's registry lasts as long as the process, so what is in it must not
+# know a graph; each op has its own gradient with it.
+_GRADIENT_NAME = "PerseusGradient"
+
+
+@tf.RegisterGradient(_GRADIENT_NAME)
+def _own_gradient(op, *d_tensors):
+  return op.perseus_gradient(op, *d_tensors)
 
 
 def with_gradient(tensors, gradient) -> list:
   """`tensors` as they are, with gradient(op, *d_tensors) for all of them.
 
-  As tf.custom_gradient, which leaves an Identity behind that nothing uses and
-  searches the whole graph for variables.
+  As tf.custom_gradient, which leaves an Identity behind that nothing uses,
+  searches the whole graph for variables, and keeps it as long as the process.
   """
-  name = f"PerseusGradient{next(_gradient_numbers)}"
-  tf.RegisterGradient(name)(gradient)
-  with tf.get_default_graph().gradient_override_map({"IdentityN": name}):
-    return tf.identity_n(tensors)
+  overridden = {"IdentityN": _GRADIENT_NAME}
+  with tf.get_default_graph().gradient_override_map(overridden):
+    tensors = tf.identity_n(tensors)
+  tensors[0].op.perseus_gradient = gradient
+  return tensors
 
 
 class Kernel:
