@@ -13,7 +13,6 @@ arguments, so that reference and resource variables are alike.
 
 import functools
 import inspect
-import itertools
 import math
 
 from model import xla
@@ -24,19 +23,27 @@ from tensorflow_v1 import tf
 _GELU_A = 2.0 * math.sqrt(2.0 / math.pi)
 _GELU_B = _GELU_A * 0.044715
 
-_gradient_numbers = itertools.count()
+# TensorFlow's registry lasts as long as the process, so what is in it must not
+# know a graph; each op has its own gradient with it.
+_GRADIENT_NAME = "PerseusGradient"
+
+
+@tf.RegisterGradient(_GRADIENT_NAME)
+def _own_gradient(op, *d_tensors):
+  return op.perseus_gradient(op, *d_tensors)
 
 
 def with_gradient(tensors, gradient) -> list:
   """`tensors` as they are, with gradient(op, *d_tensors) for all of them.
 
-  As tf.custom_gradient, which leaves an Identity behind that nothing uses and
-  searches the whole graph for variables.
+  As tf.custom_gradient, which leaves an Identity behind that nothing uses,
+  searches the whole graph for variables, and keeps it as long as the process.
   """
-  name = f"PerseusGradient{next(_gradient_numbers)}"
-  tf.RegisterGradient(name)(gradient)
-  with tf.get_default_graph().gradient_override_map({"IdentityN": name}):
-    return tf.identity_n(tensors)
+  overridden = {"IdentityN": _GRADIENT_NAME}
+  with tf.get_default_graph().gradient_override_map(overridden):
+    tensors = tf.identity_n(tensors)
+  tensors[0].op.perseus_gradient = gradient
+  return tensors
 
 
 class Kernel:
@@ -99,31 +106,58 @@ def _mix(x, multiplier, shift):
   return tf.bitwise.bitwise_xor(x, high)
 
 
+def row_numbers(shape, part=None) -> tuple:
+  """The number of each row's first element, for `keep_mask`'s arguments.
+
+  A row is along the last axis. Numbers are two words of 32 bits. Up to 2^32
+  elements are numbered in their order; beyond that all of a row have the same
+  high word.
+
+  Returns:
+    low words, uint32 [rows, 1]; and high words, the same, or 0 where all are.
+  """
+  shape = [n if isinstance(n, int) else tf.cast(n, tf.int64) for n in shape]
+  *leading, width = shape or [1]
+  whole = [leading[0], part[1], *leading[2:]] if part else leading
+  total = math.prod([*whole, width])
+  large = not isinstance(total, int) or total > 2**31
+  row = tf.range(math.prod(leading), dtype=tf.int64 if large else tf.int32)
+  if part:
+    inner = math.prod(leading[2:])  # rows of a place along axis 1
+    row += row // (shape[1] * inner) * ((part[1] - shape[1]) * inner)
+    row += part[0] * inner
+  high = 0
+  if large:
+    rows_of_word = 2**32 // width
+    high = tf.cast(row // rows_of_word, tf.uint32)[:, tf.newaxis]
+    row %= rows_of_word
+  return tf.cast(row * width, tf.uint32)[:, tf.newaxis], high
+
+
 def keep_mask(shape, keep_prob: float, seed, part=None):
   """Which elements a dropout keeps: bool of `shape`.
 
   Element i is kept where hash(i, seed) < keep_prob * 2^32. The hash is a
   32-bit integer mixer (multiply and xor-shift with the constants of
   https://nullprogram.com/blog/2018/07/31/, lowbias32) keyed by one half of the
-  seed before it and by the other inside: a function of the element and the
-  seed, so that nothing needs to be stored, and cheap enough to draw twice.
+  seed before it and by the other inside, where i's high word enters, too: a
+  function of the element and the seed, so that nothing needs to be stored, and
+  cheap enough to draw twice.
 
   Args:
     shape: list of ints and int32 scalar tensors.
     keep_prob: exact to 2^-32.
     seed: int32 [2]; the same seed gives the same mask.
-    part: (optional) (first, count): of a mask with `count` along axis 1 those
-      from `first` on.
+    part: (optional) (first, count): of a mask with `count` along axis 1, which
+      is not the last, those from `first` on.
   """
-  size = functools.reduce(lambda a, b: a * b, shape, 1)
   key = tf.unstack(tf.bitcast(seed, tf.uint32), num=2)
-  number = tf.range(size)
-  if part:
-    first, count = part
-    row = functools.reduce(lambda a, b: a * b, shape[2:], 1)
-    left_out = (count - shape[1]) * row
-    number += number // (shape[1] * row) * left_out + first * row
-  x = tf.bitwise.bitwise_xor(tf.cast(number, tf.uint32), key[0])
+  low, high = row_numbers(shape, part)
+  number = low + tf.cast(tf.range(shape[-1] if shape else 1), tf.uint32)
+  if not isinstance(high, int):
+    # Sites differ by small numbers in this half of the seed.
+    key[1] += high * tf.constant(0x9E3779B1, tf.uint32)
+  x = tf.bitwise.bitwise_xor(number, key[0])
   x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16) + key[1]
   x = _mix(_mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
   threshold = min(round(keep_prob * 2**32), 2**32 - 1)

@@ -175,6 +175,29 @@ def test_evaluation_counts_every_record_once(tmp_path, size, batch):
   assert len(seen) == 41 and set(seen.values()) == {1}
 
 
+def test_an_evaluation_lists_no_records_beforehand():
+  """Of more records than numbers fit in memory: the rank's are computed."""
+
+  class Source:
+    def __len__(self):
+      return 10**15
+
+    def columns(self, chosen, at, rows, seed):
+      numbers = tf.numpy_function(lambda at: chosen(at)[0], [at], tf.int64)
+      return {"numbers": tf.ensure_shape(numbers, [rows])}
+
+    def batch(self, columns, row_weights):
+      return columns["numbers"], row_weights
+
+  with tf.Graph().as_default():
+    batches = input_pipeline.evaluation_batches(Source(), 4, rank(2, 3))
+    ((numbers, weights),) = read_batches(batches, 0, 1)
+  assert numbers.tolist() == [2, 5, 8, 11] and weights.tolist() == [1.0] * 4
+  assert batches.count == -(-(10**15 // 3) // 4)
+  last = batches.numbers(batches.count - 1)
+  assert last.dtype == np.int64 and last.tolist() == [10**15 - 2]
+
+
 def test_evaluation_limit(tmp_path):
   path = write_records(tmp_path / "a.tfrecord", 41)
   with tf.Graph().as_default():

@@ -684,6 +684,56 @@ def test_dropout_keeps_its_rate_and_the_mean(rate, shape):
   assert y.max() == pytest.approx(1 / (1 - rate), rel=1e-6)
 
 
+def test_a_dropout_mask_is_the_hash_of_the_elements_numbers():
+  """To the last bit, or a resumed run would draw other masks."""
+  seed = np.array([-5, 2**31 - 1], np.int32)
+
+  def mix(x, multiplier, shift):
+    x = x * np.uint32(multiplier)
+    return x ^ (x >> np.uint32(shift))
+
+  x = np.arange(3 * 4 * 6 * 5, dtype=np.uint32) ^ seed.view(np.uint32)[0]
+  x = mix(mix(x, 0x7FEB352D, 15), 0x846CA68B, 16) + seed.view(np.uint32)[1]
+  x = mix(mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
+  shape = [3, 4, 6, 5]
+  want = (x < round(0.7 * 2**32)).reshape(shape)
+  unknown = tf.placeholder_with_default(np.array(shape, np.int32), [4])
+  masks = [
+    kernels.keep_mask(sizes, 0.7, tf.constant(seed))
+    for sizes in (shape, tf.unstack(unknown), [12, 30], [360])
+  ]
+  with tf.Session() as session:
+    for mask in session.run(masks):
+      np.testing.assert_array_equal(mask.reshape(shape), want)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("shape", [[2**15, 2, 1, 2**17], [3, 2**15, 2**16 + 1]])
+def test_more_elements_than_32_bits_number_have_numbers_of_their_own(
+  shape, known
+):
+  sizes = shape
+  if not known:
+    sizes = tf.placeholder_with_default(np.array(shape, np.int32), [len(shape)])
+    sizes = tf.unstack(sizes)
+  assert math.prod(shape) > 2**32
+  with tf.Session() as session:
+    low, high = session.run(kernels.row_numbers(sizes))
+  first = low.astype(np.int64) + (high.astype(np.int64) << 32)
+  last = low.astype(np.int64) + shape[-1] - 1
+  assert last.max() < 2**32  # the high word holds for the whole row
+  assert (np.diff(first, axis=0) >= shape[-1]).all()
+
+
+def test_heads_of_a_slice_have_numbers_of_their_own_beyond_32_bits():
+  """Examples that are 2^32 elements of all heads apart."""
+  seed = tf.constant(SEED)
+  masks = kernels.keep_mask([5, 1, 8, 8], 0.5, seed, (0, 2**25))
+  with tf.Session() as session:
+    masks = session.run(masks).reshape(5, -1)
+  assert len(np.unique(masks, axis=0)) == 5
+
+
 def test_every_dropout_site_of_the_model_has_its_own_seed(graph):
   seed = tf.constant([1, 2])
   tensors = as_tensors(ragged_batch(np.random.default_rng(6)))

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -205,6 +206,48 @@ def test_index_of_another_file(record_file):
       np.save(f, wrong)
     with pytest.raises(DataError, match="index does not fit"):
       tfrecord.RecordSet([path])
+
+
+def test_offsets_that_fall_are_found_at_any_place(record_file, monkeypatch):
+  """An index is checked a part at a time."""
+  monkeypatch.setattr(tfrecord, "_CHECKED_AT_ONCE", 3)
+  path, _ = record_file
+  tfrecord.RecordSet([path])
+  index = np.load(path + tfrecord.INDEX_SUFFIX)
+  for place in range(1, len(index) - 1):
+    for value in (index[place - 1] + 15, index[place + 1] - 15, -1):
+      wrong = index.copy()
+      wrong[place] = value
+      np.save(path + ".npy", wrong)
+      os.replace(path + ".npy", path + tfrecord.INDEX_SUFFIX)
+      with pytest.raises(DataError, match="index does not fit"):
+        tfrecord.RecordSet([path])
+
+
+def test_records_take_little_memory(tmp_path, monkeypatch):
+  """8 bytes each to write and to scan them, none with an index."""
+  monkeypatch.setattr(tfrecord, "_CHECKED_AT_ONCE", 1000)
+  path, count = str(tmp_path / "x.tfrecord"), 50_000
+
+  def peak(function):
+    tracemalloc.start()
+    try:
+      result = function()
+      return result, tracemalloc.get_traced_memory()[1]
+    finally:
+      tracemalloc.stop()
+
+  def write():
+    with tfrecord.ShardWriter(path) as writer:
+      for _ in range(count):
+        writer.write(b"")
+
+  assert peak(write)[1] < 15 * count + (1 << 20)  # and the file's buffer
+  indexed, most = peak(lambda: tfrecord.RecordSet([path]))
+  assert len(indexed) == count and most < 2 * count
+  os.unlink(path + tfrecord.INDEX_SUFFIX)
+  scanned, most = peak(lambda: tfrecord.RecordSet([path]))
+  assert len(scanned) == count and most < 15 * count
 
 
 def test_more_files_than_may_be_open(tmp_path):

@@ -1,15 +1,21 @@
 """XLA on = off: the same training in every mode and precision."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
 import runs
+from conftest import write_config
 
 import modeling
+import run_pretraining
 from model import encoder, xla
 from tensorflow_v1 import tf
+from training import distributed, elastic, training_run
+from training.distributed import Comm
 
 SETTINGS = dict(
   dropout=0.1, train_batch_size=12, num_train_steps=8, do_eval=True
@@ -118,6 +124,59 @@ def test_outside_of_a_mode_nothing_is_compiled():
   kwargs = dict(scale=1.0, keep_prob=1.0, dtype=tf.float32)
   encoder.kernels.attention_probs(scores, 0.0, [0, 0], **kwargs)
   assert not called(tf.get_default_graph(), "")
+
+
+def graphs():
+  """Those that are used, functions' too."""
+  gc.collect()
+  return weakref.WeakSet(
+    o for o in gc.get_objects() if issubclass(type(o), tf.Graph)
+  )
+
+
+@pytest.mark.parametrize("mode", ["off", "layers", "step"])
+def test_a_graph_that_is_not_used_any_more_is_gone(tiny_run, tmp_path, mode):
+  """With all that is in it: an elastic run makes one after another."""
+  write_config(tmp_path / "config.json", num_hidden_layers=1)
+  config = runs.config(
+    tiny_run,
+    tmp_path,
+    dropout=0.1,
+    xla=mode,
+    recompute=() if mode == "step" else ("layer",),
+  )
+  before = graphs()
+  with training_run.graph(config):
+    run_pretraining.training_task(config, Comm())
+    made = len(graphs() - before)
+  assert made and not graphs() - before
+
+
+def test_the_next_world_begins_when_the_last_ones_graph_is_gone(monkeypatch):
+  """Though that ended by an error, whose traceback has it."""
+  worlds, before = [], graphs()
+
+  def job(comm, commit, signals):
+    worlds.append(weakref.WeakSet())
+    if len(worlds) == 3:
+      return "done"
+    with tf.Graph().as_default() as graph, xla.mode("layers"):
+      worlds[-1].add(graph)
+      x = tf.get_variable("x", [3])
+      gradient = tf.gradients(encoder.kernels.gelu(x, dtype=tf.float32), x)
+      with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(gradient)
+        lost = distributed.RankLost("lost")
+        raise lost if len(worlds) == 1 else distributed.WorldChange("hosts")
+
+  def rejoin(comm):
+    assert worlds and not any(worlds)
+    return comm
+
+  monkeypatch.setattr(distributed, "rejoin", rejoin)
+  assert elastic.run(job, Comm()) == "done"
+  assert not graphs() - before
 
 
 ONE_THREAD = """

@@ -7,6 +7,7 @@ committed. Horovod's own elastic state for sessions does not work on TensorFlow
 2; of Horovod this uses its driver and its notices only.
 """
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def run(job: Callable, comm) -> Any:
         f"{why} after {time.monotonic() - began:.0f} s of {comm.size} ranks; "
         f"{back}, waiting for the ranks of the next world",
       )
+      gc.collect()  # the last world's graph refers to itself
       comm = distributed.rejoin(comm)
       train_loop.say(comm, f"going on with {comm.size} ranks")
 

@@ -523,11 +523,11 @@ def evaluation_batches(
     limit: at most this many records over all ranks; 0 is all.
   """
   count = min(len(source), limit) if limit else len(source)
-  mine = np.arange(comm.rank, count, comm.size)
+  mine = range(comm.rank, count, comm.size)
   batches = -(-len(mine) // batch_size)
 
   def numbers(batch):
-    return mine[batch * batch_size : (batch + 1) * batch_size]
+    return np.array(mine[batch * batch_size : (batch + 1) * batch_size])
 
   def chosen(batch):
     rows = numbers(batch)
