@@ -5,6 +5,7 @@ see `Task`. Everything else is here and the same for all.
 """
 
 import dataclasses
+import filecmp
 import functools
 import os
 import shutil
@@ -18,9 +19,11 @@ import tokenization
 from errors import UserError
 from finetuning import packed
 from model import model_flops
+from model.bert_config import BertConfig
 from pretraining_data import record_order
 from tensorflow_v1 import tf
 from training import (
+  checkpoint_files,
   checkpointing,
   input_pipeline,
   train_loop,
@@ -30,6 +33,7 @@ from training import (
 from training.run_config import RunConfig
 
 TASK_FILE = "task.json"
+_VOCABULARIES = ("vocab_file", "spm_model_file")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,12 @@ class FinetuningConfig(RunConfig):
   ends_with_best: ClassVar[bool] = True
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
+  kind: ClassVar[str]  # of the task, for task.json
+  # Flags that task.json has: those that a trained model keeps, and those of how
+  # files are read and answers chosen, which an evaluation or a prediction may
+  # be given others of.
+  model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
+  usual_flags: ClassVar[tuple] = ()
 
   do_predict: bool = False
   vocab_file: str | None = None
@@ -84,20 +94,30 @@ class FinetuningConfig(RunConfig):
       self.do_lower_case, self.init_checkpoint
     )
 
+  @classmethod
+  def found(cls, flags):
+    """What task.json says, where the run starts from a trained model."""
+    folder = model_folder(flags)
+    saved = {} if folder is None else saved_task(folder)
+    return cls.flags_of(saved) if saved.get("task") == cls.kind else {}
+
+  @classmethod
+  def flags_of(cls, task: dict) -> dict:
+    """Flag -> value, of those that a task.json has."""
+    names = (*cls.model_flags, *cls.usual_flags)
+    return {name: task[name] for name in names if name in task}
+
   def tokenizer(self) -> tokenization.Encoder:
-    """That of the flags, or the one that the run folder has a copy of.
+    """That of the flags, or the one that the model's folder has a copy of.
 
     Raises:
       DataError: there is none, or it has more tokens than the model.
     """
     vocab_file, spm_file = self.vocab_file, self.spm_model_file
-    if not (vocab_file or spm_file):
-      made = saved_task(self.output_dir).get("vocabulary", {})
-      folder = functools.partial(os.path.join, self.output_dir)
-      vocab_file, spm_file = (
-        made.get(name) and folder(made[name])
-        for name in ("vocab_file", "spm_model_file")
-      )
+    folder = model_folder(self)
+    if not (vocab_file or spm_file) and folder is not None:
+      kept = kept_vocabulary(folder)
+      vocab_file, spm_file = map(kept.get, _VOCABULARIES)
     return tokenization.load_tokenizer(
       vocab_file, self.do_lower_case, spm_file, self.bert.vocab_size
     )
@@ -107,12 +127,10 @@ class Task:
   """What a kind of fine-tuning is made of; its subclasses say what.
 
   Attributes:
-    name: of the kind, for task.json.
     config: a `FinetuningConfig`.
     best_by: a `training_hooks.BestBy`, of the results.
   """
 
-  name: str
   best_by: training_hooks.BestBy
 
   def __init__(self, config: FinetuningConfig):
@@ -175,15 +193,41 @@ def saved_task(output_dir: str) -> dict:
   return found
 
 
+def model_folder(settings) -> str | None:
+  """The folder of the trained model that a run starts from, if it does.
+
+  What task.json says there is settled. It is the run folder once there is a
+  checkpoint, and where nothing is trained that of --init_checkpoint; a training
+  from --init_checkpoint may be of another task.
+
+  Args:
+    settings: the flags, or a `FinetuningConfig`.
+  """
+  if not settings.output_dir:
+    return None
+  files = checkpoint_files.CheckpointFiles(settings.output_dir, keep=1)
+  if files.steps() or files.without_marker():
+    return settings.output_dir
+  if settings.do_train or not settings.init_checkpoint:
+    return None
+  return os.path.dirname(settings.init_checkpoint)
+
+
+def kept_vocabulary(folder: str) -> dict:
+  """Flag -> path, of the copy that a run folder has; {} without one."""
+  names = saved_task(folder).get("vocabulary", {})
+  return {flag: os.path.join(folder, name) for flag, name in names.items()}
+
+
 def finetune(task: Task, comm, commit=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
+  _check_settled(task)
   if config.do_train:
     config = _with_evaluations(
       config, task.training_set.plan(config, comm.size)
     )
   if comm.is_root:
-    _write_task(task)
     training_hooks.tell(*_sets(task))
 
   def build():
@@ -193,7 +237,8 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
     reuse = config.do_train or config.do_eval
     with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
       predict = _predictor(task, config, comm) if config.do_predict else None
-    return training_run.Parts(task.best_by, train, evaluate, predict)
+    begin = functools.partial(_write_task, task) if config.do_train else None
+    return training_run.Parts(task.best_by, train, evaluate, predict, begin)
 
   return training_run.run(config, comm, build, commit, signals)
 
@@ -218,27 +263,103 @@ def _with_evaluations(config, plan) -> FinetuningConfig:
   return dataclasses.replace(config, eval_every_steps=every)
 
 
+def _check_settled(task: Task) -> None:
+  """Compares the settings with those of the model that the run starts from.
+
+  Raises:
+    UserError: they contradict them, or the model is not of such a task.
+  """
+  config, folder = task.config, model_folder(task.config)
+  if folder is None:
+    return
+  saved, about = saved_task(folder), _description(task)
+  own = folder == config.output_dir
+  if not (saved or own):
+    return  # a checkpoint of any origin
+  if saved.get("task") != config.kind:
+    raise UserError(
+      f"{'--output_dir' if own else '--init_checkpoint'}={folder} holds a run "
+      f"of {saved.get('task', 'pre-training')}, this is {config.kind}: use "
+      "another --output_dir (and a checkpoint as --init_checkpoint to keep its "
+      "weights)"
+    )
+  path = os.path.join(folder, TASK_FILE)
+  here = config.flags_of(about)
+  for name, value in config.flags_of(saved).items():
+    # A table may have columns of other names, but not lack one.
+    free = name in config.usual_flags and not config.do_train
+    if here[name] == value or (free and None not in (here[name], value)):
+      continue
+    raise _contradiction(f"--{name}={_shown(here[name])}", path, value)
+  if saved.get("labels") != about.get("labels"):
+    raise _contradiction(
+      f"labels {_shown(about['labels'])}", path, saved.get("labels")
+    )
+  _check_vocabulary(config, folder)
+  path = os.path.join(folder, training_run.CONFIG_FILE)
+  if os.path.exists(path):
+    here = config.bert.to_dict()
+    for name, value in BertConfig.from_json_file(path).to_dict().items():
+      if here[name] != value:
+        raise _contradiction(
+          f"--bert_config_file with {name}={here[name]}", path, value
+        )
+
+
+def _check_vocabulary(config: FinetuningConfig, folder: str) -> None:
+  kept = kept_vocabulary(folder)
+  for flag in _VOCABULARIES:
+    given = getattr(config, flag)
+    if given and kept and not _alike(given, kept.get(flag)):
+      (path,) = kept.values()
+      raise UserError(
+        f"--{flag}={given} is not the vocabulary {path} that the model was "
+        "trained with: leave the flag out, or train in another --output_dir"
+      )
+
+
+def _alike(given: str, kept: str | None) -> bool:
+  """Whether two files say the same; one that is not there contradicts none."""
+  if kept is None or not (os.path.exists(given) and os.path.exists(kept)):
+    return kept is not None
+  return filecmp.cmp(given, kept, shallow=False)
+
+
+def _contradiction(what: str, path: str, saved) -> UserError:
+  return UserError(
+    f"{what}, but the model was trained with {_shown(saved)} by {path}: give "
+    "the same, or leave the flag out, or train in another --output_dir"
+  )
+
+
+def _shown(value) -> str:
+  """A flag's value as it is given; of many the first."""
+  if not isinstance(value, list):
+    return str(value)
+  return ",".join(value[:10]) + (",..." if len(value) > 10 else "")
+
+
+def _description(task: Task) -> dict:
+  """What task.json says beside the vocabulary."""
+  config = task.config
+  return {
+    "task": config.kind,
+    **task.describe(),
+    "max_seq_length": config.max_seq_length,
+    "do_lower_case": config.do_lower_case,
+  }
+
+
 def _write_task(task: Task) -> None:
   """task.json and a copy of the vocabulary, so that the folder is enough.
 
-  Raises:
-    UserError: the folder is another task's, or no fine-tuning's.
+  What is there of a model that the training goes on with stays as it is.
   """
   config = task.config
-  saved, about = saved_task(config.output_dir), task.describe()
-  run_file = os.path.join(config.output_dir, training_hooks.RUN_FILE)
-  if os.path.exists(run_file) and (
-    saved.get("task") != task.name or saved.get("labels") != about.get("labels")
-  ):
-    raise UserError(
-      f"--output_dir={config.output_dir} holds a run of "
-      f"{saved.get('task', 'pre-training')} {saved.get('labels', '')}, this is "
-      f"{task.name} {about.get('labels', '')}: use another folder (and its "
-      "checkpoint as --init_checkpoint to keep the weights)"
-    )
-  os.makedirs(config.output_dir, exist_ok=True)
+  if model_folder(config):
+    return
   vocabulary = {}
-  for name in ("vocab_file", "spm_model_file"):
+  for name in _VOCABULARIES:
     if path := getattr(config, name):
       vocabulary[name] = os.path.basename(path)
       copy = os.path.join(config.output_dir, vocabulary[name])
@@ -248,11 +369,8 @@ def _write_task(task: Task) -> None:
   json_files.write(
     os.path.join(config.output_dir, TASK_FILE),
     {
-      "task": task.name,
-      **about,
-      "max_seq_length": config.max_seq_length,
-      "do_lower_case": config.do_lower_case,
-      "vocabulary": vocabulary or saved.get("vocabulary", {}),
+      **_description(task),
+      "vocabulary": vocabulary,
       "best_by": task.best_by._asdict(),
     },
   )
