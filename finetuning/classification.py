@@ -209,7 +209,7 @@ class Classification(Task):
           "labels there are: train first (--do_train), or give --train_file"
         )
     path = self.config.path("train")
-    found = sorted(set(self._column(path, self._table.label)), key=_label_order)
+    found = sorted(set(self._column(path, self._table.label)), key=label_order)
     if len(found) < 2:
       raise DataError(
         f"{path}: the labels of column {self._table.label!r} are all "
@@ -352,7 +352,7 @@ class Classification(Task):
     }
 
 
-def _label_order(label: str) -> tuple:
+def label_order(label: str) -> tuple:
   """Numbers by size, then other labels by the alphabet."""
   try:
     number = float(label)

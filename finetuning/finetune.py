@@ -99,7 +99,17 @@ class FinetuningConfig(RunConfig):
     """What task.json says, where the run starts from a trained model."""
     folder = model_folder(flags)
     saved = {} if folder is None else saved_task(folder)
-    return cls.flags_of(saved) if saved.get("task") == cls.kind else {}
+    if saved.get("task") != cls.kind:
+      return {}
+    found = cls.flags_of(saved)
+    for field in dataclasses.fields(cls):
+      value = found.get(field.name, field.default)
+      if field.name in found and not _fits(value, field.default):
+        raise errors.DataError(
+          f"{os.path.join(folder, TASK_FILE)}: {field.name} is {value!r}: "
+          "damaged; bring back the file that the training wrote"
+        )
+    return found
 
   @classmethod
   def flags_of(cls, task: dict) -> dict:
@@ -188,9 +198,21 @@ def saved_task(output_dir: str) -> dict:
   if not os.path.exists(path):
     return {}
   found = json_files.read(path)
-  if not isinstance(found, dict):
+  if not isinstance(found, dict) or not all(
+    isinstance(found.get(name, {}), dict) for name in ("columns", "vocabulary")
+  ):
     raise errors.DataError(f"{path}: not a task's description; remove it")
   return found
+
+
+def _fits(value, default) -> bool:
+  """Whether a value from JSON can be that of a flag with this default."""
+  if isinstance(default, tuple):
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+  if default is None:
+    return value is None or isinstance(value, str)
+  kinds = (int, float) if isinstance(default, float) else (type(default),)
+  return type(value) in kinds
 
 
 def model_folder(settings) -> str | None:

@@ -34,8 +34,8 @@ def read_table(
 ) -> list[Row]:
   """The rows of a table.
 
-  A line ends with \\n or \\r\\n; a \\r elsewhere is text. Empty lines are skipped,
-  and a few rows with another number of fields are left out and reported.
+  Lines end with \\n or \\r\\n; other \\r are text. Empty lines are skipped, and
+  a few rows with another number of fields are left out and reported.
 
   Args:
     path: .tsv or .txt: tabs, quotes are text; .csv: commas, fields with commas
