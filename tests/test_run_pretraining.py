@@ -420,11 +420,14 @@ def test_records_longer_than_the_positions_are_refused(tiny_run, tmp_path):
 def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
   wide = write_config(tmp_path / "wide.json", intermediate_size=128)
+  told = [tmp_path / "run" / name for name in ("bert_config.json", "run.json")]
+  before = [path.read_bytes() for path in told]
   with pytest.raises(
     checkpointing.CheckpointError,
     match=r"model\.ckpt-4.*layer_0/intermediate.* is \[.*64\].* there",
   ):
     runs.pretrain((wide, tiny_run[1]), tmp_path / "run")
+  assert [path.read_bytes() for path in told] == before
 
 
 def test_resuming_another_run_is_refused(tiny_run, tmp_path):
