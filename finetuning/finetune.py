@@ -294,7 +294,7 @@ def _check_settled(task: Task) -> None:
   config, folder = task.config, model_folder(task.config)
   if folder is None:
     return
-  saved, about = saved_task(folder), _description(task)
+  saved = saved_task(folder)
   own = folder == config.output_dir
   if not (saved or own):
     return  # a checkpoint of any origin
@@ -305,7 +305,7 @@ def _check_settled(task: Task) -> None:
       "another --output_dir (and a checkpoint as --init_checkpoint to keep its "
       "weights)"
     )
-  path = os.path.join(folder, TASK_FILE)
+  path, about = os.path.join(folder, TASK_FILE), _description(task)
   here = config.flags_of(about)
   for name, value in config.flags_of(saved).items():
     # A table may have columns of other names, but not lack one.
