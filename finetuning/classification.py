@@ -11,12 +11,8 @@ import numpy as np
 
 from errors import DataError, UserError
 from finetuning import heads, metrics, packed, tables
-from finetuning.finetune import (
-  FinetuningConfig,
-  Task,
-  model_folder,
-  saved_task,
-)
+from finetuning.finetune import FinetuningConfig, Task
+from finetuning.settled import model_folder, saved_task
 from model import model_flops
 from training import training_hooks
 

@@ -5,25 +5,21 @@ see `Task`. Everything else is here and the same for all.
 """
 
 import dataclasses
-import filecmp
 import functools
 import os
-import shutil
 from typing import ClassVar
 
 import numpy as np
 
 import errors
-import json_files
 import tokenization
 from errors import UserError
-from finetuning import packed
+from finetuning import packed, settled
+from finetuning.settled import TASK_FILE, saved_task
 from model import model_flops
-from model.bert_config import BertConfig
 from pretraining_data import record_order
 from tensorflow_v1 import tf
 from training import (
-  checkpoint_files,
   checkpointing,
   input_pipeline,
   train_loop,
@@ -31,9 +27,6 @@ from training import (
   training_run,
 )
 from training.run_config import RunConfig
-
-TASK_FILE = "task.json"
-_VOCABULARIES = ("vocab_file", "spm_model_file")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +90,7 @@ class FinetuningConfig(RunConfig):
   @classmethod
   def found(cls, flags):
     """What task.json says, where the run starts from a trained model."""
-    folder = model_folder(flags)
+    folder = settled.model_folder(flags)
     saved = {} if folder is None else saved_task(folder)
     if saved.get("task") != cls.kind:
       return {}
@@ -124,10 +117,10 @@ class FinetuningConfig(RunConfig):
       DataError: there is none, or it has more tokens than the model.
     """
     vocab_file, spm_file = self.vocab_file, self.spm_model_file
-    folder = model_folder(self)
+    folder = settled.model_folder(self)
     if not (vocab_file or spm_file) and folder is not None:
-      kept = kept_vocabulary(folder)
-      vocab_file, spm_file = map(kept.get, _VOCABULARIES)
+      kept = settled.kept_vocabulary(folder)
+      vocab_file, spm_file = map(kept.get, settled.VOCABULARIES)
     return tokenization.load_tokenizer(
       vocab_file, self.do_lower_case, spm_file, self.bert.vocab_size
     )
@@ -192,19 +185,6 @@ class Task:
     raise NotImplementedError
 
 
-def saved_task(output_dir: str) -> dict:
-  """What a run folder's task.json says; {} without one."""
-  path = os.path.join(output_dir or "", TASK_FILE)
-  if not os.path.exists(path):
-    return {}
-  found = json_files.read(path)
-  if not isinstance(found, dict) or not all(
-    isinstance(found.get(name, {}), dict) for name in ("columns", "vocabulary")
-  ):
-    raise errors.DataError(f"{path}: not a task's description; remove it")
-  return found
-
-
 def _fits(value, default) -> bool:
   """Whether a value from JSON can be that of a flag with this default."""
   if isinstance(default, tuple):
@@ -215,36 +195,23 @@ def _fits(value, default) -> bool:
   return type(value) in kinds
 
 
-def model_folder(settings) -> str | None:
-  """The folder of the trained model that a run starts from, if it does.
-
-  What task.json says there is settled. It is the run folder once there is a
-  checkpoint, and where nothing is trained that of --init_checkpoint; a training
-  from --init_checkpoint may be of another task.
-
-  Args:
-    settings: the flags, or a `FinetuningConfig`.
-  """
-  if not settings.output_dir:
-    return None
-  files = checkpoint_files.CheckpointFiles(settings.output_dir, keep=1)
-  if files.steps() or files.without_marker():
-    return settings.output_dir
-  if settings.do_train or not settings.init_checkpoint:
-    return None
-  return os.path.dirname(settings.init_checkpoint)
-
-
-def kept_vocabulary(folder: str) -> dict:
-  """Flag -> path, of the copy that a run folder has; {} without one."""
-  names = saved_task(folder).get("vocabulary", {})
-  return {flag: os.path.join(folder, name) for flag, name in names.items()}
+def _description(task: Task) -> dict:
+  """What task.json says beside the vocabulary."""
+  config = task.config
+  return {
+    "task": config.kind,
+    **task.describe(),
+    "max_seq_length": config.max_seq_length,
+    "do_lower_case": config.do_lower_case,
+    "best_by": task.best_by._asdict(),
+  }
 
 
 def finetune(task: Task, comm, commit=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
-  _check_settled(task)
+  describe = functools.partial(_description, task)
+  settled.check(config, describe)
   if config.do_train:
     config = _with_evaluations(
       config, task.training_set.plan(config, comm.size)
@@ -259,8 +226,10 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
     reuse = config.do_train or config.do_eval
     with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
       predict = _predictor(task, config, comm) if config.do_predict else None
-    begin = functools.partial(_write_task, task) if config.do_train else None
-    return training_run.Parts(task.best_by, train, evaluate, predict, begin)
+    begin = functools.partial(settled.write, config, describe)
+    return training_run.Parts(
+      task.best_by, train, evaluate, predict, begin if train else None
+    )
 
   return training_run.run(config, comm, build, commit, signals)
 
@@ -283,119 +252,6 @@ def _with_evaluations(config, plan) -> FinetuningConfig:
   epoch = plan.updates / max(config.num_train_epochs, 1e-9)
   every = max(1, round(config.eval_every_epochs * epoch))
   return dataclasses.replace(config, eval_every_steps=every)
-
-
-def _check_settled(task: Task) -> None:
-  """Compares the settings with those of the model that the run starts from.
-
-  Raises:
-    UserError: they contradict them, or the model is not of such a task.
-  """
-  config, folder = task.config, model_folder(task.config)
-  if folder is None:
-    return
-  saved = saved_task(folder)
-  own = folder == config.output_dir
-  if not (saved or own):
-    return  # a checkpoint of any origin
-  if saved.get("task") != config.kind:
-    raise UserError(
-      f"{'--output_dir' if own else '--init_checkpoint'}={folder} holds a run "
-      f"of {saved.get('task', 'pre-training')}, this is {config.kind}: use "
-      "another --output_dir (and a checkpoint as --init_checkpoint to keep its "
-      "weights)"
-    )
-  path, about = os.path.join(folder, TASK_FILE), _description(task)
-  here = config.flags_of(about)
-  for name, value in config.flags_of(saved).items():
-    # A table may have columns of other names, but not lack one.
-    free = name in config.usual_flags and not config.do_train
-    if here[name] == value or (free and None not in (here[name], value)):
-      continue
-    raise _contradiction(f"--{name}={_shown(here[name])}", path, value)
-  if saved.get("labels") != about.get("labels"):
-    raise _contradiction(
-      f"labels {_shown(about['labels'])}", path, saved.get("labels")
-    )
-  _check_vocabulary(config, folder)
-  path = os.path.join(folder, training_run.CONFIG_FILE)
-  if os.path.exists(path):
-    here = config.bert.to_dict()
-    for name, value in BertConfig.from_json_file(path).to_dict().items():
-      if here[name] != value:
-        raise _contradiction(
-          f"--bert_config_file with {name}={here[name]}", path, value
-        )
-
-
-def _check_vocabulary(config: FinetuningConfig, folder: str) -> None:
-  kept = kept_vocabulary(folder)
-  for flag in _VOCABULARIES:
-    given = getattr(config, flag)
-    if given and kept and not _alike(given, kept.get(flag)):
-      (path,) = kept.values()
-      raise UserError(
-        f"--{flag}={given} is not the vocabulary {path} that the model was "
-        "trained with: leave the flag out, or train in another --output_dir"
-      )
-
-
-def _alike(given: str, kept: str | None) -> bool:
-  """Whether two files say the same; one that is not there contradicts none."""
-  if kept is None or not (os.path.exists(given) and os.path.exists(kept)):
-    return kept is not None
-  return filecmp.cmp(given, kept, shallow=False)
-
-
-def _contradiction(what: str, path: str, saved) -> UserError:
-  return UserError(
-    f"{what}, but the model was trained with {_shown(saved)} by {path}: give "
-    "the same, or leave the flag out, or train in another --output_dir"
-  )
-
-
-def _shown(value) -> str:
-  """A flag's value as it is given; of many the first."""
-  if not isinstance(value, list):
-    return str(value)
-  return ",".join(value[:10]) + (",..." if len(value) > 10 else "")
-
-
-def _description(task: Task) -> dict:
-  """What task.json says beside the vocabulary."""
-  config = task.config
-  return {
-    "task": config.kind,
-    **task.describe(),
-    "max_seq_length": config.max_seq_length,
-    "do_lower_case": config.do_lower_case,
-  }
-
-
-def _write_task(task: Task) -> None:
-  """task.json and a copy of the vocabulary, so that the folder is enough.
-
-  What is there of a model that the training goes on with stays as it is.
-  """
-  config = task.config
-  if model_folder(config):
-    return
-  vocabulary = {}
-  for name in _VOCABULARIES:
-    if path := getattr(config, name):
-      vocabulary[name] = os.path.basename(path)
-      copy = os.path.join(config.output_dir, vocabulary[name])
-      if os.path.realpath(copy) != os.path.realpath(path):
-        shutil.copyfile(path, copy + ".tmp")
-        os.replace(copy + ".tmp", copy)
-  json_files.write(
-    os.path.join(config.output_dir, TASK_FILE),
-    {
-      **_description(task),
-      "vocabulary": vocabulary,
-      "best_by": task.best_by._asdict(),
-    },
-  )
 
 
 def training(task: Task, config, comm) -> train_loop.Task:

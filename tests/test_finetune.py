@@ -128,25 +128,25 @@ def test_flags_that_are_not_given_are_the_models(
 
 
 CONTRADICTIONS = [
-  (CLASSIFIER, {"max_seq_length": 64}, "--max_seq_length=64, .* with 32 by"),
+  (CLASSIFIER, {"max_seq_length": 64}, "--max_seq_length=64, .* with 32:"),
   (CLASSIFIER, {"do_lower_case": True}, "--do_lower_case=True, .* with False"),
   (CLASSIFIER, {"metrics": ["accuracy"]}, "--metrics=accuracy, .* f1,accuracy"),
   (
     CLASSIFIER,
     {"metrics": ["pearson"], "regression": True},
-    "--regression=True, .* with False by",
+    "--regression=True, .* with False:",
   ),
   (CLASSIFIER, {"text_pair_column": "b"}, "--text_pair_column=b, .* with None"),
-  (CLASSIFIER, {"task_name": "MNLI"}, "--metrics=accuracy, .* f1,accuracy by"),
+  (CLASSIFIER, {"task_name": "MNLI"}, "--metrics=accuracy, .* f1,accuracy:"),
   (
     CLASSIFIER | {"labels": ["a", "b"]},
     {"task_name": "MRPC", "label_column": "x", "do_eval": True},
-    "--text_pair_column=#2 String, .* with None by",
+    "--text_pair_column=#2 String, .* with None:",
   ),
   (
     CLASSIFIER | {"labels": ["a", "b"], "metrics": ["matthews", "accuracy"]},
     {"task_name": "CoLA"},
-    "labels 0,1, but the model was trained with a,b by .*task.json",
+    "the labels are 0,1, but .*task.json says .* with a,b: give",
   ),
   (CLASSIFIER, {"vocab_file": "other.txt"}, "--vocab_file=other.txt is not"),
   (
@@ -157,7 +157,7 @@ CONTRADICTIONS = [
   (
     CLASSIFIER,
     {"bert_config_file": "other.json"},
-    "--bert_config_file with hidden_act=relu, .* with gelu by .*_config.json",
+    "--bert_config_file has hidden_act=relu, .* with gelu: give .*_config.json",
   ),
   (CLASSIFIER | {"max_seq_length": "9"}, {}, "max_seq_length is '9': damaged"),
   (CLASSIFIER | {"columns": "abc"}, {}, "task.json: not a task's description"),
@@ -165,14 +165,14 @@ CONTRADICTIONS = [
   (
     SQUAD,
     {"version_2_with_negative": False},
-    "--version_2_with_negative=False, .* with True by",
+    "--version_2_with_negative=False, .* with True:",
   ),
-  (SQUAD, {"doc_stride": 8}, "--doc_stride=8, .* with 16 by"),
-  (SQUAD, {"max_query_length": 9}, "--max_query_length=9, .* with 8 by"),
+  (SQUAD, {"doc_stride": 8}, "--doc_stride=8, .* with 16:"),
+  (SQUAD, {"max_query_length": 9}, "--max_query_length=9, .* with 8:"),
   (
     SQUAD,
     {"do_train": True, "train_file": "a.json", "n_best_size": 6},
-    "--n_best_size=6, but the model was trained with 5 by",
+    "--n_best_size=6, but .*task.json says .* with 5: give the same",
   ),
 ]
 
@@ -203,8 +203,8 @@ def test_flags_that_contradict_the_model(
 @pytest.mark.parametrize(
   "given, words",
   [
-    ({"text_column": "label"}, "--text_column=label, .* with words by"),
-    ({"label_column": "words"}, "labels a,b,c,d, but .* with 0,1 by"),
+    ({"text_column": "label"}, "--text_column=label, .* with words:"),
+    ({"label_column": "words"}, "the labels are a,b,c,d, but .* with 0,1:"),
   ],
 )
 def test_a_training_resumes_with_the_same_settings(
