@@ -141,6 +141,20 @@ class ClassifierConfig(FinetuningConfig):
       task["regression"] = not task["labels"]
     return super().flags_of(task)
 
+  def as_dict(self):
+    """Says what defaults stand for.
+
+    A rank that joins later has found it in task.json.
+    """
+    table = self.table()
+    return {
+      **super().as_dict(),
+      "text_column": table.text,
+      "text_pair_column": table.pair,
+      "label_column": table.label,
+      "metrics": list(table.metrics),
+    }
+
   def table(self) -> Glue:
     """Columns, labels and metrics; labels may still be ()."""
     if self.task_name:

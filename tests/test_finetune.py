@@ -127,6 +127,26 @@ def test_flags_that_are_not_given_are_the_models(
     assert resumed.max_seq_length == task["max_seq_length"]
 
 
+def test_ranks_that_join_later_have_the_same_settings(
+  tmp_path, config_file, finished
+):
+  """The first ones found no task.json yet."""
+  columns = {"text": "sentence", "text_pair": None, "label": "label"}
+  task = CLASSIFIER | {"columns": columns, "metrics": ["accuracy"]}
+  first, later = (
+    from_flags(
+      classification.ClassifierConfig,
+      bert_config_file=config_file,
+      output_dir=folder,
+      do_train=True,
+      max_seq_length=32,
+      do_lower_case=False,
+    ).as_dict()
+    for folder in (str(tmp_path / "new"), str(finished(task)))
+  )
+  assert {**first, "output_dir": ""} == {**later, "output_dir": ""}
+
+
 CONTRADICTIONS = [
   (CLASSIFIER, {"max_seq_length": 64}, "--max_seq_length=64, .* with 32:"),
   (CLASSIFIER, {"do_lower_case": True}, "--do_lower_case=True, .* with False"),
@@ -503,7 +523,7 @@ def test_settings_that_cannot_be(tmp_path, classify, changes, words):
 def test_a_folder_of_another_task(tmp_path, classify, answer):
   run(classify(tmp_path / "out", num_train_epochs=0.5))
   saved = (tmp_path / "out" / "task.json").read_text()
-  with pytest.raises(UserError, match="holds a run of classifier .*is squad"):
+  with pytest.raises(UserError, match="holds a run of classifier, this is squad"):
     run(answer(tmp_path / "out"))
   os.remove(tmp_path / "out" / "task.json")
   with pytest.raises(UserError, match="holds a run of pre-training"):
