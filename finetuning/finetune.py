@@ -102,6 +102,9 @@ class FinetuningConfig(RunConfig):
           f"{os.path.join(folder, TASK_FILE)}: {field.name} is {value!r}: "
           "damaged; bring back the file that the training wrote"
         )
+    given = {n: getattr(flags, n) for n in found if flags[n].present}
+    free = () if flags.do_train else cls.usual_flags
+    settled.compare(given, found, free, os.path.join(folder, TASK_FILE))
     return found
 
   @classmethod

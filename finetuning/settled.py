@@ -7,7 +7,7 @@ training starts, and by nothing else.
 import filecmp
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import json_files
 from errors import DataError, UserError
@@ -82,19 +82,32 @@ def check(config, describe: Callable[[], dict]) -> None:
       "weights)"
     )
   path, about = os.path.join(folder, TASK_FILE), describe()
-  here = config.flags_of(about)
-  for name, value in config.flags_of(saved).items():
-    # A table may have columns of other names, but not lack one.
-    free = name in config.usual_flags and not config.do_train
-    if here[name] == value or (free and None not in (here[name], value)):
-      continue
-    raise _contradiction(f"--{name}={_shown(here[name])}", path, value)
+  free = () if config.do_train else config.usual_flags
+  compare(config.flags_of(about), config.flags_of(saved), free, path)
   if saved.get("labels") != about.get("labels"):
     raise _contradiction(
       f"the labels are {_shown(about['labels'])}", path, saved.get("labels")
     )
   _check_vocabulary(config, folder)
   _check_bert(config, os.path.join(folder, training_run.CONFIG_FILE))
+
+
+def compare(here: dict, saved: dict, free: Sequence[str], path: str) -> None:
+  """Compares values of flags, by name, with those that a file has.
+
+  Args:
+    here: of this run; none of other flags.
+    saved: of the file.
+    free: names of those that may have another value, if they have one.
+    path: the file.
+
+  Raises:
+    UserError: one contradicts.
+  """
+  for name, value in here.items():
+    was = saved.get(name, value)
+    if value != was and (name not in free or None in (value, was)):
+      raise _contradiction(f"--{name}={_shown(value)}", path, was)
 
 
 def _check_bert(config, path: str) -> None:

@@ -153,7 +153,7 @@ CONTRADICTIONS = [
   (CLASSIFIER, {"metrics": ["accuracy"]}, "--metrics=accuracy, .* f1,accuracy"),
   (
     CLASSIFIER,
-    {"metrics": ["pearson"], "regression": True},
+    {"regression": True},
     "--regression=True, .* with False:",
   ),
   (CLASSIFIER, {"text_pair_column": "b"}, "--text_pair_column=b, .* with None"),
@@ -523,7 +523,9 @@ def test_settings_that_cannot_be(tmp_path, classify, changes, words):
 def test_a_folder_of_another_task(tmp_path, classify, answer):
   run(classify(tmp_path / "out", num_train_epochs=0.5))
   saved = (tmp_path / "out" / "task.json").read_text()
-  with pytest.raises(UserError, match="holds a run of classifier, this is squad"):
+  with pytest.raises(
+    UserError, match="holds a run of classifier, this is squad"
+  ):
     run(answer(tmp_path / "out"))
   os.remove(tmp_path / "out" / "task.json")
   with pytest.raises(UserError, match="holds a run of pre-training"):
