@@ -238,11 +238,11 @@ def test_a_training_resumes_with_the_same_settings(
   table = tmp_path / "t.tsv"
   rows = "a\t0\nb\t1\nc\t0\nd\t1\n"
   table.write_text("words\tclass\n" + rows)
-  config = from_flags(
-    classification.ClassifierConfig, bert_config_file=config_file,
-    output_dir=str(folder), do_train=True, train_file=str(table), **given,
-  )  # fmt: skip
   with pytest.raises(UserError, match=words):
+    config = from_flags(
+      classification.ClassifierConfig, bert_config_file=config_file,
+      output_dir=str(folder), do_train=True, train_file=str(table), **given,
+    )  # fmt: skip
     run(classification.Classification(config))
 
 
