@@ -5,6 +5,7 @@
     --text_column=sentence --label_column=label ...
 
 GLUE's tasks by name, or any table by its columns: labels are found in it.
+What the model in --output_dir was trained with need not be given again.
 """
 
 import functools

@@ -4,6 +4,7 @@
     --train_file=train-v1.1.json --predict_file=dev-v1.1.json ...
 
 SQuAD 2.0, where a question may have no answer: --version_2_with_negative.
+What the model in --output_dir was trained with need not be given again.
 """
 
 import dataclasses

@@ -1,21 +1,24 @@
 """Sentences and pairs of them to a label or a number: GLUE, and any table."""
 
-import csv
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from errors import DataError, UserError
 from finetuning import heads, metrics, packed, tables
-from finetuning.finetune import FinetuningConfig, Task, saved_task
+from finetuning.finetune import FinetuningConfig, Task
+from finetuning.settled import model_folder, saved_task
 from model import model_flops
 from training import training_hooks
 
 PREDICTIONS_FILE = "predictions.tsv"
+# What would end a field there, and what marks it.
+_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 
 class Glue(NamedTuple):
@@ -90,6 +93,14 @@ class ClassifierConfig(FinetuningConfig):
   regression: bool = False
   metrics: tuple = ()
 
+  kind: ClassVar[str] = "classifier"
+  model_flags: ClassVar[tuple] = (
+    *FinetuningConfig.model_flags, "regression", "metrics",
+  )  # fmt: skip
+  usual_flags: ClassVar[tuple] = (
+    "text_column", "text_pair_column", "label_column",
+  )  # fmt: skip
+
   def __post_init__(self):
     super().__post_init__()
     if self.task_name and self.task_name.lower() not in GLUE:
@@ -105,20 +116,54 @@ class ClassifierConfig(FinetuningConfig):
         f"--metrics={','.join(self.metrics)}: {unknown[0]} is not one of "
         f"{', '.join(metrics.CLASSIFICATION)}"
       )
-    for name in metrics.REGRESSION.intersection(self.metrics):
-      if not self.regression:
+    for name in self.metrics:
+      if name in metrics.REGRESSION and not self.regression:
         raise UserError(f"--metrics={name} is of numbers: give --regression")
+      if name not in metrics.REGRESSION and self.regression:
+        raise UserError(
+          f"--metrics={name} is of labels, but --regression predicts numbers: "
+          f"choose from {', '.join(sorted(metrics.REGRESSION))}"
+        )
+
+  @classmethod
+  def found(cls, flags):
+    found = super().found(flags)
+    if flags.task_name:  # it says what is not of all fine-tuning
+      shared = FinetuningConfig.model_flags
+      return {name: found[name] for name in shared if name in found}
+    return found
+
+  @classmethod
+  def flags_of(cls, task):
+    columns = task.get("columns", {})
+    task = {**task, **{f"{name}_column": columns[name] for name in columns}}
+    if "labels" in task:
+      task["regression"] = not task["labels"]
+    return super().flags_of(task)
+
+  def as_dict(self):
+    """Says what defaults stand for.
+
+    A rank that joins later has found it in task.json.
+    """
+    table = self.table()
+    return {
+      **super().as_dict(),
+      "text_column": table.text,
+      "text_pair_column": table.pair,
+      "label_column": table.label,
+      "metrics": list(table.metrics),
+    }
 
   def table(self) -> Glue:
     """Columns, labels and metrics; labels may still be ()."""
     if self.task_name:
       return GLUE[self.task_name.lower()]
-    saved = saved_task(self.output_dir).get("columns", {})
     usual = ("pearson", "spearman") if self.regression else ("accuracy",)
     return Glue(
-      text=self.text_column or saved.get("text") or "sentence",
-      pair=self.text_pair_column or saved.get("text_pair"),
-      label=self.label_column or saved.get("label") or "label",
+      text=self.text_column or "sentence",
+      pair=self.text_pair_column or None,
+      label=self.label_column or "label",
       labels=(),
       metrics=tuple(self.metrics) or usual,
     )
@@ -145,8 +190,6 @@ class ClassifierConfig(FinetuningConfig):
 class Classification(Task):
   """A label, or a number, for each text or pair of texts."""
 
-  name = "classifier"
-
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
     self._table = config.table()
@@ -166,7 +209,8 @@ class Classification(Task):
     if self._table.labels:
       return list(self._table.labels)
     if not self.config.do_train:
-      saved = saved_task(self.config.output_dir).get("labels")
+      folder = model_folder(self.config)
+      saved = folder is not None and saved_task(folder).get("labels")
       if saved:
         return saved
       if not self.config.train_file:
@@ -175,7 +219,7 @@ class Classification(Task):
           "labels there are: train first (--do_train), or give --train_file"
         )
     path = self.config.path("train")
-    found = sorted(set(self._column(path, self._table.label)), key=_label_order)
+    found = sorted(set(self._column(path, self._table.label)), key=label_order)
     if len(found) < 2:
       raise DataError(
         f"{path}: the labels of column {self._table.label!r} are all "
@@ -188,11 +232,11 @@ class Classification(Task):
       )
     return found
 
-  def _rows(self, path: str) -> Sequence[tables.Row]:
+  def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
     columns = self._table.columns
     if columns and os.path.basename(path).startswith("test"):
       columns = None
-    return tables.read_table(path, columns)
+    return tables.read_table(path, columns, all_rows)
 
   def _column(self, path: str, name: str) -> list[str]:
     return tables.column(path, self._rows(path), name)
@@ -210,7 +254,7 @@ class Classification(Task):
     return self._source(self.config.path("predict"), has_labels=False)
 
   def _source(self, path: str, has_labels: bool) -> packed.PackedSource:
-    rows = self._rows(path)
+    rows = self._rows(path, all_rows=not has_labels)
     texts = [tables.column(path, rows, self._table.text)]
     if self._table.pair:
       texts.append(tables.column(path, rows, self._table.pair))
@@ -281,34 +325,35 @@ class Classification(Task):
       logits[:, 0] if self._is_regression else np.argmax(logits, axis=1)
     )
     return {
-      name: metrics.CLASSIFICATION[name](targets, predicted)
+      name: metrics.metric(name, len(self.labels))(targets, predicted)
       for name in self._table.metrics
     }
 
   def write_predictions(self, source, outputs):
-    """One line an example: number, prediction, each label's probability."""
+    """One line for each row of the file that is predicted, in its order.
+
+    Fields, between tabs: the row's number from 0, the prediction, and each
+    label's probability. In labels a backslash, a tab, a line feed and a
+    carriage return are written \\\\, \\t, \\n and \\r.
+    """
     logits = self._logits(source, outputs)
     path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
-    with open(path + ".tmp", "w", encoding="utf-8", newline="") as f:
-      # Labels have no tabs: they are from tables.
-      writer = csv.writer(
-        f, "excel-tab", quoting=csv.QUOTE_NONE, lineterminator="\n",
-        quotechar=None, escapechar="\\",
-      )  # fmt: skip
-      writer.writerow(["index", "prediction", *self.labels])
+    labels = [label.translate(_ESCAPES) for label in self.labels]
+    with open(path + ".tmp", "w", encoding="utf-8", newline="\n") as f:
+      print("index", "prediction", *labels, sep="\t", file=f)
       for number, row in enumerate(logits):
         if self._is_regression:
-          writer.writerow([number, f"{row[0]:.4f}"])
+          print(number, f"{row[0]:.4f}", sep="\t", file=f)
         else:
-          best = self.labels[int(np.argmax(row))]
           shares = [f"{p:.6f}" for p in probabilities(row)]
-          writer.writerow([number, best, *shares])
+          print(number, labels[np.argmax(row)], *shares, sep="\t", file=f)
     os.replace(path + ".tmp", path)
     return [f"predictions {path}"]
 
   def describe(self):
     return {
       "labels": self.labels,
+      "metrics": list(self._table.metrics),
       "columns": {
         "text": self._table.text,
         "text_pair": self._table.pair,
@@ -317,12 +362,14 @@ class Classification(Task):
     }
 
 
-def _label_order(label: str) -> tuple:
+def label_order(label: str) -> tuple:
   """Numbers by size, then other labels by the alphabet."""
   try:
-    return (0, float(label), label)
+    number = float(label)
   except ValueError:
-    return (1, 0.0, label)
+    number = math.nan
+  # NaN is neither above nor below a number: a word, or no order would hold.
+  return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:

@@ -7,16 +7,15 @@ see `Task`. Everything else is here and the same for all.
 import dataclasses
 import functools
 import os
-import shutil
 from typing import ClassVar
 
 import numpy as np
 
 import errors
-import json_files
 import tokenization
 from errors import UserError
-from finetuning import packed
+from finetuning import packed, settled
+from finetuning.settled import TASK_FILE, saved_task
 from model import model_flops
 from pretraining_data import record_order
 from tensorflow_v1 import tf
@@ -29,8 +28,6 @@ from training import (
 )
 from training.run_config import RunConfig
 
-TASK_FILE = "task.json"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuningConfig(RunConfig):
@@ -39,6 +36,12 @@ class FinetuningConfig(RunConfig):
   ends_with_best: ClassVar[bool] = True
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
+  kind: ClassVar[str]  # of the task, for task.json
+  # Flags that task.json has: those that a trained model keeps, and those of how
+  # files are read and answers chosen, which an evaluation or a prediction may
+  # be given others of.
+  model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
+  usual_flags: ClassVar[tuple] = ()
 
   do_predict: bool = False
   vocab_file: str | None = None
@@ -84,20 +87,43 @@ class FinetuningConfig(RunConfig):
       self.do_lower_case, self.init_checkpoint
     )
 
+  @classmethod
+  def found(cls, flags):
+    """What task.json says, where the run starts from a trained model."""
+    folder = settled.model_folder(flags)
+    saved = {} if folder is None else saved_task(folder)
+    if saved.get("task") != cls.kind:
+      return {}
+    found = cls.flags_of(saved)
+    for field in dataclasses.fields(cls):
+      value = found.get(field.name, field.default)
+      if field.name in found and not _fits(value, field.default):
+        raise errors.DataError(
+          f"{os.path.join(folder, TASK_FILE)}: {field.name} is {value!r}: "
+          "damaged; bring back the file that the training wrote"
+        )
+    given = {n: getattr(flags, n) for n in found if flags[n].present}
+    free = () if flags.do_train else cls.usual_flags
+    settled.compare(given, found, free, os.path.join(folder, TASK_FILE))
+    return found
+
+  @classmethod
+  def flags_of(cls, task: dict) -> dict:
+    """Flag -> value, of those that a task.json has."""
+    names = (*cls.model_flags, *cls.usual_flags)
+    return {name: task[name] for name in names if name in task}
+
   def tokenizer(self) -> tokenization.Encoder:
-    """That of the flags, or the one that the run folder has a copy of.
+    """That of the flags, or the one that the model's folder has a copy of.
 
     Raises:
       DataError: there is none, or it has more tokens than the model.
     """
     vocab_file, spm_file = self.vocab_file, self.spm_model_file
-    if not (vocab_file or spm_file):
-      made = saved_task(self.output_dir).get("vocabulary", {})
-      folder = functools.partial(os.path.join, self.output_dir)
-      vocab_file, spm_file = (
-        made.get(name) and folder(made[name])
-        for name in ("vocab_file", "spm_model_file")
-      )
+    folder = settled.model_folder(self)
+    if not (vocab_file or spm_file) and folder is not None:
+      kept = settled.kept_vocabulary(folder)
+      vocab_file, spm_file = map(kept.get, settled.VOCABULARIES)
     return tokenization.load_tokenizer(
       vocab_file, self.do_lower_case, spm_file, self.bert.vocab_size
     )
@@ -107,12 +133,10 @@ class Task:
   """What a kind of fine-tuning is made of; its subclasses say what.
 
   Attributes:
-    name: of the kind, for task.json.
     config: a `FinetuningConfig`.
     best_by: a `training_hooks.BestBy`, of the results.
   """
 
-  name: str
   best_by: training_hooks.BestBy
 
   def __init__(self, config: FinetuningConfig):
@@ -164,26 +188,38 @@ class Task:
     raise NotImplementedError
 
 
-def saved_task(output_dir: str) -> dict:
-  """What a run folder's task.json says; {} without one."""
-  path = os.path.join(output_dir or "", TASK_FILE)
-  if not os.path.exists(path):
-    return {}
-  found = json_files.read(path)
-  if not isinstance(found, dict):
-    raise errors.DataError(f"{path}: not a task's description; remove it")
-  return found
+def _fits(value, default) -> bool:
+  """Whether a value from JSON can be that of a flag with this default."""
+  if isinstance(default, tuple):
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+  if default is None:
+    return value is None or isinstance(value, str)
+  kinds = (int, float) if isinstance(default, float) else (type(default),)
+  return type(value) in kinds
+
+
+def _description(task: Task) -> dict:
+  """What task.json says beside the vocabulary."""
+  config = task.config
+  return {
+    "task": config.kind,
+    **task.describe(),
+    "max_seq_length": config.max_seq_length,
+    "do_lower_case": config.do_lower_case,
+    "best_by": task.best_by._asdict(),
+  }
 
 
 def finetune(task: Task, comm, commit=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
+  describe = functools.partial(_description, task)
+  settled.check(config, describe)
   if config.do_train:
     config = _with_evaluations(
       config, task.training_set.plan(config, comm.size)
     )
   if comm.is_root:
-    _write_task(task)
     training_hooks.tell(*_sets(task))
 
   def build():
@@ -193,7 +229,10 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
     reuse = config.do_train or config.do_eval
     with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
       predict = _predictor(task, config, comm) if config.do_predict else None
-    return training_run.Parts(task.best_by, train, evaluate, predict)
+    begin = functools.partial(settled.write, config, describe)
+    return training_run.Parts(
+      task.best_by, train, evaluate, predict, begin if train else None
+    )
 
   return training_run.run(config, comm, build, commit, signals)
 
@@ -216,46 +255,6 @@ def _with_evaluations(config, plan) -> FinetuningConfig:
   epoch = plan.updates / max(config.num_train_epochs, 1e-9)
   every = max(1, round(config.eval_every_epochs * epoch))
   return dataclasses.replace(config, eval_every_steps=every)
-
-
-def _write_task(task: Task) -> None:
-  """task.json and a copy of the vocabulary, so that the folder is enough.
-
-  Raises:
-    UserError: the folder is another task's, or no fine-tuning's.
-  """
-  config = task.config
-  saved, about = saved_task(config.output_dir), task.describe()
-  run_file = os.path.join(config.output_dir, training_hooks.RUN_FILE)
-  if os.path.exists(run_file) and (
-    saved.get("task") != task.name or saved.get("labels") != about.get("labels")
-  ):
-    raise UserError(
-      f"--output_dir={config.output_dir} holds a run of "
-      f"{saved.get('task', 'pre-training')} {saved.get('labels', '')}, this is "
-      f"{task.name} {about.get('labels', '')}: use another folder (and its "
-      "checkpoint as --init_checkpoint to keep the weights)"
-    )
-  os.makedirs(config.output_dir, exist_ok=True)
-  vocabulary = {}
-  for name in ("vocab_file", "spm_model_file"):
-    if path := getattr(config, name):
-      vocabulary[name] = os.path.basename(path)
-      copy = os.path.join(config.output_dir, vocabulary[name])
-      if os.path.realpath(copy) != os.path.realpath(path):
-        shutil.copyfile(path, copy + ".tmp")
-        os.replace(copy + ".tmp", copy)
-  json_files.write(
-    os.path.join(config.output_dir, TASK_FILE),
-    {
-      "task": task.name,
-      **about,
-      "max_seq_length": config.max_seq_length,
-      "do_lower_case": config.do_lower_case,
-      "vocabulary": vocabulary or saved.get("vocabulary", {}),
-      "best_by": task.best_by._asdict(),
-    },
-  )
 
 
 def training(task: Task, config, comm) -> train_loop.Task:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,15 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
   eval_file: str | None = None
   predict_file: str | None = None
 
+  kind: ClassVar[str] = "squad"
+  usual_flags: ClassVar[tuple] = (
+    "n_best_size", "max_answer_length", "null_score_diff_threshold",
+  )  # fmt: skip
+  model_flags: ClassVar[tuple] = (
+    *FinetuningConfig.model_flags,
+    "doc_stride", "max_query_length", "version_2_with_negative",
+  )  # fmt: skip
+
   def __post_init__(self):
     super().__post_init__()
     self.check()
@@ -73,8 +82,6 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
 
 class Squad(Task):
   """A span of the paragraph for each question, or none."""
-
-  name = "squad"
 
   def __init__(self, config: SquadConfig):
     super().__init__(config)

@@ -22,14 +22,28 @@ class Row(NamedTuple):
   values: dict  # column -> str, or what JSON has
 
 
-def read_table(path: str, columns: Sequence[str] | None = None) -> list[Row]:
+class _Odd(NamedTuple):
+  """A line that is no row."""
+
+  line: int
+  what: str  # "" where there is nothing in it
+
+
+def read_table(
+  path: str, columns: Sequence[str] | None = None, all_rows: bool = False
+) -> list[Row]:
   """The rows of a table.
+
+  Lines end with \\n or \\r\\n; other \\r are text. Empty lines are skipped, and
+  a few rows with another number of fields are left out and reported.
 
   Args:
     path: .tsv or .txt: tabs, quotes are text; .csv: commas, fields with commas
       or line ends are quoted; .jsonl or .json: an object a line. UTF-8.
     columns: names, for a file without a header; by default the first line has
       them.
+    all_rows: a line that would be skipped or left out is an error, so that the
+      n-th row is the n-th of the file. Empty lines at the end are none.
 
   Raises:
     DataError: the file is not there, has another format or no rows.
@@ -40,56 +54,82 @@ def read_table(path: str, columns: Sequence[str] | None = None) -> list[Row]:
   if kind not in kinds:
     raise DataError(f"{path}: not a table by its name: {', '.join(kinds)}")
   try:
-    # newline="": the csv module wants to see the line ends that it is given.
-    with open(path, encoding="utf-8-sig", newline="") as f:
-      rows = list(kinds[kind](path, f, columns))
+    # newline: a carriage return alone ends no line, and none is changed.
+    with open(path, encoding="utf-8-sig", newline="\n") as f:
+      found = list(kinds[kind](path, f, columns))
   except OSError as e:
     raise DataError(f"{path}: {e.strerror}") from e
   except UnicodeDecodeError as e:
     raise DataError(f"{path}: not UTF-8 ({e})") from e
+  rows = _rows(path, found, all_rows)
   if not rows:
     raise DataError(f"{path}: no rows")
   return rows
 
 
-def _separated(path: str, file, columns) -> Iterator[Row]:
-  if path.lower().endswith(".csv"):
-    reader = csv.reader(file, strict=True)
-  else:
-    lines = (line.replace("\0", "") for line in file)
-    reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-  count, odd = 0, []
-  try:
-    names = columns or next(reader, None)
-    if names is None:
-      return
-    if len(set(names)) < len(names):
-      raise DataError(f"{path}: two columns have one name: {', '.join(names)}")
-    for fields in reader:
-      if not fields:
-        continue
-      count += 1
-      if len(fields) == len(names):
-        values = dict(zip(names, fields, strict=True))
-        yield Row(reader.line_num, values)
-      else:
-        odd.append((reader.line_num, len(fields)))
-  except csv.Error as e:
-    raise DataError(f"{path}: line {reader.line_num}: {e}") from e
+def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
+  """Without what is no row; raises `DataError` as `read_table`."""
+  while found and isinstance(found[-1], _Odd) and not found[-1].what:
+    found.pop()
+  rows = [row for row in found if isinstance(row, Row)]
+  left_out = [row for row in found if isinstance(row, _Odd)]
+  if all_rows and left_out:
+    line, what = left_out[0]
+    raise DataError(
+      f"{path}: line {line} {what or 'is empty'}: there is one prediction for "
+      "each row, so none is left out; mend the line, or remove it"
+    )
+  odd = [row for row in left_out if row.what]
   if odd:
+    count = len(rows) + len(odd)
     message = (
-      f"{path}: {len(odd)} of {count} rows have another number of fields than "
-      f"the {len(names)} columns, first line {odd[0][0]} with {odd[0][1]}"
+      f"{path}: {len(odd)} of {count} rows are not like the others, first "
+      f"line {odd[0].line} {odd[0].what}"
     )
     if len(odd) > _LEFT_OUT_AT_MOST * count:
       raise DataError(f"{message}: another format (columns are apart by tabs)?")
     training_hooks.tell(f"{message}; left out")
+  return rows
 
 
-def _objects(path: str, file, columns) -> Iterator[Row]:
+def _separated(path: str, file, columns) -> Iterator[Row | _Odd]:
+  numbered = _csv(path, file) if path.lower().endswith(".csv") else _tsv(file)
+  names = columns or next(numbered, (0, None))[1]
+  if names is None:
+    return
+  if len(set(names)) < len(names):
+    raise DataError(f"{path}: two columns have one name: {', '.join(names)}")
+  for line, fields in numbered:
+    if len(fields) == len(names):
+      yield Row(line, dict(zip(names, fields, strict=True)))
+    else:
+      what = f"has {len(fields)} fields for {len(names)} columns"
+      yield _Odd(line, what if fields else "")
+
+
+def _tsv(file) -> Iterator[tuple[int, list]]:
+  """(line, fields); no fields of an empty line."""
+  for number, line in enumerate(file, 1):
+    text = line.replace("\0", "").removesuffix("\n").removesuffix("\r")
+    yield number, text.split("\t") if text else []
+
+
+def _csv(path: str, file) -> Iterator[tuple[int, list]]:
+  reader = csv.reader(file, strict=True)
+  try:
+    for fields in reader:
+      yield reader.line_num, fields
+  except csv.Error as e:
+    # What follows " - " is advice for programmers.
+    what = str(e).split(" - ")[0]
+    raise DataError(f"{path}: line {reader.line_num}: {what}") from e
+
+
+def _objects(path: str, file, columns) -> Iterator[Row | _Odd]:
   del columns  # each line names its own
   for number, line in enumerate(file, 1):
     if not line.strip():
+      yield _Odd(number, "")
       continue
     try:
       values = json.loads(line)

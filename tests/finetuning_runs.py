@@ -1,6 +1,8 @@
 """Small fine-tuning runs for tests, and their data."""
 
+import dataclasses
 import json
+import types
 
 import numpy as np
 
@@ -83,6 +85,27 @@ def squad_task(config_file, vocab_file, output_dir, **changes):
   settings = _settings(config_file, vocab_file, output_dir, changes)
   settings |= dict(max_query_length=8, doc_stride=16, n_best_size=5)
   return squad.Squad(squad.SquadConfig(**{**settings, **changes}))
+
+
+class Flags(types.SimpleNamespace):
+  """A command line of run_classifier.py or run_squad.py with `given` on it."""
+
+  def __init__(self, config_class, **given):
+    super().__init__(**{**_defaults(config_class), **given})
+    self._given = given
+
+  def __getitem__(self, name):
+    return types.SimpleNamespace(present=int(name in self._given))
+
+
+def _defaults(kind):
+  made = {"do_train": False, "do_eval": False}
+  for field in dataclasses.fields(kind):
+    if field.name != "bert" and dataclasses.is_dataclass(field.type):
+      made |= _defaults(field.type)
+    elif field.default is not dataclasses.MISSING:
+      made[field.name] = field.default
+  return made
 
 
 def run(task):

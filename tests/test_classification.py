@@ -1,5 +1,7 @@
 """Classification: tables to examples, labels, metrics, predictions."""
 
+import json
+import re
 import types
 
 import numpy as np
@@ -57,9 +59,19 @@ def test_metrics_that_are_not_defined_are_0():
 
 def test_metrics_of_three_labels():
   targets, predicted = np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])
-  assert metrics.f1(targets, predicted) == pytest.approx(
+  assert metrics.macro_f1(targets, predicted) == pytest.approx(
     (2 / 3 + 2 / 3 + 1) / 3
   )
+
+
+def test_f1_goes_by_the_labels_of_the_task():
+  """And not by those that happen to be there: of three, two are."""
+  targets, predicted = np.array([0, 0, 1]), np.array([0, 1, 1])
+  two, three = (metrics.metric("f1", n)(targets, predicted) for n in (2, 3))
+  assert two == pytest.approx(2 / 3)
+  assert three == pytest.approx((2 / 3 + 2 / 3) / 2)
+  assert metrics.metric("f1", 3)(np.array([0, 0]), np.array([0, 0])) == 1.0
+  assert metrics.metric("accuracy", 3)(targets, predicted) == 2 / 3
 
 
 def test_correlations():
@@ -124,8 +136,9 @@ def config(tmp_path, **changes):
   """A stand-in for `ClassifierConfig`, which wants a model."""
   settings = dict(
     task_name=None, data_dir=str(tmp_path), output_dir=str(tmp_path / "out"),
-    do_train=True, regression=False, max_seq_length=32, examples_per_record=4,
-    metrics=(), text_column=None, text_pair_column=None, label_column=None,
+    do_train=True, init_checkpoint=None, regression=False, max_seq_length=32,
+    examples_per_record=4, metrics=(),
+    text_column=None, text_pair_column=None, label_column=None,
     train_file=None, eval_file=None, predict_file=None,
   )  # fmt: skip
   made = types.SimpleNamespace(**{**settings, **changes})
@@ -190,6 +203,15 @@ def test_labels_are_found_in_the_data(tmp_path, tokenizer):
   assert table(tmp_path, text, tokenizer).labels == ["9", "10", "no"]
 
 
+def test_labels_have_one_order():
+  """Whatever the order that they are found in; NaN is no number."""
+  ordered = ["-inf", "0.5", "1", "1.0", "2", "1e999", "inf", "NaN", "nan", "no"]
+  rng = np.random.default_rng(0)
+  for _ in range(50):
+    found = rng.permutation(ordered).tolist()
+    assert sorted(found, key=classification.label_order) == ordered
+
+
 @pytest.mark.parametrize(
   "text, changes, words",
   [
@@ -246,3 +268,58 @@ def test_predictions_file(tmp_path, tokenizer):
   shares = [float(r["yes"]) for r in rows]
   assert shares == pytest.approx([0.5, 0.75, 0.0], abs=1e-6)
   assert made.results(source, {"logits": logits}) == {"accuracy": 1.0}
+
+
+def test_labels_in_the_predictions_file_are_read_back(tmp_path, tokenizer):
+  """Fields are between tabs, lines end with line feeds, all else is escaped."""
+  labels = ["a\tb", "c\nd", "e\rf", "g\\h", r"i\tj", 'say "k"']
+  path = tmp_path / "own.jsonl"
+  path.write_text(
+    "".join(json.dumps({"sentence": "a", "label": x}) + "\n" for x in labels)
+  )
+  made = classification.Classification(
+    config(tmp_path, train_file=str(path), tokenizer=tokenizer)
+  )
+  source = made.training_set
+  logits = np.zeros((len(source), source.slots, len(labels)), np.float32)
+  for i, label in enumerate(labels):
+    place = source.places.row[i], source.places.slot[i]
+    logits[(*place, made.labels.index(label))] = 1.0
+  (tmp_path / "out").mkdir()
+  made.write_predictions(source, {"logits": logits})
+  written = (tmp_path / "out" / classification.PREDICTIONS_FILE).read_bytes()
+  unescaped = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}
+  header, *rows = [
+    [
+      re.sub(r"\\(.)", lambda m: unescaped[m[1]], field)
+      for field in line.split("\t")
+    ]
+    for line in written.decode().removesuffix("\n").split("\n")
+  ]
+  assert header == ["index", "prediction", *made.labels]
+  assert [row[1] for row in rows] == labels
+  assert {len(row) for row in rows} == {len(header)}
+
+
+def test_every_row_gets_its_own_prediction(tmp_path, tokenizer):
+  """None is left out of what is predicted: the rest would move up."""
+  path = tmp_path / "new.tsv"
+  rows = [f"{'a ' * (i % 7 + 1)}\t{i}" for i in range(300)]
+  path.write_text("\n".join(["sentence\tid", *rows]) + "\n\n")
+  settings = dict(predict_file=str(path))
+  made = classification.Classification(
+    config(tmp_path, tokenizer=tokenizer, **settings)
+  )
+  assert len(made.prediction_set.examples) == 300
+  for line, words in (
+    ("only text", "has 1 fields for 2 columns"),
+    ("", "is empty"),
+  ):
+    lines = ["sentence\tid", *rows[:100], line, *rows[100:]]
+    path.write_text("\n".join(lines) + "\n")
+    made = classification.Classification(
+      config(tmp_path, tokenizer=tokenizer, **settings)
+    )
+    with pytest.raises(UserError, match=f"new.tsv: line 102 {words}: there is"):
+      _ = made.prediction_set
+    assert len(tables.read_table(str(path))) == 300

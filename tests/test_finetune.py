@@ -53,6 +53,207 @@ def answer(tmp_path, config_file, letters):
 run = finetuning_runs.run
 
 
+def from_flags(kind, **given):
+  """The config of a command with these flags."""
+  return kind.from_flags(finetuning_runs.Flags(kind, **given))
+
+
+CLASSIFIER = {
+  "task": "classifier",
+  "labels": ["0", "1"],
+  "metrics": ["f1", "accuracy"],
+  "columns": {"text": "words", "text_pair": None, "label": "class"},
+  "max_seq_length": 32,
+  "do_lower_case": False,
+  "vocabulary": {"vocab_file": "vocab.txt"},
+  "best_by": {"keys": ["f1"], "higher": True},
+}
+SQUAD = {
+  "task": "squad",
+  "max_seq_length": 48,
+  "doc_stride": 16,
+  "max_query_length": 8,
+  "n_best_size": 5,
+  "max_answer_length": 10,
+  "version_2_with_negative": True,
+  "null_score_diff_threshold": 0.5,
+  "do_lower_case": True,
+  "vocabulary": {"vocab_file": "vocab.txt"},
+  "best_by": {"keys": ["f1"], "higher": True},
+}
+
+
+@pytest.fixture
+def finished(tmp_path, config_file, letters):
+  """task.json's content -> a run folder as far as settings go."""
+
+  def make(task):
+    folder = tmp_path / "done"
+    folder.mkdir()
+    shutil.copy(config_file, folder / "bert_config.json")
+    shutil.copy(letters, folder / "vocab.txt")
+    (folder / "task.json").write_text(json.dumps(task))
+    (folder / "model.ckpt-3.json").write_text("{}")  # it says: a checkpoint
+    return folder
+
+  return make
+
+
+@pytest.mark.parametrize("task", [CLASSIFIER, SQUAD], ids=["classify", "squad"])
+@pytest.mark.parametrize("where", ["output_dir", "init_checkpoint"])
+def test_flags_that_are_not_given_are_the_models(
+  tmp_path, config_file, finished, task, where
+):
+  folder = finished(task)
+  given = dict(bert_config_file=config_file, output_dir=str(tmp_path / "new"))
+  place = folder / "model.ckpt-3" if where == "init_checkpoint" else folder
+  given |= {"do_predict": True, where: str(place), "predict_file": "x.tsv"}
+  kind = {
+    "classifier": classification.ClassifierConfig, "squad": squad.SquadConfig
+  }[task["task"]]  # fmt: skip
+  config = from_flags(kind, **given)
+  wanted = kind.flags_of(task)
+  assert {name: getattr(config, name) for name in wanted} == wanted
+  assert config.tokenizer().vocab_size > 50  # the folder's copy
+  if task is SQUAD:
+    assert len(wanted) == 8
+    threshold = from_flags(kind, **given, null_score_diff_threshold=2.0)
+    assert threshold.null_score_diff_threshold == 2.0
+  else:
+    assert wanted["regression"] is False and len(wanted) == 7
+    glue = from_flags(kind, **given, task_name="MRPC")
+    assert glue.text_column is None and glue.max_seq_length == 32
+  if where == "output_dir":
+    resumed = from_flags(kind, **{**given, "do_train": True, "train_file": "y"})
+    assert resumed.max_seq_length == task["max_seq_length"]
+
+
+def test_ranks_that_join_later_have_the_same_settings(
+  tmp_path, config_file, finished
+):
+  """The first ones found no task.json yet."""
+  columns = {"text": "sentence", "text_pair": None, "label": "label"}
+  task = CLASSIFIER | {"columns": columns, "metrics": ["accuracy"]}
+  first, later = (
+    from_flags(
+      classification.ClassifierConfig,
+      bert_config_file=config_file,
+      output_dir=folder,
+      do_train=True,
+      max_seq_length=32,
+      do_lower_case=False,
+    ).as_dict()
+    for folder in (str(tmp_path / "new"), str(finished(task)))
+  )
+  assert {**first, "output_dir": ""} == {**later, "output_dir": ""}
+
+
+CONTRADICTIONS = [
+  (CLASSIFIER, {"max_seq_length": 64}, "--max_seq_length=64, .* with 32:"),
+  (CLASSIFIER, {"do_lower_case": True}, "--do_lower_case=True, .* with False"),
+  (CLASSIFIER, {"metrics": ["accuracy"]}, "--metrics=accuracy, .* f1,accuracy"),
+  (
+    CLASSIFIER,
+    {"regression": True},
+    "--regression=True, .* with False:",
+  ),
+  (CLASSIFIER, {"text_pair_column": "b"}, "--text_pair_column=b, .* with None"),
+  (CLASSIFIER, {"task_name": "MNLI"}, "--metrics=accuracy, .* f1,accuracy:"),
+  (
+    CLASSIFIER | {"labels": ["a", "b"]},
+    {"task_name": "MRPC", "label_column": "x", "do_eval": True},
+    "--text_pair_column=#2 String, .* with None:",
+  ),
+  (
+    CLASSIFIER | {"labels": ["a", "b"], "metrics": ["matthews", "accuracy"]},
+    {"task_name": "CoLA"},
+    "the labels are 0,1, but .*task.json says .* with a,b: give",
+  ),
+  (CLASSIFIER, {"vocab_file": "other.txt"}, "--vocab_file=other.txt is not"),
+  (
+    CLASSIFIER,
+    {"spm_model_file": "a.model"},
+    "--spm_model_file=a.model is not",
+  ),
+  (
+    CLASSIFIER,
+    {"bert_config_file": "other.json"},
+    "--bert_config_file has hidden_act=relu, .* with gelu: give .*_config.json",
+  ),
+  (CLASSIFIER | {"max_seq_length": "9"}, {}, "max_seq_length is '9': damaged"),
+  (CLASSIFIER | {"columns": "abc"}, {}, "task.json: not a task's description"),
+  (SQUAD, {"max_seq_length": 32}, "holds a run of squad, this is classifier"),
+  (
+    SQUAD,
+    {"version_2_with_negative": False},
+    "--version_2_with_negative=False, .* with True:",
+  ),
+  (SQUAD, {"doc_stride": 8}, "--doc_stride=8, .* with 16:"),
+  (SQUAD, {"max_query_length": 9}, "--max_query_length=9, .* with 8:"),
+  (
+    SQUAD,
+    {"do_train": True, "train_file": "a.json", "n_best_size": 6},
+    "--n_best_size=6, but .*task.json says .* with 5: give the same",
+  ),
+]
+
+
+@pytest.mark.parametrize("saved, given, words", CONTRADICTIONS)
+@pytest.mark.parametrize("part", ["do_predict", "do_eval"])
+def test_flags_that_contradict_the_model(
+  tmp_path, config_file, finished, saved, given, words, part, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  conftest.write_config(tmp_path / "other.json", hidden_act="relu")
+  (tmp_path / "other.txt").write_text("[PAD]\n")
+  folder = finished(saved)
+  before = {path.name: path.read_bytes() for path in folder.iterdir()}
+  is_squad = saved is SQUAD and "this is classifier" not in words
+  kind, task = (
+    (squad.SquadConfig, squad.Squad)
+    if is_squad
+    else (classification.ClassifierConfig, classification.Classification)
+  )
+  flags = {"bert_config_file": config_file, part: True}
+  flags |= {"output_dir": str(folder), "predict_file": "a", "eval_file": "a"}
+  with pytest.raises(UserError, match=words):
+    run(task(from_flags(kind, **{**flags, **given})))
+  assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+  "given, words",
+  [
+    ({"text_column": "label"}, "--text_column=label, .* with words:"),
+    ({"label_column": "words"}, "the labels are a,b,c,d, but .* with 0,1:"),
+  ],
+)
+def test_a_training_resumes_with_the_same_settings(
+  tmp_path, config_file, finished, given, words
+):
+  if "label_column" in given:
+    task = CLASSIFIER | {"columns": {"text": "words", "label": "words"}}
+  else:
+    task = CLASSIFIER
+  folder = finished(task)
+  table = tmp_path / "t.tsv"
+  rows = "a\t0\nb\t1\nc\t0\nd\t1\n"
+  table.write_text("words\tclass\n" + rows)
+  with pytest.raises(UserError, match=words):
+    config = from_flags(
+      classification.ClassifierConfig, bert_config_file=config_file,
+      output_dir=str(folder), do_train=True, train_file=str(table), **given,
+    )  # fmt: skip
+    run(classification.Classification(config))
+
+
+def test_a_training_that_does_not_start_leaves_no_task(tmp_path, classify):
+  task = classify(tmp_path / "out", init_checkpoint=str(tmp_path / "none"))
+  with pytest.raises(UserError, match="none: no readable checkpoint"):
+    run(task)
+  assert not list(tmp_path.glob("out/*"))
+
+
 def test_a_classifier_learns(tmp_path, classify):
   task = classify(
     tmp_path / "out", do_eval=True, do_predict=True, num_train_epochs=25.0,
@@ -173,13 +374,25 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
   name = classification.PREDICTIONS_FILE
   written = (tmp_path / "out" / name).read_text()
   os.remove(tmp_path / "out" / name)
-  again = finetuning_runs.classifier(
-    str(tmp_path / "config.json"), None, tmp_path / "out", do_train=False,
-    do_predict=True, predict_file=str(tmp_path / "b.tsv"),
-  )  # fmt: skip
+  kept = {
+    name: (tmp_path / "out" / name).read_bytes()
+    for name in ("task.json", "bert_config.json", "vocab.txt")
+  }
+  again = classification.Classification(
+    from_flags(
+      classification.ClassifierConfig,
+      output_dir=str(tmp_path / "out"),
+      bert_config_file=str(tmp_path / "out" / "bert_config.json"),
+      do_predict=True,
+      predict_file=str(tmp_path / "b.tsv"),
+      xla="off",
+    )
+  )
   run(again)
   assert (tmp_path / "out" / name).read_text() == written
   assert again.labels == ["0", "1"]
+  for name, content in kept.items():
+    assert (tmp_path / "out" / name).read_bytes() == content
 
 
 @pytest.mark.parametrize("name", ["classify", "answer"])
@@ -311,7 +524,9 @@ def test_settings_that_cannot_be(tmp_path, classify, changes, words):
 def test_a_folder_of_another_task(tmp_path, classify, answer):
   run(classify(tmp_path / "out", num_train_epochs=0.5))
   saved = (tmp_path / "out" / "task.json").read_text()
-  with pytest.raises(UserError, match="holds a run of classifier .*is squad"):
+  with pytest.raises(
+    UserError, match="holds a run of classifier, this is squad"
+  ):
     run(answer(tmp_path / "out"))
   os.remove(tmp_path / "out" / "task.json")
   with pytest.raises(UserError, match="holds a run of pre-training"):

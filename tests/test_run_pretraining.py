@@ -175,7 +175,7 @@ def test_a_second_run_in_a_folder_is_refused(tiny_run, tmp_path):
     pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "),
   ):
     runs.pretrain(tiny_run, folder, num_train_steps=4)
-  assert os.listdir(folder) == [run_lock.FILE]
+  assert not folder.exists()
   runs.pretrain(tiny_run, folder, num_train_steps=4)
 
 
@@ -492,11 +492,14 @@ def test_records_longer_than_the_positions_are_refused(tiny_run, tmp_path):
 def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
   wide = write_config(tmp_path / "wide.json", intermediate_size=128)
+  told = [tmp_path / "run" / name for name in ("bert_config.json", "run.json")]
+  before = [path.read_bytes() for path in told]
   with pytest.raises(
     checkpointing.CheckpointError,
     match=r"model\.ckpt-4.*layer_0/intermediate.* is \[.*64\].* there",
   ):
     runs.pretrain((wide, tiny_run[1]), tmp_path / "run")
+  assert [path.read_bytes() for path in told] == before
 
 
 def test_resuming_another_run_is_refused(tiny_run, tmp_path):

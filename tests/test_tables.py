@@ -43,8 +43,41 @@ def test_a_few_odd_rows_are_told_and_left_out(tmp_path, capsys):
   assert len(tables.read_table(path)) == 200
   assert "1 of 201 rows" in capsys.readouterr().err
   path = write(tmp_path / "b.tsv", "a\tb\n1\t2\nx\n")
-  with pytest.raises(DataError, match=r"b.tsv: 1 of 2 rows .* line 3 with 1"):
+  with pytest.raises(DataError, match="b.tsv: 1 of 2 rows .* line 3 has 1"):
     tables.read_table(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_carriage_return_in_a_field_is_text(tmp_path, end):
+  lines = ["text\tlabel", "two\rwords\t1", "\rb\r\t0", ""]
+  rows = tables.read_table(
+    write(tmp_path / "a.tsv", end.join(lines)), None, True
+  )
+  assert [row.values["text"] for row in rows] == ["two\rwords", "\rb\r"]
+  assert [row.values["label"] for row in rows] == ["1", "0"]
+  lines = ["text,label", '"two\rwords",1', "b,0", ""]
+  rows = tables.read_table(
+    write(tmp_path / "a.csv", end.join(lines)), None, True
+  )
+  assert [row.values["text"] for row in rows] == ["two\rwords", "b"]
+  assert [row.line for row in rows] == [2, 3]
+
+
+@pytest.mark.parametrize(
+  "name, text",
+  [
+    ("a.tsv", "a\tb\n1\t2\n\n3\t4\n\n"),
+    ("a.tsv", "a\n1\n\n3\n"),
+    ("a.csv", "a,b\n1,2\n\n3,4\n"),
+    ("a.jsonl", '{"a": 1}\n{"a": 2}\n \n{"a": 3}\n\n'),
+  ],
+)
+def test_rows_that_must_all_be_there(tmp_path, name, text):
+  path = write(tmp_path / name, text)
+  with pytest.raises(DataError, match=f"{name}: line 3 is empty"):
+    tables.read_table(path, all_rows=True)
+  rows = tables.read_table(path)
+  assert rows[-1].line == 4
 
 
 @pytest.mark.parametrize(
@@ -54,6 +87,7 @@ def test_a_few_odd_rows_are_told_and_left_out(tmp_path, capsys):
     ("a.tsv", "text\tlabel\n", "a.tsv: no rows"),
     ("a.tsv", "text\ttext\nx\ty\n", "two columns have one name"),
     ("a.csv", 'text,label\n"open,1\n', "line 2"),
+    ("a.csv", "text,label\nb\rc,1\n", "line 2: new-line character .* field$"),
     ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON"),
     ("a.jsonl", "[1]\n", "line 1 is not an object"),
     ("a.xlsx", "x", "not a table by its name"),

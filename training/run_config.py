@@ -142,23 +142,28 @@ class RunConfig:
       if flags.bert_config_file not in message:
         message = f"{flags.bert_config_file}: {message}"
       raise UserError(f"--bert_config_file: {message}") from e
-    # A flag on the command line wins over the JSON.
-    given = {}
-    if getattr(flags, "config_json", None) is not None:
-      given = config_json.flags_of(flags.config_json)
-    given = {n: v for n, v in given.items() if not flags[n].present}
+    # A flag on the command line wins.
+    found = cls.found(flags)
+    found = {n: v for n, v in found.items() if not flags[n].present}
 
     def value(field):
       if field.name == "bert":
         return bert
       if dataclasses.is_dataclass(field.type):
         return part(field.type)
-      return given.get(field.name, getattr(flags, field.name))
+      return found.get(field.name, getattr(flags, field.name))
 
     def part(kind):
       return kind(**{f.name: value(f) for f in dataclasses.fields(kind)})
 
     return part(cls)
+
+  @classmethod
+  def found(cls, flags) -> dict:
+    """Values of flags that are set elsewhere: flag -> value."""
+    if getattr(flags, "config_json", None) is None:
+      return {}
+    return config_json.flags_of(flags.config_json)
 
   def as_dict(self) -> dict:
     """Plain values, for the run folder and to compare ranks."""

@@ -18,7 +18,8 @@ def held(folder: str, comm):
 
   The system frees it when the process ends, however it does. Under the elastic
   driver a later world's rank 0 may take over from one that was given up and is
-  still there, stopped.
+  still there, stopped. Nothing is left behind: neither the file nor a folder
+  that was made for it.
 
   Raises:
     UserError: another run is in it.
@@ -26,34 +27,49 @@ def held(folder: str, comm):
   if not comm.is_root:
     yield
     return
-  os.makedirs(folder, exist_ok=True)
-  with open(os.path.join(folder, FILE), "a+", encoding="utf-8") as f:
+  path = os.path.join(folder, FILE)
+  with contextlib.ExitStack() as files:
+    f = None
+    while f is None or not os.fstat(f.fileno()).st_nlink:
+      # Again, if the run before ended and removed it just now.
+      os.makedirs(folder, exist_ok=True)
+      f = files.enter_context(open(path, "a+", encoding="utf-8"))
+      owned = _take(f, folder, comm)
     try:
-      fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as e:
-      f.seek(0)
-      holder, _, job = f.read().partition("\n")
-      if not (comm.elastic and job == _job()):
-        raise UserError(
-          f"--output_dir={folder} is in use by {holder or 'another run'}. "
-          "Wait for it, stop it (SIGTERM saves), or use another --output_dir; "
-          "to evaluate its checkpoints meanwhile give --init_checkpoint and "
-          "another --output_dir"
-        ) from e
-    except OSError as e:
-      training_hooks.tell(
-        f"{folder}: cannot be locked ({e.strerror}); see to it that no other "
-        "run uses it"
-      )
-    else:
-      f.truncate(0)
-      started = time.strftime("%Y-%m-%d %H:%M:%S")
-      f.write(
-        f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
-        f"{_job()}"
-      )
-      f.flush()
-    yield
+      yield
+    finally:
+      if owned:
+        os.unlink(path)
+        with contextlib.suppress(OSError):  # it holds a run
+          os.rmdir(folder)
+
+
+def _take(f, folder: str, comm) -> bool:
+  """Whether the lock is this process' own; see `held`."""
+  try:
+    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as e:
+    f.seek(0)
+    holder, _, job = f.read().partition("\n")
+    if comm.elastic and job == _job():
+      return False
+    raise UserError(
+      f"--output_dir={folder} is in use by {holder or 'another run'}. Wait for "
+      "it, stop it (SIGTERM saves), or use another --output_dir; to evaluate "
+      "its checkpoints meanwhile give --init_checkpoint and another --output_dir"
+    ) from e
+  except OSError as e:
+    training_hooks.tell(
+      f"{folder}: cannot be locked ({e.strerror}); see to it that no other run "
+      "uses it"
+    )
+  f.truncate(0)
+  started = time.strftime("%Y-%m-%d %H:%M:%S")
+  f.write(
+    f"process {os.getpid()} on {socket.gethostname()} since {started}\n{_job()}"
+  )
+  f.flush()
+  return True
 
 
 def _job() -> str:

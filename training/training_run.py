@@ -31,6 +31,8 @@ from training import (
 )
 from training.lr_schedule import scale_peak
 
+CONFIG_FILE = "bert_config.json"  # of a run folder
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -42,12 +44,15 @@ class Parts:
     evaluate: a `train_loop.Evaluator`.
     predict: (session, watchdog) -> lines that say what was written; on all
       ranks.
+    begin: writes what the folder of a training needs; on rank 0, once the
+      weights are there, before the first update.
   """
 
   best_by: training_hooks.BestBy
   task: train_loop.Task | None = None
   evaluate: train_loop.Evaluator | None = None
   predict: Callable[[tf.Session, training_hooks.Watchdog], list] | None = None
+  begin: Callable[[], None] | None = None
 
 
 def start(config, job: Callable, tensor_parallel: int = 1) -> None:
@@ -187,12 +192,17 @@ def run(
     checkpointer = checkpointing.Checkpointer(
       config.output_dir, comm, config.keep_checkpoints, commit, watchdog.moved
     )
-    _write_run_folder(config, parts.task, comm)
+    train_loop.say(comm, *(parts.task.plan.lines() if parts.task else []))
+    if config.policy != mixed_precision.FP32:
+      train_loop.say(comm, f"precision: {config.policy.describe()}")
     with (
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
     ):
       step = _start_or_resume(session, checkpointer, parts.task, config, comm)
+      if comm.is_root:
+        # Not before: settings that do not fit would be those of the folder.
+        _write_run_folder(config, parts)
       training = results = None
       lines = []
       if parts.task:
@@ -328,17 +338,15 @@ def _data_settings(order: record_order.Order) -> str:
   )
 
 
-def _write_run_folder(config, task, comm) -> None:
-  """Flags, plan, versions, devices and the BERT config, before training."""
-  train_loop.say(comm, *(task.plan.lines() if task else []))
-  if config.policy != mixed_precision.FP32:
-    train_loop.say(comm, f"precision: {config.policy.describe()}")
-  if not comm.is_root:
-    return
+def _write_run_folder(config, parts) -> None:
+  """Flags, plan, versions, devices; of a training what describes its model."""
+  task = parts.task
   os.makedirs(config.output_dir, exist_ok=True)
-  path = os.path.join(config.output_dir, "bert_config.json")
-  with open(path, "w", encoding="utf-8") as f:
-    f.write(config.bert.to_json_string())
+  if task:
+    path = os.path.join(config.output_dir, CONFIG_FILE)
+    json_files.write(path, config.bert.to_dict())
+  if parts.begin:
+    parts.begin()
   training_hooks.write_run_file(
     config.output_dir,
     flags=config.as_dict(),
