@@ -46,7 +46,8 @@ def define_flags() -> None:
     "config_json",
     None,
     "DeepSpeed-style JSON with batch sizes, optimizer, schedule and precision; "
-    "flags given on the command line win over it.",
+    "flags given on the command line win over it, and over those of its fields "
+    "that they leave without meaning.",
   )
   flags.DEFINE_bool(
     "dry_run",
