@@ -519,7 +519,7 @@ def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
   folder = tmp_path / "run"
   runs.pretrain(tiny_run, folder, num_train_steps=2, num_warmup_steps=0)
   assert "changed since" not in capsys.readouterr().err
-  with pytest.raises(UserError, match="24 records each; .* global batch 12 "):
+  with pytest.raises(UserError, match=r"24 records each; .* global batch 12\."):
     runs.pretrain(tiny_run, folder, global_batch_size=12)
   assert len(runs.read_json(folder, "run.json")["runs"]) == 1
   runs.pretrain(
