@@ -11,12 +11,18 @@
 
 Every field is honoured or an error that names it. What a file leaves out keeps
 the flag's default, not DeepSpeed's. Steps count global batches.
+
+A flag on the command line wins over its field, and over what it leaves without
+meaning: see `_Reader.settle`.
 """
 
 import math
+from dataclasses import fields
 
 import json_files
 from errors import UserError
+from model import mixed_precision
+from model.mixed_precision import LossScaleConfig
 from training import lr_schedule
 
 OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
@@ -25,6 +31,15 @@ _NUMBER, _COUNT = "a number", "an integer"
 _LARGEST = {_NUMBER: 1e300, _COUNT: 1 << 62}  # JSON's have no end
 _LARGEST_POWER = 126  # of two, in float32
 _BOOL, _PAIR = "true or false", "a list of two numbers"
+
+# Flags that say something of global batches.
+_COUNTED = {
+  "train_batch_size",
+  "num_accumulation_steps",
+  "num_train_steps",
+  "num_warmup_steps",
+  "lr_decay_steps",
+}
 
 _SECTIONS = ("optimizer", "scheduler", "fp16", "bf16")
 
@@ -67,11 +82,13 @@ _FP16 = {
 }
 
 
-def flags_of(path: str) -> dict:
+def flags_of(path: str, given: dict | None = None) -> dict:
   """The values that a JSON file gives to flags, by the flags' names.
 
   Args:
     path: the file.
+    given: (optional) flags of the command line, which win, by their names;
+      none of them is in the result.
 
   Raises:
     UserError: it is not readable JSON, a field is unknown, of the wrong type,
@@ -82,7 +99,7 @@ def flags_of(path: str) -> dict:
       config = json_files.parse(f.read())
   except (OSError, ValueError) as e:
     raise UserError(f"--config_json={path}: not readable as JSON: {e}") from e
-  reader = _Reader(path)
+  reader = _Reader(path, given or {})
   reader.object(config, "")
   top = {k: v for k, v in config.items() if k not in _SECTIONS}
   reader.read(top, _TOP, "")
@@ -90,15 +107,15 @@ def flags_of(path: str) -> dict:
     if section in config:
       content = reader.object(config[section], section)
       getattr(reader, section)(content)
-  reader.finish()
-  return reader.values
+  reader.settle()
+  return {n: v for n, v in reader.values.items() if n not in reader.given}
 
 
 class _Reader:
   """Collects the flags' values of one file."""
 
-  def __init__(self, path: str):
-    self.path = path
+  def __init__(self, path: str, given: dict):
+    self.path, self.given = path, given
     self.values = {}
     self._from = {}  # flag -> the field that set it
 
@@ -166,12 +183,13 @@ class _Reader:
     self.values["lr_schedule"] = kind
     self.read(params, _SCHEDULER, "scheduler.params")
     proportion = self.values.pop("warmup_proportion", None)
-    if proportion is not None:
-      total = self.values.get("num_train_steps")
+    if proportion is not None and "num_warmup_steps" not in self.given:
+      total = self.resolved("num_train_steps")
       if total is None or not 0.0 <= proportion <= 1.0:
         raise self.error(
           "scheduler.params.warmup_proportion",
-          f"is {proportion}: it must be in [0, 1] and needs total_num_steps",
+          f"is {proportion}: it must be in [0, 1] and needs total_num_steps, "
+          "or --num_train_steps",
         )
       self.put(
         "num_warmup_steps",
@@ -209,15 +227,46 @@ class _Reader:
       raise self.error(f"{section}.enabled", f"is {value!r}, not {_BOOL}")
     return value
 
-  def finish(self) -> None:
-    """Checks what only the whole file shows."""
-    parts = {"train_batch_size", "num_accumulation_steps"} & set(self.values)
-    if parts and "global_batch_size" not in self.values:
+  def resolved(self, flag: str, default=None):
+    """A flag's value: the command line's, else the file's."""
+    return self.given.get(flag, self.values.get(flag, default))
+
+  def settle(self) -> None:
+    """Checks what only the whole file shows, and drops what is overruled.
+
+    Without meaning, and so dropped, are the loss scale's fields where the
+    command line leaves nothing in fp16, the degree of another schedule than the
+    file's, and the accumulation of another batch.
+    """
+    stated = sorted(_COUNTED & set(self.values))
+    if stated and self.resolved("global_batch_size") is None:
       raise self.error(
         "train_batch_size",
-        f"is missing beside {self._from[min(parts)]}: steps count global "
+        f"is missing beside {self._from[stated[0]]}: steps count global "
         "batches, so it must say how large they are",
       )
+    if self.overruled("precision", "precision_policy", "fp16_allreduce"):
+      policy = mixed_precision.make_policy(
+        self.resolved("precision", "fp32"), self.given.get("precision_policy")
+      )
+      if not (policy.uses_fp16 or self.given.get("fp16_allreduce")):
+        self.drop(field.name for field in fields(LossScaleConfig))
+    if self.overruled("lr_schedule"):
+      self.drop(["lr_power"])
+    if self.overruled("global_batch_size", "train_batch_size"):
+      self.drop(["num_accumulation_steps"])
+
+  def overruled(self, *flags: str) -> bool:
+    """Whether the command line has one of these flags otherwise."""
+    return any(
+      flag in self.given and self.given[flag] != self.values.get(flag)
+      for flag in flags
+    )
+
+  def drop(self, flags) -> None:
+    """Takes these flags' values out."""
+    for flag in flags:
+      self.values.pop(flag, None)
 
 
 def _fits(value, want: str) -> bool:

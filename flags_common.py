@@ -171,7 +171,8 @@ def define_training_flags() -> None:
     "Global mode: examples of one update over all ranks and micro-batches; "
     "steps then count updates. Without it, per-rank mode: --num_train_steps "
     "and --num_warmup_steps are stated for one rank without accumulation and "
-    "are divided by ranks x accumulation.",
+    "are divided by ranks x accumulation. A run keeps its global batch when it "
+    "is resumed.",
     lower_bound=1,
   )
   flags.DEFINE_float("learning_rate", 5e-5, "Peak learning rate.")
@@ -179,7 +180,8 @@ def define_training_flags() -> None:
     "lr_scaling",
     "none",
     sorted(lr_schedule.LR_SCALINGS),
-    "Multiply the peak by 1, sqrt(ranks) or ranks.",
+    "Multiply the peak by 1, sqrt(ranks) or ranks; a run is then resumed on "
+    "as many.",
   )
   flags.DEFINE_enum(
     "lr_schedule",
@@ -207,7 +209,8 @@ def define_training_flags() -> None:
     "rewarmup",
     True,
     "With --init_checkpoint of another run: start the schedule anew. "
-    "--norewarmup counts on from that run's update.",
+    "--norewarmup counts on from that run's update; what is then past a "
+    "schedule's end has rate 0.",
   )
   flags.DEFINE_integer(
     "save_checkpoints_steps",

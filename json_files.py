@@ -1,6 +1,7 @@
 """JSON files: read to the letter, written whole or not at all."""
 
 import json
+import math
 import os
 
 from errors import DataError
@@ -54,9 +55,27 @@ def read(path: str):
     ) from e
 
 
+def text(value, indent: int | None = None) -> str:
+  """A value as JSON, which knows neither NaN nor Infinity: null stands there.
+
+  So a reader learns that there is no number, in any language.
+  """
+  return json.dumps(_numbers(value), indent=indent, allow_nan=False)
+
+
+def _numbers(value):
+  """`value` with None for what is no finite number."""
+  if isinstance(value, dict):
+    return {key: _numbers(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_numbers(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value
+
+
 def write(path: str, value) -> None:
-  """Writes a file, or leaves what was there."""
+  """Writes a file, or leaves what was there; see `text` for its numbers."""
   with open(path + ".tmp", "w", encoding="utf-8") as f:
-    json.dump(value, f, indent=2)
-    f.write("\n")
+    f.write(text(value, indent=2) + "\n")
   os.replace(path + ".tmp", path)

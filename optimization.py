@@ -94,7 +94,7 @@ class LocalAccumulation(tf.train.Optimizer):
 
   def __init__(self, micro_batches: int, slices=tensor_parallel.WHOLE):
     super().__init__(use_locking=False, name="LocalAccumulation")
-    self._micro_batches, self._slices = micro_batches, slices
+    self.micro_batches, self._slices = micro_batches, slices
 
   def compute_gradients(self, backward):
     """See the class.
@@ -114,7 +114,7 @@ class LocalAccumulation(tf.train.Optimizer):
     """
     gradients, sums = backward()
     variables = tf.trainable_variables()
-    if self._micro_batches == 1:
+    if self.micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
       self.kept, self.sums = tf.constant(1.0), sums
       self.nonfinite = tf.zeros([len(gradients)])

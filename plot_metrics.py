@@ -7,6 +7,7 @@ for the learning rate and one for the speed. A single run has its training in
 blue and its evaluations in red; of several each has one colour.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -52,24 +53,30 @@ class Run(NamedTuple):
     """The losses and metrics that it has."""
     shown = {
       key
-      for key, value in self.train[-1].items()
+      for report in self.train
+      for key, value in report.items()
       if key.endswith(("loss", "accuracy")) and _is_number(value)
     }
     # The sum of two losses that have panels of their own.
     shown -= {"loss"} if "masked_lm_loss" in shown else set()
-    if self.held_out:
-      shown |= {
-        key
-        for key, value in self.held_out[-1].items()
-        if _is_number(value)
-        and key not in ("global_step", "examples")
-        and not key.startswith("best_")
-      }
+    shown |= {
+      key
+      for results in self.held_out
+      for key, value in results.items()
+      if _is_number(value)
+      and key not in ("global_step", "examples")
+      and not key.startswith("best_")
+    }
     return shown
 
 
 def _is_number(value) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool)
+  """Whether it can be drawn: null is what a report has no number of."""
+  return (
+    isinstance(value, (int, float))
+    and not isinstance(value, bool)
+    and math.isfinite(value)
+  )
 
 
 def unigram_entropy(record_files: list[str]) -> float | None:

@@ -237,11 +237,9 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
 def write_config(paths: Paths) -> None:
   """The BERT config, with the vocabulary's size."""
   manifest = records.Manifest.load(paths.train_manifest)
-  with open(paths.config, "w", encoding="utf-8") as f:
-    json.dump(
-      {"vocab_size": manifest.tokenizer.vocab_size, **MODEL}, f, indent=2
-    )
-    f.write("\n")
+  json_files.write(
+    paths.config, {"vocab_size": manifest.tokenizer.vocab_size, **MODEL}
+  )
 
 
 def screen(paths: Paths, ranks: int, updates: int, began: float) -> str:
@@ -263,8 +261,9 @@ def screen(paths: Paths, ranks: int, updates: int, began: float) -> str:
   ) as f:
     speed = training_hooks.speed_line(json.load(f))
   step = after["global_step"]
+  shown = training_hooks.shown
   row = lambda label, key, form: (
-    f"  {label:<26}{before[key]:>10{form}}{after[key]:>10{form}}"
+    f"  {label:<26}{shown(before[key], form):>10}{shown(after[key], form):>10}"
   )
   more = pretraining_command(paths, ranks, 2 * updates)
   return "\n".join(

@@ -22,8 +22,10 @@ from training import (
   checkpointing,
   distributed,
   input_pipeline,
+  reporting,
   sliced_state,
   train_loop,
+  training_hooks,
   training_plan,
   training_run,
 )
@@ -44,7 +46,8 @@ def define_flags() -> None:
     "config_json",
     None,
     "DeepSpeed-style JSON with batch sizes, optimizer, schedule and precision; "
-    "flags given on the command line win over it.",
+    "flags given on the command line win over it, and over those of its fields "
+    "that they leave without meaning.",
   )
   flags.DEFINE_bool(
     "dry_run",
@@ -183,26 +186,27 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
 
 
 def losses(sums: dict) -> dict:
-  """Losses (nats) and accuracies from global sums by name."""
-  masked = max(float(sums["masked_lm_weight"]), 1.0)
-  pairs = max(float(sums["next_sentence_weight"]), 1.0)
-  masked_lm_loss = float(sums["masked_lm_loss"]) / masked
-  next_sentence_loss = float(sums["next_sentence_loss"]) / pairs
-  return {
-    "loss": masked_lm_loss + next_sentence_loss,
-    "masked_lm_loss": masked_lm_loss,
-    "masked_lm_accuracy": float(sums["masked_lm_correct"]) / masked,
-    "next_sentence_loss": next_sentence_loss,
-    "next_sentence_accuracy": float(sums["next_sentence_correct"]) / pairs,
-  }
+  """Losses (nats) and accuracies from global sums by name.
+
+  None is that of no tokens, or of no pairs.
+  """
+  found = {}
+  for head in ("masked_lm", "next_sentence"):
+    for name, key in (("loss", "loss"), ("accuracy", "correct")):
+      found[f"{head}_{name}"] = reporting.ratio(
+        sums[f"{head}_{key}"], sums[f"{head}_weight"]
+      )
+  heads = (found["masked_lm_loss"], found["next_sentence_loss"])
+  there = [loss for loss in heads if loss is not None]
+  return {"loss": sum(there) if there else None, **found}
 
 
 def headline(results: dict) -> str:
   """What a line has room for, of a report or an evaluation."""
   heads = (("mlm", "masked_lm"), ("nsp", "next_sentence"))
   return "  ".join(
-    f"{short} {results[f'{name}_loss']:.3f} "
-    f"({results[f'{name}_accuracy']:.1%} right)"
+    f"{short} {training_hooks.shown(results[f'{name}_loss'], '.3f')} "
+    f"({training_hooks.shown(results[f'{name}_accuracy'], '.1%')} right)"
     for short, name in heads
   )
 
@@ -279,6 +283,7 @@ def dry_run(config: PretrainingConfig) -> None:
   say = functools.partial(train_loop.say, distributed.Comm())
   say(*plan.lines(), f"precision: {config.policy.describe()}")
   say(str(config.optimizer), "")
+  config.planned_schedule(plan).check_trains(first=0)
   small = dataclasses.replace(
     plan,
     micro_batch=min(2, plan.micro_batch),
@@ -301,10 +306,10 @@ def dry_run(config: PretrainingConfig) -> None:
     fetches = {"sums": ops.sums, "lr": ops.learning_rate, "update": ops.update}
     fetches |= {"grad_norm": ops.grad_norm, "skipped": ops.skipped}
     got = session.run(fetches)
-  loss = losses(got["sums"])["loss"]
+  loss = training_hooks.shown(losses(got["sums"])["loss"], ".3f")
   say(
     f"one update of {small.accumulation} x {small.micro_batch} fake examples "
-    f"of {shape.max_seq_length} tokens: loss {loss:.3f}  "
+    f"of {shape.max_seq_length} tokens: loss {loss}  "
     f"gradient norm {got['grad_norm']:.3f}  lr {got['lr']:.2e}"
     + ("  skipped: not finite at this loss scale" if got["skipped"] else ""),
     "nothing was written",

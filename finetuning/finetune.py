@@ -22,6 +22,7 @@ from tensorflow_v1 import tf
 from training import (
   checkpointing,
   input_pipeline,
+  reporting,
   train_loop,
   training_hooks,
   training_run,
@@ -287,7 +288,9 @@ def training(task: Task, config, comm) -> train_loop.Task:
     source=source,
     batches=batches,
     summarize=_means,
-    headline=lambda report: f"{report['accuracy']:.1%} right",
+    headline=lambda report: (
+      f"{training_hooks.shown(report['accuracy'], '.1%')} right"
+    ),
     tokens="tokens",
     examples="examples",
     capacity=plan.global_batch * source.tokens,
@@ -303,10 +306,9 @@ def training(task: Task, config, comm) -> train_loop.Task:
 
 
 def _means(sums: dict) -> dict:
-  examples = max(float(sums["examples"]), 1.0)
   return {
-    "loss": float(sums["loss"]) / examples,
-    "accuracy": float(sums["correct"]) / examples,
+    "loss": reporting.ratio(sums["loss"], sums["examples"]),
+    "accuracy": reporting.ratio(sums["correct"], sums["examples"]),
   }
 
 

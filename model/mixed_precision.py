@@ -106,7 +106,8 @@ class LossScaleConfig:
     loss_scale_window: good updates in a row after which it doubles.
     loss_scale_hysteresis: overflows until it halves; the first of them only
       count, and doubling forgets them (DeepSpeed's delayed shift).
-    min_loss_scale: its floor.
+    min_loss_scale: its floor: an overflow leaves a scale that is not above it
+      as it is.
   """
 
   loss_scale: float | None = None
@@ -123,6 +124,11 @@ class LossScaleConfig:
     for name in ("loss_scale_window", "loss_scale_hysteresis"):
       if getattr(self, name) < 1:
         raise UserError(f"--{name}={getattr(self, name)}: must be at least 1")
+    if not self.loss_scale and self.min_loss_scale > self.initial_loss_scale:
+      raise UserError(
+        f"--min_loss_scale={self.min_loss_scale} is above --initial_loss_scale="
+        f"{self.initial_loss_scale}: lower the one or raise the other"
+      )
     if self.loss_scale is not None and not self.loss_scale >= 0.0:
       raise UserError(f"--loss_scale={self.loss_scale}: must not be negative")
 
@@ -210,8 +216,9 @@ class DynamicLossScale(LossScale):
     lower = overflow & (left <= 1.0)
     grow = tf.logical_not(overflow) & (good >= config.loss_scale_window)
     # A scale beyond float32's own range could not be undone.
-    grown = tf.minimum(scale * 2.0, 2.0**126)
-    lowered = tf.maximum(scale * 0.5, config.min_loss_scale)
+    grown = tf.maximum(scale, tf.minimum(scale * 2.0, 2.0**126))
+    # A resumed run's may be below a floor that is new: then it stays.
+    lowered = tf.minimum(scale, tf.maximum(scale * 0.5, config.min_loss_scale))
     new = (
       (self._scale, tf.where(lower, lowered, tf.where(grow, grown, scale))),
       (self._good, tf.where(overflow | grow, 0.0, good)),

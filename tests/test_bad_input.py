@@ -12,12 +12,12 @@ import math
 import os
 import pathlib
 import time
-import types
 
 import numpy as np
 import pytest
 import runs
 import test_architecture
+from absl import flags
 from conftest import settings_of, write_config, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -489,9 +489,13 @@ def test_the_bounds_hold_for_json_too(tmp_path, run_of):
 
 
 def test_an_empty_config_json_is_not_none(tmp_path):
-  given = types.SimpleNamespace(
-    bert_config_file=write_config(tmp_path / "config.json"), config_json=""
-  )
+  given = flags.FlagValues()
+  for name, value in (
+    ("bert_config_file", write_config(tmp_path / "config.json")),
+    ("config_json", ""),
+  ):
+    flags.DEFINE_string(name, value, "", given)
+  given.mark_as_parsed()
   with pytest.raises(UserError, match="--config_json=: not readable"):
     pretraining_config.PretrainingConfig.from_flags(given)
 

@@ -10,6 +10,7 @@ from conftest import write_config
 
 import config_json
 from errors import UserError
+from model import mixed_precision
 from training import lr_schedule
 
 RECIPES = os.path.join(runs.ROOT, "configs", "large_batch_phase{}.json")
@@ -138,6 +139,85 @@ def test_steps_of_batches_of_unknown_size_are_refused(tmp_path):
   path.write_text("{")
   with pytest.raises(UserError, match="ds.json: not readable as JSON"):
     config_json.flags_of(str(path))
+
+
+def test_steps_without_a_batch_are_refused_unless_a_flag_has_it(tmp_path):
+  """Without a global batch they would be divided by ranks."""
+  path = tmp_path / "ds.json"
+  path.write_text(
+    json.dumps(
+      {"scheduler": {"type": "linear", "params": {"total_num_steps": 9}}}
+    )
+  )
+  with pytest.raises(UserError, match="missing beside .*total_num_steps"):
+    config_json.flags_of(str(path))
+  given = {"global_batch_size": 64}
+  assert config_json.flags_of(str(path), given) == {
+    "lr_schedule": "linear",
+    "num_train_steps": 9,
+  }
+
+
+# The command line, and the fields that it leaves without meaning.
+@pytest.mark.parametrize(
+  "given, dropped, changed",
+  [
+    ({}, [], {}),
+    ({"precision": "fp16"}, ["precision"], {}),
+    ({"precision": "bf16"}, ["precision", "loss_scale", "min_loss_scale"], {}),
+    ({"precision": "fp32", "fp16_allreduce": True}, ["precision"], {}),
+    (
+      {"precision": "bf16", "precision_policy": ["gelu=fp16"]},
+      ["precision"],
+      {},
+    ),
+    (
+      {"precision_policy": [f"{p}=bf16" for p in mixed_precision.PARTS]},
+      ["loss_scale", "min_loss_scale"],
+      {},
+    ),
+    ({"lr_schedule": "cosine"}, ["lr_schedule", "lr_power"], {}),
+    ({"lr_schedule": "poly"}, ["lr_schedule"], {}),
+    ({"num_train_steps": 100}, ["num_train_steps"], {"num_warmup_steps": 20}),
+    (
+      {"num_train_steps": 100, "num_warmup_steps": 3},
+      ["num_train_steps", "num_warmup_steps"],
+      {},
+    ),
+    (
+      {"train_batch_size": 4},
+      ["train_batch_size", "num_accumulation_steps"],
+      {},
+    ),
+    (
+      {"global_batch_size": 8},
+      ["global_batch_size", "num_accumulation_steps"],
+      {},
+    ),
+    ({"optimizer": "adamw"}, ["optimizer"], {}),
+  ],
+)
+def test_what_a_winning_flag_leaves_without_meaning(
+  tmp_path, given, dropped, changed
+):
+  path = tmp_path / "ds.json"
+  schedule = {"total_num_steps": 50, "warmup_proportion": 0.2, "degree": 2.0}
+  path.write_text(
+    json.dumps(
+      {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 8,
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.01}},
+        "scheduler": {"type": "poly", "params": schedule},
+        "fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": 2},
+      }
+    )
+  )
+  alone = config_json.flags_of(str(path))
+  want = {n: v for n, v in alone.items() if n not in dropped} | changed
+  assert len(alone) == 12 and alone["num_warmup_steps"] == 10
+  assert config_json.flags_of(str(path), given) == want
 
 
 def test_fp16_fields_and_what_is_off(tmp_path):

@@ -427,7 +427,7 @@ def test_sentencepiece(tmp_path, config_file, spm_model, request, name):
 def test_early_stopping(tmp_path, classify):
   changes = dict(
     do_eval=True, eval_every_steps=1, early_stopping_evaluations=2,
-    num_train_epochs=10.0, learning_rate=0.0,
+    num_train_epochs=10.0, learning_rate=1e-30,
   )  # fmt: skip
   result = run(classify(tmp_path / "out", **changes))
   assert result["training"]["stopped_early"]

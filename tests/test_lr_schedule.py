@@ -105,3 +105,46 @@ def test_scaling_is_explicit():
   assert scale_peak(0.1, "none", 16) == 0.1
   assert scale_peak(0.1, "sqrt", 16) == pytest.approx(0.4)
   assert scale_peak(0.1, "linear", 16) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 1, 10, 100])
+def test_the_highest_rate_is_that_of_all_updates(name, warmup):
+  rate = schedule(name, warmup=warmup)
+  for first, last in ((0, 99), (0, 0), (3, 9), (9, 10), (40, 99), (90, 130)):
+    assert rate.highest(first, last) == max(rate(np.arange(first, last + 1)))
+
+
+@pytest.mark.parametrize(
+  "changes, first, before, words",
+  [
+    ({"peak": 0.0}, 0, 0, "from 1 to 100 is 0.* peak of 0, --lr_offset=0,"),
+    ({}, 0, 100, "from 1 to 100 .*=linear .* 10 updates of warm-up and 100"),
+    ({}, 0, 250, "counted on from update 250 of --init_check.* --norewarmup"),
+    ({"name": "cosine"}, 0, 100, "--lr_schedule=cosine"),
+    ({}, 60, 40, "from 61 to 100 is 0"),  # what is left of a run
+    ({"total": 1, "warmup": 1}, 0, 0, "from 1 to 1 is 0.* 1 updates of warm"),
+  ],
+)
+def test_a_rate_of_0_throughout_is_refused(changes, first, before, words):
+  with pytest.raises(UserError, match=words):
+    schedule(**{"name": "linear", **changes}).check_trains(first, before)
+
+
+def test_a_rate_above_0_at_some_update_is_none():
+  schedule("linear").check_trains(first=0)
+  schedule("linear").check_trains(first=99)  # its last update
+  schedule("linear").check_trains(first=100)  # nothing left to train
+  schedule("linear").check_trains(first=0, before=99)
+  schedule("linear", peak=0.0, offset=0.1).check_trains(first=0, before=200)
+  schedule("warmup_exp_decay_exp").check_trains(first=0, before=200)
+  schedule("linear", power=20.0, total=10**6).check_trains(first=10**6 - 1)
+
+
+def test_where_a_rate_of_0_begins():
+  assert schedule("linear").zero_from() is None
+  assert schedule("linear").zero_from(before=60) == 41
+  rates = schedule("linear")(np.arange(60, 160))
+  assert rates[39] > 0.0 and not rates[40:].any()
+  assert schedule("constant").zero_from(before=60) is None
+  assert schedule("linear", offset=0.1).zero_from(before=60) is None

@@ -236,3 +236,19 @@ def test_an_overflow_skips_halves_and_goes_on():
   assert reports[0][0]["nonfinite_variable"] == 0
   np.testing.assert_array_equal(reports[2][1], [1.0, 2.0])
   assert np.all(reports[3][1] < [1.0, 2.0])
+
+
+def test_an_overflow_never_raises_the_loss_scale():
+  """Nor does a floor that is new to the run, whose scale is below it."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    made = mixed_precision.DynamicLossScale(LossScaleConfig())
+    finite = tf.placeholder(tf.bool)
+    update = made.update_op(finite, tf.constant(0.0))
+    session.run(tf.global_variables_initializer())
+    scale = tf.global_variables()[0]
+    scale.load(0.25, session)  # the floor is 1
+    session.run(update, {finite: False})
+    assert session.run(made.value) == 0.25
+  with pytest.raises(UserError, match="min_loss_scale=8.0 is above .*=4.0"):
+    LossScaleConfig(initial_loss_scale=4.0, min_loss_scale=8.0)
+  LossScaleConfig(loss_scale=2.0, initial_loss_scale=4.0, min_loss_scale=8.0)

@@ -100,3 +100,19 @@ def test_a_folder_without_reports_is_named(tmp_path):
   with pytest.raises(errors.UserError, match=r"b: no metrics\.jsonl"):
     plot_metrics.plot([run, str(tmp_path / "b")], str(tmp_path / "c.png"))
   assert not (tmp_path / "c.png").exists()
+
+
+def test_what_has_no_number_is_not_drawn(tmp_path, monkeypatch):
+  """Null in a report, also in the last one; NaN as older runs wrote it."""
+  run = make_run(tmp_path / "a", PRETRAINING, PRETRAINING)
+  for name in ("metrics.jsonl", "eval_metrics.jsonl"):
+    with open(tmp_path / "a" / name, "a", encoding="utf-8") as f:
+      for step, value in ((30, None), (40, float("nan"))):
+        numbers = dict.fromkeys([*PRETRAINING, "tokens_per_second"], value)
+        f.write(json.dumps({"global_step": step, **numbers}) + "\n")
+  found = curves(drawn([run], tmp_path, monkeypatch))
+  assert len(found) == 6
+  (_, training), (_, held_out) = found["masked LM loss (nats)"]
+  assert training == [[10, 9.0], [20, 9.0]]
+  assert held_out == [[0, 9.0], [20, 9.0]]
+  assert found["tokens/s, all ranks"][0][1] == [[10, 9.0], [20, 9.0]]

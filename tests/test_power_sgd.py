@@ -44,7 +44,7 @@ class Descent(tf.train.GradientDescentOptimizer):
 class Sums:
   """The gradient path with PowerSGD, whose gradients are fed."""
 
-  def __init__(self, rank, shapes=SHAPES, scale=1.0):
+  def __init__(self, rank, shapes=SHAPES, scale=1.0, micro_batches=1):
     tf.enable_resource_variables()
     self.fed = {k: tf.placeholder(tf.float32, s) for k, s in shapes.items()}
     variables = {
@@ -55,7 +55,7 @@ class Sums:
       lambda: (loss, {"n": tf.constant(1.0)}),
       Descent(),
       Comm(),
-      1,
+      micro_batches,
       clip_norm=0.0,
       loss_scale=mixed_precision.StaticLossScale(scale),
       allreduce=AllreduceConfig(powersgd_rank=rank),
@@ -67,7 +67,15 @@ class Sums:
 
   def run(self, session, gradients):
     """One update; returns the gradient that it used of each variable."""
+    return self.add_up(session, [gradients])
+
+  def add_up(self, session, micro_batches):
+    """The same for an update of several micro-batches' gradients."""
     before = session.run(self.variables)
+    *earlier, gradients = micro_batches
+    for added in earlier:
+      feed = {self.fed[k]: value for k, value in added.items()}
+      session.run(self.ops.accumulate, feed)
     feed = {self.fed[k]: value for k, value in gradients.items()}
     session.run(self.ops.fetches(), feed)
     after = session.run(self.variables)
@@ -151,6 +159,30 @@ def test_what_is_not_sent_is_sent_later():
   np.testing.assert_allclose(total, gradient["wide"], atol=0.3)
   first = np.linalg.norm(used[0] - gradient["wide"])
   assert np.linalg.norm(total - gradient["wide"]) < 0.1 * first
+
+
+def test_what_was_not_sent_counts_once_when_micro_batches_are_dropped():
+  """Of 4 one is kept: its gradient counts 4 times, the error once."""
+  shapes = {"wide": [12, 40]}
+  first, kept = draw(2, shapes)
+  bad = {"wide": np.full([12, 40], np.nan, np.float32)}
+  none = {"wide": np.zeros([12, 40], np.float32)}
+  with tf.Graph().as_default(), tf.Session() as session:
+    sums = Sums(2, shapes, micro_batches=4)
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    basis = session.run(sums.state)["wide/powersgd_basis"]
+    used = [
+      sums.add_up(session, [first, none, none, none])["wide"],
+      sums.add_up(session, [bad, kept, bad, bad])["wide"],
+    ]
+    state = session.run(sums.state)
+  want, error, _ = reference([first["wide"], 4 * kept["wide"]], basis, 2)
+  np.testing.assert_allclose(used, want, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(
+    state["wide/powersgd_error"], error, rtol=1e-4, atol=1e-4
+  )
 
 
 def test_a_skipped_update_leaves_no_trace():

@@ -9,7 +9,9 @@ import pytest
 import runs
 from conftest import TINY, fake_records, write_config, write_records
 
+import json_files
 import modeling
+import run_pretraining
 from errors import UserError
 from finetuning import classification, heads, packed, squad
 from model import mixed_precision, model_flops
@@ -248,3 +250,104 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind):
 def test_a_peak_that_is_none_is_refused(tiny_run, tmp_path):
   with pytest.raises(UserError, match=r"--peak_tflops=0.0: must be positive"):
     runs.config(tiny_run, tmp_path, peak_tflops=0.0)
+
+
+def update_of(dropped, **changes):
+  """What was fetched of an update of 4 micro-batches, of which some dropped."""
+  kept = 4.0 - dropped
+  sums = dict.fromkeys(
+    (
+      "masked_lm_loss", "masked_lm_correct", "masked_lm_weight",
+      "next_sentence_loss", "next_sentence_correct", "next_sentence_weight",
+    ),
+    6.0 * kept,
+  )  # fmt: skip
+  return {
+    "sums": {**sums, "tokens": 120.0 * kept},
+    "learning_rate": 0.5,
+    "grad_norm": 2.0 if kept else 0.0,
+    "loss_scale": 8.0,
+    "skipped": not kept,
+    "skipped_updates": int(not kept),
+    "dropped_micro_batches": dropped,
+    "trust_ratios": np.zeros(0),
+    "input_seconds": 0.0,
+    "all_reduce_seconds": 0.0,
+    **changes,
+  }
+
+
+def told_of(*updates):
+  """The last one's report, and what is said of all at the end."""
+  task = types.SimpleNamespace(
+    summarize=run_pretraining.losses,
+    ops=types.SimpleNamespace(variables=[]),
+    plan=types.SimpleNamespace(ranks=1, examples=lambda records: records),
+    examples="next_sentence_weight",
+    tokens="tokens",
+    capacity=640,
+    flops=1e9,
+  )
+  clock = reporting.Clock()
+  for step, got in enumerate(updates, 1):
+    clock.add(2.0, got, task)
+    found = reporting.report(step, 24 * step, got, task, clock)
+    clock.lap()
+  return found, reporting.closing(clock, len(updates), task)
+
+
+def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
+  report, closing = told_of(update_of(0.0), update_of(4.0))
+  assert report["skipped"] and report["dropped_micro_batches"] == 4
+  for key in (
+    "loss", "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss",
+    "next_sentence_accuracy", "grad_norm", "padding", "examples_per_second",
+    "tokens_per_second",
+  ):  # fmt: skip
+    assert report[key] is None, key
+  assert report["examples"] == 48 and report["learning_rate"] == 0.5
+  # What is said of the run is of the other update.
+  assert closing["steady_examples_per_second"] == 12.0
+  assert closing["padding"] == 0.25
+  training_hooks.Progress(2, 0, run_pretraining.headline).show(2, report)
+  training_hooks.speed_line({**closing, "seconds": 1.0})
+  # A part that is dropped says nothing of padding.
+  report, closing = told_of(update_of(1.0))
+  assert report["padding"] is closing["padding"] is None
+  assert (report["loss"], report["examples_per_second"]) == (2.0, 9.0)
+
+
+def test_no_number_is_null_in_every_file(tmp_path, capsys):
+  """And TensorBoard has the others; such a log is resumed."""
+  report, _ = told_of(update_of(4.0))
+  report["masked_lm_loss"] = np.nan
+  report["norms"] = [np.inf, 1.0]
+  for resume_step in (0, 1):
+    log = training_hooks.MetricsLog(tmp_path, "m.jsonl", resume_step, "train")
+    log.write({**report, "global_step": resume_step + 1})
+    log.close()
+  lines = (tmp_path / "m.jsonl").read_text().splitlines()
+  first, second = [json_files.parse(line) for line in lines]
+  assert first == {**second, "global_step": 1}
+  assert first["loss"] is first["masked_lm_loss"] is None
+  assert first["norms"] == [None, 1.0] and first["learning_rate"] == 0.5
+  json_files.write(str(tmp_path / "a.json"), {"a": -np.inf, "b": (1, np.nan)})
+  found = json_files.parse((tmp_path / "a.json").read_bytes())
+  assert found == {"a": None, "b": [1, None]}
+
+
+def test_a_run_without_a_report_has_no_steady_speed():
+  clock = reporting.Clock()
+  task = types.SimpleNamespace(capacity=640)
+  closing = reporting.closing(clock, 3, task)
+  assert closing["steady_tokens_per_second"] is closing["padding"] is None
+  assert " - and - steady; - padding" in training_hooks.speed_line(closing)
+
+
+def test_an_evaluation_without_a_loss_is_never_the_best(tmp_path):
+  log = training_hooks.MetricsLog(tmp_path, "eval_metrics.jsonl", 0, "eval")
+  for step, loss in ((1, 3.0), (2, None), (3, 2.0), (4, np.nan)):
+    log.write({"global_step": step, "loss": loss})
+  log.close()
+  by = training_hooks.BestBy(("loss",), higher=False)
+  assert training_hooks.best_evaluation(str(tmp_path), 4, by) == 3

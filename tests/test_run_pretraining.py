@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from training import (
   lr_schedule,
   run_lock,
   training_hooks,
+  training_run,
 )
 from training.distributed import AllreduceConfig, Comm
 from training.optimizers import OptimizerConfig
@@ -514,6 +516,123 @@ def test_resuming_another_run_is_refused(tiny_run, tmp_path):
       write_records(tmp_path / "data-9.tfrecord", 3)
     with pytest.raises(UserError, match=said + here):
       runs.pretrain(tiny_run, tmp_path / "run", **changes)
+
+
+PER_RANK = dict(
+  global_batch_size=None, train_batch_size=4,
+  num_train_steps=60, num_warmup_steps=6,
+)  # fmt: skip
+
+
+def refusal_to_resume(tiny_run, step, samples, ranks=1, **changes):
+  """What is said of resuming a run after so many updates and records."""
+  config = runs.config(tiny_run, "folder", **changes)
+  source = types.SimpleNamespace(set=range(120), packing_factor=1.0)
+  plan = run_pretraining.make_plan(config, source, ranks)
+  orders = [record_order.Order(120, 5)] * 2
+  try:
+    training_run.check_resumed(config, plan, step, samples, orders)
+  except UserError as e:
+    return str(e)
+  return None
+
+
+@pytest.mark.parametrize(
+  "step, samples, changes, words",
+  [
+    # 30 updates of 4 on 1 rank, then 2 ranks, and the other way round.
+    (
+      30, 120, dict(ranks=2, **PER_RANK),
+      r"folder holds a run of 30 updates of 4 records each; this is per-rank "
+      r"mode: 2 ranks x 1 micro-batches x 4 examples = global batch 8\. .*"
+      r"--global_batch_size=4 --num_train_steps=60 --num_warmup_steps=6; or",
+    ),
+    (
+      20, 160, PER_RANK,
+      "updates of 8 records .* = global batch 4.* --global_batch_size=8 "
+      "--num_train_steps=30 --num_warmup_steps=3; or start a new run",
+    ),
+    (
+      20, 80, dict(num_accumulation_steps=2, **PER_RANK),
+      "--num_train_steps=60 .* and leave out --num_accumulation_steps; or",
+    ),
+    (
+      20, 160, dict(lr_schedule="warmup_exp_decay_exp", **PER_RANK),
+      "--num_warmup_steps=3 --lr_decay_steps=500; or",
+    ),
+    # --global_batch_size itself, whose steps are as they were.
+    (5, 80, {}, "global batch 24.* it give --global_batch_size=16; or start"),
+    # As many updates were of this batch as of another one.
+    (4, 36, PER_RANK, "4 updates of 9 records each; this is per-rank mode"),
+    (3, 37, PER_RANK, r"12\.3333 records each; .* its own: start a new run"),
+    # Of the same batch, but a shorter plan.
+    (
+      21, 504, {},
+      "folder holds a run of 21 updates, more than the 20 of this plan: give "
+      "more --num_train_steps",
+    ),
+  ],
+)  # fmt: skip
+def test_a_run_keeps_its_global_batch(tiny_run, step, samples, changes, words):
+  said = refusal_to_resume(tiny_run, step, samples, **changes)
+  assert re.search(words, said), said
+
+
+def test_a_global_batch_may_be_made_otherwise(tiny_run):
+  """By other ranks, micro-batches and modes; and what refusals say to give."""
+  for ranks, accumulation in ((1, 4), (2, 2), (4, 1)):
+    changes = {**PER_RANK, "num_accumulation_steps": accumulation}
+    assert refusal_to_resume(tiny_run, 5, 80, ranks, **changes) is None
+  for changes in (dict(), dict(train_batch_size=5), dict(num_train_steps=9)):
+    changes = {"global_batch_size": 16, **changes}
+    assert refusal_to_resume(tiny_run, 9, 144, 3, **changes) is None
+  assert refusal_to_resume(tiny_run, 0, 0) is None
+
+
+def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
+  """And keeps its learning rate, where that would depend on the ranks."""
+  folder = tmp_path / "run"
+  runs.pretrain(tiny_run, folder, num_train_steps=2, num_warmup_steps=0)
+  assert "changed since" not in capsys.readouterr().err
+  with pytest.raises(UserError, match=r"24 records each; .* global batch 12\."):
+    runs.pretrain(tiny_run, folder, global_batch_size=12)
+  assert len(runs.read_json(folder, "run.json")["runs"]) == 1
+  runs.pretrain(
+    tiny_run, folder, num_train_steps=3, num_warmup_steps=0, train_batch_size=8
+  )
+  assert (
+    "changed since its last start: --train_batch_size 24 -> 8, "
+    "--num_train_steps 2 -> 3, updates 2 -> 3\n"
+  ) in capsys.readouterr().err
+  # The same command, but run.json has it that there were 4 ranks.
+  path = folder / "run.json"
+  raw = json.loads(path.read_text())
+  raw["runs"][-1]["flags"]["lr_scaling"] = "sqrt"
+  raw["runs"][-1]["plan"]["ranks"] = 4
+  path.write_text(json.dumps(raw))
+  with pytest.raises(
+    UserError,
+    match="=sqrt: .* 4 ranks, these are 1, .* --learning_rate=0.002",
+  ):
+    runs.pretrain(tiny_run, folder, num_train_steps=4, lr_scaling="sqrt")
+
+
+def test_a_run_that_could_not_learn_is_refused(tiny_run, tmp_path):
+  """--init_checkpoint whose update is past the end of the schedule."""
+  runs.pretrain(tiny_run, tmp_path / "one", num_train_steps=5)
+  changes = dict(
+    init_checkpoint=str(tmp_path / "one" / "model.ckpt-5"),
+    rewarmup=False,
+    num_train_steps=5,
+  )
+  with pytest.raises(
+    UserError,
+    match="from 1 to 5 is 0, .* a peak of 0.001, .* counted on from update 5 ",
+  ):
+    runs.pretrain(tiny_run, tmp_path / "two", **changes)
+  with pytest.raises(UserError, match="from 1 to 20 is 0.* with a peak of 0, "):
+    runs.pretrain(tiny_run, tmp_path / "two", learning_rate=0.0)
+  assert not (tmp_path / "two").exists()
 
 
 def test_a_checkpoint_from_before_blocks_is_of_none(tmp_path):

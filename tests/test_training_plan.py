@@ -103,3 +103,10 @@ def test_impossible_plans_are_refused_with_their_numbers(changes, words):
     resolve(**changes)
   for word in words:
     assert word in str(error.value)
+
+
+def test_steps_divided_by_very_many_are_still_one():
+  plan = resolve(
+    ranks=10**8, records=None, num_train_steps=7, num_warmup_steps=0
+  )
+  assert plan.updates == 1

@@ -8,7 +8,6 @@ there.
 """
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -387,8 +386,7 @@ class CheckpointFiles:
       files[name + suffix] = {"bytes": size, "crc32c": crc}
     marker = os.path.join(aside, name + ".json")
     with open(marker, "w", encoding="utf-8") as f:
-      json.dump({"global_step": step, "files": files}, f, indent=2)
-      f.write("\n")
+      f.write(json_files.text({"global_step": step, "files": files}, 2) + "\n")
       f.flush()
       os.fsync(f.fileno())
     # Of the same step only if that one was damaged: it is none from here on.

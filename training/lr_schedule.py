@@ -109,6 +109,46 @@ class Schedule:
     rate = math_of.where(step < warmup, warming, decayed)
     return self.peak * rate + self.offset
 
+  def highest(self, first: int, last: int) -> float:
+    """The highest rate of the updates from `first` to `last`, in float64.
+
+    Rates rise to the end of the warm-up and fall from there on.
+    """
+    top = np.clip([self.warmup - 1, self.warmup], first, last)
+    return float(np.max(self(top)))
+
+  def check_trains(self, first: int, before: int = 0) -> None:
+    """Raises `UserError` if no update that is left to a run would change it.
+
+    Args:
+      first: updates that are made already, of `total`.
+      before: how many the schedule counts before this run's own.
+    """
+    last = self.total - 1
+    if first > last or self.highest(first + before, last + before) > 0.0:
+      return
+    counts = ""
+    if before:
+      counts = (
+        f", counted on from update {before:,} of --init_checkpoint: leave out "
+        "--norewarmup, or take a schedule that does not end there"
+      )
+    raise UserError(
+      f"the learning rate of all updates from {first + 1:,} to {self.total:,} "
+      f"is 0, so they would train nothing: --lr_schedule={self.name} with a "
+      f"peak of {self.peak:g}, --lr_offset={self.offset:g}, {self.warmup:,} "
+      f"updates of warm-up and {self.total:,} in all{counts}"
+    )
+
+  def zero_from(self, before: int = 0) -> int | None:
+    """The update of a run, from 1, from which on all have rate 0, if any.
+
+    Args:
+      before: how many updates the schedule counts before this run's own.
+    """
+    ends = before > 0 and float(self(self.total)) == 0.0
+    return max(0, self.total - before) + 1 if ends else None
+
 
 def scale_peak(peak: float, scaling: str, ranks: int) -> float:
   """The peak times ranks^(0, 1/2 or 1) for scaling none, sqrt or linear."""

@@ -37,11 +37,15 @@ class PowerSGD(tf.train.Optimizer):
 
   For G_i [n, m], rank i's share of a gradient that is the sum of all shares:
 
-    A_i = G_i + E_i                    what there is to send
+    A_i = G_i + k E_i                  what there is to send
     P   = sum_i A_i orth(Q)            [n, r], one all-reduce
     Q  <- sum_i A_i^T orth(P)          [m, r], another one
     G   = orth(P) Q^T                  what is used
-    E_i <- A_i - G / ranks             what was not sent
+    E_i <- (A_i - G / ranks) / k       what was not sent
+
+  k is the share of the micro-batches that were kept, 1 unless some were
+  dropped. The caller divides what is used by it, so that gradients stay the
+  mean of the kept ones; errors are of whole updates already.
 
   All that is sent and used depends on sum_i A_i only. So neither the number of
   ranks nor how errors are spread over them changes a result, and the errors'
@@ -58,7 +62,7 @@ class PowerSGD(tf.train.Optimizer):
     """Wraps `optimizer`, whose `compute_gradients` gives this rank's shares.
 
     Args:
-      optimizer: a `tf.train.Optimizer`.
+      optimizer: an `optimization.LocalAccumulation`.
       comm: a `distributed.Comm`.
       rank: columns of the factors.
       groups: in so many groups gradients leave, each when the last of it is
@@ -68,11 +72,16 @@ class PowerSGD(tf.train.Optimizer):
     super().__init__(use_locking=False, name="PowerSGD")
     self._optimizer, self._comm, self._rank = optimizer, comm, rank
     self._groups, self._scale = groups, scale
+    self._kept: tf.Tensor | float = 1.0  # k
     self._sent = []  # (A_i, orth(P), new Q, E_i's variable, Q's variable)
 
   def compute_gradients(self, *args, **kwargs):
     """[(gradient, variable), ...], summed over ranks, still scaled."""
     pairs = self._optimizer.compute_gradients(*args, **kwargs)
+    micro_batches = self._optimizer.micro_batches
+    if micro_batches > 1:  # else there is none to be dropped
+      kept = self._comm.allreduce(self._optimizer.kept, "powersgd/kept")
+      self._kept = kept / float(micro_batches * self._comm.size)
     groups = min(self._groups or len(pairs), len(pairs))
     backwards = np.arange(len(pairs))[::-1]  # as they are computed
     sums = {}
@@ -90,7 +99,7 @@ class PowerSGD(tf.train.Optimizer):
       for (_, v), low in zip(pairs, is_low, strict=True)
     ]
     whole = [
-      gradient / self._scale + state[0] if state else gradient
+      gradient / self._scale + self._kept * state[0] if state else gradient
       for (gradient, _), state in zip(pairs, states, strict=True)
     ]
     left = self._comm.grouped_allreduce(
@@ -149,7 +158,7 @@ class PowerSGD(tf.train.Optimizer):
       for whole, left, right, error, basis in self._sent:
         used = tf.matmul(left, right * share, transpose_b=True)
         changes += [
-          error.assign(whole - used, read_value=False),
+          error.assign((whole - used) / self._kept, read_value=False),
           basis.assign(right, read_value=False),
         ]
       return tf.group(*changes)

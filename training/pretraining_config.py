@@ -3,8 +3,9 @@
 import dataclasses
 
 from errors import UserError
-from training import input_pipeline, training_hooks
+from training import input_pipeline, lr_schedule, training_hooks
 from training.run_config import RunConfig
+from training.training_plan import rounded_up
 
 BEST_BY = training_hooks.BestBy(
   ("masked_lm_loss", "next_sentence_loss"), higher=False
@@ -64,6 +65,20 @@ class PretrainingConfig(RunConfig):
           f"--tensor_parallel={count} is not for --{name}: leave one of the "
           "two out"
         )
+
+  def flags_for(self, plan, global_batch):
+    """See `RunConfig`; per-rank mode's steps, as global mode states them."""
+    flags = super().flags_for(plan, global_batch)
+    if self.global_batch_size is None:
+      names = ["num_train_steps", "num_warmup_steps"]
+      if lr_schedule.SCHEDULES[self.lr_schedule][1] == "exp":
+        names.append("lr_decay_steps")
+      divisor = plan.divisor * global_batch / plan.global_batch
+      flags += [
+        f"--{name}={rounded_up(getattr(self, name) / divisor)}"
+        for name in names
+      ]
+    return flags
 
   def record_shape(self, files: str) -> input_pipeline.RecordShape:
     """Lengths from the flags, else from the records' manifest, else 128/20."""

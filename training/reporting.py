@@ -47,6 +47,9 @@ class Clock:
   tokens: float = 0.0
   all_tokens: float = 0.0
   all_examples: float = 0.0
+  # Of updates of which no micro-batch was dropped, whose padding is known.
+  whole_tokens: float = 0.0
+  whole_capacity: int = 0
   speeds: list = dataclasses.field(default_factory=list)
 
   def add(self, seconds: float, got: dict, task) -> None:
@@ -72,6 +75,9 @@ class Clock:
     self.tokens += tokens
     self.all_examples += examples
     self.all_tokens += tokens
+    if not got["dropped_micro_batches"]:
+      self.whole_tokens += tokens
+      self.whole_capacity += task.capacity
 
   @contextlib.contextmanager
   def timing(self, part: str):
@@ -86,13 +92,23 @@ class Clock:
     """Speeds since the last report; arguments as of `report`."""
     flops = task.flops / task.plan.ranks * self.updates / self.seconds
     found = {
-      "examples_per_second": self.examples / self.seconds,
-      "tokens_per_second": self.tokens / self.seconds,
+      **self.speeds_now(),
       "model_tflops_per_second": flops / 1e12,
     }
     if peak_tflops:
       found["mfu"] = flops / 1e12 / peak_tflops
     return found
+
+  def speeds_now(self) -> dict:
+    """Of examples and tokens since the last report; None if all were dropped.
+
+    What is dropped trains nothing and is not counted.
+    """
+    speed = lambda n: n / self.seconds if n else None
+    return {
+      "examples_per_second": speed(self.examples),
+      "tokens_per_second": speed(self.tokens),
+    }
 
   def shares(self) -> dict:
     """Seconds of each part since the last report."""
@@ -104,11 +120,20 @@ class Clock:
 
   def lap(self) -> None:
     """Begins the time until the next report."""
-    self.speeds.append(
-      (self.examples / self.seconds, self.tokens / self.seconds)
-    )
+    if self.examples:
+      self.speeds.append(self.speeds_now())
     self.parts = _no_seconds()
     self.seconds, self.updates, self.examples, self.tokens = 0.0, 0, 0.0, 0.0
+
+
+def ratio(total, count) -> float | None:
+  """The mean of so many that sum up to `total`; None of none."""
+  return float(total) / float(count) if count else None
+
+
+def padding(tokens: float, capacity: int) -> float | None:
+  """Share of token positions without a token; None of no positions."""
+  return 1.0 - tokens / capacity if capacity else None
 
 
 def peak_memory() -> dict:
@@ -126,6 +151,9 @@ def report(
 ) -> dict:
   """The report of one update, as metrics.jsonl has it.
 
+  A number that does not exist is None, null in the file: a loss that is not
+  finite, or all of an update whose micro-batches were all dropped.
+
   Of this update:
 
     global_step            its number, from 1
@@ -136,7 +164,8 @@ def report(
     loss_scale             that it was made with; 1 without fp16
     skipped                whether it was not applied, not being finite
     dropped_micro_batches  that were left out of it, not being finite
-    padding                share of the token positions, 0 to 1
+    padding                share of the token positions, 0 to 1; None if
+                           micro-batches were dropped
     trust_ratio_min, _median, _max   LAMB, if applied: |w| / |u| over the
                            variables, clamped as --min_trust_ratio says
     trust_ratio_min_variable   the first one with the smallest
@@ -176,18 +205,21 @@ def report(
     clock: with the update added.
     peak_tflops: (optional) 10^12 FLOP/s that a rank could reach.
   """
+  kept = float(got["sums"][task.examples])
   return {
     "global_step": step,
     **task.summarize(got["sums"]),
     "learning_rate": float(got["learning_rate"]),
-    "grad_norm": float(got["grad_norm"]),
+    "grad_norm": float(got["grad_norm"]) if kept else None,
     "loss_scale": float(got["loss_scale"]),
     "skipped": bool(got["skipped"]),
     "skipped_updates": int(got["skipped_updates"]),
     "dropped_micro_batches": int(got["dropped_micro_batches"]),
     **_trust_ratios(got, task.ops.variables),
     "examples": task.plan.examples(samples),
-    "padding": 1.0 - float(got["sums"][task.tokens]) / task.capacity,
+    "padding": None
+    if got["dropped_micro_batches"]
+    else padding(float(got["sums"][task.tokens]), task.capacity),
     **clock.rates(task, peak_tflops),
     **clock.shares(),
     **peak_memory(),
@@ -224,11 +256,13 @@ def closing(clock: Clock, updates: int, task) -> dict:
     # median report interval.
     "examples_per_second": clock.all_examples / seconds,
     "tokens_per_second": clock.all_tokens / seconds,
-    "steady_examples_per_second": statistics.median(
-      [s[0] for s in clock.speeds] or [math.nan]
-    ),
-    "steady_tokens_per_second": statistics.median(
-      [s[1] for s in clock.speeds] or [math.nan]
-    ),
-    "padding": 1.0 - clock.all_tokens / (updates * task.capacity),
+    "steady_examples_per_second": _median(clock, "examples_per_second"),
+    "steady_tokens_per_second": _median(clock, "tokens_per_second"),
+    "padding": padding(clock.whole_tokens, clock.whole_capacity),
   }
+
+
+def _median(clock: Clock, key: str) -> float | None:
+  """Of the speeds between reports; None without one."""
+  speeds = [speeds[key] for speeds in clock.speeds if speeds[key] is not None]
+  return statistics.median(speeds) if speeds else None

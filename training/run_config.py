@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import config_json
@@ -13,8 +12,14 @@ import optimization
 from errors import UserError
 from model import encoder, mixed_precision
 from tensorflow_v1 import tf
-from training import distributed, profiling, train_loop, training_hooks
-from training.lr_schedule import Schedule
+from training import (
+  distributed,
+  profiling,
+  train_loop,
+  training_hooks,
+  training_plan,
+)
+from training.lr_schedule import Schedule, scale_peak
 
 _LARGEST_FLOAT = 3.4e38  # float32's, about
 _MOST = (1 << 31) - 1
@@ -163,7 +168,8 @@ class RunConfig:
     """Values of flags that are set elsewhere: flag -> value."""
     if getattr(flags, "config_json", None) is None:
       return {}
-    return config_json.flags_of(flags.config_json)
+    given = {n: flags[n].value for n in flags if flags[n].present}
+    return config_json.flags_of(flags.config_json, given)
 
   def as_dict(self) -> dict:
     """Plain values, for the run folder and to compare ranks."""
@@ -185,7 +191,7 @@ class RunConfig:
     return profiling.window(self.profile_steps)
 
   def schedule(
-    self, peak: float, total: int, warmup: int, divisor: int = 1
+    self, peak: float, total: int, warmup: int, divisor: float = 1.0
   ) -> Schedule:
     """The learning rate of each update; `divisor` as in `TrainingPlan`."""
     return Schedule(
@@ -195,9 +201,29 @@ class RunConfig:
       name=self.lr_schedule,
       power=self.lr_power,
       decay_rate=self.lr_decay_rate,
-      decay_steps=math.ceil(self.lr_decay_steps / divisor),
+      decay_steps=training_plan.rounded_up(self.lr_decay_steps / divisor),
       offset=self.lr_offset,
     )
+
+  def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
+    """The learning rate of each update of a plan."""
+    return self.schedule(
+      scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
+      plan.updates,
+      plan.warmup_updates,
+      plan.divisor,
+    )
+
+  def flags_for(
+    self, plan: training_plan.TrainingPlan, global_batch: int
+  ) -> list[str]:
+    """The flags that make as much of another global batch of `plan`'s data.
+
+    Args:
+      plan: that of these settings.
+      global_batch: records.
+    """
+    return [f"--global_batch_size={plan.examples(global_batch)}"]
 
   def loop(self, best_by: training_hooks.BestBy) -> train_loop.LoopConfig:
     """The part that the loop reads."""

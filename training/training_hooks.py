@@ -34,6 +34,11 @@ def tell(*lines: str, end: str = "\n") -> None:
     print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
 
 
+def shown(value: float | None, form: str) -> str:
+  """A number in a line for people; "-" if there is none."""
+  return "-" if value is None else format(value, form)
+
+
 def read_jsonl(path: str) -> list[dict]:
   """The objects of a .jsonl file; [] if there is none.
 
@@ -70,9 +75,11 @@ class BestBy(NamedTuple):
   higher: bool
 
   def score(self, results: dict) -> float:
-    """Of an evaluation; a higher one is better."""
-    total = sum(results[key] for key in self.keys)
-    return total if self.higher else -total
+    """Of an evaluation; a higher one is better, NaN is none."""
+    values = [results[key] for key in self.keys]
+    if None in values:
+      return math.nan
+    return sum(values) if self.higher else -sum(values)
 
 
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
@@ -315,7 +322,7 @@ class MetricsLog:
 
 
 def _line(report: dict) -> bytes:
-  return json.dumps(report).encode() + b"\n"
+  return json_files.text(report).encode() + b"\n"
 
 
 def _clock(seconds: float) -> str:
@@ -354,11 +361,12 @@ class Progress:
     done = step - self._first
     left = (now - self._start) / max(1, done) * (self._total - step)
     line = (
-      f"update {step:,}/{self._total:,}  loss {report['loss']:.3f}  "
+      f"update {step:,}/{self._total:,}  loss {shown(report['loss'], '.3f')}  "
       f"{self._headline(report)}  "
       f"lr {report['learning_rate']:.2e}  "
-      f"{report['examples_per_second']:.0f} examples/s  "
-      f"{report['tokens_per_second']:.0f} tokens/s  eta {_clock(left)}"
+      f"{shown(report['examples_per_second'], '.0f')} examples/s  "
+      f"{shown(report['tokens_per_second'], '.0f')} tokens/s  "
+      f"eta {_clock(left)}"
     )
     end = "\n" if not self._tty or step >= self._total else ""
     start = "\r\x1b[K" if self._tty else ""
@@ -389,13 +397,14 @@ def versions() -> dict:
 
 def speed_line(training: dict) -> str:
   """The closing line about speed, from `train_loop.train`'s result."""
+  number = lambda key, form: shown(training[key], form)
   return (
     f"trained {training['updates']:,} updates in {training['seconds']:.0f} s: "
-    f"{training['examples_per_second']:.1f} examples/s and "
-    f"{training['tokens_per_second']:.0f} tokens/s end to end, "
-    f"{training['steady_examples_per_second']:.1f} and "
-    f"{training['steady_tokens_per_second']:.0f} steady; "
-    f"{training['padding']:.1%} padding"
+    f"{number('examples_per_second', '.1f')} examples/s and "
+    f"{number('tokens_per_second', '.0f')} tokens/s end to end, "
+    f"{number('steady_examples_per_second', '.1f')} and "
+    f"{number('steady_tokens_per_second', '.0f')} steady; "
+    f"{number('padding', '.1%')} padding"
   )
 
 
@@ -424,6 +433,49 @@ def _runs(path: str) -> list[dict]:
   if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
     raise DataError(f"{path}: not a run's record; remove it")
   return found["runs"]
+
+
+def last_training(output_dir: str) -> dict | None:
+  """What run.json has of a run folder's newest training, if it has any.
+
+  Raises:
+    DataError: it is damaged.
+  """
+  path = os.path.join(output_dir, RUN_FILE)
+  for run in reversed(_runs(path) if os.path.exists(path) else []):
+    if run.get("plan"):  # an evaluation alone has none
+      return run
+  return None
+
+
+def changes_since(before: dict, flags: dict, plan) -> list[str]:
+  """How flags and plan differ from those of an earlier start.
+
+  Args:
+    before: of `last_training`.
+    flags: of this start, nested as in run.json.
+    plan: its `training_plan.TrainingPlan`.
+  """
+  old = _flat(before["flags"]) | _planned(before["plan"])
+  new = _flat(json_files.parse(json_files.text(flags)))
+  new |= _planned(dataclasses.asdict(plan))
+  return [
+    f"{name} {old[name]} -> {value}"
+    for name, value in new.items()
+    if name in old and old[name] != value
+  ]
+
+
+def _flat(flags: dict) -> dict:
+  """Flags by their names, without the groups that a config has them in."""
+  found = {}
+  for name, value in flags.items():
+    found |= _flat(value) if isinstance(value, dict) else {f"--{name}": value}
+  return found
+
+
+def _planned(plan: dict) -> dict:
+  return {n: plan[n] for n in ("ranks", "updates", "warmup_updates")}
 
 
 def trained_on(output_dir: str) -> list[str]:

@@ -8,6 +8,10 @@ Two ways to say it, never mixed:
     spread over any number of ranks, in as few micro-batches of at most
     `train_batch_size` as it takes; rows that are left over stay empty.
 
+An update is of one global batch from a run's start to its end: checkpoints
+count updates, and so does the learning rate's schedule. So a run is resumed on
+any ranks, but not with another global batch.
+
 Steps and the global batch are stated in examples; a micro-batch has records,
 which hold one example each unless they are packed. So a recipe is the same for
 packed records: as many examples an update, and in all.
@@ -152,17 +156,17 @@ def resolve(
     micro_batch=micro_batch,
     accumulation=accumulation,
     global_batch=global_batch,
-    updates=_rounded_up(num_train_steps / divisor),
-    warmup_updates=_rounded_up(num_warmup_steps / divisor),
+    updates=rounded_up(num_train_steps / divisor),
+    warmup_updates=rounded_up(num_warmup_steps / divisor),
     records=records,
     divisor=divisor,
     packing_factor=packing_factor,
   )
 
 
-def _rounded_up(updates: float) -> int:
+def rounded_up(updates: float) -> int:
   """Never fewer samples than were asked for, but for an error of rounding."""
-  return math.ceil(updates - 1e-6)
+  return math.ceil(updates * (1.0 - 1e-12))
 
 
 def _spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:

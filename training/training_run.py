@@ -123,12 +123,7 @@ def training_ops(
       ]
       return functools.reduce(tf.add, means), sums
 
-  schedule = config.schedule(
-    scale_peak(config.learning_rate, config.lr_scaling, data.size),
-    plan.updates,
-    plan.warmup_updates,
-    plan.divisor,
-  )
+  schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return optimization.build_train_ops(
     shares,
@@ -192,9 +187,7 @@ def run(
     checkpointer = checkpointing.Checkpointer(
       config.output_dir, comm, config.keep_checkpoints, commit, watchdog.moved
     )
-    train_loop.say(comm, *(parts.task.plan.lines() if parts.task else []))
-    if config.policy != mixed_precision.FP32:
-      train_loop.say(comm, f"precision: {config.policy.describe()}")
+    _say_plan(config, parts.task, comm)
     with (
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
@@ -289,46 +282,127 @@ def _start_or_resume(session, checkpointer, task, config, comm) -> int:
   """Gives the variables their values; returns the update they are from.
 
   Raises:
-    UserError: the checkpoint is from a run with another order of records (seed,
-      blocks) or other data; or there is none, or not all of it, and nothing is
-      trained.
+    UserError: the checkpoint is from a run of other updates than those of this
+      one; or there is none, or not all of it, and nothing is trained; or the
+      learning rate is 0.
   """
-  if not checkpointer.has_checkpoint():
-    if not (task or config.init_checkpoint):
-      raise UserError(
-        "nothing to evaluate: no checkpoint in --output_dir="
-        f"{config.output_dir} and no --init_checkpoint"
-      )
-    report = checkpointer.initialise(
-      session,
-      config.init_checkpoint,
-      schedule_start=task.state.schedule_start
-      if task and not config.rewarmup
-      else None,
-    )
-    if report:
-      train_loop.say(comm, *report.lines())
-      if report.missing and not task:
-        raise UserError(
-          f"--init_checkpoint={config.init_checkpoint} lacks "
-          f"{report.missing[0]} (of {len(report.missing)} variables): without "
-          "training they would be random. Train first (--do_train), or name a "
-          "checkpoint that has them"
-        )
-    return 0
-  path = checkpointer.resume(session)
+  resumes = checkpointer.has_checkpoint()
+  if resumes:
+    path = checkpointer.resume(session)
+    train_loop.say(comm, f"resumed {path}")
+  else:
+    _start(session, checkpointer, task, config, comm)
   step = int(session.run(tf.train.get_global_step()))
-  train_loop.say(comm, f"resumed {path}")
+  if task and resumes:
+    check_resumed(
+      config,
+      task.plan,
+      step,
+      int(session.run(task.state.samples_seen)),
+      task.state.orders(session),
+    )
+    if comm.is_root:
+      _tell_changes(config, task.plan)
   if task:
-    made, here = task.state.orders(session)
-    if made != here:
-      raise UserError(
-        f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
-        f"{_data_settings(here)}. Use the same to go on with it, or start a "
-        "new run in another --output_dir (with --init_checkpoint to keep the "
-        "weights)"
+    before = int(session.run(task.state.schedule_start))
+    schedule = config.planned_schedule(task.plan)
+    schedule.check_trains(step, before)
+    zero = schedule.zero_from(before)
+    if zero is not None:
+      train_loop.say(
+        comm,
+        f"the learning rate is 0 from update {zero:,} on: its schedule of "
+        f"{schedule.total:,} updates counts {before:,} of --init_checkpoint",
       )
   return step
+
+
+def _start(session, checkpointer, task, config, comm) -> None:
+  """Gives the variables the values that a new run has."""
+  if not (task or config.init_checkpoint):
+    raise UserError(
+      "nothing to evaluate: no checkpoint in --output_dir="
+      f"{config.output_dir} and no --init_checkpoint"
+    )
+  report = checkpointer.initialise(
+    session,
+    config.init_checkpoint,
+    schedule_start=task.state.schedule_start
+    if task and not config.rewarmup
+    else None,
+  )
+  if report:
+    train_loop.say(comm, *report.lines())
+    if report.missing and not task:
+      raise UserError(
+        f"--init_checkpoint={config.init_checkpoint} lacks "
+        f"{report.missing[0]} (of {len(report.missing)} variables): without "
+        "training they would be random. Train first (--do_train), or name a "
+        "checkpoint that has them"
+      )
+
+
+def check_resumed(config, plan, step: int, samples: int, orders) -> None:
+  """Raises `UserError` if the updates of a run were not those of `plan`.
+
+  Args:
+    config: a `run_config.RunConfig`.
+    plan: its `training_plan.TrainingPlan`.
+    step: updates that the run has made.
+    samples: records that they saw.
+    orders: the `record_order.Order` that they were in, and this run's.
+  """
+  made, here = orders
+  if made != here:
+    raise UserError(
+      f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
+      f"{_data_settings(here)}. Use the same to resume it, or start a "
+      "new run in another --output_dir (with --init_checkpoint to keep the "
+      "weights)"
+    )
+  batch, rest = divmod(samples, step) if step else (plan.global_batch, 0)
+  if rest or batch != plan.global_batch:
+    remedy = ""
+    if not rest:
+      remedy = f"to resume it give {' '.join(config.flags_for(plan, batch))}"
+      if config.num_accumulation_steps:
+        remedy += " and leave out --num_accumulation_steps"
+      remedy += "; or "
+    raise UserError(
+      f"{config.output_dir} holds a run of {step:,} updates of "
+      f"{samples / step:g} records each; this is {plan.lines()[0]}. Updates "
+      "and the learning rate's schedule count global batches, so a run keeps "
+      f"its own: {remedy}start a new run in another --output_dir (with "
+      "--init_checkpoint to keep the weights)"
+    )
+  if step > plan.updates:
+    raise UserError(
+      f"{config.output_dir} holds a run of {step:,} updates, more than the "
+      f"{plan.updates:,} of this plan: give more {config.length_flag} to "
+      "resume it, or leave out --do_train"
+    )
+
+
+def _tell_changes(config, plan) -> None:
+  """Says what is not as it was when this folder's run last started.
+
+  Raises:
+    UserError: the learning rate would change though no flag says so.
+  """
+  before = training_hooks.last_training(config.output_dir)
+  if before is None:
+    return
+  scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
+  if scaling == config.lr_scaling != "none" and ranks != plan.ranks:
+    peak = scale_peak(before["flags"]["learning_rate"], scaling, ranks)
+    raise UserError(
+      f"--lr_scaling={scaling}: {config.output_dir} holds a run of {ranks} "
+      f"ranks, these are {plan.ranks}, so its learning rate would change. To "
+      f"resume it as it was give --lr_scaling=none --learning_rate={peak!r}"
+    )
+  changes = training_hooks.changes_since(before, config.as_dict(), plan)
+  if changes:
+    training_hooks.tell(f"changed since its last start: {', '.join(changes)}")
 
 
 def _data_settings(order: record_order.Order) -> str:
@@ -336,6 +410,12 @@ def _data_settings(order: record_order.Order) -> str:
     f"--seed={order.seed} and --shuffle_block_records={order.block} on "
     f"{order.count} records"
   )
+
+
+def _say_plan(config, task, comm) -> None:
+  train_loop.say(comm, *(task.plan.lines() if task else []))
+  if config.policy != mixed_precision.FP32:
+    train_loop.say(comm, f"precision: {config.policy.describe()}")
 
 
 def _write_run_folder(config, parts) -> None:
