@@ -47,10 +47,6 @@ def report(summary: creation.Summary) -> str:
     ("files", f"{len(manifest.files)}, {manifest.files[0].name} ..."),
     ("manifest", summary.manifest_path),
   ]
-  if c["bad_lines"]:
-    rows.insert(
-      3, ("not UTF-8", f"bytes dropped from {c['bad_lines']:,} lines")
-    )
   if summary.kept:
     rows.append(("kept", summary.kept))
   if not manifest.settings["prose"] and c["tokens"] > 80 * c["sentences"]:
@@ -88,6 +84,12 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
     "text_field", "text", "The field of a .jsonl record that holds its text."
+  )
+  flags.DEFINE_string(
+    "encoding",
+    "utf-8",
+    "The text's encoding, any of Python's. Bytes that are not in it are an "
+    "error.",
   )
   flags.DEFINE_string("vocab_file", None, "WordPiece vocabulary (vocab.txt).")
   flags.DEFINE_string(

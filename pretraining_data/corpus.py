@@ -95,12 +95,11 @@ class Chunk:
     self.lengths = array.array("i")  # of sentences
     # Sentences before which a document begins; may be the number of sentences.
     self.breaks = array.array("q")
-    self.bytes = self.bad_lines = self.bytes_on_disk = 0
+    self.bytes = self.bytes_on_disk = 0
 
   def add(self, batch, tokenizer, mark_words: bool) -> None:
     """Tokenizes a `text_files.Batch`."""
     self.bytes += batch.bytes
-    self.bad_lines += batch.bad_lines
     self.bytes_on_disk += batch.bytes_on_disk
     if mark_words:
       words = tokenizer.encode_words(batch.sentences)
@@ -129,7 +128,7 @@ class Chunk:
         tokens=np.concatenate([np.zeros(0, self._dtype), *self._tokens]),
         lengths=np.array(self.lengths, np.int32),
         breaks=np.array(self.breaks, np.int64),
-        read=np.array([self.bytes, self.bad_lines, self.bytes_on_disk]),
+        read=np.array([self.bytes, self.bytes_on_disk]),
       )
     os.replace(path + ".tmp", path)
 
@@ -174,7 +173,6 @@ class CorpusCounts:
   sentences: int
   tokens: int
   unknown_tokens: int
-  bad_lines: int  # lines with bytes that are not UTF-8, which were dropped
   text_bytes: int
   unigram_entropy: float  # nats, of the token distribution
 
@@ -198,7 +196,6 @@ class _Journal:
   # Whether the next sentence begins a document. Blank lines in a row, at the
   # start or at the end make none.
   at_break: bool = True
-  bad_lines: int = 0
   text_bytes: int = 0
   bytes_on_disk: int = 0
 
@@ -266,7 +263,7 @@ class StoreWriter:
     with np.load(path, allow_pickle=False) as chunk:
       tokens, lengths = chunk["tokens"], chunk["lengths"]
       starts = np.unique(chunk["breaks"])
-      text_bytes, bad_lines, bytes_on_disk = chunk["read"].tolist()
+      text_bytes, bytes_on_disk = chunk["read"].tolist()
     if j.at_break:
       starts = np.union1d(starts, [0])
     inside = starts[starts < len(lengths)]
@@ -280,7 +277,6 @@ class StoreWriter:
     j.documents += len(inside)
     j.text_bytes += text_bytes
     j.bytes_on_disk += bytes_on_disk
-    j.bad_lines += bad_lines
     j.chunk += 1
     self._write_journal()
     os.unlink(path)
@@ -318,7 +314,6 @@ class StoreWriter:
       sentences=j.sentences,
       tokens=j.tokens,
       unknown_tokens=int(counts[unk_id]),
-      bad_lines=j.bad_lines,
       text_bytes=j.text_bytes,
       unigram_entropy=entropy(counts),
     )

@@ -58,6 +58,7 @@ class Settings:
   dynamic_masks: bool = False
   prose: str = ""
   text_field: str = "text"
+  encoding: str = "utf-8"
   num_shards: int | None = None  # None: by the size of the corpus
   num_workers: int | None = None  # None: all cores; never decides the bytes
 
@@ -88,7 +89,7 @@ class Settings:
     paths = self.output_paths
     names = [os.path.basename(path) for path in paths]
     self._check(bool(paths) and all(names), "output_file", "a file name")
-    text_files.TextFormat(self.prose, self.text_field)  # raises, if it must
+    _ = self.text  # raises, if it must
     self._check(
       len(set(paths)) == len(paths)
       and len({os.path.dirname(os.path.abspath(p)) for p in paths}) == 1,
@@ -114,7 +115,7 @@ class Settings:
 
   @property
   def text(self) -> text_files.TextFormat:
-    return text_files.TextFormat(self.prose, self.text_field)
+    return text_files.TextFormat(self.prose, self.text_field, self.encoding)
 
   @property
   def output_paths(self) -> list[str]:
@@ -184,7 +185,7 @@ def create(
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
   _check_apart(paths, settings)
-  pieces = text_files.split_into_pieces(paths)
+  pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings)
   os.makedirs(settings.folder, exist_ok=True)
   plan = _plan(settings, paths, info)
