@@ -47,6 +47,9 @@ def report(summary: creation.Summary) -> str:
     ("files", f"{len(manifest.files)}, {manifest.files[0].name} ..."),
     ("manifest", summary.manifest_path),
   ]
+  if c["cut_documents"]:
+    note = f"{c['cut_documents']:,}, longer than a block, into several each"
+    rows.append(("cut documents", note))
   if summary.kept:
     rows.append(("kept", summary.kept))
   if not manifest.settings["prose"] and c["tokens"] > 80 * c["sentences"]:

@@ -356,8 +356,8 @@ def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
   Raises:
     DataError: it is not UTF-8, or has a NUL.
   """
-  nul = line.find(b"\0")
-  if nul >= 0:
+  if b"\0" in line:
+    nul = line.index(b"\0")
     end = "le" if (place + nul) % 2 else "be"
     raise errors.DataError(
       f"{_where(piece, text, place + nul)}: a NUL character, which no text "

@@ -29,6 +29,8 @@ import tokenization
 import train_tokenizer
 from benchmarks import fuzz, fuzz_readers
 from errors import DataError, UserError
+from finetuning import squad
+from huggingface import model_config
 from model import bert_config
 from pretraining_data import (
   creation,
@@ -181,6 +183,23 @@ def test_bad_json_is_refused_wherever_it_stands(tmp_path, text, words):
   ):
     with pytest.raises(ValueError, match=f"bad.json.*{words}"):
       read(str(path))
+
+
+def test_a_users_own_file_is_not_called_damaged(tmp_path):
+  """Only of files that the project wrote itself."""
+  path = tmp_path / "train-v1.1.json"
+  path.write_text('{"data": [')
+  for read in (
+    json_files.read,
+    lambda path: squad.read_squad(path, False, True),
+    lambda path: model_config.read_config(os.path.dirname(path)),
+  ):
+    (tmp_path / "config.json").write_text('{"a"')
+    with pytest.raises(DataError, match="json: not readable as JSON") as e:
+      read(str(path))
+    assert "damaged" not in str(e.value) and "remove" not in str(e.value)
+  with pytest.raises(DataError, match="JSON: .*: it is damaged; do this"):
+    json_files.read_own(str(path), "do this")
 
 
 # -----------------------------------------------------------------------------
