@@ -9,7 +9,8 @@ writes records/train-00000-of-00004.tfrecord ... with an index beside each, and
 records/train.manifest.json. Flags, instances and masks are google/bert's.
 
 The bytes do not depend on the number of workers or machines, and memory does
-not depend on the size of the text. Work in progress is in
+not depend on the size of the text: a document longer than a block of records is
+cut into several. Work in progress is in
 records/train.unfinished; the same command goes on with it when it was stopped.
 """
 
@@ -76,7 +77,8 @@ def define_flags() -> None:
     "output_file",
     None,
     "Record file to write. With several shards NAME.EXT becomes "
-    "NAME-00000-of-00004.EXT ...; a comma-separated list gives exact names.",
+    "NAME-00000-of-00004.EXT ...; a comma-separated list gives exact names. "
+    "Data sets in one folder must differ in NAME.",
     required=True,
   )
   flags.DEFINE_string(
