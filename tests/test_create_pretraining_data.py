@@ -520,6 +520,23 @@ def test_vocabulary_without_special_tokens(tmp_path, texts):
     creation.create(settings_of(tmp_path, texts, str(bad)))
 
 
+def test_text_of_another_encoding(tmp_path, letters):
+  text = "a b c\n\nd e f\n\né\n"
+  (tmp_path / "t.txt").write_bytes(text.encode())
+  (tmp_path / "u.txt").write_bytes(text.encode("utf-16"))
+  make = lambda name, **changes: creation.create(
+    settings_of(tmp_path, f"{tmp_path}/{name}", letters, **changes)
+  )
+  want, made = make("t.txt"), contents(tmp_path / "out")
+  assert want.manifest.settings["encoding"] == "utf-8"
+  with pytest.raises(records.DataError, match=r"u\.txt: line 1, byte 0: the"):
+    make("u.txt")
+  got = make("u.txt", encoding="utf-16")
+  assert got.manifest.settings["encoding"] == "utf-16" and got == want
+  del made["train.manifest.json"]
+  assert contents(tmp_path / "out").items() > made.items()
+
+
 def test_input_is_not_overwritten(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("a\n\nb\n")
