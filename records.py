@@ -299,16 +299,15 @@ class Manifest:
 def _is_ours(path: str) -> bool:
   """Whether a file may be a manifest of ours.
 
-  It is not if it is whole JSON of another kind: other programs have manifests,
-  too. What is damaged may be ours.
+  It is not if it is a JSON object with none of our parts: other programs have
+  manifests, too. Anything else may be ours, and damaged.
   """
   try:
     found = json_files.read(path)
   except DataError:
     return True
-  return isinstance(found, dict) and not {"files", "tokenizer"}.isdisjoint(
-    found
-  )
+  ours = {"files", "tokenizer"}
+  return not isinstance(found, dict) or not ours.isdisjoint(found)
 
 
 def find_manifests(

@@ -104,7 +104,6 @@ def test_manifest_that_is_no_json(tmp_path):
 
 def test_a_manifest_of_another_program_is_let_be(tmp_path):
   (tmp_path / "app.manifest.json").write_text('{"name": "app", "version": 2}')
-  (tmp_path / "list.manifest.json").write_text("[1]")
   assert records.find_manifest(str(tmp_path / "x.tfrecord")) is None
   MANIFEST.save(str(tmp_path / "x.manifest.json"))
   assert records.find_manifest(str(tmp_path / "x.tfrecord"))[1] == MANIFEST
