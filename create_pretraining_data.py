@@ -9,7 +9,8 @@ writes records/train-00000-of-00004.tfrecord ... with an index beside each, and
 records/train.manifest.json. Flags, instances and masks are google/bert's.
 
 The bytes do not depend on the number of workers or machines, and memory does
-not depend on the size of the text. Work in progress is in
+not depend on the size of the text: a document longer than a block of records is
+cut into several. Work in progress is in
 records/train.unfinished; the same command goes on with it when it was stopped.
 """
 
@@ -47,10 +48,9 @@ def report(summary: creation.Summary) -> str:
     ("files", f"{len(manifest.files)}, {manifest.files[0].name} ..."),
     ("manifest", summary.manifest_path),
   ]
-  if c["bad_lines"]:
-    rows.insert(
-      3, ("not UTF-8", f"bytes dropped from {c['bad_lines']:,} lines")
-    )
+  if c["cut_documents"]:
+    note = f"{c['cut_documents']:,}, longer than a block, into several each"
+    rows.append(("cut documents", note))
   if summary.kept:
     rows.append(("kept", summary.kept))
   if not manifest.settings["prose"] and c["tokens"] > 80 * c["sentences"]:
@@ -77,7 +77,8 @@ def define_flags() -> None:
     "output_file",
     None,
     "Record file to write. With several shards NAME.EXT becomes "
-    "NAME-00000-of-00004.EXT ...; a comma-separated list gives exact names.",
+    "NAME-00000-of-00004.EXT ...; a comma-separated list gives exact names. "
+    "Data sets in one folder must differ in NAME.",
     required=True,
   )
   flags.DEFINE_string(
@@ -88,6 +89,12 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
     "text_field", "text", "The field of a .jsonl record that holds its text."
+  )
+  flags.DEFINE_string(
+    "encoding",
+    "utf-8",
+    "The text's encoding, any of Python's. Bytes that are not in it are an "
+    "error.",
   )
   flags.DEFINE_string("vocab_file", None, "WordPiece vocabulary (vocab.txt).")
   flags.DEFINE_string(

@@ -40,19 +40,33 @@ def _no_number(name: str):
 
 
 def read(path: str):
-  """The value of a file.
+  """The value of a file, which may be the user's own.
 
   Raises:
-    DataError: it is damaged.
+    DataError: it is no JSON.
     OSError: it cannot be read.
   """
   try:
     with open(path, "rb") as f:
       return parse(f.read())
   except ValueError as e:
-    raise DataError(
-      f"{path}: damaged ({e}); remove it, or its folder, and start again"
-    ) from e
+    raise DataError(f"{path}: not readable as JSON: {e}") from e
+
+
+def read_own(path: str, remedy: str):
+  """The value of a file that `write` wrote.
+
+  Args:
+    remedy: what the user can do if it is damaged.
+
+  Raises:
+    DataError: it is damaged.
+    OSError: it cannot be read.
+  """
+  try:
+    return read(path)
+  except DataError as e:
+    raise DataError(f"{e}: it is damaged; {remedy}") from e
 
 
 def text(value, indent: int | None = None) -> str:

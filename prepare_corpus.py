@@ -51,6 +51,7 @@ class CorpusSettings:
   heldout_fraction: float = 0.05
   language: str = "en"
   text_field: str = "text"
+  encoding: str = "utf-8"
   cache_dir: str = ".build/downloads"
 
   def __post_init__(self):
@@ -62,6 +63,13 @@ class CorpusSettings:
       raise errors.DataError(
         f"--language={self.language}: must be an ISO 639-1 code, as en or zh"
       )
+    _ = self.text  # raises, if it must
+
+  @property
+  def text(self) -> text_files.TextFormat:
+    return text_files.TextFormat(
+      text_field=self.text_field, encoding=self.encoding
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +128,10 @@ def wikipedia_documents(wheel: str) -> Iterator[Document]:
     yield article["extract"].splitlines()
 
 
-def text_documents(paths: Iterable[str], text_field: str) -> Iterator[Document]:
+def text_documents(
+  paths: Iterable[str], text: text_files.TextFormat
+) -> Iterator[Document]:
   """Lines between blank lines or file ends, or JSON records, as documents."""
-  text = text_files.TextFormat(text_field=text_field)
   for path in paths:
     lines = []
     for line in text_files.read_lines([path], text):
@@ -204,7 +213,7 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   notes = []
   if settings.corpus:
     raw = text_documents(
-      records.expand_patterns(settings.corpus), settings.text_field
+      records.expand_patterns(settings.corpus), settings.text
     )
   else:
     raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
@@ -262,6 +271,12 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
     "text_field", "text", "The field of a .jsonl record that holds its text."
+  )
+  flags.DEFINE_string(
+    "encoding",
+    "utf-8",
+    "The text's encoding, any of Python's. Bytes that are not in it are an "
+    "error.",
   )
   flags.DEFINE_string(
     "output_dir", None, "Where train.txt and heldout.txt go.", required=True

@@ -61,8 +61,8 @@ def define_flags() -> None:
   tf.flags.DEFINE_string(
     "corpus",
     "",
-    "Glob of your text files (quoted), blank lines between documents; empty: "
-    "English Wikipedia leads.",
+    "Names and globs of your text files (quoted), blank lines between "
+    "documents; empty: English Wikipedia leads.",
   )
   tf.flags.DEFINE_string(
     "output_dir",
@@ -90,10 +90,12 @@ class Paths:
     self.heldout_text = inside("corpus", "heldout.txt")
     self.vocab = inside("vocab.txt")
     self.train_records = inside("records", "train.tfrecord")
-    self.train_shards = inside("records", "train*.tfrecord")
+    # Globs: the folder's own name is none.
+    shards = os.path.join(glob.escape(root), "records")
+    self.train_shards = os.path.join(shards, "train*.tfrecord")
     self.train_manifest = inside("records", "train.manifest.json")
     self.heldout_records = inside("records", "heldout.tfrecord")
-    self.heldout_shards = inside("records", "heldout*.tfrecord")
+    self.heldout_shards = os.path.join(shards, "heldout*.tfrecord")
     self.heldout_manifest = inside("records", "heldout.manifest.json")
     self.config = inside("bert_config.json")
     self.pretrain = inside("pretrain")
@@ -133,10 +135,8 @@ def check_source(paths: Paths, corpus: str) -> None:
   """One folder, one corpus: raises `UserError` if the text has changed."""
   files = [
     [path, os.path.getsize(path), int(os.path.getmtime(path))]
-    for path in sorted(glob.glob(corpus))
+    for path in (records.expand_patterns(corpus) if corpus else ())
   ]
-  if corpus and not files:
-    raise UserError(f"--corpus={corpus}: no such file (is the glob quoted?)")
   source = {"corpus": corpus, "files": files}
   if os.path.exists(paths.source):
     with open(paths.source, encoding="utf-8") as f:

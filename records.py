@@ -56,7 +56,8 @@ from pretraining_data import (
 
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"
-_NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # what lies beside them
+NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # what lies beside them
+_MOST_COMMAS = 32  # in a file's name
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 
 # -----------------------------------------------------------------------------
@@ -295,6 +296,20 @@ class Manifest:
       yield "counts.examples", count <= examples <= most
 
 
+def _is_ours(path: str) -> bool:
+  """Whether a file may be a manifest of ours.
+
+  It is not if it is a JSON object with none of our parts: other programs have
+  manifests, too. Anything else may be ours, and damaged.
+  """
+  try:
+    found = json_files.read(path)
+  except DataError:
+    return True
+  ours = {"files", "tokenizer"}
+  return not isinstance(found, dict) or not ours.isdisjoint(found)
+
+
 def find_manifests(
   record_paths: Sequence[str],
 ) -> dict[str, tuple[str, Manifest]]:
@@ -313,6 +328,8 @@ def find_manifests(
     for manifest_path in sorted(glob.glob(pattern)):
       if not paths:
         break
+      if not _is_ours(manifest_path):
+        continue
       manifest = Manifest.load(manifest_path)
       for info in manifest.files:
         if info.name in paths:
@@ -329,25 +346,68 @@ def expand_patterns(patterns: str) -> list[str]:
   """Files of a comma-separated list of names and globs, sorted, once each.
 
   The order matters (a record's number is its place in it), so it is a function
-  of the names alone. Index and manifest files that a broad glob catches are
-  left out.
+  of the names alone. A file of exactly such a name is taken before the name is
+  read as a list or as a glob, and the longer name before the shorter. Index and
+  manifest files that a broad glob catches are left out.
 
   Raises:
     DataError: a name or pattern matches no file.
   """
-  paths: list[str] = []
-  for pattern in filter(None, (p.strip() for p in patterns.split(","))):
-    found = [
-      p
-      for p in glob.glob(pattern)
-      if not p.endswith(_NO_RECORDS) and os.path.isfile(p)
-    ]
-    if not found:
-      raise DataError(f"{pattern}: no such file (from {patterns!r})")
+  if os.path.isfile(patterns):
+    return [patterns]
+  paths, parts = [], patterns.split(",")
+  while parts:
+    names = itertools.accumulate(parts[:_MOST_COMMAS], "{},{}".format)
+    names = [name.strip() for name in names]
+    count, found = _first_files(names)
+    if names[0] and not found:
+      raise DataError(f"{_none_such(names[0])} (from {patterns!r})")
     paths.extend(found)
+    parts = parts[count:]
   if not paths:
     raise DataError(f"no input files in {patterns!r}")
   return sorted(set(paths))
+
+
+def _first_files(names: list[str]) -> tuple[int, list[str]]:
+  """What a list begins with: (how many of its parts that is, the files).
+
+  Args:
+    names: the first part, the first two with the comma between, ...
+  """
+  for count in range(len(names), 0, -1):
+    if os.path.isfile(names[count - 1]):
+      return count, [names[count - 1]]
+  for count, name in enumerate(names, 1):
+    if found := _matches(name):
+      return count, found
+  return 1, []
+
+
+def _matches(pattern: str) -> list[str]:
+  """Files of a glob, without those that lie beside records.
+
+  They are left out unless it ends as they do.
+  """
+  other = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
+  return [
+    path
+    for path in glob.glob(pattern)
+    if not path.endswith(other) and os.path.isfile(path)
+  ]
+
+
+def _none_such(pattern: str) -> str:
+  """Why a pattern gives no file."""
+  found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
+  if not found:
+    return f"{pattern}: no such file"
+  if os.path.isdir(found[0]):
+    return f"{found[0]}: a folder, no file: name the files in it, as by a glob"
+  return (
+    f"{pattern}: of its {len(found)} files, such as {found[0]}, none is taken "
+    f"({', '.join(NO_RECORDS)} lie beside records): name it exactly"
+  )
 
 
 # -----------------------------------------------------------------------------
@@ -436,8 +496,9 @@ def define_flags() -> None:
 def main(argv) -> None:
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
-  names = [name for name in argv[1:] if not name.endswith(_NO_RECORDS)]
-  paths = expand_patterns(",".join(names))
+  # A shell's own globs catch what lies beside records, too.
+  names = [name for name in argv[1:] if not name.endswith(NO_RECORDS)]
+  paths = sorted({p for n in names or argv[1:] for p in expand_patterns(n)})
   found = find_manifests(paths)
   data_sets = collections.defaultdict(list)
   for path in paths:

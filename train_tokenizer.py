@@ -205,6 +205,12 @@ def _define_flags() -> None:
     "text_field", "text", "The field of a .jsonl record that holds its text."
   )
   flags.DEFINE_string(
+    "encoding",
+    "utf-8",
+    "The text's encoding, any of Python's. Bytes that are not in it are an "
+    "error.",
+  )
+  flags.DEFINE_string(
     "output_file", None, "vocab.txt or the model file to write.", required=True
   )
   flags.DEFINE_integer(
@@ -229,7 +235,7 @@ def main(_) -> None:
   size = train[args.tokenizer](
     text_files.read_lines(
       records.expand_patterns(args.input_file),
-      text_files.TextFormat(text_field=args.text_field),
+      text_files.TextFormat(text_field=args.text_field, encoding=args.encoding),
     ),
     args.output_file,
     args.vocab_size,

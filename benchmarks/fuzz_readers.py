@@ -1228,7 +1228,6 @@ _TEXT = (
   "今天天气好。我去北京。\n"
   "a b c\n\nthe cats\nsat sitting on mats\n\n\nthe end, of\nthis document\n"
 ) * 3
-_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _ODD = (
   b"\0", b"\0" * 100, b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80",
   b"\xc0\x80",
@@ -1238,6 +1237,14 @@ _ODD = (
   "\u202e".encode(), "Σ".encode(), "İ".encode(), "\U000e0001".encode(),
   b"a" * 3000, b"[MASK]", b"\n" * 300, b'"', "가".encode() * 50, "ẞ".encode(),
 )  # fmt: skip
+
+
+def is_utf8(data: bytes) -> bool:
+  """Whether it is text in UTF-8."""
+  try:
+    return "\0" not in data.decode()
+  except UnicodeDecodeError:
+    return False
 
 
 def odd_text(rng) -> bytes:
@@ -1336,8 +1343,8 @@ class Text(Reader):
     lines, ids = result
     if self.content is None:
       return "not whole"
-    if self.content.startswith(_BOMS):
-      return "UTF-16"
+    if not is_utf8(self.content):
+      return "not UTF-8"
     if ".jsonl" in self.name:
       want = self._documents()
       if want is None:
@@ -1346,7 +1353,7 @@ class Text(Reader):
       text = self.content.split(b"\n")
       if not text[-1]:
         text.pop()
-      want = [line.decode("utf-8", "ignore").strip() for line in text]
+      want = [line.decode().strip() for line in text]
       if want:
         want[0] = want[0].removeprefix("\ufeff").strip()
     if not self.prose and lines != want:
@@ -1366,8 +1373,8 @@ class Text(Reader):
       if not line.strip():
         continue
       try:
-        text = line.decode("utf-8", "ignore").strip().removeprefix("\ufeff")
-        value = json.loads(text)["text"]
+        text = line.decode().strip().removeprefix("\ufeff")
+        value = json.loads(text)["text"].replace("\0", "")
         value = value.encode("utf-8", "ignore").decode()
       except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
@@ -1405,8 +1412,8 @@ class Create(Text):
     summary, out = result
     if self.content is None:
       return "not whole"
-    if self.content.startswith(_BOMS):
-      return "UTF-16"
+    if not is_utf8(self.content):
+      return "not UTF-8"
     vocab_size = self.encoder.vocab_size
     count = 0
     for name in os.listdir(out):
@@ -1458,8 +1465,8 @@ class TrainTokenizer(Text):
   def wrong(self, result):
     if self.content is None:
       return "not whole"
-    if self.content.startswith(_BOMS):
-      return "UTF-16"
+    if not is_utf8(self.content):
+      return "not UTF-8"
     if self.what == "corpus":
       return "" if min(result.documents) >= 2 else "too few documents"
     made = self.path("made")

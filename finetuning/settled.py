@@ -23,11 +23,12 @@ def saved_task(output_dir: str) -> dict:
   path = os.path.join(output_dir or "", TASK_FILE)
   if not os.path.exists(path):
     return {}
-  found = json_files.read(path)
+  remedy = "move it away, or give another folder"
+  found = json_files.read_own(path, remedy)
   if not isinstance(found, dict) or not all(
     isinstance(found.get(name, {}), dict) for name in ("columns", "vocabulary")
   ):
-    raise DataError(f"{path}: not a task's description; remove it")
+    raise DataError(f"{path}: not a task's description; {remedy}")
   return found
 
 

@@ -95,12 +95,11 @@ class Chunk:
     self.lengths = array.array("i")  # of sentences
     # Sentences before which a document begins; may be the number of sentences.
     self.breaks = array.array("q")
-    self.bytes = self.bad_lines = self.bytes_on_disk = 0
+    self.bytes = self.bytes_on_disk = 0
 
   def add(self, batch, tokenizer, mark_words: bool) -> None:
     """Tokenizes a `text_files.Batch`."""
     self.bytes += batch.bytes
-    self.bad_lines += batch.bad_lines
     self.bytes_on_disk += batch.bytes_on_disk
     if mark_words:
       words = tokenizer.encode_words(batch.sentences)
@@ -129,7 +128,7 @@ class Chunk:
         tokens=np.concatenate([np.zeros(0, self._dtype), *self._tokens]),
         lengths=np.array(self.lengths, np.int32),
         breaks=np.array(self.breaks, np.int64),
-        read=np.array([self.bytes, self.bad_lines, self.bytes_on_disk]),
+        read=np.array([self.bytes, self.bytes_on_disk]),
       )
     os.replace(path + ".tmp", path)
 
@@ -162,8 +161,13 @@ def tokenize_piece(task: PieceTask) -> None:
 # -----------------------------------------------------------------------------
 
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens", "sentences.i64", "documents.i64"
+_STARTS = "starts.i64"  # of the text's documents, before long ones are cut
 _JOURNAL, _COUNTS = "journal.json", "counts.json"
+# The work is thrown away when this is said (unfinished.py).
+_REMEDY = "start the same command again"
 _SCAN = 1 << 22  # tokens counted at once
+_SCAN_DOCUMENTS = 1 << 18
+_PARTS = 8  # of a block, that a document longer than a block is cut into
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +175,10 @@ class CorpusCounts:
   """What a corpus holds."""
 
   documents: int
+  cut_documents: int  # of those, longer than a block
   sentences: int
   tokens: int
   unknown_tokens: int
-  bad_lines: int  # lines with bytes that are not UTF-8, which were dropped
   text_bytes: int
   unigram_entropy: float  # nats, of the token distribution
 
@@ -198,7 +202,6 @@ class _Journal:
   # Whether the next sentence begins a document. Blank lines in a row, at the
   # start or at the end make none.
   at_break: bool = True
-  bad_lines: int = 0
   text_bytes: int = 0
   bytes_on_disk: int = 0
 
@@ -217,15 +220,15 @@ class StoreWriter:
     path = os.path.join(folder, _JOURNAL)
     self._journal = _Journal()
     if os.path.exists(path):
-      self._journal = _Journal(**json_files.read(path))
+      self._journal = _Journal(**json_files.read_own(path, _REMEDY))
     j = self._journal
     # What was written after the last entry of the journal goes.
-    self._tokens, self._sentences, self._documents = (
+    self._tokens, self._sentences, self._starts = (
       self._open(name, size)
       for name, size in (
         (_TOKENS, j.tokens * self._dtype.itemsize),
         (_SENTENCES, 8 * (j.sentences + 1) if j.sentences else 0),
-        (_DOCUMENTS, 8 * j.documents),
+        (_STARTS, 8 * j.documents),
       )
     )
     if not j.sentences:
@@ -244,7 +247,7 @@ class StoreWriter:
     return self
 
   def __exit__(self, *_) -> None:
-    for f in (self._tokens, self._sentences, self._documents):
+    for f in (self._tokens, self._sentences, self._starts):
       f.close()
 
   @property
@@ -266,7 +269,7 @@ class StoreWriter:
     with np.load(path, allow_pickle=False) as chunk:
       tokens, lengths = chunk["tokens"], chunk["lengths"]
       starts = np.unique(chunk["breaks"])
-      text_bytes, bad_lines, bytes_on_disk = chunk["read"].tolist()
+      text_bytes, bytes_on_disk = chunk["read"].tolist()
     if j.at_break:
       starts = np.union1d(starts, [0])
     inside = starts[starts < len(lengths)]
@@ -274,13 +277,12 @@ class StoreWriter:
     ends = j.tokens + np.cumsum(lengths, dtype=np.int64)
     self._tokens.write(tokens.tobytes())
     self._sentences.write(ends.tobytes())
-    self._documents.write((inside + j.sentences).astype(np.int64).tobytes())
+    self._starts.write((inside + j.sentences).astype(np.int64).tobytes())
     j.tokens += len(tokens)
     j.sentences += len(lengths)
     j.documents += len(inside)
     j.text_bytes += text_bytes
     j.bytes_on_disk += bytes_on_disk
-    j.bad_lines += bad_lines
     j.chunk += 1
     self._write_journal()
     os.unlink(path)
@@ -292,17 +294,22 @@ class StoreWriter:
     self._write_journal()
 
   def _write_journal(self):
-    for f in (self._tokens, self._sentences, self._documents):
+    for f in (self._tokens, self._sentences, self._starts):
       f.flush()
     json_files.write(
       os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self._journal)
     )
 
-  def finish(self, unk_id: int) -> CorpusCounts:
+  def finish(self, unk_id: int, block_tokens: int) -> CorpusCounts:
     """Makes the store whole.
+
+    A document of more than `block_tokens` is cut into several, of about an
+    eighth of that, at ends of sentences: what makes shards holds at least a
+    document at a time.
 
     Args:
       unk_id: id of [UNK], for the count.
+      block_tokens: of a copy of the documents in a block.
 
     Raises:
       DataError: there is no sentence.
@@ -310,15 +317,16 @@ class StoreWriter:
     j = self._journal
     if not j.sentences:
       raise errors.DataError("the input holds no sentence: only blank lines")
-    self._documents.write(np.array([j.sentences]).astype(np.int64).tobytes())
-    self._documents.flush()
+    self._starts.write(np.array([j.sentences]).astype(np.int64).tobytes())
+    self._starts.flush()
+    cut_documents = self._write_documents(block_tokens)
     counts = self._token_counts()
     result = CorpusCounts(
       documents=j.documents,
+      cut_documents=cut_documents,
       sentences=j.sentences,
       tokens=j.tokens,
       unknown_tokens=int(counts[unk_id]),
-      bad_lines=j.bad_lines,
       text_bytes=j.text_bytes,
       unigram_entropy=entropy(counts),
     )
@@ -327,6 +335,27 @@ class StoreWriter:
       {**dataclasses.asdict(result), "vocab_size": self._vocab_size},
     )
     return result
+
+  def _write_documents(self, block_tokens):
+    """Writes where documents begin, long ones cut; returns how many are."""
+    starts, sentences = (
+      np.memmap(os.path.join(self.folder, name), np.int64, mode="r")
+      for name in (_STARTS, _SENTENCES)
+    )
+    cut = 0
+    with open(os.path.join(self.folder, _DOCUMENTS), "wb") as f:
+      for i in range(0, self._journal.documents, _SCAN_DOCUMENTS):
+        firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
+        long = np.flatnonzero(np.diff(sentences[firsts]) > block_tokens)
+        cuts = [
+          cut_places(sentences, *firsts[k : k + 2], block_tokens // _PARTS)
+          for k in long
+        ]
+        begins = np.sort(np.concatenate([firsts[:-1], *cuts]))
+        f.write(begins.tobytes())
+        cut += len(long)
+      f.write(starts[-1:].tobytes())
+    return cut
 
   def _token_counts(self):
     """int64 [vocab_size]."""
@@ -338,19 +367,37 @@ class StoreWriter:
     return counts
 
 
+def cut_places(
+  sentence_offsets: np.ndarray, first: int, last: int, size: int
+) -> np.ndarray:
+  """Where to cut a document into parts of about `size` tokens.
+
+  Args:
+    sentence_offsets: int64 [sentences + 1], into tokens.
+    first, last: its sentences (exclusive).
+
+  Returns:
+    int64 [parts - 1], ascending: sentences with which the others begin.
+  """
+  offsets = sentence_offsets[first : last + 1]
+  wanted = np.arange(offsets[0] + max(1, size), offsets[-1], max(1, size))
+  places = first + np.unique(np.searchsorted(offsets, wanted))
+  return places[places < last]
+
+
 def store_counts(folder: str) -> CorpusCounts | None:
   """What the store in a folder holds; None if it is not whole."""
   path = os.path.join(folder, _COUNTS)
   if not os.path.exists(path):
     return None
-  counts = json_files.read(path)
+  counts = json_files.read_own(path, _REMEDY)
   del counts["vocab_size"]
   return CorpusCounts(**counts)
 
 
 def open_store(folder: str) -> instances.Documents:
   """The documents of a whole store, memory-mapped."""
-  counts = json_files.read(os.path.join(folder, _COUNTS))
+  counts = json_files.read_own(os.path.join(folder, _COUNTS), _REMEDY)
 
   def load(name, dtype):
     # A plain view: indexing np.memmap itself is several times slower.

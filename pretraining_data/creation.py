@@ -28,6 +28,9 @@ from pretraining_data import (
 
 _BLOCK_BYTES = 16 << 20  # of records, about: a worker holds so many examples
 _MAX_DEFAULT_SHARDS = 4096
+# What lies beside records, here and in the folder of work in progress.
+_NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
+_SHARDS = "shards"  # the folder of those that are being made
 # More than anybody wants, and less than what only ends for lack of memory.
 _LARGEST = {
   "max_seq_length": 1 << 16,
@@ -58,6 +61,7 @@ class Settings:
   dynamic_masks: bool = False
   prose: str = ""
   text_field: str = "text"
+  encoding: str = "utf-8"
   num_shards: int | None = None  # None: by the size of the corpus
   num_workers: int | None = None  # None: all cores; never decides the bytes
 
@@ -85,10 +89,15 @@ class Settings:
     for name in ("num_shards", "num_workers"):
       value = getattr(self, name)
       self._check(value is None or value >= 1, name, "at least 1")
-    paths = self.output_paths
-    names = [os.path.basename(path) for path in paths]
+    paths, names = self.output_paths, self.output_names
     self._check(bool(paths) and all(names), "output_file", "a file name")
-    text_files.TextFormat(self.prose, self.text_field)  # raises, if it must
+    self._check(
+      not any(name.endswith(_NO_RECORDS) for name in names),
+      "output_file",
+      f"no name that ends in {', '.join(_NO_RECORDS)}: so end the names of "
+      "what lies beside records",
+    )
+    _ = self.text  # raises, if it must
     self._check(
       len(set(paths)) == len(paths)
       and len({os.path.dirname(os.path.abspath(p)) for p in paths}) == 1,
@@ -114,12 +123,17 @@ class Settings:
 
   @property
   def text(self) -> text_files.TextFormat:
-    return text_files.TextFormat(self.prose, self.text_field)
+    return text_files.TextFormat(self.prose, self.text_field, self.encoding)
 
   @property
   def output_paths(self) -> list[str]:
     """The names in --output_file."""
-    return [p.strip() for p in self.output_file.split(",") if p.strip()]
+    return _listed(self.output_file)
+
+  @property
+  def output_names(self) -> list[str]:
+    """Those in --output_file, without folder."""
+    return [os.path.basename(path) for path in self.output_paths]
 
   @property
   def folder(self) -> str:
@@ -140,7 +154,7 @@ class Settings:
 
   def shard_names(self, num_shards: int) -> list[str]:
     """File names without folder: those given, or NAME-00000-of-00004.EXT."""
-    names = [os.path.basename(p) for p in self.output_paths]
+    names = self.output_names
     if len(names) == num_shards:
       return names
     stem, extension = os.path.splitext(names[0])
@@ -148,6 +162,10 @@ class Settings:
       f"{stem}-{i:05d}-of-{num_shards:05d}{extension}"
       for i in range(num_shards)
     ]
+
+
+def _listed(names: str) -> list[str]:
+  return [name.strip() for name in names.split(",") if name.strip()]
 
 
 class Summary(dict):
@@ -184,7 +202,8 @@ def create(
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
   _check_apart(paths, settings)
-  pieces = text_files.split_into_pieces(paths)
+  _check_unshared(settings)
+  pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings)
   os.makedirs(settings.folder, exist_ok=True)
   plan = _plan(settings, paths, info)
@@ -237,6 +256,44 @@ def _check_apart(paths: Iterable[str], settings: Settings) -> None:
       raise errors.DataError(f"{path} is both --input_file and --output_file")
 
 
+def _check_unshared(settings: Settings) -> None:
+  """Names that differ in the extension only have one manifest and work folder.
+
+  Raises:
+    UserError: they are of another data set.
+  """
+  earlier = _earlier_files(settings)
+  if earlier and earlier != settings.shard_names(len(earlier)):
+    raise errors.UserError(
+      f"--output_file={settings.output_file}: {settings.manifest_path} is the "
+      f"manifest of another data set, {earlier[0]}: give another name (not "
+      "only another extension) or folder, or remove that data set"
+    )
+  plan = unfinished.plan_of(settings.work_folder)
+  other = (plan or {}).get("output_file", "")
+  names = [os.path.basename(path) for path in _listed(other)]
+  if other and names != settings.output_names:
+    raise errors.UserError(
+      f"--output_file={settings.output_file}: {settings.work_folder} holds "
+      f"unfinished work of --output_file={other}: finish it, remove that "
+      "folder, or give another name (not only another extension)"
+    )
+
+
+def _earlier_files(settings: Settings) -> list[str]:
+  """Record files that the manifest in this data set's place lists."""
+  if not os.path.exists(settings.manifest_path):
+    return []
+  try:
+    manifest = records.Manifest.load(settings.manifest_path)
+  except errors.DataError as e:
+    raise errors.UserError(
+      f"{e}. It is in the place of the manifest of --output_file="
+      f"{settings.output_file}: move it away, or give another name"
+    ) from e
+  return [info.name for info in manifest.files]
+
+
 def _load_tokenizer(settings: Settings):
   """(spec, info) of the tokenizer; loads it, so that it fails early."""
   file = settings.vocab_file or settings.spm_model_file
@@ -280,22 +337,34 @@ def _manifest(
 def _publish(settings: Settings, folder: str, manifest) -> None:
   """Moves the finished files to their places; the manifest comes last.
 
-  Files that an earlier manifest of this name lists go first: a glob would
+  Files that the data set's earlier manifest lists go first: a glob would
   take what is left of another number of shards for part of this data set.
   What was moved before the work was stopped here is where it belongs.
   """
-  with contextlib.suppress(errors.DataError):  # none, or not ours to read
-    for old in records.Manifest.load(settings.manifest_path).files:
-      path = os.path.join(settings.folder, os.path.basename(old.name))
-      for stale in (path, path + tfrecord.INDEX_SUFFIX):
-        with contextlib.suppress(FileNotFoundError):
-          os.unlink(stale)
+  _check_unshared(settings)
+  names = [info.name for info in manifest.files]
+  places = [os.path.join(settings.folder, name) for name in names]
+  try:
+    listed = records.find_manifests(places)
+  except errors.DataError as e:  # what was made is kept nevertheless
+    raise errors.UserError(str(e)) from e
+  for place, (other, _) in listed.items():
+    if os.path.basename(other) != os.path.basename(settings.manifest_path):
+      raise errors.UserError(
+        f"--output_file={settings.output_file}: {place} is a file of another "
+        f"data set, {other}: give another name, or remove that data set"
+      )
+  for name in _earlier_files(settings):
+    path = os.path.join(settings.folder, name)
+    for stale in (path, path + tfrecord.INDEX_SUFFIX):
+      with contextlib.suppress(FileNotFoundError):
+        os.unlink(stale)
   # From here on files of these names are the new ones.
   with contextlib.suppress(FileNotFoundError):
     os.unlink(settings.manifest_path)
   for info in manifest.files:
     for suffix in (tfrecord.INDEX_SUFFIX, ""):
-      made = os.path.join(folder, info.name + suffix)
+      made = os.path.join(folder, _SHARDS, info.name + suffix)
       place = os.path.join(settings.folder, info.name + suffix)
       if os.path.exists(made):
         os.replace(made, place)
@@ -320,11 +389,20 @@ def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:
   examples = settings.dupe_factor * (
     counts.documents + counts.tokens // settings.max_seq_length
   )
+  return max(1, -(-examples * _example_bytes(settings) // _BLOCK_BYTES))
+
+
+def _example_bytes(settings: Settings) -> int:
   # Ids take two bytes, mask and segment one, a prediction eight.
-  example_bytes = (
+  return (
     4 * settings.max_seq_length + 8 * settings.max_predictions_per_seq + 200
   )
-  return max(1, -(-examples * example_bytes // _BLOCK_BYTES))
+
+
+def _block_tokens(settings: Settings) -> int:
+  """About those of the documents that fill a block."""
+  examples = _BLOCK_BYTES // _example_bytes(settings)
+  return examples * settings.max_seq_length
 
 
 def _not_made(tasks: list[shards.ShardTask]) -> list[shards.ShardTask]:
@@ -359,7 +437,7 @@ class _Work:
       kept = writer.bytes_on_disk
       self._start_pieces(pieces, writer.piece, writer.chunk)
       self._join(pieces, writer)
-      counts = writer.finish(loaded.unk_id)
+      counts = writer.finish(loaded.unk_id, _block_tokens(self.settings))
     shutil.rmtree(os.path.join(self.folder, "pieces"))
     if counts.documents < 2:
       raise errors.DataError(
@@ -419,6 +497,7 @@ class _Work:
 
     Rank 0 waits for all of them, others for their own.
     """
+    os.makedirs(os.path.join(self.folder, _SHARDS), exist_ok=True)
     tasks = self._shard_tasks(counts)
     mine = [tasks[i] for i in self.ranks.mine(len(tasks))]
     wanted = mine if self.ranks.rank else tasks
@@ -449,7 +528,7 @@ class _Work:
     return [
       shards.ShardTask(
         store=os.path.join(self.folder, "store"),
-        path=os.path.join(self.folder, name),
+        path=os.path.join(self.folder, _SHARDS, name),
         shard=i,
         num_shards=num_shards,
         num_blocks=blocks,

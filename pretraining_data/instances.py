@@ -144,7 +144,8 @@ def spans_from_document(
     target = _randint(rng, 2, max_num_tokens)
   first = int(documents.document_offsets[document])
   last = int(documents.document_offsets[document + 1])
-  offsets = documents.sentence_offsets[first : last + 1].tolist()
+  # Gives Python's own integers, one at a time.
+  offsets = memoryview(documents.sentence_offsets[first : last + 1])
   num_sentences = last - first
   spans = []
   begin = end = 0  # the chunk: sentences begin to end (exclusive)

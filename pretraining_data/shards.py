@@ -95,7 +95,7 @@ class ShardResult:
   @classmethod
   def load(cls, path: str) -> "ShardResult":
     """Reads what `build_shard` left."""
-    values = json_files.read(path)
+    values = json_files.read_own(path, "start the same command again")
     return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
 
 

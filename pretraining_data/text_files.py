@@ -5,8 +5,10 @@ a document is a record's text. As in google/bert the end of a file is no end of
 a document, so a corpus may be cut into files anywhere. With a language, lines
 are prose and are split into sentences by its rules.
 
-A plain file is read in pieces of `PIECE_BYTES`, a compressed one as one piece;
-all that is in memory at a time is a batch of lines.
+A plain file is read in pieces of `PIECE_BYTES`, a compressed one, or one in
+another encoding than UTF-8, as one piece; all that is in memory at a time is a
+batch of lines, or one JSON record. Bytes that are not in the encoding are an
+error, and so are NUL characters, which no text has.
 """
 
 import codecs
@@ -31,11 +33,17 @@ _BUFFER_BYTES = 1 << 20
 # A longer line is taken for several, a longer JSON record is an error.
 MAX_LINE_BYTES = 1 << 20
 MAX_RECORD_BYTES = 64 << 20
+# Characters of a line of a JSON record's text, and of a paragraph of several
+# lines: longer ones are taken for several, too.
+MAX_PARAGRAPH = 2 << 20
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
+_PART_BYTES = 1 << 16  # of text that is recoded
 
 # What ends a line that goes on in the next one of wrapped prose.
 _GOES_ON = tuple(",;，、；")
 _HEADLINE = 20  # Chinese characters: what is shorter was not wrapped
+# What JSON can spell and is no text: halves of surrogate pairs, NUL.
+_NO_TEXT = re.compile("[\ud800-\udfff\0]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +51,37 @@ class TextFormat:
   """How text is read.
 
   Raises:
-    DataError: `prose` cannot be the code of a language.
+    DataError: `prose` cannot be the code of a language, or Python does not know
+      the encoding.
 
   Attributes:
     prose: ISO 639-1 code of the language by whose rules lines are split into
       sentences; "": a line is a sentence.
     text_field: of a .jsonl record, holds its text.
+    encoding: any of Python's.
   """
 
   prose: str = ""
   text_field: str = "text"
+  encoding: str = "utf-8"
 
   def __post_init__(self):
     if self.prose and not re.fullmatch("[a-z]{2,3}", self.prose):
       raise errors.DataError(
         f"--prose={self.prose}: must be an ISO 639-1 code, as en or zh"
       )
+    try:
+      codecs.getincrementaldecoder(self.encoding)
+      io.TextIOWrapper(io.BytesIO(), self.encoding)  # it is one of text
+    except (LookupError, ValueError) as e:
+      raise errors.DataError(
+        f"--encoding={self.encoding}: must be one of Python's text encodings, "
+        f"as utf-8, utf-16 or latin-1 ({e})"
+      ) from e
+
+  @property
+  def is_utf8(self) -> bool:
+    return codecs.lookup(self.encoding).name == "utf-8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +90,14 @@ class Piece:
 
   path: str
   start: int
-  end: int | None  # None: the whole of a compressed file
+  end: int | None  # None: the whole of a file that can be read in order only
 
 
 class Batch(NamedTuple):
   """Some lines of a piece."""
 
   sentences: list[str]  # stripped; "" ends a document
-  bytes: int  # of text
-  bad_lines: int  # lines that are not UTF-8
+  bytes: int  # of text, as UTF-8
   bytes_on_disk: int  # about; less than `bytes` of a compressed file
 
 
@@ -90,7 +112,9 @@ def is_jsonl(path: str) -> bool:
   return stem.endswith((".jsonl", ".ndjson"))
 
 
-def split_into_pieces(paths: Iterable[str]) -> list[Piece]:
+def split_into_pieces(
+  paths: Iterable[str], text: TextFormat = TextFormat()
+) -> list[Piece]:
   """Pieces of all files, in order.
 
   Raises:
@@ -103,7 +127,7 @@ def split_into_pieces(paths: Iterable[str]) -> list[Piece]:
       raise errors.DataError(f"{path}: the file is empty")
     if not os.access(path, os.R_OK):
       raise errors.DataError(f"{path}: no permission to read it")
-    if is_compressed(path):
+    if is_compressed(path) or not text.is_utf8:
       pieces.append(Piece(path, 0, None))
       continue
     for start in range(0, size, PIECE_BYTES):
@@ -115,25 +139,27 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece, in order.
 
   Raises:
-    DataError: the file is damaged, or a record is no JSON or has no text.
+    DataError: the file is damaged or not in its encoding, or a record is no
+      JSON or has no text.
   """
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
-  with _opened(piece) as (f, on_disk):
+  with _opened(piece, text) as (f, on_disk):
     lines = _raw_lines(f, piece)
     before = 0
     while batch := _next_lines(lines):
+      left = sum(len(line) for _, line in batch)
       place, line = batch[0]
       if not place:
         batch[0] = place, _without_mark(line, piece.path)
-      sentences, bad_lines = parse(piece.path, batch, text)
-      size = sum(len(line) for _, line in batch)
-      size += len(line) - len(batch[0][1])
-      if f is on_disk:
-        yield Batch(sentences, size, bad_lines, size)
-      else:
-        now = on_disk.tell()
-        yield Batch(sentences, size, bad_lines, now - before)
-        before = now
+      del line
+      for sentences in parse(piece, batch, text):
+        size = min(left - 1, sum(map(len, sentences)))
+        yield Batch(sentences, size, size if f is on_disk else 0)
+        left -= size
+      # Line ends and the like, at least a byte.
+      now = left if f is on_disk else on_disk.tell() - before
+      yield Batch([], left, now)
+      before += now
 
 
 def _next_lines(lines):
@@ -155,7 +181,7 @@ def read_lines(
   Raises:
     DataError: a file is empty, cannot be read, or is not what it should be.
   """
-  for piece in split_into_pieces(paths):
+  for piece in split_into_pieces(paths, text):
     for batch in read_batches(piece, text):
       yield from batch.sentences
 
@@ -166,24 +192,87 @@ def read_lines(
 
 
 @contextlib.contextmanager
-def _opened(piece: Piece) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-  """(the text, the file on the disk) of a piece."""
-  with open(piece.path, "rb", buffering=_BUFFER_BYTES) as on_disk:
-    if piece.end is not None:
-      yield on_disk, on_disk
+def _opened(
+  piece: Piece, text: TextFormat
+) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+  """(the text in UTF-8, the file on the disk) of a piece."""
+  with (
+    open(piece.path, "rb", buffering=_BUFFER_BYTES) as on_disk,
+    _decompressed(piece.path, on_disk) as f,
+  ):
+    if text.is_utf8:
+      yield f, on_disk
       return
-    # Here, since not everyone has such files.
-    from backports import zstd
+    with io.BufferedReader(_InUtf8(f, piece.path, text.encoding)) as recoded:
+      yield recoded, on_disk
 
-    is_gzip = piece.path.endswith(".gz")
-    opener = gzip.open if is_gzip else zstd.open
+
+@contextlib.contextmanager
+def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
+  """What a compressed file holds; another file as it is."""
+  if not is_compressed(path):
+    yield on_disk
+    return
+  # Here, since not everyone has such files.
+  from backports import zstd
+
+  is_gzip = path.endswith(".gz")
+  opener = gzip.open if is_gzip else zstd.open
+  try:
+    with opener(on_disk, "rb") as raw, io.BufferedReader(raw) as f:
+      yield f
+  except (gzip.BadGzipFile, EOFError, zlib.error, zstd.ZstdError) as e:
+    raise errors.DataError(
+      f"{path}: not a whole {'gzip' if is_gzip else 'zstd'} file ({e})"
+    ) from e
+
+
+class _InUtf8(io.RawIOBase):
+  """Text of any encoding, read as UTF-8.
+
+  Reading raises DataError, with the line and the byte, where it is not in its
+  encoding.
+  """
+
+  def __init__(self, f: BinaryIO, path: str, encoding: str):
+    """`f` is the text in its encoding; it stays open."""
+    self._f, self._path, self._encoding = f, path, encoding
+    self._decoder = codecs.getincrementaldecoder(encoding)()
+    self._ready = b""
+    self._bytes = self._lines = 0  # before the next part
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    part = b"?"
+    while part and not self._ready:
+      part = self._f.read(_PART_BYTES)
+      self._ready = self._recoded(part)
+    size = min(len(buffer), len(self._ready))
+    buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+    return size
+
+  def _recoded(self, part: bytes) -> bytes:
+    """The next part of the file; b"" is its end."""
+    state = self._decoder.getstate()
     try:
-      with opener(on_disk, "rb") as raw, io.BufferedReader(raw) as f:
-        yield f, on_disk
-    except (gzip.BadGzipFile, EOFError, zlib.error, zstd.ZstdError) as e:
+      decoded = self._decoder.decode(part, not part)
+      utf8 = decoded.encode()
+    except UnicodeError as e:
+      place = 0  # in the part; what began in the one before is before it
+      if isinstance(e, UnicodeDecodeError):
+        place = e.start + len(part) - len(e.object)
+      self._decoder.setstate(state)
+      before = self._decoder.decode(part[: max(0, place)])
       raise errors.DataError(
-        f"{piece.path}: not a whole {'gzip' if is_gzip else 'zstd'} file ({e})"
+        f"{self._path}: line {self._lines + before.count(chr(10)) + 1}, byte "
+        f"{self._bytes + place}: not {self._encoding}: name the text's own "
+        f"encoding by --encoding ({getattr(e, 'reason', e)})"
       ) from e
+    self._bytes += len(part)
+    self._lines += utf8.count(b"\n")
+    return utf8
 
 
 def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
@@ -214,13 +303,16 @@ def _without_mark(line: bytes, path: str) -> bytes:
   Raises:
     DataError: it has another encoding's.
   """
-  # UTF-32's little-endian mark begins with UTF-16's.
-  marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
-  if line.startswith(marks):
-    raise errors.DataError(
-      f"{path}: its byte order mark is that of UTF-16 or UTF-32: convert it to "
-      "UTF-8, for example by iconv"
-    )
+  # In this order: UTF-32's little-endian mark begins with UTF-16's.
+  for encoding, *marks in (
+    ("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    ("utf-16", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+  ):
+    if line.startswith(tuple(marks)):
+      raise errors.DataError(
+        f"{path}: line 1, byte 0: the byte order mark of {encoding}, not "
+        f"UTF-8: say --encoding={encoding}, or convert the file to UTF-8"
+      )
   return line.removeprefix(codecs.BOM_UTF8)
 
 
@@ -255,59 +347,103 @@ def _cut_at(line: bytes) -> int:
 # -----------------------------------------------------------------------------
 
 
-def _decoded(line: bytes) -> tuple[str, bool]:
-  """(text, whether bytes that are not UTF-8 were dropped)."""
+def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
+  """A line as text, without the space around it.
+
+  Args:
+    place: the byte at which it starts.
+
+  Raises:
+    DataError: it is not UTF-8, or has a NUL.
+  """
+  if b"\0" in line:
+    nul = line.index(b"\0")
+    end = "le" if (place + nul) % 2 else "be"
+    raise errors.DataError(
+      f"{_where(piece, text, place + nul)}: a NUL character, which no text "
+      "has: if this is UTF-16 without a byte order mark, say "
+      f"--encoding=utf-16-{end}"
+    )
   try:
-    return line.decode().strip(), False
-  except UnicodeDecodeError:
-    return line.decode("utf-8", "ignore").strip(), True
+    return line.decode().strip()
+  except UnicodeDecodeError as e:
+    raise errors.DataError(
+      f"{_where(piece, text, place + e.start)}: 0x{line[e.start]:02x} is not "
+      "UTF-8 here: convert the file to UTF-8, or name its encoding (such as "
+      "--encoding=latin-1)"
+    ) from e
 
 
-def _text_sentences(path, batch, text):
-  """(sentences with "" between documents, bad lines) of plain lines."""
-  del path
-  decoded = [_decoded(line) for _, line in batch]
-  lines = [line for line, _ in decoded]
-  if text.prose:
-    lines = split_prose(lines, text.prose)
-  return lines, sum(bad for _, bad in decoded)
+def _where(piece: Piece, text: TextFormat, place: int) -> str:
+  """FILE: line N, byte B, for messages; the byte is that of the text."""
+  number, left = 1, place
+  with _opened(piece, text) as (f, _):
+    while left and (part := f.read(min(left, _BUFFER_BYTES))):
+      number, left = number + part.count(b"\n"), left - len(part)
+  byte = f", byte {place}" if text.is_utf8 else ""  # else of another text
+  return f"{piece.path}: line {number}{byte}"
 
 
-def _json_sentences(path, batch, text):
+def _text_sentences(piece, batch, text):
+  """Lists of sentences, with "" between documents, of plain lines."""
+  lines = [_decoded(line, place, piece, text) for place, line in batch]
+  yield split_prose(lines, text.prose) if text.prose else lines
+
+
+def _json_sentences(piece, batch, text):
   """As `_text_sentences`, of JSON records: each is a document."""
-  sentences, bad_lines = [], 0
+  sentences, size = [], 0
   for place, line in batch:
     if not line.strip():
       continue
-    document, bad = _record_text(path, place, line, text.text_field)
-    bad_lines += bad
-    lines = [part.strip() for part in document.split("\n")]
-    if text.prose:
-      lines = split_prose(lines, text.prose)
+    lines = _lines_of(_record_text(piece, place, line, text))
     sentences.append("")
-    sentences.extend(filter(None, lines))
+    for sentence in _prose(lines, text.prose) if text.prose else lines:
+      if sentence:
+        sentences.append(sentence)
+        size += len(sentence)
+      if size >= _BATCH_BYTES:
+        yield sentences
+        sentences, size = [], 0
     sentences.append("")
-  return sentences, bad_lines
+  yield sentences
 
 
-def _record_text(path, place, line, field):
-  """(text, whether bytes were dropped) of one JSON record."""
-  decoded, bad = _decoded(line)
+def _record_text(piece, place, line, text) -> str:
+  """The text of one JSON record."""
+  decoded = _decoded(line, place, piece, text)
   try:
     record = json.loads(decoded)
   except (ValueError, RecursionError) as e:
     raise errors.DataError(
-      f"{path}: the record at byte {place} is not JSON: {e}"
+      f"{piece.path}: the record at byte {place} is not JSON: {e}"
     ) from e
+  del decoded  # it may be large
+  field = text.text_field
   value = record.get(field) if isinstance(record, dict) else None
   if not isinstance(value, str):
     has = ", ".join(map(str, record)) if isinstance(record, dict) else "none"
     raise errors.DataError(
-      f"{path}: the record at byte {place} has no text in a field {field!r} "
-      f"(its fields: {has[:200]}); name the one with the text by --text_field"
+      f"{piece.path}: the record at byte {place} has no text in a field "
+      f"{field!r} (its fields: {has[:200]}); name the one with the text by "
+      "--text_field"
     )
-  # JSON can spell half of a surrogate pair, which is no text.
-  return value.encode("utf-8", "ignore").decode(), bad
+  return _NO_TEXT.sub("", value)
+
+
+def _lines_of(text: str) -> Iterator[str]:
+  """Lines without the space around them, one at a time; long ones cut."""
+  start, end = 0, 0
+  while end >= 0:
+    end = text.find("\n", start)
+    line = text[start : end if end >= 0 else len(text)]
+    start = end + 1
+    while len(line) > MAX_PARAGRAPH:
+      space = line.rfind(" ", MAX_PARAGRAPH // 2, MAX_PARAGRAPH)
+      length = space + 1 if space >= 0 else MAX_PARAGRAPH
+      yield line[:length].strip()
+      line = line[length:]
+    yield line.strip()
 
 
 def split_prose(lines: Iterable[str], language: str) -> list[str]:
@@ -321,25 +457,41 @@ def split_prose(lines: Iterable[str], language: str) -> list[str]:
     lines: stripped; "" ends a document, and is kept.
     language: see `tokenization.split_sentences`.
   """
-  paragraphs: list[str] = []
-  for line in lines:
-    if paragraphs and line and paragraphs[-1]:
-      joint = _joint(paragraphs[-1], line)
-      if joint is not None:
-        paragraphs[-1] += joint + line
-        continue
-    paragraphs.append(line)
-  sentences = []
-  for paragraph in paragraphs:
+  return list(_prose(lines, language))
+
+
+def _prose(lines: Iterable[str], language: str) -> Iterator[str]:
+  for paragraph in _paragraphs(lines):
     if paragraph:
-      sentences += tokenization.split_sentences(paragraph, language)
+      yield from tokenization.split_sentences(paragraph, language)
     else:
-      sentences.append("")
-  return sentences
+      yield ""
 
 
-def _joint(line: str, following: str) -> str | None:
-  """What stands between two lines of one sentence; None if they are of two."""
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+  """Lines, and several in one where a line goes on in the next."""
+  parts, size = [], 0
+  for line in lines:
+    joint = None
+    if line and size and size < MAX_PARAGRAPH:
+      joint = _joint(parts[-1], size, line)
+    if joint is None:
+      if parts:
+        yield "".join(parts)
+      parts, size = [line], len(line)
+    else:
+      parts += joint, line
+      size += len(joint) + len(line)
+  if parts:
+    yield "".join(parts)
+
+
+def _joint(line: str, size: int, following: str) -> str | None:
+  """What stands between two lines of one sentence; None if they are of two.
+
+  Args:
+    size: of the line with those that go on in it.
+  """
   is_chinese = tokenization.is_chinese_char
   between = "" if is_chinese(following[0]) else " "
   if line.endswith(_GOES_ON):
@@ -347,6 +499,6 @@ def _joint(line: str, following: str) -> str | None:
   if unicodedata.category(line[-1])[0] not in "LN":
     return None
   if is_chinese(line[-1]):
-    goes_on = is_chinese(following[0]) and len(line) >= _HEADLINE
+    goes_on = is_chinese(following[0]) and size >= _HEADLINE
     return "" if goes_on else None
   return " " if following[0].islower() else None

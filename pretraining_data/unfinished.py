@@ -67,9 +67,10 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
     ranks: who works in it.
 
   Raises:
-    DataError: another process works in it, or this rank's plan is not rank
-      0's. Whatever is raised in the block: after a DataError the folder goes,
-      after anything else it stays for the next start.
+    UserError: another process works in it, it holds what is not ours, or this
+      rank's plan is not rank 0's. Whatever is raised in the block: after a
+      DataError the folder goes, after anything else it stays for the next
+      start.
   """
   if ranks.rank:
     _await_plan(path, plan, ranks)
@@ -82,7 +83,7 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
     try:
       yield path
     except errors.DataError:
-      shutil.rmtree(path)
+      _remove(path)
       raise
     except BaseException:
       print(
@@ -94,12 +95,39 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
     # One that comes late must still find that there is nothing to do.
     for rank in range(1, ranks.size):
       wait_until(lambda rank=rank: _is_told(_rank_file(path, rank), ranks))
-    shutil.rmtree(path)
+    _remove(path)
 
 
 def _rank_file(path: str, rank: int) -> str:
   """Tells that a rank has done its part."""
   return os.path.join(path, f"rank-{rank}.json")
+
+
+def _contents(path: str) -> list[str]:
+  """What is in the folder beside the plan, which says that it is ours."""
+  return sorted(set(os.listdir(path)) - {_LOCK, _PLAN, _PLAN + ".tmp"})
+
+
+def _empty(path: str) -> None:
+  for name in _contents(path):
+    item = os.path.join(path, name)
+    shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
+
+
+def _remove(path: str) -> None:
+  _empty(path)  # the plan goes last
+  shutil.rmtree(path)
+
+
+def plan_of(path: str) -> dict | None:
+  """The plan of the work in a folder; None if there is none to be read."""
+  file = os.path.join(path, _PLAN)
+  if not os.path.exists(file):
+    return None
+  with contextlib.suppress(errors.DataError):  # damaged: as without
+    found = json_files.read(file)
+    return found.get("plan") if isinstance(found, dict) else None
+  return None
 
 
 def _is_told(file: str, ranks: Ranks) -> bool:
@@ -127,11 +155,13 @@ def _differences(plan: dict, other: dict) -> str:
 def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
   """Empties the folder if it is of another plan, and tells the other ranks."""
   plan_file = os.path.join(path, _PLAN)
-  there = set(os.listdir(path)) - {_LOCK}
-  before = None
-  if os.path.exists(plan_file):
-    with contextlib.suppress(errors.DataError):  # damaged: start anew
-      before = json_files.read(plan_file).get("plan")
+  there = _contents(path)
+  before = plan_of(path)
+  if there and not os.path.exists(plan_file):
+    raise errors.UserError(
+      f"{path}: holds {there[0]}, which is no work of this command: move it "
+      "away, or give another --output_file"
+    )
   if there and before != plan:
     if before:
       print(
@@ -139,9 +169,7 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
         file=sys.stderr,
         flush=True,
       )
-    for name in there:
-      item = os.path.join(path, name)
-      shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
+    _empty(path)
   json_files.write(plan_file, {"run": ranks.run, "plan": plan})
 
 

@@ -156,7 +156,8 @@ def _check_task(task: dict, folder: str) -> None:
   )
   if not fits:
     raise DataError(
-      f"{os.path.join(folder, TASK_FILE)}: not a task's description; remove it"
+      f"{os.path.join(folder, TASK_FILE)}: not a task's description; move it "
+      "away, or give another folder"
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from conftest import LETTERS, contents, feature_values, settings_of
 
 import create_pretraining_data
+import errors
 import records
 import tokenization
 from pretraining_data import corpus, creation, shards, text_files, tfrecord
@@ -83,7 +84,7 @@ def stored_documents(store):
   ]
 
 
-def store_of(folder, paths, letters, **text):
+def store_of(folder, paths, letters, block_tokens=1 << 20, **text):
   """Tokenizes files into a store; returns its counts."""
   spec = corpus.TokenizerSpec(letters, None, True, "")
   with corpus.StoreWriter(str(folder), len(LETTERS)) as writer:
@@ -95,7 +96,7 @@ def store_of(folder, paths, letters, **text):
       while os.path.exists(task.chunk_file(writer.chunk)):
         writer.append(task.chunk_file(writer.chunk))
       writer.next_piece()
-    return writer.finish(LETTERS.index("[UNK]"))
+    return writer.finish(LETTERS.index("[UNK]"), block_tokens)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 40, 1 << 20])
@@ -103,10 +104,10 @@ def test_text_is_read_as_google_bert_reads_it(
   tmp_path, letters, monkeypatch, piece_bytes
 ):
   # Blank lines in a row and with spaces, CRLF, a line of a control character
-  # only (no sentence, no document end), bytes that are not UTF-8, U+2028 in a
-  # line, no end of line at the file's end: the next file goes on with it.
+  # only (no sentence, no document end), U+2028 in a line, no end of line at the
+  # file's end: the next file goes on with it.
   one = "\n\nab cd\r\n\x01\nef\n \t \n\r\n\ngh\u2028ij\nkl\n".encode()
-  one += b"m\xff\xfen\n\nlast of one"
+  one += b"mn\n\nlast of one"
   (tmp_path / "1.txt").write_bytes(one)
   (tmp_path / "2.txt").write_bytes(b"first of two\n\nend\n\n\n")
   paths = [str(tmp_path / "1.txt"), str(tmp_path / "2.txt")]
@@ -117,7 +118,6 @@ def test_text_is_read_as_google_bert_reads_it(
   assert [len(d) for d in want] == [2, 3, 2, 1]
   assert (counts.documents, counts.sentences) == (4, 8)
   assert counts.tokens == sum(len(s) for d in want for s in d)
-  assert counts.bad_lines == 1
   assert counts.text_bytes == sum(os.path.getsize(p) for p in paths)
 
 
@@ -266,6 +266,26 @@ def test_a_shard_of_several_blocks(tmp_path, texts, letters, monkeypatch):
   assert made[1 << 24] == made[1 << 13]
 
 
+def test_a_document_longer_than_a_block_is_cut(tmp_path, letters, monkeypatch):
+  """Into parts of an eighth of a block; shorter ones stay as they are."""
+  monkeypatch.setattr(corpus, "_SCAN_DOCUMENTS", 2)
+  lines = ["a b c"] * 10 + ["d " * 40] + ["e f"] * 21
+  shorter = ["g h"] * 16, ["i"] * 3, ["j"] * 32
+  (tmp_path / "t.txt").write_text(
+    "\n\n".join("\n".join(d) for d in (shorter[0], lines, *shorter[1:]))
+  )
+  paths = [f"{tmp_path}/t.txt"]
+  counts = store_of(tmp_path, paths, letters, block_tokens=32)
+  assert (counts.documents, counts.cut_documents) == (4, 1)
+  first, *parts, third, fourth = stored_documents(str(tmp_path))
+  assert [len(d) for d in (first, third, fourth)] == [16, 3, 32]
+  sentences = [s for part in parts for s in part]
+  assert [len(s) for s in sentences] == [3] * 10 + [40] + [2] * 21
+  # Each ends with the sentence that reaches another 4 tokens.
+  want = [6, 3, 3, 6, 3, 3, 6, 40, 2] + [4] * 10
+  assert [sum(map(len, p)) for p in parts] == want
+
+
 @pytest.mark.parametrize("dynamic, copies", [(False, 10), (True, 1)])
 def test_new_masks_need_no_copies(tmp_path, dynamic, copies):
   settings = settings_of(
@@ -348,22 +368,76 @@ def test_file_names(tmp_path, texts, letters):
   assert sorted(os.listdir(out)) == [
     "train.manifest.json", "train.tfrecord", "train.tfrecord.index",
   ]  # fmt: skip
-  # A list keeps its names; the earlier data set of this name goes.
-  both = f"{out}/train.x,{out}/second.x"
+  # A list keeps its names.
+  both = f"{out}/first.x,{out}/second.x"
   again = creation.create(
     settings_of(tmp_path, texts, letters, output_file=both)
   )
-  assert sorted(os.listdir(out)) == [
-    "second.x", "second.x.index", "train.manifest.json", "train.x",
-    "train.x.index",
+  assert sorted(os.listdir(out))[:5] == [
+    "first.manifest.json", "first.x", "first.x.index", "second.x",
+    "second.x.index",
   ]  # fmt: skip
   assert again.manifest.counts == summary.manifest.counts
+
+
+def make(tmp_path, texts, letters, name, **changes):
+  """Records tmp_path/out/NAME."""
+  name = f"{tmp_path}/out/{name}"
+  return creation.create(
+    settings_of(tmp_path, texts, letters, output_file=name, **changes)
+  )
+
+
+def test_a_data_set_removes_its_own_files_only(tmp_path, texts, letters):
+  out = tmp_path / "out"
+  names = ["train.tfrecord", "train2.tfrecord", "train-a.x", "train[1].x"]
+  names += ["train*", "trai", "store.x", "lock", "train.tfrecord-0.x"]
+  for name in names:
+    before = contents(out) if out.exists() else {}
+    make(tmp_path, texts, letters, name, num_shards=2)
+    assert contents(out).items() > before.items()
+  # Another number of shards replaces its own.
+  before = contents(out)
+  make(tmp_path, texts, letters, "train[1].x", num_shards=1)
+  after = contents(out)
+  changed = {name for name in before if before[name] != after.get(name)}
+  assert changed and all(name.startswith("train[1]") for name in changed)
+  assert not (out / "train[1]-00000-of-00002.x").exists()
+
+
+def test_names_that_share_a_manifest(tmp_path, texts, letters, monkeypatch):
+  make(tmp_path, texts, letters, "train.seq32")
+  before = contents(tmp_path / "out")
+  for name in ("train.seq64", "train"):
+    with pytest.raises(
+      errors.UserError,
+      match=f"out/{name}: .*out/train.manifest.json is the "
+      "manifest of another data set, train.seq32: give another name",
+    ):
+      make(tmp_path, texts, letters, name)
+    assert contents(tmp_path / "out") == before
+  make(tmp_path, texts, letters, "train.seq32", num_shards=3)
+  # A file that another manifest lists.
+  with pytest.raises(errors.UserError, match="is a file of another data set"):
+    make(tmp_path, texts, letters, "train-00000-of-00003.seq32")
+  # A manifest that is none of ours.
+  (tmp_path / "out" / "mine.manifest.json").write_text('{"name": "mine"}')
+  with pytest.raises(errors.UserError, match="mine.*move it away, or give"):
+    make(tmp_path, texts, letters, "mine.x")
+
+
+@pytest.mark.parametrize(
+  "name", ["a.index", "a.manifest.json", "a.tmp", "a.unfinished", "x,x.result"]
+)
+def test_names_of_what_lies_beside_records(tmp_path, name):
+  with pytest.raises(errors.DataError, match="must be no name that ends in"):
+    settings_of(tmp_path, "t.txt", "v.txt", output_file=name)
 
 
 def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
   settings = settings_of(tmp_path, "x", letters, max_seq_length=128)
   counts = lambda documents, tokens: corpus.CorpusCounts(
-    documents, tokens // 20, tokens, 0, 0, 5 * tokens, 6.0
+    documents, 0, tokens // 20, tokens, 0, 5 * tokens, 6.0
   )
   assert creation.default_num_shards(counts(2, 100), settings) == 1
   assert creation.default_num_shards(counts(10**4, 10**6), settings) == 3
@@ -444,6 +518,23 @@ def test_vocabulary_without_special_tokens(tmp_path, texts):
   bad.write_text("a\nb\n[UNK]\n")
   with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
     creation.create(settings_of(tmp_path, texts, str(bad)))
+
+
+def test_text_of_another_encoding(tmp_path, letters):
+  text = "a b c\n\nd e f\n\né\n"
+  (tmp_path / "t.txt").write_bytes(text.encode())
+  (tmp_path / "u.txt").write_bytes(text.encode("utf-16"))
+  make = lambda name, **changes: creation.create(
+    settings_of(tmp_path, f"{tmp_path}/{name}", letters, **changes)
+  )
+  want, made = make("t.txt"), contents(tmp_path / "out")
+  assert want.manifest.settings["encoding"] == "utf-8"
+  with pytest.raises(records.DataError, match=r"u\.txt: line 1, byte 0: the"):
+    make("u.txt")
+  got = make("u.txt", encoding="utf-16")
+  assert got.manifest.settings["encoding"] == "utf-16" and got == want
+  del made["train.manifest.json"]
+  assert contents(tmp_path / "out").items() > made.items()
 
 
 def test_input_is_not_overwritten(tmp_path, letters):

@@ -74,6 +74,19 @@ def test_few_documents_are_cut(tmp_path):
   assert max(map(len, documents)) == 32
 
 
+def test_another_encoding(tmp_path):
+  text = "\n\n".join(f"Señor {i} está aquí." for i in range(30))
+  (tmp_path / "x.txt").write_bytes(text.encode("latin-1"))
+  corpus = f"{tmp_path}/x.txt"
+  with pytest.raises(records.DataError, match="x.txt: line 1, byte 2: 0xf1"):
+    prepare(tmp_path, corpus=corpus)
+  summary = prepare(tmp_path, corpus=corpus, encoding="latin-1")
+  sentences = [d[0] for d in documents_in(summary.train_file)]
+  assert set(sentences) < set(text.split("\n\n")) and len(sentences) == 28
+  with pytest.raises(records.DataError, match="--encoding=nope"):
+    prepare(tmp_path, encoding="nope")
+
+
 def test_too_little_text(tmp_path):
   (tmp_path / "x.txt").write_text("One.\n\nTwo.\n\nOne.\n")
   with pytest.raises(records.DataError, match="2 different documents"):

@@ -28,6 +28,35 @@ def test_expand_patterns(tmp_path):
     records.expand_patterns(" ,")
 
 
+def test_a_file_of_exactly_that_name_comes_first(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  names = ["a,b", "a,b,c", "c", "d[1]", "d1", "e*", "ef", "n.json", "n.index"]
+  for name in names:
+    (tmp_path / name).touch()
+  os.makedirs("x,y")
+  (tmp_path / "x,y" / "z").touch()
+  for patterns, want in {
+    "a,b": ["a,b"],
+    "a,b,c": ["a,b,c"],
+    "c,a,b": ["a,b", "c"],
+    "d[1],c , a,b": ["a,b", "c", "d[1]"],
+    "d[1-2]": ["d1"],
+    "e*": ["e*"],
+    "e?": ["e*", "ef"],
+    "x,y/*,c": ["c", "x,y/z"],
+    "n.json": ["n.json"],
+    "*.json,c": ["c", "n.json"],
+  }.items():
+    assert records.expand_patterns(patterns) == want, patterns
+  for patterns, words in {
+    "n.*,c": r"n\.\*: of its 2 files, such as n.index, none is taken",
+    "c,x?y": "x,y: a folder, no file",
+    "d[2]": r"d\[2\]: no such file \(from",
+  }.items():
+    with pytest.raises(records.DataError, match=words):
+      records.expand_patterns(patterns)
+
+
 MANIFEST = records.Manifest(
   max_seq_length=128,
   max_predictions_per_seq=20,
@@ -71,6 +100,16 @@ def test_manifest_that_is_no_json(tmp_path):
     records.DataError, match="x.manifest.json: not a readable"
   ):
     records.Manifest.load(str(path))
+
+
+def test_a_manifest_of_another_program_is_let_be(tmp_path):
+  (tmp_path / "app.manifest.json").write_text('{"name": "app", "version": 2}')
+  assert records.find_manifest(str(tmp_path / "x.tfrecord")) is None
+  MANIFEST.save(str(tmp_path / "x.manifest.json"))
+  assert records.find_manifest(str(tmp_path / "x.tfrecord"))[1] == MANIFEST
+  (tmp_path / "app.manifest.json").write_text('{"name": "app", "vers')
+  with pytest.raises(records.DataError, match="app.manifest.json: not a read"):
+    records.find_manifest(str(tmp_path / "x.tfrecord"))
 
 
 # -----------------------------------------------------------------------------

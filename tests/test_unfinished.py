@@ -97,7 +97,7 @@ def test_what_was_written_after_the_journal_goes(
     with pytest.raises(Stopped):
       creation.create(settings)
   store = tmp_path / "out" / "train.unfinished" / "store"
-  for name in ("tokens", "sentences.i64", "documents.i64"):
+  for name in ("tokens", "sentences.i64", "starts.i64"):
     with open(store / name, "ab") as f:
       f.write(b"\xff" * (1 << 20))  # more than is still to come
   creation.create(settings)
@@ -133,6 +133,31 @@ def test_other_work_starts_anew(
   assert summary.manifest.counts["documents"] == 61
 
 
+def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
+  settings = settings_of(tmp_path, texts, letters)
+  os.makedirs(settings.work_folder)
+  path = f"{settings.work_folder}/novel.txt"
+  open(path, "w").close()
+  with pytest.raises(errors.UserError, match="holds novel.txt, which is no"):
+    creation.create(settings)
+  assert os.path.exists(path)
+
+
+def test_unfinished_work_of_another_name_stays(tmp_path, texts, letters):
+  make = lambda name: creation.create(
+    settings_of(tmp_path, texts, letters, output_file=f"{tmp_path}/out/{name}")
+  )
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, records.Manifest, "save", 0)
+    with pytest.raises(Stopped):
+      make("train.seq32")
+  with pytest.raises(
+    errors.UserError, match="unfinished work of --output_file=.*train.seq32"
+  ):
+    make("train.seq64")
+  assert "shards made before" in make("train.seq32").kept
+
+
 def test_only_one_at_a_time(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
   os.makedirs(settings.folder)
@@ -149,7 +174,7 @@ def test_a_damaged_journal_is_told(tmp_path, texts, letters):
       creation.create(settings)
   with open(f"{settings.work_folder}/store/counts.json", "w") as f:
     f.write('{"documents"')
-  with pytest.raises(errors.DataError, match=r"counts\.json: damaged"):
+  with pytest.raises(errors.DataError, match=r"counts\.json: .*damaged; start"):
     creation.create(settings)
 
 
@@ -190,7 +215,7 @@ def test_killed_it_keeps_shards_and_leaves_no_process(
   )
   work = tmp_path / "killed" / "train.unfinished"
   process = start("killed")
-  made = lambda: sorted(work.glob("*.result"))
+  made = lambda: sorted((work / "shards").glob("*.result"))
   wait_for(lambda: len(made()) >= 2)
   children = psutil.Process(process.pid).children(recursive=True)
   assert len(children) >= 2
@@ -228,7 +253,7 @@ def started(tmp_path, letters, until):
 
 
 def test_a_worker_that_dies_is_told(tmp_path, letters):
-  process, _ = started(tmp_path, letters, until="*.blocks")
+  process, _ = started(tmp_path, letters, until="shards/*.blocks")
   is_worker = lambda p: "spawn_main" in " ".join(p.cmdline())
   children = psutil.Process(process.pid).children()
   next(filter(is_worker, children)).kill()
@@ -243,7 +268,7 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it(tmp_path, letters, number):
-  process, work = started(tmp_path, letters, until="*.result")
+  process, work = started(tmp_path, letters, until="shards/*.result")
   process.send_signal(number)
   _, err = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == 1

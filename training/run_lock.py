@@ -55,8 +55,8 @@ def _take(f, folder: str, comm) -> bool:
       return False
     raise UserError(
       f"--output_dir={folder} is in use by {holder or 'another run'}. Wait for "
-      "it, stop it (SIGTERM saves), or use another --output_dir; to evaluate "
-      "its checkpoints meanwhile give --init_checkpoint and another --output_dir"
+      "it, stop it (SIGTERM saves), or use another --output_dir: also to "
+      "evaluate its checkpoints meanwhile, given as --init_checkpoint"
     ) from e
   except OSError as e:
     training_hooks.tell(

@@ -58,7 +58,8 @@ def read_jsonl(path: str) -> list[dict]:
         found.append(json.loads(line))
       except ValueError as e:
         raise DataError(
-          f"{path}: line {number} is no JSON ({e}); remove it or the file"
+          f"{path}: line {number} is no JSON ({e}); remove the line, or move "
+          "the file away"
         ) from e
   return found
 
@@ -429,9 +430,10 @@ def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
 
 
 def _runs(path: str) -> list[dict]:
-  found = json_files.read(path)
+  remedy = "move it away, or give another folder"
+  found = json_files.read_own(path, remedy)
   if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
-    raise DataError(f"{path}: not a run's record; remove it")
+    raise DataError(f"{path}: not a run's record; {remedy}")
   return found["runs"]
 
 
