@@ -303,7 +303,9 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
   published = str(tmp_path / "cased_L-12_H-768_A-12" / "bert_model.ckpt")
   found = model_source.find(published)
   assert found.task["do_lower_case"] is False and not found.assumed
-  assert found.tokenizer().encode("A").tolist() == [LETTERS.index("[UNK]")]
+  assert [ids.tolist() for ids in found.tokenizer().encode_batch(["A"])] == [
+    [LETTERS.index("[UNK]")]
+  ]
   with pytest.raises(UserError, match="=True, but .* on cased text"):
     model_source.find(published, lower)
   trained.write_model(tmp_path / "run", "classifier", letters)
