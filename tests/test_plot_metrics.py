@@ -100,3 +100,17 @@ def test_a_folder_without_reports_is_named(tmp_path):
   with pytest.raises(errors.UserError, match=r"b: no metrics\.jsonl"):
     plot_metrics.plot([run, str(tmp_path / "b")], str(tmp_path / "c.png"))
   assert not (tmp_path / "c.png").exists()
+
+
+@pytest.mark.parametrize("name", ["c.xyz", "c", "c.pgf", "a.png/c"])
+def test_a_format_that_is_none_is_said_before_anything_is_read(tmp_path, name):
+  with pytest.raises(
+    errors.UserError, match=rf"--output=.*{name}: .* known format: .*\.png, "
+  ):
+    plot_metrics.plot([str(tmp_path / "not there")], str(tmp_path / name))
+
+
+def test_other_formats(tmp_path):
+  run = make_run(tmp_path / "a", PRETRAINING)
+  plot_metrics.plot([run], str(tmp_path / "curve.SVG"))
+  assert "<svg" in (tmp_path / "curve.SVG").read_text()
