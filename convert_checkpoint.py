@@ -94,44 +94,13 @@ def read_folder(settings: Settings) -> Model:
   (folder,) = settings.input
   source = os.path.join(folder, model_config.CONFIG_FILE)
   known = model_config.read_config(folder)
-  config, saved = known.config, saved_task(folder)
-  model_source.check_task(saved, os.path.join(folder, TASK_FILE))
+  config = known.config
   read = bert_tensors.from_theirs(
     bert_tensors.read_tensors(folder), config, folder
   )
   left_out = [f"{name} (follows from the rest)" for name in read.left_out]
   left_out += [f"{key} of {source} (not known here)" for key in known.left_out]
-  found, assumed = {"task": _kind(read.values)}, []
-  if found["task"] == CLASSIFIER:
-    outputs = len(read.values["output_bias"])
-    labels = known.classifier_labels(outputs, folder)
-    is_named = labels != model_config.stand_ins(outputs)
-    has_names = is_named or saved.get("labels") == labels
-    found["labels"] = labels if has_names else []
-    if known.heads is None:
-      assumed.append(
-        f"{source}: names no architecture: the classifier is taken for one of "
-        "whole texts"
-      )
-  lower = tokenizer_files.reads_lower_case(folder, settings.do_lower_case)
-  longest = tokenizer_files.longest_text(folder)
-  if lower is not None:
-    found["do_lower_case"] = lower
-  if longest is not None:
-    found["max_seq_length"] = min(longest, config.max_position_embeddings)
-  task = {
-    "max_seq_length": config.max_position_embeddings,
-    **_agreed(found, saved, folder),
-  }
-  given, lower = settings.do_lower_case, task.get("do_lower_case")
-  if None not in (given, lower) and given != lower:
-    raise UserError(
-      f"--do_lower_case={given}, but the tokenizer of {folder} has "
-      f"do_lower_case={lower}: leave the flag out"
-    )
-  if lower is None:
-    task["do_lower_case"] = True if given is None else given
-    assumed += [model_source.assumed_case(folder)] if given is None else []
+  task, assumed = _task_of_folder(settings, known, read.values)
   parts = bert_tensors.count_parts(read.values, config, folder)
   return Model(
     read.values,
@@ -143,6 +112,45 @@ def read_folder(settings: Settings) -> Model:
     assumed,
     tuple(sorted((known.heads or set()) - set(parts))),
   )
+
+
+def _task_of_folder(
+  settings: Settings, known: model_config.ReadConfig, values: dict
+) -> tuple[dict, list[str]]:
+  """What a Hugging Face folder says of a model's task, and what is assumed."""
+  (folder,) = settings.input
+  saved, given = saved_task(folder), settings.do_lower_case
+  model_source.check_task(saved, os.path.join(folder, TASK_FILE))
+  found, assumed = {"task": _kind(values)}, []
+  if found["task"] == CLASSIFIER:
+    outputs = len(values["output_bias"])
+    labels = known.classifier_labels(outputs, folder)
+    is_named = labels != model_config.stand_ins(outputs)
+    has_names = is_named or saved.get("labels") == labels
+    found["labels"] = labels if has_names else []
+    if known.heads is None:
+      assumed.append(
+        f"{folder}: {model_config.CONFIG_FILE} names no architecture: the "
+        "classifier is taken for one of whole texts"
+      )
+  lower = tokenizer_files.reads_lower_case(folder, given)
+  if lower is not None:
+    found["do_lower_case"] = lower
+  most = known.config.max_position_embeddings
+  longest = tokenizer_files.longest_text(folder)
+  if longest is not None:
+    found["max_seq_length"] = min(longest, most)
+  task = {"max_seq_length": most, **_agreed(found, saved, folder)}
+  lower = task.get("do_lower_case")
+  if lower is not None and given not in (None, lower):
+    raise UserError(
+      f"--do_lower_case={given}, but the tokenizer of {folder} has "
+      f"do_lower_case={lower}: leave the flag out"
+    )
+  if lower is None:
+    task["do_lower_case"] = True if given is None else given
+    assumed += [model_source.assumed_case(folder)] if given is None else []
+  return task, assumed
 
 
 def _given_vocabulary(
@@ -322,8 +330,8 @@ def _pad_id(model: Model) -> int:
 def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   """Writes a TensorFlow checkpoint, and beside it what belongs to its model.
 
-  That is the config, the vocabulary and task.json, which is left out in the
-  folder of a run, whose files say the same.
+  That is the config, the vocabulary and task.json, but this one not in the
+  folder of the run that the weights are of, whose files say the same.
 
   Returns:
     The files, as lines for people.
@@ -341,6 +349,11 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   task = json.dumps(_task_content(model), indent=2) + "\n"
   if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
     beside[TASK_FILE] = task.encode()
+  elif not os.path.samefile(folder, os.path.dirname(settings.input[0]) or "."):
+    raise UserError(
+      f"--output={prefix}: {folder} is the folder of another run: give "
+      "--output in another folder"
+    )
   beside = {os.path.join(folder, n): content for n, content in beside.items()}
   there = {path for path in beside if os.path.exists(path)}
   for path in there:

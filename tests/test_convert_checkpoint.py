@@ -762,7 +762,13 @@ def test_nothing_is_overwritten(tmp_path, letters):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "vocab.txt").write_text("another\n")
     convert(prefix, tmp_path / "b", to="tensorflow", vocab_file=letters)
-  assert sorted(os.listdir(tmp_path)) == ["a", "b", "empty", "full"]
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "run.json").write_text('{"runs": []}')
+  with pytest.raises(UserError, match="run is the folder of another run"):
+    convert(prefix, tmp_path / "run" / "m", to="tensorflow")
+  assert os.listdir(tmp_path / "run") == ["run.json"]
+  own = ["a", "b", "empty", "full", "run"]
+  assert sorted(os.listdir(tmp_path)) == own
   assert os.listdir(tmp_path / "b") == ["vocab.txt"]
   with pytest.raises(UserError, match="nothing to convert"):
     convert(prefix, tmp_path / "c")
