@@ -18,20 +18,24 @@ OUTPUT_DIR ?= runs/quickstart
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
 VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 
+# A word for the shell, whatever is in it. ($(value NAME): what was given for NAME,
+# in which make has not looked for variables.)
+quoted = '$(subst ','\'',$(1))'
+
 .PHONY: env pretrain test slow-test bench unit distributed-test lint format horovod-gpu clean
 
 env: $(READY)
 
 $(READY): requirements.txt requirements-$(VARIANT).txt constraints.txt $(wildcard xla_patches/*.sh xla_patches/*.patch)
-	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found: make PYTHON=/path/to/python3.12" >&2; exit 1; }
-	@echo "environment: $(VENV) with $$($(PYTHON) --version), $(VARIANT) (about 3 minutes)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@./make_venv.sh $(call quoted,$(PYTHON)) $(VENV)
+	@echo "environment: $(VENV) with $$($(BIN)/python --version), $(VARIANT) (about 3 minutes)"
 	@$(BIN)/python -m pip install --quiet -r requirements-$(VARIANT).txt -c constraints.txt
 	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python
 	@touch $@
 
 pretrain: $(READY)
-	@$(BIN)/python quickstart.py --num_ranks=$(NP) --corpus='$(CORPUS)' --output_dir='$(OUTPUT_DIR)'
+	@$(BIN)/python quickstart.py --num_ranks=$(call quoted,$(value NP)) \
+	  --corpus=$(call quoted,$(value CORPUS)) --output_dir=$(call quoted,$(value OUTPUT_DIR))
 
 test: lint unit distributed-test
 

@@ -7,10 +7,13 @@
     --input=run/model.ckpt-7000,run/model.ckpt-7500 --output=mean/model.ckpt
 
 The last one averages weights. Optimizer slots, counters and what else belongs
-to a training are left out.
+to a training are left out. What predict.py needs beside weights and config
+(case, vocabulary, labels, lengths) goes along, both ways: in Hugging Face's
+files as far as they have a place for it, and in task.json.
 """
 
 import dataclasses
+import json
 import os
 import tempfile
 from typing import NamedTuple
@@ -19,18 +22,23 @@ import numpy as np
 from absl import flags
 
 import errors
+import json_files
 import tokenization
 from errors import DataError, UserError
-from finetuning import finetune
+from finetuning.finetune import TASK_FILE, saved_task
 from huggingface import bert_tensors, model_config, tokenizer_files
-from huggingface.tokenizer_files import Vocabulary
+from huggingface.tokenizer_files import MODEL_FILE, VOCAB_FILE, Vocabulary
 from model.bert_config import BertConfig
-from training import checkpoint_files, checkpoint_weights
+from serving import model_source
+from serving.model_source import CLASSIFIER, PRETRAINING, SQUAD
+from training import checkpoint_files, checkpoint_weights, training_hooks
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
-BERT_CONFIG_FILE = "bert_config.json"
-VOCAB_FILE = tokenizer_files.VOCAB_FILE
+BERT_CONFIG_FILE = model_source.CONFIG_FILE
+# What task.json says of a run's files, and not of the model.
+_OF_FILES = ("vocabulary", "best_by", "exported_from")
+_FLAGS = {VOCAB_FILE: "vocab_file", MODEL_FILE: "spm_model_file"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +49,12 @@ class Settings:
     input: prefixes of checkpoints, of which the mean is taken, or one folder.
     output: a folder for HUGGINGFACE, a prefix or a folder for TENSORFLOW.
     to: HUGGINGFACE, TENSORFLOW, or None for the other one than the input's.
-    bert_config_file: of checkpoints; None: bert_config.json beside the first.
-    vocab_file: None: vocab.txt beside the first input, if it is there.
+    bert_config_file: of checkpoints; None: bert_config.json beside them.
+    vocab_file: None: what the input's task.json or records name, or vocab.txt
+      beside it.
     spm_model_file: a SentencePiece model instead; beside it: spiece.model.
     do_lower_case: None: what the input says, or else true.
-    labels: names of a classifier's labels, by number.
+    labels: names of a classifier's labels, by number, if the input has none.
   """
 
   input: tuple[str, ...]
@@ -64,10 +73,11 @@ class Model(NamedTuple):
   values: dict[str, np.ndarray]  # float32, by our names
   config: BertConfig
   source: str  # where the config is from
+  task: dict  # as task.json has it, but for the names of files
   vocabulary: Vocabulary | None
-  do_lower_case: bool | None  # None: the input does not say
-  labels: list[str] | None
   left_out: list[str]  # lines for people
+  assumed: list[str]  # as well
+  lacking: tuple[str, ...] = ()  # heads that the config names
 
 
 # -----------------------------------------------------------------------------
@@ -83,78 +93,170 @@ def read_folder(settings: Settings) -> Model:
   """
   (folder,) = settings.input
   source = os.path.join(folder, model_config.CONFIG_FILE)
-  config, labels, keys = model_config.read_config(folder)
+  known = model_config.read_config(folder)
+  config = known.config
   read = bert_tensors.from_theirs(
     bert_tensors.read_tensors(folder), config, folder
   )
   left_out = [f"{name} (follows from the rest)" for name in read.left_out]
-  left_out += [f"{key} of {source} (not known here)" for key in keys]
+  left_out += [f"{key} of {source} (not known here)" for key in known.left_out]
+  task, assumed = _task_of_folder(settings, known, read.values)
+  parts = bert_tensors.count_parts(read.values, config, folder)
   return Model(
     read.values,
     config,
     source,
-    tokenizer_files.read_vocabulary(folder),
-    tokenizer_files.reads_lower_case(folder),
-    labels if "output_bias" in read.values else None,
+    task,
+    _given_vocabulary(settings, tokenizer_files.read_vocabulary(folder)),
     left_out,
+    assumed,
+    tuple(sorted((known.heads or set()) - set(parts))),
   )
+
+
+def _task_of_folder(
+  settings: Settings, known: model_config.ReadConfig, values: dict
+) -> tuple[dict, list[str]]:
+  """What a Hugging Face folder says of a model's task, and what is assumed."""
+  (folder,) = settings.input
+  saved, given = saved_task(folder), settings.do_lower_case
+  model_source.check_task(saved, os.path.join(folder, TASK_FILE))
+  found, assumed = {"task": _kind(values)}, []
+  if found["task"] == CLASSIFIER:
+    outputs = len(values["output_bias"])
+    labels = known.classifier_labels(outputs, folder)
+    is_named = labels != model_config.stand_ins(outputs)
+    has_names = is_named or saved.get("labels") == labels
+    found["labels"] = labels if has_names else []
+    if known.heads is None:
+      assumed.append(
+        f"{folder}: {model_config.CONFIG_FILE} names no architecture: the "
+        "classifier is taken for one of whole texts"
+      )
+  lower = tokenizer_files.reads_lower_case(folder, given)
+  if lower is not None:
+    found["do_lower_case"] = lower
+  most = known.config.max_position_embeddings
+  longest = tokenizer_files.longest_text(folder)
+  if longest is not None:
+    found["max_seq_length"] = min(longest, most)
+  task = {"max_seq_length": most, **_agreed(found, saved, folder)}
+  lower = task.get("do_lower_case")
+  if lower is not None and given not in (None, lower):
+    raise UserError(
+      f"--do_lower_case={given}, but the tokenizer of {folder} has "
+      f"do_lower_case={lower}: leave the flag out"
+    )
+  if lower is None:
+    task["do_lower_case"] = True if given is None else given
+    assumed += [model_source.assumed_case(folder)] if given is None else []
+  return task, assumed
+
+
+def _given_vocabulary(
+  settings: Settings, found: Vocabulary | None
+) -> Vocabulary | None:
+  """That of the flags, which must be the one of the input, if it has one."""
+  given = None
+  for name, flag in _FLAGS.items():
+    if path := getattr(settings, flag):
+      given = tokenizer_files.read_file(path, name)
+  if given and found and not tokenizer_files.is_same(given, found):
+    raise UserError(
+      f"--{_FLAGS[given.file]}: another vocabulary than that of "
+      f"{settings.input[0]}, which is the model's: leave the flag out"
+    )
+  return found or given
+
+
+def _kind(values: dict) -> str:
+  """What a model is for by its head, as task.json has it."""
+  if "output_bias" in values:
+    return CLASSIFIER
+  return SQUAD if "cls/squad/output_bias" in values else PRETRAINING
+
+
+def _agreed(found: dict, saved: dict, folder: str) -> dict:
+  """What Hugging Face's files say, and what only task.json does.
+
+  Raises:
+    DataError: they contradict each other.
+  """
+  for key, value in found.items():
+    if key in saved and saved[key] != value:
+      raise DataError(
+        f"{folder}: {key} is {saved[key]!r} in {TASK_FILE}, but {value!r} by "
+        f"{model_config.CONFIG_FILE}, the weights and the tokenizer: remove "
+        f"{TASK_FILE}, or set it right"
+      )
+  return {**found, **_of_model(saved)}
+
+
+def _of_model(task: dict) -> dict:
+  return {k: v for k, v in task.items() if k not in _OF_FILES}
 
 
 def read_checkpoints(settings: Settings) -> Model:
   """The mean of some checkpoints' weights.
 
   Raises:
-    UserError: they cannot be read, or are not of one shape.
+    UserError: they cannot be read, or are not of one model.
   """
   weights = checkpoint_weights.read(settings.input)
-  config, source = _config_of(settings)
-  first = settings.input[0]
-  bert_tensors.count_parts(weights.values, config, first)
-  folder = os.path.dirname(first)
-  task = finetune.saved_task(folder)  # of a run_classifier.py or run_squad.py
+  given = model_source.Given(
+    settings.bert_config_file,
+    settings.vocab_file,
+    settings.spm_model_file,
+    settings.do_lower_case,
+  )
+  first, *others = (
+    _read_source(path, given, weights) for path in settings.input
+  )
+  for path, other in zip(settings.input[1:], others, strict=True):
+    _check_one_model(first, other, settings.input[0], path)
+  return first
+
+
+def _read_source(path: str, given: model_source.Given, weights) -> Model:
+  """All about a checkpoint but its weights, for which `weights` stand."""
+  source = model_source.find(path, given)
+  task = _of_model(source.task)
+  if task["task"] == PRETRAINING:  # what is taken if nothing says it
+    task["task"] = _kind(weights.values)
+  vocabulary = None
+  for name, flag in _FLAGS.items():
+    if file := getattr(source, flag):
+      vocabulary = tokenizer_files.read_file(file, name)
+  config_file = given.bert_config_file or os.path.join(
+    os.path.dirname(path), BERT_CONFIG_FILE
+  )
   return Model(
     weights.values,
-    config,
-    source,
-    _vocabulary_of(folder, task),
-    task.get("do_lower_case"),
-    task.get("labels") or None,
+    source.bert,
+    config_file,
+    task,
+    vocabulary,
     weights.left_out,
+    list(source.assumed),
   )
 
 
-def _vocabulary_of(folder: str, task: dict) -> Vocabulary | None:
-  """That of a run folder, or what stands beside a checkpoint, if any."""
-  names = task.get("vocabulary", {})
-  for key, kind in (
-    ("vocab_file", VOCAB_FILE),
-    ("spm_model_file", tokenizer_files.MODEL_FILE),
-  ):
-    if key in names:
-      return tokenizer_files.read_file(os.path.join(folder, names[key]), kind)
-  return tokenizer_files.read_vocabulary(folder)
-
-
-def _config_of(settings: Settings) -> tuple[BertConfig, str]:
-  """The checkpoints' config, and its file."""
-  folders = [os.path.dirname(prefix) for prefix in settings.input]
-  beside = [os.path.join(folder, BERT_CONFIG_FILE) for folder in folders]
-  path = settings.bert_config_file or beside[0]
-  if not os.path.exists(path):
-    raise UserError(f"{path} is not there: give --bert_config_file")
-  try:
-    config = BertConfig.from_json_file(path)
-    for other in () if settings.bert_config_file else beside[1:]:
-      if os.path.exists(other):
-        theirs = BertConfig.from_json_file(other)
-        if theirs.to_dict() != config.to_dict():
-          raise UserError(
-            f"{path} and {other} differ: only checkpoints of one config have "
-            "a mean; if they do, give --bert_config_file"
-          )
-  except ValueError as e:
-    raise UserError(str(e)) from e
-  return config, path
+def _check_one_model(first: Model, other: Model, path, other_path) -> None:
+  """Raises `UserError` for checkpoints that have no mean."""
+  differ = model_source.differences(first.config, other.config)
+  differ += sorted(
+    key
+    for key in first.task.keys() | other.task.keys()
+    if first.task.get(key) != other.task.get(key)
+  )
+  both = first.vocabulary, other.vocabulary
+  if None not in both and both[0] != both[1]:
+    differ.append("the vocabulary")
+  if differ:
+    raise UserError(
+      f"{path} and {other_path} differ in {', '.join(differ)}: only "
+      "checkpoints of one model have a mean"
+    )
 
 
 # -----------------------------------------------------------------------------
@@ -183,16 +285,11 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     model.values, model.config, settings.input[0]
   )
   bias = model.values.get("output_bias")
-  labels = settings.labels or model.labels
-  if bias is not None and labels and len(labels) != len(bias):
-    raise UserError(
-      f"{len(labels)} names of labels, but the classifier has {len(bias)}"
-    )
   config = model_config.to_their_config(
     model.config,
     parts,
     model.source,
-    labels=None if bias is None else list(labels or ()) or len(bias),
+    labels=None if bias is None else model.task.get("labels") or len(bias),
     pad_id=_pad_id(model),
   )
   parent = os.path.dirname(folder) or "."
@@ -202,15 +299,23 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     os.mkdir(made)
     bert_tensors.write_tensors(made, tensors)
     model_config.write_config(made, config)
+    json_files.write(os.path.join(made, TASK_FILE), _task_content(model))
     if model.vocabulary is not None:
       tokenizer_files.write_tokenizer(
         made,
         model.vocabulary,
-        model.do_lower_case,
-        model.config.max_position_embeddings,
+        model.task["do_lower_case"],
+        model.task["max_seq_length"],
       )
     os.replace(made, folder)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+
+
+def _task_content(model: Model) -> dict:
+  """What task.json is to say."""
+  file = model.vocabulary and model.vocabulary.file
+  names = {_FLAGS[file]: file} if file else {}
+  return dict(sorted({**model.task, "vocabulary": names}.items()))
 
 
 def _pad_id(model: Model) -> int:
@@ -223,7 +328,10 @@ def _pad_id(model: Model) -> int:
 
 
 def write_checkpoint(model: Model, settings: Settings) -> list[str]:
-  """Writes a TensorFlow checkpoint with its config and vocabulary beside it.
+  """Writes a TensorFlow checkpoint, and beside it what belongs to its model.
+
+  That is the config, the vocabulary and task.json, but this one not in the
+  folder of the run that the weights are of, whose files say the same.
 
   Returns:
     The files, as lines for people.
@@ -235,14 +343,21 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
     prefix = os.path.join(prefix, CHECKPOINT_NAME)
   folder = os.path.dirname(prefix) or "."
-  config_file = os.path.join(folder, BERT_CONFIG_FILE)
-  beside = {config_file: model.config.to_json_string().encode()}
+  beside = {BERT_CONFIG_FILE: model.config.to_json_string().encode()}
   if model.vocabulary:
-    vocab_file = os.path.join(folder, model.vocabulary.file)
-    beside[vocab_file] = model.vocabulary.content
+    beside[model.vocabulary.file] = model.vocabulary.content
+  task = json.dumps(_task_content(model), indent=2) + "\n"
+  if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
+    beside[TASK_FILE] = task.encode()
+  elif not os.path.samefile(folder, os.path.dirname(settings.input[0]) or "."):
+    raise UserError(
+      f"--output={prefix}: {folder} is the folder of another run: give "
+      "--output in another folder"
+    )
+  beside = {os.path.join(folder, n): content for n, content in beside.items()}
   there = {path for path in beside if os.path.exists(path)}
   for path in there:
-    if not _is_same(path, beside[path], model.config):
+    if not _is_same(path, beside[path], model):
       raise UserError(
         f"{path} is there already and is another model's: give --output in "
         "another folder"
@@ -255,13 +370,15 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   return [f"{prefix} (for --init_checkpoint)", *sorted(beside)]
 
 
-def _is_same(path: str, content: bytes, config: BertConfig) -> bool:
-  """Whether a file holds this content, or this config in other words."""
+def _is_same(path: str, content: bytes, model: Model) -> bool:
+  """Whether a file holds this content, or says the same in other words."""
   with open(path, "rb") as f:
     if f.read() == content:
       return True
+  if os.path.basename(path) == TASK_FILE:
+    return _of_model(saved_task(os.path.dirname(path))) == model.task
   try:
-    return BertConfig.from_json_file(path).to_dict() == config.to_dict()
+    return BertConfig.from_json_file(path).to_dict() == model.config.to_dict()
   except ValueError:
     return False
 
@@ -293,52 +410,64 @@ def convert(settings: Settings) -> list[str]:
     raise UserError(
       f"--bert_config_file is for checkpoints; {config_file} is the config"
     )
+  if settings.vocab_file and settings.spm_model_file:
+    raise UserError("give either --vocab_file or --spm_model_file")
   model = read_folder(settings) if theirs else read_checkpoints(settings)
-  model = with_tokenizer(model, settings, to)
+  model = with_answers(with_labels(model, settings))
+  check_vocabulary(model, settings)
   write = write_folder if to == HUGGINGFACE else write_checkpoint
   return report(model, settings, write(model, settings))
 
 
-def with_tokenizer(model: Model, settings: Settings, to: str) -> Model:
-  """`model` with the vocabulary and the case that the settings give.
+def with_labels(model: Model, settings: Settings) -> Model:
+  """`model` with the labels that the settings give.
 
   Raises:
-    UserError: the vocabulary is larger than the model's, or none for it.
+    UserError: the input has others, or the classifier another number.
   """
-  if settings.vocab_file and settings.spm_model_file:
-    raise UserError("give either --vocab_file or --spm_model_file")
-  vocabulary, lower = model.vocabulary, settings.do_lower_case
-  if settings.vocab_file:
-    vocabulary = tokenizer_files.read_file(settings.vocab_file, VOCAB_FILE)
-  if settings.spm_model_file:
-    vocabulary = tokenizer_files.read_file(
-      settings.spm_model_file, tokenizer_files.MODEL_FILE
-    )
-  if vocabulary:
-    rows = tokenizer_files.size(vocabulary)
-    given = settings.vocab_file or settings.spm_model_file
-    if rows > model.config.vocab_size:
-      raise DataError(
-        f"{given or vocabulary.file + ' of ' + settings.input[0]}: has "
-        f"{rows} tokens, but the model's vocab_size is "
-        f"{model.config.vocab_size}: it is another model's"
+  labels, bias = model.task.get("labels"), model.values.get("output_bias")
+  if settings.labels:
+    if labels and labels != list(settings.labels):
+      raise UserError(
+        f"labels {settings.labels}, but those of {settings.input[0]} are "
+        f"{labels}"
       )
-  if lower is None:
-    lower = model.do_lower_case
-  if model.do_lower_case not in (None, lower):
+    labels = list(settings.labels)
+    model = model._replace(task={**model.task, "labels": labels})
+  if bias is not None and labels and len(labels) != len(bias):
     raise UserError(
-      f"--do_lower_case={lower}, but the tokenizer of {settings.input[0]} has "
-      f"do_lower_case={model.do_lower_case}"
+      f"{settings.input[0]}: {len(labels)} names of labels ({TASK_FILE} beside "
+      f"it has them), but the classifier has {len(bias)}"
     )
-  if lower is None and to == HUGGINGFACE:
-    lower = True
-  try:
-    tokenization.validate_case_matches_checkpoint(
-      bool(lower), settings.input[0] if to == HUGGINGFACE else None
+  return model
+
+
+def with_answers(model: Model) -> Model:
+  """`model` with what only task.json can say of one that answers questions."""
+  key = "version_2_with_negative"
+  if model.task["task"] != SQUAD or key in model.task:
+    return model
+  line = (
+    "every paragraph is taken to answer its question, as in SQuAD 1.1: if not, "
+    f"set {key} to true in {TASK_FILE}"
+  )
+  return model._replace(
+    task={**model.task, key: False}, assumed=[*model.assumed, line]
+  )
+
+
+def check_vocabulary(model: Model, settings: Settings) -> None:
+  """Raises `DataError` for a vocabulary that is larger than the model's."""
+  if not model.vocabulary:
+    return
+  rows = tokenizer_files.size(model.vocabulary)
+  given = settings.vocab_file or settings.spm_model_file
+  if rows > model.config.vocab_size:
+    raise DataError(
+      f"{given or model.vocabulary.file + ' of ' + settings.input[0]}: has "
+      f"{rows} tokens, but the model's vocab_size is "
+      f"{model.config.vocab_size}: it is another model's"
     )
-  except ValueError as e:
-    raise UserError(str(e)) from e
-  return model._replace(vocabulary=vocabulary, do_lower_case=lower)
 
 
 def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
@@ -351,6 +480,11 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   converted += [f"{name} (not BERT's, kept)" for name in others]
   missing = [part for part in bert_tensors.PARTS[:4] if part not in counts]
+  missing += [
+    f"{part} (which {model_config.CONFIG_FILE} names)"
+    for part in model.lacking
+    if part not in missing
+  ]
   if not model.vocabulary:
     missing.append(
       f"{VOCAB_FILE} (give --vocab_file or --spm_model_file for a tokenizer)"
@@ -364,10 +498,11 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
     f"missing in the input: {len(missing)}",
     *_indented(missing),
   ]
-  if model.do_lower_case is not None:
-    lines.append(f"text for it: --do_lower_case={model.do_lower_case}")
-  if model.labels:
-    lines.append(f"labels by number: {', '.join(model.labels)}")
+  if model.assumed:
+    lines += [f"assumed: {len(model.assumed)}", *_indented(model.assumed)]
+  lines.append(f"text for it: --do_lower_case={model.task['do_lower_case']}")
+  if labels := model.task.get("labels"):
+    lines.append(f"labels by number: {', '.join(labels)}")
   return [*lines, "written:", *_indented(files)]
 
 
@@ -410,12 +545,13 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "bert_config_file",
     None,
-    f"Of checkpoints. Default: {BERT_CONFIG_FILE} beside the first.",
+    f"Of checkpoints. Default: {BERT_CONFIG_FILE} beside them.",
   )
   flags.DEFINE_string(
     "vocab_file",
     None,
-    "The WordPiece vocabulary. Default: vocab.txt beside the input.",
+    "The WordPiece vocabulary. Default: the one that the run's task.json or "
+    "records name, or vocab.txt beside the input.",
   )
   flags.DEFINE_string(
     "spm_model_file",
@@ -426,7 +562,7 @@ def define_flags() -> None:
     "do_lower_case",
     None,
     "Whether the model is of lower-cased text. Default: what the input's "
-    "tokenizer does, or true.",
+    "tokenizer, task.json or records say; if nothing does, true is assumed.",
   )
 
 

@@ -52,6 +52,8 @@ def main(argv) -> None:
   model = inference.open_checkpoint(source, FLAGS.signatures, FLAGS.precision)
   difference = inference.export(model, source, FLAGS.output_dir)
   print(f"checkpoint  {source.path} ({source.chosen})")
+  for line in source.assumed:
+    print(f"assumed     {line}")
   for name in model.names():
     signature = model.signatures[name]
     print(f"  {name}: {', '.join(sorted(signature.inputs))}")

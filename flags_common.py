@@ -334,4 +334,8 @@ def define_source_flags() -> None:
   flags.DEFINE_string(
     "spm_model_file", None, "The same for a SentencePiece model."
   )
-  flags.DEFINE_bool("do_lower_case", None, f"Lower-case the text. {found}")
+  flags.DEFINE_bool(
+    "do_lower_case",
+    None,
+    "Lower-case the text. Default: as found beside the model, or else true.",
+  )

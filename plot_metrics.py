@@ -1,4 +1,4 @@
-"""Draws the curves of one or more runs from their folders as one PNG.
+"""Draws the curves of one or more runs from their folders as one picture.
 
 python plot_metrics.py --output=curve.png OUTPUT_DIR [OUTPUT_DIR ...]
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib
+import matplotlib.backend_bases
 import matplotlib.ticker
 from absl import flags
 
@@ -167,17 +168,29 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
   figure.legend(handles, names, loc="outside lower center", ncols=2)
 
 
+def check_output(output: str) -> None:
+  """Raises `UserError` for a name that says no format of a picture."""
+  known = set(matplotlib.backend_bases.FigureCanvasBase.filetypes)
+  known -= {"pgf"}  # which needs LaTeX
+  if os.path.splitext(output)[1][1:].lower() not in known:
+    raise errors.UserError(
+      f"--output={output}: the name must end in a known format: "
+      f"{', '.join(f'.{name}' for name in sorted(known))}"
+    )
+
+
 def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   """Draws losses, metrics, learning rates and speeds over updates.
 
   Args:
     run_dirs: one or more folders of run_*.py.
-    output: the PNG to write.
+    output: the picture to write, as PNG or what its name ends in.
     title: text above; default: the folder, of one run.
 
   Raises:
-    UserError: a folder has no reports.
+    UserError: a folder has no reports, or `output` no known format.
   """
+  check_output(output)
   runs = [read_run(run_dir) for run_dir in run_dirs]
   panels = panels_of(runs)
   rows = -(-len(panels) // _COLUMNS)
@@ -210,7 +223,9 @@ def main(argv: list) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("output", "curve.png", "PNG file to write.")
+  flags.DEFINE_string(
+    "output", "curve.png", "Picture to write: .png, .svg, .pdf, ..."
+  )
   flags.DEFINE_string(
     "title", "", "Text above; default: the folder, if it is one."
   )

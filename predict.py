@@ -123,6 +123,8 @@ def main(argv) -> None:
   )
   if not source.is_export:
     print(f"{source.path} ({source.chosen})", file=sys.stderr)
+  for line in source.assumed:
+    print(line, file=sys.stderr)
   inputs = read_inputs(argv[2:], predictor.answers_questions)
   by_hand = not argv[2:] and FLAGS.input in (None, "-") and sys.stdin.isatty()
   for group in _groups(inputs, 1 if by_hand else _AT_ONCE):

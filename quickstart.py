@@ -7,7 +7,6 @@ what is there.
 """
 
 import glob
-import json
 import os
 import re
 import shlex
@@ -48,7 +47,7 @@ VOCAB_SIZE = 8192
 # it attends to. In sequences of 128, 2,850 updates of 48 were not enough to
 # leave that phase; at 32 it is over after 500 of 96.
 SEQ_LENGTH = 32
-GLOBAL_BATCH = 96  # divides over 1, 2, 3, 4, 6, 8, ... ranks
+GLOBAL_BATCH = 96  # on any number of ranks
 UPDATES = 2000
 WARMUP_UPDATES = 200
 LEARNING_RATE = 2e-3
@@ -139,12 +138,11 @@ def check_source(paths: Paths, corpus: str) -> None:
   ]
   source = {"corpus": corpus, "files": files}
   if os.path.exists(paths.source):
-    with open(paths.source, encoding="utf-8") as f:
-      if json.load(f) != source:
-        raise UserError(
-          f"{paths.root} was made from other text: choose another folder "
-          "(make pretrain OUTPUT_DIR=...) or delete it"
-        )
+    if json_files.read(paths.source) != source:
+      raise UserError(
+        f"{paths.root} was made from other text: choose another folder "
+        "(make pretrain OUTPUT_DIR=...) or delete it"
+      )
   os.makedirs(paths.root, exist_ok=True)
   json_files.write(paths.source, source)
 
@@ -209,7 +207,7 @@ def best_precision() -> str:
 
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command that pre-trains and evaluates."""
-  micro_batch = max(1, GLOBAL_BATCH // ranks)
+  share = -(-GLOBAL_BATCH // ranks)  # of one rank; the last may have fewer
   launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
   ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
   return ranked + python(
@@ -220,8 +218,8 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
     f"--input_file={paths.train_shards}",
     f"--eval_input_file={paths.heldout_shards}",
     f"--output_dir={paths.pretrain}",
-    f"--global_batch_size={micro_batch * ranks}",
-    f"--train_batch_size={micro_batch}",
+    f"--global_batch_size={GLOBAL_BATCH}",
+    f"--train_batch_size={share}",
     f"--precision={best_precision()}",
     f"--learning_rate={LEARNING_RATE}",
     # Without them a rate this high undoes the first updates' work.
@@ -242,8 +240,16 @@ def write_config(paths: Paths) -> None:
   )
 
 
-def screen(paths: Paths, ranks: int, updates: int, began: float) -> str:
-  """The closing screen."""
+def training_results(paths: Paths) -> dict:
+  """What the newest call that trained has left; {} without one."""
+  path = os.path.join(paths.pretrain, training_hooks.TRAINING_RESULTS_FILE)
+  return json_files.read(path) if os.path.exists(path) else {}
+
+
+def screen(
+  paths: Paths, ranks: int, updates: int, began: float, earlier: dict
+) -> str:
+  """The closing screen; `earlier` are the `training_results` before this."""
   read = lambda name: training_hooks.read_jsonl(
     os.path.join(paths.pretrain, name)
   )
@@ -255,17 +261,18 @@ def screen(paths: Paths, ranks: int, updates: int, began: float) -> str:
   held_out = records.Manifest.load(paths.heldout_manifest).counts
   random_next = held_out["random_next"] / held_out["examples"]
   majority = max(random_next, 1.0 - random_next)
-  with open(
-    os.path.join(paths.pretrain, training_hooks.TRAINING_RESULTS_FILE),
-    encoding="utf-8",
-  ) as f:
-    speed = training_hooks.speed_line(json.load(f))
+  trained = training_results(paths)
+  speed = training_hooks.speed_line(trained) if trained else ""
+  if trained == earlier:
+    speed = "nothing was left to train" + (
+      speed and f"; an earlier call {speed}"
+    )
   step = after["global_step"]
   shown = training_hooks.shown
   row = lambda label, key, form: (
     f"  {label:<26}{shown(before[key], form):>10}{shown(after[key], form):>10}"
   )
-  more = pretraining_command(paths, ranks, 2 * updates)
+  more = pretraining_command(paths, ranks, 2 * max(step, updates))
   return "\n".join(
     [
       "",
@@ -297,12 +304,13 @@ def main(_) -> None:
   check_source(paths, FLAGS.corpus)
   prepare(paths, FLAGS.corpus)
   write_config(paths)
+  earlier = training_results(paths)
   run(
     f"pre-training on {FLAGS.num_ranks} rank(s)",
     pretraining_command(paths, FLAGS.num_ranks, FLAGS.num_train_steps),
   )
   plot_metrics.plot([paths.pretrain], paths.curve)
-  print(screen(paths, FLAGS.num_ranks, FLAGS.num_train_steps, began))
+  print(screen(paths, FLAGS.num_ranks, FLAGS.num_train_steps, began, earlier))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,19 @@ _CASED_MODELS = frozenset(
 )
 
 
+def published_case(init_checkpoint: str | None) -> bool | None:
+  """The do_lower_case of a checkpoint in one of google/bert's own folders.
+
+  None for any other: only the names of those folders are known.
+  """
+  match = re.match(
+    r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt", init_checkpoint or ""
+  )
+  if match and match.group(1) in _UNCASED_MODELS | _CASED_MODELS:
+    return match.group(1) in _UNCASED_MODELS
+  return None
+
+
 def validate_case_matches_checkpoint(
   do_lower_case: bool, init_checkpoint: str | None
 ) -> None:
@@ -69,19 +82,11 @@ def validate_case_matches_checkpoint(
   Raises:
     ValueError: `do_lower_case` contradicts the checkpoint's folder name.
   """
-  match = re.match(
-    r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt", init_checkpoint or ""
-  )
-  if match is None:
-    return
-  name = match.group(1)
-  wants_lower = name in _UNCASED_MODELS
-  if not wants_lower and name not in _CASED_MODELS:
-    return
-  if wants_lower != bool(do_lower_case):
+  wants_lower = published_case(init_checkpoint)
+  if wants_lower is not None and wants_lower != bool(do_lower_case):
     raise ValueError(
       f"--do_lower_case={do_lower_case} but --init_checkpoint="
-      f"{init_checkpoint} is of {name}, which was trained on "
+      f"{init_checkpoint} was trained on "
       f"{'lower-cased' if wants_lower else 'cased'} text: pass "
       f"--do_lower_case={wants_lower}"
     )

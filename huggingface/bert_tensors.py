@@ -134,6 +134,16 @@ def count_parts(
   return counts
 
 
+def _check_pooler(parts: Iterable[str], source: str) -> None:
+  """Raises `DataError` for a classifier of tokens, which reads no pooler."""
+  if CLASSIFIER in parts and POOLER not in parts:
+    raise DataError(
+      f"{source}: has a classifier, but no pooler: it classifies each token "
+      "(as BertForTokenClassification does), and only classifiers of whole "
+      "texts can be converted"
+    )
+
+
 def _check_shape(weight, value, labels, source) -> None:
   shape = tuple(labels[0] if n is None and labels else n for n in weight.shape)
   if value.shape != shape:
@@ -161,6 +171,7 @@ def to_theirs(
     DataError: a variable is no weight of a BERT; or as `count_parts`.
   """
   parts = count_parts(values, config, source)
+  _check_pooler(parts, source)
   known = {w.ours: w for w in weights(config)}
   if unknown := sorted(set(values) - set(known)):
     raise DataError(
@@ -202,7 +213,8 @@ def from_theirs(
 
   Raises:
     DataError: a tensor is unknown, stands there twice, is tied to another one
-      and differs from it, or is not of a floating type; or as `count_parts`.
+      and differs from it, is not of a floating type or not finite, or they are
+      of a classifier of tokens; or as `count_parts`.
   """
   named, left_out = {}, []
   bare = not any(name.startswith("bert.") for name in tensors)
@@ -216,6 +228,11 @@ def from_theirs(
       raise DataError(
         f"{source}: {name} is {value.dtype}, not a float: a quantised model "
         "cannot be converted"
+      )
+    elif not np.isfinite(value).all():
+      raise DataError(
+        f"{source}: {name} holds values that are not finite: no such model "
+        "answers"
       )
     else:
       named[full] = value
@@ -241,7 +258,7 @@ def from_theirs(
     for name, w in known.items()
     if name in named
   }
-  count_parts(values, config, source)
+  _check_pooler(count_parts(values, config, source), source)
   return Read(values, left_out)
 
 
@@ -266,23 +283,33 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
   Raises:
     DataError: a file is missing or damaged.
   """
+  if os.path.exists(os.path.join(folder, WEIGHTS_FILE)):
+    return _read_file(os.path.join(folder, WEIGHTS_FILE))
   index = os.path.join(folder, _SHARDS_FILE)
-  names = [WEIGHTS_FILE]
-  if not os.path.exists(os.path.join(folder, WEIGHTS_FILE)):
-    if not os.path.exists(index):
-      raise DataError(
-        f"{folder}: has no {WEIGHTS_FILE}; pytorch_model.bin and the like need "
-        "PyTorch to be read: in an environment that has it, load and save the "
-        "model with transformers"
-      )
-    try:
-      found = set(json_files.read(index)["weight_map"].values())
-      names = sorted(map(os.path.basename, found))
-    except (KeyError, TypeError, AttributeError) as e:
-      raise DataError(f"{index}: not an index of weights ({e!r})") from e
+  if not os.path.exists(index):
+    raise DataError(
+      f"{folder}: has no {WEIGHTS_FILE}; pytorch_model.bin and the like need "
+      "PyTorch to be read: in an environment that has it, load and save the "
+      "model with transformers"
+    )
+  try:
+    places = {
+      name: os.path.basename(file)
+      for name, file in json_files.read(index)["weight_map"].items()
+    }
+  except (KeyError, TypeError, AttributeError) as e:
+    raise DataError(f"{index}: not an index of weights ({e!r})") from e
   tensors = {}
-  for name in names:
-    tensors |= _read_file(os.path.join(folder, name))
+  for file in sorted(set(places.values())):
+    path = os.path.join(folder, file)
+    found = _read_file(path)
+    wanted = {name for name, place in places.items() if place == file}
+    if differ := wanted ^ set(found):
+      raise DataError(
+        f"{path}: {_some(sorted(differ))}: in it or in {index}, but not in "
+        "both. Copy all of the model's files again"
+      )
+    tensors |= found
   return tensors
 
 

@@ -88,6 +88,8 @@ _ARCHITECTURES = {
   "BertForQuestionAnswering": (QUESTIONS,),
 }
 
+_REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
+
 
 def architecture(parts: Iterable[str]) -> str:
   """transformers' class of a model with these parts."""
@@ -136,10 +138,16 @@ def to_their_config(
   del content["pre_layer_norm"]
   if labels is not None:
     if isinstance(labels, int):
-      labels = [f"LABEL_{i}" for i in range(labels)]
+      labels = stand_ins(labels)
+    content["problem_type"] = _SINGLE_LABEL if len(labels) > 1 else _REGRESSION
     content["id2label"] = {str(i): label for i, label in enumerate(labels)}
     content["label2id"] = {label: i for i, label in enumerate(labels)}
   return content
+
+
+def stand_ins(count: int) -> list[str]:
+  """What transformers calls so many labels that have no names."""
+  return [f"LABEL_{i}" for i in range(count)]
 
 
 class ReadConfig(NamedTuple):
@@ -148,6 +156,36 @@ class ReadConfig(NamedTuple):
   config: BertConfig
   labels: list[str] | None  # the classifier's names, by number
   left_out: list[str]  # keys that we do not know
+  problem_type: str | None = None  # what the classifier was trained for
+  heads: set[str] | None = None  # of its architectures; None: it names none
+
+  def classifier_labels(self, outputs: int, source: str) -> list[str]:
+    """The names of a classifier's so many outputs, or `stand_ins`.
+
+    Raises:
+      DataError: this config is not of such a classifier, or of another kind
+        than ours: one label of several, or one number.
+    """
+    if self.heads is not None and CLASSIFIER not in self.heads:
+      raise DataError(
+        f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
+        "without one"
+      )
+    kind = _SINGLE_LABEL if outputs > 1 else _REGRESSION
+    if self.problem_type not in (None, kind):
+      raise DataError(
+        f"{source}: problem_type is {self.problem_type!r} in {CONFIG_FILE}, "
+        f"with {outputs} outputs; known here are {_SINGLE_LABEL} (one of "
+        f"several labels) and {_REGRESSION} (one output)"
+      )
+    if self.labels is None:
+      return stand_ins(outputs)
+    if len(self.labels) != outputs:
+      raise DataError(
+        f"{source}: id2label of {CONFIG_FILE} names {len(self.labels)} labels, "
+        f"but the classifier has {outputs} outputs"
+      )
+    return self.labels
 
 
 def from_their_config(content: dict, source: str) -> ReadConfig:
@@ -164,7 +202,8 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
         "and only such a model can be converted"
       )
   names = content.get("architectures") or []
-  for name in names if isinstance(names, list) else [names]:
+  names = names if isinstance(names, list) else [names]
+  for name in names:
     if name not in list(_ARCHITECTURES):
       raise UserError(
         f"{source}: of the architecture {name}, which is none of "
@@ -186,7 +225,13 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
   except ValueError as e:
     raise UserError(str(e)) from e
   left_out = set(content) - known - _WITHOUT_EFFECT - set(_ONLY)
-  return ReadConfig(config, _labels(content), sorted(left_out))
+  return ReadConfig(
+    config,
+    _labels(content, source),
+    sorted(left_out),
+    content.get("problem_type"),
+    {head for n in names for head in _ARCHITECTURES[n]} if names else None,
+  )
 
 
 def _is_old_pooler_key(key: str) -> bool:
@@ -194,14 +239,17 @@ def _is_old_pooler_key(key: str) -> bool:
   return key == "directionality" or key.startswith("pooler_")
 
 
-def _labels(content: dict) -> list[str] | None:
+def _labels(content: dict, source: str) -> list[str] | None:
   named = content.get("id2label")
-  if not isinstance(named, dict):
+  if named is None:
     return None
-  numbers = [str(i) for i in range(len(named))]
-  if set(named) != set(numbers):
-    return None
-  return [str(named[i]) for i in numbers]
+  numbers = [str(i) for i in range(len(named))] if named else []
+  if not isinstance(named, dict) or set(named) != set(numbers):
+    raise DataError(f"{source}: id2label does not name the labels 0, 1, 2, ...")
+  labels = [str(named[i]) for i in numbers]
+  if len(set(labels)) < len(labels):
+    raise DataError(f"{source}: id2label has two labels of one name")
+  return labels
 
 
 def read_config(folder: str) -> ReadConfig:

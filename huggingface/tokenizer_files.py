@@ -212,7 +212,7 @@ def write_tokenizer(
     folder: where to.
     vocabulary: the vocabulary.
     do_lower_case: whether the model was trained on lower-cased text.
-    max_length: tokens that the model has positions for.
+    max_length: tokens of a text that the model was trained with.
 
   Raises:
     DataError: as of `make_tokenizer`.
@@ -279,6 +279,14 @@ def read_file(path: str, name: str) -> Vocabulary:
     return Vocabulary(name, f.read())
 
 
+def is_same(one: Vocabulary, other: Vocabulary) -> bool:
+  """Whether two vocabularies have the same tokens in the same order."""
+  if one.file != other.file or one.file != VOCAB_FILE:
+    return one == other
+  lines = [v.content.removesuffix(b"\n").split(b"\n") for v in (one, other)]
+  return [x.strip() for x in lines[0]] == [x.strip() for x in lines[1]]
+
+
 def size(vocabulary: Vocabulary) -> int:
   """Its tokens.
 
@@ -294,24 +302,48 @@ def size(vocabulary: Vocabulary) -> int:
   return sum(number == _PIECES for number, _, _ in fields)
 
 
-def reads_lower_case(folder: str) -> bool | None:
-  """Whether the folder's tokenizer lower-cases; None if it does not say.
+def longest_text(folder: str) -> int | None:
+  """Most tokens that the folder's tokenizer makes of a text, if it says.
 
   Raises:
-    DataError: a file is damaged, or the tokenizer works otherwise than
-      google/bert's.
+    DataError: the file is damaged.
   """
-  said = {}
-  for name in (TOKENIZER_CONFIG_FILE, TOKENIZER_FILE):
-    path = os.path.join(folder, name)
-    if os.path.exists(path):
-      said[name] = json_files.read(path)
-      if not isinstance(said[name], dict):
-        raise DataError(f"{path}: not a JSON object")
-  config = said.get(TOKENIZER_CONFIG_FILE, {})
-  text = json.dumps(said.get(TOKENIZER_FILE, {}).get("normalizer"))
+  longest = _read_object(folder, TOKENIZER_CONFIG_FILE).get("model_max_length")
+  # A large number stands for no limit; `bool` is an `int`.
+  return longest if type(longest) is int and longest > 0 else None
+
+
+def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
+  """Whether the folder's tokenizer lower-cases; None if it does not say.
+
+  Args:
+    folder: where its files are.
+    given: what decides if they say both.
+
+  Raises:
+    DataError: a file is damaged, they say both, or the tokenizer works
+      otherwise than google/bert's.
+  """
+  config = _read_object(folder, TOKENIZER_CONFIG_FILE)
+  text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
   found = re.search(r'"lowercase": (true|false)', text)
-  lower = config.get("do_lower_case", found and found[1] == "true")
+  lower = config.get("do_lower_case")
+  if found:
+    normalizes = found[1] == "true"
+    if lower not in (None, normalizes):
+      if given is None:
+        raise DataError(
+          f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
+          f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
+          "--nodo_lower_case"
+        )
+      lower = given
+    lower = normalizes if lower is None else lower
+  if not isinstance(lower, bool | None):
+    raise DataError(
+      f"{os.path.join(folder, TOKENIZER_CONFIG_FILE)}: do_lower_case is "
+      f"{lower!r}, not true or false"
+    )
   bert = {"tokenize_chinese_chars": True, "strip_accents": lower}
   for key, usual in bert.items():
     value = config.get(key)
@@ -322,3 +354,14 @@ def reads_lower_case(folder: str) -> bool | None:
         "text would become other tokens"
       )
   return lower
+
+
+def _read_object(folder: str, name: str) -> dict:
+  """A JSON file's object; {} without the file."""
+  path = os.path.join(folder, name)
+  if not os.path.exists(path):
+    return {}
+  found = json_files.read(path)
+  if not isinstance(found, dict):
+    raise DataError(f"{path}: not a JSON object")
+  return found

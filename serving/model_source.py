@@ -5,6 +5,7 @@ folder (a SavedModel of export_model.py).
 """
 
 import dataclasses
+import filecmp
 import glob
 import os
 from typing import NamedTuple
@@ -18,17 +19,26 @@ from pretraining_data import record_report
 from tensorflow_v1 import tf
 from training import checkpoint_files, pretraining_config, training_hooks
 
-PRETRAINING = "pretraining"
+PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
 CONFIG_FILE = "bert_config.json"
 # A SavedModel's folder for what its graph does not read, by TensorFlow
 # Serving's convention.
 EXTRA_FOLDER = "assets.extra"
-# Names in the folders that google/bert published.
-_THEIR_PREFIX, _THEIR_VOCABULARY = "bert_model.ckpt", "vocab.txt"
+_THEIR_PREFIX = "bert_model.ckpt"  # in the folders that google/bert published
+# The flag of each kind of vocabulary -> its name beside a checkpoint.
+_BESIDE = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}
+_TRAINING_ONLY = {
+  "hidden_dropout_prob",
+  "attention_probs_dropout_prob",
+  "initializer_range",
+}
 
 
 class Given(NamedTuple):
-  """What the flags say; None: as it is found beside the model."""
+  """What the flags say; None: as it is found beside the model.
+
+  A flag adds what nothing beside the model says; it contradicts nothing.
+  """
 
   bert_config_file: str | None = None
   vocab_file: str | None = None
@@ -50,6 +60,7 @@ class Source:
     task: as task.json has it: "task", "max_seq_length", "do_lower_case",
       and what the task's kind adds.
     vocab_file, spm_model_file: one of them, or neither if none was found.
+    assumed: what nothing says, and was assumed, as lines for a person.
   """
 
   path: str
@@ -58,6 +69,7 @@ class Source:
   task: dict
   vocab_file: str | None = None
   spm_model_file: str | None = None
+  assumed: tuple[str, ...] = ()
 
   @property
   def is_export(self) -> bool:
@@ -76,9 +88,6 @@ class Source:
         f"{self.path}: its vocabulary is neither beside it nor where its "
         "training data was: give --vocab_file or --spm_model_file"
       )
-    tokenization.validate_case_matches_checkpoint(
-      self.task["do_lower_case"], self.path
-    )
     return tokenization.load_tokenizer(
       self.vocab_file,
       self.task["do_lower_case"],
@@ -92,82 +101,149 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 
   Args:
     model: a run folder, a checkpoint's prefix or an exported folder.
-    given: wins over what is found beside it.
+    given: what is not found beside it.
 
   Raises:
-    UserError: there is no such model, or a part of it is missing or damaged.
+    UserError: there is no such model, a part of it is missing or damaged, or
+      `given` is not what is found.
   """
   if given.vocab_file and given.spm_model_file:
     raise UserError("give --vocab_file or --spm_model_file, not both")
   if _is_export(model):
     folder = os.path.join(model, EXTRA_FOLDER)
-    path, chosen, task = model, "exported", saved_task(folder)
+    path, chosen, said = model, "exported", saved_task(folder)
   else:
     folder = model if os.path.isdir(model) else os.path.dirname(model)
-    task = saved_task(folder)
-    path, chosen = _find_checkpoint(model, task)
-  task = task or _pretraining_task(folder, given)
+    said = saved_task(folder)
+    path, chosen = _find_checkpoint(model, said)
+  said_by = os.path.join(folder, TASK_FILE)
+  if not said:
+    said_by, said = _pretraining_task(folder, given)
+  check_task(said, said_by)
   config = _config(given.bert_config_file, folder, path)
-  task = {
-    "task": PRETRAINING,
-    "do_lower_case": True,
-    "max_seq_length": config.max_position_embeddings,
-    **task,
-  }
-  if given.do_lower_case is not None:
-    task["do_lower_case"] = given.do_lower_case
-  _check_task(task, folder)
-  vocabulary = {
-    name: os.path.join(folder, path)
-    for name, path in task.get("vocabulary", {}).items()
-  }
-  if given.vocab_file or given.spm_model_file:
-    vocabulary = {
-      "vocab_file": given.vocab_file,
-      "spm_model_file": given.spm_model_file,
-    }
-  elif not vocabulary:
-    beside = os.path.join(folder, _THEIR_VOCABULARY)
-    vocabulary = {"vocab_file": beside if os.path.exists(beside) else None}
+  lower, assumed = _case(said, said_by, given.do_lower_case, path)
+  vocabulary = _vocabulary(said, given, folder)
   return Source(
     path,
     chosen,
     config,
-    task,
+    {
+      "task": PRETRAINING,
+      "max_seq_length": config.max_position_embeddings,
+      **said,
+      "do_lower_case": lower,
+    },
     vocabulary.get("vocab_file"),
     vocabulary.get("spm_model_file"),
+    assumed,
   )
+
+
+def _case(
+  said: dict, said_by: str, given: bool | None, path: str
+) -> tuple[bool, tuple[str, ...]]:
+  """do_lower_case, and what was assumed."""
+  lower = said.get("do_lower_case")
+  if lower is None:
+    lower, said_by = tokenization.published_case(path), path
+  if lower is None and given is None:
+    return True, (assumed_case(path),)
+  if lower is not None and given not in (None, lower):
+    raise UserError(
+      f"--do_lower_case={given}, but the model was trained on "
+      f"{'lower-cased' if lower else 'cased'} text ({said_by}): leave the flag "
+      "out"
+    )
+  return given if lower is None else lower, ()
+
+
+def assumed_case(model: str) -> str:
+  """The line about a model of which nothing says the case."""
+  return (
+    f"{model}: nothing says whether it is of lower-cased text: assumed "
+    "--do_lower_case; give --nodo_lower_case if it is cased"
+  )
+
+
+def _vocabulary(said: dict, given: Given, folder: str) -> dict[str, str]:
+  """Flag -> file, of the one vocabulary; {} if there is none."""
+  names = said.get("vocabulary") or _BESIDE
+  found = {
+    flag: path
+    for flag, name in names.items()
+    if os.path.exists(path := os.path.join(folder, name))
+  }
+  chosen = {flag: getattr(given, flag) for flag in _BESIDE}
+  chosen = {flag: path for flag, path in chosen.items() if path}
+  for flag, path in chosen.items():
+    if found and not (
+      flag in found and filecmp.cmp(path, found[flag], shallow=False)
+    ):
+      raise UserError(
+        f"--{flag}={path} is another vocabulary than "
+        f"{' or '.join(found.values())}, which is the model's: leave the flag "
+        "out"
+      )
+  if len(found) > 1 and not chosen:
+    raise UserError(
+      f"{' and '.join(found.values())}: only one is the model's: give "
+      "--vocab_file or --spm_model_file"
+    )
+  return chosen or found
 
 
 def _is_export(path: str) -> bool:
   return os.path.exists(os.path.join(path, "saved_model.pb"))
 
 
-def _check_task(task: dict, folder: str) -> None:
+def check_task(said: dict, said_by: str) -> None:
   """Raises `DataError` for what a task.json of ours never says."""
-  labels, vocabulary = task.get("labels", []), task.get("vocabulary", {})
+  labels, vocabulary = said.get("labels", []), said.get("vocabulary", {})
   fits = (
-    task["task"] in (PRETRAINING, "classifier", "squad")
-    and isinstance(task["do_lower_case"], bool)
-    and type(task["max_seq_length"]) is int
+    said.get("task", PRETRAINING) in (PRETRAINING, CLASSIFIER, SQUAD)
+    and isinstance(said.get("do_lower_case", True), bool)
+    and type(said.get("max_seq_length", 1)) is int
     and isinstance(vocabulary, dict)
     and isinstance(labels, list)
     and all(isinstance(v, str) for v in [*vocabulary.values(), *labels])
   )
   if not fits:
     raise DataError(
-      f"{os.path.join(folder, TASK_FILE)}: not a task's description; move it "
-      "away, or give another folder"
+      f"{said_by}: not a task's description; move it away, or give another "
+      "folder"
     )
 
 
 def _config(given: str | None, folder: str, model: str) -> BertConfig:
-  path = given or os.path.join(folder, CONFIG_FILE)
-  if not given and not os.path.exists(path):
+  beside = os.path.join(folder, CONFIG_FILE)
+  if not os.path.exists(beside):
+    if not given:
+      raise UserError(
+        f"{model}: there is no {beside}: give --bert_config_file, the config "
+        "that the model was trained with"
+      )
+    return _read_config(given)
+  config = _read_config(beside)
+  other = _read_config(given) if given else config
+  if differ := differences(config, other):
     raise UserError(
-      f"{model}: there is no {path}: give --bert_config_file, the config that "
-      "the model was trained with"
+      f"--bert_config_file={given} and {beside}, which is the model's, differ "
+      f"in {', '.join(differ)}: leave the flag out"
     )
+  return other
+
+
+def differences(config: BertConfig, other: BertConfig) -> list[str]:
+  """The keys that would make one model's answers the other's."""
+  ours, theirs = config.to_dict(), other.to_dict()
+  return [
+    key
+    for key in BertConfig(vocab_size=0).to_dict()
+    if key not in _TRAINING_ONLY and ours[key] != theirs[key]
+  ]
+
+
+def _read_config(path: str) -> BertConfig:
   try:
     return BertConfig.from_json_file(path)
   except (ValueError, tf.errors.OpError) as e:
@@ -213,15 +289,15 @@ def _best_by(task: dict) -> training_hooks.BestBy | None:
   return found and training_hooks.BestBy(tuple(found["keys"]), found["higher"])
 
 
-def _pretraining_task(folder: str, given: Given) -> dict:
-  """What the manifest of a run folder's records says; {} if it is not found.
+def _pretraining_task(folder: str, given: Given) -> tuple[str, dict]:
+  """(manifest of a run folder's records, what it says); ("", {}) without one.
 
   Raises:
     DataError: the vocabulary given is another than that of the records.
   """
   found = _manifest_of_run(folder)
   if not found:
-    return {}
+    return "", {}
   path, manifest = found
   info = manifest.tokenizer
   task = {
@@ -232,7 +308,7 @@ def _pretraining_task(folder: str, given: Given) -> dict:
     record_report.find_encoder(
       info, folder, given.vocab_file, given.spm_model_file
     )
-    return task
+    return path, task
   vocabulary = record_report.find_vocabulary(
     info, os.path.dirname(path), folder
   )
@@ -242,7 +318,7 @@ def _pretraining_task(folder: str, given: Given) -> dict:
       f"{info.sha256}, which is not near: give --vocab_file or --spm_model_file"
     )
   name = "spm_model_file" if info.kind == "sentencepiece" else "vocab_file"
-  return {**task, "vocabulary": {name: os.path.abspath(vocabulary)}}
+  return path, {**task, "vocabulary": {name: os.path.abspath(vocabulary)}}
 
 
 def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:

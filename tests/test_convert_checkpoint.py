@@ -3,16 +3,20 @@
 `test_convert_parity.py` holds the numbers against transformers'.
 """
 
+import dataclasses
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
 import runs
 import safetensors.numpy
-from conftest import TINY, write_config
+from conftest import LETTERS, TINY, contents, write_config, write_packed
 
 import convert_checkpoint
+import records
+import tokenization
 from convert_checkpoint import Settings
 from errors import UserError
 from huggingface import bert_tensors, model_config
@@ -25,6 +29,8 @@ from huggingface.bert_tensors import (
   QUESTIONS,
 )
 from model.bert_config import BertConfig
+from serving import inference, model_source, predictions
+from serving.predictions import Input
 from tensorflow_v1 import tf
 from training import checkpoint_files
 
@@ -107,6 +113,7 @@ def test_there_and_back_is_bit_equal(tmp_path, letters, parts, architecture):
   assert sorted(os.listdir(tmp_path / "b")) == [
     "config.json",
     "model.safetensors",
+    "task.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.txt",
@@ -195,8 +202,175 @@ def test_labels_keep_their_names(tmp_path):
   assert config["label2id"] == {"no": 0, "maybe": 1, "yes": 2}
   said = convert(tmp_path / "b", tmp_path / "c")
   assert "labels by number: no, maybe, yes" in said
-  with pytest.raises(UserError, match="2 names of labels, .* has 3"):
+  with pytest.raises(UserError, match="2 names of labels .* has 3"):
     convert(prefix, tmp_path / "d", labels=("no", "yes"))
+
+
+# What predict.py says: the task beside the weights.
+
+TASK = {"max_seq_length": 24, "vocabulary": {"vocab_file": "vocab.txt"}}
+COLUMNS = {"text": "a", "text_pair": None, "label": "c"}
+CLASSIFIER_TASK = {**TASK, "task": "classifier", "columns": COLUMNS}
+SQUAD_TASK = {**TASK, "task": "squad", "doc_stride": 8, "max_query_length": 6}
+TEXTS = [Input("Ab [MASK] C"), Input("Ab c", "D e"), Input("a b")]
+QUESTION = [Input("Ab?", " ".join("A B c d e f g" * 6))]
+LONG = [Input("Ab " * 40)]
+
+
+def write_run(folder, parts, letters, task, labels=3):
+  """A fine-tuned run's folder."""
+  prefix = write_checkpoint(folder, random_values(parts, labels=labels))
+  shutil.copyfile(letters, folder / "vocab.txt")
+  (folder / "task.json").write_text(json.dumps(task))
+  return prefix
+
+
+def write_pretraining_run(folder, letters, do_lower_case):
+  """One whose records' manifest, not the folder, says case and vocabulary."""
+  data = folder.parent / "data"
+  data.mkdir()
+  write_packed(data)
+  path = str(data / "data.manifest.json")
+  tokenizer = tokenization.load_tokenizer(letters, do_lower_case).info()
+  made = dataclasses.replace(records.Manifest.load(path), tokenizer=tokenizer)
+  made.save(path)
+  shutil.copyfile(letters, data / "vocab.txt")
+  prefix = write_checkpoint(folder, random_values())
+  files = {"files": [str(data / "data-0.tfrecord")]}
+  (folder / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
+  return prefix
+
+
+def predicted(model, inputs):
+  """What predict.py would print with --json, and for people."""
+  source = model_source.find(str(model))
+  opened = inference.open_checkpoint(source)
+  made = predictions.Predictor(opened, source).predict(inputs)
+  opened.close()
+  return json.dumps(made), [predictions.as_lines(one) for one in made]
+
+
+@pytest.mark.parametrize(
+  "kind, lower, inputs",
+  [
+    ("pretraining", True, [*TEXTS, *LONG]),
+    ("pretraining", False, [*TEXTS, *LONG]),
+    ("classifier", False, [*TEXTS[::2], *LONG]),
+    ("no names", True, TEXTS),
+    ("sentencepiece", False, TEXTS),
+    ("regression", True, TEXTS),
+    ("squad 1", False, QUESTION),
+    ("squad 2", True, QUESTION),
+  ],
+)
+def test_predictions_survive_both_ways(
+  tmp_path, letters, spm_model, kind, inputs, lower
+):
+  body, run = (ENCODER, POOLER), tmp_path / "runs" / "a"
+  case = {"do_lower_case": lower}
+  run.parent.mkdir()
+  if kind == "pretraining":
+    prefix = write_pretraining_run(run, letters, lower)
+  elif kind.startswith("squad"):
+    task = {**SQUAD_TASK, **case, "version_2_with_negative": kind == "squad 2"}
+    prefix = write_run(run, (ENCODER, QUESTIONS), letters, task)
+  else:
+    labels = ["no", "who knows", "yes"] if kind == "classifier" else []
+    task = {**CLASSIFIER_TASK, **case, "labels": labels}
+    task["columns"] = COLUMNS if kind == "classifier" else None
+    outputs = 1 if kind == "regression" else 3
+    prefix = write_run(run, (*body, CLASSIFIER), letters, task, outputs)
+    if kind == "sentencepiece":
+      task["vocabulary"] = {"spm_model_file": "m.model"}
+      (run / "task.json").write_text(json.dumps(task))
+      shutil.copyfile(spm_model, run / "m.model")
+  want = predicted(prefix, inputs)
+  said = convert(prefix, tmp_path / "theirs")
+  assert "assumed" not in said and f"--do_lower_case={lower}" in said
+  shutil.rmtree(tmp_path / "runs")  # what was made needs nothing of it
+  shutil.rmtree(tmp_path / "data", ignore_errors=True)
+  prefix = tmp_path / "back" / "model.ckpt"
+  said = convert(tmp_path / "theirs", prefix)
+  assert "assumed" not in said and f"--do_lower_case={lower}" in said
+  assert predicted(prefix, inputs) == want
+  convert(prefix, tmp_path / "again")
+  assert contents(tmp_path / "again") == contents(tmp_path / "theirs")
+
+
+def test_hugging_faces_own_files_say_the_task(tmp_path, letters):
+  """As transformers saves them, without task.json."""
+  parts = (ENCODER, POOLER, CLASSIFIER)
+  task = {**CLASSIFIER_TASK, "labels": ["a", "b", "c"], "do_lower_case": False}
+  prefix = write_run(tmp_path / "a", parts, letters, task)
+  convert(prefix, tmp_path / "b")
+  config = runs.read_json(tmp_path / "b", "config.json")
+  assert config["problem_type"] == "single_label_classification"
+  tokenizer = runs.read_json(tmp_path / "b", "tokenizer_config.json")
+  assert tokenizer["model_max_length"] == 24
+  assert tokenizer["do_lower_case"] is False
+  os.remove(tmp_path / "b" / "task.json")
+  convert(tmp_path / "b", tmp_path / "c" / "m")
+  saved = runs.read_json(tmp_path / "c", "task.json")
+  del task["columns"]
+  assert saved == task
+  number = random_values(parts, labels=1)
+  convert(write_checkpoint(tmp_path / "d", number), tmp_path / "e")
+  config = runs.read_json(tmp_path / "e", "config.json")
+  assert (config["problem_type"], len(config["id2label"])) == ("regression", 1)
+
+
+def test_what_a_folder_says_twice_must_agree(tmp_path, letters):
+  parts = (ENCODER, POOLER, CLASSIFIER)
+  task = {**CLASSIFIER_TASK, "labels": ["a", "b", "c"], "do_lower_case": False}
+  prefix = write_run(tmp_path / "a", parts, letters, task)
+  convert(prefix, tmp_path / "b")
+  out, other = tmp_path / "out", tmp_path / "other.txt"
+  other.write_text("".join(f"{t}\n" for t in LETTERS[:-1]))
+  for given in (prefix, tmp_path / "b"):
+    to = {"to": "tensorflow"}
+    with pytest.raises(UserError, match="--do_lower_case=True, but .*leave"):
+      convert(given, out, do_lower_case=True, **to)
+    with pytest.raises(UserError, match="another vocabulary than .*leave"):
+      convert(given, out, vocab_file=str(other), **to)
+    with pytest.raises(UserError, match="labels .*, but those of"):
+      convert(given, out, labels=("c", "b", "a"), **to)
+  for file, key, value, message in (
+    ("task.json", "labels", ["a", "c", "b"], "labels is .* in task.json, but"),
+    ("task.json", "max_seq_length", 32, "max_seq_length is 32 in task.json"),
+    ("task.json", "task", "squad", "task is 'squad' in task.json"),
+    ("task.json", "labels", 5, "task.json: not a task's description"),
+    ("tokenizer_config.json", "do_lower_case", True, "lowercase=False: give"),
+  ):
+    copy = shutil.copytree(tmp_path / "b", tmp_path / "copy")
+    content = runs.read_json(copy, file)
+    (copy / file).write_text(json.dumps({**content, key: value}))
+    with pytest.raises(UserError, match=message):
+      convert(copy, out)
+    shutil.rmtree(copy)
+  assert not out.exists()
+  cased = {**task, "do_lower_case": True}
+  second = write_run(tmp_path / "c", parts, letters, cased)
+  with pytest.raises(UserError, match="differ in do_lower_case: only check"):
+    convert([prefix, second], out, to="tensorflow")
+
+
+def test_what_nothing_says_is_assumed_aloud(tmp_path, letters):
+  prefix = write_checkpoint(tmp_path / "a", random_values((ENCODER, QUESTIONS)))
+  shutil.copyfile(letters, tmp_path / "a" / "vocab.txt")
+  said = convert(prefix, tmp_path / "b")
+  assert "assumed: 2\n" in said
+  assert (
+    "assumed --do_lower_case; give --nodo_lower_case if it is cased" in said
+  )
+  assert "set version_2_with_negative to true in task.json" in said
+  cased = convert(prefix, tmp_path / "c", do_lower_case=False)
+  assert "assumed: 1\n" in cased and "--do_lower_case=False" in cased
+  # The published folders' names say it.
+  named = write_checkpoint(tmp_path / "cased_L-12_H-768_A-12", random_values())
+  said = convert(named, tmp_path / "d")
+  assert "assumed" not in said and "--do_lower_case=False" in said
+  with pytest.raises(UserError, match="--do_lower_case=True, but .* cased te"):
+    convert(named, tmp_path / "e", do_lower_case=True)
 
 
 # -----------------------------------------------------------------------------
@@ -276,7 +450,9 @@ def test_means_are_of_one_model_only(tmp_path):
   with pytest.raises(UserError, match="cls/pred.*None in .*/b|None there"):
     convert([a, b], tmp_path / "out", to="tensorflow")
   c = write_checkpoint(tmp_path / "c", random_values(), hidden_act="relu")
-  with pytest.raises(UserError, match="a/bert_config.json and .*c/.* differ"):
+  with pytest.raises(
+    UserError, match=r"a/bert.* and .*c/.* differ in hidden_act:"
+  ):
     convert([a, c], tmp_path / "out", to="tensorflow")
   assert not (tmp_path / "out").exists()
 
@@ -372,6 +548,12 @@ def test_shards(tmp_path):
   index.write_text(json.dumps({"weight_map": weight_map}))
   convert(folder, tmp_path / "b" / "m")
   assert_same(read(tmp_path / "b" / "m"), random_values())
+  less = {n: v for n, v in tensors.items() if n in names[10:]}
+  safetensors.numpy.save_file(less, str(folder / name))
+  with pytest.raises(
+    UserError, match=rf"00002.safeten.*: {names[9]}: in it or"
+  ):
+    convert(folder, tmp_path / "c" / "m")
   (folder / name).unlink()
   with pytest.raises(OSError, match="model-00002-of-00002"):
     convert(folder, tmp_path / "c" / "m")
@@ -419,6 +601,10 @@ def without(*names):
       "pooler.dense.bias is uint8, not a float",
     ),
     (
+      changed("bert.pooler.dense.bias", np.full(32, np.inf, np.float32)),
+      "pooler.dense.bias holds values that are not finite",
+    ),
+    (
       changed("bert.embeddings.LayerNorm.gamma", np.zeros(32, "f")),
       "LayerNorm.weight stands there twice",
     ),
@@ -447,6 +633,9 @@ def test_tensors_that_cannot_be_converted(tmp_path, change, message):
     ({"num_hidden_layers": 3}, "lacks bert/encoder/layer_2/"),
     ({"vocab_size": 99}, r"is of shape \[100, 32\].*\[99, 32\]"),
     ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+    ({"id2label": {"0": "a", "2": "b"}}, "does not name the labels 0, 1, 2"),
+    ({"id2label": ["a"]}, "does not name the labels 0, 1, 2"),
+    ({"id2label": {"0": "a", "1": "a"}}, "two labels of one name"),
   ],
 )
 def test_configs_that_cannot_be_converted(tmp_path, change, message):
@@ -454,6 +643,46 @@ def test_configs_that_cannot_be_converted(tmp_path, change, message):
   with pytest.raises(UserError, match=message) as error:
     convert(folder, tmp_path / "b")
   assert str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "labels, change, message",
+  [
+    (3, {"problem_type": "multi_label_classification"}, "is 'multi_label_cl"),
+    (3, {"problem_type": "regression"}, "is 'regression' .* with 3 outputs"),
+    (1, {"problem_type": "single_label_classification"}, "with 1 outputs"),
+    (3, {"id2label": {"0": "a", "1": "b"}}, "names 2 labels, .* has 3 outputs"),
+    (3, {"architectures": ["BertForMaskedLM"]}, "an architecture without one"),
+  ],
+)
+def test_classifiers_that_are_none_of_ours(tmp_path, labels, change, message):
+  values = random_values((ENCODER, POOLER, CLASSIFIER), labels=labels)
+  folder = write_folder(tmp_path / "a", their_tensors(values), **change)
+  with pytest.raises(UserError, match=message) as error:
+    convert(folder, tmp_path / "b")
+  assert str(folder) in str(error.value)
+
+
+def test_a_classifier_of_tokens_is_none_of_texts(tmp_path):
+  """Also where config.json does not name the architecture."""
+  values = random_values((ENCODER, POOLER, CLASSIFIER))
+  tensors = their_tensors(values)
+  said = convert(write_folder(tmp_path / "a", tensors), tmp_path / "b" / "m")
+  assert "names no architecture: the classifier is taken for one of wh" in said
+  tensors = without("bert.pooler.dense.weight", "bert.pooler.dense.bias")(
+    tensors
+  )
+  with pytest.raises(UserError, match="no pooler: it classifies each token"):
+    convert(write_folder(tmp_path / "c", tensors), tmp_path / "d")
+  prefix = write_checkpoint(
+    tmp_path / "e", random_values((ENCODER, CLASSIFIER))
+  )
+  with pytest.raises(UserError, match="no pooler: it classifies each token"):
+    convert(prefix, tmp_path / "d")
+  body = their_tensors(random_values((ENCODER, POOLER)))
+  named = {"architectures": ["BertForQuestionAnswering"]}
+  said = convert(write_folder(tmp_path / "f", body, **named), tmp_path / "g/m")
+  assert "question answering head (which config.json names)" in said
 
 
 def test_our_models_that_hugging_face_does_not_have(tmp_path):
@@ -485,9 +714,12 @@ def test_damage_and_what_is_not_there(tmp_path, letters):
   nan["bert/pooler/dense/bias"][3] = np.nan
   with pytest.raises(UserError, match="pooler/dense/bias holds values that"):
     convert(write_checkpoint(tmp_path / "nan", nan), out)
+  deep = write_config(tmp_path / "deep.json", num_hidden_layers=3)
+  with pytest.raises(UserError, match="which is the model's, differ in num_hi"):
+    convert(prefix, out, bert_config_file=deep)
   with pytest.raises(UserError, match="lacks|shape"):
-    file = write_config(tmp_path / "deep.json", num_hidden_layers=3)
-    convert(prefix, out, bert_config_file=file)
+    checkpoint_files.write_weights(str(tmp_path / "m"), random_values())
+    convert(tmp_path / "m", out, bert_config_file=deep)
   with pytest.raises(UserError, match="has 78 tokens, but .* is 70"):
     values = random_values()
     values["bert/embeddings/word_embeddings"] = np.zeros([70, 32], np.float32)
@@ -530,7 +762,13 @@ def test_nothing_is_overwritten(tmp_path, letters):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "vocab.txt").write_text("another\n")
     convert(prefix, tmp_path / "b", to="tensorflow", vocab_file=letters)
-  assert sorted(os.listdir(tmp_path)) == ["a", "b", "empty", "full"]
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "run.json").write_text('{"runs": []}')
+  with pytest.raises(UserError, match="run is the folder of another run"):
+    convert(prefix, tmp_path / "run" / "m", to="tensorflow")
+  assert os.listdir(tmp_path / "run") == ["run.json"]
+  own = ["a", "b", "empty", "full", "run"]
+  assert sorted(os.listdir(tmp_path)) == own
   assert os.listdir(tmp_path / "b") == ["vocab.txt"]
   with pytest.raises(UserError, match="nothing to convert"):
     convert(prefix, tmp_path / "c")

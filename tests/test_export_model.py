@@ -178,6 +178,9 @@ def test_a_checkpoint_that_does_not_do(tmp_path, letters):
     inference.open_checkpoint(model_source.find(prefix))
   deeper = write_config(tmp_path / "deeper.json", num_hidden_layers=3)
   given = model_source.Given(bert_config_file=deeper)
+  with pytest.raises(UserError, match="the model's, differ in num_hidden_la"):
+    model_source.find(prefix, given)
+  os.remove(tmp_path / "m" / "bert_config.json")
   with pytest.raises(CheckpointError, match="lacks bert/encoder/layer_2/"):
     inference.open_checkpoint(model_source.find(prefix, given))
   wider = write_config(tmp_path / "wider.json", vocab_size=120)

@@ -116,3 +116,17 @@ def test_what_has_no_number_is_not_drawn(tmp_path, monkeypatch):
   assert training == [[10, 9.0], [20, 9.0]]
   assert held_out == [[0, 9.0], [20, 9.0]]
   assert found["tokens/s, all ranks"][0][1] == [[10, 9.0], [20, 9.0]]
+
+
+@pytest.mark.parametrize("name", ["c.xyz", "c", "c.pgf", "a.png/c"])
+def test_a_format_that_is_none_is_said_before_anything_is_read(tmp_path, name):
+  with pytest.raises(
+    errors.UserError, match=rf"--output=.*{name}: .* known format: .*\.png, "
+  ):
+    plot_metrics.plot([str(tmp_path / "not there")], str(tmp_path / name))
+
+
+def test_other_formats(tmp_path):
+  run = make_run(tmp_path / "a", PRETRAINING)
+  plot_metrics.plot([run], str(tmp_path / "curve.SVG"))
+  assert "<svg" in (tmp_path / "curve.SVG").read_text()

@@ -341,9 +341,11 @@ def test_models_that_are_none(tmp_path, folders, letters):
     "".join(f"{t}\n" for t in [*LETTERS, *(f"x{i}" for i in range(30))])
   )
   given = model_source.Given(vocab_file=str(large))
+  with pytest.raises(UserError, match=r"large.txt is another vocabulary than"):
+    model_source.find(str(copy), given)
+  os.remove(copy / "vocab.txt")
   with pytest.raises(UserError, match=r"has 108 tokens, but .* vocab_size=100"):
     model_source.find(str(copy), given).tokenizer()
-  os.remove(copy / "vocab.txt")
   with pytest.raises(UserError, match="give --vocab_file"):
     model_source.find(str(copy)).tokenizer()
   os.remove(copy / "bert_config.json")
@@ -351,6 +353,43 @@ def test_models_that_are_none(tmp_path, folders, letters):
     model_source.find(str(copy))
   with pytest.raises(UserError, match="not both"):
     model_source.find(str(copy), model_source.Given("a", "b", "c"))
+
+
+def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
+  """Flags add what nothing says; they contradict nothing in silence."""
+  lower = model_source.Given(do_lower_case=True)
+  cased = model_source.Given(do_lower_case=False)
+  folder = tmp_path / "bare"
+  trained.write_model(folder, "pretraining", letters)
+  found = model_source.find(str(folder))
+  assert found.task["do_lower_case"] is True
+  assert "give --nodo_lower_case if it is cased" in found.assumed[0]
+  for given in (lower, cased):
+    found = model_source.find(str(folder), given)
+    assert found.task["do_lower_case"] is given.do_lower_case
+    assert not found.assumed
+  shutil.copytree(folder, tmp_path / "cased_L-12_H-768_A-12")
+  published = str(tmp_path / "cased_L-12_H-768_A-12" / "bert_model.ckpt")
+  found = model_source.find(published)
+  assert found.task["do_lower_case"] is False and not found.assumed
+  assert [ids.tolist() for ids in found.tokenizer().encode_batch(["A"])] == [
+    [LETTERS.index("[UNK]")]
+  ]
+  with pytest.raises(UserError, match="=True, but .* on cased text"):
+    model_source.find(published, lower)
+  trained.write_model(tmp_path / "run", "classifier", letters)
+  run = str(tmp_path / "run")
+  assert not model_source.find(run, lower).assumed
+  with pytest.raises(UserError, match=r"on lower-cased text \(.*task.json\)"):
+    model_source.find(run, cased)
+  shutil.copyfile(spm_model, folder / "spiece.model")
+  with pytest.raises(UserError, match="only one is the model's: give --vocab"):
+    model_source.find(str(folder))
+  given = model_source.Given(vocab_file=letters)
+  assert model_source.find(str(folder), given).vocab_file == letters
+  os.remove(folder / "vocab.txt")
+  found = model_source.find(str(folder))
+  assert found.spm_model_file == str(folder / "spiece.model")
 
 
 def test_a_damaged_export(folders, both, tmp_path):

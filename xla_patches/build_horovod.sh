@@ -20,13 +20,18 @@ sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# Horovod's CMake files cut TensorFlow's paths at spaces: the build sees the
+# environment under a name that has none.
+ln -s "$(dirname "$bin")" "$work/environment"
+bin="$work/environment/bin"
+builder="$bin/$(basename "$python")"
 export PATH="$bin:$PATH"
 
 echo "horovod: fetching the $version source release"
 # pip runs setup.py egg_info on an sdist it downloads, hence no build isolation: the
 # environment's own setuptools is the one that still has what setup.py wants.
 echo "horovod==$version --hash=sha256:$sha256" >"$work/requirements.txt"
-"$python" -m pip download --quiet --no-deps --no-binary horovod \
+"$builder" -m pip download --quiet --no-deps --no-binary horovod \
   --no-build-isolation --require-hashes --dest "$work" -r "$work/requirements.txt"
 tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
 source_dir="$work/horovod-$version"
@@ -74,7 +79,7 @@ fi
 
 echo "horovod: compiling ($variant, about 80 s on two cores)"
 log="$work/build.log"
-if ! "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$work/wheels" \
+if ! "$builder" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$work/wheels" \
   "$source_dir" >"$log" 2>&1; then
   tail -n 60 "$log" >&2
   echo "horovod: the build failed; its last 60 lines are above" >&2

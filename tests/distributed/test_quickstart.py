@@ -1,10 +1,13 @@
 """`make pretrain`'s script: own text to the closing screen, on two ranks."""
 
+import json
 import os
 
+import pytest
 import runs
 
-from training import training_hooks
+import quickstart as script
+from training import training_hooks, training_plan
 
 SENTENCES = [
   f"The {noun} of the {place} {verb} every {time}."
@@ -52,6 +55,7 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   second = quickstart(folder, text)
   assert second.returncode == 0, second.stderr[-2000:]
   assert "nothing left to train" in second.stdout
+  assert "left to train; an earlier call trained 10 updates" in second.stdout
   assert "== vocabulary" in first.stdout
   assert "== vocabulary" not in second.stdout
 
@@ -65,3 +69,51 @@ def test_another_text_in_the_same_folder_is_an_error(tmp_path):
   process = quickstart(folder, tmp_path / "b.txt")
   assert process.returncode == 1
   assert "was made from other text" in process.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 7, 95, 96])
+def test_any_number_of_ranks_has_the_same_updates(ranks):
+  """So that one folder can be trained on with another NP."""
+  command = script.pretraining_command(script.Paths("x"), ranks, 2000)
+  given = dict(w[2:].split("=", 1) for w in command if "=" in w)
+  names = ("global_batch_size", "train_batch_size", "num_train_steps")
+  plan = training_plan.resolve(
+    ranks=ranks,
+    records=10_000,
+    num_warmup_steps=0,
+    **{name: int(given[name]) for name in names},
+  )
+  assert (plan.global_batch, plan.updates, plan.accumulation) == (96, 2000, 1)
+
+
+def write_json(path, *values):
+  path.parent.mkdir(exist_ok=True)
+  path.write_text("".join(json.dumps(value) + "\n" for value in values))
+
+
+def test_the_screen_says_what_this_call_did(tmp_path, monkeypatch):
+  """After a folder was trained further than it is asked for here."""
+  paths, folder = script.Paths(str(tmp_path)), tmp_path / "pretrain"
+  losses = ("masked_lm_loss", "masked_lm_accuracy")
+  losses += ("next_sentence_loss", "next_sentence_accuracy")
+  held_out = {"examples": 9, **dict.fromkeys(losses, 0.5)}
+  steps = [{**held_out, "global_step": step} for step in (0, 40)]
+  write_json(folder / "eval_metrics.jsonl", *steps)
+  counts = dict(examples=9, random_next=3, documents=2, unigram_entropy=5.0)
+  monkeypatch.setattr(
+    script.records.Manifest,
+    "load",
+    lambda path: type("Manifest", (), {"counts": counts}),
+  )
+  shown = script.screen(paths, 2, 10, 0.0, {})
+  assert "\nnothing was left to train\n" in shown  # killed before it wrote them
+  speeds = ("examples_per_second", "tokens_per_second", "padding")
+  speeds += ("steady_examples_per_second", "steady_tokens_per_second")
+  results = {"updates": 30, "seconds": 3, **dict.fromkeys(speeds, 0.5)}
+  write_json(folder / "training_results.json", results)
+  shown = script.screen(paths, 2, 10, 0.0, {**results, "updates": 10})
+  assert "\ntrained 30 updates in 3 s" in shown and "nothing" not in shown
+  shown = script.screen(paths, 2, 10, 0.0, results)
+  assert "\nnothing was left to train; an earlier call trained 30" in shown
+  assert "before and after 40 updates" in shown
+  assert "--num_train_steps=80" in shown  # and not 20, which have been made

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Makes the virtual environment that `make env` installs into, or mends it.
+#
+#   make_venv.sh PYTHON VENV
+#
+# A VENV that has pip and PYTHON's version is kept. Any other is made again if it is
+# one of `make env` (marked as such before it is made) or has nothing but pip in it;
+# what may be somebody else's is left alone.
+set -euo pipefail
+
+python=$1
+venv=$2
+marker="$venv/.made-by-make-env"
+
+fail() {
+  echo "make env: error: $*" >&2
+  exit 1
+}
+
+# The version of a Python, and whether it lacks a module.
+version='import sys; print("%d.%d" % sys.version_info[:2])'
+
+[ -n "$python" ] ||
+  fail "no Python 3.11, 3.12 or 3.13 found: give make env PYTHON=/path/to/python3.12"
+wanted=$("$python" -c "$version" 2>/dev/null) ||
+  fail "PYTHON=$python is no Python that runs: give make env PYTHON=/path/to/python3.12"
+case $wanted in
+  3.11 | 3.12 | 3.13) ;;
+  *) fail "PYTHON=$python is Python $wanted, and 3.11, 3.12 or 3.13 is needed" ;;
+esac
+
+# What is wrong with the environment that is there; nothing if it can be used.
+wrong() {
+  local found
+  found=$("$venv/bin/python" -c "$version" 2>/dev/null) || {
+    echo "has no Python that runs"
+    return
+  }
+  if [ "$found" != "$wanted" ]; then
+    echo "has Python $found, not $wanted as $python"
+  elif ! "$venv/bin/python" -c 'import os, sys
+sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$venv"; then
+    echo "is no environment of its own"
+  elif ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    echo "has no pip"
+  fi
+}
+
+is_ours() {
+  [ ! -L "$venv" ] && [ -d "$venv" ] || return 1
+  [ ! -e "$marker" ] && [ ! -e "$venv/.ready" ] || return 0
+  [ -f "$venv/pyvenv.cfg" ] || return 1
+  ! find "$venv"/lib/python*/site-packages -mindepth 1 -maxdepth 1 2>/dev/null |
+    grep -qvE '/(pip|setuptools|wheel|pkg_resources|_distutils_hack|distutils-precedence|__pycache__)[^/]*$'
+}
+
+if [ -e "$venv" ] || [ -L "$venv" ]; then
+  if [ -L "$venv" ] || [ ! -d "$venv" ] || [ -n "$(ls -A "$venv")" ]; then
+    reason=$(wrong)
+    [ -n "$reason" ] || exit 0
+    is_ours || fail "$venv $reason, and does not look as if make env had made it:" \
+      "move it away, or remove it"
+    again=1
+  fi
+fi
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+  fail "PYTHON=$python cannot make environments: install its venv module" \
+    "(on Debian and Ubuntu: apt install python$wanted-venv)"
+if [ -n "${again:-}" ]; then
+  echo "environment: $venv $reason: it is made again"
+  rm -rf "$venv"
+fi
+mkdir -p "$venv"
+touch "$marker"
+"$python" -m venv "$venv" || {
+  rm -rf "$venv"
+  fail "$python -m venv failed, see above"
+}

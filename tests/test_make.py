@@ -1,0 +1,178 @@
+"""`make env` after a failed try, and `make pretrain` with any words."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import runs
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+# A Python whose environments are made at once: with pip, an empty package.
+PYTHON = f"""#!/usr/bin/env bash
+[ "$1 $2" = "-m venv" ] || exec {sys.executable} "$@"
+echo made >>"$(dirname "$0")/made"
+mkdir -p "$3/bin" "$3/lib/python{HERE}/site-packages/pip"
+ln -sf {os.path.realpath(sys.executable)} "$3/bin/python"
+echo 'include-system-site-packages = false' >"$3/pyvenv.cfg"
+touch "$3/lib/python{HERE}/site-packages/pip/__init__.py"
+"""
+OTHER = """#!/usr/bin/env bash
+[ "$1" = -c ] && echo 3.9
+"""
+
+
+def write(path, text):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(text)
+  path.chmod(0o755)
+  return str(path)
+
+
+class Place:
+  """A folder with a space in its name, a Python, and where a venv may be."""
+
+  def __init__(self, folder):
+    self.folder = folder / "a checkout"
+    self.venv = self.folder / ".venv"
+    self.python = write(self.folder / "my python" / "python", PYTHON)
+    self.packages = self.venv / "lib" / f"python{HERE}" / "site-packages"
+
+  def times_made(self):
+    made = self.folder / "my python" / "made"
+    return made.read_text().count("made") if made.exists() else 0
+
+  def make(self, python=None):
+    return subprocess.run(
+      [f"{runs.ROOT}/make_venv.sh", python or self.python, ".venv"],
+      cwd=self.folder,
+      capture_output=True,
+      text=True,
+    )
+
+  def made(self):
+    done = self.make()
+    assert done.returncode == 0, done.stderr
+    usable = [self.venv / "bin" / "python", "-c", "import pip"]
+    assert subprocess.run(usable).returncode == 0
+    return done.stdout
+
+  def refused(self, python=None):
+    done = self.make(python)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    return done.stderr
+
+
+@pytest.fixture
+def place(tmp_path):
+  return Place(tmp_path)
+
+
+def test_an_environment_is_made_once(place):
+  assert place.made() == ""
+  (place.packages / "tensorflow").mkdir()
+  assert place.made() == ""
+  assert place.times_made() == 1 and (place.packages / "tensorflow").exists()
+  other = place.folder / "linked"
+  place.venv.rename(other)
+  place.venv.symlink_to(other)
+  assert place.made() == "" and place.times_made() == 1
+
+
+def test_a_wrong_python_leaves_nothing_behind(place):
+  wrong = write(place.folder / "wrong", OTHER)
+  assert "is Python 3.9, and 3.11, 3.12 or 3.13 is needed" in place.refused(
+    wrong
+  )
+  assert "is no Python that runs" in place.refused("no/such/python")
+  done = subprocess.run(
+    [f"{runs.ROOT}/make_venv.sh", "", ".venv"],
+    cwd=place.folder,
+    capture_output=True,
+    text=True,
+  )
+  assert "no Python 3.11, 3.12 or 3.13 found" in done.stderr
+  without = PYTHON.replace(
+    "#!/usr/bin/env bash",
+    "#!/usr/bin/env bash\n[[ $2 != *ensurepip* ]] || exit 1",
+  )
+  without = write(place.folder / "without", without)
+  assert "cannot make environments" in place.refused(without)
+  fails = PYTHON.replace("ln -sf", "exit 1; ln -sf")
+  fails = write(place.folder / "fails" / "python", fails)
+  assert "-m venv failed" in place.refused(fails)
+  assert not place.venv.exists()
+  place.made()
+
+
+@pytest.mark.parametrize("wrong", ["version", "no pip", "no python"])
+def test_a_half_made_environment_is_made_again(place, wrong):
+  """As another Python, a killed command or one without pip leaves it."""
+  place.made()
+  (place.venv / ".made-by-make-env").unlink()  # as earlier ones had none
+  if wrong == "version":
+    write(place.venv / "bin" / "other", OTHER)
+    os.replace(place.venv / "bin" / "other", place.venv / "bin" / "python")
+    said = f"has Python 3.9, not {HERE} as"
+  elif wrong == "no pip":
+    shutil.rmtree(place.packages / "pip")
+    said = "has no pip"
+  else:
+    os.remove(place.venv / "bin" / "python")
+    said = "has no Python that runs"
+  told = place.made()
+  assert f".venv {said}" in told and "it is made again" in told
+  # One of `make env` is, whatever has been installed in it.
+  (place.packages / "tensorflow").mkdir()
+  shutil.rmtree(place.packages / "pip")
+  assert "has no pip" in place.made()
+  assert not (place.packages / "tensorflow").exists()
+  # Killed before there was anything.
+  shutil.rmtree(place.venv)
+  place.venv.mkdir()
+  place.made()
+  shutil.rmtree(place.venv / "bin")
+  assert "has no Python that runs" in place.made()
+
+
+def test_what_may_be_somebody_elses_is_left_alone(place):
+  place.made()
+  (place.venv / ".made-by-make-env").unlink()
+  shutil.rmtree(place.packages / "pip")
+  (place.packages / "mine").mkdir()
+  said = "has no pip, and does not look as if make env had made it"
+  assert said in place.refused()
+  assert (place.packages / "mine").exists()
+  shutil.move(place.venv, place.folder / "elsewhere")
+  place.venv.symlink_to(place.folder / "elsewhere")
+  assert said in place.refused()
+  place.venv.unlink()
+  place.venv.mkdir()
+  (place.venv / "letters.txt").write_text("mine")
+  assert "does not look as if" in place.refused()
+  assert os.listdir(place.venv) == ["letters.txt"]
+  shutil.rmtree(place.venv)
+  place.venv.write_text("mine")
+  assert "does not look as if" in place.refused()
+  assert place.venv.read_text() == "mine"
+
+
+def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
+  """No shell and no make looks into them."""
+  write(tmp_path / "bin" / "python", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
+  (tmp_path / ".ready").touch()
+  corpus, folder = """it's "a" $HOME/*.txt; `x`""", "a 'b' $(NP)"
+  done = subprocess.run(
+    ["make", "--no-print-directory", "pretrain", f"VENV={tmp_path}", "NP=3"]
+    + [f"CORPUS={corpus}", f"OUTPUT_DIR={folder}"],
+    cwd=runs.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout.splitlines() == [
+    "quickstart.py",
+    "--num_ranks=3",
+    f"--corpus={corpus}",
+    f"--output_dir={folder}",
+  ], done.stderr
