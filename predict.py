@@ -83,7 +83,7 @@ def read_inputs(
     return
   path = FLAGS.input or "-"
   name = "standard input" if path == "-" else path
-  lines, what = _lines(path), f"{name}: line"
+  lines, what = _lines(path, name), f"{name}: line"
   if texts:
     lines, what = texts, "text"
   found = False
@@ -98,12 +98,20 @@ def read_inputs(
     raise UserError(f"{name}: there is no text in it")
 
 
-def _lines(path: str) -> Iterator[str]:
+def _lines(path: str, name: str) -> Iterator[str]:
+  """The lines of a file, or of standard input for "-", which are UTF-8."""
   with contextlib.ExitStack() as stack:
-    file = sys.stdin
+    file = sys.stdin.buffer
     if path != "-":
-      file = stack.enter_context(open(path, encoding="utf-8", errors="replace"))
-    yield from file
+      file = stack.enter_context(open(path, "rb"))
+    for number, line in enumerate(file, 1):
+      try:
+        yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+      except UnicodeDecodeError as e:
+        raise DataError(
+          f"{name}: line {number}, byte {e.start + 1}: not UTF-8 "
+          f"(0x{line[e.start]:02x}): convert the text to UTF-8"
+        ) from e
 
 
 def _groups(inputs: Iterable, count: int) -> Iterator[list]:

@@ -327,6 +327,20 @@ def test_errors_of_lines_name_file_and_line(tmp_path, monkeypatch):
     list(predict.read_inputs(["a ||| b", "{"], may_be_json=True))
 
 
+def test_lines_that_are_no_text(tmp_path, monkeypatch):
+  """Their characters would be lost; a byte order mark is none."""
+  lines = tmp_path / "lines.txt"
+  lines.write_bytes(b"\xef\xbb\xbfone\nun caf\xe9\n")
+  flags = types.SimpleNamespace(question=None, context=None, input=str(lines))
+  monkeypatch.setattr(predict, "FLAGS", flags)
+  made = predict.read_inputs([], may_be_json=False)
+  assert next(made) == Input("one")
+  with pytest.raises(
+    DataError, match=r"lines\.txt: line 2, byte 7: not UTF-8 \(0xe9\)"
+  ):
+    next(made)
+
+
 # What a model is -------------------------------------------------------------
 
 
