@@ -101,9 +101,11 @@ class LocalAccumulation(tf.train.Optimizer):
 
     Sets `self.gradients` (what it returns, without the variables),
     `self.accumulate_op`, `self.reset_op`, `self.kept` (micro-batches that
-    the sums hold, float scalar), `self.sums` (of the micro-batches' sums) and
-    `self.nonfinite` (float [variables], how many micro-batches were dropped
-    because that variable's gradient was not finite).
+    the sums hold, float scalar), `self.filled` (and how many there were; both
+    without those that hold no example, where a batch does not divide),
+    `self.sums` (of the micro-batches' sums) and `self.nonfinite` (float
+    [variables], how many micro-batches were dropped because that variable's
+    gradient was not finite).
 
     Args:
       backward: () -> (gradients of the trainable variables, float [n] sums to
@@ -117,18 +119,23 @@ class LocalAccumulation(tf.train.Optimizer):
     if self.micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
       self.kept, self.sums = tf.constant(1.0), sums
+      self.filled = tf.constant(1.0)
       self.nonfinite = tf.zeros([len(gradients)])
       self.gradients = gradients
       return list(zip(gradients, variables, strict=True))
     with tf.variable_scope("accumulation"):
+      filled = tf.cast(tf.reduce_any(tf.not_equal(sums, 0.0)), tf.float32)
       *added, self.kept, self.sums = self._add(
-        [*gradients, tf.constant(1.0), sums], gradients
+        [*gradients, filled, sums], gradients, filled
       )
     self.gradients = added
     return list(zip(added, variables, strict=True))
 
-  def _add(self, values, gradients):
-    """The stored sums plus `values`, where all `gradients` are finite."""
+  def _add(self, values, gradients, filled):
+    """The stored sums plus `values`, where all `gradients` are finite.
+
+    `filled` is added up in any case.
+    """
     stores = [
       tf.get_local_variable(
         f"sum_{i}",
@@ -140,14 +147,16 @@ class LocalAccumulation(tf.train.Optimizer):
     ]
     bad = 1.0 - tf.cast(tf.is_finite(half_squares(gradients)), tf.float32)
     bad = self._slices.agree(bad)
-    bad_store = tf.get_local_variable(
-      "nonfinite",
-      shape=bad.shape.as_list(),
+    counts = tf.concat([bad, filled[None]], axis=0)
+    count_store = tf.get_local_variable(
+      "counts",
+      shape=counts.shape.as_list(),
       initializer=tf.zeros_initializer(),
       use_resource=True,
     )
     finite = tf.equal(tf.reduce_sum(bad), 0.0)
-    self.nonfinite = bad_store + bad
+    self.nonfinite, filled = tf.split(count_store + counts, [len(gradients), 1])
+    self.filled = filled[0]
     stored = [tf.convert_to_tensor(s) for s in stores]
     keep_or_drop = tf.cond(
       finite,
@@ -161,7 +170,7 @@ class LocalAccumulation(tf.train.Optimizer):
       name="keep_or_drop",
     ).op
     self.accumulate_op = tf.group(
-      keep_or_drop, bad_store.assign_add(bad, read_value=False)
+      keep_or_drop, count_store.assign_add(counts, read_value=False)
     )
     sums = tf.cond(
       finite,
@@ -169,11 +178,11 @@ class LocalAccumulation(tf.train.Optimizer):
       lambda: [tf.identity(s) for s in stored],
       name="with_this_micro_batch",
     )
-    with tf.control_dependencies([*sums, self.nonfinite]):
+    with tf.control_dependencies([*sums, self.nonfinite, self.filled]):
       self.reset_op = tf.group(
         *[
           s.assign(tf.zeros(s.shape), read_value=False)
-          for s in (*stores, bad_store)
+          for s in (*stores, count_store)
         ]
       )
     return sums
@@ -265,17 +274,18 @@ def build_train_ops(
   gradients = [gradient for gradient, _ in pairs]
   variables = tf.trainable_variables()
   reduced = comm.allreduce(
-    tf.concat([local.kept[None], local.nonfinite, local.sums], axis=0),
+    tf.concat(
+      [[local.kept, local.filled], local.nonfinite, local.sums], axis=0
+    ),
     name="kept_nonfinite_sums",
   )
   waiting = comm.seconds_between(local.gradients, [*gradients, reduced])
-  kept, nonfinite, totals = tf.split(reduced, [1, len(variables), len(names)])
-  kept, totals = kept[0], tf.unstack(totals)
+  counts, nonfinite, totals = tf.split(reduced, [2, len(variables), len(names)])
+  (kept, filled), totals = tf.unstack(counts), tf.unstack(totals)
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
-  whole = float(micro_batches * comm.size)
-  dropped = whole - kept
-  unscale = whole / tf.maximum(kept, 1.0) / scale
+  dropped = filled - kept
+  unscale = filled / tf.maximum(kept, 1.0) / scale
 
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
   # Not tf.add_n: the order in which it adds depends on which of its inputs

@@ -173,6 +173,9 @@ def test_trust_ratios_are_reported_in_the_variables_order(mode):
   assert (good["skipped"], good["skipped_updates"]) == (False, 1)
 
 
+EMPTY = -99.0  # as a second element: without examples
+
+
 def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
   """loss share = sum(w * x); so x is the gradient. Returns (x, w, ops)."""
   tf.enable_resource_variables()
@@ -181,8 +184,10 @@ def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
   b = tf.get_variable("bias", initializer=tf.constant([0.5]))
 
   def forward():
+    filled = tf.cast(tf.not_equal(x[1], EMPTY), tf.float32)
     loss = tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]
-    return loss, {"loss": loss, "count": tf.constant(1.0)}
+    loss *= filled
+    return loss, {"loss": loss, "count": filled}
 
   optimizer = optimization.AdamWeightDecayOptimizer(
     learning_rate=tf.constant(0.1)
@@ -242,6 +247,27 @@ def test_clipping_uses_the_norm_of_the_whole_gradient():
   free, _, _ = final_weights([[[0.3, 0.4]]], 1, clip_norm=1.0)
   want, _, _ = final_weights([[[0.3, 0.4]]], 1)
   np.testing.assert_allclose(free, want, rtol=1e-6)
+
+
+def test_a_micro_batch_without_examples_is_none():
+  """Where a batch does not divide: it neither counts nor keeps an update."""
+
+  def train(updates):
+    with tf.Graph().as_default(), tf.Session() as session:
+      x, w, ops = linear_problem(3)
+      start(session)
+      reports = [run_update(session, x, ops, micro) for micro in updates]
+      return session.run(w), reports
+
+  empty, bad = [0.0, EMPTY], [np.nan, 1.0]
+  weights, [report] = train([[[1.0, 2.0], bad, empty]])
+  want, _, _ = final_weights([[[2.0, 4.0]]], 1)
+  np.testing.assert_allclose(weights, want, rtol=1e-6)
+  assert report["dropped_micro_batches"] == 1 and not report["skipped"]
+
+  weights, [report] = train([[bad, empty, bad]])
+  np.testing.assert_array_equal(weights, [1.0, 2.0])
+  assert report["dropped_micro_batches"] == 2 and report["skipped"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -78,10 +78,14 @@ class PowerSGD(tf.train.Optimizer):
   def compute_gradients(self, *args, **kwargs):
     """[(gradient, variable), ...], summed over ranks, still scaled."""
     pairs = self._optimizer.compute_gradients(*args, **kwargs)
-    micro_batches = self._optimizer.micro_batches
-    if micro_batches > 1:  # else there is none to be dropped
-      kept = self._comm.allreduce(self._optimizer.kept, "powersgd/kept")
-      self._kept = kept / float(micro_batches * self._comm.size)
+    local = self._optimizer
+    if local.micro_batches > 1:  # else there is none to be dropped
+      kept, filled = tf.unstack(
+        self._comm.allreduce(
+          tf.stack([local.kept, local.filled]), "powersgd/kept"
+        )
+      )
+      self._kept = kept / filled
     groups = min(self._groups or len(pairs), len(pairs))
     backwards = np.arange(len(pairs))[::-1]  # as they are computed
     sums = {}
