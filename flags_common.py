@@ -264,7 +264,9 @@ def define_training_flags() -> None:
   flags.DEFINE_integer(
     "num_threads",
     0,
-    "CPU threads of one rank; 0: the host's cores divided by its ranks.",
+    "CPU threads for one op of a rank; 0: the host's cores divided by its "
+    "ranks (of an elastic run, by those there when this one joined). With "
+    "several ranks two ops may run at once.",
     lower_bound=0,
   )
 

@@ -280,7 +280,8 @@ def dry_run(config: PretrainingConfig) -> None:
       f"{config.dry_run_ranks} is no multiple of it"
     )
   plan = make_plan(config, None, groups)
-  say = functools.partial(train_loop.say, distributed.Comm())
+  comm = distributed.alone(config.num_threads)
+  say = functools.partial(train_loop.say, comm)
   say(*plan.lines(), f"precision: {config.policy.describe()}")
   say(str(config.optimizer), "")
   config.planned_schedule(plan).check_trains(first=0)
@@ -293,11 +294,9 @@ def dry_run(config: PretrainingConfig) -> None:
     examples = input_pipeline.fake_batch(shape, small.micro_batch)
     micro = input_pipeline.fixed_micro_batch(examples, small.accumulation)
     state = checkpointing.TrainingState()
-    ops = training_graph(config, micro, state, small, distributed.Comm())
+    ops = training_graph(config, micro, state, small, comm)
     say(*parameter_table(ops.variables), "")
-    session = tf.Session(
-      config=training_run.session_config(config, distributed.Comm())
-    )
+    session = tf.Session(config=training_run.session_config(config, comm))
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )

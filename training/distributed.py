@@ -373,10 +373,20 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
       the ranks do not find each other; or more ranks on this host than it has
       GPUs, if it has any; or their number is no multiple of tensor_parallel.
   """
-  comm = _join(tensor_parallel)
+  return _settled(_join(tensor_parallel), num_threads)
+
+
+def alone(num_threads: int = 0) -> Comm:
+  """`init` for what one process does by itself, however it was started."""
+  return _settled(Comm(), num_threads)
+
+
+def _settled(comm: Comm, num_threads: int) -> Comm:
+  """`comm`, when this process has its share of the host and no more."""
   cores = len(os.sched_getaffinity(0))
   comm.num_threads = num_threads or max(1, cores // comm.local_size)
   _claim_devices(comm)
+  _make_threads(comm)
   return comm
 
 
@@ -504,7 +514,14 @@ def _claim_devices(comm: Comm) -> None:
   Tracing a function that is to be compiled makes threads and GPU contexts for
   the whole process, before a session, and knows no session's settings.
   """
-  tf.config.threading.set_intra_op_parallelism_threads(comm.num_threads)
+  config = session_config(comm)
+  threading = tf.config.threading
+  threading.set_intra_op_parallelism_threads(
+    config.intra_op_parallelism_threads
+  )
+  threading.set_inter_op_parallelism_threads(
+    config.inter_op_parallelism_threads
+  )
   gpus = tf.config.list_physical_devices("GPU")
   if gpus:
     if comm.local_rank >= len(gpus):
@@ -517,12 +534,24 @@ def _claim_devices(comm: Comm) -> None:
     tf.config.experimental.set_memory_growth(own, True)
 
 
+def _make_threads(comm: Comm) -> None:
+  """Makes the threads that all sessions of this process share.
+
+  The first session makes them as its own config says, and later ones take what
+  is there. Without this one that would be a collective's, of all cores.
+  """
+  config = session_config(comm)
+  config.device_count["GPU"] = 0  # which the run's session is to make
+  tf.Session(graph=tf.Graph(), config=config).close()
+
+
 def session_config(comm: Comm) -> tf.ConfigProto:
   """One GPU and this rank's share of the host's cores."""
   # On a CPU one op at a time has all threads: two at once only share them, and
   # wait for each other's caches. With several ranks a second thread hands
   # gradients to Horovod, for which the first finds no time until it is done.
-  at_once = 1 if comm.size == 1 else 2
+  # An elastic world of one may get more.
+  at_once = 1 if comm.size == 1 and not comm.elastic else 2
   if tf.config.list_physical_devices("GPU"):
     at_once = max(2, comm.num_threads)
   config = tf.ConfigProto(

@@ -500,3 +500,34 @@ def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
     assert "update 2: 1 micro-batches dropped, the gradient of w" in (
       process.stderr
     )
+
+
+THREADS = """
+import os
+from training import distributed, train_loop
+from tensorflow_v1 import tf
+
+def main(_):
+  rank = int(os.environ["HOROVOD_RANK"])
+  comm = distributed.init(num_threads=1 + 40 * rank)
+  comm.check_equal("the settings", "")
+  with tf.Session(config=distributed.session_config(comm)) as session:
+    session.run(tf.random.normal([100, 100]))
+  found = comm.gather([len(os.listdir("/proc/self/task"))])[:, 0]
+  if comm.is_root:
+    print(f"THREADS {found[1] - found[0]}", flush=True)
+
+train_loop.run_main(main)
+"""
+
+
+def test_a_rank_has_the_threads_that_it_was_given(tmp_path):
+  """Though the ranks' first session is a collective's, not the training's.
+
+  Whatever else has threads has as many on both ranks.
+  """
+  script = tmp_path / "threads.py"
+  script.write_text(THREADS)
+  process = runs.launch([str(script)], ranks=2)
+  assert process.returncode == 0, process.stderr[-3000:]
+  assert int(process.stdout.split("THREADS")[1]) == 40
