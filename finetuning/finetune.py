@@ -327,7 +327,9 @@ def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
       found = {"loss": float(loss), **task.results(source, outputs)}
       values = np.array([found[name] for name in names])
     # Rank 0's, for all.
-    results = dict(zip(names, comm.gather(values)[0].tolist(), strict=True))
+    values = comm.gather(values)[0].tolist()
+    watchdog.watch()
+    results = dict(zip(names, values, strict=True))
     return {**results, "examples": len(source.examples)}
 
   def headline(results):

@@ -219,6 +219,32 @@ def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
     assert commit.step == 5
 
 
+def test_what_another_world_left_in_memory_is_not_on_the_disk(tmp_path):
+  """So it is saved at the end, and where a run falls back to it."""
+
+  class Comm(distributed.Comm):
+    elastic = True
+
+  commit = checkpointing.Commit()
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.get_variable("weight", initializer=1.0)
+    make = lambda: checkpointing.Checkpointer(
+      str(tmp_path), Comm(), commit=commit
+    )
+    first = make()
+    first.start(0)
+    first.initialise(session, None)
+    first.save(session, 1)
+    first.commit(session, 2)
+    first.wait()
+    second = make()
+    second.start(2)
+    assert second.saved == 1
+    assert second.fall_back() == 2
+    second.finish()
+    assert CheckpointFiles(str(tmp_path), 5).steps() == [2, 1]
+
+
 def test_markers_that_are_none(tmp_path):
   files = CheckpointFiles(str(tmp_path), keep=1)
   write(files, 1)

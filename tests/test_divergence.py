@@ -111,6 +111,26 @@ def test_a_diverged_state_is_not_saved_at_the_end_or_at_a_stop(
   assert "stopped before update 5: the same command goes on there" in told
 
 
+def test_a_save_due_at_a_bad_update_is_made_after_it(
+  tiny_run, tmp_path, monkeypatch
+):
+  """And its evaluation, which could make it the best, is left out."""
+  see = divergence.Guard.see
+
+  def see_a_bad_one(guard, session, step, samples, got):
+    see(guard, session, step, samples, {**got, "skipped": step == 4})
+
+  monkeypatch.setattr(divergence.Guard, "see", see_a_bad_one)
+  settings = dict(do_eval=True, eval_every_steps=4, save_checkpoints_steps=4)
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=6, **settings)
+  assert sorted(p.stem for p in tmp_path.glob("model*.index")) == [
+    "model.ckpt-5",
+    "model.ckpt-6",
+  ]
+  evaluations = read_jsonl(str(tmp_path / "eval_metrics.jsonl"))
+  assert [e["global_step"] for e in evaluations] == [0, 6]
+
+
 def test_ten_bad_updates_that_are_not_in_a_row_are_none():
   class Comm:
     is_root, size = False, 1

@@ -339,8 +339,18 @@ class Checkpointer:
     self._errors = tf.get_collection(power_sgd.ERRORS)
     self._broadcast = power_sgd.broadcast_op(self._variables, comm)
     self._add_up_errors = power_sgd.add_up(self._errors, comm)
-    self._saved: int | None = None  # the last update that save() was given
+    self.saved = 0  # the last update that is saved, or being saved; 0: none
     self.stalls: list[float] = []  # seconds for which saving held the caller
+
+  def start(self, step: int) -> None:
+    """Takes note, on all ranks, that training starts after update `step`.
+
+    It is on the disk, unless it was left in memory by another world.
+    """
+    saved = step
+    if self._comm.is_root and self._committed():
+      saved = next(iter(self._files.steps()), 0)
+    self.saved = int(self._comm.gather(np.array([saved]))[0, 0])
 
   def _committed(self) -> bool:
     return self._elastic and self._commit.values is not None
@@ -588,7 +598,7 @@ class Checkpointer:
     Call it on all ranks. What is saved is committed too, so that no rank goes
     back behind it.
     """
-    self._saved = step
+    self.saved = step
     began = time.monotonic()
     self.wait()
     session.run(self._add_up_errors)
@@ -603,6 +613,11 @@ class Checkpointer:
     if self._comm.is_root and self._committed():
       if self._commit.step not in self._files.steps()[:1]:
         self._write_commit()
+
+  def fall_back(self) -> int:
+    """The newest update that is saved or committed, then saved too, if so."""
+    self.save_commit()
+    return max(self.saved, self._commit.step if self._committed() else 0)
 
   def is_ready(self) -> bool:
     """Whether all ranks could save now; the same on all.
@@ -644,7 +659,7 @@ class Checkpointer:
     new = False
     if best is not None:
       self._files.protect(best)
-      new = step == best and step not in (self._saved, *self._files.steps())
+      new = step == best and step not in (self.saved, *self._files.steps())
     if self._comm.gather(np.array([new]))[0, 0]:
       self.save(session, step)
 

@@ -80,22 +80,22 @@ class Guard:
     if step - self._first["update"] + 1 >= PATIENCE:
       self._raise(session, step)
 
-  def end(self, session, step: int, saved: int) -> int:
+  def end(self, session, step: int) -> int:
     """To be called where a run ends in such updates: they are not saved.
 
     Args:
       session: that they ran in.
       step: the last of them.
-      saved: the update of the newest checkpoint, 0 for none.
 
     Returns:
-      `saved`, where a run that was stopped resumes.
+      The update where a run that was stopped resumes.
 
     Raises:
       DivergedError: it was the plan's last update; on all ranks.
     """
     if step == self._task.plan.updates:
       self._raise(session, step)
+    saved = self._checkpointer.fall_back()
     if self._comm.is_root:
       training_hooks.tell(
         f"updates {self._first['update']:,} to {step:,} were not finite and "

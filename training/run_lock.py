@@ -27,7 +27,7 @@ def held(folder: str, comm):
   if not comm.is_root:
     yield
     return
-  path = os.path.join(folder, FILE)
+  path, was_there = os.path.join(folder, FILE), os.path.isdir(folder)
   with contextlib.ExitStack() as files:
     f = None
     while f is None or not os.fstat(f.fileno()).st_nlink:
@@ -41,7 +41,8 @@ def held(folder: str, comm):
       if owned:
         os.unlink(path)
         with contextlib.suppress(OSError):  # it holds a run
-          os.rmdir(folder)
+          if not was_there:
+            os.rmdir(folder)
 
 
 def _take(f, folder: str, comm) -> bool:

@@ -178,7 +178,8 @@ def train(
     int(n)
     for n in session.run([tf.train.get_global_step(), task.state.samples_seen])
   )
-  first = saved = step
+  first = step
+  checkpointer.start(step)
   task.batches.start(session, samples)
   if comm.is_root:
     log = training_hooks.MetricsLog(
@@ -192,8 +193,10 @@ def train(
   verdict, to_save = None, False
   enough = _is_enough(step, config, comm)
   while step < plan.updates and not verdict and not enough:
-    if _due(step, config.eval_every_steps) and (
-      step > first or _lacks_evaluation(step, config, comm)
+    if (
+      _due(step, config.eval_every_steps)
+      and not guard.bad
+      and (step > first or _lacks_evaluation(step, config, comm))
     ):
       try:
         with clock.timing("evaluation"):
@@ -203,6 +206,8 @@ def train(
         break
       with clock.timing("save"):
         _keep_best(session, step, checkpointer, config, comm)
+      if step == first:
+        watchdog.look_away()  # the first update compiles
       enough = _is_enough(step, config, comm)
       if enough:
         break
@@ -212,11 +217,8 @@ def train(
       with profile.update(step + 1):
         got, verdict = _update(session, task, signals, watchdog)
     except input_pipeline.READ_ERRORS as e:
-      error = _clear_error(e, task.source, task.batches.numbers(samples))
-      if isinstance(error, distributed.RankLost):
-        watchdog.look_away()
-        checkpointer.save_commit()
-      raise error from e
+      numbers = task.batches.numbers(samples)
+      raise _clear_error(e, task.source, numbers) from e
     if got is None:
       break
     guard.see(session, step + 1, samples, got)
@@ -231,13 +233,13 @@ def train(
       if step % config.log_every_steps == 0 or step == plan.updates:
         log.write(report)
         clock.lap()
+    to_save = to_save or _due(step, config.save_checkpoints_steps)
     if guard.bad:
       continue
-    to_save = to_save or _due(step, config.save_checkpoints_steps)
     with clock.timing("save"):
       if step == plan.updates or (to_save and checkpointer.is_ready()):
         checkpointer.save(session, step)
-        saved, to_save = step, False
+        to_save = False
       elif comm.elastic and _due(step, config.commit_every_steps):
         checkpointer.try_commit(session, step)
       checkpointer.look_after(step)
@@ -249,8 +251,8 @@ def train(
     raise distributed.WorldChange("ranks come or go")
   made = step - first
   if guard.bad:
-    step = guard.end(session, step, saved)
-  elif saved < step:
+    step = guard.end(session, step)
+  elif checkpointer.saved < step:
     checkpointer.save(session, step)
   checkpointer.finish()
   watchdog.look_away()

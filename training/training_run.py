@@ -178,11 +178,8 @@ def run(
     UserError: settings, data, checkpoint or ranks that do not fit together.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
-  with (
-    run_lock.held(config.output_dir, comm),
-    training_hooks.Watchdog(comm) as watchdog,
-    graph(config),
-  ):
+  watchdog = training_hooks.Watchdog(comm)
+  with run_lock.held(config.output_dir, comm), graph(config):
     parts = build()
     checkpointer = checkpointing.Checkpointer(
       config.output_dir, comm, config.keep_checkpoints, commit, watchdog.moved
@@ -191,6 +188,7 @@ def run(
     with (
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
+      watchdog,  # is the first to end: to close may take its time
     ):
       step = _start_or_resume(session, checkpointer, parts.task, config, comm)
       if comm.is_root:
@@ -203,6 +201,7 @@ def run(
         with (
           contextlib.nullcontext(signals) if signals else own as signals,
           profiling.Profile(config.profile, config.output_dir, comm) as profile,
+          _saving_commits(checkpointer, watchdog),
         ):
           training = train_loop.train(
             session,
@@ -224,12 +223,24 @@ def run(
         )
       if parts.evaluate:
         parts.evaluate.close()
-  if comm.is_root:
-    best = training_hooks.best_evaluation(
-      config.output_dir, step, parts.best_by
-    )
-    _finish(config, training, results, step, best, lines)
+    if comm.is_root:
+      best = training_hooks.best_evaluation(
+        config.output_dir, step, parts.best_by
+      )
+      _finish(config, training, results, step, best, lines)
   return {"training": training, "evaluation": results}
+
+
+@contextlib.contextmanager
+def _saving_commits(checkpointer, watchdog):
+  """Saves what is committed when a rank is lost, lest no next world comes."""
+  try:
+    yield
+  except (distributed.RankLost, tf.errors.OpError, ValueError) as e:
+    if distributed.rank_lost(e):
+      watchdog.look_away()
+      checkpointer.save_commit()
+    raise
 
 
 def _conclude(
@@ -306,7 +317,8 @@ def _start_or_resume(session, checkpointer, task, config, comm) -> int:
   if task:
     before = int(session.run(task.state.schedule_start))
     schedule = config.planned_schedule(task.plan)
-    schedule.check_trains(step, before)
+    if not resumes:
+      schedule.check_trains(step, before)
     zero = schedule.zero_from(before)
     if zero is not None:
       train_loop.say(
