@@ -135,7 +135,7 @@ class ClassifierConfig(FinetuningConfig):
 
   @classmethod
   def flags_of(cls, task):
-    columns = task.get("columns", {})
+    columns = task.get("columns") or {}
     task = {**task, **{f"{name}_column": columns[name] for name in columns}}
     if "labels" in task:
       task["regression"] = not task["labels"]

@@ -26,7 +26,8 @@ def saved_task(output_dir: str) -> dict:
   remedy = "move it away, or give another folder"
   found = json_files.read_own(path, remedy)
   if not isinstance(found, dict) or not all(
-    isinstance(found.get(name, {}), dict) for name in ("columns", "vocabulary")
+    isinstance(found.get(name) or {}, dict)
+    for name in ("columns", "vocabulary")
   ):
     raise DataError(f"{path}: not a task's description; {remedy}")
   return found

@@ -46,7 +46,8 @@ def test_it_stops_and_names_variable_update_records_and_command(
   with open(folder / divergence.FILE, encoding="utf-8") as f:
     found = json.load(f)
   assert found["update"] == 6 and found["samples_seen_before"] == 5 * 24
-  assert next(iter(found["largest_weights"].values())) > 1e37
+  largest = next(iter(found["largest_weights"].values()))
+  assert largest is None or largest > 1e37  # null: infinite
   numbers = record_order.Order(120, 12345).records(range(120, 144))
   assert [(r["file"][-14:], r["record"]) for r in found["records"]] == [
     (f"data-{n // 60}.tfrecord"[-14:], n % 60) for n in numbers.tolist()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ import trained
 from conftest import TINY, write_config
 
 from errors import UserError
-from finetuning import finetune
 from serving import inference, model_source
 from tensorflow_v1 import tf
-from training import pretraining_config, training_hooks
+from training import pretraining_config
 from training.checkpoint_files import CheckpointError, CheckpointFiles
 
 # In a process that has TensorFlow and nothing of this project, as Serving's.
@@ -222,23 +220,7 @@ def test_bf16_is_near(tmp_path, letters):
 # Which checkpoint ------------------------------------------------------------
 
 
-class FineTuned(finetune.Task):
-  """As far as task.json goes."""
-
-  name = "classifier"
-  best_by = training_hooks.BestBy(("f1",), higher=True)
-
-  def __init__(self, folder):
-    self.config = types.SimpleNamespace(
-      output_dir=folder,
-      vocab_file=None,
-      spm_model_file=None,
-      max_seq_length=24,
-      do_lower_case=True,
-    )
-
-  def describe(self):
-    return {"labels": ["0", "1"]}
+BY_F1 = {"keys": ["f1"], "higher": True}
 
 
 def test_the_best_checkpoint_is_taken(tmp_path):
@@ -267,7 +249,8 @@ def test_the_best_checkpoint_is_taken(tmp_path):
   found = model_source.find(files.folder)
   assert (found.path, found.chosen) == (files.prefix(30), "the newest")
   # A fine-tuned model's is chosen by what its task says.
-  finetune._write_task(FineTuned(files.folder))
+  about = {"task": "classifier", "labels": ["0", "1"], "best_by": BY_F1}
+  (tmp_path / "run" / "task.json").write_text(json.dumps(about))
   log.write_text(
     '{"f1": 0.9, "global_step": 10}\n{"f1": 0.8, "global_step": 30}\n'
   )
