@@ -299,15 +299,14 @@ class Manifest:
 def _is_ours(path: str) -> bool:
   """Whether a file may be a manifest of ours.
 
-  It is not if it is a JSON object with none of our parts: other programs have
-  manifests, too. Anything else may be ours, and damaged.
+  It is not if it is a JSON object without the parts that all of ours have:
+  other programs have manifests, too. Anything else may be ours, and damaged.
   """
   try:
     found = json_files.read(path)
   except DataError:
     return True
-  ours = {"files", "tokenizer"}
-  return not isinstance(found, dict) or not ours.isdisjoint(found)
+  return not isinstance(found, dict) or {"version", "files"} <= found.keys()
 
 
 def find_manifests(

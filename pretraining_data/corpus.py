@@ -236,6 +236,7 @@ class StoreWriter:
 
   def _open(self, name, size):
     path = os.path.join(self.folder, name)
+    _check_size(path, size)
     if not os.path.exists(path):
       open(path, "wb").close()
     f = open(path, "r+b")  # noqa: SIM115
@@ -318,7 +319,8 @@ class StoreWriter:
     if not j.sentences:
       raise errors.DataError("the input holds no sentence: only blank lines")
     self._starts.write(np.array([j.sentences]).astype(np.int64).tobytes())
-    self._starts.flush()
+    # Closed, so that ranks on other machines see whole files, too.
+    self.__exit__()
     cut_documents = self._write_documents(block_tokens)
     counts = self._token_counts()
     result = CorpusCounts(
@@ -385,14 +387,35 @@ def cut_places(
   return places[places < last]
 
 
+def _check_size(path: str, least: int) -> None:
+  """Raises DataError if a file of the store has lost what was written."""
+  size = os.path.getsize(path) if os.path.exists(path) else 0
+  if size < least:
+    raise errors.DataError(
+      f"{path}: {size} bytes, but {least} were written: it is damaged; "
+      f"{_REMEDY}"
+    )
+
+
 def store_counts(folder: str) -> CorpusCounts | None:
-  """What the store in a folder holds; None if it is not whole."""
+  """What the store in a folder holds; None if it is not whole.
+
+  Raises:
+    DataError: it was whole, and is damaged.
+  """
   path = os.path.join(folder, _COUNTS)
   if not os.path.exists(path):
     return None
-  counts = json_files.read_own(path, _REMEDY)
-  del counts["vocab_size"]
-  return CorpusCounts(**counts)
+  values = json_files.read_own(path, _REMEDY)
+  token_bytes = token_dtype(values.pop("vocab_size")).itemsize
+  counts = CorpusCounts(**values)
+  for name, least in (
+    (_TOKENS, token_bytes * counts.tokens),
+    (_SENTENCES, 8 * (counts.sentences + 1)),
+    (_DOCUMENTS, 8 * (counts.documents + 1)),
+  ):
+    _check_size(os.path.join(folder, name), least)
+  return counts
 
 
 def open_store(folder: str) -> instances.Documents:

@@ -136,6 +136,13 @@ class Settings:
     return [os.path.basename(path) for path in self.output_paths]
 
   @property
+  def given_shards(self) -> int | None:
+    """How many files there will be; None: the corpus decides."""
+    if self.num_shards or len(self.output_paths) == 1:
+      return self.num_shards
+    return len(self.output_paths)
+
+  @property
   def folder(self) -> str:
     return os.path.dirname(self.output_paths[0]) or "."
 
@@ -203,6 +210,8 @@ def create(
   paths = records.expand_patterns(settings.input_file)
   _check_apart(paths, settings)
   _check_unshared(settings)
+  if settings.given_shards:
+    _check_unlisted(settings, settings.given_shards)
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings)
   os.makedirs(settings.folder, exist_ok=True)
@@ -218,6 +227,7 @@ def create(
     work = _Work(settings, folder, ranks, pool, tokenizer)
     counts, kept_bytes = work.tokenize(pieces)
     tokenized = time.monotonic()
+    _check_unlisted(settings, _num_shards(counts, settings))
     results, kept_shards = work.make_shards(counts)
     if ranks.rank:
       return None
@@ -262,7 +272,8 @@ def _check_unshared(settings: Settings) -> None:
   Raises:
     UserError: they are of another data set.
   """
-  earlier = _earlier_files(settings)
+  manifest = _earlier_manifest(settings)
+  earlier = [info.name for info in manifest.files] if manifest else []
   if earlier and earlier != settings.shard_names(len(earlier)):
     raise errors.UserError(
       f"--output_file={settings.output_file}: {settings.manifest_path} is the "
@@ -280,18 +291,37 @@ def _check_unshared(settings: Settings) -> None:
     )
 
 
-def _earlier_files(settings: Settings) -> list[str]:
-  """Record files that the manifest in this data set's place lists."""
-  if not os.path.exists(settings.manifest_path):
-    return []
+def _check_unlisted(settings: Settings, num_shards: int) -> None:
+  """The names of the files may be in another data set, of another manifest.
+
+  Raises:
+    UserError: they are.
+  """
+  names = settings.shard_names(num_shards)
+  places = [os.path.join(settings.folder, name) for name in names]
   try:
-    manifest = records.Manifest.load(settings.manifest_path)
+    listed = records.find_manifests(places)
+  except errors.DataError as e:  # what was made is kept nevertheless
+    raise errors.UserError(str(e)) from e
+  for place, (other, _) in listed.items():
+    if os.path.basename(other) != os.path.basename(settings.manifest_path):
+      raise errors.UserError(
+        f"--output_file={settings.output_file}: {place} is a file of another "
+        f"data set, {other}: give another name, or remove that data set"
+      )
+
+
+def _earlier_manifest(settings: Settings) -> records.Manifest | None:
+  """The one in the place of this data set's."""
+  if not os.path.exists(settings.manifest_path):
+    return None
+  try:
+    return records.Manifest.load(settings.manifest_path)
   except errors.DataError as e:
     raise errors.UserError(
       f"{e}. It is in the place of the manifest of --output_file="
       f"{settings.output_file}: move it away, or give another name"
     ) from e
-  return [info.name for info in manifest.files]
 
 
 def _load_tokenizer(settings: Settings):
@@ -334,43 +364,49 @@ def _manifest(
   )
 
 
-def _publish(settings: Settings, folder: str, manifest) -> None:
+def _publish(
+  settings: Settings, folder: str, manifest: records.Manifest
+) -> None:
   """Moves the finished files to their places; the manifest comes last.
 
   Files that the data set's earlier manifest lists go first: a glob would
   take what is left of another number of shards for part of this data set.
-  What was moved before the work was stopped here is where it belongs.
+  What was moved before the work was stopped is where it belongs, and stays.
+
+  Raises:
+    DataError: a finished file is gone; nothing was moved or deleted.
   """
   _check_unshared(settings)
-  names = [info.name for info in manifest.files]
-  places = [os.path.join(settings.folder, name) for name in names]
-  try:
-    listed = records.find_manifests(places)
-  except errors.DataError as e:  # what was made is kept nevertheless
-    raise errors.UserError(str(e)) from e
-  for place, (other, _) in listed.items():
-    if os.path.basename(other) != os.path.basename(settings.manifest_path):
-      raise errors.UserError(
-        f"--output_file={settings.output_file}: {place} is a file of another "
-        f"data set, {other}: give another name, or remove that data set"
-      )
-  for name in _earlier_files(settings):
-    path = os.path.join(settings.folder, name)
-    for stale in (path, path + tfrecord.INDEX_SUFFIX):
-      with contextlib.suppress(FileNotFoundError):
-        os.unlink(stale)
-  # From here on files of these names are the new ones.
+  _check_unlisted(settings, len(manifest.files))
+  earlier = _earlier_manifest(settings)
+  listed = {info.name: info for info in earlier.files} if earlier else {}
+  moves, moved = {}, set()
+  for info in manifest.files:
+    # No manifest is there while files are moved.
+    may_be_moved = not earlier or listed.get(info.name) == info
+    for name in _with_index(info.name):
+      made = os.path.join(folder, _SHARDS, name)
+      place = os.path.join(settings.folder, name)
+      if os.path.exists(made):
+        moves[made] = place
+      elif may_be_moved and os.path.exists(place):
+        moved.add(name)
+      else:
+        raise errors.DataError(f"{made} is gone: start again")
+  stale = {name for file in listed for name in _with_index(file)} - moved
+  for name in sorted(stale):
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(os.path.join(settings.folder, name))
   with contextlib.suppress(FileNotFoundError):
     os.unlink(settings.manifest_path)
-  for info in manifest.files:
-    for suffix in (tfrecord.INDEX_SUFFIX, ""):
-      made = os.path.join(folder, _SHARDS, info.name + suffix)
-      place = os.path.join(settings.folder, info.name + suffix)
-      if os.path.exists(made):
-        os.replace(made, place)
-      elif not os.path.exists(place):
-        raise errors.DataError(f"{made} is gone: start again")
+  for made, place in moves.items():
+    os.replace(made, place)
   manifest.save(settings.manifest_path)
+
+
+def _with_index(name: str) -> tuple[str, str]:
+  """A record file's index and the file, which is the last to appear."""
+  return name + tfrecord.INDEX_SUFFIX, name
 
 
 # -----------------------------------------------------------------------------
@@ -382,6 +418,10 @@ def default_num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
   """Shards of about 16 MB, by the corpus and the settings alone."""
   shards_wanted = _blocks_of_corpus(counts, settings)
   return min(shards_wanted, counts.documents, _MAX_DEFAULT_SHARDS)
+
+
+def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
+  return settings.given_shards or default_num_shards(counts, settings)
 
 
 def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:
@@ -430,7 +470,11 @@ class _Work:
     os.makedirs(os.path.join(self.folder, "pieces"), exist_ok=True)
     if self.ranks.rank:
       self._start_pieces(pieces, 0, 0)
-      unfinished.wait_until(lambda: corpus.store_counts(store), self.pool.check)
+      unfinished.wait_until(
+        lambda: corpus.store_counts(store),
+        f"rank 0 to put the tokens of all ranks into {store}",
+        self.pool.check,
+      )
       return corpus.store_counts(store), 0
     loaded = corpus.load_tokenizer(self.tokenizer)
     with corpus.StoreWriter(store, loaded.vocab_size) as writer:
@@ -487,6 +531,8 @@ class _Work:
             lambda task=task, chunk=chunk: (
               os.path.exists(chunk) or os.path.exists(task.done_file)
             ),
+            f"{chunk}, tokens of {task.piece.path}, from rank "
+            f"{writer.piece % self.ranks.size}",
             self.pool.check,
           )
 
@@ -521,9 +567,7 @@ class _Work:
 
   def _shard_tasks(self, counts: corpus.CorpusCounts) -> list[shards.ShardTask]:
     settings = self.settings
-    num_shards = settings.num_shards or len(settings.output_paths)
-    if not settings.num_shards and num_shards == 1:
-      num_shards = default_num_shards(counts, settings)
+    num_shards = _num_shards(counts, settings)
     blocks = -(-_blocks_of_corpus(counts, settings) // num_shards)
     return [
       shards.ShardTask(

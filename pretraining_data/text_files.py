@@ -150,7 +150,9 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
       left = sum(len(line) for _, line in batch)
       place, line = batch[0]
       if not place:
-        batch[0] = place, _without_mark(line, piece.path)
+        text_of_line = _without_mark(line, piece.path)
+        batch[0] = len(line) - len(text_of_line), text_of_line
+        del text_of_line
       del line
       for sentences in parse(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
@@ -357,12 +359,16 @@ def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
     DataError: it is not UTF-8, or has a NUL.
   """
   if b"\0" in line:
-    nul = line.index(b"\0")
-    end = "le" if (place + nul) % 2 else "be"
+    nul = place + line.index(b"\0")
+    remedy = f"name the text's own encoding, if it is not {text.encoding}"
+    if text.is_utf8:  # else the byte is not the file's
+      remedy = (
+        "if this is UTF-16 without a byte order mark, say "
+        f"--encoding=utf-16-{'le' if nul % 2 else 'be'}"
+      )
     raise errors.DataError(
-      f"{_where(piece, text, place + nul)}: a NUL character, which no text "
-      "has: if this is UTF-16 without a byte order mark, say "
-      f"--encoding=utf-16-{end}"
+      f"{_where(piece, text, nul)}: a NUL character, which no text has: "
+      f"{remedy}"
     )
   try:
     return line.decode().strip()

@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 import errors
 import json_files
+from pretraining_data import progress
 
 _PLAN, _LOCK = "plan.json", "lock"
 POLL_SECONDS = 0.05
+_SAY_SECONDS = 60  # between lines that say what is waited for
 
 
 class Ranks(NamedTuple):
@@ -94,7 +96,11 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
       raise
     # One that comes late must still find that there is nothing to do.
     for rank in range(1, ranks.size):
-      wait_until(lambda rank=rank: _is_told(_rank_file(path, rank), ranks))
+      file = _rank_file(path, rank)
+      wait_until(
+        lambda file=file: _is_told(file, ranks),
+        f"rank {rank} to say by {file} that its part is done",
+      )
     _remove(path)
 
 
@@ -109,13 +115,15 @@ def _contents(path: str) -> list[str]:
 
 
 def _empty(path: str) -> None:
+  """Deletes the contents; stopped halfway, what is left is of no work."""
+  json_files.write(os.path.join(path, _PLAN), {"run": "", "plan": None})
   for name in _contents(path):
     item = os.path.join(path, name)
     shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
 
 
 def _remove(path: str) -> None:
-  _empty(path)  # the plan goes last
+  _empty(path)  # all but the plan, so that the folder stays ours
   shutil.rmtree(path)
 
 
@@ -175,7 +183,7 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
 
 def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
   plan_file = os.path.join(path, _PLAN)
-  wait_until(lambda: _is_told(plan_file, ranks))
+  wait_until(lambda: _is_told(plan_file, ranks), f"rank 0 to write {plan_file}")
   first = json_files.read(plan_file)["plan"]
   if first != plan:
     raise errors.UserError(
@@ -186,14 +194,26 @@ def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
 
 
 def wait_until(
-  ready: Callable[[], bool], check: Callable[[], None] = lambda: None
+  ready: Callable[[], bool],
+  what: str,
+  check: Callable[[], None] = lambda: None,
 ) -> None:
   """Waits for what another process does.
 
   Args:
     ready: whether it is done.
+    what: is waited for; a line a minute on stderr says so.
     check: called now and then; raises if it will never be.
   """
+  start = time.monotonic()
+  next_line = start + _SAY_SECONDS
   while not ready():
     check()
+    if (now := time.monotonic()) >= next_line:
+      next_line = now + _SAY_SECONDS
+      print(
+        f"waiting for {what}: {progress.minutes(now - start)} so far",
+        file=sys.stderr,
+        flush=True,
+      )
     time.sleep(POLL_SECONDS)

@@ -420,6 +420,19 @@ def test_names_that_share_a_manifest(tmp_path, texts, letters, monkeypatch):
   # A file that another manifest lists.
   with pytest.raises(errors.UserError, match="is a file of another data set"):
     make(tmp_path, texts, letters, "train-00000-of-00003.seq32")
+  # ... is found before any work is done with it.
+  monkeypatch.setattr(text_files, "split_into_pieces", None)
+  for name, shards_given in (
+    ("train-00000-of-00003.seq32", 1),
+    (f"other.seq32,{tmp_path}/out/train-00002-of-00003.seq32", None),
+  ):
+    with pytest.raises(errors.UserError, match="is a file of another data set"):
+      make(tmp_path, texts, letters, name, num_shards=shards_given)
+  monkeypatch.undo()
+  monkeypatch.setattr(shards, "build_shard", None)
+  with pytest.raises(errors.UserError, match="is a file of another data set"):
+    make(tmp_path, texts, letters, "train-00000-of-00003.seq32")
+  monkeypatch.undo()
   # A manifest that is none of ours.
   (tmp_path / "out" / "mine.manifest.json").write_text('{"name": "mine"}')
   with pytest.raises(errors.UserError, match="mine.*move it away, or give"):

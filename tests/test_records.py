@@ -102,8 +102,9 @@ def test_manifest_that_is_no_json(tmp_path):
     records.Manifest.load(str(path))
 
 
-def test_a_manifest_of_another_program_is_let_be(tmp_path):
-  (tmp_path / "app.manifest.json").write_text('{"name": "app", "version": 2}')
+@pytest.mark.parametrize("key", ['"version": 2', '"files": ["a.js"]'])
+def test_a_manifest_of_another_program_is_let_be(tmp_path, key):
+  (tmp_path / "app.manifest.json").write_text(f'{{"name": "app", {key}}}')
   assert records.find_manifest(str(tmp_path / "x.tfrecord")) is None
   MANIFEST.save(str(tmp_path / "x.manifest.json"))
   assert records.find_manifest(str(tmp_path / "x.tfrecord"))[1] == MANIFEST

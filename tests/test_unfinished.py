@@ -26,11 +26,11 @@ def stop_after(patch, module, name, calls):
   """Lets `module.name` be called so often; then everything ends."""
   original, left = getattr(module, name), [calls]
 
-  def counted(*arguments):
+  def counted(*arguments, **named):
     left[0] -= 1
     if left[0] < 0:
       raise Stopped
-    return original(*arguments)
+    return original(*arguments, **named)
 
   patch.setattr(module, name, counted)
   return left
@@ -176,6 +176,89 @@ def test_a_damaged_journal_is_told(tmp_path, texts, letters):
     f.write('{"documents"')
   with pytest.raises(errors.DataError, match=r"counts\.json: .*damaged; start"):
     creation.create(settings)
+
+
+def stopped_at(patch_of, settings):
+  """Makes records until `stop_after(patch, *patch_of)` ends it."""
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, *patch_of)
+    with pytest.raises(Stopped):
+      creation.create(settings)
+
+
+def test_a_half_deleted_folder_is_started_anew(tmp_path, texts, letters):
+  """Deleting is stopped after any number of files."""
+  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+  creation.create(settings)
+  want = contents(tmp_path / "out")
+  other = settings_of(tmp_path, texts, letters, num_shards=2, dupe_factor=2)
+  for deletions in range(1, 10, 2):
+    stopped_at((records.Manifest, "save", 0), settings)
+    stopped_at((os, "unlink", deletions), other)
+    assert os.listdir(settings.work_folder)
+    assert creation.create(settings).kept == ""
+    assert contents(tmp_path / "out") == want
+
+
+@pytest.mark.parametrize("name", ["tokens", "sentences.i64", "starts.i64"])
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_store_that_lost_bytes_is_refused(
+  tmp_path, texts, letters, many_pieces, name, size
+):
+  settings = settings_of(tmp_path, texts, letters)
+  stopped_at((corpus.StoreWriter, "_write_journal", 5), settings)
+  path = f"{settings.work_folder}/store/{name}"
+  os.truncate(path, size) if size else os.unlink(path)
+  with pytest.raises(
+    errors.DataError, match=f"{name}: {size or 0} bytes, but .* were .*; start"
+  ):
+    creation.create(settings)
+  assert creation.create(settings).kept == ""
+
+
+@pytest.mark.parametrize("name", ["tokens", "sentences.i64", "documents.i64"])
+def test_a_whole_store_that_lost_a_file_is_refused(
+  tmp_path, texts, letters, name
+):
+  settings = settings_of(tmp_path, texts, letters)
+  stopped_at((records.Manifest, "save", 0), settings)
+  os.unlink(f"{settings.work_folder}/store/{name}")
+  with pytest.raises(errors.DataError, match=f"{name}: 0 bytes, but .*; start"):
+    creation.create(settings)
+  assert creation.create(settings).kept == ""
+
+
+def test_published_records_stay(tmp_path, texts, letters):
+  """The end of the other ranks is waited for after the manifest is there."""
+  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+  stopped_at((unfinished, "_remove", 0), settings)
+  files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
+  want = {path.name: path.read_bytes() for path in files}
+  assert len(want) == 5
+  summary = creation.create(settings)
+  assert "2 of 2 shards made before" in summary.kept
+  assert contents(tmp_path / "out") == want
+
+
+def test_published_records_stay_when_others_are_gone(tmp_path, texts, letters):
+  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+  creation.create(settings)
+  before = contents(tmp_path / "out")
+  other = settings_of(tmp_path, texts, letters, num_shards=2, dupe_factor=2)
+  stopped_at((creation, "_publish", 0), other)
+  os.unlink(f"{other.work_folder}/shards/train-00001-of-00002.tfrecord")
+  with pytest.raises(errors.DataError, match="00001-of-.* is gone: start"):
+    creation.create(other)
+  assert contents(tmp_path / "out") == before
+
+
+def test_what_is_waited_for_is_said(monkeypatch, capsys):
+  monkeypatch.setattr(unfinished, "_SAY_SECONDS", 0)
+  answers = iter([False, False, True])
+  unfinished.wait_until(lambda: next(answers), "rank 1 to end")
+  assert (
+    capsys.readouterr().err == 2 * "waiting for rank 1 to end: 00:00 so far\n"
+  )
 
 
 # Processes --------------------------------------------------------------------
