@@ -1,5 +1,5 @@
 # make pretrain   text to a pre-trained BERT with its curve
-# make test       lint, unit tests, tests on two ranks: a quarter of an hour
+# make test       lint, unit tests, tests on two ranks: about ten minutes
 # make slow-test  the rest: more modes, ranks and faults
 # make bench      the training step's speed on this machine, one JSON line each
 # All make the environment (.venv) when it is missing.

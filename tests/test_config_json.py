@@ -54,7 +54,10 @@ def test_the_published_recipe_hand_checked():
   np.testing.assert_allclose(rate(150), 0.012)
 
 
-@pytest.mark.parametrize("phase, accumulation", [(1, 16), (2, 64)])
+@pytest.mark.parametrize(
+  "phase, accumulation",
+  [(1, 16), pytest.param(2, 64, marks=pytest.mark.slow)],
+)
 def test_a_dry_run_plans_for_ranks_that_are_not_there(
   tmp_path, phase, accumulation
 ):
@@ -245,6 +248,7 @@ def test_fp16_fields_and_what_is_off(tmp_path):
   }
 
 
+@pytest.mark.slow
 def test_the_command_line_wins(tiny_run, tmp_path):
   path = tmp_path / "ds.json"
   path.write_text(

@@ -378,6 +378,7 @@ def test_what_nothing_says_is_assumed_aloud(tmp_path, letters):
 # -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_trainings_state_is_left_out(tiny_run, tmp_path, capfd):
   """And --init_checkpoint takes what is written, from both forms."""
   run = tmp_path / "run"

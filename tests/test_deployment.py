@@ -198,6 +198,7 @@ def test_the_elastic_variant_has_the_same_workers_and_flags():
   assert flags == elastic[0][1]["command"][2:] and other in flags
 
 
+@pytest.mark.slow
 def test_the_flags_of_manifests_make_a_run(tmp_path):
   """--dry_run reads all flags, a config and the records' sizes."""
   job = manifest(MANIFESTS[0])

@@ -62,6 +62,7 @@ def test_it_stops_and_names_variable_update_records_and_command(
   assert runs.metrics(folder, "global_step") == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_a_falling_loss_scale_is_no_reason_but_its_floor_is(tiny_run, tmp_path):
   """30 halvings are waited for; at the floor ten more updates."""
   runs.pretrain(
@@ -168,6 +169,7 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
   assert step == 54
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_by_evaluation_stays(tiny_run, tmp_path):
   """Also where no checkpoint was due, and over a resume."""
   settings = dict(

@@ -339,7 +339,9 @@ def test_one_big_batch_equals_micro_batches(tmp_path, classify):
   assert len(losses[4]) > 4
 
 
-@pytest.mark.parametrize("name", ["classify", "answer"])
+@pytest.mark.parametrize(
+  "name", ["classify", pytest.param("answer", marks=pytest.mark.slow)]
+)
 def test_resumed_equals_never_stopped(tmp_path, request, name):
   make = request.getfixturevalue(name)
   whole, part = tmp_path / "whole", tmp_path / "part"
@@ -395,7 +397,9 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
     assert (tmp_path / "out" / name).read_bytes() == content
 
 
-@pytest.mark.parametrize("name", ["classify", "answer"])
+@pytest.mark.parametrize(
+  "name", ["classify", pytest.param("answer", marks=pytest.mark.slow)]
+)
 def test_sentencepiece(tmp_path, config_file, spm_model, request, name):
   kind = {
     "classify": finetuning_runs.classifier, "answer": finetuning_runs.squad_task
@@ -424,6 +428,7 @@ def test_sentencepiece(tmp_path, config_file, spm_model, request, name):
       assert texts[question.id] in question.context
 
 
+@pytest.mark.slow
 def test_early_stopping(tmp_path, classify):
   changes = dict(
     do_eval=True, eval_every_steps=1, early_stopping_evaluations=2,

@@ -579,7 +579,9 @@ def test_recomputing_changes_nothing(pre_layer_norm, recompute, mode):
     assert more["MatMul"] == 6 * TINY["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("mode", ["off", "layers"])
+@pytest.mark.parametrize(
+  "mode", ["off", pytest.param("layers", marks=pytest.mark.slow)]
+)
 def test_recomputing_gelu_erf_changes_nothing(mode):
   config = tiny_config(0.3)
   config.hidden_act = "gelu_erf"

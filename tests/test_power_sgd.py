@@ -211,6 +211,7 @@ def test_impossible_settings_are_named(changes):
 LOW = {"allreduce": AllreduceConfig(powersgd_rank=2)}
 
 
+@pytest.mark.slow
 def test_resumed_equals_never_stopped(tiny_run, tmp_path):
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   runs.pretrain(tiny_run, whole, **LOW)
@@ -224,6 +225,7 @@ def test_resumed_equals_never_stopped(tiny_run, tmp_path):
   np.testing.assert_equal(got, want)
 
 
+@pytest.mark.slow
 def test_it_may_begin_and_end_in_the_middle_of_a_run(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path, save_checkpoints_steps=7)
   exact = runs.metrics(tmp_path)
@@ -239,6 +241,7 @@ def test_it_may_begin_and_end_in_the_middle_of_a_run(tiny_run, tmp_path):
   assert runs.metrics(tmp_path) == exact
 
 
+@pytest.mark.slow
 def test_another_rank_in_the_same_folder_is_said(tiny_run, tmp_path):
   """Its weights start a run of any rank; what it kept besides is counted."""
   settings = dict(num_train_steps=4, num_warmup_steps=1)

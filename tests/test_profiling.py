@@ -22,6 +22,7 @@ def recorded(folder):
   return paths, events
 
 
+@pytest.mark.slow
 def test_the_window_has_our_ops_and_its_updates(tiny_run, tmp_path, capfd):
   settings = dict(profile_steps=("4", "5"), num_train_steps=7)
   runs.pretrain(tiny_run, tmp_path, train_batch_size=12, **settings)

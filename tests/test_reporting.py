@@ -129,6 +129,7 @@ def test_tensorboard_has_every_number(lamb_run):
     assert found[key] == pytest.approx(float(value), rel=1e-5), key
 
 
+@pytest.mark.slow
 def test_shares_of_time_are_those_of_what_was_slow(
   tiny_run, tmp_path, monkeypatch
 ):

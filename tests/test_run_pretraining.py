@@ -132,7 +132,11 @@ def stop(tiny_run, folder, wishes, asked_at, **settings):
 
 
 @pytest.mark.parametrize(
-  "wishes, asked_at", [("own_wishes", 9), ("own_evaluation_wishes", 19)]
+  "wishes, asked_at",
+  [
+    pytest.param("own_wishes", 9, marks=pytest.mark.slow),
+    ("own_evaluation_wishes", 19),
+  ],
 )
 def test_an_evaluation_that_a_stop_prevents_is_made_when_resuming(
   tiny_run, tmp_path, wishes, asked_at
@@ -222,6 +226,7 @@ def interrupt(config, after):
       run_pretraining.pretrain(config, Comm())
 
 
+@pytest.mark.slow
 def test_a_run_is_reproducible_and_its_seed_matters(tiny_run, tmp_path):
   for name, seed in (("a", 1), ("b", 1), ("c", 2)):
     runs.pretrain(
@@ -390,6 +395,7 @@ def test_init_checkpoint_reports_loaded_missing_and_unused(
   assert runs.metrics(tmp_path / "third", "global_step")[0] == 1
 
 
+@pytest.mark.slow
 def test_evaluating_a_checkpoint_without_training(tiny_run, tmp_path):
   trained = runs.pretrain(
     tiny_run, tmp_path / "a", do_eval=True, num_train_steps=4
@@ -491,6 +497,7 @@ def test_records_longer_than_the_positions_are_refused(tiny_run, tmp_path):
     runs.pretrain((short, tiny_run[1]), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
   wide = write_config(tmp_path / "wide.json", intermediate_size=128)
@@ -589,6 +596,7 @@ def test_a_global_batch_may_be_made_otherwise(tiny_run):
   assert refusal_to_resume(tiny_run, 0, 0) is None
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
   """And keeps its learning rate, where that would depend on the ranks."""
   folder = tmp_path / "run"
@@ -617,6 +625,7 @@ def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
     runs.pretrain(tiny_run, folder, num_train_steps=4, lr_scaling="sqrt")
 
 
+@pytest.mark.slow
 def test_a_run_that_could_not_learn_is_refused(tiny_run, tmp_path):
   """--init_checkpoint whose update is past the end of the schedule."""
   runs.pretrain(tiny_run, tmp_path / "one", num_train_steps=5)
@@ -648,7 +657,14 @@ def test_a_checkpoint_from_before_blocks_is_of_none(tmp_path):
     assert state.orders(session) == (record_order.Order(120, 5), order)
 
 
-@pytest.mark.parametrize("ending", [".index", ".data-00000-of-00001", ".json"])
+@pytest.mark.parametrize(
+  "ending",
+  [
+    ".data-00000-of-00001",
+    pytest.param(".index", marks=pytest.mark.slow),
+    pytest.param(".json", marks=pytest.mark.slow),
+  ],
+)
 @pytest.mark.parametrize(
   "how",
   [
@@ -682,6 +698,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(
     np.testing.assert_array_equal(value, whole[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_nothing_whole_is_no_new_run(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path, num_train_steps=4)
   (tmp_path / "model.ckpt-4.index").unlink()
@@ -748,6 +765,7 @@ def test_config_fields_are_flags_and_flags_are_fields():
   assert fields - {"bert", "allreduce"} == own
 
 
+@pytest.mark.slow
 def test_a_second_phase_warms_up_again_unless_told_not_to(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path / "one", num_train_steps=6)
   first = str(tmp_path / "one" / "model.ckpt-6")
@@ -769,6 +787,7 @@ def test_a_second_phase_warms_up_again_unless_told_not_to(tiny_run, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_lamb_trains_and_resumes_bit_for_bit(tiny_run, tmp_path):
   settings = dict(
     optimizer=dict(optimizer="lamb", bias_correction=True, prenormalize=True),
@@ -792,7 +811,9 @@ def test_lamb_trains_and_resumes_bit_for_bit(tiny_run, tmp_path):
     np.testing.assert_array_equal(parts[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+  "precision", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)]
+)
 def test_16_bits_train_as_float32_does(tiny_run, tmp_path, precision):
   runs.pretrain(tiny_run, tmp_path / "fp32", do_eval=True)
   runs.pretrain(
@@ -813,6 +834,7 @@ def test_16_bits_train_as_float32_does(tiny_run, tmp_path, precision):
     assert value.dtype in (np.float32, np.int64), name
 
 
+@pytest.mark.slow
 def test_fp16_resumes_with_its_loss_scale_bit_for_bit(tiny_run, tmp_path):
   """A scale that is far too high, so that it is on its way down at the stop."""
   settings = dict(

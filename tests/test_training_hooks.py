@@ -1,6 +1,5 @@
 """Reports that survive what befalls them: no space, a kill, nobody to read."""
 
-import dataclasses
 import os
 import queue
 import resource
@@ -14,7 +13,7 @@ import pytest
 import runs
 
 from errors import DataError
-from training import input_pipeline, training_hooks
+from training import training_hooks
 from training.distributed import Comm
 
 
@@ -93,6 +92,7 @@ def test_reports_that_never_found_space_are_an_error(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_nobody_reads_is_saved_when_stopped(
   tiny_run, tmp_path
 ):
@@ -122,30 +122,6 @@ def test_a_run_whose_output_nobody_reads_is_saved_when_stopped(
     process.kill()
   saved = runs.weights(tmp_path)["global_step"]
   assert saved == len(runs.metrics(tmp_path)) >= 5
-
-
-def test_a_signal_ends_an_evaluation_too(tiny_run, tmp_path, monkeypatch):
-  original, batches = input_pipeline.evaluation_batches, []
-
-  def evaluation_batches(*arguments, **more):
-    made = original(*arguments, **more)
-
-    def start(session, position):
-      made.start(session, position)
-      batches.append(made.count)
-      if len(batches) == 2:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    return dataclasses.replace(made, start=start)
-
-  monkeypatch.setattr(input_pipeline, "evaluation_batches", evaluation_batches)
-  result = runs.pretrain(
-    tiny_run, tmp_path, do_eval=True, eval_every_steps=4, eval_batch_size=4
-  )
-  assert result["training"]["stopped"] and result["evaluation"] is None
-  assert result["training"]["global_step"] in (4, 5)
-  evaluations = training_hooks.read_jsonl(f"{tmp_path}/eval_metrics.jsonl")
-  assert [e["global_step"] for e in evaluations] == [0]
 
 
 class Ticks:

@@ -28,8 +28,8 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 @pytest.mark.parametrize(
   "precision",
   [
-    "bf16",
-    pytest.param("fp32", marks=pytest.mark.slow),
+    "fp32",
+    pytest.param("bf16", marks=pytest.mark.slow),
     pytest.param("fp16", marks=pytest.mark.slow),
   ],
 )
@@ -57,6 +57,7 @@ def test_every_mode_trains_as_none(packed_run, tmp_path, precision):
 
 
 @pytest.mark.parametrize("mode", ["layers", "step"])
+@pytest.mark.slow
 def test_lamb_is_compiled_too(tiny_run, tmp_path, mode):
   settings = dict(SETTINGS, learning_rate=1e-2)
   for name in ("off", mode):
@@ -208,6 +209,7 @@ print("largest share:", max(spent) / sum(spent))
 """
 
 
+@pytest.mark.slow
 def test_compiling_does_not_take_the_other_ranks_cores():
   """Tracing makes TensorFlow's threads, before a session asks for fewer."""
   done = subprocess.run(

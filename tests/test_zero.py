@@ -51,14 +51,16 @@ def test_shards_put_together_are_the_variables(ranks):
 @pytest.mark.parametrize(
   "optimizer",
   [
-    {"optimizer": "adamw"},
-    {"optimizer": "adamw", "bias_correction": True},
+    pytest.param({"optimizer": "adamw"}, marks=pytest.mark.slow),
+    pytest.param(
+      {"optimizer": "adamw", "bias_correction": True}, marks=pytest.mark.slow
+    ),
     {"optimizer": "lamb", "bias_correction": True},
   ],
   ids=lambda o: "-".join(map(str, o.values())),
 )
 @pytest.mark.parametrize(
-  "xla", ["layers", pytest.param("off", marks=pytest.mark.slow)]
+  "xla", ["off", pytest.param("layers", marks=pytest.mark.slow)]
 )
 def test_equals_the_whole_update(tiny_run, tmp_path, optimizer, xla):
   """50 updates; names, shapes and values of checkpoints are the same."""
@@ -87,6 +89,7 @@ def test_equals_the_whole_update(tiny_run, tmp_path, optimizer, xla):
     assert error <= bound * size, name
 
 
+@pytest.mark.slow
 def test_resumed_with_and_without(tiny_run, tmp_path):
   """Bit for bit with it; and a run without goes on with its checkpoint."""
   settings = dict(optimizer={"bias_correction": True}, save_checkpoints_steps=7)

@@ -173,6 +173,7 @@ def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
   assert told.count("going on with 1 ranks") == 1
 
 
+@pytest.mark.slow
 def test_what_depends_on_the_number_of_ranks_is_refused(plain_run, tmp_path):
   job = Job(tmp_path, plain_run[0], ["localhost"])
   process = job.run([], ["--lr_scaling=sqrt"])

@@ -47,7 +47,7 @@ def commands(tmp_path, letters):
   "script, predictions",
   [
     ("run_classifier.py", "predictions.tsv"),
-    ("run_squad.py", "predictions.json"),
+    pytest.param("run_squad.py", "predictions.json", marks=pytest.mark.slow),
   ],
 )
 def test_two_ranks_equal_one(tmp_path, letters, script, predictions):

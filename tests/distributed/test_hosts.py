@@ -19,6 +19,7 @@ from conftest import NO_DROPOUT, write_config, write_records
 import errors
 from benchmarks import hosts
 
+pytestmark = pytest.mark.slow
 PYTHON, HOROVODRUN = sys.executable, f"{runs.BIN}/horovodrun"
 
 

@@ -40,7 +40,7 @@ def packed_run(tmp_path_factory):
 @pytest.mark.parametrize(
   "ranks, micro_batch, flags",
   [
-    (2, 12, []),
+    pytest.param(2, 12, [], marks=pytest.mark.slow),
     pytest.param(
       *(3, 8, ["--xla=off", "--allreduce_groups=1"]), marks=pytest.mark.slow
     ),
@@ -93,6 +93,7 @@ def test_ranks_and_micro_batches_equal_one_big_batch(
     np.testing.assert_allclose(together[key], value, rtol=1e-4, err_msg=key)
 
 
+@pytest.mark.slow
 def test_gradients_sent_as_float16_train_as_well(plain_run, tmp_path):
   tiny, one = plain_run
   flags = ["--global_batch_size=24", "--train_batch_size=12"]
@@ -149,6 +150,7 @@ def test_adasum_over_three_ranks(tmp_path):
   assert process.stdout.count(f"NORM {want:.5f}") == 3
 
 
+@pytest.mark.slow
 def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
   process = runs.command(
     tiny_run, tmp_path / "run", 2, ["--train_batch_size=6"]
@@ -192,7 +194,7 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   "allreduce",
   [
     {"zero": 1},
-    {"powersgd_rank": 2},
+    pytest.param({"powersgd_rank": 2}, marks=pytest.mark.slow),
     pytest.param({}, marks=pytest.mark.slow),
   ],
   ids=str,
@@ -313,6 +315,7 @@ def last_lines(stderr, ranks):
   return found
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_ends_all_ranks_with_one_message(tiny_run, tmp_path):
   process = runs.command(
     tiny_run, tmp_path / "run", 2, ["--global_batch_size=1"]
@@ -329,6 +332,7 @@ def test_a_wrong_setting_ends_all_ranks_with_one_message(tiny_run, tmp_path):
     assert "error: a global batch of 1 records leaves some of 2 ranks" in line
 
 
+@pytest.mark.slow
 def test_a_damaged_record_ends_all_ranks(tmp_path):
   """One rank reads it; the other must not wait for it for ever."""
   path = write_records(tmp_path / "data.tfrecord", 40)

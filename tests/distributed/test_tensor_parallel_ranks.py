@@ -87,6 +87,7 @@ def test_slices_equal_the_whole(
       )
 
 
+@pytest.mark.slow
 def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
   """After one update a moment is a tenth of the gradient, of each variable."""
   (_, files), always = packed_run
