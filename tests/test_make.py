@@ -185,7 +185,7 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
   corpus, folder = """it's "a" $HOME/*.txt; `x`""", "a 'b' $(NP)"
   done = subprocess.run(
     ["make", "--no-print-directory", "pretrain", f"VENV={tmp_path}", "NP=3"]
-    + [f"CORPUS={corpus}", f"OUTPUT_DIR={folder}"],
+    + [f"CORPUS={corpus}", "ENCODING=$x", f"OUTPUT_DIR={folder}"],
     cwd=runs.ROOT,
     capture_output=True,
     text=True,
@@ -194,5 +194,6 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
     "quickstart.py",
     "--num_ranks=3",
     f"--corpus={corpus}",
+    "--encoding=$x",
     f"--output_dir={folder}",
   ], done.stderr
