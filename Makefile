@@ -10,9 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# make pretrain: ranks, text (one glob; empty: English Wikipedia leads), folder.
+# make pretrain: ranks, text (names and globs; empty: English Wikipedia leads), its
+# encoding, folder.
 NP ?= 2
 CORPUS ?=
+ENCODING ?= utf-8
 OUTPUT_DIR ?= runs/quickstart
 
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
@@ -35,7 +37,8 @@ $(READY): requirements.txt requirements-$(VARIANT).txt constraints.txt $(wildcar
 
 pretrain: $(READY)
 	@$(BIN)/python quickstart.py --num_ranks=$(call quoted,$(value NP)) \
-	  --corpus=$(call quoted,$(value CORPUS)) --output_dir=$(call quoted,$(value OUTPUT_DIR))
+	  --corpus=$(call quoted,$(value CORPUS)) --encoding=$(call quoted,$(value ENCODING)) \
+	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
 
 test: lint unit distributed-test
 

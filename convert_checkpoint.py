@@ -73,7 +73,7 @@ class Model(NamedTuple):
   values: dict[str, np.ndarray]  # float32, by our names
   config: BertConfig
   source: str  # where the config is from
-  task: dict  # as task.json has it, but for the names of files
+  task: dict  # as task.json has it, but for names of files; nothing assumed
   vocabulary: Vocabulary | None
   left_out: list[str]  # lines for people
   assumed: list[str]  # as well
@@ -125,9 +125,10 @@ def _task_of_folder(
   if found["task"] == CLASSIFIER:
     outputs = len(values["output_bias"])
     labels = known.classifier_labels(outputs, folder)
-    is_named = labels != model_config.stand_ins(outputs)
-    has_names = is_named or saved.get("labels") == labels
-    found["labels"] = labels if has_names else []
+    if outputs == 1:
+      found["labels"] = []
+    elif labels != model_config.stand_ins(outputs):
+      found["labels"] = labels
     if known.heads is None:
       assumed.append(
         f"{folder}: {model_config.CONFIG_FILE} names no architecture: the "
@@ -136,20 +137,23 @@ def _task_of_folder(
   lower = tokenizer_files.reads_lower_case(folder, given)
   if lower is not None:
     found["do_lower_case"] = lower
-  most = known.config.max_position_embeddings
+  # The most that a tokenizer makes is no length that was trained with, but
+  # where task.json says one it is the same.
   longest = tokenizer_files.longest_text(folder)
-  if longest is not None:
+  if longest is not None and "max_seq_length" in saved:
+    most = known.config.max_position_embeddings
     found["max_seq_length"] = min(longest, most)
-  task = {"max_seq_length": most, **_agreed(found, saved, folder)}
+  task = _agreed(found, saved, folder)
   lower = task.get("do_lower_case")
   if lower is not None and given not in (None, lower):
     raise UserError(
       f"--do_lower_case={given}, but the tokenizer of {folder} has "
       f"do_lower_case={lower}: leave the flag out"
     )
-  if lower is None:
-    task["do_lower_case"] = True if given is None else given
-    assumed += [model_source.assumed_case(folder)] if given is None else []
+  if lower is None and given is None:
+    assumed.append(model_source.assumed_case(folder))
+  elif lower is None:
+    task["do_lower_case"] = given
   return task, assumed
 
 
@@ -221,6 +225,10 @@ def _read_source(path: str, given: model_source.Given, weights) -> Model:
   """All about a checkpoint but its weights, for which `weights` stand."""
   source = model_source.find(path, given)
   task = _of_model(source.task)
+  case = model_source.assumed_case(source.path)
+  assumed = [case] if case in source.assumed else []
+  if assumed:
+    del task["do_lower_case"]
   if task["task"] == PRETRAINING:  # what is taken if nothing says it
     task["task"] = _kind(weights.values)
   vocabulary = None
@@ -237,7 +245,7 @@ def _read_source(path: str, given: model_source.Given, weights) -> Model:
     task,
     vocabulary,
     weights.left_out,
-    list(source.assumed),
+    assumed,
   )
 
 
@@ -304,11 +312,15 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
       tokenizer_files.write_tokenizer(
         made,
         model.vocabulary,
-        model.task["do_lower_case"],
-        model.task["max_seq_length"],
+        _lower_case(model),
+        model.task.get("max_seq_length", model.config.max_position_embeddings),
       )
     os.replace(made, folder)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+
+
+def _lower_case(model: Model) -> bool:
+  return model.task.get("do_lower_case", True)
 
 
 def _task_content(model: Model) -> dict:
@@ -422,6 +434,8 @@ def convert(settings: Settings) -> list[str]:
 def with_labels(model: Model, settings: Settings) -> Model:
   """`model` with the labels that the settings give.
 
+  No labels are said of one number alone: of a classifier they are not known.
+
   Raises:
     UserError: the input has others, or the classifier another number.
   """
@@ -434,6 +448,9 @@ def with_labels(model: Model, settings: Settings) -> Model:
       )
     labels = list(settings.labels)
     model = model._replace(task={**model.task, "labels": labels})
+  if bias is not None and len(bias) > 1 and labels == []:
+    task = {k: v for k, v in model.task.items() if k != "labels"}
+    model = model._replace(task=task)
   if bias is not None and labels and len(labels) != len(bias):
     raise UserError(
       f"{settings.input[0]}: {len(labels)} names of labels ({TASK_FILE} beside "
@@ -443,16 +460,11 @@ def with_labels(model: Model, settings: Settings) -> Model:
 
 
 def with_answers(model: Model) -> Model:
-  """`model` with what only task.json can say of one that answers questions."""
-  key = "version_2_with_negative"
-  if model.task["task"] != SQUAD or key in model.task:
+  """`model` with what is assumed of one that answers questions."""
+  if model.task["task"] != SQUAD or model_source.ANSWERABLE in model.task:
     return model
-  line = (
-    "every paragraph is taken to answer its question, as in SQuAD 1.1: if not, "
-    f"set {key} to true in {TASK_FILE}"
-  )
   return model._replace(
-    task={**model.task, key: False}, assumed=[*model.assumed, line]
+    assumed=[*model.assumed, model_source.assumed_answers(TASK_FILE)]
   )
 
 
@@ -500,7 +512,7 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   ]
   if model.assumed:
     lines += [f"assumed: {len(model.assumed)}", *_indented(model.assumed)]
-  lines.append(f"text for it: --do_lower_case={model.task['do_lower_case']}")
+  lines.append(f"text for it: --do_lower_case={_lower_case(model)}")
   if labels := model.task.get("labels"):
     lines.append(f"labels by number: {', '.join(labels)}")
   return [*lines, "written:", *_indented(files)]

@@ -46,19 +46,23 @@ sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$venv"
   fi
 }
 
+# Only the mark proves it, or that there is nothing to lose: `make env` also installs
+# into environments of others.
 is_ours() {
+  local found
   [ ! -L "$venv" ] && [ -d "$venv" ] || return 1
-  [ ! -e "$marker" ] && [ ! -e "$venv/.ready" ] || return 0
+  [ ! -e "$marker" ] || return 0
   [ -f "$venv/pyvenv.cfg" ] || return 1
-  ! find "$venv"/lib/python*/site-packages -mindepth 1 -maxdepth 1 2>/dev/null |
-    grep -qvE '/(pip|setuptools|wheel|pkg_resources|_distutils_hack|distutils-precedence|__pycache__)[^/]*$'
+  found=$(find "$venv"/lib/python*/site-packages -mindepth 1 -maxdepth 1 2>/dev/null) ||
+    return 1
+  [ -z "$found" ] || ! grep -qvE '/(pip|setuptools|wheel|pkg_resources|_distutils_hack|distutils-precedence|__pycache__)[^/]*$' <<<"$found"
 }
 
 if [ -e "$venv" ] || [ -L "$venv" ]; then
   if [ -L "$venv" ] || [ ! -d "$venv" ] || [ -n "$(ls -A "$venv")" ]; then
     reason=$(wrong)
     [ -n "$reason" ] || exit 0
-    is_ours || fail "$venv $reason, and does not look as if make env had made it:" \
+    is_ours || fail "$venv $reason, and nothing in it proves that make env made it:" \
       "move it away, or remove it"
     again=1
   fi

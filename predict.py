@@ -52,7 +52,7 @@ def define_flags() -> None:
     "max_seq_length",
     None,
     "Most tokens of a text; of a longer one the end is not read. Default: as "
-    "in training.",
+    "in training, or what the model can if nothing says it.",
   )
   flags_common.define_source_flags()
   flags.adopt_module_key_flags(flags_common)  # so that --help shows them
@@ -133,6 +133,12 @@ def main(argv) -> None:
     print(f"{source.path} ({source.chosen})", file=sys.stderr)
   for line in source.assumed:
     print(line, file=sys.stderr)
+  if not FLAGS.max_seq_length and "max_seq_length" not in source.task:
+    print(
+      f"{source.path}: nothing says how long its texts were: assumed "
+      f"--max_seq_length={source.max_seq_length}",
+      file=sys.stderr,
+    )
   inputs = read_inputs(argv[2:], predictor.answers_questions)
   by_hand = not argv[2:] and FLAGS.input in (None, "-") and sys.stdin.isatty()
   for group in _groups(inputs, 1 if by_hand else _AT_ONCE):

@@ -6,6 +6,7 @@ step is a command of this project, printed as it is run; a second call reuses
 what is there.
 """
 
+import codecs
 import glob
 import os
 import re
@@ -20,6 +21,7 @@ import json_files
 import plot_metrics
 import records
 from errors import UserError
+from pretraining_data import text_files
 from tensorflow_v1 import tf
 from training import training_hooks
 
@@ -47,7 +49,7 @@ VOCAB_SIZE = 8192
 # it attends to. In sequences of 128, 2,850 updates of 48 were not enough to
 # leave that phase; at 32 it is over after 500 of 96.
 SEQ_LENGTH = 32
-GLOBAL_BATCH = 96  # on any number of ranks
+GLOBAL_BATCH = 96  # of a new run, on any number of ranks
 UPDATES = 2000
 WARMUP_UPDATES = 200
 LEARNING_RATE = 2e-3
@@ -55,13 +57,16 @@ DUPE_FACTOR = 10
 
 
 def define_flags() -> None:
-  """The three things that `make pretrain` can be told."""
+  """What `make pretrain` can be told, and how long to train."""
   tf.flags.DEFINE_integer("num_ranks", 2, "Horovod ranks.", lower_bound=1)
   tf.flags.DEFINE_string(
     "corpus",
     "",
     "Names and globs of your text files (quoted), blank lines between "
     "documents; empty: English Wikipedia leads.",
+  )
+  tf.flags.DEFINE_string(
+    "encoding", "utf-8", "Of the text files, any of Python's."
   )
   tf.flags.DEFINE_string(
     "output_dir",
@@ -130,24 +135,34 @@ def python(script: str, *arguments: str) -> list[str]:
   return [os.path.relpath(sys.executable), path, *arguments]
 
 
-def check_source(paths: Paths, corpus: str) -> None:
-  """One folder, one corpus: raises `UserError` if the text has changed."""
+def check_source(paths: Paths, corpus: str, encoding: str) -> None:
+  """One folder, one corpus.
+
+  Raises:
+    UserError: something was made of other text.
+    DataError: there is no such text, or no such encoding.
+  """
+  text = text_files.TextFormat(encoding=encoding)
   files = [
     [path, os.path.getsize(path), int(os.path.getmtime(path))]
     for path in (records.expand_patterns(corpus) if corpus else ())
   ]
-  source = {"corpus": corpus, "files": files}
-  if os.path.exists(paths.source):
-    if json_files.read(paths.source) != source:
+  name = codecs.lookup(text.encoding).name
+  source = {"corpus": corpus, "encoding": name, "files": files}
+  made = (paths.heldout_text, paths.vocab, paths.train_manifest)
+  if os.path.exists(paths.source) and any(map(os.path.exists, made)):
+    # Older folders do not say the encoding.
+    if {"encoding": "utf-8", **json_files.read(paths.source)} != source:
       raise UserError(
-        f"{paths.root} was made from other text: choose another folder "
-        "(make pretrain OUTPUT_DIR=...) or delete it"
+        f"{paths.root} was made from other text, see {paths.source}: give "
+        "that text and its encoding, or choose another folder "
+        "(make pretrain OUTPUT_DIR=...)"
       )
   os.makedirs(paths.root, exist_ok=True)
   json_files.write(paths.source, source)
 
 
-def prepare(paths: Paths, corpus: str) -> None:
+def prepare(paths: Paths, corpus: str, encoding: str) -> None:
   """Text, vocabulary, records: what is there is kept."""
   if not os.path.exists(paths.heldout_text):
     run(
@@ -156,6 +171,7 @@ def prepare(paths: Paths, corpus: str) -> None:
         "prepare_corpus.py",
         f"--output_dir={paths.corpus}",
         f"--corpus={corpus}",
+        f"--encoding={encoding}",
       ),
     )
   if not os.path.exists(paths.vocab):
@@ -205,9 +221,16 @@ def best_precision() -> str:
   return "bf16" if fast else "fp32"
 
 
+def global_batch(paths: Paths) -> int:
+  """Of the run that the folder holds, which keeps it, or of a new one."""
+  before = training_hooks.last_training(paths.pretrain)
+  return (before and before["flags"].get("global_batch_size")) or GLOBAL_BATCH
+
+
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command that pre-trains and evaluates."""
-  share = -(-GLOBAL_BATCH // ranks)  # of one rank; the last may have fewer
+  batch = global_batch(paths)
+  share = -(-batch // ranks)  # of one rank; the last may have fewer
   launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
   ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
   return ranked + python(
@@ -218,7 +241,7 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
     f"--input_file={paths.train_shards}",
     f"--eval_input_file={paths.heldout_shards}",
     f"--output_dir={paths.pretrain}",
-    f"--global_batch_size={GLOBAL_BATCH}",
+    f"--global_batch_size={batch}",
     f"--train_batch_size={share}",
     f"--precision={best_precision()}",
     f"--learning_rate={LEARNING_RATE}",
@@ -301,8 +324,8 @@ def screen(
 def main(_) -> None:
   began = time.monotonic()
   paths = Paths(FLAGS.output_dir)
-  check_source(paths, FLAGS.corpus)
-  prepare(paths, FLAGS.corpus)
+  check_source(paths, FLAGS.corpus, FLAGS.encoding)
+  prepare(paths, FLAGS.corpus, FLAGS.encoding)
   write_config(paths)
   earlier = training_results(paths)
   run(

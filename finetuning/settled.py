@@ -86,9 +86,9 @@ def check(config, describe: Callable[[], dict]) -> None:
   path, about = os.path.join(folder, TASK_FILE), describe()
   free = () if config.do_train else config.usual_flags
   compare(config.flags_of(about), config.flags_of(saved), free, path)
-  if saved.get("labels") != about.get("labels"):
+  if "labels" in saved and saved["labels"] != about.get("labels"):
     raise _contradiction(
-      f"the labels are {_shown(about['labels'])}", path, saved.get("labels")
+      f"the labels are {_shown(about['labels'])}", path, saved["labels"]
     )
   _check_vocabulary(config, folder)
   _check_bert(config, os.path.join(folder, training_run.CONFIG_FILE))

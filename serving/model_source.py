@@ -20,6 +20,7 @@ from tensorflow_v1 import tf
 from training import checkpoint_files, pretraining_config, training_hooks
 
 PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
+ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = "bert_config.json"
 # A SavedModel's folder for what its graph does not read, by TensorFlow
 # Serving's convention.
@@ -57,8 +58,8 @@ class Source:
     path: a checkpoint's prefix, or an exported folder.
     chosen: why this checkpoint, for a person.
     bert: the config.
-    task: as task.json has it: "task", "max_seq_length", "do_lower_case",
-      and what the task's kind adds.
+    task: as task.json has it: "task", "do_lower_case", "max_seq_length" where
+      something says it, and what the task's kind adds.
     vocab_file, spm_model_file: one of them, or neither if none was found.
     assumed: what nothing says, and was assumed, as lines for a person.
   """
@@ -70,6 +71,12 @@ class Source:
   vocab_file: str | None = None
   spm_model_file: str | None = None
   assumed: tuple[str, ...] = ()
+
+  @property
+  def max_seq_length(self) -> int:
+    """As in training, or the most that the model can if nothing says it."""
+    most = self.bert.max_position_embeddings
+    return self.task.get("max_seq_length", most)
 
   @property
   def is_export(self) -> bool:
@@ -122,6 +129,8 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   check_task(said, said_by)
   config = _config(given.bert_config_file, folder, path)
   lower, assumed = _case(said, said_by, given.do_lower_case, path)
+  if said.get("task") == SQUAD and ANSWERABLE not in said:
+    assumed += (assumed_answers(said_by),)
   vocabulary = _vocabulary(said, given, folder)
   return Source(
     path,
@@ -129,7 +138,6 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
     config,
     {
       "task": PRETRAINING,
-      "max_seq_length": config.max_position_embeddings,
       **said,
       "do_lower_case": lower,
     },
@@ -162,6 +170,14 @@ def assumed_case(model: str) -> str:
   return (
     f"{model}: nothing says whether it is of lower-cased text: assumed "
     "--do_lower_case; give --nodo_lower_case if it is cased"
+  )
+
+
+def assumed_answers(said_by: str) -> str:
+  """The line about a model of which nothing says that it may not answer."""
+  return (
+    "every paragraph is taken to answer its question, as in SQuAD 1.1: if not, "
+    f"set {ANSWERABLE} to true in {said_by}"
   )
 
 

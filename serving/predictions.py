@@ -86,14 +86,14 @@ class Predictor:
       source: for the tokenizer and the task.
       top_k: words of a mask, or answers, at most.
       embedding: one of `POOLINGS`, to get embeddings whatever the model is for.
-      max_seq_length: tokens of an input at most. Default: as in training.
+      max_seq_length: tokens of an input at most. Default: the source's.
 
     Raises:
       UserError: a length that the model does not have.
     """
     self._model, self._task, self._top_k = model, source.task, top_k
     self._tokenizer, self._embedding = source.tokenizer(), embedding
-    self._length = max_seq_length or source.task["max_seq_length"]
+    self._length = max_seq_length or source.max_seq_length
     most = source.bert.max_position_embeddings
     if not 4 <= self._length <= most:
       raise UserError(

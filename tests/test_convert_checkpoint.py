@@ -277,7 +277,8 @@ def test_predictions_survive_both_ways(
   else:
     labels = ["no", "who knows", "yes"] if kind == "classifier" else []
     task = {**CLASSIFIER_TASK, **case, "labels": labels}
-    task["columns"] = COLUMNS if kind == "classifier" else None
+    if kind != "classifier":
+      del task["columns"]
     outputs = 1 if kind == "regression" else 3
     prefix = write_run(run, (*body, CLASSIFIER), letters, task, outputs)
     if kind == "sentencepiece":
@@ -311,7 +312,7 @@ def test_hugging_faces_own_files_say_the_task(tmp_path, letters):
   os.remove(tmp_path / "b" / "task.json")
   convert(tmp_path / "b", tmp_path / "c" / "m")
   saved = runs.read_json(tmp_path / "c", "task.json")
-  del task["columns"]
+  del task["columns"], task["max_seq_length"]  # no length of a training
   assert saved == task
   number = random_values(parts, labels=1)
   convert(write_checkpoint(tmp_path / "d", number), tmp_path / "e")
@@ -354,6 +355,27 @@ def test_what_a_folder_says_twice_must_agree(tmp_path, letters):
     convert([prefix, second], out, to="tensorflow")
 
 
+def test_stand_ins_are_no_names_of_labels(tmp_path, letters):
+  """As of a classifier from Hugging Face: later runs may say the names."""
+  values = random_values((ENCODER, POOLER, CLASSIFIER), labels=2)
+  prefix = write_checkpoint(tmp_path / "a", values)
+  convert(prefix, tmp_path / "b", vocab_file=letters)
+  config = runs.read_json(tmp_path / "b", "config.json")
+  assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+  os.remove(tmp_path / "b" / "task.json")
+  convert(tmp_path / "b", tmp_path / "c" / "m")
+  prefix = str(tmp_path / "c" / "m")
+  saved = runs.read_json(tmp_path / "c", "task.json")
+  assert saved.keys() == {"task", "do_lower_case", "vocabulary"}
+  (made,) = json.loads(predicted(prefix, TEXTS[:1])[0])
+  assert made["probabilities"].keys() == {"0", "1"}
+  number = random_values((ENCODER, POOLER, CLASSIFIER), labels=1)
+  convert(write_checkpoint(tmp_path / "d", number), tmp_path / "e")
+  os.remove(tmp_path / "e" / "task.json")
+  convert(tmp_path / "e", tmp_path / "f" / "m")
+  assert runs.read_json(tmp_path / "f", "task.json")["labels"] == []
+
+
 def test_what_nothing_says_is_assumed_aloud(tmp_path, letters):
   prefix = write_checkpoint(tmp_path / "a", random_values((ENCODER, QUESTIONS)))
   shutil.copyfile(letters, tmp_path / "a" / "vocab.txt")
@@ -363,6 +385,19 @@ def test_what_nothing_says_is_assumed_aloud(tmp_path, letters):
     "assumed --do_lower_case; give --nodo_lower_case if it is cased" in said
   )
   assert "set version_2_with_negative to true in task.json" in said
+  unknown = {"task": "squad", "vocabulary": {"vocab_file": "vocab.txt"}}
+  assert runs.read_json(tmp_path / "b", "task.json") == unknown
+  for file in ("task.json", "tokenizer.json", "tokenizer_config.json"):
+    os.remove(tmp_path / "b" / file)  # as with transformers' first ones
+  said = convert(tmp_path / "b", tmp_path / "back" / "m")
+  assert "assumed: 2\n" in said
+  assert runs.read_json(tmp_path / "back", "task.json") == unknown
+  source = model_source.find(str(tmp_path / "back" / "m"))
+  assert source.max_seq_length == CONFIG.max_position_embeddings
+  assert [line.split()[0] for line in source.assumed] == [
+    source.path + ":",
+    "every",
+  ]
   cased = convert(prefix, tmp_path / "c", do_lower_case=False)
   assert "assumed: 1\n" in cased and "--do_lower_case=False" in cased
   # The published folders' names say it.

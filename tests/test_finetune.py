@@ -15,7 +15,7 @@ import runs
 
 import convert_checkpoint
 from errors import UserError
-from finetuning import classification, finetune, squad
+from finetuning import classification, finetune, settled, squad
 from tensorflow_v1 import tf
 from training import training_hooks
 
@@ -219,6 +219,30 @@ def test_flags_that_contradict_the_model(
   with pytest.raises(UserError, match=words):
     run(task(from_flags(kind, **{**flags, **given})))
   assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+  "kind, given",
+  [
+    (classification.ClassifierConfig, {"task_name": "SST-2"}),
+    (
+      squad.SquadConfig,
+      {"version_2_with_negative": True, "max_query_length": 8},
+    ),
+  ],
+)
+def test_what_a_converted_model_does_not_say_is_free(
+  tmp_path, config_file, finished, kind, given
+):
+  """Its head is known, its labels' names and its lengths are not."""
+  folder = finished({"task": kind.kind, "vocabulary": {}})
+  config = from_flags(
+    kind, bert_config_file=config_file, do_eval=True, eval_file="x",
+    output_dir=str(tmp_path / "new"), max_seq_length=40, do_lower_case=False,
+    init_checkpoint=str(folder / "model.ckpt-3"), **given,
+  )  # fmt: skip
+  told = {"labels": ["0", "1"], "max_seq_length": 40, "do_lower_case": False}
+  settled.check(config, lambda: {**told, **given})
 
 
 @pytest.mark.parametrize(

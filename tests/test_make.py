@@ -43,10 +43,11 @@ class Place:
     made = self.folder / "my python" / "made"
     return made.read_text().count("made") if made.exists() else 0
 
-  def make(self, python=None):
+  def make(self, python=None, env=None):
     return subprocess.run(
       [f"{runs.ROOT}/make_venv.sh", python or self.python, ".venv"],
       cwd=self.folder,
+      env={**os.environ, **(env or {})},
       capture_output=True,
       text=True,
     )
@@ -58,8 +59,8 @@ class Place:
     assert subprocess.run(usable).returncode == 0
     return done.stdout
 
-  def refused(self, python=None):
-    done = self.make(python)
+  def refused(self, python=None, env=None):
+    done = self.make(python, env)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     return done.stderr
 
@@ -141,7 +142,10 @@ def test_what_may_be_somebody_elses_is_left_alone(place):
   (place.venv / ".made-by-make-env").unlink()
   shutil.rmtree(place.packages / "pip")
   (place.packages / "mine").mkdir()
-  said = "has no pip, and does not look as if make env had made it"
+  said = "has no pip, and nothing in it proves that make env made it"
+  assert said in place.refused()
+  # make leaves this one in every environment that it has installed into.
+  (place.venv / ".ready").touch()
   assert said in place.refused()
   assert (place.packages / "mine").exists()
   shutil.move(place.venv, place.folder / "elsewhere")
@@ -150,12 +154,28 @@ def test_what_may_be_somebody_elses_is_left_alone(place):
   place.venv.unlink()
   place.venv.mkdir()
   (place.venv / "letters.txt").write_text("mine")
-  assert "does not look as if" in place.refused()
+  assert "nothing in it proves" in place.refused()
   assert os.listdir(place.venv) == ["letters.txt"]
   shutil.rmtree(place.venv)
   place.venv.write_text("mine")
-  assert "does not look as if" in place.refused()
+  assert "nothing in it proves" in place.refused()
   assert place.venv.read_text() == "mine"
+
+
+@pytest.mark.parametrize("listing", ["fails", "is long"])
+def test_a_listing_that_is_cut_proves_nothing(place, listing):
+  """One that fails, and one whose first name already settles it."""
+  place.made()
+  (place.venv / ".made-by-make-env").unlink()
+  shutil.rmtree(place.packages / "pip")
+  if listing == "fails":
+    find = "exit 1"
+  else:  # more than a pipe holds
+    find = "for n in {1..20000}; do echo $n/site-packages/mine || exit; done"
+  write(place.folder / "bin" / "find", f"#!/usr/bin/env bash\n{find}\n")
+  path = f"{place.folder}/bin:{os.environ['PATH']}"
+  assert "nothing in it proves" in place.refused(env={"PATH": path})
+  assert place.venv.exists()
 
 
 def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
@@ -165,7 +185,7 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
   corpus, folder = """it's "a" $HOME/*.txt; `x`""", "a 'b' $(NP)"
   done = subprocess.run(
     ["make", "--no-print-directory", "pretrain", f"VENV={tmp_path}", "NP=3"]
-    + [f"CORPUS={corpus}", f"OUTPUT_DIR={folder}"],
+    + [f"CORPUS={corpus}", "ENCODING=$x", f"OUTPUT_DIR={folder}"],
     cwd=runs.ROOT,
     capture_output=True,
     text=True,
@@ -174,5 +194,6 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
     "quickstart.py",
     "--num_ranks=3",
     f"--corpus={corpus}",
+    "--encoding=$x",
     f"--output_dir={folder}",
   ], done.stderr

@@ -7,6 +7,7 @@ import pytest
 import runs
 
 import quickstart as script
+from errors import UserError
 from training import training_hooks, training_plan
 
 SENTENCES = [
@@ -61,14 +62,43 @@ def test_own_text_to_a_curve_and_again(tmp_path):
 
 
 def test_another_text_in_the_same_folder_is_an_error(tmp_path):
-  for name in ("a.txt", "b.txt"):
-    (tmp_path / name).write_text("\n".join(SENTENCES))
-  folder = tmp_path / "run"
-  os.makedirs(folder)
-  (folder / "source.json").write_text('{"corpus": "a.txt", "files": []}')
-  process = quickstart(folder, tmp_path / "b.txt")
-  assert process.returncode == 1
-  assert "was made from other text" in process.stderr.splitlines()[-1]
+  """But not where nothing was made yet of what was given before."""
+  text, paths = tmp_path / "a.txt", script.Paths(str(tmp_path / "run"))
+  text.write_bytes("caf\xe9".encode("latin-1"))
+  script.check_source(paths, str(text), "utf-8")
+  with pytest.raises(UserError, match="--encoding=nope"):
+    script.check_source(paths, str(text), "nope")
+  text.write_text("now in UTF-8: café")
+  script.check_source(paths, str(text), "utf-8")
+  os.makedirs(paths.corpus)
+  with open(paths.heldout_text, "w"):
+    pass
+  script.check_source(paths, str(text), "UTF8")
+  (tmp_path / "b.txt").write_text("b")
+  for other in ((str(text), "latin-1"), (f"{tmp_path}/b.txt", "utf-8")):
+    with pytest.raises(UserError, match="made from other text") as error:
+      script.check_source(paths, *other)
+    assert "delete" not in str(error.value)
+  # As older ones have it, which read UTF-8 only.
+  source = runs.read_json(paths.root, "source.json")
+  del source["encoding"]
+  write_json(tmp_path / "run" / "source.json", source)
+  script.check_source(paths, str(text), "utf-8")
+
+
+def test_the_encoding_reaches_what_reads_the_text(tmp_path):
+  (tmp_path / "a.txt").write_text("only one document .")
+  process = quickstart(tmp_path / "run", tmp_path / "a.txt", "--encoding=ascii")
+  assert "--encoding=ascii" in process.stdout
+  assert "documents are too few" in process.stdout and process.returncode == 1
+
+
+def test_a_folder_keeps_its_global_batch(tmp_path):
+  """Five ranks once had one of 95."""
+  run = {"flags": {"global_batch_size": 95}, "plan": {"ranks": 5}}
+  write_json(tmp_path / "pretrain" / "run.json", {"runs": [run]})
+  command = script.pretraining_command(script.Paths(str(tmp_path)), 5, 20)
+  assert {"--global_batch_size=95", "--train_batch_size=19"} <= set(command)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 7, 95, 96])
