@@ -585,6 +585,7 @@ class Checkpointer:
   def _keep(self, session: tf.Session, step: int) -> None:
     for copy in self._copies if self._keeps else self._copies[1:]:
       session.run(copy)
+      self._moved()  # the first time each of them is prepared, for a second
     if self._keeps:
       self._commit.finish(step)
 

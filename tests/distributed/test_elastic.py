@@ -12,7 +12,7 @@ import pytest
 import runs
 from conftest import NO_DROPOUT, write_config, write_records
 
-UPDATES = 1500
+UPDATES = 500
 
 
 @pytest.fixture(scope="module")
