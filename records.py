@@ -296,17 +296,21 @@ class Manifest:
       yield "counts.examples", count <= examples <= most
 
 
+_OURS = 3  # parts of a manifest; others' have "version" and "files" at most
+
+
 def _is_ours(path: str) -> bool:
   """Whether a file may be a manifest of ours.
 
-  It is not if it is a JSON object without the parts that all of ours have:
+  It is not if it is a JSON object with hardly any of the parts that ours have:
   other programs have manifests, too. Anything else may be ours, and damaged.
   """
   try:
     found = json_files.read(path)
   except DataError:
     return True
-  return not isinstance(found, dict) or {"version", "files"} <= found.keys()
+  parts = {field.name for field in dataclasses.fields(Manifest)}
+  return not isinstance(found, dict) or len(parts & found.keys()) >= _OURS
 
 
 def find_manifests(

@@ -545,7 +545,7 @@ class Pipeline(Content):
 
   def __init__(self, folder):
     super().__init__(folder)
-    import input_pipeline  # here, not in the time of an input
+    from training import input_pipeline  # here, not in the time of an input
 
     self.pipeline = input_pipeline
 

@@ -102,7 +102,23 @@ def test_manifest_that_is_no_json(tmp_path):
     records.Manifest.load(str(path))
 
 
-@pytest.mark.parametrize("key", ['"version": 2', '"files": ["a.js"]'])
+@pytest.mark.parametrize(
+  "part", ["version", "files", "max_seq_length", "tokenizer"]
+)
+def test_a_manifest_that_lost_a_part_is_not_another_programs(tmp_path, part):
+  """Its records would be read with other lengths, without a word."""
+  path = tmp_path / "x.manifest.json"
+  MANIFEST.save(str(path))
+  parts = json.loads(path.read_text())
+  del parts[part]
+  path.write_text(json.dumps(parts))
+  with pytest.raises(records.DataError, match="x.manifest.json"):
+    records.find_manifest(str(tmp_path / "x.tfrecord"))
+
+
+@pytest.mark.parametrize(
+  "key", ['"version": 2', '"files": ["a.js"]', '"version": 1, "files": []']
+)
 def test_a_manifest_of_another_program_is_let_be(tmp_path, key):
   (tmp_path / "app.manifest.json").write_text(f'{{"name": "app", {key}}}')
   assert records.find_manifest(str(tmp_path / "x.tfrecord")) is None
