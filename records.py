@@ -313,6 +313,12 @@ def _is_ours(path: str) -> bool:
   return not isinstance(found, dict) or len(parts & found.keys()) >= _OURS
 
 
+def _is_named_after(path: str, names) -> bool:
+  """Whether a manifest has the name of the data set of one of the records."""
+  stem = os.path.basename(path).removesuffix(MANIFEST_SUFFIX)
+  return any(name.startswith((f"{stem}.", f"{stem}-")) for name in names)
+
+
 def find_manifests(
   record_paths: Sequence[str],
 ) -> dict[str, tuple[str, Manifest]]:
@@ -331,7 +337,7 @@ def find_manifests(
     for manifest_path in sorted(glob.glob(pattern)):
       if not paths:
         break
-      if not _is_ours(manifest_path):
+      if not (_is_named_after(manifest_path, paths) or _is_ours(manifest_path)):
         continue
       manifest = Manifest.load(manifest_path)
       for info in manifest.files:

@@ -111,9 +111,10 @@ def test_a_manifest_that_lost_a_part_is_not_another_programs(tmp_path, part):
   MANIFEST.save(str(path))
   parts = json.loads(path.read_text())
   del parts[part]
-  path.write_text(json.dumps(parts))
-  with pytest.raises(records.DataError, match="x.manifest.json"):
-    records.find_manifest(str(tmp_path / "x.tfrecord"))
+  for damaged in (parts, {"x": 1}):
+    path.write_text(json.dumps(damaged))
+    with pytest.raises(records.DataError, match="x.manifest.json"):
+      records.find_manifest(str(tmp_path / "x.tfrecord"))
 
 
 @pytest.mark.parametrize(
