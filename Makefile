@@ -28,15 +28,15 @@ quoted = '$(subst ','\'',$(1))'
 
 env: $(READY)
 
-$(READY): requirements.txt requirements-$(VARIANT).txt constraints.txt $(wildcard xla_patches/*.sh xla_patches/*.patch)
-	@./make_venv.sh $(call quoted,$(PYTHON)) $(VENV)
+$(READY): requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
+	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV)
 	@echo "environment: $(VENV) with $$($(BIN)/python --version), $(VARIANT) (about 3 minutes)"
-	@$(BIN)/python -m pip install --quiet -r requirements-$(VARIANT).txt -c constraints.txt
+	@$(BIN)/python -m pip install --quiet -r requirements/$(VARIANT).txt -c requirements/constraints.txt
 	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python
 	@touch $@
 
 pretrain: $(READY)
-	@$(BIN)/python quickstart.py --num_ranks=$(call quoted,$(value NP)) \
+	@$(BIN)/python -m tools.quickstart --num_ranks=$(call quoted,$(value NP)) \
 	  --corpus=$(call quoted,$(value CORPUS)) --encoding=$(call quoted,$(value ENCODING)) \
 	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
 

@@ -21,16 +21,14 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-import errors
-import json_files
 import tokenization
-from errors import DataError, UserError
+from common import errors, json_files
+from common.errors import DataError, UserError
 from finetuning.finetune import TASK_FILE, saved_task
-from huggingface import bert_tensors, model_config, tokenizer_files
-from huggingface.tokenizer_files import MODEL_FILE, VOCAB_FILE, Vocabulary
+from interop import bert_tensors, model_config, model_source, tokenizer_files
+from interop.model_source import CLASSIFIER, PRETRAINING, SQUAD
+from interop.tokenizer_files import MODEL_FILE, VOCAB_FILE, Vocabulary
 from model.bert_config import BertConfig
-from serving import model_source
-from serving.model_source import CLASSIFIER, PRETRAINING, SQUAD
 from training import checkpoint_files, checkpoint_weights, training_hooks
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"

@@ -20,8 +20,8 @@ import sys
 
 from absl import flags
 
-import errors
-from pretraining_data import creation, unfinished
+from common import errors
+from data import creation, work_dir
 
 
 def report(summary: creation.Summary) -> str:
@@ -159,7 +159,7 @@ def main(_) -> None:
   settings = creation.Settings(
     **{name: flags.FLAGS[name].value for name in names}
   )
-  summary = creation.create(settings, unfinished.ranks_of_environment())
+  summary = creation.create(settings, work_dir.ranks_of_environment())
   if summary:
     print(report(summary))
 

@@ -8,12 +8,12 @@ checkpoint's name. The signatures are those of `inference`; config, vocabulary
 and labels are in assets.extra, so that predict.py needs nothing else.
 """
 
-import errors
-import flags_common
-from errors import UserError
-from model import mixed_precision
-from serving import inference, model_source
-from tensorflow_v1 import tf
+import mixed_precision
+from common import errors
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from interop import inference, model_source
+from training import flags_common
 
 FLAGS = tf.flags.FLAGS
 

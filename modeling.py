@@ -17,7 +17,9 @@ import copy
 import re
 from typing import NamedTuple
 
-from model import kernels, mixed_precision
+import mixed_precision
+from common.tensorflow_v1 import tf
+from model import kernels
 from model.bert_config import BertConfig
 from model.encoder import (
   attention_layer,
@@ -40,7 +42,6 @@ from model.layers import (
   reshape_to_matrix,
 )
 from model.tensor_parallel import WHOLE, Slices
-from tensorflow_v1 import tf
 
 __all__ = [
   "BertConfig",

@@ -6,16 +6,18 @@ public names (`create_optimizer`, `AdamWeightDecayOptimizer`) work as there.
 
 from typing import NamedTuple
 
-from model import mixed_precision, tensor_parallel, xla
-from tensorflow_v1 import tf
-from training import distributed, lr_schedule, zero
-from training.optimizers import (
+import mixed_precision
+from common.tensorflow_v1 import tf
+from gradients import distributed, lr_schedule, zero
+from gradients.optimizers import (
   EXCLUDE_FROM_WEIGHT_DECAY,
   WEIGHT_DECAY_RATE,
   AdamWeightDecayOptimizer,
   LAMBOptimizer,
   OptimizerConfig,
 )
+from model import tensor_parallel
+from xla_patches import jit
 
 __all__ = [
   "AdamWeightDecayOptimizer",
@@ -269,7 +271,7 @@ def build_train_ops(
     over_ranks = zero.ShardedOptimizer(local, world, allreduce)
   else:
     over_ranks = comm.distributed_optimizer(local, allreduce, scale)
-  pairs = over_ranks.compute_gradients(xla.compiled(backward, ("step",)))
+  pairs = over_ranks.compute_gradients(jit.compiled(backward, ("step",)))
   # With ZeRO a gradient is this rank's part of a group's, the other a shard.
   gradients = [gradient for gradient, _ in pairs]
   variables = tf.trainable_variables()
@@ -379,7 +381,7 @@ def _apply_or_skip(optimizer, factor, pairs, finite) -> tuple:
   # what tf.identity gives inside of a condition that does not hold is dead.
   applied = tf.cond(
     finite,
-    lambda: xla.compiled(apply, modes)(tf.identity(factor), *gradients),
+    lambda: jit.compiled(apply, modes)(tf.identity(factor), *gradients),
     lambda: tf.pad(factor[None], [[0, ratios]]),
     name="apply_or_skip",
   )

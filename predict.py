@@ -18,11 +18,11 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 
-import errors
-import flags_common
-from errors import DataError, UserError
-from serving import inference, model_source, predictions
-from tensorflow_v1 import tf
+from common import errors
+from common.errors import DataError, UserError
+from common.tensorflow_v1 import tf
+from interop import inference, model_source, predictions
+from training import flags_common
 
 FLAGS = tf.flags.FLAGS
 

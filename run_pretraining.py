@@ -10,17 +10,17 @@ command goes on where an earlier one stopped.
 import dataclasses
 import functools
 
-import flags_common
 import modeling
 import optimization
-from errors import UserError
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients import distributed
 from model import model_flops
 from model.tensor_parallel import Slices
-from pretraining_data import record_order
-from tensorflow_v1 import tf
 from training import (
   checkpointing,
-  distributed,
+  flags_common,
   input_pipeline,
   reporting,
   sliced_state,

@@ -10,10 +10,9 @@ What the model in --output_dir was trained with need not be given again.
 import dataclasses
 import functools
 
-import flags_common
+from common.tensorflow_v1 import tf
 from finetuning import finetune, squad
-from tensorflow_v1 import tf
-from training import train_loop, training_run
+from training import flags_common, train_loop, training_run
 
 FLAGS = tf.flags.FLAGS
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from errors import DataError
-from pretraining_data import tf_example, tfrecord
+from common.errors import DataError
+from data import tf_example, tfrecord
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)

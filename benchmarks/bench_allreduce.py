@@ -12,9 +12,10 @@ import json
 import statistics
 import time
 
-from errors import UserError
-from tensorflow_v1 import tf
-from training import distributed, train_loop
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from training import train_loop
 
 FLAGS = tf.flags.FLAGS
 

@@ -25,10 +25,8 @@ import time
 import numpy as np
 from absl import flags
 
-import errors
-import json_files
-import records
-from pretraining_data import tf_example, tfrecord
+from common import errors, json_files
+from data import records, tf_example, tfrecord
 from training import checkpoint_files, training_hooks
 
 FLAGS = flags.FLAGS

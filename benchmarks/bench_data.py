@@ -21,7 +21,7 @@ import tempfile
 import time
 
 import tokenization
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
 from training import train_loop
 
 FLAGS = tf.flags.FLAGS

@@ -25,10 +25,11 @@ import numpy as np
 
 import run_pretraining
 from benchmarks import bench_step
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients import distributed
 from model import model_flops
-from pretraining_data import record_order
-from tensorflow_v1 import tf
-from training import distributed, input_pipeline, train_loop
+from training import input_pipeline, train_loop
 from training.pretraining_config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS

@@ -19,17 +19,12 @@ import time
 import numpy as np
 
 import run_pretraining
-from model import model_flops, xla
-from tensorflow_v1 import tf
-from training import (
-  checkpointing,
-  distributed,
-  input_pipeline,
-  optimizers,
-  reporting,
-  train_loop,
-)
+from common.tensorflow_v1 import tf
+from gradients import distributed, optimizers
+from model import model_flops
+from training import checkpointing, input_pipeline, reporting, train_loop
 from training.pretraining_config import PretrainingConfig
+from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
 
@@ -105,7 +100,7 @@ class Step:
     self.shape = config.record_shape(config.input_file)
     self.plan = run_pretraining.make_plan(config, None, comm.data.size)
     graph = tf.Graph()
-    with graph.as_default(), xla.mode(config.xla):
+    with graph.as_default(), jit.mode(config.xla):
       tf.enable_resource_variables()
       tf.set_random_seed(config.seed)
       tf.train.get_or_create_global_step()

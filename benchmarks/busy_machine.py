@@ -25,8 +25,8 @@ import time
 
 from absl import flags
 
-import errors
-import quickstart
+from common import errors
+from tools import quickstart
 
 FLAGS = flags.FLAGS
 _RANKS = 2

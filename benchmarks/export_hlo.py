@@ -17,10 +17,12 @@ import sys
 from tensorflow.python.eager import context  # tf.compat.v1 has no switch to it
 
 import run_pretraining
-from model import model_flops, xla
-from tensorflow_v1 import tf
-from training import checkpointing, distributed, input_pipeline, train_loop
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from model import model_flops
+from training import checkpointing, input_pipeline, train_loop
 from training.pretraining_config import PretrainingConfig
+from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
 
@@ -93,7 +95,7 @@ def main(_) -> None:
   plan = run_pretraining.make_plan(config, None, 1)
   if plan.accumulation != 1:
     sys.exit("error: one micro-batch an update is exported: no accumulation")
-  with context.eager_mode(), xla.mode("off"):
+  with context.eager_mode(), jit.mode("off"):
     function, batch, variables = trace(config, plan, shape)
     tensors = {name: tf.constant(value) for name, value in batch.items()}
     module = function.experimental_get_compiler_ir(**tensors)(

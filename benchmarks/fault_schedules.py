@@ -40,12 +40,11 @@ import numpy as np
 import psutil
 from absl import flags
 
-import errors
-import records
 import tokenization
 from benchmarks import recorded_run
-from pretraining_data import tf_example, tfrecord
-from tensorflow_v1 import tf
+from common import errors
+from common.tensorflow_v1 import tf
+from data import records, tf_example, tfrecord
 from training import checkpoint_files, reporting, training_hooks
 
 FLAGS = flags.FLAGS

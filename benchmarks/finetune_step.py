@@ -17,9 +17,10 @@ from absl import flags
 
 import run_classifier
 import run_squad
+from common.tensorflow_v1 import tf
 from finetuning import classification, finetune, squad
-from tensorflow_v1 import tf
-from training import distributed, train_loop, training_hooks, training_run
+from gradients import distributed
+from training import train_loop, training_hooks, training_run
 
 _KINDS = {
   "classifier": (

@@ -39,8 +39,8 @@ import traceback
 import numpy as np
 from absl import flags
 
-import errors
 from benchmarks import fuzz_readers
+from common import errors
 
 FINDINGS = ("unclear", "silent", "crash", "hang", "memory")
 _LIMIT_SECONDS = 20

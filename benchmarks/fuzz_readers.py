@@ -19,17 +19,16 @@ import numpy as np
 from absl import flags
 from backports import zstd
 
-import prepare_corpus
-import records
 import tokenization
-import train_tokenizer
-from pretraining_data import (
+from data import (
   creation,
   record_report,
+  records,
   text_files,
   tf_example,
   tfrecord,
 )
+from tools import prepare_corpus, train_tokenizer
 
 # -----------------------------------------------------------------------------
 # Damage
@@ -446,7 +445,7 @@ class Content(Reader):
   def __init__(self, folder):
     super().__init__(folder)
     # As the independent check.
-    from tensorflow_v1 import tf
+    from common.tensorflow_v1 import tf
 
     self.example = tf.train.Example
 
@@ -545,12 +544,12 @@ class Pipeline(Content):
 
   def __init__(self, folder):
     super().__init__(folder)
-    from training import input_pipeline  # here, not in the time of an input
+    from training import input_pipeline
 
     self.pipeline = input_pipeline
 
   def read(self):
-    from pretraining_data import masking
+    from data import masking
 
     s, p, e, vocab, dynamic, words = self.shape
     masks = masking.MaskSettings(0.15, p, 4, vocab) if dynamic else None
@@ -950,8 +949,8 @@ class RunFlags(Reader):
     return flags.FLAGS
 
   def read(self):
+    from gradients.lr_schedule import scale_peak
     from training import training_plan
-    from training.lr_schedule import scale_peak
     from training.pretraining_config import PretrainingConfig
 
     config = PretrainingConfig.from_flags(self.parsed())
@@ -1542,9 +1541,10 @@ class Resume(Reader):
 
   def __init__(self, folder):
     super().__init__(folder)
-    from pretraining_data import record_order
-    from tensorflow_v1 import tf
-    from training import checkpointing, distributed
+    from common.tensorflow_v1 import tf
+    from data import record_order
+    from gradients import distributed
+    from training import checkpointing
 
     self.tf, self.run = tf, self.path("run")
     self.kept = self.path("kept")

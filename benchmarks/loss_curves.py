@@ -18,7 +18,7 @@ import tempfile
 import matplotlib
 import numpy as np
 
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
 from training import training_hooks
 
 matplotlib.use("Agg")

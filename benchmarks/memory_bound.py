@@ -21,7 +21,7 @@ import time
 import psutil
 from absl import flags
 
-import errors
+from common import errors
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-import prepare_corpus
+from tools import prepare_corpus
 
 _TAG = re.compile(r"/\S+")
 _MARKUP = re.compile(r":[\w:+-]+:`|[`*|]|[A-Z]<|>|\\")

@@ -17,7 +17,7 @@ import zlib
 import numpy as np
 
 import run_pretraining
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
 from training import input_pipeline, train_loop
 
 LOG = "RECORDED_RUN"  # environment: where to write

@@ -30,12 +30,14 @@ import numpy as np
 import scipy.optimize
 from absl import flags
 
-import errors
+import mixed_precision
 from benchmarks import published_scaling, slow_network
-from huggingface import bert_tensors
-from model import mixed_precision, model_flops
+from common import errors
+from gradients import power_sgd
+from interop import bert_tensors
+from model import model_flops
 from model.bert_config import BertConfig
-from training import input_pipeline, power_sgd
+from training import input_pipeline
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  after the choice of a backend

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from absl import flags
 
-import errors
 from benchmarks import hosts, overlap
+from common import errors
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

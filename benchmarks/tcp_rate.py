@@ -15,7 +15,7 @@ import time
 
 from absl import flags
 
-import errors
+from common import errors
 
 FLAGS = flags.FLAGS
 

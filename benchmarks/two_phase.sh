@@ -10,8 +10,8 @@ python=.venv/bin/python
 
 mkdir -p "$folder"
 $python benchmarks/mixed_corpus.py "$folder/text"
-$python prepare_corpus.py --output_dir="$folder/corpus" --corpus="$folder/text/*.txt"
-$python train_tokenizer.py --input_file="$folder/corpus/train.txt" \
+$python -m tools.prepare_corpus --output_dir="$folder/corpus" --corpus="$folder/text/*.txt"
+$python -m tools.train_tokenizer --input_file="$folder/corpus/train.txt" \
   --output_file="$folder/vocab.txt" --vocab_size=8192
 make_records() {  # part, length, predictions, copies, then flags
   $python create_pretraining_data.py --input_file="$folder/corpus/$1.txt" \
@@ -49,5 +49,5 @@ pretrain 128 phase2 --init_checkpoint="$folder/phase1/model.ckpt-5000" \
   --precision=bf16 --learning_rate=1.2e-3 --num_train_steps=5600 --num_warmup_steps=150 \
   --eval_every_steps=700 --max_eval_steps=30 --save_checkpoints_steps=700
 for phase in phase1 phase2; do
-  $python plot_metrics.py --output="$folder/$phase.png" "$folder/$phase"
+  $python -m tools.plot_metrics --output="$folder/$phase.png" "$folder/$phase"
 done

@@ -18,7 +18,7 @@ import sys
 
 from absl import flags
 
-import errors
+from common import errors
 
 FLAGS = flags.FLAGS
 _SECONDS = 900.0  # of a run at most

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from errors import DataError, UserError
+from common.errors import DataError, UserError
 from finetuning import heads, metrics, packed, tables
 from finetuning.finetune import FinetuningConfig, Task
 from finetuning.settled import model_folder, saved_task

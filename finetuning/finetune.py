@@ -11,14 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-import errors
 import tokenization
-from errors import UserError
+from common import errors
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data import record_order
 from finetuning import packed, settled
 from finetuning.settled import TASK_FILE, saved_task
 from model import model_flops
-from pretraining_data import record_order
-from tensorflow_v1 import tf
 from training import (
   checkpointing,
   input_pipeline,

@@ -6,9 +6,10 @@ hidden size.
 
 from typing import NamedTuple
 
+import mixed_precision
 import modeling
-from model import encoder, kernels, layers, mixed_precision
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from model import encoder, kernels, layers
 
 _OUTSIDE = -1e30  # a score that leaves nothing of a position in a softmax
 

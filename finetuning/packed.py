@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from errors import DataError, UserError
-from pretraining_data import packing
-from tensorflow_v1 import tf
+from common.errors import DataError, UserError
+from common.tensorflow_v1 import tf
+from data import packing
 from training import training_plan
 
 # Rows at least so long, if max_seq_length allows: short ones have no room to

@@ -9,8 +9,8 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 
-import json_files
-from errors import DataError, UserError
+from common import json_files
+from common.errors import DataError, UserError
 from model.bert_config import BertConfig
 from training import checkpoint_files, training_run
 

@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-import json_files
-from errors import DataError, UserError
+from common import json_files
+from common.errors import DataError, UserError
 from finetuning import heads, offsets, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, Task
 from model import model_flops

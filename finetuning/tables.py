@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from errors import DataError
+from common.errors import DataError
 from training import training_hooks
 
 # Of GLUE's files a few rows have too few fields; more are another format.

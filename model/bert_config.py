@@ -3,8 +3,8 @@
 import copy
 import json
 
-import json_files
-from tensorflow_v1 import tf
+from common import json_files
+from common.tensorflow_v1 import tf
 
 # Names that `layers.get_activation` knows. "gelu" is google/bert's, the tanh
 # approximation; "gelu_erf" is the exact one, which Hugging Face calls "gelu".

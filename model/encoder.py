@@ -8,7 +8,9 @@ whose shape legend holds here too.
 import functools
 import math
 
-from model import kernels, mixed_precision
+import mixed_precision
+from common.tensorflow_v1 import tf
+from model import kernels
 from model.layers import (
   add_and_norm,
   create_initializer,
@@ -26,7 +28,6 @@ from model.layers import (
   reshape_to_matrix,
 )
 from model.tensor_parallel import WHOLE
-from tensorflow_v1 import tf
 
 # Added to the scores of masked positions: exp(-10000) is 0 in float32.
 _MASKED_SCORE = -10000.0

@@ -15,8 +15,8 @@ import functools
 import inspect
 import math
 
-from model import xla
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from xla_patches import jit
 
 # gelu(x) = x * sigmoid(x * (A + B * x^2)), which equals the tanh form of
 # https://arxiv.org/abs/1606.08415 since (1 + tanh(u)) / 2 = sigmoid(2 u).
@@ -73,7 +73,7 @@ class Kernel:
     names = inspect.signature(function).parameters
     static = {n: value for n, value in static.items() if n in names}
     tensors = [values[n] for n in names if n in values]
-    return xla.compiled(function, self._modes, **static)(*tensors)
+    return jit.compiled(function, self._modes, **static)(*tensors)
 
   def __call__(self, *tensors, **static):
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -488,7 +488,7 @@ def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
   own = tf.where(
     (own >= 0) & (own < tf.shape(bias)[0]), own, -tf.ones_like(own)
   )
-  part = xla.compiled(_cross_entropy_part, dtype=dtype)(logits, bias, own)
+  part = jit.compiled(_cross_entropy_part, dtype=dtype)(logits, bias, own)
   log_totals, at_label, highest = tf.unstack(stack(part), num=3, axis=1)
   log_total = tf.reduce_logsumexp(log_totals, axis=0)
   at_label = tf.reduce_max(at_label, axis=0)
@@ -510,7 +510,7 @@ def _cross_entropy_part(logits, bias, labels, dtype):
 
 @sliced_cross_entropy.gradient
 def sliced_cross_entropy(logits, bias, own, log_total, dy, dtype):
-  return xla.compiled(_cross_entropy_gradient, dtype=dtype)(
+  return jit.compiled(_cross_entropy_gradient, dtype=dtype)(
     logits, bias, own, tf.cast(log_total, dtype), dy
   )
 

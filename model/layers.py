@@ -5,10 +5,10 @@ Variables have google/bert's names; the arithmetic is that of `kernels`.
 
 import zlib
 
+from common.tensorflow_v1 import tf
 from model import kernels
 from model.bert_config import ACTIVATION_NAMES
 from model.tensor_parallel import WHOLE
-from tensorflow_v1 import tf
 
 # tf.contrib.layers.layer_norm's, with which published checkpoints were trained.
 _LAYER_NORM_EPSILON = 1e-12

@@ -9,7 +9,7 @@ matmuls, embeddings, the optimizer, and what --recompute computes again.
 
 from typing import NamedTuple
 
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
 
 
 class Matmul(NamedTuple):

@@ -10,8 +10,8 @@ rounding, and checkpoints have rank 0's. What is sliced lies between
 
 from typing import NamedTuple
 
+from common.tensorflow_v1 import tf
 from model import kernels
-from tensorflow_v1 import tf
 
 # The graph's collection of `Sliced`.
 SLICED = "sliced_variables"

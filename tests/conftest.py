@@ -7,10 +7,9 @@ import os
 import numpy as np
 import pytest
 
-import records
 import tokenization
-from pretraining_data import creation, tf_example, tfrecord
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from data import creation, records, tf_example, tfrecord
 
 TINY = dict(
   vocab_size=100,

@@ -8,9 +8,9 @@ import numpy as np
 
 import modeling
 from finetuning import classification, finetune, squad
-from model.mixed_precision import LossScaleConfig
-from training.distributed import AllreduceConfig, Comm
-from training.optimizers import OptimizerConfig
+from gradients.distributed import AllreduceConfig, Comm
+from gradients.optimizers import OptimizerConfig
+from mixed_precision import LossScaleConfig
 
 WORDS = [f"w{i}" for i in range(10)]
 

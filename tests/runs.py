@@ -9,11 +9,11 @@ import time
 
 import modeling
 import run_pretraining
-from model.mixed_precision import LossScaleConfig
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from gradients.distributed import AllreduceConfig, Comm
+from gradients.optimizers import OptimizerConfig
+from mixed_precision import LossScaleConfig
 from training import training_hooks
-from training.distributed import AllreduceConfig, Comm
-from training.optimizers import OptimizerConfig
 
 # For what hangs only: a machine may be many times slower than another.
 HANG_SECONDS = 600

@@ -2,63 +2,86 @@
 
 import ast
 import functools
-import operator
 import pathlib
+import subprocess
 
 ROOT = pathlib.Path(__file__).parent.parent
-PACKAGES = {
-  name: {p.stem: p for p in sorted(ROOT.glob(f"{name}/[!_]*.py"))}
-  for name in (
-    "finetuning", "huggingface", "model", "pretraining_data", "serving",
-    "training",
-  )
-}  # fmt: skip
-TOP = {p.stem: p for p in sorted(ROOT.glob("*.py"))}
-MODULES = functools.reduce(operator.or_, PACKAGES.values(), TOP)
-ENTRY_POINTS = {
-  "convert_checkpoint",
-  "create_pretraining_data",
-  "export_model",
+# From below to above: a module imports from its own layer and from lower ones.
+# A name is a folder or a module of the top level.
+LAYERS = (
+  {"common"},
+  {"tokenization", "data"},
+  {"xla_patches", "mixed_precision"},
+  {"model"},
+  {"modeling"},
+  {"gradients"},
+  {"optimization"},
+  {"training"},
+  {"finetuning"},
+  {"interop"},
+  {"tools"},
+  {
+    "convert_checkpoint",
+    "create_pretraining_data",
+    "export_model",
+    "predict",
+    "run_classifier",
+    "run_pretraining",
+    "run_squad",
+  },
+)
+RENAMED = {
   "plot_metrics",
-  "predict",
   "prepare_corpus",
   "quickstart",
-  "run_classifier",
-  "run_pretraining",
-  "run_squad",
+  "records",
   "train_tokenizer",
-}
-# Libraries that can be run, too: their `main` reads flags, nothing else does.
-RUNNABLE_LIBRARIES = {"records"}
+}  # old names of tools
+ABOVE = {("gradients.zero", "training.checkpointing")}  # arrows that go up
 # Data workers start fast because these never load TensorFlow.
 WITHOUT_TENSORFLOW = {
   "create_pretraining_data",
-  "errors",
-  "prepare_corpus",
-  "records",
   "tokenization",
-  "train_tokenizer",
-  "training_plan",
-  *PACKAGES["pretraining_data"],
+  "tools.inspect_records",
+  "tools.prepare_corpus",
+  "tools.train_tokenizer",
+  "training.training_plan",
 }
+
+
+def _modules():
+  """{dotted name: file} of the product."""
+  layers = set.union(*LAYERS)
+  paths = [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]
+  names = {
+    ".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in paths
+  }
+  return {
+    name: path
+    for name, path in sorted(names.items())
+    if name.split(".")[0] in layers and path.stem != "__init__"
+  }
+
+
+MODULES = _modules()
+ENTRY_POINTS = {n for n in MODULES if n in LAYERS[-1] or n.startswith("tools.")}
+DATA = {n for n in MODULES if n.startswith("data.")}
 
 
 def tree(name):
   return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
+@functools.cache
 def imports(name):
-  """Top-level names of all imports of a module, those in functions too."""
+  """Names of all imports of a module, those in functions too."""
   found = set()
   for node in ast.walk(tree(name)):
     if isinstance(node, ast.Import):
-      found |= {alias.name.split(".")[0] for alias in node.names}
+      found |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
-      package, *module = node.module.split(".")
-      if package in PACKAGES:
-        found |= set(module) or {alias.name for alias in node.names}
-      else:
-        found.add(package)
+      members = {f"{node.module}.{alias.name}" for alias in node.names}
+      found |= members & set(MODULES) or {node.module}
   return found
 
 
@@ -72,8 +95,21 @@ def reachable(name):
   return seen
 
 
-def test_no_two_modules_have_one_name():
-  assert len(MODULES) == sum(map(len, [TOP, *PACKAGES.values()]))
+def layer(name):
+  return next(
+    i for i, names in enumerate(LAYERS) if name.split(".")[0] in names
+  )
+
+
+def test_all_files_have_a_layer():
+  listed = subprocess.run(
+    ["git", "-C", ROOT, "ls-files", "*.py"],
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout.split()
+  rooms = {pathlib.Path(path).parts[0].removesuffix(".py") for path in listed}
+  assert rooms - {"benchmarks", "tests"} == set.union(*LAYERS) | RENAMED
 
 
 def test_imports_have_no_circle():
@@ -81,44 +117,45 @@ def test_imports_have_no_circle():
     assert name not in reachable(name), f"{name} imports itself in a circle"
 
 
+def test_no_import_goes_up():
+  up = {
+    (name, other)
+    for name in MODULES
+    for other in imports(name) & set(MODULES)
+    if layer(other) > layer(name)
+  }
+  assert up == ABOVE
+
+
 def test_only_distributed_imports_horovod():
-  assert [n for n in MODULES if "horovod" in imports(n)] == ["distributed"]
+  found = [n for n in MODULES if any("horovod" in i for i in imports(n))]
+  assert found == ["gradients.distributed"]
 
 
 def test_only_tensorflow_v1_imports_tensorflow():
-  assert [n for n in MODULES if "tensorflow" in imports(n)] == ["tensorflow_v1"]
-
-
-def test_libraries_do_not_import_entry_points():
-  for name in set(MODULES) - ENTRY_POINTS:
-    assert not imports(name) & ENTRY_POINTS, name
+  found = [
+    n
+    for n in MODULES
+    if any(i.split(".")[0] == "tensorflow" for i in imports(n))
+  ]
+  assert found == ["common.tensorflow_v1"]
 
 
 def test_only_entry_points_read_flags():
   for name in set(MODULES) - ENTRY_POINTS:
-    mains = ("define_flags", "main") if name in RUNNABLE_LIBRARIES else ()
     names = {
       node.id if isinstance(node, ast.Name) else node.attr
-      for statement in tree(name).body
-      if getattr(statement, "name", None) not in mains
-      for node in ast.walk(statement)
+      for node in ast.walk(tree(name))
       if isinstance(node, (ast.Name, ast.Attribute))
     }
     assert "FLAGS" not in names, name
 
 
 def test_the_data_side_does_not_load_tensorflow():
-  for name in WITHOUT_TENSORFLOW:
-    assert "tensorflow_v1" not in reachable(name), name
+  for name in WITHOUT_TENSORFLOW | DATA:
+    assert "common.tensorflow_v1" not in reachable(name), name
 
 
 def test_every_module_says_what_it_is():
   for name in MODULES:
     assert ast.get_docstring(tree(name)), name
-
-
-def test_every_module_is_on_the_maps():
-  for document in ("README.md", "ARCHITECTURE.md"):
-    text = (ROOT / document).read_text(encoding="utf-8")
-    missing = [name for name in MODULES if f"`{name}.py`" not in text]
-    assert not missing, f"{document} does not mention {missing}"

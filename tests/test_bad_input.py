@@ -22,32 +22,31 @@ from conftest import settings_of, write_config, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import config_json
-import json_files
-import prepare_corpus
-import records
 import tokenization
-import train_tokenizer
 from benchmarks import fuzz, fuzz_readers
-from errors import DataError, UserError
-from finetuning import squad
-from huggingface import model_config
-from model import bert_config
-from pretraining_data import (
+from common import json_files
+from common.errors import DataError, UserError
+from common.tensorflow_v1 import tf
+from data import (
   creation,
   record_report,
+  records,
   text_files,
   tf_example,
   tfrecord,
 )
-from tensorflow_v1 import tf
+from finetuning import squad
+from gradients.distributed import Comm
+from interop import model_config
+from model import bert_config
+from tools import prepare_corpus, train_tokenizer
 from training import (
   checkpoint_files,
   checkpointing,
+  deepspeed_json,
   pretraining_config,
   run_config,
 )
-from training.distributed import Comm
 
 MODULES = list(test_architecture.MODULES.values())
 
@@ -122,7 +121,7 @@ def test_any_bytes_for_every_reader(tmp_path_factory, content):
     lambda: records.Manifest.load(str(path)),
     lambda: tokenization.load_tokenizer(str(path)),
     lambda: tokenization.load_tokenizer(None, True, str(path)),
-    lambda: config_json.flags_of(str(path)),
+    lambda: deepspeed_json.flags_of(str(path)),
     lambda: json_files.read(str(path)),
     lambda: tf_example.decode_example(content),
   ]
@@ -178,7 +177,7 @@ def test_bad_json_is_refused_wherever_it_stands(tmp_path, text, words):
   path.write_bytes(text)
   for read in (
     records.Manifest.load,
-    config_json.flags_of,
+    deepspeed_json.flags_of,
     json_files.read,
     bert_config.BertConfig.from_json_file,
   ):
@@ -450,7 +449,7 @@ def test_json_numbers_that_cannot_be(tmp_path, text, words):
   path = tmp_path / "ds.json"
   path.write_text(text)
   with pytest.raises(UserError, match=f"ds.json: .*{words}"):
-    config_json.flags_of(str(path))
+    deepspeed_json.flags_of(str(path))
 
 
 @pytest.fixture
@@ -502,7 +501,7 @@ def test_the_bounds_hold_for_json_too(tmp_path, run_of):
   """A field of --config_json has not passed the flag's own bounds."""
   path = tmp_path / "ds.json"
   path.write_text('{"steps_per_print": 0}')
-  given = config_json.flags_of(str(path))
+  given = deepspeed_json.flags_of(str(path))
   with pytest.raises(UserError, match="--log_every_steps=0"):
     run_of(**given)
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import runs
 
+import mixed_precision
 import modeling
 from benchmarks import bench_input, bench_step, overlap
-from model import mixed_precision, model_flops
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from model import model_flops
 from training import input_pipeline
 
 

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import runs
 
-from tensorflow_v1 import tf
-from training import (
-  checkpoint_files,
-  checkpointing,
-  distributed,
-)
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from training import checkpoint_files, checkpointing
 from training.checkpoint_files import CheckpointError, CheckpointFiles
 
 VALUES = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tokenization
-from errors import UserError
+from common.errors import UserError
 from finetuning import classification, metrics, tables
 
 SPECIAL = types.SimpleNamespace(cls_id=2, sep_id=3)

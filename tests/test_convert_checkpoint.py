@@ -15,12 +15,19 @@ import safetensors.numpy
 from conftest import LETTERS, TINY, contents, write_config, write_packed
 
 import convert_checkpoint
-import records
 import tokenization
+from common.errors import UserError
+from common.tensorflow_v1 import tf
 from convert_checkpoint import Settings
-from errors import UserError
-from huggingface import bert_tensors, model_config
-from huggingface.bert_tensors import (
+from data import records
+from interop import (
+  bert_tensors,
+  inference,
+  model_config,
+  model_source,
+  predictions,
+)
+from interop.bert_tensors import (
   CLASSIFIER,
   ENCODER,
   MASKED_LM,
@@ -28,10 +35,8 @@ from huggingface.bert_tensors import (
   POOLER,
   QUESTIONS,
 )
+from interop.predictions import Input
 from model.bert_config import BertConfig
-from serving import inference, model_source, predictions
-from serving.predictions import Input
-from tensorflow_v1 import tf
 from training import checkpoint_files
 
 CONFIG = BertConfig.from_dict(TINY)

@@ -24,10 +24,10 @@ from test_convert_checkpoint import (
 
 import modeling
 import tokenization
-import train_tokenizer
-from errors import UserError
-from huggingface import model_config, tokenizer_files
-from huggingface.bert_tensors import (
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from interop import model_config, tokenizer_files
+from interop.bert_tensors import (
   CLASSIFIER,
   ENCODER,
   MASKED_LM,
@@ -36,7 +36,7 @@ from huggingface.bert_tensors import (
   QUESTIONS,
 )
 from model.bert_config import BertConfig
-from tensorflow_v1 import tf
+from tools import train_tokenizer
 
 TOLERANCE = 1e-5
 ENVIRONMENT = f"{runs.ROOT}/.build/transformers"

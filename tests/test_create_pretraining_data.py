@@ -11,10 +11,9 @@ import pytest
 from conftest import LETTERS, contents, feature_values, settings_of
 
 import create_pretraining_data
-import errors
-import records
 import tokenization
-from pretraining_data import corpus, creation, shards, text_files, tfrecord
+from common import errors
+from data import corpus, creation, records, shards, text_files, tfrecord
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
 
@@ -458,7 +457,7 @@ def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
 
 
 def test_sentencepiece(tmp_path, texts):
-  import train_tokenizer
+  from tools import train_tokenizer
 
   model = str(tmp_path / "m.model")
   lines = (tmp_path / "a.txt").read_text().split("\n")

@@ -86,12 +86,12 @@ def test_the_image_has_what_its_scripts_and_manifests_say():
   assert set(of("WORKDIR")) == {CHECKOUT}
   assert of("USER") == [f"{USER_ID}:{USER_ID}"]
   for variant in ("gpu", "cpu"):
-    assert os.path.exists(f"{runs.ROOT}/requirements-{variant}.txt")
+    assert os.path.exists(f"{runs.ROOT}/requirements/{variant}.txt")
 
 
 def test_the_cuda_of_the_image_is_for_the_tensorflow_that_is_installed():
   """Who moves TensorFlow is to look up the CUDA that it was built with."""
-  with open(f"{runs.ROOT}/requirements-gpu.txt", encoding="utf-8") as f:
+  with open(f"{runs.ROOT}/requirements/gpu.txt", encoding="utf-8") as f:
     version = re.search(r"tensorflow\[and-cuda\]==(\S+)", f.read())[1]
   said = re.search(
     r"tensorflow (\S+) was built with CUDA ([\d.]+) ", read("Dockerfile")
@@ -102,7 +102,7 @@ def test_the_cuda_of_the_image_is_for_the_tensorflow_that_is_installed():
 
 
 def test_horovod_is_built_against_the_nccl_that_is_installed():
-  with open(f"{runs.ROOT}/constraints.txt", encoding="utf-8") as f:
+  with open(f"{runs.ROOT}/requirements/constraints.txt", encoding="utf-8") as f:
     pinned = re.search(r"^nvidia-nccl-cu12==(\S+)$", f.read(), flags=re.M)[1]
   with open(f"{runs.ROOT}/xla_patches/build_horovod.sh") as f:
     assert f'"nvidia-nccl-cu$major=={pinned}"' in f.read()

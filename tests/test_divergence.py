@@ -5,9 +5,10 @@ import json
 import pytest
 import runs
 
-from pretraining_data import record_order
-from tensorflow_v1 import tf
-from training import checkpointing, distributed, divergence, train_loop
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients import distributed
+from training import checkpointing, divergence, train_loop
 from training.training_hooks import read_jsonl
 
 

@@ -11,9 +11,9 @@ import runs
 import trained
 from conftest import TINY, write_config
 
-from errors import UserError
-from serving import inference, model_source
-from tensorflow_v1 import tf
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from interop import inference, model_source
 from training import pretraining_config
 from training.checkpoint_files import CheckpointError, CheckpointFiles
 

@@ -14,9 +14,9 @@ import pytest
 import runs
 
 import convert_checkpoint
-from errors import UserError
+from common.errors import UserError
+from common.tensorflow_v1 import tf
 from finetuning import classification, finetune, settled, squad
-from tensorflow_v1 import tf
 from training import training_hooks
 
 
@@ -483,7 +483,7 @@ def test_early_stopping(tmp_path, classify):
 def test_modes_train_the_same(tmp_path, request, name, changes, tolerance):
   make = request.getfixturevalue(name)
   if "optimizer_name" in changes:
-    from training.optimizers import OptimizerConfig
+    from gradients.optimizers import OptimizerConfig
 
     changes = {"optimizer": OptimizerConfig(optimizer="lamb")}
   else:

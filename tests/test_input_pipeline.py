@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from conftest import write_packed, write_records
 
-import records
 import tokenization
-from pretraining_data import record_order, tf_example, tfrecord
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from data import record_order, records, tf_example, tfrecord
+from gradients.distributed import Comm
 from training import input_pipeline, training_plan
-from training.distributed import Comm
 
 SHAPE = input_pipeline.RecordShape(32, 5, 100)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretraining_data import instances
+from data import instances
 
 
 class ScriptedRng:

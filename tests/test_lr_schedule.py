@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from errors import UserError
-from tensorflow_v1 import tf
-from training.lr_schedule import SCHEDULES, Schedule, scale_peak
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients.lr_schedule import SCHEDULES, Schedule, scale_peak
 
 # What the published functions return, as one multiplies a rate with it: see
 # google/bert's optimization.py and DeepSpeed's bing_bert. n = 100, w = 10.

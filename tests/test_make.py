@@ -45,7 +45,7 @@ class Place:
 
   def make(self, python=None, env=None):
     return subprocess.run(
-      [f"{runs.ROOT}/make_venv.sh", python or self.python, ".venv"],
+      [f"{runs.ROOT}/tools/make_venv.sh", python or self.python, ".venv"],
       cwd=self.folder,
       env={**os.environ, **(env or {})},
       capture_output=True,
@@ -88,7 +88,7 @@ def test_a_wrong_python_leaves_nothing_behind(place):
   )
   assert "is no Python that runs" in place.refused("no/such/python")
   done = subprocess.run(
-    [f"{runs.ROOT}/make_venv.sh", "", ".venv"],
+    [f"{runs.ROOT}/tools/make_venv.sh", "", ".venv"],
     cwd=place.folder,
     capture_output=True,
     text=True,
@@ -191,7 +191,8 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
     text=True,
   )
   assert done.stdout.splitlines() == [
-    "quickstart.py",
+    "-m",
+    "tools.quickstart",
     "--num_ranks=3",
     f"--corpus={corpus}",
     "--encoding=$x",

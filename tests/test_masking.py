@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretraining_data import masking
+from data import masking
 
 CLS, SEP, MASK, VOCAB = 2, 3, 4, 1000
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+import mixed_precision
 import modeling
 import optimization
-from errors import UserError
-from model import mixed_precision
-from model.mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
-from tensorflow_v1 import tf
-from training.distributed import Comm
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients.distributed import Comm
+from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
 
 B, S, P, V = 4, 16, 3, 50
 

@@ -10,8 +10,9 @@ import pytest
 import reference_numpy
 
 import modeling
-from model import encoder, kernels, layers, xla
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from model import encoder, kernels, layers
+from xla_patches import jit
 
 B, S, P, V = 3, 9, 4, 31  # see modeling's shape legend
 TINY = {
@@ -214,7 +215,7 @@ def test_cross_entropy_equals_tensorflows(mode):
   bias = tf.constant(rng.normal(0, 1, 5).astype(np.float32))
   labels = tf.constant([0, 4, 2, 2, 1, 3])
   weights = tf.constant([0.5, 1.0, 2.0, 0.0, 0.3, 1.0])
-  with xla.mode(mode):
+  with jit.mode(mode):
     losses, correct = tf.unstack(
       kernels.cross_entropy(logits, bias, labels, dtype=tf.float32)
     )
@@ -294,7 +295,7 @@ def test_packed_equals_unpacked(mode):
   lengths, examples = unpacked_examples(rng)
   batches = [examples, packed(examples, lengths, [[1, 2, 4], [0], [3]], 3)]
   results = []
-  with xla.mode(mode):
+  with jit.mode(mode):
     for batch in batches:
       scope = tf.variable_scope("", reuse=bool(results), use_resource=True)
       with scope:
@@ -443,7 +444,7 @@ def test_kernels_equal_composed_operations(
   ]
   results = []
   for function in (ours, composed):
-    with xla.mode(mode if function is ours else "off"):
+    with jit.mode(mode if function is ours else "off"):
       y = function(*inputs)
       dy = np.sin(np.arange(y.shape.num_elements())).reshape(y.shape)
       gradients = tf.gradients(y, inputs, grad_ys=tf.constant(dy, tf.float32))
@@ -475,7 +476,7 @@ def test_gelu_erf_equals_pythons_erf(mode, store, dtype):
   cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
   slope = cdf + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
   given = tf.constant(x, store)
-  with xla.mode(mode):
+  with jit.mode(mode):
     y = layers.gelu_erf(given, dtype)
     (gradient,) = tf.gradients(y, given)
   assert y.dtype == gradient.dtype == store
@@ -539,7 +540,7 @@ def test_gradient_of_the_whole_model_equals_differences(variable_kind):
 def loss_and_gradients(config, recompute=(), mode="off"):
   """Loss and gradients with dropout, of weights that are always the same."""
   rng = np.random.default_rng(9)
-  with tf.Graph().as_default() as graph, xla.mode(mode):
+  with tf.Graph().as_default() as graph, jit.mode(mode):
     tf.enable_resource_variables()
     sums = modeling.pretraining_model(
       as_tensors(ragged_batch(rng)),

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+import mixed_precision
 import optimization
-from errors import UserError
-from model import mixed_precision, xla
-from tensorflow_v1 import tf
-from training import distributed
-from training.distributed import Comm
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from gradients.distributed import Comm
+from xla_patches import jit
 
 SHAPES = {
   "dense/kernel": (3, 4),
@@ -140,7 +141,7 @@ def test_trust_ratios_are_reported_in_the_variables_order(mode):
   values = {"a": [0.001, 0.0], "b": [0.2, 0.1], "c": [0.0, 0.0]}
   gradients = {"a": [1.0, 2.0], "b": [0.5, -1.0], "c": [1.0, 1.0]}
   tf.enable_resource_variables()
-  with tf.Graph().as_default(), tf.Session() as session, xla.mode(mode):
+  with tf.Graph().as_default(), tf.Session() as session, jit.mode(mode):
     feed = tf.placeholder_with_default(1.0, [])
     variables = {
       name: tf.get_variable(name, initializer=tf.constant(value))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretraining_data import packing
+from data import packing
 
 
 def pack(tokens, predictions=None, seed=0, **limits):

@@ -5,8 +5,8 @@ import json
 import matplotlib.image
 import pytest
 
-import errors
-import plot_metrics
+from common import errors
+from tools import plot_metrics
 
 PRETRAINING = {"masked_lm_loss": 9.0, "masked_lm_accuracy": 0.1}
 PRETRAINING |= {"next_sentence_loss": 0.7, "next_sentence_accuracy": 0.5}

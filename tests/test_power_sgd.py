@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import runs
 
+import mixed_precision
 import optimization
-from errors import UserError
-from model import mixed_precision
-from tensorflow_v1 import tf
-from training import distributed, power_sgd
-from training.distributed import AllreduceConfig, Comm
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import distributed, power_sgd
+from gradients.distributed import AllreduceConfig, Comm
 
 SHAPES = {"wide": [12, 40], "tall": [50, 16], "square": [8, 8], "bias": [16]}
 

@@ -14,9 +14,9 @@ import trained
 from conftest import LETTERS, TINY, write_packed
 
 import predict
-from errors import DataError, UserError
-from serving import inference, model_source, predictions
-from serving.predictions import Input, Predictor
+from common.errors import DataError, UserError
+from interop import inference, model_source, predictions
+from interop.predictions import Input, Predictor
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
 FOLLOWS = LETTERS.index("c")

@@ -10,9 +10,8 @@ import zipfile
 
 import pytest
 
-import prepare_corpus
-import records
-from pretraining_data import tfrecord
+from data import records, tfrecord
+from tools import prepare_corpus
 
 
 def documents_in(path):
@@ -152,7 +151,12 @@ def test_failed_downloads(tmp_path, monkeypatch, status, write, words):
 
 
 def test_command(tmp_path, many):
-  command = [sys.executable, "prepare_corpus.py", f"--output_dir={tmp_path}/o"]
+  command = [
+    sys.executable,
+    "-m",
+    "tools.prepare_corpus",
+    f"--output_dir={tmp_path}/o",
+  ]
   done = subprocess.run(
     [*command, f"--corpus={many}"], capture_output=True, text=True
   )

@@ -4,7 +4,7 @@ import pytest
 import runs
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from errors import UserError
+from common.errors import UserError
 
 
 def recorded(folder):

@@ -2,7 +2,7 @@
 
 import re
 
-from pretraining_data import progress
+from common import progress
 
 
 def test_lines_say_how_much_how_fast_and_how_long(monkeypatch, capsys):

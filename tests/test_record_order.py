@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretraining_data import record_order
-from training.distributed import Comm
+from data import record_order
+from gradients.distributed import Comm
 
 
 def rank(number, size):

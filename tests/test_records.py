@@ -10,11 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-import records
 import tokenization
-import train_tokenizer
-from pretraining_data import record_report, tf_example, tfrecord
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
+from data import record_report, records, tf_example, tfrecord
+from tools import train_tokenizer
 
 
 def test_expand_patterns(tmp_path):
@@ -205,7 +204,7 @@ def write_set(folder, files, **changes):
 def run(*arguments):
   """(status, what is printed, lines on stderr) of the command."""
   done = subprocess.run(
-    [sys.executable, "records.py", *map(str, arguments)],
+    [sys.executable, "-m", "tools.inspect_records", *map(str, arguments)],
     capture_output=True,
     text=True,
   )
@@ -380,9 +379,9 @@ def test_another_vocabulary_is_refused(tmp_path):
   status, _, errors = run(tmp_path / "a", f"--vocab_file={other}")
   assert status == 1
   assert errors == [
-    f"records.py: error: {other} has SHA-256 {tfrecord.file_sha256(str(other))}"
-    f", but the records were made with vocab.txt of SHA-256 "
-    f"{manifest.tokenizer.sha256}: give that file"
+    f"inspect_records.py: error: {other} has SHA-256 "
+    f"{tfrecord.file_sha256(str(other))}, but the records were made "
+    f"with vocab.txt of SHA-256 {manifest.tokenizer.sha256}: give that file"
   ]
 
 
@@ -418,7 +417,7 @@ def test_all_damage_is_told(tmp_path):
     strict=False,
   ):
     assert line.startswith(f"error: {words}")
-  assert errors[5:] == ["records.py: error: 5 of 6 files are damaged"]
+  assert errors[5:] == ["inspect_records.py: error: 5 of 6 files are damaged"]
   assert "  records     3 in 1 files; 5 other files are damaged\n" in out
   assert "no more examples of bit: " in out and "good, record 0" in out
   # Neither the manifest nor records that the sample leaves out are checked.
@@ -493,13 +492,15 @@ def test_missing_files_are_told(tmp_path):
 
 
 def test_arguments(tmp_path):
-  assert run()[2] == ["records.py: error: no file is given; see --help"]
+  assert run()[2] == ["inspect_records.py: error: no file is given; see --help"]
   status, _, errors = run(tmp_path / "nowhere*", "--num_examples=1")
   assert status == 1 and "nowhere*: no such file" in errors[0]
   done = subprocess.run(
-    [sys.executable, "records.py", "--help"], capture_output=True, text=True
+    [sys.executable, "-m", "tools.inspect_records", "--help"],
+    capture_output=True,
+    text=True,
   )
-  assert "--vocab_file" in done.stdout and "shows the manifest" in done.stdout
+  assert "--vocab_file" in done.stdout and "Shows the manifest" in done.stdout
   # A glob that the shell expands gives the files beside the records too.
   write_set(tmp_path, {"a": [record_of(ONE)]})
   names = [tmp_path / n for n in ("a", "a.index", "x.manifest.json")]

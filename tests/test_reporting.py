@@ -9,14 +9,15 @@ import pytest
 import runs
 from conftest import TINY, fake_records, write_config, write_records
 
-import json_files
+import mixed_precision
 import modeling
 import run_pretraining
-from errors import UserError
+from common import json_files
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data import tfrecord
 from finetuning import classification, heads, packed, squad
-from model import mixed_precision, model_flops
-from pretraining_data import tfrecord
-from tensorflow_v1 import tf
+from model import model_flops
 from training import (
   checkpointing,
   input_pipeline,

@@ -12,22 +12,21 @@ import pytest
 import runs
 from conftest import feature_values, write_config, write_packed, write_records
 
-import records
 import run_pretraining
-from errors import UserError
-from model.mixed_precision import LossScaleConfig
-from pretraining_data import record_order, tf_example, tfrecord
-from tensorflow_v1 import tf
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data import record_order, records, tf_example, tfrecord
+from gradients import lr_schedule
+from gradients.distributed import AllreduceConfig, Comm
+from gradients.optimizers import OptimizerConfig
+from mixed_precision import LossScaleConfig
 from training import (
   checkpoint_files,
   checkpointing,
-  lr_schedule,
   run_lock,
   training_hooks,
   training_run,
 )
-from training.distributed import AllreduceConfig, Comm
-from training.optimizers import OptimizerConfig
 
 
 def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):

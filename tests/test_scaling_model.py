@@ -10,11 +10,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-import errors
 import modeling
 from benchmarks import published_scaling, scaling_model, slow_network
+from common import errors
+from common.tensorflow_v1 import tf
 from model.bert_config import BertConfig
-from tensorflow_v1 import tf
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "benchmarks", "results")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from errors import DataError
+from common.errors import DataError
 from finetuning import tables
 
 

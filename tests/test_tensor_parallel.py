@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import runs
 
-from errors import UserError
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from gradients.distributed import AllreduceConfig
 from model import kernels, tensor_parallel
-from tensorflow_v1 import tf
-from training import distributed
-from training.distributed import AllreduceConfig
 
 
 def slices_of(size):

@@ -8,9 +8,9 @@ from backports import zstd
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import errors
-from pretraining_data import text_files
-from pretraining_data.text_files import TextFormat
+from common import errors
+from data import text_files
+from data.text_files import TextFormat
 
 
 def sentences(*paths, **text):

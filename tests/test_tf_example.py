@@ -7,9 +7,9 @@ from google.protobuf import unknown_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import DataError
-from pretraining_data import tf_example
-from tensorflow_v1 import tf
+from common.errors import DataError
+from common.tensorflow_v1 import tf
+from data import tf_example
 
 
 @settings(deadline=None, max_examples=200)

@@ -9,9 +9,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from errors import DataError
-from pretraining_data import tfrecord
-from tensorflow_v1 import tf
+from common.errors import DataError
+from common.tensorflow_v1 import tf
+from data import tfrecord
 
 
 @pytest.fixture

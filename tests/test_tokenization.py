@@ -8,10 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import records
 import tokenization
-import train_tokenizer
-from pretraining_data import tfrecord
+from data import records, tfrecord
+from tools import train_tokenizer
 
 # Characters where Unicode tables, context or splitting could differ.
 TRICKY = (
@@ -286,7 +285,7 @@ def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
 def test_train_tokenizer_command(tmp_path):
   text, out = tmp_path / "text.txt", tmp_path / "new" / "vocab.txt"
   text.write_text("\n".join(corpus_lines(50)), encoding="utf-8")
-  command = [sys.executable, "train_tokenizer.py", "--vocab_size=60"]
+  command = [sys.executable, "-m", "tools.train_tokenizer", "--vocab_size=60"]
   command += [f"--output_file={out}"]
   done = subprocess.run(
     [*command, f"--input_file={text}"], capture_output=True, text=True

@@ -12,9 +12,9 @@ import traceback
 import pytest
 import runs
 
-from errors import DataError
+from common.errors import DataError
+from gradients.distributed import Comm
 from training import training_hooks
-from training.distributed import Comm
 
 
 def report(step):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from errors import UserError
+from common.errors import UserError
 from training import training_plan
 
 

@@ -13,9 +13,8 @@ import pytest
 import runs
 from conftest import contents, settings_of, write_documents
 
-import errors
-import records
-from pretraining_data import corpus, creation, text_files, unfinished
+from common import errors
+from data import corpus, creation, records, text_files, work_dir
 
 
 class Stopped(BaseException):
@@ -161,7 +160,7 @@ def test_unfinished_work_of_another_name_stays(tmp_path, texts, letters):
 def test_only_one_at_a_time(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
   os.makedirs(settings.folder)
-  with unfinished.work_folder(settings.work_folder, {}, unfinished.ALONE):
+  with work_dir.work_folder(settings.work_folder, {}, work_dir.ALONE):
     with pytest.raises(errors.UserError, match="another process is at work"):
       creation.create(settings)
 
@@ -231,7 +230,7 @@ def test_a_whole_store_that_lost_a_file_is_refused(
 def test_published_records_stay(tmp_path, texts, letters):
   """The end of the other ranks is waited for after the manifest is there."""
   settings = settings_of(tmp_path, texts, letters, num_shards=2)
-  stopped_at((unfinished, "_remove", 0), settings)
+  stopped_at((work_dir, "_remove", 0), settings)
   files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
   want = {path.name: path.read_bytes() for path in files}
   assert len(want) == 5
@@ -253,9 +252,9 @@ def test_published_records_stay_when_others_are_gone(tmp_path, texts, letters):
 
 
 def test_what_is_waited_for_is_said(monkeypatch, capsys):
-  monkeypatch.setattr(unfinished, "_SAY_SECONDS", 0)
+  monkeypatch.setattr(work_dir, "_SAY_SECONDS", 0)
   answers = iter([False, False, True])
-  unfinished.wait_until(lambda: next(answers), "rank 1 to end")
+  work_dir.wait_until(lambda: next(answers), "rank 1 to end")
   assert (
     capsys.readouterr().err == 2 * "waiting for rank 1 to end: 00:00 so far\n"
   )
@@ -384,7 +383,7 @@ def test_ranks_share_the_work(tmp_path, texts, letters, many_pieces):
   results = {}
 
   def work(rank):
-    ranks = unfinished.Ranks(rank, 3, 3, "run")
+    ranks = work_dir.Ranks(rank, 3, 3, "run")
     results[rank] = creation.create(settings("three"), ranks)
 
   threads = [threading.Thread(target=work, args=[rank]) for rank in (2, 1, 0)]
@@ -417,7 +416,7 @@ def test_ranks_without_a_launcher_are_told(monkeypatch):
   monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
   monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_PORT", raising=False)
   with pytest.raises(errors.UserError, match="start them by horovodrun"):
-    unfinished.ranks_of_environment()
+    work_dir.ranks_of_environment()
 
 
 def test_plans_are_plain_json(tmp_path, texts, letters):

@@ -12,10 +12,12 @@ from conftest import write_config
 
 import modeling
 import run_pretraining
-from model import encoder, xla
-from tensorflow_v1 import tf
-from training import distributed, elastic, training_run
-from training.distributed import Comm
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from gradients.distributed import Comm
+from model import encoder
+from training import elastic, training_run
+from xla_patches import jit
 
 SETTINGS = dict(
   dropout=0.1, train_batch_size=12, num_train_steps=8, do_eval=True
@@ -37,7 +39,7 @@ def test_every_mode_trains_as_none(packed_run, tmp_path, precision):
   """On packed records, of which others are the simple case."""
   tiny_run, global_batch = packed_run
   settings = dict(SETTINGS, global_batch_size=global_batch)
-  for mode in xla.MODES:
+  for mode in jit.MODES:
     runs.pretrain(
       tiny_run, tmp_path / mode, precision=precision, xla=mode, **settings
     )
@@ -108,7 +110,7 @@ def test_layers_share_their_programs():
     num_attention_heads=2,
     intermediate_size=16,
   )
-  with tf.Graph().as_default() as graph, xla.mode("layers"):
+  with tf.Graph().as_default() as graph, jit.mode("layers"):
     tf.enable_resource_variables()
     ids = tf.placeholder(tf.int32, [2, 5])
     model = modeling.BertModel(
@@ -162,7 +164,7 @@ def test_the_next_world_begins_when_the_last_ones_graph_is_gone(monkeypatch):
     worlds.append(weakref.WeakSet())
     if len(worlds) == 3:
       return "done"
-    with tf.Graph().as_default() as graph, xla.mode("layers"):
+    with tf.Graph().as_default() as graph, jit.mode("layers"):
       worlds[-1].add(graph)
       x = tf.get_variable("x", [3])
       gradient = tf.gradients(encoder.kernels.gelu(x, dtype=tf.float32), x)
@@ -195,10 +197,10 @@ def ticks():
   return found
 
 comm = distributed.init(num_threads=1)
-with xla.mode("layers"):
+with jit.mode("layers"):
   x = tf.random.normal([1500, 1500], seed=1)
   for _ in range(20):
-    x = xla.compiled(tf.sigmoid)(tf.matmul(x, x))
+    x = jit.compiled(tf.sigmoid)(tf.matmul(x, x))
   with tf.Session(config=distributed.session_config(comm)) as session:
     session.run(x.op)
     before = ticks()

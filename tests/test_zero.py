@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import runs
 
-from errors import UserError
-from tensorflow_v1 import tf
-from training import distributed, zero
-from training.distributed import AllreduceConfig
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import distributed, zero
+from gradients.distributed import AllreduceConfig
 
 SHARED = {"allreduce": AllreduceConfig(zero=1)}
 

@@ -7,8 +7,8 @@ import numpy as np
 from conftest import TINY
 
 import modeling
+from common.tensorflow_v1 import tf
 from finetuning import heads
-from tensorflow_v1 import tf
 
 CONFIG = {**TINY, "initializer_range": 0.3}
 TASKS = {

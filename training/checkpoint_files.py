@@ -21,11 +21,11 @@ from collections.abc import Iterator, Mapping
 import google_crc32c
 import numpy as np
 
-import json_files
-from errors import DataError, UserError
-from pretraining_data import tf_example, tfrecord
-from pretraining_data.tf_example import FIXED32, LENGTH, VARINT
-from tensorflow_v1 import tf
+from common import json_files
+from common.errors import DataError, UserError
+from common.tensorflow_v1 import tf
+from data import tf_example, tfrecord
+from data.tf_example import FIXED32, LENGTH, VARINT
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")

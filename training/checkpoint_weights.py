@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
 from training import checkpoint_files
 from training.checkpoint_files import CheckpointError
 

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pretraining_data import record_order
-from tensorflow_v1 import tf
-from training import checkpoint_files, optimizers, power_sgd, training_hooks
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients import optimizers, power_sgd
+from training import checkpoint_files, training_hooks
 from training.checkpoint_files import CheckpointError
 
 # What earlier checkpoints lack, and the value that they stand for.

@@ -11,8 +11,8 @@ import sys
 
 import numpy as np
 
-import json_files
-from errors import UserError
+from common import json_files
+from common.errors import UserError
 from training import training_hooks
 
 FILE = "nonfinite.json"
@@ -146,7 +146,8 @@ class Guard:
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {named}"
       + (" and so on" if len(records) > _SHOWN else "")
-      + f" (all in {path}; `python records.py FILE` shows records). "
+      + f" (all in {path}; `python -m tools.inspect_records FILE` shows "
+      "records). "
       + (
         f"{newest} is of before (delete its .json to go back further)"
         if newest

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import errors
-from tensorflow_v1 import tf
-from training import checkpointing, distributed, train_loop, training_hooks
+from common import errors
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from training import checkpointing, train_loop, training_hooks
 
 
 def run(job: Callable, comm) -> Any:

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 import modeling
-import records
-from pretraining_data import (
+from common.tensorflow_v1 import tf
+from data import (
   masking,
   record_order,
   record_report,
+  records,
   tf_example,
   tfrecord,
 )
-from tensorflow_v1 import tf
 
 # Records of a rank to read at once: TensorFlow's and NumPy's calls take 0.4 ms,
 # and masks 2 ms, however few they are, and 7 us for each.

@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from errors import UserError
-from training import input_pipeline, lr_schedule, training_hooks
+from common.errors import UserError
+from gradients import lr_schedule
+from training import input_pipeline, training_hooks
 from training.run_config import RunConfig
 from training.training_plan import rounded_up
 

@@ -4,8 +4,8 @@ import contextlib
 import os
 from typing import NamedTuple
 
-from errors import UserError
-from tensorflow_v1 import profiler, tf
+from common.errors import UserError
+from common.tensorflow_v1 import profiler, tf
 from training import training_hooks
 
 

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from tensorflow_v1 import tf
+from common.tensorflow_v1 import tf
 
 # What the time between two reports is made of.
 _PARTS = ("input", "step", "all_reduce", "save", "evaluation")

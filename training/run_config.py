@@ -6,20 +6,21 @@
 import dataclasses
 from typing import ClassVar
 
-import config_json
+import mixed_precision
 import modeling
 import optimization
-from errors import UserError
-from model import encoder, mixed_precision
-from tensorflow_v1 import tf
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from gradients.lr_schedule import Schedule, scale_peak
+from model import encoder
 from training import (
-  distributed,
+  deepspeed_json,
   profiling,
   train_loop,
   training_hooks,
   training_plan,
 )
-from training.lr_schedule import Schedule, scale_peak
 
 _LARGEST_FLOAT = 3.4e38  # float32's, about
 _MOST = (1 << 31) - 1
@@ -169,7 +170,7 @@ class RunConfig:
     if getattr(flags, "config_json", None) is None:
       return {}
     given = {n: flags[n].value for n in flags if flags[n].present}
-    return config_json.flags_of(flags.config_json, given)
+    return deepspeed_json.flags_of(flags.config_json, given)
 
   def as_dict(self) -> dict:
     """Plain values, for the run folder and to compare ranks."""

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 
-from errors import UserError
+from common.errors import UserError
 from training import training_hooks
 
 FILE = "run.lock"

@@ -1,8 +1,9 @@
 """What checkpoints have of variables that are sliced over ranks: the whole."""
 
+from common.tensorflow_v1 import tf
+from gradients import optimizers
 from model.tensor_parallel import SLICED, Slices
-from tensorflow_v1 import tf
-from training import checkpointing, optimizers
+from training import checkpointing
 
 
 def share_out(comm) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-import errors
 import optimization
-from tensorflow_v1 import tf
+from common import errors
+from common.tensorflow_v1 import tf
+from gradients import distributed
 from training import (
   checkpointing,
-  distributed,
   divergence,
   input_pipeline,
   reporting,

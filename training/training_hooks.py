@@ -14,9 +14,9 @@ import threading
 import time
 from typing import NamedTuple
 
-import json_files
-from errors import DataError
-from tensorflow_v1 import tf
+from common import json_files
+from common.errors import DataError
+from common.tensorflow_v1 import tf
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"

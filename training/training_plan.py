@@ -20,7 +20,7 @@ packed records: as many examples an update, and in all.
 import dataclasses
 import math
 
-from errors import UserError
+from common.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,23 +13,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-import json_files
+import mixed_precision
 import optimization
-from errors import UserError
-from model import mixed_precision, xla
-from pretraining_data import record_order
-from tensorflow_v1 import tf
+from common import json_files
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients import distributed
+from gradients.lr_schedule import scale_peak
 from training import (
   checkpoint_files,
   checkpointing,
-  distributed,
   elastic,
   profiling,
   run_lock,
   train_loop,
   training_hooks,
 )
-from training.lr_schedule import scale_peak
+from xla_patches import jit
 
 CONFIG_FILE = "bert_config.json"  # of a run folder
 
@@ -141,7 +142,7 @@ def training_ops(
 @contextlib.contextmanager
 def graph(config):
   """A new graph, to be built as `config` says."""
-  with tf.Graph().as_default(), xla.mode(config.xla):
+  with tf.Graph().as_default(), jit.mode(config.xla):
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
     tf.train.get_or_create_global_step()
@@ -151,7 +152,7 @@ def graph(config):
 def session_config(config, comm) -> tf.ConfigProto:
   """Threads, GPU and XLA's clustering of this rank's session."""
   proto = distributed.session_config(comm)
-  return xla.session_config(proto, config.xla)
+  return jit.session_config(proto, config.xla)
 
 
 def run(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds Horovod's pinned source release with the patches in this folder.
+# Builds Horovod's pinned source release with the patches in horovod/.
 #
 #   build_horovod.sh cpu PYTHON           install into PYTHON's environment (Gloo)
 #   build_horovod.sh gpu PYTHON           the same with CUDA and NCCL
@@ -36,7 +36,7 @@ echo "horovod==$version --hash=sha256:$sha256" >"$work/requirements.txt"
 tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
 source_dir="$work/horovod-$version"
 
-for patch in "$here"/horovod-$version-*.patch; do
+for patch in "$here"/horovod/horovod-$version-*.patch; do
   echo "horovod: applying $(basename "$patch")"
   # GIT_CEILING_DIRECTORIES: git apply silently skips files when it finds itself in
   # some other repository, and the temporary folder may lie inside one.

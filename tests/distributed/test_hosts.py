@@ -16,8 +16,8 @@ import runs
 import test_deployment
 from conftest import NO_DROPOUT, write_config, write_records
 
-import errors
 from benchmarks import hosts
+from common import errors
 
 pytestmark = pytest.mark.slow
 PYTHON, HOROVODRUN = sys.executable, f"{runs.BIN}/horovodrun"

@@ -6,8 +6,8 @@ import os
 import pytest
 import runs
 
-import quickstart as script
-from errors import UserError
+from common.errors import UserError
+from tools import quickstart as script
 from training import training_hooks, training_plan
 
 SENTENCES = [
@@ -22,7 +22,8 @@ SENTENCES = [
 def quickstart(folder, text, *flags):
   return runs.launch(
     [
-      os.path.join(runs.ROOT, "quickstart.py"),
+      "-m",
+      "tools.quickstart",
       f"--corpus={text}",
       f"--output_dir={folder}",
       "--num_train_steps=10",

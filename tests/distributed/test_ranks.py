@@ -8,9 +8,8 @@ import pytest
 import runs
 from conftest import NO_DROPOUT, write_config, write_packed, write_records
 
-import records
-from pretraining_data import tfrecord
-from training import distributed
+from data import records, tfrecord
+from gradients import distributed
 
 
 @pytest.fixture(scope="module")

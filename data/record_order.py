@@ -1,0 +1,202 @@
+"""The global order: which records an update reads, a function of (seed, epoch).
+
+An epoch is a permutation of all records that is computed, not stored: of all
+of them at once, or block-wise for sets that are larger than memory. The stream
+of a run is epoch after epoch; update k takes `global_batch` positions of it
+from k * global_batch on, and rank r of N the r-th of N equal parts of them. So
+any number of ranks sees the same global batches, and a run that stopped goes on
+where it was.
+
+Block-wise, an epoch numbers the records anew from a random one on, around the
+end, and cuts them into blocks. The whole blocks come in random order, then the
+rest that is less than a block; since each epoch begins elsewhere, it is made of
+other records each time, and so is every block. Up to WINDOW_BLOCKS blocks that
+come one after another are a window, whose records are shuffled together.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from data import masking
+
+_ROUNDS = 6
+
+# Blocks that are shuffled together. Of a batch then 1/64 on average is of one
+# block, so it matters little what the records of a block have in common. And
+# blocks of a few MB, which a disk reads at full speed, make a few hundred MB of
+# the two windows that should fit in memory: the one in use and the next.
+WINDOW_BLOCKS = 64
+
+# Parts of the keys of permutations.
+_OF_BLOCKS, _IN_WINDOW = 1, 2
+
+
+def permute(
+  positions: np.ndarray, count: int, seed: int, epoch: int, *part: int
+) -> np.ndarray:
+  """Where a random permutation of [0, count) sends `positions`.
+
+  A Feistel network over the smallest even number of bits that holds `count`,
+  walked until the value is below `count` (cycle walking: Black and Rogaway
+  2002, https://doi.org/10.1007/3-540-45760-7_9). Constant memory, and each
+  position costs the same wherever a run starts.
+
+  Args:
+    positions: int64 [n], each in [0, count).
+    count: size of the permuted set.
+    seed, epoch, *part: choose the permutation; none may be negative.
+
+  Returns:
+    int64 [n].
+  """
+  half = max(3, ((count - 1).bit_length() + 1) // 2)
+  half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+  keys = np.random.SeedSequence([seed, epoch, *part]).generate_state(
+    _ROUNDS, np.uint64
+  )
+  values = np.asarray(positions).astype(np.uint64)
+  outside = np.ones(values.shape, bool)
+  while outside.any():
+    left, right = values[outside] >> half_bits, values[outside] & mask
+    for key in keys:
+      left, right = right, left ^ (masking.mix64(right + key) & mask)
+    values[outside] = left << half_bits | right
+    outside = values >= np.uint64(count)
+  return values.astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """The records of a stream of epochs, by position.
+
+  Attributes:
+    count: records of an epoch.
+    seed: of all chance, not negative.
+    block: records of a block; 0 shuffles all records at once.
+  """
+
+  count: int
+  seed: int
+  block: int = 0
+
+  def records(self, positions: np.ndarray) -> np.ndarray:
+    """The record numbers at positions of the stream.
+
+    Every epoch, `count` positions, holds every record once; a batch may run
+    from one epoch into the next.
+
+    Args:
+      positions: int64 [n], not negative.
+
+    Returns:
+      int64 [n].
+    """
+    epochs, places = np.divmod(np.asarray(positions), self.count)
+    shuffled = self._from_windows if self.block else self._from_all
+    return _by_group(shuffled, places, epochs)
+
+  def _from_all(self, places, epoch):
+    return permute(places, self.count, self.seed, epoch)
+
+  def _from_windows(self, places, epoch):
+    def shuffled(places, window):
+      start = window * self.window
+      size = min(self.window, self.count - start)
+      return start + permute(
+        places - start, size, self.seed, epoch, _IN_WINDOW, window
+      )
+
+    return self._in_blocks(
+      _by_group(shuffled, places, places // self.window), epoch
+    )
+
+  def _in_blocks(self, places, epoch):
+    """The records at places of an epoch whose windows are not shuffled yet."""
+    blocks, offsets = np.divmod(places, self.block)
+    whole = blocks < self.count // self.block
+    blocks[whole] = permute(
+      blocks[whole], self.count // self.block, self.seed, epoch, _OF_BLOCKS
+    )
+    first = permute(np.zeros(1, np.int64), self.count, self.seed, epoch)
+    return (first + blocks * self.block + offsets) % self.count
+
+  @property
+  def window(self) -> int:
+    """Records that are shuffled together; the last window may have fewer."""
+    if not self.block:
+      return self.count
+    blocks = -(-self.count // self.block)
+    # As many windows as it takes, with about as many blocks each.
+    windows = -(-blocks // WINDOW_BLOCKS)
+    return -(-blocks // windows) * self.block
+
+  def window_start(self, position: int) -> int:
+    """The position at which the window of a position begins."""
+    place = position % self.count
+    return position - place % self.window
+
+  def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
+    """The blocks whose first place is at stream positions start to stop - 1.
+
+    Returns:
+      (first record, number of records) of each, in the order of the stream;
+      records are counted around the end, from count - 1 on to 0.
+    """
+    found = []
+    for epoch in range(start // self.count, -(-stop // self.count)):
+      begin = max(0, start - epoch * self.count)
+      end = min(self.count, stop - epoch * self.count)
+      places = np.arange(-(-begin // self.block) * self.block, end, self.block)
+      sizes = np.minimum(self.block, self.count - places)
+      records = self._in_blocks(places, epoch)
+      found += zip(records.tolist(), sizes.tolist(), strict=True)
+    return found
+
+
+def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
+  """function(places of a group, group) for each group, put together."""
+  out = np.empty_like(places)
+  for group in np.unique(groups):
+    here = groups == group
+    out[here] = function(places[here], int(group))
+  return out
+
+
+def rank_places(share: int, global_batch: int, comm) -> tuple:
+  """The places of a global batch that one rank reads.
+
+  Args:
+    share: rows of an update on each rank; together at least `global_batch`.
+    global_batch: records of an update, of all ranks together.
+    comm: a `distributed.Comm`.
+
+  Returns:
+    int64 [share] places from 0 on; and bool [share], false for rows that are
+    left over and only repeat the batch's last record.
+  """
+  places = comm.rank * share + np.arange(share)
+  return np.minimum(places, global_batch - 1), places < global_batch
+
+
+class ReadAhead:
+  """Has the kernel read each window of blocks while the one before is used."""
+
+  def __init__(self, files, order: Order):
+    """`files` is a `records.RecordSet`."""
+    self._files, self._order = files, order
+    self._done = 0  # stream position up to which it was told
+
+  def __call__(self, position: int, size: int) -> None:
+    """Before the records at `size` positions are read.
+
+    Each call asks for as much as it uses, a window further on, so that the
+    disk has an even load; the first one also for a whole window.
+    """
+    start = self._order.window_start(position)
+    stop = position + size + self._order.window
+    if not start <= self._done <= stop:  # a run begins at this position
+      self._done = start
+    for block in self._order.blocks(self._done, stop):
+      self._files.read_ahead(*block)
+    self._done = stop

@@ -1,0 +1,409 @@
+"""The one record schema, and the manifest of a data set.
+
+A record is a serialized `tf.train.Example` with google/bert's features, so its
+scripts read our files and we read theirs (S = max_seq_length, P =
+max_predictions_per_seq, E = examples in a record at most, 1 unless packed):
+
+  input_ids            int64 [S]   token ids, zero-padded
+  input_mask           int64 [S]   0 for padding, else the number of the token's
+                                   example in the record, from 1; one after
+                                   another
+  segment_ids          int64 [S]   0 for segment A and padding, 1 for segment B
+  masked_lm_positions  int64 [P]   positions of the masked tokens, zero-padded
+  masked_lm_ids        int64 [P]   the tokens that stood there
+  masked_lm_weights    float [P]   1 for masked tokens, 0 for padding
+  next_sentence_labels int64 [E]   0: B follows A; 1: B is from elsewhere;
+                                   zero-padded
+
+With dynamic masks there are no masked_lm_* and input_ids is what stood there;
+with whole words too there is
+
+  is_continuation      int64 [S]   1 for tokens that go on with a word
+
+The files of one data set are described by one `NAME.manifest.json` in their
+folder; google/bert's and NVIDIA's have none. `tfrecord` has the framing,
+`tf_example` the bytes of a `tf.train.Example`.
+This module does not need TensorFlow, so that data workers start fast.
+"""
+
+import collections
+import dataclasses
+import glob
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+import tokenization
+from common import json_files
+from common.errors import DataError
+from data import masking, record_report, tf_example, tfrecord
+
+MANIFEST_VERSION = 1
+MANIFEST_SUFFIX = ".manifest.json"
+NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # what lies beside them
+_MOST_COMMAS = 32  # in a file's name
+
+# -----------------------------------------------------------------------------
+# Features
+# -----------------------------------------------------------------------------
+
+
+def record_features(
+  max_seq_length: int,
+  max_predictions_per_seq: int,
+  examples_per_record: int,
+  vocab_size: int,
+  dynamic: bool = False,
+  whole_words: bool = False,
+) -> dict[str, tf_example.Feature]:
+  """The features of each record of a data set, by name; see above."""
+  s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
+  features = {
+    "input_ids": tf_example.Feature(s, vocab_size),
+    "input_mask": tf_example.Feature(s, e + 1),
+    "segment_ids": tf_example.Feature(s, 2),
+    "next_sentence_labels": tf_example.Feature(e, 2),
+  }
+  if not dynamic:
+    features["masked_lm_positions"] = tf_example.Feature(p, s)
+    features["masked_lm_ids"] = tf_example.Feature(p, vocab_size)
+    features["masked_lm_weights"] = tf_example.Feature(p, None)
+  elif whole_words:
+    features["is_continuation"] = tf_example.Feature(s, 2)
+  return features
+
+
+def fake_features(
+  rng: np.random.Generator,
+  max_seq_length: int,
+  max_predictions_per_seq: int,
+  vocab_size: int,
+  examples_per_record: int = 1,
+) -> dict[str, np.ndarray]:
+  """The features of one record of random tokens, for tests and dry runs.
+
+  The number of tokens and of masked tokens vary from record to record.
+  """
+  s, p = max_seq_length, max_predictions_per_seq
+  length = int(rng.integers(max(s // 2, p + 2), s + 1))
+  examples = int(rng.integers(1, examples_per_record + 1))
+  places = np.arange(s)
+  masked = int(rng.integers(1, p + 1))
+  real = places < length
+  place = places * examples // length  # of a token's example in the record
+  half = length / examples / 2
+  used = np.arange(p) < masked
+  positions = np.sort(rng.choice(length, p, replace=False))
+  positions[masked:] = 0
+  return {
+    "input_ids": np.where(real, rng.integers(0, vocab_size, s), 0),
+    "input_mask": np.where(real, place + 1, 0),
+    "segment_ids": np.where(real & (places - 2 * half * place >= half), 1, 0),
+    "masked_lm_positions": positions,
+    "masked_lm_ids": np.where(used, rng.integers(0, vocab_size, p), 0),
+    "masked_lm_weights": used.astype(np.float32),
+    "next_sentence_labels": np.where(
+      np.arange(examples_per_record) < examples,
+      rng.integers(0, 2, examples_per_record),
+      0,
+    ),
+  }
+
+
+# -----------------------------------------------------------------------------
+# The manifest
+# -----------------------------------------------------------------------------
+
+_LENGTHS = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
+_MAX_COUNT = 1 << 62
+
+
+def _is_count(value, low: int, high: int = 1 << 31) -> bool:
+  """Whether a JSON value is an integer in [low, high)."""
+  return type(value) is int and low <= value < high
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """What one data set holds and how it was made.
+
+  `settings` are the flags that decide the bytes (seed, probabilities, ...);
+  `counts` what came out (documents, sentences, tokens, examples, ...), and
+  `counts["unigram_entropy"]` is the entropy of the corpus' token distribution
+  in nats: the loss of a model that knows word frequencies and nothing else.
+  """
+
+  max_seq_length: int
+  max_predictions_per_seq: int
+  examples_per_record: int  # at most; 1 means not packed
+  masking: (
+    str  # "static": masks are in the records; "dynamic": drawn on reading
+  )
+  tokenizer: tokenization.TokenizerInfo
+  settings: dict
+  counts: dict
+  files: tuple[tfrecord.ShardInfo, ...]
+  version: int = MANIFEST_VERSION
+
+  @property
+  def packing_factor(self) -> float:
+    """Examples in a record on average; 1 if not packed."""
+    if self.examples_per_record == 1:
+      return 1.0
+    return self.counts["examples"] / sum(info.records for info in self.files)
+
+  def features(self) -> dict[str, tf_example.Feature]:
+    """See `record_features`."""
+    return record_features(
+      self.max_seq_length,
+      self.max_predictions_per_seq,
+      self.examples_per_record,
+      self.tokenizer.vocab_size,
+      self.masking == "dynamic",
+      self.settings.get("do_whole_word_mask", False),
+    )
+
+  def mask_settings(self) -> masking.MaskSettings | None:
+    """How masks are drawn on reading; None if that is not known or not done."""
+    prob = self.settings.get("masked_lm_prob")
+    if self.masking != "dynamic" or not prob or self.tokenizer.mask_id is None:
+      return None
+    return masking.MaskSettings(
+      prob,
+      self.max_predictions_per_seq,
+      self.tokenizer.mask_id,
+      self.tokenizer.vocab_size,
+    )
+
+  def describe(self, folder: str) -> str:
+    """For people, in lines, with what is missing in the records' folder."""
+    tokenizer, names = self.tokenizer, [info.name for info in self.files]
+    missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
+    case = "lower-cased" if tokenizer.do_lower_case else "cased"
+    rows = {
+      "lengths": f"{self.max_seq_length} tokens, of which at most "
+      f"{self.max_predictions_per_seq} to predict",
+      "packing": f"examples in a record: at most {self.examples_per_record}, "
+      f"{self.packing_factor:.2f} on average",
+      "masks": "static, in the records"
+      if self.masking == "static"
+      else "dynamic, to be drawn on reading",
+      "tokenizer": f"{tokenizer.kind} {tokenizer.file}, "
+      f"{tokenizer.vocab_size:,} tokens, {case}, SHA-256 {tokenizer.sha256}",
+      "settings": ", ".join(f"{k}={v}" for k, v in self.settings.items()),
+      "counts": ", ".join(
+        f"{name.replace('_', ' ')} {round(n, 3):,}"
+        for name, n in self.counts.items()
+      ),
+      "files": f"{len(names)} with {sum(f.records for f in self.files):,} "
+      f"records, {sum(f.bytes for f in self.files) / 1e6:,.1f} MB",
+    }
+    if missing:
+      rows["missing"] = f"{len(missing)} files, such as {missing[0]}"
+    return record_report.table(rows)
+
+  def save(self, path: str) -> None:
+    """Writes the manifest as JSON, whole or not at all."""
+    json_files.write(path, dataclasses.asdict(self))
+
+  @classmethod
+  def load(cls, path: str) -> "Manifest":
+    """Reads a manifest.
+
+    Raises:
+      DataError: not JSON, of another version, with missing or unknown keys, or
+        with values that cannot be.
+    """
+    try:
+      with open(path, "rb") as f:
+        raw = json_files.parse(f.read())
+    except (ValueError, OSError) as e:
+      raise DataError(f"{path}: not a readable manifest: {e}") from e
+    try:
+      if raw.get("version") != MANIFEST_VERSION:
+        raise DataError(
+          f"{path}: manifest version {raw.get('version')}, this code reads "
+          f"version {MANIFEST_VERSION}: make the records again with this "
+          "create_pretraining_data.py"
+        )
+      raw["tokenizer"] = tokenization.TokenizerInfo(**raw["tokenizer"])
+      raw["files"] = tuple(tfrecord.ShardInfo(**f) for f in raw["files"])
+      manifest = cls(**raw)
+    except (TypeError, KeyError, AttributeError) as e:
+      raise DataError(f"{path}: not a manifest of this project: {e}") from e
+    for name, fits in manifest._checks():
+      if not fits:
+        raise DataError(
+          f"{path}: {name} cannot be so: it is damaged or was changed. Copy it "
+          "or make the records again"
+        )
+    return manifest
+
+  def _checks(self) -> Iterator[tuple[str, bool]]:
+    """(field, whether its value can be); each relies on those before."""
+    yield "version", type(self.version) is int  # and not true
+    for name in _LENGTHS:
+      yield name, _is_count(getattr(self, name), 1)
+    yield "masking", self.masking in ("static", "dynamic")
+    t = self.tokenizer
+    yield "tokenizer.kind", t.kind in ("wordpiece", "sentencepiece")
+    yield "tokenizer.file", isinstance(t.file, str)
+    yield "tokenizer.sha256", isinstance(t.sha256, str)
+    yield "tokenizer.vocab_size", _is_count(t.vocab_size, 1)
+    yield "tokenizer.do_lower_case", isinstance(t.do_lower_case, bool)
+    yield (
+      "tokenizer.mask_id",
+      t.mask_id is None or _is_count(t.mask_id, 0, t.vocab_size),
+    )
+    yield "settings", isinstance(self.settings, dict)
+    prob = self.settings.get("masked_lm_prob", 0.15)
+    yield "settings.masked_lm_prob", isinstance(prob, float) and 0 < prob < 1
+    whole_words = self.settings.get("do_whole_word_mask", False)
+    yield "settings.do_whole_word_mask", isinstance(whole_words, bool)
+    yield "counts", isinstance(self.counts, dict)
+    for name, n in self.counts.items():
+      yield (
+        f"counts.{name}",
+        type(n) in (int, float) and 0 <= n < _MAX_COUNT,
+      )
+    yield "files", bool(self.files)
+    for info in self.files:
+      yield "files.name", isinstance(info.name, str)
+      yield "files.sha256", isinstance(info.sha256, str)
+      yield "files.records", _is_count(info.records, 1, _MAX_COUNT)
+      yield "files.bytes", _is_count(info.bytes, 1, _MAX_COUNT)
+    if self.examples_per_record > 1:
+      count = sum(info.records for info in self.files)
+      examples = self.counts.get("examples", 0)
+      most = count * self.examples_per_record
+      yield "counts.examples", count <= examples <= most
+
+
+_OURS = 3  # parts of a manifest; others' have "version" and "files" at most
+
+
+def _is_ours(path: str) -> bool:
+  """Whether a file may be a manifest of ours.
+
+  It is not if it is a JSON object with hardly any of the parts that ours have:
+  other programs have manifests, too. Anything else may be ours, and damaged.
+  """
+  try:
+    found = json_files.read(path)
+  except DataError:
+    return True
+  parts = {field.name for field in dataclasses.fields(Manifest)}
+  return not isinstance(found, dict) or len(parts & found.keys()) >= _OURS
+
+
+def _is_named_after(path: str, names) -> bool:
+  """Whether a manifest has the name of the data set of one of the records."""
+  stem = os.path.basename(path).removesuffix(MANIFEST_SUFFIX)
+  return any(name.startswith((f"{stem}.", f"{stem}-")) for name in names)
+
+
+def find_manifests(
+  record_paths: Sequence[str],
+) -> dict[str, tuple[str, Manifest]]:
+  """Of record files, the manifests beside them that list them.
+
+  Returns:
+    record path -> (path, manifest) for those that have one; each manifest is
+    read once.
+  """
+  wanted = collections.defaultdict(dict)
+  for path in record_paths:
+    wanted[os.path.dirname(path)][os.path.basename(path)] = path
+  found = {}
+  for folder, paths in wanted.items():
+    pattern = os.path.join(glob.escape(folder), "*" + MANIFEST_SUFFIX)
+    for manifest_path in sorted(glob.glob(pattern)):
+      if not paths:
+        break
+      if not (_is_named_after(manifest_path, paths) or _is_ours(manifest_path)):
+        continue
+      manifest = Manifest.load(manifest_path)
+      for info in manifest.files:
+        if info.name in paths:
+          found[paths.pop(info.name)] = manifest_path, manifest
+  return found
+
+
+def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
+  """The manifest beside a record file that lists it, with its path, or None."""
+  return find_manifests([record_path]).get(record_path)
+
+
+def expand_patterns(patterns: str) -> list[str]:
+  """Files of a comma-separated list of names and globs, sorted, once each.
+
+  The order matters (a record's number is its place in it), so it is a function
+  of the names alone. A file of exactly such a name is taken before the name is
+  read as a list or as a glob, and the longer name before the shorter. Index and
+  manifest files that a broad glob catches are left out.
+
+  Raises:
+    DataError: a name or pattern matches no file.
+  """
+  if os.path.isfile(patterns):
+    return [patterns]
+  paths, parts = [], patterns.split(",")
+  while parts:
+    names = itertools.accumulate(parts[:_MOST_COMMAS], "{},{}".format)
+    names = [name.strip() for name in names]
+    count, found = _first_files(names)
+    if names[0] and not found:
+      raise DataError(f"{_none_such(names[0])} (from {patterns!r})")
+    paths.extend(found)
+    parts = parts[count:]
+  if not paths:
+    raise DataError(f"no input files in {patterns!r}")
+  return sorted(set(paths))
+
+
+def _first_files(names: list[str]) -> tuple[int, list[str]]:
+  """What a list begins with: (how many of its parts that is, the files).
+
+  Args:
+    names: the first part, the first two with the comma between, ...
+  """
+  for count in range(len(names), 0, -1):
+    if os.path.isfile(names[count - 1]):
+      return count, [names[count - 1]]
+  for count, name in enumerate(names, 1):
+    if found := _matches(name):
+      return count, found
+  return 1, []
+
+
+def _matches(pattern: str) -> list[str]:
+  """Files of a glob, without those that lie beside records.
+
+  They are left out unless it ends as they do.
+  """
+  other = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
+  return [
+    path
+    for path in glob.glob(pattern)
+    if not path.endswith(other) and os.path.isfile(path)
+  ]
+
+
+def _none_such(pattern: str) -> str:
+  """Why a pattern gives no file."""
+  found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
+  if not found:
+    return f"{pattern}: no such file"
+  if os.path.isdir(found[0]):
+    return f"{found[0]}: a folder, no file: name the files in it, as by a glob"
+  return (
+    f"{pattern}: of its {len(found)} files, such as {found[0]}, none is taken "
+    f"({', '.join(NO_RECORDS)} lie beside records): name it exactly"
+  )
+
+
+# -----------------------------------------------------------------------------
+# A look
+# -----------------------------------------------------------------------------

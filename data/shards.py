@@ -1,0 +1,310 @@
+"""The token store to shards: the second pass over a corpus.
+
+A shard is made whole by one worker from its share of the documents, so the
+bytes are the same for any number of workers. Its documents are dealt out to
+blocks, and examples are shuffled and packed inside of one block: what is in
+memory at a time.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from common import errors, json_files
+from data import (
+  corpus,
+  instances,
+  masking,
+  packing,
+  record_order,
+  tf_example,
+  tfrecord,
+)
+
+_ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
+# Of the chance besides the documents' own, see instances.document_rng.
+_SHUFFLE_STREAM = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleSettings:
+  """The flags that decide the examples of a corpus."""
+
+  do_whole_word_mask: bool
+  max_seq_length: int
+  max_predictions_per_seq: int
+  random_seed: int
+  dupe_factor: int
+  masked_lm_prob: float
+  short_seq_prob: float
+  examples_per_record: int
+  dynamic_masks: bool
+
+  @property
+  def limits(self) -> packing.Limits:
+    """What a record has room for."""
+    return packing.Limits(
+      self.max_seq_length,
+      self.max_predictions_per_seq,
+      self.examples_per_record,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardTask:
+  """All that a worker needs to make one shard."""
+
+  store: str  # folder of the token store
+  path: str
+  shard: int
+  num_shards: int
+  num_blocks: int  # of each shard
+  settings: ExampleSettings
+  tokenizer: corpus.TokenizerSpec
+
+  @property
+  def result_file(self) -> str:
+    """Holds the `ShardResult`, once the shard is whole."""
+    return self.path + ".result"
+
+  @property
+  def blocks_made(self) -> int:
+    """As far as the shard is."""
+    if os.path.exists(self.result_file):
+      return self.num_blocks
+    try:
+      return os.path.getsize(self.path + ".blocks")
+    except FileNotFoundError:
+      return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardResult:
+  """A finished shard and what it holds."""
+
+  info: tfrecord.ShardInfo
+  examples: int
+  real_tokens: int
+  masked_tokens: int  # 0 with masks drawn on reading
+  random_next: int
+
+  @classmethod
+  def load(cls, path: str) -> "ShardResult":
+    """Reads what `build_shard` left."""
+    values = json_files.read_own(path, "start the same command again")
+    return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
+
+
+def documents_of_block(
+  documents: int, block: int, num_blocks: int, copy: int, random_seed: int
+) -> np.ndarray:
+  """The documents of which a block holds copy number `copy`.
+
+  The documents in random order are dealt out to the `num_blocks` blocks of all
+  shards; copy c of deal d goes to block (c + d) % num_blocks. So the copies of
+  a document are spread over the blocks as far as there are blocks.
+
+  Args:
+    documents: int, how many there are.
+
+  Returns:
+    int64 [d], ascending, so that reading them goes forward through the store.
+  """
+  places = np.arange((block - copy) % num_blocks, documents, num_blocks)
+  return np.sort(record_order.permute(places, documents, random_seed, 0))
+
+
+class _Example(NamedTuple):
+  """One example, before it is put into a record and masked."""
+
+  ids: np.ndarray  # unsigned int [n], see corpus.token_dtype
+  start_b: int  # where segment B begins
+  is_random_next: bool
+
+
+def _examples_of_document(
+  documents: instances.Documents, document: int, copy: int, task: ShardTask
+) -> Iterator[_Example]:
+  """The examples of one copy of one document."""
+  settings = task.settings
+  tokenizer = corpus.load_tokenizer(task.tokenizer)
+  rng = instances.document_rng(settings.random_seed, copy, document)
+  span_settings = instances.SpanSettings(
+    settings.max_seq_length, settings.short_seq_prob
+  )
+  spans = instances.spans_from_document(documents, document, span_settings, rng)
+  for span in spans:
+    ids = instances.join_segments(
+      documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
+    )
+    yield _Example(ids, span.a_end - span.a_start + 2, span.is_random_next)
+
+
+def _rows(
+  examples: list[_Example], packs: list[list[int]], limits: packing.Limits
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  """The features of a record for each of `packs`, without masks.
+
+  Returns:
+    The features, and bool [rows, max_seq_length]: which tokens go on with the
+    word of the token before them, as far as the store says so.
+  """
+  rows, size = len(packs), limits.max_seq_length
+  tokens = np.zeros((rows, size), examples[0].ids.dtype)
+  input_mask, segment_ids = np.zeros((2, rows, size), np.int32)
+  labels = np.zeros((rows, limits.examples_per_record), np.int32)
+  for row, pack in enumerate(packs):
+    start = 0
+    for place, number in enumerate(pack):
+      ids, start_b, is_random_next = examples[number]
+      end = start + len(ids)
+      tokens[row, start:end] = ids
+      input_mask[row, start:end] = place + 1
+      segment_ids[row, start + start_b : end] = 1
+      labels[row, place] = is_random_next
+      start = end
+  bit = corpus.goes_on_bit(tokens.dtype)
+  features = {
+    "input_ids": (tokens & (bit - 1)).astype(np.int32),
+    "input_mask": input_mask,
+    "segment_ids": segment_ids,
+    "next_sentence_labels": labels,
+  }
+  return features, (tokens & bit) > 0
+
+
+def _with_masks(
+  f: dict[str, np.ndarray], goes_on: np.ndarray, first: int, task: ShardTask
+) -> dict[str, np.ndarray]:
+  """`_rows` with masks, or with what is needed to draw them on reading.
+
+  Args:
+    first: the number of the first row's record in the shard.
+  """
+  settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
+  whole_words = settings.do_whole_word_mask
+  if settings.dynamic_masks:
+    if whole_words:
+      f["is_continuation"] = goes_on.astype(np.int32)
+    return f
+  numbers = np.arange(first, first + len(f["input_ids"]))
+  masked = masking.mask_records(
+    f["input_ids"],
+    f["input_mask"],
+    f["segment_ids"],
+    masking.record_keys(settings.random_seed, task.shard, numbers),
+    mask_settings(settings, tokenizer.mask_id, tokenizer.vocab_size),
+    goes_on if whole_words else None,
+  )
+  return {
+    **f,
+    "input_ids": masked.input_ids,
+    "masked_lm_positions": masked.positions,
+    "masked_lm_ids": masked.labels,
+    "masked_lm_weights": masked.weights,
+  }
+
+
+def mask_settings(
+  settings: ExampleSettings, mask_id: int, vocab_size: int
+) -> masking.MaskSettings:
+  """What the masks of these examples depend on."""
+  return masking.MaskSettings(
+    settings.masked_lm_prob,
+    settings.max_predictions_per_seq,
+    mask_id,
+    vocab_size,
+  )
+
+
+def build_shard(task: ShardTask) -> ShardResult:
+  """Makes one shard, block by block; runs in a worker.
+
+  Its result is beside it in `task.result_file` when it is whole.
+
+  Raises:
+    DataError: there are too few documents for so many shards.
+  """
+  documents = corpus.open_store(task.store)
+  num_examples = real_tokens = masked_tokens = random_next = num_records = 0
+  with (
+    tfrecord.ShardWriter(task.path) as writer,
+    open(task.path + ".blocks", "wb", buffering=0) as blocks_made,
+  ):
+    for block in range(task.num_blocks):
+      examples = _block_examples(documents, block, task)
+      num_examples += len(examples)
+      real_tokens += sum(len(example.ids) for example in examples)
+      random_next += sum(example.is_random_next for example in examples)
+      for rows in _block_rows(examples, block, num_records, task):
+        num_records += len(rows["input_ids"])
+        if not task.settings.dynamic_masks:
+          masked_tokens += int(rows["masked_lm_weights"].sum())
+        for record in tf_example.encode_examples(rows):
+          writer.write(record)
+      blocks_made.write(b".")
+    if not num_examples:
+      raise errors.DataError(
+        f"--num_shards={task.num_shards} is too many: shard {task.shard} gets "
+        f"no example of {len(documents.document_offsets) - 1} documents x "
+        f"{task.settings.dupe_factor} copies; give fewer"
+      )
+  result = ShardResult(
+    writer.info, num_examples, real_tokens, masked_tokens, random_next
+  )
+  json_files.write(task.result_file, dataclasses.asdict(result))
+  return result
+
+
+def _block_examples(
+  documents: instances.Documents, block: int, task: ShardTask
+) -> list[_Example]:
+  """The examples of one block of a shard, in the order of the documents."""
+  settings = task.settings
+  examples = []
+  for copy in range(settings.dupe_factor):
+    mine = documents_of_block(
+      len(documents.document_offsets) - 1,
+      task.shard + task.num_shards * block,
+      task.num_shards * task.num_blocks,
+      copy,
+      settings.random_seed,
+    )
+    for document in mine.tolist():
+      examples += _examples_of_document(documents, document, copy, task)
+  return examples
+
+
+def _block_rows(
+  examples: list[_Example], block: int, first: int, task: ShardTask
+) -> Iterator[dict[str, np.ndarray]]:
+  """The features of a block's records, packed, shuffled and masked.
+
+  Args:
+    first: the number of the block's first record in the shard.
+  """
+  settings = task.settings
+  tokens = [len(example.ids) for example in examples]
+  wanted = masking.num_to_predict(tokens, mask_settings(settings, 0, 0))
+  packs = packing.pack(
+    tokens,
+    wanted.tolist(),
+    settings.limits,
+    _shuffle_rng(settings.random_seed, task.shard, block),
+  )
+  for begin in range(0, len(packs), _ENCODE_ROWS):
+    rows, goes_on = _rows(
+      examples, packs[begin : begin + _ENCODE_ROWS], settings.limits
+    )
+    yield _with_masks(rows, goes_on, first + begin, task)
+
+
+def _shuffle_rng(random_seed: int, shard: int, block: int):
+  """An rng apart from those of the documents (their keys have two parts)."""
+  seed = np.random.SeedSequence(
+    random_seed, spawn_key=(_SHUFFLE_STREAM, shard, block)
+  )
+  return np.random.Generator(np.random.PCG64(seed))

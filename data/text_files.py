@@ -1,0 +1,510 @@
+"""Text files to sentences: plain, .gz, .zst and JSON Lines; prose split.
+
+A sentence is a line, and documents are apart by blank lines; in `.jsonl` files
+a document is a record's text. As in google/bert the end of a file is no end of
+a document, so a corpus may be cut into files anywhere. With a language, lines
+are prose and are split into sentences by its rules.
+
+A plain file is read in pieces of `PIECE_BYTES`, a compressed one, or one in
+another encoding than UTF-8, as one piece; all that is in memory at a time is a
+batch of lines, or one JSON record. Bytes that are not in the encoding are an
+error, and so are NUL characters, which no text has.
+"""
+
+import codecs
+import contextlib
+import dataclasses
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+import tokenization
+from common import errors
+
+PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
+_BUFFER_BYTES = 1 << 20
+# A longer line is taken for several, a longer JSON record is an error.
+MAX_LINE_BYTES = 1 << 20
+MAX_RECORD_BYTES = 64 << 20
+# Characters of a line of a JSON record's text, and of a paragraph of several
+# lines: longer ones are taken for several, too.
+MAX_PARAGRAPH = 2 << 20
+_BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
+_PART_BYTES = 1 << 16  # of text that is recoded
+
+# What ends a line that goes on in the next one of wrapped prose.
+_GOES_ON = tuple(",;，、；")
+_HEADLINE = 20  # Chinese characters: what is shorter was not wrapped
+# What JSON can spell and is no text: halves of surrogate pairs, NUL.
+_NO_TEXT = re.compile("[\ud800-\udfff\0]")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFormat:
+  """How text is read.
+
+  Raises:
+    DataError: `prose` cannot be the code of a language, or Python does not know
+      the encoding.
+
+  Attributes:
+    prose: ISO 639-1 code of the language by whose rules lines are split into
+      sentences; "": a line is a sentence.
+    text_field: of a .jsonl record, holds its text.
+    encoding: any of Python's.
+  """
+
+  prose: str = ""
+  text_field: str = "text"
+  encoding: str = "utf-8"
+
+  def __post_init__(self):
+    if self.prose and not re.fullmatch("[a-z]{2,3}", self.prose):
+      raise errors.DataError(
+        f"--prose={self.prose}: must be an ISO 639-1 code, as en or zh"
+      )
+    try:
+      codecs.getincrementaldecoder(self.encoding)
+      io.TextIOWrapper(io.BytesIO(), self.encoding)  # it is one of text
+    except (LookupError, ValueError) as e:
+      raise errors.DataError(
+        f"--encoding={self.encoding}: must be one of Python's text encodings, "
+        f"as utf-8, utf-16 or latin-1 ({e})"
+      ) from e
+
+  @property
+  def is_utf8(self) -> bool:
+    return codecs.lookup(self.encoding).name == "utf-8"
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """Lines of a file that start at a byte from `start` to `end` (exclusive)."""
+
+  path: str
+  start: int
+  end: int | None  # None: the whole of a file that can be read in order only
+
+
+class Batch(NamedTuple):
+  """Some lines of a piece."""
+
+  sentences: list[str]  # stripped; "" ends a document
+  bytes: int  # of text, as UTF-8
+  bytes_on_disk: int  # about; less than `bytes` of a compressed file
+
+
+def is_compressed(path: str) -> bool:
+  """Whether a file is taken for compressed, by its name."""
+  return path.endswith((".gz", ".zst"))
+
+
+def is_jsonl(path: str) -> bool:
+  """Whether a file is taken for JSON Lines, by its name."""
+  stem = os.path.splitext(path)[0] if is_compressed(path) else path
+  return stem.endswith((".jsonl", ".ndjson"))
+
+
+def split_into_pieces(
+  paths: Iterable[str], text: TextFormat = TextFormat()
+) -> list[Piece]:
+  """Pieces of all files, in order.
+
+  Raises:
+    DataError: a file is empty or cannot be read.
+  """
+  pieces = []
+  for path in paths:
+    size = os.path.getsize(path)
+    if not size:
+      raise errors.DataError(f"{path}: the file is empty")
+    if not os.access(path, os.R_OK):
+      raise errors.DataError(f"{path}: no permission to read it")
+    if is_compressed(path) or not text.is_utf8:
+      pieces.append(Piece(path, 0, None))
+      continue
+    for start in range(0, size, PIECE_BYTES):
+      pieces.append(Piece(path, start, min(start + PIECE_BYTES, size)))
+  return pieces
+
+
+def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
+  """The sentences of a piece, in order.
+
+  Raises:
+    DataError: the file is damaged or not in its encoding, or a record is no
+      JSON or has no text.
+  """
+  parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
+  with _opened(piece, text) as (f, on_disk):
+    lines = _raw_lines(f, piece)
+    before = 0
+    while batch := _next_lines(lines):
+      left = sum(len(line) for _, line in batch)
+      place, line = batch[0]
+      if not place:
+        text_of_line = _without_mark(line, piece.path)
+        batch[0] = len(line) - len(text_of_line), text_of_line
+        del text_of_line
+      del line
+      for sentences in parse(piece, batch, text):
+        size = min(left - 1, sum(map(len, sentences)))
+        yield Batch(sentences, size, size if f is on_disk else 0)
+        left -= size
+      # Line ends and the like, at least a byte.
+      now = left if f is on_disk else on_disk.tell() - before
+      yield Batch([], left, now)
+      before += now
+
+
+def _next_lines(lines):
+  """Some of the lines, [] at their end."""
+  batch, size = [], 0
+  for item in itertools.islice(lines, _BATCH_LINES):
+    batch.append(item)
+    size += len(item[1])
+    if size >= _BATCH_BYTES:
+      break
+  return batch
+
+
+def read_lines(
+  paths: Iterable[str], text: TextFormat = TextFormat()
+) -> Iterator[str]:
+  """All sentences of some files; see `Batch.sentences`.
+
+  Raises:
+    DataError: a file is empty, cannot be read, or is not what it should be.
+  """
+  for piece in split_into_pieces(paths, text):
+    for batch in read_batches(piece, text):
+      yield from batch.sentences
+
+
+# -----------------------------------------------------------------------------
+# Lines
+# -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(
+  piece: Piece, text: TextFormat
+) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+  """(the text in UTF-8, the file on the disk) of a piece."""
+  with (
+    open(piece.path, "rb", buffering=_BUFFER_BYTES) as on_disk,
+    _decompressed(piece.path, on_disk) as f,
+  ):
+    if text.is_utf8:
+      yield f, on_disk
+      return
+    with io.BufferedReader(_InUtf8(f, piece.path, text.encoding)) as recoded:
+      yield recoded, on_disk
+
+
+@contextlib.contextmanager
+def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
+  """What a compressed file holds; another file as it is."""
+  if not is_compressed(path):
+    yield on_disk
+    return
+  # Here, since not everyone has such files.
+  from backports import zstd
+
+  is_gzip = path.endswith(".gz")
+  opener = gzip.open if is_gzip else zstd.open
+  try:
+    with opener(on_disk, "rb") as raw, io.BufferedReader(raw) as f:
+      yield f
+  except (gzip.BadGzipFile, EOFError, zlib.error, zstd.ZstdError) as e:
+    raise errors.DataError(
+      f"{path}: not a whole {'gzip' if is_gzip else 'zstd'} file ({e})"
+    ) from e
+
+
+class _InUtf8(io.RawIOBase):
+  """Text of any encoding, read as UTF-8.
+
+  Reading raises DataError, with the line and the byte, where it is not in its
+  encoding.
+  """
+
+  def __init__(self, f: BinaryIO, path: str, encoding: str):
+    """`f` is the text in its encoding; it stays open."""
+    self._f, self._path, self._encoding = f, path, encoding
+    self._decoder = codecs.getincrementaldecoder(encoding)()
+    self._ready = b""
+    self._bytes = self._lines = 0  # before the next part
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    part = b"?"
+    while part and not self._ready:
+      part = self._f.read(_PART_BYTES)
+      self._ready = self._recoded(part)
+    size = min(len(buffer), len(self._ready))
+    buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+    return size
+
+  def _recoded(self, part: bytes) -> bytes:
+    """The next part of the file; b"" is its end."""
+    state = self._decoder.getstate()
+    try:
+      decoded = self._decoder.decode(part, not part)
+      utf8 = decoded.encode()
+    except UnicodeError as e:
+      place = 0  # in the part; what began in the one before is before it
+      if isinstance(e, UnicodeDecodeError):
+        place = e.start + len(part) - len(e.object)
+      self._decoder.setstate(state)
+      before = self._decoder.decode(part[: max(0, place)])
+      raise errors.DataError(
+        f"{self._path}: line {self._lines + before.count(chr(10)) + 1}, byte "
+        f"{self._bytes + place}: not {self._encoding}: name the text's own "
+        f"encoding by --encoding ({getattr(e, 'reason', e)})"
+      ) from e
+    self._bytes += len(part)
+    self._lines += utf8.count(b"\n")
+    return utf8
+
+
+def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
+  """(the byte at which it starts, the line) of a piece's lines."""
+  position = _first_line(f, piece)
+  limit = MAX_RECORD_BYTES if is_jsonl(piece.path) else MAX_LINE_BYTES
+  rest, at_start = b"", True
+  while not at_start or piece.end is None or position < piece.end:
+    line = rest + f.readline(limit - len(rest))
+    if not line:
+      return
+    rest, at_start = b"", line.endswith(b"\n")
+    if len(line) >= limit and not at_start:
+      if is_jsonl(piece.path):
+        raise errors.DataError(
+          f"{piece.path}: the record at byte {position} is longer than "
+          f"{limit >> 20} MB: is this JSON Lines, one record a line?"
+        )
+      length = _cut_at(line)
+      line, rest = line[:length], line[length:]
+    yield position, line
+    position += len(line)
+
+
+def _without_mark(line: bytes, path: str) -> bytes:
+  """A file's first line without UTF-8's byte order mark.
+
+  Raises:
+    DataError: it has another encoding's.
+  """
+  # In this order: UTF-32's little-endian mark begins with UTF-16's.
+  for encoding, *marks in (
+    ("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    ("utf-16", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+  ):
+    if line.startswith(tuple(marks)):
+      raise errors.DataError(
+        f"{path}: line 1, byte 0: the byte order mark of {encoding}, not "
+        f"UTF-8: say --encoding={encoding}, or convert the file to UTF-8"
+      )
+  return line.removeprefix(codecs.BOM_UTF8)
+
+
+def _first_line(f: BinaryIO, piece: Piece) -> int:
+  """Goes to the first line that starts in the piece; returns its place."""
+  if not piece.start:
+    return 0
+  # The line that runs over the boundary belongs to the piece before.
+  position = f.seek(piece.start - 1)
+  while position < piece.end:
+    part = f.readline(MAX_LINE_BYTES)
+    position += len(part)
+    if not part or part.endswith(b"\n"):
+      break
+  return position
+
+
+def _cut_at(line: bytes) -> int:
+  """Where to cut a line: behind a space if there is one, else a character."""
+  space = line.rfind(b" ", len(line) // 2)
+  if space >= 0:
+    return space + 1
+  # The last character may be cut off: it starts in the last four bytes.
+  for length in range(len(line) - 1, max(0, len(line) - 5), -1):
+    if line[length] & 0xC0 != 0x80:
+      return length
+  return len(line)
+
+
+# -----------------------------------------------------------------------------
+# Sentences
+# -----------------------------------------------------------------------------
+
+
+def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
+  """A line as text, without the space around it.
+
+  Args:
+    place: the byte at which it starts.
+
+  Raises:
+    DataError: it is not UTF-8, or has a NUL.
+  """
+  if b"\0" in line:
+    nul = place + line.index(b"\0")
+    remedy = f"name the text's own encoding, if it is not {text.encoding}"
+    if text.is_utf8:  # else the byte is not the file's
+      remedy = (
+        "if this is UTF-16 without a byte order mark, say "
+        f"--encoding=utf-16-{'le' if nul % 2 else 'be'}"
+      )
+    raise errors.DataError(
+      f"{_where(piece, text, nul)}: a NUL character, which no text has: "
+      f"{remedy}"
+    )
+  try:
+    return line.decode().strip()
+  except UnicodeDecodeError as e:
+    raise errors.DataError(
+      f"{_where(piece, text, place + e.start)}: 0x{line[e.start]:02x} is not "
+      "UTF-8 here: convert the file to UTF-8, or name its encoding (such as "
+      "--encoding=latin-1)"
+    ) from e
+
+
+def _where(piece: Piece, text: TextFormat, place: int) -> str:
+  """FILE: line N, byte B, for messages; the byte is that of the text."""
+  number, left = 1, place
+  with _opened(piece, text) as (f, _):
+    while left and (part := f.read(min(left, _BUFFER_BYTES))):
+      number, left = number + part.count(b"\n"), left - len(part)
+  byte = f", byte {place}" if text.is_utf8 else ""  # else of another text
+  return f"{piece.path}: line {number}{byte}"
+
+
+def _text_sentences(piece, batch, text):
+  """Lists of sentences, with "" between documents, of plain lines."""
+  lines = [_decoded(line, place, piece, text) for place, line in batch]
+  yield split_prose(lines, text.prose) if text.prose else lines
+
+
+def _json_sentences(piece, batch, text):
+  """As `_text_sentences`, of JSON records: each is a document."""
+  sentences, size = [], 0
+  for place, line in batch:
+    if not line.strip():
+      continue
+    lines = _lines_of(_record_text(piece, place, line, text))
+    sentences.append("")
+    for sentence in _prose(lines, text.prose) if text.prose else lines:
+      if sentence:
+        sentences.append(sentence)
+        size += len(sentence)
+      if size >= _BATCH_BYTES:
+        yield sentences
+        sentences, size = [], 0
+    sentences.append("")
+  yield sentences
+
+
+def _record_text(piece, place, line, text) -> str:
+  """The text of one JSON record."""
+  decoded = _decoded(line, place, piece, text)
+  try:
+    record = json.loads(decoded)
+  except (ValueError, RecursionError) as e:
+    raise errors.DataError(
+      f"{piece.path}: the record at byte {place} is not JSON: {e}"
+    ) from e
+  del decoded  # it may be large
+  field = text.text_field
+  value = record.get(field) if isinstance(record, dict) else None
+  if not isinstance(value, str):
+    has = ", ".join(map(str, record)) if isinstance(record, dict) else "none"
+    raise errors.DataError(
+      f"{piece.path}: the record at byte {place} has no text in a field "
+      f"{field!r} (its fields: {has[:200]}); name the one with the text by "
+      "--text_field"
+    )
+  return _NO_TEXT.sub("", value)
+
+
+def _lines_of(text: str) -> Iterator[str]:
+  """Lines without the space around them, one at a time; long ones cut."""
+  start, end = 0, 0
+  while end >= 0:
+    end = text.find("\n", start)
+    line = text[start : end if end >= 0 else len(text)]
+    start = end + 1
+    while len(line) > MAX_PARAGRAPH:
+      space = line.rfind(" ", MAX_PARAGRAPH // 2, MAX_PARAGRAPH)
+      length = space + 1 if space >= 0 else MAX_PARAGRAPH
+      yield line[:length].strip()
+      line = line[length:]
+    yield line.strip()
+
+
+def split_prose(lines: Iterable[str], language: str) -> list[str]:
+  """Lines of prose, each a paragraph or wrapped, to sentences.
+
+  A line goes on in the next one if it ends in a comma or the like, or if it
+  ends without any punctuation and the next one starts with a small letter, or
+  with a Chinese one after a Chinese line too long for a headline.
+
+  Args:
+    lines: stripped; "" ends a document, and is kept.
+    language: see `tokenization.split_sentences`.
+  """
+  return list(_prose(lines, language))
+
+
+def _prose(lines: Iterable[str], language: str) -> Iterator[str]:
+  for paragraph in _paragraphs(lines):
+    if paragraph:
+      yield from tokenization.split_sentences(paragraph, language)
+    else:
+      yield ""
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+  """Lines, and several in one where a line goes on in the next."""
+  parts, size = [], 0
+  for line in lines:
+    joint = None
+    if line and size and size < MAX_PARAGRAPH:
+      joint = _joint(parts[-1], size, line)
+    if joint is None:
+      if parts:
+        yield "".join(parts)
+      parts, size = [line], len(line)
+    else:
+      parts += joint, line
+      size += len(joint) + len(line)
+  if parts:
+    yield "".join(parts)
+
+
+def _joint(line: str, size: int, following: str) -> str | None:
+  """What stands between two lines of one sentence; None if they are of two.
+
+  Args:
+    size: of the line with those that go on in it.
+  """
+  is_chinese = tokenization.is_chinese_char
+  between = "" if is_chinese(following[0]) else " "
+  if line.endswith(_GOES_ON):
+    return between
+  if unicodedata.category(line[-1])[0] not in "LN":
+    return None
+  if is_chinese(line[-1]):
+    goes_on = is_chinese(following[0]) and size >= _HEADLINE
+    return "" if goes_on else None
+  return " " if following[0].islower() else None

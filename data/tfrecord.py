@@ -1,0 +1,382 @@
+"""Record files: TFRecord framing and checksums, with an index beside each file.
+
+A record is framed by its length and two checksums: uint64 length, masked
+CRC-32C of it, the record, masked CRC-32C of the record
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). What the bytes of a
+record mean is the matter of `records`.
+
+A file `X` has its index in `X.index`: a NumPy .npy array, int64 [records + 1],
+of the byte offsets at which records start, the file's size last. Files without
+one (google/bert's, NVIDIA's) are indexed by a scan of their framing.
+This module does not need TensorFlow, so that data workers start fast.
+"""
+
+import array
+import dataclasses
+import hashlib
+import mmap
+import os
+import resource
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+
+import google_crc32c
+import numpy as np
+
+from common.errors import DataError
+
+INDEX_SUFFIX = ".index"
+
+_HEADER = struct.Struct("<QI")  # length, masked CRC of the length
+_FOOTER = struct.Struct("<I")  # masked CRC of the data
+_FRAME_BYTES = _HEADER.size + _FOOTER.size
+
+# Linux reads no more ahead for one call than a device's read-ahead, of which
+# this is the default.
+_ADVICE_BYTES = 128 << 10
+
+_CHECKED_AT_ONCE = 1 << 17  # offsets of an index: 1 MiB
+
+
+def file_sha256(path: str) -> str:
+  """The SHA-256 of a file's bytes, in hex."""
+  with open(path, "rb") as f:
+    return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def masked_crc(data: bytes) -> int:
+  """CRC-32C, masked as in TFRecord files and in TensorFlow's tables."""
+  crc = google_crc32c.value(data)
+  return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# -----------------------------------------------------------------------------
+# Writing
+# -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardInfo:
+  """One record file as the manifest lists it."""
+
+  name: str  # file name without folder
+  records: int
+  bytes: int
+  sha256: str
+
+
+class ShardWriter:
+  """Writes a record file and its index; neither exists until both are whole.
+
+  Use as a context manager; `info` is set when the block ends without an error.
+  """
+
+  def __init__(self, path: str):
+    self.path = path
+    self.info: ShardInfo | None = None
+
+  def __enter__(self) -> "ShardWriter":
+    self._file = open(self.path + ".tmp", "wb", buffering=1 << 20)  # noqa: SIM115
+    self._sha256 = hashlib.sha256()
+    self._offsets = array.array("q", [0])
+    return self
+
+  def write(self, record: bytes) -> None:
+    """Appends one serialized record."""
+    length = struct.pack("<Q", len(record))
+    frame = b"".join(
+      (
+        length,
+        _FOOTER.pack(masked_crc(length)),
+        record,
+        _FOOTER.pack(masked_crc(record)),
+      )
+    )
+    self._file.write(frame)
+    self._sha256.update(frame)
+    self._offsets.append(self._offsets[-1] + len(frame))
+
+  def __exit__(self, error_type, error, traceback) -> None:
+    self._file.close()
+    if error_type is not None:
+      os.unlink(self.path + ".tmp")
+      return
+    with open(self.path + INDEX_SUFFIX + ".tmp", "wb") as f:
+      np.save(f, np.frombuffer(self._offsets, np.int64), allow_pickle=False)
+    os.replace(self.path + INDEX_SUFFIX + ".tmp", self.path + INDEX_SUFFIX)
+    os.replace(self.path + ".tmp", self.path)
+    self.info = ShardInfo(
+      name=os.path.basename(self.path),
+      records=len(self._offsets) - 1,
+      bytes=self._offsets[-1],
+      sha256=self._sha256.hexdigest(),
+    )
+
+
+# -----------------------------------------------------------------------------
+# Reading
+# -----------------------------------------------------------------------------
+
+
+def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
+  """Record offsets from the framing alone, for files without an index.
+
+  Returns:
+    int64 [records + 1]; the last is the file's size.
+
+  Raises:
+    DataError: the framing is damaged, with the record's number.
+  """
+  offsets = array.array("q", [0])  # a list's numbers take five times as much
+  position, end = 0, len(data)
+  while position < end:
+    number = len(offsets) - 1
+    if position + _HEADER.size > end:
+      raise DataError(
+        f"{path}: record {number} at byte {position} is cut off in its header: "
+        f"the file ends at byte {end}. Copy or make the file again."
+      )
+    length, crc = _HEADER.unpack_from(data, position)
+    if crc != masked_crc(data[position : position + 8]):
+      raise DataError(
+        f"{path}: record {number} at byte {position} has a damaged length "
+        "(checksum mismatch), or this is not a TFRecord file (compressed "
+        "files are not read). Copy or make the file again."
+      )
+    stop = position + length + _FRAME_BYTES
+    if stop > end:
+      raise DataError(
+        f"{path}: record {number} at byte {position} is cut off: it should end "
+        f"at byte {stop} but the file ends at byte {end}. Copy or make the "
+        "file again."
+      )
+    position = stop
+    offsets.append(position)
+  return np.frombuffer(offsets, np.int64)
+
+
+def _are_starts(offsets: np.ndarray) -> bool:
+  """Whether records may start at them; a part at a time, to copy little."""
+  for first in range(0, len(offsets), _CHECKED_AT_ONCE):
+    some = offsets[first : first + _CHECKED_AT_ONCE + 1]
+    # Of numbers below 0 differences may overflow.
+    if np.any(some < 0) or np.any(np.diff(some) < _FRAME_BYTES):
+      return False
+  return True
+
+
+class _RecordFile:
+  """One open record file with its offsets.
+
+  They are the index's, where there is one, unless `use_index` is False.
+  """
+
+  def __init__(self, path: str, use_index: bool = True):
+    self.path = path
+    try:
+      self.size = os.path.getsize(path)
+      if not os.path.isfile(path):
+        raise DataError(f"{path}: not a file")
+      if self.size == 0:
+        raise DataError(f"{path}: the file is empty")
+      self._fd = os.open(path, os.O_RDONLY)
+    except OSError as e:
+      raise DataError(f"{path}: {e.strerror}") from e
+    weakref.finalize(self, os.close, self._fd)
+    if use_index and os.path.exists(path + INDEX_SUFFIX):
+      offsets = self.load_index()
+    else:
+      with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:
+        offsets = scan_offsets(path, data)
+    # Gives Python's own integers, in a fraction of an array's time.
+    self.offsets = memoryview(offsets)
+
+  def load_index(self) -> np.ndarray:
+    """The offsets in the index; DataError if they cannot be this file's."""
+    index, size = self.path + INDEX_SUFFIX, self.size
+    try:
+      # Reads arrays of numbers and nothing else, unlike np.load.
+      offsets = np.lib.format.open_memmap(index, mode="r")
+    except Exception as e:  # of many types: a header is parsed as Python
+      raise DataError(
+        f"{index}: not a record index ({e}). Delete it: the file is then "
+        "indexed by a scan."
+      ) from e
+    if (
+      offsets.ndim != 1
+      or offsets.dtype != np.int64
+      or len(offsets) < 2
+      or offsets[-1] != size
+      or offsets[0] != 0
+      or not _are_starts(offsets)
+    ):
+      raise DataError(
+        f"{index}: the index does not fit {self.path} ({size} bytes). One of "
+        "them is damaged or from another run: make the records again, or "
+        "delete the index to have the file scanned."
+      )
+    return np.asarray(offsets)
+
+  def where(self, number: int) -> str:
+    return f"{self.path}: record {number} at byte {self.offsets[number]}"
+
+  def read(self, number: int) -> bytes:
+    start, end = self.offsets[number], self.offsets[number + 1]
+    # Unlike a memory map this reads no more than it needs, touches no page
+    # table, and lets other threads run while the disk works.
+    try:
+      frame = os.pread(self._fd, end - start, start)
+    except OSError as e:
+      raise DataError(f"{self.where(number)}: {e.strerror}") from e
+    record = frame[_HEADER.size : -_FOOTER.size]
+    if (
+      len(frame) != end - start
+      or _HEADER.unpack_from(frame)[0] != len(record)
+      or _FOOTER.unpack_from(frame, len(frame) - _FOOTER.size)[0]
+      != masked_crc(record)
+    ):
+      raise DataError(
+        f"{self.where(number)} is damaged (checksum mismatch). Copy or make "
+        "the file again."
+      )
+    return record
+
+  def read_ahead(self, first: int, last: int) -> None:
+    """Has the kernel begin to read records first to last - 1."""
+    for start in range(self.offsets[first], self.offsets[last], _ADVICE_BYTES):
+      size = min(_ADVICE_BYTES, self.offsets[last] - start)
+      os.posix_fadvise(self._fd, start, size, os.POSIX_FADV_WILLNEED)
+
+
+def verify_file(path: str, info: ShardInfo | None = None) -> None:
+  """Checks all of a record file that does not depend on what records mean.
+
+  That is both checksums of every record, the index, if there is one, against
+  the framing, and the file against its line in the manifest.
+
+  Args:
+    path: the file.
+    info: (optional) what the manifest says of it.
+
+  Raises:
+    DataError: the first thing that is wrong.
+  """
+  file = _RecordFile(path, use_index=False)
+  for number in range(len(file.offsets) - 1):
+    file.read(number)
+  count, size = len(file.offsets) - 1, file.size
+  if info:
+    found = {"records": count, "bytes": size, "sha256": file_sha256(path)}
+    for name, value in found.items():
+      if value != getattr(info, name):
+        raise DataError(
+          f"{path}: {name} {value}, but the manifest says "
+          f"{getattr(info, name)}: this is not the file that the manifest was "
+          "made with. Copy or make both again."
+        )
+  if os.path.exists(path + INDEX_SUFFIX):
+    index = file.load_index()
+    if not np.array_equal(index, file.offsets):
+      raise DataError(
+        f"{path + INDEX_SUFFIX}: the index has {len(index) - 1} records, but "
+        f"{path} has {count}, or they start at other bytes. Delete the index: "
+        "the file is then indexed by a scan."
+      )
+
+
+class RecordSet:
+  """All records of some files as one sequence, read by number.
+
+  Numbers run through the files in the order given. No record is kept in memory,
+  so a set may be larger. Indexes, 8 bytes a record, are memory-mapped: the
+  ranks of a host share them in the page cache. Files without one are scanned,
+  and each process then has those 8 bytes for itself. All files stay open.
+  """
+
+  def __init__(self, paths: Sequence[str]):
+    """Opens the files and their indexes.
+
+    Raises:
+      DataError: a file is missing, empty, damaged in its framing, or does not
+        fit its index.
+    """
+    self.paths = list(paths)
+    _allow_open_files(len(self.paths))
+    self._files = [_RecordFile(path) for path in self.paths]
+    counts = [len(f.offsets) - 1 for f in self._files]
+    self._ends = np.cumsum(counts)
+    self._starts = self._ends - counts
+
+  def __len__(self) -> int:
+    return int(self._ends[-1])
+
+  def starts(self) -> list[int]:
+    """The number of each file's first record."""
+    return self._starts.tolist()
+
+  def locate(self, number: int) -> tuple[str, int]:
+    """(file, record number in that file) of a record, for messages."""
+    which = int(np.searchsorted(self._ends, number, side="right"))
+    return self.paths[which], number - int(self._starts[which])
+
+  def where(self, number: int) -> str:
+    """FILE: record N at byte B, for messages."""
+    path, place = self.locate(number)
+    return self._files[self.paths.index(path)].where(place)
+
+  def read(self, number: int) -> bytes:
+    """The serialized record, as `read_many`."""
+    return self.read_many(np.array([number]))[0]
+
+  def read_many(self, numbers: np.ndarray) -> list[bytes]:
+    """The serialized records.
+
+    Args:
+      numbers: int64 [n].
+
+    Raises:
+      DataError: a checksum does not match, with file and record number.
+    """
+    which = np.searchsorted(self._ends, numbers, side="right")
+    places = (numbers - self._starts[which]).tolist()
+    files = self._files
+    return [
+      files[file].read(place)
+      for file, place in zip(which.tolist(), places, strict=True)
+    ]
+
+  def read_ahead(self, first: int, count: int) -> None:
+    """Has the kernel begin to read `count` records from `first` on.
+
+    It returns before they are in the page cache. Records are counted around
+    the end, from the last on to 0.
+    """
+    stop = first + count
+    if stop > len(self):
+      self.read_ahead(0, stop - len(self))
+      stop = len(self)
+    for file, start, end in zip(
+      self._files, self._starts.tolist(), self._ends.tolist(), strict=True
+    ):
+      if start < stop and first < end:
+        file.read_ahead(max(first, start) - start, min(stop, end) - start)
+
+  def __iter__(self) -> Iterator[bytes]:
+    return (self.read(i) for i in range(len(self)))
+
+
+_OTHER_FILES = 256  # that a process may have open beside records
+
+
+def _allow_open_files(count: int) -> None:
+  """Raises this process' limit of open files if so many more need it."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  wanted = 2 * count + _OTHER_FILES  # with their memory-mapped indexes
+  if resource.RLIM_INFINITY != soft < wanted:
+    if resource.RLIM_INFINITY != hard < wanted:
+      raise DataError(
+        f"{count} record files are more than may be open: the limit is {hard} "
+        "(ulimit -Hn). Make the records with fewer --num_shards."
+      )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

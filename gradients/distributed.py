@@ -1,0 +1,563 @@
+"""The ranks: the only module that imports Horovod.
+
+`init()` returns a `Comm`. Started by `horovodrun` it spans all ranks; otherwise
+it is a world of one whose operations change nothing, so callers never ask
+whether Horovod is there.
+"""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import power_sgd
+
+
+class DistributedError(UserError):
+  """Ranks that disagree, or a rank that went away."""
+
+
+class RankLost(DistributedError):
+  """A rank stopped, hangs or cannot be reached."""
+
+
+class WorldChange(Exception):
+  """All ranks are about to leave this world for one with other ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AllreduceConfig:
+  """How gradients are reduced over ranks; fields are named like their flags.
+
+  Attributes:
+    allreduce_groups: in so many groups, each when the last of its gradients is
+      there, so that all but the last overlap with the backward pass; 1 is one
+      all-reduce after it. 0: each gradient when it is there, and Horovod fuses
+      those that it finds together.
+    fp16_allreduce: send them as float16, with a loss scale against underflow.
+    adasum: combine them by `adasum` instead of the sum.
+    powersgd_rank: sum them at this rank, see `power_sgd.PowerSGD`; 0: exactly.
+    zero: 1 shares the optimizer's state out over ranks, see `zero`; 0 does not.
+  """
+
+  allreduce_groups: int = 4
+  fp16_allreduce: bool = False
+  adasum: bool = False
+  powersgd_rank: int = 0
+  zero: int = 0
+
+  def __post_init__(self):
+    """Raises `UserError` for what cannot be."""
+    if self.allreduce_groups < 0:
+      raise UserError(
+        f"--allreduce_groups={self.allreduce_groups}: must not be negative"
+      )
+    if self.powersgd_rank < 0:
+      raise UserError(
+        f"--powersgd_rank={self.powersgd_rank}: must not be negative"
+      )
+    if self.adasum and self.fp16_allreduce:
+      raise UserError("--adasum gathers float32: not with --fp16_allreduce")
+    if self.powersgd_rank and (self.adasum or self.fp16_allreduce):
+      raise UserError(
+        "--powersgd_rank sums float32 factors: not with --adasum or "
+        "--fp16_allreduce"
+      )
+    if self.zero not in (0, 1):
+      raise UserError(
+        f"--zero={self.zero}: must be 0 or 1 (optimizer state shared out)"
+      )
+    if self.zero and (self.adasum or self.powersgd_rank):
+      raise UserError(
+        "--zero=1 gives each rank its part of the sum only: not with --adasum "
+        "or --powersgd_rank"
+      )
+
+
+def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Adasum of the ranks' gradients of one variable.
+
+  Pairwise, (1 - a.b / 2 |a|^2) a + (1 - a.b / 2 |b|^2) b: the sum where a and b
+  are orthogonal, their mean where they are equal (Maleki et al. 2020,
+  https://arxiv.org/abs/2006.02924, equation 2), over a binary tree of ranks.
+
+  Args:
+    gradients: one float tensor for each rank, all of one shape.
+  """
+  gradients = list(gradients)
+  if len(gradients) == 1:
+    return gradients[0]
+  pairs = zip(gradients[::2], gradients[1::2], strict=False)
+  combined = [_adasum_of_two(a, b) for a, b in pairs]
+  return adasum(combined + gradients[2 * len(combined) :])
+
+
+def _adasum_of_two(a, b):
+  dot = tf.reduce_sum(a * b)
+  weight = lambda x: (
+    1.0 - 0.5 * tf.math.divide_no_nan(dot, tf.reduce_sum(tf.square(x)))
+  )
+  return weight(a) * a + weight(b) * b
+
+
+_DEFAULT = AllreduceConfig()
+
+
+class Comm:
+  """One rank's view of the world: who it is, and collectives over all ranks.
+
+  Attributes:
+    rank: this process' number, 0 to size - 1.
+    size: number of ranks.
+    local_rank: number among the ranks on this host; also its GPU.
+    local_size: number of ranks on this host.
+    num_threads: CPU threads for one op; 0 is all cores.
+    elastic: whether ranks may come and go (`horovodrun --min-np`).
+  """
+
+  rank = 0
+  size = 1
+  local_rank = 0
+  local_size = 1
+  num_threads = 0
+  elastic = False
+  _data = _slices = None
+
+  @property
+  def data(self) -> "Comm":
+    """The ranks with the same slice of the model, which share the batch out.
+
+    All ranks, unless the model is sliced.
+    """
+    return self._data or self
+
+  @property
+  def slices(self) -> "Comm":
+    """The ranks that hold one model together; this one alone, unless sliced."""
+    return self._slices or Comm()
+
+  @property
+  def is_root(self) -> bool:
+    """Whether this is rank 0, which alone logs and saves."""
+    return self.rank == 0
+
+  def distributed_optimizer(self, optimizer, config=_DEFAULT, scale=1.0):
+    """`optimizer` whose `compute_gradients` reduces gradients over ranks.
+
+    Args:
+      optimizer: a `tf.train.Optimizer`. Its gradients are this rank's share of
+        the global batch's, so that their sum is the whole.
+      config: an `AllreduceConfig`.
+      scale: float scalar that its gradients were multiplied by.
+    """
+    if config.powersgd_rank:
+      return power_sgd.PowerSGD(
+        optimizer, self, config.powersgd_rank, config.allreduce_groups, scale
+      )
+    return self._exact_optimizer(optimizer, config)
+
+  def _exact_optimizer(self, optimizer, config):
+    del config
+    return optimizer
+
+  def allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The sum of `tensor` over ranks, in the graph. `name` is unique."""
+    del name
+    return tensor
+
+  def grouped_allreduce(self, tensors: Sequence, name: str) -> list:
+    """The sums over ranks, sent together when the last of them is there."""
+    del name
+    return list(tensors)
+
+  def reducescatter(
+    self, tensor: tf.Tensor, name: str, fp16: bool = False
+  ) -> tf.Tensor:
+    """This rank's part of the sum: the rank-th of equal parts of axis 0.
+
+    Args:
+      tensor: [ranks x n, ...].
+      name: unique.
+      fp16: whether it is sent as float16.
+    """
+    del name, fp16
+    return tensor
+
+  def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """All ranks' `tensor` one after another along the first axis."""
+    del name
+    return tensor
+
+  def broadcast(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """Rank 0's `tensor`."""
+    del name
+    return tensor
+
+  def seconds_between(self, local: Sequence, reduced: Sequence) -> tf.Tensor:
+    """float64 scalar: how long this rank waits for what is reduced over ranks.
+
+    From when the last of `local`, this rank's own tensors, is there to when the
+    last of `reduced` is. What was reduced before is not in it, waiting for
+    ranks that are late is. Not a number on GPUs, whose ops are taken for done
+    when they have begun.
+    """
+    del local, reduced
+    return tf.constant(0.0, tf.float64)
+
+  def broadcast_op(self, variables: Sequence[tf.Variable]) -> tf.Operation:
+    """An op that gives all ranks rank 0's values of `variables`."""
+    del variables
+    return tf.no_op(name="broadcast")
+
+  def gather(self, values: np.ndarray) -> np.ndarray:
+    """Every rank's `values` [n], as [size, n], at once and on all ranks."""
+    return np.asarray(values)[None]
+
+  def hosts_changed(self) -> bool:
+    """Whether rank 0 was told that hosts came or went since the world began."""
+    return False
+
+  def check_equal(self, what: str, value: str) -> None:
+    """Raises `DistributedError` naming the ranks whose `value` is not rank 0's.
+
+    Call it on all ranks: ranks that train on different data or flags would
+    otherwise hang or, worse, train something that nobody asked for.
+    """
+    digest = hashlib.sha256(value.encode()).digest()[:7]
+    mine = np.array([int.from_bytes(digest, "little")], np.int64)
+    everyone = self.gather(mine)[:, 0]
+    odd = [r for r in range(self.size) if everyone[r] != everyone[0]]
+    if odd:
+      raise DistributedError(
+        f"{what} of rank {odd} differs from rank 0's; this is rank "
+        f"{self.rank} with: {value}. Give all hosts the same files and flags."
+      )
+
+
+class _HorovodComm(Comm):
+  """A world of several ranks over Horovod, or a set of them."""
+
+  def __init__(self, hvd, ranks=None):
+    """`ranks`: an initialised `hvd.ProcessSet`; None is all."""
+    self._hvd, self._ranks = hvd, ranks or hvd.global_process_set
+    self.rank, self.size = self._ranks.rank(), self._ranks.size()
+    self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+    self.elastic = _is_elastic()
+
+  def hosts_changed(self):
+    return _NOTICES.came
+
+  def _exact_optimizer(self, optimizer, config):
+    if config.adasum:
+      return _AdasumOptimizer(optimizer, self)
+    known = len(tf.trainable_variables())  # 0 if they are made by the gradients
+    # Sum, not Average: each rank's loss is already divided by the counts of the
+    # global batch, which is no mean of means.
+    return self._hvd.DistributedOptimizer(
+      optimizer,
+      op=self._hvd.Sum,
+      compression=self._compression(config.fp16_allreduce),
+      num_groups=min(config.allreduce_groups, known or config.allreduce_groups),
+      process_set=self._ranks,
+    )
+
+  def allreduce(self, tensor, name):
+    return self._hvd.allreduce(
+      tensor, op=self._hvd.Sum, name=name, process_set=self._ranks
+    )
+
+  def grouped_allreduce(self, tensors, name):
+    if not tensors:
+      return []
+    return self._hvd.grouped_allreduce(
+      tensors, op=self._hvd.Sum, name=name, process_set=self._ranks
+    )
+
+  def seconds_between(self, local, reduced):
+    if tf.config.list_physical_devices("GPU"):
+      return tf.constant(np.nan, tf.float64)
+    with tf.control_dependencies(local):
+      began = tf.timestamp()
+    with tf.control_dependencies([began, *reduced]):
+      return tf.timestamp() - began
+
+  def reducescatter(self, tensor, name, fp16=False):
+    if tf.config.list_physical_devices("GPU"):
+      return self._hvd.reducescatter(
+        tensor,
+        op=self._hvd.Sum,
+        name=name,
+        compression=self._compression(fp16),
+        process_set=self._ranks,
+      )
+    # Gloo's own takes more than twice as long as an all-reduce of the same.
+    wire = tf.cast(tensor, tf.float16 if fp16 else tensor.dtype)
+    parts = self._hvd.alltoall(wire, name=name, process_set=self._ranks)
+    own = [self.size, tensor.shape[0] // self.size, *tensor.shape[1:]]
+    return tf.reduce_sum(tf.cast(tf.reshape(parts, own), tensor.dtype), axis=0)
+
+  def _compression(self, fp16: bool):
+    kinds = self._hvd.Compression
+    return kinds.fp16 if fp16 else kinds.none
+
+  def allgather(self, tensor, name):
+    return self._hvd.allgather(tensor, name=name, process_set=self._ranks)
+
+  def broadcast(self, tensor, name):
+    root = self._ranks.ranks[0]
+    return self._hvd.broadcast(tensor, root, name=name, process_set=self._ranks)
+
+  def broadcast_op(self, variables):
+    return tf.group(
+      *[
+        tf.assign(v, self.broadcast(v, "broadcast/" + v.op.name))
+        for v in variables
+      ],
+      name="broadcast",
+    )
+
+  def gather(self, values):
+    values = np.asarray(values)
+    with tf.Graph().as_default(), tf.Session(config=_small_session()) as sess:
+      return sess.run(self.allgather(tf.constant(values[None]), name=None))
+
+
+class _AdasumOptimizer(tf.train.Optimizer):
+  """An optimizer whose gradients are the ranks' by `adasum`.
+
+  Horovod's own needs MPI, and combines what an optimizer did to the weights,
+  which leaves no gradient to clip. Here every rank gathers all ranks' gradients
+  and combines them alike, over whatever Horovod was built with; it moves as
+  much as an all-reduce over that many ranks in a row would.
+  """
+
+  def __init__(self, optimizer, comm):
+    super().__init__(use_locking=False, name="Adasum")
+    self._optimizer, self._comm = optimizer, comm
+
+  def compute_gradients(self, *args, **kwargs):
+    pairs = self._optimizer.compute_gradients(*args, **kwargs)
+    return [(self._combine(g, v), v) for g, v in pairs]
+
+  def _combine(self, gradient, variable):
+    # The share of a rank times their number: the mean of its own examples.
+    own_mean = gradient * float(self._comm.size)
+    everyone = self._comm.allgather(
+      own_mean[None], f"adasum/{variable.op.name}"
+    )
+    return adasum(tf.unstack(everyone, num=self._comm.size))
+
+
+def _small_session() -> tf.ConfigProto:
+  """For a collective on the host: no GPU, which another session holds."""
+  return tf.ConfigProto(device_count={"GPU": 0})
+
+
+def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
+  """Joins the world this process was started in.
+
+  Call it before any graph is built.
+
+  Args:
+    num_threads: CPU threads of this rank; 0 is the host's cores divided by its
+      ranks.
+    tensor_parallel: so many ranks in a row hold a model together, see
+      `Comm.slices` and `Comm.data`.
+
+  Raises:
+    DistributedError: started by horovodrun, but Horovod cannot be imported, or
+      the ranks do not find each other; or more ranks on this host than it has
+      GPUs, if it has any; or their number is no multiple of tensor_parallel.
+  """
+  return _settled(_join(tensor_parallel), num_threads)
+
+
+def alone(num_threads: int = 0) -> Comm:
+  """`init` for what one process does by itself, however it was started."""
+  return _settled(Comm(), num_threads)
+
+
+def _settled(comm: Comm, num_threads: int) -> Comm:
+  """`comm`, when this process has its share of the host and no more."""
+  cores = len(os.sched_getaffinity(0))
+  comm.num_threads = num_threads or max(1, cores // comm.local_size)
+  _claim_devices(comm)
+  _make_threads(comm)
+  return comm
+
+
+class _Notices:
+  """Listens to what the elastic driver tells of hosts."""
+
+  def __init__(self):
+    self.came = False
+
+  def on_hosts_updated(self, timestamp, update) -> None:
+    """Called by Horovod in a thread of its own."""
+    del timestamp, update
+    self.came = True
+
+
+_NOTICES = _Notices()
+
+
+def _is_elastic() -> bool:
+  return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def _join(tensor_parallel: int) -> Comm:
+  size = int(os.environ.get("HOROVOD_SIZE", "1"))
+  if size % tensor_parallel:
+    raise DistributedError(
+      f"--tensor_parallel={tensor_parallel}: {size} ranks are no multiple of "
+      "it; start as many (horovodrun -np), or fewer slices"
+    )
+  if size == 1 and not _is_elastic():
+    return Comm()
+  try:
+    import horovod.tensorflow as hvd
+  except ImportError as e:
+    raise DistributedError(
+      f"started by horovodrun, but Horovod does not import: {e}. `make env` "
+      "builds it."
+    ) from e
+  if not tf.config.list_physical_devices("GPU"):
+    # The ranks ask each other this often (ms) what there is to reduce, on the
+    # cores that compute: at Horovod's 1 that took 8 to 15% of an update. But
+    # slices wait for each other several times in each layer.
+    cycle = "5" if tensor_parallel == 1 else "1"
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle)
+  if tensor_parallel > 1:
+    return _init_sliced(hvd, size, tensor_parallel)
+  _init(hvd)
+  if _is_elastic():
+    from horovod.common import elastic
+
+    elastic.notification_manager.init()
+    elastic.notification_manager.register_listener(_NOTICES)
+  return _HorovodComm(hvd)
+
+
+def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
+  """The world of `size` ranks, of which each knows the sets that it is in."""
+  models = np.arange(size).reshape(-1, tensor_parallel)
+  # Horovod wants no set of all ranks, and one rank alone is no Horovod's.
+  sets = [
+    hvd.ProcessSet(ranks.tolist())
+    for ranks in (*models, *models.T)
+    if 1 < len(ranks) < size
+  ]
+  _init(hvd, sets)
+  world = _HorovodComm(hvd)
+  row, column = divmod(world.rank, tensor_parallel)
+
+  def find(ranks):
+    if len(ranks) == size:
+      return _HorovodComm(hvd)
+    own = [s for s in sets if s.ranks == ranks.tolist()]
+    return _HorovodComm(hvd, own[0]) if own else Comm()
+
+  world._slices, world._data = find(models[row]), find(models[:, column])
+  return world
+
+
+def _init(hvd, process_sets=()) -> None:
+  try:
+    hvd.init(process_sets=list(process_sets))
+  except ValueError as e:
+    raise DistributedError(
+      "this rank is not in the run: the ranks did not find each other, or its "
+      "host was taken out. Horovod's line above says which"
+    ) from e
+
+
+def rejoin(comm: Comm) -> Comm:
+  """Leaves a world that lost or changes ranks and joins the next one.
+
+  Waits until all ranks of the next one are there.
+
+  Args:
+    comm: of the world to leave; elastic.
+
+  Raises:
+    DistributedError: the next world did not come about, or this host is not in
+      it.
+  """
+  import horovod.tensorflow as hvd
+
+  hvd.shutdown()
+  _NOTICES.came = False  # what was told up to here is in the next world
+  _init(hvd)
+  new = _HorovodComm(hvd)
+  new.num_threads = comm.num_threads  # TensorFlow's threads are made
+  return new
+
+
+def rank_lost(error: Exception) -> RankLost | None:
+  """The `RankLost` that an error of a collective stands for, if it does."""
+  message = getattr(error, "message", None) or str(error)
+  if "orovod" not in message:
+    return None
+  return RankLost(
+    "another rank stopped, hangs or cannot be reached, so this one cannot go "
+    "on; the last line of that rank, or of horovodrun, says why"
+  )
+
+
+def _claim_devices(comm: Comm) -> None:
+  """Keeps what TensorFlow has outside of sessions to this rank's share.
+
+  Tracing a function that is to be compiled makes threads and GPU contexts for
+  the whole process, before a session, and knows no session's settings.
+  """
+  config = session_config(comm)
+  threading = tf.config.threading
+  threading.set_intra_op_parallelism_threads(
+    config.intra_op_parallelism_threads
+  )
+  threading.set_inter_op_parallelism_threads(
+    config.inter_op_parallelism_threads
+  )
+  gpus = tf.config.list_physical_devices("GPU")
+  if gpus:
+    if comm.local_rank >= len(gpus):
+      raise DistributedError(
+        f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
+        "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
+      )
+    own = gpus[comm.local_rank]
+    tf.config.set_visible_devices(own, "GPU")
+    tf.config.experimental.set_memory_growth(own, True)
+
+
+def _make_threads(comm: Comm) -> None:
+  """Makes the threads that all sessions of this process share.
+
+  The first session makes them as its own config says, and later ones take what
+  is there. Without this one that would be a collective's, of all cores.
+  """
+  config = session_config(comm)
+  config.device_count["GPU"] = 0  # which the run's session is to make
+  tf.Session(graph=tf.Graph(), config=config).close()
+
+
+def session_config(comm: Comm) -> tf.ConfigProto:
+  """One GPU and this rank's share of the host's cores."""
+  # On a CPU one op at a time has all threads: two at once only share them, and
+  # wait for each other's caches. With several ranks a second thread hands
+  # gradients to Horovod, for which the first finds no time until it is done.
+  # An elastic world of one may get more.
+  at_once = 1 if comm.size == 1 and not comm.elastic else 2
+  if tf.config.list_physical_devices("GPU"):
+    at_once = max(2, comm.num_threads)
+  config = tf.ConfigProto(
+    intra_op_parallelism_threads=comm.num_threads,
+    inter_op_parallelism_threads=at_once,
+  )
+  config.gpu_options.visible_device_list = str(comm.local_rank)
+  config.gpu_options.allow_growth = True
+  return config

@@ -1,0 +1,155 @@
+"""Learning rate schedules: pure functions of the update."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+
+LR_SCALINGS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+
+# Name -> (exponent of the warm-up, form of the decay). The last three and their
+# exponents are DeepSpeed's, https://github.com/microsoft/DeepSpeedExamples,
+# bing_bert.
+SCHEDULES = {
+  "linear": (1.0, "poly"),  # google/bert's
+  "poly": (1.0, "poly"),
+  "constant": (1.0, "constant"),
+  "cosine": (1.0, "cosine"),
+  "warmup_exp_decay_exp": (2.0, "exp"),
+  "warmup_exp_decay_poly": (1.5, "poly"),
+  "warmup_linear_decay_exp": (1.0, "exp"),
+}
+# Exponents of the polynomial decay where `power` is not given.
+_POWERS = {"linear": 1.0, "poly": 0.5, "warmup_exp_decay_poly": 2.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """A learning rate for each update. With w = warmup and n = total:
+
+    step < w:  peak (step / w)^k + offset, k as in `SCHEDULES`
+    poly:      peak (1 - step / n)^power + offset
+    constant:  peak + offset
+    cosine:    peak (1 + cos(pi (step - w) / (n - w))) / 2 + offset
+    exp:       peak decay_rate^((step - w) / decay_steps) + offset
+
+  Polynomials are measured from update 0, as in google/bert's
+  `create_optimizer`: where its warm-up ends, the rate drops to
+  peak (1 - w / n). After update n, poly and cosine stay where they are. With a
+  warm-up, update 0 has rate `offset`.
+
+  Attributes:
+    peak: the highest rate, without `offset`.
+    total: updates of the whole run.
+    warmup: updates of the warm-up.
+    name: one of `SCHEDULES`.
+    power: of a polynomial; None is the name's own: 1 for linear, 0.5 for poly
+      (NVIDIA's LAMB recipe), 2 for warmup_exp_decay_poly.
+    decay_rate: factor of an exponential decay every `decay_steps` updates.
+    decay_steps: see decay_rate.
+    offset: added to the result.
+  """
+
+  peak: float
+  total: int
+  warmup: int = 0
+  name: str = "linear"
+  power: float | None = None
+  decay_rate: float = 0.9
+  decay_steps: int = 1000
+  offset: float = 0.0
+
+  def __post_init__(self):
+    """Raises `UserError` for what no schedule can be made of."""
+    if self.name not in SCHEDULES:
+      raise UserError(
+        f"--lr_schedule={self.name}: not one of {', '.join(SCHEDULES)}"
+      )
+    if self.power is not None and self.name not in _POWERS:
+      raise UserError(
+        f"--lr_power={self.power} has no meaning for --lr_schedule={self.name}"
+      )
+    if not 0.0 < self.decay_rate <= 1.0:
+      raise UserError(f"--lr_decay_rate={self.decay_rate}: must be in (0, 1]")
+    if self.decay_steps < 1:
+      raise UserError(f"--lr_decay_steps={self.decay_steps}: must be positive")
+
+  def __call__(self, step):
+    """The rate of an update.
+
+    Args:
+      step: the update, 0 for the first: a number, a NumPy array or a Tensor.
+
+    Returns:
+      The rate, in kind: a float32 Tensor, or NumPy float64.
+    """
+    if isinstance(step, tf.Tensor):
+      math_of, step = tf, tf.cast(step, tf.float32)
+    else:
+      math_of, step = np, np.asarray(step, np.float64)
+    exponent, form = SCHEDULES[self.name]
+    total, warmup = float(self.total), float(self.warmup)
+    warming = (math_of.minimum(step, warmup) / max(1.0, warmup)) ** exponent
+    after = lambda: math_of.maximum(step - warmup, 0.0)
+    if form == "poly":
+      power = _POWERS[self.name] if self.power is None else self.power
+      decayed = (1.0 - math_of.minimum(step, total) / total) ** power
+    elif form == "cosine":
+      rest = max(1.0, total - warmup)
+      decayed = 0.5 + 0.5 * math_of.cos(
+        math.pi * math_of.minimum(after(), rest) / rest
+      )
+    elif form == "exp":
+      decayed = self.decay_rate ** (after() / self.decay_steps)
+    else:
+      decayed = math_of.ones_like(step)
+    rate = math_of.where(step < warmup, warming, decayed)
+    return self.peak * rate + self.offset
+
+  def highest(self, first: int, last: int) -> float:
+    """The highest rate of the updates from `first` to `last`, in float64.
+
+    Rates rise to the end of the warm-up and fall from there on.
+    """
+    top = np.clip([self.warmup - 1, self.warmup], first, last)
+    return float(np.max(self(top)))
+
+  def check_trains(self, first: int, before: int = 0) -> None:
+    """Raises `UserError` if no update that is left to a run would change it.
+
+    Args:
+      first: updates that are made already, of `total`.
+      before: how many the schedule counts before this run's own.
+    """
+    last = self.total - 1
+    if first > last or self.highest(first + before, last + before) > 0.0:
+      return
+    counts = ""
+    if before:
+      counts = (
+        f", counted on from update {before:,} of --init_checkpoint: leave out "
+        "--norewarmup, or take a schedule that does not end there"
+      )
+    raise UserError(
+      f"the learning rate of all updates from {first + 1:,} to {self.total:,} "
+      f"is 0, so they would train nothing: --lr_schedule={self.name} with a "
+      f"peak of {self.peak:g}, --lr_offset={self.offset:g}, {self.warmup:,} "
+      f"updates of warm-up and {self.total:,} in all{counts}"
+    )
+
+  def zero_from(self, before: int = 0) -> int | None:
+    """The update of a run, from 1, from which on all have rate 0, if any.
+
+    Args:
+      before: how many updates the schedule counts before this run's own.
+    """
+    ends = before > 0 and float(self(self.total)) == 0.0
+    return max(0, self.total - before) + 1 if ends else None
+
+
+def scale_peak(peak: float, scaling: str, ranks: int) -> float:
+  """The peak times ranks^(0, 1/2 or 1) for scaling none, sqrt or linear."""
+  return peak * ranks ** LR_SCALINGS[scaling]

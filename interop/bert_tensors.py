@@ -1,0 +1,349 @@
+"""A BERT's weights under Hugging Face's names, and model.safetensors.
+
+The names are those of transformers' modeling_bert.py
+(https://github.com/huggingface/transformers). Its dense kernels are [out, in],
+ours [in, out]; the masked LM head's output weights are the word embeddings in
+both. `modeling` has the shape legend.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from common import json_files
+from common.errors import DataError
+from model.bert_config import BertConfig
+
+WEIGHTS_FILE = "model.safetensors"
+_SHARDS_FILE = WEIGHTS_FILE + ".index.json"
+
+ENCODER, POOLER = "encoder", "pooler"
+MASKED_LM, NEXT_SENTENCE = "masked LM head", "next sentence head"
+CLASSIFIER, QUESTIONS = "classifier", "question answering head"
+PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
+
+# -----------------------------------------------------------------------------
+# Weights
+# -----------------------------------------------------------------------------
+
+
+class Weight(NamedTuple):
+  """One weight under both names."""
+
+  part: str  # one of PARTS
+  ours: str
+  theirs: str
+  shape: tuple  # of ours; None for the number of labels
+  transposed: bool  # in theirs
+
+
+def weights(config: BertConfig) -> list[Weight]:
+  """All weights that a BERT may have, with every head."""
+  width, labels = config.hidden_size, None
+  made = []
+
+  def add(part, ours, theirs, *shape, transposed=False):
+    made.append(Weight(part, ours, theirs, shape, transposed))
+
+  def dense(part, ours, theirs, rows, columns):
+    add(
+      part, f"{ours}/kernel", f"{theirs}.weight", rows, columns, transposed=True
+    )
+    add(part, f"{ours}/bias", f"{theirs}.bias", columns)
+
+  def norm(part, ours, theirs):
+    add(part, f"{ours}/LayerNorm/gamma", f"{theirs}.LayerNorm.weight", width)
+    add(part, f"{ours}/LayerNorm/beta", f"{theirs}.LayerNorm.bias", width)
+
+  for name, rows in (
+    ("word_embeddings", config.vocab_size),
+    ("position_embeddings", config.max_position_embeddings),
+    ("token_type_embeddings", config.type_vocab_size),
+  ):
+    theirs = f"bert.embeddings.{name}.weight"
+    add(ENCODER, f"bert/embeddings/{name}", theirs, rows, width)
+  norm(ENCODER, "bert/embeddings", "bert.embeddings")
+  for number in range(config.num_hidden_layers):
+    ours = f"bert/encoder/layer_{number}"
+    theirs = f"bert.encoder.layer.{number}"
+    for name in ("query", "key", "value"):
+      inside = "attention/self/" + name
+      names = f"{ours}/{inside}", f"{theirs}.{inside.replace('/', '.')}"
+      dense(ENCODER, *names, width, width)
+    for inside, rows, columns in (
+      ("attention/output", width, width),
+      ("intermediate", width, config.intermediate_size),
+      ("output", config.intermediate_size, width),
+    ):
+      names = f"{ours}/{inside}", f"{theirs}.{inside.replace('/', '.')}"
+      dense(ENCODER, names[0] + "/dense", names[1] + ".dense", rows, columns)
+      if inside != "intermediate":
+        norm(ENCODER, *names)
+  dense(POOLER, "bert/pooler/dense", "bert.pooler.dense", width, width)
+  names = "cls/predictions/transform", "cls.predictions.transform"
+  dense(MASKED_LM, names[0] + "/dense", names[1] + ".dense", width, width)
+  norm(MASKED_LM, *names)
+  add(
+    MASKED_LM,
+    "cls/predictions/output_bias",
+    "cls.predictions.bias",
+    config.vocab_size,
+  )
+  for part, ours, theirs, rows in (
+    (NEXT_SENTENCE, "cls/seq_relationship/", "cls.seq_relationship", 2),
+    (CLASSIFIER, "", "classifier", labels),
+    (QUESTIONS, "cls/squad/", "qa_outputs", 2),
+  ):
+    add(part, f"{ours}output_weights", f"{theirs}.weight", rows, width)
+    add(part, f"{ours}output_bias", f"{theirs}.bias", rows)
+  return made
+
+
+def count_parts(
+  values: Mapping[str, np.ndarray], config: BertConfig, source: str
+) -> dict[str, int]:
+  """The weights of each part that is there, by our names.
+
+  Args:
+    values: arrays by our names; others than a BERT's are let be.
+    config: what the shapes must be.
+    source: what to call them in an error message.
+
+  Raises:
+    DataError: a part is there by halves, there is no encoder, or a shape is
+      not the config's.
+  """
+  counts = {}
+  for part in PARTS:
+    wanted = [w for w in weights(config) if w.part == part]
+    missing = [w.ours for w in wanted if w.ours not in values]
+    if len(missing) == len(wanted) and part != ENCODER:
+      continue
+    if missing:
+      raise DataError(
+        f"{source}: the {part} lacks {_some(missing)}: is it another config's "
+        f"(num_hidden_layers={config.num_hidden_layers})?"
+      )
+    labels = values[wanted[-1].ours].shape[:1]
+    for weight in wanted:
+      _check_shape(weight, values[weight.ours], labels, source)
+    counts[part] = len(wanted)
+  return counts
+
+
+def _check_pooler(parts: Iterable[str], source: str) -> None:
+  """Raises `DataError` for a classifier of tokens, which reads no pooler."""
+  if CLASSIFIER in parts and POOLER not in parts:
+    raise DataError(
+      f"{source}: has a classifier, but no pooler: it classifies each token "
+      "(as BertForTokenClassification does), and only classifiers of whole "
+      "texts can be converted"
+    )
+
+
+def _check_shape(weight, value, labels, source) -> None:
+  shape = tuple(labels[0] if n is None and labels else n for n in weight.shape)
+  if value.shape != shape:
+    raise DataError(
+      f"{source}: {weight.ours} ({weight.theirs}) is of shape "
+      f"{list(value.shape)}, but the config makes it {list(shape)}: the config "
+      "is another model's"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+  names = list(names)
+  more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+  return ", ".join(names[:3]) + more
+
+
+def to_theirs(
+  values: Mapping[str, np.ndarray], config: BertConfig, source: str
+) -> dict[str, np.ndarray]:
+  """Tensors by Hugging Face's names, float32, from ours.
+
+  An encoder without a head is named as BertModel names it, without "bert.".
+
+  Raises:
+    DataError: a variable is no weight of a BERT; or as `count_parts`.
+  """
+  parts = count_parts(values, config, source)
+  _check_pooler(parts, source)
+  known = {w.ours: w for w in weights(config)}
+  if unknown := sorted(set(values) - set(known)):
+    raise DataError(
+      f"{source}: Hugging Face's BERT has no place for {_some(unknown)}"
+    )
+  bare = not set(parts) - {ENCODER, POOLER}
+  return {
+    known[name].theirs.removeprefix("bert." if bare else ""):
+    # In memory as the file has it: the library writes memory as it is.
+    np.ascontiguousarray(value.T if known[name].transposed else value)
+    for name, value in values.items()
+  }
+
+
+class Read(NamedTuple):
+  """What a folder's tensors are to us."""
+
+  values: dict[str, np.ndarray]  # float32, by our names
+  left_out: list[str]  # tensors that follow from others
+
+
+# Other names of a weight: transformers ties them when it loads a model.
+_TIED = {
+  "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+  "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_OLD_NAMES = re.compile(r"LayerNorm\.(gamma|beta)$")
+# Numbers 0, 1, 2, ... and zeros, which earlier versions saved.
+_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+
+
+def from_theirs(
+  tensors: Mapping[str, np.ndarray], config: BertConfig, source: str
+) -> Read:
+  """Our weights from tensors by Hugging Face's names.
+
+  Takes the names of BertModel saved alone (without "bert.") and the old ones
+  of layer norms (gamma, beta), too.
+
+  Raises:
+    DataError: a tensor is unknown, stands there twice, is tied to another one
+      and differs from it, is not of a floating type or not finite, or they are
+      of a classifier of tokens; or as `count_parts`.
+  """
+  named, left_out = {}, []
+  bare = not any(name.startswith("bert.") for name in tensors)
+  for name, value in tensors.items():
+    full = _full_name(name, bare)
+    if full in named:
+      raise DataError(f"{source}: {full} stands there twice, also as {name}")
+    if full in _BUFFERS:
+      left_out.append(name)
+    elif value.dtype != np.float32:
+      raise DataError(
+        f"{source}: {name} is {value.dtype}, not a float: a quantised model "
+        "cannot be converted"
+      )
+    elif not np.isfinite(value).all():
+      raise DataError(
+        f"{source}: {name} holds values that are not finite: no such model "
+        "answers"
+      )
+    else:
+      named[full] = value
+  for tied, weight in _TIED.items():
+    if tied in named:
+      value = named.pop(tied)
+      if not np.array_equal(named.setdefault(weight, value), value):
+        raise DataError(
+          f"{source}: {tied} is not {weight}, as it is in google/bert's masked "
+          "LM head: it cannot be converted"
+        )
+      left_out.append(tied)
+  known = {w.theirs: w for w in weights(config)}
+  if unknown := sorted(set(named) - set(known)):
+    raise DataError(
+      f"{source}: {_some(unknown)}: no weight of a google/bert model of "
+      f"{config.num_hidden_layers} layers"
+    )
+  values = {
+    w.ours: np.ascontiguousarray(
+      named[name].T if w.transposed and named[name].ndim == 2 else named[name]
+    )
+    for name, w in known.items()
+    if name in named
+  }
+  _check_pooler(count_parts(values, config, source), source)
+  return Read(values, left_out)
+
+
+def _full_name(name: str, bare: bool) -> str:
+  is_gamma = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
+  name = _OLD_NAMES.sub(lambda match: is_gamma[match[1]], name)
+  if bare and name.startswith(("embeddings.", "encoder.", "pooler.")):
+    return "bert." + name
+  return name
+
+
+# -----------------------------------------------------------------------------
+# Files
+# -----------------------------------------------------------------------------
+
+
+def read_tensors(folder: str) -> dict[str, np.ndarray]:
+  """The tensors of model.safetensors, or of its shards, by name.
+
+  float16, bfloat16 and float64 become float32.
+
+  Raises:
+    DataError: a file is missing or damaged.
+  """
+  if os.path.exists(os.path.join(folder, WEIGHTS_FILE)):
+    return _read_file(os.path.join(folder, WEIGHTS_FILE))
+  index = os.path.join(folder, _SHARDS_FILE)
+  if not os.path.exists(index):
+    raise DataError(
+      f"{folder}: has no {WEIGHTS_FILE}; pytorch_model.bin and the like need "
+      "PyTorch to be read: in an environment that has it, load and save the "
+      "model with transformers"
+    )
+  try:
+    places = {
+      name: os.path.basename(file)
+      for name, file in json_files.read(index)["weight_map"].items()
+    }
+  except (KeyError, TypeError, AttributeError) as e:
+    raise DataError(f"{index}: not an index of weights ({e!r})") from e
+  tensors = {}
+  for file in sorted(set(places.values())):
+    path = os.path.join(folder, file)
+    found = _read_file(path)
+    wanted = {name for name, place in places.items() if place == file}
+    if differ := wanted ^ set(found):
+      raise DataError(
+        f"{path}: {_some(sorted(differ))}: in it or in {index}, but not in "
+        "both. Copy all of the model's files again"
+      )
+    tensors |= found
+  return tensors
+
+
+def _read_file(path: str) -> dict[str, np.ndarray]:
+  # Imported here: the names above need no library.
+  import safetensors
+
+  with open(path, "rb") as f:
+    data = f.read()
+  try:
+    found = safetensors.deserialize(data)
+    return {name: _array(**tensor) for name, tensor in found}
+  except (safetensors.SafetensorError, ValueError) as e:
+    raise DataError(f"{path}: damaged ({e}). Copy it again") from e
+
+
+def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
+  """One tensor; floats become float32, others stay what they are."""
+  if dtype == "BF16":  # the upper half of a float32
+    wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+    return wide.view(np.float32).reshape(shape)
+  if dtype in ("F16", "F32", "F64"):
+    floats = np.frombuffer(data, f"<f{int(dtype[1:]) // 8}")
+    return floats.astype(np.float32).reshape(shape)
+  return np.frombuffer(data, np.uint8)  # of any other type: for its dtype only
+
+
+def write_tensors(folder: str, tensors: Mapping[str, np.ndarray]) -> None:
+  """Writes model.safetensors into a folder."""
+  # Imported here, as above.
+  import safetensors.numpy
+
+  safetensors.numpy.save_file(
+    dict(tensors),
+    os.path.join(folder, WEIGHTS_FILE),
+    metadata={"format": "pt"},  # without which transformers does not read it
+  )

@@ -1,0 +1,360 @@
+"""A trained model that answers: one graph, its parts named as signatures.
+
+A checkpoint and an exported SavedModel are opened as the same `Model`: a
+session, and signatures that say which arrays go in and come out. Shapes as in
+`modeling`.
+
+  encoder        input_ids, input_mask, segment_ids, all int32 [B, S]
+                 -> sequence_output [B, S, H], pooled_output [B, H] (if the
+                 checkpoint has a pooler)
+  masked_lm      these and masked_lm_positions int32 [B, P]
+                 -> log_probs [B, P, V]
+  next_sentence  -> log_probs [B, 2]: B follows A, it is from elsewhere
+  classifier     -> logits [B, labels], probabilities [B, labels] (but for a
+                 regression, whose logits [B, 1] are the number)
+  span           -> start_logits, end_logits [B, S]
+
+input_mask is 1 for tokens, 0 for padding; outputs are float32; B, S and P may
+be any.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+
+import mixed_precision
+import modeling
+from common import json_files
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from finetuning import heads
+from finetuning.finetune import TASK_FILE
+from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
+from model.bert_config import BertConfig
+from training import checkpoint_files, checkpointing
+from xla_patches import jit
+
+INPUTS = ("input_ids", "input_mask", "segment_ids")
+POSITIONS = "masked_lm_positions"
+# Signature -> the variable that its head has, the most useful one last.
+_HEADS = {
+  "encoder": "bert/embeddings/word_embeddings",
+  "next_sentence": "cls/seq_relationship/output_weights",
+  "masked_lm": "cls/predictions/output_bias",
+  "span": "cls/squad/output_weights",
+  "classifier": "output_weights",
+}
+_POOLER = "bert/pooler/dense/kernel"
+_POOLED = ("next_sentence", "classifier")  # they read the pooled output
+_DEFAULT = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+_TAGS = [tf.saved_model.tag_constants.SERVING]
+
+
+class Model:
+  """Answers from one session, of a checkpoint or of a SavedModel.
+
+  Attributes:
+    session: with all weights.
+    signatures: name -> SignatureDef.
+  """
+
+  def __init__(self, session: tf.Session, signatures: dict):
+    """`signatures` are of the session's graph."""
+    self.session, self.signatures = session, signatures
+
+  def run(self, name: str, arrays: dict) -> dict:
+    """The outputs of a signature.
+
+    Args:
+      name: of the signature.
+      arrays: input -> int32 array; see the module.
+
+    Returns:
+      output -> float32 array.
+
+    Raises:
+      UserError: the model has no such signature.
+    """
+    if name not in self.signatures:
+      raise UserError(
+        f"this model has no {name} head, only {', '.join(self.names())}"
+      )
+    signature = self.signatures[name]
+    return self.session.run(
+      {output: info.name for output, info in signature.outputs.items()},
+      {info.name: arrays[n] for n, info in signature.inputs.items()},
+    )
+
+  def names(self) -> list[str]:
+    """Signatures that name a part."""
+    return [name for name in _HEADS if name in self.signatures]
+
+  def close(self) -> None:
+    """Gives its memory back."""
+    self.session.close()
+
+
+def open_model(source: Source, precision: str = "fp32") -> Model:
+  """A checkpoint's or an export's model, with all that it has.
+
+  Args:
+    source: where it is.
+    precision: --precision, for a checkpoint.
+
+  Raises:
+    UserError: it is damaged or not what it should be.
+  """
+  if source.is_export:
+    return open_export(source.path)
+  return open_checkpoint(source, precision=precision)
+
+
+def open_export(folder: str) -> Model:
+  """The model of a SavedModel, by TensorFlow's own loader.
+
+  Raises:
+    UserError: TensorFlow cannot load it.
+  """
+  graph = tf.Graph()
+  session = tf.Session(graph=graph)
+  try:
+    with graph.as_default():
+      found = tf.saved_model.loader.load(session, _TAGS, folder)
+  except (tf.errors.OpError, OSError, RuntimeError, ValueError) as e:
+    session.close()
+    raise UserError(
+      f"{folder}: not a whole SavedModel ({str(e).splitlines()[0]}): export it "
+      "again"
+    ) from e
+  return Model(session, dict(found.signature_def))
+
+
+def open_checkpoint(
+  source: Source, names: Sequence[str] = (), precision: str = "fp32"
+) -> Model:
+  """The model of a checkpoint, whose variables must all be there and finite.
+
+  Args:
+    source: where it is.
+    names: signatures to have; none: all that the checkpoint has heads for.
+    precision: type of the matmuls, as --precision.
+
+  Raises:
+    UserError: it is damaged, made with another config, or lacks a head.
+  """
+  shapes = checkpoint_files.open_reader(source.path).get_variable_to_shape_map()
+  has = _available(shapes)
+  if "encoder" not in has:
+    raise UserError(
+      f"{source.path}: no BERT: it lacks {_HEADS['encoder']} and has, for "
+      f"example, {sorted(shapes)[0]}"
+    )
+  for name in names:
+    if name not in has:
+      raise UserError(
+        f"{source.path} has no {name} head, only {', '.join(has)}"
+        if name in _HEADS
+        else f"{name} is none of the signatures {', '.join(_HEADS)}"
+      )
+  labels = shapes[_HEADS["classifier"]][0] if "classifier" in has else 0
+  graph = tf.Graph()
+  session = tf.Session(graph=graph)
+  with graph.as_default(), jit.mode("off"):
+    policy = mixed_precision.make_policy(precision)
+    signatures = _build(
+      source.bert,
+      [name for name in has if not names or name in names],
+      labels,
+      _POOLER in shapes,
+      policy,
+    )
+    checkpointing.restore_all(session, source.path, tf.global_variables())
+  return Model(session, signatures)
+
+
+def _available(shapes: dict) -> list[str]:
+  return [
+    name
+    for name, variable in _HEADS.items()
+    if variable in shapes and (name not in _POOLED or _POOLER in shapes)
+  ]
+
+
+def _build(
+  bert: BertConfig, names, labels: int, has_pooler: bool, policy
+) -> dict:
+  """The graph's signatures, by name and as the default one."""
+  inputs = {n: tf.placeholder(tf.int32, [None, None], n) for n in INPUTS}
+  with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
+    model = modeling.BertModel(
+      bert,
+      False,
+      *inputs.values(),
+      scope="bert",
+      policy=policy,
+      with_pooler=has_pooler and bool({"encoder", *_POOLED} & set(names)),
+    )
+    parts = {
+      name: _HEAD_OUTPUTS[name](model, bert, labels, policy, inputs)
+      for name in names
+    }
+  made = {
+    name: tf.saved_model.signature_def_utils.predict_signature_def(
+      inputs, {n: tf.identity(tf.cast(t, tf.float32)) for n, t in part.items()}
+    )
+    for name, (inputs, part) in parts.items()
+  }
+  return {**made, _DEFAULT: made[names[-1]]}
+
+
+def _encoder(model, bert, labels, policy, inputs):
+  outputs = {"sequence_output": model.get_sequence_output()}
+  if model.get_pooled_output() is not None:
+    outputs["pooled_output"] = model.get_pooled_output()
+  return inputs, outputs
+
+
+def _masked_lm(model, bert, labels, policy, inputs):
+  positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
+  log_probs = modeling.masked_lm_logits(
+    bert,
+    model.get_sequence_output(),
+    model.get_embedding_table(),
+    positions,
+    policy,
+  ).log_probs()
+  shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
+  return (
+    {**inputs, POSITIONS: positions},
+    {"log_probs": tf.reshape(log_probs, shape)},
+  )
+
+
+def _next_sentence(model, bert, labels, policy, inputs):
+  logits = modeling.next_sentence_logits(
+    bert, model.get_pooled_output(), policy
+  )
+  return inputs, {"log_probs": logits.log_probs()}
+
+
+def _classifier(model, bert, labels, policy, inputs):
+  matmul, bias = heads.classifier_logits(
+    model.get_pooled_output(), labels, bert, policy=policy
+  )
+  logits = tf.cast(matmul, tf.float32) + bias
+  outputs = {"logits": logits}
+  if labels > 1:
+    outputs["probabilities"] = tf.nn.softmax(logits)
+  return inputs, outputs
+
+
+def _span(model, bert, labels, policy, inputs):
+  logits = heads.span_logits(model.get_sequence_output(), bert, policy)
+  starts, ends = tf.unstack(logits, axis=-1)
+  return inputs, {"start_logits": starts, "end_logits": ends}
+
+
+_HEAD_OUTPUTS = {
+  "encoder": _encoder,
+  "next_sentence": _next_sentence,
+  "masked_lm": _masked_lm,
+  "span": _span,
+  "classifier": _classifier,
+}
+
+
+# -----------------------------------------------------------------------------
+# Export
+# -----------------------------------------------------------------------------
+
+
+def export(model: Model, source: Source, folder: str) -> float:
+  """Writes a model of `open_checkpoint` as a SavedModel, whole or not at all.
+
+  With config, vocabulary and task in assets.extra, so that the folder alone is
+  a model for predict.py. What was written is opened and compared first.
+
+  Args:
+    model: of the checkpoint.
+    source: where it is from.
+    folder: must not be there yet.
+
+  Returns:
+    The largest difference of an output between the model and what was written.
+
+  Raises:
+    UserError: the folder is there, the vocabulary is missing or does not fit,
+      or what was written answers otherwise.
+  """
+  if os.path.exists(folder):
+    raise UserError(
+      f"--output_dir={folder} is there already: remove it, or name another"
+    )
+  source.tokenizer()
+  aside = folder.rstrip("/") + ".tmp"
+  shutil.rmtree(aside, ignore_errors=True)
+  os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
+  try:
+    _write(model, source, aside)
+    difference = _largest_difference(model, aside, source.bert)
+    os.rename(aside, folder)
+  except tf.errors.OpError as e:
+    raise UserError(f"{folder}: not written ({e.message})") from e
+  finally:
+    shutil.rmtree(aside, ignore_errors=True)
+  return difference
+
+
+def _write(model: Model, source: Source, folder: str) -> None:
+  with model.session.graph.as_default():
+    builder = tf.saved_model.builder.SavedModelBuilder(folder)
+    builder.add_meta_graph_and_variables(
+      model.session, _TAGS, model.signatures, strip_default_attrs=True
+    )
+    builder.save()
+  extra = os.path.join(folder, EXTRA_FOLDER)
+  os.makedirs(extra)
+  with open(os.path.join(extra, CONFIG_FILE), "w", encoding="utf-8") as f:
+    f.write(source.bert.to_json_string())
+  vocabulary = {}
+  for name in ("vocab_file", "spm_model_file"):
+    if path := getattr(source, name):
+      vocabulary[name] = os.path.basename(path)
+      shutil.copyfile(path, os.path.join(extra, vocabulary[name]))
+  task = {**source.task, "vocabulary": vocabulary}
+  task["exported_from"] = os.path.basename(source.path)
+  json_files.write(os.path.join(extra, TASK_FILE), task)
+
+
+_MOST_DIFFERENT = 1e-4  # another order of additions in a matmul does less
+
+
+def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
+  """Of all outputs for two sequences of chance, one of them with padding."""
+  rng = np.random.default_rng(0)
+  length = min(12, bert.max_position_embeddings)
+  mask = np.ones([2, length], np.int32)
+  mask[1, length // 2 :] = 0
+  arrays = {
+    "input_ids": rng.integers(bert.vocab_size, size=[2, length]),
+    "input_mask": mask,
+    "segment_ids": rng.integers(bert.type_vocab_size, size=[2, length]),
+    POSITIONS: np.zeros([2, 1], np.int32),
+  }
+  written = open_export(folder)
+  try:
+    difference = max(
+      float(np.abs(value - written.run(name, arrays)[output]).max())
+      for name in model.names()
+      for output, value in model.run(name, arrays).items()
+    )
+  finally:
+    written.close()
+  if not difference <= _MOST_DIFFERENT:
+    raise UserError(
+      f"the export's answers differ from the checkpoint's by {difference:g}: "
+      "nothing was written"
+    )
+  return difference

@@ -1,0 +1,270 @@
+"""config.json of a Hugging Face BERT, and the same model in our terms.
+
+The keys are those of transformers' configuration_bert.py
+(https://github.com/huggingface/transformers).
+"""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from common import json_files
+from common.errors import DataError, UserError
+from interop.bert_tensors import (
+  CLASSIFIER,
+  ENCODER,
+  MASKED_LM,
+  NEXT_SENTENCE,
+  POOLER,
+  QUESTIONS,
+)
+from model.bert_config import BertConfig
+
+CONFIG_FILE = "config.json"
+
+# google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
+_TO_THEIR_ACTIVATION = {
+  "gelu": "gelu_new",
+  "gelu_erf": "gelu",
+  "relu": "relu",
+  "tanh": "tanh",
+  "linear": "linear",
+  "": "linear",
+}
+_TO_OUR_ACTIVATION = {
+  "gelu": "gelu_erf",
+  "gelu_python": "gelu_erf",
+  "gelu_new": "gelu",
+  "gelu_fast": "gelu",
+  "gelu_pytorch_tanh": "gelu",
+  "relu": "relu",
+  "tanh": "tanh",
+  "linear": "linear",
+}
+
+# Their defaults, where they are not ours, for keys that a file leaves out.
+_THEIR_DEFAULTS = {
+  "vocab_size": 30522,
+  "hidden_act": "gelu",
+  "type_vocab_size": 2,
+}
+
+# What a key may say of a model that is google/bert's.
+_ONLY = {
+  "model_type": ("bert",),
+  "layer_norm_eps": (1e-12,),
+  "position_embedding_type": ("absolute", None),
+  "is_decoder": (False,),
+  "add_cross_attention": (False,),
+  "pruned_heads": ({}, None),
+  "quantization_config": (None,),
+}
+
+# What has no effect on the numbers, or is known from the weights.
+_WITHOUT_EFFECT = {
+  "_name_or_path",
+  "architectures",
+  "bos_token_id",
+  "classifier_dropout",
+  "dtype",
+  "eos_token_id",
+  "gradient_checkpointing",
+  "id2label",
+  "label2id",
+  "pad_token_id",
+  "problem_type",
+  "tie_word_embeddings",
+  "torch_dtype",
+  "transformers_version",
+  "use_cache",
+}
+
+_ARCHITECTURES = {
+  "BertModel": (),
+  "BertForPreTraining": (MASKED_LM, NEXT_SENTENCE),
+  "BertForMaskedLM": (MASKED_LM,),
+  "BertForNextSentencePrediction": (NEXT_SENTENCE,),
+  "BertForSequenceClassification": (CLASSIFIER,),
+  "BertForQuestionAnswering": (QUESTIONS,),
+}
+
+_REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
+
+
+def architecture(parts: Iterable[str]) -> str:
+  """transformers' class of a model with these parts."""
+  heads = tuple(part for part in parts if part not in (ENCODER, POOLER))
+  for last in (CLASSIFIER, QUESTIONS):  # what was trained last
+    heads = (last,) if last in heads else heads
+  return next(name for name, of in _ARCHITECTURES.items() if of == heads)
+
+
+def to_their_config(
+  config: BertConfig,
+  parts: Iterable[str],
+  source: str,
+  labels: int | list[str] | None = None,
+  pad_id: int = 0,
+) -> dict:
+  """The content of config.json.
+
+  Args:
+    config: ours.
+    parts: those that the model has.
+    source: where the config is from, for error messages.
+    labels: the classifier's, by name or how many they are.
+    pad_id: the id of [PAD].
+
+  Raises:
+    UserError: Hugging Face has no such BERT.
+  """
+  if config.pre_layer_norm:
+    raise UserError(
+      f"{source}: pre_layer_norm is true; Hugging Face's BERT normalises after "
+      "each residual only, so it would give other numbers"
+    )
+  act = (config.hidden_act or "").lower()
+  content = {
+    "architectures": [architecture(parts)],
+    "model_type": "bert",
+    **config.to_dict(),
+    "hidden_act": _TO_THEIR_ACTIVATION[act],
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "pad_token_id": pad_id,
+    "torch_dtype": "float32",
+    "use_cache": True,
+  }
+  del content["pre_layer_norm"]
+  if labels is not None:
+    if isinstance(labels, int):
+      labels = stand_ins(labels)
+    content["problem_type"] = _SINGLE_LABEL if len(labels) > 1 else _REGRESSION
+    content["id2label"] = {str(i): label for i, label in enumerate(labels)}
+    content["label2id"] = {label: i for i, label in enumerate(labels)}
+  return content
+
+
+def stand_ins(count: int) -> list[str]:
+  """What transformers calls so many labels that have no names."""
+  return [f"LABEL_{i}" for i in range(count)]
+
+
+class ReadConfig(NamedTuple):
+  """What a config.json is to us."""
+
+  config: BertConfig
+  labels: list[str] | None  # the classifier's names, by number
+  left_out: list[str]  # keys that we do not know
+  problem_type: str | None = None  # what the classifier was trained for
+  heads: set[str] | None = None  # of its architectures; None: it names none
+
+  def classifier_labels(self, outputs: int, source: str) -> list[str]:
+    """The names of a classifier's so many outputs, or `stand_ins`.
+
+    Raises:
+      DataError: this config is not of such a classifier, or of another kind
+        than ours: one label of several, or one number.
+    """
+    if self.heads is not None and CLASSIFIER not in self.heads:
+      raise DataError(
+        f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
+        "without one"
+      )
+    kind = _SINGLE_LABEL if outputs > 1 else _REGRESSION
+    if self.problem_type not in (None, kind):
+      raise DataError(
+        f"{source}: problem_type is {self.problem_type!r} in {CONFIG_FILE}, "
+        f"with {outputs} outputs; known here are {_SINGLE_LABEL} (one of "
+        f"several labels) and {_REGRESSION} (one output)"
+      )
+    if self.labels is None:
+      return stand_ins(outputs)
+    if len(self.labels) != outputs:
+      raise DataError(
+        f"{source}: id2label of {CONFIG_FILE} names {len(self.labels)} labels, "
+        f"but the classifier has {outputs} outputs"
+      )
+    return self.labels
+
+
+def from_their_config(content: dict, source: str) -> ReadConfig:
+  """Our config from the content of config.json.
+
+  Raises:
+    UserError: the model is not one of google/bert's kind.
+  """
+  for key, allowed in _ONLY.items():
+    value = content.get(key, allowed[0])
+    if value not in allowed:
+      raise UserError(
+        f"{source}: {key} is {value!r}; only {allowed[0]!r} is google/bert's, "
+        "and only such a model can be converted"
+      )
+  names = content.get("architectures") or []
+  names = names if isinstance(names, list) else [names]
+  for name in names:
+    if name not in list(_ARCHITECTURES):
+      raise UserError(
+        f"{source}: of the architecture {name}, which is none of "
+        f"{', '.join(_ARCHITECTURES)}"
+      )
+  ours = BertConfig(vocab_size=0).to_dict()
+  known = {k for k in content if k in ours or _is_old_pooler_key(k)}
+  known -= {"pre_layer_norm"}
+  values = {**_THEIR_DEFAULTS, **{k: content[k] for k in known}}
+  act = values["hidden_act"]
+  if act not in list(_TO_OUR_ACTIVATION):
+    raise UserError(
+      f"{source}: hidden_act is {act!r}, which is none of "
+      f"{', '.join(_TO_OUR_ACTIVATION)}"
+    )
+  values["hidden_act"] = _TO_OUR_ACTIVATION[act]
+  try:
+    config = BertConfig.from_dict(values, source)
+  except ValueError as e:
+    raise UserError(str(e)) from e
+  left_out = set(content) - known - _WITHOUT_EFFECT - set(_ONLY)
+  return ReadConfig(
+    config,
+    _labels(content, source),
+    sorted(left_out),
+    content.get("problem_type"),
+    {head for n in names for head in _ARCHITECTURES[n]} if names else None,
+  )
+
+
+def _is_old_pooler_key(key: str) -> bool:
+  """Of published Chinese and multilingual configs, in both worlds."""
+  return key == "directionality" or key.startswith("pooler_")
+
+
+def _labels(content: dict, source: str) -> list[str] | None:
+  named = content.get("id2label")
+  if named is None:
+    return None
+  numbers = [str(i) for i in range(len(named))] if named else []
+  if not isinstance(named, dict) or set(named) != set(numbers):
+    raise DataError(f"{source}: id2label does not name the labels 0, 1, 2, ...")
+  labels = [str(named[i]) for i in numbers]
+  if len(set(labels)) < len(labels):
+    raise DataError(f"{source}: id2label has two labels of one name")
+  return labels
+
+
+def read_config(folder: str) -> ReadConfig:
+  """`from_their_config` of a folder's config.json.
+
+  Raises:
+    UserError: it is not there, no JSON, or as `from_their_config`.
+  """
+  path = os.path.join(folder, CONFIG_FILE)
+  content = json_files.read(path)
+  if not isinstance(content, dict):
+    raise DataError(f"{path}: not a JSON object")
+  return from_their_config(content, path)
+
+
+def write_config(folder: str, content: dict) -> None:
+  """Writes config.json into a folder."""
+  json_files.write(os.path.join(folder, CONFIG_FILE), content)

@@ -1,0 +1,233 @@
+"""Precision by part of the network: the one place that decides on casts.
+
+Variables are float32, and so are gradients from the all-reduce on: unscaling,
+the finite check, clipping, the optimizer. In between, a `Policy` names the type
+in which each part of the network computes. The default for 16 bits:
+
+  part           computes           in
+  embeddings     lookup, sum, norm  float32
+  attention      Q, K, V, scores, context, output: matmuls   16 bits
+  feed_forward   both matmuls       16 bits
+  heads          pooler, masked LM and next sentence: matmuls   16 bits
+  softmax        of the attention scores   float32
+  gelu           the intermediate activation, whatever it is   float32
+  layer_norm     and the residual sum before it   float32
+  tanh           the pooler's       float32
+  losses         log softmax, sums  float32
+
+The islands (softmax to losses) compute in their type; what they hand on is
+stored in the type of the matmul that reads it.
+"""
+
+import dataclasses
+
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+
+TYPES = {"fp32": tf.float32, "fp16": tf.float16, "bf16": tf.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """The type in which each part computes; see the module for the parts."""
+
+  embeddings: tf.DType = tf.float32
+  attention: tf.DType = tf.float32
+  feed_forward: tf.DType = tf.float32
+  heads: tf.DType = tf.float32
+  softmax: tf.DType = tf.float32
+  gelu: tf.DType = tf.float32
+  layer_norm: tf.DType = tf.float32
+  tanh: tf.DType = tf.float32
+  losses: tf.DType = tf.float32
+
+  def describe(self) -> str:
+    """The parts by type, for people."""
+    parts = {}
+    for field in dataclasses.fields(self):
+      dtype = getattr(self, field.name)
+      parts.setdefault(dtype, []).append(field.name)
+    return "; ".join(
+      f"{name}: {', '.join(parts[dtype])}"
+      for name, dtype in TYPES.items()
+      if dtype in parts
+    )
+
+  @property
+  def uses_fp16(self) -> bool:
+    """Whether a part computes in float16, whose range needs a loss scale."""
+    return tf.float16 in dataclasses.astuple(self)
+
+
+FP32 = Policy()
+PARTS = tuple(field.name for field in dataclasses.fields(Policy))
+_MATMUL_PARTS = ("attention", "feed_forward", "heads")
+
+
+def make_policy(precision: str, changes: list[str] | None = None) -> Policy:
+  """A policy from --precision and --precision_policy.
+
+  Args:
+    precision: one of `TYPES`, for the matmul parts.
+    changes: (optional) "part=type" each, over the default.
+
+  Raises:
+    UserError: an unknown part or type, or a part that is given twice.
+  """
+  if precision not in TYPES:
+    raise UserError(f"--precision={precision}: not one of {', '.join(TYPES)}")
+  types = dict.fromkeys(_MATMUL_PARTS, TYPES[precision])
+  changed = {}
+  for change in changes or ():
+    part, _, name = change.partition("=")
+    if part not in PARTS or name not in TYPES:
+      raise UserError(
+        f"--precision_policy={change}: want part=type, the part one of "
+        f"{', '.join(PARTS)} and the type one of {', '.join(TYPES)}"
+      )
+    if part in changed:
+      raise UserError(f"--precision_policy: {part} is given twice")
+    changed[part] = TYPES[name]
+  return Policy(**{**types, **changed})
+
+
+def island(function, dtype: tf.DType):
+  """`function`, computed in `dtype`, its result stored in its input's type."""
+  return lambda x: tf.cast(function(tf.cast(x, dtype)), x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScaleConfig:
+  """How the loss scale behaves; fields are named like their flags.
+
+  Attributes:
+    loss_scale: 0 is dynamic; None is 0 with fp16 and 1 without.
+    initial_loss_scale: where a dynamic one starts.
+    loss_scale_window: good updates in a row after which it doubles.
+    loss_scale_hysteresis: overflows until it halves; the first of them only
+      count, and doubling forgets them (DeepSpeed's delayed shift).
+    min_loss_scale: its floor: an overflow leaves a scale that is not above it
+      as it is.
+  """
+
+  loss_scale: float | None = None
+  initial_loss_scale: float = 2.0**16
+  loss_scale_window: int = 1000
+  loss_scale_hysteresis: int = 1
+  min_loss_scale: float = 1.0
+
+  def __post_init__(self):
+    """Raises `UserError` for a number out of its range."""
+    for name in ("initial_loss_scale", "min_loss_scale"):
+      if not getattr(self, name) > 0.0:
+        raise UserError(f"--{name}={getattr(self, name)}: must be positive")
+    for name in ("loss_scale_window", "loss_scale_hysteresis"):
+      if getattr(self, name) < 1:
+        raise UserError(f"--{name}={getattr(self, name)}: must be at least 1")
+    if not self.loss_scale and self.min_loss_scale > self.initial_loss_scale:
+      raise UserError(
+        f"--min_loss_scale={self.min_loss_scale} is above --initial_loss_scale="
+        f"{self.initial_loss_scale}: lower the one or raise the other"
+      )
+    if self.loss_scale is not None and not self.loss_scale >= 0.0:
+      raise UserError(f"--loss_scale={self.loss_scale}: must not be negative")
+
+  def check(self, uses_fp16: bool) -> None:
+    """Raises `UserError` for a loss scale where nothing is in fp16."""
+    if not uses_fp16 and self.loss_scale not in (None, 1.0):
+      raise UserError(
+        f"--loss_scale={self.loss_scale} is for fp16; bf16 and fp32 have the "
+        "range to do without"
+      )
+
+  def floor(self, uses_fp16: bool) -> float:
+    """A scale that is not above this cannot fall any further."""
+    dynamic = uses_fp16 and not self.loss_scale
+    return self.min_loss_scale if dynamic else float("inf")
+
+  def make(self, uses_fp16: bool) -> "LossScale":
+    """The loss scale of a network that uses fp16 or does not; see `check`."""
+    self.check(uses_fp16)
+    if not uses_fp16:
+      return StaticLossScale(1.0)
+    if self.loss_scale:
+      return StaticLossScale(self.loss_scale)
+    return DynamicLossScale(self)
+
+
+class LossScale:
+  """A factor on the loss, so that 16-bit gradients do not underflow."""
+
+  value: tf.Tensor  # float32 scalar
+
+  def update_op(self, finite: tf.Tensor, dropped: tf.Tensor) -> tf.Operation:
+    """The op that follows one update.
+
+    Args:
+      finite: bool scalar, whether the update was applied.
+      dropped: float scalar, micro-batches that were dropped: they overflowed.
+    """
+    raise NotImplementedError
+
+
+class StaticLossScale(LossScale):
+  """Always the same."""
+
+  def __init__(self, value: float):
+    self.value = tf.constant(value, tf.float32, name="loss_scale")
+
+  def update_op(self, finite, dropped):
+    """Nothing to do."""
+    del finite, dropped
+    return tf.no_op(name="keep_loss_scale")
+
+
+class DynamicLossScale(LossScale):
+  """Halves on overflow and doubles after a window of good updates.
+
+  https://arxiv.org/abs/1710.03740 section 3.2.1. The state are variables, so it
+  is in the checkpoint, and all of it happens in the graph.
+  """
+
+  def __init__(self, config: LossScaleConfig):
+    def make(name, value):
+      return tf.get_variable(
+        name,
+        shape=[],
+        dtype=tf.float32,
+        trainable=False,
+        initializer=tf.constant_initializer(value),
+      )
+
+    self._config = config
+    with tf.variable_scope("loss_scale"):
+      self._scale = make("value", config.initial_loss_scale)
+      self._good = make("good_updates", 0.0)
+      self._left = make("overflows_left", float(config.loss_scale_hysteresis))
+    self.value = tf.convert_to_tensor(self._scale)
+
+  def update_op(self, finite, dropped):
+    """Halves, doubles or counts."""
+    overflow = tf.logical_not(finite) | (dropped > 0.0)
+    config, scale = self._config, self.value
+    hysteresis = float(config.loss_scale_hysteresis)
+    left = tf.convert_to_tensor(self._left)
+    good = tf.convert_to_tensor(self._good) + 1.0
+    lower = overflow & (left <= 1.0)
+    grow = tf.logical_not(overflow) & (good >= config.loss_scale_window)
+    # A scale beyond float32's own range could not be undone.
+    grown = tf.maximum(scale, tf.minimum(scale * 2.0, 2.0**126))
+    # A resumed run's may be below a floor that is new: then it stays.
+    lowered = tf.minimum(scale, tf.maximum(scale * 0.5, config.min_loss_scale))
+    new = (
+      (self._scale, tf.where(lower, lowered, tf.where(grow, grown, scale))),
+      (self._good, tf.where(overflow | grow, 0.0, good)),
+      (
+        self._left,
+        tf.where(
+          grow, hysteresis, tf.where(overflow, tf.maximum(left - 1, 1), left)
+        ),
+      ),
+    )
+    with tf.control_dependencies([value for _, value in new]):
+      return tf.group(*[v.assign(value, read_value=False) for v, value in new])

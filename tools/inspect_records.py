@@ -1,0 +1,125 @@
+"""Shows the manifest and the examples of record files, and verifies the files.
+
+  python -m tools.inspect_records 'records/train*.tfrecord'
+
+Verifying reads every checksum, index and record. Status 1 if a file is damaged.
+"""
+
+import collections
+import contextlib
+import itertools
+import os
+import sys
+
+from absl import flags
+
+from common import errors
+from common.errors import DataError
+from data import record_report, records, tf_example, tfrecord
+
+_MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
+
+
+def _features_of_first(
+  paths: list[str], vocab_size: int
+) -> dict[str, tf_example.Feature]:
+  """Of files without a manifest, as their first readable record has them."""
+  for path in paths:
+    with contextlib.suppress(DataError):
+      files = tfrecord.RecordSet([path])
+      first = tf_example.decode_example(files.read(0))
+      names = ("input_ids", "masked_lm_ids", "next_sentence_labels")
+      return records.record_features(
+        *(len(first.get(name, ())) for name in names),
+        vocab_size,
+        dynamic="masked_lm_ids" not in first,
+        whole_words="is_continuation" in first,
+      )
+  return {}  # all are damaged, which verifying tells
+
+
+def _look(
+  paths: list[str], found: tuple[str, records.Manifest] | None, args
+) -> record_report.Survey:
+  """Shows and checks files of one manifest, or without."""
+  manifest_path, manifest = found or (None, None)
+  folder = os.path.dirname(paths[0])
+  encoder = record_report.find_encoder(
+    manifest.tokenizer if manifest else None,
+    folder,
+    args.vocab_file,
+    args.spm_model_file,
+  )
+  if manifest:
+    features, settings = manifest.features(), manifest.mask_settings()
+    infos = {info.name: info for info in manifest.files}
+    print(f"{manifest_path}\n{manifest.describe(folder)}")
+  else:
+    vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
+    features, settings = _features_of_first(paths, vocab_size), None
+    infos = {}
+    print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
+    scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
+    print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
+  if args.num_examples:
+    print(f"\n{record_report.legend(features, settings, encoder)}\n")
+    examples = record_report.examples(paths, features, settings, encoder)
+    for text in itertools.islice(examples, args.num_examples):
+      print(f"{text}\n")
+  survey = record_report.survey(
+    paths,
+    [infos.get(os.path.basename(path)) for path in paths],
+    features,
+    args.verify,
+    args.num_workers,
+  )
+  print(f"{survey.describe(len(paths))}\n")
+  return survey
+
+
+def define_flags() -> None:
+  # Flags may follow the files, as with most commands.
+  flags.FLAGS.set_gnu_getopt()
+  flags.DEFINE_string(
+    "vocab_file",
+    None,
+    "WordPiece vocabulary of the records. Default: the manifest's, if it is in "
+    "the records' folder or the one above.",
+  )
+  flags.DEFINE_string(
+    "spm_model_file", None, "SentencePiece model, instead of --vocab_file."
+  )
+  flags.DEFINE_integer("num_examples", 3, "Examples to show.", lower_bound=0)
+  flags.DEFINE_bool(
+    "verify", True, "Read and check all; if not, count what a sample holds."
+  )
+  flags.DEFINE_integer(
+    "num_workers", None, "Processes. Default: all cores.", lower_bound=1
+  )
+
+
+def main(argv) -> None:
+  # A vocabulary may hold what the terminal's encoding does not.
+  sys.stdout.reconfigure(errors="backslashreplace")
+  # A shell's own globs catch what lies beside records, too.
+  names = [name for name in argv[1:] if not name.endswith(records.NO_RECORDS)]
+  patterns = names or argv[1:]
+  paths = sorted({p for n in patterns for p in records.expand_patterns(n)})
+  found = records.find_manifests(paths)
+  data_sets = collections.defaultdict(list)
+  for path in paths:
+    data_sets[found[path][0] if path in found else None].append(path)
+  total = record_report.Survey()
+  for group in data_sets.values():
+    total = total.plus(_look(group, found.get(group[0]), flags.FLAGS))
+  if total.files < len(paths):
+    raise DataError(
+      f"{len(paths) - total.files} of {len(paths)} files are damaged"
+    )
+  verdict = "all checksums right" if flags.FLAGS.verify else "not verified"
+  print(f"{total.files} files, {total.records:,} records, {verdict}")
+
+
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main, arguments=None)

@@ -1,0 +1,232 @@
+"""Draws the curves of one or more runs from their folders as one picture.
+
+python -m tools.plot_metrics --output=curve.png OUTPUT_DIR [OUTPUT_DIR ...]
+
+One panel for each loss and metric that the runs have, whatever they train, one
+for the learning rate and one for the speed. A single run has its training in
+blue and its evaluations in red; of several each has one colour.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import matplotlib
+import matplotlib.backend_bases
+import matplotlib.ticker
+from absl import flags
+
+from common import errors
+from data import records
+from training import training_hooks
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+# Panels of known keys, in order; other metrics come after the accuracies.
+_LABELS = {
+  "masked_lm_loss": "masked LM loss (nats)",
+  "masked_lm_accuracy": "masked LM accuracy",
+  "next_sentence_loss": "next sentence loss (nats)",
+  "next_sentence_accuracy": "next sentence accuracy",
+  "loss": "loss",
+  "accuracy": "accuracy",
+}
+_LAST = {
+  "learning_rate": "learning rate",
+  "tokens_per_second": "tokens/s, all ranks",
+}
+_ENTROPY_PANEL = "masked_lm_loss"
+_COLUMNS = 2
+_TRAINING_COLOR, _HELD_OUT_COLOR = "#9db8d6", "#b2401f"
+
+
+class Run(NamedTuple):
+  """What a run folder has to draw."""
+
+  name: str
+  train: list  # reports
+  held_out: list  # results of evaluations
+  entropy: float | None  # nats, of its records' tokens
+
+  def panels(self) -> set:
+    """The losses and metrics that it has."""
+    shown = {
+      key
+      for report in self.train
+      for key, value in report.items()
+      if key.endswith(("loss", "accuracy")) and _is_number(value)
+    }
+    # The sum of two losses that have panels of their own.
+    shown -= {"loss"} if "masked_lm_loss" in shown else set()
+    shown |= {
+      key
+      for results in self.held_out
+      for key, value in results.items()
+      if _is_number(value)
+      and key not in ("global_step", "examples")
+      and not key.startswith("best_")
+    }
+    return shown
+
+
+def _is_number(value) -> bool:
+  """Whether it can be drawn: null is what a report has no number of."""
+  return (
+    isinstance(value, (int, float))
+    and not isinstance(value, bool)
+    and math.isfinite(value)
+  )
+
+
+def unigram_entropy(record_files: list[str]) -> float | None:
+  """The entropy in the manifest of the first file; None without a manifest."""
+  found = records.find_manifest(record_files[0]) if record_files else None
+  return found[1].counts.get("unigram_entropy") if found else None
+
+
+def read_run(run_dir: str) -> Run:
+  """Reads a run folder.
+
+  Raises:
+    UserError: it has no reports.
+  """
+  read = lambda name: training_hooks.read_jsonl(os.path.join(run_dir, name))
+  train = read(training_hooks.METRICS_FILE)
+  if not train:
+    raise errors.UserError(
+      f"{run_dir}: no {training_hooks.METRICS_FILE} with reports"
+    )
+  return Run(
+    os.path.normpath(run_dir),
+    train,
+    read(training_hooks.EVAL_METRICS_FILE),
+    unigram_entropy(training_hooks.trained_on(run_dir)),
+  )
+
+
+def panels_of(runs: Sequence[Run]) -> dict:
+  """Key of a report or evaluation -> what its panel is called, in order."""
+  found = set().union(*(run.panels() for run in runs))
+  keys = [key for key in _LABELS if key in found]
+  keys += sorted(found - _LABELS.keys())
+  return {key: _LABELS.get(key, key.replace("_", " ")) for key in keys} | _LAST
+
+
+def _draw(axis, reports: list, key: str, **style) -> None:
+  """One curve, of the reports that have the key."""
+  reports = [r for r in reports if _is_number(r.get(key))]
+  if reports:
+    axis.plot(
+      [r["global_step"] for r in reports], [r[key] for r in reports], **style
+    )
+
+
+def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
+  alone = len(runs) == 1
+  for number, run in enumerate(runs):
+    if key not in run.panels() | _LAST.keys():
+      continue
+    color = f"C{number}"
+    _draw(
+      axis, run.train, key, lw=0.8,
+      # Beside evaluations of the same color.
+      alpha=0.4 if run.held_out and key not in _LAST and not alone else 1.0,
+      color=_TRAINING_COLOR if alone else color,
+      label="training" if alone else None,
+    )  # fmt: skip
+    _draw(
+      axis, run.held_out, key, marker="o", ms=3,
+      color=_HELD_OUT_COLOR if alone else color,
+      label="held out" if alone else None,
+    )  # fmt: skip
+    if key == _ENTROPY_PANEL and run.entropy:
+      axis.axhline(
+        run.entropy, ls="--", lw=1, color="black" if alone else color,
+        label="unigram entropy" if alone else None,
+      )  # fmt: skip
+
+
+def _legend(figure, axes, runs: Sequence[Run]) -> None:
+  """What colours are: of one run the curves, else the runs."""
+  if len(runs) == 1:
+    axes[0].legend()
+    return
+  handles = [
+    plt.Line2D([], [], color=f"C{number}", lw=2) for number in range(len(runs))
+  ]
+  names = [run.name for run in runs]
+  handles += [
+    plt.Line2D([], [], color="grey", lw=0.8, alpha=0.6),
+    plt.Line2D([], [], color="grey", marker="o", ms=3),
+  ]
+  names += ["training", "held out"]
+  if any(run.entropy for run in runs):
+    handles.append(plt.Line2D([], [], color="grey", ls="--", lw=1))
+    names.append("unigram entropy")
+  figure.legend(handles, names, loc="outside lower center", ncols=2)
+
+
+def check_output(output: str) -> None:
+  """Raises `UserError` for a name that says no format of a picture."""
+  known = set(matplotlib.backend_bases.FigureCanvasBase.filetypes)
+  known -= {"pgf"}  # which needs LaTeX
+  if os.path.splitext(output)[1][1:].lower() not in known:
+    raise errors.UserError(
+      f"--output={output}: the name must end in a known format: "
+      f"{', '.join(f'.{name}' for name in sorted(known))}"
+    )
+
+
+def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
+  """Draws losses, metrics, learning rates and speeds over updates.
+
+  Args:
+    run_dirs: one or more folders of run_*.py.
+    output: the picture to write, as PNG or what its name ends in.
+    title: text above; default: the folder, of one run.
+
+  Raises:
+    UserError: a folder has no reports, or `output` no known format.
+  """
+  check_output(output)
+  runs = [read_run(run_dir) for run_dir in run_dirs]
+  panels = panels_of(runs)
+  rows = -(-len(panels) // _COLUMNS)
+  figure, axes = plt.subplots(
+    rows, _COLUMNS, sharex=True, figsize=(11, 3.3 * rows + 0.4),
+    layout="constrained",
+  )  # fmt: skip
+  axes = list(axes.flat)
+  for axis, (key, label) in zip(axes, panels.items(), strict=False):
+    _draw_panel(axis, key, runs)
+    axis.set_ylabel(label)
+    axis.grid(alpha=0.3)
+    if key == "tokens_per_second":
+      axis.set_ylim(bottom=0.0)
+  for axis in axes[len(panels) :]:
+    axis.set_axis_off()
+  for axis in axes[max(0, len(panels) - _COLUMNS) : len(panels)]:
+    axis.set_xlabel("update")
+    axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    axis.tick_params(labelbottom=True)
+  _legend(figure, axes, runs)
+  figure.suptitle(title or (runs[0].name if len(runs) == 1 else ""))
+  figure.savefig(output, dpi=120)
+  plt.close(figure)
+
+
+def main(argv: list) -> None:
+  plot(argv[1:], flags.FLAGS.output, flags.FLAGS.title)
+  print(flags.FLAGS.output)
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string(
+    "output", "curve.png", "Picture to write: .png, .svg, .pdf, ..."
+  )
+  flags.DEFINE_string(
+    "title", "", "Text above; default: the folder, if it is one."
+  )
+  errors.run_main(main, arguments=None)

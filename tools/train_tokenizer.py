@@ -1,0 +1,250 @@
+"""Trains a WordPiece vocabulary or a SentencePiece model on text files.
+
+  python -m tools.train_tokenizer --input_file='corpus/train.txt' \\
+      --output_file=vocab.txt --vocab_size=8192
+
+The same text and flags give the same file. The functions are the library, the
+flags exist only when this file is run.
+"""
+
+import collections
+import contextlib
+import io
+import os
+from collections.abc import Iterable
+
+import sentencepiece
+from absl import flags
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import tokenization
+from common import errors
+from data import records, text_files
+
+_MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
+
+
+def _most_frequent_characters(
+  words: "collections.Counter[str]", limit: int
+) -> frozenset[str]:
+  """At most `limit`, with ties broken by code point, not by a hash table."""
+  letters = collections.Counter()
+  for word, count in words.items():
+    for letter in word:
+      letters[letter] += count
+  return frozenset(sorted(letters, key=lambda c: (-letters[c], c))[:limit])
+
+
+def _merge(
+  words: list[str], counts: "collections.Counter[str]", vocab_size: int
+) -> dict[str, int]:
+  """Trains on words by how often they occur; returns token -> id."""
+  # The library numbers letters inside of words as its hash table yields the
+  # words, and breaks ties between merges by these numbers. Naming them here
+  # fixes the numbers, without which no two runs give the same vocabulary.
+  inside = sorted({"##" + letter for word in words for letter in word[1:]})
+  required = [*tokenization.SPECIAL_TOKENS, *inside]
+  tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=vocab_size,
+    special_tokens=required,
+    limit_alphabet=len(set().union(*words)),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(
+    (" ".join([word] * counts[word]) for word in words), trainer
+  )
+  return tokenizer.get_vocab(with_added_tokens=True)
+
+
+def _check_size(vocab_size: int) -> None:
+  if not 1 <= vocab_size <= _MAX_VOCAB_SIZE:
+    raise errors.DataError(
+      f"--vocab_size={vocab_size}: must be 1 to {_MAX_VOCAB_SIZE:,}"
+    )
+
+
+def train_wordpiece(
+  lines: Iterable[str],
+  output_file: str,
+  vocab_size: int,
+  do_lower_case: bool = True,
+  max_alphabet: int = 6000,
+) -> int:
+  """Trains a WordPiece vocabulary and writes it, one token a line.
+
+  The same lines give the same file. [PAD] is id 0; then [UNK], [CLS], [SEP],
+  [MASK], single characters, and pieces by the time they were merged.
+
+  Args:
+    lines: the text.
+    output_file: vocab.txt to write.
+    vocab_size: tokens wanted at most; a small corpus may give fewer.
+    do_lower_case: as the flag of the scripts that will use it.
+    max_alphabet: the most frequent characters to keep (at most as many as the
+      vocabulary can hold); words with another one become [UNK]. Chinese needs
+      about 6,000.
+
+  Returns:
+    The number of tokens written.
+
+  Raises:
+    DataError: no words in `lines`, or `vocab_size` cannot spell one.
+  """
+  _check_size(vocab_size)
+  split, words = tokenization.WordSplitter(do_lower_case), collections.Counter()
+  limit = tokenization.MAX_INPUT_CHARS_PER_WORD
+  for line in lines:
+    # Longer ones are [UNK] for any vocabulary, and merging takes the square of
+    # their length.
+    words.update(word for word in split(line) if len(word) <= limit)
+  if not words:
+    raise errors.DataError("no words to train a vocabulary on: empty input?")
+  # A character may need two tokens: at the start of words and inside.
+  room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
+  alphabet = _most_frequent_characters(words, max(0, min(max_alphabet, room)))
+  kept = sorted(word for word in words if alphabet.issuperset(word))
+  if not kept:
+    raise errors.DataError(
+      f"--vocab_size={vocab_size} is too small: not one word of the text can "
+      "be spelt with so few characters"
+    )
+  vocab = _merge(kept, words, vocab_size)
+  _write_whole(
+    output_file,
+    "".join(f"{token}\n" for token in sorted(vocab, key=vocab.get)).encode(),
+  )
+  return len(vocab)
+
+
+def train_sentencepiece(
+  lines: Iterable[str],
+  output_file: str,
+  vocab_size: int,
+  do_lower_case: bool = True,
+) -> int:
+  """Trains a SentencePiece unigram model with BERT's special pieces.
+
+  [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]. The last three are control
+  symbols: text that spells them does not become them.
+
+  Args:
+    lines: the text.
+    output_file: the model file to write.
+    vocab_size: pieces wanted at most; a small corpus may give fewer.
+    do_lower_case: trains on lower-cased text; `SentencePieceEncoder` must then
+      be given the same.
+
+  Returns:
+    The number of pieces.
+
+  Raises:
+    DataError: the text is empty or too small for such a vocabulary.
+  """
+  _check_size(vocab_size)
+  if do_lower_case:
+    lines = (line.lower() for line in lines)
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=(line for line in lines if line.strip()),
+      model_writer=model,
+      vocab_size=vocab_size,
+      hard_vocab_limit=False,
+      character_coverage=0.9995,  # the library's advice for large alphabets
+      input_sentence_size=2_000_000,
+      shuffle_input_sentence=True,  # from a fixed seed of the library
+      num_threads=1,  # more threads sum floats in another order
+      pad_id=0,
+      unk_id=1,
+      bos_id=-1,
+      eos_id=-1,
+      pad_piece=tokenization.PAD,
+      unk_piece=tokenization.UNK,
+      control_symbols=[tokenization.CLS, tokenization.SEP, tokenization.MASK],
+      minloglevel=2,
+    )
+  except RuntimeError as e:
+    raise errors.DataError(
+      f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
+    ) from e
+  _write_whole(output_file, model.getvalue())
+  loaded = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+  return loaded.get_piece_size()
+
+
+def _write_whole(path: str, data: bytes) -> None:
+  """Writes a file, whole or not at all."""
+  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+  try:
+    with open(path + ".tmp", "wb") as f:
+      f.write(data)
+    os.replace(path + ".tmp", path)
+  except BaseException:
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(path + ".tmp")
+    raise
+
+
+# -----------------------------------------------------------------------------
+# The command
+# -----------------------------------------------------------------------------
+
+
+def _define_flags() -> None:
+  flags.DEFINE_string(
+    "input_file",
+    None,
+    "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
+    "comma-separated.",
+    required=True,
+  )
+  flags.DEFINE_string(
+    "text_field", "text", "The field of a .jsonl record that holds its text."
+  )
+  flags.DEFINE_string(
+    "encoding",
+    "utf-8",
+    "The text's encoding, any of Python's. Bytes that are not in it are an "
+    "error.",
+  )
+  flags.DEFINE_string(
+    "output_file", None, "vocab.txt or the model file to write.", required=True
+  )
+  flags.DEFINE_integer(
+    "vocab_size", 30522, "Tokens wanted at most; small texts may give fewer."
+  )
+  flags.DEFINE_enum(
+    "tokenizer",
+    "wordpiece",
+    ["wordpiece", "sentencepiece"],
+    "wordpiece: BERT's vocab.txt; sentencepiece: a unigram model.",
+  )
+  flags.DEFINE_bool(
+    "do_lower_case",
+    True,
+    "Whether the scripts that use it lower-case the text.",
+  )
+
+
+def main(_) -> None:
+  args = flags.FLAGS
+  train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
+  size = train[args.tokenizer](
+    text_files.read_lines(
+      records.expand_patterns(args.input_file),
+      text_files.TextFormat(text_field=args.text_field, encoding=args.encoding),
+    ),
+    args.output_file,
+    args.vocab_size,
+    args.do_lower_case,
+  )
+  print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")
+  if size < args.vocab_size:
+    print(f"The text gave no more; --vocab_size was {args.vocab_size:,}.")
+
+
+if __name__ == "__main__":
+  _define_flags()
+  errors.run_main(main)

@@ -1,0 +1,86 @@
+"""--xla: which parts of the training step XLA compiles.
+
+  off      none
+  auto     what TensorFlow's own clustering finds
+  layers   the work of each layer between its matmuls, forward and backward each
+           a program of its own, so that a layer's gradients leave while earlier
+           layers still run backward; and the update
+  step     forward and backward pass of a micro-batch as one program; the update
+
+Matmuls stay out of the programs of `layers`: XLA runs them no faster than
+oneDNN and cuBLAS, which they would reach anyway, and on CPUs runs bfloat16 at
+float32's rate. The all-reduce is in none.
+"""
+
+import contextlib
+import contextvars
+import functools
+import os
+
+from common.tensorflow_v1 import tf
+
+MODES = ("off", "auto", "layers", "step")
+
+_current = contextvars.ContextVar("xla", default=("off", {}))
+
+
+def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
+  """`config`, with TensorFlow's clustering on where the mode is "auto"."""
+  if name == "auto":
+    # Without this flag, which is read once, it leaves out what runs on a CPU.
+    flags = os.environ.get("TF_XLA_FLAGS", "")
+    if "--tf_xla_cpu_global_jit" not in flags:
+      os.environ["TF_XLA_FLAGS"] = f"{flags} --tf_xla_cpu_global_jit".strip()
+    config.graph_options.optimizer_options.global_jit_level = (
+      tf.OptimizerOptions.ON_2
+    )
+  return config
+
+
+@contextlib.contextmanager
+def mode(name: str):
+  """The graph that is built inside is compiled as `name` of `MODES` says."""
+  token = _current.set((name, {}))
+  try:
+    yield
+  finally:
+    _current.reset(token)
+
+
+@contextlib.contextmanager
+def _variables_of(graph):
+  """`tf.get_variable` in a function that is traced makes them in `graph`."""
+
+  def outside(getter, *args, **kwargs):
+    with graph.as_default(), tf.control_dependencies(None):
+      return getter(*args, **kwargs)
+
+  with tf.variable_scope(tf.get_variable_scope(), custom_getter=outside):
+    yield
+
+
+def compiled(function, modes=("layers",), **static):
+  """`function` as one program where the mode is one of `modes`.
+
+  Args:
+    function: a pure function of tensors, or one that assigns to variables.
+    modes: those in which it is compiled; in others it is called as it is.
+    **static: further arguments, hashable. The same function, static arguments
+      and shapes are compiled once for a graph, however often they are called.
+
+  Returns:
+    A function of the tensors.
+  """
+  name, programs = _current.get()
+  if name not in modes:
+    return functools.partial(function, **static)
+  graph = tf.get_default_graph()
+
+  def traced(*tensors):
+    with _variables_of(graph):
+      return function(*tensors, **static)
+
+  key = (function, tuple(sorted(static.items())))
+  if key not in programs:
+    programs[key] = tf.function(traced, autograph=False, jit_compile=True)
+  return programs[key]
