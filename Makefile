@@ -52,10 +52,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests --ignore=tests/distributed
+	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests/unit
 
 distributed-test: $(READY)
-	$(BIN)/python -m pytest -q -m '$(SLOW)' tests/distributed
+	$(BIN)/python -m pytest -q -m '$(SLOW)' tests/ranks tests/faults
 
 bench: $(READY)
 	@for precision in fp32 bf16; do \

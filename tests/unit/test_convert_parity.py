@@ -73,7 +73,7 @@ def peer(tmp_path_factory):
   def run(jobs):
     path = tmp_path_factory.mktemp("jobs") / "jobs.json"
     path.write_text(json.dumps(jobs))
-    script = f"{runs.ROOT}/tests/transformers_peer.py"
+    script = f"{runs.ROOT}/tests/support/transformers_peer.py"
     done = subprocess.run(
       [PYTHON, script, str(path)],
       capture_output=True,

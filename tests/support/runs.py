@@ -18,7 +18,9 @@ from training import training_hooks
 # For what hangs only: a machine may be many times slower than another.
 HANG_SECONDS = 600
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(
+  os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+)
 BIN = os.path.dirname(sys.executable)
 
 

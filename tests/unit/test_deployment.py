@@ -1,7 +1,7 @@
 """docker/: what can be said of images, manifests and scripts without a cluster.
 
 They are held against the repository and each other: paths, flags, ports, users.
-`tests/distributed/test_launch.py` has the ranks.
+`tests/ranks/test_launch.py` has the ranks.
 """
 
 import os

@@ -4,7 +4,7 @@
 
 A job is ["make", FOLDER, CLASS, CONFIG, SEED], ["run", FOLDER, CLASS,
 BATCH.npz, OUTPUTS.npz] or ["tokenize", FOLDER, TEXTS.json, IDS.json].
-`tests/test_convert_checkpoint.py` runs it; it imports nothing of this project.
+`tests/unit/test_convert_parity.py` runs it; it imports nothing of this project.
 """
 
 import json

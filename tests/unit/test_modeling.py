@@ -24,7 +24,7 @@ TINY = {
   "max_position_embeddings": 16,
   "type_vocab_size": 2,
 }
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import functools
 import pathlib
 import subprocess
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 # From below to above: a module imports from its own layer and from lower ones.
 # A name is a folder or a module of the top level.
 LAYERS = (

@@ -16,7 +16,9 @@ from common import errors
 from common.tensorflow_v1 import tf
 from model.bert_config import BertConfig
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(
+  os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+)
 RESULTS = os.path.join(ROOT, "benchmarks", "results")
 TINY = BertConfig.from_dict(conftest.TINY)
 MINI = scaling_model.read_config("bert_mini.json")

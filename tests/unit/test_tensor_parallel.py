@@ -1,4 +1,4 @@
-"""Tensor slicing as one rank sees it; the rest is in distributed/."""
+"""Tensor slicing as one rank sees it; the rest is in tests/ranks."""
 
 import types
 
