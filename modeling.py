@@ -466,9 +466,7 @@ def pretraining_model(
     slices: a `tensor_parallel.Slices`; all slices have the same batch.
 
   Returns:
-    PretrainingSums. The gradient of the global batch's loss is that of
-    masked_lm_loss / (global masked_lm_weight) + next_sentence_loss / (global
-    next_sentence_weight), added up over ranks and micro-batches.
+    PretrainingSums.
   """
   model = BertModel(
     config,
@@ -516,6 +514,24 @@ def pretraining_model(
     next_sentence_correct,
     tf.reduce_sum(pair_weights),
     tf.reduce_sum(tokens * example_weights),
+  )
+
+
+def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
+  """THE loss, float32 scalar: a micro-batch's share of the global batch's.
+
+  The mean over the masked tokens of the global batch plus the mean over its
+  sentence pairs. Shares add up over micro-batches and ranks.
+
+  Args:
+    sums: of the micro-batch.
+    weights: float32 [2], the sums of masked_lm_weight and next_sentence_weight
+      over the global batch.
+  """
+  masked_lm_weight, next_sentence_weight = tf.unstack(tf.maximum(weights, 1.0))
+  return (
+    sums.masked_lm_loss / masked_lm_weight
+    + sums.next_sentence_loss / next_sentence_weight
   )
 
 

@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from gradients import distributed, lr_schedule, zero
+from gradients import all_reduce, lr_schedule
+from gradients.adamw import AdamWeightDecayOptimizer
+from gradients.lamb import LAMBOptimizer
 from gradients.optimizers import (
   EXCLUDE_FROM_WEIGHT_DECAY,
   WEIGHT_DECAY_RATE,
-  AdamWeightDecayOptimizer,
-  LAMBOptimizer,
   OptimizerConfig,
 )
 from model import tensor_parallel
-from xla_patches import jit
 
 __all__ = [
   "AdamWeightDecayOptimizer",
@@ -69,11 +68,6 @@ def create_optimizer(
     return tf.group(tf.assign(global_step, step + 1))
 
 
-def half_squares(gradients) -> tf.Tensor:
-  """float [n]: half the sum of squares of each gradient."""
-  return tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
-
-
 def first_below(values, bound) -> tf.Tensor:
   """The index of the first of `values`, [n], that is below, or -1; int32."""
   below = values < bound
@@ -94,11 +88,11 @@ class LocalAccumulation(tf.train.Optimizer):
   stored, and each gradient can leave as soon as it is computed.
   """
 
-  def __init__(self, micro_batches: int, slices=tensor_parallel.WHOLE):
+  def __init__(self, micro_batches: int, slices: tensor_parallel.Slices):
     super().__init__(use_locking=False, name="LocalAccumulation")
     self.micro_batches, self._slices = micro_batches, slices
 
-  def compute_gradients(self, backward):
+  def compute_gradients(self, gradients, sums):
     """See the class.
 
     Sets `self.gradients` (what it returns, without the variables),
@@ -110,13 +104,12 @@ class LocalAccumulation(tf.train.Optimizer):
     gradient was not finite).
 
     Args:
-      backward: () -> (gradients of the trainable variables, float [n] sums to
-        be added up alongside).
+      gradients: of the trainable variables.
+      sums: float [n], to be added up alongside.
 
     Returns:
       List of (gradient, variable).
     """
-    gradients, sums = backward()
     variables = tf.trainable_variables()
     if self.micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
@@ -147,7 +140,9 @@ class LocalAccumulation(tf.train.Optimizer):
       )
       for i, value in enumerate(values)
     ]
-    bad = 1.0 - tf.cast(tf.is_finite(half_squares(gradients)), tf.float32)
+    bad = 1.0 - tf.cast(
+      tf.is_finite(all_reduce.half_squares(gradients)), tf.float32
+    )
     bad = self._slices.agree(bad)
     counts = tf.concat([bad, filled[None]], axis=0)
     count_store = tf.get_local_variable(
@@ -224,65 +219,50 @@ class TrainOps(NamedTuple):
 
 
 def build_train_ops(
-  forward,
+  gradients: list,
+  sums: dict,
   optimizer: tf.train.Optimizer,
-  comm,
+  exchange: all_reduce.AllReduce,
   micro_batches: int,
+  loss_scale: mixed_precision.LossScale | None = None,
   clip_norm: float = 1.0,
   prenormalize: bool = False,
-  loss_scale: mixed_precision.LossScale | None = None,
-  allreduce: distributed.AllreduceConfig | None = None,
   samples: tuple | None = None,
 ) -> TrainOps:
-  """The one gradient order.
+  """The one gradient order, from a micro-batch's gradients on.
 
   Args:
-    forward: () -> (loss, sums) of a micro-batch. The loss is a float scalar,
-      this micro-batch's share of the global batch's: shares add up over
-      micro-batches and ranks, so gradients are summed. sums, name -> float
-      scalar, are summed over the global batch for reporting.
+    gradients: of the trainable variables, from this micro-batch's share of the
+      global batch's loss times the loss scale. Shares add up over micro-batches
+      and ranks, so gradients are summed.
+    sums: name -> float scalar, summed over the global batch for reporting.
     optimizer: one of `optimizers`; its `learning_rate` is a scalar Tensor.
-    comm: a `distributed.Comm`; with slices of the model `optimizer` and what is
-      reported are of this one, but norms are of the whole.
+    exchange: of `exchange.make`.
     micro_batches: micro-batches of one rank's update.
+    loss_scale: (optional) the `mixed_precision.LossScale`; 1 without it.
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
     prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
-    loss_scale: (optional) a `mixed_precision.LossScale`; 1 without it.
-    allreduce: (optional) a `distributed.AllreduceConfig`.
     samples: (variable, n): a counter that each update advances by n.
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
-  scale = loss_scale.value
-  world, comm = comm, comm.data
-  slices = tensor_parallel.Slices(world.slices)
-  names = []
-
-  # Scale the loss; add up micro-batches locally; one all-reduce per update.
-  def backward():
-    loss, sums = forward()
-    names.extend(sums)
-    scaled_loss = tf.multiply(loss, scale, name="scaled_loss")
-    gradients = tf.gradients(scaled_loss, tf.trainable_variables())
-    return gradients, tf.stack(list(sums.values()), name="sums")
-
-  local = LocalAccumulation(micro_batches, slices)
-  allreduce = allreduce or distributed.AllreduceConfig()
-  if allreduce.zero:
-    over_ranks = zero.ShardedOptimizer(local, world, allreduce)
-  else:
-    over_ranks = comm.distributed_optimizer(local, allreduce, scale)
-  pairs = over_ranks.compute_gradients(jit.compiled(backward, ("step",)))
-  # With ZeRO a gradient is this rank's part of a group's, the other a shard.
-  gradients = [gradient for gradient, _ in pairs]
+  scale, comm = loss_scale.value, exchange.comm
   variables = tf.trainable_variables()
+
+  # Add up micro-batches locally; one exchange between ranks for each update.
+  local = LocalAccumulation(micro_batches, exchange.slices)
+  pairs = exchange.compute_gradients(
+    local, gradients, tf.stack(list(sums.values()), name="sums")
+  )
   reduced = comm.allreduce(
     tf.concat(
       [[local.kept, local.filled], local.nonfinite, local.sums], axis=0
     ),
     name="kept_nonfinite_sums",
   )
-  waiting = comm.seconds_between(local.gradients, [*gradients, reduced])
-  counts, nonfinite, totals = tf.split(reduced, [2, len(variables), len(names)])
+  waiting = comm.seconds_between(
+    local.gradients, [*(gradient for gradient, _ in pairs), reduced]
+  )
+  counts, nonfinite, totals = tf.split(reduced, [2, len(variables), len(sums)])
   (kept, filled), totals = tf.unstack(counts), tf.unstack(totals)
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
@@ -292,8 +272,7 @@ def build_train_ops(
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
   # Not tf.add_n: the order in which it adds depends on which of its inputs
   # others have finished with, so the last bit of the norm would too.
-  squares_of = over_ranks.half_squares if allreduce.zero else half_squares
-  squares = slices.totals(squares_of(gradients), variables)
+  squares = exchange.half_squares(pairs)
   grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
@@ -307,10 +286,9 @@ def build_train_ops(
   factor = unscale * clip
 
   # Apply or skip.
-  if slices.size > 1 and optimizer.has_trust_ratios:
-    optimizer.norm = slices.norm
-  apply_or_skip = over_ranks.apply_or_skip if allreduce.zero else _apply_or_skip
-  applied, trust_ratios = apply_or_skip(optimizer, factor, pairs, finite)
+  applied, trust_ratios = exchange.apply_or_skip(
+    optimizer, factor, pairs, finite
+  )
   skipped = tf.get_variable(
     "skipped_updates",
     shape=[],
@@ -329,16 +307,14 @@ def build_train_ops(
     # Update the loss scale.
     updates.append(loss_scale.update_op(finite, dropped))
     updates.append(skipped.assign(skipped_updates, read_value=False))
-  if allreduce.powersgd_rank:
-    updates.append(over_ranks.commit(finite))
-  update = tf.group(*updates)
+  update = tf.group(*updates, exchange.after_update(finite))
 
   # To blame: what is not finite in the sum, else what was dropped before it.
   blamed = tf.cast(tf.is_finite(squares), tf.float32) - nonfinite
   return TrainOps(
     accumulate=local.accumulate_op,
     update=update,
-    sums=dict(zip(names, totals, strict=True)),
+    sums=dict(zip(sums, totals, strict=True)),
     grad_norm=grad_norm,
     learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
     loss_scale=scale,
@@ -350,39 +326,3 @@ def build_train_ops(
     all_reduce_seconds=waiting,
     variables=variables,
   )
-
-
-def _apply_or_skip(optimizer, factor, pairs, finite) -> tuple:
-  """Applies the gradients times `factor` where they are `finite`.
-
-  Args:
-    optimizer: one of `optimizers`.
-    factor: float scalar Tensor.
-    pairs: [(gradient, variable), ...].
-    finite: bool scalar Tensor.
-
-  Returns:
-    The op, and float [variables] trust ratios, 0 if skipped; [0] for an
-    optimizer without.
-  """
-  gradients, variables = zip(*pairs, strict=True)
-  optimizer.create_slots(variables)  # here, not inside of the condition
-
-  def apply(factor, *gradients):
-    scaled = [gradient * factor for gradient in gradients]
-    pairs = list(zip(scaled, variables, strict=True))
-    with tf.control_dependencies([optimizer.apply_gradients(pairs)]):
-      return tf.stack([factor, *optimizer.trust_ratios])
-
-  ratios = len(variables) if optimizer.has_trust_ratios else 0
-  # Norms over slices are all-reduced, which is not for XLA.
-  modes = () if optimizer.norm else ("layers", "step")
-  # A compiled function heeds the condition around it in its arguments only:
-  # what tf.identity gives inside of a condition that does not hold is dead.
-  applied = tf.cond(
-    finite,
-    lambda: jit.compiled(apply, modes)(tf.identity(factor), *gradients),
-    lambda: tf.pad(factor[None], [[0, ratios]]),
-    name="apply_or_skip",
-  )
-  return applied.op, applied[1:]

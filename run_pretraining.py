@@ -30,6 +30,7 @@ from training import (
   training_run,
 )
 from training.pretraining_config import BEST_BY, PretrainingConfig
+from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
 
@@ -144,7 +145,7 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   )
   batches = input_pipeline.training_batches(source, order, plan, comm.data)
   state = checkpointing.TrainingState(order)
-  ops = training_graph(config, batches.next, state, plan, comm)
+  ops = training_step(config, batches.next, state, plan, comm)
   return train_loop.Task(
     plan=plan,
     ops=ops,
@@ -167,12 +168,24 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   )
 
 
-def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
-  """Model, loss and update; arguments as of `training_run.training_ops`."""
+def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
+  """From a micro-batch to new weights: the algorithm, top to bottom.
 
-  def forward(batch, dropout_seed):
+  Args:
+    config: a `PretrainingConfig`.
+    micro: an `input_pipeline.MicroBatch`.
+    state: a `checkpointing.TrainingState`, advanced by the update.
+    plan: a `training_plan.TrainingPlan`.
+    comm: a `distributed.Comm`.
+  """
+  loss_scale = config.loss_scale.make(config.uses_fp16)
+  dropout_seed = training_run.dropout_seed(config, comm, micro)
+  # Reduced while the forward pass runs; the loss is a mean over all ranks.
+  global_weights = comm.data.allreduce(micro.weights, name="global_counts")
+
+  def forward_and_backward():
     sums = modeling.pretraining_model(
-      batch,
+      micro.batch,
       config.bert,
       is_training=True,
       dropout_seed=dropout_seed,
@@ -180,9 +193,13 @@ def training_graph(config, micro, state, plan, comm) -> optimization.TrainOps:
       recompute=config.recompute,
       slices=Slices(comm.slices),
     )
-    return [sums.masked_lm_loss, sums.next_sentence_loss], sums._asdict()
+    loss = modeling.pretraining_loss(sums, global_weights) * loss_scale.value
+    return tf.gradients(loss, tf.trainable_variables()), sums
 
-  return training_run.training_ops(config, micro, forward, state, plan, comm)
+  gradients, sums = jit.compiled(forward_and_backward, ("step",))()
+  return training_run.train_ops(
+    config, gradients, sums._asdict(), loss_scale, state, plan, comm
+  )
 
 
 def losses(sums: dict) -> dict:
@@ -294,7 +311,7 @@ def dry_run(config: PretrainingConfig) -> None:
     examples = input_pipeline.fake_batch(shape, small.micro_batch)
     micro = input_pipeline.fixed_micro_batch(examples, small.accumulation)
     state = checkpointing.TrainingState()
-    ops = training_graph(config, micro, state, small, comm)
+    ops = training_step(config, micro, state, small, comm)
     say(*parameter_table(ops.variables), "")
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(

@@ -20,13 +20,10 @@ from training import train_loop
 FLAGS = tf.flags.FLAGS
 
 CASES = {
-  "each": distributed.AllreduceConfig(allreduce_groups=0),
-  "four groups": distributed.AllreduceConfig(allreduce_groups=4),
-  "one group": distributed.AllreduceConfig(allreduce_groups=1),
-  "one group, fp16": distributed.AllreduceConfig(
-    allreduce_groups=1, fp16_allreduce=True
-  ),
-  "adasum": distributed.AllreduceConfig(adasum=True),
+  "each": {"groups": 0},
+  "four groups": {"groups": 4},
+  "one group": {"groups": 1},
+  "one group, fp16": {"groups": 1, "fp16": True},
 }
 
 
@@ -57,12 +54,11 @@ def main(_) -> None:
     tf.get_variable(f"v{i}", initializer=tf.ones([size]))
     for i in range(FLAGS.tensors)
   ]
-  for name, config in CASES.items():
+  for name, case in CASES.items():
     with tf.name_scope(name.replace(", ", "_").replace(" ", "_")):
       pairs = [(v * 2.0, v) for v in variables]
-      reduced = comm.distributed_optimizer(_Given(), config).compute_gradients(
-        pairs
-      )
+      optimizer = comm.distributed_optimizer(_Given(), **case)
+      reduced = optimizer.compute_gradients(pairs)
       # Fetched one by one: a group of them would be optimised away.
       ops[name] = [gradient.op for gradient, _ in reduced]
   seconds = {name: [] for name in ops}

@@ -20,7 +20,7 @@ import numpy as np
 
 import run_pretraining
 from common.tensorflow_v1 import tf
-from gradients import distributed, optimizers
+from gradients import distributed, moments
 from model import model_flops
 from training import checkpointing, input_pipeline, reporting, train_loop
 from training.pretraining_config import PretrainingConfig
@@ -106,7 +106,7 @@ class Step:
       tf.train.get_or_create_global_step()
       micro = self._micro_batch()
       state = checkpointing.TrainingState()
-      self.ops = run_pretraining.training_graph(
+      self.ops = run_pretraining.training_step(
         config, micro, state, self.plan, comm
       )
       self._accumulate = self.ops.accumulate
@@ -123,14 +123,13 @@ class Step:
   @property
   def optimizer_mb(self) -> float:
     """Of the moments that this rank has, MB of 2^20 bytes."""
-    slots = optimizers.SLOTS
     with self.session.graph.as_default():
-      moments = [
-        v
+      sizes = [
+        v.shape.num_elements()
         for v in tf.global_variables()
-        if v.op.name.endswith(slots) or v.op.name.startswith("zero/")
+        if v.op.name.endswith(moments.SLOTS)
       ]
-    return 4 * sum(v.shape.num_elements() for v in moments) / 2**20
+    return 4 * sum(sizes) / 2**20
 
   def _micro_batch(self):
     config, plan = self.config, self.plan

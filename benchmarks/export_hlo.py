@@ -79,7 +79,7 @@ def trace(config: PretrainingConfig, plan, shape):
         ),
       )
       state = checkpointing.TrainingState()
-      ops = run_pretraining.training_graph(
+      ops = run_pretraining.training_step(
         config, micro, state, plan, distributed.Comm()
       )
       with tf.control_dependencies([ops.update]):

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+import optimization
 import tokenization
 from common import errors
 from common.errors import UserError
@@ -28,6 +29,7 @@ from training import (
   training_run,
 )
 from training.run_config import RunConfig
+from xla_patches import jit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,23 +269,9 @@ def training(task: Task, config, comm) -> train_loop.Task:
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
 
-  def forward(batch, dropout_seed):
-    head = task.head(batch, True, dropout_seed)
-    loss = tf.reduce_sum(head.losses * batch.weights)
-    real_rows = tf.cast(batch.weights[:, :1] > 0, tf.float32)
-    tokens = tf.cast(batch.input_mask > 0, tf.float32) * real_rows
-    return [loss], {
-      "loss": loss,
-      "correct": tf.reduce_sum(head.correct * batch.weights),
-      "examples": tf.reduce_sum(batch.weights),
-      "tokens": tf.reduce_sum(tokens),
-    }
-
   return train_loop.Task(
     plan=plan,
-    ops=training_run.training_ops(
-      config, batches.next, forward, state, plan, comm
-    ),
+    ops=training_step(task, config, batches.next, state, plan, comm),
     state=state,
     source=source,
     batches=batches,
@@ -302,6 +290,35 @@ def training(task: Task, config, comm) -> train_loop.Task:
     ),
     wishes=train_loop.Wishes(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
+  )
+
+
+def training_step(
+  task, config, micro, state, plan, comm
+) -> optimization.TrainOps:
+  """From a micro-batch to new weights; arguments as of pre-training's."""
+  loss_scale = config.loss_scale.make(config.uses_fp16)
+  dropout_seed = training_run.dropout_seed(config, comm, micro)
+  examples = comm.data.allreduce(micro.weights, name="global_counts")
+
+  def forward_and_backward():
+    batch = micro.batch
+    head = task.head(batch, True, dropout_seed)
+    loss = tf.reduce_sum(head.losses * batch.weights)
+    real_rows = tf.cast(batch.weights[:, :1] > 0, tf.float32)
+    tokens = tf.cast(batch.input_mask > 0, tf.float32) * real_rows
+    sums = {
+      "loss": loss,
+      "correct": tf.reduce_sum(head.correct * batch.weights),
+      "examples": tf.reduce_sum(batch.weights),
+      "tokens": tf.reduce_sum(tokens),
+    }
+    mean = loss / tf.maximum(examples[0], 1.0) * loss_scale.value
+    return tf.gradients(mean, tf.trainable_variables()), sums
+
+  gradients, sums = jit.compiled(forward_and_backward, ("step",))()
+  return training_run.train_ops(
+    config, gradients, sums, loss_scale, state, plan, comm
   )
 
 

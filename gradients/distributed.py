@@ -14,7 +14,6 @@ import numpy as np
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import power_sgd
 
 
 class DistributedError(UserError):
@@ -39,14 +38,12 @@ class AllreduceConfig:
       all-reduce after it. 0: each gradient when it is there, and Horovod fuses
       those that it finds together.
     fp16_allreduce: send them as float16, with a loss scale against underflow.
-    adasum: combine them by `adasum` instead of the sum.
     powersgd_rank: sum them at this rank, see `power_sgd.PowerSGD`; 0: exactly.
     zero: 1 shares the optimizer's state out over ranks, see `zero`; 0 does not.
   """
 
   allreduce_groups: int = 4
   fp16_allreduce: bool = False
-  adasum: bool = False
   powersgd_rank: int = 0
   zero: int = 0
 
@@ -60,51 +57,19 @@ class AllreduceConfig:
       raise UserError(
         f"--powersgd_rank={self.powersgd_rank}: must not be negative"
       )
-    if self.adasum and self.fp16_allreduce:
-      raise UserError("--adasum gathers float32: not with --fp16_allreduce")
-    if self.powersgd_rank and (self.adasum or self.fp16_allreduce):
+    if self.powersgd_rank and self.fp16_allreduce:
       raise UserError(
-        "--powersgd_rank sums float32 factors: not with --adasum or "
-        "--fp16_allreduce"
+        "--powersgd_rank sums float32 factors: not with --fp16_allreduce"
       )
     if self.zero not in (0, 1):
       raise UserError(
         f"--zero={self.zero}: must be 0 or 1 (optimizer state shared out)"
       )
-    if self.zero and (self.adasum or self.powersgd_rank):
+    if self.zero and self.powersgd_rank:
       raise UserError(
-        "--zero=1 gives each rank its part of the sum only: not with --adasum "
-        "or --powersgd_rank"
+        "--zero=1 gives each rank only its part of the sum: not with "
+        "--powersgd_rank"
       )
-
-
-def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Adasum of the ranks' gradients of one variable.
-
-  Pairwise, (1 - a.b / 2 |a|^2) a + (1 - a.b / 2 |b|^2) b: the sum where a and b
-  are orthogonal, their mean where they are equal (Maleki et al. 2020,
-  https://arxiv.org/abs/2006.02924, equation 2), over a binary tree of ranks.
-
-  Args:
-    gradients: one float tensor for each rank, all of one shape.
-  """
-  gradients = list(gradients)
-  if len(gradients) == 1:
-    return gradients[0]
-  pairs = zip(gradients[::2], gradients[1::2], strict=False)
-  combined = [_adasum_of_two(a, b) for a, b in pairs]
-  return adasum(combined + gradients[2 * len(combined) :])
-
-
-def _adasum_of_two(a, b):
-  dot = tf.reduce_sum(a * b)
-  weight = lambda x: (
-    1.0 - 0.5 * tf.math.divide_no_nan(dot, tf.reduce_sum(tf.square(x)))
-  )
-  return weight(a) * a + weight(b) * b
-
-
-_DEFAULT = AllreduceConfig()
 
 
 class Comm:
@@ -145,23 +110,16 @@ class Comm:
     """Whether this is rank 0, which alone logs and saves."""
     return self.rank == 0
 
-  def distributed_optimizer(self, optimizer, config=_DEFAULT, scale=1.0):
-    """`optimizer` whose `compute_gradients` reduces gradients over ranks.
+  def distributed_optimizer(self, optimizer, groups: int, fp16: bool = False):
+    """`optimizer` whose `compute_gradients` sums gradients over ranks.
 
     Args:
       optimizer: a `tf.train.Optimizer`. Its gradients are this rank's share of
-        the global batch's, so that their sum is the whole.
-      config: an `AllreduceConfig`.
-      scale: float scalar that its gradients were multiplied by.
+        the global batch's.
+      groups: see `AllreduceConfig.allreduce_groups`.
+      fp16: whether they are sent as float16.
     """
-    if config.powersgd_rank:
-      return power_sgd.PowerSGD(
-        optimizer, self, config.powersgd_rank, config.allreduce_groups, scale
-      )
-    return self._exact_optimizer(optimizer, config)
-
-  def _exact_optimizer(self, optimizer, config):
-    del config
+    del groups, fp16
     return optimizer
 
   def allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -251,17 +209,14 @@ class _HorovodComm(Comm):
   def hosts_changed(self):
     return _NOTICES.came
 
-  def _exact_optimizer(self, optimizer, config):
-    if config.adasum:
-      return _AdasumOptimizer(optimizer, self)
-    known = len(tf.trainable_variables())  # 0 if they are made by the gradients
+  def distributed_optimizer(self, optimizer, groups, fp16=False):
     # Sum, not Average: each rank's loss is already divided by the counts of the
     # global batch, which is no mean of means.
     return self._hvd.DistributedOptimizer(
       optimizer,
       op=self._hvd.Sum,
-      compression=self._compression(config.fp16_allreduce),
-      num_groups=min(config.allreduce_groups, known or config.allreduce_groups),
+      compression=self._compression(fp16),
+      num_groups=min(groups, len(tf.trainable_variables())),
       process_set=self._ranks,
     )
 
@@ -324,32 +279,6 @@ class _HorovodComm(Comm):
     values = np.asarray(values)
     with tf.Graph().as_default(), tf.Session(config=_small_session()) as sess:
       return sess.run(self.allgather(tf.constant(values[None]), name=None))
-
-
-class _AdasumOptimizer(tf.train.Optimizer):
-  """An optimizer whose gradients are the ranks' by `adasum`.
-
-  Horovod's own needs MPI, and combines what an optimizer did to the weights,
-  which leaves no gradient to clip. Here every rank gathers all ranks' gradients
-  and combines them alike, over whatever Horovod was built with; it moves as
-  much as an all-reduce over that many ranks in a row would.
-  """
-
-  def __init__(self, optimizer, comm):
-    super().__init__(use_locking=False, name="Adasum")
-    self._optimizer, self._comm = optimizer, comm
-
-  def compute_gradients(self, *args, **kwargs):
-    pairs = self._optimizer.compute_gradients(*args, **kwargs)
-    return [(self._combine(g, v), v) for g, v in pairs]
-
-  def _combine(self, gradient, variable):
-    # The share of a rank times their number: the mean of its own examples.
-    own_mean = gradient * float(self._comm.size)
-    everyone = self._comm.allgather(
-      own_mean[None], f"adasum/{variable.op.name}"
-    )
-    return adasum(tf.unstack(everyone, num=self._comm.size))
 
 
 def _small_session() -> tf.ConfigProto:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.tensorflow_v1 import tf
+from gradients import all_reduce
 
-# A matrix is worth it that becomes so many times smaller.
+# Compress a matrix only if its factors are at least this many times smaller.
 _LEAST_GAIN = 2
 # Variables' names after their weight's, as optimizer slots have them.
 ERROR, BASIS = "powersgd_error", "powersgd_basis"
@@ -32,8 +33,8 @@ def is_worth(shape: Sequence[int], rank: int) -> bool:
   return _LEAST_GAIN * (n + m) * rank <= n * m
 
 
-class PowerSGD(tf.train.Optimizer):
-  """An optimizer whose gradients are summed over ranks at low rank.
+class PowerSGD(all_reduce.AllReduce):
+  """Gradients are summed over ranks at low rank.
 
   For G_i [n, m], rank i's share of a gradient that is the sum of all shares:
 
@@ -55,45 +56,32 @@ class PowerSGD(tf.train.Optimizer):
   stay so.)
 
   E_i and Q are the variables NAME/powersgd_error and NAME/powersgd_basis, of
-  gradients without a loss scale; they change when `commit` runs.
+  gradients without a loss scale; they change with `after_update`.
   """
 
-  def __init__(self, optimizer, comm, rank: int, groups: int, scale):
-    """Wraps `optimizer`, whose `compute_gradients` gives this rank's shares.
-
-    Args:
-      optimizer: an `optimization.LocalAccumulation`.
-      comm: a `distributed.Comm`.
-      rank: columns of the factors.
-      groups: in so many groups gradients leave, each when the last of it is
-        there; 0: each on its own.
-      scale: float scalar Tensor that gradients were multiplied by.
-    """
-    super().__init__(use_locking=False, name="PowerSGD")
-    self._optimizer, self._comm, self._rank = optimizer, comm, rank
-    self._groups, self._scale = groups, scale
+  def __init__(self, config, world, scale):
+    super().__init__(config, world, scale)
+    self._rank = config.powersgd_rank
     self._kept: tf.Tensor | float = 1.0  # k
     self._sent = []  # (A_i, orth(P), new Q, E_i's variable, Q's variable)
 
-  def compute_gradients(self, *args, **kwargs):
-    """[(gradient, variable), ...], summed over ranks, still scaled."""
-    pairs = self._optimizer.compute_gradients(*args, **kwargs)
-    local = self._optimizer
+  def compute_gradients(self, local, gradients, sums):
+    pairs = local.compute_gradients(gradients, sums)
     if local.micro_batches > 1:  # else there is none to be dropped
       kept, filled = tf.unstack(
-        self._comm.allreduce(
+        self.comm.allreduce(
           tf.stack([local.kept, local.filled]), "powersgd/kept"
         )
       )
       self._kept = kept / filled
-    groups = min(self._groups or len(pairs), len(pairs))
+    groups = min(self._config.allreduce_groups or len(pairs), len(pairs))
     backwards = np.arange(len(pairs))[::-1]  # as they are computed
-    sums = {}
+    summed = {}
     for number, group in enumerate(np.array_split(backwards, groups)):
       own = [pairs[i] for i in group]
-      summed = self._sum(own, f"powersgd/{number}")
-      sums.update(zip(group, summed, strict=True))
-    return [(sums[i], variable) for i, (_, variable) in enumerate(pairs)]
+      values = self._sum(own, f"powersgd/{number}")
+      summed.update(zip(group, values, strict=True))
+    return [(summed[i], variable) for i, (_, variable) in enumerate(pairs)]
 
   def _sum(self, pairs, name: str) -> list[tf.Tensor]:
     """The sums of a group of gradients."""
@@ -106,7 +94,7 @@ class PowerSGD(tf.train.Optimizer):
       gradient / self._scale + self._kept * state[0] if state else gradient
       for (gradient, _), state in zip(pairs, states, strict=True)
     ]
-    left = self._comm.grouped_allreduce(
+    left = self.comm.grouped_allreduce(
       [
         tf.matmul(a, _orthonormal(state[1])) if state else a
         for a, state in zip(whole, states, strict=True)
@@ -118,7 +106,7 @@ class PowerSGD(tf.train.Optimizer):
       for p, state in zip(left, states, strict=True)
     ]
     low = [i for i, state in enumerate(states) if state]
-    right = self._comm.grouped_allreduce(
+    right = self.comm.grouped_allreduce(
       [tf.matmul(whole[i], left[i], transpose_a=True) for i in low],
       f"{name}/right",
     )
@@ -149,13 +137,9 @@ class PowerSGD(tf.train.Optimizer):
     start = tf.random_normal_initializer(seed=seed)
     return error, make(BASIS, [m, self._rank], start)
 
-  def commit(self, finite) -> tf.Operation:
-    """Keeps this update's errors and bases, if it was `finite` (bool scalar).
-
-    After one that was not they are as before it: as for a gradient without
-    errors, nothing of it is used.
-    """
-    share = 1.0 / self._comm.size
+  def after_update(self, finite):
+    """Keeps this update's errors and bases, if it was `finite`."""
+    share = 1.0 / self.comm.size
 
     def keep():
       changes = []

@@ -6,61 +6,54 @@ moments, and the weights are all-gathered. That moves as much as an all-reduce.
 Checkpoints hold the moments whole, under the names that they always have.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from common.tensorflow_v1 import tf
-from gradients import optimizers
+from gradients import all_reduce, moments
 from model import tensor_parallel
 from training import checkpointing
-from xla_patches import jit
 
 
 class Piece(NamedTuple):
-  """The part of a variable that is in a shard: numbers begin to end of it."""
+  """The part of a variable that is in a shard: elements begin to end of it."""
 
-  variable: int  # its index among all trainable variables
+  variable: int  # its index in the group
   begin: int
   end: int
 
 
 class Shard:
-  """One rank's share of a group of variables, all numbers in a row.
+  """One rank's share of a group of variables.
 
-  The variables, one after another and zeros up to a multiple of the ranks, are
-  cut into equal parts: rank r's is the r-th.
+  The variables' elements, one variable after another and zeros up to a multiple
+  of the ranks, are cut into equal parts: rank r's is the r-th.
 
   Attributes:
-    numbers: indices of the group's variables, among all.
-    variables: these variables.
+    variables: those of the group.
     size: of each rank's part.
     pieces: list of `Piece`, what of this rank's part is in variables.
     padding: zeros at the end of this rank's part.
   """
 
-  def __init__(self, numbers: Sequence[int], variables, comm):
-    self.numbers = list(numbers)
-    self.variables = [variables[i] for i in self.numbers]
+  def __init__(self, variables, comm):
+    self.variables = list(variables)
     self._sizes = [v.shape.num_elements() for v in self.variables]
     self._ranks = comm.size
     total = sum(self._sizes)
     self.size = -(-total // comm.size)
     first, last = comm.rank * self.size, (comm.rank + 1) * self.size
     self.pieces, start = [], 0
-    for number, size in zip(self.numbers, self._sizes, strict=True):
+    for index, size in enumerate(self._sizes):
       begin, end = max(first - start, 0), min(last - start, size)
       if begin < end:
-        self.pieces.append(Piece(number, begin, end))
+        self.pieces.append(Piece(index, begin, end))
       start += size
     self._owned = np.array([p.variable for p in self.pieces], np.int32)
-    self.padding = self.size - sum(p.end - p.begin for p in self.pieces)
-
-  def lengths(self) -> list[int]:
-    """Of the pieces, and of the padding."""
-    return [p.end - p.begin for p in self.pieces] + [self.padding]
+    self._lengths = [p.end - p.begin for p in self.pieces]
+    self.padding = self.size - sum(self._lengths)
 
   def flat(self, tensors) -> tf.Tensor:
     """float [ranks x size]: whole tensors of the group in a row."""
@@ -77,187 +70,148 @@ class Shard:
       for row, v in zip(rows, self.variables, strict=True)
     ]
 
-  def own(self, values: Sequence) -> tf.Tensor:
-    """float [size]: this rank's part of what `values`, by variable, hold."""
+  def own(self, tensors: Sequence) -> tf.Tensor:
+    """float [size]: this rank's part of whole tensors of the group."""
     rows = [
-      tf.reshape(values[p.variable], [-1])[p.begin : p.end] for p in self.pieces
+      tf.reshape(tensors[p.variable], [-1])[p.begin : p.end]
+      for p in self.pieces
     ]
     return tf.concat([*rows, tf.zeros([self.padding])], axis=0)
 
   def spread(self, values) -> tf.Tensor:
-    """float [size]: a number for each variable, float [variables], repeated."""
+    """float [size]: of each element its variable's of `values`, float [n]."""
     own = tf.concat([tf.gather(values, self._owned), [0.0]], axis=0)
-    return tf.repeat(own, self.lengths())
+    return tf.repeat(own, [*self._lengths, self.padding])
 
-  def sums(self, flat, count: int) -> tf.Tensor:
-    """float [count]: of each variable what `flat`, [size], adds up to here."""
-    rows = tf.split(flat, self.lengths())[:-1]
+  def sums(self, flat) -> tf.Tensor:
+    """float [variables]: what `flat`, [size], adds up to here of each."""
+    rows = tf.split(flat, [*self._lengths, self.padding])[:-1]
     return tf.scatter_nd(
       self._owned[:, None],
       tf.stack([tf.reduce_sum(row) for row in rows]) if rows else tf.zeros([0]),
-      [count],
+      [len(self.variables)],
     )
 
 
-class ShardedOptimizer(tf.train.Optimizer):
-  """An optimizer over ranks, each of which has a part of its state.
+class ZeRO(all_reduce.AllReduce):
+  """Each rank gets its part of the sums and updates its part of the weights.
 
-  The moments are the variables zero/m_0, zero/v_0, ..., of which checkpoints
-  know nothing: there they are VARIABLE/adam_m and VARIABLE/adam_v, whole.
+  A shard's weights are the local variable zero/weights_N, to which an optimizer
+  is applied as to any variable. Its moments are zero/weights_N/adam_m and
+  adam_v, of which checkpoints know nothing: there they are VARIABLE/adam_m and
+  VARIABLE/adam_v, whole.
   """
 
-  def __init__(self, optimizer, comm, config):
-    """Wraps `optimizer`, whose `compute_gradients` gives this rank's shares.
-
-    Args:
-      optimizer: a `tf.train.Optimizer`.
-      comm: a `distributed.Comm` of all ranks. The state is shared out over
-        `comm.data`, that of each slice of the model apart.
-      config: a `distributed.AllreduceConfig`; its groups are reduce-scatters.
-    """
-    super().__init__(use_locking=False, name="Sharded")
-    self._optimizer, self._config = optimizer, config
-    self._world, self._comm = comm, comm.data
-    self._slices = tensor_parallel.Slices(comm.slices)
-    self._shards, self._variables = [], []
-
-  def compute_gradients(self, *args, **kwargs):
-    """[(this rank's part of the sum, `Shard`), ...]; float [shard.size]."""
-    gradients, self._variables = zip(
-      *self._optimizer.compute_gradients(*args, **kwargs), strict=True
-    )
-    count = len(gradients)
+  def __init__(self, config, world, scale):
+    super().__init__(config, world, scale)
+    self._variables = tf.trainable_variables()
+    count = len(self._variables)
+    backwards = np.arange(count)[::-1]  # as their gradients are computed
+    self._order = np.argsort(backwards)  # of what is by group, by variable
     groups = np.array_split(
-      np.arange(count)[::-1],  # as they are computed
-      min(self._config.allreduce_groups or count, count),
+      backwards, min(config.allreduce_groups or count, count)
     )
-    self._shards = [
-      Shard(numbers.tolist(), self._variables, self._comm) for numbers in groups
-    ]
+    self._shards = {}  # name of the shard's weights -> Shard
+    self._weights, self._decays = [], {}
+    for n, group in enumerate(groups):
+      shard = Shard([self._variables[i] for i in group], self.comm)
+      weights = tf.get_local_variable(
+        f"zero/weights_{n}",
+        shape=[shard.size],
+        dtype=tf.float32,
+        initializer=tf.zeros_initializer(),
+        use_resource=True,
+      )
+      self._weights.append(weights)
+      self._shards[weights.name] = shard
+
+  def compute_gradients(self, local, gradients, sums):
+    """[(this rank's part of a group's sum, the shard's weights), ...]."""
+    pairs = local.compute_gradients(gradients, sums)
+    of = {variable.name: gradient for gradient, variable in pairs}
     return [
       (
-        self._comm.reducescatter(
-          shard.flat([gradients[i] for i in shard.numbers]),
+        self.comm.reducescatter(
+          shard.flat([of[v.name] for v in shard.variables]),
           f"zero/gradients_{n}",
           self._config.fp16_allreduce,
         ),
-        shard,
+        weights,
       )
-      for n, shard in enumerate(self._shards)
+      for n, (weights, shard) in enumerate(self._each())
     ]
 
-  def half_squares(self, gradients) -> tf.Tensor:
-    """float [variables]: half the sum of squares of each gradient.
+  def _each(self):
+    return zip(self._weights, self._shards.values(), strict=True)
 
-    Args:
-      gradients: of `compute_gradients`.
-    """
-    return self._sums([0.5 * tf.square(g) for g in gradients], "half_squares")
+  def half_squares(self, pairs):
+    own = tf.concat(
+      [
+        self._shards[weights.name].sums(0.5 * tf.square(gradient))
+        for gradient, weights in pairs
+      ],
+      axis=0,
+    )
+    squares = self.comm.allreduce(own, "zero/half_squares")
+    return self.slices.totals(tf.gather(squares, self._order), self._variables)
 
-  def _sums(self, parts, name: str) -> tf.Tensor:
-    """float [variables]: what each variable's numbers here add up to."""
-    count = len(self._variables)
-    own = [
-      shard.sums(part, count)
-      for shard, part in zip(self._shards, parts, strict=True)
-    ]
-    return self._comm.allreduce(functools.reduce(tf.add, own), f"zero/{name}")
+  norm_communicates = True
 
-  def _make_moments(self) -> list:
-    """This rank's [(m, v), ...]; tells checkpoints of the whole ones."""
-    made = []
-    for n, shard in enumerate(self._shards):
-      moments = [
-        tf.get_variable(
-          f"zero/{slot}_{n}",
-          shape=[shard.size],
-          dtype=tf.float32,
-          trainable=False,
-          initializer=tf.zeros_initializer(),
-          use_resource=True,
-        )
-        for slot in optimizers.SLOTS
-      ]
-      made.append(moments)
-      for slot, part in zip(optimizers.SLOTS, moments, strict=True):
+  def norm(self, tensor, variable):
+    shard = self._shards[variable.name]
+    squares = self.comm.allreduce(
+      shard.sums(tf.square(tensor)), "zero/norm_squares"
+    )
+    return tf.sqrt(self.slices.totals(squares, shard.variables))
+
+  def spread(self, values, variable):
+    return self._shards[variable.name].spread(values)
+
+  def decay(self, rate_of, variable):
+    return self._decays[variable.name]
+
+  def apply_or_skip(self, optimizer, factor, pairs, finite):
+    """Updates the shards; then all ranks get all weights."""
+    slots = optimizer.create_slots(self._weights)
+    # Not in the condition: XLA would keep them as constants of its program.
+    for weights, shard in self._each():
+      names = map(moments.variable_name, shard.variables)
+      rates = np.array([*map(optimizer.decay_rate, names)], np.float32)
+      self._decays[weights.name] = shard.spread(rates)
+    for (_, shard), pair in zip(self._each(), slots, strict=True):
+      for slot, part in zip(moments.SLOTS, pair, strict=True):
         tf.add_to_collection(
           checkpointing.SHARED_OUT,
           _shared_out(shard, slot, part, self._world),
         )
-    return made
-
-  def apply_or_skip(self, optimizer, factor, pairs, finite) -> tuple:
-    """Updates the shards where the update is `finite`; gathers the weights.
-
-    Args:
-      optimizer: one of `optimizers`.
-      factor: float scalar that gradients are multiplied by.
-      pairs: of `compute_gradients`.
-      finite: bool scalar, the same on all ranks.
-
-    Returns:
-      The op, and float [variables] trust ratios, 0 if skipped; [0] for an
-      optimizer without.
-    """
-    shards = self._shards
-    optimizer.create_counter()
-    moments = self._make_moments()
-    corrections = optimizer.corrections()
-    decays = np.array(
-      [
-        optimizer.decay_rate(optimizers.variable_name(v))
-        for v in self._variables
-      ],
-      np.float32,
-    )
-    weights = [shard.own(self._variables) for shard in shards]
-    follow = jit.compiled(optimizer.follow, ("layers", "step"))
-    new = [
-      follow(gradient * factor, own, *slots, *corrections, shard.spread(decays))
-      for (gradient, shard), own, slots in zip(
-        pairs, weights, moments, strict=True
-      )
+    own = [
+      weights.assign(shard.own(shard.variables), read_value=False)
+      for weights, shard in self._each()
     ]
-    updates = [update for update, _, _ in new]
-    ratios = tf.zeros([0])
-    rates = [optimizer.learning_rate] * len(shards)
-    if optimizer.has_trust_ratios:
-      norms = lambda parts, name: tf.sqrt(
-        self._slices.totals(
-          self._sums(map(tf.square, parts), name), self._variables
-        )
-      )
-      ratios = optimizer.trust_ratio(
-        norms(weights, "weights_squares"), norms(updates, "update_squares")
-      )
-      rates = [
-        r * shard.spread(ratios) for r, shard in zip(rates, shards, strict=True)
-      ]
-
-    def keep():
-      changes = [
-        slot.assign(value, read_value=False)
-        for slots, (_, *values) in zip(moments, new, strict=True)
-        for slot, value in zip(slots, values, strict=True)
-      ]
-      return tf.group(*changes, optimizer.count_op())
-
-    done = [tf.cond(finite, keep, tf.no_op, name="keep_or_not").op]
-    for n, (shard, own) in enumerate(zip(shards, weights, strict=True)):
-      stepped = tf.where(finite, own - rates[n] * updates[n], own)
-      every = self._comm.allgather(stepped, f"zero/weights_{n}")
+    with tf.control_dependencies(own):  # on which all in the condition depends
+      factor, finite = tf.identity(factor), tf.identity(finite)
+    applied, ratios = super().apply_or_skip(optimizer, factor, pairs, finite)
+    done = []
+    for n, (weights, shard) in enumerate(self._each()):
+      with tf.control_dependencies([applied]):
+        updated = tf.identity(weights)
+      every = self.comm.allgather(updated, f"zero/weights_{n}")
       done += [
-        self._variables[i].assign(value, read_value=False)
-        for i, value in zip(shard.numbers, shard.whole(every), strict=True)
+        variable.assign(value, read_value=False)
+        for variable, value in zip(
+          shard.variables, shard.whole(every), strict=True
+        )
       ]
-    return tf.group(*done), tf.where(finite, ratios, tf.zeros_like(ratios))
+    if optimizer.has_trust_ratios:
+      ratios = tf.gather(ratios, self._order)
+    return tf.group(*done), ratios
 
 
 def _shared_out(shard: Shard, slot: str, part, comm):
   """What checkpoints have of `part`, this rank's share of a slot."""
   slices, data = tensor_parallel.Slices(comm.slices), comm.data
   cuts = [tensor_parallel.cut_of(v) for v in shard.variables]
-  names = [f"{optimizers.variable_name(v)}/{slot}" for v in shard.variables]
+  names = [f"{moments.variable_name(v)}/{slot}" for v in shard.variables]
   here = shard.whole(data.allgather(part, f"whole/{part.op.name}"))
   whole = [
     slices.whole(tensor, cut, f"whole/{name}") if cut else tensor

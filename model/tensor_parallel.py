@@ -120,7 +120,7 @@ class Slices:
 
   def norm(self, tensor: tf.Tensor, variable) -> tf.Tensor:
     """The norm of the whole of a tensor that is sliced as `variable` is."""
-    if cut_of(variable) is None:
+    if self.size == 1 or cut_of(variable) is None:
       return tf.norm(tensor)
     squares = tf.reduce_sum(tf.square(tensor))
     return tf.sqrt(self._comm.allreduce(squares, name="slices_norm"))

@@ -17,7 +17,7 @@ import numpy as np
 
 from common.tensorflow_v1 import tf
 from data import record_order
-from gradients import optimizers, power_sgd
+from gradients import moments, power_sgd
 from training import checkpoint_files, training_hooks
 from training.checkpoint_files import CheckpointError
 
@@ -228,7 +228,7 @@ class InitReport:
       return f"{len(names)}" + ("".join(f"\n    {n}" for n in names))
 
     # A training's checkpoint has two slots for each weight, used or not.
-    kinds = (*optimizers.SLOTS, power_sgd.ERROR, power_sgd.BASIS)
+    kinds = (*moments.SLOTS, power_sgd.ERROR, power_sgd.BASIS)
     slots = [n for n in self.unused if n.endswith(kinds)]
     others = [n for n in self.unused if n not in slots]
     return [

@@ -124,9 +124,6 @@ def define_allreduce_flags() -> None:
   flags.DEFINE_bool(
     "fp16_allreduce", made["fp16_allreduce"], "Send gradients as float16."
   )
-  flags.DEFINE_bool(
-    "adasum", made["adasum"], "Combine ranks' gradients by Adasum, not the sum."
-  )
   flags.DEFINE_integer(
     "powersgd_rank",
     made["powersgd_rank"],

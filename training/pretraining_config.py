@@ -60,12 +60,11 @@ class PretrainingConfig(RunConfig):
         f"--tensor_parallel={count} communicates inside of the forward pass, "
         "which --xla=step makes one program: use --xla=layers"
       )
-    for name in ("powersgd_rank", "adasum"):
-      if getattr(self.allreduce, name):
-        raise UserError(
-          f"--tensor_parallel={count} is not for --{name}: leave one of the "
-          "two out"
-        )
+    if self.allreduce.powersgd_rank:
+      raise UserError(
+        f"--tensor_parallel={count} is not for --powersgd_rank: leave one of "
+        "the two out"
+      )
 
   def flags_for(self, plan, global_batch):
     """See `RunConfig`; per-rank mode's steps, as global mode states them."""

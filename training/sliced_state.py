@@ -1,7 +1,7 @@
 """What checkpoints have of variables that are sliced over ranks: the whole."""
 
 from common.tensorflow_v1 import tf
-from gradients import optimizers
+from gradients import moments
 from model.tensor_parallel import SLICED, Slices
 from training import checkpointing
 
@@ -18,7 +18,7 @@ def share_out(comm) -> None:
   variables = {v.op.name: v for v in tf.global_variables()}
   for sliced in tf.get_collection(SLICED):
     name = sliced.variable.op.name
-    for part in (name, *(f"{name}/{slot}" for slot in optimizers.SLOTS)):
+    for part in (name, *(f"{name}/{slot}" for slot in moments.SLOTS)):
       if part in variables:
         tf.add_to_collection(
           checkpointing.SHARED_OUT,

@@ -6,7 +6,6 @@ resuming, the run folder, and how a run ends. `train_loop` has the loop.
 
 import contextlib
 import dataclasses
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
-from gradients import distributed
+from gradients import distributed, exchange
 from gradients.lr_schedule import scale_peak
 from training import (
   checkpoint_files,
@@ -91,50 +90,44 @@ def check_elastic(config, tensor_parallel: int) -> None:
     )
 
 
-def training_ops(
-  config, micro, forward, state, plan, comm
-) -> optimization.TrainOps:
-  """Loss and update of one micro-batch.
+def dropout_seed(config, comm, micro) -> tf.Tensor:
+  """int [2]: dropout is a function of (seed, rank, micro-batch).
+
+  So nothing that is hidden in a kernel decides it, and a resumed run draws what
+  the stopped one would have.
 
   Args:
     config: a `run_config.RunConfig`.
+    comm: a `distributed.Comm`.
     micro: an `input_pipeline.MicroBatch`.
-    forward: (batch, dropout_seed) -> (losses, sums). losses has a float scalar
-      for each of `micro.weights`: that head's loss, summed over the
-      micro-batch. sums, name -> float scalar, are for reports.
+  """
+  entropy = np.random.SeedSequence([config.seed, comm.data.rank])
+  return tf.stack([int(entropy.generate_state(1)[0]) >> 1, micro.number])
+
+
+def train_ops(
+  config, gradients, sums: dict, loss_scale, state, plan, comm
+) -> optimization.TrainOps:
+  """The update with this run's optimizer, schedule and exchange.
+
+  Args:
+    config: a `run_config.RunConfig`.
+    gradients, sums, loss_scale: as of `optimization.build_train_ops`.
     state: a `checkpointing.TrainingState`, advanced by the update.
     plan: a `training_plan.TrainingPlan`.
     comm: a `distributed.Comm`.
   """
-  # Dropout is a function of (seed, rank, micro-batch), so nothing hidden in a
-  # kernel decides it and a resumed run draws what the stopped one would have.
-  data = comm.data
-  rank_seed = np.random.SeedSequence([config.seed, data.rank]).generate_state(1)
-  dropout_seed = tf.stack([int(rank_seed[0]) >> 1, micro.number])
-
-  # A head's loss is the mean over the GLOBAL batch, so this micro-batch's share
-  # of it divides by counts over all ranks.
-  counts = data.allreduce(micro.weights, name="global_counts")
-
-  def shares():
-    losses, sums = forward(micro.batch, dropout_seed)
-    with tf.name_scope("loss"):
-      means = [
-        loss / tf.maximum(counts[i], 1.0) for i, loss in enumerate(losses)
-      ]
-      return functools.reduce(tf.add, means), sums
-
   schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return optimization.build_train_ops(
-    shares,
+    gradients,
+    sums,
     config.optimizer.make(schedule(step + state.schedule_start)),
-    comm,
-    micro_batches=plan.accumulation,
+    exchange.make(config.allreduce, comm, loss_scale.value),
+    plan.accumulation,
+    loss_scale,
     clip_norm=config.optimizer.clip_norm,
     prenormalize=config.optimizer.prenormalize,
-    loss_scale=config.loss_scale.make(config.uses_fp16),
-    allreduce=config.allreduce,
     samples=(state.samples_seen, plan.global_batch),
   )
 

@@ -106,49 +106,6 @@ def test_gradients_sent_as_float16_train_as_well(plain_run, tmp_path):
   assert set(runs.metrics(tmp_path / "run", "loss_scale")) == {2.0**16}
 
 
-ADASUM = """
-import optimization
-from training import distributed, train_loop
-from tensorflow_v1 import tf
-
-def main(_):
-  comm = distributed.init()
-  tf.enable_resource_variables()
-  # Rank 0's gradient of the sum over ranks is [1, 0, 2] / 3, and so on.
-  gradients = [[1.0, 0.0, 2.0], [0.0, 4.0, 2.0], [0.0, 1.0, 0.0]]
-  w = tf.get_variable("w", initializer=tf.zeros([3]))
-  loss = tf.reduce_sum(w * tf.constant(gradients[comm.rank])) / comm.size
-  ops = optimization.build_train_ops(
-    lambda: (loss, {"n": tf.constant(1.0)}),
-    optimization.OptimizerConfig().make(tf.constant(0.1)),
-    comm,
-    1,
-    allreduce=distributed.AllreduceConfig(adasum=True),
-  )
-  with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    print("NORM %.5f" % session.run([ops.grad_norm, ops.update])[0], flush=True)
-
-train_loop.run_main(main)
-"""
-
-
-@pytest.mark.slow
-def test_adasum_over_three_ranks(tmp_path):
-  script = tmp_path / "adasum.py"
-  script.write_text(ADASUM)
-  process = runs.launch([str(script)], ranks=3)
-  assert process.returncode == 0, process.stderr[-3000:]
-
-  def both(a, b):
-    dot = a @ b
-    return (1 - dot / (2 * a @ a)) * a + (1 - dot / (2 * b @ b)) * b
-
-  a, b, c = np.array([[1, 0, 2], [0, 4, 2], [0, 1, 0]], float)
-  want = np.linalg.norm(both(both(a, b), c))
-  assert process.stdout.count(f"NORM {want:.5f}") == 3
-
-
 @pytest.mark.slow
 def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
   process = runs.command(
@@ -358,7 +315,8 @@ def test_ranks_that_disagree_are_named(tmp_path):
   """As on hosts that were given different files."""
   script = tmp_path / "disagree.py"
   script.write_text(
-    "from training import distributed, train_loop\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
     "def main(_):\n"
     "  comm = distributed.init()\n"
     "  comm.check_equal('the seed', '1')\n"
@@ -379,7 +337,8 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   script = tmp_path / "die.py"
   script.write_text(
     "import os, sys\n"
-    "from training import distributed, train_loop\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
     "import numpy as np\n"
     "def main(_):\n"
     "  comm = distributed.init()\n"
@@ -400,7 +359,8 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
   script = tmp_path / "late.py"
   script.write_text(
     "import os, time\n"
-    "from training import distributed, train_loop\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
     "def main(_):\n"
     "  if os.environ['HOROVOD_RANK'] == '1': time.sleep(100)\n"
     "  distributed.init()\n"
@@ -420,9 +380,10 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
 OVERFLOW = """
 import dataclasses, json, time
 import optimization
-from model import mixed_precision
-from training import distributed, train_loop
-from tensorflow_v1 import tf
+import mixed_precision
+from gradients import distributed, exchange
+from training import train_loop
+from common.tensorflow_v1 import tf
 
 def main(_):
   comm = distributed.init()
@@ -430,14 +391,17 @@ def main(_):
   x = tf.placeholder(tf.float32, [])
   w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
   half = tf.cast(w, tf.float16) * tf.cast(x, tf.float16)
+  scale = mixed_precision.LossScaleConfig(initial_loss_scale=2.0**10).make(
+    uses_fp16=True
+  )
+  loss = tf.reduce_sum(tf.cast(half, tf.float32)) * scale.value
   ops = optimization.build_train_ops(
-    lambda: (tf.reduce_sum(tf.cast(half, tf.float32)), {"n": tf.reduce_sum(w)}),
+    tf.gradients(loss, [w]),
+    {"n": tf.reduce_sum(w)},
     optimization.OptimizerConfig().make(tf.constant(0.1)),
-    comm,
+    exchange.make(distributed.AllreduceConfig(), comm, scale.value),
     MICRO_BATCHES,
-    loss_scale=mixed_precision.LossScaleConfig(
-      initial_loss_scale=2.0**10
-    ).make(uses_fp16=True),
+    scale,
   )
   fetches = ops.fetches()
   with tf.Session() as session:
@@ -507,8 +471,9 @@ def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
 
 THREADS = """
 import os
-from training import distributed, train_loop
-from tensorflow_v1 import tf
+from gradients import distributed
+from training import train_loop
+from common.tensorflow_v1 import tf
 
 def main(_):
   rank = int(os.environ["HOROVOD_RANK"])

@@ -185,9 +185,9 @@ def test_the_next_world_begins_when_the_last_ones_graph_is_gone(monkeypatch):
 
 ONE_THREAD = """
 import os
-from model import xla
-from training import distributed
-from tensorflow_v1 import tf
+from xla_patches import jit
+from gradients import distributed
+from common.tensorflow_v1 import tf
 
 def ticks():
   found = {}

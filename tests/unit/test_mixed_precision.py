@@ -8,7 +8,8 @@ import modeling
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients.distributed import Comm
+from gradients import exchange
+from gradients.distributed import AllreduceConfig, Comm
 from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
 
 B, S, P, V = 4, 16, 3, 50
@@ -210,12 +211,14 @@ def test_an_overflow_skips_halves_and_goes_on():
     tf.enable_resource_variables()
     w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
     loss = tf.reduce_sum(tf.cast(tf.cast(w, tf.float16) * 4.0, tf.float32))
+    scale = config.make(policy.uses_fp16)
     ops = optimization.build_train_ops(
-      lambda: (loss, {"loss": loss}),
+      tf.gradients(loss * scale.value, [w]),
+      {"loss": loss},
       optimization.OptimizerConfig().make(tf.constant(0.1)),
-      Comm(),
+      exchange.make(AllreduceConfig(), Comm(), scale.value),
       1,
-      loss_scale=config.make(policy.uses_fp16),
+      scale,
     )
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]

@@ -7,8 +7,8 @@ import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import distributed
-from gradients.distributed import Comm
+from gradients import exchange
+from gradients.distributed import AllreduceConfig, Comm
 from xla_patches import jit
 
 SHAPES = {
@@ -151,12 +151,8 @@ def test_trust_ratios_are_reported_in_the_variables_order(mode):
       tf.reduce_sum(v * gradients[name]) for name, v in variables.items()
     )
     optimizer = optimization.OptimizerConfig(optimizer="lamb", clip_norm=0.0)
-    ops = optimization.build_train_ops(
-      lambda: (loss, {"loss": loss}),
-      optimizer.make(tf.constant(0.1)),
-      Comm(),
-      1,
-      clip_norm=0.0,
+    ops = update_ops(
+      loss, {"loss": loss}, optimizer.make(tf.constant(0.1)), clip_norm=0.0
     )
     start(session)
     bad = session.run(ops.fetches(), {feed: np.nan})
@@ -174,6 +170,16 @@ def test_trust_ratios_are_reported_in_the_variables_order(mode):
   assert (good["skipped"], good["skipped_updates"]) == (False, 1)
 
 
+def update_ops(loss, sums, optimizer, micro_batches=1, scale=1.0, **settings):
+  """`build_train_ops` of one rank, from the loss on."""
+  loss_scale = mixed_precision.StaticLossScale(scale)
+  gradients = tf.gradients(loss * loss_scale.value, tf.trainable_variables())
+  ranks = exchange.make(AllreduceConfig(), Comm(), loss_scale.value)
+  return optimization.build_train_ops(
+    gradients, sums, optimizer, ranks, micro_batches, loss_scale, **settings
+  )
+
+
 EMPTY = -99.0  # as a second element: without examples
 
 
@@ -183,20 +189,15 @@ def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
   x = tf.placeholder(tf.float32, [2])
   w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
   b = tf.get_variable("bias", initializer=tf.constant([0.5]))
-
-  def forward():
-    filled = tf.cast(tf.not_equal(x[1], EMPTY), tf.float32)
-    loss = tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]
-    loss *= filled
-    return loss, {"loss": loss, "count": filled}
-
+  filled = tf.cast(tf.not_equal(x[1], EMPTY), tf.float32)
+  loss = (tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]) * filled
   optimizer = optimization.AdamWeightDecayOptimizer(
     learning_rate=tf.constant(0.1)
   )
-  ops = optimization.build_train_ops(
-    forward,
+  ops = update_ops(
+    loss,
+    {"loss": loss, "count": filled},
     optimizer,
-    Comm(),
     micro_batches,
     clip_norm=clip_norm,
     prenormalize=prenormalize,
@@ -319,13 +320,11 @@ def test_loss_scale_changes_nothing_but_the_range():
       tf.enable_resource_variables()
       x = tf.placeholder(tf.float32, [2])
       w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
-      ops = optimization.build_train_ops(
-        lambda w=w, x=x: (tf.reduce_sum(w * w * x), {"n": tf.constant(1.0)}),
+      ops = update_ops(
+        tf.reduce_sum(w * w * x),
+        {"n": tf.constant(1.0)},
         optimization.AdamWeightDecayOptimizer(tf.constant(0.1)),
-        Comm(),
-        1,
-        clip_norm=1.0,
-        loss_scale=mixed_precision.StaticLossScale(scale),
+        scale=scale,
       )
       start(session)
       norms = [run_update(session, x, ops, [[3.0, 1.0]])["grad_norm"]]
@@ -333,18 +332,6 @@ def test_loss_scale_changes_nothing_but_the_range():
       results.append((session.run(w), norms))
   np.testing.assert_array_equal(results[0][0], results[1][0])
   np.testing.assert_array_equal(results[0][1], results[1][1])
-
-
-def test_adasum_is_the_mean_of_equals_and_the_sum_of_orthogonals():
-  rng = np.random.default_rng(0)
-  a = rng.normal(size=[3, 4]).astype(np.float32)
-  b = np.zeros_like(a)
-  b[0, :2] = [-a[0, 1], a[0, 0]]
-  with tf.Session() as session:
-    combine = lambda *g: session.run(distributed.adasum(g))
-    np.testing.assert_allclose(combine(a, a, a, a), a, rtol=1e-6)
-    np.testing.assert_allclose(combine(a, b), a + b, rtol=1e-6)
-    np.testing.assert_allclose(combine(a, 0 * a), a, rtol=1e-6)
 
 
 def test_create_optimizer_is_google_berts():

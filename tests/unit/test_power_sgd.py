@@ -8,7 +8,7 @@ import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import distributed, power_sgd
+from gradients import distributed, exchange, power_sgd
 from gradients.distributed import AllreduceConfig, Comm
 
 SHAPES = {"wide": [12, 40], "tall": [50, 16], "square": [8, 8], "bias": [16]}
@@ -32,13 +32,16 @@ def reference(gradients, basis, rank):
 class Descent(tf.train.GradientDescentOptimizer):
   """w <- w - g, as `build_train_ops` wants it."""
 
-  learning_rate, trust_ratios, has_trust_ratios, norm = 1.0, [], False, None
+  learning_rate, trust_ratios, has_trust_ratios = 1.0, [], False
 
   def __init__(self):
     super().__init__(1.0)
 
   def create_slots(self, variables):
     """None."""
+
+  def apply_gradients(self, pairs, of):
+    return super().apply_gradients(pairs)
 
 
 class Sums:
@@ -51,14 +54,16 @@ class Sums:
       k: tf.get_variable(k, initializer=tf.zeros(s)) for k, s in shapes.items()
     }
     loss = sum(tf.reduce_sum(v * self.fed[k]) for k, v in variables.items())
+    loss_scale = mixed_precision.StaticLossScale(scale)
+    config = AllreduceConfig(powersgd_rank=rank)
     self.ops = optimization.build_train_ops(
-      lambda: (loss, {"n": tf.constant(1.0)}),
+      tf.gradients(loss * loss_scale.value, tf.trainable_variables()),
+      {"n": tf.constant(1.0)},
       Descent(),
-      Comm(),
+      exchange.make(config, Comm(), loss_scale.value),
       micro_batches,
+      loss_scale,
       clip_norm=0.0,
-      loss_scale=mixed_precision.StaticLossScale(scale),
-      allreduce=AllreduceConfig(powersgd_rank=rank),
     )
     self.variables = tf.trainable_variables()
     self.state = {
@@ -201,7 +206,7 @@ def test_a_skipped_update_leaves_no_trace():
 
 
 @pytest.mark.parametrize(
-  "changes", [{"adasum": True}, {"fp16_allreduce": True}, {"powersgd_rank": -1}]
+  "changes", [{"fp16_allreduce": True}, {"powersgd_rank": -1}]
 )
 def test_impossible_settings_are_named(changes):
   with pytest.raises(UserError, match="--powersgd_rank"):

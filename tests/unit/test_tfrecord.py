@@ -257,7 +257,7 @@ def test_more_files_than_may_be_open(tmp_path):
     writer.write(b"one")
   code = (
     "import resource, sys\n"
-    "from pretraining_data import tfrecord\n"
+    "from data import tfrecord\n"
     "limit = resource.RLIMIT_NOFILE\n"
     "resource.setrlimit(limit, (64, 1000))\n"
     "files = tfrecord.RecordSet([sys.argv[1]] * 350)\n"

@@ -1,0 +1,54 @@
+"""AdamW, as google/bert has it."""
+
+from common.tensorflow_v1 import tf
+from gradients import moments
+
+
+class AdamWeightDecayOptimizer(moments.MomentOptimizer):
+  """Adam with decoupled weight decay, without bias correction by default.
+
+    m <- b1 m + (1 - b1) g
+    v <- b2 v + (1 - b2) g^2
+    w <- w - lr (m / (sqrt(v) + eps) + decay w)
+
+  (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, as google/bert
+  has it.) With bias correction m / (1 - b1^t) and v / (1 - b2^t) stand for m
+  and v in the last line.
+  """
+
+  def _update(self, gradient, variable, slots, corrections, decay, of):
+    """Decay, then TensorFlow's fused Adam kernel.
+
+    The kernel's own bias correction, sqrt(1 - beta2_power) / (1 - beta1_power),
+    is 1 when both powers are given as 0; ours is in the rate and in epsilon,
+    which it would else not reach. It is one pass over memory; the composed
+    formula takes about ten.
+    """
+    del of
+    learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
+    decayed = []
+    if not moments.is_zero(decay):
+      # The decay uses the weights from before the update, and the gradient
+      # must have been computed from them.
+      with tf.control_dependencies([gradient]):
+        kept = 1.0 - learning_rate * decay
+        decayed = [variable.assign(variable * kept, read_value=False)]
+    (m, v), (correction_1, correction_2) = slots, corrections
+    root = correction_2**0.5
+    settings = dict(
+      beta1_power=0.0,
+      beta2_power=0.0,
+      lr=learning_rate * (root / correction_1),
+      beta1=self.beta_1,
+      beta2=self.beta_2,
+      epsilon=self.epsilon * root,
+      grad=gradient,
+    )
+    with tf.control_dependencies(decayed):
+      if hasattr(variable, "handle"):
+        return tf.raw_ops.ResourceApplyAdam(
+          var=variable.handle, m=m.handle, v=v.handle, **settings
+        )
+      return tf.raw_ops.ApplyAdam(
+        var=variable._ref(), m=m._ref(), v=v._ref(), **settings
+      ).op

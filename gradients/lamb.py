@@ -1,0 +1,84 @@
+"""LAMB: a learning rate for each variable, for large batches."""
+
+import numpy as np
+
+from common.tensorflow_v1 import tf
+from gradients import moments
+from xla_patches import jit
+
+
+class LAMBOptimizer(moments.MomentOptimizer):
+  """Layer-wise adaptive rates for large batches.
+
+    m, v as in AdamW
+    u <- m / (sqrt(v) + eps) + decay w
+    r <- |w| / |u|, between min and max; 1 where |w| or |u| is 0
+    w <- w - lr r u
+
+  (You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2, with the
+  clamp of DeepSpeed's.) Bias correction as in AdamW.
+  """
+
+  has_trust_ratios = True
+  settings = (
+    *moments.MomentOptimizer.settings,
+    "min_trust_ratio",
+    "max_trust_ratio",
+  )
+
+  def __init__(
+    self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs
+  ):
+    """As `AdamWeightDecayOptimizer`; the trust ratio r is clamped to [min, max]
+    (DeepSpeed's bing_bert: 0.01 and 0.3)."""
+    super().__init__(*args, **kwargs)
+    self.min_trust_ratio = min_trust_ratio
+    self.max_trust_ratio = max_trust_ratio
+
+  def _update(self, gradient, variable, slots, corrections, decay, of):
+    """Everything is read before anything is written."""
+    weights = tf.convert_to_tensor(variable)
+    direction = self._direction
+    if of.norm_communicates:  # else all of the update is one program
+      direction = jit.compiled(direction, ("layers", "step"))
+    update, *new_slots = direction(
+      gradient, weights, *slots, *corrections, decay
+    )
+    ratio = self._trust_ratio(
+      of.norm(weights, variable), of.norm(update, variable)
+    )
+    self.trust_ratios.append(ratio)
+    rate = of.spread(ratio, variable) * tf.convert_to_tensor(
+      self.learning_rate, tf.float32
+    )
+    new = [weights - rate * update, *new_slots]
+    with tf.control_dependencies(new):
+      return tf.group(
+        *[
+          target.assign(value, read_value=False)
+          for target, value in zip((variable, *slots), new, strict=True)
+        ]
+      )
+
+  def _direction(
+    self, gradient, weights, m, v, correction_1, correction_2, decay
+  ):
+    """(u, m, v): what the weights move against, and the new moments."""
+    beta_1 = tf.constant(self.beta_1, tf.float32)
+    beta_2 = tf.constant(self.beta_2, tf.float32)
+    new_m = beta_1 * m + (1.0 - beta_1) * gradient
+    new_v = beta_2 * v + (1.0 - beta_2) * tf.square(gradient)
+    root = tf.sqrt(new_v / correction_2)
+    update = (new_m / correction_1) / (root + self.epsilon)
+    if not moments.is_zero(decay):
+      update += decay * weights
+    return update, new_m, new_v
+
+  def _trust_ratio(self, weights_norm, update_norm) -> tf.Tensor:
+    """r of variables with these norms, float tensors of one shape."""
+    ratio = weights_norm / tf.maximum(update_norm, np.finfo(np.float32).tiny)
+    return tf.where(
+      (weights_norm > 0.0) & (update_norm > 0.0),
+      tf.clip_by_value(ratio, self.min_trust_ratio, self.max_trust_ratio),
+      tf.ones_like(ratio),
+    )

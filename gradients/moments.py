@@ -1,0 +1,192 @@
+"""What optimizers with two moments share; `adamw` and `lamb` have the rules."""
+
+import math
+import re
+
+from common.tensorflow_v1 import tf
+
+# The moments' names after their variable's, for LAMB too, as in google/bert.
+SLOTS = ("adam_m", "adam_v")
+
+
+def variable_name(variable) -> str:
+  """A variable's name without ":0", also of one that is outside of graphs."""
+  return variable.name.rpartition(":")[0]
+
+
+class Whole:
+  """What an update asks about a variable that this rank has all of.
+
+  Subclasses answer for variables that ranks hold in parts: `all_reduce` for
+  slices of a model, `zero` for shards of several variables.
+
+  Attributes:
+    norm_communicates: whether `norm` runs collectives, for which XLA has no
+      program.
+  """
+
+  norm_communicates = False
+
+  def norm(self, tensor, variable) -> tf.Tensor:
+    """The norm of a tensor of this variable's shape; float [n], n variables."""
+    del variable
+    return tf.norm(tensor)
+
+  def spread(self, values, variable) -> tf.Tensor:
+    """Values of `norm`'s shape as factors of this variable's elements."""
+    del variable
+    return values
+
+  def decay(self, rate_of, variable):
+    """The weight decay of its elements; `rate_of`: variable's name -> float."""
+    return rate_of(variable_name(variable))
+
+
+class MomentOptimizer(tf.train.Optimizer):
+  """What AdamW and LAMB share: moments, decoupled decay, bias correction.
+
+  Slots are the variables NAME/adam_m and NAME/adam_v, float32, as in
+  google/bert's checkpoints. With bias correction `applied_updates` counts the
+  updates, those that were skipped not included.
+
+  Attributes:
+    has_trust_ratios: whether each variable has a rate of its own.
+    trust_ratios: the factors of each variable's rate, of `Whole.norm`'s shape,
+      in the order of the last `apply_gradients`; or none.
+  """
+
+  has_trust_ratios = False
+  # The arguments that are settings of a run (`optimizers.OptimizerConfig`).
+  settings = (
+    "weight_decay_rate",
+    "beta_1",
+    "beta_2",
+    "epsilon",
+    "bias_correction",
+  )
+
+  def __init__(
+    self,
+    learning_rate,
+    weight_decay_rate=0.0,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-6,
+    exclude_from_weight_decay=None,
+    name=None,
+    bias_correction=False,
+  ):
+    """`learning_rate` is a float or scalar Tensor; the rest are floats.
+
+    Args:
+      exclude_from_weight_decay: regular expressions; a variable whose name one
+        of them matches anywhere is not decayed.
+      name: (optional) str, the class' name without it.
+      bias_correction: bool.
+    """
+    super().__init__(use_locking=False, name=name or type(self).__name__)
+    self.learning_rate = learning_rate
+    self.weight_decay_rate = weight_decay_rate
+    self.beta_1 = beta_1
+    self.beta_2 = beta_2
+    self.epsilon = epsilon
+    self.exclude_from_weight_decay = exclude_from_weight_decay
+    self.bias_correction = bias_correction
+    self.trust_ratios = []
+    self._moments = {}  # variable's name -> (m, v)
+    self._applied_updates = None
+
+  def create_slots(self, variables) -> list:
+    """The slots [(m, v), ...] of `variables`, made on the first call.
+
+    Callers that apply inside `tf.cond` or a function make them before it: a
+    variable made in there could not be initialised from outside.
+    """
+    new = [v for v in variables if variable_name(v) not in self._moments]
+    if self.bias_correction and self._applied_updates is None:
+      with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+        self._applied_updates = tf.get_variable(
+          "applied_updates",
+          shape=[],
+          dtype=tf.int64,
+          trainable=False,
+          initializer=tf.zeros_initializer(),
+        )
+    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+      for variable in new:
+        self._moments[variable_name(variable)] = tuple(
+          tf.get_variable(
+            name=f"{variable_name(variable)}/{slot}",
+            shape=variable.shape.as_list(),
+            dtype=tf.float32,
+            trainable=False,
+            initializer=tf.zeros_initializer(),
+          )
+          for slot in SLOTS
+        )
+    return [self._moments[variable_name(variable)] for variable in variables]
+
+  def apply_gradients(
+    self, grads_and_vars, global_step=None, name=None, of=None
+  ):
+    """Applies one update; as in google/bert, `global_step` is not advanced.
+
+    `of`: (optional) how ranks hold the variables, see `Whole`.
+    """
+    del global_step
+    pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+    slots = self.create_slots([v for _, v in pairs])
+    corrections = self._corrections()
+    of = of or Whole()
+    self.trust_ratios = []
+    updates = [
+      self._update(
+        tf.convert_to_tensor(gradient),
+        variable,
+        moments,
+        corrections,
+        of.decay(self.decay_rate, variable),
+        of,
+      )
+      for (gradient, variable), moments in zip(pairs, slots, strict=True)
+    ]
+    counted = tf.no_op()
+    if self.bias_correction:
+      with tf.control_dependencies(updates):
+        counted = self._applied_updates.assign_add(1, read_value=False)
+    return tf.group(*updates, counted, name=name)
+
+  def _update(self, gradient, variable, slots, corrections, decay, of):
+    """The op of one variable's update.
+
+    Args:
+      gradient: float, of the variable's shape.
+      variable: the weights.
+      slots: its moments (m, v).
+      corrections: of `_corrections`.
+      decay: float, or a tensor of the variable's shape.
+      of: a `Whole`.
+    """
+    raise NotImplementedError
+
+  def _corrections(self) -> tuple:
+    """1 - b1^t and 1 - b2^t for update t = 1, 2, ...; 1 without correction."""
+    if not self.bias_correction:
+      return 1.0, 1.0
+    t = tf.cast(tf.convert_to_tensor(self._applied_updates) + 1, tf.float32)
+    # -expm1(t log b) is 1 - b^t without the cancellation at b near 1.
+    return tuple(
+      -tf.math.expm1(t * math.log(beta)) for beta in (self.beta_1, self.beta_2)
+    )
+
+  def decay_rate(self, name: str) -> float:
+    """The weight decay of the variable of this name."""
+    excluded = self.exclude_from_weight_decay or ()
+    if any(re.search(pattern, name) for pattern in excluded):
+      return 0.0
+    return self.weight_decay_rate
+
+
+def is_zero(decay) -> bool:
+  """Whether a weight decay, a float or a tensor, is none."""
+  return isinstance(decay, float) and decay == 0.0
