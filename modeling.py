@@ -22,10 +22,12 @@ from common.tensorflow_v1 import tf
 from model import kernels
 from model.bert_config import BertConfig
 from model.encoder import (
+  LayerConfig,
   attention_layer,
   create_attention_mask_from_input_mask,
   embedding_lookup,
   embedding_postprocessor,
+  encoder_layers,
   transformer_model,
 )
 from model.layers import (
@@ -162,23 +164,24 @@ class BertModel:
           position_ids=position_ids,
         )
       with tf.variable_scope("encoder"):
-        self.all_encoder_layers = transformer_model(
+        self.all_encoder_layers = encoder_layers(
           self.embedding_output,
           attention_mask,
-          config.hidden_size,
           config.num_hidden_layers,
-          config.num_attention_heads,
-          config.intermediate_size,
-          get_activation(config.hidden_act),
-          config.hidden_dropout_prob,
-          config.attention_probs_dropout_prob,
-          config.initializer_range,
-          do_return_all_layers=True,
-          dropout_seed=dropout_seed,
-          policy=policy,
-          pre_layer_norm=config.pre_layer_norm,
-          recompute=recompute,
-          slices=slices,
+          LayerConfig(
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            intermediate_size=config.intermediate_size,
+            activation=get_activation(config.hidden_act),
+            hidden_dropout_prob=config.hidden_dropout_prob,
+            attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+            initializer_range=config.initializer_range,
+            pre_layer_norm=config.pre_layer_norm,
+            dropout_seed=dropout_seed,
+            policy=policy,
+            recompute=tuple(recompute),
+            slices=slices,
+          ),
         )
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]

@@ -63,7 +63,7 @@ class BertConfig:
       max_position_embeddings: int, the longest sequence.
       type_vocab_size: int, number of segment ids.
       initializer_range: float, stddev of the truncated normal initializer.
-      pre_layer_norm: bool, see `encoder.transformer_model`.
+      pre_layer_norm: bool, see `encoder.LayerConfig`.
     """
     self.vocab_size = vocab_size
     self.hidden_size = hidden_size

@@ -5,8 +5,10 @@ Names, variable names and meaning are google/bert's
 whose shape legend holds here too.
 """
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import mixed_precision
 from common.tensorflow_v1 import tf
@@ -27,7 +29,7 @@ from model.layers import (
   reshape_from_matrix,
   reshape_to_matrix,
 )
-from model.tensor_parallel import WHOLE
+from model.tensor_parallel import WHOLE, Slices
 
 # Added to the scores of masked positions: exp(-10000) is 0 in float32.
 _MASKED_SCORE = -10000.0
@@ -67,12 +69,9 @@ def embedding_lookup(
 
   Args:
     input_ids: int [B, S], or [B, S, K] for K ids at a position.
-    vocab_size: int, V.
-    embedding_size: int, H.
-    initializer_range: float, stddev of the table's initializer.
-    word_embedding_name: name of the table's variable.
-    use_one_hot_embeddings: bool; by a matmul with one-hot rows, not a gather.
-    slices: a `tensor_parallel.Slices`.
+    vocab_size: V.
+    embedding_size: H.
+    use_one_hot_embeddings: by a matmul with one-hot rows, not a gather.
 
   Returns:
     output: float [B, S, K * H], K = 1 for ids of rank 2.
@@ -125,17 +124,9 @@ def embedding_postprocessor(
 
   Args:
     input_tensor: float [B, S, H], word embeddings.
-    use_token_type: bool.
     token_type_ids: int [B, S]; needed with use_token_type.
-    token_type_vocab_size: int, number of segment ids.
-    token_type_embedding_name: name of the segment table's variable.
-    use_position_embeddings: bool.
-    position_embedding_name: name of the position table's variable.
-    initializer_range: float, stddev of the tables' initializer.
-    max_position_embeddings: int, rows of the position table.
-    dropout_prob: float.
+    token_type_vocab_size: number of segment ids.
     dropout_seed: (optional) the model's seed, int32 or int64 [2].
-    policy: a `mixed_precision.Policy`.
     position_ids: (optional) int [B, S], 0 to S - 1 in every row without it.
 
   Returns:
@@ -190,6 +181,267 @@ def embedding_postprocessor(
 # -----------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+  """What a layer of the encoder is, and how this run computes it.
+
+  Attributes:
+    hidden_size: H.
+    num_attention_heads: N.
+    intermediate_size: I.
+    activation: of the intermediate layer; None is none.
+    hidden_dropout_prob: for the outputs of attention and of the layer.
+    attention_probs_dropout_prob: for the attention probabilities.
+    initializer_range: stddev of the kernels' initializer.
+    pre_layer_norm: the residual is the sum before the layer norm, not the
+      normalized one (https://arxiv.org/abs/2002.04745). The first residual is
+      the encoder's input and the last layer norm is the final one, so that
+      variables are the same.
+    dropout_seed: (optional) the model's seed, int32 or int64 [2].
+    policy: the types in which its parts compute.
+    recompute: which of `RECOMPUTE` to compute again in the backward pass.
+    slices: each has N / slices of the heads and I / slices of the intermediate
+      layer.
+  """
+
+  hidden_size: int
+  num_attention_heads: int
+  intermediate_size: int = 0
+  activation: Callable | None = gelu
+  hidden_dropout_prob: float = 0.0
+  attention_probs_dropout_prob: float = 0.0
+  initializer_range: float = 0.02
+  pre_layer_norm: bool = False
+  dropout_seed: tf.Tensor | None = None
+  policy: mixed_precision.Policy = mixed_precision.FP32
+  recompute: tuple = ()
+  slices: Slices = WHOLE
+
+  def dense(self, tensor, units, cut, **settings):
+    """`layers.dense` cut over the slices, see there."""
+    return dense(
+      tensor,
+      units,
+      kernel_initializer=create_initializer(self.initializer_range),
+      slices=self.slices,
+      cut=cut,
+      **settings,
+    )
+
+  def activate(self, tensor):
+    """The activation, computed in the policy's type."""
+    if self.activation is None:
+      return tensor
+    if self.activation in (gelu, gelu_erf):
+      return self.activation(tensor, self.policy.gelu)
+    return mixed_precision.island(self.activation, self.policy.gelu)(tensor)
+
+
+def attention(
+  from_matrix,
+  to_matrix,
+  attention_mask,
+  lengths,
+  config,
+  dropout_seed=None,
+  activations=(None, None, None),
+):
+  """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
+
+  Args:
+    from_matrix: float [B * F, from width].
+    to_matrix: float [B * T, to width]; the same for self-attention.
+    attention_mask: [B, F, T], or [B, 1, T] to be the same for all F; 1 to
+      attend to a position, 0 not to. None: to all.
+    lengths: (B, F, T).
+    config: LayerConfig.
+    dropout_seed: (optional) see `dropout`.
+    activations: of queries, keys and values; None is none.
+
+  Returns:
+    policy.attention [B * F, H / slices].
+  """
+  batch_size, from_length, to_length = lengths
+  policy, slices = config.policy, config.slices
+  first_head, end_head = slices.bounds(config.num_attention_heads)
+  own_heads = end_head - first_head
+  size_per_head = config.hidden_size // config.num_attention_heads
+
+  def heads(matrix, length, activation, name):
+    """[B * length, width] -> [B, N, length, D]"""
+    tensor = config.dense(
+      matrix,
+      config.hidden_size,
+      cut="units",
+      activation=activation,
+      name=name,
+      dtype=policy.attention,
+    )
+    tensor = tf.reshape(tensor, [batch_size, length, own_heads, size_per_head])
+    return tf.transpose(tensor, [0, 2, 1, 3])
+
+  entered = slices.enter(from_matrix)
+  to_matrix = entered if to_matrix is from_matrix else slices.enter(to_matrix)
+  query = heads(entered, from_length, activations[0], "query")
+  key = heads(to_matrix, to_length, activations[1], "key")
+  value = heads(to_matrix, to_length, activations[2], "value")
+  if attention_mask is None:
+    bias = tf.zeros([], policy.softmax)
+  else:
+    # [B, 1, F or 1, T], broadcast over N
+    mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
+    bias = (1.0 - mask) * _MASKED_SCORE
+  seed, keep_prob = dropout_arguments(
+    config.attention_probs_dropout_prob, dropout_seed
+  )
+
+  def attend(query, key, value):
+    # scores, probs = [B, N, F, T]
+    scores = tf.matmul(query, key, transpose_b=True)
+    probs = kernels.attention_probs(
+      scores,
+      bias,
+      seed,
+      scale=1.0 / math.sqrt(size_per_head),
+      keep_prob=keep_prob,
+      dtype=policy.softmax,
+      heads=(first_head, config.num_attention_heads)
+      if slices.size > 1
+      else None,
+    )
+    return tf.matmul(probs, value)
+
+  # context = [B, N, F, D] -> [B, F, N, D]
+  again = "attention" in config.recompute
+  context = _maybe_recomputed(again, attend, query, key, value)
+  context = tf.transpose(context, [0, 2, 1, 3])
+  return tf.reshape(
+    context, [batch_size * from_length, own_heads * size_per_head]
+  )
+
+
+def _end_of_block(output, residual, site, reader, config):
+  """The end of a sub-layer: (what is read next, the next residual).
+
+  All [B * S, H]: LayerNorm(dropout(output) + residual) as `reader`, and that
+  itself, or the sum with pre_layer_norm.
+  """
+  dtype = config.policy.layer_norm
+  seed = dropout_site_seed(config.dropout_seed, site)
+  dropout_prob = config.hidden_dropout_prob
+  if config.pre_layer_norm:
+    total = dropout_and_add(output, residual, dropout_prob, seed, dtype)
+    return layer_norm(total, None, dtype, reader), total
+  normalized = add_and_norm(
+    output,
+    residual,
+    dropout_prob,
+    seed,
+    dtype,
+    reader,
+    invertible="layer_norm" in config.recompute,
+  )
+  return normalized, normalized
+
+
+def transformer_layer(hidden, residual, number, attention_mask, shape, config):
+  """Attention and feed-forward network of layer `number`.
+
+  Args:
+    hidden: float [B * S, H].
+    residual: float [B * S, H].
+    number: int, from 0.
+    attention_mask: see `attention`.
+    shape: (B, S).
+    config: LayerConfig.
+
+  Returns:
+    policy.attention [B * S, H], and the next layer's residual.
+  """
+  site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * number
+  policy, width = config.policy, config.hidden_size
+  with tf.variable_scope("attention"):
+    with tf.variable_scope("self"):
+      context = attention(
+        hidden,
+        hidden,
+        attention_mask,
+        (*shape, shape[1]),
+        config,
+        dropout_site_seed(config.dropout_seed, site),
+      )
+    with tf.variable_scope("output"):
+      attended = config.dense(context, width, cut="inputs")
+      attended, residual = _end_of_block(
+        attended, residual, site + 1, policy.feed_forward, config
+      )
+  with tf.variable_scope("intermediate"):
+    # [B * S, I / slices]
+    attended = config.slices.enter(attended)
+    wide = config.dense(attended, config.intermediate_size, cut="units")
+  with tf.variable_scope("output"):
+    output = lambda x: config.dense(config.activate(x), width, cut="inputs")
+    hidden = _maybe_recomputed("gelu" in config.recompute, output, wide)
+    return _end_of_block(hidden, residual, site + 2, policy.attention, config)
+
+
+def encoder_layers(input_tensor, attention_mask, num_hidden_layers, config):
+  """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
+
+  Args:
+    input_tensor: float [B, S, H].
+    attention_mask: see `attention`.
+    num_hidden_layers: int.
+    config: LayerConfig.
+
+  Returns:
+    List of policy.attention [B, S, H], every layer's output.
+
+  Raises:
+    ValueError: H is not a multiple of N, or input_tensor's width is not H.
+  """
+  if config.hidden_size % config.num_attention_heads:
+    raise ValueError(
+      f"The hidden size {config.hidden_size} is not a multiple of the number "
+      f"of attention heads {config.num_attention_heads}"
+    )
+  input_shape = get_shape_list(input_tensor, expected_rank=3)
+  if input_shape[-1] != config.hidden_size:
+    raise ValueError(
+      f"The input is {input_shape[-1]} wide, not the hidden size "
+      f"{config.hidden_size}"
+    )
+  # Every layer's output is reshaped and the next layer takes it from there, so
+  # that no reshape is without use when only the last layer's output is wanted.
+  layers, residual = [input_tensor], None
+  for number in range(num_hidden_layers):
+    layer = functools.partial(
+      transformer_layer,
+      number=number,
+      attention_mask=attention_mask,
+      shape=input_shape[:2],
+      config=config,
+    )
+    hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
+    if residual is None or not config.pre_layer_norm:
+      residual = hidden
+    with tf.variable_scope("layer_%d" % number):
+      hidden, residual = _maybe_recomputed(
+        "layer" in config.recompute, layer, hidden, residual
+      )
+      layers.append(reshape_from_matrix(hidden, input_shape))
+  return layers[1:]
+
+
+def _maybe_recomputed(again: bool, function, *tensors):
+  return recomputed(function, *tensors) if again else function(*tensors)
+
+
+# -----------------------------------------------------------------------------
+# google/bert's functions
+# -----------------------------------------------------------------------------
+
+
 def create_attention_mask_from_input_mask(from_tensor, to_mask):
   """A mask that lets every position attend to those that `to_mask` marks.
 
@@ -221,39 +473,19 @@ def attention_layer(
   batch_size=None,
   from_seq_length=None,
   to_seq_length=None,
-  dropout_seed=None,
-  policy=mixed_precision.FP32,
-  recompute=False,
-  slices=WHOLE,
 ):
-  """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
+  """`attention` by google/bert's arguments.
 
   Args:
     from_tensor: float [B, F, from width], or [B * F, from width].
-    to_tensor: float [B, T, to width], or [B * T, to width]; the same tensor for
-      self-attention.
-    attention_mask: (optional) [B, F, T], or [B, 1, T] to be the same for all F;
-      1 to attend to a position, 0 not to.
-    num_attention_heads: int, N.
-    size_per_head: int, D.
-    query_act: (optional) activation of the queries.
-    key_act: (optional) activation of the keys.
-    value_act: (optional) activation of the values.
-    attention_probs_dropout_prob: float.
-    initializer_range: float, stddev of the kernels' initializer.
-    do_return_2d_tensor: bool.
-    batch_size: B; needed with tensors of rank 2.
-    from_seq_length: F; needed with tensors of rank 2.
-    to_seq_length: T; needed with tensors of rank 2.
-    dropout_seed: (optional) see `dropout`.
-    policy: a `mixed_precision.Policy`.
-    recompute: bool; compute scores and probabilities again in the backward pass
-      instead of keeping them.
-    slices: a `tensor_parallel.Slices`; each has N / slices of the heads, and
-      below N is their number.
+    to_tensor: float [B, T, to width], or [B * T, to width].
+    attention_mask: (optional) as of `attention`.
+    query_act, key_act, value_act: (optional) activations.
+    batch_size, from_seq_length, to_seq_length: B, F and T; needed with tensors
+      of rank 2.
 
   Returns:
-    policy.attention [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
+    float32 [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
 
   Raises:
     ValueError: the tensors' ranks differ, or B, F or T is needed and missing.
@@ -272,62 +504,23 @@ def attention_layer(
       "Tensors of rank 2 need batch_size, from_seq_length and to_seq_length; "
       f"they are {batch_size}, {from_seq_length}, {to_seq_length}"
     )
-
-  first_head, end_head = slices.bounds(num_attention_heads)
-  own_heads = end_head - first_head
-
-  def heads(tensor, length, activation, name):
-    """[B * length, width] -> [B, N, length, D]"""
-    tensor = dense(
-      tensor,
-      num_attention_heads * size_per_head,
-      activation,
-      create_initializer(initializer_range),
-      name,
-      policy.attention,
-      slices,
-      cut="units",
-    )
-    tensor = tf.reshape(tensor, [batch_size, length, own_heads, size_per_head])
-    return tf.transpose(tensor, [0, 2, 1, 3])
-
-  from_matrix = to_matrix = slices.enter(reshape_to_matrix(from_tensor))
-  if to_tensor is not from_tensor:
-    to_matrix = slices.enter(reshape_to_matrix(to_tensor))
-  query = heads(from_matrix, from_seq_length, query_act, "query")
-  key = heads(to_matrix, to_seq_length, key_act, "key")
-  value = heads(to_matrix, to_seq_length, value_act, "value")
-  if attention_mask is None:
-    bias = tf.zeros([], policy.softmax)
-  else:
-    # [B, 1, F or 1, T], broadcast over N
-    mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
-    bias = (1.0 - mask) * _MASKED_SCORE
-  seed, keep_prob = dropout_arguments(
-    attention_probs_dropout_prob, dropout_seed
+  config = LayerConfig(
+    hidden_size=num_attention_heads * size_per_head,
+    num_attention_heads=num_attention_heads,
+    attention_probs_dropout_prob=attention_probs_dropout_prob,
+    initializer_range=initializer_range,
   )
-
-  def attend(query, key, value):
-    # scores, probs = [B, N, F, T]
-    scores = tf.matmul(query, key, transpose_b=True)
-    probs = kernels.attention_probs(
-      scores,
-      bias,
-      seed,
-      scale=1.0 / math.sqrt(size_per_head),
-      keep_prob=keep_prob,
-      dtype=policy.softmax,
-      heads=(first_head, num_attention_heads) if slices.size > 1 else None,
-    )
-    return tf.matmul(probs, value)
-
-  # context = [B, N, F, D] -> [B, F, N, D]
-  context = _maybe_recomputed(recompute, attend, query, key, value)
-  context = tf.transpose(context, [0, 2, 1, 3])
-  width = own_heads * size_per_head
+  context = attention(
+    reshape_to_matrix(from_tensor),
+    reshape_to_matrix(to_tensor),
+    attention_mask,
+    (batch_size, from_seq_length, to_seq_length),
+    config,
+    activations=(query_act, key_act, value_act),
+  )
   if do_return_2d_tensor:
-    return tf.reshape(context, [batch_size * from_seq_length, width])
-  return tf.reshape(context, [batch_size, from_seq_length, width])
+    return context
+  return tf.reshape(context, [batch_size, from_seq_length, config.hidden_size])
 
 
 def transformer_model(
@@ -342,145 +535,22 @@ def transformer_model(
   attention_probs_dropout_prob=0.1,
   initializer_range=0.02,
   do_return_all_layers=False,
-  dropout_seed=None,
-  policy=mixed_precision.FP32,
-  pre_layer_norm=False,
-  recompute=(),
-  slices=WHOLE,
 ):
-  """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
-
-  Args:
-    input_tensor: float [B, S, H].
-    attention_mask: (optional) see `attention_layer`.
-    hidden_size: int, H.
-    num_hidden_layers: int.
-    num_attention_heads: int, N.
-    intermediate_size: int, I.
-    intermediate_act_fn: function, the activation of the intermediate layer.
-    hidden_dropout_prob: float, for the outputs of attention and of the layer.
-    attention_probs_dropout_prob: float.
-    initializer_range: float, stddev of the kernels' initializer.
-    do_return_all_layers: bool.
-    dropout_seed: (optional) the model's seed, int32 or int64 [2].
-    policy: a `mixed_precision.Policy`.
-    pre_layer_norm: bool; the residual is the sum before the layer norm, not the
-      normalized one (https://arxiv.org/abs/2002.04745). The first residual is
-      input_tensor, and the last layer norm is the final one, so that variables
-      are the same.
-    recompute: which of `RECOMPUTE` to compute again in the backward pass.
-    slices: a `tensor_parallel.Slices`; each has I / slices of the intermediate
-      layer and N / slices of the heads.
+  """`encoder_layers` by google/bert's arguments.
 
   Returns:
-    policy.attention [B, S, H], or with do_return_all_layers the list of all
-    layers'.
-
-  Raises:
-    ValueError: H is not a multiple of N, or input_tensor's width is not H.
+    float32 [B, S, H], or with do_return_all_layers the list of all layers'.
   """
-  if hidden_size % num_attention_heads:
-    raise ValueError(
-      f"The hidden size {hidden_size} is not a multiple of the number of "
-      f"attention heads {num_attention_heads}"
-    )
-  input_shape = get_shape_list(input_tensor, expected_rank=3)
-  batch_size, seq_length, width = input_shape
-  if width != hidden_size:
-    raise ValueError(
-      f"The input is {width} wide, not the hidden size {hidden_size}"
-    )
-  sliced_dense = functools.partial(
-    dense,
-    kernel_initializer=create_initializer(initializer_range),
-    slices=slices,
+  config = LayerConfig(
+    hidden_size=hidden_size,
+    num_attention_heads=num_attention_heads,
+    intermediate_size=intermediate_size,
+    activation=intermediate_act_fn,
+    hidden_dropout_prob=hidden_dropout_prob,
+    attention_probs_dropout_prob=attention_probs_dropout_prob,
+    initializer_range=initializer_range,
   )
-
-  def end(output, residual, site, reader):
-    """The end of a sub-layer: (what is read next, the next residual).
-
-    All [B * S, H]: LayerNorm(dropout(output) + residual) as `reader`, and that
-    itself, or the sum with pre_layer_norm.
-    """
-    seed = dropout_site_seed(dropout_seed, site)
-    if pre_layer_norm:
-      total = dropout_and_add(
-        output, residual, hidden_dropout_prob, seed, policy.layer_norm
-      )
-      return layer_norm(total, None, policy.layer_norm, reader), total
-    normalized = add_and_norm(
-      output,
-      residual,
-      hidden_dropout_prob,
-      seed,
-      policy.layer_norm,
-      reader,
-      invertible="layer_norm" in recompute,
-    )
-    return normalized, normalized
-
-  def activation(x):
-    if intermediate_act_fn is None:
-      return x
-    if intermediate_act_fn in (gelu, gelu_erf):
-      return intermediate_act_fn(x, policy.gelu)
-    return mixed_precision.island(intermediate_act_fn, policy.gelu)(x)
-
-  def transformer_layer(number, hidden, residual):
-    """[B * S, H] and its residual, through one layer."""
-    first_site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * number
-    with tf.variable_scope("attention"):
-      with tf.variable_scope("self"):
-        # [B * S, H]
-        context = attention_layer(
-          hidden,
-          hidden,
-          attention_mask,
-          num_attention_heads,
-          hidden_size // num_attention_heads,
-          attention_probs_dropout_prob=attention_probs_dropout_prob,
-          initializer_range=initializer_range,
-          do_return_2d_tensor=True,
-          batch_size=batch_size,
-          from_seq_length=seq_length,
-          to_seq_length=seq_length,
-          dropout_seed=dropout_site_seed(dropout_seed, first_site),
-          policy=policy,
-          recompute="attention" in recompute,
-          slices=slices,
-        )
-      with tf.variable_scope("output"):
-        attended = sliced_dense(context, hidden_size, cut="inputs")
-        attended, residual = end(
-          attended, residual, first_site + 1, policy.feed_forward
-        )
-    with tf.variable_scope("intermediate"):
-      # [B * S, I / slices]
-      intermediate = sliced_dense(
-        slices.enter(attended), intermediate_size, cut="units"
-      )
-    with tf.variable_scope("output"):
-      output = lambda x: sliced_dense(activation(x), hidden_size, cut="inputs")
-      hidden = _maybe_recomputed("gelu" in recompute, output, intermediate)
-      return end(hidden, residual, first_site + 2, policy.attention)
-
-  # Every layer's output is reshaped and the next layer takes it from there, so
-  # that no reshape is without use when only the last layer's output is wanted.
-  layers, residual = [input_tensor], None
-  for number in range(num_hidden_layers):
-    hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
-    if residual is None or not pre_layer_norm:
-      residual = hidden
-    with tf.variable_scope("layer_%d" % number):
-      hidden, residual = _maybe_recomputed(
-        "layer" in recompute,
-        functools.partial(transformer_layer, number),
-        hidden,
-        residual,
-      )
-      layers.append(reshape_from_matrix(hidden, input_shape))
-  return layers[1:] if do_return_all_layers else layers[-1]
-
-
-def _maybe_recomputed(again: bool, function, *tensors):
-  return recomputed(function, *tensors) if again else function(*tensors)
+  layers = encoder_layers(
+    input_tensor, attention_mask, num_hidden_layers, config
+  )
+  return layers if do_return_all_layers else layers[-1]
