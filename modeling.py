@@ -76,7 +76,30 @@ __all__ = [
 
 
 class BertModel:
-  """The encoder of https://arxiv.org/abs/1810.04805 with its pooler."""
+  """The encoder of https://arxiv.org/abs/1810.04805 with its pooler.
+
+  Args:
+    is_training: False switches all dropout off.
+    input_ids: int [B, S].
+    input_mask: (optional) int or float [B, S], 1 for tokens to attend to, 0
+      for padding; all are attended to without it.
+    token_type_ids: (optional) int [B, S], segment ids, 0 without it.
+    use_one_hot_embeddings: look words up by a matmul with one-hot rows.
+    scope: (optional) variable scope, "bert" without it.
+    dropout_seed: (optional) int32 or int64 [2]. Given, all dropout is a pure
+      function of it and of the call site (see `kernels.keep_mask`);
+      otherwise it draws from TensorFlow's stateful generators.
+    recompute: see `encoder.RECOMPUTE`.
+    examples_per_sequence: E. More than 1: input_mask holds the number of
+      each token's example, from 1. A token attends to its own example only,
+      and positions start at 0 in each.
+    with_pooler: False leaves it out, for heads that do not read it.
+    slices: a `tensor_parallel.Slices`; the table is then this slice's rows.
+
+  Raises:
+    ValueError: the configuration is impossible, a tensor has another rank,
+      or the sequence is longer than max_position_embeddings.
+  """
 
   def __init__(
     self,
@@ -94,32 +117,6 @@ class BertModel:
     with_pooler=True,
     slices=WHOLE,
   ):
-    """Builds the graph.
-
-    Args:
-      config: BertConfig.
-      is_training: bool; False switches all dropout off.
-      input_ids: int [B, S].
-      input_mask: (optional) int or float [B, S], 1 for tokens to attend to, 0
-        for padding; all are attended to without it.
-      token_type_ids: (optional) int [B, S], segment ids, 0 without it.
-      use_one_hot_embeddings: bool; look words up by a matmul with one-hot rows.
-      scope: (optional) variable scope, "bert" without it.
-      dropout_seed: (optional) int32 or int64 [2]. Given, all dropout is a pure
-        function of it and of the call site (see `kernels.keep_mask`);
-        otherwise it draws from TensorFlow's stateful generators.
-      policy: a `mixed_precision.Policy`; the outputs are in its types.
-      recompute: see `encoder.RECOMPUTE`.
-      examples_per_sequence: int, E. More than 1: input_mask holds the number of
-        each token's example, from 1. A token attends to its own example only,
-        and positions begin anew in each.
-      with_pooler: bool; False leaves it out, for heads that do not read it.
-      slices: a `tensor_parallel.Slices`; the table is then this slice's rows.
-
-    Raises:
-      ValueError: the configuration is impossible, a tensor has another rank, or
-        the sequence is longer than max_position_embeddings.
-    """
     config = copy.deepcopy(config)
     config.validate()
     if not is_training:
@@ -128,18 +125,9 @@ class BertModel:
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
-    attention_mask = starts = position_ids = None
-    if input_mask is not None:
-      get_shape_list(input_mask, expected_rank=2)
-      # [B, 1, T]: broadcast over F, which a mask of padding does not depend on.
-      attention_mask = tf.expand_dims(input_mask, 1)
-    if examples_per_sequence > 1:
-      # [B, F, T]: padding is an example too, so that it attends to something.
-      attention_mask = tf.equal(attention_mask, input_mask[:, :, tf.newaxis])
-      starts = _example_starts(input_mask, examples_per_sequence)
-      own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
-      position_ids = tf.maximum(tf.range(seq_length) - own, 0)
-
+    attention_mask, starts, position_ids = _layout(
+      input_mask, seq_length, examples_per_sequence
+    )
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
         embedding_output, self.embedding_table = embedding_lookup(
@@ -153,9 +141,9 @@ class BertModel:
         # [B, S, H]
         self.embedding_output = embedding_postprocessor(
           embedding_output,
-          use_token_type=True,
-          token_type_ids=token_type_ids,
-          token_type_vocab_size=config.type_vocab_size,
+          True,
+          token_type_ids,
+          config.type_vocab_size,
           initializer_range=config.initializer_range,
           max_position_embeddings=config.max_position_embeddings,
           dropout_prob=config.hidden_dropout_prob,
@@ -168,20 +156,7 @@ class BertModel:
           self.embedding_output,
           attention_mask,
           config.num_hidden_layers,
-          LayerConfig(
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_attention_heads,
-            intermediate_size=config.intermediate_size,
-            activation=get_activation(config.hidden_act),
-            hidden_dropout_prob=config.hidden_dropout_prob,
-            attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-            initializer_range=config.initializer_range,
-            pre_layer_norm=config.pre_layer_norm,
-            dropout_seed=dropout_seed,
-            policy=policy,
-            recompute=tuple(recompute),
-            slices=slices,
-          ),
+          _layer_config(config, dropout_seed, policy, recompute, slices),
         )
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
@@ -231,6 +206,43 @@ class BertModel:
 # -----------------------------------------------------------------------------
 # Pre-training heads and losses
 # -----------------------------------------------------------------------------
+
+
+def _layer_config(config, dropout_seed, policy, recompute, slices):
+  return LayerConfig(
+    hidden_size=config.hidden_size,
+    num_attention_heads=config.num_attention_heads,
+    intermediate_size=config.intermediate_size,
+    activation=get_activation(config.hidden_act),
+    hidden_dropout_prob=config.hidden_dropout_prob,
+    attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+    initializer_range=config.initializer_range,
+    pre_layer_norm=config.pre_layer_norm,
+    dropout_seed=dropout_seed,
+    policy=policy,
+    recompute=tuple(recompute),
+    slices=slices,
+  )
+
+
+def _layout(input_mask, seq_length, examples_per_sequence):
+  """What `input_mask` says of each token; None is what a plain model has.
+
+  Returns:
+    [B, 1, T] or [B, F, T], the mask of attention; int [B, E], where each
+    example begins; int [B, S], each token's position in its example.
+  """
+  if input_mask is None:
+    return None, None, None
+  get_shape_list(input_mask, expected_rank=2)
+  if examples_per_sequence == 1:
+    # Broadcast over F, which a mask of padding does not depend on.
+    return tf.expand_dims(input_mask, 1), None, None
+  # Padding is an example too, so that it attends to something.
+  mask = tf.equal(tf.expand_dims(input_mask, 1), input_mask[:, :, tf.newaxis])
+  starts = _example_starts(input_mask, examples_per_sequence)
+  own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
+  return mask, starts, tf.maximum(tf.range(seq_length) - own, 0)
 
 
 def _example_starts(input_mask, examples_per_sequence):

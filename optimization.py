@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from gradients import all_reduce, lr_schedule
+from gradients import all_reduce, lr_schedule, moments
 from gradients.adamw import AdamWeightDecayOptimizer
 from gradients.lamb import LAMBOptimizer
 from gradients.optimizers import (
@@ -126,6 +126,20 @@ class LocalAccumulation(tf.train.Optimizer):
     self.gradients = added
     return list(zip(added, variables, strict=True))
 
+  def totals(self, comm):
+    """What all ranks' micro-batches of the update add up to.
+
+    Returns:
+      All of it in a row; [`kept`, `filled`]; `nonfinite`; the list of `sums`.
+    """
+    parts = [[self.kept, self.filled], self.nonfinite, self.sums]
+    reduced = comm.allreduce(
+      tf.concat(parts, axis=0), name="kept_nonfinite_sums"
+    )
+    sizes = [2, len(self.gradients), self.sums.shape[0]]
+    counts, nonfinite, sums = tf.split(reduced, sizes)
+    return reduced, tf.unstack(counts), nonfinite, tf.unstack(sums)
+
   def _add(self, values, gradients, filled):
     """The stored sums plus `values`, where all `gradients` are finite.
 
@@ -218,31 +232,45 @@ class TrainOps(NamedTuple):
     return found
 
 
+def _skipped_updates() -> tf.Variable:
+  return tf.get_variable(
+    "skipped_updates",
+    shape=[],
+    dtype=tf.int64,
+    trainable=False,
+    initializer=tf.zeros_initializer(),
+  )
+
+
+def _clip(grad_norm, clip_norm: float, prenormalize: bool):
+  """The factor that clips a gradient of this norm, or makes its norm 1."""
+  if prenormalize:
+    return 1.0 / tf.maximum(grad_norm, _TINY)
+  return tf.minimum(1.0, clip_norm / grad_norm) if clip_norm else 1.0
+
+
 def build_train_ops(
   gradients: list,
   sums: dict,
-  optimizer: tf.train.Optimizer,
+  optimizer: moments.MomentOptimizer,
   exchange: all_reduce.AllReduce,
   micro_batches: int,
   loss_scale: mixed_precision.LossScale | None = None,
   clip_norm: float = 1.0,
   prenormalize: bool = False,
-  samples: tuple | None = None,
+  samples: tuple = (),
 ) -> TrainOps:
   """The one gradient order, from a micro-batch's gradients on.
 
   Args:
-    gradients: of the trainable variables, from this micro-batch's share of the
-      global batch's loss times the loss scale. Shares add up over micro-batches
-      and ranks, so gradients are summed.
+    gradients: of this micro-batch's share of the loss, times the loss scale.
+      Shares add up over micro-batches and ranks, so gradients are summed.
     sums: name -> float scalar, summed over the global batch for reporting.
-    optimizer: one of `optimizers`; its `learning_rate` is a scalar Tensor.
-    exchange: of `exchange.make`.
-    micro_batches: micro-batches of one rank's update.
-    loss_scale: (optional) the `mixed_precision.LossScale`; 1 without it.
+    optimizer: its `learning_rate` is a scalar Tensor.
+    micro_batches: of one rank's update.
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
     prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
-    samples: (variable, n): a counter that each update advances by n.
+    samples: [(variable, n), ...]: counters that each update advances by n.
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale, comm = loss_scale.value, exchange.comm
@@ -250,20 +278,11 @@ def build_train_ops(
 
   # Add up micro-batches locally; one exchange between ranks for each update.
   local = LocalAccumulation(micro_batches, exchange.slices)
-  pairs = exchange.compute_gradients(
-    local, gradients, tf.stack(list(sums.values()), name="sums")
-  )
-  reduced = comm.allreduce(
-    tf.concat(
-      [[local.kept, local.filled], local.nonfinite, local.sums], axis=0
-    ),
-    name="kept_nonfinite_sums",
-  )
-  waiting = comm.seconds_between(
-    local.gradients, [*(gradient for gradient, _ in pairs), reduced]
-  )
-  counts, nonfinite, totals = tf.split(reduced, [2, len(variables), len(sums)])
-  (kept, filled), totals = tf.unstack(counts), tf.unstack(totals)
+  stacked = tf.stack(list(sums.values()), name="sums")
+  pairs = exchange.compute_gradients(local, gradients, stacked)
+  reduced, (kept, filled), nonfinite, totals = local.totals(comm)
+  summed = [*(gradient for gradient, _ in pairs), reduced]
+  waiting = comm.seconds_between(local.gradients, summed)
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
   dropped = filled - kept
@@ -277,37 +296,23 @@ def build_train_ops(
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
-  if prenormalize:
-    clip = 1.0 / tf.maximum(grad_norm, _TINY)
-  elif clip_norm:
-    clip = tf.minimum(1.0, clip_norm / grad_norm)
-  else:
-    clip = 1.0
-  factor = unscale * clip
+  factor = unscale * _clip(grad_norm, clip_norm, prenormalize)
 
   # Apply or skip.
   applied, trust_ratios = exchange.apply_or_skip(
     optimizer, factor, pairs, finite
   )
-  skipped = tf.get_variable(
-    "skipped_updates",
-    shape=[],
-    dtype=tf.int64,
-    trainable=False,
-    initializer=tf.zeros_initializer(),
-  )
-  skipped_updates = tf.convert_to_tensor(skipped) + tf.cast(
-    tf.logical_not(finite), tf.int64
-  )
+  skipped, skips = tf.logical_not(finite), _skipped_updates()
+  skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
   with tf.control_dependencies([applied, local.reset_op]):
-    counters = [(tf.train.get_or_create_global_step(), 1)]
-    counters += [samples] if samples else []
-    updates = [v.assign_add(n, read_value=False) for v, n in counters]
-
-    # Update the loss scale.
-    updates.append(loss_scale.update_op(finite, dropped))
-    updates.append(skipped.assign(skipped_updates, read_value=False))
-  update = tf.group(*updates, exchange.after_update(finite))
+    counters = [(tf.train.get_or_create_global_step(), 1), *samples]
+    update = tf.group(
+      *[v.assign_add(n, read_value=False) for v, n in counters],
+      skips.assign(skipped_updates, read_value=False),
+      # Update the loss scale.
+      loss_scale.update_op(finite, dropped),
+      exchange.after_update(finite),
+    )
 
   # To blame: what is not finite in the sum, else what was dropped before it.
   blamed = tf.cast(tf.is_finite(squares), tf.float32) - nonfinite
@@ -319,7 +324,7 @@ def build_train_ops(
     learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
     loss_scale=scale,
     dropped_micro_batches=dropped,
-    skipped=tf.logical_not(finite),
+    skipped=skipped,
     skipped_updates=skipped_updates,
     nonfinite_variable=first_below(blamed, 1.0),
     trust_ratios=trust_ratios,

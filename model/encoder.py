@@ -254,7 +254,6 @@ def attention(
     attention_mask: [B, F, T], or [B, 1, T] to be the same for all F; 1 to
       attend to a position, 0 not to. None: to all.
     lengths: (B, F, T).
-    config: LayerConfig.
     dropout_seed: (optional) see `dropout`.
     activations: of queries, keys and values; None is none.
 

@@ -128,7 +128,7 @@ def train_ops(
     loss_scale,
     clip_norm=config.optimizer.clip_norm,
     prenormalize=config.optimizer.prenormalize,
-    samples=(state.samples_seen, plan.global_batch),
+    samples=[(state.samples_seen, plan.global_batch)],
   )
 
 
