@@ -136,7 +136,7 @@ class LocalAccumulation(tf.train.Optimizer):
     reduced = comm.allreduce(
       tf.concat(parts, axis=0), name="kept_nonfinite_sums"
     )
-    sizes = [2, len(self.gradients), self.sums.shape[0]]
+    sizes = [2, len(self.gradients), self.sums.shape.num_elements()]
     counts, nonfinite, sums = tf.split(reduced, sizes)
     return reduced, tf.unstack(counts), nonfinite, tf.unstack(sums)
 
