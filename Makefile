@@ -1,8 +1,8 @@
 # make pretrain   text to a pre-trained BERT with its curve
 # make test       lint, unit tests, tests on two ranks: about ten minutes
 # make slow-test  the rest: more modes, ranks and faults
-# make bench      the training step's speed on this machine, one JSON line each
-# All make the environment (.venv) when it is missing.
+# make bench      speed of the training step here, a JSON line for each shape
+# Each makes the environment (.venv) when it is missing.
 
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,\
   $(if $(shell $(p) -c 'import sys; print(int((3, 11) <= sys.version_info < (3, 14)) or "")' 2>/dev/null),$(p))))
@@ -10,8 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# make pretrain: ranks, text (names and globs; empty: English Wikipedia leads), its
-# encoding, folder.
+# For make pretrain: ranks; text as names and globs (empty: English Wikipedia leads);
+# its encoding; the output folder.
 NP ?= 2
 CORPUS ?=
 ENCODING ?= utf-8
@@ -20,8 +20,8 @@ OUTPUT_DIR ?= runs/quickstart
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
 VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 
-# A word for the shell, whatever is in it. ($(value NAME): what was given for NAME,
-# in which make has not looked for variables.)
+# Quotes any text as one word for the shell. ($(value NAME) is the text given for NAME,
+# before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
 .PHONY: env pretrain test slow-test bench unit distributed-test lint format horovod-gpu clean
@@ -42,7 +42,7 @@ pretrain: $(READY)
 
 test: lint unit distributed-test
 
-# Tests marked "slow", or all but those.
+# Which tests run, as a pytest mark: all but the slow ones, or only those.
 SLOW := not slow
 slow-test: SLOW := slow
 slow-test: unit distributed-test
@@ -72,8 +72,8 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A wheel of Horovod with CUDA and NCCL in .build/, for a GPU machine or image.
-# Needs a CUDA compiler, not a GPU.
+# Builds a wheel of Horovod with CUDA and NCCL in .build/, for a GPU machine or image.
+# This needs a CUDA compiler, but no GPU.
 horovod-gpu: $(READY)
 	xla_patches/build_horovod.sh gpu-wheel $(BIN)/python .build
 
