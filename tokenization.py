@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import DataError
-from data import tf_example, tfrecord
+from data import tfrecord
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -598,15 +598,6 @@ class WordPieceEncoder:
     )
 
 
-def _check_pieces(model: bytes) -> None:
-  """Raises `DataError` for pieces with which the library ends the process."""
-  for number, wire, piece in tf_example.fields(model):
-    if (number, wire) == (1, tf_example.LENGTH):
-      for number, wire, text in tf_example.fields(piece):
-        if (number, wire) == (1, tf_example.LENGTH) and b"\0" in text:
-          raise DataError("a piece with a NUL in it")
-
-
 class SentencePieceEncoder:
   """Lines -> ids of a SentencePiece model; as `WordPieceEncoder`.
 
@@ -623,6 +614,8 @@ class SentencePieceEncoder:
         do).
     """
     import sentencepiece
+    from google.protobuf.message import DecodeError
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     self._file, self.do_lower_case = model_file, do_lower_case
     try:
@@ -631,18 +624,19 @@ class SentencePieceEncoder:
     except OSError as e:
       raise DataError(f"{model_file}: {e.strerror}") from e
     try:
-      _check_pieces(data)
+      pieces = ModelProto.FromString(data).pieces
+      self.tokens = [piece.piece for piece in pieces]
+      if "\0" in "".join(self.tokens):
+        raise ValueError("a piece has a NUL: the library ends the process")
       self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
-    except (DataError, RuntimeError) as e:
+    except (DecodeError, RuntimeError, ValueError) as e:
       raise DataError(f"{model_file}: not a SentencePiece model") from e
-    self.vocab_size = self._model.get_piece_size()
-    scores = [self._model.get_score(i) for i in range(self.vocab_size)]
-    if not np.isfinite(scores).all():
-      raise DataError(f"{model_file}: damaged: a piece's score is no number")
-    self.tokens = [self._model.id_to_piece(i) for i in range(self.vocab_size)]
+    self.vocab_size = len(self.tokens)
+    if not np.isfinite([piece.score for piece in pieces]).all():
+      raise DataError(f"{model_file}: damaged: a piece's score is not finite")
     vocab = {piece: i for i, piece in enumerate(self.tokens)}
     if len(vocab) < self.vocab_size:
-      raise DataError(f"{model_file}: damaged: a piece stands there twice")
+      raise DataError(f"{model_file}: damaged: a piece is there twice")
     ids = [
       vocab.get(token, vocab.get(token.lower().strip("[]").join("<>")))
       for token in SPECIAL_TOKENS

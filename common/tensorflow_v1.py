@@ -1,6 +1,6 @@
 """TensorFlow as this project uses it: the 1.x API in graph mode, quietly.
 
-Import `tf`, and `profiler`, which 1.x lacks, from here and nowhere else. This
+Import `tf`, and what 1.x lacks, from here and nowhere else. This
 is the one module that acts when it is imported: TensorFlow reads its log level
 while it loads, and scripts written for google/bert call `tf.placeholder` and
 `tf.get_variable` right after `import tensorflow.compat.v1 as tf`, which needs
@@ -53,5 +53,6 @@ def _import_quietly():
 
 
 tf, profiler = _import_quietly()
+from tensorflow.core.protobuf import tensor_bundle_pb2  # noqa: E402
 
-__all__ = ["profiler", "tf"]
+__all__ = ["profiler", "tensor_bundle_pb2", "tf"]

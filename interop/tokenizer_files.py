@@ -10,10 +10,12 @@ import os
 import re
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
 import tokenization
 from common import json_files
 from common.errors import DataError
-from data import tf_example
 
 VOCAB_FILE, MODEL_FILE = "vocab.txt", "spiece.model"
 TOKENIZER_FILE = "tokenizer.json"
@@ -118,16 +120,6 @@ def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
   return tokenizer, encoder
 
 
-# Numbers of fields in sentencepiece_model.proto
-# (https://github.com/google/sentencepiece), and what they must hold to be ours;
-# what a message leaves out has the first value.
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_PIECE_TYPE, _PIECE_TYPES = 3, (1, 2, 3)  # normal, unknown, control
-_TRAINER_ONLY = {3: (1,), 24: (0,), 35: (0,)}  # unigram, no suffix, no bytes
-_NORMALIZER_ONLY = {3: (1,), 4: (1,), 5: (1,)}  # one space before each word
-_CHARSMAP = 2
-
-
 def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   """`make_tokenizer`'s, before the special tokens.
 
@@ -145,8 +137,7 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   )
 
   encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
-  with open(model_file, "rb") as f:
-    pieces, charsmap = _read_model(f.read(), model_file)
+  pieces, charsmap = _read_model(model_file)
   tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))
   steps = [normalizers.Precompiled(charsmap)] if charsmap else []
   if do_lower_case:
@@ -165,42 +156,28 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   return tokenizer, encoder
 
 
-def _read_model(data: bytes, model_file: str) -> tuple[list, bytes]:
+def _read_model(model_file: str) -> tuple[list, bytes]:
   """[(piece, score), ...] and the charsmap of a model that has been loaded."""
-  import sentencepiece
-
-  trainer, normalization, types = {}, {}, set()
-  for number, _, body in tf_example.fields(data):
-    if number == _PIECES:
-      fields = {n: b for n, _, b in tf_example.fields(body)}
-      types.add(_number(fields, _PIECE_TYPE, 1))
-    elif number in (_TRAINER, _NORMALIZER):
-      into = trainer if number == _TRAINER else normalization
-      into |= {n: b for n, _, b in tf_example.fields(body)}
-  ours = types <= set(_PIECE_TYPES)
-  for fields, only in (
-    (trainer, _TRAINER_ONLY),
-    (normalization, _NORMALIZER_ONLY),
+  with open(model_file, "rb") as f:
+    model = ModelProto.FromString(f.read())
+  trainer, normalization = model.trainer_spec, model.normalizer_spec
+  piece = model.SentencePiece
+  if not (
+    {p.type for p in model.pieces}
+    <= {piece.NORMAL, piece.UNKNOWN, piece.CONTROL}
+    and trainer.model_type == trainer.UNIGRAM
+    and not (trainer.treat_whitespace_as_suffix or trainer.byte_fallback)
+    and normalization.add_dummy_prefix
+    and normalization.remove_extra_whitespaces
+    and normalization.escape_whitespaces
   ):
-    ours &= all(_number(fields, n, v[0]) in v for n, v in only.items())
-  if not ours:
     raise DataError(
       f"{model_file}: not a unigram model as train_tokenizer.py makes them "
       "(BPE, bytes, symbols of the user's, or another use of spaces): "
       "tokenizer.json would give other ids. Convert without --spm_model_file"
     )
-  model = sentencepiece.SentencePieceProcessor(model_proto=data)
-  pieces = [
-    (model.id_to_piece(i), model.get_score(i))
-    for i in range(model.get_piece_size())
-  ]
-  return pieces, bytes(normalization.get(_CHARSMAP, b""))
-
-
-def _number(fields: dict, number: int, default: int) -> int:
-  if number not in fields:
-    return default
-  return tf_example.varint(fields[number], 0)[0]
+  pieces = [(p.piece, p.score) for p in model.pieces]
+  return pieces, normalization.precompiled_charsmap
 
 
 def write_tokenizer(
@@ -296,10 +273,9 @@ def size(vocabulary: Vocabulary) -> int:
   if vocabulary.file == VOCAB_FILE:
     return len(vocabulary.content.removesuffix(b"\n").split(b"\n"))
   try:
-    fields = list(tf_example.fields(vocabulary.content))
-  except (DataError, ValueError) as e:
-    raise DataError("the SentencePiece model is none, or damaged") from e
-  return sum(number == _PIECES for number, _, _ in fields)
+    return len(ModelProto.FromString(vocabulary.content).pieces)
+  except DecodeError as e:
+    raise DataError("not a SentencePiece model, or a damaged one") from e
 
 
 def longest_text(folder: str) -> int | None:
