@@ -148,7 +148,7 @@ def in_sentences(
 ) -> Iterator[Document]:
   """Documents of prose lines as documents of sentences; empty ones go."""
   for lines in documents:
-    if sentences := text_files.split_prose(filter(None, lines), language):
+    if sentences := list(text_files.split_prose(filter(None, lines), language)):
       yield sentences
 
 
