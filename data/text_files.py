@@ -324,7 +324,8 @@ def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
         f"--encoding=utf-16-{'le' if nul % 2 else 'be'}"
       )
     raise errors.DataError(
-      f"{_where(piece, text, nul)}: a NUL character, which no text has: {remedy}"
+      f"{_where(piece, text, nul)}: a NUL character, which no text has: "
+      f"{remedy}"
     )
   try:
     return line.decode().strip()

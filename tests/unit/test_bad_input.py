@@ -239,7 +239,7 @@ def test_a_folder_is_no_record_file(tmp_path):
     ({"masked_lm_weights": [math.nan, 1, 0]}, "weights holds nan, expected 0"),
     ({"masked_lm_weights": [0.5, 1, 0]}, "weights holds 0.5, expected 0 or 1"),
     ({"masked_lm_positions": [1, 7, 0]}, "positions holds 7, padding"),
-    ({"masked_lm_positions": [1, 1, 0]}, "positions has a place twice"),
+    ({"masked_lm_positions": [1, 1, 0]}, "positions holds a position twice"),
     ({"input_mask": [0] * 8}, "input_mask is not 1 for"),
     ({"input_mask": [1, 1, 0, 1, 1, 0, 0, 0]}, "input_mask is not 1 for"),
     ({"input_mask": [2, 2, 2, 2, 2, 2, 0, 0]}, "input_mask is not 1 for"),

@@ -173,7 +173,7 @@ def test_continuations_and_info(vocab_file):
     (["[PAD]", "[UNK]", "[CLS]", "a"], r"lacks \[SEP\], \[MASK\]"),
     (
       [*tokenization.SPECIAL_TOKENS, "a", "b", "a"],
-      "'a' stands on lines 6 and 8",
+      "'a' is on lines 6 and 8",
     ),
     ([], "empty"),
   ],
@@ -349,10 +349,10 @@ CHINESE = "中国共产党今天在北京开会，hellos world。国"
 CHINESE_WORDS = "中国共产党 今天 在 北京 开会 ， hellos world 。 国".split()
 
 
-def words_of(tokens, goes_on):
+def words_of(tokens, is_continuation):
   """Tokens that make a word, put together."""
   words = []
-  for token, more in zip(tokens, goes_on, strict=True):
+  for token, more in zip(tokens, is_continuation, strict=True):
     if more:
       words[-1] += token.removeprefix("##")
     else:
@@ -370,8 +370,12 @@ def test_wordpiece_words_are_chinese_words_too(tmp_path):
   encoded = encoder.encode_words(lines)
   for ids, words in zip(encoder.encode_batch(lines), encoded, strict=True):
     np.testing.assert_array_equal(ids, words.ids)
-    assert words.goes_on.dtype == bool and len(words.goes_on) == len(ids)
-  made = [words_of([vocab[i] for i in w.ids], w.goes_on) for w in encoded]
+    assert words.is_continuation.dtype == bool and len(
+      words.is_continuation
+    ) == len(ids)
+  made = [
+    words_of([vocab[i] for i in w.ids], w.is_continuation) for w in encoded
+  ]
   assert made == [
     CHINESE_WORDS,
     ["hellos", "world"],
@@ -393,7 +397,7 @@ def test_sentencepiece_words_are_chinese_words_too(tmp_path):
     for w in encoded
   ]
   made = [
-    [word.strip() for word in words_of(p, w.goes_on)]
+    [word.strip() for word in words_of(p, w.is_continuation)]
     for p, w in zip(pieces, encoded, strict=True)
   ]
   # Pieces may hold more than a word, but words end where words end.
