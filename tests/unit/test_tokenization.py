@@ -237,7 +237,8 @@ def corpus_lines(count=400):
 
 
 TRAIN_IN_A_NEW_PROCESS = """
-import sys, train_tokenizer
+import sys
+from tools import train_tokenizer
 lines = open(sys.argv[1], encoding="utf-8").read().split("\\n")
 train_tokenizer.train_wordpiece(lines, sys.argv[2], 150)
 """
