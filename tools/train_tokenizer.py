@@ -100,8 +100,8 @@ def train_wordpiece(
   kept = sorted(word for word in words if alphabet.issuperset(word))
   if not kept:
     raise errors.DataError(
-      f"--vocab_size={vocab_size} is too small: its characters spell no word of "
-      "the text"
+      f"--vocab_size={vocab_size} is too small: its characters spell no word "
+      "of the text"
     )
   vocab = _merge(kept, words, vocab_size)
   _write_whole(

@@ -161,8 +161,8 @@ def test_json_is_read_as_the_standard_has_it(value):
 @pytest.mark.parametrize(
   "text, words",
   [
-    (b'{"a": 1, "a": 2}', "'a' stands there twice"),
-    (b'{"b": {"a": 1, "a": 1}}', "'a' stands there twice"),
+    (b'{"a": 1, "a": 2}', "'a' is there twice"),
+    (b'{"b": {"a": 1, "a": 1}}', "'a' is there twice"),
     (b"[NaN]", "NaN is no JSON"),
     (b"[-Infinity]", "-Infinity is no JSON"),
     (b"[" * 100_000, "nested too deeply"),
