@@ -85,8 +85,7 @@ def convert_to_unicode(text: str | bytes) -> str:
   raise ValueError(f"text must be str or bytes, not {type(text).__name__}")
 
 
-def printable_text(text: str | bytes) -> str:
-  return convert_to_unicode(text)
+printable_text = convert_to_unicode
 
 
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
@@ -170,12 +169,7 @@ class BasicTokenizer:
     return "".join(" " if _is_whitespace(c) else c for c in kept)
 
   def _tokenize_chinese_chars(self, text):
-    return "".join(
-      f" {c} " if self._is_chinese_char(ord(c)) else c for c in text
-    )
-
-  def _is_chinese_char(self, cp):
-    return is_chinese_char(chr(cp))
+    return "".join(f" {c} " if is_chinese_char(c) else c for c in text)
 
   def _run_strip_accents(self, text):
     decomposed = unicodedata.normalize("NFD", text)

@@ -116,24 +116,6 @@ class _Example(NamedTuple):
   is_random_next: bool
 
 
-def _examples_of_document(
-  documents: instances.Documents, document: int, copy: int, task: ShardTask
-) -> Iterator[_Example]:
-  """The examples of one copy of one document."""
-  settings = task.settings
-  tokenizer = corpus.load_tokenizer(task.tokenizer)
-  rng = instances.document_rng(settings.random_seed, copy, document)
-  span_settings = instances.SpanSettings(
-    settings.max_seq_length, settings.short_seq_prob
-  )
-  spans = instances.spans_from_document(documents, document, span_settings, rng)
-  for span in spans:
-    ids = instances.join_segments(
-      documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
-    )
-    yield _Example(ids, span.a_end - span.a_start + 2, span.is_random_next)
-
-
 def _rows(
   examples: list[_Example], packs: list[list[int]], limits: packing.Limits
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -253,6 +235,10 @@ def _block_examples(
 ) -> list[_Example]:
   """The examples of one block of a shard, in the order of the documents."""
   settings = task.settings
+  tokenizer = corpus.load_tokenizer(task.tokenizer)
+  cutting = instances.SpanSettings(
+    settings.max_seq_length, settings.short_seq_prob
+  )
   examples = []
   for copy in range(settings.dupe_factor):
     mine = documents_of_block(
@@ -263,7 +249,15 @@ def _block_examples(
       settings.random_seed,
     )
     for document in mine.tolist():
-      examples += _examples_of_document(documents, document, copy, task)
+      rng = instances.document_rng(settings.random_seed, copy, document)
+      for span in instances.spans_from_document(
+        documents, document, cutting, rng
+      ):
+        ids = instances.join_segments(
+          documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
+        )
+        start_b = span.a_end - span.a_start + 2
+        examples.append(_Example(ids, start_b, span.is_random_next))
   return examples
 
 
