@@ -59,11 +59,10 @@ def ranks_of_environment() -> Ranks:
 
 @contextlib.contextmanager
 def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
-  """Opens the work folder `path`; it keeps what an earlier start with the
-  same plan (JSON values that decide the contents) has finished.
+  """Opens the work folder `path` with the finished work of the same plan.
 
-  A DataError in the block deletes the folder; any other error leaves it for the
-  next start.
+  The plan has all that decides the contents, as JSON values. A DataError in the
+  block deletes the folder; any other error leaves it for the next start.
 
   Raises:
     UserError: another process works in it, it holds other files, or this rank's

@@ -440,7 +440,7 @@ def test_all_damage_is_told(tmp_path):
     ({"masked_lm_weights": np.ones(P, int)}, "int64, expected a float_list"),
     ({"input_mask": np.ones(S)}, "float32, expected an int64_list"),
     ({"input_mask": np.full(S, 2)}, "input_mask holds 2, expected 0 to 1"),
-    (None, "a number is cut off"),
+    (None, "not a tf.train.Example"),
   ],
 )
 def test_records_of_another_shape(tmp_path, change, words):
