@@ -10,8 +10,8 @@ records/train.manifest.json. Flags, instances and masks are google/bert's.
 
 The bytes do not depend on the number of workers or machines, and memory does
 not depend on the size of the text: a document longer than a block of records is
-cut into several. Work in progress is in
-records/train.unfinished; the same command goes on with it when it was stopped.
+cut into several. A stop leaves the finished work in records/train.unfinished,
+from which the same command resumes.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def report(summary: creation.Summary) -> str:
   num_records = sum(info.records for info in manifest.files)
   capacity = num_records * manifest.max_seq_length
   is_static = manifest.masking == "static"
-  masked = f"{c['masked_tokens']:,}" if is_static else "drawn on reading"
+  masked = f"{c['masked_tokens']:,}" if is_static else "drawn in training"
   total = sum(summary.seconds.values())
   rows = [
     ("documents", f"{c['documents']:,}"),
@@ -49,7 +49,7 @@ def report(summary: creation.Summary) -> str:
     ("manifest", summary.manifest_path),
   ]
   if c["cut_documents"]:
-    note = f"{c['cut_documents']:,}, longer than a block, into several each"
+    note = f"{c['cut_documents']:,}, because they are longer than a block"
     rows.append(("cut documents", note))
   if summary.kept:
     rows.append(("kept", summary.kept))
@@ -58,7 +58,7 @@ def report(summary: creation.Summary) -> str:
       (
         "note",
         f"{c['tokens'] / c['sentences']:.0f} tokens a sentence: if a line is a "
-        "paragraph, say --prose=en (or your language)",
+        "paragraph, give --prose=en (or your language)",
       )
     )
   return "\n".join(f"{name:<16} {value}" for name, value in rows)
@@ -148,7 +148,7 @@ def define_flags() -> None:
 
 
 def _stop(signal_number, _) -> None:
-  # As an exception, so that workers are ended too.
+  # As an exception, so that workers end too.
   sys.exit(f"create_pretraining_data.py: stopped by signal {signal_number}")
 
 

@@ -1,4 +1,4 @@
-"""JSON files: read to the letter, written whole or not at all."""
+"""JSON files: read strictly, written atomically."""
 
 import json
 import math
@@ -8,13 +8,10 @@ from common.errors import DataError
 
 
 def parse(text: str | bytes):
-  """The value of a JSON text.
-
-  Unlike Python's own parser it takes no key twice, of which one would be
-  without effect, and neither NaN nor Infinity.
+  """The value of a JSON text, without repeated keys, NaN or Infinity.
 
   Raises:
-    ValueError: it is no JSON, not UTF-8, or nested too deeply.
+    ValueError: it is not JSON, not UTF-8, or nested too deeply.
   """
   try:
     return json.loads(
@@ -31,7 +28,7 @@ def _distinct(pairs: list) -> dict:
   if len(value) < len(pairs):
     keys = [key for key, _ in pairs]
     twice = next(key for key in keys if keys.count(key) > 1)
-    raise ValueError(f"the key {twice!r} stands there twice")
+    raise ValueError(f"the key {twice!r} is there twice")
   return value
 
 
@@ -40,12 +37,7 @@ def _no_number(name: str):
 
 
 def read(path: str):
-  """The value of a file, which may be the user's own.
-
-  Raises:
-    DataError: it is no JSON.
-    OSError: it cannot be read.
-  """
+  """The value of a file, which may be the user's; DataError if not JSON."""
   try:
     with open(path, "rb") as f:
       return parse(f.read())
@@ -54,15 +46,7 @@ def read(path: str):
 
 
 def read_own(path: str, remedy: str):
-  """The value of a file that `write` wrote.
-
-  Args:
-    remedy: what the user can do if it is damaged.
-
-  Raises:
-    DataError: it is damaged.
-    OSError: it cannot be read.
-  """
+  """The value of a file that `write` wrote; DataError with `remedy` if not."""
   try:
     return read(path)
   except DataError as e:
@@ -70,26 +54,22 @@ def read_own(path: str, remedy: str):
 
 
 def text(value, indent: int | None = None) -> str:
-  """A value as JSON, which knows neither NaN nor Infinity: null stands there.
-
-  So a reader learns that there is no number, in any language.
-  """
-  return json.dumps(_numbers(value), indent=indent, allow_nan=False)
+  """A value as JSON, with null for NaN and Infinity, which JSON lacks."""
+  return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
-def _numbers(value):
-  """`value` with None for what is no finite number."""
+def _finite(value):
   if isinstance(value, dict):
-    return {key: _numbers(item) for key, item in value.items()}
+    return {key: _finite(item) for key, item in value.items()}
   if isinstance(value, (list, tuple)):
-    return [_numbers(item) for item in value]
+    return [_finite(item) for item in value]
   if isinstance(value, float) and not math.isfinite(value):
     return None
   return value
 
 
 def write(path: str, value) -> None:
-  """Writes a file, or leaves what was there; see `text` for its numbers."""
+  """Replaces a file atomically by `text(value)`."""
   with open(path + ".tmp", "w", encoding="utf-8") as f:
     f.write(text(value, indent=2) + "\n")
   os.replace(path + ".tmp", path)

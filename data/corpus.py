@@ -1,9 +1,9 @@
 """Text to token ids on disk: the first pass over a corpus, in parallel.
 
-Each piece of the text (text_files.py) is tokenized by one worker into chunk
-files; `StoreWriter` puts the chunks together in order. So the outcome does not
-depend on the number of workers, and memory is bounded by a chunk. The store
-keeps a journal, from which it goes on when the work was stopped.
+One worker tokenizes each piece of the text (text_files.py) into chunk files;
+`StoreWriter` joins the chunks in order. So the store does not depend on the
+number of workers, and memory is bounded by a chunk. The store keeps a journal,
+from which it resumes after a stop.
 """
 
 import array
@@ -21,66 +21,53 @@ from data.text_files import Piece, TextFormat
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
 
-# -----------------------------------------------------------------------------
-# Tokenizing
-# -----------------------------------------------------------------------------
+# Tokenizing -------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerSpec:
-  """Names a tokenizer, for a worker to load it once."""
+  """Names a tokenizer, which each worker loads once."""
 
   vocab_file: str | None
   spm_model_file: str | None
   do_lower_case: bool
-  sha256: str  # so that a changed file of the same name is loaded anew
+  sha256: str  # a changed file of the same name is another tokenizer
 
 
 @functools.lru_cache(maxsize=1)
 def load_tokenizer(spec: TokenizerSpec) -> tokenization.Encoder:
-  """The tokenizer, kept for the next piece (and with it its known words)."""
+  """The tokenizer, kept for the next piece with the words that it knows."""
   return tokenization.load_tokenizer(
     spec.vocab_file, spec.do_lower_case, spec.spm_model_file
   )
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-  """The type of stored tokens: ids, and the highest bit for `goes_on_bit`."""
+  """The type of stored tokens: ids below the `continuation_bit`."""
   return np.dtype(np.uint16 if vocab_size <= 1 << 15 else np.uint32)
 
 
-def goes_on_bit(dtype: np.dtype) -> int:
-  """Is set in tokens that belong to the word of the token before."""
+def continuation_bit(dtype: np.dtype) -> int:
+  """The highest bit: set in tokens that continue the previous token's word."""
   return 1 << (8 * dtype.itemsize - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class PieceTask:
-  """All that a worker needs to tokenize one piece.
-
-  Attributes:
-    piece: what to read.
-    output: chunks are written to OUTPUT.0, OUTPUT.1, ..., each whole or not at
-      all, and then OUTPUT.done.
-    first_chunk: those before are not wanted any more.
-    text: how to read it.
-    tokenizer: what to tokenize it with.
-    mark_words: whether to mark the tokens that go on with a word.
-  """
+  """All that a worker needs to tokenize one piece."""
 
   piece: Piece
-  output: str
-  first_chunk: int
+  output: str  # writes OUTPUT.0, OUTPUT.1, ..., each atomically; OUTPUT.done
+  first_chunk: int  # the store has those before it
   text: TextFormat
   tokenizer: TokenizerSpec
-  mark_words: bool
+  mark_words: bool  # whether to set the `continuation_bit`
 
   @property
   def done_file(self) -> str:
     return self.output + ".done"
 
   def chunk_file(self, number: int) -> str:
-    """The name of a chunk."""
     return f"{self.output}.{number}"
 
 
@@ -88,8 +75,7 @@ class Chunk:
   """Tokens of some text, and where its sentences and documents end."""
 
   def __init__(self, dtype: np.dtype):
-    """`dtype` is that of the tokens."""
-    self._dtype = dtype
+    self._dtype = dtype  # of the tokens
     self._tokens = []
     self.lengths = array.array("i")  # of sentences
     # Sentences before which a document begins; may be the number of sentences.
@@ -115,12 +101,12 @@ class Chunk:
       return
     tokens = np.concatenate(encoded).astype(self._dtype)
     if mark_words:
-      goes_on = np.concatenate([w.goes_on for w in words])
-      tokens[goes_on] |= goes_on_bit(self._dtype)
+      continues = np.concatenate([w.is_continuation for w in words])
+      tokens[continues] |= continuation_bit(self._dtype)
     self._tokens.append(tokens)
 
   def save(self, path: str) -> None:
-    """Writes the chunk, whole or not at all."""
+    """Writes the chunk atomically."""
     with open(path + ".tmp", "wb") as f:
       np.savez(
         f,
@@ -136,7 +122,7 @@ def tokenize_piece(task: PieceTask) -> None:
   """Tokenizes one piece into its chunk files; runs in a worker.
 
   Raises:
-    DataError: the file or the tokenizer does not do.
+    DataError: the file or the tokenizer cannot be used.
   """
   tokenizer = load_tokenizer(task.tokenizer)
   dtype = token_dtype(tokenizer.vocab_size)
@@ -155,14 +141,12 @@ def tokenize_piece(task: PieceTask) -> None:
   open(task.done_file, "wb").close()
 
 
-# -----------------------------------------------------------------------------
-# The token store
-# -----------------------------------------------------------------------------
+# The token store --------------------------------------------------------------
 
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens", "sentences.i64", "documents.i64"
 _STARTS = "starts.i64"  # of the text's documents, before long ones are cut
 _JOURNAL, _COUNTS = "journal.json", "counts.json"
-# The work is thrown away when this is said (unfinished.py).
+# A DataError empties the work folder (work_dir.py).
 _REMEDY = "start the same command again"
 _SCAN = 1 << 22  # tokens counted at once
 _SCAN_DOCUMENTS = 1 << 18
@@ -174,7 +158,7 @@ class CorpusCounts:
   """What a corpus holds."""
 
   documents: int
-  cut_documents: int  # of those, longer than a block
+  cut_documents: int  # documents longer than a block
   sentences: int
   tokens: int
   unknown_tokens: int
@@ -191,29 +175,28 @@ def entropy(counts: np.ndarray) -> float:
 
 @dataclasses.dataclass
 class _Journal:
-  """What is in the store so far, and what comes next."""
+  """What the store has so far, and what comes next."""
 
-  piece: int = 0  # next
-  chunk: int = 0  # next of that piece
+  piece: int = 0  # the next one
+  chunk: int = 0  # the next one of that piece
   tokens: int = 0
   sentences: int = 0
   documents: int = 0
-  # Whether the next sentence begins a document. Blank lines in a row, at the
-  # start or at the end make none.
+  # Whether the next sentence begins a document. Several blank lines, and those
+  # at the start or the end, make no empty documents.
   at_break: bool = True
   text_bytes: int = 0
   bytes_on_disk: int = 0
 
 
 class StoreWriter:
-  """Puts chunks together into the token store, in order.
+  """Joins chunks into the token store of a folder, in order.
 
-  Use as a context manager. `piece` and `chunk` say which chunk comes next; in a
-  folder where the work was stopped they are not 0.
+  Use as a context manager. `piece` and `chunk` name the next chunk; after a
+  stop they are not 0.
   """
 
   def __init__(self, folder: str, vocab_size: int):
-    """Opens the store in a folder, or makes an empty one."""
     self.folder, self._vocab_size = folder, vocab_size
     self._dtype = token_dtype(vocab_size)
     path = os.path.join(folder, _JOURNAL)
@@ -221,7 +204,7 @@ class StoreWriter:
     if os.path.exists(path):
       self._journal = _Journal(**json_files.read_own(path, _REMEDY))
     j = self._journal
-    # What was written after the last entry of the journal goes.
+    # Drops what was written after the journal's last entry.
     self._tokens, self._sentences, self._starts = (
       self._open(name, size)
       for name, size in (
@@ -260,11 +243,11 @@ class StoreWriter:
 
   @property
   def bytes_on_disk(self) -> int:
-    """Of the text files so far, about."""
+    """About how many of the text files' bytes are in the store."""
     return self._journal.bytes_on_disk
 
   def append(self, path: str) -> None:
-    """Adds the next chunk and deletes its file."""
+    """Appends the next chunk and deletes its file."""
     j = self._journal
     with np.load(path, allow_pickle=False) as chunk:
       tokens, lengths = chunk["tokens"], chunk["lengths"]
@@ -288,7 +271,7 @@ class StoreWriter:
     os.unlink(path)
 
   def next_piece(self) -> None:
-    """Says that the piece has no more chunks."""
+    """Ends the piece: it has no more chunks."""
     self._journal.piece += 1
     self._journal.chunk = 0
     self._write_journal()
@@ -301,15 +284,11 @@ class StoreWriter:
     )
 
   def finish(self, unk_id: int, block_tokens: int) -> CorpusCounts:
-    """Makes the store whole.
+    """Completes the store.
 
-    A document of more than `block_tokens` is cut into several, of about an
-    eighth of that, at ends of sentences: what makes shards holds at least a
+    A document of more than `block_tokens` is cut at ends of sentences into
+    parts of about an eighth of that: the second pass holds at least one
     document at a time.
-
-    Args:
-      unk_id: id of [UNK], for the count.
-      block_tokens: of a copy of the documents in a block.
 
     Raises:
       DataError: there is no sentence.
@@ -318,7 +297,7 @@ class StoreWriter:
     if not j.sentences:
       raise errors.DataError("the input holds no sentence: only blank lines")
     self._starts.write(np.array([j.sentences]).astype(np.int64).tobytes())
-    # Closed, so that ranks on other machines see whole files, too.
+    # Closed, so that ranks on other machines see whole files too.
     self.__exit__()
     cut_documents = self._write_documents(block_tokens)
     counts = self._token_counts()
@@ -338,7 +317,7 @@ class StoreWriter:
     return result
 
   def _write_documents(self, block_tokens):
-    """Writes where documents begin, long ones cut; returns how many are."""
+    """Writes where documents begin; returns how many were cut."""
     starts, sentences = (
       np.memmap(os.path.join(self.folder, name), np.int64, mode="r")
       for name in (_STARTS, _SENTENCES)
@@ -349,7 +328,7 @@ class StoreWriter:
         firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
         long = np.flatnonzero(np.diff(sentences[firsts]) > block_tokens)
         cuts = [
-          cut_places(sentences, *firsts[k : k + 2], block_tokens // _PARTS)
+          _cuts(sentences, *firsts[k : k + 2], block_tokens // _PARTS)
           for k in long
         ]
         begins = np.sort(np.concatenate([firsts[:-1], *cuts]))
@@ -359,26 +338,19 @@ class StoreWriter:
     return cut
 
   def _token_counts(self):
-    """int64 [vocab_size]."""
+    """How often each id occurs, int64 [vocab_size]."""
     counts = np.zeros(self._vocab_size, np.int64)
-    ids = goes_on_bit(self._dtype) - 1
+    ids = continuation_bit(self._dtype) - 1
     with open(os.path.join(self.folder, _TOKENS), "rb") as f:
       while len(part := np.fromfile(f, self._dtype, _SCAN)):
         counts += np.bincount(part & ids, minlength=len(counts))
     return counts
 
 
-def cut_places(
-  sentence_offsets: np.ndarray, first: int, last: int, size: int
-) -> np.ndarray:
-  """Where to cut a document into parts of about `size` tokens.
+def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
+  """Where parts of about `size` tokens begin, but the first: int64 [parts - 1].
 
-  Args:
-    sentence_offsets: int64 [sentences + 1], into tokens.
-    first, last: its sentences (exclusive).
-
-  Returns:
-    int64 [parts - 1], ascending: sentences with which the others begin.
+  The document has the sentences `first` to `last` (exclusive).
   """
   offsets = sentence_offsets[first : last + 1]
   wanted = np.arange(offsets[0] + max(1, size), offsets[-1], max(1, size))
@@ -387,7 +359,7 @@ def cut_places(
 
 
 def _check_size(path: str, least: int) -> None:
-  """Raises DataError if a file of the store has lost what was written."""
+  """Raises `DataError` if a file of the store has become shorter."""
   size = os.path.getsize(path) if os.path.exists(path) else 0
   if size < least:
     raise errors.DataError(
@@ -397,10 +369,10 @@ def _check_size(path: str, least: int) -> None:
 
 
 def store_counts(folder: str) -> CorpusCounts | None:
-  """What the store in a folder holds; None if it is not whole.
+  """What the store in a folder holds; None if it is not complete.
 
   Raises:
-    DataError: it was whole, and is damaged.
+    DataError: it was complete, and is damaged.
   """
   path = os.path.join(folder, _COUNTS)
   if not os.path.exists(path):
@@ -418,7 +390,7 @@ def store_counts(folder: str) -> CorpusCounts | None:
 
 
 def open_store(folder: str) -> instances.Documents:
-  """The documents of a whole store, memory-mapped."""
+  """The documents of a complete store, memory-mapped."""
   counts = json_files.read_own(os.path.join(folder, _COUNTS), _REMEDY)
 
   def load(name, dtype):

@@ -1,8 +1,8 @@
 """The work of create_pretraining_data.py: text to records.
 
-Two passes, each over worker processes and over ranks: text to the token store
-(corpus.py), then the store to shards (shards.py). All is made in a folder
-beside the output (work_dir.py) and moved when it is whole.
+Two passes, each over worker processes and ranks: text to the token store
+(corpus.py), then the store to shards (shards.py). Files are made in a folder
+beside the output (work_dir.py) and moved when all are complete.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
 
 import tokenization
 from common import errors, progress
@@ -25,7 +24,7 @@ from data import (
   workers,
 )
 
-_BLOCK_BYTES = 16 << 20  # of records, about: a worker holds so many examples
+_BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
 # What lies beside records, here and in the folder of work in progress.
 _NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
@@ -116,7 +115,6 @@ class Settings:
 
   @property
   def examples(self) -> shards.ExampleSettings:
-    """Those that decide the examples."""
     names = [f.name for f in dataclasses.fields(shards.ExampleSettings)]
     return shards.ExampleSettings(**{n: getattr(self, n) for n in names})
 
@@ -126,17 +124,15 @@ class Settings:
 
   @property
   def output_paths(self) -> list[str]:
-    """The names in --output_file."""
     return _listed(self.output_file)
 
   @property
   def output_names(self) -> list[str]:
-    """Those in --output_file, without folder."""
     return [os.path.basename(path) for path in self.output_paths]
 
   @property
   def given_shards(self) -> int | None:
-    """How many files there will be; None: the corpus decides."""
+    """The number of record files; None: the corpus decides."""
     if self.num_shards or len(self.output_paths) == 1:
       return self.num_shards
     return len(self.output_paths)
@@ -151,7 +147,6 @@ class Settings:
 
   @property
   def work_folder(self) -> str:
-    """Where the records are made."""
     return self._stem + ".unfinished"
 
   @property
@@ -159,7 +154,7 @@ class Settings:
     return os.path.splitext(self.output_paths[0])[0]
 
   def shard_names(self, num_shards: int) -> list[str]:
-    """File names without folder: those given, or NAME-00000-of-00004.EXT."""
+    """File names: those given, or NAME-00000-of-00004.EXT, ..."""
     names = self.output_names
     if len(names) == num_shards:
       return names
@@ -180,12 +175,10 @@ class Summary(dict):
   manifest: records.Manifest
   manifest_path: str
   seconds: dict[str, float]
-  kept: str = ""  # what an earlier start had left
+  kept: str = ""  # what an earlier start had finished
 
 
-# -----------------------------------------------------------------------------
-# The whole
-# -----------------------------------------------------------------------------
+# The whole --------------------------------------------------------------------
 
 
 def create(
@@ -193,21 +186,21 @@ def create(
 ) -> Summary | None:
   """Makes the records, their indexes and the manifest.
 
-  Args:
-    settings: validated by its constructor.
-    ranks: who makes them, each calling this; their machines share the files.
+  Every rank calls this; their machines share the files.
 
   Returns:
-    On rank 0 the manifest's counts, with the manifest and the time of each
-    stage. None on others, whose part may be done before the whole is.
+    The summary on rank 0; None on others, which may finish earlier.
 
   Raises:
-    DataError: the input or the tokenizer does not do; nothing is left behind,
-      and records that were there before are untouched.
+    DataError: the input or the tokenizer cannot be used; nothing is left
+      behind, and existing records are untouched.
   """
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
-  _check_apart(paths, settings)
+  outputs = {os.path.abspath(path) for path in settings.output_paths}
+  for path in paths:
+    if os.path.abspath(path) in outputs:
+      raise errors.DataError(f"{path} is both --input_file and --output_file")
   _check_unshared(settings)
   if settings.given_shards:
     _check_unlisted(settings, settings.given_shards)
@@ -249,7 +242,7 @@ def create(
 
 
 def _plan(settings: Settings, paths: list[str], info) -> dict:
-  """All that decides the bytes, for `unfinished`."""
+  """All that decides the bytes, as `work_dir` compares it."""
   files = [[p, os.path.getsize(p), os.stat(p).st_mtime_ns] for p in paths]
   plan = dataclasses.asdict(settings)
   del plan["num_workers"]
@@ -258,18 +251,11 @@ def _plan(settings: Settings, paths: list[str], info) -> dict:
   return json.loads(json.dumps(plan))  # as it will be read back
 
 
-def _check_apart(paths: Iterable[str], settings: Settings) -> None:
-  outputs = {os.path.abspath(p) for p in settings.output_paths}
-  for path in paths:
-    if os.path.abspath(path) in outputs:
-      raise errors.DataError(f"{path} is both --input_file and --output_file")
-
-
 def _check_unshared(settings: Settings) -> None:
-  """Names that differ in the extension only have one manifest and work folder.
+  """Names that differ only in the extension share manifest and work folder.
 
   Raises:
-    UserError: they are of another data set.
+    UserError: another data set uses them.
   """
   manifest = _earlier_manifest(settings)
   earlier = [info.name for info in manifest.files] if manifest else []
@@ -291,16 +277,12 @@ def _check_unshared(settings: Settings) -> None:
 
 
 def _check_unlisted(settings: Settings, num_shards: int) -> None:
-  """The names of the files may be in another data set, of another manifest.
-
-  Raises:
-    UserError: they are.
-  """
+  """Raises `UserError` if another manifest lists a file of one of the names."""
   names = settings.shard_names(num_shards)
   places = [os.path.join(settings.folder, name) for name in names]
   try:
     listed = records.find_manifests(places)
-  except errors.DataError as e:  # what was made is kept nevertheless
+  except errors.DataError as e:  # a UserError keeps the finished work
     raise errors.UserError(str(e)) from e
   for place, (other, _) in listed.items():
     if os.path.basename(other) != os.path.basename(settings.manifest_path):
@@ -311,20 +293,20 @@ def _check_unlisted(settings: Settings, num_shards: int) -> None:
 
 
 def _earlier_manifest(settings: Settings) -> records.Manifest | None:
-  """The one in the place of this data set's."""
+  """The manifest at this data set's path, if there is one."""
   if not os.path.exists(settings.manifest_path):
     return None
   try:
     return records.Manifest.load(settings.manifest_path)
   except errors.DataError as e:
     raise errors.UserError(
-      f"{e}. It is in the place of the manifest of --output_file="
-      f"{settings.output_file}: move it away, or give another name"
+      f"{e}. --output_file={settings.output_file} would replace it: move it "
+      "away, or give another name"
     ) from e
 
 
 def _load_tokenizer(settings: Settings):
-  """(spec, info) of the tokenizer; loads it, so that it fails early."""
+  """(spec, info) of the tokenizer, loaded so that errors come early."""
   file = settings.vocab_file or settings.spm_model_file
   spec = corpus.TokenizerSpec(
     vocab_file=settings.vocab_file,
@@ -368,9 +350,9 @@ def _publish(
 ) -> None:
   """Moves the finished files to their places; the manifest comes last.
 
-  Files that the data set's earlier manifest lists go first: a glob would
-  take what is left of another number of shards for part of this data set.
-  What was moved before the work was stopped is where it belongs, and stays.
+  First the files of the earlier manifest are deleted: a glob would take shards
+  of another number for part of this data set. Files that were moved before a
+  stop stay.
 
   Raises:
     DataError: a finished file is gone; nothing was moved or deleted.
@@ -381,7 +363,7 @@ def _publish(
   listed = {info.name: info for info in earlier.files} if earlier else {}
   moves, moved = {}, set()
   for info in manifest.files:
-    # No manifest is there while files are moved.
+    # While files are moved there is no manifest.
     may_be_moved = not earlier or listed.get(info.name) == info
     for name in _with_index(info.name):
       made = os.path.join(folder, _SHARDS, name)
@@ -404,27 +386,22 @@ def _publish(
 
 
 def _with_index(name: str) -> tuple[str, str]:
-  """A record file's index and the file, which is the last to appear."""
+  """A record file's index and the file, which must appear last."""
   return name + tfrecord.INDEX_SUFFIX, name
 
 
-# -----------------------------------------------------------------------------
-# The two passes
-# -----------------------------------------------------------------------------
-
-
-def default_num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
-  """Shards of about 16 MB, by the corpus and the settings alone."""
-  shards_wanted = _blocks_of_corpus(counts, settings)
-  return min(shards_wanted, counts.documents, _MAX_DEFAULT_SHARDS)
+# The two passes ---------------------------------------------------------------
 
 
 def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
-  return settings.given_shards or default_num_shards(counts, settings)
+  """Those given, or shards of about 16 MB."""
+  return settings.given_shards or min(
+    _blocks_of_corpus(counts, settings), counts.documents, _MAX_DEFAULT_SHARDS
+  )
 
 
 def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:
-  """How many parts of about `_BLOCK_BYTES` of records the corpus gives."""
+  """How many times about `_BLOCK_BYTES` of records the corpus gives."""
   examples = settings.dupe_factor * (
     counts.documents + counts.tokens // settings.max_seq_length
   )
@@ -439,7 +416,7 @@ def _example_bytes(settings: Settings) -> int:
 
 
 def _block_tokens(settings: Settings) -> int:
-  """About those of the documents that fill a block."""
+  """About the tokens of the documents that fill a block."""
   examples = _BLOCK_BYTES // _example_bytes(settings)
   return examples * settings.max_seq_length
 
@@ -461,7 +438,7 @@ class _Work:
   def tokenize(
     self, pieces: list[text_files.Piece]
   ) -> tuple[corpus.CorpusCounts, int]:
-    """Text to the token store; (counts, bytes of it that were there)."""
+    """Text to the token store: (counts, text bytes an earlier start did)."""
     store = os.path.join(self.folder, "store")
     if counts := corpus.store_counts(store):
       return counts, counts.text_bytes
@@ -501,7 +478,7 @@ class _Work:
     )
 
   def _start_pieces(self, pieces, first: int, first_chunk: int) -> None:
-    """Begins with this rank's pieces that are not there yet."""
+    """Starts this rank's pieces from `first` on that are not finished."""
     tasks = [
       self._piece_task(pieces, i, first_chunk if i == first else 0)
       for i in self.ranks.mine(len(pieces))
@@ -511,14 +488,14 @@ class _Work:
     self.pool.start(corpus.tokenize_piece, missing)
 
   def _join(self, pieces, writer: corpus.StoreWriter) -> None:
-    """Puts all ranks' chunks into the store as they come."""
+    """Appends the chunks of all ranks to the store as they appear."""
     total = sum(os.path.getsize(p) for p in {piece.path for piece in pieces})
     with progress.Progress(
       "tokenizing", total / 1e6, "MB", writer.bytes_on_disk / 1e6
     ) as bar:
       while writer.piece < len(pieces):
         task = self._piece_task(pieces, writer.piece)
-        # In this order: a piece that is done has all of its chunks.
+        # In this order: a finished piece has all of its chunks.
         done = os.path.exists(task.done_file)
         if os.path.exists(chunk := task.chunk_file(writer.chunk)):
           writer.append(chunk)
@@ -538,7 +515,7 @@ class _Work:
   def make_shards(
     self, counts: corpus.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
-    """The token store to shards; (results, number that were there).
+    """The token store to shards: (results, shards an earlier start made).
 
     Rank 0 waits for all of them, others for their own.
     """
@@ -549,7 +526,7 @@ class _Work:
     missing = _not_made(wanted)
     kept = len(wanted) - len(missing)
     self.pool.start(shards.build_shard, _not_made(mine))
-    # In MB of text, of which each block is an equal part.
+    # In MB of text; blocks are equal parts of it.
     of_block = counts.text_bytes / 1e6 / sum(t.num_blocks for t in tasks)
     blocks = sum(t.num_blocks for t in wanted)
     made = sum(t.blocks_made for t in wanted)

@@ -6,8 +6,8 @@ offsets into the flat token array (`Span`) until it is put together, and
 nothing is copied before.
 
 Chance comes from `document_rng`: a unit of work is one copy of one document,
-and its rng depends on nothing but (seed, copy, document number). So the order
-in which, and the process where, it is done do not matter.
+and its rng depends on (seed, copy, document number) alone, whatever the order
+and the process in which it is done.
 """
 
 from typing import NamedTuple
@@ -42,8 +42,6 @@ class Span(NamedTuple):
 
 
 class SpanSettings(NamedTuple):
-  """What the cutting depends on besides the documents and the rng."""
-
   max_seq_length: int
   short_seq_prob: float  # share of documents cut into shorter examples
 
@@ -51,7 +49,6 @@ class SpanSettings(NamedTuple):
 def document_rng(
   random_seed: int, copy: int, document: int
 ) -> np.random.Generator:
-  """The rng of one copy of one document."""
   seed = np.random.SeedSequence(random_seed, spawn_key=(copy, document))
   return np.random.Generator(np.random.PCG64(seed))
 
@@ -83,7 +80,7 @@ def truncated_lengths(
 def _truncate(
   start: int, end: int, length: int, rng: np.random.Generator
 ) -> tuple[int, int]:
-  """Cuts a range to `length`; each token goes from either end at random."""
+  """Cuts a range to `length`; drops each token at a random end."""
   surplus = end - start - length
   if not surplus:
     return start, end
@@ -95,9 +92,9 @@ def _truncate(
 def _random_segment(
   documents: Documents, document: int, target_length: int, rng
 ) -> tuple[int, int]:
-  """Tokens from a random sentence of another document, about so many.
+  """About `target_length` tokens from a random sentence of another document.
 
-  After ten draws of the same document it is taken nevertheless (google/bert's
+  After ten draws of the same document it is taken all the same (google/bert's
   limit, against a corpus of a single document).
   """
   num_documents = len(documents.document_offsets) - 1
@@ -127,12 +124,6 @@ def spans_from_document(
   the first of them. Half of the time, and always if there is only one, B comes
   from a random document and the sentences after A are used again for the next
   example; otherwise they are B.
-
-  Args:
-    documents: the corpus.
-    document: which document.
-    settings: lengths and shares.
-    rng: the only source of chance, see `document_rng`.
 
   Returns:
     The examples in order; A and B have at least one token each and at most
@@ -177,17 +168,7 @@ def spans_from_document(
 def join_segments(
   tokens: np.ndarray, span: Span, cls_id: int, sep_id: int
 ) -> np.ndarray:
-  """[CLS] A [SEP] B [SEP] of a span.
-
-  Args:
-    tokens: unsigned int [tokens], the corpus.
-    span: the example.
-    cls_id, sep_id: ids of [CLS] and [SEP].
-
-  Returns:
-    [n] like `tokens`, without padding; segment A has the first
-    `a_end - a_start + 2`.
-  """
+  """[CLS] A [SEP] B [SEP] of a span: [n] like `tokens`, without padding."""
   length_a, length_b = span.a_end - span.a_start, span.b_end - span.b_start
   ids = np.empty(length_a + length_b + SPECIAL_TOKENS_PER_EXAMPLE, tokens.dtype)
   ids[0] = cls_id

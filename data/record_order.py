@@ -4,14 +4,14 @@ An epoch is a permutation of all records that is computed, not stored: of all
 of them at once, or block-wise for sets that are larger than memory. The stream
 of a run is epoch after epoch; update k takes `global_batch` positions of it
 from k * global_batch on, and rank r of N the r-th of N equal parts of them. So
-any number of ranks sees the same global batches, and a run that stopped goes on
+any number of ranks sees the same global batches, and a stopped run resumes
 where it was.
 
-Block-wise, an epoch numbers the records anew from a random one on, around the
-end, and cuts them into blocks. The whole blocks come in random order, then the
-rest that is less than a block; since each epoch begins elsewhere, it is made of
-other records each time, and so is every block. Up to WINDOW_BLOCKS blocks that
-come one after another are a window, whose records are shuffled together.
+Block-wise, an epoch numbers the records from a random one on, around the end,
+and cuts them into blocks. The whole blocks come in random order, then the rest
+that is less than a block; since each epoch begins elsewhere, every block has
+other records each time. Up to WINDOW_BLOCKS blocks that come one after another
+are a window, whose records are shuffled together.
 """
 
 import dataclasses
@@ -86,11 +86,7 @@ class Order:
     Every epoch, `count` positions, holds every record once; a batch may run
     from one epoch into the next.
 
-    Args:
-      positions: int64 [n], not negative.
-
-    Returns:
-      int64 [n].
+    Positions are int64 [n], not negative, and so is the result.
     """
     epochs, places = np.divmod(np.asarray(positions), self.count)
     shuffled = self._from_windows if self.block else self._from_all
@@ -183,9 +179,9 @@ class ReadAhead:
   """Has the kernel read each window of blocks while the one before is used."""
 
   def __init__(self, files, order: Order):
-    """`files` is a `records.RecordSet`."""
+    """`files` is a `tfrecord.RecordSet`."""
     self._files, self._order = files, order
-    self._done = 0  # stream position up to which it was told
+    self._done = 0  # stream position up to which reads were requested
 
   def __call__(self, position: int, size: int) -> None:
     """Before the records at `size` positions are read.

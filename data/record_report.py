@@ -1,9 +1,9 @@
-"""Records for people: their words, how full they are, whether they are whole.
+"""Records for people: as text, how full they are, whether they are damaged.
 
-Tokens to predict are written {seen|was}: as the model sees them and as they
-were. So `the {[MASK]|cat} sat {dog|on} the {mat|mat}` has a masked token, one
-that a random token replaces and one that stays. In braces pieces of words are
-as in the vocabulary: `play{[MASK]|##ing}`.
+Tokens to predict are written {seen|was}: as the model sees them, and the
+original. So `the {[MASK]|cat} sat {dog|on} the {mat|mat}` has a masked token,
+one that a random token replaces and one that stays. In braces pieces of words
+are as in the vocabulary: `play{[MASK]|##ing}`.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from common.errors import DataError
 from data import masking, tf_example, tfrecord, workers
 
 _WIDTH = 80
-_SAMPLE_RECORDS = 1000  # of files that are not verified
+_SAMPLE_RECORDS = 1000  # read from files that are not verified
 _SPACE = tokenization.SENTENCEPIECE_SPACE
 _NEXT_SENTENCE = ("B follows A", "B is from elsewhere")  # by label
 
@@ -31,16 +31,12 @@ Features = Mapping[str, tf_example.Feature]  # what they must be
 def read_record(
   files: tfrecord.RecordSet, number: int, features: Features
 ) -> dict[str, np.ndarray]:
-  """The values of a record, checked.
-
-  Raises:
-    DataError: it is damaged or of another shape; with file, record and byte.
-  """
+  """The checked values of a record; DataError names file, record and byte."""
   data = files.read(number)
   try:
     record = tf_example.decode_example(data)
     tf_example.check_example(record, features)
-    check_places(record)
+    _check_positions(record)
   except DataError as e:
     raise DataError(
       f"{files.where(number)}: {e}. It is damaged or of another data set: copy "
@@ -49,12 +45,11 @@ def read_record(
   return record
 
 
-def check_places(record: Record) -> None:
-  """Checks what values of a record say of each other.
+def _check_positions(record: Record) -> None:
+  """Raises `DataError` unless the values of a record agree.
 
-  Raises:
-    DataError: examples are not one after another, numbered from 1, with
-      padding at the end; or a token to predict is padding or there twice.
+  Examples must be in order, numbered from 1, with padding at the end; no token
+  to predict may be padding or be there twice.
   """
   mask = record["input_mask"]
   steps = np.diff(mask, prepend=0)
@@ -71,15 +66,15 @@ def check_places(record: Record) -> None:
     )
   if "masked_lm_weights" in record:
     used = record["masked_lm_weights"] > 0
-    places = record["masked_lm_positions"][used]
-    if np.any(places >= length):
-      raise DataError(f"masked_lm_positions holds {places.max()}, padding")
-    if len(np.unique(places)) < len(places):
-      raise DataError("masked_lm_positions has a place twice")
+    positions = record["masked_lm_positions"][used]
+    if np.any(positions >= length):
+      raise DataError(f"masked_lm_positions holds {positions.max()}, padding")
+    if len(np.unique(positions)) < len(positions):
+      raise DataError("masked_lm_positions holds a position twice")
 
 
 def table(rows: Mapping[str, str]) -> str:
-  """Names and what is to be said of each, in lines."""
+  """A line, or several, for each name and its text."""
   return "\n".join(
     _wrapped(f"  {name:<11} ", text) for name, text in rows.items()
   )
@@ -96,15 +91,10 @@ def _wrapped(head: str, text: str) -> str:
   )
 
 
-# -----------------------------------------------------------------------------
-# Examples as text
-# -----------------------------------------------------------------------------
-
-
 def find_vocabulary(
   info: tokenization.TokenizerInfo, *folders: str
 ) -> str | None:
-  """The file that `info` is of, in one of the folders or the one above it."""
+  """The file that `info` describes, in a folder or the one above it."""
   for folder in folders:
     for place in (folder, os.path.join(folder, os.pardir)):
       path = os.path.normpath(os.path.join(place, os.path.basename(info.file)))
@@ -119,18 +109,13 @@ def find_encoder(
   vocab_file: str | None,
   spm_model_file: str | None,
 ) -> tokenization.Encoder | None:
-  """The encoder of the file given, or of that near the records.
+  """The encoder of the file given, or of the one that `info` describes.
 
-  Args:
-    info: what the manifest says of it, if there is one.
-    folder: where the records are; that file is looked for there and above.
-    vocab_file, spm_model_file: one of them, or neither.
-
-  Returns:
-    The encoder; None if no file is given and none is found.
+  The latter is sought in the records' folder and the one above; None if no file
+  is given and none is found.
 
   Raises:
-    DataError: the file given does not do, or is another than `info` says.
+    DataError: the file given cannot be used, or contradicts `info`.
   """
   if info and not vocab_file and not spm_model_file:
     found = find_vocabulary(info, folder)
@@ -155,10 +140,11 @@ def legend(
   settings: masking.MaskSettings | None,
   encoder: tokenization.Encoder | None,
 ) -> str:
-  """How to read `examples` of the same arguments."""
+  """How to read `examples` with the same arguments."""
   key = "{seen|was} is a token to predict, as the model sees it and as it was."
-  drawn = "Masks are drawn on reading" + (", here once." if settings else ".")
-  words = "Ids, not words: --vocab_file or --spm_model_file says their words."
+  drawn = "Masks are drawn when records are read"
+  drawn += ", here once." if settings else "."
+  words = "Ids, not words: --vocab_file or --spm_model_file gives their words."
   dynamic = "masked_lm_ids" not in features
   lines = {drawn: dynamic, key: settings or not dynamic, words: not encoder}
   return "\n".join(line for line, wanted in lines.items() if wanted)
@@ -170,14 +156,11 @@ def examples(
   settings: masking.MaskSettings | None,
   encoder: tokenization.Encoder | None,
 ) -> Iterator[str]:
-  """The examples of record files as text, one after another.
+  """The examples of record files as text, in order.
 
-  Args:
-    paths: the files. Of a damaged one there are the examples before the
-      damage, then what is wrong.
-    features: of every record.
-    settings: (optional) draws masks, as an evaluation does.
-    encoder: whose tokens they are; None writes ids.
+  A damaged file gives its examples before the damage, then the error.
+  `settings` draws masks as an evaluation does; without an encoder tokens are
+  written as ids.
   """
   for path in paths:
     try:
@@ -223,7 +206,7 @@ def _examples_of_record(
     used = record["masked_lm_weights"] > 0
     chosen = record["masked_lm_positions"][used]
     was[chosen] = record["masked_lm_ids"][used]
-  texts, goes_on = _spelled(record["input_ids"], was, chosen, encoder)
+  texts, is_continuation = _spelled(record["input_ids"], was, chosen, encoder)
   for number in range(1, int(mask.max(initial=0)) + 1):
     label = record["next_sentence_labels"][number - 1]
     lines = [
@@ -233,11 +216,11 @@ def _examples_of_record(
     ]
     for segment, name in enumerate("AB"):
       words = []
-      for place in np.flatnonzero((mask == number) & (segments == segment)):
-        if goes_on[place] and words:
-          words[-1] += texts[place]
+      for i in np.flatnonzero((mask == number) & (segments == segment)):
+        if is_continuation[i] and words:
+          words[-1] += texts[i]
         else:
-          words.append(texts[place])
+          words.append(texts[i])
       lines.append(_wrapped(f"  {name}: ", " ".join(words)))
     yield "\n".join(lines)
 
@@ -248,44 +231,39 @@ def _spelled(
   chosen: np.ndarray,
   encoder: tokenization.Encoder | None,
 ) -> tuple[list[str], np.ndarray]:
-  """Of each place its text and whether that goes on with the word before.
+  """Each token's text, and bool [S] whether it continues the word before.
 
   Args:
     seen: int [S], ids that the model sees.
-    was: int [S], ids that stood there.
-    chosen: int [n], places of tokens to predict.
-    encoder: whose ids they are, or None.
+    was: int [S], the original ids.
+    chosen: int [n], positions of tokens to predict.
+    encoder: of the ids, or None.
   """
   if encoder is None:
-    spell, goes_on, mark = str, np.zeros(len(was), bool), ""
+    spell, continues, mark = str, np.zeros(len(was), bool), ""
   else:
     spell = lambda i: encoder.tokens[i] or f"[{i}]"
-    goes_on = encoder.is_continuation[was]
-    # A segment may begin inside of a word, which its [CLS] or [SEP] is not.
-    goes_on[1:] &= ~np.isin(was[:-1], (encoder.cls_id, encoder.sep_id))
+    continues = encoder.is_continuation[was]
+    # A segment may begin inside a word: no word continues [CLS] or [SEP].
+    continues[1:] &= ~np.isin(was[:-1], (encoder.cls_id, encoder.sep_id))
     mark = "##" if isinstance(encoder, tokenization.WordPieceEncoder) else ""
   texts = [
     spell(token).removeprefix(mark if joined else _SPACE)
-    for token, joined in zip(was, goes_on, strict=True)
+    for token, joined in zip(was, continues, strict=True)
   ]
-  for place in chosen:
-    texts[place] = f"{{{spell(seen[place])}|{spell(was[place])}}}"
-  return texts, goes_on
-
-
-# -----------------------------------------------------------------------------
-# All records
-# -----------------------------------------------------------------------------
+  for i in chosen:
+    texts[i] = f"{{{spell(seen[i])}|{spell(was[i])}}}"
+  return texts, continues
 
 
 class Survey(NamedTuple):
-  """What was counted in records."""
+  """What was counted in record files."""
 
   files: int = 0
   records: int = 0  # in these files
-  read: int = 0  # of these records; the rest is of them
-  places: int = 0  # for tokens
-  tokens: int = 0  # that are no padding
+  read: int = 0  # records that the following counts are of
+  positions: int = 0  # for tokens
+  tokens: int = 0  # without padding
   examples: int = 0
   from_elsewhere: int = 0  # examples whose B does not follow A
   to_predict: int = 0  # tokens; 0 without masks
@@ -294,27 +272,26 @@ class Survey(NamedTuple):
     return Survey(*map(sum, zip(self, other, strict=True)))
 
   def describe(self, files: int) -> str:
-    """For people, in lines; `files` were to be read."""
+    """A table for people; `files` counts damaged ones too."""
     share = lambda part, whole: f"{part / max(1, whole):.1%}"
     records = f"{self.records:,} in {self.files} files"
     if self.files < files:
       records += f"; {files - self.files} other files are damaged"
     if self.read < self.records:
-      records += f"; what follows is of {self.read:,} of them"
-    fill = f"{share(self.tokens, self.places)} of the tokens are no padding"
+      records += f"; the counts below are from {self.read:,} of them"
+    fill = f"{share(self.tokens, self.positions)} of the tokens are no padding"
     if self.to_predict:
       fill += f", {share(self.to_predict, self.tokens)} of them to predict"
-    examples = f"{self.examples / max(1, self.read):.2f} in a record; in "
-    examples += (
-      f"{share(self.from_elsewhere, self.examples)} B is from elsewhere"
-    )
+    random_next = share(self.from_elsewhere, self.examples)
+    examples = f"{self.examples / max(1, self.read):.2f} in a record; "
+    examples += f"in {random_next} B is from elsewhere"
     return table({"records": records, "fill": fill, "examples": examples})
 
 
 def _count(record: Record) -> Survey:
   return Survey(
     read=1,
-    places=len(record["input_mask"]),
+    positions=len(record["input_mask"]),
     tokens=np.count_nonzero(record["input_mask"]),
     examples=int(record["input_mask"].max(initial=0)),
     from_elsewhere=np.count_nonzero(record["next_sentence_labels"]),
@@ -328,17 +305,11 @@ def survey_file(
   features: Features,
   sample: int | None,
 ) -> Survey | DataError:
-  """Verifies a record file and counts what is in it.
+  """Verifies a record file and counts its contents.
 
-  Args:
-    path: the file.
-    info: what the manifest says of it, if there is one.
-    features: of every record.
-    sample: (optional) read only so many records, and verify no others.
-
-  Returns:
-    The counts, or the first error. (It is not raised: in a pool of workers the
-    other files must go on.)
+  `info` is the manifest's line; `sample` reads that many records only, without
+  verifying the others. Returns the first error, which would stop the pool's
+  other files if it were raised.
   """
   try:
     if not sample:
@@ -361,17 +332,7 @@ def survey(
   verify: bool,
   num_workers: int | None,
 ) -> Survey:
-  """`survey_file` of all, with a bar; errors are told on stderr.
-
-  Args:
-    paths, infos: of each file.
-    features: of every record.
-    verify: read all records, not a sample.
-    num_workers: processes; None: all cores.
-
-  Returns:
-    Of the files without an error.
-  """
+  """The sum of `survey_file` over undamaged files; reports errors on stderr."""
   count = min(num_workers or workers.available_cores(), len(paths))
   sample = None if verify else -(-_SAMPLE_RECORDS // len(paths))
   total, done = Survey(), 0.0

@@ -5,9 +5,8 @@ scripts read our files and we read theirs (S = max_seq_length, P =
 max_predictions_per_seq, E = examples in a record at most, 1 unless packed):
 
   input_ids            int64 [S]   token ids, zero-padded
-  input_mask           int64 [S]   0 for padding, else the number of the token's
-                                   example in the record, from 1; one after
-                                   another
+  input_mask           int64 [S]   the number of the token's example in the
+                                   record, ascending from 1; 0 for padding
   segment_ids          int64 [S]   0 for segment A and padding, 1 for segment B
   masked_lm_positions  int64 [P]   positions of the masked tokens, zero-padded
   masked_lm_ids        int64 [P]   the tokens that stood there
@@ -15,15 +14,14 @@ max_predictions_per_seq, E = examples in a record at most, 1 unless packed):
   next_sentence_labels int64 [E]   0: B follows A; 1: B is from elsewhere;
                                    zero-padded
 
-With dynamic masks there are no masked_lm_* and input_ids is what stood there;
-with whole words too there is
+With dynamic masks there are no masked_lm_*, and input_ids are the original
+tokens; for whole-word masks there is also
 
-  is_continuation      int64 [S]   1 for tokens that go on with a word
+  is_continuation      int64 [S]   1 for tokens that continue a word
 
-The files of one data set are described by one `NAME.manifest.json` in their
-folder; google/bert's and NVIDIA's have none. `tfrecord` has the framing,
-`tf_example` the bytes of a `tf.train.Example`.
-This module does not need TensorFlow, so that data workers start fast.
+One `NAME.manifest.json` in their folder describes the files of a data set;
+google/bert's and NVIDIA's have none. `tfrecord` has the framing, `tf_example`
+the bytes of a `tf.train.Example`.
 """
 
 import collections
@@ -42,12 +40,8 @@ from data import masking, record_report, tf_example, tfrecord
 
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"
-NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # what lies beside them
+NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # files beside records
 _MOST_COMMAS = 32  # in a file's name
-
-# -----------------------------------------------------------------------------
-# Features
-# -----------------------------------------------------------------------------
 
 
 def record_features(
@@ -58,7 +52,7 @@ def record_features(
   dynamic: bool = False,
   whole_words: bool = False,
 ) -> dict[str, tf_example.Feature]:
-  """The features of each record of a data set, by name; see above."""
+  """The features of each record of a data set, see above."""
   s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
   features = {
     "input_ids": tf_example.Feature(s, vocab_size),
@@ -82,25 +76,22 @@ def fake_features(
   vocab_size: int,
   examples_per_record: int = 1,
 ) -> dict[str, np.ndarray]:
-  """The features of one record of random tokens, for tests and dry runs.
-
-  The number of tokens and of masked tokens vary from record to record.
-  """
+  """One record of random tokens, more or fewer, for tests and dry runs."""
   s, p = max_seq_length, max_predictions_per_seq
   length = int(rng.integers(max(s // 2, p + 2), s + 1))
   examples = int(rng.integers(1, examples_per_record + 1))
-  places = np.arange(s)
+  token = np.arange(s)
   masked = int(rng.integers(1, p + 1))
-  real = places < length
-  place = places * examples // length  # of a token's example in the record
+  real = token < length
+  example = token * examples // length
   half = length / examples / 2
   used = np.arange(p) < masked
   positions = np.sort(rng.choice(length, p, replace=False))
   positions[masked:] = 0
   return {
     "input_ids": np.where(real, rng.integers(0, vocab_size, s), 0),
-    "input_mask": np.where(real, place + 1, 0),
-    "segment_ids": np.where(real & (places - 2 * half * place >= half), 1, 0),
+    "input_mask": np.where(real, example + 1, 0),
+    "segment_ids": np.where(real & (token - 2 * half * example >= half), 1, 0),
     "masked_lm_positions": positions,
     "masked_lm_ids": np.where(used, rng.integers(0, vocab_size, p), 0),
     "masked_lm_weights": used.astype(np.float32),
@@ -111,10 +102,6 @@ def fake_features(
     ),
   }
 
-
-# -----------------------------------------------------------------------------
-# The manifest
-# -----------------------------------------------------------------------------
 
 _LENGTHS = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
 _MAX_COUNT = 1 << 62
@@ -129,8 +116,6 @@ def _is_count(value, low: int, high: int = 1 << 31) -> bool:
 class Manifest:
   """What one data set holds and how it was made.
 
-  `settings` are the flags that decide the bytes (seed, probabilities, ...);
-  `counts` what came out (documents, sentences, tokens, examples, ...), and
   `counts["unigram_entropy"]` is the entropy of the corpus' token distribution
   in nats: the loss of a model that knows word frequencies and nothing else.
   """
@@ -138,24 +123,21 @@ class Manifest:
   max_seq_length: int
   max_predictions_per_seq: int
   examples_per_record: int  # at most; 1 means not packed
-  masking: (
-    str  # "static": masks are in the records; "dynamic": drawn on reading
-  )
+  masking: str  # "static", in the records, or "dynamic", drawn on reading
   tokenizer: tokenization.TokenizerInfo
-  settings: dict
-  counts: dict
+  settings: dict  # the flags that decide the bytes
+  counts: dict  # of documents, sentences, tokens, examples, ...
   files: tuple[tfrecord.ShardInfo, ...]
   version: int = MANIFEST_VERSION
 
   @property
   def packing_factor(self) -> float:
-    """Examples in a record on average; 1 if not packed."""
+    """Examples in a record on average."""
     if self.examples_per_record == 1:
       return 1.0
     return self.counts["examples"] / sum(info.records for info in self.files)
 
   def features(self) -> dict[str, tf_example.Feature]:
-    """See `record_features`."""
     return record_features(
       self.max_seq_length,
       self.max_predictions_per_seq,
@@ -166,7 +148,7 @@ class Manifest:
     )
 
   def mask_settings(self) -> masking.MaskSettings | None:
-    """How masks are drawn on reading; None if that is not known or not done."""
+    """How to draw dynamic masks; None for static ones, or if not known."""
     prob = self.settings.get("masked_lm_prob")
     if self.masking != "dynamic" or not prob or self.tokenizer.mask_id is None:
       return None
@@ -178,18 +160,18 @@ class Manifest:
     )
 
   def describe(self, folder: str) -> str:
-    """For people, in lines, with what is missing in the records' folder."""
+    """A table for people, with the files that `folder` lacks."""
     tokenizer, names = self.tokenizer, [info.name for info in self.files]
     missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
     case = "lower-cased" if tokenizer.do_lower_case else "cased"
     rows = {
-      "lengths": f"{self.max_seq_length} tokens, of which at most "
+      "lengths": f"{self.max_seq_length} tokens, at most "
       f"{self.max_predictions_per_seq} to predict",
       "packing": f"examples in a record: at most {self.examples_per_record}, "
       f"{self.packing_factor:.2f} on average",
       "masks": "static, in the records"
       if self.masking == "static"
-      else "dynamic, to be drawn on reading",
+      else "dynamic, drawn when records are read",
       "tokenizer": f"{tokenizer.kind} {tokenizer.file}, "
       f"{tokenizer.vocab_size:,} tokens, {case}, SHA-256 {tokenizer.sha256}",
       "settings": ", ".join(f"{k}={v}" for k, v in self.settings.items()),
@@ -205,7 +187,6 @@ class Manifest:
     return record_report.table(rows)
 
   def save(self, path: str) -> None:
-    """Writes the manifest as JSON, whole or not at all."""
     json_files.write(path, dataclasses.asdict(self))
 
   @classmethod
@@ -213,8 +194,8 @@ class Manifest:
     """Reads a manifest.
 
     Raises:
-      DataError: not JSON, of another version, with missing or unknown keys, or
-        with values that cannot be.
+      DataError: not JSON, another version, missing or unknown keys, or
+        impossible values.
     """
     try:
       with open(path, "rb") as f:
@@ -236,13 +217,13 @@ class Manifest:
     for name, fits in manifest._checks():
       if not fits:
         raise DataError(
-          f"{path}: {name} cannot be so: it is damaged or was changed. Copy it "
-          "or make the records again"
+          f"{path}: {name} has an impossible value: the manifest is damaged or "
+          "was changed. Copy it or make the records again"
         )
     return manifest
 
   def _checks(self) -> Iterator[tuple[str, bool]]:
-    """(field, whether its value can be); each relies on those before."""
+    """(field, whether its value is possible); each relies on earlier ones."""
     yield "version", type(self.version) is int  # and not true
     for name in _LENGTHS:
       yield name, _is_count(getattr(self, name), 1)
@@ -264,10 +245,8 @@ class Manifest:
     yield "settings.do_whole_word_mask", isinstance(whole_words, bool)
     yield "counts", isinstance(self.counts, dict)
     for name, n in self.counts.items():
-      yield (
-        f"counts.{name}",
-        type(n) in (int, float) and 0 <= n < _MAX_COUNT,
-      )
+      possible = type(n) in (int, float) and 0 <= n < _MAX_COUNT
+      yield f"counts.{name}", possible
     yield "files", bool(self.files)
     for info in self.files:
       yield "files.name", isinstance(info.name, str)
@@ -281,38 +260,27 @@ class Manifest:
       yield "counts.examples", count <= examples <= most
 
 
-_OURS = 3  # parts of a manifest; others' have "version" and "files" at most
+_OURS = 3  # keys of a manifest; others' have "version" and "files" at most
 
 
 def _is_ours(path: str) -> bool:
-  """Whether a file may be a manifest of ours.
+  """Whether a file may be a manifest of ours, and not of another program.
 
-  It is not if it is a JSON object with hardly any of the parts that ours have:
-  other programs have manifests, too. Anything else may be ours, and damaged.
+  A JSON object with hardly any of our keys is not; anything else may be, but
+  damaged.
   """
   try:
     found = json_files.read(path)
   except DataError:
     return True
-  parts = {field.name for field in dataclasses.fields(Manifest)}
-  return not isinstance(found, dict) or len(parts & found.keys()) >= _OURS
-
-
-def _is_named_after(path: str, names) -> bool:
-  """Whether a manifest has the name of the data set of one of the records."""
-  stem = os.path.basename(path).removesuffix(MANIFEST_SUFFIX)
-  return any(name.startswith((f"{stem}.", f"{stem}-")) for name in names)
+  keys = {field.name for field in dataclasses.fields(Manifest)}
+  return not isinstance(found, dict) or len(keys & found.keys()) >= _OURS
 
 
 def find_manifests(
   record_paths: Sequence[str],
 ) -> dict[str, tuple[str, Manifest]]:
-  """Of record files, the manifests beside them that list them.
-
-  Returns:
-    record path -> (path, manifest) for those that have one; each manifest is
-    read once.
-  """
+  """Record path -> (path, manifest) for records that a manifest lists."""
   wanted = collections.defaultdict(dict)
   for path in record_paths:
     wanted[os.path.dirname(path)][os.path.basename(path)] = path
@@ -322,7 +290,11 @@ def find_manifests(
     for manifest_path in sorted(glob.glob(pattern)):
       if not paths:
         break
-      if not (_is_named_after(manifest_path, paths) or _is_ours(manifest_path)):
+      stem = os.path.basename(manifest_path).removesuffix(MANIFEST_SUFFIX)
+      is_named = any(
+        name.startswith((f"{stem}.", f"{stem}-")) for name in paths
+      )
+      if not (is_named or _is_ours(manifest_path)):
         continue
       manifest = Manifest.load(manifest_path)
       for info in manifest.files:
@@ -332,17 +304,17 @@ def find_manifests(
 
 
 def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
-  """The manifest beside a record file that lists it, with its path, or None."""
+  """(path, manifest) of the manifest that lists a record file, or None."""
   return find_manifests([record_path]).get(record_path)
 
 
 def expand_patterns(patterns: str) -> list[str]:
   """Files of a comma-separated list of names and globs, sorted, once each.
 
-  The order matters (a record's number is its place in it), so it is a function
-  of the names alone. A file of exactly such a name is taken before the name is
-  read as a list or as a glob, and the longer name before the shorter. Index and
-  manifest files that a broad glob catches are left out.
+  The order depends on the names alone: it decides the records' numbers. An
+  existing file's name is preferred to its reading as a list or a glob, and a
+  longer name to a shorter one. Index and manifest files that a broad glob
+  matches are left out.
 
   Raises:
     DataError: a name or pattern matches no file.
@@ -366,8 +338,7 @@ def expand_patterns(patterns: str) -> list[str]:
 def _first_files(names: list[str]) -> tuple[int, list[str]]:
   """What a list begins with: (how many of its parts that is, the files).
 
-  Args:
-    names: the first part, the first two with the comma between, ...
+  `names` are the first part, the first two with their comma, and so on.
   """
   for count in range(len(names), 0, -1):
     if os.path.isfile(names[count - 1]):
@@ -379,10 +350,7 @@ def _first_files(names: list[str]) -> tuple[int, list[str]]:
 
 
 def _matches(pattern: str) -> list[str]:
-  """Files of a glob, without those that lie beside records.
-
-  They are left out unless it ends as they do.
-  """
+  """Files of a glob, without `NO_RECORDS` unless it ends like them."""
   other = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
   return [
     path
@@ -392,18 +360,15 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _none_such(pattern: str) -> str:
-  """Why a pattern gives no file."""
+  """Says why a pattern gives no file."""
   found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
   if not found:
     return f"{pattern}: no such file"
   if os.path.isdir(found[0]):
-    return f"{found[0]}: a folder, no file: name the files in it, as by a glob"
+    return (
+      f"{found[0]} is a folder: name the files in it, for example by a glob"
+    )
   return (
-    f"{pattern}: of its {len(found)} files, such as {found[0]}, none is taken "
-    f"({', '.join(NO_RECORDS)} lie beside records): name it exactly"
+    f"{pattern}: matches {len(found)} files, such as {found[0]}, but none with "
+    f"records ({', '.join(NO_RECORDS)} are other files): name it exactly"
   )
-
-
-# -----------------------------------------------------------------------------
-# A look
-# -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The token store to shards: the second pass over a corpus.
 
-A shard is made whole by one worker from its share of the documents, so the
-bytes are the same for any number of workers. Its documents are dealt out to
-blocks, and examples are shuffled and packed inside of one block: what is in
+One worker makes a whole shard from its share of the documents, so the bytes do
+not depend on the number of workers. The documents are dealt out to blocks:
+examples are shuffled and packed within a block, which is what a worker holds in
 memory at a time.
 """
 
@@ -25,8 +25,7 @@ from data import (
 )
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
-# Of the chance besides the documents' own, see instances.document_rng.
-_SHUFFLE_STREAM = 2
+_SHUFFLE_STREAM = 2  # of random numbers, beside instances.document_rng
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +44,6 @@ class ExampleSettings:
 
   @property
   def limits(self) -> packing.Limits:
-    """What a record has room for."""
     return packing.Limits(
       self.max_seq_length,
       self.max_predictions_per_seq,
@@ -67,12 +65,11 @@ class ShardTask:
 
   @property
   def result_file(self) -> str:
-    """Holds the `ShardResult`, once the shard is whole."""
+    """Holds the `ShardResult` once the shard is complete."""
     return self.path + ".result"
 
   @property
   def blocks_made(self) -> int:
-    """As far as the shard is."""
     if os.path.exists(self.result_file):
       return self.num_blocks
     try:
@@ -88,12 +85,12 @@ class ShardResult:
   info: tfrecord.ShardInfo
   examples: int
   real_tokens: int
-  masked_tokens: int  # 0 with masks drawn on reading
-  random_next: int
+  masked_tokens: int  # 0 with dynamic masks
+  random_next: int  # examples whose B is from another document
 
   @classmethod
   def load(cls, path: str) -> "ShardResult":
-    """Reads what `build_shard` left."""
+    """Reads what `build_shard` wrote."""
     values = json_files.read_own(path, "start the same command again")
     return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
 
@@ -101,46 +98,22 @@ class ShardResult:
 def documents_of_block(
   documents: int, block: int, num_blocks: int, copy: int, random_seed: int
 ) -> np.ndarray:
-  """The documents of which a block holds copy number `copy`.
+  """The documents, int64 [d], ascending, whose copy `copy` is in a block.
 
-  The documents in random order are dealt out to the `num_blocks` blocks of all
-  shards; copy c of deal d goes to block (c + d) % num_blocks. So the copies of
-  a document are spread over the blocks as far as there are blocks.
-
-  Args:
-    documents: int, how many there are.
-
-  Returns:
-    int64 [d], ascending, so that reading them goes forward through the store.
+  The `documents` documents in random order are dealt out to the `num_blocks`
+  blocks of all shards; copy c of deal d goes to block (c + d) % num_blocks. So
+  the copies of a document are in as many blocks as possible.
   """
   places = np.arange((block - copy) % num_blocks, documents, num_blocks)
   return np.sort(record_order.permute(places, documents, random_seed, 0))
 
 
 class _Example(NamedTuple):
-  """One example, before it is put into a record and masked."""
+  """One example, before packing and masking."""
 
   ids: np.ndarray  # unsigned int [n], see corpus.token_dtype
   start_b: int  # where segment B begins
   is_random_next: bool
-
-
-def _examples_of_document(
-  documents: instances.Documents, document: int, copy: int, task: ShardTask
-) -> Iterator[_Example]:
-  """The examples of one copy of one document."""
-  settings = task.settings
-  tokenizer = corpus.load_tokenizer(task.tokenizer)
-  rng = instances.document_rng(settings.random_seed, copy, document)
-  span_settings = instances.SpanSettings(
-    settings.max_seq_length, settings.short_seq_prob
-  )
-  spans = instances.spans_from_document(documents, document, span_settings, rng)
-  for span in spans:
-    ids = instances.join_segments(
-      documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
-    )
-    yield _Example(ids, span.a_end - span.a_start + 2, span.is_random_next)
 
 
 def _rows(
@@ -149,8 +122,8 @@ def _rows(
   """The features of a record for each of `packs`, without masks.
 
   Returns:
-    The features, and bool [rows, max_seq_length]: which tokens go on with the
-    word of the token before them, as far as the store says so.
+    The features, and `is_continuation`, bool [rows, max_seq_length], as far as
+    the store marks words.
   """
   rows, size = len(packs), limits.max_seq_length
   tokens = np.zeros((rows, size), examples[0].ids.dtype)
@@ -166,7 +139,7 @@ def _rows(
       segment_ids[row, start + start_b : end] = 1
       labels[row, place] = is_random_next
       start = end
-  bit = corpus.goes_on_bit(tokens.dtype)
+  bit = corpus.continuation_bit(tokens.dtype)
   features = {
     "input_ids": (tokens & (bit - 1)).astype(np.int32),
     "input_mask": input_mask,
@@ -177,18 +150,17 @@ def _rows(
 
 
 def _with_masks(
-  f: dict[str, np.ndarray], goes_on: np.ndarray, first: int, task: ShardTask
+  f: dict[str, np.ndarray], is_continuation, first: int, task: ShardTask
 ) -> dict[str, np.ndarray]:
-  """`_rows` with masks, or with what is needed to draw them on reading.
+  """`_rows` with masks, or with what training needs to draw them.
 
-  Args:
-    first: the number of the first row's record in the shard.
+  `first` is the number of the first row's record in the shard.
   """
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
   whole_words = settings.do_whole_word_mask
   if settings.dynamic_masks:
     if whole_words:
-      f["is_continuation"] = goes_on.astype(np.int32)
+      f["is_continuation"] = is_continuation.astype(np.int32)
     return f
   numbers = np.arange(first, first + len(f["input_ids"]))
   masked = masking.mask_records(
@@ -197,7 +169,7 @@ def _with_masks(
     f["segment_ids"],
     masking.record_keys(settings.random_seed, task.shard, numbers),
     mask_settings(settings, tokenizer.mask_id, tokenizer.vocab_size),
-    goes_on if whole_words else None,
+    is_continuation if whole_words else None,
   )
   return {
     **f,
@@ -211,7 +183,6 @@ def _with_masks(
 def mask_settings(
   settings: ExampleSettings, mask_id: int, vocab_size: int
 ) -> masking.MaskSettings:
-  """What the masks of these examples depend on."""
   return masking.MaskSettings(
     settings.masked_lm_prob,
     settings.max_predictions_per_seq,
@@ -223,10 +194,10 @@ def mask_settings(
 def build_shard(task: ShardTask) -> ShardResult:
   """Makes one shard, block by block; runs in a worker.
 
-  Its result is beside it in `task.result_file` when it is whole.
+  Writes the result to `task.result_file` when the shard is complete.
 
   Raises:
-    DataError: there are too few documents for so many shards.
+    DataError: there are too few documents for this number of shards.
   """
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
@@ -264,6 +235,10 @@ def _block_examples(
 ) -> list[_Example]:
   """The examples of one block of a shard, in the order of the documents."""
   settings = task.settings
+  tokenizer = corpus.load_tokenizer(task.tokenizer)
+  cutting = instances.SpanSettings(
+    settings.max_seq_length, settings.short_seq_prob
+  )
   examples = []
   for copy in range(settings.dupe_factor):
     mine = documents_of_block(
@@ -274,7 +249,15 @@ def _block_examples(
       settings.random_seed,
     )
     for document in mine.tolist():
-      examples += _examples_of_document(documents, document, copy, task)
+      rng = instances.document_rng(settings.random_seed, copy, document)
+      for span in instances.spans_from_document(
+        documents, document, cutting, rng
+      ):
+        ids = instances.join_segments(
+          documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
+        )
+        start_b = span.a_end - span.a_start + 2
+        examples.append(_Example(ids, start_b, span.is_random_next))
   return examples
 
 
@@ -283,28 +266,18 @@ def _block_rows(
 ) -> Iterator[dict[str, np.ndarray]]:
   """The features of a block's records, packed, shuffled and masked.
 
-  Args:
-    first: the number of the block's first record in the shard.
+  `first` is the number of the block's first record in the shard.
   """
   settings = task.settings
   tokens = [len(example.ids) for example in examples]
   wanted = masking.num_to_predict(tokens, mask_settings(settings, 0, 0))
-  packs = packing.pack(
-    tokens,
-    wanted.tolist(),
-    settings.limits,
-    _shuffle_rng(settings.random_seed, task.shard, block),
-  )
+  seed = np.random.SeedSequence(
+    settings.random_seed, spawn_key=(_SHUFFLE_STREAM, task.shard, block)
+  )  # apart from those of the documents, whose keys have two parts
+  rng = np.random.Generator(np.random.PCG64(seed))
+  packs = packing.pack(tokens, wanted.tolist(), settings.limits, rng)
   for begin in range(0, len(packs), _ENCODE_ROWS):
-    rows, goes_on = _rows(
+    rows, is_continuation = _rows(
       examples, packs[begin : begin + _ENCODE_ROWS], settings.limits
     )
-    yield _with_masks(rows, goes_on, first + begin, task)
-
-
-def _shuffle_rng(random_seed: int, shard: int, block: int):
-  """An rng apart from those of the documents (their keys have two parts)."""
-  seed = np.random.SeedSequence(
-    random_seed, spawn_key=(_SHUFFLE_STREAM, shard, block)
-  )
-  return np.random.Generator(np.random.PCG64(seed))
+    yield _with_masks(rows, is_continuation, first + begin, task)

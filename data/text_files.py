@@ -1,14 +1,13 @@
-"""Text files to sentences: plain, .gz, .zst and JSON Lines; prose split.
+"""Text files to sentences: plain, .gz, .zst and JSON Lines; splits prose.
 
-A sentence is a line, and documents are apart by blank lines; in `.jsonl` files
-a document is a record's text. As in google/bert the end of a file is no end of
-a document, so a corpus may be cut into files anywhere. With a language, lines
-are prose and are split into sentences by its rules.
+A line is a sentence, and blank lines separate documents; in `.jsonl` files each
+record's text is a document. As in google/bert the end of a file does not end a
+document, so a corpus may be cut into files anywhere. With a language, lines are
+prose and are split into sentences by its rules.
 
-A plain file is read in pieces of `PIECE_BYTES`, a compressed one, or one in
-another encoding than UTF-8, as one piece; all that is in memory at a time is a
-batch of lines, or one JSON record. Bytes that are not in the encoding are an
-error, and so are NUL characters, which no text has.
+A plain UTF-8 file is read in pieces of `PIECE_BYTES`, any other as one piece.
+Memory holds a batch of lines or one JSON record at a time. NUL characters and
+bytes that are not in the encoding are errors.
 """
 
 import codecs
@@ -30,40 +29,27 @@ from common import errors
 
 PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
 _BUFFER_BYTES = 1 << 20
-# A longer line is taken for several, a longer JSON record is an error.
-MAX_LINE_BYTES = 1 << 20
-MAX_RECORD_BYTES = 64 << 20
-# Characters of a line of a JSON record's text, and of a paragraph of several
-# lines: longer ones are taken for several, too.
+MAX_LINE_BYTES = 1 << 20  # longer lines are cut
+MAX_RECORD_BYTES = 64 << 20  # longer JSON records are an error
+# Characters of a line in a JSON record, or of a wrapped paragraph; longer ones
+# are cut.
 MAX_PARAGRAPH = 2 << 20
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
-_PART_BYTES = 1 << 16  # of text that is recoded
+_PART_BYTES = 1 << 16  # recoded at a time
 
-# What ends a line that goes on in the next one of wrapped prose.
-_GOES_ON = tuple(",;，、；")
-_HEADLINE = 20  # Chinese characters: what is shorter was not wrapped
-# What JSON can spell and is no text: halves of surrogate pairs, NUL.
+_UNFINISHED = tuple(",;，、；")  # a line that ends so continues in the next one
+_HEADLINE = 20  # Chinese characters: shorter lines were not wrapped
+# JSON can spell halves of surrogate pairs and NUL, which are no text.
 _NO_TEXT = re.compile("[\ud800-\udfff\0]")
 
 
 @dataclasses.dataclass(frozen=True)
 class TextFormat:
-  """How text is read.
+  """How text is read; DataError for an impossible language or encoding."""
 
-  Raises:
-    DataError: `prose` cannot be the code of a language, or Python does not know
-      the encoding.
-
-  Attributes:
-    prose: ISO 639-1 code of the language by whose rules lines are split into
-      sentences; "": a line is a sentence.
-    text_field: of a .jsonl record, holds its text.
-    encoding: any of Python's.
-  """
-
-  prose: str = ""
-  text_field: str = "text"
-  encoding: str = "utf-8"
+  prose: str = ""  # ISO 639-1 code of its language; "": a line is a sentence
+  text_field: str = "text"  # the field of a .jsonl record with its text
+  encoding: str = "utf-8"  # any of Python's
 
   def __post_init__(self):
     if self.prose and not re.fullmatch("[a-z]{2,3}", self.prose):
@@ -72,7 +58,7 @@ class TextFormat:
       )
     try:
       codecs.getincrementaldecoder(self.encoding)
-      io.TextIOWrapper(io.BytesIO(), self.encoding)  # it is one of text
+      io.TextIOWrapper(io.BytesIO(), self.encoding)  # refuses base64 and such
     except (LookupError, ValueError) as e:
       raise errors.DataError(
         f"--encoding={self.encoding}: must be one of Python's text encodings, "
@@ -86,28 +72,26 @@ class TextFormat:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """Lines of a file that start at a byte from `start` to `end` (exclusive)."""
+  """The lines of a file that start at a byte in [start, end)."""
 
   path: str
   start: int
-  end: int | None  # None: the whole of a file that can be read in order only
+  end: int | None  # None: the whole file, which can be read in order only
 
 
 class Batch(NamedTuple):
   """Some lines of a piece."""
 
   sentences: list[str]  # stripped; "" ends a document
-  bytes: int  # of text, as UTF-8
-  bytes_on_disk: int  # about; less than `bytes` of a compressed file
+  bytes: int  # their text, as UTF-8
+  bytes_on_disk: int  # about; fewer in a compressed file
 
 
 def is_compressed(path: str) -> bool:
-  """Whether a file is taken for compressed, by its name."""
   return path.endswith((".gz", ".zst"))
 
 
 def is_jsonl(path: str) -> bool:
-  """Whether a file is taken for JSON Lines, by its name."""
   stem = os.path.splitext(path)[0] if is_compressed(path) else path
   return stem.endswith((".jsonl", ".ndjson"))
 
@@ -115,11 +99,7 @@ def is_jsonl(path: str) -> bool:
 def split_into_pieces(
   paths: Iterable[str], text: TextFormat = TextFormat()
 ) -> list[Piece]:
-  """Pieces of all files, in order.
-
-  Raises:
-    DataError: a file is empty or cannot be read.
-  """
+  """Pieces of all files, in order; DataError for one that cannot be read."""
   pieces = []
   for path in paths:
     size = os.path.getsize(path)
@@ -139,7 +119,7 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece, in order.
 
   Raises:
-    DataError: the file is damaged or not in its encoding, or a record is no
+    DataError: the file is damaged or not in its encoding, or a record is not
       JSON or has no text.
   """
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
@@ -158,14 +138,14 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
         left -= size
-      # Line ends and the like, at least a byte.
+      # The rest is line ends and the like: at least one byte.
       now = left if f is on_disk else on_disk.tell() - before
       yield Batch([], left, now)
       before += now
 
 
 def _next_lines(lines):
-  """Some of the lines, [] at their end."""
+  """The next `_raw_lines`; [] at their end."""
   batch, size = [], 0
   for item in itertools.islice(lines, _BATCH_LINES):
     batch.append(item)
@@ -178,26 +158,17 @@ def _next_lines(lines):
 def read_lines(
   paths: Iterable[str], text: TextFormat = TextFormat()
 ) -> Iterator[str]:
-  """All sentences of some files; see `Batch.sentences`.
-
-  Raises:
-    DataError: a file is empty, cannot be read, or is not what it should be.
-  """
+  """All `Batch.sentences` of some files; raises as `read_batches`."""
   for piece in split_into_pieces(paths, text):
     for batch in read_batches(piece, text):
       yield from batch.sentences
-
-
-# -----------------------------------------------------------------------------
-# Lines
-# -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _opened(
   piece: Piece, text: TextFormat
 ) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-  """(the text in UTF-8, the file on the disk) of a piece."""
+  """(the text in UTF-8, the file on disk) of a piece."""
   with (
     open(piece.path, "rb", buffering=_BUFFER_BYTES) as on_disk,
     _decompressed(piece.path, on_disk) as f,
@@ -211,11 +182,11 @@ def _opened(
 
 @contextlib.contextmanager
 def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
-  """What a compressed file holds; another file as it is."""
+  """The contents of a compressed file; any other file as it is."""
   if not is_compressed(path):
     yield on_disk
     return
-  # Here, since not everyone has such files.
+  # Imported here: few have such files.
   from backports import zstd
 
   is_gzip = path.endswith(".gz")
@@ -230,18 +201,16 @@ def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
 
 
 class _InUtf8(io.RawIOBase):
-  """Text of any encoding, read as UTF-8.
+  """Text `f` of any encoding, read as UTF-8; `f` stays open.
 
-  Reading raises DataError, with the line and the byte, where it is not in its
-  encoding.
+  Bytes that are not in the encoding raise DataError with their line and byte.
   """
 
   def __init__(self, f: BinaryIO, path: str, encoding: str):
-    """`f` is the text in its encoding; it stays open."""
     self._f, self._path, self._encoding = f, path, encoding
     self._decoder = codecs.getincrementaldecoder(encoding)()
     self._ready = b""
-    self._bytes = self._lines = 0  # before the next part
+    self._bytes = self._lines = 0  # read so far
 
   def readable(self) -> bool:
     return True
@@ -256,13 +225,13 @@ class _InUtf8(io.RawIOBase):
     return size
 
   def _recoded(self, part: bytes) -> bytes:
-    """The next part of the file; b"" is its end."""
+    """The next part of the file as UTF-8; b"" ends the file."""
     state = self._decoder.getstate()
     try:
       decoded = self._decoder.decode(part, not part)
       utf8 = decoded.encode()
     except UnicodeError as e:
-      place = 0  # in the part; what began in the one before is before it
+      place = 0  # in the part; negative if the sequence began before it
       if isinstance(e, UnicodeDecodeError):
         place = e.start + len(part) - len(e.object)
       self._decoder.setstate(state)
@@ -278,7 +247,7 @@ class _InUtf8(io.RawIOBase):
 
 
 def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
-  """(the byte at which it starts, the line) of a piece's lines."""
+  """(the byte at which it starts, line) for each line of a piece."""
   position = _first_line(f, piece)
   limit = MAX_RECORD_BYTES if is_jsonl(piece.path) else MAX_LINE_BYTES
   rest, at_start = b"", True
@@ -300,11 +269,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 
 def _without_mark(line: bytes, path: str) -> bytes:
-  """A file's first line without UTF-8's byte order mark.
-
-  Raises:
-    DataError: it has another encoding's.
-  """
+  """A file's first line without UTF-8's mark; DataError for another's."""
   # In this order: UTF-32's little-endian mark begins with UTF-16's.
   for encoding, *marks in (
     ("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -319,10 +284,10 @@ def _without_mark(line: bytes, path: str) -> bytes:
 
 
 def _first_line(f: BinaryIO, piece: Piece) -> int:
-  """Goes to the first line that starts in the piece; returns its place."""
+  """Seeks to the first line that starts in the piece; returns its byte."""
   if not piece.start:
     return 0
-  # The line that runs over the boundary belongs to the piece before.
+  # The line that crosses the boundary belongs to the previous piece.
   position = f.seek(piece.start - 1)
   while position < piece.end:
     part = f.readline(MAX_LINE_BYTES)
@@ -333,7 +298,7 @@ def _first_line(f: BinaryIO, piece: Piece) -> int:
 
 
 def _cut_at(line: bytes) -> int:
-  """Where to cut a line: behind a space if there is one, else a character."""
+  """Where to cut a line: after a space if there is one, else a character."""
   space = line.rfind(b" ", len(line) // 2)
   if space >= 0:
     return space + 1
@@ -344,16 +309,8 @@ def _cut_at(line: bytes) -> int:
   return len(line)
 
 
-# -----------------------------------------------------------------------------
-# Sentences
-# -----------------------------------------------------------------------------
-
-
 def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
-  """A line as text, without the space around it.
-
-  Args:
-    place: the byte at which it starts.
+  """The line that starts at byte `place` as stripped text.
 
   Raises:
     DataError: it is not UTF-8, or has a NUL.
@@ -361,7 +318,7 @@ def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
   if b"\0" in line:
     nul = place + line.index(b"\0")
     remedy = f"name the text's own encoding, if it is not {text.encoding}"
-    if text.is_utf8:  # else the byte is not the file's
+    if text.is_utf8:  # else the file has other bytes
       remedy = (
         "if this is UTF-16 without a byte order mark, say "
         f"--encoding=utf-16-{'le' if nul % 2 else 'be'}"
@@ -381,30 +338,30 @@ def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
 
 
 def _where(piece: Piece, text: TextFormat, place: int) -> str:
-  """FILE: line N, byte B, for messages; the byte is that of the text."""
+  """FILE: line N, byte B, for messages; B counts the text's bytes."""
   number, left = 1, place
   with _opened(piece, text) as (f, _):
     while left and (part := f.read(min(left, _BUFFER_BYTES))):
       number, left = number + part.count(b"\n"), left - len(part)
-  byte = f", byte {place}" if text.is_utf8 else ""  # else of another text
+  byte = f", byte {place}" if text.is_utf8 else ""  # else not the file's
   return f"{piece.path}: line {number}{byte}"
 
 
 def _text_sentences(piece, batch, text):
   """Lists of sentences, with "" between documents, of plain lines."""
   lines = [_decoded(line, place, piece, text) for place, line in batch]
-  yield split_prose(lines, text.prose) if text.prose else lines
+  yield list(split_prose(lines, text.prose)) if text.prose else lines
 
 
 def _json_sentences(piece, batch, text):
-  """As `_text_sentences`, of JSON records: each is a document."""
+  """As `_text_sentences`, for JSON records: each is a document."""
   sentences, size = [], 0
   for place, line in batch:
     if not line.strip():
       continue
     lines = _lines_of(_record_text(piece, place, line, text))
     sentences.append("")
-    for sentence in _prose(lines, text.prose) if text.prose else lines:
+    for sentence in split_prose(lines, text.prose) if text.prose else lines:
       if sentence:
         sentences.append(sentence)
         size += len(sentence)
@@ -438,7 +395,7 @@ def _record_text(piece, place, line, text) -> str:
 
 
 def _lines_of(text: str) -> Iterator[str]:
-  """Lines without the space around them, one at a time; long ones cut."""
+  """Stripped lines, one at a time; cuts long ones."""
   start, end = 0, 0
   while end >= 0:
     end = text.find("\n", start)
@@ -452,21 +409,13 @@ def _lines_of(text: str) -> Iterator[str]:
     yield line.strip()
 
 
-def split_prose(lines: Iterable[str], language: str) -> list[str]:
-  """Lines of prose, each a paragraph or wrapped, to sentences.
+def split_prose(lines: Iterable[str], language: str) -> Iterator[str]:
+  """Stripped lines of prose, wrapped or not, to sentences; "" stays.
 
-  A line goes on in the next one if it ends in a comma or the like, or if it
-  ends without any punctuation and the next one starts with a small letter, or
-  with a Chinese one after a Chinese line too long for a headline.
-
-  Args:
-    lines: stripped; "" ends a document, and is kept.
-    language: see `tokenization.split_sentences`.
+  A line continues in the next one if it ends in a comma or the like. It also
+  does if it ends without punctuation and the next one starts with a small
+  letter, or with a Chinese one after a Chinese line too long for a headline.
   """
-  return list(_prose(lines, language))
-
-
-def _prose(lines: Iterable[str], language: str) -> Iterator[str]:
   for paragraph in _paragraphs(lines):
     if paragraph:
       yield from tokenization.split_sentences(paragraph, language)
@@ -475,7 +424,7 @@ def _prose(lines: Iterable[str], language: str) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-  """Lines, and several in one where a line goes on in the next."""
+  """Joins lines that continue in the next one."""
   parts, size = [], 0
   for line in lines:
     joint = None
@@ -493,18 +442,16 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _joint(line: str, size: int, following: str) -> str | None:
-  """What stands between two lines of one sentence; None if they are of two.
+  """What joins two lines of one sentence; None if they are of two.
 
-  Args:
-    size: of the line with those that go on in it.
+  `size` counts the characters of the paragraph up to `line`.
   """
   is_chinese = tokenization.is_chinese_char
   between = "" if is_chinese(following[0]) else " "
-  if line.endswith(_GOES_ON):
+  if line.endswith(_UNFINISHED):
     return between
   if unicodedata.category(line[-1])[0] not in "LN":
     return None
   if is_chinese(line[-1]):
-    goes_on = is_chinese(following[0]) and size >= _HEADLINE
-    return "" if goes_on else None
+    return "" if is_chinese(following[0]) and size >= _HEADLINE else None
   return " " if following[0].islower() else None

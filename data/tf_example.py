@@ -1,32 +1,29 @@
 """`tf.train.Example` to bytes and back, without TensorFlow.
 
-The messages, as in tensorflow/core/example/{example,feature}.proto:
-
-  Example    { Features features = 1; }
-  Features   { map<string, Feature> feature = 1; }  an entry: key = 1, value = 2
-  Feature    { oneof: bytes_list = 1, float_list = 2, int64_list = 3 }
-  each list  { repeated value = 1; }  numbers packed, or one by one
-
-in protocol buffers' wire format (https://protobuf.dev/programming-guides/encoding).
+Encoding is ours, whole arrays at a time, in protocol buffers' wire format
+(https://protobuf.dev/programming-guides/encoding): three times as fast as
+protobuf's. Decoding is protobuf's, three times as fast as NumPy's.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from google.protobuf import (
+  descriptor_pb2,
+  descriptor_pool,
+  message,
+  message_factory,
+  text_format,
+)
 
 from common.errors import DataError
 
-# Wire types; then field numbers of Feature.
-VARINT, FIXED64, LENGTH, _GROUP, _GROUP_END, FIXED32 = range(6)
-_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
-_UNPACKED = {_FLOAT_LIST: FIXED32, _INT64_LIST: VARINT}  # a value by itself
-_VARINT_BYTES, _UINT64_MAX = 10, (1 << 64) - 1
+_LENGTH = 2  # the wire type of strings, messages and packed numbers
+_FLOAT_LIST, _INT64_LIST = 2, 3  # field numbers of Feature
 
-# -----------------------------------------------------------------------------
-# Encoding
-# -----------------------------------------------------------------------------
+# Encoding ---------------------------------------------------------------------
 
 
 def _varint_rows(values: np.ndarray) -> list[bytes]:
@@ -52,7 +49,7 @@ def _varint_rows(values: np.ndarray) -> list[bytes]:
 
 def _field_head(number: int, length: int) -> bytes:
   """What precedes the payload of a length-delimited protocol buffer field."""
-  head = [number << 3 | LENGTH]
+  head = [number << 3 | _LENGTH]
   while length > 0x7F:
     head.append(length & 0x7F | 0x80)
     length >>= 7
@@ -82,9 +79,8 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
       int64_list, floats a float_list (float32).
 
   Returns:
-    B times the bytes that `tf.train.Example.SerializeToString` gives for the
-    same features in the same order (protocol buffers do not fix an order;
-    readers must not care).
+    B times what `tf.train.Example.SerializeToString` gives for the same
+    features in the same order (protocol buffers do not fix an order).
 
   Raises:
     ValueError: an integer is negative, an array is not 2-D, or B differs.
@@ -107,14 +103,7 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
 
 
 def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
-  """Serializes 1-D arrays as one `tf.train.Example`; see `encode_examples`.
-
-  Args:
-    features: name -> array [n].
-
-  Raises:
-    ValueError: an integer is negative or an array is not 1-D.
-  """
+  """Serializes arrays [n] as one `tf.train.Example`; see `encode_examples`."""
   rows = {}
   for name, values in features.items():
     values = np.asarray(values)
@@ -124,154 +113,62 @@ def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
   return encode_examples(rows)[0]
 
 
-# -----------------------------------------------------------------------------
-# Decoding
-# -----------------------------------------------------------------------------
+# Decoding ---------------------------------------------------------------------
+
+# tensorflow/core/example/{example,feature}.proto. An entry of the map `feature`
+# is a message of its own: for a map, protobuf drops entries that have unknown
+# fields.
+_PROTO = """
+  name: "example.proto" syntax: "proto3"
+  message_type { name: "Example"
+    field { name: "features" number: 1 type_name: "Features" } }
+  message_type { name: "Features"
+    field { name: "feature" number: 1 type_name: "Entry"
+            label: LABEL_REPEATED } }
+  message_type { name: "Entry"
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type_name: "Feature" } }
+  message_type { name: "Feature" oneof_decl { name: "kind" }
+    field { name: "bytes_list" number: 1 type_name: "Bytes" oneof_index: 0 }
+    field { name: "float_list" number: 2 type_name: "Floats" oneof_index: 0 }
+    field { name: "int64_list" number: 3 type_name: "Ints" oneof_index: 0 } }
+  message_type { name: "Bytes"
+    field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+  message_type { name: "Floats"
+    field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+  message_type { name: "Ints"
+    field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+"""
+_DTYPES = {"bytes_list": object, "float_list": np.float32}
+
+
+@functools.cache
+def _example_class() -> type[message.Message]:
+  pool = descriptor_pool.DescriptorPool()  # TensorFlow's are in the default one
+  pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
+  return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-  """Parses a `tf.train.Example`, as `tf.train.Example.FromString` does.
-
-  Args:
-    record: the message's bytes. Fields and map entries may come in any order
-      and in pieces, numbers packed or not; unknown fields are skipped.
+  """Parses a `tf.train.Example`.
 
   Returns:
     name -> array [n]: int64 of an int64_list, float32 of a float_list, object
     (of bytes) of a bytes_list; int64 [0] of a feature without a list.
 
   Raises:
-    DataError: these bytes are no such message; it says why, not where from.
+    DataError: these bytes are no such message; it does not say where they are.
   """
-  features = {}
-  for body in _bodies(record):
-    for entry in _bodies(body):
-      name, values = _decode_entry(entry)
-      features[name] = values
-  return features
-
-
-def _bodies(message: bytes) -> Iterator[bytes]:
-  """The messages in field 1."""
-  for number, wire, body in fields(message):
-    if (number, wire) == (1, LENGTH):
-      yield body
-
-
-def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-  """(number, wire type, payload) of any message's fields, without groups.
-
-  Raises:
-    DataError: these bytes are no message.
-  """
-  at, end = 0, len(message)
-  groups = []  # open ones: an old way to nest, which no reader knows here
-  while at < end:
-    tag, at = varint(message, at)
-    number, wire = tag >> 3, tag & 7
-    if number >> 29 or not (number or groups):  # groups may hold any
-      raise DataError(f"a field has the number {number}")
-    start = stop = at
-    if wire == LENGTH:
-      size, start = varint(message, at)
-      stop = start + size
-    elif wire == VARINT:
-      _, stop = varint(message, at)
-    elif wire == FIXED32:
-      stop = at + 4
-    elif wire == FIXED64:
-      stop = at + 8
-    elif wire == _GROUP:
-      groups.append(number)
-    elif wire != _GROUP_END or not groups or groups.pop() != number:
-      raise DataError(f"a field of wire type {wire} where none can be")
-    if stop > end:
-      raise DataError(f"a field needs {stop - start} bytes, {end - start} left")
-    if not groups and wire != _GROUP_END:
-      yield number, wire, message[start:stop]
-    at = stop
-  if groups:
-    raise DataError(f"group {groups[-1]} does not end")
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-  """(value, where it ends) of the varint at a place.
-
-  Raises:
-    DataError: there is none.
-  """
-  if at < len(data) and data[at] < 0x80:
-    return data[at], at + 1
-  value = 0
-  for i, byte in enumerate(data[at : at + _VARINT_BYTES]):
-    value |= (byte & 0x7F) << 7 * i
-    if byte < 0x80:
-      return value & _UINT64_MAX, at + i + 1
-  if len(data) - at < _VARINT_BYTES:
-    raise DataError("a number is cut off")
-  raise DataError("a number of more than 64 bits")
-
-
-def _decode_entry(entry: bytes) -> tuple[str, np.ndarray]:
-  """Name and values of an entry of `Features.feature`."""
-  name, kind, chunks = b"", None, []
-  for number, wire, body in fields(entry):
-    if (number, wire) == (1, LENGTH):
-      name = body
-    elif (number, wire) == (2, LENGTH):
-      for which, wire, values in fields(body):
-        if wire == LENGTH and which in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
-          if which != kind:  # of the oneof's members the last one counts
-            kind, chunks = which, []
-          chunks += _list_chunks(values, kind)
   try:
-    return name.decode(), _to_array(chunks, kind)
-  except UnicodeDecodeError as e:
-    raise DataError(f"a feature's name is not UTF-8: {name[:40]!r}") from e
-
-
-def _list_chunks(message: bytes, kind: int) -> Iterator[bytes]:
-  """The bytes of a list's values, of one or of many in a chunk."""
-  for number, wire, chunk in fields(message):
-    if number == 1 and wire == LENGTH:
-      if kind == _FLOAT_LIST and len(chunk) % 4:
-        raise DataError(f"{len(chunk)} bytes are no whole number of floats")
-      if kind == _INT64_LIST and chunk and chunk[-1] >= 0x80:
-        raise DataError("a number is cut off")
-      yield chunk
-    elif number == 1 and wire == _UNPACKED.get(kind):
-      yield chunk
-
-
-def _to_array(chunks: list[bytes], kind: int | None) -> np.ndarray:
-  if kind == _BYTES_LIST:
-    return np.array(chunks, object)
-  data = b"".join(chunks)
-  if kind == _FLOAT_LIST:
-    return np.frombuffer(data, "<f4").astype(np.float32)
-  groups = np.frombuffer(data, np.uint8)
-  if data.isascii():  # every value takes one byte
-    return groups.astype(np.int64)
-  last = np.flatnonzero(groups < 0x80)  # places of the values' last bytes
-  first = np.zeros_like(last)
-  first[1:] = last[:-1] + 1
-  more = int((last - first).max())  # bytes of the longest value after its first
-  if more >= _VARINT_BYTES:
-    raise DataError("a number of more than 64 bits")
-  # At each place the value that would begin there, a byte longer at a time.
-  bits = (groups & 0x7F).astype(np.int64)
-  scale = (groups & 0x80).astype(np.int64)[:-1]  # 0 where nothing follows
-  values = bits
-  for _ in range(more):
-    longer = bits.copy()
-    longer[:-1] += values[1:] * scale
-    values = longer
-  return values[first]
-
-
-# -----------------------------------------------------------------------------
-# Checking
-# -----------------------------------------------------------------------------
+    example = _example_class().FromString(record)
+  except message.DecodeError as e:
+    raise DataError("not a tf.train.Example") from e
+  values = {}
+  for entry in example.features.feature:
+    kind = entry.value.WhichOneof("kind")
+    numbers = getattr(entry.value, kind).value if kind else ()
+    values[entry.key] = np.array(numbers, _DTYPES.get(kind, np.int64))
+  return values
 
 
 class Feature(NamedTuple):
@@ -285,14 +182,11 @@ class Feature(NamedTuple):
 def check_example(
   values: Mapping[str, np.ndarray], features: Mapping[str, Feature]
 ) -> None:
-  """Checks decoded values; others than those of `features` may be there.
-
-  Args:
-    values: name -> array [n], see `decode_example`.
-    features: name -> what it must be.
+  """Checks what `decode_example` gives; there may be other features.
 
   Raises:
-    DataError: the first that is missing, or of another type, length or range.
+    DataError: names the first that is missing, or of another type, length or
+      range.
   """
   for name, (size, bound) in features.items():
     if name not in values:
@@ -304,7 +198,7 @@ def check_example(
       want = "a float_list" if bound is None else "an int64_list"
       raise DataError(f"{name} has values of {array.dtype}, expected {want}")
     if bound is None:
-      wrong = array[(array != 0.0) & (array != 1.0)]  # NaN is, too
+      wrong = array[(array != 0.0) & (array != 1.0)]  # or NaN
       if len(wrong):
         raise DataError(f"{name} holds {wrong[0]}, expected 0 or 1")
       continue

@@ -2,13 +2,12 @@
 
 A record is framed by its length and two checksums: uint64 length, masked
 CRC-32C of it, the record, masked CRC-32C of the record
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). What the bytes of a
-record mean is the matter of `records`.
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). `records` says what
+the bytes of a record mean.
 
 A file `X` has its index in `X.index`: a NumPy .npy array, int64 [records + 1],
 of the byte offsets at which records start, the file's size last. Files without
 one (google/bert's, NVIDIA's) are indexed by a scan of their framing.
-This module does not need TensorFlow, so that data workers start fast.
 """
 
 import array
@@ -32,11 +31,10 @@ _HEADER = struct.Struct("<QI")  # length, masked CRC of the length
 _FOOTER = struct.Struct("<I")  # masked CRC of the data
 _FRAME_BYTES = _HEADER.size + _FOOTER.size
 
-# Linux reads no more ahead for one call than a device's read-ahead, of which
-# this is the default.
+# One call makes Linux read at most a device's read-ahead: by default this much.
 _ADVICE_BYTES = 128 << 10
-
 _CHECKED_AT_ONCE = 1 << 17  # offsets of an index: 1 MiB
+_OTHER_FILES = 256  # that a process may have open besides records
 
 
 def file_sha256(path: str) -> str:
@@ -51,25 +49,20 @@ def masked_crc(data: bytes) -> int:
   return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-# -----------------------------------------------------------------------------
-# Writing
-# -----------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class ShardInfo:
   """One record file as the manifest lists it."""
 
-  name: str  # file name without folder
+  name: str  # without folder
   records: int
   bytes: int
   sha256: str
 
 
 class ShardWriter:
-  """Writes a record file and its index; neither exists until both are whole.
+  """Writes a record file and its index; both appear only when complete.
 
-  Use as a context manager; `info` is set when the block ends without an error.
+  Use as a context manager; a block without an error sets `info`.
   """
 
   def __init__(self, path: str):
@@ -83,7 +76,6 @@ class ShardWriter:
     return self
 
   def write(self, record: bytes) -> None:
-    """Appends one serialized record."""
     length = struct.pack("<Q", len(record))
     frame = b"".join(
       (
@@ -114,21 +106,13 @@ class ShardWriter:
     )
 
 
-# -----------------------------------------------------------------------------
-# Reading
-# -----------------------------------------------------------------------------
-
-
 def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
-  """Record offsets from the framing alone, for files without an index.
-
-  Returns:
-    int64 [records + 1]; the last is the file's size.
+  """Record offsets, as in an index, from the framing alone.
 
   Raises:
-    DataError: the framing is damaged, with the record's number.
+    DataError: the framing is damaged; with the record's number.
   """
-  offsets = array.array("q", [0])  # a list's numbers take five times as much
+  offsets = array.array("q", [0])  # a fifth of a list's memory
   position, end = 0, len(data)
   while position < end:
     number = len(offsets) - 1
@@ -157,20 +141,17 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
 
 
 def _are_starts(offsets: np.ndarray) -> bool:
-  """Whether records may start at them; a part at a time, to copy little."""
+  """Whether records may start there; checks parts, to copy little."""
   for first in range(0, len(offsets), _CHECKED_AT_ONCE):
     some = offsets[first : first + _CHECKED_AT_ONCE + 1]
-    # Of numbers below 0 differences may overflow.
+    # Differences of negative numbers may overflow.
     if np.any(some < 0) or np.any(np.diff(some) < _FRAME_BYTES):
       return False
   return True
 
 
 class _RecordFile:
-  """One open record file with its offsets.
-
-  They are the index's, where there is one, unless `use_index` is False.
-  """
+  """One open record file with its offsets, from its index if there is one."""
 
   def __init__(self, path: str, use_index: bool = True):
     self.path = path
@@ -189,14 +170,14 @@ class _RecordFile:
     else:
       with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:
         offsets = scan_offsets(path, data)
-    # Gives Python's own integers, in a fraction of an array's time.
+    # Gives Python's integers, faster than an array does.
     self.offsets = memoryview(offsets)
 
   def load_index(self) -> np.ndarray:
-    """The offsets in the index; DataError if they cannot be this file's."""
+    """The offsets in the index; DataError if they do not fit this file."""
     index, size = self.path + INDEX_SUFFIX, self.size
     try:
-      # Reads arrays of numbers and nothing else, unlike np.load.
+      # Unlike np.load it reads nothing but arrays of numbers.
       offsets = np.lib.format.open_memmap(index, mode="r")
     except Exception as e:  # of many types: a header is parsed as Python
       raise DataError(
@@ -223,8 +204,8 @@ class _RecordFile:
 
   def read(self, number: int) -> bytes:
     start, end = self.offsets[number], self.offsets[number + 1]
-    # Unlike a memory map this reads no more than it needs, touches no page
-    # table, and lets other threads run while the disk works.
+    # Unlike a memory map this reads only what it needs, touches no page table,
+    # and lets other threads run while the disk works.
     try:
       frame = os.pread(self._fd, end - start, start)
     except OSError as e:
@@ -243,21 +224,17 @@ class _RecordFile:
     return record
 
   def read_ahead(self, first: int, last: int) -> None:
-    """Has the kernel begin to read records first to last - 1."""
+    """Asks the kernel to read records first to last - 1."""
     for start in range(self.offsets[first], self.offsets[last], _ADVICE_BYTES):
       size = min(_ADVICE_BYTES, self.offsets[last] - start)
       os.posix_fadvise(self._fd, start, size, os.POSIX_FADV_WILLNEED)
 
 
 def verify_file(path: str, info: ShardInfo | None = None) -> None:
-  """Checks all of a record file that does not depend on what records mean.
+  """Checks a record file, whatever its records mean.
 
-  That is both checksums of every record, the index, if there is one, against
-  the framing, and the file against its line in the manifest.
-
-  Args:
-    path: the file.
-    info: (optional) what the manifest says of it.
+  Compares the checksums of every record, the index, if there is one, with the
+  framing, and the file with its line in the manifest.
 
   Raises:
     DataError: the first thing that is wrong.
@@ -272,8 +249,8 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
       if value != getattr(info, name):
         raise DataError(
           f"{path}: {name} {value}, but the manifest says "
-          f"{getattr(info, name)}: this is not the file that the manifest was "
-          "made with. Copy or make both again."
+          f"{getattr(info, name)}: the manifest is of another file. Copy or "
+          "make both again."
         )
   if os.path.exists(path + INDEX_SUFFIX):
     index = file.load_index()
@@ -288,10 +265,10 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
 class RecordSet:
   """All records of some files as one sequence, read by number.
 
-  Numbers run through the files in the order given. No record is kept in memory,
-  so a set may be larger. Indexes, 8 bytes a record, are memory-mapped: the
-  ranks of a host share them in the page cache. Files without one are scanned,
-  and each process then has those 8 bytes for itself. All files stay open.
+  Numbers run through the files in the order given. Records are not kept in
+  memory. Indexes, 8 bytes a record, are memory-mapped: the ranks of a host
+  share them in the page cache. For a file without one each process holds the
+  result of a scan. All files stay open.
   """
 
   def __init__(self, paths: Sequence[str]):
@@ -312,11 +289,11 @@ class RecordSet:
     return int(self._ends[-1])
 
   def starts(self) -> list[int]:
-    """The number of each file's first record."""
+    """The numbers of the files' first records."""
     return self._starts.tolist()
 
   def locate(self, number: int) -> tuple[str, int]:
-    """(file, record number in that file) of a record, for messages."""
+    """(file, number in that file) of a record."""
     which = int(np.searchsorted(self._ends, number, side="right"))
     return self.paths[which], number - int(self._starts[which])
 
@@ -326,31 +303,25 @@ class RecordSet:
     return self._files[self.paths.index(path)].where(place)
 
   def read(self, number: int) -> bytes:
-    """The serialized record, as `read_many`."""
     return self.read_many(np.array([number]))[0]
 
   def read_many(self, numbers: np.ndarray) -> list[bytes]:
-    """The serialized records.
-
-    Args:
-      numbers: int64 [n].
+    """The serialized records of numbers, int64 [n].
 
     Raises:
-      DataError: a checksum does not match, with file and record number.
+      DataError: a checksum does not match; with file and record number.
     """
     which = np.searchsorted(self._ends, numbers, side="right")
-    places = (numbers - self._starts[which]).tolist()
-    files = self._files
+    within = (numbers - self._starts[which]).tolist()
     return [
-      files[file].read(place)
-      for file, place in zip(which.tolist(), places, strict=True)
+      self._files[file].read(number)
+      for file, number in zip(which.tolist(), within, strict=True)
     ]
 
   def read_ahead(self, first: int, count: int) -> None:
-    """Has the kernel begin to read `count` records from `first` on.
+    """Asks the kernel to read `count` records from `first` on.
 
-    It returns before they are in the page cache. Records are counted around
-    the end, from the last on to 0.
+    Returns before they are in the page cache. Record 0 follows the last one.
     """
     stop = first + count
     if stop > len(self):
@@ -366,11 +337,8 @@ class RecordSet:
     return (self.read(i) for i in range(len(self)))
 
 
-_OTHER_FILES = 256  # that a process may have open beside records
-
-
 def _allow_open_files(count: int) -> None:
-  """Raises this process' limit of open files if so many more need it."""
+  """Raises this process' limit of open files if `count` more need it."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = 2 * count + _OTHER_FILES  # with their memory-mapped indexes
   if resource.RLIM_INFINITY != soft < wanted:

@@ -1,9 +1,9 @@
-"""The folder of a data set that is being made: kept when the work is stopped.
+"""The folder in which a data set is made; a stop leaves it for the next start.
 
-It says for which plan (text, settings, tokenizer) its contents are, so that the
-same command goes on with them and any other starts anew. Under `horovodrun`
-all ranks work in the one folder, which their machines must share: each makes
-its part of the files, and a file that is there is whole.
+It records the plan (text, settings, tokenizer) of its contents: the same
+command resumes with them, any other deletes them. Under `horovodrun` all ranks
+work in one folder, which their machines must share: each makes its part of the
+files, and every file appears complete.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from common import errors, json_files, progress
 
 _PLAN, _LOCK = "plan.json", "lock"
 POLL_SECONDS = 0.05
-_SAY_SECONDS = 60  # between lines that say what is waited for
+_SAY_SECONDS = 60  # between lines that report a wait
 
 
 class Ranks(NamedTuple):
-  """Who works on it: as `horovodrun` tells each process."""
+  """The processes that make a data set, as `horovodrun` numbers them."""
 
   rank: int = 0
   size: int = 1
   local_size: int = 1  # ranks on this machine
-  run: str = ""  # tells one start of all ranks from another
+  run: str = ""  # identifies one start of all ranks
 
   def mine(self, items: int) -> range:
-    """This rank's share of numbered items."""
+    """The numbers of this rank's share."""
     return range(self.rank, items, self.size)
 
 
@@ -39,10 +39,10 @@ ALONE = Ranks()
 
 
 def ranks_of_environment() -> Ranks:
-  """What horovodrun set; a world of one without it.
+  """horovodrun's ranks; without it, one rank.
 
   Raises:
-    UserError: there are several ranks, but not by horovodrun with Gloo.
+    UserError: something other than horovodrun with Gloo started several ranks.
   """
   value = lambda name, default: os.environ.get("HOROVOD_" + name, default)
   size = int(value("SIZE", 1))
@@ -51,7 +51,7 @@ def ranks_of_environment() -> Ranks:
   )
   if size > 1 and run == ":":
     raise errors.UserError(
-      f"HOROVOD_SIZE={size}, but the ranks cannot know each other: start them "
+      f"HOROVOD_SIZE={size}, but the ranks cannot find each other: start them "
       "by horovodrun with Gloo (horovodrun --gloo ...)"
     )
   return Ranks(int(value("RANK", 0)), size, int(value("LOCAL_SIZE", 1)), run)
@@ -59,18 +59,14 @@ def ranks_of_environment() -> Ranks:
 
 @contextlib.contextmanager
 def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
-  """Opens the folder of some work, with what is left of the same work in it.
+  """Opens the work folder `path` with the finished work of the same plan.
 
-  Args:
-    path: of the folder.
-    plan: what decides its contents; JSON values.
-    ranks: who works in it.
+  The plan has all that decides the contents, as JSON values. A DataError in the
+  block deletes the folder; any other error leaves it for the next start.
 
   Raises:
-    UserError: another process works in it, it holds what is not ours, or this
-      rank's plan is not rank 0's. Whatever is raised in the block: after a
-      DataError the folder goes, after anything else it stays for the next
-      start.
+    UserError: another process works in it, it holds other files, or this rank's
+      plan differs from rank 0's.
   """
   if ranks.rank:
     _await_plan(path, plan, ranks)
@@ -87,33 +83,33 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
       raise
     except BaseException:
       print(
-        f"what is finished is kept in {path}: the same command goes on there",
+        f"{path} keeps what is finished: the same command resumes from it",
         file=sys.stderr,
         flush=True,
       )
       raise
-    # One that comes late must still find that there is nothing to do.
+    # A late rank must still find the folder, with nothing left to do.
     for rank in range(1, ranks.size):
       file = _rank_file(path, rank)
       wait_until(
-        lambda file=file: _is_told(file, ranks),
-        f"rank {rank} to say by {file} that its part is done",
+        lambda file=file: _is_of_run(file, ranks),
+        f"rank {rank} to finish its part and write {file}",
       )
     _remove(path)
 
 
 def _rank_file(path: str, rank: int) -> str:
-  """Tells that a rank has done its part."""
+  """The file by which a rank reports that its part is finished."""
   return os.path.join(path, f"rank-{rank}.json")
 
 
 def _contents(path: str) -> list[str]:
-  """What is in the folder beside the plan, which says that it is ours."""
+  """The names in the folder, without the plan and the lock."""
   return sorted(set(os.listdir(path)) - {_LOCK, _PLAN, _PLAN + ".tmp"})
 
 
 def _empty(path: str) -> None:
-  """Deletes the contents; stopped halfway, what is left is of no work."""
+  """Deletes the contents; after a stop halfway, the rest has no plan."""
   json_files.write(os.path.join(path, _PLAN), {"run": "", "plan": None})
   for name in _contents(path):
     item = os.path.join(path, name)
@@ -121,23 +117,23 @@ def _empty(path: str) -> None:
 
 
 def _remove(path: str) -> None:
-  _empty(path)  # all but the plan, so that the folder stays ours
+  _empty(path)  # the plan stays to the end: it marks the folder as ours
   shutil.rmtree(path)
 
 
 def plan_of(path: str) -> dict | None:
-  """The plan of the work in a folder; None if there is none to be read."""
+  """The plan of a work folder; None if there is no readable one."""
   file = os.path.join(path, _PLAN)
   if not os.path.exists(file):
     return None
-  with contextlib.suppress(errors.DataError):  # damaged: as without
+  with contextlib.suppress(errors.DataError):  # damaged: as if missing
     found = json_files.read(file)
     return found.get("plan") if isinstance(found, dict) else None
   return None
 
 
-def _is_told(file: str, ranks: Ranks) -> bool:
-  """Whether a file is there and of this start of the ranks."""
+def _is_of_run(file: str, ranks: Ranks) -> bool:
+  """Whether a file exists and is from this start of the ranks."""
   return os.path.exists(file) and json_files.read(file)["run"] == ranks.run
 
 
@@ -148,7 +144,7 @@ def _locked(path: str) -> Iterator[None]:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:
       raise errors.UserError(
-        f"{path}: another process is at work there; wait for it or end it"
+        f"{path}: another process works there; wait for it or end it"
       ) from e
     yield
 
@@ -159,19 +155,19 @@ def _differences(plan: dict, other: dict) -> str:
 
 
 def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
-  """Empties the folder if it is of another plan, and tells the other ranks."""
+  """Empties a folder of another plan, and writes ours for the other ranks."""
   plan_file = os.path.join(path, _PLAN)
-  there = _contents(path)
-  before = plan_of(path)
+  there, before = _contents(path), plan_of(path)
   if there and not os.path.exists(plan_file):
     raise errors.UserError(
-      f"{path}: holds {there[0]}, which is no work of this command: move it "
+      f"{path}: holds {there[0]}, which this command did not make: move it "
       "away, or give another --output_file"
     )
   if there and before != plan:
     if before:
       print(
-        f"{path} is of other work ({_differences(plan, before)}): started anew",
+        f"{path} held work of other text or settings "
+        f"({_differences(plan, before)}): deleted it",
         file=sys.stderr,
         flush=True,
       )
@@ -181,11 +177,13 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
 
 def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
   plan_file = os.path.join(path, _PLAN)
-  wait_until(lambda: _is_told(plan_file, ranks), f"rank 0 to write {plan_file}")
+  wait_until(
+    lambda: _is_of_run(plan_file, ranks), f"rank 0 to write {plan_file}"
+  )
   first = json_files.read(plan_file)["plan"]
   if first != plan:
     raise errors.UserError(
-      f"rank {ranks.rank} was started for other work than rank 0 "
+      f"rank {ranks.rank} has other text or settings than rank 0 "
       f"({_differences(plan, first)}): all machines must see the same files "
       "under the same names"
     )
@@ -196,12 +194,9 @@ def wait_until(
   what: str,
   check: Callable[[], None] = lambda: None,
 ) -> None:
-  """Waits for what another process does.
+  """Waits until `ready()`, with a line a minute on stderr that names `what`.
 
-  Args:
-    ready: whether it is done.
-    what: is waited for; a line a minute on stderr says so.
-    check: called now and then; raises if it will never be.
+  `check` is called meanwhile; it raises if the wait is in vain.
   """
   start = time.monotonic()
   next_line = start + _SAY_SECONDS

@@ -1,4 +1,4 @@
-"""Tasks in other processes: all cores, in order, and no orphans."""
+"""Runs tasks in other processes: all cores, in order, and no orphans."""
 
 import concurrent.futures
 import multiprocessing
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 def available_cores() -> int:
-  """Cores that this process may use."""
+  """The number of cores that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def _prepare_worker() -> None:
-  """In a worker: it ends with its parent, however that ends, not before."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal's Ctrl-C
+  """Makes a worker end when its parent has ended, however that was."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C
 
   def watch():
     multiprocessing.parent_process().join()
@@ -45,16 +45,16 @@ class Workers:
     return self
 
   def __exit__(self, *_) -> None:
-    """Lets what is running end, and does not begin with the rest."""
+    """Waits for running tasks and drops those that have not started."""
     self._pool.shutdown(cancel_futures=True)
 
   def start(self, function: Callable, tasks: Iterable) -> None:
-    """Begins with tasks, in this order."""
+    """Submits tasks, in this order."""
     for task in tasks:
       self._pool.submit(function, task).add_done_callback(self._note)
 
   def map(self, function: Callable, *arguments: Iterable) -> Iterator:
-    """The results of one call for each set of arguments, in order."""
+    """As the built-in `map`, in the workers."""
     return self._pool.map(function, *arguments)
 
   def _note(self, future) -> None:
@@ -62,11 +62,7 @@ class Workers:
       self._error = future.exception()
 
   def check(self) -> None:
-    """Raises what a task raised.
-
-    Raises:
-      OSError: a process died.
-    """
+    """Raises what a task raised; OSError if a process died."""
     if isinstance(self._error, concurrent.futures.BrokenExecutor):
       raise OSError(
         "a worker process died, most likely for lack of memory: give fewer "

@@ -43,7 +43,7 @@ _TRAINING_COLOR, _HELD_OUT_COLOR = "#9db8d6", "#b2401f"
 
 
 class Run(NamedTuple):
-  """What a run folder has to draw."""
+  """The curves of a run folder."""
 
   name: str
   train: list  # reports
@@ -51,14 +51,14 @@ class Run(NamedTuple):
   entropy: float | None  # nats, of its records' tokens
 
   def panels(self) -> set:
-    """The losses and metrics that it has."""
+    """Keys of its losses and metrics."""
     shown = {
       key
       for report in self.train
       for key, value in report.items()
       if key.endswith(("loss", "accuracy")) and _is_number(value)
     }
-    # The sum of two losses that have panels of their own.
+    # The sum of two losses with panels of their own.
     shown -= {"loss"} if "masked_lm_loss" in shown else set()
     shown |= {
       key
@@ -72,7 +72,7 @@ class Run(NamedTuple):
 
 
 def _is_number(value) -> bool:
-  """Whether it can be drawn: null is what a report has no number of."""
+  """Whether a report's value can be drawn."""
   return (
     isinstance(value, (int, float))
     and not isinstance(value, bool)
@@ -107,7 +107,7 @@ def read_run(run_dir: str) -> Run:
 
 
 def panels_of(runs: Sequence[Run]) -> dict:
-  """Key of a report or evaluation -> what its panel is called, in order."""
+  """Key of a report or evaluation -> its panel's label, in order."""
   found = set().union(*(run.panels() for run in runs))
   keys = [key for key in _LABELS if key in found]
   keys += sorted(found - _LABELS.keys())
@@ -115,7 +115,7 @@ def panels_of(runs: Sequence[Run]) -> dict:
 
 
 def _draw(axis, reports: list, key: str, **style) -> None:
-  """One curve, of the reports that have the key."""
+  """Draws the reports that have the key."""
   reports = [r for r in reports if _is_number(r.get(key))]
   if reports:
     axis.plot(
@@ -131,7 +131,7 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
     color = f"C{number}"
     _draw(
       axis, run.train, key, lw=0.8,
-      # Beside evaluations of the same color.
+      # Paler than evaluations of the same colour.
       alpha=0.4 if run.held_out and key not in _LAST and not alone else 1.0,
       color=_TRAINING_COLOR if alone else color,
       label="training" if alone else None,
@@ -149,7 +149,7 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
 
 
 def _legend(figure, axes, runs: Sequence[Run]) -> None:
-  """What colours are: of one run the curves, else the runs."""
+  """Names the curves of a single run, or the colours of several."""
   if len(runs) == 1:
     axes[0].legend()
     return
@@ -168,8 +168,12 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
   figure.legend(handles, names, loc="outside lower center", ncols=2)
 
 
-def check_output(output: str) -> None:
-  """Raises `UserError` for a name that says no format of a picture."""
+def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
+  """Draws losses, metrics, learning rates and speeds over updates.
+
+  Raises:
+    UserError: a folder has no reports, or `output` no known format.
+  """
   known = set(matplotlib.backend_bases.FigureCanvasBase.filetypes)
   known -= {"pgf"}  # which needs LaTeX
   if os.path.splitext(output)[1][1:].lower() not in known:
@@ -177,20 +181,6 @@ def check_output(output: str) -> None:
       f"--output={output}: the name must end in a known format: "
       f"{', '.join(f'.{name}' for name in sorted(known))}"
     )
-
-
-def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
-  """Draws losses, metrics, learning rates and speeds over updates.
-
-  Args:
-    run_dirs: one or more folders of run_*.py.
-    output: the picture to write, as PNG or what its name ends in.
-    title: text above; default: the folder, of one run.
-
-  Raises:
-    UserError: a folder has no reports, or `output` no known format.
-  """
-  check_output(output)
   runs = [read_run(run_dir) for run_dir in run_dirs]
   panels = panels_of(runs)
   rows = -(-len(panels) // _COLUMNS)

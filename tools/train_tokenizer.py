@@ -27,7 +27,7 @@ _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
 def _most_frequent_characters(
   words: "collections.Counter[str]", limit: int
 ) -> frozenset[str]:
-  """At most `limit`, with ties broken by code point, not by a hash table."""
+  """At most `limit`; code points break ties."""
   letters = collections.Counter()
   for word, count in words.items():
     for letter in word:
@@ -39,9 +39,9 @@ def _merge(
   words: list[str], counts: "collections.Counter[str]", vocab_size: int
 ) -> dict[str, int]:
   """Trains on words by how often they occur; returns token -> id."""
-  # The library numbers letters inside of words as its hash table yields the
-  # words, and breaks ties between merges by these numbers. Naming them here
-  # fixes the numbers, without which no two runs give the same vocabulary.
+  # The library numbers letters inside words in the order of a hash table, and
+  # breaks ties between merges by these numbers. Naming the letters fixes them:
+  # otherwise no two runs give the same vocabulary.
   inside = sorted({"##" + letter for word in words for letter in word[1:]})
   required = [*tokenization.SPECIAL_TOKENS, *inside]
   tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
@@ -75,40 +75,34 @@ def train_wordpiece(
   """Trains a WordPiece vocabulary and writes it, one token a line.
 
   The same lines give the same file. [PAD] is id 0; then [UNK], [CLS], [SEP],
-  [MASK], single characters, and pieces by the time they were merged.
-
-  Args:
-    lines: the text.
-    output_file: vocab.txt to write.
-    vocab_size: tokens wanted at most; a small corpus may give fewer.
-    do_lower_case: as the flag of the scripts that will use it.
-    max_alphabet: the most frequent characters to keep (at most as many as the
-      vocabulary can hold); words with another one become [UNK]. Chinese needs
-      about 6,000.
+  [MASK], single characters, and pieces in the order in which they were merged.
+  It keeps the `max_alphabet` most frequent characters (Chinese needs about
+  6,000), or as many as fit; words with another one become [UNK].
 
   Returns:
-    The number of tokens written.
+    The number of tokens, at most `vocab_size`; a small corpus may give fewer.
 
   Raises:
     DataError: no words in `lines`, or `vocab_size` cannot spell one.
   """
   _check_size(vocab_size)
-  split, words = tokenization.WordSplitter(do_lower_case), collections.Counter()
+  split = tokenization.BasicTokenizer(do_lower_case).tokenize
+  words = collections.Counter()
   limit = tokenization.MAX_INPUT_CHARS_PER_WORD
   for line in lines:
-    # Longer ones are [UNK] for any vocabulary, and merging takes the square of
-    # their length.
+    # Longer words are [UNK] for any vocabulary, and the time of merging grows
+    # with the square of their length.
     words.update(word for word in split(line) if len(word) <= limit)
   if not words:
     raise errors.DataError("no words to train a vocabulary on: empty input?")
-  # A character may need two tokens: at the start of words and inside.
+  # A character may need two tokens: at the start of words and inside them.
   room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
   alphabet = _most_frequent_characters(words, max(0, min(max_alphabet, room)))
   kept = sorted(word for word in words if alphabet.issuperset(word))
   if not kept:
     raise errors.DataError(
-      f"--vocab_size={vocab_size} is too small: not one word of the text can "
-      "be spelt with so few characters"
+      f"--vocab_size={vocab_size} is too small: its characters spell no word "
+      "of the text"
     )
   vocab = _merge(kept, words, vocab_size)
   _write_whole(
@@ -127,20 +121,13 @@ def train_sentencepiece(
   """Trains a SentencePiece unigram model with BERT's special pieces.
 
   [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]. The last three are control
-  symbols: text that spells them does not become them.
-
-  Args:
-    lines: the text.
-    output_file: the model file to write.
-    vocab_size: pieces wanted at most; a small corpus may give fewer.
-    do_lower_case: trains on lower-cased text; `SentencePieceEncoder` must then
-      be given the same.
+  symbols, which no text becomes. `do_lower_case` is also the encoder's.
 
   Returns:
-    The number of pieces.
+    The number of pieces, at most `vocab_size`; a small corpus may give fewer.
 
   Raises:
-    DataError: the text is empty or too small for such a vocabulary.
+    DataError: the text is empty or too small for `vocab_size`.
   """
   _check_size(vocab_size)
   if do_lower_case:
@@ -175,7 +162,7 @@ def train_sentencepiece(
 
 
 def _write_whole(path: str, data: bytes) -> None:
-  """Writes a file, whole or not at all."""
+  """Writes a file atomically."""
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
   try:
     with open(path + ".tmp", "wb") as f:
@@ -187,9 +174,7 @@ def _write_whole(path: str, data: bytes) -> None:
     raise
 
 
-# -----------------------------------------------------------------------------
-# The command
-# -----------------------------------------------------------------------------
+# The command ------------------------------------------------------------------
 
 
 def _define_flags() -> None:

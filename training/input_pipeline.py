@@ -278,7 +278,7 @@ def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
 
 
 def _places_are_right(parsed: dict) -> tf.Tensor:
-  """Whether `record_report.check_places` would find nothing in any record."""
+  """Whether `record_report.read_record` would find nothing in any record."""
   mask = parsed["input_mask"]
   before, here = mask[:, :-1], mask[:, 1:]
   next_example = tf.equal(here, before + 1) & (before > 0)

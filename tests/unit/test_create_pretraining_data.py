@@ -451,9 +451,9 @@ def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
   counts = lambda documents, tokens: corpus.CorpusCounts(
     documents, 0, tokens // 20, tokens, 0, 5 * tokens, 6.0
   )
-  assert creation.default_num_shards(counts(2, 100), settings) == 1
-  assert creation.default_num_shards(counts(10**4, 10**6), settings) == 3
-  assert creation.default_num_shards(counts(10**7, 10**10), settings) == 4096
+  assert creation._num_shards(counts(2, 100), settings) == 1
+  assert creation._num_shards(counts(10**4, 10**6), settings) == 3
+  assert creation._num_shards(counts(10**7, 10**10), settings) == 4096
 
 
 def test_sentencepiece(tmp_path, texts):

@@ -150,7 +150,7 @@ def test_a_long_line_of_json_is_several(tmp_path, monkeypatch):
 
 def test_a_paragraph_that_never_ends_is_several(monkeypatch):
   monkeypatch.setattr(text_files, "MAX_PARAGRAPH", 10)
-  got = text_files.split_prose(["and so on"] * 5, "en")
+  got = list(text_files.split_prose(["and so on"] * 5, "en"))
   assert got == ["and so on and so on"] * 2 + ["and so on"]
 
 
@@ -253,7 +253,7 @@ def test_a_long_record_is_an_error(tmp_path, monkeypatch):
   ],
 )  # fmt: skip
 def test_prose(language, lines, want):
-  assert text_files.split_prose(lines, language) == want
+  assert list(text_files.split_prose(lines, language)) == want
 
 
 def test_prose_of_files(tmp_path):

@@ -103,7 +103,7 @@ def test_what_was_written_after_the_journal_goes(
   assert contents(tmp_path / "out") == want
 
 
-def test_other_work_starts_anew(
+def test_other_settings_delete_what_was_made(
   tmp_path,
   texts,
   letters,
@@ -115,11 +115,14 @@ def test_other_work_starts_anew(
     stop_after(patch, records.Manifest, "save", 0)
     with pytest.raises(Stopped):
       creation.create(first)
-  assert "train.unfinished: the same command goes on" in capfd.readouterr().err
+  assert (
+    "unfinished keeps what is finished: the same command"
+    in capfd.readouterr().err
+  )
   second = settings_of(tmp_path, texts, letters, dupe_factor=2)
   summary = creation.create(second)
   err = capfd.readouterr().err
-  assert "is of other work (dupe_factor): started anew" in err
+  assert "text or settings (dupe_factor): deleted it" in err
   assert summary.kept == "" and summary.manifest.settings["dupe_factor"] == 2
   # Text that has changed is other work too.
   with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +131,7 @@ def test_other_work_starts_anew(
       creation.create(first)
   write_documents(tmp_path / "a.txt", 41, seed=1)
   summary = creation.create(first)
-  assert "(files): started anew" in capfd.readouterr().err
+  assert "(files): deleted it" in capfd.readouterr().err
   assert summary.manifest.counts["documents"] == 61
 
 
@@ -137,7 +140,7 @@ def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
   os.makedirs(settings.work_folder)
   path = f"{settings.work_folder}/novel.txt"
   open(path, "w").close()
-  with pytest.raises(errors.UserError, match="holds novel.txt, which is no"):
+  with pytest.raises(errors.UserError, match="novel.txt, which this"):
     creation.create(settings)
   assert os.path.exists(path)
 
@@ -161,7 +164,7 @@ def test_only_one_at_a_time(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
   os.makedirs(settings.folder)
   with work_dir.work_folder(settings.work_folder, {}, work_dir.ALONE):
-    with pytest.raises(errors.UserError, match="another process is at work"):
+    with pytest.raises(errors.UserError, match="another process works there"):
       creation.create(settings)
 
 
@@ -185,7 +188,7 @@ def stopped_at(patch_of, settings):
       creation.create(settings)
 
 
-def test_a_half_deleted_folder_is_started_anew(tmp_path, texts, letters):
+def test_a_half_deleted_folder_is_emptied(tmp_path, texts, letters):
   """Deleting is stopped after any number of files."""
   settings = settings_of(tmp_path, texts, letters, num_shards=2)
   creation.create(settings)
@@ -345,7 +348,7 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
     "create_pretraining_data.py: error: a worker process died, most likely for "
     "lack of memory: give fewer --num_workers"
   )
-  assert "the same command goes on there" in err
+  assert "the same command resumes from it" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -355,7 +358,7 @@ def test_a_signal_stops_it(tmp_path, letters, number):
   _, err = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == 1
   assert err.splitlines()[-2:] == [
-    f"what is finished is kept in {work}: the same command goes on there",
+    f"{work} keeps what is finished: the same command resumes from it",
     f"create_pretraining_data.py: stopped by signal {number}",
   ]
 
@@ -408,7 +411,7 @@ def test_ranks_with_other_flags_are_told(tmp_path, texts, letters):
   root.terminate()
   root.communicate(timeout=runs.HANG_SECONDS)
   assert other.returncode == 1
-  assert "rank 1 was started for other work than rank 0 (dupe_factor)" in err
+  assert "rank 1 has other text or settings than rank 0 (dupe_" in err
 
 
 def test_ranks_without_a_launcher_are_told(monkeypatch):
