@@ -11,7 +11,7 @@ import numpy as np
 
 from common.errors import DataError, UserError
 from finetuning import heads, metrics, packed, tables
-from finetuning.finetune import FinetuningConfig, Task
+from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.settled import model_folder, saved_task
 from model import model_flops
 from training import training_hooks
@@ -187,7 +187,7 @@ class ClassifierConfig(FinetuningConfig):
     return os.path.join(self.data_dir, name[part] + ".tsv")
 
 
-class Classification(Task):
+class Classification(FinetuningTask):
   """A label, or a number, for each text or pair of texts."""
 
   def __init__(self, config: ClassifierConfig):

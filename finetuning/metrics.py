@@ -14,7 +14,7 @@ def f1(targets, predicted) -> float:
 
 
 def macro_f1(targets, predicted) -> float:
-  """Mean of the F1 of each label that is a target or was predicted."""
+  """Mean F1 of all labels that are targets or were predicted."""
   return _f1(targets, predicted, "macro")
 
 
@@ -62,5 +62,5 @@ REGRESSION = {"pearson", "spearman"}
 
 
 def metric(name: str, labels: int):
-  """(targets, predicted) -> float, of a task with so many labels."""
+  """(targets, predicted) -> float; `labels` is the task's number of labels."""
   return macro_f1 if name == "f1" and labels > 2 else CLASSIFICATION[name]

@@ -11,7 +11,7 @@ import numpy as np
 from common import json_files
 from common.errors import DataError, UserError
 from finetuning import heads, offsets, packed, squad_metric, windows
-from finetuning.finetune import FinetuningConfig, Task
+from finetuning.finetune import FinetuningConfig, FinetuningTask
 from model import model_flops
 from training import training_hooks
 
@@ -80,7 +80,7 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
         raise UserError(f"--{name} needs {flag}")
 
 
-class Squad(Task):
+class Squad(FinetuningTask):
   """A span of the paragraph for each question, or none."""
 
   def __init__(self, config: SquadConfig):
