@@ -70,7 +70,7 @@ def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
 
 
 def covering(spans: TokenSpans, first: int, last: int) -> tuple | None:
-  """The first and the last token with characters in text[first:last], if any."""
+  """First and last token with characters in text[first:last], or None."""
   inside = np.flatnonzero(
     np.maximum(spans.starts, first) < np.minimum(spans.ends, last)
   )

@@ -133,15 +133,12 @@ class Squad(FinetuningTask):
     )
 
   def write_predictions(self, source, outputs):
-    """The official format: id -> text; and all of the best, and null odds."""
+    """The official format: id -> text; the n best answers, and null odds."""
     found = source.answers(outputs["logits"], self.config)
     predictions, nbest, odds = {}, {}, {}
     for question, (answers, null) in found.items():
       predictions[question] = chosen_text(answers, null, self.config)
-      candidates = list(answers)
-      if self.config.version_2_with_negative:
-        odds[question] = _null_odds(answers, null)
-        candidates.append(null)
+      odds[question] = _null_odds(answers, null)
       nbest[question] = [
         {
           "text": answer.text,
@@ -149,12 +146,10 @@ class Squad(FinetuningTask):
           "start_logit": answer.start_logit,
           "end_logit": answer.end_logit,
         }
-        for answer, share in zip(
-          candidates, windows.shares(candidates), strict=True
-        )
+        for answer, share in candidates(answers, null, self.config)
       ]
     written = {PREDICTIONS_FILE: predictions, NBEST_FILE: nbest}
-    if odds:
+    if self.config.version_2_with_negative:
       written[NULL_ODDS_FILE] = odds
     lines = []
     for name, value in written.items():
@@ -172,18 +167,19 @@ def _null_odds(answers, null) -> float:
   return null.score - answers[0].score if answers else float("1e9")
 
 
-def chosen_text(answers, null, settings: AnswerSettings) -> str:
-  """The text that is predicted, "" for no answer.
+def candidates(answers, null, settings: AnswerSettings) -> list[tuple]:
+  """(answer, probability) of `windows.best_answers`."""
+  found = [*answers, null] if settings.version_2_with_negative else answers
+  return list(zip(found, windows.shares(found), strict=True))
 
-  Args:
-    answers, null: of `windows.best_answers`.
-    settings: whether there may be no answer, and when.
-  """
-  if not answers:
+
+def chosen_text(answers, null, settings: AnswerSettings) -> str:
+  """The prediction from `windows.best_answers`; "" for no answer."""
+  if not answers or (
+    settings.version_2_with_negative
+    and _null_odds(answers, null) > settings.null_score_diff_threshold
+  ):
     return ""
-  if settings.version_2_with_negative:
-    if _null_odds(answers, null) > settings.null_score_diff_threshold:
-      return ""
   return answers[0].text
 
 
@@ -202,12 +198,10 @@ class SquadSource(packed.PackedSource):
     """Reads and encodes.
 
     Args:
-      path: the file.
-      config: how paragraphs are cut, and the vocabulary.
       use: TRAINED: answers are targets, and a question whose answer is not
         found in its paragraph is skipped (google/bert). EVALUATED: its answer
         counts in the metrics, which compare texts, but not in the loss.
-        PREDICTED: there need be no answers.
+        PREDICTED: questions need no answers.
 
     Raises:
       DataError: see `read_squad`; or no answer at all is found.
@@ -258,36 +252,27 @@ class SquadSource(packed.PackedSource):
     )
 
   def answers(self, logits: np.ndarray, settings: AnswerSettings) -> dict:
-    """id -> `windows.best_answers` of the question.
-
-    Args:
-      logits: float32 [rows, S, 2].
-      settings: how many answers, and how long.
-    """
-    of_question = [[] for _ in self.questions]
-    for number, window in enumerate(self._windows):
-      of_question[window.question].append(number)
-    row, start = self.places.row, self.places.start
-    own = lambda i: logits[
-      row[i], start[i] : start[i] + len(self.examples[i].ids)
-    ]
+    """id -> `windows.best_answers` by logits float32 [rows, S, 2]."""
+    own = [([], []) for _ in self.questions]  # windows and their logits
+    for window, row, start in zip(
+      self._windows, self.places.row, self.places.start, strict=True
+    ):
+      own[window.question][0].append(window)
+      scores = logits[row, start : start + len(window.ids)]
+      own[window.question][1].append(scores)
     return {
       question.id: windows.best_answers(
-        question,
-        [self._windows[i] for i in numbers],
-        [own(i) for i in numbers],
-        settings.n_best_size,
-        settings.max_answer_length,
+        question, *parts, settings.n_best_size, settings.max_answer_length
       )
-      for question, numbers in zip(self.questions, of_question, strict=True)
+      for question, parts in zip(self.questions, own, strict=True)
     }
 
 
 def _not_found(path: str, questions, answers) -> set:
-  """The numbers of questions with answers, none of which is found.
+  """The numbers of questions whose answers are all not found.
 
   Raises:
-    DataError: these are all.
+    DataError: these are all questions with answers.
   """
   answered = {n for n, question in enumerate(questions) if question.answers}
   lost = {n for n in answered if answers[n] is None}
@@ -303,9 +288,8 @@ def _why(question: windows.Question) -> str:
   """Why its answer is not found, for a person."""
   text, start = question.answers[0]
   there = question.context[start : start + len(text)] if start >= 0 else ""
-  if there == text:
-    why = "has nothing that the tokenizer keeps"
-  else:
+  why = "has nothing that the tokenizer keeps"
+  if there != text:
     why = f"does not stand at answer_start {start}, where {there!r} is"
   return f"question {question.id}: the answer {text!r} {why}"
 
@@ -347,29 +331,27 @@ def encode_questions(
 def read_squad(
   path: str, version_2: bool, needs_answers: bool
 ) -> list[windows.Question]:
-  """The questions of a SQuAD file.
+  """The questions of a file in the format of SQuAD 1.1 or 2.0.
 
   Args:
-    path: JSON in the format of SQuAD 1.1 or 2.0.
     version_2: questions may have no answer.
     needs_answers: whether a question without answers is an error.
 
   Raises:
-    DataError: it is not there, not in that format, or two questions have one
-      id.
+    DataError: the file is missing or not in that format, or two questions have
+      one id.
   """
   try:
     found = json_files.read(path)
   except OSError as e:
     raise DataError(f"{path}: {e.strerror}") from e
   questions, ids = [], set()
-  for a, article in enumerate(_list(path, found, "data", "the file")):
-    for p, paragraph in enumerate(
-      _list(path, article, "paragraphs", f"article {a}")
-    ):
+  for a, article in enumerate(_get(path, found, "data", "the file")):
+    where = f"article {a}"
+    for p, paragraph in enumerate(_get(path, article, "paragraphs", where)):
       where = f"article {a}, paragraph {p}"
-      context = _text(path, paragraph, "context", where)
-      for entry in _list(path, paragraph, "qas", where):
+      context = _get(path, paragraph, "context", where, str)
+      for entry in _get(path, paragraph, "qas", where):
         question = _question(path, entry, context, where)
         if question.id in ids:
           raise DataError(f"{path}: two questions have the id {question.id}")
@@ -386,13 +368,13 @@ def read_squad(
 
 
 def _question(path, entry, context, where) -> windows.Question:
-  text = _text(path, entry, "question", where)
-  name = _text(path, entry, "id", f"{where}, question {text[:40]!r}")
+  text = _get(path, entry, "question", where, str)
+  name = _get(path, entry, "id", f"{where}, question {text[:40]!r}", str)
   answers = []
   if not entry.get("is_impossible", False):
     where = f"question {name}"
-    for answer in _list(path, {"answers": [], **entry}, "answers", where):
-      words = _text(path, answer, "text", where)
+    for answer in _get(path, {"answers": [], **entry}, "answers", where):
+      words = _get(path, answer, "text", where, str)
       start = answer.get("answer_start")
       if not isinstance(start, int):
         raise DataError(f"{path}: {where}: answer_start is {start!r}")
@@ -401,15 +383,12 @@ def _question(path, entry, context, where) -> windows.Question:
   return windows.Question(name, text, context, tuple(answers))
 
 
-def _list(path: str, found, key: str, where: str) -> list:
+def _get(path: str, found, key: str, where: str, kind: type = list):
+  """found[key]; raises `DataError` if it is not of this kind."""
   value = found.get(key) if isinstance(found, dict) else None
-  if not isinstance(value, list):
-    raise DataError(f"{path}: {where} has no list {key!r}: not SQuAD's format")
-  return value
-
-
-def _text(path: str, found, key: str, where: str) -> str:
-  value = found.get(key) if isinstance(found, dict) else None
-  if not isinstance(value, str):
-    raise DataError(f"{path}: {where} has no text {key!r}: not SQuAD's format")
+  if not isinstance(value, kind):
+    name = "text" if kind is str else "list"
+    raise DataError(
+      f"{path}: {where} has no {name} {key!r}: not SQuAD's format"
+    )
   return value

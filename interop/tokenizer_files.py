@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder that gives our ids, and the reverse.
+"""Hugging Face's tokenizer files from our vocabulary, and the reverse.
 
 transformers' own BertTokenizer builds its pipeline from the vocabulary alone,
 with words of 100 characters at most where google/bert has 200. So the folder
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import tokenization
 from common import json_files
 from common.errors import DataError
-from data import tf_example
+from finetuning.settled import VOCABULARIES
 
-VOCAB_FILE, MODEL_FILE = "vocab.txt", "spiece.model"
+VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _MOST_TOKENS = 1 << 24
@@ -60,12 +60,7 @@ def normalizer(do_lower_case: bool):
 def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
   """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
 
-  Unlike ours it takes "[MASK]" and the like in a text for the token.
-
-  Args:
-    file: a WordPiece vocabulary or a SentencePiece model.
-    is_wordpiece: which of the two.
-    do_lower_case: whether the model was trained on lower-cased text.
+  Unlike ours it reads "[MASK]" and the like in a text as the token.
 
   Raises:
     DataError: as of the encoder; or a SentencePiece model of another kind than
@@ -118,22 +113,12 @@ def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
   return tokenizer, encoder
 
 
-# Numbers of fields in sentencepiece_model.proto
-# (https://github.com/google/sentencepiece), and what they must hold to be ours;
-# what a message leaves out has the first value.
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_PIECE_TYPE, _PIECE_TYPES = 3, (1, 2, 3)  # normal, unknown, control
-_TRAINER_ONLY = {3: (1,), 24: (0,), 35: (0,)}  # unigram, no suffix, no bytes
-_NORMALIZER_ONLY = {3: (1,), 4: (1,), 5: (1,)}  # one space before each word
-_CHARSMAP = 2
-
-
 def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   """`make_tokenizer`'s, before the special tokens.
 
-  It differs in letters with several combining marks, of which the library's
-  normalizer loses some, and where two ways to cut a word are equally likely
-  (". .." and ".. ."), of which each takes another.
+  It differs in letters with several combining marks, where the library's
+  normalizer loses some, and where two segmentations are equally likely
+  (". .." and ".. ."): each takes another one.
   """
   from tokenizers import (
     Regex,
@@ -146,16 +131,30 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
 
   encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
   with open(model_file, "rb") as f:
-    pieces, charsmap = _read_model(f.read(), model_file)
+    model = _read_model(f.read())
+  trainer, normalization = model.trainer_spec, model.normalizer_spec
+  if not (
+    {piece.type for piece in model.pieces} <= {1, 2, 3}  # also unknown, control
+    and trainer.model_type == trainer.UNIGRAM
+    and not trainer.treat_whitespace_as_suffix
+    and not trainer.byte_fallback
+    and normalization.add_dummy_prefix
+    and normalization.remove_extra_whitespaces
+    and normalization.escape_whitespaces
+  ):
+    raise DataError(
+      f"{model_file}: not a unigram model as train_tokenizer.py makes them "
+      "(BPE, bytes, symbols of the user's, or another use of spaces): "
+      "tokenizer.json would give other ids. Convert without --spm_model_file"
+    )
+  pieces = [(piece.piece, piece.score) for piece in model.pieces]
   tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))
-  steps = [normalizers.Precompiled(charsmap)] if charsmap else []
+  steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+  if charsmap := normalization.precompiled_charsmap:
+    steps = [normalizers.Precompiled(charsmap), *steps]
   if do_lower_case:
     sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
     steps = [sigma, normalizers.Lowercase(), *steps]
-  steps += [
-    normalizers.Strip(),
-    normalizers.Replace(Regex(" {2,}"), " "),
-  ]
   tokenizer.normalizer = normalizers.Sequence(steps)
   space = dict(
     replacement=tokenization.SENTENCEPIECE_SPACE, prepend_scheme="always"
@@ -165,42 +164,15 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   return tokenizer, encoder
 
 
-def _read_model(data: bytes, model_file: str) -> tuple[list, bytes]:
-  """[(piece, score), ...] and the charsmap of a model that has been loaded."""
-  import sentencepiece
+def _read_model(content: bytes):
+  """A `sentencepiece_model_pb2.ModelProto`; raises `DataError` for no model."""
+  from google.protobuf.message import DecodeError
+  from sentencepiece import sentencepiece_model_pb2
 
-  trainer, normalization, types = {}, {}, set()
-  for number, _, body in tf_example.fields(data):
-    if number == _PIECES:
-      fields = {n: b for n, _, b in tf_example.fields(body)}
-      types.add(_number(fields, _PIECE_TYPE, 1))
-    elif number in (_TRAINER, _NORMALIZER):
-      into = trainer if number == _TRAINER else normalization
-      into |= {n: b for n, _, b in tf_example.fields(body)}
-  ours = types <= set(_PIECE_TYPES)
-  for fields, only in (
-    (trainer, _TRAINER_ONLY),
-    (normalization, _NORMALIZER_ONLY),
-  ):
-    ours &= all(_number(fields, n, v[0]) in v for n, v in only.items())
-  if not ours:
-    raise DataError(
-      f"{model_file}: not a unigram model as train_tokenizer.py makes them "
-      "(BPE, bytes, symbols of the user's, or another use of spaces): "
-      "tokenizer.json would give other ids. Convert without --spm_model_file"
-    )
-  model = sentencepiece.SentencePieceProcessor(model_proto=data)
-  pieces = [
-    (model.id_to_piece(i), model.get_score(i))
-    for i in range(model.get_piece_size())
-  ]
-  return pieces, bytes(normalization.get(_CHARSMAP, b""))
-
-
-def _number(fields: dict, number: int, default: int) -> int:
-  if number not in fields:
-    return default
-  return tf_example.varint(fields[number], 0)[0]
+  try:
+    return sentencepiece_model_pb2.ModelProto.FromString(content)
+  except DecodeError as e:
+    raise DataError("the SentencePiece model is none, or damaged") from e
 
 
 def write_tokenizer(
@@ -209,10 +181,7 @@ def write_tokenizer(
   """Writes the vocabulary, tokenizer.json and tokenizer_config.json.
 
   Args:
-    folder: where to.
-    vocabulary: the vocabulary.
-    do_lower_case: whether the model was trained on lower-cased text.
-    max_length: tokens of a text that the model was trained with.
+    max_length: the most tokens of a text in training.
 
   Raises:
     DataError: as of `make_tokenizer`.
@@ -241,9 +210,9 @@ def write_tokenizer(
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
-  """vocab.txt or spiece.model, or what would be in vocab.txt.
+  """vocab.txt or spiece.model, or vocab.txt as tokenizer.json implies it.
 
-  None if there is no tokenizer, or one of another kind than WordPiece.
+  None without a tokenizer, or if tokenizer.json is not a WordPiece tokenizer.
 
   Raises:
     DataError: a file is damaged.
@@ -288,22 +257,14 @@ def is_same(one: Vocabulary, other: Vocabulary) -> bool:
 
 
 def size(vocabulary: Vocabulary) -> int:
-  """Its tokens.
-
-  Raises:
-    DataError: it is no SentencePiece model.
-  """
+  """The number of its tokens; raises `DataError` for no SentencePiece model."""
   if vocabulary.file == VOCAB_FILE:
     return len(vocabulary.content.removesuffix(b"\n").split(b"\n"))
-  try:
-    fields = list(tf_example.fields(vocabulary.content))
-  except (DataError, ValueError) as e:
-    raise DataError("the SentencePiece model is none, or damaged") from e
-  return sum(number == _PIECES for number, _, _ in fields)
+  return len(_read_model(vocabulary.content).pieces)
 
 
 def longest_text(folder: str) -> int | None:
-  """Most tokens that the folder's tokenizer makes of a text, if it says.
+  """The most tokens that the folder's tokenizer makes of a text, if known.
 
   Raises:
     DataError: the file is damaged.
@@ -314,15 +275,14 @@ def longest_text(folder: str) -> int | None:
 
 
 def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
-  """Whether the folder's tokenizer lower-cases; None if it does not say.
+  """Whether the folder's tokenizer lower-cases; None if no file says it.
 
   Args:
-    folder: where its files are.
-    given: what decides if they say both.
+    given: what counts if its files contradict each other.
 
   Raises:
-    DataError: a file is damaged, they say both, or the tokenizer works
-      otherwise than google/bert's.
+    DataError: a file is damaged, the files contradict each other, or the
+      tokenizer differs from google/bert's.
   """
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
@@ -330,28 +290,25 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   lower = config.get("do_lower_case")
   if found:
     normalizes = found[1] == "true"
-    if lower not in (None, normalizes):
-      if given is None:
-        raise DataError(
-          f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
-          f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
-          "--nodo_lower_case"
-        )
+    if lower is None:
+      lower = normalizes
+    elif lower != normalizes and given is None:
+      raise DataError(
+        f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
+        f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
+        "--nodo_lower_case"
+      )
+    elif lower != normalizes:
       lower = given
-    lower = normalizes if lower is None else lower
+  path = os.path.join(folder, TOKENIZER_CONFIG_FILE)
   if not isinstance(lower, bool | None):
-    raise DataError(
-      f"{os.path.join(folder, TOKENIZER_CONFIG_FILE)}: do_lower_case is "
-      f"{lower!r}, not true or false"
-    )
+    raise DataError(f"{path}: do_lower_case is {lower!r}, not true or false")
   bert = {"tokenize_chinese_chars": True, "strip_accents": lower}
   for key, usual in bert.items():
-    value = config.get(key)
-    if value is not None and lower is not None and value != usual:
+    if lower is not None and config.get(key) not in (None, usual):
       raise DataError(
-        f"{os.path.join(folder, TOKENIZER_CONFIG_FILE)}: {key} is {value}, but "
-        f"google/bert's tokenizer with do_lower_case={lower} has {usual}: the "
-        "text would become other tokens"
+        f"{path}: {key} is {config[key]}, but google/bert's tokenizer with "
+        f"do_lower_case={lower} has {usual}: the text would become other tokens"
       )
   return lower
 
