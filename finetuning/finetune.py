@@ -130,19 +130,21 @@ class FinetuningTask:
   Attributes:
     config: a `FinetuningConfig`.
     best_by: which of its results are the best.
-    training_set: examples with targets.
-    evaluation_set: examples with targets, held out.
-    prediction_set: examples whose targets nobody reads.
   """
 
   best_by: training_hooks.BestBy
-  training_set: packed.PackedSource
-  evaluation_set: packed.PackedSource
-  prediction_set: packed.PackedSource
 
   def __init__(self, config: FinetuningConfig):
-    """Reads no data: `training_set` and the others do."""
+    """Reads no data: the sets are read when they are used."""
     self.config = config
+
+  training_set = functools.cached_property(lambda self: self.read("train"))
+  evaluation_set = functools.cached_property(lambda self: self.read("eval"))
+  prediction_set = functools.cached_property(lambda self: self.read("predict"))
+
+  def read(self, part: str) -> packed.PackedSource:
+    """The examples to "train", "eval" (held out) or "predict" with."""
+    raise NotImplementedError
 
   def head(self, batch, is_training: bool, dropout_seed=None):
     """The `heads.HeadOutput` of a `packed.FinetuningBatch`."""

@@ -93,10 +93,7 @@ class PackedSource:
     self.tokens = min(max_seq_length, longest)
     limits = packing.Limits(self.tokens, 0, examples_per_record)
     rows = packing.pack(
-      lengths.tolist(),
-      [0] * len(examples),
-      limits,
-      np.random.default_rng(seed),
+      lengths.tolist(), [0] * len(examples), limits, np.random.default_rng(seed)
     )
     self.slots = max(map(len, rows))
     self._fill(rows, lengths, target_dtype)

@@ -1,7 +1,6 @@
 """Answers to questions as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -87,30 +86,21 @@ class Squad(FinetuningTask):
     super().__init__(config)
     self.best_by = training_hooks.BestBy(("f1",), True)
 
-  @functools.cached_property
-  def training_set(self) -> packed.PackedSource:
-    return SquadSource(self.config.train_file, self.config, TRAINED)
-
-  @functools.cached_property
-  def evaluation_set(self) -> packed.PackedSource:
-    path = self.config.eval_file or self.config.predict_file
-    return SquadSource(path, self.config, EVALUATED)
-
-  @functools.cached_property
-  def prediction_set(self) -> packed.PackedSource:
-    path = self.config.predict_file
-    if self.config.do_eval and (self.config.eval_file or path) == path:
+  def read(self, part):
+    config = self.config
+    path = getattr(config, f"{part}_file") or config.predict_file
+    evaluated = config.do_eval and (config.eval_file or config.predict_file)
+    if part == "predict" and path == evaluated:
       return self.evaluation_set
-    return SquadSource(path, self.config, PREDICTED)
+    return SquadSource(path, config, part)
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.span(batch, self.config, is_training, dropout_seed)
 
   def head_matmuls(self, rows, source):
-    config = self.config
-    return model_flops.dense(
-      1, rows * source.tokens, config.bert.hidden_size, 2, config.policy.losses
-    )
+    tokens, bert = rows * source.tokens, self.config.bert
+    dtype = self.config.policy.losses
+    return model_flops.dense(1, tokens, bert.hidden_size, 2, dtype)
 
   def result_names(self):
     if not self.config.version_2_with_negative:
@@ -183,10 +173,6 @@ def chosen_text(answers, null, settings: AnswerSettings) -> str:
   return answers[0].text
 
 
-# What a file's answers are for.
-TRAINED, EVALUATED, PREDICTED = "trained", "evaluated", "predicted"
-
-
 class SquadSource(packed.PackedSource):
   """A SQuAD file as packed windows.
 
@@ -194,30 +180,31 @@ class SquadSource(packed.PackedSource):
     questions: list of `windows.Question`.
   """
 
-  def __init__(self, path: str, config: SquadConfig, use: str):
+  def __init__(self, path: str, config: SquadConfig, part: str):
     """Reads and encodes.
 
     Args:
-      use: TRAINED: answers are targets, and a question whose answer is not
-        found in its paragraph is skipped (google/bert). EVALUATED: its answer
+      part: "train": answers are targets, and a question whose answer is not
+        found in its paragraph is skipped (google/bert). "eval": its answer
         counts in the metrics, which compare texts, but not in the loss.
-        PREDICTED: questions need no answers.
+        "predict": questions need no answers.
 
     Raises:
       DataError: see `read_squad`; or no answer at all is found.
     """
-    answered = use != PREDICTED
+    answered = part != "predict"
     self.questions = read_squad(
       path, config.version_2_with_negative, needs_answers=answered
     )
     made = encode_questions(config.tokenizer(), self.questions, config)
-    self._lost, self._use = set(), use
+    self._skips = part == "train"
+    self._lost = set()
     if answered:
       self._lost = _not_found(path, self.questions, made.answers)
     self._windows = [
       window
       for window in made.windows
-      if use != TRAINED or window.question not in self._lost
+      if not (self._skips and window.question in self._lost)
     ]
     examples = [
       packed.Example(
@@ -247,7 +234,7 @@ class SquadSource(packed.PackedSource):
     first = _why(self.questions[min(self._lost)])
     return (
       f"{line}; {len(self._lost):,} of {len(self.questions):,} questions are "
-      + ("skipped" if self._use == TRAINED else "not in the loss")
+      + ("skipped" if self._skips else "not in the loss")
       + f": their answers are not found; the first: {first}"
     )
 
@@ -306,11 +293,9 @@ def encode_questions(
 ) -> EncodedQuestions:
   """Questions over their paragraphs as inputs of the encoder."""
   texts = tokenizer.encode_batch([q.text for q in questions])
-  context, tokens, shown = None, None, None
-  made = EncodedQuestions([], [])
+  context, made = None, EncodedQuestions([], [])
   for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
-    if question.context != context:
-      # Questions of a paragraph follow each other: one is kept.
+    if question.context != context:  # questions of a paragraph are neighbours
       context = question.context
       tokens = offsets.encode_with_spans(tokenizer, context)
       shown = offsets.with_dropped(context, tokens)

@@ -12,7 +12,7 @@ import numpy as np
 from common import json_files
 from common.errors import DataError, UserError
 from finetuning import squad, windows
-from finetuning.classification import encode_pair
+from finetuning.classification import encode_pair, pair_length
 from interop import inference
 from interop.model_source import Source
 from tokenization import MASK
@@ -149,7 +149,7 @@ class Predictor:
       if b is not None:
         made["pair"] = one.pair
       ids, segments = encode_pair(self._tokenizer, self._length, a, b)
-      if cut := len(a) + 2 + (0 if b is None else len(b) + 1) - len(ids):
+      if cut := pair_length(a, b) - len(ids):
         made["tokens_cut"] = cut
       examples.append((ids, segments))
       begun.append(made)
