@@ -69,7 +69,7 @@ GLUE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(FinetuningConfig):
-  """What run_classifier.py is told; fields are named like its flags."""
+  """Settings of run_classifier.py; fields are named like its flags."""
 
   task_name: str | None = None
   data_dir: str | None = None

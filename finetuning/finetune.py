@@ -33,7 +33,7 @@ from xla_patches import jit
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuningConfig(RunConfig):
-  """What all fine-tuning is told; fields are named like their flags."""
+  """Settings of all fine-tuning; fields are named like their flags."""
 
   ends_with_best: ClassVar[bool] = True
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing

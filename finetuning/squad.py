@@ -51,7 +51,7 @@ ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SquadConfig(AnswerSettings, FinetuningConfig):
-  """What run_squad.py is told; fields are named like its flags."""
+  """Settings of run_squad.py; fields are named like its flags."""
 
   train_file: str | None = None
   eval_file: str | None = None

@@ -1,4 +1,4 @@
-"""Labelled text as people have it: TSV, CSV and JSON Lines, by column names."""
+"""Tables of labelled text: TSV, CSV and JSON Lines, by column names."""
 
 import csv
 import json
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from common.errors import DataError
 from training import training_hooks
 
-# Of GLUE's files a few rows have too few fields; more are another format.
+# The share of rows with another number of fields. A few of GLUE's rows have too
+# few; more than a few mean another format.
 _LEFT_OUT_AT_MOST = 0.01
 
 csv.field_size_limit(1 << 27)  # a document may be one field
@@ -26,7 +27,7 @@ class _Odd(NamedTuple):
   """A line that is no row."""
 
   line: int
-  what: str  # "" where there is nothing in it
+  what: str  # "" for an empty line
 
 
 def read_table(
@@ -39,17 +40,16 @@ def read_table(
 
   Args:
     path: .tsv or .txt: tabs, quotes are text; .csv: commas, fields with commas
-      or line ends are quoted; .jsonl or .json: an object a line. UTF-8.
-    columns: names, for a file without a header; by default the first line has
-      them.
+      or line ends are quoted; .jsonl or .json: an object in each line. UTF-8.
+    columns: names, for a file without a header in its first line.
     all_rows: a line that would be skipped or left out is an error, so that the
-      n-th row is the n-th of the file. Empty lines at the end are none.
+      n-th row is the n-th of the file. Empty lines at the end are no errors.
 
   Raises:
-    DataError: the file is not there, has another format or no rows.
+    DataError: the file is missing, has another format or no rows.
   """
-  kinds = {".tsv": _separated, ".txt": _separated, ".csv": _separated}
-  kinds |= {".jsonl": _objects, ".json": _objects}
+  kinds = dict.fromkeys((".tsv", ".txt", ".csv"), _separated)
+  kinds |= dict.fromkeys((".jsonl", ".json"), _objects)
   kind = os.path.splitext(path)[1].lower()
   if kind not in kinds:
     raise DataError(f"{path}: not a table by its name: {', '.join(kinds)}")
@@ -68,7 +68,7 @@ def read_table(
 
 
 def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
-  """Without what is no row; raises `DataError` as `read_table`."""
+  """Without lines that are no rows; raises `DataError` as `read_table`."""
   while found and isinstance(found[-1], _Odd) and not found[-1].what:
     found.pop()
   rows = [row for row in found if isinstance(row, Row)]
@@ -77,7 +77,7 @@ def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
     line, what = left_out[0]
     raise DataError(
       f"{path}: line {line} {what or 'is empty'}: there is one prediction for "
-      "each row, so none is left out; mend the line, or remove it"
+      "each row, so none is left out; correct the line, or remove it"
     )
   odd = [row for row in left_out if row.what]
   if odd:
@@ -87,7 +87,7 @@ def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
       f"line {odd[0].line} {odd[0].what}"
     )
     if len(odd) > _LEFT_OUT_AT_MOST * count:
-      raise DataError(f"{message}: another format (columns are apart by tabs)?")
+      raise DataError(f"{message}: another format (tabs separate columns)?")
     training_hooks.tell(f"{message}; left out")
   return rows
 
@@ -141,11 +141,8 @@ def _objects(path: str, file, columns) -> Iterator[Row | _Odd]:
 
 
 def column(path: str, rows: Sequence[Row], name: str) -> list[str]:
-  """A column's values as text.
-
-  Raises:
-    DataError: it is not there, or not everywhere.
-  """
+  """A column's values as text; raises `DataError` if a row lacks it."""
+  values = []
   for row in rows:
     value = row.values.get(name)
     if not isinstance(value, (str, int, float)):
@@ -153,4 +150,5 @@ def column(path: str, rows: Sequence[Row], name: str) -> list[str]:
         f"{path}: line {row.line} has no {name!r}; its columns are "
         f"{', '.join(row.values)}"
       )
-  return [str(row.values[name]) for row in rows]
+    values.append(str(value))
+  return values

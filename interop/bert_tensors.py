@@ -215,7 +215,7 @@ def from_theirs(
   for name, value in tensors.items():
     full = _full_name(name, bare)
     if full in named:
-      raise DataError(f"{source}: {full} stands there twice, also as {name}")
+      raise DataError(f"{source}: {full} is there twice, also as {name}")
     if full in _BUFFERS:
       left_out.append(name)
     elif value.dtype != np.float32:

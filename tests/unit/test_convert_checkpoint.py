@@ -647,7 +647,7 @@ def without(*names):
     ),
     (
       changed("bert.embeddings.LayerNorm.gamma", np.zeros(32, "f")),
-      "LayerNorm.weight stands there twice",
+      "LayerNorm.weight is there twice",
     ),
   ],
 )
