@@ -258,17 +258,17 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     not os.path.isdir(folder) or os.listdir(folder)
   ):
     raise UserError(f"--output={folder} is there already, and not empty")
-  tensors, parts = (
-    function(model.values, model.config, settings.input[0])
-    for function in (bert_tensors.to_theirs, bert_tensors.count_parts)
-  )
-  bias = model.values.get("output_bias")
+  about = model.values, model.config, settings.input[0]
+  tensors = bert_tensors.to_theirs(*about)
+  labels = None
+  if "output_bias" in model.values:
+    labels = model.task.get("labels") or len(model.values["output_bias"])
   config = model_config.to_their_config(
     model.config,
-    parts,
+    bert_tensors.count_parts(*about),
     model.source,
-    labels=None if bias is None else model.task.get("labels") or len(bias),
-    pad_id=_pad_id(model),
+    labels,
+    _pad_id(model),
   )
   parent = os.path.dirname(folder) or "."
   os.makedirs(parent, exist_ok=True)
@@ -276,7 +276,7 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     made = os.path.join(aside, "made")
     os.mkdir(made)
     bert_tensors.write_tensors(made, tensors)
-    model_config.write_config(made, config)
+    json_files.write(os.path.join(made, model_config.CONFIG_FILE), config)
     json_files.write(os.path.join(made, TASK_FILE), _task_content(model))
     if model.vocabulary is not None:
       tokenizer_files.write_tokenizer(
@@ -378,8 +378,7 @@ def export(settings: Settings) -> list[str]:
     source, settings.signatures, settings.precision
   )
   difference = inference.export(model, source, settings.output)
-  lines = [f"checkpoint  {source.path} ({source.chosen})"]
-  lines += [f"assumed     {line}" for line in source.assumed]
+  lines = source.lines()
   for name in model.names():
     signature = model.signatures[name]
     lines.append(f"  {name}: {', '.join(sorted(signature.inputs))}")
@@ -388,8 +387,8 @@ def export(settings: Settings) -> list[str]:
   return [
     *lines,
     f"serving_default is {model.names()[-1]}",
-    f"exported    {settings.output}: opened again, its answers differ by at "
-    f"most {difference:.1g}",
+    f"{settings.output} is written; opened again, its answers differ by at most "
+    f"{difference:.1g}",
   ]
 
 

@@ -105,9 +105,8 @@ class Squad(FinetuningTask):
   def result_names(self):
     if not self.config.version_2_with_negative:
       return ["exact_match", "f1"]
-    return squad_metric.names_v2(
-      {q.id: q.answers for q in self.evaluation_set.questions}
-    )
+    questions = self.evaluation_set.questions
+    return squad_metric.names_v2({q.id: q.answers for q in questions})
 
   def results(self, source, outputs):
     answers = {q.id: [a for a, _ in q.answers] for q in source.questions}
@@ -115,12 +114,9 @@ class Squad(FinetuningTask):
     best = {q: (a[0].text if a else "") for q, (a, _) in found.items()}
     if not self.config.version_2_with_negative:
       return squad_metric.evaluate_v1(answers, best)
-    return squad_metric.evaluate_v2(
-      answers,
-      best,
-      {q: _null_odds(*candidates) for q, candidates in found.items()},
-      self.config.null_score_diff_threshold,
-    )
+    odds = {q: _null_odds(*both) for q, both in found.items()}
+    threshold = self.config.null_score_diff_threshold
+    return squad_metric.evaluate_v2(answers, best, odds, threshold)
 
   def write_predictions(self, source, outputs):
     """The official format: id -> text; the n best answers, and null odds."""
@@ -130,12 +126,7 @@ class Squad(FinetuningTask):
       predictions[question] = chosen_text(answers, null, self.config)
       odds[question] = _null_odds(answers, null)
       nbest[question] = [
-        {
-          "text": answer.text,
-          "probability": share,
-          "start_logit": answer.start_logit,
-          "end_logit": answer.end_logit,
-        }
+        {"text": answer.text, "probability": share, **answer._asdict()}
         for answer, share in candidates(answers, null, self.config)
       ]
     written = {PREDICTIONS_FILE: predictions, NBEST_FILE: nbest}
@@ -206,17 +197,13 @@ class SquadSource(packed.PackedSource):
       for window in made.windows
       if not (self._skips and window.question in self._lost)
     ]
-    examples = [
-      packed.Example(
-        window.ids,
-        window.segments,
-        self.questions[window.question].id,
-        windows.target_span(window, made.answers[window.question])
-        if answered
-        else (0, 0),
-      )
-      for window in self._windows
-    ]
+    examples = []
+    for window in self._windows:
+      number = window.question
+      answer = made.answers[number] if answered else None
+      target = windows.target_span(window, answer)
+      name = self.questions[number].id
+      examples.append(packed.Example(window.ids, window.segments, name, target))
     super().__init__(
       path, examples, config.max_seq_length, config.examples_per_record
     )

@@ -185,73 +185,45 @@ def _build(
       policy=policy,
       with_pooler=has_pooler and bool({"encoder", *_POOLED} & set(names)),
     )
-    parts = {
-      name: _HEAD_OUTPUTS[name](model, bert, labels, policy, inputs)
+    made = {
+      name: tf.saved_model.signature_def_utils.predict_signature_def(
+        *_head(name, model, bert, labels, policy, inputs)
+      )
       for name in names
     }
-  made = {
-    name: tf.saved_model.signature_def_utils.predict_signature_def(
-      inputs, {n: tf.identity(tf.cast(t, tf.float32)) for n, t in part.items()}
-    )
-    for name, (inputs, part) in parts.items()
-  }
   return {**made, _DEFAULT: made[names[-1]]}
 
 
-def _encoder(model, bert, labels, policy, inputs):
-  outputs = {"sequence_output": model.get_sequence_output()}
-  if model.get_pooled_output() is not None:
-    outputs["pooled_output"] = model.get_pooled_output()
-  return inputs, outputs
-
-
-def _masked_lm(model, bert, labels, policy, inputs):
-  positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
-  log_probs = modeling.masked_lm_logits(
-    bert,
-    model.get_sequence_output(),
-    model.get_embedding_table(),
-    positions,
-    policy,
-  ).log_probs()
-  shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
-  return (
-    {**inputs, POSITIONS: positions},
-    {"log_probs": tf.reshape(log_probs, shape)},
-  )
-
-
-def _next_sentence(model, bert, labels, policy, inputs):
-  logits = modeling.next_sentence_logits(
-    bert, model.get_pooled_output(), policy
-  )
-  return inputs, {"log_probs": logits.log_probs()}
-
-
-def _classifier(model, bert, labels, policy, inputs):
-  matmul, bias = heads.classifier_logits(
-    model.get_pooled_output(), labels, bert, policy=policy
-  )
-  logits = tf.cast(matmul, tf.float32) + bias
-  outputs = {"logits": logits}
-  if labels > 1:
-    outputs["probabilities"] = tf.nn.softmax(logits)
-  return inputs, outputs
-
-
-def _span(model, bert, labels, policy, inputs):
-  logits = heads.span_logits(model.get_sequence_output(), bert, policy)
-  starts, ends = tf.unstack(logits, axis=-1)
-  return inputs, {"start_logits": starts, "end_logits": ends}
-
-
-_HEAD_OUTPUTS = {
-  "encoder": _encoder,
-  "next_sentence": _next_sentence,
-  "masked_lm": _masked_lm,
-  "span": _span,
-  "classifier": _classifier,
-}
+def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
+  """The inputs and outputs of a signature, tensors by name."""
+  sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
+  if name == "encoder":
+    outputs = {"sequence_output": sequence}
+    if pooled is not None:
+      outputs["pooled_output"] = pooled
+  elif name == "next_sentence":
+    logits = modeling.next_sentence_logits(bert, pooled, policy)
+    outputs = {"log_probs": logits.log_probs()}
+  elif name == "masked_lm":
+    positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
+    inputs = {**inputs, POSITIONS: positions}
+    logits = modeling.masked_lm_logits(
+      bert, sequence, model.get_embedding_table(), positions, policy
+    )
+    shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
+    outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
+  elif name == "classifier":
+    matmul, bias = heads.classifier_logits(pooled, labels, bert, policy=policy)
+    outputs = {"logits": tf.cast(matmul, tf.float32) + bias}
+    if labels > 1:
+      outputs["probabilities"] = tf.nn.softmax(outputs["logits"])
+  else:
+    both = heads.span_logits(sequence, bert, policy)
+    names = "start_logits", "end_logits"
+    outputs = dict(zip(names, tf.unstack(both, axis=-1), strict=True))
+  return inputs, {
+    name: tf.identity(tf.cast(t, tf.float32)) for name, t in outputs.items()
+  }
 
 
 # -----------------------------------------------------------------------------

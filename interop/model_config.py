@@ -71,14 +71,6 @@ _ARCHITECTURES = {
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
 
 
-def architecture(parts: Iterable[str]) -> str:
-  """transformers' class of a model with these parts."""
-  heads = tuple(part for part in parts if part not in (ENCODER, POOLER))
-  for last in (CLASSIFIER, QUESTIONS):  # what was trained last
-    heads = (last,) if last in heads else heads
-  return next(name for name, of in _ARCHITECTURES.items() if of == heads)
-
-
 def to_their_config(
   config: BertConfig,
   parts: Iterable[str],
@@ -102,9 +94,13 @@ def to_their_config(
       f"{source}: pre_layer_norm is true; Hugging Face's BERT normalises after "
       "each residual only, so it would give other numbers"
     )
+  heads = tuple(part for part in parts if part not in (ENCODER, POOLER))
+  for last in (CLASSIFIER, QUESTIONS):  # fine-tuned after pre-training
+    heads = (last,) if last in heads else heads
+  named = next(name for name, of in _ARCHITECTURES.items() if of == heads)
   act = (config.hidden_act or "").lower()
   content = {
-    "architectures": [architecture(parts)],
+    "architectures": [named],
     "model_type": "bert",
     **config.to_dict(),
     "hidden_act": _TO_THEIR_ACTIVATION[act],
@@ -243,8 +239,3 @@ def read_config(folder: str) -> ReadConfig:
   if not isinstance(content, dict):
     raise DataError(f"{path}: not a JSON object")
   return from_their_config(content, path)
-
-
-def write_config(folder: str, content: dict) -> None:
-  """Writes config.json into a folder."""
-  json_files.write(os.path.join(folder, CONFIG_FILE), content)

@@ -88,6 +88,11 @@ class Source:
     """Whether it is a SavedModel."""
     return _is_export(self.path)
 
+  def lines(self) -> list[str]:
+    """The checkpoint, and what is assumed about it, for a person."""
+    named = [] if self.is_export else [f"{self.path} ({self.chosen})"]
+    return [*named, *self.assumed]
+
   def tokenizer(self) -> tokenization.Encoder:
     """Makes the tokens that the model knows.
 
