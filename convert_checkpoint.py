@@ -387,8 +387,8 @@ def export(settings: Settings) -> list[str]:
   return [
     *lines,
     f"serving_default is {model.names()[-1]}",
-    f"{settings.output} is written; opened again, its answers differ by at most "
-    f"{difference:.1g}",
+    f"{settings.output} is written: opened again, its answers differ by "
+    f"at most {difference:.1g}",
   ]
 
 
