@@ -297,10 +297,9 @@ def _task_content(model: Model) -> dict:
 
 def _pad_id(model: Model) -> int:
   """[PAD]'s; 0 as in all our SentencePiece models if no vocabulary has it."""
-  if not model.vocabulary or model.vocabulary.file != VOCAB_FILE:
-    return 0
-  names = [line.strip() for line in model.vocabulary.content.split(b"\n")]
-  pad = tokenization.PAD.encode()
+  names, pad = [], tokenization.PAD.encode()
+  if model.vocabulary and model.vocabulary.file == VOCAB_FILE:
+    names = model.vocabulary.lines()
   return names.index(pad) if pad in names else 0
 
 
@@ -450,21 +449,19 @@ def check_vocabulary(model: Model, settings: Settings) -> None:
   """Raises `DataError` for a vocabulary that is larger than the model's."""
   if not model.vocabulary:
     return
-  rows = tokenizer_files.size(model.vocabulary)
-  given = settings.vocab_file or settings.spm_model_file
-  if rows > model.config.vocab_size:
+  rows, most = tokenizer_files.size(model.vocabulary), model.config.vocab_size
+  file = f"{model.vocabulary.file} of {settings.input[0]}"
+  if rows > most:
     raise DataError(
-      f"{given or model.vocabulary.file + ' of ' + settings.input[0]}: has "
-      f"{rows} tokens, but the model's vocab_size is "
-      f"{model.config.vocab_size}: it is another model's"
+      f"{settings.vocab_file or settings.spm_model_file or file}: has {rows} "
+      f"tokens, but the model's vocab_size is {most}: it is another model's"
     )
 
 
 def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   """What was converted, for people."""
-  counts = bert_tensors.count_parts(
-    model.values, model.config, settings.input[0]
-  )
+  source = settings.input[0]
+  counts = bert_tensors.count_parts(model.values, model.config, source)
   known = {w.ours for w in bert_tensors.weights(model.config)}
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   converted += [

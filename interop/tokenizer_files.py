@@ -27,6 +27,11 @@ class Vocabulary(NamedTuple):
   file: str  # VOCAB_FILE or MODEL_FILE
   content: bytes
 
+  def lines(self) -> list[bytes]:
+    """The tokens of a WordPiece vocabulary."""
+    lines = self.content.removesuffix(b"\n").split(b"\n")
+    return [line.strip() for line in lines]
+
 
 # -----------------------------------------------------------------------------
 # Writing
@@ -252,23 +257,18 @@ def is_same(one: Vocabulary, other: Vocabulary) -> bool:
   """Whether two vocabularies have the same tokens in the same order."""
   if one.file != other.file or one.file != VOCAB_FILE:
     return one == other
-  lines = [v.content.removesuffix(b"\n").split(b"\n") for v in (one, other)]
-  return [x.strip() for x in lines[0]] == [x.strip() for x in lines[1]]
+  return one.lines() == other.lines()
 
 
 def size(vocabulary: Vocabulary) -> int:
   """The number of its tokens; raises `DataError` for no SentencePiece model."""
   if vocabulary.file == VOCAB_FILE:
-    return len(vocabulary.content.removesuffix(b"\n").split(b"\n"))
+    return len(vocabulary.lines())
   return len(_read_model(vocabulary.content).pieces)
 
 
 def longest_text(folder: str) -> int | None:
-  """The most tokens that the folder's tokenizer makes of a text, if known.
-
-  Raises:
-    DataError: the file is damaged.
-  """
+  """The most tokens that the folder's tokenizer makes of a text, if known."""
   longest = _read_object(folder, TOKENIZER_CONFIG_FILE).get("model_max_length")
   # A large number stands for no limit; `bool` is an `int`.
   return longest if type(longest) is int and longest > 0 else None
