@@ -90,14 +90,9 @@ def classification(
 
   Outputs: "logits", float32 [B, E, labels].
   """
-  model = encode(batch, config, is_training, dropout_seed)
+  pooled = encode(batch, config, is_training, dropout_seed).get_pooled_output()
   matmul, bias = classifier_logits(
-    model.get_pooled_output(),
-    labels,
-    config.bert,
-    dropout_seed,
-    is_training,
-    config.policy,
+    pooled, labels, config.bert, dropout_seed, is_training, config.policy
   )
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, config.policy.losses) + bias

@@ -96,8 +96,7 @@ class PackedSource:
 
   def _fill(self, rows, lengths, target_dtype) -> None:
     shape, slots = (len(rows), self.tokens), (len(rows), self.slots)
-    count = len(self.examples)
-    self.places = Place(*(np.zeros(count, np.int64) for _ in range(3)))
+    places = np.zeros([3, len(self.examples)], np.int64)
     ids, mask, segments = (np.zeros(shape, np.int32) for _ in range(3))
     starts, weights = np.zeros(slots, np.int32), np.zeros(slots, np.float32)
     targets = np.zeros((*slots, len(self.examples[0].targets)), target_dtype)
@@ -110,10 +109,9 @@ class PackedSource:
         mask[r, start:end] = e + 1
         starts[r, e], weights[r, e] = start, 1.0
         targets[r, e] = example.targets
-        for array, value in zip(self.places, (r, e, start), strict=True):
-          array[number] = value
+        places[:, number] = r, e, start
         start = end
-    self._rows = rows
+    self._rows, self.places = rows, Place(*places)
     columns = FinetuningBatch(ids, mask, segments, starts, targets, weights)
     self._columns = columns._asdict()
 
@@ -159,8 +157,9 @@ class PackedSource:
     Raises:
       UserError: the examples do not make one update, or the flags disagree.
     """
+    accumulation = config.num_accumulation_steps
     batch = config.global_batch_size or (
-      config.train_batch_size * ranks * (config.num_accumulation_steps or 1)
+      config.train_batch_size * ranks * (accumulation or 1)
     )
     if batch > len(self.examples):
       raise UserError(
@@ -169,26 +168,21 @@ class PackedSource:
         "--num_accumulation_steps or --global_batch_size"
       )
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
+    micro = self.rows_of(config.train_batch_size)
+    if not config.global_batch_size:
+      # The flags' number of micro-batches, whatever the number of rows.
+      share = -(-max(1, round(batch / self.packing_factor)) // ranks)
+      micro, accumulation = -(-share // (accumulation or 1)), None
     return training_plan.resolve(
       ranks=ranks,
       records=len(self),
       packing_factor=self.packing_factor,
-      train_batch_size=self._micro_rows(config, batch, ranks),
+      train_batch_size=micro,
       global_batch_size=batch,
       num_train_steps=steps,
       num_warmup_steps=round(config.warmup_proportion * steps),
-      num_accumulation_steps=config.num_accumulation_steps
-      if config.global_batch_size
-      else None,
+      num_accumulation_steps=accumulation,
     )
-
-  def _micro_rows(self, config, batch: int, ranks: int) -> int:
-    """Rows of a micro-batch of --train_batch_size examples."""
-    if config.global_batch_size:
-      return self.rows_of(config.train_batch_size)
-    # The flags' number of micro-batches, whatever the number of rows.
-    share = -(-max(1, round(batch / self.packing_factor)) // ranks)
-    return -(-share // (config.num_accumulation_steps or 1))
 
   def describe(self) -> dict:
     """File and sizes, for the run folder."""

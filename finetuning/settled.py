@@ -141,8 +141,12 @@ def check(config, describe: Callable[[], dict]) -> None:
     )
   kept = kept_vocabulary(folder)
   for flag in VOCABULARIES:
-    given = getattr(config, flag)
-    if given and kept and not _alike(given, kept.get(flag)):
+    given, copy = getattr(config, flag), kept.get(flag)
+    if not (given and kept):
+      continue
+    # A missing file contradicts none.
+    exist = copy and os.path.exists(given) and os.path.exists(copy)
+    if not copy or (exist and not filecmp.cmp(given, copy, shallow=False)):
       (path,) = kept.values()
       raise UserError(
         f"--{flag}={given} is not the vocabulary {path} that the model was "
@@ -181,13 +185,6 @@ def _check_bert(config, path: str) -> None:
         f"--bert_config_file has {name}={here[name]}, but the model was "
         f"trained with {value}: give --bert_config_file={path}"
       )
-
-
-def _alike(given: str, kept: str | None) -> bool:
-  """Whether two files are equal; a missing file contradicts none."""
-  if kept is None or not (os.path.exists(given) and os.path.exists(kept)):
-    return kept is not None
-  return filecmp.cmp(given, kept, shallow=False)
 
 
 def _contradiction(what: str, path: str, saved) -> UserError:

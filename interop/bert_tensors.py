@@ -192,7 +192,6 @@ _TIED = {
   "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
   "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_OLD_NAMES = re.compile(r"LayerNorm\.(gamma|beta)$")
 # Numbers 0, 1, 2, ... and zeros, which earlier versions saved.
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
@@ -213,7 +212,10 @@ def from_theirs(
   named, left_out = {}, []
   bare = not any(name.startswith("bert.") for name in tensors)
   for name, value in tensors.items():
-    full = _full_name(name, bare)
+    full = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    full = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", full)
+    if bare and full.startswith(("embeddings.", "encoder.", "pooler.")):
+      full = "bert." + full
     if full in named:
       raise DataError(f"{source}: {full} is there twice, also as {name}")
     if full in _BUFFERS:
@@ -256,14 +258,6 @@ def from_theirs(
   return Read(values, left_out)
 
 
-def _full_name(name: str, bare: bool) -> str:
-  is_gamma = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
-  name = _OLD_NAMES.sub(lambda match: is_gamma[match[1]], name)
-  if bare and name.startswith(("embeddings.", "encoder.", "pooler.")):
-    return "bert." + name
-  return name
-
-
 # -----------------------------------------------------------------------------
 # Files
 # -----------------------------------------------------------------------------
@@ -287,17 +281,15 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
       "model with transformers"
     )
   try:
-    places = {
-      name: os.path.basename(file)
-      for name, file in json_files.read(index)["weight_map"].items()
-    }
+    found = json_files.read(index)["weight_map"].items()
+    files = {name: os.path.basename(file) for name, file in found}
   except (KeyError, TypeError, AttributeError) as e:
     raise DataError(f"{index}: not an index of weights ({e!r})") from e
   tensors = {}
-  for file in sorted(set(places.values())):
+  for file in sorted(set(files.values())):
     path = os.path.join(folder, file)
     found = _read_file(path)
-    wanted = {name for name, place in places.items() if place == file}
+    wanted = {name for name, other in files.items() if other == file}
     if differ := wanted ^ set(found):
       raise DataError(
         f"{path}: {_some(sorted(differ))}: in it or in {index}, but not in "
@@ -321,23 +313,20 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
 
 
 def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
-  """One tensor; floats become float32, others stay what they are."""
+  """One tensor; floats become float32, any other type bytes for its error."""
   if dtype == "BF16":  # the upper half of a float32
     wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
     return wide.view(np.float32).reshape(shape)
   if dtype in ("F16", "F32", "F64"):
     floats = np.frombuffer(data, f"<f{int(dtype[1:]) // 8}")
     return floats.astype(np.float32).reshape(shape)
-  return np.frombuffer(data, np.uint8)  # of any other type: for its dtype only
+  return np.frombuffer(data, np.uint8)
 
 
 def write_tensors(folder: str, tensors: Mapping[str, np.ndarray]) -> None:
   """Writes model.safetensors into a folder."""
-  # Imported here, as above.
-  import safetensors.numpy
+  import safetensors.numpy  # imported here, as above
 
-  safetensors.numpy.save_file(
-    dict(tensors),
-    os.path.join(folder, WEIGHTS_FILE),
-    metadata={"format": "pt"},  # without which transformers does not read it
-  )
+  path = os.path.join(folder, WEIGHTS_FILE)
+  metadata = {"format": "pt"}  # transformers does not read it without this
+  safetensors.numpy.save_file(dict(tensors), path, metadata=metadata)

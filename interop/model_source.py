@@ -288,20 +288,16 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
         f"{model}: neither a checkpoint nor an exported model is in this folder"
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
-  by = _best_by(task)
+  by = task.get("best_by")  # older runs do not say
+  by = by and training_hooks.BestBy(tuple(by["keys"]), by["higher"])
+  if not task:
+    by = pretraining_config.BEST_BY
   best = by and training_hooks.best_evaluation(model, steps[0], by)
   step, chosen = steps[0], "the newest"
   if best in steps:
     step, chosen = best, "the best by evaluation"
   files.check(step)
   return files.prefix(step), chosen
-
-
-def _best_by(task: dict) -> training_hooks.BestBy | None:
-  if not task:
-    return pretraining_config.BEST_BY
-  found = task.get("best_by")  # older runs do not say
-  return found and training_hooks.BestBy(tuple(found["keys"]), found["higher"])
 
 
 def _pretraining_task(folder: str, given) -> tuple[str, dict]:

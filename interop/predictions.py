@@ -181,17 +181,16 @@ class Predictor:
         )
     found = self._run("masked_lm", examples, positions)
     for one, places, outputs in zip(made, positions, found, strict=True):
-      log_probs = outputs["log_probs"][: len(places)]
-      one["masks"] = [self._best_words(row) for row in log_probs]
+      words, one["masks"] = self._tokenizer.tokens, []
+      for known in outputs["log_probs"][: len(places), : len(words)]:
+        best = np.argsort(-known, kind="stable")[: self._top_k]
+        one["masks"].append(
+          [
+            {"word": words[i], "probability": float(np.exp(known[i]))}
+            for i in best
+          ]
+        )
     return made
-
-  def _best_words(self, log_probs: np.ndarray) -> list[dict]:
-    known = log_probs[: self._tokenizer.vocab_size]
-    best = np.argsort(-known, kind="stable")[: self._top_k]
-    words = self._tokenizer.tokens
-    return [
-      {"word": words[i], "probability": float(np.exp(known[i]))} for i in best
-    ]
 
   def _next_sentence(self, inputs) -> list[dict]:
     examples, made = self._encode(inputs)
