@@ -257,7 +257,7 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
   if os.path.exists(folder) and (
     not os.path.isdir(folder) or os.listdir(folder)
   ):
-    raise UserError(f"--output={folder} is there already, and not empty")
+    raise UserError(f"--output={folder} already exists and is not empty")
   about = model.values, model.config, settings.input[0]
   tensors = bert_tensors.to_theirs(*about)
   labels = None
@@ -335,7 +335,7 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   for path in there:
     if not _is_same(path, beside[path], model):
       raise UserError(
-        f"{path} is there already and is another model's: give --output in "
+        f"{path} already exists and is another model's: give --output in "
         "another folder"
       )
   checkpoint_files.write_weights(prefix, model.values)

@@ -131,10 +131,7 @@ class ClassifierConfig(FinetuningConfig):
     return super().flags_of(task)
 
   def as_dict(self):
-    """Says what defaults stand for.
-
-    A rank that joins later has found it in task.json.
-    """
+    """With what defaults stand for, which task.json tells a later rank."""
     table = self.table()
     return {
       **super().as_dict(),
@@ -282,12 +279,9 @@ class Classification(FinetuningTask):
     )
 
   def head_matmuls(self, rows, source):
-    return model_flops.pooled(
-      self.config.bert,
-      self.config.policy,
-      rows * source.slots,
-      len(self.labels) or 1,
-    )
+    examples, labels = rows * source.slots, len(self.labels) or 1
+    config = self.config
+    return model_flops.pooled(config.bert, config.policy, examples, labels)
 
   def _logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""
@@ -329,14 +323,11 @@ class Classification(FinetuningTask):
     return [f"predictions {path}"]
 
   def describe(self):
+    text, pair, label = self._table[:3]
     return {
       "labels": self.labels,
       "metrics": list(self._table.metrics),
-      "columns": {
-        "text": self._table.text,
-        "text_pair": self._table.pair,
-        "label": self._table.label,
-      },
+      "columns": {"text": text, "text_pair": pair, "label": label},
     }
 
 

@@ -25,12 +25,7 @@ class HeadOutput(NamedTuple):
 def encode(
   batch, config, is_training: bool, dropout_seed=None, with_pooler=True
 ):
-  """The `modeling.BertModel` of a `packed.FinetuningBatch`.
-
-  Args:
-    config: a `run_config.RunConfig`.
-    dropout_seed: (optional) int [2].
-  """
+  """The `modeling.BertModel` of a `packed.FinetuningBatch`."""
   return modeling.BertModel(
     config.bert,
     is_training,
@@ -70,7 +65,6 @@ def classifier_logits(
     pooled: float [n, H], `BertModel.get_pooled_output`.
     labels: their number; 1 for regression.
     dropout_seed: (optional) int [2].
-    policy: a `mixed_precision.Policy`.
 
   Returns:
     policy.heads [n, labels], and a float32 variable [labels].
@@ -114,11 +108,7 @@ def classification(
 def span_logits(sequence_output, bert_config, policy=mixed_precision.FP32):
   """Scores of each position as the first and as the last of an answer.
 
-  Args:
-    sequence_output: float [B, S, H].
-
-  Returns:
-    float32 [B, S, 2].
+  float32 [B, S, 2], from `sequence_output`, float [B, S, H].
   """
   with tf.variable_scope("cls/squad"):
     weights, bias = _variables(2, bert_config)

@@ -42,9 +42,7 @@ def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
   Characters between two tokens belong to the first, as a combining mark does to
   its letter; at the beginning of a text or after a space they belong to the
   token after them. Spaces, and what stands alone between them, belong to none.
-
-  Args:
-    text: the one that `encode_with_spans` made the spans of.
+  `text` is the one that `encode_with_spans` made the spans of.
   """
   count = len(text)
   depth = np.zeros(count + 1, np.int32)  # tokens around a character

@@ -87,10 +87,7 @@ def model_folder(settings) -> str | None:
 
   Its task.json is binding. It is the run folder if that has a checkpoint, and
   without training the folder of --init_checkpoint; a training from
-  --init_checkpoint may be of another task.
-
-  Args:
-    settings: the flags, or a `finetune.FinetuningConfig`.
+  --init_checkpoint may be of another task. `settings` may be the flags.
   """
   if not settings.output_dir:
     return None
@@ -111,9 +108,7 @@ def kept_vocabulary(folder: str) -> dict:
 def check(config, describe: Callable[[], dict]) -> None:
   """Compares the settings with those of the model that the run starts from.
 
-  Args:
-    config: a `finetune.FinetuningConfig`.
-    describe: makes this run's content of task.json.
+  `describe` makes this run's content of task.json.
 
   Raises:
     UserError: they contradict each other, or the model is of another task.
@@ -156,14 +151,9 @@ def check(config, describe: Callable[[], dict]) -> None:
 
 
 def compare(here: dict, saved: dict, free: Sequence[str], path: str) -> None:
-  """Compares values of flags, by name, with those in a file.
+  """Raises `UserError` if values of flags, by name, contradict those in a file.
 
-  Args:
-    free: names of flags that may have another value than the file, unless it is
-      None.
-
-  Raises:
-    UserError: one contradicts.
+  Flags in `free` may have another value than the file, unless it is None.
   """
   for name, value in here.items():
     was = saved.get(name, value)
@@ -204,11 +194,8 @@ def _shown(value) -> str:
 def write(config, describe: Callable[[], dict]) -> None:
   """Writes task.json and a copy of the vocabulary, so the folder is enough.
 
-  A resumed training leaves its folder's files as they are.
-
-  Args:
-    config: a `finetune.FinetuningConfig`.
-    describe: makes the content of task.json but for the vocabulary.
+  A resumed training leaves its folder's files as they are. `describe` makes the
+  content of task.json but for the vocabulary.
   """
   if model_folder(config):
     return

@@ -305,9 +305,7 @@ def read_squad(
 ) -> list[windows.Question]:
   """The questions of a file in the format of SQuAD 1.1 or 2.0.
 
-  Args:
-    version_2: questions may have no answer.
-    needs_answers: whether a question without answers is an error.
+  A question without answers is an error with `needs_answers`, but in version 2.
 
   Raises:
     DataError: the file is missing or not in that format, or two questions have

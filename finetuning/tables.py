@@ -20,14 +20,8 @@ class Row(NamedTuple):
   """A line of a table."""
 
   line: int  # in the file, from 1
-  values: dict  # column -> str, or what JSON has
-
-
-class _Odd(NamedTuple):
-  """A line that is no row."""
-
-  line: int
-  what: str  # "" for an empty line
+  values: dict  # column -> str, or a value of JSON
+  odd: str | None = None  # why it is no row; "" for an empty line
 
 
 def read_table(
@@ -69,22 +63,22 @@ def read_table(
 
 def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
   """Without lines that are no rows; raises `DataError` as `read_table`."""
-  while found and isinstance(found[-1], _Odd) and not found[-1].what:
+  while found and found[-1].odd == "":
     found.pop()
-  rows = [row for row in found if isinstance(row, Row)]
-  left_out = [row for row in found if isinstance(row, _Odd)]
+  rows = [row for row in found if row.odd is None]
+  left_out = [row for row in found if row.odd is not None]
   if all_rows and left_out:
-    line, what = left_out[0]
+    line, _, why = left_out[0]
     raise DataError(
-      f"{path}: line {line} {what or 'is empty'}: there is one prediction for "
+      f"{path}: line {line} {why or 'is empty'}: there is one prediction for "
       "each row, so none is left out; correct the line, or remove it"
     )
-  odd = [row for row in left_out if row.what]
+  odd = [row for row in left_out if row.odd]
   if odd:
     count = len(rows) + len(odd)
     message = (
       f"{path}: {len(odd)} of {count} rows are not like the others, first "
-      f"line {odd[0].line} {odd[0].what}"
+      f"line {odd[0].line} {odd[0].odd}"
     )
     if len(odd) > _LEFT_OUT_AT_MOST * count:
       raise DataError(f"{message}: another format (tabs separate columns)?")
@@ -92,7 +86,7 @@ def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
   return rows
 
 
-def _separated(path: str, file, columns) -> Iterator[Row | _Odd]:
+def _separated(path: str, file, columns) -> Iterator[Row]:
   numbered = _csv(path, file) if path.lower().endswith(".csv") else _tsv(file)
   names = columns or next(numbered, (0, None))[1]
   if names is None:
@@ -103,8 +97,8 @@ def _separated(path: str, file, columns) -> Iterator[Row | _Odd]:
     if len(fields) == len(names):
       yield Row(line, dict(zip(names, fields, strict=True)))
     else:
-      what = f"has {len(fields)} fields for {len(names)} columns"
-      yield _Odd(line, what if fields else "")
+      odd = f"has {len(fields)} fields for {len(names)} columns"
+      yield Row(line, {}, odd if fields else "")
 
 
 def _tsv(file) -> Iterator[tuple[int, list]]:
@@ -125,11 +119,11 @@ def _csv(path: str, file) -> Iterator[tuple[int, list]]:
     raise DataError(f"{path}: line {reader.line_num}: {what}") from e
 
 
-def _objects(path: str, file, columns) -> Iterator[Row | _Odd]:
+def _objects(path: str, file, columns) -> Iterator[Row]:
   del columns  # each line names its own
   for number, line in enumerate(file, 1):
     if not line.strip():
-      yield _Odd(number, "")
+      yield Row(number, {}, "")
       continue
     try:
       values = json.loads(line)

@@ -47,12 +47,10 @@ def make_windows(
   """The windows of a question, from the paragraph's beginning to its end.
 
   Args:
-    tokenizer: for the special tokens.
     number: the question's.
     question_ids: int [q], cut already.
     context: the paragraph's tokens `offsets.with_dropped`, so that answers have
       the dropped characters.
-    max_seq_length: tokens of a window.
     doc_stride: tokens from the beginning of a window to that of the next.
   """
   head = np.concatenate(
@@ -146,7 +144,6 @@ def best_answers(
   Args:
     logits: float [tokens, 2] of each window, start and end.
     n_best_size: the most answers, and starts and ends to try in a window.
-    max_answer_length: the most tokens of an answer.
 
   Returns:
     Answers with different texts that are not empty, the best first; and [CLS]

@@ -103,12 +103,7 @@ def weights(config: BertConfig) -> list[Weight]:
 def count_parts(
   values: Mapping[str, np.ndarray], config: BertConfig, source: str
 ) -> dict[str, int]:
-  """The number of weights of each part that a model has.
-
-  Args:
-    values: arrays by our names; others than a BERT's are ignored.
-    config: gives the shapes that they must have.
-    source: their name in error messages.
+  """The number of weights of each part; other weights than BERT's are ignored.
 
   Raises:
     DataError: a part is incomplete, there is no encoder, or a shape is not the

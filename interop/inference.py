@@ -69,10 +69,7 @@ class Model:
     self.session, self.signatures = session, signatures
 
   def run(self, name: str, arrays: dict) -> dict:
-    """The outputs of a signature, name -> float32 array.
-
-    Args:
-      arrays: input -> int32 array; see the module.
+    """The outputs of a signature by name; the module says which `arrays`.
 
     Raises:
       UserError: the model has no such signature.
@@ -246,7 +243,7 @@ def export(model: Model, source: Source, folder: str) -> float:
   """
   if os.path.exists(folder):
     raise UserError(
-      f"--output={folder} is there already: remove it, or name another"
+      f"--output={folder} already exists: remove it, or name another"
     )
   source.tokenizer()
   aside = folder.rstrip("/") + ".tmp"

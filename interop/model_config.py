@@ -78,13 +78,7 @@ def to_their_config(
   labels: int | list[str] | None = None,
   pad_id: int = 0,
 ) -> dict:
-  """The content of config.json.
-
-  Args:
-    parts: those that the model has.
-    source: the config's file, for error messages.
-    labels: the classifier's, by name or their number.
-    pad_id: the id of [PAD].
+  """The content of config.json; `labels` may be their number.
 
   Raises:
     UserError: Hugging Face has no such BERT.
@@ -112,8 +106,7 @@ def to_their_config(
   }
   del content["pre_layer_norm"]
   if labels is not None:
-    if isinstance(labels, int):
-      labels = stand_ins(labels)
+    labels = stand_ins(labels) if isinstance(labels, int) else labels
     content["problem_type"] = _SINGLE_LABEL if len(labels) > 1 else _REGRESSION
     content["id2label"] = {str(i): label for i, label in enumerate(labels)}
     content["label2id"] = {label: i for i, label in enumerate(labels)}

@@ -32,9 +32,8 @@ class Input(NamedTuple):
 def parse_line(line: str, may_be_json: bool) -> Input:
   """The input of a line: a text, or two with a tab or ||| between them.
 
-  Args:
-    may_be_json: whether a line that begins with { is JSON with "question" and
-      "context", see `Predictor.answers_questions`; else it is text.
+  With `may_be_json` (see `Predictor.answers_questions`) a line that begins with
+  { is JSON with "question" and "context"; else it is text.
 
   Raises:
     DataError: a text is empty, or the JSON has something else in it.
@@ -74,12 +73,7 @@ class Predictor:
     embedding: str | None = None,
     max_seq_length: int | None = None,
   ):
-    """Prepares predictions.
-
-    Args:
-      top_k: the most words of a mask, or answers.
-      embedding: one of `POOLINGS`, to get embeddings whatever the model is for.
-      max_seq_length: the most tokens of an input. Default: the source's.
+    """Prepares predictions, as flags of predict.py with these names say.
 
     Raises:
       UserError: the model does not have this length.

@@ -185,11 +185,7 @@ def write_tokenizer(
 ) -> None:
   """Writes the vocabulary, tokenizer.json and tokenizer_config.json.
 
-  Args:
-    max_length: the most tokens of a text in training.
-
-  Raises:
-    DataError: as of `make_tokenizer`.
+  `max_length` is the most tokens of a text. Raises as `make_tokenizer`.
   """
   path = os.path.join(folder, vocabulary.file)
   with open(path, "wb") as f:
@@ -277,8 +273,7 @@ def longest_text(folder: str) -> int | None:
 def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   """Whether the folder's tokenizer lower-cases; None if no file says it.
 
-  Args:
-    given: what counts if its files contradict each other.
+  `given` decides where its files contradict each other.
 
   Raises:
     DataError: a file is damaged, the files contradict each other, or the

@@ -792,14 +792,14 @@ def test_nothing_is_overwritten(tmp_path, letters):
   prefix = write_checkpoint(tmp_path / "a", random_values())
   (tmp_path / "full").mkdir()
   (tmp_path / "full" / "x").write_text("mine")
-  with pytest.raises(UserError, match="is there already, and not empty"):
+  with pytest.raises(UserError, match="already exists and is not empty"):
     convert(prefix, tmp_path / "full")
   with pytest.raises(UserError, match="index is there already"):
     convert(prefix, prefix, to="tensorflow")
   (tmp_path / "empty").mkdir()
   convert(prefix, tmp_path / "empty")
   convert(prefix, tmp_path / "a" / "again", to="tensorflow")  # of one config
-  with pytest.raises(UserError, match="vocab.txt is there already and is"):
+  with pytest.raises(UserError, match="vocab.txt already exists and is"):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "vocab.txt").write_text("another\n")
     convert(prefix, tmp_path / "b", to="tensorflow", vocab_file=letters)
@@ -828,6 +828,6 @@ def test_the_command(tmp_path):
   failed = runs.launch([script, *flags])
   assert failed.returncode == 1 and not failed.stdout
   assert failed.stderr.splitlines()[-1] == (
-    f"convert_checkpoint.py: error: --output={tmp_path}/b is there already, "
-    "and not empty"
+    f"convert_checkpoint.py: error: --output={tmp_path}/b already exists and "
+    "is not empty"
   )

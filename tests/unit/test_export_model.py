@@ -202,7 +202,7 @@ def test_it_is_written_whole_or_not_at_all(tmp_path, letters, monkeypatch):
   monkeypatch.undo()
   inference.export(model, source, f"{tmp_path}/out/1/")
   assert os.listdir(tmp_path / "out") == ["1"]
-  with pytest.raises(UserError, match="is there already"):
+  with pytest.raises(UserError, match="already exists"):
     inference.export(model, source, f"{tmp_path}/out/1")
 
 
