@@ -25,9 +25,7 @@ MASKED_LM, NEXT_SENTENCE = "masked LM head", "next sentence head"
 CLASSIFIER, QUESTIONS = "classifier", "question answering head"
 PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
 
-# -----------------------------------------------------------------------------
-# Weights
-# -----------------------------------------------------------------------------
+# Weights ----------------------------------------------------------------------
 
 
 class Weight(NamedTuple):
@@ -253,9 +251,7 @@ def from_theirs(
   return Read(values, left_out)
 
 
-# -----------------------------------------------------------------------------
-# Files
-# -----------------------------------------------------------------------------
+# Files ------------------------------------------------------------------------
 
 
 def read_tensors(folder: str) -> dict[str, np.ndarray]:

@@ -33,9 +33,7 @@ class Vocabulary(NamedTuple):
     return [line.strip() for line in lines]
 
 
-# -----------------------------------------------------------------------------
-# Writing
-# -----------------------------------------------------------------------------
+# Writing ----------------------------------------------------------------------
 
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
 # (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
@@ -205,9 +203,7 @@ def write_tokenizer(
   json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), content)
 
 
-# -----------------------------------------------------------------------------
-# Reading
-# -----------------------------------------------------------------------------
+# Reading ----------------------------------------------------------------------
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
