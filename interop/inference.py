@@ -152,7 +152,7 @@ def open_checkpoint(
       raise UserError(
         f"{source.path} has no {name} head, only {', '.join(has)}"
         if name in _HEADS
-        else f"{name} is none of the signatures {', '.join(_HEADS)}"
+        else f"{name} is not one of the signatures {', '.join(_HEADS)}"
       )
   graph = tf.Graph()
   session = tf.Session(graph=graph)

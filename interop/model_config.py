@@ -177,7 +177,7 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
   for name in names:
     if name not in list(_ARCHITECTURES):
       raise UserError(
-        f"{source}: the architecture {name} is none of "
+        f"{source}: the architecture {name} is not one of "
         f"{', '.join(_ARCHITECTURES)}"
       )
   ours = BertConfig(vocab_size=0).to_dict()
@@ -190,7 +190,7 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
   act = values["hidden_act"]
   if act not in list(_TO_OUR_ACTIVATION):
     raise UserError(
-      f"{source}: hidden_act is {act!r}, none of "
+      f"{source}: hidden_act is {act!r}, not one of "
       f"{', '.join(_TO_OUR_ACTIVATION)}"
     )
   values["hidden_act"] = _TO_OUR_ACTIVATION[act]
