@@ -1,19 +1,24 @@
-"""Converts BERT checkpoints to Hugging Face folders and back, without PyTorch.
+"""Converts BERT checkpoints to and from Hugging Face, and to SavedModels.
 
   python convert_checkpoint.py --input=run/model.ckpt-7500 \\
     --vocab_file=vocab.txt --output=for_transformers
   python convert_checkpoint.py --input=bert-base-uncased --output=here
   python convert_checkpoint.py --to=tensorflow \\
     --input=run/model.ckpt-7000,run/model.ckpt-7500 --output=mean/model.ckpt
+  python convert_checkpoint.py --to=saved_model --input=runs/first \\
+    --output=served/first/1
 
-The last one averages weights. Optimizer slots, counters and what else belongs
-to a training are left out. What predict.py needs beside weights and config
-(case, vocabulary, labels, lengths) goes along, both ways: in Hugging Face's
-files as far as they have a place for it, and in task.json.
+The third command averages weights. The last one exports the best checkpoint of
+a run by evaluation, or the checkpoint that --input names, for TensorFlow
+Serving; its signatures are those of `inference`. PyTorch is not needed.
+
+Optimizer slots, counters and other training state are left out. All that
+predict.py needs beside weights and config (case, vocabulary, labels, lengths)
+is written too: in Hugging Face's files where they have a place for it, and in
+task.json.
 """
 
 import dataclasses
-import json
 import os
 import tempfile
 from typing import NamedTuple
@@ -21,39 +26,41 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
+import mixed_precision
 import tokenization
 from common import errors, json_files
 from common.errors import DataError, UserError
-from finetuning.finetune import TASK_FILE, saved_task
-from interop import bert_tensors, model_config, model_source, tokenizer_files
-from interop.model_source import CLASSIFIER, PRETRAINING, SQUAD
-from interop.tokenizer_files import MODEL_FILE, VOCAB_FILE, Vocabulary
+from finetuning.settled import (
+  CLASSIFIER,
+  PRETRAINING,
+  SQUAD,
+  TASK_FILE,
+  VOCABULARIES,
+  saved_task,
+)
+from interop import (
+  bert_tensors,
+  inference,
+  model_config,
+  model_source,
+  tokenizer_files,
+)
+from interop.tokenizer_files import VOCAB_FILE, Vocabulary
 from model.bert_config import BertConfig
 from training import checkpoint_files, checkpoint_weights, training_hooks
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
+SAVED_MODEL = "saved_model"
 CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
 BERT_CONFIG_FILE = model_source.CONFIG_FILE
-# What task.json says of a run's files, and not of the model.
+# Keys of task.json about a run's files, not about the model.
 _OF_FILES = ("vocabulary", "best_by", "exported_from")
-_FLAGS = {VOCAB_FILE: "vocab_file", MODEL_FILE: "spm_model_file"}
+_FLAGS = {file: flag for flag, file in VOCABULARIES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What to convert; fields are named like the flags.
-
-  Attributes:
-    input: prefixes of checkpoints, of which the mean is taken, or one folder.
-    output: a folder for HUGGINGFACE, a prefix or a folder for TENSORFLOW.
-    to: HUGGINGFACE, TENSORFLOW, or None for the other one than the input's.
-    bert_config_file: of checkpoints; None: bert_config.json beside them.
-    vocab_file: None: what the input's task.json or records name, or vocab.txt
-      beside it.
-    spm_model_file: a SentencePiece model instead; beside it: spiece.model.
-    do_lower_case: None: what the input says, or else true.
-    labels: names of a classifier's labels, by number, if the input has none.
-  """
+  """What to convert; fields are named like the flags."""
 
   input: tuple[str, ...]
   output: str
@@ -62,7 +69,8 @@ class Settings:
   vocab_file: str | None = None
   spm_model_file: str | None = None
   do_lower_case: bool | None = None
-  labels: tuple[str, ...] | None = None
+  signatures: tuple[str, ...] = ()
+  precision: str = "fp32"
 
 
 class Model(NamedTuple):
@@ -70,17 +78,15 @@ class Model(NamedTuple):
 
   values: dict[str, np.ndarray]  # float32, by our names
   config: BertConfig
-  source: str  # where the config is from
-  task: dict  # as task.json has it, but for names of files; nothing assumed
+  source: str  # the config's file
+  task: dict  # as in task.json, without names of files; nothing is assumed
   vocabulary: Vocabulary | None
   left_out: list[str]  # lines for people
-  assumed: list[str]  # as well
+  assumed: list[str]  # lines for people
   lacking: tuple[str, ...] = ()  # heads that the config names
 
 
-# -----------------------------------------------------------------------------
-# Reading
-# -----------------------------------------------------------------------------
+# Reading ----------------------------------------------------------------------
 
 
 def read_folder(settings: Settings) -> Model:
@@ -91,107 +97,95 @@ def read_folder(settings: Settings) -> Model:
   """
   (folder,) = settings.input
   source = os.path.join(folder, model_config.CONFIG_FILE)
+  if settings.bert_config_file:
+    raise UserError(
+      f"--bert_config_file is for checkpoints; {source} is the config"
+    )
   known = model_config.read_config(folder)
-  config = known.config
   read = bert_tensors.from_theirs(
-    bert_tensors.read_tensors(folder), config, folder
+    bert_tensors.read_tensors(folder), known.config, folder
   )
   left_out = [f"{name} (follows from the rest)" for name in read.left_out]
   left_out += [f"{key} of {source} (not known here)" for key in known.left_out]
+  given = _vocabulary(settings)
+  found = tokenizer_files.read_vocabulary(folder)
+  if given and found and not tokenizer_files.is_same(given, found):
+    raise UserError(
+      f"--{_FLAGS[given.file]}: another vocabulary than that of {folder}, "
+      "which is the model's: leave the flag out"
+    )
+  parts = bert_tensors.count_parts(read.values, known.config, folder)
   task, assumed = _task_of_folder(settings, known, read.values)
-  parts = bert_tensors.count_parts(read.values, config, folder)
   return Model(
     read.values,
-    config,
+    known.config,
     source,
     task,
-    _given_vocabulary(settings, tokenizer_files.read_vocabulary(folder)),
+    found or given,
     left_out,
     assumed,
     tuple(sorted((known.heads or set()) - set(parts))),
   )
 
 
+def _vocabulary(named) -> Vocabulary | None:
+  """The one that `Settings` or a `model_source.Source` name."""
+  for flag, path in model_source.named_vocabulary(named).items():
+    return tokenizer_files.read_file(path, VOCABULARIES[flag])
+  return None
+
+
 def _task_of_folder(
   settings: Settings, known: model_config.ReadConfig, values: dict
 ) -> tuple[dict, list[str]]:
-  """What a Hugging Face folder says of a model's task, and what is assumed."""
+  """A Hugging Face folder's task, and lines about what is assumed.
+
+  Raises:
+    DataError: task.json contradicts the folder's other files.
+  """
   (folder,) = settings.input
-  saved, given = saved_task(folder), settings.do_lower_case
-  model_source.check_task(saved, os.path.join(folder, TASK_FILE))
-  found, assumed = {"task": _kind(values)}, []
+  saved, assumed = saved_task(folder), []
+  found = {"task": _kind(values)}
   if found["task"] == CLASSIFIER:
-    outputs = len(values["output_bias"])
-    labels = known.classifier_labels(outputs, folder)
-    if outputs == 1:
-      found["labels"] = []
-    elif labels != model_config.stand_ins(outputs):
+    labels = known.classifier_labels(len(values["output_bias"]), folder)
+    if labels is not None:
       found["labels"] = labels
     if known.heads is None:
       assumed.append(
         f"{folder}: {model_config.CONFIG_FILE} names no architecture: the "
         "classifier is taken for one of whole texts"
       )
-  lower = tokenizer_files.reads_lower_case(folder, given)
+  lower = tokenizer_files.reads_lower_case(folder, settings.do_lower_case)
   if lower is not None:
     found["do_lower_case"] = lower
-  # The most that a tokenizer makes is no length that was trained with, but
-  # where task.json says one it is the same.
+  # The most tokens that a tokenizer makes are not the length of a training,
+  # but where task.json has that length the two are equal.
   longest = tokenizer_files.longest_text(folder)
   if longest is not None and "max_seq_length" in saved:
     most = known.config.max_position_embeddings
     found["max_seq_length"] = min(longest, most)
-  task = _agreed(found, saved, folder)
-  lower = task.get("do_lower_case")
-  if lower is not None and given not in (None, lower):
-    raise UserError(
-      f"--do_lower_case={given}, but the tokenizer of {folder} has "
-      f"do_lower_case={lower}: leave the flag out"
-    )
-  if lower is None and given is None:
-    assumed.append(model_source.assumed_case(folder))
-  elif lower is None:
-    task["do_lower_case"] = given
-  return task, assumed
-
-
-def _given_vocabulary(
-  settings: Settings, found: Vocabulary | None
-) -> Vocabulary | None:
-  """That of the flags, which must be the one of the input, if it has one."""
-  given = None
-  for name, flag in _FLAGS.items():
-    if path := getattr(settings, flag):
-      given = tokenizer_files.read_file(path, name)
-  if given and found and not tokenizer_files.is_same(given, found):
-    raise UserError(
-      f"--{_FLAGS[given.file]}: another vocabulary than that of "
-      f"{settings.input[0]}, which is the model's: leave the flag out"
-    )
-  return found or given
-
-
-def _kind(values: dict) -> str:
-  """What a model is for by its head, as task.json has it."""
-  if "output_bias" in values:
-    return CLASSIFIER
-  return SQUAD if "cls/squad/output_bias" in values else PRETRAINING
-
-
-def _agreed(found: dict, saved: dict, folder: str) -> dict:
-  """What Hugging Face's files say, and what only task.json does.
-
-  Raises:
-    DataError: they contradict each other.
-  """
   for key, value in found.items():
     if key in saved and saved[key] != value:
       raise DataError(
         f"{folder}: {key} is {saved[key]!r} in {TASK_FILE}, but {value!r} by "
         f"{model_config.CONFIG_FILE}, the weights and the tokenizer: remove "
-        f"{TASK_FILE}, or set it right"
+        f"{TASK_FILE}, or correct it"
       )
-  return {**found, **_of_model(saved)}
+  task = {**found, **_of_model(saved)}
+  lower, line = model_source.case(
+    task.get("do_lower_case"),
+    f"the tokenizer of {folder}",
+    settings.do_lower_case,
+    folder,
+  )
+  return (task if line else {**task, "do_lower_case": lower}), assumed + line
+
+
+def _kind(values: dict) -> str:
+  """The "task" of a model with these weights."""
+  if "output_bias" in values:
+    return CLASSIFIER
+  return SQUAD if "cls/squad/output_bias" in values else PRETRAINING
 
 
 def _of_model(task: dict) -> dict:
@@ -199,82 +193,58 @@ def _of_model(task: dict) -> dict:
 
 
 def read_checkpoints(settings: Settings) -> Model:
-  """The mean of some checkpoints' weights.
+  """The model whose weights are the mean of some checkpoints' weights.
 
   Raises:
     UserError: they cannot be read, or are not of one model.
   """
   weights = checkpoint_weights.read(settings.input)
-  given = model_source.Given(
-    settings.bert_config_file,
-    settings.vocab_file,
-    settings.spm_model_file,
-    settings.do_lower_case,
-  )
   first, *others = (
-    _read_source(path, given, weights) for path in settings.input
+    _read_source(path, settings, weights) for path in settings.input
   )
   for path, other in zip(settings.input[1:], others, strict=True):
-    _check_one_model(first, other, settings.input[0], path)
+    differ = model_source.differences(first.config, other.config)
+    differ += sorted(
+      key
+      for key in first.task.keys() | other.task.keys()
+      if first.task.get(key) != other.task.get(key)
+    )
+    both = first.vocabulary, other.vocabulary
+    if None not in both and both[0] != both[1]:
+      differ.append("the vocabulary")
+    if differ:
+      raise UserError(
+        f"{settings.input[0]} and {path} differ in {', '.join(differ)}: only "
+        "checkpoints of one model have a mean"
+      )
   return first
 
 
-def _read_source(path: str, given: model_source.Given, weights) -> Model:
-  """All about a checkpoint but its weights, for which `weights` stand."""
-  source = model_source.find(path, given)
+def _read_source(path: str, settings: Settings, weights) -> Model:
+  """A checkpoint's model, but with `weights`."""
+  source = model_source.find(path, settings)
   task = _of_model(source.task)
-  case = model_source.assumed_case(source.path)
-  assumed = [case] if case in source.assumed else []
-  if assumed:
+  if source.assumes_case:
     del task["do_lower_case"]
-  if task["task"] == PRETRAINING:  # what is taken if nothing says it
+  if task["task"] == PRETRAINING:  # also where nothing names a task
     task["task"] = _kind(weights.values)
-  vocabulary = None
-  for name, flag in _FLAGS.items():
-    if file := getattr(source, flag):
-      vocabulary = tokenizer_files.read_file(file, name)
-  config_file = given.bert_config_file or os.path.join(
-    os.path.dirname(path), BERT_CONFIG_FILE
-  )
   return Model(
     weights.values,
     source.bert,
-    config_file,
+    settings.bert_config_file
+    or os.path.join(os.path.dirname(path), BERT_CONFIG_FILE),
     task,
-    vocabulary,
+    _vocabulary(source),
     weights.left_out,
-    assumed,
+    list(source.assumed[:1]) if source.assumes_case else [],
   )
 
 
-def _check_one_model(first: Model, other: Model, path, other_path) -> None:
-  """Raises `UserError` for checkpoints that have no mean."""
-  differ = model_source.differences(first.config, other.config)
-  differ += sorted(
-    key
-    for key in first.task.keys() | other.task.keys()
-    if first.task.get(key) != other.task.get(key)
-  )
-  both = first.vocabulary, other.vocabulary
-  if None not in both and both[0] != both[1]:
-    differ.append("the vocabulary")
-  if differ:
-    raise UserError(
-      f"{path} and {other_path} differ in {', '.join(differ)}: only "
-      "checkpoints of one model have a mean"
-    )
-
-
-# -----------------------------------------------------------------------------
-# Writing
-# -----------------------------------------------------------------------------
+# Writing ----------------------------------------------------------------------
 
 
 def write_folder(model: Model, settings: Settings) -> list[str]:
-  """Writes a Hugging Face folder, whole or not at all.
-
-  Returns:
-    Its files, as lines for people.
+  """Writes a Hugging Face folder, whole or not at all; returns its files.
 
   Raises:
     UserError: Hugging Face has no such model, or the folder is not empty.
@@ -283,20 +253,18 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
   if os.path.exists(folder) and (
     not os.path.isdir(folder) or os.listdir(folder)
   ):
-    raise UserError(f"--output={folder} is there already, and not empty")
-  tensors = bert_tensors.to_theirs(
-    model.values, model.config, settings.input[0]
-  )
-  parts = bert_tensors.count_parts(
-    model.values, model.config, settings.input[0]
-  )
-  bias = model.values.get("output_bias")
+    raise UserError(f"--output={folder} already exists and is not empty")
+  about = model.values, model.config, settings.input[0]
+  tensors = bert_tensors.to_theirs(*about)
+  labels = None
+  if "output_bias" in model.values:
+    labels = model.task.get("labels") or len(model.values["output_bias"])
   config = model_config.to_their_config(
     model.config,
-    parts,
+    bert_tensors.count_parts(*about),
     model.source,
-    labels=None if bias is None else model.task.get("labels") or len(bias),
-    pad_id=_pad_id(model),
+    labels,
+    _pad_id(model),
   )
   parent = os.path.dirname(folder) or "."
   os.makedirs(parent, exist_ok=True)
@@ -304,50 +272,44 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     made = os.path.join(aside, "made")
     os.mkdir(made)
     bert_tensors.write_tensors(made, tensors)
-    model_config.write_config(made, config)
+    json_files.write(os.path.join(made, model_config.CONFIG_FILE), config)
     json_files.write(os.path.join(made, TASK_FILE), _task_content(model))
     if model.vocabulary is not None:
       tokenizer_files.write_tokenizer(
         made,
         model.vocabulary,
-        _lower_case(model),
+        model.task.get("do_lower_case", True),
         model.task.get("max_seq_length", model.config.max_position_embeddings),
       )
     os.replace(made, folder)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
 
 
-def _lower_case(model: Model) -> bool:
-  return model.task.get("do_lower_case", True)
-
-
 def _task_content(model: Model) -> dict:
-  """What task.json is to say."""
   file = model.vocabulary and model.vocabulary.file
   names = {_FLAGS[file]: file} if file else {}
   return dict(sorted({**model.task, "vocabulary": names}.items()))
 
 
 def _pad_id(model: Model) -> int:
-  """0, as of every SentencePiece model of ours, if no vocabulary says more."""
-  if not model.vocabulary or model.vocabulary.file != VOCAB_FILE:
-    return 0
-  names = [line.strip() for line in model.vocabulary.content.split(b"\n")]
-  pad = tokenization.PAD.encode()
+  """[PAD]'s; 0 as in all our SentencePiece models if no vocabulary has it."""
+  names, pad = [], tokenization.PAD.encode()
+  if model.vocabulary and model.vocabulary.file == VOCAB_FILE:
+    names = model.vocabulary.lines()
   return names.index(pad) if pad in names else 0
 
 
 def write_checkpoint(model: Model, settings: Settings) -> list[str]:
-  """Writes a TensorFlow checkpoint, and beside it what belongs to its model.
+  """Writes a TensorFlow checkpoint with config, vocabulary and task.json.
 
-  That is the config, the vocabulary and task.json, but this one not in the
-  folder of the run that the weights are of, whose files say the same.
+  In the folder of the run that the weights are from it writes no task.json:
+  the run's own files say the same.
 
   Returns:
     The files, as lines for people.
 
   Raises:
-    UserError: something else stands where one of them would.
+    UserError: one of them exists with another content.
   """
   prefix = settings.output
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
@@ -356,8 +318,8 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   beside = {BERT_CONFIG_FILE: model.config.to_json_string().encode()}
   if model.vocabulary:
     beside[model.vocabulary.file] = model.vocabulary.content
-  task = json.dumps(_task_content(model), indent=2) + "\n"
   if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
+    task = json_files.text(_task_content(model), indent=2) + "\n"
     beside[TASK_FILE] = task.encode()
   elif not os.path.samefile(folder, os.path.dirname(settings.input[0]) or "."):
     raise UserError(
@@ -369,7 +331,7 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   for path in there:
     if not _is_same(path, beside[path], model):
       raise UserError(
-        f"{path} is there already and is another model's: give --output in "
+        f"{path} already exists and is another model's: give --output in "
         "another folder"
       )
   checkpoint_files.write_weights(prefix, model.values)
@@ -393,17 +355,46 @@ def _is_same(path: str, content: bytes, model: Model) -> bool:
     return False
 
 
-# -----------------------------------------------------------------------------
-# Both
-# -----------------------------------------------------------------------------
+def export(settings: Settings) -> list[str]:
+  """Writes a checkpoint as a SavedModel; returns lines for people.
+
+  Raises:
+    UserError: it cannot be done; the message says why.
+  """
+  if len(settings.input) > 1:
+    raise UserError(
+      f"--to={SAVED_MODEL} exports one checkpoint: write the mean with "
+      f"--to={TENSORFLOW} first"
+    )
+  source = model_source.find(settings.input[0], settings)
+  if source.is_export:
+    raise UserError(f"{source.path}: exported already; name a checkpoint")
+  model = inference.open_checkpoint(
+    source, settings.signatures, settings.precision
+  )
+  difference = inference.export(model, source, settings.output)
+  lines = source.lines()
+  for name in model.names():
+    signature = model.signatures[name]
+    lines.append(f"  {name}: {', '.join(sorted(signature.inputs))}")
+    lines.append(f"    -> {', '.join(sorted(signature.outputs))}")
+  model.close()
+  return [
+    *lines,
+    f"serving_default is {model.names()[-1]}",
+    f"{settings.output} is written: opened again, its answers differ by "
+    f"at most {difference:.1g}",
+  ]
+
+
+# Both -------------------------------------------------------------------------
 
 
 def convert(settings: Settings) -> list[str]:
   """Converts.
 
   Returns:
-    What was converted, left out and missing, and where everything is, as lines
-    for people.
+    Lines for people: what was converted, left out and missing, and the files.
 
   Raises:
     UserError: it cannot be done; the message says why.
@@ -411,84 +402,65 @@ def convert(settings: Settings) -> list[str]:
   config_file = os.path.join(settings.input[0], model_config.CONFIG_FILE)
   theirs = len(settings.input) == 1 and os.path.exists(config_file)
   to = settings.to or (TENSORFLOW if theirs else HUGGINGFACE)
-  if theirs and to == HUGGINGFACE:
+  if theirs and to != TENSORFLOW:
     raise UserError(
-      f"--input={settings.input[0]} is a Hugging Face folder: nothing to "
-      f"convert to --to={HUGGINGFACE}"
+      f"--input={settings.input[0]} is a Hugging Face folder: "
+      + (
+        "nothing to "
+        if to == HUGGINGFACE
+        else f"first --to={TENSORFLOW}, then "
+      )
+      + f"convert to --to={to}"
     )
-  if theirs and settings.bert_config_file:
-    raise UserError(
-      f"--bert_config_file is for checkpoints; {config_file} is the config"
-    )
-  if settings.vocab_file and settings.spm_model_file:
-    raise UserError("give either --vocab_file or --spm_model_file")
+  if to == SAVED_MODEL:
+    return export(settings)
+  if settings.signatures or settings.precision != "fp32":
+    raise UserError(f"--signatures and --precision are for --to={SAVED_MODEL}")
   model = read_folder(settings) if theirs else read_checkpoints(settings)
-  model = with_answers(with_labels(model, settings))
+  if model.task["task"] == SQUAD and model_source.ANSWERABLE not in model.task:
+    model.assumed.append(model_source.assumed_answers(TASK_FILE))
+  check_labels(model, settings)
   check_vocabulary(model, settings)
   write = write_folder if to == HUGGINGFACE else write_checkpoint
   return report(model, settings, write(model, settings))
 
 
-def with_labels(model: Model, settings: Settings) -> Model:
-  """`model` with the labels that the settings give.
-
-  No labels are said of one number alone: of a classifier they are not known.
-
-  Raises:
-    UserError: the input has others, or the classifier another number.
-  """
+def check_labels(model: Model, settings: Settings) -> None:
+  """Raises `UserError` if the classifier has another number of labels."""
   labels, bias = model.task.get("labels"), model.values.get("output_bias")
-  if settings.labels:
-    if labels and labels != list(settings.labels):
-      raise UserError(
-        f"labels {settings.labels}, but those of {settings.input[0]} are "
-        f"{labels}"
-      )
-    labels = list(settings.labels)
-    model = model._replace(task={**model.task, "labels": labels})
-  if bias is not None and len(bias) > 1 and labels == []:
-    task = {k: v for k, v in model.task.items() if k != "labels"}
-    model = model._replace(task=task)
-  if bias is not None and labels and len(labels) != len(bias):
+  if bias is None:
+    return
+  if labels and len(labels) != len(bias):
     raise UserError(
       f"{settings.input[0]}: {len(labels)} names of labels ({TASK_FILE} beside "
       f"it has them), but the classifier has {len(bias)}"
     )
-  return model
-
-
-def with_answers(model: Model) -> Model:
-  """`model` with what is assumed of one that answers questions."""
-  if model.task["task"] != SQUAD or model_source.ANSWERABLE in model.task:
-    return model
-  return model._replace(
-    assumed=[*model.assumed, model_source.assumed_answers(TASK_FILE)]
-  )
+  if labels == [] and len(bias) > 1:
+    del model.task["labels"]  # []: a regression; so the names are not known
 
 
 def check_vocabulary(model: Model, settings: Settings) -> None:
   """Raises `DataError` for a vocabulary that is larger than the model's."""
   if not model.vocabulary:
     return
-  rows = tokenizer_files.size(model.vocabulary)
-  given = settings.vocab_file or settings.spm_model_file
-  if rows > model.config.vocab_size:
+  rows, most = tokenizer_files.size(model.vocabulary), model.config.vocab_size
+  file = f"{model.vocabulary.file} of {settings.input[0]}"
+  if rows > most:
     raise DataError(
-      f"{given or model.vocabulary.file + ' of ' + settings.input[0]}: has "
-      f"{rows} tokens, but the model's vocab_size is "
-      f"{model.config.vocab_size}: it is another model's"
+      f"{settings.vocab_file or settings.spm_model_file or file}: has {rows} "
+      f"tokens, but the model's vocab_size is {most}: it is another model's"
     )
 
 
 def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
-  """What happened, for people."""
-  counts = bert_tensors.count_parts(
-    model.values, model.config, settings.input[0]
-  )
+  """What was converted, for people."""
+  source = settings.input[0]
+  counts = bert_tensors.count_parts(model.values, model.config, source)
   known = {w.ours for w in bert_tensors.weights(model.config)}
-  others = sorted(set(model.values) - known)
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
-  converted += [f"{name} (not BERT's, kept)" for name in others]
+  converted += [
+    f"{name} (not BERT's, kept)" for name in sorted(set(model.values) - known)
+  ]
   missing = [part for part in bert_tensors.PARTS[:4] if part not in counts]
   missing += [
     f"{part} (which {model_config.CONFIG_FILE} names)"
@@ -499,18 +471,18 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
     missing.append(
       f"{VOCAB_FILE} (give --vocab_file or --spm_model_file for a tokenizer)"
     )
-  mean = len(settings.input) > 1
-  lines = [
-    f"the mean of {len(settings.input)} checkpoints" if mean else "converted",
-    *_indented(converted),
-    f"left out: {len(model.left_out)}",
-    *_indented(model.left_out),
-    f"missing in the input: {len(missing)}",
-    *_indented(missing),
-  ]
-  if model.assumed:
-    lines += [f"assumed: {len(model.assumed)}", *_indented(model.assumed)]
-  lines.append(f"text for it: --do_lower_case={_lower_case(model)}")
+  count = len(settings.input)
+  lines = [f"the mean of {count} checkpoints" if count > 1 else "converted"]
+  lines += _indented(converted)
+  for title, found in (
+    ("left out", model.left_out),
+    ("missing in the input", missing),
+    ("assumed", model.assumed),
+  ):
+    if found or title != "assumed":
+      lines += [f"{title}: {len(found)}", *_indented(found)]
+  lower = model.task.get("do_lower_case", True)
+  lines.append(f"the model's text: --do_lower_case={lower}")
   if labels := model.task.get("labels"):
     lines.append(f"labels by number: {', '.join(labels)}")
   return [*lines, "written:", *_indented(files)]
@@ -520,11 +492,11 @@ def _indented(lines: list[str]) -> list[str]:
   return [f"    {line}" for line in lines]
 
 
-def main(_) -> None:
+def main(argv) -> None:
   values = flags.FLAGS.flag_values_dict()
-  names = {f.name for f in dataclasses.fields(Settings)} - {"labels"}
-  given = {name: values[name] for name in names}
-  given["input"] = tuple(path for path in given["input"] if path)
+  given = {f.name: values[f.name] for f in dataclasses.fields(Settings)}
+  given["input"] = tuple(filter(None, argv[1:] or given["input"]))
+  given["signatures"] = tuple(given["signatures"])
   if not given["input"]:
     raise UserError("--input names nothing")
   print("\n".join(convert(Settings(**given))))
@@ -534,23 +506,38 @@ def define_flags() -> None:
   """The flags, which are the fields of `Settings`."""
   flags.DEFINE_list(
     "input",
-    None,
+    [],
     "A Hugging Face folder, or prefixes of TensorFlow checkpoints, for example "
-    "OUTPUT_DIR/model.ckpt-1000; of several the mean is taken.",
-    required=True,
+    "OUTPUT_DIR/model.ckpt-1000; of several the mean is taken. With "
+    "--to=saved_model one checkpoint, or a run folder.",
   )
   flags.DEFINE_string(
     "output",
     None,
-    "A new folder with --to=huggingface; with --to=tensorflow the prefix of a "
-    f"checkpoint, or a folder for {CHECKPOINT_NAME}.",
+    "A new folder (TensorFlow Serving wants NAME/1, NAME/2, ...); with "
+    "--to=tensorflow the prefix of a checkpoint, or a folder for "
+    f"{CHECKPOINT_NAME}.",
     required=True,
   )
   flags.DEFINE_enum(
     "to",
     None,
-    [HUGGINGFACE, TENSORFLOW],
-    "What to write. Default: the other one than --input.",
+    [HUGGINGFACE, TENSORFLOW, SAVED_MODEL],
+    "What to write. Default: tensorflow for a Hugging Face folder, else "
+    "huggingface.",
+  )
+  flags.DEFINE_list(
+    "signatures",
+    [],
+    "With --to=saved_model: encoder, masked_lm, next_sentence, classifier, "
+    "span. Default: all that the checkpoint has.",
+  )
+  flags.DEFINE_enum(
+    "precision",
+    "fp32",
+    list(mixed_precision.TYPES),
+    "With --to=saved_model: type of the matmuls; weights, inputs and outputs "
+    "stay as they are.",
   )
   flags.DEFINE_string(
     "bert_config_file",

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from common import errors
 from common.errors import DataError, UserError
@@ -26,7 +26,7 @@ from training import flags_common
 
 FLAGS = tf.flags.FLAGS
 
-_AT_ONCE = 64  # inputs between two outputs
+_AT_ONCE = 64  # inputs that are read before their predictions are shown
 
 
 def define_flags() -> None:
@@ -61,14 +61,10 @@ def define_flags() -> None:
 def read_inputs(
   texts: list[str], may_be_json: bool
 ) -> Iterator[predictions.Input]:
-  """From the flags, the arguments, or standard input.
-
-  Args:
-    texts: the arguments.
-    may_be_json: see `predictions.parse_line`.
+  """Texts of the flags, the arguments, or standard input.
 
   Raises:
-    UserError: they contradict each other, or there is nothing to read.
+    UserError: they contradict each other, or there is no text.
   """
   asked = FLAGS.question is not None or FLAGS.context is not None
   if asked + bool(texts) + (FLAGS.input is not None) > 1:
@@ -114,34 +110,25 @@ def _lines(path: str, name: str) -> Iterator[str]:
         ) from e
 
 
-def _groups(inputs: Iterable, count: int) -> Iterator[list]:
-  inputs = iter(inputs)
-  while group := list(itertools.islice(inputs, count)):
-    yield group
-
-
 def main(argv) -> None:
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
-  given = {name: FLAGS[name].value for name in model_source.Given._fields}
-  source = model_source.find(argv[1], model_source.Given(**given))
+  source = model_source.find(argv[1], FLAGS)
   model = inference.open_model(source)
   predictor = predictions.Predictor(
     model, source, FLAGS.top_k, FLAGS.embedding, FLAGS.max_seq_length
   )
-  if not source.is_export:
-    print(f"{source.path} ({source.chosen})", file=sys.stderr)
-  for line in source.assumed:
-    print(line, file=sys.stderr)
+  lines = source.lines()
   if not FLAGS.max_seq_length and "max_seq_length" not in source.task:
-    print(
+    lines.append(
       f"{source.path}: nothing says how long its texts were: assumed "
-      f"--max_seq_length={source.max_seq_length}",
-      file=sys.stderr,
+      f"--max_seq_length={source.max_seq_length}"
     )
+  for line in lines:
+    print(line, file=sys.stderr)
   inputs = read_inputs(argv[2:], predictor.answers_questions)
   by_hand = not argv[2:] and FLAGS.input in (None, "-") and sys.stdin.isatty()
-  for group in _groups(inputs, 1 if by_hand else _AT_ONCE):
+  while group := list(itertools.islice(inputs, 1 if by_hand else _AT_ONCE)):
     for made in predictor.predict(group):
       lines = predictions.as_lines(made)
       print(*([json.dumps(made)] if FLAGS.json else lines), sep="\n")

@@ -33,7 +33,7 @@ _KINDS = {
 _WARM_UPDATES = 3
 
 
-def serve(task: finetune.Task, updates_per_round: int) -> None:
+def serve(task: finetune.FinetuningTask, updates_per_round: int) -> None:
   """Trains so many updates for each line on stdin."""
   comm = distributed.init(task.config.num_threads)
   with training_run.graph(task.config):

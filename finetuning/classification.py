@@ -11,76 +11,65 @@ import numpy as np
 
 from common.errors import DataError, UserError
 from finetuning import heads, metrics, packed, tables
-from finetuning.finetune import FinetuningConfig, Task
+from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.settled import model_folder, saved_task
 from model import model_flops
 from training import training_hooks
 
 PREDICTIONS_FILE = "predictions.tsv"
-# What would end a field there, and what marks it.
+# Characters that end a field in that file, and the one that marks them.
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 
 class Glue(NamedTuple):
-  """One of GLUE's tasks, https://arxiv.org/abs/1804.07461, as its files are.
+  """The files of a GLUE task, https://arxiv.org/abs/1804.07461.
 
   Attributes:
-    text: the column of the text.
-    pair: that of the second text, or None.
-    label: that of the label.
+    text, pair, label: columns; pair is None for single texts.
     labels: in the order of their numbers; none: it is a regression.
     metrics: names in `metrics.CLASSIFICATION`; the first one chooses the best.
-    evaluation: its file to evaluate on, without .tsv.
+    evaluation: the file to evaluate on, without .tsv.
     columns: of files without a header (but the test file has one).
   """
 
   text: str
-  pair: str | None
-  label: str
-  labels: tuple
-  metrics: tuple
+  pair: str | None = None
+  label: str = "label"
+  labels: tuple = ("0", "1")
+  metrics: tuple = ("accuracy",)
   evaluation: str = "dev"
   columns: tuple | None = None
 
 
-_YES_NO = ("0", "1")
-_ENTAILMENT = ("entailment", "not_entailment")
+_PAIR = "sentence1", "sentence2"
 _MNLI = Glue(
-  "sentence1",
-  "sentence2",
+  *_PAIR,
   "gold_label",
   ("contradiction", "entailment", "neutral"),
-  ("accuracy",),
-  "dev_matched",
+  evaluation="dev_matched",
 )
+_F1, _ENTAILMENT = ("f1", "accuracy"), ("entailment", "not_entailment")
 GLUE = {
   "cola": Glue(
     "sentence",
-    None,
-    "label",
-    _YES_NO,
-    ("matthews", "accuracy"),
+    metrics=("matthews", "accuracy"),
     columns=("source", "label", "original", "sentence"),
   ),
-  "sst-2": Glue("sentence", None, "label", _YES_NO, ("accuracy",)),
-  "mrpc": Glue(
-    "#1 String", "#2 String", "Quality", _YES_NO, ("f1", "accuracy")
-  ),
-  "sts-b": Glue("sentence1", "sentence2", "score", (), ("pearson", "spearman")),
-  "qqp": Glue(
-    "question1", "question2", "is_duplicate", _YES_NO, ("f1", "accuracy")
-  ),
+  "sst-2": Glue("sentence"),
+  "mrpc": Glue("#1 String", "#2 String", "Quality", metrics=_F1),
+  "sts-b": Glue(*_PAIR, "score", (), ("pearson", "spearman")),
+  "qqp": Glue("question1", "question2", "is_duplicate", metrics=_F1),
   "mnli": _MNLI,
   "mnli-mm": _MNLI._replace(evaluation="dev_mismatched"),
-  "qnli": Glue("question", "sentence", "label", _ENTAILMENT, ("accuracy",)),
-  "rte": Glue("sentence1", "sentence2", "label", _ENTAILMENT, ("accuracy",)),
-  "wnli": Glue("sentence1", "sentence2", "label", _YES_NO, ("accuracy",)),
+  "qnli": Glue("question", "sentence", labels=_ENTAILMENT),
+  "rte": Glue(*_PAIR, labels=_ENTAILMENT),
+  "wnli": Glue(*_PAIR),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(FinetuningConfig):
-  """What run_classifier.py is told; fields are named like its flags."""
+  """Settings of run_classifier.py; fields are named like its flags."""
 
   task_name: str | None = None
   data_dir: str | None = None
@@ -142,10 +131,7 @@ class ClassifierConfig(FinetuningConfig):
     return super().flags_of(task)
 
   def as_dict(self):
-    """Says what defaults stand for.
-
-    A rank that joins later has found it in task.json.
-    """
+    """With what defaults stand for, which task.json tells a later rank."""
     table = self.table()
     return {
       **super().as_dict(),
@@ -187,7 +173,7 @@ class ClassifierConfig(FinetuningConfig):
     return os.path.join(self.data_dir, name[part] + ".tsv")
 
 
-class Classification(Task):
+class Classification(FinetuningTask):
   """A label, or a number, for each text or pair of texts."""
 
   def __init__(self, config: ClassifierConfig):
@@ -202,7 +188,7 @@ class Classification(Task):
   def labels(self) -> list[str]:
     """In the order of their numbers; [] for a regression.
 
-    Of a table they are what the training file has, or what a run before found.
+    Of a table they are those of the training file, or of an earlier run.
     """
     if self._is_regression:
       return []
@@ -219,7 +205,8 @@ class Classification(Task):
           "labels there are: train first (--do_train), or give --train_file"
         )
     path = self.config.path("train")
-    found = sorted(set(self._column(path, self._table.label)), key=label_order)
+    given = tables.column(path, self._rows(path), self._table.label)
+    found = sorted(set(given), key=label_order)
     if len(found) < 2:
       raise DataError(
         f"{path}: the labels of column {self._table.label!r} are all "
@@ -238,34 +225,24 @@ class Classification(Task):
       columns = None
     return tables.read_table(path, columns, all_rows)
 
-  def _column(self, path: str, name: str) -> list[str]:
-    return tables.column(path, self._rows(path), name)
-
-  @functools.cached_property
-  def training_set(self) -> packed.PackedSource:
-    return self._source(self.config.path("train"), has_labels=True)
-
-  @functools.cached_property
-  def evaluation_set(self) -> packed.PackedSource:
-    return self._source(self.config.path("eval"), has_labels=True)
-
-  @functools.cached_property
-  def prediction_set(self) -> packed.PackedSource:
-    return self._source(self.config.path("predict"), has_labels=False)
-
-  def _source(self, path: str, has_labels: bool) -> packed.PackedSource:
-    rows = self._rows(path, all_rows=not has_labels)
-    texts = [tables.column(path, rows, self._table.text)]
-    if self._table.pair:
-      texts.append(tables.column(path, rows, self._table.pair))
-    tokenizer, most = self.config.tokenizer(), self.config.max_seq_length
-    inputs = encode_texts(tokenizer, most, *texts)
-    targets = self._targets(path, rows) if has_labels else [0] * len(rows)
+  def read(self, part):
+    path, most = self.config.path(part), self.config.max_seq_length
+    tokenizer = self.config.tokenizer()
+    rows = self._rows(path, all_rows=part == "predict")
+    first, second = (
+      tokenizer.encode_batch(tables.column(path, rows, name))
+      if name
+      else [None] * len(rows)
+      for name in (self._table.text, self._table.pair)
+    )
+    targets = [0] * len(rows)
+    if part != "predict":
+      targets = self._targets(path, rows)
     examples = [
-      packed.Example(ids, segments, f"line {row.line}", (target,))
-      for (ids, segments), row, target in zip(
-        inputs.pairs, rows, targets, strict=True
+      packed.Example(
+        *encode_pair(tokenizer, most, a, b), f"line {row.line}", (target,)
       )
+      for a, b, row, target in zip(first, second, rows, targets, strict=True)
     ]
     return packed.PackedSource(
       path,
@@ -273,7 +250,7 @@ class Classification(Task):
       most,
       self.config.examples_per_record,
       np.float32 if self._is_regression else np.int32,
-      cut=inputs.cut,
+      cut=sum(map(lambda a, b: pair_length(a, b) > most, first, second)),
     )
 
   def _targets(self, path: str, rows) -> list:
@@ -284,11 +261,9 @@ class Classification(Task):
       try:
         target = float(label) if self._is_regression else numbers[label]
       except (KeyError, ValueError) as e:
-        wanted = (
-          "a number"
-          if self._is_regression
-          else "one of " + ", ".join(self.labels[:10])
-        )
+        wanted = "a number"
+        if not self._is_regression:
+          wanted = "one of " + ", ".join(self.labels[:10])
         raise DataError(
           f"{path}: line {row.line}: {self._table.label} is {label!r}, not "
           f"{wanted}"
@@ -304,12 +279,9 @@ class Classification(Task):
     )
 
   def head_matmuls(self, rows, source):
-    return model_flops.pooled(
-      self.config.bert,
-      self.config.policy,
-      rows * source.slots,
-      len(self.labels) or 1,
-    )
+    examples, labels = rows * source.slots, len(self.labels) or 1
+    config = self.config
+    return model_flops.pooled(config.bert, config.policy, examples, labels)
 
   def _logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""
@@ -321,16 +293,16 @@ class Classification(Task):
   def results(self, source, outputs):
     logits = self._logits(source, outputs)
     targets = np.array([e.targets[0] for e in source.examples])
-    predicted = (
-      logits[:, 0] if self._is_regression else np.argmax(logits, axis=1)
-    )
+    predicted = logits[:, 0]
+    if not self._is_regression:
+      predicted = np.argmax(logits, axis=1)
     return {
       name: metrics.metric(name, len(self.labels))(targets, predicted)
       for name in self._table.metrics
     }
 
   def write_predictions(self, source, outputs):
-    """One line for each row of the file that is predicted, in its order.
+    """Writes one line for each row of the file, in its order.
 
     Fields, between tabs: the row's number from 0, the prediction, and each
     label's probability. In labels a backslash, a tab, a line feed and a
@@ -351,14 +323,11 @@ class Classification(Task):
     return [f"predictions {path}"]
 
   def describe(self):
+    text, pair, label = self._table[:3]
     return {
       "labels": self.labels,
       "metrics": list(self._table.metrics),
-      "columns": {
-        "text": self._table.text,
-        "text_pair": self._table.pair,
-        "label": self._table.label,
-      },
+      "columns": {"text": text, "text_pair": pair, "label": label},
     }
 
 
@@ -379,42 +348,17 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
   return weights / weights.sum(axis=-1, keepdims=True)
 
 
-class EncodedTexts(NamedTuple):
-  """Inputs of the encoder."""
-
-  pairs: list  # (ids, segments), int32 [tokens] each, of each text
-  cut: int  # how many texts lost their end
-
-
-def encode_texts(
-  tokenizer, max_seq_length: int, texts: Sequence[str], pairs=None
-) -> EncodedTexts:
-  """[CLS] text [SEP], and the second text with another [SEP].
-
-  Too long a text loses its end; of a pair the longer one, a token at a time, as
-  in google/bert.
-
-  Args:
-    tokenizer: a `tokenization.Encoder`.
-    max_seq_length: special tokens included.
-    texts: [n].
-    pairs: (optional) [n].
-  """
-  first = tokenizer.encode_batch(texts)
-  second = tokenizer.encode_batch(pairs) if pairs else [None] * len(first)
-  both = list(zip(first, second, strict=True))
-  whole = [
-    len(a) + 2 + (0 if b is None else len(b) + 1) <= max_seq_length
-    for a, b in both
-  ]
-  return EncodedTexts(
-    [encode_pair(tokenizer, max_seq_length, a, b) for a, b in both],
-    whole.count(False),
-  )
+def pair_length(a, b=None) -> int:
+  """Tokens of `encode_pair` if nothing is cut."""
+  return len(a) + 2 + (0 if b is None else len(b) + 1)
 
 
 def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
-  """Ids and segments of one input; `a` and `b` are int [tokens]."""
+  """int32 ids and segments of [CLS] a [SEP], or of [CLS] a [SEP] b [SEP].
+
+  Too long a text loses its end; of a pair the longer one, a token at a time, as
+  in google/bert. `a` and `b` are int [tokens].
+  """
   cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
   if b is None:
     ids = np.concatenate([cls, a[: max_seq_length - 2], sep])

@@ -1,7 +1,7 @@
 """The run that fine-tuning tasks share, on pre-training's loop.
 
-A task (ELECTRA's idea) says what its examples, its head and its results are;
-see `Task`. Everything else is here and the same for all.
+A `FinetuningTask` (ELECTRA's idea) defines examples, head and results.
+Everything else is here and the same for all tasks.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ import numpy as np
 
 import optimization
 import tokenization
-from common import errors
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
@@ -34,7 +33,7 @@ from xla_patches import jit
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuningConfig(RunConfig):
-  """What all fine-tuning is told; fields are named like their flags."""
+  """Settings of all fine-tuning; fields are named like their flags."""
 
   ends_with_best: ClassVar[bool] = True
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
@@ -98,13 +97,6 @@ class FinetuningConfig(RunConfig):
     if saved.get("task") != cls.kind:
       return {}
     found = cls.flags_of(saved)
-    for field in dataclasses.fields(cls):
-      value = found.get(field.name, field.default)
-      if field.name in found and not _fits(value, field.default):
-        raise errors.DataError(
-          f"{os.path.join(folder, TASK_FILE)}: {field.name} is {value!r}: "
-          "damaged; bring back the file that the training wrote"
-        )
     given = {n: getattr(flags, n) for n in found if flags[n].present}
     free = () if flags.do_train else cls.usual_flags
     settled.compare(given, found, free, os.path.join(folder, TASK_FILE))
@@ -117,7 +109,7 @@ class FinetuningConfig(RunConfig):
     return {name: task[name] for name in names if name in task}
 
   def tokenizer(self) -> tokenization.Encoder:
-    """That of the flags, or the one that the model's folder has a copy of.
+    """With the vocabulary of the flags, or else the model folder's copy.
 
     Raises:
       DataError: there is none, or it has more tokens than the model.
@@ -132,33 +124,26 @@ class FinetuningConfig(RunConfig):
     )
 
 
-class Task:
-  """What a kind of fine-tuning is made of; its subclasses say what.
+class FinetuningTask:
+  """A kind of fine-tuning; subclasses define it.
 
   Attributes:
     config: a `FinetuningConfig`.
-    best_by: a `training_hooks.BestBy`, of the results.
+    best_by: which of its results are the best.
   """
 
   best_by: training_hooks.BestBy
 
   def __init__(self, config: FinetuningConfig):
-    """Reads no data yet: `training_set` and the others do."""
+    """Reads no data: the sets are read when they are used."""
     self.config = config
 
-  @functools.cached_property
-  def training_set(self) -> packed.PackedSource:
-    """Examples with targets."""
-    raise NotImplementedError
+  training_set = functools.cached_property(lambda self: self.read("train"))
+  evaluation_set = functools.cached_property(lambda self: self.read("eval"))
+  prediction_set = functools.cached_property(lambda self: self.read("predict"))
 
-  @functools.cached_property
-  def evaluation_set(self) -> packed.PackedSource:
-    """Examples with targets, held out."""
-    raise NotImplementedError
-
-  @functools.cached_property
-  def prediction_set(self) -> packed.PackedSource:
-    """Examples whose targets nobody reads."""
+  def read(self, part: str) -> packed.PackedSource:
+    """The examples to "train", "eval" (held out) or "predict" with."""
     raise NotImplementedError
 
   def head(self, batch, is_training: bool, dropout_seed=None):
@@ -166,16 +151,11 @@ class Task:
     raise NotImplementedError
 
   def head_matmuls(self, rows: int, source) -> list:
-    """The `model_flops.Matmul`s of the head on so many rows of `source`."""
+    """The `model_flops.Matmul`s of the head on `rows` rows of `source`."""
     raise NotImplementedError
 
   def results(self, source, outputs: dict) -> dict:
-    """Metrics, name -> float.
-
-    Args:
-      source: the evaluation set.
-      outputs: name -> float32 [rows, ...] of the head.
-    """
+    """Metrics, name -> float, of the head's outputs: float32 [rows, ...]."""
     raise NotImplementedError
 
   def result_names(self) -> list[str]:
@@ -187,66 +167,49 @@ class Task:
     raise NotImplementedError
 
   def describe(self) -> dict:
-    """What task.json has beside the vocabulary: all that predicting needs."""
+    """The keys of task.json that are this kind's own."""
     raise NotImplementedError
 
-
-def _fits(value, default) -> bool:
-  """Whether a value from JSON can be that of a flag with this default."""
-  if isinstance(default, tuple):
-    return isinstance(value, list) and all(isinstance(v, str) for v in value)
-  if default is None:
-    return value is None or isinstance(value, str)
-  kinds = (int, float) if isinstance(default, float) else (type(default),)
-  return type(value) in kinds
-
-
-def _description(task: Task) -> dict:
-  """What task.json says beside the vocabulary."""
-  config = task.config
-  return {
-    "task": config.kind,
-    **task.describe(),
-    "max_seq_length": config.max_seq_length,
-    "do_lower_case": config.do_lower_case,
-    "best_by": task.best_by._asdict(),
-  }
+  def task_content(self) -> dict:
+    """What task.json has beside the vocabulary: all that predicting needs."""
+    return {
+      "task": self.config.kind,
+      **self.describe(),
+      "max_seq_length": self.config.max_seq_length,
+      "do_lower_case": self.config.do_lower_case,
+      "best_by": self.best_by._asdict(),
+    }
 
 
-def finetune(task: Task, comm, commit=None, signals=None) -> dict:
+def finetune(task: FinetuningTask, comm, commit=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
-  describe = functools.partial(_description, task)
-  settled.check(config, describe)
+  settled.check(config, task.task_content)
   if config.do_train:
     config = _with_evaluations(
       config, task.training_set.plan(config, comm.size)
     )
   if comm.is_root:
-    training_hooks.tell(*_sets(task))
+    sets = [task.training_set] if config.do_train else []
+    sets += [task.evaluation_set] if config.do_eval else []
+    sets += [task.prediction_set] if config.do_predict else []
+    training_hooks.tell(*dict.fromkeys(source.line() for source in sets))
 
   def build():
-    train = training(task, config, comm) if config.do_train else None
+    train = evaluate = predict = begin = None
+    if config.do_train:
+      train = training(task, config, comm)
+      begin = functools.partial(settled.write, config, task.task_content)
     with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
-      evaluate = _evaluator(task, config, comm) if config.do_eval else None
+      if config.do_eval:
+        evaluate = _evaluator(task, config, comm)
     reuse = config.do_train or config.do_eval
     with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
-      predict = _predictor(task, config, comm) if config.do_predict else None
-    begin = functools.partial(settled.write, config, describe)
-    return training_run.Parts(
-      task.best_by, train, evaluate, predict, begin if train else None
-    )
+      if config.do_predict:
+        predict = _predictor(task, config, comm)
+    return training_run.Parts(task.best_by, train, evaluate, predict, begin)
 
   return training_run.run(config, comm, build, commit, signals)
-
-
-def _sets(task: Task) -> list[str]:
-  """What is in the files, for a person."""
-  config = task.config
-  sets = [task.training_set] if config.do_train else []
-  sets += [task.evaluation_set] if config.do_eval else []
-  sets += [task.prediction_set] if config.do_predict else []
-  return list(dict.fromkeys(source.line() for source in sets))
 
 
 def _with_evaluations(config, plan) -> FinetuningConfig:
@@ -260,7 +223,7 @@ def _with_evaluations(config, plan) -> FinetuningConfig:
   return dataclasses.replace(config, eval_every_steps=every)
 
 
-def training(task: Task, config, comm) -> train_loop.Task:
+def training(task: FinetuningTask, config, comm) -> train_loop.Task:
   """Data, plan, model and update, in the graph."""
   source = task.training_set
   comm.check_equal("the training set", source.fingerprint())
@@ -268,7 +231,9 @@ def training(task: Task, config, comm) -> train_loop.Task:
   order = record_order.Order(len(source), config.seed)
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
-
+  matmuls = model_flops.encoder(
+    config.bert, config.policy, plan.global_batch, source.tokens
+  )
   return train_loop.Task(
     plan=plan,
     ops=training_step(task, config, batches.next, state, plan, comm),
@@ -283,10 +248,7 @@ def training(task: Task, config, comm) -> train_loop.Task:
     examples="examples",
     capacity=plan.global_batch * source.tokens,
     flops=model_flops.total(
-      model_flops.encoder(
-        config.bert, config.policy, plan.global_batch, source.tokens
-      )
-      + task.head_matmuls(plan.global_batch, source)
+      matmuls + task.head_matmuls(plan.global_batch, source)
     ),
     wishes=train_loop.Wishes(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
@@ -294,7 +256,7 @@ def training(task: Task, config, comm) -> train_loop.Task:
 
 
 def training_step(
-  task, config, micro, state, plan, comm
+  task: FinetuningTask, config, micro, state, plan, comm
 ) -> optimization.TrainOps:
   """From a micro-batch to new weights; arguments as of pre-training's."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
@@ -329,9 +291,8 @@ def _means(sums: dict) -> dict:
   }
 
 
-def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
+def _evaluator(task: FinetuningTask, config, comm) -> train_loop.Evaluator:
   source = task.evaluation_set
-  comm.check_equal("the evaluation set", source.fingerprint())
   collect = _collector(task, source, config, comm, "evaluation")
   names = ["loss", *task.result_names()]
 
@@ -343,8 +304,7 @@ def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
       loss = (outputs.pop("losses") * weights).sum() / weights.sum()
       found = {"loss": float(loss), **task.results(source, outputs)}
       values = np.array([found[name] for name in names])
-    # Rank 0's, for all.
-    values = comm.gather(values)[0].tolist()
+    values = comm.gather(values)[0].tolist()  # rank 0's, for all
     watchdog.watch()
     results = dict(zip(names, values, strict=True))
     return {**results, "examples": len(source.examples)}
@@ -356,9 +316,8 @@ def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
   return train_loop.Evaluator(evaluation, headline, config.output_dir, comm)
 
 
-def _predictor(task: Task, config, comm):
+def _predictor(task: FinetuningTask, config, comm):
   source = task.prediction_set
-  comm.check_equal("the prediction set", source.fingerprint())
   collect = _collector(task, source, config, comm, "prediction")
 
   def predict(session, watchdog):
@@ -368,11 +327,12 @@ def _predictor(task: Task, config, comm):
   return predict
 
 
-def _collector(task: Task, source, config, comm, name: str):
-  """(session, signals, watchdog) -> name -> [rows, ...], of all rows and ranks.
+def _collector(task: FinetuningTask, source, config, comm, name: str):
+  """(session, signals, watchdog) -> output's name -> [rows, ...] of all ranks.
 
   See `train_loop.EvaluationBatches`; `name` is unique in the graph.
   """
+  comm.check_equal(f"the {name} set", source.fingerprint())
   rows = source.rows_of(config.eval_batch_size)
   batches = input_pipeline.evaluation_batches(source, rows, comm)
   head = task.head(batches.next, False)
@@ -381,7 +341,7 @@ def _collector(task: Task, source, config, comm, name: str):
     "weights": batches.next.weights,
     **head.outputs,
   }
-  most = -(-len(source) // comm.size)  # rows of a rank
+  of_rank = -(-len(source) // comm.size)  # rows
   batches = train_loop.EvaluationBatches(
     fetches=fetches,
     source=source,
@@ -390,27 +350,24 @@ def _collector(task: Task, source, config, comm, name: str):
     comm=comm,
   )
 
+  def of_all_ranks(parts: list) -> np.ndarray:
+    """[rows, ...] in order; rank r of N has the rows r, r + N, ..."""
+    own = np.concatenate(parts)[:of_rank]
+    missing = of_rank - len(own)
+    own = np.pad(own, [(0, missing)] + [(0, 0)] * (own.ndim - 1))
+    everyone = comm.gather(own)  # [N, of_rank, ...]
+    in_order = np.swapaxes(everyone, 0, 1).reshape(-1, *own.shape[1:])
+    return in_order[: len(source)]
+
   def collect(session, signals, watchdog):
     found = list(batches.run(session, signals, watchdog))
-    watchdog.look_away()  # rank 0 makes results of it, however long
-    # A rank may have no rows, where there are fewer than ranks.
-    none = {
-      n: np.zeros([0, *t.shape[1:]], np.float32) for n, t in fetches.items()
-    }
+    watchdog.look_away()  # rank 0 computes results of it, however long
+    # A rank has no rows where there are fewer rows than ranks.
     return {
-      name: _of_all_ranks(
-        [f[name] for f in (*found, none)], most, len(source), comm
+      n: of_all_ranks(
+        [*(f[n] for f in found), np.zeros([0, *t.shape[1:]], np.float32)]
       )
-      for name in fetches
+      for n, t in fetches.items()
     }
 
   return collect
-
-
-def _of_all_ranks(parts: list, most: int, rows: int, comm) -> np.ndarray:
-  """Rank r's rows, which are r, r + size, ..., put together: [rows, ...]."""
-  own = np.concatenate(parts)[:most]
-  missing = most - len(own)
-  own = np.pad(own, [(0, missing)] + [(0, 0)] * (own.ndim - 1))
-  everyone = comm.gather(own)  # [size, most, ...]
-  return np.swapaxes(everyone, 0, 1).reshape(-1, *own.shape[1:])[:rows]

@@ -1,4 +1,4 @@
-"""What fine-tuning puts on the encoder; google/bert's variable names.
+"""The heads that fine-tuning adds; google/bert's variable names.
 
 Shape legend as in `modeling`: B rows of S tokens with up to E examples each, H
 hidden size.
@@ -11,29 +11,21 @@ import modeling
 from common.tensorflow_v1 import tf
 from model import encoder, kernels, layers
 
-_OUTSIDE = -1e30  # a score that leaves nothing of a position in a softmax
+_OUTSIDE = -1e30  # a score whose softmax is 0
 
 
 class HeadOutput(NamedTuple):
-  """Of a batch, by example."""
+  """A head's results for a batch."""
 
   losses: tf.Tensor  # float32 [B, E], nats or squared differences
   correct: tf.Tensor  # float32 [B, E], 1 where the prediction is right
-  outputs: dict  # name -> float32 [B, ...], what predictions are made of
+  outputs: dict  # name -> float32 [B, ...], for predictions
 
 
 def encode(
   batch, config, is_training: bool, dropout_seed=None, with_pooler=True
 ):
-  """The `modeling.BertModel` of a `packed.FinetuningBatch`.
-
-  Args:
-    batch: rows with B, S known.
-    config: a `run_config.RunConfig`.
-    is_training: bool.
-    dropout_seed: (optional) int [2].
-    with_pooler: whether the head reads the pooled output.
-  """
+  """The `modeling.BertModel` of a `packed.FinetuningBatch`."""
   return modeling.BertModel(
     config.bert,
     is_training,
@@ -49,6 +41,16 @@ def encode(
   )
 
 
+def _variables(units: int, bert_config):
+  """float32 [units, H] and [units]."""
+  initializer = layers.create_initializer(bert_config.initializer_range)
+  shape = [units, bert_config.hidden_size]
+  return (
+    tf.get_variable("output_weights", shape, initializer=initializer),
+    tf.get_variable("output_bias", [units], initializer=tf.zeros_initializer()),
+  )
+
+
 def classifier_logits(
   pooled,
   labels: int,
@@ -61,11 +63,8 @@ def classifier_logits(
 
   Args:
     pooled: float [n, H], `BertModel.get_pooled_output`.
-    labels: how many; 1 for regression.
-    bert_config: a BertConfig.
+    labels: their number; 1 for regression.
     dropout_seed: (optional) int [2].
-    is_training: whether there is dropout.
-    policy: a `mixed_precision.Policy`.
 
   Returns:
     policy.heads [n, labels], and a float32 variable [labels].
@@ -73,14 +72,7 @@ def classifier_logits(
   if is_training:
     seed = encoder.head_dropout_seed(dropout_seed)
     pooled = layers.dropout(pooled, bert_config.hidden_dropout_prob, seed)
-  weights = tf.get_variable(
-    "output_weights",
-    [labels, bert_config.hidden_size],
-    initializer=layers.create_initializer(bert_config.initializer_range),
-  )
-  bias = tf.get_variable(
-    "output_bias", [labels], initializer=tf.zeros_initializer()
-  )
+  weights, bias = _variables(labels, bert_config)
   pooled, weights = (tf.cast(t, policy.heads) for t in (pooled, weights))
   return tf.matmul(pooled, weights, transpose_b=True), bias
 
@@ -92,14 +84,9 @@ def classification(
 
   Outputs: "logits", float32 [B, E, labels].
   """
-  model = encode(batch, config, is_training, dropout_seed)
+  pooled = encode(batch, config, is_training, dropout_seed).get_pooled_output()
   matmul, bias = classifier_logits(
-    model.get_pooled_output(),
-    labels,
-    config.bert,
-    dropout_seed,
-    is_training,
-    config.policy,
+    pooled, labels, config.bert, dropout_seed, is_training, config.policy
   )
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, config.policy.losses) + bias
@@ -119,32 +106,18 @@ def classification(
 
 
 def span_logits(sequence_output, bert_config, policy=mixed_precision.FP32):
-  """Scores of each position to be the first and the last of an answer.
+  """Scores of each position as the first and as the last of an answer.
 
-  Args:
-    sequence_output: float [B, S, H].
-    bert_config: a BertConfig.
-    policy: a `mixed_precision.Policy`.
-
-  Returns:
-    float32 [B, S, 2].
+  float32 [B, S, 2], from `sequence_output`, float [B, S, H].
   """
   with tf.variable_scope("cls/squad"):
-    weights = tf.get_variable(
-      "output_weights",
-      [2, bert_config.hidden_size],
-      initializer=layers.create_initializer(bert_config.initializer_range),
-    )
-    bias = tf.get_variable(
-      "output_bias", [2], initializer=tf.zeros_initializer()
-    )
+    weights, bias = _variables(2, bert_config)
   shape = layers.get_shape_list(sequence_output, 3)
   # Not in policy.heads: a matmul of two columns costs nothing, and in 16 bits
   # neighbouring positions of a long paragraph would have equal scores.
   matrix = tf.cast(layers.reshape_to_matrix(sequence_output), policy.losses)
-  weights = tf.cast(weights, policy.losses)
-  scores = tf.matmul(matrix, weights, transpose_b=True)
-  scores += tf.cast(bias, policy.losses)
+  weights, bias = (tf.cast(t, policy.losses) for t in (weights, bias))
+  scores = tf.matmul(matrix, weights, transpose_b=True) + bias
   return tf.cast(tf.reshape(scores, [*shape[:2], 2]), tf.float32)
 
 

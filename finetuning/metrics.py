@@ -8,22 +8,18 @@ def accuracy(targets, predicted) -> float:
   return float(np.mean(targets == predicted))
 
 
-def f1(targets, predicted) -> float:
+def f1(targets, predicted, average: str = "binary") -> float:
   """F1 of label 1, the second of two."""
-  return _f1(targets, predicted, "binary")
-
-
-def macro_f1(targets, predicted) -> float:
-  """Mean of the F1 of each label that is a target or was predicted."""
-  return _f1(targets, predicted, "macro")
-
-
-def _f1(targets, predicted, average: str) -> float:
   from sklearn import metrics  # takes a second to load
 
   return float(
     metrics.f1_score(targets, predicted, average=average, zero_division=0.0)
   )
+
+
+def macro_f1(targets, predicted) -> float:
+  """Mean F1 of all labels that are targets or were predicted."""
+  return f1(targets, predicted, "macro")
 
 
 def matthews(targets, predicted) -> float:
@@ -62,5 +58,5 @@ REGRESSION = {"pearson", "spearman"}
 
 
 def metric(name: str, labels: int):
-  """(targets, predicted) -> float, of a task with so many labels."""
+  """(targets, predicted) -> float; `labels` is the task's number of labels."""
   return macro_f1 if name == "f1" and labels > 2 else CLASSIFICATION[name]

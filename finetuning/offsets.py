@@ -1,11 +1,11 @@
-"""Tokens of a text with the characters that each is from.
+"""Tokens of a text with the characters of the text that each is made of.
 
-The ids are the encoder's own; an answer can then be cut out of the text as it
-stands, whatever the tokenizer did to case, accents and spaces.
+With them an answer is cut out of the text as it stands, whatever the tokenizer
+did to case, accents and spaces.
 
 Tokenizers drop characters: combining marks (uncased), soft hyphens, joiners,
-marks of direction, spaces. `encode_with_spans` says where tokens begin and end
-without them, `with_dropped` with those that belong to a token for a reader.
+marks of direction, spaces. The spans of `encode_with_spans` leave them out;
+`with_dropped` adds those that a reader counts to a token.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from tokenization import SENTENCEPIECE_SPACE
 class TokenSpans(NamedTuple):
   """int32 arrays [tokens]: token i is from text[starts[i] : ends[i]].
 
-  A SentencePiece token that is nothing but the space before a word has no
-  characters: it starts where it ends.
+  A SentencePiece token that is only the space before a word has no characters:
+  it starts where it ends.
   """
 
   ids: np.ndarray
@@ -30,12 +30,7 @@ class TokenSpans(NamedTuple):
 
 
 def encode_with_spans(tokenizer, text: str) -> TokenSpans:
-  """The tokens of a text, from their first character to their last.
-
-  Args:
-    tokenizer: a `tokenization.Encoder`.
-    text: any text.
-  """
+  """The tokens of a text; `tokenizer` is a `tokenization.Encoder`."""
   if isinstance(tokenizer, tokenization.SentencePieceEncoder):
     return _of_sentencepiece(tokenizer, text)
   return _of_wordpiece(tokenizer, text)
@@ -44,13 +39,10 @@ def encode_with_spans(tokenizer, text: str) -> TokenSpans:
 def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
   """The same tokens with the characters that were dropped beside them.
 
-  What is between two tokens belongs to the first, as a combining mark does to
-  its letter; at the begin of a text or after a space it belongs to the token
-  after it. Spaces, and what stands alone between them, belong to none.
-
-  Args:
-    text: that of the spans.
-    spans: of `encode_with_spans`.
+  Characters between two tokens belong to the first, as a combining mark does to
+  its letter; at the beginning of a text or after a space they belong to the
+  token after them. Spaces, and what stands alone between them, belong to none.
+  `text` is the one that `encode_with_spans` made the spans of.
   """
   count = len(text)
   depth = np.zeros(count + 1, np.int32)  # tokens around a character
@@ -60,14 +52,14 @@ def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
   is_dropped = (np.cumsum(depth)[:count] == 0) & ~is_space
   if not is_dropped.any():
     return spans
-  places = np.arange(count + 1)
-  # Where the dropped characters around a place begin, and where they end.
-  first = np.where(np.append(False, is_dropped), 0, places)
+  positions = np.arange(count + 1)
+  # Where the dropped characters around a position begin, and where they end.
+  first = np.where(np.append(False, is_dropped), 0, positions)
   first = np.maximum.accumulate(first)
-  last = np.where(np.append(is_dropped, False), count, places)
+  last = np.where(np.append(is_dropped, False), count, positions)
   last = np.minimum.accumulate(last[::-1])[::-1]
   opens = np.append(True, is_space)[first]
-  first = np.where(opens, first, places)
+  first = np.where(opens, first, positions)
   return TokenSpans(
     spans.ids,
     first[spans.starts].astype(np.int32),
@@ -76,10 +68,7 @@ def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
 
 
 def covering(spans: TokenSpans, first: int, last: int) -> tuple | None:
-  """The first and the last token with characters in text[first:last].
-
-  None if it has no token's characters.
-  """
+  """First and last token with characters in text[first:last], or None."""
   inside = np.flatnonzero(
     np.maximum(spans.starts, first) < np.minimum(spans.ends, last)
   )
@@ -93,7 +82,9 @@ def _as_arrays(spans: list) -> TokenSpans:
 
 def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
   words = tokenizer.split_words(text)
-  places = _places(tokenizer.split_words, text)
+  kept = _Kept(tokenizer.split_words)
+  # The position in the text of each character of its words.
+  places = [i for i, char in enumerate(text) for _ in range(kept[char])]
   if len(places) != sum(map(len, words)):
     return _word_by_word(tokenizer, text)
   spans, begin = [], 0
@@ -110,7 +101,7 @@ def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
 
 
 class _Kept(dict):
-  """Character -> how many of its tokenizer's characters are from it."""
+  """Character -> number of its characters in the tokenizer's words."""
 
   def __init__(self, split: Callable):
     super().__init__()
@@ -121,14 +112,8 @@ class _Kept(dict):
     return kept
 
 
-def _places(split: Callable, text: str) -> list[int]:
-  """The character of the text that each character of its words is from."""
-  kept = _Kept(split)
-  return [i for i, char in enumerate(text) for _ in range(kept[char])]
-
-
 def _word_by_word(tokenizer, text: str) -> TokenSpans:
-  """Where characters change with those around them: words share a span."""
+  """Where characters change with their neighbours: a word's tokens share it."""
   spans, end = [], 0
   for word in text.split():
     start = text.index(word, end)

@@ -1,9 +1,9 @@
 """Examples of a task as packed records in memory, for `input_pipeline`.
 
 A record is a row of up to `max_seq_length` tokens with up to
-`examples_per_record` examples, each of which attends to itself only and begins
-at position 0 (see `modeling.BertModel`): so padding does not set the speed, all
-batches have one shape, and losses are those of the examples apart.
+`examples_per_record` examples. Each attends to itself only and begins at
+position 0 (see `modeling.BertModel`). So little of a row is padding, all
+batches have one shape, and each example has the loss that it has alone.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from common.tensorflow_v1 import tf
 from data import packing
 from training import training_plan
 
-# Rows at least so long, if max_seq_length allows: short ones have no room to
-# fill up what an example leaves.
+# The least tokens of a row, if max_seq_length allows: an example leaves too
+# little room for others in a shorter one.
 _ROW_TOKENS = 128
 
 
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class PackedSource:
-  """What `input_pipeline` makes batches from.
+  """Packed examples as `input_pipeline` reads them.
 
   Attributes:
     examples: the list of `Example`s.
@@ -70,16 +70,12 @@ class PackedSource:
     seed: int = 0,
     cut: int = 0,
   ):
-    """Packs the examples.
+    """Packs the examples, which all have the same number of targets.
 
     Args:
-      path: the file that they are from, for a person.
-      examples: all with as many targets.
-      max_seq_length: the most tokens of a row.
       examples_per_record: the most examples of a row; 1: not packed.
-      target_dtype: of `FinetuningBatch.targets`.
-      seed: which examples of a length meet in a row.
-      cut: how many were longer and lost their end.
+      seed: decides which examples of a length share a row.
+      cut: the number of examples that lost their end.
 
     Raises:
       DataError: there are none.
@@ -93,18 +89,14 @@ class PackedSource:
     self.tokens = min(max_seq_length, longest)
     limits = packing.Limits(self.tokens, 0, examples_per_record)
     rows = packing.pack(
-      lengths.tolist(),
-      [0] * len(examples),
-      limits,
-      np.random.default_rng(seed),
+      lengths.tolist(), [0] * len(examples), limits, np.random.default_rng(seed)
     )
     self.slots = max(map(len, rows))
     self._fill(rows, lengths, target_dtype)
 
   def _fill(self, rows, lengths, target_dtype) -> None:
     shape, slots = (len(rows), self.tokens), (len(rows), self.slots)
-    count = len(self.examples)
-    self.places = Place(*(np.zeros(count, np.int64) for _ in range(3)))
+    places = np.zeros([3, len(self.examples)], np.int64)
     ids, mask, segments = (np.zeros(shape, np.int32) for _ in range(3))
     starts, weights = np.zeros(slots, np.int32), np.zeros(slots, np.float32)
     targets = np.zeros((*slots, len(self.examples[0].targets)), target_dtype)
@@ -117,18 +109,11 @@ class PackedSource:
         mask[r, start:end] = e + 1
         starts[r, e], weights[r, e] = start, 1.0
         targets[r, e] = example.targets
-        for array, value in zip(self.places, (r, e, start), strict=True):
-          array[number] = value
+        places[:, number] = r, e, start
         start = end
-    self._rows = rows
-    self._columns = {
-      "input_ids": ids,
-      "input_mask": mask,
-      "segment_ids": segments,
-      "starts": starts,
-      "targets": targets,
-      "weights": weights,
-    }
+    self._rows, self.places = rows, Place(*places)
+    columns = FinetuningBatch(ids, mask, segments, starts, targets, weights)
+    self._columns = columns._asdict()
 
   def __len__(self) -> int:
     """Rows."""
@@ -140,7 +125,7 @@ class PackedSource:
     return len(self.examples) / len(self._rows)
 
   def rows_of(self, examples: int) -> int:
-    """So many rows have about so many examples; at least 1."""
+    """The number of rows with about this number of examples; at least 1."""
     return max(1, min(len(self), round(examples / self.packing_factor)))
 
   def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
@@ -172,8 +157,9 @@ class PackedSource:
     Raises:
       UserError: the examples do not make one update, or the flags disagree.
     """
+    accumulation = config.num_accumulation_steps
     batch = config.global_batch_size or (
-      config.train_batch_size * ranks * (config.num_accumulation_steps or 1)
+      config.train_batch_size * ranks * (accumulation or 1)
     )
     if batch > len(self.examples):
       raise UserError(
@@ -182,26 +168,21 @@ class PackedSource:
         "--num_accumulation_steps or --global_batch_size"
       )
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
+    micro = self.rows_of(config.train_batch_size)
+    if not config.global_batch_size:
+      # The flags' number of micro-batches, whatever the number of rows.
+      share = -(-max(1, round(batch / self.packing_factor)) // ranks)
+      micro, accumulation = -(-share // (accumulation or 1)), None
     return training_plan.resolve(
       ranks=ranks,
       records=len(self),
       packing_factor=self.packing_factor,
-      train_batch_size=self._micro_rows(config, batch, ranks),
+      train_batch_size=micro,
       global_batch_size=batch,
       num_train_steps=steps,
       num_warmup_steps=round(config.warmup_proportion * steps),
-      num_accumulation_steps=config.num_accumulation_steps
-      if config.global_batch_size
-      else None,
+      num_accumulation_steps=accumulation,
     )
-
-  def _micro_rows(self, config, batch: int, ranks: int) -> int:
-    """Rows that a micro-batch of --train_batch_size examples has room for."""
-    if config.global_batch_size:
-      return self.rows_of(config.train_batch_size)
-    # As many micro-batches as the flags say, however rows come out.
-    share = -(-max(1, round(batch / self.packing_factor)) // ranks)
-    return -(-share // (config.num_accumulation_steps or 1))
 
   def describe(self) -> dict:
     """File and sizes, for the run folder."""
@@ -213,10 +194,12 @@ class PackedSource:
     }
 
   def line(self) -> str:
-    """What is in it, for a person."""
+    """Numbers of examples, tokens and records, for a person."""
     lengths = [len(e.ids) for e in self.examples]
     padding = 1.0 - sum(lengths) / (len(self) * self.tokens)
-    cut = f"; {self._cut:,} were longer and lost their end" if self._cut else ""
+    cut = ""
+    if self._cut:
+      cut = f"; {self._cut:,} examples were longer and lost their end"
     return (
       f"{self._path}: {len(lengths):,} examples of {min(lengths)} to "
       f"{max(lengths)} tokens in {len(self):,} records of {self.tokens}, "
@@ -224,7 +207,7 @@ class PackedSource:
     )
 
   def fingerprint(self) -> str:
-    """Of all numbers in it, to be the same on all ranks."""
+    """The same on ranks that have the same data."""
     digest = hashlib.sha256()
     for array in self._columns.values():
       digest.update(array.tobytes())
@@ -239,4 +222,4 @@ class PackedSource:
     return {"file": self._path, "examples": " and ".join(examples)}
 
   def explain(self, numbers: np.ndarray) -> None:
-    """Nothing is read that could be damaged."""
+    """None: no record in memory is damaged."""

@@ -15,33 +15,79 @@ from model.bert_config import BertConfig
 from training import checkpoint_files, training_run
 
 TASK_FILE = "task.json"
-VOCABULARIES = ("vocab_file", "spm_model_file")
+PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
+# The flag of each kind of vocabulary -> its name beside a published checkpoint.
+VOCABULARIES = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}
+
+
+def _is(*types) -> Callable:
+  return lambda value: type(value) in types
+
+
+def _texts(value) -> bool:
+  return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+# The keys of task.json and whether a value is valid; it may lack any.
+_IS_VALID = {
+  "task": lambda value: value in [PRETRAINING, CLASSIFIER, SQUAD],
+  "vocabulary": lambda value: (
+    isinstance(value, dict)
+    and set(value) <= set(VOCABULARIES)
+    and _texts([*value.values()])
+  ),
+  "best_by": lambda value: (
+    isinstance(value, dict)
+    and _texts(value.get("keys"))
+    and isinstance(value.get("higher"), bool)
+  ),
+  "columns": lambda value: (
+    isinstance(value, dict)
+    and _texts([v for v in value.values() if v is not None])
+  ),
+  **dict.fromkeys(("labels", "metrics"), _texts),
+  **dict.fromkeys(("do_lower_case", "version_2_with_negative"), _is(bool)),
+  **dict.fromkeys(
+    (
+      "max_seq_length", "doc_stride", "max_query_length", "n_best_size",
+      "max_answer_length",
+    ),
+    _is(int),
+  ),
+  "null_score_diff_threshold": _is(int, float),
+}  # fmt: skip
 
 
 def saved_task(output_dir: str) -> dict:
-  """What a run folder's task.json says; {} without one."""
+  """The content of a run folder's task.json; {} without one.
+
+  Raises:
+    DataError: it is damaged.
+  """
   path = os.path.join(output_dir or "", TASK_FILE)
   if not os.path.exists(path):
     return {}
-  remedy = "move it away, or give another folder"
+  remedy = (
+    "bring back the file that the training wrote, move it away, or give "
+    "another folder"
+  )
   found = json_files.read_own(path, remedy)
-  if not isinstance(found, dict) or not all(
-    isinstance(found.get(name) or {}, dict)
-    for name in ("columns", "vocabulary")
-  ):
+  if not isinstance(found, dict):
     raise DataError(f"{path}: not a task's description; {remedy}")
+  for key, is_valid in _IS_VALID.items():
+    if key in found and not is_valid(found[key]):
+      raise DataError(
+        f"{path}: not a task's description: {key} is {found[key]!r}; {remedy}"
+      )
   return found
 
 
 def model_folder(settings) -> str | None:
   """The folder of the trained model that a run starts from, if it does.
 
-  What task.json says there is settled. It is the run folder once there is a
-  checkpoint, and where nothing is trained that of --init_checkpoint; a training
-  from --init_checkpoint may be of another task.
-
-  Args:
-    settings: the flags, or a `finetune.FinetuningConfig`.
+  Its task.json is binding. It is the run folder if that has a checkpoint, and
+  without training the folder of --init_checkpoint; a training from
+  --init_checkpoint may be of another task. `settings` may be the flags.
   """
   if not settings.output_dir:
     return None
@@ -62,12 +108,10 @@ def kept_vocabulary(folder: str) -> dict:
 def check(config, describe: Callable[[], dict]) -> None:
   """Compares the settings with those of the model that the run starts from.
 
-  Args:
-    config: a `finetune.FinetuningConfig`.
-    describe: makes what task.json would say of this run.
+  `describe` makes this run's content of task.json.
 
   Raises:
-    UserError: they contradict them, or the model is not of such a task.
+    UserError: they contradict each other, or the model is of another task.
   """
   folder = model_folder(config)
   if folder is None:
@@ -90,21 +134,26 @@ def check(config, describe: Callable[[], dict]) -> None:
     raise _contradiction(
       f"the labels are {_shown(about['labels'])}", path, saved["labels"]
     )
-  _check_vocabulary(config, folder)
+  kept = kept_vocabulary(folder)
+  for flag in VOCABULARIES:
+    given, copy = getattr(config, flag), kept.get(flag)
+    if not (given and kept):
+      continue
+    # A missing file contradicts none.
+    exist = copy and os.path.exists(given) and os.path.exists(copy)
+    if not copy or (exist and not filecmp.cmp(given, copy, shallow=False)):
+      (path,) = kept.values()
+      raise UserError(
+        f"--{flag}={given} is not the vocabulary {path} that the model was "
+        "trained with: leave the flag out, or train in another --output_dir"
+      )
   _check_bert(config, os.path.join(folder, training_run.CONFIG_FILE))
 
 
 def compare(here: dict, saved: dict, free: Sequence[str], path: str) -> None:
-  """Compares values of flags, by name, with those that a file has.
+  """Raises `UserError` if values of flags, by name, contradict those in a file.
 
-  Args:
-    here: of this run; none of other flags.
-    saved: of the file.
-    free: names of those that may have another value, if they have one.
-    path: the file.
-
-  Raises:
-    UserError: one contradicts.
+  Flags in `free` may have another value than the file, unless it is None.
   """
   for name, value in here.items():
     was = saved.get(name, value)
@@ -128,25 +177,6 @@ def _check_bert(config, path: str) -> None:
       )
 
 
-def _check_vocabulary(config, folder: str) -> None:
-  kept = kept_vocabulary(folder)
-  for flag in VOCABULARIES:
-    given = getattr(config, flag)
-    if given and kept and not _alike(given, kept.get(flag)):
-      (path,) = kept.values()
-      raise UserError(
-        f"--{flag}={given} is not the vocabulary {path} that the model was "
-        "trained with: leave the flag out, or train in another --output_dir"
-      )
-
-
-def _alike(given: str, kept: str | None) -> bool:
-  """Whether two files say the same; one that is not there contradicts none."""
-  if kept is None or not (os.path.exists(given) and os.path.exists(kept)):
-    return kept is not None
-  return filecmp.cmp(given, kept, shallow=False)
-
-
 def _contradiction(what: str, path: str, saved) -> UserError:
   return UserError(
     f"{what}, but {path} says that the model was trained with {_shown(saved)}: "
@@ -155,20 +185,17 @@ def _contradiction(what: str, path: str, saved) -> UserError:
 
 
 def _shown(value) -> str:
-  """A flag's value as it is given; of many the first."""
+  """A flag's value as on the command line; a list's first ten items."""
   if not isinstance(value, list):
     return str(value)
   return ",".join(value[:10]) + (",..." if len(value) > 10 else "")
 
 
 def write(config, describe: Callable[[], dict]) -> None:
-  """task.json and a copy of the vocabulary, so that the folder is enough.
+  """Writes task.json and a copy of the vocabulary, so the folder is enough.
 
-  What is there of a model that the training goes on with stays as it is.
-
-  Args:
-    config: a `finetune.FinetuningConfig`.
-    describe: makes what task.json says beside the vocabulary.
+  A resumed training leaves its folder's files as they are. `describe` makes the
+  content of task.json but for the vocabulary.
   """
   if model_folder(config):
     return

@@ -1,7 +1,6 @@
 """Answers to questions as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 from common import json_files
 from common.errors import DataError, UserError
 from finetuning import heads, offsets, packed, squad_metric, windows
-from finetuning.finetune import FinetuningConfig, Task
+from finetuning.finetune import FinetuningConfig, FinetuningTask
 from model import model_flops
 from training import training_hooks
 
@@ -52,7 +51,7 @@ ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SquadConfig(AnswerSettings, FinetuningConfig):
-  """What run_squad.py is told; fields are named like its flags."""
+  """Settings of run_squad.py; fields are named like its flags."""
 
   train_file: str | None = None
   eval_file: str | None = None
@@ -80,44 +79,34 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
         raise UserError(f"--{name} needs {flag}")
 
 
-class Squad(Task):
+class Squad(FinetuningTask):
   """A span of the paragraph for each question, or none."""
 
   def __init__(self, config: SquadConfig):
     super().__init__(config)
     self.best_by = training_hooks.BestBy(("f1",), True)
 
-  @functools.cached_property
-  def training_set(self) -> packed.PackedSource:
-    return SquadSource(self.config.train_file, self.config, TRAINED)
-
-  @functools.cached_property
-  def evaluation_set(self) -> packed.PackedSource:
-    path = self.config.eval_file or self.config.predict_file
-    return SquadSource(path, self.config, EVALUATED)
-
-  @functools.cached_property
-  def prediction_set(self) -> packed.PackedSource:
-    path = self.config.predict_file
-    if self.config.do_eval and (self.config.eval_file or path) == path:
+  def read(self, part):
+    config = self.config
+    path = getattr(config, f"{part}_file") or config.predict_file
+    evaluated = config.do_eval and (config.eval_file or config.predict_file)
+    if part == "predict" and path == evaluated:
       return self.evaluation_set
-    return SquadSource(path, self.config, PREDICTED)
+    return SquadSource(path, config, part)
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.span(batch, self.config, is_training, dropout_seed)
 
   def head_matmuls(self, rows, source):
-    config = self.config
-    return model_flops.dense(
-      1, rows * source.tokens, config.bert.hidden_size, 2, config.policy.losses
-    )
+    tokens, bert = rows * source.tokens, self.config.bert
+    dtype = self.config.policy.losses
+    return model_flops.dense(1, tokens, bert.hidden_size, 2, dtype)
 
   def result_names(self):
     if not self.config.version_2_with_negative:
       return ["exact_match", "f1"]
-    return squad_metric.names_v2(
-      {q.id: q.answers for q in self.evaluation_set.questions}
-    )
+    questions = self.evaluation_set.questions
+    return squad_metric.names_v2({q.id: q.answers for q in questions})
 
   def results(self, source, outputs):
     answers = {q.id: [a for a, _ in q.answers] for q in source.questions}
@@ -125,36 +114,23 @@ class Squad(Task):
     best = {q: (a[0].text if a else "") for q, (a, _) in found.items()}
     if not self.config.version_2_with_negative:
       return squad_metric.evaluate_v1(answers, best)
-    return squad_metric.evaluate_v2(
-      answers,
-      best,
-      {q: _null_odds(*candidates) for q, candidates in found.items()},
-      self.config.null_score_diff_threshold,
-    )
+    odds = {q: _null_odds(*both) for q, both in found.items()}
+    threshold = self.config.null_score_diff_threshold
+    return squad_metric.evaluate_v2(answers, best, odds, threshold)
 
   def write_predictions(self, source, outputs):
-    """The official format: id -> text; and all of the best, and null odds."""
+    """The official format: id -> text; the n best answers, and null odds."""
     found = source.answers(outputs["logits"], self.config)
     predictions, nbest, odds = {}, {}, {}
     for question, (answers, null) in found.items():
       predictions[question] = chosen_text(answers, null, self.config)
-      candidates = list(answers)
-      if self.config.version_2_with_negative:
-        odds[question] = _null_odds(answers, null)
-        candidates.append(null)
+      odds[question] = _null_odds(answers, null)
       nbest[question] = [
-        {
-          "text": answer.text,
-          "probability": share,
-          "start_logit": answer.start_logit,
-          "end_logit": answer.end_logit,
-        }
-        for answer, share in zip(
-          candidates, windows.shares(candidates), strict=True
-        )
+        {"text": answer.text, "probability": share, **answer._asdict()}
+        for answer, share in candidates(answers, null, self.config)
       ]
     written = {PREDICTIONS_FILE: predictions, NBEST_FILE: nbest}
-    if odds:
+    if self.config.version_2_with_negative:
       written[NULL_ODDS_FILE] = odds
     lines = []
     for name, value in written.items():
@@ -172,23 +148,20 @@ def _null_odds(answers, null) -> float:
   return null.score - answers[0].score if answers else float("1e9")
 
 
+def candidates(answers, null, settings: AnswerSettings) -> list[tuple]:
+  """(answer, probability) of `windows.best_answers`."""
+  found = [*answers, null] if settings.version_2_with_negative else answers
+  return list(zip(found, windows.shares(found), strict=True))
+
+
 def chosen_text(answers, null, settings: AnswerSettings) -> str:
-  """The text that is predicted, "" for no answer.
-
-  Args:
-    answers, null: of `windows.best_answers`.
-    settings: whether there may be no answer, and when.
-  """
-  if not answers:
+  """The prediction from `windows.best_answers`; "" for no answer."""
+  if not answers or (
+    settings.version_2_with_negative
+    and _null_odds(answers, null) > settings.null_score_diff_threshold
+  ):
     return ""
-  if settings.version_2_with_negative:
-    if _null_odds(answers, null) > settings.null_score_diff_threshold:
-      return ""
   return answers[0].text
-
-
-# What a file's answers are for.
-TRAINED, EVALUATED, PREDICTED = "trained", "evaluated", "predicted"
 
 
 class SquadSource(packed.PackedSource):
@@ -198,44 +171,39 @@ class SquadSource(packed.PackedSource):
     questions: list of `windows.Question`.
   """
 
-  def __init__(self, path: str, config: SquadConfig, use: str):
+  def __init__(self, path: str, config: SquadConfig, part: str):
     """Reads and encodes.
 
     Args:
-      path: the file.
-      config: how paragraphs are cut, and the vocabulary.
-      use: TRAINED: answers are targets, and a question whose answer is not
-        found in its paragraph is skipped (google/bert). EVALUATED: its answer
+      part: "train": answers are targets, and a question whose answer is not
+        found in its paragraph is skipped (google/bert). "eval": its answer
         counts in the metrics, which compare texts, but not in the loss.
-        PREDICTED: there need be no answers.
+        "predict": questions need no answers.
 
     Raises:
       DataError: see `read_squad`; or no answer at all is found.
     """
-    answered = use != PREDICTED
+    answered = part != "predict"
     self.questions = read_squad(
       path, config.version_2_with_negative, needs_answers=answered
     )
     made = encode_questions(config.tokenizer(), self.questions, config)
-    self._lost, self._use = set(), use
+    self._skips = part == "train"
+    self._lost = set()
     if answered:
       self._lost = _not_found(path, self.questions, made.answers)
     self._windows = [
       window
       for window in made.windows
-      if use != TRAINED or window.question not in self._lost
+      if not (self._skips and window.question in self._lost)
     ]
-    examples = [
-      packed.Example(
-        window.ids,
-        window.segments,
-        self.questions[window.question].id,
-        windows.target_span(window, made.answers[window.question])
-        if answered
-        else (0, 0),
-      )
-      for window in self._windows
-    ]
+    examples = []
+    for window in self._windows:
+      number = window.question
+      answer = made.answers[number] if answered else None
+      target = windows.target_span(window, answer)
+      name = self.questions[number].id
+      examples.append(packed.Example(window.ids, window.segments, name, target))
     super().__init__(
       path, examples, config.max_seq_length, config.examples_per_record
     )
@@ -253,41 +221,32 @@ class SquadSource(packed.PackedSource):
     first = _why(self.questions[min(self._lost)])
     return (
       f"{line}; {len(self._lost):,} of {len(self.questions):,} questions are "
-      + ("skipped" if self._use == TRAINED else "not in the loss")
+      + ("skipped" if self._skips else "not in the loss")
       + f": their answers are not found; the first: {first}"
     )
 
   def answers(self, logits: np.ndarray, settings: AnswerSettings) -> dict:
-    """id -> `windows.best_answers` of the question.
-
-    Args:
-      logits: float32 [rows, S, 2].
-      settings: how many answers, and how long.
-    """
-    of_question = [[] for _ in self.questions]
-    for number, window in enumerate(self._windows):
-      of_question[window.question].append(number)
-    row, start = self.places.row, self.places.start
-    own = lambda i: logits[
-      row[i], start[i] : start[i] + len(self.examples[i].ids)
-    ]
+    """id -> `windows.best_answers` by logits float32 [rows, S, 2]."""
+    own = [([], []) for _ in self.questions]  # windows and their logits
+    for window, row, start in zip(
+      self._windows, self.places.row, self.places.start, strict=True
+    ):
+      own[window.question][0].append(window)
+      scores = logits[row, start : start + len(window.ids)]
+      own[window.question][1].append(scores)
     return {
       question.id: windows.best_answers(
-        question,
-        [self._windows[i] for i in numbers],
-        [own(i) for i in numbers],
-        settings.n_best_size,
-        settings.max_answer_length,
+        question, *parts, settings.n_best_size, settings.max_answer_length
       )
-      for question, numbers in zip(self.questions, of_question, strict=True)
+      for question, parts in zip(self.questions, own, strict=True)
     }
 
 
 def _not_found(path: str, questions, answers) -> set:
-  """The numbers of questions with answers, none of which is found.
+  """The numbers of questions whose answers are all not found.
 
   Raises:
-    DataError: these are all.
+    DataError: these are all questions with answers.
   """
   answered = {n for n, question in enumerate(questions) if question.answers}
   lost = {n for n in answered if answers[n] is None}
@@ -303,9 +262,8 @@ def _why(question: windows.Question) -> str:
   """Why its answer is not found, for a person."""
   text, start = question.answers[0]
   there = question.context[start : start + len(text)] if start >= 0 else ""
-  if there == text:
-    why = "has nothing that the tokenizer keeps"
-  else:
+  why = "has nothing that the tokenizer keeps"
+  if there != text:
     why = f"does not stand at answer_start {start}, where {there!r} is"
   return f"question {question.id}: the answer {text!r} {why}"
 
@@ -322,11 +280,9 @@ def encode_questions(
 ) -> EncodedQuestions:
   """Questions over their paragraphs as inputs of the encoder."""
   texts = tokenizer.encode_batch([q.text for q in questions])
-  context, tokens, shown = None, None, None
-  made = EncodedQuestions([], [])
+  context, made = None, EncodedQuestions([], [])
   for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
-    if question.context != context:
-      # Questions of a paragraph follow each other: one is kept.
+    if question.context != context:  # questions of a paragraph are neighbours
       context = question.context
       tokens = offsets.encode_with_spans(tokenizer, context)
       shown = offsets.with_dropped(context, tokens)
@@ -347,29 +303,25 @@ def encode_questions(
 def read_squad(
   path: str, version_2: bool, needs_answers: bool
 ) -> list[windows.Question]:
-  """The questions of a SQuAD file.
+  """The questions of a file in the format of SQuAD 1.1 or 2.0.
 
-  Args:
-    path: JSON in the format of SQuAD 1.1 or 2.0.
-    version_2: questions may have no answer.
-    needs_answers: whether a question without answers is an error.
+  A question without answers is an error with `needs_answers`, but in version 2.
 
   Raises:
-    DataError: it is not there, not in that format, or two questions have one
-      id.
+    DataError: the file is missing or not in that format, or two questions have
+      one id.
   """
   try:
     found = json_files.read(path)
   except OSError as e:
     raise DataError(f"{path}: {e.strerror}") from e
   questions, ids = [], set()
-  for a, article in enumerate(_list(path, found, "data", "the file")):
-    for p, paragraph in enumerate(
-      _list(path, article, "paragraphs", f"article {a}")
-    ):
+  for a, article in enumerate(_get(path, found, "data", "the file")):
+    where = f"article {a}"
+    for p, paragraph in enumerate(_get(path, article, "paragraphs", where)):
       where = f"article {a}, paragraph {p}"
-      context = _text(path, paragraph, "context", where)
-      for entry in _list(path, paragraph, "qas", where):
+      context = _get(path, paragraph, "context", where, str)
+      for entry in _get(path, paragraph, "qas", where):
         question = _question(path, entry, context, where)
         if question.id in ids:
           raise DataError(f"{path}: two questions have the id {question.id}")
@@ -386,13 +338,13 @@ def read_squad(
 
 
 def _question(path, entry, context, where) -> windows.Question:
-  text = _text(path, entry, "question", where)
-  name = _text(path, entry, "id", f"{where}, question {text[:40]!r}")
+  text = _get(path, entry, "question", where, str)
+  name = _get(path, entry, "id", f"{where}, question {text[:40]!r}", str)
   answers = []
   if not entry.get("is_impossible", False):
     where = f"question {name}"
-    for answer in _list(path, {"answers": [], **entry}, "answers", where):
-      words = _text(path, answer, "text", where)
+    for answer in _get(path, {"answers": [], **entry}, "answers", where):
+      words = _get(path, answer, "text", where, str)
       start = answer.get("answer_start")
       if not isinstance(start, int):
         raise DataError(f"{path}: {where}: answer_start is {start!r}")
@@ -401,15 +353,12 @@ def _question(path, entry, context, where) -> windows.Question:
   return windows.Question(name, text, context, tuple(answers))
 
 
-def _list(path: str, found, key: str, where: str) -> list:
+def _get(path: str, found, key: str, where: str, kind: type = list):
+  """found[key]; raises `DataError` if it is not of this kind."""
   value = found.get(key) if isinstance(found, dict) else None
-  if not isinstance(value, list):
-    raise DataError(f"{path}: {where} has no list {key!r}: not SQuAD's format")
-  return value
-
-
-def _text(path: str, found, key: str, where: str) -> str:
-  value = found.get(key) if isinstance(found, dict) else None
-  if not isinstance(value, str):
-    raise DataError(f"{path}: {where} has no text {key!r}: not SQuAD's format")
+  if not isinstance(value, kind):
+    name = "text" if kind is str else "list"
+    raise DataError(
+      f"{path}: {where} has no {name} {key!r}: not SQuAD's format"
+    )
   return value

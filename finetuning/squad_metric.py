@@ -26,10 +26,9 @@ def exact_match(answer: str, prediction: str) -> float:
 
 
 def f1_v1(answer: str, prediction: str) -> float:
-  """Harmonic mean of precision and recall of words; 0 without a common one.
+  """Harmonic mean of precision and recall of words; 0 without a common word.
 
-  So it is 0 of two texts without words, even if they are the same: that is
-  how evaluate-v1.1.py has it.
+  It is 0 of two texts without words, as in evaluate-v1.1.py.
   """
   wanted, got = (normalize_answer(t).split() for t in (answer, prediction))
   common = (collections.Counter(wanted) & collections.Counter(got)).total()
@@ -50,22 +49,12 @@ def _best(metric, answers: Sequence[str], prediction: str) -> float:
   return max(metric(answer, prediction) for answer in answers)
 
 
-def _answers_v2(answers: Sequence[str]) -> list[str]:
-  """Answers with words in them; [""] for a question that has none."""
-  return [a for a in answers if normalize_answer(a)] or [""]
-
-
 def evaluate_v1(
   answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
 ) -> dict:
-  """Exact match and F1 over all questions; one without prediction counts 0.
+  """Exact match and F1 in percent; a question without prediction counts 0.
 
-  Args:
-    answers: id -> right answers of a question, at least one.
-    predictions: id -> answer.
-
-  Returns:
-    {"exact_match", "f1"} in percent.
+  `answers` are all right answers by the question's id, at least one.
   """
   exact = words = 0.0
   for question, right in answers.items():
@@ -88,11 +77,12 @@ def _groups_v2(answers: Mapping[str, Sequence]) -> dict:
 
 def names_v2(answers: Mapping[str, Sequence]) -> list[str]:
   """The names of `evaluate_v2`'s results of these questions."""
-  return [
-    *(
-      group + name for group in _groups_v2(answers) for name in ("exact", "f1")
-    ),
-    *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
+  names = [g + name for g in _groups_v2(answers) for name in ("exact", "f1")]
+  return names + [
+    "best_exact",
+    "best_exact_thresh",
+    "best_f1",
+    "best_f1_thresh",
   ]
 
 
@@ -107,22 +97,24 @@ def evaluate_v2(
   Args:
     answers: id -> right answers, none if the question has no answer.
     predictions: id -> the best answer that is not empty.
-    null_odds: id -> how much more is to be said for no answer.
+    null_odds: id -> score of "no answer" minus score of that answer.
     threshold: where `null_odds` is above it, the answer is "".
 
   Returns:
-    `names_v2`: exact and f1 in percent, of questions with an answer (HasAns_)
-    and without (NoAns_) too, where there are any; best_exact and best_f1, which
-    the thresholds best_exact_thresh and best_f1_thresh would give; these are of
-    the answers given here, so that no threshold of before is in them.
-    A question whose answers are all normalised to nothing has an answer, and
-    "" is a right one.
+    `names_v2`: exact and f1 in percent, of all questions, and of those with
+    (HasAns_) and without (NoAns_) an answer; best_exact and best_f1 are those
+    of the best thresholds, best_exact_thresh and best_f1_thresh, whatever
+    `threshold` is. "" is a right answer to a question whose answers are all
+    normalised to nothing; the question counts as one with an answer.
   """
   groups = _groups_v2(answers)
-  right = {q: _answers_v2(a) for q, a in answers.items()}
+  right = {
+    question: [a for a in found if normalize_answer(a)] or [""]
+    for question, found in answers.items()
+  }
   results = {}
   for name, metric in (("exact", exact_match), ("f1", f1_v2)):
-    # Of the answer that is not empty, and of the empty one.
+    # Scores of the answer that is not empty, and of the empty one.
     answered = {q: _best(metric, right[q], predictions[q]) for q in right}
     empty = {q: float(right[q] == [""]) for q in right}
     scores = {

@@ -1,4 +1,4 @@
-"""Labelled text as people have it: TSV, CSV and JSON Lines, by column names."""
+"""Tables of labelled text: TSV, CSV and JSON Lines, by column names."""
 
 import csv
 import json
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from common.errors import DataError
 from training import training_hooks
 
-# Of GLUE's files a few rows have too few fields; more are another format.
+# The share of rows with another number of fields. A few of GLUE's rows have too
+# few; more than a few mean another format.
 _LEFT_OUT_AT_MOST = 0.01
 
 csv.field_size_limit(1 << 27)  # a document may be one field
@@ -19,14 +20,8 @@ class Row(NamedTuple):
   """A line of a table."""
 
   line: int  # in the file, from 1
-  values: dict  # column -> str, or what JSON has
-
-
-class _Odd(NamedTuple):
-  """A line that is no row."""
-
-  line: int
-  what: str  # "" where there is nothing in it
+  values: dict  # column -> str, or a value of JSON
+  odd: str | None = None  # why it is no row; "" for an empty line
 
 
 def read_table(
@@ -39,17 +34,16 @@ def read_table(
 
   Args:
     path: .tsv or .txt: tabs, quotes are text; .csv: commas, fields with commas
-      or line ends are quoted; .jsonl or .json: an object a line. UTF-8.
-    columns: names, for a file without a header; by default the first line has
-      them.
+      or line ends are quoted; .jsonl or .json: an object in each line. UTF-8.
+    columns: names, for a file without a header in its first line.
     all_rows: a line that would be skipped or left out is an error, so that the
-      n-th row is the n-th of the file. Empty lines at the end are none.
+      n-th row is the n-th of the file. Empty lines at the end are no errors.
 
   Raises:
-    DataError: the file is not there, has another format or no rows.
+    DataError: the file is missing, has another format or no rows.
   """
-  kinds = {".tsv": _separated, ".txt": _separated, ".csv": _separated}
-  kinds |= {".jsonl": _objects, ".json": _objects}
+  kinds = dict.fromkeys((".tsv", ".txt", ".csv"), _separated)
+  kinds |= dict.fromkeys((".jsonl", ".json"), _objects)
   kind = os.path.splitext(path)[1].lower()
   if kind not in kinds:
     raise DataError(f"{path}: not a table by its name: {', '.join(kinds)}")
@@ -68,31 +62,31 @@ def read_table(
 
 
 def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
-  """Without what is no row; raises `DataError` as `read_table`."""
-  while found and isinstance(found[-1], _Odd) and not found[-1].what:
+  """Without lines that are no rows; raises `DataError` as `read_table`."""
+  while found and found[-1].odd == "":
     found.pop()
-  rows = [row for row in found if isinstance(row, Row)]
-  left_out = [row for row in found if isinstance(row, _Odd)]
+  rows = [row for row in found if row.odd is None]
+  left_out = [row for row in found if row.odd is not None]
   if all_rows and left_out:
-    line, what = left_out[0]
+    line, _, why = left_out[0]
     raise DataError(
-      f"{path}: line {line} {what or 'is empty'}: there is one prediction for "
-      "each row, so none is left out; mend the line, or remove it"
+      f"{path}: line {line} {why or 'is empty'}: there is one prediction for "
+      "each row, so none is left out; correct the line, or remove it"
     )
-  odd = [row for row in left_out if row.what]
+  odd = [row for row in left_out if row.odd]
   if odd:
     count = len(rows) + len(odd)
     message = (
       f"{path}: {len(odd)} of {count} rows are not like the others, first "
-      f"line {odd[0].line} {odd[0].what}"
+      f"line {odd[0].line} {odd[0].odd}"
     )
     if len(odd) > _LEFT_OUT_AT_MOST * count:
-      raise DataError(f"{message}: another format (columns are apart by tabs)?")
+      raise DataError(f"{message}: another format (tabs separate columns)?")
     training_hooks.tell(f"{message}; left out")
   return rows
 
 
-def _separated(path: str, file, columns) -> Iterator[Row | _Odd]:
+def _separated(path: str, file, columns) -> Iterator[Row]:
   numbered = _csv(path, file) if path.lower().endswith(".csv") else _tsv(file)
   names = columns or next(numbered, (0, None))[1]
   if names is None:
@@ -103,8 +97,8 @@ def _separated(path: str, file, columns) -> Iterator[Row | _Odd]:
     if len(fields) == len(names):
       yield Row(line, dict(zip(names, fields, strict=True)))
     else:
-      what = f"has {len(fields)} fields for {len(names)} columns"
-      yield _Odd(line, what if fields else "")
+      odd = f"has {len(fields)} fields for {len(names)} columns"
+      yield Row(line, {}, odd if fields else "")
 
 
 def _tsv(file) -> Iterator[tuple[int, list]]:
@@ -125,11 +119,11 @@ def _csv(path: str, file) -> Iterator[tuple[int, list]]:
     raise DataError(f"{path}: line {reader.line_num}: {what}") from e
 
 
-def _objects(path: str, file, columns) -> Iterator[Row | _Odd]:
+def _objects(path: str, file, columns) -> Iterator[Row]:
   del columns  # each line names its own
   for number, line in enumerate(file, 1):
     if not line.strip():
-      yield _Odd(number, "")
+      yield Row(number, {}, "")
       continue
     try:
       values = json.loads(line)
@@ -141,11 +135,8 @@ def _objects(path: str, file, columns) -> Iterator[Row | _Odd]:
 
 
 def column(path: str, rows: Sequence[Row], name: str) -> list[str]:
-  """A column's values as text.
-
-  Raises:
-    DataError: it is not there, or not everywhere.
-  """
+  """A column's values as text; raises `DataError` if a row lacks it."""
+  values = []
   for row in rows:
     value = row.values.get(name)
     if not isinstance(value, (str, int, float)):
@@ -153,4 +144,5 @@ def column(path: str, rows: Sequence[Row], name: str) -> list[str]:
         f"{path}: line {row.line} has no {name!r}; its columns are "
         f"{', '.join(row.values)}"
       )
-  return [str(row.values[name]) for row in rows]
+    values.append(str(value))
+  return values

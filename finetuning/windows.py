@@ -1,7 +1,7 @@
-"""Questions over paragraphs as inputs of the encoder, and answers out of them.
+"""Questions over paragraphs as inputs of the encoder, and answers from scores.
 
-A paragraph that is too long is read in windows that overlap by all but
-`doc_stride` tokens (google/bert's sliding window).
+A long paragraph is read in windows, each of which begins `doc_stride` tokens
+after the one before (google/bert's sliding window).
 """
 
 import heapq
@@ -16,14 +16,12 @@ from finetuning.offsets import TokenSpans
 
 
 class Question(NamedTuple):
-  """One of a SQuAD file."""
+  """A question of a SQuAD file."""
 
   id: str
   text: str
   context: str
-  # Of (text, first character in the context), which may not be true; () if
-  # there is none.
-  answers: tuple
+  answers: tuple  # (text, first character in the context, maybe wrong), ...
 
 
 class Window(NamedTuple):
@@ -46,16 +44,14 @@ def make_windows(
   max_seq_length: int,
   doc_stride: int,
 ) -> list[Window]:
-  """The windows of a question, from the paragraph's begin to its end.
+  """The windows of a question, from the paragraph's beginning to its end.
 
   Args:
-    tokenizer: for the special tokens.
     number: the question's.
     question_ids: int [q], cut already.
-    context: the paragraph's tokens, with dropped characters
-      (`offsets.with_dropped`), which answers then have.
-    max_seq_length: tokens of a window.
-    doc_stride: tokens from the begin of a window to that of the next.
+    context: the paragraph's tokens `offsets.with_dropped`, so that answers have
+      the dropped characters.
+    doc_stride: tokens from the beginning of a window to that of the next.
   """
   head = np.concatenate(
     [[tokenizer.cls_id], question_ids, [tokenizer.sep_id]]
@@ -73,19 +69,18 @@ def make_windows(
     ids = np.concatenate([head, part.ids, [tokenizer.sep_id]]).astype(np.int32)
     segments = np.zeros(len(ids), np.int32)
     segments[len(head) :] = 1
+    is_best = best[start:stop] == w
     windows.append(
-      Window(
-        number, ids, segments, len(head), start, part, best[start:stop] == w
-      )
+      Window(number, ids, segments, len(head), start, part, is_best)
     )
   return windows
 
 
 def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
-  """int [count]: the window in which a token has the most around it.
+  """int [count]: the window in which a token has the most context.
 
-  That is the smaller of what is left and right of it, and a little for a long
-  window (google/bert's "max context"); the first of equal ones.
+  Context is the smaller number of tokens left and right of it, and a little for
+  a long window (google/bert's "max context"); the first of equal windows wins.
   """
   best, scores = np.zeros(count, np.int32), np.full(count, -1.0)
   for w, (start, stop) in enumerate(parts):
@@ -101,12 +96,8 @@ def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
   """First and last token of the question's answer in its paragraph.
 
   Characters of the answer that no token has do not count. Of several answers
-  it is the first that stands where it is said to and has a token; None if none
-  does.
-
-  Args:
-    question: with any answers.
-    context: the paragraph's tokens as `offsets.encode_with_spans` gives them.
+  it is the first that is where the file says and has a token; None if none is.
+  `context` are the paragraph's tokens of `offsets.encode_with_spans`.
   """
   for text, first in question.answers:
     if first >= 0 and question.context.startswith(text, first):
@@ -117,14 +108,9 @@ def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
 
 
 def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
-  """First and last token of the answer in the window, counted from [CLS].
+  """First and last token of `answer_tokens` in the window, counted from [CLS].
 
-  (0, 0), which is [CLS], if the window does not hold all of it, or there is
-  none.
-
-  Args:
-    window: any of the question's.
-    answer: of `answer_tokens`.
+  (0, 0), which is [CLS], without an answer that is all in the window.
   """
   if answer is None:
     return 0, 0
@@ -135,7 +121,7 @@ def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
 
 
 class Answer(NamedTuple):
-  """A candidate."""
+  """A candidate; its score is that of the span."""
 
   text: str
   start_logit: float
@@ -143,7 +129,6 @@ class Answer(NamedTuple):
 
   @property
   def score(self) -> float:
-    """Of the span."""
     return self.start_logit + self.end_logit
 
 
@@ -157,16 +142,12 @@ def best_answers(
   """The best answers of a question over its windows, and "no answer".
 
   Args:
-    question: the question.
-    windows: its windows.
     logits: float [tokens, 2] of each window, start and end.
-    n_best_size: answers at most, and starts and ends to try in a window.
-    max_answer_length: tokens of an answer.
+    n_best_size: the most answers, and starts and ends to try in a window.
 
   Returns:
-    Up to n_best_size answers with different texts that are not empty, the best
-    first; and [CLS] as the answer, of the window where that has the lowest
-    score.
+    Answers with different texts that are not empty, the best first; and [CLS]
+    as the answer, of the window where that has the lowest score.
   """
   found, nulls = [], []
   for window, scores in zip(windows, logits, strict=True):
@@ -174,7 +155,7 @@ def best_answers(
     found += _of_window(
       question, window, scores, n_best_size, max_answer_length
     )
-  # Two that are equal: the one that was found first.
+  # Of equal scores the first that was found wins.
   ranked = heapq.nlargest(len(found), found, key=lambda answer: answer.score)
   texts = {}
   for answer in ranked:
@@ -188,12 +169,13 @@ def best_answers(
 def _of_window(
   question, window, scores, n_best_size, max_answer_length
 ) -> list[Answer]:
-  starts, ends = (_best_places(scores[:, i], n_best_size) for i in (0, 1))
+  # Stable: of equal scores the first position wins.
+  starts, ends = np.argsort(-scores.T, kind="stable")[:, :n_best_size] - (
+    window.offset
+  )
   count = len(window.spans.ids)
-  starts = [
-    p for p in starts - window.offset if 0 <= p < count and window.is_best[p]
-  ]
-  ends = [p for p in ends - window.offset if 0 <= p < count]
+  starts = [p for p in starts if 0 <= p < count and window.is_best[p]]
+  ends = [p for p in ends if 0 <= p < count]
   answers = []
   for start in starts:
     for end in ends:
@@ -207,11 +189,6 @@ def _of_window(
           )
         )
   return answers
-
-
-def _best_places(scores: np.ndarray, count: int) -> np.ndarray:
-  """The places of the highest scores, the first of equal ones first."""
-  return np.argsort(-scores, kind="stable")[:count]
 
 
 def shares(answers: Sequence[Answer]) -> list[float]:

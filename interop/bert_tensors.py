@@ -25,9 +25,7 @@ MASKED_LM, NEXT_SENTENCE = "masked LM head", "next sentence head"
 CLASSIFIER, QUESTIONS = "classifier", "question answering head"
 PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
 
-# -----------------------------------------------------------------------------
-# Weights
-# -----------------------------------------------------------------------------
+# Weights ----------------------------------------------------------------------
 
 
 class Weight(NamedTuple):
@@ -40,81 +38,74 @@ class Weight(NamedTuple):
   transposed: bool  # in theirs
 
 
+_RENAMED = (
+  (re.compile(r"^cls/squad"), "qa_outputs"),
+  (re.compile(r"^output_"), "classifier/output_"),
+  (re.compile(r"/layer_"), "/layer/"),
+  (re.compile(r"_embeddings$"), r"\g<0>/weight"),
+  (re.compile(r"/(kernel|gamma|output_weights)$"), "/weight"),
+  (re.compile(r"/(beta|output_bias)$"), "/bias"),
+  (re.compile(r"/"), "."),
+)
+
+
 def weights(config: BertConfig) -> list[Weight]:
   """All weights that a BERT may have, with every head."""
-  width, labels = config.hidden_size, None
+  width, inner = config.hidden_size, config.intermediate_size
   made = []
 
-  def add(part, ours, theirs, *shape, transposed=False):
-    made.append(Weight(part, ours, theirs, shape, transposed))
+  def add(part, ours, *shape):
+    theirs = ours
+    for pattern, replacement in _RENAMED:
+      theirs = pattern.sub(replacement, theirs)
+    made.append(Weight(part, ours, theirs, shape, ours.endswith("/kernel")))
 
-  def dense(part, ours, theirs, rows, columns):
-    add(
-      part, f"{ours}/kernel", f"{theirs}.weight", rows, columns, transposed=True
-    )
-    add(part, f"{ours}/bias", f"{theirs}.bias", columns)
+  def dense(part, name, rows, columns):
+    add(part, f"{name}/kernel", rows, columns)
+    add(part, f"{name}/bias", columns)
 
-  def norm(part, ours, theirs):
-    add(part, f"{ours}/LayerNorm/gamma", f"{theirs}.LayerNorm.weight", width)
-    add(part, f"{ours}/LayerNorm/beta", f"{theirs}.LayerNorm.bias", width)
+  def norm(part, name):
+    add(part, f"{name}/LayerNorm/gamma", width)
+    add(part, f"{name}/LayerNorm/beta", width)
 
   for name, rows in (
-    ("word_embeddings", config.vocab_size),
-    ("position_embeddings", config.max_position_embeddings),
-    ("token_type_embeddings", config.type_vocab_size),
+    ("word", config.vocab_size),
+    ("position", config.max_position_embeddings),
+    ("token_type", config.type_vocab_size),
   ):
-    theirs = f"bert.embeddings.{name}.weight"
-    add(ENCODER, f"bert/embeddings/{name}", theirs, rows, width)
-  norm(ENCODER, "bert/embeddings", "bert.embeddings")
+    add(ENCODER, f"bert/embeddings/{name}_embeddings", rows, width)
+  norm(ENCODER, "bert/embeddings")
   for number in range(config.num_hidden_layers):
-    ours = f"bert/encoder/layer_{number}"
-    theirs = f"bert.encoder.layer.{number}"
+    layer = f"bert/encoder/layer_{number}"
     for name in ("query", "key", "value"):
-      inside = "attention/self/" + name
-      names = f"{ours}/{inside}", f"{theirs}.{inside.replace('/', '.')}"
-      dense(ENCODER, *names, width, width)
-    for inside, rows, columns in (
-      ("attention/output", width, width),
-      ("intermediate", width, config.intermediate_size),
-      ("output", config.intermediate_size, width),
-    ):
-      names = f"{ours}/{inside}", f"{theirs}.{inside.replace('/', '.')}"
-      dense(ENCODER, names[0] + "/dense", names[1] + ".dense", rows, columns)
-      if inside != "intermediate":
-        norm(ENCODER, *names)
-  dense(POOLER, "bert/pooler/dense", "bert.pooler.dense", width, width)
-  names = "cls/predictions/transform", "cls.predictions.transform"
-  dense(MASKED_LM, names[0] + "/dense", names[1] + ".dense", width, width)
-  norm(MASKED_LM, *names)
-  add(
-    MASKED_LM,
-    "cls/predictions/output_bias",
-    "cls.predictions.bias",
-    config.vocab_size,
-  )
-  for part, ours, theirs, rows in (
-    (NEXT_SENTENCE, "cls/seq_relationship/", "cls.seq_relationship", 2),
-    (CLASSIFIER, "", "classifier", labels),
-    (QUESTIONS, "cls/squad/", "qa_outputs", 2),
+      dense(ENCODER, f"{layer}/attention/self/{name}", width, width)
+    dense(ENCODER, f"{layer}/attention/output/dense", width, width)
+    norm(ENCODER, f"{layer}/attention/output")
+    dense(ENCODER, f"{layer}/intermediate/dense", width, inner)
+    dense(ENCODER, f"{layer}/output/dense", inner, width)
+    norm(ENCODER, f"{layer}/output")
+  dense(POOLER, "bert/pooler/dense", width, width)
+  dense(MASKED_LM, "cls/predictions/transform/dense", width, width)
+  norm(MASKED_LM, "cls/predictions/transform")
+  add(MASKED_LM, "cls/predictions/output_bias", config.vocab_size)
+  for part, head, rows in (
+    (NEXT_SENTENCE, "cls/seq_relationship/", 2),
+    (CLASSIFIER, "", None),
+    (QUESTIONS, "cls/squad/", 2),
   ):
-    add(part, f"{ours}output_weights", f"{theirs}.weight", rows, width)
-    add(part, f"{ours}output_bias", f"{theirs}.bias", rows)
+    add(part, f"{head}output_weights", rows, width)
+    add(part, f"{head}output_bias", rows)
   return made
 
 
 def count_parts(
   values: Mapping[str, np.ndarray], config: BertConfig, source: str
 ) -> dict[str, int]:
-  """The weights of each part that is there, by our names.
-
-  Args:
-    values: arrays by our names; others than a BERT's are let be.
-    config: what the shapes must be.
-    source: what to call them in an error message.
+  """The number of weights of each part; other weights than BERT's are ignored.
 
   Raises:
-    DataError: a part is there by halves, there is no encoder, or a shape is
-      not the config's.
+    DataError: a part is incomplete, there is no encoder, or a shape is not the
+      config's.
   """
   counts = {}
   for part in PARTS:
@@ -127,9 +118,15 @@ def count_parts(
         f"{source}: the {part} lacks {_some(missing)}: is it another config's "
         f"(num_hidden_layers={config.num_hidden_layers})?"
       )
-    labels = values[wanted[-1].ours].shape[:1]
+    labels = values[wanted[-1].ours].shape[:1] or (None,)
     for weight in wanted:
-      _check_shape(weight, values[weight.ours], labels, source)
+      found = list(values[weight.ours].shape)
+      shape = [labels[0] if n is None else n for n in weight.shape]
+      if found != shape:
+        raise DataError(
+          f"{source}: {weight.ours} ({weight.theirs}) is of shape {found}, but "
+          f"the config makes it {shape}: the config is another model's"
+        )
     counts[part] = len(wanted)
   return counts
 
@@ -144,16 +141,6 @@ def _check_pooler(parts: Iterable[str], source: str) -> None:
     )
 
 
-def _check_shape(weight, value, labels, source) -> None:
-  shape = tuple(labels[0] if n is None and labels else n for n in weight.shape)
-  if value.shape != shape:
-    raise DataError(
-      f"{source}: {weight.ours} ({weight.theirs}) is of shape "
-      f"{list(value.shape)}, but the config makes it {list(shape)}: the config "
-      "is another model's"
-    )
-
-
 def _some(names: Iterable[str]) -> str:
   names = list(names)
   more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -163,7 +150,7 @@ def _some(names: Iterable[str]) -> str:
 def to_theirs(
   values: Mapping[str, np.ndarray], config: BertConfig, source: str
 ) -> dict[str, np.ndarray]:
-  """Tensors by Hugging Face's names, float32, from ours.
+  """Our float32 tensors by Hugging Face's names.
 
   An encoder without a head is named as BertModel names it, without "bert.".
 
@@ -180,14 +167,14 @@ def to_theirs(
   bare = not set(parts) - {ENCODER, POOLER}
   return {
     known[name].theirs.removeprefix("bert." if bare else ""):
-    # In memory as the file has it: the library writes memory as it is.
+    # Contiguous: the library writes the memory as it is.
     np.ascontiguousarray(value.T if known[name].transposed else value)
     for name, value in values.items()
   }
 
 
 class Read(NamedTuple):
-  """What a folder's tensors are to us."""
+  """A folder's tensors in our terms."""
 
   values: dict[str, np.ndarray]  # float32, by our names
   left_out: list[str]  # tensors that follow from others
@@ -198,7 +185,6 @@ _TIED = {
   "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
   "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_OLD_NAMES = re.compile(r"LayerNorm\.(gamma|beta)$")
 # Numbers 0, 1, 2, ... and zeros, which earlier versions saved.
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
@@ -212,16 +198,19 @@ def from_theirs(
   of layer norms (gamma, beta), too.
 
   Raises:
-    DataError: a tensor is unknown, stands there twice, is tied to another one
-      and differs from it, is not of a floating type or not finite, or they are
-      of a classifier of tokens; or as `count_parts`.
+    DataError: a tensor is unknown, duplicate, tied to another one and different
+      from it, not of a floating type or not finite, or belongs to a classifier
+      of tokens; or as `count_parts`.
   """
   named, left_out = {}, []
   bare = not any(name.startswith("bert.") for name in tensors)
   for name, value in tensors.items():
-    full = _full_name(name, bare)
+    full = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    full = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", full)
+    if bare and full.startswith(("embeddings.", "encoder.", "pooler.")):
+      full = "bert." + full
     if full in named:
-      raise DataError(f"{source}: {full} stands there twice, also as {name}")
+      raise DataError(f"{source}: {full} is there twice, also as {name}")
     if full in _BUFFERS:
       left_out.append(name)
     elif value.dtype != np.float32:
@@ -231,8 +220,8 @@ def from_theirs(
       )
     elif not np.isfinite(value).all():
       raise DataError(
-        f"{source}: {name} holds values that are not finite: no such model "
-        "answers"
+        f"{source}: {name} holds values that are not finite: such a model "
+        "cannot answer"
       )
     else:
       named[full] = value
@@ -262,17 +251,7 @@ def from_theirs(
   return Read(values, left_out)
 
 
-def _full_name(name: str, bare: bool) -> str:
-  is_gamma = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
-  name = _OLD_NAMES.sub(lambda match: is_gamma[match[1]], name)
-  if bare and name.startswith(("embeddings.", "encoder.", "pooler.")):
-    return "bert." + name
-  return name
-
-
-# -----------------------------------------------------------------------------
-# Files
-# -----------------------------------------------------------------------------
+# Files ------------------------------------------------------------------------
 
 
 def read_tensors(folder: str) -> dict[str, np.ndarray]:
@@ -293,17 +272,15 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
       "model with transformers"
     )
   try:
-    places = {
-      name: os.path.basename(file)
-      for name, file in json_files.read(index)["weight_map"].items()
-    }
+    found = json_files.read(index)["weight_map"].items()
+    files = {name: os.path.basename(file) for name, file in found}
   except (KeyError, TypeError, AttributeError) as e:
     raise DataError(f"{index}: not an index of weights ({e!r})") from e
   tensors = {}
-  for file in sorted(set(places.values())):
+  for file in sorted(set(files.values())):
     path = os.path.join(folder, file)
     found = _read_file(path)
-    wanted = {name for name, place in places.items() if place == file}
+    wanted = {name for name, other in files.items() if other == file}
     if differ := wanted ^ set(found):
       raise DataError(
         f"{path}: {_some(sorted(differ))}: in it or in {index}, but not in "
@@ -327,23 +304,20 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
 
 
 def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
-  """One tensor; floats become float32, others stay what they are."""
+  """One tensor; floats become float32, any other type bytes for its error."""
   if dtype == "BF16":  # the upper half of a float32
     wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
     return wide.view(np.float32).reshape(shape)
   if dtype in ("F16", "F32", "F64"):
     floats = np.frombuffer(data, f"<f{int(dtype[1:]) // 8}")
     return floats.astype(np.float32).reshape(shape)
-  return np.frombuffer(data, np.uint8)  # of any other type: for its dtype only
+  return np.frombuffer(data, np.uint8)
 
 
 def write_tensors(folder: str, tensors: Mapping[str, np.ndarray]) -> None:
   """Writes model.safetensors into a folder."""
-  # Imported here, as above.
-  import safetensors.numpy
+  import safetensors.numpy  # imported here, as above
 
-  safetensors.numpy.save_file(
-    dict(tensors),
-    os.path.join(folder, WEIGHTS_FILE),
-    metadata={"format": "pt"},  # without which transformers does not read it
-  )
+  path = os.path.join(folder, WEIGHTS_FILE)
+  metadata = {"format": "pt"}  # transformers does not read it without this
+  safetensors.numpy.save_file(dict(tensors), path, metadata=metadata)

@@ -1,7 +1,7 @@
-"""A trained model that answers: one graph, its parts named as signatures.
+"""A trained model to be run: one graph with a signature for each head.
 
 A checkpoint and an exported SavedModel are opened as the same `Model`: a
-session, and signatures that say which arrays go in and come out. Shapes as in
+session, and signatures that name the input and output arrays. Shapes as in
 `modeling`.
 
   encoder        input_ids, input_mask, segment_ids, all int32 [B, S]
@@ -9,9 +9,9 @@ session, and signatures that say which arrays go in and come out. Shapes as in
                  checkpoint has a pooler)
   masked_lm      these and masked_lm_positions int32 [B, P]
                  -> log_probs [B, P, V]
-  next_sentence  -> log_probs [B, 2]: B follows A, it is from elsewhere
+  next_sentence  -> log_probs [B, 2]: the second text follows, it does not
   classifier     -> logits [B, labels], probabilities [B, labels] (but for a
-                 regression, whose logits [B, 1] are the number)
+                 regression, where the number is logits [B, 1])
   span           -> start_logits, end_logits [B, S]
 
 input_mask is 1 for tokens, 0 for padding; outputs are float32; B, S and P may
@@ -30,15 +30,20 @@ from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from finetuning import heads
-from finetuning.finetune import TASK_FILE
-from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
+from finetuning.settled import TASK_FILE
+from interop.model_source import (
+  CONFIG_FILE,
+  EXTRA_FOLDER,
+  Source,
+  named_vocabulary,
+)
 from model.bert_config import BertConfig
 from training import checkpoint_files, checkpointing
 from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 POSITIONS = "masked_lm_positions"
-# Signature -> the variable that its head has, the most useful one last.
+# Signature -> a variable of its head; the most useful signature is the last.
 _HEADS = {
   "encoder": "bert/embeddings/word_embeddings",
   "next_sentence": "cls/seq_relationship/output_weights",
@@ -53,26 +58,18 @@ _TAGS = [tf.saved_model.tag_constants.SERVING]
 
 
 class Model:
-  """Answers from one session, of a checkpoint or of a SavedModel.
+  """A checkpoint or a SavedModel, opened.
 
   Attributes:
     session: with all weights.
-    signatures: name -> SignatureDef.
+    signatures: name -> SignatureDef of the session's graph.
   """
 
   def __init__(self, session: tf.Session, signatures: dict):
-    """`signatures` are of the session's graph."""
     self.session, self.signatures = session, signatures
 
   def run(self, name: str, arrays: dict) -> dict:
-    """The outputs of a signature.
-
-    Args:
-      name: of the signature.
-      arrays: input -> int32 array; see the module.
-
-    Returns:
-      output -> float32 array.
+    """The outputs of a signature by name; the module says which `arrays`.
 
     Raises:
       UserError: the model has no such signature.
@@ -88,27 +85,23 @@ class Model:
     )
 
   def names(self) -> list[str]:
-    """Signatures that name a part."""
+    """Its signatures but the default one, which is the last of them."""
     return [name for name in _HEADS if name in self.signatures]
 
   def close(self) -> None:
-    """Gives its memory back."""
+    """Frees its memory."""
     self.session.close()
 
 
-def open_model(source: Source, precision: str = "fp32") -> Model:
-  """A checkpoint's or an export's model, with all that it has.
-
-  Args:
-    source: where it is.
-    precision: --precision, for a checkpoint.
+def open_model(source: Source) -> Model:
+  """The model of a checkpoint or of an export, with all its signatures.
 
   Raises:
     UserError: it is damaged or not what it should be.
   """
   if source.is_export:
     return open_export(source.path)
-  return open_checkpoint(source, precision=precision)
+  return open_checkpoint(source)
 
 
 def open_export(folder: str) -> Model:
@@ -137,15 +130,18 @@ def open_checkpoint(
   """The model of a checkpoint, whose variables must all be there and finite.
 
   Args:
-    source: where it is.
-    names: signatures to have; none: all that the checkpoint has heads for.
+    names: signatures to build; none: all that the checkpoint has heads for.
     precision: type of the matmuls, as --precision.
 
   Raises:
     UserError: it is damaged, made with another config, or lacks a head.
   """
   shapes = checkpoint_files.open_reader(source.path).get_variable_to_shape_map()
-  has = _available(shapes)
+  has = [
+    name
+    for name, variable in _HEADS.items()
+    if variable in shapes and (name not in _POOLED or _POOLER in shapes)
+  ]
   if "encoder" not in has:
     raise UserError(
       f"{source.path}: no BERT: it lacks {_HEADS['encoder']} and has, for "
@@ -156,36 +152,26 @@ def open_checkpoint(
       raise UserError(
         f"{source.path} has no {name} head, only {', '.join(has)}"
         if name in _HEADS
-        else f"{name} is none of the signatures {', '.join(_HEADS)}"
+        else f"{name} is not one of the signatures {', '.join(_HEADS)}"
       )
-  labels = shapes[_HEADS["classifier"]][0] if "classifier" in has else 0
   graph = tf.Graph()
   session = tf.Session(graph=graph)
   with graph.as_default(), jit.mode("off"):
-    policy = mixed_precision.make_policy(precision)
     signatures = _build(
       source.bert,
       [name for name in has if not names or name in names],
-      labels,
+      shapes[_HEADS["classifier"]][0] if "classifier" in has else 0,
       _POOLER in shapes,
-      policy,
+      mixed_precision.make_policy(precision),
     )
     checkpointing.restore_all(session, source.path, tf.global_variables())
   return Model(session, signatures)
 
 
-def _available(shapes: dict) -> list[str]:
-  return [
-    name
-    for name, variable in _HEADS.items()
-    if variable in shapes and (name not in _POOLED or _POOLER in shapes)
-  ]
-
-
 def _build(
   bert: BertConfig, names, labels: int, has_pooler: bool, policy
 ) -> dict:
-  """The graph's signatures, by name and as the default one."""
+  """Name -> SignatureDef in the graph, with the default one."""
   inputs = {n: tf.placeholder(tf.int32, [None, None], n) for n in INPUTS}
   with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
     model = modeling.BertModel(
@@ -196,101 +182,66 @@ def _build(
       policy=policy,
       with_pooler=has_pooler and bool({"encoder", *_POOLED} & set(names)),
     )
-    parts = {
-      name: _HEAD_OUTPUTS[name](model, bert, labels, policy, inputs)
+    made = {
+      name: tf.saved_model.signature_def_utils.predict_signature_def(
+        *_head(name, model, bert, labels, policy, inputs)
+      )
       for name in names
     }
-  made = {
-    name: tf.saved_model.signature_def_utils.predict_signature_def(
-      inputs, {n: tf.identity(tf.cast(t, tf.float32)) for n, t in part.items()}
-    )
-    for name, (inputs, part) in parts.items()
-  }
   return {**made, _DEFAULT: made[names[-1]]}
 
 
-def _encoder(model, bert, labels, policy, inputs):
-  outputs = {"sequence_output": model.get_sequence_output()}
-  if model.get_pooled_output() is not None:
-    outputs["pooled_output"] = model.get_pooled_output()
-  return inputs, outputs
+def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
+  """The inputs and outputs of a signature, tensors by name."""
+  sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
+  if name == "encoder":
+    outputs = {"sequence_output": sequence}
+    if pooled is not None:
+      outputs["pooled_output"] = pooled
+  elif name == "next_sentence":
+    logits = modeling.next_sentence_logits(bert, pooled, policy)
+    outputs = {"log_probs": logits.log_probs()}
+  elif name == "masked_lm":
+    positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
+    inputs = {**inputs, POSITIONS: positions}
+    logits = modeling.masked_lm_logits(
+      bert, sequence, model.get_embedding_table(), positions, policy
+    )
+    shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
+    outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
+  elif name == "classifier":
+    matmul, bias = heads.classifier_logits(pooled, labels, bert, policy=policy)
+    outputs = {"logits": tf.cast(matmul, tf.float32) + bias}
+    if labels > 1:
+      outputs["probabilities"] = tf.nn.softmax(outputs["logits"])
+  else:
+    both = heads.span_logits(sequence, bert, policy)
+    names = "start_logits", "end_logits"
+    outputs = dict(zip(names, tf.unstack(both, axis=-1), strict=True))
+  return inputs, {
+    name: tf.identity(tf.cast(t, tf.float32)) for name, t in outputs.items()
+  }
 
 
-def _masked_lm(model, bert, labels, policy, inputs):
-  positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
-  log_probs = modeling.masked_lm_logits(
-    bert,
-    model.get_sequence_output(),
-    model.get_embedding_table(),
-    positions,
-    policy,
-  ).log_probs()
-  shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
-  return (
-    {**inputs, POSITIONS: positions},
-    {"log_probs": tf.reshape(log_probs, shape)},
-  )
-
-
-def _next_sentence(model, bert, labels, policy, inputs):
-  logits = modeling.next_sentence_logits(
-    bert, model.get_pooled_output(), policy
-  )
-  return inputs, {"log_probs": logits.log_probs()}
-
-
-def _classifier(model, bert, labels, policy, inputs):
-  matmul, bias = heads.classifier_logits(
-    model.get_pooled_output(), labels, bert, policy=policy
-  )
-  logits = tf.cast(matmul, tf.float32) + bias
-  outputs = {"logits": logits}
-  if labels > 1:
-    outputs["probabilities"] = tf.nn.softmax(logits)
-  return inputs, outputs
-
-
-def _span(model, bert, labels, policy, inputs):
-  logits = heads.span_logits(model.get_sequence_output(), bert, policy)
-  starts, ends = tf.unstack(logits, axis=-1)
-  return inputs, {"start_logits": starts, "end_logits": ends}
-
-
-_HEAD_OUTPUTS = {
-  "encoder": _encoder,
-  "next_sentence": _next_sentence,
-  "masked_lm": _masked_lm,
-  "span": _span,
-  "classifier": _classifier,
-}
-
-
-# -----------------------------------------------------------------------------
-# Export
-# -----------------------------------------------------------------------------
+# Export -----------------------------------------------------------------------
 
 
 def export(model: Model, source: Source, folder: str) -> float:
   """Writes a model of `open_checkpoint` as a SavedModel, whole or not at all.
 
-  With config, vocabulary and task in assets.extra, so that the folder alone is
-  a model for predict.py. What was written is opened and compared first.
-
-  Args:
-    model: of the checkpoint.
-    source: where it is from.
-    folder: must not be there yet.
+  Config, vocabulary and task.json are in assets.extra, so that predict.py needs
+  nothing but the folder.
 
   Returns:
-    The largest difference of an output between the model and what was written.
+    The largest difference between an output of the model and of its export.
 
   Raises:
-    UserError: the folder is there, the vocabulary is missing or does not fit,
-      or what was written answers otherwise.
+    UserError: the folder exists, the vocabulary is missing or does not fit, or
+      the outputs differ too much.
   """
   if os.path.exists(folder):
     raise UserError(
-      f"--output_dir={folder} is there already: remove it, or name another"
+      f"--output={folder} already exists: remove it, or name another"
     )
   source.tokenizer()
   aside = folder.rstrip("/") + ".tmp"
@@ -319,20 +270,19 @@ def _write(model: Model, source: Source, folder: str) -> None:
   with open(os.path.join(extra, CONFIG_FILE), "w", encoding="utf-8") as f:
     f.write(source.bert.to_json_string())
   vocabulary = {}
-  for name in ("vocab_file", "spm_model_file"):
-    if path := getattr(source, name):
-      vocabulary[name] = os.path.basename(path)
-      shutil.copyfile(path, os.path.join(extra, vocabulary[name]))
+  for flag, path in named_vocabulary(source).items():
+    vocabulary[flag] = os.path.basename(path)
+    shutil.copyfile(path, os.path.join(extra, vocabulary[flag]))
   task = {**source.task, "vocabulary": vocabulary}
   task["exported_from"] = os.path.basename(source.path)
   json_files.write(os.path.join(extra, TASK_FILE), task)
 
 
-_MOST_DIFFERENT = 1e-4  # another order of additions in a matmul does less
+_MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does
 
 
 def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
-  """Of all outputs for two sequences of chance, one of them with padding."""
+  """Over all outputs for two random sequences, one of them with padding."""
   rng = np.random.default_rng(0)
   length = min(12, bert.max_position_embeddings)
   mask = np.ones([2, length], np.int32)

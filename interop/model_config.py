@@ -23,33 +23,24 @@ from model.bert_config import BertConfig
 CONFIG_FILE = "config.json"
 
 # google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
+_ALIKE = {name: name for name in ("relu", "tanh", "linear")}
 _TO_THEIR_ACTIVATION = {
-  "gelu": "gelu_new",
-  "gelu_erf": "gelu",
-  "relu": "relu",
-  "tanh": "tanh",
-  "linear": "linear",
-  "": "linear",
-}
+  **_ALIKE, "gelu": "gelu_new", "gelu_erf": "gelu", "": "linear",
+}  # fmt: skip
 _TO_OUR_ACTIVATION = {
-  "gelu": "gelu_erf",
-  "gelu_python": "gelu_erf",
-  "gelu_new": "gelu",
-  "gelu_fast": "gelu",
-  "gelu_pytorch_tanh": "gelu",
-  "relu": "relu",
-  "tanh": "tanh",
-  "linear": "linear",
+  **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+  **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu"),
+  **_ALIKE,
 }
 
-# Their defaults, where they are not ours, for keys that a file leaves out.
+# Their defaults that are not ours, for keys that a file leaves out.
 _THEIR_DEFAULTS = {
   "vocab_size": 30522,
   "hidden_act": "gelu",
   "type_vocab_size": 2,
 }
 
-# What a key may say of a model that is google/bert's.
+# The values of keys in a model that is google/bert's.
 _ONLY = {
   "model_type": ("bert",),
   "layer_norm_eps": (1e-12,),
@@ -60,24 +51,13 @@ _ONLY = {
   "quantization_config": (None,),
 }
 
-# What has no effect on the numbers, or is known from the weights.
-_WITHOUT_EFFECT = {
-  "_name_or_path",
-  "architectures",
-  "bos_token_id",
-  "classifier_dropout",
-  "dtype",
-  "eos_token_id",
-  "gradient_checkpointing",
-  "id2label",
-  "label2id",
-  "pad_token_id",
-  "problem_type",
-  "tie_word_embeddings",
-  "torch_dtype",
-  "transformers_version",
-  "use_cache",
-}
+# Keys without effect on the numbers, or known from the weights.
+_WITHOUT_EFFECT = set(
+  "_name_or_path architectures bos_token_id classifier_dropout dtype "
+  "eos_token_id gradient_checkpointing id2label label2id pad_token_id "
+  "problem_type tie_word_embeddings torch_dtype transformers_version "
+  "use_cache".split()
+)
 
 _ARCHITECTURES = {
   "BertModel": (),
@@ -91,14 +71,6 @@ _ARCHITECTURES = {
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
 
 
-def architecture(parts: Iterable[str]) -> str:
-  """transformers' class of a model with these parts."""
-  heads = tuple(part for part in parts if part not in (ENCODER, POOLER))
-  for last in (CLASSIFIER, QUESTIONS):  # what was trained last
-    heads = (last,) if last in heads else heads
-  return next(name for name, of in _ARCHITECTURES.items() if of == heads)
-
-
 def to_their_config(
   config: BertConfig,
   parts: Iterable[str],
@@ -106,14 +78,7 @@ def to_their_config(
   labels: int | list[str] | None = None,
   pad_id: int = 0,
 ) -> dict:
-  """The content of config.json.
-
-  Args:
-    config: ours.
-    parts: those that the model has.
-    source: where the config is from, for error messages.
-    labels: the classifier's, by name or how many they are.
-    pad_id: the id of [PAD].
+  """The content of config.json; `labels` may be their number.
 
   Raises:
     UserError: Hugging Face has no such BERT.
@@ -123,9 +88,13 @@ def to_their_config(
       f"{source}: pre_layer_norm is true; Hugging Face's BERT normalises after "
       "each residual only, so it would give other numbers"
     )
+  heads = tuple(part for part in parts if part not in (ENCODER, POOLER))
+  for last in (CLASSIFIER, QUESTIONS):  # fine-tuned after pre-training
+    heads = (last,) if last in heads else heads
+  named = next(name for name, of in _ARCHITECTURES.items() if of == heads)
   act = (config.hidden_act or "").lower()
   content = {
-    "architectures": [architecture(parts)],
+    "architectures": [named],
     "model_type": "bert",
     **config.to_dict(),
     "hidden_act": _TO_THEIR_ACTIVATION[act],
@@ -137,8 +106,7 @@ def to_their_config(
   }
   del content["pre_layer_norm"]
   if labels is not None:
-    if isinstance(labels, int):
-      labels = stand_ins(labels)
+    labels = stand_ins(labels) if isinstance(labels, int) else labels
     content["problem_type"] = _SINGLE_LABEL if len(labels) > 1 else _REGRESSION
     content["id2label"] = {str(i): label for i, label in enumerate(labels)}
     content["label2id"] = {label: i for i, label in enumerate(labels)}
@@ -146,12 +114,12 @@ def to_their_config(
 
 
 def stand_ins(count: int) -> list[str]:
-  """What transformers calls so many labels that have no names."""
+  """transformers' names of `count` labels without names."""
   return [f"LABEL_{i}" for i in range(count)]
 
 
 class ReadConfig(NamedTuple):
-  """What a config.json is to us."""
+  """A config.json in our terms."""
 
   config: BertConfig
   labels: list[str] | None  # the classifier's names, by number
@@ -159,8 +127,11 @@ class ReadConfig(NamedTuple):
   problem_type: str | None = None  # what the classifier was trained for
   heads: set[str] | None = None  # of its architectures; None: it names none
 
-  def classifier_labels(self, outputs: int, source: str) -> list[str]:
-    """The names of a classifier's so many outputs, or `stand_ins`.
+  def classifier_labels(self, outputs: int, source: str) -> list[str] | None:
+    """The labels of a classifier with `outputs` outputs.
+
+    Returns:
+      [] for a regression; None if they have no names.
 
     Raises:
       DataError: this config is not of such a classifier, or of another kind
@@ -178,14 +149,14 @@ class ReadConfig(NamedTuple):
         f"with {outputs} outputs; known here are {_SINGLE_LABEL} (one of "
         f"several labels) and {_REGRESSION} (one output)"
       )
-    if self.labels is None:
-      return stand_ins(outputs)
-    if len(self.labels) != outputs:
+    if self.labels is not None and len(self.labels) != outputs:
       raise DataError(
         f"{source}: id2label of {CONFIG_FILE} names {len(self.labels)} labels, "
         f"but the classifier has {outputs} outputs"
       )
-    return self.labels
+    if outputs == 1:
+      return []
+    return None if self.labels == stand_ins(outputs) else self.labels
 
 
 def from_their_config(content: dict, source: str) -> ReadConfig:
@@ -206,17 +177,20 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
   for name in names:
     if name not in list(_ARCHITECTURES):
       raise UserError(
-        f"{source}: of the architecture {name}, which is none of "
+        f"{source}: the architecture {name} is not one of "
         f"{', '.join(_ARCHITECTURES)}"
       )
   ours = BertConfig(vocab_size=0).to_dict()
-  known = {k for k in content if k in ours or _is_old_pooler_key(k)}
-  known -= {"pre_layer_norm"}
+  known = {  # pooler_...: of published Chinese and multilingual configs
+    key
+    for key in content
+    if key in ours or key == "directionality" or key.startswith("pooler_")
+  } - {"pre_layer_norm"}
   values = {**_THEIR_DEFAULTS, **{k: content[k] for k in known}}
   act = values["hidden_act"]
   if act not in list(_TO_OUR_ACTIVATION):
     raise UserError(
-      f"{source}: hidden_act is {act!r}, which is none of "
+      f"{source}: hidden_act is {act!r}, not one of "
       f"{', '.join(_TO_OUR_ACTIVATION)}"
     )
   values["hidden_act"] = _TO_OUR_ACTIVATION[act]
@@ -232,11 +206,6 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
     content.get("problem_type"),
     {head for n in names for head in _ARCHITECTURES[n]} if names else None,
   )
-
-
-def _is_old_pooler_key(key: str) -> bool:
-  """Of published Chinese and multilingual configs, in both worlds."""
-  return key == "directionality" or key.startswith("pooler_")
 
 
 def _labels(content: dict, source: str) -> list[str] | None:
@@ -263,8 +232,3 @@ def read_config(folder: str) -> ReadConfig:
   if not isinstance(content, dict):
     raise DataError(f"{path}: not a JSON object")
   return from_their_config(content, path)
-
-
-def write_config(folder: str, content: dict) -> None:
-  """Writes config.json into a folder."""
-  json_files.write(os.path.join(folder, CONFIG_FILE), content)

@@ -1,32 +1,36 @@
 """Where a trained model's parts are: checkpoint, config, vocabulary, task.
 
 A model is named by a run folder, by a checkpoint's prefix, or by an exported
-folder (a SavedModel of export_model.py).
+folder (a SavedModel of convert_checkpoint.py).
 """
 
 import dataclasses
 import filecmp
 import glob
 import os
+import pathlib
 from typing import NamedTuple
 
 import tokenization
-from common.errors import DataError, UserError
+from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_report, records
-from finetuning.finetune import TASK_FILE, saved_task
+from finetuning.settled import (
+  PRETRAINING,
+  SQUAD,
+  TASK_FILE,
+  VOCABULARIES,
+  saved_task,
+)
 from model.bert_config import BertConfig
 from training import checkpoint_files, pretraining_config, training_hooks
 
-PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
 ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = "bert_config.json"
-# A SavedModel's folder for what its graph does not read, by TensorFlow
+# A SavedModel's folder for files that its graph does not read, by TensorFlow
 # Serving's convention.
 EXTRA_FOLDER = "assets.extra"
 _THEIR_PREFIX = "bert_model.ckpt"  # in the folders that google/bert published
-# The flag of each kind of vocabulary -> its name beside a checkpoint.
-_BESIDE = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}
 _TRAINING_ONLY = {
   "hidden_dropout_prob",
   "attention_probs_dropout_prob",
@@ -57,10 +61,11 @@ class Source:
     path: a checkpoint's prefix, or an exported folder.
     chosen: why this checkpoint, for a person.
     bert: the config.
-    task: as task.json has it: "task", "do_lower_case", "max_seq_length" where
-      something says it, and what the task's kind adds.
+    task: as in task.json: "task", "do_lower_case", "max_seq_length" if it is
+      known, and the keys of its kind of task.
     vocab_file, spm_model_file: one of them, or neither if none was found.
-    assumed: what nothing says, and was assumed, as lines for a person.
+    assumed: lines for a person about what no file says.
+    assumes_case: whether the first of these is about do_lower_case.
   """
 
   path: str
@@ -70,10 +75,11 @@ class Source:
   vocab_file: str | None = None
   spm_model_file: str | None = None
   assumed: tuple[str, ...] = ()
+  assumes_case: bool = False
 
   @property
   def max_seq_length(self) -> int:
-    """As in training, or the most that the model can if nothing says it."""
+    """As in training, or the model's largest if that is not known."""
     most = self.bert.max_position_embeddings
     return self.task.get("max_seq_length", most)
 
@@ -82,6 +88,11 @@ class Source:
     """Whether it is a SavedModel."""
     return _is_export(self.path)
 
+  def lines(self) -> list[str]:
+    """The checkpoint, and what is assumed about it, for a person."""
+    named = [] if self.is_export else [f"{self.path} ({self.chosen})"]
+    return [*named, *self.assumed]
+
   def tokenizer(self) -> tokenization.Encoder:
     """Makes the tokens that the model knows.
 
@@ -89,7 +100,7 @@ class Source:
       UserError: there is no vocabulary.
       DataError: it has more tokens than the model.
     """
-    if not (self.vocab_file or self.spm_model_file):
+    if not named_vocabulary(self):
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
         "training data was: give --vocab_file or --spm_model_file"
@@ -102,19 +113,18 @@ class Source:
     )
 
 
-def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
+def find(model: str, given=NOTHING_GIVEN) -> Source:
   """The parts of the model that a user named.
 
   Args:
     model: a run folder, a checkpoint's prefix or an exported folder.
-    given: what is not found beside it.
+    given: `Given`, or any settings with its attributes.
 
   Raises:
     UserError: there is no such model, a part of it is missing or damaged, or
-      `given` is not what is found.
+      `given` contradicts what is found.
   """
-  if given.vocab_file and given.spm_model_file:
-    raise UserError("give --vocab_file or --spm_model_file, not both")
+  chosen_file = named_vocabulary(given)
   if _is_export(model):
     folder = os.path.join(model, EXTRA_FOLDER)
     path, chosen, said = model, "exported", saved_task(folder)
@@ -125,71 +135,77 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   said_by = os.path.join(folder, TASK_FILE)
   if not said:
     said_by, said = _pretraining_task(folder, given)
-  check_task(said, said_by)
   config = _config(given.bert_config_file, folder, path)
-  lower, assumed = _case(said, said_by, given.do_lower_case, path)
+  lower = said.get("do_lower_case")
+  if lower is None:
+    lower, said_by = tokenization.published_case(path), path
+  lower, assumed = case(lower, said_by, given.do_lower_case, path)
+  assumes_case = bool(assumed)
   if said.get("task") == SQUAD and ANSWERABLE not in said:
-    assumed += (assumed_answers(said_by),)
-  vocabulary = _vocabulary(said, given, folder)
+    assumed.append(assumed_answers(os.path.join(folder, TASK_FILE)))
   return Source(
     path,
     chosen,
     config,
-    {
-      "task": PRETRAINING,
-      **said,
-      "do_lower_case": lower,
-    },
-    vocabulary.get("vocab_file"),
-    vocabulary.get("spm_model_file"),
-    assumed,
+    {"task": PRETRAINING, **said, "do_lower_case": lower},
+    assumed=tuple(assumed),
+    assumes_case=assumes_case,
+    **_vocabulary(said, chosen_file, folder),
   )
 
 
-def _case(
-  said: dict, said_by: str, given: bool | None, path: str
-) -> tuple[bool, tuple[str, ...]]:
-  """do_lower_case, and what was assumed."""
-  lower = said.get("do_lower_case")
-  if lower is None:
-    lower, said_by = tokenization.published_case(path), path
-  if lower is None and given is None:
-    return True, (assumed_case(path),)
-  if lower is not None and given not in (None, lower):
+def case(
+  said: bool | None, said_by: str, given: bool | None, model: str
+) -> tuple[bool, list[str]]:
+  """do_lower_case by a model's files or else by the flag.
+
+  Returns:
+    It, and lines for a person about what is assumed.
+
+  Raises:
+    UserError: the two contradict each other.
+  """
+  if said is None and given is None:
+    return True, [
+      f"{model}: nothing says whether it is of lower-cased text: assumed "
+      "--do_lower_case; give --nodo_lower_case if it is cased"
+    ]
+  if None not in (said, given) and said != given:
     raise UserError(
       f"--do_lower_case={given}, but the model was trained on "
-      f"{'lower-cased' if lower else 'cased'} text ({said_by}): leave the flag "
+      f"{'lower-cased' if said else 'cased'} text ({said_by}): leave the flag "
       "out"
     )
-  return given if lower is None else lower, ()
-
-
-def assumed_case(model: str) -> str:
-  """The line about a model of which nothing says the case."""
-  return (
-    f"{model}: nothing says whether it is of lower-cased text: assumed "
-    "--do_lower_case; give --nodo_lower_case if it is cased"
-  )
+  return (given if said is None else said), []
 
 
 def assumed_answers(said_by: str) -> str:
-  """The line about a model of which nothing says that it may not answer."""
+  """The line about a model for which no file says if it may not answer."""
   return (
     "every paragraph is taken to answer its question, as in SQuAD 1.1: if not, "
     f"set {ANSWERABLE} to true in {said_by}"
   )
 
 
-def _vocabulary(said: dict, given: Given, folder: str) -> dict[str, str]:
-  """Flag -> file, of the one vocabulary; {} if there is none."""
-  names = said.get("vocabulary") or _BESIDE
+def named_vocabulary(named) -> dict[str, str]:
+  """Flag -> file, of the one that flags or a `Source` name; {} for none.
+
+  Raises:
+    UserError: they name both a WordPiece vocabulary and a SentencePiece model.
+  """
+  files = {flag: getattr(named, flag) for flag in VOCABULARIES}
+  if all(files.values()):
+    raise UserError("give either --vocab_file or --spm_model_file, not both")
+  return {flag: path for flag, path in files.items() if path}
+
+
+def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
+  """`named_vocabulary` of what is found and what the flags chose."""
   found = {
     flag: path
-    for flag, name in names.items()
+    for flag, name in (said.get("vocabulary") or VOCABULARIES).items()
     if os.path.exists(path := os.path.join(folder, name))
   }
-  chosen = {flag: getattr(given, flag) for flag in _BESIDE}
-  chosen = {flag: path for flag, path in chosen.items() if path}
   for flag, path in chosen.items():
     if found and not (
       flag in found and filecmp.cmp(path, found[flag], shallow=False)
@@ -209,24 +225,6 @@ def _vocabulary(said: dict, given: Given, folder: str) -> dict[str, str]:
 
 def _is_export(path: str) -> bool:
   return os.path.exists(os.path.join(path, "saved_model.pb"))
-
-
-def check_task(said: dict, said_by: str) -> None:
-  """Raises `DataError` for what a task.json of ours never says."""
-  labels, vocabulary = said.get("labels", []), said.get("vocabulary", {})
-  fits = (
-    said.get("task", PRETRAINING) in (PRETRAINING, CLASSIFIER, SQUAD)
-    and isinstance(said.get("do_lower_case", True), bool)
-    and type(said.get("max_seq_length", 1)) is int
-    and isinstance(vocabulary, dict)
-    and isinstance(labels, list)
-    and all(isinstance(v, str) for v in [*vocabulary.values(), *labels])
-  )
-  if not fits:
-    raise DataError(
-      f"{said_by}: not a task's description; move it away, or give another "
-      "folder"
-    )
 
 
 def _config(given: str | None, folder: str, model: str) -> BertConfig:
@@ -249,7 +247,7 @@ def _config(given: str | None, folder: str, model: str) -> BertConfig:
 
 
 def differences(config: BertConfig, other: BertConfig) -> list[str]:
-  """The keys that would make one model's answers the other's."""
+  """The keys that change a model's answers and differ."""
   ours, theirs = config.to_dict(), other.to_dict()
   return [
     key
@@ -269,14 +267,15 @@ def _read_config(path: str) -> BertConfig:
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   """A checkpoint's prefix, and why it was chosen.
 
-  Of a run folder it is the best by evaluation, if that is known and there, or
+  Of a run folder it is the best by evaluation if that still exists, or else
   the newest.
   """
   if not os.path.isdir(model):
     if not glob.glob(glob.escape(model) + "*"):
       raise UserError(
         f"{model}: no such model. Name a run folder, a checkpoint (such as "
-        "OUTPUT_DIR/model.ckpt-1000), or a folder of export_model.py"
+        "OUTPUT_DIR/model.ckpt-1000), or an exported folder "
+        "(convert_checkpoint.py --to=saved_model)"
       )
     return model, "as named"
   files = checkpoint_files.CheckpointFiles(model, keep=1)
@@ -289,26 +288,23 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
         f"{model}: neither a checkpoint nor an exported model is in this folder"
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
-  by = _best_by(task)
+  by = task.get("best_by")  # older runs do not say
+  by = by and training_hooks.BestBy(tuple(by["keys"]), by["higher"])
+  if not task:
+    by = pretraining_config.BEST_BY
   best = by and training_hooks.best_evaluation(model, steps[0], by)
-  step = best if best in steps else steps[0]
+  step, chosen = steps[0], "the newest"
+  if best in steps:
+    step, chosen = best, "the best by evaluation"
   files.check(step)
-  chosen = "the best by evaluation" if best in steps else "the newest"
   return files.prefix(step), chosen
 
 
-def _best_by(task: dict) -> training_hooks.BestBy | None:
-  if not task:
-    return pretraining_config.BEST_BY
-  found = task.get("best_by")  # older runs do not say
-  return found and training_hooks.BestBy(tuple(found["keys"]), found["higher"])
-
-
-def _pretraining_task(folder: str, given: Given) -> tuple[str, dict]:
-  """(manifest of a run folder's records, what it says); ("", {}) without one.
+def _pretraining_task(folder: str, given) -> tuple[str, dict]:
+  """(manifest of a run folder's records, the task by it); ("", {}) without one.
 
   Raises:
-    DataError: the vocabulary given is another than that of the records.
+    DataError: the records were made with another vocabulary than `given`.
   """
   found = _manifest_of_run(folder)
   if not found:
@@ -319,36 +315,31 @@ def _pretraining_task(folder: str, given: Given) -> tuple[str, dict]:
     "max_seq_length": manifest.max_seq_length,
     "do_lower_case": info.do_lower_case,
   }
-  if given.vocab_file or given.spm_model_file:
-    record_report.find_encoder(
-      info, folder, given.vocab_file, given.spm_model_file
-    )
+  files = given.vocab_file, given.spm_model_file
+  if any(files):
+    record_report.find_encoder(info, folder, *files)
     return path, task
-  vocabulary = record_report.find_vocabulary(
-    info, os.path.dirname(path), folder
-  )
-  if not vocabulary:
+  file = record_report.find_vocabulary(info, os.path.dirname(path), folder)
+  if not file:
     raise UserError(
       f"{path}: the records were made with {info.file} of SHA-256 "
       f"{info.sha256}, which is not near: give --vocab_file or --spm_model_file"
     )
-  name = "spm_model_file" if info.kind == "sentencepiece" else "vocab_file"
-  return path, {**task, "vocabulary": {name: os.path.abspath(vocabulary)}}
+  flag = "spm_model_file" if info.kind == "sentencepiece" else "vocab_file"
+  return path, {**task, "vocabulary": {flag: os.path.abspath(file)}}
 
 
 def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
-  """That of the records of a pre-training run, which run.json names.
+  """The manifest of the records that run.json names.
 
-  They are named from where the training was started: that is looked for from
-  here and from the folders that the run folder is in.
+  Their names are relative to the folder where the training was started, so
+  they are looked for here and in all folders above the run folder.
   """
   if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
     return None
-  places, above = [""], os.path.abspath(folder)
-  while above != (above := os.path.dirname(above)):
-    places.append(above)
+  above = pathlib.Path(os.path.abspath(folder)).parents
   for file in training_hooks.trained_on(folder)[:1]:
-    for place in places:
+    for place in ("", *above):
       if found := records.find_manifest(os.path.join(place, file)):
         return found
   return None

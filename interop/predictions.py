@@ -1,7 +1,7 @@
-"""What a model says of texts: words, labels, answers, embeddings.
+"""Predictions for texts: words, labels, answers, embeddings.
 
 Each prediction is a dictionary that JSON can hold; `as_lines` shows one to a
-person. Checkpoints and exports go the same way, through `inference.Model`.
+person. Checkpoints and exports are both run through `inference.Model`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,18 +12,18 @@ import numpy as np
 from common import json_files
 from common.errors import DataError, UserError
 from finetuning import squad, windows
-from finetuning.classification import encode_pair
+from finetuning.classification import encode_pair, pair_length
 from interop import inference
 from interop.model_source import Source
 from tokenization import MASK
 
 POOLINGS = ("mean", "cls")
 _PAIR = "|||"
-_BATCH = 16  # sequences of a run of the graph
+_BATCH = 16  # sequences in one run of the graph
 
 
 class Input(NamedTuple):
-  """A text or two: of a pair of sentences, or a question and its paragraph."""
+  """A text, two texts of a pair, or a question and its paragraph."""
 
   text: str
   pair: str | None = None
@@ -32,17 +32,27 @@ class Input(NamedTuple):
 def parse_line(line: str, may_be_json: bool) -> Input:
   """The input of a line: a text, or two with a tab or ||| between them.
 
-  Args:
-    line: the line.
-    may_be_json: a line that begins with { is JSON with "question" and
-      "context", see `Predictor.answers_questions`; else it is text.
+  With `may_be_json` (see `Predictor.answers_questions`) a line that begins with
+  { is JSON with "question" and "context"; else it is text.
 
   Raises:
-    DataError: there is nothing on a side, or it is JSON of something else.
+    DataError: a text is empty, or the JSON has something else in it.
   """
   line = line.strip("\r\n ")
   if may_be_json and line.startswith("{"):
-    return _parse_json(line)
+    try:
+      found = json_files.parse(line)
+    except ValueError as e:
+      raise DataError(
+        f"{line[:60]!r}: begins with {{, but is not JSON ({e})"
+      ) from e
+    both = [found.get(name) for name in ("question", "context")]
+    if not all(isinstance(text, str) and text.strip() for text in both):
+      raise DataError(
+        f'{line[:60]!r}: "question" and "context" must be texts that are not '
+        "empty"
+      )
+    return Input(*both)
   parts = line.split("\t") if "\t" in line else line.split(_PAIR)
   if len(parts) > 2:
     raise DataError(f"{line[:60]!r}: {len(parts)} texts, not one or two")
@@ -52,24 +62,8 @@ def parse_line(line: str, may_be_json: bool) -> Input:
   return Input(*texts)
 
 
-def _parse_json(line: str) -> Input:
-  try:
-    found = json_files.parse(line)
-  except ValueError as e:
-    raise DataError(
-      f"{line[:60]!r}: begins with {{, but is not JSON ({e})"
-    ) from e
-  both = [found.get(name) for name in ("question", "context")]
-  if not all(isinstance(text, str) and text.strip() for text in both):
-    raise DataError(
-      f'{line[:60]!r}: "question" and "context" must be texts that are not '
-      "empty"
-    )
-  return Input(*both)
-
-
 class Predictor:
-  """Says what a model says of `Input`s, by the model's kind."""
+  """Makes the kind of predictions that a model is for."""
 
   def __init__(
     self,
@@ -79,17 +73,10 @@ class Predictor:
     embedding: str | None = None,
     max_seq_length: int | None = None,
   ):
-    """Prepares predictions.
-
-    Args:
-      model: opened from `source`.
-      source: for the tokenizer and the task.
-      top_k: words of a mask, or answers, at most.
-      embedding: one of `POOLINGS`, to get embeddings whatever the model is for.
-      max_seq_length: tokens of an input at most. Default: the source's.
+    """Prepares predictions, as flags of predict.py with these names say.
 
     Raises:
-      UserError: a length that the model does not have.
+      UserError: the model does not have this length.
     """
     self._model, self._task, self._top_k = model, source.task, top_k
     self._tokenizer, self._embedding = source.tokenizer(), embedding
@@ -102,9 +89,8 @@ class Predictor:
       )
     names = self._task.keys() & set(squad.ANSWER_SETTINGS)
     known = {name: self._task[name] for name in names}
-    self._settings = squad.AnswerSettings(
-      **{**known, "max_seq_length": self._length}
-    )
+    known["max_seq_length"] = self._length
+    self._settings = squad.AnswerSettings(**known)
     if self.answers_questions:
       self._settings.check()
 
@@ -112,7 +98,7 @@ class Predictor:
     """A prediction of each input, in their order.
 
     Raises:
-      UserError: the model does not do what an input asks for.
+      UserError: the model cannot do what an input asks for.
     """
     groups = {}
     for number, one in enumerate(inputs):
@@ -142,52 +128,37 @@ class Predictor:
   # Text to arrays -------------------------------------------------------------
 
   def _ids(self, text: str) -> np.ndarray:
-    """int32 [tokens]; [MASK], which tokenizers take apart, is the mask."""
-    parts = self._tokenizer.encode_batch(text.split(MASK))
-    mask = np.array([self._tokenizer.mask_id], np.int32)
-    joined = [parts[0]]
-    for part in parts[1:]:
-      joined += [mask, part]
-    return np.concatenate(joined)
+    """int32 [tokens]; tokenizers would split [MASK], here it is the mask."""
+    ids = []
+    for part in self._tokenizer.encode_batch(text.split(MASK)):
+      ids += [self._tokenizer.mask_id, *part]
+    return np.array(ids[1:], np.int32)
 
   def _encode(self, inputs) -> tuple[list, list[dict]]:
-    """(ids, segments) of each, and the begin of its prediction."""
+    """(ids, segments) of each, and predictions that have their texts."""
     examples, begun = [], []
     for one in inputs:
-      a, b = self._ids(one.text), None
-      if one.pair is not None:
-        b = self._ids(one.pair)
-      ids, segments = encode_pair(self._tokenizer, self._length, a, b)
-      examples.append((ids, segments))
-      made = {"text": one.text}
+      a, made = self._ids(one.text), {"text": one.text}
+      b = None if one.pair is None else self._ids(one.pair)
       if b is not None:
         made["pair"] = one.pair
-      cut = len(a) + 2 + (len(b) + 1 if b is not None else 0) - len(ids)
-      if cut:
+      ids, segments = encode_pair(self._tokenizer, self._length, a, b)
+      if cut := pair_length(a, b) - len(ids):
         made["tokens_cut"] = cut
+      examples.append((ids, segments))
       begun.append(made)
     return examples, begun
 
   def _run(self, name: str, examples, positions=None) -> Iterator[dict]:
     """The outputs of each example: arrays without the batch's dimension."""
     for start in range(0, len(examples), _BATCH):
-      batch = examples[start : start + _BATCH]
-      longest = max(len(ids) for ids, _ in batch)
-      arrays = {
-        n: np.zeros([len(batch), longest], np.int32) for n in inference.INPUTS
-      }
-      for row, (ids, segments) in enumerate(batch):
-        arrays["input_ids"][row, : len(ids)] = ids
-        arrays["input_mask"][row, : len(ids)] = 1
-        arrays["segment_ids"][row, : len(ids)] = segments
+      ids, segments = zip(*examples[start : start + _BATCH], strict=True)
+      inputs = ids, [np.ones_like(i) for i in ids], segments
+      arrays = dict(zip(inference.INPUTS, map(_padded, inputs), strict=True))
       if positions is not None:
-        own = positions[start : start + _BATCH]
-        padded = np.zeros([len(own), max(map(len, own))], np.int32)
-        for row, places in enumerate(own):
-          padded[row, : len(places)] = places
-        arrays[inference.POSITIONS] = padded
+        arrays[inference.POSITIONS] = _padded(positions[start : start + _BATCH])
       outputs = self._model.run(name, arrays)
-      for row in range(len(batch)):
+      for row in range(len(ids)):
         yield {n: value[row] for n, value in outputs.items()}
 
   # Arrays to predictions ------------------------------------------------------
@@ -204,20 +175,16 @@ class Predictor:
         )
     found = self._run("masked_lm", examples, positions)
     for one, places, outputs in zip(made, positions, found, strict=True):
-      log_probs = outputs["log_probs"][: len(places)]
-      one["masks"] = [self._best_words(row) for row in log_probs]
+      words, one["masks"] = self._tokenizer.tokens, []
+      for known in outputs["log_probs"][: len(places), : len(words)]:
+        best = np.argsort(-known, kind="stable")[: self._top_k]
+        one["masks"].append(
+          [
+            {"word": words[i], "probability": float(np.exp(known[i]))}
+            for i in best
+          ]
+        )
     return made
-
-  def _best_words(self, log_probs: np.ndarray) -> list[dict]:
-    known = log_probs[: self._tokenizer.vocab_size]
-    best = np.argsort(-known, kind="stable")[: self._top_k]
-    return [
-      {
-        "word": self._tokenizer.tokens[i],
-        "probability": float(np.exp(known[i])),
-      }
-      for i in best
-    ]
 
   def _next_sentence(self, inputs) -> list[dict]:
     examples, made = self._encode(inputs)
@@ -293,12 +260,8 @@ class Predictor:
     found, null = windows.best_answers(
       question, own, scores, settings.n_best_size, settings.max_answer_length
     )
-    candidates = list(found)
-    if settings.version_2_with_negative:
-      candidates.append(null)
-    shares = windows.shares(candidates)
     ranked = sorted(
-      zip(candidates, shares, strict=True), key=lambda pair: -pair[1]
+      squad.candidates(found, null, settings), key=lambda pair: -pair[1]
     )
     return {
       "question": question.text,
@@ -309,6 +272,14 @@ class Predictor:
       ],
       "windows": len(own),
     }
+
+
+def _padded(rows) -> np.ndarray:
+  """int32 [rows, length of the longest], padded with 0."""
+  made = np.zeros([len(rows), max(map(len, rows))], np.int32)
+  for row, values in zip(made, rows, strict=True):
+    row[: len(values)] = values
+  return made
 
 
 def as_lines(made: dict) -> list[str]:

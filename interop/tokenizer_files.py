@@ -13,8 +13,9 @@ from typing import NamedTuple
 import tokenization
 from common import json_files
 from common.errors import DataError
+from finetuning.settled import VOCABULARIES
 
-VOCAB_FILE, MODEL_FILE = "vocab.txt", "spiece.model"
+VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _MOST_TOKENS = 1 << 24

@@ -1,7 +1,7 @@
-"""The weights of TensorFlow checkpoints, without the state of a training.
+"""The weights of TensorFlow checkpoints, or their mean, without training state.
 
-State are optimizer slots, counters, the loss scale and the position in the
-data. Of several checkpoints the weights' mean is taken.
+Training state are optimizer slots, counters, the loss scale and the position in
+the data.
 """
 
 import os
@@ -22,7 +22,7 @@ _STATE = re.compile(
 
 
 class Weights(NamedTuple):
-  """The weights of a checkpoint."""
+  """The weights of one model."""
 
   values: dict[str, np.ndarray]  # float32, by name
   left_out: list[str]  # the state, as lines for people
@@ -39,7 +39,16 @@ def read(prefixes: Sequence[str]) -> Weights:
   first, *others = prefixes
   shapes = _weight_shapes(readers[first])
   for prefix in others:
-    _check_equal(first, shapes, prefix, _weight_shapes(readers[prefix]))
+    found = _weight_shapes(readers[prefix])
+    names = sorted(
+      n for n in shapes.keys() | found.keys() if shapes.get(n) != found.get(n)
+    )
+    if names:
+      raise CheckpointError(
+        f"{prefix}: {names[0]} is of shape {found.get(names[0])} there, but "
+        f"{shapes.get(names[0])} in {first} (None: missing); {len(names)} "
+        "weights differ. Only checkpoints of one model have a mean"
+      )
   values = {
     name: _mean([_tensor(r, name, p) for p, r in readers.items()])
     for name in sorted(shapes)
@@ -70,30 +79,13 @@ def _open(prefix: str):
 
 
 def _weight_shapes(reader) -> dict[str, list]:
-  """Shapes by name, without the state of a training.
-
-  A slot is named after its variable: VARIABLE/adam_m.
-  """
+  """Shapes of weights; a slot is named after its variable: VARIABLE/adam_m."""
   shapes = reader.get_variable_to_shape_map()
   return {
     name: shape
     for name, shape in shapes.items()
     if not _STATE.fullmatch(name) and name.rpartition("/")[0] not in shapes
   }
-
-
-def _check_equal(first, shapes, other, others) -> None:
-  names = sorted(
-    name
-    for name in shapes.keys() | others.keys()
-    if shapes.get(name) != others.get(name)
-  )
-  if names:
-    raise CheckpointError(
-      f"{other}: {names[0]} is of shape {others.get(names[0])} there, but "
-      f"{shapes.get(names[0])} in {first} (None: not there); {len(names)} "
-      "differ. Only checkpoints of one model have a mean"
-    )
 
 
 def _tensor(reader, name: str, prefix: str) -> np.ndarray:
@@ -105,8 +97,8 @@ def _tensor(reader, name: str, prefix: str) -> np.ndarray:
     ) from e
   if value.dtype.kind in "iubSUO":
     raise CheckpointError(
-      f"{prefix}: {name} is {value.dtype}, neither a weight nor known as the "
-      "state of a training"
+      f"{prefix}: {name} is {value.dtype}, neither a weight nor known as "
+      "training state"
     )
   if not np.isfinite(value.astype(np.float32)).all():
     raise CheckpointError(
@@ -117,7 +109,7 @@ def _tensor(reader, name: str, prefix: str) -> np.ndarray:
 
 
 def _mean(values: list[np.ndarray]) -> np.ndarray:
-  """float32; one array alone is not changed."""
+  """float32; the mean of one array is its exact values."""
   if len(values) == 1:
     return values[0].astype(np.float32)
   total = values[0].astype(np.float64)

@@ -1,5 +1,6 @@
 """Exports: the same answers without this project, and nothing half done."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,8 +12,10 @@ import runs
 import trained
 from conftest import TINY, write_config
 
+import convert_checkpoint
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from convert_checkpoint import Settings
 from interop import inference, model_source
 from training import pretraining_config
 from training.checkpoint_files import CheckpointError, CheckpointFiles
@@ -162,7 +165,7 @@ def test_only_what_is_asked_for(tmp_path, letters):
   assert not any("pooler" in name or "seq_rel" in name for name in names)
   with pytest.raises(UserError, match="has no span head, only encoder, next"):
     inference.open_checkpoint(source, ["span"])
-  with pytest.raises(UserError, match="spam is none of the signatures enc"):
+  with pytest.raises(UserError, match="spam is not one of the signatures enc"):
     inference.open_checkpoint(source, ["spam"])
 
 
@@ -199,7 +202,7 @@ def test_it_is_written_whole_or_not_at_all(tmp_path, letters, monkeypatch):
   monkeypatch.undo()
   inference.export(model, source, f"{tmp_path}/out/1/")
   assert os.listdir(tmp_path / "out") == ["1"]
-  with pytest.raises(UserError, match="is there already"):
+  with pytest.raises(UserError, match="already exists"):
     inference.export(model, source, f"{tmp_path}/out/1")
 
 
@@ -274,3 +277,25 @@ def test_the_command(tmp_path, letters):
   assert "serving_default is classifier" in done.stdout
   assert "bert_model.ckpt (the only one)" in done.stdout
   assert os.path.exists(out / "saved_model.pb")
+
+
+def test_export_is_a_conversion(tmp_path, letters):
+  """And says what it cannot export."""
+  trained.write_model(tmp_path / "m", "squad", letters)
+  given = dict(input=(str(tmp_path / "m"),), to="saved_model")
+  settings = Settings(**given, output=str(tmp_path / "1"))
+  lines = convert_checkpoint.convert(settings)
+  assert lines[0].endswith("bert_model.ckpt (the only one)")
+  assert "serving_default is span" in lines
+  assert model_source.find(settings.output).is_export
+  (tmp_path / "theirs").mkdir()
+  (tmp_path / "theirs" / "config.json").write_text("{}")
+  for change, words in (
+    ({"input": (settings.output,)}, "exported already"),
+    ({"input": ("a", "b")}, "exports one checkpoint: write the mean"),
+    ({"input": (str(tmp_path / "theirs"),)}, "first --to=tensorflow, then"),
+    ({"to": "tensorflow", "precision": "bf16"}, "are for --to=saved_model"),
+  ):
+    made = dataclasses.replace(settings, output=str(tmp_path / "2"), **change)
+    with pytest.raises(UserError, match=words):
+      convert_checkpoint.convert(made)

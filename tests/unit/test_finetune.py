@@ -180,7 +180,7 @@ CONTRADICTIONS = [
     {"bert_config_file": "other.json"},
     "--bert_config_file has hidden_act=relu, .* with gelu: give .*_config.json",
   ),
-  (CLASSIFIER | {"max_seq_length": "9"}, {}, "max_seq_length is '9': damaged"),
+  (CLASSIFIER | {"max_seq_length": "9"}, {}, "json: .* max_seq_length is '9'"),
   (CLASSIFIER | {"columns": "abc"}, {}, "task.json: not a task's description"),
   (SQUAD, {"max_seq_length": 32}, "holds a run of squad, this is classifier"),
   (
