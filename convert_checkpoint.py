@@ -29,7 +29,7 @@ from interop import bert_tensors, model_config, model_source, tokenizer_files
 from interop.model_source import CLASSIFIER, PRETRAINING, SQUAD
 from interop.tokenizer_files import MODEL_FILE, VOCAB_FILE, Vocabulary
 from model.bert_config import BertConfig
-from training import checkpoint_files, checkpoint_weights, training_hooks
+from training import checkpoint_files, checkpoint_weights, run_folder
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
@@ -357,7 +357,7 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   if model.vocabulary:
     beside[model.vocabulary.file] = model.vocabulary.content
   task = json.dumps(_task_content(model), indent=2) + "\n"
-  if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
+  if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
     beside[TASK_FILE] = task.encode()
   elif not os.path.samefile(folder, os.path.dirname(settings.input[0]) or "."):
     raise UserError(

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 import tokenization
-from common import errors
+from common import console, errors
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
@@ -22,12 +22,14 @@ from model import model_flops
 from training import (
   checkpointing,
   input_pipeline,
+  metrics,
   reporting,
   train_loop,
-  training_hooks,
   training_run,
 )
+from training.evaluation import EvaluationBatches, Evaluator
 from training.run_config import RunConfig
+from training.signals import StopVote
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,10 +137,10 @@ class Task:
 
   Attributes:
     config: a `FinetuningConfig`.
-    best_by: a `training_hooks.BestBy`, of the results.
+    best_by: a `metrics.BestBy`, of the results.
   """
 
-  best_by: training_hooks.BestBy
+  best_by: metrics.BestBy
 
   def __init__(self, config: FinetuningConfig):
     """Reads no data yet: `training_set` and the others do."""
@@ -211,7 +213,7 @@ def _description(task: Task) -> dict:
   }
 
 
-def finetune(task: Task, comm, commit=None, signals=None) -> dict:
+def finetune(task: Task, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
   describe = functools.partial(_description, task)
@@ -221,7 +223,7 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
       config, task.training_set.plan(config, comm.size)
     )
   if comm.is_root:
-    training_hooks.tell(*_sets(task))
+    console.tell(*_sets(task))
 
   def build():
     train = training(task, config, comm) if config.do_train else None
@@ -235,7 +237,7 @@ def finetune(task: Task, comm, commit=None, signals=None) -> dict:
       task.best_by, train, evaluate, predict, begin if train else None
     )
 
-  return training_run.run(config, comm, build, commit, signals)
+  return training_run.run(config, comm, build, snapshot, signals)
 
 
 def _sets(task: Task) -> list[str]:
@@ -288,9 +290,7 @@ def training(task: Task, config, comm) -> train_loop.Task:
     source=source,
     batches=batches,
     summarize=_means,
-    headline=lambda report: (
-      f"{training_hooks.shown(report['accuracy'], '.1%')} right"
-    ),
+    headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
     tokens="tokens",
     examples="examples",
     capacity=plan.global_batch * source.tokens,
@@ -300,7 +300,7 @@ def training(task: Task, config, comm) -> train_loop.Task:
       )
       + task.head_matmuls(plan.global_batch, source)
     ),
-    wishes=train_loop.Wishes(comm),
+    vote=StopVote(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
 
@@ -312,7 +312,7 @@ def _means(sums: dict) -> dict:
   }
 
 
-def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
+def _evaluator(task: Task, config, comm) -> Evaluator:
   source = task.evaluation_set
   comm.check_equal("the evaluation set", source.fingerprint())
   collect = _collector(task, source, config, comm, "evaluation")
@@ -326,9 +326,8 @@ def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
       loss = (outputs.pop("losses") * weights).sum() / weights.sum()
       found = {"loss": float(loss), **task.results(source, outputs)}
       values = np.array([found[name] for name in names])
-    # Rank 0's, for all.
-    values = comm.gather(values)[0].tolist()
-    watchdog.watch()
+    values = comm.from_root(values)
+    watchdog.resume()
     results = dict(zip(names, values, strict=True))
     return {**results, "examples": len(source.examples)}
 
@@ -336,7 +335,7 @@ def _evaluator(task: Task, config, comm) -> train_loop.Evaluator:
     shown = [n for n in names if not n.startswith("best_")]
     return "  ".join(f"{n} {results[n]:.4f}" for n in shown)
 
-  return train_loop.Evaluator(evaluation, headline, config.output_dir, comm)
+  return Evaluator(evaluation, headline, config.output_dir, comm)
 
 
 def _predictor(task: Task, config, comm):
@@ -354,7 +353,7 @@ def _predictor(task: Task, config, comm):
 def _collector(task: Task, source, config, comm, name: str):
   """(session, signals, watchdog) -> name -> [rows, ...], of all rows and ranks.
 
-  See `train_loop.EvaluationBatches`; `name` is unique in the graph.
+  See `EvaluationBatches`; `name` is unique in the graph.
   """
   rows = source.rows_of(config.eval_batch_size)
   batches = input_pipeline.evaluation_batches(source, rows, comm)
@@ -365,17 +364,17 @@ def _collector(task: Task, source, config, comm, name: str):
     **head.outputs,
   }
   most = -(-len(source) // comm.size)  # rows of a rank
-  batches = train_loop.EvaluationBatches(
+  batches = EvaluationBatches(
     fetches=fetches,
     source=source,
     batches=batches,
-    wishes=train_loop.Wishes(comm, f"{name}_wishes"),
+    vote=StopVote(comm, f"{name}_vote"),
     comm=comm,
   )
 
   def collect(session, signals, watchdog):
     found = list(batches.run(session, signals, watchdog))
-    watchdog.look_away()  # rank 0 makes results of it, however long
+    watchdog.pause()  # rank 0 makes results of it, however long
     # A rank may have no rows, where there are fewer than ranks.
     none = {
       n: np.zeros([0, *t.shape[1:]], np.float32) for n, t in fetches.items()

@@ -13,7 +13,7 @@ from common.errors import DataError, UserError
 from finetuning import heads, offsets, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, Task
 from model import model_flops
-from training import training_hooks
+from training import metrics
 
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
@@ -85,7 +85,7 @@ class Squad(Task):
 
   def __init__(self, config: SquadConfig):
     super().__init__(config)
-    self.best_by = training_hooks.BestBy(("f1",), True)
+    self.best_by = metrics.BestBy(("f1",), True)
 
   @functools.cached_property
   def training_set(self) -> packed.PackedSource:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from common.console import tell
 from common.errors import DataError
-from training import training_hooks
 
 # Of GLUE's files a few rows have too few fields; more are another format.
 _LEFT_OUT_AT_MOST = 0.01
@@ -88,7 +88,7 @@ def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
     )
     if len(odd) > _LEFT_OUT_AT_MOST * count:
       raise DataError(f"{message}: another format (columns are apart by tabs)?")
-    training_hooks.tell(f"{message}; left out")
+    tell(f"{message}; left out")
   return rows
 
 

@@ -1,18 +1,31 @@
-"""What checkpoints have of variables that are sliced over ranks: the whole."""
+"""Variables of which each rank holds a part: checkpoints have them whole."""
+
+from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
 from gradients import optimizers
 from model.tensor_parallel import SLICED, Slices
-from training import checkpointing
+
+# The graph's collection of `ShardedVariable`s.
+SHARDED_VARIABLES = "sharded_variables"
 
 
-def share_out(comm) -> None:
-  """Tells checkpoints of all sliced variables and their slots in the graph.
+class ShardedVariable(NamedTuple):
+  """A rank's part of one or more tensors of a checkpoint.
 
-  Call it when the graph is complete.
+  All ranks run `whole` or `load` together.
+  """
 
-  Args:
-    comm: a `distributed.Comm` of all ranks.
+  part: tf.Variable
+  whole: dict  # name -> tensor as checkpoints have it, of all ranks' parts
+  fed: dict  # name -> placeholder of such a tensor; rank 0's values count
+  load: tf.Operation  # assigns to `part` what it has of the fed tensors
+
+
+def add_sliced(comm) -> None:
+  """Makes all variables sliced by tensor parallelism, and their slots, known.
+
+  Call it when the graph is complete, with a `distributed.Comm` of all ranks.
   """
   slices = Slices(comm.slices)
   variables = {v.op.name: v for v in tf.global_variables()}
@@ -21,18 +34,17 @@ def share_out(comm) -> None:
     for part in (name, *(f"{name}/{slot}" for slot in optimizers.SLOTS)):
       if part in variables:
         tf.add_to_collection(
-          checkpointing.SHARED_OUT,
-          _shared_out(variables[part], sliced, slices, comm),
+          SHARDED_VARIABLES, _sharded(variables[part], sliced, slices, comm)
         )
 
 
-def _shared_out(part, sliced, slices, comm) -> checkpointing.SharedOut:
-  """Of `part`, which is sliced as `sliced` is."""
+def _sharded(part, sliced, slices, comm) -> ShardedVariable:
+  """Of `part`, which is cut as `sliced` is."""
   name = part.op.name
   whole = slices.whole(tf.convert_to_tensor(part), sliced, f"whole/{name}")
   fed = tf.placeholder(tf.float32, sliced.shape)
   every = comm.broadcast(fed, f"load/{name}")
-  return checkpointing.SharedOut(
+  return ShardedVariable(
     part=part,
     whole={name: whole},
     fed={name: fed},

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from common.tensorflow_v1 import tf
-from gradients import optimizers
+from gradients import optimizers, sharded_variables
 from model import tensor_parallel
-from training import checkpointing
 from xla_patches import jit
 
 
@@ -181,8 +180,8 @@ class ShardedOptimizer(tf.train.Optimizer):
       made.append(moments)
       for slot, part in zip(optimizers.SLOTS, moments, strict=True):
         tf.add_to_collection(
-          checkpointing.SHARED_OUT,
-          _shared_out(shard, slot, part, self._world),
+          sharded_variables.SHARDED_VARIABLES,
+          _sharded(shard, slot, part, self._world),
         )
     return made
 
@@ -253,8 +252,8 @@ class ShardedOptimizer(tf.train.Optimizer):
     return tf.group(*done), tf.where(finite, ratios, tf.zeros_like(ratios))
 
 
-def _shared_out(shard: Shard, slot: str, part, comm):
-  """What checkpoints have of `part`, this rank's share of a slot."""
+def _sharded(shard: Shard, slot: str, part, comm):
+  """The `ShardedVariable` of `part`, this rank's share of a slot."""
   slices, data = tensor_parallel.Slices(comm.slices), comm.data
   cuts = [tensor_parallel.cut_of(v) for v in shard.variables]
   names = [f"{optimizers.variable_name(v)}/{slot}" for v in shard.variables]
@@ -275,7 +274,7 @@ def _shared_out(shard: Shard, slot: str, part, comm):
     ]
   )
   start = data.rank * shard.size
-  return checkpointing.SharedOut(
+  return sharded_variables.ShardedVariable(
     part=part,
     whole=dict(zip(names, whole, strict=True)),
     fed=dict(zip(names, fed, strict=True)),

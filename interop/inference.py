@@ -33,7 +33,7 @@ from finetuning import heads
 from finetuning.finetune import TASK_FILE
 from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
 from model.bert_config import BertConfig
-from training import checkpoint_files, checkpointing
+from training import checkpoint_files, restore
 from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
@@ -170,7 +170,7 @@ def open_checkpoint(
       _POOLER in shapes,
       policy,
     )
-    checkpointing.restore_all(session, source.path, tf.global_variables())
+    restore.restore_all(session, source.path, tf.global_variables())
   return Model(session, signatures)
 
 

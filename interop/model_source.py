@@ -16,7 +16,12 @@ from common.tensorflow_v1 import tf
 from data import record_report, records
 from finetuning.finetune import TASK_FILE, saved_task
 from model.bert_config import BertConfig
-from training import checkpoint_files, pretraining_config, training_hooks
+from training import (
+  checkpoint_files,
+  metrics,
+  pretraining_config,
+  run_folder,
+)
 
 PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
 ANSWERABLE = "version_2_with_negative"
@@ -290,18 +295,18 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
   by = _best_by(task)
-  best = by and training_hooks.best_evaluation(model, steps[0], by)
+  best = by and metrics.best_evaluation(model, steps[0], by)
   step = best if best in steps else steps[0]
   files.check(step)
   chosen = "the best by evaluation" if best in steps else "the newest"
   return files.prefix(step), chosen
 
 
-def _best_by(task: dict) -> training_hooks.BestBy | None:
+def _best_by(task: dict) -> metrics.BestBy | None:
   if not task:
     return pretraining_config.BEST_BY
   found = task.get("best_by")  # older runs do not say
-  return found and training_hooks.BestBy(tuple(found["keys"]), found["higher"])
+  return found and metrics.BestBy(tuple(found["keys"]), found["higher"])
 
 
 def _pretraining_task(folder: str, given: Given) -> tuple[str, dict]:
@@ -342,12 +347,12 @@ def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
   They are named from where the training was started: that is looked for from
   here and from the folders that the run folder is in.
   """
-  if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
+  if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
     return None
   places, above = [""], os.path.abspath(folder)
   while above != (above := os.path.dirname(above)):
     places.append(above)
-  for file in training_hooks.trained_on(folder)[:1]:
+  for file in run_folder.trained_on(folder)[:1]:
     for place in places:
       if found := records.find_manifest(os.path.join(place, file)):
         return found

@@ -1,6 +1,6 @@
-"""What is said of updates: the reports of metrics.jsonl and TensorBoard.
+"""What is reported of updates, in metrics.jsonl, TensorBoard and on stderr.
 
-`report` says what is in them. Speeds and shares of time are those of rank 0
+`report` says what is in a report. Speeds and shares of time are those of rank 0
 since the report before.
 """
 
@@ -13,7 +13,9 @@ import time
 
 import numpy as np
 
+from common.console import Progress, shown, tell
 from common.tensorflow_v1 import tf
+from training import metrics
 
 # What the time between two reports is made of.
 _PARTS = ("input", "step", "all_reduce", "save", "evaluation")
@@ -47,27 +49,22 @@ class Clock:
   tokens: float = 0.0
   all_tokens: float = 0.0
   all_examples: float = 0.0
-  # Of updates of which no micro-batch was dropped, whose padding is known.
+  # Of updates without a dropped micro-batch, whose padding is known.
   whole_tokens: float = 0.0
   whole_capacity: int = 0
   speeds: list = dataclasses.field(default_factory=list)
 
-  def add(self, seconds: float, got: dict, task) -> None:
-    """Counts an update.
-
-    Args:
-      seconds: that it took.
-      got: what `train_loop` fetched of it.
-      task: a `train_loop.Task`.
-    """
-    waited, reduced = got["input_seconds"], float(got["all_reduce_seconds"])
+  def add(self, update: dict, task) -> None:
+    """Counts an `update` of `train_loop.run_update`."""
+    seconds, waited = update["seconds"], update["input_seconds"]
+    reduced = float(update["all_reduce_seconds"])
     # Not a number where it cannot be measured: then it is part of the step.
     known = 0.0 if math.isnan(reduced) else reduced
     self.parts["input"] += waited
     self.parts["all_reduce"] += reduced
     self.parts["step"] += max(0.0, seconds - waited - known)
     examples, tokens = (
-      float(got["sums"][name]) for name in (task.examples, task.tokens)
+      float(update["sums"][name]) for name in (task.examples, task.tokens)
     )
     self.seconds += seconds
     self.updates += 1
@@ -75,7 +72,7 @@ class Clock:
     self.tokens += tokens
     self.all_examples += examples
     self.all_tokens += tokens
-    if not got["dropped_micro_batches"]:
+    if not update["dropped_micro_batches"]:
       self.whole_tokens += tokens
       self.whole_capacity += task.capacity
 
@@ -127,7 +124,7 @@ class Clock:
 
 
 def ratio(total, count) -> float | None:
-  """The mean of so many that sum up to `total`; None of none."""
+  """The mean of `count` numbers that sum up to `total`; None of none."""
   return float(total) / float(count) if count else None
 
 
@@ -147,7 +144,7 @@ def peak_memory() -> dict:
 
 
 def report(
-  step: int, samples: int, got: dict, task, clock: Clock, peak_tflops=None
+  step: int, update: dict, task, clock: Clock, peak_tflops=None
 ) -> dict:
   """The report of one update, as metrics.jsonl has it.
 
@@ -199,36 +196,35 @@ def report(
 
   Args:
     step: the update's number.
-    samples: records seen up to it.
-    got: what `train_loop` fetched of it.
+    update: of `train_loop.run_update`.
     task: a `train_loop.Task`.
     clock: with the update added.
     peak_tflops: (optional) 10^12 FLOP/s that a rank could reach.
   """
-  kept = float(got["sums"][task.examples])
+  kept = float(update["sums"][task.examples])
   return {
     "global_step": step,
-    **task.summarize(got["sums"]),
-    "learning_rate": float(got["learning_rate"]),
-    "grad_norm": float(got["grad_norm"]) if kept else None,
-    "loss_scale": float(got["loss_scale"]),
-    "skipped": bool(got["skipped"]),
-    "skipped_updates": int(got["skipped_updates"]),
-    "dropped_micro_batches": int(got["dropped_micro_batches"]),
-    **_trust_ratios(got, task.ops.variables),
-    "examples": task.plan.examples(samples),
+    **task.summarize(update["sums"]),
+    "learning_rate": float(update["learning_rate"]),
+    "grad_norm": float(update["grad_norm"]) if kept else None,
+    "loss_scale": float(update["loss_scale"]),
+    "skipped": bool(update["skipped"]),
+    "skipped_updates": int(update["skipped_updates"]),
+    "dropped_micro_batches": int(update["dropped_micro_batches"]),
+    **_trust_ratios(update, task.ops.variables),
+    "examples": task.plan.examples(step * task.plan.global_batch),
     "padding": None
-    if got["dropped_micro_batches"]
-    else padding(float(got["sums"][task.tokens]), task.capacity),
+    if update["dropped_micro_batches"]
+    else padding(float(update["sums"][task.tokens]), task.capacity),
     **clock.rates(task, peak_tflops),
     **clock.shares(),
     **peak_memory(),
   }
 
 
-def _trust_ratios(got: dict, variables) -> dict:
-  ratios = got["trust_ratios"]
-  if got["skipped"] or not len(ratios):
+def _trust_ratios(update: dict, variables) -> dict:
+  ratios = update["trust_ratios"]
+  if update["skipped"] or not len(ratios):
     return {}
   return {
     "trust_ratio_min": float(ratios.min()),
@@ -236,6 +232,76 @@ def _trust_ratios(got: dict, variables) -> dict:
     "trust_ratio_max": float(ratios.max()),
     "trust_ratio_min_variable": variables[int(ratios.argmin())].op.name,
   }
+
+
+def tell_trouble(step: int, update: dict, variables) -> None:
+  """Says on stderr when an update or a micro-batch was not finite."""
+  bad = int(update["nonfinite_variable"])
+  # Each may be finite and the sum of all squares not.
+  which = variables[bad].op.name if bad >= 0 else "all variables together"
+  dropped, scale = update["dropped_micro_batches"], update["loss_scale"]
+  if update["skipped"]:
+    tell(
+      f"update {step}: skipped, the gradient of {which} is not finite (loss "
+      f"scale {scale:g})"
+    )
+  elif dropped > 0:
+    tell(
+      f"update {step}: {dropped:.0f} micro-batches dropped, the gradient of "
+      f"{which} was not finite (loss scale {scale:g})"
+    )
+
+
+class Reporter:
+  """Reports updates on rank 0; on all ranks it counts their time."""
+
+  def __init__(self, run, clock: Clock, step: int):
+    """Opens the log of a `train_loop.Run` that starts after update `step`."""
+    self._task, self._config, self._clock = run.task, run.config, clock
+    self._is_root, self._first = run.comm.is_root, step + 1
+    if self._is_root:
+      self._log = metrics.MetricsLog(
+        run.config.output_dir, metrics.METRICS_FILE, step, "train"
+      )
+      self._progress = Progress(
+        "training", run.task.plan.updates, "updates", step, seconds=10.0
+      )
+
+  def report(self, step: int, update: dict) -> None:
+    """Reports an `update` of `train_loop.run_update`."""
+    task, config = self._task, self._config
+    self._clock.add(update, task)
+    if not self._is_root:
+      return
+    found = report(step, update, task, self._clock, config.peak_tflops)
+    tell_trouble(step, update, task.ops.variables)
+    total = task.plan.updates
+    is_end = step in (self._first, total)
+    self._progress.at(step, progress_line(found, total, task.headline), is_end)
+    if step % config.log_every_steps == 0 or step == total:
+      self._log.write(found)
+      self._clock.lap()
+
+  def close(self) -> None:
+    """Closes the log.
+
+    Raises:
+      DataError: some reports could not be written.
+    """
+    if self._is_root:
+      self._progress.close()
+      self._log.close()
+
+
+def progress_line(report: dict, updates: int, headline) -> str:
+  """A report in one line, of a run of `updates`."""
+  return (
+    f"update {report['global_step']:,}/{updates:,}  "
+    f"loss {shown(report['loss'], '.3f')}  {headline(report)}  "
+    f"lr {report['learning_rate']:.2e}  "
+    f"{shown(report['examples_per_second'], '.0f')} examples/s  "
+    f"{shown(report['tokens_per_second'], '.0f')} tokens/s"
+  )
 
 
 def closing(clock: Clock, updates: int, task) -> dict:
@@ -266,3 +332,16 @@ def _median(clock: Clock, key: str) -> float | None:
   """Of the speeds between reports; None without one."""
   speeds = [speeds[key] for speeds in clock.speeds if speeds[key] is not None]
   return statistics.median(speeds) if speeds else None
+
+
+def speed_line(training: dict) -> str:
+  """The closing line about speed, from `train_loop.train`'s result."""
+  number = lambda key, form: shown(training[key], form)
+  return (
+    f"trained {training['updates']:,} updates in {training['seconds']:.0f} s: "
+    f"{number('examples_per_second', '.1f')} examples/s and "
+    f"{number('tokens_per_second', '.0f')} tokens/s end to end, "
+    f"{number('steady_examples_per_second', '.1f')} and "
+    f"{number('steady_tokens_per_second', '.0f')} steady; "
+    f"{number('padding', '.1%')} padding"
+  )

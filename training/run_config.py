@@ -16,9 +16,9 @@ from gradients.lr_schedule import Schedule, scale_peak
 from model import encoder
 from training import (
   deepspeed_json,
+  metrics,
   profiling,
   train_loop,
-  training_hooks,
   training_plan,
 )
 
@@ -226,7 +226,7 @@ class RunConfig:
     """
     return [f"--global_batch_size={plan.examples(global_batch)}"]
 
-  def loop(self, best_by: training_hooks.BestBy) -> train_loop.LoopConfig:
+  def loop(self, best_by: metrics.BestBy) -> train_loop.LoopConfig:
     """The part that the loop reads."""
     own = {f.name for f in dataclasses.fields(train_loop.LoopConfig)}
     own -= {"best_by"}

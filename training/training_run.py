@@ -16,6 +16,7 @@ import numpy as np
 import mixed_precision
 import optimization
 from common import json_files
+from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
@@ -25,11 +26,15 @@ from training import (
   checkpoint_files,
   checkpointing,
   elastic,
+  evaluation,
+  metrics,
   profiling,
-  run_lock,
+  reporting,
+  run_folder,
   train_loop,
-  training_hooks,
 )
+from training.signals import STOPPED_STATUS, StopSignals, Watchdog
+from training.snapshot import Snapshot
 from xla_patches import jit
 
 CONFIG_FILE = "bert_config.json"  # of a run folder
@@ -41,18 +46,16 @@ class Parts:
 
   Attributes:
     best_by: which evaluation is the best.
-    task: a `train_loop.Task`.
-    evaluate: a `train_loop.Evaluator`.
     predict: (session, watchdog) -> lines that say what was written; on all
       ranks.
     begin: writes what the folder of a training needs; on rank 0, once the
       weights are there, before the first update.
   """
 
-  best_by: training_hooks.BestBy
+  best_by: metrics.BestBy
   task: train_loop.Task | None = None
-  evaluate: train_loop.Evaluator | None = None
-  predict: Callable[[tf.Session, training_hooks.Watchdog], list] | None = None
+  evaluate: evaluation.Evaluator | None = None
+  predict: Callable[[tf.Session, Watchdog], list] | None = None
   begin: Callable[[], None] | None = None
 
 
@@ -61,7 +64,7 @@ def start(config, job: Callable, tensor_parallel: int = 1) -> None:
 
   Args:
     config: a `run_config.RunConfig`.
-    job: (comm, commit=None, signals=None) -> what `run` returns.
+    job: (comm, snapshot=None, signals=None) -> what `run` returns.
     tensor_parallel: ranks that hold a model together.
   """
   comm = distributed.init(config.num_threads, tensor_parallel)
@@ -71,7 +74,7 @@ def start(config, job: Callable, tensor_parallel: int = 1) -> None:
   else:
     result = job(comm)
   if result["training"] and result["training"]["stopped"]:
-    sys.exit(training_hooks.STOPPED_STATUS)
+    sys.exit(STOPPED_STATUS)
 
 
 def check_elastic(config, tensor_parallel: int) -> None:
@@ -159,8 +162,8 @@ def run(
   config,
   comm,
   build: Callable[[], Parts],
-  commit: checkpointing.Commit | None = None,
-  signals: training_hooks.StopSignals | None = None,
+  snapshot: Snapshot | None = None,
+  signals: StopSignals | None = None,
 ) -> dict:
   """Trains, evaluates and predicts: the whole of a run but its flags.
 
@@ -168,8 +171,8 @@ def run(
     config: a `run_config.RunConfig`.
     comm: a `distributed.Comm`.
     build: makes the run's parts in the graph.
-    commit: `checkpointing.Commit` of an elastic run.
-    signals: its `training_hooks.StopSignals`; by default they are this call's.
+    snapshot: that of an elastic run.
+    signals: those of an elastic run; by default they are this call's.
 
   Returns:
     {"training": speeds and counts or None, "evaluation": results or None}, the
@@ -179,11 +182,11 @@ def run(
     UserError: settings, data, checkpoint or ranks that do not fit together.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
-  watchdog = training_hooks.Watchdog(comm)
-  with run_lock.held(config.output_dir, comm), graph(config):
+  folder, watchdog = config.output_dir, Watchdog(comm)
+  with run_folder.locked(folder, comm), graph(config):
     parts = build()
     checkpointer = checkpointing.Checkpointer(
-      config.output_dir, comm, config.keep_checkpoints, commit, watchdog.moved
+      folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
     )
     _say_plan(config, parts.task, comm)
     with (
@@ -191,65 +194,68 @@ def run(
       contextlib.closing(checkpointer),
       watchdog,  # is the first to end: to close may take its time
     ):
-      step = _start_or_resume(session, checkpointer, parts.task, config, comm)
+      step = _start_or_resume(
+        session, checkpointer.restore, parts.task, config, comm
+      )
       if comm.is_root:
         # Not before: settings that do not fit would be those of the folder.
         _write_run_folder(config, parts)
-      training = results = None
-      lines = []
+      training, results, lines = None, None, []
       if parts.task:
-        own = training_hooks.StopSignals()
-        with (
-          contextlib.nullcontext(signals) if signals else own as signals,
-          profiling.Profile(config.profile, config.output_dir, comm) as profile,
-          _saving_commits(checkpointer, watchdog),
-        ):
-          training = train_loop.train(
-            session,
-            parts.task,
-            parts.evaluate,
-            checkpointer,
-            config.loop(parts.best_by),
-            comm,
-            signals,
-            watchdog,
-            profile,
-          )
-          signals.settled = training["stopped"]
-        training["profile"] = profile.folder
+        training = _train(
+          session, parts, checkpointer, config, comm, signals, watchdog
+        )
         step = training["global_step"]
       if not (training and training["stopped"]):
         results, lines = _conclude(
-          session, parts, checkpointer, config, step, comm, watchdog
+          session, parts, checkpointer.restore, config, step, comm, watchdog
         )
       if parts.evaluate:
         parts.evaluate.close()
     if comm.is_root:
-      best = training_hooks.best_evaluation(
-        config.output_dir, step, parts.best_by
-      )
+      best = metrics.best_evaluation(folder, step, parts.best_by)
       _finish(config, training, results, step, best, lines)
   return {"training": training, "evaluation": results}
 
 
-@contextlib.contextmanager
-def _saving_commits(checkpointer, watchdog):
-  """Saves what is committed when a rank is lost, lest no next world comes."""
-  try:
-    yield
-  except (distributed.RankLost, tf.errors.OpError, ValueError) as e:
-    if distributed.rank_lost(e):
-      watchdog.look_away()
-      checkpointer.save_commit()
-    raise
+def _train(
+  session, parts, checkpointer, config, comm, signals, watchdog
+) -> dict:
+  """What `train_loop.train` returns, and where the `profile` is."""
+  own = StopSignals()
+  with (
+    contextlib.nullcontext(signals) if signals else own as signals,
+    profiling.Profile(config.profile, config.output_dir, comm) as profile,
+  ):
+    try:
+      training = train_loop.train(
+        train_loop.Run(
+          session=session,
+          comm=comm,
+          config=config.loop(parts.best_by),
+          task=parts.task,
+          evaluate=parts.evaluate,
+          checkpointer=checkpointer,
+          signals=signals,
+          watchdog=watchdog,
+          profile=profile,
+        )
+      )
+    except (distributed.RankLost, tf.errors.OpError, ValueError) as e:
+      if distributed.rank_lost(e):
+        watchdog.pause()
+        checkpointer.save_commit()  # there may be no next world
+      raise
+    signals.settled = training["stopped"]
+  return {**training, "profile": profile.folder}
 
 
 def _conclude(
-  session, parts, checkpointer, config, step: int, comm, watchdog
+  session, parts, restore, config, step: int, comm, watchdog
 ) -> tuple:
   """Evaluates and predicts at the end.
 
-  With the weights that are there, or with the best by evaluation where
+  With the weights at hand, or with the best by evaluation where
   `config.ends_with_best`.
 
   Returns:
@@ -259,12 +265,12 @@ def _conclude(
   if parts.evaluate and (parts.task or not config.ends_with_best):
     results = parts.evaluate(session, step, None, watchdog)
     evaluated = step
-  watchdog.look_away()
+  watchdog.pause()
   if config.ends_with_best:
     best = _best_checkpoint(config, parts.best_by, step, comm)
     if best not in (None, step):
-      checkpointer.load_weights(session, best)
-      train_loop.say(comm, f"the best by evaluation is update {best:,}")
+      restore.weights(session, best)
+      say(comm, f"the best by evaluation is update {best:,}")
       step = best
     if parts.evaluate and step != evaluated:
       results = parts.evaluate(session, step, None, watchdog, log=False)
@@ -275,11 +281,10 @@ def _best_checkpoint(config, best_by, step: int, comm) -> int | None:
   """The update of the best checkpoint by evaluation, if there is one."""
   best = None
   if comm.is_root:
-    best = training_hooks.best_evaluation(config.output_dir, step, best_by)
+    best = metrics.best_evaluation(config.output_dir, step, best_by)
     if best is not None and not os.path.exists(_marker(config, best)):
       best = None
-  best = int(comm.gather(np.array([-1 if best is None else best]))[0, 0])
-  return None if best < 0 else best
+  return comm.from_root(best or 0) or None  # update 0 is never the best
 
 
 def _marker(config, step: int) -> str:
@@ -290,7 +295,7 @@ def _checkpoint(config, step: int | None) -> str:
   return os.path.join(config.output_dir, f"{checkpoint_files.PREFIX}-{step}")
 
 
-def _start_or_resume(session, checkpointer, task, config, comm) -> int:
+def _start_or_resume(session, restore, task, config, comm) -> int:
   """Gives the variables their values; returns the update they are from.
 
   Raises:
@@ -298,12 +303,12 @@ def _start_or_resume(session, checkpointer, task, config, comm) -> int:
       one; or there is none, or not all of it, and nothing is trained; or the
       learning rate is 0.
   """
-  resumes = checkpointer.has_checkpoint()
+  resumes = restore.has_checkpoint()
   if resumes:
-    path = checkpointer.resume(session)
-    train_loop.say(comm, f"resumed {path}")
+    path = restore.resume(session)
+    say(comm, f"resumed {path}")
   else:
-    _start(session, checkpointer, task, config, comm)
+    _start(session, restore, task, config, comm)
   step = int(session.run(tf.train.get_global_step()))
   if task and resumes:
     check_resumed(
@@ -322,7 +327,7 @@ def _start_or_resume(session, checkpointer, task, config, comm) -> int:
       schedule.check_trains(step, before)
     zero = schedule.zero_from(before)
     if zero is not None:
-      train_loop.say(
+      say(
         comm,
         f"the learning rate is 0 from update {zero:,} on: its schedule of "
         f"{schedule.total:,} updates counts {before:,} of --init_checkpoint",
@@ -330,14 +335,14 @@ def _start_or_resume(session, checkpointer, task, config, comm) -> int:
   return step
 
 
-def _start(session, checkpointer, task, config, comm) -> None:
+def _start(session, restore, task, config, comm) -> None:
   """Gives the variables the values that a new run has."""
   if not (task or config.init_checkpoint):
     raise UserError(
       "nothing to evaluate: no checkpoint in --output_dir="
       f"{config.output_dir} and no --init_checkpoint"
     )
-  report = checkpointer.initialise(
+  report = restore.initialise(
     session,
     config.init_checkpoint,
     schedule_start=task.state.schedule_start
@@ -345,7 +350,7 @@ def _start(session, checkpointer, task, config, comm) -> None:
     else None,
   )
   if report:
-    train_loop.say(comm, *report.lines())
+    say(comm, *report.lines())
     if report.missing and not task:
       raise UserError(
         f"--init_checkpoint={config.init_checkpoint} lacks "
@@ -402,7 +407,7 @@ def _tell_changes(config, plan) -> None:
   Raises:
     UserError: the learning rate would change though no flag says so.
   """
-  before = training_hooks.last_training(config.output_dir)
+  before = run_folder.last_training(config.output_dir)
   if before is None:
     return
   scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
@@ -413,9 +418,9 @@ def _tell_changes(config, plan) -> None:
       f"ranks, these are {plan.ranks}, so its learning rate would change. To "
       f"resume it as it was give --lr_scaling=none --learning_rate={peak!r}"
     )
-  changes = training_hooks.changes_since(before, config.as_dict(), plan)
+  changes = run_folder.changes_since(before, config.as_dict(), plan)
   if changes:
-    training_hooks.tell(f"changed since its last start: {', '.join(changes)}")
+    tell(f"changed since its last start: {', '.join(changes)}")
 
 
 def _data_settings(order: record_order.Order) -> str:
@@ -426,9 +431,9 @@ def _data_settings(order: record_order.Order) -> str:
 
 
 def _say_plan(config, task, comm) -> None:
-  train_loop.say(comm, *(task.plan.lines() if task else []))
+  say(comm, *(task.plan.lines() if task else []))
   if config.policy != mixed_precision.FP32:
-    train_loop.say(comm, f"precision: {config.policy.describe()}")
+    say(comm, f"precision: {config.policy.describe()}")
 
 
 def _write_run_folder(config, parts) -> None:
@@ -440,7 +445,7 @@ def _write_run_folder(config, parts) -> None:
     json_files.write(path, config.bert.to_dict())
   if parts.begin:
     parts.begin()
-  training_hooks.write_run_file(
+  run_folder.write_run_file(
     config.output_dir,
     flags=config.as_dict(),
     plan=task.plan if task else None,
@@ -454,13 +459,13 @@ def _finish(config, training, results, step: int, best, predicted) -> None:
   folder = config.output_dir
   lines = [""]
   if training and training["updates"]:
-    path = os.path.join(folder, training_hooks.TRAINING_RESULTS_FILE)
+    path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
     json_files.write(path, training)
-    lines.append(training_hooks.speed_line(training))
+    lines.append(reporting.speed_line(training))
   elif training:
     lines.append(f"nothing left to train: update {step:,} is the last")
   if results:
-    path = os.path.join(folder, training_hooks.EVAL_RESULTS_FILE)
+    path = os.path.join(folder, run_folder.EVAL_RESULTS_FILE)
     json_files.write(path, results)
     lines.append(f"evaluation  {path}")
   lines += predicted
@@ -469,12 +474,12 @@ def _finish(config, training, results, step: int, best, predicted) -> None:
   if training:
     lines += [
       f"checkpoint  {_checkpoint(config, step) if step else 'none yet'}",
-      f"metrics     {os.path.join(folder, training_hooks.METRICS_FILE)}",
+      f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
       f"TensorBoard {folder}",
       *_profile_lines(config, training),
-      _how_to_go_on(config, training, step),
+      _how_to_continue(config, training, step),
     ]
-  training_hooks.tell(*lines)
+  tell(*lines)
 
 
 def _profile_lines(config, training) -> list[str]:
@@ -484,13 +489,13 @@ def _profile_lines(config, training) -> list[str]:
   found = training["profile"]
   where = f"{found}, for TensorBoard with tensorboard-plugin-profile"
   if not found:
-    where = "none: it is of updates that were not made just now"
+    where = "none: its updates were not made in this run"
   return [f"profile     {where}"]
 
 
-def _how_to_go_on(config, training, step: int) -> str:
+def _how_to_continue(config, training, step: int) -> str:
   if training["stopped"]:
-    return f"stopped before update {step + 1:,}: the same command goes on there"
+    return f"stopped before update {step + 1:,}: the same command resumes there"
   if training["stopped_early"]:
     return (
       f"stopped early: {config.early_stopping_evaluations} evaluations in a "

@@ -108,8 +108,9 @@ def test_gradients_sent_as_float16_train_as_well(plain_run, tmp_path):
 
 ADASUM = """
 import optimization
-from training import distributed, train_loop
-from tensorflow_v1 import tf
+from gradients import distributed
+from training import train_loop
+from common.tensorflow_v1 import tf
 
 def main(_):
   comm = distributed.init()
@@ -176,7 +177,7 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   assert process.returncode == 75
   assert "SIGTERM: saving after this update" in process.stderr
   lines = last_lines(process.stderr, 2)
-  assert "the same command goes on there" in lines[0], process.stderr
+  assert "the same command resumes there" in lines[0], process.stderr
   seen = len(runs.metrics(stopped))
   assert 20 < seen < 400
   assert runs.weights(stopped)["global_step"] == seen
@@ -235,10 +236,10 @@ def test_resumed_on_other_numbers_of_ranks(plain_run, tmp_path, allreduce):
 HANG = """
 import os, sys, time
 import run_pretraining
-from training import train_loop, training_hooks
+from training import signals, train_loop
 
-training_hooks.Watchdog.SECONDS = 10.0
-update, updates = train_loop._update, []
+signals.Watchdog.SECONDS = 10.0
+update, updates = train_loop.run_update, []
 
 def update_and_hang(*arguments):
   updates.append(1)
@@ -246,7 +247,7 @@ def update_and_hang(*arguments):
     time.sleep(1000)
   return update(*arguments)
 
-train_loop._update = update_and_hang
+train_loop.run_update = update_and_hang
 run_pretraining.define_flags()
 train_loop.run_main(run_pretraining.main)
 """
@@ -263,7 +264,7 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
   )
   assert process.returncode not in (0, None)
   told = process.stderr
-  assert "hang.py: error: nothing has moved for" in told
+  assert "hang.py: error: no progress for" in told
   assert "This one is in update_and_hang" in told or (
     last_lines(told, 2).get(1) == "Terminated"  # the other was first
   )
@@ -273,10 +274,10 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
 SLOW_DISK = """
 import time
 import run_pretraining
-from training import checkpoint_files, train_loop, training_hooks
+from training import checkpoint_files, signals, train_loop
 
-training_hooks.Watchdog.SECONDS = 8.0
-training_hooks.Watchdog.LONGEST = 1.0
+signals.Watchdog.SECONDS = 8.0
+signals.Watchdog.LONGEST = 1.0
 write = checkpoint_files._Writer.__call__
 
 def slowly(*arguments):
@@ -358,7 +359,8 @@ def test_ranks_that_disagree_are_named(tmp_path):
   """As on hosts that were given different files."""
   script = tmp_path / "disagree.py"
   script.write_text(
-    "from training import distributed, train_loop\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
     "def main(_):\n"
     "  comm = distributed.init()\n"
     "  comm.check_equal('the seed', '1')\n"
@@ -379,7 +381,8 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   script = tmp_path / "die.py"
   script.write_text(
     "import os, sys\n"
-    "from training import distributed, train_loop\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
     "import numpy as np\n"
     "def main(_):\n"
     "  comm = distributed.init()\n"
@@ -400,7 +403,8 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
   script = tmp_path / "late.py"
   script.write_text(
     "import os, time\n"
-    "from training import distributed, train_loop\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
     "def main(_):\n"
     "  if os.environ['HOROVOD_RANK'] == '1': time.sleep(100)\n"
     "  distributed.init()\n"
@@ -420,9 +424,10 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
 OVERFLOW = """
 import dataclasses, json, time
 import optimization
-from model import mixed_precision
-from training import distributed, train_loop
-from tensorflow_v1 import tf
+import mixed_precision
+from gradients import distributed
+from training import reporting, train_loop
+from common.tensorflow_v1 import tf
 
 def main(_):
   comm = distributed.init()
@@ -453,7 +458,7 @@ def main(_):
       for _ in range(MICRO_BATCHES - 1):
         session.run(ops.accumulate, {x: 100.0 if bad else 1.0})
       got = session.run(fetches, feed)
-      train_loop._tell_trouble(update + 1, got, ops.variables)
+      reporting.tell_trouble(update + 1, got, ops.variables)
       report = [
         comm.rank, update, bool(got["skipped"]), float(got["loss_scale"]),
         int(got["dropped_micro_batches"]), session.run(w).tolist(),
@@ -507,8 +512,9 @@ def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
 
 THREADS = """
 import os
-from training import distributed, train_loop
-from tensorflow_v1 import tf
+from gradients import distributed
+from training import train_loop
+from common.tensorflow_v1 import tf
 
 def main(_):
   rank = int(os.environ["HOROVOD_RANK"])
