@@ -256,7 +256,7 @@ def pretrain(
   """Trains and evaluates as `config` says; see `training_run.run`."""
 
   def build():
-    parts = training_run.Parts(
+    parts = train_loop.Parts(
       best_by=BEST_BY,
       task=training_task(config, comm) if config.do_train else None,
       evaluate=evaluator(config, comm) if config.do_eval else None,

@@ -46,12 +46,13 @@ def _import_quietly():
   with quiet:
     import tensorflow
     import tensorflow.compat.v1 as tf
+    from tensorflow.core.protobuf import tensor_bundle_pb2
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-  return tf, tensorflow.profiler.experimental
+  return tf, tensorflow.profiler.experimental, tensor_bundle_pb2
 
 
-tf, profiler = _import_quietly()
+tf, profiler, tensor_bundle_pb2 = _import_quietly()
 
-__all__ = ["profiler", "tf"]
+__all__ = ["profiler", "tensor_bundle_pb2", "tf"]

@@ -233,7 +233,7 @@ def finetune(task: Task, comm, snapshot=None, signals=None) -> dict:
     with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
       predict = _predictor(task, config, comm) if config.do_predict else None
     begin = functools.partial(settled.write, config, describe)
-    return training_run.Parts(
+    return train_loop.Parts(
       task.best_by, train, evaluate, predict, begin if train else None
     )
 

@@ -20,12 +20,12 @@ from collections.abc import Iterator, Mapping
 
 import google_crc32c
 import numpy as np
+from google.protobuf import message
 
 from common import json_files
-from common.errors import DataError, UserError
-from common.tensorflow_v1 import tf
-from data import tf_example, tfrecord
-from data.tf_example import FIXED32, LENGTH, VARINT
+from common.errors import UserError
+from common.tensorflow_v1 import tensor_bundle_pb2, tf
+from data import tfrecord
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")
@@ -56,8 +56,6 @@ def _checksum(path: str) -> str:
 # of the messages in tensorflow/core/protobuf/tensor_bundle.proto by name.
 _FOOTER_BYTES, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
 _TRAILER = struct.Struct("<BI")  # of a block: compression, masked CRC-32C
-_ENTRY = {1: VARINT, 2: LENGTH, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32}
-_DTYPE, _SHAPE, _SLICE = 1, 2, 7
 _MAX_ELEMENTS, _MAX_RANK = 1 << 48, 16
 
 
@@ -84,7 +82,8 @@ def check_index(prefix: str) -> None:
       if name:  # the first one is a header, which TensorFlow checks
         name.decode()
         _check_entry(value)
-  except (DataError, ValueError, TypeError) as e:  # TypeError: no such dtype
+  # TypeError: no such dtype; IndexError: a number without its end.
+  except (message.DecodeError, ValueError, TypeError, IndexError) as e:
     raise CheckpointError(f"{path}: damaged ({e}). Copy it again") from e
 
 
@@ -103,9 +102,9 @@ def open_reader(prefix: str):
     if not reader.get_variable_to_shape_map():
       raise ValueError("there are no variables in it")
   except (tf.errors.OpError, ValueError) as e:
-    message = str(e).splitlines()[0]
+    why = str(e).splitlines()[0]
     raise CheckpointError(
-      f"{prefix}: no readable checkpoint ({message}). Give the name without "
+      f"{prefix}: no readable checkpoint ({why}). Give the name without "
       ".index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
     ) from e
   return reader
@@ -117,15 +116,15 @@ def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     raise ValueError("cut off, or no index")
   at = len(data) - _FOOTER_BYTES
   for _ in range(2):  # of a block that is not used
-    _, at = tf_example.varint(data, at)
+    _, at = _varint(data, at)
   for _, place in _block_entries(data, data[at:]):
     yield from _block_entries(data, place)
 
 
 def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
   """(key, value) of the entries of one block, `place` says which."""
-  start, at = tf_example.varint(place, 0)
-  size, _ = tf_example.varint(place, at)
+  start, at = _varint(place, 0)
+  size, _ = _varint(place, at)
   if start + size + _TRAILER.size > len(data) or size < 4:
     raise ValueError("a block beyond the end")
   compression, crc = _TRAILER.unpack_from(data, start + size)
@@ -138,9 +137,9 @@ def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
   end = size - 4 * (restarts + 1)
   key, at = b"", 0
   while at < end:
-    shared, at = tf_example.varint(block, at)
-    own, at = tf_example.varint(block, at)
-    length, at = tf_example.varint(block, at)
+    shared, at = _varint(block, at)
+    own, at = _varint(block, at)
+    length, at = _varint(block, at)
     if shared > len(key) or at + own + length > end:
       raise ValueError("an entry beyond its block")
     key = key[:shared] + block[at : at + own]
@@ -148,28 +147,27 @@ def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield key, block[at - length : at]
 
 
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+  """A number of variable length, and where the next one begins."""
+  value = shift = 0
+  while data[at] >= 128:
+    value |= (data[at] & 127) << shift
+    at, shift = at + 1, shift + 7
+  return value | data[at] << shift, at + 1
+
+
 def _check_entry(entry: bytes) -> None:
-  found = set()
-  for number, wire, body in tf_example.fields(entry):
-    if number == _SLICE:
-      raise ValueError("a variable in slices, which are not read")
-    if _ENTRY.get(number) != wire or number in found:
-      raise ValueError("an entry with fields that cannot be")
-    found.add(number)
-    if number == _SHAPE:
-      _check_shape(body)
-    elif number == _DTYPE:
-      tf.as_dtype(tf_example.varint(body, 0)[0])
-
-
-def _check_shape(shape: bytes) -> None:
-  sizes = []
-  for number, wire, dim in tf_example.fields(shape):
-    fields = list(tf_example.fields(dim)) if wire == LENGTH else [()]
-    if number != 2 or any(field[:2] != (1, VARINT) for field in fields):
-      raise ValueError("a shape with fields that cannot be")
-    sizes += [tf_example.varint(body, 0)[0] for _, _, body in fields] or [0]
-  if len(sizes) > _MAX_RANK or math.prod(sizes) > _MAX_ELEMENTS:
+  found = tensor_bundle_pb2.BundleEntryProto.FromString(entry)
+  if found.slices:
+    raise ValueError("a variable in slices, which are not read")
+  tf.as_dtype(found.dtype)
+  sizes = [dim.size for dim in found.shape.dim]
+  if (
+    found.shape.unknown_rank
+    or len(sizes) > _MAX_RANK
+    or any(size < 0 for size in sizes)
+    or math.prod(sizes) > _MAX_ELEMENTS
+  ):
     raise ValueError("a shape that cannot be")
 
 

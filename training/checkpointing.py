@@ -70,6 +70,7 @@ class Checkpointer:
   """Commits and saves one run's variables.
 
   Attributes:
+    files: those of the run.
     restore: `Restore` of the same variables.
     saved: the last update that is saved, or being saved; 0: none.
     stalls: seconds for which each save held the caller.
@@ -87,18 +88,18 @@ class Checkpointer:
 
     Args:
       output_dir: the run's folder.
-      comm: a `distributed.Comm`.
+      comm: of all ranks.
       keep: how many of the newest checkpoints are kept.
       snapshot: that of an elastic run, which outlives this object.
       heartbeat: is called again and again while all ranks wait for the disk.
     """
     self._comm, self._heartbeat = comm, heartbeat
-    self._files = checkpoint_files.CheckpointFiles(output_dir, keep)
+    self.files = checkpoint_files.CheckpointFiles(output_dir, keep)
     self._snapshot = snapshot or Snapshot(copies=1)
     self._elastic = snapshot is not None
     self._keeps = comm.is_root or self._elastic
     self._variables = SavedVariables(self._snapshot, self._keeps)
-    self.restore = Restore(self._files, self._variables, comm, snapshot)
+    self.restore = Restore(self.files, self._variables, comm, snapshot)
     self._add_up_errors = power_sgd.add_up(
       tf.get_collection(power_sgd.ERRORS), comm
     )
@@ -113,13 +114,13 @@ class Checkpointer:
     It is on the disk, unless another world left it in memory.
     """
     if self._comm.is_root and self.restore.committed():
-      step = next(iter(self._files.steps()), 0)
+      step = next(iter(self.files.steps()), 0)
     self.saved = self._comm.from_root(step)
 
   def newest(self, before: float = math.inf) -> str | None:
     """The newest checkpoint that is written, of updates before this one."""
-    steps = [s for s in self._files.steps() if s < before]
-    return self._files.prefix(steps[0]) if steps else None
+    steps = [s for s in self.files.steps() if s < before]
+    return self.files.prefix(steps[0]) if steps else None
 
   def values(self, session: tf.Session) -> dict:
     """What this rank holds of all variables, by name: of some a part."""
@@ -145,7 +146,7 @@ class Checkpointer:
   def _has_room(self) -> bool:
     """Whether a snapshot may be taken; waits for all ranks to ask."""
     own = self._keeps and self._snapshot.begin() is self._written
-    room = not own or self._files.wait(0)
+    room = not own or self.files.wait(0)
     return bool(self._comm.gather(np.array([room])).all())
 
   def _take(self, session: tf.Session, step: int) -> None:
@@ -180,25 +181,19 @@ class Checkpointer:
   def save_commit(self) -> None:
     """Begins to save what is committed: there may be no next world."""
     if self._comm.is_root and self.restore.committed():
-      if self._snapshot.step not in self._files.steps()[:1]:
+      if self._snapshot.step not in self.files.steps()[:1]:
         self._write()
 
   def _write(self) -> None:
     self._written = self._snapshot.values
-    self._files.write(self._snapshot.step, self._written)
+    self.files.write(self._snapshot.step, self._written)
 
   def keep_best(self, session: tf.Session, step: int, best: int | None) -> None:
-    """Keeps the checkpoint of update `best`; makes it if that is now.
-
-    Args:
-      session: of the graph.
-      step: updates up to now.
-      best: rank 0's update with the best evaluation, if there is one.
-    """
+    """Keeps rank 0's update `best`, if not None; makes it if it is `step`."""
     new = False
     if best is not None:
-      self._files.protect(best)
-      new = step == best and step not in (self.saved, *self._files.steps())
+      self.files.protect(best)
+      new = step == best and step not in (self.saved, *self.files.steps())
     if self._comm.from_root(new):
       self.save(session, step)
 
@@ -212,7 +207,7 @@ class Checkpointer:
 
   def _is_idle(self, seconds: float) -> bool:
     """Whether nothing is being written, now or within `seconds`; on all."""
-    idle = self._comm.from_root(self._files.wait(seconds))
+    idle = self._comm.from_root(self.files.wait(seconds))
     self._heartbeat()
     return idle
 
@@ -226,21 +221,21 @@ class Checkpointer:
       now = time.monotonic()
       if self._comm.is_root and now - reported >= _TELL_SECONDS:
         tell(
-          f"waiting for the disk: {self._files.folder} takes a checkpoint, "
+          f"waiting for the disk: {self.files.folder} takes a checkpoint, "
           f"{now - began:.0f} s so far"
         )
         reported = now
 
   def look_after(self, step: int) -> None:
     """Reports a checkpoint that could not be written, and tries again."""
-    if failure := self._files.failure():
+    if failure := self.files.failure():
       tell(f"update {step}: {failure}; training continues and tries again")
-    if self._files.retry_is_due():
+    if self.files.retry_is_due():
       self._write()
 
   def close(self) -> None:
     """Waits for what this rank is saving, if it does."""
-    self._files.wait()
+    self.files.wait()
 
   def finish(self) -> None:
     """Waits, on all ranks, for what is being saved.
@@ -249,7 +244,7 @@ class Checkpointer:
       CheckpointError: it could not be.
     """
     self.wait()
-    failure = self._files.failure()
+    failure = self.files.failure()
     if not self._comm.from_root(failure is not None):
       return
     if not self._comm.is_root:

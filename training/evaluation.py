@@ -22,7 +22,7 @@ class Evaluator:
         ranks; `examples` is one of them.
       headline: results -> what a line says of them.
       output_dir: the run's folder.
-      comm: a `distributed.Comm`.
+      comm: of all ranks.
     """
     self._evaluation, self._headline = evaluation, headline
     self._output_dir, self._comm = output_dir, comm
@@ -31,11 +31,11 @@ class Evaluator:
   def __call__(
     self, session, step: int, signals, watchdog, log: bool = True
   ) -> dict:
-    """Evaluates; the same results on all ranks.
+    """The results of the variables of update `step`; the same on all ranks.
 
     Args:
       session: with all variables initialised.
-      step: the update that the variables are from.
+      step: updates so far.
       signals: `StopSignals` that end it early, or None.
       watchdog: a `Watchdog`.
       log: whether eval_metrics.jsonl gets the results.
@@ -79,9 +79,8 @@ class EvaluationBatches:
   Attributes:
     fetches: name -> Tensor of one batch.
     source: an `input_pipeline.Source`.
-    batches: its `input_pipeline.Batches`; ranks may have different counts.
-    vote: on stopping, of all ranks.
-    comm: a `distributed.Comm` of all ranks.
+    batches: of `source`; ranks may have different counts.
+    comm: of all ranks.
   """
 
   fetches: dict
@@ -92,11 +91,6 @@ class EvaluationBatches:
 
   def run(self, session, signals, watchdog):
     """Yields name -> array, of each batch of this rank.
-
-    Args:
-      session: with all variables initialised.
-      signals: `StopSignals` that end it early, or None.
-      watchdog: a `Watchdog`.
 
     Raises:
       Interrupted: ranks agreed to leave.
@@ -123,25 +117,17 @@ class EvaluationBatches:
 
 
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
-  """The error to raise for one that TensorFlow raised in a session.
+  """The error to raise for one that a session raised.
 
-  Args:
-    error: its error.
-    source: (optional) an `input_pipeline.Source` that may be to blame.
-    numbers: of the records that it was reading.
+  It is about one of the records with these `numbers` in `source`, if there is
+  one that explains it.
   """
   explained = source.explain(numbers) if source else None
   return explained or distributed.rank_lost(error) or error
 
 
 def add_up(rows, names, comm) -> dict:
-  """name -> float64 total over all batches and ranks.
-
-  Args:
-    rows: of each of this rank's batches: name -> float.
-    names: of all sums.
-    comm: a `distributed.Comm`.
-  """
+  """name -> total of `rows`, name -> float of a batch each, over all ranks."""
   totals = np.zeros(len(names))
   for row in rows:
     totals += [row[name] for name in names]

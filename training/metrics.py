@@ -101,13 +101,10 @@ class MetricsLog:
   _trouble: str | None = None
 
   def __init__(self, output_dir: str, name: str, resume_step: int, tag: str):
-    """Opens the log, dropping reports that a resumed run will make again.
+    """Opens the log `name`; drops reports of updates after `resume_step`.
 
-    Args:
-      output_dir: the run's folder.
-      name: the file's name.
-      resume_step: reports of later updates are dropped.
-      tag: subfolder of the events and prefix in TensorBoard.
+    A resumed run will make them again. `tag` is the subfolder of the events and
+    the prefix in TensorBoard.
     """
     self._path = path = os.path.join(output_dir, name)
     kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]

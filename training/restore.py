@@ -1,7 +1,6 @@
 """Where variables get their values: new, from a checkpoint, or from memory."""
 
 import dataclasses
-import functools
 
 import numpy as np
 
@@ -18,59 +17,53 @@ _ADDED = {"training_state/data_block": 0, "skipped_updates": 0}
 _POWER_SGD = (f"/{power_sgd.ERROR}", f"/{power_sgd.BASIS}")
 
 
-def _check_shapes(path: str, wanted: dict, shapes: dict) -> None:
-  wrong = [
-    f"{name} is {shapes[name]} there, {shape} here"
-    for name, shape in wanted.items()
-    if name in shapes and shape != shapes[name]
-  ]
-  if wrong:
-    why = "another BERT config"
-    if all(item.split(" ", 1)[0].endswith(power_sgd.BASIS) for item in wrong):
-      why = "another --powersgd_rank"
-    raise CheckpointError(
-      f"{path}: made with {why}: {'; '.join(wrong[:3])}"
-      + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-    )
+class _Checkpoint:
+  """A checkpoint that is read.
+
+  Attributes:
+    shapes: name -> list of int, of all that is in it.
+  """
+
+  def __init__(self, path: str):
+    self.path, self._reader = path, checkpoint_files.open_reader(path)
+    self.shapes = self._reader.get_variable_to_shape_map()
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    """Raises `CheckpointError` for what no training could continue with."""
+    try:
+      value = np.asarray(self._reader.get_tensor(name))
+    except (tf.errors.OpError, ValueError) as e:
+      raise CheckpointError(
+        f"{self.path}: damaged ({name}: {str(e).splitlines()[0]}). Delete its "
+        "files to use the one before"
+      ) from e
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+      raise CheckpointError(
+        f"{self.path}: {name} holds values that are not finite: use an earlier "
+        "checkpoint"
+      )
+    return value
+
+  def check_shapes(self, wanted: dict) -> None:
+    """Raises `CheckpointError` if a variable has another shape here."""
+    wrong = [
+      f"{name} is {self.shapes[name]} there, {shape} here"
+      for name, shape in wanted.items()
+      if shape != self.shapes.get(name, shape)
+    ]
+    if wrong:
+      why = "another BERT config"
+      if all(item.split(" ", 1)[0].endswith(power_sgd.BASIS) for item in wrong):
+        why = "another --powersgd_rank"
+      raise CheckpointError(
+        f"{self.path}: made with {why}: {'; '.join(wrong[:3])}"
+        + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+      )
 
 
-def _restore(session: tf.Session, path: str, variables) -> None:
-  """Gives `variables` their values in a file; they must be finite."""
-  if not variables:
-    return
-  try:
-    tf.train.Saver(variables).restore(session, path)
-  except tf.errors.OpError as e:
-    raise _damaged(path, e.message) from e
-  floats = [v for v in variables if v.dtype.is_floating]
-  finite = session.run([tf.reduce_all(tf.math.is_finite(v)) for v in floats])
-  wrong = [v.op.name for v, ok in zip(floats, finite, strict=True) if not ok]
-  if wrong:
-    raise CheckpointError(
-      f"{path}: {wrong[0]} holds values that are not finite (of "
-      f"{len(wrong)} variables): use an earlier checkpoint"
-    )
-
-
-def _damaged(path: str, why: str) -> CheckpointError:
-  return CheckpointError(
-    f"{path}: damaged ({why.splitlines()[0]}). Delete its files to use the one "
-    "before"
-  )
-
-
-def _read_finite(reader, path: str, name: str) -> np.ndarray:
-  """A tensor of a checkpoint, with `_restore`'s errors."""
-  try:
-    value = reader.get_tensor(name)
-  except (tf.errors.OpError, ValueError) as e:
-    raise _damaged(path, f"{name}: {e}") from e
-  if not np.isfinite(value).all():
-    raise CheckpointError(
-      f"{path}: {name} holds values that are not finite: use an earlier "
-      "checkpoint"
-    )
-  return value
+def _load(session: tf.Session, variables, values) -> None:
+  for variable in variables:
+    variable.load(values[variable.op.name], session)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,30 +94,29 @@ class InitReport:
     ]
 
 
-def _schedule_position(path: str) -> int:
+def _schedule_position(source: _Checkpoint) -> int:
   """The update that a checkpoint's schedule was at.
 
   Raises:
     CheckpointError: the checkpoint does not count updates.
   """
-  reader = tf.train.load_checkpoint(path)
-  if not reader.has_tensor("global_step"):
+  if "global_step" not in source.shapes:
     raise CheckpointError(
-      f"{path}: has no global_step from which the learning rate's schedule "
-      "could continue: leave out --norewarmup"
+      f"{source.path}: has no global_step from which the learning rate's "
+      "schedule could continue: leave out --norewarmup"
     )
   start = "training_state/schedule_start"
+  before = source[start] if start in source.shapes else 0
   try:
-    before = reader.get_tensor(start) if reader.has_tensor(start) else 0
-    position = np.asarray(reader.get_tensor("global_step") + before)
-  except (tf.errors.OpError, ValueError) as e:  # ValueError: of other shapes
+    position = np.asarray(source["global_step"] + before)
+  except (ValueError, TypeError) as e:  # of other shapes or types
     raise CheckpointError(
-      f"{path}: damaged ({str(e).splitlines()[0]}): leave out --norewarmup"
+      f"{source.path}: damaged ({e}): leave out --norewarmup"
     ) from e
   if position.shape or position.dtype.kind != "i" or position < 0:
     raise CheckpointError(
-      f"{path}: its global_step is {position}, no number of updates: leave out "
-      "--norewarmup"
+      f"{source.path}: its global_step is {position}, no number of updates: "
+      "leave out --norewarmup"
     )
   return int(position)
 
@@ -136,16 +128,16 @@ def restore_all(session: tf.Session, path: str, variables) -> None:
     CheckpointError: it cannot be read, lacks one, has other shapes, or values
       that are not finite.
   """
-  shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()
+  source = _Checkpoint(path)
   wanted = {v.op.name: v.shape.as_list() for v in variables}
-  _check_shapes(path, wanted, shapes)
-  missing = sorted(wanted.keys() - shapes.keys())
+  source.check_shapes(wanted)
+  missing = sorted(wanted.keys() - source.shapes.keys())
   if missing:
     raise CheckpointError(
       f"{path}: lacks {missing[0]} (of {len(missing)} variables): made with "
       "another BERT config, or not whole"
     )
-  _restore(session, path, variables)
+  _load(session, variables, source)
 
 
 class Restore:
@@ -158,13 +150,9 @@ class Restore:
     comm,
     snapshot: Snapshot | None = None,
   ):
-    """Make it when the graph is complete.
+    """Adds what it runs to the graph, which must be complete.
 
-    Args:
-      files: of the run.
-      variables: what is restored.
-      comm: a `distributed.Comm`.
-      snapshot: that of an elastic run, which is newer than the files.
+    `snapshot` is that of an elastic run, which is newer than the files.
     """
     self._files, self._variables = files, variables
     self._comm, self._snapshot = comm, snapshot
@@ -195,48 +183,44 @@ class Restore:
   ) -> InitReport | None:
     """Gives new weights, from `init_checkpoint` where it has them.
 
-    Runs on all ranks; rank 0's weights become everybody's.
-
     Args:
       session: of the graph.
       init_checkpoint: path prefix of a checkpoint, or None.
       schedule_start: is set to where that checkpoint's schedule was.
 
     Returns:
-      What was loaded; None without `init_checkpoint` and on other ranks.
+      What rank 0 loaded; None without `init_checkpoint` and on other ranks.
 
     Raises:
       CheckpointError: it cannot be read, has other shapes, or nothing of it is
         of use.
     """
-    report = None
+    report, source = None, None
     if init_checkpoint and self._comm.is_root:
-      report = self._plan(init_checkpoint)
+      source = _Checkpoint(init_checkpoint)
+      report = self._plan(source)
     session.run(self._initializer)
-    self._load_trained(
-      session, init_checkpoint, report.loaded if report else ()
-    )
-    if report and schedule_start is not None:
-      schedule_start.load(_schedule_position(init_checkpoint), session)
+    self._load_trained(session, source, report.loaded if report else ())
+    if source and schedule_start is not None:
+      schedule_start.load(_schedule_position(source), session)
     session.run(self._broadcast)
     return report
 
-  def _plan(self, path: str) -> InitReport:
-    shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()
+  def _plan(self, source: _Checkpoint) -> InitReport:
     trained = [v.op.name for v in tf.trainable_variables()]
-    own = self._variables.shapes
-    _check_shapes(path, {name: own[name] for name in trained}, shapes)
-    loaded = {name for name in trained if name in shapes}
+    source.check_shapes({n: self._variables.shapes[n] for n in trained})
+    shapes, loaded = source.shapes, set(trained) & source.shapes.keys()
     if not loaded:
       raise CheckpointError(
-        f"{path}: none of its {len(shapes)} variables is one of this model's; "
-        f"it has, for example, {sorted(shapes)[0]}; the model has {trained[0]}"
+        f"{source.path}: none of its {len(shapes)} variables is one of this "
+        f"model's; it has, for example, {sorted(shapes)[0]}; the model has "
+        f"{trained[0]}"
       )
     return InitReport(
-      path=path,
+      path=source.path,
       loaded=sorted(loaded),
       missing=sorted(set(trained) - loaded),
-      unused=sorted(set(shapes) - loaded),
+      unused=sorted(shapes.keys() - loaded),
     )
 
   def resume(self, session: tf.Session) -> str | None:
@@ -249,21 +233,20 @@ class Restore:
       CheckpointError: it is damaged, lacks variables or has other shapes.
     """
     session.run(self._initializer)
-    source, read, committed = None, None, self.committed()
+    name, values, committed = None, None, self.committed()
     if self._comm.is_root and committed:
-      source = f"what update {committed.step:,} left in memory"
-      read = committed.values.__getitem__
-      _load(session, self._variables.own, committed.values)
+      name = f"what update {committed.step:,} left in memory"
+      values = committed.values
+      _load(session, self._variables.own, values)
     elif self._comm.is_root:
-      source = self._newest_whole()
-      reader = checkpoint_files.open_reader(source)
-      read = functools.partial(_read_finite, reader, source)
-      self._load_all(session, source, reader.get_variable_to_shape_map())
-    self._load_sharded(session, read)
+      values = _Checkpoint(self._newest_whole())
+      name = values.path
+      self._load_own(session, values)
+    self._load_sharded(session, values)
     session.run(self._broadcast)
     if committed:
       _load(session, self._errors, committed.values)  # a rank's own
-    return source
+    return name
 
   def _newest_whole(self) -> str:
     """The newest checkpoint that is not damaged; reports those that are."""
@@ -284,24 +267,24 @@ class Restore:
       )
     return self._files.without_marker()
 
-  def _load_all(self, session, path: str, shapes: dict) -> None:
-    """Gives this rank's own variables their values in a file of `shapes`."""
+  def _load_own(self, session, source: _Checkpoint) -> None:
+    """Gives this rank's own variables all their values."""
     own, wanted = self._variables.own, self._variables.shapes
-    _check_shapes(path, wanted, shapes)
+    source.check_shapes(wanted)
     missing = sorted(
       name
-      for name in wanted.keys() - shapes.keys() - _ADDED.keys()
+      for name in wanted.keys() - source.shapes.keys() - _ADDED.keys()
       if not name.endswith(_POWER_SGD)
     )
     if missing:
       raise CheckpointError(
-        f"{path}: cannot be resumed, it lacks {missing[0]} and "
+        f"{source.path}: cannot be resumed, it lacks {missing[0]} and "
         f"{len(missing) - 1} more variables. To start a new run from its "
         "weights give it as --init_checkpoint with a new --output_dir"
       )
-    _restore(session, path, [v for v in own if v.op.name in shapes])
-    added = [v for v in own if v.op.name in _ADDED.keys() - shapes.keys()]
-    _load(session, added, _ADDED)
+    _load(session, [v for v in own if v.op.name in source.shapes], source)
+    added = _ADDED.keys() - source.shapes.keys()
+    _load(session, [v for v in own if v.op.name in added], _ADDED)
 
   def weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the trained variables of an update's checkpoint.
@@ -309,51 +292,38 @@ class Restore:
     Raises:
       CheckpointError: it is not there, or damaged.
     """
-    names = ()
+    source, names = None, ()
     if self._comm.is_root:
       self._files.wait()
       self._files.check(step)
+      source = _Checkpoint(self._files.prefix(step))
       names = [v.op.name for v in tf.trainable_variables()]
-    self._load_trained(session, self._files.prefix(step), names)
+    self._load_trained(session, source, names)
     session.run(self._broadcast)
 
-  def _load_trained(self, session, path: str | None, names) -> None:
+  def _load_trained(self, session, source: _Checkpoint | None, names) -> None:
     """Loads trained variables: rank 0's own ones, and all ranks' parts.
 
-    Args:
-      session: of the graph.
-      path: prefix of the checkpoint.
-      names: those that rank 0 found there; () on other ranks.
+    `names` are those that rank 0 found in `source`; () on other ranks.
     """
-    names, sharded = set(names), self._variables.sharded
-    own = {v.op.name for v in self._variables.own}
-    _restore(
-      session,
-      path,
-      [v for v in tf.trainable_variables() if v.op.name in names & own],
-    )
-    read = None
-    if names - own:
-      reader = checkpoint_files.open_reader(path)
-      read = functools.partial(_read_finite, reader, path)
-    if sharded:
-      wanted = [s.part.op.name in names for s in sharded]
-      self._load_sharded(session, read, self._comm.from_root(wanted))
+    names = set(names)
+    own = [v for v in self._variables.own if v.op.name in names]
+    _load(session, own, source)
+    if self._variables.sharded:
+      wanted = [s.part.op.name in names for s in self._variables.sharded]
+      self._load_sharded(session, source, self._comm.from_root(wanted))
 
-  def _load_sharded(self, session, read, wanted=None) -> None:
-    """Shares out what rank 0 gets by `read`, name -> array; on all ranks.
+  def _load_sharded(self, session, values, wanted=None) -> None:
+    """Shares out rank 0's `values`, name -> array; on all ranks.
 
     `wanted`: (optional) bool for each; the others stay as they are.
     """
     for i, variable in enumerate(self._variables.sharded):
       if wanted is None or wanted[i]:
         feed = {
-          fed: read(name) if read else np.zeros(fed.shape, np.float32)
+          fed: np.zeros(fed.shape, np.float32)
+          if values is None
+          else values[name]
           for name, fed in variable.fed.items()
         }
         session.run(variable.load, feed)
-
-
-def _load(session: tf.Session, variables, values) -> None:
-  for variable in variables:
-    variable.load(values[variable.op.name], session)

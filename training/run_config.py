@@ -16,9 +16,7 @@ from gradients.lr_schedule import Schedule, scale_peak
 from model import encoder
 from training import (
   deepspeed_json,
-  metrics,
   profiling,
-  train_loop,
   training_plan,
 )
 
@@ -225,11 +223,3 @@ class RunConfig:
       global_batch: records.
     """
     return [f"--global_batch_size={plan.examples(global_batch)}"]
-
-  def loop(self, best_by: metrics.BestBy) -> train_loop.LoopConfig:
-    """The part that the loop reads."""
-    own = {f.name for f in dataclasses.fields(train_loop.LoopConfig)}
-    own -= {"best_by"}
-    return train_loop.LoopConfig(
-      best_by=best_by, **{name: getattr(self, name) for name in own}
-    )

@@ -160,13 +160,7 @@ def trained_on(output_dir: str) -> list[str]:
 
 
 def changes_since(before: dict, flags: dict, plan) -> list[str]:
-  """How flags and plan differ from those of an earlier start.
-
-  Args:
-    before: of `last_training`.
-    flags: of this start, nested as in run.json.
-    plan: its `training_plan.TrainingPlan`.
-  """
+  """How flags, nested as in run.json, and plan differ from `last_training`."""
 
   def flat(flags: dict, plan: dict) -> dict:
     found = {}

@@ -16,25 +16,10 @@ from training import (
   metrics,
   profiling,
   reporting,
+  run_config,
   training_plan,
 )
 from training.signals import Interrupted, StopSignals, StopVote, Watchdog
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopConfig:
-  """When to do what, in updates, 0 for never; and what messages say."""
-
-  output_dir: str
-  learning_rate: float
-  save_checkpoints_steps: int
-  commit_every_steps: int
-  log_every_steps: int
-  eval_every_steps: int
-  early_stopping_evaluations: int
-  evaluates_untrained: bool
-  peak_tflops: float | None
-  best_by: metrics.BestBy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +27,8 @@ class Task:
   """What the loop trains.
 
   Attributes:
-    plan: a `training_plan.TrainingPlan`.
-    ops: `optimization.TrainOps`.
-    state: a `checkpointing.TrainingState`, advanced by the update.
-    source: an `input_pipeline.Source`.
-    batches: its `input_pipeline.Batches`.
+    state: is advanced by the update.
+    batches: of `source`.
     summarize: global sums of an update -> the losses and accuracies to report.
     headline: what of a report the progress line shows.
     tokens: name of the sum that counts real tokens.
@@ -55,7 +37,6 @@ class Task:
     flops: of the model's matmuls on one global batch, see `model_flops`:
       forward and backward, padding included, so that it says how well the
       devices are used, and `padding` for what.
-    vote: on stopping, of all ranks.
     loss_scale_floor: a loss scale that is not above it cannot fall.
   """
 
@@ -75,22 +56,34 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """A task, and all that its training works with.
+class Parts:
+  """What a run does, built in its graph; None is left out.
 
   Attributes:
-    session: with all variables initialised.
-    evaluate: an `Evaluator`, or None.
+    best_by: which evaluation is the best.
+    predict: (session, watchdog) -> lines that say what was written; on all
+      ranks.
+    begin: writes what the folder of a training needs; on rank 0, once the
+      weights are there, before the first update.
   """
 
-  session: tf.Session
+  best_by: metrics.BestBy
+  task: Task | None = None
+  evaluate: evaluation.Evaluator | None = None
+  predict: Callable[[tf.Session, Watchdog], list] | None = None
+  begin: Callable[[], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run(Parts):
+  """The parts of a run, and what they work with; `session` is open."""
+
+  config: run_config.RunConfig
   comm: distributed.Comm
-  config: LoopConfig
-  task: Task
-  evaluate: evaluation.Evaluator | None
+  session: tf.Session
   checkpointer: checkpointing.Checkpointer
-  signals: StopSignals
   watchdog: Watchdog
+  signals: StopSignals
   profile: profiling.Profile
 
 
@@ -140,7 +133,7 @@ def train(run: Run) -> dict:
   reporter.close()
   stalls = run.checkpointer.stalls
   return {
-    **reporting.closing(clock, step - first, run.task),
+    **clock.closing(),
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
     "stopped": stop == "stop",
@@ -160,33 +153,30 @@ def run_update(run: Run, number: int) -> tuple:
   task, waited = run.task, []
   run.profile.at(number)
   began = time.monotonic()
+
+  def micro_batch(fetches) -> tuple:
+    asked = time.time()
+    fetched, counts, made = run.session.run(
+      [fetches, task.vote.counts, task.batches.made],
+      task.vote.feed(run.signals),
+    )
+    waited.append(max(0.0, made - asked))
+    return fetched, task.vote.verdict(counts)
+
   try:
     with run.profile.update(number):
       for _ in range(task.plan.accumulation - 1):
-        verdict = _run_micro_batch(run, task.ops.accumulate, waited)[1]
+        _, verdict = micro_batch(task.ops.accumulate)
         run.watchdog.heartbeat()
         if verdict:
           return None, verdict
-      fetched, verdict = _run_micro_batch(run, task.ops.fetches(), waited)
+      fetched, verdict = micro_batch(task.ops.fetches())
   except input_pipeline.READ_ERRORS as e:
     numbers = task.batches.numbers((number - 1) * task.plan.global_batch)
     raise evaluation.clear_error(e, task.source, numbers) from e
   run.watchdog.resume()
   seconds = time.monotonic() - began
   return {**fetched, "seconds": seconds, "input_seconds": sum(waited)}, verdict
-
-
-def _run_micro_batch(run: Run, fetches, waited: list) -> tuple:
-  """What was fetched, and the verdict of `StopVote`.
-
-  `waited` gets the seconds until the micro-batch was ready.
-  """
-  vote, asked = run.task.vote, time.time()
-  fetched, counts, made = run.session.run(
-    [fetches, vote.counts, run.task.batches.made], vote.feed(run.signals)
-  )
-  waited.append(max(0.0, made - asked))
-  return fetched, vote.verdict(counts)
 
 
 def _due(step: int, every: int) -> bool:

@@ -5,7 +5,6 @@ resuming, the run folder, and how a run ends. `train_loop` has the loop.
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
@@ -23,10 +22,8 @@ from data import record_order
 from gradients import distributed
 from gradients.lr_schedule import scale_peak
 from training import (
-  checkpoint_files,
   checkpointing,
   elastic,
-  evaluation,
   metrics,
   profiling,
   reporting,
@@ -38,25 +35,6 @@ from training.snapshot import Snapshot
 from xla_patches import jit
 
 CONFIG_FILE = "bert_config.json"  # of a run folder
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-  """What a run does, built in its graph; None is left out.
-
-  Attributes:
-    best_by: which evaluation is the best.
-    predict: (session, watchdog) -> lines that say what was written; on all
-      ranks.
-    begin: writes what the folder of a training needs; on rank 0, once the
-      weights are there, before the first update.
-  """
-
-  best_by: metrics.BestBy
-  task: train_loop.Task | None = None
-  evaluate: evaluation.Evaluator | None = None
-  predict: Callable[[tf.Session, Watchdog], list] | None = None
-  begin: Callable[[], None] | None = None
 
 
 def start(config, job: Callable, tensor_parallel: int = 1) -> None:
@@ -161,7 +139,7 @@ def session_config(config, comm) -> tf.ConfigProto:
 def run(
   config,
   comm,
-  build: Callable[[], Parts],
+  build: Callable[[], train_loop.Parts],
   snapshot: Snapshot | None = None,
   signals: StopSignals | None = None,
 ) -> dict:
@@ -194,65 +172,49 @@ def run(
       contextlib.closing(checkpointer),
       watchdog,  # is the first to end: to close may take its time
     ):
-      step = _start_or_resume(
-        session, checkpointer.restore, parts.task, config, comm
+      run = train_loop.Run(
+        **vars(parts),
+        config=config,
+        comm=comm,
+        session=session,
+        checkpointer=checkpointer,
+        watchdog=watchdog,
+        signals=signals or StopSignals(),
+        profile=profiling.Profile(config.profile, folder, comm),
       )
+      step = _start_or_resume(run)
       if comm.is_root:
         # Not before: settings that do not fit would be those of the folder.
-        _write_run_folder(config, parts)
+        _write_run_folder(run)
       training, results, lines = None, None, []
-      if parts.task:
-        training = _train(
-          session, parts, checkpointer, config, comm, signals, watchdog
-        )
+      if run.task:
+        training = _train(run, signals is None)
         step = training["global_step"]
       if not (training and training["stopped"]):
-        results, lines = _conclude(
-          session, parts, checkpointer.restore, config, step, comm, watchdog
-        )
-      if parts.evaluate:
-        parts.evaluate.close()
+        results, lines = _conclude(run, step)
+      if run.evaluate:
+        run.evaluate.close()
     if comm.is_root:
-      best = metrics.best_evaluation(folder, step, parts.best_by)
-      _finish(config, training, results, step, best, lines)
+      _finish(run, training, results, step, lines)
   return {"training": training, "evaluation": results}
 
 
-def _train(
-  session, parts, checkpointer, config, comm, signals, watchdog
-) -> dict:
+def _train(run: train_loop.Run, owns_signals: bool) -> dict:
   """What `train_loop.train` returns, and where the `profile` is."""
-  own = StopSignals()
-  with (
-    contextlib.nullcontext(signals) if signals else own as signals,
-    profiling.Profile(config.profile, config.output_dir, comm) as profile,
-  ):
+  noting = run.signals if owns_signals else contextlib.nullcontext()
+  with noting, run.profile:
     try:
-      training = train_loop.train(
-        train_loop.Run(
-          session=session,
-          comm=comm,
-          config=config.loop(parts.best_by),
-          task=parts.task,
-          evaluate=parts.evaluate,
-          checkpointer=checkpointer,
-          signals=signals,
-          watchdog=watchdog,
-          profile=profile,
-        )
-      )
+      training = train_loop.train(run)
     except (distributed.RankLost, tf.errors.OpError, ValueError) as e:
       if distributed.rank_lost(e):
-        watchdog.pause()
-        checkpointer.save_commit()  # there may be no next world
+        run.watchdog.pause()
+        run.checkpointer.save_commit()  # there may be no next world
       raise
-    signals.settled = training["stopped"]
-  return {**training, "profile": profile.folder}
+    run.signals.settled = training["stopped"]
+  return {**training, "profile": run.profile.folder}
 
 
-def _conclude(
-  session, parts, restore, config, step: int, comm, watchdog
-) -> tuple:
+def _conclude(run: train_loop.Run, step: int) -> tuple:
   """Evaluates and predicts at the end.
 
   With the weights at hand, or with the best by evaluation where
@@ -261,41 +223,33 @@ def _conclude(
   Returns:
     The evaluation's results, or None; and `Parts.predict`'s lines.
   """
+  session, watchdog = run.session, run.watchdog
   results, evaluated = None, None
-  if parts.evaluate and (parts.task or not config.ends_with_best):
-    results = parts.evaluate(session, step, None, watchdog)
+  if run.evaluate and (run.task or not run.config.ends_with_best):
+    results = run.evaluate(session, step, None, watchdog)
     evaluated = step
   watchdog.pause()
-  if config.ends_with_best:
-    best = _best_checkpoint(config, parts.best_by, step, comm)
-    if best not in (None, step):
-      restore.weights(session, best)
-      say(comm, f"the best by evaluation is update {best:,}")
+  if run.config.ends_with_best:
+    # Update 0 is never the best.
+    best = run.comm.from_root(_best_saved(run, step) or 0)
+    if best not in (0, step):
+      run.checkpointer.restore.weights(session, best)
+      say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
-    if parts.evaluate and step != evaluated:
-      results = parts.evaluate(session, step, None, watchdog, log=False)
-  return results, parts.predict(session, watchdog) if parts.predict else []
+    if run.evaluate and step != evaluated:
+      results = run.evaluate(session, step, None, watchdog, log=False)
+  return results, run.predict(session, watchdog) if run.predict else []
 
 
-def _best_checkpoint(config, best_by, step: int, comm) -> int | None:
-  """The update of the best checkpoint by evaluation, if there is one."""
-  best = None
-  if comm.is_root:
-    best = metrics.best_evaluation(config.output_dir, step, best_by)
-    if best is not None and not os.path.exists(_marker(config, best)):
-      best = None
-  return comm.from_root(best or 0) or None  # update 0 is never the best
+def _best_saved(run: train_loop.Run, step: int) -> int | None:
+  """Rank 0's best checkpoint by evaluation up to update `step`."""
+  if not run.comm.is_root:
+    return None
+  best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
+  return best if best in run.checkpointer.files.steps() else None
 
 
-def _marker(config, step: int) -> str:
-  return _checkpoint(config, step) + ".json"
-
-
-def _checkpoint(config, step: int | None) -> str:
-  return os.path.join(config.output_dir, f"{checkpoint_files.PREFIX}-{step}")
-
-
-def _start_or_resume(session, restore, task, config, comm) -> int:
+def _start_or_resume(run: train_loop.Run) -> int:
   """Gives the variables their values; returns the update they are from.
 
   Raises:
@@ -303,22 +257,19 @@ def _start_or_resume(session, restore, task, config, comm) -> int:
       one; or there is none, or not all of it, and nothing is trained; or the
       learning rate is 0.
   """
+  session, task, config = run.session, run.task, run.config
+  restore = run.checkpointer.restore
   resumes = restore.has_checkpoint()
   if resumes:
     path = restore.resume(session)
-    say(comm, f"resumed {path}")
+    say(run.comm, f"resumed {path}")
   else:
-    _start(session, restore, task, config, comm)
+    _start(session, restore, task, config, run.comm)
   step = int(session.run(tf.train.get_global_step()))
   if task and resumes:
-    check_resumed(
-      config,
-      task.plan,
-      step,
-      int(session.run(task.state.samples_seen)),
-      task.state.orders(session),
-    )
-    if comm.is_root:
+    seen = int(session.run(task.state.samples_seen))
+    check_resumed(config, task.plan, step, seen, task.state.orders(session))
+    if run.comm.is_root:
       _tell_changes(config, task.plan)
   if task:
     before = int(session.run(task.state.schedule_start))
@@ -328,7 +279,7 @@ def _start_or_resume(session, restore, task, config, comm) -> int:
     zero = schedule.zero_from(before)
     if zero is not None:
       say(
-        comm,
+        run.comm,
         f"the learning rate is 0 from update {zero:,} on: its schedule of "
         f"{schedule.total:,} updates counts {before:,} of --init_checkpoint",
       )
@@ -436,15 +387,15 @@ def _say_plan(config, task, comm) -> None:
     say(comm, f"precision: {config.policy.describe()}")
 
 
-def _write_run_folder(config, parts) -> None:
+def _write_run_folder(run: train_loop.Run) -> None:
   """Flags, plan, versions, devices; of a training what describes its model."""
-  task = parts.task
+  config, task = run.config, run.task
   os.makedirs(config.output_dir, exist_ok=True)
   if task:
     path = os.path.join(config.output_dir, CONFIG_FILE)
     json_files.write(path, config.bert.to_dict())
-  if parts.begin:
-    parts.begin()
+  if run.begin:
+    run.begin()
   run_folder.write_run_file(
     config.output_dir,
     flags=config.as_dict(),
@@ -454,9 +405,10 @@ def _write_run_folder(config, parts) -> None:
   )
 
 
-def _finish(config, training, results, step: int, best, predicted) -> None:
+def _finish(run: train_loop.Run, training, results, step: int, predicted):
   """Writes the results and says where everything is, on rank 0."""
-  folder = config.output_dir
+  config, folder = run.config, run.config.output_dir
+  prefix, best = run.checkpointer.files.prefix, _best_saved(run, step)
   lines = [""]
   if training and training["updates"]:
     path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
@@ -469,11 +421,11 @@ def _finish(config, training, results, step: int, best, predicted) -> None:
     json_files.write(path, results)
     lines.append(f"evaluation  {path}")
   lines += predicted
-  if best is not None and os.path.exists(_marker(config, best)):
-    lines.append(f"best        {_checkpoint(config, best)} by evaluation")
+  if best is not None:
+    lines.append(f"best        {prefix(best)} by evaluation")
   if training:
     lines += [
-      f"checkpoint  {_checkpoint(config, step) if step else 'none yet'}",
+      f"checkpoint  {prefix(step) if step else 'none yet'}",
       f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
       f"TensorBoard {folder}",
       *_profile_lines(config, training),

@@ -735,7 +735,7 @@ def test_a_marker_with_an_endless_number(checkpointer):
     changed["files"]["model.ckpt-3.index"]["bytes"] = value
     marker.write_text(json.dumps(changed).replace("Infinity", "1e999"))
     with pytest.raises(checkpointing.CheckpointError, match="model.ckpt-3"):
-      made._files.check(3)
+      made.files.check(3)
 
 
 def test_ranges_are_of_fields():

@@ -297,7 +297,7 @@ def told_of(*updates):
     clock.add(got, task)
     found = reporting.report(step, got, task, clock)
     clock.lap()
-  return found, reporting.closing(clock, len(updates), task)
+  return found, clock.closing()
 
 
 def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
@@ -341,9 +341,7 @@ def test_no_number_is_null_in_every_file(tmp_path, capsys):
 
 
 def test_a_run_without_a_report_has_no_steady_speed():
-  clock = reporting.Clock()
-  task = types.SimpleNamespace(capacity=640)
-  closing = reporting.closing(clock, 3, task)
+  closing = told_of(update_of(4.0))[1]
   assert closing["steady_tokens_per_second"] is closing["padding"] is None
   assert " - and - steady; - padding" in reporting.speed_line(closing)
 
