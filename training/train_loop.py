@@ -192,7 +192,7 @@ class Saver:
     self._is_due = False
 
   def start(self, step: int) -> None:
-    """To be called once the log is open: it drops what a commit will redo."""
+    """Commits, if elastic, once the log is open; keeps the best so far."""
     if self._run.comm.elastic:
       self._run.checkpointer.commit(self._run.session, step)
     self.keep_best(step)

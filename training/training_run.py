@@ -311,14 +311,14 @@ def _start(session, restore, task, config, comm) -> None:
       )
 
 
-def check_resumed(config, plan, step: int, samples: int, orders) -> None:
+def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
   """Raises `UserError` if the updates of a run were not those of `plan`.
 
   Args:
     config: a `run_config.RunConfig`.
     plan: its `training_plan.TrainingPlan`.
     step: updates that the run has made.
-    samples: records that they saw.
+    records_seen: by these updates.
     orders: the `record_order.Order` that they were in, and this run's.
   """
   made, here = orders
@@ -329,7 +329,7 @@ def check_resumed(config, plan, step: int, samples: int, orders) -> None:
       "new run in another --output_dir (with --init_checkpoint to keep the "
       "weights)"
     )
-  batch, rest = divmod(samples, step) if step else (plan.global_batch, 0)
+  batch, rest = divmod(records_seen, step) if step else (plan.global_batch, 0)
   if rest or batch != plan.global_batch:
     remedy = ""
     if not rest:
@@ -339,9 +339,9 @@ def check_resumed(config, plan, step: int, samples: int, orders) -> None:
       remedy += "; or "
     raise UserError(
       f"{config.output_dir} holds a run of {step:,} updates of "
-      f"{samples / step:g} records each; this is {plan.lines()[0]}. Updates "
-      "and the learning rate's schedule count global batches, so a run keeps "
-      f"its own: {remedy}start a new run in another --output_dir (with "
+      f"{records_seen / step:g} records each; this is {plan.lines()[0]}. "
+      "Updates and the learning rate's schedule count global batches, so a run "
+      f"keeps its own: {remedy}start a new run in another --output_dir (with "
       "--init_checkpoint to keep the weights)"
     )
   if step > plan.updates:
