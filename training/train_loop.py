@@ -201,7 +201,7 @@ class Saver:
     """Makes sure that the best checkpoint by evaluation exists and stays."""
     run, best = self._run, None
     if run.comm.is_root:
-      folder, by = run.config.output_dir, run.config.best_by
+      folder, by = run.config.output_dir, run.best_by
       best = metrics.best_evaluation(folder, step, by)
     run.checkpointer.keep_best(run.session, step, best)
 
@@ -293,7 +293,7 @@ class Evaluations:
     since = 0
     if run.comm.is_root:
       since = metrics.evaluations_since_best(
-        run.config.output_dir, step, run.config.best_by
+        run.config.output_dir, step, run.best_by
       )
     return "no better" if run.comm.from_root(since) >= limit else None
 
