@@ -13,6 +13,7 @@ from training.snapshot import SavedVariables, Snapshot
 
 # What earlier checkpoints lack, and the value that they stand for.
 _ADDED = {"training_state/data_block": 0, "skipped_updates": 0}
+_LOADED_AT_ONCE = 100
 # What only runs with --powersgd_rank have, and may start to have.
 _POWER_SGD = (f"/{power_sgd.ERROR}", f"/{power_sgd.BASIS}")
 
@@ -62,8 +63,16 @@ class _Checkpoint:
 
 
 def _load(session: tf.Session, variables, values) -> None:
-  for variable in variables:
-    variable.load(values[variable.op.name], session)
+  """Gives variables their `values`, name -> array.
+
+  Many at once, as a session prepares for each other set of them; not all, which
+  would need the memory of the whole checkpoint.
+  """
+  for first in range(0, len(variables), _LOADED_AT_ONCE):
+    some = variables[first : first + _LOADED_AT_ONCE]
+    feed = {v.initializer.inputs[1]: values[v.op.name] for v in some}
+    assert len(feed) == len(some), "variables with one initial value"
+    session.run([v.initializer for v in some], feed)
 
 
 @dataclasses.dataclass(frozen=True)
