@@ -47,7 +47,7 @@ from interop import (
 )
 from interop.tokenizer_files import VOCAB_FILE, Vocabulary
 from model.bert_config import BertConfig
-from training import checkpoint_files, checkpoint_weights, training_hooks
+from training import checkpoint_files, checkpoint_weights, run_folder
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
@@ -318,7 +318,7 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   beside = {BERT_CONFIG_FILE: model.config.to_json_string().encode()}
   if model.vocabulary:
     beside[model.vocabulary.file] = model.vocabulary.content
-  if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
+  if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
     task = json_files.text(_task_content(model), indent=2) + "\n"
     beside[TASK_FILE] = task.encode()
   elif not os.path.samefile(folder, os.path.dirname(settings.input[0]) or "."):

@@ -12,10 +12,11 @@ import functools
 
 import modeling
 import optimization
+from common import console
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
-from gradients import distributed
+from gradients import distributed, sharded_variables
 from model import model_flops
 from model.tensor_parallel import Slices
 from training import (
@@ -23,13 +24,13 @@ from training import (
   flags_common,
   input_pipeline,
   reporting,
-  sliced_state,
   train_loop,
-  training_hooks,
   training_plan,
   training_run,
 )
+from training.evaluation import EvaluationBatches, Evaluator, add_up
 from training.pretraining_config import BEST_BY, PretrainingConfig
+from training.signals import StopVote
 from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
@@ -163,7 +164,7 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
       )
     )
     / comm.slices.size,
-    wishes=train_loop.Wishes(comm),
+    vote=StopVote(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
 
@@ -222,13 +223,13 @@ def headline(results: dict) -> str:
   """What a line has room for, of a report or an evaluation."""
   heads = (("mlm", "masked_lm"), ("nsp", "next_sentence"))
   return "  ".join(
-    f"{short} {training_hooks.shown(results[f'{name}_loss'], '.3f')} "
-    f"({training_hooks.shown(results[f'{name}_accuracy'], '.1%')} right)"
+    f"{short} {console.shown(results[f'{name}_loss'], '.3f')} "
+    f"({console.shown(results[f'{name}_accuracy'], '.1%')} right)"
     for short, name in heads
   )
 
 
-def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
+def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
   source = open_source(
     config.eval_input_file or config.input_file, config, comm
@@ -248,39 +249,39 @@ def evaluator(config: PretrainingConfig, comm) -> train_loop.Evaluator:
       slices=Slices(comm.slices),
     )
 
-  batches = train_loop.EvaluationBatches(
+  batches = EvaluationBatches(
     fetches=sums._asdict(),
     source=source,
     batches=batches,
-    wishes=train_loop.Wishes(comm, "evaluation_wishes"),
+    vote=StopVote(comm, "evaluation_vote"),
     comm=comm,
   )
 
   def evaluation(session, signals, watchdog):
     rows = batches.run(session, signals, watchdog)
-    totals = train_loop.add_up(rows, sums._fields, comm.data)
+    totals = add_up(rows, sums._fields, comm.data)
     results = losses(totals)
     del results["loss"]
     return {**results, "examples": int(totals["next_sentence_weight"])}
 
-  return train_loop.Evaluator(evaluation, headline, config.output_dir, comm)
+  return Evaluator(evaluation, headline, config.output_dir, comm)
 
 
 def pretrain(
-  config: PretrainingConfig, comm, commit=None, signals=None
+  config: PretrainingConfig, comm, snapshot=None, signals=None
 ) -> dict:
   """Trains and evaluates as `config` says; see `training_run.run`."""
 
   def build():
-    parts = training_run.Parts(
+    parts = train_loop.Parts(
       best_by=BEST_BY,
       task=training_task(config, comm) if config.do_train else None,
       evaluate=evaluator(config, comm) if config.do_eval else None,
     )
-    sliced_state.share_out(comm)
+    sharded_variables.add_sliced(comm)
     return parts
 
-  return training_run.run(config, comm, build, commit, signals)
+  return training_run.run(config, comm, build, snapshot, signals)
 
 
 def dry_run(config: PretrainingConfig) -> None:
@@ -298,7 +299,7 @@ def dry_run(config: PretrainingConfig) -> None:
     )
   plan = make_plan(config, None, groups)
   comm = distributed.alone(config.num_threads)
-  say = functools.partial(train_loop.say, comm)
+  say = functools.partial(console.say, comm)
   say(*plan.lines(), f"precision: {config.policy.describe()}")
   say(str(config.optimizer), "")
   config.planned_schedule(plan).check_trains(first=0)
@@ -322,7 +323,7 @@ def dry_run(config: PretrainingConfig) -> None:
     fetches = {"sums": ops.sums, "lr": ops.learning_rate, "update": ops.update}
     fetches |= {"grad_norm": ops.grad_norm, "skipped": ops.skipped}
     got = session.run(fetches)
-  loss = training_hooks.shown(losses(got["sums"])["loss"], ".3f")
+  loss = console.shown(losses(got["sums"])["loss"], ".3f")
   say(
     f"one update of {small.accumulation} x {small.micro_batch} fake examples "
     f"of {shape.max_seq_length} tokens: loss {loss}  "

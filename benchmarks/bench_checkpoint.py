@@ -27,7 +27,7 @@ from absl import flags
 
 from common import errors, json_files
 from data import records, tf_example, tfrecord
-from training import checkpoint_files, training_hooks
+from training import checkpoint_files, metrics, run_folder
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -88,16 +88,16 @@ class Run:
     seconds = time.monotonic() - began
     if process.returncode:
       raise errors.UserError(f"training failed:\n{process.stderr[-2000:]}")
-    path = os.path.join(self.output, training_hooks.TRAINING_RESULTS_FILE)
+    path = os.path.join(self.output, run_folder.TRAINING_RESULTS_FILE)
     results = json_files.read(path)
     return results, seconds - results["seconds"]
 
   def update_seconds(self) -> dict[int, float]:
     """Seconds of each update."""
-    path = os.path.join(self.output, training_hooks.METRICS_FILE)
+    path = os.path.join(self.output, metrics.METRICS_FILE)
     return {
       r["global_step"]: FLAGS.train_batch_size / r["examples_per_second"]
-      for r in training_hooks.read_jsonl(path)
+      for r in metrics.read_jsonl(path)
     }
 
 

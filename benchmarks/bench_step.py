@@ -19,6 +19,7 @@ import time
 import numpy as np
 
 import run_pretraining
+from common import console
 from common.tensorflow_v1 import tf
 from gradients import distributed, moments
 from model import model_flops
@@ -232,7 +233,7 @@ def main(_) -> None:
   step = Step(config, comm)
   measurement = Measurement(step, FLAGS.updates_per_round)
   losses = run_pretraining.losses(measurement.first["sums"])
-  train_loop.say(comm, f"first update: loss {losses['loss']}")
+  console.say(comm, f"first update: loss {losses['loss']}")
   if FLAGS.trace:  # an update is all ranks'
     write_trace(step, FLAGS.trace if comm.is_root else os.devnull)
   if FLAGS.serve:

@@ -17,6 +17,7 @@ import sys
 from tensorflow.python.eager import context  # tf.compat.v1 has no switch to it
 
 import run_pretraining
+from common import console
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from model import model_flops
@@ -140,7 +141,7 @@ def main(_) -> None:
     f.write(module)
   with open(FLAGS.module + ".json", "w", encoding="utf-8") as f:
     json.dump(about, f, indent=1)
-  train_loop.say(
+  console.say(
     distributed.Comm(),
     f"{FLAGS.module}.hlo   {len(module) / 2**20:.1f} MB, "
     f"{len(parameters)} parameters",

@@ -45,7 +45,7 @@ from benchmarks import recorded_run
 from common import errors
 from common.tensorflow_v1 import tf
 from data import records, tf_example, tfrecord
-from training import checkpoint_files, reporting, training_hooks
+from training import checkpoint_files, metrics, reporting
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -262,7 +262,7 @@ class Start:
       pace: see `recorded_run`.
     """
     self.output_dir = os.path.join(folder, "run")
-    self._metrics = os.path.join(self.output_dir, training_hooks.METRICS_FILE)
+    self._metrics = os.path.join(self.output_dir, metrics.METRICS_FILE)
     self._metrics_before = self._inode()
     self._setting, self._mark = setting, uuid.uuid4().hex
     data = os.path.dirname(folder)
@@ -481,7 +481,7 @@ def _fill_disk(fault: Fault, start: Start, rank0: psutil.Process) -> bool:
   size = 100_000  # of a checkpoint that has more than three times that
   if fault.kind == "full_report":
     told = start.has_ended
-    path = os.path.join(start.output_dir, training_hooks.METRICS_FILE)
+    path = os.path.join(start.output_dir, metrics.METRICS_FILE)
     size = os.path.getsize(path) + int(800 * fault.chance)  # in a line
   before, size = start.updates(), (size, resource.RLIM_INFINITY)
   rank0.rlimit(resource.RLIMIT_FSIZE, size)
@@ -557,7 +557,7 @@ class Outcome:
     output_dir = os.path.join(folder, "run")
     prefix = os.path.join(output_dir, f"{checkpoint_files.PREFIX}-{UPDATES}")
     reader = tf.train.load_checkpoint(prefix)
-    path = os.path.join(output_dir, training_hooks.METRICS_FILE)
+    path = os.path.join(output_dir, metrics.METRICS_FILE)
     with open(path, encoding="utf-8") as f:
       reports = [json.loads(line) for line in f]
     reports = [
@@ -593,7 +593,7 @@ def _add_start(consumed, redone, folder, setting, start) -> None:
   for rank in range(setting.ranks):
     updates = collections.defaultdict(list)
     path = os.path.join(folder, f"consumed-{start}-{rank}")
-    for step, *rest in training_hooks.read_jsonl(path):
+    for step, *rest in metrics.read_jsonl(path):
       updates[step + 1].append(rest)
     by_rank.append(updates)
   for update in sorted(set().union(*by_rank)):

@@ -20,7 +20,7 @@ import run_squad
 from common.tensorflow_v1 import tf
 from finetuning import classification, finetune, squad
 from gradients import distributed
-from training import train_loop, training_hooks, training_run
+from training import run_folder, train_loop, training_run
 
 _KINDS = {
   "classifier": (
@@ -59,7 +59,7 @@ def serve(task: finetune.FinetuningTask, updates_per_round: int) -> None:
 
       for _ in range(_WARM_UPDATES):
         update()
-      versions = training_hooks.versions()
+      versions = run_folder.versions()
       print(json.dumps({"ready": True, **versions}), flush=True)
       for _ in sys.stdin:
         done = np.array([update() for _ in range(updates_per_round)])

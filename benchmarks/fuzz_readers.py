@@ -1624,9 +1624,9 @@ class Resume(Reader):
 
   def read(self):
     with self.graph.as_default(), contextlib.redirect_stderr(io.StringIO()):
-      if not self.checkpointer.has_checkpoint():
+      if not self.checkpointer.restore.has_checkpoint():
         return None, None
-      path = self.checkpointer.resume(self.session)
+      path = self.checkpointer.restore.resume(self.session)
       return path, self.session.run(self.variables)
 
   def wrong(self, result):
@@ -1674,7 +1674,7 @@ class InitCheckpoint(Resume):
   def read(self):
     start = self.variables["training_state/schedule_start"]
     with self.graph.as_default(), contextlib.redirect_stderr(io.StringIO()):
-      report = self.checkpointer.initialise(
+      report = self.checkpointer.restore.initialise(
         self.session, self.prefix, start if self.schedule else None
       )
       return report, self.session.run(self.variables)

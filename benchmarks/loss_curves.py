@@ -19,7 +19,7 @@ import matplotlib
 import numpy as np
 
 from common.tensorflow_v1 import tf
-from training import training_hooks
+from training import metrics
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the choice of a backend
@@ -72,8 +72,8 @@ def train(precision: str, mode: str) -> np.ndarray:
       ],
       check=True,
     )
-    path = os.path.join(folder, training_hooks.METRICS_FILE)
-    return np.array([r["loss"] for r in training_hooks.read_jsonl(path)])
+    path = os.path.join(folder, metrics.METRICS_FILE)
+    return np.array([r["loss"] for r in metrics.read_jsonl(path)])
 
 
 def windows(losses: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import shutil
 import time
 
 import tokenization
-from common import errors, progress
+from common import console, errors
 from data import (
   corpus,
   records,
@@ -490,7 +490,7 @@ class _Work:
   def _join(self, pieces, writer: corpus.StoreWriter) -> None:
     """Appends the chunks of all ranks to the store as they appear."""
     total = sum(os.path.getsize(p) for p in {piece.path for piece in pieces})
-    with progress.Progress(
+    with console.Progress(
       "tokenizing", total / 1e6, "MB", writer.bytes_on_disk / 1e6
     ) as bar:
       while writer.piece < len(pieces):
@@ -530,7 +530,7 @@ class _Work:
     of_block = counts.text_bytes / 1e6 / sum(t.num_blocks for t in tasks)
     blocks = sum(t.num_blocks for t in wanted)
     made = sum(t.blocks_made for t in wanted)
-    with progress.Progress(
+    with console.Progress(
       "making records", blocks * of_block, "MB", made * of_block
     ) as bar:
       while missing:

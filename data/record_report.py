@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 import tokenization
-from common import progress
+from common import console
 from common.errors import DataError
 from data import masking, tf_example, tfrecord, workers
 
@@ -338,7 +338,7 @@ def survey(
   total, done = Survey(), 0.0
   title, size = "verifying" if verify else "sampling", _megabytes(*paths)
   with (
-    progress.Progress(title, size, "MB") as bar,
+    console.Progress(title, size, "MB") as bar,
     workers.Workers(count if verify else 1) as pool,
   ):
     results = pool.map(

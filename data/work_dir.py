@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from common import errors, json_files, progress
+from common import console, errors, json_files
 
 _PLAN, _LOCK = "plan.json", "lock"
 POLL_SECONDS = 0.05
@@ -205,7 +205,7 @@ def wait_until(
     if (now := time.monotonic()) >= next_line:
       next_line = now + _SAY_SECONDS
       print(
-        f"waiting for {what}: {progress.minutes(now - start)} so far",
+        f"waiting for {what}: {console.minutes(now - start)} so far",
         file=sys.stderr,
         flush=True,
       )

@@ -14,7 +14,7 @@ from finetuning import heads, metrics, packed, tables
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.settled import model_folder, saved_task
 from model import model_flops
-from training import training_hooks
+from training.metrics import BestBy
 
 PREDICTIONS_FILE = "predictions.tsv"
 # Characters that end a field in that file, and the one that marks them.
@@ -182,7 +182,7 @@ class Classification(FinetuningTask):
     self._is_regression = config.regression or (
       bool(config.task_name) and not self._table.labels
     )
-    self.best_by = training_hooks.BestBy((self._table.metrics[0],), True)
+    self.best_by = BestBy((self._table.metrics[0],), True)
 
   @functools.cached_property
   def labels(self) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 
 import optimization
 import tokenization
+from common import console
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
@@ -22,12 +23,14 @@ from model import model_flops
 from training import (
   checkpointing,
   input_pipeline,
+  metrics,
   reporting,
   train_loop,
-  training_hooks,
   training_run,
 )
+from training.evaluation import EvaluationBatches, Evaluator
 from training.run_config import RunConfig
+from training.signals import StopVote
 from xla_patches import jit
 
 
@@ -132,7 +135,7 @@ class FinetuningTask:
     best_by: which of its results are the best.
   """
 
-  best_by: training_hooks.BestBy
+  best_by: metrics.BestBy
 
   def __init__(self, config: FinetuningConfig):
     """Reads no data: the sets are read when they are used."""
@@ -181,7 +184,7 @@ class FinetuningTask:
     }
 
 
-def finetune(task: FinetuningTask, comm, commit=None, signals=None) -> dict:
+def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
   settled.check(config, task.task_content)
@@ -193,7 +196,7 @@ def finetune(task: FinetuningTask, comm, commit=None, signals=None) -> dict:
     sets = [task.training_set] if config.do_train else []
     sets += [task.evaluation_set] if config.do_eval else []
     sets += [task.prediction_set] if config.do_predict else []
-    training_hooks.tell(*dict.fromkeys(source.line() for source in sets))
+    console.tell(*dict.fromkeys(source.line() for source in sets))
 
   def build():
     train = evaluate = predict = begin = None
@@ -207,9 +210,9 @@ def finetune(task: FinetuningTask, comm, commit=None, signals=None) -> dict:
     with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
       if config.do_predict:
         predict = _predictor(task, config, comm)
-    return training_run.Parts(task.best_by, train, evaluate, predict, begin)
+    return train_loop.Parts(task.best_by, train, evaluate, predict, begin)
 
-  return training_run.run(config, comm, build, commit, signals)
+  return training_run.run(config, comm, build, snapshot, signals)
 
 
 def _with_evaluations(config, plan) -> FinetuningConfig:
@@ -241,16 +244,14 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
     source=source,
     batches=batches,
     summarize=_means,
-    headline=lambda report: (
-      f"{training_hooks.shown(report['accuracy'], '.1%')} right"
-    ),
+    headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
     tokens="tokens",
     examples="examples",
     capacity=plan.global_batch * source.tokens,
     flops=model_flops.total(
       matmuls + task.head_matmuls(plan.global_batch, source)
     ),
-    wishes=train_loop.Wishes(comm),
+    vote=StopVote(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
 
@@ -291,7 +292,7 @@ def _means(sums: dict) -> dict:
   }
 
 
-def _evaluator(task: FinetuningTask, config, comm) -> train_loop.Evaluator:
+def _evaluator(task: FinetuningTask, config, comm) -> Evaluator:
   source = task.evaluation_set
   collect = _collector(task, source, config, comm, "evaluation")
   names = ["loss", *task.result_names()]
@@ -304,8 +305,8 @@ def _evaluator(task: FinetuningTask, config, comm) -> train_loop.Evaluator:
       loss = (outputs.pop("losses") * weights).sum() / weights.sum()
       found = {"loss": float(loss), **task.results(source, outputs)}
       values = np.array([found[name] for name in names])
-    values = comm.gather(values)[0].tolist()  # rank 0's, for all
-    watchdog.watch()
+    values = comm.from_root(values)
+    watchdog.resume()
     results = dict(zip(names, values, strict=True))
     return {**results, "examples": len(source.examples)}
 
@@ -313,7 +314,7 @@ def _evaluator(task: FinetuningTask, config, comm) -> train_loop.Evaluator:
     shown = [n for n in names if not n.startswith("best_")]
     return "  ".join(f"{n} {results[n]:.4f}" for n in shown)
 
-  return train_loop.Evaluator(evaluation, headline, config.output_dir, comm)
+  return Evaluator(evaluation, headline, config.output_dir, comm)
 
 
 def _predictor(task: FinetuningTask, config, comm):
@@ -330,7 +331,7 @@ def _predictor(task: FinetuningTask, config, comm):
 def _collector(task: FinetuningTask, source, config, comm, name: str):
   """(session, signals, watchdog) -> output's name -> [rows, ...] of all ranks.
 
-  See `train_loop.EvaluationBatches`; `name` is unique in the graph.
+  See `EvaluationBatches`; `name` is unique in the graph.
   """
   comm.check_equal(f"the {name} set", source.fingerprint())
   rows = source.rows_of(config.eval_batch_size)
@@ -342,11 +343,11 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
     **head.outputs,
   }
   of_rank = -(-len(source) // comm.size)  # rows
-  batches = train_loop.EvaluationBatches(
+  batches = EvaluationBatches(
     fetches=fetches,
     source=source,
     batches=batches,
-    wishes=train_loop.Wishes(comm, f"{name}_wishes"),
+    vote=StopVote(comm, f"{name}_vote"),
     comm=comm,
   )
 
@@ -361,7 +362,7 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
 
   def collect(session, signals, watchdog):
     found = list(batches.run(session, signals, watchdog))
-    watchdog.look_away()  # rank 0 computes results of it, however long
+    watchdog.pause()  # rank 0 makes results of it, however long
     # A rank has no rows where there are fewer rows than ranks.
     return {
       n: of_all_ranks(

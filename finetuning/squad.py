@@ -12,7 +12,7 @@ from common.errors import DataError, UserError
 from finetuning import heads, offsets, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from model import model_flops
-from training import training_hooks
+from training import metrics
 
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
@@ -84,7 +84,7 @@ class Squad(FinetuningTask):
 
   def __init__(self, config: SquadConfig):
     super().__init__(config)
-    self.best_by = training_hooks.BestBy(("f1",), True)
+    self.best_by = metrics.BestBy(("f1",), True)
 
   def read(self, part):
     config = self.config

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from common.console import tell
 from common.errors import DataError
-from training import training_hooks
 
 # The share of rows with another number of fields. A few of GLUE's rows have too
 # few; more than a few mean another format.
@@ -82,7 +82,7 @@ def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
     )
     if len(odd) > _LEFT_OUT_AT_MOST * count:
       raise DataError(f"{message}: another format (tabs separate columns)?")
-    training_hooks.tell(f"{message}; left out")
+    tell(f"{message}; left out")
   return rows
 
 

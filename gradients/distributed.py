@@ -175,6 +175,13 @@ class Comm:
     """Every rank's `values` [n], as [size, n], at once and on all ranks."""
     return np.asarray(values)[None]
 
+  def from_root(self, value):
+    """Rank 0's number or list of numbers, on all ranks.
+
+    All ranks call it, each with a `value` of the same type and length.
+    """
+    return self.gather(np.asarray(value))[0].tolist()
+
   def hosts_changed(self) -> bool:
     """Whether rank 0 was told that hosts came or went since the world began."""
     return False

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from common.tensorflow_v1 import tf
-from gradients import all_reduce, moments
+from gradients import all_reduce, moments, sharded_variables
 from model import tensor_parallel
-from training import checkpointing
 
 
 class Piece(NamedTuple):
@@ -181,8 +180,8 @@ class ZeRO(all_reduce.AllReduce):
     for (_, shard), pair in zip(self._each(), slots, strict=True):
       for slot, part in zip(moments.SLOTS, pair, strict=True):
         tf.add_to_collection(
-          checkpointing.SHARED_OUT,
-          _shared_out(shard, slot, part, self._world),
+          sharded_variables.SHARDED_VARIABLES,
+          _sharded(shard, slot, part, self._world),
         )
     own = [
       weights.assign(shard.own(shard.variables), read_value=False)
@@ -207,8 +206,8 @@ class ZeRO(all_reduce.AllReduce):
     return tf.group(*done), ratios
 
 
-def _shared_out(shard: Shard, slot: str, part, comm):
-  """What checkpoints have of `part`, this rank's share of a slot."""
+def _sharded(shard: Shard, slot: str, part, comm):
+  """The `ShardedVariable` of `part`, this rank's share of a slot."""
   slices, data = tensor_parallel.Slices(comm.slices), comm.data
   cuts = [tensor_parallel.cut_of(v) for v in shard.variables]
   names = [f"{moments.variable_name(v)}/{slot}" for v in shard.variables]
@@ -229,7 +228,7 @@ def _shared_out(shard: Shard, slot: str, part, comm):
     ]
   )
   start = data.rank * shard.size
-  return checkpointing.SharedOut(
+  return sharded_variables.ShardedVariable(
     part=part,
     whole=dict(zip(names, whole, strict=True)),
     fed=dict(zip(names, fed, strict=True)),

@@ -38,7 +38,7 @@ from interop.model_source import (
   named_vocabulary,
 )
 from model.bert_config import BertConfig
-from training import checkpoint_files, checkpointing
+from training import checkpoint_files, restore
 from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
@@ -164,7 +164,7 @@ def open_checkpoint(
       _POOLER in shapes,
       mixed_precision.make_policy(precision),
     )
-    checkpointing.restore_all(session, source.path, tf.global_variables())
+    restore.restore_all(session, source.path, tf.global_variables())
   return Model(session, signatures)
 
 

@@ -23,7 +23,12 @@ from finetuning.settled import (
   saved_task,
 )
 from model.bert_config import BertConfig
-from training import checkpoint_files, pretraining_config, training_hooks
+from training import (
+  checkpoint_files,
+  metrics,
+  pretraining_config,
+  run_folder,
+)
 
 ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = "bert_config.json"
@@ -289,10 +294,10 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
   by = task.get("best_by")  # older runs do not say
-  by = by and training_hooks.BestBy(tuple(by["keys"]), by["higher"])
+  by = by and metrics.BestBy(tuple(by["keys"]), by["higher"])
   if not task:
     by = pretraining_config.BEST_BY
-  best = by and training_hooks.best_evaluation(model, steps[0], by)
+  best = by and metrics.best_evaluation(model, steps[0], by)
   step, chosen = steps[0], "the newest"
   if best in steps:
     step, chosen = best, "the best by evaluation"
@@ -335,10 +340,10 @@ def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
   Their names are relative to the folder where the training was started, so
   they are looked for here and in all folders above the run folder.
   """
-  if not os.path.exists(os.path.join(folder, training_hooks.RUN_FILE)):
+  if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
     return None
   above = pathlib.Path(os.path.abspath(folder)).parents
-  for file in training_hooks.trained_on(folder)[:1]:
+  for file in run_folder.trained_on(folder)[:1]:
     for place in ("", *above):
       if found := records.find_manifest(os.path.join(place, file)):
         return found

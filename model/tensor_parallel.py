@@ -13,11 +13,11 @@ from typing import NamedTuple
 from common.tensorflow_v1 import tf
 from model import kernels
 
-# The graph's collection of `Sliced`.
+# The graph's collection of `SlicedVariable`s.
 SLICED = "sliced_variables"
 
 
-class Sliced(NamedTuple):
+class SlicedVariable(NamedTuple):
   """A variable of which this rank has a part, cut along `axis` of `shape`."""
 
   variable: tf.Variable
@@ -25,7 +25,7 @@ class Sliced(NamedTuple):
   axis: int
 
 
-def cut_of(variable) -> Sliced | None:
+def cut_of(variable) -> SlicedVariable | None:
   """How a variable is sliced; None for one that this rank has whole."""
   for sliced in tf.get_collection(SLICED):
     if sliced.variable.name == variable.name:
@@ -70,7 +70,7 @@ class Slices:
 
     variable = tf.get_variable(name, own_shape, initializer=own)
     if cut_of(variable) is None:
-      tf.add_to_collection(SLICED, Sliced(variable, list(shape), axis))
+      tf.add_to_collection(SLICED, SlicedVariable(variable, list(shape), axis))
     return variable
 
   def own(self, whole: tf.Tensor, axis: int) -> tf.Tensor:
@@ -78,7 +78,7 @@ class Slices:
     begin, end = self.bounds(whole.shape.as_list()[axis])
     return tf.gather(whole, tf.range(begin, end), axis=axis)
 
-  def whole(self, part: tf.Tensor, cut: Sliced, name: str) -> tf.Tensor:
+  def whole(self, part: tf.Tensor, cut: SlicedVariable, name: str) -> tf.Tensor:
     """The whole of which each slice has a `part`, by `name` for Horovod."""
     turn = tf.transpose if cut.axis else tf.identity
     whole = turn(self._comm.allgather(turn(part), name))

@@ -19,7 +19,7 @@ from absl import flags
 
 from common import errors
 from data import records
-from training import training_hooks
+from training import metrics, run_folder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -92,17 +92,15 @@ def read_run(run_dir: str) -> Run:
   Raises:
     UserError: it has no reports.
   """
-  read = lambda name: training_hooks.read_jsonl(os.path.join(run_dir, name))
-  train = read(training_hooks.METRICS_FILE)
+  read = lambda name: metrics.read_jsonl(os.path.join(run_dir, name))
+  train = read(metrics.METRICS_FILE)
   if not train:
-    raise errors.UserError(
-      f"{run_dir}: no {training_hooks.METRICS_FILE} with reports"
-    )
+    raise errors.UserError(f"{run_dir}: no {metrics.METRICS_FILE} with reports")
   return Run(
     os.path.normpath(run_dir),
     train,
-    read(training_hooks.EVAL_METRICS_FILE),
-    unigram_entropy(training_hooks.trained_on(run_dir)),
+    read(metrics.EVAL_METRICS_FILE),
+    unigram_entropy(run_folder.trained_on(run_dir)),
   )
 
 

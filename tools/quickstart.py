@@ -16,12 +16,12 @@ import subprocess
 import sys
 import time
 
-from common import errors, json_files
+from common import console, errors, json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import records, text_files
 from tools import plot_metrics
-from training import training_hooks
+from training import metrics, reporting, run_folder
 
 FLAGS = tf.flags.FLAGS
 
@@ -222,7 +222,7 @@ def best_precision() -> str:
 
 def global_batch(paths: Paths) -> int:
   """Of the run that the folder holds, which keeps it, or of a new one."""
-  before = training_hooks.last_training(paths.pretrain)
+  before = run_folder.last_training(paths.pretrain)
   return (before and before["flags"].get("global_batch_size")) or GLOBAL_BATCH
 
 
@@ -264,7 +264,7 @@ def write_config(paths: Paths) -> None:
 
 def training_results(paths: Paths) -> dict:
   """What the newest call that trained has left; {} without one."""
-  path = os.path.join(paths.pretrain, training_hooks.TRAINING_RESULTS_FILE)
+  path = os.path.join(paths.pretrain, run_folder.TRAINING_RESULTS_FILE)
   return json_files.read(path) if os.path.exists(path) else {}
 
 
@@ -272,10 +272,8 @@ def screen(
   paths: Paths, ranks: int, updates: int, began: float, earlier: dict
 ) -> str:
   """The closing screen; `earlier` are the `training_results` before this."""
-  read = lambda name: training_hooks.read_jsonl(
-    os.path.join(paths.pretrain, name)
-  )
-  evaluations = read(training_hooks.EVAL_METRICS_FILE)
+  read = lambda name: metrics.read_jsonl(os.path.join(paths.pretrain, name))
+  evaluations = read(metrics.EVAL_METRICS_FILE)
   before, after = evaluations[0], evaluations[-1]
   entropy = records.Manifest.load(paths.train_manifest).counts[
     "unigram_entropy"
@@ -284,13 +282,13 @@ def screen(
   random_next = held_out["random_next"] / held_out["examples"]
   majority = max(random_next, 1.0 - random_next)
   trained = training_results(paths)
-  speed = training_hooks.speed_line(trained) if trained else ""
+  speed = reporting.speed_line(trained) if trained else ""
   if trained == earlier:
     speed = "nothing was left to train" + (
       speed and f"; an earlier call {speed}"
     )
   step = after["global_step"]
-  shown = training_hooks.shown
+  shown = console.shown
   row = lambda label, key, form: (
     f"  {label:<26}{shown(before[key], form):>10}{shown(after[key], form):>10}"
   )
@@ -312,7 +310,7 @@ def screen(
       f"all in all {(time.monotonic() - began) / 60:.1f} min",
       "",
       f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
-      f"metrics     {paths.pretrain}/{training_hooks.METRICS_FILE}",
+      f"metrics     {paths.pretrain}/{metrics.METRICS_FILE}",
       f"curve       {paths.curve}",
       "to train on:",
       f"  {shlex.join(more)}",

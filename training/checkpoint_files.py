@@ -193,8 +193,8 @@ class _Writer:
     if self._session is None:
       config = tf.ConfigProto(
         device_count={"GPU": 0},
-        # Threads of its own: sessions share the process' threads otherwise, of
-        # which training has one on a CPU, and it would wait for the writing.
+        # Threads of its own: otherwise sessions share the process' threads, and
+        # training, which has one on a CPU, would wait for the writing.
         inter_op_parallelism_threads=1,
         use_per_session_threads=True,
       )
@@ -232,14 +232,10 @@ def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
 
 
 class CheckpointFiles:
-  """The checkpoints of one folder.
-
-  Attributes:
-    folder: where they are.
-    keep: how many of the newest are kept.
-  """
+  """The checkpoints of one folder."""
 
   def __init__(self, folder: str, keep: int):
+    """`keep`: how many of the newest are kept."""
     self.folder, self.keep = folder, keep
     self._protected: set[int] = set()
     self._writer = None
@@ -254,7 +250,7 @@ class CheckpointFiles:
   # Reading -------------------------------------------------------------------
 
   def steps(self) -> list[int]:
-    """Updates of which there is a checkpoint that was whole, newest first."""
+    """Updates that have a checkpoint that was whole, newest first."""
     try:
       names = os.listdir(self.folder)
     except FileNotFoundError:
@@ -265,8 +261,8 @@ class CheckpointFiles:
   def without_marker(self) -> str | None:
     """The newest checkpoint as TensorFlow's `checkpoint` file names it.
 
-    It is somebody else's (google/bert's), or from before there were markers;
-    None if there is no such file, or if there are `steps`.
+    Another program wrote it (google/bert), or a version without markers; None
+    if there is no such file, or if there are `steps`.
 
     Raises:
       CheckpointError: that file names no checkpoint that is there.
@@ -282,7 +278,7 @@ class CheckpointFiles:
     if not (os.path.exists(path + _SUFFIXES[0]) or os.path.exists(path)):
       raise CheckpointError(
         f"{list_file}: names no checkpoint that is there ({path!r}). Bring it "
-        "back, or start anew in another --output_dir"
+        "back, or start a new run in another --output_dir"
       )
     return path
 
@@ -317,10 +313,8 @@ class CheckpointFiles:
   def write(self, step: int, values: Mapping[str, np.ndarray]) -> None:
     """Begins to write a checkpoint, after the one that is being written.
 
-    Args:
-      step: updates so far.
-      values: of all variables by name, the same ones each time; not to be
-        changed until it is written.
+    `values` are those of all variables by name, the same ones each time; they
+    must not change until they are written.
     """
     self.wait()
     if self._writer is None:
@@ -331,11 +325,7 @@ class CheckpointFiles:
     self._thread.start()
 
   def wait(self, seconds: float | None = None) -> bool:
-    """Returns when nothing is being written, or after so many seconds.
-
-    Returns:
-      Whether nothing is being written.
-    """
+    """Waits until nothing is being written, at most `seconds`; whether so."""
     if self._thread is not None:
       self._thread.join(seconds)
       if not self._thread.is_alive():
@@ -353,7 +343,7 @@ class CheckpointFiles:
     return overdue and self.wait(0)  # a newer one may be under way
 
   def protect(self, step: int) -> None:
-    """Keeps this checkpoint, whatever its age, and no other by that right."""
+    """Keeps this checkpoint, whatever its age, in place of the one before."""
     self._protected = {step}
 
   def _work(self, step: int, values) -> None:

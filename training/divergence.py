@@ -12,8 +12,8 @@ import sys
 import numpy as np
 
 from common import json_files
+from common.console import say
 from common.errors import UserError
-from training import training_hooks
 
 FILE = "nonfinite.json"
 PATIENCE = 10  # updates in a row
@@ -27,17 +27,9 @@ class DivergedError(UserError):
 class Guard:
   """Watches for updates that are not finite and have no remedy."""
 
-  def __init__(self, task, checkpointer, config, comm):
-    """Prepares to watch one run.
-
-    Args:
-      task: a `train_loop.Task`.
-      checkpointer: a `checkpointing.Checkpointer`.
-      config: a `train_loop.LoopConfig`.
-      comm: a `distributed.Comm`.
-    """
-    self._task, self._checkpointer = task, checkpointer
-    self._config, self._comm = config, comm
+  def __init__(self, run):
+    """Prepares to watch a `train_loop.Run`."""
+    self._run = run
     self._first: dict | None = None  # of the updates in a row
     self._last: dict = {}
     self._doubtful = False
@@ -50,98 +42,72 @@ class Guard:
     """
     return self._first is not None and self._doubtful
 
-  def see(self, session, step: int, samples: int, got: dict) -> None:
-    """Looks at an update.
-
-    Args:
-      session: that it ran in.
-      step: its number.
-      samples: records that were seen before it.
-      got: what `optimization.TrainOps` gave.
+  def check(self, step: int, update: dict) -> None:
+    """Looks at an `update` of `train_loop.run_update`.
 
     Raises:
       DivergedError: it was the last of `PATIENCE` in a row; on all ranks.
     """
-    failed = got["skipped"] or got["dropped_micro_batches"] > 0
-    if not failed or got["loss_scale"] > self._task.loss_scale_floor:
+    task = self._run.task
+    failed = update["skipped"] or update["dropped_micro_batches"] > 0
+    if not failed or update["loss_scale"] > task.loss_scale_floor:
       self._first = None
       return
-    self._doubtful = bool(got["skipped"]) or self._first is not None
+    self._doubtful = bool(update["skipped"]) or self._first is not None
     if self._first is None:
-      which = int(got["nonfinite_variable"])
+      which = int(update["nonfinite_variable"])
       self._first = {
         "update": step,
-        "samples_seen_before": samples,
-        "gradient_of": self._task.ops.variables[which].op.name
+        "samples_seen_before": (step - 1) * task.plan.global_batch,
+        "gradient_of": task.ops.variables[which].op.name
         if which >= 0
         else "all variables together",
       }
-    self._last = got
+    self._last = update
     if step - self._first["update"] + 1 >= PATIENCE:
-      self._raise(session, step)
+      self._raise(step)
 
-  def end(self, session, step: int) -> int:
-    """To be called where a run ends in such updates: they are not saved.
-
-    Args:
-      session: that they ran in.
-      step: the last of them.
+  def end(self, step: int) -> int:
+    """To be called where a run ends in bad updates: they are not saved.
 
     Returns:
-      The update where a run that was stopped resumes.
+      The update from which a run that was stopped resumes.
 
     Raises:
-      DivergedError: it was the plan's last update; on all ranks.
+      DivergedError: `step` was the plan's last update; on all ranks.
     """
-    if step == self._task.plan.updates:
-      self._raise(session, step)
-    saved = self._checkpointer.fall_back()
-    if self._comm.is_root:
-      training_hooks.tell(
-        f"updates {self._first['update']:,} to {step:,} were not finite and "
-        f"are not saved: update {saved:,} is the newest that is"
-      )
+    if step == self._run.task.plan.updates:
+      self._raise(step)
+    saved = self._run.checkpointer.fall_back()
+    say(
+      self._run.comm,
+      f"updates {self._first['update']:,} to {step:,} were not finite and are "
+      f"not saved: update {saved:,} is the newest that is",
+    )
     return saved
 
-  def _raise(self, session, step: int) -> None:
-    self._checkpointer.wait()  # what it writes may be what the message names
-    message = self._message(session, step, self._last)
+  def _raise(self, step: int) -> None:
+    self._run.checkpointer.wait()  # the message may name what it writes
+    message = self._message(step)
     # The first rank that ends has horovodrun end the others: not before
     # rank 0 knows what to say.
-    self._comm.gather(np.zeros(1))
+    self._run.comm.gather(np.zeros(1))
     raise DivergedError(message)
 
-  def _message(self, session, step: int, got: dict) -> str:
-    first = self._first
+  def _message(self, step: int) -> str:
+    first, run = self._first, self._run
     reason = (
       f"update {step:,}: gradients are not finite for "
       f"{step - first['update'] + 1} updates in a row, first at update "
       f"{first['update']:,} that of {first['gradient_of']}"
-      f" (loss scale {got['loss_scale']:g}, which cannot fall)"
+      f" (loss scale {self._last['loss_scale']:g}, which cannot fall)"
     )
-    if not self._comm.is_root:
+    if not run.comm.is_root:
       return f"{reason}; rank 0 says more"
-    records = [
-      self._task.source.locate(n)
-      for n in self._records(first["samples_seen_before"]).tolist()
-    ]
-    weights = _extremes(
-      self._checkpointer.values(session), self._task.ops.variables
-    )
-    path = os.path.join(self._config.output_dir, FILE)
-    json_files.write(
-      path,
-      {
-        **first,
-        "learning_rate": float(got["learning_rate"]),
-        "loss_scale": float(got["loss_scale"]),
-        "records": records,
-        "largest_weights": weights,
-      },
-    )
+    path, records, weights = self._write_report()
     named = ", ".join(":".join(map(str, r.values())) for r in records[:_SHOWN])
     name, largest = next(iter(weights.items()))
-    newest = self._checkpointer.newest(before=first["update"])
+    newest = run.checkpointer.newest(before=first["update"])
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {named}"
@@ -149,18 +115,36 @@ class Guard:
       + f" (all in {path}; `python -m tools.inspect_records FILE` shows "
       "records). "
       + (
-        f"{newest} is of before (delete its .json to go back further)"
+        f"{newest} is from before (delete its .json to go back further)"
         if newest
         else "No checkpoint was made before"
       )
-      + "; to go on from there with a lower learning rate:\n  "
-      + _command(self._comm.size, self._config.learning_rate / 2)
+      + "; to resume from there with a lower learning rate:\n  "
+      + _command(run.comm.size, run.config.learning_rate / 2)
     )
 
-  def _records(self, samples: int) -> np.ndarray:
-    """Numbers of an update's records, of all ranks."""
-    places = samples + np.arange(self._task.plan.global_batch)
-    return self._task.state.order.records(places)
+  def _write_report(self) -> tuple[str, list, dict]:
+    """Writes `FILE`; returns its path, the update's records, the weights."""
+    first, last, run = self._first, self._last, self._run
+    positions = first["samples_seen_before"] + np.arange(
+      run.task.plan.global_batch
+    )
+    numbers = run.task.state.order.records(positions)
+    records = [run.task.source.locate(n) for n in numbers.tolist()]
+    values = run.checkpointer.values(run.session)
+    weights = _extremes(values, run.task.ops.variables)
+    path = os.path.join(run.config.output_dir, FILE)
+    json_files.write(
+      path,
+      {
+        **first,
+        "learning_rate": float(last["learning_rate"]),
+        "loss_scale": float(last["loss_scale"]),
+        "records": records,
+        "largest_weights": weights,
+      },
+    )
+    return path, records, weights
 
 
 def _extremes(values: dict, variables) -> dict:

@@ -4,13 +4,11 @@ import dataclasses
 
 from common.errors import UserError
 from gradients import lr_schedule
-from training import input_pipeline, training_hooks
+from training import input_pipeline, metrics
 from training.run_config import RunConfig
 from training.training_plan import rounded_up
 
-BEST_BY = training_hooks.BestBy(
-  ("masked_lm_loss", "next_sentence_loss"), higher=False
-)
+BEST_BY = metrics.BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

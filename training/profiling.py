@@ -4,9 +4,9 @@ import contextlib
 import os
 from typing import NamedTuple
 
+from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import profiler, tf
-from training import training_hooks
 
 
 class Window(NamedTuple):
@@ -33,8 +33,8 @@ def window(words) -> Window | None:
     found = Window(0, 0)
   if not 1 <= found.first <= found.last:
     raise UserError(
-      f"--profile_steps={','.join(map(str, words))}: want FIRST,LAST, two "
-      "updates from 1 on, for example 20,24"
+      f"--profile_steps={','.join(map(str, words))}: want FIRST,LAST, the "
+      "numbers of two updates, for example 20,24"
     )
   return found
 
@@ -91,6 +91,4 @@ class Profile:
       profiler.stop()
       self.folder = self._target
     except (tf.errors.OpError, OSError) as e:
-      training_hooks.tell(
-        f"--profile_steps: nothing was written: {str(e).splitlines()[0]}"
-      )
+      tell(f"--profile_steps: nothing was written: {str(e).splitlines()[0]}")

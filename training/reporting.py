@@ -1,11 +1,11 @@
-"""What is said of updates: the reports of metrics.jsonl and TensorBoard.
+"""What is reported of updates, in metrics.jsonl, TensorBoard and on stderr.
 
-`report` says what is in them. Speeds and shares of time are those of rank 0
+`report` says what is in a report. Speeds and shares of time are those of rank 0
 since the report before.
 """
 
+import collections
 import contextlib
-import dataclasses
 import math
 import resource
 import statistics
@@ -13,7 +13,9 @@ import time
 
 import numpy as np
 
+from common.console import Progress, shown, tell
 from common.tensorflow_v1 import tf
+from training import metrics
 
 # What the time between two reports is made of.
 _PARTS = ("input", "step", "all_reduce", "save", "evaluation")
@@ -31,53 +33,40 @@ MEASURED = frozenset(
 )
 
 
-def _no_seconds() -> dict:
-  return dict.fromkeys(_PARTS, 0.0)
-
-
-@dataclasses.dataclass
 class Clock:
-  """Where the time goes since the last report; speeds over the whole run."""
+  """Where time goes since the last report; speeds over the whole run."""
 
-  started: float = dataclasses.field(default_factory=time.monotonic)
-  parts: dict = dataclasses.field(default_factory=_no_seconds)
-  seconds: float = 0.0  # of updates since the last report
-  updates: int = 0
-  examples: float = 0.0
-  tokens: float = 0.0
-  all_tokens: float = 0.0
-  all_examples: float = 0.0
-  # Of updates of which no micro-batch was dropped, whose padding is known.
-  whole_tokens: float = 0.0
-  whole_capacity: int = 0
-  speeds: list = dataclasses.field(default_factory=list)
+  def __init__(self):
+    self._started = time.monotonic()
+    self._speeds = []  # of each report
+    # Sums of all updates, and of those without a dropped micro-batch, whose
+    # padding is known.
+    self._all, self._whole = collections.Counter(), collections.Counter()
+    self._begin()
 
-  def add(self, seconds: float, got: dict, task) -> None:
-    """Counts an update.
+  def _begin(self) -> None:
+    self._parts = dict.fromkeys(_PARTS, 0.0)
+    self._now = collections.Counter()
 
-    Args:
-      seconds: that it took.
-      got: what `train_loop` fetched of it.
-      task: a `train_loop.Task`.
-    """
-    waited, reduced = got["input_seconds"], float(got["all_reduce_seconds"])
+  def add(self, update: dict, task) -> None:
+    """Counts an `update` of `train_loop.run_update`."""
+    waited = update["input_seconds"]
+    reduced = float(update["all_reduce_seconds"])
     # Not a number where it cannot be measured: then it is part of the step.
     known = 0.0 if math.isnan(reduced) else reduced
-    self.parts["input"] += waited
-    self.parts["all_reduce"] += reduced
-    self.parts["step"] += max(0.0, seconds - waited - known)
-    examples, tokens = (
-      float(got["sums"][name]) for name in (task.examples, task.tokens)
-    )
-    self.seconds += seconds
-    self.updates += 1
-    self.examples += examples
-    self.tokens += tokens
-    self.all_examples += examples
-    self.all_tokens += tokens
-    if not got["dropped_micro_batches"]:
-      self.whole_tokens += tokens
-      self.whole_capacity += task.capacity
+    self._parts["input"] += waited
+    self._parts["all_reduce"] += reduced
+    self._parts["step"] += max(0.0, update["seconds"] - waited - known)
+    counts = {
+      "updates": 1,
+      "seconds": update["seconds"],
+      "examples": float(update["sums"][task.examples]),
+      "tokens": float(update["sums"][task.tokens]),
+    }
+    self._now.update(counts)
+    self._all.update(counts)
+    if not update["dropped_micro_batches"]:
+      self._whole.update(tokens=counts["tokens"], capacity=task.capacity)
 
   @contextlib.contextmanager
   def timing(self, part: str):
@@ -86,48 +75,67 @@ class Clock:
     try:
       yield
     finally:
-      self.parts[part] += time.monotonic() - began
+      self._parts[part] += time.monotonic() - began
 
-  def rates(self, task, peak_tflops: float | None) -> dict:
-    """Speeds since the last report; arguments as of `report`."""
-    flops = task.flops / task.plan.ranks * self.updates / self.seconds
-    found = {
-      **self.speeds_now(),
-      "model_tflops_per_second": flops / 1e12,
-    }
-    if peak_tflops:
-      found["mfu"] = flops / 1e12 / peak_tflops
-    return found
-
-  def speeds_now(self) -> dict:
+  def speeds(self) -> dict:
     """Of examples and tokens since the last report; None if all were dropped.
 
     What is dropped trains nothing and is not counted.
     """
-    speed = lambda n: n / self.seconds if n else None
     return {
-      "examples_per_second": speed(self.examples),
-      "tokens_per_second": speed(self.tokens),
+      f"{name}_per_second": self._now[name] / self._now["seconds"]
+      if self._now[name]
+      else None
+      for name in ("examples", "tokens")
     }
+
+  def rates(self, task, peak_tflops: float | None) -> dict:
+    """Speeds since the last report; arguments as of `report`."""
+    flops = task.flops / task.plan.ranks * self._now["updates"]
+    tflops = flops / self._now["seconds"] / 1e12
+    found = {**self.speeds(), "model_tflops_per_second": tflops}
+    return {**found, "mfu": tflops / peak_tflops} if peak_tflops else found
 
   def shares(self) -> dict:
     """Seconds of each part since the last report."""
     return {
       f"{part}_seconds": seconds
-      for part, seconds in self.parts.items()
+      for part, seconds in self._parts.items()
       if not math.isnan(seconds)
     }
 
   def lap(self) -> None:
     """Begins the time until the next report."""
-    if self.examples:
-      self.speeds.append(self.speeds_now())
-    self.parts = _no_seconds()
-    self.seconds, self.updates, self.examples, self.tokens = 0.0, 0, 0.0, 0.0
+    if self._now["examples"]:
+      self._speeds.append(self.speeds())
+    self._begin()
+
+  def closing(self) -> dict:
+    """What all updates did, and how fast."""
+    if not self._all["updates"]:
+      return {"updates": 0}
+    seconds = time.monotonic() - self._started
+    steady = lambda key: _median([s[key] for s in self._speeds])
+    return {
+      "updates": self._all["updates"],
+      "seconds": seconds,
+      # End to end: saving, evaluation and warming up included. Steady: the
+      # median report interval.
+      "examples_per_second": self._all["examples"] / seconds,
+      "tokens_per_second": self._all["tokens"] / seconds,
+      "steady_examples_per_second": steady("examples_per_second"),
+      "steady_tokens_per_second": steady("tokens_per_second"),
+      "padding": padding(self._whole["tokens"], self._whole["capacity"]),
+    }
+
+
+def _median(values: list) -> float | None:
+  known = [value for value in values if value is not None]
+  return statistics.median(known) if known else None
 
 
 def ratio(total, count) -> float | None:
-  """The mean of so many that sum up to `total`; None of none."""
+  """The mean of `count` numbers that sum up to `total`; None of none."""
   return float(total) / float(count) if count else None
 
 
@@ -147,88 +155,56 @@ def peak_memory() -> dict:
 
 
 def report(
-  step: int, samples: int, got: dict, task, clock: Clock, peak_tflops=None
+  step: int, update: dict, task, clock: Clock, peak_tflops=None
 ) -> dict:
-  """The report of one update, as metrics.jsonl has it.
+  """The report of one update; docs/training.md has a table of its keys.
 
   A number that does not exist is None, null in the file: a loss that is not
   finite, or all of an update whose micro-batches were all dropped.
 
-  Of this update:
-
-    global_step            its number, from 1
-    loss, ...              `Task.summarize`: losses of the heads in nats,
-                           accuracies from 0 to 1, means over the global batch
-    learning_rate          that it was made with
-    grad_norm              global norm of the averaged gradient, not clipped
-    loss_scale             that it was made with; 1 without fp16
-    skipped                whether it was not applied, not being finite
-    dropped_micro_batches  that were left out of it, not being finite
-    padding                share of the token positions, 0 to 1; None if
-                           micro-batches were dropped
-    trust_ratio_min, _median, _max   LAMB, if applied: |w| / |u| over the
-                           variables, clamped as --min_trust_ratio says
-    trust_ratio_min_variable   the first one with the smallest
-
-  Since the run began, a stop and resume included:
-
-    examples               seen; about, if records are packed
-    skipped_updates        how many were skipped
-
-  Since the report before, in this process; rates are over the time of updates:
-
-    examples_per_second, tokens_per_second   of all ranks; real tokens, without
-                           padding
-    model_tflops_per_second   10^12 FLOP/s of a rank: `Task.flops`
-    mfu                    that over --peak_tflops, 0 to 1; only with the flag
-    input_seconds          until batches were there that were not ready when
-                           rank 0 asked for them; in the first report with what
-                           TensorFlow prepares before it reads any
-    all_reduce_seconds     see `TrainOps.all_reduce_seconds`; not with a GPU
-    step_seconds           the rest of the updates' time
-    save_seconds           held up by commits and checkpoints
-    evaluation_seconds     evaluating
-                           (What follows an update is in the next report. The
-                           five add up to the time since the report before,
-                           but for about a millisecond an update.)
-
-  Of the process of rank 0, the most so far:
-
-    peak_memory_mb         resident, MB of 2^20 bytes
-    gpu_peak_memory_mb     TensorFlow's on the GPU; only with one
+  Losses are in nats, means over the global batch; accuracies, `padding` and
+  `mfu` from 0 to 1. `grad_norm` is that of the averaged gradient before
+  clipping, trust ratios are |w| / |u| after clamping. `examples` (about, if
+  records are packed) and `skipped_updates` count since the run began, stops
+  included. Rates and `..._seconds` are since the report before, in this
+  process: rates over the time of updates; `model_tflops_per_second` of a rank;
+  `input_seconds` until batches were there that were not ready when rank 0 asked
+  for them, in the first report with what TensorFlow prepares before it reads
+  any. What follows an update is in the next report. The five add up to the time
+  since the report before, but for about a millisecond an update. Memory is in
+  MB of 2^20 bytes, the most so far of rank 0's process.
 
   Args:
     step: the update's number.
-    samples: records seen up to it.
-    got: what `train_loop` fetched of it.
+    update: of `train_loop.run_update`.
     task: a `train_loop.Task`.
     clock: with the update added.
     peak_tflops: (optional) 10^12 FLOP/s that a rank could reach.
   """
-  kept = float(got["sums"][task.examples])
+  kept = float(update["sums"][task.examples])
   return {
     "global_step": step,
-    **task.summarize(got["sums"]),
-    "learning_rate": float(got["learning_rate"]),
-    "grad_norm": float(got["grad_norm"]) if kept else None,
-    "loss_scale": float(got["loss_scale"]),
-    "skipped": bool(got["skipped"]),
-    "skipped_updates": int(got["skipped_updates"]),
-    "dropped_micro_batches": int(got["dropped_micro_batches"]),
-    **_trust_ratios(got, task.ops.variables),
-    "examples": task.plan.examples(samples),
+    **task.summarize(update["sums"]),
+    "learning_rate": float(update["learning_rate"]),
+    "grad_norm": float(update["grad_norm"]) if kept else None,
+    "loss_scale": float(update["loss_scale"]),
+    "skipped": bool(update["skipped"]),
+    "skipped_updates": int(update["skipped_updates"]),
+    "dropped_micro_batches": int(update["dropped_micro_batches"]),
+    **_trust_ratios(update, task.ops.variables),
+    "examples": task.plan.examples(step * task.plan.global_batch),
     "padding": None
-    if got["dropped_micro_batches"]
-    else padding(float(got["sums"][task.tokens]), task.capacity),
+    if update["dropped_micro_batches"]
+    else padding(float(update["sums"][task.tokens]), task.capacity),
     **clock.rates(task, peak_tflops),
     **clock.shares(),
     **peak_memory(),
   }
 
 
-def _trust_ratios(got: dict, variables) -> dict:
-  ratios = got["trust_ratios"]
-  if got["skipped"] or not len(ratios):
+def _trust_ratios(update: dict, variables) -> dict:
+  ratios = update["trust_ratios"]
+  if update["skipped"] or not len(ratios):
     return {}
   return {
     "trust_ratio_min": float(ratios.min()),
@@ -238,31 +214,84 @@ def _trust_ratios(got: dict, variables) -> dict:
   }
 
 
-def closing(clock: Clock, updates: int, task) -> dict:
-  """What the whole call did, and how fast.
-
-  Args:
-    clock: of all updates.
-    updates: how many.
-    task: a `train_loop.Task`.
-  """
-  seconds = time.monotonic() - clock.started
-  if not updates:
-    return {"updates": 0}
-  return {
-    "updates": updates,
-    "seconds": seconds,
-    # End to end: saving, evaluation and warming up included. Steady: the
-    # median report interval.
-    "examples_per_second": clock.all_examples / seconds,
-    "tokens_per_second": clock.all_tokens / seconds,
-    "steady_examples_per_second": _median(clock, "examples_per_second"),
-    "steady_tokens_per_second": _median(clock, "tokens_per_second"),
-    "padding": padding(clock.whole_tokens, clock.whole_capacity),
-  }
+def tell_trouble(step: int, update: dict, variables) -> None:
+  """Says on stderr when an update or a micro-batch was not finite."""
+  bad = int(update["nonfinite_variable"])
+  # Each may be finite and the sum of all squares not.
+  which = variables[bad].op.name if bad >= 0 else "all variables together"
+  dropped, scale = update["dropped_micro_batches"], update["loss_scale"]
+  if update["skipped"]:
+    tell(
+      f"update {step}: skipped, the gradient of {which} is not finite (loss "
+      f"scale {scale:g})"
+    )
+  elif dropped > 0:
+    tell(
+      f"update {step}: {dropped:.0f} micro-batches dropped, the gradient of "
+      f"{which} was not finite (loss scale {scale:g})"
+    )
 
 
-def _median(clock: Clock, key: str) -> float | None:
-  """Of the speeds between reports; None without one."""
-  speeds = [speeds[key] for speeds in clock.speeds if speeds[key] is not None]
-  return statistics.median(speeds) if speeds else None
+class Reporter:
+  """Reports updates on rank 0; on all ranks it counts their time."""
+
+  def __init__(self, run, clock: Clock, step: int):
+    """Opens the log of a `train_loop.Run` that starts after update `step`."""
+    self._task, self._config, self._clock = run.task, run.config, clock
+    self._is_root, self._first = run.comm.is_root, step + 1
+    if self._is_root:
+      self._log = metrics.MetricsLog(
+        run.config.output_dir, metrics.METRICS_FILE, step, "train"
+      )
+      self._progress = Progress(
+        "training", run.task.plan.updates, "updates", step, seconds=10.0
+      )
+
+  def report(self, step: int, update: dict) -> None:
+    """Reports an `update` of `train_loop.run_update`."""
+    task, config = self._task, self._config
+    self._clock.add(update, task)
+    if not self._is_root:
+      return
+    found = report(step, update, task, self._clock, config.peak_tflops)
+    tell_trouble(step, update, task.ops.variables)
+    total = task.plan.updates
+    is_end = step in (self._first, total)
+    self._progress.at(step, progress_line(found, total, task.headline), is_end)
+    if step % config.log_every_steps == 0 or step == total:
+      self._log.write(found)
+      self._clock.lap()
+
+  def close(self) -> None:
+    """Closes the log.
+
+    Raises:
+      DataError: some reports could not be written.
+    """
+    if self._is_root:
+      self._progress.close()
+      self._log.close()
+
+
+def progress_line(report: dict, updates: int, headline) -> str:
+  """A report in one line, of a run of `updates`."""
+  return (
+    f"update {report['global_step']:,}/{updates:,}  "
+    f"loss {shown(report['loss'], '.3f')}  {headline(report)}  "
+    f"lr {report['learning_rate']:.2e}  "
+    f"{shown(report['examples_per_second'], '.0f')} examples/s  "
+    f"{shown(report['tokens_per_second'], '.0f')} tokens/s"
+  )
+
+
+def speed_line(training: dict) -> str:
+  """The closing line about speed, from `train_loop.train`'s result."""
+  number = lambda key, form: shown(training[key], form)
+  return (
+    f"trained {training['updates']:,} updates in {training['seconds']:.0f} s: "
+    f"{number('examples_per_second', '.1f')} examples/s and "
+    f"{number('tokens_per_second', '.0f')} tokens/s end to end, "
+    f"{number('steady_examples_per_second', '.1f')} and "
+    f"{number('steady_tokens_per_second', '.0f')} steady; "
+    f"{number('padding', '.1%')} padding"
+  )

@@ -17,8 +17,6 @@ from model import encoder
 from training import (
   deepspeed_json,
   profiling,
-  train_loop,
-  training_hooks,
   training_plan,
 )
 
@@ -225,11 +223,3 @@ class RunConfig:
       global_batch: records.
     """
     return [f"--global_batch_size={plan.examples(global_batch)}"]
-
-  def loop(self, best_by: training_hooks.BestBy) -> train_loop.LoopConfig:
-    """The part that the loop reads."""
-    own = {f.name for f in dataclasses.fields(train_loop.LoopConfig)}
-    own -= {"best_by"}
-    return train_loop.LoopConfig(
-      best_by=best_by, **{name: getattr(self, name) for name in own}
-    )

@@ -5,7 +5,6 @@ resuming, the run folder, and how a run ends. `train_loop` has the loop.
 """
 
 import contextlib
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -15,44 +14,26 @@ import numpy as np
 import mixed_precision
 import optimization
 from common import json_files
+from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed, exchange
 from gradients.lr_schedule import scale_peak
 from training import (
-  checkpoint_files,
   checkpointing,
   elastic,
+  metrics,
   profiling,
-  run_lock,
+  reporting,
+  run_folder,
   train_loop,
-  training_hooks,
 )
+from training.signals import STOPPED_STATUS, StopSignals, Watchdog
+from training.snapshot import Snapshot
 from xla_patches import jit
 
 CONFIG_FILE = "bert_config.json"  # of a run folder
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-  """What a run does, built in its graph; None is left out.
-
-  Attributes:
-    best_by: which evaluation is the best.
-    task: a `train_loop.Task`.
-    evaluate: a `train_loop.Evaluator`.
-    predict: (session, watchdog) -> lines that say what was written; on all
-      ranks.
-    begin: writes what the folder of a training needs; on rank 0, once the
-      weights are there, before the first update.
-  """
-
-  best_by: training_hooks.BestBy
-  task: train_loop.Task | None = None
-  evaluate: train_loop.Evaluator | None = None
-  predict: Callable[[tf.Session, training_hooks.Watchdog], list] | None = None
-  begin: Callable[[], None] | None = None
 
 
 def start(config, job: Callable, tensor_parallel: int = 1) -> None:
@@ -60,7 +41,7 @@ def start(config, job: Callable, tensor_parallel: int = 1) -> None:
 
   Args:
     config: a `run_config.RunConfig`.
-    job: (comm, commit=None, signals=None) -> what `run` returns.
+    job: (comm, snapshot=None, signals=None) -> what `run` returns.
     tensor_parallel: ranks that hold a model together.
   """
   comm = distributed.init(config.num_threads, tensor_parallel)
@@ -70,7 +51,7 @@ def start(config, job: Callable, tensor_parallel: int = 1) -> None:
   else:
     result = job(comm)
   if result["training"] and result["training"]["stopped"]:
-    sys.exit(training_hooks.STOPPED_STATUS)
+    sys.exit(STOPPED_STATUS)
 
 
 def check_elastic(config, tensor_parallel: int) -> None:
@@ -151,9 +132,9 @@ def session_config(config, comm) -> tf.ConfigProto:
 def run(
   config,
   comm,
-  build: Callable[[], Parts],
-  commit: checkpointing.Commit | None = None,
-  signals: training_hooks.StopSignals | None = None,
+  build: Callable[[], train_loop.Parts],
+  snapshot: Snapshot | None = None,
+  signals: StopSignals | None = None,
 ) -> dict:
   """Trains, evaluates and predicts: the whole of a run but its flags.
 
@@ -161,8 +142,8 @@ def run(
     config: a `run_config.RunConfig`.
     comm: a `distributed.Comm`.
     build: makes the run's parts in the graph.
-    commit: `checkpointing.Commit` of an elastic run.
-    signals: its `training_hooks.StopSignals`; by default they are this call's.
+    snapshot: that of an elastic run.
+    signals: those of an elastic run; by default they are this call's.
 
   Returns:
     {"training": speeds and counts or None, "evaluation": results or None}, the
@@ -172,11 +153,11 @@ def run(
     UserError: settings, data, checkpoint or ranks that do not fit together.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
-  watchdog = training_hooks.Watchdog(comm)
-  with run_lock.held(config.output_dir, comm), graph(config):
+  folder, watchdog = config.output_dir, Watchdog(comm)
+  with run_folder.locked(folder, comm), graph(config):
     parts = build()
     checkpointer = checkpointing.Checkpointer(
-      config.output_dir, comm, config.keep_checkpoints, commit, watchdog.moved
+      folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
     )
     _say_plan(config, parts.task, comm)
     with (
@@ -184,106 +165,84 @@ def run(
       contextlib.closing(checkpointer),
       watchdog,  # is the first to end: to close may take its time
     ):
-      step = _start_or_resume(session, checkpointer, parts.task, config, comm)
+      run = train_loop.Run(
+        **vars(parts),
+        config=config,
+        comm=comm,
+        session=session,
+        checkpointer=checkpointer,
+        watchdog=watchdog,
+        signals=signals or StopSignals(),
+        profile=profiling.Profile(config.profile, folder, comm),
+      )
+      step = _start_or_resume(run)
       if comm.is_root:
         # Not before: settings that do not fit would be those of the folder.
-        _write_run_folder(config, parts)
-      training = results = None
-      lines = []
-      if parts.task:
-        own = training_hooks.StopSignals()
-        with (
-          contextlib.nullcontext(signals) if signals else own as signals,
-          profiling.Profile(config.profile, config.output_dir, comm) as profile,
-          _saving_commits(checkpointer, watchdog),
-        ):
-          training = train_loop.train(
-            session,
-            parts.task,
-            parts.evaluate,
-            checkpointer,
-            config.loop(parts.best_by),
-            comm,
-            signals,
-            watchdog,
-            profile,
-          )
-          signals.settled = training["stopped"]
-        training["profile"] = profile.folder
+        _write_run_folder(run)
+      training, results, lines = None, None, []
+      if run.task:
+        training = _train(run, signals is None)
         step = training["global_step"]
       if not (training and training["stopped"]):
-        results, lines = _conclude(
-          session, parts, checkpointer, config, step, comm, watchdog
-        )
-      if parts.evaluate:
-        parts.evaluate.close()
+        results, lines = _conclude(run, step)
+      if run.evaluate:
+        run.evaluate.close()
     if comm.is_root:
-      best = training_hooks.best_evaluation(
-        config.output_dir, step, parts.best_by
-      )
-      _finish(config, training, results, step, best, lines)
+      _finish(run, training, results, step, lines)
   return {"training": training, "evaluation": results}
 
 
-@contextlib.contextmanager
-def _saving_commits(checkpointer, watchdog):
-  """Saves what is committed when a rank is lost, lest no next world comes."""
-  try:
-    yield
-  except (distributed.RankLost, tf.errors.OpError, ValueError) as e:
-    if distributed.rank_lost(e):
-      watchdog.look_away()
-      checkpointer.save_commit()
-    raise
+def _train(run: train_loop.Run, owns_signals: bool) -> dict:
+  """What `train_loop.train` returns, and where the `profile` is."""
+  noting = run.signals if owns_signals else contextlib.nullcontext()
+  with noting, run.profile:
+    try:
+      training = train_loop.train(run)
+    except (distributed.RankLost, tf.errors.OpError, ValueError) as e:
+      if distributed.rank_lost(e):
+        run.watchdog.pause()
+        run.checkpointer.save_commit()  # there may be no next world
+      raise
+    run.signals.settled = training["stopped"]
+  return {**training, "profile": run.profile.folder}
 
 
-def _conclude(
-  session, parts, checkpointer, config, step: int, comm, watchdog
-) -> tuple:
+def _conclude(run: train_loop.Run, step: int) -> tuple:
   """Evaluates and predicts at the end.
 
-  With the weights that are there, or with the best by evaluation where
+  With the weights at hand, or with the best by evaluation where
   `config.ends_with_best`.
 
   Returns:
     The evaluation's results, or None; and `Parts.predict`'s lines.
   """
+  session, watchdog = run.session, run.watchdog
   results, evaluated = None, None
-  if parts.evaluate and (parts.task or not config.ends_with_best):
-    results = parts.evaluate(session, step, None, watchdog)
+  if run.evaluate and (run.task or not run.config.ends_with_best):
+    results = run.evaluate(session, step, None, watchdog)
     evaluated = step
-  watchdog.look_away()
-  if config.ends_with_best:
-    best = _best_checkpoint(config, parts.best_by, step, comm)
-    if best not in (None, step):
-      checkpointer.load_weights(session, best)
-      train_loop.say(comm, f"the best by evaluation is update {best:,}")
+  watchdog.pause()
+  if run.config.ends_with_best:
+    # Update 0 is never the best.
+    best = run.comm.from_root(_best_saved(run, step) or 0)
+    if best not in (0, step):
+      run.checkpointer.restore.weights(session, best)
+      say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
-    if parts.evaluate and step != evaluated:
-      results = parts.evaluate(session, step, None, watchdog, log=False)
-  return results, parts.predict(session, watchdog) if parts.predict else []
+    if run.evaluate and step != evaluated:
+      results = run.evaluate(session, step, None, watchdog, log=False)
+  return results, run.predict(session, watchdog) if run.predict else []
 
 
-def _best_checkpoint(config, best_by, step: int, comm) -> int | None:
-  """The update of the best checkpoint by evaluation, if there is one."""
-  best = None
-  if comm.is_root:
-    best = training_hooks.best_evaluation(config.output_dir, step, best_by)
-    if best is not None and not os.path.exists(_marker(config, best)):
-      best = None
-  best = int(comm.gather(np.array([-1 if best is None else best]))[0, 0])
-  return None if best < 0 else best
+def _best_saved(run: train_loop.Run, step: int) -> int | None:
+  """Rank 0's best checkpoint by evaluation up to update `step`."""
+  if not run.comm.is_root:
+    return None
+  best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
+  return best if best in run.checkpointer.files.steps() else None
 
 
-def _marker(config, step: int) -> str:
-  return _checkpoint(config, step) + ".json"
-
-
-def _checkpoint(config, step: int | None) -> str:
-  return os.path.join(config.output_dir, f"{checkpoint_files.PREFIX}-{step}")
-
-
-def _start_or_resume(session, checkpointer, task, config, comm) -> int:
+def _start_or_resume(run: train_loop.Run) -> int:
   """Gives the variables their values; returns the update they are from.
 
   Raises:
@@ -291,22 +250,19 @@ def _start_or_resume(session, checkpointer, task, config, comm) -> int:
       one; or there is none, or not all of it, and nothing is trained; or the
       learning rate is 0.
   """
-  resumes = checkpointer.has_checkpoint()
+  session, task, config = run.session, run.task, run.config
+  restore = run.checkpointer.restore
+  resumes = restore.has_checkpoint()
   if resumes:
-    path = checkpointer.resume(session)
-    train_loop.say(comm, f"resumed {path}")
+    path = restore.resume(session)
+    say(run.comm, f"resumed {path}")
   else:
-    _start(session, checkpointer, task, config, comm)
+    _start(session, restore, task, config, run.comm)
   step = int(session.run(tf.train.get_global_step()))
   if task and resumes:
-    check_resumed(
-      config,
-      task.plan,
-      step,
-      int(session.run(task.state.samples_seen)),
-      task.state.orders(session),
-    )
-    if comm.is_root:
+    seen = int(session.run(task.state.samples_seen))
+    check_resumed(config, task.plan, step, seen, task.state.orders(session))
+    if run.comm.is_root:
       _tell_changes(config, task.plan)
   if task:
     before = int(session.run(task.state.schedule_start))
@@ -315,22 +271,22 @@ def _start_or_resume(session, checkpointer, task, config, comm) -> int:
       schedule.check_trains(step, before)
     zero = schedule.zero_from(before)
     if zero is not None:
-      train_loop.say(
-        comm,
+      say(
+        run.comm,
         f"the learning rate is 0 from update {zero:,} on: its schedule of "
         f"{schedule.total:,} updates counts {before:,} of --init_checkpoint",
       )
   return step
 
 
-def _start(session, checkpointer, task, config, comm) -> None:
+def _start(session, restore, task, config, comm) -> None:
   """Gives the variables the values that a new run has."""
   if not (task or config.init_checkpoint):
     raise UserError(
       "nothing to evaluate: no checkpoint in --output_dir="
       f"{config.output_dir} and no --init_checkpoint"
     )
-  report = checkpointer.initialise(
+  report = restore.initialise(
     session,
     config.init_checkpoint,
     schedule_start=task.state.schedule_start
@@ -338,7 +294,7 @@ def _start(session, checkpointer, task, config, comm) -> None:
     else None,
   )
   if report:
-    train_loop.say(comm, *report.lines())
+    say(comm, *report.lines())
     if report.missing and not task:
       raise UserError(
         f"--init_checkpoint={config.init_checkpoint} lacks "
@@ -348,14 +304,14 @@ def _start(session, checkpointer, task, config, comm) -> None:
       )
 
 
-def check_resumed(config, plan, step: int, samples: int, orders) -> None:
+def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
   """Raises `UserError` if the updates of a run were not those of `plan`.
 
   Args:
     config: a `run_config.RunConfig`.
     plan: its `training_plan.TrainingPlan`.
     step: updates that the run has made.
-    samples: records that they saw.
+    records_seen: by these updates.
     orders: the `record_order.Order` that they were in, and this run's.
   """
   made, here = orders
@@ -366,7 +322,7 @@ def check_resumed(config, plan, step: int, samples: int, orders) -> None:
       "new run in another --output_dir (with --init_checkpoint to keep the "
       "weights)"
     )
-  batch, rest = divmod(samples, step) if step else (plan.global_batch, 0)
+  batch, rest = divmod(records_seen, step) if step else (plan.global_batch, 0)
   if rest or batch != plan.global_batch:
     remedy = ""
     if not rest:
@@ -376,9 +332,9 @@ def check_resumed(config, plan, step: int, samples: int, orders) -> None:
       remedy += "; or "
     raise UserError(
       f"{config.output_dir} holds a run of {step:,} updates of "
-      f"{samples / step:g} records each; this is {plan.lines()[0]}. Updates "
-      "and the learning rate's schedule count global batches, so a run keeps "
-      f"its own: {remedy}start a new run in another --output_dir (with "
+      f"{records_seen / step:g} records each; this is {plan.lines()[0]}. "
+      "Updates and the learning rate's schedule count global batches, so a run "
+      f"keeps its own: {remedy}start a new run in another --output_dir (with "
       "--init_checkpoint to keep the weights)"
     )
   if step > plan.updates:
@@ -395,7 +351,7 @@ def _tell_changes(config, plan) -> None:
   Raises:
     UserError: the learning rate would change though no flag says so.
   """
-  before = training_hooks.last_training(config.output_dir)
+  before = run_folder.last_training(config.output_dir)
   if before is None:
     return
   scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
@@ -406,9 +362,9 @@ def _tell_changes(config, plan) -> None:
       f"ranks, these are {plan.ranks}, so its learning rate would change. To "
       f"resume it as it was give --lr_scaling=none --learning_rate={peak!r}"
     )
-  changes = training_hooks.changes_since(before, config.as_dict(), plan)
+  changes = run_folder.changes_since(before, config.as_dict(), plan)
   if changes:
-    training_hooks.tell(f"changed since its last start: {', '.join(changes)}")
+    tell(f"changed since its last start: {', '.join(changes)}")
 
 
 def _data_settings(order: record_order.Order) -> str:
@@ -419,21 +375,21 @@ def _data_settings(order: record_order.Order) -> str:
 
 
 def _say_plan(config, task, comm) -> None:
-  train_loop.say(comm, *(task.plan.lines() if task else []))
+  say(comm, *(task.plan.lines() if task else []))
   if config.policy != mixed_precision.FP32:
-    train_loop.say(comm, f"precision: {config.policy.describe()}")
+    say(comm, f"precision: {config.policy.describe()}")
 
 
-def _write_run_folder(config, parts) -> None:
+def _write_run_folder(run: train_loop.Run) -> None:
   """Flags, plan, versions, devices; of a training what describes its model."""
-  task = parts.task
+  config, task = run.config, run.task
   os.makedirs(config.output_dir, exist_ok=True)
   if task:
     path = os.path.join(config.output_dir, CONFIG_FILE)
     json_files.write(path, config.bert.to_dict())
-  if parts.begin:
-    parts.begin()
-  training_hooks.write_run_file(
+  if run.begin:
+    run.begin()
+  run_folder.write_run_file(
     config.output_dir,
     flags=config.as_dict(),
     plan=task.plan if task else None,
@@ -442,32 +398,33 @@ def _write_run_folder(config, parts) -> None:
   )
 
 
-def _finish(config, training, results, step: int, best, predicted) -> None:
+def _finish(run: train_loop.Run, training, results, step: int, predicted):
   """Writes the results and says where everything is, on rank 0."""
-  folder = config.output_dir
+  config, folder = run.config, run.config.output_dir
+  prefix, best = run.checkpointer.files.prefix, _best_saved(run, step)
   lines = [""]
   if training and training["updates"]:
-    path = os.path.join(folder, training_hooks.TRAINING_RESULTS_FILE)
+    path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
     json_files.write(path, training)
-    lines.append(training_hooks.speed_line(training))
+    lines.append(reporting.speed_line(training))
   elif training:
     lines.append(f"nothing left to train: update {step:,} is the last")
   if results:
-    path = os.path.join(folder, training_hooks.EVAL_RESULTS_FILE)
+    path = os.path.join(folder, run_folder.EVAL_RESULTS_FILE)
     json_files.write(path, results)
     lines.append(f"evaluation  {path}")
   lines += predicted
-  if best is not None and os.path.exists(_marker(config, best)):
-    lines.append(f"best        {_checkpoint(config, best)} by evaluation")
+  if best is not None:
+    lines.append(f"best        {prefix(best)} by evaluation")
   if training:
     lines += [
-      f"checkpoint  {_checkpoint(config, step) if step else 'none yet'}",
-      f"metrics     {os.path.join(folder, training_hooks.METRICS_FILE)}",
+      f"checkpoint  {prefix(step) if step else 'none yet'}",
+      f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
       f"TensorBoard {folder}",
       *_profile_lines(config, training),
-      _how_to_go_on(config, training, step),
+      _how_to_continue(config, training, step),
     ]
-  training_hooks.tell(*lines)
+  tell(*lines)
 
 
 def _profile_lines(config, training) -> list[str]:
@@ -477,13 +434,13 @@ def _profile_lines(config, training) -> list[str]:
   found = training["profile"]
   where = f"{found}, for TensorBoard with tensorboard-plugin-profile"
   if not found:
-    where = "none: it is of updates that were not made just now"
+    where = "none: its updates were not made in this run"
   return [f"profile     {where}"]
 
 
-def _how_to_go_on(config, training, step: int) -> str:
+def _how_to_continue(config, training, step: int) -> str:
   if training["stopped"]:
-    return f"stopped before update {step + 1:,}: the same command goes on there"
+    return f"stopped before update {step + 1:,}: the same command resumes there"
   if training["stopped_early"]:
     return (
       f"stopped early: {config.early_stopping_evaluations} evaluations in a "

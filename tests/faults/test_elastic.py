@@ -135,7 +135,7 @@ def test_a_killed_rank_is_left_behind(plain_run, tmp_path):
   job.check(process, whole)
   told = process.stderr
   assert "a rank was lost after" in told and "back to update" in told
-  assert "going on with 1 ranks" in told
+  assert "resuming with 1 ranks" in told
   assert "left in memory" in told
 
 
@@ -168,9 +168,9 @@ def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
   process = job.run([add, leave])
   job.check(process, whole)
   told = process.stderr
-  assert told.count("going on with 2 ranks") == 1
-  assert "SIGTERM: leaves the run, the others go on" in told
-  assert told.count("going on with 1 ranks") == 1
+  assert told.count("resuming with 2 ranks") == 1
+  assert "SIGTERM: leaves the run, the others continue" in told
+  assert told.count("resuming with 1 ranks") == 1
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runs
 
-from training import training_hooks
+from training import run_folder
 
 
 def commands(tmp_path, letters):
@@ -63,7 +63,7 @@ def test_two_ranks_equal_one(tmp_path, letters, script, predictions):
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
   one, two = (tmp_path / name for name in "12")
-  plan = runs.read_json(two, training_hooks.RUN_FILE)["runs"][0]["plan"]
+  plan = runs.read_json(two, run_folder.RUN_FILE)["runs"][0]["plan"]
   assert plan["ranks"] == 2 and plan["accumulation"] > 1
   assert len(runs.metrics(one)) >= 6
   for key in ("loss", "grad_norm", "accuracy"):

@@ -111,7 +111,7 @@ def test_a_host_that_is_cut_off_is_left_behind(bed, plain, tmp_path):
   assert process.returncode == 0, told()[-3000:]
   assert cut < UPDATES
   assert told().count("a rank was lost after") == 1, told()
-  assert "going on with 1 ranks" in told()
+  assert "resuming with 1 ranks" in told()
   steps = runs.metrics(tmp_path / "run", "global_step")
   assert steps == list(range(1, UPDATES + 1))
 

@@ -8,7 +8,7 @@ import runs
 
 from common.errors import UserError
 from tools import quickstart as script
-from training import training_hooks, training_plan
+from training import metrics, training_plan
 
 SENTENCES = [
   f"The {noun} of the {place} {verb} every {time}."
@@ -49,8 +49,8 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   ):
     assert expected in first.stdout
   assert os.path.exists(folder / "curve.png")
-  evaluations = training_hooks.read_jsonl(
-    str(folder / "pretrain" / training_hooks.EVAL_METRICS_FILE)
+  evaluations = metrics.read_jsonl(
+    str(folder / "pretrain" / metrics.EVAL_METRICS_FILE)
   )
   assert [e["global_step"] for e in evaluations] == list(range(11))
   # The second call keeps text, vocabulary, records and weights.

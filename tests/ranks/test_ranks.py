@@ -133,7 +133,7 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   assert process.returncode == 75
   assert "SIGTERM: saving after this update" in process.stderr
   lines = last_lines(process.stderr, 2)
-  assert "the same command goes on there" in lines[0], process.stderr
+  assert "the same command resumes there" in lines[0], process.stderr
   seen = len(runs.metrics(stopped))
   assert 20 < seen < 400
   assert runs.weights(stopped)["global_step"] == seen
@@ -192,10 +192,10 @@ def test_resumed_on_other_numbers_of_ranks(plain_run, tmp_path, allreduce):
 HANG = """
 import os, sys, time
 import run_pretraining
-from training import train_loop, training_hooks
+from training import signals, train_loop
 
-training_hooks.Watchdog.SECONDS = 10.0
-update, updates = train_loop._update, []
+signals.Watchdog.SECONDS = 10.0
+update, updates = train_loop.run_update, []
 
 def update_and_hang(*arguments):
   updates.append(1)
@@ -203,7 +203,7 @@ def update_and_hang(*arguments):
     time.sleep(1000)
   return update(*arguments)
 
-train_loop._update = update_and_hang
+train_loop.run_update = update_and_hang
 run_pretraining.define_flags()
 train_loop.run_main(run_pretraining.main)
 """
@@ -220,7 +220,7 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
   )
   assert process.returncode not in (0, None)
   told = process.stderr
-  assert "hang.py: error: nothing has moved for" in told
+  assert "hang.py: error: no progress for" in told
   assert "This one is in update_and_hang" in told or (
     last_lines(told, 2).get(1) == "Terminated"  # the other was first
   )
@@ -230,10 +230,10 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
 SLOW_DISK = """
 import time
 import run_pretraining
-from training import checkpoint_files, train_loop, training_hooks
+from training import checkpoint_files, signals, train_loop
 
-training_hooks.Watchdog.SECONDS = 8.0
-training_hooks.Watchdog.LONGEST = 1.0
+signals.Watchdog.SECONDS = 8.0
+signals.Watchdog.LONGEST = 1.0
 write = checkpoint_files._Writer.__call__
 
 def slowly(*arguments):
@@ -382,7 +382,7 @@ import dataclasses, json, time
 import optimization
 import mixed_precision
 from gradients import distributed, exchange
-from training import train_loop
+from training import reporting, train_loop
 from common.tensorflow_v1 import tf
 
 def main(_):
@@ -417,7 +417,7 @@ def main(_):
       for _ in range(MICRO_BATCHES - 1):
         session.run(ops.accumulate, {x: 100.0 if bad else 1.0})
       got = session.run(fetches, feed)
-      train_loop._tell_trouble(update + 1, got, ops.variables)
+      reporting.tell_trouble(update + 1, got, ops.variables)
       report = [
         comm.rank, update, bool(got["skipped"]), float(got["loss_scale"]),
         int(got["dropped_micro_batches"]), session.run(w).tolist(),

@@ -5,7 +5,7 @@ import pytest
 import runs
 from conftest import NO_DROPOUT, write_config, write_packed
 
-from training import training_hooks
+from training import metrics
 
 # A vocabulary that two slices cannot share evenly, heads that four can.
 MODEL = dict(vocab_size=101, num_attention_heads=4)
@@ -161,19 +161,19 @@ def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
 TROUBLE = """
 import os, signal, sys, time
 import run_pretraining
-from training import train_loop, training_hooks
+from training import signals, train_loop
 
-training_hooks.Watchdog.SECONDS = 10.0
-feed, batches = train_loop.Wishes.feed, []
+signals.Watchdog.SECONDS = 10.0
+feed, batches = signals.StopVote.feed, []
 
-def feed_in_trouble(wishes, signals):
-  if "evaluation" in wishes._own.name:
+def feed_in_trouble(vote, requests):
+  if "evaluation" in vote._own.name:
     batches.append(1)
     if len(batches) == 12 and os.environ["HOROVOD_RANK"] == "1":
       TROUBLE
-  return feed(wishes, signals)
+  return feed(vote, requests)
 
-train_loop.Wishes.feed = feed_in_trouble
+signals.StopVote.feed = feed_in_trouble
 run_pretraining.define_flags()
 train_loop.run_main(run_pretraining.main)
 """
@@ -207,13 +207,13 @@ def test_a_slice_that_hangs_in_an_evaluation_ends_all(packed_run, tmp_path):
   command = in_trouble(packed_run, tmp_path, "time.sleep(1000)")
   process = runs.launch(command, ranks=2)
   assert process.returncode not in (0, None)
-  assert "trouble.py: error: nothing has moved for" in process.stderr
+  assert "trouble.py: error: no progress for" in process.stderr
   assert evaluated(tmp_path) == [0]
 
 
 def evaluated(folder):
-  path = f"{folder}/run/{training_hooks.EVAL_METRICS_FILE}"
-  return [e["global_step"] for e in training_hooks.read_jsonl(path)]
+  path = f"{folder}/run/{metrics.EVAL_METRICS_FILE}"
+  return [e["global_step"] for e in metrics.read_jsonl(path)]
 
 
 @pytest.mark.slow

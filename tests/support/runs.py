@@ -13,7 +13,7 @@ from common.tensorflow_v1 import tf
 from gradients.distributed import AllreduceConfig, Comm
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
-from training import training_hooks
+from training.metrics import METRICS_FILE, read_jsonl
 
 # For what hangs only: a machine may be many times slower than another.
 HANG_SECONDS = 600
@@ -127,8 +127,8 @@ def command(
 
 def metrics(output_dir, key="loss"):
   """One key of every report."""
-  path = os.path.join(str(output_dir), training_hooks.METRICS_FILE)
-  return [report[key] for report in training_hooks.read_jsonl(path)]
+  path = os.path.join(str(output_dir), METRICS_FILE)
+  return [report[key] for report in read_jsonl(path)]
 
 
 def weights(output_dir):

@@ -673,10 +673,10 @@ def test_a_list_of_checkpoints_that_is_damaged(checkpointer, content):
   """It is an error, not a new run beside the checkpoint of another program."""
   folder, session, made = checkpointer
   (folder / "checkpoint").write_bytes(content)
-  assert made.has_checkpoint()  # by its marker
+  assert made.restore.has_checkpoint()  # by its marker
   os.unlink(folder / "model.ckpt-3.json")
   with pytest.raises(checkpointing.CheckpointError, match="checkpoint: names"):
-    made.has_checkpoint()
+    made.restore.has_checkpoint()
 
 
 def test_a_file_of_a_checkpoint_is_not_its_name(checkpointer):
@@ -685,7 +685,7 @@ def test_a_file_of_a_checkpoint_is_not_its_name(checkpointer):
     with pytest.raises(
       checkpointing.CheckpointError, match="no readable checkpoint"
     ):
-      made.initialise(session, str(folder / name))
+      made.restore.initialise(session, str(folder / name))
 
 
 def test_weights_that_are_not_finite(checkpointer):
@@ -695,8 +695,8 @@ def test_weights_that_are_not_finite(checkpointer):
   made.save(session, 4)
   made.finish()
   for start in (
-    lambda: made.resume(session),
-    lambda: made.initialise(session, str(folder / "model.ckpt-4")),
+    lambda: made.restore.resume(session),
+    lambda: made.restore.initialise(session, str(folder / "model.ckpt-4")),
   ):
     with pytest.raises(
       checkpointing.CheckpointError,
@@ -735,7 +735,7 @@ def test_a_marker_with_an_endless_number(checkpointer):
     changed["files"]["model.ckpt-3.index"]["bytes"] = value
     marker.write_text(json.dumps(changed).replace("Infinity", "1e999"))
     with pytest.raises(checkpointing.CheckpointError, match="model.ckpt-3"):
-      made._files.check(3)
+      made.files.check(3)
 
 
 def test_ranges_are_of_fields():

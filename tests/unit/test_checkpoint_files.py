@@ -14,6 +14,7 @@ from common.tensorflow_v1 import tf
 from gradients import distributed
 from training import checkpoint_files, checkpointing
 from training.checkpoint_files import CheckpointError, CheckpointFiles
+from training.snapshot import Snapshot
 
 VALUES = {
   "a/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -156,7 +157,7 @@ def test_a_slow_disk_is_no_rank_that_hangs(tmp_path, monkeypatch, capfd):
 
   beats, disk = [], threading.Event()
 
-  def moved():
+  def heartbeat():
     beats.append(1)
     if len(beats) % 3 == 0:
       disk.set()
@@ -173,8 +174,10 @@ def test_a_slow_disk_is_no_rank_that_hangs(tmp_path, monkeypatch, capfd):
   monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
   with tf.Graph().as_default(), tf.Session() as session:
     tf.get_variable("weight", initializer=1.0)
-    checkpointer = checkpointing.Checkpointer(str(tmp_path), Two(), moved=moved)
-    checkpointer.initialise(session, None)
+    checkpointer = checkpointing.Checkpointer(
+      str(tmp_path), Two(), heartbeat=heartbeat
+    )
+    checkpointer.restore.initialise(session, None)
     checkpointer.save(session, 1)
     assert not checkpointer.is_ready()
     checkpointer.save(session, 2)
@@ -199,21 +202,21 @@ def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
     write_files(*arguments)
 
   monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
-  commit = checkpointing.Commit()
+  snapshot = Snapshot()
   with tf.Graph().as_default(), tf.Session() as session:
     tf.get_variable("weight", initializer=1.0)
     checkpointer = checkpointing.Checkpointer(
-      str(tmp_path), Comm(), commit=commit
+      str(tmp_path), Comm(), snapshot=snapshot
     )
-    checkpointer.initialise(session, None)
+    checkpointer.restore.initialise(session, None)
     checkpointer.save(session, 1)
     for step in (2, 3, 4):
       checkpointer.try_commit(session, step)
-    assert commit.step == 2
+    assert snapshot.step == 2
     disk.set()
     checkpointer.wait()
     checkpointer.try_commit(session, 5)
-    assert commit.step == 5
+    assert snapshot.step == 5
 
 
 def test_what_another_world_left_in_memory_is_not_on_the_disk(tmp_path):
@@ -222,15 +225,15 @@ def test_what_another_world_left_in_memory_is_not_on_the_disk(tmp_path):
   class Comm(distributed.Comm):
     elastic = True
 
-  commit = checkpointing.Commit()
+  snapshot = Snapshot()
   with tf.Graph().as_default(), tf.Session() as session:
     tf.get_variable("weight", initializer=1.0)
     make = lambda: checkpointing.Checkpointer(
-      str(tmp_path), Comm(), commit=commit
+      str(tmp_path), Comm(), snapshot=snapshot
     )
     first = make()
     first.start(0)
-    first.initialise(session, None)
+    first.restore.initialise(session, None)
     first.save(session, 1)
     first.commit(session, 2)
     first.wait()

@@ -1,6 +1,7 @@
 """A run that is beyond repair stops, says where, and leaves what was good."""
 
 import json
+import types
 
 import pytest
 import runs
@@ -8,8 +9,9 @@ import runs
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed
-from training import checkpointing, divergence, train_loop
-from training.training_hooks import read_jsonl
+from training import checkpointing, divergence, signals
+from training.metrics import read_jsonl
+from training.snapshot import Snapshot
 
 
 def diverge(tiny_run, folder, **changes):
@@ -38,7 +40,7 @@ def test_it_stops_and_names_variable_update_records_and_command(
     "update 15: gradients are not finite for 10 updates"
   )
   assert "update 6 that of bert/embeddings/word_embeddings" in message
-  assert f"{folder}/model.ckpt-4 is of before" in message
+  assert f"{folder}/model.ckpt-4 is from before" in message
   assert message.endswith(
     "\n  python run_pretraining.py '--a=b c' --learning_rate=5e+37"
   )
@@ -96,12 +98,12 @@ def test_a_diverged_state_is_not_saved_at_the_end_or_at_a_stop(
     "update 8: gradients are not finite for 3 updates in a row, first at update"
     " 6 "
   )
-  assert f"{folder}/model.ckpt-4 is of before" in message
+  assert f"{folder}/model.ckpt-4 is from before" in message
   assert [p.name for p in folder.glob("*.index")] == ["model.ckpt-4.index"]
 
   asked = iter([None] * 3 + ["stop"])
   with monkeypatch.context() as patch:
-    patch.setattr(train_loop.Wishes, "verdict", lambda *_: next(asked))
+    patch.setattr(signals.StopVote, "verdict", lambda *_: next(asked))
     result = runs.pretrain(
       tiny_run, folder, lr_schedule="constant", learning_rate=1e38
     )
@@ -111,19 +113,19 @@ def test_a_diverged_state_is_not_saved_at_the_end_or_at_a_stop(
   told = capfd.readouterr().err
   assert "updates 6 to 8 were not finite and are not saved: update 4" in told
   assert f"checkpoint  {folder}/model.ckpt-4\n" in told
-  assert "stopped before update 5: the same command goes on there" in told
+  assert "stopped before update 5: the same command resumes there" in told
 
 
 def test_a_save_due_at_a_bad_update_is_made_after_it(
   tiny_run, tmp_path, monkeypatch
 ):
   """And its evaluation, which could make it the best, is left out."""
-  see = divergence.Guard.see
+  check = divergence.Guard.check
 
-  def see_a_bad_one(guard, session, step, samples, got):
-    see(guard, session, step, samples, {**got, "skipped": step == 4})
+  def check_a_bad_one(guard, step, update):
+    check(guard, step, {**update, "skipped": step == 4})
 
-  monkeypatch.setattr(divergence.Guard, "see", see_a_bad_one)
+  monkeypatch.setattr(divergence.Guard, "check", check_a_bad_one)
   settings = dict(do_eval=True, eval_every_steps=4, save_checkpoints_steps=4)
   runs.pretrain(tiny_run, tmp_path, num_train_steps=6, **settings)
   assert sorted(p.stem for p in tmp_path.glob("model*.index")) == [
@@ -135,20 +137,18 @@ def test_a_save_due_at_a_bad_update_is_made_after_it(
 
 
 def test_ten_bad_updates_that_are_not_in_a_row_are_none():
-  class Comm:
-    is_root, size = False, 1
-    gather = staticmethod(lambda values: values)
-
-  class Task:
-    loss_scale_floor = 1.0
-
-    class ops:
-      variables = []
-
-  class Checkpointer:
-    wait = staticmethod(lambda: None)
-
-  guard = divergence.Guard(Task, Checkpointer, None, Comm)
+  named = types.SimpleNamespace
+  guard = divergence.Guard(
+    named(
+      comm=named(is_root=False, gather=lambda values: values),
+      checkpointer=named(wait=lambda: None),
+      task=named(
+        loss_scale_floor=1.0,
+        plan=named(global_batch=24),
+        ops=named(variables=[]),
+      ),
+    )
+  )
   report = lambda bad: {
     "skipped": bad,
     "dropped_micro_batches": 0.0,
@@ -156,17 +156,17 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
     "nonfinite_variable": -1,
   }
   for step in range(1, 41):
-    guard.see(None, step, 0, report(step % divergence.PATIENCE != 0))
+    guard.check(step, report(step % divergence.PATIENCE != 0))
     assert guard.bad == (step % divergence.PATIENCE != 0)
   # To lose some micro-batches once is no sign.
   some = {**report(False), "dropped_micro_batches": 1.0}
   for step, bad in ((41, False), (42, True), (43, True)):
-    guard.see(None, step, 0, some)
+    guard.check(step, some)
     assert guard.bad == bad
-  guard.see(None, 44, 0, report(False))
+  guard.check(44, report(False))
   with pytest.raises(divergence.DivergedError, match="rank 0 says more"):
     for step in range(45, 60):
-      guard.see(None, step, 0, report(True))
+      guard.check(step, report(True))
   assert step == 54
 
 
@@ -200,27 +200,6 @@ def test_the_best_checkpoint_by_evaluation_stays(tiny_run, tmp_path):
   assert kept == sorted({f"model.ckpt-{best}", "model.ckpt-17"})
 
 
-def test_a_world_changes_only_when_ranks_are_elastic():
-  class Comm:
-    size, elastic = 4, False
-
-    def allreduce(self, tensor, name):
-      return tensor
-
-    def hosts_changed(self):
-      return False
-
-  comm = Comm()
-  verdict = train_loop.Wishes(comm).verdict
-  assert verdict([0, 0, 0]) is None
-  assert verdict([1, 0, 0]) == verdict([4, 4, 0]) == "stop"
-  comm.elastic = True
-  assert verdict([0, 0, 0]) is None
-  assert verdict([1, 0, 0]) is None  # the others may be asked in a moment
-  assert verdict([1, 1, 0]) == verdict([0, 0, 1]) == "change"
-  assert verdict([4, 0, 0]) == verdict([4, 4, 1]) == "stop"
-
-
 def test_a_rank_commits_only_with_all_others(tmp_path):
   """Else it could go on from an update that a lost rank 0 never reported."""
 
@@ -232,16 +211,16 @@ def test_a_rank_commits_only_with_all_others(tmp_path):
         raise distributed.RankLost("rank 0 was killed")
       return super().gather(values)
 
-  comm, commit = Comm(), checkpointing.Commit()
+  comm, snapshot = Comm(), Snapshot()
   with tf.Graph().as_default(), tf.Session() as session:
     weight = tf.get_variable("weight", initializer=1.0)
     checkpointer = checkpointing.Checkpointer(
-      str(tmp_path), comm, commit=commit
+      str(tmp_path), comm, snapshot=snapshot
     )
-    checkpointer.initialise(session, None)
+    checkpointer.restore.initialise(session, None)
     checkpointer.commit(session, 14)
     weight.load(2.0, session)
     comm.there = False
     with pytest.raises(distributed.RankLost):
       checkpointer.commit(session, 21)
-  assert commit.step == 14 and commit.values["weight"] == 1.0
+  assert snapshot.step == 14 and snapshot.values["weight"] == 1.0

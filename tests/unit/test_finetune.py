@@ -17,7 +17,7 @@ import convert_checkpoint
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from finetuning import classification, finetune, settled, squad
-from training import training_hooks
+from training import metrics, run_folder
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_one_big_batch_equals_micro_batches(tmp_path, classify):
     folder = tmp_path / str(micro)
     run(classify(folder, global_batch_size=16, train_batch_size=micro))
     losses[micro] = runs.metrics(folder)
-    plan = runs.read_json(folder, training_hooks.RUN_FILE)["runs"][0]["plan"]
+    plan = runs.read_json(folder, run_folder.RUN_FILE)["runs"][0]["plan"]
     assert (plan["accumulation"] > 1) == (micro == 4)
   assert losses[4] == pytest.approx(losses[16], rel=1e-5)
   assert len(losses[4]) > 4
@@ -389,8 +389,8 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
     keep_checkpoints=1, metrics=("accuracy", "f1"),
   )  # fmt: skip
   result = run(task)["evaluation"]
-  path = tmp_path / "out" / training_hooks.EVAL_METRICS_FILE
-  trained = training_hooks.read_jsonl(str(path))
+  path = tmp_path / "out" / metrics.EVAL_METRICS_FILE
+  trained = metrics.read_jsonl(str(path))
   best = max(trained, key=lambda r: r["accuracy"])
   assert trained[-1]["accuracy"] < best["accuracy"]  # or this tests nothing
   assert result["accuracy"] == best["accuracy"]

@@ -21,14 +21,13 @@ from model import model_flops
 from training import (
   checkpointing,
   input_pipeline,
+  metrics,
   reporting,
-  train_loop,
-  training_hooks,
 )
 
 
 def reports_of(folder):
-  return training_hooks.read_jsonl(f"{folder}/metrics.jsonl")
+  return metrics.read_jsonl(f"{folder}/metrics.jsonl")
 
 
 def column(folder, key):
@@ -150,7 +149,7 @@ def test_shares_of_time_are_those_of_what_was_slow(
   # Each update's records are read apart from the others'.
   monkeypatch.setattr(input_pipeline, "_RECORDS_AT_ONCE", 24)
   slowed(tfrecord.RecordSet, "read_many", 3.0, call=10)
-  slowed(train_loop, "add_up", 0.7)
+  slowed(run_pretraining, "add_up", 0.7)
   slowed(checkpointing.Checkpointer, "save", 0.4)
   result = runs.pretrain(
     tiny_run,
@@ -273,6 +272,7 @@ def update_of(dropped, **changes):
     "skipped_updates": int(not kept),
     "dropped_micro_batches": dropped,
     "trust_ratios": np.zeros(0),
+    "seconds": 2.0,
     "input_seconds": 0.0,
     "all_reduce_seconds": 0.0,
     **changes,
@@ -284,7 +284,9 @@ def told_of(*updates):
   task = types.SimpleNamespace(
     summarize=run_pretraining.losses,
     ops=types.SimpleNamespace(variables=[]),
-    plan=types.SimpleNamespace(ranks=1, examples=lambda records: records),
+    plan=types.SimpleNamespace(
+      ranks=1, global_batch=24, examples=lambda records: records
+    ),
     examples="next_sentence_weight",
     tokens="tokens",
     capacity=640,
@@ -292,10 +294,10 @@ def told_of(*updates):
   )
   clock = reporting.Clock()
   for step, got in enumerate(updates, 1):
-    clock.add(2.0, got, task)
-    found = reporting.report(step, 24 * step, got, task, clock)
+    clock.add(got, task)
+    found = reporting.report(step, got, task, clock)
     clock.lap()
-  return found, reporting.closing(clock, len(updates), task)
+  return found, clock.closing()
 
 
 def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
@@ -311,8 +313,8 @@ def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
   # What is said of the run is of the other update.
   assert closing["steady_examples_per_second"] == 12.0
   assert closing["padding"] == 0.25
-  training_hooks.Progress(2, 0, run_pretraining.headline).show(2, report)
-  training_hooks.speed_line({**closing, "seconds": 1.0})
+  reporting.progress_line(report, 2, run_pretraining.headline)
+  reporting.speed_line({**closing, "seconds": 1.0})
   # A part that is dropped says nothing of padding.
   report, closing = told_of(update_of(1.0))
   assert report["padding"] is closing["padding"] is None
@@ -325,7 +327,7 @@ def test_no_number_is_null_in_every_file(tmp_path, capsys):
   report["masked_lm_loss"] = np.nan
   report["norms"] = [np.inf, 1.0]
   for resume_step in (0, 1):
-    log = training_hooks.MetricsLog(tmp_path, "m.jsonl", resume_step, "train")
+    log = metrics.MetricsLog(tmp_path, "m.jsonl", resume_step, "train")
     log.write({**report, "global_step": resume_step + 1})
     log.close()
   lines = (tmp_path / "m.jsonl").read_text().splitlines()
@@ -339,17 +341,15 @@ def test_no_number_is_null_in_every_file(tmp_path, capsys):
 
 
 def test_a_run_without_a_report_has_no_steady_speed():
-  clock = reporting.Clock()
-  task = types.SimpleNamespace(capacity=640)
-  closing = reporting.closing(clock, 3, task)
+  closing = told_of(update_of(4.0))[1]
   assert closing["steady_tokens_per_second"] is closing["padding"] is None
-  assert " - and - steady; - padding" in training_hooks.speed_line(closing)
+  assert " - and - steady; - padding" in reporting.speed_line(closing)
 
 
 def test_an_evaluation_without_a_loss_is_never_the_best(tmp_path):
-  log = training_hooks.MetricsLog(tmp_path, "eval_metrics.jsonl", 0, "eval")
+  log = metrics.MetricsLog(tmp_path, "eval_metrics.jsonl", 0, "eval")
   for step, loss in ((1, 3.0), (2, None), (3, 2.0), (4, np.nan)):
     log.write({"global_step": step, "loss": loss})
   log.close()
-  by = training_hooks.BestBy(("loss",), higher=False)
-  assert training_hooks.best_evaluation(str(tmp_path), 4, by) == 3
+  by = metrics.BestBy(("loss",), higher=False)
+  assert metrics.best_evaluation(str(tmp_path), 4, by) == 3

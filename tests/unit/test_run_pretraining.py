@@ -23,8 +23,8 @@ from mixed_precision import LossScaleConfig
 from training import (
   checkpoint_files,
   checkpointing,
-  run_lock,
-  training_hooks,
+  metrics,
+  run_folder,
   training_run,
 )
 
@@ -93,13 +93,13 @@ def test_stopped_by_a_signal_equals_never_stopped(
   )
   runs.pretrain(tiny_run, tmp_path / "whole", **settings)
   result = stop(
-    tiny_run, tmp_path / "stopped", "own_wishes", asked_at, **settings
+    tiny_run, tmp_path / "stopped", "own_stop_vote", asked_at, **settings
   )
   assert result["training"]["stopped"]
   assert result["training"]["updates"] == 8
   err = capfd.readouterr().err
   assert "SIGTERM: saving after this update, then stopping" in err
-  assert "stopped before update 9: the same command goes on there" in err
+  assert "stopped before update 9: the same command resumes there" in err
   result = runs.pretrain(tiny_run, tmp_path / "stopped", **settings)
   assert not result["training"]["stopped"]
   for key in ("loss", "loss_scale", "global_step"):
@@ -113,13 +113,13 @@ def test_stopped_by_a_signal_equals_never_stopped(
     )
 
 
-def stop(tiny_run, folder, wishes, asked_at, **settings):
-  """A run that gets SIGTERM once it has fed its `wishes` the n-th time."""
+def stop(tiny_run, folder, vote, asked_at, **settings):
+  """A run that gets SIGTERM once it has fed its `vote` the n-th time."""
   seen = []
   original = tf.Session.run
 
   def run(session, fetches, feeds=None, *more):
-    if feeds and any(wishes in str(key) for key in feeds):
+    if feeds and any(vote in str(key) for key in feeds):
       seen.append(session)
       if len(seen) == asked_at:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -131,14 +131,14 @@ def stop(tiny_run, folder, wishes, asked_at, **settings):
 
 
 @pytest.mark.parametrize(
-  "wishes, asked_at",
+  "vote, asked_at",
   [
-    pytest.param("own_wishes", 9, marks=pytest.mark.slow),
-    ("own_evaluation_wishes", 19),
+    pytest.param("own_stop_vote", 9, marks=pytest.mark.slow),
+    ("own_evaluation_vote", 19),
   ],
 )
 def test_an_evaluation_that_a_stop_prevents_is_made_when_resuming(
-  tiny_run, tmp_path, wishes, asked_at
+  tiny_run, tmp_path, vote, asked_at
 ):
   """Of 8 batches each, after 0, 5, 10, 15: one stop before, one in the third.
 
@@ -147,20 +147,20 @@ def test_an_evaluation_that_a_stop_prevents_is_made_when_resuming(
   settings = dict(do_eval=True, eval_every_steps=5, eval_batch_size=16)
   runs.pretrain(tiny_run, tmp_path / "whole", **settings)
   folder = tmp_path / "stopped"
-  result = stop(tiny_run, folder, wishes, asked_at, **settings)
+  result = stop(tiny_run, folder, vote, asked_at, **settings)
   assert result["training"]["stopped"]
   assert result["training"]["global_step"] == 10
   assert evaluated(folder) == [0, 5]
-  result = stop(tiny_run, folder, "own_wishes", 1, **settings)
+  result = stop(tiny_run, folder, "own_stop_vote", 1, **settings)
   assert result["training"]["global_step"] == 12
   assert evaluated(folder) == [0, 5, 10]
   runs.pretrain(tiny_run, folder, **settings)
   assert evaluated(folder) == [0, 5, 10, 15, 20]
-  for name in (training_hooks.METRICS_FILE, training_hooks.EVAL_METRICS_FILE):
+  for name in (metrics.METRICS_FILE, metrics.EVAL_METRICS_FILE):
     whole, resumed = (
       [
         (report["global_step"], report["masked_lm_loss"])
-        for report in training_hooks.read_jsonl(str(f / name))
+        for report in metrics.read_jsonl(str(f / name))
       ]
       for f in (tmp_path / "whole", folder)
     )
@@ -168,15 +168,15 @@ def test_an_evaluation_that_a_stop_prevents_is_made_when_resuming(
 
 
 def evaluated(folder):
-  path = str(folder / training_hooks.EVAL_METRICS_FILE)
-  return [e["global_step"] for e in training_hooks.read_jsonl(path)]
+  path = str(folder / metrics.EVAL_METRICS_FILE)
+  return [e["global_step"] for e in metrics.read_jsonl(path)]
 
 
 def test_a_second_run_in_a_folder_is_refused(tiny_run, tmp_path):
   """It would write over the first one's files."""
   folder = tmp_path / "run"
   with (
-    run_lock.held(str(folder), Comm()),
+    run_folder.locked(str(folder), Comm()),
     pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "),
   ):
     runs.pretrain(tiny_run, folder, num_train_steps=4)
@@ -190,11 +190,11 @@ def test_an_elastic_world_takes_over_from_a_stopped_rank(tmp_path, monkeypatch):
 
   monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1234")
   with (
-    run_lock.held(str(tmp_path), Elastic()),
-    run_lock.held(str(tmp_path), Elastic()),
+    run_folder.locked(str(tmp_path), Elastic()),
+    run_folder.locked(str(tmp_path), Elastic()),
   ):
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1235")
-    with pytest.raises(UserError), run_lock.held(str(tmp_path), Elastic()):
+    with pytest.raises(UserError), run_folder.locked(str(tmp_path), Elastic()):
       pass
 
 
@@ -212,7 +212,7 @@ def interrupt(config, after):
   class Killed(Exception):
     pass
 
-  write = training_hooks.MetricsLog.write
+  write = metrics.MetricsLog.write
 
   def dying_write(log, report):
     write(log, report)
@@ -220,7 +220,7 @@ def interrupt(config, after):
       raise Killed
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(training_hooks.MetricsLog, "write", dying_write)
+    patch.setattr(metrics.MetricsLog, "write", dying_write)
     with pytest.raises(Killed):
       run_pretraining.pretrain(config, Comm())
 
@@ -335,7 +335,7 @@ def test_every_op_is_reachable_from_the_train_op(tiny_run, tmp_path, precision):
       tiny_run, tmp_path, train_batch_size=12, dropout=0.1, precision=precision
     )
     task = run_pretraining.training_task(config, Comm())
-    fetched = {**task.ops._asdict(), "wishes": task.wishes.agreed}
+    fetched = {**task.ops._asdict(), "vote": task.vote.counts}
     del fetched["variables"]
     initializers = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
@@ -417,23 +417,19 @@ def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
     tiny_run, tmp_path / "run", do_eval=True, num_train_steps=4,
     eval_every_steps=2,
   )  # fmt: skip
-  run = runs.read_json(tmp_path / "run", training_hooks.RUN_FILE)["runs"][0]
+  run = runs.read_json(tmp_path / "run", run_folder.RUN_FILE)["runs"][0]
   assert run["flags"]["learning_rate"] == 1e-3
   assert run["plan"]["global_batch"] == 24
   assert run["data"]["records"] == 120
   assert run["versions"]["tensorflow"] == tf.__version__
-  results = runs.read_json(tmp_path / "run", training_hooks.EVAL_RESULTS_FILE)
+  results = runs.read_json(tmp_path / "run", run_folder.EVAL_RESULTS_FILE)
   assert {
     "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss",
     "next_sentence_accuracy", "examples", "global_step",
   } <= set(results)  # fmt: skip
-  log = training_hooks.read_jsonl(
-    str(tmp_path / "run" / training_hooks.EVAL_METRICS_FILE)
-  )
+  log = metrics.read_jsonl(str(tmp_path / "run" / metrics.EVAL_METRICS_FILE))
   assert [entry["global_step"] for entry in log] == [0, 2, 4]
-  report = training_hooks.read_jsonl(
-    str(tmp_path / "run" / training_hooks.METRICS_FILE)
-  )[-1]
+  report = metrics.read_jsonl(str(tmp_path / "run" / metrics.METRICS_FILE))[-1]
   assert {
     "global_step", "loss", "masked_lm_loss", "next_sentence_loss",
     "learning_rate", "grad_norm", "loss_scale", "examples",
@@ -652,7 +648,8 @@ def test_a_checkpoint_from_before_blocks_is_of_none(tmp_path):
     old = [v for v in tf.global_variables() if "data_block" not in v.op.name]
     path = str(tmp_path / checkpoint_files.PREFIX)
     tf.train.Saver(old).save(session, path, global_step=4)
-    checkpointing.Checkpointer(str(tmp_path), Comm()).resume(session)
+    checkpointer = checkpointing.Checkpointer(str(tmp_path), Comm())
+    checkpointer.restore.resume(session)
     assert state.orders(session) == (record_order.Order(120, 5), order)
 
 
@@ -703,7 +700,7 @@ def test_nothing_whole_is_no_new_run(tiny_run, tmp_path):
   (tmp_path / "model.ckpt-4.index").unlink()
   with pytest.raises(
     checkpointing.CheckpointError,
-    match=r"no checkpoint is whole \(.*ckpt-4.index: No such file.*start anew",
+    match=r"no checkpoint is whole \(.*ckpt-4.index: No such file.*start a new",
   ):
     runs.pretrain(tiny_run, tmp_path, num_train_steps=4)
 

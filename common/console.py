@@ -1,0 +1,102 @@
+"""What is printed for people while work is under way, on stderr."""
+
+import contextlib
+import sys
+import time
+
+_CLEAR = "\r\x1b[K"  # of a terminal's line
+
+
+def tell(*lines: str, end: str = "\n") -> None:
+  """Prints lines on stderr, if they get there.
+
+  If nobody reads them any more, or their file finds no space, work continues.
+  """
+  with contextlib.suppress(OSError):
+    print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
+
+
+def say(comm, *lines: str) -> None:
+  """Prints lines on rank 0 of a `distributed.Comm`."""
+  if comm.is_root:
+    tell(*lines)
+
+
+def shown(value: float | None, form: str) -> str:
+  """A number in a line for people; "-" if there is none."""
+  return "-" if value is None else format(value, form)
+
+
+def minutes(seconds: float) -> str:
+  """1:05 for 65 seconds, 2:00:00 for two hours."""
+  whole, seconds = divmod(int(seconds), 60)
+  hours, whole = divmod(whole, 60)
+  start = f"{hours}:{whole:02}" if hours else f"{whole}"
+  return f"{start}:{seconds:02}"
+
+
+class Progress:
+  """One line that says how far the work is.
+
+  On a terminal it is rewritten in place; elsewhere a new line follows every
+  `seconds`. Use as a context manager, or call `close`.
+  """
+
+  def __init__(
+    self,
+    title: str,
+    total: float,
+    unit: str,
+    begun: float = 0,
+    seconds: float = 5.0,
+  ):
+    """Starts at `begun` of `total`, both in `unit`."""
+    self._title, self._total, self._unit = title, total, unit
+    self._begun, self._line = begun, ""
+    self._tty = sys.stderr.isatty()
+    self._every = 0.5 if self._tty else seconds
+    self._start = time.monotonic()
+    self._next = self._start + self._every
+
+  def __enter__(self) -> "Progress":
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._line:
+      tell(_CLEAR, end="")
+
+  def close(self) -> None:
+    """Leaves the last line on the terminal."""
+    if self._line:
+      tell()
+
+  def say(self, line: str) -> None:
+    """Prints a line of its own, above the one that is rewritten."""
+    tell((_CLEAR if self._line else "") + line)
+    if self._line:
+      tell(self._line, end="")
+
+  def at(self, done: float, text: str | None = None, now: bool = False) -> None:
+    """Shows that `done` is done, unless a line was shown just before.
+
+    Args:
+      done: in `unit`.
+      text: (optional) what the line says beside the time left.
+      now: whether it is shown in any case.
+    """
+    moment = time.monotonic()
+    if moment < self._next and not now:
+      return
+    self._next = moment + self._every
+    rate = (done - self._begun) / max(moment - self._start, 1e-9)
+    text = text or (
+      f"{self._title}: {done:,.0f} of {self._total:,.0f} {self._unit}, "
+      f"{rate:,.1f} {self._unit}/s"
+    )
+    if rate:
+      text += f", {minutes((self._total - done) / rate)} left"
+    if self._tty:
+      self._line = text
+      tell(_CLEAR + text, end="")
+    else:
+      tell(text)

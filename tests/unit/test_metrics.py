@@ -1,0 +1,84 @@
+"""Reports that survive a full disk and a kill."""
+
+import resource
+
+import pytest
+import runs
+
+from common.errors import DataError
+from training import metrics
+
+
+def report(step):
+  return {"global_step": step, "loss": 1.0 / step}
+
+
+def log_of(folder, resume_step=0):
+  return metrics.MetricsLog(str(folder), "m.jsonl", resume_step, "train")
+
+
+def steps(folder):
+  found = metrics.read_jsonl(str(folder / "m.jsonl"))
+  return [r["global_step"] for r in found]
+
+
+def test_a_line_that_a_kill_cut_off_is_made_again(tmp_path):
+  log = log_of(tmp_path)
+  for step in (1, 2, 3):
+    log.write(report(step))
+  log.close()
+  path = tmp_path / "m.jsonl"
+  path.write_bytes(path.read_bytes()[:-5])
+  assert steps(tmp_path) == [1, 2]
+  log = log_of(tmp_path, resume_step=2)
+  log.write(report(3))
+  log.close()
+  assert steps(tmp_path) == [1, 2, 3]
+  assert path.read_bytes().count(b"\n") == 3
+
+
+def test_another_damaged_line_is_named(tmp_path):
+  (tmp_path / "m.jsonl").write_text('{"global_step": 1}\n{"global\n{}\n')
+  with pytest.raises(DataError, match=r"m\.jsonl: line 2 is no JSON"):
+    log_of(tmp_path)
+
+
+FULL = """
+import resource, sys
+from training import metrics
+log = metrics.MetricsLog(sys.argv[1], "m.jsonl", 0, "train")
+limit = lambda size: resource.setrlimit(
+  resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
+)
+for step in range(1, 7):
+  if step == 3: limit(FULL_AT)
+  if step == 5: limit(resource.RLIM_INFINITY)
+  log.write({"global_step": step, "loss": 0.5})
+  print(step, open(sys.argv[1] + "/m.jsonl").read().count("\\n"))
+log.close()
+"""
+
+
+def test_no_space_for_reports_is_told_and_they_are_written_later(tmp_path):
+  size = len(metrics._line({"global_step": 1, "loss": 0.5}))
+  process = runs.launch(
+    ["-c", FULL.replace("FULL_AT", str(2 * size + 9)), str(tmp_path)]
+  )
+  assert process.returncode == 0, process.stderr
+  assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+  # In between there are whole lines only.
+  assert process.stdout.split() == "1 1 2 2 3 2 4 2 5 5 6 6".split()
+  assert process.stderr.count("training continues and tries again") == 1
+  assert process.stderr.count("TensorBoard gets no more of this run") == 1
+
+
+def test_reports_that_never_found_space_are_an_error(tmp_path):
+  log = log_of(tmp_path)
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+  try:
+    log.write(report(1))
+    with pytest.raises(DataError, match=r"m\.jsonl: 1 reports could not"):
+      log.close()
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

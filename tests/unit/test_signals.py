@@ -1,0 +1,121 @@
+"""Stopping: signals, the ranks' vote, the watchdog."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+import pytest
+import runs
+
+from gradients.distributed import Comm
+from training import signals
+from training.metrics import read_jsonl
+
+
+@pytest.mark.slow
+def test_a_run_whose_output_nobody_reads_is_saved_when_stopped(
+  tiny_run, tmp_path
+):
+  """As when horovodrun was killed: what it passed on goes nowhere."""
+  process = subprocess.Popen(
+    [
+      sys.executable,
+      *runs.arguments(tiny_run, tmp_path),
+      "--num_train_steps=100000",
+      "--train_batch_size=12",
+      "--xla=off",
+    ],
+    stderr=subprocess.PIPE,
+    env={**os.environ, "PYTHONPATH": runs.ROOT},
+  )
+  try:
+    end = time.monotonic() + runs.HANG_SECONDS
+    while len(read_jsonl(f"{tmp_path}/metrics.jsonl")) < 5:
+      assert time.monotonic() < end and process.poll() is None
+      time.sleep(0.1)
+    process.stderr.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=runs.HANG_SECONDS) == signals.STOPPED_STATUS
+  finally:
+    process.kill()
+  saved = runs.weights(tmp_path)["global_step"]
+  assert saved == len(runs.metrics(tmp_path)) >= 5
+
+
+def test_a_world_changes_only_when_ranks_are_elastic():
+  class Comm:
+    size, elastic = 4, False
+
+    def allreduce(self, tensor, name):
+      return tensor
+
+    def hosts_changed(self):
+      return False
+
+  comm = Comm()
+  verdict = signals.StopVote(comm).verdict
+  assert verdict([0, 0, 0]) is None
+  assert verdict([1, 0, 0]) == verdict([4, 4, 0]) == "stop"
+  comm.elastic = True
+  assert verdict([0, 0, 0]) is None
+  assert verdict([1, 0, 0]) is None  # the others may be asked in a moment
+  assert verdict([1, 1, 0]) == verdict([0, 0, 1]) == "change"
+  assert verdict([4, 0, 0]) == verdict([4, 4, 1]) == "stop"
+
+
+class Ticks:
+  """The half seconds that a watchdog counts, at the test's own speed."""
+
+  def __init__(self, dog):
+    self._next, self._asked = queue.Queue(), queue.Queue()
+    dog._ended = self
+
+  def wait(self, _):
+    self._asked.put(None)
+    return self._next.get()
+
+  def set(self):
+    self._next.put(True)
+
+  def pass_by(self, seconds):
+    for _ in range(int(seconds / signals._TICK)):
+      self._asked.get()
+      self._next.put(False)
+    self._asked.get()  # all are counted
+    self._asked.put(None)
+
+
+def test_the_watchdog_counts_from_the_first_whole_update(monkeypatch):
+  ended = []
+  monkeypatch.setattr(
+    signals.Watchdog, "_end", lambda self, frame: ended.append(frame)
+  )
+  comm = Comm()
+  comm.size = 2
+  with signals.Watchdog(comm) as dog:
+    assert dog._thread is None
+    dog.heartbeat()
+    assert dog._thread is None, "compiling takes its time"
+    ticks = Ticks(dog)
+    dog.resume()
+    for _ in range(3):
+      ticks.pass_by(40)
+      dog.heartbeat()
+    ticks.pass_by(40)
+    assert not ended
+    dog.pause()
+    ticks.pass_by(100)
+    assert not ended
+    dog.resume()
+    ticks.pass_by(45)
+    assert not ended, "it took 40 s before, so 800 s are waited"
+    ticks.pass_by(756)
+    assert any(
+      frame.f_code.co_name == "pass_by"
+      for frame, _ in traceback.walk_stack(ended[0])
+    ), "it says where this rank is"
+  dog._thread.join()  # with its world

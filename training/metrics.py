@@ -1,0 +1,187 @@
+"""The reports of a run: metrics.jsonl, TensorBoard, and which is the best."""
+
+import json
+import math
+import os
+from typing import NamedTuple
+
+from common import json_files
+from common.console import tell
+from common.errors import DataError
+from common.tensorflow_v1 import tf
+
+METRICS_FILE = "metrics.jsonl"
+EVAL_METRICS_FILE = "eval_metrics.jsonl"
+
+
+def read_jsonl(path: str) -> list[dict]:
+  """The objects of a .jsonl file; [] if there is none.
+
+  A last line without its end is left out: its writer was killed.
+
+  Raises:
+    DataError: another line is no JSON.
+  """
+  if not os.path.exists(path):
+    return []
+  found = []
+  with open(path, encoding="utf-8", errors="replace") as f:
+    for number, line in enumerate(f, 1):
+      if not line.strip() or not line.endswith("\n"):
+        continue
+      try:
+        found.append(json.loads(line))
+      except ValueError as e:
+        raise DataError(
+          f"{path}: line {number} is no JSON ({e}); remove the line, or move "
+          "the file away"
+        ) from e
+  return found
+
+
+class BestBy(NamedTuple):
+  """Which evaluation is the best.
+
+  Attributes:
+    keys: results that are added up.
+    higher: whether more is better.
+  """
+
+  keys: tuple
+  higher: bool
+
+  def score(self, results: dict) -> float:
+    """Of an evaluation; a higher one is better, NaN is none."""
+    values = [results[key] for key in self.keys]
+    if None in values:
+      return math.nan
+    return sum(values) if self.higher else -sum(values)
+
+
+def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
+  """The first update up to `step` whose evaluation was the best, if any.
+
+  The untrained weights of update 0 are none.
+  """
+  scores = _scores(output_dir, step, by)
+  return max(scores, key=scores.get) if scores else None
+
+
+def was_evaluated(output_dir: str, step: int) -> bool:
+  """Whether eval_metrics.jsonl has an evaluation of update `step`."""
+  found = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
+  return any(results.get("global_step") == step for results in found)
+
+
+def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
+  """How many evaluations up to `step` came after the best; 0 without any."""
+  best = best_evaluation(output_dir, step, by)
+  return sum(s > best for s in _scores(output_dir, step, by)) if best else 0
+
+
+def _scores(output_dir: str, step: int, by: BestBy) -> dict:
+  """Update -> score of the evaluations that gave numbers."""
+  path = os.path.join(output_dir, EVAL_METRICS_FILE)
+  found = {}
+  for results in read_jsonl(path):
+    missing = [key for key in by.keys if key not in results]
+    if missing:
+      raise DataError(
+        f"{path}: has an evaluation of another task, without {missing[0]}. Use "
+        "another --output_dir, or remove the file"
+      )
+    if 0 < results["global_step"] <= step:
+      found[results["global_step"]] = by.score(results)
+  return {s: score for s, score in found.items() if math.isfinite(score)}
+
+
+class MetricsLog:
+  """A .jsonl file of reports with TensorBoard events of the same numbers."""
+
+  _trouble: str | None = None
+
+  def __init__(self, output_dir: str, name: str, resume_step: int, tag: str):
+    """Opens the log `name`; drops reports of updates after `resume_step`.
+
+    A resumed run will make them again. `tag` is the subfolder of the events and
+    the prefix in TensorBoard.
+    """
+    self._path = path = os.path.join(output_dir, name)
+    kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
+    self._waiting = b"".join(map(_line, kept))
+    self._written = 0
+    self._file = open(path + ".tmp", "wb", buffering=0)  # noqa: SIM115
+    self._flush()
+    if self._waiting:
+      raise DataError(f"{path}.tmp: {self._trouble}")
+    os.replace(path + ".tmp", path)
+    self._events = tf.summary.FileWriter(os.path.join(output_dir, tag))
+    # TensorBoard then drops what it has of later updates.
+    start = tf.SessionLog(status=tf.SessionLog.START)
+    self._add_events(lambda e: e.add_session_log(start, resume_step + 1))
+    self._tag = tag
+
+  def write(self, report: dict) -> None:
+    """Appends one report; `global_step` is its place in TensorBoard.
+
+    What cannot be written (no space) is reported once, and written later.
+    """
+    self._waiting += _line(report)
+    reported = self._trouble
+    self._flush()
+    if self._trouble and not reported:
+      tell(f"{self._path}: {self._trouble}; training continues and tries again")
+    values = [
+      tf.Summary.Value(tag=f"{self._tag}/{key}", simple_value=value)
+      for key, value in report.items()
+      if isinstance(value, (int, float)) and key != "global_step"
+    ]
+    summary, step = tf.Summary(value=values), report["global_step"]
+    self._add_events(lambda e: e.add_summary(summary, step))
+
+  def _add_events(self, add) -> None:
+    """Calls add(writer), or reports once that TensorBoard gets no more."""
+    if self._events is None:
+      return
+    try:
+      add(self._events)
+      self._events.flush()
+    except (tf.errors.OpError, OSError, IndexError, RuntimeError) as e:
+      # TensorFlow gives some errors of the file system as built-in ones.
+      self._events = None
+      tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")
+
+  def _flush(self) -> None:
+    """Writes what waits, whole or not at all."""
+    try:
+      done = 0
+      while done < len(self._waiting):
+        done += self._file.write(self._waiting[done:])
+    except OSError as e:
+      self._trouble = e.strerror
+      self._file.truncate(self._written)
+      self._file.seek(self._written)
+    else:
+      self._trouble = None
+      self._written += len(self._waiting)
+      self._waiting = b""
+
+  def close(self) -> None:
+    """Closes file and events.
+
+    Raises:
+      DataError: some reports could not be written.
+    """
+    self._flush()
+    self._file.close()
+    if self._events is not None:
+      self._events.close()
+    if self._waiting:
+      reports = self._waiting.count(b"\n")
+      raise DataError(
+        f"{self._path}: {reports} reports could not be written: {self._trouble}"
+      )
+
+
+def _line(report: dict) -> bytes:
+  return json_files.text(report).encode() + b"\n"

@@ -1,0 +1,338 @@
+"""Where variables get their values: new, from a checkpoint, or from memory."""
+
+import dataclasses
+
+import numpy as np
+
+from common.console import tell
+from common.tensorflow_v1 import tf
+from gradients import moments, power_sgd
+from training import checkpoint_files
+from training.checkpoint_files import CheckpointError
+from training.snapshot import SavedVariables, Snapshot
+
+# What earlier checkpoints lack, and the value that they stand for.
+_ADDED = {"training_state/data_block": 0, "skipped_updates": 0}
+_LOADED_AT_ONCE = 100
+# What only runs with --powersgd_rank have, and may start to have.
+_POWER_SGD = (f"/{power_sgd.ERROR}", f"/{power_sgd.BASIS}")
+
+
+class _Checkpoint:
+  """A checkpoint that is read.
+
+  Attributes:
+    shapes: name -> list of int, of all that is in it.
+  """
+
+  def __init__(self, path: str):
+    self.path, self._reader = path, checkpoint_files.open_reader(path)
+    self.shapes = self._reader.get_variable_to_shape_map()
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    """Raises `CheckpointError` for what no training could continue with."""
+    try:
+      value = np.asarray(self._reader.get_tensor(name))
+    except (tf.errors.OpError, ValueError) as e:
+      raise CheckpointError(
+        f"{self.path}: damaged ({name}: {str(e).splitlines()[0]}). Delete its "
+        "files to use the one before"
+      ) from e
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+      raise CheckpointError(
+        f"{self.path}: {name} holds values that are not finite: use an earlier "
+        "checkpoint"
+      )
+    return value
+
+  def check_shapes(self, wanted: dict) -> None:
+    """Raises `CheckpointError` if a variable has another shape here."""
+    wrong = [
+      f"{name} is {self.shapes[name]} there, {shape} here"
+      for name, shape in wanted.items()
+      if shape != self.shapes.get(name, shape)
+    ]
+    if wrong:
+      why = "another BERT config"
+      if all(item.split(" ", 1)[0].endswith(power_sgd.BASIS) for item in wrong):
+        why = "another --powersgd_rank"
+      raise CheckpointError(
+        f"{self.path}: made with {why}: {'; '.join(wrong[:3])}"
+        + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+      )
+
+
+def _load(session: tf.Session, variables, values) -> None:
+  """Gives variables their `values`, name -> array.
+
+  Many at once, as a session prepares for each other set of them; not all, which
+  would need the memory of the whole checkpoint.
+  """
+  for first in range(0, len(variables), _LOADED_AT_ONCE):
+    some = variables[first : first + _LOADED_AT_ONCE]
+    feed = {v.initializer.inputs[1]: values[v.op.name] for v in some}
+    assert len(feed) == len(some), "variables with one initial value"
+    session.run([v.initializer for v in some], feed)
+
+
+@dataclasses.dataclass(frozen=True)
+class InitReport:
+  """What `--init_checkpoint` gave; lists of variable names."""
+
+  path: str
+  loaded: list
+  missing: list  # trained variables that the checkpoint lacks
+  unused: list  # the checkpoint's other variables
+
+  def lines(self) -> list[str]:
+    """The report as a person reads it; nothing is left out silently."""
+
+    def listed(names):
+      return f"{len(names)}" + ("".join(f"\n    {n}" for n in names))
+
+    # A training's checkpoint has two slots for each weight, used or not.
+    kinds = (*moments.SLOTS, power_sgd.ERROR, power_sgd.BASIS)
+    slots = [n for n in self.unused if n.endswith(kinds)]
+    others = [n for n in self.unused if n not in slots]
+    return [
+      f"initialised from {self.path}",
+      f"  loaded: {len(self.loaded)}",
+      f"  missing there, so initialised at random: {listed(self.missing)}",
+      f"  unused: {listed(others)}",
+      *([f"  and {len(slots)} slots of an optimizer"] if slots else []),
+    ]
+
+
+def _schedule_position(source: _Checkpoint) -> int:
+  """The update that a checkpoint's schedule was at.
+
+  Raises:
+    CheckpointError: the checkpoint does not count updates.
+  """
+  if "global_step" not in source.shapes:
+    raise CheckpointError(
+      f"{source.path}: has no global_step from which the learning rate's "
+      "schedule could continue: leave out --norewarmup"
+    )
+  start = "training_state/schedule_start"
+  before = source[start] if start in source.shapes else 0
+  try:
+    position = np.asarray(source["global_step"] + before)
+  except (ValueError, TypeError) as e:  # of other shapes or types
+    raise CheckpointError(
+      f"{source.path}: damaged ({e}): leave out --norewarmup"
+    ) from e
+  if position.shape or position.dtype.kind != "i" or position < 0:
+    raise CheckpointError(
+      f"{source.path}: its global_step is {position}, no number of updates: "
+      "leave out --norewarmup"
+    )
+  return int(position)
+
+
+def restore_all(session: tf.Session, path: str, variables) -> None:
+  """Gives all of `variables` their values in a checkpoint.
+
+  Raises:
+    CheckpointError: it cannot be read, lacks one, has other shapes, or values
+      that are not finite.
+  """
+  source = _Checkpoint(path)
+  wanted = {v.op.name: v.shape.as_list() for v in variables}
+  source.check_shapes(wanted)
+  missing = sorted(wanted.keys() - source.shapes.keys())
+  if missing:
+    raise CheckpointError(
+      f"{path}: lacks {missing[0]} (of {len(missing)} variables): made with "
+      "another BERT config, or not whole"
+    )
+  _load(session, variables, source)
+
+
+class Restore:
+  """Gives one run's variables their values, the same on all ranks."""
+
+  def __init__(
+    self,
+    files: checkpoint_files.CheckpointFiles,
+    variables: SavedVariables,
+    comm,
+    snapshot: Snapshot | None = None,
+  ):
+    """Adds what it runs to the graph, which must be complete.
+
+    `snapshot` is that of an elastic run, which is newer than the files.
+    """
+    self._files, self._variables = files, variables
+    self._comm, self._snapshot = comm, snapshot
+    self._initializer = tf.group(
+      tf.global_variables_initializer(), tf.local_variables_initializer()
+    )
+    self._errors = tf.get_collection(power_sgd.ERRORS)
+    self._broadcast = power_sgd.broadcast_op(variables.own, comm)
+
+  def committed(self) -> Snapshot | None:
+    """The snapshot of an elastic run, once it has values."""
+    taken = self._snapshot is not None and self._snapshot.values is not None
+    return self._snapshot if taken else None
+
+  def has_checkpoint(self) -> bool:
+    """Whether rank 0 has a state to resume from; on all ranks."""
+    files = self._files
+    return self._comm.from_root(
+      self._comm.is_root
+      and bool(self.committed() or files.steps() or files.without_marker())
+    )
+
+  def initialise(
+    self,
+    session: tf.Session,
+    init_checkpoint: str | None,
+    schedule_start: tf.Variable | None = None,
+  ) -> InitReport | None:
+    """Gives new weights, from `init_checkpoint` where it has them.
+
+    Args:
+      session: of the graph.
+      init_checkpoint: path prefix of a checkpoint, or None.
+      schedule_start: is set to where that checkpoint's schedule was.
+
+    Returns:
+      What rank 0 loaded; None without `init_checkpoint` and on other ranks.
+
+    Raises:
+      CheckpointError: it cannot be read, has other shapes, or nothing of it is
+        of use.
+    """
+    report, source = None, None
+    if init_checkpoint and self._comm.is_root:
+      source = _Checkpoint(init_checkpoint)
+      report = self._plan(source)
+    session.run(self._initializer)
+    self._load_trained(session, source, report.loaded if report else ())
+    if source and schedule_start is not None:
+      schedule_start.load(_schedule_position(source), session)
+    session.run(self._broadcast)
+    return report
+
+  def _plan(self, source: _Checkpoint) -> InitReport:
+    trained = [v.op.name for v in tf.trainable_variables()]
+    source.check_shapes({n: self._variables.shapes[n] for n in trained})
+    shapes, loaded = source.shapes, set(trained) & source.shapes.keys()
+    if not loaded:
+      raise CheckpointError(
+        f"{source.path}: none of its {len(shapes)} variables is one of this "
+        f"model's; it has, for example, {sorted(shapes)[0]}; the model has "
+        f"{trained[0]}"
+      )
+    return InitReport(
+      path=source.path,
+      loaded=sorted(loaded),
+      missing=sorted(set(trained) - loaded),
+      unused=sorted(shapes.keys() - loaded),
+    )
+
+  def resume(self, session: tf.Session) -> str | None:
+    """Restores everything, from the snapshot or the newest checkpoint.
+
+    Returns:
+      Its name on rank 0, None on others.
+
+    Raises:
+      CheckpointError: it is damaged, lacks variables or has other shapes.
+    """
+    session.run(self._initializer)
+    name, values, committed = None, None, self.committed()
+    if self._comm.is_root and committed:
+      name = f"what update {committed.step:,} left in memory"
+      values = committed.values
+      _load(session, self._variables.own, values)
+    elif self._comm.is_root:
+      values = _Checkpoint(self._newest_whole())
+      name = values.path
+      self._load_own(session, values)
+    self._load_sharded(session, values)
+    session.run(self._broadcast)
+    if committed:
+      _load(session, self._errors, committed.values)  # a rank's own
+    return name
+
+  def _newest_whole(self) -> str:
+    """The newest checkpoint that is not damaged; reports those that are."""
+    damaged = []
+    for step in self._files.steps():
+      try:
+        self._files.check(step)
+      except CheckpointError as e:
+        damaged.append(str(e))
+        continue
+      for line in damaged:
+        tell(f"damaged: {line}")
+      return self._files.prefix(step)
+    if damaged:
+      raise CheckpointError(
+        f"{self._files.folder}: no checkpoint is whole ({'; '.join(damaged)}). "
+        "Bring one back, or start a new run in another --output_dir"
+      )
+    return self._files.without_marker()
+
+  def _load_own(self, session, source: _Checkpoint) -> None:
+    """Gives this rank's own variables all their values."""
+    own, wanted = self._variables.own, self._variables.shapes
+    source.check_shapes(wanted)
+    missing = sorted(
+      name
+      for name in wanted.keys() - source.shapes.keys() - _ADDED.keys()
+      if not name.endswith(_POWER_SGD)
+    )
+    if missing:
+      raise CheckpointError(
+        f"{source.path}: cannot be resumed, it lacks {missing[0]} and "
+        f"{len(missing) - 1} more variables. To start a new run from its "
+        "weights give it as --init_checkpoint with a new --output_dir"
+      )
+    _load(session, [v for v in own if v.op.name in source.shapes], source)
+    added = _ADDED.keys() - source.shapes.keys()
+    _load(session, [v for v in own if v.op.name in added], _ADDED)
+
+  def weights(self, session: tf.Session, step: int) -> None:
+    """Gives all ranks the trained variables of an update's checkpoint.
+
+    Raises:
+      CheckpointError: it is not there, or damaged.
+    """
+    source, names = None, ()
+    if self._comm.is_root:
+      self._files.wait()
+      self._files.check(step)
+      source = _Checkpoint(self._files.prefix(step))
+      names = [v.op.name for v in tf.trainable_variables()]
+    self._load_trained(session, source, names)
+    session.run(self._broadcast)
+
+  def _load_trained(self, session, source: _Checkpoint | None, names) -> None:
+    """Loads trained variables: rank 0's own ones, and all ranks' parts.
+
+    `names` are those that rank 0 found in `source`; () on other ranks.
+    """
+    names = set(names)
+    own = [v for v in self._variables.own if v.op.name in names]
+    _load(session, own, source)
+    if self._variables.sharded:
+      wanted = [s.part.op.name in names for s in self._variables.sharded]
+      self._load_sharded(session, source, self._comm.from_root(wanted))
+
+  def _load_sharded(self, session, values, wanted=None) -> None:
+    """Shares out rank 0's `values`, name -> array; on all ranks.
+
+    `wanted`: (optional) bool for each; the others stay as they are.
+    """
+    for i, variable in enumerate(self._variables.sharded):
+      if wanted is None or wanted[i]:
+        feed = {
+          fed: np.zeros(fed.shape, np.float32)
+          if values is None
+          else values[name]
+          for name, fed in variable.fed.items()
+        }
+        session.run(variable.load, feed)

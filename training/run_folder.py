@@ -1,0 +1,180 @@
+"""What describes a run in its folder: run.json, and the lock of who uses it."""
+
+import contextlib
+import dataclasses
+import fcntl
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import time
+
+from common import json_files
+from common.console import tell
+from common.errors import DataError, UserError
+from common.tensorflow_v1 import tf
+
+RUN_FILE = "run.json"
+LOCK_FILE = "run.lock"
+EVAL_RESULTS_FILE = "eval_results.json"
+TRAINING_RESULTS_FILE = "training_results.json"
+
+
+@contextlib.contextmanager
+def locked(folder: str, comm):
+  """Keeps other runs out of `folder` while its block runs; on rank 0.
+
+  The system frees it when the process ends, however it does. Under the elastic
+  driver a later world's rank 0 may take over from one that was given up and is
+  still there, stopped. Nothing is left behind: neither the file nor a folder
+  that was made for it.
+
+  Raises:
+    UserError: another run is in it.
+  """
+  if not comm.is_root:
+    yield
+    return
+  path, was_there = os.path.join(folder, LOCK_FILE), os.path.isdir(folder)
+  with contextlib.ExitStack() as files:
+    f = None
+    while f is None or not os.fstat(f.fileno()).st_nlink:
+      # Again, if the run before ended and removed it just now.
+      os.makedirs(folder, exist_ok=True)
+      f = files.enter_context(open(path, "a+", encoding="utf-8"))
+      owned = _take(f, folder, comm)
+    try:
+      yield
+    finally:
+      if owned:
+        os.unlink(path)
+        with contextlib.suppress(OSError):  # it holds a run
+          if not was_there:
+            os.rmdir(folder)
+
+
+def _take(f, folder: str, comm) -> bool:
+  """Whether the lock is this process' own; see `locked`."""
+  try:
+    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as e:
+    f.seek(0)
+    holder, _, job = f.read().partition("\n")
+    if comm.elastic and job == _job():
+      return False
+    raise UserError(
+      f"--output_dir={folder} is in use by {holder or 'another run'}. Wait for "
+      "it, stop it (SIGTERM saves), or use another --output_dir: also to "
+      "evaluate its checkpoints meanwhile, given as --init_checkpoint"
+    ) from e
+  except OSError as e:
+    tell(
+      f"{folder}: cannot be locked ({e.strerror}); make sure that no other run "
+      "uses it"
+    )
+  f.truncate(0)
+  started = time.strftime("%Y-%m-%d %H:%M:%S")
+  f.write(
+    f"process {os.getpid()} on {socket.gethostname()} since {started}\n{_job()}"
+  )
+  f.flush()
+  return True
+
+
+def _job() -> str:
+  """What all processes of one start of horovodrun have in common."""
+  names = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+  return ":".join(os.environ.get(name, "") for name in names)
+
+
+def versions() -> dict:
+  """Versions that decide a run's numbers, with the source's git revision."""
+  found = {"python": platform.python_version(), "tensorflow": tf.__version__}
+  for name in ("horovod", "numpy", "tokenizers"):
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = None
+  folder = os.path.dirname(os.path.abspath(__file__))
+  try:
+    found["git"] = subprocess.run(
+      ["git", "-C", folder, "describe", "--always", "--dirty"],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+  except (OSError, subprocess.CalledProcessError):
+    found["git"] = None  # not a git checkout
+  return found
+
+
+def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
+  """Adds to run.json how this run was started, and on what."""
+  run = {
+    "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    "flags": flags,
+    "plan": dataclasses.asdict(plan) if plan else None,
+    "data": data,
+    "versions": versions(),
+    "devices": devices,
+  }
+  path = os.path.join(output_dir, RUN_FILE)
+  json_files.write(path, {"runs": [*_runs(output_dir), run]})
+
+
+def _runs(output_dir: str) -> list[dict]:
+  path = os.path.join(output_dir, RUN_FILE)
+  if not os.path.exists(path):
+    return []
+  remedy = "move it away, or give another folder"
+  found = json_files.read_own(path, remedy)
+  if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+    raise DataError(f"{path}: not a run's record; {remedy}")
+  return found["runs"]
+
+
+def _newest_with(output_dir: str, key: str) -> dict | None:
+  """The newest run that has a value of `key`, as an evaluation alone has not.
+
+  Raises:
+    DataError: run.json is damaged.
+  """
+  runs = (run for run in reversed(_runs(output_dir)) if run.get(key))
+  return next(runs, None)
+
+
+def last_training(output_dir: str) -> dict | None:
+  """The newest training that run.json knows.
+
+  Raises:
+    DataError: it is damaged.
+  """
+  return _newest_with(output_dir, "plan")
+
+
+def trained_on(output_dir: str) -> list[str]:
+  """The record files of the newest training; [] without one."""
+  run = _newest_with(output_dir, "data")
+  return run["data"]["files"] if run else []
+
+
+def changes_since(before: dict, flags: dict, plan) -> list[str]:
+  """How flags, nested as in run.json, and plan differ from `last_training`."""
+
+  def flat(flags: dict, plan: dict) -> dict:
+    found = {}
+    for name, value in flags.items():
+      # A config has flags in groups.
+      new = flat(value, {}) if isinstance(value, dict) else {f"--{name}": value}
+      found |= new
+    kept = ("ranks", "updates", "warmup_updates")
+    return found | {name: plan[name] for name in kept if name in plan}
+
+  old = flat(before["flags"], before["plan"])
+  new = flat(json_files.parse(json_files.text(flags)), dataclasses.asdict(plan))
+  return [
+    f"{name} {old[name]} -> {value}"
+    for name, value in new.items()
+    if name in old and old[name] != value
+  ]

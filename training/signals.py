@@ -1,0 +1,170 @@
+"""How a run is stopped: signals, the ranks' vote, the watchdog."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+from common.console import tell
+from common.tensorflow_v1 import tf
+
+# Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
+# update (EX_TEMPFAIL of sysexits.h).
+STOPPED_STATUS = 75
+
+_TICK = 0.5  # seconds
+
+
+class StopSignals:
+  """Notes SIGTERM and SIGINT while its block runs; a second one ends at once.
+
+  Attributes:
+    received: the signal's name, or None.
+    settled: all ranks are ending, saved: after the block, too, a signal that
+      comes late (each rank gets its own) changes nothing.
+  """
+
+  def __init__(self):
+    self.received: str | None = None
+    self.settled = False
+    self._when = 0.0
+    self._before = {}
+
+  def since(self) -> float:
+    """Seconds since the signal; 0 without one."""
+    return time.monotonic() - self._when if self.received else 0.0
+
+  def __enter__(self) -> "StopSignals":
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGTERM, signal.SIGINT):
+        self._before[number] = signal.signal(number, self._note)
+    return self
+
+  def __exit__(self, *_) -> None:
+    for number, handler in self._before.items():
+      signal.signal(number, signal.SIG_IGN if self.settled else handler)
+
+  def _note(self, number, _) -> None:
+    self.received = signal.Signals(number).name
+    self._when = time.monotonic()
+    signal.signal(number, self._before[number])
+    tell(f"{self.received}: saving after this update, then stopping")
+
+
+class StopVote:
+  """All-reduces stop requests, so that all ranks act in the same micro-batch.
+
+  Attributes:
+    counts: float [3], how many ranks have a signal, have had one for
+      `GRACE_SECONDS`, know of hosts that came or went.
+  """
+
+  # After it an elastic run assumes that only some ranks are to leave, and forms
+  # a world without them.
+  GRACE_SECONDS = 3.0
+
+  def __init__(self, comm, name: str = "stop_vote"):
+    """Adds the vote to the graph, under a name of its own."""
+    self._comm = comm
+    self._own = tf.placeholder_with_default(
+      np.zeros(3, np.float32), [3], f"own_{name}"
+    )
+    self.counts = comm.allreduce(self._own, name=name)
+
+  def feed(self, signals: StopSignals | None) -> dict:
+    """This rank's requests, to be fed where `counts` are fetched."""
+    if signals is None:
+      return {}
+    overdue = signals.since() > self.GRACE_SECONDS
+    asked = signals.received is not None
+    return {self._own: [asked, overdue, self._comm.hosts_changed()]}
+
+  def verdict(self, counts) -> str | None:
+    """Is "stop" (all ranks), "change" (to a world of other ranks) or None."""
+    asked, overdue, changed = counts
+    if asked == self._comm.size or (asked and not self._comm.elastic):
+      return "stop"
+    return "change" if overdue or changed else None
+
+
+class Interrupted(Exception):
+  """All ranks left an evaluation in the same batch.
+
+  Attributes:
+    verdict: what `StopVote.verdict` said.
+  """
+
+  def __init__(self, verdict: str):
+    super().__init__(f"the ranks' verdict is {verdict}")
+    self.verdict = verdict
+
+
+class Watchdog:
+  """Ends this rank when it makes no progress, as when another rank hangs.
+
+  Horovod notices ranks that cannot be reached, but not one whose program
+  stands still: the others would wait for it for ever.
+  """
+
+  SECONDS = 45.0  # or LONGEST times the longest wait so far
+  LONGEST = 20.0
+
+  def __init__(self, comm):
+    """Is paused until `resume`, and always if there are no other ranks."""
+    self._comm = comm
+    self._waited = self._longest = 0.0
+    self._watching = False
+    self._thread = None
+    self._ended = threading.Event()
+
+  def __enter__(self) -> "Watchdog":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.pause()
+    self._ended.set()
+
+  def heartbeat(self) -> None:
+    """To be called after each part of the work."""
+    if self._watching:
+      self._longest = max(self._longest, self._waited)
+    self._waited = 0.0
+
+  def resume(self) -> None:
+    """A heartbeat, and from now on the next one is waited for.
+
+    Not before a whole update: until then each rank compiles.
+    """
+    self.heartbeat()
+    self._watching = True
+    if self._thread is None and self._comm.size > 1:
+      main = threading.get_ident()
+      self._thread = threading.Thread(
+        target=self._watch, args=(main,), daemon=True
+      )
+      self._thread.start()
+
+  def pause(self) -> None:
+    """Until the next `resume` anything may take any time."""
+    self._watching = False
+
+  def _watch(self, main: int) -> None:
+    # Counted and not read from a clock, which runs on while all are suspended.
+    while not self._ended.wait(_TICK):
+      self._waited += _TICK
+      limit = max(self.SECONDS, self.LONGEST * self._longest)
+      if self._watching and self._waited > limit:
+        self._end(sys._current_frames()[main])
+
+  def _end(self, frame) -> None:
+    tell(
+      f"{os.path.basename(sys.argv[0])}: error: no progress for "
+      f"{self._waited:.0f} s, and before no step took more than "
+      f"{self._longest:.0f} s: a rank hangs. This one is in "
+      f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno}). "
+      "The same command resumes from the newest checkpoint"
+    )
+    os._exit(1)  # the main thread may be where no exception reaches it
