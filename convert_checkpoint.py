@@ -24,6 +24,7 @@ from absl import flags
 import tokenization
 from common import errors, json_files
 from common.errors import DataError, UserError
+from common.settings import define_flags, from_flags, setting
 from finetuning.finetune import TASK_FILE, saved_task
 from interop import bert_tensors, model_config, model_source, tokenizer_files
 from interop.model_source import CLASSIFIER, PRETRAINING, SQUAD
@@ -41,28 +42,38 @@ _FLAGS = {VOCAB_FILE: "vocab_file", MODEL_FILE: "spm_model_file"}
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What to convert; fields are named like the flags.
+  """What to convert; the names are the flags'."""
 
-  Attributes:
-    input: prefixes of checkpoints, of which the mean is taken, or one folder.
-    output: a folder for HUGGINGFACE, a prefix or a folder for TENSORFLOW.
-    to: HUGGINGFACE, TENSORFLOW, or None for the other one than the input's.
-    bert_config_file: of checkpoints; None: bert_config.json beside them.
-    vocab_file: None: what the input's task.json or records name, or vocab.txt
-      beside it.
-    spm_model_file: a SentencePiece model instead; beside it: spiece.model.
-    do_lower_case: None: what the input says, or else true.
-    labels: names of a classifier's labels, by number, if the input has none.
-  """
-
-  input: tuple[str, ...]
-  output: str
-  to: str | None = None
-  bert_config_file: str | None = None
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  do_lower_case: bool | None = None
+  # fmt: off
+  input: tuple[str, ...] = setting(help=
+    "Hugging Face folder, or prefixes of TensorFlow checkpoints, for example "
+    "OUTPUT_DIR/model.ckpt-1000; the mean of several is taken.")
+  output: str = setting(help=
+    "With --to=huggingface a new folder; with --to=tensorflow the prefix of a "
+    f"checkpoint, or a folder for {CHECKPOINT_NAME}.")
+  to: str | None = setting(None,
+    "Format to write. Default: the other one than that of --input.",
+    choices=(HUGGINGFACE, TENSORFLOW))
+  bert_config_file: str | None = setting(None,
+    f"JSON file with the BERT config of checkpoints. Default: "
+    f"{BERT_CONFIG_FILE} beside them.")
+  vocab_file: str | None = setting(None,
+    "WordPiece vocabulary. Default: the one that the run's task.json or "
+    "records name, or vocab.txt beside the input.")
+  spm_model_file: str | None = setting(None,
+    "SentencePiece model, instead of --vocab_file. Default: spiece.model "
+    "beside the input.")
+  do_lower_case: bool | None = setting(None,
+    "Whether the model is of lower-cased text. Default: what the input's "
+    "tokenizer, task.json or records say; if nothing does, true is assumed.")
+  # fmt: on
+  # Names of a classifier's labels, by number, if the input has none.
   labels: tuple[str, ...] | None = None
+
+  def __post_init__(self):
+    object.__setattr__(self, "input", tuple(filter(None, self.input)))
+    if not self.input:
+      raise UserError("--input names nothing")
 
 
 class Model(NamedTuple):
@@ -521,61 +532,9 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 def main(_) -> None:
-  values = flags.FLAGS.flag_values_dict()
-  names = {f.name for f in dataclasses.fields(Settings)} - {"labels"}
-  given = {name: values[name] for name in names}
-  given["input"] = tuple(path for path in given["input"] if path)
-  if not given["input"]:
-    raise UserError("--input names nothing")
-  print("\n".join(convert(Settings(**given))))
-
-
-def define_flags() -> None:
-  """The flags, which are the fields of `Settings`."""
-  flags.DEFINE_list(
-    "input",
-    None,
-    "A Hugging Face folder, or prefixes of TensorFlow checkpoints, for example "
-    "OUTPUT_DIR/model.ckpt-1000; of several the mean is taken.",
-    required=True,
-  )
-  flags.DEFINE_string(
-    "output",
-    None,
-    "A new folder with --to=huggingface; with --to=tensorflow the prefix of a "
-    f"checkpoint, or a folder for {CHECKPOINT_NAME}.",
-    required=True,
-  )
-  flags.DEFINE_enum(
-    "to",
-    None,
-    [HUGGINGFACE, TENSORFLOW],
-    "What to write. Default: the other one than --input.",
-  )
-  flags.DEFINE_string(
-    "bert_config_file",
-    None,
-    f"Of checkpoints. Default: {BERT_CONFIG_FILE} beside them.",
-  )
-  flags.DEFINE_string(
-    "vocab_file",
-    None,
-    "The WordPiece vocabulary. Default: the one that the run's task.json or "
-    "records name, or vocab.txt beside the input.",
-  )
-  flags.DEFINE_string(
-    "spm_model_file",
-    None,
-    "The SentencePiece model instead. Default: spiece.model beside the input.",
-  )
-  flags.DEFINE_bool(
-    "do_lower_case",
-    None,
-    "Whether the model is of lower-cased text. Default: what the input's "
-    "tokenizer, task.json or records say; if nothing does, true is assumed.",
-  )
+  print("\n".join(convert(from_flags(Settings, flags.FLAGS))))
 
 
 if __name__ == "__main__":
-  define_flags()
+  define_flags(Settings)
   errors.run_main(main)

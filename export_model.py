@@ -8,49 +8,46 @@ checkpoint's name. The signatures are those of `inference`; config, vocabulary
 and labels are in assets.extra, so that predict.py needs nothing else.
 """
 
+import dataclasses
+
+from absl import flags
+
 import mixed_precision
 from common import errors
 from common.errors import UserError
-from common.tensorflow_v1 import tf
+from common.settings import define_flags, from_flags, setting
 from interop import inference, model_source
-from training import flags_common
-
-FLAGS = tf.flags.FLAGS
 
 
-def define_flags() -> None:
-  flags = tf.flags
-  FLAGS.set_gnu_getopt()  # flags may follow MODEL
-  flags.DEFINE_string(
-    "output_dir",
-    None,
-    "Folder to make. TensorFlow Serving wants NAME/1, NAME/2, ...",
-  )
-  flags.DEFINE_list(
-    "signatures",
-    [],
-    "encoder, masked_lm, next_sentence, classifier, span. Default: all that "
-    "the checkpoint has.",
-  )
-  flags.DEFINE_enum(
-    "precision",
-    "fp32",
-    list(mixed_precision.TYPES),
-    "Type of the matmuls; weights, inputs and outputs stay as they are.",
-  )
-  flags_common.define_source_flags()
-  flags.adopt_module_key_flags(flags_common)  # so that --help shows them
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What to export; the names are the flags'."""
+
+  # fmt: off
+  output_dir: str | None = setting(None,
+    "Folder to make. TensorFlow Serving wants NAME/1, NAME/2, ...")
+  signatures: tuple = setting((),
+    "Signatures to export: encoder, masked_lm, next_sentence, classifier, "
+    "span. Default: all that the checkpoint has.")
+  precision: str = setting("fp32",
+    "Type of the matrix multiplications. Weights, inputs and outputs stay as "
+    "they are.", choices=mixed_precision.TYPES)
+  given: model_source.Given = setting(
+    model_source.NOTHING_GIVEN, group="Parts of the model")
+  # fmt: on
 
 
 def main(argv) -> None:
-  if not FLAGS.output_dir:
+  settings = from_flags(Settings, flags.FLAGS)
+  if not settings.output_dir:
     raise UserError("--output_dir is missing: the folder to make")
-  given = {name: FLAGS[name].value for name in model_source.Given._fields}
-  source = model_source.find(argv[1], model_source.Given(**given))
+  source = model_source.find(argv[1], settings.given)
   if source.is_export:
     raise UserError(f"{source.path}: exported already; name a checkpoint")
-  model = inference.open_checkpoint(source, FLAGS.signatures, FLAGS.precision)
-  difference = inference.export(model, source, FLAGS.output_dir)
+  model = inference.open_checkpoint(
+    source, settings.signatures, settings.precision
+  )
+  difference = inference.export(model, source, settings.output_dir)
   print(f"checkpoint  {source.path} ({source.chosen})")
   for line in source.assumed:
     print(f"assumed     {line}")
@@ -60,11 +57,12 @@ def main(argv) -> None:
     print(f"    -> {', '.join(sorted(signature.outputs))}")
   print(f"serving_default is {model.names()[-1]}")
   print(
-    f"exported    {FLAGS.output_dir}: opened again, its answers differ by at "
-    f"most {difference:.1g}"
+    f"exported    {settings.output_dir}: opened again, its answers differ by "
+    f"at most {difference:.1g}"
   )
 
 
 if __name__ == "__main__":
-  define_flags()
+  define_flags(Settings)
+  flags.FLAGS.set_gnu_getopt()  # flags may follow MODEL
   errors.run_main(main, arguments=1)

@@ -26,7 +26,6 @@ CASES = {
   "one group, fp16": distributed.AllreduceConfig(
     allreduce_groups=1, fp16_allreduce=True
   ),
-  "adasum": distributed.AllreduceConfig(adasum=True),
 }
 
 

@@ -8,15 +8,15 @@ import dataclasses
 import filecmp
 import glob
 import os
-from typing import NamedTuple
 
 import tokenization
 from common.errors import DataError, UserError
+from common.settings import setting
 from common.tensorflow_v1 import tf
 from data import record_report, records
 from finetuning.finetune import TASK_FILE, saved_task
 from model.bert_config import BertConfig
-from training import checkpoint_files, pretraining_config, training_hooks
+from training import checkpoint_files, config, training_hooks
 
 PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
 ANSWERABLE = "version_2_with_negative"
@@ -34,16 +34,25 @@ _TRAINING_ONLY = {
 }
 
 
-class Given(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Given:
   """What the flags say; None: as it is found beside the model.
 
   A flag adds what nothing beside the model says; it contradicts nothing.
   """
 
-  bert_config_file: str | None = None
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  do_lower_case: bool | None = None
+  # fmt: off
+  bert_config_file: str | None = setting(None,
+    "JSON file with the BERT config. Default: as found beside the model.")
+  vocab_file: str | None = setting(None,
+    "WordPiece vocabulary that the model was trained with. Default: as found "
+    "beside the model or its training data.")
+  spm_model_file: str | None = setting(None,
+    "SentencePiece model that the model was trained with. Default: as found "
+    "beside the model or its training data.")
+  do_lower_case: bool | None = setting(None,
+    "Lower-case the text. Default: as found beside the model, or else true.")
+  # fmt: on
 
 
 NOTHING_GIVEN = Given()
@@ -299,7 +308,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
 
 def _best_by(task: dict) -> training_hooks.BestBy | None:
   if not task:
-    return pretraining_config.BEST_BY
+    return config.BEST_BY
   found = task.get("best_by")  # older runs do not say
   return found and training_hooks.BestBy(tuple(found["keys"]), found["higher"])
 

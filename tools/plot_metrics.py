@@ -7,6 +7,7 @@ for the learning rate and one for the speed. A single run has its training in
 blue and its evaluations in red; of several each has one colour.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import matplotlib.ticker
 from absl import flags
 
 from common import errors
+from common.settings import define_flags, from_flags, setting
 from data import records
 from training import training_hooks
 
@@ -217,16 +219,24 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   plt.close(figure)
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The picture; the names are the flags'."""
+
+  # fmt: off
+  output: str = setting("curve.png",
+    "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
+  title: str = setting("",
+    "Text above the curves. Default: the folder, if it is only one.")
+  # fmt: on
+
+
 def main(argv: list) -> None:
-  plot(argv[1:], flags.FLAGS.output, flags.FLAGS.title)
-  print(flags.FLAGS.output)
+  settings = from_flags(Settings, flags.FLAGS)
+  plot(argv[1:], settings.output, settings.title)
+  print(settings.output)
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string(
-    "output", "curve.png", "Picture to write: .png, .svg, .pdf, ..."
-  )
-  flags.DEFINE_string(
-    "title", "", "Text above; default: the folder, if it is one."
-  )
+  define_flags(Settings)
   errors.run_main(main, arguments=None)

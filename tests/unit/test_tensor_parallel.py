@@ -110,7 +110,6 @@ def test_cross_entropy_over_slices():
     ({"tensor_parallel": 3}, "num_attention_heads=2 is no multiple"),
     ({"xla": "step"}, "--xla=step makes one program: use --xla=layers"),
     ({"allreduce": AllreduceConfig(powersgd_rank=2)}, "for --powersgd_rank"),
-    ({"allreduce": AllreduceConfig(adasum=True)}, "is not for --adasum"),
     ({"tensor_parallel": 0}, "--tensor_parallel=0: must be 1 to"),
   ],
 )
