@@ -19,12 +19,11 @@ import tempfile
 from typing import NamedTuple
 
 import numpy as np
-from absl import flags
 
 import tokenization
-from common import errors, json_files
+from common import json_files
 from common.errors import DataError, UserError
-from common.settings import define_flags, from_flags, setting
+from common.settings import run_with, setting
 from finetuning.finetune import TASK_FILE, saved_task
 from interop import bert_tensors, model_config, model_source, tokenizer_files
 from interop.model_source import CLASSIFIER, PRETRAINING, SQUAD
@@ -531,10 +530,9 @@ def _indented(lines: list[str]) -> list[str]:
   return [f"    {line}" for line in lines]
 
 
-def main(_) -> None:
-  print("\n".join(convert(from_flags(Settings, flags.FLAGS))))
+def main(settings: Settings) -> None:
+  print("\n".join(convert(settings)))
 
 
 if __name__ == "__main__":
-  define_flags(Settings)
-  errors.run_main(main)
+  run_with(Settings, main)

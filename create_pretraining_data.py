@@ -17,10 +17,7 @@ records/train.unfinished; the same command goes on with it when it was stopped.
 import signal
 import sys
 
-from absl import flags
-
-from common import errors
-from common.settings import define_flags, from_flags
+from common.settings import run_with
 from data import creation, work_dir
 
 
@@ -69,15 +66,13 @@ def _stop(signal_number, _) -> None:
   sys.exit(f"create_pretraining_data.py: stopped by signal {signal_number}")
 
 
-def main(_) -> None:
+def main(settings: creation.Settings) -> None:
   signal.signal(signal.SIGTERM, _stop)
   signal.signal(signal.SIGINT, _stop)
-  settings = from_flags(creation.Settings, flags.FLAGS)
   summary = creation.create(settings, work_dir.ranks_of_environment())
   if summary:
     print(report(summary))
 
 
 if __name__ == "__main__":
-  define_flags(creation.Settings)
-  errors.run_main(main)
+  run_with(creation.Settings, main)

@@ -10,12 +10,9 @@ and labels are in assets.extra, so that predict.py needs nothing else.
 
 import dataclasses
 
-from absl import flags
-
 import mixed_precision
-from common import errors
 from common.errors import UserError
-from common.settings import define_flags, from_flags, setting
+from common.settings import run_with, setting
 from interop import inference, model_source
 
 
@@ -37,11 +34,10 @@ class Settings:
   # fmt: on
 
 
-def main(argv) -> None:
-  settings = from_flags(Settings, flags.FLAGS)
+def main(settings: Settings, model: str) -> None:
   if not settings.output_dir:
     raise UserError("--output_dir is missing: the folder to make")
-  source = model_source.find(argv[1], settings.given)
+  source = model_source.find(model, settings.given)
   if source.is_export:
     raise UserError(f"{source.path}: exported already; name a checkpoint")
   model = inference.open_checkpoint(
@@ -63,6 +59,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  define_flags(Settings)
-  flags.FLAGS.set_gnu_getopt()  # flags may follow MODEL
-  errors.run_main(main, arguments=1)
+  run_with(Settings, main, arguments=1)

@@ -17,13 +17,10 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from absl import flags
-
-from common import errors
 from common.errors import DataError, UserError
-from common.settings import check, define_flags, from_flags, in_group, setting
+from common.settings import in_group, run_with, setting
 from interop import inference, model_source, predictions
 
 _input, _output = in_group("Input"), in_group("Output")
@@ -54,12 +51,9 @@ class Settings:
     model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on
 
-  def __post_init__(self):
-    check(self)
-
 
 def read_inputs(
-  settings: Settings, texts: list[str], may_be_json: bool
+  settings: Settings, texts: Sequence[str], may_be_json: bool
 ) -> Iterator[predictions.Input]:
   """From the flags, the arguments, or standard input.
 
@@ -122,11 +116,10 @@ def _groups(inputs: Iterable, count: int) -> Iterator[list]:
     yield group
 
 
-def main(argv) -> None:
+def main(settings: Settings, name: str, *texts: str) -> None:
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
-  settings = from_flags(Settings, flags.FLAGS)
-  source = model_source.find(argv[1], settings.given)
+  source = model_source.find(name, settings.given)
   model = inference.open_model(source)
   predictor = predictions.Predictor(
     model,
@@ -145,8 +138,8 @@ def main(argv) -> None:
       f"--max_seq_length={source.max_seq_length}",
       file=sys.stderr,
     )
-  inputs = read_inputs(settings, argv[2:], predictor.answers_questions)
-  typed = not argv[2:] and settings.input in (None, "-")
+  inputs = read_inputs(settings, texts, predictor.answers_questions)
+  typed = not texts and settings.input in (None, "-")
   by_hand = typed and sys.stdin.isatty()
   for group in _groups(inputs, 1 if by_hand else _AT_ONCE):
     for made in predictor.predict(group):
@@ -156,6 +149,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  define_flags(Settings)
-  flags.FLAGS.set_gnu_getopt()  # flags may follow MODEL
-  errors.run_main(main, arguments=None)
+  run_with(Settings, main, arguments=None)

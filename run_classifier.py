@@ -1,10 +1,14 @@
 """Fine-tunes BERT on sentences or pairs of them, on Horovod ranks.
 
-  python run_classifier.py --task_name=MRPC --data_dir=glue/MRPC ...
-  python run_classifier.py --train_file=train.tsv --eval_file=dev.csv \\
-    --text_column=sentence --label_column=label ...
+  python run_classifier.py --do_train --do_eval \\
+    --task_name=MRPC --data_dir=glue/MRPC --output_dir=runs/mrpc \\
+    --bert_config_file=runs/first/bert_config.json --vocab_file=vocab.txt \\
+    --init_checkpoint=runs/first/model.ckpt-100000 --learning_rate=2e-5
+  python run_classifier.py --do_predict --predict_file=glue/MRPC/test.tsv \\
+    --bert_config_file=runs/mrpc/bert_config.json --output_dir=runs/mrpc
 
-GLUE's tasks by name, or any table by its columns: labels are found in it.
+The data are a task of GLUE by its name, or any table by its columns
+(--train_file, --text_column, --label_column), whose labels are found in it.
 What the model in --output_dir was trained with need not be given again.
 """
 

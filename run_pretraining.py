@@ -1,10 +1,14 @@
 """Pre-trains BERT (masked LM and next sentence prediction) on Horovod ranks.
 
-  python run_pretraining.py --do_train ...                      one process
-  horovodrun -np 16 python run_pretraining.py --do_train ...    16 ranks
+  python run_pretraining.py --dry_run --bert_config_file=configs/bert_base.json
+  python run_pretraining.py --do_train --do_eval \\
+    --bert_config_file=configs/bert_mini.json --output_dir=runs/first \\
+    --input_file='records/train*.tfrecord' \\
+    --eval_input_file='records/heldout*.tfrecord'
 
-Made from records of create_pretraining_data.py (or google/bert's). The same
-command goes on where an earlier one stopped.
+horovodrun -np 16 in front of it starts 16 ranks. The records are those of
+create_pretraining_data.py, or google/bert's. The same command resumes a run
+that was stopped.
 """
 
 import dataclasses

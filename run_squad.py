@@ -1,9 +1,11 @@
 """Fine-tunes BERT to find answers in paragraphs (SQuAD), on Horovod ranks.
 
   python run_squad.py --do_train --do_eval --do_predict \\
-    --train_file=train-v1.1.json --predict_file=dev-v1.1.json ...
+    --train_file=squad/train-v1.1.json --predict_file=squad/dev-v1.1.json \\
+    --bert_config_file=runs/first/bert_config.json --vocab_file=vocab.txt \\
+    --init_checkpoint=runs/first/model.ckpt-100000 --output_dir=runs/squad
 
-SQuAD 2.0, where a question may have no answer: --version_2_with_negative.
+--version_2_with_negative is for SQuAD 2.0, where a question may have no answer.
 What the model in --output_dir was trained with need not be given again.
 """
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from absl import app, flags
 
-from common.errors import UserError
+from common.errors import UserError, run_main
 
 _MOST = (1 << 31) - 1  # of an integer with a lower limit only
 _LARGEST_FLOAT = 3.4e38  # float32's, about
@@ -163,7 +163,7 @@ def _declared(kind: type) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
     plain = typing.get_origin(plain) or plain
     declared = {
       "name": field.name,
-      "kind": plain if plain in _DEFINE else str,  # then `read` makes it
+      "kind": str if "read" in declared else plain,
       "default": field.default,
       **declared,
       "help": own_help.get(field.name, declared["help"]),
@@ -228,8 +228,22 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
       values[name].parse = _show_help  # absl's has no groups
 
 
+def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
+  """Runs a command: `main` gets its settings and its other words.
+
+  Args:
+    arguments: how many of these there are, as for `errors.run_main`.
+  """
+  define_flags(kind)
+  if arguments != 0:
+    flags.FLAGS.set_gnu_getopt()  # flags may follow them
+  run_main(
+    lambda argv: main(from_flags(kind, flags.FLAGS), *argv[1:]), arguments
+  )
+
+
 def from_flags(kind: type, values: flags.FlagValues, found: dict | None = None):
-  """A dataclass with the flags' values.
+  """A dataclass with the flags' values, checked.
 
   Args:
     found: values of flags that are not on the command line, by name.
@@ -244,7 +258,9 @@ def from_flags(kind: type, values: flags.FlagValues, found: dict | None = None):
     if found and not flag.present:
       value = found.get(one.name, value)
     made[field.name] = one.read(value) if one.read else value
-  return kind(**made)
+  made = kind(**made)
+  check(made)
+  return made
 
 
 def _grouped(settings: Iterable[Setting]) -> list[tuple[str, list[Setting]]]:

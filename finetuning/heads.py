@@ -29,7 +29,7 @@ def encode(
 
   Args:
     batch: rows with B, S known.
-    config: a `run_config.RunConfig`.
+    config: a `config.RunConfig`.
     is_training: bool.
     dropout_seed: (optional) int [2].
     with_pooler: whether the head reads the pooled output.

@@ -12,11 +12,8 @@ import itertools
 import os
 import sys
 
-from absl import flags
-
-from common import errors
 from common.errors import DataError
-from common.settings import check, define_flags, from_flags, setting
+from common.settings import run_with, setting
 from data import record_report, records, tf_example, tfrecord
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
@@ -39,9 +36,6 @@ class Settings:
   num_workers: int | None = setting(None,
     "Worker processes. Default: all cores.", low=1)
   # fmt: on
-
-  def __post_init__(self):
-    check(self)
 
 
 def _features_of_first(
@@ -103,13 +97,12 @@ def _look(
   return survey
 
 
-def main(argv) -> None:
-  settings = from_flags(Settings, flags.FLAGS)
+def main(settings: Settings, *words: str) -> None:
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
   # A shell's own globs catch what lies beside records, too.
-  names = [name for name in argv[1:] if not name.endswith(records.NO_RECORDS)]
-  patterns = names or argv[1:]
+  names = [name for name in words if not name.endswith(records.NO_RECORDS)]
+  patterns = names or words
   paths = sorted({p for n in patterns for p in records.expand_patterns(n)})
   found = records.find_manifests(paths)
   data_sets = collections.defaultdict(list)
@@ -127,6 +120,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  define_flags(Settings)
-  flags.FLAGS.set_gnu_getopt()  # flags may follow the files
-  errors.run_main(main, arguments=None)
+  run_with(Settings, main, arguments=None)

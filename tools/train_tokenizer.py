@@ -15,12 +15,11 @@ import os
 from collections.abc import Iterable
 
 import sentencepiece
-from absl import flags
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenization
 from common import errors
-from common.settings import define_flags, from_flags, setting
+from common.settings import run_with, setting
 from data import records, text_files
 
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
@@ -218,8 +217,7 @@ class Settings:
   # fmt: on
 
 
-def main(_) -> None:
-  args = from_flags(Settings, flags.FLAGS)
+def main(args: Settings) -> None:
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
   size = train[args.tokenizer](
     text_files.read_lines(
@@ -236,5 +234,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  define_flags(Settings)
-  errors.run_main(main)
+  run_with(Settings, main)
