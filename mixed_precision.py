@@ -104,16 +104,17 @@ class LossScaleConfig:
 
   # fmt: off
   loss_scale: float | None = setting(None,
-    "Constant factor on the loss, for fp16. Default, and 0: a dynamic loss "
-    "scale.", low=0, json="fp16.loss_scale")
+    "Constant factor on the loss, for fp16. Default: 0, a dynamic loss scale.",
+    low=0, json="fp16.loss_scale")
   initial_loss_scale: float = setting(2.0**16,
     "Factor on the loss that a dynamic loss scale begins with.", above=0)
   loss_scale_window: int = setting(1000,
     "Updates in a row without an overflow after which a dynamic loss scale "
     "doubles.", low=1, json="fp16.loss_scale_window")
   loss_scale_hysteresis: int = setting(1,
-    "Overflows until a dynamic loss scale halves. Those before only count, and "
-    "are forgotten when it doubles (DeepSpeed's delayed shift).",
+    "Overflows until a dynamic loss scale halves. Earlier ones are only "
+    "counted, and the count restarts when the scale doubles (DeepSpeed's "
+    "delayed shift).",
     low=1, json="fp16.hysteresis")
   min_loss_scale: float = setting(1.0,
     "Factor on the loss below which a dynamic loss scale does not fall. An "

@@ -26,14 +26,13 @@ from common.errors import UserError, run_main
 
 _MOST = (1 << 31) - 1  # of an integer with a lower limit only
 _LARGEST_FLOAT = 3.4e38  # float32's, about
-_DEFINE = {
-  bool: flags.DEFINE_bool,
-  int: flags.DEFINE_integer,
-  float: flags.DEFINE_float,
-  str: flags.DEFINE_string,
-  tuple: flags.DEFINE_list,
+_KINDS = {
+  bool: ("", flags.DEFINE_bool),
+  int: ("integer", flags.DEFINE_integer),
+  float: ("number", flags.DEFINE_float),
+  str: ("text", flags.DEFINE_string),
+  tuple: ("list", flags.DEFINE_list),
 }
-_WORDS = {bool: "", int: "integer", float: "number", str: "text", tuple: "list"}
 # The first headings of --help, in this order.
 _GROUPS = (
   "Required",
@@ -80,6 +79,7 @@ class Setting:
 
   @property
   def required(self) -> bool:
+    """Whether the command line must have it."""
     return self.default is dataclasses.MISSING
 
   @property
@@ -125,11 +125,11 @@ class Setting:
       limits = f"{self.low} or more"
     if self.choices:
       meaning += f" Values: {', '.join(self.choices)}."
-    kind = ", ".join(filter(None, [_WORDS[self.kind], limits]))
+    words = ", ".join(filter(None, [_KINDS[self.kind][0], limits]))
     if default not in (None, (), "", dataclasses.MISSING):
       shown = str(default).lower() if self.kind is bool else default
-      kind = "; ".join(filter(None, [kind, f"default {shown}"]))
-    return title, kind, meaning
+      words = "; ".join(filter(None, [words, f"default {shown}"]))
+    return title, words, meaning
 
 
 def setting(default=dataclasses.MISSING, help: str | None = None, **declared):
@@ -209,18 +209,11 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
       default = None
     elif one.kind is tuple:
       default = list(default)
-    about = [one.help]
-    define = _DEFINE[one.kind]
+    define, about = _KINDS[one.kind][1], (one.help,)
     if one.choices and one.kind is str:
-      define, about = flags.DEFINE_enum, [list(one.choices), one.help]
-    define(
-      name,
-      default,
-      *about,
-      flag_values=values,
-      module_name=sys.argv[0],
-      required=one.required,
-    )
+      define, about = flags.DEFINE_enum, (list(one.choices), one.help)
+    where = {"flag_values": values, "module_name": sys.argv[0]}
+    define(name, default, *about, **where, required=one.required)
     values[name].setting = one
   if values is flags.FLAGS:
     app.define_help_flags()
@@ -263,35 +256,35 @@ def from_flags(kind: type, values: flags.FlagValues, found: dict | None = None):
   return made
 
 
-def _grouped(settings: Iterable[Setting]) -> list[tuple[str, list[Setting]]]:
-  """(heading, settings), required ones first."""
-  groups = dict.fromkeys(_GROUPS)
+def _grouped(settings: Iterable[Setting]) -> Iterator[tuple[str, list]]:
+  """(heading, `Setting.entry` of its flags), required ones first."""
+  groups = {name: [] for name in _GROUPS}
   for one in settings:
     group = "Required" if one.required else one.group
-    groups[group] = [*(groups.get(group) or ()), one]
-  return [(name, found) for name, found in groups.items() if found]
+    groups.setdefault(group, []).append(one.entry())
+  return filter(lambda group: group[1], groups.items())
+
+
+def _setting_of(flag: flags.Flag) -> Setting:
+  """That of a flag; or like it, if a script has defined the flag itself."""
+  return getattr(flag, "setting", None) or Setting(
+    name=flag.name,
+    kind=bool if flag.boolean else str,
+    default=flag.default,
+    help=flag.help or "",
+  )
 
 
 def _show_help(_) -> None:
   """What --help does: this program's flags by their groups."""
-  kinds = {"bool": bool, "int": int, "float": float}
-  found = [
-    getattr(flag, "setting", None)
-    or Setting(
-      name=flag.name,
-      kind=kinds.get(flag.flag_type(), str),
-      default=flag.default,
-      help=flag.help or "",
-    )
-    for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])
-  ]
+  own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
   print(sys.modules["__main__"].__doc__.strip())
   margin = " " * 6
   wrap = textwrap.TextWrapper(79, margin, margin, break_on_hyphens=False)
-  for group, settings in _grouped(found):
+  for group, entries in _grouped(map(_setting_of, own)):
     print(f"\n{group}:")
-    for title, kind, meaning in (one.entry() for one in settings):
-      print(f"\n  {title}" + (f"  ({kind})" if kind else ""))
+    for title, value, meaning in entries:
+      print(f"\n  {title}" + (f"  ({value})" if value else ""))
       print(wrap.fill(meaning))
   print("\nabsl's own flags, such as --flagfile: --helpfull.")
   sys.exit(1)  # as absl's --help does
@@ -300,9 +293,8 @@ def _show_help(_) -> None:
 def markdown(script: str, kind: type) -> str:
   """Tables of a script's flags."""
   lines = [f"## {script}\n"]
-  for group, settings in _grouped(settings_of(kind)):
+  for group, entries in _grouped(settings_of(kind)):
     lines += [f"### {group}\n", "| flag | value | meaning |", "|---|---|---|"]
-    for title, value, meaning in (one.entry() for one in settings):
-      lines.append(f"| `{title}` | {value} | {meaning} |")
+    lines += [f"| `{title}` | {a} | {b} |" for title, a, b in entries]
     lines.append("")
   return "\n".join(lines)

@@ -65,7 +65,7 @@ class Settings:
   spm_model_file: str | None = _vocabulary(None,
     "SentencePiece model, instead of --vocab_file.")
   do_lower_case: bool = _vocabulary(True,
-    "Lower-case the text, as an uncased vocabulary wants it.")
+    "Lower-case the text, as an uncased vocabulary expects.")
   do_whole_word_mask: bool = _records(False,
     "Mask whole words instead of single tokens. Chinese words are jieba's.")
   max_seq_length: int = _records(128,

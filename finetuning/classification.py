@@ -98,7 +98,7 @@ class ClassifierConfig(FinetuningConfig):
     "Table (.tsv, .csv or .jsonl) to evaluate on, which chooses the best "
     "checkpoint.")
   predict_file: str | None = _data(None,
-    "Table (.tsv, .csv or .jsonl) to predict labels of.")
+    "Table (.tsv, .csv or .jsonl) whose labels to predict.")
   text_column: str | None = _data(None,
     "Column of the text. Default: sentence.")
   text_pair_column: str | None = _data(None,

@@ -66,9 +66,9 @@ class FinetuningConfig(RunConfig):
     "Updates between two evaluations while training. 0 leaves it to "
     "--eval_every_epochs. Needs --do_eval.",
     early_stopping_evaluations=
-    "Evaluations in a row without a new best result that end the training "
-    "early. 0 never does. Needs --do_eval, and --eval_every_epochs or "
-    "--eval_every_steps.",
+    "Evaluations in a row without a new best result after which training "
+    "stops. 0: it never stops early. Needs --do_eval, and --eval_every_epochs "
+    "or --eval_every_steps.",
     output_dir=
     "Folder for checkpoints, metrics, task.json and predictions. A training "
     "that finds its own checkpoint there resumes from it; an evaluation or a "
@@ -86,7 +86,7 @@ class FinetuningConfig(RunConfig):
     "SentencePiece model that the checkpoint was trained with, instead of "
     "--vocab_file. A run folder keeps a copy, which is used without this flag.")
   do_lower_case: bool = _model(True,
-    "Lower-case the text, as uncased models want it.")
+    "Lower-case the text, as uncased models expect.")
   max_seq_length: int = _data(128,
     "Tokens of one example at most, and of one record, which may hold several "
     "examples. Longer texts are cut.", low=4)

@@ -37,9 +37,9 @@ class AllreduceConfig:
   # fmt: off
   allreduce_groups: int = setting(4,
     "All-reduces of one update. Each begins when the last of its gradients is "
-    "there, so all but the last overlap with the backward pass; 1 is one "
-    "all-reduce after it. 0: each gradient is sent when it is there, and "
-    "Horovod fuses those that it finds together.", low=0)
+    "ready, so all but the last overlap with the backward pass; 1 is one "
+    "all-reduce after it. 0: each gradient is sent when it is ready, and "
+    "Horovod fuses those that are ready at the same time.", low=0)
   fp16_allreduce: bool = setting(False,
     "Send gradients as float16, with a loss scale against underflow.")
   powersgd_rank: int = setting(0,

@@ -282,7 +282,7 @@ class OptimizerConfig:
 
   # fmt: off
   optimizer: str = setting("adamw",
-    "Optimizer that makes updates of gradients.", choices=OPTIMIZERS)
+    "Optimizer that turns gradients into updates.", choices=OPTIMIZERS)
   weight_decay_rate: float = setting(WEIGHT_DECAY_RATE,
     "Share of each weight that an update takes away, times the learning rate "
     "(decoupled weight decay). Biases and layer norms are not decayed.",
@@ -306,8 +306,8 @@ class OptimizerConfig:
     "LAMB: highest trust ratio, the norm of a variable over that of its "
     "update.", json="optimizer.params.max_coeff")
   clip_norm: float = setting(1.0,
-    "Highest global norm of the mean gradient; one above it is scaled down. "
-    "0 sets no limit.",
+    "Highest global norm of the mean gradient; a larger one is scaled down to "
+    "it. 0 sets no limit.",
     low=0, json=("gradient_clipping", "optimizer.params.max_grad_norm"))
   # https://developer.nvidia.com/blog/pretraining-bert-with-layer-wise-adaptive-learning-rates/
   prenormalize: bool = setting(False,

@@ -67,7 +67,7 @@ class Settings:
   encoding: str = setting("utf-8",
     "Encoding of the text files, any of Python's.")
   output_dir: str = setting("runs/quickstart",
-    "Folder for all that is made. One folder is for one corpus.")
+    "Folder for all output, of one corpus.")
   num_train_steps: int = setting(UPDATES, "Updates to train for.", low=1)
   # fmt: on
 

@@ -78,7 +78,7 @@ class RunConfig:
   init_checkpoint: str | None = _model(None,
     "Checkpoint whose weights a new run starts from, google/bert's or ours. "
     "The log lists what is loaded, missing and unused. Ignored if --output_dir "
-    "already has a checkpoint: then that one is resumed.")
+    "already has a checkpoint: the run then resumes from that one.")
   train_batch_size: int = _batch(32,
     "Records in one rank's micro-batch (one forward and backward pass). With "
     "--global_batch_size this is the most that a micro-batch may have.",
@@ -145,8 +145,8 @@ class RunConfig:
     "copy.", low=1)
   num_threads: int = _ranks(0,
     "CPU threads for one operation of a rank. 0 divides the host's cores by "
-    "its ranks (in an elastic run by those that were there when this one "
-    "joined). With several ranks two operations may run at once.",
+    "its ranks (in an elastic run, by the ranks present when this one joined). "
+    "With several ranks two operations may run at once.",
     low=0, high=4096)
   output_dir: str | None = _report(None,
     "Folder for checkpoints, metrics and run.json. A run that finds its own "
@@ -174,8 +174,8 @@ class RunConfig:
     "comes before the first update. 0 evaluates at the end only. Needs "
     "--do_eval.", low=0)
   early_stopping_evaluations: int = _eval(0,
-    "Evaluations in a row without a new best result that end the training "
-    "early. 0 never does. Needs --eval_every_steps.", low=0)
+    "Evaluations in a row without a new best result after which training "
+    "stops. 0: it never stops early. Needs --eval_every_steps.", low=0)
   seed: int = setting(12345,
     "Seed of the initial weights, of the order of records and of dropout.",
     low=0, high=(1 << 63) - 1, group="Other")
@@ -284,7 +284,7 @@ class PretrainingConfig(RunConfig):
     "Build everything, print the plan and the parameter table, run one update "
     "on fake records, and write nothing.")
   dry_run_ranks: int = _task(1,
-    "Ranks that --dry_run plans for; they need not be there.", low=1)
+    "Ranks that --dry_run plans for; they need not exist.", low=1)
   config_json: str | None = _task(None,
     "DeepSpeed-style JSON file with batch sizes, optimizer, schedule and "
     "precision. Flags on the command line win over it, and over those of its "

@@ -36,12 +36,9 @@ _WANTED = {float: _NUMBER, int: _COUNT, bool: _BOOL}
 
 # Flags that say something of global batches.
 _COUNTED = {
-  "train_batch_size",
-  "num_accumulation_steps",
-  "num_train_steps",
-  "num_warmup_steps",
-  "lr_decay_steps",
-}
+  "train_batch_size", "num_accumulation_steps", "num_train_steps",
+  "num_warmup_steps", "lr_decay_steps",
+}  # fmt: skip
 
 _SECTIONS = ("optimizer", "scheduler", "fp16", "bf16")
 _LAMB_ONLY = ("optimizer.params.max_coeff", "optimizer.params.min_coeff")
