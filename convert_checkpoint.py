@@ -24,12 +24,12 @@ import tempfile
 from typing import NamedTuple
 
 import numpy as np
-from absl import flags
 
 import mixed_precision
 import tokenization
-from common import errors, json_files
+from common import json_files
 from common.errors import DataError, UserError
+from common.settings import run_with, setting
 from finetuning.settled import (
   CLASSIFIER,
   PRETRAINING,
@@ -60,17 +60,44 @@ _FLAGS = {file: flag for flag, file in VOCABULARIES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What to convert; fields are named like the flags."""
+  """What to convert; the names are the flags'."""
 
-  input: tuple[str, ...]
-  output: str
-  to: str | None = None
-  bert_config_file: str | None = None
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  do_lower_case: bool | None = None
-  signatures: tuple[str, ...] = ()
-  precision: str = "fp32"
+  # fmt: off
+  input: tuple[str, ...] = setting((),
+    "Hugging Face folder, or prefixes of TensorFlow checkpoints, for example "
+    "OUTPUT_DIR/model.ckpt-1000; the mean of several is taken. With "
+    "--to=saved_model one checkpoint, or a run folder.")
+  output: str = setting(help=
+    "New folder (TensorFlow Serving wants NAME/1, NAME/2, ...); with "
+    "--to=tensorflow the prefix of a checkpoint, or a folder for "
+    f"{CHECKPOINT_NAME}.")
+  to: str | None = setting(None,
+    "Format to write. Default: tensorflow for a Hugging Face folder, else "
+    "huggingface.", choices=(HUGGINGFACE, TENSORFLOW, SAVED_MODEL))
+  signatures: tuple[str, ...] = setting((),
+    "Signatures to write with --to=saved_model: encoder, masked_lm, "
+    "next_sentence, classifier, span. Default: all that the checkpoint has.")
+  precision: str = setting("fp32",
+    "Type of the matrix multiplications with --to=saved_model. Weights, inputs "
+    "and outputs stay as they are.", choices=mixed_precision.TYPES)
+  bert_config_file: str | None = setting(None,
+    f"JSON file with the BERT config of checkpoints. Default: "
+    f"{BERT_CONFIG_FILE} beside them.")
+  vocab_file: str | None = setting(None,
+    "WordPiece vocabulary. Default: the one that the run's task.json or "
+    "records name, or vocab.txt beside the input.")
+  spm_model_file: str | None = setting(None,
+    "SentencePiece model, instead of --vocab_file. Default: spiece.model "
+    "beside the input.")
+  do_lower_case: bool | None = setting(None,
+    "Whether the model is of lower-cased text. Default: what the input's "
+    "tokenizer, task.json or records say; if nothing does, true is assumed.")
+  # fmt: on
+
+  def __post_init__(self):
+    object.__setattr__(self, "input", tuple(filter(None, self.input)))
+    if not self.input:
+      raise UserError("--input names nothing")
 
 
 class Model(NamedTuple):
@@ -492,77 +519,12 @@ def _indented(lines: list[str]) -> list[str]:
   return [f"    {line}" for line in lines]
 
 
-def main(argv) -> None:
-  values = flags.FLAGS.flag_values_dict()
-  given = {f.name: values[f.name] for f in dataclasses.fields(Settings)}
-  given["input"] = tuple(filter(None, argv[1:] or given["input"]))
-  given["signatures"] = tuple(given["signatures"])
-  if not given["input"]:
+def main(settings: Settings, *inputs: str) -> None:
+  given = tuple(filter(None, inputs or settings.input))
+  if not given:
     raise UserError("--input names nothing")
-  print("\n".join(convert(Settings(**given))))
-
-
-def define_flags() -> None:
-  """The flags, which are the fields of `Settings`."""
-  flags.DEFINE_list(
-    "input",
-    [],
-    "A Hugging Face folder, or prefixes of TensorFlow checkpoints, for example "
-    "OUTPUT_DIR/model.ckpt-1000; of several the mean is taken. With "
-    "--to=saved_model one checkpoint, or a run folder.",
-  )
-  flags.DEFINE_string(
-    "output",
-    None,
-    "A new folder (TensorFlow Serving wants NAME/1, NAME/2, ...); with "
-    "--to=tensorflow the prefix of a checkpoint, or a folder for "
-    f"{CHECKPOINT_NAME}.",
-    required=True,
-  )
-  flags.DEFINE_enum(
-    "to",
-    None,
-    [HUGGINGFACE, TENSORFLOW, SAVED_MODEL],
-    "What to write. Default: tensorflow for a Hugging Face folder, else "
-    "huggingface.",
-  )
-  flags.DEFINE_list(
-    "signatures",
-    [],
-    "With --to=saved_model: encoder, masked_lm, next_sentence, classifier, "
-    "span. Default: all that the checkpoint has.",
-  )
-  flags.DEFINE_enum(
-    "precision",
-    "fp32",
-    list(mixed_precision.TYPES),
-    "With --to=saved_model: type of the matmuls; weights, inputs and outputs "
-    "stay as they are.",
-  )
-  flags.DEFINE_string(
-    "bert_config_file",
-    None,
-    f"Of checkpoints. Default: {BERT_CONFIG_FILE} beside them.",
-  )
-  flags.DEFINE_string(
-    "vocab_file",
-    None,
-    "The WordPiece vocabulary. Default: the one that the run's task.json or "
-    "records name, or vocab.txt beside the input.",
-  )
-  flags.DEFINE_string(
-    "spm_model_file",
-    None,
-    "The SentencePiece model instead. Default: spiece.model beside the input.",
-  )
-  flags.DEFINE_bool(
-    "do_lower_case",
-    None,
-    "Whether the model is of lower-cased text. Default: what the input's "
-    "tokenizer, task.json or records say; if nothing does, true is assumed.",
-  )
+  print("\n".join(convert(dataclasses.replace(settings, input=given))))
 
 
 if __name__ == "__main__":
-  define_flags()
-  errors.run_main(main)
+  run_with(Settings, main)

@@ -14,13 +14,10 @@ cut into several. A stop leaves the finished work in records/train.unfinished,
 from which the same command resumes.
 """
 
-import dataclasses
 import signal
 import sys
 
-from absl import flags
-
-from common import errors
+from common.settings import run_with
 from data import creation, work_dir
 
 
@@ -64,106 +61,18 @@ def report(summary: creation.Summary) -> str:
   return "\n".join(f"{name:<16} {value}" for name, value in rows)
 
 
-def define_flags() -> None:
-  flags.DEFINE_string(
-    "input_file",
-    None,
-    "Text, one sentence a line and a blank line between documents, or .jsonl "
-    "with a document a line; plain, .gz or .zst: names and globs, "
-    "comma-separated. The end of a file does not end a document.",
-    required=True,
-  )
-  flags.DEFINE_string(
-    "output_file",
-    None,
-    "Record file to write. With several shards NAME.EXT becomes "
-    "NAME-00000-of-00004.EXT ...; a comma-separated list gives exact names. "
-    "Data sets in one folder must differ in NAME.",
-    required=True,
-  )
-  flags.DEFINE_string(
-    "prose",
-    "",
-    "Lines are prose in this language (ISO 639-1 code: en, zh, ...), to be "
-    "split into sentences. Empty: a line is a sentence.",
-  )
-  flags.DEFINE_string(
-    "text_field", "text", "The field of a .jsonl record that holds its text."
-  )
-  flags.DEFINE_string(
-    "encoding",
-    "utf-8",
-    "The text's encoding, any of Python's. Bytes that are not in it are an "
-    "error.",
-  )
-  flags.DEFINE_string("vocab_file", None, "WordPiece vocabulary (vocab.txt).")
-  flags.DEFINE_string(
-    "spm_model_file", None, "SentencePiece model, instead of --vocab_file."
-  )
-  flags.DEFINE_bool(
-    "do_lower_case",
-    True,
-    "Whether to lower-case the text: True for an uncased vocabulary.",
-  )
-  flags.DEFINE_bool(
-    "do_whole_word_mask",
-    False,
-    "Mask whole words instead of single pieces; Chinese words are jieba's.",
-  )
-  flags.DEFINE_integer("max_seq_length", 128, "Tokens of a record at most.")
-  flags.DEFINE_integer(
-    "max_predictions_per_seq", 20, "Masked tokens of a record at most."
-  )
-  flags.DEFINE_integer(
-    "examples_per_record",
-    1,
-    "Examples that share a record at most, so that training spends no time on "
-    "padding; 1: not packed, as google/bert's scripts read it.",
-  )
-  flags.DEFINE_integer("random_seed", 12345, "Decides all that is random.")
-  flags.DEFINE_integer(
-    "dupe_factor",
-    None,
-    "Copies of each document, each cut and masked in its own way. Default: 10, "
-    "or 1 with --dynamic_masks.",
-  )
-  flags.DEFINE_float("masked_lm_prob", 0.15, "Share of tokens to mask.")
-  flags.DEFINE_float(
-    "short_seq_prob", 0.1, "Share of documents cut into shorter examples."
-  )
-  flags.DEFINE_bool(
-    "dynamic_masks",
-    False,
-    "Leave the masks to training, which draws new ones each epoch.",
-  )
-  flags.DEFINE_integer(
-    "num_shards", None, "Files to write. Default: one for about 16 MB."
-  )
-  flags.DEFINE_integer(
-    "num_workers",
-    None,
-    "Processes on each machine. Default: all cores. The records are the same "
-    "for any number.",
-  )
-
-
 def _stop(signal_number, _) -> None:
   # As an exception, so that workers end too.
   sys.exit(f"create_pretraining_data.py: stopped by signal {signal_number}")
 
 
-def main(_) -> None:
+def main(settings: creation.Settings) -> None:
   signal.signal(signal.SIGTERM, _stop)
   signal.signal(signal.SIGINT, _stop)
-  names = [field.name for field in dataclasses.fields(creation.Settings)]
-  settings = creation.Settings(
-    **{name: flags.FLAGS[name].value for name in names}
-  )
   summary = creation.create(settings, work_dir.ranks_of_environment())
   if summary:
     print(report(summary))
 
 
 if __name__ == "__main__":
-  define_flags()
-  errors.run_main(main)
+  run_with(creation.Settings, main)

@@ -21,7 +21,9 @@ stored in the type of the matmul that reads it.
 
 import dataclasses
 
+from common import settings
 from common.errors import UserError
+from common.settings import setting
 from common.tensorflow_v1 import tf
 
 TYPES = {"fp32": tf.float32, "fp16": tf.float16, "bf16": tf.bfloat16}
@@ -98,39 +100,35 @@ def island(function, dtype: tf.DType):
 
 @dataclasses.dataclass(frozen=True)
 class LossScaleConfig:
-  """How the loss scale behaves; fields are named like their flags.
+  """How the loss scale behaves; fields are named like their flags."""
 
-  Attributes:
-    loss_scale: 0 is dynamic; None is 0 with fp16 and 1 without.
-    initial_loss_scale: where a dynamic one starts.
-    loss_scale_window: good updates in a row after which it doubles.
-    loss_scale_hysteresis: overflows until it halves; the first of them only
-      count, and doubling forgets them (DeepSpeed's delayed shift).
-    min_loss_scale: its floor: an overflow leaves a scale that is not above it
-      as it is.
-  """
-
-  loss_scale: float | None = None
-  initial_loss_scale: float = 2.0**16
-  loss_scale_window: int = 1000
-  loss_scale_hysteresis: int = 1
-  min_loss_scale: float = 1.0
+  # fmt: off
+  loss_scale: float | None = setting(None,
+    "Constant factor on the loss, for fp16. Default: 0, a dynamic loss scale.",
+    low=0, json="fp16.loss_scale")
+  initial_loss_scale: float = setting(2.0**16,
+    "Factor on the loss that a dynamic loss scale begins with.", above=0)
+  loss_scale_window: int = setting(1000,
+    "Updates in a row without an overflow after which a dynamic loss scale "
+    "doubles.", low=1, json="fp16.loss_scale_window")
+  loss_scale_hysteresis: int = setting(1,
+    "Overflows until a dynamic loss scale halves. Earlier ones are only "
+    "counted, and the count restarts when the scale doubles (DeepSpeed's "
+    "delayed shift).",
+    low=1, json="fp16.hysteresis")
+  min_loss_scale: float = setting(1.0,
+    "Factor on the loss below which a dynamic loss scale does not fall. An "
+    "overflow leaves a scale that is not above it unchanged.",
+    above=0, json="fp16.min_loss_scale")
+  # fmt: on
 
   def __post_init__(self):
-    """Raises `UserError` for a number out of its range."""
-    for name in ("initial_loss_scale", "min_loss_scale"):
-      if not getattr(self, name) > 0.0:
-        raise UserError(f"--{name}={getattr(self, name)}: must be positive")
-    for name in ("loss_scale_window", "loss_scale_hysteresis"):
-      if getattr(self, name) < 1:
-        raise UserError(f"--{name}={getattr(self, name)}: must be at least 1")
+    settings.check(self)
     if not self.loss_scale and self.min_loss_scale > self.initial_loss_scale:
       raise UserError(
         f"--min_loss_scale={self.min_loss_scale} is above --initial_loss_scale="
         f"{self.initial_loss_scale}: lower the one or raise the other"
       )
-    if self.loss_scale is not None and not self.loss_scale >= 0.0:
-      raise UserError(f"--loss_scale={self.loss_scale}: must not be negative")
 
   def check(self, uses_fp16: bool) -> None:
     """Raises `UserError` for a loss scale where nothing is in fp16."""

@@ -13,71 +13,66 @@ with { is JSON: {"question": "...", "context": "..."}.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from common import errors
 from common.errors import DataError, UserError
-from common.tensorflow_v1 import tf
+from common.settings import in_group, run_with, setting
 from interop import inference, model_source, predictions
-from training import flags_common
 
-FLAGS = tf.flags.FLAGS
-
+_input, _output = in_group("Input"), in_group("Output")
 _AT_ONCE = 64  # inputs that are read before their predictions are shown
 
 
-def define_flags() -> None:
-  flags = tf.flags
-  FLAGS.set_gnu_getopt()  # flags may follow MODEL
-  flags.DEFINE_string(
-    "input", None, "File with a text on each line; - is standard input."
-  )
-  flags.DEFINE_string("question", None, "For a model that answers questions.")
-  flags.DEFINE_string("context", None, "The paragraph that may answer it.")
-  flags.DEFINE_integer(
-    "top_k", 5, "Words or answers to show at most.", lower_bound=1
-  )
-  flags.DEFINE_bool("json", False, "JSON lines with all numbers.")
-  flags.DEFINE_enum(
-    "embedding",
-    None,
-    list(predictions.POOLINGS),
-    "The text as a vector, whatever the model is for: of the last layer the "
-    "mean over all tokens, or that of [CLS].",
-  )
-  flags.DEFINE_integer(
-    "max_seq_length",
-    None,
-    "Most tokens of a text; of a longer one the end is not read. Default: as "
-    "in training, or what the model can if nothing says it.",
-  )
-  flags_common.define_source_flags()
-  flags.adopt_module_key_flags(flags_common)  # so that --help shows them
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What to predict, and how to show it; the names are the flags'."""
+
+  # fmt: off
+  input: str | None = _input(None,
+    "File with a text on each line; - is standard input.")
+  question: str | None = _input(None,
+    "Question to answer, by a model that answers questions.")
+  context: str | None = _input(None,
+    "Paragraph that may answer --question.")
+  max_seq_length: int | None = _input(None,
+    "Tokens of one text at most; the end of a longer one is not read. Default: "
+    "as in training, or what the model can if nothing says it.")
+  top_k: int = _output(5, "Words or answers to show at most.", low=1)
+  json: bool = _output(False, "Write JSON lines with all numbers.")
+  embedding: str | None = _output(None,
+    "Show the text as a vector, whatever the model is for. mean: the mean of "
+    "the last layer over all tokens. cls: the last layer at [CLS].",
+    choices=predictions.POOLINGS)
+  given: model_source.Given = setting(
+    model_source.NOTHING_GIVEN, group="Parts of the model")
+  # fmt: on
 
 
 def read_inputs(
-  texts: list[str], may_be_json: bool
+  settings: Settings, texts: Sequence[str], may_be_json: bool
 ) -> Iterator[predictions.Input]:
   """Texts of the flags, the arguments, or standard input.
 
   Raises:
     UserError: they contradict each other, or there is no text.
   """
-  asked = FLAGS.question is not None or FLAGS.context is not None
-  if asked + bool(texts) + (FLAGS.input is not None) > 1:
+  question, context = settings.question, settings.context
+  asked = question is not None or context is not None
+  if asked + bool(texts) + (settings.input is not None) > 1:
     raise UserError(
       "give texts as arguments, --input, or --question with --context: one of "
       "these"
     )
   if asked:
-    if not (FLAGS.question or "").strip() or not (FLAGS.context or "").strip():
+    if not (question or "").strip() or not (context or "").strip():
       raise UserError("give both --question and --context, not empty")
-    yield predictions.Input(FLAGS.question, FLAGS.context)
+    yield predictions.Input(question, context)
     return
-  path = FLAGS.input or "-"
+  path = settings.input or "-"
   name = "standard input" if path == "-" else path
   lines, what = _lines(path, name), f"{name}: line"
   if texts:
@@ -110,31 +105,35 @@ def _lines(path: str, name: str) -> Iterator[str]:
         ) from e
 
 
-def main(argv) -> None:
+def main(settings: Settings, name: str, *texts: str) -> None:
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
-  source = model_source.find(argv[1], FLAGS)
+  source = model_source.find(name, settings.given)
   model = inference.open_model(source)
   predictor = predictions.Predictor(
-    model, source, FLAGS.top_k, FLAGS.embedding, FLAGS.max_seq_length
+    model,
+    source,
+    settings.top_k,
+    settings.embedding,
+    settings.max_seq_length,
   )
   lines = source.lines()
-  if not FLAGS.max_seq_length and "max_seq_length" not in source.task:
+  if not settings.max_seq_length and "max_seq_length" not in source.task:
     lines.append(
       f"{source.path}: nothing says how long its texts were: assumed "
       f"--max_seq_length={source.max_seq_length}"
     )
   for line in lines:
     print(line, file=sys.stderr)
-  inputs = read_inputs(argv[2:], predictor.answers_questions)
-  by_hand = not argv[2:] and FLAGS.input in (None, "-") and sys.stdin.isatty()
-  while group := list(itertools.islice(inputs, 1 if by_hand else _AT_ONCE)):
+  inputs = read_inputs(settings, texts, predictor.answers_questions)
+  typed = not texts and settings.input in (None, "-")
+  at_once = 1 if typed and sys.stdin.isatty() else _AT_ONCE
+  while group := list(itertools.islice(inputs, at_once)):
     for made in predictor.predict(group):
       lines = predictions.as_lines(made)
-      print(*([json.dumps(made)] if FLAGS.json else lines), sep="\n")
+      print(*([json.dumps(made)] if settings.json else lines), sep="\n")
   model.close()
 
 
 if __name__ == "__main__":
-  define_flags()
-  errors.run_main(main, arguments=None)
+  run_with(Settings, main, arguments=None)

@@ -1,72 +1,32 @@
 """Fine-tunes BERT on sentences or pairs of them, on Horovod ranks.
 
-  python run_classifier.py --task_name=MRPC --data_dir=glue/MRPC ...
-  python run_classifier.py --train_file=train.tsv --eval_file=dev.csv \\
-    --text_column=sentence --label_column=label ...
+  python run_classifier.py --do_train --do_eval \\
+    --task_name=MRPC --data_dir=glue/MRPC --output_dir=runs/mrpc \\
+    --bert_config_file=runs/first/bert_config.json --vocab_file=vocab.txt \\
+    --init_checkpoint=runs/first/model.ckpt-100000 --learning_rate=2e-5
+  python run_classifier.py --do_predict --predict_file=glue/MRPC/test.tsv \\
+    --bert_config_file=runs/mrpc/bert_config.json --output_dir=runs/mrpc
 
-GLUE's tasks by name, or any table by its columns: labels are found in it.
+The data are a task of GLUE by its name, or any table by its columns
+(--train_file, --text_column, --label_column), whose labels are found in it.
 What the model in --output_dir was trained with need not be given again.
 """
 
 import functools
 
-from common.tensorflow_v1 import tf
-from finetuning import classification, finetune, metrics
-from training import flags_common, train_loop, training_run
+from absl import flags
 
-FLAGS = tf.flags.FLAGS
-
-
-def define_flags() -> None:
-  """google/bert's flags with its meaning where it has them, and ours."""
-  flags = tf.flags
-  flags_common.define_finetuning_flags(max_seq_length=128)
-  flags.DEFINE_string(
-    "task_name",
-    None,
-    "One of GLUE's: "
-    + ", ".join(classification.GLUE)
-    + ". Without it: a table, by the names of its columns.",
-  )
-  flags.DEFINE_string(
-    "data_dir",
-    None,
-    "Folder with GLUE's train.tsv, dev.tsv and test.tsv; files that are named "
-    "win over it.",
-  )
-  for part, what in (
-    ("train", "train on"),
-    ("eval", "evaluate on; it chooses the best checkpoint"),
-    ("predict", "label"),
-  ):
-    flags.DEFINE_string(
-      f"{part}_file", None, f"Table (.tsv, .csv or .jsonl) to {what}."
-    )
-  flags.DEFINE_string(
-    "text_column", None, "Column of the text; default: sentence."
-  )
-  flags.DEFINE_string(
-    "text_pair_column", None, "Column of the second text of a pair."
-  )
-  flags.DEFINE_string(
-    "label_column", None, "Column of the label; default: label."
-  )
-  flags.DEFINE_bool("regression", False, "The labels are numbers to predict.")
-  flags.DEFINE_list(
-    "metrics",
-    [],
-    "The first one chooses the best checkpoint; default: accuracy, or pearson "
-    "and spearman: " + ", ".join(metrics.CLASSIFICATION),
-  )
-  flags.adopt_module_key_flags(flags_common)  # so that --help shows them
+from common import settings
+from finetuning import classification, finetune
+from training import train_loop, training_run
 
 
 def main(_) -> None:
-  config = classification.ClassifierConfig.from_flags(FLAGS)
+  config = classification.ClassifierConfig.from_flags(flags.FLAGS)
   task = classification.Classification(config)
   training_run.start(config, functools.partial(finetune.finetune, task))
 
 
 if __name__ == "__main__":
-  define_flags()
+  settings.define_flags(classification.ClassifierConfig)
   train_loop.run_main(main)

@@ -1,18 +1,24 @@
 """Pre-trains BERT (masked LM and next sentence prediction) on Horovod ranks.
 
-  python run_pretraining.py --do_train ...                      one process
-  horovodrun -np 16 python run_pretraining.py --do_train ...    16 ranks
+  python run_pretraining.py --dry_run --bert_config_file=configs/bert_base.json
+  python run_pretraining.py --do_train --do_eval \\
+    --bert_config_file=configs/bert_mini.json --output_dir=runs/first \\
+    --input_file='records/train*.tfrecord' \\
+    --eval_input_file='records/heldout*.tfrecord'
 
-Made from records of create_pretraining_data.py (or google/bert's). The same
-command goes on where an earlier one stopped.
+horovodrun -np 16 in front of it starts 16 ranks. The records are those of
+create_pretraining_data.py, or google/bert's. The same command resumes a run
+that was stopped.
 """
 
 import dataclasses
 import functools
 
+from absl import flags
+
 import modeling
 import optimization
-from common import console
+from common import console, settings
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
@@ -21,93 +27,21 @@ from model import model_flops
 from model.tensor_parallel import Slices
 from training import (
   checkpointing,
-  flags_common,
   input_pipeline,
   reporting,
   train_loop,
   training_plan,
   training_run,
 )
+from training.config import BEST_BY, PretrainingConfig
 from training.evaluation import EvaluationBatches, Evaluator, add_up
-from training.pretraining_config import BEST_BY, PretrainingConfig
 from training.signals import StopVote
 from xla_patches import jit
-
-FLAGS = tf.flags.FLAGS
 
 
 def define_flags() -> None:
   """google/bert's flags with its meaning where it has them, and ours."""
-  flags = tf.flags
-  flags_common.define_model_flags()
-  flags_common.define_precision_flags()
-  flags_common.define_optimizer_flags()
-  flags_common.define_allreduce_flags()
-  flags_common.define_training_flags()
-  flags.DEFINE_string(
-    "config_json",
-    None,
-    "DeepSpeed-style JSON with batch sizes, optimizer, schedule and precision; "
-    "flags given on the command line win over it, and over those of its fields "
-    "that they leave without meaning.",
-  )
-  flags.DEFINE_bool(
-    "dry_run",
-    False,
-    "Build everything, print the plan and the parameter table, run one update "
-    "on fake records, and write nothing.",
-  )
-  flags.DEFINE_integer(
-    "dry_run_ranks",
-    1,
-    "With --dry_run: plan for so many ranks, without having them.",
-    lower_bound=1,
-  )
-  flags.DEFINE_integer(
-    "tensor_parallel",
-    1,
-    "So many ranks in a row hold a model together, a slice of each layer each, "
-    "and count as one for batch sizes and steps; checkpoints are the same.",
-    lower_bound=1,
-  )
-  flags.DEFINE_integer("num_train_steps", 100000, "Steps of the whole run.")
-  flags.DEFINE_integer("num_warmup_steps", 10000, "Steps of warm-up in it.")
-  flags.adopt_module_key_flags(flags_common)  # so that --help shows them
-  flags.DEFINE_bool("do_train", False, "Train.")
-  flags.DEFINE_bool("do_eval", False, "Evaluate, after training if both.")
-  flags.DEFINE_string(
-    "input_file", None, "Record files: comma-separated names and globs."
-  )
-  flags.DEFINE_integer(
-    "shuffle_block_records",
-    0,
-    "For data larger than memory: shuffle blocks of so many records (a few "
-    f"MB), and the records of {record_order.WINDOW_BLOCKS} blocks at a time; "
-    "reading then needs the memory of twice as many. 0: shuffle all records.",
-    lower_bound=0,
-  )
-  flags.DEFINE_string(
-    "eval_input_file",
-    None,
-    "Record files to evaluate on; default: --input_file.",
-  )
-  flags.DEFINE_integer(
-    "max_seq_length",
-    None,
-    "Tokens of a record. Default: the manifest's, or 128 for records without.",
-  )
-  flags.DEFINE_integer(
-    "max_predictions_per_seq",
-    None,
-    "Masked tokens of a record. Default: the manifest's, or 20.",
-  )
-  flags.DEFINE_integer(
-    "max_eval_steps",
-    0,
-    "At most so many batches over all ranks in an evaluation; 0: every record.",
-    lower_bound=0,
-  )
-  flags.mark_flag_as_required("bert_config_file")
+  settings.define_flags(PretrainingConfig)
 
 
 def open_source(files: str, config: PretrainingConfig, comm):
@@ -344,7 +278,7 @@ def parameter_table(variables) -> list[str]:
 
 
 def main(_) -> None:
-  config = PretrainingConfig.from_flags(FLAGS)
+  config = PretrainingConfig.from_flags(flags.FLAGS)
   if config.dry_run:
     dry_run(config)
     return

@@ -30,7 +30,7 @@ from data import record_order
 from gradients import distributed
 from model import model_flops
 from training import input_pipeline, train_loop
-from training.pretraining_config import PretrainingConfig
+from training.config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
 

@@ -24,7 +24,7 @@ from common.tensorflow_v1 import tf
 from gradients import distributed, moments
 from model import model_flops
 from training import checkpointing, input_pipeline, reporting, train_loop
-from training.pretraining_config import PretrainingConfig
+from training.config import PretrainingConfig
 from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS

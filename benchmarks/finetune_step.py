@@ -15,8 +15,7 @@ import time
 import numpy as np
 from absl import flags
 
-import run_classifier
-import run_squad
+from common import settings
 from common.tensorflow_v1 import tf
 from finetuning import classification, finetune, squad
 from gradients import distributed
@@ -24,11 +23,10 @@ from training import run_folder, train_loop, training_run
 
 _KINDS = {
   "classifier": (
-    run_classifier,
     classification.ClassifierConfig,
     classification.Classification,
   ),
-  "squad": (run_squad, squad.SquadConfig, squad.Squad),
+  "squad": (squad.SquadConfig, squad.Squad),
 }
 _WARM_UPDATES = 3
 
@@ -71,13 +69,13 @@ def serve(task: finetune.FinetuningTask, updates_per_round: int) -> None:
 
 
 def main(argv: list) -> None:
-  _, config, task = _KINDS[argv[1]]
+  config, task = _KINDS[argv[1]]
   serve(task(config.from_flags(flags.FLAGS)), flags.FLAGS.updates_per_round)
 
 
 if __name__ == "__main__":
   if len(sys.argv) < 2 or sys.argv[1] not in _KINDS:
     sys.exit(f"usage: {__doc__}")
-  _KINDS[sys.argv[1]][0].define_flags()
+  settings.define_flags(_KINDS[sys.argv[1]][0])
   flags.DEFINE_integer("updates_per_round", 10, "Updates for each line.")
   train_loop.run_main(main, arguments=1)

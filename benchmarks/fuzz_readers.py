@@ -20,6 +20,7 @@ from absl import flags
 from backports import zstd
 
 import tokenization
+from common import settings
 from data import (
   creation,
   record_report,
@@ -951,7 +952,7 @@ class RunFlags(Reader):
   def read(self):
     from gradients.lr_schedule import scale_peak
     from training import training_plan
-    from training.pretraining_config import PretrainingConfig
+    from training.config import PretrainingConfig
 
     config = PretrainingConfig.from_flags(self.parsed())
     plan = training_plan.resolve(
@@ -1049,7 +1050,7 @@ class BertConfigFile(RunFlags):
     }
 
   def read(self):
-    from training.pretraining_config import PretrainingConfig
+    from training.config import PretrainingConfig
 
     return PretrainingConfig.from_flags(self.parsed()).bert
 
@@ -1171,9 +1172,7 @@ class DataFlags(RunFlags):
 
   def __init__(self, folder):
     Reader.__init__(self, folder)
-    import create_pretraining_data
-
-    create_pretraining_data.define_flags()
+    settings.define_flags(creation.Settings)
 
   def damage(self, rng):
     self.given = {
@@ -1188,11 +1187,7 @@ class DataFlags(RunFlags):
       )
 
   def read(self):
-    import dataclasses
-
-    names = [field.name for field in dataclasses.fields(creation.Settings)]
-    args = self.parsed()
-    return creation.Settings(**{name: args[name].value for name in names})
+    return settings.from_flags(creation.Settings, self.parsed())
 
   def wrong(self, result):
     s = result

@@ -14,6 +14,8 @@ import time
 
 import tokenization
 from common import console, errors
+from common.errors import UserError
+from common.settings import check, in_group
 from data import (
   corpus,
   records,
@@ -29,64 +31,81 @@ _MAX_DEFAULT_SHARDS = 4096
 # What lies beside records, here and in the folder of work in progress.
 _NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
 _SHARDS = "shards"  # the folder of those that are being made
-# More than anybody wants, and less than what only ends for lack of memory.
-_LARGEST = {
-  "max_seq_length": 1 << 16,
-  "random_seed": (1 << 63) - 1,
-  "dupe_factor": 10_000,
-  "num_shards": 100_000,
-  "num_workers": 4096,
-}
+
+_text, _vocabulary = in_group("Text"), in_group("Vocabulary")
+_records, _workers = in_group("Records"), in_group("Shards and workers")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
   """What to make of which text; the names are the flags'."""
 
-  input_file: str
-  output_file: str
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  do_lower_case: bool = True
-  do_whole_word_mask: bool = False
-  max_seq_length: int = 128
-  max_predictions_per_seq: int = 20
-  random_seed: int = 12345
-  dupe_factor: int | None = None  # None: 10, or 1 with dynamic masks
-  masked_lm_prob: float = 0.15
-  short_seq_prob: float = 0.1
-  examples_per_record: int = 1
-  dynamic_masks: bool = False
-  prose: str = ""
-  text_field: str = "text"
-  encoding: str = "utf-8"
-  num_shards: int | None = None  # None: by the size of the corpus
-  num_workers: int | None = None  # None: all cores; never decides the bytes
+  # High limits are more than anybody wants, and less than what only ends for
+  # lack of memory.
+  # fmt: off
+  input_file: str = _text(help=
+    "Text files, names and globs, comma-separated: one sentence a line and a "
+    "blank line between documents, or .jsonl with one document a line; plain, "
+    ".gz or .zst. The end of a file does not end a document.")
+  output_file: str = _records(help=
+    "Record file to write. With several shards NAME.EXT becomes "
+    "NAME-00000-of-00004.EXT and so on; a comma-separated list gives exact "
+    "names. Data sets in one folder must differ in NAME.")
+  prose: str = _text("",
+    "Language (ISO 639-1 code: en, zh, ...) of lines of prose, which are split "
+    "into sentences. Empty: a line is a sentence.")
+  text_field: str = _text("text",
+    "Field of a .jsonl record that holds its text.")
+  encoding: str = _text("utf-8",
+    "Encoding of the text, any of Python's. Bytes that are not in it are an "
+    "error.")
+  vocab_file: str | None = _vocabulary(None,
+    "WordPiece vocabulary (vocab.txt).")
+  spm_model_file: str | None = _vocabulary(None,
+    "SentencePiece model, instead of --vocab_file.")
+  do_lower_case: bool = _vocabulary(True,
+    "Lower-case the text, as an uncased vocabulary expects.")
+  do_whole_word_mask: bool = _records(False,
+    "Mask whole words instead of single tokens. Chinese words are jieba's.")
+  max_seq_length: int = _records(128,
+    "Tokens of one record at most.", low=8, high=1 << 16)
+  max_predictions_per_seq: int = _records(20,
+    "Masked tokens of one record at most.", low=1)
+  random_seed: int = _records(12345,
+    "Seed of all that is random in the records.", low=0, high=(1 << 63) - 1)
+  dupe_factor: int | None = _records(None,
+    "Copies of each document, each cut into examples and masked in its own "
+    "way. Default: 10, or 1 with --dynamic_masks.", low=1, high=10_000)
+  masked_lm_prob: float = _records(0.15,
+    "Share of the tokens to mask.", above=0, below=1)
+  short_seq_prob: float = _records(0.1,
+    "Share of the documents that are cut into examples shorter than "
+    "--max_seq_length.",
+    low=0, high=1)
+  examples_per_record: int = _records(1,
+    "Examples that share one record at most, so that training spends no time "
+    "on padding. 1 does not pack, which is what google/bert's scripts read.",
+    low=1)
+  dynamic_masks: bool = _records(False,
+    "Leave the masks to training, which draws new ones in each epoch.")
+  num_shards: int | None = _workers(None,
+    "Record files to write. Default: one for about 16 MB.",
+    low=1, high=100_000)
+  num_workers: int | None = _workers(None,
+    "Worker processes on each machine. Default: all cores. The records are the "
+    "same for any number.", low=1, high=4096)
+  # fmt: on
 
   def __post_init__(self):
     if self.dupe_factor is None:
       object.__setattr__(self, "dupe_factor", 1 if self.dynamic_masks else 10)
-    for name, most in _LARGEST.items():
-      value = getattr(self, name)
-      self._check(value is None or value <= most, name, f"at most {most}")
-    self._check(self.max_seq_length >= 8, "max_seq_length", "at least 8")
-    self._check(
-      1 <= self.max_predictions_per_seq <= self.max_seq_length,
-      "max_predictions_per_seq",
-      f"1 to max_seq_length ({self.max_seq_length})",
-    )
-    self._check(self.random_seed >= 0, "random_seed", "at least 0")
-    self._check(self.dupe_factor >= 1, "dupe_factor", "at least 1")
-    self._check(0 < self.masked_lm_prob < 1, "masked_lm_prob", "in (0, 1)")
-    self._check(0 <= self.short_seq_prob <= 1, "short_seq_prob", "in [0, 1]")
-    self._check(
-      1 <= self.examples_per_record <= self.max_seq_length,
-      "examples_per_record",
-      f"1 to max_seq_length ({self.max_seq_length})",
-    )
-    for name in ("num_shards", "num_workers"):
-      value = getattr(self, name)
-      self._check(value is None or value >= 1, name, "at least 1")
+    check(self)
+    for name in ("max_predictions_per_seq", "examples_per_record"):
+      self._check(
+        getattr(self, name) <= self.max_seq_length,
+        name,
+        f"1 to max_seq_length ({self.max_seq_length})",
+      )
     paths, names = self.output_paths, self.output_names
     self._check(bool(paths) and all(names), "output_file", "a file name")
     self._check(
@@ -111,7 +130,7 @@ class Settings:
 
   def _check(self, ok: bool, name: str, want: str) -> None:
     if not ok:
-      raise errors.DataError(f"--{name}={getattr(self, name)}: must be {want}")
+      raise UserError(f"--{name}={getattr(self, name)}: must be {want}")
 
   @property
   def examples(self) -> shards.ExampleSettings:

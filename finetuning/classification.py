@@ -10,11 +10,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from common.errors import DataError, UserError
+from common.settings import in_group
 from finetuning import heads, metrics, packed, tables
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.settled import model_folder, saved_task
 from model import model_flops
 from training.metrics import BestBy
+
+_data = in_group("Data")
 
 PREDICTIONS_FILE = "predictions.tsv"
 # Characters that end a field in that file, and the one that marks them.
@@ -71,16 +74,32 @@ GLUE = {
 class ClassifierConfig(FinetuningConfig):
   """Settings of run_classifier.py; fields are named like its flags."""
 
-  task_name: str | None = None
-  data_dir: str | None = None
-  train_file: str | None = None
-  eval_file: str | None = None
-  predict_file: str | None = None
-  text_column: str | None = None
-  text_pair_column: str | None = None
-  label_column: str | None = None
-  regression: bool = False
-  metrics: tuple = ()
+  # fmt: off
+  task_name: str | None = _data(None,
+    f"Task of GLUE: {', '.join(GLUE)}. Without it the data are a table of your "
+    "own, read by the names of its columns.")
+  data_dir: str | None = _data(None,
+    "Folder with GLUE's train.tsv, dev.tsv and test.tsv. --train_file, "
+    "--eval_file and --predict_file win over it.")
+  train_file: str | None = _data(None,
+    "Table (.tsv, .csv or .jsonl) to train on.")
+  eval_file: str | None = _data(None,
+    "Table (.tsv, .csv or .jsonl) to evaluate on, which chooses the best "
+    "checkpoint.")
+  predict_file: str | None = _data(None,
+    "Table (.tsv, .csv or .jsonl) whose labels to predict.")
+  text_column: str | None = _data(None,
+    "Column of the text. Default: sentence.")
+  text_pair_column: str | None = _data(None,
+    "Column of the second text of a pair. Without it examples are single "
+    "texts.")
+  label_column: str | None = _data(None, "Column of the label. Default: label.")
+  regression: bool = _data(False, "Predict numbers: the labels are numbers.")
+  metrics: tuple = in_group("Evaluation")((),
+    "Metrics to report; the first one chooses the best checkpoint. Default: "
+    "accuracy, or pearson and spearman with --regression, or those of "
+    "--task_name.", choices=metrics.CLASSIFICATION)
+  # fmt: on
 
   kind: ClassVar[str] = "classifier"
   model_flags: ClassVar[tuple] = (
@@ -99,12 +118,6 @@ class ClassifierConfig(FinetuningConfig):
       )
     if self.task_name and self.regression:
       raise UserError("--regression is for tables of your own: leave it out")
-    unknown = sorted(set(self.metrics) - set(metrics.CLASSIFICATION))
-    if unknown:
-      raise UserError(
-        f"--metrics={','.join(self.metrics)}: {unknown[0]} is not one of "
-        f"{', '.join(metrics.CLASSIFICATION)}"
-      )
     for name in self.metrics:
       if name in metrics.REGRESSION and not self.regression:
         raise UserError(f"--metrics={name} is of numbers: give --regression")

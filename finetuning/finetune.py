@@ -15,6 +15,7 @@ import optimization
 import tokenization
 from common import console
 from common.errors import UserError
+from common.settings import in_group
 from common.tensorflow_v1 import tf
 from data import record_order
 from finetuning import packed, settled
@@ -28,10 +29,12 @@ from training import (
   train_loop,
   training_run,
 )
+from training.config import RunConfig
 from training.evaluation import EvaluationBatches, Evaluator
-from training.run_config import RunConfig
 from training.signals import StopVote
 from xla_patches import jit
+
+_data, _model, _batch = map(in_group, ("Data", "Model", "Batches and steps"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,16 +50,65 @@ class FinetuningConfig(RunConfig):
   # be given others of.
   model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
   usual_flags: ClassVar[tuple] = ()
+  # fmt: off
+  help_here: ClassVar[dict] = dict(
+    do_eval=
+    "Evaluate the model: while training as --eval_every_epochs says, and the "
+    "best checkpoint at the end.",
+    train_batch_size=
+    "Examples in one rank's micro-batch (one forward and backward pass). With "
+    "--global_batch_size this is the most that a micro-batch may have.",
+    global_batch_size=
+    "Examples in one update, over all ranks and micro-batches. Default: "
+    "--train_batch_size x ranks x --num_accumulation_steps. A run keeps its "
+    "global batch when it is resumed.",
+    lr_decay_steps=
+    "Updates in which an exponential decay multiplies the learning rate by "
+    "--lr_decay_rate.",
+    eval_batch_size="Examples in one rank's batch of an evaluation.",
+    eval_every_steps=
+    "Updates between two evaluations while training. 0 leaves it to "
+    "--eval_every_epochs. Needs --do_eval.",
+    early_stopping_evaluations=
+    "Evaluations in a row without a new best result after which training "
+    "stops. 0: it never stops early. Needs --do_eval, and --eval_every_epochs "
+    "or --eval_every_steps.",
+    output_dir=
+    "Folder for checkpoints, metrics, task.json and predictions. A training "
+    "that finds its own checkpoint there resumes from it; an evaluation or a "
+    "prediction uses the best one.",
+    seed=
+    "Seed of the initial weights, of the order of examples and of dropout.",
+  )
 
-  do_predict: bool = False
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  do_lower_case: bool = True
-  max_seq_length: int = 128
-  examples_per_record: int = 32
-  num_train_epochs: float = 3.0
-  warmup_proportion: float = 0.1
-  eval_every_epochs: float = 1.0
+  do_predict: bool = in_group("What to do")(False,
+    "Predict with the weights of the best checkpoint.")
+  vocab_file: str | None = _model(None,
+    "WordPiece vocabulary that the checkpoint was trained with. A run folder "
+    "keeps a copy, which is used without this flag.")
+  spm_model_file: str | None = _model(None,
+    "SentencePiece model that the checkpoint was trained with, instead of "
+    "--vocab_file. A run folder keeps a copy, which is used without this flag.")
+  do_lower_case: bool = _model(True,
+    "Lower-case the text, as uncased models expect.")
+  max_seq_length: int = _data(128,
+    "Tokens of one example at most, and of one record, which may hold several "
+    "examples. Longer texts are cut.", low=4)
+  examples_per_record: int = _data(32,
+    "Examples that are packed into one record at most, so that little of it is "
+    "padding; each loss stays that of its example alone. 1 does not pack.",
+    low=1)
+  num_train_epochs: float = _batch(3.0,
+    "Epochs of training: passes over the training examples.",
+    low=0, high=1e6)
+  warmup_proportion: float = _batch(0.1,
+    "Share of the updates in which the learning rate rises to its peak.",
+    low=0, high=1)
+  eval_every_epochs: float = in_group("Evaluation")(1.0,
+    "Epochs between two evaluations while training with --do_eval; the best "
+    "checkpoint is kept. 0 evaluates at the end only. --eval_every_steps wins "
+    "over it.", low=0, high=1e6)
+  # fmt: on
 
   def __post_init__(self):
     super().__post_init__()
@@ -64,14 +116,6 @@ class FinetuningConfig(RunConfig):
       raise UserError("give --do_train, --do_eval, --do_predict, or several")
     if not self.output_dir:
       raise UserError("--output_dir is missing")
-    for name, most in (
-      ("num_train_epochs", 1e6),
-      ("warmup_proportion", 1.0),
-      ("eval_every_epochs", 1e6),
-    ):
-      value = getattr(self, name)
-      if not 0.0 <= value <= most:
-        raise UserError(f"--{name}={value}: must be 0 to {most:g}")
     if self.early_stopping_evaluations and not (
       self.do_eval and (self.eval_every_steps or self.eval_every_epochs)
     ):
@@ -79,14 +123,10 @@ class FinetuningConfig(RunConfig):
         "--early_stopping_evaluations needs --do_eval and --eval_every_epochs "
         "or --eval_every_steps"
       )
-    if not 4 <= self.max_seq_length <= self.bert.max_position_embeddings:
+    if self.max_seq_length > self.bert.max_position_embeddings:
       raise UserError(
         f"--max_seq_length={self.max_seq_length}: must be 4 to the BERT "
         f"config's max_position_embeddings={self.bert.max_position_embeddings}"
-      )
-    if self.examples_per_record < 1:
-      raise UserError(
-        f"--examples_per_record={self.examples_per_record}: must be at least 1"
       )
     tokenization.validate_case_matches_checkpoint(
       self.do_lower_case, self.init_checkpoint

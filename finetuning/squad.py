@@ -7,12 +7,15 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from common import json_files
+from common import json_files, settings
 from common.errors import DataError, UserError
+from common.settings import in_group
 from finetuning import heads, offsets, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from model import model_flops
 from training import metrics
+
+_data, _answer = in_group("Data"), in_group("Evaluation")
 
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
@@ -23,21 +26,31 @@ NULL_ODDS_FILE = "null_odds.json"
 class AnswerSettings:
   """How paragraphs are cut and answers chosen; named like the flags."""
 
-  max_seq_length: int = 384
-  doc_stride: int = 128
-  max_query_length: int = 64
-  n_best_size: int = 20
-  max_answer_length: int = 30
-  version_2_with_negative: bool = False
-  null_score_diff_threshold: float = 0.0
+  # fmt: off
+  max_seq_length: int = _data(384,
+    "Tokens of one window (a question, a part of its paragraph and three "
+    "special tokens) at most, and of one record, which may hold several "
+    "windows.", low=4)
+  doc_stride: int = _data(128,
+    "Tokens of the paragraph from the beginning of one window to that of the "
+    "next.", low=1, high=1 << 20)
+  max_query_length: int = _data(64,
+    "Tokens of one question at most; the rest of a longer one is cut.",
+    low=1, high=1 << 20)
+  version_2_with_negative: bool = _data(False,
+    "Read SQuAD 2.0, where a question may have no answer.")
+  n_best_size: int = _answer(20,
+    "Answers to keep of each question: the best ones.", low=1, high=1 << 20)
+  max_answer_length: int = _answer(30,
+    "Tokens of one answer at most.", low=1, high=1 << 20)
+  null_score_diff_threshold: float = _answer(0.0,
+    "Score difference, no answer minus best answer, above which no answer is "
+    "predicted. Only with --version_2_with_negative.")
+  # fmt: on
 
   def check(self) -> None:
     """Raises `UserError` for settings with which nothing can be read."""
-    for name in (
-      "doc_stride", "max_query_length", "n_best_size", "max_answer_length",
-    ):  # fmt: skip
-      if not 1 <= getattr(self, name) < 1 << 20:
-        raise UserError(f"--{name}={getattr(self, name)}: must be 1 or more")
+    settings.check(self)
     if self.max_seq_length <= self.max_query_length + 3:
       raise UserError(
         f"--max_seq_length={self.max_seq_length} leaves no room for the "
@@ -53,9 +66,14 @@ ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
 class SquadConfig(AnswerSettings, FinetuningConfig):
   """Settings of run_squad.py; fields are named like its flags."""
 
-  train_file: str | None = None
-  eval_file: str | None = None
-  predict_file: str | None = None
+  # fmt: off
+  train_file: str | None = _data(None,
+    "JSON file in SQuAD's format to train on.")
+  eval_file: str | None = _data(None,
+    "JSON file in SQuAD's format to evaluate on. Default: --predict_file.")
+  predict_file: str | None = _data(None,
+    "JSON file in SQuAD's format whose questions to answer.")
+  # fmt: on
 
   kind: ClassVar[str] = "squad"
   usual_flags: ClassVar[tuple] = (

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.errors import UserError
+from common.settings import check, setting
 from common.tensorflow_v1 import tf
 
 
@@ -30,44 +31,34 @@ class WorldChange(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class AllreduceConfig:
-  """How gradients are reduced over ranks; fields are named like their flags.
+  """How gradients are reduced over ranks; fields are named like their flags."""
 
-  Attributes:
-    allreduce_groups: in so many groups, each when the last of its gradients is
-      there, so that all but the last overlap with the backward pass; 1 is one
-      all-reduce after it. 0: each gradient when it is there, and Horovod fuses
-      those that it finds together.
-    fp16_allreduce: send them as float16, with a loss scale against underflow.
-    powersgd_rank: sum them at this rank, see `power_sgd.PowerSGD`; 0: exactly.
-    zero: 1 shares the optimizer's state out over ranks, see `zero`; 0 does not.
-  """
-
-  allreduce_groups: int = 4
-  fp16_allreduce: bool = False
-  powersgd_rank: int = 0
-  zero: int = 0
+  # fmt: off
+  allreduce_groups: int = setting(4,
+    "All-reduces of one update. Each begins when the last of its gradients is "
+    "ready, so all but the last overlap with the backward pass; 1 is one "
+    "all-reduce after it. 0: each gradient is sent when it is ready, and "
+    "Horovod fuses those that are ready at the same time.", low=0)
+  fp16_allreduce: bool = setting(False,
+    "Send gradients as float16, with a loss scale against underflow.")
+  powersgd_rank: int = setting(0,
+    "Columns of the two matrices whose product is sent for a gradient "
+    "(PowerSGD, for slow networks). 0 sends gradients as they are.", low=0)
+  zero: int = setting(0,
+    "Stage of ZeRO. 1: each rank keeps and updates its share of the "
+    "optimizer's state; checkpoints stay the same. 0: every rank keeps all.",
+    low=0, high=1)
+  # fmt: on
 
   def __post_init__(self):
-    """Raises `UserError` for what cannot be."""
-    if self.allreduce_groups < 0:
-      raise UserError(
-        f"--allreduce_groups={self.allreduce_groups}: must not be negative"
-      )
-    if self.powersgd_rank < 0:
-      raise UserError(
-        f"--powersgd_rank={self.powersgd_rank}: must not be negative"
-      )
+    check(self)
     if self.powersgd_rank and self.fp16_allreduce:
       raise UserError(
         "--powersgd_rank sums float32 factors: not with --fp16_allreduce"
       )
-    if self.zero not in (0, 1):
-      raise UserError(
-        f"--zero={self.zero}: must be 0 or 1 (optimizer state shared out)"
-      )
     if self.zero and self.powersgd_rank:
       raise UserError(
-        "--zero=1 gives each rank only its part of the sum: not with "
+        "--zero=1 gives each rank its part of the sum only: not with "
         "--powersgd_rank"
       )
 

@@ -1,9 +1,9 @@
 """The optimizers by name, and their settings."""
 
 import dataclasses
-import math
 
 from common.errors import UserError
+from common.settings import check, setting
 from gradients import adamw, lamb, moments
 
 # google/bert's settings of AdamW.
@@ -18,47 +18,46 @@ OPTIMIZERS = {
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """How gradients become an update; fields are named like their flags.
+  """How gradients become an update; fields are named like their flags."""
 
-  Attributes:
-    optimizer: one of `OPTIMIZERS`.
-    weight_decay_rate: not applied to biases and layer norms.
-    beta_1: decay of the first moment.
-    beta_2: decay of the second moment.
-    epsilon: added to the root of the second moment.
-    bias_correction: of the moments, see the optimizers.
-    min_trust_ratio: LAMB's lower clamp.
-    max_trust_ratio: LAMB's upper clamp.
-    clip_norm: highest global norm of the averaged gradient; 0 is no limit.
-    prenormalize: divide the gradient by its global norm instead (NVLAMB,
-      https://developer.nvidia.com/blog/pretraining-bert-with-layer-wise-adaptive-learning-rates/).
-  """
-
-  optimizer: str = "adamw"
-  weight_decay_rate: float = WEIGHT_DECAY_RATE
-  beta_1: float = 0.9
-  beta_2: float = 0.999
-  epsilon: float = 1e-6
-  bias_correction: bool = False
-  min_trust_ratio: float = 0.01
-  max_trust_ratio: float = 0.3
-  clip_norm: float = 1.0
-  prenormalize: bool = False
+  # fmt: off
+  optimizer: str = setting("adamw",
+    "Optimizer that turns gradients into updates.", choices=OPTIMIZERS)
+  weight_decay_rate: float = setting(WEIGHT_DECAY_RATE,
+    "Share of each weight that an update takes away, times the learning rate "
+    "(decoupled weight decay). Biases and layer norms are not decayed.",
+    low=0, json="optimizer.params.weight_decay")
+  beta_1: float = setting(0.9,
+    "Factor by which the first moment, the running mean of gradients, decays "
+    "at each update.", low=0, below=1)
+  beta_2: float = setting(0.999,
+    "Factor by which the second moment, the running mean of squared gradients, "
+    "decays at each update.", low=0, below=1)
+  epsilon: float = setting(1e-6,
+    "Number added to the square root of the second moment.",
+    low=0, json="optimizer.params.eps")
+  bias_correction: bool = setting(False,
+    "Correct the moments for their start at zero, as the Adam paper does and "
+    "google/bert does not.", json="optimizer.params.bias_correction")
+  min_trust_ratio: float = setting(0.01,
+    "LAMB: lowest trust ratio, the norm of a variable over that of its update.",
+    low=0, json="optimizer.params.min_coeff")
+  max_trust_ratio: float = setting(0.3,
+    "LAMB: highest trust ratio, the norm of a variable over that of its "
+    "update.", json="optimizer.params.max_coeff")
+  clip_norm: float = setting(1.0,
+    "Highest global norm of the mean gradient; a larger one is scaled down to "
+    "it. 0 sets no limit.",
+    low=0, json=("gradient_clipping", "optimizer.params.max_grad_norm"))
+  # https://developer.nvidia.com/blog/pretraining-bert-with-layer-wise-adaptive-learning-rates/
+  prenormalize: bool = setting(False,
+    "Divide the mean gradient by its global norm (NVLAMB) instead of clipping "
+    "it.")
+  # fmt: on
 
   def __post_init__(self):
-    """Raises `UserError` for a number out of its range."""
-    if self.optimizer not in OPTIMIZERS:
-      raise UserError(
-        f"--optimizer={self.optimizer}: not one of {', '.join(OPTIMIZERS)}"
-      )
-    for name in ("beta_1", "beta_2"):
-      if not 0.0 <= getattr(self, name) < 1.0:
-        raise UserError(f"--{name}={getattr(self, name)}: must be in [0, 1)")
-    for name in ("weight_decay_rate", "epsilon", "clip_norm"):
-      value = getattr(self, name)
-      if not (math.isfinite(value) and value >= 0.0):
-        raise UserError(f"--{name}={value}: must be finite and not negative")
-    if not 0.0 <= self.min_trust_ratio <= self.max_trust_ratio:
+    check(self)
+    if not self.min_trust_ratio <= self.max_trust_ratio:
       raise UserError(
         f"--min_trust_ratio={self.min_trust_ratio} and --max_trust_ratio="
         f"{self.max_trust_ratio}: want 0 <= min <= max"

@@ -9,10 +9,10 @@ import filecmp
 import glob
 import os
 import pathlib
-from typing import NamedTuple
 
 import tokenization
 from common.errors import UserError
+from common.settings import setting
 from common.tensorflow_v1 import tf
 from data import record_report, records
 from finetuning.settled import (
@@ -26,7 +26,6 @@ from model.bert_config import BertConfig
 from training import (
   checkpoint_files,
   metrics,
-  pretraining_config,
   run_folder,
 )
 
@@ -43,16 +42,25 @@ _TRAINING_ONLY = {
 }
 
 
-class Given(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Given:
   """What the flags say; None: as it is found beside the model.
 
   A flag adds what nothing beside the model says; it contradicts nothing.
   """
 
-  bert_config_file: str | None = None
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  do_lower_case: bool | None = None
+  # fmt: off
+  bert_config_file: str | None = setting(None,
+    "JSON file with the BERT config. Default: as found beside the model.")
+  vocab_file: str | None = setting(None,
+    "WordPiece vocabulary that the model was trained with. Default: as found "
+    "beside the model or its training data.")
+  spm_model_file: str | None = setting(None,
+    "SentencePiece model that the model was trained with. Default: as found "
+    "beside the model or its training data.")
+  do_lower_case: bool | None = setting(None,
+    "Lower-case the text. Default: as found beside the model, or else true.")
+  # fmt: on
 
 
 NOTHING_GIVEN = Given()
@@ -296,7 +304,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   by = task.get("best_by")  # older runs do not say
   by = by and metrics.BestBy(tuple(by["keys"]), by["higher"])
   if not task:
-    by = pretraining_config.BEST_BY
+    by = BEST_BY
   best = by and metrics.best_evaluation(model, steps[0], by)
   step, chosen = steps[0], "the newest"
   if best in steps:
@@ -305,8 +313,15 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   return files.prefix(step), chosen
 
 
-def _pretraining_task(folder: str, given) -> tuple[str, dict]:
-  """(manifest of a run folder's records, the task by it); ("", {}) without one.
+def _best_by(task: dict) -> metrics.BestBy | None:
+  if not task:
+    return BEST_BY
+  found = task.get("best_by")  # older runs do not say
+  return found and metrics.BestBy(tuple(found["keys"]), found["higher"])
+
+
+def _pretraining_task(folder: str, given: Given) -> tuple[str, dict]:
+  """(manifest of a run folder's records, what it says); ("", {}) without one.
 
   Raises:
     DataError: the records were made with another vocabulary than `given`.

@@ -7,17 +7,35 @@ Verifying reads every checksum, index and record. Status 1 if a file is damaged.
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import os
 import sys
 
-from absl import flags
-
-from common import errors
 from common.errors import DataError
+from common.settings import run_with, setting
 from data import record_report, records, tf_example, tfrecord
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What to show and check; the names are the flags'."""
+
+  # fmt: off
+  vocab_file: str | None = setting(None,
+    "WordPiece vocabulary of the records. Default: the manifest's, if it is in "
+    "the records' folder or the one above.")
+  spm_model_file: str | None = setting(None,
+    "SentencePiece model of the records, instead of --vocab_file. Default: the "
+    "manifest's, if it is in the records' folder or the one above.")
+  num_examples: int = setting(3, "Examples to show.", low=0)
+  verify: bool = setting(True,
+    "Read and check every record. --noverify counts what some of them hold.")
+  num_workers: int | None = setting(None,
+    "Worker processes. Default: all cores.", low=1)
+  # fmt: on
 
 
 def _features_of_first(
@@ -39,7 +57,9 @@ def _features_of_first(
 
 
 def _look(
-  paths: list[str], found: tuple[str, records.Manifest] | None, args
+  paths: list[str],
+  found: tuple[str, records.Manifest] | None,
+  settings: Settings,
 ) -> record_report.Survey:
   """Shows and checks files of one manifest, or without."""
   manifest_path, manifest = found or (None, None)
@@ -47,63 +67,42 @@ def _look(
   encoder = record_report.find_encoder(
     manifest.tokenizer if manifest else None,
     folder,
-    args.vocab_file,
-    args.spm_model_file,
+    settings.vocab_file,
+    settings.spm_model_file,
   )
   if manifest:
-    features, settings = manifest.features(), manifest.mask_settings()
+    features, masks = manifest.features(), manifest.mask_settings()
     infos = {info.name: info for info in manifest.files}
     print(f"{manifest_path}\n{manifest.describe(folder)}")
   else:
     vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
-    features, settings = _features_of_first(paths, vocab_size), None
+    features, masks = _features_of_first(paths, vocab_size), None
     infos = {}
     print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
     scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
     print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
-  if args.num_examples:
-    print(f"\n{record_report.legend(features, settings, encoder)}\n")
-    examples = record_report.examples(paths, features, settings, encoder)
-    for text in itertools.islice(examples, args.num_examples):
+  if settings.num_examples:
+    print(f"\n{record_report.legend(features, masks, encoder)}\n")
+    examples = record_report.examples(paths, features, masks, encoder)
+    for text in itertools.islice(examples, settings.num_examples):
       print(f"{text}\n")
   survey = record_report.survey(
     paths,
     [infos.get(os.path.basename(path)) for path in paths],
     features,
-    args.verify,
-    args.num_workers,
+    settings.verify,
+    settings.num_workers,
   )
   print(f"{survey.describe(len(paths))}\n")
   return survey
 
 
-def define_flags() -> None:
-  # Flags may follow the files, as with most commands.
-  flags.FLAGS.set_gnu_getopt()
-  flags.DEFINE_string(
-    "vocab_file",
-    None,
-    "WordPiece vocabulary of the records. Default: the manifest's, if it is in "
-    "the records' folder or the one above.",
-  )
-  flags.DEFINE_string(
-    "spm_model_file", None, "SentencePiece model, instead of --vocab_file."
-  )
-  flags.DEFINE_integer("num_examples", 3, "Examples to show.", lower_bound=0)
-  flags.DEFINE_bool(
-    "verify", True, "Read and check all; if not, count what a sample holds."
-  )
-  flags.DEFINE_integer(
-    "num_workers", None, "Processes. Default: all cores.", lower_bound=1
-  )
-
-
-def main(argv) -> None:
+def main(settings: Settings, *words: str) -> None:
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
   # A shell's own globs catch what lies beside records, too.
-  names = [name for name in argv[1:] if not name.endswith(records.NO_RECORDS)]
-  patterns = names or argv[1:]
+  names = [name for name in words if not name.endswith(records.NO_RECORDS)]
+  patterns = names or words
   paths = sorted({p for n in patterns for p in records.expand_patterns(n)})
   found = records.find_manifests(paths)
   data_sets = collections.defaultdict(list)
@@ -111,15 +110,14 @@ def main(argv) -> None:
     data_sets[found[path][0] if path in found else None].append(path)
   total = record_report.Survey()
   for group in data_sets.values():
-    total = total.plus(_look(group, found.get(group[0]), flags.FLAGS))
+    total = total.plus(_look(group, found.get(group[0]), settings))
   if total.files < len(paths):
     raise DataError(
       f"{len(paths) - total.files} of {len(paths)} files are damaged"
     )
-  verdict = "all checksums right" if flags.FLAGS.verify else "not verified"
+  verdict = "all checksums right" if settings.verify else "not verified"
   print(f"{total.files} files, {total.records:,} records, {verdict}")
 
 
 if __name__ == "__main__":
-  define_flags()
-  errors.run_main(main, arguments=None)
+  run_with(Settings, main, arguments=None)

@@ -1,12 +1,13 @@
 """Draws the curves of one or more runs from their folders as one picture.
 
-python -m tools.plot_metrics --output=curve.png OUTPUT_DIR [OUTPUT_DIR ...]
+  python -m tools.plot_metrics --output=curve.png runs/first runs/second
 
 One panel for each loss and metric that the runs have, whatever they train, one
 for the learning rate and one for the speed. A single run has its training in
 blue and its evaluations in red; of several each has one colour.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ from typing import NamedTuple
 import matplotlib
 import matplotlib.backend_bases
 import matplotlib.ticker
-from absl import flags
 
 from common import errors
+from common.settings import run_with, setting
 from data import records
 from training import metrics, run_folder
 
@@ -205,16 +206,22 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   plt.close(figure)
 
 
-def main(argv: list) -> None:
-  plot(argv[1:], flags.FLAGS.output, flags.FLAGS.title)
-  print(flags.FLAGS.output)
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The picture; the names are the flags'."""
+
+  # fmt: off
+  output: str = setting("curve.png",
+    "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
+  title: str = setting("",
+    "Text above the curves. Default: the folder, if it is only one.")
+  # fmt: on
+
+
+def main(settings: Settings, *run_dirs: str) -> None:
+  plot(run_dirs, settings.output, settings.title)
+  print(settings.output)
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string(
-    "output", "curve.png", "Picture to write: .png, .svg, .pdf, ..."
-  )
-  flags.DEFINE_string(
-    "title", "", "Text above; default: the folder, if it is one."
-  )
-  errors.run_main(main, arguments=None)
+  run_with(Settings, main, arguments=None)

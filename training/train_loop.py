@@ -16,9 +16,9 @@ from training import (
   metrics,
   profiling,
   reporting,
-  run_config,
   training_plan,
 )
+from training.config import RunConfig
 from training.signals import Interrupted, StopSignals, StopVote, Watchdog
 
 
@@ -78,7 +78,7 @@ class Parts:
 class Run(Parts):
   """The parts of a run, and what they work with; `session` is open."""
 
-  config: run_config.RunConfig
+  config: RunConfig
   comm: distributed.Comm
   session: tf.Session
   checkpointer: checkpointing.Checkpointer

@@ -40,7 +40,7 @@ def start(config, job: Callable, tensor_parallel: int = 1) -> None:
   """Joins the ranks and runs `job`; ends the program if that was stopped.
 
   Args:
-    config: a `run_config.RunConfig`.
+    config: a `config.RunConfig`.
     job: (comm, snapshot=None, signals=None) -> what `run` returns.
     tensor_parallel: ranks that hold a model together.
   """
@@ -78,7 +78,7 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
   the stopped one would have.
 
   Args:
-    config: a `run_config.RunConfig`.
+    config: a `config.RunConfig`.
     comm: a `distributed.Comm`.
     micro: an `input_pipeline.MicroBatch`.
   """
@@ -92,7 +92,7 @@ def train_ops(
   """The update with this run's optimizer, schedule and exchange.
 
   Args:
-    config: a `run_config.RunConfig`.
+    config: a `config.RunConfig`.
     gradients, sums, loss_scale: as of `optimization.build_train_ops`.
     state: a `checkpointing.TrainingState`, advanced by the update.
     plan: a `training_plan.TrainingPlan`.
@@ -139,7 +139,7 @@ def run(
   """Trains, evaluates and predicts: the whole of a run but its flags.
 
   Args:
-    config: a `run_config.RunConfig`.
+    config: a `config.RunConfig`.
     comm: a `distributed.Comm`.
     build: makes the run's parts in the graph.
     snapshot: that of an elastic run.
@@ -308,7 +308,7 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
   """Raises `UserError` if the updates of a run were not those of `plan`.
 
   Args:
-    config: a `run_config.RunConfig`.
+    config: a `config.RunConfig`.
     plan: its `training_plan.TrainingPlan`.
     step: updates that the run has made.
     records_seen: by these updates.

@@ -1,12 +1,12 @@
 """Small fine-tuning runs for tests, and their data."""
 
-import dataclasses
 import json
-import types
 
 import numpy as np
+from absl import flags
 
 import modeling
+from common import settings
 from finetuning import classification, finetune, squad
 from gradients.distributed import AllreduceConfig, Comm
 from gradients.optimizers import OptimizerConfig
@@ -87,25 +87,14 @@ def squad_task(config_file, vocab_file, output_dir, **changes):
   return squad.Squad(squad.SquadConfig(**{**settings, **changes}))
 
 
-class Flags(types.SimpleNamespace):
-  """A command line of run_classifier.py or run_squad.py with `given` on it."""
-
-  def __init__(self, config_class, **given):
-    super().__init__(**{**_defaults(config_class), **given})
-    self._given = given
-
-  def __getitem__(self, name):
-    return types.SimpleNamespace(present=int(name in self._given))
-
-
-def _defaults(kind):
-  made = {"do_train": False, "do_eval": False}
-  for field in dataclasses.fields(kind):
-    if field.name != "bert" and dataclasses.is_dataclass(field.type):
-      made |= _defaults(field.type)
-    elif field.default is not dataclasses.MISSING:
-      made[field.name] = field.default
-  return made
+def command_line(config_class, **given):
+  """The flags of run_classifier.py or run_squad.py with `given` on it."""
+  values = flags.FlagValues()
+  settings.define_flags(config_class, values)
+  values.mark_as_parsed()
+  for name, value in given.items():
+    values[name].value, values[name].present = value, 1
+  return values
 
 
 def run(task):

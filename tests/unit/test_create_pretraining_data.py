@@ -13,6 +13,7 @@ from conftest import LETTERS, contents, feature_values, settings_of
 import create_pretraining_data
 import tokenization
 from common import errors
+from common.errors import UserError
 from data import corpus, creation, records, shards, text_files, tfrecord
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
@@ -561,7 +562,7 @@ def test_input_is_not_overwritten(tmp_path, letters):
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ({"max_seq_length": 7}, "max_seq_length=7: must be at least 8"),
+    ({"max_seq_length": 7}, "max_seq_length=7: must be 8 to 65536"),
     (
       {"max_predictions_per_seq": 99},
       "max_predictions_per_seq=99: must be 1 to",
@@ -577,7 +578,7 @@ def test_input_is_not_overwritten(tmp_path, letters):
   ],
 )
 def test_impossible_settings(tmp_path, changes, words):
-  with pytest.raises(records.DataError, match=words):
+  with pytest.raises(UserError, match=words):
     settings_of(tmp_path, "x", "v", **changes)
 
 
@@ -599,7 +600,7 @@ def test_command(tmp_path, texts, letters):
   done = run(*common, "--max_seq_length=4")
   assert done.returncode == 1
   assert done.stderr.splitlines() == [
-    "create_pretraining_data.py: error: --max_seq_length=4: must be at least 8"
+    "create_pretraining_data.py: error: --max_seq_length=4: must be 8 to 65536"
   ]
   done = run(*common, "--input_file=nowhere.txt")
   assert done.returncode == 1

@@ -1,5 +1,6 @@
 """DeepSpeed-style JSON: the recipe, every refusal, flags that win over it."""
 
+import functools
 import json
 import os
 
@@ -11,14 +12,16 @@ from conftest import write_config
 import mixed_precision
 from common.errors import UserError
 from gradients import lr_schedule
-from training import deepspeed_json
+from training.config import PretrainingConfig
+from training.deepspeed_json import flags_of as flags_of_settings
 
+flags_of = functools.partial(flags_of_settings, PretrainingConfig)
 RECIPES = os.path.join(runs.ROOT, "configs", "large_batch_phase{}.json")
 
 
 def test_the_published_recipe_hand_checked():
   """SPEC 4.4."""
-  one = deepspeed_json.flags_of(RECIPES.format(1))
+  one = flags_of(RECIPES.format(1))
   assert one == {
     "global_batch_size": 65536,
     "train_batch_size": 64,
@@ -38,7 +41,7 @@ def test_the_published_recipe_hand_checked():
     "precision": "fp16",
     "loss_scale": 0,
   }
-  two = deepspeed_json.flags_of(RECIPES.format(2))
+  two = flags_of(RECIPES.format(2))
   differs = {k: v for k, v in two.items() if one.get(k) != v}
   assert differs == {
     "global_batch_size": 32768,
@@ -130,7 +133,7 @@ def test_a_field_that_is_not_honoured_is_named(tmp_path, change, words):
   path = tmp_path / "ds.json"
   path.write_text(json.dumps({**BASE, **change}))
   with pytest.raises(UserError, match=words) as e:
-    deepspeed_json.flags_of(str(path))
+    flags_of(str(path))
   assert "ds.json" in str(e.value)
 
 
@@ -138,10 +141,10 @@ def test_steps_of_batches_of_unknown_size_are_refused(tmp_path):
   path = tmp_path / "ds.json"
   path.write_text('{"train_micro_batch_size_per_gpu": 8}')
   with pytest.raises(UserError, match="train_batch_size is missing beside"):
-    deepspeed_json.flags_of(str(path))
+    flags_of(str(path))
   path.write_text("{")
   with pytest.raises(UserError, match="ds.json: not readable as JSON"):
-    deepspeed_json.flags_of(str(path))
+    flags_of(str(path))
 
 
 def test_steps_without_a_batch_are_refused_unless_a_flag_has_it(tmp_path):
@@ -153,9 +156,9 @@ def test_steps_without_a_batch_are_refused_unless_a_flag_has_it(tmp_path):
     )
   )
   with pytest.raises(UserError, match="missing beside .*total_num_steps"):
-    deepspeed_json.flags_of(str(path))
+    flags_of(str(path))
   given = {"global_batch_size": 64}
-  assert deepspeed_json.flags_of(str(path), given) == {
+  assert flags_of(str(path), given) == {
     "lr_schedule": "linear",
     "num_train_steps": 9,
   }
@@ -217,10 +220,10 @@ def test_what_a_winning_flag_leaves_without_meaning(
       }
     )
   )
-  alone = deepspeed_json.flags_of(str(path))
+  alone = flags_of(str(path))
   want = {n: v for n, v in alone.items() if n not in dropped} | changed
   assert len(alone) == 12 and alone["num_warmup_steps"] == 10
-  assert deepspeed_json.flags_of(str(path), given) == want
+  assert flags_of(str(path), given) == want
 
 
 def test_fp16_fields_and_what_is_off(tmp_path):
@@ -239,7 +242,7 @@ def test_fp16_fields_and_what_is_off(tmp_path):
       }
     )
   )
-  assert deepspeed_json.flags_of(str(path)) == {
+  assert flags_of(str(path)) == {
     "precision": "fp16",
     "initial_loss_scale": 4096.0,
     "loss_scale_window": 500,

@@ -17,8 +17,8 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from convert_checkpoint import Settings
 from interop import inference, model_source
-from training import pretraining_config
 from training.checkpoint_files import CheckpointError, CheckpointFiles
+from training.config import BEST_BY
 
 # In a process that has TensorFlow and nothing of this project, as Serving's.
 FRESH = """
@@ -235,7 +235,7 @@ def test_the_best_checkpoint_is_taken(tmp_path):
     files.write(step, {"x": np.zeros(step, np.float32)})
   files.wait()
   assert model_source.find(files.folder).path == files.prefix(30)
-  first, second = pretraining_config.BEST_BY.keys
+  first, second = BEST_BY.keys
   log = tmp_path / "run" / "eval_metrics.jsonl"
   log.write_text(
     "".join(

@@ -55,7 +55,7 @@ run = finetuning_runs.run
 
 def from_flags(kind, **given):
   """The config of a command with these flags."""
-  return kind.from_flags(finetuning_runs.Flags(kind, **given))
+  return kind.from_flags(finetuning_runs.command_line(kind, **given))
 
 
 CLASSIFIER = {

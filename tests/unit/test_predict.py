@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import types
 
 import numpy as np
 import pytest
@@ -311,29 +310,27 @@ def test_lines_that_are_none(line, message):
     predictions.parse_line(line, may_be_json=True)
 
 
-def test_errors_of_lines_name_file_and_line(tmp_path, monkeypatch):
+def test_errors_of_lines_name_file_and_line(tmp_path):
   lines = tmp_path / "lines.txt"
   lines.write_text('{"question": "q", "context": "c"}\n\n{"question\n')
-  flags = types.SimpleNamespace(question=None, context=None, input=str(lines))
-  monkeypatch.setattr(predict, "FLAGS", flags)
-  made = predict.read_inputs([], may_be_json=True)
+  settings = predict.Settings(input=str(lines))
+  made = predict.read_inputs(settings, [], may_be_json=True)
   assert next(made) == Input("q", "c")
   with pytest.raises(DataError, match=r"lines\.txt: line 3: .* is not JSON"):
     next(made)
   texts = [Input('{"question": "q", "context": "c"}'), Input('{"question')]
-  assert list(predict.read_inputs([], may_be_json=False)) == texts
-  flags.input = None
+  assert list(predict.read_inputs(settings, [], may_be_json=False)) == texts
+  texts = ["a ||| b", "{"]
   with pytest.raises(DataError, match=r"^text 2: .* is not JSON"):
-    list(predict.read_inputs(["a ||| b", "{"], may_be_json=True))
+    list(predict.read_inputs(predict.Settings(), texts, may_be_json=True))
 
 
-def test_lines_that_are_no_text(tmp_path, monkeypatch):
+def test_lines_that_are_no_text(tmp_path):
   """Their characters would be lost; a byte order mark is none."""
   lines = tmp_path / "lines.txt"
   lines.write_bytes(b"\xef\xbb\xbfone\nun caf\xe9\n")
-  flags = types.SimpleNamespace(question=None, context=None, input=str(lines))
-  monkeypatch.setattr(predict, "FLAGS", flags)
-  made = predict.read_inputs([], may_be_json=False)
+  settings = predict.Settings(input=str(lines))
+  made = predict.read_inputs(settings, [], may_be_json=False)
   assert next(made) == Input("one")
   with pytest.raises(
     DataError, match=r"lines\.txt: line 2, byte 7: not UTF-8 \(0xe9\)"

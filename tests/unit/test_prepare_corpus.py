@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 
+from common.errors import UserError
 from data import records, tfrecord
 from tools import prepare_corpus
 
@@ -93,7 +94,7 @@ def test_too_little_text(tmp_path):
   (tmp_path / "blank.txt").write_text(" \n\n")
   with pytest.raises(records.DataError, match="no text"):
     prepare(tmp_path, corpus=f"{tmp_path}/blank.txt")
-  with pytest.raises(records.DataError, match="heldout_fraction=1.5"):
+  with pytest.raises(UserError, match="heldout_fraction=1.5"):
     prepare(tmp_path, corpus="x", heldout_fraction=1.5)
 
 

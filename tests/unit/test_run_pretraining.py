@@ -1,6 +1,5 @@
 """Whole runs in one process: contracts, resume, errors, the graph."""
 
-import dataclasses
 import json
 import os
 import re
@@ -17,9 +16,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order, records, tf_example, tfrecord
 from gradients import lr_schedule
-from gradients.distributed import AllreduceConfig, Comm
-from gradients.optimizers import OptimizerConfig
-from mixed_precision import LossScaleConfig
+from gradients.distributed import Comm
 from training import (
   checkpoint_files,
   checkpointing,
@@ -735,30 +732,6 @@ def test_a_word_that_is_not_understood_is_an_error(
   assert process.returncode == 1
   assert expected in process.stderr
   assert not (tmp_path / "run").exists()
-
-
-def test_config_fields_are_flags_and_flags_are_fields():
-  """No flag is defined and then ignored."""
-  fields = {
-    f.name
-    for part in (
-      run_pretraining.PretrainingConfig,
-      OptimizerConfig,
-      LossScaleConfig,
-      AllreduceConfig,
-    )
-    for f in dataclasses.fields(part)
-  }
-  flags = tf.flags.FLAGS
-  if "do_train" not in flags:
-    run_pretraining.define_flags()
-  own = {
-    flag.name
-    for module in ("run_pretraining", "flags_common")
-    for flag in flags.get_flags_for_module(module)
-  }
-  own -= {"bert_config_file", "config_json"}
-  assert fields - {"bert", "allreduce"} == own
 
 
 @pytest.mark.slow

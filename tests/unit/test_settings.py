@@ -1,0 +1,125 @@
+"""Settings: their flags, limits and help, and docs/flags.md."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import runs
+from absl import flags
+from test_architecture import ENTRY_POINTS
+
+from common import settings
+from common.errors import UserError
+from common.settings import in_group, setting
+from tools import flags_reference
+
+# What a number counts, or is.
+_NOUNS = re.compile(
+  r"\b(seed|stage|columns|stride|factor|share|exponent|learning rate|number"
+  r"|norm|ratio|speed|difference|records?|examples?|tokens|updates|steps"
+  r"|warm-up steps|micro-batches|batches|epochs|ranks|all-reduces|threads"
+  r"|checkpoints|evaluations|overflows|answers|words|copies|processes)\b",
+  re.I,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+  beta: float = setting(0.5, "Factor on x.", low=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outer:
+  # fmt: off
+  count: int = setting(3, "Records to read.", low=1)
+  speed: float | None = setting(None, "Speed in updates per second.", above=0)
+  parts: tuple = in_group("Data")((), "Parts to read.", choices=("a", "b"))
+  size: int = setting(help="File of this size.", flag="size_file", read=len)
+  inner: Inner = setting(group="Inside")
+  # fmt: on
+  derived: int = 0  # no flag
+
+  def __post_init__(self):
+    settings.check(self)
+
+
+class Other(Outer):
+  help_here = {"count": "Examples to read."}
+
+
+def parsed(kind, *words):
+  values = flags.FlagValues()
+  settings.define_flags(kind, values)
+  values(["command", *words])
+  return values
+
+
+def test_flags_make_the_dataclass():
+  values = parsed(Outer, "--size_file=xy", "--parts=a,b", "--beta=0.25")
+  found = {"count": 7, "parts": ["b"], "beta": 0.75}
+  assert settings.from_flags(Outer, values, found) == Outer(
+    count=7, parts=["a", "b"], size=2, inner=Inner(0.25)
+  )
+  with pytest.raises(flags.Error, match="--size_file must have a value"):
+    parsed(Outer, "--count=2")
+  assert "Examples to read" in parsed(Other, "--size_file=x")["count"].help
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"count": 0}, "--count=0: must be 1 to 2147483647"),
+    ({"count": 10**400}, "--count=1000"),
+    ({"speed": 0.0}, "--speed=0.0: must be positive"),
+    ({"speed": float("nan")}, "--speed=nan: must be finite, in float32"),
+    ({"speed": 10**39}, "must be finite, in float32"),
+    ({"parts": ["a", "c"]}, "--parts=a,c: c is not one of a, b"),
+  ],
+)
+def test_limits(change, words):
+  with pytest.raises(UserError, match=words):
+    Outer(size=0, inner=Inner(), **change)
+  settings.check(Inner(0.0))
+  with pytest.raises(UserError, match=r"--beta=1.0: must be in \[0, 1\)"):
+    settings.check(Inner(1.0))
+
+
+@pytest.mark.parametrize("command", flags_reference.COMMANDS)
+def test_help_stands_alone(command):
+  """absl shows flags by the alphabet, and --helpfull those of all modules."""
+  names = []
+  for one in settings.settings_of(flags_reference.settings_class(command)):
+    names.append(one.name)
+    assert re.match("[A-Z]", one.help) and one.help.endswith("."), one
+    assert not re.match(r"(Of|Its|So|The same)\b", one.help), one
+    assert not re.search(r"\bsamples?\b", one.help), one
+    if one.kind in (int, float):
+      assert _NOUNS.search(one.help), one
+  assert len(set(names)) == len(names)
+
+
+def test_the_reference_is_of_all_commands_as_they_are():
+  names = (name.split()[-1] for name in flags_reference.COMMANDS)
+  listed = {name.removesuffix(".py") for name in names}
+  others = {"tools.__init__", "tools.flags_reference"}
+  assert listed == ENTRY_POINTS - others
+  with open(os.path.join(runs.ROOT, "docs/flags.md"), encoding="utf-8") as f:
+    assert f.read() == flags_reference.reference(), flags_reference.__doc__
+
+
+def test_help_has_this_programs_flags_by_group():
+  done = subprocess.run(
+    [sys.executable, "create_pretraining_data.py", "--help"],
+    cwd=runs.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout.startswith("Text to pre-training records")
+  assert re.findall(r"^(\w.*):$", done.stdout, re.M)[-5:] == [
+    "Required", "Text", "Vocabulary", "Records", "Shards and workers",
+  ]  # fmt: skip
+  shown = "\n  --max_seq_length  (integer, 8 to 65536; default 128)\n      Tok"
+  assert shown in done.stdout and "--logtostderr" not in done.stdout

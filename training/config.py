@@ -1,0 +1,397 @@
+"""Everything a training run is told, checked before it starts.
+
+`RunConfig` is what all run_*.py share; each has a subclass with its own, of
+which `PretrainingConfig` is here.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import mixed_precision
+import modeling
+import optimization
+from common import settings
+from common.errors import UserError
+from common.settings import in_group, setting
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients import distributed
+from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
+from model import encoder
+from training import (
+  deepspeed_json,
+  input_pipeline,
+  metrics,
+  profiling,
+  training_plan,
+)
+from xla_patches import jit
+
+BEST_BY = metrics.BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
+
+_task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
+_batch, _rate = map(
+  in_group, ("Batches and steps", "Learning rate and optimizer")
+)
+_precision, _ranks = map(
+  in_group, ("Precision and compilation", "Ranks and gradients")
+)
+_report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
+
+
+def _read_bert(path: str) -> modeling.BertConfig:
+  """The config in a file; raises `UserError`, which names the flag."""
+  try:
+    return modeling.BertConfig.from_json_file(path)
+  except (ValueError, tf.errors.OpError) as e:
+    message = getattr(e, "message", None) or str(e)
+    if path not in message:
+      message = f"{path}: {message}"
+    raise UserError(f"--bert_config_file: {message}") from e
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+  """Everything a run needs, checked; fields are named like their flags.
+
+  Attributes of the kind of run:
+    ends_with_best: whether the last evaluation is of the best weights.
+    evaluates_untrained: whether an evaluation comes before the first update.
+    length_flag: the flag that says how long to train.
+  """
+
+  ends_with_best: ClassVar[bool] = False
+  evaluates_untrained: ClassVar[bool] = True
+  length_flag: ClassVar[str] = "--num_train_steps"
+
+  # fmt: off
+  do_train: bool = _task(False, "Train the model.")
+  do_eval: bool = _task(False,
+    "Evaluate the model: after training, and while training if "
+    "--eval_every_steps says so.")
+  bert: modeling.BertConfig = _model(help=
+    "JSON file with the BERT config, with google/bert's keys.",
+    flag="bert_config_file", read=_read_bert)
+  init_checkpoint: str | None = _model(None,
+    "Checkpoint whose weights a new run starts from, google/bert's or ours. "
+    "The log lists what is loaded, missing and unused. Ignored if --output_dir "
+    "already has a checkpoint: the run then resumes from that one.")
+  train_batch_size: int = _batch(32,
+    "Records in one rank's micro-batch (one forward and backward pass). With "
+    "--global_batch_size this is the most that a micro-batch may have.",
+    low=1, json="train_micro_batch_size_per_gpu")
+  num_accumulation_steps: int | None = _batch(None,
+    "Micro-batches that one rank adds up for one update. Default: 1, or what "
+    "--global_batch_size needs.", low=1, json="gradient_accumulation_steps")
+  global_batch_size: int | None = _batch(None,
+    "Examples in one update, over all ranks and micro-batches; steps then "
+    "count updates. Without it, --num_train_steps and --num_warmup_steps are "
+    "stated for one rank without accumulation and are divided by ranks x "
+    "accumulation. A run keeps its global batch when it is resumed.",
+    low=1, json="train_batch_size")
+  learning_rate: float = _rate(5e-5,
+    "Peak learning rate, which the warm-up rises to.",
+    low=0, json="optimizer.params.lr")
+  lr_schedule: str = _rate("linear",
+    "How the learning rate rises to the peak and falls; "
+    "gradients/lr_schedule.py has the formulas.",
+    choices=SCHEDULES)
+  lr_scaling: str = _rate("none",
+    "Factor on the peak learning rate: 1 (none), the square root of the number "
+    "of ranks (sqrt), or that number (linear). With sqrt and linear a run is "
+    "resumed on as many ranks only.", choices=sorted(LR_SCALINGS))
+  lr_power: float | None = _rate(None,
+    "Exponent of a polynomial decay of the learning rate. Default: 1 for "
+    "linear, 0.5 for poly, 2 for warmup_exp_decay_poly.",
+    low=0, json="scheduler.params.degree")
+  lr_decay_rate: float = _rate(0.9,
+    "Factor by which an exponential decay multiplies the learning rate every "
+    "--lr_decay_steps.", json="scheduler.params.decay_rate")
+  lr_decay_steps: int = _rate(1000,
+    "Steps in which an exponential decay multiplies the learning rate by "
+    "--lr_decay_rate. They are counted and divided like --num_train_steps.",
+    low=1, json="scheduler.params.decay_step")
+  lr_offset: float = _rate(0.0,
+    "Learning rate that is added to the schedule's at every update.",
+    low=0, json="scheduler.params.lr_offset")
+  rewarmup: bool = _rate(True,
+    "Start the learning rate schedule from its beginning with "
+    "--init_checkpoint of another run. --norewarmup continues from that run's "
+    "update; beyond a schedule's end the rate is 0.",
+    json="scheduler.params.rewarmup")
+  optimizer: optimization.OptimizerConfig = _rate()
+  precision: str = _precision("fp32",
+    "Type of the matrix multiplications. Variables, softmax, GELU, layer norm, "
+    "losses and gradients stay float32.", choices=mixed_precision.TYPES)
+  precision_policy: tuple = _precision((),
+    "Types of parts of the network that differ from --precision, as "
+    f"part=type,... The parts are {', '.join(mixed_precision.PARTS)}; the "
+    f"types are {', '.join(mixed_precision.TYPES)}.")
+  xla: str = _precision("layers",
+    "What XLA compiles. off: nothing. auto: what TensorFlow clusters. layers: "
+    "the work of a layer between its matrix multiplications, and the update. "
+    "step: the forward and backward pass as one program.", choices=jit.MODES)
+  recompute: tuple = _precision((),
+    "Results that the backward pass computes again instead of keeping them in "
+    "memory. Empty: none.", choices=encoder.RECOMPUTE)
+  loss_scale: mixed_precision.LossScaleConfig = _precision()
+  allreduce: distributed.AllreduceConfig = _ranks()
+  commit_every_steps: int = _ranks(10,
+    "Updates between two copies of the state in the memory of each rank, under "
+    "horovodrun --min-np. When a rank is lost, the others resume from the last "
+    "copy.", low=1)
+  num_threads: int = _ranks(0,
+    "CPU threads for one operation of a rank. 0 divides the host's cores by "
+    "its ranks (in an elastic run, by the ranks present when this one joined). "
+    "With several ranks two operations may run at once.",
+    low=0, high=4096)
+  output_dir: str | None = _report(None,
+    "Folder for checkpoints, metrics and run.json. A run that finds its own "
+    "checkpoint there resumes from it. Needed unless it is a --dry_run.")
+  save_checkpoints_steps: int = _report(1000,
+    "Updates between two checkpoints. 0 saves one at the end of the run only.",
+    low=0)
+  keep_checkpoints: int = _report(5,
+    "Checkpoints to keep in --output_dir: the newest ones.", low=1)
+  log_every_steps: int = _report(10,
+    "Updates between two reports in metrics.jsonl and TensorBoard.",
+    low=1, json="steps_per_print")
+  peak_tflops: float | None = _report(None,
+    "Peak speed of one rank in 10^12 floating-point operations per second, "
+    "for the utilisation (mfu) in reports. benchmarks/bench_step.py measures "
+    "it for matrix multiplications on this machine (matmul_gflop_per_second / "
+    "1000). Without it reports have no mfu.", above=0)
+  profile_steps: tuple = _report((),
+    "First and last update to record for TensorBoard's trace viewer, as 20,24, "
+    "with the numbers that reports have. Empty: no update is recorded.")
+  eval_batch_size: int = _eval(32,
+    "Records in one rank's batch of an evaluation.", low=1)
+  eval_every_steps: int = _eval(0,
+    "Updates between two evaluations while training; the first evaluation "
+    "comes before the first update. 0 evaluates at the end only. Needs "
+    "--do_eval.", low=0)
+  early_stopping_evaluations: int = _eval(0,
+    "Evaluations in a row without a new best result after which training "
+    "stops. 0: it never stops early. Needs --eval_every_steps.", low=0)
+  seed: int = setting(12345,
+    "Seed of the initial weights, of the order of records and of dropout.",
+    low=0, high=(1 << 63) - 1, group="Other")
+  # fmt: on
+
+  def __post_init__(self):
+    if self.eval_every_steps and not self.do_eval:
+      raise UserError("--eval_every_steps needs --do_eval")
+    # The values of --config_json have not passed the flags' own parsers.
+    settings.check(self)
+    profiling.window(self.profile_steps)
+    if self.init_checkpoint == "":
+      raise UserError(
+        "--init_checkpoint is empty: name a checkpoint, or leave it out"
+      )
+    for name in ("output_dir", "init_checkpoint"):
+      value = getattr(self, name) or ""
+      if set(value) & set("*?[]\\"):
+        raise UserError(
+          f"--{name}={value}: TensorFlow finds no checkpoint under a name with "
+          "one of *?[]\\"
+        )
+    self.schedule(self.learning_rate, total=1, warmup=0)
+    self.loss_scale.check(self.uses_fp16)
+
+  @classmethod
+  def from_flags(cls, flags) -> "RunConfig":
+    """Raises `UserError` for every setting that cannot be right."""
+    return settings.from_flags(cls, flags, cls.found(flags))
+
+  @classmethod
+  def found(cls, flags) -> dict:
+    """Values of flags that are set elsewhere: flag -> value."""
+    del flags
+    return {}
+
+  def as_dict(self) -> dict:
+    """Plain values, for the run folder and to compare ranks."""
+    return {**dataclasses.asdict(self), "bert": self.bert.to_dict()}
+
+  @property
+  def policy(self) -> mixed_precision.Policy:
+    """The type in which each part of the network computes."""
+    return mixed_precision.make_policy(self.precision, self.precision_policy)
+
+  @property
+  def uses_fp16(self) -> bool:
+    """Whether a gradient is float16 somewhere, whose range needs a scale."""
+    return self.policy.uses_fp16 or self.allreduce.fp16_allreduce
+
+  @property
+  def profile(self) -> profiling.Window | None:
+    """The updates of --profile_steps."""
+    return profiling.window(self.profile_steps)
+
+  def schedule(
+    self, peak: float, total: int, warmup: int, divisor: float = 1.0
+  ) -> Schedule:
+    """The learning rate of each update; `divisor` as in `TrainingPlan`."""
+    return Schedule(
+      peak=peak,
+      total=total,
+      warmup=warmup,
+      name=self.lr_schedule,
+      power=self.lr_power,
+      decay_rate=self.lr_decay_rate,
+      decay_steps=training_plan.rounded_up(self.lr_decay_steps / divisor),
+      offset=self.lr_offset,
+    )
+
+  def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
+    """The learning rate of each update of a plan."""
+    return self.schedule(
+      scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
+      plan.updates,
+      plan.warmup_updates,
+      plan.divisor,
+    )
+
+  def flags_for(
+    self, plan: training_plan.TrainingPlan, global_batch: int
+  ) -> list[str]:
+    """The flags that make as much of another global batch of `plan`'s data.
+
+    Args:
+      plan: that of these settings.
+      global_batch: records.
+    """
+    return [f"--global_batch_size={plan.examples(global_batch)}"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(RunConfig):
+  """Everything run_pretraining.py is told."""
+
+  # fmt: off
+  dry_run: bool = _task(False,
+    "Build everything, print the plan and the parameter table, run one update "
+    "on fake records, and write nothing.")
+  dry_run_ranks: int = _task(1,
+    "Ranks that --dry_run plans for; they need not exist.", low=1)
+  config_json: str | None = _task(None,
+    "DeepSpeed-style JSON file with batch sizes, optimizer, schedule and "
+    "precision. Flags on the command line win over it, and over those of its "
+    "fields that they leave without meaning.")
+  input_file: str | None = _data(None,
+    "Record files to train on: names and globs, comma-separated. Needed unless "
+    "it is a --dry_run.")
+  eval_input_file: str | None = _data(None,
+    "Record files to evaluate on: names and globs, comma-separated. Default: "
+    "--input_file.")
+  max_seq_length: int | None = _data(None,
+    "Tokens in one record. Default: as the manifest of the records says, or "
+    "128 for records without one.", low=1, high=1 << 16)
+  max_predictions_per_seq: int | None = _data(None,
+    "Masked tokens in one record, at most. Default: as the manifest of the "
+    "records says, or 20 for records without one.", low=1, high=1 << 16)
+  shuffle_block_records: int = _data(0,
+    "Records in one block (a few MB), for data larger than memory: blocks are "
+    f"shuffled, and the records of {record_order.WINDOW_BLOCKS} blocks at a "
+    "time. Reading needs the memory of twice as many blocks. 0 shuffles all "
+    "records at once.", low=0)
+  num_train_steps: int = _batch(100000,
+    "Steps of the whole run: updates with --global_batch_size, without it "
+    "updates of one rank without accumulation.",
+    low=1, json="scheduler.params.total_num_steps")
+  num_warmup_steps: int = _batch(10000,
+    "Warm-up steps, included in --num_train_steps, in which the learning rate "
+    "rises to its peak.", low=0, json="scheduler.params.warmup_num_steps")
+  tensor_parallel: int = _ranks(1,
+    "Ranks in a row that hold one model together, each a slice of every layer. "
+    "They count as one rank for batch sizes and steps. Checkpoints stay the "
+    "same.", low=1, high=4096)
+  max_eval_steps: int = _eval(0,
+    "Batches of one evaluation over all ranks, at most. 0 evaluates on every "
+    "record.", low=0)
+  # fmt: on
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not (self.do_train or self.do_eval or self.dry_run):
+      raise UserError("give --do_train, --do_eval or both")
+    for name in ("input_file", "output_dir"):
+      if not (getattr(self, name) or self.dry_run):
+        raise UserError(f"--{name} is missing")
+    if self.early_stopping_evaluations and not self.eval_every_steps:
+      raise UserError("--early_stopping_evaluations needs --eval_every_steps")
+    self._check_tensor_parallel()
+    if self.eval_input_file == "":
+      raise UserError(
+        "--eval_input_file is empty: name a file, or leave it out"
+      )
+
+  def _check_tensor_parallel(self) -> None:
+    """Raises `UserError` for a model that cannot be sliced so."""
+    count = self.tensor_parallel
+    if count == 1:
+      return
+    for name in ("num_attention_heads", "intermediate_size"):
+      if getattr(self.bert, name) % count:
+        raise UserError(
+          f"--tensor_parallel={count}: the BERT config's {name}="
+          f"{getattr(self.bert, name)} is no multiple of it"
+        )
+    if self.xla == "step":
+      raise UserError(
+        f"--tensor_parallel={count} communicates inside of the forward pass, "
+        "which --xla=step makes one program: use --xla=layers"
+      )
+    if self.allreduce.powersgd_rank:
+      raise UserError(
+        f"--tensor_parallel={count} is not for --powersgd_rank: leave one of "
+        "the two out"
+      )
+
+  @classmethod
+  def found(cls, flags):
+    """What --config_json says."""
+    if flags.config_json is None:
+      return {}
+    given = {n: flags[n].value for n in flags if flags[n].present}
+    return deepspeed_json.flags_of(cls, flags.config_json, given)
+
+  def flags_for(self, plan, global_batch):
+    """See `RunConfig`; per-rank mode's steps, as global mode states them."""
+    flags = super().flags_for(plan, global_batch)
+    if self.global_batch_size is None:
+      names = ["num_train_steps", "num_warmup_steps"]
+      if SCHEDULES[self.lr_schedule][1] == "exp":
+        names.append("lr_decay_steps")
+      divisor = plan.divisor * global_batch / plan.global_batch
+      flags += [
+        f"--{name}={training_plan.rounded_up(getattr(self, name) / divisor)}"
+        for name in names
+      ]
+    return flags
+
+  def record_shape(self, files: str) -> input_pipeline.RecordShape:
+    """Lengths from the flags, else from the records' manifest, else 128/20."""
+    shape = {"max_seq_length": 128, "max_predictions_per_seq": 20}
+    shape |= input_pipeline.manifest_shape(files) if files else {}
+    for name in ("max_seq_length", "max_predictions_per_seq"):
+      shape[name] = getattr(self, name) or shape[name]
+    if shape["max_predictions_per_seq"] > shape["max_seq_length"]:
+      raise UserError(
+        f"--max_predictions_per_seq={shape['max_predictions_per_seq']}: more "
+        f"than --max_seq_length={shape['max_seq_length']} tokens"
+      )
+    if shape.get("masks"):
+      made = shape["masks"].max_predictions_per_seq
+      if (
+        shape["max_predictions_per_seq"] < made
+        and shape["examples_per_record"] > 1
+      ):
+        raise UserError(
+          f"--max_predictions_per_seq={shape['max_predictions_per_seq']}: "
+          f"{files} are packed for {made} masked tokens a record"
+        )
+      shape["masks"] = shape["masks"]._replace(
+        max_predictions_per_seq=shape["max_predictions_per_seq"]
+      )
+    return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)
