@@ -23,11 +23,8 @@ from finetuning.settled import (
   saved_task,
 )
 from model.bert_config import BertConfig
-from training import (
-  checkpoint_files,
-  metrics,
-  run_folder,
-)
+from training import checkpoint_files, metrics, run_folder
+from training.config import BEST_BY
 
 ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = "bert_config.json"
@@ -313,14 +310,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   return files.prefix(step), chosen
 
 
-def _best_by(task: dict) -> metrics.BestBy | None:
-  if not task:
-    return BEST_BY
-  found = task.get("best_by")  # older runs do not say
-  return found and metrics.BestBy(tuple(found["keys"]), found["higher"])
-
-
-def _pretraining_task(folder: str, given: Given) -> tuple[str, dict]:
+def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   """(manifest of a run folder's records, what it says); ("", {}) without one.
 
   Raises:
