@@ -58,7 +58,7 @@ _OF_FILES = ("vocabulary", "best_by", "exported_from")
 _FLAGS = {file: flag for flag, file in VOCABULARIES.items()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
   """What to convert; the names are the flags'."""
 
