@@ -1,6 +1,6 @@
 """TensorFlow as this project uses it: the 1.x API in graph mode, quietly.
 
-Import `tf`, and what 1.x lacks, from here and nowhere else. This
+Import `tf`, and `profiler`, which 1.x lacks, from here and nowhere else. This
 is the one module that acts when it is imported: TensorFlow reads its log level
 while it loads, and scripts written for google/bert call `tf.placeholder` and
 `tf.get_variable` right after `import tensorflow.compat.v1 as tf`, which needs
@@ -46,13 +46,13 @@ def _import_quietly():
   with quiet:
     import tensorflow
     import tensorflow.compat.v1 as tf
+    from tensorflow.core.protobuf import tensor_bundle_pb2
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-  return tf, tensorflow.profiler.experimental
+  return tf, tensorflow.profiler.experimental, tensor_bundle_pb2
 
 
-tf, profiler = _import_quietly()
-from tensorflow.core.protobuf import tensor_bundle_pb2  # noqa: E402
+tf, profiler, tensor_bundle_pb2 = _import_quietly()
 
 __all__ = ["profiler", "tensor_bundle_pb2", "tf"]

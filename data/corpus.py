@@ -21,9 +21,7 @@ from data.text_files import Piece, TextFormat
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
 
-# -----------------------------------------------------------------------------
-# Tokenizing
-# -----------------------------------------------------------------------------
+# Tokenizing -------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +141,7 @@ def tokenize_piece(task: PieceTask) -> None:
   open(task.done_file, "wb").close()
 
 
-# -----------------------------------------------------------------------------
-# The token store
-# -----------------------------------------------------------------------------
+# The token store --------------------------------------------------------------
 
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens", "sentences.i64", "documents.i64"
 _STARTS = "starts.i64"  # of the text's documents, before long ones are cut

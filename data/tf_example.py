@@ -23,9 +23,7 @@ from common.errors import DataError
 _LENGTH = 2  # the wire type of strings, messages and packed numbers
 _FLOAT_LIST, _INT64_LIST = 2, 3  # field numbers of Feature
 
-# -----------------------------------------------------------------------------
-# Encoding
-# -----------------------------------------------------------------------------
+# Encoding ---------------------------------------------------------------------
 
 
 def _varint_rows(values: np.ndarray) -> list[bytes]:
@@ -115,9 +113,7 @@ def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
   return encode_examples(rows)[0]
 
 
-# -----------------------------------------------------------------------------
-# Decoding
-# -----------------------------------------------------------------------------
+# Decoding ---------------------------------------------------------------------
 
 # tensorflow/core/example/{example,feature}.proto. An entry of the map `feature`
 # is a message of its own: for a map, protobuf drops entries that have unknown

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder that gives our ids, and the reverse.
+"""Hugging Face's tokenizer files from our vocabulary, and the reverse.
 
 transformers' own BertTokenizer builds its pipeline from the vocabulary alone,
 with words of 100 characters at most where google/bert has 200. So the folder
@@ -9,9 +9,6 @@ import json
 import os
 import re
 from typing import NamedTuple
-
-from google.protobuf.message import DecodeError
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 import tokenization
 from common import json_files
@@ -29,9 +26,16 @@ class Vocabulary(NamedTuple):
   file: str  # VOCAB_FILE or MODEL_FILE
   content: bytes
 
+  def lines(self) -> list[bytes]:
+    """The tokens of a WordPiece vocabulary."""
+    lines = self.content.removesuffix(b"\n").split(b"\n")
+    return [line.strip() for line in lines]
+
+
+# Writing ----------------------------------------------------------------------
 
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
-# (Unicode 3.13, Final_Sigma); the library lower-cases single letters.
+# (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
 _CASED, _IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{M}\p{Cf}\p{Lm}\p{Sk}'’.:·]"
 _FINAL_SIGMA = (
   f"(?<={_CASED}|{_CASED}{_IGNORED}|{_CASED}{_IGNORED}{_IGNORED})"
@@ -58,10 +62,10 @@ def normalizer(do_lower_case: bool):
 def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
   """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
 
-  Unlike ours it takes "[MASK]" and such in a text for the token.
+  Unlike ours it reads "[MASK]" and the like in a text as the token.
 
   Raises:
-    DataError: as the encoder, or for a SentencePiece model of another kind than
+    DataError: as of the encoder; or a SentencePiece model of another kind than
       train_tokenizer.py makes.
   """
   from tokenizers import AddedToken, processors
@@ -84,7 +88,7 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
 
 
 def special_tokens(encoder: tokenization.Encoder) -> list[str]:
-  """Its [PAD], [UNK], [CLS], [SEP] and [MASK], which ALBERT spells <pad> ..."""
+  """Its [PAD], [UNK], [CLS], [SEP] and [MASK]; ALBERT has other names."""
   ids = encoder.pad_id, encoder.unk_id, encoder.cls_id, encoder.sep_id
   return [encoder.tokens[i] for i in (*ids, encoder.mask_id)]
 
@@ -114,9 +118,9 @@ def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
 def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   """`make_tokenizer`'s, before the special tokens.
 
-  It differs in letters with several combining marks, since the library's
-  normalizer loses some, and where two ways to cut a word are equally likely
-  (". .." and ".. ."): each takes another.
+  It differs in letters with several combining marks, where the library's
+  normalizer loses some, and where two segmentations are equally likely
+  (". .." and ".. ."): each takes another one.
   """
   from tokenizers import (
     Regex,
@@ -128,36 +132,14 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   )
 
   encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
-  pieces, charsmap = _read_model(model_file)
-  tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))
-  steps = [normalizers.Precompiled(charsmap)] if charsmap else []
-  if do_lower_case:
-    sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
-    steps = [sigma, normalizers.Lowercase(), *steps]
-  steps += [
-    normalizers.Strip(),
-    normalizers.Replace(Regex(" {2,}"), " "),
-  ]
-  tokenizer.normalizer = normalizers.Sequence(steps)
-  space = dict(
-    replacement=tokenization.SENTENCEPIECE_SPACE, prepend_scheme="always"
-  )
-  tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**space)
-  tokenizer.decoder = decoders.Metaspace(**space)
-  return tokenizer, encoder
-
-
-def _read_model(model_file: str) -> tuple[list, bytes]:
-  """[(piece, score), ...] and the charsmap of a model that has been loaded."""
   with open(model_file, "rb") as f:
-    model = ModelProto.FromString(f.read())
+    model = _read_model(f.read())
   trainer, normalization = model.trainer_spec, model.normalizer_spec
-  piece = model.SentencePiece
   if not (
-    {p.type for p in model.pieces}
-    <= {piece.NORMAL, piece.UNKNOWN, piece.CONTROL}
+    {piece.type for piece in model.pieces} <= {1, 2, 3}  # also unknown, control
     and trainer.model_type == trainer.UNIGRAM
-    and not (trainer.treat_whitespace_as_suffix or trainer.byte_fallback)
+    and not trainer.treat_whitespace_as_suffix
+    and not trainer.byte_fallback
     and normalization.add_dummy_prefix
     and normalization.remove_extra_whitespaces
     and normalization.escape_whitespaces
@@ -167,8 +149,32 @@ def _read_model(model_file: str) -> tuple[list, bytes]:
       "(BPE, bytes, symbols of the user's, or another use of spaces): "
       "tokenizer.json would give other ids. Convert without --spm_model_file"
     )
-  pieces = [(p.piece, p.score) for p in model.pieces]
-  return pieces, normalization.precompiled_charsmap
+  pieces = [(piece.piece, piece.score) for piece in model.pieces]
+  tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))
+  steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+  if charsmap := normalization.precompiled_charsmap:
+    steps = [normalizers.Precompiled(charsmap), *steps]
+  if do_lower_case:
+    sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
+    steps = [sigma, normalizers.Lowercase(), *steps]
+  tokenizer.normalizer = normalizers.Sequence(steps)
+  space = dict(
+    replacement=tokenization.SENTENCEPIECE_SPACE, prepend_scheme="always"
+  )
+  tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**space)
+  tokenizer.decoder = decoders.Metaspace(**space)
+  return tokenizer, encoder
+
+
+def _read_model(content: bytes):
+  """A `sentencepiece_model_pb2.ModelProto`; raises `DataError` for no model."""
+  from google.protobuf.message import DecodeError
+  from sentencepiece import sentencepiece_model_pb2
+
+  try:
+    return sentencepiece_model_pb2.ModelProto.FromString(content)
+  except DecodeError as e:
+    raise DataError("the SentencePiece model is none, or damaged") from e
 
 
 def write_tokenizer(
@@ -176,7 +182,7 @@ def write_tokenizer(
 ) -> None:
   """Writes the vocabulary, tokenizer.json and tokenizer_config.json.
 
-  `max_length` is the longest text, in tokens; raises as `make_tokenizer`.
+  `max_length` is the most tokens of a text. Raises as `make_tokenizer`.
   """
   path = os.path.join(folder, vocabulary.file)
   with open(path, "wb") as f:
@@ -196,11 +202,16 @@ def write_tokenizer(
   json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), content)
 
 
-def read_vocabulary(folder: str) -> Vocabulary | None:
-  """vocab.txt or spiece.model, or vocab.txt as tokenizer.json has it.
+# Reading ----------------------------------------------------------------------
 
-  None without a tokenizer, or if tokenizer.json is not WordPiece; DataError for
-  a damaged file.
+
+def read_vocabulary(folder: str) -> Vocabulary | None:
+  """vocab.txt or spiece.model, or vocab.txt as tokenizer.json implies it.
+
+  None without a tokenizer, or if tokenizer.json is not a WordPiece tokenizer.
+
+  Raises:
+    DataError: a file is damaged.
   """
   for name in (VOCAB_FILE, MODEL_FILE):
     path = os.path.join(folder, name)
@@ -217,18 +228,18 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
     vocab = dict(model["vocab"])
     vocab |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
     if not 0 <= max(vocab.values()) < _MOST_TOKENS or min(vocab.values()) < 0:
-      raise ValueError("impossible ids")
+      raise ValueError("ids that cannot be")
     lines = [""] * (max(vocab.values()) + 1)  # an id without a token: blank
     for token, number in vocab.items():
       lines[number] = token
   except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
-    raise DataError(f"{path}: not a readable tokenizer ({e!r})") from e
+    raise DataError(f"{path}: no tokenizer that can be read ({e!r})") from e
   text = "".join(f"{line}\n" for line in lines)
   return Vocabulary(VOCAB_FILE, text.encode())
 
 
 def read_file(path: str, name: str) -> Vocabulary:
-  """A vocabulary under the name VOCAB_FILE or MODEL_FILE."""
+  """A vocabulary that will be called VOCAB_FILE or MODEL_FILE."""
   with open(path, "rb") as f:
     return Vocabulary(name, f.read())
 
@@ -237,35 +248,31 @@ def is_same(one: Vocabulary, other: Vocabulary) -> bool:
   """Whether two vocabularies have the same tokens in the same order."""
   if one.file != other.file or one.file != VOCAB_FILE:
     return one == other
-  lines = [v.content.removesuffix(b"\n").split(b"\n") for v in (one, other)]
-  return [x.strip() for x in lines[0]] == [x.strip() for x in lines[1]]
+  return one.lines() == other.lines()
 
 
 def size(vocabulary: Vocabulary) -> int:
-  """The number of tokens; DataError for a damaged SentencePiece model."""
+  """The number of its tokens; raises `DataError` for no SentencePiece model."""
   if vocabulary.file == VOCAB_FILE:
-    return len(vocabulary.content.removesuffix(b"\n").split(b"\n"))
-  try:
-    return len(ModelProto.FromString(vocabulary.content).pieces)
-  except DecodeError as e:
-    raise DataError("not a SentencePiece model, or a damaged one") from e
+    return len(vocabulary.lines())
+  return len(_read_model(vocabulary.content).pieces)
 
 
 def longest_text(folder: str) -> int | None:
-  """The longest text, in tokens, of a folder's tokenizer; None: no limit."""
+  """The most tokens that the folder's tokenizer makes of a text, if known."""
   longest = _read_object(folder, TOKENIZER_CONFIG_FILE).get("model_max_length")
-  # A huge number means no limit; `bool` is an `int`.
+  # A large number stands for no limit; `bool` is an `int`.
   return longest if type(longest) is int and longest > 0 else None
 
 
 def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
-  """Whether the folder's tokenizer lower-cases; None if its files do not say.
+  """Whether the folder's tokenizer lower-cases; None if no file says it.
 
-  `given` decides between files that contradict each other.
+  `given` decides where its files contradict each other.
 
   Raises:
-    DataError: a file is damaged, they contradict each other, or the tokenizer
-      differs from google/bert's.
+    DataError: a file is damaged, the files contradict each other, or the
+      tokenizer differs from google/bert's.
   """
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
@@ -273,34 +280,31 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   lower = config.get("do_lower_case")
   if found:
     normalizes = found[1] == "true"
-    if lower not in (None, normalizes):
-      if given is None:
-        raise DataError(
-          f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
-          f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
-          "--nodo_lower_case"
-        )
+    if lower is None:
+      lower = normalizes
+    elif lower != normalizes and given is None:
+      raise DataError(
+        f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
+        f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
+        "--nodo_lower_case"
+      )
+    elif lower != normalizes:
       lower = given
-    lower = normalizes if lower is None else lower
+  path = os.path.join(folder, TOKENIZER_CONFIG_FILE)
   if not isinstance(lower, bool | None):
-    raise DataError(
-      f"{os.path.join(folder, TOKENIZER_CONFIG_FILE)}: do_lower_case is "
-      f"{lower!r}, not true or false"
-    )
+    raise DataError(f"{path}: do_lower_case is {lower!r}, not true or false")
   bert = {"tokenize_chinese_chars": True, "strip_accents": lower}
   for key, usual in bert.items():
-    value = config.get(key)
-    if value is not None and lower is not None and value != usual:
+    if lower is not None and config.get(key) not in (None, usual):
       raise DataError(
-        f"{os.path.join(folder, TOKENIZER_CONFIG_FILE)}: {key} is {value}, but "
-        f"google/bert's tokenizer with do_lower_case={lower} has {usual}: it "
-        "would give other tokens"
+        f"{path}: {key} is {config[key]}, but google/bert's tokenizer with "
+        f"do_lower_case={lower} has {usual}: the text would become other tokens"
       )
   return lower
 
 
 def _read_object(folder: str, name: str) -> dict:
-  """The object in a JSON file; {} without the file."""
+  """A JSON file's object; {} without the file."""
   path = os.path.join(folder, name)
   if not os.path.exists(path):
     return {}

@@ -82,6 +82,7 @@ def check_index(prefix: str) -> None:
       if name:  # the first one is a header, which TensorFlow checks
         name.decode()
         _check_entry(value)
+  # TypeError: no such dtype; IndexError: a number without its end.
   except (message.DecodeError, ValueError, TypeError, IndexError) as e:
     raise CheckpointError(f"{path}: damaged ({e}). Copy it again") from e
 
@@ -101,22 +102,12 @@ def open_reader(prefix: str):
     if not reader.get_variable_to_shape_map():
       raise ValueError("there are no variables in it")
   except (tf.errors.OpError, ValueError) as e:
-    message = str(e).splitlines()[0]
+    why = str(e).splitlines()[0]
     raise CheckpointError(
-      f"{prefix}: no readable checkpoint ({message}). Give the name without "
+      f"{prefix}: no readable checkpoint ({why}). Give the name without "
       ".index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
     ) from e
   return reader
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-  """(value, where it ends) of a protocol buffer varint."""
-  value = shift = 0
-  while True:
-    value |= (data[at] & 0x7F) << shift
-    at, shift = at + 1, shift + 7
-    if data[at - 1] < 0x80:
-      return value, at
 
 
 def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -156,19 +147,25 @@ def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield key, block[at - length : at]
 
 
-def _check_entry(value: bytes) -> None:
-  entry = tensor_bundle_pb2.BundleEntryProto.FromString(value)
-  if entry.slices:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+  """A number of variable length, and where the next one begins."""
+  value = shift = 0
+  while data[at] >= 128:
+    value |= (data[at] & 127) << shift
+    at, shift = at + 1, shift + 7
+  return value | data[at] << shift, at + 1
+
+
+def _check_entry(entry: bytes) -> None:
+  found = tensor_bundle_pb2.BundleEntryProto.FromString(entry)
+  if found.slices:
     raise ValueError("a variable in slices, which are not read")
-  entry.DiscardUnknownFields()
-  if entry.SerializeToString() != value:
-    raise ValueError("an entry with fields that cannot be")
-  tf.as_dtype(entry.dtype)  # TypeError: there is none
-  sizes = [dim.size for dim in entry.shape.dim]
+  tf.as_dtype(found.dtype)
+  sizes = [dim.size for dim in found.shape.dim]
   if (
-    entry.shape.unknown_rank
+    found.shape.unknown_rank
     or len(sizes) > _MAX_RANK
-    or min(sizes, default=0) < 0
+    or any(size < 0 for size in sizes)
     or math.prod(sizes) > _MAX_ELEMENTS
   ):
     raise ValueError("a shape that cannot be")
