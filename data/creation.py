@@ -28,7 +28,7 @@ _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
 # What lies beside records, here and in the folder of work in progress.
 _NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
-_SHARDS = "shards"  # the folder in which they are made
+_SHARDS = "shards"  # the folder of those that are being made
 # More than anybody wants, and less than what only ends for lack of memory.
 _LARGEST = {
   "max_seq_length": 1 << 16,

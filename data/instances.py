@@ -80,7 +80,7 @@ def truncated_lengths(
 def _truncate(
   start: int, end: int, length: int, rng: np.random.Generator
 ) -> tuple[int, int]:
-  """Cuts a range to `length`; each token goes from either end at random."""
+  """Cuts a range to `length`; drops each token at a random end."""
   surplus = end - start - length
   if not surplus:
     return start, end

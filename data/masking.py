@@ -125,7 +125,7 @@ def mask_records(
     segment_ids: int [B, S].
     keys: uint64 [B], see `record_keys`.
     settings: shares and ids.
-    is_continuation: (optional) bool [B, S], True for tokens that go on with a
+    is_continuation: (optional) bool [B, S], True for tokens that continue a
       word.
 
   Raises:
@@ -149,8 +149,8 @@ def mask_records(
   example = example.ravel()[tokens]
   starts = np.ones(len(tokens), bool)
   if is_continuation is not None:
-    goes_on = is_continuation.ravel()[tokens].astype(bool)
-    starts[1:] = ~goes_on[1:] | (np.diff(example) != 0)
+    continues = is_continuation.ravel()[tokens].astype(bool)
+    starts[1:] = ~continues[1:] | (np.diff(example) != 0)
   chosen = _choose_words(tokens, example, starts, room, keys, size)
   return _replace(input_ids, np.sort(tokens[chosen]), keys, settings)
 
