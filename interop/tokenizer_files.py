@@ -174,7 +174,7 @@ def _read_model(content: bytes):
   try:
     return sentencepiece_model_pb2.ModelProto.FromString(content)
   except DecodeError as e:
-    raise DataError("the SentencePiece model is none, or damaged") from e
+    raise DataError("not a SentencePiece model, or damaged") from e
 
 
 def write_tokenizer(
@@ -228,12 +228,12 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
     vocab = dict(model["vocab"])
     vocab |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
     if not 0 <= max(vocab.values()) < _MOST_TOKENS or min(vocab.values()) < 0:
-      raise ValueError("ids that cannot be")
+      raise ValueError("impossible ids")
     lines = [""] * (max(vocab.values()) + 1)  # an id without a token: blank
     for token, number in vocab.items():
       lines[number] = token
   except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
-    raise DataError(f"{path}: no tokenizer that can be read ({e!r})") from e
+    raise DataError(f"{path}: not a readable tokenizer ({e!r})") from e
   text = "".join(f"{line}\n" for line in lines)
   return Vocabulary(VOCAB_FILE, text.encode())
 

@@ -7,7 +7,6 @@ what is there.
 """
 
 import codecs
-import functools
 import glob
 import os
 import re
@@ -81,7 +80,7 @@ class Paths:
   """Where things are inside the output folder, `root`."""
 
   def __init__(self, root: str):
-    inside = functools.partial(os.path.join, root)
+    inside = lambda *names: os.path.join(root, *names)
     self.root = root
     self.source = inside("source.json")
     self.corpus = inside("corpus")
@@ -222,7 +221,7 @@ def best_precision() -> str:
 
 
 def global_batch(paths: Paths) -> int:
-  """Examples an update: those of the run in the folder, or a new run's."""
+  """Of the run that the folder holds, which keeps it, or of a new one."""
   before = training_hooks.last_training(paths.pretrain)
   return (before and before["flags"].get("global_batch_size")) or GLOBAL_BATCH
 
@@ -264,7 +263,7 @@ def write_config(paths: Paths) -> None:
 
 
 def training_results(paths: Paths) -> dict:
-  """The results of the newest call that trained; {} without one."""
+  """What the newest call that trained has left; {} without one."""
   path = os.path.join(paths.pretrain, training_hooks.TRAINING_RESULTS_FILE)
   return json_files.read(path) if os.path.exists(path) else {}
 
