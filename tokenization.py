@@ -1,13 +1,13 @@
 """Text to token ids: google/bert's WordPiece, SentencePiece, sentences.
 
 Two layers:
-- google/bert's public names (`FullTokenizer`, `BasicTokenizer`, ...) in pure
-  Python, for scripts written against it and as the reference for the rest.
+- google/bert's public names (`FullTokenizer`, `BasicTokenizer`, ...), for
+  scripts written against it.
 - `WordPieceEncoder` and `SentencePieceEncoder` make data: batches of lines to
   int32 ids. `load_tokenizer` picks one.
 
-Both layers classify characters by Python's own `unicodedata`, so they cannot
-disagree; the `tokenizers` library has Unicode tables of another version.
+Both layers take words from `BasicTokenizer`, which classifies characters by
+Python's own `unicodedata`: the `tokenizers` library has other Unicode tables.
 """
 
 import collections
@@ -122,109 +122,6 @@ def whitespace_tokenize(text: str) -> list[str]:
   return text.split()
 
 
-class FullTokenizer:
-  """Text -> WordPiece tokens; KeyError for unknown tokens or ids."""
-
-  def __init__(self, vocab_file: str, do_lower_case: bool = True):
-    self.vocab = load_vocab(vocab_file)
-    self.inv_vocab = {index: token for token, index in self.vocab.items()}
-    self.basic_tokenizer = BasicTokenizer(do_lower_case=do_lower_case)
-    self.wordpiece_tokenizer = WordpieceTokenizer(vocab=self.vocab)
-
-  def tokenize(self, text: str | bytes) -> list[str]:
-    return [
-      piece
-      for word in self.basic_tokenizer.tokenize(text)
-      for piece in self.wordpiece_tokenizer.tokenize(word)
-    ]
-
-  def convert_tokens_to_ids(self, tokens) -> list[int]:
-    return convert_by_vocab(self.vocab, tokens)
-
-  def convert_ids_to_tokens(self, ids) -> list[str]:
-    return convert_by_vocab(self.inv_vocab, ids)
-
-
-class BasicTokenizer:
-  """Text -> words: cleans, lower-cases, splits at spaces, CJK, punctuation."""
-
-  def __init__(self, do_lower_case: bool = True):
-    self.do_lower_case = do_lower_case
-
-  def tokenize(self, text: str | bytes) -> list[str]:
-    """The words of a text; each punctuation sign and CJK character is one."""
-    text = convert_to_unicode(text)
-    text = self._tokenize_chinese_chars(self._clean_text(text))
-    words = []
-    for word in whitespace_tokenize(text):
-      if self.do_lower_case:
-        word = self._run_strip_accents(word.lower())
-      words.extend(self._run_split_on_punc(word))
-    return whitespace_tokenize(" ".join(words))
-
-  def _clean_text(self, text):
-    kept = (c for c in text if not _is_removed(c))
-    return "".join(" " if _is_whitespace(c) else c for c in kept)
-
-  def _tokenize_chinese_chars(self, text):
-    return "".join(f" {c} " if is_chinese_char(c) else c for c in text)
-
-  def _run_strip_accents(self, text):
-    decomposed = unicodedata.normalize("NFD", text)
-    return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
-
-  def _run_split_on_punc(self, text):
-    spaced = ((c, _is_punctuation(c)) for c in text)
-    groups = itertools.groupby(spaced, key=lambda pair: pair[1])
-    words = []
-    for is_punctuation, pairs in groups:
-      chars = [c for c, _ in pairs]
-      words.extend(chars if is_punctuation else ["".join(chars)])
-    return words
-
-
-class WordpieceTokenizer:
-  """Words -> pieces of the vocabulary, greedily, longest first."""
-
-  def __init__(
-    self,
-    vocab,
-    unk_token=UNK,
-    max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
-  ):
-    self.vocab = vocab
-    self.unk_token = unk_token
-    self.max_input_chars_per_word = max_input_chars_per_word
-
-  def tokenize(self, text: str | bytes) -> list[str]:
-    """Pieces of words separated by spaces.
-
-    A word with a part that no piece covers, or of too many characters, is one
-    `unk_token`. "unaffable" becomes un, ##aff, ##able.
-    """
-    pieces = []
-    for word in whitespace_tokenize(convert_to_unicode(text)):
-      pieces.extend(self._pieces(word) or [self.unk_token])
-    return pieces
-
-  def _pieces(self, word):
-    """The pieces of one word; None if it cannot be spelt with them."""
-    if len(word) > self.max_input_chars_per_word:
-      return None
-    pieces, start = [], 0
-    while start < len(word):
-      prefix = "##" if start else ""
-      for end in range(len(word), start, -1):
-        piece = prefix + word[start:end]
-        if piece in self.vocab:
-          break
-      else:
-        return None
-      pieces.append(piece)
-      start = end
-    return pieces
-
-
 # google/bert's "CJK character": the Unified Ideographs, extensions A to E and
 # the compatibility blocks, but not Hangul, Hiragana or Katakana: pieces spell
 # them like any alphabet.
@@ -260,9 +157,6 @@ def _is_punctuation(char):
 
 def _is_removed(char):
   return char in "\0\ufffd" or _is_control(char)
-
-
-# The fast path ----------------------------------------------------------------
 
 
 class _CharMap(dict):
@@ -310,16 +204,40 @@ def is_chinese_char(char: str) -> bool:
   )
 
 
-class WordSplitter:
-  """`BasicTokenizer.tokenize`, about ten times as fast.
+class FullTokenizer:
+  """Text -> WordPiece tokens; KeyError for unknown tokens or ids."""
 
-  Whole lines go through `str.translate`, `lower` and NFD. google/bert's work on
-  single words gives the same, since a space takes no part in NFD nor in the one
-  context rule of `lower` (the Greek final sigma).
+  def __init__(self, vocab_file: str, do_lower_case: bool = True):
+    self.vocab = load_vocab(vocab_file)
+    self.inv_vocab = {index: token for token, index in self.vocab.items()}
+    self.basic_tokenizer = BasicTokenizer(do_lower_case=do_lower_case)
+    self.wordpiece_tokenizer = WordpieceTokenizer(vocab=self.vocab)
+
+  def tokenize(self, text: str | bytes) -> list[str]:
+    return [
+      piece
+      for word in self.basic_tokenizer.tokenize(text)
+      for piece in self.wordpiece_tokenizer.tokenize(word)
+    ]
+
+  def convert_tokens_to_ids(self, tokens) -> list[int]:
+    return convert_by_vocab(self.vocab, tokens)
+
+  def convert_ids_to_tokens(self, ids) -> list[str]:
+    return convert_by_vocab(self.inv_vocab, ids)
+
+
+class BasicTokenizer:
+  """Text -> words: cleans, lower-cases, splits at spaces, CJK, punctuation.
+
+  Whole texts go through `str.translate`, `lower` and NFD, which is ten times as
+  fast as google/bert's work on single words. The words are the same: a space
+  takes no part in NFD nor in the one context rule of `lower` (the Greek final
+  sigma).
   """
 
-  def __init__(self, do_lower_case: bool):
-    self._do_lower_case = do_lower_case
+  def __init__(self, do_lower_case: bool = True):
+    self.do_lower_case = do_lower_case
     self._clean = _CharMap(_cleaned)
     # Before NFD, whose time is quadratic in successive marks; those that it
     # splits off itself are few.
@@ -331,16 +249,63 @@ class WordSplitter:
       if _cleaned(chr(code)) == chr(code):
         self._ascii[code] = _spaced(chr(code))
 
-  def __call__(self, text: str) -> list[str]:
+  def tokenize(self, text: str | bytes) -> list[str]:
+    """The words of a text; each punctuation sign and CJK character is one."""
+    text = convert_to_unicode(text)
     if text.isascii():
-      if self._do_lower_case:
+      if self.do_lower_case:
         text = text.lower()
       return text.translate(self._ascii).split()
     text = text.translate(self._clean)
-    if self._do_lower_case:
+    if self.do_lower_case:
       text = text.lower().translate(self._strip)
       text = unicodedata.normalize("NFD", text)
     return text.translate(self._split).split()
+
+
+class WordpieceTokenizer:
+  """Words -> pieces of the vocabulary, greedily, longest first."""
+
+  def __init__(
+    self,
+    vocab,
+    unk_token=UNK,
+    max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+  ):
+    self.vocab = vocab
+    self.unk_token = unk_token
+    self.max_input_chars_per_word = max_input_chars_per_word
+
+  def tokenize(self, text: str | bytes) -> list[str]:
+    """Pieces of words separated by spaces.
+
+    A word with a part that no piece covers, or of too many characters, is one
+    `unk_token`. "unaffable" becomes un, ##aff, ##able.
+    """
+    pieces = []
+    for word in whitespace_tokenize(convert_to_unicode(text)):
+      pieces.extend(self._pieces(word) or [self.unk_token])
+    return pieces
+
+  def _pieces(self, word):
+    """The pieces of one word; None if it cannot be spelt with them."""
+    if len(word) > self.max_input_chars_per_word:
+      return None
+    pieces, start = [], 0
+    while start < len(word):
+      prefix = "##" if start else ""
+      for end in range(len(word), start, -1):
+        piece = prefix + word[start:end]
+        if piece in self.vocab:
+          break
+      else:
+        return None
+      pieces.append(piece)
+      start = end
+    return pieces
+
+
+# Encoders ---------------------------------------------------------------------
 
 
 class _PieceCache(dict):
@@ -352,7 +317,7 @@ class _PieceCache(dict):
     from tokenizers import models
 
     self._vocab = vocab
-    # The model alone takes no text for a special token: `WordSplitter` splits
+    # The model alone takes no text for a special token: `BasicTokenizer` splits
     # "[MASK]" at its brackets.
     self._model = models.WordPiece(
       vocab=vocab,
@@ -487,7 +452,7 @@ class WordPieceEncoder:
     for token, index in vocab.items():
       self.tokens[index] = token
       self.is_continuation[index] = token.startswith("##")
-    self._split = WordSplitter(do_lower_case)
+    self._split = BasicTokenizer(do_lower_case).tokenize
     self._pieces = _PieceCache(dict(vocab))
 
   def split_words(self, text: str) -> list[str]:

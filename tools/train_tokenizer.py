@@ -86,7 +86,8 @@ def train_wordpiece(
     DataError: no words in `lines`, or `vocab_size` cannot spell one.
   """
   _check_size(vocab_size)
-  split, words = tokenization.WordSplitter(do_lower_case), collections.Counter()
+  split = tokenization.BasicTokenizer(do_lower_case).tokenize
+  words = collections.Counter()
   limit = tokenization.MAX_INPUT_CHARS_PER_WORD
   for line in lines:
     # Longer words are [UNK] for any vocabulary, and the time of merging grows

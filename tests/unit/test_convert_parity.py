@@ -289,7 +289,7 @@ def test_words_are_ours_in_every_letter_of_old(do_lower_case):
 
   normalizer, pre = tokenizer_files.normalizer(do_lower_case), None
   pre = tokenizers.pre_tokenizers.BertPreTokenizer()
-  split, wrong = tokenization.WordSplitter(do_lower_case), []
+  split, wrong = tokenization.BasicTokenizer(do_lower_case).tokenize, []
   old = unicodedata.ucd_3_2_0
   for code in range(0x3000):
     if old.category(chr(code)) in ("Cn", "Co"):
