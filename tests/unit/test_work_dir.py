@@ -140,7 +140,7 @@ def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
   os.makedirs(settings.work_folder)
   path = f"{settings.work_folder}/novel.txt"
   open(path, "w").close()
-  with pytest.raises(errors.UserError, match="novel.txt, which this command did not"):
+  with pytest.raises(errors.UserError, match="novel.txt, which this"):
     creation.create(settings)
   assert os.path.exists(path)
 
