@@ -23,17 +23,7 @@ from common.settings import run_with, setting
 from data import records, text_files
 
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
-
-
-def _most_frequent_characters(
-  words: "collections.Counter[str]", limit: int
-) -> frozenset[str]:
-  """At most `limit`; code points break ties."""
-  letters = collections.Counter()
-  for word, count in words.items():
-    for letter in word:
-      letters[letter] += count
-  return frozenset(sorted(letters, key=lambda c: (-letters[c], c))[:limit])
+_MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
 
 
 def _merge(
@@ -71,14 +61,13 @@ def train_wordpiece(
   output_file: str,
   vocab_size: int,
   do_lower_case: bool = True,
-  max_alphabet: int = 6000,
 ) -> int:
   """Trains a WordPiece vocabulary and writes it, one token a line.
 
   The same lines give the same file. [PAD] is id 0; then [UNK], [CLS], [SEP],
   [MASK], single characters, and pieces in the order in which they were merged.
-  It keeps the `max_alphabet` most frequent characters (Chinese needs about
-  6,000), or as many as fit; words with another one become [UNK].
+  It keeps the most frequent characters that fit; words with another one become
+  [UNK].
 
   Returns:
     The number of tokens, at most `vocab_size`; a small corpus may give fewer.
@@ -98,7 +87,12 @@ def train_wordpiece(
     raise errors.DataError("no words to train a vocabulary on: empty input?")
   # A character may need two tokens: at the start of words and inside them.
   room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
-  alphabet = _most_frequent_characters(words, max(0, min(max_alphabet, room)))
+  letters = collections.Counter()
+  for word, count in words.items():
+    for letter in word:
+      letters[letter] += count
+  ranked = sorted(letters, key=lambda c: (-letters[c], c))  # the same each time
+  alphabet = frozenset(ranked[: max(0, min(_MAX_ALPHABET, room))])
   kept = sorted(word for word in words if alphabet.issuperset(word))
   if not kept:
     raise errors.DataError(
