@@ -16,7 +16,6 @@ COMMANDS = {
   "run_classifier.py": "finetuning.classification.ClassifierConfig",
   "run_squad.py": "finetuning.squad.SquadConfig",
   "predict.py": "predict.Settings",
-  "export_model.py": "export_model.Settings",
   "convert_checkpoint.py": "convert_checkpoint.Settings",
   "python -m tools.quickstart": "tools.quickstart.Settings",
   "python -m tools.prepare_corpus": "tools.prepare_corpus.CorpusSettings",
