@@ -299,9 +299,7 @@ def build_train_ops(
   factor = unscale * _clip(grad_norm, clip_norm, prenormalize)
 
   # Apply or skip.
-  applied, trust_ratios = exchange.apply_or_skip(
-    optimizer, factor, pairs, finite
-  )
+  applied, ratios = exchange.apply_or_skip(optimizer, factor, pairs, finite)
   skipped, skips = tf.logical_not(finite), _skipped_updates()
   skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
   with tf.control_dependencies([applied, local.reset_op]):
@@ -327,7 +325,7 @@ def build_train_ops(
     skipped=skipped,
     skipped_updates=skipped_updates,
     nonfinite_variable=first_below(blamed, 1.0),
-    trust_ratios=trust_ratios,
+    trust_ratios=ratios,
     all_reduce_seconds=waiting,
     variables=variables,
   )
