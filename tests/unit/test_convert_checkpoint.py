@@ -67,7 +67,9 @@ def write_checkpoint(folder, values, name="bert_model.ckpt", **config):
 def convert(given, output, **settings):
   """Converts; returns the report as one text."""
   given = (given,) if isinstance(given, (str, os.PathLike)) else given
-  settings = Settings(tuple(map(str, given)), str(output), **settings)
+  settings = Settings(
+    input=tuple(map(str, given)), output=str(output), **settings
+  )
   return "\n".join(convert_checkpoint.convert(settings))
 
 

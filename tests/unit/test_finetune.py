@@ -702,7 +702,9 @@ def test_a_classifier_becomes_a_hugging_face_folder(tmp_path, classify):
   prefix = tf.train.latest_checkpoint(str(tmp_path / "out"))
   prefix = prefix or glob.glob(f"{tmp_path}/out/model.ckpt-*.index")[0][:-6]
   convert_checkpoint.convert(
-    convert_checkpoint.Settings((prefix,), str(tmp_path / "theirs"))
+    convert_checkpoint.Settings(
+      input=(prefix,), output=str(tmp_path / "theirs")
+    )
   )
   config = runs.read_json(tmp_path / "theirs", "config.json")
   assert config["id2label"] == {"0": "0", "1": "1"}
