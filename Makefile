@@ -61,7 +61,7 @@ bench: $(READY)
 	@for precision in fp32 bf16; do \
 	  for shape in "base 8 128 20" "base 2 512 80" "mini 64 128 20"; do \
 	    set -- $$shape; \
-	    $(BIN)/python -m benchmarks.bench_step \
+	    $(BIN)/python -m benchmarks.step \
 	      --bert_config_file=configs/bert_$$1.json --train_batch_size=$$2 \
 	      --max_seq_length=$$3 --max_predictions_per_seq=$$4 \
 	      --precision=$$precision || exit 1; \

@@ -251,7 +251,7 @@ def define_training_flags() -> None:
     "peak_tflops",
     None,
     "10^12 FLOP/s that a rank could reach, for the reports' mfu; "
-    "benchmarks/bench_step.py prints what matmuls reach on this machine "
+    "benchmarks/step.py prints what matmuls reach on this machine "
     "(matmul_gflop_per_second / 1000).",
   )
   flags.DEFINE_list(

@@ -1,6 +1,6 @@
 """Times reading: alone, and what it adds to the training step.
 
-  python -m benchmarks.bench_input --bert_config_file=configs/bert_tiny.json \\
+  python -m benchmarks.input --bert_config_file=configs/bert_tiny.json \\
     --input_file='records/train*.tfrecord' --train_batch_size=64
 
 Takes every flag of run_pretraining.py. Prints a JSON line for each of the
@@ -11,7 +11,7 @@ in one process; medians over rounds.
 
 How a data set larger than memory is read shows in a control group, for example
 
-  systemd-run --scope -p MemoryMax=1G python -m benchmarks.bench_input \\
+  systemd-run --scope -p MemoryMax=1G python -m benchmarks.input \\
     --orders=0,512 --updates_per_round=0 ...
 """
 
@@ -24,7 +24,7 @@ import time
 import numpy as np
 
 import run_pretraining
-from benchmarks import bench_step
+from benchmarks.step import MatmulRate, Step
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed
@@ -115,7 +115,7 @@ class Reading:
     }
 
 
-class ReadingStep(bench_step.Step):
+class ReadingStep(Step):
   """The training step on batches that are read as it trains."""
 
   def __init__(self, config: PretrainingConfig, comm):
@@ -135,7 +135,7 @@ class Steps:
 
   def __init__(self, config: PretrainingConfig, comm):
     """Runs one update of each, which is not counted."""
-    self._fixed = bench_step.Step(config, comm)
+    self._fixed = Step(config, comm)
     self._reading = ReadingStep(config, comm)
     self._fixed()
     self._reading()
@@ -145,9 +145,7 @@ class Steps:
       self._fixed.plan.micro_batch,
       self._fixed.shape,
     )
-    self._rate = bench_step.MatmulRate(
-      matmuls, distributed.session_config(comm)
-    )
+    self._rate = MatmulRate(matmuls, distributed.session_config(comm))
     self._rates = []
     self._fixed_seconds, self._read_seconds = [], []  # of each turn
 

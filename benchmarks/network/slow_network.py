@@ -1,18 +1,20 @@
 """What each way to communicate less is worth on a slow network.
 
-  sudo .venv/bin/python -m benchmarks.slow_network --gbit=1,10 --rounds=3
+  sudo .venv/bin/python -m benchmarks.network.slow_network \\
+    --gbit=1,10 --rounds=3
 
-Times bench_step.py with BERT-Base (--step_flags has others) on two hosts of
-`benchmarks/hosts.py`, one thread and one micro-batch of 2 x 128 tokens each.
+Times benchmarks/step.py with BERT-Base (--step_flags has others) on two hosts
+of `hosts.py`, one thread and one micro-batch of 2 x 128 tokens each.
 Every case runs once a round, in turns, and is put in relation to `plain` of the
 same round: Horovod's optimizer as its documentation has it. Prints one JSON
 line a run, with what Horovod's timeline shows of the overlap, then medians as a
-table. --megabytes has lines of bench_allreduce.py besides: with both
+table. --megabytes has lines of network/allreduce.py besides: with both
 `scaling_model` knows the machine.
 """
 
 import json
 import os
+import pathlib
 import shlex
 import statistics
 import sys
@@ -21,11 +23,11 @@ from typing import NamedTuple
 
 from absl import flags
 
-from benchmarks import hosts, overlap
+from benchmarks.network import hosts, overlap
 from common import errors
 
 FLAGS = flags.FLAGS
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = str(pathlib.Path(__file__).parents[2])
 _BIN = os.path.dirname(sys.executable)
 _SECONDS = 1200.0  # of a run at most
 
@@ -77,9 +79,11 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "hosts", 2, "How many; 1: no network.", lower_bound=1, upper_bound=4
   )
-  flags.DEFINE_string("step_flags", "", "More flags of bench_step.py.")
+  flags.DEFINE_string("step_flags", "", "More flags of benchmarks/step.py.")
   flags.DEFINE_list(
-    "megabytes", [], "Sizes to run bench_allreduce.py with, in the first round."
+    "megabytes",
+    [],
+    "Sizes to run network/allreduce.py with, in the first round.",
   )
 
 
@@ -116,13 +120,13 @@ def _launch(bed, words, cycle: int | None = None, launcher=()) -> list[dict]:
 
 
 def run(bed, case: Case) -> dict:
-  """What bench_step.py and the timeline say of a case; raises as `_launch`."""
+  """What step.py and the timeline say of a case; raises as `_launch`."""
   with tempfile.TemporaryDirectory() as folder:
     timeline = os.path.join(folder, "timeline.json")
     (line,) = _launch(
       bed,
       [
-        *("benchmarks.bench_step", *_MODEL, *case.flags),
+        *("benchmarks.step", *_MODEL, *case.flags),
         *("--rounds=1", f"--updates_per_round={FLAGS.updates}"),
         *shlex.split(FLAGS.step_flags),
       ],
@@ -149,7 +153,7 @@ def main(_) -> None:
         measured = bed.measure()
         rates = {"gbit": gbit, "gbit_measured": measured}
         for size in FLAGS.megabytes if number == 0 else ():
-          tool = "benchmarks.bench_allreduce", "--repeats=5"
+          tool = "benchmarks.network.allreduce", "--repeats=5"
           for line in _launch(bed, [*tool, f"--megabytes={size}"]):
             print(json.dumps(rates | line), flush=True)
         plain = None

@@ -1,6 +1,6 @@
 """Times Hugging Face's training step; compare_transformers.py runs it.
 
-Runs in an environment of its own (requirements-transformers.txt) and imports
+Runs in an environment of its own (requirements.txt) and imports
 nothing of this project. BertForPreTraining in train mode, PyTorch's fused
 AdamW (what transformers' Trainer takes), weight decay on weights only, clipping
 by norm 1: what the training step of run_pretraining.py does. It computes the

@@ -1,11 +1,12 @@
 """How much of the all-reduce happens while the backward pass still runs.
 
-  python -m benchmarks.overlap --bert_config_file=configs/bert_mini.json ...
+  python -m benchmarks.network.overlap \\
+    --bert_config_file=configs/bert_mini.json ...
 
-Runs bench_step.py on two ranks with Horovod's timeline, once for each XLA mode,
-and prints one JSON line each. The last gradients of an update (the embeddings')
-are there on all ranks when the slowest ends its backward pass, so what Horovod
-reduced before overlapped with it. Further arguments go to bench_step.py.
+Runs benchmarks/step.py on two ranks with Horovod's timeline, once for each XLA
+mode, and prints one JSON line each. The last gradients of an update (the
+embeddings') are there on all ranks when the slowest ends its backward pass, so what Horovod
+reduced before overlapped with it. Further arguments go to benchmarks/step.py.
 """
 
 import json
@@ -89,14 +90,14 @@ def summary(path: str) -> dict:
 
 
 def measure(mode: str, arguments: list[str]) -> dict:
-  """One run of bench_step.py in an XLA mode."""
+  """One run of benchmarks/step.py in an XLA mode."""
   horovodrun = os.path.join(os.path.dirname(sys.executable), "horovodrun")
   with tempfile.TemporaryDirectory() as folder:
     timeline = os.path.join(folder, "timeline.json")
     process = subprocess.run(
       [
         *[horovodrun, "-np", str(RANKS), "--timeline-filename", timeline],
-        *[sys.executable, "-m", "benchmarks.bench_step", f"--xla={mode}"],
+        *[sys.executable, "-m", "benchmarks.step", f"--xla={mode}"],
         "--rounds=2",
         *arguments,
       ],
@@ -105,7 +106,7 @@ def measure(mode: str, arguments: list[str]) -> dict:
       env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     if process.returncode:
-      sys.exit(f"error: bench_step.py failed:\n{process.stderr[-3000:]}")
+      sys.exit(f"error: benchmarks/step.py failed:\n{process.stderr[-3000:]}")
     line = next(s for s in process.stdout.splitlines() if '"seconds_med' in s)
     step = json.loads(line[line.index("{") :])
     found = summary(timeline)

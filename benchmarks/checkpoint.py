@@ -1,6 +1,6 @@
 """What saving holds up, and how long it takes to go on from a checkpoint.
 
-  python -m benchmarks.bench_checkpoint --bert_config_file=bert_base.json
+  python -m benchmarks.checkpoint --bert_config_file=bert_base.json
 
 Trains on fake records, saving every twentieth update, and goes on from there by
 the same command. One JSON line, all in seconds:

@@ -1,13 +1,14 @@
 """How long an update takes on a cluster: compute, communication, their overlap.
 
   for hosts in 1 2 4; do
-    sudo .venv/bin/python -m benchmarks.slow_network --rounds=1 --updates=10 \\
-      --hosts=$hosts --gbit=0,1,10 --megabytes=1,45 --step_flags=... >>lines
+    sudo .venv/bin/python -m benchmarks.network.slow_network \\
+      --rounds=1 --updates=10 --hosts=$hosts --gbit=0,1,10 \\
+      --megabytes=1,45 --step_flags=... >>lines
   done # one host: without --megabytes, and with two --train_batch_size
-  python -m benchmarks.scaling_model --measured=lines
+  python -m research.scaling_model --measured=lines
 
 Fits a `Machine` to measurements of this project (--measured, JSON lines of
-slow_network.py and bench_allreduce.py), says how far its predictions are from
+slow_network.py and network/allreduce.py), says how far its predictions are from
 the lines it was not fitted to and from published tables (published_scaling.py),
 and what to turn on for which cluster. Writes --output.jsonl and --output.png.
 
@@ -31,12 +32,13 @@ import scipy.optimize
 from absl import flags
 
 import mixed_precision
-from benchmarks import published_scaling, slow_network
+from benchmarks.network import slow_network
 from common import errors
 from gradients import power_sgd
 from interop import bert_tensors
 from model import model_flops
 from model.bert_config import BertConfig
+from research import published_scaling
 from training import input_pipeline
 
 matplotlib.use("Agg")
@@ -425,7 +427,7 @@ def fit_rank(lines: Sequence[dict]) -> tuple:
 
 
 def fit_wire(lines: Sequence[dict]) -> dict:
-  """`Machine`'s start, byte, byte_half from bench_allreduce.py, no rate set.
+  """`Machine`'s start, byte, byte_half from network/allreduce.py, no rate set.
 
   Seconds of one group are a straight line over bytes sent, since then the cores
   bound it.
@@ -447,7 +449,7 @@ def fit_wire(lines: Sequence[dict]) -> dict:
   return found
 
 
-# bench_allreduce.py's case -> (groups, bytes of a number).
+# network/allreduce.py's case -> (groups, bytes of a number).
 _REDUCTIONS = {
   "one group": (1, 4),
   "four groups": (4, 4),
@@ -459,7 +461,7 @@ def read_lines(paths: Sequence[str]) -> tuple[list, list]:
   """What slow_network.py printed, of each case the median of its runs.
 
   Returns:
-    Its lines, and those of bench_allreduce.py in `_REDUCTIONS`.
+    Its lines, and those of network/allreduce.py in `_REDUCTIONS`.
 
   Raises:
     UserError: a line is of neither.
@@ -500,8 +502,8 @@ class Fit:
   Fitted: all runs of one rank; of variants (a config in a precision and XLA
   mode) that have none, the efficiency from their `_FITTED` case on the fastest
   network; what casts take from `float16` on two hosts without a limit; and of
-  bench_allreduce.py what one group took there. All else is predicted, given the
-  network's and the matmuls' rates that were measured in the same run.
+  network/allreduce.py what one group took there. All else is predicted, given
+  the network's and the matmuls' rates that were measured in the same run.
   """
 
   _FITTED = ("groups", "plain", "bf16")
@@ -516,8 +518,8 @@ class Fit:
     ]
     if not alone or not wires:
       raise errors.UserError(
-        "--measured: no runs of one rank, or of bench_allreduce.py on two "
-        "hosts without a rate; see the top of benchmarks/scaling_model.py"
+        "--measured: no runs of one rank, or of network/allreduce.py on two "
+        "hosts without a rate; see the top of research/scaling_model.py"
       )
     self.efficiencies, costs = fit_rank(alone)
     self.costs = costs | fit_wire(wires)
@@ -910,11 +912,11 @@ def plot(lines: Sequence[dict], path: str) -> None:
 
 
 def define_flags() -> None:
-  results = os.path.join("benchmarks", "results")
+  results = os.path.join("research", "results")
   flags.DEFINE_list(
     "measured",
     [os.path.join(results, "scaling.jsonl")],
-    "JSON Lines files of slow_network.py and bench_allreduce.py.",
+    "JSON Lines files of slow_network.py and network/allreduce.py.",
   )
   flags.DEFINE_integer(
     "cores", 2, "Cores that all measured ranks shared.", lower_bound=1

@@ -1,6 +1,6 @@
 """Times our fine-tuning against Hugging Face's, in turns on one machine.
 
-  python -m benchmarks.compare_finetuning \\
+  python -m benchmarks.peers.compare_finetuning \\
     --transformers_python=.build/transformers/bin/python --task=squad \\
     --train_file=train.json --transformers_model=FOLDER --checkpoint=PREFIX
 
@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 
-from benchmarks.compare_transformers import Worker
+from benchmarks.peers.compare_transformers import Worker
 
 
 def parse_arguments():
@@ -45,7 +45,8 @@ def commands(arguments) -> dict:
   ]
   beside = os.path.dirname(os.path.abspath(arguments.checkpoint))
   ours = [
-    sys.executable, "-m", "benchmarks.finetune_step", arguments.task, *shared,
+    sys.executable, "-m", "benchmarks.peers.finetune_step",
+    arguments.task, *shared,
     "--do_train", "--output_dir=unused", "--bias_correction",
     f"--train_batch_size={arguments.batch}",
     f"--init_checkpoint={os.path.abspath(arguments.checkpoint)}",
@@ -53,7 +54,7 @@ def commands(arguments) -> dict:
     f"--vocab_file={beside}/vocab.txt",
   ]  # fmt: skip
   theirs = [
-    arguments.transformers_python, "benchmarks/transformers_finetune.py",
+    arguments.transformers_python, "benchmarks/peers/transformers_finetune.py",
     "--serve", *shared, f"--task={arguments.task}",
     f"--batch={arguments.batch}",
     f"--model={os.path.abspath(arguments.transformers_model)}",

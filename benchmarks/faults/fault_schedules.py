@@ -1,6 +1,7 @@
 """Kills, stops and damages runs on random schedules; the results must not know.
 
-  python -m benchmarks.fault_schedules --schedules=50 --seed=1 [--first=K]
+  python -m benchmarks.faults.fault_schedules \\
+    --schedules=50 --seed=1 [--first=K]
 
 A schedule is one to four faults that strike a small training run of one or two
 ranks, which is started again with the same command until it is complete: kills,
@@ -25,6 +26,7 @@ import dataclasses
 import glob
 import json
 import os
+import pathlib
 import random
 import re
 import resource
@@ -41,14 +43,14 @@ import psutil
 from absl import flags
 
 import tokenization
-from benchmarks import recorded_run
+from benchmarks.faults import recorded_run
 from common import errors
 from common.tensorflow_v1 import tf
 from data import records, tf_example, tfrecord
 from training import checkpoint_files, reporting, training_hooks
 
 FLAGS = flags.FLAGS
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = str(pathlib.Path(__file__).parents[2])
 _MARK = "FAULT_SCHEDULES_RUN"  # environment: in all processes of one start
 
 RECORDS = 150  # of which 48 updates of 8 are more than two epochs
@@ -276,7 +278,7 @@ class Start:
         *(launcher if setting.ranks > 1 else []),
         sys.executable,
         "-m",
-        "benchmarks.recorded_run",
+        "benchmarks.faults.recorded_run",
         "--do_train",
         f"--bert_config_file={data}/bert_config.json",
         f"--input_file={data}/data-*.tfrecord",

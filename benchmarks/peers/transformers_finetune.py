@@ -1,9 +1,9 @@
 """Fine-tunes a BERT folder with Hugging Face's transformers and PyTorch.
 
-  .build/transformers/bin/python benchmarks/transformers_finetune.py \\
+  .build/transformers/bin/python benchmarks/peers/transformers_finetune.py \\
     --task=squad --model=FOLDER --train_file=train.json --dev_file=dev.json
 
-Runs in an environment of its own (requirements-transformers.txt) and imports
+Runs in an environment of its own (requirements.txt) and imports
 nothing of this project. Follows what transformers' examples run_glue_no_trainer
 and run_qa_no_trainer do, with the Trainer's clipping: AdamW with weight decay
 on weights only, a linear schedule with warm-up and decay, batches padded to

@@ -1,6 +1,6 @@
 """Times all-reduces of Horovod over ranks and prints one JSON line a case.
 
-  horovodrun -np 2 python -m benchmarks.bench_allreduce
+  horovodrun -np 2 python -m benchmarks.network.allreduce
   ... --megabytes=420 --tensors=200
 
 Each case sends `megabytes` of float32 in so many tensors: each on its own, in

@@ -1,6 +1,6 @@
 """What a training costs on a machine that others use, too.
 
-  python -m benchmarks.busy_machine --busy=3 --rounds=3
+  python -m benchmarks.faults.busy_machine --busy=3 --rounds=3
 
 Runs `make pretrain`'s training on two ranks alone and beside so many busy
 processes of one thread each, in turns. Prints one JSON line a run, then the

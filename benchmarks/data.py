@@ -1,6 +1,6 @@
 """Times create_pretraining_data.py against google/bert's procedure.
 
-  python -m benchmarks.bench_data --input_file=train.txt --vocab_file=vocab.txt
+  python -m benchmarks.data --input_file=train.txt --vocab_file=vocab.txt
 
 The reference is google/bert's procedure in plain Python, as its own script is:
 one process, a token at a time, documents in memory, tf.train.Example. It gets

@@ -1,6 +1,6 @@
 """Times our training step against Hugging Face's, in turns on one machine.
 
-  python -m benchmarks.compare_transformers \\
+  python -m benchmarks.peers.compare_transformers \\
     --transformers_python=.build/transformers/bin/python
 
 Starts, for each precision, this project's step and BertForPreTraining's, eager
@@ -13,11 +13,12 @@ import argparse
 import contextlib
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = str(pathlib.Path(__file__).parents[2])
 
 
 def parse_arguments():
@@ -86,7 +87,7 @@ def commands(arguments, precision: str) -> dict:
   ]
   theirs = [
     arguments.transformers_python,
-    "benchmarks/transformers_step.py",
+    "benchmarks/peers/transformers_step.py",
     *shapes,
     f"--batch={arguments.batch}",
     f"--predictions={arguments.predictions}",
@@ -94,7 +95,7 @@ def commands(arguments, precision: str) -> dict:
   ours = [
     sys.executable,
     "-m",
-    "benchmarks.bench_step",
+    "benchmarks.step",
     *[s.replace("--seq_length", "--max_seq_length") for s in shapes],
     f"--train_batch_size={arguments.batch}",
     f"--max_predictions_per_seq={arguments.predictions}",

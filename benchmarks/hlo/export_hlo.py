@@ -1,6 +1,7 @@
 """Writes the whole training step as one XLA module, to be timed by run_hlo.py.
 
-  python -m benchmarks.export_hlo --bert_config_file=configs/bert_large.json \\
+  python -m benchmarks.hlo.export_hlo \\
+    --bert_config_file=configs/bert_large.json \\
     --train_batch_size=32 --max_seq_length=128 --precision=bf16 --module=step
 
 Takes every flag of run_pretraining.py; forward, backward and update of one
@@ -145,7 +146,7 @@ def main(_) -> None:
     f"{FLAGS.module}.hlo   {len(module) / 2**20:.1f} MB, "
     f"{len(parameters)} parameters",
     f"{FLAGS.module}.json  what they are",
-    f"to time it: python benchmarks/run_hlo.py --module={FLAGS.module}",
+    f"to time it: python benchmarks/hlo/run_hlo.py --module={FLAGS.module}",
   )
 
 

@@ -1,7 +1,7 @@
-"""How fast plain TCP is between two hosts, for bench_allreduce to be held to.
+"""How fast plain TCP is between two hosts, for allreduce.py to be held to.
 
-  python -m benchmarks.tcp_rate                            on the one
-  python -m benchmarks.tcp_rate --to=host1 --seconds=2     on the other
+  python -m benchmarks.network.tcp_rate                            on the one
+  python -m benchmarks.network.tcp_rate --to=host1 --seconds=2     on the other
 
 The second prints one JSON line. What counts is what the other host's kernel has
 acknowledged, not what its process has read: on a busy machine that may be late.

@@ -1,8 +1,8 @@
 """Times the training step and prints one JSON line.
 
-  python -m benchmarks.bench_step --bert_config_file=configs/bert_base.json \\
+  python -m benchmarks.step --bert_config_file=configs/bert_base.json \\
     --train_batch_size=8 --max_seq_length=128 --precision=bf16
-  horovodrun -np 2 python -m benchmarks.bench_step ...
+  horovodrun -np 2 python -m benchmarks.step ...
 
 Takes every flag of run_pretraining.py. The batch is of random tokens, or the
 first records of --input_file. The matmul rate is measured in the same

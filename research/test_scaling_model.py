@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 
 import modeling
-from benchmarks import published_scaling, scaling_model, slow_network
+from benchmarks.network import slow_network
 from common import errors
 from common.tensorflow_v1 import tf
 from model.bert_config import BertConfig
+from research import published_scaling, scaling_model
 
-ROOT = os.path.dirname(
-  os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-)
-RESULTS = os.path.join(ROOT, "benchmarks", "results")
+RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
 TINY = BertConfig.from_dict(conftest.TINY)
 MINI = scaling_model.read_config("bert_mini.json")
 FREE = scaling_model.Machine(flops=1e12)
@@ -233,7 +231,7 @@ def made_line(case, ranks=1, gbit=0.0, micro_batch=4):
 
 
 def made_reduction(case, megabytes, ranks=2, gbit=0.0):
-  """What bench_allreduce.py would."""
+  """What network/allreduce.py would."""
   sent = megabytes * 2**20 * 2 * (ranks - 1) / ranks
   byte = KNOWN.byte
   if "fp16" in case:

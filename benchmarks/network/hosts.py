@@ -1,8 +1,8 @@
 """Hosts on one machine, each with an address, an sshd and a cable of some rate.
 
-  sudo .venv/bin/python -m benchmarks.hosts --hosts=2 --gbit=1 -- \\
+  sudo .venv/bin/python -m benchmarks.network.hosts --hosts=2 --gbit=1 -- \\
     .venv/bin/horovodrun -np 2 -H host1:1,host2:1 --disable-cache \\
-    .venv/bin/python -m benchmarks.bench_allreduce
+    .venv/bin/python -m benchmarks.network.allreduce
 
 The command runs on host1, with this environment and in this folder; its exit
 status is this one's. `ssh host2` needs nothing more there. In Python:
@@ -25,6 +25,7 @@ input does, however this process ends, and the kernel ends all others with it.
 import contextlib
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ from absl import flags
 from common import errors
 
 FLAGS = flags.FLAGS
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = str(pathlib.Path(__file__).parents[2])
 
 NIC = "eth0"  # Horovod wants one name on all hosts
 MOST_HOSTS = 200
@@ -363,7 +364,7 @@ class Testbed:
 
   def measure(self, seconds: float = 1.0) -> float:
     """Gbit/s of plain TCP's payload from the last host to the first."""
-    tool = [sys.executable, "-m", "benchmarks.tcp_rate"]
+    tool = [sys.executable, "-m", "benchmarks.network.tcp_rate"]
     with self.popen(tool, cwd=_ROOT) as receiver:
       words = [f"--to={self.names[0]}", f"--seconds={seconds}"]
       sent = self.run([*tool, *words], self.names[-1], cwd=_ROOT)

@@ -1,6 +1,6 @@
 """run_pretraining.py that writes down which records each update consumed.
 
-  RECORDED_RUN=log python -m benchmarks.recorded_run --do_train ...
+  RECORDED_RUN=log python -m benchmarks.faults.recorded_run --do_train ...
 
 Takes every flag of run_pretraining.py. For records of
 `fault_schedules.write_records`, whose first token is their number. One line of

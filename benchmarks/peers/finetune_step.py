@@ -1,6 +1,6 @@
 """Times the updates of a fine-tuning; compare_finetuning.py runs it.
 
-  python -m benchmarks.finetune_step classifier --train_file=... (flags of
+  python -m benchmarks.peers.finetune_step classifier --train_file=... (flags of
     run_classifier.py; or squad, and those of run_squad.py)
 
 Answers each line on stdin with a JSON line: the seconds of --updates_per_round
