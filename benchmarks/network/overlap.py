@@ -5,8 +5,9 @@
 
 Runs benchmarks/step.py on two ranks with Horovod's timeline, once for each XLA
 mode, and prints one JSON line each. The last gradients of an update (the
-embeddings') are there on all ranks when the slowest ends its backward pass, so what Horovod
-reduced before overlapped with it. Further arguments go to benchmarks/step.py.
+embeddings') are there on all ranks when the slowest ends its backward pass, so
+what Horovod reduced before overlapped with it. Further arguments go to
+benchmarks/step.py.
 """
 
 import json
