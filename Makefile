@@ -24,7 +24,7 @@ VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 # in which make has not looked for variables.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: env pretrain test slow-test bench unit distributed-test lint format horovod-gpu clean
+.PHONY: env pretrain test slow-test fuzz bench unit distributed-test lint format horovod-gpu clean
 
 env: $(READY)
 
@@ -52,7 +52,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests/unit
+	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests/unit tests/fuzz
 
 distributed-test: $(READY)
 	$(BIN)/python -m pytest -q -m '$(SLOW)' tests/ranks tests/faults
@@ -76,6 +76,12 @@ format: $(READY)
 # Needs a CUDA compiler, not a GPU.
 horovod-gpu: $(READY)
 	xla_patches/build_horovod.sh gpu-wheel $(BIN)/python .build
+
+# Damaged input to all readers: INPUTS of chance by SEED.
+INPUTS ?= 12000
+SEED ?= 1
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --inputs=$(INPUTS) --seed=$(SEED)
 
 clean:
 	rm -rf $(VENV) .build runs

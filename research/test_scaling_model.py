@@ -5,10 +5,10 @@ import json
 import math
 import os
 
-import conftest
 import matplotlib.image
 import numpy as np
 import pytest
+import samples
 
 import modeling
 from benchmarks.network import slow_network
@@ -18,7 +18,7 @@ from model.bert_config import BertConfig
 from research import published_scaling, scaling_model
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
-TINY = BertConfig.from_dict(conftest.TINY)
+TINY = BertConfig.from_dict(samples.TINY)
 MINI = scaling_model.read_config("bert_mini.json")
 FREE = scaling_model.Machine(flops=1e12)
 

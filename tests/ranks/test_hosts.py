@@ -14,7 +14,7 @@ import psutil
 import pytest
 import runs
 import test_deployment
-from conftest import NO_DROPOUT, write_config, write_records
+from samples import NO_DROPOUT, write_config, write_records
 
 from benchmarks.network import hosts
 from common import errors

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 
-import conftest
 import finetuning_runs
 import numpy as np
 import pytest
 import runs
+import samples
 
 import mixed_precision
 import modeling
@@ -50,6 +50,7 @@ def test_the_matmul_rate_runs_every_product():
   assert rate() > 0
 
 
+@pytest.mark.slow
 def test_bench_step_prints_one_line(tiny_run):
   process = runs.launch(
     [
@@ -132,7 +133,7 @@ def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
 
 @pytest.mark.slow
 def test_finetune_step_answers_each_line(tmp_path, letters):
-  config = conftest.write_config(tmp_path / "config.json")
+  config = samples.write_config(tmp_path / "config.json")
   train_file = finetuning_runs.write_sentences(tmp_path / "a.tsv", 40, 1)
   task = finetuning_runs.classifier(
     config, letters, tmp_path / "run", train_file=train_file,

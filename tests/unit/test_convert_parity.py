@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-from conftest import TINY
+from samples import TINY
 from test_convert_checkpoint import (
   PRETRAINING,
   convert,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import runs
 import trained
-from conftest import TINY, write_config
+from samples import TINY, write_config
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
