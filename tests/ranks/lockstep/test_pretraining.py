@@ -76,6 +76,7 @@ def test_resumed_on_other_numbers_of_ranks(
   tiny, _ = plain_run
   settings = dict(
     lr_schedule="constant",
+    num_warmup_steps=2,
     global_batch_size=21,  # two ranks have 22 rows, one of them empty
     allreduce=AllreduceConfig(**allreduce),
   )

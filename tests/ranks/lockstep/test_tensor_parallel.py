@@ -12,10 +12,11 @@ MODEL = dict(vocab_size=101, num_attention_heads=4)
 @pytest.mark.parametrize(
   "changes",
   [
-    dict(xla="layers", train_batch_size=12),
+    dict(train_batch_size=12),
+    pytest.param(dict(xla="layers"), marks=pytest.mark.slow),
     pytest.param(dict(xla="layers", precision="bf16"), marks=pytest.mark.slow),
   ],
-  ids=["fp32", "bf16"],
+  ids=str,
 )
 def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
   """With dropout, of which each slice draws its own heads' part."""
