@@ -86,6 +86,9 @@ def trained(tiny_run, output_dir, **settings):
       pretrain(tiny_run, f"{kept}.made", **copy.deepcopy(settings))
       os.rename(f"{kept}.made", kept)
   shutil.copytree(kept, output_dir, dirs_exist_ok=True)
+  newest = pathlib.Path(output_dir) / "checkpoint"  # names its folder
+  text = newest.read_text().replace(f"{kept}.made", str(output_dir))
+  newest.write_text(text)
 
 
 def launch(arguments, ranks=1, timeout=HANG_SECONDS, stop=None, launcher=None):
