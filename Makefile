@@ -24,7 +24,7 @@ VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 # before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: env pretrain test slow-test bench unit distributed-test lint format horovod-gpu clean
+.PHONY: env pretrain test slow-test fuzz bench unit distributed-test lint format horovod-gpu clean
 
 env: $(READY)
 
@@ -52,7 +52,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests/unit
+	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests/unit tests/fuzz
 
 distributed-test: $(READY)
 	$(BIN)/python -m pytest -q -m '$(SLOW)' tests/ranks tests/faults
@@ -61,7 +61,7 @@ bench: $(READY)
 	@for precision in fp32 bf16; do \
 	  for shape in "base 8 128 20" "base 2 512 80" "mini 64 128 20"; do \
 	    set -- $$shape; \
-	    $(BIN)/python -m benchmarks.bench_step \
+	    $(BIN)/python -m benchmarks.step \
 	      --bert_config_file=configs/bert_$$1.json --train_batch_size=$$2 \
 	      --max_seq_length=$$3 --max_predictions_per_seq=$$4 \
 	      --precision=$$precision || exit 1; \
@@ -76,6 +76,12 @@ format: $(READY)
 # This needs a CUDA compiler, but no GPU.
 horovod-gpu: $(READY)
 	xla_patches/build_horovod.sh gpu-wheel $(BIN)/python .build
+
+# Damaged input to all readers: INPUTS of chance by SEED.
+INPUTS ?= 12000
+SEED ?= 1
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --inputs=$(INPUTS) --seed=$(SEED)
 
 clean:
 	rm -rf $(VENV) .build runs

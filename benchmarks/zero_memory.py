@@ -3,7 +3,7 @@
   python -m benchmarks.zero_memory --ranks=4 \\
     --step_flags="--bert_config_file=configs/bert_base.json ..."
 
-Runs bench_step.py with --zero=0 and --zero=1 in turns, one thread a rank.
+Runs benchmarks/step.py with --zero=0 and --zero=1 in turns, one thread a rank.
 Prints one JSON line a run, then what the formula says: of Adam's 8 bytes a
 weight a rank keeps its share (Rajbhandari et al. 2020,
 https://arxiv.org/abs/1910.02054, P_os).
@@ -25,7 +25,7 @@ _SECONDS = 900.0  # of a run at most
 
 
 def run(zero: int) -> dict:
-  """bench_step.py's line.
+  """benchmarks/step.py's line.
 
   Raises:
     UserError: it failed; with its last lines.
@@ -34,7 +34,7 @@ def run(zero: int) -> dict:
   process = subprocess.run(
     [
       *[horovodrun, "-np", str(FLAGS.ranks)],
-      *[sys.executable, "-m", "benchmarks.bench_step", "--num_threads=1"],
+      *[sys.executable, "-m", "benchmarks.step", "--num_threads=1"],
       *[f"--zero={zero}", *shlex.split(FLAGS.step_flags)],
     ],
     capture_output=True,
@@ -45,7 +45,7 @@ def run(zero: int) -> dict:
   if process.returncode or not lines:
     last = "\n".join(process.stderr.splitlines()[-5:])
     raise errors.UserError(
-      f"bench_step.py ended with status {process.returncode}: {last}"
+      f"benchmarks/step.py ended with status {process.returncode}: {last}"
     )
   return {"zero": zero, **json.loads(lines[0][lines[0].index("{") :])}
 
@@ -75,5 +75,7 @@ def main(_) -> None:
 if __name__ == "__main__":
   flags.DEFINE_integer("ranks", 4, "Horovod ranks.", lower_bound=2)
   flags.DEFINE_integer("rounds", 3, "Runs of each.", lower_bound=1)
-  flags.DEFINE_string("step_flags", None, "bench_step.py's.", required=True)
+  flags.DEFINE_string(
+    "step_flags", None, "benchmarks/step.py's.", required=True
+  )
   errors.run_main(main)

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import runs
-from conftest import NO_DROPOUT, write_config, write_records
+from samples import NO_DROPOUT, write_config, write_records
 
 UPDATES = 500
 

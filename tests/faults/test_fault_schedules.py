@@ -1,12 +1,12 @@
-"""A few of the faults of benchmarks/fault_schedules.py, and what it notices."""
+"""A few faults of benchmarks/faults/fault_schedules.py, and what it notices."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from benchmarks import fault_schedules
-from benchmarks.fault_schedules import Fault, Setting
+from benchmarks.faults import fault_schedules
+from benchmarks.faults.fault_schedules import Fault, Setting
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 import runs
-from conftest import contents
+from samples import contents
 
 
 def make(folder, texts, letters, ranks, *more):

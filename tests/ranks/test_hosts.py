@@ -1,4 +1,4 @@
-"""Runs over several hosts: benchmarks/hosts.py, ssh and a cable that is cut.
+"""Runs over several hosts (benchmarks/network/hosts.py): ssh, a cable is cut.
 
 Skipped where hosts cannot be made; the reason is in pytest's summary.
 """
@@ -14,9 +14,9 @@ import psutil
 import pytest
 import runs
 import test_deployment
-from conftest import NO_DROPOUT, write_config, write_records
+from samples import NO_DROPOUT, write_config, write_records
 
-from benchmarks import hosts
+from benchmarks.network import hosts
 from common import errors
 
 pytestmark = pytest.mark.slow
@@ -147,7 +147,15 @@ def test_nothing_is_left_behind(bed, number, status):
   """Neither processes nor namespaces, even if nobody can clean up."""
   del bed  # that there can be one
   before = namespaces()
-  command = ["-m", "benchmarks.hosts", "--hosts=2", "--", "bash", "-c", STAY]
+  command = [
+    "-m",
+    "benchmarks.network.hosts",
+    "--hosts=2",
+    "--",
+    "bash",
+    "-c",
+    STAY,
+  ]
   with subprocess.Popen(
     [PYTHON, *command], cwd=runs.ROOT, stdout=subprocess.PIPE, text=True
   ) as process:
@@ -173,7 +181,7 @@ def namespaces():
 def test_its_status_is_that_of_the_command(bed):
   del bed
   process = runs.launch(
-    ["-m", "benchmarks.hosts", "--", "sh", "-c", "hostname; exit 7"]
+    ["-m", "benchmarks.network.hosts", "--", "sh", "-c", "hostname; exit 7"]
   )
   assert process.returncode == 7
   assert process.stdout == "host1\n"

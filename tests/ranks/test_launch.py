@@ -10,7 +10,7 @@ import time
 import pytest
 import runs
 import test_deployment
-from conftest import write_config, write_records
+from samples import write_config, write_records
 
 
 @pytest.fixture

@@ -1,27 +1,15 @@
-"""Several Horovod ranks, as commands: the equivalence contract and failures."""
+"""Several Horovod ranks as commands: what ends them, and more than two.
 
-import json
-import re
+lockstep/ has the equivalence of two ranks and one.
+"""
 
 import numpy as np
 import pytest
 import runs
-from conftest import NO_DROPOUT, write_config, write_packed, write_records
+from samples import NO_DROPOUT, write_config, write_packed, write_records
 
 from data import records, tfrecord
 from gradients import distributed
-
-
-@pytest.fixture(scope="module")
-def plain_run(tmp_path_factory):
-  """Config without dropout, 2 x 60 records, and one rank's 20 losses."""
-  folder = tmp_path_factory.mktemp("data")
-  for i in range(2):
-    write_records(folder / f"data-{i}.tfrecord", 60, seed=i)
-  config = write_config(folder / "config.json", **NO_DROPOUT)
-  tiny = config, str(folder / "data-*.tfrecord")
-  runs.pretrain(tiny, folder / "one", do_eval=True)
-  return tiny, folder / "one"
 
 
 @pytest.fixture(scope="module")
@@ -36,74 +24,15 @@ def packed_run(tmp_path_factory):
   return tiny, folder / "one", global_batch
 
 
-@pytest.mark.parametrize(
-  "ranks, micro_batch, flags",
-  [
-    pytest.param(2, 12, [], marks=pytest.mark.slow),
-    pytest.param(
-      *(3, 8, ["--xla=off", "--allreduce_groups=1"]), marks=pytest.mark.slow
-    ),
-    (2, 6, ["--xla=step", "--allreduce_groups=0"]),
-  ],
-  ids=str,
-)
-def test_ranks_and_micro_batches_equal_one_big_batch(
-  packed_run, tmp_path, ranks, micro_batch, flags
-):
-  """2 x 12, 3 x 8, and 2 ranks x 2 micro-batches x 6, all 24 records.
-
-  XLA and how gradients are grouped change nothing either: the one rank
-  compiled nothing. The records hold one to three examples, so ranks have
-  different numbers of them.
-  """
-  tiny, one, global_batch = packed_run
-  process = runs.command(
-    tiny,
-    tmp_path / "run",
-    ranks,
-    [
-      f"--global_batch_size={global_batch}",
-      f"--train_batch_size={micro_batch}",
-      "--do_eval",
-      *flags,
-    ],
-  )
-  assert process.returncode == 0, process.stderr[-3000:]
-  assert len(runs.metrics(one)) == 20
-  for key in ("loss", "masked_lm_loss", "next_sentence_loss", "grad_norm"):
-    np.testing.assert_allclose(
-      runs.metrics(tmp_path / "run", key),
-      runs.metrics(one, key),
-      rtol=1e-5 if "loss" in key else 1e-4,
-      err_msg=key,
-    )
-  for key in ("examples", "padding", "masked_lm_accuracy", "skipped_updates"):
-    np.testing.assert_allclose(
-      runs.metrics(tmp_path / "run", key), runs.metrics(one, key), rtol=1e-6
-    )
-  # A rank alone has nobody to wait for.
-  assert set(runs.metrics(one, "all_reduce_seconds")) == {0.0}
-  assert min(runs.metrics(tmp_path / "run", "all_reduce_seconds")) > 0.0
-  # Evaluation counts each example once, whatever the ranks.
-  alone = runs.read_json(one, "eval_results.json")
-  together = runs.read_json(tmp_path / "run", "eval_results.json")
-  assert together["examples"] == alone["examples"] > 120
-  for key, value in alone.items():
-    np.testing.assert_allclose(together[key], value, rtol=1e-4, err_msg=key)
-
-
 @pytest.mark.slow
-def test_gradients_sent_as_float16_train_as_well(plain_run, tmp_path):
-  tiny, one = plain_run
-  flags = ["--global_batch_size=24", "--train_batch_size=12"]
-  process = runs.command(
-    tiny, tmp_path / "run", 2, [*flags, "--fp16_allreduce", "--xla=off"]
-  )
+def test_three_ranks_equal_one_big_batch(packed_run, tmp_path):
+  """3 x 8 records of one to three examples; lockstep/ has two ranks."""
+  tiny, one, global_batch = packed_run
+  flags = [f"--global_batch_size={global_batch}", "--train_batch_size=8"]
+  flags += ["--do_eval", "--xla=off", "--allreduce_groups=1"]
+  process = runs.command(tiny, tmp_path / "run", 3, flags)
   assert process.returncode == 0, process.stderr[-3000:]
-  got, want = runs.metrics(tmp_path / "run", "loss"), runs.metrics(one, "loss")
-  assert got != want
-  np.testing.assert_allclose(got, want, rtol=2e-3)
-  assert set(runs.metrics(tmp_path / "run", "loss_scale")) == {2.0**16}
+  runs.assert_alike(tmp_path / "run", one)
 
 
 @pytest.mark.slow
@@ -146,21 +75,16 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
     np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  "allreduce",
-  [
-    {"zero": 1},
-    pytest.param({"powersgd_rank": 2}, marks=pytest.mark.slow),
-    pytest.param({}, marks=pytest.mark.slow),
-  ],
-  ids=str,
+  "allreduce", [{"zero": 1}, {"powersgd_rank": 2}, {}], ids=str
 )
-def test_resumed_on_other_numbers_of_ranks(plain_run, tmp_path, allreduce):
+def test_resumed_on_other_numbers_of_ranks(tiny_run, tmp_path, allreduce):
   """1, 2 and 3 ranks in turn: the batches of one rank, in its order.
 
   Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
   """
-  tiny, _ = plain_run
+  tiny = write_config(tmp_path / "config.json", **NO_DROPOUT), tiny_run[1]
   settings = dict(
     lr_schedule="constant",
     global_batch_size=20,
@@ -311,27 +235,6 @@ def test_a_damaged_record_ends_all_ranks(tmp_path):
   ), process.stderr[-3000:]
 
 
-def test_ranks_that_disagree_are_named(tmp_path):
-  """As on hosts that were given different files."""
-  script = tmp_path / "disagree.py"
-  script.write_text(
-    "from gradients import distributed\n"
-    "from training import train_loop\n"
-    "def main(_):\n"
-    "  comm = distributed.init()\n"
-    "  comm.check_equal('the seed', '1')\n"
-    "  comm.check_equal('the data', f'{10 + comm.rank} records')\n"
-    "train_loop.run_main(main)\n"
-  )
-  process = runs.launch([str(script)], ranks=2)
-  assert process.returncode != 0
-  messages = last_lines(process.stderr, 2)
-  assert any(
-    "the data of rank [1] differs" in line and "records" in line
-    for line in messages.values()
-  ), process.stderr[-3000:]
-
-
 def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   """Rank 1 is killed while the other waits in a collective."""
   script = tmp_path / "die.py"
@@ -377,103 +280,11 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
   )
 
 
-OVERFLOW = """
-import dataclasses, json, time
-import optimization
-import mixed_precision
-from gradients import distributed, exchange
-from training import reporting, train_loop
-from common.tensorflow_v1 import tf
-
-def main(_):
-  comm = distributed.init()
-  tf.enable_resource_variables()
-  x = tf.placeholder(tf.float32, [])
-  w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
-  half = tf.cast(w, tf.float16) * tf.cast(x, tf.float16)
-  scale = mixed_precision.LossScaleConfig(initial_loss_scale=2.0**10).make(
-    uses_fp16=True
-  )
-  loss = tf.reduce_sum(tf.cast(half, tf.float32)) * scale.value
-  ops = optimization.build_train_ops(
-    tf.gradients(loss, [w]),
-    {"n": tf.reduce_sum(w)},
-    optimization.OptimizerConfig().make(tf.constant(0.1)),
-    exchange.make(distributed.AllreduceConfig(), comm, scale.value),
-    MICRO_BATCHES,
-    scale,
-  )
-  fetches = ops.fetches()
-  with tf.Session() as session:
-    session.run(
-      [tf.global_variables_initializer(), tf.local_variables_initializer()]
-    )
-    for update in range(4):
-      if comm.rank == 1 and update == 3:
-        time.sleep(1.0)
-      # Times the scale 2^10 this is beyond float16's 65,504, on rank 1 only.
-      bad = comm.rank == 1 and update == 1
-      feed = {x: 100.0 if bad and MICRO_BATCHES == 1 else 1.0}
-      for _ in range(MICRO_BATCHES - 1):
-        session.run(ops.accumulate, {x: 100.0 if bad else 1.0})
-      got = session.run(fetches, feed)
-      reporting.tell_trouble(update + 1, got, ops.variables)
-      report = [
-        comm.rank, update, bool(got["skipped"]), float(got["loss_scale"]),
-        int(got["dropped_micro_batches"]), session.run(w).tolist(),
-      ]
-      print("REPORT" + json.dumps(report), flush=True)
-      print(f"WAITED{comm.rank} {got['all_reduce_seconds']}", flush=True)
-
-train_loop.run_main(main)
-"""
-
-
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.slow
-def test_an_overflow_on_one_rank_is_one_decision(tmp_path, micro_batches):
-  """Both skip (or drop the one micro-batch), both halve, both go on."""
-  script = tmp_path / "overflow.py"
-  script.write_text(OVERFLOW.replace("MICRO_BATCHES", str(micro_batches)))
-  process = runs.launch([str(script)], ranks=2)
-  assert process.returncode == 0, process.stderr[-3000:]
-  reports = {0: [], 1: []}
-  for line in process.stdout.splitlines():
-    if "REPORT" in line:
-      rank, *report = json.loads(line.partition("REPORT")[2])
-      reports[rank].append(report)
-  assert reports[0] == reports[1]
-  # Rank 0 waits for the other, which is late to the last update.
-  waited = [
-    [float(s) for s in re.findall(rf"WAITED{rank} (\S+)", process.stdout)]
-    for rank in (0, 1)
-  ]
-  assert len(waited[0]) == len(waited[1]) == 4
-  assert 0.7 < waited[0][3] < 20 and waited[0][3] - waited[1][3] > 0.5
-  skipped, scales, dropped, weights = zip(
-    *[report[1:] for report in reports[0]], strict=True
-  )
-  assert scales == (1024.0, 1024.0, 512.0, 512.0)
-  if micro_batches == 1:
-    assert skipped == (False, True, False, False)
-    assert weights[0] == weights[1] != weights[2]
-    assert (
-      "update 2: skipped, the gradient of w is not finite" in process.stderr
-    )
-  else:
-    assert skipped == (False, False, False, False)
-    assert dropped == (0, 1, 0, 0)
-    assert weights[0] != weights[1] != weights[2]
-    assert "update 2: 1 micro-batches dropped, the gradient of w" in (
-      process.stderr
-    )
-
-
 THREADS = """
 import os
+from common.tensorflow_v1 import tf
 from gradients import distributed
 from training import train_loop
-from common.tensorflow_v1 import tf
 
 def main(_):
   rank = int(os.environ["HOROVOD_RANK"])

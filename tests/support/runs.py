@@ -1,19 +1,22 @@
-"""Runs of run_pretraining.py for tests: in this process or as commands."""
+"""Runs of run_pretraining.py for tests: in this process or as commands.
 
+Functions that need TensorFlow import it: tests of data do without.
+"""
+
+import copy
+import fcntl
+import glob
+import hashlib
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 import threading
 import time
 
-import modeling
-import run_pretraining
-from common.tensorflow_v1 import tf
-from gradients.distributed import AllreduceConfig, Comm
-from gradients.optimizers import OptimizerConfig
-from mixed_precision import LossScaleConfig
-from training.metrics import METRICS_FILE, read_jsonl
+import numpy as np
 
 # For what hangs only: a machine may be many times slower than another.
 HANG_SECONDS = 600
@@ -26,6 +29,12 @@ BIN = os.path.dirname(sys.executable)
 
 def config(tiny_run, output_dir, **changes):
   """A small training run's config: 20 updates of 24 examples, no dropout."""
+  import modeling
+  from gradients.distributed import AllreduceConfig
+  from gradients.optimizers import OptimizerConfig
+  from mixed_precision import LossScaleConfig
+  from training.config import PretrainingConfig
+
   config_file, files = tiny_run
   bert = modeling.BertConfig.from_json_file(config_file)
   bert.hidden_dropout_prob = changes.pop("dropout", 0.0)
@@ -50,14 +59,36 @@ def config(tiny_run, output_dir, **changes):
     log_every_steps=1,
     xla="off",  # compiling takes longer than these runs; test_xla.py has it
   )
-  return run_pretraining.PretrainingConfig(**{**settings, **changes})
+  return PretrainingConfig(**{**settings, **changes})
 
 
-def pretrain(tiny_run, output_dir, **changes):
-  """Runs in this process; returns the run's result."""
+def pretrain(tiny_run, output_dir, comm=None, **changes):
+  """Runs in this process, alone unless in `comm`; returns the run's result."""
+  import run_pretraining
+  from gradients.distributed import Comm
+
   return run_pretraining.pretrain(
-    config(tiny_run, output_dir, **changes), Comm()
+    config(tiny_run, output_dir, **changes), comm or Comm()
   )
+
+
+def trained(tiny_run, output_dir, **settings):
+  """The run folder of `pretrain`; equal ones are made once a session."""
+  config_file, pattern = map(str, tiny_run)
+  inputs = [config_file, *sorted(glob.glob(pattern))]
+  digest = hashlib.sha256(repr(sorted(settings.items())).encode())
+  for path in inputs:
+    digest.update(pathlib.Path(path).read_bytes())
+  kept = pathlib.Path(os.environ["TRAINED_RUNS"]) / digest.hexdigest()
+  with open(f"{kept}.lock", "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)  # several workers
+    if not kept.exists():
+      pretrain(tiny_run, f"{kept}.made", **copy.deepcopy(settings))
+      os.rename(f"{kept}.made", kept)
+  shutil.copytree(kept, output_dir, dirs_exist_ok=True)
+  newest = pathlib.Path(output_dir) / "checkpoint"  # names its folder
+  text = newest.read_text().replace(f"{kept}.made", str(output_dir))
+  newest.write_text(text)
 
 
 def launch(arguments, ranks=1, timeout=HANG_SECONDS, stop=None, launcher=None):
@@ -127,12 +158,33 @@ def command(
 
 def metrics(output_dir, key="loss"):
   """One key of every report."""
-  path = os.path.join(str(output_dir), METRICS_FILE)
-  return [report[key] for report in read_jsonl(path)]
+  from training import metrics as metrics_module
+
+  path = os.path.join(str(output_dir), metrics_module.METRICS_FILE)
+  return [report[key] for report in metrics_module.read_jsonl(path)]
+
+
+def assert_alike(got, want, rtol=1e-5):
+  """Two runs have the same losses, gradients and evaluation."""
+  for key in ("loss", "masked_lm_loss", "next_sentence_loss", "grad_norm"):
+    tolerance = rtol if "loss" in key else 10 * rtol
+    np.testing.assert_allclose(
+      metrics(got, key), metrics(want, key), rtol=tolerance, err_msg=key
+    )
+  for key in ("examples", "padding", "masked_lm_accuracy", "skipped_updates"):
+    np.testing.assert_allclose(
+      metrics(got, key), metrics(want, key), rtol=1e-6, atol=rtol, err_msg=key
+    )
+  here, there = (read_json(f, "eval_results.json") for f in (got, want))
+  assert here["examples"] == there["examples"] > 120
+  for key, value in there.items():
+    np.testing.assert_allclose(here[key], value, rtol=10 * rtol, err_msg=key)
 
 
 def weights(output_dir):
   """Name -> array of everything in the newest checkpoint."""
+  from common.tensorflow_v1 import tf
+
   reader = tf.train.load_checkpoint(str(output_dir))
   return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
 

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import numpy as np
-from conftest import TINY
+from samples import TINY
 
 import modeling
 from common.tensorflow_v1 import tf

@@ -2,8 +2,10 @@
 
 import ast
 import functools
+import os
 import pathlib
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 # From below to above: a module imports from its own layer and from lower ones.
@@ -108,7 +110,8 @@ def test_all_files_have_a_layer():
     check=True,
   ).stdout.split()
   rooms = {pathlib.Path(path).parts[0].removesuffix(".py") for path in listed}
-  assert rooms - {"benchmarks", "tests"} == set.union(*LAYERS) | RENAMED
+  product = rooms - {"benchmarks", "research", "tests"}
+  assert product == set.union(*LAYERS) | RENAMED
 
 
 def test_imports_have_no_circle():
@@ -153,6 +156,25 @@ def test_only_entry_points_read_flags():
 def test_the_data_side_does_not_load_tensorflow():
   for name in WITHOUT_TENSORFLOW | DATA:
     assert "common.tensorflow_v1" not in reachable(name), name
+
+
+DATA_TESTS = (
+  "create_pretraining_data", "instances", "masking", "packing",
+  "prepare_corpus", "progress", "record_order", "squad_metric", "text_files",
+  "tokenization", "training_plan", "windows", "work_dir",
+)  # fmt: skip
+
+
+def test_tests_of_data_do_not_load_tensorflow(tmp_path):
+  """So that one of them runs in a second."""
+  (tmp_path / "tensorflow.py").write_text("raise ImportError('loaded')\n")
+  files = [f"tests/unit/test_{name}.py" for name in DATA_TESTS]
+  done = subprocess.run(
+    [sys.executable, "-m", "pytest", "-q", "--collect-only", *files],
+    cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_every_module_says_what_it_is():

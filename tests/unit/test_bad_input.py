@@ -1,6 +1,6 @@
 """Bad input: refused in one line or read right, whatever it is.
 
-`benchmarks.fuzz` tries many more; what it found has a test here.
+`tests/fuzz` tries many more; what it found has a test here.
 """
 
 import ast
@@ -20,12 +20,11 @@ import reference_tokenizer
 import runs
 import test_architecture
 from absl import flags
-from conftest import settings_of, write_config, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import settings_of, write_config, write_records
 
 import tokenization
-from benchmarks import fuzz, fuzz_readers
 from common import json_files
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
@@ -41,6 +40,7 @@ from finetuning import squad
 from gradients.distributed import Comm
 from interop import model_config
 from model import bert_config
+from tests.fuzz import damage
 from tools import prepare_corpus, train_tokenizer
 from training import checkpoint_files, checkpointing, deepspeed_json
 from training.config import PretrainingConfig
@@ -75,33 +75,8 @@ def test_no_module_runs_what_it_reads(path):
 
 
 # -----------------------------------------------------------------------------
-# Any damage, reader by reader
+# Any bytes
 # -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  "name, count",
-  [
-    ("framing", 150),
-    ("index", 80),
-    ("record", 150),
-    ("manifest", 150),
-    ("vocab", 80),
-    ("sentencepiece", 80),
-    ("text", 80),
-    ("create", 5),
-    ("tokenizer", 10),
-    ("resume", 12),
-    ("resume_foreign", 12),
-    ("init_checkpoint", 12),
-  ],
-)
-def test_damage_is_refused_or_harmless(tmp_path, name, count):
-  reader = fuzz_readers.READERS[name](str(tmp_path))
-  for case in range(count):
-    reader.damage(fuzz.case_rng(name, 0, case))
-    kind, why = fuzz.outcome(reader)
-    assert kind in ("refused", "harmless"), f"{case}: {kind}: {why}"
 
 
 FEW = settings(deadline=None, max_examples=60)
@@ -148,7 +123,7 @@ JSON = st.recursive(
 def test_json_is_read_as_the_standard_has_it(value):
   text = json.dumps(value)
   try:
-    expected = fuzz_readers.strict_json(text.encode())
+    expected = damage.strict_json(text.encode())
   except ValueError:
     with pytest.raises(ValueError):
       json_files.parse(text)
@@ -634,7 +609,9 @@ def test_any_bytes_as_text(tmp_path_factory, letters, content, prose):
     )
   except DataError as e:
     assert "any.txt" in str(e)
-    assert not content or not fuzz_readers.is_utf8(content)
+    if content and b"\0" not in content:
+      with pytest.raises(UnicodeDecodeError):
+        content.decode()
     return
   for line, ids in zip(lines, encoder.encode_batch(lines), strict=True):
     tokens = reference.tokenize(line)
@@ -709,13 +686,19 @@ def test_an_index_under_checksums_of_its_own(checkpointer):
   checkpoint_files.check_index(prefix)
   index = folder / "model.ckpt-3.index"
   whole, refused = index.read_bytes(), 0
-  for seed in range(300):
-    index.write_bytes(fuzz_readers.resealed(np.random.default_rng(seed), whole))
+
+  @settings(deadline=None, max_examples=300, database=None)
+  @given(damage.resealed(whole))
+  def damaged(data):
+    nonlocal refused
+    index.write_bytes(data)
     try:
       checkpoint_files.check_index(prefix)
     except checkpointing.CheckpointError as e:
       assert str(index) in str(e) and "damaged" in str(e)
       refused += 1
+
+  damaged()
   assert refused > 100
   for size in range(len(whole)):
     index.write_bytes(whole[:size])

@@ -5,15 +5,17 @@ import os
 import subprocess
 import sys
 
-import conftest
 import finetuning_runs
 import numpy as np
 import pytest
 import runs
+import samples
 
 import mixed_precision
 import modeling
-from benchmarks import bench_input, bench_step, overlap
+from benchmarks import input as bench_input
+from benchmarks import step as bench_step
+from benchmarks.network import overlap
 from common.tensorflow_v1 import tf
 from model import model_flops
 from training import input_pipeline
@@ -48,11 +50,12 @@ def test_the_matmul_rate_runs_every_product():
   assert rate() > 0
 
 
+@pytest.mark.slow
 def test_bench_step_prints_one_line(tiny_run):
   process = runs.launch(
     [
       "-m",
-      "benchmarks.bench_step",
+      "benchmarks.step",
       f"--bert_config_file={tiny_run[0]}",
       f"--input_file={tiny_run[1]}",
       "--max_seq_length=32",
@@ -74,7 +77,7 @@ def test_bench_input_prints_a_line_a_case(tiny_run):
   process = runs.launch(
     [
       "-m",
-      "benchmarks.bench_input",
+      "benchmarks.input",
       f"--bert_config_file={tiny_run[0]}",
       f"--input_file={tiny_run[1]}",
       "--max_seq_length=32",
@@ -107,7 +110,7 @@ def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
   process = runs.launch(
     [
       "-m",
-      "benchmarks.export_hlo",
+      "benchmarks.hlo.export_hlo",
       f"--bert_config_file={tiny_run[0]}",
       "--max_seq_length=16",
       "--max_predictions_per_seq=3",
@@ -130,7 +133,7 @@ def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
 
 @pytest.mark.slow
 def test_finetune_step_answers_each_line(tmp_path, letters):
-  config = conftest.write_config(tmp_path / "config.json")
+  config = samples.write_config(tmp_path / "config.json")
   train_file = finetuning_runs.write_sentences(tmp_path / "a.tsv", 40, 1)
   task = finetuning_runs.classifier(
     config, letters, tmp_path / "run", train_file=train_file,
@@ -139,7 +142,7 @@ def test_finetune_step_answers_each_line(tmp_path, letters):
   step = finetuning_runs.run(task)["training"]["global_step"]
   with subprocess.Popen(
     [
-      sys.executable, "-m", "benchmarks.finetune_step", "classifier",
+      sys.executable, "-m", "benchmarks.peers.finetune_step", "classifier",
       f"--train_file={train_file}", f"--bert_config_file={config}",
       f"--vocab_file={letters}", "--max_seq_length=64", "--do_train",
       f"--init_checkpoint={tmp_path}/run/model.ckpt-{step}", "--xla=off",

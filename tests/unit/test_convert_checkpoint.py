@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 import safetensors.numpy
-from conftest import LETTERS, TINY, contents, write_config, write_packed
+from samples import LETTERS, TINY, contents, write_config, write_packed
 
 import convert_checkpoint
 import tokenization

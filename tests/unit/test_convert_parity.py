@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-from conftest import TINY
+from samples import TINY
 from test_convert_checkpoint import (
   PRETRAINING,
   convert,
@@ -58,7 +58,7 @@ def peer(tmp_path_factory):
   """Runs jobs of transformers_peer.py; skips where there is no transformers."""
   made = (
     f"python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/pip install -r "
-    "benchmarks/requirements-transformers.txt, or set TRANSFORMERS_PYTHON"
+    "benchmarks/peers/requirements.txt, or set TRANSFORMERS_PYTHON"
   )
   if not os.path.exists(PYTHON):
     pytest.skip(

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import LETTERS, contents, feature_values, settings_of
+from samples import LETTERS, contents, feature_values, settings_of
 
 import create_pretraining_data
 import tokenization

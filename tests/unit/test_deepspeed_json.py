@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import runs
-from conftest import write_config
+from samples import write_config
 
 import mixed_precision
 from common.errors import UserError
@@ -74,6 +74,7 @@ def test_a_dry_run_plans_for_ranks_that_are_not_there(
       f"--config_json={RECIPES.format(phase)}",
       "--max_seq_length=32",
       "--max_predictions_per_seq=5",
+      "--xla=off",
     ]
   )
   assert process.returncode == 0, process.stderr[-2000:]

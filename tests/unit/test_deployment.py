@@ -15,7 +15,7 @@ import time
 import pytest
 import runs
 import yaml
-from conftest import write_records
+from samples import write_records
 
 FOLDER = f"{runs.ROOT}/docker"
 SCRIPTS = sorted(name for name in os.listdir(FOLDER) if name.endswith(".sh"))

@@ -28,7 +28,7 @@ def test_it_stops_and_names_variable_update_records_and_command(
   tiny_run, tmp_path, monkeypatch
 ):
   folder = tmp_path / "run"
-  runs.pretrain(tiny_run, folder, num_train_steps=4)
+  runs.trained(tiny_run, folder, num_train_steps=4)
   monkeypatch.setattr(
     "sys.argv", ["run_pretraining.py", "--learning_rate=1e38", "--a=b c"]
   )
@@ -92,7 +92,7 @@ def test_a_diverged_state_is_not_saved_at_the_end_or_at_a_stop(
   tiny_run, tmp_path, monkeypatch, capfd
 ):
   folder = tmp_path / "run"
-  runs.pretrain(tiny_run, folder, num_train_steps=4)
+  runs.trained(tiny_run, folder, num_train_steps=4)
   message = diverge(tiny_run, folder, lr_schedule="constant", num_train_steps=8)
   assert message.startswith(
     "update 8: gradients are not finite for 3 updates in a row, first at update"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runs
 import trained
-from conftest import TINY, write_config
+from samples import TINY, write_config
 
 import convert_checkpoint
 from common.errors import UserError

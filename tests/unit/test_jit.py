@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import runs
-from conftest import write_config
+from samples import write_config
 
 import modeling
 import run_pretraining
@@ -28,22 +28,24 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 
 
 @pytest.mark.parametrize(
-  "precision",
+  "precision, modes",
   [
-    "fp32",
-    pytest.param("bf16", marks=pytest.mark.slow),
-    pytest.param("fp16", marks=pytest.mark.slow),
+    ("fp32", ["layers", "step"]),
+    pytest.param("fp32", ["auto"], marks=pytest.mark.slow),
+    pytest.param("bf16", ["auto", "layers", "step"], marks=pytest.mark.slow),
+    pytest.param("fp16", ["auto", "layers", "step"], marks=pytest.mark.slow),
   ],
+  ids=str,
 )
-def test_every_mode_trains_as_none(packed_run, tmp_path, precision):
-  """On packed records, of which others are the simple case."""
+def test_every_mode_trains_as_none(packed_run, tmp_path, precision, modes):
+  """On packed records; unpacked ones are the simple case."""
   tiny_run, global_batch = packed_run
   settings = dict(SETTINGS, global_batch_size=global_batch)
-  for mode in jit.MODES:
+  for mode in ("off", *modes):
     runs.pretrain(
       tiny_run, tmp_path / mode, precision=precision, xla=mode, **settings
     )
-  for mode in ("auto", "layers", "step"):
+  for mode in modes:
     for key in ("masked_lm_loss", "next_sentence_loss", "grad_norm"):
       np.testing.assert_allclose(
         runs.metrics(tmp_path / mode, key),
@@ -186,8 +188,8 @@ def test_the_next_world_begins_when_the_last_ones_graph_is_gone(monkeypatch):
 ONE_THREAD = """
 import os
 from xla_patches import jit
-from gradients import distributed
 from common.tensorflow_v1 import tf
+from gradients import distributed
 
 def ticks():
   found = {}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runs
 import trained
-from conftest import LETTERS, TINY, write_packed
+from samples import LETTERS, TINY, write_packed
 
 import predict
 from common.errors import DataError, UserError

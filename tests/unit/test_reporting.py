@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 import runs
-from conftest import TINY, fake_records, write_config, write_records
+from samples import TINY, fake_records, write_config, write_records
 
 import mixed_precision
 import modeling

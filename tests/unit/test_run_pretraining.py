@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import runs
-from conftest import feature_values, write_config, write_packed, write_records
+from samples import feature_values, write_config, write_packed, write_records
 
 import run_pretraining
 from common.errors import UserError
@@ -28,7 +28,7 @@ from training import (
 
 def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
   """Unequal numbers of masked tokens: a mean of means would differ."""
-  runs.pretrain(tiny_run, tmp_path / "one")
+  runs.trained(tiny_run, tmp_path / "one", do_eval=True)
   runs.pretrain(tiny_run, tmp_path / "two", train_batch_size=12)
   runs.pretrain(tiny_run, tmp_path / "six", train_batch_size=4)
   one = runs.metrics(tmp_path / "one")
@@ -362,7 +362,7 @@ def ancestors(roots):
 def test_init_checkpoint_reports_loaded_missing_and_unused(
   tiny_run, tmp_path, capfd
 ):
-  runs.pretrain(tiny_run, tmp_path / "first", num_train_steps=4)
+  runs.trained(tiny_run, tmp_path / "first", num_train_steps=4)
   source = str(tmp_path / "first" / "model.ckpt-4")
   checkpoint = runs.weights(tmp_path / "first")
   # A checkpoint without the NSP head and with something foreign.
@@ -491,7 +491,7 @@ def test_records_longer_than_the_positions_are_refused(tiny_run, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
-  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
+  runs.trained(tiny_run, tmp_path / "run", num_train_steps=4)
   wide = write_config(tmp_path / "wide.json", intermediate_size=128)
   told = [tmp_path / "run" / name for name in ("bert_config.json", "run.json")]
   before = [path.read_bytes() for path in told]
@@ -504,7 +504,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
 
 
 def test_resuming_another_run_is_refused(tiny_run, tmp_path):
-  runs.pretrain(tiny_run, tmp_path / "run", num_train_steps=4)
+  runs.trained(tiny_run, tmp_path / "run", num_train_steps=4)
   said = "--seed=12345 and --shuffle_block_records=0 on 120 records; this is "
   for changes, here in (
     (dict(seed=5), "--seed=5 and --shuffle_block_records=0 on 120"),
@@ -670,7 +670,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(
   tiny_run, tmp_path, capfd, ending, how
 ):
   settings = dict(save_checkpoints_steps=4, num_train_steps=8)
-  runs.pretrain(tiny_run, tmp_path, **settings)
+  runs.trained(tiny_run, tmp_path, **settings)
   whole = runs.weights(tmp_path)
   path = tmp_path / f"model.ckpt-8{ending}"
   data = bytearray(path.read_bytes())
@@ -693,7 +693,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(
 
 @pytest.mark.slow
 def test_nothing_whole_is_no_new_run(tiny_run, tmp_path):
-  runs.pretrain(tiny_run, tmp_path, num_train_steps=4)
+  runs.trained(tiny_run, tmp_path, num_train_steps=4)
   (tmp_path / "model.ckpt-4.index").unlink()
   with pytest.raises(
     checkpointing.CheckpointError,
@@ -784,7 +784,7 @@ def test_lamb_trains_and_resumes_bit_for_bit(tiny_run, tmp_path):
   "precision", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)]
 )
 def test_16_bits_train_as_float32_does(tiny_run, tmp_path, precision):
-  runs.pretrain(tiny_run, tmp_path / "fp32", do_eval=True)
+  runs.trained(tiny_run, tmp_path / "fp32", do_eval=True)
   runs.pretrain(
     tiny_run,
     tmp_path / precision,

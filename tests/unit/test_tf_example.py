@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from conftest import feature_values
 from google.protobuf import unknown_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import feature_values
 
 from common.errors import DataError
 from common.tensorflow_v1 import tf

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import transformers_squad as squad
+from benchmarks.peers import transformers_squad as squad
 
 CONTEXT = "The Apollo program put men on the Moon."
 # [CLS] who ? [SEP] the apollo program put men on the moon . [SEP]

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 import runs
-from conftest import contents, settings_of, write_documents
+from samples import contents, settings_of, write_documents
 
 from common import errors
 from data import corpus, creation, records, text_files, work_dir

@@ -1,0 +1,77 @@
+"""run_pretraining.py that writes down which records each update consumed.
+
+  RECORDED_RUN=log python -m benchmarks.faults.recorded_run --do_train ...
+
+Takes every flag of run_pretraining.py. For records of
+`fault_schedules.write_records`, whose first token is their number. One line of
+JSON in log-RANK for each micro-batch that this rank has run: the update, the
+records, and a checksum of everything the model was given (masks too).
+"""
+
+import dataclasses
+import json
+import os
+import time
+import zlib
+
+import numpy as np
+
+import run_pretraining
+from common.tensorflow_v1 import tf
+from training import input_pipeline, train_loop
+
+LOG = "RECORDED_RUN"  # environment: where to write
+PACE = "RECORDED_RUN_PACE"  # environment: seconds to rest after a micro-batch
+
+
+def record_consumption(path: str, pace: float) -> None:
+  """Has all sessions to come write down what their micro-batches consume."""
+  # One write() a line, so that no kill can leave a part of one.
+  log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+  make, run = input_pipeline.training_batches, tf.Session.run
+  noted, graphs = [], []
+
+  def note(step, number, *arrays):
+    checksum = 0
+    for array in arrays:
+      checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+    records = arrays[0][:, 0].tolist()
+    noted.append([int(step), int(number), records, checksum])
+    return np.int32(0)
+
+  def training_batches(*arguments):
+    batches = make(*arguments)
+    micro = batches.next
+    graphs.append(micro.number.graph)
+    # The update waits for the batch and the batch for the note, which
+    # therefore sees the step before.
+    step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+    noting = tf.numpy_function(
+      note, [step, micro.number, *micro.batch], "int32"
+    )
+    with tf.control_dependencies([noting]):
+      ids = tf.identity(micro.batch.input_ids)
+    batch = micro.batch._replace(input_ids=ids)
+    return dataclasses.replace(batches, next=micro._replace(batch=batch))
+
+  def run_and_write(session, *arguments, **options):
+    if session.graph not in graphs:  # another thread's, that saves
+      return run(session, *arguments, **options)
+    noted.clear()
+    got = run(session, *arguments, **options)
+    for line in noted:  # what has been run; an error leaves none
+      os.write(log, (json.dumps(line) + "\n").encode())
+      time.sleep(pace)
+    return got
+
+  input_pipeline.training_batches = training_batches
+  tf.Session.run = run_and_write
+
+
+if __name__ == "__main__":
+  run_pretraining.define_flags()
+  record_consumption(
+    f"{os.environ[LOG]}-{os.environ.get('HOROVOD_RANK', 0)}",
+    float(os.environ.get(PACE, 0)),
+  )
+  train_loop.run_main(run_pretraining.main)

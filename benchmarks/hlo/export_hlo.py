@@ -1,0 +1,176 @@
+"""Writes the whole training step as one XLA module, to be timed by run_hlo.py.
+
+  python -m benchmarks.hlo.export_hlo \\
+    --bert_config_file=configs/bert_large.json \\
+    --train_batch_size=32 --max_seq_length=128 --precision=bf16 --module=step
+
+Takes every flag of run_pretraining.py; forward, backward and update of one
+micro-batch on one rank, in one program. Writes step.hlo, a serialized
+HloModuleProto as before XLA's optimizations, which any XLA can compile for the
+device that it has, and step.json: the module's parameters (what each is, its
+shape and type, what to fill it with), which of its results take the place of
+which parameters in the next step, and the model's arithmetic.
+"""
+
+import json
+import sys
+
+from tensorflow.python.eager import context  # tf.compat.v1 has no switch to it
+
+import run_pretraining
+from common import console
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from model import model_flops
+from training import checkpointing, input_pipeline, train_loop
+from training.config import PretrainingConfig
+from xla_patches import jit
+
+FLAGS = tf.flags.FLAGS
+
+
+class _Variables:
+  """`tf.get_variable` for a function that is traced outside of a graph.
+
+  The variables live outside of the function, so that they are parameters and
+  results of its program.
+  """
+
+  def __init__(self):
+    self.by_name = {}
+
+  def __call__(self, getter, name, shape, dtype=tf.float32, **kwargs):
+    del getter
+    if name not in self.by_name:
+      with tf.init_scope():
+        self.by_name[name] = tf.Variable(
+          tf.zeros(shape, dtype),
+          name=name,
+          trainable=kwargs.get("trainable") is not False,
+          use_resource=True,
+        )
+    variable = self.by_name[name]
+    if kwargs.get("trainable") is not False:
+      collection = tf.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
+      if not any(variable is v for v in collection):
+        collection.append(variable)
+    return variable
+
+
+def trace(config: PretrainingConfig, plan, shape):
+  """The step as a compiled function of a batch.
+
+  Returns:
+    The function, the batch's arguments by name, and the variables by name.
+  """
+  variables = _Variables()
+  with tf.Graph().as_default(), tf.Session() as session:
+    examples = input_pipeline.fake_batch(shape, plan.micro_batch)
+    micro = input_pipeline.fixed_micro_batch(examples, 1)
+    batch = session.run(micro.batch._asdict())
+
+  def step(**columns):
+    with tf.variable_scope("", custom_getter=variables):
+      number = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+      batch = input_pipeline.modeling.PretrainingBatch(**columns)
+      micro = input_pipeline.MicroBatch(
+        batch=batch,
+        number=tf.cast(number, tf.int32),
+        weights=tf.reduce_sum(
+          input_pipeline.pretraining_weights(batch), axis=0
+        ),
+      )
+      state = checkpointing.TrainingState()
+      ops = run_pretraining.training_step(
+        config, micro, state, plan, distributed.Comm()
+      )
+      with tf.control_dependencies([ops.update]):
+        return tf.identity(ops.sums["masked_lm_loss"])
+
+  function = tf.function(step, autograph=False, jit_compile=True)
+  return function, batch, variables.by_name
+
+
+def main(_) -> None:
+  config = PretrainingConfig.from_flags(FLAGS)
+  shape = config.record_shape(config.input_file)
+  plan = run_pretraining.make_plan(config, None, 1)
+  if plan.accumulation != 1:
+    sys.exit("error: one micro-batch an update is exported: no accumulation")
+  with context.eager_mode(), jit.mode("off"):
+    function, batch, variables = trace(config, plan, shape)
+    tensors = {name: tf.constant(value) for name, value in batch.items()}
+    module = function.experimental_get_compiler_ir(**tensors)(
+      stage="hlo_serialized"
+    )
+    concrete = function.get_concrete_function(**tensors)
+    names = {id(v.handle): name for name, v in variables.items()}
+    captured = [names[id(outer)] for outer, _ in concrete.graph.captures]
+    written = [
+      {op.type for op in inner.consumers()} != {"ReadVariableOp"}
+      for _, inner in concrete.graph.captures
+    ]
+  matmuls = model_flops.pretraining(
+    config.bert, config.policy, plan.micro_batch, shape
+  )
+  parameters = [
+    parameter(name, value.shape, value.dtype.name, config, shape)
+    for name, value in sorted(batch.items())
+  ] + [
+    parameter(
+      name, variables[name].shape.as_list(), variables[name].dtype.name, config
+    )
+    for name in captured
+  ]
+  about = {
+    # The loss, then each variable that the step writes.
+    "results": [None]
+    + [len(batch) + i for i, changed in enumerate(written) if changed],
+    "bert_config": FLAGS.bert_config_file.rpartition("/")[2],
+    "precision": config.precision,
+    "micro_batch": plan.micro_batch,
+    "seq_length": shape.max_seq_length,
+    "predictions": shape.max_predictions_per_seq,
+    "model_gflop": model_flops.total(matmuls) / 1e9,
+    "matmuls": [
+      [m.count, m.batch, m.m, m.k, m.n, m.transpose, m.dtype.name]
+      for m in matmuls
+    ],
+    "parameters": parameters,
+  }
+  with open(FLAGS.module + ".hlo", "wb") as f:
+    f.write(module)
+  with open(FLAGS.module + ".json", "w", encoding="utf-8") as f:
+    json.dump(about, f, indent=1)
+  console.say(
+    distributed.Comm(),
+    f"{FLAGS.module}.hlo   {len(module) / 2**20:.1f} MB, "
+    f"{len(parameters)} parameters",
+    f"{FLAGS.module}.json  what they are",
+    f"to time it: python benchmarks/hlo/run_hlo.py --module={FLAGS.module}",
+  )
+
+
+def parameter(name, dims, dtype, config, shape=None) -> dict:
+  """One parameter and what to fill it with."""
+  fill = {"kind": "zeros"}
+  if shape and name in ("input_ids", "masked_lm_ids"):
+    fill = {"kind": "ints", "below": config.bert.vocab_size}
+  elif shape and name == "masked_lm_positions":
+    fill = {"kind": "ints", "below": shape.max_seq_length}
+  elif shape and name in ("segment_ids", "next_sentence_labels"):
+    fill = {"kind": "ints", "below": 2}
+  elif shape or name.endswith("gamma"):
+    fill = {"kind": "ones"}
+  elif len(dims) == 2 and not name.endswith(("adam_m", "adam_v")):
+    fill = {"kind": "normal", "stddev": config.bert.initializer_range}
+  return {"name": name, "shape": list(dims), "dtype": dtype, "fill": fill}
+
+
+if __name__ == "__main__":
+  run_pretraining.define_flags()
+  tf.flags.DEFINE_string("module", "step", "Write MODULE.hlo and MODULE.json.")
+  tf.flags.FLAGS.set_default("dry_run", True)
+  tf.flags.FLAGS.set_default("max_predictions_per_seq", 20)
+  tf.flags.FLAGS.set_default("num_warmup_steps", 0)
+  train_loop.run_main(main)

@@ -1,0 +1,211 @@
+"""Times reading: alone, and what it adds to the training step.
+
+  python -m benchmarks.input --bert_config_file=configs/bert_tiny.json \\
+    --input_file='records/train*.tfrecord' --train_batch_size=64
+
+Takes every flag of run_pretraining.py. Prints a JSON line for each of the
+--orders: records/s of reading, checking, parsing and masking, with nothing else
+to do; and one line with the seconds of an update on batches that are read
+meanwhile beside those of the same update on one batch that stays. All in turns
+in one process; medians over rounds.
+
+How a data set larger than memory is read shows in a control group, for example
+
+  systemd-run --scope -p MemoryMax=1G python -m benchmarks.input \\
+    --orders=0,512 --updates_per_round=0 ...
+"""
+
+import json
+import math
+import os
+import statistics
+import time
+
+import numpy as np
+
+import run_pretraining
+from benchmarks.step import MatmulRate, Step
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients import distributed
+from model import model_flops
+from training import input_pipeline, train_loop
+from training.config import PretrainingConfig
+
+FLAGS = tf.flags.FLAGS
+
+
+def define_flags() -> None:
+  """run_pretraining's flags, and what to measure."""
+  run_pretraining.define_flags()
+  flags = tf.flags
+  flags.DEFINE_list(
+    "orders", ["0"], "Values of --shuffle_block_records to read alone."
+  )
+  flags.DEFINE_integer("rounds", 20, "Rounds to measure.", lower_bound=1)
+  flags.DEFINE_integer(
+    "records_per_round", 20000, "Of reading alone; 0: do not."
+  )
+  flags.DEFINE_integer(
+    "updates_per_round",
+    16,
+    "Of each kind of step, best a multiple of the updates that are read at "
+    "once, which are 1024 records; 0: no steps.",
+  )
+
+
+def training_batches(config: PretrainingConfig, plan, block: int, comm):
+  """(files, `input_pipeline.Batches`) of a training run."""
+  source = run_pretraining.open_source(config.input_file, config, comm)
+  order = record_order.Order(len(source.set), config.seed, block)
+  return source.paths, input_pipeline.training_batches(
+    source, order, plan, comm
+  )
+
+
+def median_of(name: str, values: np.ndarray) -> dict:
+  """The median and its 95% interval, whatever the values' distribution.
+
+  The number of values below the median is binomial: n / 2 +- sqrt(n) / 2.
+  """
+  values, n = np.sort(values), len(values)
+  low = max(0, math.floor(n / 2 - math.sqrt(n)))
+  high = n - 1 - low
+  return {
+    name: round(float(np.median(values)), 4),
+    f"{name}_95": [round(float(values[i]), 4) for i in (low, high)],
+  }
+
+
+class Reading:
+  """Batches of a training run in one order, and nothing done with them."""
+
+  def __init__(self, config: PretrainingConfig, block: int, comm):
+    """Reads from the start of the stream."""
+    self._block, self._comm = block, comm
+    self._plan = run_pretraining.make_plan(config, None, comm.size)
+    with tf.Graph().as_default():
+      self._paths, batches = training_batches(config, self._plan, block, comm)
+      self._next = tf.group(*batches.next.batch)
+      self._session = tf.Session(config=distributed.session_config(comm))
+      batches.start(self._session, 0)
+    self._rates = []
+
+  def round(self, records: int) -> None:
+    """Reads on from where the last round ended."""
+    batches = -(-records // self._plan.micro_batch)
+    began = time.perf_counter()
+    for _ in range(batches):
+      self._session.run(self._next)
+    seconds = time.perf_counter() - began
+    self._rates.append(batches * self._plan.micro_batch / seconds)
+
+  def result(self) -> dict:
+    """What was measured, for one JSON line."""
+    low, high = np.percentile(self._rates, [10, 90])
+    return {
+      "shuffle_block_records": self._block,
+      "ranks": self._plan.ranks,
+      "micro_batch": self._plan.micro_batch,
+      "files_mb": round(sum(map(os.path.getsize, self._paths)) / 1e6),
+      "rounds": len(self._rates),
+      "records_per_second": round(statistics.median(self._rates)),
+      "records_per_second_p10": round(float(low)),
+      "records_per_second_p90": round(float(high)),
+    }
+
+
+class ReadingStep(Step):
+  """The training step on batches that are read as it trains."""
+
+  def __init__(self, config: PretrainingConfig, comm):
+    super().__init__(config, comm)
+    self._start(self.session, 0)
+
+  def _micro_batch(self):
+    _, batches = training_batches(
+      self.config, self.plan, self.config.shuffle_block_records, self.comm
+    )
+    self._start = batches.start
+    return batches.next
+
+
+class Steps:
+  """The step on batches that are read and on one that stays, in turns."""
+
+  def __init__(self, config: PretrainingConfig, comm):
+    """Runs one update of each, which is not counted."""
+    self._fixed = Step(config, comm)
+    self._reading = ReadingStep(config, comm)
+    self._fixed()
+    self._reading()
+    matmuls = model_flops.pretraining(
+      config.bert,
+      config.policy,
+      self._fixed.plan.micro_batch,
+      self._fixed.shape,
+    )
+    self._rate = MatmulRate(matmuls, distributed.session_config(comm))
+    self._rates = []
+    self._fixed_seconds, self._read_seconds = [], []  # of each turn
+
+  def round(self, updates: int) -> None:
+    """Updates on the fixed batch, then on those that are read."""
+    for step, seconds in (
+      (self._fixed, self._fixed_seconds),
+      (self._reading, self._read_seconds),
+    ):
+      began = time.perf_counter()
+      for _ in range(updates):
+        step()
+      # The mean: of the updates that are read at once, one pays for all.
+      seconds.append((time.perf_counter() - began) / updates)
+    self._rates.append(self._rate())
+
+  def result(self) -> dict:
+    """What was measured, for one JSON line.
+
+    `read_over_fixed` is of each round's two turns; `fixed_over_fixed`, of the
+    fixed turns of a round and the one before, is what the noise alone does.
+    """
+    fixed, read = np.array(self._fixed_seconds), np.array(self._read_seconds)
+    config, plan = self._fixed.config, self._fixed.plan
+    return {
+      "bert_config": os.path.basename(FLAGS.bert_config_file),
+      "precision": config.precision,
+      "ranks": plan.ranks,
+      "micro_batch": plan.micro_batch,
+      "accumulation": plan.accumulation,
+      "seq_length": self._fixed.shape.max_seq_length,
+      "examples_per_record": self._fixed.shape.examples_per_record,
+      "dynamic_masks": self._fixed.shape.masks is not None,
+      "rounds": len(read),
+      "seconds_read": round(float(np.median(read)), 5),
+      "seconds_fixed": round(float(np.median(fixed)), 5),
+      **median_of("read_over_fixed", read / fixed),
+      **median_of("fixed_over_fixed", fixed[1:] / fixed[:-1]),
+      "matmul_gflop_per_second": round(statistics.median(self._rates) / 1e9, 1),
+    }
+
+
+def main(_) -> None:
+  config = PretrainingConfig.from_flags(FLAGS)
+  comm = distributed.init(config.num_threads)
+  cases = []
+  if FLAGS.records_per_round:
+    orders = [Reading(config, int(block), comm) for block in FLAGS.orders]
+    cases += [(case, FLAGS.records_per_round) for case in orders]
+  if FLAGS.updates_per_round:
+    cases.append((Steps(config, comm), FLAGS.updates_per_round))
+  for _ in range(FLAGS.rounds):
+    for case, size in cases:
+      case.round(size)
+  if comm.is_root:
+    for case, _ in cases:
+      print(json.dumps(case.result()), flush=True)
+
+
+if __name__ == "__main__":
+  define_flags()
+  tf.flags.FLAGS.set_default("dry_run", True)
+  train_loop.run_main(main)

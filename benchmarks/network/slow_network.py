@@ -1,0 +1,183 @@
+"""What each way to communicate less is worth on a slow network.
+
+  sudo .venv/bin/python -m benchmarks.network.slow_network \\
+    --gbit=1,10 --rounds=3
+
+Times benchmarks/step.py with BERT-Base (--step_flags has others) on two hosts
+of `hosts.py`, one thread and one micro-batch of 2 x 128 tokens each.
+Every case runs once a round, in turns, and is put in relation to `plain` of the
+same round: Horovod's optimizer as its documentation has it. Prints one JSON
+line a run, with what Horovod's timeline shows of the overlap, then medians as a
+table. --megabytes has lines of network/allreduce.py besides: with both
+`scaling_model` knows the machine.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import statistics
+import sys
+import tempfile
+from typing import NamedTuple
+
+from absl import flags
+
+from benchmarks.network import hosts, overlap
+from common import errors
+
+FLAGS = flags.FLAGS
+_ROOT = str(pathlib.Path(__file__).parents[2])
+_BIN = os.path.dirname(sys.executable)
+_SECONDS = 1200.0  # of a run at most
+
+_MODEL = (
+  "--bert_config_file=configs/bert_base.json",
+  "--train_batch_size=2",
+  "--max_seq_length=128",
+  "--max_predictions_per_seq=20",
+  "--num_threads=1",
+)
+
+
+class Case(NamedTuple):
+  """Flags of the step, and Horovod's cycle in ms; None: as runs have it."""
+
+  flags: tuple
+  cycle: int | None = None
+
+
+_OVERLAP = ("--xla=layers",)
+_BF16 = (*_OVERLAP, "--precision=bf16")
+_LOW_RANK = ("--powersgd_rank=16", "--allreduce_groups=1")
+_MANY = ("--num_accumulation_steps=8",)
+CASES = {
+  # Each gradient when it is there, fused by Horovod, which asks each ms.
+  "plain": Case(("--xla=off", "--allreduce_groups=0"), cycle=1),
+  "groups": Case(_OVERLAP),
+  "float16": Case((*_OVERLAP, "--fp16_allreduce")),
+  "zero": Case((*_OVERLAP, "--zero=1")),
+  "8 micro-batches": Case((*_OVERLAP, *_MANY)),
+  "powersgd": Case((*_OVERLAP, *_LOW_RANK)),
+  "bf16": Case(_BF16),
+  "bf16 + float16": Case((*_BF16, "--fp16_allreduce")),
+  "bf16 + float16 + 8 micro-batches": Case(
+    (*_BF16, "--fp16_allreduce", *_MANY)
+  ),
+  "bf16 + powersgd": Case((*_BF16, *_LOW_RANK)),
+  "bf16 + powersgd + 8 micro-batches": Case((*_BF16, *_LOW_RANK, *_MANY)),
+}
+
+
+def define_flags() -> None:
+  flags.DEFINE_list(
+    "gbit", ["1", "10"], "Gbit/s of each host's cable; 0: as fast as can be."
+  )
+  flags.DEFINE_list("cases", list(CASES), "Which; `plain` is always there.")
+  flags.DEFINE_integer("rounds", 3, "Of all cases.", lower_bound=1)
+  flags.DEFINE_integer("updates", 4, "Of each run.", lower_bound=1)
+  flags.DEFINE_integer(
+    "hosts", 2, "How many; 1: no network.", lower_bound=1, upper_bound=4
+  )
+  flags.DEFINE_string("step_flags", "", "More flags of benchmarks/step.py.")
+  flags.DEFINE_list(
+    "megabytes",
+    [],
+    "Sizes to run network/allreduce.py with, in the first round.",
+  )
+
+
+def _launch(bed, words, cycle: int | None = None, launcher=()) -> list[dict]:
+  """The JSON lines that a benchmark prints, with one rank on each host.
+
+  Raises:
+    UserError: it failed; with its last lines.
+  """
+  slots = ",".join(f"{name}:1" for name in bed.names)
+  process = bed.run(
+    [
+      f"{_BIN}/horovodrun",
+      *("-np", str(len(bed.names)), "-H", slots),
+      *("--disable-cache", "--network-interfaces", hosts.NIC),
+      *launcher,
+      *(sys.executable, "-m", *words),
+    ],
+    timeout=_SECONDS,
+    cwd=_ROOT,
+    env=os.environ | ({"HOROVOD_CYCLE_TIME": str(cycle)} if cycle else {}),
+  )
+  lines = [
+    json.loads(line[line.index('{"') :])
+    for line in process.stdout.splitlines()
+    if '{"' in line
+  ]
+  if process.returncode or not lines:
+    raise errors.UserError(
+      f"status {process.returncode} of {' '.join(words)}: "
+      + "\n".join(process.stderr.splitlines()[-5:])
+    )
+  return lines
+
+
+def run(bed, case: Case) -> dict:
+  """What step.py and the timeline say of a case; raises as `_launch`."""
+  with tempfile.TemporaryDirectory() as folder:
+    timeline = os.path.join(folder, "timeline.json")
+    (line,) = _launch(
+      bed,
+      [
+        *("benchmarks.step", *_MODEL, *case.flags),
+        *("--rounds=1", f"--updates_per_round={FLAGS.updates}"),
+        *shlex.split(FLAGS.step_flags),
+      ],
+      case.cycle,
+      ["--timeline-filename", timeline],
+    )
+    if not os.path.exists(timeline):  # a rank alone
+      return line
+    return {**line, **overlap.summary(timeline)}
+
+
+def main(_) -> None:
+  unknown = sorted(set(FLAGS.cases) - set(CASES))
+  if unknown:
+    raise errors.UserError(
+      f"--cases: {unknown[0]!r} is not one of {', '.join(CASES)}"
+    )
+  names = ["plain", *(name for name in FLAGS.cases if name != "plain")]
+  ratios = {}
+  with hosts.Testbed(FLAGS.hosts) as bed:
+    for number in range(FLAGS.rounds):
+      for gbit in map(float, FLAGS.gbit):
+        bed.set_rate(gbit or None)
+        measured = bed.measure()
+        rates = {"gbit": gbit, "gbit_measured": measured}
+        for size in FLAGS.megabytes if number == 0 else ():
+          tool = "benchmarks.network.allreduce", "--repeats=5"
+          for line in _launch(bed, [*tool, f"--megabytes={size}"]):
+            print(json.dumps(rates | line), flush=True)
+        plain = None
+        for name in names:
+          result = run(bed, CASES[name])
+          speed = result["examples_per_second"]
+          plain = plain or speed
+          ratios.setdefault((gbit, name), []).append(speed / plain)
+          line = {
+            "round": number,
+            **rates,
+            "case": name,
+            "ratio": round(speed / plain, 3),
+            **result,
+          }
+          print(json.dumps(line), flush=True)
+  print(
+    f"examples/s over plain, median of {FLAGS.rounds} rounds", file=sys.stderr
+  )
+  for (gbit, name), found in ratios.items():
+    median = statistics.median(found)
+    print(f"{gbit:5g} Gbit/s  {median:6.2f}  {name}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+  define_flags()
+  errors.run_main(main)

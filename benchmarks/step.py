@@ -1,0 +1,254 @@
+"""Times the training step and prints one JSON line.
+
+  python -m benchmarks.step --bert_config_file=configs/bert_base.json \\
+    --train_batch_size=8 --max_seq_length=128 --precision=bf16
+  horovodrun -np 2 python -m benchmarks.step ...
+
+Takes every flag of run_pretraining.py. The batch is of random tokens, or the
+first records of --input_file. The matmul rate is measured in the same
+process, in turns with the updates and at the shapes of the model, and MFU is
+the model's arithmetic, of which recomputation is no part, over that rate.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+
+import numpy as np
+
+import run_pretraining
+from common import console
+from common.tensorflow_v1 import tf
+from gradients import distributed, moments
+from model import model_flops
+from training import checkpointing, input_pipeline, reporting, train_loop
+from training.config import PretrainingConfig
+from xla_patches import jit
+
+FLAGS = tf.flags.FLAGS
+
+
+def define_flags() -> None:
+  """run_pretraining's flags, and how long to measure."""
+  run_pretraining.define_flags()
+  flags = tf.flags
+  flags.DEFINE_integer("rounds", 5, "Rounds to measure.", lower_bound=1)
+  flags.DEFINE_integer(
+    "updates_per_round", 4, "Updates of a round; the matmuls follow each."
+  )
+  flags.DEFINE_bool(
+    "serve",
+    False,
+    "Run a round for each line on stdin and answer it with a JSON line, so "
+    "that another program can measure something else in between.",
+  )
+  flags.DEFINE_string("trace", None, "Write a Chrome trace of an update here.")
+
+
+class MatmulRate:
+  """Times products of a model's shapes, a few milliseconds of each."""
+
+  def __init__(self, matmuls: list, config: tf.ConfigProto):
+    # Else products of the same factors would be computed once.
+    options = config.graph_options
+    options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+    options.rewrite_options.disable_meta_optimizer = True
+    self.matmuls = matmuls
+    self.flops = model_flops.total(matmuls)
+    with tf.Graph().as_default():
+      self._runs = [self._chain(m) for m in matmuls]
+      self._session = tf.Session(config=config)
+      self._session.run(tf.global_variables_initializer())
+
+  @staticmethod
+  def _chain(matmul):
+    """(op that runs the product n times one after another, n)"""
+    _, batch, m, k, n, transpose, dtype = matmul
+    shapes = [[batch, m, k], [batch, k, n]]
+    for which, shape in zip("ab", shapes, strict=True):
+      if which == transpose:
+        shape[1:] = shape[:0:-1]
+    a, b = (
+      tf.Variable(tf.random.normal(s[1:] if batch == 1 else s, dtype=dtype))
+      for s in shapes
+    )
+    repeats = max(1, min(50, round(2e9 / matmul.flops)))
+    done = tf.no_op()
+    for _ in range(repeats):
+      with tf.control_dependencies([done]):
+        done = tf.matmul(
+          a, b, transpose_a=transpose == "a", transpose_b=transpose == "b"
+        ).op
+    return done, repeats
+
+  def __call__(self) -> float:
+    """FLOP/s over one micro-batch's products."""
+    seconds = 0.0
+    for matmul, (op, repeats) in zip(self.matmuls, self._runs, strict=True):
+      began = time.perf_counter()
+      self._session.run(op)
+      seconds += (time.perf_counter() - began) / repeats * matmul.count
+    return self.flops / seconds
+
+
+class Step:
+  """The training step of run_pretraining.py on a batch that stays the same."""
+
+  def __init__(self, config: PretrainingConfig, comm):
+    self.config, self.comm = config, comm
+    self.shape = config.record_shape(config.input_file)
+    self.plan = run_pretraining.make_plan(config, None, comm.data.size)
+    graph = tf.Graph()
+    with graph.as_default(), jit.mode(config.xla):
+      tf.enable_resource_variables()
+      tf.set_random_seed(config.seed)
+      tf.train.get_or_create_global_step()
+      micro = self._micro_batch()
+      state = checkpointing.TrainingState()
+      self.ops = run_pretraining.training_step(
+        config, micro, state, self.plan, comm
+      )
+      self._accumulate = self.ops.accumulate
+      self._fetches = self.ops.fetches()
+      self.session = tf.Session(config=distributed.session_config(comm))
+      self.session.run(
+        [
+          tf.global_variables_initializer(),
+          tf.local_variables_initializer(),
+          *tf.get_collection(tf.GraphKeys.TABLE_INITIALIZERS),
+        ]
+      )
+
+  @property
+  def optimizer_mb(self) -> float:
+    """Of the moments that this rank has, MB of 2^20 bytes."""
+    with self.session.graph.as_default():
+      sizes = [
+        v.shape.num_elements()
+        for v in tf.global_variables()
+        if v.op.name.endswith(moments.SLOTS)
+      ]
+    return 4 * sum(sizes) / 2**20
+
+  def _micro_batch(self):
+    config, plan = self.config, self.plan
+    if config.input_file:
+      source = run_pretraining.open_source(config.input_file, config, self.comm)
+      threads = distributed.session_config(self.comm)
+      examples = input_pipeline.first_batch(source, plan.micro_batch, threads)
+    else:
+      examples = input_pipeline.fake_batch(self.shape, plan.micro_batch)
+    return input_pipeline.fixed_micro_batch(examples, plan.accumulation)
+
+  def __call__(self, **kwargs) -> dict:
+    """One update; its values."""
+    for _ in range(self.plan.accumulation - 1):
+      self.session.run(self._accumulate)
+    return self.session.run(self._fetches, **kwargs)
+
+
+def write_trace(step: Step, path: str) -> None:
+  """A Chrome trace (chrome://tracing, Perfetto) of one update."""
+  from tensorflow.python.client import timeline
+
+  options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+  metadata = tf.RunMetadata()
+  step(options=options, run_metadata=metadata)
+  with open(path, "w", encoding="utf-8") as f:
+    f.write(
+      timeline.Timeline(metadata.step_stats).generate_chrome_trace_format()
+    )
+
+
+class Measurement:
+  """Rounds of updates with the matmul rate in between."""
+
+  def __init__(self, step: Step, updates_per_round: int):
+    """Runs two updates, which are not counted; `first` has the first's values.
+
+    The peak of memory is taken then, before the products have theirs.
+    """
+    self.step, self._updates = step, updates_per_round
+    self.first = step()
+    step()
+    self.peak_memory = reporting.peak_memory()
+    config = step.config
+    matmuls = model_flops.pretraining(
+      config.bert, config.policy, step.plan.micro_batch, step.shape
+    )
+    self.rate = MatmulRate(matmuls, distributed.session_config(step.comm))
+    self.rate()
+    self.seconds, self.rates = [], []
+
+  def round(self) -> list:
+    """Seconds of this round's updates."""
+    seconds = []
+    for _ in range(self._updates):
+      self.step.comm.gather(np.zeros(1))  # so that ranks begin together
+      began = time.perf_counter()
+      self.step()
+      seconds.append(time.perf_counter() - began)
+      self.rates.append(self.rate())
+    self.seconds += seconds
+    return seconds
+
+  def result(self) -> dict:
+    """What was measured, for one JSON line."""
+    plan, config = self.step.plan, self.step.config
+    median = statistics.median(self.seconds)
+    rate = statistics.median(self.rates)
+    slices = config.tensor_parallel
+    flops = self.rate.flops * plan.accumulation / slices
+    p10, p90 = np.percentile(self.seconds, [10, 90])
+    sums = {name: float(s) for name, s in self.first["sums"].items()}
+    return {
+      "bert_config": os.path.basename(FLAGS.bert_config_file),
+      "precision": config.precision,
+      "xla": config.xla,
+      "ranks": plan.ranks * slices,
+      "tensor_parallel": slices,
+      "micro_batch": plan.micro_batch,
+      "accumulation": plan.accumulation,
+      "seq_length": self.step.shape.max_seq_length,
+      "predictions": self.step.shape.max_predictions_per_seq,
+      "updates": len(self.seconds),
+      "seconds_median": round(median, 5),
+      "seconds_p10": round(float(p10), 5),
+      "seconds_p90": round(float(p90), 5),
+      "examples_per_second": round(sums["next_sentence_weight"] / median, 2),
+      "tokens_per_second": round(sums["tokens"] / median, 1),
+      **{name: round(mb) for name, mb in self.peak_memory.items()},
+      "optimizer_mb": round(self.step.optimizer_mb, 1),
+      "model_gflop": round(flops / 1e9, 2),
+      "matmul_gflop_per_second": round(rate / 1e9, 1),
+      "mfu": round(flops / median / rate, 4),
+    }
+
+
+def main(_) -> None:
+  config = PretrainingConfig.from_flags(FLAGS)
+  comm = distributed.init(config.num_threads, config.tensor_parallel)
+  step = Step(config, comm)
+  measurement = Measurement(step, FLAGS.updates_per_round)
+  losses = run_pretraining.losses(measurement.first["sums"])
+  console.say(comm, f"first update: loss {losses['loss']}")
+  if FLAGS.trace:  # an update is all ranks'
+    write_trace(step, FLAGS.trace if comm.is_root else os.devnull)
+  if FLAGS.serve:
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+      print(json.dumps({"seconds": measurement.round()}), flush=True)
+  else:
+    for _ in range(FLAGS.rounds):
+      measurement.round()
+  if comm.is_root:
+    print(json.dumps(measurement.result()), flush=True)
+
+
+if __name__ == "__main__":
+  define_flags()
+  tf.flags.FLAGS.set_default("dry_run", True)
+  tf.flags.FLAGS.set_default("max_predictions_per_seq", 20)
+  train_loop.run_main(main)

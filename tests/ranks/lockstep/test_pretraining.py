@@ -1,0 +1,165 @@
+"""Two ranks train as one rank does, and decide together."""
+
+import time
+
+import numpy as np
+import pytest
+import runs
+
+import optimization
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import exchange
+from gradients.distributed import AllreduceConfig
+from gradients.optimizers import OptimizerConfig
+from mixed_precision import LossScaleConfig
+from training import reporting
+
+
+def pretrain(tiny, folder, comm, **changes):
+  """A run of both ranks; returns its folder."""
+  runs.pretrain(tiny, folder, comm, **{"num_train_steps": 6, **changes})
+  comm.gather(np.zeros(1))  # rank 0 has written all
+  return folder
+
+
+@pytest.mark.parametrize(
+  "micro_batch, changes",
+  [
+    (6, dict(xla="step", allreduce=AllreduceConfig(allreduce_groups=0))),
+    pytest.param(12, dict(xla="layers"), marks=pytest.mark.slow),
+  ],
+  ids=["accumulated", "grouped"],
+)
+def test_ranks_and_micro_batches_equal_one_big_batch(
+  comm, packed_run, tmp_path, micro_batch, changes
+):
+  """The records hold one to three examples: ranks have other numbers of them.
+
+  XLA and how gradients are grouped change nothing: the one rank compiled
+  nothing.
+  """
+  tiny, one, global_batch = packed_run
+  two = pretrain(
+    tiny, tmp_path / "run", comm, do_eval=True, train_batch_size=micro_batch,
+    global_batch_size=global_batch, **changes,
+  )  # fmt: skip
+  runs.assert_alike(two, one)
+  # A rank alone has nobody to wait for.
+  assert set(runs.metrics(one, "all_reduce_seconds")) == {0.0}
+  assert min(runs.metrics(two, "all_reduce_seconds")) > 0.0
+
+
+@pytest.mark.slow
+def test_gradients_sent_as_float16_train_as_well(comm, plain_run, tmp_path):
+  tiny, one = plain_run
+  allreduce = AllreduceConfig(fp16_allreduce=True)
+  two = pretrain(
+    tiny, tmp_path / "run", comm, train_batch_size=12, allreduce=allreduce
+  )
+  assert runs.metrics(two) != runs.metrics(one)
+  np.testing.assert_allclose(runs.metrics(two), runs.metrics(one), rtol=2e-3)
+  assert set(runs.metrics(two, "loss_scale")) == {2.0**16}
+
+
+@pytest.mark.parametrize(
+  "allreduce",
+  [{"zero": 1}, {"powersgd_rank": 2}, pytest.param({}, marks=pytest.mark.slow)],
+  ids=str,
+)
+def test_resumed_on_other_numbers_of_ranks(
+  comm, at_root, plain_run, tmp_path, allreduce
+):
+  """1, 2 ranks and 1 in turn: the batches of one rank, in its order.
+
+  Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
+  """
+  tiny, _ = plain_run
+  settings = dict(
+    lr_schedule="constant",
+    num_warmup_steps=2,
+    global_batch_size=21,  # two ranks have 22 rows, one of them empty
+    allreduce=AllreduceConfig(**allreduce),
+  )
+  one, run = tmp_path / "one", tmp_path / "run"
+
+  def alone(steps, folder=run):
+    at_root(
+      lambda: runs.pretrain(tiny, folder, num_train_steps=steps, **settings)
+    )
+
+  alone(9, one)
+  alone(3)
+  pretrain(tiny, run, comm, num_train_steps=6, train_batch_size=11, **settings)
+  alone(9)
+  starts = runs.read_json(run, "run.json")["runs"]
+  assert [start["plan"]["ranks"] for start in starts] == [1, 2, 1]
+  assert runs.metrics(run, "global_step") == list(range(1, 10))
+  for key in ("examples", "padding", "learning_rate"):
+    assert runs.metrics(run, key) == pytest.approx(
+      runs.metrics(one, key), rel=1e-12
+    )
+  np.testing.assert_allclose(runs.metrics(run), runs.metrics(one), rtol=1e-5)
+
+
+def test_ranks_that_disagree_are_named(comm):
+  """As on hosts that were given different files."""
+  comm.check_equal("the seed", "1")
+  with pytest.raises(
+    UserError, match=r"the data of rank \[1\] differs.*records"
+  ):
+    comm.check_equal("the data", f"{10 + comm.rank} records")
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_an_overflow_on_one_rank_is_one_decision(comm, capfd, micro_batches):
+  """Both skip (or drop the one micro-batch), and both halve the scale."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.enable_resource_variables()
+    x = tf.placeholder(tf.float32, [])
+    w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+    half = tf.cast(w, tf.float16) * tf.cast(x, tf.float16)
+    total = tf.reduce_sum(tf.cast(half, tf.float32))
+    scale = LossScaleConfig(initial_loss_scale=2.0**10).make(True)
+    ops = optimization.build_train_ops(
+      tf.gradients(total * scale.value, [w]),
+      {"n": tf.reduce_sum(w)},
+      OptimizerConfig().make(tf.constant(0.1)),
+      exchange.make(AllreduceConfig(), comm, scale.value),
+      micro_batches,
+      scale,
+    )
+    fetches = ops.fetches()
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    made, waited = [], []
+    for update in range(4):
+      if comm.rank == 1 and update == 3:
+        time.sleep(1.0)
+      # Times the scale 2^10 this is beyond float16's 65,504, on rank 1 only.
+      bad = 100.0 if comm.rank == 1 and update == 1 else 1.0
+      for _ in range(micro_batches - 1):
+        session.run(ops.accumulate, {x: bad})
+      got = session.run(fetches, {x: bad if micro_batches == 1 else 1.0})
+      reporting.tell_trouble(update + 1, got, ops.variables)
+      names = ("skipped", "loss_scale", "dropped_micro_batches")
+      made.append([*(float(got[n]) for n in names), *session.run(w)])
+      waited.append(float(got["all_reduce_seconds"]))
+  both = comm.gather(np.array(made))
+  np.testing.assert_array_equal(both[0], both[1])
+  # Rank 0 waits for the other, which is late to the last update.
+  late = comm.gather(np.array(waited))[:, 3]
+  assert late[0] > 0.7 and late[0] - late[1] > 0.5
+  skipped, scales, dropped, *weights = np.array(made).T.tolist()
+  weights = list(zip(*weights, strict=True))
+  assert scales == [1024, 1024, 512, 512]
+  if micro_batches == 1:
+    assert skipped == [0, 1, 0, 0] and dropped == [0] * 4
+    assert weights[0] == weights[1] != weights[2]
+    told = "update 2: skipped, the gradient of w is not finite"
+  else:
+    assert skipped == [0] * 4 and dropped == [0, 1, 0, 0]
+    assert weights[0] != weights[1] != weights[2]
+    told = "update 2: 1 micro-batches dropped, the gradient of w"
+  assert told in capfd.readouterr().err

@@ -1,0 +1,45 @@
+"""A model that two ranks hold together trains as the whole one does."""
+
+import numpy as np
+import pytest
+import runs
+from samples import write_config, write_packed
+
+# A vocabulary that two slices cannot share evenly.
+MODEL = dict(vocab_size=101, num_attention_heads=4)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    dict(train_batch_size=12),
+    pytest.param(dict(xla="layers"), marks=pytest.mark.slow),
+    pytest.param(dict(xla="layers", precision="bf16"), marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
+  """With dropout, of which each slice draws its own heads' part."""
+  tiny = str(tmp_path / "config.json"), f"{tmp_path}/data-*.tfrecord"
+  settings = dict(do_eval=True, dropout=0.1, num_train_steps=6, **changes)
+
+  def whole():
+    config = write_config(tmp_path / "config.json", **MODEL)
+    _, global_batch = write_packed(tmp_path)
+    runs.pretrain(
+      (config, tiny[1]), tmp_path / "whole", global_batch_size=global_batch,
+      **settings,
+    )  # fmt: skip
+    return global_batch
+
+  settings["global_batch_size"] = at_root(whole)
+  settings["tensor_parallel"] = 2
+  runs.pretrain(tiny, tmp_path / "run", slices, **settings)
+  comm.gather(np.zeros(1))  # rank 0 has written all
+  rtol = 2e-2 if "precision" in changes else 1e-5
+  runs.assert_alike(tmp_path / "run", tmp_path / "whole", rtol)
+  shapes = [
+    {n: v.shape for n, v in runs.weights(tmp_path / f).items()}
+    for f in ("run", "whole")
+  ]
+  assert shapes[0] == shapes[1]

@@ -1,0 +1,125 @@
+"""Small inputs of tests: configs, records, vocabularies, text."""
+
+import json
+import os
+
+import numpy as np
+
+import tokenization
+from data import creation, records, tf_example, tfrecord
+
+TINY = dict(
+  vocab_size=100,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=2,
+  intermediate_size=64,
+  max_position_embeddings=64,
+  type_vocab_size=2,
+)
+NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def write_config(path, **changes):
+  """Writes a tiny BERT config; returns the path as a string."""
+  path.write_text(json.dumps({**TINY, **changes}))
+  return str(path)
+
+
+def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):
+  """The features of `count` records of random tokens."""
+  rng = np.random.default_rng(seed)
+  sizes = (s, p, vocab_size, examples_per_record)
+  return [records.fake_features(rng, *sizes) for _ in range(count)]
+
+
+def write_records(path, count, seed=0, **sizes):
+  """Writes `count` records of random tokens; returns the path as a string."""
+  with tfrecord.ShardWriter(str(path)) as writer:
+    for features in fake_records(count, seed, **sizes):
+      writer.write(tf_example.encode_example(features))
+  return str(path)
+
+
+def write_packed(folder, dynamic=False):
+  """2 x 60 records of 1 to 3 examples each, with their manifest.
+
+  With `dynamic` masks, of whole words, are left to be drawn on reading.
+  Returns the files' pattern and the examples of 24 records on average, cut to
+  a whole number.
+  """
+  files, examples = [], 0
+  for i in range(2):
+    made = fake_records(60, seed=i, examples_per_record=3)
+    for features in made if dynamic else ():
+      for name in ("positions", "ids", "weights"):
+        del features[f"masked_lm_{name}"]
+      features["is_continuation"] = (features["input_ids"] % 3 == 0) * 1
+    with tfrecord.ShardWriter(str(folder / f"data-{i}.tfrecord")) as writer:
+      for features in made:
+        writer.write(tf_example.encode_example(features))
+    files.append(writer.info)
+    examples += sum(int(features["input_mask"].max()) for features in made)
+  records.Manifest(
+    max_seq_length=32,
+    max_predictions_per_seq=5,
+    examples_per_record=3,
+    masking="dynamic" if dynamic else "static",
+    tokenizer=tokenization.TokenizerInfo(
+      "wordpiece", "vocab.txt", "", 100, True, 4
+    ),
+    settings={"masked_lm_prob": 0.1, "do_whole_word_mask": True},
+    counts={"examples": examples},
+    files=tuple(files),
+  ).save(str(folder / f"data{records.MANIFEST_SUFFIX}"))
+  return str(folder / "data-*.tfrecord"), 24 * examples // 120
+
+
+def feature_values(record):
+  """name -> list of values, by TensorFlow."""
+  from common.tensorflow_v1 import tf  # here: data's tests do not load it
+
+  found = tf.train.Example.FromString(record).features.feature
+  kinds = {name: feature.WhichOneof("kind") for name, feature in found.items()}
+  return {n: list(getattr(found[n], k).value) for n, k in kinds.items() if k}
+
+
+WORDS = [f"w{i}" for i in range(40)]
+LETTERS = [
+  *tokenization.SPECIAL_TOKENS,
+  *"abcdefghijklmnopqrstuvwxyz0123456789",
+  *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"),
+  ".",
+]
+
+
+def write_documents(path, count, seed=0):
+  """Random documents of 1 to 9 sentences of 1 to 9 words."""
+  rng = np.random.default_rng(seed)
+  sentence = lambda: " ".join(rng.choice(WORDS, rng.integers(1, 10))) + "."
+  documents = [
+    "\n".join(sentence() for _ in range(rng.integers(1, 10)))
+    for _ in range(count)
+  ]
+  path.write_text("\n\n".join(documents) + "\n")
+
+
+def settings_of(tmp_path, input_file, vocab_file, **changes):
+  """Settings that make records of up to 32 tokens in tmp_path/out."""
+  values = dict(
+    input_file=input_file,
+    output_file=f"{tmp_path}/out/train.tfrecord",
+    vocab_file=vocab_file,
+    max_seq_length=32,
+    max_predictions_per_seq=6,
+    dupe_factor=3,
+    num_workers=1,
+  )
+  return creation.Settings(**{**values, **changes})
+
+
+def contents(folder):
+  """File name -> bytes."""
+  return {
+    name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))
+  }
