@@ -158,7 +158,7 @@ class RunConfig:
     low=1, json="steps_per_print")
   peak_tflops: float | None = _report(None,
     "Peak speed of one rank in 10^12 floating-point operations per second, "
-    "for the utilisation (mfu) in reports. benchmarks/bench_step.py measures "
+    "for the utilisation (mfu) in reports. benchmarks/step.py measures "
     "it for matrix multiplications on this machine (matmul_gflop_per_second / "
     "1000). Without it reports have no mfu.", above=0)
   profile_steps: tuple = _report((),

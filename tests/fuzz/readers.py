@@ -862,7 +862,7 @@ def init_checkpoint(folder):
 
     def how(saver, session, variables):
       first = variables["training_state/schedule_start"] if counts_on else None
-      return saver.initialise(session, f"{folder}/run/{name}", first)
+      return saver.restore.initialise(session, f"{folder}/run/{name}", first)
 
     return start(changed, how)
 
