@@ -160,7 +160,7 @@ def test_the_data_side_does_not_load_tensorflow():
 
 DATA_TESTS = (
   "create_pretraining_data", "instances", "masking", "packing",
-  "prepare_corpus", "progress", "record_order", "squad_metric", "text_files",
+  "prepare_corpus", "record_order", "squad_metric", "text_files",
   "tokenization", "training_plan", "windows", "work_dir",
 )  # fmt: skip
 
