@@ -96,8 +96,6 @@ class Settings:
 
   def __post_init__(self):
     object.__setattr__(self, "input", tuple(filter(None, self.input)))
-    if not self.input:
-      raise UserError("--input names nothing")
 
 
 class Model(NamedTuple):
@@ -426,6 +424,8 @@ def convert(settings: Settings) -> list[str]:
   Raises:
     UserError: it cannot be done; the message says why.
   """
+  if not settings.input:
+    raise UserError("--input names nothing")
   config_file = os.path.join(settings.input[0], model_config.CONFIG_FILE)
   theirs = len(settings.input) == 1 and os.path.exists(config_file)
   to = settings.to or (TENSORFLOW if theirs else HUGGINGFACE)
@@ -520,10 +520,8 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 def main(settings: Settings, *inputs: str) -> None:
-  given = tuple(filter(None, inputs or settings.input))
-  if not given:
-    raise UserError("--input names nothing")
-  print("\n".join(convert(dataclasses.replace(settings, input=given))))
+  given = dataclasses.replace(settings, input=inputs or settings.input)
+  print("\n".join(convert(given)))
 
 
 if __name__ == "__main__":

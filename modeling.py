@@ -543,11 +543,14 @@ def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
     weights: float32 [2], the sums of masked_lm_weight and next_sentence_weight
       over the global batch.
   """
-  masked_lm_weight, next_sentence_weight = tf.unstack(tf.maximum(weights, 1.0))
-  return (
-    sums.masked_lm_loss / masked_lm_weight
-    + sums.next_sentence_loss / next_sentence_weight
-  )
+  with tf.name_scope("loss"):
+    masked_lm_weight, next_sentence_weight = tf.unstack(
+      tf.maximum(weights, 1.0)
+    )
+    return (
+      sums.masked_lm_loss / masked_lm_weight
+      + sums.next_sentence_loss / next_sentence_weight
+    )
 
 
 # -----------------------------------------------------------------------------

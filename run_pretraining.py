@@ -128,8 +128,9 @@ def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
       recompute=config.recompute,
       slices=Slices(comm.slices),
     )
-    loss = modeling.pretraining_loss(sums, global_weights) * loss_scale.value
-    return tf.gradients(loss, tf.trainable_variables()), sums
+    loss = modeling.pretraining_loss(sums, global_weights)
+    scaled_loss = tf.multiply(loss, loss_scale.value, name="scaled_loss")
+    return tf.gradients(scaled_loss, tf.trainable_variables()), sums
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   return training_run.train_ops(

@@ -78,9 +78,8 @@ class AllReduce(moments.Whole):
       scaled = [gradient * factor for gradient in gradients]
       pairs = list(zip(scaled, variables, strict=True))
       with tf.control_dependencies([optimizer.apply_gradients(pairs, of=self)]):
-        return tf.concat(
-          [factor[None], *map(_row, optimizer.trust_ratios)], axis=0
-        )
+        rows = [factor[None], *map(_row, optimizer.trust_ratios)]
+        return tf.concat(rows, axis=0) if rows[1:] else rows[0]
 
     ratios, modes = 0, ("layers", "step")
     if optimizer.has_trust_ratios:

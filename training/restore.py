@@ -33,7 +33,8 @@ class _Checkpoint:
     """Raises `CheckpointError` for what no training could continue with."""
     try:
       value = np.asarray(self._reader.get_tensor(name))
-    except (tf.errors.OpError, ValueError) as e:
+    except (tf.errors.OpError, ValueError, IndexError) as e:
+      # IndexError: the reader's "Read less bytes than requested".
       raise CheckpointError(
         f"{self.path}: damaged ({name}: {str(e).splitlines()[0]}). Delete its "
         "files to use the one before"

@@ -443,7 +443,7 @@ def test_names_that_share_a_manifest(tmp_path, texts, letters, monkeypatch):
   "name", ["a.index", "a.manifest.json", "a.tmp", "a.unfinished", "x,x.result"]
 )
 def test_names_of_what_lies_beside_records(tmp_path, name):
-  with pytest.raises(errors.DataError, match="must be no name that ends in"):
+  with pytest.raises(errors.UserError, match="must be no name that ends in"):
     settings_of(tmp_path, "t.txt", "v.txt", output_file=name)
 
 

@@ -315,7 +315,7 @@ def examples_of(record):
 
 # Ops that TensorFlow makes and nobody runs: ends of its gradient functions and
 # conditions, handles of iterators and variables. The loss is only
-# differentiated: its last operation is "mul".
+# differentiated.
 TENSORFLOWS_OWN = re.compile(
   r"^gradients/|^IteratorToStringHandle$"
   r"|/(Switch|switch_[tf])$|/(Read/ReadVariableOp|IsInitialized/.*)$"

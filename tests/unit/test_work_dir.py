@@ -259,7 +259,7 @@ def test_what_is_waited_for_is_said(monkeypatch, capsys):
   answers = iter([False, False, True])
   work_dir.wait_until(lambda: next(answers), "rank 1 to end")
   assert (
-    capsys.readouterr().err == 2 * "waiting for rank 1 to end: 00:00 so far\n"
+    capsys.readouterr().err == 2 * "waiting for rank 1 to end: 0:00 so far\n"
   )
 
 
