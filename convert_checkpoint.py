@@ -520,6 +520,7 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 def main(settings: Settings, *inputs: str) -> None:
+  """Converts what is named as words, or else by --input."""
   given = dataclasses.replace(settings, input=inputs or settings.input)
   print("\n".join(convert(given)))
 

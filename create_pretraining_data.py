@@ -67,6 +67,7 @@ def _stop(signal_number, _) -> None:
 
 
 def main(settings: creation.Settings) -> None:
+  """Makes records and prints their table."""
   signal.signal(signal.SIGTERM, _stop)
   signal.signal(signal.SIGINT, _stop)
   summary = creation.create(settings, work_dir.ranks_of_environment())

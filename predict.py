@@ -106,6 +106,7 @@ def _lines(path: str, name: str) -> Iterator[str]:
 
 
 def main(settings: Settings, name: str, *texts: str) -> None:
+  """Prints predictions for texts by the model of this name."""
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
   source = model_source.find(name, settings.given)

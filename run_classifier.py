@@ -22,6 +22,7 @@ from training import train_loop, training_run
 
 
 def main(_) -> None:
+  """Fine-tunes as the flags say."""
   config = classification.ClassifierConfig.from_flags(flags.FLAGS)
   task = classification.Classification(config)
   training_run.start(config, functools.partial(finetune.finetune, task))

@@ -279,6 +279,7 @@ def parameter_table(variables) -> list[str]:
 
 
 def main(_) -> None:
+  """Pre-trains as the flags say, or plans it with --dry_run."""
   config = PretrainingConfig.from_flags(flags.FLAGS)
   if config.dry_run:
     dry_run(config)

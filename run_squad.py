@@ -19,6 +19,7 @@ from training import train_loop, training_run
 
 
 def main(_) -> None:
+  """Fine-tunes as the flags say."""
   config = squad.SquadConfig.from_flags(flags.FLAGS)
   task = squad.Squad(config)
   training_run.start(config, functools.partial(finetune.finetune, task))

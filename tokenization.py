@@ -107,18 +107,22 @@ def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
 
 
 def convert_by_vocab(vocab, items) -> list:
+  """The values of `items` in `vocab`."""
   return [vocab[item] for item in items]
 
 
 def convert_tokens_to_ids(vocab, tokens) -> list[int]:
+  """The ids of tokens."""
   return convert_by_vocab(vocab, tokens)
 
 
 def convert_ids_to_tokens(inv_vocab, ids) -> list[str]:
+  """The tokens of ids."""
   return convert_by_vocab(inv_vocab, ids)
 
 
 def whitespace_tokenize(text: str) -> list[str]:
+  """The words of a text, which white space separates."""
   return text.split()
 
 

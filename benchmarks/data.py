@@ -120,7 +120,7 @@ class Reference:
     rng = self._random
     places = [i for i, t in enumerate(tokens) if t not in ("[CLS]", "[SEP]")]
     rng.shuffle(places)
-    count = min(self._predictions, max(1, int(round(len(tokens) * 0.15))))
+    count = min(self._predictions, max(1, round(len(tokens) * 0.15)))
     masked = {}
     for place in places[:count]:
       masked[place] = tokens[place]

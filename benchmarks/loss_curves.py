@@ -22,7 +22,7 @@ from common.tensorflow_v1 import tf
 from training import metrics
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  after the choice of a backend
+from matplotlib import pyplot
 
 FLAGS = tf.flags.FLAGS
 WINDOW = 10

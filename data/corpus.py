@@ -221,7 +221,7 @@ class StoreWriter:
     _check_size(path, size)
     if not os.path.exists(path):
       open(path, "wb").close()
-    f = open(path, "r+b")  # noqa: SIM115
+    f = open(path, "r+b")
     f.truncate(size)
     f.seek(size)
     return f

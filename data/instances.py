@@ -42,6 +42,8 @@ class Span(NamedTuple):
 
 
 class SpanSettings(NamedTuple):
+  """How much text an example has."""
+
   max_seq_length: int
   short_seq_prob: float  # share of documents cut into shorter examples
 
@@ -49,6 +51,7 @@ class SpanSettings(NamedTuple):
 def document_rng(
   random_seed: int, copy: int, document: int
 ) -> np.random.Generator:
+  """The generator of chance for one copy of one document."""
   seed = np.random.SeedSequence(random_seed, spawn_key=(copy, document))
   return np.random.Generator(np.random.PCG64(seed))
 

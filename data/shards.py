@@ -183,6 +183,7 @@ def _with_masks(
 def mask_settings(
   settings: ExampleSettings, mask_id: int, vocab_size: int
 ) -> masking.MaskSettings:
+  """How tokens of these examples are masked."""
   return masking.MaskSettings(
     settings.masked_lm_prob,
     settings.max_predictions_per_seq,

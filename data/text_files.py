@@ -88,10 +88,12 @@ class Batch(NamedTuple):
 
 
 def is_compressed(path: str) -> bool:
+  """Whether a file's name ends as that of a compressed one."""
   return path.endswith((".gz", ".zst"))
 
 
 def is_jsonl(path: str) -> bool:
+  """Whether a file's name ends as that of JSON lines, compressed or not."""
   stem = os.path.splitext(path)[0] if is_compressed(path) else path
   return stem.endswith((".jsonl", ".ndjson"))
 

@@ -70,7 +70,7 @@ class ShardWriter:
     self.info: ShardInfo | None = None
 
   def __enter__(self) -> "ShardWriter":
-    self._file = open(self.path + ".tmp", "wb", buffering=1 << 20)  # noqa: SIM115
+    self._file = open(self.path + ".tmp", "wb", buffering=1 << 20)
     self._sha256 = hashlib.sha256()
     self._offsets = array.array("q", [0])
     return self

@@ -78,7 +78,8 @@ def _groups_v2(answers: Mapping[str, Sequence]) -> dict:
 def names_v2(answers: Mapping[str, Sequence]) -> list[str]:
   """The names of `evaluate_v2`'s results of these questions."""
   names = [g + name for g in _groups_v2(answers) for name in ("exact", "f1")]
-  return names + [
+  return [
+    *names,
     "best_exact",
     "best_exact_thresh",
     "best_f1",

@@ -101,7 +101,7 @@ def embedding_lookup(
     output = kernels.gather_rows(table, flat_ids)
   output = slices.leave(output)
   *outer, ids_per_position = get_shape_list(input_ids)
-  output = tf.reshape(output, outer + [ids_per_position * embedding_size])
+  output = tf.reshape(output, [*outer, ids_per_position * embedding_size])
   return output, table
 
 

@@ -351,7 +351,7 @@ def reshape_from_matrix(output_tensor, orig_shape_list):
   if len(orig_shape_list) == 2:
     return output_tensor
   width = get_shape_list(output_tensor)[-1]
-  return tf.reshape(output_tensor, list(orig_shape_list[:-1]) + [width])
+  return tf.reshape(output_tensor, [*list(orig_shape_list[:-1]), width])
 
 
 def assert_rank(tensor, expected_rank, name=None):

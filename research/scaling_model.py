@@ -42,7 +42,7 @@ from research import published_scaling
 from training import input_pipeline
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  after the choice of a backend
+from matplotlib import pyplot as plt
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

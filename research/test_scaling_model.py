@@ -138,13 +138,8 @@ def test_what_each_choice_sends_without_overlap():
   assert sent(zero=True) == pytest.approx(4 * weights)
   assert sent(zero=True, wire_bytes=2) == pytest.approx(3 * weights)
   assert sent(accumulation=8) == pytest.approx(4 * weights)
-  matrices = {
-    shape: shapes
-    for shape, shapes in (
-      ((30522, 256), 1), ((512, 256), 1), ((256, 256), 18),
-      ((256, 1024), 4), ((1024, 256), 4),
-    )
-  }  # fmt: skip
+  matrices = {(30522, 256): 1, (512, 256): 1, (256, 256): 18,
+      (256, 1024): 4, (1024, 256): 4,}  # fmt: skip
   whole = sum(count * math.prod(shape) for shape, count in matrices.items())
   thin = sum(16 * sum(shape) * count for shape, count in matrices.items())
   assert sent(powersgd_rank=16) == pytest.approx(4 * (weights - whole + thin))

@@ -98,6 +98,7 @@ def _look(
 
 
 def main(settings: Settings, *words: str) -> None:
+  """Shows and verifies record files."""
   # A vocabulary may hold what the terminal's encoding does not.
   sys.stdout.reconfigure(errors="backslashreplace")
   # A shell's own globs catch what lies beside records, too.

@@ -23,7 +23,7 @@ from data import records
 from training import metrics, run_folder
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 # Panels of known keys, in order; other metrics come after the accuracies.
 _LABELS = {
@@ -219,6 +219,7 @@ class Settings:
 
 
 def main(settings: Settings, *run_dirs: str) -> None:
+  """Draws the curves of runs."""
   plot(run_dirs, settings.output, settings.title)
   print(settings.output)
 

@@ -246,6 +246,7 @@ def report(summary: CorpusSummary) -> str:
 
 
 def main(settings: CorpusSettings) -> None:
+  """Writes the corpus and prints its counts."""
   print(report(prepare(settings)))
 
 

@@ -315,6 +315,7 @@ def screen(
 
 
 def main(given: Settings) -> None:
+  """Runs all steps that are not done yet."""
   began = time.monotonic()
   paths = Paths(given.output_dir)
   check_source(paths, given.corpus, given.encoding)

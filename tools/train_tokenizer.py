@@ -197,6 +197,7 @@ class Settings:
 
 
 def main(args: Settings) -> None:
+  """Trains a vocabulary and prints its size."""
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
   size = train[args.tokenizer](
     text_files.read_lines(

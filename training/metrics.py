@@ -110,7 +110,7 @@ class MetricsLog:
     kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
     self._waiting = b"".join(map(_line, kept))
     self._written = 0
-    self._file = open(path + ".tmp", "wb", buffering=0)  # noqa: SIM115
+    self._file = open(path + ".tmp", "wb", buffering=0)
     self._flush()
     if self._waiting:
       raise DataError(f"{path}.tmp: {self._trouble}")

@@ -133,8 +133,11 @@ class Setting:
       f"--precision={self.precision}",
       # A scale that is too high at first, and doubles again soon.
       *(
-        ["--initial_loss_scale=1073741824", "--loss_scale_hysteresis=1"]
-        + ["--loss_scale_window=4"]
+        [
+          "--initial_loss_scale=1073741824",
+          "--loss_scale_hysteresis=1",
+          "--loss_scale_window=4",
+        ]
         if self.precision == "fp16"
         else []
       ),

@@ -220,9 +220,9 @@ def odd_record(draw):
     else st.sampled_from([math.nan, math.inf, -0.5, 0.0, 1.0, 1e30])
   )
   place = draw(st.integers(0, len(values) - 1))
-  changed = values[:place] + [new] + values[place + 1 :]
+  changed = [*values[:place], new, *values[place + 1 :]]
   values = draw(
-    st.sampled_from([changed, values[1:], values + [new], [], values[::-1]])
+    st.sampled_from([changed, values[1:], [*values, new], [], values[::-1]])
   )
   kind = float if any(type(v) is float for v in values) else int
   one[name] = np.array(values, kind)

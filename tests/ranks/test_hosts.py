@@ -61,9 +61,19 @@ def test_two_hosts_train_as_one_rank_does(bed, plain, tmp_path):
   """By horovodrun's own ssh, found by its own search for an interface."""
   runs.pretrain(plain, tmp_path / "one")
   process = bed.run(
-    [HOROVODRUN, "-np", "2", "-H", "host1:1,host2:1", "--disable-cache"]
-    + [PYTHON, *runs.arguments(plain, tmp_path / "run"), "--xla=off"]
-    + ["--global_batch_size=24", "--train_batch_size=12"],
+    [
+      HOROVODRUN,
+      "-np",
+      "2",
+      "-H",
+      "host1:1,host2:1",
+      "--disable-cache",
+      PYTHON,
+      *runs.arguments(plain, tmp_path / "run"),
+      "--xla=off",
+      "--global_batch_size=24",
+      "--train_batch_size=12",
+    ],
     timeout=runs.HANG_SECONDS,
   )
   assert process.returncode == 0, process.stderr[-3000:]

@@ -645,7 +645,7 @@ def checkpointer(tmp_path):
 )
 def test_a_list_of_checkpoints_that_is_damaged(checkpointer, content):
   """It is an error, not a new run beside the checkpoint of another program."""
-  folder, session, made = checkpointer
+  folder, _session, made = checkpointer
   (folder / "checkpoint").write_bytes(content)
   assert made.restore.has_checkpoint()  # by its marker
   os.unlink(folder / "model.ckpt-3.json")

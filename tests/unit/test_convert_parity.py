@@ -123,7 +123,7 @@ def our_outputs(prefix, batch):
     model = modeling.BertModel(config, False, *arguments, scope="bert")
     pooled, sequence = model.get_pooled_output(), model.get_sequence_output()
     outputs = {"last_hidden_state": sequence, "pooler_output": pooled}
-    rows, length, width = sequence.shape.as_list()
+    rows, length, _width = sequence.shape.as_list()
     values = read(prefix)
     if "cls/predictions/output_bias" in values:
       everywhere = tf.tile(tf.range(length)[tf.newaxis], [rows, 1])

@@ -1,6 +1,7 @@
 """Text to records: the same bytes from any workers, google/bert's meaning."""
 
 import gzip
+import itertools
 import math
 import os
 import subprocess
@@ -80,7 +81,7 @@ def stored_documents(store):
   ends = docs.document_offsets
   return [
     [s.tolist() for s in sentences[first:last]]
-    for first, last in zip(ends[:-1], ends[1:], strict=True)
+    for first, last in itertools.pairwise(ends)
   ]
 
 

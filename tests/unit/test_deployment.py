@@ -214,8 +214,13 @@ def test_the_flags_of_manifests_make_a_run(tmp_path):
   tiny = f"{runs.ROOT}/configs/bert_tiny.json"
   faster = [f"--bert_config_file={tiny}", "--xla=off"]
   process = runs.launch(
-    [f"{runs.ROOT}/run_pretraining.py", *flags, *faster]
-    + ["--dry_run", f"--dry_run_ranks={ranks}"]
+    [
+      f"{runs.ROOT}/run_pretraining.py",
+      *flags,
+      *faster,
+      "--dry_run",
+      f"--dry_run_ranks={ranks}",
+    ]
   )
   assert process.returncode == 0, process.stderr
   assert f"{ranks} ranks x " in process.stderr
@@ -354,8 +359,13 @@ def test_a_host_that_is_lost_while_ssh_is_connected_is_no_host(tmp_path):
 def test_ranks_left_by_an_earlier_start_are_noticed_and_ended(tmp_path):
   env = checkout(tmp_path)
   name = subprocess.run(
-    ["bash", "-ec", '. docker/hosts.sh; name_run "$@"; echo $PERSEUS_BERT_RUN']
-    + ["test", "--do_train"],
+    [
+      "bash",
+      "-ec",
+      '. docker/hosts.sh; name_run "$@"; echo $PERSEUS_BERT_RUN',
+      "test",
+      "--do_train",
+    ],
     cwd=tmp_path,
     env=env,
     capture_output=True,

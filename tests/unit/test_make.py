@@ -184,8 +184,16 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
   (tmp_path / ".ready").touch()
   corpus, folder = """it's "a" $HOME/*.txt; `x`""", "a 'b' $(NP)"
   done = subprocess.run(
-    ["make", "--no-print-directory", "pretrain", f"VENV={tmp_path}", "NP=3"]
-    + [f"CORPUS={corpus}", "ENCODING=$x", f"OUTPUT_DIR={folder}"],
+    [
+      "make",
+      "--no-print-directory",
+      "pretrain",
+      f"VENV={tmp_path}",
+      "NP=3",
+      f"CORPUS={corpus}",
+      "ENCODING=$x",
+      f"OUTPUT_DIR={folder}",
+    ],
     cwd=runs.ROOT,
     capture_output=True,
     text=True,
