@@ -88,7 +88,8 @@ class _Reader:
     # Field -> (what it must be, the flag).
     self.known = {f: (w, f.split(".")[-1]) for f, w in _CALCULATED.items()}
     for one in settings_of(kind):
-      self.known |= dict.fromkeys(one.json, (_WANTED[one.kind], one.name))
+      for field in one.json:
+        self.known[field] = _WANTED[one.kind], one.name
     self.values = {}
     self._from = {}  # flag -> the field that set it
 
