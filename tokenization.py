@@ -497,6 +497,29 @@ class WordPieceEncoder:
     return _info("wordpiece", self)
 
 
+def _check_charsmap(charsmap: bytes) -> None:
+  """Raises `ValueError` for a table of normalization with ways out of it.
+
+  The library follows them and the process ends. The table is the size of a trie
+  in bytes, the trie's units (https://github.com/s-yata/darts-clone) and strings
+  that end with a NUL, to whose beginnings the leaves point.
+  """
+  if not charsmap:
+    return
+  size = int.from_bytes(charsmap[:4], "little")
+  trie, strings = charsmap[4 : 4 + size], charsmap[4 + size :]
+  if not size or size % 1024 or len(trie) < size or not strings.endswith(b"\0"):
+    raise ValueError("its table of normalization is cut")
+  units = np.frombuffer(trie, "<u4").astype(np.int64)
+  is_leaf = units >= 1 << 31
+  offset = (units >> 10) << ((units & (1 << 9)) >> 6)
+  farthest = (np.arange(len(units)) ^ offset) | 0xFF
+  if (farthest[~is_leaf] >= len(units)).any() or (
+    (units[is_leaf] & ((1 << 31) - 1)) >= len(strings)
+  ).any():
+    raise ValueError("its table of normalization points out of itself")
+
+
 class SentencePieceEncoder:
   """Lines -> ids of a SentencePiece model, as `WordPieceEncoder`.
 
@@ -521,8 +544,11 @@ class SentencePieceEncoder:
     except OSError as e:
       raise DataError(f"{model_file}: {e.strerror}") from e
     try:
-      pieces = ModelProto.FromString(data).pieces
+      model = ModelProto.FromString(data)
+      pieces = model.pieces
       self.tokens = [piece.piece for piece in pieces]
+      for spec in (model.normalizer_spec, model.denormalizer_spec):
+        _check_charsmap(spec.precompiled_charsmap)
       if "\0" in "".join(self.tokens):
         raise ValueError("a piece has a NUL: the library ends the process")
       self._model = sentencepiece.SentencePieceProcessor(model_proto=data)

@@ -215,7 +215,7 @@ def odd_record(draw):
     return shape, encoded, draw(damaged(encoded, other))
   values = one[name := draw(st.sampled_from(sorted(one)))].tolist()
   new = draw(
-    st.sampled_from([-1, 0, 1, 2, 3, 15, 16, 29, 30, 300, -(2**63), 2**63 - 1])
+    st.sampled_from([0, 1, 2, 3, 15, 16, 29, 30, 300, 2**63 - 1])
     if one[name].dtype.kind == "i" and draw(st.booleans())
     else st.sampled_from([math.nan, math.inf, -0.5, 0.0, 1.0, 1e30])
   )
