@@ -127,7 +127,7 @@ def _objects(path: str, file, columns) -> Iterator[Row]:
       continue
     try:
       values = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
       raise DataError(f"{path}: line {number} is no JSON ({e})") from e
     if not isinstance(values, dict):
       raise DataError(f"{path}: line {number} is not an object")

@@ -31,7 +31,7 @@ def read_jsonl(path: str) -> list[dict]:
         continue
       try:
         found.append(json.loads(line))
-      except ValueError as e:
+      except (ValueError, RecursionError) as e:
         raise DataError(
           f"{path}: line {number} is no JSON ({e}); remove the line, or move "
           "the file away"

@@ -89,6 +89,7 @@ def test_rows_that_must_all_be_there(tmp_path, name, text):
     ("a.csv", 'text,label\n"open,1\n', "line 2"),
     ("a.csv", "text,label\nb\rc,1\n", "line 2: new-line character .* field$"),
     ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON"),
+    ("a.jsonl", "[" * 10_000, "line 1 is no JSON"),
     ("a.jsonl", "[1]\n", "line 1 is not an object"),
     ("a.xlsx", "x", "not a table by its name"),
   ],
