@@ -7,13 +7,15 @@ import os
 from common.errors import DataError
 
 
-def parse(text: str | bytes):
-  """The value of a JSON text, without repeated keys, NaN or Infinity.
+def parse(text: str | bytes, strict: bool = True):
+  """The value of a JSON text, if strict without repeated keys, NaN or Infinity.
 
   Raises:
     ValueError: it is not JSON, not UTF-8, or nested too deeply.
   """
   try:
+    if not strict:
+      return json.loads(text)
     return json.loads(
       text.decode() if isinstance(text, bytes) else text,
       object_pairs_hook=_distinct,

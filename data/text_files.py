@@ -16,7 +16,6 @@ import dataclasses
 import gzip
 import io
 import itertools
-import json
 import os
 import re
 import unicodedata
@@ -25,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 import tokenization
-from common import errors
+from common import errors, json_files
 
 PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
 _BUFFER_BYTES = 1 << 20
@@ -378,8 +377,8 @@ def _record_text(piece, place, line, text) -> str:
   """The text of one JSON record."""
   decoded = _decoded(line, place, piece, text)
   try:
-    record = json.loads(decoded)
-  except (ValueError, RecursionError) as e:
+    record = json_files.parse(decoded, strict=False)
+  except ValueError as e:
     raise errors.DataError(
       f"{piece.path}: the record at byte {place} is not JSON: {e}"
     ) from e

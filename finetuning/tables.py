@@ -1,11 +1,11 @@
 """Tables of labelled text: TSV, CSV and JSON Lines, by column names."""
 
 import csv
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from common import json_files
 from common.console import tell
 from common.errors import DataError
 
@@ -126,8 +126,8 @@ def _objects(path: str, file, columns) -> Iterator[Row]:
       yield Row(number, {}, "")
       continue
     try:
-      values = json.loads(line)
-    except (ValueError, RecursionError) as e:
+      values = json_files.parse(line, strict=False)
+    except ValueError as e:
       raise DataError(f"{path}: line {number} is no JSON ({e})") from e
     if not isinstance(values, dict):
       raise DataError(f"{path}: line {number} is not an object")

@@ -4,6 +4,8 @@
 exchange; `exchange.make` chooses one.
 """
 
+import numpy as np
+
 from common.tensorflow_v1 import tf
 from gradients import moments
 from model import tensor_parallel
@@ -33,6 +35,11 @@ class AllReduce(moments.Whole):
     self._config, self._world, self._scale = config, world, scale
     self.comm = world.data
     self.slices = tensor_parallel.Slices(world.slices)
+
+  def _groups(self, count: int) -> list[np.ndarray]:
+    """Indices of `count` gradients by group, backwards as they are computed."""
+    groups = min(self._config.allreduce_groups or count, count)
+    return np.array_split(np.arange(count)[::-1], groups)
 
   def compute_gradients(self, local, gradients, sums) -> list:
     """[(gradient, variable), ...], summed over micro-batches and ranks.

@@ -8,8 +8,6 @@ what it did not catch is added to the next update's gradient (error feedback).
 import zlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from common.tensorflow_v1 import tf
 from gradients import all_reduce
 
@@ -74,10 +72,8 @@ class PowerSGD(all_reduce.AllReduce):
         )
       )
       self._kept = kept / filled
-    groups = min(self._config.allreduce_groups or len(pairs), len(pairs))
-    backwards = np.arange(len(pairs))[::-1]  # as they are computed
     summed = {}
-    for number, group in enumerate(np.array_split(backwards, groups)):
+    for number, group in enumerate(self._groups(len(pairs))):
       own = [pairs[i] for i in group]
       values = self._sum(own, f"powersgd/{number}")
       summed.update(zip(group, values, strict=True))

@@ -104,12 +104,9 @@ class ZeRO(all_reduce.AllReduce):
   def __init__(self, config, world, scale):
     super().__init__(config, world, scale)
     self._variables = tf.trainable_variables()
-    count = len(self._variables)
-    backwards = np.arange(count)[::-1]  # as their gradients are computed
-    self._order = np.argsort(backwards)  # of what is by group, by variable
-    groups = np.array_split(
-      backwards, min(config.allreduce_groups or count, count)
-    )
+    groups = self._groups(len(self._variables))
+    # Of what is in the order of groups, by variable.
+    self._order = np.argsort(np.concatenate(groups))
     self._shards = {}  # name of the shard's weights -> Shard
     self._weights, self._decays = [], {}
     for n, group in enumerate(groups):

@@ -87,6 +87,11 @@ def check_index(prefix: str) -> None:
     raise CheckpointError(f"{path}: damaged ({e}). Copy it again") from e
 
 
+# Of a damaged tensor; IndexError is the reader's "Read less bytes than
+# requested".
+READ_ERRORS = (tf.errors.OpError, ValueError, IndexError)
+
+
 def open_reader(prefix: str):
   """TensorFlow's reader of a checkpoint of any origin.
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.tensorflow_v1 import tf
 from training import checkpoint_files
 from training.checkpoint_files import CheckpointError
 
@@ -91,7 +90,7 @@ def _weight_shapes(reader) -> dict[str, list]:
 def _tensor(reader, name: str, prefix: str) -> np.ndarray:
   try:
     value = np.asarray(reader.get_tensor(name))
-  except (tf.errors.OpError, ValueError) as e:
+  except checkpoint_files.READ_ERRORS as e:
     raise CheckpointError(
       f"{prefix}: damaged: {name} ({str(e).splitlines()[0]})"
     ) from e

@@ -1,6 +1,5 @@
 """The reports of a run: metrics.jsonl, TensorBoard, and which is the best."""
 
-import json
 import math
 import os
 from typing import NamedTuple
@@ -30,8 +29,8 @@ def read_jsonl(path: str) -> list[dict]:
       if not line.strip() or not line.endswith("\n"):
         continue
       try:
-        found.append(json.loads(line))
-      except (ValueError, RecursionError) as e:
+        found.append(json_files.parse(line, strict=False))
+      except ValueError as e:
         raise DataError(
           f"{path}: line {number} is no JSON ({e}); remove the line, or move "
           "the file away"

@@ -33,8 +33,7 @@ class _Checkpoint:
     """Raises `CheckpointError` for what no training could continue with."""
     try:
       value = np.asarray(self._reader.get_tensor(name))
-    except (tf.errors.OpError, ValueError, IndexError) as e:
-      # IndexError: the reader's "Read less bytes than requested".
+    except checkpoint_files.READ_ERRORS as e:
       raise CheckpointError(
         f"{self.path}: damaged ({name}: {str(e).splitlines()[0]}). Delete its "
         "files to use the one before"

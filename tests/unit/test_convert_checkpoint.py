@@ -779,6 +779,9 @@ def test_damage_and_what_is_not_there(tmp_path, letters):
   data.write_bytes(damaged)
   with pytest.raises(UserError, match="bert_model.ckpt: damaged"):
     convert(prefix, out)
+  data.write_bytes(damaged[:3000])
+  with pytest.raises(UserError, match="bert_model.ckpt: damaged"):
+    convert(prefix, out)
   folder = write_folder(tmp_path / "b", their_tensors())
   weights = folder / "model.safetensors"
   weights.write_bytes(weights.read_bytes()[:-5])
