@@ -300,7 +300,7 @@ def masked_lm_logits(
       axis=0,
     )
     weights = tf.cast(output_weights, policy.heads)
-    logits = tf.matmul(slices.enter(hidden), weights, transpose_b=True)
+    logits = tf.matmul(slices.copy_to_group(hidden), weights, transpose_b=True)
     first, _ = slices.bounds(bert_config.vocab_size)
     return Logits(logits, bias, slices, first)
 

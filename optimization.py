@@ -258,7 +258,7 @@ def build_train_ops(
   loss_scale: mixed_precision.LossScale | None = None,
   clip_norm: float = 1.0,
   prenormalize: bool = False,
-  samples: tuple = (),
+  counters: tuple = (),
 ) -> TrainOps:
   """The one gradient order, from a micro-batch's gradients on.
 
@@ -270,7 +270,7 @@ def build_train_ops(
     micro_batches: of one rank's update.
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
     prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
-    samples: [(variable, n), ...]: counters that each update advances by n.
+    counters: [(variable, n), ...], which each update advances by n.
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale, comm = loss_scale.value, exchange.comm
@@ -303,7 +303,7 @@ def build_train_ops(
   skipped, skips = tf.logical_not(finite), _skipped_updates()
   skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
   with tf.control_dependencies([applied, local.reset_op]):
-    counters = [(tf.train.get_or_create_global_step(), 1), *samples]
+    counters = [(tf.train.get_or_create_global_step(), 1), *counters]
     update = tf.group(
       *[v.assign_add(n, read_value=False) for v, n in counters],
       skips.assign(skipped_updates, read_value=False),

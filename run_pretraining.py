@@ -74,11 +74,13 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update: everything that training runs."""
   source = open_source(config.input_file, config, comm)
-  plan = make_plan(config, source, comm.data.size)
+  plan = make_plan(config, source, comm.data_parallel.size)
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
   )
-  batches = input_pipeline.training_batches(source, order, plan, comm.data)
+  batches = input_pipeline.training_batches(
+    source, order, plan, comm.data_parallel
+  )
   state = checkpointing.TrainingState(order)
   ops = training_step(config, batches.next, state, plan, comm)
   return train_loop.Task(
@@ -91,13 +93,13 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     tokens="tokens",
     examples="next_sentence_weight",
     headline=headline,
-    capacity=plan.global_batch * source.shape.max_seq_length,
+    capacity=plan.records_per_update * source.shape.max_seq_length,
     flops=model_flops.total(
       model_flops.pretraining(
-        config.bert, config.policy, plan.global_batch, source.shape
+        config.bert, config.policy, plan.records_per_update, source.shape
       )
     )
-    / comm.slices.size,
+    / comm.tensor_parallel.size,
     vote=StopVote(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
@@ -116,7 +118,9 @@ def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
   loss_scale = config.loss_scale.make(config.uses_fp16)
   dropout_seed = training_run.dropout_seed(config, comm, micro)
   # Reduced while the forward pass runs; the loss is a mean over all ranks.
-  global_weights = comm.data.allreduce(micro.weights, name="global_counts")
+  global_weights = comm.data_parallel.allreduce(
+    micro.weights, name="global_counts"
+  )
 
   def forward_and_backward():
     sums = modeling.pretraining_model(
@@ -126,7 +130,7 @@ def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
       dropout_seed=dropout_seed,
       policy=config.policy,
       recompute=config.recompute,
-      slices=Slices(comm.slices),
+      slices=Slices(comm.tensor_parallel),
     )
     loss = modeling.pretraining_loss(sums, global_weights)
     scaled_loss = tf.multiply(loss, loss_scale.value, name="scaled_loss")
@@ -172,7 +176,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   batches = input_pipeline.evaluation_batches(
     source,
     config.eval_batch_size,
-    comm.data,
+    comm.data_parallel,
     limit=config.max_eval_steps * config.eval_batch_size,
   )
   with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
@@ -181,7 +185,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
       config.bert,
       is_training=False,
       policy=config.policy,
-      slices=Slices(comm.slices),
+      slices=Slices(comm.tensor_parallel),
     )
 
   batches = EvaluationBatches(
@@ -194,7 +198,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
 
   def evaluation(session, signals, watchdog):
     rows = batches.run(session, signals, watchdog)
-    totals = add_up(rows, sums._fields, comm.data)
+    totals = add_up(rows, sums._fields, comm.data_parallel)
     results = losses(totals)
     del results["loss"]
     return {**results, "examples": int(totals["next_sentence_weight"])}

@@ -99,7 +99,7 @@ class Step:
   def __init__(self, config: PretrainingConfig, comm):
     self.config, self.comm = config, comm
     self.shape = config.record_shape(config.input_file)
-    self.plan = run_pretraining.make_plan(config, None, comm.data.size)
+    self.plan = run_pretraining.make_plan(config, None, comm.data_parallel.size)
     graph = tf.Graph()
     with graph.as_default(), jit.mode(config.xla):
       tf.enable_resource_variables()

@@ -275,7 +275,7 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
   matmuls = model_flops.encoder(
-    config.bert, config.policy, plan.global_batch, source.tokens
+    config.bert, config.policy, plan.records_per_update, source.tokens
   )
   return train_loop.Task(
     plan=plan,
@@ -287,9 +287,9 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
     headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
     tokens="tokens",
     examples="examples",
-    capacity=plan.global_batch * source.tokens,
+    capacity=plan.records_per_update * source.tokens,
     flops=model_flops.total(
-      matmuls + task.head_matmuls(plan.global_batch, source)
+      matmuls + task.head_matmuls(plan.records_per_update, source)
     ),
     vote=StopVote(comm),
     loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
@@ -302,7 +302,7 @@ def training_step(
   """From a micro-batch to new weights; arguments as of pre-training's."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
   dropout_seed = training_run.dropout_seed(config, comm, micro)
-  examples = comm.data.allreduce(micro.weights, name="global_counts")
+  examples = comm.data_parallel.allreduce(micro.weights, name="global_counts")
 
   def forward_and_backward():
     batch = micro.batch

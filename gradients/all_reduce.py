@@ -33,8 +33,8 @@ class AllReduce(moments.Whole):
       world: the `distributed.Comm` of all ranks.
     """
     self._config, self._world, self._scale = config, world, scale
-    self.comm = world.data
-    self.slices = tensor_parallel.Slices(world.slices)
+    self.comm = world.data_parallel
+    self.slices = tensor_parallel.Slices(world.tensor_parallel)
 
   def _groups(self, count: int) -> list[np.ndarray]:
     """Indices of `count` gradients by group, backwards as they are computed."""

@@ -81,20 +81,20 @@ class Comm:
   local_size = 1
   num_threads = 0
   elastic = False
-  _data = _slices = None
+  _data_parallel = _tensor_parallel = None
 
   @property
-  def data(self) -> "Comm":
+  def data_parallel(self) -> "Comm":
     """The ranks with the same slice of the model, which share the batch out.
 
     All ranks, unless the model is sliced.
     """
-    return self._data or self
+    return self._data_parallel or self
 
   @property
-  def slices(self) -> "Comm":
+  def tensor_parallel(self) -> "Comm":
     """The ranks that hold one model together; this one alone, unless sliced."""
-    return self._slices or Comm()
+    return self._tensor_parallel or Comm()
 
   @property
   def is_root(self) -> bool:
@@ -293,7 +293,7 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
     num_threads: CPU threads of this rank; 0 is the host's cores divided by its
       ranks.
     tensor_parallel: so many ranks in a row hold a model together, see
-      `Comm.slices` and `Comm.data`.
+      `Comm.tensor_parallel` and `Comm.data_parallel`.
 
   Raises:
     DistributedError: started by horovodrun, but Horovod cannot be imported, or
@@ -388,7 +388,10 @@ def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
     own = [s for s in sets if s.ranks == ranks.tolist()]
     return _HorovodComm(hvd, own[0]) if own else Comm()
 
-  world._slices, world._data = find(models[row]), find(models[:, column])
+  world._tensor_parallel, world._data_parallel = (
+    find(models[row]),
+    find(models[:, column]),
+  )
   return world
 
 

@@ -27,7 +27,7 @@ def add_sliced(comm) -> None:
 
   Call it when the graph is complete, with a `distributed.Comm` of all ranks.
   """
-  slices = Slices(comm.slices)
+  slices = Slices(comm.tensor_parallel)
   variables = {v.op.name: v for v in tf.global_variables()}
   for sliced in tf.get_collection(SLICED):
     name = sliced.variable.op.name

@@ -13,7 +13,7 @@ import numpy as np
 
 from common.tensorflow_v1 import tf
 from gradients import all_reduce, moments, sharded_variables
-from model import tensor_parallel
+from model.tensor_parallel import Slices, cut_of
 
 
 class Piece(NamedTuple):
@@ -205,8 +205,8 @@ class ZeRO(all_reduce.AllReduce):
 
 def _sharded(shard: Shard, slot: str, part, comm):
   """The `ShardedVariable` of `part`, this rank's share of a slot."""
-  slices, data = tensor_parallel.Slices(comm.slices), comm.data
-  cuts = [tensor_parallel.cut_of(v) for v in shard.variables]
+  slices, data = Slices(comm.tensor_parallel), comm.data_parallel
+  cuts = [cut_of(v) for v in shard.variables]
   names = [f"{moments.variable_name(v)}/{slot}" for v in shard.variables]
   here = shard.whole(data.allgather(part, f"whole/{part.op.name}"))
   whole = [

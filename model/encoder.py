@@ -99,7 +99,7 @@ def embedding_lookup(
     output *= tf.cast(is_own, output.dtype)[:, tf.newaxis]
   else:
     output = kernels.gather_rows(table, flat_ids)
-  output = slices.leave(output)
+  output = slices.reduce_from_group(output)
   *outer, ids_per_position = get_shape_list(input_ids)
   output = tf.reshape(output, [*outer, ids_per_position * embedding_size])
   return output, table
@@ -279,9 +279,10 @@ def attention(
     tensor = tf.reshape(tensor, [batch_size, length, own_heads, size_per_head])
     return tf.transpose(tensor, [0, 2, 1, 3])
 
-  entered = slices.enter(from_matrix)
-  to_matrix = entered if to_matrix is from_matrix else slices.enter(to_matrix)
-  query = heads(entered, from_length, activations[0], "query")
+  same = to_matrix is from_matrix
+  from_matrix = slices.copy_to_group(from_matrix)
+  to_matrix = from_matrix if same else slices.copy_to_group(to_matrix)
+  query = heads(from_matrix, from_length, activations[0], "query")
   key = heads(to_matrix, to_length, activations[1], "key")
   value = heads(to_matrix, to_length, activations[2], "value")
   if attention_mask is None:
@@ -376,7 +377,7 @@ def transformer_layer(hidden, residual, number, attention_mask, shape, config):
       )
   with tf.variable_scope("intermediate"):
     # [B * S, I / slices]
-    attended = config.slices.enter(attended)
+    attended = config.slices.copy_to_group(attended)
     wide = config.dense(attended, config.intermediate_size, cut="units")
   with tf.variable_scope("output"):
     output = lambda x: config.dense(config.activate(x), width, cut="inputs")

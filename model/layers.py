@@ -152,7 +152,7 @@ def dense(
     matrix = tf.cast(reshape_to_matrix(input_tensor), dtype)
     output = tf.matmul(matrix, tf.cast(kernel, dtype))
     if cut == "inputs":
-      output = slices.leave(output)
+      output = slices.reduce_from_group(output)
     output = tf.nn.bias_add(output, tf.cast(bias, dtype))
     if activation is not None:
       output = activation(output)

@@ -5,7 +5,7 @@ heads, the width inside of the feed-forward layers and the vocabulary are cut
 over the ranks of a group; all else each of them has whole and computes alike,
 as far as kernels do: where a GPU adds up in no fixed order it may drift by
 rounding, and checkpoints have rank 0's. What is sliced lies between
-`Slices.enter` and `Slices.leave`.
+`Slices.copy_to_group` and `reduce_from_group`.
 """
 
 from typing import NamedTuple
@@ -85,13 +85,13 @@ class Slices:
     whole.set_shape(cut.shape)
     return whole
 
-  def enter(self, x: tf.Tensor) -> tf.Tensor:
+  def copy_to_group(self, x: tf.Tensor) -> tf.Tensor:
     """x, which all slices have alike; its gradient is the sum of theirs."""
     if self.size == 1:
       return x
     return kernels.with_gradient([x], lambda op, dy: self._sum(dy, "enter"))[0]
 
-  def leave(self, x: tf.Tensor) -> tf.Tensor:
+  def reduce_from_group(self, x: tf.Tensor) -> tf.Tensor:
     """The sum of the slices' x, whose gradient is that of each."""
     if self.size == 1:
       return x

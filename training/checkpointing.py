@@ -52,7 +52,7 @@ class TrainingState:
       )
 
     with tf.variable_scope("training_state"):
-      self.samples_seen = make("samples_seen", 0)
+      self.records_seen = make("samples_seen", 0)
       self.schedule_start = make("schedule_start", 0)
       self._data = [
         make("data_records", order.count),

@@ -363,7 +363,7 @@ class PretrainingConfig(RunConfig):
       names = ["num_train_steps", "num_warmup_steps"]
       if SCHEDULES[self.lr_schedule][1] == "exp":
         names.append("lr_decay_steps")
-      divisor = plan.divisor * global_batch / plan.global_batch
+      divisor = plan.divisor * global_batch / plan.records_per_update
       flags += [
         f"--{name}={training_plan.rounded_up(getattr(self, name) / divisor)}"
         for name in names

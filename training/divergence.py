@@ -58,7 +58,7 @@ class Guard:
       which = int(update["nonfinite_variable"])
       self._first = {
         "update": step,
-        "samples_seen_before": (step - 1) * task.plan.global_batch,
+        "samples_seen_before": (step - 1) * task.plan.records_per_update,
         "gradient_of": task.ops.variables[which].op.name
         if which >= 0
         else "all variables together",
@@ -127,7 +127,7 @@ class Guard:
     """Writes `FILE`; returns its path, the update's records, the weights."""
     first, last, run = self._first, self._last, self._run
     positions = first["samples_seen_before"] + np.arange(
-      run.task.plan.global_batch
+      run.task.plan.records_per_update
     )
     numbers = run.task.state.order.records(positions)
     records = [run.task.source.locate(n) for n in numbers.tolist()]

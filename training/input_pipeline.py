@@ -392,10 +392,10 @@ class Batches:
 
   Attributes:
     next: the next batch, as Tensors.
-    start: (session, position): begin at a position: samples seen of a training
+    start: (session, position): begin at a position: records seen of a training
       set; 0 of an evaluation set.
     numbers: position -> int64 [n], the records that this rank reads there: of
-      the updates from this many samples on that are read at once; of this
+      the updates from this many records on that are read at once; of this
       evaluation batch.
     count: batches on this rank; None if endless.
     made: float64 scalar, when `next` was ready, in seconds as time.time() has
@@ -418,10 +418,10 @@ def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
     plan: a `training_plan.TrainingPlan`.
     comm: a `distributed.Comm`.
   """
-  accumulation, global_batch = plan.accumulation, plan.global_batch
+  accumulation, global_batch = plan.accumulation, plan.records_per_update
   local = plan.micro_batch * accumulation
   own, real = record_order.rank_places(local, global_batch, comm)
-  first = tf.placeholder(tf.int64, [], "samples_seen")
+  first = tf.placeholder(tf.int64, [], "records_seen")
   updates = -(-_RECORDS_AT_ONCE // local)
   read_ahead = (
     record_order.ReadAhead(source.set, order) if order.block else None

@@ -192,7 +192,7 @@ def report(
     "skipped_updates": int(update["skipped_updates"]),
     "dropped_micro_batches": int(update["dropped_micro_batches"]),
     **_trust_ratios(update, task.ops.variables),
-    "examples": task.plan.examples(step * task.plan.global_batch),
+    "examples": task.plan.examples(step * task.plan.records_per_update),
     "padding": None
     if update["dropped_micro_batches"]
     else padding(float(update["sums"][task.tokens]), task.capacity),

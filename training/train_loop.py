@@ -107,7 +107,7 @@ def train(run: Run) -> dict:
   plan, clock = run.task.plan, reporting.Clock()
   step = first = int(run.session.run(tf.train.get_global_step()))
   run.checkpointer.start(step)
-  run.task.batches.start(run.session, step * plan.global_batch)
+  run.task.batches.start(run.session, step * plan.records_per_update)
   reporter = reporting.Reporter(run, clock, step)
   guard = divergence.Guard(run)
   saver = Saver(run, clock, guard)
@@ -172,7 +172,7 @@ def run_update(run: Run, number: int) -> tuple:
           return None, verdict
       fetched, verdict = micro_batch(task.ops.fetches())
   except input_pipeline.READ_ERRORS as e:
-    numbers = task.batches.numbers((number - 1) * task.plan.global_batch)
+    numbers = task.batches.numbers((number - 1) * task.plan.records_per_update)
     raise evaluation.clear_error(e, task.source, numbers) from e
   run.watchdog.resume()
   seconds = time.monotonic() - began

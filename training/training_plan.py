@@ -31,7 +31,7 @@ class TrainingPlan:
   ranks: int
   micro_batch: int  # records of one rank's forward pass
   accumulation: int  # micro-batches of one rank's update
-  global_batch: int  # records of one update
+  records_per_update: int
   updates: int
   warmup_updates: int
   records: int | None  # in the training set; None: it is not known
@@ -39,19 +39,22 @@ class TrainingPlan:
   packing_factor: float = 1.0  # examples in a record on average
 
   @property
-  def samples(self) -> int:
+  def total_examples(self) -> int:
     """Examples seen by the whole run; about, if records are packed."""
-    return self.examples(self.updates * self.global_batch)
+    return self.examples(self.updates * self.records_per_update)
 
   @property
   def empty_rows(self) -> int:
     """Rows of an update's micro-batches in which there is no record."""
-    return self.ranks * self.accumulation * self.micro_batch - self.global_batch
+    return (
+      self.ranks * self.accumulation * self.micro_batch
+      - self.records_per_update
+    )
 
   @property
   def epochs(self) -> float:
     """Passes over the training set."""
-    return self.updates * self.global_batch / self.records
+    return self.updates * self.records_per_update / self.records
 
   def examples(self, records: int) -> int:
     """Examples in so many records; about, if they are packed."""
@@ -59,12 +62,14 @@ class TrainingPlan:
 
   def lines(self) -> list[str]:
     """The plan as a person reads it."""
-    batch = f"{self.micro_batch} examples = global batch {self.global_batch}"
+    batch = (
+      f"{self.micro_batch} examples = global batch {self.records_per_update}"
+    )
     if self.packing_factor != 1.0:
       batch = (
         f"{self.micro_batch} records of {self.packing_factor:.2f} examples = "
-        f"global batch {self.examples(self.global_batch)} in "
-        f"{self.global_batch} records"
+        f"global batch {self.examples(self.records_per_update)} in "
+        f"{self.records_per_update} records"
       )
     if self.empty_rows:
       batch += f" and {self.empty_rows} empty rows"
@@ -72,7 +77,7 @@ class TrainingPlan:
       f"{self.mode} mode: {self.ranks} ranks x {self.accumulation} "
       f"micro-batches x {batch}",
       f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up) = "
-      f"{self.samples:,} samples"
+      f"{self.total_examples:,} examples"
       + (
         f" = {self.epochs:.2f} epochs of {self.records:,} records"
         if self.records
@@ -155,7 +160,7 @@ def resolve(
     ranks=ranks,
     micro_batch=micro_batch,
     accumulation=accumulation,
-    global_batch=global_batch,
+    records_per_update=global_batch,
     updates=rounded_up(num_train_steps / divisor),
     warmup_updates=rounded_up(num_warmup_steps / divisor),
     records=records,
@@ -165,7 +170,7 @@ def resolve(
 
 
 def rounded_up(updates: float) -> int:
-  """Never fewer samples than were asked for, but for an error of rounding."""
+  """Never fewer examples than were asked for, but for an error of rounding."""
   return math.ceil(updates * (1.0 - 1e-12))
 
 

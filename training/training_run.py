@@ -82,7 +82,7 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
     comm: a `distributed.Comm`.
     micro: an `input_pipeline.MicroBatch`.
   """
-  entropy = np.random.SeedSequence([config.seed, comm.data.rank])
+  entropy = np.random.SeedSequence([config.seed, comm.data_parallel.rank])
   return tf.stack([int(entropy.generate_state(1)[0]) >> 1, micro.number])
 
 
@@ -109,7 +109,7 @@ def train_ops(
     loss_scale,
     clip_norm=config.optimizer.clip_norm,
     prenormalize=config.optimizer.prenormalize,
-    samples=[(state.samples_seen, plan.global_batch)],
+    counters=[(state.records_seen, plan.records_per_update)],
   )
 
 
@@ -260,7 +260,7 @@ def _start_or_resume(run: train_loop.Run) -> int:
     _start(session, restore, task, config, run.comm)
   step = int(session.run(tf.train.get_global_step()))
   if task and resumes:
-    seen = int(session.run(task.state.samples_seen))
+    seen = int(session.run(task.state.records_seen))
     check_resumed(config, task.plan, step, seen, task.state.orders(session))
     if run.comm.is_root:
       _tell_changes(config, task.plan)
@@ -322,8 +322,10 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
       "new run in another --output_dir (with --init_checkpoint to keep the "
       "weights)"
     )
-  batch, rest = divmod(records_seen, step) if step else (plan.global_batch, 0)
-  if rest or batch != plan.global_batch:
+  batch, rest = (
+    divmod(records_seen, step) if step else (plan.records_per_update, 0)
+  )
+  if rest or batch != plan.records_per_update:
     remedy = ""
     if not rest:
       remedy = f"to resume it give {' '.join(config.flags_for(plan, batch))}"

@@ -114,7 +114,11 @@ def test_any_number_of_ranks_has_the_same_updates(ranks):
     num_warmup_steps=0,
     **{name: int(given[name]) for name in names},
   )
-  assert (plan.global_batch, plan.updates, plan.accumulation) == (96, 2000, 1)
+  assert (plan.records_per_update, plan.updates, plan.accumulation) == (
+    96,
+    2000,
+    1,
+  )
 
 
 def write_json(path, *values):

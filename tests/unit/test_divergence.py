@@ -144,7 +144,7 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
       checkpointer=named(wait=lambda: None),
       task=named(
         loss_scale_floor=1.0,
-        plan=named(global_batch=24),
+        plan=named(records_per_update=24),
         ops=named(variables=[]),
       ),
     )

@@ -285,7 +285,7 @@ def told_of(*updates):
     summarize=run_pretraining.losses,
     ops=types.SimpleNamespace(variables=[]),
     plan=types.SimpleNamespace(
-      ranks=1, global_batch=24, examples=lambda records: records
+      ranks=1, records_per_update=24, examples=lambda records: records
     ),
     examples="next_sentence_weight",
     tokens="tokens",

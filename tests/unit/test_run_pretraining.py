@@ -523,21 +523,21 @@ PER_RANK = dict(
 )  # fmt: skip
 
 
-def refusal_to_resume(tiny_run, step, samples, ranks=1, **changes):
+def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
   """What is said of resuming a run after so many updates and records."""
   config = runs.config(tiny_run, "folder", **changes)
   source = types.SimpleNamespace(set=range(120), packing_factor=1.0)
   plan = run_pretraining.make_plan(config, source, ranks)
   orders = [record_order.Order(120, 5)] * 2
   try:
-    training_run.check_resumed(config, plan, step, samples, orders)
+    training_run.check_resumed(config, plan, step, seen, orders)
   except UserError as e:
     return str(e)
   return None
 
 
 @pytest.mark.parametrize(
-  "step, samples, changes, words",
+  "step, seen, changes, words",
   [
     # 30 updates of 4 on 1 rank, then 2 ranks, and the other way round.
     (
@@ -572,8 +572,8 @@ def refusal_to_resume(tiny_run, step, samples, ranks=1, **changes):
     ),
   ],
 )  # fmt: skip
-def test_a_run_keeps_its_global_batch(tiny_run, step, samples, changes, words):
-  said = refusal_to_resume(tiny_run, step, samples, **changes)
+def test_a_run_keeps_its_global_batch(tiny_run, step, seen, changes, words):
+  said = refusal_to_resume(tiny_run, step, seen, **changes)
   assert re.search(words, said), said
 
 

@@ -17,25 +17,33 @@ def resolve(**changes):
   return training_plan.resolve(**{**settings, **changes})
 
 
-def test_per_rank_mode_keeps_the_samples_seen():
+def test_per_rank_mode_keeps_the_examples_seen():
   one = resolve(ranks=1)
-  assert (one.global_batch, one.updates, one.warmup_updates) == (8, 1000, 100)
+  assert (one.records_per_update, one.updates, one.warmup_updates) == (
+    8,
+    1000,
+    100,
+  )
   many = resolve(ranks=4, num_accumulation_steps=5)
-  assert (many.global_batch, many.updates, many.warmup_updates) == (160, 50, 5)
-  assert many.samples == one.samples == 8000
+  assert (many.records_per_update, many.updates, many.warmup_updates) == (
+    160,
+    50,
+    5,
+  )
+  assert many.total_examples == one.total_examples == 8000
   assert many.epochs == 0.8
 
 
-def test_per_rank_mode_never_sees_fewer_samples():
+def test_per_rank_mode_never_sees_fewer_examples():
   plan = resolve(ranks=3)
   assert plan.updates == 334  # 1000 / 3, rounded up
   assert plan.warmup_updates == 34
-  assert plan.samples >= 8000
+  assert plan.total_examples >= 8000
 
 
 def test_global_mode_derives_the_accumulation():
   plan = resolve(global_batch_size=64)
-  assert (plan.accumulation, plan.global_batch) == (4, 64)
+  assert (plan.accumulation, plan.records_per_update) == (4, 64)
   assert (plan.updates, plan.warmup_updates) == (1000, 100)  # not divided
 
 
@@ -49,14 +57,14 @@ def test_plan_for_16_ranks_is_printed_in_full():
 def test_a_recipe_in_examples_is_the_same_for_packed_records():
   """As many examples an update and in all, whatever the records hold."""
   plan = resolve(global_batch_size=256, train_batch_size=32, packing_factor=2.0)
-  assert (plan.accumulation, plan.global_batch) == (2, 128)
+  assert (plan.accumulation, plan.records_per_update) == (2, 128)
   assert (plan.updates, plan.warmup_updates) == (1000, 100)
-  assert plan.samples == 256_000
+  assert plan.total_examples == 256_000
   assert "global batch 256 in 128 records" in "\n".join(plan.lines())
   # 16 per rank and step, stated for one rank: 8 x 2 x 2 = 32 an update.
   per_rank = resolve(packing_factor=2.0)
   assert per_rank.updates == 250
-  assert per_rank.samples == resolve().samples == 8000
+  assert per_rank.total_examples == resolve().total_examples == 8000
 
 
 def test_a_packed_global_batch_is_met_as_nearly_as_records_go():
@@ -65,8 +73,8 @@ def test_a_packed_global_batch_is_met_as_nearly_as_records_go():
       global_batch_size=256, train_batch_size=most, packing_factor=2.9
     )
     assert (plan.micro_batch, plan.accumulation) == (micro, accumulation)
-    assert plan.global_batch == 88
-    assert plan.examples(plan.global_batch) == 255
+    assert plan.records_per_update == 88
+    assert plan.examples(plan.records_per_update) == 255
     assert plan.updates == 1004  # a little more of them, each a little smaller
 
 
@@ -74,7 +82,7 @@ def test_a_global_batch_is_the_same_on_any_number_of_ranks():
   """Also where it cannot be divided; what is left over is said."""
   for ranks in range(1, 17):
     plan = resolve(ranks=ranks, global_batch_size=60)
-    assert (plan.global_batch, plan.updates) == (60, 1000)
+    assert (plan.records_per_update, plan.updates) == (60, 1000)
     assert plan.micro_batch <= 8
     assert 0 <= plan.empty_rows < ranks * plan.accumulation + plan.micro_batch
   plan = resolve(ranks=7, global_batch_size=60)
