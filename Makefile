@@ -24,7 +24,7 @@ VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 # before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: env pretrain test slow-test fuzz bench unit distributed-test lint format horovod-gpu clean
+.PHONY: env pretrain test slow-test fuzz bench lint format horovod-gpu clean
 
 env: $(READY)
 
@@ -40,22 +40,16 @@ pretrain: $(READY)
 	  --corpus=$(call quoted,$(value CORPUS)) --encoding=$(call quoted,$(value ENCODING)) \
 	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
 
-test: lint unit distributed-test
-
-# Which tests run, as a pytest mark: all but the slow ones, or only those.
-SLOW := not slow
-slow-test: SLOW := slow
-slow-test: unit distributed-test
+# Ranks and faults wait much: they run beside unit tests, which come last.
+TESTS = $(BIN)/python -m pytest -q -n 3 --dist=worksteal tests/ranks tests/faults tests/unit tests/fuzz
+test: lint
+	$(TESTS) -m 'not slow'
+slow-test: $(READY)
+	$(TESTS) -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-unit: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m '$(SLOW)' tests/unit tests/fuzz
-
-distributed-test: $(READY)
-	$(BIN)/python -m pytest -q -m '$(SLOW)' tests/ranks tests/faults
 
 bench: $(READY)
 	@for precision in fp32 bf16; do \

@@ -40,10 +40,27 @@ def _without_chatter():
       sys.stderr.write(_CHATTER.sub(b"", held.read()).decode(errors="replace"))
 
 
+@contextlib.contextmanager
+def _without_keras():
+  """`tf.keras` is imported when it is used, not with TensorFlow.
+
+  It is 40% of the import's time. TensorFlow does without when it looks for the
+  older package, tf_keras, and that is not installed.
+  """
+  if "TF_USE_LEGACY_KERAS" in os.environ:
+    yield
+    return
+  os.environ["TF_USE_LEGACY_KERAS"] = "1"
+  try:
+    yield
+  finally:
+    del os.environ["TF_USE_LEGACY_KERAS"]
+
+
 def _import_quietly():
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
-  with quiet:
+  with quiet, _without_keras():
     import tensorflow
     import tensorflow.compat.v1 as tf
     from tensorflow.core.protobuf import tensor_bundle_pb2

@@ -409,6 +409,7 @@ class Batches:
   made: tf.Tensor | None = None
 
 
+@tf.autograph.experimental.do_not_convert  # converting takes a second
 def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
   """This rank's micro-batches, endless; `next` is a `MicroBatch`.
 
@@ -509,6 +510,7 @@ def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
   )
 
 
+@tf.autograph.experimental.do_not_convert  # converting takes a second
 def evaluation_batches(
   source, batch_size: int, comm, limit: int = 0
 ) -> Batches:

@@ -30,8 +30,8 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 @pytest.mark.parametrize(
   "precision, modes",
   [
-    ("fp32", ["layers", "step"]),
-    pytest.param("fp32", ["auto"], marks=pytest.mark.slow),
+    ("fp32", ["layers"]),  # tests/ranks/lockstep has fp32 with "step"
+    pytest.param("fp32", ["auto", "step"], marks=pytest.mark.slow),
     pytest.param("bf16", ["auto", "layers", "step"], marks=pytest.mark.slow),
     pytest.param("fp16", ["auto", "layers", "step"], marks=pytest.mark.slow),
   ],
