@@ -22,11 +22,8 @@ def dropout_site_seed(dropout_seed, site):
   that count (seed, update) do not share masks between neighbouring sites.
 
   Args:
-    dropout_seed: int32 or int64 [2], or None.
+    dropout_seed: int32 or int64 [2], or None, for which the result is None.
     site: int, the number of the call site in the model.
-
-  Returns:
-    int32 [2], or None without a dropout_seed.
   """
   if dropout_seed is None:
     return None
@@ -76,8 +73,8 @@ def get_activation(activation_string):
   """
   if not isinstance(activation_string, str):
     return activation_string
-  functions = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf)
-  functions = dict(zip(ACTIVATION_NAMES, functions, strict=True))
+  known = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf)
+  functions = dict(zip(ACTIVATION_NAMES, known, strict=True))
   name = activation_string.lower()
   if name not in functions:
     raise ValueError(
@@ -94,7 +91,6 @@ def create_initializer(initializer_range=0.02):
   """
 
   def initializer(shape, dtype=tf.float32, partition_info=None):
-    del partition_info
     scope = tf.get_default_graph().get_name_scope()  # NAME/Initializer
     return tf.random.truncated_normal(
       shape,
@@ -120,15 +116,11 @@ def dense(
 
   Args:
     input_tensor: float [..., K].
-    units: int.
-    activation: (optional) function of a tensor.
     kernel_initializer: (optional) initializer; the bias starts at 0.
-    name: (optional) variable scope, "dense" without it.
     dtype: (optional) the type to compute in, input_tensor's without it; the
       variables are float32.
-    slices: a `tensor_parallel.Slices`.
-    cut: (optional) what is cut over them: "units", of which each slice then
-      returns its part; or "inputs", of which K are this slice's part, and the
+    cut: (optional) what is cut over `slices`: "units", and each slice returns
+      its part of them; or "inputs", and K is this slice's part of them and the
       result is whole.
 
   Returns:
@@ -137,11 +129,8 @@ def dense(
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
   width = shape[-1] * (slices.size if cut == "inputs" else 1)
-  kernel_axis, bias_axis = {
-    None: (None, None),
-    "units": (1, 0),
-    "inputs": (0, None),
-  }[cut]
+  axes = {None: (None, None), "units": (1, 0), "inputs": (0, None)}
+  kernel_axis, bias_axis = axes[cut]
   with tf.variable_scope(name, default_name="dense"):
     kernel = slices.get_variable(
       "kernel", [width, units], kernel_initializer, kernel_axis
@@ -164,13 +153,10 @@ def dropout(input_tensor, dropout_prob, seed=None):
 
   Args:
     input_tensor: float tensor.
-    dropout_prob: float, the probability of an element to be dropped (not to be
-      kept); nothing is done for 0 or None.
-    seed: (optional) int32 or int64 [2], of which the mask is a pure function;
-      stateful random numbers without it.
-
-  Returns:
-    A tensor of input_tensor's shape and dtype.
+    dropout_prob: float, the probability that an element is dropped (not kept);
+      nothing is done for 0 or None.
+    seed: (optional) int32 or int64 [2]. Given, the mask is a pure function of
+      it; otherwise random numbers are stateful.
   """
   if not dropout_prob:
     return input_tensor
@@ -178,34 +164,33 @@ def dropout(input_tensor, dropout_prob, seed=None):
   return kernels.dropout(input_tensor, seed, keep_prob=keep_prob)
 
 
-def _layer_norm_variables(width, name):
-  """gamma and beta, float32 [width]."""
+def _layer_norm(kernel, tensors, name, dtype, store_dtype, *seed, **static):
+  """`kernel` of `tensors`, the first [..., H], and its own gamma and beta."""
+  shape = [get_shape_list(tensors[0])[-1]]
   with tf.variable_scope(name, default_name="LayerNorm"):
-    beta = tf.get_variable("beta", [width], initializer=tf.zeros_initializer())
-    gamma = tf.get_variable("gamma", [width], initializer=tf.ones_initializer())
-  return gamma, beta
+    beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
+    gamma = tf.get_variable("gamma", shape, initializer=tf.ones_initializer())
+  return kernel(
+    *tensors,
+    gamma,
+    beta,
+    *seed,
+    epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
+    dtype=dtype,
+    store=store_dtype or tensors[0].dtype,
+    **static,
+  )
 
 
 def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
-  """Layer normalization over the last axis.
+  """Layer normalization of [..., H] over the last axis.
 
   Args:
-    input_tensor: float [..., H].
-    name: (optional) variable scope, "LayerNorm" without it.
     dtype: the type to compute in.
     store_dtype: (optional) the result's type, input_tensor's without it.
-
-  Returns:
-    `store_dtype` [..., H].
   """
-  width = get_shape_list(input_tensor)[-1]
-  return kernels.layer_norm(
-    input_tensor,
-    *_layer_norm_variables(width, name),
-    epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
-    dtype=dtype,
-    store=store_dtype or input_tensor.dtype,
-  )
+  tensors = [input_tensor]
+  return _layer_norm(kernels.layer_norm, tensors, name, dtype, store_dtype)
 
 
 def add_and_norm(
@@ -219,35 +204,21 @@ def add_and_norm(
 ):
   """LayerNorm(dropout(output) + residual), the end of a sub-layer.
 
-  Args:
-    output: float [..., H].
-    residual: float [..., H].
-    dropout_prob: float.
-    seed: (optional) see `dropout`.
-    dtype: the type to compute in.
-    store_dtype: (optional) the result's type, output's without it.
-    invertible: keep the result for the gradient, not the arguments.
-
-  Returns:
-    `store_dtype` [..., H].
+  Both are [..., H]; `seed` as of `dropout`, the types as of `layer_norm`.
+  `invertible` keeps the result for the gradient, not the arguments.
   """
   seed, keep_prob = dropout_arguments(dropout_prob, seed)
-  static = dict(
-    keep_prob=keep_prob,
-    epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
-    dtype=dtype,
-    store=store_dtype or output.dtype,
-  )
+  static = dict(keep_prob=keep_prob)
   kernel = kernels.add_and_norm
   if invertible:
     kernel = kernels.invertible_add_and_norm
     static["types"] = (output.dtype, residual.dtype)
-  variables = _layer_norm_variables(get_shape_list(output)[-1], None)
-  return kernel(output, residual, *variables, seed, **static)
+  tensors = [output, residual]
+  return _layer_norm(kernel, tensors, None, dtype, store_dtype, seed, **static)
 
 
 def dropout_and_add(output, residual, dropout_prob, seed, dtype=tf.float32):
-  """dropout(output) + residual as `dtype`; arguments as of `add_and_norm`."""
+  """dropout(output) + residual as `dtype`; arguments as in `add_and_norm`."""
   seed, keep_prob = dropout_arguments(dropout_prob, seed)
   types = (output.dtype, residual.dtype)
   return kernels.dropout_and_add(
@@ -258,12 +229,12 @@ def dropout_and_add(output, residual, dropout_prob, seed, dtype=tf.float32):
 def recomputed(function, *tensors):
   """function(*tensors), computed again in the backward pass.
 
-  Nothing that is inside stays in memory for the gradient, only `tensors`. As
+  Only `tensors` stay in memory for the gradient, nothing that is inside. As
   tf.recompute_grad, for functions that make variables by tf.get_variable.
 
   Args:
     function: tensors -> a tensor, or a list of them.
-    *tensors: those to be differentiated by; others it may close over.
+    *tensors: those to differentiate by; the function may close over others.
   """
   scope, used = tf.get_variable_scope(), []
 
@@ -305,13 +276,8 @@ def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):
 def get_shape_list(tensor, expected_rank=None, name=None):
   """A tensor's shape: ints where known, int32 scalar tensors elsewhere.
 
-  Args:
-    tensor: tensor of known rank.
-    expected_rank: (optional) int or list of ints, see `assert_rank`.
-    name: (optional) str, the tensor's name in an error message.
-
   Raises:
-    ValueError: the rank is not the expected one.
+    ValueError: the rank is not `expected_rank`, see `assert_rank`.
   """
   if expected_rank is not None:
     assert_rank(tensor, expected_rank, name)
@@ -339,14 +305,10 @@ def reshape_to_matrix(input_tensor):
 
 
 def reshape_from_matrix(output_tensor, orig_shape_list):
-  """Undoes `reshape_to_matrix`, for a matrix of any width.
+  """Undoes `reshape_to_matrix`, for a matrix of any width, [n, K].
 
-  Args:
-    output_tensor: [n, K].
-    orig_shape_list: the shape before, from `get_shape_list`.
-
-  Returns:
-    A tensor of shape orig_shape_list with K in the last place.
+  `orig_shape_list` is the shape before, from `get_shape_list`; the result has
+  K in its last place.
   """
   if len(orig_shape_list) == 2:
     return output_tensor
@@ -360,7 +322,7 @@ def assert_rank(tensor, expected_rank, name=None):
   Args:
     tensor: tensor.
     expected_rank: int, or list of the ints that are allowed.
-    name: (optional) str, the tensor's name in an error message.
+    name: (optional) the tensor's name in an error message.
 
   Raises:
     ValueError: the rank is another.
