@@ -9,16 +9,15 @@ matmuls, embeddings, the optimizer, and what --recompute computes again.
 `bert` is a BertConfig, `policy` a `mixed_precision.Policy`, `rows` the batch's.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
 
 
-@dataclasses.dataclass(frozen=True)
-class Matmul:
-  """`count` products [batch, m, k] x [batch, k, n]."""
+class Matmul(NamedTuple):
+  """`times` products [batch, m, k] x [batch, k, n]."""
 
-  count: int
+  times: int
   batch: int
   m: int
   k: int
@@ -34,7 +33,7 @@ class Matmul:
 
 def total(matmuls: list) -> float:
   """FLOPs of all products."""
-  return sum(matmul.count * matmul.flops for matmul in matmuls)
+  return sum(matmul.times * matmul.flops for matmul in matmuls)
 
 
 def dense(count: int, rows: int, width: int, units: int, dtype) -> list:
