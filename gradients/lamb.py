@@ -29,8 +29,7 @@ class LAMBOptimizer(moments.MomentOptimizer):
   def __init__(
     self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs
   ):
-    """As `AdamWeightDecayOptimizer`; the trust ratio r is clamped to [min, max]
-    (DeepSpeed's bing_bert: 0.01 and 0.3)."""
+    """The defaults of the clamp are those of DeepSpeed's bing_bert."""
     super().__init__(*args, **kwargs)
     self.min_trust_ratio = min_trust_ratio
     self.max_trust_ratio = max_trust_ratio

@@ -14,27 +14,33 @@ def variable_name(variable) -> str:
   return variable.name.rpartition(":")[0]
 
 
+def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
+  """A variable that starts at 0 and is not trained, but in checkpoints."""
+  return tf.get_variable(
+    name,
+    shape=shape,
+    dtype=dtype,
+    trainable=False,
+    initializer=tf.zeros_initializer(),
+  )
+
+
 class Whole:
-  """What an update asks about a variable that this rank has all of.
+  """What an update asks about a variable that this rank holds as a whole.
 
   Subclasses answer for variables that ranks hold in parts: `all_reduce` for
   slices of a model, `zero` for shards of several variables.
-
-  Attributes:
-    norm_communicates: whether `norm` runs collectives, for which XLA has no
-      program.
   """
 
+  # Whether `norm` runs collectives, which XLA cannot compile.
   norm_communicates = False
 
   def norm(self, tensor, variable) -> tf.Tensor:
     """The norm of a tensor of this variable's shape; float [n], n variables."""
-    del variable
     return tf.norm(tensor)
 
   def spread(self, values, variable) -> tf.Tensor:
     """Values of `norm`'s shape as factors of this variable's elements."""
-    del variable
     return values
 
   def decay(self, rate_of, variable):
@@ -47,7 +53,7 @@ class MomentOptimizer(tf.train.Optimizer):
 
   Slots are the variables NAME/adam_m and NAME/adam_v, float32, as in
   google/bert's checkpoints. With bias correction `applied_updates` counts the
-  updates, those that were skipped not included.
+  updates without those that were skipped.
 
   Attributes:
     has_trust_ratios: whether each variable has a rate of its own.
@@ -76,13 +82,10 @@ class MomentOptimizer(tf.train.Optimizer):
     name=None,
     bias_correction=False,
   ):
-    """`learning_rate` is a float or scalar Tensor; the rest are floats.
+    """`learning_rate` is a float or scalar Tensor.
 
-    Args:
-      exclude_from_weight_decay: regular expressions; a variable whose name one
-        of them matches anywhere is not decayed.
-      name: (optional) str, the class' name without it.
-      bias_correction: bool.
+    `exclude_from_weight_decay` are regular expressions: a variable is not
+    decayed if one of them matches anywhere in its name.
     """
     super().__init__(use_locking=False, name=name or type(self).__name__)
     self.learning_rate = learning_rate
@@ -99,39 +102,25 @@ class MomentOptimizer(tf.train.Optimizer):
   def create_slots(self, variables) -> list:
     """The slots [(m, v), ...] of `variables`, made on the first call.
 
-    Callers that apply inside `tf.cond` or a function make them before it: a
+    Callers that apply inside `tf.cond` or a function call this before: a
     variable made in there could not be initialised from outside.
     """
-    new = [v for v in variables if variable_name(v) not in self._moments]
-    if self.bias_correction and self._applied_updates is None:
-      with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-        self._applied_updates = tf.get_variable(
-          "applied_updates",
-          shape=[],
-          dtype=tf.int64,
-          trainable=False,
-          initializer=tf.zeros_initializer(),
-        )
+    names = [variable_name(variable) for variable in variables]
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-      for variable in new:
-        self._moments[variable_name(variable)] = tuple(
-          tf.get_variable(
-            name=f"{variable_name(variable)}/{slot}",
-            shape=variable.shape.as_list(),
-            dtype=tf.float32,
-            trainable=False,
-            initializer=tf.zeros_initializer(),
-          )
-          for slot in SLOTS
-        )
-    return [self._moments[variable_name(variable)] for variable in variables]
+      if self.bias_correction and self._applied_updates is None:
+        self._applied_updates = state("applied_updates", dtype=tf.int64)
+      for name, variable in zip(names, variables, strict=True):
+        if name not in self._moments:
+          shape = variable.shape.as_list()
+          self._moments[name] = [state(f"{name}/{s}", shape) for s in SLOTS]
+    return [self._moments[name] for name in names]
 
   def apply_gradients(
     self, grads_and_vars, global_step=None, name=None, of=None
   ):
     """Applies one update; as in google/bert, `global_step` is not advanced.
 
-    `of`: (optional) how ranks hold the variables, see `Whole`.
+    `of` says how ranks hold the variables, see `Whole`.
     """
     del global_step
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
@@ -159,13 +148,8 @@ class MomentOptimizer(tf.train.Optimizer):
   def _update(self, gradient, variable, slots, corrections, decay, of):
     """The op of one variable's update.
 
-    Args:
-      gradient: float, of the variable's shape.
-      variable: the weights.
-      slots: its moments (m, v).
-      corrections: of `_corrections`.
-      decay: float, or a tensor of the variable's shape.
-      of: a `Whole`.
+    `slots` are its moments (m, v), `corrections` those of `_corrections`,
+    `decay` is a float or a tensor of the variable's shape, `of` a `Whole`.
     """
     raise NotImplementedError
 
@@ -188,5 +172,5 @@ class MomentOptimizer(tf.train.Optimizer):
 
 
 def is_zero(decay) -> bool:
-  """Whether a weight decay, a float or a tensor, is none."""
+  """Whether a weight decay, a float or a tensor, is known to be 0."""
   return isinstance(decay, float) and decay == 0.0
