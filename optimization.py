@@ -105,17 +105,14 @@ class LocalAccumulation(tf.train.Optimizer):
     self.gradients = gradients
     if self.micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
-      self.kept, self.filled, self.sums = (
-        tf.constant(1.0),
-        tf.constant(1.0),
-        sums,
-      )
+      self.kept = self.filled = tf.constant(1.0)
+      self.sums = sums
       self.nonfinite = tf.zeros([len(gradients)])
     else:
       filled = tf.cast(tf.reduce_any(tf.not_equal(sums, 0.0)), tf.float32)
       with tf.variable_scope("accumulation"):
         *self.gradients, self.kept, self.sums = self._add(
-          [*gradients, filled, sums], gradients, filled
+          gradients, filled, sums
         )
     return list(zip(self.gradients, variables, strict=True))
 
@@ -133,12 +130,12 @@ class LocalAccumulation(tf.train.Optimizer):
     counts, nonfinite, sums = tf.split(reduced, sizes)
     return reduced, tf.unstack(counts), nonfinite, tf.unstack(sums)
 
-  def _add(self, values, gradients, filled):
-    """The stored sums plus `values`, if all `gradients` are finite.
+  def _add(self, gradients, filled, sums):
+    """The stored gradients, kept and sums plus these, if all are finite.
 
-    `filled` is added up in any case.
+    `self.filled` adds up in any case.
     """
-    zeros = all_reduce.local_zeros
+    values, zeros = [*gradients, filled, sums], all_reduce.local_zeros
     stores = [
       zeros(f"sum_{i}", v.shape.as_list()) for i, v in enumerate(values)
     ]
@@ -177,8 +174,8 @@ class LocalAccumulation(tf.train.Optimizer):
 class TrainOps(NamedTuple):
   """What a training loop runs for each update.
 
-  `accumulate` for each micro-batch but the last, then `update` together with
-  what is to be known of it.
+  `accumulate` for each micro-batch but the last, then `update`: the tensors
+  have that update's values.
   """
 
   accumulate: tf.Operation
