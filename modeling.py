@@ -46,33 +46,16 @@ from model.layers import (
 from model.tensor_parallel import WHOLE, Slices
 
 __all__ = [
-  "BertConfig",
-  "BertModel",
-  "PretrainingBatch",
-  "PretrainingSums",
-  "assert_rank",
-  "attention_layer",
-  "create_attention_mask_from_input_mask",
-  "create_initializer",
-  "dropout",
-  "embedding_lookup",
-  "embedding_postprocessor",
-  "gather_indexes",
-  "gelu",
-  "get_activation",
-  "get_assignment_map_from_checkpoint",
-  "get_masked_lm_output",
-  "get_next_sentence_output",
-  "get_shape_list",
-  "layer_norm",
-  "layer_norm_and_dropout",
-  "masked_lm_logits",
-  "next_sentence_logits",
-  "pretraining_model",
-  "reshape_from_matrix",
-  "reshape_to_matrix",
+  "BertConfig", "BertModel", "PretrainingBatch", "PretrainingSums",
+  "assert_rank", "attention_layer", "create_attention_mask_from_input_mask",
+  "create_initializer", "dropout", "embedding_lookup",
+  "embedding_postprocessor", "gather_indexes", "gelu", "get_activation",
+  "get_assignment_map_from_checkpoint", "get_masked_lm_output",
+  "get_next_sentence_output", "get_shape_list", "layer_norm",
+  "layer_norm_and_dropout", "masked_lm_logits", "next_sentence_logits",
+  "pretraining_model", "reshape_from_matrix", "reshape_to_matrix",
   "transformer_model",
-]
+]  # fmt: skip
 
 
 class BertModel:
@@ -189,7 +172,7 @@ class BertModel:
     return self.sequence_output
 
   def get_all_encoder_layers(self):
-    """List of float [B, S, H]: every layer's output, the first layer first."""
+    """List of float [B, S, H]: every layer's output, from the first on."""
     return self.all_encoder_layers
 
   def get_embedding_output(self):
@@ -291,13 +274,13 @@ class Logits(NamedTuple):
     return tf.nn.log_softmax(tf.cast(self.matmul, tf.float32) + self.bias)
 
   def losses_and_correct(self, labels, policy=mixed_precision.FP32):
-    """Two float32 [n] for int [n] labels; see `kernels.cross_entropy`."""
-    tensors = self.matmul, self.bias, tf.cast(labels, tf.int32)
+    """Two float32 [n] for n int labels; see `kernels.cross_entropy`."""
+    labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
     kernel, static = kernels.cross_entropy, {"dtype": policy.losses}
     if self.slices.size > 1:
       kernel = kernels.sliced_cross_entropy
       static |= {"first": self.first, "stack": self.slices.stack}
-    return tf.unstack(kernel(*tensors, **static))
+    return tf.unstack(kernel(self.matmul, self.bias, labels, **static))
 
 
 def next_sentence_logits(
@@ -324,7 +307,6 @@ def get_masked_lm_output(
   """The masked LM head and its loss.
 
   Args:
-    bert_config: BertConfig.
     input_tensor: float [B, S, H], the sequence output.
     output_weights: [V, H], the embedding table.
     positions: int [B, P], the masked positions.
@@ -339,7 +321,7 @@ def get_masked_lm_output(
   logits = masked_lm_logits(
     bert_config, input_tensor, output_weights, positions
   )
-  per_example_loss, _ = logits.losses_and_correct(tf.reshape(label_ids, [-1]))
+  per_example_loss, _ = logits.losses_and_correct(label_ids)
   weights = tf.reshape(label_weights, [-1])
   # google/bert's guard against a batch without masked positions.
   loss = tf.reduce_sum(weights * per_example_loss) / (
@@ -349,18 +331,13 @@ def get_masked_lm_output(
 
 
 def get_next_sentence_output(bert_config, input_tensor, labels):
-  """The next-sentence head and its loss.
+  """The next-sentence head and its loss, as in `get_masked_lm_output`.
 
-  Args:
-    bert_config: BertConfig.
-    input_tensor: float [B, H], the pooled output.
-    labels: int [B] or [B, 1], 0 for the true next segment, 1 for another.
-
-  Returns:
-    As `get_masked_lm_output`: float32 scalar, the mean; [B]; [B, 2].
+  `input_tensor` is the pooled output, float [B, H]; `labels` are int [B] or
+  [B, 1], 0 for the true next segment, 1 for another.
   """
   logits = next_sentence_logits(bert_config, input_tensor)
-  per_example_loss, _ = logits.losses_and_correct(tf.reshape(labels, [-1]))
+  per_example_loss, _ = logits.losses_and_correct(labels)
   loss = tf.reduce_mean(per_example_loss)
   return loss, per_example_loss, logits.log_probs()
 
@@ -410,15 +387,11 @@ class PretrainingSums(NamedTuple):
   tokens: tf.Tensor  # input tokens that are not padding
 
 
-def _loss_and_correct(logits, labels, weights, policy):
-  """Sums of cross entropies and of right predictions, weighted; two scalars.
-
-  `logits` are `Logits` [n, classes], labels int and weights float32, each of n
-  elements in any shape.
-  """
-  labels, weights = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
+def _weighted_sums(logits, labels, weights, policy):
+  """The sums of `Logits`' losses, of right predictions and of the weights."""
+  weights = tf.reshape(weights, [-1])
   losses, correct = logits.losses_and_correct(labels, policy)
-  return tf.reduce_sum(weights * losses), tf.reduce_sum(weights * correct)
+  return map(tf.reduce_sum, (weights * losses, weights * correct, weights))
 
 
 def pretraining_model(
@@ -448,8 +421,7 @@ def pretraining_model(
     slices=slices,
   )
   example_weights = batch.example_weights
-  masked_lm_weights = batch.masked_lm_weights * example_weights[:, tf.newaxis]
-  masked_lm_loss, masked_lm_correct = _loss_and_correct(
+  masked_lm = _weighted_sums(
     masked_lm_logits(
       config,
       model.get_sequence_output(),
@@ -459,38 +431,27 @@ def pretraining_model(
       slices,
     ),
     batch.masked_lm_ids,
-    masked_lm_weights,
+    batch.masked_lm_weights * example_weights[:, tf.newaxis],
     policy,
   )
-  pair_weights = _next_sentence_weights(batch)
-  next_sentence_loss, next_sentence_correct = _loss_and_correct(
+  next_sentence = _weighted_sums(
     next_sentence_logits(config, model.get_pooled_output(), policy),
     batch.next_sentence_labels,
-    pair_weights,
+    _next_sentence_weights(batch),
     policy,
   )
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
   return PretrainingSums(
-    masked_lm_loss,
-    masked_lm_correct,
-    tf.reduce_sum(masked_lm_weights),
-    next_sentence_loss,
-    next_sentence_correct,
-    tf.reduce_sum(pair_weights),
-    tf.reduce_sum(tokens * example_weights),
+    *masked_lm, *next_sentence, tf.reduce_sum(tokens * example_weights)
   )
 
 
 def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
   """THE loss, float32 scalar: a micro-batch's share of the global batch's.
 
-  The mean over the masked tokens of the global batch plus the mean over its
-  sentence pairs. Shares add up over micro-batches and ranks.
-
-  Args:
-    sums: of the micro-batch.
-    weights: float32 [2], the sums of masked_lm_weight and next_sentence_weight
-      over the global batch.
+  It is the mean over the masked tokens of the global batch plus the mean over
+  its sentence pairs. Shares add up over micro-batches and ranks. `weights` are
+  the global batch's masked_lm_weight and next_sentence_weight, float32 [2].
   """
   with tf.name_scope("loss"):
     masked_lm_weight, next_sentence_weight = tf.unstack(

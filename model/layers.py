@@ -18,12 +18,9 @@ _LAYER_NORM_EPSILONS = {tf.float16: 1e-7}  # knows no number much smaller
 def dropout_site_seed(dropout_seed, site):
   """The seed of one dropout call site, a pure function of both arguments.
 
-  The pair is drawn from `dropout_seed` before the site is added, so that seeds
-  that count (seed, update) do not share masks between neighbouring sites.
-
-  Args:
-    dropout_seed: int32 or int64 [2], or None, for which the result is None.
-    site: int, the number of the call site in the model.
+  The pair is drawn from `dropout_seed`, int32 or int64 [2], before the site is
+  added, so that seeds that count (seed, update) do not share masks between
+  neighbouring sites. None stays None.
   """
   if dropout_seed is None:
     return None
@@ -36,9 +33,8 @@ def dropout_site_seed(dropout_seed, site):
 def dropout_arguments(dropout_prob, seed):
   """What a kernel with a dropout takes: an int32 [2] seed, and keep_prob.
 
-  Args:
-    dropout_prob: float; 0 and None are no dropout.
-    seed: int32 or int64 [2]; None draws it from a stateful generator.
+  Probabilities of 0 and None are no dropout; a seed of None is drawn from a
+  stateful generator.
   """
   if not dropout_prob:
     return tf.zeros([2], tf.int32), 1.0
@@ -112,19 +108,14 @@ def dense(
   slices=WHOLE,
   cut=None,
 ):
-  """input_tensor x kernel + bias, as tf.layers.dense names its variables.
+  """input_tensor [..., K] x kernel + bias, named as tf.layers.dense's.
 
   Args:
-    input_tensor: float [..., K].
-    kernel_initializer: (optional) initializer; the bias starts at 0.
-    dtype: (optional) the type to compute in, input_tensor's without it; the
-      variables are float32.
+    dtype: (optional) the type to compute in and of the result, input_tensor's
+      without it; the variables are float32.
     cut: (optional) what is cut over `slices`: "units", and each slice returns
       its part of them; or "inputs", and K is this slice's part of them and the
       result is whole.
-
-  Returns:
-    `dtype` [..., units].
   """
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
@@ -151,12 +142,9 @@ def dense(
 def dropout(input_tensor, dropout_prob, seed=None):
   """Sets elements to 0 and scales the others up, so that the mean stays.
 
-  Args:
-    input_tensor: float tensor.
-    dropout_prob: float, the probability that an element is dropped (not kept);
-      nothing is done for 0 or None.
-    seed: (optional) int32 or int64 [2]. Given, the mask is a pure function of
-      it; otherwise random numbers are stateful.
+  `dropout_prob` is that of dropping an element, not of keeping it; 0 and None
+  do nothing. The mask is a pure function of `seed`, int32 or int64 [2], or
+  without it of a stateful generator.
   """
   if not dropout_prob:
     return input_tensor
@@ -183,11 +171,9 @@ def _layer_norm(kernel, tensors, name, dtype, store_dtype, *seed, **static):
 
 
 def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
-  """Layer normalization of [..., H] over the last axis.
+  """Layer normalization of [..., H] over the last axis, computed in `dtype`.
 
-  Args:
-    dtype: the type to compute in.
-    store_dtype: (optional) the result's type, input_tensor's without it.
+  `store_dtype` is the result's type, input_tensor's without it.
   """
   tensors = [input_tensor]
   return _layer_norm(kernels.layer_norm, tensors, name, dtype, store_dtype)
@@ -227,14 +213,11 @@ def dropout_and_add(output, residual, dropout_prob, seed, dtype=tf.float32):
 
 
 def recomputed(function, *tensors):
-  """function(*tensors), computed again in the backward pass.
+  """function(*tensors), a tensor or list, computed again in the backward pass.
 
-  Only `tensors` stay in memory for the gradient, nothing that is inside. As
+  Only `tensors` stay in memory for the gradient, nothing that is inside; the
+  gradient is by them and by variables, not by what the function closes over. As
   tf.recompute_grad, for functions that make variables by tf.get_variable.
-
-  Args:
-    function: tensors -> a tensor, or a list of them.
-    *tensors: those to differentiate by; the function may close over others.
   """
   scope, used = tf.get_variable_scope(), []
 
@@ -317,15 +300,10 @@ def reshape_from_matrix(output_tensor, orig_shape_list):
 
 
 def assert_rank(tensor, expected_rank, name=None):
-  """Checks a tensor's rank while the graph is built.
-
-  Args:
-    tensor: tensor.
-    expected_rank: int, or list of the ints that are allowed.
-    name: (optional) the tensor's name in an error message.
+  """Checks while the graph is built that a tensor has the rank, or one of them.
 
   Raises:
-    ValueError: the rank is another.
+    ValueError: it has another rank; `name` is the tensor's in the message.
   """
   allowed = [expected_rank] if isinstance(expected_rank, int) else expected_rank
   if tensor.shape.ndims not in allowed:
