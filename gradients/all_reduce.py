@@ -24,7 +24,7 @@ def local_zeros(name: str, shape: list) -> tf.Variable:
   )
 
 
-class AllReduce(moments.Whole):
+class AllReduce(moments.Parts):
   """Every rank gets the sum of all gradients and updates all weights.
 
   Attributes:
@@ -33,10 +33,9 @@ class AllReduce(moments.Whole):
   """
 
   def __init__(self, config, world, scale):
-    """`scale`: float scalar Tensor that gradients were multiplied by.
+    """For an `AllreduceConfig`, the `Comm` of all ranks, and the loss scale.
 
-    `config` is a `distributed.AllreduceConfig`, `world` the
-    `distributed.Comm` of all ranks.
+    Gradients were multiplied by `scale`, a float scalar Tensor.
     """
     self._config, self._world, self._scale = config, world, scale
     self.comm = world.data_parallel
@@ -63,21 +62,10 @@ class AllReduce(moments.Whole):
     squares = half_squares([gradient for gradient, _ in pairs])
     return self.slices.totals(squares, variables)
 
-  def norm(self, tensor, variable):
-    return self.slices.norm(tensor, variable)
-
-  @property
-  def norm_communicates(self):
-    return self.slices.size > 1
-
   def apply_or_skip(self, optimizer, factor, pairs, finite) -> tuple:
-    """Applies the gradients times `factor` where they are `finite`.
+    """Applies the `pairs` of `compute_gradients`, times `factor`, if `finite`.
 
-    Args:
-      optimizer: a `moments.MomentOptimizer`.
-      factor: float scalar Tensor.
-      pairs: the result of `compute_gradients`.
-      finite: bool scalar Tensor, the same on all ranks.
+    `finite` is a bool scalar Tensor, the same on all ranks.
 
     Returns:
       The op, and float [variables] trust ratios, 0 if skipped; [0] for an

@@ -66,29 +66,18 @@ class AllreduceConfig:
 class Comm:
   """One rank's view of the world: who it is, and collectives over all ranks.
 
-  Attributes:
-    rank: this process' number, 0 to size - 1.
-    size: number of ranks.
-    local_rank: number among the ranks on this host; also its GPU.
-    local_size: number of ranks on this host.
-    num_threads: CPU threads for one op; 0 is all cores.
-    elastic: whether ranks may come and go (`horovodrun --min-np`).
+  Its own operations are those of a world of one rank.
   """
 
-  rank = 0
-  size = 1
-  local_rank = 0
-  local_size = 1
-  num_threads = 0
-  elastic = False
+  rank, size = 0, 1  # of all
+  local_rank, local_size = 0, 1  # on this host; rank n there uses GPU n
+  num_threads = 0  # CPU threads for one op; 0 is all cores
+  elastic = False  # whether ranks may come and go (`horovodrun --min-np`)
   _data_parallel = _tensor_parallel = None
 
   @property
   def data_parallel(self) -> "Comm":
-    """The ranks with the same slice of the model: all, unless it is sliced.
-
-    They share the batch.
-    """
+    """The ranks with the same slice of the model, which share the batch."""
     return self._data_parallel or self
 
   @property
@@ -102,10 +91,9 @@ class Comm:
     return self.rank == 0
 
   def distributed_optimizer(self, optimizer, groups: int, fp16: bool = False):
-    """A `tf.train.Optimizer` that sums `optimizer`'s gradients over ranks.
+    """`optimizer`, whose `compute_gradients` sums gradients over ranks.
 
-    They are this rank's share of the global batch's. `groups` is
-    `AllreduceConfig.allreduce_groups`; `fp16` sends them as float16.
+    `groups` is `AllreduceConfig.allreduce_groups`; `fp16` sends float16.
     """
     return optimizer
 
@@ -120,10 +108,7 @@ class Comm:
   def reducescatter(
     self, tensor: tf.Tensor, name: str, fp16: bool = False
   ) -> tf.Tensor:
-    """[n, ...] of [ranks x n, ...]: this rank's part of the sum over ranks.
-
-    `fp16` sends it as float16.
-    """
+    """[n, ...] of [ranks x n, ...]: this rank's part of the sum over ranks."""
     return tensor
 
   def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -153,10 +138,7 @@ class Comm:
     return np.asarray(values)[None]
 
   def from_root(self, value):
-    """Rank 0's number or list of numbers, on all ranks.
-
-    All ranks call it, each with a `value` of the same type and length.
-    """
+    """Rank 0's number or list; others give one of the same type and length."""
     return self.gather(np.asarray(value))[0].tolist()
 
   def hosts_changed(self) -> bool:

@@ -47,17 +47,12 @@ class LAMBOptimizer(moments.MomentOptimizer):
       of.norm(weights, variable), of.norm(update, variable)
     )
     self.trust_ratios.append(ratio)
-    rate = of.spread(ratio, variable) * tf.convert_to_tensor(
-      self.learning_rate, tf.float32
-    )
+    learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
+    rate = of.spread(ratio, variable) * learning_rate
     new = [weights - rate * update, *new_slots]
+    targets = zip((variable, *slots), new, strict=True)
     with tf.control_dependencies(new):
-      return tf.group(
-        *[
-          target.assign(value, read_value=False)
-          for target, value in zip((variable, *slots), new, strict=True)
-        ]
-      )
+      return tf.group(*[v.assign(x, read_value=False) for v, x in targets])
 
   def _direction(
     self, gradient, weights, m, v, correction_1, correction_2, decay

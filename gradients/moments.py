@@ -4,6 +4,7 @@ import math
 import re
 
 from common.tensorflow_v1 import tf
+from model.tensor_parallel import WHOLE
 
 # The moments' names after their variable's, for LAMB too, as in google/bert.
 SLOTS = ("adam_m", "adam_v")
@@ -15,7 +16,7 @@ def variable_name(variable) -> str:
 
 
 def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
-  """A variable that starts at 0 and is not trained, but in checkpoints."""
+  """A variable of checkpoints that starts at 0 and is not trained."""
   return tf.get_variable(
     name,
     shape=shape,
@@ -25,19 +26,22 @@ def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
   )
 
 
-class Whole:
-  """What an update asks about a variable that this rank holds as a whole.
+class Parts:
+  """What an update asks about a variable that may be one of `slices`.
 
-  Subclasses answer for variables that ranks hold in parts: `all_reduce` for
-  slices of a model, `zero` for shards of several variables.
+  `zero` answers for shards of several variables.
   """
 
-  # Whether `norm` runs collectives, which XLA cannot compile.
-  norm_communicates = False
+  slices = WHOLE
+
+  @property
+  def norm_communicates(self) -> bool:
+    """Whether `norm` runs collectives, which XLA cannot compile."""
+    return self.slices.size > 1
 
   def norm(self, tensor, variable) -> tf.Tensor:
     """The norm of a tensor of this variable's shape; float [n], n variables."""
-    return tf.norm(tensor)
+    return self.slices.norm(tensor, variable)
 
   def spread(self, values, variable) -> tf.Tensor:
     """Values of `norm`'s shape as factors of this variable's elements."""
@@ -57,19 +61,15 @@ class MomentOptimizer(tf.train.Optimizer):
 
   Attributes:
     has_trust_ratios: whether each variable has a rate of its own.
-    trust_ratios: the factors of each variable's rate, of `Whole.norm`'s shape,
+    trust_ratios: the factors of each variable's rate, of `Parts.norm`'s shape,
       in the order of the last `apply_gradients`; or none.
   """
 
   has_trust_ratios = False
   # The arguments that are settings of a run (`optimizers.OptimizerConfig`).
   settings = (
-    "weight_decay_rate",
-    "beta_1",
-    "beta_2",
-    "epsilon",
-    "bias_correction",
-  )
+    "weight_decay_rate", "beta_1", "beta_2", "epsilon", "bias_correction",
+  )  # fmt: skip
 
   def __init__(
     self,
@@ -120,25 +120,20 @@ class MomentOptimizer(tf.train.Optimizer):
   ):
     """Applies one update; as in google/bert, `global_step` is not advanced.
 
-    `of` says how ranks hold the variables, see `Whole`.
+    `of` says how ranks hold the variables, see `Parts`.
     """
-    del global_step
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     slots = self.create_slots([v for _, v in pairs])
     corrections = self._corrections()
-    of = of or Whole()
+    of = of or Parts()
     self.trust_ratios = []
-    updates = [
-      self._update(
-        tf.convert_to_tensor(gradient),
-        variable,
-        moments,
-        corrections,
-        of.decay(self.decay_rate, variable),
-        of,
+    updates = []
+    for (gradient, variable), moments in zip(pairs, slots, strict=True):
+      gradient = tf.convert_to_tensor(gradient)
+      decay = of.decay(self.decay_rate, variable)
+      updates.append(
+        self._update(gradient, variable, moments, corrections, decay, of)
       )
-      for (gradient, variable), moments in zip(pairs, slots, strict=True)
-    ]
     counted = tf.no_op()
     if self.bias_correction:
       with tf.control_dependencies(updates):
@@ -149,7 +144,7 @@ class MomentOptimizer(tf.train.Optimizer):
     """The op of one variable's update.
 
     `slots` are its moments (m, v), `corrections` those of `_corrections`,
-    `decay` is a float or a tensor of the variable's shape, `of` a `Whole`.
+    `decay` is a float or a tensor of the variable's shape, `of` a `Parts`.
     """
     raise NotImplementedError
 

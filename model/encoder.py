@@ -120,28 +120,23 @@ def embedding_postprocessor(
 ):
   """Adds segment and position embeddings; layer norm and dropout follow.
 
-  Args:
-    input_tensor: float [B, S, H], word embeddings.
-    token_type_ids: int [B, S]; needed with use_token_type.
-    dropout_seed: (optional) the model's seed, int32 or int64 [2].
-    position_ids: (optional) int [B, S]; without it 0 to S - 1 in every row.
-
-  Returns:
-    policy.attention [B, S, H].
+  The word embeddings are float [B, S, H], the result is policy.attention [B, S,
+  H]. Both ids are int [B, S]; without `position_ids` every row has 0 to S - 1.
+  `dropout_seed` is the model's, int32 or int64 [2].
 
   Raises:
     ValueError: token_type_ids is missing, or S > max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
+  initializer = create_initializer(initializer_range)
+  table = lambda name, rows: tf.get_variable(
+    name, [rows, width], initializer=initializer
+  )
   output = tf.cast(input_tensor, policy.embeddings)
   if use_token_type:
     if token_type_ids is None:
       raise ValueError("use_token_type needs token_type_ids, which are None")
-    type_table = tf.get_variable(
-      token_type_embedding_name,
-      [token_type_vocab_size, width],
-      initializer=create_initializer(initializer_range),
-    )
+    type_table = table(token_type_embedding_name, token_type_vocab_size)
     # A table of few rows: the matmul's gradient beats a scatter's.
     one_hot = tf.one_hot(
       tf.reshape(token_type_ids, [-1]), token_type_vocab_size
@@ -155,11 +150,7 @@ def embedding_postprocessor(
         f"The sequence length {seq_length} is greater than "
         f"max_position_embeddings {max_position_embeddings}"
       )
-    position_table = tf.get_variable(
-      position_embedding_name,
-      [max_position_embeddings, width],
-      initializer=create_initializer(initializer_range),
-    )
+    position_table = table(position_embedding_name, max_position_embeddings)
     if position_ids is None:
       # [S, H], broadcast over B
       positions = tf.slice(position_table, [0, 0], [seq_length, width])
@@ -235,7 +226,6 @@ def attention(
     attention_mask: [B, F, T], or [B, 1, T] for the same mask at all F; 1 to
       attend to a position, 0 not to. None: attend to all.
     lengths: (B, F, T).
-    config: LayerConfig.
     dropout_seed: (optional) see `dropout`.
     activations: functions of queries, keys and values, or None.
 
@@ -362,15 +352,10 @@ def transformer_layer(hidden, residual, number, attention_mask, shape, config):
 
 
 def encoder_layers(input_tensor, attention_mask, config):
-  """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
+  """Every layer's output, https://arxiv.org/abs/1706.03762 section 3.1.
 
-  Args:
-    input_tensor: float [B, S, H].
-    attention_mask: see `attention`.
-    config: LayerConfig.
-
-  Returns:
-    List of policy.attention [B, S, H], every layer's output.
+  `input_tensor` is float [B, S, H], and so are the outputs, as
+  policy.attention; `attention_mask` as in `attention`.
 
   Raises:
     ValueError: H is not a multiple of N, or input_tensor's width is not H.
@@ -415,9 +400,8 @@ def encoder_layers(input_tensor, attention_mask, config):
 def create_attention_mask_from_input_mask(from_tensor, to_mask):
   """float32 [B, F, T]: every position attends to those that `to_mask` marks.
 
-  Args:
-    from_tensor: [B, F, ...]; only its shape is used.
-    to_mask: int [B, T], 1 to attend to, 0 for padding.
+  `to_mask` is int [B, T], 1 to attend to, 0 for padding; of `from_tensor`,
+  [B, F, ...], only the shape is used.
   """
   from_shape = get_shape_list(from_tensor, expected_rank=[2, 3])
   batch_size, to_length = get_shape_list(to_mask, expected_rank=2)
@@ -498,11 +482,7 @@ def transformer_model(
   initializer_range=0.02,
   do_return_all_layers=False,
 ):
-  """`encoder_layers` by google/bert's arguments.
-
-  Returns:
-    float32 [B, S, H], or with do_return_all_layers the list of all layers'.
-  """
+  """`encoder_layers` by google/bert's arguments: the last output, or all."""
   bert = BertConfig(
     vocab_size=0,
     hidden_size=hidden_size,

@@ -109,12 +109,9 @@ def _mix(x, multiplier, shift):
 def row_numbers(shape, part=None) -> tuple:
   """The number of each row's first element, for `keep_mask`'s arguments.
 
-  A row is along the last axis. Numbers are two words of 32 bits. Up to 2^32
-  elements are numbered in their order; beyond that all of a row have the same
-  high word.
-
-  Returns:
-    low words, uint32 [rows, 1]; and high words, the same, or 0 where all are.
+  A row is along the last axis. Numbers are low words, uint32 [rows, 1], and
+  high words, the same, or 0 if all are. Up to 2^32 elements are numbered in
+  their order; beyond that all elements of a row have the same high word.
   """
   shape = [n if isinstance(n, int) else tf.cast(n, tf.int64) for n in shape]
   *leading, width = shape or [1]
@@ -243,14 +240,12 @@ def _normal_cdf(x):
 
 @Kernel
 def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):
-  """dropout(softmax(scale * scores + bias)) over the last axis.
+  """dropout(softmax(scale * scores + bias)) over the last axis, in `dtype`.
 
   Args:
     scores: float [B, N, F, T]; the result is stored in its type.
     bias: `dtype`, broadcastable to scores.
-    seed: int32 [2] for the dropout.
-    keep_prob: float; 1 for no dropout.
-    dtype: the type to compute in.
+    seed, keep_prob: as of `dropout`.
     heads: (optional) (first, count), where the N heads are among `count`.
   """
   probs = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
@@ -407,7 +402,6 @@ def cross_entropy(logits, bias, labels, dtype):
     logits: float [n, classes]; their gradient is stored in their type.
     bias: float32 [classes].
     labels: int32 [n], in [0, classes).
-    dtype: the type to compute in.
 
   Returns:
     float32 [2, n]: the losses in nats; 1 where no class is likelier than the
@@ -447,13 +441,8 @@ cross_entropy.gradient(_cross_entropy_gradient)
 def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
   """`cross_entropy` where each slice has the logits of some of the classes.
 
-  Args:
-    logits: float [n, own classes].
-    bias: float32 [own classes].
-    labels: int32 [n], numbers among all classes.
-    dtype: the type to compute in.
-    first: int, the first own class.
-    stack: [3, n] -> [slices, 3, n], all slices' tensors.
+  This slice's begin with class `first`; labels are numbers among all classes.
+  `stack` makes [slices, 3, n] of the slices' [3, n].
   """
   own = labels - first
   own = tf.where(
