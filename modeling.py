@@ -193,8 +193,9 @@ def _layout(input_mask, seq_length, examples_per_sequence):
   """What `input_mask` says of each token; None where a plain model needs none.
 
   Returns:
-    [B, 1, T] or [B, F, T], the mask of attention; int [B, E], where each
-    example begins; int [B, S], each token's position in its example.
+    [B, 1, T] or [B, F, T], the mask of attention; int32 [B, E], where each
+    example begins, 0 for a missing one; int [B, S], each token's position in
+    its example.
   """
   if input_mask is None:
     return None, None, None
@@ -204,16 +205,11 @@ def _layout(input_mask, seq_length, examples_per_sequence):
     return tf.expand_dims(input_mask, 1), None, None
   # Padding is an example too, so that it attends to something.
   mask = tf.equal(tf.expand_dims(input_mask, 1), input_mask[:, :, tf.newaxis])
-  starts = _example_starts(input_mask, examples_per_sequence)
-  own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
-  return mask, starts, tf.maximum(tf.range(seq_length) - own, 0)
-
-
-def _example_starts(input_mask, examples_per_sequence):
-  """int32 [B, E]: where each example begins; 0 for a missing one."""
   numbers = tf.range(1, examples_per_sequence + 1, dtype=input_mask.dtype)
   is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
-  return tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
+  starts = tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
+  own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
+  return mask, starts, tf.maximum(tf.range(seq_length) - own, 0)
 
 
 def gather_indexes(sequence_tensor, positions):

@@ -7,21 +7,12 @@ Checkpoints hold the moments whole, under their usual names.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from common.tensorflow_v1 import tf
 from gradients import all_reduce, moments, sharded_variables
 from model.tensor_parallel import cut_of
-
-
-class Piece(NamedTuple):
-  """The part of a variable that is in a shard: its elements begin to end."""
-
-  variable: int  # its index in the group
-  begin: int
-  end: int
 
 
 class Shard:
@@ -44,14 +35,14 @@ class Shard:
     # All ranks' elements by variable, then the zeros.
     self._sizes = [*sizes, comm.size * self.size - sum(sizes)]
     first, last = comm.rank * self.size, (comm.rank + 1) * self.size
-    self._pieces, start = [], 0
+    self._pieces, start = [], 0  # (index of a variable, its elements here)
     for index, size in enumerate(sizes):
       begin, end = max(first - start, 0), min(last - start, size)
       if begin < end:
-        self._pieces.append(Piece(index, begin, end))
+        self._pieces.append((index, slice(begin, end)))
       start += size
-    self._owned = np.array([p.variable for p in self._pieces], np.int32)
-    lengths = [p.end - p.begin for p in self._pieces]
+    self._owned = np.array([index for index, _ in self._pieces], np.int32)
+    lengths = [piece.stop - piece.start for _, piece in self._pieces]
     # This rank's elements by piece, then the zeros.
     self._lengths = [*lengths, self.size - sum(lengths)]
 
@@ -71,10 +62,7 @@ class Shard:
 
   def own(self, tensors: Sequence) -> tf.Tensor:
     """float [size]: this rank's part of whole tensors of the group."""
-    rows = [
-      tf.reshape(tensors[p.variable], [-1])[p.begin : p.end]
-      for p in self._pieces
-    ]
+    rows = [tf.reshape(tensors[i], [-1])[piece] for i, piece in self._pieces]
     return tf.concat([*rows, tf.zeros(self._lengths[-1:])], axis=0)
 
   def spread(self, values) -> tf.Tensor:

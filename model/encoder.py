@@ -14,11 +14,9 @@ from common.tensorflow_v1 import tf
 from model import kernels
 from model.bert_config import BertConfig
 from model.layers import (
-  add_and_norm,
   create_initializer,
   dense,
   dropout,
-  dropout_and_add,
   dropout_arguments,
   dropout_site_seed,
   gelu,
@@ -26,6 +24,7 @@ from model.layers import (
   get_activation,
   get_shape_list,
   layer_norm,
+  normalized,
   recomputed,
   reshape_from_matrix,
   reshape_to_matrix,
@@ -296,22 +295,23 @@ def _end_of_block(output, residual, site, reader, config):
   All [B * S, H]: LayerNorm(dropout(output) + residual) as `reader`, and that
   itself, or the sum with pre_layer_norm.
   """
-  dtype = config.policy.layer_norm
-  seed = dropout_site_seed(config.dropout_seed, site)
-  dropout_prob = config.bert.hidden_dropout_prob
-  if config.bert.pre_layer_norm:
-    total = dropout_and_add(output, residual, dropout_prob, seed, dtype)
-    return layer_norm(total, None, dtype, reader), total
-  normalized = add_and_norm(
-    output,
-    residual,
-    dropout_prob,
-    seed,
-    dtype,
-    reader,
-    invertible="layer_norm" in config.recompute,
+  seed, keep_prob = dropout_arguments(
+    config.bert.hidden_dropout_prob,
+    dropout_site_seed(config.dropout_seed, site),
   )
-  return normalized, normalized
+  dtype = config.policy.layer_norm
+  static = dict(keep_prob=keep_prob, dtype=dtype)
+  types = dict(types=(output.dtype, residual.dtype))
+  if config.bert.pre_layer_norm:
+    total = kernels.dropout_and_add(output, residual, seed, **static, **types)
+    return layer_norm(total, None, dtype, reader), total
+  kernel = kernels.add_and_norm
+  if "layer_norm" in config.recompute:
+    kernel, static = kernels.invertible_add_and_norm, static | types
+  result = normalized(
+    kernel, [output, residual], seed, store_dtype=reader, **static
+  )
+  return result, result
 
 
 def transformer_layer(hidden, residual, number, attention_mask, shape, config):

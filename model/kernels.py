@@ -94,11 +94,6 @@ class Kernel:
     return with_gradient([result, *tensors], gradient)[0]
 
 
-# -----------------------------------------------------------------------------
-# Dropout
-# -----------------------------------------------------------------------------
-
-
 def _mix(x, multiplier, shift):
   """One step of a hash of uint32: x * multiplier, high bits into low ones."""
   x *= tf.constant(multiplier, tf.uint32)
@@ -186,11 +181,6 @@ def dropout(seed, dy, keep_prob):
   return {"x": _drop(dy, keep_prob, seed)}
 
 
-# -----------------------------------------------------------------------------
-# GELU
-# -----------------------------------------------------------------------------
-
-
 @Kernel
 def gelu(x, dtype):
   """GELU, the tanh approximation (https://arxiv.org/abs/1606.08415).
@@ -233,11 +223,6 @@ def _normal_cdf(x):
   return 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
 
 
-# -----------------------------------------------------------------------------
-# Attention probabilities
-# -----------------------------------------------------------------------------
-
-
 @Kernel
 def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):
   """dropout(softmax(scale * scores + bias)) over the last axis, in `dtype`.
@@ -263,11 +248,6 @@ def attention_probs(probs, seed, dy, scale, keep_prob, dtype, heads=None):
   # sum_j dy_j probs_j of each row
   along = tf.reduce_sum(dy * wide, axis=-1, keepdims=True)
   return {"scores": tf.cast((dy - along) * wide * scale, probs.dtype)}
-
-
-# -----------------------------------------------------------------------------
-# Layer norm
-# -----------------------------------------------------------------------------
 
 
 def _normalize(x, gamma, beta, epsilon):
@@ -386,11 +366,6 @@ def dropout_and_add(seed, dy, keep_prob, types):
   }
 
 
-# -----------------------------------------------------------------------------
-# Cross entropy
-# -----------------------------------------------------------------------------
-
-
 @Kernel
 def cross_entropy(logits, bias, labels, dtype):
   """-log softmax(logits + bias)[label] of each row, and whether it is right.
@@ -473,11 +448,6 @@ def sliced_cross_entropy(logits, bias, own, log_total, dy, dtype):
   return jit.compiled(_cross_entropy_gradient, dtype=dtype)(
     logits, bias, own, tf.cast(log_total, dtype), dy
   )
-
-
-# -----------------------------------------------------------------------------
-# Rows of a table
-# -----------------------------------------------------------------------------
 
 
 @functools.partial(Kernel, compile=False)

@@ -152,8 +152,14 @@ def dropout(input_tensor, dropout_prob, seed=None):
   return kernels.dropout(input_tensor, seed, keep_prob=keep_prob)
 
 
-def _layer_norm(kernel, tensors, name, dtype, store_dtype, *seed, **static):
-  """`kernel` of `tensors`, the first [..., H], and its own gamma and beta."""
+def normalized(
+  kernel, tensors, *seed, name=None, dtype, store_dtype=None, **static
+):
+  """A kernel with a layer norm, of tensors [..., H] and its own variables.
+
+  It computes in `dtype`; `store_dtype` is the result's type, the first tensor's
+  without it.
+  """
   shape = [get_shape_list(tensors[0])[-1]]
   with tf.variable_scope(name, default_name="LayerNorm"):
     beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
@@ -171,44 +177,13 @@ def _layer_norm(kernel, tensors, name, dtype, store_dtype, *seed, **static):
 
 
 def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
-  """Layer normalization of [..., H] over the last axis, computed in `dtype`.
-
-  `store_dtype` is the result's type, input_tensor's without it.
-  """
-  tensors = [input_tensor]
-  return _layer_norm(kernels.layer_norm, tensors, name, dtype, store_dtype)
-
-
-def add_and_norm(
-  output,
-  residual,
-  dropout_prob,
-  seed,
-  dtype=tf.float32,
-  store_dtype=None,
-  invertible=False,
-):
-  """LayerNorm(dropout(output) + residual), the end of a sub-layer.
-
-  Both are [..., H]; `seed` as of `dropout`, the types as of `layer_norm`.
-  `invertible` keeps the result for the gradient, not the arguments.
-  """
-  seed, keep_prob = dropout_arguments(dropout_prob, seed)
-  static = dict(keep_prob=keep_prob)
-  kernel = kernels.add_and_norm
-  if invertible:
-    kernel = kernels.invertible_add_and_norm
-    static["types"] = (output.dtype, residual.dtype)
-  tensors = [output, residual]
-  return _layer_norm(kernel, tensors, None, dtype, store_dtype, seed, **static)
-
-
-def dropout_and_add(output, residual, dropout_prob, seed, dtype=tf.float32):
-  """dropout(output) + residual as `dtype`; arguments as in `add_and_norm`."""
-  seed, keep_prob = dropout_arguments(dropout_prob, seed)
-  types = (output.dtype, residual.dtype)
-  return kernels.dropout_and_add(
-    output, residual, seed, keep_prob=keep_prob, dtype=dtype, types=types
+  """Layer normalization over the last axis; types as in `normalized`."""
+  return normalized(
+    kernels.layer_norm,
+    [input_tensor],
+    name=name,
+    dtype=dtype,
+    store_dtype=store_dtype,
   )
 
 

@@ -248,14 +248,6 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   )
 
 
-def write_config(paths: Paths) -> None:
-  """The BERT config, with the vocabulary's size."""
-  manifest = records.Manifest.load(paths.train_manifest)
-  json_files.write(
-    paths.config, {"vocab_size": manifest.tokenizer.vocab_size, **MODEL}
-  )
-
-
 def training_results(paths: Paths) -> dict:
   """The results of the newest call that trained; {} without one."""
   path = os.path.join(paths.pretrain, run_folder.TRAINING_RESULTS_FILE)
@@ -304,7 +296,7 @@ def screen(
       f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
       f"metrics     {paths.pretrain}/{metrics.METRICS_FILE}",
       f"curve       {paths.curve}",
-      "to train on:",
+      "to continue training:",
       f"  {shlex.join(more)}",
     ]
   )
@@ -316,7 +308,8 @@ def main(given: Settings) -> None:
   paths = Paths(given.output_dir)
   check_source(paths, given.corpus, given.encoding)
   prepare(paths, given.corpus, given.encoding)
-  write_config(paths)
+  vocab_size = records.Manifest.load(paths.train_manifest).tokenizer.vocab_size
+  json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
   earlier = training_results(paths)
   run(
     f"pre-training on {given.num_ranks} rank(s)",
