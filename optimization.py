@@ -81,15 +81,13 @@ class LocalAccumulation(tf.train.Optimizer):
   stored, and each gradient can leave as soon as it is computed.
 
   Attributes, which `compute_gradients` sets:
-    gradients: what it returns, without the variables.
-    accumulate_op, reset_op: after a micro-batch but the last, and after the
-      update.
-    kept: float scalar, the micro-batches that the sums hold.
-    filled: float scalar, how many there were. Both are without micro-batches
-      that hold no example, where a batch does not divide.
-    sums: float [n], the sums of the micro-batches' sums.
-    nonfinite: float [variables], how many micro-batches were dropped because
-      this variable's gradient was not finite.
+    gradients, sums: of all micro-batches up to this one.
+    accumulate_op, reset_op: to run for each but the last, and after the last.
+    filled: float scalar, the micro-batches that have an example; where a batch
+      does not divide, some have none.
+    kept: float scalar, those of them that were not dropped.
+    nonfinite: float [variables], how many were dropped because this variable's
+      gradient was not finite.
   """
 
   def __init__(self, micro_batches: int, slices: tensor_parallel.Slices):

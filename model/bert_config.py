@@ -15,26 +15,17 @@ ACTIVATION_NAMES = ("", "linear", "relu", "gelu", "tanh", "gelu_erf")
 # Keys of published multilingual and Chinese configurations that describe a
 # pooler other than BertModel's and never had an effect on it.
 _KEYS_WITHOUT_EFFECT = (
-  "directionality",
-  "pooler_fc_size",
-  "pooler_num_attention_heads",
-  "pooler_num_fc_layers",
-  "pooler_size_per_head",
-  "pooler_type",
-)
+  "directionality", "pooler_fc_size", "pooler_num_attention_heads",
+  "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
+)  # fmt: skip
 
 # Sizes are int32 to TensorFlow; a graph of more layers is never built to the
 # end; float32 weights of a larger deviation overflow in the first matmul.
 _LARGEST_SIZE, _MOST_LAYERS, _LARGEST_STDDEV = (1 << 31) - 1, 10_000, 1e9
-_MOST = {
-  "vocab_size": _LARGEST_SIZE,
-  "hidden_size": _LARGEST_SIZE,
-  "num_hidden_layers": _MOST_LAYERS,
-  "num_attention_heads": _LARGEST_SIZE,
-  "intermediate_size": _LARGEST_SIZE,
-  "max_position_embeddings": _LARGEST_SIZE,
-  "type_vocab_size": _LARGEST_SIZE,
-}
+_SIZES = (
+  "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+  "intermediate_size", "max_position_embeddings", "type_vocab_size",
+)  # fmt: skip
 
 
 def _is_number(value) -> bool:
@@ -108,10 +99,11 @@ class BertConfig:
       raise ValueError(f"{source}: {problem}")
 
   def _problems(self) -> Iterator[str]:
-    for key, most in _MOST.items():
+    for key in _SIZES:
       value = getattr(self, key)
       if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         yield f"{key} is {value!r}, not a positive int"
+      most = _MOST_LAYERS if key == "num_hidden_layers" else _LARGEST_SIZE
       if value > most:
         yield f"{key} is {value}, more than {most}"
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):

@@ -44,11 +44,6 @@ def dropout_arguments(dropout_prob, seed):
   return tf.cast(seed, tf.int32), 1.0 - dropout_prob
 
 
-# -----------------------------------------------------------------------------
-# Layers
-# -----------------------------------------------------------------------------
-
-
 def gelu(x, dtype=tf.float32):
   """GELU of a float tensor, computed in `dtype`; see `kernels.gelu`."""
   return kernels.gelu(x, dtype=dtype)
@@ -224,11 +219,6 @@ def recomputed(function, *tensors):
 def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):
   """`layer_norm`, then `dropout`."""
   return dropout(layer_norm(input_tensor, name), dropout_prob, seed)
-
-
-# -----------------------------------------------------------------------------
-# Shapes
-# -----------------------------------------------------------------------------
 
 
 def get_shape_list(tensor, expected_rank=None, name=None):

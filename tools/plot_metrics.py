@@ -147,8 +147,7 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
 def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   """Draws losses, metrics, learning rates and speeds over updates.
 
-  Raises:
-    UserError: a folder has no reports, or the format of `output` is unknown.
+  Raises `UserError` if a folder has no reports, or for an unknown format.
   """
   known = set(matplotlib.backend_bases.FigureCanvasBase.filetypes)
   known -= {"pgf"}  # which needs LaTeX
