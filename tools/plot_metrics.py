@@ -56,18 +56,18 @@ class Run(NamedTuple):
     shown = {k for k in _keys(self.train) if k.endswith(("loss", "accuracy"))}
     if "masked_lm_loss" in shown:
       shown -= {"loss"}  # the sum of two losses with panels of their own
-    metrics = _keys(self.held_out) - {"global_step", "examples"}
-    return shown | {key for key in metrics if not key.startswith("best_")}
+    found = _keys(self.held_out) - {"global_step", "examples"}
+    return shown | {key for key in found if not key.startswith("best_")}
 
 
 def _keys(reports: list) -> set:
-  """Keys that have a number in one of the reports."""
-  return {k for report in reports for k in report if _is_number(report[k])}
-
-
-def _is_number(value) -> bool:
-  """Whether a report's value can be drawn."""
-  return type(value) in (int, float) and math.isfinite(value)
+  """Keys that have a number that can be drawn in one of the reports."""
+  return {
+    key
+    for report in reports
+    for key, value in report.items()
+    if type(value) in (int, float) and math.isfinite(value)
+  }
 
 
 def read_run(run_dir: str) -> Run:
