@@ -229,7 +229,6 @@ def build_train_ops(
       scale. Shares add up over micro-batches and ranks, so gradients do.
     sums: name -> float scalar, summed over the global batch for reporting.
     optimizer: its `learning_rate` is a scalar Tensor.
-    exchange: from `exchange.make`.
     micro_batches: of one rank's update.
     clip_norm: highest global norm of the averaged gradient; 0 is no limit.
     prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
@@ -237,7 +236,6 @@ def build_train_ops(
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale, comm = loss_scale.value, exchange.comm
-  variables = tf.trainable_variables()
 
   # Add up micro-batches locally; one exchange between ranks for each update.
   local = LocalAccumulation(micro_batches, exchange.slices)
@@ -291,5 +289,5 @@ def build_train_ops(
     nonfinite_variable=first_below(blamed, 1.0),
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
-    variables=variables,
+    variables=tf.trainable_variables(),
   )
