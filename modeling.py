@@ -184,11 +184,6 @@ class BertModel:
     return self.embedding_table
 
 
-# -----------------------------------------------------------------------------
-# Pre-training heads and losses
-# -----------------------------------------------------------------------------
-
-
 def _layout(input_mask, seq_length, examples_per_sequence):
   """What `input_mask` says of each token; None where a plain model needs none.
 
@@ -459,19 +454,12 @@ def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
     )
 
 
-# -----------------------------------------------------------------------------
-# Checkpoints
-# -----------------------------------------------------------------------------
-
-
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):
   """Which of the variables `tvars` a checkpoint has values for.
 
   Returns:
-    assignment_map: ordered dict {name in the checkpoint: the same name}, as
-      tf.train.init_from_checkpoint takes it.
-    initialized_variable_names: dict whose keys are those names, each with and
-      without ":0".
+    ordered dict {name in the checkpoint: the same name}, for
+    tf.train.init_from_checkpoint; dict of those names with and without ":0".
   """
   wanted = {re.sub(r":\d+$", "", variable.name) for variable in tvars}
   assignment_map = collections.OrderedDict(

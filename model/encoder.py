@@ -51,11 +51,6 @@ def head_dropout_seed(dropout_seed):
   return dropout_site_seed(dropout_seed, _HEAD_SITE)
 
 
-# -----------------------------------------------------------------------------
-# Embeddings
-# -----------------------------------------------------------------------------
-
-
 def embedding_lookup(
   input_ids,
   vocab_size,
@@ -67,12 +62,10 @@ def embedding_lookup(
 ):
   """Word embeddings of ids, by a matmul with one-hot rows or by a gather.
 
-  Args:
-    input_ids: int [B, S], or [B, S, K] for K ids at a position.
+  The ids are int [B, S], or [B, S, K] for K ids at a position.
 
   Returns:
-    output: float [B, S, K * H], K = 1 for ids of rank 2.
-    table: the variable [V, H], or this slice's rows of it.
+    float [B, S, K * H]; the table, a variable [V, H] or this slice's rows of it.
   """
   if input_ids.shape.ndims == 2:
     input_ids = tf.expand_dims(input_ids, -1)
@@ -161,11 +154,6 @@ def embedding_postprocessor(
   output = layer_norm(output, None, policy.embeddings, policy.attention)
   seed = dropout_site_seed(dropout_seed, _EMBEDDING_SITE)
   return dropout(output, dropout_prob, seed)
-
-
-# -----------------------------------------------------------------------------
-# Encoder
-# -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
