@@ -65,7 +65,7 @@ def embedding_lookup(
   The ids are int [B, S], or [B, S, K] for K ids at a position.
 
   Returns:
-    float [B, S, K * H]; the table, a variable [V, H] or this slice's rows of it.
+    float [B, S, K * H]; the table, [V, H], or this slice's rows of it.
   """
   if input_ids.shape.ndims == 2:
     input_ids = tf.expand_dims(input_ids, -1)
