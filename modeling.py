@@ -46,33 +46,16 @@ from model.layers import (
 from model.tensor_parallel import WHOLE, Slices
 
 __all__ = [
-  "BertConfig",
-  "BertModel",
-  "PretrainingBatch",
-  "PretrainingSums",
-  "assert_rank",
-  "attention_layer",
-  "create_attention_mask_from_input_mask",
-  "create_initializer",
-  "dropout",
-  "embedding_lookup",
-  "embedding_postprocessor",
-  "gather_indexes",
-  "gelu",
-  "get_activation",
-  "get_assignment_map_from_checkpoint",
-  "get_masked_lm_output",
-  "get_next_sentence_output",
-  "get_shape_list",
-  "layer_norm",
-  "layer_norm_and_dropout",
-  "masked_lm_logits",
-  "next_sentence_logits",
-  "pretraining_model",
-  "reshape_from_matrix",
-  "reshape_to_matrix",
+  "BertConfig", "BertModel", "PretrainingBatch", "PretrainingSums",
+  "assert_rank", "attention_layer", "create_attention_mask_from_input_mask",
+  "create_initializer", "dropout", "embedding_lookup",
+  "embedding_postprocessor", "gather_indexes", "gelu", "get_activation",
+  "get_assignment_map_from_checkpoint", "get_masked_lm_output",
+  "get_next_sentence_output", "get_shape_list", "layer_norm",
+  "layer_norm_and_dropout", "masked_lm_logits", "next_sentence_logits",
+  "pretraining_model", "reshape_from_matrix", "reshape_to_matrix",
   "transformer_model",
-]
+]  # fmt: skip
 
 
 class BertModel:
@@ -82,10 +65,9 @@ class BertModel:
     is_training: False switches all dropout off.
     input_ids: int [B, S].
     input_mask: (optional) int or float [B, S], 1 for tokens to attend to, 0
-      for padding; all are attended to without it.
+      for padding. Without it all are attended to.
     token_type_ids: (optional) int [B, S], segment ids, 0 without it.
     use_one_hot_embeddings: look words up by a matmul with one-hot rows.
-    scope: (optional) variable scope, "bert" without it.
     dropout_seed: (optional) int32 or int64 [2]. Given, all dropout is a pure
       function of it and of the call site (see `kernels.keep_mask`);
       otherwise it draws from TensorFlow's stateful generators.
@@ -93,7 +75,7 @@ class BertModel:
     examples_per_sequence: E. More than 1: input_mask holds the number of
       each token's example, from 1. A token attends to its own example only,
       and positions start at 0 in each.
-    with_pooler: False leaves it out, for heads that do not read it.
+    with_pooler: False leaves the pooler out, for heads that do not read it.
     slices: a `tensor_parallel.Slices`; the table is then this slice's rows.
 
   Raises:
@@ -155,8 +137,7 @@ class BertModel:
         self.all_encoder_layers = encoder_layers(
           self.embedding_output,
           attention_mask,
-          config.num_hidden_layers,
-          _layer_config(config, dropout_seed, policy, recompute, slices),
+          LayerConfig(config, dropout_seed, policy, tuple(recompute), slices),
         )
       # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
@@ -181,8 +162,8 @@ class BertModel:
   def get_pooled_output(self):
     """float [B * E, H]: each example's first token's output, dense and tanh.
 
-    Of the examples that a sequence does not have, the first token's. None
-    without a pooler.
+    Where a sequence has fewer examples, the sequence's first token's output.
+    None without a pooler.
     """
     return self.pooled_output
 
@@ -191,7 +172,7 @@ class BertModel:
     return self.sequence_output
 
   def get_all_encoder_layers(self):
-    """List of float [B, S, H]: every layer's output, the first layer first."""
+    """List of float [B, S, H]: every layer's output, from the first on."""
     return self.all_encoder_layers
 
   def get_embedding_output(self):
@@ -203,34 +184,13 @@ class BertModel:
     return self.embedding_table
 
 
-# -----------------------------------------------------------------------------
-# Pre-training heads and losses
-# -----------------------------------------------------------------------------
-
-
-def _layer_config(config, dropout_seed, policy, recompute, slices):
-  return LayerConfig(
-    hidden_size=config.hidden_size,
-    num_attention_heads=config.num_attention_heads,
-    intermediate_size=config.intermediate_size,
-    activation=get_activation(config.hidden_act),
-    hidden_dropout_prob=config.hidden_dropout_prob,
-    attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-    initializer_range=config.initializer_range,
-    pre_layer_norm=config.pre_layer_norm,
-    dropout_seed=dropout_seed,
-    policy=policy,
-    recompute=tuple(recompute),
-    slices=slices,
-  )
-
-
 def _layout(input_mask, seq_length, examples_per_sequence):
-  """What `input_mask` says of each token; None is what a plain model has.
+  """What `input_mask` says of each token; None where a plain model needs none.
 
   Returns:
-    [B, 1, T] or [B, F, T], the mask of attention; int [B, E], where each
-    example begins; int [B, S], each token's position in its example.
+    [B, 1, T] or [B, F, T], the mask of attention; int32 [B, E], where each
+    example begins, 0 for a missing one; int [B, S], each token's position in
+    its example.
   """
   if input_mask is None:
     return None, None, None
@@ -240,28 +200,15 @@ def _layout(input_mask, seq_length, examples_per_sequence):
     return tf.expand_dims(input_mask, 1), None, None
   # Padding is an example too, so that it attends to something.
   mask = tf.equal(tf.expand_dims(input_mask, 1), input_mask[:, :, tf.newaxis])
-  starts = _example_starts(input_mask, examples_per_sequence)
+  numbers = tf.range(1, examples_per_sequence + 1, dtype=input_mask.dtype)
+  is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
+  starts = tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
   own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
   return mask, starts, tf.maximum(tf.range(seq_length) - own, 0)
 
 
-def _example_starts(input_mask, examples_per_sequence):
-  """int32 [B, E]: where each example begins; 0 for those that are not there."""
-  numbers = tf.range(1, examples_per_sequence + 1, dtype=input_mask.dtype)
-  is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
-  return tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
-
-
 def gather_indexes(sequence_tensor, positions):
-  """The vectors at some positions of each sequence.
-
-  Args:
-    sequence_tensor: float [B, S, H].
-    positions: int [B, P].
-
-  Returns:
-    float [B * P, H].
-  """
+  """float [B * P, H]: a [B, S, H] tensor's vectors at int [B, P] positions."""
   batch_size, seq_length, width = get_shape_list(sequence_tensor, 3)
   starts = tf.range(batch_size, dtype=positions.dtype) * seq_length
   rows = tf.reshape(positions + starts[:, tf.newaxis], [-1])
@@ -276,9 +223,9 @@ def masked_lm_logits(
   policy=mixed_precision.FP32,
   slices=WHOLE,
 ):
-  """`Logits` [B * P, V]; arguments as of `get_masked_lm_output`.
+  """`Logits` [B * P, V]; arguments as in `get_masked_lm_output`.
 
-  With `slices` V are the classes of this one, and output_weights its rows.
+  With `slices`, V are this slice's classes, and output_weights its rows.
   """
   hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
@@ -310,32 +257,27 @@ class Logits(NamedTuple):
 
   matmul: tf.Tensor  # policy.heads [n, classes]
   bias: tf.Variable  # float32 [classes]
-  slices: Slices = WHOLE  # over which all classes are cut; these are from
-  first: int = 0  # on
+  slices: Slices = WHOLE  # all classes are cut over these
+  first: int = 0  # the first class of this slice
 
   def log_probs(self):
     """float32 [n, classes]"""
     return tf.nn.log_softmax(tf.cast(self.matmul, tf.float32) + self.bias)
 
   def losses_and_correct(self, labels, policy=mixed_precision.FP32):
-    """Two float32 [n] for int [n] labels; see `kernels.cross_entropy`."""
-    tensors = self.matmul, self.bias, tf.cast(labels, tf.int32)
-    if self.slices.size == 1:
-      return tf.unstack(kernels.cross_entropy(*tensors, dtype=policy.losses))
-    return tf.unstack(
-      kernels.sliced_cross_entropy(
-        *tensors,
-        dtype=policy.losses,
-        first=self.first,
-        stack=self.slices.stack,
-      )
-    )
+    """Two float32 [n] for n int labels; see `kernels.cross_entropy`."""
+    labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+    kernel, static = kernels.cross_entropy, {"dtype": policy.losses}
+    if self.slices.size > 1:
+      kernel = kernels.sliced_cross_entropy
+      static |= {"first": self.first, "stack": self.slices.stack}
+    return tf.unstack(kernel(self.matmul, self.bias, labels, **static))
 
 
 def next_sentence_logits(
   bert_config, input_tensor, policy=mixed_precision.FP32
 ):
-  """`Logits` [B, 2]; arguments as of `get_next_sentence_output`."""
+  """`Logits` [B, 2]; arguments as in `get_next_sentence_output`."""
   with tf.variable_scope("cls/seq_relationship"):
     weights = tf.get_variable(
       "output_weights",
@@ -356,11 +298,10 @@ def get_masked_lm_output(
   """The masked LM head and its loss.
 
   Args:
-    bert_config: BertConfig.
     input_tensor: float [B, S, H], the sequence output.
     output_weights: [V, H], the embedding table.
     positions: int [B, P], the masked positions.
-    label_ids: int [B, P], the tokens that stood there.
+    label_ids: int [B, P], the tokens to predict there.
     label_weights: float [B, P], 1 for masked positions, 0 for padding.
 
   Returns:
@@ -371,7 +312,7 @@ def get_masked_lm_output(
   logits = masked_lm_logits(
     bert_config, input_tensor, output_weights, positions
   )
-  per_example_loss, _ = logits.losses_and_correct(tf.reshape(label_ids, [-1]))
+  per_example_loss, _ = logits.losses_and_correct(label_ids)
   weights = tf.reshape(label_weights, [-1])
   # google/bert's guard against a batch without masked positions.
   loss = tf.reduce_sum(weights * per_example_loss) / (
@@ -381,28 +322,21 @@ def get_masked_lm_output(
 
 
 def get_next_sentence_output(bert_config, input_tensor, labels):
-  """The next-sentence head and its loss.
+  """The next-sentence head and its loss, as in `get_masked_lm_output`.
 
-  Args:
-    bert_config: BertConfig.
-    input_tensor: float [B, H], the pooled output.
-    labels: int [B] or [B, 1], 0 for the true next segment, 1 for another.
-
-  Returns:
-    loss: float32 scalar, the mean.
-    per_example_loss: float32 [B].
-    log_probs: float32 [B, 2].
+  `input_tensor` is the pooled output, float [B, H]; `labels` are int [B] or
+  [B, 1], 0 for the true next segment, 1 for another.
   """
   logits = next_sentence_logits(bert_config, input_tensor)
-  per_example_loss, _ = logits.losses_and_correct(tf.reshape(labels, [-1]))
+  per_example_loss, _ = logits.losses_and_correct(labels)
   loss = tf.reduce_mean(per_example_loss)
   return loss, per_example_loss, logits.log_probs()
 
 
 class PretrainingBatch(NamedTuple):
-  """One rank's micro-batch; int32 or int64 where not said otherwise.
+  """One rank's micro-batch: int32 or int64, except for the weights.
 
-  A row is a record, of E examples at most (see `records`).
+  A row is a record, with at most E examples (see `records`).
   """
 
   input_ids: tf.Tensor  # [B, S]
@@ -444,20 +378,11 @@ class PretrainingSums(NamedTuple):
   tokens: tf.Tensor  # input tokens that are not padding
 
 
-def _loss_and_correct(logits, labels, weights, policy):
-  """Weighted sums of cross entropy and of right predictions.
-
-  Args:
-    logits: `Logits` [n, classes].
-    labels: int [n].
-    weights: float32 [n].
-    policy: a `mixed_precision.Policy`.
-
-  Returns:
-    Two float32 scalars.
-  """
+def _weighted_sums(logits, labels, weights, policy):
+  """The sums of `Logits`' losses, of right predictions and of the weights."""
+  weights = tf.reshape(weights, [-1])
   losses, correct = logits.losses_and_correct(labels, policy)
-  return tf.reduce_sum(weights * losses), tf.reduce_sum(weights * correct)
+  return map(tf.reduce_sum, (weights * losses, weights * correct, weights))
 
 
 def pretraining_model(
@@ -469,19 +394,9 @@ def pretraining_model(
   recompute=(),
   slices=WHOLE,
 ):
-  """BERT with both heads on one micro-batch.
+  """The `PretrainingSums` of BERT with both heads on a `PretrainingBatch`.
 
-  Args:
-    batch: PretrainingBatch.
-    config: BertConfig.
-    is_training: bool; False switches dropout off.
-    dropout_seed: (optional) int32 or int64 [2], see `BertModel`.
-    policy: a `mixed_precision.Policy`.
-    recompute: see `encoder.RECOMPUTE`.
-    slices: a `tensor_parallel.Slices`; all slices have the same batch.
-
-  Returns:
-    PretrainingSums.
+  Arguments as in `BertModel`; all `slices` have the same batch.
   """
   model = BertModel(
     config,
@@ -497,10 +412,7 @@ def pretraining_model(
     slices=slices,
   )
   example_weights = batch.example_weights
-  masked_lm_weights = tf.reshape(
-    batch.masked_lm_weights * example_weights[:, tf.newaxis], [-1]
-  )
-  masked_lm_loss, masked_lm_correct = _loss_and_correct(
+  masked_lm = _weighted_sums(
     masked_lm_logits(
       config,
       model.get_sequence_output(),
@@ -509,39 +421,28 @@ def pretraining_model(
       policy,
       slices,
     ),
-    tf.reshape(batch.masked_lm_ids, [-1]),
-    masked_lm_weights,
+    batch.masked_lm_ids,
+    batch.masked_lm_weights * example_weights[:, tf.newaxis],
     policy,
   )
-  pair_weights = _next_sentence_weights(batch)
-  next_sentence_loss, next_sentence_correct = _loss_and_correct(
+  next_sentence = _weighted_sums(
     next_sentence_logits(config, model.get_pooled_output(), policy),
-    tf.reshape(batch.next_sentence_labels, [-1]),
-    tf.reshape(pair_weights, [-1]),
+    batch.next_sentence_labels,
+    _next_sentence_weights(batch),
     policy,
   )
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
   return PretrainingSums(
-    masked_lm_loss,
-    masked_lm_correct,
-    tf.reduce_sum(masked_lm_weights),
-    next_sentence_loss,
-    next_sentence_correct,
-    tf.reduce_sum(pair_weights),
-    tf.reduce_sum(tokens * example_weights),
+    *masked_lm, *next_sentence, tf.reduce_sum(tokens * example_weights)
   )
 
 
 def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
   """THE loss, float32 scalar: a micro-batch's share of the global batch's.
 
-  The mean over the masked tokens of the global batch plus the mean over its
-  sentence pairs. Shares add up over micro-batches and ranks.
-
-  Args:
-    sums: of the micro-batch.
-    weights: float32 [2], the sums of masked_lm_weight and next_sentence_weight
-      over the global batch.
+  It is the mean over the masked tokens of the global batch plus the mean over
+  its sentence pairs. Shares add up over micro-batches and ranks. `weights` are
+  the global batch's masked_lm_weight and next_sentence_weight, float32 [2].
   """
   with tf.name_scope("loss"):
     masked_lm_weight, next_sentence_weight = tf.unstack(
@@ -553,23 +454,12 @@ def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
     )
 
 
-# -----------------------------------------------------------------------------
-# Checkpoints
-# -----------------------------------------------------------------------------
-
-
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):
-  """Which variables a checkpoint has values for.
-
-  Args:
-    tvars: list of variables.
-    init_checkpoint: str, path prefix of a checkpoint.
+  """Which of the variables `tvars` a checkpoint has values for.
 
   Returns:
-    assignment_map: ordered dict {name in the checkpoint: the same name}, as
-      tf.train.init_from_checkpoint takes it.
-    initialized_variable_names: dict whose keys are those names, each with and
-      without ":0".
+    ordered dict {name in the checkpoint: the same name}, for
+    tf.train.init_from_checkpoint; dict of those names with and without ":0".
   """
   wanted = {re.sub(r":\d+$", "", variable.name) for variable in tvars}
   assignment_map = collections.OrderedDict(
@@ -577,8 +467,5 @@ def get_assignment_map_from_checkpoint(tvars, init_checkpoint):
     for name, _ in tf.train.list_variables(init_checkpoint)
     if name in wanted
   )
-  initialized = {}
-  for name in assignment_map:
-    initialized[name] = 1
-    initialized[name + ":0"] = 1
-  return assignment_map, initialized
+  initialized = [n for name in assignment_map for n in (name, f"{name}:0")]
+  return assignment_map, dict.fromkeys(initialized, 1)

@@ -28,7 +28,7 @@ __all__ = [
   "create_optimizer",
 ]
 
-_TINY = 1e-30  # instead of a norm of 0, of which nothing comes anyway
+_TINY = 1e-30  # instead of a norm of 0: that gradient changes nothing anyway
 
 
 def create_optimizer(
@@ -36,15 +36,9 @@ def create_optimizer(
 ):
   """google/bert's training op for one process, for scripts written for it.
 
-  AdamW with linear warm-up and decay, clipping by global norm 1, and a global
-  step that counts the updates. Training over ranks needs `build_train_ops`.
-
-  Args:
-    loss: float scalar Tensor.
-    init_lr: peak learning rate.
-    num_train_steps: updates of the whole run.
-    num_warmup_steps: updates of the warm-up.
-    use_tpu: must be false.
+  AdamW with linear warm-up to `init_lr` and decay, clipping by global norm 1,
+  and a global step that counts the updates. Training over ranks needs
+  `build_train_ops`.
 
   Raises:
     ValueError: `use_tpu` is true.
@@ -78,14 +72,22 @@ def first_below(values, bound) -> tf.Tensor:
 class LocalAccumulation(tf.train.Optimizer):
   """Sums the gradients of a rank's micro-batches before they are all-reduced.
 
-  What sums over ranks wraps it: `compute_gradients` gives this micro-batch's
-  gradients plus those stored by earlier runs of `accumulate_op`, so there is
-  one all-reduce per update. A micro-batch with a gradient that is not finite
-  adds nothing and is counted as dropped: the other micro-batches of the update
-  keep their work.
+  An optimizer that sums over ranks wraps it: `compute_gradients` gives this
+  micro-batch's gradients plus those stored by earlier runs of `accumulate_op`,
+  so there is one all-reduce per update. A micro-batch with a gradient that is
+  not finite adds nothing and counts as dropped; the others keep their work.
 
   With one micro-batch per update it passes gradients through: nothing is
   stored, and each gradient can leave as soon as it is computed.
+
+  Attributes, which `compute_gradients` sets:
+    gradients, sums: of all micro-batches up to this one.
+    accumulate_op, reset_op: to run for each but the last, and after the last.
+    filled: float scalar, the micro-batches that have an example; where a batch
+      does not divide, some have none.
+    kept: float scalar, those of them that were not dropped.
+    nonfinite: float [variables], how many were dropped because this variable's
+      gradient was not finite.
   """
 
   def __init__(self, micro_batches: int, slices: tensor_parallel.Slices):
@@ -93,41 +95,27 @@ class LocalAccumulation(tf.train.Optimizer):
     self.micro_batches, self._slices = micro_batches, slices
 
   def compute_gradients(self, gradients, sums):
-    """See the class.
+    """[(gradient, variable), ...] from the trainable variables' gradients.
 
-    Sets `self.gradients` (what it returns, without the variables),
-    `self.accumulate_op`, `self.reset_op`, `self.kept` (micro-batches that
-    the sums hold, float scalar), `self.filled` (and how many there were; both
-    without those that hold no example, where a batch does not divide),
-    `self.sums` (of the micro-batches' sums) and `self.nonfinite` (float
-    [variables], how many micro-batches were dropped because that variable's
-    gradient was not finite).
-
-    Args:
-      gradients: of the trainable variables.
-      sums: float [n], to be added up alongside.
-
-    Returns:
-      List of (gradient, variable).
+    `sums`, float [n], are added up alongside.
     """
     variables = tf.trainable_variables()
+    self.gradients = gradients
     if self.micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
-      self.kept, self.sums = tf.constant(1.0), sums
-      self.filled = tf.constant(1.0)
+      self.kept = self.filled = tf.constant(1.0)
+      self.sums = sums
       self.nonfinite = tf.zeros([len(gradients)])
-      self.gradients = gradients
-      return list(zip(gradients, variables, strict=True))
-    with tf.variable_scope("accumulation"):
+    else:
       filled = tf.cast(tf.reduce_any(tf.not_equal(sums, 0.0)), tf.float32)
-      *added, self.kept, self.sums = self._add(
-        [*gradients, filled, sums], gradients, filled
-      )
-    self.gradients = added
-    return list(zip(added, variables, strict=True))
+      with tf.variable_scope("accumulation"):
+        *self.gradients, self.kept, self.sums = self._add(
+          gradients, filled, sums
+        )
+    return list(zip(self.gradients, variables, strict=True))
 
   def totals(self, comm):
-    """What all ranks' micro-batches of the update add up to.
+    """The sums over all ranks' micro-batches of the update.
 
     Returns:
       All of it in a row; [`kept`, `filled`]; `nonfinite`; the list of `sums`.
@@ -140,43 +128,27 @@ class LocalAccumulation(tf.train.Optimizer):
     counts, nonfinite, sums = tf.split(reduced, sizes)
     return reduced, tf.unstack(counts), nonfinite, tf.unstack(sums)
 
-  def _add(self, values, gradients, filled):
-    """The stored sums plus `values`, where all `gradients` are finite.
+  def _add(self, gradients, filled, sums):
+    """The stored gradients, kept and sums plus these, if all are finite.
 
-    `filled` is added up in any case.
+    `self.filled` adds up in any case.
     """
+    values, zeros = [*gradients, filled, sums], all_reduce.local_zeros
     stores = [
-      tf.get_local_variable(
-        f"sum_{i}",
-        shape=value.shape.as_list(),
-        initializer=tf.zeros_initializer(),
-        use_resource=True,
-      )
-      for i, value in enumerate(values)
+      zeros(f"sum_{i}", v.shape.as_list()) for i, v in enumerate(values)
     ]
-    bad = 1.0 - tf.cast(
-      tf.is_finite(all_reduce.half_squares(gradients)), tf.float32
-    )
-    bad = self._slices.agree(bad)
+    is_finite = tf.is_finite(all_reduce.half_squares(gradients))
+    bad = self._slices.agree(1.0 - tf.cast(is_finite, tf.float32))
     counts = tf.concat([bad, filled[None]], axis=0)
-    count_store = tf.get_local_variable(
-      "counts",
-      shape=counts.shape.as_list(),
-      initializer=tf.zeros_initializer(),
-      use_resource=True,
-    )
+    count_store = zeros("counts", counts.shape.as_list())
     finite = tf.equal(tf.reduce_sum(bad), 0.0)
     self.nonfinite, filled = tf.split(count_store + counts, [len(gradients), 1])
     self.filled = filled[0]
     stored = [tf.convert_to_tensor(s) for s in stores]
+    pairs = list(zip(stores, values, strict=True))
     keep_or_drop = tf.cond(
       finite,
-      lambda: tf.group(
-        *[
-          s.assign_add(v, read_value=False)
-          for s, v in zip(stores, values, strict=True)
-        ]
-      ),
+      lambda: tf.group(*[s.assign_add(v, read_value=False) for s, v in pairs]),
       tf.no_op,
       name="keep_or_drop",
     ).op
@@ -190,18 +162,18 @@ class LocalAccumulation(tf.train.Optimizer):
       name="with_this_micro_batch",
     )
     with tf.control_dependencies([*sums, self.nonfinite, self.filled]):
+      every = [*stores, count_store]
       self.reset_op = tf.group(
-        *[
-          s.assign(tf.zeros(s.shape), read_value=False)
-          for s in (*stores, count_store)
-        ]
+        *[s.assign(tf.zeros(s.shape), read_value=False) for s in every]
       )
     return sums
 
 
 class TrainOps(NamedTuple):
-  """What a training loop runs: for each update `accumulate` once per
-  micro-batch but the last, then `update`, whose values are then valid.
+  """What a training loop runs for each update.
+
+  `accumulate` for each micro-batch but the last, then `update`: the tensors
+  have that update's values.
   """
 
   accumulate: tf.Operation
@@ -212,16 +184,16 @@ class TrainOps(NamedTuple):
   loss_scale: tf.Tensor
   dropped_micro_batches: tf.Tensor  # of this update, over all ranks
   skipped: tf.Tensor  # whether the update was skipped
-  skipped_updates: tf.Tensor  # int64, how many were, with this one
+  skipped_updates: tf.Tensor  # int64, skipped so far, this one included
   nonfinite_variable: tf.Tensor  # index into `variables`, or -1
-  # float [variables], what LAMB multiplies the rate of each by; 0 if skipped;
-  # [0] for other optimizers.
+  # float [variables], LAMB's factors of the learning rate, 0 if skipped; [0]
+  # for other optimizers.
   trust_ratios: tf.Tensor
-  # Of this rank, from its last gradient to the last of what all ranks reduce:
-  # communication that did not overlap with the backward pass, waiting for ranks
-  # that get there later included. (A rank that begins an update late makes the
-  # others wait in the forward pass, for the counts: not in here.) 0 with one
-  # rank, not a number on GPUs.
+  # This rank's time from its last gradient to the last of what all ranks
+  # reduce: communication that did not overlap with the backward pass, and
+  # waiting for ranks that get there later. (A rank that begins an update late
+  # makes the others wait in the forward pass, for the counts: not included.) 0
+  # with one rank, not a number on GPUs.
   all_reduce_seconds: tf.Tensor
   variables: list  # the trainable variables
 
@@ -230,16 +202,6 @@ class TrainOps(NamedTuple):
     found = self._asdict()
     del found["accumulate"], found["variables"]
     return found
-
-
-def _skipped_updates() -> tf.Variable:
-  return tf.get_variable(
-    "skipped_updates",
-    shape=[],
-    dtype=tf.int64,
-    trainable=False,
-    initializer=tf.zeros_initializer(),
-  )
 
 
 def _clip(grad_norm, clip_norm: float, prenormalize: bool):
@@ -260,11 +222,11 @@ def build_train_ops(
   prenormalize: bool = False,
   counters: tuple = (),
 ) -> TrainOps:
-  """The one gradient order, from a micro-batch's gradients on.
+  """The one gradient order, from a micro-batch's gradients to the update.
 
   Args:
-    gradients: of this micro-batch's share of the loss, times the loss scale.
-      Shares add up over micro-batches and ranks, so gradients are summed.
+    gradients: those of this micro-batch's share of the loss, times the loss
+      scale. Shares add up over micro-batches and ranks, so gradients do.
     sums: name -> float scalar, summed over the global batch for reporting.
     optimizer: its `learning_rate` is a scalar Tensor.
     micro_batches: of one rank's update.
@@ -274,7 +236,6 @@ def build_train_ops(
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale, comm = loss_scale.value, exchange.comm
-  variables = tf.trainable_variables()
 
   # Add up micro-batches locally; one exchange between ranks for each update.
   local = LocalAccumulation(micro_batches, exchange.slices)
@@ -289,8 +250,8 @@ def build_train_ops(
   unscale = filled / tf.maximum(kept, 1.0) / scale
 
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
-  # Not tf.add_n: the order in which it adds depends on which of its inputs
-  # others have finished with, so the last bit of the norm would too.
+  # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
+  # depend on which of its inputs other ops have finished with.
   squares = exchange.half_squares(pairs)
   grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
@@ -300,7 +261,8 @@ def build_train_ops(
 
   # Apply or skip.
   applied, ratios = exchange.apply_or_skip(optimizer, factor, pairs, finite)
-  skipped, skips = tf.logical_not(finite), _skipped_updates()
+  skipped = tf.logical_not(finite)
+  skips = moments.state("skipped_updates", dtype=tf.int64)
   skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
   with tf.control_dependencies([applied, local.reset_op]):
     counters = [(tf.train.get_or_create_global_step(), 1), *counters]
@@ -312,7 +274,7 @@ def build_train_ops(
       exchange.after_update(finite),
     )
 
-  # To blame: what is not finite in the sum, else what was dropped before it.
+  # The cause: what is not finite in the sum, else what was dropped before it.
   blamed = tf.cast(tf.is_finite(squares), tf.float32) - nonfinite
   return TrainOps(
     accumulate=local.accumulate_op,
@@ -327,5 +289,5 @@ def build_train_ops(
     nonfinite_variable=first_below(blamed, 1.0),
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
-    variables=variables,
+    variables=tf.trainable_variables(),
   )

@@ -89,7 +89,7 @@ class MatmulRate:
     for matmul, (op, repeats) in zip(self.matmuls, self._runs, strict=True):
       began = time.perf_counter()
       self._session.run(op)
-      seconds += (time.perf_counter() - began) / repeats * matmul.count
+      seconds += (time.perf_counter() - began) / repeats * matmul.times
     return self.flops / seconds
 
 

@@ -12,19 +12,18 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
     w <- w - lr (m / (sqrt(v) + eps) + decay w)
 
   (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, as google/bert
-  has it.) With bias correction m / (1 - b1^t) and v / (1 - b2^t) stand for m
-  and v in the last line.
+  has it.) With bias correction m / (1 - b1^t) and v / (1 - b2^t) replace m and
+  v in the last line.
   """
 
   def _update(self, gradient, variable, slots, corrections, decay, of):
     """Decay, then TensorFlow's fused Adam kernel.
 
     The kernel's own bias correction, sqrt(1 - beta2_power) / (1 - beta1_power),
-    is 1 when both powers are given as 0; ours is in the rate and in epsilon,
-    which it would else not reach. It is one pass over memory; the composed
+    does not reach epsilon. So it gets powers of 0, which make it 1, and ours is
+    in the rate and in epsilon. The kernel is one pass over memory; the composed
     formula takes about ten.
     """
-    del of
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     decayed = []
     if not moments.is_zero(decay):

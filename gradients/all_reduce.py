@@ -1,7 +1,7 @@
 """Gradients over ranks: their sum by one all-reduce, which all ranks apply.
 
-`AllReduce` is also the face that `optimization.build_train_ops` knows of every
-exchange; `exchange.make` chooses one.
+`AllReduce` is also the interface through which `optimization.build_train_ops`
+uses every exchange; `exchange.make` chooses one.
 """
 
 import numpy as np
@@ -17,7 +17,14 @@ def half_squares(gradients) -> tf.Tensor:
   return tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
 
 
-class AllReduce(moments.Whole):
+def local_zeros(name: str, shape: list) -> tf.Variable:
+  """A float32 variable of this rank that starts at 0 and is never saved."""
+  return tf.get_local_variable(
+    name, shape, initializer=tf.zeros_initializer(), use_resource=True
+  )
+
+
+class AllReduce(moments.Parts):
   """Every rank gets the sum of all gradients and updates all weights.
 
   Attributes:
@@ -26,11 +33,9 @@ class AllReduce(moments.Whole):
   """
 
   def __init__(self, config, world, scale):
-    """`scale`: float scalar Tensor that gradients were multiplied by.
+    """For an `AllreduceConfig`, the `Comm` of all ranks, and the loss scale.
 
-    Args:
-      config: a `distributed.AllreduceConfig`.
-      world: the `distributed.Comm` of all ranks.
+    Gradients were multiplied by `scale`, a float scalar Tensor.
     """
     self._config, self._world, self._scale = config, world, scale
     self.comm = world.data_parallel
@@ -44,8 +49,7 @@ class AllReduce(moments.Whole):
   def compute_gradients(self, local, gradients, sums) -> list:
     """[(gradient, variable), ...], summed over micro-batches and ranks.
 
-    Args:
-      local: an `optimization.LocalAccumulation`, which gets the other two.
+    `local`, an `optimization.LocalAccumulation`, gets the other two arguments.
     """
     over_ranks = self.comm.distributed_optimizer(
       local, self._config.allreduce_groups, self._config.fp16_allreduce
@@ -58,25 +62,14 @@ class AllReduce(moments.Whole):
     squares = half_squares([gradient for gradient, _ in pairs])
     return self.slices.totals(squares, variables)
 
-  def norm(self, tensor, variable):
-    return self.slices.norm(tensor, variable)
-
-  @property
-  def norm_communicates(self):
-    return self.slices.size > 1
-
   def apply_or_skip(self, optimizer, factor, pairs, finite) -> tuple:
-    """Applies the gradients times `factor` where they are `finite`.
+    """Applies the `pairs` of `compute_gradients`, times `factor`, if `finite`.
 
-    Args:
-      optimizer: a `moments.MomentOptimizer`.
-      factor: float scalar Tensor.
-      pairs: of `compute_gradients`.
-      finite: bool scalar Tensor, the same on all ranks.
+    `finite` is a bool scalar Tensor, the same on all ranks.
 
     Returns:
       The op, and float [variables] trust ratios, 0 if skipped; [0] for an
-      optimizer without.
+      optimizer that has none.
     """
     gradients, variables = zip(*pairs, strict=True)
     optimizer.create_slots(variables)  # here, not inside of the condition
@@ -85,16 +78,18 @@ class AllReduce(moments.Whole):
       scaled = [gradient * factor for gradient in gradients]
       pairs = list(zip(scaled, variables, strict=True))
       with tf.control_dependencies([optimizer.apply_gradients(pairs, of=self)]):
-        rows = [factor[None], *map(_row, optimizer.trust_ratios)]
-        return tf.concat(rows, axis=0) if rows[1:] else rows[0]
+        rows = [tf.reshape(r, [-1]) for r in optimizer.trust_ratios]
+        return (
+          tf.concat([factor[None], *rows], axis=0) if rows else factor[None]
+        )
 
     ratios, modes = 0, ("layers", "step")
     if optimizer.has_trust_ratios:
       ratios = len(tf.trainable_variables())
       if self.norm_communicates:
         modes = ()
-    # A compiled function heeds the condition around it in its arguments only:
-    # what tf.identity gives inside of a condition that does not hold is dead.
+    # Only its arguments tell a compiled function of the condition around it:
+    # where the condition does not hold, tf.identity gives a dead tensor.
     applied = tf.cond(
       finite,
       lambda: jit.compiled(apply, modes)(tf.identity(factor), *gradients),
@@ -104,10 +99,5 @@ class AllReduce(moments.Whole):
     return applied.op, applied[1:]
 
   def after_update(self, finite) -> tf.Operation:
-    """What else changes with an update, or does not if it was not `finite`."""
-    del finite
+    """What else changes with an update, unless it was not `finite`."""
     return tf.no_op()
-
-
-def _row(tensor) -> tf.Tensor:
-  return tf.reshape(tensor, [-1])

@@ -1,8 +1,8 @@
 """The ranks: the only module that imports Horovod.
 
-`init()` returns a `Comm`. Started by `horovodrun` it spans all ranks; otherwise
-it is a world of one whose operations change nothing, so callers never ask
-whether Horovod is there.
+`init()` returns a `Comm`. If `horovodrun` started this process it spans all
+ranks; otherwise it is a world of one whose operations change nothing, so
+callers never ask whether Horovod is there.
 """
 
 import dataclasses
@@ -66,29 +66,18 @@ class AllreduceConfig:
 class Comm:
   """One rank's view of the world: who it is, and collectives over all ranks.
 
-  Attributes:
-    rank: this process' number, 0 to size - 1.
-    size: number of ranks.
-    local_rank: number among the ranks on this host; also its GPU.
-    local_size: number of ranks on this host.
-    num_threads: CPU threads for one op; 0 is all cores.
-    elastic: whether ranks may come and go (`horovodrun --min-np`).
+  Its own operations are those of a world of one rank.
   """
 
-  rank = 0
-  size = 1
-  local_rank = 0
-  local_size = 1
-  num_threads = 0
-  elastic = False
+  rank, size = 0, 1  # of all
+  local_rank, local_size = 0, 1  # on this host; rank n there uses GPU n
+  num_threads = 0  # CPU threads for one op; 0 is all cores
+  elastic = False  # whether ranks may come and go (`horovodrun --min-np`)
   _data_parallel = _tensor_parallel = None
 
   @property
   def data_parallel(self) -> "Comm":
-    """The ranks with the same slice of the model, which share the batch out.
-
-    All ranks, unless the model is sliced.
-    """
+    """The ranks with the same slice of the model, which share the batch."""
     return self._data_parallel or self
 
   @property
@@ -102,86 +91,65 @@ class Comm:
     return self.rank == 0
 
   def distributed_optimizer(self, optimizer, groups: int, fp16: bool = False):
-    """`optimizer` whose `compute_gradients` sums gradients over ranks.
+    """`optimizer`, whose `compute_gradients` sums gradients over ranks.
 
-    Args:
-      optimizer: a `tf.train.Optimizer`. Its gradients are this rank's share of
-        the global batch's.
-      groups: see `AllreduceConfig.allreduce_groups`.
-      fp16: whether they are sent as float16.
+    `groups` is `AllreduceConfig.allreduce_groups`; `fp16` sends float16.
     """
-    del groups, fp16
     return optimizer
 
   def allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """The sum of `tensor` over ranks, in the graph. `name` is unique."""
-    del name
+    """The sum of `tensor` over ranks. All names are unique in a graph."""
     return tensor
 
   def grouped_allreduce(self, tensors: Sequence, name: str) -> list:
-    """The sums over ranks, sent together when the last of them is there."""
-    del name
+    """The sums over ranks, sent together when the last tensor is ready."""
     return list(tensors)
 
   def reducescatter(
     self, tensor: tf.Tensor, name: str, fp16: bool = False
   ) -> tf.Tensor:
-    """This rank's part of the sum: the rank-th of equal parts of axis 0.
-
-    Args:
-      tensor: [ranks x n, ...].
-      name: unique.
-      fp16: whether it is sent as float16.
-    """
-    del name, fp16
+    """[n, ...] of [ranks x n, ...]: this rank's part of the sum over ranks."""
     return tensor
 
   def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """All ranks' `tensor` one after another along the first axis."""
-    del name
+    """All ranks' tensors, concatenated along the first axis."""
     return tensor
 
   def broadcast(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Rank 0's `tensor`."""
-    del name
     return tensor
 
   def seconds_between(self, local: Sequence, reduced: Sequence) -> tf.Tensor:
     """float64 scalar: how long this rank waits for what is reduced over ranks.
 
-    From when the last of `local`, this rank's own tensors, is there to when the
-    last of `reduced` is. What was reduced before is not in it, waiting for
-    ranks that are late is. Not a number on GPUs, whose ops are taken for done
-    when they have begun.
+    The time runs from the last of `local`, this rank's own tensors, to the last
+    of `reduced`. So it includes waiting for late ranks, but nothing that was
+    reduced before. Not a number on GPUs, whose ops count as done when they have
+    begun.
     """
-    del local, reduced
     return tf.constant(0.0, tf.float64)
 
   def broadcast_op(self, variables: Sequence[tf.Variable]) -> tf.Operation:
     """An op that gives all ranks rank 0's values of `variables`."""
-    del variables
     return tf.no_op(name="broadcast")
 
   def gather(self, values: np.ndarray) -> np.ndarray:
-    """Every rank's `values` [n], as [size, n], at once and on all ranks."""
+    """[size, n]: every rank's `values` [n], at once and on all ranks."""
     return np.asarray(values)[None]
 
   def from_root(self, value):
-    """Rank 0's number or list of numbers, on all ranks.
-
-    All ranks call it, each with a `value` of the same type and length.
-    """
+    """Rank 0's number or list; others give one of the same type and length."""
     return self.gather(np.asarray(value))[0].tolist()
 
   def hosts_changed(self) -> bool:
-    """Whether rank 0 was told that hosts came or went since the world began."""
+    """Whether this rank heard that hosts came or went in this world's time."""
     return False
 
   def check_equal(self, what: str, value: str) -> None:
     """Raises `DistributedError` naming the ranks whose `value` is not rank 0's.
 
-    Call it on all ranks: ranks that train on different data or flags would
-    otherwise hang or, worse, train something that nobody asked for.
+    All ranks call it: with different data or flags they would hang or, worse,
+    train something that nobody asked for.
     """
     digest = hashlib.sha256(value.encode()).digest()[:7]
     mine = np.array([int.from_bytes(digest, "little")], np.int64)
@@ -207,28 +175,30 @@ class _HorovodComm(Comm):
   def hosts_changed(self):
     return _NOTICES.came
 
-  def distributed_optimizer(self, optimizer, groups, fp16=False):
+  def _sum(self, fp16=False) -> dict:
+    """Arguments of Horovod's reductions."""
     # Sum, not Average: each rank's loss is already divided by the counts of the
-    # global batch, which is no mean of means.
+    # global batch, so an average over ranks would be a mean of means.
+    kinds = self._hvd.Compression
+    compression = kinds.fp16 if fp16 else kinds.none
+    return dict(
+      op=self._hvd.Sum, compression=compression, process_set=self._ranks
+    )
+
+  def distributed_optimizer(self, optimizer, groups, fp16=False):
     return self._hvd.DistributedOptimizer(
       optimizer,
-      op=self._hvd.Sum,
-      compression=self._compression(fp16),
       num_groups=min(groups, len(tf.trainable_variables())),
-      process_set=self._ranks,
+      **self._sum(fp16),
     )
 
   def allreduce(self, tensor, name):
-    return self._hvd.allreduce(
-      tensor, op=self._hvd.Sum, name=name, process_set=self._ranks
-    )
+    return self._hvd.allreduce(tensor, name=name, **self._sum())
 
   def grouped_allreduce(self, tensors, name):
     if not tensors:
       return []
-    return self._hvd.grouped_allreduce(
-      tensors, op=self._hvd.Sum, name=name, process_set=self._ranks
-    )
+    return self._hvd.grouped_allreduce(tensors, name=name, **self._sum())
 
   def seconds_between(self, local, reduced):
     if tf.config.list_physical_devices("GPU"):
@@ -240,22 +210,12 @@ class _HorovodComm(Comm):
 
   def reducescatter(self, tensor, name, fp16=False):
     if tf.config.list_physical_devices("GPU"):
-      return self._hvd.reducescatter(
-        tensor,
-        op=self._hvd.Sum,
-        name=name,
-        compression=self._compression(fp16),
-        process_set=self._ranks,
-      )
-    # Gloo's own takes more than twice as long as an all-reduce of the same.
+      return self._hvd.reducescatter(tensor, name=name, **self._sum(fp16))
+    # Gloo's own takes more than twice as long as an all-reduce of the tensor.
     wire = tf.cast(tensor, tf.float16 if fp16 else tensor.dtype)
     parts = self._hvd.alltoall(wire, name=name, process_set=self._ranks)
     own = [self.size, tensor.shape[0] // self.size, *tensor.shape[1:]]
     return tf.reduce_sum(tf.cast(tf.reshape(parts, own), tensor.dtype), axis=0)
-
-  def _compression(self, fp16: bool):
-    kinds = self._hvd.Compression
-    return kinds.fp16 if fp16 else kinds.none
 
   def allgather(self, tensor, name):
     return self._hvd.allgather(tensor, name=name, process_set=self._ranks)
@@ -275,24 +235,19 @@ class _HorovodComm(Comm):
 
   def gather(self, values):
     values = np.asarray(values)
-    with tf.Graph().as_default(), tf.Session(config=_small_session()) as sess:
-      return sess.run(self.allgather(tf.constant(values[None]), name=None))
-
-
-def _small_session() -> tf.ConfigProto:
-  """For a collective on the host: no GPU, which another session holds."""
-  return tf.ConfigProto(device_count={"GPU": 0})
+    # No GPU for this session on the host: another one holds it.
+    config = tf.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
+      return session.run(self.allgather(tf.constant(values[None]), name=None))
 
 
 def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
-  """Joins the world this process was started in.
-
-  Call it before any graph is built.
+  """Joins the world this process was started in, before any graph is built.
 
   Args:
     num_threads: CPU threads of this rank; 0 is the host's cores divided by its
       ranks.
-    tensor_parallel: so many ranks in a row hold a model together, see
+    tensor_parallel: number of consecutive ranks that hold a model together, see
       `Comm.tensor_parallel` and `Comm.data_parallel`.
 
   Raises:
@@ -304,28 +259,47 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
 
 
 def alone(num_threads: int = 0) -> Comm:
-  """`init` for what one process does by itself, however it was started."""
+  """`init` for work of this process alone, however it was started."""
   return _settled(Comm(), num_threads)
 
 
 def _settled(comm: Comm, num_threads: int) -> Comm:
-  """`comm`, when this process has its share of the host and no more."""
+  """`comm`, after limiting this process to its share of the host."""
   cores = len(os.sched_getaffinity(0))
   comm.num_threads = num_threads or max(1, cores // comm.local_size)
-  _claim_devices(comm)
-  _make_threads(comm)
+  config, threading = session_config(comm), tf.config.threading
+  # Tracing a function that is to be compiled makes threads and GPU contexts for
+  # the whole process, before a session, and knows no session's settings.
+  threading.set_intra_op_parallelism_threads(
+    config.intra_op_parallelism_threads
+  )
+  threading.set_inter_op_parallelism_threads(
+    config.inter_op_parallelism_threads
+  )
+  gpus = tf.config.list_physical_devices("GPU")
+  if gpus:
+    if comm.local_rank >= len(gpus):
+      raise DistributedError(
+        f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
+        "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
+      )
+    own = gpus[comm.local_rank]
+    tf.config.set_visible_devices(own, "GPU")
+    tf.config.experimental.set_memory_growth(own, True)
+  # The first session makes the threads of this process as its own config says,
+  # and later ones use the same. A collective's would make one for each core.
+  config.device_count["GPU"] = 0  # the run's session makes it
+  tf.Session(graph=tf.Graph(), config=config).close()
   return comm
 
 
 class _Notices:
   """Listens to what the elastic driver tells of hosts."""
 
-  def __init__(self):
-    self.came = False
+  came = False
 
   def on_hosts_updated(self, timestamp, update) -> None:
-    """Called by Horovod in a thread of its own."""
-    del timestamp, update
+    """Horovod calls it in a thread of its own."""
     self.came = True
 
 
@@ -353,7 +327,7 @@ def _join(tensor_parallel: int) -> Comm:
       "builds it."
     ) from e
   if not tf.config.list_physical_devices("GPU"):
-    # The ranks ask each other this often (ms) what there is to reduce, on the
+    # The ranks ask each other this often (ms) what is ready to reduce, on the
     # cores that compute: at Horovod's 1 that took 8 to 15% of an update. But
     # slices wait for each other several times in each layer.
     cycle = "5" if tensor_parallel == 1 else "1"
@@ -370,9 +344,9 @@ def _join(tensor_parallel: int) -> Comm:
 
 
 def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
-  """The world of `size` ranks, of which each knows the sets that it is in."""
+  """The world of `size` ranks, with the two sets that this rank is in."""
   models = np.arange(size).reshape(-1, tensor_parallel)
-  # Horovod wants no set of all ranks, and one rank alone is no Horovod's.
+  # Horovod refuses a set of all ranks, and one rank alone needs no Horovod.
   sets = [
     hvd.ProcessSet(ranks.tolist())
     for ranks in (*models, *models.T)
@@ -388,10 +362,8 @@ def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
     own = [s for s in sets if s.ranks == ranks.tolist()]
     return _HorovodComm(hvd, own[0]) if own else Comm()
 
-  world._tensor_parallel, world._data_parallel = (
-    find(models[row]),
-    find(models[:, column]),
-  )
+  world._tensor_parallel = find(models[row])
+  world._data_parallel = find(models[:, column])
   return world
 
 
@@ -406,81 +378,40 @@ def _init(hvd, process_sets=()) -> None:
 
 
 def rejoin(comm: Comm) -> Comm:
-  """Leaves a world that lost or changes ranks and joins the next one.
+  """Leaves an elastic world that lost or changes ranks and joins the next one.
 
   Waits until all ranks of the next one are there.
 
-  Args:
-    comm: of the world to leave; elastic.
-
   Raises:
-    DistributedError: the next world did not come about, or this host is not in
-      it.
+    DistributedError: no next world formed, or this host is not in it.
   """
   import horovod.tensorflow as hvd
 
   hvd.shutdown()
-  _NOTICES.came = False  # what was told up to here is in the next world
+  _NOTICES.came = False  # the next world knows all notices up to here
   _init(hvd)
   new = _HorovodComm(hvd)
-  new.num_threads = comm.num_threads  # TensorFlow's threads are made
+  new.num_threads = comm.num_threads  # TensorFlow's threads exist already
   return new
 
 
 def rank_lost(error: Exception) -> RankLost | None:
-  """The `RankLost` that an error of a collective stands for, if it does."""
+  """The `RankLost` that an error of a collective means, if it means one."""
   message = getattr(error, "message", None) or str(error)
   if "orovod" not in message:
     return None
   return RankLost(
-    "another rank stopped, hangs or cannot be reached, so this one cannot go "
-    "on; the last line of that rank, or of horovodrun, says why"
+    "another rank stopped, hangs or cannot be reached, so this one cannot "
+    "continue; the last line of that rank, or of horovodrun, says why"
   )
-
-
-def _claim_devices(comm: Comm) -> None:
-  """Keeps what TensorFlow has outside of sessions to this rank's share.
-
-  Tracing a function that is to be compiled makes threads and GPU contexts for
-  the whole process, before a session, and knows no session's settings.
-  """
-  config = session_config(comm)
-  threading = tf.config.threading
-  threading.set_intra_op_parallelism_threads(
-    config.intra_op_parallelism_threads
-  )
-  threading.set_inter_op_parallelism_threads(
-    config.inter_op_parallelism_threads
-  )
-  gpus = tf.config.list_physical_devices("GPU")
-  if gpus:
-    if comm.local_rank >= len(gpus):
-      raise DistributedError(
-        f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
-        "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
-      )
-    own = gpus[comm.local_rank]
-    tf.config.set_visible_devices(own, "GPU")
-    tf.config.experimental.set_memory_growth(own, True)
-
-
-def _make_threads(comm: Comm) -> None:
-  """Makes the threads that all sessions of this process share.
-
-  The first session makes them as its own config says, and later ones take what
-  is there. Without this one that would be a collective's, of all cores.
-  """
-  config = session_config(comm)
-  config.device_count["GPU"] = 0  # which the run's session is to make
-  tf.Session(graph=tf.Graph(), config=config).close()
 
 
 def session_config(comm: Comm) -> tf.ConfigProto:
   """One GPU and this rank's share of the host's cores."""
   # On a CPU one op at a time has all threads: two at once only share them, and
   # wait for each other's caches. With several ranks a second thread hands
-  # gradients to Horovod, for which the first finds no time until it is done.
-  # An elastic world of one may get more.
+  # gradients to Horovod while the first is busy. An elastic world of one may
+  # get more ranks.
   at_once = 1 if comm.size == 1 and not comm.elastic else 2
   if tf.config.list_physical_devices("GPU"):
     at_once = max(2, comm.num_threads)

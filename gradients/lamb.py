@@ -29,8 +29,7 @@ class LAMBOptimizer(moments.MomentOptimizer):
   def __init__(
     self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs
   ):
-    """As `AdamWeightDecayOptimizer`; the trust ratio r is clamped to [min, max]
-    (DeepSpeed's bing_bert: 0.01 and 0.3)."""
+    """The defaults of the clamp are those of DeepSpeed's bing_bert."""
     super().__init__(*args, **kwargs)
     self.min_trust_ratio = min_trust_ratio
     self.max_trust_ratio = max_trust_ratio
@@ -48,17 +47,12 @@ class LAMBOptimizer(moments.MomentOptimizer):
       of.norm(weights, variable), of.norm(update, variable)
     )
     self.trust_ratios.append(ratio)
-    rate = of.spread(ratio, variable) * tf.convert_to_tensor(
-      self.learning_rate, tf.float32
-    )
+    learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
+    rate = of.spread(ratio, variable) * learning_rate
     new = [weights - rate * update, *new_slots]
+    targets = zip((variable, *slots), new, strict=True)
     with tf.control_dependencies(new):
-      return tf.group(
-        *[
-          target.assign(value, read_value=False)
-          for target, value in zip((variable, *slots), new, strict=True)
-        ]
-      )
+      return tf.group(*[v.assign(x, read_value=False) for v, x in targets])
 
   def _direction(
     self, gradient, weights, m, v, correction_1, correction_2, decay

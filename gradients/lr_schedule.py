@@ -22,7 +22,8 @@ SCHEDULES = {
   "warmup_exp_decay_poly": (1.5, "poly"),
   "warmup_linear_decay_exp": (1.0, "exp"),
 }
-# Exponents of the polynomial decay where `power` is not given.
+# Exponents of the polynomial decay where `power` is not given; poly's is that
+# of NVIDIA's LAMB recipe.
 _POWERS = {"linear": 1.0, "poly": 0.5, "warmup_exp_decay_poly": 2.0}
 
 
@@ -40,51 +41,30 @@ class Schedule:
   `create_optimizer`: where its warm-up ends, the rate drops to
   peak (1 - w / n). After update n, poly and cosine stay where they are. With a
   warm-up, update 0 has rate `offset`.
-
-  Attributes:
-    peak: the highest rate, without `offset`.
-    total: updates of the whole run.
-    warmup: updates of the warm-up.
-    name: one of `SCHEDULES`.
-    power: of a polynomial; None is the name's own: 1 for linear, 0.5 for poly
-      (NVIDIA's LAMB recipe), 2 for warmup_exp_decay_poly.
-    decay_rate: factor of an exponential decay every `decay_steps` updates.
-    decay_steps: see decay_rate.
-    offset: added to the result.
   """
 
   peak: float
-  total: int
-  warmup: int = 0
-  name: str = "linear"
-  power: float | None = None
+  total: int  # updates of the whole run
+  warmup: int = 0  # updates of the warm-up
+  name: str = "linear"  # one of `SCHEDULES`
+  power: float | None = None  # None: the name's own, see `_POWERS`
   decay_rate: float = 0.9
   decay_steps: int = 1000
   offset: float = 0.0
 
   def __post_init__(self):
-    """Raises `UserError` for what no schedule can be made of."""
-    if self.name not in SCHEDULES:
-      raise UserError(
-        f"--lr_schedule={self.name}: not one of {', '.join(SCHEDULES)}"
-      )
+    """Checks what the flags' own limits do not."""
     if self.power is not None and self.name not in _POWERS:
       raise UserError(
         f"--lr_power={self.power} has no meaning for --lr_schedule={self.name}"
       )
     if not 0.0 < self.decay_rate <= 1.0:
       raise UserError(f"--lr_decay_rate={self.decay_rate}: must be in (0, 1]")
-    if self.decay_steps < 1:
-      raise UserError(f"--lr_decay_steps={self.decay_steps}: must be positive")
 
   def __call__(self, step):
-    """The rate of an update.
+    """The rate of update `step`, which is 0 for the first.
 
-    Args:
-      step: the update, 0 for the first: a number, a NumPy array or a Tensor.
-
-    Returns:
-      The rate, in kind: a float32 Tensor, or NumPy float64.
+    float32 for a Tensor; NumPy's float64 for a number or an array.
     """
     if isinstance(step, tf.Tensor):
       math_of, step = tf, tf.cast(step, tf.float32)
@@ -118,10 +98,10 @@ class Schedule:
     return float(np.max(self(top)))
 
   def check_trains(self, first: int, before: int = 0) -> None:
-    """Raises `UserError` if no update that is left to a run would change it.
+    """Raises `UserError` if none of the updates left to a run would train.
 
     Args:
-      first: updates that are made already, of `total`.
+      first: how many of `total` are done already.
       before: how many the schedule counts before this run's own.
     """
     last = self.total - 1
@@ -131,7 +111,7 @@ class Schedule:
     if before:
       counts = (
         f", counted on from update {before:,} of --init_checkpoint: leave out "
-        "--norewarmup, or take a schedule that does not end there"
+        "--norewarmup, or choose a schedule that does not end there"
       )
     raise UserError(
       f"the learning rate of all updates from {first + 1:,} to {self.total:,} "
@@ -141,10 +121,9 @@ class Schedule:
     )
 
   def zero_from(self, before: int = 0) -> int | None:
-    """The update of a run, from 1, from which on all have rate 0, if any.
+    """The number, from 1, of the run's first update whose rate stays 0, if any.
 
-    Args:
-      before: how many updates the schedule counts before this run's own.
+    `before` as in `check_trains`.
     """
     ends = before > 0 and float(self(self.total)) == 0.0
     return max(0, self.total - before) + 1 if ends else None

@@ -4,6 +4,7 @@ import math
 import re
 
 from common.tensorflow_v1 import tf
+from model.tensor_parallel import WHOLE
 
 # The moments' names after their variable's, for LAMB too, as in google/bert.
 SLOTS = ("adam_m", "adam_v")
@@ -14,27 +15,36 @@ def variable_name(variable) -> str:
   return variable.name.rpartition(":")[0]
 
 
-class Whole:
-  """What an update asks about a variable that this rank has all of.
+def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
+  """A variable of checkpoints that starts at 0 and is not trained."""
+  return tf.get_variable(
+    name,
+    shape=shape,
+    dtype=dtype,
+    trainable=False,
+    initializer=tf.zeros_initializer(),
+  )
 
-  Subclasses answer for variables that ranks hold in parts: `all_reduce` for
-  slices of a model, `zero` for shards of several variables.
 
-  Attributes:
-    norm_communicates: whether `norm` runs collectives, for which XLA has no
-      program.
+class Parts:
+  """What an update asks about a variable that may be one of `slices`.
+
+  `zero` answers for shards of several variables.
   """
 
-  norm_communicates = False
+  slices = WHOLE
+
+  @property
+  def norm_communicates(self) -> bool:
+    """Whether `norm` runs collectives, which XLA cannot compile."""
+    return self.slices.size > 1
 
   def norm(self, tensor, variable) -> tf.Tensor:
     """The norm of a tensor of this variable's shape; float [n], n variables."""
-    del variable
-    return tf.norm(tensor)
+    return self.slices.norm(tensor, variable)
 
   def spread(self, values, variable) -> tf.Tensor:
     """Values of `norm`'s shape as factors of this variable's elements."""
-    del variable
     return values
 
   def decay(self, rate_of, variable):
@@ -47,23 +57,19 @@ class MomentOptimizer(tf.train.Optimizer):
 
   Slots are the variables NAME/adam_m and NAME/adam_v, float32, as in
   google/bert's checkpoints. With bias correction `applied_updates` counts the
-  updates, those that were skipped not included.
+  updates without those that were skipped.
 
   Attributes:
     has_trust_ratios: whether each variable has a rate of its own.
-    trust_ratios: the factors of each variable's rate, of `Whole.norm`'s shape,
+    trust_ratios: the factors of each variable's rate, of `Parts.norm`'s shape,
       in the order of the last `apply_gradients`; or none.
   """
 
   has_trust_ratios = False
   # The arguments that are settings of a run (`optimizers.OptimizerConfig`).
   settings = (
-    "weight_decay_rate",
-    "beta_1",
-    "beta_2",
-    "epsilon",
-    "bias_correction",
-  )
+    "weight_decay_rate", "beta_1", "beta_2", "epsilon", "bias_correction",
+  )  # fmt: skip
 
   def __init__(
     self,
@@ -76,13 +82,10 @@ class MomentOptimizer(tf.train.Optimizer):
     name=None,
     bias_correction=False,
   ):
-    """`learning_rate` is a float or scalar Tensor; the rest are floats.
+    """`learning_rate` is a float or scalar Tensor.
 
-    Args:
-      exclude_from_weight_decay: regular expressions; a variable whose name one
-        of them matches anywhere is not decayed.
-      name: (optional) str, the class' name without it.
-      bias_correction: bool.
+    `exclude_from_weight_decay` are regular expressions: a variable is not
+    decayed if one of them matches anywhere in its name.
     """
     super().__init__(use_locking=False, name=name or type(self).__name__)
     self.learning_rate = learning_rate
@@ -99,57 +102,38 @@ class MomentOptimizer(tf.train.Optimizer):
   def create_slots(self, variables) -> list:
     """The slots [(m, v), ...] of `variables`, made on the first call.
 
-    Callers that apply inside `tf.cond` or a function make them before it: a
+    Callers that apply inside `tf.cond` or a function call this before: a
     variable made in there could not be initialised from outside.
     """
-    new = [v for v in variables if variable_name(v) not in self._moments]
-    if self.bias_correction and self._applied_updates is None:
-      with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-        self._applied_updates = tf.get_variable(
-          "applied_updates",
-          shape=[],
-          dtype=tf.int64,
-          trainable=False,
-          initializer=tf.zeros_initializer(),
-        )
+    names = [variable_name(variable) for variable in variables]
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-      for variable in new:
-        self._moments[variable_name(variable)] = tuple(
-          tf.get_variable(
-            name=f"{variable_name(variable)}/{slot}",
-            shape=variable.shape.as_list(),
-            dtype=tf.float32,
-            trainable=False,
-            initializer=tf.zeros_initializer(),
-          )
-          for slot in SLOTS
-        )
-    return [self._moments[variable_name(variable)] for variable in variables]
+      if self.bias_correction and self._applied_updates is None:
+        self._applied_updates = state("applied_updates", dtype=tf.int64)
+      for name, variable in zip(names, variables, strict=True):
+        if name not in self._moments:
+          shape = variable.shape.as_list()
+          self._moments[name] = [state(f"{name}/{s}", shape) for s in SLOTS]
+    return [self._moments[name] for name in names]
 
   def apply_gradients(
     self, grads_and_vars, global_step=None, name=None, of=None
   ):
     """Applies one update; as in google/bert, `global_step` is not advanced.
 
-    `of`: (optional) how ranks hold the variables, see `Whole`.
+    `of` says how ranks hold the variables, see `Parts`.
     """
-    del global_step
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     slots = self.create_slots([v for _, v in pairs])
     corrections = self._corrections()
-    of = of or Whole()
+    of = of or Parts()
     self.trust_ratios = []
-    updates = [
-      self._update(
-        tf.convert_to_tensor(gradient),
-        variable,
-        moments,
-        corrections,
-        of.decay(self.decay_rate, variable),
-        of,
+    updates = []
+    for (gradient, variable), moments in zip(pairs, slots, strict=True):
+      gradient = tf.convert_to_tensor(gradient)
+      decay = of.decay(self.decay_rate, variable)
+      updates.append(
+        self._update(gradient, variable, moments, corrections, decay, of)
       )
-      for (gradient, variable), moments in zip(pairs, slots, strict=True)
-    ]
     counted = tf.no_op()
     if self.bias_correction:
       with tf.control_dependencies(updates):
@@ -159,13 +143,8 @@ class MomentOptimizer(tf.train.Optimizer):
   def _update(self, gradient, variable, slots, corrections, decay, of):
     """The op of one variable's update.
 
-    Args:
-      gradient: float, of the variable's shape.
-      variable: the weights.
-      slots: its moments (m, v).
-      corrections: of `_corrections`.
-      decay: float, or a tensor of the variable's shape.
-      of: a `Whole`.
+    `slots` are its moments (m, v), `corrections` those of `_corrections`,
+    `decay` is a float or a tensor of the variable's shape, `of` a `Parts`.
     """
     raise NotImplementedError
 
@@ -188,5 +167,5 @@ class MomentOptimizer(tf.train.Optimizer):
 
 
 def is_zero(decay) -> bool:
-  """Whether a weight decay, a float or a tensor, is none."""
+  """Whether a weight decay, a float or a tensor, is known to be 0."""
   return isinstance(decay, float) and decay == 0.0

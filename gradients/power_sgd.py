@@ -1,10 +1,11 @@
 """PowerSGD: gradients cross the wire as products of two thin matrices.
 
 Vogels et al. 2019, https://arxiv.org/abs/1905.13727, algorithms 1 and 2: one
-step of power iteration from where the last update's ended (warm start), and
-what it did not catch is added to the next update's gradient (error feedback).
+step of power iteration from where the last update's ended (warm start). What
+it missed is added to the next update's gradient (error feedback).
 """
 
+import functools
 import zlib
 from collections.abc import Sequence
 
@@ -15,15 +16,14 @@ from gradients import all_reduce
 _LEAST_GAIN = 2
 # Variables' names after their weight's, as optimizer slots have them.
 ERROR, BASIS = "powersgd_error", "powersgd_basis"
-# The graph's collection of the errors. Their sum over ranks is what counts.
+# The graph's collection of the errors. Only their sum over ranks matters.
 ERRORS = "powersgd_errors"
 
 
 def is_worth(shape: Sequence[int], rank: int) -> bool:
   """Whether a gradient of `shape` is sent as factors of `rank` columns.
 
-  Matrices are of which the factors have at most half as many numbers; vectors
-  and small matrices go as they are.
+  Vectors and small matrices are sent as they are.
   """
   if len(shape) != 2 or min(shape) < rank:
     return False
@@ -44,16 +44,15 @@ class PowerSGD(all_reduce.AllReduce):
 
   k is the share of the micro-batches that were kept, 1 unless some were
   dropped. The caller divides what is used by it, so that gradients stay the
-  mean of the kept ones; errors are of whole updates already.
+  mean of the kept ones; errors are those of whole updates already.
 
   All that is sent and used depends on sum_i A_i only. So neither the number of
-  ranks nor how errors are spread over them changes a result, and the errors'
-  sum is all of them that a checkpoint needs. orth is Householder's QR, which
-  has as many columns for a matrix of lower rank, so with r = m the gradient is
-  exact. (The paper does without orth(Q): a column that became zero would
-  stay so.)
+  ranks nor the distribution of errors over them changes a result, and a
+  checkpoint needs only the errors' sum. orth is Householder's QR, which has r
+  columns also for a matrix of lower rank, so with r = m the gradient is exact.
+  (The paper omits orth(Q), but then a column that became zero would stay zero.)
 
-  E_i and Q are the variables NAME/powersgd_error and NAME/powersgd_basis, of
+  E_i and Q are the variables NAME/powersgd_error and NAME/powersgd_basis, for
   gradients without a loss scale; they change with `after_update`.
   """
 
@@ -65,12 +64,9 @@ class PowerSGD(all_reduce.AllReduce):
 
   def compute_gradients(self, local, gradients, sums):
     pairs = local.compute_gradients(gradients, sums)
-    if local.micro_batches > 1:  # else there is none to be dropped
-      kept, filled = tf.unstack(
-        self.comm.allreduce(
-          tf.stack([local.kept, local.filled]), "powersgd/kept"
-        )
-      )
+    if local.micro_batches > 1:  # a single one is never dropped
+      counts = tf.stack([local.kept, local.filled])
+      kept, filled = tf.unstack(self.comm.allreduce(counts, "powersgd/kept"))
       self._kept = kept / filled
     summed = {}
     for number, group in enumerate(self._groups(len(pairs))):
@@ -81,34 +77,24 @@ class PowerSGD(all_reduce.AllReduce):
 
   def _sum(self, pairs, name: str) -> list[tf.Tensor]:
     """The sums of a group of gradients."""
-    is_low = [is_worth(v.shape.as_list(), self._rank) for _, v in pairs]
-    states = [
-      self._state(v) if low else None
-      for (_, v), low in zip(pairs, is_low, strict=True)
+    whole, states = [], {}  # the states of those sent at low rank, by index
+    for i, (gradient, variable) in enumerate(pairs):
+      if is_worth(variable.shape.as_list(), self._rank):
+        states[i] = self._state(variable)
+        gradient = gradient / self._scale + self._kept * states[i][0]
+      whole.append(gradient)
+    sent = [
+      tf.matmul(a, _orthonormal(states[i][1])) if i in states else a
+      for i, a in enumerate(whole)
     ]
-    whole = [
-      gradient / self._scale + self._kept * state[0] if state else gradient
-      for (gradient, _), state in zip(pairs, states, strict=True)
-    ]
-    left = self.comm.grouped_allreduce(
-      [
-        tf.matmul(a, _orthonormal(state[1])) if state else a
-        for a, state in zip(whole, states, strict=True)
-      ],
-      f"{name}/left",
-    )
-    left = [
-      _orthonormal(p) if state else p
-      for p, state in zip(left, states, strict=True)
-    ]
-    low = [i for i, state in enumerate(states) if state]
+    sums = list(self.comm.grouped_allreduce(sent, f"{name}/left"))
+    left = {i: _orthonormal(sums[i]) for i in states}
     right = self.comm.grouped_allreduce(
-      [tf.matmul(whole[i], left[i], transpose_a=True) for i in low],
+      [tf.matmul(whole[i], left[i], transpose_a=True) for i in states],
       f"{name}/right",
     )
-    sums = left
-    for i, q in zip(low, right, strict=True):
-      self._sent.append((whole[i], left[i], q, *states[i]))
+    for (i, state), q in zip(states.items(), right, strict=True):
+      self._sent.append((whole[i], left[i], q, *state))
       sums[i] = tf.matmul(left[i], q * self._scale, transpose_b=True)
     return sums
 
@@ -116,22 +102,16 @@ class PowerSGD(all_reduce.AllReduce):
     """E_i [n, m] and Q [m, rank] of a gradient."""
     name = variable.op.name
     n, m = variable.shape.as_list()
-
-    def make(suffix, shape, initializer):
-      return tf.get_variable(
-        f"{name}/{suffix}",
-        shape=shape,
-        dtype=tf.float32,
-        trainable=False,
-        initializer=initializer,
-        use_resource=True,
-      )
-
-    error = make(ERROR, [n, m], tf.zeros_initializer())
+    make = functools.partial(
+      tf.get_variable, trainable=False, use_resource=True
+    )
+    zeros = tf.zeros_initializer()
+    error = make(f"{name}/{ERROR}", [n, m], initializer=zeros)
     tf.add_to_collection(ERRORS, error)
     seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
     start = tf.random_normal_initializer(seed=seed)
-    return error, make(BASIS, [m, self._rank], start)
+    basis = make(f"{name}/{BASIS}", [m, self._rank], initializer=start)
+    return error, basis
 
   def after_update(self, finite):
     """Keeps this update's errors and bases, if it was `finite`."""
@@ -156,36 +136,26 @@ def _orthonormal(matrix: tf.Tensor) -> tf.Tensor:
 
 
 def broadcast_op(variables, comm) -> tf.Operation:
-  """Gives all ranks rank 0's values of `variables`, which may be errors.
-
-  Rank 0 then has the sum of all errors, and the others none.
-  """
+  """Gives all ranks rank 0's `variables`, but no errors: rank 0 keeps them."""
   errors = [] if comm.is_root else tf.get_collection(ERRORS)
   with tf.control_dependencies([comm.broadcast_op(variables)]):
-    return tf.group(*[_clear(e) for e in errors], tf.no_op())
+    cleared = [e.assign(tf.zeros(e.shape), read_value=False) for e in errors]
+    return tf.group(*cleared, tf.no_op())
 
 
 def add_up(errors, comm) -> list[tf.Operation]:
-  """Ops that give rank 0 the sum of all ranks' `errors`, and others none.
+  """Ops that give rank 0 the sum of all ranks' `errors`, and clear the others.
 
-  So that rank 0 saves all of them, and goes on as one that resumes would.
-  Run all that is returned: TensorFlow leaves out a sum that nothing reads.
+  So rank 0 saves all of them, and continues as a resumed run would. Run all
+  that is returned: TensorFlow leaves out a sum that nothing reads.
   """
   done, ran = [], []
-  if comm.size > 1:
-    for error in errors:  # one after another, for the sake of memory
-      with tf.control_dependencies(done):
-        own = tf.convert_to_tensor(error)
-      total = comm.allreduce(own, f"sum_of/{error.op.name}")
-      with tf.control_dependencies([total]):
-        done = [
-          error.assign(total, read_value=False)
-          if comm.is_root
-          else _clear(error)
-        ]
-      ran += [total.op, *done]
+  for error in errors if comm.size > 1 else ():
+    with tf.control_dependencies(done):  # one at a time, to save memory
+      own = tf.convert_to_tensor(error)
+    total = comm.allreduce(own, f"sum_of/{error.op.name}")
+    with tf.control_dependencies([total]):
+      kept = total if comm.is_root else tf.zeros_like(total)
+      done = [error.assign(kept, read_value=False)]
+    ran += [total.op, *done]
   return ran
-
-
-def _clear(variable) -> tf.Operation:
-  return variable.assign(tf.zeros(variable.shape), read_value=False)

@@ -1,5 +1,6 @@
 """Variables of which each rank holds a part: checkpoints have them whole."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
@@ -17,36 +18,44 @@ class ShardedVariable(NamedTuple):
   """
 
   part: tf.Variable
-  whole: dict  # name -> tensor as checkpoints have it, of all ranks' parts
+  whole: dict  # name -> tensor as checkpoints have it, made of all ranks' parts
   fed: dict  # name -> placeholder of such a tensor; rank 0's values count
   load: tf.Operation  # assigns to `part` what it has of the fed tensors
 
 
+def add(part, tensors: dict, cuts: list, own: Callable, comm) -> None:
+  """Makes `part` a `ShardedVariable`.
+
+  Args:
+    part: a variable.
+    tensors: name -> tensor of this slice, made of the parts of its ranks.
+    cuts: the `SlicedVariable` of each, or None where it is not sliced.
+    own: list of such tensors -> the value of `part`.
+    comm: a `distributed.Comm` of all ranks.
+  """
+  slices = Slices(comm.tensor_parallel)
+  whole, fed, read = {}, {}, []
+  for (name, tensor), cut in zip(tensors.items(), cuts, strict=True):
+    whole[name] = slices.whole(tensor, cut, f"whole/{name}") if cut else tensor
+    fed[name] = tf.placeholder(tf.float32, whole[name].shape)
+    value = comm.broadcast(fed[name], f"load/{name}")
+    read.append(slices.own(value, cut.axis) if cut else value)
+  load = part.assign(own(read), read_value=False)
+  tf.add_to_collection(
+    SHARDED_VARIABLES, ShardedVariable(part, whole, fed, load)
+  )
+
+
 def add_sliced(comm) -> None:
-  """Makes all variables sliced by tensor parallelism, and their slots, known.
+  """Adds all variables sliced by tensor parallelism, and their slots.
 
   Call it when the graph is complete, with a `distributed.Comm` of all ranks.
   """
-  slices = Slices(comm.tensor_parallel)
   variables = {v.op.name: v for v in tf.global_variables()}
   for sliced in tf.get_collection(SLICED):
     name = sliced.variable.op.name
     for part in (name, *(f"{name}/{slot}" for slot in moments.SLOTS)):
       if part in variables:
-        tf.add_to_collection(
-          SHARDED_VARIABLES, _sharded(variables[part], sliced, slices, comm)
-        )
-
-
-def _sharded(part, sliced, slices, comm) -> ShardedVariable:
-  """Of `part`, which is cut as `sliced` is."""
-  name = part.op.name
-  whole = slices.whole(tf.convert_to_tensor(part), sliced, f"whole/{name}")
-  fed = tf.placeholder(tf.float32, sliced.shape)
-  every = comm.broadcast(fed, f"load/{name}")
-  return ShardedVariable(
-    part=part,
-    whole={name: whole},
-    fed={name: fed},
-    load=part.assign(slices.own(every, sliced.axis), read_value=False),
-  )
+        value = tf.convert_to_tensor(variables[part])
+        own = lambda tensors: tensors[0]
+        add(variables[part], {part: value}, [sliced], own, comm)

@@ -8,23 +8,23 @@ whose shape legend holds here too.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import mixed_precision
 from common.tensorflow_v1 import tf
 from model import kernels
+from model.bert_config import BertConfig
 from model.layers import (
-  add_and_norm,
   create_initializer,
   dense,
   dropout,
-  dropout_and_add,
   dropout_arguments,
   dropout_site_seed,
   gelu,
   gelu_erf,
+  get_activation,
   get_shape_list,
   layer_norm,
+  normalized,
   recomputed,
   reshape_from_matrix,
   reshape_to_matrix,
@@ -34,26 +34,21 @@ from model.tensor_parallel import WHOLE, Slices
 # Added to the scores of masked positions: exp(-10000) is 0 in float32.
 _MASKED_SCORE = -10000.0
 
-# What need not stay in memory for the backward pass, because it is computed
-# again there: the activation's result (I of each token), the scores and
-# probabilities of attention (2 N S), the arguments of the layer norms (2 H; of
-# post layer norms, from their results), or all that is inside a layer.
+# What the backward pass can compute again instead of keeping it in memory: the
+# activation's result (I numbers for each token), the scores and probabilities
+# of attention (2 N S), the arguments of the layer norms (2 H; those of post
+# layer norms are computed from their results), or all that is inside a layer.
 RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
 
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
 _EMBEDDING_SITE = 0
-_HEAD_SITE = -1  # of a fine-tuning head, whatever the number of layers
+_HEAD_SITE = -1  # a fine-tuning head's, for any number of layers
 _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
 
 
 def head_dropout_seed(dropout_seed):
   """The seed of a fine-tuning head's dropout; see `dropout_site_seed`."""
   return dropout_site_seed(dropout_seed, _HEAD_SITE)
-
-
-# -----------------------------------------------------------------------------
-# Embeddings
-# -----------------------------------------------------------------------------
 
 
 def embedding_lookup(
@@ -65,17 +60,12 @@ def embedding_lookup(
   use_one_hot_embeddings=False,
   slices=WHOLE,
 ):
-  """Word embeddings of ids.
+  """Word embeddings of ids, by a matmul with one-hot rows or by a gather.
 
-  Args:
-    input_ids: int [B, S], or [B, S, K] for K ids at a position.
-    vocab_size: V.
-    embedding_size: H.
-    use_one_hot_embeddings: by a matmul with one-hot rows, not a gather.
+  The ids are int [B, S], or [B, S, K] for K ids at a position.
 
   Returns:
-    output: float [B, S, K * H], K = 1 for ids of rank 2.
-    table: the variable [V, H], or this slice's rows of it.
+    float [B, S, K * H]; the table, [V, H], or this slice's rows of it.
   """
   if input_ids.shape.ndims == 2:
     input_ids = tf.expand_dims(input_ids, -1)
@@ -122,29 +112,23 @@ def embedding_postprocessor(
 ):
   """Adds segment and position embeddings; layer norm and dropout follow.
 
-  Args:
-    input_tensor: float [B, S, H], word embeddings.
-    token_type_ids: int [B, S]; needed with use_token_type.
-    token_type_vocab_size: number of segment ids.
-    dropout_seed: (optional) the model's seed, int32 or int64 [2].
-    position_ids: (optional) int [B, S], 0 to S - 1 in every row without it.
-
-  Returns:
-    policy.attention [B, S, H].
+  The word embeddings are float [B, S, H], the result is policy.attention [B, S,
+  H]. Both ids are int [B, S]; without `position_ids` every row has 0 to S - 1.
+  `dropout_seed` is the model's, int32 or int64 [2].
 
   Raises:
     ValueError: token_type_ids is missing, or S > max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
+  initializer = create_initializer(initializer_range)
+  table = lambda name, rows: tf.get_variable(
+    name, [rows, width], initializer=initializer
+  )
   output = tf.cast(input_tensor, policy.embeddings)
   if use_token_type:
     if token_type_ids is None:
       raise ValueError("use_token_type needs token_type_ids, which are None")
-    type_table = tf.get_variable(
-      token_type_embedding_name,
-      [token_type_vocab_size, width],
-      initializer=create_initializer(initializer_range),
-    )
+    type_table = table(token_type_embedding_name, token_type_vocab_size)
     # A table of few rows: the matmul's gradient beats a scatter's.
     one_hot = tf.one_hot(
       tf.reshape(token_type_ids, [-1]), token_type_vocab_size
@@ -158,11 +142,7 @@ def embedding_postprocessor(
         f"The sequence length {seq_length} is greater than "
         f"max_position_embeddings {max_position_embeddings}"
       )
-    position_table = tf.get_variable(
-      position_embedding_name,
-      [max_position_embeddings, width],
-      initializer=create_initializer(initializer_range),
-    )
+    position_table = table(position_embedding_name, max_position_embeddings)
     if position_ids is None:
       # [S, H], broadcast over B
       positions = tf.slice(position_table, [0, 0], [seq_length, width])
@@ -176,45 +156,18 @@ def embedding_postprocessor(
   return dropout(output, dropout_prob, seed)
 
 
-# -----------------------------------------------------------------------------
-# Encoder
-# -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class LayerConfig:
   """What a layer of the encoder is, and how this run computes it.
 
-  Attributes:
-    hidden_size: H.
-    num_attention_heads: N.
-    intermediate_size: I.
-    activation: of the intermediate layer; None is none.
-    hidden_dropout_prob: for the outputs of attention and of the layer.
-    attention_probs_dropout_prob: for the attention probabilities.
-    initializer_range: stddev of the kernels' initializer.
-    pre_layer_norm: the residual is the sum before the layer norm, not the
-      normalized one (https://arxiv.org/abs/2002.04745). The first residual is
-      the encoder's input and the last layer norm is the final one, so that
-      variables are the same.
-    dropout_seed: (optional) the model's seed, int32 or int64 [2].
-    policy: the types in which its parts compute.
-    recompute: which of `RECOMPUTE` to compute again in the backward pass.
-    slices: each has N / slices of the heads and I / slices of the intermediate
-      layer.
+  Each of `slices` has N / slices of the heads and I / slices of the
+  intermediate layer.
   """
 
-  hidden_size: int
-  num_attention_heads: int
-  intermediate_size: int = 0
-  activation: Callable | None = gelu
-  hidden_dropout_prob: float = 0.0
-  attention_probs_dropout_prob: float = 0.0
-  initializer_range: float = 0.02
-  pre_layer_norm: bool = False
-  dropout_seed: tf.Tensor | None = None
+  bert: BertConfig
+  dropout_seed: tf.Tensor | None = None  # the model's, int32 or int64 [2]
   policy: mixed_precision.Policy = mixed_precision.FP32
-  recompute: tuple = ()
+  recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
 
   def dense(self, tensor, units, cut, **settings):
@@ -222,19 +175,25 @@ class LayerConfig:
     return dense(
       tensor,
       units,
-      kernel_initializer=create_initializer(self.initializer_range),
+      kernel_initializer=create_initializer(self.bert.initializer_range),
       slices=self.slices,
       cut=cut,
       **settings,
     )
 
   def activate(self, tensor):
-    """The activation, computed in the policy's type."""
-    if self.activation is None:
+    """The intermediate layer's activation, computed in the policy's type."""
+    activation = get_activation(self.bert.hidden_act)
+    if activation is None:
       return tensor
-    if self.activation in (gelu, gelu_erf):
-      return self.activation(tensor, self.policy.gelu)
-    return mixed_precision.island(self.activation, self.policy.gelu)(tensor)
+    if activation in (gelu, gelu_erf):
+      return activation(tensor, self.policy.gelu)
+    return mixed_precision.island(activation, self.policy.gelu)(tensor)
+
+  def run(self, name, function, *tensors):
+    """function(*tensors), recomputed if `name` is in `recompute`."""
+    again = name in self.recompute
+    return recomputed(function, *tensors) if again else function(*tensors)
 
 
 def attention(
@@ -250,27 +209,28 @@ def attention(
 
   Args:
     from_matrix: float [B * F, from width].
-    to_matrix: float [B * T, to width]; the same for self-attention.
-    attention_mask: [B, F, T], or [B, 1, T] to be the same for all F; 1 to
-      attend to a position, 0 not to. None: to all.
+    to_matrix: float [B * T, to width]; the same tensor for self-attention.
+    attention_mask: [B, F, T], or [B, 1, T] for the same mask at all F; 1 to
+      attend to a position, 0 not to. None: attend to all.
     lengths: (B, F, T).
     dropout_seed: (optional) see `dropout`.
-    activations: of queries, keys and values; None is none.
+    activations: functions of queries, keys and values, or None.
 
   Returns:
     policy.attention [B * F, H / slices].
   """
   batch_size, from_length, to_length = lengths
   policy, slices = config.policy, config.slices
-  first_head, end_head = slices.bounds(config.num_attention_heads)
+  width, num_heads = config.bert.hidden_size, config.bert.num_attention_heads
+  size_per_head = width // num_heads
+  first_head, end_head = slices.bounds(num_heads)
   own_heads = end_head - first_head
-  size_per_head = config.hidden_size // config.num_attention_heads
 
   def heads(matrix, length, activation, name):
     """[B * length, width] -> [B, N, length, D]"""
     tensor = config.dense(
       matrix,
-      config.hidden_size,
+      width,
       cut="units",
       activation=activation,
       name=name,
@@ -292,7 +252,7 @@ def attention(
     mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
     bias = (1.0 - mask) * _MASKED_SCORE
   seed, keep_prob = dropout_arguments(
-    config.attention_probs_dropout_prob, dropout_seed
+    config.bert.attention_probs_dropout_prob, dropout_seed
   )
 
   def attend(query, key, value):
@@ -305,15 +265,12 @@ def attention(
       scale=1.0 / math.sqrt(size_per_head),
       keep_prob=keep_prob,
       dtype=policy.softmax,
-      heads=(first_head, config.num_attention_heads)
-      if slices.size > 1
-      else None,
+      heads=(first_head, num_heads) if slices.size > 1 else None,
     )
     return tf.matmul(probs, value)
 
   # context = [B, N, F, D] -> [B, F, N, D]
-  again = "attention" in config.recompute
-  context = _maybe_recomputed(again, attend, query, key, value)
+  context = config.run("attention", attend, query, key, value)
   context = tf.transpose(context, [0, 2, 1, 3])
   return tf.reshape(
     context, [batch_size * from_length, own_heads * size_per_head]
@@ -326,40 +283,35 @@ def _end_of_block(output, residual, site, reader, config):
   All [B * S, H]: LayerNorm(dropout(output) + residual) as `reader`, and that
   itself, or the sum with pre_layer_norm.
   """
-  dtype = config.policy.layer_norm
-  seed = dropout_site_seed(config.dropout_seed, site)
-  dropout_prob = config.hidden_dropout_prob
-  if config.pre_layer_norm:
-    total = dropout_and_add(output, residual, dropout_prob, seed, dtype)
-    return layer_norm(total, None, dtype, reader), total
-  normalized = add_and_norm(
-    output,
-    residual,
-    dropout_prob,
-    seed,
-    dtype,
-    reader,
-    invertible="layer_norm" in config.recompute,
+  seed, keep_prob = dropout_arguments(
+    config.bert.hidden_dropout_prob,
+    dropout_site_seed(config.dropout_seed, site),
   )
-  return normalized, normalized
+  dtype = config.policy.layer_norm
+  static = dict(keep_prob=keep_prob, dtype=dtype)
+  types = dict(types=(output.dtype, residual.dtype))
+  if config.bert.pre_layer_norm:
+    total = kernels.dropout_and_add(output, residual, seed, **static, **types)
+    return layer_norm(total, None, dtype, reader), total
+  kernel = kernels.add_and_norm
+  if "layer_norm" in config.recompute:
+    kernel, static = kernels.invertible_add_and_norm, static | types
+  result = normalized(
+    kernel, [output, residual], seed, store_dtype=reader, **static
+  )
+  return result, result
 
 
 def transformer_layer(hidden, residual, number, attention_mask, shape, config):
-  """Attention and feed-forward network of layer `number`.
+  """Attention and feed-forward network of layer `number`, from 0.
 
-  Args:
-    hidden: float [B * S, H].
-    residual: float [B * S, H].
-    number: int, from 0.
-    attention_mask: see `attention`.
-    shape: (B, S).
-    config: LayerConfig.
+  `hidden` and `residual` are float [B * S, H], `shape` is (B, S).
 
   Returns:
     policy.attention [B * S, H], and the next layer's residual.
   """
   site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * number
-  policy, width = config.policy, config.hidden_size
+  policy, bert = config.policy, config.bert
   with tf.variable_scope("attention"):
     with tf.variable_scope("self"):
       context = attention(
@@ -371,50 +323,47 @@ def transformer_layer(hidden, residual, number, attention_mask, shape, config):
         dropout_site_seed(config.dropout_seed, site),
       )
     with tf.variable_scope("output"):
-      attended = config.dense(context, width, cut="inputs")
+      attended = config.dense(context, bert.hidden_size, cut="inputs")
       attended, residual = _end_of_block(
         attended, residual, site + 1, policy.feed_forward, config
       )
   with tf.variable_scope("intermediate"):
     # [B * S, I / slices]
     attended = config.slices.copy_to_group(attended)
-    wide = config.dense(attended, config.intermediate_size, cut="units")
+    wide = config.dense(attended, bert.intermediate_size, cut="units")
   with tf.variable_scope("output"):
-    output = lambda x: config.dense(config.activate(x), width, cut="inputs")
-    hidden = _maybe_recomputed("gelu" in config.recompute, output, wide)
+    output = lambda x: config.dense(
+      config.activate(x), bert.hidden_size, cut="inputs"
+    )
+    hidden = config.run("gelu", output, wide)
     return _end_of_block(hidden, residual, site + 2, policy.attention, config)
 
 
-def encoder_layers(input_tensor, attention_mask, num_hidden_layers, config):
-  """The encoder's layers, https://arxiv.org/abs/1706.03762 section 3.1.
+def encoder_layers(input_tensor, attention_mask, config):
+  """Every layer's output, https://arxiv.org/abs/1706.03762 section 3.1.
 
-  Args:
-    input_tensor: float [B, S, H].
-    attention_mask: see `attention`.
-    num_hidden_layers: int.
-    config: LayerConfig.
-
-  Returns:
-    List of policy.attention [B, S, H], every layer's output.
+  `input_tensor` is float [B, S, H], and so are the outputs, as
+  policy.attention; `attention_mask` as in `attention`.
 
   Raises:
     ValueError: H is not a multiple of N, or input_tensor's width is not H.
   """
-  if config.hidden_size % config.num_attention_heads:
+  bert = config.bert
+  if bert.hidden_size % bert.num_attention_heads:
     raise ValueError(
-      f"The hidden size {config.hidden_size} is not a multiple of the number "
-      f"of attention heads {config.num_attention_heads}"
+      f"The hidden size {bert.hidden_size} is not a multiple of the number "
+      f"of attention heads {bert.num_attention_heads}"
     )
   input_shape = get_shape_list(input_tensor, expected_rank=3)
-  if input_shape[-1] != config.hidden_size:
+  if input_shape[-1] != bert.hidden_size:
     raise ValueError(
       f"The input is {input_shape[-1]} wide, not the hidden size "
-      f"{config.hidden_size}"
+      f"{bert.hidden_size}"
     )
-  # Every layer's output is reshaped and the next layer takes it from there, so
-  # that no reshape is without use when only the last layer's output is wanted.
+  # The next layer reads what was reshaped, so every reshape is used, also when
+  # only the last layer's output is wanted.
   layers, residual = [input_tensor], None
-  for number in range(num_hidden_layers):
+  for number in range(bert.num_hidden_layers):
     layer = functools.partial(
       transformer_layer,
       number=number,
@@ -423,18 +372,12 @@ def encoder_layers(input_tensor, attention_mask, num_hidden_layers, config):
       config=config,
     )
     hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
-    if residual is None or not config.pre_layer_norm:
+    if residual is None or not bert.pre_layer_norm:
       residual = hidden
     with tf.variable_scope("layer_%d" % number):
-      hidden, residual = _maybe_recomputed(
-        "layer" in config.recompute, layer, hidden, residual
-      )
+      hidden, residual = config.run("layer", layer, hidden, residual)
       layers.append(reshape_from_matrix(hidden, input_shape))
   return layers[1:]
-
-
-def _maybe_recomputed(again: bool, function, *tensors):
-  return recomputed(function, *tensors) if again else function(*tensors)
 
 
 # -----------------------------------------------------------------------------
@@ -443,14 +386,10 @@ def _maybe_recomputed(again: bool, function, *tensors):
 
 
 def create_attention_mask_from_input_mask(from_tensor, to_mask):
-  """A mask that lets every position attend to those that `to_mask` marks.
+  """float32 [B, F, T]: every position attends to those that `to_mask` marks.
 
-  Args:
-    from_tensor: [B, F, ...], only its shape is used.
-    to_mask: int [B, T], 1 to attend to, 0 for padding.
-
-  Returns:
-    float32 [B, F, T].
+  `to_mask` is int [B, T], 1 to attend to, 0 for padding; of `from_tensor`,
+  [B, F, ...], only the shape is used.
   """
   from_shape = get_shape_list(from_tensor, expected_rank=[2, 3])
   batch_size, to_length = get_shape_list(to_mask, expected_rank=2)
@@ -474,15 +413,9 @@ def attention_layer(
   from_seq_length=None,
   to_seq_length=None,
 ):
-  """`attention` by google/bert's arguments.
+  """`attention` by google/bert's arguments, for tensors of rank 3 or 2.
 
-  Args:
-    from_tensor: float [B, F, from width], or [B * F, from width].
-    to_tensor: float [B, T, to width], or [B * T, to width].
-    attention_mask: (optional) as of `attention`.
-    query_act, key_act, value_act: (optional) activations.
-    batch_size, from_seq_length, to_seq_length: B, F and T; needed with tensors
-      of rank 2.
+  Tensors of rank 2, [B * F, from width] and [B * T, to width], need B, F and T.
 
   Returns:
     float32 [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
@@ -504,7 +437,8 @@ def attention_layer(
       "Tensors of rank 2 need batch_size, from_seq_length and to_seq_length; "
       f"they are {batch_size}, {from_seq_length}, {to_seq_length}"
     )
-  config = LayerConfig(
+  bert = BertConfig(
+    vocab_size=0,
     hidden_size=num_attention_heads * size_per_head,
     num_attention_heads=num_attention_heads,
     attention_probs_dropout_prob=attention_probs_dropout_prob,
@@ -515,12 +449,12 @@ def attention_layer(
     reshape_to_matrix(to_tensor),
     attention_mask,
     (batch_size, from_seq_length, to_seq_length),
-    config,
+    LayerConfig(bert),
     activations=(query_act, key_act, value_act),
   )
   if do_return_2d_tensor:
     return context
-  return tf.reshape(context, [batch_size, from_seq_length, config.hidden_size])
+  return tf.reshape(context, [batch_size, from_seq_length, bert.hidden_size])
 
 
 def transformer_model(
@@ -536,21 +470,17 @@ def transformer_model(
   initializer_range=0.02,
   do_return_all_layers=False,
 ):
-  """`encoder_layers` by google/bert's arguments.
-
-  Returns:
-    float32 [B, S, H], or with do_return_all_layers the list of all layers'.
-  """
-  config = LayerConfig(
+  """`encoder_layers` by google/bert's arguments: the last output, or all."""
+  bert = BertConfig(
+    vocab_size=0,
     hidden_size=hidden_size,
+    num_hidden_layers=num_hidden_layers,
     num_attention_heads=num_attention_heads,
     intermediate_size=intermediate_size,
-    activation=intermediate_act_fn,
+    hidden_act=intermediate_act_fn,
     hidden_dropout_prob=hidden_dropout_prob,
     attention_probs_dropout_prob=attention_probs_dropout_prob,
     initializer_range=initializer_range,
   )
-  layers = encoder_layers(
-    input_tensor, attention_mask, num_hidden_layers, config
-  )
+  layers = encoder_layers(input_tensor, attention_mask, LayerConfig(bert))
   return layers if do_return_all_layers else layers[-1]

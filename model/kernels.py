@@ -4,7 +4,7 @@ Each kernel is a pair of pure functions of tensors: forward, and backward from
 what forward saved. They save what is in memory anyway (their inputs, or a
 result) and compute the rest again, because a pass over memory costs more than
 arithmetic: a dropout mask is a hash of the element's number, drawn where it is
-used and kept nowhere. `xla` compiles each function to one pass or a few; run op
+used and kept nowhere. `jit` compiles each function to one pass or a few; run op
 by op they give the same numbers.
 
 A kernel computes in `dtype` and stores its result in `store`. Variables come as
@@ -24,7 +24,7 @@ _GELU_A = 2.0 * math.sqrt(2.0 / math.pi)
 _GELU_B = _GELU_A * 0.044715
 
 # TensorFlow's registry lasts as long as the process, so what is in it must not
-# know a graph; each op has its own gradient with it.
+# refer to a graph; each op carries its own gradient.
 _GRADIENT_NAME = "PerseusGradient"
 
 
@@ -50,12 +50,12 @@ class Kernel:
   """Decorates forward(tensors..., static...) -> result, or result and a dict.
 
   The dict holds what else to save for the gradient; None there is the result
-  itself, of which a compiled function would make a copy. `@NAME.gradient`
-  decorates backward(..., dy, ...) -> {tensor of forward: its gradient}: it
-  takes by name what it needs of forward's arguments, of that dict, and
-  `result`, and nothing else is kept in memory. Tensors are given by position,
-  static arguments by name; they are hashable. For graph mode and tf.gradients;
-  a GradientTape differentiates the forward function instead.
+  itself, which a compiled function would copy. `@NAME.gradient` decorates
+  backward(..., dy, ...) -> {tensor of forward: its gradient}: it takes by name
+  what it needs of forward's arguments, of that dict, and `result`, and nothing
+  else is kept in memory. Tensors are given by position, static arguments, which
+  are hashable, by name. For graph mode and tf.gradients; a GradientTape
+  differentiates the forward function instead.
   """
 
   def __init__(self, forward, compile=True):
@@ -94,11 +94,6 @@ class Kernel:
     return with_gradient([result, *tensors], gradient)[0]
 
 
-# -----------------------------------------------------------------------------
-# Dropout
-# -----------------------------------------------------------------------------
-
-
 def _mix(x, multiplier, shift):
   """One step of a hash of uint32: x * multiplier, high bits into low ones."""
   x *= tf.constant(multiplier, tf.uint32)
@@ -109,12 +104,9 @@ def _mix(x, multiplier, shift):
 def row_numbers(shape, part=None) -> tuple:
   """The number of each row's first element, for `keep_mask`'s arguments.
 
-  A row is along the last axis. Numbers are two words of 32 bits. Up to 2^32
-  elements are numbered in their order; beyond that all of a row have the same
-  high word.
-
-  Returns:
-    low words, uint32 [rows, 1]; and high words, the same, or 0 where all are.
+  A row is along the last axis. Numbers are low words, uint32 [rows, 1], and
+  high words, the same, or 0 if all are. Up to 2^32 elements are numbered in
+  their order; beyond that all elements of a row have the same high word.
   """
   shape = [n if isinstance(n, int) else tf.cast(n, tf.int64) for n in shape]
   *leading, width = shape or [1]
@@ -140,16 +132,16 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
   Element i is kept where hash(i, seed) < keep_prob * 2^32. The hash is a
   32-bit integer mixer (multiply and xor-shift with the constants of
   https://nullprogram.com/blog/2018/07/31/, lowbias32) keyed by one half of the
-  seed before it and by the other inside, where i's high word enters, too: a
-  function of the element and the seed, so that nothing needs to be stored, and
-  cheap enough to draw twice.
+  seed before it and by the other inside, where i's high word enters, too. So it
+  is a function of the element and the seed, needs no memory, and is cheap
+  enough to draw twice.
 
   Args:
     shape: list of ints and int32 scalar tensors.
     keep_prob: exact to 2^-32.
-    seed: int32 [2]; the same seed gives the same mask.
-    part: (optional) (first, count): of a mask with `count` along axis 1, which
-      is not the last, those from `first` on.
+    seed: int32 [2].
+    part: (optional) (first, count): `shape` is the part from `first` on of a
+      mask with `count` elements along axis 1, which is not the last.
   """
   key = tf.unstack(tf.bitcast(seed, tf.uint32), num=2)
   low, high = row_numbers(shape, part)
@@ -179,13 +171,7 @@ def _drop(x, keep_prob, seed, part=None):
 def dropout(x, seed, keep_prob):
   """x with elements set to 0 and the others scaled so that the mean stays.
 
-  Args:
-    x: float tensor.
-    seed: int32 [2], see `keep_mask`.
-    keep_prob: float.
-
-  Returns:
-    A tensor of x's shape and dtype.
+  `seed` is int32 [2], see `keep_mask`.
   """
   return _drop(x, keep_prob, seed)
 
@@ -195,18 +181,11 @@ def dropout(seed, dy, keep_prob):
   return {"x": _drop(dy, keep_prob, seed)}
 
 
-# -----------------------------------------------------------------------------
-# GELU
-# -----------------------------------------------------------------------------
-
-
 @Kernel
 def gelu(x, dtype):
   """GELU, the tanh approximation (https://arxiv.org/abs/1606.08415).
 
-  Args:
-    x: float tensor; the result is stored in its type.
-    dtype: the type to compute in.
+  Computed in `dtype`, stored in x's type.
   """
   wide = tf.cast(x, dtype)
   gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * tf.square(wide)))
@@ -224,7 +203,7 @@ def gelu(x, dy, dtype):
 
 @Kernel
 def gelu_erf(x, dtype):
-  """GELU itself, x * P(X <= x) of a standard normal X; arguments as of `gelu`.
+  """GELU itself, x * P(X <= x) of a standard normal X; arguments as in `gelu`.
 
   P(X <= x) = (1 + erf(x / sqrt(2))) / 2, https://arxiv.org/abs/1606.08415.
   """
@@ -244,22 +223,14 @@ def _normal_cdf(x):
   return 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
 
 
-# -----------------------------------------------------------------------------
-# Attention probabilities
-# -----------------------------------------------------------------------------
-
-
 @Kernel
 def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):
-  """dropout(softmax(scale * scores + bias)) over the last axis.
+  """dropout(softmax(scale * scores + bias)) over the last axis, in `dtype`.
 
   Args:
     scores: float [B, N, F, T]; the result is stored in its type.
     bias: `dtype`, broadcastable to scores.
-    seed: int32 [2] for the dropout.
-    scale: float.
-    keep_prob: float; 1 for no dropout.
-    dtype: the type to compute in.
+    seed, keep_prob: as of `dropout`.
     heads: (optional) (first, count), where the N heads are among `count`.
   """
   probs = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
@@ -279,11 +250,6 @@ def attention_probs(probs, seed, dy, scale, keep_prob, dtype, heads=None):
   return {"scores": tf.cast((dy - along) * wide * scale, probs.dtype)}
 
 
-# -----------------------------------------------------------------------------
-# Layer norm
-# -----------------------------------------------------------------------------
-
-
 def _normalize(x, gamma, beta, epsilon):
   """(gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean, 1 / sqrt())"""
   mean = tf.reduce_mean(x, axis=-1, keepdims=True)
@@ -294,31 +260,26 @@ def _normalize(x, gamma, beta, epsilon):
 
 
 def _normalize_gradient(x, gamma, mean, rstd, dy):
-  """The gradients of x, gamma and beta."""
+  """x's gradient, and the dict of gamma's and beta's, in gamma's type."""
   x_hat = (x - mean) * rstd
-  d_x_hat = dy * gamma
+  d_x_hat = dy * tf.cast(gamma, dy.dtype)
   # The part of d_x_hat along the constant and along x_hat cannot change y.
   along_one = tf.reduce_mean(d_x_hat, axis=-1, keepdims=True)
   along_x_hat = tf.reduce_mean(d_x_hat * x_hat, axis=-1, keepdims=True)
   dx = (d_x_hat - along_one - x_hat * along_x_hat) * rstd
   rows = list(range(x.shape.ndims - 1))
-  d_gamma = tf.reduce_sum(dy * x_hat, axis=rows)
-  return dx, d_gamma, tf.reduce_sum(dy, axis=rows)
+  return dx, {
+    "gamma": tf.cast(tf.reduce_sum(dy * x_hat, axis=rows), gamma.dtype),
+    "beta": tf.cast(tf.reduce_sum(dy, axis=rows), gamma.dtype),
+  }
 
 
 @Kernel
 def layer_norm(x, gamma, beta, epsilon, dtype, store):
   """gamma * (x - mean) / sqrt(variance + epsilon) + beta over the last axis.
 
-  Source: https://arxiv.org/abs/1607.06450.
-
-  Args:
-    x: float [..., H].
-    gamma: float32 [H].
-    beta: float32 [H].
-    epsilon: float.
-    dtype: the type to compute in.
-    store: the result's type.
+  Source: https://arxiv.org/abs/1607.06450. x is float [..., H], gamma and beta
+  are float32 [H]; computed in `dtype`, stored as `store`.
   """
   wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
   y, mean, rstd = _normalize(wide, g, b, epsilon)
@@ -327,24 +288,16 @@ def layer_norm(x, gamma, beta, epsilon, dtype, store):
 
 @layer_norm.gradient
 def layer_norm(x, gamma, mean, rstd, dy, dtype):
-  wide, g, dy = (tf.cast(t, dtype) for t in (x, gamma, dy))
-  dx, d_gamma, d_beta = _normalize_gradient(wide, g, mean, rstd, dy)
-  return {
-    "x": tf.cast(dx, x.dtype),
-    "gamma": tf.cast(d_gamma, gamma.dtype),
-    "beta": tf.cast(d_beta, gamma.dtype),
-  }
+  wide, dy = tf.cast(x, dtype), tf.cast(dy, dtype)
+  dx, d_variables = _normalize_gradient(wide, gamma, mean, rstd, dy)
+  return {"x": tf.cast(dx, x.dtype), **d_variables}
 
 
 @Kernel
 def add_and_norm(
   x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store
 ):
-  """layer_norm(dropout(x) + residual); arguments as of both.
-
-  Args:
-    residual: float, of x's shape.
-  """
+  """layer_norm(dropout(x) + residual), with arguments as of both."""
   wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
   total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
   y, mean, rstd = _normalize(total, g, b, epsilon)
@@ -353,14 +306,13 @@ def add_and_norm(
 
 @add_and_norm.gradient
 def add_and_norm(x, residual, gamma, mean, rstd, seed, dy, keep_prob, dtype):
-  wide, g, dy = (tf.cast(t, dtype) for t in (x, gamma, dy))
+  wide, dy = tf.cast(x, dtype), tf.cast(dy, dtype)
   total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
-  d_total, d_gamma, d_beta = _normalize_gradient(total, g, mean, rstd, dy)
+  d_total, d_variables = _normalize_gradient(total, gamma, mean, rstd, dy)
   return {
     "x": tf.cast(_drop(d_total, keep_prob, seed), x.dtype),
     "residual": tf.cast(d_total, residual.dtype),
-    "gamma": tf.cast(d_gamma, gamma.dtype),
-    "beta": tf.cast(d_beta, gamma.dtype),
+    **d_variables,
   }
 
 
@@ -371,8 +323,8 @@ def invertible_add_and_norm(
   """`add_and_norm` that keeps its result instead of both arguments.
 
   The result is in memory anyway, for the matmul that reads it. The gradient
-  takes (x - mean) / sqrt() back from it as (y - beta) / gamma, which is as
-  exact as `store` is; where gamma is 0 that is lost and taken as 0. The static
+  computes (x - mean) / sqrt() from it as (y - beta) / gamma, which is as exact
+  as `store` is; where gamma is 0 that is lost, and 0 stands for it. The static
   argument `types` is those of x and of residual, for their gradients.
   """
   wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
@@ -388,15 +340,14 @@ def invertible_add_and_norm(
   y, g, b, dy = (tf.cast(t, dtype) for t in (result, gamma, beta, dy))
   x_hat = tf.math.divide_no_nan(y - b, g)
   # As _normalize_gradient of x with mean 0, which only (x - mean) enters.
-  d_total, d_gamma, d_beta = _normalize_gradient(
-    x_hat / rstd, g, tf.zeros_like(rstd), rstd, dy
+  d_total, d_variables = _normalize_gradient(
+    x_hat / rstd, gamma, tf.zeros_like(rstd), rstd, dy
   )
   x_type, residual_type = types
   return {
     "x": tf.cast(_drop(d_total, keep_prob, seed), x_type),
     "residual": tf.cast(d_total, residual_type),
-    "gamma": tf.cast(d_gamma, gamma.dtype),
-    "beta": tf.cast(d_beta, beta.dtype),
+    **d_variables,
   }
 
 
@@ -415,23 +366,17 @@ def dropout_and_add(seed, dy, keep_prob, types):
   }
 
 
-# -----------------------------------------------------------------------------
-# Cross entropy
-# -----------------------------------------------------------------------------
-
-
 @Kernel
 def cross_entropy(logits, bias, labels, dtype):
   """-log softmax(logits + bias)[label] of each row, and whether it is right.
 
   Neither logits in `dtype` nor probabilities are kept: the gradient, softmax -
-  1 at the label, takes them from the logits again.
+  1 at the label, computes them from the logits again.
 
   Args:
     logits: float [n, classes]; their gradient is stored in their type.
     bias: float32 [classes].
     labels: int32 [n], in [0, classes).
-    dtype: the type to compute in.
 
   Returns:
     float32 [2, n]: the losses in nats; 1 where no class is likelier than the
@@ -447,13 +392,8 @@ def cross_entropy(logits, bias, labels, dtype):
   return tf.cast(result, tf.float32), {"log_total": log_total}
 
 
-@cross_entropy.gradient
-def cross_entropy(logits, bias, labels, log_total, dy, dtype):
-  return _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype)
-
-
 def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
-  """Of logits and bias; a label of -1 is none of these classes."""
+  """Those of logits and bias; a label of -1 is none of these classes."""
   wide = tf.cast(logits, dtype) + tf.cast(bias, dtype)
   probs = tf.exp(wide - log_total[:, tf.newaxis])
   classes = logits.shape[-1]
@@ -469,20 +409,15 @@ def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
   }
 
 
+cross_entropy.gradient(_cross_entropy_gradient)
+
+
 @functools.partial(Kernel, compile=False)
 def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
   """`cross_entropy` where each slice has the logits of some of the classes.
 
-  Args:
-    logits: float [n, own classes].
-    bias: float32 [own classes].
-    labels: int32 [n], numbers among all classes.
-    dtype: the type to compute in.
-    first: int, the first own class.
-    stack: [3, n] -> [slices, 3, n], all slices' tensors.
-
-  Returns:
-    float32 [2, n], see `cross_entropy`.
+  This slice's begin with class `first`; labels are numbers among all classes.
+  `stack` makes [slices, 3, n] of the slices' [3, n].
   """
   own = labels - first
   own = tf.where(
@@ -515,25 +450,14 @@ def sliced_cross_entropy(logits, bias, own, log_total, dy, dtype):
   )
 
 
-# -----------------------------------------------------------------------------
-# Rows of a table
-# -----------------------------------------------------------------------------
-
-
 @functools.partial(Kernel, compile=False)
 def gather_rows(table, row_ids):
-  """Rows of a table, with a dense gradient.
+  """float [n, H]: rows of a table [V, H], with a dense gradient.
 
   `tf.gather`'s own gradient is a `tf.IndexedSlices`, which an all-reduce has to
   gather from all ranks instead of adding it up, and which the dense gradient of
-  tied output weights would turn into a dense one anyway.
-
-  Args:
-    table: float [V, H].
-    row_ids: int32 or int64 [n]; an id outside [0, V) is an error on a CPU.
-
-  Returns:
-    float [n, H].
+  tied output weights would turn into a dense one anyway. An id outside [0, V)
+  is an error on a CPU.
   """
   return tf.gather(table, row_ids)
 

@@ -18,15 +18,9 @@ _LAYER_NORM_EPSILONS = {tf.float16: 1e-7}  # knows no number much smaller
 def dropout_site_seed(dropout_seed, site):
   """The seed of one dropout call site, a pure function of both arguments.
 
-  The pair is drawn from `dropout_seed` before the site is added, so that seeds
-  that count (seed, update) do not share masks between neighbouring sites.
-
-  Args:
-    dropout_seed: int32 or int64 [2], or None.
-    site: int, the number of the call site in the model.
-
-  Returns:
-    int32 [2], or None without a dropout_seed.
+  The pair is drawn from `dropout_seed`, int32 or int64 [2], before the site is
+  added, so that seeds that count (seed, update) do not share masks between
+  neighbouring sites. None stays None.
   """
   if dropout_seed is None:
     return None
@@ -39,9 +33,8 @@ def dropout_site_seed(dropout_seed, site):
 def dropout_arguments(dropout_prob, seed):
   """What a kernel with a dropout takes: an int32 [2] seed, and keep_prob.
 
-  Args:
-    dropout_prob: float; 0 and None are no dropout.
-    seed: int32 or int64 [2]; None draws it from a stateful generator.
+  Probabilities of 0 and None are no dropout; a seed of None is drawn from a
+  stateful generator.
   """
   if not dropout_prob:
     return tf.zeros([2], tf.int32), 1.0
@@ -49,11 +42,6 @@ def dropout_arguments(dropout_prob, seed):
     lowest, highest = tf.int32.limits
     seed = tf.random.uniform([2], lowest, highest, tf.int32)
   return tf.cast(seed, tf.int32), 1.0 - dropout_prob
-
-
-# -----------------------------------------------------------------------------
-# Layers
-# -----------------------------------------------------------------------------
 
 
 def gelu(x, dtype=tf.float32):
@@ -76,8 +64,8 @@ def get_activation(activation_string):
   """
   if not isinstance(activation_string, str):
     return activation_string
-  functions = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf)
-  functions = dict(zip(ACTIVATION_NAMES, functions, strict=True))
+  known = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf)
+  functions = dict(zip(ACTIVATION_NAMES, known, strict=True))
   name = activation_string.lower()
   if name not in functions:
     raise ValueError(
@@ -94,7 +82,6 @@ def create_initializer(initializer_range=0.02):
   """
 
   def initializer(shape, dtype=tf.float32, partition_info=None):
-    del partition_info
     scope = tf.get_default_graph().get_name_scope()  # NAME/Initializer
     return tf.random.truncated_normal(
       shape,
@@ -116,32 +103,20 @@ def dense(
   slices=WHOLE,
   cut=None,
 ):
-  """input_tensor x kernel + bias, as tf.layers.dense names its variables.
+  """input_tensor [..., K] x kernel + bias, named as tf.layers.dense's.
 
   Args:
-    input_tensor: float [..., K].
-    units: int.
-    activation: (optional) function of a tensor.
-    kernel_initializer: (optional) initializer; the bias starts at 0.
-    name: (optional) variable scope, "dense" without it.
-    dtype: (optional) the type to compute in, input_tensor's without it; the
-      variables are float32.
-    slices: a `tensor_parallel.Slices`.
-    cut: (optional) what is cut over them: "units", of which each slice then
-      returns its part; or "inputs", of which K are this slice's part, and the
+    dtype: (optional) the type to compute in and of the result, input_tensor's
+      without it; the variables are float32.
+    cut: (optional) what is cut over `slices`: "units", and each slice returns
+      its part of them; or "inputs", and K is this slice's part of them and the
       result is whole.
-
-  Returns:
-    `dtype` [..., units].
   """
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
   width = shape[-1] * (slices.size if cut == "inputs" else 1)
-  kernel_axis, bias_axis = {
-    None: (None, None),
-    "units": (1, 0),
-    "inputs": (0, None),
-  }[cut]
+  axes = {None: (None, None), "units": (1, 0), "inputs": (0, None)}
+  kernel_axis, bias_axis = axes[cut]
   with tf.variable_scope(name, default_name="dense"):
     kernel = slices.get_variable(
       "kernel", [width, units], kernel_initializer, kernel_axis
@@ -162,15 +137,9 @@ def dense(
 def dropout(input_tensor, dropout_prob, seed=None):
   """Sets elements to 0 and scales the others up, so that the mean stays.
 
-  Args:
-    input_tensor: float tensor.
-    dropout_prob: float, the probability of an element to be dropped (not to be
-      kept); nothing is done for 0 or None.
-    seed: (optional) int32 or int64 [2], of which the mask is a pure function;
-      stateful random numbers without it.
-
-  Returns:
-    A tensor of input_tensor's shape and dtype.
+  `dropout_prob` is that of dropping an element, not of keeping it; 0 and None
+  do nothing. The mask is a pure function of `seed`, int32 or int64 [2], or
+  without it of a stateful generator.
   """
   if not dropout_prob:
     return input_tensor
@@ -178,92 +147,47 @@ def dropout(input_tensor, dropout_prob, seed=None):
   return kernels.dropout(input_tensor, seed, keep_prob=keep_prob)
 
 
-def _layer_norm_variables(width, name):
-  """gamma and beta, float32 [width]."""
+def normalized(
+  kernel, tensors, *seed, name=None, dtype, store_dtype=None, **static
+):
+  """A kernel with a layer norm, of tensors [..., H] and its own variables.
+
+  It computes in `dtype`; `store_dtype` is the result's type, the first tensor's
+  without it.
+  """
+  shape = [get_shape_list(tensors[0])[-1]]
   with tf.variable_scope(name, default_name="LayerNorm"):
-    beta = tf.get_variable("beta", [width], initializer=tf.zeros_initializer())
-    gamma = tf.get_variable("gamma", [width], initializer=tf.ones_initializer())
-  return gamma, beta
+    beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
+    gamma = tf.get_variable("gamma", shape, initializer=tf.ones_initializer())
+  return kernel(
+    *tensors,
+    gamma,
+    beta,
+    *seed,
+    epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
+    dtype=dtype,
+    store=store_dtype or tensors[0].dtype,
+    **static,
+  )
 
 
 def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
-  """Layer normalization over the last axis.
-
-  Args:
-    input_tensor: float [..., H].
-    name: (optional) variable scope, "LayerNorm" without it.
-    dtype: the type to compute in.
-    store_dtype: (optional) the result's type, input_tensor's without it.
-
-  Returns:
-    `store_dtype` [..., H].
-  """
-  width = get_shape_list(input_tensor)[-1]
-  return kernels.layer_norm(
-    input_tensor,
-    *_layer_norm_variables(width, name),
-    epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
+  """Layer normalization over the last axis; types as in `normalized`."""
+  return normalized(
+    kernels.layer_norm,
+    [input_tensor],
+    name=name,
     dtype=dtype,
-    store=store_dtype or input_tensor.dtype,
-  )
-
-
-def add_and_norm(
-  output,
-  residual,
-  dropout_prob,
-  seed,
-  dtype=tf.float32,
-  store_dtype=None,
-  invertible=False,
-):
-  """LayerNorm(dropout(output) + residual), the end of a sub-layer.
-
-  Args:
-    output: float [..., H].
-    residual: float [..., H].
-    dropout_prob: float.
-    seed: (optional) see `dropout`.
-    dtype: the type to compute in.
-    store_dtype: (optional) the result's type, output's without it.
-    invertible: keep the result for the gradient, not the arguments.
-
-  Returns:
-    `store_dtype` [..., H].
-  """
-  seed, keep_prob = dropout_arguments(dropout_prob, seed)
-  static = dict(
-    keep_prob=keep_prob,
-    epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
-    dtype=dtype,
-    store=store_dtype or output.dtype,
-  )
-  kernel = kernels.add_and_norm
-  if invertible:
-    kernel = kernels.invertible_add_and_norm
-    static["types"] = (output.dtype, residual.dtype)
-  variables = _layer_norm_variables(get_shape_list(output)[-1], None)
-  return kernel(output, residual, *variables, seed, **static)
-
-
-def dropout_and_add(output, residual, dropout_prob, seed, dtype=tf.float32):
-  """dropout(output) + residual as `dtype`; arguments as of `add_and_norm`."""
-  seed, keep_prob = dropout_arguments(dropout_prob, seed)
-  types = (output.dtype, residual.dtype)
-  return kernels.dropout_and_add(
-    output, residual, seed, keep_prob=keep_prob, dtype=dtype, types=types
+    store_dtype=store_dtype,
   )
 
 
 def recomputed(function, *tensors):
-  """function(*tensors), computed again in the backward pass.
+  """function(*tensors), a tensor or list, computed again in the backward pass.
 
-  Nothing that is inside stays in memory for the gradient, only `tensors`. As
+  Only `tensors` stay in memory for the gradient, nothing that is inside; the
+  gradient is by them and by variables, not by what the function closes over. As
   tf.recompute_grad, for functions that make variables by tf.get_variable.
-
-  Args:
-    function: tensors -> a tensor, or a list of them.
-    *tensors: those to be differentiated by; others it may close over.
   """
   scope, used = tf.get_variable_scope(), []
 
@@ -297,21 +221,11 @@ def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):
   return dropout(layer_norm(input_tensor, name), dropout_prob, seed)
 
 
-# -----------------------------------------------------------------------------
-# Shapes
-# -----------------------------------------------------------------------------
-
-
 def get_shape_list(tensor, expected_rank=None, name=None):
   """A tensor's shape: ints where known, int32 scalar tensors elsewhere.
 
-  Args:
-    tensor: tensor of known rank.
-    expected_rank: (optional) int or list of ints, see `assert_rank`.
-    name: (optional) str, the tensor's name in an error message.
-
   Raises:
-    ValueError: the rank is not the expected one.
+    ValueError: the rank is not `expected_rank`, see `assert_rank`.
   """
   if expected_rank is not None:
     assert_rank(tensor, expected_rank, name)
@@ -339,14 +253,10 @@ def reshape_to_matrix(input_tensor):
 
 
 def reshape_from_matrix(output_tensor, orig_shape_list):
-  """Undoes `reshape_to_matrix`, for a matrix of any width.
+  """Undoes `reshape_to_matrix`, for a matrix of any width, [n, K].
 
-  Args:
-    output_tensor: [n, K].
-    orig_shape_list: the shape before, from `get_shape_list`.
-
-  Returns:
-    A tensor of shape orig_shape_list with K in the last place.
+  `orig_shape_list` is the shape before, from `get_shape_list`; the result has
+  K in its last place.
   """
   if len(orig_shape_list) == 2:
     return output_tensor
@@ -355,15 +265,10 @@ def reshape_from_matrix(output_tensor, orig_shape_list):
 
 
 def assert_rank(tensor, expected_rank, name=None):
-  """Checks a tensor's rank while the graph is built.
-
-  Args:
-    tensor: tensor.
-    expected_rank: int, or list of the ints that are allowed.
-    name: (optional) str, the tensor's name in an error message.
+  """Checks while the graph is built that a tensor has the rank, or one of them.
 
   Raises:
-    ValueError: the rank is another.
+    ValueError: it has another rank; `name` is the tensor's in the message.
   """
   allowed = [expected_rank] if isinstance(expected_rank, int) else expected_rank
   if tensor.shape.ndims not in allowed:

@@ -3,8 +3,10 @@
 A dense layer y = x w takes 2 FLOPs for each of rows x width x units forward,
 and twice that backward (dy w^T and x^T dy): 6 in all, as in Kaplan et al. 2020
 (https://arxiv.org/abs/2001.08361, section 2.1). Attention multiplies S x S
-scores in each head, whoever may attend to whom. Left out: what lies between
+scores in each head, also those that are masked. Left out: what lies between
 matmuls, embeddings, the optimizer, and what --recompute computes again.
+
+`bert` is a BertConfig, `policy` a `mixed_precision.Policy`, `rows` the batch's.
 """
 
 from typing import NamedTuple
@@ -13,9 +15,9 @@ from common.tensorflow_v1 import tf
 
 
 class Matmul(NamedTuple):
-  """`count` products [batch, m, k] x [batch, k, n]."""
+  """`times` products [batch, m, k] x [batch, k, n]."""
 
-  count: int
+  times: int
   batch: int
   m: int
   k: int
@@ -25,20 +27,17 @@ class Matmul(NamedTuple):
 
   @property
   def flops(self) -> float:
-    """Of one of the products."""
+    """FLOPs of one product."""
     return 2.0 * self.batch * self.m * self.k * self.n
 
 
 def total(matmuls: list) -> float:
   """FLOPs of all products."""
-  return sum(matmul.count * matmul.flops for matmul in matmuls)
+  return sum(matmul.times * matmul.flops for matmul in matmuls)
 
 
 def dense(count: int, rows: int, width: int, units: int, dtype) -> list:
-  """The `Matmul`s of `count` layers [rows, width] -> [rows, units].
-
-  y = x w, and its gradients dy w^T and x^T dy.
-  """
+  """`count` layers [rows, width] -> [rows, units], forward and backward."""
   return [
     Matmul(count, 1, rows, width, units, "", dtype),
     Matmul(count, 1, rows, units, width, "b", dtype),
@@ -47,23 +46,10 @@ def dense(count: int, rows: int, width: int, units: int, dtype) -> list:
 
 
 def encoder(bert, policy, rows: int, tokens: int) -> list:
-  """The `Matmul`s of BERT's layers, forward and backward.
-
-  Args:
-    bert: a BertConfig.
-    policy: a `mixed_precision.Policy`.
-    rows: B of the batch.
-    tokens: S of a row, padding included.
-  """
-  layers, hidden, inner = (
-    bert.num_hidden_layers,
-    bert.hidden_size,
-    bert.intermediate_size,
-  )
-  heads, size = (
-    rows * bert.num_attention_heads,
-    hidden // bert.num_attention_heads,
-  )
+  """BERT's layers, forward and backward; `tokens` is S, with padding."""
+  layers, hidden = bert.num_hidden_layers, bert.hidden_size
+  inner, size = bert.intermediate_size, hidden // bert.num_attention_heads
+  heads = rows * bert.num_attention_heads
   attention = [
     # scores = Q K^T; d probs = d context V^T
     Matmul(2 * layers, heads, tokens, size, tokens, "b", policy.attention),
@@ -81,13 +67,9 @@ def encoder(bert, policy, rows: int, tokens: int) -> list:
 
 
 def pooled(bert, policy, examples: int, classes: int) -> list:
-  """The `Matmul`s of the pooler and of classes that are told by it.
+  """The pooler and a classification of each of `examples`.
 
-  Args:
-    bert: a BertConfig.
-    policy: a `mixed_precision.Policy`.
-    examples: of the batch; a packed row has room for several.
-    classes: of each example.
+  A packed row has room for several examples.
   """
   hidden = bert.hidden_size
   return [
@@ -97,13 +79,9 @@ def pooled(bert, policy, examples: int, classes: int) -> list:
 
 
 def pretraining(bert, policy, rows: int, shape) -> list:
-  """The `Matmul`s of `modeling.pretraining_model`, forward and backward.
+  """`modeling.pretraining_model` on records, forward and backward.
 
-  Args:
-    bert: a BertConfig.
-    policy: a `mixed_precision.Policy`.
-    rows: records.
-    shape: their `input_pipeline.RecordShape`.
+  `shape` is their `input_pipeline.RecordShape`.
   """
   masked = rows * shape.max_predictions_per_seq
   return [

@@ -2,9 +2,9 @@
 
 Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3: attention
 heads, the width inside of the feed-forward layers and the vocabulary are cut
-over the ranks of a group; all else each of them has whole and computes alike,
-as far as kernels do: where a GPU adds up in no fixed order it may drift by
-rounding, and checkpoints have rank 0's. What is sliced lies between
+over the ranks of a group. Each rank has all else whole and computes it alike,
+up to rounding: a GPU may add up in no fixed order, so ranks may drift apart,
+and checkpoints have rank 0's values. What is sliced lies between
 `Slices.copy_to_group` and `reduce_from_group`.
 """
 
@@ -34,11 +34,9 @@ def cut_of(variable) -> SlicedVariable | None:
 
 
 class Slices:
-  """A rank's place in its group.
+  """A rank's place in its group: slice `rank` of `size`.
 
-  Attributes:
-    rank: which slice this is.
-    size: number of slices; 1 is the whole model, and nothing is communicated.
+  Size 1 is the whole model: nothing is communicated.
   """
 
   def __init__(self, comm=None):
@@ -51,13 +49,10 @@ class Slices:
     return size * self.rank // self.size, size * (self.rank + 1) // self.size
 
   def get_variable(self, name, shape, initializer, axis=None):
-    """This rank's part of a variable, which is initialised as the whole is.
+    """This rank's part of a variable that is cut along `axis`; None: not cut.
 
-    Args:
-      name: str.
-      shape: of the whole, list of int.
-      initializer: of the whole.
-      axis: (optional) along which it is cut; None: every rank has it whole.
+    `shape` and `initializer` are the whole variable's, so that each part starts
+    as it would in the whole.
     """
     if axis is None or self.size == 1:
       return tf.get_variable(name, shape, initializer=initializer)
@@ -65,7 +60,6 @@ class Slices:
     own_shape = [*shape[:axis], end - begin, *shape[axis + 1 :]]
 
     def own(_, dtype=tf.float32, partition_info=None):
-      del partition_info
       return self.own(initializer(shape, dtype), axis)
 
     variable = tf.get_variable(name, own_shape, initializer=own)
@@ -79,20 +73,20 @@ class Slices:
     return tf.gather(whole, tf.range(begin, end), axis=axis)
 
   def whole(self, part: tf.Tensor, cut: SlicedVariable, name: str) -> tf.Tensor:
-    """The whole of which each slice has a `part`, by `name` for Horovod."""
+    """The whole tensor from each slice's `part`; `name` is Horovod's."""
     turn = tf.transpose if cut.axis else tf.identity
     whole = turn(self._comm.allgather(turn(part), name))
     whole.set_shape(cut.shape)
     return whole
 
   def copy_to_group(self, x: tf.Tensor) -> tf.Tensor:
-    """x, which all slices have alike; its gradient is the sum of theirs."""
+    """x, the same on all slices; its gradient is the sum of theirs."""
     if self.size == 1:
       return x
     return kernels.with_gradient([x], lambda op, dy: self._sum(dy, "enter"))[0]
 
   def reduce_from_group(self, x: tf.Tensor) -> tf.Tensor:
-    """The sum of the slices' x, whose gradient is that of each."""
+    """The sum of the slices' x; its gradient is the gradient of each."""
     if self.size == 1:
       return x
     total = self._sum(x, "leave")
@@ -105,7 +99,7 @@ class Slices:
     return tf.cast(total, x.dtype)
 
   def totals(self, values: tf.Tensor, variables) -> tf.Tensor:
-    """float [variables]: `values` of each, added up where it is sliced."""
+    """float [variables]: one of `values` each, added up where it is sliced."""
     if self.size == 1:
       return values
     is_sliced = [cut_of(variable) is not None for variable in variables]

@@ -2,7 +2,7 @@
 
   python -m tools.flags_reference > docs/flags.md
 
-Run it when a setting has changed; a test compares the two.
+Run it after changing a setting; a test compares the page with the settings.
 """
 
 import importlib

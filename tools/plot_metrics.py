@@ -2,9 +2,9 @@
 
   python -m tools.plot_metrics --output=curve.png runs/first runs/second
 
-One panel for each loss and metric that the runs have, whatever they train, one
-for the learning rate and one for the speed. A single run has its training in
-blue and its evaluations in red; of several each has one colour.
+The picture has a panel for each loss and metric of the runs, one for the
+learning rate and one for the speed. A single run has its training in blue and
+its evaluations in red; each of several runs has one colour.
 """
 
 import dataclasses
@@ -53,55 +53,36 @@ class Run(NamedTuple):
 
   def panels(self) -> set:
     """Keys of its losses and metrics."""
-    shown = {
-      key
-      for report in self.train
-      for key, value in report.items()
-      if key.endswith(("loss", "accuracy")) and _is_number(value)
-    }
-    # The sum of two losses with panels of their own.
-    shown -= {"loss"} if "masked_lm_loss" in shown else set()
-    shown |= {
-      key
-      for results in self.held_out
-      for key, value in results.items()
-      if _is_number(value)
-      and key not in ("global_step", "examples")
-      and not key.startswith("best_")
-    }
-    return shown
+    shown = {k for k in _keys(self.train) if k.endswith(("loss", "accuracy"))}
+    if "masked_lm_loss" in shown:
+      shown -= {"loss"}  # the sum of two losses with panels of their own
+    found = _keys(self.held_out) - {"global_step", "examples"}
+    return shown | {key for key in found if not key.startswith("best_")}
 
 
-def _is_number(value) -> bool:
-  """Whether a report's value can be drawn."""
-  return (
-    isinstance(value, (int, float))
-    and not isinstance(value, bool)
-    and math.isfinite(value)
-  )
-
-
-def unigram_entropy(record_files: list[str]) -> float | None:
-  """The entropy in the manifest of the first file; None without a manifest."""
-  found = records.find_manifest(record_files[0]) if record_files else None
-  return found[1].counts.get("unigram_entropy") if found else None
+def _keys(reports: list) -> set:
+  """Keys that have a number that can be drawn in one of the reports."""
+  return {
+    key
+    for report in reports
+    for key, value in report.items()
+    if type(value) in (int, float) and math.isfinite(value)
+  }
 
 
 def read_run(run_dir: str) -> Run:
-  """Reads a run folder.
-
-  Raises:
-    UserError: it has no reports.
-  """
+  """Reads a run folder; `UserError` if it has no reports."""
   read = lambda name: metrics.read_jsonl(os.path.join(run_dir, name))
   train = read(metrics.METRICS_FILE)
   if not train:
     raise errors.UserError(f"{run_dir}: no {metrics.METRICS_FILE} with reports")
+  files = run_folder.trained_on(run_dir)
+  found = records.find_manifest(files[0]) if files else None
   return Run(
     os.path.normpath(run_dir),
     train,
     read(metrics.EVAL_METRICS_FILE),
-    unigram_entropy(run_folder.trained_on(run_dir)),
+    found[1].counts.get("unigram_entropy") if found else None,
   )
 
 
@@ -115,14 +96,13 @@ def panels_of(runs: Sequence[Run]) -> dict:
 
 def _draw(axis, reports: list, key: str, **style) -> None:
   """Draws the reports that have the key."""
-  reports = [r for r in reports if _is_number(r.get(key))]
-  if reports:
-    axis.plot(
-      [r["global_step"] for r in reports], [r[key] for r in reports], **style
-    )
+  points = [(r["global_step"], r[key]) for r in reports if key in _keys([r])]
+  if points:
+    axis.plot(*zip(*points, strict=True), **style)
 
 
 def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
+  """Draws a single run with its labels, or each of several in its colour."""
   alone = len(runs) == 1
   for number, run in enumerate(runs):
     if key not in run.panels() | _LAST.keys():
@@ -152,26 +132,22 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
   if len(runs) == 1:
     axes[0].legend()
     return
-  handles = [
-    plt.Line2D([], [], color=f"C{number}", lw=2) for number in range(len(runs))
+  styles = [
+    *((run.name, dict(color=f"C{n}", lw=2)) for n, run in enumerate(runs)),
+    ("training", dict(color="grey", lw=0.8, alpha=0.6)),
+    ("held out", dict(color="grey", marker="o", ms=3)),
   ]
-  names = [run.name for run in runs]
-  handles += [
-    plt.Line2D([], [], color="grey", lw=0.8, alpha=0.6),
-    plt.Line2D([], [], color="grey", marker="o", ms=3),
-  ]
-  names += ["training", "held out"]
   if any(run.entropy for run in runs):
-    handles.append(plt.Line2D([], [], color="grey", ls="--", lw=1))
-    names.append("unigram entropy")
+    styles.append(("unigram entropy", dict(color="grey", ls="--", lw=1)))
+  handles = [plt.Line2D([], [], **style) for _, style in styles]
+  names = [name for name, _ in styles]
   figure.legend(handles, names, loc="outside lower center", ncols=2)
 
 
 def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   """Draws losses, metrics, learning rates and speeds over updates.
 
-  Raises:
-    UserError: a folder has no reports, or `output` no known format.
+  Raises `UserError` if a folder has no reports, or for an unknown format.
   """
   known = set(matplotlib.backend_bases.FigureCanvasBase.filetypes)
   known -= {"pgf"}  # which needs LaTeX

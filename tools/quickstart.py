@@ -2,14 +2,15 @@
 
   python -m tools.quickstart --corpus='texts/*.txt' --output_dir=runs/mine
 
-Prepares text, trains a vocabulary, writes records, pre-trains a small BERT on
-Horovod ranks, evaluates on held-out documents, and ends with one screen. Each
-step is a command of this project, printed as it is run; a second call reuses
-what is there.
+It prepares text, trains a vocabulary, writes records, pre-trains a small BERT
+on Horovod ranks, evaluates it on held-out documents, and ends with one screen.
+Each step is a command of this project, which is printed; a second call reuses
+what the first one made.
 """
 
 import codecs
 import dataclasses
+import functools
 import glob
 import os
 import re
@@ -26,14 +27,14 @@ from data import records, text_files
 from tools import plot_metrics
 from training import metrics, reporting, run_folder
 
-# About 4 minutes on two cores; the README shows what they give.
+# These train in about 4 minutes on two cores; the README shows the result.
 MODEL = dict(
   hidden_size=128,
   num_hidden_layers=2,
   num_attention_heads=2,
   intermediate_size=512,
   hidden_act="gelu",
-  # A few minutes see little text twice: dropout would only slow it down.
+  # A few minutes see little text twice: dropout would only slow learning down.
   hidden_dropout_prob=0.0,
   attention_probs_dropout_prob=0.0,
   max_position_embeddings=128,
@@ -44,9 +45,9 @@ MODEL = dict(
 )
 VOCAB_SIZE = 8192
 # In long sequences a small model learns for a long time only which words occur
-# together, not their order: few of the words that it attends to are neighbours,
-# which show the order. Sequences of 128 did not leave that phase in 2,850
-# updates of 48 examples; sequences of 32 leave it after 500 of 96.
+# together, not their order, which only neighbours show. Sequences of 128 did
+# not leave that phase in 2,850 updates of 48 examples; sequences of 32 leave it
+# after 500 updates of 96.
 SEQ_LENGTH = 32
 GLOBAL_BATCH = 96  # examples an update of a new run, on any number of ranks
 UPDATES = 2000
@@ -57,7 +58,7 @@ DUPE_FACTOR = 10
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What `make pretrain` can be told, and how long to train."""
+  """Settings of `make pretrain`, and how long to train."""
 
   # fmt: off
   num_ranks: int = setting(2, "Horovod ranks to train on.", low=1)
@@ -73,10 +74,10 @@ class Settings:
 
 
 class Paths:
-  """Where things are inside the output folder, `root`."""
+  """The files in the output folder, `root`."""
 
   def __init__(self, root: str):
-    inside = lambda *names: os.path.join(root, *names)
+    inside = functools.partial(os.path.join, root)
     self.root = root
     self.source = inside("source.json")
     self.corpus = inside("corpus")
@@ -84,13 +85,13 @@ class Paths:
     self.heldout_text = inside("corpus", "heldout.txt")
     self.vocab = inside("vocab.txt")
     self.train_records = inside("records", "train.tfrecord")
+    self.train_manifest = inside("records", "train.manifest.json")
+    self.heldout_records = inside("records", "heldout.tfrecord")
+    self.heldout_manifest = inside("records", "heldout.manifest.json")
     # Globs, but not the folder's own name.
     shards = os.path.join(glob.escape(root), "records")
     self.train_shards = os.path.join(shards, "train*.tfrecord")
-    self.train_manifest = inside("records", "train.manifest.json")
-    self.heldout_records = inside("records", "heldout.tfrecord")
     self.heldout_shards = os.path.join(shards, "heldout*.tfrecord")
-    self.heldout_manifest = inside("records", "heldout.manifest.json")
     self.config = inside("bert_config.json")
     self.pretrain = inside("pretrain")
     self.curve = inside("curve.png")
@@ -98,12 +99,12 @@ class Paths:
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# By this horovodrun marks a line with its rank.
+# horovodrun marks each line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 
 
 def run(title: str, command: list[str]) -> None:
-  """Prints and runs one command; UserError if it failed and said why."""
+  """Prints and runs one command; UserError if it failed, which says why."""
   print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
   began = time.monotonic()
   # The quickstart may be run from another folder than the project's.
@@ -115,27 +116,30 @@ def run(title: str, command: list[str]) -> None:
     stderr=subprocess.STDOUT,
     text=True,
   ) as process:
-    for line in process.stdout:
+    for line in process.stdout or ():
       print(_RANK_MARK.sub("", line), end="", flush=True)
   if process.returncode:
     raise UserError(f"{title}: failed, see above")
   print(f"({time.monotonic() - began:.0f} s)", flush=True)
 
 
-def python(script: str, *arguments: str) -> list[str]:
+def python(script: str, **flags) -> list[str]:
   """A command of this project: a script, or `-m` and a module's name."""
   command = [os.path.relpath(os.path.join(ROOT, script))]
   if script.startswith("tools."):
     command = ["-m", script]
-  return [os.path.relpath(sys.executable), *command, *arguments]
+  given = [
+    f"--{name}" if value is True else f"--{name}={value}"
+    for name, value in flags.items()
+  ]
+  return [os.path.relpath(sys.executable), *command, *given]
 
 
 def check_source(paths: Paths, corpus: str, encoding: str) -> None:
-  """One folder, one corpus.
+  """Checks that the folder holds no files made from other text.
 
   Raises:
-    UserError: the folder holds files made from other text.
-    DataError: there is no such text or encoding.
+    UserError: it does; or, as a DataError, there is no such text or encoding.
   """
   text = text_files.TextFormat(encoding=encoding)
   files = [
@@ -159,42 +163,41 @@ def check_source(paths: Paths, corpus: str, encoding: str) -> None:
 
 def prepare(paths: Paths, corpus: str, encoding: str) -> None:
   """Makes text, vocabulary and records, if they are missing."""
-  if not os.path.exists(paths.heldout_text):
-    run(
-      "text: one sentence a line, some documents held out",
-      python(
-        "tools.prepare_corpus",
-        f"--output_dir={paths.corpus}",
-        f"--corpus={corpus}",
-        f"--encoding={encoding}",
-      ),
-    )
-  if not os.path.exists(paths.vocab):
-    run(
-      "vocabulary",
-      python(
-        "tools.train_tokenizer",
-        f"--input_file={paths.train_text}",
-        f"--output_file={paths.vocab}",
-        f"--vocab_size={VOCAB_SIZE}",
-      ),
-    )
+
+  def make(missing, title, script, **flags):
+    if not os.path.exists(missing):
+      run(title, python(script, **flags))
+
+  make(
+    paths.heldout_text,
+    "text: one sentence a line, some documents held out",
+    "tools.prepare_corpus",
+    output_dir=paths.corpus,
+    corpus=corpus,
+    encoding=encoding,
+  )
+  make(
+    paths.vocab,
+    "vocabulary",
+    "tools.train_tokenizer",
+    input_file=paths.train_text,
+    output_file=paths.vocab,
+    vocab_size=VOCAB_SIZE,
+  )
   for text, output, manifest, copies in (
     (paths.train_text, paths.train_records, paths.train_manifest, DUPE_FACTOR),
     (paths.heldout_text, paths.heldout_records, paths.heldout_manifest, 1),
   ):
-    if not os.path.exists(manifest):
-      run(
-        f"records of {text}",
-        python(
-          "create_pretraining_data.py",
-          f"--input_file={text}",
-          f"--output_file={output}",
-          f"--vocab_file={paths.vocab}",
-          f"--max_seq_length={SEQ_LENGTH}",
-          f"--dupe_factor={copies}",
-        ),
-      )
+    make(
+      manifest,
+      f"records of {text}",
+      "create_pretraining_data.py",
+      input_file=text,
+      output_file=output,
+      vocab_file=paths.vocab,
+      max_seq_length=SEQ_LENGTH,
+      dupe_factor=copies,
+    )
 
 
 def best_precision() -> str:
@@ -216,50 +219,37 @@ def best_precision() -> str:
   return "bf16" if fast else "fp32"
 
 
-def global_batch(paths: Paths) -> int:
-  """Of the run that the folder holds, which keeps it, or of a new one."""
-  before = run_folder.last_training(paths.pretrain)
-  return (before and before["flags"].get("global_batch_size")) or GLOBAL_BATCH
-
-
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command that pre-trains and evaluates."""
-  batch = global_batch(paths)
-  share = -(-batch // ranks)  # one rank's; the last may have fewer
+  # A run that the folder holds keeps its global batch.
+  before = run_folder.last_training(paths.pretrain) or {"flags": {}}
+  batch = before["flags"].get("global_batch_size") or GLOBAL_BATCH
   launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
   ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
   return ranked + python(
     "run_pretraining.py",
-    "--do_train",
-    "--do_eval",
-    f"--bert_config_file={paths.config}",
-    f"--input_file={paths.train_shards}",
-    f"--eval_input_file={paths.heldout_shards}",
-    f"--output_dir={paths.pretrain}",
-    f"--global_batch_size={batch}",
-    f"--train_batch_size={share}",
-    f"--precision={best_precision()}",
-    f"--learning_rate={LEARNING_RATE}",
+    do_train=True,
+    do_eval=True,
+    bert_config_file=paths.config,
+    input_file=paths.train_shards,
+    eval_input_file=paths.heldout_shards,
+    output_dir=paths.pretrain,
+    global_batch_size=batch,
+    train_batch_size=-(-batch // ranks),  # the last rank may have fewer
+    precision=best_precision(),
+    learning_rate=LEARNING_RATE,
     # Without these two, a rate this high undoes the first updates.
-    "--bias_correction",
-    "--beta_2=0.98",
-    f"--num_train_steps={updates}",
-    f"--num_warmup_steps={min(WARMUP_UPDATES, updates // 10)}",
-    f"--eval_every_steps={max(1, updates // 10)}",
-    f"--save_checkpoints_steps={max(1, updates // 4)}",
-  )
-
-
-def write_config(paths: Paths) -> None:
-  """The BERT config, with the vocabulary's size."""
-  manifest = records.Manifest.load(paths.train_manifest)
-  json_files.write(
-    paths.config, {"vocab_size": manifest.tokenizer.vocab_size, **MODEL}
+    bias_correction=True,
+    beta_2=0.98,
+    num_train_steps=updates,
+    num_warmup_steps=min(WARMUP_UPDATES, updates // 10),
+    eval_every_steps=max(1, updates // 10),
+    save_checkpoints_steps=max(1, updates // 4),
   )
 
 
 def training_results(paths: Paths) -> dict:
-  """What the newest call that trained has left; {} without one."""
+  """The results of the newest call that trained; {} without one."""
   path = os.path.join(paths.pretrain, run_folder.TRAINING_RESULTS_FILE)
   return json_files.read(path) if os.path.exists(path) else {}
 
@@ -271,18 +261,16 @@ def screen(
   read = lambda name: metrics.read_jsonl(os.path.join(paths.pretrain, name))
   evaluations = read(metrics.EVAL_METRICS_FILE)
   before, after = evaluations[0], evaluations[-1]
-  entropy = records.Manifest.load(paths.train_manifest).counts[
-    "unigram_entropy"
-  ]
-  held_out = records.Manifest.load(paths.heldout_manifest).counts
+  counts = lambda manifest: records.Manifest.load(manifest).counts
+  entropy = counts(paths.train_manifest)["unigram_entropy"]
+  held_out = counts(paths.heldout_manifest)
   random_next = held_out["random_next"] / held_out["examples"]
   majority = max(random_next, 1.0 - random_next)
   trained = training_results(paths)
   speed = reporting.speed_line(trained) if trained else ""
   if trained == earlier:
-    speed = "nothing was left to train" + (
-      speed and f"; an earlier call {speed}"
-    )
+    nothing, older = "nothing was left to train", f"an earlier call {speed}"
+    speed = f"{nothing}; {older}" if speed else nothing
   step = after["global_step"]
   shown = console.shown
   row = lambda label, key, form: (
@@ -308,7 +296,7 @@ def screen(
       f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
       f"metrics     {paths.pretrain}/{metrics.METRICS_FILE}",
       f"curve       {paths.curve}",
-      "to train on:",
+      "to continue training:",
       f"  {shlex.join(more)}",
     ]
   )
@@ -320,7 +308,8 @@ def main(given: Settings) -> None:
   paths = Paths(given.output_dir)
   check_source(paths, given.corpus, given.encoding)
   prepare(paths, given.corpus, given.encoding)
-  write_config(paths)
+  vocab_size = records.Manifest.load(paths.train_manifest).tokenizer.vocab_size
+  json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
   earlier = training_results(paths)
   run(
     f"pre-training on {given.num_ranks} rank(s)",

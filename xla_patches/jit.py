@@ -2,14 +2,14 @@
 
   off      none
   auto     what TensorFlow's own clustering finds
-  layers   the work of each layer between its matmuls, forward and backward each
-           a program of its own, so that a layer's gradients leave while earlier
-           layers still run backward; and the update
+  layers   the work of each layer between its matmuls, one program forward and
+           one backward, so that a layer's gradients leave while earlier layers
+           still run backward; and the update
   step     forward and backward pass of a micro-batch as one program; the update
 
 Matmuls stay out of the programs of `layers`: XLA runs them no faster than
-oneDNN and cuBLAS, which they would reach anyway, and on CPUs runs bfloat16 at
-float32's rate. The all-reduce is in none.
+oneDNN and cuBLAS, which it would call anyway, and on CPUs it runs bfloat16 at
+float32's rate. The all-reduce is in no program.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _current = contextvars.ContextVar("xla", default=("off", {}))
 def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
   """`config`, with TensorFlow's clustering on where the mode is "auto"."""
   if name == "auto":
-    # Without this flag, which is read once, it leaves out what runs on a CPU.
+    # TensorFlow reads this flag once; without it nothing on a CPU is compiled.
     flags = os.environ.get("TF_XLA_FLAGS", "")
     if "--tf_xla_cpu_global_jit" not in flags:
       os.environ["TF_XLA_FLAGS"] = f"{flags} --tf_xla_cpu_global_jit".strip()
@@ -39,7 +39,7 @@ def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
 
 @contextlib.contextmanager
 def mode(name: str):
-  """The graph that is built inside is compiled as `name` of `MODES` says."""
+  """Compiles the graph that is built inside as `name` of `MODES` says."""
   token = _current.set((name, {}))
   try:
     yield
@@ -49,7 +49,7 @@ def mode(name: str):
 
 @contextlib.contextmanager
 def _variables_of(graph):
-  """`tf.get_variable` in a function that is traced makes them in `graph`."""
+  """`tf.get_variable` in a function that is traced makes it in `graph`."""
 
   def outside(getter, *args, **kwargs):
     with graph.as_default(), tf.control_dependencies(None):
@@ -60,16 +60,11 @@ def _variables_of(graph):
 
 
 def compiled(function, modes=("layers",), **static):
-  """`function` as one program where the mode is one of `modes`.
+  """`function` of tensors, as one program if the mode is one of `modes`.
 
-  Args:
-    function: a pure function of tensors, or one that assigns to variables.
-    modes: those in which it is compiled; in others it is called as it is.
-    **static: further arguments, hashable. The same function, static arguments
-      and shapes are compiled once for a graph, however often they are called.
-
-  Returns:
-    A function of the tensors.
+  It is pure or assigns to variables. `static` are further arguments, which are
+  hashable: for the same function, static arguments and shapes a graph has one
+  program.
   """
   name, programs = _current.get()
   if name not in modes:

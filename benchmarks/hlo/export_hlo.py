@@ -133,7 +133,7 @@ def main(_) -> None:
     "predictions": shape.max_predictions_per_seq,
     "model_gflop": model_flops.total(matmuls) / 1e9,
     "matmuls": [
-      [m.count, m.batch, m.m, m.k, m.n, m.transpose, m.dtype.name]
+      [m.times, m.batch, m.m, m.k, m.n, m.transpose, m.dtype.name]
       for m in matmuls
     ],
     "parameters": parameters,

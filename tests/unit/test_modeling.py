@@ -624,13 +624,17 @@ def test_pre_layer_norm_is_another_model_of_the_same_variables():
 def test_pre_layer_norm_passes_the_residual_unchanged(variable_kind):
   """With sub-layers that give 0, the output is the input's, normalized."""
   x = tf.constant(np.random.default_rng(3).normal(size=[2, 3, 8]), tf.float32)
-  config = encoder.LayerConfig(
+  bert = modeling.BertConfig(
+    vocab_size=1,
     hidden_size=8,
+    num_hidden_layers=2,
     num_attention_heads=2,
     intermediate_size=16,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
     pre_layer_norm=True,
   )
-  output = encoder.encoder_layers(x, None, 2, config)[-1]
+  output = encoder.encoder_layers(x, None, encoder.LayerConfig(bert))[-1]
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     for variable in tf.trainable_variables():
