@@ -101,7 +101,6 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     )
     / comm.tensor_parallel.size,
     vote=StopVote(comm),
-    loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
 
 

@@ -133,16 +133,20 @@ def _runs(output_dir: str) -> list[dict]:
   return found["runs"]
 
 
-def last_training(output_dir: str) -> dict | None:
-  """The newest training in run.json; raises `DataError` if it is damaged."""
-  runs = (run for run in reversed(_runs(output_dir)) if run.get("plan"))
+def last_training(output_dir: str, key: str = "plan") -> dict | None:
+  """The newest run with a value of `key`: an evaluation alone has none.
+
+  Raises:
+    DataError: run.json is damaged.
+  """
+  runs = (run for run in reversed(_runs(output_dir)) if run.get(key))
   return next(runs, None)
 
 
 def trained_on(output_dir: str) -> list[str]:
   """The record files of the newest training; [] without one."""
-  run = last_training(output_dir)
-  return run["data"]["files"] if run and run.get("data") else []
+  run = last_training(output_dir, "data")
+  return run["data"]["files"] if run else []
 
 
 def changes_since(before: dict, flags: dict, plan) -> list[str]:

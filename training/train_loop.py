@@ -37,7 +37,6 @@ class Task:
     flops: of the model's matmuls on one global batch, see `model_flops`:
       forward and backward, padding included, so that it says how well the
       devices are used, and `padding` for what.
-    loss_scale_floor: a loss scale that is not above it cannot fall.
   """
 
   plan: training_plan.TrainingPlan
@@ -52,7 +51,6 @@ class Task:
   capacity: int
   flops: float
   vote: StopVote
-  loss_scale_floor: float
 
 
 @dataclasses.dataclass(frozen=True)
