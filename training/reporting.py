@@ -198,14 +198,13 @@ def _trust_ratios(update: dict, variables) -> dict:
 
 def tell_trouble(step: int, update: dict, variables) -> None:
   """Says on stderr when an update or a micro-batch was not finite."""
-  dropped = update["dropped_micro_batches"]
-  if update["skipped"] or dropped > 0:
-    what = (
-      "skipped" if update["skipped"] else f"{dropped:.0f} micro-batches dropped"
-    )
+  dropped, what = update["dropped_micro_batches"], "skipped"
+  if not update["skipped"]:
+    what = f"{dropped:.0f} micro-batches dropped"
+  if update["skipped"] or dropped:
+    which = divergence.variable_named(update, variables)
     tell(
-      f"update {step}: {what}, the gradient of "
-      f"{divergence.variable_named(update, variables)} is not finite (loss "
+      f"update {step}: {what}, the gradient of {which} is not finite (loss "
       f"scale {update['loss_scale']:g})"
     )
 
