@@ -10,21 +10,14 @@ from common.tensorflow_v1 import profiler, tf
 
 
 class Window(NamedTuple):
-  """Updates to look at, by their numbers in the run, from 1."""
+  """Updates by their numbers in the run, from 1."""
 
   first: int
   last: int
 
 
 def window(words) -> Window | None:
-  """What --profile_steps says; None if nothing.
-
-  Args:
-    words: what is between its commas.
-
-  Raises:
-    UserError: they are no two numbers in order.
-  """
+  """The updates of --profile_steps, None if empty; raises `UserError`."""
   if not words:
     return None
   try:
@@ -42,9 +35,8 @@ def window(words) -> Window | None:
 class Profile:
   """Records the window's updates on rank 0: ops, threads, the GPU's kernels.
 
-  A `with` block's end, whatever the reason, ends the recording. It is in the
-  folder of TensorBoard's events, because under a folder of several runs
-  TensorBoard looks for profiles beside events only.
+  A `with` block's end ends the recording. It is in the folder of TensorBoard's
+  events: TensorBoard looks for the profiles of several runs beside events only.
 
   Attributes:
     folder: for TensorBoard, once there is a recording; else None.
@@ -65,20 +57,18 @@ class Profile:
 
   def at(self, update: int) -> None:
     """Begins or ends the recording, if it is time to, before an update."""
-    if self._updates is None:
-      return
-    if self._active and update > self._updates.last:
+    first, last = self._updates or (0, 0)
+    if update > last:
       self._stop()
-    elif not self._active and self.folder is None:
-      if self._updates.first <= update <= self._updates.last:
-        options = profiler.ProfilerOptions(
-          host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
-        )
-        profiler.start(self._target, options)
-        self._active = True
+    elif first <= update and not self._active and self.folder is None:
+      options = profiler.ProfilerOptions(
+        host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
+      )
+      profiler.start(self._target, options)
+      self._active = True
 
   def update(self, number: int):
-    """A context in which the recording has this update as one step."""
+    """A context that makes this update one step of the recording."""
     if not self._active:
       return contextlib.nullcontext()
     return profiler.Trace("update", step_num=number, _r=1)
