@@ -97,7 +97,7 @@ class Checkpoint:
   """
 
   def __init__(self, prefix: str):
-    """Opens it; raises `CheckpointError` if it cannot be read."""
+    """Raises `CheckpointError` if it cannot be read."""
     self.path = prefix
     check_index(prefix)
     try:
@@ -251,10 +251,9 @@ def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
 
 
 class CheckpointFiles:
-  """The checkpoints of one folder."""
+  """The checkpoints of one folder: the newest `keep`, and a protected one."""
 
   def __init__(self, folder: str, keep: int):
-    """Keeps the newest `keep` when it writes."""
     self.folder, self.keep = folder, keep
     self._protected: set[int] = set()
     self._writer: _Writer | None = None
@@ -263,7 +262,6 @@ class CheckpointFiles:
     self._retry_at = math.inf
 
   def prefix(self, step: int) -> str:
-    """The name of a checkpoint, without its files' endings."""
     return os.path.join(self.folder, f"{PREFIX}-{step}")
 
   # Reading -------------------------------------------------------------------

@@ -36,7 +36,6 @@ class TrainingState:
   """
 
   def __init__(self, order: record_order.Order = _NO_ORDER):
-    """Makes the variables; `order` is this run's."""
 
     def make(name, value):
       initial = tf.constant(value, tf.int64)
@@ -75,20 +74,16 @@ class Checkpointer:
   ):
     """Prepares to save all global variables; the graph must be complete.
 
-    Args:
-      output_dir: the run's folder.
-      comm: of all ranks.
-      keep: how many of the newest checkpoints are kept.
-      snapshot: an elastic run's, which outlives this object.
-      heartbeat: is called repeatedly while all ranks wait for the disk.
+    `snapshot` is an elastic run's; `heartbeat` is called repeatedly while all
+    ranks wait for the disk.
     """
     self._comm, self._heartbeat = comm, heartbeat
     self.files = checkpoint_files.CheckpointFiles(output_dir, keep)
     self._snapshot = snapshot or Snapshot(copies=1)
     self._elastic = snapshot is not None
     self._keeps = comm.is_root or self._elastic
-    self._variables = SavedVariables(self._snapshot, self._keeps)
-    self.restore = Restore(self.files, self._variables, comm, snapshot)
+    self.variables = SavedVariables(self._snapshot, self._keeps)
+    self.restore = Restore(self.files, self.variables, comm, snapshot)
     self._add_up_errors = power_sgd.add_up(
       tf.get_collection(power_sgd.ERRORS), comm
     )
@@ -98,11 +93,9 @@ class Checkpointer:
     self.stalls: list[float] = []
 
   def start(self, step: int) -> None:
-    """Notes, on all ranks, that training starts after update `step`.
-
-    That is on the disk, unless another world left it in memory.
-    """
+    """Notes, on all ranks, that training starts after update `step`."""
     if self._comm.is_root and self.restore.committed():
+      # Another world left that in memory, and an older one on the disk.
       step = next(iter(self.files.steps()), 0)
     self.saved = self._comm.from_root(step)
 
@@ -110,10 +103,6 @@ class Checkpointer:
     """The newest checkpoint of an update before this one."""
     steps = [s for s in self.files.steps() if s < before]
     return self.files.prefix(steps[0]) if steps else None
-
-  def values(self, session: tf.Session) -> dict:
-    """This rank's values by name: all of a variable, or its part."""
-    return self._variables.values(session)
 
   # In memory -----------------------------------------------------------------
 
@@ -139,7 +128,7 @@ class Checkpointer:
     return bool(self._comm.gather(np.array([room])).all())
 
   def _take(self, session: tf.Session, step: int) -> None:
-    self._variables.copy(session, self._heartbeat)
+    self.variables.copy(session, self._heartbeat)
     if self._keeps:
       self._snapshot.finish(step)
 
@@ -153,8 +142,7 @@ class Checkpointer:
 
   def save(self, session: tf.Session, step: int) -> None:
     """Begins to save on rank 0, and commits; on all ranks."""
-    self.saved = step
-    began = time.monotonic()
+    self.saved, began = step, time.monotonic()
     self.wait()
     session.run(self._add_up_errors)
     self.commit(session, step)
@@ -197,10 +185,7 @@ class Checkpointer:
     return idle
 
   def wait(self) -> None:
-    """Waits, on all ranks, until rank 0 has written.
-
-    With heartbeats: a disk may take minutes for a large checkpoint.
-    """
+    """Waits, on all ranks, until rank 0 has written: it may take minutes."""
     began = reported = time.monotonic()
     while not self._is_idle(_READY_SECONDS):
       now = time.monotonic()
@@ -219,18 +204,16 @@ class Checkpointer:
       self._write()
 
   def close(self) -> None:
-    """Waits for this rank's thread."""
     self.files.wait()
 
   def finish(self) -> None:
     """Waits, on all ranks; raises `CheckpointError` if the save failed."""
     self.wait()
     failure = self.files.failure()
-    if not self._comm.from_root(failure is not None):
-      return
-    if not self._comm.is_root:
-      raise CheckpointError("rank 0 could not save, its last line says why")
-    raise CheckpointError(
-      f"{failure}. The newest checkpoint is {self.newest()}: make room, then "
-      "the same command resumes from there"
-    )
+    if self._comm.from_root(failure is not None):
+      raise CheckpointError(
+        f"{failure}. The newest checkpoint is {self.newest()}: make room, then "
+        "the same command resumes from there"
+        if self._comm.is_root
+        else "rank 0 could not save, its last line says why"
+      )

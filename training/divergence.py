@@ -125,7 +125,7 @@ class Guard:
     )
     numbers = run.task.state.order.records(positions)
     records = [run.task.source.locate(n) for n in numbers.tolist()]
-    values = run.checkpointer.values(run.session)
+    values = run.checkpointer.variables.values(run.session)
     weights = _extremes(values, run.task.ops.variables)
     path = os.path.join(run.config.output_dir, FILE)
     report = {

@@ -82,10 +82,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
 def pretraining_batch(
   columns: dict, row_weights: tf.Tensor
 ) -> modeling.PretrainingBatch:
-  """The batch of some columns, name -> Tensor [rows, ...].
-
-  `row_weights`: float [rows], 0 for rows that only fill up.
-  """
+  """Of columns, name -> Tensor [rows, ...]; weights are 0 of empty rows."""
   masked = columns["masked_lm_weights"] * row_weights[:, None]
   return modeling.PretrainingBatch(
     **{**columns, "masked_lm_weights": masked}, example_weights=row_weights
@@ -109,7 +106,7 @@ class Source:
   weights = staticmethod(pretraining_weights)
 
   def __init__(self, files: str, shape: RecordShape):
-    """Opens files, as names and globs, and checks each one's first record.
+    """Opens `files`, names and globs, and checks each one's first record.
 
     Raises:
       records.DataError: a file is missing, damaged, or made for another shape.
@@ -119,21 +116,16 @@ class Source:
     self.manifests = records.find_manifests(self.paths)
     self.set = tfrecord.RecordSet(self.paths)
     self.error: records.DataError | None = None
-    for path, first in zip(self.paths, self.set.starts(), strict=True):
-      self._check_manifest(path)
+    for path, (manifest_path, manifest) in self.manifests.items():
+      tokenizer = manifest.tokenizer
+      if tokenizer.vocab_size > shape.vocab_size:
+        raise records.DataError(
+          f"{path}: its vocabulary {tokenizer.file} has {tokenizer.vocab_size} "
+          f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
+          f"{manifest_path}): use the config of that vocabulary"
+        )
+    for first in self.set.starts():
       self.check_record(first)
-
-  def _check_manifest(self, path: str) -> None:
-    if path not in self.manifests:
-      return
-    manifest_path, manifest = self.manifests[path]
-    vocab_size = manifest.tokenizer.vocab_size
-    if vocab_size > self.shape.vocab_size:
-      raise records.DataError(
-        f"{path}: its vocabulary {manifest.tokenizer.file} has {vocab_size} "
-        f"tokens, but the BERT config has vocab_size={self.shape.vocab_size} "
-        f"(see {manifest_path}): use the config of that vocabulary"
-      )
 
   @property
   def packing_factor(self) -> float:
@@ -168,7 +160,6 @@ class Source:
     return _parse(serialized, keys, self.shape)
 
   def describe(self) -> dict:
-    """Files, records and manifests, for the run folder."""
     return {
       "files": self.paths,
       "records": len(self.set),
@@ -176,12 +167,12 @@ class Source:
     }
 
   def fingerprint(self) -> str:
-    """Names and sizes of the data, to be the same on all ranks."""
+    """Must be the same on all ranks."""
     return f"{len(self.paths)} files with {len(self.set)} records"
 
   def locate(self, number: int) -> dict:
-    """File and number of a record, for people."""
-    return dict(zip(("file", "record"), self.set.locate(number), strict=True))
+    path, place = self.set.locate(number)
+    return {"file": path, "record": place}
 
   def check_record(self, number: int) -> None:
     """Raises `records.DataError` if the record does not fit the shape."""

@@ -128,10 +128,7 @@ class Restore:
     comm,
     snapshot: Snapshot | None = None,
   ):
-    """Adds its operations to the graph, which must be complete.
-
-    `snapshot`, of an elastic run, is newer than the files.
-    """
+    """The graph must be complete; an elastic `snapshot` is newer than files."""
     self._files, self._variables = files, variables
     self._comm, self._snapshot = comm, snapshot
     self._initializer = tf.group(
@@ -240,7 +237,6 @@ class Restore:
     return self._files.without_marker()
 
   def _load_own(self, session, source: Checkpoint) -> None:
-    """Gives variables that this rank holds whole their values."""
     own, wanted = self._variables.own, self._variables.shapes
     _check_shapes(source, wanted)
     missing = sorted(

@@ -79,10 +79,7 @@ class SavedVariables:
   """
 
   def __init__(self, snapshot: Snapshot, is_kept: bool):
-    """Adds operations that copy all values to `snapshot`.
-
-    With `is_kept` false this rank helps to make whole values, and keeps none.
-    """
+    """Adds copies to `snapshot`; if not `is_kept`, helps other ranks' only."""
     self.sharded = tf.get_collection(SHARDED_VARIABLES)
     self._parts = {s.part.op.name: s.part for s in self.sharded}
     self.own = [
