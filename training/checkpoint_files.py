@@ -63,13 +63,10 @@ _MAX_ELEMENTS, _MAX_RANK = 1 << 48, 16
 
 
 def check_index(prefix: str) -> None:
-  """Checks what TensorFlow's reader does not check in PREFIX.index.
+  """Raises `CheckpointError` if PREFIX.index exists and is damaged.
 
-  The reader ends the process if an entry is no message or has an impossible
-  shape. Nothing is checked without an index (TensorFlow's older format).
-
-  Raises:
-    CheckpointError: the index is damaged, or cannot be read.
+  TensorFlow's reader would end the process at an entry that is no message or
+  has an impossible shape.
   """
   path = prefix + _SUFFIXES[0]
   try:
@@ -226,11 +223,7 @@ class _Writer:
 
 
 def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
-  """Writes a checkpoint of any name for --init_checkpoint, without a marker.
-
-  Raises:
-    CheckpointError: there is one of that name, or it cannot be written.
-  """
+  """Writes a new checkpoint for --init_checkpoint, without a marker."""
   folder = os.path.dirname(prefix) or "."
   for suffix in _SUFFIXES:
     if os.path.exists(prefix + suffix):
@@ -279,10 +272,7 @@ class CheckpointFiles:
     """The newest checkpoint in TensorFlow's `checkpoint` file, if any.
 
     It is google/bert's, or of a version without markers; None if there are
-    `steps`.
-
-    Raises:
-      CheckpointError: the file names no checkpoint that exists.
+    `steps`. Raises `CheckpointError` if the file names none that exists.
     """
     list_file = os.path.join(self.folder, "checkpoint")
     if self.steps() or not os.path.exists(list_file):
@@ -339,9 +329,7 @@ class CheckpointFiles:
     """Waits at most `seconds`; returns whether nothing is being written."""
     if self._thread is not None:
       self._thread.join(seconds)
-      if not self._thread.is_alive():
-        self._thread = None
-    return self._thread is None
+    return self._thread is None or not self._thread.is_alive()
 
   def failure(self) -> str | None:
     """The error since the last call, if any."""

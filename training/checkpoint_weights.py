@@ -29,11 +29,7 @@ class Weights(NamedTuple):
 
 
 def read(prefixes: Sequence[str]) -> Weights:
-  """The mean of some checkpoints' weights.
-
-  Raises:
-    CheckpointError: one cannot be read or is not finite, or shapes differ.
-  """
+  """The mean of some checkpoints' weights, which must have equal shapes."""
   first, *others = checkpoints = [_open(prefix) for prefix in prefixes]
   shapes = _weight_shapes(first)
   for other in others:

@@ -57,12 +57,11 @@ def flags_of(kind: type, path: str, given: dict | None = None) -> dict:
   Args:
     kind: the dataclass whose settings name the JSON's fields.
     path: the file.
-    given: flags of the command line by name; they win, and are left out of the
-      result.
+    given: flags of the command line by name; they win, and are left out.
 
   Raises:
-    UserError: it is not readable JSON, or a field is unknown, of the wrong
-      type, without effect, or disagrees with another; the message names it.
+    UserError: a field is unknown, of the wrong type, without effect, or
+      disagrees with another.
   """
   try:
     with open(path, "rb") as f:

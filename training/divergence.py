@@ -47,10 +47,9 @@ class Guard:
     self.bad = False
 
   def check(self, step: int, update: dict) -> None:
-    """Looks at an `update` of `train_loop.run_update`.
+    """Raises `DivergedError` on all ranks for the last of `PATIENCE` in a row.
 
-    Raises:
-      DivergedError: it was the last of `PATIENCE` in a row; on all ranks.
+    `update`: of `train_loop.run_update`.
     """
     task = self._run.task
     failed = update["skipped"] or update["dropped_micro_batches"] > 0
@@ -68,10 +67,9 @@ class Guard:
       self._raise(step)
 
   def end(self, step: int) -> int:
-    """Returns the update that a run which ends in bad updates resumes from.
+    """Returns the update that a run with a bad last one resumes from.
 
-    Raises:
-      DivergedError: `step` was the plan's last update; on all ranks.
+    Raises `DivergedError` on all ranks if that was the plan's last.
     """
     if step == self._run.task.plan.updates:
       self._raise(step)

@@ -22,10 +22,6 @@ from training.snapshot import Snapshot
 def run(job: Callable[..., dict], comm) -> dict:
   """The result of `job(comm, snapshot, signals)` in the last world.
 
-  Args:
-    job: begins at `snapshot`.
-    comm: the first world, elastic.
-
   Raises:
     SystemExit: a signal asked this rank to leave.
     DistributedError: there is no next world for this rank.

@@ -22,8 +22,6 @@ class Evaluator:
       evaluation: (session, signals, watchdog) -> results, the same on all
         ranks, `examples` among them.
       headline: results -> their summary in a line.
-      output_dir: the run's folder.
-      comm: of all ranks.
     """
     self._evaluation, self._headline = evaluation, headline
     self._output_dir, self._comm = output_dir, comm
@@ -59,7 +57,6 @@ class Evaluator:
     return results
 
   def close(self) -> None:
-    """Closes the log."""
     if self._log:
       self._log.close()
 
@@ -79,12 +76,7 @@ class EvaluationBatches:
   comm: distributed.Comm
 
   def run(self, session, signals, watchdog) -> Iterator[dict]:
-    """Yields name -> array of each batch of this rank.
-
-    Raises:
-      Interrupted: ranks agreed to leave.
-      records.DataError: a record is damaged.
-    """
+    """Yields name -> array of each batch of this rank; see `Interrupted`."""
     own = self.batches.count
     self.batches.start(session, 0)
     for batch in range(int(self.comm.gather(np.array([own])).max())):

@@ -57,11 +57,7 @@ class RecordShape:
 
 
 def manifest_shape(files: str) -> dict[str, Any]:
-  """The first file's `RecordShape`, from its manifest; {} without one.
-
-  Raises:
-    records.DataError: it lacks the settings of dynamic masks.
-  """
+  """What the first file's manifest has of `RecordShape`; {} without one."""
   found = records.find_manifest(records.expand_patterns(files)[0])
   if not found:
     return {}
@@ -106,11 +102,7 @@ class Source:
   weights = staticmethod(pretraining_weights)
 
   def __init__(self, files: str, shape: RecordShape):
-    """Opens `files`, names and globs, and checks each one's first record.
-
-    Raises:
-      records.DataError: a file is missing, damaged, or made for another shape.
-    """
+    """Opens `files`, names and globs, and checks each one's first record."""
     self.shape = shape
     self.paths = records.expand_patterns(files)
     self.manifests = records.find_manifests(self.paths)

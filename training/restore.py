@@ -100,12 +100,7 @@ def _schedule_position(source: Checkpoint) -> int:
 
 
 def restore_all(session: tf.Session, path: str, variables) -> None:
-  """Gives all of `variables` their values in a checkpoint.
-
-  Raises:
-    CheckpointError: it cannot be read, lacks one, has other shapes, or values
-      that are not finite.
-  """
+  """Gives all of `variables` their values in a checkpoint."""
   source = Checkpoint(path)
   wanted = {v.op.name: v.shape.as_list() for v in variables}
   _check_shapes(source, wanted)
@@ -162,10 +157,6 @@ class Restore:
 
     Returns:
       What rank 0 loaded; None without `init_checkpoint` and on other ranks.
-
-    Raises:
-      CheckpointError: it cannot be read, has other shapes, or none of the
-        model's variables.
     """
     report, source = None, None
     if init_checkpoint and self._comm.is_root:
@@ -196,11 +187,7 @@ class Restore:
     )
 
   def resume(self, session: tf.Session) -> str | None:
-    """Restores everything; returns the source's name on rank 0.
-
-    Raises:
-      CheckpointError: it is damaged, lacks variables or has other shapes.
-    """
+    """Restores everything; returns the source's name on rank 0."""
     session.run(self._initializer)
     name, values, committed = None, None, self.committed()
     if self._comm.is_root and committed:
@@ -255,11 +242,7 @@ class Restore:
     _load(session, [v for v in own if v.op.name in added], _ADDED)
 
   def weights(self, session: tf.Session, step: int) -> None:
-    """Gives all ranks the trained variables of an update's checkpoint.
-
-    Raises:
-      CheckpointError: it does not exist, or is damaged.
-    """
+    """Gives all ranks the trained variables of an update's checkpoint."""
     source, names = None, set()
     if self._comm.is_root:
       self._files.wait()

@@ -28,9 +28,6 @@ def locked(folder: str, comm):
   The system frees the lock when the process ends, in any way. Under the elastic
   driver a later world's rank 0 may take over from one that hangs. Afterwards
   the file is removed, and a folder that was made for it.
-
-  Raises:
-    UserError: another run uses it.
   """
   if not comm.is_root:
     yield
@@ -134,11 +131,7 @@ def _runs(output_dir: str) -> list[dict]:
 
 
 def last_training(output_dir: str, key: str = "plan") -> dict | None:
-  """The newest run with a value of `key`: an evaluation alone has none.
-
-  Raises:
-    DataError: run.json is damaged.
-  """
+  """The newest run with a value of `key`: an evaluation alone has none."""
   runs = (run for run in reversed(_runs(output_dir)) if run.get(key))
   return next(runs, None)
 

@@ -93,8 +93,7 @@ def train(run: Run) -> dict:
 
   Raises:
     records.DataError: a record is damaged.
-    divergence.DivergedError: updates stay infinite or NaN, or the last ones
-      are.
+    divergence.DivergedError: updates are not finite, and stay so.
     distributed.RankLost: another rank stopped.
     distributed.WorldChange: ranks come or go; the last update is committed.
   """
@@ -222,10 +221,7 @@ class Saver:
     run.checkpointer.save_commit()
 
   def end(self, step: int) -> int:
-    """Saves the last update unless it was bad; returns the one to resume from.
-
-    Raises `divergence.DivergedError` if the plan's last update was bad.
-    """
+    """Saves the last update unless it was bad; returns the one to resume."""
     run = self._run
     if self._guard.bad:
       step = self._guard.end(step)

@@ -120,8 +120,6 @@ def run(
   """Trains, evaluates and predicts.
 
   Args:
-    config: a `config.RunConfig`.
-    comm: a `distributed.Comm`.
     build: makes the run's parts in the graph.
     snapshot: an elastic run's.
     signals: an elastic run's; by default this call listens to its own.
@@ -129,9 +127,6 @@ def run(
   Returns:
     {"training": speeds and counts or None, "evaluation": results or None}, the
     same on all ranks except for speeds.
-
-  Raises:
-    UserError: settings, data, checkpoint or ranks do not fit together.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
   folder, watchdog = config.output_dir, Watchdog(comm)
@@ -222,10 +217,7 @@ def _best_saved(run: train_loop.Run, step: int) -> int | None:
 def _start_or_resume(run: train_loop.Run) -> int:
   """Gives the variables their values; returns their update.
 
-  Raises:
-    UserError: the checkpoint's run has other updates than this one; or there
-      is none, or a part of one, and nothing is trained; or the learning rate
-      is 0.
+  Raises `UserError` if they do not fit this run, or it would learn nothing.
   """
   session, task, config = run.session, run.task, run.config
   resumes = run.checkpointer.restore.has_checkpoint()
@@ -281,14 +273,9 @@ def _start(run: train_loop.Run) -> None:
 
 
 def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
-  """Raises `UserError` if the updates of a run were not those of `plan`.
+  """Raises `UserError` if the `step` updates of a run were not those of `plan`.
 
-  Args:
-    config: a `config.RunConfig`.
-    plan: its `training_plan.TrainingPlan`.
-    step: updates that the run has made.
-    records_seen: by these updates.
-    orders: their `record_order.Order`, and this run's.
+  `orders`: their `record_order.Order`, and this run's.
   """
   made, here = orders
   if made != here:
@@ -324,8 +311,7 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
 def _tell_changes(config, plan) -> None:
   """Says what has changed since this folder's run last started.
 
-  Raises:
-    UserError: the learning rate would change though its flags are the same.
+  A learning rate that changes with the ranks is an error.
   """
   before = run_folder.last_training(config.output_dir)
   if before is None:
