@@ -51,12 +51,9 @@ def _described(path: str) -> dict:
   }
 
 
-# -----------------------------------------------------------------------------
-# The index of a checkpoint that has no marker
-# -----------------------------------------------------------------------------
-
-# LevelDB's format (https://github.com/google/leveldb, doc/table_format.md): by
-# name the messages in tensorflow/core/protobuf/tensor_bundle.proto.
+# An index has LevelDB's format (https://github.com/google/leveldb,
+# doc/table_format.md): by name tensorflow/core/protobuf/tensor_bundle.proto's
+# messages.
 _FOOTER_BYTES, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
 _TRAILER = struct.Struct("<BI")  # of a block: compression, masked CRC-32C
 _MAX_ELEMENTS, _MAX_RANK = 1 << 48, 16
@@ -72,15 +69,14 @@ def check_index(prefix: str) -> None:
   try:
     with open(path, "rb") as f:
       data = f.read()
-  except FileNotFoundError:
-    return
-  except OSError as e:
-    raise CheckpointError(f"{path}: {e.strerror}") from e
-  try:
     for name, value in _table_entries(data):
       if name:  # the first one is a header, which TensorFlow checks
         name.decode()
         _check_entry(value)
+  except FileNotFoundError:
+    return
+  except OSError as e:
+    raise CheckpointError(f"{path}: {e.strerror}") from e
   # TypeError: no such dtype; IndexError: a number without its end.
   except (message.DecodeError, ValueError, TypeError, IndexError) as e:
     raise CheckpointError(f"{path}: damaged ({e}). Copy it again") from e

@@ -345,22 +345,16 @@ def _micro_batches(
 class Batches:
   """A stream of this rank's batches.
 
-  Attributes:
-    next: the next batch, as Tensors.
-    start: (session, position): begin there: at this number of records seen of a
-      training set; at 0 of an evaluation set.
-    numbers: position -> int64 [n], the records that this rank reads there: for
-      the updates that are read at once; for this evaluation batch.
-    count: batches on this rank; 0 if endless.
-    made: float64 scalar, the time.time() at which `next` was ready; None for an
-      evaluation.
+  A position is a number of records seen of a training set (to `start` there, or
+  for the `numbers` of the records that are read at once), or a batch of an
+  evaluation set.
   """
 
-  next: tuple
-  start: Callable[[tf.Session, int], None]
-  numbers: Callable[[int], np.ndarray]
-  count: int = 0
-  made: tf.Tensor | None = None
+  next: tuple  # of Tensors
+  start: Callable[[tf.Session, int], None]  # at a position
+  numbers: Callable[[int], np.ndarray]  # position -> int64 [n], of records
+  count: int = 0  # batches on this rank; 0 if endless
+  made: tf.Tensor | None = None  # float64, time.time() when `next` was ready
 
 
 def training_batches(source, order: record_order.Order, plan, comm) -> Batches:

@@ -32,7 +32,7 @@ def window(words) -> Window | None:
   return found
 
 
-class Profile:
+class Profile(contextlib.AbstractContextManager):
   """Records the window's updates on rank 0: ops, threads, the GPU's kernels.
 
   A `with` block's end ends the recording. It is in the folder of TensorBoard's
@@ -48,9 +48,6 @@ class Profile:
     self._target = os.path.join(output_dir, "train")
     self._active = False
     self.folder: str | None = None
-
-  def __enter__(self) -> "Profile":
-    return self
 
   def __exit__(self, *_) -> None:
     self._stop()

@@ -1,5 +1,6 @@
 """How a run is stopped: signals, the ranks' vote, the watchdog."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -95,7 +96,7 @@ class Interrupted(Exception):
     self.verdict = verdict
 
 
-class Watchdog:
+class Watchdog(contextlib.AbstractContextManager):
   """Ends this rank when it makes no progress, as when another rank hangs.
 
   Horovod notices only ranks that cannot be reached.
@@ -111,9 +112,6 @@ class Watchdog:
     self._watching = False
     self._thread: threading.Thread | None = None
     self._ended = threading.Event()
-
-  def __enter__(self) -> "Watchdog":
-    return self
 
   def __exit__(self, *_) -> None:
     self.pause()

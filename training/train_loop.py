@@ -24,47 +24,33 @@ from training.signals import Interrupted, StopSignals, StopVote, Watchdog
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """The data, model and update that the loop trains.
-
-  Attributes:
-    state: the update advances it.
-    summarize: global sums of an update -> the losses and accuracies to report.
-    headline: report -> its summary in the progress line.
-    tokens: name of the sum that counts real tokens.
-    examples: name of the sum that counts examples.
-    capacity: token positions of one global batch, padding included.
-    flops: of the model's matmuls on one global batch, see `model_flops`:
-      forward and backward, padding included, so it says how busy devices are.
-  """
+  """The data, model and update that the loop trains."""
 
   plan: training_plan.TrainingPlan
   ops: optimization.TrainOps
-  state: checkpointing.TrainingState
+  state: checkpointing.TrainingState  # the update advances it
   source: input_pipeline.Source
   batches: input_pipeline.Batches
-  summarize: Callable[[dict], dict]
-  headline: Callable[[dict], str]
-  tokens: str
-  examples: str
-  capacity: int
+  summarize: Callable[[dict], dict]  # global sums -> losses and accuracies
+  headline: Callable[[dict], str]  # report -> its summary in a line
+  tokens: str  # name of the sum that counts real tokens
+  examples: str  # name of the sum that counts examples
+  capacity: int  # token positions of one global batch, padding included
+  # Of the matmuls on one global batch: forward, backward, padding included.
   flops: float
   vote: StopVote
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a run does, built in its graph; None is left out.
-
-  Attributes:
-    predict: (session, watchdog) -> lines about written files; on all ranks.
-    begin: adds to the folder of a training; on rank 0, between the restored
-      weights and the first update.
-  """
+  """What a run does, built in its graph; None is left out."""
 
   best_by: metrics.BestBy
   task: Task | None = None
   evaluate: evaluation.Evaluator | None = None
+  # Gives lines about the files that it wrote; on all ranks.
   predict: Callable[[tf.Session, Watchdog], list] | None = None
+  # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
 
 

@@ -33,6 +33,10 @@ from training.snapshot import Snapshot
 from xla_patches import jit
 
 CONFIG_FILE = "bert_config.json"  # of a run folder
+_NEW_RUN = (
+  "start a new run in another --output_dir (with --init_checkpoint to keep the "
+  "weights)"
+)
 
 
 def start(config, job: Callable, tensor_parallel: int = 1) -> None:
@@ -135,7 +139,10 @@ def run(
     checkpointer = checkpointing.Checkpointer(
       folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
     )
-    _say_plan(config, parts.task, comm)
+    if parts.task:
+      say(comm, *parts.task.plan.lines())
+    if config.policy != mixed_precision.FP32:
+      say(comm, f"precision: {config.policy.describe()}")
     with (
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
@@ -281,9 +288,7 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
   if made != here:
     raise UserError(
       f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
-      f"{_data_settings(here)}. Use the same to resume it, or start a "
-      "new run in another --output_dir (with --init_checkpoint to keep the "
-      "weights)"
+      f"{_data_settings(here)}. Use the same to resume it, or {_NEW_RUN}"
     )
   if step and records_seen != step * plan.records_per_update:
     remedy = ""
@@ -297,8 +302,7 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
       f"{config.output_dir} holds a run of {step:,} updates of "
       f"{records_seen / step:g} records each; this is {plan.lines()[0]}. "
       "Updates and the learning rate's schedule count global batches, so a run "
-      f"keeps its own: {remedy}start a new run in another --output_dir (with "
-      "--init_checkpoint to keep the weights)"
+      f"keeps its own: {remedy}{_NEW_RUN}"
     )
   if step > plan.updates:
     raise UserError(
@@ -334,12 +338,6 @@ def _data_settings(order: record_order.Order) -> str:
     f"--seed={order.seed} and --shuffle_block_records={order.block} on "
     f"{order.count} records"
   )
-
-
-def _say_plan(config, task, comm) -> None:
-  say(comm, *(task.plan.lines() if task else []))
-  if config.policy != mixed_precision.FP32:
-    say(comm, f"precision: {config.policy.describe()}")
 
 
 def _write_run_folder(run: train_loop.Run) -> None:
