@@ -45,7 +45,6 @@ class Policy:
   losses: tf.DType = tf.float32
 
   def describe(self) -> str:
-    """The parts by type, for people."""
     parts = {
       name: [part for part in PARTS if getattr(self, part) == dtype]
       for name, dtype in TYPES.items()
@@ -147,7 +146,6 @@ class StaticLossScale:
     self.value = tf.constant(value, tf.float32, name="loss_scale")
 
   def update_op(self, finite, dropped) -> tf.Operation:
-    """Does nothing."""
     del finite, dropped
     return tf.no_op(name="keep_loss_scale")
 

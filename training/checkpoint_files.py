@@ -90,7 +90,6 @@ class Checkpoint:
   """
 
   def __init__(self, prefix: str):
-    """Raises `CheckpointError` if it cannot be read."""
     self.path = prefix
     check_index(prefix)
     try:
@@ -192,7 +191,6 @@ class _Writer:
   """Writes values as a TensorFlow checkpoint, apart from the training graph."""
 
   def __init__(self, values: Mapping[str, np.ndarray]):
-    """Prepares to write arrays like `values`, by name."""
     graph = tf.Graph()
     with graph.as_default(), tf.device("/cpu:0"):
       self._prefix = tf.placeholder(tf.string, [])

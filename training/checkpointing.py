@@ -100,7 +100,6 @@ class Checkpointer:
     self.saved = self._comm.from_root(step)
 
   def newest(self, before: float = math.inf) -> str | None:
-    """The newest checkpoint of an update before this one."""
     steps = [s for s in self.files.steps() if s < before]
     return self.files.prefix(steps[0]) if steps else None
 

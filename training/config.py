@@ -194,7 +194,6 @@ class RunConfig:
 
   @classmethod
   def from_flags(cls, flags) -> "RunConfig":
-    """Raises `UserError` for every setting that cannot be right."""
     return settings.from_flags(cls, flags, cls.found(flags))
 
   @classmethod
@@ -332,7 +331,6 @@ class PretrainingConfig(RunConfig):
 
   @classmethod
   def found(cls, flags):
-    """The values in --config_json."""
     if flags.config_json is None:
       return {}
     given = {n: flags[n].value for n in flags if flags[n].present}

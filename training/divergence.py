@@ -116,7 +116,6 @@ class Guard:
     )
 
   def _write_report(self) -> tuple[str, list, dict]:
-    """Writes `FILE`; returns its path, the update's records, the weights."""
     first, last, run = self._first, self._last, self._run
     positions = first["samples_seen_before"] + np.arange(
       run.task.plan.records_per_update

@@ -188,7 +188,6 @@ class Source:
     record_report.read_record(self.set, number, features)
 
   def read(self, numbers: np.ndarray) -> np.ndarray:
-    """Serialized records: object array [n] of bytes."""
     try:
       return np.array(self.set.read_many(numbers), object)
     except records.DataError as e:

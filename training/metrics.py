@@ -137,7 +137,6 @@ class MetricsLog:
       tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")
 
   def _flush(self) -> None:
-    """Writes all that waits, or nothing."""
     try:
       done = 0
       while done < len(self._waiting):

@@ -43,7 +43,6 @@ class Profile(contextlib.AbstractContextManager):
   """
 
   def __init__(self, updates: Window | None, output_dir: str, comm):
-    """Without `updates`, and on other ranks, does nothing."""
     self._updates = updates if comm.is_root else None
     self._target = os.path.join(output_dir, "train")
     self._active = False
@@ -65,7 +64,6 @@ class Profile(contextlib.AbstractContextManager):
       self._active = True
 
   def update(self, number: int):
-    """A context that makes this update one step of the recording."""
     if not self._active:
       return contextlib.nullcontext()
     return profiler.Trace("update", step_num=number, _r=1)

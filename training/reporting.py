@@ -45,7 +45,6 @@ class Clock:
     self._now: collections.Counter = collections.Counter()
 
   def add(self, update: dict, task) -> None:
-    """Counts an `update` of `train_loop.run_update`."""
     waited = update["input_seconds"]
     reduced = float(update["all_reduce_seconds"])
     # NaN if it cannot be measured: then it is part of the step.
@@ -88,7 +87,6 @@ class Clock:
     return {**found, "mfu": tflops / peak_tflops} if peak_tflops else found
 
   def shares(self) -> dict:
-    """Seconds of each part since the last report."""
     return {
       f"{part}_seconds": seconds
       for part, seconds in self._parts.items()
@@ -102,7 +100,6 @@ class Clock:
     self._begin()
 
   def closing(self) -> dict:
-    """Counts and speeds of all updates."""
     if not self._all["updates"]:
       return {"updates": 0}
     seconds = time.monotonic() - self._started
@@ -225,7 +222,6 @@ class Reporter:
       )
 
   def report(self, step: int, update: dict) -> None:
-    """Reports an `update` of `train_loop.run_update`."""
     task, config = self._task, self._config
     self._clock.add(update, task)
     if not self._is_root:
@@ -240,7 +236,6 @@ class Reporter:
       self._clock.lap()
 
   def close(self) -> None:
-    """Closes the log; raises `DataError` if it could not be written."""
     if self._is_root:
       self._progress.close()
       self._log.close()

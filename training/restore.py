@@ -187,7 +187,6 @@ class Restore:
     )
 
   def resume(self, session: tf.Session) -> str | None:
-    """Restores everything; returns the source's name on rank 0."""
     session.run(self._initializer)
     name, values, committed = None, None, self.committed()
     if self._comm.is_root and committed:
@@ -205,7 +204,6 @@ class Restore:
     return name
 
   def _newest_whole(self) -> str:
-    """The newest checkpoint that is not damaged; reports those that are."""
     damaged = []
     for step in self._files.steps():
       try:

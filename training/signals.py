@@ -34,7 +34,6 @@ class StopSignals:
     self._before: dict = {}
 
   def since(self) -> float:
-    """Seconds since the signal; 0 without one."""
     return time.monotonic() - self._when if self.received else 0.0
 
   def __enter__(self) -> "StopSignals":
@@ -118,7 +117,6 @@ class Watchdog(contextlib.AbstractContextManager):
     self._ended.set()
 
   def heartbeat(self) -> None:
-    """Call it after each part of the work."""
     if self._watching:
       self._longest = max(self._longest, self._waited)
     self._waited = 0.0
@@ -135,7 +133,6 @@ class Watchdog(contextlib.AbstractContextManager):
       self._thread.start()
 
   def pause(self) -> None:
-    """Stops watching until `resume`."""
     self._watching = False
 
   def _watch(self, main: int) -> None:

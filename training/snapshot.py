@@ -96,7 +96,6 @@ class SavedVariables:
       self._copies = [[t.op for t in group.values()] for group in groups[1:]]
 
   def copy(self, session: tf.Session, heartbeat: Callable[[], None]) -> None:
-    """Copies all values; on all ranks."""
     for copy in self._copies:
       session.run(copy)
       heartbeat()  # TensorFlow prepares each the first time, for a second

@@ -58,7 +58,6 @@ class TrainingPlan:
     return round(records * self.packing_factor)
 
   def lines(self) -> list[str]:
-    """The plan as a person reads it."""
     batch = (
       f"{self.micro_batch} examples = global batch {self.records_per_update}"
     )
