@@ -360,8 +360,7 @@ class CheckpointFiles:
     path = os.path.join(aside, name)
     write(path)
     files = {name + suffix: _described(path + suffix) for suffix in _SUFFIXES}
-    with open(path + ".json", "w", encoding="utf-8") as f:
-      f.write(json_files.text({"global_step": step, "files": files}, 2) + "\n")
+    json_files.write(path + ".json", {"global_step": step, "files": files})
     for suffix in (*_SUFFIXES, ".json"):
       _sync(path + suffix)
     # A damaged one of the same step stops being a checkpoint here.

@@ -179,8 +179,7 @@ class Saver:
     """Keeps the best checkpoint by evaluation; saves it if it is missing."""
     run, best = self._run, None
     if run.comm.is_root:
-      folder, by = run.config.output_dir, run.best_by
-      best = metrics.best_evaluation(folder, step, by)
+      best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
     run.checkpointer.keep_best(run.session, step, best)
 
   def after_update(self, step: int) -> None:
@@ -258,14 +257,12 @@ class Evaluations:
 
   def verdict(self, step: int) -> str | None:
     """Returns "no better" after too many evaluations that were not the best."""
-    run, limit = self._run, self._run.config.early_stopping_evaluations
+    run, since = self._run, 0
+    limit, folder = run.config.early_stopping_evaluations, run.config.output_dir
     if not limit:
       return None
-    since = 0
     if run.comm.is_root:
-      since = metrics.evaluations_since_best(
-        run.config.output_dir, step, run.best_by
-      )
+      since = metrics.evaluations_since_best(folder, step, run.best_by)
     return "no better" if run.comm.from_root(since) >= limit else None
 
 
