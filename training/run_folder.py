@@ -93,30 +93,27 @@ def versions() -> dict:
     except importlib.metadata.PackageNotFoundError:
       found[name] = None
   folder = os.path.dirname(os.path.abspath(__file__))
+  command = ["git", "-C", folder, "describe", "--always", "--dirty"]
   try:
-    found["git"] = subprocess.run(
-      ["git", "-C", folder, "describe", "--always", "--dirty"],
-      capture_output=True,
-      text=True,
-      check=True,
-    ).stdout.strip()
-  except (OSError, subprocess.CalledProcessError):
-    found["git"] = None  # not a git checkout
+    done = subprocess.run(command, capture_output=True, text=True)
+    found["git"] = done.stdout.strip() or None  # None: not a git checkout
+  except OSError:
+    found["git"] = None
   return found
 
 
-def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
-  """Adds a run to run.json."""
+def write_run_file(config, task) -> None:
+  """Adds a run to run.json; `task`: its `train_loop.Task`, or None."""
   run = {
     "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    "flags": flags,
-    "plan": dataclasses.asdict(plan) if plan else None,
-    "data": data,
+    "flags": config.as_dict(),
+    "plan": dataclasses.asdict(task.plan) if task else None,
+    "data": task.source.describe() if task else None,
     "versions": versions(),
-    "devices": devices,
+    "devices": [d.name for d in tf.config.list_physical_devices()],
   }
-  path = os.path.join(output_dir, RUN_FILE)
-  json_files.write(path, {"runs": [*_runs(output_dir), run]})
+  path = os.path.join(config.output_dir, RUN_FILE)
+  json_files.write(path, {"runs": [*_runs(config.output_dir), run]})
 
 
 def _runs(output_dir: str) -> list[dict]:

@@ -349,13 +349,7 @@ def _write_run_folder(run: train_loop.Run) -> None:
     json_files.write(path, config.bert.to_dict())
   if run.begin:
     run.begin()
-  run_folder.write_run_file(
-    config.output_dir,
-    flags=config.as_dict(),
-    plan=task.plan if task else None,
-    data=task.source.describe() if task else None,
-    devices=[d.name for d in tf.config.list_physical_devices()],
-  )
+  run_folder.write_run_file(config, task)
 
 
 def _finish(run: train_loop.Run, training, results, step: int, predicted):
