@@ -196,11 +196,9 @@ def _conclude(run: train_loop.Run, step: int) -> tuple:
   Returns:
     The evaluation's results, or None; and `Parts.predict`'s lines.
   """
-  session, watchdog = run.session, run.watchdog
-  results, evaluated = None, None
+  session, watchdog, results = run.session, run.watchdog, None
   if run.evaluate and (run.task or not run.config.ends_with_best):
     results = run.evaluate(session, step, None, watchdog)
-    evaluated = step
   watchdog.pause()
   if run.config.ends_with_best:
     best = run.comm.from_root(_best_saved(run, step) or 0)
@@ -208,7 +206,7 @@ def _conclude(run: train_loop.Run, step: int) -> tuple:
       run.checkpointer.restore.weights(session, best)
       say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
-    if run.evaluate and step != evaluated:
+    if run.evaluate:  # does nothing if that was evaluated just now
       results = run.evaluate(session, step, None, watchdog, log=False)
   return results, run.predict(session, watchdog) if run.predict else []
 
