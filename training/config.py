@@ -178,10 +178,9 @@ class RunConfig:
     # The values of --config_json have not passed the flags' own parsers.
     settings.check(self)
     profiling.window(self.profile_steps)
-    if self.init_checkpoint == "":
-      raise UserError(
-        "--init_checkpoint is empty: name a checkpoint, or leave it out"
-      )
+    for name in ("init_checkpoint", "eval_input_file"):
+      if getattr(self, name, None) == "":
+        raise UserError(f"--{name} is empty: give a name, or leave it out")
     for name in ("output_dir", "init_checkpoint"):
       value = getattr(self, name) or ""
       if set(value) & set("*?[]\\"):
@@ -307,10 +306,6 @@ class PretrainingConfig(RunConfig):
       raise UserError("--early_stopping_evaluations needs --eval_every_steps")
     if self.tensor_parallel > 1:
       self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
-    if self.eval_input_file == "":
-      raise UserError(
-        "--eval_input_file is empty: name a file, or leave it out"
-      )
 
   def _check_tensor_parallel(self, flag: str) -> None:
     for name in ("num_attention_heads", "intermediate_size"):
