@@ -217,7 +217,7 @@ def dry_run(config: PretrainingConfig) -> None:
   if left_over:
     raise UserError(
       f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks="
-      f"{config.dry_run_ranks} is no multiple of it"
+      f"{config.dry_run_ranks} is not a multiple of it"
     )
   plan = make_plan(config, None, groups)
   comm = distributed.alone(config.num_threads)

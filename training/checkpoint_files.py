@@ -222,7 +222,7 @@ def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
   for suffix in _SUFFIXES:
     if os.path.exists(prefix + suffix):
       raise CheckpointError(
-        f"{prefix}{suffix} is there already: give another name, or remove it"
+        f"{prefix}{suffix} exists already: give another name, or remove it"
       )
   os.makedirs(folder, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=folder, prefix=_ASIDE) as aside:
@@ -278,7 +278,7 @@ class CheckpointFiles:
       path = ""
     if not (os.path.exists(path + _SUFFIXES[0]) or os.path.exists(path)):
       raise CheckpointError(
-        f"{list_file}: names no checkpoint that is there ({path!r}). Bring it "
+        f"{list_file}: names no checkpoint that exists ({path!r}). Bring it "
         "back, or start a new run in another --output_dir"
       )
     return path

@@ -311,8 +311,8 @@ class PretrainingConfig(RunConfig):
     for name in ("num_attention_heads", "intermediate_size"):
       if getattr(self.bert, name) % self.tensor_parallel:
         raise UserError(
-          f"{flag}: the BERT config's {name}={getattr(self.bert, name)} is no "
-          "multiple of it"
+          f"{flag}: the BERT config's {name}={getattr(self.bert, name)} is "
+          "not a multiple of it"
         )
     if self.xla == "step":
       raise UserError(

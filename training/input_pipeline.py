@@ -41,7 +41,7 @@ class RecordShape:
   max_predictions_per_seq: int
   vocab_size: int
   examples_per_record: int = 1
-  masks: masking.MaskSettings | None = None  # to be drawn on reading
+  masks: masking.MaskSettings | None = None  # drawn on reading
   whole_words: bool = False  # of those masks
 
   def features(self) -> dict:
@@ -68,7 +68,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
     shape["masks"] = manifest.mask_settings()
     if shape["masks"] is None:
       raise records.DataError(
-        f"{path}: the masks are to be drawn on reading, but mask_id or "
+        f"{path}: its masks are drawn on reading, but mask_id or "
         "masked_lm_prob is missing: make the records again"
       )
     shape["whole_words"] = manifest.settings.get("do_whole_word_mask", False)

@@ -93,7 +93,7 @@ def _schedule_position(source: Checkpoint) -> int:
     ) from e
   if position.shape or position.dtype.kind != "i" or position < 0:
     raise CheckpointError(
-      f"{source.path}: its global_step is {position}, no number of updates: "
+      f"{source.path}: its global_step is {position}, not a number of updates: "
       "leave out --norewarmup"
     )
   return int(position)
