@@ -215,7 +215,7 @@ class RunConfig:
     return self.policy.uses_fp16 or self.allreduce.fp16_allreduce
 
   @property
-  def profile(self) -> profiling.Window | None:
+  def profile(self) -> tuple[int, int] | None:
     return profiling.window(self.profile_steps)
 
   def schedule(

@@ -2,34 +2,24 @@
 
 import contextlib
 import os
-from typing import NamedTuple
 
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import profiler, tf
 
 
-class Window(NamedTuple):
-  """Updates by their numbers in the run, from 1."""
-
-  first: int
-  last: int
-
-
-def window(words) -> Window | None:
-  """The updates of --profile_steps, None if empty; raises `UserError`."""
+def window(words) -> tuple[int, int] | None:
+  """First and last update of --profile_steps; None if it is empty."""
   if not words:
     return None
-  try:
-    found = Window(*map(int, words))
-  except (TypeError, ValueError):
-    found = Window(0, 0)
-  if not 1 <= found.first <= found.last:
-    raise UserError(
-      f"--profile_steps={','.join(map(str, words))}: want FIRST,LAST, the "
-      "numbers of two updates, for example 20,24"
-    )
-  return found
+  with contextlib.suppress(TypeError, ValueError):
+    first, last = map(int, words)
+    if 1 <= first <= last:
+      return first, last
+  raise UserError(
+    f"--profile_steps={','.join(map(str, words))}: want FIRST,LAST, the "
+    "numbers of two updates, for example 20,24"
+  )
 
 
 class Profile(contextlib.AbstractContextManager):
@@ -42,7 +32,7 @@ class Profile(contextlib.AbstractContextManager):
     folder: for TensorBoard, once there is a recording; else None.
   """
 
-  def __init__(self, updates: Window | None, output_dir: str, comm):
+  def __init__(self, updates: tuple[int, int] | None, output_dir: str, comm):
     self._updates = updates if comm.is_root else None
     self._target = os.path.join(output_dir, "train")
     self._active = False
