@@ -118,7 +118,7 @@ class Checkpoint:
         "again, or delete its files to use the one before"
       ) from e
     is_float = value.dtype.kind == "f" or value.dtype == _BFLOAT16
-    if is_float and not np.isfinite(value.astype(np.float32)).all():
+    if is_float and not np.isfinite(value.astype("f4", copy=False)).all():
       raise CheckpointError(
         f"{self.path}: {name} holds values that are not finite: use an earlier "
         "checkpoint"
