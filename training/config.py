@@ -188,7 +188,8 @@ class RunConfig:
           f"--{name}={value}: TensorFlow finds no checkpoint under a name with "
           "one of *?[]\\"
         )
-    self.schedule(self.learning_rate, total=1, warmup=0)
+    # Only for its errors.
+    Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
 
   @classmethod
@@ -218,27 +219,16 @@ class RunConfig:
   def profile(self) -> tuple[int, int] | None:
     return profiling.window(self.profile_steps)
 
-  def schedule(
-    self, peak: float, total: int, warmup: int, divisor: float = 1.0
-  ) -> Schedule:
-    """The learning rate of each update; `divisor` as in `TrainingPlan`."""
+  def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
     return Schedule(
-      peak=peak,
-      total=total,
-      warmup=warmup,
+      peak=scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
+      total=plan.updates,
+      warmup=plan.warmup_updates,
       name=self.lr_schedule,
       power=self.lr_power,
       decay_rate=self.lr_decay_rate,
-      decay_steps=training_plan.rounded_up(self.lr_decay_steps / divisor),
+      decay_steps=training_plan.rounded_up(self.lr_decay_steps / plan.divisor),
       offset=self.lr_offset,
-    )
-
-  def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
-    return self.schedule(
-      scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
-      plan.updates,
-      plan.warmup_updates,
-      plan.divisor,
     )
 
   def flags_for(
