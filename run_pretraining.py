@@ -220,22 +220,21 @@ def dry_run(config: PretrainingConfig) -> None:
       f"{config.dry_run_ranks} is not a multiple of it"
     )
   plan = make_plan(config, None, groups)
-  comm = distributed.alone(config.num_threads)
-  say = functools.partial(console.say, comm)
-  say(*plan.lines(), f"precision: {config.policy.describe()}")
-  say(str(config.optimizer), "")
+  console.tell(*plan.lines(), f"precision: {config.policy.describe()}")
+  console.tell(str(config.optimizer), "")
   config.planned_schedule(plan).check_trains(first=0)
   small = dataclasses.replace(
     plan,
     micro_batch=min(2, plan.micro_batch),
     accumulation=min(2, plan.accumulation),
   )
+  comm = distributed.alone(config.num_threads)
   with training_run.graph(config):
     examples = input_pipeline.fake_batch(shape, small.micro_batch)
     micro = input_pipeline.fixed_micro_batch(examples, small.accumulation)
     state = checkpointing.TrainingState()
     ops = training_step(config, micro, state, small, comm)
-    say(*parameter_table(ops.variables), "")
+    console.tell(*parameter_table(ops.variables), "")
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
@@ -244,7 +243,7 @@ def dry_run(config: PretrainingConfig) -> None:
       session.run(ops.accumulate)
     got = session.run(ops.fetches())
   loss = console.shown(losses(got["sums"])["loss"], ".3f")
-  say(
+  console.tell(
     f"one update of {small.accumulation} x {small.micro_batch} fake examples "
     f"of {shape.max_seq_length} tokens: loss {loss}  gradient norm "
     f"{got['grad_norm']:.3f}  lr {got['learning_rate']:.2e}"
