@@ -161,7 +161,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
   files = config.eval_input_file or config.input_file
   source = open_source(files, config, comm)
-  batches = input_pipeline.evaluation_batches(
+  stream = input_pipeline.evaluation_batches(
     source,
     config.eval_batch_size,
     comm.data_parallel,
@@ -169,7 +169,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   )
   with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
     sums = modeling.pretraining_model(
-      batches.next,
+      stream.next,
       config.bert,
       is_training=False,
       policy=config.policy,
@@ -177,7 +177,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
     )
 
   vote = StopVote(comm, "evaluation_vote")
-  batches = EvaluationBatches(sums._asdict(), source, batches, vote, comm)
+  batches = EvaluationBatches(sums._asdict(), source, stream, vote, comm)
 
   def evaluation(session, signals, watchdog):
     rows = batches.run(session, signals, watchdog)

@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import mixed_precision
 import modeling
@@ -193,7 +193,7 @@ class RunConfig:
     self.loss_scale.check(self.uses_fp16)
 
   @classmethod
-  def from_flags(cls, flags) -> "RunConfig":
+  def from_flags(cls, flags) -> Self:
     return settings.from_flags(cls, flags, cls.found(flags))
 
   @classmethod
