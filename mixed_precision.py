@@ -153,8 +153,8 @@ class StaticLossScale:
 class DynamicLossScale:
   """Halves on overflow and doubles after a window of good updates.
 
-  So 16-bit gradients do not underflow; https://arxiv.org/abs/1710.03740 section
-  3.2.1. The state is in variables, so checkpoints have it.
+  It keeps 16-bit gradients from underflowing (https://arxiv.org/abs/1710.03740
+  section 3.2.1). The state is in variables, so checkpoints have it.
   """
 
   def __init__(self, config: LossScaleConfig):

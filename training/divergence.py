@@ -47,9 +47,9 @@ class Guard:
     self.bad = False
 
   def check(self, step: int, update: dict) -> None:
-    """Raises `DivergedError` on all ranks for the last of `PATIENCE` in a row.
+    """Looks at an `update` of `train_loop.run_update`.
 
-    `update`: of `train_loop.run_update`.
+    Raises `DivergedError` on all ranks after `PATIENCE` bad ones in a row.
     """
     task = self._run.task
     failed = update["skipped"] or update["dropped_micro_batches"] > 0

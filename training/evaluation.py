@@ -100,7 +100,7 @@ class EvaluationBatches:
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   """The error to raise for one that a session raised.
 
-  If one of the records with these `numbers` in `source` explains it, names it.
+  It names a damaged record, if one of these `numbers` in `source` explains it.
   """
   explained = source.explain(numbers) if source else None
   return explained or distributed.rank_lost(error) or error

@@ -78,7 +78,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
 def pretraining_batch(
   columns: dict, row_weights: tf.Tensor
 ) -> modeling.PretrainingBatch:
-  """Of columns, name -> Tensor [rows, ...]; weights are 0 of empty rows."""
+  """The batch of columns, name -> Tensor [rows, ...]; empty rows weigh 0."""
   masked = columns["masked_lm_weights"] * row_weights[:, None]
   return modeling.PretrainingBatch(
     **{**columns, "masked_lm_weights": masked}, example_weights=row_weights

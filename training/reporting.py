@@ -94,7 +94,7 @@ class Clock:
     }
 
   def lap(self) -> None:
-    """Ends the time before a report."""
+    """Starts over after a report."""
     if self._now["examples"]:
       self._speeds.append(self.speeds())
     self._begin()

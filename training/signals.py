@@ -122,7 +122,7 @@ class Watchdog(contextlib.AbstractContextManager):
     self._waited = 0.0
 
   def resume(self) -> None:
-    """Beats, and watches from now on: after a whole update, which compiles."""
+    """A heartbeat; watches from now on. The first update compiles before."""
     self.heartbeat()
     self._watching = True
     if self._thread is None and self._comm.size > 1:

@@ -79,7 +79,7 @@ class SavedVariables:
   """
 
   def __init__(self, snapshot: Snapshot, is_kept: bool):
-    """Adds copies to `snapshot`; if not `is_kept`, helps other ranks' only."""
+    """Adds copies to `snapshot`; if not `is_kept`, only helps other ranks."""
     self.sharded = tf.get_collection(SHARDED_VARIABLES)
     self._parts = {s.part.op.name: s.part for s in self.sharded}
     self.own = [

@@ -267,7 +267,7 @@ class Evaluations:
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
-  """`errors.run_main`, and sessions' errors about other ranks are one line."""
+  """`errors.run_main`; a session's error about a lost rank is one line, too."""
 
   def wrapped(argv):
     try:

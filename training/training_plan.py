@@ -38,7 +38,7 @@ class TrainingPlan:
 
   @property
   def total_examples(self) -> int:
-    """Of the whole run; about, if records are packed."""
+    """Examples of the whole run; approximate if records are packed."""
     return self.examples(self.updates * self.records_per_update)
 
   @property
@@ -54,7 +54,7 @@ class TrainingPlan:
     return seen / self.records if self.records else None
 
   def examples(self, records: int) -> int:
-    """Examples in this many records; about, if they are packed."""
+    """Examples in this many records; approximate if they are packed."""
     return round(records * self.packing_factor)
 
   def lines(self) -> list[str]:
@@ -157,7 +157,7 @@ def rounded_up(updates: float) -> int:
 
 
 def _spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:
-  """Micro-batch, at `most`, and accumulation that share a global batch."""
+  """Micro-batch, at most `most`, and accumulation of ranks sharing a batch."""
   if global_batch < ranks:
     raise UserError(
       f"a global batch of {global_batch} records leaves some of {ranks} ranks "

@@ -72,7 +72,7 @@ def check_elastic(config, tensor_parallel: int) -> None:
 
 
 def dropout_seed(config, comm, micro) -> tf.Tensor:
-  """int [2], from (seed, rank, micro-batch): a resumed run draws alike."""
+  """int [2] of (seed, rank, micro-batch), so a resumed run draws the same."""
   entropy = np.random.SeedSequence([config.seed, comm.data_parallel.rank])
   return tf.stack([int(entropy.generate_state(1)[0]) >> 1, micro.number])
 
