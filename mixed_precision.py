@@ -15,11 +15,12 @@ in which each part of the network computes. The default for 16 bits:
   tanh           the pooler's       float32
   losses         log softmax, sums  float32
 
-The islands (softmax to losses) compute in their type; what they hand on is
-stored in the type of the matmul that reads it.
+The islands (softmax to losses) compute in their type; their results are stored
+in the type of the matmul that reads them.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from common import settings
 from common.errors import UserError
@@ -44,16 +45,11 @@ class Policy:
   losses: tf.DType = tf.float32
 
   def describe(self) -> str:
-    """The parts by type, for people."""
-    parts = {}
-    for field in dataclasses.fields(self):
-      dtype = getattr(self, field.name)
-      parts.setdefault(dtype, []).append(field.name)
-    return "; ".join(
-      f"{name}: {', '.join(parts[dtype])}"
+    parts = {
+      name: [part for part in PARTS if getattr(self, part) == dtype]
       for name, dtype in TYPES.items()
-      if dtype in parts
-    )
+    }
+    return "; ".join(f"{n}: {', '.join(p)}" for n, p in parts.items() if p)
 
   @property
   def uses_fp16(self) -> bool:
@@ -66,21 +62,13 @@ PARTS = tuple(field.name for field in dataclasses.fields(Policy))
 _MATMUL_PARTS = ("attention", "feed_forward", "heads")
 
 
-def make_policy(precision: str, changes: list[str] | None = None) -> Policy:
-  """A policy from --precision and --precision_policy.
-
-  Args:
-    precision: one of `TYPES`, for the matmul parts.
-    changes: (optional) "part=type" each, over the default.
-
-  Raises:
-    UserError: an unknown part or type, or a part that is given twice.
-  """
+def make_policy(precision: str, changes: Iterable[str] = ()) -> Policy:
+  """A policy from --precision and --precision_policy, "part=type" each."""
   if precision not in TYPES:
     raise UserError(f"--precision={precision}: not one of {', '.join(TYPES)}")
   types = dict.fromkeys(_MATMUL_PARTS, TYPES[precision])
   changed = {}
-  for change in changes or ():
+  for change in changes:
     part, _, name = change.partition("=")
     if part not in PARTS or name not in TYPES:
       raise UserError(
@@ -139,93 +127,73 @@ class LossScaleConfig:
       )
 
   def floor(self, uses_fp16: bool) -> float:
-    """A scale that is not above this cannot fall any further."""
+    """The scale below which it cannot fall."""
     dynamic = uses_fp16 and not self.loss_scale
     return self.min_loss_scale if dynamic else float("inf")
 
   def make(self, uses_fp16: bool) -> "LossScale":
     """The loss scale of a network that uses fp16 or does not; see `check`."""
     self.check(uses_fp16)
-    if not uses_fp16:
-      return StaticLossScale(1.0)
-    if self.loss_scale:
-      return StaticLossScale(self.loss_scale)
-    return DynamicLossScale(self)
+    if uses_fp16 and not self.loss_scale:
+      return DynamicLossScale(self)
+    return StaticLossScale(self.loss_scale or 1.0)
 
 
-class LossScale:
-  """A factor on the loss, so that 16-bit gradients do not underflow."""
-
-  value: tf.Tensor  # float32 scalar
-
-  def update_op(self, finite: tf.Tensor, dropped: tf.Tensor) -> tf.Operation:
-    """The op that follows one update.
-
-    Args:
-      finite: bool scalar, whether the update was applied.
-      dropped: float scalar, micro-batches that were dropped: they overflowed.
-    """
-    raise NotImplementedError
-
-
-class StaticLossScale(LossScale):
-  """Always the same."""
+class StaticLossScale:
+  """A constant factor on the loss: `value`, a float32 scalar."""
 
   def __init__(self, value: float):
     self.value = tf.constant(value, tf.float32, name="loss_scale")
 
-  def update_op(self, finite, dropped):
-    """Nothing to do."""
+  def update_op(self, finite, dropped) -> tf.Operation:
     del finite, dropped
     return tf.no_op(name="keep_loss_scale")
 
 
-class DynamicLossScale(LossScale):
+class DynamicLossScale:
   """Halves on overflow and doubles after a window of good updates.
 
-  https://arxiv.org/abs/1710.03740 section 3.2.1. The state are variables, so it
-  is in the checkpoint, and all of it happens in the graph.
+  It keeps 16-bit gradients from underflowing (https://arxiv.org/abs/1710.03740
+  section 3.2.1). The state is in variables, so checkpoints have it.
   """
 
   def __init__(self, config: LossScaleConfig):
     def make(name, value):
-      return tf.get_variable(
-        name,
-        shape=[],
-        dtype=tf.float32,
-        trainable=False,
-        initializer=tf.constant_initializer(value),
-      )
+      initial = tf.constant(value, tf.float32)
+      return tf.get_variable(name, initializer=initial, trainable=False)
 
     self._config = config
     with tf.variable_scope("loss_scale"):
       self._scale = make("value", config.initial_loss_scale)
       self._good = make("good_updates", 0.0)
-      self._left = make("overflows_left", float(config.loss_scale_hysteresis))
+      self._left = make("overflows_left", config.loss_scale_hysteresis)
     self.value = tf.convert_to_tensor(self._scale)
 
-  def update_op(self, finite, dropped):
-    """Halves, doubles or counts."""
+  def update_op(self, finite: tf.Tensor, dropped: tf.Tensor) -> tf.Operation:
+    """The op that follows an update.
+
+    Args:
+      finite: bool scalar, whether the update was applied.
+      dropped: float scalar, micro-batches that were dropped: they overflowed.
+    """
     overflow = tf.logical_not(finite) | (dropped > 0.0)
     config, scale = self._config, self.value
-    hysteresis = float(config.loss_scale_hysteresis)
-    left = tf.convert_to_tensor(self._left)
-    good = tf.convert_to_tensor(self._good) + 1.0
+    left, good = tf.convert_to_tensor(self._left), self._good + 1.0
     lower = overflow & (left <= 1.0)
     grow = tf.logical_not(overflow) & (good >= config.loss_scale_window)
     # A scale beyond float32's own range could not be undone.
     grown = tf.maximum(scale, tf.minimum(scale * 2.0, 2.0**126))
     # A resumed run's may be below a floor that is new: then it stays.
     lowered = tf.minimum(scale, tf.maximum(scale * 0.5, config.min_loss_scale))
+    left = tf.where(overflow, tf.maximum(left - 1, 1), left)
+    full = float(config.loss_scale_hysteresis)
     new = (
       (self._scale, tf.where(lower, lowered, tf.where(grow, grown, scale))),
       (self._good, tf.where(overflow | grow, 0.0, good)),
-      (
-        self._left,
-        tf.where(
-          grow, hysteresis, tf.where(overflow, tf.maximum(left - 1, 1), left)
-        ),
-      ),
+      (self._left, tf.where(grow, full, left)),
     )
     with tf.control_dependencies([value for _, value in new]):
       return tf.group(*[v.assign(value, read_value=False) for v, value in new])
+
+
+LossScale = StaticLossScale | DynamicLossScale

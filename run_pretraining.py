@@ -40,12 +40,12 @@ from xla_patches import jit
 
 
 def define_flags() -> None:
-  """google/bert's flags with its meaning where it has them, and ours."""
+  """Defines google/bert's flags, with their meaning there, and ours."""
   settings.define_flags(PretrainingConfig)
 
 
 def open_source(files: str, config: PretrainingConfig, comm):
-  """Opens record files and makes sure that all ranks see the same."""
+  """Opens record files, which all ranks must see alike."""
   shape = config.record_shape(files)
   if shape.max_seq_length > config.bert.max_position_embeddings:
     raise UserError(
@@ -58,7 +58,7 @@ def open_source(files: str, config: PretrainingConfig, comm):
 
 
 def make_plan(config: PretrainingConfig, source, ranks: int):
-  """The resolved `training_plan.TrainingPlan`; without a `source` of none."""
+  """The `training_plan.TrainingPlan`; `source` may be None."""
   return training_plan.resolve(
     ranks=ranks,
     records=len(source.set) if source else None,
@@ -72,7 +72,7 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
 
 
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
-  """Data, plan, model and update: everything that training runs."""
+  """Data, plan, model and update."""
   source = open_source(config.input_file, config, comm)
   plan = make_plan(config, source, comm.data_parallel.size)
   order = record_order.Order(
@@ -82,10 +82,12 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     source, order, plan, comm.data_parallel
   )
   state = checkpointing.TrainingState(order)
-  ops = training_step(config, batches.next, state, plan, comm)
+  matmuls = model_flops.pretraining(
+    config.bert, config.policy, plan.records_per_update, source.shape
+  )
   return train_loop.Task(
     plan=plan,
-    ops=ops,
+    ops=training_step(config, batches.next, state, plan, comm),
     state=state,
     source=source,
     batches=batches,
@@ -94,30 +96,19 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     examples="next_sentence_weight",
     headline=headline,
     capacity=plan.records_per_update * source.shape.max_seq_length,
-    flops=model_flops.total(
-      model_flops.pretraining(
-        config.bert, config.policy, plan.records_per_update, source.shape
-      )
-    )
-    / comm.tensor_parallel.size,
+    flops=model_flops.total(matmuls) / comm.tensor_parallel.size,
     vote=StopVote(comm),
-    loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
 
 
 def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
-  """From a micro-batch to new weights: the algorithm, top to bottom.
+  """From an `input_pipeline.MicroBatch` to new weights: the algorithm.
 
-  Args:
-    config: a `PretrainingConfig`.
-    micro: an `input_pipeline.MicroBatch`.
-    state: a `checkpointing.TrainingState`, advanced by the update.
-    plan: a `training_plan.TrainingPlan`.
-    comm: a `distributed.Comm`.
+  The update advances `state`, a `checkpointing.TrainingState`.
   """
   loss_scale = config.loss_scale.make(config.uses_fp16)
   dropout_seed = training_run.dropout_seed(config, comm, micro)
-  # Reduced while the forward pass runs; the loss is a mean over all ranks.
+  # All-reduced during the forward pass; the loss is a mean over all ranks.
   global_weights = comm.data_parallel.allreduce(
     micro.weights, name="global_counts"
   )
@@ -143,23 +134,21 @@ def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
 
 
 def losses(sums: dict) -> dict:
-  """Losses (nats) and accuracies from global sums by name.
-
-  None is that of no tokens, or of no pairs.
-  """
-  found = {}
-  for head in ("masked_lm", "next_sentence"):
-    for name, key in (("loss", "loss"), ("accuracy", "correct")):
-      found[f"{head}_{name}"] = reporting.ratio(
-        sums[f"{head}_{key}"], sums[f"{head}_weight"]
-      )
+  """Losses (nats) and accuracies from global sums by name; None of nothing."""
+  found = {
+    f"{head}_{name}": reporting.ratio(
+      sums[f"{head}_{key}"], sums[f"{head}_weight"]
+    )
+    for head in ("masked_lm", "next_sentence")
+    for name, key in (("loss", "loss"), ("accuracy", "correct"))
+  }
   heads = (found["masked_lm_loss"], found["next_sentence_loss"])
-  there = [loss for loss in heads if loss is not None]
-  return {"loss": sum(there) if there else None, **found}
+  known = [loss for loss in heads if loss is not None]
+  return {"loss": sum(known) if known else None, **found}
 
 
 def headline(results: dict) -> str:
-  """What a line has room for, of a report or an evaluation."""
+  """The summary of a report or an evaluation in a line."""
   heads = (("mlm", "masked_lm"), ("nsp", "next_sentence"))
   return "  ".join(
     f"{short} {console.shown(results[f'{name}_loss'], '.3f')} "
@@ -170,10 +159,9 @@ def headline(results: dict) -> str:
 
 def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
-  source = open_source(
-    config.eval_input_file or config.input_file, config, comm
-  )
-  batches = input_pipeline.evaluation_batches(
+  files = config.eval_input_file or config.input_file
+  source = open_source(files, config, comm)
+  stream = input_pipeline.evaluation_batches(
     source,
     config.eval_batch_size,
     comm.data_parallel,
@@ -181,20 +169,15 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   )
   with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
     sums = modeling.pretraining_model(
-      batches.next,
+      stream.next,
       config.bert,
       is_training=False,
       policy=config.policy,
       slices=Slices(comm.tensor_parallel),
     )
 
-  batches = EvaluationBatches(
-    fetches=sums._asdict(),
-    source=source,
-    batches=batches,
-    vote=StopVote(comm, "evaluation_vote"),
-    comm=comm,
-  )
+  vote = StopVote(comm, "evaluation_vote")
+  batches = EvaluationBatches(sums._asdict(), source, stream, vote, comm)
 
   def evaluation(session, signals, watchdog):
     rows = batches.run(session, signals, watchdog)
@@ -226,54 +209,51 @@ def pretrain(
 def dry_run(config: PretrainingConfig) -> None:
   """Plan, parameters and one update of fake records, for any number of ranks.
 
-  The update is of two micro-batches (or one, without accumulation) of at most
-  two examples, so that it fits where the planned one would not.
+  The update has at most two micro-batches of at most two examples, to fit in
+  memory where the planned one would not.
   """
   shape = config.record_shape(config.input_file)
   groups, left_over = divmod(config.dry_run_ranks, config.tensor_parallel)
   if left_over:
     raise UserError(
       f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks="
-      f"{config.dry_run_ranks} is no multiple of it"
+      f"{config.dry_run_ranks} is not a multiple of it"
     )
   plan = make_plan(config, None, groups)
-  comm = distributed.alone(config.num_threads)
-  say = functools.partial(console.say, comm)
-  say(*plan.lines(), f"precision: {config.policy.describe()}")
-  say(str(config.optimizer), "")
+  console.tell(*plan.lines(), f"precision: {config.policy.describe()}")
+  console.tell(str(config.optimizer), "")
   config.planned_schedule(plan).check_trains(first=0)
   small = dataclasses.replace(
     plan,
     micro_batch=min(2, plan.micro_batch),
     accumulation=min(2, plan.accumulation),
   )
+  comm = distributed.alone(config.num_threads)
   with training_run.graph(config):
     examples = input_pipeline.fake_batch(shape, small.micro_batch)
     micro = input_pipeline.fixed_micro_batch(examples, small.accumulation)
     state = checkpointing.TrainingState()
     ops = training_step(config, micro, state, small, comm)
-    say(*parameter_table(ops.variables), "")
+    console.tell(*parameter_table(ops.variables), "")
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )
     for _ in range(small.accumulation - 1):
       session.run(ops.accumulate)
-    fetches = {"sums": ops.sums, "lr": ops.learning_rate, "update": ops.update}
-    fetches |= {"grad_norm": ops.grad_norm, "skipped": ops.skipped}
-    got = session.run(fetches)
+    got = session.run(ops.fetches())
   loss = console.shown(losses(got["sums"])["loss"], ".3f")
-  say(
+  console.tell(
     f"one update of {small.accumulation} x {small.micro_batch} fake examples "
-    f"of {shape.max_seq_length} tokens: loss {loss}  "
-    f"gradient norm {got['grad_norm']:.3f}  lr {got['lr']:.2e}"
+    f"of {shape.max_seq_length} tokens: loss {loss}  gradient norm "
+    f"{got['grad_norm']:.3f}  lr {got['learning_rate']:.2e}"
     + ("  skipped: not finite at this loss scale" if got["skipped"] else ""),
     "nothing was written",
   )
 
 
 def parameter_table(variables) -> list[str]:
-  """Name, shape and size of each variable, and their sum."""
+  """Name, shape and size of each variable, and the total."""
   rows = [
     f"  {v.op.name:<64} {v.shape.as_list()!s:>14} {v.shape.num_elements():>13,}"
     for v in variables
@@ -283,13 +263,13 @@ def parameter_table(variables) -> list[str]:
 
 
 def main(_) -> None:
-  """Pre-trains as the flags say, or plans it with --dry_run."""
+  """Pre-trains, or makes a --dry_run, with the flags' settings."""
   config = PretrainingConfig.from_flags(flags.FLAGS)
   if config.dry_run:
     dry_run(config)
-    return
-  job = functools.partial(pretrain, config)
-  training_run.start(config, job, config.tensor_parallel)
+  else:
+    job = functools.partial(pretrain, config)
+    training_run.start(config, job, config.tensor_parallel)
 
 
 if __name__ == "__main__":

@@ -292,7 +292,6 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
       matmuls + task.head_matmuls(plan.records_per_update, source)
     ),
     vote=StopVote(comm),
-    loss_scale_floor=config.loss_scale.floor(config.uses_fp16),
   )
 
 

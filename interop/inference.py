@@ -136,7 +136,7 @@ def open_checkpoint(
   Raises:
     UserError: it is damaged, made with another config, or lacks a head.
   """
-  shapes = checkpoint_files.open_reader(source.path).get_variable_to_shape_map()
+  shapes = checkpoint_files.Checkpoint(source.path).shapes
   has = [
     name
     for name, variable in _HEADS.items()

@@ -1,9 +1,10 @@
-"""The weights of TensorFlow checkpoints, or their mean, without training state.
+"""The weights of checkpoints, or their mean, without training state.
 
-Training state are optimizer slots, counters, the loss scale and the position in
+Training state is optimizer slots, counters, the loss scale and the position in
 the data.
 """
 
+import collections
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from training import checkpoint_files
-from training.checkpoint_files import CheckpointError
+from training.checkpoint_files import Checkpoint, CheckpointError
 
 _STATE = re.compile(
   r"global_step|applied_updates|skipped_updates|(training_state|loss_scale)/.*"
@@ -28,40 +29,30 @@ class Weights(NamedTuple):
 
 
 def read(prefixes: Sequence[str]) -> Weights:
-  """The mean of some checkpoints' weights.
-
-  Raises:
-    CheckpointError: one cannot be read or is not finite, or they are not of
-      one shape.
-  """
-  readers = {prefix: _open(prefix) for prefix in prefixes}
-  first, *others = prefixes
-  shapes = _weight_shapes(readers[first])
-  for prefix in others:
-    found = _weight_shapes(readers[prefix])
+  """The mean of some checkpoints' weights, which must have equal shapes."""
+  first, *others = checkpoints = [_open(prefix) for prefix in prefixes]
+  shapes = _weight_shapes(first)
+  for other in others:
+    found = _weight_shapes(other)
     names = sorted(
       n for n in shapes.keys() | found.keys() if shapes.get(n) != found.get(n)
     )
     if names:
       raise CheckpointError(
-        f"{prefix}: {names[0]} is of shape {found.get(names[0])} there, but "
-        f"{shapes.get(names[0])} in {first} (None: missing); {len(names)} "
+        f"{other.path}: {names[0]} has shape {found.get(names[0])} there, but "
+        f"{shapes.get(names[0])} in {first.path} (None: missing); {len(names)} "
         "weights differ. Only checkpoints of one model have a mean"
       )
   values = {
-    name: _mean([_tensor(r, name, p) for p, r in readers.items()])
+    name: _mean([_weight(checkpoint, name) for checkpoint in checkpoints])
     for name in sorted(shapes)
   }
-  names = {n for r in readers.values() for n in r.get_variable_to_shape_map()}
-  return Weights(values, _state_lines(names - shapes.keys()))
+  state = set().union(*(c.shapes for c in checkpoints)) - shapes.keys()
+  return Weights(values, _state_lines(state))
 
 
-def _open(prefix: str):
-  """A reader of a checkpoint that is whole.
-
-  Raises:
-    CheckpointError: there is none, or it is damaged.
-  """
+def _open(prefix: str) -> Checkpoint:
+  """Raises `CheckpointError` if there is none, or it is damaged."""
   folder, name = os.path.split(prefix)
   if os.path.isdir(prefix):
     found = sorted(n for n in os.listdir(prefix) if n.endswith(".index"))
@@ -74,12 +65,12 @@ def _open(prefix: str):
   own = re.fullmatch(rf"{re.escape(checkpoint_files.PREFIX)}-(\d+)", name)
   if own and os.path.exists(prefix + ".json"):
     checkpoint_files.CheckpointFiles(folder, 1).check(int(own[1]))
-  return checkpoint_files.open_reader(prefix)
+  return Checkpoint(prefix)
 
 
-def _weight_shapes(reader) -> dict[str, list]:
+def _weight_shapes(checkpoint: Checkpoint) -> dict[str, list]:
   """Shapes of weights; a slot is named after its variable: VARIABLE/adam_m."""
-  shapes = reader.get_variable_to_shape_map()
+  shapes = checkpoint.shapes
   return {
     name: shape
     for name, shape in shapes.items()
@@ -87,22 +78,12 @@ def _weight_shapes(reader) -> dict[str, list]:
   }
 
 
-def _tensor(reader, name: str, prefix: str) -> np.ndarray:
-  try:
-    value = np.asarray(reader.get_tensor(name))
-  except checkpoint_files.READ_ERRORS as e:
-    raise CheckpointError(
-      f"{prefix}: damaged: {name} ({str(e).splitlines()[0]})"
-    ) from e
+def _weight(checkpoint: Checkpoint, name: str) -> np.ndarray:
+  value = checkpoint[name]
   if value.dtype.kind in "iubSUO":
     raise CheckpointError(
-      f"{prefix}: {name} is {value.dtype}, neither a weight nor known as "
-      "training state"
-    )
-  if not np.isfinite(value.astype(np.float32)).all():
-    raise CheckpointError(
-      f"{prefix}: {name} holds values that are not finite: use an earlier "
-      "checkpoint"
+      f"{checkpoint.path}: {name} is {value.dtype}, neither a weight nor known "
+      "as training state"
     )
   return value
 
@@ -119,11 +100,12 @@ def _mean(values: list[np.ndarray]) -> np.ndarray:
 
 def _state_lines(names) -> list[str]:
   """What was left out: slots by kind, anything else by name."""
-  kinds, lines = {}, []
+  kinds: collections.Counter[str] = collections.Counter()
+  lines = []
   for name in sorted(names):
     owner, _, kind = name.rpartition("/")
     if owner and not _STATE.fullmatch(name):
-      kinds[kind] = kinds.get(kind, 0) + 1
+      kinds[kind] += 1
     else:
       lines.append(name)
   return [f"{n} slots {kind}" for kind, n in kinds.items()] + lines

@@ -1,9 +1,8 @@
-"""Checkpoints of a run: what is in them, when they are made and kept.
+"""Checkpoints of a run: their content, and saving and keeping them.
 
 A checkpoint holds all global variables: weights and optimizer slots under
-google/bert's names, `global_step`, and what `TrainingState` adds. Only rank 0
-reads and writes files (the other hosts may not see them); the others get its
-values by broadcast.
+google/bert's names, `global_step`, and the `TrainingState`. Only rank 0 reads
+and writes files and broadcasts their values: other hosts may not see them.
 """
 
 import math
@@ -28,28 +27,19 @@ _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
 
 class TrainingState:
-  """What a checkpoint must hold to resume with exactly the next batch.
+  """int64 variables with which a run resumes with exactly the next batch.
 
-  int64 variables: `samples_seen`, the position in the stream of records;
-  `data_seed`, `data_records` and `data_block`, which decide the stream's order;
-  `schedule_start`, the updates that the learning rate's schedule counts beside
-  this run's own.
-
-  Attributes:
-    order: the `record_order.Order` of this run.
+  `samples_seen`, the position in the stream of records; `data_seed`,
+  `data_records` and `data_block`, which decide the stream's order;
+  `schedule_start`, the updates of --init_checkpoint that the learning rate's
+  schedule counts beside this run's own.
   """
 
   def __init__(self, order: record_order.Order = _NO_ORDER):
-    """Makes the variables; a new run's stream is in `order`."""
 
     def make(name, value):
-      return tf.get_variable(
-        name,
-        shape=[],
-        dtype=tf.int64,
-        trainable=False,
-        initializer=tf.constant_initializer(value, dtype=tf.int64),
-      )
+      initial = tf.constant(value, tf.int64)
+      return tf.get_variable(name, initializer=initial, trainable=False)
 
     with tf.variable_scope("training_state"):
       self.records_seen = make("samples_seen", 0)
@@ -67,13 +57,11 @@ class TrainingState:
 
 
 class Checkpointer:
-  """Commits and saves one run's variables.
+  """Commits one run's variables to memory, and saves them to the disk.
 
   Attributes:
-    files: those of the run.
-    restore: `Restore` of the same variables.
     saved: the last update that is saved, or being saved; 0: none.
-    stalls: seconds for which each save held the caller.
+    stalls: seconds that each save held the caller up.
   """
 
   def __init__(
@@ -86,60 +74,49 @@ class Checkpointer:
   ):
     """Prepares to save all global variables; the graph must be complete.
 
-    Args:
-      output_dir: the run's folder.
-      comm: of all ranks.
-      keep: how many of the newest checkpoints are kept.
-      snapshot: that of an elastic run, which outlives this object.
-      heartbeat: is called again and again while all ranks wait for the disk.
+    `snapshot` is an elastic run's; `heartbeat` is called repeatedly while all
+    ranks wait for the disk.
     """
     self._comm, self._heartbeat = comm, heartbeat
     self.files = checkpoint_files.CheckpointFiles(output_dir, keep)
     self._snapshot = snapshot or Snapshot(copies=1)
     self._elastic = snapshot is not None
     self._keeps = comm.is_root or self._elastic
-    self._variables = SavedVariables(self._snapshot, self._keeps)
-    self.restore = Restore(self.files, self._variables, comm, snapshot)
+    self.variables = SavedVariables(self._snapshot, self._keeps)
+    self.restore = Restore(self.files, self.variables, comm, snapshot)
     self._add_up_errors = power_sgd.add_up(
       tf.get_collection(power_sgd.ERRORS), comm
     )
-    self._written = None  # what was last given to be written
+    self._written: dict | None = None  # the last values given to be written
     self._patience = _READY_SECONDS
     self.saved = 0
     self.stalls: list[float] = []
 
   def start(self, step: int) -> None:
-    """Takes note, on all ranks, that training starts after update `step`.
-
-    It is on the disk, unless another world left it in memory.
-    """
+    """Notes, on all ranks, that training starts after update `step`."""
     if self._comm.is_root and self.restore.committed():
+      # Another world left that in memory, and an older one on the disk.
       step = next(iter(self.files.steps()), 0)
     self.saved = self._comm.from_root(step)
 
   def newest(self, before: float = math.inf) -> str | None:
-    """The newest checkpoint that is written, of updates before this one."""
     steps = [s for s in self.files.steps() if s < before]
     return self.files.prefix(steps[0]) if steps else None
-
-  def values(self, session: tf.Session) -> dict:
-    """What this rank holds of all variables, by name: of some a part."""
-    return self._variables.values(session)
 
   # In memory -----------------------------------------------------------------
 
   def commit(self, session: tf.Session, step: int) -> None:
-    """Keeps what all variables hold in memory; on all ranks.
+    """Copies all variables in memory; on all ranks.
 
-    Not before all are there, rank 0 with its reports of the updates up to here
-    written: the next world begins after this update, and makes none of them.
+    They wait for each other, so rank 0 has reported all updates up to here: the
+    next world does not repeat them.
     """
     if self._elastic and not self._has_room():
       self.wait()
     self._take(session, step)
 
   def try_commit(self, session: tf.Session, step: int) -> None:
-    """`commit`, unless what is being written still needs the memory for it."""
+    """`commit`, unless a checkpoint is being written from that memory."""
     if self._has_room():
       self._take(session, step)
 
@@ -150,7 +127,7 @@ class Checkpointer:
     return bool(self._comm.gather(np.array([room])).all())
 
   def _take(self, session: tf.Session, step: int) -> None:
-    self._variables.copy(session, self._heartbeat)
+    self.variables.copy(session, self._heartbeat)
     if self._keeps:
       self._snapshot.finish(step)
 
@@ -163,13 +140,8 @@ class Checkpointer:
   # On the disk ---------------------------------------------------------------
 
   def save(self, session: tf.Session, step: int) -> None:
-    """Begins to save on rank 0; the session may continue at once.
-
-    Call it on all ranks. What is saved is committed too, so that no rank goes
-    back behind it.
-    """
-    self.saved = step
-    began = time.monotonic()
+    """Begins to save on rank 0, and commits; on all ranks."""
+    self.saved, began = step, time.monotonic()
     self.wait()
     session.run(self._add_up_errors)
     self.commit(session, step)
@@ -189,7 +161,7 @@ class Checkpointer:
     self.files.write(self._snapshot.step, self._written)
 
   def keep_best(self, session: tf.Session, step: int, best: int | None) -> None:
-    """Keeps rank 0's update `best`, if not None; makes it if it is `step`."""
+    """Protects rank 0's update `best`; saves it first if it is `step`."""
     new = False
     if best is not None:
       self.files.protect(best)
@@ -206,16 +178,13 @@ class Checkpointer:
     return self._is_idle(patience)
 
   def _is_idle(self, seconds: float) -> bool:
-    """Whether nothing is being written, now or within `seconds`; on all."""
+    """Whether nothing is being written within `seconds`; on all ranks."""
     idle = self._comm.from_root(self.files.wait(seconds))
     self._heartbeat()
     return idle
 
   def wait(self) -> None:
-    """Returns on all ranks when rank 0 has written what it is writing.
-
-    A disk may take minutes for a large checkpoint: that is no rank that hangs.
-    """
+    """Waits, on all ranks, until rank 0 has written: it may take minutes."""
     began = reported = time.monotonic()
     while not self._is_idle(_READY_SECONDS):
       now = time.monotonic()
@@ -234,22 +203,16 @@ class Checkpointer:
       self._write()
 
   def close(self) -> None:
-    """Waits for what this rank is saving, if it does."""
     self.files.wait()
 
   def finish(self) -> None:
-    """Waits, on all ranks, for what is being saved.
-
-    Raises:
-      CheckpointError: it could not be.
-    """
+    """Waits, on all ranks; raises `CheckpointError` if the save failed."""
     self.wait()
     failure = self.files.failure()
-    if not self._comm.from_root(failure is not None):
-      return
-    if not self._comm.is_root:
-      raise CheckpointError("rank 0 could not save, its last line says why")
-    raise CheckpointError(
-      f"{failure}. The newest checkpoint is {self.newest()}: make room, then "
-      "the same command resumes from there"
-    )
+    if self._comm.from_root(failure is not None):
+      raise CheckpointError(
+        f"{failure}. The newest checkpoint is {self.newest()}: make room, then "
+        "the same command resumes from there"
+        if self._comm.is_root
+        else "rank 0 could not save, its last line says why"
+      )

@@ -1,11 +1,10 @@
-"""Everything a training run is told, checked before it starts.
+"""The settings of training runs, checked before they start.
 
-`RunConfig` is what all run_*.py share; each has a subclass with its own, of
-which `PretrainingConfig` is here.
+`RunConfig` has those of all run_*.py, subclasses have each script's own.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import mixed_precision
 import modeling
@@ -30,12 +29,10 @@ from xla_patches import jit
 BEST_BY = metrics.BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
-_batch, _rate = map(
-  in_group, ("Batches and steps", "Learning rate and optimizer")
-)
-_precision, _ranks = map(
-  in_group, ("Precision and compilation", "Ranks and gradients")
-)
+_batch = in_group("Batches and steps")
+_rate = in_group("Learning rate and optimizer")
+_precision = in_group("Precision and compilation")
+_ranks = in_group("Ranks and gradients")
 _report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
 
 
@@ -52,16 +49,13 @@ def _read_bert(path: str) -> modeling.BertConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """Everything a run needs, checked; fields are named like their flags.
+  """Settings of a run; fields are named like their flags."""
 
-  Attributes of the kind of run:
-    ends_with_best: whether the last evaluation is of the best weights.
-    evaluates_untrained: whether an evaluation comes before the first update.
-    length_flag: the flag that says how long to train.
-  """
-
+  # Whether the last evaluation is of the best weights.
   ends_with_best: ClassVar[bool] = False
+  # Whether an evaluation comes before the first update.
   evaluates_untrained: ClassVar[bool] = True
+  # The flag that says how long to train.
   length_flag: ClassVar[str] = "--num_train_steps"
 
   # fmt: off
@@ -184,10 +178,9 @@ class RunConfig:
     # The values of --config_json have not passed the flags' own parsers.
     settings.check(self)
     profiling.window(self.profile_steps)
-    if self.init_checkpoint == "":
-      raise UserError(
-        "--init_checkpoint is empty: name a checkpoint, or leave it out"
-      )
+    for name in ("init_checkpoint", "eval_input_file"):
+      if getattr(self, name, None) == "":
+        raise UserError(f"--{name} is empty: give a name, or leave it out")
     for name in ("output_dir", "init_checkpoint"):
       value = getattr(self, name) or ""
       if set(value) & set("*?[]\\"):
@@ -195,17 +188,17 @@ class RunConfig:
           f"--{name}={value}: TensorFlow finds no checkpoint under a name with "
           "one of *?[]\\"
         )
-    self.schedule(self.learning_rate, total=1, warmup=0)
+    # Only for its errors.
+    Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
 
   @classmethod
-  def from_flags(cls, flags) -> "RunConfig":
-    """Raises `UserError` for every setting that cannot be right."""
+  def from_flags(cls, flags) -> Self:
     return settings.from_flags(cls, flags, cls.found(flags))
 
   @classmethod
   def found(cls, flags) -> dict:
-    """Values of flags that are set elsewhere: flag -> value."""
+    """Values of flags from elsewhere: flag -> value."""
     del flags
     return {}
 
@@ -215,58 +208,39 @@ class RunConfig:
 
   @property
   def policy(self) -> mixed_precision.Policy:
-    """The type in which each part of the network computes."""
     return mixed_precision.make_policy(self.precision, self.precision_policy)
 
   @property
   def uses_fp16(self) -> bool:
-    """Whether a gradient is float16 somewhere, whose range needs a scale."""
+    """Whether a gradient is float16 somewhere, which needs a loss scale."""
     return self.policy.uses_fp16 or self.allreduce.fp16_allreduce
 
   @property
-  def profile(self) -> profiling.Window | None:
-    """The updates of --profile_steps."""
+  def profile(self) -> tuple[int, int] | None:
     return profiling.window(self.profile_steps)
 
-  def schedule(
-    self, peak: float, total: int, warmup: int, divisor: float = 1.0
-  ) -> Schedule:
-    """The learning rate of each update; `divisor` as in `TrainingPlan`."""
+  def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
     return Schedule(
-      peak=peak,
-      total=total,
-      warmup=warmup,
+      peak=scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
+      total=plan.updates,
+      warmup=plan.warmup_updates,
       name=self.lr_schedule,
       power=self.lr_power,
       decay_rate=self.lr_decay_rate,
-      decay_steps=training_plan.rounded_up(self.lr_decay_steps / divisor),
+      decay_steps=training_plan.rounded_up(self.lr_decay_steps / plan.divisor),
       offset=self.lr_offset,
-    )
-
-  def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
-    """The learning rate of each update of a plan."""
-    return self.schedule(
-      scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
-      plan.updates,
-      plan.warmup_updates,
-      plan.divisor,
     )
 
   def flags_for(
     self, plan: training_plan.TrainingPlan, global_batch: int
   ) -> list[str]:
-    """The flags that make as much of another global batch of `plan`'s data.
-
-    Args:
-      plan: that of these settings.
-      global_batch: records.
-    """
+    """The flags for another global batch, in records, of `plan`'s data."""
     return [f"--global_batch_size={plan.examples(global_batch)}"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(RunConfig):
-  """Everything run_pretraining.py is told."""
+  """Settings of run_pretraining.py."""
 
   # fmt: off
   dry_run: bool = _task(False,
@@ -320,44 +294,35 @@ class PretrainingConfig(RunConfig):
         raise UserError(f"--{name} is missing")
     if self.early_stopping_evaluations and not self.eval_every_steps:
       raise UserError("--early_stopping_evaluations needs --eval_every_steps")
-    self._check_tensor_parallel()
-    if self.eval_input_file == "":
-      raise UserError(
-        "--eval_input_file is empty: name a file, or leave it out"
-      )
+    if self.tensor_parallel > 1:
+      self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
 
-  def _check_tensor_parallel(self) -> None:
-    """Raises `UserError` for a model that cannot be sliced so."""
-    count = self.tensor_parallel
-    if count == 1:
-      return
+  def _check_tensor_parallel(self, flag: str) -> None:
     for name in ("num_attention_heads", "intermediate_size"):
-      if getattr(self.bert, name) % count:
+      if getattr(self.bert, name) % self.tensor_parallel:
         raise UserError(
-          f"--tensor_parallel={count}: the BERT config's {name}="
-          f"{getattr(self.bert, name)} is no multiple of it"
+          f"{flag}: the BERT config's {name}={getattr(self.bert, name)} is "
+          "not a multiple of it"
         )
     if self.xla == "step":
       raise UserError(
-        f"--tensor_parallel={count} communicates inside of the forward pass, "
-        "which --xla=step makes one program: use --xla=layers"
+        f"{flag} communicates inside of the forward pass, which --xla=step "
+        "makes one program: use --xla=layers"
       )
     if self.allreduce.powersgd_rank:
       raise UserError(
-        f"--tensor_parallel={count} is not for --powersgd_rank: leave one of "
-        "the two out"
+        f"{flag} is not for --powersgd_rank: leave one of the two out"
       )
 
   @classmethod
   def found(cls, flags):
-    """What --config_json says."""
     if flags.config_json is None:
       return {}
     given = {n: flags[n].value for n in flags if flags[n].present}
     return deepspeed_json.flags_of(cls, flags.config_json, given)
 
   def flags_for(self, plan, global_batch):
-    """See `RunConfig`; per-rank mode's steps, as global mode states them."""
+    """Also has per-rank mode's steps, as global mode states them."""
     flags = super().flags_for(plan, global_batch)
     if self.global_batch_size is None:
       names = ["num_train_steps", "num_warmup_steps"]
@@ -372,26 +337,22 @@ class PretrainingConfig(RunConfig):
 
   def record_shape(self, files: str) -> input_pipeline.RecordShape:
     """Lengths from the flags, else from the records' manifest, else 128/20."""
-    shape = {"max_seq_length": 128, "max_predictions_per_seq": 20}
-    shape |= input_pipeline.manifest_shape(files) if files else {}
-    for name in ("max_seq_length", "max_predictions_per_seq"):
-      shape[name] = getattr(self, name) or shape[name]
-    if shape["max_predictions_per_seq"] > shape["max_seq_length"]:
+    shape = input_pipeline.manifest_shape(files) if files else {}
+    length = self.max_seq_length or shape.get("max_seq_length", 128)
+    masked = self.max_predictions_per_seq
+    masked = masked or shape.get("max_predictions_per_seq", 20)
+    if masked > length:
       raise UserError(
-        f"--max_predictions_per_seq={shape['max_predictions_per_seq']}: more "
-        f"than --max_seq_length={shape['max_seq_length']} tokens"
+        f"--max_predictions_per_seq={masked}: more than --max_seq_length="
+        f"{length} tokens"
       )
-    if shape.get("masks"):
-      made = shape["masks"].max_predictions_per_seq
-      if (
-        shape["max_predictions_per_seq"] < made
-        and shape["examples_per_record"] > 1
-      ):
+    if masks := shape.get("masks"):
+      made = masks.max_predictions_per_seq
+      if masked < made and shape["examples_per_record"] > 1:
         raise UserError(
-          f"--max_predictions_per_seq={shape['max_predictions_per_seq']}: "
-          f"{files} are packed for {made} masked tokens a record"
+          f"--max_predictions_per_seq={masked}: {files} are packed for {made} "
+          "masked tokens a record"
         )
-      shape["masks"] = shape["masks"]._replace(
-        max_predictions_per_seq=shape["max_predictions_per_seq"]
-      )
+      shape["masks"] = masks._replace(max_predictions_per_seq=masked)
+    shape |= {"max_seq_length": length, "max_predictions_per_seq": masked}
     return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)

@@ -1,8 +1,8 @@
-"""Stops a run that cannot get better by itself, and says where it went bad.
+"""Stops a run that cannot recover by itself, and says where it went bad.
 
-Updates whose gradient is not finite are skipped, and a dynamic loss scale falls
-until they are. Where it cannot fall, a few of them in a row mean that the
-weights, a record or the learning rate are beyond repair.
+Updates with gradients that are not finite are skipped, and a dynamic loss scale
+falls until they are. If it cannot fall, several in a row mean that the weights,
+a record or the learning rate are beyond repair.
 """
 
 import os
@@ -24,57 +24,52 @@ class DivergedError(UserError):
   """Training that has become infinite or NaN for good."""
 
 
+def variable_named(update: dict, variables) -> str:
+  """Says which of the `variables` has a gradient that is not finite."""
+  which = int(update["nonfinite_variable"])
+  # Each may be finite and the sum of all squares not.
+  return variables[which].op.name if which >= 0 else "all variables together"
+
+
 class Guard:
-  """Watches for updates that are not finite and have no remedy."""
+  """Watches a `train_loop.Run` for bad updates in a row.
+
+  Attributes:
+    bad: the state must not be saved: the last update was skipped, or it and the
+      one before it lost micro-batches; the same on all ranks.
+  """
 
   def __init__(self, run):
-    """Prepares to watch a `train_loop.Run`."""
     self._run = run
-    self._first: dict | None = None  # of the updates in a row
+    self._floor = run.config.loss_scale.floor(run.config.uses_fp16)
+    self._first: dict = {}  # of the updates in a row
     self._last: dict = {}
-    self._doubtful = False
-
-  @property
-  def bad(self) -> bool:
-    """Whether the state is not to be saved; the same on all ranks.
-
-    The last update was skipped, or lost micro-batches as the one before it.
-    """
-    return self._first is not None and self._doubtful
+    self.bad = False
 
   def check(self, step: int, update: dict) -> None:
     """Looks at an `update` of `train_loop.run_update`.
 
-    Raises:
-      DivergedError: it was the last of `PATIENCE` in a row; on all ranks.
+    Raises `DivergedError` on all ranks after `PATIENCE` bad ones in a row.
     """
     task = self._run.task
     failed = update["skipped"] or update["dropped_micro_batches"] > 0
-    if not failed or update["loss_scale"] > task.loss_scale_floor:
-      self._first = None
+    if not failed or update["loss_scale"] > self._floor:
+      self._first, self.bad = {}, False
       return
-    self._doubtful = bool(update["skipped"]) or self._first is not None
-    if self._first is None:
-      which = int(update["nonfinite_variable"])
-      self._first = {
-        "update": step,
-        "samples_seen_before": (step - 1) * task.plan.records_per_update,
-        "gradient_of": task.ops.variables[which].op.name
-        if which >= 0
-        else "all variables together",
-      }
+    self.bad = bool(update["skipped"] or self._first)
+    self._first = self._first or {
+      "update": step,
+      "samples_seen_before": (step - 1) * task.plan.records_per_update,
+      "gradient_of": variable_named(update, task.ops.variables),
+    }
     self._last = update
     if step - self._first["update"] + 1 >= PATIENCE:
       self._raise(step)
 
   def end(self, step: int) -> int:
-    """To be called where a run ends in bad updates: they are not saved.
+    """Returns the update that a run with a bad last one resumes from.
 
-    Returns:
-      The update from which a run that was stopped resumes.
-
-    Raises:
-      DivergedError: `step` was the plan's last update; on all ranks.
+    Raises `DivergedError` on all ranks if that was the plan's last.
     """
     if step == self._run.task.plan.updates:
       self._raise(step)
@@ -89,8 +84,7 @@ class Guard:
   def _raise(self, step: int) -> None:
     self._run.checkpointer.wait()  # the message may name what it writes
     message = self._message(step)
-    # The first rank that ends has horovodrun end the others: not before
-    # rank 0 knows what to say.
+    # When one rank ends, horovodrun ends the others: rank 0 needs its message.
     self._run.comm.gather(np.zeros(1))
     raise DivergedError(message)
 
@@ -106,49 +100,44 @@ class Guard:
       return f"{reason}; rank 0 says more"
     path, records, weights = self._write_report()
     named = ", ".join(":".join(map(str, r.values())) for r in records[:_SHOWN])
+    if len(records) > _SHOWN:
+      named += " and so on"
     name, largest = next(iter(weights.items()))
     newest = run.checkpointer.newest(before=first["update"])
+    start = "No checkpoint was made before"
+    if newest:
+      start = f"{newest} is from before (delete its .json to go back further)"
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
-      f"{len(records)} records: {named}"
-      + (" and so on" if len(records) > _SHOWN else "")
-      + f" (all in {path}; `python -m tools.inspect_records FILE` shows "
-      "records). "
-      + (
-        f"{newest} is from before (delete its .json to go back further)"
-        if newest
-        else "No checkpoint was made before"
-      )
-      + "; to resume from there with a lower learning rate:\n  "
+      f"{len(records)} records: {named} (all in {path}; `python -m "
+      f"tools.inspect_records FILE` shows records). {start}; to resume from "
+      "there with a lower learning rate:\n  "
       + _command(run.comm.size, run.config.learning_rate / 2)
     )
 
   def _write_report(self) -> tuple[str, list, dict]:
-    """Writes `FILE`; returns its path, the update's records, the weights."""
     first, last, run = self._first, self._last, self._run
     positions = first["samples_seen_before"] + np.arange(
       run.task.plan.records_per_update
     )
     numbers = run.task.state.order.records(positions)
     records = [run.task.source.locate(n) for n in numbers.tolist()]
-    values = run.checkpointer.values(run.session)
+    values = run.checkpointer.variables.values(run.session)
     weights = _extremes(values, run.task.ops.variables)
     path = os.path.join(run.config.output_dir, FILE)
-    json_files.write(
-      path,
-      {
-        **first,
-        "learning_rate": float(last["learning_rate"]),
-        "loss_scale": float(last["loss_scale"]),
-        "records": records,
-        "largest_weights": weights,
-      },
-    )
+    report = {
+      **first,
+      "learning_rate": float(last["learning_rate"]),
+      "loss_scale": float(last["loss_scale"]),
+      "records": records,
+      "largest_weights": weights,
+    }
+    json_files.write(path, report)
     return path, records, weights
 
 
 def _extremes(values: dict, variables) -> dict:
-  """Largest absolute value of each variable, the worst ten, NaN first."""
+  """The ten variables with the largest absolute values, NaN first."""
   largest = {
     v.op.name: float(np.max(np.abs(values[v.op.name]))) for v in variables
   }

@@ -1,17 +1,15 @@
-"""Continues with the ranks that are left, and takes new ones in.
+"""Continues with the remaining ranks, and with new ones.
 
 Under `horovodrun --min-np` ranks may come and go. A world is a fixed set of
-ranks: all of a run (graph, plan, order of records) is made for one world, and
-made again for the next one, which begins with the state that the last one
-committed. Horovod's own elastic state for sessions does not work on TensorFlow
-2; of Horovod this uses its driver and its notices only.
+ranks: each has its own graph, plan and order of records, and begins with the
+state that the previous one committed. This uses Horovod's elastic driver and
+notices; Horovod's elastic state for sessions does not work on TensorFlow 2.
 """
 
 import gc
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from common import errors
 from common.console import say, tell
@@ -21,15 +19,11 @@ from training.signals import STOPPED_STATUS, StopSignals
 from training.snapshot import Snapshot
 
 
-def run(job: Callable, comm) -> Any:
-  """Returns what `job` returns in the first world that it finishes in.
-
-  Args:
-    job: (comm, snapshot, signals) -> result; begins where `snapshot` is.
-    comm: the first world, elastic.
+def run(job: Callable[..., dict], comm) -> dict:
+  """The result of `job(comm, snapshot, signals)` in the last world.
 
   Raises:
-    SystemExit: this rank was asked to leave.
+    SystemExit: a signal asked this rank to leave.
     DistributedError: there is no next world for this rank.
   """
   snapshot = Snapshot()

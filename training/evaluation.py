@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,29 +20,21 @@ class Evaluator:
 
     Args:
       evaluation: (session, signals, watchdog) -> results, the same on all
-        ranks; `examples` is one of them.
-      headline: results -> what a line says of them.
-      output_dir: the run's folder.
-      comm: of all ranks.
+        ranks, `examples` among them.
+      headline: results -> their summary in a line.
     """
     self._evaluation, self._headline = evaluation, headline
     self._output_dir, self._comm = output_dir, comm
-    self._log, self._last = None, None
+    self._log: metrics.MetricsLog | None = None
+    self._last: dict | None = None
 
   def __call__(
     self, session, step: int, signals, watchdog, log: bool = True
   ) -> dict:
-    """The results of the variables of update `step`; the same on all ranks.
+    """The results with the variables of update `step`; the same on all ranks.
 
-    Args:
-      session: with all variables initialised.
-      step: updates so far.
-      signals: `StopSignals` that end it early, or None.
-      watchdog: a `Watchdog`.
-      log: whether eval_metrics.jsonl gets the results.
-
-    Raises:
-      Interrupted: on all ranks, if one of them had a signal.
+    Without `log` eval_metrics.jsonl does not get them. Raises `Interrupted` on
+    all ranks if they stop; `signals` may be None.
     """
     if self._last and self._last["global_step"] == step:
       return self._last  # an update's weights are evaluated once
@@ -51,7 +44,7 @@ class Evaluator:
     results = self._evaluation(session, signals, watchdog)
     self._last = results = {**results, "global_step": step}
     if self._comm.is_root and log:
-      # Opened here: what is dropped from an old log depends on the step.
+      # An old log keeps its evaluations before this step.
       self._log = self._log or metrics.MetricsLog(
         self._output_dir, metrics.EVAL_METRICS_FILE, step - 1, "eval"
       )
@@ -64,38 +57,26 @@ class Evaluator:
     return results
 
   def close(self) -> None:
-    """Closes the log."""
     if self._log:
       self._log.close()
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationBatches:
-  """What is run for each batch of an evaluation; to be made in the graph.
+  """The batches of an evaluation, which all ranks run together.
 
-  All ranks run batch after batch together, also those that have none left: so
-  all leave in the same one, and a rank that hangs is noticed.
-
-  Attributes:
-    fetches: name -> Tensor of one batch.
-    source: an `input_pipeline.Source`.
-    batches: of `source`; ranks may have different counts.
-    comm: of all ranks.
+  Also a rank without batches left takes part: so all leave in the same batch,
+  and a rank that hangs is noticed.
   """
 
-  fetches: dict
-  source: object
-  batches: input_pipeline.Batches
+  fetches: dict  # name -> Tensor of one batch
+  source: input_pipeline.Source  # or another, see there
+  batches: input_pipeline.Batches  # ranks may have different counts
   vote: StopVote
   comm: distributed.Comm
 
-  def run(self, session, signals, watchdog):
-    """Yields name -> array, of each batch of this rank.
-
-    Raises:
-      Interrupted: ranks agreed to leave.
-      records.DataError: a record is damaged.
-    """
+  def run(self, session, signals, watchdog) -> Iterator[dict]:
+    """Yields name -> array of each batch of this rank; see `Interrupted`."""
     own = self.batches.count
     self.batches.start(session, 0)
     for batch in range(int(self.comm.gather(np.array([own])).max())):
@@ -109,7 +90,7 @@ class EvaluationBatches:
       if batch:
         watchdog.resume()
       else:
-        watchdog.heartbeat()  # the first of all compiles: not yet watched
+        watchdog.heartbeat()  # the very first batch compiles: not watched yet
       if verdict := self.vote.verdict(counts):
         raise Interrupted(verdict)
       if batch < own:
@@ -119,15 +100,14 @@ class EvaluationBatches:
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   """The error to raise for one that a session raised.
 
-  It is about one of the records with these `numbers` in `source`, if there is
-  one that explains it.
+  It names a damaged record, if one of these `numbers` in `source` explains it.
   """
   explained = source.explain(numbers) if source else None
   return explained or distributed.rank_lost(error) or error
 
 
 def add_up(rows, names, comm) -> dict:
-  """name -> total of `rows`, name -> float of a batch each, over all ranks."""
+  """name -> total over the `rows` of all ranks, dicts of one batch each."""
   totals = np.zeros(len(names))
   for row in rows:
     totals += [row[name] for name in names]

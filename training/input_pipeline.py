@@ -1,14 +1,13 @@
 """From records to batches: a function of (seed, epoch, rank).
 
-`record_order` says which records a rank reads; a source says what they are.
-`Source` has record files, whose masks, if they are not in the records, are
-drawn here from (seed, epoch, record). Any other source has what `Source` says
-that batches are made with: `len`, `columns`, `batch`, `weights`, `explain`.
+`record_order` says which records a rank reads; a source has their content.
+`Source` has record files and draws dynamic masks from (seed, epoch, record).
+Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,29 +23,25 @@ from data import (
 )
 
 # Records of a rank to read at once: TensorFlow's and NumPy's calls take 0.4 ms,
-# and masks 2 ms, however few they are, and 7 us for each.
+# masks 2 ms, and each record 7 us.
 _RECORDS_AT_ONCE = 1024
 
 _BITS_OF_ONE = int(np.float32(1.0).view(np.int32))
 
-# What a session raises for a record that does not parse: TensorFlow's message
-# may quote bytes of it that are no text.
+# A session raises these for a record that does not parse: TensorFlow's message
+# may quote bytes that are not UTF-8.
 READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
-
-# -----------------------------------------------------------------------------
-# Reading and parsing
-# -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordShape:
-  """What a record must look like for this run."""
+  """The lengths and limits of this run's records."""
 
   max_seq_length: int
   max_predictions_per_seq: int
   vocab_size: int
   examples_per_record: int = 1
-  masks: masking.MaskSettings | None = None  # to be drawn on reading
+  masks: masking.MaskSettings | None = None  # drawn on reading
   whole_words: bool = False  # of those masks
 
   def features(self) -> dict:
@@ -61,27 +56,39 @@ class RecordShape:
     )
 
 
-def manifest_shape(files: str) -> dict:
-  """What the first file's manifest says of `RecordShape`; {} without one.
-
-  Raises:
-    records.DataError: dynamic masks, but it does not say with what.
-  """
+def manifest_shape(files: str) -> dict[str, Any]:
+  """What the first file's manifest has of `RecordShape`; {} without one."""
   found = records.find_manifest(records.expand_patterns(files)[0])
   if not found:
     return {}
   path, manifest = found
   names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
-  shape = {name: getattr(manifest, name) for name in names}
+  shape: dict[str, Any] = {name: getattr(manifest, name) for name in names}
   if manifest.masking == "dynamic":
     shape["masks"] = manifest.mask_settings()
     if shape["masks"] is None:
       raise records.DataError(
-        f"{path}: the masks are to be drawn on reading, but mask_id or "
+        f"{path}: its masks are drawn on reading, but mask_id or "
         "masked_lm_prob is missing: make the records again"
       )
     shape["whole_words"] = manifest.settings.get("do_whole_word_mask", False)
   return shape
+
+
+def pretraining_batch(
+  columns: dict, row_weights: tf.Tensor
+) -> modeling.PretrainingBatch:
+  """The batch of columns, name -> Tensor [rows, ...]; empty rows weigh 0."""
+  masked = columns["masked_lm_weights"] * row_weights[:, None]
+  return modeling.PretrainingBatch(
+    **{**columns, "masked_lm_weights": masked}, example_weights=row_weights
+  )
+
+
+def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
+  """float [rows, 2]: masked tokens and examples of each row."""
+  masked = tf.reduce_sum(batch.masked_lm_weights, axis=1)
+  return tf.stack([masked, modeling.count_examples(batch)], axis=1)
 
 
 class Source:
@@ -91,62 +98,48 @@ class Source:
   a page of text around it; `error` keeps the original for `explain`.
   """
 
+  batch = staticmethod(pretraining_batch)
+  weights = staticmethod(pretraining_weights)
+
   def __init__(self, files: str, shape: RecordShape):
-    """Opens files and checks the manifest and the first record of each file.
-
-    Args:
-      files: comma-separated names and globs.
-      shape: what the records must look like.
-
-    Raises:
-      records.DataError: a file is missing, damaged, or made for another shape.
-    """
+    """Opens `files`, names and globs, and checks each one's first record."""
     self.shape = shape
     self.paths = records.expand_patterns(files)
     self.manifests = records.find_manifests(self.paths)
     self.set = tfrecord.RecordSet(self.paths)
     self.error: records.DataError | None = None
-    for path, first in zip(self.paths, self.set.starts(), strict=True):
-      self._check_manifest(path)
+    for path, (manifest_path, manifest) in self.manifests.items():
+      tokenizer = manifest.tokenizer
+      if tokenizer.vocab_size > shape.vocab_size:
+        raise records.DataError(
+          f"{path}: its vocabulary {tokenizer.file} has {tokenizer.vocab_size} "
+          f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
+          f"{manifest_path}): use the config of that vocabulary"
+        )
+    for first in self.set.starts():
       self.check_record(first)
-
-  def _check_manifest(self, path: str) -> None:
-    if path not in self.manifests:
-      return
-    manifest_path, manifest = self.manifests[path]
-    vocab_size = manifest.tokenizer.vocab_size
-    if vocab_size > self.shape.vocab_size:
-      raise records.DataError(
-        f"{path}: its vocabulary {manifest.tokenizer.file} has {vocab_size} "
-        f"tokens, but the BERT config has vocab_size={self.shape.vocab_size} "
-        f"(see {manifest_path}): use the config of that vocabulary"
-      )
 
   @property
   def packing_factor(self) -> float:
     """Examples in a record on average, as the manifests say; 1 without."""
-    starts = [*self.set.starts(), len(self.set)]
+    counts = np.diff([*self.set.starts(), len(self.set)])
     examples = 0.0
-    for path, count in zip(self.paths, np.diff(starts), strict=True):
+    for path, count in zip(self.paths, counts, strict=True):
       found = self.manifests.get(path)
       examples += count * (found[1].packing_factor if found else 1.0)
     return examples / len(self.set)
 
   def __len__(self) -> int:
-    """Records."""
     return len(self.set)
 
   def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
-    """The records of a place, parsed.
+    """The parsed records of a position, name -> Tensor [rows, ...].
 
     Args:
-      chosen: place -> two int64 [rows]: numbers of records, and their epochs.
-      at: int64 scalar, the place.
-      rows: how many `chosen` gives.
-      seed: of masks that are drawn here.
-
-    Returns:
-      name -> Tensor [rows, ...].
+      chosen: position -> two int64 [rows]: numbers of records, their epochs.
+      at: int64 scalar, the position.
+      rows: number of records.
+      seed: of dynamic masks.
     """
 
     def read(at):
@@ -158,21 +151,7 @@ class Source:
       tensor.set_shape([rows])
     return _parse(serialized, keys, self.shape)
 
-  def batch(self, columns: dict, row_weights: tf.Tensor):
-    """A `modeling.PretrainingBatch` of `columns`.
-
-    Args:
-      columns: name -> Tensor [rows, ...].
-      row_weights: float [rows], 0 for rows that only fill up.
-    """
-    return pretraining_batch(columns, row_weights)
-
-  def weights(self, batch) -> tf.Tensor:
-    """float [rows, 2]: masked tokens and examples of each row."""
-    return pretraining_weights(batch)
-
   def describe(self) -> dict:
-    """Files, records and manifests, for the run folder."""
     return {
       "files": self.paths,
       "records": len(self.set),
@@ -180,20 +159,20 @@ class Source:
     }
 
   def fingerprint(self) -> str:
-    """Names and sizes of the data, to be the same on all ranks."""
+    """Must be the same on all ranks."""
     return f"{len(self.paths)} files with {len(self.set)} records"
 
   def locate(self, number: int) -> dict:
-    """File and place of a record, for a person."""
-    return dict(zip(("file", "record"), self.set.locate(number), strict=True))
+    path, place = self.set.locate(number)
+    return {"file": path, "record": place}
 
   def check_record(self, number: int) -> None:
     """Raises `records.DataError` if the record does not fit the shape."""
-    data = self.set.read(number)
+    where = self.set.where(number)
     try:
-      values = tf_example.decode_example(data)
+      values = tf_example.decode_example(self.set.read(number))
     except records.DataError as e:
-      raise records.DataError(f"{self.set.where(number)}: {e}") from e
+      raise records.DataError(f"{where}: {e}") from e
     flags = {
       self.shape.examples_per_record: "the manifest's examples_per_record",
       self.shape.max_seq_length: "--max_seq_length",
@@ -203,14 +182,12 @@ class Source:
     for name, (size, _) in features.items():
       if name in values and len(values[name]) != size:
         raise records.DataError(
-          f"{self.set.where(number)}: {name} has {len(values[name])} values, "
-          f"expected {size} ({flags[size]}): use the settings that the records "
-          "were made with"
+          f"{where}: {name} has {len(values[name])} values, expected {size} "
+          f"({flags[size]}): use the settings that the records were made with"
         )
     record_report.read_record(self.set, number, features)
 
   def read(self, numbers: np.ndarray) -> np.ndarray:
-    """Serialized records, object array [n] of bytes."""
     try:
       return np.array(self.set.read_many(numbers), object)
     except records.DataError as e:
@@ -230,43 +207,32 @@ class Source:
 
 
 def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
-  """Parses records, with range checks, and masks those without masks.
+  """Parses and checks records, and masks those without masks.
 
   Args:
     serialized: string [n].
     keys: int64 [n], see `masking.record_keys`.
-    shape: what the records must look like.
 
   Returns:
-    name -> int32 or float32 [n, ...], as `modeling.PretrainingBatch` has them.
+    name -> int32 or float32 [n, ...], as in `modeling.PretrainingBatch`.
   """
   features = shape.features()
-  parsed = tf.parse_example(
-    serialized,
-    {
-      name: tf.FixedLenFeature(
-        [size], tf.float32 if bound is None else tf.int64
-      )
-      for name, (size, bound) in features.items()
-    },
-  )
-  checks = []
+  types = {
+    name: tf.FixedLenFeature([size], tf.float32 if bound is None else tf.int64)
+    for name, (size, bound) in features.items()
+  }
+  parsed = tf.parse_example(serialized, types)
+  right = [_places_are_right(parsed)]
   for name, (_, bound) in features.items():
     values = parsed[name]
     if bound is None:
-      # Weights are 0 or 1; by their bits, since TensorFlow takes the smallest
-      # numbers for 0.
+      # Weights are 0 or 1. By their bits: TensorFlow equates the smallest
+      # numbers with 0.
       bits = tf.bitcast(values, tf.int32)
-      right = tf.equal(bits, 0) | tf.equal(bits, _BITS_OF_ONE)
-      checks.append(tf.debugging.assert_equal(right, True))
+      right.append(tf.equal(bits, 0) | tf.equal(bits, _BITS_OF_ONE))
     else:
-      checks += [
-        tf.debugging.assert_less(
-          tf.reduce_max(values), tf.constant(bound, tf.int64), name=name
-        ),
-        tf.debugging.assert_non_negative(tf.reduce_min(values)),
-      ]
-  checks.append(tf.debugging.assert_equal(_places_are_right(parsed), True))
+      right.append((values >= 0) & (values < bound))
+  checks = [tf.debugging.assert_equal(found, True) for found in right]
   with tf.control_dependencies(checks):
     parsed = {
       name: tf.cast(value, tf.int32)
@@ -288,7 +254,7 @@ def _places_are_right(parsed: dict) -> tf.Tensor:
     return right
   places, used = parsed["masked_lm_positions"], parsed["masked_lm_weights"] > 0
   within = tf.gather(mask, tf.minimum(places, mask.shape[1] - 1), batch_dims=1)
-  # What is not used cannot be there twice.
+  # Places that are not used may repeat.
   own = -1 - tf.range(places.shape[1], dtype=tf.int64)
   in_order = tf.sort(tf.where(used, places, own + tf.zeros_like(places)))
   return (
@@ -300,6 +266,7 @@ def _places_are_right(parsed: dict) -> tf.Tensor:
 
 def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:
   """`parsed` with masks."""
+  tokens = [parsed[n] for n in ("input_ids", "input_mask", "segment_ids")]
   continuation = [parsed.pop("is_continuation")] if shape.whole_words else []
 
   def draw(ids, mask, segments, keys, *continuation):
@@ -309,54 +276,38 @@ def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:
       )
     )
 
-  tokens = [parsed[n] for n in ("input_ids", "input_mask", "segment_ids")]
-  drawn = tf.numpy_function(
+  ids, *masks = tf.numpy_function(
     draw,
     [*tokens, keys, *continuation],
     [tf.int32, tf.int32, tf.int32, tf.float32],
   )
-  rows, p = parsed["input_ids"].shape[0], shape.max_predictions_per_seq
-  drawn[0].set_shape(parsed["input_ids"].shape)
-  for tensor in drawn[1:]:
-    tensor.set_shape([rows, p])
-  masks = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-  return parsed | dict(zip(("input_ids", *masks), drawn, strict=True))
+  ids.set_shape(parsed["input_ids"].shape)
+  for tensor in masks:
+    tensor.set_shape([ids.shape[0], shape.max_predictions_per_seq])
+  names = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+  return {**parsed, "input_ids": ids, **dict(zip(names, masks, strict=True))}
 
 
-def _options() -> tf.data.Options:
-  """Nothing is left to tune, and the tuner is slow to stop.
+def _iterator(dataset: tf.data.Dataset):
+  """An iterator without autotuning: nothing is left to tune.
 
-  Its thread sleeps ever longer between looks at the pipeline; starting an
-  iterator anew, or leaving the session, waited for it: 5 to 40 s were seen.
+  The tuner's thread sleeps longer and longer between two looks at the pipeline;
+  a new start of the iterator, and the session's end, waited 5 to 40 s for it.
   """
   options = tf.data.Options()
   options.autotune.enabled = False
-  return options
+  return tf.data.make_initializable_iterator(dataset.with_options(options))
 
 
 def _mask_keys(seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
-  """`masking.record_keys` as int64, which TensorFlow passes on."""
+  """`masking.record_keys` as int64, which TensorFlow supports."""
   return masking.record_keys(seed, epochs, numbers).view(np.int64)
 
 
-def pretraining_batch(columns: dict, row_weights: tf.Tensor):
-  """See `Source.batch`."""
-  masked = columns["masked_lm_weights"] * row_weights[:, None]
-  return modeling.PretrainingBatch(
-    **{**columns, "masked_lm_weights": masked}, example_weights=row_weights
-  )
-
-
-def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
-  """See `Source.weights`."""
-  masked = tf.reduce_sum(batch.masked_lm_weights, axis=1)
-  return tf.stack([masked, modeling.count_examples(batch)], axis=1)
-
-
 class MicroBatch(NamedTuple):
-  """One forward pass' data, with what it needs to know of its update."""
+  """The data of one forward pass, with its update's numbers."""
 
-  batch: tuple  # what the source's `batch` gives
+  batch: tuple  # of the source's `batch`
   number: tf.Tensor  # int32: update * micro-batches per update + place
   weights: tf.Tensor  # float [heads]: of all this rank's micro-batches
 
@@ -367,12 +318,10 @@ def _micro_batches(
   """The micro-batches of some updates, along a new first axis.
 
   Args:
-    source: see the module.
     columns: name -> Tensor [n, ...], all their records.
-    real: bool [n / updates], false for rows of an update that are left over.
-    number: int32 scalar Tensor, that of the first one.
-    updates: how many updates.
-    accumulation: micro-batches of each.
+    real: bool [n / updates], false for an update's empty rows.
+    number: int32 scalar Tensor, of the first micro-batch.
+    accumulation: micro-batches of one update.
   """
   count, rows = updates * accumulation, updates * len(real)
   batch = source.batch(columns, tf.constant(np.tile(real, updates), tf.float32))
@@ -390,34 +339,23 @@ def _micro_batches(
 class Batches:
   """A stream of this rank's batches.
 
-  Attributes:
-    next: the next batch, as Tensors.
-    start: (session, position): begin at a position: records seen of a training
-      set; 0 of an evaluation set.
-    numbers: position -> int64 [n], the records that this rank reads there: of
-      the updates from this many records on that are read at once; of this
-      evaluation batch.
-    count: batches on this rank; None if endless.
-    made: float64 scalar, when `next` was ready, in seconds as time.time() has
-      them; None for an evaluation.
+  A position is a number of records seen of a training set (to `start` there, or
+  for the `numbers` of the records that are read at once), or a batch of an
+  evaluation set.
   """
 
-  next: tuple
-  start: Callable[[tf.Session, int], None]
-  numbers: Callable[[int], np.ndarray]
-  count: int | None
-  made: tf.Tensor | None = None
+  next: tuple  # of Tensors
+  start: Callable[[tf.Session, int], None]  # at a position
+  numbers: Callable[[int], np.ndarray]  # position -> int64 [n], of records
+  count: int = 0  # batches on this rank; 0 if endless
+  made: tf.Tensor | None = None  # float64, time.time() when `next` was ready
 
 
 @tf.autograph.experimental.do_not_convert  # converting takes a second
 def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
   """This rank's micro-batches, endless; `next` is a `MicroBatch`.
 
-  Args:
-    source: a `Source`, or another, see the module.
-    order: of its records; its seed is also that of masks drawn on reading.
-    plan: a `training_plan.TrainingPlan`.
-    comm: a `distributed.Comm`.
+  The seed of `order` is that of dynamic masks, too.
   """
   accumulation, global_batch = plan.accumulation, plan.records_per_update
   local = plan.micro_batch * accumulation
@@ -444,24 +382,22 @@ def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
     number = tf.cast(position // global_batch * accumulation, tf.int32)
     return _micro_batches(source, columns, real, number, updates, accumulation)
 
-  # What is read at once is there before what was read last is used up.
+  # The next records are read before the last ones are used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // updates)
   dataset = dataset.map(load).prefetch(1).unbatch()
   dataset = dataset.map(lambda micro: (micro, tf.timestamp())).prefetch(2)
-  dataset = dataset.with_options(_options())
-  iterator = tf.data.make_initializable_iterator(dataset)
+  iterator = _iterator(dataset)
   micro, made = iterator.get_next()
   return Batches(
     next=micro,
     made=made,
     start=lambda sess, seen: sess.run(iterator.initializer, {first: seen}),
     numbers=lambda position: order.records(places(position)),
-    count=None,
   )
 
 
 def fake_batch(shape: RecordShape, count: int) -> dict:
-  """`count` records of random tokens, always the same, as `first_batch`."""
+  """`count` records of random tokens, always the same; see `first_batch`."""
   rng = np.random.default_rng(0)
   examples = [
     records.fake_features(
@@ -477,9 +413,9 @@ def fake_batch(shape: RecordShape, count: int) -> dict:
 
 
 def first_batch(source: Source, count: int, config=None) -> dict:
-  """`count` records from the first on: name -> array [count, ...].
+  """The first `count` records: name -> array [count, ...].
 
-  `config` is that of the sessions to come, whose threads the first one makes.
+  `config` is for all sessions: the first one decides their threads.
   """
   numbers = np.arange(count) % len(source.set)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
@@ -489,13 +425,8 @@ def first_batch(source: Source, count: int, config=None) -> dict:
 
 
 def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
-  """A micro-batch that is always the same, `accumulation` times an update.
-
-  Args:
-    columns: see `first_batch`.
-    accumulation: micro-batches of an update.
-  """
-  # No constants: what depends on them would be computed once, ahead of time.
+  """A micro-batch of `first_batch`, the same `accumulation` times an update."""
+  # No constants: TensorFlow would compute their results once, ahead of time.
   columns = {
     name: tf.placeholder_with_default(column, column.shape)
     for name, column in columns.items()
@@ -516,13 +447,8 @@ def evaluation_batches(
 ) -> Batches:
   """This rank's share of all records, once; `next` is the source's `batch`.
 
-  Its row weights are 0 in the rows that fill up the last batch.
-
-  Args:
-    source: a `Source`, or another, see the module.
-    batch_size: records B of one rank's batch.
-    comm: a `distributed.Comm`.
-    limit: at most this many records over all ranks; 0 is all.
+  Row weights are 0 in the rows that fill up the last batch of `batch_size`
+  records. `limit` is the most records over all ranks; 0 is all.
   """
   count = min(len(source), limit) if limit else len(source)
   mine = range(comm.rank, count, comm.size)
@@ -534,18 +460,16 @@ def evaluation_batches(
   def chosen(batch):
     rows = numbers(batch)
     filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
-    # The same masks in each evaluation, and for any seed of the training.
+    # The same masks in each evaluation, for any seed of the training.
     return filled, np.zeros_like(filled)
 
   def load(batch):
     columns = source.columns(chosen, batch, batch_size, seed=0)
-    rows = len(mine) - batch * batch_size  # of this batch and those after it
+    rows = len(mine) - batch * batch_size  # of this batch and later ones
     real = tf.range(batch_size, dtype=tf.int64) < rows
     return source.batch(columns, tf.cast(real, tf.float32))
 
-  dataset = tf.data.Dataset.range(batches).map(load).prefetch(2)
-  dataset = dataset.with_options(_options())
-  iterator = tf.data.make_initializable_iterator(dataset)
+  iterator = _iterator(tf.data.Dataset.range(batches).map(load).prefetch(2))
   return Batches(
     next=iterator.get_next(),
     start=lambda sess, _: sess.run(iterator.initializer),

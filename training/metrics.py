@@ -1,4 +1,4 @@
-"""The reports of a run: metrics.jsonl, TensorBoard, and which is the best."""
+"""The reports of a run in .jsonl files and TensorBoard; the best evaluation."""
 
 import math
 import os
@@ -14,12 +14,10 @@ EVAL_METRICS_FILE = "eval_metrics.jsonl"
 
 
 def read_jsonl(path: str) -> list[dict]:
-  """The objects of a .jsonl file; [] if there is none.
+  """The objects of a .jsonl file; [] without one.
 
-  A last line without its end is left out: its writer was killed.
-
-  Raises:
-    DataError: another line is no JSON.
+  Skips a last line without its end, whose writer was killed. Raises `DataError`
+  for any other line that is not JSON.
   """
   if not os.path.exists(path):
     return []
@@ -39,18 +37,13 @@ def read_jsonl(path: str) -> list[dict]:
 
 
 class BestBy(NamedTuple):
-  """Which evaluation is the best.
+  """Which evaluation is the best."""
 
-  Attributes:
-    keys: results that are added up.
-    higher: whether more is better.
-  """
-
-  keys: tuple
-  higher: bool
+  keys: tuple  # of results, which are added up
+  higher: bool  # is better
 
   def score(self, results: dict) -> float:
-    """Of an evaluation; a higher one is better, NaN is none."""
+    """Higher is better; NaN for results without numbers."""
     values = [results[key] for key in self.keys]
     if None in values:
       return math.nan
@@ -58,12 +51,9 @@ class BestBy(NamedTuple):
 
 
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
-  """The first update up to `step` whose evaluation was the best, if any.
-
-  The untrained weights of update 0 are none.
-  """
+  """The first update from 1 to `step` with the best evaluation, if any."""
   scores = _scores(output_dir, step, by)
-  return max(scores, key=scores.get) if scores else None
+  return max(scores, key=scores.__getitem__) if scores else None
 
 
 def was_evaluated(output_dir: str, step: int) -> bool:
@@ -78,10 +68,10 @@ def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
   return sum(s > best for s in _scores(output_dir, step, by)) if best else 0
 
 
-def _scores(output_dir: str, step: int, by: BestBy) -> dict:
+def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
   """Update -> score of the evaluations that gave numbers."""
   path = os.path.join(output_dir, EVAL_METRICS_FILE)
-  found = {}
+  found: dict[int, float] = {}
   for results in read_jsonl(path):
     missing = [key for key in by.keys if key not in results]
     if missing:
@@ -102,8 +92,7 @@ class MetricsLog:
   def __init__(self, output_dir: str, name: str, resume_step: int, tag: str):
     """Opens the log `name`; drops reports of updates after `resume_step`.
 
-    A resumed run will make them again. `tag` is the subfolder of the events and
-    the prefix in TensorBoard.
+    `tag` is the subfolder of the events and the prefix in TensorBoard.
     """
     self._path = path = os.path.join(output_dir, name)
     kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
@@ -115,16 +104,13 @@ class MetricsLog:
       raise DataError(f"{path}.tmp: {self._trouble}")
     os.replace(path + ".tmp", path)
     self._events = tf.summary.FileWriter(os.path.join(output_dir, tag))
-    # TensorBoard then drops what it has of later updates.
+    # It makes TensorBoard drop later updates.
     start = tf.SessionLog(status=tf.SessionLog.START)
     self._add_events(lambda e: e.add_session_log(start, resume_step + 1))
     self._tag = tag
 
   def write(self, report: dict) -> None:
-    """Appends one report; `global_step` is its place in TensorBoard.
-
-    What cannot be written (no space) is reported once, and written later.
-    """
+    """Appends one report; without space for it says so once and tries later."""
     self._waiting += _line(report)
     reported = self._trouble
     self._flush()
@@ -139,19 +125,18 @@ class MetricsLog:
     self._add_events(lambda e: e.add_summary(summary, step))
 
   def _add_events(self, add) -> None:
-    """Calls add(writer), or reports once that TensorBoard gets no more."""
+    """Calls add(writer); the first error ends TensorBoard's reports."""
     if self._events is None:
       return
     try:
       add(self._events)
       self._events.flush()
     except (tf.errors.OpError, OSError, IndexError, RuntimeError) as e:
-      # TensorFlow gives some errors of the file system as built-in ones.
+      # TensorFlow raises some errors of the file system as built-in ones.
       self._events = None
       tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")
 
   def _flush(self) -> None:
-    """Writes what waits, whole or not at all."""
     try:
       done = 0
       while done < len(self._waiting):
@@ -166,11 +151,7 @@ class MetricsLog:
       self._waiting = b""
 
   def close(self) -> None:
-    """Closes file and events.
-
-    Raises:
-      DataError: some reports could not be written.
-    """
+    """Closes file and events; `DataError` if reports could not be written."""
     self._flush()
     self._file.close()
     if self._events is not None:

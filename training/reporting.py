@@ -1,8 +1,4 @@
-"""What is reported of updates, in metrics.jsonl, TensorBoard and on stderr.
-
-`report` says what is in a report. Speeds and shares of time are those of rank 0
-since the report before.
-"""
+"""Reports of updates in metrics.jsonl, TensorBoard and on stderr."""
 
 import collections
 import contextlib
@@ -15,9 +11,9 @@ import numpy as np
 
 from common.console import Progress, shown, tell
 from common.tensorflow_v1 import tf
-from training import metrics
+from training import divergence, metrics
 
-# What the time between two reports is made of.
+# Parts of the time between two reports.
 _PARTS = ("input", "step", "all_reduce", "save", "evaluation")
 # Keys that differ between runs that are otherwise equal to the last bit.
 MEASURED = frozenset(
@@ -34,25 +30,24 @@ MEASURED = frozenset(
 
 
 class Clock:
-  """Where time goes since the last report; speeds over the whole run."""
+  """Measures parts of the time, and speeds, between reports and over a run."""
 
   def __init__(self):
     self._started = time.monotonic()
-    self._speeds = []  # of each report
-    # Sums of all updates, and of those without a dropped micro-batch, whose
-    # padding is known.
-    self._all, self._whole = collections.Counter(), collections.Counter()
+    self._speeds: list[dict] = []  # of each report
+    self._all: collections.Counter = collections.Counter()
+    # Without updates with dropped micro-batches, whose padding is unknown.
+    self._whole: collections.Counter = collections.Counter()
     self._begin()
 
   def _begin(self) -> None:
     self._parts = dict.fromkeys(_PARTS, 0.0)
-    self._now = collections.Counter()
+    self._now: collections.Counter = collections.Counter()
 
   def add(self, update: dict, task) -> None:
-    """Counts an `update` of `train_loop.run_update`."""
     waited = update["input_seconds"]
     reduced = float(update["all_reduce_seconds"])
-    # Not a number where it cannot be measured: then it is part of the step.
+    # NaN if it cannot be measured: then it is part of the step.
     known = 0.0 if math.isnan(reduced) else reduced
     self._parts["input"] += waited
     self._parts["all_reduce"] += reduced
@@ -78,26 +73,20 @@ class Clock:
       self._parts[part] += time.monotonic() - began
 
   def speeds(self) -> dict:
-    """Of examples and tokens since the last report; None if all were dropped.
-
-    What is dropped trains nothing and is not counted.
-    """
+    """Since the last report, without what was dropped; None if all was."""
     return {
-      f"{name}_per_second": self._now[name] / self._now["seconds"]
-      if self._now[name]
-      else None
+      f"{name}_per_second": ratio(self._now[name], self._now["seconds"]) or None
       for name in ("examples", "tokens")
     }
 
   def rates(self, task, peak_tflops: float | None) -> dict:
-    """Speeds since the last report; arguments as of `report`."""
+    """Speeds of all ranks, and of one rank's arithmetic."""
     flops = task.flops / task.plan.ranks * self._now["updates"]
     tflops = flops / self._now["seconds"] / 1e12
     found = {**self.speeds(), "model_tflops_per_second": tflops}
     return {**found, "mfu": tflops / peak_tflops} if peak_tflops else found
 
   def shares(self) -> dict:
-    """Seconds of each part since the last report."""
     return {
       f"{part}_seconds": seconds
       for part, seconds in self._parts.items()
@@ -105,37 +94,38 @@ class Clock:
     }
 
   def lap(self) -> None:
-    """Begins the time until the next report."""
+    """Starts over after a report."""
     if self._now["examples"]:
       self._speeds.append(self.speeds())
     self._begin()
 
   def closing(self) -> dict:
-    """What all updates did, and how fast."""
     if not self._all["updates"]:
       return {"updates": 0}
     seconds = time.monotonic() - self._started
-    steady = lambda key: _median([s[key] for s in self._speeds])
+    # End to end: with saving, evaluation and warming up.
+    speeds = {
+      f"{name}_per_second": self._all[name] / seconds
+      for name in ("examples", "tokens")
+    }
+    # The median of the reports.
+    steady = {
+      f"steady_{key}": statistics.median(s[key] for s in self._speeds)
+      if self._speeds
+      else None
+      for key in speeds
+    }
     return {
       "updates": self._all["updates"],
       "seconds": seconds,
-      # End to end: saving, evaluation and warming up included. Steady: the
-      # median report interval.
-      "examples_per_second": self._all["examples"] / seconds,
-      "tokens_per_second": self._all["tokens"] / seconds,
-      "steady_examples_per_second": steady("examples_per_second"),
-      "steady_tokens_per_second": steady("tokens_per_second"),
+      **speeds,
+      **steady,
       "padding": padding(self._whole["tokens"], self._whole["capacity"]),
     }
 
 
-def _median(values: list) -> float | None:
-  known = [value for value in values if value is not None]
-  return statistics.median(known) if known else None
-
-
 def ratio(total, count) -> float | None:
-  """The mean of `count` numbers that sum up to `total`; None of none."""
+  """`total` / `count`; None if that is 0."""
   return float(total) / float(count) if count else None
 
 
@@ -145,7 +135,7 @@ def padding(tokens: float, capacity: int) -> float | None:
 
 
 def peak_memory() -> dict:
-  """The most that this process has had so far, MB (2^20 bytes)."""
+  """The most that this process has used so far, in MB (2^20 bytes)."""
   kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   found = {"peak_memory_mb": kilobytes / 1024}
   if tf.config.list_physical_devices("GPU"):
@@ -157,29 +147,18 @@ def peak_memory() -> dict:
 def report(
   step: int, update: dict, task, clock: Clock, peak_tflops=None
 ) -> dict:
-  """The report of one update; docs/training.md has a table of its keys.
+  """The report of update `step`; docs/training.md has a table of its keys.
 
   A number that does not exist is None, null in the file: a loss that is not
-  finite, or all of an update whose micro-batches were all dropped.
-
-  Losses are in nats, means over the global batch; accuracies, `padding` and
-  `mfu` from 0 to 1. `grad_norm` is that of the averaged gradient before
-  clipping, trust ratios are |w| / |u| after clamping. `examples` (about, if
-  records are packed) and `skipped_updates` count since the run began, stops
-  included. Rates and `..._seconds` are since the report before, in this
-  process: rates over the time of updates; `model_tflops_per_second` of a rank;
-  `input_seconds` until batches were there that were not ready when rank 0 asked
-  for them, in the first report with what TensorFlow prepares before it reads
-  any. What follows an update is in the next report. The five add up to the time
-  since the report before, but for about a millisecond an update. Memory is in
-  MB of 2^20 bytes, the most so far of rank 0's process.
+  finite, or any number of an update that lost all its micro-batches. Speeds and
+  `..._seconds` are rank 0's since the previous report; these seconds add up to
+  that time, except for about a millisecond an update.
 
   Args:
-    step: the update's number.
     update: of `train_loop.run_update`.
     task: a `train_loop.Task`.
     clock: with the update added.
-    peak_tflops: (optional) 10^12 FLOP/s that a rank could reach.
+    peak_tflops: 10^12 FLOP/s that a rank could reach.
   """
   kept = float(update["sums"][task.examples])
   return {
@@ -216,19 +195,14 @@ def _trust_ratios(update: dict, variables) -> dict:
 
 def tell_trouble(step: int, update: dict, variables) -> None:
   """Says on stderr when an update or a micro-batch was not finite."""
-  bad = int(update["nonfinite_variable"])
-  # Each may be finite and the sum of all squares not.
-  which = variables[bad].op.name if bad >= 0 else "all variables together"
-  dropped, scale = update["dropped_micro_batches"], update["loss_scale"]
-  if update["skipped"]:
+  dropped, what = update["dropped_micro_batches"], "skipped"
+  if not update["skipped"]:
+    what = f"{dropped:.0f} micro-batches dropped"
+  if update["skipped"] or dropped:
+    which = divergence.variable_named(update, variables)
     tell(
-      f"update {step}: skipped, the gradient of {which} is not finite (loss "
-      f"scale {scale:g})"
-    )
-  elif dropped > 0:
-    tell(
-      f"update {step}: {dropped:.0f} micro-batches dropped, the gradient of "
-      f"{which} was not finite (loss scale {scale:g})"
+      f"update {step}: {what}, the gradient of {which} is not finite (loss "
+      f"scale {update['loss_scale']:g})"
     )
 
 
@@ -248,7 +222,6 @@ class Reporter:
       )
 
   def report(self, step: int, update: dict) -> None:
-    """Reports an `update` of `train_loop.run_update`."""
     task, config = self._task, self._config
     self._clock.add(update, task)
     if not self._is_root:
@@ -263,11 +236,6 @@ class Reporter:
       self._clock.lap()
 
   def close(self) -> None:
-    """Closes the log.
-
-    Raises:
-      DataError: some reports could not be written.
-    """
     if self._is_root:
       self._progress.close()
       self._log.close()

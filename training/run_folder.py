@@ -1,4 +1,4 @@
-"""What describes a run in its folder: run.json, and the lock of who uses it."""
+"""A run's folder: run.json describes the run, run.lock keeps others out."""
 
 import contextlib
 import dataclasses
@@ -23,15 +23,11 @@ TRAINING_RESULTS_FILE = "training_results.json"
 
 @contextlib.contextmanager
 def locked(folder: str, comm):
-  """Keeps other runs out of `folder` while its block runs; on rank 0.
+  """Rank 0 keeps other runs out of `folder` while its block runs.
 
-  The system frees it when the process ends, however it does. Under the elastic
-  driver a later world's rank 0 may take over from one that was given up and is
-  still there, stopped. Nothing is left behind: neither the file nor a folder
-  that was made for it.
-
-  Raises:
-    UserError: another run is in it.
+  The system frees the lock when the process ends, in any way. Under the elastic
+  driver a later world's rank 0 may take over from one that hangs. Afterwards
+  the file is removed, and a folder that was made for it.
   """
   if not comm.is_root:
     yield
@@ -40,7 +36,7 @@ def locked(folder: str, comm):
   with contextlib.ExitStack() as files:
     f = None
     while f is None or not os.fstat(f.fileno()).st_nlink:
-      # Again, if the run before ended and removed it just now.
+      # Again if the previous run has just ended and removed the file.
       os.makedirs(folder, exist_ok=True)
       f = files.enter_context(open(path, "a+", encoding="utf-8"))
       owned = _take(f, folder, comm)
@@ -49,13 +45,13 @@ def locked(folder: str, comm):
     finally:
       if owned:
         os.unlink(path)
-        with contextlib.suppress(OSError):  # it holds a run
-          if not was_there:
+        if not was_there:
+          with contextlib.suppress(OSError):  # it holds a run
             os.rmdir(folder)
 
 
 def _take(f, folder: str, comm) -> bool:
-  """Whether the lock is this process' own; see `locked`."""
+  """Takes the lock; False if another rank 0 of the same job holds it."""
   try:
     fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as e:
@@ -97,30 +93,27 @@ def versions() -> dict:
     except importlib.metadata.PackageNotFoundError:
       found[name] = None
   folder = os.path.dirname(os.path.abspath(__file__))
+  command = ["git", "-C", folder, "describe", "--always", "--dirty"]
   try:
-    found["git"] = subprocess.run(
-      ["git", "-C", folder, "describe", "--always", "--dirty"],
-      capture_output=True,
-      text=True,
-      check=True,
-    ).stdout.strip()
-  except (OSError, subprocess.CalledProcessError):
-    found["git"] = None  # not a git checkout
+    done = subprocess.run(command, capture_output=True, text=True)
+    found["git"] = done.stdout.strip() or None  # None: not a git checkout
+  except OSError:
+    found["git"] = None
   return found
 
 
-def write_run_file(output_dir: str, flags: dict, plan, data, devices) -> None:
-  """Adds to run.json how this run was started, and on what."""
+def write_run_file(config, task) -> None:
+  """Adds a run to run.json; `task`: its `train_loop.Task`, or None."""
   run = {
     "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    "flags": flags,
-    "plan": dataclasses.asdict(plan) if plan else None,
-    "data": data,
+    "flags": config.as_dict(),
+    "plan": dataclasses.asdict(task.plan) if task else None,
+    "data": task.source.describe() if task else None,
     "versions": versions(),
-    "devices": devices,
+    "devices": [d.name for d in tf.config.list_physical_devices()],
   }
-  path = os.path.join(output_dir, RUN_FILE)
-  json_files.write(path, {"runs": [*_runs(output_dir), run]})
+  path = os.path.join(config.output_dir, RUN_FILE)
+  json_files.write(path, {"runs": [*_runs(config.output_dir), run]})
 
 
 def _runs(output_dir: str) -> list[dict]:
@@ -134,45 +127,32 @@ def _runs(output_dir: str) -> list[dict]:
   return found["runs"]
 
 
-def _newest_with(output_dir: str, key: str) -> dict | None:
-  """The newest run that has a value of `key`, as an evaluation alone has not.
-
-  Raises:
-    DataError: run.json is damaged.
-  """
+def last_training(output_dir: str, key: str = "plan") -> dict | None:
+  """The newest run with a value of `key`: an evaluation alone has none."""
   runs = (run for run in reversed(_runs(output_dir)) if run.get(key))
   return next(runs, None)
 
 
-def last_training(output_dir: str) -> dict | None:
-  """The newest training that run.json knows.
-
-  Raises:
-    DataError: it is damaged.
-  """
-  return _newest_with(output_dir, "plan")
-
-
 def trained_on(output_dir: str) -> list[str]:
   """The record files of the newest training; [] without one."""
-  run = _newest_with(output_dir, "data")
+  run = last_training(output_dir, "data")
   return run["data"]["files"] if run else []
 
 
 def changes_since(before: dict, flags: dict, plan) -> list[str]:
   """How flags, nested as in run.json, and plan differ from `last_training`."""
 
-  def flat(flags: dict, plan: dict) -> dict:
-    found = {}
+  def flat(flags: dict) -> dict:
+    found: dict = {}
     for name, value in flags.items():
-      # A config has flags in groups.
-      new = flat(value, {}) if isinstance(value, dict) else {f"--{name}": value}
-      found |= new
-    kept = ("ranks", "updates", "warmup_updates")
-    return found | {name: plan[name] for name in kept if name in plan}
+      nested = isinstance(value, dict)
+      found |= flat(value) if nested else {f"--{name}": value}
+    return found
 
-  old = flat(before["flags"], before["plan"])
-  new = flat(json_files.parse(json_files.text(flags)), dataclasses.asdict(plan))
+  old = flat(before["flags"]) | before["plan"]
+  new = flat(json_files.parse(json_files.text(flags)))
+  for name in ("ranks", "updates", "warmup_updates"):
+    new[name] = getattr(plan, name)
   return [
     f"{name} {old[name]} -> {value}"
     for name, value in new.items()

@@ -1,5 +1,6 @@
 """How a run is stopped: signals, the ranks' vote, the watchdog."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,8 +12,7 @@ import numpy as np
 from common.console import tell
 from common.tensorflow_v1 import tf
 
-# Exit status after SIGTERM or SIGINT: saved, and not yet at the plan's last
-# update (EX_TEMPFAIL of sysexits.h).
+# Exit status of a run that a signal stopped, after it saved (EX_TEMPFAIL).
 STOPPED_STATUS = 75
 
 _TICK = 0.5  # seconds
@@ -23,18 +23,17 @@ class StopSignals:
 
   Attributes:
     received: the signal's name, or None.
-    settled: all ranks are ending, saved: after the block, too, a signal that
-      comes late (each rank gets its own) changes nothing.
+    settled: all ranks have saved and are ending. Late signals (each rank gets
+      its own) then change nothing, also after the block.
   """
 
   def __init__(self):
     self.received: str | None = None
     self.settled = False
     self._when = 0.0
-    self._before = {}
+    self._before: dict = {}
 
   def since(self) -> float:
-    """Seconds since the signal; 0 without one."""
     return time.monotonic() - self._when if self.received else 0.0
 
   def __enter__(self) -> "StopSignals":
@@ -62,12 +61,10 @@ class StopVote:
       `GRACE_SECONDS`, know of hosts that came or went.
   """
 
-  # After it an elastic run assumes that only some ranks are to leave, and forms
-  # a world without them.
+  # After it an elastic run forms a world without the ranks that have a signal.
   GRACE_SECONDS = 3.0
 
   def __init__(self, comm, name: str = "stop_vote"):
-    """Adds the vote to the graph, under a name of its own."""
     self._comm = comm
     self._own = tf.placeholder_with_default(
       np.zeros(3, np.float32), [3], f"own_{name}"
@@ -75,7 +72,7 @@ class StopVote:
     self.counts = comm.allreduce(self._own, name=name)
 
   def feed(self, signals: StopSignals | None) -> dict:
-    """This rank's requests, to be fed where `counts` are fetched."""
+    """This rank's requests; feed them whenever `counts` are fetched."""
     if signals is None:
       return {}
     overdue = signals.since() > self.GRACE_SECONDS
@@ -83,7 +80,7 @@ class StopVote:
     return {self._own: [asked, overdue, self._comm.hosts_changed()]}
 
   def verdict(self, counts) -> str | None:
-    """Is "stop" (all ranks), "change" (to a world of other ranks) or None."""
+    """What all ranks do: "stop", "change" (to a world of other ranks), None."""
     asked, overdue, changed = counts
     if asked == self._comm.size or (asked and not self._comm.elastic):
       return "stop"
@@ -91,22 +88,17 @@ class StopVote:
 
 
 class Interrupted(Exception):
-  """All ranks left an evaluation in the same batch.
-
-  Attributes:
-    verdict: what `StopVote.verdict` said.
-  """
+  """All ranks left an evaluation in the same batch, by `StopVote.verdict`."""
 
   def __init__(self, verdict: str):
     super().__init__(f"the ranks' verdict is {verdict}")
     self.verdict = verdict
 
 
-class Watchdog:
+class Watchdog(contextlib.AbstractContextManager):
   """Ends this rank when it makes no progress, as when another rank hangs.
 
-  Horovod notices ranks that cannot be reached, but not one whose program
-  stands still: the others would wait for it for ever.
+  Horovod notices only ranks that cannot be reached.
   """
 
   SECONDS = 45.0  # or LONGEST times the longest wait so far
@@ -117,27 +109,20 @@ class Watchdog:
     self._comm = comm
     self._waited = self._longest = 0.0
     self._watching = False
-    self._thread = None
+    self._thread: threading.Thread | None = None
     self._ended = threading.Event()
-
-  def __enter__(self) -> "Watchdog":
-    return self
 
   def __exit__(self, *_) -> None:
     self.pause()
     self._ended.set()
 
   def heartbeat(self) -> None:
-    """To be called after each part of the work."""
     if self._watching:
       self._longest = max(self._longest, self._waited)
     self._waited = 0.0
 
   def resume(self) -> None:
-    """A heartbeat, and from now on the next one is waited for.
-
-    Not before a whole update: until then each rank compiles.
-    """
+    """A heartbeat; watches from now on. The first update compiles before."""
     self.heartbeat()
     self._watching = True
     if self._thread is None and self._comm.size > 1:
@@ -148,11 +133,10 @@ class Watchdog:
       self._thread.start()
 
   def pause(self) -> None:
-    """Until the next `resume` anything may take any time."""
     self._watching = False
 
   def _watch(self, main: int) -> None:
-    # Counted and not read from a clock, which runs on while all are suspended.
+    # Not by a clock, which continues while the machine is suspended.
     while not self._ended.wait(_TICK):
       self._waited += _TICK
       limit = max(self.SECONDS, self.LONGEST * self._longest)

@@ -12,27 +12,29 @@ _ALIGNMENT = 64  # bytes
 
 
 class Snapshot:
-  """Memory for the values of all variables, and what was last copied there.
+  """Memory for the values of all variables, and the last copy.
 
-  To get memory from the system takes ten times as long as to copy into it, so
-  it is taken once, beside the first updates. In an elastic run each rank has
-  a snapshot that outlives its worlds (so it refers to no graph), to which all
-  return when a rank is lost.
+  Getting memory from the system takes ten times as long as copying into it, so
+  it is done once, beside the first updates. In an elastic run each rank has a
+  snapshot that outlives its worlds (so it refers to no graph); all return to it
+  when a rank is lost.
 
   Attributes:
-    step: updates up to it.
-    values: of all variables by name; None before there is one. Not to be used
-      across the next `begin` with one copy, the one after it with two.
+    step: the update of the last copy.
+    values: by name, or None. The next `begin` reuses their memory with one
+      copy, the one after it with two.
   """
 
   def __init__(self, copies: int = 2):
     """With 2 copies `values` stay whole while the next ones are taken."""
-    self.step, self.values = 0, None
-    self._copies, self._sets = copies, []
+    self.step = 0
+    self.values: dict[str, np.ndarray] | None = None
+    self._copies = copies
+    self._sets: list[dict[str, np.ndarray]] = []
     self._thread: threading.Thread | None = None
 
   def prepare(self, tensors: dict) -> None:
-    """Begins to get the memory for `tensors`, by name, if not done yet."""
+    """Begins, once, to get memory for `tensors`, by name."""
     if self._thread is None:
       shapes = {
         name: (tensor.shape.as_list(), tensor.dtype.as_numpy_dtype)
@@ -45,25 +47,24 @@ class Snapshot:
 
   def _allocate(self, shapes: dict) -> None:
     for _ in range(self._copies):
-      arrays = {name: _aligned(*shape) for name, shape in shapes.items()}
-      self._sets.append(arrays)
+      self._sets.append({n: _aligned(*shape) for n, shape in shapes.items()})
 
-  def begin(self) -> dict:
-    """The arrays, by name, to put the next values into; then `finish` it."""
+  def begin(self) -> dict[str, np.ndarray]:
+    """The arrays, by name, for the next values; call `finish` afterwards."""
     self._thread.join()
     return self._sets[0]
 
   def finish(self, step: int) -> None:
-    """What `begin` gave holds the values after this update."""
+    """Makes these arrays the values after update `step`."""
     self.step, self.values = step, self._sets[0]
     self._sets.append(self._sets.pop(0))
 
 
 def _aligned(shape: list, dtype) -> np.ndarray:
-  """An array of zeros that TensorFlow reads where it is, without a copy."""
+  """An array of zeros that TensorFlow reads without a copy."""
   size = int(np.prod(shape)) * np.dtype(dtype).itemsize
   memory = np.empty(size + _ALIGNMENT, np.uint8)
-  memory.fill(0)  # only now there is memory behind it
+  memory.fill(0)  # makes the system provide it
   start = -memory.ctypes.data % _ALIGNMENT
   return memory[start : start + size].view(dtype).reshape(shape)
 
@@ -73,15 +74,12 @@ class SavedVariables:
 
   Attributes:
     own: variables that each rank holds whole.
-    sharded: list of `ShardedVariable`, of the others.
+    sharded: `ShardedVariable`s of the others.
     shapes: name -> list of int, of all.
   """
 
   def __init__(self, snapshot: Snapshot, is_kept: bool):
-    """Adds to the graph what copies all values to `snapshot`.
-
-    With `is_kept` false this rank helps to make whole values, and keeps none.
-    """
+    """Adds copies to `snapshot`; if not `is_kept`, only helps other ranks."""
     self.sharded = tf.get_collection(SHARDED_VARIABLES)
     self._parts = {s.part.op.name: s.part for s in self.sharded}
     self.own = [
@@ -98,18 +96,17 @@ class SavedVariables:
       self._copies = [[t.op for t in group.values()] for group in groups[1:]]
 
   def copy(self, session: tf.Session, heartbeat: Callable[[], None]) -> None:
-    """Copies all values; on all ranks."""
     for copy in self._copies:
       session.run(copy)
-      heartbeat()  # the first time each of them is prepared, for a second
+      heartbeat()  # TensorFlow prepares each the first time, for a second
 
   def values(self, session: tf.Session) -> dict:
-    """What this rank holds, by name: the whole of a variable, or its part."""
+    """This rank's values by name: all of a variable, or its part."""
     return session.run({**self._own, **self._parts})
 
 
 def _copy_op(tensors: dict, snapshot: Snapshot) -> tf.Operation:
-  """Copies `tensors`, by name, to where the snapshot's next values go."""
+  """Copies `tensors`, by name, to the snapshot's next values."""
 
   def copy(*arrays) -> np.int32:
     kept = snapshot.begin()

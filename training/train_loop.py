@@ -24,59 +24,39 @@ from training.signals import Interrupted, StopSignals, StopVote, Watchdog
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What the loop trains.
-
-  Attributes:
-    state: is advanced by the update.
-    batches: of `source`.
-    summarize: global sums of an update -> the losses and accuracies to report.
-    headline: what of a report the progress line shows.
-    tokens: name of the sum that counts real tokens.
-    examples: name of the sum that counts examples.
-    capacity: token positions of one global batch, padding included.
-    flops: of the model's matmuls on one global batch, see `model_flops`:
-      forward and backward, padding included, so that it says how well the
-      devices are used, and `padding` for what.
-    loss_scale_floor: a loss scale that is not above it cannot fall.
-  """
+  """The data, model and update that the loop trains."""
 
   plan: training_plan.TrainingPlan
   ops: optimization.TrainOps
-  state: checkpointing.TrainingState
+  state: checkpointing.TrainingState  # the update advances it
   source: input_pipeline.Source
   batches: input_pipeline.Batches
-  summarize: Callable[[dict], dict]
-  headline: Callable[[dict], str]
-  tokens: str
-  examples: str
-  capacity: int
+  summarize: Callable[[dict], dict]  # global sums -> losses and accuracies
+  headline: Callable[[dict], str]  # report -> its summary in a line
+  tokens: str  # name of the sum that counts real tokens
+  examples: str  # name of the sum that counts examples
+  capacity: int  # token positions of one global batch, padding included
+  # Of the matmuls on one global batch: forward, backward, padding included.
   flops: float
   vote: StopVote
-  loss_scale_floor: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a run does, built in its graph; None is left out.
-
-  Attributes:
-    best_by: which evaluation is the best.
-    predict: (session, watchdog) -> lines that say what was written; on all
-      ranks.
-    begin: writes what the folder of a training needs; on rank 0, once the
-      weights are there, before the first update.
-  """
+  """What a run does, built in its graph; None is left out."""
 
   best_by: metrics.BestBy
   task: Task | None = None
   evaluate: evaluation.Evaluator | None = None
+  # Gives lines about the files that it wrote; on all ranks.
   predict: Callable[[tf.Session, Watchdog], list] | None = None
+  # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(Parts):
-  """The parts of a run, and what they work with; `session` is open."""
+  """The parts of a run and their surroundings."""
 
   config: RunConfig
   comm: distributed.Comm
@@ -88,21 +68,20 @@ class Run(Parts):
 
 
 def train(run: Run) -> dict:
-  """Trains from where the session's variables are to the plan's last update.
+  """Trains from the session's variables to the plan's last update.
 
-  A signal to any rank ends it, saved, after the update at hand; in an elastic
-  run a signal to all ranks does.
+  A signal to any rank, or to all of an elastic run, ends it after the current
+  update, saved.
 
   Returns:
-    Speeds and counts of this call, for the closing lines; `stopped` if it was
-    asked to, `stopped_early` if evaluations became no better.
+    Speeds and counts of this call; `stopped` by a signal, `stopped_early` if
+    evaluations became no better.
 
   Raises:
     records.DataError: a record is damaged.
-    divergence.DivergedError: updates are not finite and stay so, or are not at
-      the plan's end.
+    divergence.DivergedError: updates are not finite, and stay so.
     distributed.RankLost: another rank stopped.
-    distributed.WorldChange: ranks come or go; what is done is committed.
+    distributed.WorldChange: ranks come or go; the last update is committed.
   """
   plan, clock = run.task.plan, reporting.Clock()
   step = first = int(run.session.run(tf.train.get_global_step()))
@@ -146,9 +125,9 @@ def run_update(run: Run, number: int) -> tuple:
   """Runs an update, unless the ranks stop while micro-batches add up.
 
   Returns:
-    What was fetched, with `seconds`, and `input_seconds` of them for which
-    micro-batches were not ready; None if the update was not made, and must be
-    made again from its first micro-batch. And the verdict of `StopVote`.
+    What was fetched, with `seconds` and the part `input_seconds` before
+    micro-batches were ready; None if the update was abandoned. And the verdict
+    of `StopVote`.
   """
   task, waited = run.task, []
   run.profile.at(number)
@@ -184,29 +163,27 @@ def _due(step: int, every: int) -> bool:
 
 
 class Saver:
-  """When to save, when to commit, and which checkpoint is the best."""
+  """Decides when to save and commit, and which checkpoint is the best."""
 
-  def __init__(self, run: Run, clock, guard):
-    """`clock`: a `reporting.Clock`; `guard`: a `divergence.Guard`."""
+  def __init__(self, run: Run, clock: reporting.Clock, guard: divergence.Guard):
     self._run, self._clock, self._guard = run, clock, guard
     self._is_due = False
 
   def start(self, step: int) -> None:
-    """Commits, if elastic, once the log is open; keeps the best so far."""
+    """Commits, if elastic, and keeps the best so far; the log is open."""
     if self._run.comm.elastic:
       self._run.checkpointer.commit(self._run.session, step)
     self.keep_best(step)
 
   def keep_best(self, step: int) -> None:
-    """Makes sure that the best checkpoint by evaluation exists and stays."""
+    """Keeps the best checkpoint by evaluation; saves it if it is missing."""
     run, best = self._run, None
     if run.comm.is_root:
-      folder, by = run.config.output_dir, run.best_by
-      best = metrics.best_evaluation(folder, step, by)
+      best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
     run.checkpointer.keep_best(run.session, step, best)
 
   def after_update(self, step: int) -> None:
-    """Saves or commits if it is time to, unless the update was bad."""
+    """Saves or commits if that is due, unless the update was bad."""
     run, config, saves = self._run, self._run.config, self._run.checkpointer
     self._is_due = self._is_due or _due(step, config.save_checkpoints_steps)
     if self._guard.bad:
@@ -221,7 +198,7 @@ class Saver:
       saves.look_after(step)
 
   def leave_world(self, step: int) -> None:
-    """Commits, and begins to save that, before ranks come or go."""
+    """Commits, and begins to save, before ranks come or go."""
     run = self._run
     if not self._guard.bad:
       run.checkpointer.commit(run.session, step)
@@ -229,11 +206,7 @@ class Saver:
     run.checkpointer.save_commit()
 
   def end(self, step: int) -> int:
-    """Saves the last update unless it was bad; returns the one to resume from.
-
-    Raises:
-      divergence.DivergedError: the plan's last update was bad.
-    """
+    """Saves the last update unless it was bad; returns the one to resume."""
     run = self._run
     if self._guard.bad:
       step = self._guard.end(step)
@@ -245,7 +218,7 @@ class Saver:
 
 
 class Evaluations:
-  """When to evaluate, and when evaluations end the training."""
+  """Decides when to evaluate, and whether evaluations end the training."""
 
   def __init__(self, run: Run, clock, guard, saver: Saver, first: int):
     """`first`: the update that the run starts from; others as for `Saver`."""
@@ -259,10 +232,7 @@ class Evaluations:
     return step > self._first or self._lacks_first()
 
   def _lacks_first(self) -> bool:
-    """Whether the evaluation due where the run starts is still to be made.
-
-    It is if the run that made this checkpoint stopped before it, or in it.
-    """
+    """Whether the run that made the first checkpoint did not evaluate it."""
     run, step = self._run, self._first
     if not step:
       return run.config.evaluates_untrained
@@ -272,7 +242,7 @@ class Evaluations:
     )
 
   def make(self, step: int) -> str | None:
-    """Evaluates and keeps the best; returns why training ends, if it does."""
+    """Evaluates and keeps the best; returns why training ends, or None."""
     run = self._run
     try:
       with self._clock.timing("evaluation"):
@@ -286,23 +256,18 @@ class Evaluations:
     return self.verdict(step)
 
   def verdict(self, step: int) -> str | None:
-    """Is "no better" after too many evaluations that were not the best."""
-    run, limit = self._run, self._run.config.early_stopping_evaluations
+    """Returns "no better" after too many evaluations that were not the best."""
+    run, since = self._run, 0
+    limit, folder = run.config.early_stopping_evaluations, run.config.output_dir
     if not limit:
       return None
-    since = 0
     if run.comm.is_root:
-      since = metrics.evaluations_since_best(
-        run.config.output_dir, step, run.best_by
-      )
+      since = metrics.evaluations_since_best(folder, step, run.best_by)
     return "no better" if run.comm.from_root(since) >= limit else None
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
-  """`errors.run_main` for commands that run sessions.
-
-  So an end of the world, as another rank's failure, is one clear line too.
-  """
+  """`errors.run_main`; a session's error about a lost rank is one line, too."""
 
   def wrapped(argv):
     try:

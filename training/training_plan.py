@@ -1,20 +1,18 @@
 """How many updates of what batch: the arithmetic of ranks and steps.
 
-Two ways to say it, never mixed:
-  per-rank mode (google/bert's flags): `train_batch_size` is per rank, and steps
-    are stated for ONE rank without accumulation, so they are divided by ranks x
-    accumulation and the examples seen stay the same on any number of ranks;
-  global mode: `global_batch_size` is given and steps count global batches, each
-    spread over any number of ranks, in as few micro-batches of at most
-    `train_batch_size` as it takes; rows that are left over stay empty.
+Two modes, never mixed:
+  per-rank (google/bert's flags): `train_batch_size` is per rank, and steps are
+    stated for ONE rank without accumulation. They are divided by ranks x
+    accumulation, so any number of ranks sees the same number of examples;
+  global: `global_batch_size` is given and steps count global batches. Ranks
+    share each in as few micro-batches of at most `train_batch_size` as
+    possible; surplus rows stay empty.
 
-An update is of one global batch from a run's start to its end: checkpoints
-count updates, and so does the learning rate's schedule. So a run is resumed on
-any ranks, but not with another global batch.
+A run keeps its global batch, on any number of ranks: checkpoints and the
+learning rate's schedule count updates.
 
-Steps and the global batch are stated in examples; a micro-batch has records,
-which hold one example each unless they are packed. So a recipe is the same for
-packed records: as many examples an update, and in all.
+Steps and the global batch are stated in examples, a micro-batch in records: one
+example each, or several if packed. So a recipe is the same for packed records.
 """
 
 import dataclasses
@@ -34,34 +32,32 @@ class TrainingPlan:
   records_per_update: int
   updates: int
   warmup_updates: int
-  records: int | None  # in the training set; None: it is not known
-  divisor: float  # examples of an update over those of a step as stated
+  records: int | None  # in the training set; None: unknown
+  divisor: float  # examples of an update / those of a step as stated
   packing_factor: float = 1.0  # examples in a record on average
 
   @property
   def total_examples(self) -> int:
-    """Examples seen by the whole run; about, if records are packed."""
+    """Examples of the whole run; approximate if records are packed."""
     return self.examples(self.updates * self.records_per_update)
 
   @property
   def empty_rows(self) -> int:
-    """Rows of an update's micro-batches in which there is no record."""
-    return (
-      self.ranks * self.accumulation * self.micro_batch
-      - self.records_per_update
-    )
+    """Rows of an update without a record."""
+    rows = self.ranks * self.accumulation * self.micro_batch
+    return rows - self.records_per_update
 
   @property
-  def epochs(self) -> float:
-    """Passes over the training set."""
-    return self.updates * self.records_per_update / self.records
+  def epochs(self) -> float | None:
+    """Passes over the training set, if that is known."""
+    seen = self.updates * self.records_per_update
+    return seen / self.records if self.records else None
 
   def examples(self, records: int) -> int:
-    """Examples in so many records; about, if they are packed."""
+    """Examples in this many records; approximate if they are packed."""
     return round(records * self.packing_factor)
 
   def lines(self) -> list[str]:
-    """The plan as a person reads it."""
     batch = (
       f"{self.micro_batch} examples = global batch {self.records_per_update}"
     )
@@ -73,23 +69,17 @@ class TrainingPlan:
       )
     if self.empty_rows:
       batch += f" and {self.empty_rows} empty rows"
+    total = (
+      f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up) = "
+      f"{self.total_examples:,} examples"
+    )
+    if self.records:
+      total += f" = {self.epochs:.2f} epochs of {self.records:,} records"
     return [
       f"{self.mode} mode: {self.ranks} ranks x {self.accumulation} "
       f"micro-batches x {batch}",
-      f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up) = "
-      f"{self.total_examples:,} examples"
-      + (
-        f" = {self.epochs:.2f} epochs of {self.records:,} records"
-        if self.records
-        else ""
-      ),
+      total,
     ]
-
-
-def _check_positive(**values: int) -> None:
-  for name, value in values.items():
-    if value < 1:
-      raise UserError(f"--{name}={value}: must be at least 1")
 
 
 def resolve(
@@ -103,30 +93,23 @@ def resolve(
   global_batch_size: int | None = None,
   packing_factor: float = 1.0,
 ) -> TrainingPlan:
-  """Resolves the flags of these names to a plan.
+  """Resolves the flags of these names to a plan; others as in `TrainingPlan`.
 
-  Args:
-    ranks: world size.
-    records: in the training set; None for a plan without.
-    train_batch_size: records of one rank's micro-batch; in global mode at most.
-    num_train_steps: per-rank mode: for one rank; global mode: global batches.
-    num_warmup_steps: the part of them that is warm-up.
-    num_accumulation_steps: micro-batches of an update; None is 1 in per-rank
-      mode and "what the global batch needs" in global mode.
-    global_batch_size: examples of an update, the same on any number of ranks;
-      None for per-rank mode.
-    packing_factor: examples in a record on average; 1 if not packed.
+  `global_batch_size` is None for per-rank mode.
 
   Raises:
     UserError: a number is not positive, there are more ranks than records in a
-      global batch, the accumulation is not what it takes, or the data hold
+      global batch, the accumulation is not what it needs, or the data hold
       fewer records than one global batch.
   """
-  _check_positive(
-    train_batch_size=train_batch_size, num_train_steps=num_train_steps
-  )
-  if num_accumulation_steps is not None:
-    _check_positive(num_accumulation_steps=num_accumulation_steps)
+  for name, value in (
+    ("train_batch_size", train_batch_size),
+    ("num_train_steps", num_train_steps),
+    ("num_accumulation_steps", num_accumulation_steps),
+    ("global_batch_size", global_batch_size),
+  ):
+    if value is not None and value < 1:
+      raise UserError(f"--{name}={value}: must be at least 1")
   if not 0 <= num_warmup_steps <= num_train_steps:
     raise UserError(
       f"--num_warmup_steps={num_warmup_steps} is not between 0 and "
@@ -137,7 +120,6 @@ def resolve(
     micro_batch, accumulation = train_batch_size, num_accumulation_steps or 1
     global_batch = micro_batch * ranks * accumulation
   else:
-    _check_positive(global_batch_size=global_batch_size)
     mode, stated = "global", global_batch_size
     global_batch = max(1, round(global_batch_size / packing_factor))
     micro_batch, accumulation = _spread(global_batch, train_batch_size, ranks)
@@ -170,18 +152,12 @@ def resolve(
 
 
 def rounded_up(updates: float) -> int:
-  """Never fewer examples than were asked for, but for an error of rounding."""
+  """Rounds up, except for a rounding error of the division."""
   return math.ceil(updates * (1.0 - 1e-12))
 
 
 def _spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:
-  """Micro-batch and accumulation with which ranks share a global batch.
-
-  Args:
-    global_batch: records of it.
-    most: records that one micro-batch may have.
-    ranks: world size.
-  """
+  """Micro-batch, at most `most`, and accumulation of ranks sharing a batch."""
   if global_batch < ranks:
     raise UserError(
       f"a global batch of {global_batch} records leaves some of {ranks} ranks "

@@ -1,13 +1,12 @@
-"""One run of a run_*.py, from its settings to its last line.
+"""One run of a run_*.py: its graph, start, folder and end.
 
-What they share: the graph's frame, the update of a micro-batch, starting or
-resuming, the run folder, and how a run ends. `train_loop` has the loop.
+`train_loop` has the loop.
 """
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -34,15 +33,16 @@ from training.snapshot import Snapshot
 from xla_patches import jit
 
 CONFIG_FILE = "bert_config.json"  # of a run folder
+_NEW_RUN = (
+  "start a new run in another --output_dir (with --init_checkpoint to keep the "
+  "weights)"
+)
 
 
 def start(config, job: Callable, tensor_parallel: int = 1) -> None:
   """Joins the ranks and runs `job`; ends the program if that was stopped.
 
-  Args:
-    config: a `config.RunConfig`.
-    job: (comm, snapshot=None, signals=None) -> what `run` returns.
-    tensor_parallel: ranks that hold a model together.
+  `job`: (comm, snapshot=None, signals=None) -> result of `run`.
   """
   comm = distributed.init(config.num_threads, tensor_parallel)
   if comm.elastic:
@@ -58,8 +58,8 @@ def check_elastic(config, tensor_parallel: int) -> None:
   """Raises `UserError` for what depends on the number of ranks."""
   if tensor_parallel > 1:
     raise UserError(
-      f"--tensor_parallel={tensor_parallel} is not for horovodrun --min-np: a "
-      "rank that is lost takes its slice of the model along"
+      f"--tensor_parallel={tensor_parallel} is not for horovodrun --min-np: "
+      "with a rank its slice of the model is lost"
     )
   if config.do_train and (
     not config.global_batch_size or config.lr_scaling != "none"
@@ -72,16 +72,7 @@ def check_elastic(config, tensor_parallel: int) -> None:
 
 
 def dropout_seed(config, comm, micro) -> tf.Tensor:
-  """int [2]: dropout is a function of (seed, rank, micro-batch).
-
-  So nothing that is hidden in a kernel decides it, and a resumed run draws what
-  the stopped one would have.
-
-  Args:
-    config: a `config.RunConfig`.
-    comm: a `distributed.Comm`.
-    micro: an `input_pipeline.MicroBatch`.
-  """
+  """int [2] of (seed, rank, micro-batch), so a resumed run draws the same."""
   entropy = np.random.SeedSequence([config.seed, comm.data_parallel.rank])
   return tf.stack([int(entropy.generate_state(1)[0]) >> 1, micro.number])
 
@@ -91,12 +82,7 @@ def train_ops(
 ) -> optimization.TrainOps:
   """The update with this run's optimizer, schedule and exchange.
 
-  Args:
-    config: a `config.RunConfig`.
-    gradients, sums, loss_scale: as of `optimization.build_train_ops`.
-    state: a `checkpointing.TrainingState`, advanced by the update.
-    plan: a `training_plan.TrainingPlan`.
-    comm: a `distributed.Comm`.
+  It advances `state`; see `optimization.build_train_ops` for the others.
   """
   schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
@@ -115,7 +101,7 @@ def train_ops(
 
 @contextlib.contextmanager
 def graph(config):
-  """A new graph, to be built as `config` says."""
+  """A new graph with the config's compilation and seed."""
   with tf.Graph().as_default(), jit.mode(config.xla):
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
@@ -125,8 +111,7 @@ def graph(config):
 
 def session_config(config, comm) -> tf.ConfigProto:
   """Threads, GPU and XLA's clustering of this rank's session."""
-  proto = distributed.session_config(comm)
-  return jit.session_config(proto, config.xla)
+  return jit.session_config(distributed.session_config(comm), config.xla)
 
 
 def run(
@@ -136,21 +121,16 @@ def run(
   snapshot: Snapshot | None = None,
   signals: StopSignals | None = None,
 ) -> dict:
-  """Trains, evaluates and predicts: the whole of a run but its flags.
+  """Trains, evaluates and predicts.
 
   Args:
-    config: a `config.RunConfig`.
-    comm: a `distributed.Comm`.
     build: makes the run's parts in the graph.
-    snapshot: that of an elastic run.
-    signals: those of an elastic run; by default they are this call's.
+    snapshot: an elastic run's.
+    signals: an elastic run's; by default this call listens to its own.
 
   Returns:
     {"training": speeds and counts or None, "evaluation": results or None}, the
-    same on all ranks but for speeds.
-
-  Raises:
-    UserError: settings, data, checkpoint or ranks that do not fit together.
+    same on all ranks except for speeds.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
   folder, watchdog = config.output_dir, Watchdog(comm)
@@ -159,11 +139,14 @@ def run(
     checkpointer = checkpointing.Checkpointer(
       folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
     )
-    _say_plan(config, parts.task, comm)
+    if parts.task:
+      say(comm, *parts.task.plan.lines())
+    if config.policy != mixed_precision.FP32:
+      say(comm, f"precision: {config.policy.describe()}")
     with (
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
-      watchdog,  # is the first to end: to close may take its time
+      watchdog,  # ends first: closing may take any time
     ):
       run = train_loop.Run(
         **vars(parts),
@@ -177,7 +160,7 @@ def run(
       )
       step = _start_or_resume(run)
       if comm.is_root:
-        # Not before: settings that do not fit would be those of the folder.
+        # Only now: settings that do not fit must not enter the folder.
         _write_run_folder(run)
       training, results, lines = None, None, []
       if run.task:
@@ -193,7 +176,7 @@ def run(
 
 
 def _train(run: train_loop.Run, owns_signals: bool) -> dict:
-  """What `train_loop.train` returns, and where the `profile` is."""
+  """The result of `train_loop.train`, and the folder of the `profile`."""
   noting = run.signals if owns_signals else contextlib.nullcontext()
   with noting, run.profile:
     try:
@@ -208,28 +191,22 @@ def _train(run: train_loop.Run, owns_signals: bool) -> dict:
 
 
 def _conclude(run: train_loop.Run, step: int) -> tuple:
-  """Evaluates and predicts at the end.
-
-  With the weights at hand, or with the best by evaluation where
-  `config.ends_with_best`.
+  """Evaluates and predicts; with the best weights if `config.ends_with_best`.
 
   Returns:
     The evaluation's results, or None; and `Parts.predict`'s lines.
   """
-  session, watchdog = run.session, run.watchdog
-  results, evaluated = None, None
+  session, watchdog, results = run.session, run.watchdog, None
   if run.evaluate and (run.task or not run.config.ends_with_best):
     results = run.evaluate(session, step, None, watchdog)
-    evaluated = step
   watchdog.pause()
   if run.config.ends_with_best:
-    # Update 0 is never the best.
     best = run.comm.from_root(_best_saved(run, step) or 0)
     if best not in (0, step):
       run.checkpointer.restore.weights(session, best)
       say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
-    if run.evaluate and step != evaluated:
+    if run.evaluate:  # does nothing if that was evaluated just now
       results = run.evaluate(session, step, None, watchdog, log=False)
   return results, run.predict(session, watchdog) if run.predict else []
 
@@ -243,58 +220,54 @@ def _best_saved(run: train_loop.Run, step: int) -> int | None:
 
 
 def _start_or_resume(run: train_loop.Run) -> int:
-  """Gives the variables their values; returns the update they are from.
+  """Gives the variables their values; returns their update.
 
-  Raises:
-    UserError: the checkpoint is from a run of other updates than those of this
-      one; or there is none, or not all of it, and nothing is trained; or the
-      learning rate is 0.
+  Raises `UserError` if they do not fit this run, or it would learn nothing.
   """
   session, task, config = run.session, run.task, run.config
-  restore = run.checkpointer.restore
-  resumes = restore.has_checkpoint()
+  resumes = run.checkpointer.restore.has_checkpoint()
   if resumes:
-    path = restore.resume(session)
-    say(run.comm, f"resumed {path}")
+    say(run.comm, f"resumed {run.checkpointer.restore.resume(session)}")
   else:
-    _start(session, restore, task, config, run.comm)
+    _start(run)
   step = int(session.run(tf.train.get_global_step()))
-  if task and resumes:
+  if not task:
+    return step
+  before = int(session.run(task.state.schedule_start))
+  schedule = config.planned_schedule(task.plan)
+  if not resumes:
+    schedule.check_trains(step, before)
+  else:
     seen = int(session.run(task.state.records_seen))
     check_resumed(config, task.plan, step, seen, task.state.orders(session))
     if run.comm.is_root:
       _tell_changes(config, task.plan)
-  if task:
-    before = int(session.run(task.state.schedule_start))
-    schedule = config.planned_schedule(task.plan)
-    if not resumes:
-      schedule.check_trains(step, before)
-    zero = schedule.zero_from(before)
-    if zero is not None:
-      say(
-        run.comm,
-        f"the learning rate is 0 from update {zero:,} on: its schedule of "
-        f"{schedule.total:,} updates counts {before:,} of --init_checkpoint",
-      )
+  zero = schedule.zero_from(before)
+  if zero is not None:
+    say(
+      run.comm,
+      f"the learning rate is 0 from update {zero:,} on: its schedule of "
+      f"{schedule.total:,} updates counts {before:,} of --init_checkpoint",
+    )
   return step
 
 
-def _start(session, restore, task, config, comm) -> None:
-  """Gives the variables the values that a new run has."""
+def _start(run: train_loop.Run) -> None:
+  """Gives the variables the values of a new run."""
+  task, config = run.task, run.config
   if not (task or config.init_checkpoint):
     raise UserError(
       "nothing to evaluate: no checkpoint in --output_dir="
       f"{config.output_dir} and no --init_checkpoint"
     )
-  report = restore.initialise(
-    session,
+  continues = task and not config.rewarmup
+  report = run.checkpointer.restore.initialise(
+    run.session,
     config.init_checkpoint,
-    schedule_start=task.state.schedule_start
-    if task and not config.rewarmup
-    else None,
+    task.state.schedule_start if continues else None,
   )
   if report:
-    say(comm, *report.lines())
+    say(run.comm, *report.lines())
     if report.missing and not task:
       raise UserError(
         f"--init_checkpoint={config.init_checkpoint} lacks "
@@ -305,28 +278,19 @@ def _start(session, restore, task, config, comm) -> None:
 
 
 def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
-  """Raises `UserError` if the updates of a run were not those of `plan`.
+  """Raises `UserError` if the `step` updates of a run were not those of `plan`.
 
-  Args:
-    config: a `config.RunConfig`.
-    plan: its `training_plan.TrainingPlan`.
-    step: updates that the run has made.
-    records_seen: by these updates.
-    orders: the `record_order.Order` that they were in, and this run's.
+  `orders`: their `record_order.Order`, and this run's.
   """
   made, here = orders
   if made != here:
     raise UserError(
       f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
-      f"{_data_settings(here)}. Use the same to resume it, or start a "
-      "new run in another --output_dir (with --init_checkpoint to keep the "
-      "weights)"
+      f"{_data_settings(here)}. Use the same to resume it, or {_NEW_RUN}"
     )
-  batch, rest = (
-    divmod(records_seen, step) if step else (plan.records_per_update, 0)
-  )
-  if rest or batch != plan.records_per_update:
+  if step and records_seen != step * plan.records_per_update:
     remedy = ""
+    batch, rest = divmod(records_seen, step)
     if not rest:
       remedy = f"to resume it give {' '.join(config.flags_for(plan, batch))}"
       if config.num_accumulation_steps:
@@ -336,8 +300,7 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
       f"{config.output_dir} holds a run of {step:,} updates of "
       f"{records_seen / step:g} records each; this is {plan.lines()[0]}. "
       "Updates and the learning rate's schedule count global batches, so a run "
-      f"keeps its own: {remedy}start a new run in another --output_dir (with "
-      "--init_checkpoint to keep the weights)"
+      f"keeps its own: {remedy}{_NEW_RUN}"
     )
   if step > plan.updates:
     raise UserError(
@@ -348,10 +311,9 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
 
 
 def _tell_changes(config, plan) -> None:
-  """Says what is not as it was when this folder's run last started.
+  """Says what has changed since this folder's run last started.
 
-  Raises:
-    UserError: the learning rate would change though no flag says so.
+  A learning rate that changes with the ranks is an error.
   """
   before = run_folder.last_training(config.output_dir)
   if before is None:
@@ -376,14 +338,8 @@ def _data_settings(order: record_order.Order) -> str:
   )
 
 
-def _say_plan(config, task, comm) -> None:
-  say(comm, *(task.plan.lines() if task else []))
-  if config.policy != mixed_precision.FP32:
-    say(comm, f"precision: {config.policy.describe()}")
-
-
 def _write_run_folder(run: train_loop.Run) -> None:
-  """Flags, plan, versions, devices; of a training what describes its model."""
+  """Writes run.json, and for a training the files that describe its model."""
   config, task = run.config, run.task
   os.makedirs(config.output_dir, exist_ok=True)
   if task:
@@ -391,19 +347,12 @@ def _write_run_folder(run: train_loop.Run) -> None:
     json_files.write(path, config.bert.to_dict())
   if run.begin:
     run.begin()
-  run_folder.write_run_file(
-    config.output_dir,
-    flags=config.as_dict(),
-    plan=task.plan if task else None,
-    data=task.source.describe() if task else None,
-    devices=[d.name for d in tf.config.list_physical_devices()],
-  )
+  run_folder.write_run_file(config, task)
 
 
 def _finish(run: train_loop.Run, training, results, step: int, predicted):
   """Writes the results and says where everything is, on rank 0."""
-  config, folder = run.config, run.config.output_dir
-  prefix, best = run.checkpointer.files.prefix, _best_saved(run, step)
+  folder, prefix = run.config.output_dir, run.checkpointer.files.prefix
   lines = [""]
   if training and training["updates"]:
     path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
@@ -416,6 +365,7 @@ def _finish(run: train_loop.Run, training, results, step: int, predicted):
     json_files.write(path, results)
     lines.append(f"evaluation  {path}")
   lines += predicted
+  best = _best_saved(run, step)
   if best is not None:
     lines.append(f"best        {prefix(best)} by evaluation")
   if training:
@@ -423,29 +373,26 @@ def _finish(run: train_loop.Run, training, results, step: int, predicted):
       f"checkpoint  {prefix(step) if step else 'none yet'}",
       f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
       f"TensorBoard {folder}",
-      *_profile_lines(config, training),
-      _how_to_continue(config, training, step),
+      *_training_end(run.config, training, step),
     ]
   tell(*lines)
 
 
-def _profile_lines(config, training) -> list[str]:
-  """Where the profile is, if one was asked for."""
-  if not config.profile:
-    return []
-  found = training["profile"]
-  where = f"{found}, for TensorBoard with tensorboard-plugin-profile"
-  if not found:
-    where = "none: its updates were not made in this run"
-  return [f"profile     {where}"]
-
-
-def _how_to_continue(config, training, step: int) -> str:
+def _training_end(config, training: dict, step: int) -> Iterator[str]:
+  """Where the profile is, and how to continue."""
+  if training["profile"]:
+    yield (
+      f"profile     {training['profile']}, for TensorBoard with "
+      "tensorboard-plugin-profile"
+    )
+  elif config.profile:
+    yield "profile     none: its updates were not made in this run"
   if training["stopped"]:
-    return f"stopped before update {step + 1:,}: the same command resumes there"
-  if training["stopped_early"]:
-    return (
+    yield f"stopped before update {step + 1:,}: the same command resumes there"
+  elif training["stopped_early"]:
+    yield (
       f"stopped early: {config.early_stopping_evaluations} evaluations in a "
       "row were no better"
     )
-  return f"to train on, give the same command with more {config.length_flag}"
+  else:
+    yield f"to continue, give the same command with more {config.length_flag}"

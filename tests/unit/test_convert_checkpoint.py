@@ -799,7 +799,7 @@ def test_nothing_is_overwritten(tmp_path, letters):
   (tmp_path / "full" / "x").write_text("mine")
   with pytest.raises(UserError, match="already exists and is not empty"):
     convert(prefix, tmp_path / "full")
-  with pytest.raises(UserError, match="index is there already"):
+  with pytest.raises(UserError, match="index exists already"):
     convert(prefix, prefix, to="tensorflow")
   (tmp_path / "empty").mkdir()
   convert(prefix, tmp_path / "empty")

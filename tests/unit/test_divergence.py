@@ -9,6 +9,7 @@ import runs
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed
+from mixed_precision import LossScaleConfig
 from training import checkpointing, divergence, signals
 from training.metrics import read_jsonl
 from training.snapshot import Snapshot
@@ -142,8 +143,8 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
     named(
       comm=named(is_root=False, gather=lambda values: values),
       checkpointer=named(wait=lambda: None),
+      config=named(uses_fp16=False, loss_scale=LossScaleConfig()),
       task=named(
-        loss_scale_floor=1.0,
         plan=named(records_per_update=24),
         ops=named(variables=[]),
       ),

@@ -416,7 +416,7 @@ def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
   )  # fmt: skip
   run = runs.read_json(tmp_path / "run", run_folder.RUN_FILE)["runs"][0]
   assert run["flags"]["learning_rate"] == 1e-3
-  assert run["plan"]["global_batch"] == 24
+  assert run["plan"]["records_per_update"] == 24
   assert run["data"]["records"] == 120
   assert run["versions"]["tensorflow"] == tf.__version__
   results = runs.read_json(tmp_path / "run", run_folder.EVAL_RESULTS_FILE)

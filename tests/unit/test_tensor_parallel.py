@@ -107,7 +107,7 @@ def test_cross_entropy_over_slices():
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"tensor_parallel": 3}, "num_attention_heads=2 is no multiple"),
+    ({"tensor_parallel": 3}, "num_attention_heads=2 is not a multiple"),
     ({"xla": "step"}, "--xla=step makes one program: use --xla=layers"),
     ({"allreduce": AllreduceConfig(powersgd_rank=2)}, "for --powersgd_rank"),
     ({"tensor_parallel": 0}, "--tensor_parallel=0: must be 1 to"),
