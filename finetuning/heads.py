@@ -59,15 +59,10 @@ def classifier_logits(
   is_training=False,
   policy=mixed_precision.FP32,
 ):
-  """Scores of labels: matmul, and the bias that is to be added.
+  """Scores of labels, without their bias, and that bias.
 
-  Args:
-    pooled: float [n, H], `BertModel.get_pooled_output`.
-    labels: their number; 1 for regression.
-    dropout_seed: (optional) int [2].
-
-  Returns:
-    policy.heads [n, labels], and a float32 variable [labels].
+  policy.heads [n, labels] and float32 [labels]; `pooled` is float [n, H], and
+  `labels` is 1 for a regression.
   """
   if is_training:
     seed = encoder.head_dropout_seed(dropout_seed)

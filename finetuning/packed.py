@@ -53,11 +53,7 @@ class Place(NamedTuple):
 class PackedSource:
   """Packed examples as `input_pipeline` reads them.
 
-  Attributes:
-    examples: the list of `Example`s.
-    places: their `Place`.
-    tokens: S of a row.
-    slots: E of a row.
+  `examples` are at `places`, in rows of `tokens` (S) and `slots` (E).
   """
 
   def __init__(
@@ -72,13 +68,8 @@ class PackedSource:
   ):
     """Packs the examples, which all have the same number of targets.
 
-    Args:
-      examples_per_record: the most examples of a row; 1: not packed.
-      seed: decides which examples of a length share a row.
-      cut: the number of examples that lost their end.
-
-    Raises:
-      DataError: there are none.
+    `seed` decides which examples of a length share a row; `cut` examples lost
+    their end.
     """
     if not examples:
       raise DataError(f"{path}: no examples")
@@ -197,24 +188,20 @@ class PackedSource:
     """Numbers of examples, tokens and records, for a person."""
     lengths = [len(e.ids) for e in self.examples]
     padding = 1.0 - sum(lengths) / (len(self) * self.tokens)
-    cut = ""
-    if self._cut:
-      cut = f"; {self._cut:,} examples were longer and lost their end"
+    cut = f"; {self._cut:,} examples were longer and lost their end"
     return (
       f"{self._path}: {len(lengths):,} examples of {min(lengths)} to "
       f"{max(lengths)} tokens in {len(self):,} records of {self.tokens}, "
-      f"{padding:.1%} padding{cut}"
+      f"{padding:.1%} padding{cut if self._cut else ''}"
     )
 
   def fingerprint(self) -> str:
     """The same on ranks that have the same data."""
     digest = hashlib.sha256()
     for array in self._columns.values():
-      digest.update(array.tobytes())
-    return (
-      f"{len(self.examples)} examples in {len(self)} rows "
-      f"({digest.hexdigest()[:12]})"
-    )
+      digest.update(array)
+    checksum = digest.hexdigest()[:12]
+    return f"{len(self.examples)} examples in {len(self)} rows ({checksum})"
 
   def locate(self, number: int) -> dict:
     """File and examples of a row, for a person."""

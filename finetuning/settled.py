@@ -48,12 +48,10 @@ _IS_VALID = {
   **dict.fromkeys(("labels", "metrics"), _texts),
   **dict.fromkeys(("do_lower_case", "version_2_with_negative"), _is(bool)),
   **dict.fromkeys(
-    (
-      "max_seq_length", "doc_stride", "max_query_length", "n_best_size",
-      "max_answer_length",
-    ),
+    ("max_seq_length", "doc_stride", "max_query_length", "n_best_size"),
     _is(int),
   ),
+  "max_answer_length": _is(int),
   "null_score_diff_threshold": _is(int, float),
 }  # fmt: skip
 
@@ -97,6 +95,16 @@ def model_folder(settings) -> str | None:
   if settings.do_train or not settings.init_checkpoint:
     return None
   return os.path.dirname(settings.init_checkpoint)
+
+
+def check_length(max_seq_length: int, bert: BertConfig) -> None:
+  """Raises `UserError` for a length that the model does not have."""
+  most = bert.max_position_embeddings
+  if not 4 <= max_seq_length <= most:
+    raise UserError(
+      f"--max_seq_length={max_seq_length}: must be 4 to the BERT config's "
+      f"max_position_embeddings={most}"
+    )
 
 
 def kept_vocabulary(folder: str) -> dict:

@@ -1,6 +1,7 @@
 """Answers to questions as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -48,6 +49,13 @@ class AnswerSettings:
     "predicted. Only with --version_2_with_negative.")
   # fmt: on
 
+  @property
+  def threshold(self) -> float:
+    """The `windows.Answers.null_odds` above which no answer is predicted."""
+    if self.version_2_with_negative:
+      return self.null_score_diff_threshold
+    return math.inf
+
   def check(self) -> None:
     """Raises `UserError` for settings with which nothing can be read."""
     settings.check(self)
@@ -87,22 +95,20 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
   def __post_init__(self):
     super().__post_init__()
     self.check()
-    parts = {
-      "do_train": [self.train_file, "--train_file"],
-      "do_eval": [self.eval_file or self.predict_file, "--eval_file"],
-      "do_predict": [self.predict_file, "--predict_file"],
-    }
-    for name, (path, flag) in parts.items():
-      if getattr(self, name) and not path:
-        raise UserError(f"--{name} needs {flag}")
+    evaluated = self.eval_file or self.predict_file
+    for part, path in (
+      ("train", self.train_file),
+      ("eval", evaluated),
+      ("predict", self.predict_file),
+    ):
+      if getattr(self, f"do_{part}") and not path:
+        raise UserError(f"--do_{part} needs --{part}_file")
 
 
 class Squad(FinetuningTask):
   """A span of the paragraph for each question, or none."""
 
-  def __init__(self, config: SquadConfig):
-    super().__init__(config)
-    self.best_by = metrics.BestBy(("f1",), True)
+  best_by = metrics.BestBy(("f1",), True)
 
   def read(self, part):
     config = self.config
@@ -129,30 +135,32 @@ class Squad(FinetuningTask):
   def results(self, source, outputs):
     answers = {q.id: [a for a, _ in q.answers] for q in source.questions}
     found = source.answers(outputs["logits"], self.config)
-    best = {q: (a[0].text if a else "") for q, (a, _) in found.items()}
+    best = {q: one.text() for q, one in found.items()}
     if not self.config.version_2_with_negative:
       return squad_metric.evaluate_v1(answers, best)
-    odds = {q: _null_odds(*both) for q, both in found.items()}
+    odds = {q: one.null_odds for q, one in found.items()}
     threshold = self.config.null_score_diff_threshold
     return squad_metric.evaluate_v2(answers, best, odds, threshold)
 
   def write_predictions(self, source, outputs):
     """The official format: id -> text; the n best answers, and null odds."""
-    found = source.answers(outputs["logits"], self.config)
-    predictions, nbest, odds = {}, {}, {}
-    for question, (answers, null) in found.items():
-      predictions[question] = chosen_text(answers, null, self.config)
-      odds[question] = _null_odds(answers, null)
-      nbest[question] = [
-        {"text": answer.text, "probability": share, **answer._asdict()}
-        for answer, share in candidates(answers, null, self.config)
-      ]
-    written = {PREDICTIONS_FILE: predictions, NBEST_FILE: nbest}
-    if self.config.version_2_with_negative:
-      written[NULL_ODDS_FILE] = odds
+    config = self.config
+    found = source.answers(outputs["logits"], config)
+    written = {
+      PREDICTIONS_FILE: {q: a.text(config.threshold) for q, a in found.items()},
+      NBEST_FILE: {
+        question: [
+          {"text": answer.text, "probability": share, **answer._asdict()}
+          for answer, share in candidates(answers, config)
+        ]
+        for question, answers in found.items()
+      },
+    }
+    if config.version_2_with_negative:
+      written[NULL_ODDS_FILE] = {q: a.null_odds for q, a in found.items()}
     lines = []
     for name, value in written.items():
-      path = os.path.join(self.config.output_dir, name)
+      path = os.path.join(config.output_dir, name)
       json_files.write(path, value)
       lines.append(f"predictions {path}")
     return lines
@@ -161,33 +169,36 @@ class Squad(FinetuningTask):
     return {name: getattr(self.config, name) for name in ANSWER_SETTINGS}
 
 
-def _null_odds(answers, null) -> float:
-  """How much higher "no answer" scores than the best answer."""
-  return null.score - answers[0].score if answers else float("1e9")
-
-
-def candidates(answers, null, settings: AnswerSettings) -> list[tuple]:
-  """(answer, probability) of `windows.best_answers`."""
-  found = [*answers, null] if settings.version_2_with_negative else answers
+def candidates(answers: windows.Answers, settings: AnswerSettings) -> list:
+  """(answer, probability), "no answer" included if the settings allow it."""
+  null = [answers.null] if settings.version_2_with_negative else []
+  found = answers.best + null
   return list(zip(found, windows.shares(found), strict=True))
 
 
-def chosen_text(answers, null, settings: AnswerSettings) -> str:
-  """The prediction from `windows.best_answers`; "" for no answer."""
-  if not answers or (
-    settings.version_2_with_negative
-    and _null_odds(answers, null) > settings.null_score_diff_threshold
-  ):
-    return ""
-  return answers[0].text
+def choose_answers(
+  questions, made, logits, settings: AnswerSettings
+) -> list[windows.Answers]:
+  """The answers to each question.
+
+  Args:
+    made: the windows of all questions.
+    logits: float [tokens, 2] of each window.
+  """
+  own = [([], []) for _ in questions]  # windows and their logits
+  for window, scores in zip(made, logits, strict=True):
+    own[window.question][0].append(window)
+    own[window.question][1].append(scores)
+  return [
+    windows.best_answers(
+      question, *parts, settings.n_best_size, settings.max_answer_length
+    )
+    for question, parts in zip(questions, own, strict=True)
+  ]
 
 
 class SquadSource(packed.PackedSource):
-  """A SQuAD file as packed windows.
-
-  Attributes:
-    questions: list of `windows.Question`.
-  """
+  """A SQuAD file as packed windows; `questions` has its `windows.Question`s."""
 
   def __init__(self, path: str, config: SquadConfig, part: str):
     """Reads and encodes.
@@ -199,29 +210,25 @@ class SquadSource(packed.PackedSource):
         "predict": questions need no answers.
 
     Raises:
-      DataError: see `read_squad`; or no answer at all is found.
+      DataError: as of `read_squad`; or no answer at all is found.
     """
-    answered = part != "predict"
-    self.questions = read_squad(
-      path, config.version_2_with_negative, needs_answers=answered
-    )
+    answered, self._skips = part != "predict", part == "train"
+    self.questions = read_squad(path, config.version_2_with_negative, answered)
     made = encode_questions(config.tokenizer(), self.questions, config)
-    self._skips = part == "train"
     self._lost = set()
     if answered:
       self._lost = _not_found(path, self.questions, made.answers)
-    self._windows = [
-      window
-      for window in made.windows
-      if not (self._skips and window.question in self._lost)
+    skipped = self._lost if self._skips else ()
+    self._windows = [w for w in made.windows if w.question not in skipped]
+    examples = [
+      packed.Example(
+        window.ids,
+        window.segments,
+        self.questions[window.question].id,
+        windows.target_span(window, made.answers[window.question]),
+      )
+      for window in self._windows
     ]
-    examples = []
-    for window in self._windows:
-      number = window.question
-      answer = made.answers[number] if answered else None
-      target = windows.target_span(window, answer)
-      name = self.questions[number].id
-      examples.append(packed.Example(window.ids, window.segments, name, target))
     super().__init__(
       path, examples, config.max_seq_length, config.examples_per_record
     )
@@ -245,19 +252,14 @@ class SquadSource(packed.PackedSource):
 
   def answers(self, logits: np.ndarray, settings: AnswerSettings) -> dict:
     """id -> `windows.best_answers` by logits float32 [rows, S, 2]."""
-    own = [([], []) for _ in self.questions]  # windows and their logits
-    for window, row, start in zip(
-      self._windows, self.places.row, self.places.start, strict=True
-    ):
-      own[window.question][0].append(window)
-      scores = logits[row, start : start + len(window.ids)]
-      own[window.question][1].append(scores)
-    return {
-      question.id: windows.best_answers(
-        question, *parts, settings.n_best_size, settings.max_answer_length
+    logits = (
+      logits[row, start : start + len(window.ids)]
+      for window, row, start in zip(
+        self._windows, self.places.row, self.places.start, strict=True
       )
-      for question, parts in zip(self.questions, own, strict=True)
-    }
+    )
+    found = choose_answers(self.questions, self._windows, logits, settings)
+    return {q.id: a for q, a in zip(self.questions, found, strict=True)}
 
 
 def _not_found(path: str, questions, answers) -> set:

@@ -4,12 +4,12 @@ A long paragraph is read in windows, each of which begins `doc_stride` tokens
 after the one before (google/bert's sliding window).
 """
 
-import heapq
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from finetuning import offsets
 from finetuning.offsets import TokenSpans
@@ -36,6 +36,16 @@ class Window(NamedTuple):
   is_best: np.ndarray  # bool [part]: no other window has more around the token
 
 
+def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """int32 ids and segments of [CLS] a [SEP], or of [CLS] a [SEP] b [SEP]."""
+  sep = [tokenizer.sep_id]
+  parts = [part for text in texts for part in (text, sep)]
+  ids = np.concatenate([[tokenizer.cls_id], *parts]).astype(np.int32)
+  segments = np.zeros(len(ids), np.int32)
+  segments[len(texts[0]) + 2 :] = 1
+  return ids, segments
+
+
 def make_windows(
   tokenizer,
   number: int,
@@ -51,13 +61,9 @@ def make_windows(
     question_ids: int [q], cut already.
     context: the paragraph's tokens `offsets.with_dropped`, so that answers have
       the dropped characters.
-    doc_stride: tokens from the beginning of a window to that of the next.
   """
-  head = np.concatenate(
-    [[tokenizer.cls_id], question_ids, [tokenizer.sep_id]]
-  ).astype(np.int32)
-  room = max_seq_length - len(head) - 1
-  count = len(context.ids)
+  offset, count = len(question_ids) + 2, len(context.ids)
+  room = max_seq_length - offset - 1
   starts = [0]
   while starts[-1] + room < count:
     starts.append(starts[-1] + min(doc_stride, room))
@@ -66,13 +72,9 @@ def make_windows(
   windows = []
   for w, (start, stop) in enumerate(parts):
     part = TokenSpans(*(a[start:stop] for a in context))
-    ids = np.concatenate([head, part.ids, [tokenizer.sep_id]]).astype(np.int32)
-    segments = np.zeros(len(ids), np.int32)
-    segments[len(head) :] = 1
+    ids, segments = join(tokenizer, question_ids, part.ids)
     is_best = best[start:stop] == w
-    windows.append(
-      Window(number, ids, segments, len(head), start, part, is_best)
-    )
+    windows.append(Window(number, ids, segments, offset, start, part, is_best))
   return windows
 
 
@@ -132,69 +134,79 @@ class Answer(NamedTuple):
     return self.start_logit + self.end_logit
 
 
+class Answers(NamedTuple):
+  """The candidates for a question."""
+
+  best: list[Answer]  # of different texts, none empty; the best one first
+  null: Answer  # [CLS], of the window where it has the lowest score
+
+  @property
+  def null_odds(self) -> float:
+    """How much higher "no answer" scores than the best answer."""
+    return self.null.score - self.best[0].score if self.best else 1e9
+
+  def text(self, threshold: float = math.inf) -> str:
+    """The best text; "" without one, or with `null_odds` above `threshold`."""
+    if not self.best or self.null_odds > threshold:
+      return ""
+    return self.best[0].text
+
+
 def best_answers(
   question: Question,
   windows: Sequence[Window],
   logits: Sequence[np.ndarray],
   n_best_size: int,
   max_answer_length: int,
-) -> tuple[list[Answer], Answer]:
+) -> Answers:
   """The best answers of a question over its windows, and "no answer".
 
   Args:
     logits: float [tokens, 2] of each window, start and end.
     n_best_size: the most answers, and starts and ends to try in a window.
-
-  Returns:
-    Answers with different texts that are not empty, the best first; and [CLS]
-    as the answer, of the window where that has the lowest score.
   """
-  found, nulls = [], []
-  for window, scores in zip(windows, logits, strict=True):
-    nulls.append(Answer("", float(scores[0, 0]), float(scores[0, 1])))
-    found += _of_window(
+  found = [
+    answer
+    for window, scores in zip(windows, logits, strict=True)
+    for answer in _of_window(
       question, window, scores, n_best_size, max_answer_length
     )
+  ]
+  texts: dict[str, Answer] = {}
   # Of equal scores the first that was found wins.
-  ranked = heapq.nlargest(len(found), found, key=lambda answer: answer.score)
-  texts = {}
-  for answer in ranked:
+  for answer in sorted(found, key=lambda answer: answer.score, reverse=True):
     if answer.text:
       texts.setdefault(answer.text, answer)
-    if len(texts) == n_best_size:
-      break
-  return list(texts.values()), min(nulls, key=lambda answer: answer.score)
+  nulls = [Answer("", *map(float, scores[0])) for scores in logits]
+  return Answers(
+    list(texts.values())[:n_best_size],
+    min(nulls, key=lambda answer: answer.score),
+  )
 
 
 def _of_window(
   question, window, scores, n_best_size, max_answer_length
 ) -> list[Answer]:
   # Stable: of equal scores the first position wins.
-  starts, ends = np.argsort(-scores.T, kind="stable")[:, :n_best_size] - (
-    window.offset
-  )
+  tried = np.argsort(-scores.T, kind="stable")[:, :n_best_size] - window.offset
   count = len(window.spans.ids)
-  starts = [p for p in starts if 0 <= p < count and window.is_best[p]]
-  ends = [p for p in ends if 0 <= p < count]
-  answers = []
-  for start in starts:
-    for end in ends:
-      if start <= end < start + max_answer_length:
-        first, last = window.spans.starts[start], window.spans.ends[end]
-        answers.append(
-          Answer(
-            question.context[first:last].strip(),
-            float(scores[start + window.offset, 0]),
-            float(scores[end + window.offset, 1]),
-          )
-        )
-  return answers
+  starts, ends = ([p for p in row if 0 <= p < count] for row in tried)
+  part = scores[window.offset :]
+  return [
+    Answer(
+      question.context[
+        window.spans.starts[start] : window.spans.ends[end]
+      ].strip(),
+      float(part[start, 0]),
+      float(part[end, 1]),
+    )
+    for start in starts
+    for end in ends
+    if window.is_best[start] and start <= end < start + max_answer_length
+  ]
 
 
 def shares(answers: Sequence[Answer]) -> list[float]:
   """Softmax of the answers' scores."""
-  if not answers:
-    return []
-  highest = max(answer.score for answer in answers)
-  weights = [math.exp(answer.score - highest) for answer in answers]
-  return [weight / sum(weights) for weight in weights]
+  scores = [answer.score for answer in answers]
+  return special.softmax(scores).tolist() if scores else []
