@@ -151,17 +151,14 @@ class FinetuningConfig(RunConfig):
     """With the vocabulary of the flags, or else the model folder's copy.
 
     Raises:
-      DataError: there is none, or it has more tokens than the model.
+      UserError: there is none, or it has more tokens than the model.
     """
-    files = {name: getattr(self, name) for name in settled.VOCABULARIES}
+    files = settled.named_vocabulary(self)
     folder = settled.model_folder(self)
-    if not any(files.values()) and folder is not None:
-      files |= settled.kept_vocabulary(folder)
-    return tokenization.load_tokenizer(
-      files["vocab_file"],
-      self.do_lower_case,
-      files["spm_model_file"],
-      self.bert.vocab_size,
+    if not files and folder is not None:
+      files = settled.kept_vocabulary(folder)
+    return settled.load_tokenizer(
+      files, self.do_lower_case, self.bert.vocab_size
     )
 
 

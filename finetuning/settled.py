@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 
+import tokenization
 from common import json_files
 from common.errors import DataError, UserError
 from model.bert_config import BertConfig
@@ -107,8 +108,32 @@ def check_length(max_seq_length: int, bert: BertConfig) -> None:
     )
 
 
-def kept_vocabulary(folder: str) -> dict:
-  """Flag -> path, of the copy that a run folder has; {} without one."""
+def named_vocabulary(settings) -> dict[str, str]:
+  """Flag -> file, of the vocabulary that settings name; {} for none.
+
+  Raises:
+    UserError: they name both a WordPiece vocabulary and a SentencePiece model.
+  """
+  files = {flag: getattr(settings, flag) for flag in VOCABULARIES}
+  if all(files.values()):
+    raise UserError("give either --vocab_file or --spm_model_file, not both")
+  return {flag: path for flag, path in files.items() if path}
+
+
+def load_tokenizer(
+  files: dict[str, str], do_lower_case: bool, vocab_size: int
+) -> tokenization.Encoder:
+  """`tokenization.load_tokenizer` of a `named_vocabulary`."""
+  return tokenization.load_tokenizer(
+    files.get("vocab_file"),
+    do_lower_case,
+    files.get("spm_model_file"),
+    vocab_size,
+  )
+
+
+def kept_vocabulary(folder: str) -> dict[str, str]:
+  """`named_vocabulary` of the copy in a run folder."""
   names = saved_task(folder).get("vocabulary", {})
   return {flag: os.path.join(folder, name) for flag, name in names.items()}
 
@@ -205,17 +230,17 @@ def write(config, describe: Callable[[], dict]) -> None:
   A resumed training leaves its folder's files as they are. `describe` makes the
   content of task.json but for the vocabulary.
   """
-  if model_folder(config):
-    return
-  vocabulary = {}
-  for name in VOCABULARIES:
-    if path := getattr(config, name):
-      vocabulary[name] = os.path.basename(path)
-      copy = os.path.join(config.output_dir, vocabulary[name])
-      if os.path.realpath(copy) != os.path.realpath(path):
-        shutil.copyfile(path, copy + ".tmp")
-        os.replace(copy + ".tmp", copy)
-  json_files.write(
-    os.path.join(config.output_dir, TASK_FILE),
-    {**describe(), "vocabulary": vocabulary},
-  )
+  if not model_folder(config):
+    write_task(config.output_dir, describe(), named_vocabulary(config))
+
+
+def write_task(folder: str, task: dict, files: dict[str, str]) -> None:
+  """Writes task.json with copies of a `named_vocabulary`."""
+  vocabulary = {flag: os.path.basename(path) for flag, path in files.items()}
+  for flag, path in files.items():
+    copy = os.path.join(folder, vocabulary[flag])
+    if os.path.realpath(copy) != os.path.realpath(path):
+      shutil.copyfile(path, copy + ".tmp")
+      os.replace(copy + ".tmp", copy)
+  content = {**task, "vocabulary": vocabulary}
+  json_files.write(os.path.join(folder, TASK_FILE), content)

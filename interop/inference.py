@@ -26,17 +26,10 @@ import numpy as np
 
 import mixed_precision
 import modeling
-from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from finetuning import heads
-from finetuning.settled import TASK_FILE
-from interop.model_source import (
-  CONFIG_FILE,
-  EXTRA_FOLDER,
-  Source,
-  named_vocabulary,
-)
+from finetuning import heads, settled
+from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
 from model.bert_config import BertConfig
 from training import checkpoint_files, restore
 from xla_patches import jit
@@ -269,13 +262,8 @@ def _write(model: Model, source: Source, folder: str) -> None:
   os.makedirs(extra)
   with open(os.path.join(extra, CONFIG_FILE), "w", encoding="utf-8") as f:
     f.write(source.bert.to_json_string())
-  vocabulary = {}
-  for flag, path in named_vocabulary(source).items():
-    vocabulary[flag] = os.path.basename(path)
-    shutil.copyfile(path, os.path.join(extra, vocabulary[flag]))
-  task = {**source.task, "vocabulary": vocabulary}
-  task["exported_from"] = os.path.basename(source.path)
-  json_files.write(os.path.join(extra, TASK_FILE), task)
+  task = {**source.task, "exported_from": os.path.basename(source.path)}
+  settled.write_task(extra, task, source.vocabulary)
 
 
 _MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does

@@ -15,13 +15,8 @@ from common.errors import UserError
 from common.settings import setting
 from common.tensorflow_v1 import tf
 from data import record_report, records
-from finetuning.settled import (
-  PRETRAINING,
-  SQUAD,
-  TASK_FILE,
-  VOCABULARIES,
-  saved_task,
-)
+from finetuning import settled
+from finetuning.settled import PRETRAINING, SQUAD, TASK_FILE, saved_task
 from model.bert_config import BertConfig
 from training import checkpoint_files, metrics, run_folder
 from training.config import BEST_BY
@@ -65,27 +60,17 @@ NOTHING_GIVEN = Given()
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The parts of a model.
+  """The parts of a model."""
 
-  Attributes:
-    path: a checkpoint's prefix, or an exported folder.
-    chosen: why this checkpoint, for a person.
-    bert: the config.
-    task: as in task.json: "task", "do_lower_case", "max_seq_length" if it is
-      known, and the keys of its kind of task.
-    vocab_file, spm_model_file: one of them, or neither if none was found.
-    assumed: lines for a person about what no file says.
-    assumes_case: whether the first of these is about do_lower_case.
-  """
-
-  path: str
-  chosen: str
+  path: str  # a checkpoint's prefix, or an exported folder
+  chosen: str  # why this checkpoint, for a person
   bert: BertConfig
+  # As in task.json: "task", "do_lower_case", "max_seq_length" if it is known,
+  # and the keys of its kind of task.
   task: dict
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  assumed: tuple[str, ...] = ()
-  assumes_case: bool = False
+  vocabulary: dict[str, str]  # flag -> file; {} if none was found
+  assumed: tuple[str, ...]  # lines for a person about what no file says
+  assumes_case: bool  # the first of these lines is about do_lower_case
 
   @property
   def max_seq_length(self) -> int:
@@ -107,19 +92,15 @@ class Source:
     """Makes the tokens that the model knows.
 
     Raises:
-      UserError: there is no vocabulary.
-      DataError: it has more tokens than the model.
+      UserError: there is no vocabulary, or it has more tokens than the model.
     """
-    if not named_vocabulary(self):
+    if not self.vocabulary:
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
         "training data was: give --vocab_file or --spm_model_file"
       )
-    return tokenization.load_tokenizer(
-      self.vocab_file,
-      self.task["do_lower_case"],
-      self.spm_model_file,
-      self.bert.vocab_size,
+    return settled.load_tokenizer(
+      self.vocabulary, self.task["do_lower_case"], self.bert.vocab_size
     )
 
 
@@ -134,15 +115,15 @@ def find(model: str, given=NOTHING_GIVEN) -> Source:
     UserError: there is no such model, a part of it is missing or damaged, or
       `given` contradicts what is found.
   """
-  chosen_file = named_vocabulary(given)
-  if _is_export(model):
+  chosen_file = settled.named_vocabulary(given)
+  if is_export := _is_export(model):
     folder = os.path.join(model, EXTRA_FOLDER)
-    path, chosen, said = model, "exported", saved_task(folder)
   else:
     folder = model if os.path.isdir(model) else os.path.dirname(model)
-    said = saved_task(folder)
+  said, said_by = saved_task(folder), os.path.join(folder, TASK_FILE)
+  path, chosen = model, "exported"
+  if not is_export:
     path, chosen = _find_checkpoint(model, said)
-  said_by = os.path.join(folder, TASK_FILE)
   if not said:
     said_by, said = _pretraining_task(folder, given)
   config = _config(given.bert_config_file, folder, path)
@@ -158,19 +139,18 @@ def find(model: str, given=NOTHING_GIVEN) -> Source:
     chosen,
     config,
     {"task": PRETRAINING, **said, "do_lower_case": lower},
-    assumed=tuple(assumed),
-    assumes_case=assumes_case,
-    **_vocabulary(said, chosen_file, folder),
+    _vocabulary(said, chosen_file, folder),
+    tuple(assumed),
+    assumes_case,
   )
 
 
 def case(
   said: bool | None, said_by: str, given: bool | None, model: str
 ) -> tuple[bool, list[str]]:
-  """do_lower_case by a model's files or else by the flag.
+  """do_lower_case by a model's files or else by the flag, and what is assumed.
 
-  Returns:
-    It, and lines for a person about what is assumed.
+  That are lines for a person.
 
   Raises:
     UserError: the two contradict each other.
@@ -197,23 +177,11 @@ def assumed_answers(said_by: str) -> str:
   )
 
 
-def named_vocabulary(named) -> dict[str, str]:
-  """Flag -> file, of the one that flags or a `Source` name; {} for none.
-
-  Raises:
-    UserError: they name both a WordPiece vocabulary and a SentencePiece model.
-  """
-  files = {flag: getattr(named, flag) for flag in VOCABULARIES}
-  if all(files.values()):
-    raise UserError("give either --vocab_file or --spm_model_file, not both")
-  return {flag: path for flag, path in files.items() if path}
-
-
 def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
-  """`named_vocabulary` of what is found and what the flags chose."""
+  """`settled.named_vocabulary` of what is found and what the flags chose."""
   found = {
     flag: path
-    for flag, name in (said.get("vocabulary") or VOCABULARIES).items()
+    for flag, name in (said.get("vocabulary") or settled.VOCABULARIES).items()
     if os.path.exists(path := os.path.join(folder, name))
   }
   for flag, path in chosen.items():
@@ -239,21 +207,20 @@ def _is_export(path: str) -> bool:
 
 def _config(given: str | None, folder: str, model: str) -> BertConfig:
   beside = os.path.join(folder, CONFIG_FILE)
-  if not os.path.exists(beside):
-    if not given:
-      raise UserError(
-        f"{model}: there is no {beside}: give --bert_config_file, the config "
-        "that the model was trained with"
-      )
-    return _read_config(given)
-  config = _read_config(beside)
-  other = _read_config(given) if given else config
-  if differ := differences(config, other):
+  paths = [beside] if os.path.exists(beside) else []
+  paths += [given] if given else []
+  if not paths:
+    raise UserError(
+      f"{model}: there is no {beside}: give --bert_config_file, the config "
+      "that the model was trained with"
+    )
+  configs = [_read_config(path) for path in paths]
+  if differ := differences(configs[0], configs[-1]):
     raise UserError(
       f"--bert_config_file={given} and {beside}, which is the model's, differ "
       f"in {', '.join(differ)}: leave the flag out"
     )
-  return other
+  return configs[-1]
 
 
 def differences(config: BertConfig, other: BertConfig) -> list[str]:
@@ -298,15 +265,13 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
         f"{model}: neither a checkpoint nor an exported model is in this folder"
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
-  by = task.get("best_by")  # older runs do not say
-  by = by and metrics.BestBy(tuple(by["keys"]), by["higher"])
-  if not task:
-    by = BEST_BY
+  by: metrics.BestBy | None = None if task else BEST_BY
+  if saved := task.get("best_by"):  # older runs do not say
+    by = metrics.BestBy(tuple(saved["keys"]), saved["higher"])
   best = by and metrics.best_evaluation(model, steps[0], by)
-  step, chosen = steps[0], "the newest"
-  if best in steps:
-    step, chosen = best, "the best by evaluation"
+  step = best if best in steps else steps[0]
   files.check(step)
+  chosen = "the best by evaluation" if best in steps else "the newest"
   return files.prefix(step), chosen
 
 

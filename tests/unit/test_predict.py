@@ -397,10 +397,13 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
   with pytest.raises(UserError, match="only one is the model's: give --vocab"):
     model_source.find(str(folder))
   given = model_source.Given(vocab_file=letters)
-  assert model_source.find(str(folder), given).vocab_file == letters
+  assert model_source.find(str(folder), given).vocabulary == {
+    "vocab_file": letters
+  }
   os.remove(folder / "vocab.txt")
   found = model_source.find(str(folder))
-  assert found.spm_model_file == str(folder / "spiece.model")
+  path = str(folder / "spiece.model")
+  assert found.vocabulary == {"spm_model_file": path}
 
 
 def test_a_damaged_export(folders, both, tmp_path):
@@ -437,7 +440,8 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   for place in (tmp_path, tmp_path / "data", "/"):
     monkeypatch.chdir(place)
     source = model_source.find(str(run))
-    assert source.vocab_file == str(tmp_path / "vocab.txt")
+    vocabulary = str(tmp_path / "vocab.txt")
+    assert source.vocabulary == {"vocab_file": vocabulary}
     assert source.task["max_seq_length"] == 32
     assert source.task["do_lower_case"] is False
   other = tmp_path / "other.txt"
