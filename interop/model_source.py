@@ -172,8 +172,8 @@ def case(
 def assumed_answers(said_by: str) -> str:
   """The line about a model for which no file says if it may not answer."""
   return (
-    "every paragraph is taken to answer its question, as in SQuAD 1.1: if not, "
-    f"set {ANSWERABLE} to true in {said_by}"
+    "every paragraph is assumed to answer its question, as in SQuAD 1.1: if "
+    f"not, set {ANSWERABLE} to true in {said_by}"
   )
 
 

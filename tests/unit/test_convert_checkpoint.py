@@ -711,7 +711,7 @@ def test_a_classifier_of_tokens_is_none_of_texts(tmp_path):
   values = random_values((ENCODER, POOLER, CLASSIFIER))
   tensors = their_tensors(values)
   said = convert(write_folder(tmp_path / "a", tensors), tmp_path / "b" / "m")
-  assert "names no architecture: the classifier is taken for one of wh" in said
+  assert "names no architecture: the classifier is assumed to be one o" in said
   tensors = without("bert.pooler.dense.weight", "bert.pooler.dense.bias")(
     tensors
   )
