@@ -23,7 +23,8 @@ _SHARDS_FILE = WEIGHTS_FILE + ".index.json"
 ENCODER, POOLER = "encoder", "pooler"
 MASKED_LM, NEXT_SENTENCE = "masked LM head", "next sentence head"
 CLASSIFIER, QUESTIONS = "classifier", "question answering head"
-PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
+HEADS = (MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
+PARTS = (ENCODER, POOLER, *HEADS)
 
 # Weights ----------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import tokenization
 from common import json_files
 from common.errors import DataError
 from finetuning.settled import VOCABULARIES
+from interop import model_config
 
 VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
 TOKENIZER_FILE = "tokenizer.json"
@@ -80,7 +81,7 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
   tokenizer.post_processor = processors.TemplateProcessing(
     single=f"{cls}:0 $A:0 {sep}:0",
     pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-    special_tokens=[(cls, int(encoder.cls_id)), (sep, int(encoder.sep_id))],
+    special_tokens=[(t, encoder.tokens.index(t)) for t in (cls, sep)],
   )
   tokenizer.add_special_tokens(
     [AddedToken(token, normalized=False, special=True) for token in special]
@@ -90,8 +91,8 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
 
 def special_tokens(encoder: tokenization.Encoder) -> list[str]:
   """Its [PAD], [UNK], [CLS], [SEP] and [MASK]; ALBERT has other names."""
-  ids = encoder.pad_id, encoder.unk_id, encoder.cls_id, encoder.sep_id
-  return [encoder.tokens[i] for i in (*ids, encoder.mask_id)]
+  names = ("pad", "unk", "cls", "sep", "mask")
+  return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in names]
 
 
 def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
@@ -221,8 +222,8 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
   path = os.path.join(folder, TOKENIZER_FILE)
   if not os.path.exists(path):
     return None
+  content = model_config.read_object(path)
   try:
-    content = json_files.read(path)
     model = content["model"]
     if model.get("type", "WordPiece") != "WordPiece":
       return None
@@ -277,20 +278,16 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   """
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
-  found = re.search(r'"lowercase": (true|false)', text)
   lower = config.get("do_lower_case")
-  if found:
+  if found := re.search(r'"lowercase": (true|false)', text):
     normalizes = found[1] == "true"
-    if lower is None:
-      lower = normalizes
-    elif lower != normalizes and given is None:
+    if lower not in (None, normalizes) and given is None:
       raise DataError(
         f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
         f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
         "--nodo_lower_case"
       )
-    elif lower != normalizes:
-      lower = given
+    lower = normalizes if lower in (None, normalizes) else given
   path = os.path.join(folder, TOKENIZER_CONFIG_FILE)
   if not isinstance(lower, bool | None):
     raise DataError(f"{path}: do_lower_case is {lower!r}, not true or false")
@@ -305,11 +302,6 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
 
 
 def _read_object(folder: str, name: str) -> dict:
-  """A JSON file's object; {} without the file."""
+  """`model_config.read_object`; {} without the file."""
   path = os.path.join(folder, name)
-  if not os.path.exists(path):
-    return {}
-  found = json_files.read(path)
-  if not isinstance(found, dict):
-    raise DataError(f"{path}: not a JSON object")
-  return found
+  return model_config.read_object(path) if os.path.exists(path) else {}
