@@ -60,7 +60,7 @@ _FLAGS = {file: flag for flag, file in VOCABULARIES.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(model_source.Given):
   """What to convert; the names are the flags'."""
 
   # fmt: off
@@ -81,18 +81,6 @@ class Settings:
   precision: str = setting("fp32",
     "Type of the matrix multiplications with --to=saved_model. Weights, inputs "
     "and outputs stay as they are.", choices=mixed_precision.TYPES)
-  bert_config_file: str | None = setting(None,
-    f"JSON file with the BERT config of checkpoints. Default: "
-    f"{BERT_CONFIG_FILE} beside them.")
-  vocab_file: str | None = setting(None,
-    "WordPiece vocabulary. Default: the one that the run's task.json or "
-    "records name, or vocab.txt beside the input.")
-  spm_model_file: str | None = setting(None,
-    "SentencePiece model, instead of --vocab_file. Default: spiece.model "
-    "beside the input.")
-  do_lower_case: bool | None = setting(None,
-    "Whether the model is of lower-cased text. Default: what the input's "
-    "tokenizer, task.json or records say; if nothing does, true is assumed.")
   # fmt: on
 
   def __post_init__(self):

@@ -74,9 +74,9 @@ def read_inputs(
     return
   path = settings.input or "-"
   name = "standard input" if path == "-" else path
-  lines, what = _lines(path, name), f"{name}: line"
-  if texts:
-    lines, what = texts, "text"
+  lines, what = (
+    (texts, "text") if texts else (_lines(path, name), f"{name}: line")
+  )
   found = False
   for number, line in enumerate(lines, 1):
     if texts or line.strip():

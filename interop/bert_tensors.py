@@ -108,9 +108,9 @@ def count_parts(
     DataError: a part is incomplete, there is no encoder, or a shape is not the
       config's.
   """
-  counts = {}
+  counts, known = {}, weights(config)
   for part in PARTS:
-    wanted = [w for w in weights(config) if w.part == part]
+    wanted = [w for w in known if w.part == part]
     missing = [w.ours for w in wanted if w.ours not in values]
     if len(missing) == len(wanted) and part != ENCODER:
       continue
@@ -197,17 +197,12 @@ def from_theirs(
 
   Takes the names of BertModel saved alone (without "bert.") and the old ones
   of layer norms (gamma, beta), too.
-
-  Raises:
-    DataError: a tensor is unknown, duplicate, tied to another one and different
-      from it, not of a floating type or not finite, or belongs to a classifier
-      of tokens; or as `count_parts`.
   """
   named, left_out = {}, []
   bare = not any(name.startswith("bert.") for name in tensors)
   for name, value in tensors.items():
-    full = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-    full = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", full)
+    full = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+    full = full.replace("LayerNorm.beta", "LayerNorm.bias")
     if bare and full.startswith(("embeddings.", "encoder.", "pooler.")):
       full = "bert." + full
     if full in named:
@@ -259,12 +254,10 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
   """The tensors of model.safetensors, or of its shards, by name.
 
   float16, bfloat16 and float64 become float32.
-
-  Raises:
-    DataError: a file is missing or damaged.
   """
-  if os.path.exists(os.path.join(folder, WEIGHTS_FILE)):
-    return _read_file(os.path.join(folder, WEIGHTS_FILE))
+  whole = os.path.join(folder, WEIGHTS_FILE)
+  if os.path.exists(whole):
+    return _read_file(whole)
   index = os.path.join(folder, _SHARDS_FILE)
   if not os.path.exists(index):
     raise DataError(

@@ -18,6 +18,7 @@ input_mask is 1 for tokens, 0 for padding; outputs are float32; B, S and P may
 be any.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -51,12 +52,7 @@ _TAGS = [tf.saved_model.tag_constants.SERVING]
 
 
 class Model:
-  """A checkpoint or a SavedModel, opened.
-
-  Attributes:
-    session: with all weights.
-    signatures: name -> SignatureDef of the session's graph.
-  """
+  """An open checkpoint or SavedModel: its session, and its SignatureDefs."""
 
   def __init__(self, session: tf.Session, signatures: dict):
     self.session, self.signatures = session, signatures
@@ -87,11 +83,7 @@ class Model:
 
 
 def open_model(source: Source) -> Model:
-  """The model of a checkpoint or of an export, with all its signatures.
-
-  Raises:
-    UserError: it is damaged or not what it should be.
-  """
+  """The model of a checkpoint or of an export, with all its signatures."""
   if source.is_export:
     return open_export(source.path)
   return open_checkpoint(source)
@@ -103,10 +95,9 @@ def open_export(folder: str) -> Model:
   Raises:
     UserError: TensorFlow cannot load it.
   """
-  graph = tf.Graph()
-  session = tf.Session(graph=graph)
+  session = tf.Session(graph=tf.Graph())
   try:
-    with graph.as_default():
+    with session.graph.as_default():
       found = tf.saved_model.loader.load(session, _TAGS, folder)
   except (tf.errors.OpError, OSError, RuntimeError, ValueError) as e:
     session.close()
@@ -147,9 +138,8 @@ def open_checkpoint(
         if name in _HEADS
         else f"{name} is not one of the signatures {', '.join(_HEADS)}"
       )
-  graph = tf.Graph()
-  session = tf.Session(graph=graph)
-  with graph.as_default(), jit.mode("off"):
+  session = tf.Session(graph=tf.Graph())
+  with session.graph.as_default(), jit.mode("off"):
     signatures = _build(
       source.bert,
       [name for name in has if not names or name in names],
@@ -223,20 +213,14 @@ def export(model: Model, source: Source, folder: str) -> float:
   """Writes a model of `open_checkpoint` as a SavedModel, whole or not at all.
 
   Config, vocabulary and task.json are in assets.extra, so that predict.py needs
-  nothing but the folder.
-
-  Returns:
-    The largest difference between an output of the model and of its export.
-
-  Raises:
-    UserError: the folder exists, the vocabulary is missing or does not fit, or
-      the outputs differ too much.
+  nothing but the folder. Returns the largest difference between an output of
+  the model and of its export.
   """
   if os.path.exists(folder):
     raise UserError(
       f"--output={folder} already exists: remove it, or name another"
     )
-  source.tokenizer()
+  source.tokenizer()  # raises an error if it is missing or does not fit
   aside = folder.rstrip("/") + ".tmp"
   shutil.rmtree(aside, ignore_errors=True)
   os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
@@ -281,15 +265,12 @@ def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
     "segment_ids": rng.integers(bert.type_vocab_size, size=[2, length]),
     POSITIONS: np.zeros([2, 1], np.int32),
   }
-  written = open_export(folder)
-  try:
+  with contextlib.closing(open_export(folder)) as written:
     difference = max(
       float(np.abs(value - written.run(name, arrays)[output]).max())
       for name in model.names()
       for output, value in model.run(name, arrays).items()
     )
-  finally:
-    written.close()
   if not difference <= _MOST_DIFFERENT:
     raise UserError(
       f"the export's answers differ from the checkpoint's by {difference:g}: "

@@ -36,10 +36,7 @@ _TRAINING_ONLY = {
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-  """What the flags say; None: as it is found beside the model.
-
-  A flag adds what nothing beside the model says; it contradicts nothing.
-  """
+  """Flags that add what no file beside the model says; they contradict none."""
 
   # fmt: off
   bert_config_file: str | None = setting(None,
@@ -48,10 +45,11 @@ class Given:
     "WordPiece vocabulary that the model was trained with. Default: as found "
     "beside the model or its training data.")
   spm_model_file: str | None = setting(None,
-    "SentencePiece model that the model was trained with. Default: as found "
-    "beside the model or its training data.")
+    "SentencePiece model that the model was trained with, instead of "
+    "--vocab_file. Default: as found beside the model or its training data.")
   do_lower_case: bool | None = setting(None,
-    "Lower-case the text. Default: as found beside the model, or else true.")
+    "Lower-case the text, as uncased models expect. Default: as found beside "
+    "the model, or else true.")
   # fmt: on
 
 
@@ -104,12 +102,8 @@ class Source:
     )
 
 
-def find(model: str, given=NOTHING_GIVEN) -> Source:
-  """The parts of the model that a user named.
-
-  Args:
-    model: a run folder, a checkpoint's prefix or an exported folder.
-    given: `Given`, or any settings with its attributes.
+def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
+  """The parts of a model: a run folder, a checkpoint's prefix or an export.
 
   Raises:
     UserError: there is no such model, a part of it is missing or damaged, or
@@ -244,8 +238,7 @@ def _read_config(path: str) -> BertConfig:
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   """A checkpoint's prefix, and why it was chosen.
 
-  Of a run folder it is the best by evaluation if that still exists, or else
-  the newest.
+  In a run folder: the best by evaluation if it still exists, else the newest.
   """
   if not os.path.isdir(model):
     if not glob.glob(glob.escape(model) + "*"):
@@ -290,8 +283,8 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
     "max_seq_length": manifest.max_seq_length,
     "do_lower_case": info.do_lower_case,
   }
-  files = given.vocab_file, given.spm_model_file
-  if any(files):
+  if settled.named_vocabulary(given):
+    files = given.vocab_file, given.spm_model_file
     record_report.find_encoder(info, folder, *files)
     return path, task
   file = record_report.find_vocabulary(info, os.path.dirname(path), folder)
@@ -310,8 +303,6 @@ def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
   Their names are relative to the folder where the training was started, so
   they are looked for here and in all folders above the run folder.
   """
-  if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
-    return None
   above = pathlib.Path(os.path.abspath(folder)).parents
   for file in run_folder.trained_on(folder)[:1]:
     for place in ("", *above):

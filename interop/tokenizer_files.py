@@ -20,6 +20,7 @@ VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _MOST_TOKENS = 1 << 24
+_SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 
 
 class Vocabulary(NamedTuple):
@@ -65,17 +66,11 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
   """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
 
   Unlike ours it reads "[MASK]" and the like in a text as the token.
-
-  Raises:
-    DataError: as of the encoder; or a SentencePiece model of another kind than
-      train_tokenizer.py makes.
   """
   from tokenizers import AddedToken, processors
 
-  if is_wordpiece:
-    tokenizer, encoder = _wordpiece_tokenizer(file, do_lower_case)
-  else:
-    tokenizer, encoder = _sentencepiece_tokenizer(file, do_lower_case)
+  make = _wordpiece_tokenizer if is_wordpiece else _sentencepiece_tokenizer
+  tokenizer, encoder = make(file, do_lower_case)
   special = special_tokens(encoder)
   _, _, cls, sep, _ = special
   tokenizer.post_processor = processors.TemplateProcessing(
@@ -91,8 +86,7 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
 
 def special_tokens(encoder: tokenization.Encoder) -> list[str]:
   """Its [PAD], [UNK], [CLS], [SEP] and [MASK]; ALBERT has other names."""
-  names = ("pad", "unk", "cls", "sep", "mask")
-  return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in names]
+  return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in _SPECIAL]
 
 
 def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
@@ -182,10 +176,7 @@ def _read_model(content: bytes):
 def write_tokenizer(
   folder: str, vocabulary: Vocabulary, do_lower_case: bool, max_length: int
 ) -> None:
-  """Writes the vocabulary, tokenizer.json and tokenizer_config.json.
-
-  `max_length` is the most tokens of a text. Raises as `make_tokenizer`.
-  """
+  """Writes the vocabulary, tokenizer.json and tokenizer_config.json."""
   path = os.path.join(folder, vocabulary.file)
   with open(path, "wb") as f:
     f.write(vocabulary.content)
@@ -193,7 +184,7 @@ def write_tokenizer(
     path, vocabulary.file == VOCAB_FILE, do_lower_case
   )
   tokenizer.save(os.path.join(folder, TOKENIZER_FILE))
-  names = [f"{name}_token" for name in ("pad", "unk", "cls", "sep", "mask")]
+  names = [f"{name}_token" for name in _SPECIAL]
   content = {
     **dict(zip(names, special_tokens(encoder), strict=True)),
     "do_lower_case": do_lower_case,
@@ -211,9 +202,6 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
   """vocab.txt or spiece.model, or vocab.txt as tokenizer.json implies it.
 
   None without a tokenizer, or if tokenizer.json is not a WordPiece tokenizer.
-
-  Raises:
-    DataError: a file is damaged.
   """
   for name in (VOCAB_FILE, MODEL_FILE):
     path = os.path.join(folder, name)
@@ -273,8 +261,7 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   `given` decides where its files contradict each other.
 
   Raises:
-    DataError: a file is damaged, the files contradict each other, or the
-      tokenizer differs from google/bert's.
+    DataError: the files contradict each other, or differ from google/bert's.
   """
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
