@@ -148,17 +148,16 @@ class FinetuningConfig(RunConfig):
     return {name: task[name] for name in names if name in task}
 
   def tokenizer(self) -> tokenization.Encoder:
-    """With the vocabulary of the flags, or else the model folder's copy.
-
-    Raises:
-      UserError: there is none, or it has more tokens than the model.
-    """
+    """With the vocabulary of the flags, or else the model folder's copy."""
     files = settled.named_vocabulary(self)
     folder = settled.model_folder(self)
     if not files and folder is not None:
       files = settled.kept_vocabulary(folder)
-    return settled.load_tokenizer(
-      files, self.do_lower_case, self.bert.vocab_size
+    return tokenization.load_tokenizer(
+      files.get("vocab_file"),
+      self.do_lower_case,
+      files.get("spm_model_file"),
+      self.bert.vocab_size,
     )
 
 

@@ -143,11 +143,7 @@ class PackedSource:
     return tf.reduce_sum(batch.weights, axis=1, keepdims=True)
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
-    """Updates and rows of a training; `config` is a `FinetuningConfig`.
-
-    Raises:
-      UserError: the examples do not make one update, or the flags disagree.
-    """
+    """Updates and rows of a training; `config` is a `FinetuningConfig`."""
     accumulation = config.num_accumulation_steps
     batch = config.global_batch_size or (
       config.train_batch_size * ranks * (accumulation or 1)

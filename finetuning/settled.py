@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 
-import tokenization
 from common import json_files
 from common.errors import DataError, UserError
 from model.bert_config import BertConfig
@@ -58,11 +57,7 @@ _IS_VALID = {
 
 
 def saved_task(output_dir: str) -> dict:
-  """The content of a run folder's task.json; {} without one.
-
-  Raises:
-    DataError: it is damaged.
-  """
+  """The content of a run folder's task.json; {} without one."""
   path = os.path.join(output_dir or "", TASK_FILE)
   if not os.path.exists(path):
     return {}
@@ -112,7 +107,7 @@ def named_vocabulary(settings) -> dict[str, str]:
   """Flag -> file, of the vocabulary that settings name; {} for none.
 
   Raises:
-    UserError: they name both a WordPiece vocabulary and a SentencePiece model.
+    UserError: they name two, a WordPiece vocabulary and a SentencePiece model.
   """
   files = {flag: getattr(settings, flag) for flag in VOCABULARIES}
   if all(files.values()):
@@ -120,31 +115,16 @@ def named_vocabulary(settings) -> dict[str, str]:
   return {flag: path for flag, path in files.items() if path}
 
 
-def load_tokenizer(
-  files: dict[str, str], do_lower_case: bool, vocab_size: int
-) -> tokenization.Encoder:
-  """`tokenization.load_tokenizer` of a `named_vocabulary`."""
-  return tokenization.load_tokenizer(
-    files.get("vocab_file"),
-    do_lower_case,
-    files.get("spm_model_file"),
-    vocab_size,
-  )
-
-
 def kept_vocabulary(folder: str) -> dict[str, str]:
-  """`named_vocabulary` of the copy in a run folder."""
+  """Flag -> path, of the copy in a run folder; {} without one."""
   names = saved_task(folder).get("vocabulary", {})
   return {flag: os.path.join(folder, name) for flag, name in names.items()}
 
 
 def check(config, describe: Callable[[], dict]) -> None:
-  """Compares the settings with those of the model that the run starts from.
+  """Raises `UserError` if the run contradicts the model that it starts from.
 
-  `describe` makes this run's content of task.json.
-
-  Raises:
-    UserError: they contradict each other, or the model is of another task.
+  `describe` makes this run's content of task.json but for the vocabulary.
   """
   folder = model_folder(config)
   if folder is None:
@@ -168,10 +148,8 @@ def check(config, describe: Callable[[], dict]) -> None:
       f"the labels are {_shown(about['labels'])}", path, saved["labels"]
     )
   kept = kept_vocabulary(folder)
-  for flag in VOCABULARIES:
-    given, copy = getattr(config, flag), kept.get(flag)
-    if not (given and kept):
-      continue
+  for flag, given in named_vocabulary(config).items() if kept else ():
+    copy = kept.get(flag)
     # A missing file contradicts none.
     exist = copy and os.path.exists(given) and os.path.exists(copy)
     if not copy or (exist and not filecmp.cmp(given, copy, shallow=False)):
@@ -184,9 +162,9 @@ def check(config, describe: Callable[[], dict]) -> None:
 
 
 def compare(here: dict, saved: dict, free: Sequence[str], path: str) -> None:
-  """Raises `UserError` if values of flags, by name, contradict those in a file.
+  """Raises `UserError` if flags' values, by name, contradict those in a file.
 
-  Flags in `free` may have another value than the file, unless it is None.
+  Flags in `free` may have another value, unless one of the two is None.
   """
   for name, value in here.items():
     was = saved.get(name, value)
@@ -227,8 +205,7 @@ def _shown(value) -> str:
 def write(config, describe: Callable[[], dict]) -> None:
   """Writes task.json and a copy of the vocabulary, so the folder is enough.
 
-  A resumed training leaves its folder's files as they are. `describe` makes the
-  content of task.json but for the vocabulary.
+  A resumed training leaves its folder's files as they are.
   """
   if not model_folder(config):
     write_task(config.output_dir, describe(), named_vocabulary(config))

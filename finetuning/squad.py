@@ -179,12 +179,7 @@ def candidates(answers: windows.Answers, settings: AnswerSettings) -> list:
 def choose_answers(
   questions, made, logits, settings: AnswerSettings
 ) -> list[windows.Answers]:
-  """The answers to each question.
-
-  Args:
-    made: the windows of all questions.
-    logits: float [tokens, 2] of each window.
-  """
+  """The answers to each question, from float [tokens, 2] of each window."""
   own = [([], []) for _ in questions]  # windows and their logits
   for window, scores in zip(made, logits, strict=True):
     own[window.question][0].append(window)
@@ -263,11 +258,7 @@ class SquadSource(packed.PackedSource):
 
 
 def _not_found(path: str, questions, answers) -> set:
-  """The numbers of questions whose answers are all not found.
-
-  Raises:
-    DataError: these are all questions with answers.
-  """
+  """The numbers of questions whose answers are all not found."""
   answered = {n for n, question in enumerate(questions) if question.answers}
   lost = {n for n in answered if answers[n] is None}
   if lost and lost == answered:
@@ -289,10 +280,10 @@ def _why(question: windows.Question) -> str:
 
 
 class EncodedQuestions(NamedTuple):
-  """All windows of all questions, in their order."""
+  """The `windows.Window`s of questions, and `windows.answer_tokens` of each."""
 
-  windows: list  # of `windows.Window`
-  answers: list  # `windows.answer_tokens` of each question
+  windows: list
+  answers: list
 
 
 def encode_questions(
@@ -307,15 +298,13 @@ def encode_questions(
       tokens = offsets.encode_with_spans(tokenizer, context)
       shown = offsets.with_dropped(context, tokens)
     made.answers.append(windows.answer_tokens(question, tokens))
-    made.windows.extend(
-      windows.make_windows(
-        tokenizer,
-        number,
-        ids[: settings.max_query_length],
-        shown,
-        settings.max_seq_length,
-        settings.doc_stride,
-      )
+    made.windows += windows.make_windows(
+      tokenizer,
+      number,
+      ids[: settings.max_query_length],
+      shown,
+      settings.max_seq_length,
+      settings.doc_stride,
     )
   return made
 
@@ -326,16 +315,12 @@ def read_squad(
   """The questions of a file in the format of SQuAD 1.1 or 2.0.
 
   A question without answers is an error with `needs_answers`, but in version 2.
-
-  Raises:
-    DataError: the file is missing or not in that format, or two questions have
-      one id.
   """
   try:
     found = json_files.read(path)
   except OSError as e:
     raise DataError(f"{path}: {e.strerror}") from e
-  questions, ids = [], set()
+  questions: dict[str, windows.Question] = {}
   for a, article in enumerate(_get(path, found, "data", "the file")):
     where = f"article {a}"
     for p, paragraph in enumerate(_get(path, article, "paragraphs", where)):
@@ -343,18 +328,17 @@ def read_squad(
       context = _get(path, paragraph, "context", where, str)
       for entry in _get(path, paragraph, "qas", where):
         question = _question(path, entry, context, where)
-        if question.id in ids:
+        if question.id in questions:
           raise DataError(f"{path}: two questions have the id {question.id}")
         if needs_answers and not (question.answers or version_2):
           raise DataError(
             f"{path}: question {question.id} has no answer: for SQuAD 2.0 give "
             "--version_2_with_negative"
           )
-        ids.add(question.id)
-        questions.append(question)
+        questions[question.id] = question
   if not questions:
     raise DataError(f"{path}: no questions")
-  return questions
+  return list(questions.values())
 
 
 def _question(path, entry, context, where) -> windows.Question:

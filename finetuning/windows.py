@@ -56,11 +56,8 @@ def make_windows(
 ) -> list[Window]:
   """The windows of a question, from the paragraph's beginning to its end.
 
-  Args:
-    number: the question's.
-    question_ids: int [q], cut already.
-    context: the paragraph's tokens `offsets.with_dropped`, so that answers have
-      the dropped characters.
+  `question_ids`, int [q], are cut already. `context` has the paragraph's tokens
+  `offsets.with_dropped`, so that answers have the dropped characters.
   """
   offset, count = len(question_ids) + 2, len(context.ids)
   room = max_seq_length - offset - 1
@@ -161,9 +158,8 @@ def best_answers(
 ) -> Answers:
   """The best answers of a question over its windows, and "no answer".
 
-  Args:
-    logits: float [tokens, 2] of each window, start and end.
-    n_best_size: the most answers, and starts and ends to try in a window.
+  `logits` are float [tokens, 2] of each window, start and end. `n_best_size`
+  is the most answers, and the most starts and ends to try in a window.
   """
   found = [
     answer

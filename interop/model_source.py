@@ -87,18 +87,17 @@ class Source:
     return [*named, *self.assumed]
 
   def tokenizer(self) -> tokenization.Encoder:
-    """Makes the tokens that the model knows.
-
-    Raises:
-      UserError: there is no vocabulary, or it has more tokens than the model.
-    """
+    """Makes the tokens that the model knows."""
     if not self.vocabulary:
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
         "training data was: give --vocab_file or --spm_model_file"
       )
-    return settled.load_tokenizer(
-      self.vocabulary, self.task["do_lower_case"], self.bert.vocab_size
+    return tokenization.load_tokenizer(
+      self.vocabulary.get("vocab_file"),
+      self.task["do_lower_case"],
+      self.vocabulary.get("spm_model_file"),
+      self.bert.vocab_size,
     )
 
 
@@ -144,10 +143,7 @@ def case(
 ) -> tuple[bool, list[str]]:
   """do_lower_case by a model's files or else by the flag, and what is assumed.
 
-  That are lines for a person.
-
-  Raises:
-    UserError: the two contradict each other.
+  The second are lines for a person.
   """
   if said is None and given is None:
     return True, [
