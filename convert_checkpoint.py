@@ -223,7 +223,7 @@ def _read_source(path: str, settings: Settings, weights) -> Model:
   """A checkpoint's model, but with `weights`."""
   source = model_source.find(path, settings)
   task = _of_model(source.task)
-  if source.assumes_case:
+  if source.assumed_case:
     del task["do_lower_case"]
   if task["task"] == PRETRAINING:  # also where nothing names a task
     task["task"] = _kind(weights.values)
@@ -235,7 +235,7 @@ def _read_source(path: str, settings: Settings, weights) -> Model:
     task,
     _vocabulary(source.vocabulary),
     weights.left_out,
-    list(source.assumed[:1]) if source.assumes_case else [],
+    source.assumed_case,
   )
 
 
@@ -378,11 +378,7 @@ def export(settings: Settings) -> list[str]:
 
 
 def convert(settings: Settings) -> list[str]:
-  """Converts; returns lines for people: what was converted, and the files.
-
-  Raises:
-    UserError: it cannot be done; the message says why.
-  """
+  """Converts; returns lines for people: what was converted, and the files."""
   if not settings.input:
     raise UserError("--input names nothing")
   config_file = os.path.join(settings.input[0], model_config.CONFIG_FILE)
@@ -399,8 +395,7 @@ def convert(settings: Settings) -> list[str]:
   if settings.signatures or settings.precision != "fp32":
     raise UserError(f"--signatures and --precision are for --to={SAVED_MODEL}")
   model = read_folder(settings) if theirs else read_checkpoints(settings)
-  if model.task["task"] == SQUAD and model_source.ANSWERABLE not in model.task:
-    model.assumed.append(model_source.assumed_answers(TASK_FILE))
+  model.assumed.extend(model_source.assumed_answers(model.task, TASK_FILE))
   check(model, settings)
   write = write_folder if to == HUGGINGFACE else write_checkpoint
   return report(model, settings, write(model, settings))

@@ -67,8 +67,8 @@ class Source:
   # and the keys of its kind of task.
   task: dict
   vocabulary: dict[str, str]  # flag -> file; {} if none was found
-  assumed: tuple[str, ...]  # lines for a person about what no file says
-  assumes_case: bool  # the first of these lines is about do_lower_case
+  folder: str  # with its task.json, if it has one
+  assumed_case: list[str]  # a line about do_lower_case if no file says it
 
   @property
   def max_seq_length(self) -> int:
@@ -84,7 +84,12 @@ class Source:
   def lines(self) -> list[str]:
     """The checkpoint, and what is assumed about it, for a person."""
     named = [] if self.is_export else [f"{self.path} ({self.chosen})"]
-    return [*named, *self.assumed]
+    return named + self.assumed()
+
+  def assumed(self) -> list[str]:
+    """Lines about what no file says."""
+    task_file = os.path.join(self.folder, TASK_FILE)
+    return self.assumed_case + assumed_answers(self.task, task_file)
 
   def tokenizer(self) -> tokenization.Encoder:
     """Makes the tokens that the model knows."""
@@ -124,17 +129,14 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   if lower is None:
     lower, said_by = tokenization.published_case(path), path
   lower, assumed = case(lower, said_by, given.do_lower_case, path)
-  assumes_case = bool(assumed)
-  if said.get("task") == SQUAD and ANSWERABLE not in said:
-    assumed.append(assumed_answers(os.path.join(folder, TASK_FILE)))
   return Source(
     path,
     chosen,
     config,
     {"task": PRETRAINING, **said, "do_lower_case": lower},
     _vocabulary(said, chosen_file, folder),
-    tuple(assumed),
-    assumes_case,
+    folder,
+    assumed,
   )
 
 
@@ -159,12 +161,14 @@ def case(
   return (given if said is None else said), []
 
 
-def assumed_answers(said_by: str) -> str:
-  """The line about a model for which no file says if it may not answer."""
-  return (
+def assumed_answers(task: dict, said_by: str) -> list[str]:
+  """A line if no file says whether a question may have no answer."""
+  if task["task"] != SQUAD or ANSWERABLE in task:
+    return []
+  return [
     "every paragraph is assumed to answer its question, as in SQuAD 1.1: if "
     f"not, set {ANSWERABLE} to true in {said_by}"
-  )
+  ]
 
 
 def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:

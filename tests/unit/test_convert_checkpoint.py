@@ -401,7 +401,7 @@ def test_what_nothing_says_is_assumed_aloud(tmp_path, letters):
   assert runs.read_json(tmp_path / "back", "task.json") == unknown
   source = model_source.find(str(tmp_path / "back" / "m"))
   assert source.max_seq_length == CONFIG.max_position_embeddings
-  assert [line.split()[0] for line in source.assumed] == [
+  assert [line.split()[0] for line in source.assumed()] == [
     source.path + ":",
     "every",
   ]

@@ -374,15 +374,15 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
   trained.write_model(folder, "pretraining", letters)
   found = model_source.find(str(folder))
   assert found.task["do_lower_case"] is True
-  assert "give --nodo_lower_case if it is cased" in found.assumed[0]
+  assert "give --nodo_lower_case if it is cased" in found.assumed()[0]
   for given in (lower, cased):
     found = model_source.find(str(folder), given)
     assert found.task["do_lower_case"] is given.do_lower_case
-    assert not found.assumed
+    assert not found.assumed()
   shutil.copytree(folder, tmp_path / "cased_L-12_H-768_A-12")
   published = str(tmp_path / "cased_L-12_H-768_A-12" / "bert_model.ckpt")
   found = model_source.find(published)
-  assert found.task["do_lower_case"] is False and not found.assumed
+  assert found.task["do_lower_case"] is False and not found.assumed()
   assert [ids.tolist() for ids in found.tokenizer().encode_batch(["A"])] == [
     [LETTERS.index("[UNK]")]
   ]
@@ -390,7 +390,7 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
     model_source.find(published, lower)
   trained.write_model(tmp_path / "run", "classifier", letters)
   run = str(tmp_path / "run")
-  assert not model_source.find(run, lower).assumed
+  assert not model_source.find(run, lower).assumed()
   with pytest.raises(UserError, match=r"on lower-cased text \(.*task.json\)"):
     model_source.find(run, cased)
   shutil.copyfile(spm_model, folder / "spiece.model")
