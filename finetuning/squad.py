@@ -95,14 +95,14 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
   def __post_init__(self):
     super().__post_init__()
     self.check()
-    evaluated = self.eval_file or self.predict_file
-    for part, path in (
-      ("train", self.train_file),
-      ("eval", evaluated),
-      ("predict", self.predict_file),
-    ):
-      if getattr(self, f"do_{part}") and not path:
+    for part in ("train", "eval", "predict"):
+      if getattr(self, f"do_{part}") and not self.path(part):
         raise UserError(f"--do_{part} needs --{part}_file")
+
+  def path(self, part: str) -> str | None:
+    """The file to "train", "eval" or "predict" with."""
+    given = getattr(self, f"{part}_file")
+    return given or (self.predict_file if part == "eval" else None)
 
 
 class Squad(FinetuningTask):
@@ -111,10 +111,8 @@ class Squad(FinetuningTask):
   best_by = metrics.BestBy(("f1",), True)
 
   def read(self, part):
-    config = self.config
-    path = getattr(config, f"{part}_file") or config.predict_file
-    evaluated = config.do_eval and (config.eval_file or config.predict_file)
-    if part == "predict" and path == evaluated:
+    config, path = self.config, self.config.path(part)
+    if part == "predict" and config.do_eval and path == config.path("eval"):
       return self.evaluation_set
     return SquadSource(path, config, part)
 
