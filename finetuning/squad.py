@@ -296,13 +296,15 @@ def encode_questions(
       tokens = offsets.encode_with_spans(tokenizer, context)
       shown = offsets.with_dropped(context, tokens)
     made.answers.append(windows.answer_tokens(question, tokens))
-    made.windows += windows.make_windows(
-      tokenizer,
-      number,
-      ids[: settings.max_query_length],
-      shown,
-      settings.max_seq_length,
-      settings.doc_stride,
+    made.windows.extend(
+      windows.make_windows(
+        tokenizer,
+        number,
+        ids[: settings.max_query_length],
+        shown,
+        settings.max_seq_length,
+        settings.doc_stride,
+      )
     )
   return made
 
