@@ -123,7 +123,7 @@ class ClassifierConfig(FinetuningConfig):
   @classmethod
   def found(cls, flags):
     found = super().found(flags)
-    if flags.task_name:  # it says what is not of all fine-tuning
+    if flags.task_name:  # it settles the columns and metrics
       shared = FinetuningConfig.model_flags
       return {name: found[name] for name in shared if name in found}
     return found
@@ -137,14 +137,15 @@ class ClassifierConfig(FinetuningConfig):
     return super().flags_of(task)
 
   def as_dict(self):
-    """With what defaults stand for, which task.json tells a later rank."""
-    table = self.table()
+    """With what defaults stand for: a later rank reads it in task.json."""
+    return {**super().as_dict(), **self.flags_of(self.describe_table())}
+
+  def describe_table(self) -> dict:
+    """Metrics and columns as in task.json."""
+    text, pair, label = self.table()[:3]
     return {
-      **super().as_dict(),
-      "text_column": table.text,
-      "text_pair_column": table.pair,
-      "label_column": table.label,
-      "metrics": list(table.metrics),
+      "metrics": list(self.table().metrics),
+      "columns": {"text": text, "text_pair": pair, "label": label},
     }
 
   def table(self) -> Glue:
@@ -322,12 +323,7 @@ class Classification(FinetuningTask):
     return [f"predictions {path}"]
 
   def describe(self):
-    text, pair, label = self._table[:3]
-    return {
-      "labels": self.labels,
-      "metrics": list(self._table.metrics),
-      "columns": {"text": text, "text_pair": pair, "label": label},
-    }
+    return {"labels": self.labels, **self.config.describe_table()}
 
 
 def label_order(label: str) -> tuple:

@@ -204,8 +204,8 @@ def _labels(content: dict, source: str) -> list[str] | None:
   named = content.get("id2label")
   if named is None:
     return None
-  numbers = [str(i) for i in range(len(named))] if named else []
-  if not isinstance(named, dict) or set(named) != set(numbers):
+  numbers = [str(i) for i in range(len(named))] if type(named) is dict else None
+  if numbers is None or set(named) != set(numbers):
     raise DataError(f"{source}: id2label does not name the labels 0, 1, 2, ...")
   labels = [str(named[i]) for i in numbers]
   if len(set(labels)) < len(labels):

@@ -61,7 +61,7 @@ class Source:
   """The parts of a model."""
 
   path: str  # a checkpoint's prefix, or an exported folder
-  chosen: str  # why this checkpoint, for a person
+  chosen: str  # why this checkpoint
   bert: BertConfig
   # As in task.json: "task", "do_lower_case", "max_seq_length" if it is known,
   # and the keys of its kind of task.
@@ -82,7 +82,7 @@ class Source:
     return _is_export(self.path)
 
   def lines(self) -> list[str]:
-    """The checkpoint, and what is assumed about it, for a person."""
+    """The checkpoint, and what is assumed about it."""
     named = [] if self.is_export else [f"{self.path} ({self.chosen})"]
     return named + self.assumed()
 
