@@ -112,11 +112,7 @@ def main(settings: Settings, name: str, *texts: str) -> None:
   source = model_source.find(name, settings.given)
   model = inference.open_model(source)
   predictor = predictions.Predictor(
-    model,
-    source,
-    settings.top_k,
-    settings.embedding,
-    settings.max_seq_length,
+    model, source, settings.top_k, settings.embedding, settings.max_seq_length
   )
   lines = source.lines()
   if not settings.max_seq_length and "max_seq_length" not in source.task:

@@ -1,22 +1,20 @@
 """Answers to questions as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
-import math
 import os
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from common import json_files, settings
+from common import json_files
 from common.errors import DataError, UserError
 from common.settings import in_group
-from finetuning import heads, offsets, packed, squad_metric, windows
+from finetuning import heads, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from model import model_flops
 from training import metrics
 
-_data, _answer = in_group("Data"), in_group("Evaluation")
+_data = in_group("Data")
 
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
@@ -24,54 +22,7 @@ NULL_ODDS_FILE = "null_odds.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnswerSettings:
-  """How paragraphs are cut and answers chosen; named like the flags."""
-
-  # fmt: off
-  max_seq_length: int = _data(384,
-    "Tokens of one window (a question, a part of its paragraph and three "
-    "special tokens) at most, and of one record, which may hold several "
-    "windows.", low=4)
-  doc_stride: int = _data(128,
-    "Tokens of the paragraph from the beginning of one window to that of the "
-    "next.", low=1, high=1 << 20)
-  max_query_length: int = _data(64,
-    "Tokens of one question at most; the rest of a longer one is cut.",
-    low=1, high=1 << 20)
-  version_2_with_negative: bool = _data(False,
-    "Read SQuAD 2.0, where a question may have no answer.")
-  n_best_size: int = _answer(20,
-    "Answers to keep of each question: the best ones.", low=1, high=1 << 20)
-  max_answer_length: int = _answer(30,
-    "Tokens of one answer at most.", low=1, high=1 << 20)
-  null_score_diff_threshold: float = _answer(0.0,
-    "Score difference, no answer minus best answer, above which no answer is "
-    "predicted. Only with --version_2_with_negative.")
-  # fmt: on
-
-  @property
-  def threshold(self) -> float:
-    """The `windows.Answers.null_odds` above which no answer is predicted."""
-    if self.version_2_with_negative:
-      return self.null_score_diff_threshold
-    return math.inf
-
-  def check(self) -> None:
-    """Raises `UserError` for settings with which nothing can be read."""
-    settings.check(self)
-    if self.max_seq_length <= self.max_query_length + 3:
-      raise UserError(
-        f"--max_seq_length={self.max_seq_length} leaves no room for the "
-        f"paragraph beside --max_query_length={self.max_query_length} tokens "
-        "and three special ones"
-      )
-
-
-ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SquadConfig(AnswerSettings, FinetuningConfig):
+class SquadConfig(windows.AnswerSettings, FinetuningConfig):
   """Settings of run_squad.py; fields are named like its flags."""
 
   # fmt: off
@@ -132,7 +83,7 @@ class Squad(FinetuningTask):
 
   def results(self, source, outputs):
     answers = {q.id: [a for a, _ in q.answers] for q in source.questions}
-    found = source.answers(outputs["logits"], self.config)
+    found = source.answers(outputs["logits"])
     best = {q: one.text() for q, one in found.items()}
     if not self.config.version_2_with_negative:
       return squad_metric.evaluate_v1(answers, best)
@@ -143,13 +94,13 @@ class Squad(FinetuningTask):
   def write_predictions(self, source, outputs):
     """The official format: id -> text; the n best answers, and null odds."""
     config = self.config
-    found = source.answers(outputs["logits"], config)
+    found = source.answers(outputs["logits"])
     written = {
       PREDICTIONS_FILE: {q: a.text(config.threshold) for q, a in found.items()},
       NBEST_FILE: {
         question: [
           {"text": answer.text, "probability": share, **answer._asdict()}
-          for answer, share in candidates(answers, config)
+          for answer, share in answers.shares(config)
         ]
         for question, answers in found.items()
       },
@@ -164,30 +115,9 @@ class Squad(FinetuningTask):
     return lines
 
   def describe(self):
-    return {name: getattr(self.config, name) for name in ANSWER_SETTINGS}
-
-
-def candidates(answers: windows.Answers, settings: AnswerSettings) -> list:
-  """(answer, probability), "no answer" included if the settings allow it."""
-  null = [answers.null] if settings.version_2_with_negative else []
-  found = answers.best + null
-  return list(zip(found, windows.shares(found), strict=True))
-
-
-def choose_answers(
-  questions, made, logits, settings: AnswerSettings
-) -> list[windows.Answers]:
-  """The answers to each question, from float [tokens, 2] of each window."""
-  own = [([], []) for _ in questions]  # windows and their logits
-  for window, scores in zip(made, logits, strict=True):
-    own[window.question][0].append(window)
-    own[window.question][1].append(scores)
-  return [
-    windows.best_answers(
-      question, *parts, settings.n_best_size, settings.max_answer_length
-    )
-    for question, parts in zip(questions, own, strict=True)
-  ]
+    return {
+      name: getattr(self.config, name) for name in windows.ANSWER_SETTINGS
+    }
 
 
 class SquadSource(packed.PackedSource):
@@ -205,20 +135,23 @@ class SquadSource(packed.PackedSource):
     Raises:
       DataError: as of `read_squad`; or no answer at all is found.
     """
-    answered, self._skips = part != "predict", part == "train"
+    self._config, self._skips = config, part == "train"
+    answered = part != "predict"
     self.questions = read_squad(path, config.version_2_with_negative, answered)
-    made = encode_questions(config.tokenizer(), self.questions, config)
+    made, answers = windows.encode_questions(
+      config.tokenizer(), self.questions, config
+    )
     self._lost = set()
     if answered:
-      self._lost = _not_found(path, self.questions, made.answers)
+      self._lost = _not_found(path, self.questions, answers)
     skipped = self._lost if self._skips else ()
-    self._windows = [w for w in made.windows if w.question not in skipped]
+    self._windows = [w for w in made if w.question not in skipped]
     examples = [
       packed.Example(
         window.ids,
         window.segments,
         self.questions[window.question].id,
-        windows.target_span(window, made.answers[window.question]),
+        windows.target_span(window, answers[window.question]),
       )
       for window in self._windows
     ]
@@ -243,15 +176,13 @@ class SquadSource(packed.PackedSource):
       + f": their answers are not found; the first: {first}"
     )
 
-  def answers(self, logits: np.ndarray, settings: AnswerSettings) -> dict:
-    """id -> `windows.best_answers` by logits float32 [rows, S, 2]."""
-    logits = (
-      logits[row, start : start + len(window.ids)]
-      for window, row, start in zip(
-        self._windows, self.places.row, self.places.start, strict=True
-      )
+  def answers(self, logits: np.ndarray) -> dict[str, windows.Answers]:
+    """The answers to each question, by its id; float32 [rows, S, 2]."""
+    places = zip(self._windows, self.places.row, self.places.start, strict=True)
+    scores = (logits[row, a : a + len(window.ids)] for window, row, a in places)
+    found = windows.choose_answers(
+      self.questions, self._windows, scores, self._config
     )
-    found = choose_answers(self.questions, self._windows, logits, settings)
     return {q.id: a for q, a in zip(self.questions, found, strict=True)}
 
 
@@ -275,38 +206,6 @@ def _why(question: windows.Question) -> str:
   if there != text:
     why = f"does not stand at answer_start {start}, where {there!r} is"
   return f"question {question.id}: the answer {text!r} {why}"
-
-
-class EncodedQuestions(NamedTuple):
-  """The `windows.Window`s of questions, and `windows.answer_tokens` of each."""
-
-  windows: list
-  answers: list
-
-
-def encode_questions(
-  tokenizer, questions: Sequence[windows.Question], settings: AnswerSettings
-) -> EncodedQuestions:
-  """Questions over their paragraphs as inputs of the encoder."""
-  texts = tokenizer.encode_batch([q.text for q in questions])
-  context, made = None, EncodedQuestions([], [])
-  for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
-    if question.context != context:  # questions of a paragraph are neighbours
-      context = question.context
-      tokens = offsets.encode_with_spans(tokenizer, context)
-      shown = offsets.with_dropped(context, tokens)
-    made.answers.append(windows.answer_tokens(question, tokens))
-    made.windows.extend(
-      windows.make_windows(
-        tokenizer,
-        number,
-        ids[: settings.max_query_length],
-        shown,
-        settings.max_seq_length,
-        settings.doc_stride,
-      )
-    )
-  return made
 
 
 def read_squad(

@@ -12,7 +12,7 @@ import numpy as np
 
 from common import json_files
 from common.errors import DataError, UserError
-from finetuning import settled, squad, windows
+from finetuning import settled, windows
 from finetuning.classification import encode_pair, pair_length
 from interop import inference
 from interop.model_source import Source
@@ -84,9 +84,11 @@ class Predictor:
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
     settled.check_length(self._length, source.bert)
-    known = {n: v for n, v in self._task.items() if n in squad.ANSWER_SETTINGS}
+    known = {
+      n: v for n, v in self._task.items() if n in windows.ANSWER_SETTINGS
+    }
     known["max_seq_length"] = self._length
-    self._settings = squad.AnswerSettings(**known)
+    self._settings = windows.AnswerSettings(**known)
     if self.answers_questions:
       self._settings.check()
 
@@ -236,13 +238,13 @@ class Predictor:
       for n, one in enumerate(inputs)
     ]
     settings, tokenizer = self._settings, self._tokenizer
-    made = squad.encode_questions(tokenizer, questions, settings).windows
+    made, _ = windows.encode_questions(tokenizer, questions, settings)
     outputs = self._run(_SPAN, [(w.ids, w.segments) for w in made])
     logits = (
       np.stack([one["start_logits"], one["end_logits"]], -1)[: len(window.ids)]
       for window, one in zip(made, outputs, strict=True)
     )
-    found = squad.choose_answers(questions, made, logits, settings)
+    found = windows.choose_answers(questions, made, logits, settings)
     count = collections.Counter(window.question for window in made)
     return [
       {
@@ -251,7 +253,7 @@ class Predictor:
         "answers": [
           {"text": answer.text, "probability": share}
           for answer, share in sorted(
-            squad.candidates(answers, settings), key=lambda pair: -pair[1]
+            answers.shares(settings), key=lambda pair: -pair[1]
           )[: self._top_k]
         ],
         "windows": count[number],
