@@ -248,8 +248,7 @@ class Classification(FinetuningTask):
     return packed.PackedSource(
       path,
       examples,
-      most,
-      self.config.examples_per_record,
+      self.config,
       np.float32 if self._is_regression else np.int32,
       cut=sum(map(lambda a, b: pair_length(a, b) > most, first, second)),
     )

@@ -60,27 +60,24 @@ class PackedSource:
     self,
     path: str,
     examples: Sequence[Example],
-    max_seq_length: int,
-    examples_per_record: int,
+    config,
     target_dtype=np.int32,
-    seed: int = 0,
     cut: int = 0,
   ):
     """Packs the examples, which all have the same number of targets.
 
-    `seed` decides which examples of a length share a row; `cut` examples lost
-    their end.
+    `config` is a `FinetuningConfig`; `cut` examples lost their end.
     """
     if not examples:
       raise DataError(f"{path}: no examples")
     self.examples, self._path, self._cut = examples, path, cut
     lengths = np.array([len(e.ids) for e in examples])
-    least = _ROW_TOKENS if examples_per_record > 1 else 1
+    least = _ROW_TOKENS if config.examples_per_record > 1 else 1
     longest = -(-max(int(lengths.max()), least) // 8) * 8
-    self.tokens = min(max_seq_length, longest)
-    limits = packing.Limits(self.tokens, 0, examples_per_record)
+    self.tokens = min(config.max_seq_length, longest)
+    limits = packing.Limits(self.tokens, 0, config.examples_per_record)
     rows = packing.pack(
-      lengths.tolist(), [0] * len(examples), limits, np.random.default_rng(seed)
+      lengths.tolist(), [0] * len(examples), limits, np.random.default_rng(0)
     )
     self.slots = max(map(len, rows))
     self._fill(rows, lengths, target_dtype)

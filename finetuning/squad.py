@@ -155,9 +155,7 @@ class SquadSource(packed.PackedSource):
       )
       for window in self._windows
     ]
-    super().__init__(
-      path, examples, config.max_seq_length, config.examples_per_record
-    )
+    super().__init__(path, examples, config)
     # Targets count from the row's first token.
     self._columns["targets"] += self._columns["starts"][..., None]
     lost = [w.question in self._lost for w in self._windows]

@@ -193,7 +193,7 @@ def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
     shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
     outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
   elif name == "classifier":
-    matmul, bias = heads.classifier_logits(pooled, labels, bert, policy=policy)
+    matmul, bias = heads.classifier_logits(pooled, labels, bert, policy)
     outputs = {"logits": tf.cast(matmul, tf.float32) + bias}
     if labels > 1:
       outputs["probabilities"] = tf.nn.softmax(outputs["logits"])
