@@ -138,7 +138,7 @@ def read_folder(settings: Settings) -> Model:
 
 
 def _vocabulary(files: dict[str, str]) -> Vocabulary | None:
-  """That of flag -> file."""
+  """The vocabulary in flag -> file, or None."""
   for flag, path in files.items():
     return tokenizer_files.read_file(path, VOCABULARIES[flag])
   return None

@@ -343,8 +343,8 @@ def pair_length(a, b=None) -> int:
 def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
   """`windows.join` of int [tokens] `a` and `b`.
 
-  Too long a text loses its end; of a pair the longer one, a token at a time, as
-  in google/bert.
+  A text that is too long loses its end; in a pair the longer text does, token
+  by token, as in google/bert.
   """
   if b is None:
     return windows.join(tokenizer, a[: max_seq_length - 2])

@@ -45,9 +45,8 @@ class FinetuningConfig(RunConfig):
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
   kind: ClassVar[str]  # of the task, for task.json
-  # Flags that task.json has: those that a trained model keeps, and those of how
-  # files are read and answers chosen, which an evaluation or a prediction may
-  # be given others of.
+  # Flags in task.json. A trained model keeps the first ones; evaluations and
+  # predictions may change the others: how to read files and choose answers.
   model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
   usual_flags: ClassVar[tuple] = ()
   # fmt: off
@@ -195,7 +194,7 @@ class FinetuningTask:
     raise NotImplementedError
 
   def write_predictions(self, source, outputs: dict) -> list[str]:
-    """Writes into the run folder; returns lines that say what."""
+    """Writes into the run folder; returns lines about what was written."""
     raise NotImplementedError
 
   def describe(self) -> dict:

@@ -1,4 +1,4 @@
-"""What a run folder says of its model, which later runs hold to.
+"""What a run folder says about its model; later runs must agree with it.
 
 task.json, the BERT config and a copy of the vocabulary are written when a
 training starts, and by nothing else.

@@ -163,7 +163,7 @@ class SquadSource(packed.PackedSource):
     self._columns["weights"][rows, slots] = 0.0
 
   def line(self) -> str:
-    """See `packed.PackedSource.line`; and which answers were not found."""
+    """`packed.PackedSource.line`, and the answers that are not found."""
     line = super().line()
     if not self._lost:
       return line
@@ -185,7 +185,7 @@ class SquadSource(packed.PackedSource):
 
 
 def _not_found(path: str, questions, answers) -> set:
-  """The numbers of questions whose answers are all not found."""
+  """The numbers of the questions whose answers are not in their paragraphs."""
   answered = {n for n, question in enumerate(questions) if question.answers}
   lost = {n for n in answered if answers[n] is None}
   if lost and lost == answered:
@@ -197,7 +197,7 @@ def _not_found(path: str, questions, answers) -> set:
 
 
 def _why(question: windows.Question) -> str:
-  """Why its answer is not found, for a person."""
+  """Why its answer is not found."""
   text, start = question.answers[0]
   there = question.context[start : start + len(text)] if start >= 0 else ""
   why = "has nothing that the tokenizer keeps"

@@ -21,14 +21,14 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(answer: str, prediction: str) -> float:
-  """1 if they are the same but for `normalize_answer`."""
+  """1 if they are equal after `normalize_answer`."""
   return float(normalize_answer(answer) == normalize_answer(prediction))
 
 
 def f1_v1(answer: str, prediction: str) -> float:
   """Harmonic mean of precision and recall of words; 0 without a common word.
 
-  It is 0 of two texts without words, as in evaluate-v1.1.py.
+  It is 0 for two texts without words, as in evaluate-v1.1.py.
   """
   wanted, got = (normalize_answer(t).split() for t in (answer, prediction))
   common = (collections.Counter(wanted) & collections.Counter(got)).total()

@@ -164,8 +164,8 @@ def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
 def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
   """First and last token of the question's answer in its paragraph.
 
-  Characters of the answer that no token has do not count. Of several answers
-  it is the first that is where the file says and has a token; None if none is.
+  Characters that no token has do not count. The first answer counts that is
+  where the file says and has a token; None if there is no such answer.
   `context` are the paragraph's tokens of `offsets.encode_with_spans`.
   """
   for text, first in question.answers:

@@ -10,8 +10,8 @@ session, and signatures that name the input and output arrays. Shapes as in
   masked_lm      these and masked_lm_positions int32 [B, P]
                  -> log_probs [B, P, V]
   next_sentence  -> log_probs [B, 2]: the second text follows, it does not
-  classifier     -> logits [B, labels], probabilities [B, labels] (but for a
-                 regression, where the number is logits [B, 1])
+  classifier     -> logits [B, labels], probabilities [B, labels]; for a
+                 regression only logits [B, 1], the number
   span           -> start_logits, end_logits [B, S]
 
 input_mask is 1 for tokens, 0 for padding; outputs are float32; B, S and P may
@@ -74,7 +74,7 @@ class Model:
     )
 
   def names(self) -> list[str]:
-    """Its signatures but the default one, which is the last of them."""
+    """Its signatures without the default one, which equals the last of them."""
     return [name for name in _HEADS if name in self.signatures]
 
   def close(self) -> None:

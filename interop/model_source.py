@@ -143,10 +143,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 def case(
   said: bool | None, said_by: str, given: bool | None, model: str
 ) -> tuple[bool, list[str]]:
-  """do_lower_case by a model's files or else by the flag, and what is assumed.
-
-  The second are lines for a person.
-  """
+  """do_lower_case by files or else by the flag, and a line if it is assumed."""
   if said is None and given is None:
     return True, [
       f"{model}: nothing says whether it is of lower-cased text: assumed "
