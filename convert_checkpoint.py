@@ -112,10 +112,10 @@ def read_folder(settings: Settings) -> Model:
       f"--bert_config_file is for checkpoints; {source} is the config"
     )
   known = model_config.read_config(folder)
-  read = bert_tensors.from_theirs(
+  values, tied = bert_tensors.from_theirs(
     bert_tensors.read_tensors(folder), known.config, folder
   )
-  left_out = [f"{name} (follows from the rest)" for name in read.left_out]
+  left_out = [f"{name} (follows from the rest)" for name in tied]
   left_out += [f"{key} of {source} (not known here)" for key in known.left_out]
   given = _vocabulary(settled.named_vocabulary(settings))
   found = tokenizer_files.read_vocabulary(folder)
@@ -124,9 +124,9 @@ def read_folder(settings: Settings) -> Model:
       f"--{_FLAGS[given.file]}: another vocabulary than that of {folder}, "
       "which is the model's: leave the flag out"
     )
-  task, assumed = _task_of_folder(settings, known, read.values)
+  task, assumed = _task_of_folder(settings, known, values)
   return Model(
-    read.values,
+    values,
     known.config,
     source,
     task,

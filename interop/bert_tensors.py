@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import safetensors.numpy
 
 from common import json_files
 from common.errors import DataError
@@ -174,13 +175,6 @@ def to_theirs(
   }
 
 
-class Read(NamedTuple):
-  """A folder's tensors in our terms."""
-
-  values: dict[str, np.ndarray]  # float32, by our names
-  left_out: list[str]  # tensors that follow from others
-
-
 # Other names of a weight: transformers ties them when it loads a model.
 _TIED = {
   "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -192,8 +186,8 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 def from_theirs(
   tensors: Mapping[str, np.ndarray], config: BertConfig, source: str
-) -> Read:
-  """Our weights from tensors by Hugging Face's names.
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Our weights from tensors by Hugging Face's names, and tensors left out.
 
   Takes the names of BertModel saved alone (without "bert.") and the old ones
   of layer norms (gamma, beta), too.
@@ -244,7 +238,7 @@ def from_theirs(
     if name in named
   }
   _check_pooler(count_parts(values, config, source), source)
-  return Read(values, left_out)
+  return values, left_out
 
 
 # Files ------------------------------------------------------------------------
@@ -285,9 +279,6 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
 
 
 def _read_file(path: str) -> dict[str, np.ndarray]:
-  # Imported here: the names above need no library.
-  import safetensors
-
   with open(path, "rb") as f:
     data = f.read()
   try:
@@ -310,8 +301,6 @@ def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
 
 def write_tensors(folder: str, tensors: Mapping[str, np.ndarray]) -> None:
   """Writes model.safetensors into a folder."""
-  import safetensors.numpy  # imported here, as above
-
   path = os.path.join(folder, WEIGHTS_FILE)
   metadata = {"format": "pt"}  # transformers does not read it without this
   safetensors.numpy.save_file(dict(tensors), path, metadata=metadata)

@@ -10,6 +10,19 @@ import os
 import re
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import (
+  AddedToken,
+  Regex,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  processors,
+)
+
 import tokenization
 from common import json_files
 from common.errors import DataError
@@ -40,26 +53,24 @@ class Vocabulary(NamedTuple):
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
 # (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
 _CASED, _IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{M}\p{Cf}\p{Lm}\p{Sk}'’.:·]"
-_FINAL_SIGMA = (
-  f"(?<={_CASED}|{_CASED}{_IGNORED}|{_CASED}{_IGNORED}{_IGNORED})"
-  f"Σ(?!{_IGNORED}*{_CASED})"
+_FINAL_SIGMA = normalizers.Replace(
+  Regex(
+    f"(?<={_CASED}|{_CASED}{_IGNORED}|{_CASED}{_IGNORED}{_IGNORED})"
+    f"Σ(?!{_IGNORED}*{_CASED})"
+  ),
+  "ς",
 )
 
 
 def normalizer(do_lower_case: bool):
   """The `tokenizers` normalizer that cleans text as google/bert does."""
-  from tokenizers import Regex, normalizers
-
   bert = normalizers.BertNormalizer(
     clean_text=True,
     handle_chinese_chars=True,
     strip_accents=do_lower_case,
     lowercase=do_lower_case,
   )
-  if not do_lower_case:
-    return bert
-  sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
-  return normalizers.Sequence([sigma, bert])
+  return normalizers.Sequence([_FINAL_SIGMA, bert]) if do_lower_case else bert
 
 
 def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
@@ -67,8 +78,6 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
 
   Unlike ours it reads "[MASK]" and the like in a text as the token.
   """
-  from tokenizers import AddedToken, processors
-
   make = _wordpiece_tokenizer if is_wordpiece else _sentencepiece_tokenizer
   tokenizer, encoder = make(file, do_lower_case)
   special = special_tokens(encoder)
@@ -95,8 +104,6 @@ def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
   It differs where the library's Unicode tables differ from Python's: in rare
   characters, most of them newer than Unicode 10, and those of private use.
   """
-  from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
   encoder = tokenization.WordPieceEncoder(vocab_file, do_lower_case)
   tokenizer = Tokenizer(
     models.WordPiece(
@@ -118,15 +125,6 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   normalizer loses some, and where two segmentations are equally likely
   (". .." and ".. ."): each takes another one.
   """
-  from tokenizers import (
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-  )
-
   encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
   with open(model_file, "rb") as f:
     model = _read_model(f.read())
@@ -151,8 +149,7 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   if charsmap := normalization.precompiled_charsmap:
     steps = [normalizers.Precompiled(charsmap), *steps]
   if do_lower_case:
-    sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
-    steps = [sigma, normalizers.Lowercase(), *steps]
+    steps = [_FINAL_SIGMA, normalizers.Lowercase(), *steps]
   tokenizer.normalizer = normalizers.Sequence(steps)
   space = dict(
     replacement=tokenization.SENTENCEPIECE_SPACE, prepend_scheme="always"
@@ -164,9 +161,6 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
 
 def _read_model(content: bytes):
   """A `sentencepiece_model_pb2.ModelProto`; raises `DataError` for no model."""
-  from google.protobuf.message import DecodeError
-  from sentencepiece import sentencepiece_model_pb2
-
   try:
     return sentencepiece_model_pb2.ModelProto.FromString(content)
   except DecodeError as e:
@@ -180,9 +174,8 @@ def write_tokenizer(
   path = os.path.join(folder, vocabulary.file)
   with open(path, "wb") as f:
     f.write(vocabulary.content)
-  tokenizer, encoder = make_tokenizer(
-    path, vocabulary.file == VOCAB_FILE, do_lower_case
-  )
+  is_wordpiece = vocabulary.file == VOCAB_FILE
+  tokenizer, encoder = make_tokenizer(path, is_wordpiece, do_lower_case)
   tokenizer.save(os.path.join(folder, TOKENIZER_FILE))
   names = [f"{name}_token" for name in _SPECIAL]
   content = {
