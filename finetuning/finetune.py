@@ -364,7 +364,7 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
   weights = batches.next.weights
   fetches = {"losses": head.losses, "weights": weights, **head.outputs}
   vote = StopVote(comm, f"{name}_vote")
-  batches = EvaluationBatches(fetches, source, batches, vote, comm)
+  evaluation = EvaluationBatches(fetches, source, batches, vote, comm)
   of_rank = -(-len(source) // comm.size)  # rows
 
   def of_all_ranks(name: str, found: list[dict]) -> np.ndarray:
@@ -379,7 +379,7 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
     return in_order[: len(source)]
 
   def collect(session, signals, watchdog):
-    found = list(batches.run(session, signals, watchdog))
+    found = list(evaluation.run(session, signals, watchdog))
     watchdog.pause()  # rank 0 makes results of it, however long
     return {name: of_all_ranks(name, found) for name in fetches}
 

@@ -300,7 +300,7 @@ def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
   Their names are relative to the folder where the training was started, so
   they are looked for here and in all folders above the run folder.
   """
-  above = pathlib.Path(os.path.abspath(folder)).parents
+  above = map(str, pathlib.Path(os.path.abspath(folder)).parents)
   for file in run_folder.trained_on(folder)[:1]:
     for place in ("", *above):
       if found := records.find_manifest(os.path.join(place, file)):

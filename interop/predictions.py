@@ -130,10 +130,9 @@ class Predictor:
 
   def _ids(self, text: str) -> np.ndarray:
     """int32 [tokens]; tokenizers would split [MASK], here it is the mask."""
-    ids: list[int] = []
-    for part in self._tokenizer.encode_batch(text.split(MASK)):
-      ids += [self._tokenizer.mask_id, *part]
-    return np.array(ids[1:], np.int32)
+    parts = self._tokenizer.encode_batch(text.split(MASK))
+    mask = np.array([self._tokenizer.mask_id], np.int32)
+    return np.concatenate([a for part in parts for a in (mask, part)][1:])
 
   def _masks(self, ids: np.ndarray) -> np.ndarray:
     return np.flatnonzero(ids == self._tokenizer.mask_id)
