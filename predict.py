@@ -68,7 +68,7 @@ def read_inputs(
       "these"
     )
   if asked:
-    if not (question or "").strip() or not (context or "").strip():
+    if not (question and question.strip() and context and context.strip()):
       raise UserError("give both --question and --context, not empty")
     yield predictions.Input(question, context)
     return

@@ -180,6 +180,8 @@ class ClassifierConfig(FinetuningConfig):
 class Classification(FinetuningTask):
   """A label, or a number, for each text or pair of texts."""
 
+  config: ClassifierConfig
+
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
     self._table = config.table()

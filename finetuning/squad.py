@@ -59,6 +59,7 @@ class SquadConfig(windows.AnswerSettings, FinetuningConfig):
 class Squad(FinetuningTask):
   """A span of the paragraph for each question, or none."""
 
+  config: SquadConfig
   best_by = metrics.BestBy(("f1",), True)
 
   def read(self, part):

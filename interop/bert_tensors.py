@@ -264,7 +264,7 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
     files = {name: os.path.basename(file) for name, file in found}
   except (KeyError, TypeError, AttributeError) as e:
     raise DataError(f"{index}: not an index of weights ({e!r})") from e
-  tensors = {}
+  tensors: dict[str, np.ndarray] = {}
   for file in sorted(set(files.values())):
     path = os.path.join(folder, file)
     found = _read_file(path)

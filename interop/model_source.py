@@ -144,18 +144,20 @@ def case(
   said: bool | None, said_by: str, given: bool | None, model: str
 ) -> tuple[bool, list[str]]:
   """do_lower_case by files or else by the flag, and a line if it is assumed."""
-  if said is None and given is None:
+  if said is None and given is not None:
+    return given, []
+  if said is None:
     return True, [
       f"{model}: nothing says whether it is of lower-cased text: assumed "
       "--do_lower_case; give --nodo_lower_case if it is cased"
     ]
-  if None not in (said, given) and said != given:
+  if given not in (None, said):
     raise UserError(
       f"--do_lower_case={given}, but the model was trained on "
       f"{'lower-cased' if said else 'cased'} text ({said_by}): leave the flag "
       "out"
     )
-  return (given if said is None else said), []
+  return said, []
 
 
 def assumed_answers(task: dict, said_by: str) -> list[str]:
