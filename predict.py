@@ -74,9 +74,8 @@ def read_inputs(
     return
   path = settings.input or "-"
   name = "standard input" if path == "-" else path
-  lines, what = (
-    (texts, "text") if texts else (_lines(path, name), f"{name}: line")
-  )
+  lines = texts or _lines(path, name)
+  what = "text" if texts else f"{name}: line"
   found = False
   for number, line in enumerate(lines, 1):
     if texts or line.strip():
@@ -91,10 +90,8 @@ def read_inputs(
 
 def _lines(path: str, name: str) -> Iterator[str]:
   """The lines of a file, or of standard input for "-", which are UTF-8."""
-  with contextlib.ExitStack() as stack:
-    file = sys.stdin.buffer
-    if path != "-":
-      file = stack.enter_context(open(path, "rb"))
+  stdin = contextlib.nullcontext(sys.stdin.buffer)
+  with stdin if path == "-" else open(path, "rb") as file:
     for number, line in enumerate(file, 1):
       try:
         yield line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -258,21 +258,20 @@ class Classification(FinetuningTask):
   def _targets(self, path: str, rows) -> list:
     given = tables.column(path, rows, self._table.label)
     numbers = {label: i for i, label in enumerate(self.labels)}
+    read, wanted = numbers.__getitem__, f"one of {', '.join(self.labels[:10])}"
+    if self._is_regression:
+      read, wanted = float, "a number"
     targets = []
     for row, label in zip(rows, given, strict=True):
       try:
-        target = float(label) if self._is_regression else numbers[label]
+        targets.append(read(label))
       except (KeyError, ValueError) as e:
-        wanted = "a number"
-        if not self._is_regression:
-          wanted = "one of " + ", ".join(self.labels[:10])
         raise DataError(
           f"{path}: line {row.line}: {self._table.label} is {label!r}, not "
           f"{wanted}"
         ) from e
-      if not np.isfinite(target):
+      if not np.isfinite(targets[-1]):
         raise DataError(f"{path}: line {row.line}: {label} is not finite")
-      targets.append(target)
     return targets
 
   def head(self, batch, is_training, dropout_seed=None):
