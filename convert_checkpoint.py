@@ -52,8 +52,6 @@ from training import checkpoint_files, checkpoint_weights, run_folder
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
-CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
-BERT_CONFIG_FILE = model_source.CONFIG_FILE
 # Keys of task.json about a run's files, not about the model.
 _OF_FILES = ("vocabulary", "best_by", "exported_from")
 _FLAGS = {file: flag for flag, file in VOCABULARIES.items()}
@@ -71,7 +69,7 @@ class Settings(model_source.Given):
   output: str = setting(help=
     "New folder (TensorFlow Serving wants NAME/1, NAME/2, ...); with "
     "--to=tensorflow the prefix of a checkpoint, or a folder for "
-    f"{CHECKPOINT_NAME}.")
+    f"{model_source.CHECKPOINT_NAME}.")
   to: str | None = setting(None,
     "Format to write. Default: tensorflow for a Hugging Face folder, else "
     "huggingface.", choices=(HUGGINGFACE, TENSORFLOW, SAVED_MODEL))
@@ -231,7 +229,7 @@ def _read_source(path: str, settings: Settings, weights) -> Model:
     weights.values,
     source.bert,
     settings.bert_config_file
-    or os.path.join(os.path.dirname(path), BERT_CONFIG_FILE),
+    or os.path.join(os.path.dirname(path), model_source.CONFIG_FILE),
     task,
     _vocabulary(source.vocabulary),
     weights.left_out,
@@ -304,9 +302,9 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   """
   prefix = settings.output
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
-    prefix = os.path.join(prefix, CHECKPOINT_NAME)
+    prefix = os.path.join(prefix, model_source.CHECKPOINT_NAME)
   folder = os.path.dirname(prefix) or "."
-  beside = {BERT_CONFIG_FILE: model.config.to_json_string().encode()}
+  beside = {model_source.CONFIG_FILE: model.config.to_json_string().encode()}
   if model.vocabulary:
     beside[model.vocabulary.file] = model.vocabulary.content
   if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):

@@ -18,15 +18,15 @@ from data import record_report, records
 from finetuning import settled
 from finetuning.settled import PRETRAINING, SQUAD, TASK_FILE, saved_task
 from model.bert_config import BertConfig
-from training import checkpoint_files, metrics, run_folder
+from training import checkpoint_files, metrics, run_folder, training_run
 from training.config import BEST_BY
 
 ANSWERABLE = "version_2_with_negative"
-CONFIG_FILE = "bert_config.json"
+CONFIG_FILE = training_run.CONFIG_FILE
 # A SavedModel's folder for files that its graph does not read, by TensorFlow
 # Serving's convention.
 EXTRA_FOLDER = "assets.extra"
-_THEIR_PREFIX = "bert_model.ckpt"  # in the folders that google/bert published
+CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 _TRAINING_ONLY = {
   "hidden_dropout_prob",
   "attention_probs_dropout_prob",
@@ -250,7 +250,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   files = checkpoint_files.CheckpointFiles(model, keep=1)
   steps = files.steps()
   if not steps:
-    theirs = os.path.join(model, _THEIR_PREFIX)
+    theirs = os.path.join(model, CHECKPOINT_NAME)
     newest = files.without_marker()
     if newest is None and not os.path.exists(theirs + ".index"):
       raise UserError(
