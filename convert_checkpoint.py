@@ -30,6 +30,7 @@ import tokenization
 from common import json_files
 from common.errors import DataError, UserError
 from common.settings import run_with, setting
+from finetuning import settled
 from finetuning.settled import (
   CLASSIFIER,
   PRETRAINING,
@@ -51,15 +52,13 @@ from training import checkpoint_files, checkpoint_weights, run_folder
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
-CHECKPOINT_NAME = "bert_model.ckpt"  # google/bert's
-BERT_CONFIG_FILE = model_source.CONFIG_FILE
 # Keys of task.json about a run's files, not about the model.
 _OF_FILES = ("vocabulary", "best_by", "exported_from")
 _FLAGS = {file: flag for flag, file in VOCABULARIES.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(model_source.Given):
   """What to convert; the names are the flags'."""
 
   # fmt: off
@@ -70,7 +69,7 @@ class Settings:
   output: str = setting(help=
     "New folder (TensorFlow Serving wants NAME/1, NAME/2, ...); with "
     "--to=tensorflow the prefix of a checkpoint, or a folder for "
-    f"{CHECKPOINT_NAME}.")
+    f"{model_source.CHECKPOINT_NAME}.")
   to: str | None = setting(None,
     "Format to write. Default: tensorflow for a Hugging Face folder, else "
     "huggingface.", choices=(HUGGINGFACE, TENSORFLOW, SAVED_MODEL))
@@ -80,18 +79,6 @@ class Settings:
   precision: str = setting("fp32",
     "Type of the matrix multiplications with --to=saved_model. Weights, inputs "
     "and outputs stay as they are.", choices=mixed_precision.TYPES)
-  bert_config_file: str | None = setting(None,
-    f"JSON file with the BERT config of checkpoints. Default: "
-    f"{BERT_CONFIG_FILE} beside them.")
-  vocab_file: str | None = setting(None,
-    "WordPiece vocabulary. Default: the one that the run's task.json or "
-    "records name, or vocab.txt beside the input.")
-  spm_model_file: str | None = setting(None,
-    "SentencePiece model, instead of --vocab_file. Default: spiece.model "
-    "beside the input.")
-  do_lower_case: bool | None = setting(None,
-    "Whether the model is of lower-cased text. Default: what the input's "
-    "tokenizer, task.json or records say; if nothing does, true is assumed.")
   # fmt: on
 
   def __post_init__(self):
@@ -99,27 +86,23 @@ class Settings:
 
 
 class Model(NamedTuple):
-  """A model that was read."""
+  """A model that was read; `left_out` and `assumed` are lines for people."""
 
   values: dict[str, np.ndarray]  # float32, by our names
   config: BertConfig
   source: str  # the config's file
   task: dict  # as in task.json, without names of files; nothing is assumed
   vocabulary: Vocabulary | None
-  left_out: list[str]  # lines for people
-  assumed: list[str]  # lines for people
-  lacking: tuple[str, ...] = ()  # heads that the config names
+  left_out: list[str]
+  assumed: list[str]
+  named: frozenset[str] = frozenset()  # the heads that the config names
 
 
 # Reading ----------------------------------------------------------------------
 
 
 def read_folder(settings: Settings) -> Model:
-  """The model of a Hugging Face folder.
-
-  Raises:
-    UserError: it cannot be converted; the message says why.
-  """
+  """The model of a Hugging Face folder."""
   (folder,) = settings.input
   source = os.path.join(folder, model_config.CONFIG_FILE)
   if settings.bert_config_file:
@@ -127,35 +110,34 @@ def read_folder(settings: Settings) -> Model:
       f"--bert_config_file is for checkpoints; {source} is the config"
     )
   known = model_config.read_config(folder)
-  read = bert_tensors.from_theirs(
+  values, tied = bert_tensors.from_theirs(
     bert_tensors.read_tensors(folder), known.config, folder
   )
-  left_out = [f"{name} (follows from the rest)" for name in read.left_out]
+  left_out = [f"{name} (follows from the rest)" for name in tied]
   left_out += [f"{key} of {source} (not known here)" for key in known.left_out]
-  given = _vocabulary(settings)
+  given = _vocabulary(settled.named_vocabulary(settings))
   found = tokenizer_files.read_vocabulary(folder)
   if given and found and not tokenizer_files.is_same(given, found):
     raise UserError(
       f"--{_FLAGS[given.file]}: another vocabulary than that of {folder}, "
       "which is the model's: leave the flag out"
     )
-  parts = bert_tensors.count_parts(read.values, known.config, folder)
-  task, assumed = _task_of_folder(settings, known, read.values)
+  task, assumed = _task_of_folder(settings, known, values)
   return Model(
-    read.values,
+    values,
     known.config,
     source,
     task,
     found or given,
     left_out,
     assumed,
-    tuple(sorted((known.heads or set()) - set(parts))),
+    frozenset(known.heads or ()),
   )
 
 
-def _vocabulary(named) -> Vocabulary | None:
-  """The one that `Settings` or a `model_source.Source` name."""
-  for flag, path in model_source.named_vocabulary(named).items():
+def _vocabulary(files: dict[str, str]) -> Vocabulary | None:
+  """The vocabulary in flag -> file, or None."""
+  for flag, path in files.items():
     return tokenizer_files.read_file(path, VOCABULARIES[flag])
   return None
 
@@ -163,32 +145,29 @@ def _vocabulary(named) -> Vocabulary | None:
 def _task_of_folder(
   settings: Settings, known: model_config.ReadConfig, values: dict
 ) -> tuple[dict, list[str]]:
-  """A Hugging Face folder's task, and lines about what is assumed.
-
-  Raises:
-    DataError: task.json contradicts the folder's other files.
-  """
+  """A Hugging Face folder's task, and lines about what is assumed."""
   (folder,) = settings.input
-  saved, assumed = saved_task(folder), []
-  found = {"task": _kind(values)}
-  if found["task"] == CLASSIFIER:
+  saved, assumed, labels = saved_task(folder), [], None
+  if (kind := _kind(values)) == CLASSIFIER:
     labels = known.classifier_labels(len(values["output_bias"]), folder)
-    if labels is not None:
-      found["labels"] = labels
     if known.heads is None:
       assumed.append(
         f"{folder}: {model_config.CONFIG_FILE} names no architecture: the "
-        "classifier is taken for one of whole texts"
+        "classifier is assumed to be one of whole texts"
       )
-  lower = tokenizer_files.reads_lower_case(folder, settings.do_lower_case)
-  if lower is not None:
-    found["do_lower_case"] = lower
   # The most tokens that a tokenizer makes are not the length of a training,
   # but where task.json has that length the two are equal.
-  longest = tokenizer_files.longest_text(folder)
-  if longest is not None and "max_seq_length" in saved:
-    most = known.config.max_position_embeddings
-    found["max_seq_length"] = min(longest, most)
+  longest = "max_seq_length" in saved and tokenizer_files.longest_text(folder)
+  most = known.config.max_position_embeddings
+  found = {
+    "task": kind,
+    "labels": labels,
+    "do_lower_case": tokenizer_files.reads_lower_case(
+      folder, settings.do_lower_case
+    ),
+    "max_seq_length": min(longest, most) if longest else None,
+  }
+  found = {key: value for key, value in found.items() if value is not None}
   for key, value in found.items():
     if key in saved and saved[key] != value:
       raise DataError(
@@ -218,22 +197,15 @@ def _of_model(task: dict) -> dict:
 
 
 def read_checkpoints(settings: Settings) -> Model:
-  """The model whose weights are the mean of some checkpoints' weights.
-
-  Raises:
-    UserError: they cannot be read, or are not of one model.
-  """
+  """The model whose weights are the mean of some checkpoints' weights."""
   weights = checkpoint_weights.read(settings.input)
   first, *others = (
     _read_source(path, settings, weights) for path in settings.input
   )
   for path, other in zip(settings.input[1:], others, strict=True):
     differ = model_source.differences(first.config, other.config)
-    differ += sorted(
-      key
-      for key in first.task.keys() | other.task.keys()
-      if first.task.get(key) != other.task.get(key)
-    )
+    keys = sorted(first.task.keys() | other.task.keys())
+    differ += [k for k in keys if first.task.get(k) != other.task.get(k)]
     both = first.vocabulary, other.vocabulary
     if None not in both and both[0] != both[1]:
       differ.append("the vocabulary")
@@ -249,7 +221,7 @@ def _read_source(path: str, settings: Settings, weights) -> Model:
   """A checkpoint's model, but with `weights`."""
   source = model_source.find(path, settings)
   task = _of_model(source.task)
-  if source.assumes_case:
+  if source.assumed_case:
     del task["do_lower_case"]
   if task["task"] == PRETRAINING:  # also where nothing names a task
     task["task"] = _kind(weights.values)
@@ -257,11 +229,11 @@ def _read_source(path: str, settings: Settings, weights) -> Model:
     weights.values,
     source.bert,
     settings.bert_config_file
-    or os.path.join(os.path.dirname(path), BERT_CONFIG_FILE),
+    or os.path.join(os.path.dirname(path), model_source.CONFIG_FILE),
     task,
-    _vocabulary(source),
+    _vocabulary(source.vocabulary),
     weights.left_out,
-    list(source.assumed[:1]) if source.assumes_case else [],
+    source.assumed_case,
   )
 
 
@@ -269,11 +241,7 @@ def _read_source(path: str, settings: Settings, weights) -> Model:
 
 
 def write_folder(model: Model, settings: Settings) -> list[str]:
-  """Writes a Hugging Face folder, whole or not at all; returns its files.
-
-  Raises:
-    UserError: Hugging Face has no such model, or the folder is not empty.
-  """
+  """Writes a Hugging Face folder, whole or not at all; returns its files."""
   folder = os.path.normpath(settings.output)
   if os.path.exists(folder) and (
     not os.path.isdir(folder) or os.listdir(folder)
@@ -281,14 +249,12 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     raise UserError(f"--output={folder} already exists and is not empty")
   about = model.values, model.config, settings.input[0]
   tensors = bert_tensors.to_theirs(*about)
-  labels = None
-  if "output_bias" in model.values:
-    labels = model.task.get("labels") or len(model.values["output_bias"])
+  outputs = len(model.values.get("output_bias", ()))
   config = model_config.to_their_config(
     model.config,
     bert_tensors.count_parts(*about),
     model.source,
-    labels,
+    (model.task.get("labels") or outputs) if outputs else None,
     _pad_id(model),
   )
   parent = os.path.dirname(folder) or "."
@@ -318,7 +284,8 @@ def _task_content(model: Model) -> dict:
 
 def _pad_id(model: Model) -> int:
   """[PAD]'s; 0 as in all our SentencePiece models if no vocabulary has it."""
-  names, pad = [], tokenization.PAD.encode()
+  pad = tokenization.PAD.encode()
+  names = [pad]
   if model.vocabulary and model.vocabulary.file == VOCAB_FILE:
     names = model.vocabulary.lines()
   return names.index(pad) if pad in names else 0
@@ -328,19 +295,16 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   """Writes a TensorFlow checkpoint with config, vocabulary and task.json.
 
   In the folder of the run that the weights are from it writes no task.json:
-  the run's own files say the same.
-
-  Returns:
-    The files, as lines for people.
+  the run's own files say the same. Returns the files, as lines for people.
 
   Raises:
     UserError: one of them exists with another content.
   """
   prefix = settings.output
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
-    prefix = os.path.join(prefix, CHECKPOINT_NAME)
+    prefix = os.path.join(prefix, model_source.CHECKPOINT_NAME)
   folder = os.path.dirname(prefix) or "."
-  beside = {BERT_CONFIG_FILE: model.config.to_json_string().encode()}
+  beside = {model_source.CONFIG_FILE: model.config.to_json_string().encode()}
   if model.vocabulary:
     beside[model.vocabulary.file] = model.vocabulary.content
   if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
@@ -381,11 +345,7 @@ def _is_same(path: str, content: bytes, model: Model) -> bool:
 
 
 def export(settings: Settings) -> list[str]:
-  """Writes a checkpoint as a SavedModel; returns lines for people.
-
-  Raises:
-    UserError: it cannot be done; the message says why.
-  """
+  """Writes a checkpoint as a SavedModel; returns lines for people."""
   if len(settings.input) > 1:
     raise UserError(
       f"--to={SAVED_MODEL} exports one checkpoint: write the mean with "
@@ -416,58 +376,39 @@ def export(settings: Settings) -> list[str]:
 
 
 def convert(settings: Settings) -> list[str]:
-  """Converts.
-
-  Returns:
-    Lines for people: what was converted, left out and missing, and the files.
-
-  Raises:
-    UserError: it cannot be done; the message says why.
-  """
+  """Converts; returns lines for people: what was converted, and the files."""
   if not settings.input:
     raise UserError("--input names nothing")
   config_file = os.path.join(settings.input[0], model_config.CONFIG_FILE)
   theirs = len(settings.input) == 1 and os.path.exists(config_file)
   to = settings.to or (TENSORFLOW if theirs else HUGGINGFACE)
   if theirs and to != TENSORFLOW:
+    first = "nothing to" if to == HUGGINGFACE else "first --to=tensorflow, then"
     raise UserError(
-      f"--input={settings.input[0]} is a Hugging Face folder: "
-      + (
-        "nothing to "
-        if to == HUGGINGFACE
-        else f"first --to={TENSORFLOW}, then "
-      )
-      + f"convert to --to={to}"
+      f"--input={settings.input[0]} is a Hugging Face folder: {first} convert "
+      f"to --to={to}"
     )
   if to == SAVED_MODEL:
     return export(settings)
   if settings.signatures or settings.precision != "fp32":
     raise UserError(f"--signatures and --precision are for --to={SAVED_MODEL}")
   model = read_folder(settings) if theirs else read_checkpoints(settings)
-  if model.task["task"] == SQUAD and model_source.ANSWERABLE not in model.task:
-    model.assumed.append(model_source.assumed_answers(TASK_FILE))
-  check_labels(model, settings)
-  check_vocabulary(model, settings)
+  model.assumed.extend(model_source.assumed_answers(model.task, TASK_FILE))
+  check(model, settings)
   write = write_folder if to == HUGGINGFACE else write_checkpoint
   return report(model, settings, write(model, settings))
 
 
-def check_labels(model: Model, settings: Settings) -> None:
-  """Raises `UserError` if the classifier has another number of labels."""
-  labels, bias = model.task.get("labels"), model.values.get("output_bias")
-  if bias is None:
-    return
-  if labels and len(labels) != len(bias):
+def check(model: Model, settings: Settings) -> None:
+  """Raises `UserError` for labels or a vocabulary that are another model's."""
+  labels, bias = model.task.get("labels"), model.values.get("output_bias", ())
+  if labels and len(bias) not in (0, len(labels)):
     raise UserError(
       f"{settings.input[0]}: {len(labels)} names of labels ({TASK_FILE} beside "
       f"it has them), but the classifier has {len(bias)}"
     )
   if labels == [] and len(bias) > 1:
     del model.task["labels"]  # []: a regression; so the names are not known
-
-
-def check_vocabulary(model: Model, settings: Settings) -> None:
-  """Raises `DataError` for a vocabulary that is larger than the model's."""
   if not model.vocabulary:
     return
   rows, most = tokenizer_files.size(model.vocabulary), model.config.vocab_size
@@ -485,14 +426,12 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   counts = bert_tensors.count_parts(model.values, model.config, source)
   known = {w.ours for w in bert_tensors.weights(model.config)}
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
-  converted += [
-    f"{name} (not BERT's, kept)" for name in sorted(set(model.values) - known)
-  ]
+  others = sorted(set(model.values) - known)
+  converted += [f"{name} (not BERT's, kept)" for name in others]
   missing = [part for part in bert_tensors.PARTS[:4] if part not in counts]
   missing += [
     f"{part} (which {model_config.CONFIG_FILE} names)"
-    for part in model.lacking
-    if part not in missing
+    for part in sorted(model.named - set(counts) - set(missing))
   ]
   if not model.vocabulary:
     missing.append(

@@ -68,15 +68,14 @@ def read_inputs(
       "these"
     )
   if asked:
-    if not (question or "").strip() or not (context or "").strip():
+    if not (question and question.strip() and context and context.strip()):
       raise UserError("give both --question and --context, not empty")
     yield predictions.Input(question, context)
     return
   path = settings.input or "-"
   name = "standard input" if path == "-" else path
-  lines, what = _lines(path, name), f"{name}: line"
-  if texts:
-    lines, what = texts, "text"
+  lines = texts or _lines(path, name)
+  what = "text" if texts else f"{name}: line"
   found = False
   for number, line in enumerate(lines, 1):
     if texts or line.strip():
@@ -91,10 +90,8 @@ def read_inputs(
 
 def _lines(path: str, name: str) -> Iterator[str]:
   """The lines of a file, or of standard input for "-", which are UTF-8."""
-  with contextlib.ExitStack() as stack:
-    file = sys.stdin.buffer
-    if path != "-":
-      file = stack.enter_context(open(path, "rb"))
+  stdin = contextlib.nullcontext(sys.stdin.buffer)
+  with stdin if path == "-" else open(path, "rb") as file:
     for number, line in enumerate(file, 1):
       try:
         yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -112,11 +109,7 @@ def main(settings: Settings, name: str, *texts: str) -> None:
   source = model_source.find(name, settings.given)
   model = inference.open_model(source)
   predictor = predictions.Predictor(
-    model,
-    source,
-    settings.top_k,
-    settings.embedding,
-    settings.max_seq_length,
+    model, source, settings.top_k, settings.embedding, settings.max_seq_length
   )
   lines = source.lines()
   if not settings.max_seq_length and "max_seq_length" not in source.task:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from common.errors import DataError, UserError
 from common.settings import in_group
-from finetuning import heads, metrics, packed, tables
+from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.settled import model_folder, saved_task
 from model import model_flops
@@ -25,23 +26,15 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 
 class Glue(NamedTuple):
-  """The files of a GLUE task, https://arxiv.org/abs/1804.07461.
+  """The files of a GLUE task, https://arxiv.org/abs/1804.07461."""
 
-  Attributes:
-    text, pair, label: columns; pair is None for single texts.
-    labels: in the order of their numbers; none: it is a regression.
-    metrics: names in `metrics.CLASSIFICATION`; the first one chooses the best.
-    evaluation: the file to evaluate on, without .tsv.
-    columns: of files without a header (but the test file has one).
-  """
-
-  text: str
-  pair: str | None = None
+  text: str  # a column, as `pair` and `label` are
+  pair: str | None = None  # None for single texts
   label: str = "label"
-  labels: tuple = ("0", "1")
-  metrics: tuple = ("accuracy",)
-  evaluation: str = "dev"
-  columns: tuple | None = None
+  labels: tuple = ("0", "1")  # by number; none: it is a regression
+  metrics: tuple = ("accuracy",)  # the first one chooses the best
+  evaluation: str = "dev"  # the file to evaluate on, without .tsv
+  columns: tuple | None = None  # without a header (but the test file has one)
 
 
 _PAIR = "sentence1", "sentence2"
@@ -130,7 +123,7 @@ class ClassifierConfig(FinetuningConfig):
   @classmethod
   def found(cls, flags):
     found = super().found(flags)
-    if flags.task_name:  # it says what is not of all fine-tuning
+    if flags.task_name:  # it settles the columns and metrics
       shared = FinetuningConfig.model_flags
       return {name: found[name] for name in shared if name in found}
     return found
@@ -144,14 +137,15 @@ class ClassifierConfig(FinetuningConfig):
     return super().flags_of(task)
 
   def as_dict(self):
-    """With what defaults stand for, which task.json tells a later rank."""
-    table = self.table()
+    """With what defaults stand for: a later rank reads it in task.json."""
+    return {**super().as_dict(), **self.flags_of(self.describe_table())}
+
+  def describe_table(self) -> dict:
+    """Metrics and columns as in task.json."""
+    text, pair, label = self.table()[:3]
     return {
-      **super().as_dict(),
-      "text_column": table.text,
-      "text_pair_column": table.pair,
-      "label_column": table.label,
-      "metrics": list(table.metrics),
+      "metrics": list(self.table().metrics),
+      "columns": {"text": text, "text_pair": pair, "label": label},
     }
 
   def table(self) -> Glue:
@@ -178,16 +172,15 @@ class ClassifierConfig(FinetuningConfig):
     if not self.data_dir:
       raise UserError(f"give --{part}_file, or --data_dir with GLUE's files")
     dev = self.table().evaluation
-    name = {
-      "train": "train",
-      "eval": dev,
-      "predict": dev.replace("dev", "test"),
-    }
-    return os.path.join(self.data_dir, name[part] + ".tsv")
+    test = dev.replace("dev", "test")
+    name = {"train": "train", "eval": dev, "predict": test}[part]
+    return os.path.join(self.data_dir, f"{name}.tsv")
 
 
 class Classification(FinetuningTask):
   """A label, or a number, for each text or pair of texts."""
+
+  config: ClassifierConfig
 
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
@@ -209,8 +202,7 @@ class Classification(FinetuningTask):
       return list(self._table.labels)
     if not self.config.do_train:
       folder = model_folder(self.config)
-      saved = folder is not None and saved_task(folder).get("labels")
-      if saved:
+      if folder is not None and (saved := saved_task(folder).get("labels")):
         return saved
       if not self.config.train_file:
         raise UserError(
@@ -233,9 +225,8 @@ class Classification(FinetuningTask):
     return found
 
   def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
-    columns = self._table.columns
-    if columns and os.path.basename(path).startswith("test"):
-      columns = None
+    has_header = os.path.basename(path).startswith("test")
+    columns = None if has_header else self._table.columns
     return tables.read_table(path, columns, all_rows)
 
   def read(self, part):
@@ -248,9 +239,8 @@ class Classification(FinetuningTask):
       else [None] * len(rows)
       for name in (self._table.text, self._table.pair)
     )
-    targets = [0] * len(rows)
-    if part != "predict":
-      targets = self._targets(path, rows)
+    known = part != "predict"
+    targets = self._targets(path, rows) if known else [0] * len(rows)
     examples = [
       packed.Example(
         *encode_pair(tokenizer, most, a, b), f"line {row.line}", (target,)
@@ -260,8 +250,7 @@ class Classification(FinetuningTask):
     return packed.PackedSource(
       path,
       examples,
-      most,
-      self.config.examples_per_record,
+      self.config,
       np.float32 if self._is_regression else np.int32,
       cut=sum(map(lambda a, b: pair_length(a, b) > most, first, second)),
     )
@@ -269,21 +258,20 @@ class Classification(FinetuningTask):
   def _targets(self, path: str, rows) -> list:
     given = tables.column(path, rows, self._table.label)
     numbers = {label: i for i, label in enumerate(self.labels)}
+    read, wanted = numbers.__getitem__, f"one of {', '.join(self.labels[:10])}"
+    if self._is_regression:
+      read, wanted = float, "a number"
     targets = []
     for row, label in zip(rows, given, strict=True):
       try:
-        target = float(label) if self._is_regression else numbers[label]
+        targets.append(read(label))
       except (KeyError, ValueError) as e:
-        wanted = "a number"
-        if not self._is_regression:
-          wanted = "one of " + ", ".join(self.labels[:10])
         raise DataError(
           f"{path}: line {row.line}: {self._table.label} is {label!r}, not "
           f"{wanted}"
         ) from e
-      if not np.isfinite(target):
+      if not np.isfinite(targets[-1]):
         raise DataError(f"{path}: line {row.line}: {label} is not finite")
-      targets.append(target)
     return targets
 
   def head(self, batch, is_training, dropout_seed=None):
@@ -318,8 +306,7 @@ class Classification(FinetuningTask):
     """Writes one line for each row of the file, in its order.
 
     Fields, between tabs: the row's number from 0, the prediction, and each
-    label's probability. In labels a backslash, a tab, a line feed and a
-    carriage return are written \\\\, \\t, \\n and \\r.
+    label's probability. Labels are written with `_ESCAPES`.
     """
     logits = self._logits(source, outputs)
     path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
@@ -330,18 +317,13 @@ class Classification(FinetuningTask):
         if self._is_regression:
           print(number, f"{row[0]:.4f}", sep="\t", file=f)
         else:
-          shares = [f"{p:.6f}" for p in probabilities(row)]
+          shares = [f"{p:.6f}" for p in special.softmax(row.astype(float))]
           print(number, labels[np.argmax(row)], *shares, sep="\t", file=f)
     os.replace(path + ".tmp", path)
     return [f"predictions {path}"]
 
   def describe(self):
-    text, pair, label = self._table[:3]
-    return {
-      "labels": self.labels,
-      "metrics": list(self._table.metrics),
-      "columns": {"text": text, "text_pair": pair, "label": label},
-    }
+    return {"labels": self.labels, **self.config.describe_table()}
 
 
 def label_order(label: str) -> tuple:
@@ -354,34 +336,20 @@ def label_order(label: str) -> tuple:
   return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
-  """Softmax over the last axis, in float64."""
-  shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-  weights = np.exp(shifted)
-  return weights / weights.sum(axis=-1, keepdims=True)
-
-
 def pair_length(a, b=None) -> int:
-  """Tokens of `encode_pair` if nothing is cut."""
+  """Tokens of `encode_pair` if it cuts nothing."""
   return len(a) + 2 + (0 if b is None else len(b) + 1)
 
 
 def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
-  """int32 ids and segments of [CLS] a [SEP], or of [CLS] a [SEP] b [SEP].
+  """`windows.join` of int [tokens] `a` and `b`.
 
-  Too long a text loses its end; of a pair the longer one, a token at a time, as
-  in google/bert. `a` and `b` are int [tokens].
+  A text that is too long loses its end; in a pair the longer text does, token
+  by token, as in google/bert.
   """
-  cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
   if b is None:
-    ids = np.concatenate([cls, a[: max_seq_length - 2], sep])
-    return ids.astype(np.int32), np.zeros(len(ids), np.int32)
+    return windows.join(tokenizer, a[: max_seq_length - 2])
   room = max_seq_length - 3
   # What taking from the longer one (b, if they are as long) would leave.
   keep_b = min(len(b), max(room // 2, room - len(a)))
-  a = a[: room - keep_b]
-  b = b[:keep_b]
-  ids = np.concatenate([cls, a, sep, b, sep]).astype(np.int32)
-  segments = np.zeros(len(ids), np.int32)
-  segments[len(a) + 2 :] = 1
-  return ids, segments
+  return windows.join(tokenizer, a[: room - keep_b], b[:keep_b])

@@ -45,9 +45,8 @@ class FinetuningConfig(RunConfig):
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
   kind: ClassVar[str]  # of the task, for task.json
-  # Flags that task.json has: those that a trained model keeps, and those of how
-  # files are read and answers chosen, which an evaluation or a prediction may
-  # be given others of.
+  # Flags in task.json. A trained model keeps the first ones; evaluations and
+  # predictions may change the others: how to read files and choose answers.
   model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
   usual_flags: ClassVar[tuple] = ()
   # fmt: off
@@ -123,11 +122,7 @@ class FinetuningConfig(RunConfig):
         "--early_stopping_evaluations needs --do_eval and --eval_every_epochs "
         "or --eval_every_steps"
       )
-    if self.max_seq_length > self.bert.max_position_embeddings:
-      raise UserError(
-        f"--max_seq_length={self.max_seq_length}: must be 4 to the BERT "
-        f"config's max_position_embeddings={self.bert.max_position_embeddings}"
-      )
+    settled.check_length(self.max_seq_length, self.bert)
     tokenization.validate_case_matches_checkpoint(
       self.do_lower_case, self.init_checkpoint
     )
@@ -152,30 +147,23 @@ class FinetuningConfig(RunConfig):
     return {name: task[name] for name in names if name in task}
 
   def tokenizer(self) -> tokenization.Encoder:
-    """With the vocabulary of the flags, or else the model folder's copy.
-
-    Raises:
-      DataError: there is none, or it has more tokens than the model.
-    """
-    vocab_file, spm_file = self.vocab_file, self.spm_model_file
+    """With the vocabulary of the flags, or else the model folder's copy."""
+    files = settled.named_vocabulary(self)
     folder = settled.model_folder(self)
-    if not (vocab_file or spm_file) and folder is not None:
-      kept = settled.kept_vocabulary(folder)
-      vocab_file, spm_file = map(kept.get, settled.VOCABULARIES)
+    if not files and folder is not None:
+      files = settled.kept_vocabulary(folder)
     return tokenization.load_tokenizer(
-      vocab_file, self.do_lower_case, spm_file, self.bert.vocab_size
+      files.get("vocab_file"),
+      self.do_lower_case,
+      files.get("spm_model_file"),
+      self.bert.vocab_size,
     )
 
 
 class FinetuningTask:
-  """A kind of fine-tuning; subclasses define it.
+  """A kind of fine-tuning; subclasses define it."""
 
-  Attributes:
-    config: a `FinetuningConfig`.
-    best_by: which of its results are the best.
-  """
-
-  best_by: metrics.BestBy
+  best_by: metrics.BestBy  # which of its `results` are the best
 
   def __init__(self, config: FinetuningConfig):
     """Reads no data: the sets are read when they are used."""
@@ -206,7 +194,7 @@ class FinetuningTask:
     raise NotImplementedError
 
   def write_predictions(self, source, outputs: dict) -> list[str]:
-    """Writes into the run folder; returns lines that say what."""
+    """Writes into the run folder; returns lines about what was written."""
     raise NotImplementedError
 
   def describe(self) -> dict:
@@ -239,17 +227,12 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     console.tell(*dict.fromkeys(source.line() for source in sets))
 
   def build():
-    train = evaluate = predict = begin = None
+    train, begin = None, None
     if config.do_train:
       train = training(task, config, comm)
       begin = functools.partial(settled.write, config, task.task_content)
-    with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
-      if config.do_eval:
-        evaluate = _evaluator(task, config, comm)
-    reuse = config.do_train or config.do_eval
-    with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
-      if config.do_predict:
-        predict = _predictor(task, config, comm)
+    evaluate = _evaluator(task, config, comm) if config.do_eval else None
+    predict = _predictor(task, config, comm) if config.do_predict else None
     return train_loop.Parts(task.best_by, train, evaluate, predict, begin)
 
   return training_run.run(config, comm, build, snapshot, signals)
@@ -370,44 +353,33 @@ def _predictor(task: FinetuningTask, config, comm):
 def _collector(task: FinetuningTask, source, config, comm, name: str):
   """(session, signals, watchdog) -> output's name -> [rows, ...] of all ranks.
 
-  See `EvaluationBatches`; `name` is unique in the graph.
+  `name` is unique in the graph.
   """
   comm.check_equal(f"the {name} set", source.fingerprint())
   rows = source.rows_of(config.eval_batch_size)
   batches = input_pipeline.evaluation_batches(source, rows, comm)
-  head = task.head(batches.next, False)
-  fetches = {
-    "losses": head.losses,
-    "weights": batches.next.weights,
-    **head.outputs,
-  }
+  with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+    head = task.head(batches.next, False)
+  weights = batches.next.weights
+  fetches = {"losses": head.losses, "weights": weights, **head.outputs}
+  vote = StopVote(comm, f"{name}_vote")
+  evaluation = EvaluationBatches(fetches, source, batches, vote, comm)
   of_rank = -(-len(source) // comm.size)  # rows
-  batches = EvaluationBatches(
-    fetches=fetches,
-    source=source,
-    batches=batches,
-    vote=StopVote(comm, f"{name}_vote"),
-    comm=comm,
-  )
 
-  def of_all_ranks(parts: list) -> np.ndarray:
+  def of_all_ranks(name: str, found: list[dict]) -> np.ndarray:
     """[rows, ...] in order; rank r of N has the rows r, r + N, ..."""
-    own = np.concatenate(parts)[:of_rank]
-    missing = of_rank - len(own)
-    own = np.pad(own, [(0, missing)] + [(0, 0)] * (own.ndim - 1))
+    own = np.zeros([of_rank, *fetches[name].shape[1:]], np.float32)
+    values = (row for batch in found for row in batch[name])
+    # A rank may have fewer rows, and its last batch more.
+    for place, value in zip(own, values, strict=False):
+      place[:] = value
     everyone = comm.gather(own)  # [N, of_rank, ...]
     in_order = np.swapaxes(everyone, 0, 1).reshape(-1, *own.shape[1:])
     return in_order[: len(source)]
 
   def collect(session, signals, watchdog):
-    found = list(batches.run(session, signals, watchdog))
+    found = list(evaluation.run(session, signals, watchdog))
     watchdog.pause()  # rank 0 makes results of it, however long
-    # A rank has no rows where there are fewer rows than ranks.
-    return {
-      n: of_all_ranks(
-        [*(f[n] for f in found), np.zeros([0, *t.shape[1:]], np.float32)]
-      )
-      for n, t in fetches.items()
-    }
+    return {name: of_all_ranks(name, found) for name in fetches}
 
   return collect

@@ -52,26 +52,13 @@ def _variables(units: int, bert_config):
 
 
 def classifier_logits(
-  pooled,
-  labels: int,
-  bert_config,
-  dropout_seed=None,
-  is_training=False,
-  policy=mixed_precision.FP32,
+  pooled, labels: int, bert_config, policy=mixed_precision.FP32
 ):
-  """Scores of labels: matmul, and the bias that is to be added.
+  """Scores of labels without their bias, and that bias.
 
-  Args:
-    pooled: float [n, H], `BertModel.get_pooled_output`.
-    labels: their number; 1 for regression.
-    dropout_seed: (optional) int [2].
-
-  Returns:
-    policy.heads [n, labels], and a float32 variable [labels].
+  policy.heads [n, labels] and float32 [labels]; `pooled` is float [n, H], and
+  `labels` is 1 for a regression.
   """
-  if is_training:
-    seed = encoder.head_dropout_seed(dropout_seed)
-    pooled = layers.dropout(pooled, bert_config.hidden_dropout_prob, seed)
   weights, bias = _variables(labels, bert_config)
   pooled, weights = (tf.cast(t, policy.heads) for t in (pooled, weights))
   return tf.matmul(pooled, weights, transpose_b=True), bias
@@ -85,9 +72,10 @@ def classification(
   Outputs: "logits", float32 [B, E, labels].
   """
   pooled = encode(batch, config, is_training, dropout_seed).get_pooled_output()
-  matmul, bias = classifier_logits(
-    pooled, labels, config.bert, dropout_seed, is_training, config.policy
-  )
+  if is_training:
+    seed = encoder.head_dropout_seed(dropout_seed)
+    pooled = layers.dropout(pooled, config.bert.hidden_dropout_prob, seed)
+  matmul, bias = classifier_logits(pooled, labels, config.bert, config.policy)
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, config.policy.losses) + bias
   targets = tf.reshape(batch.targets, [-1])

@@ -1,5 +1,7 @@
 """GLUE's metrics, by scikit-learn and SciPy. Arrays are [examples]."""
 
+import functools
+
 import numpy as np
 
 
@@ -29,23 +31,17 @@ def matthews(targets, predicted) -> float:
   return float(metrics.matthews_corrcoef(targets, predicted))
 
 
-def pearson(targets, predicted) -> float:
-  """Pearson correlation; 0 where it is not defined."""
-  return _correlation("pearsonr", targets, predicted)
-
-
-def spearman(targets, predicted) -> float:
-  """Spearman's rank correlation; 0 where it is not defined."""
-  return _correlation("spearmanr", targets, predicted)
-
-
 def _correlation(name: str, targets, predicted) -> float:
+  """A correlation of SciPy's; 0 where it is not defined."""
   from scipy import stats
 
   if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predicted) == 0:
     return 0.0
   return float(getattr(stats, name)(targets, predicted).statistic)
 
+
+pearson = functools.partial(_correlation, "pearsonr")
+spearman = functools.partial(_correlation, "spearmanr")
 
 CLASSIFICATION = {
   "accuracy": accuracy,

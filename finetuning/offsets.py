@@ -8,7 +8,6 @@ marks of direction, spaces. The spans of `encode_with_spans` leave them out;
 `with_dropped` adds those that a reader counts to a token.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -50,8 +49,6 @@ def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
   np.add.at(depth, spans.ends, -1)
   is_space = np.array([char.isspace() for char in text], bool)
   is_dropped = (np.cumsum(depth)[:count] == 0) & ~is_space
-  if not is_dropped.any():
-    return spans
   positions = np.arange(count + 1)
   # Where the dropped characters around a position begin, and where they end.
   first = np.where(np.append(False, is_dropped), 0, positions)
@@ -82,7 +79,8 @@ def _as_arrays(spans: list) -> TokenSpans:
 
 def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
   words = tokenizer.split_words(text)
-  kept = _Kept(tokenizer.split_words)
+  # Character -> number of its characters in the words.
+  kept = {char: len("".join(tokenizer.split_words(char))) for char in set(text)}
   # The position in the text of each character of its words.
   places = [i for i, char in enumerate(text) for _ in range(kept[char])]
   if len(places) != sum(map(len, words)):
@@ -98,18 +96,6 @@ def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
       spans.append((token, first, last + 1))
       begin += length
   return _as_arrays(spans)
-
-
-class _Kept(dict):
-  """Character -> number of its characters in the tokenizer's words."""
-
-  def __init__(self, split: Callable):
-    super().__init__()
-    self._split = split
-
-  def __missing__(self, char):
-    self[char] = kept = len("".join(self._split(char)))
-    return kept
 
 
 def _word_by_word(tokenizer, text: str) -> TokenSpans:
@@ -129,13 +115,18 @@ def _of_sentencepiece(tokenizer, text: str) -> TokenSpans:
     places = [i for i, char in enumerate(text) for _ in char.lower()]
   places.append(len(text))
   surface = lambda token: tokenizer.tokens[token].strip(SENTENCEPIECE_SPACE)
-  kept = _Kept(lambda c: [surface(t) for t, *_ in tokenizer.encode_spans(c)])
+  # Characters that are not dropped.
+  kept = {
+    c
+    for c in set(text)
+    if any(surface(t) for t, *_ in tokenizer.encode_spans(c))
+  }
   spans = []
   for token, begin, end in tokenizer.encode_spans(text):
     # A piece may begin with the space before its word. Of a character that
     # gave several pieces (an ellipsis gives three) only the last has it.
     chars = places[begin : max(end, begin + 1)] if surface(token) else []
-    inner = [i for i in chars if i < len(text) and kept[text[i]]]
+    inner = [i for i in chars if i < len(text) and text[i] in kept]
     first = inner[0] if inner else places[begin]
     spans.append((token, first, inner[-1] + 1 if inner else first))
   return _as_arrays(spans)

@@ -53,43 +53,31 @@ class Place(NamedTuple):
 class PackedSource:
   """Packed examples as `input_pipeline` reads them.
 
-  Attributes:
-    examples: the list of `Example`s.
-    places: their `Place`.
-    tokens: S of a row.
-    slots: E of a row.
+  `examples` are at `places`, in rows of `tokens` (S) and `slots` (E).
   """
 
   def __init__(
     self,
     path: str,
     examples: Sequence[Example],
-    max_seq_length: int,
-    examples_per_record: int,
+    config,
     target_dtype=np.int32,
-    seed: int = 0,
     cut: int = 0,
   ):
     """Packs the examples, which all have the same number of targets.
 
-    Args:
-      examples_per_record: the most examples of a row; 1: not packed.
-      seed: decides which examples of a length share a row.
-      cut: the number of examples that lost their end.
-
-    Raises:
-      DataError: there are none.
+    `config` is a `FinetuningConfig`; `cut` examples lost their end.
     """
     if not examples:
       raise DataError(f"{path}: no examples")
     self.examples, self._path, self._cut = examples, path, cut
     lengths = np.array([len(e.ids) for e in examples])
-    least = _ROW_TOKENS if examples_per_record > 1 else 1
+    least = _ROW_TOKENS if config.examples_per_record > 1 else 1
     longest = -(-max(int(lengths.max()), least) // 8) * 8
-    self.tokens = min(max_seq_length, longest)
-    limits = packing.Limits(self.tokens, 0, examples_per_record)
+    self.tokens = min(config.max_seq_length, longest)
+    limits = packing.Limits(self.tokens, 0, config.examples_per_record)
     rows = packing.pack(
-      lengths.tolist(), [0] * len(examples), limits, np.random.default_rng(seed)
+      lengths.tolist(), [0] * len(examples), limits, np.random.default_rng(0)
     )
     self.slots = max(map(len, rows))
     self._fill(rows, lengths, target_dtype)
@@ -152,11 +140,7 @@ class PackedSource:
     return tf.reduce_sum(batch.weights, axis=1, keepdims=True)
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
-    """Updates and rows of a training; `config` is a `FinetuningConfig`.
-
-    Raises:
-      UserError: the examples do not make one update, or the flags disagree.
-    """
+    """Updates and rows of a training; `config` is a `FinetuningConfig`."""
     accumulation = config.num_accumulation_steps
     batch = config.global_batch_size or (
       config.train_batch_size * ranks * (accumulation or 1)
@@ -197,24 +181,20 @@ class PackedSource:
     """Numbers of examples, tokens and records, for a person."""
     lengths = [len(e.ids) for e in self.examples]
     padding = 1.0 - sum(lengths) / (len(self) * self.tokens)
-    cut = ""
-    if self._cut:
-      cut = f"; {self._cut:,} examples were longer and lost their end"
+    cut = f"; {self._cut:,} examples were longer and lost their end"
     return (
       f"{self._path}: {len(lengths):,} examples of {min(lengths)} to "
       f"{max(lengths)} tokens in {len(self):,} records of {self.tokens}, "
-      f"{padding:.1%} padding{cut}"
+      f"{padding:.1%} padding{cut if self._cut else ''}"
     )
 
   def fingerprint(self) -> str:
     """The same on ranks that have the same data."""
     digest = hashlib.sha256()
     for array in self._columns.values():
-      digest.update(array.tobytes())
-    return (
-      f"{len(self.examples)} examples in {len(self)} rows "
-      f"({digest.hexdigest()[:12]})"
-    )
+      digest.update(array)
+    checksum = digest.hexdigest()[:12]
+    return f"{len(self.examples)} examples in {len(self)} rows ({checksum})"
 
   def locate(self, number: int) -> dict:
     """File and examples of a row, for a person."""

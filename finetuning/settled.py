@@ -1,4 +1,4 @@
-"""What a run folder says of its model, which later runs hold to.
+"""What a run folder says about its model; later runs must agree with it.
 
 task.json, the BERT config and a copy of the vocabulary are written when a
 training starts, and by nothing else.
@@ -48,22 +48,16 @@ _IS_VALID = {
   **dict.fromkeys(("labels", "metrics"), _texts),
   **dict.fromkeys(("do_lower_case", "version_2_with_negative"), _is(bool)),
   **dict.fromkeys(
-    (
-      "max_seq_length", "doc_stride", "max_query_length", "n_best_size",
-      "max_answer_length",
-    ),
+    ("max_seq_length", "doc_stride", "max_query_length", "n_best_size"),
     _is(int),
   ),
+  "max_answer_length": _is(int),
   "null_score_diff_threshold": _is(int, float),
 }  # fmt: skip
 
 
 def saved_task(output_dir: str) -> dict:
-  """The content of a run folder's task.json; {} without one.
-
-  Raises:
-    DataError: it is damaged.
-  """
+  """The content of a run folder's task.json; {} without one."""
   path = os.path.join(output_dir or "", TASK_FILE)
   if not os.path.exists(path):
     return {}
@@ -99,19 +93,38 @@ def model_folder(settings) -> str | None:
   return os.path.dirname(settings.init_checkpoint)
 
 
-def kept_vocabulary(folder: str) -> dict:
-  """Flag -> path, of the copy that a run folder has; {} without one."""
+def check_length(max_seq_length: int, bert: BertConfig) -> None:
+  """Raises `UserError` for a length that the model does not have."""
+  most = bert.max_position_embeddings
+  if not 4 <= max_seq_length <= most:
+    raise UserError(
+      f"--max_seq_length={max_seq_length}: must be 4 to the BERT config's "
+      f"max_position_embeddings={most}"
+    )
+
+
+def named_vocabulary(settings) -> dict[str, str]:
+  """Flag -> file, of the vocabulary that settings name; {} for none.
+
+  Raises:
+    UserError: they name two, a WordPiece vocabulary and a SentencePiece model.
+  """
+  files = {flag: getattr(settings, flag) for flag in VOCABULARIES}
+  if all(files.values()):
+    raise UserError("give either --vocab_file or --spm_model_file, not both")
+  return {flag: path for flag, path in files.items() if path}
+
+
+def kept_vocabulary(folder: str) -> dict[str, str]:
+  """Flag -> path, of the copy in a run folder; {} without one."""
   names = saved_task(folder).get("vocabulary", {})
   return {flag: os.path.join(folder, name) for flag, name in names.items()}
 
 
 def check(config, describe: Callable[[], dict]) -> None:
-  """Compares the settings with those of the model that the run starts from.
+  """Raises `UserError` if the run contradicts the model that it starts from.
 
-  `describe` makes this run's content of task.json.
-
-  Raises:
-    UserError: they contradict each other, or the model is of another task.
+  `describe` makes this run's content of task.json but for the vocabulary.
   """
   folder = model_folder(config)
   if folder is None:
@@ -135,10 +148,8 @@ def check(config, describe: Callable[[], dict]) -> None:
       f"the labels are {_shown(about['labels'])}", path, saved["labels"]
     )
   kept = kept_vocabulary(folder)
-  for flag in VOCABULARIES:
-    given, copy = getattr(config, flag), kept.get(flag)
-    if not (given and kept):
-      continue
+  for flag, given in named_vocabulary(config).items() if kept else ():
+    copy = kept.get(flag)
     # A missing file contradicts none.
     exist = copy and os.path.exists(given) and os.path.exists(copy)
     if not copy or (exist and not filecmp.cmp(given, copy, shallow=False)):
@@ -151,9 +162,9 @@ def check(config, describe: Callable[[], dict]) -> None:
 
 
 def compare(here: dict, saved: dict, free: Sequence[str], path: str) -> None:
-  """Raises `UserError` if values of flags, by name, contradict those in a file.
+  """Raises `UserError` if flags' values, by name, contradict those in a file.
 
-  Flags in `free` may have another value than the file, unless it is None.
+  Flags in `free` may have another value, unless one of the two is None.
   """
   for name, value in here.items():
     was = saved.get(name, value)
@@ -194,20 +205,19 @@ def _shown(value) -> str:
 def write(config, describe: Callable[[], dict]) -> None:
   """Writes task.json and a copy of the vocabulary, so the folder is enough.
 
-  A resumed training leaves its folder's files as they are. `describe` makes the
-  content of task.json but for the vocabulary.
+  A resumed training leaves its folder's files as they are.
   """
-  if model_folder(config):
-    return
-  vocabulary = {}
-  for name in VOCABULARIES:
-    if path := getattr(config, name):
-      vocabulary[name] = os.path.basename(path)
-      copy = os.path.join(config.output_dir, vocabulary[name])
-      if os.path.realpath(copy) != os.path.realpath(path):
-        shutil.copyfile(path, copy + ".tmp")
-        os.replace(copy + ".tmp", copy)
-  json_files.write(
-    os.path.join(config.output_dir, TASK_FILE),
-    {**describe(), "vocabulary": vocabulary},
-  )
+  if not model_folder(config):
+    write_task(config.output_dir, describe(), named_vocabulary(config))
+
+
+def write_task(folder: str, task: dict, files: dict[str, str]) -> None:
+  """Writes task.json with copies of a `named_vocabulary`."""
+  vocabulary = {flag: os.path.basename(path) for flag, path in files.items()}
+  for flag, path in files.items():
+    copy = os.path.join(folder, vocabulary[flag])
+    if os.path.realpath(copy) != os.path.realpath(path):
+      shutil.copyfile(path, copy + ".tmp")
+      os.replace(copy + ".tmp", copy)
+  content = {**task, "vocabulary": vocabulary}
+  json_files.write(os.path.join(folder, TASK_FILE), content)

@@ -2,20 +2,19 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from common import json_files, settings
+from common import json_files
 from common.errors import DataError, UserError
 from common.settings import in_group
-from finetuning import heads, offsets, packed, squad_metric, windows
+from finetuning import heads, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from model import model_flops
 from training import metrics
 
-_data, _answer = in_group("Data"), in_group("Evaluation")
+_data = in_group("Data")
 
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
@@ -23,47 +22,7 @@ NULL_ODDS_FILE = "null_odds.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnswerSettings:
-  """How paragraphs are cut and answers chosen; named like the flags."""
-
-  # fmt: off
-  max_seq_length: int = _data(384,
-    "Tokens of one window (a question, a part of its paragraph and three "
-    "special tokens) at most, and of one record, which may hold several "
-    "windows.", low=4)
-  doc_stride: int = _data(128,
-    "Tokens of the paragraph from the beginning of one window to that of the "
-    "next.", low=1, high=1 << 20)
-  max_query_length: int = _data(64,
-    "Tokens of one question at most; the rest of a longer one is cut.",
-    low=1, high=1 << 20)
-  version_2_with_negative: bool = _data(False,
-    "Read SQuAD 2.0, where a question may have no answer.")
-  n_best_size: int = _answer(20,
-    "Answers to keep of each question: the best ones.", low=1, high=1 << 20)
-  max_answer_length: int = _answer(30,
-    "Tokens of one answer at most.", low=1, high=1 << 20)
-  null_score_diff_threshold: float = _answer(0.0,
-    "Score difference, no answer minus best answer, above which no answer is "
-    "predicted. Only with --version_2_with_negative.")
-  # fmt: on
-
-  def check(self) -> None:
-    """Raises `UserError` for settings with which nothing can be read."""
-    settings.check(self)
-    if self.max_seq_length <= self.max_query_length + 3:
-      raise UserError(
-        f"--max_seq_length={self.max_seq_length} leaves no room for the "
-        f"paragraph beside --max_query_length={self.max_query_length} tokens "
-        "and three special ones"
-      )
-
-
-ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SquadConfig(AnswerSettings, FinetuningConfig):
+class SquadConfig(windows.AnswerSettings, FinetuningConfig):
   """Settings of run_squad.py; fields are named like its flags."""
 
   # fmt: off
@@ -87,28 +46,25 @@ class SquadConfig(AnswerSettings, FinetuningConfig):
   def __post_init__(self):
     super().__post_init__()
     self.check()
-    parts = {
-      "do_train": [self.train_file, "--train_file"],
-      "do_eval": [self.eval_file or self.predict_file, "--eval_file"],
-      "do_predict": [self.predict_file, "--predict_file"],
-    }
-    for name, (path, flag) in parts.items():
-      if getattr(self, name) and not path:
-        raise UserError(f"--{name} needs {flag}")
+    for part in ("train", "eval", "predict"):
+      if getattr(self, f"do_{part}") and not self.path(part):
+        raise UserError(f"--do_{part} needs --{part}_file")
+
+  def path(self, part: str) -> str | None:
+    """The file to "train", "eval" or "predict" with."""
+    given = getattr(self, f"{part}_file")
+    return given or (self.predict_file if part == "eval" else None)
 
 
 class Squad(FinetuningTask):
   """A span of the paragraph for each question, or none."""
 
-  def __init__(self, config: SquadConfig):
-    super().__init__(config)
-    self.best_by = metrics.BestBy(("f1",), True)
+  config: SquadConfig
+  best_by = metrics.BestBy(("f1",), True)
 
   def read(self, part):
-    config = self.config
-    path = getattr(config, f"{part}_file") or config.predict_file
-    evaluated = config.do_eval and (config.eval_file or config.predict_file)
-    if part == "predict" and path == evaluated:
+    config, path = self.config, self.config.path(part)
+    if part == "predict" and config.do_eval and path == config.path("eval"):
       return self.evaluation_set
     return SquadSource(path, config, part)
 
@@ -128,66 +84,45 @@ class Squad(FinetuningTask):
 
   def results(self, source, outputs):
     answers = {q.id: [a for a, _ in q.answers] for q in source.questions}
-    found = source.answers(outputs["logits"], self.config)
-    best = {q: (a[0].text if a else "") for q, (a, _) in found.items()}
+    found = source.answers(outputs["logits"])
+    best = {q: one.text() for q, one in found.items()}
     if not self.config.version_2_with_negative:
       return squad_metric.evaluate_v1(answers, best)
-    odds = {q: _null_odds(*both) for q, both in found.items()}
+    odds = {q: one.null_odds for q, one in found.items()}
     threshold = self.config.null_score_diff_threshold
     return squad_metric.evaluate_v2(answers, best, odds, threshold)
 
   def write_predictions(self, source, outputs):
     """The official format: id -> text; the n best answers, and null odds."""
-    found = source.answers(outputs["logits"], self.config)
-    predictions, nbest, odds = {}, {}, {}
-    for question, (answers, null) in found.items():
-      predictions[question] = chosen_text(answers, null, self.config)
-      odds[question] = _null_odds(answers, null)
-      nbest[question] = [
-        {"text": answer.text, "probability": share, **answer._asdict()}
-        for answer, share in candidates(answers, null, self.config)
-      ]
-    written = {PREDICTIONS_FILE: predictions, NBEST_FILE: nbest}
-    if self.config.version_2_with_negative:
-      written[NULL_ODDS_FILE] = odds
+    config = self.config
+    found = source.answers(outputs["logits"])
+    written = {
+      PREDICTIONS_FILE: {q: a.text(config.threshold) for q, a in found.items()},
+      NBEST_FILE: {
+        question: [
+          {"text": answer.text, "probability": share, **answer._asdict()}
+          for answer, share in answers.shares(config)
+        ]
+        for question, answers in found.items()
+      },
+    }
+    if config.version_2_with_negative:
+      written[NULL_ODDS_FILE] = {q: a.null_odds for q, a in found.items()}
     lines = []
     for name, value in written.items():
-      path = os.path.join(self.config.output_dir, name)
+      path = os.path.join(config.output_dir, name)
       json_files.write(path, value)
       lines.append(f"predictions {path}")
     return lines
 
   def describe(self):
-    return {name: getattr(self.config, name) for name in ANSWER_SETTINGS}
-
-
-def _null_odds(answers, null) -> float:
-  """How much higher "no answer" scores than the best answer."""
-  return null.score - answers[0].score if answers else float("1e9")
-
-
-def candidates(answers, null, settings: AnswerSettings) -> list[tuple]:
-  """(answer, probability) of `windows.best_answers`."""
-  found = [*answers, null] if settings.version_2_with_negative else answers
-  return list(zip(found, windows.shares(found), strict=True))
-
-
-def chosen_text(answers, null, settings: AnswerSettings) -> str:
-  """The prediction from `windows.best_answers`; "" for no answer."""
-  if not answers or (
-    settings.version_2_with_negative
-    and _null_odds(answers, null) > settings.null_score_diff_threshold
-  ):
-    return ""
-  return answers[0].text
+    return {
+      name: getattr(self.config, name) for name in windows.ANSWER_SETTINGS
+    }
 
 
 class SquadSource(packed.PackedSource):
-  """A SQuAD file as packed windows.
-
-  Attributes:
-    questions: list of `windows.Question`.
-  """
+  """A SQuAD file as packed windows; `questions` has its `windows.Question`s."""
 
   def __init__(self, path: str, config: SquadConfig, part: str):
     """Reads and encodes.
@@ -199,32 +134,29 @@ class SquadSource(packed.PackedSource):
         "predict": questions need no answers.
 
     Raises:
-      DataError: see `read_squad`; or no answer at all is found.
+      DataError: as of `read_squad`; or no answer at all is found.
     """
+    self._config, self._skips = config, part == "train"
     answered = part != "predict"
-    self.questions = read_squad(
-      path, config.version_2_with_negative, needs_answers=answered
+    self.questions = read_squad(path, config.version_2_with_negative, answered)
+    made, answers = windows.encode_questions(
+      config.tokenizer(), self.questions, config
     )
-    made = encode_questions(config.tokenizer(), self.questions, config)
-    self._skips = part == "train"
     self._lost = set()
     if answered:
-      self._lost = _not_found(path, self.questions, made.answers)
-    self._windows = [
-      window
-      for window in made.windows
-      if not (self._skips and window.question in self._lost)
+      self._lost = _not_found(path, self.questions, answers)
+    skipped = self._lost if self._skips else ()
+    self._windows = [w for w in made if w.question not in skipped]
+    examples = [
+      packed.Example(
+        window.ids,
+        window.segments,
+        self.questions[window.question].id,
+        windows.target_span(window, answers[window.question]),
+      )
+      for window in self._windows
     ]
-    examples = []
-    for window in self._windows:
-      number = window.question
-      answer = made.answers[number] if answered else None
-      target = windows.target_span(window, answer)
-      name = self.questions[number].id
-      examples.append(packed.Example(window.ids, window.segments, name, target))
-    super().__init__(
-      path, examples, config.max_seq_length, config.examples_per_record
-    )
+    super().__init__(path, examples, config)
     # Targets count from the row's first token.
     self._columns["targets"] += self._columns["starts"][..., None]
     lost = [w.question in self._lost for w in self._windows]
@@ -232,7 +164,7 @@ class SquadSource(packed.PackedSource):
     self._columns["weights"][rows, slots] = 0.0
 
   def line(self) -> str:
-    """See `packed.PackedSource.line`; and which answers were not found."""
+    """`packed.PackedSource.line`, and the answers that are not found."""
     line = super().line()
     if not self._lost:
       return line
@@ -243,29 +175,18 @@ class SquadSource(packed.PackedSource):
       + f": their answers are not found; the first: {first}"
     )
 
-  def answers(self, logits: np.ndarray, settings: AnswerSettings) -> dict:
-    """id -> `windows.best_answers` by logits float32 [rows, S, 2]."""
-    own = [([], []) for _ in self.questions]  # windows and their logits
-    for window, row, start in zip(
-      self._windows, self.places.row, self.places.start, strict=True
-    ):
-      own[window.question][0].append(window)
-      scores = logits[row, start : start + len(window.ids)]
-      own[window.question][1].append(scores)
-    return {
-      question.id: windows.best_answers(
-        question, *parts, settings.n_best_size, settings.max_answer_length
-      )
-      for question, parts in zip(self.questions, own, strict=True)
-    }
+  def answers(self, logits: np.ndarray) -> dict[str, windows.Answers]:
+    """The answers to each question, by its id; float32 [rows, S, 2]."""
+    places = zip(self._windows, self.places.row, self.places.start, strict=True)
+    scores = (logits[row, a : a + len(window.ids)] for window, row, a in places)
+    found = windows.choose_answers(
+      self.questions, self._windows, scores, self._config
+    )
+    return {q.id: a for q, a in zip(self.questions, found, strict=True)}
 
 
 def _not_found(path: str, questions, answers) -> set:
-  """The numbers of questions whose answers are all not found.
-
-  Raises:
-    DataError: these are all questions with answers.
-  """
+  """The numbers of the questions whose answers are not in their paragraphs."""
   answered = {n for n, question in enumerate(questions) if question.answers}
   lost = {n for n in answered if answers[n] is None}
   if lost and lost == answered:
@@ -277,7 +198,7 @@ def _not_found(path: str, questions, answers) -> set:
 
 
 def _why(question: windows.Question) -> str:
-  """Why its answer is not found, for a person."""
+  """Why its answer is not found."""
   text, start = question.answers[0]
   there = question.context[start : start + len(text)] if start >= 0 else ""
   why = "has nothing that the tokenizer keeps"
@@ -286,54 +207,18 @@ def _why(question: windows.Question) -> str:
   return f"question {question.id}: the answer {text!r} {why}"
 
 
-class EncodedQuestions(NamedTuple):
-  """All windows of all questions, in their order."""
-
-  windows: list  # of `windows.Window`
-  answers: list  # `windows.answer_tokens` of each question
-
-
-def encode_questions(
-  tokenizer, questions: Sequence[windows.Question], settings: AnswerSettings
-) -> EncodedQuestions:
-  """Questions over their paragraphs as inputs of the encoder."""
-  texts = tokenizer.encode_batch([q.text for q in questions])
-  context, made = None, EncodedQuestions([], [])
-  for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
-    if question.context != context:  # questions of a paragraph are neighbours
-      context = question.context
-      tokens = offsets.encode_with_spans(tokenizer, context)
-      shown = offsets.with_dropped(context, tokens)
-    made.answers.append(windows.answer_tokens(question, tokens))
-    made.windows.extend(
-      windows.make_windows(
-        tokenizer,
-        number,
-        ids[: settings.max_query_length],
-        shown,
-        settings.max_seq_length,
-        settings.doc_stride,
-      )
-    )
-  return made
-
-
 def read_squad(
   path: str, version_2: bool, needs_answers: bool
 ) -> list[windows.Question]:
   """The questions of a file in the format of SQuAD 1.1 or 2.0.
 
   A question without answers is an error with `needs_answers`, but in version 2.
-
-  Raises:
-    DataError: the file is missing or not in that format, or two questions have
-      one id.
   """
   try:
     found = json_files.read(path)
   except OSError as e:
     raise DataError(f"{path}: {e.strerror}") from e
-  questions, ids = [], set()
+  questions: dict[str, windows.Question] = {}
   for a, article in enumerate(_get(path, found, "data", "the file")):
     where = f"article {a}"
     for p, paragraph in enumerate(_get(path, article, "paragraphs", where)):
@@ -341,18 +226,17 @@ def read_squad(
       context = _get(path, paragraph, "context", where, str)
       for entry in _get(path, paragraph, "qas", where):
         question = _question(path, entry, context, where)
-        if question.id in ids:
+        if question.id in questions:
           raise DataError(f"{path}: two questions have the id {question.id}")
         if needs_answers and not (question.answers or version_2):
           raise DataError(
             f"{path}: question {question.id} has no answer: for SQuAD 2.0 give "
             "--version_2_with_negative"
           )
-        ids.add(question.id)
-        questions.append(question)
+        questions[question.id] = question
   if not questions:
     raise DataError(f"{path}: no questions")
-  return questions
+  return list(questions.values())
 
 
 def _question(path, entry, context, where) -> windows.Question:

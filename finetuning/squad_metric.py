@@ -21,14 +21,14 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(answer: str, prediction: str) -> float:
-  """1 if they are the same but for `normalize_answer`."""
+  """1 if they are equal after `normalize_answer`."""
   return float(normalize_answer(answer) == normalize_answer(prediction))
 
 
 def f1_v1(answer: str, prediction: str) -> float:
   """Harmonic mean of precision and recall of words; 0 without a common word.
 
-  It is 0 of two texts without words, as in evaluate-v1.1.py.
+  It is 0 for two texts without words, as in evaluate-v1.1.py.
   """
   wanted, got = (normalize_answer(t).split() for t in (answer, prediction))
   common = (collections.Counter(wanted) & collections.Counter(got)).total()
@@ -77,14 +77,8 @@ def _groups_v2(answers: Mapping[str, Sequence]) -> dict:
 
 def names_v2(answers: Mapping[str, Sequence]) -> list[str]:
   """The names of `evaluate_v2`'s results of these questions."""
-  names = [g + name for g in _groups_v2(answers) for name in ("exact", "f1")]
-  return [
-    *names,
-    "best_exact",
-    "best_exact_thresh",
-    "best_f1",
-    "best_f1_thresh",
-  ]
+  best = ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
+  return [g + n for g in _groups_v2(answers) for n in ("exact", "f1")] + best
 
 
 def evaluate_v2(
@@ -93,20 +87,19 @@ def evaluate_v2(
   null_odds: Mapping[str, float],
   threshold: float = 0.0,
 ) -> dict:
-  """SQuAD 2.0's metrics.
+  """SQuAD 2.0's metrics, under `names_v2`.
+
+  exact and f1 are in percent, of all questions, and of those with (HasAns_) and
+  without (NoAns_) an answer; best_exact and best_f1 are those of the best
+  thresholds, best_exact_thresh and best_f1_thresh, whatever `threshold` is. ""
+  is a right answer to a question whose answers are all normalised to nothing;
+  the question counts as one with an answer.
 
   Args:
     answers: id -> right answers, none if the question has no answer.
     predictions: id -> the best answer that is not empty.
     null_odds: id -> score of "no answer" minus score of that answer.
     threshold: where `null_odds` is above it, the answer is "".
-
-  Returns:
-    `names_v2`: exact and f1 in percent, of all questions, and of those with
-    (HasAns_) and without (NoAns_) an answer; best_exact and best_f1 are those
-    of the best thresholds, best_exact_thresh and best_f1_thresh, whatever
-    `threshold` is. "" is a right answer to a question whose answers are all
-    normalised to nothing; the question counts as one with an answer.
   """
   groups = _groups_v2(answers)
   right = {

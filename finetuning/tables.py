@@ -38,9 +38,6 @@ def read_table(
     columns: names, for a file without a header in its first line.
     all_rows: a line that would be skipped or left out is an error, so that the
       n-th row is the n-th of the file. Empty lines at the end are no errors.
-
-  Raises:
-    DataError: the file is missing, has another format or no rows.
   """
   kinds = dict.fromkeys((".tsv", ".txt", ".csv"), _separated)
   kinds |= dict.fromkeys((".jsonl", ".json"), _objects)
@@ -62,7 +59,7 @@ def read_table(
 
 
 def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
-  """Without lines that are no rows; raises `DataError` as `read_table`."""
+  """Those of the lines that are rows."""
   while found and found[-1].odd == "":
     found.pop()
   rows = [row for row in found if row.odd is None]

@@ -4,15 +4,67 @@ A long paragraph is read in windows, each of which begins `doc_stride` tokens
 after the one before (google/bert's sliding window).
 """
 
-import heapq
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
+from common.errors import UserError
+from common.settings import check, in_group
 from finetuning import offsets
 from finetuning.offsets import TokenSpans
+
+_data, _answer = in_group("Data"), in_group("Evaluation")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerSettings:
+  """How paragraphs are cut and answers chosen; flags of run_squad.py."""
+
+  # fmt: off
+  max_seq_length: int = _data(384,
+    "Tokens of one window (a question, a part of its paragraph and three "
+    "special tokens) at most, and of one record, which may hold several "
+    "windows.", low=4)
+  doc_stride: int = _data(128,
+    "Tokens of the paragraph from the beginning of one window to that of the "
+    "next.", low=1, high=1 << 20)
+  max_query_length: int = _data(64,
+    "Tokens of one question at most; the rest of a longer one is cut.",
+    low=1, high=1 << 20)
+  version_2_with_negative: bool = _data(False,
+    "Read SQuAD 2.0, where a question may have no answer.")
+  n_best_size: int = _answer(20,
+    "Answers to keep of each question: the best ones.", low=1, high=1 << 20)
+  max_answer_length: int = _answer(30,
+    "Tokens of one answer at most.", low=1, high=1 << 20)
+  null_score_diff_threshold: float = _answer(0.0,
+    "Score difference, no answer minus best answer, above which no answer is "
+    "predicted. Only with --version_2_with_negative.")
+  # fmt: on
+
+  @property
+  def threshold(self) -> float:
+    """The `Answers.null_odds` above which no answer is predicted."""
+    if self.version_2_with_negative:
+      return self.null_score_diff_threshold
+    return math.inf
+
+  def check(self) -> None:
+    """Raises `UserError` for settings with which nothing can be read."""
+    check(self)
+    if self.max_seq_length <= self.max_query_length + 3:
+      raise UserError(
+        f"--max_seq_length={self.max_seq_length} leaves no room for the "
+        f"paragraph beside --max_query_length={self.max_query_length} tokens "
+        "and three special ones"
+      )
+
+
+ANSWER_SETTINGS = tuple(f.name for f in dataclasses.fields(AnswerSettings))
 
 
 class Question(NamedTuple):
@@ -36,44 +88,61 @@ class Window(NamedTuple):
   is_best: np.ndarray  # bool [part]: no other window has more around the token
 
 
+def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """int32 ids and segments of [CLS] a [SEP], or of [CLS] a [SEP] b [SEP]."""
+  sep = [tokenizer.sep_id]
+  parts = [part for text in texts for part in (text, sep)]
+  ids = np.concatenate([[tokenizer.cls_id], *parts]).astype(np.int32)
+  segments = np.zeros(len(ids), np.int32)
+  segments[len(texts[0]) + 2 :] = 1
+  return ids, segments
+
+
 def make_windows(
   tokenizer,
   number: int,
   question_ids: np.ndarray,
   context: TokenSpans,
-  max_seq_length: int,
-  doc_stride: int,
+  settings: AnswerSettings,
 ) -> list[Window]:
   """The windows of a question, from the paragraph's beginning to its end.
 
-  Args:
-    number: the question's.
-    question_ids: int [q], cut already.
-    context: the paragraph's tokens `offsets.with_dropped`, so that answers have
-      the dropped characters.
-    doc_stride: tokens from the beginning of a window to that of the next.
+  `question_ids` are int [q]. `context` has the paragraph's tokens
+  `offsets.with_dropped`, so that answers have the dropped characters.
   """
-  head = np.concatenate(
-    [[tokenizer.cls_id], question_ids, [tokenizer.sep_id]]
-  ).astype(np.int32)
-  room = max_seq_length - len(head) - 1
-  count = len(context.ids)
+  question_ids = question_ids[: settings.max_query_length]
+  offset, count = len(question_ids) + 2, len(context.ids)
+  room = settings.max_seq_length - offset - 1
   starts = [0]
   while starts[-1] + room < count:
-    starts.append(starts[-1] + min(doc_stride, room))
+    starts.append(starts[-1] + min(settings.doc_stride, room))
   parts = [(s, min(s + room, count)) for s in starts]
   best = _best_window(parts, count)
   windows = []
   for w, (start, stop) in enumerate(parts):
     part = TokenSpans(*(a[start:stop] for a in context))
-    ids = np.concatenate([head, part.ids, [tokenizer.sep_id]]).astype(np.int32)
-    segments = np.zeros(len(ids), np.int32)
-    segments[len(head) :] = 1
+    ids, segments = join(tokenizer, question_ids, part.ids)
     is_best = best[start:stop] == w
-    windows.append(
-      Window(number, ids, segments, len(head), start, part, is_best)
-    )
+    windows.append(Window(number, ids, segments, offset, start, part, is_best))
   return windows
+
+
+def encode_questions(
+  tokenizer, questions: Sequence[Question], settings: AnswerSettings
+) -> tuple[list[Window], list[tuple | None]]:
+  """The windows of all questions, and the `answer_tokens` of each question."""
+  texts = tokenizer.encode_batch([q.text for q in questions])
+  context: str | None = None
+  made: list[Window] = []
+  answers = []
+  for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
+    if question.context != context:  # questions of a paragraph are neighbours
+      context = question.context
+      tokens = offsets.encode_with_spans(tokenizer, context)
+      shown = offsets.with_dropped(context, tokens)
+    answers.append(answer_tokens(question, tokens))
+    made += make_windows(tokenizer, number, ids, shown, settings)
+  return made, answers
 
 
 def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
@@ -95,8 +164,8 @@ def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
 def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
   """First and last token of the question's answer in its paragraph.
 
-  Characters of the answer that no token has do not count. Of several answers
-  it is the first that is where the file says and has a token; None if none is.
+  Characters that no token has do not count. The first answer counts that is
+  where the file says and has a token; None if there is no such answer.
   `context` are the paragraph's tokens of `offsets.encode_with_spans`.
   """
   for text, first in question.answers:
@@ -132,69 +201,94 @@ class Answer(NamedTuple):
     return self.start_logit + self.end_logit
 
 
+class Answers(NamedTuple):
+  """The candidates for a question."""
+
+  best: list[Answer]  # of different texts, none empty; the best one first
+  null: Answer  # [CLS], of the window where it has the lowest score
+
+  @property
+  def null_odds(self) -> float:
+    """How much higher "no answer" scores than the best answer."""
+    return self.null.score - self.best[0].score if self.best else 1e9
+
+  def text(self, threshold: float = math.inf) -> str:
+    """The best text; "" without one, or with `null_odds` above `threshold`."""
+    if not self.best or self.null_odds > threshold:
+      return ""
+    return self.best[0].text
+
+  def shares(self, settings: AnswerSettings) -> list[tuple[Answer, float]]:
+    """Answers, and "no answer" where that is one, with their probabilities."""
+    null = [self.null] if settings.version_2_with_negative else []
+    found = self.best + null
+    return list(zip(found, shares(found), strict=True))
+
+
+def choose_answers(
+  questions: Sequence[Question], made, logits, settings: AnswerSettings
+) -> list[Answers]:
+  """The answers to questions, from `logits`, float [tokens, 2] of each window.
+
+  `made` are the windows of all questions, logits those of a start and an end.
+  """
+  own: list[tuple[list, list]] = [([], []) for _ in questions]
+  for window, scores in zip(made, logits, strict=True):
+    own[window.question][0].append(window)
+    own[window.question][1].append(scores)
+  return [
+    best_answers(question, *parts, settings)
+    for question, parts in zip(questions, own, strict=True)
+  ]
+
+
 def best_answers(
   question: Question,
   windows: Sequence[Window],
   logits: Sequence[np.ndarray],
-  n_best_size: int,
-  max_answer_length: int,
-) -> tuple[list[Answer], Answer]:
-  """The best answers of a question over its windows, and "no answer".
-
-  Args:
-    logits: float [tokens, 2] of each window, start and end.
-    n_best_size: the most answers, and starts and ends to try in a window.
-
-  Returns:
-    Answers with different texts that are not empty, the best first; and [CLS]
-    as the answer, of the window where that has the lowest score.
-  """
-  found, nulls = [], []
-  for window, scores in zip(windows, logits, strict=True):
-    nulls.append(Answer("", float(scores[0, 0]), float(scores[0, 1])))
-    found += _of_window(
-      question, window, scores, n_best_size, max_answer_length
-    )
+  settings: AnswerSettings,
+) -> Answers:
+  """`choose_answers` of one question."""
+  found = [
+    answer
+    for window, scores in zip(windows, logits, strict=True)
+    for answer in _of_window(question, window, scores, settings)
+  ]
+  texts: dict[str, Answer] = {}
   # Of equal scores the first that was found wins.
-  ranked = heapq.nlargest(len(found), found, key=lambda answer: answer.score)
-  texts = {}
-  for answer in ranked:
+  for answer in sorted(found, key=lambda answer: answer.score, reverse=True):
     if answer.text:
       texts.setdefault(answer.text, answer)
-    if len(texts) == n_best_size:
-      break
-  return list(texts.values()), min(nulls, key=lambda answer: answer.score)
-
-
-def _of_window(
-  question, window, scores, n_best_size, max_answer_length
-) -> list[Answer]:
-  # Stable: of equal scores the first position wins.
-  starts, ends = np.argsort(-scores.T, kind="stable")[:, :n_best_size] - (
-    window.offset
+  nulls = [Answer("", *map(float, scores[0])) for scores in logits]
+  return Answers(
+    list(texts.values())[: settings.n_best_size],
+    min(nulls, key=lambda answer: answer.score),
   )
+
+
+def _of_window(question, window, scores, settings) -> list[Answer]:
+  # Stable: of equal scores the first position wins.
+  tried = np.argsort(-scores.T, kind="stable")[:, : settings.n_best_size]
+  tried -= window.offset
   count = len(window.spans.ids)
-  starts = [p for p in starts if 0 <= p < count and window.is_best[p]]
-  ends = [p for p in ends if 0 <= p < count]
-  answers = []
-  for start in starts:
-    for end in ends:
-      if start <= end < start + max_answer_length:
-        first, last = window.spans.starts[start], window.spans.ends[end]
-        answers.append(
-          Answer(
-            question.context[first:last].strip(),
-            float(scores[start + window.offset, 0]),
-            float(scores[end + window.offset, 1]),
-          )
-        )
-  return answers
+  starts, ends = ([p for p in row if 0 <= p < count] for row in tried)
+  part = scores[window.offset :]
+  return [
+    Answer(
+      question.context[
+        window.spans.starts[start] : window.spans.ends[end]
+      ].strip(),
+      float(part[start, 0]),
+      float(part[end, 1]),
+    )
+    for start in starts
+    for end in ends
+    if window.is_best[start]
+    and start <= end < start + settings.max_answer_length
+  ]
 
 
 def shares(answers: Sequence[Answer]) -> list[float]:
   """Softmax of the answers' scores."""
-  if not answers:
-    return []
-  highest = max(answer.score for answer in answers)
-  weights = [math.exp(answer.score - highest) for answer in answers]
-  return [weight / sum(weights) for weight in weights]
+  scores = [answer.score for answer in answers]
+  return special.softmax(scores).tolist() if scores else []

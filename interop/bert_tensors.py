@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import safetensors.numpy
 
 from common import json_files
 from common.errors import DataError
@@ -23,7 +24,8 @@ _SHARDS_FILE = WEIGHTS_FILE + ".index.json"
 ENCODER, POOLER = "encoder", "pooler"
 MASKED_LM, NEXT_SENTENCE = "masked LM head", "next sentence head"
 CLASSIFIER, QUESTIONS = "classifier", "question answering head"
-PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
+HEADS = (MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
+PARTS = (ENCODER, POOLER, *HEADS)
 
 # Weights ----------------------------------------------------------------------
 
@@ -107,9 +109,9 @@ def count_parts(
     DataError: a part is incomplete, there is no encoder, or a shape is not the
       config's.
   """
-  counts = {}
+  counts, known = {}, weights(config)
   for part in PARTS:
-    wanted = [w for w in weights(config) if w.part == part]
+    wanted = [w for w in known if w.part == part]
     missing = [w.ours for w in wanted if w.ours not in values]
     if len(missing) == len(wanted) and part != ENCODER:
       continue
@@ -173,13 +175,6 @@ def to_theirs(
   }
 
 
-class Read(NamedTuple):
-  """A folder's tensors in our terms."""
-
-  values: dict[str, np.ndarray]  # float32, by our names
-  left_out: list[str]  # tensors that follow from others
-
-
 # Other names of a weight: transformers ties them when it loads a model.
 _TIED = {
   "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -191,22 +186,17 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 def from_theirs(
   tensors: Mapping[str, np.ndarray], config: BertConfig, source: str
-) -> Read:
-  """Our weights from tensors by Hugging Face's names.
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Our weights from tensors by Hugging Face's names, and tensors left out.
 
   Takes the names of BertModel saved alone (without "bert.") and the old ones
   of layer norms (gamma, beta), too.
-
-  Raises:
-    DataError: a tensor is unknown, duplicate, tied to another one and different
-      from it, not of a floating type or not finite, or belongs to a classifier
-      of tokens; or as `count_parts`.
   """
   named, left_out = {}, []
   bare = not any(name.startswith("bert.") for name in tensors)
   for name, value in tensors.items():
-    full = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-    full = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", full)
+    full = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+    full = full.replace("LayerNorm.beta", "LayerNorm.bias")
     if bare and full.startswith(("embeddings.", "encoder.", "pooler.")):
       full = "bert." + full
     if full in named:
@@ -248,7 +238,7 @@ def from_theirs(
     if name in named
   }
   _check_pooler(count_parts(values, config, source), source)
-  return Read(values, left_out)
+  return values, left_out
 
 
 # Files ------------------------------------------------------------------------
@@ -258,12 +248,10 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
   """The tensors of model.safetensors, or of its shards, by name.
 
   float16, bfloat16 and float64 become float32.
-
-  Raises:
-    DataError: a file is missing or damaged.
   """
-  if os.path.exists(os.path.join(folder, WEIGHTS_FILE)):
-    return _read_file(os.path.join(folder, WEIGHTS_FILE))
+  whole = os.path.join(folder, WEIGHTS_FILE)
+  if os.path.exists(whole):
+    return _read_file(whole)
   index = os.path.join(folder, _SHARDS_FILE)
   if not os.path.exists(index):
     raise DataError(
@@ -276,7 +264,7 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
     files = {name: os.path.basename(file) for name, file in found}
   except (KeyError, TypeError, AttributeError) as e:
     raise DataError(f"{index}: not an index of weights ({e!r})") from e
-  tensors = {}
+  tensors: dict[str, np.ndarray] = {}
   for file in sorted(set(files.values())):
     path = os.path.join(folder, file)
     found = _read_file(path)
@@ -291,9 +279,6 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
 
 
 def _read_file(path: str) -> dict[str, np.ndarray]:
-  # Imported here: the names above need no library.
-  import safetensors
-
   with open(path, "rb") as f:
     data = f.read()
   try:
@@ -316,8 +301,6 @@ def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
 
 def write_tensors(folder: str, tensors: Mapping[str, np.ndarray]) -> None:
   """Writes model.safetensors into a folder."""
-  import safetensors.numpy  # imported here, as above
-
   path = os.path.join(folder, WEIGHTS_FILE)
   metadata = {"format": "pt"}  # transformers does not read it without this
   safetensors.numpy.save_file(dict(tensors), path, metadata=metadata)

@@ -10,14 +10,15 @@ session, and signatures that name the input and output arrays. Shapes as in
   masked_lm      these and masked_lm_positions int32 [B, P]
                  -> log_probs [B, P, V]
   next_sentence  -> log_probs [B, 2]: the second text follows, it does not
-  classifier     -> logits [B, labels], probabilities [B, labels] (but for a
-                 regression, where the number is logits [B, 1])
+  classifier     -> logits [B, labels], probabilities [B, labels]; for a
+                 regression only logits [B, 1], the number
   span           -> start_logits, end_logits [B, S]
 
 input_mask is 1 for tokens, 0 for padding; outputs are float32; B, S and P may
 be any.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -26,17 +27,10 @@ import numpy as np
 
 import mixed_precision
 import modeling
-from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from finetuning import heads
-from finetuning.settled import TASK_FILE
-from interop.model_source import (
-  CONFIG_FILE,
-  EXTRA_FOLDER,
-  Source,
-  named_vocabulary,
-)
+from finetuning import heads, settled
+from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
 from model.bert_config import BertConfig
 from training import checkpoint_files, restore
 from xla_patches import jit
@@ -58,12 +52,7 @@ _TAGS = [tf.saved_model.tag_constants.SERVING]
 
 
 class Model:
-  """A checkpoint or a SavedModel, opened.
-
-  Attributes:
-    session: with all weights.
-    signatures: name -> SignatureDef of the session's graph.
-  """
+  """An open checkpoint or SavedModel: its session, and its SignatureDefs."""
 
   def __init__(self, session: tf.Session, signatures: dict):
     self.session, self.signatures = session, signatures
@@ -85,7 +74,7 @@ class Model:
     )
 
   def names(self) -> list[str]:
-    """Its signatures but the default one, which is the last of them."""
+    """Its signatures without the default one, which equals the last of them."""
     return [name for name in _HEADS if name in self.signatures]
 
   def close(self) -> None:
@@ -94,11 +83,7 @@ class Model:
 
 
 def open_model(source: Source) -> Model:
-  """The model of a checkpoint or of an export, with all its signatures.
-
-  Raises:
-    UserError: it is damaged or not what it should be.
-  """
+  """The model of a checkpoint or of an export, with all its signatures."""
   if source.is_export:
     return open_export(source.path)
   return open_checkpoint(source)
@@ -110,10 +95,9 @@ def open_export(folder: str) -> Model:
   Raises:
     UserError: TensorFlow cannot load it.
   """
-  graph = tf.Graph()
-  session = tf.Session(graph=graph)
+  session = tf.Session(graph=tf.Graph())
   try:
-    with graph.as_default():
+    with session.graph.as_default():
       found = tf.saved_model.loader.load(session, _TAGS, folder)
   except (tf.errors.OpError, OSError, RuntimeError, ValueError) as e:
     session.close()
@@ -154,9 +138,8 @@ def open_checkpoint(
         if name in _HEADS
         else f"{name} is not one of the signatures {', '.join(_HEADS)}"
       )
-  graph = tf.Graph()
-  session = tf.Session(graph=graph)
-  with graph.as_default(), jit.mode("off"):
+  session = tf.Session(graph=tf.Graph())
+  with session.graph.as_default(), jit.mode("off"):
     signatures = _build(
       source.bert,
       [name for name in has if not names or name in names],
@@ -210,7 +193,7 @@ def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
     shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
     outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
   elif name == "classifier":
-    matmul, bias = heads.classifier_logits(pooled, labels, bert, policy=policy)
+    matmul, bias = heads.classifier_logits(pooled, labels, bert, policy)
     outputs = {"logits": tf.cast(matmul, tf.float32) + bias}
     if labels > 1:
       outputs["probabilities"] = tf.nn.softmax(outputs["logits"])
@@ -230,20 +213,14 @@ def export(model: Model, source: Source, folder: str) -> float:
   """Writes a model of `open_checkpoint` as a SavedModel, whole or not at all.
 
   Config, vocabulary and task.json are in assets.extra, so that predict.py needs
-  nothing but the folder.
-
-  Returns:
-    The largest difference between an output of the model and of its export.
-
-  Raises:
-    UserError: the folder exists, the vocabulary is missing or does not fit, or
-      the outputs differ too much.
+  nothing but the folder. Returns the largest difference between an output of
+  the model and of its export.
   """
   if os.path.exists(folder):
     raise UserError(
       f"--output={folder} already exists: remove it, or name another"
     )
-  source.tokenizer()
+  source.tokenizer()  # raises an error if it is missing or does not fit
   aside = folder.rstrip("/") + ".tmp"
   shutil.rmtree(aside, ignore_errors=True)
   os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
@@ -269,13 +246,8 @@ def _write(model: Model, source: Source, folder: str) -> None:
   os.makedirs(extra)
   with open(os.path.join(extra, CONFIG_FILE), "w", encoding="utf-8") as f:
     f.write(source.bert.to_json_string())
-  vocabulary = {}
-  for flag, path in named_vocabulary(source).items():
-    vocabulary[flag] = os.path.basename(path)
-    shutil.copyfile(path, os.path.join(extra, vocabulary[flag]))
-  task = {**source.task, "vocabulary": vocabulary}
-  task["exported_from"] = os.path.basename(source.path)
-  json_files.write(os.path.join(extra, TASK_FILE), task)
+  task = {**source.task, "exported_from": os.path.basename(source.path)}
+  settled.write_task(extra, task, source.vocabulary)
 
 
 _MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does
@@ -293,15 +265,12 @@ def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
     "segment_ids": rng.integers(bert.type_vocab_size, size=[2, length]),
     POSITIONS: np.zeros([2, 1], np.int32),
   }
-  written = open_export(folder)
-  try:
+  with contextlib.closing(open_export(folder)) as written:
     difference = max(
       float(np.abs(value - written.run(name, arrays)[output]).max())
       for name in model.names()
       for output, value in model.run(name, arrays).items()
     )
-  finally:
-    written.close()
   if not difference <= _MOST_DIFFERENT:
     raise UserError(
       f"the export's answers differ from the checkpoint's by {difference:g}: "

@@ -12,10 +12,9 @@ from common import json_files
 from common.errors import DataError, UserError
 from interop.bert_tensors import (
   CLASSIFIER,
-  ENCODER,
+  HEADS,
   MASKED_LM,
   NEXT_SENTENCE,
-  POOLER,
   QUESTIONS,
 )
 from model.bert_config import BertConfig
@@ -24,21 +23,16 @@ CONFIG_FILE = "config.json"
 
 # google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
 _ALIKE = {name: name for name in ("relu", "tanh", "linear")}
-_TO_THEIR_ACTIVATION = {
-  **_ALIKE, "gelu": "gelu_new", "gelu_erf": "gelu", "": "linear",
+_TO_THEIR_ACTIVATION = _ALIKE | {
+  "gelu": "gelu_new", "gelu_erf": "gelu", "": "linear",
 }  # fmt: skip
-_TO_OUR_ACTIVATION = {
-  **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
-  **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu"),
-  **_ALIKE,
-}
+_TO_OUR_ACTIVATION = _ALIKE | {
+  "gelu": "gelu_erf", "gelu_python": "gelu_erf",
+  "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu",
+}  # fmt: skip
 
 # Their defaults that are not ours, for keys that a file leaves out.
-_THEIR_DEFAULTS = {
-  "vocab_size": 30522,
-  "hidden_act": "gelu",
-  "type_vocab_size": 2,
-}
+_THEIR_DEFAULTS = dict(vocab_size=30522, hidden_act="gelu", type_vocab_size=2)
 
 # The values of keys in a model that is google/bert's.
 _ONLY = {
@@ -59,7 +53,7 @@ _WITHOUT_EFFECT = set(
   "use_cache".split()
 )
 
-_ARCHITECTURES = {
+_ARCHITECTURES: dict[str, tuple[str, ...]] = {
   "BertModel": (),
   "BertForPreTraining": (MASKED_LM, NEXT_SENTENCE),
   "BertForMaskedLM": (MASKED_LM,),
@@ -88,16 +82,15 @@ def to_their_config(
       f"{source}: pre_layer_norm is true; Hugging Face's BERT normalises after "
       "each residual only, so it would give other numbers"
     )
-  heads = tuple(part for part in parts if part not in (ENCODER, POOLER))
+  heads = tuple(part for part in parts if part in HEADS)
   for last in (CLASSIFIER, QUESTIONS):  # fine-tuned after pre-training
     heads = (last,) if last in heads else heads
   named = next(name for name, of in _ARCHITECTURES.items() if of == heads)
-  act = (config.hidden_act or "").lower()
   content = {
     "architectures": [named],
     "model_type": "bert",
     **config.to_dict(),
-    "hidden_act": _TO_THEIR_ACTIVATION[act],
+    "hidden_act": _TO_THEIR_ACTIVATION[(config.hidden_act or "").lower()],
     "layer_norm_eps": 1e-12,
     "position_embedding_type": "absolute",
     "pad_token_id": pad_id,
@@ -130,8 +123,7 @@ class ReadConfig(NamedTuple):
   def classifier_labels(self, outputs: int, source: str) -> list[str] | None:
     """The labels of a classifier with `outputs` outputs.
 
-    Returns:
-      [] for a regression; None if they have no names.
+    [] for a regression; None if they have no names.
 
     Raises:
       DataError: this config is not of such a classifier, or of another kind
@@ -163,7 +155,7 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
   """Our config from the content of config.json.
 
   Raises:
-    UserError: the model is not one of google/bert's kind.
+    UserError: the model is not of google/bert's kind.
   """
   for key, allowed in _ONLY.items():
     value = content.get(key, allowed[0])
@@ -180,12 +172,12 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
         f"{source}: the architecture {name} is not one of "
         f"{', '.join(_ARCHITECTURES)}"
       )
-  ours = BertConfig(vocab_size=0).to_dict()
+  ours = BertConfig(vocab_size=0).to_dict().keys() - {"pre_layer_norm"}
   known = {  # pooler_...: of published Chinese and multilingual configs
     key
     for key in content
-    if key in ours or key == "directionality" or key.startswith("pooler_")
-  } - {"pre_layer_norm"}
+    if key in ours | {"directionality"} or key.startswith("pooler_")
+  }
   values = {**_THEIR_DEFAULTS, **{k: content[k] for k in known}}
   act = values["hidden_act"]
   if act not in list(_TO_OUR_ACTIVATION):
@@ -212,8 +204,8 @@ def _labels(content: dict, source: str) -> list[str] | None:
   named = content.get("id2label")
   if named is None:
     return None
-  numbers = [str(i) for i in range(len(named))] if named else []
-  if not isinstance(named, dict) or set(named) != set(numbers):
+  numbers = [str(i) for i in range(len(named))] if type(named) is dict else None
+  if numbers is None or set(named) != set(numbers):
     raise DataError(f"{source}: id2label does not name the labels 0, 1, 2, ...")
   labels = [str(named[i]) for i in numbers]
   if len(set(labels)) < len(labels):
@@ -222,13 +214,14 @@ def _labels(content: dict, source: str) -> list[str] | None:
 
 
 def read_config(folder: str) -> ReadConfig:
-  """`from_their_config` of a folder's config.json.
-
-  Raises:
-    UserError: it is not there, no JSON, or as `from_their_config`.
-  """
+  """`from_their_config` of a folder's config.json."""
   path = os.path.join(folder, CONFIG_FILE)
+  return from_their_config(read_object(path), path)
+
+
+def read_object(path: str) -> dict:
+  """A JSON file's object; raises `DataError` for anything else."""
   content = json_files.read(path)
   if not isinstance(content, dict):
     raise DataError(f"{path}: not a JSON object")
-  return from_their_config(content, path)
+  return content

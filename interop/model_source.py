@@ -15,23 +15,18 @@ from common.errors import UserError
 from common.settings import setting
 from common.tensorflow_v1 import tf
 from data import record_report, records
-from finetuning.settled import (
-  PRETRAINING,
-  SQUAD,
-  TASK_FILE,
-  VOCABULARIES,
-  saved_task,
-)
+from finetuning import settled
+from finetuning.settled import PRETRAINING, SQUAD, TASK_FILE, saved_task
 from model.bert_config import BertConfig
-from training import checkpoint_files, metrics, run_folder
+from training import checkpoint_files, metrics, run_folder, training_run
 from training.config import BEST_BY
 
 ANSWERABLE = "version_2_with_negative"
-CONFIG_FILE = "bert_config.json"
+CONFIG_FILE = training_run.CONFIG_FILE
 # A SavedModel's folder for files that its graph does not read, by TensorFlow
 # Serving's convention.
 EXTRA_FOLDER = "assets.extra"
-_THEIR_PREFIX = "bert_model.ckpt"  # in the folders that google/bert published
+CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 _TRAINING_ONLY = {
   "hidden_dropout_prob",
   "attention_probs_dropout_prob",
@@ -41,10 +36,7 @@ _TRAINING_ONLY = {
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-  """What the flags say; None: as it is found beside the model.
-
-  A flag adds what nothing beside the model says; it contradicts nothing.
-  """
+  """Flags that add what no file beside the model says; they contradict none."""
 
   # fmt: off
   bert_config_file: str | None = setting(None,
@@ -53,10 +45,11 @@ class Given:
     "WordPiece vocabulary that the model was trained with. Default: as found "
     "beside the model or its training data.")
   spm_model_file: str | None = setting(None,
-    "SentencePiece model that the model was trained with. Default: as found "
-    "beside the model or its training data.")
+    "SentencePiece model that the model was trained with, instead of "
+    "--vocab_file. Default: as found beside the model or its training data.")
   do_lower_case: bool | None = setting(None,
-    "Lower-case the text. Default: as found beside the model, or else true.")
+    "Lower-case the text, as uncased models expect. Default: as found beside "
+    "the model, or else true.")
   # fmt: on
 
 
@@ -65,27 +58,17 @@ NOTHING_GIVEN = Given()
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The parts of a model.
+  """The parts of a model."""
 
-  Attributes:
-    path: a checkpoint's prefix, or an exported folder.
-    chosen: why this checkpoint, for a person.
-    bert: the config.
-    task: as in task.json: "task", "do_lower_case", "max_seq_length" if it is
-      known, and the keys of its kind of task.
-    vocab_file, spm_model_file: one of them, or neither if none was found.
-    assumed: lines for a person about what no file says.
-    assumes_case: whether the first of these is about do_lower_case.
-  """
-
-  path: str
-  chosen: str
+  path: str  # a checkpoint's prefix, or an exported folder
+  chosen: str  # why this checkpoint
   bert: BertConfig
+  # As in task.json: "task", "do_lower_case", "max_seq_length" if it is known,
+  # and the keys of its kind of task.
   task: dict
-  vocab_file: str | None = None
-  spm_model_file: str | None = None
-  assumed: tuple[str, ...] = ()
-  assumes_case: bool = False
+  vocabulary: dict[str, str]  # flag -> file; {} if none was found
+  folder: str  # with its task.json, if it has one
+  assumed_case: list[str]  # a line about do_lower_case if no file says it
 
   @property
   def max_seq_length(self) -> int:
@@ -99,50 +82,46 @@ class Source:
     return _is_export(self.path)
 
   def lines(self) -> list[str]:
-    """The checkpoint, and what is assumed about it, for a person."""
+    """The checkpoint, and what is assumed about it."""
     named = [] if self.is_export else [f"{self.path} ({self.chosen})"]
-    return [*named, *self.assumed]
+    return named + self.assumed()
+
+  def assumed(self) -> list[str]:
+    """Lines about what no file says."""
+    task_file = os.path.join(self.folder, TASK_FILE)
+    return self.assumed_case + assumed_answers(self.task, task_file)
 
   def tokenizer(self) -> tokenization.Encoder:
-    """Makes the tokens that the model knows.
-
-    Raises:
-      UserError: there is no vocabulary.
-      DataError: it has more tokens than the model.
-    """
-    if not named_vocabulary(self):
+    """Makes the tokens that the model knows."""
+    if not self.vocabulary:
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
         "training data was: give --vocab_file or --spm_model_file"
       )
     return tokenization.load_tokenizer(
-      self.vocab_file,
+      self.vocabulary.get("vocab_file"),
       self.task["do_lower_case"],
-      self.spm_model_file,
+      self.vocabulary.get("spm_model_file"),
       self.bert.vocab_size,
     )
 
 
-def find(model: str, given=NOTHING_GIVEN) -> Source:
-  """The parts of the model that a user named.
-
-  Args:
-    model: a run folder, a checkpoint's prefix or an exported folder.
-    given: `Given`, or any settings with its attributes.
+def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
+  """The parts of a model: a run folder, a checkpoint's prefix or an export.
 
   Raises:
     UserError: there is no such model, a part of it is missing or damaged, or
       `given` contradicts what is found.
   """
-  chosen_file = named_vocabulary(given)
-  if _is_export(model):
+  chosen_file = settled.named_vocabulary(given)
+  if is_export := _is_export(model):
     folder = os.path.join(model, EXTRA_FOLDER)
-    path, chosen, said = model, "exported", saved_task(folder)
   else:
     folder = model if os.path.isdir(model) else os.path.dirname(model)
-    said = saved_task(folder)
+  said, said_by = saved_task(folder), os.path.join(folder, TASK_FILE)
+  path, chosen = model, "exported"
+  if not is_export:
     path, chosen = _find_checkpoint(model, said)
-  said_by = os.path.join(folder, TASK_FILE)
   if not said:
     said_by, said = _pretraining_task(folder, given)
   config = _config(given.bert_config_file, folder, path)
@@ -150,70 +129,52 @@ def find(model: str, given=NOTHING_GIVEN) -> Source:
   if lower is None:
     lower, said_by = tokenization.published_case(path), path
   lower, assumed = case(lower, said_by, given.do_lower_case, path)
-  assumes_case = bool(assumed)
-  if said.get("task") == SQUAD and ANSWERABLE not in said:
-    assumed.append(assumed_answers(os.path.join(folder, TASK_FILE)))
   return Source(
     path,
     chosen,
     config,
     {"task": PRETRAINING, **said, "do_lower_case": lower},
-    assumed=tuple(assumed),
-    assumes_case=assumes_case,
-    **_vocabulary(said, chosen_file, folder),
+    _vocabulary(said, chosen_file, folder),
+    folder,
+    assumed,
   )
 
 
 def case(
   said: bool | None, said_by: str, given: bool | None, model: str
 ) -> tuple[bool, list[str]]:
-  """do_lower_case by a model's files or else by the flag.
-
-  Returns:
-    It, and lines for a person about what is assumed.
-
-  Raises:
-    UserError: the two contradict each other.
-  """
-  if said is None and given is None:
+  """do_lower_case by files or else by the flag, and a line if it is assumed."""
+  if said is None and given is not None:
+    return given, []
+  if said is None:
     return True, [
       f"{model}: nothing says whether it is of lower-cased text: assumed "
       "--do_lower_case; give --nodo_lower_case if it is cased"
     ]
-  if None not in (said, given) and said != given:
+  if given not in (None, said):
     raise UserError(
       f"--do_lower_case={given}, but the model was trained on "
       f"{'lower-cased' if said else 'cased'} text ({said_by}): leave the flag "
       "out"
     )
-  return (given if said is None else said), []
+  return said, []
 
 
-def assumed_answers(said_by: str) -> str:
-  """The line about a model for which no file says if it may not answer."""
-  return (
-    "every paragraph is taken to answer its question, as in SQuAD 1.1: if not, "
-    f"set {ANSWERABLE} to true in {said_by}"
-  )
-
-
-def named_vocabulary(named) -> dict[str, str]:
-  """Flag -> file, of the one that flags or a `Source` name; {} for none.
-
-  Raises:
-    UserError: they name both a WordPiece vocabulary and a SentencePiece model.
-  """
-  files = {flag: getattr(named, flag) for flag in VOCABULARIES}
-  if all(files.values()):
-    raise UserError("give either --vocab_file or --spm_model_file, not both")
-  return {flag: path for flag, path in files.items() if path}
+def assumed_answers(task: dict, said_by: str) -> list[str]:
+  """A line if no file says whether a question may have no answer."""
+  if task["task"] != SQUAD or ANSWERABLE in task:
+    return []
+  return [
+    "every paragraph is assumed to answer its question, as in SQuAD 1.1: if "
+    f"not, set {ANSWERABLE} to true in {said_by}"
+  ]
 
 
 def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
-  """`named_vocabulary` of what is found and what the flags chose."""
+  """`settled.named_vocabulary` of what is found and what the flags chose."""
   found = {
     flag: path
-    for flag, name in (said.get("vocabulary") or VOCABULARIES).items()
+    for flag, name in (said.get("vocabulary") or settled.VOCABULARIES).items()
     if os.path.exists(path := os.path.join(folder, name))
   }
   for flag, path in chosen.items():
@@ -239,21 +200,20 @@ def _is_export(path: str) -> bool:
 
 def _config(given: str | None, folder: str, model: str) -> BertConfig:
   beside = os.path.join(folder, CONFIG_FILE)
-  if not os.path.exists(beside):
-    if not given:
-      raise UserError(
-        f"{model}: there is no {beside}: give --bert_config_file, the config "
-        "that the model was trained with"
-      )
-    return _read_config(given)
-  config = _read_config(beside)
-  other = _read_config(given) if given else config
-  if differ := differences(config, other):
+  paths = [beside] if os.path.exists(beside) else []
+  paths += [given] if given else []
+  if not paths:
+    raise UserError(
+      f"{model}: there is no {beside}: give --bert_config_file, the config "
+      "that the model was trained with"
+    )
+  configs = [_read_config(path) for path in paths]
+  if differ := differences(configs[0], configs[-1]):
     raise UserError(
       f"--bert_config_file={given} and {beside}, which is the model's, differ "
       f"in {', '.join(differ)}: leave the flag out"
     )
-  return other
+  return configs[-1]
 
 
 def differences(config: BertConfig, other: BertConfig) -> list[str]:
@@ -277,8 +237,7 @@ def _read_config(path: str) -> BertConfig:
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   """A checkpoint's prefix, and why it was chosen.
 
-  Of a run folder it is the best by evaluation if that still exists, or else
-  the newest.
+  In a run folder: the best by evaluation if it still exists, else the newest.
   """
   if not os.path.isdir(model):
     if not glob.glob(glob.escape(model) + "*"):
@@ -291,22 +250,20 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   files = checkpoint_files.CheckpointFiles(model, keep=1)
   steps = files.steps()
   if not steps:
-    theirs = os.path.join(model, _THEIR_PREFIX)
+    theirs = os.path.join(model, CHECKPOINT_NAME)
     newest = files.without_marker()
     if newest is None and not os.path.exists(theirs + ".index"):
       raise UserError(
         f"{model}: neither a checkpoint nor an exported model is in this folder"
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
-  by = task.get("best_by")  # older runs do not say
-  by = by and metrics.BestBy(tuple(by["keys"]), by["higher"])
-  if not task:
-    by = BEST_BY
+  by: metrics.BestBy | None = None if task else BEST_BY
+  if saved := task.get("best_by"):  # older runs do not say
+    by = metrics.BestBy(tuple(saved["keys"]), saved["higher"])
   best = by and metrics.best_evaluation(model, steps[0], by)
-  step, chosen = steps[0], "the newest"
-  if best in steps:
-    step, chosen = best, "the best by evaluation"
+  step = best if best in steps else steps[0]
   files.check(step)
+  chosen = "the best by evaluation" if best in steps else "the newest"
   return files.prefix(step), chosen
 
 
@@ -325,8 +282,8 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
     "max_seq_length": manifest.max_seq_length,
     "do_lower_case": info.do_lower_case,
   }
-  files = given.vocab_file, given.spm_model_file
-  if any(files):
+  if settled.named_vocabulary(given):
+    files = given.vocab_file, given.spm_model_file
     record_report.find_encoder(info, folder, *files)
     return path, task
   file = record_report.find_vocabulary(info, os.path.dirname(path), folder)
@@ -345,9 +302,7 @@ def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
   Their names are relative to the folder where the training was started, so
   they are looked for here and in all folders above the run folder.
   """
-  if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
-    return None
-  above = pathlib.Path(os.path.abspath(folder)).parents
+  above = map(str, pathlib.Path(os.path.abspath(folder)).parents)
   for file in run_folder.trained_on(folder)[:1]:
     for place in ("", *above):
       if found := records.find_manifest(os.path.join(place, file)):

@@ -4,6 +4,7 @@ Each prediction is a dictionary that JSON can hold; `as_lines` shows one to a
 person. Checkpoints and exports are both run through `inference.Model`.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from common import json_files
 from common.errors import DataError, UserError
-from finetuning import squad, windows
+from finetuning import settled, windows
 from finetuning.classification import encode_pair, pair_length
 from interop import inference
 from interop.model_source import Source
@@ -19,6 +20,7 @@ from tokenization import MASK
 
 POOLINGS = ("mean", "cls")
 _PAIR = "|||"
+_SPAN = "span"  # the signature that answers questions
 _BATCH = 16  # sequences in one run of the graph
 
 
@@ -81,16 +83,12 @@ class Predictor:
     self._model, self._task, self._top_k = model, source.task, top_k
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
-    most = source.bert.max_position_embeddings
-    if not 4 <= self._length <= most:
-      raise UserError(
-        f"--max_seq_length={self._length}: must be 4 to the BERT config's "
-        f"max_position_embeddings={most}"
-      )
-    names = self._task.keys() & set(squad.ANSWER_SETTINGS)
-    known = {name: self._task[name] for name in names}
+    settled.check_length(self._length, source.bert)
+    known = {
+      n: v for n, v in self._task.items() if n in windows.ANSWER_SETTINGS
+    }
     known["max_seq_length"] = self._length
-    self._settings = squad.AnswerSettings(**known)
+    self._settings = windows.AnswerSettings(**known)
     if self.answers_questions:
       self._settings.check()
 
@@ -100,134 +98,132 @@ class Predictor:
     Raises:
       UserError: the model cannot do what an input asks for.
     """
-    groups = {}
+    groups = collections.defaultdict(list)
     for number, one in enumerate(inputs):
-      groups.setdefault(self._kind(one), []).append(number)
-    found = {}
-    for kind, numbers in groups.items():
-      made = kind(self, [inputs[n] for n in numbers])
-      found.update(zip(numbers, made, strict=True))
+      groups[self._signature(one)].append(number)
+    found: dict[int, dict] = {}
+    for name, numbers in groups.items():
+      chosen = [inputs[n] for n in numbers]
+      made = (
+        self._answers(chosen) if name == _SPAN else self._texts(name, chosen)
+      )
+      found |= zip(numbers, made, strict=True)
     return [found[n] for n in range(len(inputs))]
 
   @property
   def answers_questions(self) -> bool:
     """Whether an input is a question and its paragraph."""
-    return not self._embedding and "span" in self._model.names()
+    return not self._embedding and _SPAN in self._model.names()
 
-  def _kind(self, one: Input):
+  def _signature(self, one: Input) -> str:
+    """Which of the model's signatures an input is for."""
     if self._embedding:
-      return Predictor._embeddings
-    if self.answers_questions:
-      return Predictor._answers
-    if "classifier" in self._model.names():
-      return Predictor._labels
+      return "encoder"
+    for name in (_SPAN, "classifier"):
+      if name in self._model.names():
+        return name
     if MASK in one.text + (one.pair or ""):
-      return Predictor._words
-    return Predictor._next_sentence if one.pair else Predictor._embeddings
+      return "masked_lm"
+    return "next_sentence" if one.pair else "encoder"
 
   # Text to arrays -------------------------------------------------------------
 
   def _ids(self, text: str) -> np.ndarray:
     """int32 [tokens]; tokenizers would split [MASK], here it is the mask."""
-    ids = []
-    for part in self._tokenizer.encode_batch(text.split(MASK)):
-      ids += [self._tokenizer.mask_id, *part]
-    return np.array(ids[1:], np.int32)
+    parts = self._tokenizer.encode_batch(text.split(MASK))
+    mask = np.array([self._tokenizer.mask_id], np.int32)
+    return np.concatenate([a for part in parts for a in (mask, part)][1:])
 
-  def _encode(self, inputs) -> tuple[list, list[dict]]:
-    """(ids, segments) of each, and predictions that have their texts."""
-    examples, begun = [], []
-    for one in inputs:
-      a, made = self._ids(one.text), {"text": one.text}
-      b = None if one.pair is None else self._ids(one.pair)
-      if b is not None:
-        made["pair"] = one.pair
-      ids, segments = encode_pair(self._tokenizer, self._length, a, b)
-      if cut := pair_length(a, b) - len(ids):
-        made["tokens_cut"] = cut
-      examples.append((ids, segments))
-      begun.append(made)
-    return examples, begun
+  def _masks(self, ids: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(ids == self._tokenizer.mask_id)
 
-  def _run(self, name: str, examples, positions=None) -> Iterator[dict]:
-    """The outputs of each example: arrays without the batch's dimension."""
-    for start in range(0, len(examples), _BATCH):
-      ids, segments = zip(*examples[start : start + _BATCH], strict=True)
-      inputs = ids, [np.ones_like(i) for i in ids], segments
-      arrays = dict(zip(inference.INPUTS, map(_padded, inputs), strict=True))
-      if positions is not None:
-        arrays[inference.POSITIONS] = _padded(positions[start : start + _BATCH])
-      outputs = self._model.run(name, arrays)
-      for row in range(len(ids)):
-        yield {n: value[row] for n, value in outputs.items()}
-
-  # Arrays to predictions ------------------------------------------------------
-
-  def _words(self, inputs) -> list[dict]:
-    examples, made = self._encode(inputs)
-    mask = self._tokenizer.mask_id
-    positions = [np.flatnonzero(ids == mask) for ids, _ in examples]
-    for one, places in zip(inputs, positions, strict=True):
-      if not len(places):
-        raise UserError(
-          f"{one.text[:60]!r}...: its [MASK] is beyond the {self._length} "
-          "tokens that are read: shorten the text, or give --max_seq_length"
-        )
-    found = self._run("masked_lm", examples, positions)
-    for one, places, outputs in zip(made, positions, found, strict=True):
-      words, one["masks"] = self._tokenizer.tokens, []
-      for known in outputs["log_probs"][: len(places), : len(words)]:
-        best = np.argsort(-known, kind="stable")[: self._top_k]
-        one["masks"].append(
-          [
-            {"word": words[i], "probability": float(np.exp(known[i]))}
-            for i in best
-          ]
-        )
-    return made
-
-  def _next_sentence(self, inputs) -> list[dict]:
-    examples, made = self._encode(inputs)
-    found = self._run("next_sentence", examples)
-    for one, outputs in zip(made, found, strict=True):
-      one["is_next"] = float(np.exp(outputs["log_probs"][0]))
-    return made
-
-  def _embeddings(self, inputs) -> list[dict]:
-    """The last layer's output: the mean over all tokens, or that of [CLS]."""
-    examples, made = self._encode(inputs)
-    pooling = self._embedding or POOLINGS[0]
-    found = self._run("encoder", examples)
-    for one, (ids, _), outputs in zip(made, examples, found, strict=True):
-      tokens = outputs["sequence_output"][: len(ids)]
-      vector = tokens.mean(axis=0) if pooling == "mean" else tokens[0]
-      one |= {"pooling": pooling, "embedding": [float(x) for x in vector]}
-    return made
-
-  def _labels(self, inputs) -> list[dict]:
+  def _encode(self, name: str, one: Input) -> tuple:
+    """ids, segments, and a prediction that has the texts."""
     columns = self._task.get("columns")
-    for one in inputs if columns else ():
+    if name == "classifier" and columns:
       if (one.pair is None) != (columns["text_pair"] is None):
         wanted = "pairs" if columns["text_pair"] else "single texts"
         raise UserError(
           f"{one.text[:60]!r}: this model was trained on {wanted}; a tab or "
           f"{_PAIR} makes a pair"
         )
-    examples, made = self._encode(inputs)
-    found = self._run("classifier", examples)
-    for one, outputs in zip(made, found, strict=True):
-      if "probabilities" not in outputs:
-        one["value"] = float(outputs["logits"][0])
-        continue
-      shares = outputs["probabilities"]
-      names = self._task.get("labels") or list(map(str, range(len(shares))))
-      if len(names) != len(shares):
-        raise DataError(
-          f"task.json has {len(names)} labels, but the model {len(shares)}"
-        )
-      one["label"] = names[int(np.argmax(shares))]
-      one["probabilities"] = dict(zip(names, map(float, shares), strict=True))
-    return made
+    texts = [one.text] if one.pair is None else [one.text, one.pair]
+    encoded = [self._ids(text) for text in texts]
+    ids, segments = encode_pair(self._tokenizer, self._length, *encoded)
+    if name == "masked_lm" and not len(self._masks(ids)):
+      raise UserError(
+        f"{one.text[:60]!r}...: its [MASK] is beyond the {self._length} "
+        "tokens that are read: shorten the text, or give --max_seq_length"
+      )
+    made: dict = dict(zip(("text", "pair"), texts, strict=False))
+    if cut := pair_length(*encoded) - len(ids):
+      made["tokens_cut"] = cut
+    return ids, segments, made
+
+  def _run(self, name: str, examples) -> Iterator[dict]:
+    """The outputs of each (ids, segments), without the batch's dimension."""
+    for start in range(0, len(examples), _BATCH):
+      ids, segments = zip(*examples[start : start + _BATCH], strict=True)
+      inputs = ids, [np.ones_like(i) for i in ids], segments
+      arrays = dict(zip(inference.INPUTS, map(_padded, inputs), strict=True))
+      if name == "masked_lm":
+        arrays[inference.POSITIONS] = _padded([self._masks(i) for i in ids])
+      outputs = self._model.run(name, arrays)
+      for row in range(len(ids)):
+        yield {n: value[row] for n, value in outputs.items()}
+
+  # Arrays to predictions ------------------------------------------------------
+
+  def _texts(self, name: str, inputs) -> list[dict]:
+    """Predictions for texts and pairs."""
+    shown = {
+      "encoder": self._embedding_of,
+      "next_sentence": self._next_sentence,
+      "masked_lm": self._words,
+      "classifier": self._label,
+    }[name]
+    encoded = [self._encode(name, one) for one in inputs]
+    found = self._run(name, [(ids, segments) for ids, segments, _ in encoded])
+    return [
+      {**made, **shown(ids, outputs)}
+      for (ids, _, made), outputs in zip(encoded, found, strict=True)
+    ]
+
+  def _words(self, ids, outputs) -> dict:
+    masks, words = [], self._tokenizer.tokens
+    for known in outputs["log_probs"][: len(self._masks(ids)), : len(words)]:
+      best = np.argsort(-known, kind="stable")[: self._top_k]
+      masks.append(
+        [
+          {"word": words[i], "probability": float(np.exp(known[i]))}
+          for i in best
+        ]
+      )
+    return {"masks": masks}
+
+  def _next_sentence(self, ids, outputs) -> dict:
+    return {"is_next": float(np.exp(outputs["log_probs"][0]))}
+
+  def _embedding_of(self, ids, outputs) -> dict:
+    """The last layer's output: the mean over all tokens, or that of [CLS]."""
+    pooling = self._embedding or POOLINGS[0]
+    tokens = outputs["sequence_output"][: len(ids)]
+    vector = tokens.mean(axis=0) if pooling == "mean" else tokens[0]
+    return {"pooling": pooling, "embedding": list(map(float, vector))}
+
+  def _label(self, ids, outputs) -> dict:
+    if "probabilities" not in outputs:
+      return {"value": float(outputs["logits"][0])}
+    shares = outputs["probabilities"]
+    names = self._task.get("labels") or list(map(str, range(len(shares))))
+    if len(names) != len(shares):
+      raise DataError(
+        f"task.json has {len(names)} labels, but the model {len(shares)}"
+      )
+    return {
+      "label": names[int(np.argmax(shares))],
+      "probabilities": dict(zip(names, map(float, shares), strict=True)),
+    }
 
   def _answers(self, inputs) -> list[dict]:
     for one in inputs:
@@ -240,38 +236,31 @@ class Predictor:
       windows.Question(str(n), one.text, one.pair, ())
       for n, one in enumerate(inputs)
     ]
-    made = squad.encode_questions(
-      self._tokenizer, questions, self._settings
-    ).windows
-    found = self._run("span", [(w.ids, w.segments) for w in made])
-    parts = [([], []) for _ in questions]
-    for window, outputs in zip(made, found, strict=True):
-      logits = np.stack([outputs["start_logits"], outputs["end_logits"]], -1)
-      own, scores = parts[window.question]
-      own.append(window)
-      scores.append(logits[: len(window.ids)])
+    settings, tokenizer = self._settings, self._tokenizer
+    made, _ = windows.encode_questions(tokenizer, questions, settings)
+    outputs = self._run(_SPAN, [(w.ids, w.segments) for w in made])
+    logits = (
+      np.stack([one["start_logits"], one["end_logits"]], -1)[: len(window.ids)]
+      for window, one in zip(made, outputs, strict=True)
+    )
+    found = windows.choose_answers(questions, made, logits, settings)
+    count = collections.Counter(window.question for window in made)
     return [
-      self._answer(question, *part)
-      for question, part in zip(questions, parts, strict=True)
+      {
+        "question": question.text,
+        "answer": answers.text(settings.threshold),
+        "answers": [
+          {"text": answer.text, "probability": share}
+          for answer, share in sorted(
+            answers.shares(settings), key=lambda pair: -pair[1]
+          )[: self._top_k]
+        ],
+        "windows": count[number],
+      }
+      for number, (question, answers) in enumerate(
+        zip(questions, found, strict=True)
+      )
     ]
-
-  def _answer(self, question, own, scores) -> dict:
-    settings = self._settings
-    found, null = windows.best_answers(
-      question, own, scores, settings.n_best_size, settings.max_answer_length
-    )
-    ranked = sorted(
-      squad.candidates(found, null, settings), key=lambda pair: -pair[1]
-    )
-    return {
-      "question": question.text,
-      "answer": squad.chosen_text(found, null, settings),
-      "answers": [
-        {"text": answer.text, "probability": share}
-        for answer, share in ranked[: self._top_k]
-      ],
-      "windows": len(own),
-    }
 
 
 def _padded(rows) -> np.ndarray:

@@ -10,15 +10,30 @@ import os
 import re
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import (
+  AddedToken,
+  Regex,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  processors,
+)
+
 import tokenization
 from common import json_files
 from common.errors import DataError
 from finetuning.settled import VOCABULARIES
+from interop import model_config
 
 VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _MOST_TOKENS = 1 << 24
+_SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 
 
 class Vocabulary(NamedTuple):
@@ -38,49 +53,39 @@ class Vocabulary(NamedTuple):
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
 # (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
 _CASED, _IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{M}\p{Cf}\p{Lm}\p{Sk}'’.:·]"
-_FINAL_SIGMA = (
-  f"(?<={_CASED}|{_CASED}{_IGNORED}|{_CASED}{_IGNORED}{_IGNORED})"
-  f"Σ(?!{_IGNORED}*{_CASED})"
+_FINAL_SIGMA = normalizers.Replace(
+  Regex(
+    f"(?<={_CASED}|{_CASED}{_IGNORED}|{_CASED}{_IGNORED}{_IGNORED})"
+    f"Σ(?!{_IGNORED}*{_CASED})"
+  ),
+  "ς",
 )
 
 
 def normalizer(do_lower_case: bool):
   """The `tokenizers` normalizer that cleans text as google/bert does."""
-  from tokenizers import Regex, normalizers
-
   bert = normalizers.BertNormalizer(
     clean_text=True,
     handle_chinese_chars=True,
     strip_accents=do_lower_case,
     lowercase=do_lower_case,
   )
-  if not do_lower_case:
-    return bert
-  sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
-  return normalizers.Sequence([sigma, bert])
+  return normalizers.Sequence([_FINAL_SIGMA, bert]) if do_lower_case else bert
 
 
 def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
   """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
 
   Unlike ours it reads "[MASK]" and the like in a text as the token.
-
-  Raises:
-    DataError: as of the encoder; or a SentencePiece model of another kind than
-      train_tokenizer.py makes.
   """
-  from tokenizers import AddedToken, processors
-
-  if is_wordpiece:
-    tokenizer, encoder = _wordpiece_tokenizer(file, do_lower_case)
-  else:
-    tokenizer, encoder = _sentencepiece_tokenizer(file, do_lower_case)
+  make = _wordpiece_tokenizer if is_wordpiece else _sentencepiece_tokenizer
+  tokenizer, encoder = make(file, do_lower_case)
   special = special_tokens(encoder)
   _, _, cls, sep, _ = special
   tokenizer.post_processor = processors.TemplateProcessing(
     single=f"{cls}:0 $A:0 {sep}:0",
     pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-    special_tokens=[(cls, int(encoder.cls_id)), (sep, int(encoder.sep_id))],
+    special_tokens=[(t, encoder.tokens.index(t)) for t in (cls, sep)],
   )
   tokenizer.add_special_tokens(
     [AddedToken(token, normalized=False, special=True) for token in special]
@@ -90,8 +95,7 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
 
 def special_tokens(encoder: tokenization.Encoder) -> list[str]:
   """Its [PAD], [UNK], [CLS], [SEP] and [MASK]; ALBERT has other names."""
-  ids = encoder.pad_id, encoder.unk_id, encoder.cls_id, encoder.sep_id
-  return [encoder.tokens[i] for i in (*ids, encoder.mask_id)]
+  return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in _SPECIAL]
 
 
 def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
@@ -100,8 +104,6 @@ def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
   It differs where the library's Unicode tables differ from Python's: in rare
   characters, most of them newer than Unicode 10, and those of private use.
   """
-  from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
   encoder = tokenization.WordPieceEncoder(vocab_file, do_lower_case)
   tokenizer = Tokenizer(
     models.WordPiece(
@@ -123,15 +125,6 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   normalizer loses some, and where two segmentations are equally likely
   (". .." and ".. ."): each takes another one.
   """
-  from tokenizers import (
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-  )
-
   encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
   with open(model_file, "rb") as f:
     model = _read_model(f.read())
@@ -156,8 +149,7 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   if charsmap := normalization.precompiled_charsmap:
     steps = [normalizers.Precompiled(charsmap), *steps]
   if do_lower_case:
-    sigma = normalizers.Replace(Regex(_FINAL_SIGMA), "ς")
-    steps = [sigma, normalizers.Lowercase(), *steps]
+    steps = [_FINAL_SIGMA, normalizers.Lowercase(), *steps]
   tokenizer.normalizer = normalizers.Sequence(steps)
   space = dict(
     replacement=tokenization.SENTENCEPIECE_SPACE, prepend_scheme="always"
@@ -169,9 +161,6 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
 
 def _read_model(content: bytes):
   """A `sentencepiece_model_pb2.ModelProto`; raises `DataError` for no model."""
-  from google.protobuf.message import DecodeError
-  from sentencepiece import sentencepiece_model_pb2
-
   try:
     return sentencepiece_model_pb2.ModelProto.FromString(content)
   except DecodeError as e:
@@ -181,18 +170,14 @@ def _read_model(content: bytes):
 def write_tokenizer(
   folder: str, vocabulary: Vocabulary, do_lower_case: bool, max_length: int
 ) -> None:
-  """Writes the vocabulary, tokenizer.json and tokenizer_config.json.
-
-  `max_length` is the most tokens of a text. Raises as `make_tokenizer`.
-  """
+  """Writes the vocabulary, tokenizer.json and tokenizer_config.json."""
   path = os.path.join(folder, vocabulary.file)
   with open(path, "wb") as f:
     f.write(vocabulary.content)
-  tokenizer, encoder = make_tokenizer(
-    path, vocabulary.file == VOCAB_FILE, do_lower_case
-  )
+  is_wordpiece = vocabulary.file == VOCAB_FILE
+  tokenizer, encoder = make_tokenizer(path, is_wordpiece, do_lower_case)
   tokenizer.save(os.path.join(folder, TOKENIZER_FILE))
-  names = [f"{name}_token" for name in ("pad", "unk", "cls", "sep", "mask")]
+  names = [f"{name}_token" for name in _SPECIAL]
   content = {
     **dict(zip(names, special_tokens(encoder), strict=True)),
     "do_lower_case": do_lower_case,
@@ -210,9 +195,6 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
   """vocab.txt or spiece.model, or vocab.txt as tokenizer.json implies it.
 
   None without a tokenizer, or if tokenizer.json is not a WordPiece tokenizer.
-
-  Raises:
-    DataError: a file is damaged.
   """
   for name in (VOCAB_FILE, MODEL_FILE):
     path = os.path.join(folder, name)
@@ -221,8 +203,8 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
   path = os.path.join(folder, TOKENIZER_FILE)
   if not os.path.exists(path):
     return None
+  content = model_config.read_object(path)
   try:
-    content = json_files.read(path)
     model = content["model"]
     if model.get("type", "WordPiece") != "WordPiece":
       return None
@@ -272,25 +254,20 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   `given` decides where its files contradict each other.
 
   Raises:
-    DataError: a file is damaged, the files contradict each other, or the
-      tokenizer differs from google/bert's.
+    DataError: the files contradict each other, or differ from google/bert's.
   """
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
-  found = re.search(r'"lowercase": (true|false)', text)
   lower = config.get("do_lower_case")
-  if found:
+  if found := re.search(r'"lowercase": (true|false)', text):
     normalizes = found[1] == "true"
-    if lower is None:
-      lower = normalizes
-    elif lower != normalizes and given is None:
+    if lower not in (None, normalizes) and given is None:
       raise DataError(
         f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
         f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
         "--nodo_lower_case"
       )
-    elif lower != normalizes:
-      lower = given
+    lower = normalizes if lower in (None, normalizes) else given
   path = os.path.join(folder, TOKENIZER_CONFIG_FILE)
   if not isinstance(lower, bool | None):
     raise DataError(f"{path}: do_lower_case is {lower!r}, not true or false")
@@ -305,11 +282,6 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
 
 
 def _read_object(folder: str, name: str) -> dict:
-  """A JSON file's object; {} without the file."""
+  """`model_config.read_object`; {} without the file."""
   path = os.path.join(folder, name)
-  if not os.path.exists(path):
-    return {}
-  found = json_files.read(path)
-  if not isinstance(found, dict):
-    raise DataError(f"{path}: not a JSON object")
-  return found
+  return model_config.read_object(path) if os.path.exists(path) else {}

@@ -401,7 +401,7 @@ def test_what_nothing_says_is_assumed_aloud(tmp_path, letters):
   assert runs.read_json(tmp_path / "back", "task.json") == unknown
   source = model_source.find(str(tmp_path / "back" / "m"))
   assert source.max_seq_length == CONFIG.max_position_embeddings
-  assert [line.split()[0] for line in source.assumed] == [
+  assert [line.split()[0] for line in source.assumed()] == [
     source.path + ":",
     "every",
   ]
@@ -711,7 +711,7 @@ def test_a_classifier_of_tokens_is_none_of_texts(tmp_path):
   values = random_values((ENCODER, POOLER, CLASSIFIER))
   tensors = their_tensors(values)
   said = convert(write_folder(tmp_path / "a", tensors), tmp_path / "b" / "m")
-  assert "names no architecture: the classifier is taken for one of wh" in said
+  assert "names no architecture: the classifier is assumed to be one o" in said
   tensors = without("bert.pooler.dense.weight", "bert.pooler.dense.bias")(
     tensors
   )

@@ -374,15 +374,15 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
   trained.write_model(folder, "pretraining", letters)
   found = model_source.find(str(folder))
   assert found.task["do_lower_case"] is True
-  assert "give --nodo_lower_case if it is cased" in found.assumed[0]
+  assert "give --nodo_lower_case if it is cased" in found.assumed()[0]
   for given in (lower, cased):
     found = model_source.find(str(folder), given)
     assert found.task["do_lower_case"] is given.do_lower_case
-    assert not found.assumed
+    assert not found.assumed()
   shutil.copytree(folder, tmp_path / "cased_L-12_H-768_A-12")
   published = str(tmp_path / "cased_L-12_H-768_A-12" / "bert_model.ckpt")
   found = model_source.find(published)
-  assert found.task["do_lower_case"] is False and not found.assumed
+  assert found.task["do_lower_case"] is False and not found.assumed()
   assert [ids.tolist() for ids in found.tokenizer().encode_batch(["A"])] == [
     [LETTERS.index("[UNK]")]
   ]
@@ -390,17 +390,20 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
     model_source.find(published, lower)
   trained.write_model(tmp_path / "run", "classifier", letters)
   run = str(tmp_path / "run")
-  assert not model_source.find(run, lower).assumed
+  assert not model_source.find(run, lower).assumed()
   with pytest.raises(UserError, match=r"on lower-cased text \(.*task.json\)"):
     model_source.find(run, cased)
   shutil.copyfile(spm_model, folder / "spiece.model")
   with pytest.raises(UserError, match="only one is the model's: give --vocab"):
     model_source.find(str(folder))
   given = model_source.Given(vocab_file=letters)
-  assert model_source.find(str(folder), given).vocab_file == letters
+  assert model_source.find(str(folder), given).vocabulary == {
+    "vocab_file": letters
+  }
   os.remove(folder / "vocab.txt")
   found = model_source.find(str(folder))
-  assert found.spm_model_file == str(folder / "spiece.model")
+  path = str(folder / "spiece.model")
+  assert found.vocabulary == {"spm_model_file": path}
 
 
 def test_a_damaged_export(folders, both, tmp_path):
@@ -437,7 +440,8 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   for place in (tmp_path, tmp_path / "data", "/"):
     monkeypatch.chdir(place)
     source = model_source.find(str(run))
-    assert source.vocab_file == str(tmp_path / "vocab.txt")
+    vocabulary = str(tmp_path / "vocab.txt")
+    assert source.vocabulary == {"vocab_file": vocabulary}
     assert source.task["max_seq_length"] == 32
     assert source.task["do_lower_case"] is False
   other = tmp_path / "other.txt"

@@ -12,6 +12,18 @@ from hypothesis import strategies as st
 import tokenization
 from finetuning import offsets, windows
 from finetuning.offsets import TokenSpans
+from finetuning.windows import AnswerSettings
+
+
+def cut_by(max_seq_length, doc_stride):
+  return AnswerSettings(max_seq_length=max_seq_length, doc_stride=doc_stride)
+
+
+def best_of(n_best_size, max_answer_length):
+  return AnswerSettings(
+    n_best_size=n_best_size, max_answer_length=max_answer_length
+  )
+
 
 VOCABULARY = [
   *tokenization.SPECIAL_TOKENS,
@@ -129,12 +141,12 @@ def there_and_back(tokenizer, context, answer):
   tokens = windows.answer_tokens(question, spans)
   if tokens is None:
     return None
-  made = windows.make_windows(tokenizer, 0, spans.ids[:2], shown, 30, 9)
+  made = windows.make_windows(tokenizer, 0, spans.ids[:2], shown, cut_by(30, 9))
   scores = []
   for window in made:
     first, last = windows.target_span(window, tokens)
     scores.append(logits(len(window.ids), **{f"s{first}": 9, f"e{last}": 9}))
-  answers, _ = windows.best_answers(question, made, scores, 1, 30)
+  answers, _ = windows.best_answers(question, made, scores, best_of(1, 30))
   return answers[0].text
 
 
@@ -210,7 +222,7 @@ def spans_of(count):
 
 def test_windows_of_a_long_paragraph():
   made = windows.make_windows(
-    SPECIAL, 7, np.array([50, 51], np.int32), spans_of(10), 11, 4
+    SPECIAL, 7, np.array([50, 51], np.int32), spans_of(10), cut_by(11, 4)
   )
   # 11 - 2 - 3 = 6 tokens of the paragraph each: 0-5, 4-9.
   assert [w.spans.ids.tolist() for w in made] == [
@@ -228,7 +240,9 @@ def test_windows_of_a_long_paragraph():
 
 
 def test_a_stride_larger_than_a_window_skips_nothing():
-  made = windows.make_windows(SPECIAL, 0, np.zeros(1, int), spans_of(9), 8, 100)
+  made = windows.make_windows(
+    SPECIAL, 0, np.zeros(1, int), spans_of(9), cut_by(8, 100)
+  )
   assert sorted({i for w in made for i in w.spans.ids}) == list(range(100, 109))
 
 
@@ -271,7 +285,7 @@ def question(text, first):
 
 def test_targets():
   first, second = windows.make_windows(
-    SPECIAL, 0, np.array([50, 51]), spans_of(10), 11, 4
+    SPECIAL, 0, np.array([50, 51]), spans_of(10), cut_by(11, 4)
   )
 
   def target(window, question):
@@ -305,7 +319,7 @@ def logits(length, **scores):
 
 def test_best_answers():
   made = windows.make_windows(
-    SPECIAL, 0, np.array([50, 51]), spans_of(10), 11, 4
+    SPECIAL, 0, np.array([50, 51]), spans_of(10), cut_by(11, 4)
   )
   scores = [
     # In the first window: "b" to "c"; [CLS]; a start in the question; an end
@@ -313,21 +327,27 @@ def test_best_answers():
     logits(11, s0=1.0, e0=2.0, s1=9.0, s5=5.0, e6=4.0, s9=6.0, e4=7.0),
     logits(11, s0=0.5, e0=0.5, s6=3.0, e7=3.0),  # "g" to "h"
   ]
-  answers, null = windows.best_answers(question(None, 0), made, scores, 3, 3)
+  answers, null = windows.best_answers(
+    question(None, 0), made, scores, best_of(3, 3)
+  )
   assert [a.text for a in answers[:2]] == ["b c", "g h"]
   assert answers[0].score == 9.0 and answers[1].score == 6.0
   assert null.score == 1.0  # of the window where it is lowest
   assert sum(windows.shares([*answers, null])) == pytest.approx(1.0)
   # Answers of one token are not "b c".
-  short, _ = windows.best_answers(question(None, 0), made, scores, 3, 1)
+  short, _ = windows.best_answers(
+    question(None, 0), made, scores, best_of(3, 1)
+  )
   assert "b c" not in [a.text for a in short]
 
 
 def test_a_start_counts_where_it_has_the_most_around_it():
   made = windows.make_windows(
-    SPECIAL, 0, np.array([50, 51]), spans_of(10), 11, 4
+    SPECIAL, 0, np.array([50, 51]), spans_of(10), cut_by(11, 4)
   )
   # Token 105 ("f") begins an answer in the first window, where it is last.
   scores = [logits(11, s9=9.0, e9=9.0), logits(11, s5=1.0, e5=1.0)]
-  answers, _ = windows.best_answers(question(None, 0), made, scores, 1, 3)
+  answers, _ = windows.best_answers(
+    question(None, 0), made, scores, best_of(1, 3)
+  )
   assert answers[0] == ("f", 1.0, 1.0)
