@@ -8,10 +8,9 @@ from common.errors import DataError
 
 
 def parse(text: str | bytes, strict: bool = True):
-  """The value of a JSON text, if strict without repeated keys, NaN or Infinity.
+  """The value of a JSON text; ValueError if it is not JSON or not UTF-8.
 
-  Raises:
-    ValueError: it is not JSON, not UTF-8, or nested too deeply.
+  If `strict`, repeated keys, NaN and Infinity are errors too.
   """
   try:
     if not strict:
@@ -26,12 +25,11 @@ def parse(text: str | bytes, strict: bool = True):
 
 
 def _distinct(pairs: list) -> dict:
-  value = dict(pairs)
-  if len(value) < len(pairs):
-    keys = [key for key, _ in pairs]
+  keys = [key for key, _ in pairs]
+  if len(set(keys)) < len(keys):
     twice = next(key for key in keys if keys.count(key) > 1)
     raise ValueError(f"the key {twice!r} is there twice")
-  return value
+  return dict(pairs)
 
 
 def _no_number(name: str):
