@@ -2,8 +2,8 @@
 
 A line is a sentence, and blank lines separate documents; in `.jsonl` files each
 record's text is a document. As in google/bert the end of a file does not end a
-document, so a corpus may be cut into files anywhere. With a language, lines are
-prose and are split into sentences by its rules.
+document, so a corpus may be cut into files anywhere. A language's rules split
+lines of prose into sentences.
 
 A plain UTF-8 file is read in pieces of `PIECE_BYTES`, any other as one piece.
 Memory holds a batch of lines or one JSON record at a time. NUL characters and
@@ -16,6 +16,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import math
 import os
 import re
 import unicodedata
@@ -30,13 +31,11 @@ PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
 _BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # longer lines are cut
 MAX_RECORD_BYTES = 64 << 20  # longer JSON records are an error
-# Characters of a line in a JSON record, or of a wrapped paragraph; longer ones
-# are cut.
-MAX_PARAGRAPH = 2 << 20
+MAX_PARAGRAPH = 2 << 20  # characters; longer ones of prose or JSON are cut
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
 _PART_BYTES = 1 << 16  # recoded at a time
 
-_UNFINISHED = tuple(",;，、；")  # a line that ends so continues in the next one
+_UNFINISHED = tuple(",;，、；")  # at its end: a line continues in the next one
 _HEADLINE = 20  # Chinese characters: shorter lines were not wrapped
 # JSON can spell halves of surrogate pairs and NUL, which are no text.
 _NO_TEXT = re.compile("[\ud800-\udfff\0]")
@@ -75,7 +74,7 @@ class Piece:
 
   path: str
   start: int
-  end: int | None  # None: the whole file, which can be read in order only
+  end: float  # inf: the whole file, which can be read in order only
 
 
 class Batch(NamedTuple):
@@ -109,7 +108,7 @@ def split_into_pieces(
     if not os.access(path, os.R_OK):
       raise errors.DataError(f"{path}: no permission to read it")
     if is_compressed(path) or not text.is_utf8:
-      pieces.append(Piece(path, 0, None))
+      pieces.append(Piece(path, 0, math.inf))
       continue
     for start in range(0, size, PIECE_BYTES):
       pieces.append(Piece(path, start, min(start + PIECE_BYTES, size)))
@@ -129,12 +128,8 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
     before = 0
     while batch := _next_lines(lines):
       left = sum(len(line) for _, line in batch)
-      place, line = batch[0]
-      if not place:
-        text_of_line = _without_mark(line, piece.path)
-        batch[0] = len(line) - len(text_of_line), text_of_line
-        del text_of_line
-      del line
+      if not batch[0][0]:
+        batch[0] = _without_mark(batch[0][1], piece.path)
       for sentences in parse(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
@@ -204,7 +199,7 @@ def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
 class _InUtf8(io.RawIOBase):
   """Text `f` of any encoding, read as UTF-8; `f` stays open.
 
-  Bytes that are not in the encoding raise DataError with their line and byte.
+  DataError names line and byte of what is not in the encoding.
   """
 
   def __init__(self, f: BinaryIO, path: str, encoding: str):
@@ -232,7 +227,7 @@ class _InUtf8(io.RawIOBase):
       decoded = self._decoder.decode(part, not part)
       utf8 = decoded.encode()
     except UnicodeError as e:
-      place = 0  # in the part; negative if the sequence began before it
+      place = 0  # in the part; negative if the sequence begins before it
       if isinstance(e, UnicodeDecodeError):
         place = e.start + len(part) - len(e.object)
       self._decoder.setstate(state)
@@ -252,7 +247,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
   position = _first_line(f, piece)
   limit = MAX_RECORD_BYTES if is_jsonl(piece.path) else MAX_LINE_BYTES
   rest, at_start = b"", True
-  while not at_start or piece.end is None or position < piece.end:
+  while not at_start or position < piece.end:
     line = rest + f.readline(limit - len(rest))
     if not line:
       return
@@ -269,8 +264,8 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
     position += len(line)
 
 
-def _without_mark(line: bytes, path: str) -> bytes:
-  """A file's first line without UTF-8's mark; DataError for another's."""
+def _without_mark(line: bytes, path: str) -> tuple[int, bytes]:
+  """A file's `_raw_lines` first without UTF-8's mark; DataError for another."""
   # In this order: UTF-32's little-endian mark begins with UTF-16's.
   for encoding, *marks in (
     ("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -281,7 +276,9 @@ def _without_mark(line: bytes, path: str) -> bytes:
         f"{path}: line 1, byte 0: the byte order mark of {encoding}, not "
         f"UTF-8: say --encoding={encoding}, or convert the file to UTF-8"
       )
-  return line.removeprefix(codecs.BOM_UTF8)
+  size = len(line)
+  line = line.removeprefix(codecs.BOM_UTF8)
+  return size - len(line), line
 
 
 def _first_line(f: BinaryIO, piece: Piece) -> int:
@@ -300,22 +297,16 @@ def _first_line(f: BinaryIO, piece: Piece) -> int:
 
 def _cut_at(line: bytes) -> int:
   """Where to cut a line: after a space if there is one, else a character."""
-  space = line.rfind(b" ", len(line) // 2)
+  size, space = len(line), line.rfind(b" ", len(line) // 2)
   if space >= 0:
     return space + 1
-  # The last character may be cut off: it starts in the last four bytes.
-  for length in range(len(line) - 1, max(0, len(line) - 5), -1):
-    if line[length] & 0xC0 != 0x80:
-      return length
-  return len(line)
+  # The last character may be incomplete: it starts in the last four bytes.
+  last = range(size - 1, max(0, size - 5), -1)
+  return next((i for i in last if line[i] & 0xC0 != 0x80), size)
 
 
 def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
-  """The line that starts at byte `place` as stripped text.
-
-  Raises:
-    DataError: it is not UTF-8, or has a NUL.
-  """
+  """The line at byte `place` as stripped text; DataError for a wrong byte."""
   if b"\0" in line:
     nul = place + line.index(b"\0")
     remedy = f"name the text's own encoding, if it is not {text.encoding}"
@@ -351,7 +342,7 @@ def _where(piece: Piece, text: TextFormat, place: int) -> str:
 def _text_sentences(piece, batch, text):
   """Lists of sentences, with "" between documents, of plain lines."""
   lines = [_decoded(line, place, piece, text) for place, line in batch]
-  yield list(split_prose(lines, text.prose)) if text.prose else lines
+  yield list(split_prose(lines, text.prose))
 
 
 def _json_sentences(piece, batch, text):
@@ -362,7 +353,7 @@ def _json_sentences(piece, batch, text):
       continue
     lines = _lines_of(_record_text(piece, place, line, text))
     sentences.append("")
-    for sentence in split_prose(lines, text.prose) if text.prose else lines:
+    for sentence in split_prose(lines, text.prose):
       if sentence:
         sentences.append(sentence)
         size += len(sentence)
@@ -413,20 +404,23 @@ def _lines_of(text: str) -> Iterator[str]:
 def split_prose(lines: Iterable[str], language: str) -> Iterator[str]:
   """Stripped lines of prose, wrapped or not, to sentences; "" stays.
 
-  A line continues in the next one if it ends in a comma or the like. It also
-  does if it ends without punctuation and the next one starts with a small
-  letter, or with a Chinese one after a Chinese line too long for a headline.
+  A line that ends in a comma or the like continues in the next one. So does a
+  line that ends without punctuation if the next one starts with a small letter,
+  or, after a Chinese line too long for a headline, with a Chinese one. Without
+  a language, lines are sentences.
   """
+  if not language:
+    yield from lines
+    return
   for paragraph in _paragraphs(lines):
-    if paragraph:
-      yield from tokenization.split_sentences(paragraph, language)
-    else:
-      yield ""
+    split = tokenization.split_sentences
+    yield from split(paragraph, language) if paragraph else [""]
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
   """Joins lines that continue in the next one."""
-  parts, size = [], 0
+  parts: list[str] = []
+  size = 0
   for line in lines:
     joint = None
     if line and size and size < MAX_PARAGRAPH:
