@@ -379,18 +379,16 @@ class _Encoder:
   """
 
   kind: str
+  file: str
+  do_lower_case: bool
 
-  def __init__(
-    self, file: str, do_lower_case: bool, tokens: list[str], special: list[int]
-  ):
-    self.file, self.do_lower_case, self.tokens = file, do_lower_case, tokens
-    self.vocab_size = len(tokens)
+  def _set_vocabulary(
+    self, tokens: list[str], special: list[int], continues: list[bool]
+  ) -> None:
+    self.tokens, self.vocab_size = tokens, len(tokens)
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
-    self.is_continuation = np.array(list(map(self._continues, tokens)))
+    self.is_continuation = np.array(continues)
     self.is_continuation[special] = False
-
-  def _continues(self, token: str) -> bool:
-    raise NotImplementedError
 
   def info(self) -> TokenizerInfo:
     return TokenizerInfo(
@@ -438,41 +436,32 @@ class WordPieceEncoder(_Encoder):
   kind = "wordpiece"
 
   def __init__(self, vocab_file: str, do_lower_case: bool):
+    self.file, self.do_lower_case = vocab_file, do_lower_case
     vocab = _checked_vocab(vocab_file)
     tokens = [""] * (max(vocab.values()) + 1)  # lines may be blank
     for token, index in vocab.items():
       tokens[index] = token
     special = [vocab[token] for token in SPECIAL_TOKENS]
-    super().__init__(vocab_file, do_lower_case, tokens, special)
-    self._split = BasicTokenizer(do_lower_case).tokenize
-    self._pieces = _PieceCache(dict(vocab))
-
-  def _continues(self, token: str) -> bool:
-    return token.startswith("##")
-
-  def split_words(self, text: str) -> list[str]:
-    """The words of a text, as by `BasicTokenizer`."""
-    return self._split(text)
-
-  def pieces_of(self, word: str) -> tuple:
-    """Ids of a word's pieces; [UNK]'s if no pieces spell it."""
-    return self._pieces[word]
+    self._set_vocabulary(tokens, special, [t[:2] == "##" for t in tokens])
+    self.split_words = BasicTokenizer(do_lower_case).tokenize
+    # Ids of a word's pieces; [UNK]'s if no pieces spell it.
+    self.pieces_of = _PieceCache(dict(vocab)).__getitem__
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line, int32 [tokens]."""
-    find = self._pieces.__getitem__
     flatten = itertools.chain.from_iterable
+    words = map(self.split_words, lines)
     return [
-      np.array(list(flatten(map(find, self._split(line)))), np.int32)
-      for line in lines
+      np.array(list(flatten(map(self.pieces_of, line))), np.int32)
+      for line in words
     ]
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     """Tokens of each line with their words: `BasicTokenizer`'s, and jieba's."""
     encoded = []
     for line in lines:
-      words = self._split(line)
-      pieces = [self._pieces[word] for word in words]
+      words = self.split_words(line)
+      pieces = list(map(self.pieces_of, words))
       ids = np.array(list(itertools.chain.from_iterable(pieces)), np.int32)
       is_continuation = self.is_continuation[ids]
       # The splitter makes a word of each Chinese character.
@@ -523,6 +512,7 @@ class SentencePieceEncoder(_Encoder):
     from google.protobuf.message import DecodeError
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
+    self.file, self.do_lower_case = model_file, do_lower_case
     data = _contents(model_file)
     try:
       model = ModelProto.FromString(data)
@@ -550,10 +540,8 @@ class SentencePieceEncoder(_Encoder):
         "train_tokenizer.py --tokenizer=sentencepiece makes one that has them"
       )
     special = [vocab[token] for token in SPECIAL_TOKENS]
-    super().__init__(model_file, do_lower_case, tokens, special)
-
-  def _continues(self, token: str) -> bool:
-    return not token.startswith(SENTENCEPIECE_SPACE)
+    continues = [token[:1] != SENTENCEPIECE_SPACE for token in tokens]
+    self._set_vocabulary(tokens, special, continues)
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line, int32 [tokens]."""

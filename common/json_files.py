@@ -2,8 +2,8 @@
 
 import json
 import math
-import os
 
+from common import files
 from common.errors import DataError
 
 
@@ -70,6 +70,5 @@ def _finite(value):
 
 def write(path: str, value) -> None:
   """Replaces a file atomically by `text(value)`."""
-  with open(path + ".tmp", "w", encoding="utf-8") as f:
-    f.write(text(value, indent=2) + "\n")
-  os.replace(path + ".tmp", path)
+  with files.whole(path) as f:
+    f.write(f"{text(value, indent=2)}\n".encode())

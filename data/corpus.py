@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 import tokenization
-from common import errors, json_files
+from common import errors, files, json_files
 from data import instances, text_files
 from data.text_files import Batch, Piece, TextFormat
 
@@ -116,7 +116,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
   # A line of nothing but, say, control characters is neither a sentence nor the
   # end of a document.
   is_break = np.array([not line for line in lines], bool)
-  with open(path + ".tmp", "wb") as f:
+  with files.whole(path) as f:
     np.savez(
       f,
       tokens=tokens,
@@ -124,7 +124,6 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
       breaks=np.cumsum(lengths > 0)[is_break],  # sentences before each
       read=[sum(b.bytes for b in chunk), sum(b.bytes_on_disk for b in chunk)],
     )
-  os.replace(path + ".tmp", path)
 
 
 # The token store --------------------------------------------------------------

@@ -37,11 +37,8 @@ class Settings:
   prose: str = _text("",
     "Language (ISO 639-1 code: en, zh, ...) of lines of prose, which are split "
     "into sentences. Empty: a line is a sentence.")
-  text_field: str = _text("text",
-    "Field of a .jsonl record that holds its text.")
-  encoding: str = _text("utf-8",
-    "Encoding of the text, any of Python's. Bytes that are not in it are an "
-    "error.")
+  text_field: str = _text(*text_files.TEXT_FIELD)
+  encoding: str = _text(*text_files.ENCODING)
   vocab_file: str | None = _vocabulary(None,
     "WordPiece vocabulary (vocab.txt).")
   spm_model_file: str | None = _vocabulary(None,

@@ -27,6 +27,13 @@ from typing import BinaryIO, NamedTuple
 import tokenization
 from common import errors, json_files
 
+# Defaults and help of the flags that all commands with text have.
+TEXT_FIELD = "text", "Field of a .jsonl record that holds its text."
+ENCODING = (
+  "utf-8",
+  "Encoding of the text, any of Python's. Bytes that are not in it are an "
+  "error.",
+)
 PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
 _BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # longer lines are cut
@@ -86,12 +93,12 @@ class Batch(NamedTuple):
 
 
 def is_compressed(path: str) -> bool:
-  """Whether a file's name ends as that of a compressed one."""
+  """Whether a file is compressed, by its name."""
   return path.endswith((".gz", ".zst"))
 
 
 def is_jsonl(path: str) -> bool:
-  """Whether a file's name ends as that of JSON lines, compressed or not."""
+  """Whether a file is JSON lines, compressed or not, by its name."""
   stem = os.path.splitext(path)[0] if is_compressed(path) else path
   return stem.endswith((".jsonl", ".ndjson"))
 
@@ -118,15 +125,14 @@ def split_into_pieces(
 def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece, in order.
 
-  Raises:
-    DataError: the file is damaged or not in its encoding, or a record is not
-      JSON or has no text.
+  DataError names the line and byte of what is not in the encoding, not JSON or
+  has no text.
   """
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
   with _opened(piece, text) as (f, on_disk):
     lines = _raw_lines(f, piece)
     before = 0
-    while batch := _next_lines(lines):
+    while batch := _next_batch(lines, lambda line: len(line[1])):
       left = sum(len(line) for _, line in batch)
       if not batch[0][0]:
         batch[0] = _without_mark(batch[0][1], piece.path)
@@ -140,12 +146,12 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
       before += now
 
 
-def _next_lines(lines):
-  """The next `_raw_lines`; [] at their end."""
+def _next_batch(lines, size_of):
+  """A list of the next lines; [] at their end."""
   batch, size = [], 0
-  for item in itertools.islice(lines, _BATCH_LINES):
-    batch.append(item)
-    size += len(item[1])
+  for line in itertools.islice(lines, _BATCH_LINES):
+    batch.append(line)
+    size += size_of(line)
     if size >= _BATCH_BYTES:
       break
   return batch
@@ -197,10 +203,7 @@ def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
 
 
 class _InUtf8(io.RawIOBase):
-  """Text `f` of any encoding, read as UTF-8; `f` stays open.
-
-  DataError names line and byte of what is not in the encoding.
-  """
+  """Text `f` of any encoding, read as UTF-8; `f` stays open."""
 
   def __init__(self, f: BinaryIO, path: str, encoding: str):
     self._f, self._path, self._encoding = f, path, encoding
@@ -347,21 +350,14 @@ def _text_sentences(piece, batch, text):
 
 def _json_sentences(piece, batch, text):
   """As `_text_sentences`, for JSON records: each is a document."""
-  sentences, size = [], 0
   for place, line in batch:
-    if not line.strip():
-      continue
-    lines = _lines_of(_record_text(piece, place, line, text))
-    sentences.append("")
-    for sentence in split_prose(lines, text.prose):
-      if sentence:
-        sentences.append(sentence)
-        size += len(sentence)
-      if size >= _BATCH_BYTES:
-        yield sentences
-        sentences, size = [], 0
-    sentences.append("")
-  yield sentences
+    if line.strip():
+      lines = _lines_of(_record_text(piece, place, line, text))
+      sentences = filter(None, split_prose(lines, text.prose))
+      yield [""]
+      while some := _next_batch(sentences, len):
+        yield some
+      yield [""]
 
 
 def _record_text(piece, place, line, text) -> str:
@@ -423,15 +419,15 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
   size = 0
   for line in lines:
     joint = None
-    if line and size and size < MAX_PARAGRAPH:
+    if line and 0 < size < MAX_PARAGRAPH:
       joint = _joint(parts[-1], size, line)
-    if joint is None:
-      if parts:
-        yield "".join(parts)
-      parts, size = [line], len(line)
-    else:
+    if joint is not None:
       parts += joint, line
       size += len(joint) + len(line)
+      continue
+    if parts:
+      yield "".join(parts)
+    parts, size = [line], len(line)
   if parts:
     yield "".join(parts)
 

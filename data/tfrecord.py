@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 import numpy as np
 
+from common import files
 from common.errors import DataError
 
 INDEX_SUFFIX = ".index"
@@ -90,9 +91,8 @@ class ShardWriter:
     if error_type is not None:
       os.unlink(self.path + ".tmp")
       return
-    with open(self.path + INDEX_SUFFIX + ".tmp", "wb") as f:
+    with files.whole(self.path + INDEX_SUFFIX) as f:
       np.save(f, np.frombuffer(self._offsets, np.int64), allow_pickle=False)
-    os.replace(self.path + INDEX_SUFFIX + ".tmp", self.path + INDEX_SUFFIX)
     os.replace(self.path + ".tmp", self.path)
     self.info = ShardInfo(
       name=os.path.basename(self.path),

@@ -53,11 +53,8 @@ class CorpusSettings:
     "Share of the documents to hold out.", above=0, below=1)
   language: str = setting("en",
     "Language whose rules end a sentence (ISO 639-1 code).")
-  text_field: str = setting("text",
-    "Field of a .jsonl record that holds its text.")
-  encoding: str = setting("utf-8",
-    "Encoding of the text, any of Python's. Bytes that are not in it are an "
-    "error.")
+  text_field: str = setting(*text_files.TEXT_FIELD)
+  encoding: str = setting(*text_files.ENCODING)
   cache_dir: str = setting(".build/downloads",
     "Folder where a fetched package is kept.")
   # fmt: on

@@ -3,12 +3,10 @@
   python -m tools.train_tokenizer --input_file='corpus/train.txt' \\
       --output_file=vocab.txt --vocab_size=8192
 
-The same text and flags give the same file. The functions are the library, the
-flags exist only when this file is run.
+The same text and flags give the same file.
 """
 
 import collections
-import contextlib
 import dataclasses
 import io
 import os
@@ -18,7 +16,7 @@ import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenization
-from common import errors
+from common import errors, files
 from common.settings import run_with, setting
 from data import records, text_files
 
@@ -98,7 +96,7 @@ def train_wordpiece(
     )
   ids = _merge(kept, words, vocab_size)
   vocab = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))
-  _write_whole(output_file, vocab.encode())
+  _write(output_file, vocab.encode())
   return len(ids)
 
 
@@ -144,22 +142,15 @@ def train_sentencepiece(
     raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
     ) from e
-  _write_whole(output_file, model.getvalue())
+  _write(output_file, model.getvalue())
   loaded = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
   return loaded.get_piece_size()
 
 
-def _write_whole(path: str, data: bytes) -> None:
-  """Writes a file atomically."""
+def _write(path: str, data: bytes) -> None:
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  try:
-    with open(path + ".tmp", "wb") as f:
-      f.write(data)
-    os.replace(path + ".tmp", path)
-  except BaseException:
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(path + ".tmp")
-    raise
+  with files.whole(path) as f:
+    f.write(data)
 
 
 # The command ------------------------------------------------------------------
@@ -174,11 +165,8 @@ class Settings:
     "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
     "comma-separated.")
   output_file: str = setting(help="Vocabulary (vocab.txt) or model to write.")
-  text_field: str = setting("text",
-    "Field of a .jsonl record that holds its text.")
-  encoding: str = setting("utf-8",
-    "Encoding of the text, any of Python's. Bytes that are not in it are an "
-    "error.")
+  text_field: str = setting(*text_files.TEXT_FIELD)
+  encoding: str = setting(*text_files.ENCODING)
   vocab_size: int = setting(30522,
     "Tokens of the vocabulary at most; small texts may give fewer.")
   tokenizer: str = setting("wordpiece",
