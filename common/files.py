@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def whole(path: str) -> Iterator[BinaryIO]:
-  """Opens PATH.tmp, which replaces the file `path` if the block has no error."""
+  """Opens PATH.tmp, which replaces `path` after a block without an error."""
   try:
     with open(path + ".tmp", "wb") as f:
       yield f

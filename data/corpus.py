@@ -72,11 +72,7 @@ class PieceTask:
 
 
 def tokenize_piece(task: PieceTask) -> None:
-  """Tokenizes one piece into its chunk files; runs in a worker.
-
-  Raises:
-    DataError: the file or the tokenizer cannot be used.
-  """
+  """Tokenizes one piece into its chunk files; runs in a worker."""
   batches = text_files.read_batches(task.piece, task.text)
   for number, chunk in enumerate(_chunks(batches)):
     if number >= task.first_chunk:
@@ -338,12 +334,10 @@ def store_counts(folder: str) -> CorpusCounts | None:
   values = json_files.read_own(path, _REMEDY)
   token_bytes = token_dtype(values.pop("vocab_size")).itemsize
   counts = CorpusCounts(**values)
-  for name, least in (
-    (_TOKENS, token_bytes * counts.tokens),
-    (_SENTENCES, 8 * (counts.sentences + 1)),
-    (_DOCUMENTS, 8 * (counts.documents + 1)),
-  ):
-    _check_size(os.path.join(folder, name), least)
+  join = os.path.join
+  _check_size(join(folder, _TOKENS), token_bytes * counts.tokens)
+  _check_size(join(folder, _SENTENCES), 8 * (counts.sentences + 1))
+  _check_size(join(folder, _DOCUMENTS), 8 * (counts.documents + 1))
   return counts
 
 

@@ -48,17 +48,14 @@ def create(
   """Makes the records, their indexes and the manifest.
 
   Every rank calls this; their machines share the files. Rank 0 gets the
-  summary, the others None, and may finish earlier.
-
-  Raises:
-    DataError: the input or the tokenizer cannot be used; nothing is left
-      behind, and existing records are untouched.
+  summary, the others None, and may finish earlier. After a DataError about the
+  input or the tokenizer nothing is left, and existing records are untouched.
   """
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
-  outputs = {os.path.abspath(path) for path in settings.output_paths}
-  for path in paths:
-    if os.path.abspath(path) in outputs:
+  inputs = {os.path.abspath(path) for path in paths}
+  for path in settings.output_paths:
+    if os.path.abspath(path) in inputs:
       raise errors.DataError(f"{path} is both --input_file and --output_file")
   _check_unshared(settings)
   if settings.given_shards:
@@ -188,10 +185,7 @@ def _manifest(
     examples_per_record=settings.examples_per_record,
     masking="dynamic" if settings.dynamic_masks else "static",
     tokenizer=info,
-    settings={
-      **settings.in_manifest,
-      "num_shards": len(results),
-    },
+    settings={**settings.in_manifest, "num_shards": len(results)},
     counts={
       **dataclasses.asdict(counts),
       **{
@@ -209,10 +203,8 @@ def _publish(
   """Moves the finished files to their places; the manifest comes last.
 
   First it deletes the files of the earlier manifest: a glob would also match
-  shards of another number. Files that were moved before a stop stay.
-
-  Raises:
-    DataError: a finished file is gone; nothing was moved or deleted.
+  shards of another number. Files that were moved before a stop stay. If a
+  finished file is gone, DataError comes before any change.
   """
   _check_unshared(settings)
   _check_unlisted(settings, len(manifest.files))
@@ -232,12 +224,10 @@ def _publish(
       else:
         raise errors.DataError(f"{made} is gone: start again")
   stale = {name for file in before for name in _with_index(file)} - moved
-  for path in (
-    *(os.path.join(settings.folder, name) for name in sorted(stale)),
-    settings.manifest_path,
-  ):
+  # The manifest goes last: it knows what to delete.
+  for name in [*sorted(stale), os.path.basename(settings.manifest_path)]:
     with contextlib.suppress(FileNotFoundError):
-      os.unlink(path)
+      os.unlink(os.path.join(settings.folder, name))
   for made, place in moves.items():
     os.replace(made, place)
   manifest.save(settings.manifest_path)

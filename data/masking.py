@@ -101,11 +101,8 @@ def mask_records(
   next is tried, so with whole words fewer than that may be chosen.
 
   The features are int or bool [B, S], see `records`; `keys` are uint64 [B], see
-  `record_keys`.
-
-  Raises:
-    ValueError: the examples of a record have more tokens to choose than
-      `max_predictions_per_seq`.
+  `record_keys`. ValueError if the examples of a record have more tokens to
+  choose than `max_predictions_per_seq`.
   """
   rows, size = input_ids.shape
   # Examples are numbered through the batch, padding first in each row.

@@ -83,10 +83,7 @@ def pack(
   """The numbers of the examples in each record, in random order.
 
   `tokens`, special ones included, and `predictions`, masked tokens, are of each
-  example.
-
-  Raises:
-    ValueError: an example does not fit into an empty record.
+  example. ValueError if one does not fit into an empty record.
   """
   order = rng.permutation(len(tokens))
   if limits.examples_per_record == 1:

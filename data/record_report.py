@@ -106,10 +106,7 @@ def find_encoder(
   """The encoder of the file given, or of the one that `info` describes.
 
   The latter is sought in the records' folder and the one above; None if no file
-  is given and none is found.
-
-  Raises:
-    DataError: the file given cannot be used, or contradicts `info`.
+  is given or found. DataError if the file contradicts `info`.
   """
   if info and not (vocab_file or spm_model_file):
     found = find_vocabulary(info, folder)

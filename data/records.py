@@ -191,12 +191,7 @@ class Manifest:
 
   @classmethod
   def load(cls, path: str) -> "Manifest":
-    """Reads a manifest.
-
-    Raises:
-      DataError: not JSON, another version, missing or unknown keys, or
-        impossible values.
-    """
+    """Reads a manifest; DataError if it is damaged or of another version."""
     raw = json_files.read(path)
     try:
       if raw.get("version") != MANIFEST_VERSION:
@@ -303,9 +298,7 @@ def expand_patterns(patterns: str) -> list[str]:
   The order depends on the names alone: it decides the records' numbers. The
   name of an existing file is neither a list nor a glob, and longer names come
   first. Index and manifest files that a broad glob matches are left out.
-
-  Raises:
-    DataError: a name or pattern matches no file.
+  DataError for a name or pattern that matches no file.
   """
   if os.path.isfile(patterns):
     return [patterns]

@@ -127,11 +127,7 @@ def _rows(
 
 
 def build_shard(task: ShardTask) -> ShardResult:
-  """Makes one shard and `task.result_file`, block by block; runs in a worker.
-
-  Raises:
-    DataError: there are too few documents for this number of shards.
-  """
+  """Makes one shard, then `task.result_file`; runs in a worker."""
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
   with (

@@ -170,11 +170,9 @@ class Feature(NamedTuple):
 def check_example(
   values: Mapping[str, np.ndarray], features: Mapping[str, Feature]
 ) -> None:
-  """Checks what `decode_example` gives; there may be other features.
+  """Raises `DataError` for a feature that is missing or other than it must be.
 
-  Raises:
-    DataError: names the first feature that is missing, or of another type,
-      length or range.
+  `values` are `decode_example`'s, and may have more features.
   """
   for name, (size, bound) in features.items():
     if name not in values:

