@@ -347,7 +347,7 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
     if token and vocab[token] != index:
       raise DataError(
         f"{vocab_file}: {token!r} is on lines {index + 1} and "
-        f"{vocab[token] + 1}; every token must be there once"
+        f"{vocab[token] + 1}; every token must occur once"
       )
   return vocab
 
@@ -528,7 +528,7 @@ class SentencePieceEncoder(_Encoder):
       raise DataError(f"{model_file}: damaged: a piece's score is not finite")
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
-      raise DataError(f"{model_file}: damaged: a piece is there twice")
+      raise DataError(f"{model_file}: damaged: a piece occurs twice")
     for token in SPECIAL_TOKENS:
       alberts = token.lower().strip("[]").join("<>")
       if token not in vocab and alberts in vocab:

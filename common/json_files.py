@@ -28,12 +28,12 @@ def _distinct(pairs: list) -> dict:
   keys = [key for key, _ in pairs]
   if len(set(keys)) < len(keys):
     twice = next(key for key in keys if keys.count(key) > 1)
-    raise ValueError(f"the key {twice!r} is there twice")
+    raise ValueError(f"the key {twice!r} occurs twice")
   return dict(pairs)
 
 
 def _no_number(name: str):
-  raise ValueError(f"{name} is no JSON")
+  raise ValueError(f"{name} is not JSON")
 
 
 def read(path: str):

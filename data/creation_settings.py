@@ -22,7 +22,7 @@ _records, _workers = in_group("Records"), in_group("Shards and workers")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What to make of which text; the names are the flags'."""
+  """The text and what to make of it; fields have the flags' names."""
 
   # High limits exceed what anybody wants; far larger values run out of memory.
   # fmt: off

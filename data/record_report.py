@@ -259,7 +259,7 @@ class Survey(NamedTuple):
       records += f"; {files - self.files} other files are damaged"
     if self.read < self.records:
       records += f"; the counts below are from {self.read:,} of them"
-    fill = f"{share(self.tokens, self.positions)} of the tokens are no padding"
+    fill = f"{share(self.tokens, self.positions)} of the tokens are not padding"
     if self.to_predict:
       fill += f", {share(self.to_predict, self.tokens)} of them to predict"
     random_next = share(self.from_elsewhere, self.examples)

@@ -134,10 +134,10 @@ def test_json_is_read_as_the_standard_has_it(value):
 @pytest.mark.parametrize(
   "text, words",
   [
-    (b'{"a": 1, "a": 2}', "'a' is there twice"),
-    (b'{"b": {"a": 1, "a": 1}}', "'a' is there twice"),
-    (b"[NaN]", "NaN is no JSON"),
-    (b"[-Infinity]", "-Infinity is no JSON"),
+    (b'{"a": 1, "a": 2}', "'a' occurs twice"),
+    (b'{"b": {"a": 1, "a": 1}}', "'a' occurs twice"),
+    (b"[NaN]", "NaN is not JSON"),
+    (b"[-Infinity]", "-Infinity is not JSON"),
     (b"[" * 100_000, "nested too deeply"),
     (b"9" * 5000, "digits"),
     (b'"\xff"', "utf-8"),

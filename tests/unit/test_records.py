@@ -245,7 +245,7 @@ a, record 1
   B: ##ing . cat [SEP]
 
   records     2 in 1 files
-  fill        62.5% of the tokens are no padding, 25.0% of them to predict
+  fill        62.5% of the tokens are not padding, 25.0% of them to predict
   examples    1.00 in a record; in 50.0% B is from elsewhere
 
 1 files, 2 records, all checksums right
