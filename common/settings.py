@@ -63,7 +63,7 @@ class Setting:
   above: float | None = None  # a number may not reach `above` and `below`
   below: float | None = None
   choices: Iterable[str] = ()  # the possible values, or items of a list
-  json: tuple[str, ...] | str = ()  # keys in DeepSpeed's JSON: "section.key"
+  json: tuple[str, ...] = ()  # keys in DeepSpeed's JSON: "section.key"
   flag: str = ""  # the flag's name, if it is not the field's
   read: Callable | None = None  # makes the field's value from the flag's
 
@@ -91,9 +91,9 @@ class Setting:
   def problem(self, value) -> str:
     """What is wrong with a value; "" if nothing is."""
     if self.choices:
-      unknown = set(value if self.kind is tuple else [value]) - {*self.choices}
-      listed = f"is not one of {', '.join(self.choices)}"
-      return f"{min(unknown)} {listed}" if unknown else ""
+      wrong = set(value if self.kind is tuple else [value]) - {*self.choices}
+      which = f"{min(wrong)} is " if wrong and self.kind is tuple else ""
+      return f"{which}not one of {', '.join(self.choices)}" if wrong else ""
     if self.kind is float and not abs(value) <= _LARGEST_FLOAT:
       return "must be finite, in float32"
     if (

@@ -1,10 +1,10 @@
 """Which examples share a record: a pure function of (sizes, rng).
 
-Best-fit decreasing: the examples of a block, longest first, each into the
-record with the least room that still holds it. Its bins are at most 11/9 of the
-fewest possible (Johnson et al. 1974, https://doi.org/10.1137/0203025). On real
-text nearly all come out full, because many short examples fill what the long
-ones leave. A histogram of lengths (Krell et al. 2021,
+Best-fit decreasing: each example, longest first, goes into the record with the
+least room that still holds it. The records are at most 11/9 of the fewest
+possible (Johnson et al. 1974, https://doi.org/10.1137/0203025). On real text
+nearly all come out full, because many short examples fill what the long ones
+leave. A histogram of lengths (Krell et al. 2021,
 https://arxiv.org/abs/2107.02027) packs a whole corpus at once, but must know
 how its examples are numbered before it is read.
 

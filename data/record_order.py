@@ -145,8 +145,9 @@ def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def rank_places(share: int, global_batch: int, comm) -> tuple:
   """The places of a global batch that one rank of a `distributed.Comm` reads.
 
-  Returns int64 [share] places from 0 on; and bool [share], false for rows that
-  are left over and only repeat the batch's last record.
+  Each rank has `share` rows, together at least `global_batch`. Returns int64
+  [share] places from 0 on; and bool [share], false for rows that are left over
+  and only repeat the batch's last record.
   """
   places = comm.rank * share + np.arange(share)
   return np.minimum(places, global_batch - 1), places < global_batch

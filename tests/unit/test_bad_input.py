@@ -356,7 +356,7 @@ def test_words_that_are_always_unknown_are_not_kept(letters):
   word = "a" * (tokenization.MAX_INPUT_CHARS_PER_WORD + 1)
   (ids,) = encoder.encode_batch([f"{word[1:]} {word}"])
   assert ids[-1] == encoder.unk_id and len(ids) == len(word)
-  assert list(encoder._pieces) == [word[1:]]
+  assert list(encoder.pieces_of.__self__) == [word[1:]]
 
 
 def test_accents_without_end():
