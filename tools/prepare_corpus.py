@@ -10,6 +10,7 @@ fetches. The text of a document alone decides whether it is held out.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -113,8 +114,7 @@ def wikipedia_documents(wheel: str) -> Iterator[Document]:
   """The articles' leads, in the package's order; paragraphs as one line."""
   with zipfile.ZipFile(wheel) as archive:
     articles = json.loads(archive.read(_WHEEL_MEMBER))
-  entries = articles.values() if isinstance(articles, dict) else articles
-  for article in entries:
+  for article in articles.values():
     yield article["extract"].splitlines()
 
 
@@ -123,15 +123,10 @@ def text_documents(
 ) -> Iterator[Document]:
   """Documents: lines between blank lines or file ends, or JSON records."""
   for path in paths:
-    lines = []
-    for line in text_files.read_lines([path], text):
-      if line:
-        lines.append(line)
-      elif lines:
-        yield lines
-        lines = []
-    if lines:
-      yield lines
+    lines = text_files.read_lines([path], text)
+    for is_text, document in itertools.groupby(lines, bool):
+      if is_text:
+        yield list(document)
 
 
 def split_heldout(

@@ -117,7 +117,7 @@ def test_a_failure_keeps_both_earlier_files(tmp_path, many, monkeypatch):
 
 def fake_wheel(path, texts):
   with zipfile.ZipFile(path, "w") as archive:
-    articles = [{"extract": t} for t in texts]
+    articles = {str(i): {"extract": t} for i, t in enumerate(texts)}
     archive.writestr(prepare_corpus._WHEEL_MEMBER, json.dumps(articles))
 
 
