@@ -329,7 +329,7 @@ def test_models_with_pieces_that_cannot_be(tmp_path):
   model.ParseFromString(whole)
   model.pieces[9].piece = "[PAD]"  # of which the library knows the first only
   path.write_bytes(model.SerializeToString())
-  with pytest.raises(DataError, match="m.model: damaged: a piece is there"):
+  with pytest.raises(DataError, match="m.model: damaged: a piece occurs twice"):
     tokenization.load_tokenizer(None, True, str(path))
 
 
