@@ -126,7 +126,7 @@ def _rows(
   return features
 
 
-def build_shard(task: ShardTask) -> ShardResult:
+def build_shard(task: ShardTask) -> None:
   """Makes one shard, then `task.result_file`; runs in a worker."""
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
@@ -156,7 +156,6 @@ def build_shard(task: ShardTask) -> ShardResult:
     writer.info, num_examples, real_tokens, masked_tokens, random_next
   )
   json_files.write(task.result_file, dataclasses.asdict(result))
-  return result
 
 
 def _block_examples(

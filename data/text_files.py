@@ -48,6 +48,14 @@ _HEADLINE = 20  # Chinese characters: shorter lines were not wrapped
 _NO_TEXT = re.compile("[\ud800-\udfff\0]")
 
 
+def check_language(flag: str, code: str) -> None:
+  """Raises `DataError` for what cannot be a language's code."""
+  if not re.fullmatch("[a-z]{2,3}", code):
+    raise errors.DataError(
+      f"--{flag}={code}: must be an ISO 639-1 code, as en or zh"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class TextFormat:
   """How text is read; DataError for an impossible language or encoding."""
@@ -57,10 +65,8 @@ class TextFormat:
   encoding: str = "utf-8"  # any of Python's
 
   def __post_init__(self):
-    if self.prose and not re.fullmatch("[a-z]{2,3}", self.prose):
-      raise errors.DataError(
-        f"--prose={self.prose}: must be an ISO 639-1 code, as en or zh"
-      )
+    if self.prose:
+      check_language("prose", self.prose)
     try:
       codecs.getincrementaldecoder(self.encoding)
       io.TextIOWrapper(io.BytesIO(), self.encoding)  # refuses base64 and such

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -62,10 +61,7 @@ class CorpusSettings:
 
   def __post_init__(self):
     check(self)
-    if not re.fullmatch("[a-z]{2,3}", self.language):
-      raise errors.DataError(
-        f"--language={self.language}: must be an ISO 639-1 code, as en or zh"
-      )
+    text_files.check_language("language", self.language)
     _ = self.text  # checks its settings
 
   @property
