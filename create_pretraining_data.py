@@ -24,14 +24,14 @@ from data import creation, work_dir
 def report(summary: creation.Summary) -> str:
   """The closing table."""
   c, manifest = summary, summary.manifest
-  num_records = sum(info.records for info in manifest.files)
+  num_records, sentences = manifest.num_records, c["sentences"]
   capacity = num_records * manifest.max_seq_length
   is_static = manifest.masking == "static"
   masked = f"{c['masked_tokens']:,}" if is_static else "drawn in training"
   total = sum(summary.seconds.values())
   rows = [
     ("documents", f"{c['documents']:,}"),
-    ("sentences", f"{c['sentences']:,}"),
+    ("sentences", f"{sentences:,}"),
     ("tokens", f"{c['tokens']:,}"),
     ("unknown tokens", f"{c['unknown_tokens'] / c['tokens']:.3%}"),
     ("unigram entropy", f"{c['unigram_entropy']:.3f} nats"),
@@ -39,7 +39,7 @@ def report(summary: creation.Summary) -> str:
     ("records", f"{num_records:,} of {manifest.packing_factor:.2f} examples"),
     ("random next", f"{c['random_next'] / c['examples']:.1%}"),
     ("masked tokens", masked),
-    ("fill", f"{c['real_tokens'] / capacity:.1%} of tokens are no padding"),
+    ("fill", f"{c['real_tokens'] / capacity:.1%} of tokens are not padding"),
     *((name, f"{s:.1f} s") for name, s in summary.seconds.items()),
     ("speed", f"{c['text_bytes'] / 1e6 / total:.2f} MB of text/s"),
     ("files", f"{len(manifest.files)}, {manifest.files[0].name} ..."),
@@ -50,14 +50,10 @@ def report(summary: creation.Summary) -> str:
     rows.append(("cut documents", note))
   if summary.kept:
     rows.append(("kept", summary.kept))
-  if not manifest.settings["prose"] and c["tokens"] > 80 * c["sentences"]:
-    rows.append(
-      (
-        "note",
-        f"{c['tokens'] / c['sentences']:.0f} tokens a sentence: if a line is a "
-        "paragraph, give --prose=en (or your language)",
-      )
-    )
+  if not manifest.settings["prose"] and c["tokens"] > 80 * sentences:
+    note = f"{c['tokens'] / sentences:.0f} tokens a sentence: if a line is a "
+    note += "paragraph, give --prose=en (or your language)"
+    rows.append(("note", note))
   return "\n".join(f"{name:<16} {value}" for name, value in rows)
 
 

@@ -1,13 +1,11 @@
 """Text to token ids: google/bert's WordPiece, SentencePiece, sentences.
 
-Two layers:
-- google/bert's public names (`FullTokenizer`, `BasicTokenizer`, ...), for
-  scripts written against it.
-- `WordPieceEncoder` and `SentencePieceEncoder` make data: batches of lines to
-  int32 ids. `load_tokenizer` picks one.
+Scripts for google/bert use its names (`FullTokenizer`, `BasicTokenizer`, ...).
+Data is made by `WordPieceEncoder` and `SentencePieceEncoder`: batches of lines
+to int32 ids. `load_tokenizer` chooses one of them.
 
-Both layers take words from `BasicTokenizer`, which classifies characters by
-Python's own `unicodedata`: the `tokenizers` library has other Unicode tables.
+`BasicTokenizer` classifies characters by Python's own `unicodedata`: the
+`tokenizers` library has other Unicode tables.
 """
 
 import collections
@@ -15,6 +13,7 @@ import dataclasses
 import itertools
 import os
 import re
+import string
 import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,8 +29,8 @@ SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 # google/bert's WordpieceTokenizer; the `tokenizers` library's default is 100.
 MAX_INPUT_CHARS_PER_WORD = 200
 
-# Words whose pieces an encoder remembers, in about 100 MB at most: text repeats
-# its words, so these cover almost every lookup.
+# Words whose pieces an encoder remembers, in about 100 MB at most; text repeats
+# its words, so almost every lookup finds one.
 _MAX_CACHED_WORDS = 500_000
 
 SENTENCEPIECE_SPACE = "\u2581"
@@ -50,10 +49,7 @@ _DO_LOWER_CASE = {
 
 
 def published_case(init_checkpoint: str | None) -> bool | None:
-  """The do_lower_case of a checkpoint in one of google/bert's own folders.
-
-  None for any other: only the names of those folders are known.
-  """
+  """The do_lower_case of a checkpoint in a folder of google/bert's; or None."""
   folder = re.match(
     r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt", init_checkpoint or ""
   )
@@ -89,20 +85,22 @@ printable_text = convert_to_unicode
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """Reads a vocabulary: token -> line number, in the file's order.
 
-  Lines end at "\\n" only: Chinese vocabularies hold U+2028 and other tokens at
-  which `str.splitlines` would break.
-
-  Raises:
-    DataError: the file cannot be read.
+  Lines end at "\\n" only: `str.splitlines` would also break at U+2028 and other
+  tokens of Chinese vocabularies. DataError if the file cannot be read.
   """
+  return _vocab_of(convert_to_unicode(_contents(vocab_file)))
+
+
+def _contents(path: str) -> bytes:
   try:
-    with open(vocab_file, "rb") as f:
-      text = convert_to_unicode(f.read())
+    with open(path, "rb") as f:
+      return f.read()
   except OSError as e:
-    raise DataError(f"{vocab_file}: {e.strerror}") from e
-  lines = text.split("\n")
-  if not lines[-1]:
-    lines.pop()  # what follows the last line's end
+    raise DataError(f"{path}: {e.strerror}") from e
+
+
+def _vocab_of(text: str) -> "collections.OrderedDict[str, int]":
+  lines = text.removesuffix("\n").split("\n") if text else []
   return collections.OrderedDict((s.strip(), i) for i, s in enumerate(lines))
 
 
@@ -140,28 +138,6 @@ _CJK_RANGES = (
   (0x2F800, 0x2FA1F),
 )
 
-# For Unicode $, ^, ` and other symbols are no punctuation, but they are here.
-_ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-
-
-def _is_whitespace(char):
-  """Space, tab, newline, carriage return, or a Unicode space separator."""
-  return char in " \t\n\r" or unicodedata.category(char) == "Zs"
-
-
-def _is_control(char):
-  """A control or format character, except those that separate words."""
-  return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
-
-
-def _is_punctuation(char):
-  """Unicode punctuation, or an ASCII sign that is no letter or digit."""
-  return char in _ASCII_PUNCTUATION or unicodedata.category(char)[0] == "P"
-
-
-def _is_removed(char):
-  return char in "\0\ufffd" or _is_control(char)
-
 
 class _CharMap(dict):
   """A `str.translate` table that a function fills on demand."""
@@ -176,19 +152,22 @@ class _CharMap(dict):
 
 
 def _cleaned(char):
-  """What a character becomes before lower-casing."""
-  if _is_removed(char):
-    return None
-  if _is_whitespace(char):
+  """What a character becomes before lower-casing; None removes it."""
+  category = unicodedata.category(char)
+  if char in "\t\n\r" or category == "Zs":
     return " "
-  if is_chinese_char(char):
-    return f" {char} "
-  return char
+  if char == "\ufffd" or category in ("Cc", "Cf"):
+    return None
+  return f" {char} " if is_chinese_char(char) else char
 
 
 def _spaced(char):
-  """What a character becomes after NFD: punctuation stands alone."""
-  return f" {char} " if _is_punctuation(char) else char
+  """What a character becomes after NFD: punctuation stands alone.
+
+  In Unicode $, ^, ` and other symbols are no punctuation, but they are here.
+  """
+  is_punctuation = unicodedata.category(char)[0] == "P"
+  return f" {char} " if is_punctuation or char in string.punctuation else char
 
 
 def _is_accent(char):
@@ -234,24 +213,22 @@ class FullTokenizer:
 class BasicTokenizer:
   """Text -> words: cleans, lower-cases, splits at spaces, CJK, punctuation.
 
-  Whole texts go through `str.translate`, `lower` and NFD, which is ten times as
-  fast as google/bert's work on single words. The words are the same: a space
-  takes no part in NFD nor in the one context rule of `lower` (the Greek final
-  sigma).
+  `str.translate`, `lower` and NFD of whole texts are ten times as fast as
+  google/bert's work on single words. The words are the same: a space affects
+  neither NFD nor the one context rule of `lower` (the Greek final sigma).
   """
 
   def __init__(self, do_lower_case: bool = True):
     self.do_lower_case = do_lower_case
     self._clean = _CharMap(_cleaned)
-    # Before NFD, whose time is quadratic in successive marks; those that it
-    # splits off itself are few.
+    # Before NFD, whose time is quadratic in successive marks; few of them come
+    # from NFD itself.
     self._strip = _CharMap(lambda c: None if _is_accent(c) else c)
     self._split = _CharMap(_unaccented if do_lower_case else _spaced)
     # ASCII has neither accents nor CJK: one table does both jobs.
-    self._ascii = _CharMap(lambda c: c if _cleaned(c) == c else _cleaned(c))
-    for code in range(128):
-      if _cleaned(chr(code)) == chr(code):
-        self._ascii[code] = _spaced(chr(code))
+    self._ascii = _CharMap(
+      lambda c: _spaced(c) if _cleaned(c) == c else _cleaned(c)
+    )
 
   def tokenize(self, text: str | bytes) -> list[str]:
     """The words of a text; each punctuation sign and CJK character is one."""
@@ -281,15 +258,16 @@ class WordpieceTokenizer:
     self.max_input_chars_per_word = max_input_chars_per_word
 
   def tokenize(self, text: str | bytes) -> list[str]:
-    """Pieces of words separated by spaces.
+    """Pieces of words separated by spaces: unaffable is un, ##aff, ##able.
 
-    A word with a part that no piece covers, or of too many characters, is one
-    `unk_token`. "unaffable" becomes un, ##aff, ##able.
+    A word that pieces cannot spell, or of too many characters, is one
+    `unk_token`.
     """
-    pieces = []
-    for word in whitespace_tokenize(convert_to_unicode(text)):
-      pieces.extend(self._pieces(word) or [self.unk_token])
-    return pieces
+    return [
+      piece
+      for word in whitespace_tokenize(convert_to_unicode(text))
+      for piece in self._pieces(word) or [self.unk_token]
+    ]
 
   def _pieces(self, word):
     """The pieces of one word; None if it cannot be spelt with them."""
@@ -321,8 +299,8 @@ class _PieceCache(dict):
     from tokenizers import models
 
     self._vocab = vocab
-    # The model alone takes no text for a special token: `BasicTokenizer` splits
-    # "[MASK]" at its brackets.
+    # The model alone makes no special tokens: `BasicTokenizer` splits "[MASK]"
+    # at its brackets.
     self._model = models.WordPiece(
       vocab=vocab,
       unk_token=UNK,
@@ -345,9 +323,7 @@ class _PieceCache(dict):
 
 def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """A vocabulary that can make data; DataError says why it cannot."""
-  vocab = load_vocab(vocab_file)
-  with open(vocab_file, "rb") as f:
-    data = f.read()
+  data = _contents(vocab_file)
   try:
     text = data.decode()
   except UnicodeDecodeError as e:
@@ -356,6 +332,7 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
       f"{vocab_file}: line {line} is not UTF-8: "
       "the vocabulary is damaged or not text"
     ) from e
+  vocab = _vocab_of(text)
   if not vocab:
     raise DataError(f"{vocab_file}: the vocabulary is empty")
   missing = [token for token in SPECIAL_TOKENS if token not in vocab]
@@ -364,15 +341,14 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
       f"{vocab_file}: the vocabulary lacks {', '.join(missing)}, one token a "
       "line; train_tokenizer.py makes one that has them"
     )
-  # Of a repeated token no text ever gets the first id. Blank lines are allowed:
+  # No text ever gets a repeated token's first id. Blank lines are allowed:
   # published Chinese vocabularies hold unusual spaces as tokens.
-  if len(vocab) <= max(vocab.values()):
-    for index, token in enumerate(t.strip() for t in text.split("\n")):
-      if token and vocab[token] != index:
-        raise DataError(
-          f"{vocab_file}: {token!r} is on lines {index + 1} and "
-          f"{vocab[token] + 1}; every token must be there once"
-        )
+  for index, token in enumerate(t.strip() for t in text.split("\n")):
+    if token and vocab[token] != index:
+      raise DataError(
+        f"{vocab_file}: {token!r} is on lines {index + 1} and "
+        f"{vocab[token] + 1}; every token must occur once"
+      )
   return vocab
 
 
@@ -388,22 +364,41 @@ class TokenizerInfo:
   mask_id: int | None = None  # needed for dynamic masks
 
 
-def _info(kind: str, encoder: "Encoder") -> TokenizerInfo:
-  return TokenizerInfo(
-    kind=kind,
-    file=os.path.basename(encoder.file),
-    sha256=tfrecord.file_sha256(encoder.file),
-    vocab_size=encoder.vocab_size,
-    do_lower_case=encoder.do_lower_case,
-    mask_id=int(encoder.mask_id),
-  )
-
-
 class WordTokens(NamedTuple):
   """A line's tokens, and how they make words."""
 
   ids: np.ndarray  # int32 [tokens]
   is_continuation: np.ndarray  # bool [tokens]: of the previous token's word
+
+
+class _Encoder:
+  """What the encoders have in common: a vocabulary in which ids are positions.
+
+  `is_continuation`, bool [vocab_size], is True for tokens that continue the
+  previous token's word.
+  """
+
+  kind: str
+  file: str
+  do_lower_case: bool
+
+  def _set_vocabulary(
+    self, tokens: list[str], special: list[int], continues: list[bool]
+  ) -> None:
+    self.tokens, self.vocab_size = tokens, len(tokens)
+    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
+    self.is_continuation = np.array(continues)
+    self.is_continuation[special] = False
+
+  def info(self) -> TokenizerInfo:
+    return TokenizerInfo(
+      kind=self.kind,
+      file=os.path.basename(self.file),
+      sha256=tfrecord.file_sha256(self.file),
+      vocab_size=self.vocab_size,
+      do_lower_case=self.do_lower_case,
+      mask_id=self.mask_id,
+    )
 
 
 def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
@@ -432,56 +427,41 @@ def _respaced(words, is_chinese):
   return "".join(parts), ends - list(map(len, words))
 
 
-class WordPieceEncoder:
+class WordPieceEncoder(_Encoder):
   """Lines -> ids of exactly `FullTokenizer`'s tokens, fast.
 
-  Attributes:
-    vocab_size: lines of the vocabulary.
-    pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
-    is_continuation: bool [vocab_size], True for ids of ## pieces: they continue
-      the previous token's word.
-    tokens: list of str [vocab_size], as in the file.
+  DataError for a vocabulary that cannot make data.
   """
 
+  kind = "wordpiece"
+
   def __init__(self, vocab_file: str, do_lower_case: bool):
-    """Raises `DataError` for a vocabulary that cannot make data."""
-    vocab = _checked_vocab(vocab_file)
     self.file, self.do_lower_case = vocab_file, do_lower_case
-    self.vocab_size = max(vocab.values()) + 1
-    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
-      vocab[token] for token in SPECIAL_TOKENS
-    )
-    self.is_continuation = np.zeros(self.vocab_size, bool)
-    self.tokens = [""] * self.vocab_size
+    vocab = _checked_vocab(vocab_file)
+    tokens = [""] * (max(vocab.values()) + 1)  # lines may be blank
     for token, index in vocab.items():
-      self.tokens[index] = token
-      self.is_continuation[index] = token.startswith("##")
-    self._split = BasicTokenizer(do_lower_case).tokenize
-    self._pieces = _PieceCache(dict(vocab))
-
-  def split_words(self, text: str) -> list[str]:
-    """The words of a text, as by `BasicTokenizer`."""
-    return self._split(text)
-
-  def pieces_of(self, word: str) -> tuple:
-    """Ids of a word's pieces; [UNK]'s if no pieces spell it."""
-    return self._pieces[word]
+      tokens[index] = token
+    special = [vocab[token] for token in SPECIAL_TOKENS]
+    self._set_vocabulary(tokens, special, [t[:2] == "##" for t in tokens])
+    self.split_words = BasicTokenizer(do_lower_case).tokenize
+    # Ids of a word's pieces; [UNK]'s if no pieces spell it.
+    self.pieces_of = _PieceCache(dict(vocab)).__getitem__
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line, int32 [tokens]."""
-    find = self._pieces.__getitem__
     flatten = itertools.chain.from_iterable
+    words = map(self.split_words, lines)
     return [
-      np.array(list(flatten(map(find, self._split(line)))), np.int32)
-      for line in lines
+      np.array(list(flatten(map(self.pieces_of, line))), np.int32)
+      for line in words
     ]
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     """Tokens of each line with their words: `BasicTokenizer`'s, and jieba's."""
     encoded = []
     for line in lines:
-      words = self._split(line)
-      pieces = [self._pieces[word] for word in words]
+      words = self.split_words(line)
+      pieces = list(map(self.pieces_of, words))
       ids = np.array(list(itertools.chain.from_iterable(pieces)), np.int32)
       is_continuation = self.is_continuation[ids]
       # The splitter makes a word of each Chinese character.
@@ -493,16 +473,13 @@ class WordPieceEncoder:
       encoded.append(WordTokens(ids, is_continuation))
     return encoded
 
-  def info(self) -> TokenizerInfo:
-    return _info("wordpiece", self)
-
 
 def _check_charsmap(charsmap: bytes) -> None:
-  """Raises `ValueError` for a table of normalization with ways out of it.
+  """Raises `ValueError` for a table of normalization that points out of itself.
 
-  The library follows them and the process ends. The table is the size of a trie
-  in bytes, the trie's units (https://github.com/s-yata/darts-clone) and strings
-  that end with a NUL, to whose beginnings the leaves point.
+  The library would follow it and end the process. The table is the size of a
+  trie in bytes, the trie's units (https://github.com/s-yata/darts-clone) and
+  strings that end with a NUL, to whose beginnings the leaves point.
   """
   if not charsmap:
     return
@@ -520,61 +497,51 @@ def _check_charsmap(charsmap: bytes) -> None:
     raise ValueError("its table of normalization points out of itself")
 
 
-class SentencePieceEncoder:
+class SentencePieceEncoder(_Encoder):
   """Lines -> ids of a SentencePiece model, as `WordPieceEncoder`.
 
-  `is_continuation` is True for ordinary pieces that do not start with U+2581.
+  Pieces that do not start with U+2581 continue a word. DataError for a file
+  that is missing or no SentencePiece model, or lacks one of the pieces [PAD]
+  [UNK] [CLS] [SEP] [MASK] (or ALBERT's <pad> and <unk>).
   """
 
-  def __init__(self, model_file: str, do_lower_case: bool):
-    """Loads the model.
+  kind = "sentencepiece"
 
-    Raises:
-      DataError: it is missing or no SentencePiece model, or lacks one of the
-        pieces [PAD] [UNK] [CLS] [SEP] [MASK] (or ALBERT's <pad> and <unk>).
-    """
+  def __init__(self, model_file: str, do_lower_case: bool):
     import sentencepiece
     from google.protobuf.message import DecodeError
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     self.file, self.do_lower_case = model_file, do_lower_case
-    try:
-      with open(model_file, "rb") as f:
-        data = f.read()
-    except OSError as e:
-      raise DataError(f"{model_file}: {e.strerror}") from e
+    data = _contents(model_file)
     try:
       model = ModelProto.FromString(data)
-      pieces = model.pieces
-      self.tokens = [piece.piece for piece in pieces]
+      tokens = [piece.piece for piece in model.pieces]
       for spec in (model.normalizer_spec, model.denormalizer_spec):
         _check_charsmap(spec.precompiled_charsmap)
-      if "\0" in "".join(self.tokens):
+      if "\0" in "".join(tokens):
         raise ValueError("a piece has a NUL: the library ends the process")
       self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
     except (DecodeError, RuntimeError, ValueError) as e:
       raise DataError(f"{model_file}: not a SentencePiece model") from e
-    self.vocab_size = len(self.tokens)
-    if not np.isfinite([piece.score for piece in pieces]).all():
+    if not np.isfinite([piece.score for piece in model.pieces]).all():
       raise DataError(f"{model_file}: damaged: a piece's score is not finite")
-    vocab = {piece: i for i, piece in enumerate(self.tokens)}
-    if len(vocab) < self.vocab_size:
-      raise DataError(f"{model_file}: damaged: a piece is there twice")
-    ids = [
-      vocab.get(token, vocab.get(token.lower().strip("[]").join("<>")))
-      for token in SPECIAL_TOKENS
-    ]
-    missing = [t for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is None]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) < len(tokens):
+      raise DataError(f"{model_file}: damaged: a piece occurs twice")
+    for token in SPECIAL_TOKENS:
+      alberts = token.lower().strip("[]").join("<>")
+      if token not in vocab and alberts in vocab:
+        vocab[token] = vocab[alberts]
+    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
     if missing:
       raise DataError(
         f"{model_file}: the SentencePiece model lacks {', '.join(missing)}; "
         "train_tokenizer.py --tokenizer=sentencepiece makes one that has them"
       )
-    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
-    self.is_continuation = np.array(
-      [not piece.startswith(SENTENCEPIECE_SPACE) for piece in self.tokens]
-    )
-    self.is_continuation[ids] = False
+    special = [vocab[token] for token in SPECIAL_TOKENS]
+    continues = [token[:1] != SENTENCEPIECE_SPACE for token in tokens]
+    self._set_vocabulary(tokens, special, continues)
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line, int32 [tokens]."""
@@ -607,9 +574,6 @@ class SentencePieceEncoder:
       continues[i] = inside_chinese_words(text, np.cumsum(lengths) - lengths)
     return list(map(WordTokens, encoded, continues))
 
-  def info(self) -> TokenizerInfo:
-    return _info("sentencepiece", self)
-
 
 Encoder = WordPieceEncoder | SentencePieceEncoder
 
@@ -622,27 +586,24 @@ def load_tokenizer(
 ) -> Encoder:
   """The encoder of a WordPiece vocabulary or of a SentencePiece model.
 
-  `vocab_size` is that of the model that reads the tokens, if there is one.
-
   Raises:
-    DataError: not one file is given, it cannot be used (see the encoders), or
-      it has more tokens than `vocab_size`.
+    DataError: none or both are given, the file cannot be used (see the
+      encoders), or has more tokens than a model's `vocab_size`.
   """
-  if bool(vocab_file) == bool(spm_model_file):
+  encoder: Encoder
+  if vocab_file and not spm_model_file:
+    encoder = WordPieceEncoder(vocab_file, do_lower_case)
+  elif spm_model_file and not vocab_file:
+    encoder = SentencePieceEncoder(spm_model_file, do_lower_case)
+  else:
     raise DataError(
       "give either a WordPiece vocabulary (--vocab_file) or a SentencePiece "
       "model (--spm_model_file)"
     )
-  encoder = (
-    SentencePieceEncoder(spm_model_file, do_lower_case)
-    if spm_model_file
-    else WordPieceEncoder(vocab_file, do_lower_case)
-  )
   if vocab_size is not None and encoder.vocab_size > vocab_size:
     raise DataError(
-      f"{vocab_file or spm_model_file} has {encoder.vocab_size} tokens, but "
-      f"the model has vocab_size={vocab_size}: use the vocabulary that it was "
-      "trained with"
+      f"{encoder.file} has {encoder.vocab_size} tokens, but the model has "
+      f"vocab_size={vocab_size}: use the vocabulary that it was trained with"
     )
   return encoder
 

@@ -1,1 +1,1 @@
-"""Hugging Face's BERT folders: their weights, config and tokenizer files."""
+"""What all layers use: TensorFlow in 1.x mode, errors, files, settings."""

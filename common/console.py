@@ -8,10 +8,7 @@ _CLEAR = "\r\x1b[K"  # of a terminal's line
 
 
 def tell(*lines: str, end: str = "\n") -> None:
-  """Prints lines on stderr, if they get there.
-
-  If nobody reads them any more, or their file finds no space, work continues.
-  """
+  """Prints lines on stderr; work continues if the pipe or the disk fails."""
   with contextlib.suppress(OSError):
     print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
 
@@ -36,10 +33,10 @@ def minutes(seconds: float) -> str:
 
 
 class Progress:
-  """One line that says how far the work is.
+  """One line that says how far the work is, from `begun` to `total`.
 
-  On a terminal it is rewritten in place; elsewhere a new line follows every
-  `seconds`. Use as a context manager, or call `close`.
+  A terminal's line is rewritten in place; elsewhere a new line follows every
+  `seconds`. Use it as a context manager, or call `close`.
   """
 
   def __init__(
@@ -50,7 +47,6 @@ class Progress:
     begun: float = 0,
     seconds: float = 5.0,
   ):
-    """Starts at `begun` of `total`, both in `unit`."""
     self._title, self._total, self._unit = title, total, unit
     self._begun, self._line = begun, ""
     self._tty = sys.stderr.isatty()
@@ -77,12 +73,9 @@ class Progress:
       tell(self._line, end="")
 
   def at(self, done: float, text: str | None = None, now: bool = False) -> None:
-    """Shows that `done` is done, unless a line was shown just before.
+    """Shows that `done` is done, if it is time for a line or `now`.
 
-    Args:
-      done: in `unit`.
-      text: (optional) what the line says beside the time left.
-      now: whether it is shown in any case.
+    `text` replaces what the line says beside the time left.
     """
     moment = time.monotonic()
     if moment < self._next and not now:

@@ -16,34 +16,25 @@ class UserError(ValueError):
 
 
 class DataError(UserError):
-  """Input that cannot be used; the message names the file and what to do."""
+  """Input that cannot be used."""
 
 
-def run_main(
-  main: Callable[[list], None],
-  arguments: int | None = 0,
-  what: str = "file",
-) -> None:
+def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
   """absl's app.run, but an expected error is one clear last line on stderr.
 
-  Any other error keeps its traceback: it is a bug, and the traceback says
-  where.
-
-  Args:
-    main: gets the program's name and what is left of the command line.
-    arguments: how many words that are no flags the command takes; None: any
-      number from 1 on.
-    what: these arguments are.
+  Any other error is a bug and keeps its traceback. `main` gets the program's
+  name and the `arguments` words that are no flags; None: one or more of them.
   """
 
   def wrapped(argv):
+    words = argv[1:]
     try:
-      if arguments is None and len(argv) == 1:
-        raise UserError(f"no {what} is given; see --help")
-      if arguments is not None and len(argv) - 1 != arguments:
+      if arguments is None and not words:
+        raise UserError("no file is given; see --help")
+      if arguments is not None and len(words) != arguments:
         raise UserError(
-          f"{len(argv) - 1} arguments that are no flags ({' '.join(argv[1:4])}"
-          f"), not {arguments}; is a glob unquoted? See --help"
+          f"{len(words)} arguments that are no flags ({' '.join(words[:3])}), "
+          f"not {arguments}; is a glob unquoted? See --help"
         )
       main(argv)
     except (UserError, OSError) as e:

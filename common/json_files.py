@@ -2,16 +2,15 @@
 
 import json
 import math
-import os
 
+from common import files
 from common.errors import DataError
 
 
 def parse(text: str | bytes, strict: bool = True):
-  """The value of a JSON text, if strict without repeated keys, NaN or Infinity.
+  """The value of a JSON text; ValueError if it is not JSON or not UTF-8.
 
-  Raises:
-    ValueError: it is not JSON, not UTF-8, or nested too deeply.
+  If `strict`, repeated keys, NaN and Infinity are errors too.
   """
   try:
     if not strict:
@@ -26,16 +25,15 @@ def parse(text: str | bytes, strict: bool = True):
 
 
 def _distinct(pairs: list) -> dict:
-  value = dict(pairs)
-  if len(value) < len(pairs):
-    keys = [key for key, _ in pairs]
+  keys = [key for key, _ in pairs]
+  if len(set(keys)) < len(keys):
     twice = next(key for key in keys if keys.count(key) > 1)
-    raise ValueError(f"the key {twice!r} is there twice")
-  return value
+    raise ValueError(f"the key {twice!r} occurs twice")
+  return dict(pairs)
 
 
 def _no_number(name: str):
-  raise ValueError(f"{name} is no JSON")
+  raise ValueError(f"{name} is not JSON")
 
 
 def read(path: str):
@@ -72,6 +70,5 @@ def _finite(value):
 
 def write(path: str, value) -> None:
   """Replaces a file atomically by `text(value)`."""
-  with open(path + ".tmp", "w", encoding="utf-8") as f:
-    f.write(text(value, indent=2) + "\n")
-  os.replace(path + ".tmp", path)
+  with files.whole(path) as f:
+    f.write(f"{text(value, indent=2)}\n".encode())

@@ -19,6 +19,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from absl import app, flags
 
@@ -50,32 +51,21 @@ _GROUPS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-  """A flag, as its field declares it.
-
-  Attributes:
-    help: sentences that stand alone, with the unit and what the default means.
-    group: its heading in --help.
-    low, high: limits of a number that it may reach.
-    above, below: limits of a number that it may not reach.
-    choices: the values that there are, or the items of a list.
-    json: its keys in DeepSpeed's JSON, a dot after each section.
-    flag: the flag's name, if it is not the field's.
-    read: makes the field's value of the flag's.
-  """
+  """A flag, as its field declares it."""
 
   name: str
   kind: type
-  default: object
-  help: str
-  group: str = "Flags"
-  low: float | None = None
+  default: Any
+  help: str  # sentences that stand alone: the unit, what the default means
+  group: str = "Flags"  # its heading in --help
+  low: float | None = None  # a number may reach `low` and `high`
   high: float | None = None
-  above: float | None = None
+  above: float | None = None  # a number may not reach `above` and `below`
   below: float | None = None
-  choices: Iterable[str] = ()
-  json: tuple[str, ...] | str = ()
-  flag: str = ""
-  read: Callable | None = None
+  choices: Iterable[str] = ()  # the possible values, or items of a list
+  json: tuple[str, ...] = ()  # keys in DeepSpeed's JSON: "section.key"
+  flag: str = ""  # the flag's name, if it is not the field's
+  read: Callable | None = None  # makes the field's value from the flag's
 
   @property
   def required(self) -> bool:
@@ -101,11 +91,9 @@ class Setting:
   def problem(self, value) -> str:
     """What is wrong with a value; "" if nothing is."""
     if self.choices:
-      many = self.kind is tuple
-      unknown = sorted(set(value if many else [value]) - set(self.choices))
-      which = f"{unknown[0]} is " if unknown and many else ""
-      listed = f"{which}not one of {', '.join(self.choices)}"
-      return listed if unknown else ""
+      wrong = set(value if self.kind is tuple else [value]) - {*self.choices}
+      which = f"{min(wrong)} is " if wrong and self.kind is tuple else ""
+      return f"{which}not one of {', '.join(self.choices)}" if wrong else ""
     if self.kind is float and not abs(value) <= _LARGEST_FLOAT:
       return "must be finite, in float32"
     if (
@@ -118,7 +106,7 @@ class Setting:
     return f"must be {self.limits}".replace("be not", "not be")
 
   def entry(self) -> tuple[str, str, str]:
-    """The flag, what its value is, and what it means, for people."""
+    """(flag, kind of value, meaning) for people."""
     title = f"--{'[no]' * (self.kind is bool)}{self.flag or self.name}"
     limits, meaning, default = self.limits, self.help, self.default
     if self.high is not None and self.high >= _MOST:
@@ -136,7 +124,7 @@ def setting(default=dataclasses.MISSING, help: str | None = None, **declared):
   """A field that is a flag; `declared` as in `Setting`.
 
   Without a default the flag is required. Without `help` the field holds a
-  dataclass of settings, which are flags too, all in its group.
+  dataclass of settings, all of which are flags in its group.
   """
   metadata = {"setting": {"help": help, **declared}}
   return dataclasses.field(default=default, metadata=metadata)
@@ -147,8 +135,8 @@ def in_group(name: str) -> Callable:
   return functools.partial(setting, group=name)
 
 
-def _declared(kind: type) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
-  """The fields that `setting` made; None: it holds a dataclass of them."""
+def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
+  """The fields that `setting` made; None: the field holds a dataclass."""
   own_help = getattr(kind, "help_here", {})
   for field in dataclasses.fields(kind):
     declared = field.metadata.get("setting")
@@ -157,29 +145,28 @@ def _declared(kind: type) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
     if declared["help"] is None:
       yield field, None
       continue
-    plain = field.type
+    plain: Any = field.type
     if isinstance(plain, types.UnionType):  # X | None
       plain = plain.__args__[0]
     plain = typing.get_origin(plain) or plain
-    declared = {
+    json = declared.get("json", ())
+    made = {
       "name": field.name,
       "kind": str if "read" in declared else plain,
       "default": field.default,
+      **({"high": _MOST} if plain is int and "low" in declared else {}),
       **declared,
       "help": own_help.get(field.name, declared["help"]),
+      "json": (json,) if isinstance(json, str) else json,
     }
-    if plain is int and "low" in declared:
-      declared.setdefault("high", _MOST)
-    if isinstance(declared.get("json"), str):
-      declared["json"] = (declared["json"],)
-    yield field, Setting(**declared)
+    yield field, Setting(**made)
 
 
-def settings_of(kind: type) -> Iterator[Setting]:
-  """All flags of a dataclass, those of dataclasses in it included.
+def settings_of(kind: Any) -> Iterator[Setting]:
+  """All flags of a dataclass and of the dataclasses in it.
 
-  The class attribute `help_here` has the help, by name, of flags that mean
-  something else in a subclass than where they are declared.
+  The class attribute `help_here` has the help, by name, of flags that have
+  another meaning in a subclass.
   """
   for field, one in _declared(kind):
     if one:
@@ -209,11 +196,11 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
       default = None
     elif one.kind is tuple:
       default = list(default)
-    define, about = _KINDS[one.kind][1], (one.help,)
+    define: Callable = _KINDS[one.kind][1]
     if one.choices and one.kind is str:
-      define, about = flags.DEFINE_enum, (list(one.choices), one.help)
+      define = functools.partial(flags.DEFINE_enum, enum_values=[*one.choices])
     where = {"flag_values": values, "module_name": sys.argv[0]}
-    define(name, default, *about, **where, required=one.required)
+    define(name, default, help=one.help, **where, required=one.required)
     values[name].setting = one
   if values is flags.FLAGS:
     app.define_help_flags()
@@ -222,10 +209,9 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
-  """Runs a command: `main` gets its settings and its other words.
+  """Runs a command: `main` gets its settings and its `arguments` other words.
 
-  Args:
-    arguments: how many of these there are, as for `errors.run_main`.
+  None is for one or more of them, as in `errors.run_main`.
   """
   define_flags(kind)
   if arguments != 0:
@@ -235,11 +221,10 @@ def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
   )
 
 
-def from_flags(kind: type, values: flags.FlagValues, found: dict | None = None):
+def from_flags(kind: Any, values: flags.FlagValues, found: dict | None = None):
   """A dataclass with the flags' values, checked.
 
-  Args:
-    found: values of flags that are not on the command line, by name.
+  `found` has the values, by name, of flags that the command line lacks.
   """
   made = {}
   for field, one in _declared(kind):
@@ -251,14 +236,14 @@ def from_flags(kind: type, values: flags.FlagValues, found: dict | None = None):
     if found and not flag.present:
       value = found.get(one.name, value)
     made[field.name] = one.read(value) if one.read else value
-  made = kind(**made)
-  check(made)
-  return made
+  settings = kind(**made)
+  check(settings)
+  return settings
 
 
 def _grouped(settings: Iterable[Setting]) -> Iterator[tuple[str, list]]:
   """(heading, `Setting.entry` of its flags), required ones first."""
-  groups = {name: [] for name in _GROUPS}
+  groups: dict[str, list] = {name: [] for name in _GROUPS}
   for one in settings:
     group = "Required" if one.required else one.group
     groups.setdefault(group, []).append(one.entry())
@@ -266,7 +251,7 @@ def _grouped(settings: Iterable[Setting]) -> Iterator[tuple[str, list]]:
 
 
 def _setting_of(flag: flags.Flag) -> Setting:
-  """That of a flag; or like it, if a script has defined the flag itself."""
+  """That of a flag; a like one of a flag that the script itself defined."""
   return getattr(flag, "setting", None) or Setting(
     name=flag.name,
     kind=bool if flag.boolean else str,
@@ -276,9 +261,9 @@ def _setting_of(flag: flags.Flag) -> Setting:
 
 
 def _show_help(_) -> None:
-  """What --help does: this program's flags by their groups."""
+  """Prints this program's flags by their groups, and exits."""
   own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
-  print(sys.modules["__main__"].__doc__.strip())
+  print((sys.modules["__main__"].__doc__ or "").strip())
   margin = " " * 6
   wrap = textwrap.TextWrapper(79, margin, margin, break_on_hyphens=False)
   for group, entries in _grouped(map(_setting_of, own)):

@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 
-# What TensorFlow 2.21 prints while it loads, whatever the log level: absl's
+# What TensorFlow 2.21 prints while it loads, at any log level: absl's
 # notice that logging is not initialised, and oneDNN's that it is on.
 _CHATTER = re.compile(
   rb"^(WARNING: All log messages before absl::InitializeLog"

@@ -2,21 +2,21 @@
 
 One worker tokenizes each piece of the text (text_files.py) into chunk files;
 `StoreWriter` joins the chunks in order. So the store does not depend on the
-number of workers, and memory is bounded by a chunk. The store keeps a journal,
-from which it resumes after a stop.
+number of workers, and a chunk bounds the memory. After a stop the store resumes
+from its journal.
 """
 
-import array
 import dataclasses
 import functools
 import os
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 import tokenization
-from common import errors, json_files
+from common import errors, files, json_files
 from data import instances, text_files
-from data.text_files import Piece, TextFormat
+from data.text_files import Batch, Piece, TextFormat
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
@@ -36,7 +36,7 @@ class TokenizerSpec:
 
 @functools.lru_cache(maxsize=1)
 def load_tokenizer(spec: TokenizerSpec) -> tokenization.Encoder:
-  """The tokenizer, kept for the next piece with the words that it knows."""
+  """The tokenizer; the next piece reuses it and the words that it knows."""
   return tokenization.load_tokenizer(
     spec.vocab_file, spec.do_lower_case, spec.spm_model_file
   )
@@ -57,8 +57,8 @@ class PieceTask:
   """All that a worker needs to tokenize one piece."""
 
   piece: Piece
-  output: str  # writes OUTPUT.0, OUTPUT.1, ..., each atomically; OUTPUT.done
-  first_chunk: int  # the store has those before it
+  output: str  # the files are OUTPUT.0, OUTPUT.1, ..., then OUTPUT.done
+  first_chunk: int  # the store has the chunks before it
   text: TextFormat
   tokenizer: TokenizerSpec
   mark_words: bool  # whether to set the `continuation_bit`
@@ -71,86 +71,67 @@ class PieceTask:
     return f"{self.output}.{number}"
 
 
-class Chunk:
-  """Tokens of some text, and where its sentences and documents end."""
-
-  def __init__(self, dtype: np.dtype):
-    self._dtype = dtype  # of the tokens
-    self._tokens = []
-    self.lengths = array.array("i")  # of sentences
-    # Sentences before which a document begins; may be the number of sentences.
-    self.breaks = array.array("q")
-    self.bytes = self.bytes_on_disk = 0
-
-  def add(self, batch, tokenizer, mark_words: bool) -> None:
-    """Tokenizes a `text_files.Batch`."""
-    self.bytes += batch.bytes
-    self.bytes_on_disk += batch.bytes_on_disk
-    if mark_words:
-      words = tokenizer.encode_words(batch.sentences)
-      encoded = [w.ids for w in words]
-    else:
-      encoded = tokenizer.encode_batch(batch.sentences)
-    for sentence, ids in zip(batch.sentences, encoded, strict=True):
-      if len(ids):
-        self.lengths.append(len(ids))
-      elif not sentence:
-        self.breaks.append(len(self.lengths))
-      # A line of nothing but, say, control characters is neither.
-    if not encoded:  # blank lines of JSON
-      return
-    tokens = np.concatenate(encoded).astype(self._dtype)
-    if mark_words:
-      continues = np.concatenate([w.is_continuation for w in words])
-      tokens[continues] |= continuation_bit(self._dtype)
-    self._tokens.append(tokens)
-
-  def save(self, path: str) -> None:
-    """Writes the chunk atomically."""
-    with open(path + ".tmp", "wb") as f:
-      np.savez(
-        f,
-        tokens=np.concatenate([np.zeros(0, self._dtype), *self._tokens]),
-        lengths=np.array(self.lengths, np.int32),
-        breaks=np.array(self.breaks, np.int64),
-        read=np.array([self.bytes, self.bytes_on_disk]),
-      )
-    os.replace(path + ".tmp", path)
-
-
 def tokenize_piece(task: PieceTask) -> None:
-  """Tokenizes one piece into its chunk files; runs in a worker.
-
-  Raises:
-    DataError: the file or the tokenizer cannot be used.
-  """
-  tokenizer = load_tokenizer(task.tokenizer)
-  dtype = token_dtype(tokenizer.vocab_size)
-  number, chunk, size = 0, Chunk(dtype), 0
-  for batch in text_files.read_batches(task.piece, task.text):
-    size += batch.bytes
+  """Tokenizes one piece into its chunk files; runs in a worker."""
+  batches = text_files.read_batches(task.piece, task.text)
+  for number, chunk in enumerate(_chunks(batches)):
     if number >= task.first_chunk:
-      chunk.add(batch, tokenizer, task.mark_words)
+      _tokenize_chunk(chunk, task, task.chunk_file(number))
+  open(task.done_file, "wb").close()
+
+
+def _chunks(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+  chunk, size = [], 0
+  for batch in batches:
+    chunk.append(batch)
+    size += batch.bytes
     # A plain piece may end with a line of any length.
     if size >= CHUNK_BYTES:
-      if number >= task.first_chunk:
-        chunk.save(task.chunk_file(number))
-      number, chunk, size = number + 1, Chunk(dtype), 0
-  if size and number >= task.first_chunk:
-    chunk.save(task.chunk_file(number))
-  open(task.done_file, "wb").close()
+      yield chunk
+      chunk, size = [], 0
+  if size:
+    yield chunk
+
+
+def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
+  """Writes a chunk's tokens and where its sentences and documents end."""
+  tokenizer = load_tokenizer(task.tokenizer)
+  dtype = token_dtype(tokenizer.vocab_size)
+  lines = [line for batch in chunk for line in batch.sentences]
+  if task.mark_words:
+    words = tokenizer.encode_words(lines)
+    encoded = [word.ids for word in words]
+    continues = [word.is_continuation for word in words]
+  else:
+    encoded, continues = tokenizer.encode_batch(lines), []
+  none = np.zeros(0, np.int32)  # NumPy does not concatenate an empty list
+  tokens = np.concatenate([none, *encoded]).astype(dtype)
+  if continues:
+    tokens[np.concatenate(continues)] |= continuation_bit(dtype)
+  lengths = np.array(list(map(len, encoded)), np.int32)
+  # A line of nothing but, say, control characters is neither a sentence nor the
+  # end of a document.
+  is_break = np.array([not line for line in lines], bool)
+  with files.whole(path) as f:
+    np.savez(
+      f,
+      tokens=tokens,
+      lengths=lengths[lengths > 0],
+      breaks=np.cumsum(lengths > 0)[is_break],  # sentences before each
+      read=[sum(b.bytes for b in chunk), sum(b.bytes_on_disk for b in chunk)],
+    )
 
 
 # The token store --------------------------------------------------------------
 
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens", "sentences.i64", "documents.i64"
-_STARTS = "starts.i64"  # of the text's documents, before long ones are cut
+_STARTS = "starts.i64"  # documents of the text, before long ones are cut
 _JOURNAL, _COUNTS = "journal.json", "counts.json"
 # A DataError empties the work folder (work_dir.py).
 _REMEDY = "start the same command again"
 _SCAN = 1 << 22  # tokens counted at once
 _SCAN_DOCUMENTS = 1 << 18
-_PARTS = 8  # of a block, that a document longer than a block is cut into
+_PARTS = 8  # a document longer than a block is cut into parts of a block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,69 +167,49 @@ class _Journal:
   # at the start or the end, make no empty documents.
   at_break: bool = True
   text_bytes: int = 0
-  bytes_on_disk: int = 0
+  bytes_on_disk: int = 0  # about, of the text files
 
 
 class StoreWriter:
   """Joins chunks into the token store of a folder, in order.
 
-  Use as a context manager. `piece` and `chunk` name the next chunk; after a
-  stop they are not 0.
+  Use it as a context manager. `journal` names the next piece and chunk.
   """
 
   def __init__(self, folder: str, vocab_size: int):
     self.folder, self._vocab_size = folder, vocab_size
     self._dtype = token_dtype(vocab_size)
     path = os.path.join(folder, _JOURNAL)
-    self._journal = _Journal()
+    self.journal = j = _Journal()
     if os.path.exists(path):
-      self._journal = _Journal(**json_files.read_own(path, _REMEDY))
-    j = self._journal
-    # Drops what was written after the journal's last entry.
-    self._tokens, self._sentences, self._starts = (
-      self._open(name, size)
-      for name, size in (
-        (_TOKENS, j.tokens * self._dtype.itemsize),
-        (_SENTENCES, 8 * (j.sentences + 1) if j.sentences else 0),
-        (_STARTS, 8 * j.documents),
-      )
-    )
+      self.journal = j = _Journal(**json_files.read_own(path, _REMEDY))
+    self._files = {}
+    for name, size in (
+      (_TOKENS, j.tokens * self._dtype.itemsize),
+      (_SENTENCES, 8 * (j.sentences + 1) if j.sentences else 0),
+      (_STARTS, 8 * j.documents),
+    ):
+      path = os.path.join(folder, name)
+      _check_size(path, size)
+      self._files[name] = open(path, "ab")
+      # Drops what was written after the journal's last entry.
+      self._files[name].truncate(size)
     if not j.sentences:
-      self._sentences.write(np.zeros(1, np.int64).tobytes())
+      self._write(_SENTENCES, [0])
 
-  def _open(self, name, size):
-    path = os.path.join(self.folder, name)
-    _check_size(path, size)
-    if not os.path.exists(path):
-      open(path, "wb").close()
-    f = open(path, "r+b")
-    f.truncate(size)
-    f.seek(size)
-    return f
+  def _write(self, name, values):
+    self._files[name].write(np.asarray(values, np.int64).tobytes())
 
   def __enter__(self) -> "StoreWriter":
     return self
 
   def __exit__(self, *_) -> None:
-    for f in (self._tokens, self._sentences, self._starts):
+    for f in self._files.values():
       f.close()
-
-  @property
-  def piece(self) -> int:
-    return self._journal.piece
-
-  @property
-  def chunk(self) -> int:
-    return self._journal.chunk
-
-  @property
-  def bytes_on_disk(self) -> int:
-    """About how many of the text files' bytes are in the store."""
-    return self._journal.bytes_on_disk
 
   def append(self, path: str) -> None:
     """Appends the next chunk and deletes its file."""
-    j = self._journal
+    j = self.journal
     with np.load(path, allow_pickle=False) as chunk:
       tokens, lengths = chunk["tokens"], chunk["lengths"]
       starts = np.unique(chunk["breaks"])
@@ -257,10 +218,9 @@ class StoreWriter:
       starts = np.union1d(starts, [0])
     inside = starts[starts < len(lengths)]
     j.at_break = len(inside) < len(starts)
-    ends = j.tokens + np.cumsum(lengths, dtype=np.int64)
-    self._tokens.write(tokens.tobytes())
-    self._sentences.write(ends.tobytes())
-    self._starts.write((inside + j.sentences).astype(np.int64).tobytes())
+    self._files[_TOKENS].write(tokens.tobytes())
+    self._write(_SENTENCES, j.tokens + np.cumsum(lengths, dtype=np.int64))
+    self._write(_STARTS, inside + j.sentences)
     j.tokens += len(tokens)
     j.sentences += len(lengths)
     j.documents += len(inside)
@@ -272,31 +232,28 @@ class StoreWriter:
 
   def next_piece(self) -> None:
     """Ends the piece: it has no more chunks."""
-    self._journal.piece += 1
-    self._journal.chunk = 0
+    self.journal.piece += 1
+    self.journal.chunk = 0
     self._write_journal()
 
   def _write_journal(self):
-    for f in (self._tokens, self._sentences, self._starts):
+    for f in self._files.values():
       f.flush()
     json_files.write(
-      os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self._journal)
+      os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self.journal)
     )
 
   def finish(self, unk_id: int, block_tokens: int) -> CorpusCounts:
-    """Completes the store.
+    """Completes the store; DataError if it has no sentence.
 
-    A document of more than `block_tokens` is cut at ends of sentences into
-    parts of about an eighth of that: the second pass holds at least one
-    document at a time.
-
-    Raises:
-      DataError: there is no sentence.
+    The second pass holds at least one document at a time. So a document of more
+    than `block_tokens` is cut, at ends of sentences, into parts of about an
+    eighth of a block.
     """
-    j = self._journal
+    j = self.journal
     if not j.sentences:
       raise errors.DataError("the input holds no sentence: only blank lines")
-    self._starts.write(np.array([j.sentences]).astype(np.int64).tobytes())
+    self._write(_STARTS, [j.sentences])
     # Closed, so that ranks on other machines see whole files too.
     self.__exit__()
     cut_documents = self._write_documents(block_tokens)
@@ -324,11 +281,11 @@ class StoreWriter:
     )
     cut = 0
     with open(os.path.join(self.folder, _DOCUMENTS), "wb") as f:
-      for i in range(0, self._journal.documents, _SCAN_DOCUMENTS):
+      for i in range(0, self.journal.documents, _SCAN_DOCUMENTS):
         firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
         long = np.flatnonzero(np.diff(sentences[firsts]) > block_tokens)
         cuts = [
-          _cuts(sentences, *firsts[k : k + 2], block_tokens // _PARTS)
+          _cuts(sentences, firsts[k], firsts[k + 1], block_tokens // _PARTS)
           for k in long
         ]
         begins = np.sort(np.concatenate([firsts[:-1], *cuts]))
@@ -348,9 +305,10 @@ class StoreWriter:
 
 
 def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
-  """Where parts of about `size` tokens begin, but the first: int64 [parts - 1].
+  """The first sentences of parts of about `size` tokens, int64 [parts - 1].
 
-  The document has the sentences `first` to `last` (exclusive).
+  The document has the sentences `first` to `last` (exclusive); its first part
+  is left out.
   """
   offsets = sentence_offsets[first : last + 1]
   wanted = np.arange(offsets[0] + max(1, size), offsets[-1], max(1, size))
@@ -369,23 +327,17 @@ def _check_size(path: str, least: int) -> None:
 
 
 def store_counts(folder: str) -> CorpusCounts | None:
-  """What the store in a folder holds; None if it is not complete.
-
-  Raises:
-    DataError: it was complete, and is damaged.
-  """
+  """What the store holds; None if it is incomplete, DataError if damaged."""
   path = os.path.join(folder, _COUNTS)
   if not os.path.exists(path):
     return None
   values = json_files.read_own(path, _REMEDY)
   token_bytes = token_dtype(values.pop("vocab_size")).itemsize
   counts = CorpusCounts(**values)
-  for name, least in (
-    (_TOKENS, token_bytes * counts.tokens),
-    (_SENTENCES, 8 * (counts.sentences + 1)),
-    (_DOCUMENTS, 8 * (counts.documents + 1)),
-  ):
-    _check_size(os.path.join(folder, name), least)
+  join = os.path.join
+  _check_size(join(folder, _TOKENS), token_bytes * counts.tokens)
+  _check_size(join(folder, _SENTENCES), 8 * (counts.sentences + 1))
+  _check_size(join(folder, _DOCUMENTS), 8 * (counts.documents + 1))
   return counts
 
 

@@ -1,21 +1,19 @@
 """The work of create_pretraining_data.py: text to records.
 
-Two passes, each over worker processes and ranks: text to the token store
-(corpus.py), then the store to shards (shards.py). Files are made in a folder
-beside the output (work_dir.py) and moved when all are complete.
+Worker processes and ranks share two passes: text to the token store
+(corpus.py), then the store to shards (shards.py). Both write to a folder beside
+the output (work_dir.py); complete files move to their places together.
 """
 
 import contextlib
 import dataclasses
-import json
+import functools
 import os
 import shutil
 import time
 
 import tokenization
 from common import console, errors
-from common.errors import UserError
-from common.settings import check, in_group
 from data import (
   corpus,
   records,
@@ -25,167 +23,11 @@ from data import (
   work_dir,
   workers,
 )
+from data.creation_settings import Settings, listed
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
-# What lies beside records, here and in the folder of work in progress.
-_NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
 _SHARDS = "shards"  # the folder of those that are being made
-
-_text, _vocabulary = in_group("Text"), in_group("Vocabulary")
-_records, _workers = in_group("Records"), in_group("Shards and workers")
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """What to make of which text; the names are the flags'."""
-
-  # High limits are more than anybody wants, and less than what only ends for
-  # lack of memory.
-  # fmt: off
-  input_file: str = _text(help=
-    "Text files, names and globs, comma-separated: one sentence a line and a "
-    "blank line between documents, or .jsonl with one document a line; plain, "
-    ".gz or .zst. The end of a file does not end a document.")
-  output_file: str = _records(help=
-    "Record file to write. With several shards NAME.EXT becomes "
-    "NAME-00000-of-00004.EXT and so on; a comma-separated list gives exact "
-    "names. Data sets in one folder must differ in NAME.")
-  prose: str = _text("",
-    "Language (ISO 639-1 code: en, zh, ...) of lines of prose, which are split "
-    "into sentences. Empty: a line is a sentence.")
-  text_field: str = _text("text",
-    "Field of a .jsonl record that holds its text.")
-  encoding: str = _text("utf-8",
-    "Encoding of the text, any of Python's. Bytes that are not in it are an "
-    "error.")
-  vocab_file: str | None = _vocabulary(None,
-    "WordPiece vocabulary (vocab.txt).")
-  spm_model_file: str | None = _vocabulary(None,
-    "SentencePiece model, instead of --vocab_file.")
-  do_lower_case: bool = _vocabulary(True,
-    "Lower-case the text, as an uncased vocabulary expects.")
-  do_whole_word_mask: bool = _records(False,
-    "Mask whole words instead of single tokens. Chinese words are jieba's.")
-  max_seq_length: int = _records(128,
-    "Tokens of one record at most.", low=8, high=1 << 16)
-  max_predictions_per_seq: int = _records(20,
-    "Masked tokens of one record at most.", low=1)
-  random_seed: int = _records(12345,
-    "Seed of all that is random in the records.", low=0, high=(1 << 63) - 1)
-  dupe_factor: int | None = _records(None,
-    "Copies of each document, each cut into examples and masked in its own "
-    "way. Default: 10, or 1 with --dynamic_masks.", low=1, high=10_000)
-  masked_lm_prob: float = _records(0.15,
-    "Share of the tokens to mask.", above=0, below=1)
-  short_seq_prob: float = _records(0.1,
-    "Share of the documents that are cut into examples shorter than "
-    "--max_seq_length.",
-    low=0, high=1)
-  examples_per_record: int = _records(1,
-    "Examples that share one record at most, so that training spends no time "
-    "on padding. 1 does not pack, which is what google/bert's scripts read.",
-    low=1)
-  dynamic_masks: bool = _records(False,
-    "Leave the masks to training, which draws new ones in each epoch.")
-  num_shards: int | None = _workers(None,
-    "Record files to write. Default: one for about 16 MB.",
-    low=1, high=100_000)
-  num_workers: int | None = _workers(None,
-    "Worker processes on each machine. Default: all cores. The records are the "
-    "same for any number.", low=1, high=4096)
-  # fmt: on
-
-  def __post_init__(self):
-    if self.dupe_factor is None:
-      object.__setattr__(self, "dupe_factor", 1 if self.dynamic_masks else 10)
-    check(self)
-    for name in ("max_predictions_per_seq", "examples_per_record"):
-      self._check(
-        getattr(self, name) <= self.max_seq_length,
-        name,
-        f"1 to max_seq_length ({self.max_seq_length})",
-      )
-    paths, names = self.output_paths, self.output_names
-    self._check(bool(paths) and all(names), "output_file", "a file name")
-    self._check(
-      not any(name.endswith(_NO_RECORDS) for name in names),
-      "output_file",
-      f"no name that ends in {', '.join(_NO_RECORDS)}: so end the names of "
-      "what lies beside records",
-    )
-    _ = self.text  # raises, if it must
-    self._check(
-      len(set(paths)) == len(paths)
-      and len({os.path.dirname(os.path.abspath(p)) for p in paths}) == 1,
-      "output_file",
-      "different files of one folder, because one manifest describes them",
-    )
-    if len(paths) > 1:
-      self._check(
-        self.num_shards in (None, len(paths)),
-        "num_shards",
-        f"left out or {len(paths)}, the number of files in --output_file",
-      )
-
-  def _check(self, ok: bool, name: str, want: str) -> None:
-    if not ok:
-      raise UserError(f"--{name}={getattr(self, name)}: must be {want}")
-
-  @property
-  def examples(self) -> shards.ExampleSettings:
-    names = [f.name for f in dataclasses.fields(shards.ExampleSettings)]
-    return shards.ExampleSettings(**{n: getattr(self, n) for n in names})
-
-  @property
-  def text(self) -> text_files.TextFormat:
-    return text_files.TextFormat(self.prose, self.text_field, self.encoding)
-
-  @property
-  def output_paths(self) -> list[str]:
-    return _listed(self.output_file)
-
-  @property
-  def output_names(self) -> list[str]:
-    return [os.path.basename(path) for path in self.output_paths]
-
-  @property
-  def given_shards(self) -> int | None:
-    """The number of record files; None: the corpus decides."""
-    if self.num_shards or len(self.output_paths) == 1:
-      return self.num_shards
-    return len(self.output_paths)
-
-  @property
-  def folder(self) -> str:
-    return os.path.dirname(self.output_paths[0]) or "."
-
-  @property
-  def manifest_path(self) -> str:
-    return self._stem + records.MANIFEST_SUFFIX
-
-  @property
-  def work_folder(self) -> str:
-    return self._stem + ".unfinished"
-
-  @property
-  def _stem(self) -> str:
-    return os.path.splitext(self.output_paths[0])[0]
-
-  def shard_names(self, num_shards: int) -> list[str]:
-    """File names: those given, or NAME-00000-of-00004.EXT, ..."""
-    names = self.output_names
-    if len(names) == num_shards:
-      return names
-    stem, extension = os.path.splitext(names[0])
-    return [
-      f"{stem}-{i:05d}-of-{num_shards:05d}{extension}"
-      for i in range(num_shards)
-    ]
-
-
-def _listed(names: str) -> list[str]:
-  return [name.strip() for name in names.split(",") if name.strip()]
 
 
 class Summary(dict):
@@ -205,20 +47,15 @@ def create(
 ) -> Summary | None:
   """Makes the records, their indexes and the manifest.
 
-  Every rank calls this; their machines share the files.
-
-  Returns:
-    The summary on rank 0; None on others, which may finish earlier.
-
-  Raises:
-    DataError: the input or the tokenizer cannot be used; nothing is left
-      behind, and existing records are untouched.
+  Every rank calls this; their machines share the files. Rank 0 gets the
+  summary, the others None, and may finish earlier. After a DataError about the
+  input or the tokenizer nothing is left, and existing records are untouched.
   """
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
-  outputs = {os.path.abspath(path) for path in settings.output_paths}
-  for path in paths:
-    if os.path.abspath(path) in outputs:
+  inputs = {os.path.abspath(path) for path in paths}
+  for path in settings.output_paths:
+    if os.path.abspath(path) in inputs:
       raise errors.DataError(f"{path} is both --input_file and --output_file")
   _check_unshared(settings)
   if settings.given_shards:
@@ -262,19 +99,19 @@ def create(
 
 def _plan(settings: Settings, paths: list[str], info) -> dict:
   """All that decides the bytes, as `work_dir` compares it."""
-  files = [[p, os.path.getsize(p), os.stat(p).st_mtime_ns] for p in paths]
-  plan = dataclasses.asdict(settings)
+  plan = dataclasses.asdict(settings) | {
+    "files": [[p, os.path.getsize(p), os.stat(p).st_mtime_ns] for p in paths],
+    "tokenizer": dataclasses.asdict(info),
+    "version": records.MANIFEST_VERSION,
+  }
   del plan["num_workers"]
-  plan |= {"files": files, "tokenizer": dataclasses.asdict(info)}
-  plan["version"] = records.MANIFEST_VERSION
-  return json.loads(json.dumps(plan))  # as it will be read back
+  return plan
 
 
 def _check_unshared(settings: Settings) -> None:
-  """Names that differ only in the extension share manifest and work folder.
+  """Raises `UserError` if another data set has this manifest or work folder.
 
-  Raises:
-    UserError: another data set uses them.
+  Names that differ only in the extension share them.
   """
   manifest = _earlier_manifest(settings)
   earlier = [info.name for info in manifest.files] if manifest else []
@@ -286,7 +123,7 @@ def _check_unshared(settings: Settings) -> None:
     )
   plan = work_dir.plan_of(settings.work_folder)
   other = (plan or {}).get("output_file", "")
-  names = [os.path.basename(path) for path in _listed(other)]
+  names = [os.path.basename(path) for path in listed(other)]
   if other and names != settings.output_names:
     raise errors.UserError(
       f"--output_file={settings.output_file}: {settings.work_folder} holds "
@@ -348,17 +185,13 @@ def _manifest(
     examples_per_record=settings.examples_per_record,
     masking="dynamic" if settings.dynamic_masks else "static",
     tokenizer=info,
-    settings={
-      **dataclasses.asdict(settings.examples),
-      **dataclasses.asdict(settings.text),
-      "num_shards": len(results),
-    },
+    settings={**settings.in_manifest, "num_shards": len(results)},
     counts={
       **dataclasses.asdict(counts),
-      "examples": sum(s.examples for s in results),
-      "real_tokens": sum(s.real_tokens for s in results),
-      "masked_tokens": sum(s.masked_tokens for s in results),
-      "random_next": sum(s.random_next for s in results),
+      **{
+        name: sum(getattr(result, name) for result in results)
+        for name in ("examples", "real_tokens", "masked_tokens", "random_next")
+      },
     },
     files=tuple(s.info for s in results),
   )
@@ -369,21 +202,18 @@ def _publish(
 ) -> None:
   """Moves the finished files to their places; the manifest comes last.
 
-  First the files of the earlier manifest are deleted: a glob would take shards
-  of another number for part of this data set. Files that were moved before a
-  stop stay.
-
-  Raises:
-    DataError: a finished file is gone; nothing was moved or deleted.
+  First it deletes the files of the earlier manifest: a glob would also match
+  shards of another number. Files that were moved before a stop stay. If a
+  finished file is gone, DataError comes before any change.
   """
   _check_unshared(settings)
   _check_unlisted(settings, len(manifest.files))
   earlier = _earlier_manifest(settings)
-  listed = {info.name: info for info in earlier.files} if earlier else {}
+  before = {info.name: info for info in earlier.files} if earlier else {}
   moves, moved = {}, set()
   for info in manifest.files:
     # While files are moved there is no manifest.
-    may_be_moved = not earlier or listed.get(info.name) == info
+    may_be_moved = not earlier or before.get(info.name) == info
     for name in _with_index(info.name):
       made = os.path.join(folder, _SHARDS, name)
       place = os.path.join(settings.folder, name)
@@ -393,19 +223,18 @@ def _publish(
         moved.add(name)
       else:
         raise errors.DataError(f"{made} is gone: start again")
-  stale = {name for file in listed for name in _with_index(file)} - moved
-  for name in sorted(stale):
+  stale = {name for file in before for name in _with_index(file)} - moved
+  # The manifest goes last: it knows what to delete.
+  for name in [*sorted(stale), os.path.basename(settings.manifest_path)]:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(os.path.join(settings.folder, name))
-  with contextlib.suppress(FileNotFoundError):
-    os.unlink(settings.manifest_path)
   for made, place in moves.items():
     os.replace(made, place)
   manifest.save(settings.manifest_path)
 
 
 def _with_index(name: str) -> tuple[str, str]:
-  """A record file's index and the file, which must appear last."""
+  """The names of a record file's index and the file, which appears last."""
   return name + tfrecord.INDEX_SUFFIX, name
 
 
@@ -413,14 +242,14 @@ def _with_index(name: str) -> tuple[str, str]:
 
 
 def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
-  """Those given, or shards of about 16 MB."""
+  """The number given, or as many as have about 16 MB each."""
   return settings.given_shards or min(
     _blocks_of_corpus(counts, settings), counts.documents, _MAX_DEFAULT_SHARDS
   )
 
 
 def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:
-  """How many times about `_BLOCK_BYTES` of records the corpus gives."""
+  """The records of the corpus in units of about `_BLOCK_BYTES`."""
   examples = settings.dupe_factor * (
     counts.documents + counts.tokens // settings.max_seq_length
   )
@@ -440,6 +269,10 @@ def _block_tokens(settings: Settings) -> int:
   return examples * settings.max_seq_length
 
 
+def _any_exists(*paths: str) -> bool:
+  return any(map(os.path.exists, paths))
+
+
 def _not_made(tasks: list[shards.ShardTask]) -> list[shards.ShardTask]:
   return [task for task in tasks if not os.path.exists(task.result_file)]
 
@@ -457,7 +290,7 @@ class _Work:
   def tokenize(
     self, pieces: list[text_files.Piece]
   ) -> tuple[corpus.CorpusCounts, int]:
-    """Text to the token store: (counts, text bytes an earlier start did)."""
+    """Text to the token store: (counts, text bytes of an earlier start)."""
     store = os.path.join(self.folder, "store")
     if counts := corpus.store_counts(store):
       return counts, counts.text_bytes
@@ -465,16 +298,16 @@ class _Work:
     os.makedirs(os.path.join(self.folder, "pieces"), exist_ok=True)
     if self.ranks.rank:
       self._start_pieces(pieces, 0, 0)
-      work_dir.wait_until(
+      counts = work_dir.wait_until(
         lambda: corpus.store_counts(store),
         f"rank 0 to put the tokens of all ranks into {store}",
         self.pool.check,
       )
-      return corpus.store_counts(store), 0
+      return counts, 0
     loaded = corpus.load_tokenizer(self.tokenizer)
     with corpus.StoreWriter(store, loaded.vocab_size) as writer:
-      kept = writer.bytes_on_disk
-      self._start_pieces(pieces, writer.piece, writer.chunk)
+      kept = writer.journal.bytes_on_disk
+      self._start_pieces(pieces, writer.journal.piece, writer.journal.chunk)
       self._join(pieces, writer)
       counts = writer.finish(loaded.unk_id, _block_tokens(self.settings))
     shutil.rmtree(os.path.join(self.folder, "pieces"))
@@ -509,34 +342,32 @@ class _Work:
   def _join(self, pieces, writer: corpus.StoreWriter) -> None:
     """Appends the chunks of all ranks to the store as they appear."""
     total = sum(os.path.getsize(p) for p in {piece.path for piece in pieces})
+    at = writer.journal
     with console.Progress(
-      "tokenizing", total / 1e6, "MB", writer.bytes_on_disk / 1e6
+      "tokenizing", total / 1e6, "MB", at.bytes_on_disk / 1e6
     ) as bar:
-      while writer.piece < len(pieces):
-        task = self._piece_task(pieces, writer.piece)
-        # In this order: a finished piece has all of its chunks.
-        done = os.path.exists(task.done_file)
-        if os.path.exists(chunk := task.chunk_file(writer.chunk)):
+      while at.piece < len(pieces):
+        task = self._piece_task(pieces, at.piece)
+        chunk = task.chunk_file(at.chunk)
+        work_dir.wait_until(
+          functools.partial(_any_exists, chunk, task.done_file),
+          f"{chunk}, tokens of {task.piece.path}, from rank "
+          f"{at.piece % self.ranks.size}",
+          self.pool.check,
+        )
+        # A finished piece has all of its chunks.
+        if os.path.exists(chunk):
           writer.append(chunk)
-          bar.at(writer.bytes_on_disk / 1e6)
-        elif done:
-          writer.next_piece()
+          bar.at(at.bytes_on_disk / 1e6)
         else:
-          work_dir.wait_until(
-            lambda task=task, chunk=chunk: (
-              os.path.exists(chunk) or os.path.exists(task.done_file)
-            ),
-            f"{chunk}, tokens of {task.piece.path}, from rank "
-            f"{writer.piece % self.ranks.size}",
-            self.pool.check,
-          )
+          writer.next_piece()
 
   def make_shards(
     self, counts: corpus.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
-    """The token store to shards: (results, shards an earlier start made).
+    """The token store to shards: (results, shards of an earlier start).
 
-    Rank 0 waits for all of them, others for their own.
+    Rank 0 waits for all shards, the others for their own.
     """
     os.makedirs(os.path.join(self.folder, _SHARDS), exist_ok=True)
     tasks = self._shard_tasks(counts)
@@ -571,7 +402,7 @@ class _Work:
         shard=i,
         num_shards=num_shards,
         num_blocks=blocks,
-        settings=settings.examples,
+        settings=settings,
         tokenizer=self.tokenizer,
       )
       for i, name in enumerate(settings.shard_names(num_shards))

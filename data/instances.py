@@ -1,13 +1,11 @@
 """Documents to training examples: google/bert's procedure as pure functions.
 
-An example is two segments A and B cut out of the corpus' tokens,
-[CLS] A [SEP] B [SEP]. A and B are runs of sentences, so an example is four
-offsets into the flat token array (`Span`) until it is put together, and
-nothing is copied before.
+An example, [CLS] A [SEP] B [SEP], has two segments of the corpus' tokens. A and
+B are runs of sentences, so an example is four offsets into the flat token array
+(`Span`), and `join_segments` makes the only copy.
 
-Chance comes from `document_rng`: a unit of work is one copy of one document,
-and its rng depends on (seed, copy, document number) alone, whatever the order
-and the process in which it is done.
+Chance comes from `document_rng`, one for each copy of each document. So neither
+the order of the documents nor their process matters.
 """
 
 from typing import NamedTuple
@@ -39,13 +37,6 @@ class Span(NamedTuple):
   b_start: int
   b_end: int
   is_random_next: bool  # B is from elsewhere
-
-
-class SpanSettings(NamedTuple):
-  """How much text an example has."""
-
-  max_seq_length: int
-  short_seq_prob: float  # share of documents cut into shorter examples
 
 
 def document_rng(
@@ -87,7 +78,7 @@ def _truncate(
   surplus = end - start - length
   if not surplus:
     return start, end
-  # As many coins as tokens: their sum is what the loop takes from the front.
+  # A coin for each token: their sum is what the loop takes from the front.
   front = int(rng.binomial(surplus, 0.5))
   return start + front, start + front + length
 
@@ -97,8 +88,8 @@ def _random_segment(
 ) -> tuple[int, int]:
   """About `target_length` tokens from a random sentence of another document.
 
-  After ten draws of the same document it is taken all the same (google/bert's
-  limit, against a corpus of a single document).
+  Ten draws of the same document choose it (google/bert's limit, for a corpus of
+  one document).
   """
   num_documents = len(documents.document_offsets) - 1
   for _ in range(_RANDOM_DOCUMENT_TRIES):
@@ -118,23 +109,22 @@ def _random_segment(
 def spans_from_document(
   documents: Documents,
   document: int,
-  settings: SpanSettings,
+  max_seq_length: int,
+  short_seq_prob: float,
   rng: np.random.Generator,
 ) -> list[Span]:
-  """Cuts one document into examples (create_instances_from_document).
+  """Cuts one document into examples, in order (create_instances_from_document).
 
   Sentences are gathered until they fill a sequence; A is a random number of
   the first of them. Half of the time, and always if there is only one, B comes
-  from a random document and the sentences after A are used again for the next
-  example; otherwise they are B.
-
-  Returns:
-    The examples in order; A and B have at least one token each and at most
-    `max_seq_length - 3` together.
+  from a random document and the next example uses the sentences after A again;
+  otherwise they are B. A and B have at least one token each and at most
+  `max_seq_length - 3` together. With the probability `short_seq_prob` all
+  examples are shorter.
   """
-  max_num_tokens = settings.max_seq_length - SPECIAL_TOKENS_PER_EXAMPLE
+  max_num_tokens = max_seq_length - SPECIAL_TOKENS_PER_EXAMPLE
   target = max_num_tokens
-  if rng.random() < settings.short_seq_prob:
+  if rng.random() < short_seq_prob:
     target = _randint(rng, 2, max_num_tokens)
   first = int(documents.document_offsets[document])
   last = int(documents.document_offsets[document + 1])

@@ -1,21 +1,20 @@
 """Which tokens are masked: a pure function of (token ids, keys).
 
-google/bert's procedure (create_masked_lm_predictions): of each example 15% of
-the tokens are chosen, at least one and at most `max_predictions_per_seq`; of
-these 80% become [MASK], 10% a random token, 10% stay. With whole-word masks the
+google/bert's procedure (create_masked_lm_predictions): 15% of an example's
+tokens are chosen, at least one and at most `max_predictions_per_seq`; 80% of
+them become [MASK], 10% a random token, 10% stay. With whole-word masks the
 pieces of a word are chosen together.
 
-`mask_records` masks a batch of records at once, packed or not, and serves masks
-written into records and masks drawn when a record is read. All chance is a hash
-of (the record's key, the token's place): nothing depends on which records are
-masked together.
+`mask_records` masks a batch of records, packed or not, when they are written or
+read. All chance is a hash of (the record's key, the token's place), so nothing
+depends on which records are masked together.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-# Of a key: which words come first, and what becomes of a chosen token.
+# Streams of chance: the order of the words, and what a chosen token becomes.
 _ORDER_STREAM, _FATE_STREAM = np.uint64(1 << 32), np.uint64(2 << 32)
 _MASKED, _MASKED_OR_KEPT = 0.8, 0.9
 
@@ -33,9 +32,9 @@ class MaskedRecords(NamedTuple):
   """Masked records, as `records` has them; the arrays are new."""
 
   input_ids: np.ndarray  # [B, S], dtype of the input: what the model sees
-  positions: np.ndarray  # int32 [B, P], ascending, then 0
-  labels: np.ndarray  # int32 [B, P]: what stood there, then 0
-  weights: np.ndarray  # float32 [B, P]: 1, then 0
+  masked_lm_positions: np.ndarray  # int32 [B, P], ascending, then 0
+  masked_lm_ids: np.ndarray  # int32 [B, P]: the original tokens, then 0
+  masked_lm_weights: np.ndarray  # float32 [B, P]: 1, then 0
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
@@ -46,16 +45,10 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def record_keys(seed: int, series, numbers: np.ndarray) -> np.ndarray:
-  """Keys of records, one for each (seed, series, number).
+  """Keys of records, uint64 [B], from (seed, series, number) of each.
 
-  Args:
-    seed: int, not negative.
-    series: int or int64 [B]: the epoch for masks drawn on reading, the shard
-      for masks written into records.
-    numbers: int64 [B], which records.
-
-  Returns:
-    uint64 [B].
+  `series`, int or int64 [B], is the epoch for masks drawn on reading and the
+  shard for masks written into records. `numbers` are int64 [B].
   """
   key = np.uint64(0x9E3779B97F4A7C15)  # not 0, which the hash maps to itself
   for part in (seed, series, numbers):
@@ -64,15 +57,10 @@ def record_keys(seed: int, series, numbers: np.ndarray) -> np.ndarray:
 
 
 def num_to_predict(num_tokens, settings: MaskSettings) -> np.ndarray:
-  """How many tokens of examples to choose, [CLS] and [SEP] counted in.
+  """How many tokens to choose in examples of `num_tokens` with [CLS] and [SEP].
 
-  A half is rounded to its even neighbour, as Python's `round` in google/bert.
-
-  Args:
-    num_tokens: int array, tokens of each example.
-
-  Returns:
-    int64 array.
+  Rounds a half to the even neighbour, as Python's `round` in google/bert. An
+  int array gives an int64 array.
   """
   wanted = np.rint(np.asarray(num_tokens) * settings.masked_lm_prob)
   return np.clip(wanted, 1, settings.max_predictions_per_seq).astype(np.int64)
@@ -81,16 +69,10 @@ def num_to_predict(num_tokens, settings: MaskSettings) -> np.ndarray:
 def maskable_tokens(
   input_mask: np.ndarray, segment_ids: np.ndarray
 ) -> np.ndarray:
-  """Where neither padding, [CLS] nor [SEP] stands.
+  """Where neither padding, [CLS] nor [SEP] stands, bool [B, S].
 
-  [CLS] is the first token of an example, [SEP] the last of each segment.
-
-  Args:
-    input_mask: int [B, S], see `records`.
-    segment_ids: int [B, S].
-
-  Returns:
-    bool [B, S].
+  [CLS] is the first token of an example, [SEP] the last of each segment. The
+  arguments are int [B, S], see `records`.
   """
   maskable = input_mask > 0
   new_example = np.diff(input_mask, axis=1) != 0
@@ -118,19 +100,9 @@ def mask_records(
   order; one that would exceed the number of tokens to choose is skipped and the
   next is tried, so with whole words fewer than that may be chosen.
 
-  Args:
-    input_ids: int [B, S].
-    input_mask: int [B, S], the token's example in the record from 1, 0 for
-      padding.
-    segment_ids: int [B, S].
-    keys: uint64 [B], see `record_keys`.
-    settings: shares and ids.
-    is_continuation: (optional) bool [B, S], True for tokens that continue a
-      word.
-
-  Raises:
-    ValueError: the examples of a record have more tokens to choose than
-      `max_predictions_per_seq`.
+  The features are int or bool [B, S], see `records`; `keys` are uint64 [B], see
+  `record_keys`. ValueError if the examples of a record have more tokens to
+  choose than `max_predictions_per_seq`.
   """
   rows, size = input_ids.shape
   # Examples are numbered through the batch, padding first in each row.
@@ -164,13 +136,8 @@ def _hash(keys, places, stream, size):
 def _choose_words(tokens, example, starts, room, keys, size):
   """bool [t]: which of the maskable tokens are chosen.
 
-  Args:
-    tokens: int64 [t], their flat places.
-    example: int64 [t], the example each is in, ascending.
-    starts: bool [t], where a word begins.
-    room: int64 [examples], how many tokens to choose.
-    keys: uint64 [B].
-    size: int, S.
+  `tokens` are flat places; `example`, ascending, and `starts`, whether a word
+  begins there, are of each token too. `room` [examples] limits the choice.
   """
   first = np.flatnonzero(starts)
   sizes = np.diff(np.append(first, len(tokens)))

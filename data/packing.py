@@ -1,17 +1,15 @@
 """Which examples share a record: a pure function of (sizes, rng).
 
-Best-fit decreasing: the examples of a shard, longest first, each into the
-record with the least room that still holds it. Its bins are at most 11/9 of the
-fewest possible (Johnson et al. 1974, https://doi.org/10.1137/0203025), and on
-real text nearly all come out full, because the many short examples fill what
-the long ones leave. A histogram of lengths (Krell et al. 2021,
-https://arxiv.org/abs/2107.02027) packs a corpus of any size at once, but has to
-know how its examples are numbered before it is read; a shard is in memory when
-it is made, and is a random sample of the documents large enough to fill its
-records.
+Best-fit decreasing: each example, longest first, goes into the record with the
+least room that still holds it. The records are at most 11/9 of the fewest
+possible (Johnson et al. 1974, https://doi.org/10.1137/0203025). On real text
+nearly all come out full, because many short examples fill what the long ones
+leave. A histogram of lengths (Krell et al. 2021,
+https://arxiv.org/abs/2107.02027) packs a whole corpus at once, but must know
+how its examples are numbered before it is read.
 
-Examples of one length are alike but for chance: which of them meet in a record
-is drawn, and so is the order of the records.
+Chance decides which examples of one length meet in a record, and the order of
+the records.
 """
 
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ class _Record:
   """One that has room left."""
 
   def __init__(self, limits: Limits):
-    self.examples = []
+    self.examples: list[int] = []
     self.tokens = limits.max_seq_length
     self.predictions = limits.max_predictions_per_seq
     self.places = limits.examples_per_record
@@ -52,7 +50,7 @@ class _OpenRecords:
   """Open records by their room for tokens."""
 
   def __init__(self, max_seq_length: int):
-    self._by_room = [[] for _ in range(max_seq_length + 1)]
+    self._by_room: list[list[_Record]] = [[] for _ in range(max_seq_length + 1)]
     self._rooms = 0  # bit r is set where _by_room[r] is not empty
 
   def add(self, record: _Record) -> None:
@@ -65,8 +63,8 @@ class _OpenRecords:
     while rooms:
       lowest = rooms & -rooms
       room = lowest.bit_length() - 1
-      # The last one is as good as any; with too few predictions left there,
-      # the next larger room is asked, not all of this one.
+      # The last one is as good as any. If it has too few predictions left, the
+      # next larger room is tried, not the others of this one.
       if self._by_room[room][-1].predictions >= predictions:
         record = self._by_room[room].pop()
         if not self._by_room[room]:
@@ -82,19 +80,10 @@ def pack(
   limits: Limits,
   rng: np.random.Generator,
 ) -> list[list[int]]:
-  """Groups examples into records, in random order.
+  """The numbers of the examples in each record, in random order.
 
-  Args:
-    tokens: of each example, special tokens included.
-    predictions: masked tokens of each example.
-    limits: what a record has room for.
-    rng: the only source of chance.
-
-  Returns:
-    The numbers of the examples in each record; each example is in one.
-
-  Raises:
-    ValueError: an example does not fit into an empty record.
+  `tokens`, special ones included, and `predictions`, masked tokens, are of each
+  example. ValueError if one does not fit into an empty record.
   """
   order = rng.permutation(len(tokens))
   if limits.examples_per_record == 1:

@@ -2,30 +2,30 @@
 
 An epoch is a permutation of all records that is computed, not stored: of all
 of them at once, or block-wise for sets that are larger than memory. The stream
-of a run is epoch after epoch; update k takes `global_batch` positions of it
-from k * global_batch on, and rank r of N the r-th of N equal parts of them. So
-any number of ranks sees the same global batches, and a stopped run resumes
+of a run is epoch after epoch; update k takes its positions k * global_batch to
+(k + 1) * global_batch - 1, and rank r of N the r-th of N equal parts of them.
+So any number of ranks sees the same global batches, and a stopped run resumes
 where it was.
 
 Block-wise, an epoch numbers the records from a random one on, around the end,
-and cuts them into blocks. The whole blocks come in random order, then the rest
-that is less than a block; since each epoch begins elsewhere, every block has
-other records each time. Up to WINDOW_BLOCKS blocks that come one after another
-are a window, whose records are shuffled together.
+and cuts them into blocks. The whole blocks come in random order, then the rest;
+as each epoch begins elsewhere, its blocks have other records. Up to
+WINDOW_BLOCKS successive blocks are a window, whose records are shuffled
+together.
 """
 
 import dataclasses
 
 import numpy as np
 
-from data import masking
+from data import masking, tfrecord
 
 _ROUNDS = 6
 
-# Blocks that are shuffled together. Of a batch then 1/64 on average is of one
-# block, so it matters little what the records of a block have in common. And
-# blocks of a few MB, which a disk reads at full speed, make a few hundred MB of
-# the two windows that should fit in memory: the one in use and the next.
+# Blocks that are shuffled together. On average 1/64 of a batch is of one block,
+# so it matters little what the records of a block have in common. With blocks
+# of a few MB, which a disk reads at full speed, the window in use and the next
+# one need a few hundred MB of memory.
 WINDOW_BLOCKS = 64
 
 # Parts of the keys of permutations.
@@ -35,20 +35,13 @@ _OF_BLOCKS, _IN_WINDOW = 1, 2
 def permute(
   positions: np.ndarray, count: int, seed: int, epoch: int, *part: int
 ) -> np.ndarray:
-  """Where a random permutation of [0, count) sends `positions`.
+  """Where a random permutation of [0, count) sends `positions`, int64 [n].
 
   A Feistel network over the smallest even number of bits that holds `count`,
   walked until the value is below `count` (cycle walking: Black and Rogaway
   2002, https://doi.org/10.1007/3-540-45760-7_9). Constant memory, and each
-  position costs the same wherever a run starts.
-
-  Args:
-    positions: int64 [n], each in [0, count).
-    count: size of the permuted set.
-    seed, epoch, *part: choose the permutation; none may be negative.
-
-  Returns:
-    int64 [n].
+  position costs the same wherever a run starts. `seed`, `epoch` and `part`
+  choose the permutation; none may be negative.
   """
   half = max(3, ((count - 1).bit_length() + 1) // 2)
   half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
@@ -68,25 +61,17 @@ def permute(
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """The records of a stream of epochs, by position.
+  """The records of a stream of epochs, by position."""
 
-  Attributes:
-    count: records of an epoch.
-    seed: of all chance, not negative.
-    block: records of a block; 0 shuffles all records at once.
-  """
-
-  count: int
-  seed: int
-  block: int = 0
+  count: int  # records of an epoch
+  seed: int  # not negative
+  block: int = 0  # records of a block; 0 shuffles all records at once
 
   def records(self, positions: np.ndarray) -> np.ndarray:
-    """The record numbers at positions of the stream.
+    """The record numbers at positions of the stream; both are int64 [n].
 
-    Every epoch, `count` positions, holds every record once; a batch may run
-    from one epoch into the next.
-
-    Positions are int64 [n], not negative, and so is the result.
+    Every epoch, `count` positions, holds every record once; a batch may span
+    two epochs.
     """
     epochs, places = np.divmod(np.asarray(positions), self.count)
     shuffled = self._from_windows if self.block else self._from_all
@@ -133,13 +118,11 @@ class Order:
     return position - place % self.window
 
   def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
-    """The blocks whose first place is at stream positions start to stop - 1.
+    """The blocks that begin at stream positions start to stop - 1, in order.
 
-    Returns:
-      (first record, number of records) of each, in the order of the stream;
-      records are counted around the end, from count - 1 on to 0.
+    Each is (first record, number of records); record 0 follows the last one.
     """
-    found = []
+    found: list[tuple[int, int]] = []
     for epoch in range(start // self.count, -(-stop // self.count)):
       begin = max(0, start - epoch * self.count)
       end = min(self.count, stop - epoch * self.count)
@@ -160,35 +143,29 @@ def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def rank_places(share: int, global_batch: int, comm) -> tuple:
-  """The places of a global batch that one rank reads.
+  """The places of a global batch that one rank of a `distributed.Comm` reads.
 
-  Args:
-    share: rows of an update on each rank; together at least `global_batch`.
-    global_batch: records of an update, of all ranks together.
-    comm: a `distributed.Comm`.
-
-  Returns:
-    int64 [share] places from 0 on; and bool [share], false for rows that are
-    left over and only repeat the batch's last record.
+  Each rank has `share` rows, together at least `global_batch`. Returns int64
+  [share] places from 0 on; and bool [share], false for rows that are left over
+  and only repeat the batch's last record.
   """
   places = comm.rank * share + np.arange(share)
   return np.minimum(places, global_batch - 1), places < global_batch
 
 
 class ReadAhead:
-  """Has the kernel read each window of blocks while the one before is used."""
+  """Has the kernel read each window of blocks while the one before is used.
 
-  def __init__(self, files, order: Order):
-    """`files` is a `tfrecord.RecordSet`."""
+  Call it before the records at `size` positions are read. Each call asks for
+  the same amount a window ahead, so that the disk has an even load; the first
+  one also asks for a whole window.
+  """
+
+  def __init__(self, files: tfrecord.RecordSet, order: Order):
     self._files, self._order = files, order
-    self._done = 0  # stream position up to which reads were requested
+    self._done = 0  # reads were requested up to this stream position
 
   def __call__(self, position: int, size: int) -> None:
-    """Before the records at `size` positions are read.
-
-    Each call asks for as much as it uses, a window further on, so that the
-    disk has an even load; the first one also for a whole window.
-    """
     start = self._order.window_start(position)
     stop = position + size + self._order.window
     if not start <= self._done <= stop:  # a run begins at this position

@@ -2,14 +2,14 @@
 
 Tokens to predict are written {seen|was}: as the model sees them, and the
 original. So `the {[MASK]|cat} sat {dog|on} the {mat|mat}` has a masked token,
-one that a random token replaces and one that stays. In braces pieces of words
-are as in the vocabulary: `play{[MASK]|##ing}`.
+one that a random token replaces and one that stays. Pieces of words in braces
+are the vocabulary's: `play{[MASK]|##ing}`.
 """
 
-import itertools
+import functools
 import os
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from common.errors import DataError
 from data import masking, tf_example, tfrecord, workers
 
 _WIDTH = 80
-_SAMPLE_RECORDS = 1000  # read from files that are not verified
+_SURVEYED = 1000  # records read from files that are not verified
 _SPACE = tokenization.SENTENCEPIECE_SPACE
 _NEXT_SENTENCE = ("B follows A", "B is from elsewhere")  # by label
 
@@ -37,19 +37,19 @@ def read_record(
     record = tf_example.decode_example(data)
     tf_example.check_example(record, features)
     _check_positions(record)
+    return record
   except DataError as e:
     raise DataError(
       f"{files.where(number)}: {e}. It is damaged or of another data set: copy "
       "or make the file again."
     ) from e
-  return record
 
 
 def _check_positions(record: Record) -> None:
   """Raises `DataError` unless the values of a record agree.
 
-  Examples must be in order, numbered from 1, with padding at the end; no token
-  to predict may be padding or be there twice.
+  Examples must be in order, numbered from 1, with padding at the end; a token
+  to predict may be neither padding nor repeated.
   """
   mask = record["input_mask"]
   steps = np.diff(mask, prepend=0)
@@ -75,20 +75,14 @@ def _check_positions(record: Record) -> None:
 
 def table(rows: Mapping[str, str]) -> str:
   """A line, or several, for each name and its text."""
-  return "\n".join(
-    _wrapped(f"  {name:<11} ", text) for name, text in rows.items()
-  )
+  lines = [_wrapped(f"  {name:<11} ", text) for name, text in rows.items()]
+  return "\n".join(lines)
 
 
 def _wrapped(head: str, text: str) -> str:
-  return textwrap.fill(
-    text,
-    _WIDTH,
-    initial_indent=head,
-    subsequent_indent=" " * len(head),
-    break_long_words=False,
-    break_on_hyphens=False,
-  )
+  wrapper = textwrap.TextWrapper(_WIDTH, head, " " * len(head))
+  wrapper.break_long_words = wrapper.break_on_hyphens = False
+  return wrapper.fill(text)
 
 
 def find_vocabulary(
@@ -112,18 +106,13 @@ def find_encoder(
   """The encoder of the file given, or of the one that `info` describes.
 
   The latter is sought in the records' folder and the one above; None if no file
-  is given and none is found.
-
-  Raises:
-    DataError: the file given cannot be used, or contradicts `info`.
+  is given or found. DataError if the file contradicts `info`.
   """
-  if info and not vocab_file and not spm_model_file:
+  if info and not (vocab_file or spm_model_file):
     found = find_vocabulary(info, folder)
-    if info.kind == "sentencepiece":
-      spm_model_file = found
-    else:
-      vocab_file = found
-  if not vocab_file and not spm_model_file:
+    is_model = info.kind == "sentencepiece"
+    vocab_file, spm_model_file = (None, found) if is_model else (found, None)
+  if not (vocab_file or spm_model_file):
     return None
   encoder = tokenization.load_tokenizer(vocab_file, True, spm_model_file)
   sha256 = encoder.info().sha256
@@ -142,8 +131,8 @@ def legend(
 ) -> str:
   """How to read `examples` with the same arguments."""
   key = "{seen|was} is a token to predict, as the model sees it and as it was."
-  drawn = "Masks are drawn when records are read"
-  drawn += ", here once." if settings else "."
+  here = ", here once" if settings else ""
+  drawn = f"Masks are drawn when records are read{here}."
   words = "Ids, not words: --vocab_file or --spm_model_file gives their words."
   dynamic = "masked_lm_ids" not in features
   lines = {drawn: dynamic, key: settings or not dynamic, words: not encoder}
@@ -168,7 +157,7 @@ def examples(
       for number in range(len(files)):
         record = read_record(files, number, features)
         if settings:
-          record = _with_drawn_masks(record, settings, number)
+          record |= _drawn_masks(record, settings, number)
         texts = list(_examples_of_record(record, encoder))
         for i, text in enumerate(texts, 1):
           place = f", example {i} of {len(texts)}" if len(texts) > 1 else ""
@@ -177,24 +166,19 @@ def examples(
       yield f"no more examples of {os.path.basename(path)}: {e}"
 
 
-def _with_drawn_masks(
+def _drawn_masks(
   record: Record, settings: masking.MaskSettings, number: int
-) -> Record:
-  tokens = ("input_ids", "input_mask", "segment_ids")
-  continuation = record.get("is_continuation")
+) -> dict[str, np.ndarray]:
+  batch = {name: values[None] for name, values in record.items()}
   drawn = masking.mask_records(
-    *(record[name][None] for name in tokens),
+    batch["input_ids"],
+    batch["input_mask"],
+    batch["segment_ids"],
     masking.record_keys(0, 0, np.array([number])),
     settings,
-    None if continuation is None else continuation[None],
+    batch.get("is_continuation"),
   )
-  return {
-    **record,
-    "input_ids": drawn.input_ids[0],
-    "masked_lm_positions": drawn.positions[0],
-    "masked_lm_ids": drawn.labels[0],
-    "masked_lm_weights": drawn.weights[0],
-  }
+  return {name: values[0] for name, values in drawn._asdict().items()}
 
 
 def _examples_of_record(
@@ -206,7 +190,7 @@ def _examples_of_record(
     used = record["masked_lm_weights"] > 0
     chosen = record["masked_lm_positions"][used]
     was[chosen] = record["masked_lm_ids"][used]
-  texts, is_continuation = _spelled(record["input_ids"], was, chosen, encoder)
+  texts = _spelled(record["input_ids"], was, chosen, encoder)
   for number in range(1, int(mask.max(initial=0)) + 1):
     label = record["next_sentence_labels"][number - 1]
     lines = [
@@ -215,13 +199,9 @@ def _examples_of_record(
       f"{_NEXT_SENTENCE[label]}"
     ]
     for segment, name in enumerate("AB"):
-      words = []
-      for i in np.flatnonzero((mask == number) & (segments == segment)):
-        if is_continuation[i] and words:
-          words[-1] += texts[i]
-        else:
-          words.append(texts[i])
-      lines.append(_wrapped(f"  {name}: ", " ".join(words)))
+      places = np.flatnonzero((mask == number) & (segments == segment))
+      text = "".join(texts[i] for i in places).removeprefix(" ")
+      lines.append(_wrapped(f"  {name}: ", text))
     yield "\n".join(lines)
 
 
@@ -230,18 +210,15 @@ def _spelled(
   was: np.ndarray,
   chosen: np.ndarray,
   encoder: tokenization.Encoder | None,
-) -> tuple[list[str], np.ndarray]:
-  """Each token's text, and bool [S] whether it continues the word before.
+) -> list[str]:
+  """Each token's text, with a space before it if it begins a word.
 
-  Args:
-    seen: int [S], ids that the model sees.
-    was: int [S], the original ids.
-    chosen: int [n], positions of tokens to predict.
-    encoder: of the ids, or None.
+  `seen` are the ids [S] that the model sees, `was` the original ones; `chosen`
+  are the positions of tokens to predict.
   """
-  if encoder is None:
-    spell, continues, mark = str, np.zeros(len(was), bool), ""
-  else:
+  spell: Callable[[int], str] = str
+  continues, mark = np.zeros(len(was), bool), ""
+  if encoder:
     spell = lambda i: encoder.tokens[i] or f"[{i}]"
     continues = encoder.is_continuation[was]
     # A segment may begin inside a word: no word continues [CLS] or [SEP].
@@ -253,7 +230,10 @@ def _spelled(
   ]
   for i in chosen:
     texts[i] = f"{{{spell(seen[i])}|{spell(was[i])}}}"
-  return texts, continues
+  return [
+    text if joined else f" {text}"
+    for text, joined in zip(texts, continues, strict=True)
+  ]
 
 
 class Survey(NamedTuple):
@@ -279,7 +259,7 @@ class Survey(NamedTuple):
       records += f"; {files - self.files} other files are damaged"
     if self.read < self.records:
       records += f"; the counts below are from {self.read:,} of them"
-    fill = f"{share(self.tokens, self.positions)} of the tokens are no padding"
+    fill = f"{share(self.tokens, self.positions)} of the tokens are not padding"
     if self.to_predict:
       fill += f", {share(self.to_predict, self.tokens)} of them to predict"
     random_next = share(self.from_elsewhere, self.examples)
@@ -303,21 +283,21 @@ def survey_file(
   path: str,
   info: tfrecord.ShardInfo | None,
   features: Features,
-  sample: int | None,
+  most: int | None,
 ) -> Survey | DataError:
   """Verifies a record file and counts its contents.
 
-  `info` is the manifest's line; `sample` reads that many records only, without
-  verifying the others. Returns the first error, which would stop the pool's
-  other files if it were raised.
+  `info` is the manifest's line. With `most`, reads at most that many records
+  and verifies no others. Returns the first error: raised, it would stop the
+  pool's other files.
   """
   try:
-    if not sample:
+    if not most:
       tfrecord.verify_file(path, info)
     files = tfrecord.RecordSet([path])
     counts, numbers = Survey(files=1, records=len(files)), range(len(files))
-    if sample and sample < len(files):
-      numbers = np.linspace(0, len(files) - 1, sample).astype(int).tolist()
+    if most and most < len(files):
+      numbers = np.linspace(0, len(files) - 1, most).astype(int).tolist()
     for number in numbers:
       counts = counts.plus(_count(read_record(files, number, features)))
     return counts
@@ -334,20 +314,15 @@ def survey(
 ) -> Survey:
   """The sum of `survey_file` over undamaged files; reports errors on stderr."""
   count = min(num_workers or workers.available_cores(), len(paths))
-  sample = None if verify else -(-_SAMPLE_RECORDS // len(paths))
+  most = None if verify else -(-_SURVEYED // len(paths))
   total, done = Survey(), 0.0
   title, size = "verifying" if verify else "sampling", _megabytes(*paths)
   with (
     console.Progress(title, size, "MB") as bar,
     workers.Workers(count if verify else 1) as pool,
   ):
-    results = pool.map(
-      survey_file,
-      paths,
-      infos,
-      itertools.repeat(features),
-      itertools.repeat(sample),
-    )
+    check = functools.partial(survey_file, features=features, most=most)
+    results = pool.map(check, paths, infos)
     for path, result in zip(paths, results, strict=True):
       done += _megabytes(path)
       bar.at(done)

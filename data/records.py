@@ -36,7 +36,9 @@ import numpy as np
 import tokenization
 from common import json_files
 from common.errors import DataError
-from data import masking, record_report, tf_example, tfrecord
+from data import record_report, tfrecord
+from data.masking import MaskSettings
+from data.tf_example import Feature
 
 MANIFEST_VERSION = 1
 MANIFEST_SUFFIX = ".manifest.json"
@@ -51,21 +53,21 @@ def record_features(
   vocab_size: int,
   dynamic: bool = False,
   whole_words: bool = False,
-) -> dict[str, tf_example.Feature]:
+) -> dict[str, Feature]:
   """The features of each record of a data set, see above."""
   s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
   features = {
-    "input_ids": tf_example.Feature(s, vocab_size),
-    "input_mask": tf_example.Feature(s, e + 1),
-    "segment_ids": tf_example.Feature(s, 2),
-    "next_sentence_labels": tf_example.Feature(e, 2),
+    "input_ids": Feature(s, vocab_size),
+    "input_mask": Feature(s, e + 1),
+    "segment_ids": Feature(s, 2),
+    "next_sentence_labels": Feature(e, 2),
   }
   if not dynamic:
-    features["masked_lm_positions"] = tf_example.Feature(p, s)
-    features["masked_lm_ids"] = tf_example.Feature(p, vocab_size)
-    features["masked_lm_weights"] = tf_example.Feature(p, None)
+    features["masked_lm_positions"] = Feature(p, s)
+    features["masked_lm_ids"] = Feature(p, vocab_size)
+    features["masked_lm_weights"] = Feature(p, None)
   elif whole_words:
-    features["is_continuation"] = tf_example.Feature(s, 2)
+    features["is_continuation"] = Feature(s, 2)
   return features
 
 
@@ -76,10 +78,10 @@ def fake_features(
   vocab_size: int,
   examples_per_record: int = 1,
 ) -> dict[str, np.ndarray]:
-  """One record of random tokens, more or fewer, for tests and dry runs."""
-  s, p = max_seq_length, max_predictions_per_seq
+  """One record with random tokens and padding, for tests and dry runs."""
+  s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
   length = int(rng.integers(max(s // 2, p + 2), s + 1))
-  examples = int(rng.integers(1, examples_per_record + 1))
+  examples = int(rng.integers(1, e + 1))
   token = np.arange(s)
   masked = int(rng.integers(1, p + 1))
   real = token < length
@@ -87,23 +89,17 @@ def fake_features(
   half = length / examples / 2
   used = np.arange(p) < masked
   positions = np.sort(rng.choice(length, p, replace=False))
-  positions[masked:] = 0
   return {
-    "input_ids": np.where(real, rng.integers(0, vocab_size, s), 0),
-    "input_mask": np.where(real, example + 1, 0),
-    "segment_ids": np.where(real & (token - 2 * half * example >= half), 1, 0),
-    "masked_lm_positions": positions,
-    "masked_lm_ids": np.where(used, rng.integers(0, vocab_size, p), 0),
+    "input_ids": real * rng.integers(0, vocab_size, s),
+    "input_mask": real * (example + 1),
+    "segment_ids": real * (token - 2 * half * example >= half).astype(int),
+    "masked_lm_positions": used * positions,
+    "masked_lm_ids": used * rng.integers(0, vocab_size, p),
     "masked_lm_weights": used.astype(np.float32),
-    "next_sentence_labels": np.where(
-      np.arange(examples_per_record) < examples,
-      rng.integers(0, 2, examples_per_record),
-      0,
-    ),
+    "next_sentence_labels": (np.arange(e) < examples) * rng.integers(0, 2, e),
   }
 
 
-_LENGTHS = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
 _MAX_COUNT = 1 << 62
 
 
@@ -131,13 +127,17 @@ class Manifest:
   version: int = MANIFEST_VERSION
 
   @property
+  def num_records(self) -> int:
+    return sum(info.records for info in self.files)
+
+  @property
   def packing_factor(self) -> float:
     """Examples in a record on average."""
     if self.examples_per_record == 1:
       return 1.0
-    return self.counts["examples"] / sum(info.records for info in self.files)
+    return self.counts["examples"] / self.num_records
 
-  def features(self) -> dict[str, tf_example.Feature]:
+  def features(self) -> dict[str, Feature]:
     return record_features(
       self.max_seq_length,
       self.max_predictions_per_seq,
@@ -147,12 +147,12 @@ class Manifest:
       self.settings.get("do_whole_word_mask", False),
     )
 
-  def mask_settings(self) -> masking.MaskSettings | None:
+  def mask_settings(self) -> MaskSettings | None:
     """How to draw dynamic masks; None for static ones, or if not known."""
     prob = self.settings.get("masked_lm_prob")
     if self.masking != "dynamic" or not prob or self.tokenizer.mask_id is None:
       return None
-    return masking.MaskSettings(
+    return MaskSettings(
       prob,
       self.max_predictions_per_seq,
       self.tokenizer.mask_id,
@@ -179,8 +179,8 @@ class Manifest:
         f"{name.replace('_', ' ')} {round(n, 3):,}"
         for name, n in self.counts.items()
       ),
-      "files": f"{len(names)} with {sum(f.records for f in self.files):,} "
-      f"records, {sum(f.bytes for f in self.files) / 1e6:,.1f} MB",
+      "files": f"{len(names)} with {self.num_records:,} records, "
+      f"{sum(f.bytes for f in self.files) / 1e6:,.1f} MB",
     }
     if missing:
       rows["missing"] = f"{len(missing)} files, such as {missing[0]}"
@@ -191,17 +191,8 @@ class Manifest:
 
   @classmethod
   def load(cls, path: str) -> "Manifest":
-    """Reads a manifest.
-
-    Raises:
-      DataError: not JSON, another version, missing or unknown keys, or
-        impossible values.
-    """
-    try:
-      with open(path, "rb") as f:
-        raw = json_files.parse(f.read())
-    except (ValueError, OSError) as e:
-      raise DataError(f"{path}: not a readable manifest: {e}") from e
+    """Reads a manifest; DataError if it is damaged or of another version."""
+    raw = json_files.read(path)
     try:
       if raw.get("version") != MANIFEST_VERSION:
         raise DataError(
@@ -225,8 +216,9 @@ class Manifest:
   def _checks(self) -> Iterator[tuple[str, bool]]:
     """(field, whether its value is possible); each relies on earlier ones."""
     yield "version", type(self.version) is int  # and not true
-    for name in _LENGTHS:
-      yield name, _is_count(getattr(self, name), 1)
+    yield "max_seq_length", _is_count(self.max_seq_length, 1)
+    yield "max_predictions_per_seq", _is_count(self.max_predictions_per_seq, 1)
+    yield "examples_per_record", _is_count(self.examples_per_record, 1)
     yield "masking", self.masking in ("static", "dynamic")
     t = self.tokenizer
     yield "tokenizer.kind", t.kind in ("wordpiece", "sentencepiece")
@@ -234,10 +226,8 @@ class Manifest:
     yield "tokenizer.sha256", isinstance(t.sha256, str)
     yield "tokenizer.vocab_size", _is_count(t.vocab_size, 1)
     yield "tokenizer.do_lower_case", isinstance(t.do_lower_case, bool)
-    yield (
-      "tokenizer.mask_id",
-      t.mask_id is None or _is_count(t.mask_id, 0, t.vocab_size),
-    )
+    fits = t.mask_id is None or _is_count(t.mask_id, 0, t.vocab_size)
+    yield "tokenizer.mask_id", fits
     yield "settings", isinstance(self.settings, dict)
     prob = self.settings.get("masked_lm_prob", 0.15)
     yield "settings.masked_lm_prob", isinstance(prob, float) and 0 < prob < 1
@@ -245,8 +235,7 @@ class Manifest:
     yield "settings.do_whole_word_mask", isinstance(whole_words, bool)
     yield "counts", isinstance(self.counts, dict)
     for name, n in self.counts.items():
-      possible = type(n) in (int, float) and 0 <= n < _MAX_COUNT
-      yield f"counts.{name}", possible
+      yield f"counts.{name}", type(n) in (int, float) and 0 <= n < _MAX_COUNT
     yield "files", bool(self.files)
     for info in self.files:
       yield "files.name", isinstance(info.name, str)
@@ -254,20 +243,17 @@ class Manifest:
       yield "files.records", _is_count(info.records, 1, _MAX_COUNT)
       yield "files.bytes", _is_count(info.bytes, 1, _MAX_COUNT)
     if self.examples_per_record > 1:
-      count = sum(info.records for info in self.files)
-      examples = self.counts.get("examples", 0)
-      most = count * self.examples_per_record
-      yield "counts.examples", count <= examples <= most
+      examples = self.counts.get("examples", 0) / self.num_records
+      yield "counts.examples", 1 <= examples <= self.examples_per_record
 
 
 _OURS = 3  # keys of a manifest; others' have "version" and "files" at most
 
 
 def _is_ours(path: str) -> bool:
-  """Whether a file may be a manifest of ours, and not of another program.
+  """Whether a file may be a manifest of ours, if a damaged one.
 
-  A JSON object with hardly any of our keys is not; anything else may be, but
-  damaged.
+  A JSON object with hardly any of our keys belongs to another program.
   """
   try:
     found = json_files.read(path)
@@ -281,7 +267,7 @@ def find_manifests(
   record_paths: Sequence[str],
 ) -> dict[str, tuple[str, Manifest]]:
   """Record path -> (path, manifest) for records that a manifest lists."""
-  wanted = collections.defaultdict(dict)
+  wanted: dict[str, dict[str, str]] = collections.defaultdict(dict)
   for path in record_paths:
     wanted[os.path.dirname(path)][os.path.basename(path)] = path
   found = {}
@@ -291,10 +277,8 @@ def find_manifests(
       if not paths:
         break
       stem = os.path.basename(manifest_path).removesuffix(MANIFEST_SUFFIX)
-      is_named = any(
-        name.startswith((f"{stem}.", f"{stem}-")) for name in paths
-      )
-      if not (is_named or _is_ours(manifest_path)):
+      named = any(name.startswith((f"{stem}.", f"{stem}-")) for name in paths)
+      if not (named or _is_ours(manifest_path)):
         continue
       manifest = Manifest.load(manifest_path)
       for info in manifest.files:
@@ -311,34 +295,32 @@ def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
 def expand_patterns(patterns: str) -> list[str]:
   """Files of a comma-separated list of names and globs, sorted, once each.
 
-  The order depends on the names alone: it decides the records' numbers. An
-  existing file's name is preferred to its reading as a list or a glob, and a
-  longer name to a shorter one. Index and manifest files that a broad glob
-  matches are left out.
-
-  Raises:
-    DataError: a name or pattern matches no file.
+  The order depends on the names alone: it decides the records' numbers. The
+  name of an existing file is neither a list nor a glob, and longer names come
+  first. Index and manifest files that a broad glob matches are left out.
+  DataError for a name or pattern that matches no file.
   """
   if os.path.isfile(patterns):
     return [patterns]
-  paths, parts = [], patterns.split(",")
+  paths: set[str] = set()
+  parts = patterns.split(",")
   while parts:
-    names = itertools.accumulate(parts[:_MOST_COMMAS], "{},{}".format)
-    names = [name.strip() for name in names]
+    starts = itertools.accumulate(parts[:_MOST_COMMAS], "{},{}".format)
+    names = [start.strip() for start in starts]
     count, found = _first_files(names)
     if names[0] and not found:
       raise DataError(f"{_none_such(names[0])} (from {patterns!r})")
-    paths.extend(found)
+    paths.update(found)
     parts = parts[count:]
   if not paths:
     raise DataError(f"no input files in {patterns!r}")
-  return sorted(set(paths))
+  return sorted(paths)
 
 
 def _first_files(names: list[str]) -> tuple[int, list[str]]:
-  """What a list begins with: (how many of its parts that is, the files).
+  """(parts, files) of the first item of a list.
 
-  `names` are the first part, the first two with their comma, and so on.
+  `names` are the list's first part, the first two with their comma, and so on.
   """
   for count in range(len(names), 0, -1):
     if os.path.isfile(names[count - 1]):

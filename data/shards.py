@@ -1,9 +1,8 @@
 """The token store to shards: the second pass over a corpus.
 
 One worker makes a whole shard from its share of the documents, so the bytes do
-not depend on the number of workers. The documents are dealt out to blocks:
-examples are shuffled and packed within a block, which is what a worker holds in
-memory at a time.
+not depend on the number of workers. It holds one block of documents in memory
+at a time, and shuffles and packs the examples within the block.
 """
 
 import dataclasses
@@ -23,32 +22,10 @@ from data import (
   tf_example,
   tfrecord,
 )
+from data.creation_settings import Settings
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 _SHUFFLE_STREAM = 2  # of random numbers, beside instances.document_rng
-
-
-@dataclasses.dataclass(frozen=True)
-class ExampleSettings:
-  """The flags that decide the examples of a corpus."""
-
-  do_whole_word_mask: bool
-  max_seq_length: int
-  max_predictions_per_seq: int
-  random_seed: int
-  dupe_factor: int
-  masked_lm_prob: float
-  short_seq_prob: float
-  examples_per_record: int
-  dynamic_masks: bool
-
-  @property
-  def limits(self) -> packing.Limits:
-    return packing.Limits(
-      self.max_seq_length,
-      self.max_predictions_per_seq,
-      self.examples_per_record,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +37,12 @@ class ShardTask:
   shard: int
   num_shards: int
   num_blocks: int  # of each shard
-  settings: ExampleSettings
+  settings: Settings
   tokenizer: corpus.TokenizerSpec
 
   @property
   def result_file(self) -> str:
-    """Holds the `ShardResult` once the shard is complete."""
+    """The file of the `ShardResult`; it exists once the shard is complete."""
     return self.path + ".result"
 
   @property
@@ -100,9 +77,9 @@ def documents_of_block(
 ) -> np.ndarray:
   """The documents, int64 [d], ascending, whose copy `copy` is in a block.
 
-  The `documents` documents in random order are dealt out to the `num_blocks`
-  blocks of all shards; copy c of deal d goes to block (c + d) % num_blocks. So
-  the copies of a document are in as many blocks as possible.
+  All shards together have `num_blocks` blocks. Copy c of the d-th document, in
+  random order, goes to block (c + d) % num_blocks. So the copies of a document
+  are in as many blocks as possible.
   """
   places = np.arange((block - copy) % num_blocks, documents, num_blocks)
   return np.sort(record_order.permute(places, documents, random_seed, 0))
@@ -117,18 +94,16 @@ class _Example(NamedTuple):
 
 
 def _rows(
-  examples: list[_Example], packs: list[list[int]], limits: packing.Limits
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  examples: list[_Example], packs: list[list[int]], settings: Settings
+) -> dict[str, np.ndarray]:
   """The features of a record for each of `packs`, without masks.
 
-  Returns:
-    The features, and `is_continuation`, bool [rows, max_seq_length], as far as
-    the store marks words.
+  For whole-word masks `is_continuation` is among them.
   """
-  rows, size = len(packs), limits.max_seq_length
+  rows, size = len(packs), settings.max_seq_length
   tokens = np.zeros((rows, size), examples[0].ids.dtype)
   input_mask, segment_ids = np.zeros((2, rows, size), np.int32)
-  labels = np.zeros((rows, limits.examples_per_record), np.int32)
+  labels = np.zeros((rows, settings.examples_per_record), np.int32)
   for row, pack in enumerate(packs):
     start = 0
     for place, number in enumerate(pack):
@@ -146,60 +121,13 @@ def _rows(
     "segment_ids": segment_ids,
     "next_sentence_labels": labels,
   }
-  return features, (tokens & bit) > 0
+  if settings.do_whole_word_mask:
+    features["is_continuation"] = ((tokens & bit) > 0).astype(np.int32)
+  return features
 
 
-def _with_masks(
-  f: dict[str, np.ndarray], is_continuation, first: int, task: ShardTask
-) -> dict[str, np.ndarray]:
-  """`_rows` with masks, or with what training needs to draw them.
-
-  `first` is the number of the first row's record in the shard.
-  """
-  settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
-  whole_words = settings.do_whole_word_mask
-  if settings.dynamic_masks:
-    if whole_words:
-      f["is_continuation"] = is_continuation.astype(np.int32)
-    return f
-  numbers = np.arange(first, first + len(f["input_ids"]))
-  masked = masking.mask_records(
-    f["input_ids"],
-    f["input_mask"],
-    f["segment_ids"],
-    masking.record_keys(settings.random_seed, task.shard, numbers),
-    mask_settings(settings, tokenizer.mask_id, tokenizer.vocab_size),
-    is_continuation if whole_words else None,
-  )
-  return {
-    **f,
-    "input_ids": masked.input_ids,
-    "masked_lm_positions": masked.positions,
-    "masked_lm_ids": masked.labels,
-    "masked_lm_weights": masked.weights,
-  }
-
-
-def mask_settings(
-  settings: ExampleSettings, mask_id: int, vocab_size: int
-) -> masking.MaskSettings:
-  """How tokens of these examples are masked."""
-  return masking.MaskSettings(
-    settings.masked_lm_prob,
-    settings.max_predictions_per_seq,
-    mask_id,
-    vocab_size,
-  )
-
-
-def build_shard(task: ShardTask) -> ShardResult:
-  """Makes one shard, block by block; runs in a worker.
-
-  Writes the result to `task.result_file` when the shard is complete.
-
-  Raises:
-    DataError: there are too few documents for this number of shards.
-  """
+def build_shard(task: ShardTask) -> None:
+  """Makes one shard, then `task.result_file`; runs in a worker."""
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
   with (
@@ -228,18 +156,13 @@ def build_shard(task: ShardTask) -> ShardResult:
     writer.info, num_examples, real_tokens, masked_tokens, random_next
   )
   json_files.write(task.result_file, dataclasses.asdict(result))
-  return result
 
 
 def _block_examples(
   documents: instances.Documents, block: int, task: ShardTask
 ) -> list[_Example]:
   """The examples of one block of a shard, in the order of the documents."""
-  settings = task.settings
-  tokenizer = corpus.load_tokenizer(task.tokenizer)
-  cutting = instances.SpanSettings(
-    settings.max_seq_length, settings.short_seq_prob
-  )
+  settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
   examples = []
   for copy in range(settings.dupe_factor):
     mine = documents_of_block(
@@ -252,7 +175,11 @@ def _block_examples(
     for document in mine.tolist():
       rng = instances.document_rng(settings.random_seed, copy, document)
       for span in instances.spans_from_document(
-        documents, document, cutting, rng
+        documents,
+        document,
+        settings.max_seq_length,
+        settings.short_seq_prob,
+        rng,
       ):
         ids = instances.join_segments(
           documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
@@ -267,18 +194,39 @@ def _block_rows(
 ) -> Iterator[dict[str, np.ndarray]]:
   """The features of a block's records, packed, shuffled and masked.
 
-  `first` is the number of the block's first record in the shard.
+  With dynamic masks they have what training needs to draw masks. `first` is the
+  number of the block's first record in the shard.
   """
-  settings = task.settings
+  settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
+  masks = masking.MaskSettings(
+    settings.masked_lm_prob,
+    settings.max_predictions_per_seq,
+    tokenizer.mask_id,
+    tokenizer.vocab_size,
+  )
+  limits = packing.Limits(
+    settings.max_seq_length,
+    settings.max_predictions_per_seq,
+    settings.examples_per_record,
+  )
   tokens = [len(example.ids) for example in examples]
-  wanted = masking.num_to_predict(tokens, mask_settings(settings, 0, 0))
+  wanted = masking.num_to_predict(tokens, masks)
   seed = np.random.SeedSequence(
     settings.random_seed, spawn_key=(_SHUFFLE_STREAM, task.shard, block)
   )  # apart from those of the documents, whose keys have two parts
   rng = np.random.Generator(np.random.PCG64(seed))
-  packs = packing.pack(tokens, wanted.tolist(), settings.limits, rng)
+  packs = packing.pack(tokens, wanted.tolist(), limits, rng)
   for begin in range(0, len(packs), _ENCODE_ROWS):
-    rows, is_continuation = _rows(
-      examples, packs[begin : begin + _ENCODE_ROWS], settings.limits
-    )
-    yield _with_masks(rows, is_continuation, first + begin, task)
+    rows = _rows(examples, packs[begin : begin + _ENCODE_ROWS], settings)
+    if not settings.dynamic_masks:
+      numbers = first + begin + np.arange(len(rows["input_ids"]))
+      masked = masking.mask_records(
+        rows["input_ids"],
+        rows["input_mask"],
+        rows["segment_ids"],
+        masking.record_keys(settings.random_seed, task.shard, numbers),
+        masks,
+        rows.pop("is_continuation", None),
+      )
+      rows |= masked._asdict()
+    yield rows

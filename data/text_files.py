@@ -2,8 +2,8 @@
 
 A line is a sentence, and blank lines separate documents; in `.jsonl` files each
 record's text is a document. As in google/bert the end of a file does not end a
-document, so a corpus may be cut into files anywhere. With a language, lines are
-prose and are split into sentences by its rules.
+document, so a corpus may be cut into files anywhere. A language's rules split
+lines of prose into sentences.
 
 A plain UTF-8 file is read in pieces of `PIECE_BYTES`, any other as one piece.
 Memory holds a batch of lines or one JSON record at a time. NUL characters and
@@ -16,6 +16,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import math
 import os
 import re
 import unicodedata
@@ -26,20 +27,33 @@ from typing import BinaryIO, NamedTuple
 import tokenization
 from common import errors, json_files
 
+# Defaults and help of the flags that all commands with text have.
+TEXT_FIELD = "text", "Field of a .jsonl record that holds its text."
+ENCODING = (
+  "utf-8",
+  "Encoding of the text, any of Python's. Bytes that are not in it are an "
+  "error.",
+)
 PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
 _BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # longer lines are cut
 MAX_RECORD_BYTES = 64 << 20  # longer JSON records are an error
-# Characters of a line in a JSON record, or of a wrapped paragraph; longer ones
-# are cut.
-MAX_PARAGRAPH = 2 << 20
+MAX_PARAGRAPH = 2 << 20  # characters; longer ones of prose or JSON are cut
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
 _PART_BYTES = 1 << 16  # recoded at a time
 
-_UNFINISHED = tuple(",;，、；")  # a line that ends so continues in the next one
+_UNFINISHED = tuple(",;，、；")  # at its end: a line continues in the next one
 _HEADLINE = 20  # Chinese characters: shorter lines were not wrapped
 # JSON can spell halves of surrogate pairs and NUL, which are no text.
 _NO_TEXT = re.compile("[\ud800-\udfff\0]")
+
+
+def check_language(flag: str, code: str) -> None:
+  """Raises `DataError` for what cannot be a language's code."""
+  if not re.fullmatch("[a-z]{2,3}", code):
+    raise errors.DataError(
+      f"--{flag}={code}: must be an ISO 639-1 code, as en or zh"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +65,8 @@ class TextFormat:
   encoding: str = "utf-8"  # any of Python's
 
   def __post_init__(self):
-    if self.prose and not re.fullmatch("[a-z]{2,3}", self.prose):
-      raise errors.DataError(
-        f"--prose={self.prose}: must be an ISO 639-1 code, as en or zh"
-      )
+    if self.prose:
+      check_language("prose", self.prose)
     try:
       codecs.getincrementaldecoder(self.encoding)
       io.TextIOWrapper(io.BytesIO(), self.encoding)  # refuses base64 and such
@@ -75,7 +87,7 @@ class Piece:
 
   path: str
   start: int
-  end: int | None  # None: the whole file, which can be read in order only
+  end: float  # inf: the whole file, which can be read in order only
 
 
 class Batch(NamedTuple):
@@ -87,12 +99,12 @@ class Batch(NamedTuple):
 
 
 def is_compressed(path: str) -> bool:
-  """Whether a file's name ends as that of a compressed one."""
+  """Whether a file is compressed, by its name."""
   return path.endswith((".gz", ".zst"))
 
 
 def is_jsonl(path: str) -> bool:
-  """Whether a file's name ends as that of JSON lines, compressed or not."""
+  """Whether a file is JSON lines, compressed or not, by its name."""
   stem = os.path.splitext(path)[0] if is_compressed(path) else path
   return stem.endswith((".jsonl", ".ndjson"))
 
@@ -109,7 +121,7 @@ def split_into_pieces(
     if not os.access(path, os.R_OK):
       raise errors.DataError(f"{path}: no permission to read it")
     if is_compressed(path) or not text.is_utf8:
-      pieces.append(Piece(path, 0, None))
+      pieces.append(Piece(path, 0, math.inf))
       continue
     for start in range(0, size, PIECE_BYTES):
       pieces.append(Piece(path, start, min(start + PIECE_BYTES, size)))
@@ -119,22 +131,17 @@ def split_into_pieces(
 def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece, in order.
 
-  Raises:
-    DataError: the file is damaged or not in its encoding, or a record is not
-      JSON or has no text.
+  DataError names the line and byte of what is not in the encoding, not JSON or
+  has no text.
   """
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
   with _opened(piece, text) as (f, on_disk):
     lines = _raw_lines(f, piece)
     before = 0
-    while batch := _next_lines(lines):
+    while batch := _next_batch(lines, lambda line: len(line[1])):
       left = sum(len(line) for _, line in batch)
-      place, line = batch[0]
-      if not place:
-        text_of_line = _without_mark(line, piece.path)
-        batch[0] = len(line) - len(text_of_line), text_of_line
-        del text_of_line
-      del line
+      if not batch[0][0]:
+        batch[0] = _without_mark(batch[0][1], piece.path)
       for sentences in parse(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
@@ -145,12 +152,12 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
       before += now
 
 
-def _next_lines(lines):
-  """The next `_raw_lines`; [] at their end."""
+def _next_batch(lines, size_of):
+  """A list of the next lines; [] at their end."""
   batch, size = [], 0
-  for item in itertools.islice(lines, _BATCH_LINES):
-    batch.append(item)
-    size += len(item[1])
+  for line in itertools.islice(lines, _BATCH_LINES):
+    batch.append(line)
+    size += size_of(line)
     if size >= _BATCH_BYTES:
       break
   return batch
@@ -202,10 +209,7 @@ def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
 
 
 class _InUtf8(io.RawIOBase):
-  """Text `f` of any encoding, read as UTF-8; `f` stays open.
-
-  Bytes that are not in the encoding raise DataError with their line and byte.
-  """
+  """Text `f` of any encoding, read as UTF-8; `f` stays open."""
 
   def __init__(self, f: BinaryIO, path: str, encoding: str):
     self._f, self._path, self._encoding = f, path, encoding
@@ -232,7 +236,7 @@ class _InUtf8(io.RawIOBase):
       decoded = self._decoder.decode(part, not part)
       utf8 = decoded.encode()
     except UnicodeError as e:
-      place = 0  # in the part; negative if the sequence began before it
+      place = 0  # in the part; negative if the sequence begins before it
       if isinstance(e, UnicodeDecodeError):
         place = e.start + len(part) - len(e.object)
       self._decoder.setstate(state)
@@ -252,7 +256,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
   position = _first_line(f, piece)
   limit = MAX_RECORD_BYTES if is_jsonl(piece.path) else MAX_LINE_BYTES
   rest, at_start = b"", True
-  while not at_start or piece.end is None or position < piece.end:
+  while not at_start or position < piece.end:
     line = rest + f.readline(limit - len(rest))
     if not line:
       return
@@ -269,8 +273,8 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
     position += len(line)
 
 
-def _without_mark(line: bytes, path: str) -> bytes:
-  """A file's first line without UTF-8's mark; DataError for another's."""
+def _without_mark(line: bytes, path: str) -> tuple[int, bytes]:
+  """A file's `_raw_lines` first without UTF-8's mark; DataError for another."""
   # In this order: UTF-32's little-endian mark begins with UTF-16's.
   for encoding, *marks in (
     ("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -281,7 +285,9 @@ def _without_mark(line: bytes, path: str) -> bytes:
         f"{path}: line 1, byte 0: the byte order mark of {encoding}, not "
         f"UTF-8: say --encoding={encoding}, or convert the file to UTF-8"
       )
-  return line.removeprefix(codecs.BOM_UTF8)
+  size = len(line)
+  line = line.removeprefix(codecs.BOM_UTF8)
+  return size - len(line), line
 
 
 def _first_line(f: BinaryIO, piece: Piece) -> int:
@@ -300,22 +306,16 @@ def _first_line(f: BinaryIO, piece: Piece) -> int:
 
 def _cut_at(line: bytes) -> int:
   """Where to cut a line: after a space if there is one, else a character."""
-  space = line.rfind(b" ", len(line) // 2)
+  size, space = len(line), line.rfind(b" ", len(line) // 2)
   if space >= 0:
     return space + 1
-  # The last character may be cut off: it starts in the last four bytes.
-  for length in range(len(line) - 1, max(0, len(line) - 5), -1):
-    if line[length] & 0xC0 != 0x80:
-      return length
-  return len(line)
+  # The last character may be incomplete: it starts in the last four bytes.
+  last = range(size - 1, max(0, size - 5), -1)
+  return next((i for i in last if line[i] & 0xC0 != 0x80), size)
 
 
 def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
-  """The line that starts at byte `place` as stripped text.
-
-  Raises:
-    DataError: it is not UTF-8, or has a NUL.
-  """
+  """The line at byte `place` as stripped text; DataError for a wrong byte."""
   if b"\0" in line:
     nul = place + line.index(b"\0")
     remedy = f"name the text's own encoding, if it is not {text.encoding}"
@@ -351,26 +351,19 @@ def _where(piece: Piece, text: TextFormat, place: int) -> str:
 def _text_sentences(piece, batch, text):
   """Lists of sentences, with "" between documents, of plain lines."""
   lines = [_decoded(line, place, piece, text) for place, line in batch]
-  yield list(split_prose(lines, text.prose)) if text.prose else lines
+  yield list(split_prose(lines, text.prose))
 
 
 def _json_sentences(piece, batch, text):
   """As `_text_sentences`, for JSON records: each is a document."""
-  sentences, size = [], 0
   for place, line in batch:
-    if not line.strip():
-      continue
-    lines = _lines_of(_record_text(piece, place, line, text))
-    sentences.append("")
-    for sentence in split_prose(lines, text.prose) if text.prose else lines:
-      if sentence:
-        sentences.append(sentence)
-        size += len(sentence)
-      if size >= _BATCH_BYTES:
-        yield sentences
-        sentences, size = [], 0
-    sentences.append("")
-  yield sentences
+    if line.strip():
+      lines = _lines_of(_record_text(piece, place, line, text))
+      sentences = filter(None, split_prose(lines, text.prose))
+      yield [""]
+      while some := _next_batch(sentences, len):
+        yield some
+      yield [""]
 
 
 def _record_text(piece, place, line, text) -> str:
@@ -413,31 +406,34 @@ def _lines_of(text: str) -> Iterator[str]:
 def split_prose(lines: Iterable[str], language: str) -> Iterator[str]:
   """Stripped lines of prose, wrapped or not, to sentences; "" stays.
 
-  A line continues in the next one if it ends in a comma or the like. It also
-  does if it ends without punctuation and the next one starts with a small
-  letter, or with a Chinese one after a Chinese line too long for a headline.
+  A line that ends in a comma or the like continues in the next one. So does a
+  line that ends without punctuation if the next one starts with a small letter,
+  or, after a Chinese line too long for a headline, with a Chinese one. Without
+  a language, lines are sentences.
   """
+  if not language:
+    yield from lines
+    return
   for paragraph in _paragraphs(lines):
-    if paragraph:
-      yield from tokenization.split_sentences(paragraph, language)
-    else:
-      yield ""
+    split = tokenization.split_sentences
+    yield from split(paragraph, language) if paragraph else [""]
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
   """Joins lines that continue in the next one."""
-  parts, size = [], 0
+  parts: list[str] = []
+  size = 0
   for line in lines:
     joint = None
-    if line and size and size < MAX_PARAGRAPH:
+    if line and 0 < size < MAX_PARAGRAPH:
       joint = _joint(parts[-1], size, line)
-    if joint is None:
-      if parts:
-        yield "".join(parts)
-      parts, size = [line], len(line)
-    else:
+    if joint is not None:
       parts += joint, line
       size += len(joint) + len(line)
+      continue
+    if parts:
+      yield "".join(parts)
+    parts, size = [line], len(line)
   if parts:
     yield "".join(parts)
 

@@ -72,15 +72,11 @@ def _entry_head(name: str, list_field: int, length: int) -> bytes:
 
 
 def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
-  """Serializes the rows of 2-D arrays, each as a `tf.train.Example`.
+  """Serializes the rows of arrays [B, n], each as a `tf.train.Example`.
 
-  Args:
-    features: name -> array [B, n] with the same B; integers become an
-      int64_list, floats a float_list (float32).
-
-  Returns:
-    B times what `tf.train.Example.SerializeToString` gives for the same
-    features in the same order (protocol buffers do not fix an order).
+  Integers become an int64_list, floats a float_list (float32). The bytes are
+  `SerializeToString`'s with the features in this order, which protocol buffers
+  do not fix.
 
   Raises:
     ValueError: an integer is negative, an array is not 2-D, or B differs.
@@ -89,7 +85,8 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
   for name, values in features.items():
     values = np.asarray(values)
     if values.ndim != 2:
-      raise ValueError(f"feature {name} has shape {values.shape}, want [B, n]")
+      shape = values.shape[1:]
+      raise ValueError(f"feature {name} has rows of shape {shape}, want [n]")
     if np.issubdtype(values.dtype, np.floating):
       list_field = _FLOAT_LIST
       payloads = [row.tobytes() for row in values.astype("<f4")]
@@ -104,12 +101,7 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
 
 def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
   """Serializes arrays [n] as one `tf.train.Example`; see `encode_examples`."""
-  rows = {}
-  for name, values in features.items():
-    values = np.asarray(values)
-    if values.ndim != 1:
-      raise ValueError(f"feature {name} has shape {values.shape}, want [n]")
-    rows[name] = values[None]
+  rows = {name: np.asarray(values)[None] for name, values in features.items()}
   return encode_examples(rows)[0]
 
 
@@ -150,14 +142,10 @@ def _example_class() -> type[message.Message]:
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-  """Parses a `tf.train.Example`.
+  """Parses a `tf.train.Example`: name -> array [n].
 
-  Returns:
-    name -> array [n]: int64 of an int64_list, float32 of a float_list, object
-    (of bytes) of a bytes_list; int64 [0] of a feature without a list.
-
-  Raises:
-    DataError: these bytes are no such message; it does not say where they are.
+  An int64_list gives int64, a float_list float32, a bytes_list object (bytes),
+  and a feature without a list int64 [0]. DataError if it is no such message.
   """
   try:
     example = _example_class().FromString(record)
@@ -182,11 +170,9 @@ class Feature(NamedTuple):
 def check_example(
   values: Mapping[str, np.ndarray], features: Mapping[str, Feature]
 ) -> None:
-  """Checks what `decode_example` gives; there may be other features.
+  """Raises `DataError` for a feature that is missing or other than it must be.
 
-  Raises:
-    DataError: names the first that is missing, or of another type, length or
-      range.
+  `values` are `decode_example`'s, and may have more features.
   """
   for name, (size, bound) in features.items():
     if name not in values:
@@ -201,8 +187,7 @@ def check_example(
       wrong = array[(array != 0.0) & (array != 1.0)]  # or NaN
       if len(wrong):
         raise DataError(f"{name} holds {wrong[0]}, expected 0 or 1")
-      continue
     # As unsigned integers negative ones are the largest.
-    if array.view(np.uint64).max(initial=0) >= bound:
+    elif array.view(np.uint64).max(initial=0) >= bound:
       wrong = array[(array < 0) | (array >= bound)][0]
       raise DataError(f"{name} holds {wrong}, expected 0 to {bound - 1}")

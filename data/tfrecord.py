@@ -5,9 +5,9 @@ CRC-32C of it, the record, masked CRC-32C of the record
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). `records` says what
 the bytes of a record mean.
 
-A file `X` has its index in `X.index`: a NumPy .npy array, int64 [records + 1],
-of the byte offsets at which records start, the file's size last. Files without
-one (google/bert's, NVIDIA's) are indexed by a scan of their framing.
+The index of a file `X` is `X.index`: a NumPy .npy array, int64 [records + 1],
+with the byte offsets at which records start, the file's size last. Files
+without one (google/bert's, NVIDIA's) are indexed by a scan of their framing.
 """
 
 import array
@@ -23,10 +23,12 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 import numpy as np
 
+from common import files
 from common.errors import DataError
 
 INDEX_SUFFIX = ".index"
 
+_LENGTH = struct.Struct("<Q")
 _HEADER = struct.Struct("<QI")  # length, masked CRC of the length
 _FOOTER = struct.Struct("<I")  # masked CRC of the data
 _FRAME_BYTES = _HEADER.size + _FOOTER.size
@@ -35,6 +37,7 @@ _FRAME_BYTES = _HEADER.size + _FOOTER.size
 _ADVICE_BYTES = 128 << 10
 _CHECKED_AT_ONCE = 1 << 17  # offsets of an index: 1 MiB
 _OTHER_FILES = 256  # that a process may have open besides records
+_REMEDY = "Copy or make the file again."
 
 
 def file_sha256(path: str) -> str:
@@ -62,12 +65,13 @@ class ShardInfo:
 class ShardWriter:
   """Writes a record file and its index; both appear only when complete.
 
-  Use as a context manager; a block without an error sets `info`.
+  Use it as a context manager; a block without an error sets `info`.
   """
+
+  info: ShardInfo
 
   def __init__(self, path: str):
     self.path = path
-    self.info: ShardInfo | None = None
 
   def __enter__(self) -> "ShardWriter":
     self._file = open(self.path + ".tmp", "wb", buffering=1 << 20)
@@ -76,15 +80,8 @@ class ShardWriter:
     return self
 
   def write(self, record: bytes) -> None:
-    length = struct.pack("<Q", len(record))
-    frame = b"".join(
-      (
-        length,
-        _FOOTER.pack(masked_crc(length)),
-        record,
-        _FOOTER.pack(masked_crc(record)),
-      )
-    )
+    header = _HEADER.pack(len(record), masked_crc(_LENGTH.pack(len(record))))
+    frame = header + record + _FOOTER.pack(masked_crc(record))
     self._file.write(frame)
     self._sha256.update(frame)
     self._offsets.append(self._offsets[-1] + len(frame))
@@ -94,9 +91,8 @@ class ShardWriter:
     if error_type is not None:
       os.unlink(self.path + ".tmp")
       return
-    with open(self.path + INDEX_SUFFIX + ".tmp", "wb") as f:
+    with files.whole(self.path + INDEX_SUFFIX) as f:
       np.save(f, np.frombuffer(self._offsets, np.int64), allow_pickle=False)
-    os.replace(self.path + INDEX_SUFFIX + ".tmp", self.path + INDEX_SUFFIX)
     os.replace(self.path + ".tmp", self.path)
     self.info = ShardInfo(
       name=os.path.basename(self.path),
@@ -107,36 +103,31 @@ class ShardWriter:
 
 
 def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
-  """Record offsets, as in an index, from the framing alone.
-
-  Raises:
-    DataError: the framing is damaged; with the record's number.
-  """
+  """Record offsets, as in an index, from the framing; DataError if damaged."""
   offsets = array.array("q", [0])  # a fifth of a list's memory
-  position, end = 0, len(data)
-  while position < end:
-    number = len(offsets) - 1
-    if position + _HEADER.size > end:
-      raise DataError(
-        f"{path}: record {number} at byte {position} is cut off in its header: "
-        f"the file ends at byte {end}. Copy or make the file again."
+  start, end = 0, len(data)
+
+  def error(what):
+    where = f"{path}: record {len(offsets) - 1} at byte {start}"
+    return DataError(f"{where} {what}. {_REMEDY}")
+
+  while start < end:
+    if start + _HEADER.size > end:
+      raise error(f"is cut off in its header: the file ends at byte {end}")
+    length, crc = _HEADER.unpack_from(data, start)
+    if crc != masked_crc(data[start : start + _LENGTH.size]):
+      raise error(
+        "has a damaged length (checksum mismatch), or this is not a TFRecord "
+        "file (compressed files are not read)"
       )
-    length, crc = _HEADER.unpack_from(data, position)
-    if crc != masked_crc(data[position : position + 8]):
-      raise DataError(
-        f"{path}: record {number} at byte {position} has a damaged length "
-        "(checksum mismatch), or this is not a TFRecord file (compressed "
-        "files are not read). Copy or make the file again."
-      )
-    stop = position + length + _FRAME_BYTES
+    stop = start + length + _FRAME_BYTES
     if stop > end:
-      raise DataError(
-        f"{path}: record {number} at byte {position} is cut off: it should end "
-        f"at byte {stop} but the file ends at byte {end}. Copy or make the "
-        "file again."
+      raise error(
+        f"is cut off: it should end at byte {stop} but the file ends at byte "
+        f"{end}"
       )
-    position = stop
-    offsets.append(position)
+    offsets.append(stop)
+    start = stop
   return np.frombuffer(offsets, np.int64)
 
 
@@ -218,8 +209,7 @@ class _RecordFile:
       != masked_crc(record)
     ):
       raise DataError(
-        f"{self.where(number)} is damaged (checksum mismatch). Copy or make "
-        "the file again."
+        f"{self.where(number)} is damaged (checksum mismatch). {_REMEDY}"
       )
     return record
 
@@ -231,26 +221,22 @@ class _RecordFile:
 
 
 def verify_file(path: str, info: ShardInfo | None = None) -> None:
-  """Checks a record file, whatever its records mean.
+  """Raises `DataError` for the first thing that is wrong with a record file.
 
-  Compares the checksums of every record, the index, if there is one, with the
-  framing, and the file with its line in the manifest.
-
-  Raises:
-    DataError: the first thing that is wrong.
+  Checks every record's checksum, the index, if there is one, against the
+  framing, and the file against its line in the manifest.
   """
   file = _RecordFile(path, use_index=False)
-  for number in range(len(file.offsets) - 1):
+  count = len(file.offsets) - 1
+  for number in range(count):
     file.read(number)
-  count, size = len(file.offsets) - 1, file.size
   if info:
-    found = {"records": count, "bytes": size, "sha256": file_sha256(path)}
+    found = {"records": count, "bytes": file.size, "sha256": file_sha256(path)}
     for name, value in found.items():
-      if value != getattr(info, name):
+      if value != (want := getattr(info, name)):
         raise DataError(
-          f"{path}: {name} {value}, but the manifest says "
-          f"{getattr(info, name)}: the manifest is of another file. Copy or "
-          "make both again."
+          f"{path}: {name} {value}, but the manifest says {want}: the manifest "
+          "is of another file. Copy or make both again."
         )
   if os.path.exists(path + INDEX_SUFFIX):
     index = file.load_index()
@@ -263,21 +249,18 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
 
 
 class RecordSet:
-  """All records of some files as one sequence, read by number.
+  """All records of some files, in the order given, read by number.
 
-  Numbers run through the files in the order given. Records are not kept in
-  memory. Indexes, 8 bytes a record, are memory-mapped: the ranks of a host
-  share them in the page cache. For a file without one each process holds the
-  result of a scan. All files stay open.
+  Indexes, 8 bytes a record, are memory-mapped, so the ranks of a host share
+  them; for a file without one each process holds the result of a scan. Records
+  are not kept in memory. All files stay open.
+
+  Raises:
+    DataError: a file is missing, empty, damaged in its framing, or does not fit
+      its index.
   """
 
   def __init__(self, paths: Sequence[str]):
-    """Opens the files and their indexes.
-
-    Raises:
-      DataError: a file is missing, empty, damaged in its framing, or does not
-        fit its index.
-    """
     self.paths = list(paths)
     _allow_open_files(len(self.paths))
     self._files = [_RecordFile(path) for path in self.paths]
@@ -306,11 +289,7 @@ class RecordSet:
     return self.read_many(np.array([number]))[0]
 
   def read_many(self, numbers: np.ndarray) -> list[bytes]:
-    """The serialized records of numbers, int64 [n].
-
-    Raises:
-      DataError: a checksum does not match; with file and record number.
-    """
+    """The serialized records of numbers, int64 [n]; DataError if damaged."""
     which = np.searchsorted(self._ends, numbers, side="right")
     within = (numbers - self._starts[which]).tolist()
     return [

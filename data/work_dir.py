@@ -2,24 +2,26 @@
 
 It records the plan (text, settings, tokenizer) of its contents: the same
 command resumes with them, any other deletes them. Under `horovodrun` all ranks
-work in one folder, which their machines must share: each makes its part of the
-files, and every file appears complete.
+work in one folder, which their machines must share. Each rank makes its part of
+the files, and every file appears complete.
 """
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from common import console, errors, json_files
 
 _PLAN, _LOCK = "plan.json", "lock"
 POLL_SECONDS = 0.05
 _SAY_SECONDS = 60  # between lines that report a wait
+
+T = TypeVar("T")
 
 
 class Ranks(NamedTuple):
@@ -39,29 +41,24 @@ ALONE = Ranks()
 
 
 def ranks_of_environment() -> Ranks:
-  """horovodrun's ranks; without it, one rank.
-
-  Raises:
-    UserError: something other than horovodrun with Gloo started several ranks.
-  """
-  value = lambda name, default: os.environ.get("HOROVOD_" + name, default)
-  size = int(value("SIZE", 1))
-  run = (
-    f"{value('GLOO_RENDEZVOUS_ADDR', '')}:{value('GLOO_RENDEZVOUS_PORT', '')}"
-  )
+  """horovodrun's ranks; without it, one rank. UserError without Gloo."""
+  get = os.environ.get
+  size, server = int(get("HOROVOD_SIZE", "1")), "HOROVOD_GLOO_RENDEZVOUS_"
+  run = f"{get(f'{server}ADDR', '')}:{get(f'{server}PORT', '')}"
   if size > 1 and run == ":":
     raise errors.UserError(
       f"HOROVOD_SIZE={size}, but the ranks cannot find each other: start them "
       "by horovodrun with Gloo (horovodrun --gloo ...)"
     )
-  return Ranks(int(value("RANK", 0)), size, int(value("LOCAL_SIZE", 1)), run)
+  rank, local_size = get("HOROVOD_RANK", "0"), get("HOROVOD_LOCAL_SIZE", "1")
+  return Ranks(int(rank), size, int(local_size), run)
 
 
 @contextlib.contextmanager
 def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
   """Opens the work folder `path` with the finished work of the same plan.
 
-  The plan has all that decides the contents, as JSON values. A DataError in the
+  The plan, JSON values, has all that decides the contents. A DataError in the
   block deletes the folder; any other error leaves it for the next start.
 
   Raises:
@@ -82,17 +79,15 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
       _remove(path)
       raise
     except BaseException:
-      print(
-        f"{path} keeps what is finished: the same command resumes from it",
-        file=sys.stderr,
-        flush=True,
+      console.tell(
+        f"{path} keeps what is finished: the same command resumes from it"
       )
       raise
     # A late rank must still find the folder, with nothing left to do.
     for rank in range(1, ranks.size):
       file = _rank_file(path, rank)
       wait_until(
-        lambda file=file: _is_of_run(file, ranks),
+        functools.partial(_is_of_run, file, ranks),
         f"rank {rank} to finish its part and write {file}",
       )
     _remove(path)
@@ -123,13 +118,11 @@ def _remove(path: str) -> None:
 
 def plan_of(path: str) -> dict | None:
   """The plan of a work folder; None if there is no readable one."""
-  file = os.path.join(path, _PLAN)
-  if not os.path.exists(file):
+  try:
+    found = json_files.read(os.path.join(path, _PLAN))
+  except (FileNotFoundError, errors.DataError):
     return None
-  with contextlib.suppress(errors.DataError):  # damaged: as if missing
-    found = json_files.read(file)
-    return found.get("plan") if isinstance(found, dict) else None
-  return None
+  return found.get("plan") if isinstance(found, dict) else None
 
 
 def _is_of_run(file: str, ranks: Ranks) -> bool:
@@ -165,11 +158,9 @@ def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
     )
   if there and before != plan:
     if before:
-      print(
+      console.tell(
         f"{path} held work of other text or settings "
-        f"({_differences(plan, before)}): deleted it",
-        file=sys.stderr,
-        flush=True,
+        f"({_differences(plan, before)}): deleted it"
       )
     _empty(path)
   json_files.write(plan_file, {"run": ranks.run, "plan": plan})
@@ -190,23 +181,21 @@ def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
 
 
 def wait_until(
-  ready: Callable[[], bool],
+  ready: Callable[[], T | None],
   what: str,
   check: Callable[[], None] = lambda: None,
-) -> None:
-  """Waits until `ready()`, with a line a minute on stderr that names `what`.
+) -> T:
+  """Waits for a true value of `ready()` and returns it.
 
-  `check` is called meanwhile; it raises if the wait is in vain.
+  A line a minute on stderr names `what`. `check` is called meanwhile; it raises
+  if the wait is in vain.
   """
   start = time.monotonic()
   next_line = start + _SAY_SECONDS
-  while not ready():
+  while not (found := ready()):
     check()
     if (now := time.monotonic()) >= next_line:
       next_line = now + _SAY_SECONDS
-      print(
-        f"waiting for {what}: {console.minutes(now - start)} so far",
-        file=sys.stderr,
-        flush=True,
-      )
+      console.tell(f"waiting for {what}: {console.minutes(now - start)} so far")
     time.sleep(POLL_SECONDS)
+  return found

@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterable, Iterator
 
 def available_cores() -> int:
   """The number of cores that this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+  return len(os.sched_getaffinity(0))
 
 
 def _prepare_worker() -> None:
-  """Makes a worker end when its parent has ended, however that was."""
+  """Makes a worker end when its parent has ended, in any way."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C
 
-  def watch():
-    multiprocessing.parent_process().join()
+  def watch(parent):
+    parent.join()
     os._exit(1)
 
-  threading.Thread(target=watch, daemon=True).start()
+  parent = multiprocessing.parent_process()
+  threading.Thread(target=watch, args=[parent], daemon=True).start()
 
 
 class Workers:
   """Runs tasks in other processes; one worker is a thread of this one."""
 
   def __init__(self, num_workers: int):
+    self._pool: concurrent.futures.Executor
     if num_workers == 1:
       self._pool = concurrent.futures.ThreadPoolExecutor(1)
     else:

@@ -8,6 +8,7 @@ Verifying reads every checksum, index and record. Status 1 if a file is damaged.
 import collections
 import contextlib
 import dataclasses
+import io
 import itertools
 import os
 import sys
@@ -41,19 +42,20 @@ class Settings:
 def _features_of_first(
   paths: list[str], vocab_size: int
 ) -> dict[str, tf_example.Feature]:
-  """Of files without a manifest, as their first readable record has them."""
+  """The features of files without a manifest, from their first whole record."""
   for path in paths:
     with contextlib.suppress(DataError):
       files = tfrecord.RecordSet([path])
       first = tf_example.decode_example(files.read(0))
-      names = ("input_ids", "masked_lm_ids", "next_sentence_labels")
       return records.record_features(
-        *(len(first.get(name, ())) for name in names),
+        len(first.get("input_ids", ())),
+        len(first.get("masked_lm_ids", ())),
+        len(first.get("next_sentence_labels", ())),
         vocab_size,
-        dynamic="masked_lm_ids" not in first,
-        whole_words="is_continuation" in first,
+        "masked_lm_ids" not in first,
+        "is_continuation" in first,
       )
-  return {}  # all are damaged, which verifying tells
+  return {}  # all are damaged, as the survey will report
 
 
 def _look(
@@ -61,7 +63,7 @@ def _look(
   found: tuple[str, records.Manifest] | None,
   settings: Settings,
 ) -> record_report.Survey:
-  """Shows and checks files of one manifest, or without."""
+  """Shows and checks files of one manifest, or files without one."""
   manifest_path, manifest = found or (None, None)
   folder = os.path.dirname(paths[0])
   encoder = record_report.find_encoder(
@@ -100,8 +102,9 @@ def _look(
 def main(settings: Settings, *words: str) -> None:
   """Shows and verifies record files."""
   # A vocabulary may hold what the terminal's encoding does not.
-  sys.stdout.reconfigure(errors="backslashreplace")
-  # A shell's own globs catch what lies beside records, too.
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")
+  # A shell's own globs match files beside records, too.
   names = [name for name in words if not name.endswith(records.NO_RECORDS)]
   patterns = names or words
   paths = sorted({p for n in patterns for p in records.expand_patterns(n)})

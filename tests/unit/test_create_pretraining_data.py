@@ -94,8 +94,8 @@ def store_of(folder, paths, letters, block_tokens=1 << 20, **text):
         piece, f"{folder}/{i}", 0, text_files.TextFormat(**text), spec, False
       )
       corpus.tokenize_piece(task)
-      while os.path.exists(task.chunk_file(writer.chunk)):
-        writer.append(task.chunk_file(writer.chunk))
+      while os.path.exists(task.chunk_file(writer.journal.chunk)):
+        writer.append(task.chunk_file(writer.journal.chunk))
       writer.next_piece()
     return writer.finish(LETTERS.index("[UNK]"), block_tokens)
 

@@ -43,9 +43,7 @@ def corpus_of(*documents):
 
 def spans(documents, document, draws, binomials=(), length=13, short=0.1):
   rng = ScriptedRng(draws, binomials)
-  found = instances.spans_from_document(
-    documents, document, instances.SpanSettings(length, short), rng
-  )
+  found = instances.spans_from_document(documents, document, length, short, rng)
   assert rng.used_up
   return found
 
@@ -141,7 +139,7 @@ def test_invariants(lengths, seed, max_seq_length, short):
   for d in range(len(lengths)):
     rng = instances.document_rng(seed, 0, d)
     found = instances.spans_from_document(
-      documents, d, instances.SpanSettings(max_seq_length, short), rng
+      documents, d, max_seq_length, short, rng
     )
     assert found
     for s in found:
@@ -165,7 +163,8 @@ def test_random_next_is_half_and_from_elsewhere():
       for s in instances.spans_from_document(
         documents,
         d,
-        instances.SpanSettings(64, 0.1),
+        64,
+        0.1,
         instances.document_rng(7, copy, d),
       ):
         home = np.searchsorted(limits, s.b_start, side="right") - 1

@@ -100,9 +100,9 @@ def test_tokens_by_hand(monkeypatch):
   out = masking.mask_records(
     ids, np.ones_like(ids), segments, keys_of(1), settings_of(0.5, 6)
   )
-  assert out.positions.tolist() == [[1, 2, 5, 6, 0, 0]]
-  assert out.labels.tolist() == [[50, 51, 53, 54, 0, 0]]
-  assert out.weights.tolist() == [[1, 1, 1, 1, 0, 0]]
+  assert out.masked_lm_positions.tolist() == [[1, 2, 5, 6, 0, 0]]
+  assert out.masked_lm_ids.tolist() == [[50, 51, 53, 54, 0, 0]]
+  assert out.masked_lm_weights.tolist() == [[1, 1, 1, 1, 0, 0]]
   middle = VOCAB // 2  # half of 2^32 is half of the vocabulary
   assert out.input_ids.tolist() == [[CLS, MASK, 51, 52, SEP, 53, middle, SEP]]
   assert ids.tolist() == [[CLS, 50, 51, 52, SEP, 53, 54, SEP]]
@@ -137,7 +137,7 @@ def test_words_longer_than_the_budget_give_no_mask():
     settings_of(),
     np.array([[0, 0, 1, 1, 0]]),
   )
-  assert out.weights.sum() == out.positions.sum() == 0
+  assert out.masked_lm_weights.sum() == out.masked_lm_positions.sum() == 0
   assert out.input_ids.tolist() == ids.tolist()
 
 
@@ -164,13 +164,18 @@ def test_invariants(lengths, most, seed, whole):
   arguments = (settings_of(0.15, p), cont)
   out = masking.mask_records(ids, numbers, segments, keys, *arguments)
   for row in range(2):
-    k = int(out.weights[row].sum())
-    assert out.weights[row].tolist() == [1] * k + [0] * (p - k)
-    positions = out.positions[row, :k]
+    k = int(out.masked_lm_weights[row].sum())
+    assert out.masked_lm_weights[row].tolist() == [1] * k + [0] * (p - k)
+    positions = out.masked_lm_positions[row, :k]
     assert np.all(np.diff(positions) > 0)
     assert maskable[row, positions].all()
-    assert not out.positions[row, k:].any() and not out.labels[row, k:].any()
-    np.testing.assert_array_equal(out.labels[row, :k], ids[row, positions])
+    assert (
+      not out.masked_lm_positions[row, k:].any()
+      and not out.masked_lm_ids[row, k:].any()
+    )
+    np.testing.assert_array_equal(
+      out.masked_lm_ids[row, :k], ids[row, positions]
+    )
     untouched = np.delete(np.arange(size), positions)
     np.testing.assert_array_equal(
       out.input_ids[row, untouched], ids[row, untouched]
@@ -218,9 +223,9 @@ def test_shares(whole, lengths):
   cont = np.zeros_like(ids, bool) if whole else None
   keys = masking.record_keys(3, np.arange(rounds), np.zeros(rounds, np.int64))
   out = masking.mask_records(ids, numbers, segments, keys, settings_of(), cont)
-  used = out.weights > 0
+  used = out.masked_lm_weights > 0
   rows = np.nonzero(used)[0]
-  positions, labels = out.positions[used], out.labels[used]
+  positions, labels = out.masked_lm_positions[used], out.masked_lm_ids[used]
   shown = out.input_ids[rows, positions]
   same, is_mask = shown == labels, shown == MASK
   total, masked, kept = used.sum(), is_mask.sum(), same.sum()
@@ -252,7 +257,7 @@ def test_masks_are_a_function_of_seed_epoch_and_record():
   made = batch([[100]] * 3)
   draw = lambda *key: masking.mask_records(
     *made, masking.record_keys(*key), settings_of()
-  ).positions.tolist()
+  ).masked_lm_positions.tolist()
   numbers = np.arange(3)
   one = draw(1, 0, numbers)
   assert one == draw(1, 0, numbers)

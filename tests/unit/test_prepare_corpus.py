@@ -44,23 +44,23 @@ def many(tmp_path):
 
 def test_user_files(tmp_path, many):
   summary = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
-  train = documents_in(summary.train_file)
-  heldout = documents_in(summary.heldout_file)
-  assert (len(train), len(heldout)) == summary.documents
+  train = documents_in(summary.files[0])
+  heldout = documents_in(summary.files[1])
+  assert [len(train), len(heldout)] == summary.documents
   assert len(train) + len(heldout) == 100 and len(heldout) in (10, 11, 12)
   for document in train + heldout:
     assert len(document) == 3 and document[2] == "And a line."
     assert document[0].startswith("Dr. Number")
-  assert summary.sentences == (3 * len(train), 3 * len(heldout))
+  assert summary.sentences == [3 * len(train), 3 * len(heldout)]
   assert not {tuple(d) for d in train} & {tuple(d) for d in heldout}
-  assert summary.notes == ()
+  assert summary.notes == []
 
 
 def test_new_text_moves_no_document_across(tmp_path, many):
   first = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
-  before = documents_in(first.heldout_file)
+  before = documents_in(first.files[1])
   again = prepare(tmp_path, corpus=many, heldout_fraction=0.2)
-  after = documents_in(again.heldout_file)
+  after = documents_in(again.files[1])
   assert all(d in after for d in before) and len(after) > len(before)
 
 
@@ -70,7 +70,7 @@ def test_few_documents_are_cut(tmp_path):
   summary = prepare(tmp_path, corpus=f"{tmp_path}/one.txt")
   assert sum(summary.documents) == 7 and sum(summary.sentences) == 200
   assert "Only 1 documents" in summary.notes[0]
-  documents = documents_in(summary.train_file)
+  documents = documents_in(summary.files[0])
   assert max(map(len, documents)) == 32
 
 
@@ -81,7 +81,7 @@ def test_another_encoding(tmp_path):
   with pytest.raises(records.DataError, match="x.txt: line 1, byte 2: 0xf1"):
     prepare(tmp_path, corpus=corpus)
   summary = prepare(tmp_path, corpus=corpus, encoding="latin-1")
-  sentences = [d[0] for d in documents_in(summary.train_file)]
+  sentences = [d[0] for d in documents_in(summary.files[0])]
   assert set(sentences) < set(text.split("\n\n")) and len(sentences) == 28
   with pytest.raises(records.DataError, match="--encoding=nope"):
     prepare(tmp_path, encoding="nope")
@@ -100,7 +100,7 @@ def test_too_little_text(tmp_path):
 
 def test_a_failure_keeps_both_earlier_files(tmp_path, many, monkeypatch):
   summary = prepare(tmp_path, corpus=many)
-  before = documents_in(summary.train_file)
+  before = documents_in(summary.files[0])
   write = prepare_corpus._write
 
   def full(path, documents):
@@ -112,12 +112,12 @@ def test_a_failure_keeps_both_earlier_files(tmp_path, many, monkeypatch):
   with pytest.raises(OSError, match="No space"):
     prepare(tmp_path, corpus=many, heldout_fraction=0.5)
   assert sorted(os.listdir(tmp_path / "out")) == ["heldout.txt", "train.txt"]
-  assert documents_in(summary.train_file) == before
+  assert documents_in(summary.files[0]) == before
 
 
 def fake_wheel(path, texts):
   with zipfile.ZipFile(path, "w") as archive:
-    articles = [{"extract": t} for t in texts]
+    articles = {str(i): {"extract": t} for i, t in enumerate(texts)}
     archive.writestr(prepare_corpus._WHEEL_MEMBER, json.dumps(articles))
 
 
@@ -130,7 +130,7 @@ def test_wikipedia(tmp_path, monkeypatch):
   monkeypatch.setattr(prepare_corpus, "_WHEEL_SHA256", sha256)
   summary = prepare(tmp_path, cache_dir=str(cache))
   assert sum(summary.documents) == 40
-  assert documents_in(summary.heldout_file)[0][1:] == ["It says é.", "More."]
+  assert documents_in(summary.files[1])[0][1:] == ["It says é.", "More."]
   assert "CC BY-SA 4.0" in prepare_corpus.report(summary)
 
 

@@ -95,9 +95,7 @@ def test_unfit_manifests(tmp_path, change, words):
 def test_manifest_that_is_no_json(tmp_path):
   path = tmp_path / "x.manifest.json"
   path.write_text('{"version": 1,')
-  with pytest.raises(
-    records.DataError, match="x.manifest.json: not a readable"
-  ):
+  with pytest.raises(records.DataError, match="x.manifest.json: not readable"):
     records.Manifest.load(str(path))
 
 
@@ -125,7 +123,9 @@ def test_a_manifest_of_another_program_is_let_be(tmp_path, key):
   MANIFEST.save(str(tmp_path / "x.manifest.json"))
   assert records.find_manifest(str(tmp_path / "x.tfrecord"))[1] == MANIFEST
   (tmp_path / "app.manifest.json").write_text('{"name": "app", "vers')
-  with pytest.raises(records.DataError, match="app.manifest.json: not a read"):
+  with pytest.raises(
+    records.DataError, match="app.manifest.json: not readable"
+  ):
     records.find_manifest(str(tmp_path / "x.tfrecord"))
 
 
@@ -245,7 +245,7 @@ a, record 1
   B: ##ing . cat [SEP]
 
   records     2 in 1 files
-  fill        62.5% of the tokens are no padding, 25.0% of them to predict
+  fill        62.5% of the tokens are not padding, 25.0% of them to predict
   examples    1.00 in a record; in 50.0% B is from elsewhere
 
 1 files, 2 records, all checksums right

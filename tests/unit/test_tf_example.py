@@ -69,7 +69,7 @@ def test_bytes_are_those_of_tensorflow():
 def test_unencodable_features():
   with pytest.raises(ValueError, match="negative value -1"):
     tf_example.encode_example({"x": np.array([3, -1])})
-  with pytest.raises(ValueError, match=r"feature x has shape \(1, 1\)"):
+  with pytest.raises(ValueError, match=r"feature x has rows of shape \(1, 1\)"):
     tf_example.encode_example({"x": np.array([[3]])})
   with pytest.raises(ValueError):
     tf_example.encode_examples({"x": np.ones((2, 1)), "y": np.ones((3, 1))})

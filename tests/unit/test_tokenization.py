@@ -101,7 +101,7 @@ def test_a_full_cache_starts_again(vocab_file, monkeypatch):
   line = "ab cb ab abc b a ab cb"
   want = reference.convert_tokens_to_ids(reference.tokenize(line))
   assert encoder.encode_batch([line, line])[1].tolist() == want
-  assert len(encoder._pieces) <= 2
+  assert len(encoder.pieces_of.__self__) <= 2
 
 
 @pytest.mark.parametrize(

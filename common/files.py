@@ -1,0 +1,19 @@
+"""Files that appear only when they are whole."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def whole(path: str) -> Iterator[BinaryIO]:
+  """Opens PATH.tmp, which replaces `path` after a block without an error."""
+  try:
+    with open(path + ".tmp", "wb") as f:
+      yield f
+    os.replace(path + ".tmp", path)
+  except BaseException:
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(path + ".tmp")
+    raise

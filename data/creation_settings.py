@@ -1,0 +1,167 @@
+"""The flags of create_pretraining_data.py."""
+
+import dataclasses
+import os
+
+from common.errors import UserError
+from common.settings import check, in_group
+from data import records, text_files
+
+# What lies beside records, here and in the folder of work in progress.
+_NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
+# The settings that a manifest shows.
+_IN_MANIFEST = (
+  "do_whole_word_mask max_seq_length max_predictions_per_seq random_seed "
+  "dupe_factor masked_lm_prob short_seq_prob examples_per_record dynamic_masks "
+  "prose text_field encoding"
+).split()
+
+_text, _vocabulary = in_group("Text"), in_group("Vocabulary")
+_records, _workers = in_group("Records"), in_group("Shards and workers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The text and what to make of it; fields have the flags' names."""
+
+  # High limits exceed what anybody wants; far larger values run out of memory.
+  # fmt: off
+  input_file: str = _text(help=
+    "Text files, names and globs, comma-separated: one sentence a line and a "
+    "blank line between documents, or .jsonl with one document a line; plain, "
+    ".gz or .zst. The end of a file does not end a document.")
+  output_file: str = _records(help=
+    "Record file to write. With several shards NAME.EXT becomes "
+    "NAME-00000-of-00004.EXT and so on; a comma-separated list gives exact "
+    "names. Data sets in one folder must differ in NAME.")
+  prose: str = _text("",
+    "Language (ISO 639-1 code: en, zh, ...) of lines of prose, which are split "
+    "into sentences. Empty: a line is a sentence.")
+  text_field: str = _text(*text_files.TEXT_FIELD)
+  encoding: str = _text(*text_files.ENCODING)
+  vocab_file: str | None = _vocabulary(None,
+    "WordPiece vocabulary (vocab.txt).")
+  spm_model_file: str | None = _vocabulary(None,
+    "SentencePiece model, instead of --vocab_file.")
+  do_lower_case: bool = _vocabulary(True,
+    "Lower-case the text, as an uncased vocabulary expects.")
+  do_whole_word_mask: bool = _records(False,
+    "Mask whole words instead of single tokens. Chinese words are jieba's.")
+  max_seq_length: int = _records(128,
+    "Tokens of one record at most.", low=8, high=1 << 16)
+  max_predictions_per_seq: int = _records(20,
+    "Masked tokens of one record at most.", low=1)
+  random_seed: int = _records(12345,
+    "Seed of all that is random in the records.", low=0, high=(1 << 63) - 1)
+  dupe_factor: int = _records(None,  # replaced by __post_init__
+    "Copies of each document, each cut into examples and masked in its own "
+    "way. Default: 10, or 1 with --dynamic_masks.", low=1, high=10_000)
+  masked_lm_prob: float = _records(0.15,
+    "Share of the tokens to mask.", above=0, below=1)
+  short_seq_prob: float = _records(0.1,
+    "Share of the documents that are cut into examples shorter than "
+    "--max_seq_length.",
+    low=0, high=1)
+  examples_per_record: int = _records(1,
+    "Examples that share one record at most, so that training spends no time "
+    "on padding. 1 does not pack, which is what google/bert's scripts read.",
+    low=1)
+  dynamic_masks: bool = _records(False,
+    "Leave the masks to training, which draws new ones in each epoch.")
+  num_shards: int | None = _workers(None,
+    "Record files to write. Default: one for about 16 MB.",
+    low=1, high=100_000)
+  num_workers: int | None = _workers(None,
+    "Worker processes on each machine. Default: all cores. The records are the "
+    "same for any number.", low=1, high=4096)
+  # fmt: on
+
+  def __post_init__(self):
+    if self.dupe_factor is None:
+      object.__setattr__(self, "dupe_factor", 1 if self.dynamic_masks else 10)
+    check(self)
+    _ = self.text  # checks its settings
+    size, paths, names = (
+      self.max_seq_length,
+      self.output_paths,
+      self.output_names,
+    )
+    folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
+    most = f"1 to max_seq_length ({size})"
+    for name, fits, want in (
+      ("max_predictions_per_seq", self.max_predictions_per_seq <= size, most),
+      ("examples_per_record", self.examples_per_record <= size, most),
+      ("output_file", paths and all(names), "a file name"),
+      (
+        "output_file",
+        not any(name.endswith(_NO_RECORDS) for name in names),
+        f"no name that ends in {', '.join(_NO_RECORDS)}: these are for files "
+        "beside records",
+      ),
+      (
+        "output_file",
+        len(set(paths)) == len(paths) and len(folders) == 1,
+        "different files of one folder, because one manifest describes them",
+      ),
+      (
+        "num_shards",
+        len(paths) == 1 or self.num_shards in (None, len(paths)),
+        f"left out or {len(paths)}, the number of files in --output_file",
+      ),
+    ):
+      if not fits:
+        raise UserError(f"--{name}={getattr(self, name)}: must be {want}")
+
+  @property
+  def in_manifest(self) -> dict:
+    """The settings that decide the bytes, as the manifest shows them."""
+    return {name: getattr(self, name) for name in _IN_MANIFEST}
+
+  @property
+  def text(self) -> text_files.TextFormat:
+    return text_files.TextFormat(self.prose, self.text_field, self.encoding)
+
+  @property
+  def output_paths(self) -> list[str]:
+    return listed(self.output_file)
+
+  @property
+  def output_names(self) -> list[str]:
+    return [os.path.basename(path) for path in self.output_paths]
+
+  @property
+  def given_shards(self) -> int | None:
+    """The number of record files; None: the corpus decides."""
+    if self.num_shards or len(self.output_paths) == 1:
+      return self.num_shards
+    return len(self.output_paths)
+
+  @property
+  def folder(self) -> str:
+    return os.path.dirname(self.output_paths[0]) or "."
+
+  @property
+  def manifest_path(self) -> str:
+    return self._stem + records.MANIFEST_SUFFIX
+
+  @property
+  def work_folder(self) -> str:
+    return self._stem + ".unfinished"
+
+  @property
+  def _stem(self) -> str:
+    return os.path.splitext(self.output_paths[0])[0]
+
+  def shard_names(self, num_shards: int) -> list[str]:
+    """File names: those given, or NAME-00000-of-00004.EXT, ..."""
+    names = self.output_names
+    if len(names) == num_shards:
+      return names
+    stem, extension = os.path.splitext(names[0])
+    end = f"of-{num_shards:05d}{extension}"
+    return [f"{stem}-{i:05d}-{end}" for i in range(num_shards)]
+
+
+def listed(names: str) -> list[str]:
+  """The names of a comma-separated list."""
+  return [name.strip() for name in names.split(",") if name.strip()]
