@@ -34,13 +34,16 @@ def add(part, tensors: dict, cuts: list, own: Callable, comm) -> None:
     comm: a `distributed.Comm` of all ranks.
   """
   slices = Slices(comm.tensor_parallel)
-  whole, fed, read = {}, {}, []
+  whole, fed, broadcasts, read = {}, {}, [], []
   for (name, tensor), cut in zip(tensors.items(), cuts, strict=True):
     whole[name] = slices.whole(tensor, cut, f"whole/{name}") if cut else tensor
     fed[name] = tf.placeholder(tf.float32, whole[name].shape)
     value = comm.broadcast(fed[name], f"load/{name}")
+    broadcasts.append(value)
     read.append(slices.own(value, cut.axis) if cut else value)
-  load = part.assign(own(read), read_value=False)
+  # All ranks take part in all broadcasts, also in those that `own` leaves out.
+  with tf.control_dependencies(broadcasts):
+    load = part.assign(own(read), read_value=False)
   tf.add_to_collection(
     SHARDED_VARIABLES, ShardedVariable(part, whole, fed, load)
   )
