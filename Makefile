@@ -50,6 +50,7 @@ slow-test: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: $(READY)
 	@for precision in fp32 bf16; do \

@@ -129,7 +129,7 @@ def spans_from_document(
   first = int(documents.document_offsets[document])
   last = int(documents.document_offsets[document + 1])
   # Gives Python's own integers, one at a time.
-  offsets = memoryview(documents.sentence_offsets[first : last + 1])
+  offsets = documents.sentence_offsets[first : last + 1].data
   num_sentences = last - first
   spans = []
   begin = end = 0  # the chunk: sentences begin to end (exclusive)

@@ -50,7 +50,9 @@ def record_keys(seed: int, series, numbers: np.ndarray) -> np.ndarray:
   `series`, int or int64 [B], is the epoch for masks drawn on reading and the
   shard for masks written into records. `numbers` are int64 [B].
   """
-  key = np.uint64(0x9E3779B97F4A7C15)  # not 0, which the hash maps to itself
+  key = np.array(
+    [0x9E3779B97F4A7C15], np.uint64
+  )  # not 0, which the hash maps to itself
   for part in (seed, series, numbers):
     key = mix64(np.atleast_1d(np.asarray(part)).astype(np.uint64) + key)
   return np.broadcast_to(key, np.shape(numbers))

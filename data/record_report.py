@@ -272,10 +272,10 @@ def _count(record: Record) -> Survey:
   return Survey(
     read=1,
     positions=len(record["input_mask"]),
-    tokens=np.count_nonzero(record["input_mask"]),
+    tokens=int(np.count_nonzero(record["input_mask"])),
     examples=int(record["input_mask"].max(initial=0)),
-    from_elsewhere=np.count_nonzero(record["next_sentence_labels"]),
-    to_predict=np.count_nonzero(record.get("masked_lm_weights", ())),
+    from_elsewhere=int(np.count_nonzero(record["next_sentence_labels"])),
+    to_predict=int(np.count_nonzero(record.get("masked_lm_weights", ()))),
   )
 
 

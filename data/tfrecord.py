@@ -162,7 +162,7 @@ class _RecordFile:
       with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:
         offsets = scan_offsets(path, data)
     # Gives Python's integers, faster than an array does.
-    self.offsets = memoryview(offsets)
+    self.offsets = offsets.data
 
   def load_index(self) -> np.ndarray:
     """The offsets in the index; DataError if they do not fit this file."""

@@ -90,7 +90,7 @@ def to_their_config(
     "architectures": [named],
     "model_type": "bert",
     **config.to_dict(),
-    "hidden_act": _TO_THEIR_ACTIVATION[(config.hidden_act or "").lower()],
+    "hidden_act": _TO_THEIR_ACTIVATION[str(config.hidden_act or "").lower()],
     "layer_norm_eps": 1e-12,
     "position_embedding_type": "absolute",
     "pad_token_id": pad_id,
