@@ -402,7 +402,7 @@ def convert(settings: Settings) -> list[str]:
 def check(model: Model, settings: Settings) -> None:
   """Raises `UserError` for labels or a vocabulary that are another model's."""
   labels, bias = model.task.get("labels"), model.values.get("output_bias", ())
-  if labels and len(bias) not in (0, len(labels)):
+  if labels and "output_bias" in model.values and len(bias) != len(labels):
     raise UserError(
       f"{settings.input[0]}: {len(labels)} names of labels ({TASK_FILE} beside "
       f"it has them), but the classifier has {len(bias)}"

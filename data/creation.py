@@ -28,6 +28,7 @@ from data.creation_settings import Settings, listed
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
 _SHARDS = "shards"  # the folder of those that are being made
+_PLAN_VERSION = 2  # 1 cut chunks of JSON lines elsewhere
 
 
 class Summary(dict):
@@ -102,7 +103,7 @@ def _plan(settings: Settings, paths: list[str], info) -> dict:
   plan = dataclasses.asdict(settings) | {
     "files": [[p, os.path.getsize(p), os.stat(p).st_mtime_ns] for p in paths],
     "tokenizer": dataclasses.asdict(info),
-    "version": records.MANIFEST_VERSION,
+    "version": _PLAN_VERSION,
   }
   del plan["num_workers"]
   return plan

@@ -192,7 +192,10 @@ class Manifest:
   @classmethod
   def load(cls, path: str) -> "Manifest":
     """Reads a manifest; DataError if it is damaged or of another version."""
-    raw = json_files.read(path)
+    try:
+      raw = json_files.read(path)
+    except OSError as e:
+      raise DataError(f"{path}: not a readable manifest: {e.strerror}") from e
     try:
       if raw.get("version") != MANIFEST_VERSION:
         raise DataError(

@@ -358,7 +358,8 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
   comm.check_equal(f"the {name} set", source.fingerprint())
   rows = source.rows_of(config.eval_batch_size)
   batches = input_pipeline.evaluation_batches(source, rows, comm)
-  with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+  reuse = config.do_train or tf.AUTO_REUSE  # after training all are there
+  with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
     head = task.head(batches.next, False)
   weights = batches.next.weights
   fetches = {"losses": head.losses, "weights": weights, **head.outputs}

@@ -301,7 +301,7 @@ class CheckpointFiles:
     except CheckpointError:
       raise
     except OSError as e:
-      raise CheckpointError(f"{e.filename}: {e.strerror}") from e
+      raise CheckpointError(f"{e.filename or prefix}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError) as e:
       raise CheckpointError(f"{prefix}.json: not a checkpoint's ({e!r})") from e
 

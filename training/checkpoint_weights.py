@@ -30,7 +30,7 @@ class Weights(NamedTuple):
 
 def read(prefixes: Sequence[str]) -> Weights:
   """The mean of some checkpoints' weights, which must have equal shapes."""
-  first, *others = checkpoints = [_open(prefix) for prefix in prefixes]
+  first, *others = checkpoints = [_open(p) for p in dict.fromkeys(prefixes)]
   shapes = _weight_shapes(first)
   for other in others:
     found = _weight_shapes(other)

@@ -169,8 +169,9 @@ class Source:
   def check_record(self, number: int) -> None:
     """Raises `records.DataError` if the record does not fit the shape."""
     where = self.set.where(number)
+    serialized = self.set.read(number)
     try:
-      values = tf_example.decode_example(self.set.read(number))
+      values = tf_example.decode_example(serialized)
     except records.DataError as e:
       raise records.DataError(f"{where}: {e}") from e
     flags = {
