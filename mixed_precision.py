@@ -2,21 +2,8 @@
 
 Variables are float32, and so are gradients from the all-reduce on: unscaling,
 the finite check, clipping, the optimizer. In between, a `Policy` names the type
-in which each part of the network computes. The default for 16 bits:
-
-  part           computes           in
-  embeddings     lookup, sum, norm  float32
-  attention      Q, K, V, scores, context, output: matmuls   16 bits
-  feed_forward   both matmuls       16 bits
-  heads          pooler, masked LM and next sentence: matmuls   16 bits
-  softmax        of the attention scores   float32
-  gelu           the intermediate activation, whatever it is   float32
-  layer_norm     and the residual sum before it   float32
-  tanh           the pooler's       float32
-  losses         log softmax, sums  float32
-
-The islands (softmax to losses) compute in their type; their results are stored
-in the type of the matmul that reads them.
+in which each part of the network computes. --precision sets that of the matrix
+multiplications; the other parts stay float32 unless --precision_policy says so.
 """
 
 import dataclasses
@@ -32,17 +19,19 @@ TYPES = {"fp32": tf.float32, "fp16": tf.float16, "bf16": tf.bfloat16}
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """The type in which each part computes; see the module for the parts."""
+  """The type in which each part computes."""
 
-  embeddings: tf.DType = tf.float32
-  attention: tf.DType = tf.float32
-  feed_forward: tf.DType = tf.float32
-  heads: tf.DType = tf.float32
-  softmax: tf.DType = tf.float32
-  gelu: tf.DType = tf.float32
-  layer_norm: tf.DType = tf.float32
-  tanh: tf.DType = tf.float32
-  losses: tf.DType = tf.float32
+  embeddings: tf.DType = tf.float32  # lookup, sum, norm
+  # Matrix multiplications.
+  attention: tf.DType = tf.float32  # Q, K, V, scores, context, output
+  feed_forward: tf.DType = tf.float32  # both
+  heads: tf.DType = tf.float32  # pooler, masked LM, next sentence
+  # Islands: results are stored in the type of the matmul that reads them.
+  softmax: tf.DType = tf.float32  # of the attention scores
+  gelu: tf.DType = tf.float32  # or the config's other activation
+  layer_norm: tf.DType = tf.float32  # with the residual sum before it
+  tanh: tf.DType = tf.float32  # the pooler's
+  losses: tf.DType = tf.float32  # log softmax, sums
 
   def describe(self) -> str:
     parts = {
@@ -53,7 +42,6 @@ class Policy:
 
   @property
   def uses_fp16(self) -> bool:
-    """Whether a part computes in float16, whose range needs a loss scale."""
     return tf.float16 in dataclasses.astuple(self)
 
 
@@ -119,7 +107,6 @@ class LossScaleConfig:
       )
 
   def check(self, uses_fp16: bool) -> None:
-    """Raises `UserError` for a loss scale where nothing is in fp16."""
     if not uses_fp16 and self.loss_scale not in (None, 1.0):
       raise UserError(
         f"--loss_scale={self.loss_scale} is for fp16; bf16 and fp32 have the "
@@ -127,12 +114,11 @@ class LossScaleConfig:
       )
 
   def floor(self, uses_fp16: bool) -> float:
-    """The scale below which it cannot fall."""
+    """A scale up to this one cannot fall; a static one never does."""
     dynamic = uses_fp16 and not self.loss_scale
     return self.min_loss_scale if dynamic else float("inf")
 
   def make(self, uses_fp16: bool) -> "LossScale":
-    """The loss scale of a network that uses fp16 or does not; see `check`."""
     self.check(uses_fp16)
     if uses_fp16 and not self.loss_scale:
       return DynamicLossScale(self)
@@ -154,7 +140,7 @@ class DynamicLossScale:
   """Halves on overflow and doubles after a window of good updates.
 
   It keeps 16-bit gradients from underflowing (https://arxiv.org/abs/1710.03740
-  section 3.2.1). The state is in variables, so checkpoints have it.
+  section 3.2.1). Its state is in variables, so checkpoints have it.
   """
 
   def __init__(self, config: LossScaleConfig):
@@ -170,12 +156,7 @@ class DynamicLossScale:
     self.value = tf.convert_to_tensor(self._scale)
 
   def update_op(self, finite: tf.Tensor, dropped: tf.Tensor) -> tf.Operation:
-    """The op that follows an update.
-
-    Args:
-      finite: bool scalar, whether the update was applied.
-      dropped: float scalar, micro-batches that were dropped: they overflowed.
-    """
+    """`finite`: bool, it was applied; `dropped`: float, micro-batches lost."""
     overflow = tf.logical_not(finite) | (dropped > 0.0)
     config, scale = self._config, self.value
     left, good = tf.convert_to_tensor(self._left), self._good + 1.0
@@ -183,7 +164,7 @@ class DynamicLossScale:
     grow = tf.logical_not(overflow) & (good >= config.loss_scale_window)
     # A scale beyond float32's own range could not be undone.
     grown = tf.maximum(scale, tf.minimum(scale * 2.0, 2.0**126))
-    # A resumed run's may be below a floor that is new: then it stays.
+    # A resumed run's scale may be below a new floor: then it stays.
     lowered = tf.minimum(scale, tf.maximum(scale * 0.5, config.min_loss_scale))
     left = tf.where(overflow, tf.maximum(left - 1, 1), left)
     full = float(config.loss_scale_hysteresis)

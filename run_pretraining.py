@@ -45,7 +45,7 @@ def define_flags() -> None:
 
 
 def open_source(files: str, config: PretrainingConfig, comm):
-  """Opens record files, which all ranks must see alike."""
+  """Opens record files, which must be the same on all ranks."""
   shape = config.record_shape(files)
   if shape.max_seq_length > config.bert.max_position_embeddings:
     raise UserError(
@@ -58,7 +58,7 @@ def open_source(files: str, config: PretrainingConfig, comm):
 
 
 def make_plan(config: PretrainingConfig, source, ranks: int):
-  """The `training_plan.TrainingPlan`; `source` may be None."""
+  """The `training_plan.TrainingPlan`; `source` is None for unknown data."""
   return training_plan.resolve(
     ranks=ranks,
     records=len(source.set) if source else None,
@@ -102,10 +102,7 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
 
 
 def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
-  """From an `input_pipeline.MicroBatch` to new weights: the algorithm.
-
-  The update advances `state`, a `checkpointing.TrainingState`.
-  """
+  """From a `MicroBatch` to new weights: the algorithm. It advances `state`."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
   dropout_seed = training_run.dropout_seed(config, comm, micro)
   # All-reduced during the forward pass; the loss is a mean over all ranks.
@@ -134,7 +131,7 @@ def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
 
 
 def losses(sums: dict) -> dict:
-  """Losses (nats) and accuracies from global sums by name; None of nothing."""
+  """Losses (nats) and accuracies from global sums; None without examples."""
   found = {
     f"{head}_{name}": reporting.ratio(
       sums[f"{head}_{key}"], sums[f"{head}_weight"]
@@ -148,7 +145,7 @@ def losses(sums: dict) -> dict:
 
 
 def headline(results: dict) -> str:
-  """The summary of a report or an evaluation in a line."""
+  """A report or an evaluation in one line."""
   heads = (("mlm", "masked_lm"), ("nsp", "next_sentence"))
   return "  ".join(
     f"{short} {console.shown(results[f'{name}_loss'], '.3f')} "
@@ -207,11 +204,7 @@ def pretrain(
 
 
 def dry_run(config: PretrainingConfig) -> None:
-  """Plan, parameters and one update of fake records, for any number of ranks.
-
-  The update has at most two micro-batches of at most two examples, to fit in
-  memory where the planned one would not.
-  """
+  """Prints plan, parameters and a small update of fake records."""
   shape = config.record_shape(config.input_file)
   groups, left_over = divmod(config.dry_run_ranks, config.tensor_parallel)
   if left_over:
@@ -223,7 +216,7 @@ def dry_run(config: PretrainingConfig) -> None:
   console.tell(*plan.lines(), f"precision: {config.policy.describe()}")
   console.tell(str(config.optimizer), "")
   config.planned_schedule(plan).check_trains(first=0)
-  small = dataclasses.replace(
+  small = dataclasses.replace(  # the planned one may need more memory
     plan,
     micro_batch=min(2, plan.micro_batch),
     accumulation=min(2, plan.accumulation),

@@ -1,9 +1,9 @@
 """Checkpoint files: whole or absent, with checksums against damage.
 
 A checkpoint is TensorFlow's pair `model.ckpt-N.index`, `.data-00000-of-00001`
-(google/bert's format) and a marker, `model.ckpt-N.json`, with sizes and CRC-32C
-of both. A thread writes new ones in a folder aside and renames them, the marker
-last; then it deletes older ones.
+(google/bert's format) and a marker, `model.ckpt-N.json`, with size and CRC-32C
+of both. A thread writes a checkpoint to a folder aside, moves its files from
+there, the marker last, and then deletes older checkpoints.
 """
 
 import contextlib
@@ -51,9 +51,8 @@ def _described(path: str) -> dict:
   }
 
 
-# An index has LevelDB's format (https://github.com/google/leveldb,
-# doc/table_format.md): by name tensorflow/core/protobuf/tensor_bundle.proto's
-# messages.
+# An index is a LevelDB table (https://github.com/google/leveldb,
+# doc/table_format.md): name -> message of TensorFlow's tensor_bundle.proto.
 _FOOTER_BYTES, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
 _TRAILER = struct.Struct("<BI")  # of a block: compression, masked CRC-32C
 _MAX_ELEMENTS, _MAX_RANK = 1 << 48, 16
@@ -62,8 +61,7 @@ _MAX_ELEMENTS, _MAX_RANK = 1 << 48, 16
 def check_index(prefix: str) -> None:
   """Raises `CheckpointError` if PREFIX.index exists and is damaged.
 
-  TensorFlow's reader would end the process at an entry that is no message or
-  has an impossible shape.
+  TensorFlow's reader would end the process at a broken entry or shape.
   """
   path = prefix + _SUFFIXES[0]
   try:
@@ -83,11 +81,7 @@ def check_index(prefix: str) -> None:
 
 
 class Checkpoint:
-  """A checkpoint of any origin: name -> array.
-
-  Attributes:
-    shapes: name -> list of int, of all its variables.
-  """
+  """Any checkpoint: name -> array; its `shapes`: name -> list of int."""
 
   def __init__(self, prefix: str):
     self.path = prefix
@@ -108,7 +102,7 @@ class Checkpoint:
       ) from e
 
   def __getitem__(self, name: str) -> np.ndarray:
-    """Raises `CheckpointError` for what no training could continue with."""
+    """Raises `CheckpointError` for a value that is damaged or not finite."""
     try:
       value = np.asarray(self._reader.get_tensor(name))
     # IndexError is the reader's "Read less bytes than requested".
@@ -127,7 +121,6 @@ class Checkpoint:
 
 
 def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-  """The (key, value) pairs of a table."""
   if len(data) < _FOOTER_BYTES or not data.endswith(_MAGIC):
     raise ValueError("cut off, or no index")
   at = len(data) - _FOOTER_BYTES
@@ -138,7 +131,7 @@ def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
-  """The (key, value) pairs of the block at `place`: its start and size."""
+  """`place` holds the block's start and size."""
   start, at = _varint(place, 0)
   size, _ = _varint(place, at)
   if start + size + _TRAILER.size > len(data) or size < 4:
@@ -164,7 +157,7 @@ def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-  """The number at `at`, of variable length, and the position after it."""
+  """The number at `at`, and the position after it."""
   value = shift = 0
   while data[at] >= 128:
     value |= (data[at] & 127) << shift
@@ -211,7 +204,6 @@ class _Writer:
     self._session = tf.Session(graph=graph, config=config)
 
   def __call__(self, prefix: str, values: Mapping[str, np.ndarray]) -> None:
-    """Writes PREFIX.index and PREFIX.data-00000-of-00001."""
     feeds = {self._values[name]: value for name, value in values.items()}
     self._session.run(self._save, {**feeds, self._prefix: prefix})
 
@@ -254,7 +246,7 @@ class CheckpointFiles:
   # Reading -------------------------------------------------------------------
 
   def steps(self) -> list[int]:
-    """Updates that have a checkpoint that was whole, newest first."""
+    """Updates whose checkpoint has a marker, newest first."""
     try:
       names = os.listdir(self.folder)
     except FileNotFoundError:
@@ -263,11 +255,7 @@ class CheckpointFiles:
     return sorted((int(m[1]) for m in found if m), reverse=True)
 
   def without_marker(self) -> str | None:
-    """The newest checkpoint in TensorFlow's `checkpoint` file, if any.
-
-    It is google/bert's, or of a version without markers; None if there are
-    `steps`. Raises `CheckpointError` if the file names none that exists.
-    """
+    """The newest, such as google/bert's, of a folder without markers."""
     list_file = os.path.join(self.folder, "checkpoint")
     if self.steps() or not os.path.exists(list_file):
       return None
@@ -308,10 +296,9 @@ class CheckpointFiles:
   # Writing -------------------------------------------------------------------
 
   def write(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-    """Begins to write a checkpoint, after the one that is being written.
+    """Waits for the write before, and begins this one.
 
-    `values` are those of all variables by name, the same names each time; they
-    must not change until they are written.
+    `values` have the same names each time. They must not change until written.
     """
     self.wait()
     writer = self._writer = self._writer or _Writer(values)
@@ -326,17 +313,16 @@ class CheckpointFiles:
     return self._thread is None or not self._thread.is_alive()
 
   def failure(self) -> str | None:
-    """The error since the last call, if any."""
+    """The error of a write since the last call."""
     failure, self._failure = self._failure, None
     return failure
 
   def retry_is_due(self) -> bool:
-    """Whether the last checkpoint failed, and long enough ago."""
     overdue = time.monotonic() >= self._retry_at
     return overdue and self.wait(0)  # a newer one may be under way
 
   def protect(self, step: int) -> None:
-    """Keeps this checkpoint, whatever its age, and no longer the one before."""
+    """Keeps this checkpoint at any age; the one protected before may go."""
     self._protected = {step}
 
   def _work(self, step: int, write: Callable[[str], None]) -> None:

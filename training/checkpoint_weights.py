@@ -1,8 +1,4 @@
-"""The weights of checkpoints, or their mean, without training state.
-
-Training state is optimizer slots, counters, the loss scale and the position in
-the data.
-"""
+"""The weights of checkpoints, or their mean, without slots and other state."""
 
 import collections
 import os
@@ -52,7 +48,6 @@ def read(prefixes: Sequence[str]) -> Weights:
 
 
 def _open(prefix: str) -> Checkpoint:
-  """Raises `CheckpointError` if there is none, or it is damaged."""
   folder, name = os.path.split(prefix)
   if os.path.isdir(prefix):
     found = sorted(n for n in os.listdir(prefix) if n.endswith(".index"))
@@ -99,7 +94,7 @@ def _mean(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _state_lines(names) -> list[str]:
-  """What was left out: slots by kind, anything else by name."""
+  """Counts slots by kind; names anything else."""
   kinds: collections.Counter[str] = collections.Counter()
   lines = []
   for name in sorted(names):

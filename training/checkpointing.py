@@ -1,8 +1,8 @@
 """Checkpoints of a run: their content, and saving and keeping them.
 
 A checkpoint holds all global variables: weights and optimizer slots under
-google/bert's names, `global_step`, and the `TrainingState`. Only rank 0 reads
-and writes files and broadcasts their values: other hosts may not see them.
+google/bert's names, `global_step`, and the `TrainingState`. Other hosts may not
+see the files: rank 0 reads and writes them, and broadcasts their values.
 """
 
 import math
@@ -27,13 +27,7 @@ _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
 
 class TrainingState:
-  """int64 variables with which a run resumes with exactly the next batch.
-
-  `samples_seen`, the position in the stream of records; `data_seed`,
-  `data_records` and `data_block`, which decide the stream's order;
-  `schedule_start`, the updates of --init_checkpoint that the learning rate's
-  schedule counts beside this run's own.
-  """
+  """int64 variables from which a run resumes with exactly the next batch."""
 
   def __init__(self, order: record_order.Order = _NO_ORDER):
 
@@ -43,8 +37,9 @@ class TrainingState:
 
     with tf.variable_scope("training_state"):
       self.records_seen = make("samples_seen", 0)
+      # Updates of --init_checkpoint: the schedule counts them, too.
       self.schedule_start = make("schedule_start", 0)
-      self._data = [
+      self._data = [  # decide the order of records
         make("data_records", order.count),
         make("data_seed", order.seed),
         make("data_block", order.block),
@@ -52,17 +47,12 @@ class TrainingState:
     self.order = order
 
   def orders(self, session: tf.Session) -> tuple:
-    """The `record_order.Order` of the checkpoint, and that of this run."""
+    """The checkpoint's `record_order.Order`, and this run's."""
     return record_order.Order(*session.run(self._data)), self.order
 
 
 class Checkpointer:
-  """Commits one run's variables to memory, and saves them to the disk.
-
-  Attributes:
-    saved: the last update that is saved, or being saved; 0: none.
-    stalls: seconds that each save held the caller up.
-  """
+  """Commits one run's variables to memory, and saves them to the disk."""
 
   def __init__(
     self,
@@ -72,11 +62,7 @@ class Checkpointer:
     snapshot: Snapshot | None = None,
     heartbeat: Callable[[], None] = lambda: None,
   ):
-    """Prepares to save all global variables; the graph must be complete.
-
-    `snapshot` is an elastic run's; `heartbeat` is called repeatedly while all
-    ranks wait for the disk.
-    """
+    """The graph must be complete; `snapshot` is an elastic run's."""
     self._comm, self._heartbeat = comm, heartbeat
     self.files = checkpoint_files.CheckpointFiles(output_dir, keep)
     self._snapshot = snapshot or Snapshot(copies=1)
@@ -89,13 +75,13 @@ class Checkpointer:
     )
     self._written: dict | None = None  # the last values given to be written
     self._patience = _READY_SECONDS
-    self.saved = 0
-    self.stalls: list[float] = []
+    self.saved = 0  # the last update that is saved or being saved
+    self.stalls: list[float] = []  # seconds that each save held the caller up
 
   def start(self, step: int) -> None:
-    """Notes, on all ranks, that training starts after update `step`."""
+    """Training starts after update `step`; on all ranks."""
     if self._comm.is_root and self.restore.committed():
-      # Another world left that in memory, and an older one on the disk.
+      # Another world left `step` in memory, and an older one on the disk.
       step = next(iter(self.files.steps()), 0)
     self.saved = self._comm.from_root(step)
 
@@ -108,8 +94,8 @@ class Checkpointer:
   def commit(self, session: tf.Session, step: int) -> None:
     """Copies all variables in memory; on all ranks.
 
-    They wait for each other, so rank 0 has reported all updates up to here: the
-    next world does not repeat them.
+    In an elastic run they wait for each other, so rank 0 has reported all
+    updates up to here, and the next world does not repeat them.
     """
     if self._elastic and not self._has_room():
       self.wait()
@@ -121,7 +107,7 @@ class Checkpointer:
       self._take(session, step)
 
   def _has_room(self) -> bool:
-    """Whether a snapshot may be taken; waits for all ranks to ask."""
+    """Whether all ranks may take a snapshot; they wait for each other."""
     own = self._keeps and self._snapshot.begin() is self._written
     room = not own or self.files.wait(0)
     return bool(self._comm.gather(np.array([room])).all())
@@ -170,10 +156,7 @@ class Checkpointer:
       self.save(session, step)
 
   def is_ready(self) -> bool:
-    """Whether all ranks could save now; the same on all.
-
-    The first call after a save waits a little for what is being written.
-    """
+    """Whether all ranks could save now; the first call after a save waits."""
     patience, self._patience = self._patience, 0.0
     return self._is_idle(patience)
 
@@ -184,7 +167,7 @@ class Checkpointer:
     return idle
 
   def wait(self) -> None:
-    """Waits, on all ranks, until rank 0 has written: it may take minutes."""
+    """Waits, on all ranks, until rank 0 has written; that may take minutes."""
     began = reported = time.monotonic()
     while not self._is_idle(_READY_SECONDS):
       now = time.monotonic()

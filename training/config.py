@@ -1,7 +1,4 @@
-"""The settings of training runs, checked before they start.
-
-`RunConfig` has those of all run_*.py, subclasses have each script's own.
-"""
+"""The settings of training runs: of all run_*.py, and of run_pretraining.py."""
 
 import dataclasses
 from typing import ClassVar, Self
@@ -37,7 +34,6 @@ _report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
 
 
 def _read_bert(path: str) -> modeling.BertConfig:
-  """The config in a file; raises `UserError`, which names the flag."""
   try:
     return modeling.BertConfig.from_json_file(path)
   except (ValueError, tf.errors.OpError) as e:
@@ -51,12 +47,9 @@ def _read_bert(path: str) -> modeling.BertConfig:
 class RunConfig:
   """Settings of a run; fields are named like their flags."""
 
-  # Whether the last evaluation is of the best weights.
-  ends_with_best: ClassVar[bool] = False
-  # Whether an evaluation comes before the first update.
-  evaluates_untrained: ClassVar[bool] = True
-  # The flag that says how long to train.
-  length_flag: ClassVar[str] = "--num_train_steps"
+  ends_with_best: ClassVar[bool] = False  # evaluates the best weights last
+  evaluates_untrained: ClassVar[bool] = True  # before the first update
+  length_flag: ClassVar[str] = "--num_train_steps"  # how long to train
 
   # fmt: off
   do_train: bool = _task(False, "Train the model.")
@@ -198,7 +191,7 @@ class RunConfig:
 
   @classmethod
   def found(cls, flags) -> dict:
-    """Values of flags from elsewhere: flag -> value."""
+    """Flags whose values do not come from the command line: name -> value."""
     del flags
     return {}
 
@@ -212,7 +205,7 @@ class RunConfig:
 
   @property
   def uses_fp16(self) -> bool:
-    """Whether a gradient is float16 somewhere, which needs a loss scale."""
+    """Whether a gradient is float16 somewhere: it needs a loss scale."""
     return self.policy.uses_fp16 or self.allreduce.fp16_allreduce
 
   @property
@@ -234,7 +227,7 @@ class RunConfig:
   def flags_for(
     self, plan: training_plan.TrainingPlan, global_batch: int
   ) -> list[str]:
-    """The flags for another global batch, in records, of `plan`'s data."""
+    """The flags for a `global_batch` in records, with `plan`'s data."""
     return [f"--global_batch_size={plan.examples(global_batch)}"]
 
 
@@ -322,7 +315,7 @@ class PretrainingConfig(RunConfig):
     return deepspeed_json.flags_of(cls, flags.config_json, given)
 
   def flags_for(self, plan, global_batch):
-    """Also has per-rank mode's steps, as global mode states them."""
+    """In per-rank mode also the steps, counted in global batches."""
     flags = super().flags_for(plan, global_batch)
     if self.global_batch_size is None:
       names = ["num_train_steps", "num_warmup_steps"]

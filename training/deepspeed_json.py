@@ -54,14 +54,8 @@ _CALCULATED = {
 def flags_of(kind: type, path: str, given: dict | None = None) -> dict:
   """The values that a JSON file gives to flags, by the flags' names.
 
-  Args:
-    kind: the dataclass whose settings name the JSON's fields.
-    path: the file.
-    given: flags of the command line by name; they win, and are left out.
-
-  Raises:
-    UserError: a field is unknown, of the wrong type, without effect, or
-      disagrees with another.
+  The settings of dataclass `kind` name the JSON's fields. Flags of the command
+  line, `given`, win and are left out.
   """
   try:
     with open(path, "rb") as f:
@@ -79,11 +73,6 @@ def flags_of(kind: type, path: str, given: dict | None = None) -> dict:
 
 
 class _Reader:
-  """Collects the flags' values of one file.
-
-  A calculated value is under its field's name until it becomes a flag's.
-  """
-
   def __init__(self, kind: type, path: str, given: dict):
     self.path, self.given = path, given
     # Field -> (what it must be, the flag).
@@ -91,6 +80,7 @@ class _Reader:
     for one in settings_of(kind):
       for field in one.json:
         self.known[field] = _WANTED[one.kind], one.name
+    # By flag; a value of _CALCULATED is under its field until it is a flag's.
     self.values: dict[str, Any] = {}
     self._from: dict[str, str] = {}  # flag -> the field that set it
 
@@ -98,13 +88,11 @@ class _Reader:
     return UserError(f"--config_json={self.path}: {field or 'it'} {reason}")
 
   def object(self, value, field: str) -> dict:
-    """The value, which must be an object."""
     if not isinstance(value, dict):
       raise self.error(field, f"is {value!r}, not an object")
     return value
 
   def read(self, content: dict, section: str) -> None:
-    """Copies the fields of one object, each to its flag."""
     for key, value in content.items():
       field = f"{section}.{key}" if section else key
       if field not in self.known:
@@ -170,7 +158,7 @@ class _Reader:
     self.put("num_warmup_steps", steps, field)
 
   def precision(self, content: dict, section: str) -> None:
-    """fp16 or bf16; nothing else is read of an fp16 that is not enabled."""
+    """Reads fp16 or bf16, but no other field of an fp16 that is disabled."""
     field, enabled = f"{section}.enabled", content.get("enabled")
     if enabled is not False or section == "bf16":
       self.read({"enabled": enabled, **content}, section)
@@ -189,12 +177,7 @@ class _Reader:
     return self.given.get(flag, self.values.get(flag))
 
   def settle(self) -> None:
-    """Makes checks that need the whole file, and drops what has no meaning.
-
-    The command line may leave fields without meaning: the loss scale's if
-    nothing is in fp16, the degree of another schedule than the file's, and the
-    accumulation of another batch.
-    """
+    """Checks the whole file; drops fields that the command line overrules."""
     stated = sorted(_COUNTED & set(self.values))
     if stated and self.resolved("global_batch_size") is None:
       raise self.error(
@@ -236,7 +219,6 @@ _SECTIONS = {
 
 
 def _fits(value, want: str) -> bool:
-  """Whether a JSON value is what a field must be."""
   if want == _PAIR:
     is_pair = isinstance(value, list) and len(value) == 2
     return is_pair and all(_fits(item, _NUMBER) for item in value)

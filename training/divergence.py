@@ -1,8 +1,8 @@
 """Stops a run that cannot recover by itself, and says where it went bad.
 
-Updates with gradients that are not finite are skipped, and a dynamic loss scale
-falls until they are. If it cannot fall, several in a row mean that the weights,
-a record or the learning rate are beyond repair.
+Updates whose gradients are not finite are skipped, and a dynamic loss scale
+falls until they are finite. If it cannot fall, several in a row mean that the
+weights, a record or the learning rate are beyond repair.
 """
 
 import os
@@ -25,32 +25,26 @@ class DivergedError(UserError):
 
 
 def variable_named(update: dict, variables) -> str:
-  """Says which of the `variables` has a gradient that is not finite."""
+  """The variable whose gradient is not finite, for messages."""
   which = int(update["nonfinite_variable"])
-  # Each may be finite and the sum of all squares not.
+  # Each gradient may be finite while the sum of all squares is not.
   return variables[which].op.name if which >= 0 else "all variables together"
 
 
 class Guard:
-  """Watches a `train_loop.Run` for bad updates in a row.
-
-  Attributes:
-    bad: the state must not be saved: the last update was skipped, or it and the
-      one before it lost micro-batches; the same on all ranks.
-  """
+  """Watches a `train_loop.Run` for bad updates in a row."""
 
   def __init__(self, run):
     self._run = run
     self._floor = run.config.loss_scale.floor(run.config.uses_fp16)
-    self._first: dict = {}  # of the updates in a row
+    self._first: dict = {}  # of the bad updates in a row
     self._last: dict = {}
+    # The last update was skipped, or it and the one before lost micro-batches:
+    # the state must not be saved. The same on all ranks.
     self.bad = False
 
   def check(self, step: int, update: dict) -> None:
-    """Looks at an `update` of `train_loop.run_update`.
-
-    Raises `DivergedError` on all ranks after `PATIENCE` bad ones in a row.
-    """
+    """Raises `DivergedError` on all ranks after `PATIENCE` bad in a row."""
     task = self._run.task
     failed = update["skipped"] or update["dropped_micro_batches"] > 0
     if not failed or update["loss_scale"] > self._floor:
@@ -67,10 +61,7 @@ class Guard:
       self._raise(step)
 
   def end(self, step: int) -> int:
-    """Returns the update that a run with a bad last one resumes from.
-
-    Raises `DivergedError` on all ranks if that was the plan's last.
-    """
+    """The update to resume from after a bad one; raises if it is the last."""
     if step == self._run.task.plan.updates:
       self._raise(step)
     saved = self._run.checkpointer.fall_back()
@@ -84,7 +75,7 @@ class Guard:
   def _raise(self, step: int) -> None:
     self._run.checkpointer.wait()  # the message may name what it writes
     message = self._message(step)
-    # When one rank ends, horovodrun ends the others: rank 0 needs its message.
+    # horovodrun ends all ranks when one ends: rank 0 must have its message.
     self._run.comm.gather(np.zeros(1))
     raise DivergedError(message)
 

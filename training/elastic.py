@@ -22,9 +22,8 @@ from training.snapshot import Snapshot
 def run(job: Callable[..., dict], comm) -> dict:
   """The result of `job(comm, snapshot, signals)` in the last world.
 
-  Raises:
-    SystemExit: a signal asked this rank to leave.
-    DistributedError: there is no next world for this rank.
+  Raises `SystemExit` if a signal asked this rank to leave, `DistributedError`
+  if the next world has no place for it.
   """
   snapshot = Snapshot()
   with StopSignals() as signals:

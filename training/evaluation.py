@@ -16,13 +16,8 @@ class Evaluator:
   """Evaluates on all ranks, prints the results and logs them."""
 
   def __init__(self, evaluation, headline, output_dir: str, comm):
-    """Prepares evaluations of one run.
-
-    Args:
-      evaluation: (session, signals, watchdog) -> results, the same on all
-        ranks, `examples` among them.
-      headline: results -> their summary in a line.
-    """
+    # evaluation: (session, signals, watchdog) -> results with `examples`, the
+    # same on all ranks; headline: results -> their summary in a line.
     self._evaluation, self._headline = evaluation, headline
     self._output_dir, self._comm = output_dir, comm
     self._log: metrics.MetricsLog | None = None
@@ -31,11 +26,7 @@ class Evaluator:
   def __call__(
     self, session, step: int, signals, watchdog, log: bool = True
   ) -> dict:
-    """The results with the variables of update `step`; the same on all ranks.
-
-    Without `log` eval_metrics.jsonl does not get them. Raises `Interrupted` on
-    all ranks if they stop; `signals` may be None.
-    """
+    """The results of update `step`, or `Interrupted`, the same on all ranks."""
     if self._last and self._last["global_step"] == step:
       return self._last  # an update's weights are evaluated once
     began = time.monotonic()
@@ -65,12 +56,12 @@ class Evaluator:
 class EvaluationBatches:
   """The batches of an evaluation, which all ranks run together.
 
-  Also a rank without batches left takes part: so all leave in the same batch,
-  and a rank that hangs is noticed.
+  A rank without batches left takes part, too: all leave in the same batch, and
+  a rank that hangs is noticed.
   """
 
   fetches: dict  # name -> Tensor of one batch
-  source: input_pipeline.Source  # or another, see there
+  source: input_pipeline.Source  # or any other source
   batches: input_pipeline.Batches  # ranks may have different counts
   vote: StopVote
   comm: distributed.Comm
@@ -98,10 +89,7 @@ class EvaluationBatches:
 
 
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
-  """The error to raise for one that a session raised.
-
-  It names a damaged record, if one of these `numbers` in `source` explains it.
-  """
+  """Cause of a session's error: a damaged record, a lost rank, or itself."""
   explained = source.explain(numbers) if source else None
   return explained or distributed.rank_lost(error) or error
 

@@ -1,7 +1,7 @@
 """From records to batches: a function of (seed, epoch, rank).
 
 `record_order` says which records a rank reads; a source has their content.
-`Source` has record files and draws dynamic masks from (seed, epoch, record).
+`Source` reads record files and draws dynamic masks from (seed, epoch, record).
 Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
@@ -45,7 +45,7 @@ class RecordShape:
   whole_words: bool = False  # of those masks
 
   def features(self) -> dict:
-    """name -> `tf_example.Feature` of the schema in `records`."""
+    """name -> `tf_example.Feature`."""
     return records.record_features(
       self.max_seq_length,
       self.max_predictions_per_seq,
@@ -57,7 +57,7 @@ class RecordShape:
 
 
 def manifest_shape(files: str) -> dict[str, Any]:
-  """What the first file's manifest has of `RecordShape`; {} without one."""
+  """Fields of `RecordShape` from the first file's manifest; {} without one."""
   found = records.find_manifest(records.expand_patterns(files)[0])
   if not found:
     return {}
@@ -78,7 +78,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
 def pretraining_batch(
   columns: dict, row_weights: tf.Tensor
 ) -> modeling.PretrainingBatch:
-  """The batch of columns, name -> Tensor [rows, ...]; empty rows weigh 0."""
+  """A batch of `columns`, name -> Tensor [rows, ...]; empty rows weigh 0."""
   masked = columns["masked_lm_weights"] * row_weights[:, None]
   return modeling.PretrainingBatch(
     **{**columns, "masked_lm_weights": masked}, example_weights=row_weights
@@ -92,21 +92,18 @@ def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
 
 
 class Source:
-  """Record files, checked against the run's shape, that remember an error.
-
-  A Python error inside of a TensorFlow pipeline comes out as another type with
-  a page of text around it; `error` keeps the original for `explain`.
-  """
+  """Record files, checked against the run's shape."""
 
   batch = staticmethod(pretraining_batch)
   weights = staticmethod(pretraining_weights)
 
   def __init__(self, files: str, shape: RecordShape):
-    """Opens `files`, names and globs, and checks each one's first record."""
+    """`files` are names and globs; the first record of each file is checked."""
     self.shape = shape
     self.paths = records.expand_patterns(files)
     self.manifests = records.find_manifests(self.paths)
     self.set = tfrecord.RecordSet(self.paths)
+    # For `explain`: a pipeline raises another type with a page of text.
     self.error: records.DataError | None = None
     for path, (manifest_path, manifest) in self.manifests.items():
       tokenizer = manifest.tokenizer
@@ -133,13 +130,10 @@ class Source:
     return len(self.set)
 
   def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
-    """The parsed records of a position, name -> Tensor [rows, ...].
+    """The parsed records of position `at`, name -> Tensor [rows, ...].
 
-    Args:
-      chosen: position -> two int64 [rows]: numbers of records, their epochs.
-      at: int64 scalar, the position.
-      rows: number of records.
-      seed: of dynamic masks.
+    `chosen`: position -> numbers of records and their epochs, int64 [rows].
+    `seed` is that of dynamic masks.
     """
 
     def read(at):
@@ -196,7 +190,7 @@ class Source:
       raise
 
   def explain(self, numbers: np.ndarray) -> records.DataError | None:
-    """The clear error behind one that the pipeline raised on `numbers`."""
+    """The error behind one that the pipeline raised on records `numbers`."""
     if self.error is not None:
       return self.error
     for number in numbers:
@@ -208,14 +202,9 @@ class Source:
 
 
 def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
-  """Parses and checks records, and masks those without masks.
+  """Parses, checks and masks: name -> int32 or float32 [n, ...].
 
-  Args:
-    serialized: string [n].
-    keys: int64 [n], see `masking.record_keys`.
-
-  Returns:
-    name -> int32 or float32 [n, ...], as in `modeling.PretrainingBatch`.
+  `serialized` is string [n], `keys` int64 [n] of `masking.record_keys`.
   """
   features = shape.features()
   types = {
@@ -227,8 +216,7 @@ def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
   for name, (_, bound) in features.items():
     values = parsed[name]
     if bound is None:
-      # Weights are 0 or 1. By their bits: TensorFlow equates the smallest
-      # numbers with 0.
+      # A weight is 0 or 1 in its bits: TensorFlow takes denormals for 0.
       bits = tf.bitcast(values, tf.int32)
       right.append(tf.equal(bits, 0) | tf.equal(bits, _BITS_OF_ONE))
     else:
@@ -255,7 +243,7 @@ def _places_are_right(parsed: dict) -> tf.Tensor:
     return right
   places, used = parsed["masked_lm_positions"], parsed["masked_lm_weights"] > 0
   within = tf.gather(mask, tf.minimum(places, mask.shape[1] - 1), batch_dims=1)
-  # Places that are not used may repeat.
+  # Unused places may repeat: each becomes a negative number of its own.
   own = -1 - tf.range(places.shape[1], dtype=tf.int64)
   in_order = tf.sort(tf.where(used, places, own + tf.zeros_like(places)))
   return (
@@ -266,7 +254,6 @@ def _places_are_right(parsed: dict) -> tf.Tensor:
 
 
 def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:
-  """`parsed` with masks."""
   tokens = [parsed[n] for n in ("input_ids", "input_mask", "segment_ids")]
   continuation = [parsed.pop("is_continuation")] if shape.whole_words else []
 
@@ -290,12 +277,9 @@ def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:
 
 
 def _iterator(dataset: tf.data.Dataset):
-  """An iterator without autotuning: nothing is left to tune.
-
-  The tuner's thread sleeps longer and longer between two looks at the pipeline;
-  a new start of the iterator, and the session's end, waited 5 to 40 s for it.
-  """
   options = tf.data.Options()
+  # There is nothing to tune, and the tuner's thread sleeps ever longer: a new
+  # start of the iterator, and the session's end, waited 5 to 40 s for it.
   options.autotune.enabled = False
   return tf.data.make_initializable_iterator(dataset.with_options(options))
 
@@ -318,11 +302,8 @@ def _micro_batches(
 ) -> MicroBatch:
   """The micro-batches of some updates, along a new first axis.
 
-  Args:
-    columns: name -> Tensor [n, ...], all their records.
-    real: bool [n / updates], false for an update's empty rows.
-    number: int32 scalar Tensor, of the first micro-batch.
-    accumulation: micro-batches of one update.
+  `columns`: name -> Tensor [n, ...] of all `updates`; `real`: bool [n/updates],
+  false for an update's empty rows; `number`: the first micro-batch's.
   """
   count, rows = updates * accumulation, updates * len(real)
   batch = source.batch(columns, tf.constant(np.tile(real, updates), tf.float32))
@@ -340,24 +321,20 @@ def _micro_batches(
 class Batches:
   """A stream of this rank's batches.
 
-  A position is a number of records seen of a training set (to `start` there, or
-  for the `numbers` of the records that are read at once), or a batch of an
-  evaluation set.
+  A position is the number of records seen of a training set, or the number of a
+  batch of an evaluation set.
   """
 
   next: tuple  # of Tensors
   start: Callable[[tf.Session, int], None]  # at a position
-  numbers: Callable[[int], np.ndarray]  # position -> int64 [n], of records
+  numbers: Callable[[int], np.ndarray]  # position -> int64 [records read]
   count: int = 0  # batches on this rank; 0 if endless
   made: tf.Tensor | None = None  # float64, time.time() when `next` was ready
 
 
 @tf.autograph.experimental.do_not_convert  # converting takes a second
 def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
-  """This rank's micro-batches, endless; `next` is a `MicroBatch`.
-
-  The seed of `order` is that of dynamic masks, too.
-  """
+  """This rank's micro-batches, endless; `next` is a `MicroBatch`."""
   accumulation, global_batch = plan.accumulation, plan.records_per_update
   local = plan.micro_batch * accumulation
   own, real = record_order.rank_places(local, global_batch, comm)
@@ -383,7 +360,7 @@ def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
     number = tf.cast(position // global_batch * accumulation, tf.int32)
     return _micro_batches(source, columns, real, number, updates, accumulation)
 
-  # The next records are read before the last ones are used up.
+  # Reads the next records before the last ones are used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // updates)
   dataset = dataset.map(load).prefetch(1).unbatch()
   dataset = dataset.map(lambda micro: (micro, tf.timestamp())).prefetch(2)
@@ -398,7 +375,7 @@ def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
 
 
 def fake_batch(shape: RecordShape, count: int) -> dict:
-  """`count` records of random tokens, always the same; see `first_batch`."""
+  """Records of random tokens, always the same, like `first_batch`."""
   rng = np.random.default_rng(0)
   examples = [
     records.fake_features(
@@ -426,7 +403,7 @@ def first_batch(source: Source, count: int, config=None) -> dict:
 
 
 def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
-  """A micro-batch of `first_batch`, the same `accumulation` times an update."""
+  """A micro-batch of `first_batch`, the same in all places of an update."""
   # No constants: TensorFlow would compute their results once, ahead of time.
   columns = {
     name: tf.placeholder_with_default(column, column.shape)
@@ -448,8 +425,8 @@ def evaluation_batches(
 ) -> Batches:
   """This rank's share of all records, once; `next` is the source's `batch`.
 
-  Row weights are 0 in the rows that fill up the last batch of `batch_size`
-  records. `limit` is the most records over all ranks; 0 is all.
+  Rows that fill up the last batch weigh 0. `limit` is the most records over all
+  ranks; 0 is all.
   """
   count = min(len(source), limit) if limit else len(source)
   mine = range(comm.rank, count, comm.size)
@@ -461,7 +438,7 @@ def evaluation_batches(
   def chosen(batch):
     rows = numbers(batch)
     filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
-    # The same masks in each evaluation, for any seed of the training.
+    # Epoch 0 and seed 0: each evaluation of any training has the same masks.
     return filled, np.zeros_like(filled)
 
   def load(batch):

@@ -14,16 +14,13 @@ EVAL_METRICS_FILE = "eval_metrics.jsonl"
 
 
 def read_jsonl(path: str) -> list[dict]:
-  """The objects of a .jsonl file; [] without one.
-
-  Skips a last line without its end, whose writer was killed. Raises `DataError`
-  for any other line that is not JSON.
-  """
+  """The objects of a .jsonl file; [] without one."""
   if not os.path.exists(path):
     return []
   found = []
   with open(path, encoding="utf-8", errors="replace") as f:
     for number, line in enumerate(f, 1):
+      # A last line without its end: its writer was killed.
       if not line.strip() or not line.endswith("\n"):
         continue
       try:
@@ -39,11 +36,11 @@ def read_jsonl(path: str) -> list[dict]:
 class BestBy(NamedTuple):
   """Which evaluation is the best."""
 
-  keys: tuple  # of results, which are added up
+  keys: tuple  # of results, whose sum counts
   higher: bool  # is better
 
   def score(self, results: dict) -> float:
-    """Higher is better; NaN for results without numbers."""
+    """Higher is better; NaN for results that are None."""
     values = [results[key] for key in self.keys]
     if None in values:
       return math.nan
@@ -63,13 +60,13 @@ def was_evaluated(output_dir: str, step: int) -> bool:
 
 
 def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
-  """How many evaluations up to `step` came after the best; 0 without any."""
+  """The number of evaluations after the best, up to `step`."""
   best = best_evaluation(output_dir, step, by)
   return sum(s > best for s in _scores(output_dir, step, by)) if best else 0
 
 
 def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
-  """Update -> score of the evaluations that gave numbers."""
+  """Update -> score, of the evaluations with finite scores."""
   path = os.path.join(output_dir, EVAL_METRICS_FILE)
   found: dict[int, float] = {}
   for results in read_jsonl(path):
@@ -90,10 +87,7 @@ class MetricsLog:
   _trouble: str | None = None
 
   def __init__(self, output_dir: str, name: str, resume_step: int, tag: str):
-    """Opens the log `name`; drops reports of updates after `resume_step`.
-
-    `tag` is the subfolder of the events and the prefix in TensorBoard.
-    """
+    """Drops reports after `resume_step`; `tag` is the events' folder."""
     self._path = path = os.path.join(output_dir, name)
     kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
     self._waiting = b"".join(map(_line, kept))
@@ -110,7 +104,7 @@ class MetricsLog:
     self._tag = tag
 
   def write(self, report: dict) -> None:
-    """Appends one report; without space for it says so once and tries later."""
+    """Appends a report; on a full disk says so once and tries again later."""
     self._waiting += _line(report)
     reported = self._trouble
     self._flush()
@@ -125,7 +119,7 @@ class MetricsLog:
     self._add_events(lambda e: e.add_summary(summary, step))
 
   def _add_events(self, add) -> None:
-    """Calls add(writer); the first error ends TensorBoard's reports."""
+    """The first error ends TensorBoard's reports."""
     if self._events is None:
       return
     try:
@@ -151,7 +145,7 @@ class MetricsLog:
       self._waiting = b""
 
   def close(self) -> None:
-    """Closes file and events; `DataError` if reports could not be written."""
+    """Raises `DataError` if reports could not be written."""
     self._flush()
     self._file.close()
     if self._events is not None:

@@ -1,4 +1,4 @@
-"""--profile_steps: a few updates for the trace viewer of TensorBoard."""
+"""--profile_steps: a recording of a few updates for TensorBoard."""
 
 import contextlib
 import os
@@ -23,26 +23,20 @@ def window(words) -> tuple[int, int] | None:
 
 
 class Profile(contextlib.AbstractContextManager):
-  """Records the window's updates on rank 0: ops, threads, the GPU's kernels.
-
-  A `with` block's end ends the recording. It is in the folder of TensorBoard's
-  events: TensorBoard looks for the profiles of several runs beside events only.
-
-  Attributes:
-    folder: for TensorBoard, once there is a recording; else None.
-  """
+  """Records the window's updates on rank 0: ops, threads, the GPU's kernels."""
 
   def __init__(self, updates: tuple[int, int] | None, output_dir: str, comm):
     self._updates = updates if comm.is_root else None
+    # TensorBoard finds the profiles of several runs beside events only.
     self._target = os.path.join(output_dir, "train")
     self._active = False
-    self.folder: str | None = None
+    self.folder: str | None = None  # once there is a recording
 
   def __exit__(self, *_) -> None:
     self._stop()
 
   def at(self, update: int) -> None:
-    """Begins or ends the recording, if it is time to, before an update."""
+    """Begins or ends the recording before an update."""
     first, last = self._updates or (0, 0)
     if update > last:
       self._stop()

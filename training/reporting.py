@@ -30,7 +30,7 @@ MEASURED = frozenset(
 
 
 class Clock:
-  """Measures parts of the time, and speeds, between reports and over a run."""
+  """Measures parts of the time, and speeds: between reports and over a run."""
 
   def __init__(self):
     self._started = time.monotonic()
@@ -65,7 +65,6 @@ class Clock:
 
   @contextlib.contextmanager
   def timing(self, part: str):
-    """Counts the block's time as "save" or "evaluation"."""
     began = time.monotonic()
     try:
       yield
@@ -73,7 +72,7 @@ class Clock:
       self._parts[part] += time.monotonic() - began
 
   def speeds(self) -> dict:
-    """Since the last report, without what was dropped; None if all was."""
+    """Since the last report; None if all micro-batches were dropped."""
     return {
       f"{name}_per_second": ratio(self._now[name], self._now["seconds"]) or None
       for name in ("examples", "tokens")
@@ -94,7 +93,6 @@ class Clock:
     }
 
   def lap(self) -> None:
-    """Starts over after a report."""
     if self._now["examples"]:
       self._speeds.append(self.speeds())
     self._begin()
@@ -103,12 +101,11 @@ class Clock:
     if not self._all["updates"]:
       return {"updates": 0}
     seconds = time.monotonic() - self._started
-    # End to end: with saving, evaluation and warming up.
+    # End to end: with saving, evaluation and compilation.
     speeds = {
       f"{name}_per_second": self._all[name] / seconds
       for name in ("examples", "tokens")
     }
-    # The median of the reports.
     steady = {
       f"steady_{key}": statistics.median(s[key] for s in self._speeds)
       if self._speeds
@@ -130,12 +127,12 @@ def ratio(total, count) -> float | None:
 
 
 def padding(tokens: float, capacity: int) -> float | None:
-  """Share of token positions without a token; None of no positions."""
+  """Share of token positions without a token; None without positions."""
   return 1.0 - tokens / capacity if capacity else None
 
 
 def peak_memory() -> dict:
-  """The most that this process has used so far, in MB (2^20 bytes)."""
+  """The most memory that this process has used, in MB (2^20 bytes)."""
   kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   found = {"peak_memory_mb": kilobytes / 1024}
   if tf.config.list_physical_devices("GPU"):
@@ -149,16 +146,10 @@ def report(
 ) -> dict:
   """The report of update `step`; docs/training.md has a table of its keys.
 
-  A number that does not exist is None, null in the file: a loss that is not
-  finite, or any number of an update that lost all its micro-batches. Speeds and
-  `..._seconds` are rank 0's since the previous report; these seconds add up to
-  that time, except for about a millisecond an update.
-
-  Args:
-    update: of `train_loop.run_update`.
-    task: a `train_loop.Task`.
-    clock: with the update added.
-    peak_tflops: 10^12 FLOP/s that a rank could reach.
+  None stands for a loss that is not finite, and for all numbers of an update
+  that lost all its micro-batches. Speeds and `..._seconds` are rank 0's since
+  the previous report; `clock` has added this update. The seconds add up to that
+  time, except for about a millisecond an update.
   """
   kept = float(update["sums"][task.examples])
   return {
@@ -194,7 +185,7 @@ def _trust_ratios(update: dict, variables) -> dict:
 
 
 def tell_trouble(step: int, update: dict, variables) -> None:
-  """Says on stderr when an update or a micro-batch was not finite."""
+  """Says on stderr if an update or a micro-batch was not finite."""
   dropped, what = update["dropped_micro_batches"], "skipped"
   if not update["skipped"]:
     what = f"{dropped:.0f} micro-batches dropped"
@@ -207,10 +198,10 @@ def tell_trouble(step: int, update: dict, variables) -> None:
 
 
 class Reporter:
-  """Reports updates on rank 0; on all ranks it counts their time."""
+  """Reports updates on rank 0, and counts their time on all ranks."""
 
   def __init__(self, run, clock: Clock, step: int):
-    """Opens the log of a `train_loop.Run` that starts after update `step`."""
+    """For a `train_loop.Run` that starts after update `step`."""
     self._task, self._config, self._clock = run.task, run.config, clock
     self._is_root, self._first = run.comm.is_root, step + 1
     if self._is_root:
@@ -242,7 +233,7 @@ class Reporter:
 
 
 def progress_line(report: dict, updates: int, headline) -> str:
-  """A report in one line, of a run of `updates`."""
+  """A report in one line."""
   return (
     f"update {report['global_step']:,}/{updates:,}  "
     f"loss {shown(report['loss'], '.3f')}  {headline(report)}  "
@@ -253,7 +244,7 @@ def progress_line(report: dict, updates: int, headline) -> str:
 
 
 def speed_line(training: dict) -> str:
-  """The closing line about speed, from `train_loop.train`'s result."""
+  """The closing line about speed of a result of `train_loop.train`."""
   number = lambda key, form: shown(training[key], form)
   return (
     f"trained {training['updates']:,} updates in {training['seconds']:.0f} s: "

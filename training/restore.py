@@ -15,15 +15,16 @@ from training.checkpoint_files import (
 )
 from training.snapshot import SavedVariables, Snapshot
 
-# What earlier checkpoints lack, and the value that they stand for.
+# Variables that checkpoints of earlier versions lack, and their values then.
 _ADDED = {"training_state/data_block": 0, "skipped_updates": 0}
+# A session prepares each set of variables; all in one set would need memory for
+# the whole checkpoint.
 _LOADED_AT_ONCE = 100
-# What only runs with --powersgd_rank have, and may start to have.
+# Runs with --powersgd_rank have these; a resumed run may add them.
 _POWER_SGD = (f"/{power_sgd.ERROR}", f"/{power_sgd.BASIS}")
 
 
 def _check_shapes(source: Checkpoint, wanted: dict) -> None:
-  """Raises `CheckpointError` if a variable has another shape in `source`."""
   wrong = {
     name: f"{name} is {source.shapes[name]} there, {shape} here"
     for name, shape in wanted.items()
@@ -39,11 +40,6 @@ def _check_shapes(source: Checkpoint, wanted: dict) -> None:
 
 
 def _load(session: tf.Session, variables, values) -> None:
-  """Gives variables their `values`, name -> array.
-
-  Many at once, since a session prepares each set; not all, which would need
-  memory for the whole checkpoint.
-  """
   for first in range(0, len(variables), _LOADED_AT_ONCE):
     some = variables[first : first + _LOADED_AT_ONCE]
     feed = {v.initializer.inputs[1]: values[v.op.name] for v in some}
@@ -53,7 +49,7 @@ def _load(session: tf.Session, variables, values) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class InitReport:
-  """What `--init_checkpoint` gave; lists of variable names."""
+  """What `--init_checkpoint` gave: lists of variable names."""
 
   path: str
   loaded: list
@@ -61,9 +57,8 @@ class InitReport:
   unused: list  # the checkpoint's other variables
 
   def lines(self) -> list[str]:
-    """The report for people; it lists everything but slots."""
     listed = lambda names: "\n    ".join([f"{len(names)}", *names])
-    # A training's checkpoint has two slots for each weight.
+    # Slots are counted only: a training's checkpoint has two for each weight.
     kinds = (*moments.SLOTS, power_sgd.ERROR, power_sgd.BASIS)
     slots = [n for n in self.unused if n.endswith(kinds)]
     others = [n for n in self.unused if n not in slots]
@@ -77,7 +72,7 @@ class InitReport:
 
 
 def _schedule_position(source: Checkpoint) -> int:
-  """The update of a checkpoint's schedule; `CheckpointError` if unknown."""
+  """The update of a checkpoint's learning rate schedule."""
   if "global_step" not in source.shapes:
     raise CheckpointError(
       f"{source.path}: has no global_step from which the learning rate's "
@@ -100,7 +95,7 @@ def _schedule_position(source: Checkpoint) -> int:
 
 
 def restore_all(session: tf.Session, path: str, variables) -> None:
-  """Gives all of `variables` their values in a checkpoint."""
+  """Gives all `variables` their values in a checkpoint."""
   source = Checkpoint(path)
   wanted = {v.op.name: v.shape.as_list() for v in variables}
   _check_shapes(source, wanted)
@@ -153,10 +148,7 @@ class Restore:
   ) -> InitReport | None:
     """Gives new weights, from `init_checkpoint` where it has them.
 
-    `schedule_start` is set to the update of that checkpoint's schedule.
-
-    Returns:
-      What rank 0 loaded; None without `init_checkpoint` and on other ranks.
+    Sets `schedule_start` to that checkpoint's update. Rank 0 gets a report.
     """
     report, source = None, None
     if init_checkpoint and self._comm.is_root:
@@ -240,7 +232,7 @@ class Restore:
     _load(session, [v for v in own if v.op.name in added], _ADDED)
 
   def weights(self, session: tf.Session, step: int) -> None:
-    """Gives all ranks the trained variables of an update's checkpoint."""
+    """Gives all ranks the trained variables of update `step`'s checkpoint."""
     source, names = None, set()
     if self._comm.is_root:
       self._files.wait()
@@ -251,7 +243,7 @@ class Restore:
     session.run(self._broadcast)
 
   def _load_trained(self, session, source: Checkpoint | None, names) -> None:
-    """Loads variables of these names from rank 0's `source`; others give ()."""
+    """Loads `names` from rank 0's `source`; other ranks give no names."""
     own, sharded = self._variables.own, self._variables.sharded
     _load(session, [v for v in own if v.op.name in names], source)
     if sharded:
@@ -259,7 +251,7 @@ class Restore:
       self._load_sharded(session, source, itertools.compress(sharded, wanted))
 
   def _load_sharded(self, session, values, variables) -> None:
-    """Distributes rank 0's `values`, name -> array; on all ranks."""
+    """Distributes rank 0's `values`; on all ranks."""
     for variable in variables:
       feed = {
         fed: np.zeros(fed.shape, np.float32) if values is None else values[name]

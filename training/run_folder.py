@@ -25,9 +25,9 @@ TRAINING_RESULTS_FILE = "training_results.json"
 def locked(folder: str, comm):
   """Rank 0 keeps other runs out of `folder` while its block runs.
 
-  The system frees the lock when the process ends, in any way. Under the elastic
-  driver a later world's rank 0 may take over from one that hangs. Afterwards
-  the file is removed, and a folder that was made for it.
+  The system frees the lock however the process ends. In an elastic run rank 0
+  of a later world may take over from one that hangs. At the end the file is
+  removed, and a folder that was made for it.
   """
   if not comm.is_root:
     yield
@@ -36,7 +36,7 @@ def locked(folder: str, comm):
   with contextlib.ExitStack() as files:
     f = None
     while f is None or not os.fstat(f.fileno()).st_nlink:
-      # Again if the previous run has just ended and removed the file.
+      # The previous run may have ended and removed the file: then again.
       os.makedirs(folder, exist_ok=True)
       f = files.enter_context(open(path, "a+", encoding="utf-8"))
       owned = _take(f, folder, comm)
@@ -51,7 +51,7 @@ def locked(folder: str, comm):
 
 
 def _take(f, folder: str, comm) -> bool:
-  """Takes the lock; False if another rank 0 of the same job holds it."""
+  """False if another rank 0 of the same job holds the lock."""
   try:
     fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as e:
@@ -79,7 +79,7 @@ def _take(f, folder: str, comm) -> bool:
 
 
 def _job() -> str:
-  """What all processes of one start of horovodrun have in common."""
+  """The same in all processes that one horovodrun started."""
   names = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
   return ":".join(os.environ.get(name, "") for name in names)
 
@@ -103,7 +103,7 @@ def versions() -> dict:
 
 
 def write_run_file(config, task) -> None:
-  """Adds a run to run.json; `task`: its `train_loop.Task`, or None."""
+  """Adds a run to run.json; `task` is its `train_loop.Task` or None."""
   run = {
     "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     "flags": config.as_dict(),
@@ -140,7 +140,7 @@ def trained_on(output_dir: str) -> list[str]:
 
 
 def changes_since(before: dict, flags: dict, plan) -> list[str]:
-  """How flags, nested as in run.json, and plan differ from `last_training`."""
+  """How `flags`, nested as in run.json, and `plan` differ from `before`."""
 
   def flat(flags: dict) -> dict:
     found: dict = {}

@@ -19,16 +19,12 @@ _TICK = 0.5  # seconds
 
 
 class StopSignals:
-  """Notes SIGTERM and SIGINT while its block runs; a second one ends at once.
-
-  Attributes:
-    received: the signal's name, or None.
-    settled: all ranks have saved and are ending. Late signals (each rank gets
-      its own) then change nothing, also after the block.
-  """
+  """Notes SIGTERM and SIGINT while its block runs; the second ends at once."""
 
   def __init__(self):
-    self.received: str | None = None
+    self.received: str | None = None  # the signal's name
+    # All ranks have saved and are ending: late signals (each rank gets its own)
+    # change nothing, also after the block.
     self.settled = False
     self._when = 0.0
     self._before: dict = {}
@@ -54,12 +50,7 @@ class StopSignals:
 
 
 class StopVote:
-  """All-reduces stop requests, so that all ranks act in the same micro-batch.
-
-  Attributes:
-    counts: float [3], how many ranks have a signal, have had one for
-      `GRACE_SECONDS`, know of hosts that came or went.
-  """
+  """All-reduces stop requests: all ranks act in the same micro-batch."""
 
   # After it an elastic run forms a world without the ranks that have a signal.
   GRACE_SECONDS = 3.0
@@ -69,6 +60,8 @@ class StopVote:
     self._own = tf.placeholder_with_default(
       np.zeros(3, np.float32), [3], f"own_{name}"
     )
+    # float [3]: how many ranks have a signal, have had one for GRACE_SECONDS,
+    # know of hosts that came or went.
     self.counts = comm.allreduce(self._own, name=name)
 
   def feed(self, signals: StopSignals | None) -> dict:
@@ -80,7 +73,7 @@ class StopVote:
     return {self._own: [asked, overdue, self._comm.hosts_changed()]}
 
   def verdict(self, counts) -> str | None:
-    """What all ranks do: "stop", "change" (to a world of other ranks), None."""
+    """All ranks do the same: "stop", "change" to another world, or None."""
     asked, overdue, changed = counts
     if asked == self._comm.size or (asked and not self._comm.elastic):
       return "stop"
@@ -96,16 +89,13 @@ class Interrupted(Exception):
 
 
 class Watchdog(contextlib.AbstractContextManager):
-  """Ends this rank when it makes no progress, as when another rank hangs.
-
-  Horovod notices only ranks that cannot be reached.
-  """
+  """Ends this rank if one hangs; Horovod notices only unreachable ranks."""
 
   SECONDS = 45.0  # or LONGEST times the longest wait so far
   LONGEST = 20.0
 
   def __init__(self, comm):
-    """Is paused until `resume`, and always if there are no other ranks."""
+    """It is paused until `resume`, and always if there are no other ranks."""
     self._comm = comm
     self._waited = self._longest = 0.0
     self._watching = False
@@ -122,7 +112,7 @@ class Watchdog(contextlib.AbstractContextManager):
     self._waited = 0.0
 
   def resume(self) -> None:
-    """A heartbeat; watches from now on. The first update compiles before."""
+    """A heartbeat; watches from now on: the first update has compiled."""
     self.heartbeat()
     self._watching = True
     if self._thread is None and self._comm.size > 1:
@@ -136,7 +126,7 @@ class Watchdog(contextlib.AbstractContextManager):
     self._watching = False
 
   def _watch(self, main: int) -> None:
-    # Not by a clock, which continues while the machine is suspended.
+    # Counts ticks: a clock continues while the machine is suspended.
     while not self._ended.wait(_TICK):
       self._waited += _TICK
       limit = max(self.SECONDS, self.LONGEST * self._longest)

@@ -15,26 +15,21 @@ class Snapshot:
   """Memory for the values of all variables, and the last copy.
 
   Getting memory from the system takes ten times as long as copying into it, so
-  it is done once, beside the first updates. In an elastic run each rank has a
-  snapshot that outlives its worlds (so it refers to no graph); all return to it
-  when a rank is lost.
-
-  Attributes:
-    step: the update of the last copy.
-    values: by name, or None. The next `begin` reuses their memory with one
-      copy, the one after it with two.
+  a thread gets it once, beside the first updates. In an elastic run a rank's
+  snapshot outlives its worlds, so it refers to no graph; all ranks return to
+  theirs when one is lost.
   """
 
   def __init__(self, copies: int = 2):
     """With 2 copies `values` stay whole while the next ones are taken."""
-    self.step = 0
+    self.step = 0  # of `values`
     self.values: dict[str, np.ndarray] | None = None
     self._copies = copies
     self._sets: list[dict[str, np.ndarray]] = []
     self._thread: threading.Thread | None = None
 
   def prepare(self, tensors: dict) -> None:
-    """Begins, once, to get memory for `tensors`, by name."""
+    """Begins to get memory for `tensors`, by name; the first call only."""
     if self._thread is None:
       shapes = {
         name: (tensor.shape.as_list(), tensor.dtype.as_numpy_dtype)
@@ -50,7 +45,7 @@ class Snapshot:
       self._sets.append({n: _aligned(*shape) for n, shape in shapes.items()})
 
   def begin(self) -> dict[str, np.ndarray]:
-    """The arrays, by name, for the next values; call `finish` afterwards."""
+    """The arrays to fill with the next values; call `finish` afterwards."""
     self._thread.join()
     return self._sets[0]
 
@@ -70,19 +65,13 @@ def _aligned(shape: list, dtype) -> np.ndarray:
 
 
 class SavedVariables:
-  """A graph's global variables as checkpoints have them, each whole.
-
-  Attributes:
-    own: variables that each rank holds whole.
-    sharded: `ShardedVariable`s of the others.
-    shapes: name -> list of int, of all.
-  """
+  """A graph's global variables as checkpoints have them, each whole."""
 
   def __init__(self, snapshot: Snapshot, is_kept: bool):
     """Adds copies to `snapshot`; if not `is_kept`, only helps other ranks."""
     self.sharded = tf.get_collection(SHARDED_VARIABLES)
     self._parts = {s.part.op.name: s.part for s in self.sharded}
-    self.own = [
+    self.own = [  # each rank holds these whole
       v for v in tf.global_variables() if v.op.name not in self._parts
     ]
     self._own = {v.op.name: tf.convert_to_tensor(v) for v in self.own}
@@ -101,13 +90,11 @@ class SavedVariables:
       heartbeat()  # TensorFlow prepares each the first time, for a second
 
   def values(self, session: tf.Session) -> dict:
-    """This rank's values by name: all of a variable, or its part."""
+    """This rank's values by name: of whole variables, and of its parts."""
     return session.run({**self._own, **self._parts})
 
 
 def _copy_op(tensors: dict, snapshot: Snapshot) -> tf.Operation:
-  """Copies `tensors`, by name, to the snapshot's next values."""
-
   def copy(*arrays) -> np.int32:
     kept = snapshot.begin()
     for name, array in zip(tensors, arrays, strict=True):

@@ -70,18 +70,10 @@ class Run(Parts):
 def train(run: Run) -> dict:
   """Trains from the session's variables to the plan's last update.
 
-  A signal to any rank, or to all of an elastic run, ends it after the current
-  update, saved.
-
-  Returns:
-    Speeds and counts of this call; `stopped` by a signal, `stopped_early` if
-    evaluations became no better.
-
-  Raises:
-    records.DataError: a record is damaged.
-    divergence.DivergedError: updates are not finite, and stay so.
-    distributed.RankLost: another rank stopped.
-    distributed.WorldChange: ranks come or go; the last update is committed.
+  A signal to one rank, or to all of an elastic run, ends it after the current
+  update, which is saved. Returns speeds and counts of this call. Raises
+  `distributed.WorldChange` if ranks come or go, after it commits, and
+  `records.DataError`, `divergence.DivergedError` or `distributed.RankLost`.
   """
   plan, clock = run.task.plan, reporting.Clock()
   step = first = int(run.session.run(tf.train.get_global_step()))
@@ -124,10 +116,8 @@ def train(run: Run) -> dict:
 def run_update(run: Run, number: int) -> tuple:
   """Runs an update, unless the ranks stop while micro-batches add up.
 
-  Returns:
-    What was fetched, with `seconds` and the part `input_seconds` before
-    micro-batches were ready; None if the update was abandoned. And the verdict
-    of `StopVote`.
+  Returns what was fetched, or None if the ranks stop, and `StopVote.verdict`.
+  Of the update's `seconds` it waited `input_seconds` for micro-batches.
   """
   task, waited = run.task, []
   run.profile.at(number)
@@ -170,20 +160,20 @@ class Saver:
     self._is_due = False
 
   def start(self, step: int) -> None:
-    """Commits, if elastic, and keeps the best so far; the log is open."""
+    """Commits, if elastic, and keeps the best so far."""
     if self._run.comm.elastic:
       self._run.checkpointer.commit(self._run.session, step)
     self.keep_best(step)
 
   def keep_best(self, step: int) -> None:
-    """Keeps the best checkpoint by evaluation; saves it if it is missing."""
+    """Keeps the best checkpoint by evaluation; saves `step` if that is it."""
     run, best = self._run, None
     if run.comm.is_root:
       best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
     run.checkpointer.keep_best(run.session, step, best)
 
   def after_update(self, step: int) -> None:
-    """Saves or commits if that is due, unless the update was bad."""
+    """Saves or commits if due, unless the update was bad."""
     run, config, saves = self._run, self._run.config, self._run.checkpointer
     self._is_due = self._is_due or _due(step, config.save_checkpoints_steps)
     if self._guard.bad:
@@ -198,7 +188,7 @@ class Saver:
       saves.look_after(step)
 
   def leave_world(self, step: int) -> None:
-    """Commits, and begins to save, before ranks come or go."""
+    """Commits, and begins to save the commit, before ranks come or go."""
     run = self._run
     if not self._guard.bad:
       run.checkpointer.commit(run.session, step)
@@ -206,7 +196,7 @@ class Saver:
     run.checkpointer.save_commit()
 
   def end(self, step: int) -> int:
-    """Saves the last update unless it was bad; returns the one to resume."""
+    """Saves the last update unless it was bad; returns the newest good one."""
     run = self._run
     if self._guard.bad:
       step = self._guard.end(step)
@@ -221,18 +211,17 @@ class Evaluations:
   """Decides when to evaluate, and whether evaluations end the training."""
 
   def __init__(self, run: Run, clock, guard, saver: Saver, first: int):
-    """`first`: the update that the run starts from; others as for `Saver`."""
+    """The run starts from update `first`."""
     self._run, self._clock, self._guard = run, clock, guard
     self._saver, self._first = saver, first
 
   def are_due(self, step: int) -> bool:
-    """Whether to evaluate before the next update; the same on all ranks."""
     if not _due(step, self._run.config.eval_every_steps) or self._guard.bad:
       return False
     return step > self._first or self._lacks_first()
 
   def _lacks_first(self) -> bool:
-    """Whether the run that made the first checkpoint did not evaluate it."""
+    """Whether update `first` was not evaluated yet."""
     run, step = self._run, self._first
     if not step:
       return run.config.evaluates_untrained
@@ -242,7 +231,7 @@ class Evaluations:
     )
 
   def make(self, step: int) -> str | None:
-    """Evaluates and keeps the best; returns why training ends, or None."""
+    """Evaluates, and keeps the best; returns why training ends, or None."""
     run = self._run
     try:
       with self._clock.timing("evaluation"):
@@ -256,7 +245,7 @@ class Evaluations:
     return self.verdict(step)
 
   def verdict(self, step: int) -> str | None:
-    """Returns "no better" after too many evaluations that were not the best."""
+    """Returns "no better" after too many evaluations without a new best."""
     run, since = self._run, 0
     limit, folder = run.config.early_stopping_evaluations, run.config.output_dir
     if not limit:
@@ -267,7 +256,7 @@ class Evaluations:
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
-  """`errors.run_main`; a session's error about a lost rank is one line, too."""
+  """`errors.run_main`; an error about a lost rank becomes one line, too."""
 
   def wrapped(argv):
     try:

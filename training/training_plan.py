@@ -38,7 +38,6 @@ class TrainingPlan:
 
   @property
   def total_examples(self) -> int:
-    """Examples of the whole run; approximate if records are packed."""
     return self.examples(self.updates * self.records_per_update)
 
   @property
@@ -49,12 +48,11 @@ class TrainingPlan:
 
   @property
   def epochs(self) -> float | None:
-    """Passes over the training set, if that is known."""
     seen = self.updates * self.records_per_update
     return seen / self.records if self.records else None
 
   def examples(self, records: int) -> int:
-    """Examples in this many records; approximate if they are packed."""
+    """Approximate for packed records."""
     return round(records * self.packing_factor)
 
   def lines(self) -> list[str]:
@@ -93,15 +91,7 @@ def resolve(
   global_batch_size: int | None = None,
   packing_factor: float = 1.0,
 ) -> TrainingPlan:
-  """Resolves the flags of these names to a plan; others as in `TrainingPlan`.
-
-  `global_batch_size` is None for per-rank mode.
-
-  Raises:
-    UserError: a number is not positive, there are more ranks than records in a
-      global batch, the accumulation is not what it needs, or the data hold
-      fewer records than one global batch.
-  """
+  """Resolves these flags; raises `UserError` if they do not fit together."""
   for name, value in (
     ("train_batch_size", train_batch_size),
     ("num_train_steps", num_train_steps),
@@ -157,7 +147,7 @@ def rounded_up(updates: float) -> int:
 
 
 def _spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:
-  """Micro-batch, at most `most`, and accumulation of ranks sharing a batch."""
+  """Micro-batch and accumulation of `ranks` that share a batch."""
   if global_batch < ranks:
     raise UserError(
       f"a global batch of {global_batch} records leaves some of {ranks} ranks "

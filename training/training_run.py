@@ -1,7 +1,4 @@
-"""One run of a run_*.py: its graph, start, folder and end.
-
-`train_loop` has the loop.
-"""
+"""One run of a run_*.py around `train_loop`: its graph, start, folder, end."""
 
 import contextlib
 import os
@@ -40,7 +37,7 @@ _NEW_RUN = (
 
 
 def start(config, job: Callable, tensor_parallel: int = 1) -> None:
-  """Joins the ranks and runs `job`; ends the program if that was stopped.
+  """Joins the ranks, runs `job`, and ends the program if a signal stopped it.
 
   `job`: (comm, snapshot=None, signals=None) -> result of `run`.
   """
@@ -55,7 +52,7 @@ def start(config, job: Callable, tensor_parallel: int = 1) -> None:
 
 
 def check_elastic(config, tensor_parallel: int) -> None:
-  """Raises `UserError` for what depends on the number of ranks."""
+  """Raises `UserError` for settings that depend on the number of ranks."""
   if tensor_parallel > 1:
     raise UserError(
       f"--tensor_parallel={tensor_parallel} is not for horovodrun --min-np: "
@@ -80,10 +77,7 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
 def train_ops(
   config, gradients, sums: dict, loss_scale, state, plan, comm
 ) -> optimization.TrainOps:
-  """The update with this run's optimizer, schedule and exchange.
-
-  It advances `state`; see `optimization.build_train_ops` for the others.
-  """
+  """`optimization.build_train_ops` with a run's settings; advances `state`."""
   schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return optimization.build_train_ops(
@@ -101,7 +95,7 @@ def train_ops(
 
 @contextlib.contextmanager
 def graph(config):
-  """A new graph with the config's compilation and seed."""
+  """A block in a new graph, with the config's compilation and seed."""
   with tf.Graph().as_default(), jit.mode(config.xla):
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
@@ -110,7 +104,7 @@ def graph(config):
 
 
 def session_config(config, comm) -> tf.ConfigProto:
-  """Threads, GPU and XLA's clustering of this rank's session."""
+  """This rank's threads, GPU and XLA clustering."""
   return jit.session_config(distributed.session_config(comm), config.xla)
 
 
@@ -121,16 +115,10 @@ def run(
   snapshot: Snapshot | None = None,
   signals: StopSignals | None = None,
 ) -> dict:
-  """Trains, evaluates and predicts.
+  """Trains, evaluates and predicts with what `build` adds to the graph.
 
-  Args:
-    build: makes the run's parts in the graph.
-    snapshot: an elastic run's.
-    signals: an elastic run's; by default this call listens to its own.
-
-  Returns:
-    {"training": speeds and counts or None, "evaluation": results or None}, the
-    same on all ranks except for speeds.
+  `snapshot` and `signals` are an elastic run's. Returns {"training": speeds and
+  counts or None, "evaluation": results or None}; only speeds differ by rank.
   """
   comm.check_equal("the settings", repr(config.as_dict()))
   folder, watchdog = config.output_dir, Watchdog(comm)
@@ -176,7 +164,6 @@ def run(
 
 
 def _train(run: train_loop.Run, owns_signals: bool) -> dict:
-  """The result of `train_loop.train`, and the folder of the `profile`."""
   noting = run.signals if owns_signals else contextlib.nullcontext()
   with noting, run.profile:
     try:
@@ -191,11 +178,7 @@ def _train(run: train_loop.Run, owns_signals: bool) -> dict:
 
 
 def _conclude(run: train_loop.Run, step: int) -> tuple:
-  """Evaluates and predicts; with the best weights if `config.ends_with_best`.
-
-  Returns:
-    The evaluation's results, or None; and `Parts.predict`'s lines.
-  """
+  """Returns the evaluation's results or None, and `Parts.predict`'s lines."""
   session, watchdog, results = run.session, run.watchdog, None
   if run.evaluate and (run.task or not run.config.ends_with_best):
     results = run.evaluate(session, step, None, watchdog)
@@ -212,7 +195,7 @@ def _conclude(run: train_loop.Run, step: int) -> tuple:
 
 
 def _best_saved(run: train_loop.Run, step: int) -> int | None:
-  """Rank 0's best checkpoint by evaluation up to update `step`."""
+  """On rank 0 the best update by evaluation, if it has a checkpoint."""
   if not run.comm.is_root:
     return None
   best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
@@ -220,10 +203,7 @@ def _best_saved(run: train_loop.Run, step: int) -> int | None:
 
 
 def _start_or_resume(run: train_loop.Run) -> int:
-  """Gives the variables their values; returns their update.
-
-  Raises `UserError` if they do not fit this run, or it would learn nothing.
-  """
+  """Gives the variables values that fit this run; returns their update."""
   session, task, config = run.session, run.task, run.config
   resumes = run.checkpointer.restore.has_checkpoint()
   if resumes:
@@ -253,7 +233,6 @@ def _start_or_resume(run: train_loop.Run) -> int:
 
 
 def _start(run: train_loop.Run) -> None:
-  """Gives the variables the values of a new run."""
   task, config = run.task, run.config
   if not (task or config.init_checkpoint):
     raise UserError(
@@ -278,9 +257,9 @@ def _start(run: train_loop.Run) -> None:
 
 
 def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
-  """Raises `UserError` if the `step` updates of a run were not those of `plan`.
+  """Raises `UserError` if a run's updates were not those of `plan`.
 
-  `orders`: their `record_order.Order`, and this run's.
+  `orders` are those of `checkpointing.TrainingState.orders`.
   """
   made, here = orders
   if made != here:
@@ -311,10 +290,7 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
 
 
 def _tell_changes(config, plan) -> None:
-  """Says what has changed since this folder's run last started.
-
-  A learning rate that changes with the ranks is an error.
-  """
+  """A learning rate that changes with the number of ranks is an error."""
   before = run_folder.last_training(config.output_dir)
   if before is None:
     return
@@ -339,7 +315,6 @@ def _data_settings(order: record_order.Order) -> str:
 
 
 def _write_run_folder(run: train_loop.Run) -> None:
-  """Writes run.json, and for a training the files that describe its model."""
   config, task = run.config, run.task
   os.makedirs(config.output_dir, exist_ok=True)
   if task:
@@ -379,7 +354,6 @@ def _finish(run: train_loop.Run, training, results, step: int, predicted):
 
 
 def _training_end(config, training: dict, step: int) -> Iterator[str]:
-  """Where the profile is, and how to continue."""
   if training["profile"]:
     yield (
       f"profile     {training['profile']}, for TensorBoard with "
