@@ -137,7 +137,7 @@ class ClassifierConfig(FinetuningConfig):
     return super().flags_of(task)
 
   def as_dict(self):
-    """With defaults resolved: a rank that starts late reads task.json."""
+    """Resolves defaults: a rank that starts late reads them from task.json."""
     return {**super().as_dict(), **self.flags_of(self.describe_table())}
 
   def describe_table(self) -> dict:

@@ -77,11 +77,11 @@ def saved_task(output_dir: str) -> dict:
 
 
 def model_folder(settings) -> str | None:
-  """The folder of the trained model that the run starts from; None without one.
+  """The folder of the trained model whose task.json binds the run; None without.
 
-  Its task.json is binding. It is the run folder if that has a checkpoint, or
-  without training the folder of --init_checkpoint. A training from
-  --init_checkpoint may be for another task. `settings` may be the flags.
+  It is the run folder if that has a checkpoint. To evaluate or predict it is the
+  folder of --init_checkpoint, which a training may use for another task.
+  `settings` may be the flags.
   """
   if not settings.output_dir:
     return None

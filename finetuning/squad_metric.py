@@ -117,7 +117,7 @@ def evaluate_v2(
 
 
 def _best_threshold(answered, empty, null_odds) -> tuple[float, float]:
-  """Best sum of scores and its threshold; null odds up to it are answers."""
+  """Best sum of scores and its threshold; lower or equal odds get an answer."""
   score = best = sum(empty.values())
   order = sorted(null_odds, key=null_odds.get)
   where = min(0.0, null_odds[order[0]] - 1.0) if order else 0.0

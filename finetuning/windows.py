@@ -180,7 +180,7 @@ def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
 
 
 class Answer(NamedTuple):
-  """A candidate."""
+  """A candidate for the answer."""
 
   text: str
   start_logit: float
