@@ -77,10 +77,10 @@ def saved_task(output_dir: str) -> dict:
 
 
 def model_folder(settings) -> str | None:
-  """The folder of the trained model whose task.json binds the run; None without.
+  """The folder of the trained model whose task.json binds the run, if any.
 
-  It is the run folder if that has a checkpoint. To evaluate or predict it is the
-  folder of --init_checkpoint, which a training may use for another task.
+  It is the run folder if that has a checkpoint. To evaluate or predict, it may
+  be the folder of --init_checkpoint; a training may use that for another task.
   `settings` may be the flags.
   """
   if not settings.output_dir:
