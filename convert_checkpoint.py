@@ -136,7 +136,6 @@ def read_folder(settings: Settings) -> Model:
 
 
 def _vocabulary(files: dict[str, str]) -> Vocabulary | None:
-  """The vocabulary in flag -> file, or None."""
   for flag, path in files.items():
     return tokenizer_files.read_file(path, VOCABULARIES[flag])
   return None
@@ -145,7 +144,7 @@ def _vocabulary(files: dict[str, str]) -> Vocabulary | None:
 def _task_of_folder(
   settings: Settings, known: model_config.ReadConfig, values: dict
 ) -> tuple[dict, list[str]]:
-  """A Hugging Face folder's task, and lines about what is assumed."""
+  """The content of task.json, and lines about what is assumed."""
   (folder,) = settings.input
   saved, assumed, labels = saved_task(folder), [], None
   if (kind := _kind(values)) == CLASSIFIER:
@@ -155,8 +154,8 @@ def _task_of_folder(
         f"{folder}: {model_config.CONFIG_FILE} names no architecture: the "
         "classifier is assumed to be one of whole texts"
       )
-  # The most tokens that a tokenizer makes are not the length of a training,
-  # but where task.json has that length the two are equal.
+  # A tokenizer's limit may differ from the training's length, but where
+  # task.json has that length, the two are equal.
   longest = "max_seq_length" in saved and tokenizer_files.longest_text(folder)
   most = known.config.max_position_embeddings
   found = {
@@ -186,7 +185,6 @@ def _task_of_folder(
 
 
 def _kind(values: dict) -> str:
-  """The "task" of a model with these weights."""
   if "output_bias" in values:
     return CLASSIFIER
   return SQUAD if "cls/squad/output_bias" in values else PRETRAINING
@@ -197,7 +195,7 @@ def _of_model(task: dict) -> dict:
 
 
 def read_checkpoints(settings: Settings) -> Model:
-  """The model whose weights are the mean of some checkpoints' weights."""
+  """The model with the mean of the checkpoints' weights."""
   weights = checkpoint_weights.read(settings.input)
   first, *others = (
     _read_source(path, settings, weights) for path in settings.input
@@ -283,7 +281,7 @@ def _task_content(model: Model) -> dict:
 
 
 def _pad_id(model: Model) -> int:
-  """[PAD]'s; 0 as in all our SentencePiece models if no vocabulary has it."""
+  """[PAD]'s; 0, as in all our SentencePiece models, if it is not found."""
   pad = tokenization.PAD.encode()
   names = [pad]
   if model.vocabulary and model.vocabulary.file == VOCAB_FILE:
@@ -294,11 +292,8 @@ def _pad_id(model: Model) -> int:
 def write_checkpoint(model: Model, settings: Settings) -> list[str]:
   """Writes a TensorFlow checkpoint with config, vocabulary and task.json.
 
-  In the folder of the run that the weights are from it writes no task.json:
-  the run's own files say the same. Returns the files, as lines for people.
-
-  Raises:
-    UserError: one of them exists with another content.
+  The folder of the weights' own run gets no task.json: its files say the same.
+  Raises `UserError` if a file exists with another content. Returns lines.
   """
   prefix = settings.output
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
@@ -372,7 +367,7 @@ def export(settings: Settings) -> list[str]:
   ]
 
 
-# Both -------------------------------------------------------------------------
+# The command ------------------------------------------------------------------
 
 
 def convert(settings: Settings) -> list[str]:
@@ -400,7 +395,7 @@ def convert(settings: Settings) -> list[str]:
 
 
 def check(model: Model, settings: Settings) -> None:
-  """Raises `UserError` for labels or a vocabulary that are another model's."""
+  """Raises an error for labels or a vocabulary of another model."""
   labels, bias = model.task.get("labels"), model.values.get("output_bias", ())
   if labels and "output_bias" in model.values and len(bias) != len(labels):
     raise UserError(

@@ -55,11 +55,7 @@ class Settings:
 def read_inputs(
   settings: Settings, texts: Sequence[str], may_be_json: bool
 ) -> Iterator[predictions.Input]:
-  """Texts of the flags, the arguments, or standard input.
-
-  Raises:
-    UserError: they contradict each other, or there is no text.
-  """
+  """Inputs of flags, arguments or a file; `UserError` for none, or too many."""
   question, context = settings.question, settings.context
   asked = question is not None or context is not None
   if asked + bool(texts) + (settings.input is not None) > 1:
@@ -103,8 +99,8 @@ def _lines(path: str, name: str) -> Iterator[str]:
 
 
 def main(settings: Settings, name: str, *texts: str) -> None:
-  """Prints predictions for texts by the model of this name."""
-  # A vocabulary may hold what the terminal's encoding does not.
+  """Prints predictions of the model `name`."""
+  # A vocabulary may hold characters that the terminal cannot show.
   sys.stdout.reconfigure(errors="backslashreplace")
   source = model_source.find(name, settings.given)
   model = inference.open_model(source)

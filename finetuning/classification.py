@@ -1,4 +1,4 @@
-"""Sentences and pairs of them to a label or a number: GLUE, and any table."""
+"""Labels or numbers for texts and pairs of texts: GLUE, and any table."""
 
 import dataclasses
 import functools
@@ -21,17 +21,17 @@ from training.metrics import BestBy
 _data = in_group("Data")
 
 PREDICTIONS_FILE = "predictions.tsv"
-# Characters that end a field in that file, and the one that marks them.
+# In labels in that file: separators and the escape character itself.
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 
 class Glue(NamedTuple):
-  """The files of a GLUE task, https://arxiv.org/abs/1804.07461."""
+  """How to read and score a GLUE task, https://arxiv.org/abs/1804.07461."""
 
-  text: str  # a column, as `pair` and `label` are
+  text: str  # name of a column, as pair and label are
   pair: str | None = None  # None for single texts
   label: str = "label"
-  labels: tuple = ("0", "1")  # by number; none: it is a regression
+  labels: tuple = ("0", "1")  # in the order of their numbers; (): regression
   metrics: tuple = ("accuracy",)  # the first one chooses the best
   evaluation: str = "dev"  # the file to evaluate on, without .tsv
   columns: tuple | None = None  # without a header (but the test file has one)
@@ -137,11 +137,11 @@ class ClassifierConfig(FinetuningConfig):
     return super().flags_of(task)
 
   def as_dict(self):
-    """With what defaults stand for: a later rank reads it in task.json."""
+    """Resolves defaults: a rank that starts late reads them from task.json."""
     return {**super().as_dict(), **self.flags_of(self.describe_table())}
 
   def describe_table(self) -> dict:
-    """Metrics and columns as in task.json."""
+    """The keys "metrics" and "columns" of task.json."""
     text, pair, label = self.table()[:3]
     return {
       "metrics": list(self.table().metrics),
@@ -149,7 +149,7 @@ class ClassifierConfig(FinetuningConfig):
     }
 
   def table(self) -> Glue:
-    """Columns, labels and metrics; labels may still be ()."""
+    """Columns, labels and metrics; the labels of your own table are ()."""
     if self.task_name:
       return GLUE[self.task_name.lower()]
     usual = ("pearson", "spearman") if self.regression else ("accuracy",)
@@ -162,11 +162,7 @@ class ClassifierConfig(FinetuningConfig):
     )
 
   def path(self, part: str) -> str:
-    """The file to "train", "eval" or "predict" with.
-
-    Raises:
-      UserError: neither a flag nor --data_dir says which.
-    """
+    """The file to "train", "eval" or "predict" with, or `UserError`."""
     if given := getattr(self, f"{part}_file"):
       return given
     if not self.data_dir:
@@ -178,7 +174,7 @@ class ClassifierConfig(FinetuningConfig):
 
 
 class Classification(FinetuningTask):
-  """A label, or a number, for each text or pair of texts."""
+  """Predicts a label, or a number, for each text or pair of texts."""
 
   config: ClassifierConfig
 
@@ -192,10 +188,7 @@ class Classification(FinetuningTask):
 
   @functools.cached_property
   def labels(self) -> list[str]:
-    """In the order of their numbers; [] for a regression.
-
-    Of a table they are those of the training file, or of an earlier run.
-    """
+    """In the order of their numbers; [] for a regression."""
     if self._is_regression:
       return []
     if self._table.labels:
@@ -303,11 +296,7 @@ class Classification(FinetuningTask):
     }
 
   def write_predictions(self, source, outputs):
-    """Writes one line for each row of the file, in its order.
-
-    Fields, between tabs: the row's number from 0, the prediction, and each
-    label's probability. Labels are written with `_ESCAPES`.
-    """
+    """Tab-separated: row from 0, prediction, probability of each label."""
     logits = self._logits(source, outputs)
     path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
     labels = [label.translate(_ESCAPES) for label in self.labels]
@@ -327,12 +316,12 @@ class Classification(FinetuningTask):
 
 
 def label_order(label: str) -> tuple:
-  """Numbers by size, then other labels by the alphabet."""
+  """Sort key: numbers by size, then other labels by the alphabet."""
   try:
     number = float(label)
   except ValueError:
     number = math.nan
-  # NaN is neither above nor below a number: a word, or no order would hold.
+  # NaN has no place in an order of numbers, so it counts as a word.
   return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 
 
@@ -342,14 +331,13 @@ def pair_length(a, b=None) -> int:
 
 
 def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
-  """`windows.join` of int [tokens] `a` and `b`.
+  """`windows.join` of int [tokens] arrays, cut to the length.
 
-  A text that is too long loses its end; in a pair the longer text does, token
-  by token, as in google/bert.
+  The longer text of a pair loses its end, token by token, as in google/bert.
   """
   if b is None:
     return windows.join(tokenizer, a[: max_seq_length - 2])
   room = max_seq_length - 3
-  # What taking from the longer one (b, if they are as long) would leave.
+  # Where the longer text (b, if they are equal) loses one token at a time.
   keep_b = min(len(b), max(room // 2, room - len(a)))
   return windows.join(tokenizer, a[: room - keep_b], b[:keep_b])

@@ -1,7 +1,7 @@
-"""The run that fine-tuning tasks share, on pre-training's loop.
+"""The run that all fine-tuning tasks share, on pre-training's loop.
 
-A `FinetuningTask` (ELECTRA's idea) defines examples, head and results.
-Everything else is here and the same for all tasks.
+A `FinetuningTask` (ELECTRA's idea) defines examples, head and results; the rest
+is here.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ class FinetuningConfig(RunConfig):
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
   kind: ClassVar[str]  # of the task, for task.json
-  # Flags in task.json. A trained model keeps the first ones; evaluations and
-  # predictions may change the others: how to read files and choose answers.
+  # Flags in task.json. A trained model keeps its model_flags; evaluations and
+  # predictions may change the usual_flags.
   model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
   usual_flags: ClassVar[tuple] = ()
   # fmt: off
@@ -129,7 +129,7 @@ class FinetuningConfig(RunConfig):
 
   @classmethod
   def found(cls, flags):
-    """What task.json says, where the run starts from a trained model."""
+    """The flags in task.json, if the run starts from a trained model."""
     folder = settled.model_folder(flags)
     saved = {} if folder is None else saved_task(folder)
     if saved.get("task") != cls.kind:
@@ -142,12 +142,12 @@ class FinetuningConfig(RunConfig):
 
   @classmethod
   def flags_of(cls, task: dict) -> dict:
-    """Flag -> value, of those that a task.json has."""
+    """The flags that a task.json sets: name -> value."""
     names = (*cls.model_flags, *cls.usual_flags)
     return {name: task[name] for name in names if name in task}
 
   def tokenizer(self) -> tokenization.Encoder:
-    """With the vocabulary of the flags, or else the model folder's copy."""
+    """Uses the flags' vocabulary, or else the model folder's copy."""
     files = settled.named_vocabulary(self)
     folder = settled.model_folder(self)
     if not files and folder is not None:
@@ -161,12 +161,11 @@ class FinetuningConfig(RunConfig):
 
 
 class FinetuningTask:
-  """A kind of fine-tuning; subclasses define it."""
+  """What a kind of fine-tuning defines; data sets are read on first use."""
 
   best_by: metrics.BestBy  # which of its `results` are the best
 
   def __init__(self, config: FinetuningConfig):
-    """Reads no data: the sets are read when they are used."""
     self.config = config
 
   training_set = functools.cached_property(lambda self: self.read("train"))
@@ -186,7 +185,7 @@ class FinetuningTask:
     raise NotImplementedError
 
   def results(self, source, outputs: dict) -> dict:
-    """Metrics, name -> float, of the head's outputs: float32 [rows, ...]."""
+    """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""
     raise NotImplementedError
 
   def result_names(self) -> list[str]:
@@ -194,15 +193,15 @@ class FinetuningTask:
     raise NotImplementedError
 
   def write_predictions(self, source, outputs: dict) -> list[str]:
-    """Writes into the run folder; returns lines about what was written."""
+    """Writes into the run folder; returns lines for the console."""
     raise NotImplementedError
 
   def describe(self) -> dict:
-    """The keys of task.json that are this kind's own."""
+    """The keys of task.json that only this kind has."""
     raise NotImplementedError
 
   def task_content(self) -> dict:
-    """What task.json has beside the vocabulary: all that predicting needs."""
+    """task.json without the vocabulary: all else that predicting needs."""
     return {
       "task": self.config.kind,
       **self.describe(),
@@ -239,7 +238,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
 
 
 def _with_evaluations(config, plan) -> FinetuningConfig:
-  """`config` with --eval_every_epochs in updates."""
+  """Turns --eval_every_epochs into updates."""
   if config.eval_every_steps or not (
     config.do_eval and config.eval_every_epochs
   ):
@@ -250,7 +249,7 @@ def _with_evaluations(config, plan) -> FinetuningConfig:
 
 
 def training(task: FinetuningTask, config, comm) -> train_loop.Task:
-  """Data, plan, model and update, in the graph."""
+  """Builds data, model and update in the graph."""
   source = task.training_set
   comm.check_equal("the training set", source.fingerprint())
   plan = source.plan(config, comm.size)
@@ -281,7 +280,7 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
 def training_step(
   task: FinetuningTask, config, micro, state, plan, comm
 ) -> optimization.TrainOps:
-  """From a micro-batch to new weights; arguments as of pre-training's."""
+  """Builds an update; see `training_step` of run_pretraining.py."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
   dropout_seed = training_run.dropout_seed(config, comm, micro)
   examples = comm.data_parallel.allreduce(micro.weights, name="global_counts")
@@ -351,14 +350,11 @@ def _predictor(task: FinetuningTask, config, comm):
 
 
 def _collector(task: FinetuningTask, source, config, comm, name: str):
-  """(session, signals, watchdog) -> output's name -> [rows, ...] of all ranks.
-
-  `name` is unique in the graph.
-  """
+  """Makes (session, signals, watchdog) -> {name: [rows, ...] of all ranks}."""
   comm.check_equal(f"the {name} set", source.fingerprint())
   rows = source.rows_of(config.eval_batch_size)
   batches = input_pipeline.evaluation_batches(source, rows, comm)
-  reuse = config.do_train or tf.AUTO_REUSE  # after training all are there
+  reuse = config.do_train or tf.AUTO_REUSE  # training makes all variables
   with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
     head = task.head(batches.next, False)
   weights = batches.next.weights
@@ -371,7 +367,7 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
     """[rows, ...] in order; rank r of N has the rows r, r + N, ..."""
     own = np.zeros([of_rank, *fetches[name].shape[1:]], np.float32)
     values = (row for batch in found for row in batch[name])
-    # A rank may have fewer rows, and its last batch more.
+    # A rank may own fewer rows, and padding may fill its last batch.
     for place, value in zip(own, values, strict=False):
       place[:] = value
     everyone = comm.gather(own)  # [N, of_rank, ...]
@@ -380,7 +376,7 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
 
   def collect(session, signals, watchdog):
     found = list(evaluation.run(session, signals, watchdog))
-    watchdog.pause()  # rank 0 makes results of it, however long
+    watchdog.pause()  # rank 0 may take long over the results
     return {name: of_all_ranks(name, found) for name in fetches}
 
   return collect

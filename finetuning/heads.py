@@ -1,7 +1,6 @@
-"""The heads that fine-tuning adds; google/bert's variable names.
+"""Heads for fine-tuning, with google/bert's variable names.
 
-Shape legend as in `modeling`: B rows of S tokens with up to E examples each, H
-hidden size.
+Shapes as in `modeling`: B rows of S tokens and up to E examples, hidden size H.
 """
 
 from typing import NamedTuple
@@ -42,7 +41,6 @@ def encode(
 
 
 def _variables(units: int, bert_config):
-  """float32 [units, H] and [units]."""
   initializer = layers.create_initializer(bert_config.initializer_range)
   shape = [units, bert_config.hidden_size]
   return (
@@ -54,11 +52,7 @@ def _variables(units: int, bert_config):
 def classifier_logits(
   pooled, labels: int, bert_config, policy=mixed_precision.FP32
 ):
-  """Scores of labels without their bias, and that bias.
-
-  policy.heads [n, labels] and float32 [labels]; `pooled` is float [n, H], and
-  `labels` is 1 for a regression.
-  """
+  """policy.heads [n, labels] and the float32 bias [labels], from [n, H]."""
   weights, bias = _variables(labels, bert_config)
   pooled, weights = (tf.cast(t, policy.heads) for t in (pooled, weights))
   return tf.matmul(pooled, weights, transpose_b=True), bias
@@ -67,10 +61,7 @@ def classifier_logits(
 def classification(
   batch, labels: int, config, is_training: bool, dropout_seed=None
 ) -> HeadOutput:
-  """A label for each example, or a number (`labels` is 1).
-
-  Outputs: "logits", float32 [B, E, labels].
-  """
+  """Outputs "logits", float32 [B, E, labels]; a regression has one label."""
   pooled = encode(batch, config, is_training, dropout_seed).get_pooled_output()
   if is_training:
     seed = encoder.head_dropout_seed(dropout_seed)
@@ -94,15 +85,12 @@ def classification(
 
 
 def span_logits(sequence_output, bert_config, policy=mixed_precision.FP32):
-  """Scores of each position as the first and as the last of an answer.
-
-  float32 [B, S, 2], from `sequence_output`, float [B, S, H].
-  """
+  """float32 [B, S, 2]: start and end scores of each token, from [B, S, H]."""
   with tf.variable_scope("cls/squad"):
     weights, bias = _variables(2, bert_config)
   shape = layers.get_shape_list(sequence_output, 3)
-  # Not in policy.heads: a matmul of two columns costs nothing, and in 16 bits
-  # neighbouring positions of a long paragraph would have equal scores.
+  # Not in policy.heads: this matmul is cheap, and in 16 bits neighbours in a
+  # long paragraph would have equal scores.
   matrix = tf.cast(layers.reshape_to_matrix(sequence_output), policy.losses)
   weights, bias = (tf.cast(t, policy.losses) for t in (weights, bias))
   scores = tf.matmul(matrix, weights, transpose_b=True) + bias
@@ -112,19 +100,17 @@ def span_logits(sequence_output, bert_config, policy=mixed_precision.FP32):
 def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
   """The first and the last token of an answer in each example.
 
-  The loss is the mean of two cross entropies over the example's own tokens
-  (https://arxiv.org/abs/1810.04805, section 4.2; there, and in google/bert,
-  padding takes part). `targets`, [B, E, 2], count from the row's first token.
-  Outputs: "logits", float32 [B, S, 2].
+  The loss is the mean of two cross entropies over the example's own tokens. In
+  https://arxiv.org/abs/1810.04805 (section 4.2) and google/bert, padding counts
+  too. `targets`, [B, E, 2], count from the row's first token. Outputs "logits",
+  float32 [B, S, 2].
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
   logits = span_logits(model.get_sequence_output(), config.bert, config.policy)
   _, slots = layers.get_shape_list(batch.weights)
   numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
-  # own: [B, E, S], whether a position is the example's
-  own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])
-  # scores: [B, E, 2, S]
-  scores = tf.where_v2(
+  own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])  # [B, E, S]
+  scores = tf.where_v2(  # [B, E, 2, S]
     own[:, :, None, :], tf.transpose(logits, [0, 2, 1])[:, None], _OUTSIDE
   )
   log_probs = tf.nn.log_softmax(scores)

@@ -32,7 +32,7 @@ def matthews(targets, predicted) -> float:
 
 
 def _correlation(name: str, targets, predicted) -> float:
-  """A correlation of SciPy's; 0 where it is not defined."""
+  """SciPy's; 0 where it is not defined."""
   from scipy import stats
 
   if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predicted) == 0:
@@ -54,5 +54,5 @@ REGRESSION = {"pearson", "spearman"}
 
 
 def metric(name: str, labels: int):
-  """(targets, predicted) -> float; `labels` is the task's number of labels."""
+  """A function (targets, predicted) -> float for a task of `labels` labels."""
   return macro_f1 if name == "f1" and labels > 2 else CLASSIFICATION[name]

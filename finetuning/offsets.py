@@ -1,11 +1,9 @@
-"""Tokens of a text with the characters of the text that each is made of.
+"""Tokens with the characters of the text that they come from.
 
-With them an answer is cut out of the text as it stands, whatever the tokenizer
-did to case, accents and spaces.
-
-Tokenizers drop characters: combining marks (uncased), soft hyphens, joiners,
-marks of direction, spaces. The spans of `encode_with_spans` leave them out;
-`with_dropped` adds those that a reader counts to a token.
+Answers are cut from the text itself, whatever the tokenizer did to case,
+accents and spaces. Tokenizers drop characters: combining marks (uncased), soft
+hyphens, joiners, marks of direction, spaces. `encode_with_spans` leaves them
+out; `with_dropped` adds those that a reader counts to a token.
 """
 
 from typing import NamedTuple
@@ -19,8 +17,7 @@ from tokenization import SENTENCEPIECE_SPACE
 class TokenSpans(NamedTuple):
   """int32 arrays [tokens]: token i is from text[starts[i] : ends[i]].
 
-  A SentencePiece token that is only the space before a word has no characters:
-  it starts where it ends.
+  A SentencePiece token that is only a space has no characters: start == end.
   """
 
   ids: np.ndarray
@@ -29,28 +26,27 @@ class TokenSpans(NamedTuple):
 
 
 def encode_with_spans(tokenizer, text: str) -> TokenSpans:
-  """The tokens of a text; `tokenizer` is a `tokenization.Encoder`."""
+  """`tokenizer` is a `tokenization.Encoder`."""
   if isinstance(tokenizer, tokenization.SentencePieceEncoder):
     return _of_sentencepiece(tokenizer, text)
   return _of_wordpiece(tokenizer, text)
 
 
 def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
-  """The same tokens with the characters that were dropped beside them.
+  """Adds dropped characters to the spans of `encode_with_spans`.
 
-  Characters between two tokens belong to the first, as a combining mark does to
-  its letter; at the beginning of a text or after a space they belong to the
-  token after them. Spaces, and what stands alone between them, belong to none.
-  `text` is the one that `encode_with_spans` made the spans of.
+  They join the token before them, as a combining mark joins its letter; after a
+  space or at the beginning of the text, the token after them. Spaces, and
+  dropped characters alone between spaces, join none.
   """
   count = len(text)
-  depth = np.zeros(count + 1, np.int32)  # tokens around a character
+  depth = np.zeros(count + 1, np.int32)  # its sums: tokens over a character
   np.add.at(depth, spans.starts, 1)
   np.add.at(depth, spans.ends, -1)
   is_space = np.array([char.isspace() for char in text], bool)
   is_dropped = (np.cumsum(depth)[:count] == 0) & ~is_space
   positions = np.arange(count + 1)
-  # Where the dropped characters around a position begin, and where they end.
+  # Begin and end of the dropped characters around each position.
   first = np.where(np.append(False, is_dropped), 0, positions)
   first = np.maximum.accumulate(first)
   last = np.where(np.append(is_dropped, False), count, positions)
@@ -79,9 +75,9 @@ def _as_arrays(spans: list) -> TokenSpans:
 
 def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
   words = tokenizer.split_words(text)
-  # Character -> number of its characters in the words.
+  # Character -> number of characters that it becomes in words.
   kept = {char: len("".join(tokenizer.split_words(char))) for char in set(text)}
-  # The position in the text of each character of its words.
+  # Position in the text of each of the words' characters.
   places = [i for i, char in enumerate(text) for _ in range(kept[char])]
   if len(places) != sum(map(len, words)):
     return _word_by_word(tokenizer, text)
@@ -99,7 +95,7 @@ def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
 
 
 def _word_by_word(tokenizer, text: str) -> TokenSpans:
-  """Where characters change with their neighbours: a word's tokens share it."""
+  """If neighbours change a character: all tokens of a word have its span."""
   spans, end = [], 0
   for word in text.split():
     start = text.index(word, end)
@@ -115,7 +111,6 @@ def _of_sentencepiece(tokenizer, text: str) -> TokenSpans:
     places = [i for i, char in enumerate(text) for _ in char.lower()]
   places.append(len(text))
   surface = lambda token: tokenizer.tokens[token].strip(SENTENCEPIECE_SPACE)
-  # Characters that are not dropped.
   kept = {
     c
     for c in set(text)
@@ -123,8 +118,8 @@ def _of_sentencepiece(tokenizer, text: str) -> TokenSpans:
   }
   spans = []
   for token, begin, end in tokenizer.encode_spans(text):
-    # A piece may begin with the space before its word. Of a character that
-    # gave several pieces (an ellipsis gives three) only the last has it.
+    # A piece may begin with the space before its word. If a character gives
+    # several pieces (an ellipsis gives three), only the last has it.
     chars = places[begin : max(end, begin + 1)] if surface(token) else []
     inner = [i for i in chars if i < len(text) and text[i] in kept]
     first = inner[0] if inner else places[begin]

@@ -1,9 +1,8 @@
-"""Examples of a task as packed records in memory, for `input_pipeline`.
+"""Fine-tuning examples as packed records in memory, for `input_pipeline`.
 
-A record is a row of up to `max_seq_length` tokens with up to
-`examples_per_record` examples. Each attends to itself only and begins at
-position 0 (see `modeling.BertModel`). So little of a row is padding, all
-batches have one shape, and each example has the loss that it has alone.
+A record is a row of up to `max_seq_length` tokens and `examples_per_record`
+examples. Each attends only to itself and begins at position 0 (see
+`modeling.BertModel`), so it has the same loss as alone.
 """
 
 import hashlib
@@ -17,8 +16,7 @@ from common.tensorflow_v1 import tf
 from data import packing
 from training import training_plan
 
-# The least tokens of a row, if max_seq_length allows: an example leaves too
-# little room for others in a shorter one.
+# Least tokens of a row, if max_seq_length allows: short rows pack badly.
 _ROW_TOKENS = 128
 
 
@@ -43,7 +41,7 @@ class FinetuningBatch(NamedTuple):
 
 
 class Place(NamedTuple):
-  """Where an example is: arrays [examples]."""
+  """Where the examples are: arrays [examples]."""
 
   row: np.ndarray
   slot: np.ndarray
@@ -51,10 +49,7 @@ class Place(NamedTuple):
 
 
 class PackedSource:
-  """Packed examples as `input_pipeline` reads them.
-
-  `examples` are at `places`, in rows of `tokens` (S) and `slots` (E).
-  """
+  """An `input_pipeline.Source`: rows of `tokens` (S) and `slots` (E)."""
 
   def __init__(
     self,
@@ -64,10 +59,7 @@ class PackedSource:
     target_dtype=np.int32,
     cut: int = 0,
   ):
-    """Packs the examples, which all have the same number of targets.
-
-    `config` is a `FinetuningConfig`; `cut` examples lost their end.
-    """
+    """`config` is a `FinetuningConfig`; `cut` examples lost their end."""
     if not examples:
       raise DataError(f"{path}: no examples")
     self.examples, self._path, self._cut = examples, path, cut
@@ -109,7 +101,7 @@ class PackedSource:
 
   @property
   def packing_factor(self) -> float:
-    """Examples in a row on average."""
+    """Mean number of examples in a row."""
     return len(self.examples) / len(self._rows)
 
   def rows_of(self, examples: int) -> int:
@@ -117,7 +109,6 @@ class PackedSource:
     return max(1, min(len(self), round(examples / self.packing_factor)))
 
   def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
-    """See `input_pipeline.Source.columns`."""
     del seed  # nothing is drawn here
     arrays = list(self._columns.values())
 
@@ -131,7 +122,6 @@ class PackedSource:
     return dict(zip(self._columns, tensors, strict=True))
 
   def batch(self, columns: dict, row_weights: tf.Tensor) -> FinetuningBatch:
-    """A `FinetuningBatch`; see `input_pipeline.Source.batch`."""
     weights = columns["weights"] * row_weights[:, None]
     return FinetuningBatch(**{**columns, "weights": weights})
 
@@ -140,7 +130,6 @@ class PackedSource:
     return tf.reduce_sum(batch.weights, axis=1, keepdims=True)
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
-    """Updates and rows of a training; `config` is a `FinetuningConfig`."""
     accumulation = config.num_accumulation_steps
     batch = config.global_batch_size or (
       config.train_batch_size * ranks * (accumulation or 1)
@@ -154,7 +143,7 @@ class PackedSource:
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
     micro = self.rows_of(config.train_batch_size)
     if not config.global_batch_size:
-      # The flags' number of micro-batches, whatever the number of rows.
+      # The flags settle the number of micro-batches, the packing their rows.
       share = -(-max(1, round(batch / self.packing_factor)) // ranks)
       micro, accumulation = -(-share // (accumulation or 1)), None
     return training_plan.resolve(
@@ -169,7 +158,6 @@ class PackedSource:
     )
 
   def describe(self) -> dict:
-    """File and sizes, for the run folder."""
     return {
       "files": [self._path],
       "examples": len(self.examples),
@@ -178,7 +166,7 @@ class PackedSource:
     }
 
   def line(self) -> str:
-    """Numbers of examples, tokens and records, for a person."""
+    """Sizes, for the console."""
     lengths = [len(e.ids) for e in self.examples]
     padding = 1.0 - sum(lengths) / (len(self) * self.tokens)
     cut = f"; {self._cut:,} examples were longer and lost their end"
@@ -189,7 +177,7 @@ class PackedSource:
     )
 
   def fingerprint(self) -> str:
-    """The same on ranks that have the same data."""
+    """Equal on ranks with equal data."""
     digest = hashlib.sha256()
     for array in self._columns.values():
       digest.update(array)
@@ -197,9 +185,8 @@ class PackedSource:
     return f"{len(self.examples)} examples in {len(self)} rows ({checksum})"
 
   def locate(self, number: int) -> dict:
-    """File and examples of a row, for a person."""
     examples = [self.examples[i].where for i in self._rows[number]]
     return {"file": self._path, "examples": " and ".join(examples)}
 
   def explain(self, numbers: np.ndarray) -> None:
-    """None: no record in memory is damaged."""
+    """Nothing to explain: records in memory are not damaged."""

@@ -1,7 +1,7 @@
 """What a run folder says about its model; later runs must agree with it.
 
-task.json, the BERT config and a copy of the vocabulary are written when a
-training starts, and by nothing else.
+Only the start of a training writes task.json, the BERT config and a copy of the
+vocabulary there.
 """
 
 import filecmp
@@ -16,7 +16,7 @@ from training import checkpoint_files, training_run
 
 TASK_FILE = "task.json"
 PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
-# The flag of each kind of vocabulary -> its name beside a published checkpoint.
+# Flag -> the name of such a vocabulary beside a published checkpoint.
 VOCABULARIES = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}
 
 
@@ -28,7 +28,7 @@ def _texts(value) -> bool:
   return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
-# The keys of task.json and whether a value is valid; it may lack any.
+# Checks of the values in task.json, which may lack any key.
 _IS_VALID = {
   "task": lambda value: value in [PRETRAINING, CLASSIFIER, SQUAD],
   "vocabulary": lambda value: (
@@ -77,11 +77,11 @@ def saved_task(output_dir: str) -> dict:
 
 
 def model_folder(settings) -> str | None:
-  """The folder of the trained model that a run starts from, if it does.
+  """The folder of the trained model whose task.json binds the run, if any.
 
-  Its task.json is binding. It is the run folder if that has a checkpoint, and
-  without training the folder of --init_checkpoint; a training from
-  --init_checkpoint may be of another task. `settings` may be the flags.
+  It is the run folder if that has a checkpoint. To evaluate or predict, it may
+  be the folder of --init_checkpoint; a training may use that for another task.
+  `settings` may be the flags.
   """
   if not settings.output_dir:
     return None
@@ -104,11 +104,7 @@ def check_length(max_seq_length: int, bert: BertConfig) -> None:
 
 
 def named_vocabulary(settings) -> dict[str, str]:
-  """Flag -> file, of the vocabulary that settings name; {} for none.
-
-  Raises:
-    UserError: they name two, a WordPiece vocabulary and a SentencePiece model.
-  """
+  """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
   files = {flag: getattr(settings, flag) for flag in VOCABULARIES}
   if all(files.values()):
     raise UserError("give either --vocab_file or --spm_model_file, not both")
@@ -116,16 +112,13 @@ def named_vocabulary(settings) -> dict[str, str]:
 
 
 def kept_vocabulary(folder: str) -> dict[str, str]:
-  """Flag -> path, of the copy in a run folder; {} without one."""
+  """Flag -> path of the run folder's copy; {} without one."""
   names = saved_task(folder).get("vocabulary", {})
   return {flag: os.path.join(folder, name) for flag, name in names.items()}
 
 
 def check(config, describe: Callable[[], dict]) -> None:
-  """Raises `UserError` if the run contradicts the model that it starts from.
-
-  `describe` makes this run's content of task.json but for the vocabulary.
-  """
+  """Raises `UserError` if `describe()`, the task, contradicts the model."""
   folder = model_folder(config)
   if folder is None:
     return
@@ -150,7 +143,7 @@ def check(config, describe: Callable[[], dict]) -> None:
   kept = kept_vocabulary(folder)
   for flag, given in named_vocabulary(config).items() if kept else ():
     copy = kept.get(flag)
-    # A missing file contradicts none.
+    # A missing file contradicts nothing.
     exist = copy and os.path.exists(given) and os.path.exists(copy)
     if not copy or (exist and not filecmp.cmp(given, copy, shallow=False)):
       (path,) = kept.values()
@@ -162,10 +155,7 @@ def check(config, describe: Callable[[], dict]) -> None:
 
 
 def compare(here: dict, saved: dict, free: Sequence[str], path: str) -> None:
-  """Raises `UserError` if flags' values, by name, contradict those in a file.
-
-  Flags in `free` may have another value, unless one of the two is None.
-  """
+  """Raises `UserError` if values differ; in `free` only if one is None."""
   for name, value in here.items():
     was = saved.get(name, value)
     if value != was and (name not in free or None in (value, was)):
@@ -196,17 +186,13 @@ def _contradiction(what: str, path: str, saved) -> UserError:
 
 
 def _shown(value) -> str:
-  """A flag's value as on the command line; a list's first ten items."""
   if not isinstance(value, list):
     return str(value)
   return ",".join(value[:10]) + (",..." if len(value) > 10 else "")
 
 
 def write(config, describe: Callable[[], dict]) -> None:
-  """Writes task.json and a copy of the vocabulary, so the folder is enough.
-
-  A resumed training leaves its folder's files as they are.
-  """
+  """Writes task.json and a copy of the vocabulary, but not in a resumed run."""
   if not model_folder(config):
     write_task(config.output_dir, describe(), named_vocabulary(config))
 

@@ -1,4 +1,4 @@
-"""Answers to questions as spans of a paragraph: SQuAD 1.1 and 2.0."""
+"""Answers as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
 import os
@@ -51,13 +51,12 @@ class SquadConfig(windows.AnswerSettings, FinetuningConfig):
         raise UserError(f"--do_{part} needs --{part}_file")
 
   def path(self, part: str) -> str | None:
-    """The file to "train", "eval" or "predict" with."""
     given = getattr(self, f"{part}_file")
     return given or (self.predict_file if part == "eval" else None)
 
 
 class Squad(FinetuningTask):
-  """A span of the paragraph for each question, or none."""
+  """Finds the answer to each question in its paragraph, if there is one."""
 
   config: SquadConfig
   best_by = metrics.BestBy(("f1",), True)
@@ -93,7 +92,7 @@ class Squad(FinetuningTask):
     return squad_metric.evaluate_v2(answers, best, odds, threshold)
 
   def write_predictions(self, source, outputs):
-    """The official format: id -> text; the n best answers, and null odds."""
+    """SQuAD's official format: id -> text; also the n best and null odds."""
     config = self.config
     found = source.answers(outputs["logits"])
     written = {
@@ -122,19 +121,14 @@ class Squad(FinetuningTask):
 
 
 class SquadSource(packed.PackedSource):
-  """A SQuAD file as packed windows; `questions` has its `windows.Question`s."""
+  """A SQuAD file as packed windows."""
 
   def __init__(self, path: str, config: SquadConfig, part: str):
-    """Reads and encodes.
+    """Reads and encodes for a `part`.
 
-    Args:
-      part: "train": answers are targets, and a question whose answer is not
-        found in its paragraph is skipped (google/bert). "eval": its answer
-        counts in the metrics, which compare texts, but not in the loss.
-        "predict": questions need no answers.
-
-    Raises:
-      DataError: as of `read_squad`; or no answer at all is found.
+    "train" skips questions whose answers are not in their paragraphs, as
+    google/bert does. "eval" counts them in the metrics, which compare texts,
+    but not in the loss. "predict" needs no answers.
     """
     self._config, self._skips = config, part == "train"
     answered = part != "predict"
@@ -164,7 +158,6 @@ class SquadSource(packed.PackedSource):
     self._columns["weights"][rows, slots] = 0.0
 
   def line(self) -> str:
-    """`packed.PackedSource.line`, and the answers that are not found."""
     line = super().line()
     if not self._lost:
       return line
@@ -176,7 +169,7 @@ class SquadSource(packed.PackedSource):
     )
 
   def answers(self, logits: np.ndarray) -> dict[str, windows.Answers]:
-    """The answers to each question, by its id; float32 [rows, S, 2]."""
+    """Question id -> answers, from float32 [rows, S, 2]."""
     places = zip(self._windows, self.places.row, self.places.start, strict=True)
     scores = (logits[row, a : a + len(window.ids)] for window, row, a in places)
     found = windows.choose_answers(
@@ -186,7 +179,7 @@ class SquadSource(packed.PackedSource):
 
 
 def _not_found(path: str, questions, answers) -> set:
-  """The numbers of the questions whose answers are not in their paragraphs."""
+  """Numbers of questions whose answers are not found; an error if all are."""
   answered = {n for n, question in enumerate(questions) if question.answers}
   lost = {n for n in answered if answers[n] is None}
   if lost and lost == answered:
@@ -210,10 +203,7 @@ def _why(question: windows.Question) -> str:
 def read_squad(
   path: str, version_2: bool, needs_answers: bool
 ) -> list[windows.Question]:
-  """The questions of a file in the format of SQuAD 1.1 or 2.0.
-
-  A question without answers is an error with `needs_answers`, but in version 2.
-  """
+  """The questions of a SQuAD 1.1 or 2.0 file; `DataError` for other formats."""
   try:
     found = json_files.read(path)
   except OSError as e:
@@ -256,7 +246,7 @@ def _question(path, entry, context, where) -> windows.Question:
 
 
 def _get(path: str, found, key: str, where: str, kind: type = list):
-  """found[key]; raises `DataError` if it is not of this kind."""
+  """found[key]; `DataError` for another type."""
   value = found.get(key) if isinstance(found, dict) else None
   if not isinstance(value, kind):
     name = "text" if kind is str else "list"

@@ -15,7 +15,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-  """Lower case, without punctuation, articles and spare spaces."""
+  """Lower case, without punctuation, articles and extra spaces."""
   text = text.lower().translate(_NO_PUNCTUATION)
   return " ".join(_ARTICLES.sub(" ", text).split())
 
@@ -26,10 +26,7 @@ def exact_match(answer: str, prediction: str) -> float:
 
 
 def f1_v1(answer: str, prediction: str) -> float:
-  """Harmonic mean of precision and recall of words; 0 without a common word.
-
-  It is 0 for two texts without words, as in evaluate-v1.1.py.
-  """
+  """F1 of words; 0 for two texts without words, as in evaluate-v1.1.py."""
   wanted, got = (normalize_answer(t).split() for t in (answer, prediction))
   common = (collections.Counter(wanted) & collections.Counter(got)).total()
   if not common:
@@ -52,10 +49,7 @@ def _best(metric, answers: Sequence[str], prediction: str) -> float:
 def evaluate_v1(
   answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
 ) -> dict:
-  """Exact match and F1 in percent; a question without prediction counts 0.
-
-  `answers` are all right answers by the question's id, at least one.
-  """
+  """Percentages by name; a question without prediction counts 0."""
   exact = words = 0.0
   for question, right in answers.items():
     if question in predictions:
@@ -66,7 +60,7 @@ def evaluate_v1(
 
 
 def _groups_v2(answers: Mapping[str, Sequence]) -> dict:
-  """Prefix -> the ids of its questions; no group is empty."""
+  """Prefix -> ids of its questions; no group is empty."""
   groups = {
     "": list(answers),
     "HasAns_": [q for q, right in answers.items() if right],
@@ -76,7 +70,7 @@ def _groups_v2(answers: Mapping[str, Sequence]) -> dict:
 
 
 def names_v2(answers: Mapping[str, Sequence]) -> list[str]:
-  """The names of `evaluate_v2`'s results of these questions."""
+  """The names of `evaluate_v2`'s results for these questions."""
   best = ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
   return [g + n for g in _groups_v2(answers) for n in ("exact", "f1")] + best
 
@@ -87,13 +81,12 @@ def evaluate_v2(
   null_odds: Mapping[str, float],
   threshold: float = 0.0,
 ) -> dict:
-  """SQuAD 2.0's metrics, under `names_v2`.
+  """SQuAD 2.0's metrics, under `names_v2`; exact and f1 are in percent.
 
-  exact and f1 are in percent, of all questions, and of those with (HasAns_) and
-  without (NoAns_) an answer; best_exact and best_f1 are those of the best
-  thresholds, best_exact_thresh and best_f1_thresh, whatever `threshold` is. ""
-  is a right answer to a question whose answers are all normalised to nothing;
-  the question counts as one with an answer.
+  HasAns_ and NoAns_ are of the questions with and without an answer. best_exact
+  and best_f1 are at the best thresholds (best_..._thresh). If all answers to a
+  question normalise to nothing, "" is right, but the question still counts as
+  one with an answer.
 
   Args:
     answers: id -> right answers, none if the question has no answer.
@@ -124,10 +117,7 @@ def evaluate_v2(
 
 
 def _best_threshold(answered, empty, null_odds) -> tuple[float, float]:
-  """The highest sum of scores, and the lowest threshold that gives it.
-
-  A threshold t answers the questions whose null odds are at most t.
-  """
+  """Best sum of scores and its threshold; lower or equal odds get an answer."""
   score = best = sum(empty.values())
   order = sorted(null_odds, key=null_odds.get)
   where = min(0.0, null_odds[order[0]] - 1.0) if order else 0.0

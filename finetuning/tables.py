@@ -9,8 +9,7 @@ from common import json_files
 from common.console import tell
 from common.errors import DataError
 
-# The share of rows with another number of fields. A few of GLUE's rows have too
-# few; more than a few mean another format.
+# Share of rows with missing fields, as in GLUE; more mean another format.
 _LEFT_OUT_AT_MOST = 0.01
 
 csv.field_size_limit(1 << 27)  # a document may be one field
@@ -27,17 +26,13 @@ class Row(NamedTuple):
 def read_table(
   path: str, columns: Sequence[str] | None = None, all_rows: bool = False
 ) -> list[Row]:
-  """The rows of a table.
+  """Reads a UTF-8 table without empty lines and, with a report, malformed rows.
 
-  Lines end with \\n or \\r\\n; other \\r are text. Empty lines are skipped, and
-  a few rows with another number of fields are left out and reported.
-
-  Args:
-    path: .tsv or .txt: tabs, quotes are text; .csv: commas, fields with commas
-      or line ends are quoted; .jsonl or .json: an object in each line. UTF-8.
-    columns: names, for a file without a header in its first line.
-    all_rows: a line that would be skipped or left out is an error, so that the
-      n-th row is the n-th of the file. Empty lines at the end are no errors.
+  .tsv and .txt have tabs between fields, and quotes are text. .csv has commas,
+  and quotes around fields with commas or line ends. .jsonl and .json have an
+  object in each line. `columns` are the names if the first line is no header.
+  With `all_rows` a skipped row is an error (but not empty lines at the end), so
+  that the n-th row is the n-th of the file.
   """
   kinds = dict.fromkeys((".tsv", ".txt", ".csv"), _separated)
   kinds |= dict.fromkeys((".jsonl", ".json"), _objects)
@@ -45,7 +40,7 @@ def read_table(
   if kind not in kinds:
     raise DataError(f"{path}: not a table by its name: {', '.join(kinds)}")
   try:
-    # newline: a carriage return alone ends no line, and none is changed.
+    # newline: \r alone is text and ends no line.
     with open(path, encoding="utf-8-sig", newline="\n") as f:
       found = list(kinds[kind](path, f, columns))
   except OSError as e:
@@ -59,7 +54,6 @@ def read_table(
 
 
 def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
-  """Those of the lines that are rows."""
   while found and found[-1].odd == "":
     found.pop()
   rows = [row for row in found if row.odd is None]
@@ -99,7 +93,7 @@ def _separated(path: str, file, columns) -> Iterator[Row]:
 
 
 def _tsv(file) -> Iterator[tuple[int, list]]:
-  """(line, fields); no fields of an empty line."""
+  """(line, fields); an empty line has no fields."""
   for number, line in enumerate(file, 1):
     text = line.replace("\0", "").removesuffix("\n").removesuffix("\r")
     yield number, text.split("\t") if text else []
@@ -111,7 +105,7 @@ def _csv(path: str, file) -> Iterator[tuple[int, list]]:
     for fields in reader:
       yield reader.line_num, fields
   except csv.Error as e:
-    # What follows " - " is advice for programmers.
+    # After " - " comes advice for programmers.
     what = str(e).split(" - ")[0]
     raise DataError(f"{path}: line {reader.line_num}: {what}") from e
 
@@ -132,7 +126,7 @@ def _objects(path: str, file, columns) -> Iterator[Row]:
 
 
 def column(path: str, rows: Sequence[Row], name: str) -> list[str]:
-  """A column's values as text; raises `DataError` if a row lacks it."""
+  """Values as text; `DataError` if a row lacks the column."""
   values = []
   for row in rows:
     value = row.values.get(name)

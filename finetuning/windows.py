@@ -1,7 +1,7 @@
 """Questions over paragraphs as inputs of the encoder, and answers from scores.
 
-A long paragraph is read in windows, each of which begins `doc_stride` tokens
-after the one before (google/bert's sliding window).
+A long paragraph becomes windows that begin `doc_stride` tokens apart
+(google/bert's sliding window).
 """
 
 import dataclasses
@@ -48,13 +48,12 @@ class AnswerSettings:
 
   @property
   def threshold(self) -> float:
-    """The `Answers.null_odds` above which no answer is predicted."""
+    """No answer is predicted for `Answers.null_odds` above this."""
     if self.version_2_with_negative:
       return self.null_score_diff_threshold
     return math.inf
 
   def check(self) -> None:
-    """Raises `UserError` for settings with which nothing can be read."""
     check(self)
     if self.max_seq_length <= self.max_query_length + 3:
       raise UserError(
@@ -85,7 +84,7 @@ class Window(NamedTuple):
   offset: int  # place of the part's first token in `ids`
   first: int  # number of that token in the paragraph
   spans: TokenSpans  # of the part, in characters of the context
-  is_best: np.ndarray  # bool [part]: no other window has more around the token
+  is_best: np.ndarray  # bool [part]: this is the `_best_window` of the token
 
 
 def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -105,11 +104,7 @@ def make_windows(
   context: TokenSpans,
   settings: AnswerSettings,
 ) -> list[Window]:
-  """The windows of a question, from the paragraph's beginning to its end.
-
-  `question_ids` are int [q]. `context` has the paragraph's tokens
-  `offsets.with_dropped`, so that answers have the dropped characters.
-  """
+  """Windows of a paragraph in order; `context` is `offsets.with_dropped`."""
   question_ids = question_ids[: settings.max_query_length]
   offset, count = len(question_ids) + 2, len(context.ids)
   room = settings.max_seq_length - offset - 1
@@ -130,7 +125,7 @@ def make_windows(
 def encode_questions(
   tokenizer, questions: Sequence[Question], settings: AnswerSettings
 ) -> tuple[list[Window], list[tuple | None]]:
-  """The windows of all questions, and the `answer_tokens` of each question."""
+  """All windows, and each question's `answer_tokens`."""
   texts = tokenizer.encode_batch([q.text for q in questions])
   context: str | None = None
   made: list[Window] = []
@@ -146,10 +141,10 @@ def encode_questions(
 
 
 def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
-  """int [count]: the window in which a token has the most context.
+  """int [count]: the window with the most context for each token.
 
-  Context is the smaller number of tokens left and right of it, and a little for
-  a long window (google/bert's "max context"); the first of equal windows wins.
+  Context is the smaller number of tokens on its sides, plus 1% of the window's
+  length (google/bert). The first of equal windows wins.
   """
   best, scores = np.zeros(count, np.int32), np.full(count, -1.0)
   for w, (start, stop) in enumerate(parts):
@@ -162,11 +157,9 @@ def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
 
 
 def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
-  """First and last token of the question's answer in its paragraph.
+  """First and last token of the first answer that is where the file says.
 
-  Characters that no token has do not count. The first answer counts that is
-  where the file says and has a token; None if there is no such answer.
-  `context` are the paragraph's tokens of `offsets.encode_with_spans`.
+  Dropped characters do not count: `context` is `offsets.encode_with_spans`.
   """
   for text, first in question.answers:
     if first >= 0 and question.context.startswith(text, first):
@@ -177,10 +170,7 @@ def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
 
 
 def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
-  """First and last token of `answer_tokens` in the window, counted from [CLS].
-
-  (0, 0), which is [CLS], without an answer that is all in the window.
-  """
+  """`answer` counted from [CLS]; (0, 0) if it is not all in the window."""
   if answer is None:
     return 0, 0
   a, b = (token - window.first for token in answer)
@@ -190,7 +180,7 @@ def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
 
 
 class Answer(NamedTuple):
-  """A candidate; its score is that of the span."""
+  """A candidate for the answer."""
 
   text: str
   start_logit: float
@@ -205,11 +195,11 @@ class Answers(NamedTuple):
   """The candidates for a question."""
 
   best: list[Answer]  # of different texts, none empty; the best one first
-  null: Answer  # [CLS], of the window where it has the lowest score
+  null: Answer  # [CLS] of the window where its score is lowest
 
   @property
   def null_odds(self) -> float:
-    """How much higher "no answer" scores than the best answer."""
+    """Score of "no answer" minus the score of the best answer."""
     return self.null.score - self.best[0].score if self.best else 1e9
 
   def text(self, threshold: float = math.inf) -> str:
@@ -219,7 +209,7 @@ class Answers(NamedTuple):
     return self.best[0].text
 
   def shares(self, settings: AnswerSettings) -> list[tuple[Answer, float]]:
-    """Answers, and "no answer" where that is one, with their probabilities."""
+    """Answers with probabilities; SQuAD 2.0 includes "no answer"."""
     null = [self.null] if settings.version_2_with_negative else []
     found = self.best + null
     return list(zip(found, shares(found), strict=True))
@@ -228,10 +218,7 @@ class Answers(NamedTuple):
 def choose_answers(
   questions: Sequence[Question], made, logits, settings: AnswerSettings
 ) -> list[Answers]:
-  """The answers to questions, from `logits`, float [tokens, 2] of each window.
-
-  `made` are the windows of all questions, logits those of a start and an end.
-  """
+  """One for each question; `logits` are each window's float [tokens, 2]."""
   own: list[tuple[list, list]] = [([], []) for _ in questions]
   for window, scores in zip(made, logits, strict=True):
     own[window.question][0].append(window)
@@ -248,14 +235,14 @@ def best_answers(
   logits: Sequence[np.ndarray],
   settings: AnswerSettings,
 ) -> Answers:
-  """`choose_answers` of one question."""
+  """`choose_answers` for one question."""
   found = [
     answer
     for window, scores in zip(windows, logits, strict=True)
     for answer in _of_window(question, window, scores, settings)
   ]
   texts: dict[str, Answer] = {}
-  # Of equal scores the first that was found wins.
+  # The sort is stable: of equal scores the first wins.
   for answer in sorted(found, key=lambda answer: answer.score, reverse=True):
     if answer.text:
       texts.setdefault(answer.text, answer)
@@ -267,7 +254,6 @@ def best_answers(
 
 
 def _of_window(question, window, scores, settings) -> list[Answer]:
-  # Stable: of equal scores the first position wins.
   tried = np.argsort(-scores.T, kind="stable")[:, : settings.n_best_size]
   tried -= window.offset
   count = len(window.spans.ids)

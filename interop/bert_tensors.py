@@ -1,9 +1,8 @@
-"""A BERT's weights under Hugging Face's names, and model.safetensors.
+"""BERT weights under Hugging Face's names, and model.safetensors.
 
 The names are those of transformers' modeling_bert.py
 (https://github.com/huggingface/transformers). Its dense kernels are [out, in],
-ours [in, out]; the masked LM head's output weights are the word embeddings in
-both. `modeling` has the shape legend.
+ours [in, out]. The masked LM head's output weights are the word embeddings.
 """
 
 import os
@@ -52,7 +51,7 @@ _RENAMED = (
 
 
 def weights(config: BertConfig) -> list[Weight]:
-  """All weights that a BERT may have, with every head."""
+  """Every weight that a BERT may have, with all heads."""
   width, inner = config.hidden_size, config.intermediate_size
   made = []
 
@@ -103,11 +102,9 @@ def weights(config: BertConfig) -> list[Weight]:
 def count_parts(
   values: Mapping[str, np.ndarray], config: BertConfig, source: str
 ) -> dict[str, int]:
-  """The number of weights of each part; other weights than BERT's are ignored.
+  """Number of weights in each part; variables that are not BERT's do not count.
 
-  Raises:
-    DataError: a part is incomplete, there is no encoder, or a shape is not the
-      config's.
+  Raises `DataError` for an incomplete part, no encoder, or another shape.
   """
   counts, known = {}, weights(config)
   for part in PARTS:
@@ -134,7 +131,7 @@ def count_parts(
 
 
 def _check_pooler(parts: Iterable[str], source: str) -> None:
-  """Raises `DataError` for a classifier of tokens, which reads no pooler."""
+  """Refuses a classifier of tokens, which reads no pooler."""
   if CLASSIFIER in parts and POOLER not in parts:
     raise DataError(
       f"{source}: has a classifier, but no pooler: it classifies each token "
@@ -152,12 +149,9 @@ def _some(names: Iterable[str]) -> str:
 def to_theirs(
   values: Mapping[str, np.ndarray], config: BertConfig, source: str
 ) -> dict[str, np.ndarray]:
-  """Our float32 tensors by Hugging Face's names.
+  """Our tensors by Hugging Face's names; `DataError` for those that have none.
 
   An encoder without a head is named as BertModel names it, without "bert.".
-
-  Raises:
-    DataError: a variable is no weight of a BERT; or as `count_parts`.
   """
   parts = count_parts(values, config, source)
   _check_pooler(parts, source)
@@ -169,28 +163,27 @@ def to_theirs(
   bare = not set(parts) - {ENCODER, POOLER}
   return {
     known[name].theirs.removeprefix("bert." if bare else ""):
-    # Contiguous: the library writes the memory as it is.
+    # safetensors writes the memory as it is, so it must be contiguous.
     np.ascontiguousarray(value.T if known[name].transposed else value)
     for name, value in values.items()
   }
 
 
-# Other names of a weight: transformers ties them when it loads a model.
+# Other names of a weight; transformers ties the two when it loads a model.
 _TIED = {
   "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
   "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-# Numbers 0, 1, 2, ... and zeros, which earlier versions saved.
+# Constants that earlier versions saved: 0, 1, 2, ... and zeros.
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 
 def from_theirs(
   tensors: Mapping[str, np.ndarray], config: BertConfig, source: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Our weights from tensors by Hugging Face's names, and tensors left out.
+  """Our weights from Hugging Face's, and the names of tensors left out.
 
-  Takes the names of BertModel saved alone (without "bert.") and the old ones
-  of layer norms (gamma, beta), too.
+  Also reads BertModel's names (without "bert.") and old ones of layer norms.
   """
   named, left_out = {}, []
   bare = not any(name.startswith("bert.") for name in tensors)
@@ -245,10 +238,7 @@ def from_theirs(
 
 
 def read_tensors(folder: str) -> dict[str, np.ndarray]:
-  """The tensors of model.safetensors, or of its shards, by name.
-
-  float16, bfloat16 and float64 become float32.
-  """
+  """The tensors of model.safetensors, or of its shards; floats are float32."""
   whole = os.path.join(folder, WEIGHTS_FILE)
   if os.path.exists(whole):
     return _read_file(whole)
@@ -289,7 +279,7 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
 
 
 def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
-  """One tensor; floats become float32, any other type bytes for its error."""
+  """Floats become float32, other types bytes that `from_theirs` refuses."""
   if dtype == "BF16":  # the upper half of a float32
     wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
     return wide.view(np.float32).reshape(shape)

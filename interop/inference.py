@@ -1,21 +1,17 @@
-"""A trained model to be run: one graph with a signature for each head.
+"""Runs a trained model: one graph with a signature for each head.
 
-A checkpoint and an exported SavedModel are opened as the same `Model`: a
-session, and signatures that name the input and output arrays. Shapes as in
-`modeling`.
+A checkpoint and an exported SavedModel open as the same `Model`. Inputs are
+int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
+`modeling`; B, S and P may be any.
 
-  encoder        input_ids, input_mask, segment_ids, all int32 [B, S]
-                 -> sequence_output [B, S, H], pooled_output [B, H] (if the
-                 checkpoint has a pooler)
-  masked_lm      these and masked_lm_positions int32 [B, P]
-                 -> log_probs [B, P, V]
+  encoder        input_ids, input_mask, segment_ids [B, S]
+                 -> sequence_output [B, S, H] and, if the checkpoint has a
+                 pooler, pooled_output [B, H]
+  masked_lm      these and masked_lm_positions [B, P] -> log_probs [B, P, V]
   next_sentence  -> log_probs [B, 2]: the second text follows, it does not
   classifier     -> logits [B, labels], probabilities [B, labels]; for a
                  regression only logits [B, 1], the number
   span           -> start_logits, end_logits [B, S]
-
-input_mask is 1 for tokens, 0 for padding; outputs are float32; B, S and P may
-be any.
 """
 
 import contextlib
@@ -37,7 +33,7 @@ from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 POSITIONS = "masked_lm_positions"
-# Signature -> a variable of its head; the most useful signature is the last.
+# Signature -> a variable of its head. The last one in a model is its default.
 _HEADS = {
   "encoder": "bert/embeddings/word_embeddings",
   "next_sentence": "cls/seq_relationship/output_weights",
@@ -52,17 +48,13 @@ _TAGS = [tf.saved_model.tag_constants.SERVING]
 
 
 class Model:
-  """An open checkpoint or SavedModel: its session, and its SignatureDefs."""
+  """An open model: its session and its SignatureDefs by name."""
 
   def __init__(self, session: tf.Session, signatures: dict):
     self.session, self.signatures = session, signatures
 
   def run(self, name: str, arrays: dict) -> dict:
-    """The outputs of a signature by name; the module says which `arrays`.
-
-    Raises:
-      UserError: the model has no such signature.
-    """
+    """Outputs by name; `UserError` if the model has no such signature."""
     if name not in self.signatures:
       raise UserError(
         f"this model has no {name} head, only {', '.join(self.names())}"
@@ -74,27 +66,22 @@ class Model:
     )
 
   def names(self) -> list[str]:
-    """Its signatures without the default one, which equals the last of them."""
+    """Without the default signature, which equals the last of them."""
     return [name for name in _HEADS if name in self.signatures]
 
   def close(self) -> None:
-    """Frees its memory."""
     self.session.close()
 
 
 def open_model(source: Source) -> Model:
-  """The model of a checkpoint or of an export, with all its signatures."""
+  """Opens a checkpoint or an export, with all its signatures."""
   if source.is_export:
     return open_export(source.path)
   return open_checkpoint(source)
 
 
 def open_export(folder: str) -> Model:
-  """The model of a SavedModel, by TensorFlow's own loader.
-
-  Raises:
-    UserError: TensorFlow cannot load it.
-  """
+  """Opens a SavedModel; `UserError` if TensorFlow cannot load it."""
   session = tf.Session(graph=tf.Graph())
   try:
     with session.graph.as_default():
@@ -111,14 +98,9 @@ def open_export(folder: str) -> Model:
 def open_checkpoint(
   source: Source, names: Sequence[str] = (), precision: str = "fp32"
 ) -> Model:
-  """The model of a checkpoint, whose variables must all be there and finite.
+  """Opens a checkpoint with the signatures `names`, or all that it has.
 
-  Args:
-    names: signatures to build; none: all that the checkpoint has heads for.
-    precision: type of the matmuls, as --precision.
-
-  Raises:
-    UserError: it is damaged, made with another config, or lacks a head.
+  Raises `UserError` if it is damaged, of another config, or lacks a head.
   """
   shapes = checkpoint_files.Checkpoint(source.path).shapes
   has = [
@@ -154,7 +136,7 @@ def open_checkpoint(
 def _build(
   bert: BertConfig, names, labels: int, has_pooler: bool, policy
 ) -> dict:
-  """Name -> SignatureDef in the graph, with the default one."""
+  """Name -> SignatureDef, with the default one."""
   inputs = {n: tf.placeholder(tf.int32, [None, None], n) for n in INPUTS}
   with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
     model = modeling.BertModel(
@@ -175,7 +157,7 @@ def _build(
 
 
 def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
-  """The inputs and outputs of a signature, tensors by name."""
+  """Inputs and outputs of a signature, tensors by name."""
   sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
   if name == "encoder":
     outputs = {"sequence_output": sequence}
@@ -212,15 +194,14 @@ def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
 def export(model: Model, source: Source, folder: str) -> float:
   """Writes a model of `open_checkpoint` as a SavedModel, whole or not at all.
 
-  Config, vocabulary and task.json are in assets.extra, so that predict.py needs
-  nothing but the folder. Returns the largest difference between an output of
-  the model and of its export.
+  Its assets.extra has config, vocabulary and task.json for predict.py. Returns
+  the largest difference between outputs of the model and of its export.
   """
   if os.path.exists(folder):
     raise UserError(
       f"--output={folder} already exists: remove it, or name another"
     )
-  source.tokenizer()  # raises an error if it is missing or does not fit
+  source.tokenizer()  # an error if it is missing or does not fit
   aside = folder.rstrip("/") + ".tmp"
   shutil.rmtree(aside, ignore_errors=True)
   os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)

@@ -31,10 +31,10 @@ _TO_OUR_ACTIVATION = _ALIKE | {
   "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu",
 }  # fmt: skip
 
-# Their defaults that are not ours, for keys that a file leaves out.
+# Hugging Face's defaults where ours differ, for keys that a file leaves out.
 _THEIR_DEFAULTS = dict(vocab_size=30522, hidden_act="gelu", type_vocab_size=2)
 
-# The values of keys in a model that is google/bert's.
+# Values in google/bert's models; the first stands for a missing key.
 _ONLY = {
   "model_type": ("bert",),
   "layer_norm_eps": (1e-12,),
@@ -72,11 +72,7 @@ def to_their_config(
   labels: int | list[str] | None = None,
   pad_id: int = 0,
 ) -> dict:
-  """The content of config.json; `labels` may be their number.
-
-  Raises:
-    UserError: Hugging Face has no such BERT.
-  """
+  """config.json's content; `UserError` if Hugging Face has no such BERT."""
   if config.pre_layer_norm:
     raise UserError(
       f"{source}: pre_layer_norm is true; Hugging Face's BERT normalises after "
@@ -121,13 +117,9 @@ class ReadConfig(NamedTuple):
   heads: set[str] | None = None  # of its architectures; None: it names none
 
   def classifier_labels(self, outputs: int, source: str) -> list[str] | None:
-    """The labels of a classifier with `outputs` outputs.
+    """By number; [] for a regression, None if they have no names.
 
-    [] for a regression; None if they have no names.
-
-    Raises:
-      DataError: this config is not of such a classifier, or of another kind
-        than ours: one label of several, or one number.
+    Raises `DataError` if the config is not of a classifier with these outputs.
     """
     if self.heads is not None and CLASSIFIER not in self.heads:
       raise DataError(
@@ -152,11 +144,7 @@ class ReadConfig(NamedTuple):
 
 
 def from_their_config(content: dict, source: str) -> ReadConfig:
-  """Our config from the content of config.json.
-
-  Raises:
-    UserError: the model is not of google/bert's kind.
-  """
+  """Our config; `UserError` if the model is not of google/bert's kind."""
   for key, allowed in _ONLY.items():
     value = content.get(key, allowed[0])
     if value not in allowed:
@@ -214,13 +202,13 @@ def _labels(content: dict, source: str) -> list[str] | None:
 
 
 def read_config(folder: str) -> ReadConfig:
-  """`from_their_config` of a folder's config.json."""
+  """Reads a folder's config.json."""
   path = os.path.join(folder, CONFIG_FILE)
   return from_their_config(read_object(path), path)
 
 
 def read_object(path: str) -> dict:
-  """A JSON file's object; raises `DataError` for anything else."""
+  """A JSON file's object; `DataError` for anything else."""
   content = json_files.read(path)
   if not isinstance(content, dict):
     raise DataError(f"{path}: not a JSON object")

@@ -1,7 +1,7 @@
-"""Where a trained model's parts are: checkpoint, config, vocabulary, task.
+"""Finds a trained model's parts: checkpoint, config, vocabulary, task.
 
-A model is named by a run folder, by a checkpoint's prefix, or by an exported
-folder (a SavedModel of convert_checkpoint.py).
+A run folder, a checkpoint's prefix or an exported folder (a SavedModel of
+convert_checkpoint.py) names a model.
 """
 
 import dataclasses
@@ -23,8 +23,7 @@ from training.config import BEST_BY
 
 ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = training_run.CONFIG_FILE
-# A SavedModel's folder for files that its graph does not read, by TensorFlow
-# Serving's convention.
+# TensorFlow Serving's folder for files that the graph does not read.
 EXTRA_FOLDER = "assets.extra"
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 _TRAINING_ONLY = {
@@ -36,7 +35,7 @@ _TRAINING_ONLY = {
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-  """Flags that add what no file beside the model says; they contradict none."""
+  """Flags that add what the model's files do not say, and contradict none."""
 
   # fmt: off
   bert_config_file: str | None = setting(None,
@@ -63,8 +62,7 @@ class Source:
   path: str  # a checkpoint's prefix, or an exported folder
   chosen: str  # why this checkpoint
   bert: BertConfig
-  # As in task.json: "task", "do_lower_case", "max_seq_length" if it is known,
-  # and the keys of its kind of task.
+  # As in task.json; "task" and "do_lower_case" are always there.
   task: dict
   vocabulary: dict[str, str]  # flag -> file; {} if none was found
   folder: str  # with its task.json, if it has one
@@ -78,11 +76,10 @@ class Source:
 
   @property
   def is_export(self) -> bool:
-    """Whether it is a SavedModel."""
     return _is_export(self.path)
 
   def lines(self) -> list[str]:
-    """The checkpoint, and what is assumed about it."""
+    """The checkpoint and what is assumed, for the console."""
     named = [] if self.is_export else [f"{self.path} ({self.chosen})"]
     return named + self.assumed()
 
@@ -92,7 +89,6 @@ class Source:
     return self.assumed_case + assumed_answers(self.task, task_file)
 
   def tokenizer(self) -> tokenization.Encoder:
-    """Makes the tokens that the model knows."""
     if not self.vocabulary:
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
@@ -109,9 +105,7 @@ class Source:
 def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   """The parts of a model: a run folder, a checkpoint's prefix or an export.
 
-  Raises:
-    UserError: there is no such model, a part of it is missing or damaged, or
-      `given` contradicts what is found.
+  Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
   chosen_file = settled.named_vocabulary(given)
   if is_export := _is_export(model):
@@ -161,7 +155,7 @@ def case(
 
 
 def assumed_answers(task: dict, said_by: str) -> list[str]:
-  """A line if no file says whether a question may have no answer."""
+  """A line if no file says whether questions may have no answer."""
   if task["task"] != SQUAD or ANSWERABLE in task:
     return []
   return [
@@ -171,7 +165,7 @@ def assumed_answers(task: dict, said_by: str) -> list[str]:
 
 
 def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
-  """`settled.named_vocabulary` of what is found and what the flags chose."""
+  """Flag -> file; an error if the flags contradict the files found."""
   found = {
     flag: path
     for flag, name in (said.get("vocabulary") or settled.VOCABULARIES).items()
@@ -217,7 +211,7 @@ def _config(given: str | None, folder: str, model: str) -> BertConfig:
 
 
 def differences(config: BertConfig, other: BertConfig) -> list[str]:
-  """The keys that change a model's answers and differ."""
+  """Keys that differ and change a model's answers."""
   ours, theirs = config.to_dict(), other.to_dict()
   return [
     key
@@ -235,10 +229,7 @@ def _read_config(path: str) -> BertConfig:
 
 
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
-  """A checkpoint's prefix, and why it was chosen.
-
-  In a run folder: the best by evaluation if it still exists, else the newest.
-  """
+  """Prefix and reason: the best by evaluation if it exists, else the newest."""
   if not os.path.isdir(model):
     if not glob.glob(glob.escape(model) + "*"):
       raise UserError(
@@ -268,11 +259,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
 
 
 def _pretraining_task(folder: str, given) -> tuple[str, dict]:
-  """(manifest of a run folder's records, what it says); ("", {}) without one.
-
-  Raises:
-    DataError: the records were made with another vocabulary than `given`.
-  """
+  """(manifest of the training records, what it says); ("", {}) without one."""
   found = _manifest_of_run(folder)
   if not found:
     return "", {}
@@ -299,8 +286,7 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
 def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
   """The manifest of the records that run.json names.
 
-  Their names are relative to the folder where the training was started, so
-  they are looked for here and in all folders above the run folder.
+  Names are relative to where the training started: tries here and all parents.
   """
   above = map(str, pathlib.Path(os.path.abspath(folder)).parents)
   for file in run_folder.trained_on(folder)[:1]:

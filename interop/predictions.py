@@ -1,7 +1,6 @@
 """Predictions for texts: words, labels, answers, embeddings.
 
-Each prediction is a dictionary that JSON can hold; `as_lines` shows one to a
-person. Checkpoints and exports are both run through `inference.Model`.
+A prediction is a dictionary that JSON can hold; `as_lines` shows it to people.
 """
 
 import collections
@@ -32,13 +31,9 @@ class Input(NamedTuple):
 
 
 def parse_line(line: str, may_be_json: bool) -> Input:
-  """The input of a line: a text, or two with a tab or ||| between them.
+  """Reads a text, or two with a tab or ||| between them, or raises `DataError`.
 
-  With `may_be_json` (see `Predictor.answers_questions`) a line that begins with
-  { is JSON with "question" and "context"; else it is text.
-
-  Raises:
-    DataError: a text is empty, or the JSON has something else in it.
+  With `may_be_json` a line that begins with { has "question" and "context".
   """
   line = line.strip("\r\n ")
   if may_be_json and line.startswith("{"):
@@ -75,11 +70,7 @@ class Predictor:
     embedding: str | None = None,
     max_seq_length: int | None = None,
   ):
-    """Prepares predictions, as flags of predict.py with these names say.
-
-    Raises:
-      UserError: the model does not have this length.
-    """
+    """Arguments as predict.py's flags; `UserError` for too long a length."""
     self._model, self._task, self._top_k = model, source.task, top_k
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
@@ -93,11 +84,7 @@ class Predictor:
       self._settings.check()
 
   def predict(self, inputs: Sequence[Input]) -> list[dict]:
-    """A prediction of each input, in their order.
-
-    Raises:
-      UserError: the model cannot do what an input asks for.
-    """
+    """Predictions in order; `UserError` for an input that does not fit."""
     groups = collections.defaultdict(list)
     for number, one in enumerate(inputs):
       groups[self._signature(one)].append(number)
@@ -116,7 +103,6 @@ class Predictor:
     return not self._embedding and _SPAN in self._model.names()
 
   def _signature(self, one: Input) -> str:
-    """Which of the model's signatures an input is for."""
     if self._embedding:
       return "encoder"
     for name in (_SPAN, "classifier"):
@@ -129,7 +115,7 @@ class Predictor:
   # Text to arrays -------------------------------------------------------------
 
   def _ids(self, text: str) -> np.ndarray:
-    """int32 [tokens]; tokenizers would split [MASK], here it is the mask."""
+    """int32 [tokens]; the tokenizer alone would split [MASK]."""
     parts = self._tokenizer.encode_batch(text.split(MASK))
     mask = np.array([self._tokenizer.mask_id], np.int32)
     return np.concatenate([a for part in parts for a in (mask, part)][1:])
@@ -138,7 +124,7 @@ class Predictor:
     return np.flatnonzero(ids == self._tokenizer.mask_id)
 
   def _encode(self, name: str, one: Input) -> tuple:
-    """ids, segments, and a prediction that has the texts."""
+    """ids, segments, and a prediction that has only the texts."""
     columns = self._task.get("columns")
     if name == "classifier" and columns:
       if (one.pair is None) != (columns["text_pair"] is None):
@@ -161,7 +147,7 @@ class Predictor:
     return ids, segments, made
 
   def _run(self, name: str, examples) -> Iterator[dict]:
-    """The outputs of each (ids, segments), without the batch's dimension."""
+    """The outputs of each (ids, segments), without the batch dimension."""
     for start in range(0, len(examples), _BATCH):
       ids, segments = zip(*examples[start : start + _BATCH], strict=True)
       inputs = ids, [np.ones_like(i) for i in ids], segments
@@ -175,7 +161,6 @@ class Predictor:
   # Arrays to predictions ------------------------------------------------------
 
   def _texts(self, name: str, inputs) -> list[dict]:
-    """Predictions for texts and pairs."""
     shown = {
       "encoder": self._embedding_of,
       "next_sentence": self._next_sentence,
@@ -205,7 +190,6 @@ class Predictor:
     return {"is_next": float(np.exp(outputs["log_probs"][0]))}
 
   def _embedding_of(self, ids, outputs) -> dict:
-    """The last layer's output: the mean over all tokens, or that of [CLS]."""
     pooling = self._embedding or POOLINGS[0]
     tokens = outputs["sequence_output"][: len(ids)]
     vector = tokens.mean(axis=0) if pooling == "mean" else tokens[0]
@@ -272,7 +256,7 @@ def _padded(rows) -> np.ndarray:
 
 
 def as_lines(made: dict) -> list[str]:
-  """A prediction for a person."""
+  """Shows a prediction to people."""
   if "question" in made:
     answers = [
       f"  {one['probability']:6.1%}  {one['text'] or '(no answer)'}"

@@ -1,8 +1,7 @@
 """Hugging Face's tokenizer files from our vocabulary, and the reverse.
 
-transformers' own BertTokenizer builds its pipeline from the vocabulary alone,
-with words of 100 characters at most where google/bert has 200. So the folder
-names transformers' general class, which takes tokenizer.json as it is.
+transformers' BertTokenizer allows words of 100 characters at most, google/bert
+200. So the folder names its general class, which follows tokenizer.json.
 """
 
 import json
@@ -63,7 +62,7 @@ _FINAL_SIGMA = normalizers.Replace(
 
 
 def normalizer(do_lower_case: bool):
-  """The `tokenizers` normalizer that cleans text as google/bert does."""
+  """Cleans text as google/bert does."""
   bert = normalizers.BertNormalizer(
     clean_text=True,
     handle_chinese_chars=True,
@@ -76,7 +75,7 @@ def normalizer(do_lower_case: bool):
 def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
   """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
 
-  Unlike ours it reads "[MASK]" and the like in a text as the token.
+  Unlike ours it reads "[MASK]" and other special tokens in a text as tokens.
   """
   make = _wordpiece_tokenizer if is_wordpiece else _sentencepiece_tokenizer
   tokenizer, encoder = make(file, do_lower_case)
@@ -94,16 +93,12 @@ def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
 
 
 def special_tokens(encoder: tokenization.Encoder) -> list[str]:
-  """Its [PAD], [UNK], [CLS], [SEP] and [MASK]; ALBERT has other names."""
+  """[PAD], [UNK], [CLS], [SEP] and [MASK], which ALBERT names otherwise."""
   return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in _SPECIAL]
 
 
 def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
-  """`make_tokenizer`'s, before the special tokens.
-
-  It differs where the library's Unicode tables differ from Python's: in rare
-  characters, most of them newer than Unicode 10, and those of private use.
-  """
+  """Differs from the encoder in rare characters: Unicode tables differ."""
   encoder = tokenization.WordPieceEncoder(vocab_file, do_lower_case)
   tokenizer = Tokenizer(
     models.WordPiece(
@@ -119,11 +114,10 @@ def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
 
 
 def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
-  """`make_tokenizer`'s, before the special tokens.
+  """Differs from the encoder where a letter has several combining marks.
 
-  It differs in letters with several combining marks, where the library's
-  normalizer loses some, and where two segmentations are equally likely
-  (". .." and ".. ."): each takes another one.
+  The library loses some of them. It also chooses otherwise between equally
+  likely segmentations (". .." and ".. .").
   """
   encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
   with open(model_file, "rb") as f:
@@ -160,7 +154,7 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
 
 
 def _read_model(content: bytes):
-  """A `sentencepiece_model_pb2.ModelProto`; raises `DataError` for no model."""
+  """A `ModelProto`; `DataError` for other content."""
   try:
     return sentencepiece_model_pb2.ModelProto.FromString(content)
   except DecodeError as e:
@@ -192,10 +186,7 @@ def write_tokenizer(
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
-  """vocab.txt or spiece.model, or vocab.txt as tokenizer.json implies it.
-
-  None without a tokenizer, or if tokenizer.json is not a WordPiece tokenizer.
-  """
+  """vocab.txt, spiece.model, or the tokens of a WordPiece tokenizer.json."""
   for name in (VOCAB_FILE, MODEL_FILE):
     path = os.path.join(folder, name)
     if os.path.exists(path):
@@ -222,7 +213,7 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
 
 
 def read_file(path: str, name: str) -> Vocabulary:
-  """A vocabulary that will be called VOCAB_FILE or MODEL_FILE."""
+  """Reads a vocabulary; its new `name` is VOCAB_FILE or MODEL_FILE."""
   with open(path, "rb") as f:
     return Vocabulary(name, f.read())
 
@@ -235,14 +226,14 @@ def is_same(one: Vocabulary, other: Vocabulary) -> bool:
 
 
 def size(vocabulary: Vocabulary) -> int:
-  """The number of its tokens; raises `DataError` for no SentencePiece model."""
+  """Number of tokens; `DataError` for a damaged SentencePiece model."""
   if vocabulary.file == VOCAB_FILE:
     return len(vocabulary.lines())
   return len(_read_model(vocabulary.content).pieces)
 
 
 def longest_text(folder: str) -> int | None:
-  """The most tokens that the folder's tokenizer makes of a text, if known."""
+  """The most tokens that the tokenizer makes of a text, if known."""
   longest = _read_object(folder, TOKENIZER_CONFIG_FILE).get("model_max_length")
   # A large number stands for no limit; `bool` is an `int`.
   return longest if type(longest) is int and longest > 0 else None
@@ -251,10 +242,8 @@ def longest_text(folder: str) -> int | None:
 def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   """Whether the folder's tokenizer lower-cases; None if no file says it.
 
-  `given` decides where its files contradict each other.
-
-  Raises:
-    DataError: the files contradict each other, or differ from google/bert's.
+  Raises `DataError` if the files contradict google/bert's tokenizer, or each
+  other without `given`.
   """
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
@@ -282,6 +271,6 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
 
 
 def _read_object(folder: str, name: str) -> dict:
-  """`model_config.read_object`; {} without the file."""
+  """{} without the file."""
   path = os.path.join(folder, name)
   return model_config.read_object(path) if os.path.exists(path) else {}
