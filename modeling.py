@@ -64,23 +64,16 @@ class BertModel:
   Args:
     is_training: False switches all dropout off.
     input_ids: int [B, S].
-    input_mask: (optional) int or float [B, S], 1 for tokens to attend to, 0
-      for padding. Without it all are attended to.
-    token_type_ids: (optional) int [B, S], segment ids, 0 without it.
+    input_mask: int or float [B, S], 1 to attend to a token, 0 for padding; None
+      is 1 everywhere.
+    token_type_ids: int [B, S], segment ids; None is 0 everywhere.
     use_one_hot_embeddings: look words up by a matmul with one-hot rows.
-    dropout_seed: (optional) int32 or int64 [2]. Given, all dropout is a pure
-      function of it and of the call site (see `kernels.keep_mask`);
-      otherwise it draws from TensorFlow's stateful generators.
+    dropout_seed: int32 or int64 [2]. Dropout is a pure function of it and of
+      the call site (see `kernels.keep_mask`), or random without it.
     recompute: see `encoder.RECOMPUTE`.
-    examples_per_sequence: E. More than 1: input_mask holds the number of
-      each token's example, from 1. A token attends to its own example only,
-      and positions start at 0 in each.
-    with_pooler: False leaves the pooler out, for heads that do not read it.
-    slices: a `tensor_parallel.Slices`; the table is then this slice's rows.
-
-  Raises:
-    ValueError: the configuration is impossible, a tensor has another rank,
-      or the sequence is longer than max_position_embeddings.
+    examples_per_sequence: E. More than 1: input_mask numbers each token's
+      example, from 1. A token attends to its own example only, and positions
+      start at 0 in each.
   """
 
   def __init__(
@@ -120,7 +113,6 @@ class BertModel:
           use_one_hot_embeddings=use_one_hot_embeddings,
           slices=slices,
         )
-        # [B, S, H]
         self.embedding_output = embedding_postprocessor(
           embedding_output,
           True,
@@ -139,7 +131,6 @@ class BertModel:
           attention_mask,
           LayerConfig(config, dropout_seed, policy, tuple(recompute), slices),
         )
-      # [B, S, H]
       self.sequence_output = self.all_encoder_layers[-1]
       self.pooled_output = None
       if with_pooler:
@@ -162,8 +153,7 @@ class BertModel:
   def get_pooled_output(self):
     """float [B * E, H]: each example's first token's output, dense and tanh.
 
-    Where a sequence has fewer examples, the sequence's first token's output.
-    None without a pooler.
+    A missing example gets the sequence's first token. None without a pooler.
     """
     return self.pooled_output
 
@@ -172,7 +162,7 @@ class BertModel:
     return self.sequence_output
 
   def get_all_encoder_layers(self):
-    """List of float [B, S, H]: every layer's output, from the first on."""
+    """List of float [B, S, H], from the first layer on."""
     return self.all_encoder_layers
 
   def get_embedding_output(self):
@@ -180,17 +170,15 @@ class BertModel:
     return self.embedding_output
 
   def get_embedding_table(self):
-    """The word embeddings, a variable [V, H]."""
+    """The word embeddings, a variable [V, H], or this slice's rows."""
     return self.embedding_table
 
 
 def _layout(input_mask, seq_length, examples_per_sequence):
-  """What `input_mask` says of each token; None where a plain model needs none.
+  """What `input_mask` says of tokens; None where a plain model needs none.
 
-  Returns:
-    [B, 1, T] or [B, F, T], the mask of attention; int32 [B, E], where each
-    example begins, 0 for a missing one; int [B, S], each token's position in
-    its example.
+  The attention mask, [B, 1, T] or [B, F, T]; int32 [B, E], where each example
+  begins, 0 for a missing one; int [B, S], each token's position in its example.
   """
   if input_mask is None:
     return None, None, None
@@ -223,10 +211,7 @@ def masked_lm_logits(
   policy=mixed_precision.FP32,
   slices=WHOLE,
 ):
-  """`Logits` [B * P, V]; arguments as in `get_masked_lm_output`.
-
-  With `slices`, V are this slice's classes, and output_weights its rows.
-  """
+  """`Logits` [B * P, V or this slice's classes]; see `get_masked_lm_output`."""
   hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
     with tf.variable_scope("transform"):
@@ -277,7 +262,7 @@ class Logits(NamedTuple):
 def next_sentence_logits(
   bert_config, input_tensor, policy=mixed_precision.FP32
 ):
-  """`Logits` [B, 2]; arguments as in `get_next_sentence_output`."""
+  """`Logits` [B, 2]; see `get_next_sentence_output`."""
   with tf.variable_scope("cls/seq_relationship"):
     weights = tf.get_variable(
       "output_weights",
@@ -295,19 +280,12 @@ def next_sentence_logits(
 def get_masked_lm_output(
   bert_config, input_tensor, output_weights, positions, label_ids, label_weights
 ):
-  """The masked LM head and its loss.
+  """The masked LM head on a sequence output, float [B, S, H], and its loss.
 
-  Args:
-    input_tensor: float [B, S, H], the sequence output.
-    output_weights: [V, H], the embedding table.
-    positions: int [B, P], the masked positions.
-    label_ids: int [B, P], the tokens to predict there.
-    label_weights: float [B, P], 1 for masked positions, 0 for padding.
-
-  Returns:
-    loss: float32 scalar, the weighted mean over the masked positions.
-    per_example_loss: float32 [B * P], without the weights.
-    log_probs: float32 [B * P, V].
+  `output_weights` is the embedding table. Positions and label_ids are int
+  [B, P], label_weights float [B, P], 0 for padding. Returns the weighted mean
+  loss, the losses without weights, [B * P], and log_probs, [B * P, V], all
+  float32.
   """
   logits = masked_lm_logits(
     bert_config, input_tensor, output_weights, positions
@@ -322,10 +300,9 @@ def get_masked_lm_output(
 
 
 def get_next_sentence_output(bert_config, input_tensor, labels):
-  """The next-sentence head and its loss, as in `get_masked_lm_output`.
+  """As `get_masked_lm_output`, on a pooled output, float [B, H].
 
-  `input_tensor` is the pooled output, float [B, H]; `labels` are int [B] or
-  [B, 1], 0 for the true next segment, 1 for another.
+  Labels are int [B] or [B, 1], 0 for the true next segment, 1 for another.
   """
   logits = next_sentence_logits(bert_config, input_tensor)
   per_example_loss, _ = logits.losses_and_correct(labels)
@@ -334,10 +311,7 @@ def get_next_sentence_output(bert_config, input_tensor, labels):
 
 
 class PretrainingBatch(NamedTuple):
-  """One rank's micro-batch: int32 or int64, except for the weights.
-
-  A row is a record, with at most E examples (see `records`).
-  """
+  """A rank's micro-batch of records: int32 or int64, except for the weights."""
 
   input_ids: tf.Tensor  # [B, S]
   input_mask: tf.Tensor  # [B, S], the token's example from 1, 0 for padding
@@ -363,11 +337,7 @@ def count_examples(batch):
 
 
 class PretrainingSums(NamedTuple):
-  """float32 scalars, sums over a micro-batch with its weights applied.
-
-  Losses are in nats. The mean over a global batch is the sum of these over all
-  ranks and micro-batches, divided by the sum of the weights.
-  """
+  """float32 scalars, weighted sums over a micro-batch; losses in nats."""
 
   masked_lm_loss: tf.Tensor
   masked_lm_correct: tf.Tensor
@@ -379,7 +349,6 @@ class PretrainingSums(NamedTuple):
 
 
 def _weighted_sums(logits, labels, weights, policy):
-  """The sums of `Logits`' losses, of right predictions and of the weights."""
   weights = tf.reshape(weights, [-1])
   losses, correct = logits.losses_and_correct(labels, policy)
   return map(tf.reduce_sum, (weights * losses, weights * correct, weights))
@@ -394,10 +363,7 @@ def pretraining_model(
   recompute=(),
   slices=WHOLE,
 ):
-  """The `PretrainingSums` of BERT with both heads on a `PretrainingBatch`.
-
-  Arguments as in `BertModel`; all `slices` have the same batch.
-  """
+  """Both heads' sums; arguments as in `BertModel`, one batch for all slices."""
   model = BertModel(
     config,
     is_training,
@@ -440,9 +406,9 @@ def pretraining_model(
 def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
   """THE loss, float32 scalar: a micro-batch's share of the global batch's.
 
-  It is the mean over the masked tokens of the global batch plus the mean over
-  its sentence pairs. Shares add up over micro-batches and ranks. `weights` are
-  the global batch's masked_lm_weight and next_sentence_weight, float32 [2].
+  That is the mean over the global batch's masked tokens plus the mean over its
+  sentence pairs. Shares add up over micro-batches and ranks. `weights`, float32
+  [2], are the global batch's masked_lm_weight and next_sentence_weight.
   """
   with tf.name_scope("loss"):
     masked_lm_weight, next_sentence_weight = tf.unstack(
@@ -455,11 +421,10 @@ def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
 
 
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):
-  """Which of the variables `tvars` a checkpoint has values for.
+  """An ordered dict for tf.train.init_from_checkpoint, and a dict of names.
 
-  Returns:
-    ordered dict {name in the checkpoint: the same name}, for
-    tf.train.init_from_checkpoint; dict of those names with and without ":0".
+  The first maps each name in the checkpoint that `tvars` have to itself; the
+  second has those names with and without ":0".
   """
   wanted = {re.sub(r":\d+$", "", variable.name) for variable in tvars}
   assignment_map = collections.OrderedDict(

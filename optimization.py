@@ -1,7 +1,6 @@
-"""The one order in which gradients become an update.
+"""The one order in which gradients become an update: `build_train_ops`.
 
-`build_train_ops` is that order; everything else here serves it. google/bert's
-public names (`create_optimizer`, `AdamWeightDecayOptimizer`) work as there.
+google/bert's `create_optimizer` and `AdamWeightDecayOptimizer` work as there.
 """
 
 from typing import NamedTuple
@@ -36,12 +35,9 @@ def create_optimizer(
 ):
   """google/bert's training op for one process, for scripts written for it.
 
-  AdamW with linear warm-up to `init_lr` and decay, clipping by global norm 1,
-  and a global step that counts the updates. Training over ranks needs
-  `build_train_ops`.
-
-  Raises:
-    ValueError: `use_tpu` is true.
+  AdamW with warm-up and decay, gradients clipped by global norm 1; it advances
+  the global step. Training over ranks needs `build_train_ops`. ValueError if
+  `use_tpu`.
   """
   if use_tpu:
     raise ValueError("use_tpu=True: this project trains on GPUs and CPUs")
@@ -63,7 +59,7 @@ def create_optimizer(
 
 
 def first_below(values, bound) -> tf.Tensor:
-  """The index of the first of `values`, [n], that is below, or -1; int32."""
+  """int32 index of the first of `values`, [n], below `bound`, or -1."""
   below = values < bound
   first = tf.argmax(tf.cast(below, tf.int32), output_type=tf.int32)
   return tf.where(tf.reduce_any(below), first, -1)
@@ -72,13 +68,11 @@ def first_below(values, bound) -> tf.Tensor:
 class LocalAccumulation(tf.train.Optimizer):
   """Sums the gradients of a rank's micro-batches before they are all-reduced.
 
-  An optimizer that sums over ranks wraps it: `compute_gradients` gives this
-  micro-batch's gradients plus those stored by earlier runs of `accumulate_op`,
-  so there is one all-reduce per update. A micro-batch with a gradient that is
-  not finite adds nothing and counts as dropped; the others keep their work.
-
-  With one micro-batch per update it passes gradients through: nothing is
-  stored, and each gradient can leave as soon as it is computed.
+  An optimizer that sums over ranks wraps it: `compute_gradients` adds those
+  that earlier runs of `accumulate_op` stored, so there is one all-reduce per
+  update. A micro-batch with a gradient that is not finite adds nothing and
+  counts as dropped. A single micro-batch per update is not stored, and each
+  gradient can leave as soon as it is computed.
 
   Attributes, which `compute_gradients` sets:
     gradients, sums: of all micro-batches up to this one.
@@ -86,8 +80,7 @@ class LocalAccumulation(tf.train.Optimizer):
     filled: float scalar, the micro-batches that have an example; where a batch
       does not divide, some have none.
     kept: float scalar, those of them that were not dropped.
-    nonfinite: float [variables], how many were dropped because this variable's
-      gradient was not finite.
+    nonfinite: float [variables], the micro-batches dropped because of each.
   """
 
   def __init__(self, micro_batches: int, slices: tensor_parallel.Slices):
@@ -95,10 +88,7 @@ class LocalAccumulation(tf.train.Optimizer):
     self.micro_batches, self._slices = micro_batches, slices
 
   def compute_gradients(self, gradients, sums):
-    """[(gradient, variable), ...] from the trainable variables' gradients.
-
-    `sums`, float [n], are added up alongside.
-    """
+    """[(gradient, variable), ...]; adds up `sums`, float [n], too."""
     variables = tf.trainable_variables()
     self.gradients = gradients
     if self.micro_batches == 1:
@@ -115,11 +105,7 @@ class LocalAccumulation(tf.train.Optimizer):
     return list(zip(self.gradients, variables, strict=True))
 
   def totals(self, comm):
-    """The sums over all ranks' micro-batches of the update.
-
-    Returns:
-      All of it in a row; [`kept`, `filled`]; `nonfinite`; the list of `sums`.
-    """
+    """Sums over ranks: all in a row; [kept, filled]; nonfinite; list `sums`."""
     parts = [[self.kept, self.filled], self.nonfinite, self.sums]
     reduced = comm.allreduce(
       tf.concat(parts, axis=0), name="kept_nonfinite_sums"
@@ -129,10 +115,7 @@ class LocalAccumulation(tf.train.Optimizer):
     return reduced, tf.unstack(counts), nonfinite, tf.unstack(sums)
 
   def _add(self, gradients, filled, sums):
-    """The stored gradients, kept and sums plus these, if all are finite.
-
-    `self.filled` adds up in any case.
-    """
+    """The stored gradients, kept and sums, plus these if all are finite."""
     values, zeros = [*gradients, filled, sums], all_reduce.local_zeros
     stores = [
       zeros(f"sum_{i}", v.shape.as_list()) for i, v in enumerate(values)
@@ -170,11 +153,7 @@ class LocalAccumulation(tf.train.Optimizer):
 
 
 class TrainOps(NamedTuple):
-  """What a training loop runs for each update.
-
-  `accumulate` for each micro-batch but the last, then `update`: the tensors
-  have that update's values.
-  """
+  """Run `accumulate` for each micro-batch but the last, then `fetches()`."""
 
   accumulate: tf.Operation
   update: tf.Operation
@@ -189,23 +168,20 @@ class TrainOps(NamedTuple):
   # float [variables], LAMB's factors of the learning rate, 0 if skipped; [0]
   # for other optimizers.
   trust_ratios: tf.Tensor
-  # This rank's time from its last gradient to the last of what all ranks
-  # reduce: communication that did not overlap with the backward pass, and
-  # waiting for ranks that get there later. (A rank that begins an update late
-  # makes the others wait in the forward pass, for the counts: not included.) 0
-  # with one rank, not a number on GPUs.
+  # Communication that did not overlap with the backward pass, and waiting for
+  # ranks that end it later (`Comm.seconds_between`). For a rank that begins an
+  # update late the others wait in the forward pass, which is not included.
   all_reduce_seconds: tf.Tensor
   variables: list  # the trainable variables
 
   def fetches(self) -> dict:
-    """What to run for an update, and its values, by name."""
+    """`update` and the tensors that have its values, by name."""
     found = self._asdict()
     del found["accumulate"], found["variables"]
     return found
 
 
 def _clip(grad_norm, clip_norm: float, prenormalize: bool):
-  """The factor that clips a gradient of this norm, or makes its norm 1."""
   if prenormalize:
     return 1.0 / tf.maximum(grad_norm, _TINY)
   return tf.minimum(1.0, clip_norm / grad_norm) if clip_norm else 1.0
@@ -224,15 +200,11 @@ def build_train_ops(
 ) -> TrainOps:
   """The one gradient order, from a micro-batch's gradients to the update.
 
-  Args:
-    gradients: those of this micro-batch's share of the loss, times the loss
-      scale. Shares add up over micro-batches and ranks, so gradients do.
-    sums: name -> float scalar, summed over the global batch for reporting.
-    optimizer: its `learning_rate` is a scalar Tensor.
-    micro_batches: of one rank's update.
-    clip_norm: highest global norm of the averaged gradient; 0 is no limit.
-    prenormalize: divide the averaged gradient by its norm instead (NVLAMB).
-    counters: [(variable, n), ...], which each update advances by n.
+  `gradients` are those of this micro-batch's share of the loss, times the loss
+  scale. Shares add up over micro-batches and ranks, and so do gradients and the
+  `sums` to report, name -> float scalar. `clip_norm` is the highest global norm
+  of the averaged gradient, 0 no limit; `prenormalize` divides by the norm
+  instead (NVLAMB). Each update advances `counters`, [(variable, n), ...], by n.
   """
   loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
   scale, comm = loss_scale.value, exchange.comm
@@ -269,7 +241,6 @@ def build_train_ops(
     update = tf.group(
       *[v.assign_add(n, read_value=False) for v, n in counters],
       skips.assign(skipped_updates, read_value=False),
-      # Update the loss scale.
       loss_scale.update_op(finite, dropped),
       exchange.after_update(finite),
     )

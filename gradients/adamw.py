@@ -11,18 +11,17 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
     v <- b2 v + (1 - b2) g^2
     w <- w - lr (m / (sqrt(v) + eps) + decay w)
 
-  (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, as google/bert
-  has it.) With bias correction m / (1 - b1^t) and v / (1 - b2^t) replace m and
-  v in the last line.
+  (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.) With bias
+  correction m / (1 - b1^t) and v / (1 - b2^t) replace m and v in the last line.
   """
 
   def _update(self, gradient, variable, slots, corrections, decay, of):
     """Decay, then TensorFlow's fused Adam kernel.
 
-    The kernel's own bias correction, sqrt(1 - beta2_power) / (1 - beta1_power),
-    does not reach epsilon. So it gets powers of 0, which make it 1, and ours is
-    in the rate and in epsilon. The kernel is one pass over memory; the composed
-    formula takes about ten.
+    That is one pass over memory; the composed formula takes about ten. The
+    kernel's own bias correction, sqrt(1 - beta2_power) / (1 - beta1_power),
+    does not reach epsilon. Powers of 0 make it 1, and ours is in the rate and
+    in epsilon.
     """
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     decayed = []

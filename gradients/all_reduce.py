@@ -1,7 +1,6 @@
-"""Gradients over ranks: their sum by one all-reduce, which all ranks apply.
+"""Gradients over ranks: their sum by all-reduces, which all ranks apply.
 
-`AllReduce` is also the interface through which `optimization.build_train_ops`
-uses every exchange; `exchange.make` chooses one.
+`AllReduce` is the base of the other exchanges, too; `exchange.make` chooses.
 """
 
 import numpy as np
@@ -27,16 +26,11 @@ def local_zeros(name: str, shape: list) -> tf.Variable:
 class AllReduce(moments.Parts):
   """Every rank gets the sum of all gradients and updates all weights.
 
-  Attributes:
-    comm: the `distributed.Comm` over which gradients are summed.
-    slices: the `tensor_parallel.Slices` of this rank's model.
+  `world` has all ranks; `scale`, a float scalar Tensor, is a factor of
+  gradients.
   """
 
   def __init__(self, config, world, scale):
-    """For an `AllreduceConfig`, the `Comm` of all ranks, and the loss scale.
-
-    Gradients were multiplied by `scale`, a float scalar Tensor.
-    """
     self._config, self._world, self._scale = config, world, scale
     self.comm = world.data_parallel
     self.slices = tensor_parallel.Slices(world.tensor_parallel)
@@ -47,17 +41,13 @@ class AllReduce(moments.Parts):
     return np.array_split(np.arange(count)[::-1], groups)
 
   def compute_gradients(self, local, gradients, sums) -> list:
-    """[(gradient, variable), ...], summed over micro-batches and ranks.
-
-    `local`, an `optimization.LocalAccumulation`, gets the other two arguments.
-    """
+    """[(gradient, variable), ...]: sums over `local` accumulation and ranks."""
     over_ranks = self.comm.distributed_optimizer(
       local, self._config.allreduce_groups, self._config.fp16_allreduce
     )
     return over_ranks.compute_gradients(gradients, sums)
 
   def half_squares(self, pairs) -> tf.Tensor:
-    """float [variables]: half the sum of squares of each gradient."""
     variables = tf.trainable_variables()
     squares = half_squares([gradient for gradient, _ in pairs])
     return self.slices.totals(squares, variables)
@@ -65,11 +55,8 @@ class AllReduce(moments.Parts):
   def apply_or_skip(self, optimizer, factor, pairs, finite) -> tuple:
     """Applies the `pairs` of `compute_gradients`, times `factor`, if `finite`.
 
-    `finite` is a bool scalar Tensor, the same on all ranks.
-
-    Returns:
-      The op, and float [variables] trust ratios, 0 if skipped; [0] for an
-      optimizer that has none.
+    `finite` is the same on all ranks. Returns the op, and trust ratios, float
+    [variables], 0 if skipped; [0] for an optimizer that has none.
     """
     gradients, variables = zip(*pairs, strict=True)
     optimizer.create_slots(variables)  # here, not inside of the condition
@@ -99,5 +86,5 @@ class AllReduce(moments.Parts):
     return applied.op, applied[1:]
 
   def after_update(self, finite) -> tf.Operation:
-    """What else changes with an update, unless it was not `finite`."""
+    """What else changes with an update that is `finite`."""
     return tf.no_op()

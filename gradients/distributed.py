@@ -1,8 +1,7 @@
 """The ranks: the only module that imports Horovod.
 
-`init()` returns a `Comm`. If `horovodrun` started this process it spans all
-ranks; otherwise it is a world of one whose operations change nothing, so
-callers never ask whether Horovod is there.
+`init()` returns a `Comm` of the ranks that `horovodrun` started. Without it
+that is a world of one whose operations change nothing, so no caller has to ask.
 """
 
 import dataclasses
@@ -64,10 +63,7 @@ class AllreduceConfig:
 
 
 class Comm:
-  """One rank's view of the world: who it is, and collectives over all ranks.
-
-  Its own operations are those of a world of one rank.
-  """
+  """One rank's view of the world, with its collectives; here a world of one."""
 
   rank, size = 0, 1  # of all
   local_rank, local_size = 0, 1  # on this host; rank n there uses GPU n
@@ -91,10 +87,7 @@ class Comm:
     return self.rank == 0
 
   def distributed_optimizer(self, optimizer, groups: int, fp16: bool = False):
-    """`optimizer`, whose `compute_gradients` sums gradients over ranks.
-
-    `groups` is `AllreduceConfig.allreduce_groups`; `fp16` sends float16.
-    """
+    """`optimizer`, whose `compute_gradients` sums gradients over ranks."""
     return optimizer
 
   def allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -122,10 +115,9 @@ class Comm:
   def seconds_between(self, local: Sequence, reduced: Sequence) -> tf.Tensor:
     """float64 scalar: how long this rank waits for what is reduced over ranks.
 
-    The time runs from the last of `local`, this rank's own tensors, to the last
-    of `reduced`. So it includes waiting for late ranks, but nothing that was
-    reduced before. Not a number on GPUs, whose ops count as done when they have
-    begun.
+    From the last of `local`, its own tensors, to the last of `reduced`: that
+    includes waiting for late ranks. Not a number on GPUs, whose ops count as
+    done when they have begun.
     """
     return tf.constant(0.0, tf.float64)
 
@@ -134,23 +126,19 @@ class Comm:
     return tf.no_op(name="broadcast")
 
   def gather(self, values: np.ndarray) -> np.ndarray:
-    """[size, n]: every rank's `values` [n], at once and on all ranks."""
+    """[size, n]: every rank's `values`, [n]. It runs a session; all call it."""
     return np.asarray(values)[None]
 
   def from_root(self, value):
-    """Rank 0's number or list; others give one of the same type and length."""
+    """Rank 0's number or list; other ranks give one of its type and length."""
     return self.gather(np.asarray(value))[0].tolist()
 
   def hosts_changed(self) -> bool:
-    """Whether this rank heard that hosts came or went in this world's time."""
+    """Whether this rank heard, since it joined, that hosts came or went."""
     return False
 
   def check_equal(self, what: str, value: str) -> None:
-    """Raises `DistributedError` naming the ranks whose `value` is not rank 0's.
-
-    All ranks call it: with different data or flags they would hang or, worse,
-    train something that nobody asked for.
-    """
+    """`DistributedError` on all ranks unless they all have rank 0's `value`."""
     digest = hashlib.sha256(value.encode()).digest()[:7]
     mine = np.array([int.from_bytes(digest, "little")], np.int64)
     everyone = self.gather(mine)[:, 0]
@@ -163,8 +151,6 @@ class Comm:
 
 
 class _HorovodComm(Comm):
-  """A world of several ranks over Horovod, or a set of them."""
-
   def __init__(self, hvd, ranks=None):
     """`ranks`: an initialised `hvd.ProcessSet`; None is all."""
     self._hvd, self._ranks = hvd, ranks or hvd.global_process_set
@@ -176,7 +162,6 @@ class _HorovodComm(Comm):
     return _NOTICES.came
 
   def _sum(self, fp16=False) -> dict:
-    """Arguments of Horovod's reductions."""
     # Sum, not Average: each rank's loss is already divided by the counts of the
     # global batch, so an average over ranks would be a mean of means.
     kinds = self._hvd.Compression
@@ -244,16 +229,10 @@ class _HorovodComm(Comm):
 def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
   """Joins the world this process was started in, before any graph is built.
 
-  Args:
-    num_threads: CPU threads of this rank; 0 is the host's cores divided by its
-      ranks.
-    tensor_parallel: number of consecutive ranks that hold a model together, see
-      `Comm.tensor_parallel` and `Comm.data_parallel`.
-
-  Raises:
-    DistributedError: started by horovodrun, but Horovod cannot be imported, or
-      the ranks do not find each other; or more ranks on this host than it has
-      GPUs, if it has any; or their number is no multiple of tensor_parallel.
+  `num_threads` are this rank's; 0 is the host's cores divided by its ranks.
+  `tensor_parallel` consecutive ranks hold a model together. DistributedError:
+  Horovod cannot be imported, ranks do not find each other, a host with GPUs has
+  fewer than ranks, or the number of ranks is no multiple of tensor_parallel.
   """
   return _settled(_join(tensor_parallel), num_threads)
 
@@ -294,8 +273,6 @@ def _settled(comm: Comm, num_threads: int) -> Comm:
 
 
 class _Notices:
-  """Listens to what the elastic driver tells of hosts."""
-
   came = False
 
   def on_hosts_updated(self, timestamp, update) -> None:
@@ -327,9 +304,9 @@ def _join(tensor_parallel: int) -> Comm:
       "builds it."
     ) from e
   if not tf.config.list_physical_devices("GPU"):
-    # The ranks ask each other this often (ms) what is ready to reduce, on the
-    # cores that compute: at Horovod's 1 that took 8 to 15% of an update. But
-    # slices wait for each other several times in each layer.
+    # How often (ms) ranks ask each other what is ready, on the cores that
+    # compute: Horovod's 1 took 8 to 15% of an update. But slices wait for each
+    # other several times in each layer.
     cycle = "5" if tensor_parallel == 1 else "1"
     os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle)
   if tensor_parallel > 1:
@@ -344,7 +321,6 @@ def _join(tensor_parallel: int) -> Comm:
 
 
 def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
-  """The world of `size` ranks, with the two sets that this rank is in."""
   models = np.arange(size).reshape(-1, tensor_parallel)
   # Horovod refuses a set of all ranks, and one rank alone needs no Horovod.
   sets = [
@@ -378,12 +354,9 @@ def _init(hvd, process_sets=()) -> None:
 
 
 def rejoin(comm: Comm) -> Comm:
-  """Leaves an elastic world that lost or changes ranks and joins the next one.
+  """Leaves an elastic world, and returns when all ranks of the next are there.
 
-  Waits until all ranks of the next one are there.
-
-  Raises:
-    DistributedError: no next world formed, or this host is not in it.
+  DistributedError: no next world formed, or this host is not in it.
   """
   import horovod.tensorflow as hvd
 
@@ -396,7 +369,7 @@ def rejoin(comm: Comm) -> Comm:
 
 
 def rank_lost(error: Exception) -> RankLost | None:
-  """The `RankLost` that an error of a collective means, if it means one."""
+  """The `RankLost` that a collective's error means, if it means one."""
   message = getattr(error, "message", None) or str(error)
   if "orovod" not in message:
     return None
@@ -408,10 +381,9 @@ def rank_lost(error: Exception) -> RankLost | None:
 
 def session_config(comm: Comm) -> tf.ConfigProto:
   """One GPU and this rank's share of the host's cores."""
-  # On a CPU one op at a time has all threads: two at once only share them, and
-  # wait for each other's caches. With several ranks a second thread hands
-  # gradients to Horovod while the first is busy. An elastic world of one may
-  # get more ranks.
+  # On a CPU one op at a time has all threads: two would share them and wait for
+  # each other's caches. With several ranks (an elastic world of one may get
+  # more) a second thread hands gradients to Horovod while the first is busy.
   at_once = 1 if comm.size == 1 and not comm.elastic else 2
   if tf.config.list_physical_devices("GPU"):
     at_once = max(2, comm.num_threads)

@@ -8,15 +8,14 @@ from xla_patches import jit
 
 
 class LAMBOptimizer(moments.MomentOptimizer):
-  """Layer-wise adaptive rates for large batches.
+  """Layer-wise adaptive rates for large batches; m and v as in AdamW.
 
-    m, v as in AdamW
     u <- m / (sqrt(v) + eps) + decay w
     r <- |w| / |u|, between min and max; 1 where |w| or |u| is 0
     w <- w - lr r u
 
-  (You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2, with the
-  clamp of DeepSpeed's.) Bias correction as in AdamW.
+  (You et al. 2020, https://arxiv.org/abs/1904.00962, algorithm 2; the clamp and
+  its defaults are those of DeepSpeed's bing_bert.) Bias correction as in AdamW.
   """
 
   has_trust_ratios = True
@@ -29,7 +28,6 @@ class LAMBOptimizer(moments.MomentOptimizer):
   def __init__(
     self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs
   ):
-    """The defaults of the clamp are those of DeepSpeed's bing_bert."""
     super().__init__(*args, **kwargs)
     self.min_trust_ratio = min_trust_ratio
     self.max_trust_ratio = max_trust_ratio
@@ -57,7 +55,7 @@ class LAMBOptimizer(moments.MomentOptimizer):
   def _direction(
     self, gradient, weights, m, v, correction_1, correction_2, decay
   ):
-    """(u, m, v): what the weights move against, and the new moments."""
+    """(u, new m, new v)"""
     beta_1 = tf.constant(self.beta_1, tf.float32)
     beta_2 = tf.constant(self.beta_2, tf.float32)
     new_m = beta_1 * m + (1.0 - beta_1) * gradient
@@ -69,7 +67,6 @@ class LAMBOptimizer(moments.MomentOptimizer):
     return update, new_m, new_v
 
   def _trust_ratio(self, weights_norm, update_norm) -> tf.Tensor:
-    """r of variables with these norms, float tensors of one shape."""
     ratio = weights_norm / tf.maximum(update_norm, np.finfo(np.float32).tiny)
     return tf.where(
       (weights_norm > 0.0) & (update_norm > 0.0),

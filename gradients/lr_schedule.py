@@ -10,9 +10,8 @@ from common.tensorflow_v1 import tf
 
 LR_SCALINGS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
-# Name -> (exponent of the warm-up, form of the decay). The last three and their
-# exponents are DeepSpeed's, https://github.com/microsoft/DeepSpeedExamples,
-# bing_bert.
+# Name -> (exponent of the warm-up, form of the decay). The last three are
+# https://github.com/microsoft/DeepSpeedExamples, bing_bert.
 SCHEDULES = {
   "linear": (1.0, "poly"),  # google/bert's
   "poly": (1.0, "poly"),
@@ -22,8 +21,7 @@ SCHEDULES = {
   "warmup_exp_decay_poly": (1.5, "poly"),
   "warmup_linear_decay_exp": (1.0, "exp"),
 }
-# Exponents of the polynomial decay where `power` is not given; poly's is that
-# of NVIDIA's LAMB recipe.
+# Exponents of the decay without `power`; poly's is of NVIDIA's LAMB recipe.
 _POWERS = {"linear": 1.0, "poly": 0.5, "warmup_exp_decay_poly": 2.0}
 
 
@@ -38,9 +36,8 @@ class Schedule:
     exp:       peak decay_rate^((step - w) / decay_steps) + offset
 
   Polynomials are measured from update 0, as in google/bert's
-  `create_optimizer`: where its warm-up ends, the rate drops to
-  peak (1 - w / n). After update n, poly and cosine stay where they are. With a
-  warm-up, update 0 has rate `offset`.
+  `create_optimizer`: where its warm-up ends, the rate drops to peak (1 - w /
+  n). After update n, poly and cosine stay as they are.
   """
 
   peak: float
@@ -53,7 +50,6 @@ class Schedule:
   offset: float = 0.0
 
   def __post_init__(self):
-    """Checks what the flags' own limits do not."""
     if self.power is not None and self.name not in _POWERS:
       raise UserError(
         f"--lr_power={self.power} has no meaning for --lr_schedule={self.name}"
@@ -62,10 +58,7 @@ class Schedule:
       raise UserError(f"--lr_decay_rate={self.decay_rate}: must be in (0, 1]")
 
   def __call__(self, step):
-    """The rate of update `step`, which is 0 for the first.
-
-    float32 for a Tensor; NumPy's float64 for a number or an array.
-    """
+    """The rate of update `step`, from 0: float32 for a Tensor, else float64."""
     if isinstance(step, tf.Tensor):
       math_of, step = tf, tf.cast(step, tf.float32)
     else:
@@ -90,19 +83,14 @@ class Schedule:
     return self.peak * rate + self.offset
 
   def highest(self, first: int, last: int) -> float:
-    """The highest rate of the updates from `first` to `last`, in float64.
-
-    Rates rise to the end of the warm-up and fall from there on.
-    """
+    """Of updates `first` to `last`: rates only fall after the warm-up."""
     top = np.clip([self.warmup - 1, self.warmup], first, last)
     return float(np.max(self(top)))
 
   def check_trains(self, first: int, before: int = 0) -> None:
-    """Raises `UserError` if none of the updates left to a run would train.
+    """Raises `UserError` if the rate is 0 for all updates from `first` on.
 
-    Args:
-      first: how many of `total` are done already.
-      before: how many the schedule counts before this run's own.
+    `before` is how many updates the schedule counts before this run's own.
     """
     last = self.total - 1
     if first > last or self.highest(first + before, last + before) > 0.0:
@@ -121,10 +109,7 @@ class Schedule:
     )
 
   def zero_from(self, before: int = 0) -> int | None:
-    """The number, from 1, of the run's first update whose rate stays 0, if any.
-
-    `before` as in `check_trains`.
-    """
+    """From which of the run's updates, from 1, the rate stays 0; maybe None."""
     ends = before > 0 and float(self(self.total)) == 0.0
     return max(0, self.total - before) + 1 if ends else None
 

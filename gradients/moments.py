@@ -27,10 +27,7 @@ def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
 
 
 class Parts:
-  """What an update asks about a variable that may be one of `slices`.
-
-  `zero` answers for shards of several variables.
-  """
+  """How a rank holds a variable: here whole or sliced, in `zero` by shards."""
 
   slices = WHOLE
 
@@ -40,11 +37,11 @@ class Parts:
     return self.slices.size > 1
 
   def norm(self, tensor, variable) -> tf.Tensor:
-    """The norm of a tensor of this variable's shape; float [n], n variables."""
+    """The norm of a tensor shaped as `variable`; a shard of n has n norms."""
     return self.slices.norm(tensor, variable)
 
   def spread(self, values, variable) -> tf.Tensor:
-    """Values of `norm`'s shape as factors of this variable's elements."""
+    """Factors of the variable's elements from `values` of `norm`'s shape."""
     return values
 
   def decay(self, rate_of, variable):
@@ -53,16 +50,13 @@ class Parts:
 
 
 class MomentOptimizer(tf.train.Optimizer):
-  """What AdamW and LAMB share: moments, decoupled decay, bias correction.
+  """Moments, decoupled decay and bias correction, as AdamW and LAMB share them.
 
-  Slots are the variables NAME/adam_m and NAME/adam_v, float32, as in
+  Slots are the float32 variables NAME/adam_m and NAME/adam_v, as in
   google/bert's checkpoints. With bias correction `applied_updates` counts the
-  updates without those that were skipped.
-
-  Attributes:
-    has_trust_ratios: whether each variable has a rate of its own.
-    trust_ratios: the factors of each variable's rate, of `Parts.norm`'s shape,
-      in the order of the last `apply_gradients`; or none.
+  updates without those that were skipped. `trust_ratios` are the factors of
+  each variable's rate, of `Parts.norm`'s shape, in the order of the last
+  `apply_gradients`; or none.
   """
 
   has_trust_ratios = False
@@ -82,11 +76,7 @@ class MomentOptimizer(tf.train.Optimizer):
     name=None,
     bias_correction=False,
   ):
-    """`learning_rate` is a float or scalar Tensor.
-
-    `exclude_from_weight_decay` are regular expressions: a variable is not
-    decayed if one of them matches anywhere in its name.
-    """
+    """`exclude_from_weight_decay`: regular expressions, searched in names."""
     super().__init__(use_locking=False, name=name or type(self).__name__)
     self.learning_rate = learning_rate
     self.weight_decay_rate = weight_decay_rate
@@ -102,8 +92,8 @@ class MomentOptimizer(tf.train.Optimizer):
   def create_slots(self, variables) -> list:
     """The slots [(m, v), ...] of `variables`, made on the first call.
 
-    Callers that apply inside `tf.cond` or a function call this before: a
-    variable made in there could not be initialised from outside.
+    Call it outside of a `tf.cond` or function that applies gradients: what is
+    made in there could not be initialised from outside.
     """
     names = [variable_name(variable) for variable in variables]
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
@@ -118,10 +108,7 @@ class MomentOptimizer(tf.train.Optimizer):
   def apply_gradients(
     self, grads_and_vars, global_step=None, name=None, of=None
   ):
-    """Applies one update; as in google/bert, `global_step` is not advanced.
-
-    `of` says how ranks hold the variables, see `Parts`.
-    """
+    """As in google/bert, `global_step` is not advanced; `of` is a `Parts`."""
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     slots = self.create_slots([v for _, v in pairs])
     corrections = self._corrections()
@@ -141,11 +128,7 @@ class MomentOptimizer(tf.train.Optimizer):
     return tf.group(*updates, counted, name=name)
 
   def _update(self, gradient, variable, slots, corrections, decay, of):
-    """The op of one variable's update.
-
-    `slots` are its moments (m, v), `corrections` those of `_corrections`,
-    `decay` is a float or a tensor of the variable's shape, `of` a `Parts`.
-    """
+    """The op of one update; `decay` is a float or has the variable's shape."""
     raise NotImplementedError
 
   def _corrections(self) -> tuple:
@@ -159,7 +142,6 @@ class MomentOptimizer(tf.train.Optimizer):
     )
 
   def decay_rate(self, name: str) -> float:
-    """The weight decay of the variable of this name."""
     excluded = self.exclude_from_weight_decay or ()
     if any(re.search(pattern, name) for pattern in excluded):
       return 0.0

@@ -21,10 +21,7 @@ ERRORS = "powersgd_errors"
 
 
 def is_worth(shape: Sequence[int], rank: int) -> bool:
-  """Whether a gradient of `shape` is sent as factors of `rank` columns.
-
-  Vectors and small matrices are sent as they are.
-  """
+  """Whether a gradient of `shape` is sent as factors of `rank` columns."""
   if len(shape) != 2 or min(shape) < rank:
     return False
   n, m = shape
@@ -43,8 +40,8 @@ class PowerSGD(all_reduce.AllReduce):
     E_i <- (A_i - G / ranks) / k       what was not sent
 
   k is the share of the micro-batches that were kept, 1 unless some were
-  dropped. The caller divides what is used by it, so that gradients stay the
-  mean of the kept ones; errors are those of whole updates already.
+  dropped. The caller divides G by it, so that gradients are the mean of the
+  kept ones; errors are those of whole updates already.
 
   All that is sent and used depends on sum_i A_i only. So neither the number of
   ranks nor the distribution of errors over them changes a result, and a
@@ -52,8 +49,8 @@ class PowerSGD(all_reduce.AllReduce):
   columns also for a matrix of lower rank, so with r = m the gradient is exact.
   (The paper omits orth(Q), but then a column that became zero would stay zero.)
 
-  E_i and Q are the variables NAME/powersgd_error and NAME/powersgd_basis, for
-  gradients without a loss scale; they change with `after_update`.
+  E_i and Q are the variables NAME/powersgd_error and NAME/powersgd_basis,
+  without a loss scale; they change with `after_update`.
   """
 
   def __init__(self, config, world, scale):
@@ -76,7 +73,6 @@ class PowerSGD(all_reduce.AllReduce):
     return [(summed[i], variable) for i, (_, variable) in enumerate(pairs)]
 
   def _sum(self, pairs, name: str) -> list[tf.Tensor]:
-    """The sums of a group of gradients."""
     whole, states = [], {}  # the states of those sent at low rank, by index
     for i, (gradient, variable) in enumerate(pairs):
       if is_worth(variable.shape.as_list(), self._rank):
@@ -114,7 +110,6 @@ class PowerSGD(all_reduce.AllReduce):
     return error, basis
 
   def after_update(self, finite):
-    """Keeps this update's errors and bases, if it was `finite`."""
     share = 1.0 / self.comm.size
 
     def keep():
@@ -146,8 +141,8 @@ def broadcast_op(variables, comm) -> tf.Operation:
 def add_up(errors, comm) -> list[tf.Operation]:
   """Ops that give rank 0 the sum of all ranks' `errors`, and clear the others.
 
-  So rank 0 saves all of them, and continues as a resumed run would. Run all
-  that is returned: TensorFlow leaves out a sum that nothing reads.
+  So rank 0 saves all of them, and training continues as a resumed run would.
+  Run all that is returned: TensorFlow leaves out a sum that nothing reads.
   """
   done, ran = [], []
   for error in errors if comm.size > 1 else ():

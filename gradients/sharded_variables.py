@@ -12,10 +12,7 @@ SHARDED_VARIABLES = "sharded_variables"
 
 
 class ShardedVariable(NamedTuple):
-  """A rank's part of one or more tensors of a checkpoint.
-
-  All ranks run `whole` or `load` together.
-  """
+  """Part of checkpoints' tensors; all ranks run `whole` or `load` together."""
 
   part: tf.Variable
   whole: dict  # name -> tensor as checkpoints have it, made of all ranks' parts
@@ -24,14 +21,11 @@ class ShardedVariable(NamedTuple):
 
 
 def add(part, tensors: dict, cuts: list, own: Callable, comm) -> None:
-  """Makes `part` a `ShardedVariable`.
+  """Makes the variable `part` a `ShardedVariable`.
 
-  Args:
-    part: a variable.
-    tensors: name -> tensor of this slice, made of the parts of its ranks.
-    cuts: the `SlicedVariable` of each, or None where it is not sliced.
-    own: list of such tensors -> the value of `part`.
-    comm: a `distributed.Comm` of all ranks.
+  `tensors` are this slice's, by name, made of the parts of its ranks; `cuts`
+  are their `SlicedVariable`s, or None where not sliced. `own` makes the value
+  of `part` from a list of such tensors. `comm` has all ranks.
   """
   slices = Slices(comm.tensor_parallel)
   whole, fed, broadcasts, read = {}, {}, [], []
@@ -50,10 +44,7 @@ def add(part, tensors: dict, cuts: list, own: Callable, comm) -> None:
 
 
 def add_sliced(comm) -> None:
-  """Adds all variables sliced by tensor parallelism, and their slots.
-
-  Call it when the graph is complete, with a `distributed.Comm` of all ranks.
-  """
+  """Call it on a complete graph: adds its sliced variables and their slots."""
   variables = {v.op.name: v for v in tf.global_variables()}
   for sliced in tf.get_collection(SLICED):
     name = sliced.variable.op.name

@@ -3,7 +3,6 @@
 Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, P_os: gradients are
 reduce-scattered, a rank updates its shard of the weights with its shard of the
 moments, and the weights are all-gathered. That moves as much as an all-reduce.
-Checkpoints hold the moments whole, under their usual names.
 """
 
 from collections.abc import Sequence
@@ -18,14 +17,9 @@ from model.tensor_parallel import cut_of
 class Shard:
   """One rank's share of a group of variables.
 
-  The variables' elements, one variable after another and zeros up to a multiple
-  of the ranks, are cut into equal parts: rank r's is the r-th.
-
-  Attributes:
-    variables: those of the group.
-    size: elements of each rank's part.
-    weights: the local variable of this rank's part, which `ZeRO` makes.
-    decay: float [size], the weight decay of its elements, also by `ZeRO`.
+  The variables' elements in a row, with zeros up to a multiple of the ranks,
+  are cut into equal parts of `size`: rank r's is the r-th. `ZeRO` adds the
+  local variable `weights` and `decay`, float [size].
   """
 
   def __init__(self, variables, comm):
@@ -61,7 +55,7 @@ class Shard:
     ]
 
   def own(self, tensors: Sequence) -> tf.Tensor:
-    """float [size]: this rank's part of whole tensors of the group."""
+    """float [size]: this rank's part of whole tensors."""
     rows = [tf.reshape(tensors[i], [-1])[piece] for i, piece in self._pieces]
     return tf.concat([*rows, tf.zeros(self._lengths[-1:])], axis=0)
 
@@ -83,10 +77,9 @@ class Shard:
 class ZeRO(all_reduce.AllReduce):
   """Each rank gets its part of the sums and updates its part of the weights.
 
-  A shard's weights are the local variable zero/weights_N, to which an optimizer
-  is applied as to any variable. Its moments are zero/weights_N/adam_m and
-  adam_v. Checkpoints do not know these: there they are VARIABLE/adam_m and
-  VARIABLE/adam_v, whole.
+  An optimizer is applied to a shard's weights, the local variable
+  zero/weights_N, as to any variable. Its moments are zero/weights_N/adam_m and
+  adam_v; checkpoints have VARIABLE/adam_m and VARIABLE/adam_v instead, whole.
   """
 
   def __init__(self, config, world, scale):

@@ -34,36 +34,27 @@ def _is_number(value) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class BertConfig:
-  """The numbers that define a BERT model; google/bert's JSON keys.
-
-  Values are stored as they are; `validate` checks them.
-  """
+  """google/bert's JSON keys, which `validate` checks, not the constructor."""
 
   vocab_size: int  # V
   hidden_size: int = 768  # H
   num_hidden_layers: int = 12
   num_attention_heads: int = 12  # N; must divide H
   intermediate_size: int = 3072  # I
-  # One of `ACTIVATION_NAMES` or a function, for the intermediate layer and the
-  # masked LM head.
+  # One of `ACTIVATION_NAMES` or a function; also in the masked LM head.
   hidden_act: str | Callable | None = "gelu"
   hidden_dropout_prob: float = 0.1  # for embeddings and layer outputs
   attention_probs_dropout_prob: float = 0.1
   max_position_embeddings: int = 512  # tokens of the longest sequence
   type_vocab_size: int = 16  # segment ids
   initializer_range: float = 0.02  # stddev of the truncated normal initializer
-  # The residual is the sum before the layer norm, not the normalized one
-  # (https://arxiv.org/abs/2002.04745). The first residual is the encoder's
-  # input and the last layer norm is the final one, so variables are the same.
+  # The residual is the sum before the layer norm, not after it
+  # (https://arxiv.org/abs/2002.04745). Both kinds have the same variables.
   pre_layer_norm: bool = False
 
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
-    """A checked BertConfig; `source` is where `json_object` is from.
-
-    Raises:
-      ValueError: a key is unknown or a value impossible.
-    """
+    """A checked BertConfig; ValueError names `source` and the problem."""
     config = cls(json_object.get("vocab_size"))
     known = [*config.__dict__, *_KEYS_WITHOUT_EFFECT]
     unknown = sorted(set(json_object) - set(known))
@@ -78,11 +69,7 @@ class BertConfig:
 
   @classmethod
   def from_json_file(cls, json_file):
-    """A checked BertConfig from a JSON file.
-
-    Raises:
-      ValueError: as `from_dict`, or the file is not JSON; it names the file.
-    """
+    """A checked BertConfig; ValueError names the file."""
     with tf.gfile.GFile(json_file, "rb") as reader:
       text = reader.read()
     try:
@@ -133,5 +120,5 @@ class BertConfig:
     return copy.deepcopy(self.__dict__)
 
   def to_json_string(self):
-    """`to_dict` as JSON text, keys sorted, with a newline at its end."""
+    """JSON text with sorted keys and a newline at its end."""
     return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"

@@ -1,8 +1,6 @@
-"""The encoder's parts: embeddings, attention, the stack of layers.
+"""Embeddings, attention and the stack of layers, named as google/bert's.
 
-Names, variable names and meaning are google/bert's
-(https://github.com/google-research/bert); scripts find them in `modeling`,
-whose shape legend holds here too.
+`modeling` exports them and explains the letters of shapes.
 """
 
 import dataclasses
@@ -34,10 +32,9 @@ from model.tensor_parallel import WHOLE, Slices
 # Added to the scores of masked positions: exp(-10000) is 0 in float32.
 _MASKED_SCORE = -10000.0
 
-# What the backward pass can compute again instead of keeping it in memory: the
+# What the backward pass can compute again instead of keeping it: the
 # activation's result (I numbers for each token), the scores and probabilities
-# of attention (2 N S), the arguments of the layer norms (2 H; those of post
-# layer norms are computed from their results), or all that is inside a layer.
+# of attention (2 N S), a post layer norm's arguments (2 H), or a whole layer.
 RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
 
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
@@ -60,12 +57,9 @@ def embedding_lookup(
   use_one_hot_embeddings=False,
   slices=WHOLE,
 ):
-  """Word embeddings of ids, by a matmul with one-hot rows or by a gather.
+  """(float [B, S, K * H], the table) for int ids [B, S, K], or [B, S].
 
-  The ids are int [B, S], or [B, S, K] for K ids at a position.
-
-  Returns:
-    float [B, S, K * H]; the table, [V, H], or this slice's rows of it.
+  The table, [V, H], has this slice's rows only.
   """
   if input_ids.shape.ndims == 2:
     input_ids = tf.expand_dims(input_ids, -1)
@@ -110,14 +104,11 @@ def embedding_postprocessor(
   policy=mixed_precision.FP32,
   position_ids=None,
 ):
-  """Adds segment and position embeddings; layer norm and dropout follow.
+  """Adds segment and position embeddings, then layer norm and dropout.
 
-  The word embeddings are float [B, S, H], the result is policy.attention [B, S,
-  H]. Both ids are int [B, S]; without `position_ids` every row has 0 to S - 1.
-  `dropout_seed` is the model's, int32 or int64 [2].
-
-  Raises:
-    ValueError: token_type_ids is missing, or S > max_position_embeddings.
+  The input is float [B, S, H], the result policy.attention [B, S, H]. Without
+  `position_ids`, int [B, S], every row has 0 to S - 1. ValueError if
+  token_type_ids are missing or S > max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
   initializer = create_initializer(initializer_range)
@@ -158,11 +149,7 @@ def embedding_postprocessor(
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-  """What a layer of the encoder is, and how this run computes it.
-
-  Each of `slices` has N / slices of the heads and I / slices of the
-  intermediate layer.
-  """
+  """A layer, and how this run computes it; a slice has N / slices heads."""
 
   bert: BertConfig
   dropout_seed: tf.Tensor | None = None  # the model's, int32 or int64 [2]
@@ -171,7 +158,6 @@ class LayerConfig:
   slices: Slices = WHOLE
 
   def dense(self, tensor, units, cut, **settings):
-    """`layers.dense` cut over the slices, see there."""
     return dense(
       tensor,
       units,
@@ -182,7 +168,6 @@ class LayerConfig:
     )
 
   def activate(self, tensor):
-    """The intermediate layer's activation, computed in the policy's type."""
     activation = get_activation(self.bert.hidden_act)
     if activation is None:
       return tensor
@@ -207,17 +192,10 @@ def attention(
 ):
   """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
 
-  Args:
-    from_matrix: float [B * F, from width].
-    to_matrix: float [B * T, to width]; the same tensor for self-attention.
-    attention_mask: [B, F, T], or [B, 1, T] for the same mask at all F; 1 to
-      attend to a position, 0 not to. None: attend to all.
-    lengths: (B, F, T).
-    dropout_seed: (optional) see `dropout`.
-    activations: functions of queries, keys and values, or None.
-
-  Returns:
-    policy.attention [B * F, H / slices].
+  From float [B * F, from width] to [B * T, to width]; the same tensor makes it
+  self-attention. `lengths` are (B, F, T). The mask, [B, F, T] or [B, 1, T], is
+  1 at positions to attend to, else 0; None is 1 everywhere. `activations` are
+  of queries, keys and values. Returns policy.attention [B * F, H / slices].
   """
   batch_size, from_length, to_length = lengths
   policy, slices = config.policy, config.slices
@@ -278,11 +256,7 @@ def attention(
 
 
 def _end_of_block(output, residual, site, reader, config):
-  """The end of a sub-layer: (what is read next, the next residual).
-
-  All [B * S, H]: LayerNorm(dropout(output) + residual) as `reader`, and that
-  itself, or the sum with pre_layer_norm.
-  """
+  """What is read next, as `reader`, and the next residual, both [B * S, H]."""
   seed, keep_prob = dropout_arguments(
     config.bert.hidden_dropout_prob,
     dropout_site_seed(config.dropout_seed, site),
@@ -303,12 +277,9 @@ def _end_of_block(output, residual, site, reader, config):
 
 
 def transformer_layer(hidden, residual, number, attention_mask, shape, config):
-  """Attention and feed-forward network of layer `number`, from 0.
+  """Layer `number`, from 0: its output, and the next layer's residual.
 
-  `hidden` and `residual` are float [B * S, H], `shape` is (B, S).
-
-  Returns:
-    policy.attention [B * S, H], and the next layer's residual.
+  All are [B * S, H], the output is policy.attention; `shape` is (B, S).
   """
   site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * number
   policy, bert = config.policy, config.bert
@@ -342,11 +313,7 @@ def transformer_layer(hidden, residual, number, attention_mask, shape, config):
 def encoder_layers(input_tensor, attention_mask, config):
   """Every layer's output, https://arxiv.org/abs/1706.03762 section 3.1.
 
-  `input_tensor` is float [B, S, H], and so are the outputs, as
-  policy.attention; `attention_mask` as in `attention`.
-
-  Raises:
-    ValueError: H is not a multiple of N, or input_tensor's width is not H.
+  The input is float [B, S, H], the outputs are policy.attention [B, S, H].
   """
   bert = config.bert
   if bert.hidden_size % bert.num_attention_heads:
@@ -380,17 +347,11 @@ def encoder_layers(input_tensor, attention_mask, config):
   return layers[1:]
 
 
-# -----------------------------------------------------------------------------
-# google/bert's functions
-# -----------------------------------------------------------------------------
+# What follows has google/bert's names and arguments.
 
 
 def create_attention_mask_from_input_mask(from_tensor, to_mask):
-  """float32 [B, F, T]: every position attends to those that `to_mask` marks.
-
-  `to_mask` is int [B, T], 1 to attend to, 0 for padding; of `from_tensor`,
-  [B, F, ...], only the shape is used.
-  """
+  """float32 [B, F, T]: int `to_mask`, [B, T], for each of from_tensor's F."""
   from_shape = get_shape_list(from_tensor, expected_rank=[2, 3])
   batch_size, to_length = get_shape_list(to_mask, expected_rank=2)
   to_mask = tf.cast(tf.expand_dims(to_mask, 1), tf.float32)
@@ -413,15 +374,10 @@ def attention_layer(
   from_seq_length=None,
   to_seq_length=None,
 ):
-  """`attention` by google/bert's arguments, for tensors of rank 3 or 2.
+  """`attention` by google/bert's arguments: float32 [B, F, N * D].
 
-  Tensors of rank 2, [B * F, from width] and [B * T, to width], need B, F and T.
-
-  Returns:
-    float32 [B, F, N * D], or [B * F, N * D] with do_return_2d_tensor.
-
-  Raises:
-    ValueError: the tensors' ranks differ, or B, F or T is needed and missing.
+  Tensors of rank 2, [B * F, from width] and [B * T, to width], need batch_size
+  and both lengths. With do_return_2d_tensor the result is [B * F, N * D].
   """
   from_shape = get_shape_list(from_tensor, expected_rank=[2, 3])
   to_shape = get_shape_list(to_tensor, expected_rank=[2, 3])

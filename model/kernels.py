@@ -1,14 +1,10 @@
 """The arithmetic between a network's matmuls, with gradients by hand.
 
-Each kernel is a pair of pure functions of tensors: forward, and backward from
-what forward saved. They save what is in memory anyway (their inputs, or a
-result) and compute the rest again, because a pass over memory costs more than
-arithmetic: a dropout mask is a hash of the element's number, drawn where it is
-used and kept nowhere. `jit` compiles each function to one pass or a few; run op
-by op they give the same numbers.
-
-A kernel computes in `dtype` and stores its result in `store`. Variables come as
-arguments, so that reference and resource variables are alike.
+Each kernel is a pair of pure functions, forward and backward. Backward gets
+tensors that are in memory anyway and computes the rest again, dropout masks
+too, because a pass over memory costs more than arithmetic. `jit` compiles each
+function to one pass or a few; op by op it gives the same numbers. A kernel
+computes in `dtype` and stores its result as `store`.
 """
 
 import functools
@@ -34,10 +30,10 @@ def _own_gradient(op, *d_tensors):
 
 
 def with_gradient(tensors, gradient) -> list:
-  """`tensors` as they are, with gradient(op, *d_tensors) for all of them.
+  """`tensors`, with gradient(op, *d_tensors) for all of them.
 
-  As tf.custom_gradient, which leaves an Identity behind that nothing uses,
-  searches the whole graph for variables, and keeps it as long as the process.
+  tf.custom_gradient would leave an unused Identity behind, search the whole
+  graph for variables, and keep the graph as long as the process.
   """
   overridden = {"IdentityN": _GRADIENT_NAME}
   with tf.get_default_graph().gradient_override_map(overridden):
@@ -49,13 +45,12 @@ def with_gradient(tensors, gradient) -> list:
 class Kernel:
   """Decorates forward(tensors..., static...) -> result, or result and a dict.
 
-  The dict holds what else to save for the gradient; None there is the result
+  The dict has what else to save for the gradient; None there means the result
   itself, which a compiled function would copy. `@NAME.gradient` decorates
-  backward(..., dy, ...) -> {tensor of forward: its gradient}: it takes by name
-  what it needs of forward's arguments, of that dict, and `result`, and nothing
-  else is kept in memory. Tensors are given by position, static arguments, which
-  are hashable, by name. For graph mode and tf.gradients; a GradientTape
-  differentiates the forward function instead.
+  backward(..., dy, ...) -> {tensor of forward: its gradient}. It takes by name
+  what it needs of forward's arguments, the dict, and `result`; nothing else
+  stays in memory. Tensors are given by position, static arguments, which are
+  hashable, by name. A GradientTape ignores backward and differentiates forward.
   """
 
   def __init__(self, forward, compile=True):
@@ -64,12 +59,10 @@ class Kernel:
     self._modes = ("layers",) if compile else ()
 
   def gradient(self, backward):
-    """Takes the backward function."""
     self._backward = backward
     return self
 
   def _run(self, function, values, static):
-    """`function` of those of `values` (by name) and `static` that it takes."""
     names = inspect.signature(function).parameters
     static = {n: value for n, value in static.items() if n in names}
     tensors = [values[n] for n in names if n in values]
@@ -95,18 +88,17 @@ class Kernel:
 
 
 def _mix(x, multiplier, shift):
-  """One step of a hash of uint32: x * multiplier, high bits into low ones."""
   x *= tf.constant(multiplier, tf.uint32)
   high = tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32))
   return tf.bitwise.bitwise_xor(x, high)
 
 
 def row_numbers(shape, part=None) -> tuple:
-  """The number of each row's first element, for `keep_mask`'s arguments.
+  """uint32 [rows, 1]: low and high words of each row's first element's number.
 
-  A row is along the last axis. Numbers are low words, uint32 [rows, 1], and
-  high words, the same, or 0 if all are. Up to 2^32 elements are numbered in
-  their order; beyond that all elements of a row have the same high word.
+  A row is along the last axis. High words are the int 0 if the shape shows that
+  all are 0. Beyond 2^32 elements, all of a row have the same high word. `part`
+  as in `keep_mask`.
   """
   shape = [n if isinstance(n, int) else tf.cast(n, tf.int64) for n in shape]
   *leading, width = shape or [1]
@@ -129,19 +121,14 @@ def row_numbers(shape, part=None) -> tuple:
 def keep_mask(shape, keep_prob: float, seed, part=None):
   """Which elements a dropout keeps: bool of `shape`.
 
-  Element i is kept where hash(i, seed) < keep_prob * 2^32. The hash is a
-  32-bit integer mixer (multiply and xor-shift with the constants of
-  https://nullprogram.com/blog/2018/07/31/, lowbias32) keyed by one half of the
-  seed before it and by the other inside, where i's high word enters, too. So it
-  is a function of the element and the seed, needs no memory, and is cheap
-  enough to draw twice.
+  Element i is kept where hash(i, seed) < keep_prob * 2^32. The hash is
+  lowbias32 of https://nullprogram.com/blog/2018/07/31/, keyed by one half of
+  the seed before it and by the other, with i's high word, inside. So it needs
+  no memory and is cheap enough to draw twice.
 
-  Args:
-    shape: list of ints and int32 scalar tensors.
-    keep_prob: exact to 2^-32.
-    seed: int32 [2].
-    part: (optional) (first, count): `shape` is the part from `first` on of a
-      mask with `count` elements along axis 1, which is not the last.
+  `shape` has ints and int32 scalar tensors, `seed` is int32 [2]. With `part`,
+  (first, count), `shape` is the part from `first` on of a mask with `count`
+  elements along axis 1, which is not the last.
   """
   key = tf.unstack(tf.bitcast(seed, tf.uint32), num=2)
   low, high = row_numbers(shape, part)
@@ -157,7 +144,6 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
 
 
 def _drop(x, keep_prob, seed, part=None):
-  """x / keep_prob where it is kept, else 0; x itself with keep_prob 1."""
   if keep_prob == 1.0:
     return x
   shape = x.shape.as_list() if x.shape.is_fully_defined() else tf.shape(x)
@@ -169,10 +155,7 @@ def _drop(x, keep_prob, seed, part=None):
 
 @Kernel
 def dropout(x, seed, keep_prob):
-  """x with elements set to 0 and the others scaled so that the mean stays.
-
-  `seed` is int32 [2], see `keep_mask`.
-  """
+  """Zeroes elements and scales the rest to keep the mean; see `keep_mask`."""
   return _drop(x, keep_prob, seed)
 
 
@@ -183,10 +166,7 @@ def dropout(seed, dy, keep_prob):
 
 @Kernel
 def gelu(x, dtype):
-  """GELU, the tanh approximation (https://arxiv.org/abs/1606.08415).
-
-  Computed in `dtype`, stored in x's type.
-  """
+  """GELU's tanh approximation, https://arxiv.org/abs/1606.08415, in `dtype`."""
   wide = tf.cast(x, dtype)
   gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * tf.square(wide)))
   return tf.cast(wide * gate, x.dtype)
@@ -203,10 +183,7 @@ def gelu(x, dy, dtype):
 
 @Kernel
 def gelu_erf(x, dtype):
-  """GELU itself, x * P(X <= x) of a standard normal X; arguments as in `gelu`.
-
-  P(X <= x) = (1 + erf(x / sqrt(2))) / 2, https://arxiv.org/abs/1606.08415.
-  """
+  """Exact GELU, x (1 + erf(x / sqrt(2))) / 2, of the same paper."""
   wide = tf.cast(x, dtype)
   return tf.cast(wide * _normal_cdf(wide), x.dtype)
 
@@ -227,11 +204,8 @@ def _normal_cdf(x):
 def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):
   """dropout(softmax(scale * scores + bias)) over the last axis, in `dtype`.
 
-  Args:
-    scores: float [B, N, F, T]; the result is stored in its type.
-    bias: `dtype`, broadcastable to scores.
-    seed, keep_prob: as of `dropout`.
-    heads: (optional) (first, count), where the N heads are among `count`.
+  Scores are float [B, N, F, T], the result has their type; `bias` is of `dtype`
+  and broadcast. `heads` is (first, count) if the N heads are some of `count`.
   """
   probs = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
   stored = tf.cast(probs, scores.dtype)
@@ -251,7 +225,6 @@ def attention_probs(probs, seed, dy, scale, keep_prob, dtype, heads=None):
 
 
 def _normalize(x, gamma, beta, epsilon):
-  """(gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean, 1 / sqrt())"""
   mean = tf.reduce_mean(x, axis=-1, keepdims=True)
   centred = x - mean
   variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
@@ -260,7 +233,6 @@ def _normalize(x, gamma, beta, epsilon):
 
 
 def _normalize_gradient(x, gamma, mean, rstd, dy):
-  """x's gradient, and the dict of gamma's and beta's, in gamma's type."""
   x_hat = (x - mean) * rstd
   d_x_hat = dy * tf.cast(gamma, dy.dtype)
   # The part of d_x_hat along the constant and along x_hat cannot change y.
@@ -278,8 +250,7 @@ def _normalize_gradient(x, gamma, mean, rstd, dy):
 def layer_norm(x, gamma, beta, epsilon, dtype, store):
   """gamma * (x - mean) / sqrt(variance + epsilon) + beta over the last axis.
 
-  Source: https://arxiv.org/abs/1607.06450. x is float [..., H], gamma and beta
-  are float32 [H]; computed in `dtype`, stored as `store`.
+  https://arxiv.org/abs/1607.06450; gamma and beta are float32 [H].
   """
   wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
   y, mean, rstd = _normalize(wide, g, b, epsilon)
@@ -297,7 +268,7 @@ def layer_norm(x, gamma, mean, rstd, dy, dtype):
 def add_and_norm(
   x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store
 ):
-  """layer_norm(dropout(x) + residual), with arguments as of both."""
+  """layer_norm(dropout(x) + residual)"""
   wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
   total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
   y, mean, rstd = _normalize(total, g, b, epsilon)
@@ -320,12 +291,11 @@ def add_and_norm(x, residual, gamma, mean, rstd, seed, dy, keep_prob, dtype):
 def invertible_add_and_norm(
   x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store
 ):
-  """`add_and_norm` that keeps its result instead of both arguments.
+  """`add_and_norm` that keeps its result, which the next matmul reads anyway.
 
-  The result is in memory anyway, for the matmul that reads it. The gradient
-  computes (x - mean) / sqrt() from it as (y - beta) / gamma, which is as exact
-  as `store` is; where gamma is 0 that is lost, and 0 stands for it. The static
-  argument `types` is those of x and of residual, for their gradients.
+  The gradient computes (x - mean) / sqrt() as (y - beta) / gamma: as exact as
+  `store` is, and 0 where gamma is 0. The static argument `types` is those of x
+  and of residual, for their gradients.
   """
   wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
   total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
@@ -368,19 +338,11 @@ def dropout_and_add(seed, dy, keep_prob, types):
 
 @Kernel
 def cross_entropy(logits, bias, labels, dtype):
-  """-log softmax(logits + bias)[label] of each row, and whether it is right.
+  """float32 [2, n]: -log softmax(logits + bias)[label], and 1 if it is right.
 
-  Neither logits in `dtype` nor probabilities are kept: the gradient, softmax -
-  1 at the label, computes them from the logits again.
-
-  Args:
-    logits: float [n, classes]; their gradient is stored in their type.
-    bias: float32 [classes].
-    labels: int32 [n], in [0, classes).
-
-  Returns:
-    float32 [2, n]: the losses in nats; 1 where no class is likelier than the
-    label, else 0.
+  Logits are float [n, classes], labels int32 [n] in [0, classes). A label is
+  right if no class is likelier. No probabilities are kept: the gradient,
+  softmax - 1 at the label, computes them again.
   """
   biased = lambda x, b: tf.cast(x, dtype) + tf.cast(b, dtype)
   own = biased(tf.gather(logits, labels, batch_dims=1), tf.gather(bias, labels))
@@ -393,7 +355,7 @@ def cross_entropy(logits, bias, labels, dtype):
 
 
 def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
-  """Those of logits and bias; a label of -1 is none of these classes."""
+  """A label of -1 is none of these classes."""
   wide = tf.cast(logits, dtype) + tf.cast(bias, dtype)
   probs = tf.exp(wide - log_total[:, tf.newaxis])
   classes = logits.shape[-1]
@@ -414,10 +376,10 @@ cross_entropy.gradient(_cross_entropy_gradient)
 
 @functools.partial(Kernel, compile=False)
 def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
-  """`cross_entropy` where each slice has the logits of some of the classes.
+  """`cross_entropy` where a slice has some of the classes, from `first` on.
 
-  This slice's begin with class `first`; labels are numbers among all classes.
-  `stack` makes [slices, 3, n] of the slices' [3, n].
+  `labels` number all classes; `stack` makes [slices, 3, n] of the slices'
+  [3, n].
   """
   own = labels - first
   own = tf.where(
@@ -454,10 +416,9 @@ def sliced_cross_entropy(logits, bias, own, log_total, dy, dtype):
 def gather_rows(table, row_ids):
   """float [n, H]: rows of a table [V, H], with a dense gradient.
 
-  `tf.gather`'s own gradient is a `tf.IndexedSlices`, which an all-reduce has to
-  gather from all ranks instead of adding it up, and which the dense gradient of
-  tied output weights would turn into a dense one anyway. An id outside [0, V)
-  is an error on a CPU.
+  `tf.gather`'s is a `tf.IndexedSlices`, which ranks gather instead of adding it
+  up, and which tied output weights make dense anyway. An id outside [0, V) is
+  an error on a CPU.
   """
   return tf.gather(table, row_ids)
 

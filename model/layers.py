@@ -1,7 +1,4 @@
-"""What the model is made of: dense, layer norm, dropout, activations, shapes.
-
-Variables have google/bert's names; the arithmetic is that of `kernels`.
-"""
+"""Layers with google/bert's variable names; `kernels` has the arithmetic."""
 
 import zlib
 
@@ -16,11 +13,11 @@ _LAYER_NORM_EPSILONS = {tf.float16: 1e-7}  # knows no number much smaller
 
 
 def dropout_site_seed(dropout_seed, site):
-  """The seed of one dropout call site, a pure function of both arguments.
+  """The int32 [2] seed of one dropout call site; None stays None.
 
-  The pair is drawn from `dropout_seed`, int32 or int64 [2], before the site is
-  added, so that seeds that count (seed, update) do not share masks between
-  neighbouring sites. None stays None.
+  `dropout_seed`, int32 or int64 [2], is hashed before the site is added.
+  Otherwise seeds that count (seed, update) would share masks between
+  neighbouring sites.
   """
   if dropout_seed is None:
     return None
@@ -31,11 +28,7 @@ def dropout_site_seed(dropout_seed, site):
 
 
 def dropout_arguments(dropout_prob, seed):
-  """What a kernel with a dropout takes: an int32 [2] seed, and keep_prob.
-
-  Probabilities of 0 and None are no dropout; a seed of None is drawn from a
-  stateful generator.
-  """
+  """A kernel's int32 [2] seed, a random one for None, and its keep_prob."""
   if not dropout_prob:
     return tf.zeros([2], tf.int32), 1.0
   if seed is None:
@@ -45,22 +38,19 @@ def dropout_arguments(dropout_prob, seed):
 
 
 def gelu(x, dtype=tf.float32):
-  """GELU of a float tensor, computed in `dtype`; see `kernels.gelu`."""
+  """GELU by its tanh approximation, computed in `dtype`."""
   return kernels.gelu(x, dtype=dtype)
 
 
 def gelu_erf(x, dtype=tf.float32):
-  """As `gelu`, without the approximation; see `kernels.gelu_erf`."""
+  """GELU itself, computed in `dtype`."""
   return kernels.gelu_erf(x, dtype=dtype)
 
 
 def get_activation(activation_string):
-  """The function of an activation's name, one of `ACTIVATION_NAMES`.
+  """The function of one of `ACTIVATION_NAMES`; ValueError for another name.
 
-  None for "linear", "" and None; what is not a string is returned as it is.
-
-  Raises:
-    ValueError: the name is unknown.
+  It is None for "linear" and ""; what is not a string is returned as it is.
   """
   if not isinstance(activation_string, str):
     return activation_string
@@ -77,8 +67,8 @@ def get_activation(activation_string):
 def create_initializer(initializer_range=0.02):
   """A truncated normal initializer with stddev `initializer_range`.
 
-  The values are a function of the graph's seed and the variable's name, not of
-  what else is in the graph, as TensorFlow's own are.
+  Values depend on the graph's seed and the variable's name. TensorFlow's own
+  depend on what else is in the graph, too.
   """
 
   def initializer(shape, dtype=tf.float32, partition_info=None):
@@ -105,12 +95,9 @@ def dense(
 ):
   """input_tensor [..., K] x kernel + bias, named as tf.layers.dense's.
 
-  Args:
-    dtype: (optional) the type to compute in and of the result, input_tensor's
-      without it; the variables are float32.
-    cut: (optional) what is cut over `slices`: "units", and each slice returns
-      its part of them; or "inputs", and K is this slice's part of them and the
-      result is whole.
+  It computes in and returns `dtype`, the input's without it; variables are
+  float32. With `cut` "units" each slice returns its part of them; with "inputs"
+  K is this slice's part of them and the result is whole.
   """
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
@@ -135,12 +122,7 @@ def dense(
 
 
 def dropout(input_tensor, dropout_prob, seed=None):
-  """Sets elements to 0 and scales the others up, so that the mean stays.
-
-  `dropout_prob` is that of dropping an element, not of keeping it; 0 and None
-  do nothing. The mask is a pure function of `seed`, int32 or int64 [2], or
-  without it of a stateful generator.
-  """
+  """Drops with `dropout_prob`, by an int32 or int64 [2] `seed` or at random."""
   if not dropout_prob:
     return input_tensor
   seed, keep_prob = dropout_arguments(dropout_prob, seed)
@@ -150,11 +132,7 @@ def dropout(input_tensor, dropout_prob, seed=None):
 def normalized(
   kernel, tensors, *seed, name=None, dtype, store_dtype=None, **static
 ):
-  """A kernel with a layer norm, of tensors [..., H] and its own variables.
-
-  It computes in `dtype`; `store_dtype` is the result's type, the first tensor's
-  without it.
-  """
+  """`kernel` of tensors [..., H] and the layer norm's variables, made here."""
   shape = [get_shape_list(tensors[0])[-1]]
   with tf.variable_scope(name, default_name="LayerNorm"):
     beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
@@ -172,7 +150,7 @@ def normalized(
 
 
 def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
-  """Layer normalization over the last axis; types as in `normalized`."""
+  """Normalizes over the last axis in `dtype`; the result is `store_dtype`."""
   return normalized(
     kernels.layer_norm,
     [input_tensor],
@@ -185,9 +163,9 @@ def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
 def recomputed(function, *tensors):
   """function(*tensors), a tensor or list, computed again in the backward pass.
 
-  Only `tensors` stay in memory for the gradient, nothing that is inside; the
-  gradient is by them and by variables, not by what the function closes over. As
-  tf.recompute_grad, for functions that make variables by tf.get_variable.
+  Only `tensors` stay in memory. They and variables have gradients, other
+  tensors in the function's closure have none. As tf.recompute_grad, for
+  functions that make variables by tf.get_variable.
   """
   scope, used = tf.get_variable_scope(), []
 
@@ -222,11 +200,7 @@ def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):
 
 
 def get_shape_list(tensor, expected_rank=None, name=None):
-  """A tensor's shape: ints where known, int32 scalar tensors elsewhere.
-
-  Raises:
-    ValueError: the rank is not `expected_rank`, see `assert_rank`.
-  """
+  """Ints where the shape is known, else int32 scalars; see `assert_rank`."""
   if expected_rank is not None:
     assert_rank(tensor, expected_rank, name)
   shape = tensor.shape.as_list()
@@ -237,11 +211,7 @@ def get_shape_list(tensor, expected_rank=None, name=None):
 
 
 def reshape_to_matrix(input_tensor):
-  """[..., K] -> [product of the other dimensions, K].
-
-  Raises:
-    ValueError: the rank is less than 2.
-  """
+  """[..., K] -> [n, K]; ValueError for a rank below 2."""
   rank = input_tensor.shape.ndims
   if rank < 2:
     raise ValueError(
@@ -253,11 +223,7 @@ def reshape_to_matrix(input_tensor):
 
 
 def reshape_from_matrix(output_tensor, orig_shape_list):
-  """Undoes `reshape_to_matrix`, for a matrix of any width, [n, K].
-
-  `orig_shape_list` is the shape before, from `get_shape_list`; the result has
-  K in its last place.
-  """
+  """[n, K] -> [..., K], with the other dimensions of `orig_shape_list`."""
   if len(orig_shape_list) == 2:
     return output_tensor
   width = get_shape_list(output_tensor)[-1]
@@ -265,11 +231,7 @@ def reshape_from_matrix(output_tensor, orig_shape_list):
 
 
 def assert_rank(tensor, expected_rank, name=None):
-  """Checks while the graph is built that a tensor has the rank, or one of them.
-
-  Raises:
-    ValueError: it has another rank; `name` is the tensor's in the message.
-  """
+  """ValueError unless the rank is `expected_rank`, or one of them."""
   allowed = [expected_rank] if isinstance(expected_rank, int) else expected_rank
   if tensor.shape.ndims not in allowed:
     raise ValueError(

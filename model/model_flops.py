@@ -1,12 +1,10 @@
-"""The arithmetic of a model's matmuls: what speeds are compared with.
+"""The arithmetic of a model's matmuls, with which speeds are compared.
 
 A dense layer y = x w takes 2 FLOPs for each of rows x width x units forward,
 and twice that backward (dy w^T and x^T dy): 6 in all, as in Kaplan et al. 2020
-(https://arxiv.org/abs/2001.08361, section 2.1). Attention multiplies S x S
-scores in each head, also those that are masked. Left out: what lies between
-matmuls, embeddings, the optimizer, and what --recompute computes again.
-
-`bert` is a BertConfig, `policy` a `mixed_precision.Policy`, `rows` the batch's.
+(https://arxiv.org/abs/2001.08361, section 2.1). Attention counts all S x S
+scores of a head, masked ones too. Embeddings, what lies between matmuls, the
+optimizer and what --recompute computes again do not count.
 """
 
 from typing import NamedTuple
@@ -67,10 +65,7 @@ def encoder(bert, policy, rows: int, tokens: int) -> list:
 
 
 def pooled(bert, policy, examples: int, classes: int) -> list:
-  """The pooler and a classification of each of `examples`.
-
-  A packed row has room for several examples.
-  """
+  """The pooler and a classification of `examples`: a packed row has several."""
   hidden = bert.hidden_size
   return [
     *dense(1, examples, hidden, hidden, policy.heads),
@@ -79,10 +74,7 @@ def pooled(bert, policy, examples: int, classes: int) -> list:
 
 
 def pretraining(bert, policy, rows: int, shape) -> list:
-  """`modeling.pretraining_model` on records, forward and backward.
-
-  `shape` is their `input_pipeline.RecordShape`.
-  """
+  """`modeling.pretraining_model` on records of `shape`, a `RecordShape`."""
   masked = rows * shape.max_predictions_per_seq
   return [
     *encoder(bert, policy, rows, shape.max_seq_length),

@@ -1,11 +1,10 @@
 """Tensor slicing: ranks that hold one model together, a slice of each layer.
 
-Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3: attention
-heads, the width inside of the feed-forward layers and the vocabulary are cut
-over the ranks of a group. Each rank has all else whole and computes it alike,
-up to rounding: a GPU may add up in no fixed order, so ranks may drift apart,
-and checkpoints have rank 0's values. What is sliced lies between
-`Slices.copy_to_group` and `reduce_from_group`.
+Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3: between
+`Slices.copy_to_group` and `reduce_from_group`, attention heads, the inside of
+feed-forward layers and the vocabulary are cut over a group's ranks. Each rank
+computes all else alike, up to rounding: a GPU may add up in no fixed order, so
+ranks may drift apart, and checkpoints have rank 0's values.
 """
 
 from typing import NamedTuple
@@ -26,7 +25,7 @@ class SlicedVariable(NamedTuple):
 
 
 def cut_of(variable) -> SlicedVariable | None:
-  """How a variable is sliced; None for one that this rank has whole."""
+  """How a variable is sliced; None if this rank has it whole."""
   for sliced in tf.get_collection(SLICED):
     if sliced.variable.name == variable.name:
       return sliced
@@ -34,13 +33,9 @@ def cut_of(variable) -> SlicedVariable | None:
 
 
 class Slices:
-  """A rank's place in its group: slice `rank` of `size`.
+  """Slice `rank` of `size`; the whole model, size 1, communicates nothing."""
 
-  Size 1 is the whole model: nothing is communicated.
-  """
-
-  def __init__(self, comm=None):
-    """`comm`: a `distributed.Comm` of the group; None for the whole."""
+  def __init__(self, comm=None):  # the group's `distributed.Comm`
     self._comm = comm
     self.rank, self.size = (comm.rank, comm.size) if comm else (0, 1)
 
@@ -49,11 +44,7 @@ class Slices:
     return size * self.rank // self.size, size * (self.rank + 1) // self.size
 
   def get_variable(self, name, shape, initializer, axis=None):
-    """This rank's part of a variable that is cut along `axis`; None: not cut.
-
-    `shape` and `initializer` are the whole variable's, so that each part starts
-    as it would in the whole.
-    """
+    """This rank's part, cut along `axis`, of a variable of `shape`."""
     if axis is None or self.size == 1:
       return tf.get_variable(name, shape, initializer=initializer)
     begin, end = self.bounds(shape[axis])
@@ -68,7 +59,6 @@ class Slices:
     return variable
 
   def own(self, whole: tf.Tensor, axis: int) -> tf.Tensor:
-    """This rank's part of a whole tensor."""
     begin, end = self.bounds(whole.shape.as_list()[axis])
     return tf.gather(whole, tf.range(begin, end), axis=axis)
 
@@ -99,7 +89,7 @@ class Slices:
     return tf.cast(total, x.dtype)
 
   def totals(self, values: tf.Tensor, variables) -> tf.Tensor:
-    """float [variables]: one of `values` each, added up where it is sliced."""
+    """float [variables]: `values`, added up for those that are sliced."""
     if self.size == 1:
       return values
     is_sliced = [cut_of(variable) is not None for variable in variables]
@@ -107,7 +97,7 @@ class Slices:
     return tf.where(is_sliced, total, values)
 
   def agree(self, flags: tf.Tensor) -> tf.Tensor:
-    """float of `flags`' shape: 1 where that of any slice is 1, else 0."""
+    """float of `flags`' shape: 1 where any slice has 1, else 0."""
     if self.size == 1:
       return flags
     return tf.minimum(self._comm.allreduce(flags, name="slices_agree"), 1.0)

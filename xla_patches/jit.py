@@ -2,14 +2,13 @@
 
   off      none
   auto     what TensorFlow's own clustering finds
-  layers   the work of each layer between its matmuls, one program forward and
-           one backward, so that a layer's gradients leave while earlier layers
-           still run backward; and the update
+  layers   each layer's work between its matmuls, one program forward and one
+           backward, so that gradients leave early; and the update
   step     forward and backward pass of a micro-batch as one program; the update
 
-Matmuls stay out of the programs of `layers`: XLA runs them no faster than
-oneDNN and cuBLAS, which it would call anyway, and on CPUs it runs bfloat16 at
-float32's rate. The all-reduce is in no program.
+With `layers` no matmul is compiled: XLA runs them no faster than oneDNN and
+cuBLAS, which it would call anyway, and on CPUs it runs bfloat16 at float32's
+rate. The all-reduce is in no program.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ _current = contextvars.ContextVar("xla", default=("off", {}))
 
 
 def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
-  """`config`, with TensorFlow's clustering on where the mode is "auto"."""
+  """Turns TensorFlow's clustering on in `config` for the mode "auto"."""
   if name == "auto":
     # TensorFlow reads this flag once; without it nothing on a CPU is compiled.
     flags = os.environ.get("TF_XLA_FLAGS", "")
@@ -39,7 +38,7 @@ def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
 
 @contextlib.contextmanager
 def mode(name: str):
-  """Compiles the graph that is built inside as `name` of `MODES` says."""
+  """Compiles the graph that is built inside by one of `MODES`."""
   token = _current.set((name, {}))
   try:
     yield
@@ -49,7 +48,7 @@ def mode(name: str):
 
 @contextlib.contextmanager
 def _variables_of(graph):
-  """`tf.get_variable` in a function that is traced makes it in `graph`."""
+  """In traced functions `tf.get_variable` makes variables in `graph`."""
 
   def outside(getter, *args, **kwargs):
     with graph.as_default(), tf.control_dependencies(None):
@@ -62,9 +61,8 @@ def _variables_of(graph):
 def compiled(function, modes=("layers",), **static):
   """`function` of tensors, as one program if the mode is one of `modes`.
 
-  It is pure or assigns to variables. `static` are further arguments, which are
-  hashable: for the same function, static arguments and shapes a graph has one
-  program.
+  It is pure or assigns to variables; `static` arguments are hashable. A graph
+  has one program for each function, static arguments and shapes.
   """
   name, programs = _current.get()
   if name not in modes:
