@@ -181,6 +181,10 @@ def _layout(input_mask, seq_length, examples_per_sequence):
   begins, 0 for a missing one; int [B, S], each token's position in its example.
   """
   if input_mask is None:
+    if examples_per_sequence > 1:
+      raise ValueError(
+        "input_mask numbers the examples of packed rows: give it"
+      )
     return None, None, None
   get_shape_list(input_mask, expected_rank=2)
   if examples_per_sequence == 1:

@@ -9,7 +9,8 @@ _CLEAR = "\r\x1b[K"  # of a terminal's line
 
 def tell(*lines: str, end: str = "\n") -> None:
   """Prints lines on stderr; work continues if the pipe or the disk fails."""
-  with contextlib.suppress(OSError):
+  # RuntimeError: a signal's handler prints while another line is being printed.
+  with contextlib.suppress(OSError, RuntimeError):
     print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
 
 

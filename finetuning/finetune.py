@@ -293,10 +293,11 @@ def training_step(
     tokens = tf.cast(batch.input_mask > 0, tf.float32) * real_rows
     sums = {
       "loss": loss,
-      "correct": tf.reduce_sum(head.correct * batch.weights),
       "examples": tf.reduce_sum(batch.weights),
       "tokens": tf.reduce_sum(tokens),
     }
+    if head.correct is not None:
+      sums["correct"] = tf.reduce_sum(head.correct * batch.weights)
     mean = loss / tf.maximum(examples[0], 1.0) * loss_scale.value
     return tf.gradients(mean, tf.trainable_variables()), sums
 
@@ -309,7 +310,9 @@ def training_step(
 def _means(sums: dict) -> dict:
   return {
     "loss": reporting.ratio(sums["loss"], sums["examples"]),
-    "accuracy": reporting.ratio(sums["correct"], sums["examples"]),
+    "accuracy": reporting.ratio(sums["correct"], sums["examples"])
+    if "correct" in sums
+    else None,
   }
 
 

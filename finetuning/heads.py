@@ -17,7 +17,8 @@ class HeadOutput(NamedTuple):
   """A head's results for a batch."""
 
   losses: tf.Tensor  # float32 [B, E], nats or squared differences
-  correct: tf.Tensor  # float32 [B, E], 1 where the prediction is right
+  # float32 [B, E], 1 where the prediction is right; None of a regression.
+  correct: tf.Tensor | None
   outputs: dict  # name -> float32 [B, ...], for predictions
 
 
@@ -72,14 +73,15 @@ def classification(
   targets = tf.reshape(batch.targets, [-1])
   if labels == 1:
     losses = tf.square(logits[:, 0] - targets)
-    correct = tf.zeros_like(losses)
+    correct = None
   else:
     losses, correct = tf.unstack(
       kernels.cross_entropy(matmul, bias, targets, dtype=config.policy.losses)
     )
+    correct = tf.reshape(correct, shape)
   return HeadOutput(
     tf.reshape(losses, shape),
-    tf.reshape(correct, shape),
+    correct,
     {"logits": tf.reshape(tf.cast(logits, tf.float32), [*shape, labels])},
   )
 

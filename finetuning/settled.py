@@ -146,10 +146,9 @@ def check(config, describe: Callable[[], dict]) -> None:
     # A missing file contradicts nothing.
     exist = copy and os.path.exists(given) and os.path.exists(copy)
     if not copy or (exist and not filecmp.cmp(given, copy, shallow=False)):
-      (path,) = kept.values()
       raise UserError(
-        f"--{flag}={given} is not the vocabulary {path} that the model was "
-        "trained with: leave the flag out, or train in another --output_dir"
+        f"--{flag}={given} is not the vocabulary {' or '.join(kept.values())} "
+        "that the model was trained with: leave the flag out, or train in another --output_dir"
       )
   _check_bert(config, os.path.join(folder, training_run.CONFIG_FILE))
 

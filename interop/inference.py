@@ -111,7 +111,7 @@ def open_checkpoint(
   if "encoder" not in has:
     raise UserError(
       f"{source.path}: no BERT: it lacks {_HEADS['encoder']} and has, for "
-      f"example, {sorted(shapes)[0]}"
+      f"example, {next(iter(sorted(shapes)), 'no variable')}"
     )
   for name in names:
     if name not in has:

@@ -332,7 +332,7 @@ class CheckpointFiles:
       os.makedirs(aside)
       self._write_aside(step, write, aside)
       self._retry_at = math.inf
-    except (OSError, tf.errors.OpError) as e:
+    except Exception as e:  # of whatever kind: training reports it
       self._retry_at = time.monotonic() + RETRY_SECONDS
       self._failure = (
         f"{self.prefix(step)} could not be written ({_reason(e)}); the one "
@@ -373,7 +373,8 @@ class CheckpointFiles:
 def _reason(error: Exception) -> str:
   """What went wrong, without the place in the graph."""
   lines = getattr(error, "message", str(error)).splitlines()
-  return [line for line in lines if line and not line[0].isspace()][-1]
+  found = [line for line in lines if line and not line[0].isspace()]
+  return found[-1] if found else repr(error)
 
 
 def _sync(path: str) -> None:

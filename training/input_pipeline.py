@@ -168,17 +168,19 @@ class Source:
       values = tf_example.decode_example(serialized)
     except records.DataError as e:
       raise records.DataError(f"{where}: {e}") from e
-    flags = {
-      self.shape.examples_per_record: "the manifest's examples_per_record",
-      self.shape.max_seq_length: "--max_seq_length",
-      self.shape.max_predictions_per_seq: "--max_predictions_per_seq",
+    settings = {
+      "next_sentence_labels": "the manifest's examples_per_record",
+      "masked_lm_positions": "--max_predictions_per_seq",
+      "masked_lm_ids": "--max_predictions_per_seq",
+      "masked_lm_weights": "--max_predictions_per_seq",
     }
     features = self.shape.features()
     for name, (size, _) in features.items():
       if name in values and len(values[name]) != size:
         raise records.DataError(
           f"{where}: {name} has {len(values[name])} values, expected {size} "
-          f"({flags[size]}): use the settings that the records were made with"
+          f"({settings.get(name, '--max_seq_length')}): use the settings that "
+          "the records were made with"
         )
     record_report.read_record(self.set, number, features)
 
