@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 SPECIAL_TOKENS_PER_EXAMPLE = 3  # [CLS], [SEP], [SEP]
-_RANDOM_DOCUMENT_TRIES = 10  # google/bert's; a corpus may be one document
+_RANDOM_DOCUMENT_TRIES = 10  # google/bert's; then B is from the same document
 
 
 class Documents(NamedTuple):

@@ -108,10 +108,7 @@ def _is_count(value, low: int, high: int = 1 << 31) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What one data set holds and how it was made.
-
-  `counts["unigram_entropy"]`, nats, is the loss if only word counts are known.
-  """
+  """What one data set holds and how it was made."""
 
   max_seq_length: int
   max_predictions_per_seq: int
@@ -119,7 +116,7 @@ class Manifest:
   masking: str  # "static", in the records, or "dynamic", drawn on reading
   tokenizer: tokenization.TokenizerInfo
   settings: dict  # the flags that decide the bytes
-  counts: dict  # of documents, sentences, tokens, examples, ...
+  counts: dict  # of documents, tokens, ...; unigram_entropy: the text's, nats
   files: tuple[tfrecord.ShardInfo, ...]
   version: int = MANIFEST_VERSION
 

@@ -1,8 +1,7 @@
 """The token store to shards: the second pass over a corpus.
 
-One worker makes a whole shard, so the bytes do not depend on the number of
-workers. It holds a block of documents at a time, and shuffles and packs its
-examples.
+A worker makes a whole shard, so the bytes do not depend on the number of
+workers. It holds, shuffles and packs one block of documents at a time.
 """
 
 import dataclasses
