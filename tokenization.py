@@ -1,11 +1,8 @@
 """Text to token ids: google/bert's WordPiece, SentencePiece, sentences.
 
 Scripts for google/bert use its names (`FullTokenizer`, `BasicTokenizer`, ...).
-Data is made by `WordPieceEncoder` and `SentencePieceEncoder`: batches of lines
-to int32 ids. `load_tokenizer` chooses one of them.
-
-`BasicTokenizer` classifies characters by Python's own `unicodedata`: the
-`tokenizers` library has other Unicode tables.
+Data is made by the encoder of `load_tokenizer`. Characters are classified by
+Python's `unicodedata`; the `tokenizers` library has other Unicode tables.
 """
 
 import collections
@@ -29,8 +26,7 @@ SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 # google/bert's WordpieceTokenizer; the `tokenizers` library's default is 100.
 MAX_INPUT_CHARS_PER_WORD = 200
 
-# Words whose pieces an encoder remembers, in about 100 MB at most; text repeats
-# its words, so almost every lookup finds one.
+# Words whose pieces an encoder remembers, in about 100 MB at most.
 _MAX_CACHED_WORDS = 500_000
 
 SENTENCEPIECE_SPACE = "\u2581"
@@ -83,11 +79,7 @@ printable_text = convert_to_unicode
 
 
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
-  """Reads a vocabulary: token -> line number, in the file's order.
-
-  Lines end at "\\n" only: `str.splitlines` would also break at U+2028 and other
-  tokens of Chinese vocabularies. DataError if the file cannot be read.
-  """
+  """Reads a vocabulary: token -> line number; DataError if unreadable."""
   return _vocab_of(convert_to_unicode(_contents(vocab_file)))
 
 
@@ -100,6 +92,7 @@ def _contents(path: str) -> bytes:
 
 
 def _vocab_of(text: str) -> "collections.OrderedDict[str, int]":
+  # `splitlines` would also break at U+2028, a token of Chinese vocabularies.
   lines = text.removesuffix("\n").split("\n") if text else []
   return collections.OrderedDict((s.strip(), i) for i, s in enumerate(lines))
 
@@ -125,8 +118,7 @@ def whitespace_tokenize(text: str) -> list[str]:
 
 
 # google/bert's "CJK character": the Unified Ideographs, extensions A to E and
-# the compatibility blocks, but not Hangul, Hiragana or Katakana: pieces spell
-# them like any alphabet.
+# the compatibility blocks, but not Hangul, Hiragana or Katakana.
 _CJK_RANGES = (
   (0x4E00, 0x9FFF),
   (0x3400, 0x4DBF),
@@ -162,10 +154,7 @@ def _cleaned(char):
 
 
 def _spaced(char):
-  """What a character becomes after NFD: punctuation stands alone.
-
-  In Unicode $, ^, ` and other symbols are no punctuation, but they are here.
-  """
+  """After NFD: punctuation, with $, ^, ` and other symbols, stands alone."""
   is_punctuation = unicodedata.category(char)[0] == "P"
   return f" {char} " if is_punctuation or char in string.punctuation else char
 
@@ -213,16 +202,15 @@ class FullTokenizer:
 class BasicTokenizer:
   """Text -> words: cleans, lower-cases, splits at spaces, CJK, punctuation.
 
-  `str.translate`, `lower` and NFD of whole texts are ten times as fast as
-  google/bert's work on single words. The words are the same: a space affects
-  neither NFD nor the one context rule of `lower` (the Greek final sigma).
+  Whole texts, not google/bert's single words, make it ten times as fast: a
+  space affects neither NFD nor `lower`'s one context rule (the Greek final
+  sigma).
   """
 
   def __init__(self, do_lower_case: bool = True):
     self.do_lower_case = do_lower_case
     self._clean = _CharMap(_cleaned)
-    # Before NFD, whose time is quadratic in successive marks; few of them come
-    # from NFD itself.
+    # Before NFD, whose time is quadratic in successive marks.
     self._strip = _CharMap(lambda c: None if _is_accent(c) else c)
     self._split = _CharMap(_unaccented if do_lower_case else _spaced)
     # ASCII has neither accents nor CJK: one table does both jobs.
@@ -258,11 +246,7 @@ class WordpieceTokenizer:
     self.max_input_chars_per_word = max_input_chars_per_word
 
   def tokenize(self, text: str | bytes) -> list[str]:
-    """Pieces of words separated by spaces: unaffable is un, ##aff, ##able.
-
-    A word that pieces cannot spell, or of too many characters, is one
-    `unk_token`.
-    """
+    """Pieces of words: unaffable is un, ##aff, ##able; or one `unk_token`."""
     return [
       piece
       for word in whitespace_tokenize(convert_to_unicode(text))
@@ -299,8 +283,7 @@ class _PieceCache(dict):
     from tokenizers import models
 
     self._vocab = vocab
-    # The model alone makes no special tokens: `BasicTokenizer` splits "[MASK]"
-    # at its brackets.
+    # Without special tokens: `BasicTokenizer` splits "[MASK]" at its brackets.
     self._model = models.WordPiece(
       vocab=vocab,
       unk_token=UNK,
@@ -372,11 +355,7 @@ class WordTokens(NamedTuple):
 
 
 class _Encoder:
-  """What the encoders have in common: a vocabulary in which ids are positions.
-
-  `is_continuation`, bool [vocab_size], is True for tokens that continue the
-  previous token's word.
-  """
+  """What the encoders have in common: ids are positions in a vocabulary."""
 
   kind: str
   file: str
@@ -387,6 +366,7 @@ class _Encoder:
   ) -> None:
     self.tokens, self.vocab_size = tokens, len(tokens)
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
+    # bool [vocab_size]: which tokens continue the previous token's word.
     self.is_continuation = np.array(continues)
     self.is_continuation[special] = False
 
@@ -402,10 +382,7 @@ class _Encoder:
 
 
 def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
-  """bool [tokens]: which tokens start inside one of jieba's words of `text`.
-
-  `starts` are the tokens' first characters in it.
-  """
+  """bool [tokens]: which of `starts` are inside one of jieba's words."""
   # Imported here: only Chinese needs it.
   import rjieba
 
@@ -428,10 +405,7 @@ def _respaced(words, is_chinese):
 
 
 class WordPieceEncoder(_Encoder):
-  """Lines -> ids of exactly `FullTokenizer`'s tokens, fast.
-
-  DataError for a vocabulary that cannot make data.
-  """
+  """Lines -> exactly `FullTokenizer`'s ids; DataError for a bad vocabulary."""
 
   kind = "wordpiece"
 
@@ -475,7 +449,7 @@ class WordPieceEncoder(_Encoder):
 
 
 def _check_charsmap(charsmap: bytes) -> None:
-  """Raises `ValueError` for a table of normalization that points out of itself.
+  """Raises `ValueError` if a table of normalization points out of itself.
 
   The library would follow it and end the process. The table is the size of a
   trie in bytes, the trie's units (https://github.com/s-yata/darts-clone) and
@@ -498,11 +472,10 @@ def _check_charsmap(charsmap: bytes) -> None:
 
 
 class SentencePieceEncoder(_Encoder):
-  """Lines -> ids of a SentencePiece model, as `WordPieceEncoder`.
+  """Lines -> ids of a SentencePiece model; U+2581 begins a word.
 
-  Pieces that do not start with U+2581 continue a word. DataError for a file
-  that is missing or no SentencePiece model, or lacks one of the pieces [PAD]
-  [UNK] [CLS] [SEP] [MASK] (or ALBERT's <pad> and <unk>).
+  DataError for a file that is no model or lacks one of the pieces [PAD] [UNK]
+  [CLS] [SEP] [MASK] (or ALBERT's <pad> and <unk>).
   """
 
   kind = "sentencepiece"
@@ -544,7 +517,6 @@ class SentencePieceEncoder(_Encoder):
     self._set_vocabulary(tokens, special, continues)
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each line, int32 [tokens]."""
     return [
       np.array(ids, np.int32)
       for ids in self._model.encode([self._clean(line) for line in lines])
@@ -584,12 +556,7 @@ def load_tokenizer(
   spm_model_file: str | None = None,
   vocab_size: int | None = None,
 ) -> Encoder:
-  """The encoder of a WordPiece vocabulary or of a SentencePiece model.
-
-  Raises:
-    DataError: none or both are given, the file cannot be used (see the
-      encoders), or has more tokens than a model's `vocab_size`.
-  """
+  """The encoder of the file given; DataError if bad or above `vocab_size`."""
   encoder: Encoder
   if vocab_file and not spm_model_file:
     encoder = WordPieceEncoder(vocab_file, do_lower_case)

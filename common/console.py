@@ -1,4 +1,4 @@
-"""What is printed for people while work is under way, on stderr."""
+"""Messages and progress for people, on stderr."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ _CLEAR = "\r\x1b[K"  # of a terminal's line
 
 
 def tell(*lines: str, end: str = "\n") -> None:
-  """Prints lines on stderr; work continues if the pipe or the disk fails."""
+  """Prints lines on stderr; a broken pipe or a full disk stops no work."""
   # RuntimeError: a signal's handler prints while another line is being printed.
   with contextlib.suppress(OSError, RuntimeError):
     print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
@@ -21,7 +21,7 @@ def say(comm, *lines: str) -> None:
 
 
 def shown(value: float | None, form: str) -> str:
-  """A number in a line for people; "-" if there is none."""
+  """`value` in the format `form`; "-" for None."""
   return "-" if value is None else format(value, form)
 
 
@@ -34,11 +34,7 @@ def minutes(seconds: float) -> str:
 
 
 class Progress:
-  """One line that says how far the work is, from `begun` to `total`.
-
-  A terminal's line is rewritten in place; elsewhere a new line follows every
-  `seconds`. Use it as a context manager, or call `close`.
-  """
+  """Progress: one line on a terminal, else a line every `seconds`."""
 
   def __init__(
     self,
@@ -63,21 +59,18 @@ class Progress:
       tell(_CLEAR, end="")
 
   def close(self) -> None:
-    """Leaves the last line on the terminal."""
+    """Keeps the line on the terminal, which the end of a `with` clears."""
     if self._line:
       tell()
 
   def say(self, line: str) -> None:
-    """Prints a line of its own, above the one that is rewritten."""
+    """Prints a line above the progress line."""
     tell((_CLEAR if self._line else "") + line)
     if self._line:
       tell(self._line, end="")
 
   def at(self, done: float, text: str | None = None, now: bool = False) -> None:
-    """Shows that `done` is done, if it is time for a line or `now`.
-
-    `text` replaces what the line says beside the time left.
-    """
+    """Shows `done` of the total, or `text`, if a line is due or `now`."""
     moment = time.monotonic()
     if moment < self._next and not now:
       return

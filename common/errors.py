@@ -20,10 +20,9 @@ class DataError(UserError):
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
-  """absl's app.run, but an expected error is one clear last line on stderr.
+  """absl's app.run, but an expected error is one line on stderr, and status 1.
 
-  Any other error is a bug and keeps its traceback. `main` gets the program's
-  name and the `arguments` words that are no flags; None: one or more of them.
+  `main` gets argv: the program, then `arguments` words; None: at least one.
   """
 
   def wrapped(argv):

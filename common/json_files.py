@@ -8,10 +8,7 @@ from common.errors import DataError
 
 
 def parse(text: str | bytes, strict: bool = True):
-  """The value of a JSON text; ValueError if it is not JSON or not UTF-8.
-
-  If `strict`, repeated keys, NaN and Infinity are errors too.
-  """
+  """Parses JSON; if `strict`, repeated keys and NaN are a ValueError too."""
   try:
     if not strict:
       return json.loads(text)
@@ -37,7 +34,7 @@ def _no_number(name: str):
 
 
 def read(path: str):
-  """The value of a file, which may be the user's; DataError if not JSON."""
+  """The value of a JSON file; DataError if it is not JSON."""
   try:
     with open(path, "rb") as f:
       return parse(f.read())

@@ -1,15 +1,10 @@
 """Settings, each declared once: a field of a frozen dataclass.
 
-  @dataclasses.dataclass(frozen=True)
-  class Settings:
-    input_file: str = setting(help="Text file to read.")
-    num_epochs: float = setting(3.0, "Passes over the examples.", low=0)
+  num_epochs: float = setting(3.0, "Passes over the examples.", low=0)
 
-    def __post_init__(self):
-      check(self)
-
-The field is the flag (`define_flags`, `from_flags`), the limits of its value
-(`check`), its entry in --help, and its row in docs/flags.md (`markdown`).
+declares the flag (`define_flags`, `from_flags`), the limits of its value
+(`check`, which `__post_init__` calls), its entry in --help, and its row in
+docs/flags.md (`markdown`).
 """
 
 import dataclasses
@@ -69,7 +64,6 @@ class Setting:
 
   @property
   def required(self) -> bool:
-    """Whether the command line must have it."""
     return self.default is dataclasses.MISSING
 
   @property
@@ -121,10 +115,10 @@ class Setting:
 
 
 def setting(default=dataclasses.MISSING, help: str | None = None, **declared):
-  """A field that is a flag; `declared` as in `Setting`.
+  """A field that is a flag, required if it has no default.
 
-  Without a default the flag is required. Without `help` the field holds a
-  dataclass of settings, all of which are flags in its group.
+  `declared` are fields of `Setting`. Without `help` the field holds a dataclass
+  of settings, which are in its group.
   """
   metadata = {"setting": {"help": help, **declared}}
   return dataclasses.field(default=default, metadata=metadata)
@@ -165,8 +159,7 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
 def settings_of(kind: Any) -> Iterator[Setting]:
   """All flags of a dataclass and of the dataclasses in it.
 
-  The class attribute `help_here` has the help, by name, of flags that have
-  another meaning in a subclass.
+  A subclass can change the help of a flag: its `help_here` maps names to help.
   """
   for field, one in _declared(kind):
     if one:
@@ -209,10 +202,7 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
-  """Runs a command: `main` gets its settings and its `arguments` other words.
-
-  None is for one or more of them, as in `errors.run_main`.
-  """
+  """Runs `main(settings, *words)`; `arguments` as for `errors.run_main`."""
   define_flags(kind)
   if arguments != 0:
     flags.FLAGS.set_gnu_getopt()  # flags may follow them
@@ -222,10 +212,7 @@ def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
 
 
 def from_flags(kind: Any, values: flags.FlagValues, found: dict | None = None):
-  """A dataclass with the flags' values, checked.
-
-  `found` has the values, by name, of flags that the command line lacks.
-  """
+  """The checked settings; `found` has values of flags that are not given."""
   made = {}
   for field, one in _declared(kind):
     if one is None:
@@ -251,7 +238,7 @@ def _grouped(settings: Iterable[Setting]) -> Iterator[tuple[str, list]]:
 
 
 def _setting_of(flag: flags.Flag) -> Setting:
-  """That of a flag; a like one of a flag that the script itself defined."""
+  """A flag's `Setting`, made here for a flag that absl defined."""
   return getattr(flag, "setting", None) or Setting(
     name=flag.name,
     kind=bool if flag.boolean else str,
@@ -261,7 +248,6 @@ def _setting_of(flag: flags.Flag) -> Setting:
 
 
 def _show_help(_) -> None:
-  """Prints this program's flags by their groups, and exits."""
   own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
   print((sys.modules["__main__"].__doc__ or "").strip())
   margin = " " * 6

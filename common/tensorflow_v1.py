@@ -1,11 +1,8 @@
-"""TensorFlow as this project uses it: the 1.x API in graph mode, quietly.
+"""TensorFlow's 1.x API in graph mode, quietly: import `tf` from here only.
 
-Import `tf`, and `profiler`, which 1.x lacks, from here and nowhere else. This
-is the one module that acts when it is imported: TensorFlow reads its log level
-while it loads, and scripts written for google/bert call `tf.placeholder` and
-`tf.get_variable` right after `import tensorflow.compat.v1 as tf`, which needs
-graph mode to be on already.
-Set TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's own start-up messages.
+The import itself acts: TensorFlow reads its log level while it loads, and
+google/bert's scripts build graphs right after they import it. Set
+TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's start-up messages.
 """
 
 import contextlib
@@ -14,8 +11,7 @@ import re
 import sys
 import tempfile
 
-# What TensorFlow 2.21 prints while it loads, at any log level: absl's
-# notice that logging is not initialised, and oneDNN's that it is on.
+# What TensorFlow 2.21 prints while it loads, at any log level.
 _CHATTER = re.compile(
   rb"^(WARNING: All log messages before absl::InitializeLog"
   rb"|I\d{4} .*(oneDNN custom operations are on|computation_placer)).*\n",
@@ -25,7 +21,7 @@ _CHATTER = re.compile(
 
 @contextlib.contextmanager
 def _without_chatter():
-  """Holds stderr back and passes on all of it but the lines of `_CHATTER`."""
+  """Holds stderr back, then writes it without the lines of `_CHATTER`."""
   sys.stderr.flush()
   stderr = os.dup(2)
   with tempfile.TemporaryFile() as held:
@@ -42,11 +38,7 @@ def _without_chatter():
 
 @contextlib.contextmanager
 def _without_keras():
-  """`tf.keras` is imported when it is used, not with TensorFlow.
-
-  It is 40% of the import's time. TensorFlow does without when it looks for the
-  older package, tf_keras, and that is not installed.
-  """
+  """Delays `tf.keras`, 40% of the import, by asking for an absent tf_keras."""
   if "TF_USE_LEGACY_KERAS" in os.environ:
     yield
     return

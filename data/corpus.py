@@ -1,9 +1,8 @@
 """Text to token ids on disk: the first pass over a corpus, in parallel.
 
-One worker tokenizes each piece of the text (text_files.py) into chunk files;
+Workers tokenize pieces of text (text_files.py) into chunk files, and
 `StoreWriter` joins the chunks in order. So the store does not depend on the
-number of workers, and a chunk bounds the memory. After a stop the store resumes
-from its journal.
+number of workers, and memory holds a chunk. A journal lets it resume.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ class TokenizerSpec:
 
 @functools.lru_cache(maxsize=1)
 def load_tokenizer(spec: TokenizerSpec) -> tokenization.Encoder:
-  """The tokenizer; the next piece reuses it and the words that it knows."""
+  """Loads a tokenizer once for all pieces, which share its cache of words."""
   return tokenization.load_tokenizer(
     spec.vocab_file, spec.do_lower_case, spec.spm_model_file
   )
@@ -85,7 +84,6 @@ def _chunks(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
   for batch in batches:
     chunk.append(batch)
     size += batch.bytes
-    # A plain piece may end with a line of any length.
     if size >= CHUNK_BYTES:
       yield chunk
       chunk, size = [], 0
@@ -94,7 +92,6 @@ def _chunks(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 
 def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
-  """Writes a chunk's tokens and where its sentences and documents end."""
   tokenizer = load_tokenizer(task.tokenizer)
   dtype = token_dtype(tokenizer.vocab_size)
   lines = [line for batch in chunk for line in batch.sentences]
@@ -109,8 +106,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
   if continues:
     tokens[np.concatenate(continues)] |= continuation_bit(dtype)
   lengths = np.array(list(map(len, encoded)), np.int32)
-  # A line of nothing but, say, control characters is neither a sentence nor the
-  # end of a document.
+  # A line without tokens is neither a sentence nor the end of a document.
   is_break = np.array([not line for line in lines], bool)
   with files.whole(path) as f:
     np.savez(
@@ -156,25 +152,18 @@ def entropy(counts: np.ndarray) -> float:
 
 @dataclasses.dataclass
 class _Journal:
-  """What the store has so far, and what comes next."""
-
   piece: int = 0  # the next one
   chunk: int = 0  # the next one of that piece
   tokens: int = 0
   sentences: int = 0
   documents: int = 0
-  # Whether the next sentence begins a document. Several blank lines, and those
-  # at the start or the end, make no empty documents.
-  at_break: bool = True
+  at_break: bool = True  # the next sentence begins a document
   text_bytes: int = 0
   bytes_on_disk: int = 0  # about, of the text files
 
 
 class StoreWriter:
-  """Joins chunks into the token store of a folder, in order.
-
-  Use it as a context manager. `journal` names the next piece and chunk.
-  """
+  """Appends chunks to a folder's token store; `journal` names the next one."""
 
   def __init__(self, folder: str, vocab_size: int):
     self.folder, self._vocab_size = folder, vocab_size
@@ -231,7 +220,6 @@ class StoreWriter:
     os.unlink(path)
 
   def next_piece(self) -> None:
-    """Ends the piece: it has no more chunks."""
     self.journal.piece += 1
     self.journal.chunk = 0
     self._write_journal()
@@ -246,9 +234,8 @@ class StoreWriter:
   def finish(self, unk_id: int, block_tokens: int) -> CorpusCounts:
     """Completes the store; DataError if it has no sentence.
 
-    The second pass holds at least one document at a time. So a document of more
-    than `block_tokens` is cut, at ends of sentences, into parts of about an
-    eighth of a block.
+    The second pass holds whole documents in memory, so those of more than
+    `block_tokens` are cut, between sentences, into about eighths of a block.
     """
     j = self.journal
     if not j.sentences:
@@ -295,7 +282,6 @@ class StoreWriter:
     return cut
 
   def _token_counts(self):
-    """How often each id occurs, int64 [vocab_size]."""
     counts = np.zeros(self._vocab_size, np.int64)
     ids = continuation_bit(self._dtype) - 1
     with open(os.path.join(self.folder, _TOKENS), "rb") as f:
@@ -305,11 +291,7 @@ class StoreWriter:
 
 
 def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
-  """The first sentences of parts of about `size` tokens, int64 [parts - 1].
-
-  The document has the sentences `first` to `last` (exclusive); its first part
-  is left out.
-  """
+  """Where to cut sentences [first, last) into parts of about `size` tokens."""
   offsets = sentence_offsets[first : last + 1]
   wanted = np.arange(offsets[0] + max(1, size), offsets[-1], max(1, size))
   places = first + np.unique(np.searchsorted(offsets, wanted))
@@ -317,7 +299,6 @@ def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
 
 
 def _check_size(path: str, least: int) -> None:
-  """Raises `DataError` if a file of the store has become shorter."""
   size = os.path.getsize(path) if os.path.exists(path) else 0
   if size < least:
     raise errors.DataError(

@@ -46,11 +46,10 @@ class Summary(dict):
 def create(
   settings: Settings, ranks: work_dir.Ranks = work_dir.ALONE
 ) -> Summary | None:
-  """Makes the records, their indexes and the manifest.
+  """Makes the records, their indexes and the manifest; every rank calls it.
 
-  Every rank calls this; their machines share the files. Rank 0 gets the
-  summary, the others None, and may finish earlier. After a DataError about the
-  input or the tokenizer nothing is left, and existing records are untouched.
+  Rank 0 gets the summary, the others None, and they may finish earlier. A
+  DataError leaves existing records as they are and no unfinished work.
   """
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
@@ -99,7 +98,7 @@ def create(
 
 
 def _plan(settings: Settings, paths: list[str], info) -> dict:
-  """All that decides the bytes, as `work_dir` compares it."""
+  """All that decides the bytes, for `work_dir.work_folder`."""
   plan = dataclasses.asdict(settings) | {
     "files": [[p, os.path.getsize(p), os.stat(p).st_mtime_ns] for p in paths],
     "tokenizer": dataclasses.asdict(info),
@@ -110,10 +109,7 @@ def _plan(settings: Settings, paths: list[str], info) -> dict:
 
 
 def _check_unshared(settings: Settings) -> None:
-  """Raises `UserError` if another data set has this manifest or work folder.
-
-  Names that differ only in the extension share them.
-  """
+  """Raises `UserError` if another data set has our manifest or work folder."""
   manifest = _earlier_manifest(settings)
   earlier = [info.name for info in manifest.files] if manifest else []
   if earlier and earlier != settings.shard_names(len(earlier)):
@@ -134,7 +130,7 @@ def _check_unshared(settings: Settings) -> None:
 
 
 def _check_unlisted(settings: Settings, num_shards: int) -> None:
-  """Raises `UserError` if another manifest lists a file of one of the names."""
+  """Raises `UserError` if another manifest lists a file of ours."""
   names = settings.shard_names(num_shards)
   places = [os.path.join(settings.folder, name) for name in names]
   try:
@@ -150,7 +146,6 @@ def _check_unlisted(settings: Settings, num_shards: int) -> None:
 
 
 def _earlier_manifest(settings: Settings) -> records.Manifest | None:
-  """The manifest at this data set's path, if there is one."""
   if not os.path.exists(settings.manifest_path):
     return None
   try:
@@ -201,11 +196,10 @@ def _manifest(
 def _publish(
   settings: Settings, folder: str, manifest: records.Manifest
 ) -> None:
-  """Moves the finished files to their places; the manifest comes last.
+  """Moves the finished files to their places; DataError if one is gone.
 
-  First it deletes the files of the earlier manifest: a glob would also match
-  shards of another number. Files that were moved before a stop stay. If a
-  finished file is gone, DataError comes before any change.
+  The earlier manifest's files go first: a glob would match them too. Files that
+  were moved before a stop stay.
   """
   _check_unshared(settings)
   _check_unlisted(settings, len(manifest.files))
@@ -265,7 +259,6 @@ def _example_bytes(settings: Settings) -> int:
 
 
 def _block_tokens(settings: Settings) -> int:
-  """About the tokens of the documents that fill a block."""
   examples = _BLOCK_BYTES // _example_bytes(settings)
   return examples * settings.max_seq_length
 
@@ -280,8 +273,6 @@ def _not_made(tasks: list[shards.ShardTask]) -> list[shards.ShardTask]:
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """The two passes, on one rank."""
-
   settings: Settings
   folder: str
   ranks: work_dir.Ranks
@@ -331,7 +322,6 @@ class _Work:
     )
 
   def _start_pieces(self, pieces, first: int, first_chunk: int) -> None:
-    """Starts this rank's pieces from `first` on that are not finished."""
     tasks = [
       self._piece_task(pieces, i, first_chunk if i == first else 0)
       for i in self.ranks.mine(len(pieces))
@@ -341,7 +331,6 @@ class _Work:
     self.pool.start(corpus.tokenize_piece, missing)
 
   def _join(self, pieces, writer: corpus.StoreWriter) -> None:
-    """Appends the chunks of all ranks to the store as they appear."""
     total = sum(os.path.getsize(p) for p in {piece.path for piece in pieces})
     at = writer.journal
     with console.Progress(
@@ -366,10 +355,7 @@ class _Work:
   def make_shards(
     self, counts: corpus.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
-    """The token store to shards: (results, shards of an earlier start).
-
-    Rank 0 waits for all shards, the others for their own.
-    """
+    """Makes shards; rank 0 waits for all: (results, number made before)."""
     os.makedirs(os.path.join(self.folder, _SHARDS), exist_ok=True)
     tasks = self._shard_tasks(counts)
     mine = [tasks[i] for i in self.ranks.mine(len(tasks))]

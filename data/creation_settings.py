@@ -22,7 +22,7 @@ _records, _workers = in_group("Records"), in_group("Shards and workers")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The text and what to make of it; fields have the flags' names."""
+  """What to make of which text; fields have the flags' names."""
 
   # High limits exceed what anybody wants; far larger values run out of memory.
   # fmt: off
@@ -114,7 +114,6 @@ class Settings:
 
   @property
   def in_manifest(self) -> dict:
-    """The settings that decide the bytes, as the manifest shows them."""
     return {name: getattr(self, name) for name in _IN_MANIFEST}
 
   @property

@@ -1,11 +1,8 @@
 """Documents to training examples: google/bert's procedure as pure functions.
 
-An example, [CLS] A [SEP] B [SEP], has two segments of the corpus' tokens. A and
-B are runs of sentences, so an example is four offsets into the flat token array
-(`Span`), and `join_segments` makes the only copy.
-
-Chance comes from `document_rng`, one for each copy of each document. So neither
-the order of the documents nor their process matters.
+An example, [CLS] A [SEP] B [SEP], is four offsets into the corpus' tokens, a
+`Span`, because A and B are runs of sentences. Chance comes from `document_rng`,
+so neither the order of the documents nor their process matters.
 """
 
 from typing import NamedTuple
@@ -13,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 SPECIAL_TOKENS_PER_EXAMPLE = 3  # [CLS], [SEP], [SEP]
-_RANDOM_DOCUMENT_TRIES = 10  # google/bert's
+_RANDOM_DOCUMENT_TRIES = 10  # google/bert's; then B is from the same document
 
 
 class Documents(NamedTuple):
@@ -55,11 +52,7 @@ def _randint(rng: np.random.Generator, low: int, high: int) -> int:
 def truncated_lengths(
   length_a: int, length_b: int, max_num_tokens: int
 ) -> tuple[int, int]:
-  """Lengths after taking tokens one by one from the longer segment.
-
-  With equal lengths B gives the next one, as in google/bert's
-  truncate_seq_pair; this is where that loop ends.
-  """
+  """Lengths after google/bert's truncate_seq_pair; of equal ones B is cut."""
   if length_a + length_b <= max_num_tokens:
     return length_a, length_b
   half_b = max_num_tokens // 2
@@ -86,11 +79,7 @@ def _truncate(
 def _random_segment(
   documents: Documents, document: int, target_length: int, rng
 ) -> tuple[int, int]:
-  """About `target_length` tokens from a random sentence of another document.
-
-  Ten draws of the same document choose it (google/bert's limit, for a corpus of
-  one document).
-  """
+  """About `target_length` tokens of sentences at random in another document."""
   num_documents = len(documents.document_offsets) - 1
   for _ in range(_RANDOM_DOCUMENT_TRIES):
     other = _randint(rng, 0, num_documents - 1)
@@ -116,11 +105,10 @@ def spans_from_document(
   """Cuts one document into examples, in order (create_instances_from_document).
 
   Sentences are gathered until they fill a sequence; A is a random number of
-  the first of them. Half of the time, and always if there is only one, B comes
-  from a random document and the next example uses the sentences after A again;
-  otherwise they are B. A and B have at least one token each and at most
-  `max_seq_length - 3` together. With the probability `short_seq_prob` all
-  examples are shorter.
+  them, from the first on. Half of the time B is the others. Else, and always
+  after a single sentence, B is from another document and the next example
+  begins after A. With probability `short_seq_prob` all examples are shorter. A
+  and B have at least one token each and at most `max_seq_length - 3` together.
   """
   max_num_tokens = max_seq_length - SPECIAL_TOKENS_PER_EXAMPLE
   target = max_num_tokens

@@ -1,13 +1,10 @@
 """Which tokens are masked: a pure function of (token ids, keys).
 
-google/bert's procedure (create_masked_lm_predictions): 15% of an example's
-tokens are chosen, at least one and at most `max_predictions_per_seq`; 80% of
-them become [MASK], 10% a random token, 10% stay. With whole-word masks the
-pieces of a word are chosen together.
-
-`mask_records` masks a batch of records, packed or not, when they are written or
-read. All chance is a hash of (the record's key, the token's place), so nothing
-depends on which records are masked together.
+google/bert's procedure (create_masked_lm_predictions) chooses 15% of an
+example's tokens, at least one and at most `max_predictions_per_seq`: 80% become
+[MASK], 10% a random token, 10% stay. Whole-word masks choose all pieces of a
+word. Chance is a hash of (the record's key, the token's place), so it does not
+matter which records are masked together.
 """
 
 from typing import NamedTuple
@@ -45,11 +42,7 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def record_keys(seed: int, series, numbers: np.ndarray) -> np.ndarray:
-  """Keys of records, uint64 [B], from (seed, series, number) of each.
-
-  `series`, int or int64 [B], is the epoch for masks drawn on reading and the
-  shard for masks written into records. `numbers` are int64 [B].
-  """
+  """Keys, uint64 [B]; `series` is an epoch, or a shard if masks are written."""
   key = np.array(
     [0x9E3779B97F4A7C15], np.uint64
   )  # not 0, which the hash maps to itself
@@ -59,11 +52,8 @@ def record_keys(seed: int, series, numbers: np.ndarray) -> np.ndarray:
 
 
 def num_to_predict(num_tokens, settings: MaskSettings) -> np.ndarray:
-  """How many tokens to choose in examples of `num_tokens` with [CLS] and [SEP].
-
-  Rounds a half to the even neighbour, as Python's `round` in google/bert. An
-  int array gives an int64 array.
-  """
+  """How many of `num_tokens`, [CLS] and [SEP] among them, to choose; int64."""
+  # A half goes to the even neighbour, as with Python's `round` in google/bert.
   wanted = np.rint(np.asarray(num_tokens) * settings.masked_lm_prob)
   return np.clip(wanted, 1, settings.max_predictions_per_seq).astype(np.int64)
 
@@ -71,11 +61,7 @@ def num_to_predict(num_tokens, settings: MaskSettings) -> np.ndarray:
 def maskable_tokens(
   input_mask: np.ndarray, segment_ids: np.ndarray
 ) -> np.ndarray:
-  """Where neither padding, [CLS] nor [SEP] stands, bool [B, S].
-
-  [CLS] is the first token of an example, [SEP] the last of each segment. The
-  arguments are int [B, S], see `records`.
-  """
+  """bool [B, S]: not padding, an example's first or a segment's last token."""
   maskable = input_mask > 0
   new_example = np.diff(input_mask, axis=1) != 0
   maskable[:, 0] = False
@@ -93,18 +79,14 @@ def mask_records(
   settings: MaskSettings,
   is_continuation: np.ndarray | None = None,
 ) -> MaskedRecords:
-  """Masks records.
+  """Masks records, int or bool [B, S], with their `record_keys`, uint64 [B].
 
   A word is a token and the continuations after it; without `is_continuation`
   every token is one. As in google/bert, a continuation belongs to the maskable
   token before it even across [SEP] (a segment may have been cut inside a word),
-  and one at the start of an example begins a word. Words are taken in random
-  order; one that would exceed the number of tokens to choose is skipped and the
-  next is tried, so with whole words fewer than that may be chosen.
-
-  The features are int or bool [B, S], see `records`; `keys` are uint64 [B], see
-  `record_keys`. ValueError if the examples of a record have more tokens to
-  choose than `max_predictions_per_seq`.
+  and one at the start of an example begins a word. Words come in random order;
+  one that exceeds what is left to choose is skipped, so fewer tokens may be
+  chosen. ValueError if a record wants more than `max_predictions_per_seq`.
   """
   rows, size = input_ids.shape
   # Examples are numbered through the batch, padding first in each row.
@@ -136,11 +118,7 @@ def _hash(keys, places, stream, size):
 
 
 def _choose_words(tokens, example, starts, room, keys, size):
-  """bool [t]: which of the maskable tokens are chosen.
-
-  `tokens` are flat places; `example`, ascending, and `starts`, whether a word
-  begins there, are of each token too. `room` [examples] limits the choice.
-  """
+  """bool [t]: the chosen `tokens`, flat places, up to `room` per example."""
   first = np.flatnonzero(starts)
   sizes = np.diff(np.append(first, len(tokens)))
   owner = example[first]

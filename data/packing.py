@@ -2,14 +2,9 @@
 
 Best-fit decreasing: each example, longest first, goes into the record with the
 least room that still holds it. The records are at most 11/9 of the fewest
-possible (Johnson et al. 1974, https://doi.org/10.1137/0203025). On real text
-nearly all come out full, because many short examples fill what the long ones
-leave. A histogram of lengths (Krell et al. 2021,
-https://arxiv.org/abs/2107.02027) packs a whole corpus at once, but must know
-how its examples are numbered before it is read.
-
-Chance decides which examples of one length meet in a record, and the order of
-the records.
+possible (Johnson et al. 1974, https://doi.org/10.1137/0203025). A histogram of
+lengths (Krell et al. 2021, https://arxiv.org/abs/2107.02027) would need the
+whole corpus at once. Chance decides which examples of one length meet.
 """
 
 from collections.abc import Sequence
@@ -21,14 +16,12 @@ import numpy as np
 class Limits(NamedTuple):
   """What a record has room for."""
 
-  max_seq_length: int  # tokens
+  max_seq_length: int  # tokens, special ones included
   max_predictions_per_seq: int  # masked tokens
   examples_per_record: int  # 1: not packed
 
 
 class _Record:
-  """One that has room left."""
-
   def __init__(self, limits: Limits):
     self.examples: list[int] = []
     self.tokens = limits.max_seq_length
@@ -47,8 +40,6 @@ class _Record:
 
 
 class _OpenRecords:
-  """Open records by their room for tokens."""
-
   def __init__(self, max_seq_length: int):
     self._by_room: list[list[_Record]] = [[] for _ in range(max_seq_length + 1)]
     self._rooms = 0  # bit r is set where _by_room[r] is not empty
@@ -58,13 +49,12 @@ class _OpenRecords:
     self._rooms |= 1 << record.tokens
 
   def take(self, tokens: int, predictions: int) -> _Record | None:
-    """The one with the least room for both, taken out; None if none has."""
+    """Takes out the record with the least room for both, or returns None."""
     rooms = self._rooms >> tokens << tokens
     while rooms:
       lowest = rooms & -rooms
       room = lowest.bit_length() - 1
-      # The last one is as good as any. If it has too few predictions left, the
-      # next larger room is tried, not the others of this one.
+      # Tries only the last record of each room.
       if self._by_room[room][-1].predictions >= predictions:
         record = self._by_room[room].pop()
         if not self._by_room[room]:
@@ -80,11 +70,7 @@ def pack(
   limits: Limits,
   rng: np.random.Generator,
 ) -> list[list[int]]:
-  """The numbers of the examples in each record, in random order.
-
-  `tokens`, special ones included, and `predictions`, masked tokens, are of each
-  example. ValueError if one does not fit into an empty record.
-  """
+  """The examples of each record, shuffled; ValueError if one fits in none."""
   order = rng.permutation(len(tokens))
   if limits.examples_per_record == 1:
     return [[i] for i in order.tolist()]

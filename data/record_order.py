@@ -1,17 +1,14 @@
 """The global order: which records an update reads, a function of (seed, epoch).
 
-An epoch is a permutation of all records that is computed, not stored: of all
-of them at once, or block-wise for sets that are larger than memory. The stream
-of a run is epoch after epoch; update k takes its positions k * global_batch to
-(k + 1) * global_batch - 1, and rank r of N the r-th of N equal parts of them.
-So any number of ranks sees the same global batches, and a stopped run resumes
-where it was.
+A run reads a stream of epochs, each a permutation of all records. Update k
+takes positions k * global_batch to (k + 1) * global_batch - 1, and rank r of N
+the r-th of N equal parts. So any number of ranks sees the same global batches,
+and a stopped run resumes where it was.
 
-Block-wise, an epoch numbers the records from a random one on, around the end,
-and cuts them into blocks. The whole blocks come in random order, then the rest;
-as each epoch begins elsewhere, its blocks have other records. Up to
-WINDOW_BLOCKS successive blocks are a window, whose records are shuffled
-together.
+Sets that are larger than memory are permuted in blocks. An epoch numbers the
+records from a random one on, around the end, so its blocks are new. Whole
+blocks come in random order, the rest last. The records of up to WINDOW_BLOCKS
+successive blocks, a window, are shuffled together.
 """
 
 import dataclasses
@@ -22,10 +19,9 @@ from data import masking, tfrecord
 
 _ROUNDS = 6
 
-# Blocks that are shuffled together. On average 1/64 of a batch is of one block,
-# so it matters little what the records of a block have in common. With blocks
-# of a few MB, which a disk reads at full speed, the window in use and the next
-# one need a few hundred MB of memory.
+# A block gives 1/64 of a batch, so similar records in it matter little. Blocks
+# have a few MB, which a disk reads at full speed, so the window in use and the
+# next one need a few hundred MB of memory.
 WINDOW_BLOCKS = 64
 
 # Parts of the keys of permutations.
@@ -37,11 +33,10 @@ def permute(
 ) -> np.ndarray:
   """Where a random permutation of [0, count) sends `positions`, int64 [n].
 
-  A Feistel network over the smallest even number of bits that holds `count`,
-  walked until the value is below `count` (cycle walking: Black and Rogaway
-  2002, https://doi.org/10.1007/3-540-45760-7_9). Constant memory, and each
-  position costs the same wherever a run starts. `seed`, `epoch` and `part`
-  choose the permutation; none may be negative.
+  A Feistel network over an even number of bits, repeated until the value is
+  below `count` (cycle walking: Black and Rogaway 2002,
+  https://doi.org/10.1007/3-540-45760-7_9), needs constant memory. `seed`,
+  `epoch` and `part` may not be negative.
   """
   half = max(3, ((count - 1).bit_length() + 1) // 2)
   half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
@@ -68,11 +63,7 @@ class Order:
   block: int = 0  # records of a block; 0 shuffles all records at once
 
   def records(self, positions: np.ndarray) -> np.ndarray:
-    """The record numbers at positions of the stream; both are int64 [n].
-
-    Every epoch, `count` positions, holds every record once; a batch may span
-    two epochs.
-    """
+    """Record numbers at stream positions, int64 [n], which may span epochs."""
     epochs, places = np.divmod(np.asarray(positions), self.count)
     shuffled = self._from_windows if self.block else self._from_all
     return _by_group(shuffled, places, epochs)
@@ -113,15 +104,11 @@ class Order:
     return -(-blocks // windows) * self.block
 
   def window_start(self, position: int) -> int:
-    """The position at which the window of a position begins."""
     place = position % self.count
     return position - place % self.window
 
   def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
-    """The blocks that begin at stream positions start to stop - 1, in order.
-
-    Each is (first record, number of records); record 0 follows the last one.
-    """
+    """(first record, size) of blocks that begin at positions [start, stop)."""
     found: list[tuple[int, int]] = []
     for epoch in range(start // self.count, -(-stop // self.count)):
       begin = max(0, start - epoch * self.count)
@@ -143,12 +130,7 @@ def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def rank_places(share: int, global_batch: int, comm) -> tuple:
-  """The places of a global batch that one rank of a `distributed.Comm` reads.
-
-  Each rank has `share` rows, together at least `global_batch`. Returns int64
-  [share] places from 0 on; and bool [share], false for rows that are left over
-  and only repeat the batch's last record.
-  """
+  """A rank's places in a global batch [share]; False rows repeat its last."""
   places = comm.rank * share + np.arange(share)
   return np.minimum(places, global_batch - 1), places < global_batch
 
@@ -156,9 +138,7 @@ def rank_places(share: int, global_batch: int, comm) -> tuple:
 class ReadAhead:
   """Has the kernel read each window of blocks while the one before is used.
 
-  Call it before the records at `size` positions are read. Each call asks for
-  the same amount a window ahead, so that the disk has an even load; the first
-  one also asks for a whole window.
+  Call it before reading `size` positions: it asks for as many, a window ahead.
   """
 
   def __init__(self, files: tfrecord.RecordSet, order: Order):

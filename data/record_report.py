@@ -46,11 +46,7 @@ def read_record(
 
 
 def _check_positions(record: Record) -> None:
-  """Raises `DataError` unless the values of a record agree.
-
-  Examples must be in order, numbered from 1, with padding at the end; a token
-  to predict may be neither padding nor repeated.
-  """
+  """Raises `DataError` if examples or tokens to predict are misplaced."""
   mask = record["input_mask"]
   steps = np.diff(mask, prepend=0)
   length = int(np.count_nonzero(mask))
@@ -74,7 +70,7 @@ def _check_positions(record: Record) -> None:
 
 
 def table(rows: Mapping[str, str]) -> str:
-  """A line, or several, for each name and its text."""
+  """Each name with its text, wrapped."""
   lines = [_wrapped(f"  {name:<11} ", text) for name, text in rows.items()]
   return "\n".join(lines)
 
@@ -88,7 +84,7 @@ def _wrapped(head: str, text: str) -> str:
 def find_vocabulary(
   info: tokenization.TokenizerInfo, *folders: str
 ) -> str | None:
-  """The file that `info` describes, in a folder or the one above it."""
+  """The file that `info` describes, in one of the folders or its parent."""
   for folder in folders:
     for place in (folder, os.path.join(folder, os.pardir)):
       path = os.path.normpath(os.path.join(place, os.path.basename(info.file)))
@@ -103,10 +99,9 @@ def find_encoder(
   vocab_file: str | None,
   spm_model_file: str | None,
 ) -> tokenization.Encoder | None:
-  """The encoder of the file given, or of the one that `info` describes.
+  """The encoder of the given file, else of `find_vocabulary`'s; or None.
 
-  The latter is sought in the records' folder and the one above; None if no file
-  is given or found. DataError if the file contradicts `info`.
+  DataError if the file contradicts `info`.
   """
   if info and not (vocab_file or spm_model_file):
     found = find_vocabulary(info, folder)
@@ -145,11 +140,9 @@ def examples(
   settings: masking.MaskSettings | None,
   encoder: tokenization.Encoder | None,
 ) -> Iterator[str]:
-  """The examples of record files as text, in order.
+  """The examples of record files as text, up to the first error in each file.
 
-  A damaged file gives its examples before the damage, then the error.
-  `settings` draws masks as an evaluation does; without an encoder tokens are
-  written as ids.
+  `settings` draws masks as an evaluation does; without `encoder` ids are shown.
   """
   for path in paths:
     try:
@@ -211,11 +204,7 @@ def _spelled(
   chosen: np.ndarray,
   encoder: tokenization.Encoder | None,
 ) -> list[str]:
-  """Each token's text, with a space before it if it begins a word.
-
-  `seen` are the ids [S] that the model sees, `was` the original ones; `chosen`
-  are the positions of tokens to predict.
-  """
+  """Texts of ids [S], {seen|was} at places `chosen`; a space begins a word."""
   spell: Callable[[int], str] = str
   continues, mark = np.zeros(len(was), bool), ""
   if encoder:
@@ -285,11 +274,9 @@ def survey_file(
   features: Features,
   most: int | None,
 ) -> Survey | DataError:
-  """Verifies a record file and counts its contents.
+  """Verifies a file, or with `most` only samples it, and counts what it holds.
 
-  `info` is the manifest's line. With `most`, reads at most that many records
-  and verifies no others. Returns the first error: raised, it would stop the
-  pool's other files.
+  Returns the first error: raised, it would stop the pool's other files.
   """
   try:
     if not most:

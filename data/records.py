@@ -19,9 +19,8 @@ tokens; for whole-word masks there is also
 
   is_continuation      int64 [S]   1 for tokens that continue a word
 
-One `NAME.manifest.json` in their folder describes the files of a data set;
-google/bert's and NVIDIA's have none. `tfrecord` has the framing, `tf_example`
-the bytes of a `tf.train.Example`.
+`NAME.manifest.json` in their folder describes the files of a data set;
+google/bert's and NVIDIA's have none.
 """
 
 import collections
@@ -104,17 +103,12 @@ _MAX_COUNT = 1 << 62
 
 
 def _is_count(value, low: int, high: int = 1 << 31) -> bool:
-  """Whether a JSON value is an integer in [low, high)."""
   return type(value) is int and low <= value < high
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What one data set holds and how it was made.
-
-  `counts["unigram_entropy"]` is the entropy of the corpus' token distribution
-  in nats: the loss of a model that knows word frequencies and nothing else.
-  """
+  """What one data set holds and how it was made."""
 
   max_seq_length: int
   max_predictions_per_seq: int
@@ -122,7 +116,7 @@ class Manifest:
   masking: str  # "static", in the records, or "dynamic", drawn on reading
   tokenizer: tokenization.TokenizerInfo
   settings: dict  # the flags that decide the bytes
-  counts: dict  # of documents, sentences, tokens, examples, ...
+  counts: dict  # of documents, tokens, ...; unigram_entropy: the text's, nats
   files: tuple[tfrecord.ShardInfo, ...]
   version: int = MANIFEST_VERSION
 
@@ -254,10 +248,7 @@ _OURS = 3  # keys of a manifest; others' have "version" and "files" at most
 
 
 def _is_ours(path: str) -> bool:
-  """Whether a file may be a manifest of ours, if a damaged one.
-
-  A JSON object with hardly any of our keys belongs to another program.
-  """
+  """Whether a file is a manifest of ours, perhaps damaged."""
   try:
     found = json_files.read(path)
   except DataError:
@@ -298,10 +289,9 @@ def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
 def expand_patterns(patterns: str) -> list[str]:
   """Files of a comma-separated list of names and globs, sorted, once each.
 
-  The order depends on the names alone: it decides the records' numbers. The
-  name of an existing file is neither a list nor a glob, and longer names come
-  first. Index and manifest files that a broad glob matches are left out.
-  DataError for a name or pattern that matches no file.
+  The order, which numbers the records, depends on the names alone. An existing
+  file may have commas and glob characters in its name. Globs leave out index
+  and manifest files. DataError for an item that matches no file.
   """
   if os.path.isfile(patterns):
     return [patterns]
@@ -321,10 +311,7 @@ def expand_patterns(patterns: str) -> list[str]:
 
 
 def _first_files(names: list[str]) -> tuple[int, list[str]]:
-  """(parts, files) of the first item of a list.
-
-  `names` are the list's first part, the first two with their comma, and so on.
-  """
+  """(parts, files) of the first item; `names` join 1, 2, ... of the parts."""
   for count in range(len(names), 0, -1):
     if os.path.isfile(names[count - 1]):
       return count, [names[count - 1]]
@@ -335,7 +322,6 @@ def _first_files(names: list[str]) -> tuple[int, list[str]]:
 
 
 def _matches(pattern: str) -> list[str]:
-  """Files of a glob, without `NO_RECORDS` unless it ends like them."""
   other = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
   return [
     path
@@ -345,7 +331,6 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _none_such(pattern: str) -> str:
-  """Says why a pattern gives no file."""
   found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
   if not found:
     return f"{pattern}: no such file"

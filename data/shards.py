@@ -1,8 +1,7 @@
 """The token store to shards: the second pass over a corpus.
 
-One worker makes a whole shard from its share of the documents, so the bytes do
-not depend on the number of workers. It holds one block of documents in memory
-at a time, and shuffles and packs the examples within the block.
+A worker makes a whole shard, so the bytes do not depend on the number of
+workers. It holds, shuffles and packs one block of documents at a time.
 """
 
 import dataclasses
@@ -67,7 +66,6 @@ class ShardResult:
 
   @classmethod
   def load(cls, path: str) -> "ShardResult":
-    """Reads what `build_shard` wrote."""
     values = json_files.read_own(path, "start the same command again")
     return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
 
@@ -77,17 +75,14 @@ def documents_of_block(
 ) -> np.ndarray:
   """The documents, int64 [d], ascending, whose copy `copy` is in a block.
 
-  All shards together have `num_blocks` blocks. Copy c of the d-th document, in
-  random order, goes to block (c + d) % num_blocks. So the copies of a document
-  are in as many blocks as possible.
+  Copy c of the d-th document, in random order, is in block (c + d) % num_blocks
+  of all shards. So a document's copies are in as many blocks as possible.
   """
   places = np.arange((block - copy) % num_blocks, documents, num_blocks)
   return np.sort(record_order.permute(places, documents, random_seed, 0))
 
 
 class _Example(NamedTuple):
-  """One example, before packing and masking."""
-
   ids: np.ndarray  # unsigned int [n], see corpus.token_dtype
   start_b: int  # where segment B begins
   is_random_next: bool
@@ -96,10 +91,7 @@ class _Example(NamedTuple):
 def _rows(
   examples: list[_Example], packs: list[list[int]], settings: Settings
 ) -> dict[str, np.ndarray]:
-  """The features of a record for each of `packs`, without masks.
-
-  For whole-word masks `is_continuation` is among them.
-  """
+  """The features of a record for each of `packs`, without masks."""
   rows, size = len(packs), settings.max_seq_length
   tokens = np.zeros((rows, size), examples[0].ids.dtype)
   input_mask, segment_ids = np.zeros((2, rows, size), np.int32)
@@ -161,7 +153,6 @@ def build_shard(task: ShardTask) -> None:
 def _block_examples(
   documents: instances.Documents, block: int, task: ShardTask
 ) -> list[_Example]:
-  """The examples of one block of a shard, in the order of the documents."""
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
   examples = []
   for copy in range(settings.dupe_factor):
@@ -192,11 +183,7 @@ def _block_examples(
 def _block_rows(
   examples: list[_Example], block: int, first: int, task: ShardTask
 ) -> Iterator[dict[str, np.ndarray]]:
-  """The features of a block's records, packed, shuffled and masked.
-
-  With dynamic masks they have what training needs to draw masks. `first` is the
-  number of the block's first record in the shard.
-  """
+  """A block's records as features; `first` is its first one's number."""
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
   masks = masking.MaskSettings(
     settings.masked_lm_prob,

@@ -1,13 +1,11 @@
 """Text files to sentences: plain, .gz, .zst and JSON Lines; splits prose.
 
-A line is a sentence, and blank lines separate documents; in `.jsonl` files each
-record's text is a document. As in google/bert the end of a file does not end a
-document, so a corpus may be cut into files anywhere. A language's rules split
-lines of prose into sentences.
+A line is a sentence, or prose that a language's rules split. Blank lines
+separate documents; a record of a `.jsonl` file is one. As in google/bert the
+end of a file does not end a document, so files may be cut anywhere.
 
 A plain UTF-8 file is read in pieces of `PIECE_BYTES`, any other as one piece.
-Memory holds a batch of lines or one JSON record at a time. NUL characters and
-bytes that are not in the encoding are errors.
+Memory holds a batch of lines or one JSON record at a time.
 """
 
 import codecs
@@ -49,7 +47,7 @@ _NO_TEXT = re.compile("[\ud800-\udfff\0]")
 
 
 def check_language(flag: str, code: str) -> None:
-  """Raises `DataError` for what cannot be a language's code."""
+  """Raises `DataError` unless `code` may be an ISO 639-1 code."""
   if not re.fullmatch("[a-z]{2,3}", code):
     raise errors.DataError(
       f"--{flag}={code}: must be an ISO 639-1 code, as en or zh"
@@ -129,11 +127,7 @@ def split_into_pieces(
 
 
 def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
-  """The sentences of a piece, in order.
-
-  DataError names the line and byte of what is not in the encoding, not JSON or
-  has no text.
-  """
+  """The sentences of a piece; DataError names the line and byte of bad text."""
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
   with _opened(piece, text) as (f, on_disk):
     lines = _raw_lines(f, piece)
@@ -190,7 +184,6 @@ def _opened(
 
 @contextlib.contextmanager
 def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
-  """The contents of a compressed file; any other file as it is."""
   if not is_compressed(path):
     yield on_disk
     return
@@ -230,7 +223,6 @@ class _InUtf8(io.RawIOBase):
     return size
 
   def _recoded(self, part: bytes) -> bytes:
-    """The next part of the file as UTF-8; b"" ends the file."""
     state = self._decoder.getstate()
     try:
       decoded = self._decoder.decode(part, not part)
@@ -274,7 +266,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 
 def _without_mark(line: bytes, path: str) -> tuple[int, bytes]:
-  """A file's `_raw_lines` first without UTF-8's mark; DataError for another."""
+  """The first of `_raw_lines` without UTF-8's mark; DataError for another."""
   # In this order: UTF-32's little-endian mark begins with UTF-16's.
   for encoding, *marks in (
     ("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -367,7 +359,6 @@ def _json_sentences(piece, batch, text):
 
 
 def _record_text(piece, place, line, text) -> str:
-  """The text of one JSON record."""
   decoded = _decoded(line, place, piece, text)
   try:
     record = json_files.parse(decoded, strict=False)
@@ -406,10 +397,10 @@ def _lines_of(text: str) -> Iterator[str]:
 def split_prose(lines: Iterable[str], language: str) -> Iterator[str]:
   """Stripped lines of prose, wrapped or not, to sentences; "" stays.
 
-  A line that ends in a comma or the like continues in the next one. So does a
-  line that ends without punctuation if the next one starts with a small letter,
-  or, after a Chinese line too long for a headline, with a Chinese one. Without
-  a language, lines are sentences.
+  A line continues in the next one if it ends in a comma or the like, or if it
+  ends without punctuation and the next starts with a small letter or, after a
+  Chinese line too long for a headline, a Chinese one. Without a language, lines
+  are sentences.
   """
   if not language:
     yield from lines
@@ -420,7 +411,6 @@ def split_prose(lines: Iterable[str], language: str) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-  """Joins lines that continue in the next one."""
   parts: list[str] = []
   size = 0
   for line in lines:
@@ -439,10 +429,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _joint(line: str, size: int, following: str) -> str | None:
-  """What joins two lines of one sentence; None if they are of two.
-
-  `size` counts the characters of the paragraph up to `line`.
-  """
+  """What joins two lines, or None; `size` is that of the paragraph so far."""
   is_chinese = tokenization.is_chinese_char
   between = "" if is_chinese(following[0]) else " "
   if line.endswith(_UNFINISHED):

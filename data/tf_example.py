@@ -59,11 +59,7 @@ def _field_head(number: int, length: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _entry_head(name: str, list_field: int, length: int) -> bytes:
-  """What precedes a feature's packed values in `tf.train.Features`.
-
-  The nesting is Features.feature (a map entry of key and Feature), then
-  `list_field` of Feature, then the list's `value`.
-  """
+  """What precedes a feature's values: map entry, Feature, list, `value`."""
   head = _field_head(1, length)
   for number in (list_field, 2):
     head = _field_head(number, len(head) + length) + head
@@ -74,12 +70,8 @@ def _entry_head(name: str, list_field: int, length: int) -> bytes:
 def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
   """Serializes the rows of arrays [B, n], each as a `tf.train.Example`.
 
-  Integers become an int64_list, floats a float_list (float32). The bytes are
-  `SerializeToString`'s with the features in this order, which protocol buffers
-  do not fix.
-
-  Raises:
-    ValueError: an integer is negative, an array is not 2-D, or B differs.
+  The bytes are `SerializeToString`'s with the features in this order.
+  ValueError if an integer is negative or B differs.
   """
   columns = []
   for name, values in features.items():
@@ -107,9 +99,8 @@ def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
 
 # Decoding ---------------------------------------------------------------------
 
-# tensorflow/core/example/{example,feature}.proto. An entry of the map `feature`
-# is a message of its own: for a map, protobuf drops entries that have unknown
-# fields.
+# tensorflow/core/example/{example,feature}.proto, but `feature` is not a map:
+# protobuf drops entries of a map that have unknown fields.
 _PROTO = """
   name: "example.proto" syntax: "proto3"
   message_type { name: "Example"
@@ -142,10 +133,9 @@ def _example_class() -> type[message.Message]:
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-  """Parses a `tf.train.Example`: name -> array [n].
+  """Parses a `tf.train.Example`: name -> int64, float32 or bytes [n].
 
-  An int64_list gives int64, a float_list float32, a bytes_list object (bytes),
-  and a feature without a list int64 [0]. DataError if it is no such message.
+  A feature without a list gives int64 [0]. DataError if it is no such message.
   """
   try:
     example = _example_class().FromString(record)
@@ -170,10 +160,7 @@ class Feature(NamedTuple):
 def check_example(
   values: Mapping[str, np.ndarray], features: Mapping[str, Feature]
 ) -> None:
-  """Raises `DataError` for a feature that is missing or other than it must be.
-
-  `values` are `decode_example`'s, and may have more features.
-  """
+  """Raises `DataError` if one of `features` is missing or wrong."""
   for name, (size, bound) in features.items():
     if name not in values:
       raise DataError(f"no feature {name!r}")

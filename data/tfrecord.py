@@ -1,13 +1,11 @@
 """Record files: TFRecord framing and checksums, with an index beside each file.
 
-A record is framed by its length and two checksums: uint64 length, masked
-CRC-32C of it, the record, masked CRC-32C of the record
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). `records` says what
-the bytes of a record mean.
+A record is framed by uint64 length, masked CRC-32C of it, the record, masked
+CRC-32C of the record (https://www.tensorflow.org/tutorials/load_data/tfrecord).
 
 The index of a file `X` is `X.index`: a NumPy .npy array, int64 [records + 1],
 with the byte offsets at which records start, the file's size last. Files
-without one (google/bert's, NVIDIA's) are indexed by a scan of their framing.
+without one (google/bert's, NVIDIA's) are scanned.
 """
 
 import array
@@ -63,10 +61,7 @@ class ShardInfo:
 
 
 class ShardWriter:
-  """Writes a record file and its index; both appear only when complete.
-
-  Use it as a context manager; a block without an error sets `info`.
-  """
+  """Writes a file and its index, which appear when whole; then sets `info`."""
 
   info: ShardInfo
 
@@ -142,8 +137,6 @@ def _are_starts(offsets: np.ndarray) -> bool:
 
 
 class _RecordFile:
-  """One open record file with its offsets, from its index if there is one."""
-
   def __init__(self, path: str, use_index: bool = True):
     self.path = path
     try:
@@ -214,18 +207,13 @@ class _RecordFile:
     return record
 
   def read_ahead(self, first: int, last: int) -> None:
-    """Asks the kernel to read records first to last - 1."""
     for start in range(self.offsets[first], self.offsets[last], _ADVICE_BYTES):
       size = min(_ADVICE_BYTES, self.offsets[last] - start)
       os.posix_fadvise(self._fd, start, size, os.POSIX_FADV_WILLNEED)
 
 
 def verify_file(path: str, info: ShardInfo | None = None) -> None:
-  """Raises `DataError` for the first thing that is wrong with a record file.
-
-  Checks every record's checksum, the index, if there is one, against the
-  framing, and the file against its line in the manifest.
-  """
+  """Raises `DataError` if a checksum, index or line of manifest is wrong."""
   file = _RecordFile(path, use_index=False)
   count = len(file.offsets) - 1
   for number in range(count):
@@ -251,13 +239,9 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
 class RecordSet:
   """All records of some files, in the order given, read by number.
 
-  Indexes, 8 bytes a record, are memory-mapped, so the ranks of a host share
-  them; for a file without one each process holds the result of a scan. Records
-  are not kept in memory. All files stay open.
-
-  Raises:
-    DataError: a file is missing, empty, damaged in its framing, or does not fit
-      its index.
+  The ranks of a host share indexes, 8 bytes a record, in memory, but not scans.
+  All files stay open. DataError if a file is missing, empty, damaged in its
+  framing, or does not fit its index.
   """
 
   def __init__(self, paths: Sequence[str]):
@@ -298,10 +282,7 @@ class RecordSet:
     ]
 
   def read_ahead(self, first: int, count: int) -> None:
-    """Asks the kernel to read `count` records from `first` on.
-
-    Returns before they are in the page cache. Record 0 follows the last one.
-    """
+    """Asks the kernel to read records; record 0 follows the last one."""
     stop = first + count
     if stop > len(self):
       self.read_ahead(0, stop - len(self))
@@ -317,7 +298,6 @@ class RecordSet:
 
 
 def _allow_open_files(count: int) -> None:
-  """Raises this process' limit of open files if `count` more need it."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = 2 * count + _OTHER_FILES  # with their memory-mapped indexes
   if resource.RLIM_INFINITY != soft < wanted:

@@ -1,9 +1,8 @@
 """The folder in which a data set is made; a stop leaves it for the next start.
 
-It records the plan (text, settings, tokenizer) of its contents: the same
-command resumes with them, any other deletes them. Under `horovodrun` all ranks
-work in one folder, which their machines must share. Each rank makes its part of
-the files, and every file appears complete.
+It records the plan (text, settings, tokenizer): the same command resumes with
+its contents, any other deletes them. Under `horovodrun` all ranks share the
+folder. Each makes its part of the files, and every file appears complete.
 """
 
 import contextlib
@@ -33,7 +32,6 @@ class Ranks(NamedTuple):
   run: str = ""  # identifies one start of all ranks
 
   def mine(self, items: int) -> range:
-    """The numbers of this rank's share."""
     return range(self.rank, items, self.size)
 
 
@@ -56,14 +54,11 @@ def ranks_of_environment() -> Ranks:
 
 @contextlib.contextmanager
 def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
-  """Opens the work folder `path` with the finished work of the same plan.
+  """Opens `path` with the finished work of the same plan.
 
-  The plan, JSON values, has all that decides the contents. A DataError in the
-  block deletes the folder; any other error leaves it for the next start.
-
-  Raises:
-    UserError: another process works in it, it holds other files, or this rank's
-      plan differs from rank 0's.
+  `plan`, JSON values, has all that decides the contents. A DataError in the
+  block deletes the folder; other errors leave it for the next start. UserError
+  if another process works in it, it holds other files, or ranks' plans differ.
   """
   if ranks.rank:
     _await_plan(path, plan, ranks)
@@ -99,7 +94,6 @@ def _rank_file(path: str, rank: int) -> str:
 
 
 def _contents(path: str) -> list[str]:
-  """The names in the folder, without the plan and the lock."""
   return sorted(set(os.listdir(path)) - {_LOCK, _PLAN, _PLAN + ".tmp"})
 
 
@@ -126,8 +120,10 @@ def plan_of(path: str) -> dict | None:
 
 
 def _is_of_run(file: str, ranks: Ranks) -> bool:
-  """Whether a file exists and is from this start of the ranks."""
-  return os.path.exists(file) and json_files.read(file)["run"] == ranks.run
+  try:
+    return json_files.read(file).get("run") == ranks.run
+  except (FileNotFoundError, errors.DataError):
+    return False  # a damaged one is of an earlier run: rank 0 writes another
 
 
 @contextlib.contextmanager
@@ -185,11 +181,7 @@ def wait_until(
   what: str,
   check: Callable[[], None] = lambda: None,
 ) -> T:
-  """Waits for a true value of `ready()` and returns it.
-
-  A line a minute on stderr names `what`. `check` is called meanwhile; it raises
-  if the wait is in vain.
-  """
+  """Returns the first true `ready()`; meanwhile `check()` may raise."""
   start = time.monotonic()
   next_line = start + _SAY_SECONDS
   while not (found := ready()):

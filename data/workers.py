@@ -49,12 +49,10 @@ class Workers:
     self._pool.shutdown(cancel_futures=True)
 
   def start(self, function: Callable, tasks: Iterable) -> None:
-    """Submits tasks, in this order."""
     for task in tasks:
       self._pool.submit(function, task).add_done_callback(self._note)
 
   def map(self, function: Callable, *arguments: Iterable) -> Iterator:
-    """As the built-in `map`, in the workers."""
     return self._pool.map(function, *arguments)
 
   def _note(self, future) -> None:

@@ -148,7 +148,8 @@ def check(config, describe: Callable[[], dict]) -> None:
     if not copy or (exist and not filecmp.cmp(given, copy, shallow=False)):
       raise UserError(
         f"--{flag}={given} is not the vocabulary {' or '.join(kept.values())} "
-        "that the model was trained with: leave the flag out, or train in another --output_dir"
+        "that the model was trained with: leave the flag out, or train in "
+        "another --output_dir"
       )
   _check_bert(config, os.path.join(folder, training_run.CONFIG_FILE))
 

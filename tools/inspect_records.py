@@ -63,7 +63,6 @@ def _look(
   found: tuple[str, records.Manifest] | None,
   settings: Settings,
 ) -> record_report.Survey:
-  """Shows and checks files of one manifest, or files without one."""
   manifest_path, manifest = found or (None, None)
   folder = os.path.dirname(paths[0])
   encoder = record_report.find_encoder(

@@ -52,7 +52,6 @@ class Run(NamedTuple):
   entropy: float | None  # nats, of its records' tokens
 
   def panels(self) -> set:
-    """Keys of its losses and metrics."""
     shown = {k for k in _keys(self.train) if k.endswith(("loss", "accuracy"))}
     if "masked_lm_loss" in shown:
       shown -= {"loss"}  # the sum of two losses with panels of their own
@@ -95,14 +94,12 @@ def panels_of(runs: Sequence[Run]) -> dict:
 
 
 def _draw(axis, reports: list, key: str, **style) -> None:
-  """Draws the reports that have the key."""
   points = [(r["global_step"], r[key]) for r in reports if key in _keys([r])]
   if points:
     axis.plot(*zip(*points, strict=True), **style)
 
 
 def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
-  """Draws a single run with its labels, or each of several in its colour."""
   alone = len(runs) == 1
   for number, run in enumerate(runs):
     if key not in run.panels() | _LAST.keys():
@@ -128,7 +125,6 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
 
 
 def _legend(figure, axes, runs: Sequence[Run]) -> None:
-  """Names the curves of a single run, or the colours of several."""
   if len(runs) == 1:
     axes[0].legend()
     return
@@ -145,10 +141,7 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
 
 
 def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
-  """Draws losses, metrics, learning rates and speeds over updates.
-
-  Raises `UserError` if a folder has no reports, or for an unknown format.
-  """
+  """Draws the curves of runs; UserError for no reports or an unknown format."""
   known = set(matplotlib.backend_bases.FigureCanvasBase.filetypes)
   known -= {"pgf"}  # which needs LaTeX
   if os.path.splitext(output)[1][1:].lower() not in known:

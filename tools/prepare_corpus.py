@@ -130,8 +130,7 @@ def split_heldout(
 ) -> tuple[list[Document], list[Document]]:
   """(train, held out): holds out the lowest hashes, at least two documents.
 
-  So equal documents are on the same side, as the held-out loss needs it, and
-  new text moves few documents. DataError for too few different documents.
+  So equal documents are on one side, and new text moves few documents.
   """
   keys = [hashlib.sha256("\n".join(d).encode()).digest() for d in documents]
   ranked = sorted(set(keys))
@@ -156,11 +155,7 @@ def _write(path: str, documents: list[Document]) -> None:
 
 
 def prepare(settings: CorpusSettings) -> CorpusSummary:
-  """Writes OUTPUT_DIR/train.txt and heldout.txt.
-
-  The corpus is held in memory; write these two files yourself for one that
-  does not fit. DataError if there is too little text or the download fails.
-  """
+  """Writes train.txt and heldout.txt; the corpus is held in memory."""
   notes = []
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)

@@ -44,10 +44,9 @@ MODEL = dict(
   initializer_range=0.05,
 )
 VOCAB_SIZE = 8192
-# In long sequences a small model learns for a long time only which words occur
-# together, not their order, which only neighbours show. Sequences of 128 did
-# not leave that phase in 2,850 updates of 48 examples; sequences of 32 leave it
-# after 500 updates of 96.
+# At first a small model learns only which words occur together, not their
+# order. Sequences of 128 did not leave that phase in 2,850 updates of 48
+# examples; sequences of 32 leave it after 500 updates of 96.
 SEQ_LENGTH = 32
 GLOBAL_BATCH = 96  # examples an update of a new run, on any number of ranks
 UPDATES = 2000
@@ -104,7 +103,7 @@ _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 
 
 def run(title: str, command: list[str]) -> None:
-  """Prints and runs one command; UserError if it failed, which says why."""
+  """Prints and runs one command; UserError if it failed."""
   print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
   began = time.monotonic()
   # The quickstart may be run from another folder than the project's.
@@ -136,11 +135,7 @@ def python(script: str, **flags) -> list[str]:
 
 
 def check_source(paths: Paths, corpus: str, encoding: str) -> None:
-  """Checks that the folder holds no files made from other text.
-
-  Raises:
-    UserError: it does; or, as a DataError, there is no such text or encoding.
-  """
+  """Records the text in `paths.source`; UserError if files are of another."""
   text = text_files.TextFormat(encoding=encoding)
   files = [
     [path, os.path.getsize(path), int(os.path.getmtime(path))]
@@ -257,7 +252,7 @@ def training_results(paths: Paths) -> dict:
 def screen(
   paths: Paths, ranks: int, updates: int, began: float, earlier: dict
 ) -> str:
-  """The closing screen; `earlier` are the `training_results` before this."""
+  """The closing text; `earlier`: the `training_results` before this call."""
   read = lambda name: metrics.read_jsonl(os.path.join(paths.pretrain, name))
   evaluations = read(metrics.EVAL_METRICS_FILE)
   before, after = evaluations[0], evaluations[-1]

@@ -28,9 +28,8 @@ def _merge(
   words: list[str], counts: "collections.Counter[str]", vocab_size: int
 ) -> dict[str, int]:
   """Trains on words by how often they occur; returns token -> id."""
-  # The library numbers letters inside words in the order of a hash table, and
-  # these numbers decide ties between merges. Only if the letters are named, two
-  # runs give the same vocabulary.
+  # Named letters make runs agree: the library numbers others in the order of a
+  # hash table, and these numbers decide ties between merges.
   inside = sorted({"##" + letter for word in words for letter in word[1:]})
   required = [*tokenization.SPECIAL_TOKENS, *inside]
   tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
@@ -62,13 +61,9 @@ def train_wordpiece(
 ) -> int:
   """Writes a WordPiece vocabulary, one token a line; returns its size.
 
-  The same lines give the same file. [PAD] is id 0; then [UNK], [CLS], [SEP],
-  [MASK], single characters, and pieces in the order in which they were merged.
-  It keeps the most frequent characters that fit; words with others become
-  [UNK]. A small corpus may give fewer than `vocab_size` tokens.
-
-  Raises:
-    DataError: no words in `lines`, or `vocab_size` cannot spell one.
+  [PAD] is id 0; then [UNK], [CLS], [SEP], [MASK], single characters, and pieces
+  in the order in which they were merged. Words with characters that are too
+  rare to fit become [UNK]. DataError if `vocab_size` spells no word of `lines`.
   """
   _check_size(vocab_size)
   split = tokenization.BasicTokenizer(do_lower_case).tokenize
@@ -108,12 +103,9 @@ def train_sentencepiece(
 ) -> int:
   """Writes a SentencePiece unigram model; returns the number of its pieces.
 
-  [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]. The last three are control
-  symbols, which no text becomes. The encoder must get the same `do_lower_case`.
-  A small corpus may give fewer than `vocab_size` pieces.
-
-  Raises:
-    DataError: the text is empty or too small for `vocab_size`.
+  [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]; no text becomes the last
+  three, control symbols. The encoder must get the same `do_lower_case`.
+  DataError if the text is too small for `vocab_size`.
   """
   _check_size(vocab_size)
   if do_lower_case:
