@@ -146,6 +146,21 @@ print(files.steps(), files.failure())
   assert last == "[3] None"
 
 
+def test_any_error_of_the_writer_is_a_failure(tmp_path, monkeypatch):
+  """Not only the disk's: else the run would end without its checkpoint."""
+  files = CheckpointFiles(str(tmp_path), keep=1)
+  write(files, 1)
+
+  def no_memory(*_):
+    raise MemoryError
+
+  monkeypatch.setattr(checkpoint_files._Writer, "__call__", no_memory)
+  write(files, 2)
+  failure = files.failure()
+  assert "model.ckpt-2 could not be written (MemoryError())" in failure
+  assert files.steps() == [1]
+
+
 def test_a_slow_disk_is_no_rank_that_hangs(tmp_path, monkeypatch, capfd):
   """A write that outlasts the watchdog's patience, before each next save."""
 

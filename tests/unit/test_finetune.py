@@ -510,6 +510,7 @@ def test_regression(tmp_path, config_file, letters):
   )  # fmt: skip
   found = run(task)["evaluation"]
   assert found["pearson"] > 0.9 and found["loss"] < 0.1
+  assert set(runs.metrics(tmp_path / "out", "accuracy")) == {None}
 
 
 def test_a_head_that_was_never_trained_does_not_predict(tmp_path, classify):
