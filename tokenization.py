@@ -143,20 +143,32 @@ class _CharMap(dict):
     return value
 
 
+# google/bert's own tests use these three names.
+def _is_whitespace(char):
+  return char in "\t\n\r" or unicodedata.category(char) == "Zs"
+
+
+def _is_control(char):
+  return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
+
+
+def _is_punctuation(char):
+  """Unicode's punctuation, and ASCII's symbols such as $, ^ and `."""
+  return char in string.punctuation or unicodedata.category(char)[0] == "P"
+
+
 def _cleaned(char):
   """What a character becomes before lower-casing; None removes it."""
-  category = unicodedata.category(char)
-  if char in "\t\n\r" or category == "Zs":
+  if _is_whitespace(char):
     return " "
-  if char == "\ufffd" or category in ("Cc", "Cf"):
+  if char == "\ufffd" or _is_control(char):
     return None
   return f" {char} " if is_chinese_char(char) else char
 
 
 def _spaced(char):
-  """After NFD: punctuation, with $, ^, ` and other symbols, stands alone."""
-  is_punctuation = unicodedata.category(char)[0] == "P"
-  return f" {char} " if is_punctuation or char in string.punctuation else char
+  """After NFD: punctuation stands alone."""
+  return f" {char} " if _is_punctuation(char) else char
 
 
 def _is_accent(char):

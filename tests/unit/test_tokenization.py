@@ -423,3 +423,25 @@ def test_chinese_characters():
   letters = "aé¼，。㐀中\U00020000龿가あ"
   chinese = "".join(filter(tokenization.is_chinese_char, letters))
   assert chinese == "㐀中\U00020000龿"
+
+
+def test_names_that_google_berts_tests_use():
+  """tests/google_bert_tests.sh runs them on a checkout of google/bert."""
+  found = {
+    char: [
+      is_one(char)
+      for is_one in (
+        tokenization._is_whitespace,
+        tokenization._is_control,
+        tokenization._is_punctuation,
+      )
+    ]
+    for char in " \r\u00a0\u0005\U0001f4a9-$`A"
+  }
+  assert {char for char, (space, _, _) in found.items() if space} == set(
+    " \r\u00a0"
+  )
+  assert {char for char, (_, control, _) in found.items() if control} == {
+    "\u0005"
+  }
+  assert {char for char, (_, _, sign) in found.items() if sign} == set("-$`")
