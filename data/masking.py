@@ -43,9 +43,8 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 def record_keys(seed: int, series, numbers: np.ndarray) -> np.ndarray:
   """Keys, uint64 [B]; `series` is an epoch, or a shard if masks are written."""
-  key = np.array(
-    [0x9E3779B97F4A7C15], np.uint64
-  )  # not 0, which the hash maps to itself
+  # Begins with a number that is not 0, which the hash maps to itself.
+  key = np.array([0x9E3779B97F4A7C15], np.uint64)
   for part in (seed, series, numbers):
     key = mix64(np.atleast_1d(np.asarray(part)).astype(np.uint64) + key)
   return np.broadcast_to(key, np.shape(numbers))
