@@ -29,6 +29,7 @@ import mixed_precision
 import tokenization
 from common import json_files
 from common.errors import DataError, UserError
+from common.files import whole
 from common.settings import run_with, setting
 from finetuning import settled
 from finetuning.settled import (
@@ -320,9 +321,8 @@ def write_checkpoint(model: Model, settings: Settings) -> list[str]:
       )
   checkpoint_files.write_weights(prefix, model.values)
   for path in beside.keys() - there:
-    with open(path + ".tmp", "wb") as f:
+    with whole(path) as f:
       f.write(beside[path])
-    os.replace(path + ".tmp", path)
   return [f"{prefix} (for --init_checkpoint)", *sorted(beside)]
 
 

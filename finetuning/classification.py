@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import math
 import os
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from scipy import special
 
 from common.errors import DataError, UserError
+from common.files import whole
 from common.settings import in_group
 from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
@@ -300,7 +302,10 @@ class Classification(FinetuningTask):
     logits = self._logits(source, outputs)
     path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
     labels = [label.translate(_ESCAPES) for label in self.labels]
-    with open(path + ".tmp", "w", encoding="utf-8", newline="\n") as f:
+    with (
+      whole(path) as raw,
+      io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as f,
+    ):
       print("index", "prediction", *labels, sep="\t", file=f)
       for number, row in enumerate(logits):
         if self._is_regression:
@@ -308,7 +313,6 @@ class Classification(FinetuningTask):
         else:
           shares = [f"{p:.6f}" for p in special.softmax(row.astype(float))]
           print(number, labels[np.argmax(row)], *shares, sep="\t", file=f)
-    os.replace(path + ".tmp", path)
     return [f"predictions {path}"]
 
   def describe(self):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from common import json_files
 from common.errors import DataError, UserError
+from common.files import whole
 from model.bert_config import BertConfig
 from training import checkpoint_files, training_run
 
@@ -203,7 +204,7 @@ def write_task(folder: str, task: dict, files: dict[str, str]) -> None:
   for flag, path in files.items():
     copy = os.path.join(folder, vocabulary[flag])
     if os.path.realpath(copy) != os.path.realpath(path):
-      shutil.copyfile(path, copy + ".tmp")
-      os.replace(copy + ".tmp", copy)
+      with open(path, "rb") as original, whole(copy) as f:
+        shutil.copyfileobj(original, f)
   content = {**task, "vocabulary": vocabulary}
   json_files.write(os.path.join(folder, TASK_FILE), content)
