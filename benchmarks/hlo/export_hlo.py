@@ -42,6 +42,9 @@ class _Variables:
   def __call__(self, getter, name, shape, dtype=tf.float32, **kwargs):
     del getter
     if name not in self.by_name:
+      if shape is None:  # of a constant
+        initial = kwargs["initializer"]
+        shape, dtype = initial.shape, initial.dtype
       with tf.init_scope():
         self.by_name[name] = tf.Variable(
           tf.zeros(shape, dtype),

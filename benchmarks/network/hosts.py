@@ -411,4 +411,4 @@ def main(argv) -> None:
 
 if __name__ == "__main__":
   define_flags()
-  errors.run_main(main, None, "command")
+  errors.run_main(main, None)

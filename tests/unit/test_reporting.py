@@ -135,12 +135,14 @@ def test_shares_of_time_are_those_of_what_was_slow(
 ):
   """Reading, evaluating and saving are slowed down by known sleeps."""
 
-  def slowed(owner, name, seconds, call=None):
-    original, calls = getattr(owner, name), []
+  def slowed(owner, name, seconds, once_after=None):
+    original, slept = getattr(owner, name), []
 
     def slow(*arguments, **more):
-      calls.append(name)
-      if call in (None, len(calls)):
+      if once_after is None or (
+        not slept and len(runs.metrics(tmp_path)) >= once_after
+      ):
+        slept.append(name)
         time.sleep(seconds)
       return original(*arguments, **more)
 
@@ -148,7 +150,7 @@ def test_shares_of_time_are_those_of_what_was_slow(
 
   # Each update's records are read apart from the others'.
   monkeypatch.setattr(input_pipeline, "_RECORDS_AT_ONCE", 24)
-  slowed(tfrecord.RecordSet, "read_many", 3.0, call=10)
+  slowed(tfrecord.RecordSet, "read_many", 3.0, once_after=1)
   slowed(run_pretraining, "add_up", 0.7)
   slowed(checkpointing.Checkpointer, "save", 0.4)
   result = runs.pretrain(
