@@ -29,7 +29,7 @@ def tiny_run(tmp_path):
   """A tiny config and 2 x 60 records: (config path, records glob)."""
   for i in range(2):
     write_records(tmp_path / f"data-{i}.tfrecord", 60, seed=i)
-  config = write_config(tmp_path / "config.json")
+  config = write_config(tmp_path / "config.json", num_hidden_layers=1)
   return config, str(tmp_path / "data-*.tfrecord")
 
 
@@ -37,14 +37,14 @@ def tiny_run(tmp_path):
 def packed_run(tmp_path):
   """As tiny_run, packed: ((config path, records glob), global batch size)."""
   pattern, global_batch = write_packed(tmp_path)
-  return (write_config(tmp_path / "config.json"), pattern), global_batch
+  return (write_config(tmp_path / "config.json", num_hidden_layers=1), pattern), global_batch
 
 
 @pytest.fixture
 def dynamic_run(tmp_path):
   """As packed_run, with whole-word masks that are drawn on reading."""
   pattern, global_batch = write_packed(tmp_path, dynamic=True)
-  return (write_config(tmp_path / "config.json"), pattern), global_batch
+  return (write_config(tmp_path / "config.json", num_hidden_layers=1), pattern), global_batch
 
 
 @pytest.fixture(autouse=True)
