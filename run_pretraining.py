@@ -44,9 +44,11 @@ def define_flags() -> None:
   settings.define_flags(PretrainingConfig)
 
 
-def open_source(files: str, config: PretrainingConfig, comm):
+def open_source(
+  files: str, config: PretrainingConfig, comm, training: bool = True
+):
   """Opens record files, which must be the same on all ranks."""
-  shape = config.record_shape(files)
+  shape = config.record_shape(files, training)
   if shape.max_seq_length > config.bert.max_position_embeddings:
     raise UserError(
       f"{files}: records of {shape.max_seq_length} tokens, but the BERT config "
@@ -157,7 +159,7 @@ def headline(results: dict) -> str:
 def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
   files = config.eval_input_file or config.input_file
-  source = open_source(files, config, comm)
+  source = open_source(files, config, comm, training=False)
   stream = input_pipeline.evaluation_batches(
     source,
     config.eval_batch_size,

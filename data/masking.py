@@ -2,27 +2,99 @@
 
 google/bert's procedure (create_masked_lm_predictions) chooses 15% of an
 example's tokens, at least one and at most `max_predictions_per_seq`: 80% become
-[MASK], 10% a random token, 10% stay. Whole-word masks choose all pieces of a
-word. Chance is a hash of (the record's key, the token's place), so it does not
-matter which records are masked together.
+[MASK], 10% a random token, 10% stay. Training may choose other shares.
+Whole-word masks choose all pieces of a word. Chance is a hash of (the record's
+key, the token's place), so it does not matter which records are masked
+together.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
+from common import settings
+from common.errors import UserError
+from common.settings import setting
+
 # Streams of chance: the order of the words, and what a chosen token becomes.
 _ORDER_STREAM, _FATE_STREAM = np.uint64(1 << 32), np.uint64(2 << 32)
-_MASKED, _MASKED_OR_KEPT = 0.8, 0.9
+EVALUATION_PROB = 0.15  # so that losses of all recipes compare
 
 
 class MaskSettings(NamedTuple):
   """What masks depend on besides tokens and keys."""
 
-  masked_lm_prob: float  # share of the tokens to choose
+  masked_lm_prob: float | np.ndarray  # share to choose, of all or each [B]
   max_predictions_per_seq: int  # of a record
   mask_id: int  # id of [MASK]
   vocab_size: int  # random tokens are any of these ids, as in google/bert
+  # Shares of the chosen tokens; the others stay.
+  mask_replace_prob: float = 0.8  # become [MASK]
+  random_replace_prob: float = 0.1  # become a random token
+
+
+def shares(text: str | None) -> tuple[float, float] | None:
+  """(first, last) of --masked_lm_prob."""
+  if text is None:
+    return None
+  try:
+    parts = [float(part) for part in text.split(":")]
+  except ValueError:
+    parts = []
+  if len(parts) not in (1, 2) or not all(0 < part < 1 for part in parts):
+    raise UserError(
+      f"--masked_lm_prob={text}: must be a share between 0 and 1, as 0.3, or "
+      "the first and the last one, as 0.3:0.15"
+    )
+  return parts[0], parts[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskConfig:
+  """How training masks records whose masks are drawn on reading."""
+
+  # fmt: off
+  masked_lm_prob: tuple | None = setting(None,
+    "Share of the tokens to mask, as 0.3; or the shares in the first and the "
+    "last update, as 0.3:0.15, between which it moves linearly. For records "
+    "made with --dynamic_masks. Default: the share that they were made with. "
+    "Evaluations always mask 15%, so that losses compare.", read=shares)
+  do_whole_word_mask: bool | None = setting(None,
+    "Mask whole words instead of single tokens. For records made with "
+    "--dynamic_masks. Default: as they were made; only records made with "
+    "--do_whole_word_mask know the words.")
+  mask_replace_prob: float | None = setting(None,
+    "Share of the chosen tokens that become [MASK]. For records made with "
+    "--dynamic_masks. Default: 0.8.", low=0, high=1)
+  random_replace_prob: float | None = setting(None,
+    "Share of the chosen tokens that become a random token; what is left stays "
+    "as it is. For records made with --dynamic_masks. Default: 0.1.",
+    low=0, high=1)
+  # fmt: on
+
+  def __post_init__(self):
+    settings.check(self)
+    names = ("mask_replace_prob", "random_replace_prob")
+    both = [self.given.get(n, MaskSettings._field_defaults[n]) for n in names]
+    if sum(both) > 1:
+      raise UserError(
+        f"--mask_replace_prob={both[0]} and --random_replace_prob="
+        f"{both[1]} are more than all of the chosen tokens"
+      )
+
+  @property
+  def given(self) -> dict:
+    """The settings that are not None."""
+    found = dataclasses.asdict(self).items()
+    return {name: value for name, value in found if value is not None}
+
+
+def most_predictions(tokens: int, prob: float, examples: int) -> int:
+  """Room for the predictions of a record of `examples` at most."""
+  # Rounded, and at least 1, in each example.
+  most = np.ceil(tokens * prob + examples) if examples > 1 else tokens * prob
+  return int(np.clip(np.rint(most), 1, tokens))
 
 
 class MaskedRecords(NamedTuple):
@@ -92,9 +164,12 @@ def mask_records(
   per_row = int(input_mask.max(initial=0)) + 1
   example = input_mask + per_row * np.arange(rows)[:, None]
   lengths = np.bincount(example.ravel(), minlength=rows * per_row)
-  room = np.where(lengths > 0, num_to_predict(lengths, settings), 0)
-  room[::per_row] = 0
-  wanted = room.reshape(rows, per_row).sum(axis=1)
+  lengths = lengths.reshape(rows, per_row)
+  prob = np.reshape(settings.masked_lm_prob, (-1, 1))
+  wanted = num_to_predict(lengths, settings._replace(masked_lm_prob=prob))
+  room = np.where(lengths > 0, wanted, 0)
+  room[:, 0] = 0
+  wanted = room.sum(axis=1)
   if wanted.max(initial=0) > settings.max_predictions_per_seq:
     raise ValueError(
       f"a record wants {wanted.max()} masked tokens, but there is room for "
@@ -106,7 +181,7 @@ def mask_records(
   if is_continuation is not None:
     continues = is_continuation.ravel()[tokens].astype(bool)
     starts[1:] = ~continues[1:] | (np.diff(example) != 0)
-  chosen = _choose_words(tokens, example, starts, room, keys, size)
+  chosen = _choose_words(tokens, example, starts, room.ravel(), keys, size)
   return _replace(input_ids, np.sort(tokens[chosen]), keys, settings)
 
 
@@ -160,9 +235,9 @@ def _replace(input_ids, places, keys, settings):
   shown = (low * np.uint64(settings.vocab_size) >> np.uint64(32)).astype(
     input_ids.dtype
   )
-  kept = share < _MASKED_OR_KEPT
+  kept = share < 1.0 - settings.random_replace_prob
   shown[kept] = input_ids.ravel()[places[kept]]
-  shown[share < _MASKED] = settings.mask_id
+  shown[share < settings.mask_replace_prob] = settings.mask_id
   masked = input_ids.copy()
   masked.ravel()[places] = shown
   return MaskedRecords(masked, positions, labels, weights)

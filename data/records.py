@@ -138,8 +138,12 @@ class Manifest:
       self.examples_per_record,
       self.tokenizer.vocab_size,
       self.masking == "dynamic",
-      self.settings.get("do_whole_word_mask", False),
+      self._knows_words,
     )
+
+  @property
+  def _knows_words(self) -> bool:
+    return self.settings.get("do_whole_word_mask", False)
 
   def mask_settings(self) -> MaskSettings | None:
     """How to draw dynamic masks; None for static ones, or if not known."""
@@ -165,7 +169,9 @@ class Manifest:
       f"{self.packing_factor:.2f} on average",
       "masks": "static, in the records"
       if self.masking == "static"
-      else "dynamic, drawn when records are read",
+      else "dynamic, drawn when records are read, of "
+      + ("tokens or words" if self._knows_words else "tokens")
+      + " in any share",
       "tokenizer": f"{tokenizer.kind} {tokenizer.file}, "
       f"{tokenizer.vocab_size:,} tokens, {case}, SHA-256 {tokenizer.sha256}",
       "settings": ", ".join(f"{k}={v}" for k, v in self.settings.items()),

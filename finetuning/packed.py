@@ -113,7 +113,7 @@ class PackedSource:
     arrays = list(self._columns.values())
 
     def read(at):
-      numbers, _ = chosen(int(at))
+      numbers, *_ = chosen(int(at))
       return [array[numbers] for array in arrays]
 
     tensors = tf.numpy_function(read, [at], [a.dtype for a in arrays])

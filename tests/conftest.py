@@ -37,14 +37,20 @@ def tiny_run(tmp_path):
 def packed_run(tmp_path):
   """As tiny_run, packed: ((config path, records glob), global batch size)."""
   pattern, global_batch = write_packed(tmp_path)
-  return (write_config(tmp_path / "config.json", num_hidden_layers=1), pattern), global_batch
+  return (
+    write_config(tmp_path / "config.json", num_hidden_layers=1),
+    pattern,
+  ), global_batch
 
 
 @pytest.fixture
 def dynamic_run(tmp_path):
   """As packed_run, with whole-word masks that are drawn on reading."""
   pattern, global_batch = write_packed(tmp_path, dynamic=True)
-  return (write_config(tmp_path / "config.json", num_hidden_layers=1), pattern), global_batch
+  return (
+    write_config(tmp_path / "config.json", num_hidden_layers=1),
+    pattern,
+  ), global_batch
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from common.tensorflow_v1 import tf
-from data import record_order
+from data import masking, record_order
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder
@@ -256,7 +256,9 @@ class PretrainingConfig(RunConfig):
     "128 for records without one.", low=1, high=1 << 16)
   max_predictions_per_seq: int | None = _data(None,
     "Masked tokens in one record, at most. Default: as the manifest of the "
-    "records says, or 20 for records without one.", low=1, high=1 << 16)
+    "records says, or 20 for records without one; more if --masked_lm_prob "
+    "needs more.", low=1, high=1 << 16)
+  masks: masking.MaskConfig = _data(masking.MaskConfig())
   shuffle_block_records: int = _data(0,
     "Records in one block (a few MB), for data larger than memory: blocks are "
     f"shuffled, and the records of {record_order.WINDOW_BLOCKS} blocks at a "
@@ -328,24 +330,71 @@ class PretrainingConfig(RunConfig):
       ]
     return flags
 
-  def record_shape(self, files: str) -> input_pipeline.RecordShape:
-    """Lengths from the flags, else from the records' manifest, else 128/20."""
+  def record_shape(
+    self, files: str, training: bool = True
+  ) -> input_pipeline.RecordShape:
+    """Lengths from the flags, else from the records' manifest, else 128/20.
+
+    Masks that are drawn on reading are training's, or an evaluation's.
+    """
     shape = input_pipeline.manifest_shape(files) if files else {}
     length = self.max_seq_length or shape.get("max_seq_length", 128)
     masked = self.max_predictions_per_seq
+    if shape.get("masks"):
+      shape |= self._drawn_masks(files, shape, length, training)
+      masked = shape["masks"].max_predictions_per_seq
+    elif training and files and self.masks.given:
+      name, value = next(iter(self.masks.given.items()))
+      raise UserError(
+        f"--{name}={_words(value)}: the masks of {files} were drawn when the "
+        "records were made: make them with create_pretraining_data.py "
+        "--dynamic_masks, or leave the flag out"
+      )
     masked = masked or shape.get("max_predictions_per_seq", 20)
     if masked > length:
       raise UserError(
         f"--max_predictions_per_seq={masked}: more than --max_seq_length="
         f"{length} tokens"
       )
-    if masks := shape.get("masks"):
-      made = masks.max_predictions_per_seq
-      if masked < made and shape["examples_per_record"] > 1:
-        raise UserError(
-          f"--max_predictions_per_seq={masked}: {files} are packed for {made} "
-          "masked tokens a record"
-        )
-      shape["masks"] = masks._replace(max_predictions_per_seq=masked)
     shape |= {"max_seq_length": length, "max_predictions_per_seq": masked}
     return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)
+
+  def _drawn_masks(
+    self, files: str, shape: dict, length: int, training: bool
+  ) -> dict:
+    """Fields of `RecordShape` about masks that are drawn on reading."""
+    masks, knows_words = shape["masks"], shape["knows_words"]
+    probs, whole_words, most = [masking.EVALUATION_PROB] * 2, knows_words, None
+    if training:
+      probs = self.masks.masked_lm_prob or [masks.masked_lm_prob] * 2
+      most = self.max_predictions_per_seq
+      given = self.masks.given
+      whole_words = given.get("do_whole_word_mask", knows_words)
+      masks = masks._replace(
+        **{name: given[name] for name in given if name.endswith("replace_prob")}
+      )
+    if whole_words and not knows_words:
+      raise UserError(
+        f"--do_whole_word_mask: {files} do not say where words begin: make "
+        "them with create_pretraining_data.py --dynamic_masks "
+        "--do_whole_word_mask, or leave the flag out"
+      )
+    examples = shape["examples_per_record"]
+    needed = masks.max_predictions_per_seq
+    if max(probs) > masks.masked_lm_prob:
+      room = masking.most_predictions(length, max(probs), examples)
+      needed = max(needed, room)
+    if most and most < needed and examples > 1:
+      raise UserError(
+        f"--max_predictions_per_seq={most}: {files} are packed for {needed} "
+        "masked tokens a record"
+      )
+    masks = masks._replace(
+      masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
+    )
+    return {"masks": masks, "last_prob": probs[1], "whole_words": whole_words}
+
+
+def _words(value) -> str:
+  """A setting's value as its flag has it."""
+  return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)

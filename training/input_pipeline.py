@@ -42,7 +42,15 @@ class RecordShape:
   vocab_size: int
   examples_per_record: int = 1
   masks: masking.MaskSettings | None = None  # drawn on reading
+  knows_words: bool = False  # whether records have is_continuation
   whole_words: bool = False  # of those masks
+  last_prob: float | None = None  # in the last update; None: as in the first
+
+  def mask_probs(self, progress: np.ndarray) -> np.ndarray:
+    """float [n]: the share to mask of records at shares [0, 1] of the run."""
+    first = self.masks.masked_lm_prob if self.masks else 0.0
+    last = first if self.last_prob is None else self.last_prob
+    return first + (last - first) * progress
 
   def features(self) -> dict:
     """name -> `tf_example.Feature`."""
@@ -52,7 +60,7 @@ class RecordShape:
       self.examples_per_record,
       self.vocab_size,
       dynamic=self.masks is not None,
-      whole_words=self.whole_words,
+      whole_words=self.knows_words,
     )
 
 
@@ -71,7 +79,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
         f"{path}: its masks are drawn on reading, but mask_id or "
         "masked_lm_prob is missing: make the records again"
       )
-    shape["whole_words"] = manifest.settings.get("do_whole_word_mask", False)
+    shape["knows_words"] = manifest.settings.get("do_whole_word_mask", False)
   return shape
 
 
@@ -132,18 +140,20 @@ class Source:
   def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
     """The parsed records of position `at`, name -> Tensor [rows, ...].
 
-    `chosen`: position -> numbers of records and their epochs, int64 [rows].
-    `seed` is that of dynamic masks.
+    `chosen`: position -> numbers of records and their epochs, int64 [rows], and
+    how far the run is, float [rows]. `seed` is that of dynamic masks.
     """
 
     def read(at):
-      numbers, epochs = chosen(int(at))
-      return self.read(numbers), _mask_keys(seed, epochs, numbers)
+      numbers, epochs, progress = chosen(int(at))
+      keys = _mask_keys(seed, epochs, numbers)
+      return self.read(numbers), keys, self.shape.mask_probs(progress)
 
-    serialized, keys = tf.numpy_function(read, [at], [tf.string, tf.int64])
-    for tensor in (serialized, keys):
+    types = [tf.string, tf.int64, tf.float64]
+    tensors = tf.numpy_function(read, [at], types)
+    for tensor in tensors:
       tensor.set_shape([rows])
-    return _parse(serialized, keys, self.shape)
+    return _parse(*tensors, self.shape)
 
   def describe(self) -> dict:
     return {
@@ -203,10 +213,13 @@ class Source:
     return None
 
 
-def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
+def _parse(
+  serialized: tf.Tensor, keys: tf.Tensor, probs: tf.Tensor, shape: RecordShape
+) -> dict:
   """Parses, checks and masks: name -> int32 or float32 [n, ...].
 
-  `serialized` is string [n], `keys` int64 [n] of `masking.record_keys`.
+  `serialized` is string [n], `keys` int64 [n] of `masking.record_keys`, `probs`
+  float64 [n], the share of each record's tokens to choose.
   """
   features = shape.features()
   types = {
@@ -231,7 +244,7 @@ def _parse(serialized: tf.Tensor, keys: tf.Tensor, shape: RecordShape) -> dict:
       else tf.identity(value)
       for name, value in parsed.items()
     }
-  return _masked(parsed, keys, shape) if shape.masks else parsed
+  return _masked(parsed, keys, probs, shape) if shape.masks else parsed
 
 
 def _places_are_right(parsed: dict) -> tf.Tensor:
@@ -255,20 +268,22 @@ def _places_are_right(parsed: dict) -> tf.Tensor:
   )
 
 
-def _masked(parsed: dict, keys: tf.Tensor, shape: RecordShape) -> dict:
+def _masked(parsed: dict, keys, probs, shape: RecordShape) -> dict:
   tokens = [parsed[n] for n in ("input_ids", "input_mask", "segment_ids")]
-  continuation = [parsed.pop("is_continuation")] if shape.whole_words else []
+  continues = parsed.pop("is_continuation", None)
+  continuation = [continues] if shape.whole_words else []
 
-  def draw(ids, mask, segments, keys, *continuation):
+  def draw(ids, mask, segments, keys, probs, *continuation):
+    settings = shape.masks._replace(masked_lm_prob=probs)
     return tuple(
       masking.mask_records(
-        ids, mask, segments, keys.view(np.uint64), shape.masks, *continuation
+        ids, mask, segments, keys.view(np.uint64), settings, *continuation
       )
     )
 
   ids, *masks = tf.numpy_function(
     draw,
-    [*tokens, keys, *continuation],
+    [*tokens, keys, probs, *continuation],
     [tf.int32, tf.int32, tf.int32, tf.float32],
   )
   ids.set_shape(parsed["input_ids"].shape)
@@ -354,7 +369,8 @@ def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
     if read_ahead:
       read_ahead(position, updates * global_batch)
     mine = places(position)
-    return order.records(mine), mine // order.count
+    progress = mine // global_batch / max(1, plan.updates - 1)
+    return order.records(mine), mine // order.count, np.minimum(progress, 1.0)
 
   def load(turn):
     position = first + turn * updates * global_batch
@@ -401,7 +417,8 @@ def first_batch(source: Source, count: int, config=None) -> dict:
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     keys = tf.constant(_mask_keys(0, 0, numbers))
     serialized = tf.constant(source.read(numbers), tf.string)
-    return session.run(_parse(serialized, keys, source.shape))
+    probs = tf.constant(source.shape.mask_probs(np.zeros(count)))
+    return session.run(_parse(serialized, keys, probs, source.shape))
 
 
 def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
@@ -441,7 +458,7 @@ def evaluation_batches(
     rows = numbers(batch)
     filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
     # Epoch 0 and seed 0: each evaluation of any training has the same masks.
-    return filled, np.zeros_like(filled)
+    return filled, np.zeros_like(filled), np.zeros(batch_size)
 
   def load(batch):
     columns = source.columns(chosen, batch, batch_size, seed=0)

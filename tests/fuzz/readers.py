@@ -290,7 +290,8 @@ def pipeline(folder):
     rate = 0.1 if e > 1 else 0.15
     masks = masking.MaskSettings(rate, 4, 4, vocab_size) if dynamic else None
     source = input_pipeline.Source(
-      path, input_pipeline.RecordShape(16, 4, vocab_size, e, masks, dynamic)
+      path,
+      input_pipeline.RecordShape(16, 4, vocab_size, e, masks, dynamic, dynamic),
     )
     try:
       return input_pipeline.first_batch(source, 2)

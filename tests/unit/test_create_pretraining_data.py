@@ -250,6 +250,24 @@ def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
     assert row["is_continuation"] == want
 
 
+def test_a_vocabulary_of_symbols(tmp_path):
+  """As of proteins: nine words, which are letters; no token is unknown."""
+  vocabulary, text = tmp_path / "symbols.txt", tmp_path / "proteins.txt"
+  tokens = [*tokenization.SPECIAL_TOKENS, *"MKTAYIQRL"]
+  vocabulary.write_text("\n".join(tokens) + "\n")
+  text.write_text("M K T A Y I\nQ R L M K T\n\n" * 20)
+  summary = creation.create(
+    settings_of(
+      tmp_path, str(text), str(vocabulary), do_lower_case=False,
+      dynamic_masks=True,
+    )
+  )  # fmt: skip
+  seen = {i for row in all_examples(summary) for i in row["input_ids"]}
+  assert seen == {tokens.index(t) for t in tokens} - {1, 4}
+  drawn = summary.manifest.mask_settings()
+  assert (drawn.mask_id, drawn.vocab_size) == (4, 14)
+
+
 def test_a_shard_of_several_blocks(tmp_path, texts, letters, monkeypatch):
   """Blocks bound memory; what they hold together stays the same."""
   make = lambda **changes: creation.create(

@@ -1,14 +1,16 @@
 """Batches: the records of the stream, whole, in any world; resumable."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
 from samples import write_packed, write_records
 
+import modeling
 import tokenization
 from common.tensorflow_v1 import tf
-from data import record_order, records, tf_example, tfrecord
+from data import masking, record_order, records, tf_example, tfrecord
 from gradients.distributed import Comm
 from training import input_pipeline, training_plan
 
@@ -140,6 +142,47 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
   by_record = [e[np.argsort(o)] for e, o in zip(epochs, orders, strict=True)]
   same = (by_record[0] == by_record[1]).all(axis=1)
   assert same.mean() < 0.2
+
+
+def test_the_share_of_masks_moves_over_the_run(tmp_path):
+  """From 30% of the first update to 10% of the 100th, on any rank."""
+  pattern, _ = write_packed(tmp_path, dynamic=True)
+  source = dynamic_source(pattern)
+  masks = source.shape.masks._replace(
+    masked_lm_prob=0.3, max_predictions_per_seq=12
+  )
+  source.shape = dataclasses.replace(
+    source.shape, max_predictions_per_seq=12, masks=masks, last_prob=0.1,
+    whole_words=False,
+  )  # fmt: skip
+
+  def batch_of(size, update):
+    """The 24 records of all ranks, sorted."""
+    parts = []
+    for r in range(size):
+      with tf.Graph().as_default():
+        batches = input_pipeline.training_batches(
+          source, record_order.Order(120, 5), plan_of(size, 24, 24),
+          rank(r, size),
+        )  # fmt: skip
+        parts += [m.batch for m in read_batches(batches, 24 * update, 1)]
+    columns = map(np.concatenate, zip(*parts, strict=True))
+    return modeling.PretrainingBatch(*columns)
+
+  for update, share in ((0, 0.3), (50, 0.3 - 0.2 * 50 / 99), (99, 0.1)):
+    got, others = batch_of(1, update), batch_of(2, update)
+    wanted = [
+      sum(
+        masking.num_to_predict(n, masks._replace(masked_lm_prob=share))
+        for n in np.bincount(mask)[1:]
+      )
+      for mask in got.input_mask
+    ]
+    assert got.masked_lm_weights.sum(axis=1).tolist() == wanted
+    order, there = (np.lexsort(batch.input_ids.T) for batch in (got, others))
+    np.testing.assert_array_equal(
+      got.masked_lm_positions[order], others.masked_lm_positions[there]
+    )
 
 
 def test_dynamic_masks_of_an_evaluation_stay(tmp_path):

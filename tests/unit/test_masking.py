@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import UserError
 from data import masking
 
 CLS, SEP, MASK, VOCAB = 2, 3, 4, 1000
@@ -251,6 +252,64 @@ def test_shares(whole, lengths):
   first = wanted[0] * (wanted[0] - 1) / ((lengths[0] - 3) * (lengths[0] - 4))
   pair = (places[:, 5] & places[:, 6]).sum()
   assert within(pair, rounds, first)
+
+
+def test_each_record_may_have_its_own_share():
+  made = batch([[100], [100], [60, 40]])
+  probs = np.array([0.3, 0.1, 0.3])
+  drawn = masking.mask_records(*made, keys_of(3), settings_of(probs, 40))
+  assert drawn.masked_lm_weights.sum(axis=1).tolist() == [30, 10, 18 + 12]
+  # As if all had that share.
+  alone = masking.mask_records(*made, keys_of(3), settings_of(0.3, 40))
+  for got, want in zip(drawn, alone, strict=True):
+    np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
+
+
+@pytest.mark.parametrize("masked, random", [(1, 0), (0, 1), (0, 0), (0.5, 0.5)])
+def test_what_chosen_tokens_become(masked, random):
+  made = batch([[100]] * 200)
+  settings = settings_of(0.3, 40)._replace(
+    mask_replace_prob=masked, random_replace_prob=random
+  )
+  drawn = masking.mask_records(*made, keys_of(200), settings)
+  rows = np.arange(200)[:, None]
+  shown = drawn.input_ids[rows, drawn.masked_lm_positions[:, :30]]
+  was = drawn.masked_lm_ids[:, :30]
+  kept = 1 - masked - random
+  assert (shown == MASK).mean() == pytest.approx(masked, abs=0.02)
+  assert (shown == was).mean() == pytest.approx(kept, abs=0.02)
+
+
+@pytest.mark.parametrize(
+  "text, want",
+  [
+    (None, None), ("0.3", (0.3, 0.3)), ("0.3:0.15", (0.3, 0.15)),
+    *((bad, "must be a share") for bad in (
+      "", "0", "1", "0.3:", "0.3:0.2:0.1", "15%", "nan", "0.3:-1"
+    )),
+  ],
+)  # fmt: skip
+def test_shares_of_a_flag(text, want):
+  if isinstance(want, str):
+    with pytest.raises(UserError, match=want):
+      masking.shares(text)
+  else:
+    assert masking.shares(text) == want
+
+
+def test_more_than_all_chosen_tokens_is_refused():
+  with pytest.raises(UserError, match="more than all of the chosen tokens"):
+    masking.MaskConfig(mask_replace_prob=0.95)
+
+
+@pytest.mark.parametrize("prob", [0.05, 0.15, 0.3, 0.6])
+def test_there_is_room_for_what_records_want(prob):
+  """Of any examples that fit: three of 4 tokens each round up."""
+  for lengths in ([128], [4] * 32, [7, 7, 114], [43, 42, 43]):
+    most = masking.most_predictions(128, prob, len(lengths))
+    made = batch([lengths])
+    drawn = masking.mask_records(*made, keys_of(1), settings_of(prob, most))
+    assert 0 < drawn.masked_lm_weights.sum() <= most
 
 
 def test_masks_are_a_function_of_seed_epoch_and_record():

@@ -15,6 +15,7 @@ import run_pretraining
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order, records, tf_example, tfrecord
+from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
 from training import (
@@ -60,6 +61,8 @@ def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
     global_batch_size=global_batch,
     save_checkpoints_steps=stop,
     shuffle_block_records=block,  # of 1: two windows an epoch
+    masks=MaskConfig(masked_lm_prob=(0.3, 0.1), do_whole_word_mask=False),
+    max_predictions_per_seq=None,
   )
   runs.pretrain(tiny_run, tmp_path / "whole", **settings)
   folder = tmp_path / "stopped"
@@ -201,6 +204,58 @@ def test_fewer_masks_than_records_are_packed_for_are_refused(
   tiny_run, _ = dynamic_run
   with pytest.raises(UserError, match="packed for 5 masked tokens a record"):
     runs.pretrain(tiny_run, tmp_path, max_predictions_per_seq=4)
+
+
+def test_masks_are_decided_when_training(dynamic_run, tmp_path):
+  """The records are packed, were made for 10% and at most 5 of 32 tokens."""
+  tiny_run, _ = dynamic_run
+
+  def shape(training=True, **flags):
+    config = runs.config(
+      tiny_run, tmp_path, max_seq_length=None, max_predictions_per_seq=None,
+      masks=MaskConfig(**flags),
+    )  # fmt: skip
+    return config.record_shape(config.input_file, training)
+
+  made = shape()
+  assert made.masks.masked_lm_prob == made.last_prob == 0.1
+  assert made.max_predictions_per_seq == 5 and made.whole_words
+  more = shape(
+    masked_lm_prob=(0.1, 0.3), do_whole_word_mask=False, mask_replace_prob=0.5
+  )
+  assert more.mask_probs(np.array([0, 0.5, 1])) == pytest.approx(
+    [0.1, 0.2, 0.3]
+  )
+  assert more.max_predictions_per_seq == more.masks.max_predictions_per_seq
+  assert 32 * 0.3 + 3 <= more.max_predictions_per_seq < 15
+  assert more.knows_words and not more.whole_words
+  assert more.masks.mask_replace_prob == 0.5
+  # An evaluation's do not depend on the training's.
+  evaluation = shape(training=False)
+  assert evaluation.masks.masked_lm_prob == 0.15
+  assert evaluation == shape(False, masked_lm_prob=(0.4, 0.4))
+
+
+def test_masks_that_are_written_cannot_be_decided(tiny_run, tmp_path):
+  masks = MaskConfig(masked_lm_prob=(0.3, 0.15))
+  with pytest.raises(
+    UserError, match="--masked_lm_prob=0.3:0.15: the masks of .*drawn when"
+  ):
+    runs.pretrain(tiny_run, tmp_path, masks=masks)
+
+
+def test_words_that_records_do_not_know_are_refused(tmp_path):
+  pattern, _ = write_packed(tmp_path, dynamic=True)
+  (path,) = tmp_path.glob("*.manifest.json")
+  manifest = records.Manifest.load(str(path))
+  manifest.settings["do_whole_word_mask"] = False
+  manifest.save(str(path))
+  tiny = write_config(tmp_path / "config.json"), pattern
+  config = runs.config(
+    tiny, tmp_path, masks=MaskConfig(do_whole_word_mask=True)
+  )
+  with pytest.raises(UserError, match="do not say where words begin"):
+    config.record_shape(pattern)
 
 
 def interrupt(config, after):
