@@ -64,6 +64,10 @@ class FinetuningConfig(RunConfig):
     lr_decay_steps=
     "Updates in which an exponential decay multiplies the learning rate by "
     "--lr_decay_rate.",
+    num_decay_steps=
+    "Updates at the end in which the rate of --lr_schedule=wsd falls to 0: as "
+    "1 minus the square root of the share that has passed, or linearly "
+    "(wsd_linear). Default: a tenth of the run.",
     eval_batch_size="Examples in one rank's batch of an evaluation.",
     eval_every_steps=
     "Updates between two evaluations while training. 0 leaves it to "

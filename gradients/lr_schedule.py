@@ -10,13 +10,15 @@ from common.tensorflow_v1 import tf
 
 LR_SCALINGS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
-# Name -> (exponent of the warm-up, form of the decay). The last three are
+# Name -> (exponent of the warm-up, form of the decay). The last three are in
 # https://github.com/microsoft/DeepSpeedExamples, bing_bert.
 SCHEDULES = {
   "linear": (1.0, "poly"),  # google/bert's
   "poly": (1.0, "poly"),
   "constant": (1.0, "constant"),
   "cosine": (1.0, "cosine"),
+  "wsd": (1.0, "sqrt"),  # https://arxiv.org/abs/2405.18392
+  "wsd_linear": (1.0, "line"),
   "warmup_exp_decay_exp": (2.0, "exp"),
   "warmup_exp_decay_poly": (1.5, "poly"),
   "warmup_linear_decay_exp": (1.0, "exp"),
@@ -34,10 +36,12 @@ class Schedule:
     constant:  peak + offset
     cosine:    peak (1 + cos(pi (step - w) / (n - w))) / 2 + offset
     exp:       peak decay_rate^((step - w) / decay_steps) + offset
+    line:      peak (1 - x) + offset, x = max(0, 1 - (n - step) / cooldown)
+    sqrt:      peak (1 - x^(1/2)) + offset
 
   Polynomials are measured from update 0, as in google/bert's
   `create_optimizer`: where its warm-up ends, the rate drops to peak (1 - w /
-  n). After update n, poly and cosine stay as they are.
+  n). After update n, all but exp stay as they are.
   """
 
   peak: float
@@ -48,6 +52,7 @@ class Schedule:
   decay_rate: float = 0.9
   decay_steps: int = 1000
   offset: float = 0.0
+  cooldown: int = 1  # updates of the decay at the end, of wsd
 
   def __post_init__(self):
     if self.power is not None and self.name not in _POWERS:
@@ -75,6 +80,10 @@ class Schedule:
       decayed = 0.5 + 0.5 * math_of.cos(
         math.pi * math_of.minimum(after(), rest) / rest
       )
+    elif form in ("line", "sqrt"):
+      left = (total - math_of.minimum(step, total)) / max(1.0, self.cooldown)
+      x = math_of.maximum(1.0 - left, 0.0)
+      decayed = 1.0 - (math_of.sqrt(x) if form == "sqrt" else x)
     elif form == "exp":
       decayed = self.decay_rate ** (after() / self.decay_steps)
     else:

@@ -1,6 +1,7 @@
 """The settings of training runs: of all run_*.py, and of run_pretraining.py."""
 
 import dataclasses
+import math
 from typing import ClassVar, Self
 
 import mixed_precision
@@ -98,6 +99,12 @@ class RunConfig:
     "Steps in which an exponential decay multiplies the learning rate by "
     "--lr_decay_rate. They are counted and divided like --num_train_steps.",
     low=1, json="scheduler.params.decay_step")
+  num_decay_steps: int | None = _rate(None,
+    "Steps at the end in which the rate of --lr_schedule=wsd falls to 0: as 1 "
+    "minus the square root of the share that has passed, or linearly "
+    "(wsd_linear). "
+    "They are counted and divided like --num_train_steps. Default: a tenth of "
+    "the run.", low=1)
   lr_offset: float = _rate(0.0,
     "Learning rate that is added to the schedule's at every update.",
     low=0, json="scheduler.params.lr_offset")
@@ -181,6 +188,11 @@ class RunConfig:
           f"--{name}={value}: TensorFlow finds no checkpoint under a name with "
           "one of *?[]\\"
         )
+    if self.num_decay_steps and not self.lr_schedule.startswith("wsd"):
+      raise UserError(
+        f"--num_decay_steps={self.num_decay_steps} has no meaning for "
+        f"--lr_schedule={self.lr_schedule}"
+      )
     # Only for its errors.
     Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
@@ -213,6 +225,14 @@ class RunConfig:
     return profiling.window(self.profile_steps)
 
   def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
+    cooldown = math.ceil(plan.updates / 10)
+    if self.num_decay_steps:
+      cooldown = training_plan.rounded_up(self.num_decay_steps / plan.divisor)
+      if cooldown > plan.updates - plan.warmup_updates:
+        raise UserError(
+          f"--num_decay_steps={self.num_decay_steps} are {cooldown:,} updates, "
+          f"but of {plan.updates:,} updates {plan.warmup_updates:,} are warm-up"
+        )
     return Schedule(
       peak=scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
       total=plan.updates,
@@ -222,6 +242,7 @@ class RunConfig:
       decay_rate=self.lr_decay_rate,
       decay_steps=training_plan.rounded_up(self.lr_decay_steps / plan.divisor),
       offset=self.lr_offset,
+      cooldown=cooldown,
     )
 
   def flags_for(
@@ -323,6 +344,8 @@ class PretrainingConfig(RunConfig):
       names = ["num_train_steps", "num_warmup_steps"]
       if SCHEDULES[self.lr_schedule][1] == "exp":
         names.append("lr_decay_steps")
+      if self.num_decay_steps:
+        names.append("num_decay_steps")
       divisor = plan.divisor * global_batch / plan.records_per_update
       flags += [
         f"--{name}={training_plan.rounded_up(getattr(self, name) / divisor)}"

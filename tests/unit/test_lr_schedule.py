@@ -16,6 +16,9 @@ REFERENCES = {
   "cosine": lambda x: (
     x / 10 if x < 10 else (1 + np.cos(np.pi * (x - 10) / 90)) / 2
   ),
+  # https://arxiv.org/abs/2405.18392, with a cooldown of 20.
+  "wsd": lambda x: min(x / 10, 1) - (max(x - 80, 0) / 20) ** 0.5,
+  "wsd_linear": lambda x: min(x / 10, 1) - max(x - 80, 0) / 20,
   "warmup_exp_decay_exp": lambda x: (
     (x / 10) ** 2 if x < 10 else 0.9 ** ((x - 10) / 25)
   ),
@@ -29,7 +32,7 @@ REFERENCES = {
 
 
 def schedule(name, **changes):
-  settings = dict(peak=1.0, total=100, warmup=10, decay_steps=25)
+  settings = dict(peak=1.0, total=100, warmup=10, decay_steps=25, cooldown=20)
   return Schedule(name=name, **{**settings, **changes})
 
 
