@@ -76,7 +76,9 @@ class MaskConfig:
   def __post_init__(self):
     settings.check(self)
     names = ("mask_replace_prob", "random_replace_prob")
-    both = [self.given.get(n, MaskSettings._field_defaults[n]) for n in names]
+    both: list = [
+      self.given.get(n, MaskSettings._field_defaults[n]) for n in names
+    ]
     if sum(both) > 1:
       raise UserError(
         f"--mask_replace_prob={both[0]} and --random_replace_prob="

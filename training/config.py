@@ -387,9 +387,10 @@ class PretrainingConfig(RunConfig):
   ) -> dict:
     """Fields of `RecordShape` about masks that are drawn on reading."""
     masks, knows_words = shape["masks"], shape["knows_words"]
-    probs, whole_words, most = [masking.EVALUATION_PROB] * 2, knows_words, None
+    probs = (masking.EVALUATION_PROB,) * 2
+    whole_words, most = knows_words, None
     if training:
-      probs = self.masks.masked_lm_prob or [masks.masked_lm_prob] * 2
+      probs = self.masks.masked_lm_prob or (masks.masked_lm_prob,) * 2
       most = self.max_predictions_per_seq
       given = self.masks.given
       whole_words = given.get("do_whole_word_mask", knows_words)
