@@ -1,8 +1,8 @@
 """Pre-trains BERT (masked LM and next sentence prediction) on Horovod ranks.
 
-  python run_pretraining.py --dry_run --bert_config_file=configs/bert_base.json
+  python run_pretraining.py --dry_run --bert_config_file=base
   python run_pretraining.py --do_train --do_eval \\
-    --bert_config_file=configs/bert_mini.json --output_dir=runs/first \\
+    --bert_config_file=mini --output_dir=runs/first \\
     --input_file='records/train*.tfrecord' \\
     --eval_input_file='records/heldout*.tfrecord'
 
@@ -23,6 +23,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed, sharded_variables
+from interop import model_source
 from model import model_flops
 from model.tensor_parallel import Slices
 from training import (
@@ -257,12 +258,13 @@ def parameter_table(variables) -> list[str]:
 
 def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
+  lines = model_source.settle(flags.FLAGS)
   config = PretrainingConfig.from_flags(flags.FLAGS)
   if config.dry_run:
     dry_run(config)
   else:
     job = functools.partial(pretrain, config)
-    training_run.start(config, job, config.tensor_parallel)
+    training_run.start(config, job, config.tensor_parallel, lines)
 
 
 if __name__ == "__main__":

@@ -83,13 +83,15 @@ class FinetuningConfig(RunConfig):
   do_predict: bool = in_group("What to do")(False,
     "Predict with the weights of the best checkpoint.")
   vocab_file: str | None = _model(None,
-    "WordPiece vocabulary that the checkpoint was trained with. A run folder "
-    "keeps a copy, which is used without this flag.")
+    "WordPiece vocabulary that the checkpoint was trained with. Default: as "
+    "found in --output_dir, beside --init_checkpoint or its training data.")
   spm_model_file: str | None = _model(None,
     "SentencePiece model that the checkpoint was trained with, instead of "
-    "--vocab_file. A run folder keeps a copy, which is used without this flag.")
+    "--vocab_file. Default: as found in --output_dir, beside "
+    "--init_checkpoint or its training data.")
   do_lower_case: bool = _model(True,
-    "Lower-case the text, as uncased models expect.")
+    "Lower-case the text, as uncased models expect. Without this flag the "
+    "model's case is used where a file says it.")
   max_seq_length: int = _data(128,
     "Tokens of one example at most, and of one record, which may hold several "
     "examples. Longer texts are cut.", low=4)
@@ -146,7 +148,7 @@ class FinetuningConfig(RunConfig):
     names = (*cls.model_flags, *cls.usual_flags)
     return {name: task[name] for name in names if name in task}
 
-  def tokenizer(self) -> tokenization.Encoder:
+  def tokenizer(self, check: bool = True) -> tokenization.Encoder:
     """Uses the flags' vocabulary, or else the model folder's copy."""
     files = settled.named_vocabulary(self)
     folder = settled.model_folder(self)
@@ -156,8 +158,11 @@ class FinetuningConfig(RunConfig):
       files.get("vocab_file"),
       self.do_lower_case,
       files.get("spm_model_file"),
-      self.bert.vocab_size,
+      self.bert.vocab_size if check else None,
     )
+
+  def vocabulary_size(self):
+    return self.tokenizer(check=False).vocab_size
 
 
 class FinetuningTask:
