@@ -14,6 +14,7 @@ import numpy as np
 import optimization
 import tokenization
 from common import console
+from common.console import say
 from common.errors import UserError
 from common.settings import in_group
 from common.tensorflow_v1 import tf
@@ -30,7 +31,7 @@ from training import (
   training_run,
 )
 from training.config import RunConfig
-from training.evaluation import EvaluationBatches, Evaluator
+from training.evaluation import EvaluationBatches, Evaluator, trained_on
 from training.signals import StopVote
 from xla_patches import jit
 
@@ -224,6 +225,11 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     config = _with_evaluations(
       config, task.training_set.plan(config, comm.size)
     )
+  if config.do_train and config.do_eval:
+    files = (
+      s.describe()["files"] for s in (task.evaluation_set, task.training_set)
+    )
+    say(comm, *trained_on(*files, "--eval_file"))
   if comm.is_root:
     sets = [task.training_set] if config.do_train else []
     sets += [task.evaluation_set] if config.do_eval else []

@@ -159,10 +159,19 @@ def settle(flags) -> list[str]:
   files = checkpoint_files.CheckpointFiles(folder, keep=1)
   resumes = bool(folder and (files.steps() or files.without_marker()))
   if os.path.isdir(init):
-    path, chosen = _start_of_run(init, folder, resumes, given)
-    flags["init_checkpoint"].value = path
-    lines += [] if resumes else [f"--init_checkpoint={init}: {path} ({chosen})"]
-    init = path
+    began = folder and run_folder.last_training(folder)
+    path = (began and began["flags"].get("init_checkpoint")) or ""
+    if resumes:  # from a checkpoint of its own
+      path = path or init
+    else:
+      chosen = "from which this run was started"
+      inside = path.startswith(os.path.join(init, ""))
+      if not (inside and os.path.exists(f"{path}.index")):
+        path, chosen, _ = _locate(init, given.do_lower_case)
+      if _is_export(path):
+        raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
+      lines.append(f"--init_checkpoint={init}: {path} ({chosen})")
+    init = flags["init_checkpoint"].value = path
   if starts := bool(init) and not resumes:
     folder = os.path.dirname(init)
     if "vocab_file" in flags:
@@ -176,35 +185,13 @@ def settle(flags) -> list[str]:
       lines += source.assumed_case
   beside, config = os.path.join(folder, CONFIG_FILE), given.bert_config_file
   if (starts or folder) and os.path.exists(beside):
-    if starts or is_preset(config):
+    settled_preset = is_preset(config) and (starts or resumes)
+    if starts or settled_preset:
       _config(config, folder, init)
-    if not config or is_preset(config):
+    if not config or settled_preset:
       flags["bert_config_file"].value = beside
       lines.append(f"--bert_config_file={beside}, as found")
   return lines
-
-
-def _start_of_run(
-  model: str, folder: str, resumes: bool, given: Given
-) -> tuple[str, str]:
-  """The checkpoint of a model's folder that a run in `folder` starts from.
-
-  A run that was started keeps its choice.
-  """
-  began = folder and run_folder.last_training(folder)
-  path = (began and began["flags"].get("init_checkpoint")) or ""
-  inside = path.startswith(os.path.join(model, ""))
-  if inside and (resumes or os.path.exists(f"{path}.index")):
-    return path, "as when this run was started"
-  try:
-    path, chosen, _ = _locate(model, given.do_lower_case)
-  except UserError:
-    if resumes:  # it needs none
-      return model, ""
-    raise
-  if _is_export(path):
-    raise UserError(f"--init_checkpoint={model} is exported: name a checkpoint")
-  return path, chosen
 
 
 def _locate(model: str, do_lower_case: bool | None) -> tuple[str, str, str]:

@@ -45,8 +45,7 @@ def start(
   `lines` first.
   """
   comm = distributed.init(config.num_threads, tensor_parallel)
-  if lines:
-    say(comm, *lines)
+  say(comm, *lines)
   if comm.elastic:
     check_elastic(config, tensor_parallel)
     result = elastic.run(job, comm)
