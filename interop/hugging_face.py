@@ -33,7 +33,7 @@ from training import checkpoint_files, run_folder, training_run
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 # Keys of task.json about a run's files, not about the model.
 _OF_FILES = ("vocabulary", "best_by", "exported_from")
-FLAGS = {file: flag for flag, file in VOCABULARIES.items()}
+_FLAG_OF = {file: flag for flag, file in VOCABULARIES.items()}
 
 
 class Model(NamedTuple):
@@ -75,7 +75,7 @@ def read_folder(folder: str, flags: Given) -> Model:
   found = tokenizer_files.read_vocabulary(folder)
   if given and found and not tokenizer_files.is_same(given, found):
     raise UserError(
-      f"--{FLAGS[given.file]}: another vocabulary than that of {folder}, "
+      f"--{_FLAG_OF[given.file]}: another vocabulary than that of {folder}, "
       "which is the model's: leave the flag out"
     )
   task, assumed = _task_of_folder(folder, flags.do_lower_case, known, values)
@@ -153,7 +153,7 @@ def of_model(task: dict) -> dict:
 def task_content(model: Model) -> dict:
   """task.json's content."""
   file = model.vocabulary and model.vocabulary.file
-  names = {FLAGS[file]: file} if file else {}
+  names = {_FLAG_OF[file]: file} if file else {}
   return dict(sorted({**model.task, "vocabulary": names}.items()))
 
 

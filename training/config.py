@@ -72,11 +72,11 @@ class RunConfig:
     "Evaluate the model: after training, and while training if "
     "--eval_every_steps says so.")
   bert: modeling.BertConfig = _model(None,
-    "JSON file with the BERT config, with google/bert's keys, or tiny, mini, "
-    "base or large for configs/bert_NAME.json; a file of that name wins. Of a "
-    "preset vocab_size becomes that of the vocabulary (pre-training: the "
-    "records' manifest's), if one is known. Default: as found in --output_dir, "
-    "or beside --init_checkpoint.",
+    "JSON file with the BERT config, with google/bert's keys; or tiny, mini, "
+    "base or large, the models of configs/, unless a file has that name. These "
+    "get the size of the vocabulary (of the records' manifest to pre-train) as "
+    "vocab_size, if it is known. Default: as found in --output_dir, or beside "
+    "--init_checkpoint.",
     flag="bert_config_file", read=read_bert)
   init_checkpoint: str | None = _model(None,
     "Model whose weights a new run starts from: a run folder (its best "

@@ -836,7 +836,7 @@ def test_a_run_folder_gives_its_best_checkpoint(tmp_path, letters, to):
   (run / "eval_metrics.jsonl").write_text(
     "".join(json.dumps(row) + "\n" for row in rows)
   )
-  said = convert(run, tmp_path / "out" / "", to=to)
+  said = convert(run, f"{tmp_path}/out/", to=to)
   assert said.startswith(f"converted {run}/model.ckpt-10 (the best by eval")
   assert "--do_lower_case=False" in said and "assumed" not in said
   made = tmp_path / "out"

@@ -176,7 +176,7 @@ def test_a_run_folder_is_enough(tmp_path, pretrained, letters, name):
   chosen = f"--init_checkpoint={start}: {config.init_checkpoint} (the newest)"
   assert (chosen in lines) == (not name)
   other = samples.write_config(tmp_path / "other.json", hidden_act="relu")
-  (tmp_path / "v.txt").write_text("a\n")
+  (tmp_path / "v.txt").write_text("\n".join(samples.LETTERS[:-1]))
   for contradiction, words in (
     ({"bert_config_file": other}, "differ in hidden_act: leave"),
     ({"bert_config_file": "mini"}, "differ in hidden_size"),
@@ -215,10 +215,11 @@ def test_presets(tmp_path, letters, monkeypatch):
   with pytest.raises(UserError, match="--bert_config_file is missing: give t"):
     settled_flags(**given)
   given |= {"bert_config_file": "tiny"}
+  with pytest.raises(UserError, match="give either a WordPiece vocabulary"):
+    settled_flags(**given)
+  given |= {"vocab_file": letters}
   bert = settled_flags(**given)[0].bert
-  assert (bert.hidden_size, bert.vocab_size) == (128, 30522)
-  bert = settled_flags(**given, vocab_file=letters)[0].bert
-  assert bert.vocab_size == len(samples.LETTERS)
+  assert (bert.hidden_size, bert.vocab_size) == (128, len(samples.LETTERS))
   os.mkdir("tiny")  # a folder is no config
   assert settled_flags(**given)[0].bert.hidden_size == 128
   os.rmdir("tiny")
@@ -650,10 +651,12 @@ def test_settings_that_cannot_be(tmp_path, classify, changes, words):
 
 
 def test_evaluating_on_the_training_table_is_told(tmp_path, classify, capfd):
-  run(classify(tmp_path / "a", num_train_epochs=0.5))
-  assert "evaluating on training" not in capfd.readouterr().err
   table = str(tmp_path / "a.tsv")
-  run(classify(tmp_path / "b", num_train_epochs=0.5, eval_file=table))
+  run(
+    classify(
+      tmp_path / "b", do_eval=True, eval_file=table, num_train_epochs=0.5
+    )
+  )
   line = f"evaluating on training data: 1 of 1 files, such as {table}"
   assert line in capfd.readouterr().err
 
