@@ -6,10 +6,10 @@
   python predict.py runs/squad --question='who?' --context='it was me .'
   python predict.py served/first/1 --input=lines.txt
 
-MODEL is a run folder, a checkpoint's name, or an exported folder. Texts are
-arguments, lines of --input, or lines of standard input; two with a tab or |||
-between them are a pair. For a model that answers questions a line that begins
-with { is JSON: {"question": "...", "context": "..."}.
+MODEL is a run folder, a checkpoint's name, a Hugging Face folder or an exported
+folder. Texts are arguments, lines of --input, or lines of standard input; two
+with a tab or ||| between them are a pair. For a model that answers questions a
+line that begins with { is JSON: {"question": "...", "context": "..."}.
 """
 
 import contextlib

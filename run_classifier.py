@@ -2,10 +2,9 @@
 
   python run_classifier.py --do_train --do_eval \\
     --task_name=MRPC --data_dir=glue/MRPC --output_dir=runs/mrpc \\
-    --bert_config_file=runs/first/bert_config.json --vocab_file=vocab.txt \\
-    --init_checkpoint=runs/first/model.ckpt-100000 --learning_rate=2e-5
+    --init_checkpoint=runs/first --learning_rate=2e-5
   python run_classifier.py --do_predict --predict_file=glue/MRPC/test.tsv \\
-    --bert_config_file=runs/mrpc/bert_config.json --output_dir=runs/mrpc
+    --output_dir=runs/mrpc
 
 The data are a task of GLUE by its name, or any table by its columns
 (--train_file, --text_column, --label_column), whose labels are found in it.
@@ -18,14 +17,17 @@ from absl import flags
 
 from common import settings
 from finetuning import classification, finetune
+from interop import model_source
 from training import train_loop, training_run
 
 
 def main(_) -> None:
   """Fine-tunes as the flags say."""
+  lines = model_source.settle(flags.FLAGS)
   config = classification.ClassifierConfig.from_flags(flags.FLAGS)
   task = classification.Classification(config)
-  training_run.start(config, functools.partial(finetune.finetune, task))
+  job = functools.partial(finetune.finetune, task)
+  training_run.start(config, job, lines=lines)
 
 
 if __name__ == "__main__":

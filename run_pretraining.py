@@ -1,8 +1,8 @@
 """Pre-trains BERT (masked LM and next sentence prediction) on Horovod ranks.
 
-  python run_pretraining.py --dry_run --bert_config_file=configs/bert_base.json
+  python run_pretraining.py --dry_run --bert_config_file=base
   python run_pretraining.py --do_train --do_eval \\
-    --bert_config_file=configs/bert_mini.json --output_dir=runs/first \\
+    --bert_config_file=mini --output_dir=runs/first \\
     --input_file='records/train*.tfrecord' \\
     --eval_input_file='records/heldout*.tfrecord'
 
@@ -19,10 +19,12 @@ from absl import flags
 import modeling
 import optimization
 from common import console, settings
+from common.console import say
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import record_order
+from data import record_order, records
 from gradients import distributed, sharded_variables
+from interop import model_source
 from model import model_flops
 from model.tensor_parallel import Slices
 from training import (
@@ -33,8 +35,13 @@ from training import (
   training_plan,
   training_run,
 )
-from training.config import BEST_BY, PretrainingConfig
-from training.evaluation import EvaluationBatches, Evaluator, add_up
+from training.config import BEST_BY, PretrainingConfig, is_preset
+from training.evaluation import (
+  EvaluationBatches,
+  Evaluator,
+  add_up,
+  trained_on,
+)
 from training.signals import StopVote
 from xla_patches import jit
 
@@ -59,6 +66,21 @@ def open_source(
   return source
 
 
+def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
+  """A line if the model has rows for more tokens than its records."""
+  found = [manifest.tokenizer for _, manifest in manifests.values()]
+  most = max(found, key=lambda t: t.vocab_size, default=None)
+  if most is None or most.vocab_size >= vocab_size:
+    return []
+  return [
+    f"the BERT config has vocab_size={vocab_size:,}, but the records' "
+    f"vocabulary {most.file} has {most.vocab_size:,} tokens: "
+    f"{vocab_size - most.vocab_size:,} rows would never be used. A new run can "
+    f"have vocab_size={most.vocab_size}, as --bert_config_file=tiny, mini, "
+    "base or large has"
+  ]
+
+
 def make_plan(config: PretrainingConfig, source, ranks: int):
   """The `training_plan.TrainingPlan`; `source` is None for unknown data."""
   return training_plan.resolve(
@@ -76,6 +98,7 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   """Data, plan, model and update."""
   source = open_source(config.input_file, config, comm)
+  say(comm, *unused_rows(config.bert.vocab_size, source.manifests))
   plan = make_plan(config, source, comm.data_parallel.size)
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
@@ -160,6 +183,9 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
   files = config.eval_input_file or config.input_file
   source = open_source(files, config, comm, training=False)
+  if config.do_train:
+    trained = records.expand_patterns(config.input_file)
+    say(comm, *trained_on(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,
     config.eval_batch_size,
@@ -259,12 +285,21 @@ def parameter_table(variables) -> list[str]:
 
 def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
+  lines = model_source.settle(flags.FLAGS)
   config = PretrainingConfig.from_flags(flags.FLAGS)
+  if is_preset(name := flags.FLAGS.bert_config_file):
+    known = "the records' manifest" if config.vocabulary_size() else "its file"
+    lines.append(
+      f"--bert_config_file={name}: vocabulary of {config.bert.vocab_size:,} "
+      f"from {known}"
+    )
   if config.dry_run:
+    if lines:
+      console.tell(*lines)
     dry_run(config)
   else:
     job = functools.partial(pretrain, config)
-    training_run.start(config, job, config.tensor_parallel)
+    training_run.start(config, job, config.tensor_parallel, lines)
 
 
 if __name__ == "__main__":

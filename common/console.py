@@ -16,7 +16,7 @@ def tell(*lines: str, end: str = "\n") -> None:
 
 def say(comm, *lines: str) -> None:
   """Prints lines on rank 0 of a `distributed.Comm`."""
-  if comm.is_root:
+  if comm.is_root and lines:
     tell(*lines)
 
 

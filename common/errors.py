@@ -22,7 +22,8 @@ class DataError(UserError):
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
   """absl's app.run, but an expected error is one line on stderr, and status 1.
 
-  `main` gets argv: the program, then `arguments` words; None: at least one.
+  `main` gets argv: the program, then `arguments` words; None: at least one, -1:
+  any number.
   """
 
   def wrapped(argv):
@@ -30,7 +31,7 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
     try:
       if arguments is None and not words:
         raise UserError("no file is given; see --help")
-      if arguments is not None and len(words) != arguments:
+      if arguments not in (None, -1, len(words)):
         raise UserError(
           f"{len(words)} arguments that are no flags ({' '.join(words[:3])}), "
           f"not {arguments}; is a glob unquoted? See --help"

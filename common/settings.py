@@ -222,7 +222,8 @@ def from_flags(kind: Any, values: flags.FlagValues, found: dict | None = None):
     value = flag.value
     if found and not flag.present:
       value = found.get(one.name, value)
-    made[field.name] = one.read(value) if one.read else value
+    read = one.read if value is not None else None
+    made[field.name] = read(value) if read else value
   settings = kind(**made)
   check(settings)
   return settings

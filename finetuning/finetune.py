@@ -14,6 +14,7 @@ import numpy as np
 import optimization
 import tokenization
 from common import console
+from common.console import say
 from common.errors import UserError
 from common.settings import in_group
 from common.tensorflow_v1 import tf
@@ -30,7 +31,7 @@ from training import (
   training_run,
 )
 from training.config import RunConfig
-from training.evaluation import EvaluationBatches, Evaluator
+from training.evaluation import EvaluationBatches, Evaluator, trained_on
 from training.signals import StopVote
 from xla_patches import jit
 
@@ -87,13 +88,15 @@ class FinetuningConfig(RunConfig):
   do_predict: bool = in_group("What to do")(False,
     "Predict with the weights of the best checkpoint.")
   vocab_file: str | None = _model(None,
-    "WordPiece vocabulary that the checkpoint was trained with. A run folder "
-    "keeps a copy, which is used without this flag.")
+    "WordPiece vocabulary that the checkpoint was trained with. Default: as "
+    "found in --output_dir, beside --init_checkpoint or its training data.")
   spm_model_file: str | None = _model(None,
     "SentencePiece model that the checkpoint was trained with, instead of "
-    "--vocab_file. A run folder keeps a copy, which is used without this flag.")
+    "--vocab_file. Default: as found in --output_dir, beside "
+    "--init_checkpoint or its training data.")
   do_lower_case: bool = _model(True,
-    "Lower-case the text, as uncased models expect.")
+    "Lower-case the text, as uncased models expect. Without this flag the "
+    "model's case is used where a file says it.")
   max_seq_length: int = _data(128,
     "Tokens of one example at most, and of one record, which may hold several "
     "examples. Longer texts are cut.", low=4)
@@ -150,7 +153,7 @@ class FinetuningConfig(RunConfig):
     names = (*cls.model_flags, *cls.usual_flags)
     return {name: task[name] for name in names if name in task}
 
-  def tokenizer(self) -> tokenization.Encoder:
+  def tokenizer(self, check: bool = True) -> tokenization.Encoder:
     """Uses the flags' vocabulary, or else the model folder's copy."""
     files = settled.named_vocabulary(self)
     folder = settled.model_folder(self)
@@ -160,8 +163,11 @@ class FinetuningConfig(RunConfig):
       files.get("vocab_file"),
       self.do_lower_case,
       files.get("spm_model_file"),
-      self.bert.vocab_size,
+      self.bert.vocab_size if check else None,
     )
+
+  def vocabulary_size(self):
+    return self.tokenizer(check=False).vocab_size
 
 
 class FinetuningTask:
@@ -223,6 +229,11 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     config = _with_evaluations(
       config, task.training_set.plan(config, comm.size)
     )
+  if config.do_train and config.do_eval:
+    files = (
+      s.describe()["files"] for s in (task.evaluation_set, task.training_set)
+    )
+    say(comm, *trained_on(*files, "--eval_file"))
   if comm.is_root:
     sets = [task.training_set] if config.do_train else []
     sets += [task.evaluation_set] if config.do_eval else []

@@ -4,6 +4,7 @@ Only the start of a training writes task.json, the BERT config and a copy of the
 vocabulary there.
 """
 
+import dataclasses
 import filecmp
 import os
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from common import json_files
 from common.errors import DataError, UserError
 from common.files import whole
+from common.settings import setting
 from model.bert_config import BertConfig
 from training import checkpoint_files, training_run
 
@@ -77,6 +79,28 @@ def saved_task(output_dir: str) -> dict:
   return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Given:
+  """Flags that add what the model's files do not say, and contradict none."""
+
+  # fmt: off
+  bert_config_file: str | None = setting(None,
+    "JSON file with the BERT config. Default: as found beside the model.")
+  vocab_file: str | None = setting(None,
+    "WordPiece vocabulary that the model was trained with. Default: as found "
+    "beside the model or its training data.")
+  spm_model_file: str | None = setting(None,
+    "SentencePiece model that the model was trained with, instead of "
+    "--vocab_file. Default: as found beside the model or its training data.")
+  do_lower_case: bool | None = setting(None,
+    "Lower-case the text, as uncased models expect. Default: as found beside "
+    "the model, or else true.")
+  # fmt: on
+
+
+NOTHING_GIVEN = Given()
+
+
 def model_folder(settings) -> str | None:
   """The folder of the trained model whose task.json binds the run, if any.
 
@@ -110,6 +134,26 @@ def named_vocabulary(settings) -> dict[str, str]:
   if all(files.values()):
     raise UserError("give either --vocab_file or --spm_model_file, not both")
   return {flag: path for flag, path in files.items() if path}
+
+
+def case(
+  said: bool | None, said_by: str, given: bool | None, model: str
+) -> tuple[bool, list[str]]:
+  """do_lower_case by files or else by the flag, and a line if it is assumed."""
+  if said is None and given is not None:
+    return given, []
+  if said is None:
+    return True, [
+      f"{model}: nothing says whether it is of lower-cased text: assumed "
+      "--do_lower_case; give --nodo_lower_case if it is cased"
+    ]
+  if given not in (None, said):
+    raise UserError(
+      f"--do_lower_case={given}, but the model was trained on "
+      f"{'lower-cased' if said else 'cased'} text ({said_by}): leave the flag "
+      "out"
+    )
+  return said, []
 
 
 def kept_vocabulary(folder: str) -> dict[str, str]:

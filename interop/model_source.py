@@ -1,7 +1,7 @@
 """Finds a trained model's parts: checkpoint, config, vocabulary, task.
 
-A run folder, a checkpoint's prefix or an exported folder (a SavedModel of
-convert_checkpoint.py) names a model.
+A run folder, a checkpoint's prefix, a Hugging Face folder or an exported folder
+(a SavedModel of convert_checkpoint.py) names a model.
 """
 
 import dataclasses
@@ -12,47 +12,31 @@ import pathlib
 
 import tokenization
 from common.errors import UserError
-from common.settings import setting
-from common.tensorflow_v1 import tf
 from data import record_report, records
 from finetuning import settled
-from finetuning.settled import PRETRAINING, SQUAD, TASK_FILE, saved_task
+from finetuning.settled import (
+  NOTHING_GIVEN,
+  PRETRAINING,
+  SQUAD,
+  TASK_FILE,
+  Given,
+  saved_task,
+)
+from interop import hugging_face
+from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
 from training import checkpoint_files, metrics, run_folder, training_run
-from training.config import BEST_BY
+from training.config import BEST_BY, is_preset, read_bert
 
 ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = training_run.CONFIG_FILE
 # TensorFlow Serving's folder for files that the graph does not read.
 EXTRA_FOLDER = "assets.extra"
-CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 _TRAINING_ONLY = {
   "hidden_dropout_prob",
   "attention_probs_dropout_prob",
   "initializer_range",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-  """Flags that add what the model's files do not say, and contradict none."""
-
-  # fmt: off
-  bert_config_file: str | None = setting(None,
-    "JSON file with the BERT config. Default: as found beside the model.")
-  vocab_file: str | None = setting(None,
-    "WordPiece vocabulary that the model was trained with. Default: as found "
-    "beside the model or its training data.")
-  spm_model_file: str | None = setting(None,
-    "SentencePiece model that the model was trained with, instead of "
-    "--vocab_file. Default: as found beside the model or its training data.")
-  do_lower_case: bool | None = setting(None,
-    "Lower-case the text, as uncased models expect. Default: as found beside "
-    "the model, or else true.")
-  # fmt: on
-
-
-NOTHING_GIVEN = Given()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,26 +87,20 @@ class Source:
 
 
 def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
-  """The parts of a model: a run folder, a checkpoint's prefix or an export.
+  """The parts of a model.
 
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
   chosen_file = settled.named_vocabulary(given)
-  if is_export := _is_export(model):
-    folder = os.path.join(model, EXTRA_FOLDER)
-  else:
-    folder = model if os.path.isdir(model) else os.path.dirname(model)
+  path, chosen, folder = _locate(model, given.do_lower_case)
   said, said_by = saved_task(folder), os.path.join(folder, TASK_FILE)
-  path, chosen = model, "exported"
-  if not is_export:
-    path, chosen = _find_checkpoint(model, said)
   if not said:
     said_by, said = _pretraining_task(folder, given)
   config = _config(given.bert_config_file, folder, path)
   lower = said.get("do_lower_case")
   if lower is None:
     lower, said_by = tokenization.published_case(path), path
-  lower, assumed = case(lower, said_by, given.do_lower_case, path)
+  lower, assumed = settled.case(lower, said_by, given.do_lower_case, path)
   return Source(
     path,
     chosen,
@@ -132,26 +110,6 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
     folder,
     assumed,
   )
-
-
-def case(
-  said: bool | None, said_by: str, given: bool | None, model: str
-) -> tuple[bool, list[str]]:
-  """do_lower_case by files or else by the flag, and a line if it is assumed."""
-  if said is None and given is not None:
-    return given, []
-  if said is None:
-    return True, [
-      f"{model}: nothing says whether it is of lower-cased text: assumed "
-      "--do_lower_case; give --nodo_lower_case if it is cased"
-    ]
-  if given not in (None, said):
-    raise UserError(
-      f"--do_lower_case={given}, but the model was trained on "
-      f"{'lower-cased' if said else 'cased'} text ({said_by}): leave the flag "
-      "out"
-    )
-  return said, []
 
 
 def assumed_answers(task: dict, said_by: str) -> list[str]:
@@ -188,6 +146,81 @@ def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   return chosen or found
 
 
+def settle(flags) -> list[str]:
+  """Gives a run's flags what the model says that it starts from or resumes.
+
+  --init_checkpoint becomes the name of a checkpoint, and flags that are not
+  given what is beside it. Returns lines for the log; raises `UserError` if a
+  flag contradicts what is found.
+  """
+  names = [f.name for f in dataclasses.fields(Given) if f.name in flags]
+  given = Given(**{n: flags[n].value for n in names if flags[n].present})
+  folder, init, lines = flags.output_dir or "", flags.init_checkpoint or "", []
+  files = checkpoint_files.CheckpointFiles(folder, keep=1)
+  resumes = bool(folder and (files.steps() or files.without_marker()))
+  if os.path.isdir(init):
+    began = folder and run_folder.last_training(folder)
+    path = (began and began["flags"].get("init_checkpoint")) or ""
+    if resumes:  # from a checkpoint of its own
+      path = path or init
+    else:
+      chosen = "from which this run was started"
+      inside = path.startswith(os.path.join(init, ""))
+      if not (inside and os.path.exists(f"{path}.index")):
+        path, chosen, _ = _locate(init, given.do_lower_case)
+      if _is_export(path):
+        raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
+      lines.append(f"--init_checkpoint={init}: {path} ({chosen})")
+    init = flags["init_checkpoint"].value = path
+  if starts := bool(init) and not resumes:
+    folder = os.path.dirname(init)
+    if "vocab_file" in flags:
+      source = find(init, given)
+      found: dict = dict(source.vocabulary)
+      if not source.assumed_case:
+        found["do_lower_case"] = source.task["do_lower_case"]
+      for name in found:
+        if not flags[name].present:
+          flags[name].value = found[name]
+      lines += source.assumed_case
+  beside, config = os.path.join(folder, CONFIG_FILE), given.bert_config_file
+  if (starts or folder) and os.path.exists(beside):
+    settled_preset = is_preset(config) and (starts or resumes)
+    if starts or settled_preset:
+      _config(config, folder, init)
+    if not config or settled_preset:
+      flags["bert_config_file"].value = beside
+      lines.append(f"--bert_config_file={beside}, as found")
+  return lines
+
+
+def _locate(model: str, do_lower_case: bool | None) -> tuple[str, str, str]:
+  """Checkpoint or export, why this one, and the folder of its files."""
+  if _is_export(model):
+    return model, "exported", os.path.join(model, EXTRA_FOLDER)
+  if hugging_face.is_folder(model):
+    folder, chosen = hugging_face.converted(model, do_lower_case)
+    return os.path.join(folder, CHECKPOINT_NAME), chosen, folder
+  if os.path.isdir(model):
+    return *_find_checkpoint(model, saved_task(model)), model
+  if not glob.glob(glob.escape(model) + "*"):
+    raise UserError(
+      f"{model}: no such model. Name a run folder, a checkpoint (such as "
+      "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported one "
+      "(convert_checkpoint.py --to=saved_model)"
+    )
+  return model, "as named", os.path.dirname(model)
+
+
+def _is_model(path: str) -> bool:
+  """Whether a folder has a model itself."""
+  return (
+    _is_export(path)
+    or hugging_face.is_folder(path)
+    or bool(glob.glob(os.path.join(glob.escape(path), "*.ckpt*.index")))
+  )
+
+
 def _is_export(path: str) -> bool:
   return os.path.exists(os.path.join(path, "saved_model.pb"))
 
@@ -201,7 +234,9 @@ def _config(given: str | None, folder: str, model: str) -> BertConfig:
       f"{model}: there is no {beside}: give --bert_config_file, the config "
       "that the model was trained with"
     )
-  configs = [_read_config(path) for path in paths]
+  configs = [read_bert(path) for path in paths]
+  if is_preset(given):
+    configs[-1].vocab_size = configs[0].vocab_size
   if differ := differences(configs[0], configs[-1]):
     raise UserError(
       f"--bert_config_file={given} and {beside}, which is the model's, differ "
@@ -220,32 +255,19 @@ def differences(config: BertConfig, other: BertConfig) -> list[str]:
   ]
 
 
-def _read_config(path: str) -> BertConfig:
-  try:
-    return BertConfig.from_json_file(path)
-  except (ValueError, tf.errors.OpError) as e:
-    message = getattr(e, "message", None) or str(e)
-    raise UserError(message if path in message else f"{path}: {message}") from e
-
-
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   """Prefix and reason: the best by evaluation if it exists, else the newest."""
-  if not os.path.isdir(model):
-    if not glob.glob(glob.escape(model) + "*"):
-      raise UserError(
-        f"{model}: no such model. Name a run folder, a checkpoint (such as "
-        "OUTPUT_DIR/model.ckpt-1000), or an exported folder "
-        "(convert_checkpoint.py --to=saved_model)"
-      )
-    return model, "as named"
   files = checkpoint_files.CheckpointFiles(model, keep=1)
   steps = files.steps()
   if not steps:
     theirs = os.path.join(model, CHECKPOINT_NAME)
     newest = files.without_marker()
     if newest is None and not os.path.exists(theirs + ".index"):
+      children = [os.path.join(model, n) for n in sorted(os.listdir(model))]
+      models = [child for child in children if _is_model(child)]
       raise UserError(
-        f"{model}: neither a checkpoint nor an exported model is in this folder"
+        f"{model} holds no model"
+        + (f"; did you mean {' or '.join(models)}?" if models else "")
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
   by: metrics.BestBy | None = None if task else BEST_BY

@@ -49,14 +49,6 @@ def read(prefixes: Sequence[str]) -> Weights:
 
 def _open(prefix: str) -> Checkpoint:
   folder, name = os.path.split(prefix)
-  if os.path.isdir(prefix):
-    found = sorted(n for n in os.listdir(prefix) if n.endswith(".index"))
-    example = os.path.join(prefix, found[-1][: -len(".index")]) if found else ""
-    raise CheckpointError(
-      f"{prefix} is a folder without config.json, so not one of Hugging "
-      "Face's; of a checkpoint give the name without .index"
-      + (f", for example {example}" if found else "")
-    )
   own = re.fullmatch(rf"{re.escape(checkpoint_files.PREFIX)}-(\d+)", name)
   if own and os.path.exists(prefix + ".json"):
     checkpoint_files.CheckpointFiles(folder, 1).check(int(own[1]))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import pathlib
 from typing import ClassVar, Self
 
 import mixed_precision
@@ -11,7 +13,7 @@ from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from common.tensorflow_v1 import tf
-from data import masking, record_order
+from data import masking, record_order, records
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder
@@ -34,7 +36,20 @@ _ranks = in_group("Ranks and gradients")
 _report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
 
 
-def _read_bert(path: str) -> modeling.BertConfig:
+_PRESETS = {
+  path.stem.removeprefix("bert_"): str(path)
+  for path in pathlib.Path(__file__).parents[1].glob("configs/bert_*.json")
+}
+
+
+def is_preset(name: str | None) -> bool:
+  """Whether a --bert_config_file is a preset's name, and no file's."""
+  return name in _PRESETS and not os.path.isfile(name)
+
+
+def read_bert(path: str) -> modeling.BertConfig:
+  """The BERT config of a file, or of a preset with its file's vocab_size."""
+  path = _PRESETS[path] if is_preset(path) else path
   try:
     return modeling.BertConfig.from_json_file(path)
   except (ValueError, tf.errors.OpError) as e:
@@ -57,13 +72,19 @@ class RunConfig:
   do_eval: bool = _task(False,
     "Evaluate the model: after training, and while training if "
     "--eval_every_steps says so.")
-  bert: modeling.BertConfig = _model(help=
-    "JSON file with the BERT config, with google/bert's keys.",
-    flag="bert_config_file", read=_read_bert)
+  bert: modeling.BertConfig = _model(None,
+    "JSON file with the BERT config, with google/bert's keys; or tiny, mini, "
+    "base or large, the models of configs/, unless a file has that name. These "
+    "get the size of the vocabulary (of the records' manifest to pre-train) as "
+    "vocab_size, if it is known. Default: as found in --output_dir, or beside "
+    "--init_checkpoint.",
+    flag="bert_config_file", read=read_bert)
   init_checkpoint: str | None = _model(None,
-    "Checkpoint whose weights a new run starts from, google/bert's or ours. "
-    "The log lists what is loaded, missing and unused. Ignored if --output_dir "
-    "already has a checkpoint: the run then resumes from that one.")
+    "Model whose weights a new run starts from: a run folder (its best "
+    "checkpoint by evaluation, else the newest), a checkpoint's name, "
+    "google/bert's or ours, or a Hugging Face folder. The log lists what is "
+    "loaded, missing and unused. Ignored if --output_dir already has a "
+    "checkpoint: the run then resumes from that one.")
   train_batch_size: int = _batch(32,
     "Records in one rank's micro-batch (one forward and backward pass). With "
     "--global_batch_size this is the most that a micro-batch may have.",
@@ -173,6 +194,11 @@ class RunConfig:
   # fmt: on
 
   def __post_init__(self):
+    if self.bert is None:
+      raise UserError(
+        "--bert_config_file is missing: give tiny, mini, base, large or a "
+        "file; or give --init_checkpoint a model that has a config"
+      )
     if self.eval_every_steps and not self.do_eval:
       raise UserError("--eval_every_steps needs --do_eval")
     # The values of --config_json have not passed the flags' own parsers.
@@ -199,7 +225,17 @@ class RunConfig:
 
   @classmethod
   def from_flags(cls, flags) -> Self:
-    return settings.from_flags(cls, flags, cls.found(flags))
+    made = settings.from_flags(cls, flags, cls.found(flags))
+    if is_preset(flags.bert_config_file) and (rows := made.vocabulary_size()):
+      fitted = {**made.bert.to_dict(), "vocab_size": rows}
+      made = dataclasses.replace(
+        made, bert=modeling.BertConfig.from_dict(fitted)
+      )
+    return made
+
+  def vocabulary_size(self) -> int | None:
+    """The tokens of the data's vocabulary, if it is known."""
+    raise NotImplementedError
 
   @classmethod
   def found(cls, flags) -> dict:
@@ -352,6 +388,13 @@ class PretrainingConfig(RunConfig):
         for name in names
       ]
     return flags
+
+  def vocabulary_size(self):
+    files = self.input_file
+    if not files:
+      return None
+    found = records.find_manifest(records.expand_patterns(files)[0])
+    return found[1].tokenizer.vocab_size if found else None
 
   def record_shape(
     self, files: str, training: bool = True

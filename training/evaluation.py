@@ -1,8 +1,9 @@
 """Evaluations on all ranks, batch by batch together."""
 
 import dataclasses
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -86,6 +87,21 @@ class EvaluationBatches:
         raise Interrupted(verdict)
       if batch < own:
         yield fetched
+
+
+def trained_on(
+  evaluated: Sequence[str], trained: Sequence[str], flag: str
+) -> list[str]:
+  """A line if files to evaluate on are files that are trained on."""
+  known = set(map(os.path.realpath, trained))
+  same = [path for path in evaluated if os.path.realpath(path) in known]
+  if not same:
+    return []
+  return [
+    f"evaluating on training data: {len(same)} of {len(evaluated)} files, such "
+    f"as {same[0]}, are also trained on, so the results say nothing about "
+    f"other text. Give files that are held out as {flag}"
+  ]
 
 
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -36,12 +36,16 @@ _NEW_RUN = (
 )
 
 
-def start(config, job: Callable, tensor_parallel: int = 1) -> None:
+def start(
+  config, job: Callable, tensor_parallel: int = 1, lines: Sequence[str] = ()
+) -> None:
   """Joins the ranks, runs `job`, and ends the program if a signal stopped it.
 
-  `job`: (comm, snapshot=None, signals=None) -> result of `run`.
+  `job`: (comm, snapshot=None, signals=None) -> result of `run`. Rank 0 prints
+  `lines` first.
   """
   comm = distributed.init(config.num_threads, tensor_parallel)
+  say(comm, *lines)
   if comm.elastic:
     check_elastic(config, tensor_parallel)
     result = elastic.run(job, comm)

@@ -746,10 +746,8 @@ def test_our_models_that_hugging_face_does_not_have(tmp_path):
 def test_damage_and_what_is_not_there(tmp_path, letters):
   prefix = write_checkpoint(tmp_path / "a", random_values())
   out, value = tmp_path / "out", np.ones(3, np.float32)
-  with pytest.raises(UserError, match=r"a/other: no readable checkpoint"):
+  with pytest.raises(UserError, match=r"a/other: no such model"):
     convert(tmp_path / "a" / "other", out)
-  with pytest.raises(UserError, match=r"is a folder .*a/bert_model.ckpt$"):
-    convert(tmp_path / "a", out)
   with pytest.raises(UserError, match="give --bert_config_file"):
     checkpoint_files.write_weights(str(tmp_path / "bare" / "m"), {"a": value})
     convert(tmp_path / "bare" / "m", out)
@@ -821,11 +819,45 @@ def test_nothing_is_overwritten(tmp_path, letters):
     convert(tmp_path / "c", tmp_path / "d", to="huggingface")
 
 
+@pytest.mark.parametrize("to", ["huggingface", "tensorflow"])
+def test_a_run_folder_gives_its_best_checkpoint(tmp_path, letters, to):
+  """With the case and the vocabulary of its records."""
+  run = tmp_path / "runs" / "a"
+  run.parent.mkdir()
+  write_pretraining_run(run, letters, do_lower_case=False)
+  os.remove(run / "bert_model.ckpt.index")
+  files = checkpoint_files.CheckpointFiles(str(run), keep=9)
+  for step in (10, 20):
+    files.write(step, random_values(seed=step))
+  files.wait()
+  losses = {10: 1.0, 20: 2.0}
+  keys = "global_step", "masked_lm_loss", "next_sentence_loss"
+  rows = (dict(zip(keys, (n, x, 1), strict=True)) for n, x in losses.items())
+  (run / "eval_metrics.jsonl").write_text(
+    "".join(json.dumps(row) + "\n" for row in rows)
+  )
+  said = convert(run, f"{tmp_path}/out/", to=to)
+  assert said.startswith(f"converted {run}/model.ckpt-10 (the best by eval")
+  assert "--do_lower_case=False" in said and "assumed" not in said
+  made = tmp_path / "out"
+  assert (made / "vocab.txt").read_bytes() == open(letters, "rb").read()
+  if to == "tensorflow":
+    assert_same(read(made / "bert_model.ckpt"), random_values(seed=10))
+
+
+def test_what_to_convert_is_named_once():
+  settings = Settings(input=("a",), output="b")
+  with pytest.raises(UserError, match="c and --input=a: give one"):
+    convert_checkpoint.main(settings, "c")
+  with pytest.raises(UserError, match="nothing to convert is named"):
+    convert_checkpoint.main(Settings(output="b"))
+
+
 def test_the_command(tmp_path):
   """One line and status 1 for an error, the report otherwise."""
   prefix = write_checkpoint(tmp_path / "a", random_values())
   script = f"{runs.ROOT}/convert_checkpoint.py"
-  flags = [f"--input={prefix}", f"--output={tmp_path}/b", "--nodo_lower_case"]
+  flags = [prefix, f"--output={tmp_path}/b", "--nodo_lower_case"]
   done = runs.launch([script, *flags])
   assert done.returncode == 0, done.stderr
   assert f"    {tmp_path}/b/config.json" in done.stdout

@@ -57,6 +57,15 @@ def test_the_published_recipe_hand_checked():
   np.testing.assert_allclose(rate(150), 0.012)
 
 
+def test_recipes_by_budget_are_read():
+  names = ("laptop_minute", "two_cores_hour", "one_gpu")
+  folder = os.path.dirname(RECIPES)
+  found = [flags_of(os.path.join(folder, f"{name}.json")) for name in names]
+  plans = [(f["global_batch_size"], f["num_train_steps"]) for f in found]
+  assert plans == [(96, 600), (96, 5000), (256, 1_000_000)]
+  assert [f["precision"] for f in found[2:]] == ["bf16"]
+
+
 @pytest.mark.parametrize(
   "phase, accumulation",
   [(1, 16), pytest.param(2, 64, marks=pytest.mark.slow)],

@@ -1,5 +1,6 @@
 """Whole fine-tuning runs: packing, resume, best checkpoint, precision, XLA."""
 
+import dataclasses
 import functools
 import glob
 import json
@@ -14,10 +15,13 @@ import runs
 import samples
 
 import convert_checkpoint
+import tokenization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from data import records
 from finetuning import classification, finetune, settled, squad
-from training import metrics, run_folder
+from interop import model_source
+from training import checkpoint_files, metrics, run_folder
 
 
 @pytest.fixture
@@ -126,6 +130,101 @@ def test_flags_that_are_not_given_are_the_models(
   if where == "output_dir":
     resumed = from_flags(kind, **{**given, "do_train": True, "train_file": "y"})
     assert resumed.max_seq_length == task["max_seq_length"]
+
+
+@pytest.fixture
+def pretrained(tmp_path, letters):
+  """A run folder of pre-training, cased, with checkpoints 3 and 5."""
+  data, folder = tmp_path / "data", tmp_path / "pretrain"
+  data.mkdir()
+  folder.mkdir()
+  samples.write_packed(data)
+  path = str(data / "data.manifest.json")
+  made = records.Manifest.load(path)
+  info = tokenization.load_tokenizer(letters, False).info()
+  dataclasses.replace(made, tokenizer=info).save(path)
+  shutil.copy(letters, data / "vocab.txt")
+  samples.write_config(folder / "bert_config.json")
+  files = {"files": [str(data / "data-0.tfrecord")]}
+  (folder / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
+  files = checkpoint_files.CheckpointFiles(str(folder), keep=9)
+  for step in (3, 5):
+    files.write(step, {"x": np.zeros(1, np.float32)})
+  files.wait()
+  return folder
+
+
+def settled_flags(kind=classification.ClassifierConfig, **given):
+  """(the config, the log's lines) of a command with these flags."""
+  values = finetuning_runs.command_line(kind, **given)
+  lines = model_source.settle(values)
+  return kind.from_flags(values), lines
+
+
+@pytest.mark.parametrize("name", ["", "model.ckpt-3"])
+def test_a_run_folder_is_enough(tmp_path, pretrained, letters, name):
+  start = str(pretrained / name) if name else str(pretrained)
+  given = dict(
+    do_train=True, train_file="x", output_dir=str(tmp_path / "new"),
+    init_checkpoint=start,
+  )  # fmt: skip
+  config, lines = settled_flags(**given)
+  assert config.init_checkpoint == f"{pretrained}/{name or 'model.ckpt-5'}"
+  assert config.bert.to_dict()["hidden_size"] == 32
+  assert config.do_lower_case is False
+  assert config.vocab_file == str(tmp_path / "data" / "vocab.txt")
+  chosen = f"--init_checkpoint={start}: {config.init_checkpoint} (the newest)"
+  assert (chosen in lines) == (not name)
+  other = samples.write_config(tmp_path / "other.json", hidden_act="relu")
+  (tmp_path / "v.txt").write_text("\n".join(samples.LETTERS[:-1]))
+  for contradiction, words in (
+    ({"bert_config_file": other}, "differ in hidden_act: leave"),
+    ({"bert_config_file": "mini"}, "differ in hidden_size"),
+    ({"vocab_file": str(tmp_path / "v.txt")}, "records were made with"),
+    ({"do_lower_case": True}, "trained on cased text"),
+    ({"init_checkpoint": str(tmp_path)}, "did you mean .*/pretrain?"),
+  ):
+    with pytest.raises(UserError, match=words):
+      settled_flags(**{**given, **contradiction})
+
+
+def test_a_run_keeps_what_it_started_from(tmp_path, pretrained, finished):
+  """Also if a newer checkpoint comes there, or nothing is left of it."""
+  folder = finished(CLASSIFIER)
+  start = f"{pretrained}/model.ckpt-3"
+  run = {"plan": {"ranks": 1}, "flags": {"init_checkpoint": start}}
+  (folder / "run.json").write_text(json.dumps({"runs": [run]}))
+  given = dict(
+    do_train=True, train_file="x", output_dir=str(folder),
+    init_checkpoint=str(pretrained),
+  )  # fmt: skip
+  config, lines = settled_flags(**given)
+  assert config.init_checkpoint == start
+  assert lines == [f"--bert_config_file={folder}/bert_config.json, as found"]
+  assert config.do_lower_case is False and config.vocab_file is None
+  shutil.rmtree(pretrained)
+  assert settled_flags(**given)[0].init_checkpoint == str(pretrained)
+  del given["init_checkpoint"], given["do_train"]
+  config, _ = settled_flags(**given, do_predict=True, predict_file="x")
+  assert config.tokenizer().vocab_size > 50
+
+
+def test_presets(tmp_path, letters, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  given = dict(do_train=True, train_file="x", output_dir="new")
+  with pytest.raises(UserError, match="--bert_config_file is missing: give t"):
+    settled_flags(**given)
+  given |= {"bert_config_file": "tiny"}
+  with pytest.raises(UserError, match="give either a WordPiece vocabulary"):
+    settled_flags(**given)
+  given |= {"vocab_file": letters}
+  bert = settled_flags(**given)[0].bert
+  assert (bert.hidden_size, bert.vocab_size) == (128, len(samples.LETTERS))
+  os.mkdir("tiny")  # a folder is no config
+  assert settled_flags(**given)[0].bert.hidden_size == 128
+  os.rmdir("tiny")
+  samples.write_config(tmp_path / "tiny")
+  assert settled_flags(**given)[0].bert.hidden_size == 32
 
 
 def test_ranks_that_join_later_have_the_same_settings(
@@ -549,6 +648,17 @@ def test_a_head_that_was_never_trained_does_not_predict(tmp_path, classify):
 def test_settings_that_cannot_be(tmp_path, classify, changes, words):
   with pytest.raises(UserError, match=words):
     classify(**{"output_dir": tmp_path / "out", **changes})
+
+
+def test_evaluating_on_the_training_table_is_told(tmp_path, classify, capfd):
+  table = str(tmp_path / "a.tsv")
+  run(
+    classify(
+      tmp_path / "b", do_eval=True, eval_file=table, num_train_epochs=0.5
+    )
+  )
+  line = f"evaluating on training data: 1 of 1 files, such as {table}"
+  assert line in capfd.readouterr().err
 
 
 def test_a_folder_of_another_task(tmp_path, classify, answer):

@@ -12,9 +12,10 @@ import runs
 import trained
 from samples import LETTERS, TINY, write_packed
 
+import convert_checkpoint
 import predict
 from common.errors import DataError, UserError
-from interop import inference, model_source, predictions
+from interop import hugging_face, inference, model_source, predictions
 from interop.predictions import Input, Predictor
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
@@ -344,9 +345,15 @@ def test_lines_that_are_no_text(tmp_path):
 def test_models_that_are_none(tmp_path, folders, letters):
   with pytest.raises(UserError, match=r"no/such: no such model"):
     model_source.find("no/such")
-  with pytest.raises(UserError, match="neither a checkpoint nor an exported"):
+  with pytest.raises(UserError, match="holds no model$"):
     model_source.find(str(tmp_path))
   copy = shutil.copytree(folders["pretraining"], tmp_path / "copy")
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(UserError, match=r"model; did you mean \S+/copy\?"):
+    model_source.find(str(tmp_path))
+  shutil.copytree(copy, tmp_path / "other")
+  with pytest.raises(UserError, match=r"mean \S+/copy or \S+/other\?"):
+    model_source.find(str(tmp_path))
   large = tmp_path / "large.txt"
   large.write_text(
     "".join(f"{t}\n" for t in [*LETTERS, *(f"x{i}" for i in range(30))])
@@ -404,6 +411,55 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
   found = model_source.find(str(folder))
   path = str(folder / "spiece.model")
   assert found.vocabulary == {"spm_model_file": path}
+
+
+@pytest.fixture
+def theirs(folders, tmp_path):
+  """The pre-trained model as a Hugging Face folder."""
+  folder = tmp_path / "theirs"
+  given = (folders["pretraining"],)
+  convert_checkpoint.convert(
+    convert_checkpoint.Settings(input=given, output=str(folder))
+  )
+  return folder
+
+
+def test_a_hugging_face_folder_is_converted_once(
+  folders, theirs, tmp_path, monkeypatch
+):
+  inputs = [Input("a [MASK] b")]
+  found = model_source.find(str(theirs))
+  assert found.chosen.endswith("theirs, converted now")
+  made = os.path.dirname(found.path)
+  assert os.path.dirname(made) == str(theirs / ".perseus")
+  want = predictor(folders["pretraining"]).predict(inputs)
+  assert json.dumps(predictor(str(theirs)).predict(inputs)) == json.dumps(want)
+  with monkeypatch.context() as never:
+    never.setattr(hugging_face, "read_folder", None)
+    (theirs / "README.md").write_text("not of the model")
+    again = model_source.find(str(theirs))
+    assert again.path == found.path and "converted before" in again.chosen
+  with pytest.raises(UserError, match="is another vocabulary than"):
+    other = tmp_path / "v.txt"
+    other.write_text("a\n")
+    model_source.find(str(theirs), model_source.Given(vocab_file=str(other)))
+  config = json.loads((theirs / "config.json").read_text())
+  config["hidden_dropout_prob"] = 0.5
+  (theirs / "config.json").write_text(json.dumps(config))
+  assert model_source.find(str(theirs)).bert.hidden_dropout_prob == 0.5
+  names = os.listdir(theirs / ".perseus")
+  assert len(names) == 3 and "lock" in names  # two models, nothing unfinished
+
+
+def test_where_conversions_are_kept(theirs, tmp_path, monkeypatch):
+  (theirs / ".perseus").write_text("no folder can be here")
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  found = model_source.find(str(theirs))
+  assert found.path.startswith(str(tmp_path / "cache" / "perseus"))
+  assert "converted before" in model_source.find(str(theirs)).chosen
+  monkeypatch.setenv("XDG_CACHE_HOME", str(theirs / "vocab.txt"))
+  with pytest.raises(UserError, match="cannot be kept: .*Set XDG_CACHE_HOME"):
+    model_source.find(str(theirs))
 
 
 def test_a_damaged_export(folders, both, tmp_path):

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import types
 
 import numpy as np
 import pytest
 import runs
+from finetuning_runs import command_line
 from samples import feature_values, write_config, write_packed, write_records
 
 import run_pretraining
@@ -18,13 +20,16 @@ from data import record_order, records, tf_example, tfrecord
 from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
+from interop import model_source
 from training import (
   checkpoint_files,
   checkpointing,
+  evaluation,
   metrics,
   run_folder,
   training_run,
 )
+from training.config import PretrainingConfig
 
 
 def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
@@ -379,6 +384,75 @@ TENSORFLOWS_OWN = re.compile(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def settled_flags(**given):
+  """(the config, the log's lines) of a command with these flags."""
+  values = command_line(PretrainingConfig, do_train=True, **given)
+  lines = model_source.settle(values)
+  return PretrainingConfig.from_flags(values), lines
+
+
+def test_a_preset_has_the_vocabulary_of_the_records(packed_run, tmp_path):
+  (config_file, files), _ = packed_run
+  given = dict(input_file=files, output_dir=str(tmp_path / "new"))
+  (manifest,) = tmp_path.glob("*.manifest.json")
+  manifest = records.Manifest.load(str(manifest))
+  size = manifest.tokenizer.vocab_size
+  config, lines = settled_flags(**given, bert_config_file="mini")
+  assert (config.bert.hidden_size, config.bert.vocab_size) == (256, size)
+  assert not lines and config.as_dict()["bert"]["vocab_size"] == size
+  bare = write_records(tmp_path / "bare.tfrecord", 3)
+  other = {**given, "input_file": bare, "bert_config_file": "mini"}
+  assert settled_flags(**other)[0].bert.vocab_size == 30522
+  config, _ = settled_flags(**given, bert_config_file=config_file)
+  assert config.bert.vocab_size == 100
+  made = {"a": ("a.manifest.json", manifest)}
+  (line,) = run_pretraining.unused_rows(30522, made)
+  assert f"has {size:,} tokens: {30522 - size:,} rows would never" in line
+  assert not run_pretraining.unused_rows(size, made)
+  assert not run_pretraining.unused_rows(30522, {})
+
+
+def test_the_config_may_be_left_out_where_a_folder_has_it(
+  tiny_run, tmp_path, monkeypatch
+):
+  config_file, files = tiny_run
+  monkeypatch.chdir(tmp_path)
+  os.mkdir("run")
+  shutil.copy(config_file, "run/bert_config.json")
+  shutil.copy(config_file, "bert_config.json")  # of no folder that is named
+  given = dict(input_file=files)
+  with pytest.raises(UserError, match="--bert_config_file is missing"):
+    settled_flags(**given, output_dir="new")
+  config, lines = settled_flags(**given, output_dir="run")
+  assert config.bert.vocab_size == 100
+  assert lines == ["--bert_config_file=run/bert_config.json, as found"]
+  new = settled_flags(**given, output_dir="run", bert_config_file="base")[0]
+  assert new.bert.hidden_size == 768  # no run is there yet
+  checkpoint_files.write_weights("run/bert_model.ckpt", {"x": np.zeros(1)})
+  config, _ = settled_flags(**given, output_dir="new", init_checkpoint="run")
+  assert config.init_checkpoint == "run/bert_model.ckpt"
+  assert config.bert.vocab_size == 100
+  other = write_config(tmp_path / "other.json", hidden_act="relu")
+  with pytest.raises(UserError, match="differ in hidden_act: leave the flag"):
+    settled_flags(
+      **given, output_dir="new", init_checkpoint="run", bert_config_file=other
+    )
+  (tmp_path / "run" / "model.ckpt-3.json").write_text("{}")
+  with pytest.raises(UserError, match="base and run/.* differ in hidden_size"):
+    settled_flags(**given, output_dir="run", bert_config_file="base")
+
+
+def test_files_that_are_trained_on_are_told(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in "abc":
+    (tmp_path / name).write_text("")
+  os.symlink("a", "link")
+  assert not evaluation.trained_on(["a"], ["b", "c"], "--x")
+  (line,) = evaluation.trained_on(["c", "link"], ["a", "b"], "--x")
+  assert "1 of 2 files, such as link, are also trained on" in line
+  assert "held out as --x" in line
+
+
 def test_every_op_is_reachable_from_the_train_op(tiny_run, tmp_path, precision):
   """Nothing is built for nothing: forward, backward, update, reports."""
   with tf.Graph().as_default() as graph:
