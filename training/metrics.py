@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common import json_files
 from common.console import tell
 from common.errors import DataError
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import later as tf
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
@@ -31,6 +31,22 @@ def read_jsonl(path: str) -> list[dict]:
           "the file away"
         ) from e
   return found
+
+
+class Smoothed:
+  """The exponential mean of about the last `window` numbers; None is none."""
+
+  def __init__(self, window: float = 50.0):
+    self._kept, self._weight = 1.0 - 1.0 / window, 0.0
+    self.mean: float | None = None
+
+  def add(self, value: float | None) -> float | None:
+    if value is not None and math.isfinite(value):
+      # At first the mean of all: no start that must be forgotten.
+      self._weight = self._kept * self._weight + 1.0
+      last = value if self.mean is None else self.mean
+      self.mean = last + (value - last) / self._weight
+    return self.mean
 
 
 class BestBy(NamedTuple):

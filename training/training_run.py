@@ -20,6 +20,7 @@ from training import (
   checkpointing,
   elastic,
   metrics,
+  next_steps,
   profiling,
   reporting,
   run_folder,
@@ -332,7 +333,7 @@ def _finish(run: train_loop.Run, training, results, step: int, predicted):
   if training and training["updates"]:
     path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
     json_files.write(path, training)
-    lines.append(reporting.speed_line(training))
+    lines.append(reporting.speed_lines(training))
   elif training:
     lines.append(f"nothing left to train: update {step:,} is the last")
   if results:
@@ -370,3 +371,6 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
     )
   else:
     yield f"to continue, give the same command with more {config.length_flag}"
+  if step:
+    kind = getattr(config, "kind", None)
+    yield from next_steps.lines(next_steps.after(config.output_dir, kind))

@@ -1,0 +1,58 @@
+"""The commands that closing screens propose, in one place for a test."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MASKED = "paris is the capital of [MASK] ."
+
+
+def python(script: str, *words: str, **flags) -> list[str]:
+  """A command of this project: a script, or `-m` and a module's name."""
+  command = [os.path.relpath(os.path.join(ROOT, script))]
+  if script.startswith("tools."):
+    command = ["-m", script]
+  given = [
+    f"--{name}" if value is True else f"--{name}={value}"
+    for name, value in flags.items()
+  ]
+  return [os.path.relpath(sys.executable), *command, *given, *words]
+
+
+def after(folder: str, kind: str | None = None, text: str = MASKED) -> dict:
+  """What it is for -> the command, for a run of a `kind`; None: pre-training.
+
+  `text` has a [MASK].
+  """
+  folder = os.path.normpath(folder)
+  squad = ["--question=who?", "--context=it was me ."]
+  words = {None: [text], "squad": squad}.get(kind, ["a text"])
+  found = {"predict": python("predict.py", folder, *words)}
+  if not kind:
+    # The table's first line is sentence<tab>label.
+    found["fine-tune on your table"] = python(
+      "run_classifier.py",
+      do_train=True,
+      init_checkpoint=folder,
+      train_file="train.tsv",
+      output_dir=f"{folder}_classifier",
+    )
+  found["convert to Hugging Face"] = python(
+    "convert_checkpoint.py", folder, output=f"{folder}_hugging_face"
+  )
+  return found
+
+
+def lines(commands: dict) -> Iterator[str]:
+  """The commands under what they are for, in 80 columns if words allow it."""
+  for title, command in commands.items():
+    yield f"{title}:"
+    line = " "
+    for word in map(shlex.quote, command):
+      if len(line) + len(word) > 76 and line.strip():
+        yield f"{line} \\"
+        line = "   "
+      line += f" {word}"
+    yield line
