@@ -371,6 +371,6 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
     )
   else:
     yield f"to continue, give the same command with more {config.length_flag}"
-  if step:
+  if step and not training["stopped"]:
     kind = getattr(config, "kind", None)
     yield from next_steps.lines(next_steps.after(config.output_dir, kind))
