@@ -69,6 +69,7 @@ class Progress:
     self._next = self._last + self._every
 
   def __enter__(self) -> "Progress":
+    self.at(self._done, now=True)
     return self
 
   def __exit__(self, *_) -> None:

@@ -41,11 +41,11 @@ _LAST = {
   "tokens_per_second": "tokens/s, all ranks",
 }
 _ENTROPY_PANEL = "masked_lm_loss"
-_ENTROPY = "entropy of the tokens' frequencies"
+_ENTROPY = "unigram entropy (frequencies alone)"
 _COLUMNS = 2
 _TRAINING_COLOR, _EVALUATION_COLOR = "#33689f", "#b2401f"
 _SMOOTHED_FROM = 20  # points of a curve
-# Updates at whose losses the scale does not look, as a share of all.
+# Updates at whose numbers the scale does not look, as a share of all.
 _START = 0.05
 
 
@@ -133,9 +133,9 @@ def _draw(axis, points: list[tuple], **style) -> None:
 
 
 def _smoothed(points: list[tuple]) -> list[tuple]:
-  """The mean over a 25th of the points around each."""
+  """The mean over a 20th of the points around each."""
   steps, values = zip(*points, strict=True)
-  window = np.ones(len(points) // 25 + 1)
+  window = np.ones(max(3, len(points) // 20))
   counts = np.convolve(np.ones(len(points)), window, "same")
   means = np.convolve(values, window, "same") / counts
   return list(zip(steps, means, strict=True))
@@ -169,7 +169,7 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
     points += evaluations
     start = _START * max([step for step, _ in points], default=0)
     values += [value for step, value in points if step >= start]
-  if key.endswith("loss") and values:
+  if key not in _LAST and values:
     margin = 0.05 * (max(values) - min(values)) or 0.1
     axis.set_ylim(min(values) - margin, max(values) + margin)
   if key.endswith("accuracy"):

@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 
 from common import errors
+from common.console import tell
 from common.settings import check, run_with, setting
 from data import records, text_files, tfrecord
 
@@ -159,8 +160,10 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   notes = []
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)
+    tell(f"reading {len(paths)} files ...")
     raw = text_documents(paths, settings.text)
   else:
+    tell("reading leads of Wikipedia ...")
     raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
     notes.append(WIKIPEDIA_NOTE)
   texts = (

@@ -242,9 +242,10 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command with these flags, on several ranks under horovodrun."""
   launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-  ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
+  # Without --gloo it loads TensorFlow two times more, to ask about MPI.
+  several = [os.path.relpath(launcher), "-np", str(ranks), "--gloo"]
   flags = pretraining_flags(paths, ranks, updates)
-  return ranked + python("run_pretraining.py", **flags)
+  return several * (ranks > 1) + python("run_pretraining.py", **flags)
 
 
 def is_trained(paths: Paths, flags: dict) -> bool:
@@ -258,13 +259,11 @@ def is_trained(paths: Paths, flags: dict) -> bool:
     return False
   made = before["flags"] | before["flags"]["optimizer"]
   made["bert_config_file"] = flags["bert_config_file"]
-  newest = max(
-    os.path.getmtime(path)
-    for path in (paths.train_manifest, paths.heldout_manifest)
-  )
+  ended = os.path.getmtime(results)
+  manifests = (paths.train_manifest, paths.heldout_manifest)
   return (
     json_files.read(results)["global_step"] == flags["num_train_steps"]
-    and newest < os.path.getmtime(results)
+    and all(os.path.getmtime(path) < ended for path in manifests)
     and json_files.read(paths.config).items() <= made["bert"].items()
     and all(made.get(name) == value for name, value in flags.items())
   )
@@ -304,7 +303,7 @@ def fill_mask(paths: Paths) -> list[str]:
     best = (f"{w['word']} {w['probability']:.0%}" for w in made["masks"][0])
     lines += [
       textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="  "),
-      f"    {', '.join(best)}; right: {word}",
+      f"    {'   '.join(best)}   (right: {word})",
     ]
   return lines
 
@@ -330,8 +329,8 @@ def screen(
   trained = training_results(paths)
   speed = reporting.speed_lines(trained) if trained else ""
   if trained == earlier:
-    nothing, older = "nothing was left to train", f"an earlier call {speed}"
-    speed = f"{nothing}; {older}" if speed else nothing
+    nothing = "nothing was left to train"
+    speed = f"{nothing}; an earlier call\n{speed}" if speed else nothing
   step = after["global_step"]
   shown = console.shown
   row = lambda label, key, form: (
@@ -382,7 +381,7 @@ def main(given: Settings) -> None:
     run(
       f"pre-training on {given.num_ranks} rank(s)",
       pretraining_command(*plan),
-      until=f"{next(iter(next_steps.after(paths.pretrain)))}:",
+      until="predict:",  # the screen ends with it
     )
   plot_metrics.plot([paths.pretrain], paths.curve)
   print(screen(*plan, began, earlier, fill_mask(paths)))

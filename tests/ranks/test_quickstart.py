@@ -56,13 +56,13 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   assert [e["global_step"] for e in evaluations] == list(range(11))
   # Of the training's own next steps nothing is shown: the screen has them.
   assert first.stdout.count("convert to Hugging Face:") == 1
-  assert first.stdout.count("[MASK]") > 1 and "; right: " in first.stdout
+  assert first.stdout.count("[MASK]") > 1 and "   (right: " in first.stdout
   assert max(map(len, screen_of(first))) <= 80 + len(str(tmp_path))
   # The second call starts no command, and ends with the same screen.
   second = quickstart(folder, text)
   assert second.returncode == 0, second.stderr[-2000:]
   assert f"{folder}/pretrain: has made all 10 updates" in second.stdout
-  assert "left to train; an earlier call trained 10 updates" in second.stdout
+  assert "left to train; an earlier call\ntrained 10 updates" in second.stdout
   assert "\n== vocabulary" in first.stdout and "\n==" not in second.stdout
   table = screen_of(first).index("")
   assert screen_of(second)[:table] == screen_of(first)[:table]
@@ -199,7 +199,7 @@ def test_the_screen_says_what_this_call_did(tmp_path, monkeypatch):
   assert "    entropy of labels 0.637\n" in shown  # 1/3 and 2/3
   assert "\ntrained 30 updates in 3 s" in shown and "nothing" not in shown
   shown = script.screen(paths, 2, 10, 0.0, results)
-  assert "\nnothing was left to train; an earlier call trained 30" in shown
+  assert "\nnothing was left to train; an earlier call\ntrained 30" in shown
   assert "before and after 40 updates" in shown
   assert "--num_train_steps=80" in shown.replace(
     " \\\n   ", ""

@@ -30,6 +30,7 @@ def test_lines_say_when_how_much_how_fast_and_how_long(now, capsys):
     for now[0] in (1.0, 5.0, 6.0, 9.9, 11.0):
       progress.at(300.0 + 20.0 * now[0])
   assert capsys.readouterr().err.splitlines() == [
+    "23:59:59  reading: 300 of 1,500 MB  0.0 MB/s  -- left",
     "23:59:59  reading: 400 of 1,500 MB  20.0 MB/s  0:55 left",
     "23:59:59  reading: 520 of 1,500 MB  20.0 MB/s  0:49 left",
   ]
@@ -86,7 +87,8 @@ def test_a_terminal_has_one_line_that_is_rewritten(now, monkeypatch):
     progress.at(0, "too soon")
   clear = "\r\x1b[K"
   assert terminal.getvalue() == (
-    f"none  -- left{clear}a file is empty\nanother\nnone so far  -- left{clear}"
+    f"reading: 0 of 10 MB  0.0 MB/s  -- left{clear}none  -- left"
+    f"{clear}a file is empty\nanother\nnone so far  -- left{clear}"
   )
 
 

@@ -116,7 +116,7 @@ def test_the_start_does_not_squeeze_the_rest(tmp_path, monkeypatch):
   assert mean.get_alpha() is None and 5 <= min(mean.get_ydata()[10:]) < 6
   assert mean.get_ydata()[-1] == pytest.approx(5.5, abs=0.2)
   format = figure.axes[1].yaxis.get_major_formatter()
-  assert format(0.25) == "25%"
+  assert format(0.25) == "25.0%"
 
 
 @pytest.mark.parametrize(
