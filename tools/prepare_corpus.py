@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import zipfile
 from collections.abc import Iterable, Iterator
 
@@ -206,7 +207,7 @@ def report(summary: CorpusSummary) -> str:
   """What was made, for people."""
   rows = zip(summary.files, summary.documents, summary.sentences, strict=True)
   counts = (f"{f}: {d:,} documents, {s:,} sentences" for f, d, s in rows)
-  return "\n".join([*counts, *summary.notes])
+  return "\n".join([*counts, *(textwrap.fill(n, 80) for n in summary.notes)])
 
 
 def main(settings: CorpusSettings) -> None:

@@ -16,7 +16,6 @@ import itertools
 import math
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -111,7 +110,7 @@ def run(title: str, command: list[str], until: str = "") -> None:
 
   Of its own lines those from the one that begins with `until` are not shown.
   """
-  print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
+  print(f"\n== {title}\n{next_steps.wrapped(command, '$ ')}", flush=True)
   began = time.monotonic()
   # The quickstart may be run from another folder than the project's.
   path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))

@@ -18,7 +18,7 @@ def python(script: str, *words: str, **flags) -> list[str]:
     f"--{name}" if value is True else f"--{name}={value}"
     for name, value in flags.items()
   ]
-  return [os.path.relpath(sys.executable), *command, *given, *words]
+  return [os.path.relpath(sys.executable), *command, *words, *given]
 
 
 def after(folder: str, kind: str | None = None, text: str = MASKED) -> dict:
@@ -31,8 +31,7 @@ def after(folder: str, kind: str | None = None, text: str = MASKED) -> dict:
   words = {None: [text], "squad": squad}.get(kind, ["a text"])
   found = {"predict": python("predict.py", folder, *words)}
   if not kind:
-    # The table's first line is sentence<tab>label.
-    found["fine-tune on your table"] = python(
+    found["fine-tune on a table (columns sentence and label)"] = python(
       "run_classifier.py",
       do_train=True,
       init_checkpoint=folder,
@@ -45,14 +44,20 @@ def after(folder: str, kind: str | None = None, text: str = MASKED) -> dict:
   return found
 
 
+def wrapped(command: list[str], mark: str = "  ") -> str:
+  """The command after `mark`, in lines of 80 columns if its words allow it."""
+  first, *words = map(shlex.quote, command)
+  lines = [mark + first]
+  for word in words:
+    if len(lines[-1]) + len(word) > 76:
+      lines[-1] += " \\"
+      lines.append(f"    {word}")
+    else:
+      lines[-1] += f" {word}"
+  return "\n".join(lines)
+
+
 def lines(commands: dict) -> Iterator[str]:
-  """The commands under what they are for, in 80 columns if words allow it."""
+  """The commands under what they are for."""
   for title, command in commands.items():
-    yield f"{title}:"
-    line = " "
-    for word in map(shlex.quote, command):
-      if len(line) + len(word) > 76 and line.strip():
-        yield f"{line} \\"
-        line = "   "
-      line += f" {word}"
-    yield line
+    yield f"{title}:\n{wrapped(command)}"

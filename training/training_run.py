@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -131,7 +132,8 @@ def run(
     if parts.task:
       say(comm, *parts.task.plan.lines())
     if config.policy != mixed_precision.FP32:
-      say(comm, f"precision: {config.policy.describe()}")
+      line = f"precision: {config.policy.describe()}"
+      say(comm, textwrap.fill(line, 80, subsequent_indent="  "))
     with (
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),

@@ -23,15 +23,16 @@ def test_their_scripts_and_flags_exist(kind):
     given = (word for word in words if word.startswith("--"))
     assert {word[2:].partition("=")[0] for word in given} <= known
     assert any("runs/first" in word for word in words)
-  assert ("fine-tune on your table" in next_steps.after("a", kind)) == (
-    not kind
-  )
+  assert (
+    "fine-tune on a table (columns sentence and label)"
+    in next_steps.after("a", kind)
+  ) == (not kind)
 
 
 def test_lines_paste_and_fit():
   """Also with a blank in a folder's name."""
   commands = next_steps.after("a folder")
-  shown = [*next_steps.lines(commands)]
+  shown = "\n".join(next_steps.lines(commands)).splitlines()
   titles = [line for line in shown if not line.startswith(" ")]
   assert titles == [f"{title}:" for title in commands]
   text = "\n".join(line for line in shown if line.startswith(" "))
