@@ -72,10 +72,12 @@ def _is_command() -> bool:
   return folder in (root, os.path.join(root, "tools"))
 
 
-def _import_quietly() -> dict:
+_NAMES = ("tf", "profiler", "tensor_bundle_pb2")
+
+
+def _import_quietly():
   if _is_command() and sys.argv[1:] == ["--help"]:
-    names = ("tf", "profiler", "tensor_bundle_pb2")
-    return dict.fromkeys(names, _Absent("TensorFlow", (), {}))
+    return [_Absent("TensorFlow", (), {})] * len(_NAMES)
   if _is_command() and os.environ.get("HOROVOD_RANK", "0") == "0":
     tell("starting TensorFlow ...")  # for seconds
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -87,17 +89,13 @@ def _import_quietly() -> dict:
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-  return {
-    "tf": tf,
-    "profiler": tensorflow.profiler.experimental,
-    "tensor_bundle_pb2": tensor_bundle_pb2,
-  }
+  return tf, tensorflow.profiler.experimental, tensor_bundle_pb2
 
 
 def __getattr__(name: str):
-  if name not in ("tf", "profiler", "tensor_bundle_pb2"):
+  if name not in _NAMES:
     raise AttributeError(name)
-  globals().update(_import_quietly())
+  globals().update(zip(_NAMES, _import_quietly(), strict=True))
   return globals()[name]
 
 

@@ -34,18 +34,17 @@ def read_jsonl(path: str) -> list[dict]:
 
 
 class Smoothed:
-  """The exponential mean of about the last `window` numbers; None is none."""
+  """The exponential mean of about the last 50 numbers; at first, of all."""
 
-  def __init__(self, window: float = 50.0):
-    self._kept, self._weight = 1.0 - 1.0 / window, 0.0
-    self.mean: float | None = None
+  mean: float | None = None
+  _count = 0
 
   def add(self, value: float | None) -> float | None:
+    """Returns the mean; a value that is None or not finite changes nothing."""
     if value is not None and math.isfinite(value):
-      # At first the mean of all: no start that must be forgotten.
-      self._weight = self._kept * self._weight + 1.0
-      last = value if self.mean is None else self.mean
-      self.mean = last + (value - last) / self._weight
+      self._count += 1
+      last = self.mean or 0.0
+      self.mean = last + (value - last) / min(self._count, 50)
     return self.mean
 
 

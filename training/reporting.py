@@ -224,7 +224,9 @@ class Reporter:
     total = task.plan.updates
     self._progress.at(
       step,
-      *progress_fields(found, self._loss.add(found["loss"]), total),
+      f"{step:,}/{total:,}",
+      f"smoothed loss {shown(self._loss.add(found['loss']), '.3f')}",
+      f"{shown(found['examples_per_second'], ',.0f')} ex/s",
       task.headline(found),
       now=step in (self._first, total),
       # Evaluations and saves do not change when the rest will be done.
@@ -238,17 +240,6 @@ class Reporter:
     if self._is_root:
       self._progress.close()
       self._log.close()
-
-
-def progress_fields(
-  report: dict, smoothed_loss: float | None, updates: int
-) -> tuple[str, ...]:
-  """A report in a few short words."""
-  return (
-    f"{report['global_step']:,}/{updates:,}",
-    f"smoothed loss {shown(smoothed_loss, '.3f')}",
-    f"{shown(report['examples_per_second'], ',.0f')} ex/s",
-  )
 
 
 def right(accuracy: float | None) -> str:
