@@ -147,7 +147,7 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
     if key not in run.panels() | _LAST.keys():
       continue
     color = _TRAINING_COLOR if alone else f"C{number}"
-    points = _points(run.train, key)
+    points = reported = _points(run.train, key)
     if key not in _LAST and len(points) >= _SMOOTHED_FROM:
       _draw(axis, points, color=color, lw=0.8, alpha=0.25)
       points = _smoothed(points)
@@ -166,9 +166,9 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
         run.entropy, ls="--", lw=1, color="black" if alone else color,
         label=_ENTROPY if alone else None,
       )  # fmt: skip
-    points += evaluations
-    start = _START * max([step for step, _ in points], default=0)
-    values += [value for step, value in points if step >= start]
+    found = reported + evaluations
+    start = _START * max([step for step, _ in found], default=0)
+    values += [value for step, value in found if step >= start]
   if key not in _LAST and values:
     margin = 0.05 * (max(values) - min(values)) or 0.1
     axis.set_ylim(min(values) - margin, max(values) + margin)
