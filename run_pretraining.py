@@ -94,7 +94,9 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     summarize=losses,
     tokens="tokens",
     examples="next_sentence_weight",
-    headline=lambda report: reporting.right(report["masked_lm_accuracy"]),
+    headline=lambda report: (
+      f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
+    ),
     capacity=plan.records_per_update * source.shape.max_seq_length,
     flops=model_flops.total(matmuls) / comm.tensor_parallel.size,
     vote=StopVote(comm),

@@ -108,7 +108,7 @@ class Progress:
       f"{self._title}: {done:,.0f} of {self._total:,.0f} {self._unit}",
       f"{rate:,.1f} {self._unit}/s",
     )
-    fields = (*filter(None, fields), f"{left} left")
+    fields = (*fields, f"{left} left")
     if self._tty:
       columns = shutil.get_terminal_size().columns - 1
       tell(fit(fields, columns)[:columns], end="")

@@ -266,7 +266,7 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
     source=source,
     batches=batches,
     summarize=_means,
-    headline=lambda report: reporting.right(report["accuracy"]),
+    headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
     tokens="tokens",
     examples="examples",
     capacity=plan.records_per_update * source.tokens,

@@ -242,11 +242,6 @@ class Reporter:
       self._log.close()
 
 
-def right(accuracy: float | None) -> str:
-  """An accuracy in a word."""
-  return "" if accuracy is None else f"{accuracy:.1%} right"
-
-
 def speed_lines(training: dict) -> str:
   """The closing lines about speed of a result of `train_loop.train`."""
   number = lambda key, form: shown(training[key], form)
