@@ -119,7 +119,9 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     summarize=losses,
     tokens="tokens",
     examples="next_sentence_weight",
-    headline=headline,
+    headline=lambda report: (
+      f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
+    ),
     capacity=plan.records_per_update * source.shape.max_seq_length,
     flops=model_flops.total(matmuls) / comm.tensor_parallel.size,
     vote=StopVote(comm),
@@ -170,11 +172,11 @@ def losses(sums: dict) -> dict:
 
 
 def headline(results: dict) -> str:
-  """A report or an evaluation in one line."""
+  """An evaluation in one line."""
   heads = (("mlm", "masked_lm"), ("nsp", "next_sentence"))
   return "  ".join(
     f"{short} {console.shown(results[f'{name}_loss'], '.3f')} "
-    f"({console.shown(results[f'{name}_accuracy'], '.1%')} right)"
+    f"({console.shown(results[f'{name}_accuracy'], '.1%')})"
     for short, name in heads
   )
 

@@ -1,17 +1,30 @@
 """Messages and progress for people, on stderr."""
 
 import contextlib
+import math
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 
 _CLEAR = "\r\x1b[K"  # of a terminal's line
+_RECENT_SECONDS = 30.0
+
+
+_progress_shows = False  # in the terminal's last line
 
 
 def tell(*lines: str, end: str = "\n") -> None:
-  """Prints lines on stderr; a broken pipe or a full disk stops no work."""
+  """Prints lines on stderr; a broken pipe or a full disk stops no work.
+
+  They replace a terminal's line of progress, which has no end.
+  """
+  global _progress_shows
+  text = (_CLEAR if _progress_shows else "") + "\n".join(lines)
   # RuntimeError: a signal's handler prints while another line is being printed.
   with contextlib.suppress(OSError, RuntimeError):
-    print(*lines, sep="\n", end=end, file=sys.stderr, flush=True)
+    print(text, end=end, file=sys.stderr, flush=True)
+  _progress_shows = bool(lines) and not end
 
 
 def say(comm, *lines: str) -> None:
@@ -34,7 +47,10 @@ def minutes(seconds: float) -> str:
 
 
 class Progress:
-  """Progress: one line on a terminal, else a line every `seconds`."""
+  """Progress: one line on a terminal, else a line with the time of day.
+
+  The speed is that of about the last 30 seconds of work.
+  """
 
   def __init__(
     self,
@@ -45,45 +61,63 @@ class Progress:
     seconds: float = 5.0,
   ):
     self._title, self._total, self._unit = title, total, unit
-    self._begun, self._line = begun, ""
+    self._done = begun
+    self._work = self._worked = 0.0  # units and the seconds that they took
     self._tty = sys.stderr.isatty()
     self._every = 0.5 if self._tty else seconds
-    self._start = time.monotonic()
-    self._next = self._start + self._every
+    self._last = time.monotonic()
+    self._next = self._last + self._every
 
   def __enter__(self) -> "Progress":
+    self.at(self._done, now=True)
     return self
 
   def __exit__(self, *_) -> None:
-    if self._line:
-      tell(_CLEAR, end="")
+    tell(end="")
 
   def close(self) -> None:
     """Keeps the line on the terminal, which the end of a `with` clears."""
-    if self._line:
+    global _progress_shows
+    if _progress_shows:
+      _progress_shows = False
       tell()
 
-  def say(self, line: str) -> None:
-    """Prints a line above the progress line."""
-    tell((_CLEAR if self._line else "") + line)
-    if self._line:
-      tell(self._line, end="")
+  def at(
+    self,
+    done: float,
+    *fields: str,
+    now: bool = False,
+    seconds: float | None = None,
+  ) -> None:
+    """Shows `done` of the total, or `fields`, if a line is due or `now`.
 
-  def at(self, done: float, text: str | None = None, now: bool = False) -> None:
-    """Shows `done` of the total, or `text`, if a line is due or `now`."""
+    `seconds`: what the work since the last call took; None: all the time.
+    """
     moment = time.monotonic()
+    if seconds is None:
+      seconds, self._last = moment - self._last, moment
+    kept = math.exp(-seconds / _RECENT_SECONDS)
+    self._work = self._work * kept + done - self._done
+    self._worked, self._done = self._worked * kept + seconds, done
     if moment < self._next and not now:
       return
     self._next = moment + self._every
-    rate = (done - self._begun) / max(moment - self._start, 1e-9)
-    text = text or (
-      f"{self._title}: {done:,.0f} of {self._total:,.0f} {self._unit}, "
-      f"{rate:,.1f} {self._unit}/s"
+    rate = self._work / self._worked if self._worked else 0.0
+    left = minutes((self._total - done) / rate) if rate > 0 else "--"
+    fields = fields or (
+      f"{self._title}: {done:,.0f} of {self._total:,.0f} {self._unit}",
+      f"{rate:,.1f} {self._unit}/s",
     )
-    if rate:
-      text += f", {minutes((self._total - done) / rate)} left"
+    fields = (*fields, f"{left} left")
     if self._tty:
-      self._line = text
-      tell(_CLEAR + text, end="")
+      columns = shutil.get_terminal_size().columns - 1
+      tell(fit(fields, columns)[:columns], end="")
     else:
-      tell(text)
+      tell(fit((time.strftime("%H:%M:%S"), *fields)))
+
+
+def fit(fields: Sequence[str], columns: int = 80) -> str:
+  """A line of the fields; without the last but one, and so on, if too long."""
+  while len(line := "  ".join(fields)) > columns and len(fields) > 3:
+    fields = (*fields[:-2], fields[-1])
+  return line

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from absl import app
 
+from common.console import tell
+
 
 class UserError(ValueError):
   """Input or settings that cannot be used.
@@ -39,7 +41,7 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
       main(argv)
     except (UserError, OSError) as e:
       program = os.path.basename(argv[0])
-      print(f"{program}: error: {e}", file=sys.stderr, flush=True)
+      tell(f"{program}: error: {e}")
       sys.exit(1)
 
   app.run(wrapped)

@@ -1,8 +1,9 @@
 """TensorFlow's 1.x API in graph mode, quietly: import `tf` from here only.
 
 The import itself acts: TensorFlow reads its log level while it loads, and
-google/bert's scripts build graphs right after they import it. Set
-TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's start-up messages.
+google/bert's scripts build graphs right after they import it. Modules that also
+serve commands without TensorFlow import `later` as `tf`, which loads it when it
+is used. Set TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's start-up messages.
 """
 
 import contextlib
@@ -10,6 +11,8 @@ import os
 import re
 import sys
 import tempfile
+
+from common.console import tell
 
 # What TensorFlow 2.21 prints while it loads, at any log level.
 _CHATTER = re.compile(
@@ -49,7 +52,34 @@ def _without_keras():
     del os.environ["TF_USE_LEGACY_KERAS"]
 
 
+class _Absent(type):
+  """Stands for all of TensorFlow where a command only shows its --help."""
+
+  def __getattr__(cls, name):
+    if name.startswith("__"):
+      raise AttributeError(name)
+    return cls
+
+  def __call__(cls, *_, **__):
+    return cls
+
+
+def _is_command() -> bool:
+  """Whether a script of this project runs, not one that imports its modules."""
+  root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+  script = getattr(sys.modules["__main__"], "__file__", None) or ""
+  folder = os.path.dirname(os.path.abspath(script))
+  return folder in (root, os.path.join(root, "tools"))
+
+
+_NAMES = ("tf", "profiler", "tensor_bundle_pb2")
+
+
 def _import_quietly():
+  if _is_command() and sys.argv[1:] == ["--help"]:
+    return [_Absent("TensorFlow", (), {})] * len(_NAMES)
+  if _is_command() and os.environ.get("HOROVOD_RANK", "0") == "0":
+    tell("starting TensorFlow ...")  # for seconds
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
   with quiet, _without_keras():
@@ -62,6 +92,16 @@ def _import_quietly():
   return tf, tensorflow.profiler.experimental, tensor_bundle_pb2
 
 
-tf, profiler, tensor_bundle_pb2 = _import_quietly()
+def __getattr__(name: str):
+  if name not in _NAMES:
+    raise AttributeError(name)
+  globals().update(zip(_NAMES, _import_quietly(), strict=True))
+  return globals()[name]
 
-__all__ = ["profiler", "tensor_bundle_pb2", "tf"]
+
+class _Later:
+  def __getattr__(self, name: str):
+    return getattr(sys.modules[__name__].tf, name)
+
+
+later = _Later()

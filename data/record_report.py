@@ -314,7 +314,7 @@ def survey(
       done += _megabytes(path)
       bar.at(done)
       if isinstance(result, DataError):
-        bar.say(f"error: {result}")
+        console.tell(f"error: {result}")
       else:
         total = total.plus(result)
   return total

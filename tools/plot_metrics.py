@@ -4,7 +4,8 @@
 
 The picture has a panel for each loss and metric of the runs, one for the
 learning rate and one for the speed. A single run has its training in blue and
-its evaluations in red; each of several runs has one colour.
+its evaluations in red; each of several runs has one colour. What the training
+reported is faint, its moving mean is not.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import matplotlib
 import matplotlib.backend_bases
 import matplotlib.ticker
+import numpy as np
 
 from common import errors
 from common.settings import run_with, setting
@@ -27,20 +29,24 @@ import matplotlib.pyplot as plt
 
 # Panels of known keys, in order; other metrics come after the accuracies.
 _LABELS = {
-  "masked_lm_loss": "masked LM loss (nats)",
-  "masked_lm_accuracy": "masked LM accuracy",
-  "next_sentence_loss": "next sentence loss (nats)",
-  "next_sentence_accuracy": "next sentence accuracy",
+  "masked_lm_loss": "masked words: loss (nats)",
+  "masked_lm_accuracy": "masked words: right",
+  "next_sentence_loss": "next sentence: loss (nats)",
+  "next_sentence_accuracy": "next sentence: right",
   "loss": "loss",
-  "accuracy": "accuracy",
+  "accuracy": "right",
 }
 _LAST = {
   "learning_rate": "learning rate",
   "tokens_per_second": "tokens/s, all ranks",
 }
 _ENTROPY_PANEL = "masked_lm_loss"
+_ENTROPY = "unigram entropy (frequencies alone)"
 _COLUMNS = 2
-_TRAINING_COLOR, _HELD_OUT_COLOR = "#9db8d6", "#b2401f"
+_TRAINING_COLOR, _EVALUATION_COLOR = "#33689f", "#b2401f"
+_SMOOTHED_FROM = 20  # points of a curve
+# Updates at whose numbers the scale does not look, as a share of all.
+_START = 0.05
 
 
 class Run(NamedTuple):
@@ -48,14 +54,19 @@ class Run(NamedTuple):
 
   name: str
   train: list  # reports
-  held_out: list  # results of evaluations
+  evaluations: list  # their results
   entropy: float | None  # nats, of its records' tokens
+  model: str  # in words; "" if run.json does not say
+  data: str  # as model
+  evaluated: (
+    str  # "held out" if the evaluations' files are not those of training
+  )
 
   def panels(self) -> set:
     shown = {k for k in _keys(self.train) if k.endswith(("loss", "accuracy"))}
     if "masked_lm_loss" in shown:
       shown -= {"loss"}  # the sum of two losses with panels of their own
-    found = _keys(self.held_out) - {"global_step", "examples"}
+    found = _keys(self.evaluations) - {"global_step", "examples"}
     return shown | {key for key in found if not key.startswith("best_")}
 
 
@@ -77,12 +88,30 @@ def read_run(run_dir: str) -> Run:
     raise errors.UserError(f"{run_dir}: no {metrics.METRICS_FILE} with reports")
   files = run_folder.trained_on(run_dir)
   found = records.find_manifest(files[0]) if files else None
+  flags = (run_folder.last_training(run_dir) or {}).get("flags", {})
+  bert, counts = flags.get("bert"), found[1].counts if found else {}
+  evaluated = flags.get("eval_input_file")
+  held_out = evaluated and not _files(evaluated) & {*files, ""}
   return Run(
     os.path.normpath(run_dir),
     train,
     read(metrics.EVAL_METRICS_FILE),
-    found[1].counts.get("unigram_entropy") if found else None,
+    counts.get("unigram_entropy"),
+    "BERT of {num_hidden_layers} layers, {hidden_size} wide, {vocab_size:,} "
+    "tokens".format(**bert)
+    if bert
+    else "",
+    flags.get("input_file") or flags.get("train_file") or "",
+    "held out" if held_out else "evaluation",
   )
+
+
+def _files(patterns: str) -> set:
+  """The files of patterns; {""} if some are not there."""
+  try:
+    return {*records.expand_patterns(patterns)}
+  except errors.UserError:
+    return {""}
 
 
 def panels_of(runs: Sequence[Run]) -> dict:
@@ -93,48 +122,73 @@ def panels_of(runs: Sequence[Run]) -> dict:
   return {key: _LABELS.get(key, key.replace("_", " ")) for key in keys} | _LAST
 
 
-def _draw(axis, reports: list, key: str, **style) -> None:
-  points = [(r["global_step"], r[key]) for r in reports if key in _keys([r])]
+def _points(reports: list, key: str) -> list[tuple]:
+  """(update, value) of the reports that have a number."""
+  return [(r["global_step"], r[key]) for r in reports if key in _keys([r])]
+
+
+def _draw(axis, points: list[tuple], **style) -> None:
   if points:
     axis.plot(*zip(*points, strict=True), **style)
 
 
+def _smoothed(points: list[tuple]) -> list[tuple]:
+  """The mean over a 20th of the points around each."""
+  steps, values = zip(*points, strict=True)
+  window = np.ones(max(3, len(points) // 20))
+  counts = np.convolve(np.ones(len(points)), window, "same")
+  means = np.convolve(values, window, "same") / counts
+  return list(zip(steps, means, strict=True))
+
+
 def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
-  alone = len(runs) == 1
+  alone, values = len(runs) == 1, []
   for number, run in enumerate(runs):
     if key not in run.panels() | _LAST.keys():
       continue
-    color = f"C{number}"
+    color = _TRAINING_COLOR if alone else f"C{number}"
+    points = reported = _points(run.train, key)
+    if key not in _LAST and len(points) >= _SMOOTHED_FROM:
+      _draw(axis, points, color=color, lw=0.8, alpha=0.25)
+      points = _smoothed(points)
     _draw(
-      axis, run.train, key, lw=0.8,
-      # Paler than evaluations of the same colour.
-      alpha=0.4 if run.held_out and key not in _LAST and not alone else 1.0,
-      color=_TRAINING_COLOR if alone else color,
-      label="training" if alone else None,
-    )  # fmt: skip
+      axis, points, color=color, lw=1.4, label="training" if alone else None
+    )
+    evaluations = _points(run.evaluations, key)
     _draw(
-      axis, run.held_out, key, marker="o", ms=3,
-      color=_HELD_OUT_COLOR if alone else color,
-      label="held out" if alone else None,
+      axis, evaluations, marker="o", ms=3, ls="-" if alone else ":",
+      color=_EVALUATION_COLOR if alone else color,
+      label=run.evaluated if alone else None,
     )  # fmt: skip
     if key == _ENTROPY_PANEL and run.entropy:
+      values.append(run.entropy)
       axis.axhline(
         run.entropy, ls="--", lw=1, color="black" if alone else color,
-        label="unigram entropy" if alone else None,
+        label=_ENTROPY if alone else None,
       )  # fmt: skip
+    found = reported + evaluations
+    start = _START * max([step for step, _ in found], default=0)
+    values += [value for step, value in found if step >= start]
+  if key not in _LAST and values:
+    margin = 0.05 * (max(values) - min(values)) or 0.1
+    axis.set_ylim(min(values) - margin, max(values) + margin)
+  if key.endswith("accuracy"):
+    axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
 
 
 def _legend(figure, axes, runs: Sequence[Run]) -> None:
   if len(runs) == 1:
     axes[0].legend()
     return
+  name = lambda run: ": ".join(filter(None, [run.name, run.model]))
+  evaluated = " or ".join(sorted({run.evaluated for run in runs}))
   styles = [
-    *((run.name, dict(color=f"C{n}", lw=2)) for n, run in enumerate(runs)),
-    ("training", dict(color="grey", lw=0.8, alpha=0.6)),
-    ("held out", dict(color="grey", marker="o", ms=3)),
+    *((name(run), dict(color=f"C{n}", lw=2)) for n, run in enumerate(runs)),
+    ("training", dict(color="grey", lw=1.4)),
+    (evaluated, dict(color="grey", marker="o", ms=3, ls=":")),
   ]
   if any(run.entropy for run in runs):
-    styles.append(("unigram entropy", dict(color="grey", ls="--", lw=1)))
+    styles.append((_ENTROPY, dict(color="grey", ls="--", lw=1)))
   handles = [plt.Line2D([], [], **style) for _, style in styles]
   names = [name for name, _ in styles]
   figure.legend(handles, names, loc="outside lower center", ncols=2)
@@ -170,7 +224,10 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
     axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axis.tick_params(labelbottom=True)
   _legend(figure, axes, runs)
-  figure.suptitle(title or (runs[0].name if len(runs) == 1 else ""))
+  if len(runs) == 1 and not title:
+    about = ", on ".join(filter(None, [runs[0].model, runs[0].data]))
+    title = f"{runs[0].name}\n{about}".strip()
+  figure.suptitle(title)
   figure.savefig(output, dpi=120)
   plt.close(figure)
 
@@ -183,7 +240,7 @@ class Settings:
   output: str = setting("curve.png",
     "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
   title: str = setting("",
-    "Text above the curves. Default: the folder, if it is only one.")
+    "Text above the curves. Default: folder, model and data of a single run.")
   # fmt: on
 
 

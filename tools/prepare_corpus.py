@@ -16,10 +16,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import zipfile
 from collections.abc import Iterable, Iterator
 
 from common import errors
+from common.console import tell
 from common.settings import check, run_with, setting
 from data import records, text_files, tfrecord
 
@@ -159,8 +161,10 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   notes = []
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)
+    tell(f"reading {len(paths)} files ...")
     raw = text_documents(paths, settings.text)
   else:
+    tell("reading leads of Wikipedia ...")
     raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
     notes.append(WIKIPEDIA_NOTE)
   texts = (
@@ -203,7 +207,7 @@ def report(summary: CorpusSummary) -> str:
   """What was made, for people."""
   rows = zip(summary.files, summary.documents, summary.sentences, strict=True)
   counts = (f"{f}: {d:,} documents, {s:,} sentences" for f, d, s in rows)
-  return "\n".join([*counts, *summary.notes])
+  return "\n".join([*counts, *(textwrap.fill(n, 80) for n in summary.notes)])
 
 
 def main(settings: CorpusSettings) -> None:

@@ -12,20 +12,25 @@ import codecs
 import dataclasses
 import functools
 import glob
+import itertools
+import math
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 
 from common import console, json_files
 from common.errors import UserError
 from common.settings import run_with, setting
 from data import records, text_files
+from tokenization import MASK
 from tools import plot_metrics
-from training import metrics, reporting, run_folder
+from training import metrics, next_steps, reporting, run_folder
+from training.next_steps import ROOT, python
 
 # These train in about 4 minutes on two cores; the README shows the result.
 MODEL = dict(
@@ -96,15 +101,16 @@ class Paths:
     self.curve = inside("curve.png")
 
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 # horovodrun marks each line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 
 
-def run(title: str, command: list[str]) -> None:
-  """Prints and runs one command; UserError if it failed."""
-  print(f"\n== {title}\n$ {shlex.join(command)}", flush=True)
+def run(title: str, command: list[str], until: str = "") -> None:
+  """Prints and runs one command; UserError if it failed.
+
+  Of its own lines those from the one that begins with `until` are not shown.
+  """
+  print(f"\n== {title}\n{next_steps.wrapped(command, '$ ')}", flush=True)
   began = time.monotonic()
   # The quickstart may be run from another folder than the project's.
   path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
@@ -115,23 +121,15 @@ def run(title: str, command: list[str]) -> None:
     stderr=subprocess.STDOUT,
     text=True,
   ) as process:
-    for line in process.stdout or ():
-      print(_RANK_MARK.sub("", line), end="", flush=True)
+    shows = True
+    for marked in process.stdout or ():
+      line = _RANK_MARK.sub("", marked)
+      shows = shows and not (until and line.startswith(until))
+      if shows:
+        print(line, end="", flush=True)
   if process.returncode:
     raise UserError(f"{title}: failed, see above")
   print(f"({time.monotonic() - began:.0f} s)", flush=True)
-
-
-def python(script: str, **flags) -> list[str]:
-  """A command of this project: a script, or `-m` and a module's name."""
-  command = [os.path.relpath(os.path.join(ROOT, script))]
-  if script.startswith("tools."):
-    command = ["-m", script]
-  given = [
-    f"--{name}" if value is True else f"--{name}={value}"
-    for name, value in flags.items()
-  ]
-  return [os.path.relpath(sys.executable), *command, *given]
 
 
 def check_source(paths: Paths, corpus: str, encoding: str) -> None:
@@ -214,15 +212,12 @@ def best_precision() -> str:
   return "bf16" if fast else "fp32"
 
 
-def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
-  """The command that pre-trains and evaluates."""
+def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
+  """The flags that pre-train and evaluate."""
   # A run that the folder holds keeps its global batch.
   before = run_folder.last_training(paths.pretrain) or {"flags": {}}
   batch = before["flags"].get("global_batch_size") or GLOBAL_BATCH
-  launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-  ranked = [os.path.relpath(launcher), "-np", str(ranks)] if ranks > 1 else []
-  return ranked + python(
-    "run_pretraining.py",
+  return dict(
     do_train=True,
     do_eval=True,
     bert_config_file=paths.config,
@@ -243,14 +238,82 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   )
 
 
+def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
+  """The command with these flags, on several ranks under horovodrun."""
+  launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+  # Without --gloo it loads TensorFlow two times more, to ask about MPI.
+  several = [os.path.relpath(launcher), "-np", str(ranks), "--gloo"]
+  flags = pretraining_flags(paths, ranks, updates)
+  return several * (ranks > 1) + python("run_pretraining.py", **flags)
+
+
+def is_trained(paths: Paths, flags: dict) -> bool:
+  """Whether the folder ended a training of these flags on these records."""
+  inside = functools.partial(os.path.join, paths.pretrain)
+  checkpoint = inside(f"model.ckpt-{flags['num_train_steps']}")
+  results = inside(run_folder.EVAL_RESULTS_FILE)
+  before = run_folder.last_training(paths.pretrain)
+  files = (results, f"{checkpoint}.index", f"{checkpoint}.json")
+  if not before or not all(map(os.path.exists, files)):
+    return False
+  made = before["flags"] | before["flags"]["optimizer"]
+  made["bert_config_file"] = flags["bert_config_file"]
+  ended = os.path.getmtime(results)
+  manifests = (paths.train_manifest, paths.heldout_manifest)
+  return (
+    json_files.read(results)["global_step"] == flags["num_train_steps"]
+    and all(os.path.getmtime(path) < ended for path in manifests)
+    and json_files.read(paths.config).items() <= made["bert"].items()
+    and all(made.get(name) == value for name, value in flags.items())
+  )
+
+
 def training_results(paths: Paths) -> dict:
   """The results of the newest call that trained; {} without one."""
   path = os.path.join(paths.pretrain, run_folder.TRAINING_RESULTS_FILE)
   return json_files.read(path) if os.path.exists(path) else {}
 
 
+def fill_mask(paths: Paths) -> list[str]:
+  """Lines with what the model says for masked words of held-out text."""
+  from interop import inference, model_source, predictions  # load TensorFlow
+
+  source = model_source.find(paths.pretrain)
+  model, tokenizer = inference.open_model(source), source.tokenizer()
+  known = {*tokenizer.tokens}
+  is_known = lambda word: len(word) > 3 and {word, word.lower()} & known
+  with open(paths.heldout_text, encoding="utf-8") as f:
+    sentences = list(itertools.islice(f, 1000))
+  masked = []
+  for ids, words in zip(
+    tokenizer.encode_batch(sentences), map(str.split, sentences), strict=True
+  ):
+    places = [i for i, word in enumerate(words) if is_known(word)]
+    if places and len(words) > 5 and len(ids) <= SEQ_LENGTH - 2:
+      place = places[len(places) // 2]
+      text = " ".join([*words[:place], MASK, *words[place + 1 :]])
+      masked.append((text, words[place]))
+  masked = masked[:: -(-len(masked) // 4) or 1]
+  predictor = predictions.Predictor(model, source, top_k=3)
+  found = predictor.predict([predictions.Input(text) for text, _ in masked])
+  model.close()
+  lines = ["", "Held-out sentences: the model's words for [MASK]"] * bool(found)
+  for (text, word), made in zip(masked, found, strict=True):
+    best = (f"{w['word']} {w['probability']:.0%}" for w in made["masks"][0])
+    lines += [
+      textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="  "),
+      f"    {'   '.join(best)}   (right: {word})",
+    ]
+  return lines
+
+
 def screen(
-  paths: Paths, ranks: int, updates: int, began: float, earlier: dict
+  paths: Paths,
+  ranks: int,
+  updates: int,
+  began: float,
+  earlier: dict,
+  examples: Sequence[str] = (),
 ) -> str:
   """The closing text; `earlier`: the `training_results` before this call."""
   read = lambda name: metrics.read_jsonl(os.path.join(paths.pretrain, name))
@@ -261,16 +324,18 @@ def screen(
   held_out = counts(paths.heldout_manifest)
   random_next = held_out["random_next"] / held_out["examples"]
   majority = max(random_next, 1.0 - random_next)
+  labels = -sum(p * math.log(p) for p in (random_next, 1 - random_next) if p)
   trained = training_results(paths)
-  speed = reporting.speed_line(trained) if trained else ""
+  speed = reporting.speed_lines(trained) if trained else ""
   if trained == earlier:
-    nothing, older = "nothing was left to train", f"an earlier call {speed}"
-    speed = f"{nothing}; {older}" if speed else nothing
+    nothing = "nothing was left to train"
+    speed = f"{nothing}; an earlier call\n{speed}" if speed else nothing
   step = after["global_step"]
   shown = console.shown
   row = lambda label, key, form: (
     f"  {label:<26}{shown(before[key], form):>10}{shown(after[key], form):>10}"
   )
+  following = next_steps.after(paths.pretrain)
   more = pretraining_command(paths, ranks, 2 * max(step, updates))
   return "\n".join(
     [
@@ -281,9 +346,11 @@ def screen(
       row("masked LM loss (nats)", "masked_lm_loss", ".3f")
       + f"    unigram entropy {entropy:.3f}",
       row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
-      row("next sentence loss (nats)", "next_sentence_loss", ".3f"),
+      row("next sentence loss (nats)", "next_sentence_loss", ".3f")
+      + f"    entropy of labels {labels:.3f}",
       row("next sentence accuracy", "next_sentence_accuracy", ".1%")
       + f"    more frequent label {majority:.1%}",
+      *examples,
       "",
       speed,
       f"all in all {(time.monotonic() - began) / 60:.1f} min",
@@ -291,8 +358,8 @@ def screen(
       f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
       f"metrics     {paths.pretrain}/{metrics.METRICS_FILE}",
       f"curve       {paths.curve}",
-      "to continue training:",
-      f"  {shlex.join(more)}",
+      "",
+      *next_steps.lines({**following, "continue training": more}),
     ]
   )
 
@@ -306,12 +373,17 @@ def main(given: Settings) -> None:
   vocab_size = records.Manifest.load(paths.train_manifest).tokenizer.vocab_size
   json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
   earlier = training_results(paths)
-  run(
-    f"pre-training on {given.num_ranks} rank(s)",
-    pretraining_command(paths, given.num_ranks, given.num_train_steps),
-  )
+  plan = (paths, given.num_ranks, given.num_train_steps)
+  if is_trained(paths, pretraining_flags(*plan)):
+    print(f"{paths.pretrain}: has made all {given.num_train_steps:,} updates")
+  else:
+    run(
+      f"pre-training on {given.num_ranks} rank(s)",
+      pretraining_command(*plan),
+      until="predict:",  # the screen ends with it
+    )
   plot_metrics.plot([paths.pretrain], paths.curve)
-  print(screen(paths, given.num_ranks, given.num_train_steps, began, earlier))
+  print(screen(*plan, began, earlier, fill_mask(paths)))
 
 
 if __name__ == "__main__":

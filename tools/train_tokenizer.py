@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenization
 from common import errors, files
+from common.console import tell
 from common.settings import run_with, setting
 from data import records, text_files
 
@@ -174,6 +175,7 @@ def main(args: Settings) -> None:
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
   text = text_files.TextFormat("", args.text_field, args.encoding)
   paths = records.expand_patterns(args.input_file)
+  tell(f"reading {len(paths)} files ...")
   size = train[args.tokenizer](
     text_files.read_lines(paths, text),
     args.output_file,

@@ -11,6 +11,7 @@ from common.console import say
 from gradients import distributed
 from training import input_pipeline, metrics
 from training.signals import Interrupted, StopVote
+from xla_patches import jit
 
 
 class Evaluator:
@@ -33,6 +34,7 @@ class Evaluator:
     began = time.monotonic()
     if self._last is None:
       watchdog.pause()  # each rank compiles
+      jit.tell_compiling(self._comm, "the evaluation")
     results = self._evaluation(session, signals, watchdog)
     self._last = results = {**results, "global_step": step}
     if self._comm.is_root and log:
@@ -44,7 +46,7 @@ class Evaluator:
     say(
       self._comm,
       f"evaluation at update {step:,}: {self._headline(results)}  "
-      f"{results['examples']:,} examples in {time.monotonic() - began:.1f} s",
+      f"in {time.monotonic() - began:.1f} s",
     )
     return results
 

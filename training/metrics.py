@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common import json_files
 from common.console import tell
 from common.errors import DataError
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import later as tf
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
@@ -31,6 +31,21 @@ def read_jsonl(path: str) -> list[dict]:
           "the file away"
         ) from e
   return found
+
+
+class Smoothed:
+  """The exponential mean of about the last 50 numbers; at first, of all."""
+
+  mean: float | None = None
+  _count = 0
+
+  def add(self, value: float | None) -> float | None:
+    """Returns the mean; a value that is None or not finite changes nothing."""
+    if value is not None and math.isfinite(value):
+      self._count += 1
+      last = self.mean or 0.0
+      self.mean = last + (value - last) / min(self._count, 50)
+    return self.mean
 
 
 class BestBy(NamedTuple):

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from common.console import Progress, shown, tell
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import later as tf
 from training import divergence, metrics
 
 # Parts of the time between two reports.
@@ -208,9 +208,11 @@ class Reporter:
       self._log = metrics.MetricsLog(
         run.config.output_dir, metrics.METRICS_FILE, step, "train"
       )
+      # Without the first update, which compiles.
       self._progress = Progress(
-        "training", run.task.plan.updates, "updates", step, seconds=10.0
+        "training", run.task.plan.updates, "updates", step + 1, seconds=10.0
       )
+      self._loss = metrics.Smoothed()
 
   def report(self, step: int, update: dict) -> None:
     task, config = self._task, self._config
@@ -220,8 +222,16 @@ class Reporter:
     found = report(step, update, task, self._clock, config.peak_tflops)
     tell_trouble(step, update, task.ops.variables)
     total = task.plan.updates
-    is_end = step in (self._first, total)
-    self._progress.at(step, progress_line(found, total, task.headline), is_end)
+    self._progress.at(
+      step,
+      f"{step:,}/{total:,}",
+      f"smoothed loss {shown(self._loss.add(found['loss']), '.3f')}",
+      f"{shown(found['examples_per_second'], ',.0f')} ex/s",
+      task.headline(found),
+      now=step in (self._first, total),
+      # Evaluations and saves do not change when the rest will be done.
+      seconds=update["seconds"] if step > self._first else 0.0,
+    )
     if step % config.log_every_steps == 0 or step == total:
       self._log.write(found)
       self._clock.lap()
@@ -232,25 +242,16 @@ class Reporter:
       self._log.close()
 
 
-def progress_line(report: dict, updates: int, headline) -> str:
-  """A report in one line."""
-  return (
-    f"update {report['global_step']:,}/{updates:,}  "
-    f"loss {shown(report['loss'], '.3f')}  {headline(report)}  "
-    f"lr {report['learning_rate']:.2e}  "
-    f"{shown(report['examples_per_second'], '.0f')} examples/s  "
-    f"{shown(report['tokens_per_second'], '.0f')} tokens/s"
-  )
-
-
-def speed_line(training: dict) -> str:
-  """The closing line about speed of a result of `train_loop.train`."""
+def speed_lines(training: dict) -> str:
+  """The closing lines about speed of a result of `train_loop.train`."""
   number = lambda key, form: shown(training[key], form)
+  speeds = lambda prefix: (
+    f"{number(f'{prefix}examples_per_second', ',.1f')} examples/s, "
+    f"{number(f'{prefix}tokens_per_second', ',.0f')} tokens/s"
+  )
   return (
-    f"trained {training['updates']:,} updates in {training['seconds']:.0f} s: "
-    f"{number('examples_per_second', '.1f')} examples/s and "
-    f"{number('tokens_per_second', '.0f')} tokens/s end to end, "
-    f"{number('steady_examples_per_second', '.1f')} and "
-    f"{number('steady_tokens_per_second', '.0f')} steady; "
-    f"{number('padding', '.1%')} padding"
+    f"trained {training['updates']:,} updates in {training['seconds']:.0f} s, "
+    f"{number('padding', '.1%')} padding\n"
+    f"speed       {speeds('')} end to end\n"
+    f"            {speeds('steady_')} steady"
   )

@@ -13,7 +13,7 @@ import time
 from common import json_files
 from common.console import tell
 from common.errors import DataError, UserError
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import later as tf
 
 RUN_FILE = "run.json"
 LOCK_FILE = "run.lock"

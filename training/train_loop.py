@@ -20,6 +20,7 @@ from training import (
 )
 from training.config import RunConfig
 from training.signals import Interrupted, StopSignals, StopVote, Watchdog
+from xla_patches import jit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,8 @@ def train(run: Run) -> dict:
       stop = evaluations.make(step)
       if stop:
         break
+    if step == first:
+      jit.tell_compiling(run.comm, "the training step")
     update, stop = run_update(run, step + 1)
     if update is None:
       break

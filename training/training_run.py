@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from training import (
   checkpointing,
   elastic,
   metrics,
+  next_steps,
   profiling,
   reporting,
   run_folder,
@@ -134,7 +136,8 @@ def run(
     if parts.task:
       say(comm, *parts.task.plan.lines())
     if config.policy != mixed_precision.FP32:
-      say(comm, f"precision: {config.policy.describe()}")
+      line = f"precision: {config.policy.describe()}"
+      say(comm, textwrap.fill(line, 80, subsequent_indent="  "))
     with (
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
@@ -336,7 +339,7 @@ def _finish(run: train_loop.Run, training, results, step: int, predicted):
   if training and training["updates"]:
     path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
     json_files.write(path, training)
-    lines.append(reporting.speed_line(training))
+    lines.append(reporting.speed_lines(training))
   elif training:
     lines.append(f"nothing left to train: update {step:,} is the last")
   if results:
@@ -374,3 +377,6 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
     )
   else:
     yield f"to continue, give the same command with more {config.length_flag}"
+  if step and not training["stopped"]:
+    kind = getattr(config, "kind", None)
+    yield from next_steps.lines(next_steps.after(config.output_dir, kind))

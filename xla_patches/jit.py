@@ -16,6 +16,7 @@ import contextvars
 import functools
 import os
 
+from common.console import say
 from common.tensorflow_v1 import tf
 
 MODES = ("off", "auto", "layers", "step")
@@ -44,6 +45,12 @@ def mode(name: str):
     yield
   finally:
     _current.reset(token)
+
+
+def tell_compiling(comm, what: str) -> None:
+  """Says on rank 0 that `what` takes time at first, if the graph compiles."""
+  if _current.get()[0] != "off":
+    say(comm, f"compiling {what} ...")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 
 import pytest
 import runs
@@ -53,13 +54,61 @@ def test_own_text_to_a_curve_and_again(tmp_path):
     str(folder / "pretrain" / metrics.EVAL_METRICS_FILE)
   )
   assert [e["global_step"] for e in evaluations] == list(range(11))
-  # The second call keeps text, vocabulary, records and weights.
+  # Of the training's own next steps nothing is shown: the screen has them.
+  assert first.stdout.count("convert to Hugging Face:") == 1
+  assert first.stdout.count("[MASK]") > 1 and "   (right: " in first.stdout
+  assert max(map(len, screen_of(first))) <= 80 + len(str(tmp_path))
+  # The second call starts no command, and ends with the same screen.
   second = quickstart(folder, text)
   assert second.returncode == 0, second.stderr[-2000:]
-  assert "nothing left to train" in second.stdout
-  assert "left to train; an earlier call trained 10 updates" in second.stdout
-  assert "== vocabulary" in first.stdout
-  assert "== vocabulary" not in second.stdout
+  assert f"{folder}/pretrain: has made all 10 updates" in second.stdout
+  assert "left to train; an earlier call\ntrained 10 updates" in second.stdout
+  assert "\n== vocabulary" in first.stdout and "\n==" not in second.stdout
+  table = screen_of(first).index("")
+  assert screen_of(second)[:table] == screen_of(first)[:table]
+
+
+def screen_of(process):
+  """The lines of the closing screen."""
+  return process.stdout.partition("\nHeld out: ")[2].splitlines()
+
+
+def test_a_training_is_done_if_nothing_changed(tmp_path):
+  """Other updates, ranks, records or a config: the ranks start, and check."""
+  paths = script.Paths(str(tmp_path))
+  flags = script.pretraining_flags(paths, 2, 20)
+  bert = {"vocab_size": 99, **script.MODEL}
+  write_json(tmp_path / "bert_config.json", bert)
+  for path in (paths.train_manifest, paths.heldout_manifest):
+    write_json(pathlib.Path(path), {})
+  folder = tmp_path / "pretrain"
+  optimizer = {n: flags[n] for n in ("beta_2", "bias_correction")}
+  made = {n: v for n, v in flags.items() if n not in optimizer}
+  made |= {"bert": {**bert, "pre_layer_norm": False}, "optimizer": optimizer}
+  made["bert_config_file"] = None
+  trained = {"flags": made, "plan": {"ranks": 2}}
+  write_json(folder / "run.json", {"runs": [trained]})
+  assert not script.is_trained(paths, flags)  # it did not end
+  write_json(folder / "eval_results.json", {"global_step": 20})
+  for end in ("index", "json"):
+    assert not script.is_trained(paths, flags)
+    write_json(folder / f"model.ckpt-20.{end}", {})
+  os.utime(paths.train_manifest, (1, 1))
+  os.utime(paths.heldout_manifest, (1, 1))
+  assert script.is_trained(paths, flags)
+  for changed in (
+    script.pretraining_flags(paths, 3, 20),
+    script.pretraining_flags(paths, 2, 10),
+    {**flags, "precision": "fp16"},
+    {**flags, "beta_2": 0.9},
+  ):
+    assert not script.is_trained(paths, changed)
+  os.utime(paths.train_manifest)  # made again
+  os.utime(folder / "eval_results.json", (2, 2))
+  assert not script.is_trained(paths, flags)
+  os.utime(paths.train_manifest, (1, 1))
+  write_json(tmp_path / "bert_config.json", {**bert, "hidden_size": 64})
+  assert not script.is_trained(paths, flags)
 
 
 def test_another_text_in_the_same_folder_is_an_error(tmp_path):
@@ -147,8 +196,11 @@ def test_the_screen_says_what_this_call_did(tmp_path, monkeypatch):
   results = {"updates": 30, "seconds": 3, **dict.fromkeys(speeds, 0.5)}
   write_json(folder / "training_results.json", results)
   shown = script.screen(paths, 2, 10, 0.0, {**results, "updates": 10})
+  assert "    entropy of labels 0.637\n" in shown  # 1/3 and 2/3
   assert "\ntrained 30 updates in 3 s" in shown and "nothing" not in shown
   shown = script.screen(paths, 2, 10, 0.0, results)
-  assert "\nnothing was left to train; an earlier call trained 30" in shown
+  assert "\nnothing was left to train; an earlier call\ntrained 30" in shown
   assert "before and after 40 updates" in shown
-  assert "--num_train_steps=80" in shown  # and not 20, which have been made
+  assert "--num_train_steps=80" in shown.replace(
+    " \\\n   ", ""
+  )  # and not 20, which have been made

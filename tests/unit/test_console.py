@@ -3,40 +3,108 @@
 import io
 import sys
 
+import pytest
+
 from common import console
 
 
-def test_lines_say_how_much_how_fast_and_how_long(monkeypatch, capsys):
+@pytest.fixture
+def now(monkeypatch):
+  """The time, which tests set; the time of day stands still."""
   now = [0.0]
   monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(console.time, "strftime", lambda form: "23:59:59")
+  return now
+
+
+def a_terminal(monkeypatch, columns=80):
+  terminal = io.StringIO()
+  terminal.isatty = lambda: True
+  monkeypatch.setattr(sys, "stderr", terminal)
+  monkeypatch.setenv("COLUMNS", str(columns))
+  return terminal
+
+
+def test_lines_say_when_how_much_how_fast_and_how_long(now, capsys):
   with console.Progress("reading", 1500.0, "MB", 300.0) as progress:
     for now[0] in (1.0, 5.0, 6.0, 9.9, 11.0):
       progress.at(300.0 + 20.0 * now[0])
   assert capsys.readouterr().err.splitlines() == [
-    "reading: 400 of 1,500 MB, 20.0 MB/s, 0:55 left",
-    "reading: 520 of 1,500 MB, 20.0 MB/s, 0:49 left",
+    "23:59:59  reading: 300 of 1,500 MB  0.0 MB/s  -- left",
+    "23:59:59  reading: 400 of 1,500 MB  20.0 MB/s  0:55 left",
+    "23:59:59  reading: 520 of 1,500 MB  20.0 MB/s  0:49 left",
   ]
 
 
-def test_nothing_done_has_no_rate(capsys):
-  with console.Progress("reading", 10, "MB", seconds=0) as progress:
-    progress.at(0)
-  assert capsys.readouterr().err == "reading: 0 of 10 MB, 0.0 MB/s\n"
+def test_nothing_done_has_no_end(now, capsys):
+  progress = console.Progress("reading", 10, "MB", seconds=0)
+  progress.at(0)
+  want = "23:59:59  reading: 0 of 10 MB  0.0 MB/s  -- left\n"
+  assert capsys.readouterr().err == want
 
 
-def test_a_terminal_has_one_line_that_is_rewritten(monkeypatch):
-  terminal = io.StringIO()
-  terminal.isatty = lambda: True
-  monkeypatch.setattr(sys, "stderr", terminal)
+def left(progress, capsys, *work, **more):
+  progress.at(*work, now=True, **more)
+  return capsys.readouterr().err.split("  ")[-1].strip()
+
+
+def test_the_end_is_told_by_recent_work(now, capsys):
+  """100 slow units are forgotten after 100 fast ones."""
+  progress = console.Progress("training", 1000, "updates")
+  for step in range(1, 101):
+    progress.at(step, seconds=10.0)
+  assert left(progress, capsys, 100, seconds=0.0) == "2:30:00 left"
+  for step in range(101, 201):
+    progress.at(step, seconds=1.0)
+  whole, seconds = left(progress, capsys, 200, seconds=0.0)[:-5].split(":")
+  assert 800 < 60 * int(whole) + int(seconds) < 1200
+
+
+def test_what_is_no_work_does_not_move_the_end(now, capsys):
+  """An evaluation takes the clock on, and no seconds of work."""
+  progress = console.Progress("training", 100, "updates", 1)
+  assert left(progress, capsys, 1, seconds=0.0) == "-- left"  # compiled
+  now[0] = 500.0
+  assert left(progress, capsys, 2, seconds=2.0) == "3:16 left"
+  now[0] = 900.0
+  assert left(progress, capsys, 3, seconds=2.0) == "3:14 left"
+
+
+def test_a_line_that_is_too_long_loses_words_from_its_end(now, capsys):
+  progress = console.Progress("training", 10, "updates")
+  progress.at(1, "a" * 30, "b" * 25, "c" * 20, now=True, seconds=1.0)
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line == f"23:59:59  {'a' * 30}  {'b' * 25}  0:09 left"
+
+
+def test_a_terminal_has_one_line_that_is_rewritten(now, monkeypatch):
+  terminal = a_terminal(monkeypatch)
   with console.Progress("reading", 10, "MB") as progress:
     progress.at(0, "none", now=True)
-    progress.say("a file is empty")
+    console.tell("a file is empty")
+    console.tell("another")
     progress.at(0, "none so far", now=True)
     progress.at(0, "too soon")
   clear = "\r\x1b[K"
   assert terminal.getvalue() == (
-    f"{clear}none{clear}a file is empty\nnone{clear}none so far{clear}"
+    f"reading: 0 of 10 MB  0.0 MB/s  -- left{clear}none  -- left"
+    f"{clear}a file is empty\nanother\nnone so far  -- left{clear}"
   )
+
+
+def test_the_last_line_of_a_terminal_can_stay(now, monkeypatch):
+  terminal = a_terminal(monkeypatch)
+  progress = console.Progress("reading", 10, "MB")
+  progress.at(10, "all", now=True)
+  progress.close()
+  console.tell("done")
+  assert terminal.getvalue() == "all  -- left\ndone\n"
+
+
+def test_a_narrow_terminal_has_no_second_line(now, monkeypatch):
+  terminal = a_terminal(monkeypatch, columns=20)
+  console.Progress("reading", 10, "MB").at(3, now=True)
+  assert terminal.getvalue() == "reading: 3 of 10 MB"
 
 
 def test_time_as_people_write_it():

@@ -37,7 +37,9 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
   ],
   ids=str,
 )
-def test_every_mode_trains_as_none(packed_run, tmp_path, precision, modes):
+def test_every_mode_trains_as_none(
+  packed_run, tmp_path, precision, modes, capsys
+):
   """On packed records; unpacked ones are the simple case."""
   tiny_run, global_batch = packed_run
   settings = dict(SETTINGS, global_batch_size=global_batch)
@@ -45,6 +47,9 @@ def test_every_mode_trains_as_none(packed_run, tmp_path, precision, modes):
     runs.pretrain(
       tiny_run, tmp_path / mode, precision=precision, xla=mode, **settings
     )
+    told = capsys.readouterr().err
+    for what in ("training step", "evaluation"):
+      assert told.count(f"compiling the {what} ...\n") == (mode != "off")
   for mode in modes:
     for key in ("masked_lm_loss", "next_sentence_loss", "grad_norm"):
       np.testing.assert_allclose(

@@ -1,9 +1,13 @@
 """What is drawn of run folders."""
 
 import json
+import os
+import subprocess
+import sys
 
 import matplotlib.image
 import pytest
+import runs
 
 from common import errors
 from tools import plot_metrics
@@ -53,18 +57,18 @@ def test_a_run_of_pretraining(tmp_path, monkeypatch):
   figure = drawn([run], tmp_path, monkeypatch)
   found = curves(figure)
   assert list(found) == [
-    "masked LM loss (nats)",
-    "masked LM accuracy",
-    "next sentence loss (nats)",
-    "next sentence accuracy",
+    "masked words: loss (nats)",
+    "masked words: right",
+    "next sentence: loss (nats)",
+    "next sentence: right",
     "learning rate",
     "tokens/s, all ranks",
   ]
-  (blue, training), (red, held_out) = found["masked LM loss (nats)"]
+  (blue, training), (red, held_out) = found["masked words: loss (nats)"]
   assert training == [[10, 9.0], [20, 9.0]]
   assert held_out == [[0, 9.0], [20, 9.0]] and blue != red
   words = [text.get_text() for text in figure.axes[0].get_legend().texts]
-  assert words == ["training", "held out"]
+  assert words == ["training", "evaluation"]
   assert figure.get_suptitle() == run
 
 
@@ -81,17 +85,75 @@ def test_runs_of_other_kinds_share_a_picture(tmp_path, monkeypatch):
     label: [(color, points[-1]) for color, points in lines]
     for label, lines in curves(figure).items()
   }
-  assert found["masked LM accuracy"] == [("C0", [20, 0.1])] * 2
+  assert found["masked words: right"] == [("C0", [20, 0.1])] * 2
   assert found["loss"] == [
     ("C1", [20, 1.5]), ("C1", [20, 1.0]), ("C2", [20, 2.5])
   ]  # fmt: skip
-  assert found["accuracy"] == [("C1", [20, 0.2]), ("C2", [20, 0.3])]
+  assert found["right"] == [("C1", [20, 0.2]), ("C2", [20, 0.3])]
   assert found["exact match"] == [("C1", [20, 80.0])]
   assert found["f1"] == [("C1", [20, 88.0])]
   assert len(found["learning rate"]) == len(found["tokens/s, all ranks"]) == 3
   assert len(found) == 10
   words = [text.get_text() for text in figure.legends[0].texts]
-  assert words == [*folders, "training", "held out"]
+  assert words == [*folders, "training", "evaluation"]
+
+
+def test_the_start_does_not_squeeze_the_rest(tmp_path, monkeypatch):
+  """Nor is noise drawn as strongly as the mean around it."""
+  run = make_run(tmp_path / "a", PRETRAINING, {**PRETRAINING})
+  losses = [50.0 if step == 1 else 5.0 + step % 2 for step in range(1, 101)]
+  rows = [
+    {"global_step": n, "masked_lm_loss": loss, "masked_lm_accuracy": 0.25}
+    for n, loss in enumerate(losses, 1)
+  ]
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  (tmp_path / "a" / "metrics.jsonl").write_text(lines)
+  figure = drawn([run], tmp_path, monkeypatch)
+  axis = figure.axes[0]
+  assert axis.get_ylim()[1] < 10.0
+  faint, mean, _ = axis.lines
+  assert faint.get_ydata().tolist() == losses and faint.get_alpha() < 0.5
+  assert mean.get_alpha() is None and 5 <= min(mean.get_ydata()[10:]) < 6
+  assert mean.get_ydata()[-1] == pytest.approx(5.5, abs=0.2)
+  format = figure.axes[1].yaxis.get_major_formatter()
+  assert format(0.25) == "25.0%"
+
+
+@pytest.mark.parametrize(
+  "evaluated, name",
+  [("b.rec", "held out"), ("*.rec", "evaluation"), ("c.rec", "evaluation")],
+)
+def test_a_picture_says_model_and_data(tmp_path, monkeypatch, evaluated, name):
+  """And "held out" only where the evaluation's files were not trained on."""
+  run = make_run(tmp_path / "a", PRETRAINING, PRETRAINING)
+  for file in ("a.rec", "b.rec"):
+    (tmp_path / file).write_bytes(b"")
+  flags = {
+    "bert": dict(num_hidden_layers=2, hidden_size=128, vocab_size=8192),
+    "input_file": f"{tmp_path}/a*.rec",
+    "eval_input_file": f"{tmp_path}/{evaluated}",
+  }
+  data = {"files": [f"{tmp_path}/a.rec"]}
+  made = {"plan": {"ranks": 1}, "flags": flags, "data": data}
+  (tmp_path / "a" / "run.json").write_text(json.dumps({"runs": [made]}))
+  figure = drawn([run], tmp_path, monkeypatch)
+  assert figure.get_suptitle() == (
+    f"{run}\nBERT of 2 layers, 128 wide, 8,192 tokens, on {tmp_path}/a*.rec"
+  )
+  words = [text.get_text() for text in figure.axes[0].get_legend().texts]
+  assert words == ["training", name]
+
+
+def test_pictures_need_no_tensorflow(tmp_path):
+  """Nor does what the command imports."""
+  (tmp_path / "tensorflow.py").write_text("raise ImportError('loaded')\n")
+  run = make_run(tmp_path / "a", PRETRAINING, PRETRAINING)
+  done = subprocess.run(
+    [sys.executable, "-m", "tools.plot_metrics", run, "--output=c.svg"],
+    cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{runs.ROOT}"},
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert (done.stdout, done.returncode) == ("c.svg\n", 0), done.stderr
 
 
 def test_a_folder_without_reports_is_named(tmp_path):
@@ -112,7 +174,7 @@ def test_what_has_no_number_is_not_drawn(tmp_path, monkeypatch):
         f.write(json.dumps({"global_step": step, **numbers}) + "\n")
   found = curves(drawn([run], tmp_path, monkeypatch))
   assert len(found) == 6
-  (_, training), (_, held_out) = found["masked LM loss (nats)"]
+  (_, training), (_, held_out) = found["masked words: loss (nats)"]
   assert training == [[10, 9.0], [20, 9.0]]
   assert held_out == [[0, 9.0], [20, 9.0]]
   assert found["tokens/s, all ranks"][0][1] == [[10, 9.0], [20, 9.0]]

@@ -315,8 +315,7 @@ def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
   # What is said of the run is of the other update.
   assert closing["steady_examples_per_second"] == 12.0
   assert closing["padding"] == 0.25
-  reporting.progress_line(report, 2, run_pretraining.headline)
-  reporting.speed_line({**closing, "seconds": 1.0})
+  reporting.speed_lines({**closing, "seconds": 1.0})
   # A part that is dropped says nothing of padding.
   report, closing = told_of(update_of(1.0))
   assert report["padding"] is closing["padding"] is None
@@ -345,7 +344,58 @@ def test_no_number_is_null_in_every_file(tmp_path, capsys):
 def test_a_run_without_a_report_has_no_steady_speed():
   closing = told_of(update_of(4.0))[1]
   assert closing["steady_tokens_per_second"] is closing["padding"] is None
-  assert " - and - steady; - padding" in reporting.speed_line(closing)
+  lines = reporting.speed_lines(closing)
+  assert ", - padding\n" in lines
+  assert lines.endswith(" - examples/s, - tokens/s steady")
+
+
+class Progress(list):
+  """Notes what a Reporter shows."""
+
+  def __init__(self, *_, **__):
+    pass
+
+  def at(self, done, *fields, **more):
+    self.append((done, fields, more))
+
+
+def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
+  """In a log's 80 columns, and without what is no update's time."""
+  monkeypatch.setattr(reporting, "Progress", Progress)
+  plan = types.SimpleNamespace(
+    ranks=1, records_per_update=24, updates=100_000, examples=lambda n: n
+  )
+  task = types.SimpleNamespace(
+    summarize=run_pretraining.losses,
+    headline=lambda report: "5.0% right",
+    ops=types.SimpleNamespace(variables=[]), plan=plan,
+    examples="next_sentence_weight", tokens="tokens", capacity=640, flops=1e9,
+  )  # fmt: skip
+  config = types.SimpleNamespace(
+    output_dir=str(tmp_path), peak_tflops=None, log_every_steps=10
+  )
+  comm = types.SimpleNamespace(is_root=True)
+  run = types.SimpleNamespace(task=task, config=config, comm=comm)
+  shown = reporting.Reporter(run, reporting.Clock(), 99_997)
+  sums = update_of(0.0)["sums"]
+  low = {**sums, "masked_lm_loss": 0.0, "next_sentence_loss": 24.0}
+  shown.report(99_998, update_of(0.0))
+  shown.report(99_999, update_of(0.0, sums={**low, "tokens": 480.0}))
+  shown.report(100_000, update_of(4.0))
+  (_, first, how), (_, second, later), (_, lost, _) = shown._progress
+  assert first == (
+    "99,998/100,000", "smoothed loss 2.000", "12 ex/s", "5.0% right"
+  )  # fmt: skip
+  assert second[1] == "smoothed loss 1.500"
+  assert lost == (
+    "100,000/100,000",
+    "smoothed loss 1.500",
+    "8 ex/s",
+    "5.0% right",
+  )
+  assert how == {"now": True, "seconds": 0.0}  # it compiled
+  assert later == {"now": False, "seconds": 2.0}
+  assert len("  ".join(["23:59:59", *first, "10:00 left"])) <= 80
 
 
 def test_an_evaluation_without_a_loss_is_never_the_best(tmp_path):

@@ -123,3 +123,41 @@ def test_help_has_this_programs_flags_by_group():
   ]  # fmt: skip
   shown = "\n  --max_seq_length  (integer, 8 to 65536; default 128)\n      Tok"
   assert shown in done.stdout and "--logtostderr" not in done.stdout
+
+
+@pytest.mark.parametrize(
+  "command", ["run_pretraining.py", "run_squad.py", "predict.py"]
+)
+def test_help_does_without_tensorflow(tmp_path, command):
+  """Which takes seconds to load; the modules that use it are imported."""
+  (tmp_path / "tensorflow.py").write_text("raise ImportError('loaded')\n")
+  done = subprocess.run(
+    [sys.executable, command, "--help"],
+    cwd=runs.ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert not done.stderr
+  for one in settings.settings_of(flags_reference.settings_class(command)):
+    assert re.search(
+      rf"^  --(\[no\])?{one.flag or one.name}\b", done.stdout, re.M
+    )
+
+
+def test_a_command_says_that_it_starts_tensorflow(tmp_path):
+  """On rank 0, before what takes seconds; a program of others does not."""
+  (tmp_path / "tensorflow.py").write_text("raise SystemExit('loaded')\n")
+  other = tmp_path / "theirs.py"
+  other.write_text("import modeling\n")
+  told = []
+  for script, rank in (("predict.py", 0), ("predict.py", 1), (other, 0)):
+    done = subprocess.run(
+      [sys.executable, script, "--help", "x"],
+      cwd=runs.ROOT, capture_output=True, text=True,
+      env={
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}:{runs.ROOT}",
+        "HOROVOD_RANK": str(rank),
+      },
+    )  # fmt: skip
+    told.append(done.stderr)
+  assert told == ["starting TensorFlow ...\nloaded\n", "loaded\n", "loaded\n"]

@@ -1,0 +1,41 @@
+"""The commands that closing screens propose."""
+
+import os
+import shlex
+import sys
+
+import pytest
+import runs
+
+from common import settings
+from tools import flags_reference
+from training import next_steps
+
+
+@pytest.mark.parametrize("kind", [None, "classifier", "squad"])
+def test_their_scripts_and_flags_exist(kind):
+  for command in next_steps.after("runs/first/", kind).values():
+    python, script, *words = command
+    assert os.path.samefile(python, sys.executable)
+    assert os.path.samefile(script, f"{runs.ROOT}/{os.path.basename(script)}")
+    of = flags_reference.settings_class(os.path.basename(script))
+    known = {one.flag or one.name for one in settings.settings_of(of)}
+    given = (word for word in words if word.startswith("--"))
+    assert {word[2:].partition("=")[0] for word in given} <= known
+    assert any("runs/first" in word for word in words)
+  assert (
+    "fine-tune on a table (columns sentence and label)"
+    in next_steps.after("a", kind)
+  ) == (not kind)
+
+
+def test_lines_paste_and_fit():
+  """Also with a blank in a folder's name."""
+  commands = next_steps.after("a folder")
+  shown = "\n".join(next_steps.lines(commands)).splitlines()
+  titles = [line for line in shown if not line.startswith(" ")]
+  assert titles == [f"{title}:" for title in commands]
+  text = "\n".join(line for line in shown if line.startswith(" "))
+  pasted = [shlex.split(line) for line in text.replace("\\\n", "").splitlines()]
+  assert pasted == [*commands.values()]
+  assert max(map(len, shown)) <= 80

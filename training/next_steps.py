@@ -1,0 +1,63 @@
+"""The commands that closing screens propose, in one place for a test."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MASKED = "paris is the capital of [MASK] ."
+
+
+def python(script: str, *words: str, **flags) -> list[str]:
+  """A command of this project: a script, or `-m` and a module's name."""
+  command = [os.path.relpath(os.path.join(ROOT, script))]
+  if script.startswith("tools."):
+    command = ["-m", script]
+  given = [
+    f"--{name}" if value is True else f"--{name}={value}"
+    for name, value in flags.items()
+  ]
+  return [os.path.relpath(sys.executable), *command, *words, *given]
+
+
+def after(folder: str, kind: str | None = None, text: str = MASKED) -> dict:
+  """What it is for -> the command, for a run of a `kind`; None: pre-training.
+
+  `text` has a [MASK].
+  """
+  folder = os.path.normpath(folder)
+  squad = ["--question=who?", "--context=it was me ."]
+  words = {None: [text], "squad": squad}.get(kind, ["a text"])
+  found = {"predict": python("predict.py", folder, *words)}
+  if not kind:
+    found["fine-tune on a table (columns sentence and label)"] = python(
+      "run_classifier.py",
+      do_train=True,
+      init_checkpoint=folder,
+      train_file="train.tsv",
+      output_dir=f"{folder}_classifier",
+    )
+  found["convert to Hugging Face"] = python(
+    "convert_checkpoint.py", folder, output=f"{folder}_hugging_face"
+  )
+  return found
+
+
+def wrapped(command: list[str], mark: str = "  ") -> str:
+  """The command after `mark`, in lines of 80 columns if its words allow it."""
+  first, *words = map(shlex.quote, command)
+  lines = [mark + first]
+  for word in words:
+    if len(lines[-1]) + len(word) > 76:
+      lines[-1] += " \\"
+      lines.append(f"    {word}")
+    else:
+      lines[-1] += f" {word}"
+  return "\n".join(lines)
+
+
+def lines(commands: dict) -> Iterator[str]:
+  """The commands under what they are for."""
+  for title, command in commands.items():
+    yield f"{title}:\n{wrapped(command)}"
