@@ -237,9 +237,30 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
   return _settled(_join(tensor_parallel), num_threads)
 
 
-def alone(num_threads: int = 0) -> Comm:
-  """`init` for work of this process alone, however it was started."""
-  return _settled(Comm(), num_threads)
+class _Planned(Comm):
+  """Rank 0 of `size` that are not there: what others send has its shape."""
+
+  def __init__(self, size: int):
+    self.size = size
+
+  def reducescatter(self, tensor, name, fp16=False):
+    return tensor[: tensor.shape[0] // self.size]
+
+  def allgather(self, tensor, name):
+    return tf.concat([tensor] * self.size, axis=0)
+
+
+def planned(
+  ranks: int, here: int, num_threads: int = 0, tensor_parallel: int = 1
+) -> Comm:
+  """`init` as rank 0 of `ranks`, `here` of them on this host, of which no other
+  exists: a graph needs the memory and the time that it would have.
+  """
+  comm = _Planned(ranks)
+  comm.local_size = here
+  comm._tensor_parallel = _Planned(tensor_parallel)
+  comm._data_parallel = _Planned(ranks // tensor_parallel)
+  return _settled(comm, num_threads)
 
 
 def _settled(comm: Comm, num_threads: int) -> Comm:
@@ -287,8 +308,15 @@ def _is_elastic() -> bool:
   return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
+def started() -> tuple[int, int]:
+  """This process' rank and their number, as horovodrun says; else 0 and 1."""
+  found = (os.environ.get(f"HOROVOD_{key}") for key in ("RANK", "SIZE"))
+  rank, size = found
+  return int(rank or 0), int(size or 1)
+
+
 def _join(tensor_parallel: int) -> Comm:
-  size = int(os.environ.get("HOROVOD_SIZE", "1"))
+  _, size = started()
   if size % tensor_parallel:
     raise DistributedError(
       f"--tensor_parallel={tensor_parallel}: {size} ranks are no multiple of "
