@@ -16,6 +16,11 @@ import os
 
 from absl import flags
 
+from common import errors
+
+if __name__ == "__main__":
+  errors.leave_when_asked()  # also while TensorFlow is imported
+
 import modeling
 import optimization
 from common import console, settings
@@ -54,7 +59,7 @@ def open_source(files: str, config: PretrainingConfig, comm):
       f"has max_position_embeddings={config.bert.max_position_embeddings}"
     )
   source = input_pipeline.Source(files, shape)
-  comm.check_equal(f"the data in {files}", source.fingerprint())
+  comm.check_equal(f"what is in {files}", source.fingerprint())
   return source
 
 

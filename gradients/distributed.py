@@ -6,6 +6,7 @@ that is a world of one whose operations change nothing, so no caller has to ask.
 
 import dataclasses
 import hashlib
+import itertools
 import os
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ import numpy as np
 from common.errors import UserError
 from common.settings import check, setting
 from common.tensorflow_v1 import tf
+
+_MOST_SHOWN = 5  # differences of ranks in one message
 
 
 class DistributedError(UserError):
@@ -138,16 +141,32 @@ class Comm:
     return False
 
   def check_equal(self, what: str, value: str) -> None:
-    """`DistributedError` on all ranks unless they all have rank 0's `value`."""
+    """`DistributedError` on all ranks unless they all have rank 0's `value`.
+
+    Its message has the lines of `value` that differ.
+    """
+    text = np.frombuffer(value.encode(), np.uint8).astype(np.int64)
     digest = hashlib.sha256(value.encode()).digest()[:7]
-    mine = np.array([int.from_bytes(digest, "little")], np.int64)
-    everyone = self.gather(mine)[:, 0]
-    odd = [r for r in range(self.size) if everyone[r] != everyone[0]]
-    if odd:
-      raise DistributedError(
-        f"{what} of rank {odd} differs from rank 0's; this is rank "
-        f"{self.rank} with: {value}. Give all hosts the same files and flags."
-      )
+    mine = np.array([int.from_bytes(digest, "little"), len(text)], np.int64)
+    everyone = self.gather(mine)
+    odd = [r for r in range(self.size) if (everyone[r] != everyone[0]).any()]
+    if not odd:
+      return
+    rows = self.gather(np.pad(text, (0, everyone[:, 1].max() - len(text))))
+    first, other = (
+      bytes(rows[r, : everyone[r, 1]].tolist()).decode().splitlines()
+      for r in (0, odd[0])
+    )
+    pairs = [(a, b) for a, b in itertools.zip_longest(first, other) if a != b]
+    said = "; ".join(
+      f"rank 0 has {a}, rank {odd[0]} has {b}" for a, b in pairs[:_MOST_SHOWN]
+    )
+    if len(pairs) > _MOST_SHOWN:
+      said += f"; and {len(pairs) - _MOST_SHOWN} more"
+    raise DistributedError(
+      f"{what} of rank {odd} differs from rank 0's: {said}. Give all hosts the "
+      "same files and flags"
+    )
 
 
 class _HorovodComm(Comm):

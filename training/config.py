@@ -138,6 +138,9 @@ class RunConfig:
   save_checkpoints_steps: int = _report(1000,
     "Updates between two checkpoints. 0 saves one at the end of the run only.",
     low=0)
+  save_every_minutes: float = _report(0.0,
+    "Minutes after which a checkpoint is saved, besides those of "
+    "--save_checkpoints_steps. 0 sets no time.", low=0)
   keep_checkpoints: int = _report(5,
     "Checkpoints to keep in --output_dir: the newest ones.", low=1)
   log_every_steps: int = _report(10,
@@ -237,7 +240,7 @@ class PretrainingConfig(RunConfig):
 
   # fmt: off
   dry_run: bool = _task(False,
-    "Print the plan and what it needs: memory, time and disk, measured by a few "
+    "Print the plan and what it needs: memory, time and disk, measured by some "
     "updates on fake records in child processes. Writes nothing.")
   dry_run_ranks: int | None = _task(None,
     "Ranks that --dry_run plans for; they need not exist. Without GPUs as many "

@@ -345,10 +345,10 @@ def lines(survey: Survey, config, plan) -> Iterator[str]:
     f"an update takes {seconds:.3g} s and all {plan.updates:,} take "
     f"{_duration(total)}, without network, evaluations and saves"
   )
-  one = last.checkpoint_mb / 1024
+  kept, one = config.keep_checkpoints, last.checkpoint_mb / 1024
   yield (
-    f"a checkpoint takes {one:.2g} GB of the disk; --keep_checkpoints="
-    f"{config.keep_checkpoints} and the best {one * (config.keep_checkpoints + 1):.2g} GB"
+    f"a checkpoint takes {one:.2g} GB of the disk; --keep_checkpoints={kept} "
+    f"and the best take {one * (kept + 1):.2g} GB"
   )
 
 
