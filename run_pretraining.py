@@ -13,6 +13,7 @@ that was stopped.
 
 import functools
 import os
+import textwrap
 
 from absl import flags
 
@@ -224,8 +225,9 @@ def plan_only(config: PretrainingConfig) -> None:
   files = config.input_file
   source = open_source(files, config, distributed.Comm()) if files else None
   plan = make_plan(config, source, groups)
-  console.tell(*plan.lines(), f"precision: {config.policy.describe()}")
-  console.tell(str(config.optimizer), "")
+  precision = f"precision: {config.policy.describe()}"
+  for line in (*plan.lines(), precision, str(config.optimizer)):
+    console.tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
   config.planned_schedule(plan).check_trains(first=0)
   on_gpu = tf.config.list_physical_devices("GPU")
   here = 0 if on_gpu else min(ranks, len(os.sched_getaffinity(0)))

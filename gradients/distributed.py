@@ -157,7 +157,8 @@ class Comm:
       bytes(rows[r, : everyone[r, 1]].tolist()).decode().splitlines()
       for r in (0, odd[0])
     )
-    pairs = [(a, b) for a, b in itertools.zip_longest(first, other) if a != b]
+    both = itertools.zip_longest(first, other, fillvalue="nothing")
+    pairs = [(a, b) for a, b in both if a != b]
     said = "; ".join(
       f"rank 0 has {a}, rank {odd[0]} has {b}" for a, b in pairs[:_MOST_SHOWN]
     )

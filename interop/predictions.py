@@ -122,7 +122,7 @@ class Predictor:
     other = _OTHER_MASKS.search(f"{one.text} {one.pair or ''}")
     if other:
       tell(
-        f"{one.text[:60]!r}: {other[0]} is read as text: for a word to be found "
+        f"{one.text[:60]!r}: {other[0]} is read as text: for a word to find "
         f"write {MASK}"
       )
 

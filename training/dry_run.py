@@ -34,6 +34,7 @@ _TOKENS = 512  # of the first micro-batch, at least one record
 _GROWTH = 4  # from one micro-batch to the next, at most
 _QUICK = 15.0  # seconds that an update may take to be measured, if not needed
 _TIMED = 10.0  # seconds of updates to measure
+_CGROUPS = "/sys/fs/cgroup"
 
 
 def free_memory_mb() -> float:
@@ -56,7 +57,7 @@ def _cgroup_mb(kind: str, path: str, most: str, now: str) -> Iterator[float]:
   """What a cgroup and those above it leave, in MB, of those with a limit."""
   inside = pathlib.PurePosixPath(path.lstrip("/"))
   for group in (inside, *inside.parents):
-    folder = pathlib.Path("/sys/fs/cgroup", kind, group)
+    folder = pathlib.Path(_CGROUPS, kind, group)
     with contextlib.suppress(OSError, ValueError):  # no limit; not mounted here
       limit = int((folder / most).read_text())
       stat = dict(
@@ -320,7 +321,7 @@ class Survey:
 def lines(survey: Survey, config, plan) -> Iterator[str]:
   """What the plan needs, for people."""
   last, size, here = survey.last, plan.micro_batch, survey.job.here
-  row = lambda name, number: f"  {name:<40}{number:>14,.0f}"
+  row = lambda name, number: f"  {name:<44}{number:>14,.0f}"
   yield row("parameters", sum(last.parameters.values()))
   yield from (row(f"  {n}", count) for n, count in last.parameters.items())
   peak = survey.peak_mb(size)
@@ -328,27 +329,27 @@ def lines(survey: Survey, config, plan) -> Iterator[str]:
   parts["activations and buffers"] = peak - sum(parts.values())
   if here:
     parts["copy of what is saved, in rank 0 only"] = last.checkpoint_mb
-  how = "measured" if survey.knows(size) else f"from {last.size:,} and fewer"
-  yield f"MB of memory with micro-batches of {size:,} records ({how})"
+  how = "measured" if survey.knows(size) else f"from up to {last.size:,}"
+  yield f"  memory of micro-batches of {size:,} records ({how}), MB"
   yield from (row(f"  {name}", mb) for name, mb in parts.items())
   yield row("  in all", sum(parts.values()))
+  yield row("  a record more", survey.record_mb)
   place = f"for {here} ranks on this host" if here else "of each GPU"
-  yield row(f"there are, {place}", survey.there_are_mb)
+  yield row(f"  there are, {place}", survey.there_are_mb)
+  fits = "fits" if peak <= survey.room_mb else "DOES NOT FIT"
   yield (
-    f"{'fits' if peak <= survey.room_mb else 'DOES NOT FIT'}: the largest "
-    f"micro-batch is about --train_batch_size={survey.largest:,} (a record "
-    f"more is {survey.record_mb:.1f} MB; {1 - _SHARE:.0%} stays free)"
+    f"  {fits}: --train_batch_size={survey.largest} would, with "
+    f"{1 - _SHARE:.0%} left free"
   )
   seconds = survey.seconds(plan.accumulation * size)
-  total = seconds * plan.updates
   yield (
-    f"an update takes {seconds:.3g} s and all {plan.updates:,} take "
-    f"{_duration(total)}, without network, evaluations and saves"
+    f"  time without network and evaluations: {seconds:.3g} s an update, "
+    f"{_duration(seconds * plan.updates)} in all"
   )
   kept, one = config.keep_checkpoints, last.checkpoint_mb / 1024
   yield (
-    f"a checkpoint takes {one:.2g} GB of the disk; --keep_checkpoints={kept} "
-    f"and the best take {one * (kept + 1):.2g} GB"
+    f"  disk: {one:.2g} GB a checkpoint, {one * (kept + 1):.2g} GB for "
+    f"--keep_checkpoints={kept} and the best"
   )
 
 
