@@ -32,6 +32,7 @@ _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take
 _TOKENS = 512  # of the first micro-batch, at least one record
 _GROWTH = 4  # from one micro-batch to the next, at most
+_FARTHEST = 32  # from the last that was measured to one that is predicted
 _QUICK = 15.0  # seconds that an update may take to be measured, if not needed
 _TIMED = 10.0  # seconds of updates to measure
 _CGROUPS = "/sys/fs/cgroup"
@@ -259,21 +260,28 @@ class Survey:
     return False
 
   def begin(self, target: int, tokens: int) -> None:
-    """Measures two sizes, and `target` records if they fit and are quick."""
+    """Measures small sizes, and `target` records if they fit and are quick."""
     first = max(1, min(_TOKENS // tokens, target // _GROWTH))
     if not self.add(first) and not (first > 1 and self.add(1)):
       raise UserError(
         f"a micro-batch of one record does not fit in {self.room_mb:,.0f} MB: "
         "give a smaller model or --max_seq_length, or --recompute=layer"
       )
-    if (size := self._next()) > self.last.size:
-      self.add(size)
     rows = self.last.records // self.last.size
+    quick = lambda size: self.seconds(rows * size) <= _QUICK
+    while len(self.measured) < 2 or (
+      not self._has_grown() and self.last.size < target and quick(self._next())
+    ):
+      if self._next() == self.last.size or not self.add(self._next()):
+        break
     for size in (target, _GROWTH * self.last.size):
-      if self.last.size < size <= min(target, self.largest):
-        if self.seconds(rows * size) <= _QUICK:
-          self.add(size)
-          return
+      if self.last.size < size <= min(target, self.largest) and quick(size):
+        self.add(size)
+        return
+
+  def _has_grown(self) -> bool:
+    """Whether the last two peaks differ by more than chance."""
+    return self.last.mb > 1.1 * self.measured[-2].mb
 
   def find_largest(self) -> None:
     """Measures until the last is the largest that fits, or 2% below it."""
@@ -306,9 +314,10 @@ class Survey:
 
   @property
   def largest(self) -> int:
-    """The largest micro-batch that fits, by what is known."""
+    """The largest micro-batch that fits, at most `_FARTHEST` times the last."""
     size = (self.room_mb - self.peak_mb(0)) / max(self.record_mb, 1e-3)
-    return int(min(max(size, self.last.size), self._too_much - 1))
+    most = min(_FARTHEST * self.last.size, self._too_much - 1)
+    return int(min(max(size, self.last.size), most))
 
   def _line(self, of: Callable) -> tuple[float, float]:
     """(value at 0, slope) by the two largest sizes; 0 at 0 if there is one."""
