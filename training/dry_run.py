@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -125,6 +126,7 @@ def _resident_mb(pid: int) -> float:
 
 def _run(job: Job, size: int, sender) -> None:
   """In a child: sends a `Measured`, or None if the memory does not suffice."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
   with contextlib.suppress(OSError):  # should memory end, this process goes
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as f:
       f.write("1000")

@@ -15,6 +15,7 @@ from common.console import tell
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
 
+_MOST_SHOWN = 8  # items of a list
 RUN_FILE = "run.json"
 BERT_CONFIG_FLAG = "--bert_config_file"
 LOCK_FILE = "run.lock"
@@ -155,7 +156,8 @@ def flat(settings: dict, form: str = "--{}") -> dict:
 def _shown(value) -> str:
   """A setting's value as it is written in a command."""
   if isinstance(value, list):
-    return ",".join(map(str, value)) or "(empty)"
+    more = ["..."] if len(value) > _MOST_SHOWN else []
+    return ",".join([*map(str, value[:_MOST_SHOWN]), *more]) or "(empty)"
   if isinstance(value, bool):
     return str(value).lower()
   return "(not given)" if value is None else str(value)
