@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from common.console import minutes, tell
+from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed, moments
@@ -311,6 +311,9 @@ class Survey:
 
   def seconds(self, records: int) -> float:
     """Of an update in which a rank has so many records."""
+    for known in self.measured:
+      if known.records == records:
+        return known.seconds
     start, slope = self._line(lambda m: (m.records, m.seconds))
     return max(0.0, start) + slope * records
 
@@ -322,9 +325,13 @@ class Survey:
     return int(min(max(size, self.last.size), most))
 
   def _line(self, of: Callable) -> tuple[float, float]:
-    """(value at 0, slope) by the two largest sizes; 0 at 0 if there is one."""
-    points = [(0, 0), *map(of, self.measured)]
-    (x, y), (x2, y2) = points[-2:]
+    """(value at 0, slope) by the last size and the next of at most its half.
+
+    Of one size alone: as if 0 records needed nothing.
+    """
+    *others, (x2, y2) = map(of, self.measured)
+    others = others or [(0, 0)]
+    x, y = ([p for p in others if 2 * p[0] <= x2] or others)[-1]
     slope = max(0.0, (y2 - y) / (x2 - x))
     return y2 - slope * x2, slope
 
@@ -365,7 +372,6 @@ def lines(survey: Survey, config, plan) -> Iterator[str]:
 
 
 def _duration(seconds: float) -> str:
-  if seconds < 6000:
-    return f"{minutes(seconds)} minutes"
-  hours = seconds / 3600
-  return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
+  units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1))
+  name, unit = next((u for u in units if seconds >= 2 * u[1]), units[-1])
+  return f"{seconds / unit:.1f} {name}"

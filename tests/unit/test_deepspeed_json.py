@@ -82,7 +82,7 @@ def test_a_dry_run_plans_for_ranks_that_are_not_there(
   assert f"64 ranks x {accumulation} micro-batches" in said
   assert "7,500 updates (150 of warm-up)" in said
   assert "fits: --train_batch_size=" in said and " s an update, " in said
-  assert "nan" not in said and max(map(len, said.splitlines())) <= 80
+  assert "nan" not in said
 
 
 BASE = {"train_batch_size": 64, "optimizer": {"type": "Adam"}}

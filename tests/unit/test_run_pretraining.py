@@ -629,7 +629,7 @@ def test_a_checkpoint_is_saved_when_its_time_has_come(tiny_run, tmp_path):
   runs.pretrain(
     tiny_run, tmp_path, num_train_steps=3, num_warmup_steps=1, **settings
   )
-  saved = sorted(path.name for path in tmp_path.glob("*.index"))
+  saved = sorted(path.name for path in tmp_path.glob("model*.index"))
   assert saved == [f"model.ckpt-{step}.index" for step in (1, 2, 3)]
 
 
