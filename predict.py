@@ -52,21 +52,26 @@ class Settings:
   # fmt: on
 
 
-def read_inputs(
-  settings: Settings, texts: Sequence[str], may_be_json: bool
-) -> Iterator[predictions.Input]:
-  """Inputs of flags, arguments or a file; `UserError` for none, or too many."""
-  question, context = settings.question, settings.context
-  asked = question is not None or context is not None
+def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
+  """`UserError` for inputs that contradict each other, or half a question."""
+  given = [settings.question, settings.context]
+  asked = given != [None, None]
   if asked + bool(texts) + (settings.input is not None) > 1:
     raise UserError(
       "give texts as arguments, --input, or --question with --context: one of "
       "these"
     )
-  if asked:
-    if not (question and question.strip() and context and context.strip()):
-      raise UserError("give both --question and --context, not empty")
-    yield predictions.Input(question, context)
+  if asked and not all(text and text.strip() for text in given):
+    raise UserError("give both --question and --context, not empty")
+
+
+def read_inputs(
+  settings: Settings, texts: Sequence[str], may_be_json: bool
+) -> Iterator[predictions.Input]:
+  """Inputs of flags, arguments or a file; `UserError` for none, or too many."""
+  check_inputs(settings, texts)
+  if settings.question is not None:
+    yield predictions.Input(settings.question, settings.context)
     return
   path = settings.input or "-"
   name = "standard input" if path == "-" else path
@@ -100,6 +105,7 @@ def _lines(path: str, name: str) -> Iterator[str]:
 
 def main(settings: Settings, name: str, *texts: str) -> None:
   """Prints predictions of the model `name`."""
+  check_inputs(settings, texts)  # before the model takes its time
   # A vocabulary may hold characters that the terminal cannot show.
   sys.stdout.reconfigure(errors="backslashreplace")
   source = model_source.find(name, settings.given)

@@ -11,10 +11,16 @@ create_pretraining_data.py, or google/bert's. The same command resumes a run
 that was stopped.
 """
 
-import dataclasses
 import functools
+import os
+import textwrap
 
 from absl import flags
+
+from common import errors
+
+if __name__ == "__main__":
+  errors.leave_when_asked()  # also while TensorFlow is imported
 
 import modeling
 import optimization
@@ -29,6 +35,7 @@ from model import model_flops
 from model.tensor_parallel import Slices
 from training import (
   checkpointing,
+  dry_run,
   input_pipeline,
   reporting,
   train_loop,
@@ -62,7 +69,7 @@ def open_source(
       f"has max_position_embeddings={config.bert.max_position_embeddings}"
     )
   source = input_pipeline.Source(files, shape)
-  comm.check_equal(f"the data in {files}", source.fingerprint())
+  comm.check_equal(f"what is in {files}", source.fingerprint())
   return source
 
 
@@ -233,56 +240,38 @@ def pretrain(
   return training_run.run(config, comm, build, snapshot, signals)
 
 
-def dry_run(config: PretrainingConfig) -> None:
-  """Prints plan, parameters and a small update of fake records."""
-  shape = config.record_shape(config.input_file)
-  groups, left_over = divmod(config.dry_run_ranks, config.tensor_parallel)
+def plan_only(config: PretrainingConfig) -> None:
+  """Prints the plan, and what it needs by measurements in child processes."""
+  own, started = distributed.started()
+  if own:
+    return  # horovodrun started it, and rank 0 does it
+  ranks = config.dry_run_ranks or started
+  groups, left_over = divmod(ranks, config.tensor_parallel)
   if left_over:
     raise UserError(
-      f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks="
-      f"{config.dry_run_ranks} is not a multiple of it"
+      f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
+      "not a multiple of it"
     )
-  plan = make_plan(config, None, groups)
-  console.tell(*plan.lines(), f"precision: {config.policy.describe()}")
-  console.tell(str(config.optimizer), "")
+  files = config.input_file
+  source = open_source(files, config, distributed.Comm()) if files else None
+  plan = make_plan(config, source, groups)
+  precision = f"precision: {config.policy.describe()}"
+  for line in (*plan.lines(), precision, str(config.optimizer)):
+    console.tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
   config.planned_schedule(plan).check_trains(first=0)
-  small = dataclasses.replace(  # the planned one may need more memory
-    plan,
-    micro_batch=min(2, plan.micro_batch),
-    accumulation=min(2, plan.accumulation),
+  on_gpu = tf.config.list_physical_devices("GPU")
+  here = 0 if on_gpu else min(ranks, len(os.sched_getaffinity(0)))
+  survey = dry_run.Survey(
+    dry_run.Job(training_step, config, plan, ranks, here),
+    dry_run.free_memory_mb(),
   )
-  comm = distributed.alone(config.num_threads)
-  with training_run.graph(config):
-    examples = input_pipeline.fake_batch(shape, small.micro_batch)
-    micro = input_pipeline.fixed_micro_batch(examples, small.accumulation)
-    state = checkpointing.TrainingState()
-    ops = training_step(config, micro, state, small, comm)
-    console.tell(*parameter_table(ops.variables), "")
-    session = tf.Session(config=training_run.session_config(config, comm))
-    session.run(
-      [tf.global_variables_initializer(), tf.local_variables_initializer()]
-    )
-    for _ in range(small.accumulation - 1):
-      session.run(ops.accumulate)
-    got = session.run(ops.fetches())
-  loss = console.shown(losses(got["sums"])["loss"], ".3f")
-  console.tell(
-    f"one update of {small.accumulation} x {small.micro_batch} fake examples "
-    f"of {shape.max_seq_length} tokens: loss {loss}  gradient norm "
-    f"{got['grad_norm']:.3f}  lr {got['learning_rate']:.2e}"
-    + ("  skipped: not finite at this loss scale" if got["skipped"] else ""),
-    "nothing was written",
-  )
-
-
-def parameter_table(variables) -> list[str]:
-  """Name, shape and size of each variable, and the total."""
-  rows = [
-    f"  {v.op.name:<64} {v.shape.as_list()!s:>14} {v.shape.num_elements():>13,}"
-    for v in variables
-  ]
-  total = sum(v.shape.num_elements() for v in variables)
-  return [*rows, f"  {'parameters':<64} {'':>14} {total:>13,}"]
+  survey.begin(plan.micro_batch, config.record_shape(files).max_seq_length)
+  if config.find_batch_size:
+    survey.find_largest()
+  console.tell("", *dry_run.lines(survey, config, plan))
+  if config.find_batch_size:
+    console.tell(f"largest micro-batch: --train_batch_size={survey.last.size}")
+  console.tell("nothing was written")
 
 
 def main(_) -> None:
@@ -298,7 +287,7 @@ def main(_) -> None:
   if config.dry_run:
     if lines:
       console.tell(*lines)
-    dry_run(config)
+    plan_only(config)
   else:
     job = functools.partial(pretrain, config)
     training_run.start(config, job, config.tensor_parallel, lines)

@@ -12,6 +12,11 @@ import functools
 
 from absl import flags
 
+from common import errors
+
+if __name__ == "__main__":
+  errors.leave_when_asked()  # also while TensorFlow is imported
+
 from common import settings
 from finetuning import finetune, squad
 from interop import model_source

@@ -1,12 +1,17 @@
-"""The errors that mean: change the input or the settings, not the code."""
+"""How programs end: by errors that the user can mend, or as they are asked."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
 from absl import app
 
 from common.console import tell
+
+# Exit status of a run that a signal stopped, after it saved (EX_TEMPFAIL).
+STOPPED_STATUS = 75
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class UserError(ValueError):
@@ -19,6 +24,20 @@ class UserError(ValueError):
 
 class DataError(UserError):
   """Input that cannot be used."""
+
+
+def leave_when_asked() -> None:
+  """From now on a signal ends the program: for when nothing is to be saved."""
+  for number in STOP_SIGNALS:
+    signal.signal(number, _leave)
+
+
+def _leave(number, _) -> None:
+  for other in STOP_SIGNALS:  # a second one ends at once
+    signal.signal(other, signal.SIG_DFL)
+  name = signal.Signals(number).name
+  tell(f"{name}: stopped as asked: the same command resumes")
+  sys.exit(STOPPED_STATUS)
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:

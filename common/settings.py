@@ -73,7 +73,7 @@ class Setting:
     if below is not None:
       return f"in {f'({above}' if low is None else f'[{low}'}, {below})"
     if above is not None:
-      return "positive"
+      return f"more than {above:g}" if above else "positive"
     if low is None:
       return ""
     if high is None:

@@ -7,6 +7,7 @@ is used. Set TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's start-up messages.
 """
 
 import contextlib
+import multiprocessing
 import os
 import re
 import sys
@@ -78,7 +79,8 @@ _NAMES = ("tf", "profiler", "tensor_bundle_pb2")
 def _import_quietly():
   if _is_command() and sys.argv[1:] == ["--help"]:
     return [_Absent("TensorFlow", (), {})] * len(_NAMES)
-  if _is_command() and os.environ.get("HOROVOD_RANK", "0") == "0":
+  is_first = os.environ.get("HOROVOD_RANK", "0") == "0"
+  if _is_command() and is_first and not multiprocessing.parent_process():
     tell("starting TensorFlow ...")  # for seconds
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()

@@ -6,6 +6,7 @@ that is a world of one whose operations change nothing, so no caller has to ask.
 
 import dataclasses
 import hashlib
+import itertools
 import os
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ import numpy as np
 from common.errors import UserError
 from common.settings import check, setting
 from common.tensorflow_v1 import tf
+
+_MOST_SHOWN = 5  # differences of ranks in one message
 
 
 class DistributedError(UserError):
@@ -138,16 +141,33 @@ class Comm:
     return False
 
   def check_equal(self, what: str, value: str) -> None:
-    """`DistributedError` on all ranks unless they all have rank 0's `value`."""
+    """`DistributedError` on all ranks unless they all have rank 0's `value`.
+
+    Its message has the lines of `value` that differ.
+    """
+    text = np.frombuffer(value.encode(), np.uint8).astype(np.int64)
     digest = hashlib.sha256(value.encode()).digest()[:7]
-    mine = np.array([int.from_bytes(digest, "little")], np.int64)
-    everyone = self.gather(mine)[:, 0]
-    odd = [r for r in range(self.size) if everyone[r] != everyone[0]]
-    if odd:
-      raise DistributedError(
-        f"{what} of rank {odd} differs from rank 0's; this is rank "
-        f"{self.rank} with: {value}. Give all hosts the same files and flags."
-      )
+    mine = np.array([int.from_bytes(digest, "little"), len(text)], np.int64)
+    everyone = self.gather(mine)
+    odd = [r for r in range(self.size) if (everyone[r] != everyone[0]).any()]
+    if not odd:
+      return
+    rows = self.gather(np.pad(text, (0, everyone[:, 1].max() - len(text))))
+    first, other = (
+      bytes(rows[r, : everyone[r, 1]].tolist()).decode().splitlines()
+      for r in (0, odd[0])
+    )
+    both = itertools.zip_longest(first, other, fillvalue="nothing")
+    pairs = [(a, b) for a, b in both if a != b]
+    said = "; ".join(
+      f"rank 0 has {a}, rank {odd[0]} has {b}" for a, b in pairs[:_MOST_SHOWN]
+    )
+    if len(pairs) > _MOST_SHOWN:
+      said += f"; and {len(pairs) - _MOST_SHOWN} more"
+    raise DistributedError(
+      f"{what} of rank {odd} differs from rank 0's: {said}. Give all hosts the "
+      "same files and flags"
+    )
 
 
 class _HorovodComm(Comm):
@@ -237,9 +257,30 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
   return _settled(_join(tensor_parallel), num_threads)
 
 
-def alone(num_threads: int = 0) -> Comm:
-  """`init` for work of this process alone, however it was started."""
-  return _settled(Comm(), num_threads)
+class _Planned(Comm):
+  """Rank 0 of `size` that are not there: what others send has its shape."""
+
+  def __init__(self, size: int):
+    self.size = size
+
+  def reducescatter(self, tensor, name, fp16=False):
+    return tensor[: tensor.shape[0] // self.size]
+
+  def allgather(self, tensor, name):
+    return tf.concat([tensor] * self.size, axis=0)
+
+
+def planned(
+  ranks: int, here: int, num_threads: int = 0, tensor_parallel: int = 1
+) -> Comm:
+  """`init` as rank 0 of `ranks`, `here` of them on this host, of which no other
+  exists: a graph needs the memory and the time that it would have.
+  """
+  comm = _Planned(ranks)
+  comm.local_size = here
+  comm._tensor_parallel = _Planned(tensor_parallel)
+  comm._data_parallel = _Planned(ranks // tensor_parallel)
+  return _settled(comm, num_threads)
 
 
 def _settled(comm: Comm, num_threads: int) -> Comm:
@@ -287,8 +328,15 @@ def _is_elastic() -> bool:
   return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
+def started() -> tuple[int, int]:
+  """This process' rank and their number, as horovodrun says; else 0 and 1."""
+  found = (os.environ.get(f"HOROVOD_{key}") for key in ("RANK", "SIZE"))
+  rank, size = found
+  return int(rank or 0), int(size or 1)
+
+
 def _join(tensor_parallel: int) -> Comm:
-  size = int(os.environ.get("HOROVOD_SIZE", "1"))
+  _, size = started()
   if size % tensor_parallel:
     raise DistributedError(
       f"--tensor_parallel={tensor_parallel}: {size} ranks are no multiple of "

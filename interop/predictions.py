@@ -4,12 +4,14 @@ A prediction is a dictionary that JSON can hold; `as_lines` shows it to people.
 """
 
 import collections
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from common import json_files
+from common.console import tell
 from common.errors import DataError, UserError
 from finetuning import settled, windows
 from finetuning.classification import encode_pair, pair_length
@@ -19,6 +21,7 @@ from tokenization import MASK
 
 POOLINGS = ("mean", "cls")
 _PAIR = "|||"
+_OTHER_MASKS = re.compile(r"(?!\[MASK\])(?i:\[mask\]|<mask>)")
 _SPAN = "span"  # the signature that answers questions
 _BATCH = 16  # sequences in one run of the graph
 
@@ -87,6 +90,7 @@ class Predictor:
     """Predictions in order; `UserError` for an input that does not fit."""
     groups = collections.defaultdict(list)
     for number, one in enumerate(inputs):
+      self._note_other_masks(one)
       groups[self._signature(one)].append(number)
     found: dict[int, dict] = {}
     for name, numbers in groups.items():
@@ -111,6 +115,16 @@ class Predictor:
     if MASK in one.text + (one.pair or ""):
       return "masked_lm"
     return "next_sentence" if one.pair else "encoder"
+
+  def _note_other_masks(self, one: Input) -> None:
+    if self._embedding or "masked_lm" not in self._model.names():
+      return
+    other = _OTHER_MASKS.search(f"{one.text} {one.pair or ''}")
+    if other:
+      tell(
+        f"{one.text[:60]!r}: {other[0]} is read as text: for a word to find "
+        f"write {MASK}"
+      )
 
   # Text to arrays -------------------------------------------------------------
 

@@ -166,6 +166,9 @@ class RunConfig:
   save_checkpoints_steps: int = _report(1000,
     "Updates between two checkpoints. 0 saves one at the end of the run only.",
     low=0)
+  save_every_minutes: float = _report(0.0,
+    "Minutes after which a checkpoint is saved, besides those of "
+    "--save_checkpoints_steps. 0 sets no time.", low=0)
   keep_checkpoints: int = _report(5,
     "Checkpoints to keep in --output_dir: the newest ones.", low=1)
   log_every_steps: int = _report(10,
@@ -294,10 +297,15 @@ class PretrainingConfig(RunConfig):
 
   # fmt: off
   dry_run: bool = _task(False,
-    "Build everything, print the plan and the parameter table, run one update "
-    "on fake records, and write nothing.")
-  dry_run_ranks: int = _task(1,
-    "Ranks that --dry_run plans for; they need not exist.", low=1)
+    "Print the plan and what it needs: memory, time and disk, measured by some "
+    "updates on fake records in child processes. Writes nothing.")
+  dry_run_ranks: int | None = _task(None,
+    "Ranks that --dry_run plans for; they need not exist. Without GPUs as many "
+    "as there are cores are taken to share this host. Default: as many as "
+    "horovodrun started, or 1.", low=1)
+  find_batch_size: bool = _task(False,
+    "With --dry_run, try larger and larger micro-batches in child processes, "
+    "and print the --train_batch_size of the largest that fits in the memory.")
   config_json: str | None = _task(None,
     "DeepSpeed-style JSON file with batch sizes, optimizer, schedule and "
     "precision. Flags on the command line win over it, and over those of its "
@@ -341,6 +349,8 @@ class PretrainingConfig(RunConfig):
     super().__post_init__()
     if not (self.do_train or self.do_eval or self.dry_run):
       raise UserError("give --do_train, --do_eval or both")
+    if self.find_batch_size and not self.dry_run:
+      raise UserError("--find_batch_size needs --dry_run")
     for name in ("input_file", "output_dir"):
       if not (getattr(self, name) or self.dry_run):
         raise UserError(f"--{name} is missing")

@@ -15,7 +15,7 @@ from common import errors
 from common.console import say, tell
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from training.signals import STOPPED_STATUS, StopSignals
+from training.signals import StopSignals
 from training.snapshot import Snapshot
 
 
@@ -37,7 +37,7 @@ def run(job: Callable[..., dict], comm) -> dict:
             f"rank {comm.rank}: {signals.received}: leaves the run, the others "
             "continue"
           )
-          sys.exit(STOPPED_STATUS)
+          sys.exit(errors.STOPPED_STATUS)
         why = str(change)
       except distributed.RankLost:
         why = "a rank was lost"

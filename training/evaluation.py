@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from common.console import say
+from common.errors import UserError
+from common.tensorflow_v1 import tf
 from gradients import distributed
 from training import input_pipeline, metrics
 from training.signals import Interrupted, StopVote
@@ -106,8 +108,25 @@ def trained_on(
   ]
 
 
+def is_out_of_memory(error: Exception) -> bool:
+  """Whether memory of the host or of the GPU did not suffice; XLA's, too."""
+  kinds = (MemoryError, tf.errors.ResourceExhaustedError)
+  words = ("out of memory", "resource_exhausted", "oom when allocating")
+  return isinstance(error, kinds) or (
+    isinstance(error, tf.errors.OpError)
+    and any(word in str(error).lower() for word in words)
+  )
+
+
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
-  """Cause of a session's error: a damaged record, a lost rank, or itself."""
+  """The cause of an error: memory, a damaged record, a lost rank, or itself."""
+  if is_out_of_memory(error):
+    reason = str(error).strip().partition("\n")[0][:200]
+    return UserError(
+      f"out of memory ({reason or 'of this process'}): lower "
+      "--train_batch_size, which with --global_batch_size trains the same, or "
+      "--eval_batch_size in an evaluation; or give --recompute=layer"
+    )
   explained = source.explain(numbers) if source else None
   return explained or distributed.rank_lost(error) or error
 

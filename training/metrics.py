@@ -24,12 +24,15 @@ def read_jsonl(path: str) -> list[dict]:
       if not line.strip() or not line.endswith("\n"):
         continue
       try:
-        found.append(json_files.parse(line, strict=False))
+        report = json_files.parse(line, strict=False)
+        if not isinstance(report, dict):
+          raise ValueError(f"it is {line.strip()[:20]}")
       except ValueError as e:
         raise DataError(
-          f"{path}: line {number} is no JSON ({e}); remove the line, or move "
-          "the file away"
+          f"{path}: line {number} is no JSON object ({e}); remove the line, or "
+          "move the file away"
         ) from e
+      found.append(report)
   return found
 
 

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import math
-import resource
 import statistics
 import time
 
@@ -133,8 +132,10 @@ def padding(tokens: float, capacity: int) -> float | None:
 
 def peak_memory() -> dict:
   """The most memory that this process has used, in MB (2^20 bytes)."""
-  kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  found = {"peak_memory_mb": kilobytes / 1024}
+  with open("/proc/self/status", encoding="utf-8") as f:
+    # getrusage counts the process that started this one, too.
+    kilobytes = next(line.split()[1] for line in f if line.startswith("VmHWM"))
+  found = {"peak_memory_mb": int(kilobytes) / 1024}
   if tf.config.list_physical_devices("GPU"):
     peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
     found["gpu_peak_memory_mb"] = peak / 2**20

@@ -15,7 +15,9 @@ from common.console import tell
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import later as tf
 
+_MOST_SHOWN = 8  # items of a list
 RUN_FILE = "run.json"
+BERT_CONFIG_FLAG = "--bert_config_file"
 LOCK_FILE = "run.lock"
 EVAL_RESULTS_FILE = "eval_results.json"
 TRAINING_RESULTS_FILE = "training_results.json"
@@ -139,22 +141,49 @@ def trained_on(output_dir: str) -> list[str]:
   return run["data"]["files"] if run else []
 
 
-def changes_since(before: dict, flags: dict, plan) -> list[str]:
-  """How `flags`, nested as in run.json, and `plan` differ from `before`."""
+def flat(settings: dict, form: str = "--{}") -> dict:
+  """Name for people -> value, of settings that are nested as in run.json."""
+  found: dict = {}
+  for name, value in json_files.parse(json_files.text(settings)).items():
+    if isinstance(value, dict):
+      inner = f"{BERT_CONFIG_FLAG}: {{}}" if name == "bert" else form
+      found |= flat(value, inner)
+    else:
+      found[form.format(name)] = value
+  return found
 
-  def flat(flags: dict) -> dict:
-    found: dict = {}
-    for name, value in flags.items():
-      nested = isinstance(value, dict)
-      found |= flat(value) if nested else {f"--{name}": value}
-    return found
 
+def _shown(value) -> str:
+  """A setting's value as it is written in a command."""
+  if isinstance(value, list):
+    more = ["..."] if len(value) > _MOST_SHOWN else []
+    return ",".join([*map(str, value[:_MOST_SHOWN]), *more]) or "(empty)"
+  if isinstance(value, bool):
+    return str(value).lower()
+  return "(not given)" if value is None else str(value)
+
+
+def changes_since(before: dict, flags: dict, plan, data: dict) -> list[str]:
+  """How `flags`, nested as in run.json, `plan` and `data` differ from `before`.
+
+  Raises `UserError` where weights of the same shapes would be another model.
+  """
   old = flat(before["flags"]) | before["plan"]
-  new = flat(json_files.parse(json_files.text(flags)))
+  new = flat(flags)
   for name in ("ranks", "updates", "warmup_updates"):
     new[name] = getattr(plan, name)
-  return [
-    f"{name} {old[name]} -> {value}"
+  old["record files"] = (before.get("data") or {}).get("files")
+  new["record files"] = data.get("files")
+  changed = {
+    name: f"{_shown(old[name])} -> {_shown(value)}"
     for name, value in new.items()
-    if name in old and old[name] != value
-  ]
+    if old.get(name, value) != value
+  }
+  for key in ("hidden_act", "num_attention_heads", "pre_layer_norm"):
+    name = f"{BERT_CONFIG_FLAG}: {key}"
+    if name in changed:
+      raise UserError(
+        f"{name} {changed[name]}: the run in this folder is of the former "
+        "model. Give that config, or train in another --output_dir"
+      )
+  return [f"{name} {values}" for name, values in changed.items()]

@@ -10,10 +10,8 @@ import time
 import numpy as np
 
 from common.console import tell
+from common.errors import STOP_SIGNALS
 from common.tensorflow_v1 import tf
-
-# Exit status of a run that a signal stopped, after it saved (EX_TEMPFAIL).
-STOPPED_STATUS = 75
 
 _TICK = 0.5  # seconds
 
@@ -34,7 +32,7 @@ class StopSignals:
 
   def __enter__(self) -> "StopSignals":
     if threading.current_thread() is threading.main_thread():
-      for number in (signal.SIGTERM, signal.SIGINT):
+      for number in STOP_SIGNALS:
         self._before[number] = signal.signal(number, self._note)
     return self
 
@@ -45,7 +43,8 @@ class StopSignals:
   def _note(self, number, _) -> None:
     self.received = signal.Signals(number).name
     self._when = time.monotonic()
-    signal.signal(number, self._before[number])
+    for other in STOP_SIGNALS:
+      signal.signal(other, signal.SIG_DFL)
     tell(f"{self.received}: saving after this update, then stopping")
 
 
@@ -58,23 +57,23 @@ class StopVote:
   def __init__(self, comm, name: str = "stop_vote"):
     self._comm = comm
     self._own = tf.placeholder_with_default(
-      np.zeros(3, np.float32), [3], f"own_{name}"
+      np.zeros(4, np.float32), [4], f"own_{name}"
     )
-    # float [3]: how many ranks have a signal, have had one for GRACE_SECONDS,
-    # know of hosts that came or went.
+    # float [4]: how many ranks have a signal, have had one for GRACE_SECONDS,
+    # know of hosts that came or went, find that a checkpoint is due.
     self.counts = comm.allreduce(self._own, name=name)
 
-  def feed(self, signals: StopSignals | None) -> dict:
+  def feed(self, signals: StopSignals | None, save: bool = False) -> dict:
     """This rank's requests; feed them whenever `counts` are fetched."""
     if signals is None:
       return {}
     overdue = signals.since() > self.GRACE_SECONDS
     asked = signals.received is not None
-    return {self._own: [asked, overdue, self._comm.hosts_changed()]}
+    return {self._own: [asked, overdue, self._comm.hosts_changed(), save]}
 
   def verdict(self, counts) -> str | None:
     """All ranks do the same: "stop", "change" to another world, or None."""
-    asked, overdue, changed = counts
+    asked, overdue, changed = counts[:3]
     if asked == self._comm.size or (asked and not self._comm.elastic):
       return "stop"
     return "change" if overdue or changed else None

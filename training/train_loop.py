@@ -93,13 +93,13 @@ def train(run: Run) -> dict:
         break
     if step == first:
       jit.tell_compiling(run.comm, "the training step")
-    update, stop = run_update(run, step + 1)
+    update, stop = run_update(run, step + 1, saver.is_time())
     if update is None:
       break
     step += 1
     guard.check(step, update)
     reporter.report(step, update)
-    saver.after_update(step)
+    saver.after_update(step, update["save"])
   if stop == "change" and step < plan.updates:
     saver.leave_world(step)
     raise distributed.WorldChange("ranks come or go")
@@ -116,13 +116,14 @@ def train(run: Run) -> dict:
   }
 
 
-def run_update(run: Run, number: int) -> tuple:
+def run_update(run: Run, number: int, save: bool = False) -> tuple:
   """Runs an update, unless the ranks stop while micro-batches add up.
 
   Returns what was fetched, or None if the ranks stop, and `StopVote.verdict`.
-  Of the update's `seconds` it waited `input_seconds` for micro-batches.
+  Of the update's `seconds` it waited `input_seconds` for micro-batches. `save`
+  is rank 0's wish for a checkpoint, which all ranks find in what was fetched.
   """
-  task, waited = run.task, []
+  task, waited, wishes = run.task, [], []
   run.profile.at(number)
   began = time.monotonic()
 
@@ -130,8 +131,9 @@ def run_update(run: Run, number: int) -> tuple:
     asked = time.time()
     fetched, counts, made = run.session.run(
       [fetches, task.vote.counts, task.batches.made],
-      task.vote.feed(run.signals),
+      task.vote.feed(run.signals, save),
     )
+    wishes.append(bool(counts[3:].any()))
     waited.append(max(0.0, made - asked))
     return fetched, task.vote.verdict(counts)
 
@@ -147,8 +149,12 @@ def run_update(run: Run, number: int) -> tuple:
     numbers = task.batches.numbers((number - 1) * task.plan.records_per_update)
     raise evaluation.clear_error(e, task.source, numbers) from e
   run.watchdog.resume()
-  seconds = time.monotonic() - began
-  return {**fetched, "seconds": seconds, "input_seconds": sum(waited)}, verdict
+  measured = {
+    "seconds": time.monotonic() - began,
+    "input_seconds": sum(waited),
+    "save": any(wishes),
+  }
+  return {**fetched, **measured}, verdict
 
 
 def _due(step: int, every: int) -> bool:
@@ -161,6 +167,7 @@ class Saver:
   def __init__(self, run: Run, clock: reporting.Clock, guard: divergence.Guard):
     self._run, self._clock, self._guard = run, clock, guard
     self._is_due = False
+    self._saved = time.monotonic()  # of the last checkpoint, or the start
 
   def start(self, step: int) -> None:
     """Commits, if elastic, and keeps the best so far."""
@@ -175,17 +182,24 @@ class Saver:
       best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
     run.checkpointer.keep_best(run.session, step, best)
 
-  def after_update(self, step: int) -> None:
-    """Saves or commits if due, unless the update was bad."""
+  def is_time(self) -> bool:
+    """Whether --save_every_minutes have passed, by rank 0's clock."""
+    minutes = self._run.config.save_every_minutes
+    passed = time.monotonic() - self._saved
+    return self._run.comm.is_root and minutes > 0 and passed >= 60 * minutes
+
+  def after_update(self, step: int, asked: bool = False) -> None:
+    """Saves or commits if due or `asked`, unless the update was bad."""
     run, config, saves = self._run, self._run.config, self._run.checkpointer
-    self._is_due = self._is_due or _due(step, config.save_checkpoints_steps)
+    due = asked or _due(step, config.save_checkpoints_steps)
+    self._is_due = self._is_due or due
     if self._guard.bad:
       return
     with self._clock.timing("save"):
       is_last = step == run.task.plan.updates
       if is_last or (self._is_due and saves.is_ready()):
         saves.save(run.session, step)
-        self._is_due = False
+        self._is_due, self._saved = False, time.monotonic()
       elif run.comm.elastic and _due(step, config.commit_every_steps):
         saves.try_commit(run.session, step)
       saves.look_after(step)
@@ -259,12 +273,13 @@ class Evaluations:
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
-  """`errors.run_main`; an error about a lost rank becomes one line, too."""
+  """`errors.run_main`; lost ranks, missing memory and stops are a line, too."""
 
   def wrapped(argv):
     try:
       main(argv)
-    except tf.errors.OpError as e:
+    except (tf.errors.OpError, MemoryError) as e:
       raise evaluation.clear_error(e) from e
 
+  errors.leave_when_asked()
   errors.run_main(wrapped, arguments)

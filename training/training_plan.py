@@ -35,6 +35,7 @@ class TrainingPlan:
   records: int | None  # in the training set; None: unknown
   divisor: float  # examples of an update / those of a step as stated
   packing_factor: float = 1.0  # examples in a record on average
+  steps: int = 0  # as stated
 
   @property
   def total_examples(self) -> int:
@@ -73,11 +74,14 @@ class TrainingPlan:
     )
     if self.records:
       total += f" = {self.epochs:.2f} epochs of {self.records:,} records"
-    return [
-      f"{self.mode} mode: {self.ranks} ranks x {self.accumulation} "
-      f"micro-batches x {batch}",
-      total,
-    ]
+    shared = f"{self.ranks} ranks x {self.accumulation} micro-batches"
+    lines = [f"{self.mode} mode: {shared} x {batch}", total]
+    if self.mode == "per-rank" and self.ranks * self.accumulation > 1:
+      lines.append(
+        f"--num_train_steps={self.steps} on {shared} are {self.updates:,} "
+        "updates"
+      )
+    return lines
 
 
 def resolve(
@@ -138,6 +142,7 @@ def resolve(
     records=records,
     divisor=divisor,
     packing_factor=packing_factor,
+    steps=num_train_steps,
   )
 
 

@@ -12,7 +12,7 @@ import mixed_precision
 import optimization
 from common import json_files
 from common.console import say, tell
-from common.errors import UserError
+from common.errors import STOPPED_STATUS, UserError
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed, exchange
@@ -27,7 +27,7 @@ from training import (
   run_folder,
   train_loop,
 )
-from training.signals import STOPPED_STATUS, StopSignals, Watchdog
+from training.signals import StopSignals, Watchdog
 from training.snapshot import Snapshot
 from xla_patches import jit
 
@@ -126,7 +126,9 @@ def run(
   `snapshot` and `signals` are an elastic run's. Returns {"training": speeds and
   counts or None, "evaluation": results or None}; only speeds differ by rank.
   """
-  comm.check_equal("the settings", repr(config.as_dict()))
+  given = run_folder.flat(config.as_dict()).items()
+  lines = [f"{name}={value}" for name, value in given]
+  comm.check_equal("a flag", "\n".join(lines))
   folder, watchdog = config.output_dir, Watchdog(comm)
   with run_folder.locked(folder, comm), graph(config):
     parts = build()
@@ -228,13 +230,14 @@ def _start_or_resume(run: train_loop.Run) -> int:
     seen = int(session.run(task.state.records_seen))
     check_resumed(config, task.plan, step, seen, task.state.orders(session))
     if run.comm.is_root:
-      _tell_changes(config, task.plan)
+      _tell_changes(config, task)
   zero = schedule.zero_from(before)
   if zero is not None:
     say(
       run.comm,
       f"the learning rate is 0 from update {zero:,} on: its schedule of "
-      f"{schedule.total:,} updates counts {before:,} of --init_checkpoint",
+      f"{schedule.total:,} updates counts {before:,} of --init_checkpoint. End "
+      "there, or start again without --norewarmup",
     )
   return step
 
@@ -296,9 +299,9 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
     )
 
 
-def _tell_changes(config, plan) -> None:
+def _tell_changes(config, task) -> None:
   """A learning rate that changes with the number of ranks is an error."""
-  before = run_folder.last_training(config.output_dir)
+  before, plan = run_folder.last_training(config.output_dir), task.plan
   if before is None:
     return
   scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
@@ -309,9 +312,11 @@ def _tell_changes(config, plan) -> None:
       f"ranks, these are {plan.ranks}, so its learning rate would change. To "
       f"resume it as it was give --lr_scaling=none --learning_rate={peak!r}"
     )
-  changes = run_folder.changes_since(before, config.as_dict(), plan)
+  changes = run_folder.changes_since(
+    before, config.as_dict(), plan, task.source.describe()
+  )
   if changes:
-    tell(f"changed since its last start: {', '.join(changes)}")
+    tell("changed since its last start:", *(f"  {line}" for line in changes))
 
 
 def _data_settings(order: record_order.Order) -> str:
@@ -369,7 +374,10 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
   elif config.profile:
     yield "profile     none: its updates were not made in this run"
   if training["stopped"]:
-    yield f"stopped before update {step + 1:,}: the same command resumes there"
+    yield (
+      f"stopped as asked before update {step + 1:,}, saved: the same command "
+      "resumes there"
+    )
   elif training["stopped_early"]:
     yield (
       f"stopped early: {config.early_stopping_evaluations} evaluations in a "

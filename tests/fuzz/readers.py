@@ -486,7 +486,7 @@ def training_flags(folder):
   def read(given):
     config = PretrainingConfig.from_flags(parsed(given))
     plan = training_plan.resolve(
-      ranks=config.dry_run_ranks if config.dry_run else 1,
+      ranks=config.dry_run_ranks or 1,
       records=None if config.dry_run else 1 << 40,
       **{
         name: getattr(config, name)

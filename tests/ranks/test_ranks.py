@@ -258,6 +258,31 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_that_have_not_begun_stop_with_the_same_status(tmp_path):
+  """Both get horovodrun's signal while they build, say, their graphs."""
+  script, ready = tmp_path / "early.py", tmp_path / "ready"
+  script.write_text(
+    "import time\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
+    "import numpy as np\n"
+    "def main(_):\n"
+    "  distributed.init().gather(np.zeros(1))\n"
+    f"  print('ready', file=open({str(ready)!r}, 'a'))\n"
+    "  time.sleep(600)\n"
+    "train_loop.run_main(main)\n"
+  )
+  both = lambda: ready.exists() and ready.read_text().count("ready") == 2
+  process = runs.launch([str(script)], ranks=2, stop=both)
+  assert process.returncode == 75
+  said = "SIGTERM: stopped as asked: the same command resumes"
+  assert process.stderr.count(said) == 2 and "Traceback" not in process.stderr
+  assert process.stderr.endswith(
+    "\nhorovodrun: " + said.partition(" ")[2] + "\n"
+  )
+
+
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
   script = tmp_path / "late.py"
   script.write_text(

@@ -145,12 +145,12 @@ from training import signals, train_loop
 signals.Watchdog.SECONDS = 10.0
 feed, batches = signals.StopVote.feed, []
 
-def feed_in_trouble(vote, requests):
+def feed_in_trouble(vote, *requests):
   if "evaluation" in vote._own.name:
     batches.append(1)
     if len(batches) == 12 and os.environ["HOROVOD_RANK"] == "1":
       TROUBLE
-  return feed(vote, requests)
+  return feed(vote, *requests)
 
 signals.StopVote.feed = feed_in_trouble
 run_pretraining.define_flags()

@@ -90,8 +90,7 @@ def test_a_dry_run_plans_for_ranks_that_are_not_there(
   said = process.stderr
   assert f"64 ranks x {accumulation} micro-batches" in said
   assert "7,500 updates (150 of warm-up)" in said
-  assert "bert/encoder/layer_1/output/dense/kernel" in said
-  assert "one update of 2 x 2 fake examples" in said
+  assert "fits: --train_batch_size=" in said and " s an update, " in said
   assert "nan" not in said
 
 

@@ -204,8 +204,8 @@ def test_the_flags_of_manifests_make_a_run(tmp_path):
   job = manifest(MANIFESTS[0])
   _, launcher = containers(job)[0]
   os.makedirs(tmp_path / "records")
-  for split in ("train", "heldout"):
-    write_records(tmp_path / f"records/{split}.tfrecord", 4, s=128, p=20)
+  for split, count in (("train", 4096), ("heldout", 4)):
+    write_records(tmp_path / f"records/{split}.tfrecord", count, s=128, p=20)
   flags = [f.replace("/data/", f"{tmp_path}/") for f in launcher["command"][2:]]
   configs = [f for f in flags if f.startswith("--bert_config_file=configs/")]
   assert os.path.exists(f"{runs.ROOT}/{configs[0].partition('=')[2]}")

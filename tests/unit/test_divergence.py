@@ -114,7 +114,9 @@ def test_a_diverged_state_is_not_saved_at_the_end_or_at_a_stop(
   told = capfd.readouterr().err
   assert "updates 6 to 8 were not finite and are not saved: update 4" in told
   assert f"checkpoint  {folder}/model.ckpt-4\n" in told
-  assert "stopped before update 5: the same command resumes there" in told
+  assert (
+    "stopped as asked before update 5, saved: the same command resumes" in told
+  )
 
 
 def test_a_save_due_at_a_bad_update_is_made_after_it(

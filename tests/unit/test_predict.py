@@ -114,6 +114,27 @@ def test_words_for_masks(both):
   assert predictions.as_lines(first)[1].startswith("  [MASK]  c 100.0%  ")
 
 
+def test_another_spelling_of_the_mask_is_text_and_told(folders, capsys):
+  word = lambda arrays: {"sequence_output": np.ones([1, 9, 2])}
+  _, make = known(folders["pretraining"], encoder=word, masked_lm=word)
+  for text in ("a [mask] .", "a <mask> .", "a [Mask] ."):
+    assert "embedding" in make().predict([Input(text)])[0]
+    said = capsys.readouterr().err
+    assert f"{text!r}: {text[2:-2]} is read as text" in said
+    assert "write [MASK]\n" in said
+  make().predict([Input("a mask .")])
+  make(embedding="mean").predict([Input("a [mask] .")])
+  assert not capsys.readouterr().err
+
+
+def test_contradicting_inputs_are_refused_before_the_model_is_read(tmp_path):
+  settings = predict.Settings(question="who?")
+  with pytest.raises(UserError, match="both --question and --context"):
+    predict.main(settings, str(tmp_path / "no_model"))
+  with pytest.raises(UserError, match="one of these"):
+    predict.main(settings, str(tmp_path / "no_model"), "a text")
+
+
 def test_a_mask_is_its_token_where_it_stands(folders):
   """Of several texts, in batches with padding; no word beyond the words."""
   size = TINY["vocab_size"]  # the model's; the vocabulary is smaller

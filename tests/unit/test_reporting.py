@@ -41,7 +41,7 @@ def lamb_run(tmp_path_factory):
   for i in range(2):
     write_records(folder / f"data-{i}.tfrecord", 60, seed=i)
   tiny = write_config(folder / "config.json"), str(folder / "data-*.tfrecord")
-  rss = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  rss = lambda: reporting.peak_memory()["peak_memory_mb"]
   before = rss()
   result = runs.pretrain(
     tiny,
@@ -86,6 +86,9 @@ def test_memory_is_that_of_the_process(lamb_run):
   peaks = column(folder, "peak_memory_mb")
   assert before <= peaks[0] and np.all(np.diff(peaks) >= 0)
   assert peaks[-1] <= after
+  with open("/proc/self/statm") as f:
+    now = int(f.read().split()[1]) * resource.getpagesize() / 2**20
+  assert now <= reporting.peak_memory()["peak_memory_mb"] < now + 10_000
 
 
 def test_trust_ratios_name_the_variable_of_the_smallest():

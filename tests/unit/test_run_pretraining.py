@@ -1,5 +1,6 @@
 """Whole runs in one process: contracts, resume, errors, the graph."""
 
+import dataclasses
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from finetuning_runs import command_line
 from samples import feature_values, write_config, write_packed, write_records
 
 import run_pretraining
+from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import record_order, records, tf_example, tfrecord
@@ -104,7 +106,7 @@ def test_stopped_by_a_signal_equals_never_stopped(
   assert result["training"]["updates"] == 8
   err = capfd.readouterr().err
   assert "SIGTERM: saving after this update, then stopping" in err
-  assert "stopped before update 9: the same command resumes there" in err
+  assert "stopped as asked before update 9, saved: the same command" in err
   result = runs.pretrain(tiny_run, tmp_path / "stopped", **settings)
   assert not result["training"]["stopped"]
   for key in ("loss", "loss_scale", "global_step"):
@@ -717,6 +719,49 @@ def test_a_global_batch_may_be_made_otherwise(tiny_run):
   assert refusal_to_resume(tiny_run, 0, 0) is None
 
 
+def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
+  before = runs.config(tiny_run, tmp_path, precision="bf16", dropout=0.1)
+  plan = run_pretraining.make_plan(before, None, 1)
+  started = {
+    "flags": json.loads(json_files.text(before.as_dict())),
+    "plan": dataclasses.asdict(plan),
+    "data": {"files": ["a", "b"]},
+  }
+
+  def changes(files=("a", "b"), **settings):
+    config = runs.config(tiny_run, tmp_path, **settings)
+    data = {"files": list(files)}
+    return run_folder.changes_since(started, config.as_dict(), plan, data)
+
+  same = dict(precision="bf16", dropout=0.1)
+  assert changes(**same) == []
+  assert changes(("c",), **same) == ["record files a,b -> c"]
+  found = changes(
+    recompute=("layer",), init_checkpoint="x", optimizer={"optimizer": "lamb"}
+  )
+  assert found == [
+    "--bert_config_file: hidden_dropout_prob 0.1 -> 0.0",
+    "--bert_config_file: attention_probs_dropout_prob 0.1 -> 0.0",
+    "--init_checkpoint (not given) -> x",
+    "--optimizer adamw -> lamb",
+    "--precision bf16 -> fp32",
+    "--recompute (empty) -> layer",
+  ]
+  started["flags"]["bert"]["pre_layer_norm"] = True
+  with pytest.raises(UserError, match="pre_layer_norm true -> false: the run"):
+    changes(**same)
+
+
+def test_a_checkpoint_is_saved_when_its_time_has_come(tiny_run, tmp_path):
+  """With --save_every_minutes that pass in each update."""
+  settings = dict(save_every_minutes=1e-9, save_checkpoints_steps=0)
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=3, num_warmup_steps=1, **settings
+  )
+  saved = sorted(path.name for path in tmp_path.glob("model*.index"))
+  assert saved == [f"model.ckpt-{step}.index" for step in (1, 2, 3)]
+
+
 @pytest.mark.slow
 def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
   """And keeps its learning rate, where that would depend on the ranks."""
@@ -730,8 +775,8 @@ def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
     tiny_run, folder, num_train_steps=3, num_warmup_steps=0, train_batch_size=8
   )
   assert (
-    "changed since its last start: --train_batch_size 24 -> 8, "
-    "--num_train_steps 2 -> 3, updates 2 -> 3\n"
+    "changed since its last start:\n  --train_batch_size 24 -> 8\n"
+    "  --num_train_steps 2 -> 3\n  updates 2 -> 3\n"
   ) in capsys.readouterr().err
   # The same command, but run.json has it that there were 4 ranks.
   path = folder / "run.json"

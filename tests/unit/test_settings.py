@@ -21,7 +21,7 @@ _NOUNS = re.compile(
   r"\b(seed|stage|columns|stride|factor|share|exponent|learning rate|number"
   r"|norm|ratio|speed|difference|records?|examples?|tokens|updates|steps"
   r"|warm-up steps|micro-batches|batches|epochs|ranks|all-reduces|threads"
-  r"|checkpoints|evaluations|overflows|answers|words|copies|processes)\b",
+  r"|checkpoints|minutes|evaluations|overflows|answers|words|copies|processes)\b",
   re.I,
 )
 
@@ -36,6 +36,7 @@ class Outer:
   # fmt: off
   count: int = setting(3, "Records to read.", low=1)
   speed: float | None = setting(None, "Speed in updates per second.", above=0)
+  ratio: float = setting(4.0, "Ratio of x to y.", above=1.5)
   parts: tuple = in_group("Data")((), "Parts to read.", choices=("a", "b"))
   size: int = setting(help="File of this size.", flag="size_file", read=len)
   inner: Inner = setting(group="Inside")
@@ -74,6 +75,7 @@ def test_flags_make_the_dataclass():
     ({"count": 0}, "--count=0: must be 1 to 2147483647"),
     ({"count": 10**400}, "--count=1000"),
     ({"speed": 0.0}, "--speed=0.0: must be positive"),
+    ({"ratio": 1.5}, "--ratio=1.5: must be more than 1.5"),
     ({"speed": float("nan")}, "--speed=nan: must be finite, in float32"),
     ({"speed": 10**39}, "must be finite, in float32"),
     ({"parts": ["a", "c"]}, "--parts=a,c: c is not one of a, b"),

@@ -11,6 +11,7 @@ import traceback
 import pytest
 import runs
 
+from common import errors
 from gradients.distributed import Comm
 from training import signals
 from training.metrics import read_jsonl
@@ -39,7 +40,7 @@ def test_a_run_whose_output_nobody_reads_is_saved_when_stopped(
       time.sleep(0.1)
     process.stderr.close()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=runs.HANG_SECONDS) == signals.STOPPED_STATUS
+    assert process.wait(timeout=runs.HANG_SECONDS) == errors.STOPPED_STATUS
   finally:
     process.kill()
   saved = runs.weights(tmp_path)["global_step"]
@@ -65,6 +66,32 @@ def test_a_world_changes_only_when_ranks_are_elastic():
   assert verdict([1, 0, 0]) is None  # the others may be asked in a moment
   assert verdict([1, 1, 0]) == verdict([0, 0, 1]) == "change"
   assert verdict([4, 0, 0]) == verdict([4, 4, 1]) == "stop"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("script", ["run_pretraining.py", "run_squad.py"])
+def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
+  """As before the first update in general: nothing is there to be saved."""
+  (tmp_path / "tensorflow.py").write_text(
+    f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\n"
+    "time.sleep(600)\n"
+  )
+  done = subprocess.run(
+    [sys.executable, f"{runs.ROOT}/{script}"],
+    capture_output=True,
+    text=True,
+    timeout=runs.HANG_SECONDS,
+    env={**os.environ, "PYTHONPATH": f"{tmp_path}:{runs.ROOT}"},
+  )
+  assert done.returncode == errors.STOPPED_STATUS
+  assert done.stderr == f"{name}: stopped as asked: the same command resumes\n"
+
+
+def test_one_ranks_wish_for_a_checkpoint_is_all_ranks():
+  vote = signals.StopVote(Comm())
+  wish = vote.feed(signals.StopSignals(), save=True)
+  assert [list(map(float, asked)) for asked in wish.values()] == [[0, 0, 0, 1]]
+  assert vote.verdict([0, 0, 0, 1]) is None
 
 
 class Ticks:

@@ -54,6 +54,15 @@ def test_plan_for_16_ranks_is_printed_in_full():
     assert number in text
 
 
+def test_steps_that_ranks_share_are_told():
+  plan = resolve(ranks=4, num_accumulation_steps=2)
+  assert plan.lines()[2] == (
+    "--num_train_steps=1000 on 4 ranks x 2 micro-batches are 125 updates"
+  )
+  assert len(resolve(ranks=1).lines()) == 2
+  assert len(resolve(global_batch_size=64).lines()) == 2
+
+
 def test_a_recipe_in_examples_is_the_same_for_packed_records():
   """As many examples an update and in all, whatever the records hold."""
   plan = resolve(global_batch_size=256, train_batch_size=32, packing_factor=2.0)

@@ -1,0 +1,204 @@
+"""Dry runs: sizes that are measured, what they say of others, free memory."""
+
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients import distributed
+from training import dry_run, evaluation
+
+CHECKPOINT_MB, START_MB, SECONDS = 60.0, 700.0, 0.25
+
+
+class Known:
+  """Stands for `dry_run.Job`: micro-batches whose needs are known."""
+
+  def __init__(
+    self,
+    record_mb=12.0,
+    here=1,
+    ends_at=np.inf,
+    record_seconds=0.1,
+    floor_mb=0.0,
+  ):
+    self.here, self.ends_at = here, ends_at
+    self.floor_mb = floor_mb
+    self.record_mb, self.record_seconds = record_mb, record_seconds
+    self.tried = []
+
+  def measure(self, size, limit_mb):
+    self.tried.append(size)
+    if self.peak(size) > min(limit_mb, self.ends_at):
+      return None
+    return dry_run.Measured(
+      size=size,
+      records=2 * size,
+      mb=self.peak(size),
+      seconds=SECONDS + 2 * size * self.record_seconds,
+      parts={"TensorFlow": 450.0, "weights": 50.0},
+      parameters={"embeddings": 10, "encoder": 20},
+      checkpoint_mb=CHECKPOINT_MB,
+      gpu_mb=None,
+    )
+
+  def peak(self, size):
+    """The first micro-batches hide below what compiling takes."""
+    return max(START_MB + self.record_mb * size, self.floor_mb)
+
+
+def test_the_planned_size_is_measured_where_it_fits_and_is_quick():
+  job = Known()
+  survey = dry_run.Survey(job, 8000.0)
+  survey.begin(target=64, tokens=128)
+  assert job.tried == [4, 16, 64] and survey.knows(64)
+  assert survey.peak_mb(64) == job.peak(64)
+
+
+def test_sizes_that_hide_below_what_compiling_takes():
+  job = Known(record_mb=0.5, record_seconds=0.001, floor_mb=720.0)
+  survey = dry_run.Survey(job, 8000.0)
+  survey.begin(target=10_000, tokens=128)
+  assert job.tried == [4, 16, 64, 256, 1024]
+  assert survey.peak_mb(10_000) == pytest.approx(job.peak(10_000), rel=1e-6)
+
+
+def test_a_larger_size_is_extended_from_smaller_ones():
+  for job in (Known(record_seconds=1.0), Known(record_mb=100)):
+    survey = dry_run.Survey(job, 4000.0)
+    survey.begin(target=1000, tokens=512)
+    assert max(job.tried) <= 32 and not survey.knows(1000)
+    assert survey.peak_mb(1000) == pytest.approx(job.peak(1000), rel=1e-6)
+    wanted = SECONDS + 2000 * job.record_seconds
+    assert survey.seconds(2000) == pytest.approx(wanted, rel=1e-6)
+    most = (0.9 * 4000 - CHECKPOINT_MB - START_MB) / job.record_mb
+    assert survey.largest == min(int(most), 32 * survey.last.size)
+
+
+@pytest.mark.parametrize("record_mb", [0.7, 12.0, 310.0])
+@pytest.mark.parametrize("here", [1, 2])
+@pytest.mark.parametrize(
+  "share", [1.0, 0.6]
+)  # of the memory that there really is
+def test_the_largest_micro_batch_is_found_without_trying_much_more(
+  record_mb, here, share
+):
+  room = (0.9 * 10_000 - CHECKPOINT_MB) / here
+  job = Known(record_mb=record_mb, here=here, ends_at=share * room)
+  survey = dry_run.Survey(job, 10_000.0)
+  survey.begin(target=32, tokens=128)
+  survey.find_largest()
+  best = int((share * room - START_MB) / record_mb)
+  assert 0.96 * best - 1 <= survey.last.size <= best
+  assert len(job.tried) < 16
+  if share == 1.0:
+    assert job.peak(max(job.tried)) <= 1.02 * room + record_mb
+
+
+def test_a_model_that_does_not_fit_at_all():
+  with pytest.raises(UserError, match="one record does not fit in 450 MB"):
+    dry_run.Survey(Known(), 500.0).begin(target=64, tokens=128)
+
+
+def test_the_screen_has_80_columns():
+  survey = dry_run.Survey(Known(here=2), 8000.0)
+  survey.begin(target=8, tokens=512)
+  config = types.SimpleNamespace(keep_checkpoints=5)
+  plan = types.SimpleNamespace(micro_batch=8, accumulation=4, updates=10**6)
+  lines = list(dry_run.lines(survey, config, plan))
+  assert max(map(len, lines)) <= 80
+  said = "\n".join(lines)
+  assert "fits: --train_batch_size=" in said
+  assert "0.35 GB for --keep_checkpoints=5 and the best" in said
+  assert "3.45 s an update, 39.9 days in all" in said
+  plan.micro_batch = 1000
+  assert "DOES NOT FIT" in "\n".join(dry_run.lines(survey, config, plan))
+
+
+def test_a_child_that_takes_too_much_is_ended():
+  job = dry_run.Job(None, None, None, 1, 1)
+  assert job.measure(4, limit_mb=1.0) is None
+
+
+def test_free_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
+  """Of a group above this one, without the cache that can be dropped."""
+  monkeypatch.setattr(dry_run, "_CGROUPS", str(tmp_path))
+  mb = 2**20
+  (tmp_path / "a/b").mkdir(parents=True)
+  for folder, most in ((tmp_path / "a/b", "max"), (tmp_path / "a", 300 * mb)):
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{100 * mb}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {40 * mb}\n")
+  names = ("memory.max", "memory.current")
+  assert list(dry_run._cgroup_mb("", "/a/b", *names)) == [240.0]
+  assert 0 < dry_run.free_memory_mb() < 1 << 24
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    MemoryError(),
+    tf.errors.ResourceExhaustedError(
+      None, None, "OOM when allocating tensor\nx"
+    ),
+    tf.errors.InternalError(
+      None, None, "Failed: Out of memory while trying to"
+    ),
+  ],
+)
+def test_missing_memory_is_one_line_with_what_to_lower(error):
+  message = str(evaluation.clear_error(error))
+  assert message.startswith("out of memory (") and "\n" not in message
+  assert "--train_batch_size" in message and "--recompute" in message
+  other = tf.errors.InternalError(None, None, "Something else")
+  assert evaluation.clear_error(other) is other
+
+
+def test_a_rank_that_is_planned_has_its_share():
+  comm = distributed._Planned(4)
+  with tf.Graph().as_default():
+    part = comm.reducescatter(tf.zeros([8, 3]), "part")
+    assert part.shape == [2, 3]
+    assert comm.allgather(part, "whole").shape == [8, 3]
+
+
+class Rank(distributed.Comm):
+  """One of two ranks in threads."""
+
+  size, given, barrier = 2, [None, None], threading.Barrier(2)
+
+  def __init__(self, rank):
+    self.rank = rank
+
+  def gather(self, values):
+    self.barrier.wait()
+    self.given[self.rank] = values
+    self.barrier.wait()
+    return np.stack(self.given)
+
+
+def test_ranks_that_disagree_name_flags_and_values():
+  texts = "--seed=1\n--precision=bf16\n--zero=0", "--seed=1\n--precision=fp16"
+  said = {}
+
+  def check(rank):
+    Rank(rank).check_equal("all", "the same")
+    try:
+      Rank(rank).check_equal("a flag", texts[rank])
+    except UserError as e:
+      said[rank] = str(e)
+
+  ranks = [threading.Thread(target=check, args=[rank]) for rank in range(2)]
+  for each in ranks:
+    each.start()
+  for each in ranks:
+    each.join()
+  assert said[0] == said[1]
+  assert said[0] == (
+    "a flag of rank [1] differs from rank 0's: rank 0 has --precision=bf16, "
+    "rank 1 has --precision=fp16; rank 0 has --zero=0, rank 1 has nothing. "
+    "Give all hosts the same files and flags"
+  )
