@@ -23,6 +23,7 @@ from training import (
   profiling,
   reporting,
   run_folder,
+  services,
   train_loop,
 )
 from training.signals import STOPPED_STATUS, StopSignals, Watchdog
@@ -132,6 +133,7 @@ def run(
     if config.policy != mixed_precision.FP32:
       say(comm, f"precision: {config.policy.describe()}")
     with (
+      contextlib.ExitStack() as reporting,
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
       watchdog,  # ends first: closing may take any time
@@ -150,6 +152,8 @@ def run(
       if comm.is_root:
         # Only now: settings that do not fit must not enter the folder.
         _write_run_folder(run)
+        to = services.reporting(config.report_to, folder, step)
+        reporting.enter_context(to)
       training, results, lines = None, None, []
       if run.task:
         training = _train(run, signals is None)
