@@ -1,6 +1,7 @@
 """Draws the curves of one or more runs from their folders as one picture.
 
   python -m tools.plot_metrics --output=curve.png runs/first runs/second
+  python -m tools.plot_metrics --output=report.html runs/first
 
 The picture has a panel for each loss and metric of the runs, one for the
 learning rate and one for the speed. A single run has its training in blue and
@@ -20,6 +21,7 @@ import matplotlib.ticker
 from common import errors
 from common.settings import run_with, setting
 from data import records
+from tools import html_report
 from training import metrics, run_folder
 
 matplotlib.use("Agg")
@@ -181,7 +183,8 @@ class Settings:
 
   # fmt: off
   output: str = setting("curve.png",
-    "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
+    "Picture to write: .png, .svg, .pdf and other formats by the name's end. "
+    ".html is a page with the picture, results, plan, data and settings.")
   title: str = setting("",
     "Text above the curves. Default: the folder, if it is only one.")
   # fmt: on
@@ -189,7 +192,10 @@ class Settings:
 
 def main(settings: Settings, *run_dirs: str) -> None:
   """Draws the curves of runs."""
-  plot(run_dirs, settings.output, settings.title)
+  if settings.output.lower().endswith(".html"):
+    html_report.write(run_dirs, settings.output, settings.title, plot)
+  else:
+    plot(run_dirs, settings.output, settings.title)
   print(settings.output)
 
 

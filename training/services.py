@@ -158,7 +158,7 @@ class Sender:
     self._state: dict[str, Any] = {"id": None, "sent": {}}
     if os.path.exists(self._state_file):
       self._state |= json_files.read_own(self._state_file, "remove it")
-    self._files = {tag: (0, 0) for tag in _FILES}  # tag -> (inode, bytes read)
+    self._files = dict.fromkeys(_FILES, (0, 0))  # tag -> (inode, bytes read)
     self._service: Any = None
 
   def _connect(self) -> None:

@@ -13,8 +13,8 @@ import runs
 from common.errors import UserError
 from training import services
 
-# Packages that write what they are asked for to the file $CALLS. They fail while
-# the file $DOWN is there, and hang while it holds "hang".
+# Packages that write what they are asked for to the file $CALLS. They fail
+# while the file $DOWN is there, and hang while it holds "hang".
 _START = """
 import json, os, time
 def call(*what):
@@ -166,9 +166,7 @@ def test_what_failed_is_told_once_and_can_be_sent_later(
   assert updates(stand_ins()) == [10, 20]
 
 
-def test_a_service_that_hangs_is_ended(
-  tmp_path, stand_ins, capfd, monkeypatch
-):
+def test_a_service_that_hangs_is_ended(tmp_path, stand_ins, capfd, monkeypatch):
   folder = make_run(tmp_path / "run")
   (tmp_path / "down").write_text("hang")
   monkeypatch.setattr(services, "_END_SECONDS", 0.5)
