@@ -23,7 +23,7 @@ td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid color-mix(in srgb, CanvasText 20%, Canvas);
   overflow-wrap: anywhere; font-weight: normal; }
 td { font-variant-numeric: tabular-nums; }
-.tables { display: flex; flex-wrap: wrap; gap: 0 4rem; }
+.tables { display: flex; flex-wrap: wrap; align-items: start; gap: 0 4rem; }
 """
 _PER_CENT = ("accuracy", "padding")
 
@@ -103,7 +103,7 @@ def _table(caption: str, rows: Iterable, heads: Sequence[str] = ()) -> str:
   """Each row: a key and its values. "" without rows."""
   cells = lambda row: "".join(f"<td>{_shown(row[0], v)}" for v in row[1:])
   lines = [
-    f"<tr><th>{html.escape(str(row[0]).replace('_', ' '))}</th>{cells(row)}"
+    f"<tr><th>{html.escape(row[0].replace('_', ' '))}</th>{cells(row)}"
     for row in rows
   ]
   top = "".join(f"<th>{html.escape(head)}" for head in heads)
@@ -123,7 +123,7 @@ def _shown(key: str, value) -> str:
   elif isinstance(value, (list, tuple)):
     text = ", ".join(map(str, value))
   elif isinstance(value, int):
-    text = f"{value:,}" if value >= 10000 else str(value)
+    text = str(value) if "seed" in key else f"{value:,}"
   elif isinstance(value, float):
     text = f"{value:.1%}" if key.endswith(_PER_CENT) else f"{value:.5g}"
   else:
