@@ -6,9 +6,8 @@ Names of the machine's files are left out: a card is for publishing.
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from common.console import shown
 from interop import model_source
 from training import metrics, run_folder
 
@@ -21,12 +20,12 @@ _PIPELINES = {
   "BertForQuestionAnswering": "question-answering",
 }
 _COUNTS = ("documents", "sentences", "tokens", "text_bytes", "examples")
+_UNKNOWN = "Not known: no file beside the weights says it."
 _FLAGS = (
   "learning_rate", "lr_schedule", "optimizer", "bias_correction", "beta_2",
   "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
   "seed",
 )  # fmt: skip
-_PER_CENT = ("accuracy",)
 
 
 def write(
@@ -54,15 +53,8 @@ def write(
   }  # fmt: skip
   # JSON is YAML.
   yaml = [f"{key}: {json.dumps(v)}" for key, v in header.items() if v]
-  name = os.path.basename(os.path.abspath(folder))
-  sections = {
-    "Use": _use(pipeline),
-    "Training data": _table(_data(inputs[0], task)),
-    "Training": _table(_training(inputs[0])),
-    "Results": _table(_results(inputs)),
-    "Framework": _table(_framework(inputs[0])),
-  }
-  lines = ["---", *yaml, "---", "", f"# {name}", ""]
+  lines = ["---", *yaml, "---", ""]
+  lines += [f"# {os.path.basename(os.path.abspath(folder))}", ""]
   lines.append(
     f"{architecture} with {config['num_hidden_layers']} layers of "
     f"{config['hidden_size']}, {config['num_attention_heads']} heads, "
@@ -74,30 +66,42 @@ def write(
     lines.append(f"Labels: {', '.join(map(_cell, labels))}.")
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
-  for title, content in sections.items():
-    content = content or ["Not known: no file of a run is beside the weights."]
-    lines += ["", f"## {title}", "", *content]
+  lines += ["", "## Use", "", *_use(pipeline)]
+  run = run_folder.last_training(os.path.dirname(inputs[0])) or {}
+  for title, rows in (
+    ("Training data", _data(inputs[0], run)),
+    ("Training", _training(inputs[0], run)),
+    ("Results", _results(inputs, run)),
+    ("Framework", run.get("versions", {}).items()),
+  ):
+    table = [
+      f"| {key.replace('_', ' ')} | {_cell(value, key)} |"
+      for key, value in rows
+      if value is not None
+    ]
+    table = ["| | |", "|---|---|", *table] if table else [_UNKNOWN]
+    lines += ["", f"## {title}", "", *table]
   with open(path, "w", encoding="utf-8") as f:
     f.write("\n".join(lines) + "\n")
 
 
 def _use(pipeline: str) -> list[str]:
-  quoted = '"..."'
-  given = {
-    "fill-mask": '"... [MASK] ..."',
-    "question-answering": 'question="...", context="..."',
-  }
+  given = '"..."'
+  if pipeline == "fill-mask":
+    given = '"... [MASK] ..."'
+  elif pipeline == "question-answering":
+    given = 'question="...", context="..."'
   return [
     "```python",
     "from transformers import pipeline",
     "",
     f'model = pipeline("{pipeline}", model=".")  # this folder',
-    f"print(model({given.get(pipeline, quoted)}))",
+    f"print(model({given}))",
     "```",
   ]
 
 
-def _data(checkpoint: str, task: dict) -> Iterator[tuple]:
+def _data(checkpoint: str, run: dict) -> Iterator[tuple]:
   found = model_source.manifest_of_run(os.path.dirname(checkpoint))
   if found:
     manifest = found[1]
@@ -107,32 +111,21 @@ def _data(checkpoint: str, task: dict) -> Iterator[tuple]:
     yield "masks", manifest.masking
     for key in ("masked_lm_prob", "do_whole_word_mask", "dupe_factor"):
       yield key, manifest.settings.get(key)
-  elif data := (_run(checkpoint).get("data") or {}):
-    yield "task", task["task"]
-    yield "records", data.get("records")
+  elif run.get("data"):
+    yield "records", run["data"].get("records")
 
 
-def _run(checkpoint: str) -> dict:
-  """The newest training of the checkpoint's run; {} without one."""
-  return run_folder.last_training(os.path.dirname(checkpoint)) or {}
-
-
-def _training(checkpoint: str) -> Iterator[tuple]:
-  run = _run(checkpoint)
+def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
   if not run:
     return
-  plan, flags = (
-    run["plan"],
-    {**run["flags"], **run["flags"].get("optimizer", {})},
-  )
+  plan, flags = run["plan"], run["flags"]
   yield "updates planned", plan["updates"]
-  if step := _step(checkpoint):
-    yield "update of these weights", step
-  yield "records an update", plan["records_per_update"]
-  yield "warm-up updates", plan["warmup_updates"]
+  yield "update of these weights", _step(checkpoint)
+  yield "records_per_update", plan["records_per_update"]
+  yield "warmup_updates", plan["warmup_updates"]
   yield "ranks", plan["ranks"]
   for key in _FLAGS:
-    yield key, flags.get(key)
+    yield key, flags.get("optimizer", {}).get(key, flags.get(key))
   yield "started from other weights", bool(flags.get("init_checkpoint"))
 
 
@@ -141,30 +134,15 @@ def _step(checkpoint: str) -> int | None:
   return int(found[1]) if found else None
 
 
-def _results(inputs: Sequence[str]) -> Iterator[tuple]:
-  """The evaluation of these very weights."""
+def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
+  """The evaluation of these very weights, not of a mean."""
   path = os.path.join(os.path.dirname(inputs[0]), metrics.EVAL_METRICS_FILE)
   step = _step(inputs[0]) if len(inputs) == 1 else None
-  found = [r for r in metrics.read_jsonl(path) if r.get("global_step") == step]
-  for key, value in found[-1].items() if found else ():
-    if key != "global_step":
-      yield key, value
-  flags = _run(inputs[0]).get("flags", {})
-  if found and not flags.get("eval_input_file", "else"):
-    yield "evaluated on", "the training records"
-
-
-def _framework(checkpoint: str) -> Iterable[tuple]:
-  return (_run(checkpoint).get("versions") or {}).items()
-
-
-def _table(rows: Iterable[tuple]) -> list[str]:
-  lines = [
-    f"| {key.replace('_', ' ')} | {_cell(value, key)} |"
-    for key, value in rows
-    if value is not None
-  ]
-  return ["| | |", "|---|---|", *lines] if lines else []
+  for results in metrics.read_jsonl(path):
+    if results["global_step"] == step:
+      yield from ((k, v) for k, v in results.items() if k != "global_step")
+      if not run.get("flags", {}).get("eval_input_file", "else"):
+        yield "evaluated on", "the training records"
 
 
 def _cell(value, key: str = "") -> str:
@@ -173,6 +151,6 @@ def _cell(value, key: str = "") -> str:
   if isinstance(value, int):
     return str(value) if key == "seed" else f"{value:,}"
   if isinstance(value, float):
-    return shown(value, ".1%" if key.endswith(_PER_CENT) else ".5g")
+    return format(value, ".1%" if key.endswith("accuracy") else ".5g")
   text = str(value).replace("|", "\\|").replace("<", "&lt;")
   return " ".join(text.split())

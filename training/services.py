@@ -10,6 +10,7 @@ what was sent, so a resumed run continues it.
 
 import contextlib
 import importlib.util
+import math
 import os
 import secrets
 import select
@@ -112,7 +113,7 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
   """
   path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
   started = {}
-  for name in names:
+  for name in dict.fromkeys(names):
     # -P: no folder of the user's named training, or common, comes first.
     command = ["-P", "-m", "training.services", folder, name, str(step)]
     try:
@@ -174,8 +175,10 @@ class Sender:
     """Sends what is new in the files; what fails is sent again next time."""
     if self._service is None:
       self._connect()
+    sent = self._state["sent"]
+    before = dict(sent)
     for tag, name in _FILES.items():
-      path, sent = os.path.join(self._folder, name), self._state["sent"]
+      path = os.path.join(self._folder, name)
       if not os.path.exists(path):
         continue
       with open(path, "rb") as f:
@@ -188,19 +191,20 @@ class Sender:
         for line in f:
           if not line.endswith(b"\n"):
             break
-          report = json_files.parse(line)
+          report = json_files.parse(line, strict=False)  # older ones have NaN
           step = report.pop("global_step")
           if step > sent.get(tag, -1):
             numbers = {
               f"{tag}/{key}": float(value)
               for key, value in report.items()
-              if isinstance(value, (int, float))
+              if isinstance(value, (int, float)) and math.isfinite(value)
             }
             self._service.send(step, numbers)
             sent[tag] = step
           done += len(line)
           self._files[tag] = inode, done
-    json_files.write(self._state_file, self._state)
+    if sent != before:
+      json_files.write(self._state_file, self._state)
 
   def end(self) -> None:
     if self._service is not None:

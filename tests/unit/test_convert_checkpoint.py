@@ -905,6 +905,6 @@ def test_a_card_of_bare_weights_says_what_is_not_known(tmp_path):
   assert 'license: "unknown"' in card and "The licence is not stated" in card
   assert "language" not in card and "mask_token" not in card
   assert 'pipeline_tag: "feature-extraction"' in card
-  assert card.count("Not known: no file of a run") == 4
+  assert card.count("Not known: no file beside") == 4
   with pytest.raises(UserError, match=r"--license and --language are for"):
     convert(tmp_path / "b", tmp_path / "c" / "m", license="mit")

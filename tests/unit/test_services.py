@@ -93,7 +93,10 @@ def make_run(folder, flags=3):
 def write(folder, name, steps, loss=1.0):
   """Replaces a file of reports, as a resumed run does."""
   text = "".join(
-    json.dumps({"global_step": s, "loss": loss, "mfu": None, "name": "a"})
+    json.dumps(
+      {"global_step": s, "loss": loss, "mfu": None, "name": "a"}
+      | {"older": float("nan")}
+    )
     + "\n"
     for s in steps
   )
@@ -117,7 +120,7 @@ def test_a_service_gets_settings_reports_and_evaluations(
   tmp_path, stand_ins, name, capfd
 ):
   folder = make_run(tmp_path / "run", flags=150)
-  with services.reporting((name,), folder, 0):
+  with services.reporting((name, name), folder, 0):
     write(folder, "metrics.jsonl", [10, 20])
     write(folder, "eval_metrics.jsonl", [0, 20])
   calls = stand_ins()
