@@ -53,15 +53,16 @@ def _run(run_dir: str) -> Iterator[str]:
   path = lambda name: os.path.join(run_dir, name)
   yield f"<h2>{html.escape(os.path.normpath(run_dir))}</h2>"
   evaluations = metrics.read_jsonl(path(metrics.EVAL_METRICS_FILE))
-  if evaluations:
-    first, last = evaluations[0], evaluations[-1]
-    step = lambda results: f"update {results['global_step']:,}"
-    heads = ["", step(first), step(last)]
-    keys = [key for key in last if key != "global_step"]
-    rows = [(key, first.get(key), last[key]) for key in keys]
-    if len(evaluations) == 1:
-      heads, rows = heads[:2], [row[:2] for row in rows]
-    yield _table("Evaluation", rows, heads)
+  seen = [*evaluations[:1], *evaluations[1:][-1:]]  # the first, the last
+  yield _table(
+    "Evaluation",
+    [
+      (key, *(results.get(key) for results in seen))
+      for key in (seen[-1] if seen else ())
+      if key != "global_step"
+    ],
+    ["", *(f"update {results['global_step']:,}" for results in seen)],
+  )
   yield '<div class="tables">'
   speed = path(run_folder.TRAINING_RESULTS_FILE)
   if os.path.exists(speed):

@@ -132,7 +132,8 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
     seconds = _END_SECONDS
   finally:
     for process in started.values():
-      process.stdin.close()
+      if process.stdin:
+        process.stdin.close()
     until = time.monotonic() + seconds
     for name, process in started.items():
       try:
