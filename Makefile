@@ -1,8 +1,5 @@
-# make pretrain   text to a pre-trained BERT with its curve
-# make test       lint, unit tests, tests on two ranks: about ten minutes
-# make slow-test  the rest: more modes, ranks and faults
-# make bench      speed of the training step here, a JSON line for each shape
-# Each makes the environment (.venv) when it is missing.
+# `make`, or `make help`, shows the targets. Each makes the environment (.venv) when
+# it is missing.
 
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,\
   $(if $(shell $(p) -c 'import sys; print(int((3, 11) <= sys.version_info < (3, 14)) or "")' 2>/dev/null),$(p))))
@@ -16,6 +13,8 @@ NP ?= 2
 CORPUS ?=
 ENCODING ?= utf-8
 OUTPUT_DIR ?= runs/quickstart
+# For make tensorboard: the folder whose runs are shown (empty: OUTPUT_DIR).
+RUN ?=
 
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
 VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
@@ -24,9 +23,12 @@ VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 # before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: env pretrain test slow-test fuzz bench lint format horovod-gpu clean
+.PHONY: help env pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
 
-env: $(READY)
+help: ## these lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
+
+env: $(READY) ## the environment .venv (about 3 minutes)
 
 $(READY): requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
 	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV)
@@ -35,24 +37,32 @@ $(READY): requirements.txt requirements/$(VARIANT).txt requirements/constraints.
 	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python
 	@touch $@
 
-pretrain: $(READY)
+pretrain: $(READY) ## text to a BERT: CORPUS='texts/*.txt' NP=2 OUTPUT_DIR=runs/mine
 	@$(BIN)/python -m tools.quickstart --num_ranks=$(call quoted,$(value NP)) \
 	  --corpus=$(call quoted,$(value CORPUS)) --encoding=$(call quoted,$(value ENCODING)) \
 	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
 
+TENSORBOARD := .build/tensorboard
+$(TENSORBOARD)/.ready: requirements/tensorboard.txt | $(READY)
+	@$(BIN)/python -m venv $(TENSORBOARD)
+	@$(TENSORBOARD)/bin/python -m pip install --quiet -r $<
+	@touch $@
+tensorboard: $(TENSORBOARD)/.ready ## a run's curves in the browser: RUN=runs/quickstart
+	@$(TENSORBOARD)/bin/tensorboard --logdir=$(call quoted,$(or $(value RUN),$(value OUTPUT_DIR)))
+
 # Ranks and faults wait much: they run beside unit tests, which come last.
 TESTS = $(BIN)/python -m pytest -q -n 3 --dist=worksteal tests/ranks tests/faults tests/unit tests/fuzz
-test: lint
+test: lint ## lint, and all tests that are not slow: about ten minutes
 	$(TESTS) -m 'not slow'
-slow-test: $(READY)
+slow-test: $(READY) ## more modes, ranks and faults
 	$(TESTS) -m slow
 
-lint: $(READY)
+lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
+bench: $(READY) ## speed of the training step here, a JSON line for each shape
 	@for precision in fp32 bf16; do \
 	  for shape in "base 8 128 20" "base 2 512 80" "mini 64 128 20"; do \
 	    set -- $$shape; \
@@ -63,20 +73,18 @@ bench: $(READY)
 	  done; \
 	done
 
-format: $(READY)
+format: $(READY) ## ruff writes the code in its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Builds a wheel of Horovod with CUDA and NCCL in .build/, for a GPU machine or image.
 # This needs a CUDA compiler, but no GPU.
-horovod-gpu: $(READY)
+horovod-gpu: $(READY) ## a wheel of Horovod with CUDA and NCCL in .build/
 	xla_patches/build_horovod.sh gpu-wheel $(BIN)/python .build
 
-# Damaged input to all readers: INPUTS of chance by SEED.
 INPUTS ?= 12000
 SEED ?= 1
-fuzz: $(READY)
+fuzz: $(READY) ## damaged input to all readers: INPUTS=12000 SEED=1
 	$(BIN)/python -m tests.fuzz --inputs=$(INPUTS) --seed=$(SEED)
 
-clean:
+clean: ## removes .venv, .build and runs
 	rm -rf $(VENV) .build runs

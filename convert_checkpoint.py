@@ -31,6 +31,7 @@ from interop import (
   bert_tensors,
   hugging_face,
   inference,
+  model_card,
   model_config,
   model_source,
   tokenizer_files,
@@ -66,6 +67,11 @@ class Settings(model_source.Given):
   precision: str = setting("fp32",
     "Type of the matrix multiplications with --to=saved_model. Weights, inputs "
     "and outputs stay as they are.", choices=mixed_precision.TYPES)
+  license: str = setting("unknown",
+    "Licence of the weights, which a Hugging Face folder's README.md names, as "
+    "apache-2.0 or cc-by-sa-4.0.")
+  language: tuple[str, ...] = setting((),
+    "Languages of the training text, which that README.md names, as en,de.")
   # fmt: on
 
   def __post_init__(self):
@@ -146,6 +152,16 @@ def write_folder(model: Model, output: str) -> list[str]:
     json_files.write(
       os.path.join(made, TASK_FILE), hugging_face.task_content(model)
     )
+    model_card.write(
+      os.path.join(made, model_card.CARD_FILE),
+      folder,
+      settings.input,
+      config,
+      model.task,
+      sum(value.size for value in model.values.values()),
+      settings.license,
+      settings.language,
+    )
     if model.vocabulary is not None:
       tokenizer_files.write_tokenizer(
         made,
@@ -209,6 +225,8 @@ def convert(settings: Settings) -> list[str]:
     raise UserError(
       f"{settings.input[0]} is a Hugging Face folder: nothing to convert"
     )
+  if to != HUGGINGFACE and (settings.license != "unknown" or settings.language):
+    raise UserError(f"--license and --language are for --to={HUGGINGFACE}")
   if to == SAVED_MODEL:
     return export(settings)
   if settings.signatures or settings.precision != "fp32":

@@ -282,7 +282,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
 
 def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   """(manifest of the training records, what it says); ("", {}) without one."""
-  found = _manifest_of_run(folder)
+  found = manifest_of_run(folder)
   if not found:
     return "", {}
   path, manifest = found
@@ -305,7 +305,7 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   return path, {**task, "vocabulary": {flag: os.path.abspath(file)}}
 
 
-def _manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
+def manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
   """The manifest of the records that run.json names.
 
   Names are relative to where the training started: tries here and all parents.

@@ -1,6 +1,7 @@
 """Draws the curves of one or more runs from their folders as one picture.
 
   python -m tools.plot_metrics --output=curve.png runs/first runs/second
+  python -m tools.plot_metrics --output=report.html runs/first
 
 The picture has a panel for each loss and metric of the runs, one for the
 learning rate and one for the speed. A single run has its training in blue and
@@ -22,6 +23,7 @@ import numpy as np
 from common import errors
 from common.settings import run_with, setting
 from data import records
+from tools import html_report
 from training import metrics, run_folder
 
 matplotlib.use("Agg")
@@ -238,7 +240,8 @@ class Settings:
 
   # fmt: off
   output: str = setting("curve.png",
-    "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
+    "Picture to write: .png, .svg, .pdf and other formats by the name's end. "
+    ".html is a page with the picture, results, plan, data and settings.")
   title: str = setting("",
     "Text above the curves. Default: folder, model and data of a single run.")
   # fmt: on
@@ -246,7 +249,10 @@ class Settings:
 
 def main(settings: Settings, *run_dirs: str) -> None:
   """Draws the curves of runs."""
-  plot(run_dirs, settings.output, settings.title)
+  if settings.output.lower().endswith(".html"):
+    html_report.write(run_dirs, settings.output, settings.title, plot)
+  else:
+    plot(run_dirs, settings.output, settings.title)
   print(settings.output)
 
 

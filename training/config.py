@@ -22,6 +22,7 @@ from training import (
   input_pipeline,
   metrics,
   profiling,
+  services,
   training_plan,
 )
 from xla_patches import jit
@@ -174,6 +175,11 @@ class RunConfig:
   log_every_steps: int = _report(10,
     "Updates between two reports in metrics.jsonl and TensorBoard.",
     low=1, json="steps_per_print")
+  report_to: tuple = _report((),
+    "Services that get settings, plan, reports and evaluations too, besides "
+    "the files in --output_dir. Their packages are in "
+    "requirements/reports.txt. A resumed run continues theirs.",
+    choices=services.SERVICES)
   peak_tflops: float | None = _report(None,
     "Peak speed of one rank in 10^12 floating-point operations per second, "
     "for the utilisation (mfu) in reports. benchmarks/step.py measures "
@@ -207,6 +213,7 @@ class RunConfig:
     # The values of --config_json have not passed the flags' own parsers.
     settings.check(self)
     profiling.window(self.profile_steps)
+    services.check_installed(self.report_to)
     for name in ("init_checkpoint", "eval_input_file"):
       if getattr(self, name, None) == "":
         raise UserError(f"--{name} is empty: give a name, or leave it out")

@@ -25,6 +25,7 @@ from training import (
   profiling,
   reporting,
   run_folder,
+  services,
   train_loop,
 )
 from training.signals import StopSignals, Watchdog
@@ -141,6 +142,7 @@ def run(
       line = f"precision: {config.policy.describe()}"
       say(comm, textwrap.fill(line, 80, subsequent_indent="  "))
     with (
+      contextlib.ExitStack() as reporting,
       tf.Session(config=session_config(config, comm)) as session,
       contextlib.closing(checkpointer),
       watchdog,  # ends first: closing may take any time
@@ -159,6 +161,8 @@ def run(
       if comm.is_root:
         # Only now: settings that do not fit must not enter the folder.
         _write_run_folder(run)
+        to = services.reporting(config.report_to, folder, step)
+        reporting.enter_context(to)
       training, results, lines = None, None, []
       if run.task:
         training = _train(run, signals is None)

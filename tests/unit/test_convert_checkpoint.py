@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -118,6 +119,7 @@ def test_there_and_back_is_bit_equal(tmp_path, letters, parts, architecture):
   prefix = write_checkpoint(tmp_path / "a", values, **settings)
   said = convert(prefix, tmp_path / "b", vocab_file=letters)
   assert sorted(os.listdir(tmp_path / "b")) == [
+    "README.md",
     "config.json",
     "model.safetensors",
     "task.json",
@@ -868,3 +870,73 @@ def test_the_command(tmp_path):
     f"convert_checkpoint.py: error: --output={tmp_path}/b already exists and "
     "is not empty"
   )
+
+
+# -----------------------------------------------------------------------------
+# The model card
+# -----------------------------------------------------------------------------
+
+
+def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
+  prefix = write_checkpoint(
+    tmp_path / "run", random_values(), name="model.ckpt-20"
+  )
+  write_packed(tmp_path / "run")
+  data = str(tmp_path / "run" / "data-0.tfrecord")
+  run = {
+    "flags": {"optimizer": {"optimizer": "lamb"}, "learning_rate": 1e-3},
+    "plan": {
+      "updates": 40, "records_per_update": 24, "warmup_updates": 4, "ranks": 2,
+    },
+    "data": {"files": [data], "records": 120},
+    "versions": {"tensorflow": "2.21.0", "git": None},
+  }  # fmt: skip
+  (tmp_path / "run" / "run.json").write_text(json.dumps({"runs": [run]}))
+  evaluations = [
+    {"global_step": step, "masked_lm_accuracy": step / 100, "note": "a|<b>"}
+    for step in (20, 40)
+  ]
+  (tmp_path / "run" / "eval_metrics.jsonl").write_text(
+    "".join(json.dumps(results) + "\n" for results in evaluations)
+  )
+  # The records' manifest names another vocabulary: this is that one's digest.
+  manifest = tmp_path / "run" / "data.manifest.json"
+  content = json.loads(manifest.read_text())
+  with open(letters, "rb") as f:
+    digest = hashlib.sha256(f.read()).hexdigest()
+  content["tokenizer"]["sha256"] = digest
+  manifest.write_text(json.dumps(content))
+  convert(
+    prefix, tmp_path / "my model", vocab_file=letters, license="cc0-1.0",
+    language=("en", "no"),
+  )  # fmt: skip
+  card = (tmp_path / "my model" / "README.md").read_text()
+  header = card.split("---\n")[1].splitlines()
+  assert 'license: "cc0-1.0"' in header and 'language: ["en", "no"]' in header
+  assert 'pipeline_tag: "fill-mask"' in header
+  assert 'mask_token: "[MASK]"' in header
+  for line in (
+    "# my model",
+    "| updates planned | 40 |",
+    "| update of these weights | 20 |",
+    "| optimizer | lamb |",
+    "| learning rate | 0.001 |",
+    "| masked lm accuracy | 20.0% |",
+    "| note | a\\|&lt;b> |",
+    "| tensorflow | 2.21.0 |",
+    "| masks | static |",
+  ):
+    assert line in card.splitlines(), line
+  assert str(tmp_path) not in card and "licence is not" not in card
+
+
+def test_a_card_of_bare_weights_says_what_is_not_known(tmp_path):
+  prefix = write_checkpoint(tmp_path / "a", random_values((ENCODER, POOLER)))
+  convert(prefix, tmp_path / "b")
+  card = (tmp_path / "b" / "README.md").read_text()
+  assert 'license: "unknown"' in card and "The licence is not stated" in card
+  assert "language" not in card and "mask_token" not in card
+  assert 'pipeline_tag: "feature-extraction"' in card
+  assert card.count("Not known: no file beside") == 4
+  with pytest.raises(UserError, match=r"--license and --language are for"):
+    convert(tmp_path / "b", tmp_path / "c" / "m", license="mit")

@@ -1,9 +1,13 @@
 """The documents: links, names of files, line numbers and examples hold."""
 
+import ast
 import doctest
 import functools
+import json
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -95,3 +99,129 @@ def test_python_examples_run(tmp_path, monkeypatch):
   said = []
   failed = doctest.DocTestRunner(verbose=False).run(test, out=said.append)
   assert not failed.failed, "".join(said)
+
+
+# Commands ---------------------------------------------------------------------
+
+
+@functools.cache
+def known_flags():
+  """Command -> its flags, of docs/flags.md, which a test holds to the code."""
+  sections = re.split(r"^## ", read("docs/flags.md"), flags=re.M)[1:]
+  found = {}
+  for section in sections:
+    command = section.split("\n")[0].removeprefix("python -m ").strip()
+    rows = re.findall(r"^\| `--(\[no\])?(\w+)` ", section, re.M)
+    found[command] = {name for _, name in rows}
+    found[command] |= {f"no{name}" for no, name in rows if no}
+  return found
+
+
+def commands(text):
+  """(script or module, flags) of all commands in blocks and in code spans."""
+  text = re.sub(r"\\\n", " ", text)
+  for line in text.split("\n"):
+    spans = re.findall(r"`([^`]+)`", line) if "`" in line else [line]
+    for span in spans:
+      for part in re.split(r"[;|]|&&", span.replace("\\|", "/")):
+        part = part.split(" # ")[0]
+        found = re.search(
+          r"(?:-m |^|[\s/])((?:tools|benchmarks)\.[\w.]+|\w+\.py)(\s.*)?$", part
+        )
+        if found:
+          yield found[1], re.findall(r"(?<!\S)--(\w+)", found[2] or "")
+
+
+ABSL = {"flagfile", "help", "helpfull", "helpshort"}
+COMMAND_PAGES = [p for p in pages() if p not in ("CHANGELOG.md",)]
+
+
+@pytest.mark.parametrize("page", [*COMMAND_PAGES, "docs/quickstart.ipynb"])
+def test_documented_commands_have_their_flags(page):
+  text = read(page)
+  if page.endswith(".ipynb"):
+    cells = json.loads(text)["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+  found = list(commands(text))
+  assert found or page not in ("README.md", "docs/quickstart.ipynb")
+  for command, flags in found:
+    known = known_flags().get(command)
+    if known is None:
+      files = [
+        p for p in tracked() if p.match(command.replace(".", "/") + ".py")
+      ]
+      files = files or [p for p in tracked() if p.match(command)]
+      source = "".join(read(path) for path in files)
+      wrong = [f for f in flags if f not in ABSL and f not in source]
+    else:
+      wrong = set(flags) - known - ABSL
+    assert not wrong, f"{page}: {command} has no --{', --'.join(wrong)}"
+
+
+def test_flags_of_the_page_for_newcomers_exist():
+  """The right column of its tables."""
+  known = set().union(*known_flags().values())
+  for line in read("docs/coming_from.md").split("\n"):
+    here = line.replace("\\|", "/").rstrip(" |").split("|")[-1]
+    if line.startswith("| ") and not line.startswith("| `--model_name"):
+      for name in re.findall(r"--(\w+)\b(?!\.\.\.)", here):
+        assert name in known or name == "lr_", line
+
+
+# Messages ---------------------------------------------------------------------
+
+
+@functools.cache
+def said():
+  """All texts of the product's sources; values in f-strings are NUL."""
+  texts = []
+  for path in tracked():
+    if {*path.parts} & {"tests", "benchmarks", "research", "docs"}:
+      continue
+    if path.suffix == ".sh":
+      texts.append(read(path))
+    if path.suffix != ".py":
+      continue
+    for node in ast.walk(ast.parse(read(path))):
+      if isinstance(node, ast.JoinedStr):
+        parts = [getattr(part, "value", "") for part in node.values]
+        texts.append("".join(p if type(p) is str else "\0" for p in parts))
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        texts.append(node.value)
+  return texts
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/troubleshooting.md"])
+def test_quoted_messages_are_in_the_sources(page):
+  table = read(page).split("| message")[1].split("\n\n")[0]
+  quoted = re.findall(r"^\| `([^|]*)` \|", table, re.M)
+  assert len(quoted) > 5
+  for message in quoted:
+    message = re.sub("^.*: error: ", "", message)  # the program's name
+    # Values: ..., capitals, numbers, lists.
+    parts = re.split(r"0x\.\.|\.\.\.|\b[NMB]\b|\[?\b\d[\d.]*\b\]?", message)
+    for part in filter(None, (part.strip(" '():,") for part in parts)):
+      assert any(part in text for text in said()), f"{page}: {part!r}"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_paste(tmp_path):
+  """All its `sh` blocks in order, as they are, but `make test` (this is it)."""
+  for path in tracked():
+    if (ROOT / path).is_file():
+      (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy2(ROOT / path, tmp_path / path)
+  (tmp_path / ".venv").symlink_to((ROOT / ".venv").resolve())
+  blocks = re.findall(r"^```sh\n(.*?)^```", read("README.md"), re.M | re.S)
+  # The environment is there: make must not make it again.
+  script = """set -euo pipefail
+make() { [ "$1" = test ] || command make -o .venv/.ready "$@"; }
+"""
+  done = subprocess.run(
+    ["bash", "-c", script + "".join(blocks)],
+    cwd=tmp_path,
+    env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

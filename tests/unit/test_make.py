@@ -1,6 +1,8 @@
 """`make env` after a failed try, and `make pretrain` with any words."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -206,3 +208,32 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
     "--encoding=$x",
     f"--output_dir={folder}",
   ], done.stderr
+
+
+def test_make_shows_its_targets(tmp_path):
+  """Each that people call, in 80 columns; and does nothing else."""
+  shown = [
+    subprocess.run(
+      ["make", *words], cwd=runs.ROOT, capture_output=True, text=True,
+      check=True,
+    ).stdout
+    for words in ([], ["help"])
+  ]  # fmt: skip
+  assert shown[0] == shown[1]
+  with open(f"{runs.ROOT}/Makefile", encoding="utf-8") as f:
+    phony = re.search(r"^\.PHONY: (.*)$", f.read(), re.M)[1].split()
+  lines = shown[0].splitlines()
+  assert sorted(phony) == sorted(line.split()[1] for line in lines)
+  assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("given", [{}, {"RUN": "it's $x/a b"}])
+def test_make_tensorboard_takes_any_folder(given):
+  done = subprocess.run(
+    ["make", "-n", "-o", ".venv/.ready", "tensorboard"]
+    + [f"{name}={value}" for name, value in given.items()],
+    cwd=runs.ROOT, capture_output=True, text=True, check=True,
+  )  # fmt: skip
+  command = shlex.split(done.stdout.splitlines()[-1])
+  folder = given.get("RUN", "runs/quickstart")
+  assert command == [".build/tensorboard/bin/tensorboard", f"--logdir={folder}"]

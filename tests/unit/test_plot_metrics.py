@@ -1,9 +1,11 @@
 """What is drawn of run folders."""
 
+import base64
 import json
 import os
 import subprocess
 import sys
+import re
 
 import matplotlib.image
 import pytest
@@ -192,3 +194,37 @@ def test_other_formats(tmp_path):
   run = make_run(tmp_path / "a", PRETRAINING)
   plot_metrics.plot([run], str(tmp_path / "curve.SVG"))
   assert "<svg" in (tmp_path / "curve.SVG").read_text()
+
+
+def test_a_page_of_runs_is_one_file_and_escaped(tmp_path):
+  odd = '<i>a & "b"'
+  folder = make_run(tmp_path / odd, PRETRAINING, PRETRAINING)
+  run = {
+    "flags": {"bert": {"hidden_size": 64}, "note": odd, "recompute": []},
+    "plan": {"updates": 20000, "ranks": 2},
+    "data": {"files": [f"{odd}.tfrecord"], "records": 9},
+    "versions": {"git": None},
+  }
+  (tmp_path / odd / "run.json").write_text(json.dumps({"runs": [run]}))
+  speeds = {"updates": 20000, "padding": 0.25, "steady": None}
+  (tmp_path / odd / "training_results.json").write_text(json.dumps(speeds))
+  other = make_run(tmp_path / "other", {"loss": 1.0})  # with less in it
+  output = str(tmp_path / "report.HTML")
+  plot_metrics.main(plot_metrics.Settings(output=output), folder, other)
+  page = (tmp_path / "report.HTML").read_text()
+  assert "<i>" not in page and page.count("&lt;i&gt;a &amp; &quot;b&quot;") > 4
+  rows = re.sub(r"<[^>]*>", " ", page)
+  for row in (
+    "masked lm accuracy  10.0% 10.0%",
+    "padding  25.0%",
+    "updates  20,000",
+    "hidden size  64",
+    "steady  -",
+  ):
+    assert re.search(r"\s+".join(row.split()), rows), row
+  # Nothing is loaded from elsewhere.
+  sources = re.findall(r"""(?:src|href)=["']?([^"'> ]{,30})|url\(""", page)
+  assert sources == ["data:image/svg+xml;base64,PD94"[:30]]
+  picture = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1]).decode()
+  assert "<svg" in picture
+  assert "<script" not in page

@@ -1,0 +1,156 @@
+"""README.md of a Hugging Face folder: what the run's files say of the model.
+
+Names of the machine's files are left out: a card is for publishing.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from interop import model_source
+from training import metrics, run_folder
+
+CARD_FILE = "README.md"
+# Architecture -> the Hub's name of what it does.
+_PIPELINES = {
+  "BertForPreTraining": "fill-mask",
+  "BertForMaskedLM": "fill-mask",
+  "BertForSequenceClassification": "text-classification",
+  "BertForQuestionAnswering": "question-answering",
+}
+_COUNTS = ("documents", "sentences", "tokens", "text_bytes", "examples")
+_UNKNOWN = "Not known: no file beside the weights says it."
+_FLAGS = (
+  "learning_rate", "lr_schedule", "optimizer", "bias_correction", "beta_2",
+  "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
+  "seed",
+)  # fmt: skip
+
+
+def write(
+  path: str,
+  folder: str,
+  inputs: Sequence[str],
+  config: dict,
+  task: dict,
+  parameters: int,
+  licence: str,
+  languages: Sequence[str],
+) -> None:
+  """Writes the card of a model that goes to `folder`.
+
+  `inputs` are its checkpoints, `config` is its config.json, `task` its
+  task.json.
+  """
+  architecture = config["architectures"][0]
+  pipeline = _PIPELINES.get(architecture, "feature-extraction")
+  header = {
+    "library_name": "transformers", "license": licence,
+    "language": list(languages), "pipeline_tag": pipeline,
+    "mask_token": "[MASK]" if pipeline == "fill-mask" else "",
+    "tags": ["bert", "perseus-bert"],
+  }  # fmt: skip
+  # JSON is YAML.
+  yaml = [f"{key}: {json.dumps(v)}" for key, v in header.items() if v]
+  lines = ["---", *yaml, "---", ""]
+  lines += [f"# {os.path.basename(os.path.abspath(folder))}", ""]
+  lines.append(
+    f"{architecture} with {config['num_hidden_layers']} layers of "
+    f"{config['hidden_size']}, {config['num_attention_heads']} heads, "
+    f"{parameters:,} parameters and a vocabulary of {config['vocab_size']:,} "
+    f"tokens; {'lower-cased' if task.get('do_lower_case', True) else 'cased'} "
+    "text."
+  )
+  if labels := task.get("labels"):
+    lines.append(f"Labels: {', '.join(map(_cell, labels))}.")
+  if licence == "unknown":
+    lines += ["", "The licence is not stated: set `license` above."]
+  lines += ["", "## Use", "", *_use(pipeline)]
+  run = run_folder.last_training(os.path.dirname(inputs[0])) or {}
+  for title, rows in (
+    ("Training data", _data(inputs[0], run)),
+    ("Training", _training(inputs[0], run)),
+    ("Results", _results(inputs, run)),
+    ("Framework", run.get("versions", {}).items()),
+  ):
+    table = [
+      f"| {key.replace('_', ' ')} | {_cell(value, key)} |"
+      for key, value in rows
+      if value is not None
+    ]
+    table = ["| | |", "|---|---|", *table] if table else [_UNKNOWN]
+    lines += ["", f"## {title}", "", *table]
+  with open(path, "w", encoding="utf-8") as f:
+    f.write("\n".join(lines) + "\n")
+
+
+def _use(pipeline: str) -> list[str]:
+  given = '"..."'
+  if pipeline == "fill-mask":
+    given = '"... [MASK] ..."'
+  elif pipeline == "question-answering":
+    given = 'question="...", context="..."'
+  return [
+    "```python",
+    "from transformers import pipeline",
+    "",
+    f'model = pipeline("{pipeline}", model=".")  # this folder',
+    f"print(model({given}))",
+    "```",
+  ]
+
+
+def _data(checkpoint: str, run: dict) -> Iterator[tuple]:
+  found = model_source.manifest_of_run(os.path.dirname(checkpoint))
+  if found:
+    manifest = found[1]
+    for key in _COUNTS:
+      yield key, manifest.counts.get(key)
+    yield "tokens in a record", manifest.max_seq_length
+    yield "masks", manifest.masking
+    for key in ("masked_lm_prob", "do_whole_word_mask", "dupe_factor"):
+      yield key, manifest.settings.get(key)
+  elif run.get("data"):
+    yield "records", run["data"].get("records")
+
+
+def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
+  if not run:
+    return
+  plan, flags = run["plan"], run["flags"]
+  yield "updates planned", plan["updates"]
+  yield "update of these weights", _step(checkpoint)
+  yield "records_per_update", plan["records_per_update"]
+  yield "warmup_updates", plan["warmup_updates"]
+  yield "ranks", plan["ranks"]
+  for key in _FLAGS:
+    yield key, flags.get("optimizer", {}).get(key, flags.get(key))
+  yield "started from other weights", bool(flags.get("init_checkpoint"))
+
+
+def _step(checkpoint: str) -> int | None:
+  found = re.search(r"model\.ckpt-(\d+)$", checkpoint)
+  return int(found[1]) if found else None
+
+
+def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
+  """The evaluation of these very weights, not of a mean."""
+  path = os.path.join(os.path.dirname(inputs[0]), metrics.EVAL_METRICS_FILE)
+  step = _step(inputs[0]) if len(inputs) == 1 else None
+  for results in metrics.read_jsonl(path):
+    if results["global_step"] == step:
+      yield from ((k, v) for k, v in results.items() if k != "global_step")
+      if not run.get("flags", {}).get("eval_input_file", "else"):
+        yield "evaluated on", "the training records"
+
+
+def _cell(value, key: str = "") -> str:
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  if isinstance(value, int):
+    return str(value) if key == "seed" else f"{value:,}"
+  if isinstance(value, float):
+    return format(value, ".1%" if key.endswith("accuracy") else ".5g")
+  text = str(value).replace("|", "\\|").replace("<", "&lt;")
+  return " ".join(text.split())

@@ -1,0 +1,61 @@
+"""docs/quickstart.ipynb runs from its first cell to its last."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import runs
+
+ROOT = pathlib.Path(runs.ROOT)
+NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
+
+
+def program(cells):
+  """Python of the code cells: what follows `!` is a command for a shell."""
+  lines = ["from subprocess import run"]
+  for cell in cells:
+    if cell["cell_type"] == "code":
+      text = "".join(cell["source"])
+      assert not re.search(r"^%", text, re.M)
+      lines.append(
+        re.sub(
+          r"^!((?:.*\\\n)*.*)$",
+          lambda found: (
+            f"run(['bash', '-c', {'set -e; ' + found[1]!r}], check=True)"
+          ),
+          text,
+          flags=re.M,
+        )
+      )
+  return "\n".join(lines)
+
+
+def test_the_notebook_runs(tmp_path):
+  notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+  assert notebook["nbformat"] == 4
+  assert not any(cell.get("outputs") for cell in notebook["cells"])
+  for path in ROOT.iterdir():
+    if path.name not in ("runs", ".build", ".git"):
+      (tmp_path / path.name).symlink_to(path)
+  (tmp_path / "program.py").write_text(program(notebook["cells"]))
+  done = subprocess.run(
+    [sys.executable, "program.py"],
+    cwd=tmp_path,
+    env={**os.environ, "PATH": f"{runs.BIN}:{os.environ['PATH']}"},
+    capture_output=True,
+    text=True,
+    timeout=runs.HANG_SECONDS,
+  )
+  assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+  made = tmp_path / "runs" / "notebook"
+  assert (made / "hugging_face" / "README.md").exists()
+  assert "masked lm loss" in (made / "report.html").read_text()
+  assert "the cow eats [MASK] every day ." in done.stdout
+  # It learned more than how often each word occurs.
+  results = json.loads((made / "pretrain" / "eval_results.json").read_text())
+  manifest = json.loads((made / "records" / "train.manifest.json").read_text())
+  entropy = manifest["counts"]["unigram_entropy"]
+  assert results["masked_lm_loss"] < 0.7 * entropy

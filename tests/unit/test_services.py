@@ -1,0 +1,266 @@
+"""--report_to: what W&B and MLflow get, with stand-ins and, offline, really."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import runs
+
+from common.errors import UserError
+from training import services
+
+# Packages that write what they are asked for to the file $CALLS. They fail
+# while the file $DOWN is there, and hang while it holds "hang".
+_START = """
+import json, os, time
+def call(*what):
+  if os.path.exists(os.environ["DOWN"]):
+    while "hang" in open(os.environ["DOWN"]).read():
+      time.sleep(0.1)
+    raise ConnectionError("no network\\nwith details")
+  with open(os.environ["CALLS"], "a") as f:
+    f.write(json.dumps(what) + "\\n")
+"""
+_WANDB = """
+class Config:
+  def update(self, values, allow_val_change):
+    call("config", values)
+class Run:
+  dir, url, config = "here", None, Config()
+  def define_metric(self, *a, **k): pass
+  def log(self, values): call("log", values)
+  def finish(self): call("end")
+def Settings(**settings): return settings
+def init(id, resume, **given):
+  call("start", id, resume)
+  run = Run()
+  run.id = id
+  return run
+"""
+_MLFLOW = """
+class Run: pass
+def start_run(run_id, run_name):
+  call("start", run_id, run_name)
+  run = Run()
+  run.info = Run()
+  run.info.run_id = run_id or "made"
+  return run
+def get_tracking_uri(): return "here"
+def log_params(values):
+  assert len(values) <= 100 and all(len(v) <= 500 for v in values.values())
+  call("params", values)
+def log_dict(value, name): call("dict", name)
+def log_metrics(values, step): call("log", {**values, "update": step})
+def end_run(): call("end")
+"""
+
+
+@pytest.fixture
+def stand_ins(tmp_path, monkeypatch):
+  """A function that gives the calls so far; tmp_path/down is $DOWN."""
+  packages = tmp_path / "packages"
+  packages.mkdir()
+  (packages / "wandb.py").write_text(_START + _WANDB)
+  (packages / "mlflow.py").write_text(_START + _MLFLOW)
+  monkeypatch.setenv("PYTHONPATH", str(packages))
+  monkeypatch.syspath_prepend(packages)
+  monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+  monkeypatch.setenv("DOWN", str(tmp_path / "down"))
+
+  def calls():
+    path = tmp_path / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+  yield calls
+  for name in ("wandb", "mlflow"):
+    sys.modules.pop(name, None)
+
+
+def make_run(folder, flags=3):
+  """A run folder with its settings, before the first report."""
+  folder.mkdir(exist_ok=True)
+  many = {f"flag{i}": "x" * 600 for i in range(flags)}
+  run = {"flags": {"seed": 1, "optimizer": {"beta_1": 0.9}, **many}}
+  (folder / "run.json").write_text(json.dumps({"runs": [{}, run]}))
+  return str(folder)
+
+
+def write(folder, name, steps, loss=1.0):
+  """Replaces a file of reports, as a resumed run does."""
+  text = "".join(
+    json.dumps(
+      {"global_step": s, "loss": loss, "mfu": None, "name": "a"}
+      | {"older": float("nan")}
+    )
+    + "\n"
+    for s in steps
+  )
+  path = os.path.join(folder, name)
+  with open(path + ".new", "w") as f:
+    f.write(text)
+  os.replace(path + ".new", path)
+
+
+def updates(calls, key="train/loss"):
+  return [c[1]["update"] for c in calls if c[0] == "log" and key in c[1]]
+
+
+def follow(names, folder, step=0, steps=(10, 20)):
+  with services.reporting(names, folder, step):
+    write(folder, "metrics.jsonl", steps)
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_service_gets_settings_reports_and_evaluations(
+  tmp_path, stand_ins, name, capfd
+):
+  folder = make_run(tmp_path / "run", flags=150)
+  with services.reporting((name, name), folder, 0):
+    write(folder, "metrics.jsonl", [10, 20])
+    write(folder, "eval_metrics.jsonl", [0, 20])
+  calls = stand_ins()
+  assert calls[0][0] == "start" and calls[-1] == ["end"]
+  assert ["log", {"train/loss": 1.0, "update": 10}] in calls
+  assert updates(calls, "eval/loss") == [0, 20]
+  if name == "wandb":
+    assert calls[1][1]["flags"]["optimizer"] == {"beta_1": 0.9}
+  else:
+    params = {k: v for c in calls if c[0] == "params" for k, v in c[1].items()}
+    assert params["flags.optimizer.beta_1"] == "0.9" and len(params) == 152
+  assert f"{name}: here" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_resumed_run_continues_the_services_run(tmp_path, stand_ins, name):
+  folder = make_run(tmp_path / "run")
+  follow((name,), folder, 0, [10, 20, 30])
+  before = len(stand_ins())
+  # From update 10: 20 and 30 are made again, and 40.
+  follow((name,), folder, 10, [10, 20, 30, 40])
+  calls = stand_ins()[before:]
+  known = json.loads((tmp_path / "run" / f"{name}.json").read_text())["id"]
+  assert calls[0][:2] == ["start", known] and known
+  assert updates(calls) == [20, 30, 40]
+  if name == "mlflow":
+    assert not [c for c in calls if c[0] == "params"]
+  # By hand: nothing is left to send.
+  services.main(folder, name)
+  assert updates(stand_ins()[before:]) == [20, 30, 40]
+
+
+def test_what_failed_is_told_once_and_can_be_sent_later(
+  tmp_path, stand_ins, capfd
+):
+  folder = make_run(tmp_path / "run")
+  (tmp_path / "down").touch()
+  follow(("wandb", "mlflow"), folder)
+  said = capfd.readouterr().err
+  for name in ("wandb", "mlflow"):
+    assert said.count(f"{name} gets no reports now: no network; training") == 1
+    assert f"python -m training.services {folder} {name}" in said
+  assert "Traceback" not in said and not stand_ins()
+  (tmp_path / "down").unlink()
+  services.main(folder, "wandb")
+  assert updates(stand_ins()) == [10, 20]
+
+
+def test_a_service_that_hangs_is_ended(tmp_path, stand_ins, capfd, monkeypatch):
+  folder = make_run(tmp_path / "run")
+  (tmp_path / "down").write_text("hang")
+  monkeypatch.setattr(services, "_END_SECONDS", 0.5)
+  began = time.monotonic()
+  follow(("wandb",), folder)
+  assert time.monotonic() - began < services._RETRY_SECONDS
+  assert "wandb did not get the last reports" in capfd.readouterr().err
+
+
+def test_an_error_of_the_training_is_not_hidden(tmp_path, stand_ins):
+  folder = make_run(tmp_path / "run")
+  with pytest.raises(KeyError):
+    with services.reporting(("wandb",), folder, 0):
+      raise KeyError
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+  (tmp_path / "wandb").mkdir()  # as W&B's own folder of runs
+  monkeypatch.setattr(sys, "path", [str(tmp_path)])
+  importlib.invalidate_caches()
+  for name in ("wandb", "mlflow"):
+    with pytest.raises(UserError, match=r"pip install -r requirements/rep"):
+      services.check_installed((name,))
+
+
+def test_the_files_are_those_of_a_run():
+  from training import metrics, run_folder
+
+  assert services._FILES["train"] == metrics.METRICS_FILE
+  assert services._FILES["eval"] == metrics.EVAL_METRICS_FILE
+  assert run_folder.RUN_FILE == "run.json"
+
+
+def test_a_training_starts_the_services(
+  tiny_run, tmp_path, stand_ins, monkeypatch
+):
+  seen = []
+  real = services.reporting
+
+  def spied(names, folder, step):
+    seen.append((tuple(names), step))
+    return real(names, folder, step)
+
+  monkeypatch.setattr(services, "reporting", spied)
+  runs.pretrain(
+    tiny_run, tmp_path / "run", report_to=("wandb",), num_train_steps=2,
+    num_warmup_steps=1, do_eval=True,
+  )  # fmt: skip
+  assert seen == [(("wandb",), 0)]
+  assert updates(stand_ins()) == [1, 2]
+  assert updates(stand_ins(), "eval/masked_lm_loss") == [2]
+
+
+# The packages themselves, without a network -----------------------------------
+
+
+def really(name, folder, tmp_path, **env):
+  """Sends a run with the installed package; skips without it."""
+  if importlib.util.find_spec(name) is None:
+    pytest.skip(f"{name} is not installed")
+  command = [sys.executable, "-m", "training.services", folder, name]
+  path = os.pathsep.join([runs.ROOT, os.environ.get("PYTHONPATH", "")])
+  done = subprocess.run(
+    command, env={**os.environ, "PYTHONPATH": path, **env}, text=True,
+    capture_output=True, cwd=tmp_path, timeout=runs.HANG_SECONDS,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+
+
+def test_wandb_offline(tmp_path):
+  folder = make_run(tmp_path / "run")
+  for steps in ([10], [10, 20]):
+    write(folder, "metrics.jsonl", steps)
+    really("wandb", folder, tmp_path, WANDB_MODE="offline")
+  made = [*(tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")]
+  known = json.loads((tmp_path / "run" / "wandb.json").read_text())
+  assert len(made) == 2 and {p.stem for p in made} == {f"run-{known['id']}"}
+  assert known["sent"] == {"train": 20}
+
+
+def test_mlflow_in_a_folder(tmp_path):
+  store = f"file:{tmp_path}/store"
+  folder = make_run(tmp_path / "run", flags=150)
+  for steps in ([10], [10, 20]):
+    write(folder, "metrics.jsonl", steps)
+    really(
+      "mlflow", folder, tmp_path, MLFLOW_TRACKING_URI=store,
+      MLFLOW_ALLOW_FILE_STORE="true",
+    )  # fmt: skip
+  (made,) = (tmp_path / "store").glob("*/*/metrics/train/loss")
+  assert [line.split()[2] for line in made.read_text().splitlines()] == [
+    "10",
+    "20",
+  ]

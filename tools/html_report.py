@@ -1,0 +1,132 @@
+"""Runs as one HTML page: curves, results, speed, plan, data and settings."""
+
+import base64
+import html
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from common import files, json_files
+from data import records
+from training import metrics, run_folder
+
+# The colours are the browser's own, light or dark; the picture stays on white.
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem;
+  margin: 2rem auto; padding: 0 1rem; }
+img { width: 100%; background: white; border-radius: 6px; }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
+caption, summary { text-align: left; font-weight: 600; padding: .5rem 0; }
+td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid color-mix(in srgb, CanvasText 20%, Canvas);
+  overflow-wrap: anywhere; font-weight: normal; }
+td { font-variant-numeric: tabular-nums; }
+.tables { display: flex; flex-wrap: wrap; align-items: start; gap: 0 4rem; }
+"""
+_PER_CENT = ("accuracy", "padding")
+
+
+def write(run_dirs: Sequence[str], output: str, title: str, plot: Callable):
+  """Writes the page; `plot` is `plot_metrics.plot`."""
+  with tempfile.TemporaryDirectory() as aside:
+    picture = os.path.join(aside, "curves.svg")
+    plot(run_dirs, picture, title)
+    with open(picture, "rb") as f:
+      image = base64.b64encode(f.read()).decode()
+  title = html.escape(title or ", ".join(map(os.path.normpath, run_dirs)))
+  page = [
+    '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">',
+    '<meta name="viewport" content="width=device-width">',
+    f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>",
+    '<img alt="losses, accuracies, learning rate and speed over updates" '
+    f'src="data:image/svg+xml;base64,{image}">',
+    *(part for run_dir in run_dirs for part in _run(run_dir)),
+    "</html>\n",
+  ]
+  with files.whole(output) as f:
+    f.write("\n".join(page).encode())
+
+
+def _run(run_dir: str) -> Iterator[str]:
+  path = lambda name: os.path.join(run_dir, name)
+  yield f"<h2>{html.escape(os.path.normpath(run_dir))}</h2>"
+  evaluations = metrics.read_jsonl(path(metrics.EVAL_METRICS_FILE))
+  seen = [*evaluations[:1], *evaluations[1:][-1:]]  # the first, the last
+  yield _table(
+    "Evaluation",
+    [
+      (key, *(results.get(key) for results in seen))
+      for key in (seen[-1] if seen else ())
+      if key != "global_step"
+    ],
+    ["", *(f"update {results['global_step']:,}" for results in seen)],
+  )
+  yield '<div class="tables">'
+  speed = path(run_folder.TRAINING_RESULTS_FILE)
+  if os.path.exists(speed):
+    yield _table("The last training", json_files.read(speed).items())
+  run = run_folder.last_training(run_dir) or {}
+  yield _table("Plan", (run.get("plan") or {}).items())
+  data = run.get("data") or {}
+  names = data.get("files", [])
+  found = records.find_manifest(names[0]) if names else None
+  if found:
+    made = found[1]
+    vocabulary = made.tokenizer
+    rows = [*made.counts.items(), *made.settings.items()]
+    rows += [("vocabulary", f"{vocabulary.kind}, {vocabulary.vocab_size:,}")]
+    rows += [("lower case", vocabulary.do_lower_case)]
+    yield _table("Data", rows)
+  flags = dict(run.get("flags") or {})
+  yield _table("Model", flags.pop("bert", {}).items())
+  yield "</div>"
+  about = {
+    "started": run.get("started"), **run.get("versions", {}),
+    "devices": run.get("devices"), "records": data.get("records"),
+    "files": names,
+  }  # fmt: skip
+  for title, values in (("All settings", flags), ("Versions, files", about)):
+    table = _table("", _flat(values))
+    yield f"<details><summary>{title}</summary>{table}</details>"
+
+
+def _flat(values: dict) -> Iterator[tuple[str, Any]]:
+  for key, value in values.items():
+    if isinstance(value, dict):
+      yield from _flat(value)
+    else:
+      yield key, value
+
+
+def _table(caption: str, rows: Iterable, heads: Sequence[str] = ()) -> str:
+  """Each row: a key and its values. "" without rows."""
+  cells = lambda row: "".join(f"<td>{_shown(row[0], v)}" for v in row[1:])
+  lines = [
+    f"<tr><th>{html.escape(row[0].replace('_', ' '))}</th>{cells(row)}"
+    for row in rows
+  ]
+  top = "".join(f"<th>{html.escape(head)}" for head in heads)
+  return (
+    f"<table><caption>{caption}</caption>{top and f'<tr>{top}'}"
+    f"{''.join(lines)}</table>"
+    if lines
+    else ""
+  )
+
+
+def _shown(key: str, value) -> str:
+  if value is None or value in ([], ""):
+    text = "-"
+  elif isinstance(value, bool):
+    text = "yes" if value else "no"
+  elif isinstance(value, (list, tuple)):
+    text = ", ".join(map(str, value))
+  elif isinstance(value, int):
+    text = str(value) if "seed" in key else f"{value:,}"
+  elif isinstance(value, float):
+    text = f"{value:.1%}" if key.endswith(_PER_CENT) else f"{value:.5g}"
+  else:
+    text = str(value)
+  return html.escape(text)
