@@ -125,9 +125,9 @@ def _of_source(source, settings: Settings, weights) -> Model:
 # Writing ----------------------------------------------------------------------
 
 
-def write_folder(model: Model, output: str) -> list[str]:
+def write_folder(model: Model, settings: Settings) -> list[str]:
   """Writes a Hugging Face folder, whole or not at all; returns its files."""
-  folder = os.path.normpath(output)
+  folder = os.path.normpath(settings.output)
   if os.path.exists(folder) and (
     not os.path.isdir(folder) or os.listdir(folder)
   ):
@@ -241,7 +241,7 @@ def convert(settings: Settings) -> list[str]:
   return report(
     model,
     settings,
-    write_folder(model, settings.output)
+    write_folder(model, settings)
     if to == HUGGINGFACE
     else hugging_face.write_checkpoint(model, settings.output),
   )

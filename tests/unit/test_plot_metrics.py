@@ -3,9 +3,9 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
-import re
 
 import matplotlib.image
 import pytest
