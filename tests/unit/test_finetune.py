@@ -156,6 +156,7 @@ def pretrained(tmp_path, letters):
 
 def settled_flags(kind=classification.ClassifierConfig, **given):
   """(the config, the log's lines) of a command with these flags."""
+  given = {"max_seq_length": 32, **given}
   values = finetuning_runs.command_line(kind, **given)
   lines = model_source.settle(values)
   return kind.from_flags(values), lines
