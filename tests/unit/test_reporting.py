@@ -365,6 +365,7 @@ class Progress(list):
 def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
   """In a log's 80 columns, and without what is no update's time."""
   monkeypatch.setattr(reporting, "Progress", Progress)
+  monkeypatch.setattr(reporting, "tell_trouble", lambda *_: None)
   plan = types.SimpleNamespace(
     ranks=1, records_per_update=24, updates=100_000, examples=lambda n: n
   )
