@@ -199,24 +199,15 @@ def _parameters(variables) -> dict[str, int]:
 
 def _sizes(variables) -> dict[str, float]:
   """MB of a rank by part, and of a checkpoint, which has all ranks'."""
-  mb = lambda variables: (
-    4 * sum(v.shape.num_elements() for v in variables) / _MB
-  )
-  names = {v.op.name for v in variables}
-  slots = [
-    v for v in tf.global_variables() if v.op.name.endswith(moments.SLOTS)
-  ]
-  others = [
-    v
-    for v in tf.global_variables()
-    if v.op.name not in names and v not in slots
-  ]
+  mb = lambda of: 4 * sum(v.shape.num_elements() for v in of) / _MB
+  trained = {v.op.name for v in variables}
+  state = [v for v in tf.global_variables() if v.op.name not in trained]
+  others = [v for v in state if not v.op.name.endswith(moments.SLOTS)]
   whole = 4 * sum(map(_whole, variables)) / _MB
   return {
     "weights": mb(variables),
     "gradients": mb(variables) + mb(tf.local_variables()),
-    "moments": mb(slots),
-    **({"errors of PowerSGD": mb(others)} if mb(others) > 1 else {}),
+    "moments": mb(state),
     "checkpoint": whole * (1 + len(moments.SLOTS)) + mb(others),
   }
 
