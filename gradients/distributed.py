@@ -4,6 +4,7 @@
 that is a world of one whose operations change nothing, so no caller has to ask.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -277,6 +278,9 @@ def planned(
   exists: a graph needs the memory and the time that it would have.
   """
   comm = _Planned(ranks)
+  if ranks > 1:
+    with contextlib.suppress(ImportError):
+      import horovod.tensorflow  # noqa: F401 (it takes memory, too)
   comm.local_size = here
   comm._tensor_parallel = _Planned(tensor_parallel)
   comm._data_parallel = _Planned(ranks // tensor_parallel)
