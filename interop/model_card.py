@@ -98,6 +98,10 @@ def _use(pipeline: str) -> list[str]:
     f'model = pipeline("{pipeline}", model=".")  # this folder',
     f"print(model({given}))",
     "```",
+    "",
+    "To train it on with Perseus-BERT: `python convert_checkpoint.py "
+    "--input=THIS_FOLDER --output=start`, then "
+    "`--init_checkpoint=start/bert_model.ckpt`.",
   ]
 
 

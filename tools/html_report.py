@@ -15,13 +15,14 @@ from training import metrics, run_folder
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem;
-  margin: 2rem auto; padding: 0 1rem; }
+  margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word; }
 img { width: 100%; background: white; border-radius: 6px; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 caption, summary { text-align: left; font-weight: 600; padding: .5rem 0; }
 td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid color-mix(in srgb, CanvasText 20%, Canvas);
-  overflow-wrap: anywhere; font-weight: normal; }
+  font-weight: normal; }
+details td { overflow-wrap: anywhere; }
 td { font-variant-numeric: tabular-nums; }
 .tables { display: flex; flex-wrap: wrap; align-items: start; gap: 0 4rem; }
 """
