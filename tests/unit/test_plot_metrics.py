@@ -14,6 +14,7 @@ import runs
 from common import errors
 from tools import plot_metrics
 
+BERT = dict(hidden_size=64, num_hidden_layers=2, vocab_size=100)
 PRETRAINING = {"masked_lm_loss": 9.0, "masked_lm_accuracy": 0.1}
 PRETRAINING |= {"next_sentence_loss": 0.7, "next_sentence_accuracy": 0.5}
 
@@ -200,7 +201,7 @@ def test_a_page_of_runs_is_one_file_and_escaped(tmp_path):
   odd = '<i>a & "b"'
   folder = make_run(tmp_path / odd, PRETRAINING, PRETRAINING)
   run = {
-    "flags": {"bert": {"hidden_size": 64}, "note": odd, "recompute": []},
+    "flags": {"bert": BERT, "note": odd, "recompute": []},
     "plan": {"updates": 20000, "ranks": 2},
     "data": {"files": [f"{odd}.tfrecord"], "records": 9},
     "versions": {"git": None},
