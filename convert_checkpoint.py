@@ -155,7 +155,7 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     model_card.write(
       os.path.join(made, model_card.CARD_FILE),
       folder,
-      settings.input,
+      [model.path, *settings.input[1:]],
       config,
       model.task,
       sum(value.size for value in model.values.values()),
