@@ -241,8 +241,7 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command with these flags, on several ranks under horovodrun."""
   launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-  # Without --gloo it loads TensorFlow two times more, to ask about MPI.
-  several = [os.path.relpath(launcher), "-np", str(ranks), "--gloo"]
+  several = [os.path.relpath(launcher), "-np", str(ranks)]
   flags = pretraining_flags(paths, ranks, updates)
   return several * (ranks > 1) + python("run_pretraining.py", **flags)
 

@@ -102,8 +102,7 @@ def launch(arguments, ranks=1, timeout=HANG_SECONDS, stop=None, launcher=None):
   """
   if launcher is None and ranks > 1:
     launcher = ["-np", str(ranks)]
-  # Without --gloo horovodrun itself loads TensorFlow two times more.
-  launcher = [f"{BIN}/horovodrun", "--gloo", *launcher] if launcher else []
+  launcher = [f"{BIN}/horovodrun", *launcher] if launcher else []
   process = subprocess.Popen(
     [*launcher, sys.executable, *arguments],
     stdout=subprocess.PIPE,
