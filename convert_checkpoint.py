@@ -1,7 +1,7 @@
 """Converts BERT checkpoints to and from Hugging Face, and to SavedModels.
 
   python convert_checkpoint.py runs/first --output=for_transformers
-  python convert_checkpoint.py bert-base-uncased --output=here
+  python convert_checkpoint.py bert-base-uncased --output=here/
   python convert_checkpoint.py --to=tensorflow --output=mean/model.ckpt \\
     runs/first/model.ckpt-7000 runs/first/model.ckpt-7500
   python convert_checkpoint.py --to=saved_model runs/first \\

@@ -268,8 +268,11 @@ def converted(
       check(model)
       os.mkdir(new)
       write_checkpoint(model, os.path.join(new, CHECKPOINT_NAME))
-      with contextlib.suppress(OSError):  # of another host, which was faster
+      try:
         os.rename(new, made)
+      except OSError:
+        if not os.path.isdir(made):  # another host was not faster
+          raise
       return made, f"of the Hugging Face folder {folder}, converted now"
   raise UserError(
     f"{folder}: is a Hugging Face folder, and its conversion cannot be kept: "

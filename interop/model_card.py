@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from interop import model_source
 from training import metrics, run_folder
 
 CARD_FILE = "README.md"
@@ -20,6 +19,11 @@ _PIPELINES = {
   "BertForQuestionAnswering": "question-answering",
 }
 _COUNTS = ("documents", "sentences", "tokens", "text_bytes", "examples")
+_CASES = {
+  True: "lower-cased text",
+  False: "cased text",
+  None: "no file says whether of lower-cased text",
+}
 _UNKNOWN = "Not known: no file beside the weights says it."
 _FLAGS = (
   "learning_rate", "lr_schedule", "optimizer", "bias_correction", "beta_2",
@@ -59,8 +63,7 @@ def write(
     f"{architecture} with {config['num_hidden_layers']} layers of "
     f"{config['hidden_size']}, {config['num_attention_heads']} heads, "
     f"{parameters:,} parameters and a vocabulary of {config['vocab_size']:,} "
-    f"tokens; {'lower-cased' if task.get('do_lower_case', True) else 'cased'} "
-    "text."
+    f"tokens; {_CASES[task.get('do_lower_case')]}."
   )
   if labels := task.get("labels"):
     lines.append(f"Labels: {', '.join(map(_cell, labels))}.")
@@ -99,14 +102,12 @@ def _use(pipeline: str) -> list[str]:
     f"print(model({given}))",
     "```",
     "",
-    "To train it on with Perseus-BERT: `python convert_checkpoint.py "
-    "--input=THIS_FOLDER --output=start`, then "
-    "`--init_checkpoint=start/bert_model.ckpt`.",
+    "To train it on with Perseus-BERT: `--init_checkpoint=THIS_FOLDER`.",
   ]
 
 
 def _data(checkpoint: str, run: dict) -> Iterator[tuple]:
-  found = model_source.manifest_of_run(os.path.dirname(checkpoint))
+  found = run_folder.manifest(os.path.dirname(checkpoint))
   if found:
     manifest = found[1]
     for key in _COUNTS:
@@ -123,11 +124,12 @@ def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
   if not run:
     return
   plan, flags = run["plan"], run["flags"]
-  yield "updates planned", plan["updates"]
+  yield "updates planned", plan.get("updates")
   yield "update of these weights", _step(checkpoint)
-  yield "records_per_update", plan["records_per_update"]
-  yield "warmup_updates", plan["warmup_updates"]
-  yield "ranks", plan["ranks"]
+  older = plan.get("global_batch")  # its name in 1.0
+  yield "records_per_update", plan.get("records_per_update", older)
+  yield "warmup_updates", plan.get("warmup_updates")
+  yield "ranks", plan.get("ranks")
   for key in _FLAGS:
     yield key, flags.get("optimizer", {}).get(key, flags.get(key))
   yield "started from other weights", bool(flags.get("init_checkpoint"))

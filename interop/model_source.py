@@ -8,11 +8,10 @@ import dataclasses
 import filecmp
 import glob
 import os
-import pathlib
 
 import tokenization
 from common.errors import UserError
-from data import record_report, records
+from data import record_report, records, tfrecord
 from finetuning import settled
 from finetuning.settled import (
   NOTHING_GIVEN,
@@ -166,7 +165,9 @@ def settle(flags) -> list[str]:
     else:
       chosen = "from which this run was started"
       inside = path.startswith(os.path.join(init, ""))
-      if not (inside and os.path.exists(f"{path}.index")):
+      if hugging_face.is_folder(init) or not (
+        inside and os.path.exists(f"{path}.index")
+      ):
         path, chosen, _ = _locate(init, given.do_lower_case)
       if _is_export(path):
         raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
@@ -183,6 +184,8 @@ def settle(flags) -> list[str]:
         if not flags[name].present:
           flags[name].value = found[name]
       lines += source.assumed_case
+    elif flags.input_file:
+      lines += _other_text(folder, flags.input_file)
   beside, config = os.path.join(folder, CONFIG_FILE), given.bert_config_file
   if (starts or folder) and os.path.exists(beside):
     settled_preset = is_preset(config) and (starts or resumes)
@@ -192,6 +195,31 @@ def settle(flags) -> list[str]:
       flags["bert_config_file"].value = beside
       lines.append(f"--bert_config_file={beside}, as found")
   return lines
+
+
+def _other_text(folder: str, files: str) -> list[str]:
+  """A line if records are of another vocabulary or case than the model."""
+  found = records.find_manifest(records.expand_patterns(files)[0])
+  if not found:
+    return []
+  made, before = found[1].tokenizer, run_folder.manifest(folder)
+  if before:
+    known = before[1].tokenizer
+    digests, lower = {known.sha256}, known.do_lower_case
+  else:
+    said = saved_task(folder)
+    paths = _vocabulary(said, {}, folder).values()
+    digests = {tfrecord.file_sha256(path) for path in paths}
+    lower = said.get("do_lower_case")
+  if digests <= {made.sha256} and lower in (None, made.do_lower_case):
+    return []
+  case = {True: "lower-cased", False: "cased"}
+  return [
+    f"{found[0]}: the records are of {case[made.do_lower_case]} text with the "
+    f"vocabulary {made.file}, the model of --init_checkpoint of "
+    f"{case.get(lower, 'other')} text or another vocabulary: its embeddings "
+    "are of other words"
+  ]
 
 
 def _locate(model: str, do_lower_case: bool | None) -> tuple[str, str, str]:
@@ -262,6 +290,9 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   if not steps:
     theirs = os.path.join(model, CHECKPOINT_NAME)
     newest = files.without_marker()
+    own = glob.glob(os.path.join(glob.escape(model), "*.ckpt*.index"))
+    if newest is None and len(own) == 1:
+      theirs = own[0].removesuffix(".index")
     if newest is None and not os.path.exists(theirs + ".index"):
       children = [os.path.join(model, n) for n in sorted(os.listdir(model))]
       models = [child for child in children if _is_model(child)]
@@ -282,7 +313,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
 
 def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   """(manifest of the training records, what it says); ("", {}) without one."""
-  found = manifest_of_run(folder)
+  found = run_folder.manifest(folder)
   if not found:
     return "", {}
   path, manifest = found
@@ -303,16 +334,3 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
     )
   flag = "spm_model_file" if info.kind == "sentencepiece" else "vocab_file"
   return path, {**task, "vocabulary": {flag: os.path.abspath(file)}}
-
-
-def manifest_of_run(folder: str) -> tuple[str, records.Manifest] | None:
-  """The manifest of the records that run.json names.
-
-  Names are relative to where the training started: tries here and all parents.
-  """
-  above = map(str, pathlib.Path(os.path.abspath(folder)).parents)
-  for file in run_folder.trained_on(folder)[:1]:
-    for place in ("", *above):
-      if found := records.find_manifest(os.path.join(place, file)):
-        return found
-  return None

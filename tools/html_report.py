@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from common import files, json_files
-from data import records
 from training import metrics, run_folder
 
 # The colours are the browser's own, light or dark; the picture stays on white.
@@ -72,7 +71,7 @@ def _run(run_dir: str) -> Iterator[str]:
   yield _table("Plan", (run.get("plan") or {}).items())
   data = run.get("data") or {}
   names = data.get("files", [])
-  found = records.find_manifest(names[0]) if names else None
+  found = run_folder.manifest(run_dir)
   if found:
     made = found[1]
     vocabulary = made.tokenizer

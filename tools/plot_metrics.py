@@ -89,7 +89,7 @@ def read_run(run_dir: str) -> Run:
   if not train:
     raise errors.UserError(f"{run_dir}: no {metrics.METRICS_FILE} with reports")
   files = run_folder.trained_on(run_dir)
-  found = records.find_manifest(files[0]) if files else None
+  found = run_folder.manifest(run_dir)
   flags = (run_folder.last_training(run_dir) or {}).get("flags", {})
   bert, counts = flags.get("bert"), found[1].counts if found else {}
   evaluated = flags.get("eval_input_file")

@@ -17,6 +17,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -24,7 +25,7 @@ import time
 from collections.abc import Sequence
 
 from common import console, json_files
-from common.errors import UserError
+from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
 from common.settings import run_with, setting
 from data import records, text_files
 from tokenization import MASK
@@ -121,15 +122,30 @@ def run(title: str, command: list[str], until: str = "") -> None:
     stderr=subprocess.STDOUT,
     text=True,
   ) as process:
-    shows = True
+    stops = functools.partial(_pass_on, process)
+    before = [signal.signal(number, stops) for number in STOP_SIGNALS]
+    hidden: list[str] = []
     for marked in process.stdout or ():
       line = _RANK_MARK.sub("", marked)
-      shows = shows and not (until and line.startswith(until))
-      if shows:
+      if hidden or (until and line.startswith(until)):
+        hidden.append(line)
+      else:
         print(line, end="", flush=True)
+  for number, handler in zip(STOP_SIGNALS, before, strict=True):
+    signal.signal(number, handler)
+  if process.returncode:
+    print(*hidden, sep="", end="")
+  if process.returncode == STOPPED_STATUS:
+    sys.exit(STOPPED_STATUS)
   if process.returncode:
     raise UserError(f"{title}: failed, see above")
   print(f"({time.monotonic() - began:.0f} s)", flush=True)
+
+
+def _pass_on(process: subprocess.Popen, number: int, _) -> None:
+  """Asks the command to stop, which saves; the terminal asks it by itself."""
+  if number != signal.SIGINT:
+    process.send_signal(number)
 
 
 def check_source(paths: Paths, corpus: str, encoding: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LENGTH = 128  # --max_seq_length of fine-tuning
 MASKED = "paris is the capital of [MASK] ."
 
 
@@ -21,10 +22,15 @@ def python(script: str, *words: str, **flags) -> list[str]:
   return [os.path.relpath(sys.executable), *command, *words, *given]
 
 
-def after(folder: str, kind: str | None = None, text: str = MASKED) -> dict:
+def after(
+  folder: str,
+  kind: str | None = None,
+  text: str = MASKED,
+  positions: int = _LENGTH,
+) -> dict:
   """What it is for -> the command, for a run of a `kind`; None: pre-training.
 
-  `text` has a [MASK].
+  `text` has a [MASK]. `positions` are what the model has at most.
   """
   folder = os.path.normpath(folder)
   squad = ["--question=who?", "--context=it was me ."]
@@ -36,6 +42,7 @@ def after(folder: str, kind: str | None = None, text: str = MASKED) -> dict:
       do_train=True,
       init_checkpoint=folder,
       train_file="train.tsv",
+      **({"max_seq_length": positions} if positions < _LENGTH else {}),
       output_dir=f"{folder}_classifier",
     )
   found["convert to Hugging Face"] = python(

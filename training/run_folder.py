@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import importlib.metadata
 import os
+import pathlib
 import platform
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from common import json_files
 from common.console import tell
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import later as tf
+from data import records
 
 _MOST_SHOWN = 8  # items of a list
 RUN_FILE = "run.json"
@@ -139,6 +141,19 @@ def trained_on(output_dir: str) -> list[str]:
   """The record files of the newest training; [] without one."""
   run = last_training(output_dir, "data")
   return run["data"]["files"] if run else []
+
+
+def manifest(folder: str) -> tuple[str, records.Manifest] | None:
+  """(path, manifest) of the records that the newest training read, or None.
+
+  Their names are relative to where it started: all folders above are tried.
+  """
+  above = map(str, pathlib.Path(os.path.abspath(folder)).parents)
+  for file in trained_on(folder)[:1]:
+    for place in (*above, ""):
+      if found := records.find_manifest(os.path.join(place, file)):
+        return found
+  return None
 
 
 def flat(settings: dict, form: str = "--{}") -> dict:

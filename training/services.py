@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -141,10 +142,8 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
       except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
       if process.wait():
-        tell(
-          f"{name} did not get the last reports; to send them later: python "
-          f"-m training.services {folder} {name}"
-        )
+        later = shlex.join(["python", "-m", "training.services", folder, name])
+        tell(f"{name} lacks the last reports; to send them later: {later}")
 
 
 # In the process of a service --------------------------------------------------
@@ -248,6 +247,8 @@ def main(folder: str, name: str, resumed: str = "") -> None:
 
 if __name__ == "__main__":
   try:
+    if len(sys.argv) not in (3, 4):
+      raise UserError("give a run folder and a service's name")
     main(*sys.argv[1:])
-  except (UserError, OSError) as e:
+  except Exception as e:  # the services' own are of many types
     sys.exit(f"training.services: error: {e}")

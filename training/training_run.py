@@ -391,4 +391,7 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
     yield f"to continue, give the same command with more {config.length_flag}"
   if step and not training["stopped"]:
     kind = getattr(config, "kind", None)
-    yield from next_steps.lines(next_steps.after(config.output_dir, kind))
+    most = config.bert.max_position_embeddings
+    yield from next_steps.lines(
+      next_steps.after(config.output_dir, kind, positions=most)
+    )

@@ -592,13 +592,21 @@ class Outcome:
     ]
 
 
+def _whole_lines(path: str) -> list:
+  """JSON of each line that was written whole; a rank may have none."""
+  if not os.path.exists(path):
+    return []
+  with open(path, encoding="utf-8") as f:
+    return [json.loads(line) for line in f if line.endswith("\n")]
+
+
 def _add_start(consumed, redone, folder, setting, start) -> None:
   """Adds what one start did to what those before did."""
   by_rank = []
   for rank in range(setting.ranks):
     updates = collections.defaultdict(list)
     path = os.path.join(folder, f"consumed-{start}-{rank}")
-    for step, *rest in metrics.read_jsonl(path):
+    for step, *rest in _whole_lines(path):
       updates[step + 1].append(rest)
     by_rank.append(updates)
   for update in sorted(set().union(*by_rank)):

@@ -940,5 +940,12 @@ def test_a_card_of_bare_weights_says_what_is_not_known(tmp_path):
   assert "language" not in card and "mask_token" not in card
   assert 'pipeline_tag: "feature-extraction"' in card
   assert card.count("Not known: no file beside") == 4
+  assert "no file says whether of lower-cased text." in card
+  # A run of version 1.0 has another name of the batch.
+  run = {"flags": {}, "plan": {"updates": 4, "global_batch": 24, "ranks": 1}}
+  (tmp_path / "a" / "run.json").write_text(json.dumps({"runs": [run]}))
+  convert(prefix, tmp_path / "d", do_lower_case=False)
+  card = (tmp_path / "d" / "README.md").read_text()
+  assert "| records per update | 24 |" in card and "; cased text." in card
   with pytest.raises(UserError, match=r"--license and --language are for"):
     convert(tmp_path / "b", tmp_path / "c" / "m", license="mit")

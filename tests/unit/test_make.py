@@ -214,8 +214,8 @@ def test_make_shows_its_targets(tmp_path):
   """Each that people call, in 80 columns; and does nothing else."""
   shown = [
     subprocess.run(
-      ["make", *words], cwd=runs.ROOT, capture_output=True, text=True,
-      check=True,
+      ["make", "--no-print-directory", *words], cwd=runs.ROOT,
+      capture_output=True, text=True, check=True,
     ).stdout
     for words in ([], ["help"])
   ]  # fmt: skip
@@ -230,7 +230,7 @@ def test_make_shows_its_targets(tmp_path):
 @pytest.mark.parametrize("given", [{}, {"RUN": "it's $x/a b"}])
 def test_make_tensorboard_takes_any_folder(given):
   done = subprocess.run(
-    ["make", "-n", "-o", ".venv/.ready", "tensorboard"]
+    ["make", "--no-print-directory", "-n", "-o", ".venv/.ready", "tensorboard"]
     + [f"{name}={value}" for name, value in given.items()],
     cwd=runs.ROOT, capture_output=True, text=True, check=True,
   )  # fmt: skip

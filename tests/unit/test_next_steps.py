@@ -29,6 +29,14 @@ def test_their_scripts_and_flags_exist(kind):
   ) == (not kind)
 
 
+def test_a_model_of_few_positions_is_fine_tuned_on_short_texts():
+  (command,) = (c for c in next_steps.after("a").values() if "--do_train" in c)
+  assert not any("max_seq_length" in word for word in command)
+  few = next_steps.after("a", positions=48).values()
+  (command,) = (c for c in few if "--do_train" in c)
+  assert "--max_seq_length=48" in command
+
+
 def test_lines_paste_and_fit():
   """Also with a blank in a folder's name."""
   commands = next_steps.after("a folder")

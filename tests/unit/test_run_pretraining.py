@@ -445,6 +445,35 @@ def test_the_config_may_be_left_out_where_a_folder_has_it(
     settled_flags(**given, output_dir="run", bert_config_file="base")
 
 
+def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
+  """Of a model with files, and of a run, whose records say it."""
+  (config_file, files), _ = packed_run
+  model = tmp_path / "model"
+  model.mkdir()
+  shutil.copy(config_file, model / "bert_config.json")
+  checkpoint_files.write_weights(f"{model}/x.ckpt", {"x": np.zeros(1)})
+  (path,) = tmp_path.glob("*.manifest.json")
+  manifest = records.Manifest.load(str(path))
+  (model / "vocab.txt").write_text("a\n")
+
+  def told(case, digest):
+    (model / "task.json").write_text(json.dumps({"do_lower_case": case}))
+    tokenizer = dataclasses.replace(manifest.tokenizer, sha256=digest)
+    dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
+    _, lines = settled_flags(
+      input_file=files, output_dir="new", init_checkpoint=str(model)
+    )
+    assert f"{model}/x.ckpt (the only one)" in lines[0]
+    return any("embeddings are of other words" in line for line in lines)
+
+  own = tfrecord.file_sha256(str(model / "vocab.txt"))
+  assert [told(True, own), told(False, own), told(True, "0")] == [0, 1, 1]
+  (model / "vocab.txt").unlink()
+  run = {"plan": {}, "data": {"files": [str(tmp_path / "data-0.tfrecord")]}}
+  (model / "run.json").write_text(json.dumps({"runs": [run]}))
+  assert not told(True, own)  # the same records
+
+
 def test_files_that_are_trained_on_are_told(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in "abc":

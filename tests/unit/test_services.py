@@ -176,7 +176,7 @@ def test_a_service_that_hangs_is_ended(tmp_path, stand_ins, capfd, monkeypatch):
   began = time.monotonic()
   follow(("wandb",), folder)
   assert time.monotonic() - began < services._RETRY_SECONDS
-  assert "wandb did not get the last reports" in capfd.readouterr().err
+  assert "wandb lacks the last reports; to send them" in capfd.readouterr().err
 
 
 def test_an_error_of_the_training_is_not_hidden(tmp_path, stand_ins):
