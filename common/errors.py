@@ -1,9 +1,11 @@
 """How programs end: by errors that the user can mend, or as they are asked."""
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 from absl import app
 
@@ -35,9 +37,47 @@ def leave_when_asked() -> None:
 def _leave(number, _) -> None:
   for other in STOP_SIGNALS:  # a second one ends at once
     signal.signal(other, signal.SIG_DFL)
+  _tell_stopped(number)
+  sys.exit(STOPPED_STATUS)
+
+
+_told = False
+
+
+def _tell_stopped(number: int) -> None:
+  global _told
+  if _told:  # by another thread
+    return
+  _told = True
   name = signal.Signals(number).name
   tell(f"{name}: stopped as asked: the same command resumes")
-  sys.exit(STOPPED_STATUS)
+
+
+@contextlib.contextmanager
+def leaving_in_c() -> Iterator[None]:
+  """After `leave_when_asked`, signals end also a block that waits in C code."""
+  if signal.getsignal(signal.SIGTERM) is not _leave:
+    yield
+    return
+  reader, writer = os.pipe()
+
+  def watch():
+    while number := os.read(reader, 1):
+      if ord(number) in STOP_SIGNALS:
+        _tell_stopped(ord(number))
+        os._exit(STOPPED_STATUS)
+
+  os.set_blocking(writer, False)
+  before = signal.set_wakeup_fd(writer)  # Python's own handler waits
+  watcher = threading.Thread(target=watch, daemon=True)
+  watcher.start()
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(before)
+    os.close(writer)
+    watcher.join()
+    os.close(reader)
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:

@@ -79,7 +79,7 @@ def fake_features(
 ) -> dict[str, np.ndarray]:
   """One record with random tokens and padding, for tests and dry runs."""
   s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
-  length = int(rng.integers(max(s // 2, p + 2), s + 1))
+  length = int(rng.integers(min(s, max(s // 2, p + 2)), s + 1))
   examples = int(rng.integers(1, e + 1))
   token = np.arange(s)
   masked = int(rng.integers(1, p + 1))

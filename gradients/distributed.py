@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import UserError, leaving_in_c
 from common.settings import check, setting
 from common.tensorflow_v1 import tf
 
@@ -397,7 +397,8 @@ def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
 
 def _init(hvd, process_sets=()) -> None:
   try:
-    hvd.init(process_sets=list(process_sets))
+    with leaving_in_c():
+      hvd.init(process_sets=list(process_sets))
   except ValueError as e:
     raise DistributedError(
       "this rank is not in the run: the ranks did not find each other, or its "

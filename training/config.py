@@ -356,8 +356,9 @@ class PretrainingConfig(RunConfig):
     super().__post_init__()
     if not (self.do_train or self.do_eval or self.dry_run):
       raise UserError("give --do_train, --do_eval or both")
-    if self.find_batch_size and not self.dry_run:
-      raise UserError("--find_batch_size needs --dry_run")
+    for name in ("find_batch_size", "dry_run_ranks"):
+      if getattr(self, name) and not self.dry_run:
+        raise UserError(f"--{name} needs --dry_run")
     for name in ("input_file", "output_dir"):
       if not (getattr(self, name) or self.dry_run):
         raise UserError(f"--{name} is missing")
@@ -433,6 +434,9 @@ class PretrainingConfig(RunConfig):
         "records were made: make them with create_pretraining_data.py "
         "--dynamic_masks, or leave the flag out"
       )
+    elif self.masks.masked_lm_prob and not masked:  # no files: a dry run
+      prob = max(self.masks.masked_lm_prob)
+      masked = masking.most_predictions(length, prob, 1)
     masked = masked or shape.get("max_predictions_per_seq", 20)
     if masked > length:
       raise UserError(
@@ -465,13 +469,15 @@ class PretrainingConfig(RunConfig):
       )
     examples = shape["examples_per_record"]
     needed = masks.max_predictions_per_seq
-    if max(probs) > masks.masked_lm_prob:
+    asked = not training or self.masks.masked_lm_prob
+    if asked or max(probs) > masks.masked_lm_prob:
       room = masking.most_predictions(length, max(probs), examples)
       needed = max(needed, room)
-    if most and most < needed and examples > 1:
+    if most and most < needed and (asked or examples > 1):
       raise UserError(
-        f"--max_predictions_per_seq={most}: {files} are packed for {needed} "
-        "masked tokens a record"
+        f"--max_predictions_per_seq={most}: {files} may need {needed} masked "
+        f"tokens a record, for {max(probs):g} of {length} tokens and "
+        f"{examples} examples a record: leave it out"
       )
     masks = masks._replace(
       masked_lm_prob=probs[0], max_predictions_per_seq=most or needed

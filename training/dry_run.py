@@ -109,7 +109,7 @@ class Job:
     except EOFError:
       found = None
     child.join()
-    if child.exitcode and child.exitcode > 0:
+    if child.exitcode not in (0, -signal.SIGKILL, -signal.SIGABRT):
       raise UserError(
         f"a micro-batch of {size} records could not be tried: see above"
       )
@@ -139,7 +139,8 @@ def _run(job: Job, size: int, sender) -> None:
 
 
 def _measured(job: Job, size: int) -> Measured:
-  config, program = job.config, reporting.peak_memory()["peak_memory_mb"]
+  # To ask a GPU would begin TensorFlow's, before its settings are made.
+  config, program = job.config, reporting.host_peak_mb()
   plan = dataclasses.replace(
     job.plan, micro_batch=size, accumulation=min(2, job.plan.accumulation)
   )
@@ -257,9 +258,10 @@ class Survey:
     """Measures small sizes, and `target` records if they fit and are quick."""
     first = max(1, min(_TOKENS // tokens, target // _GROWTH))
     if not self.add(first) and not (first > 1 and self.add(1)):
+      here = f" in {self.room_mb:,.0f} MB" if self.job.here else ""
       raise UserError(
-        f"a micro-batch of one record does not fit in {self.room_mb:,.0f} MB: "
-        "give a smaller model or --max_seq_length, or --recompute=layer"
+        f"a micro-batch of one record does not fit{here}: give a smaller model "
+        "or --max_seq_length, or --recompute=layer"
       )
     rows = self.last.records // self.last.size
     quick = lambda size: self.seconds(rows * size) <= _QUICK
@@ -281,12 +283,18 @@ class Survey:
     """Measures until the last is the largest that fits, or 2% below it."""
     while (size := self._next()) > 1.02 * self.last.size:
       self.add(size)
+    self._too_much = min(self._too_much, self.last.size + 1)
 
   def _next(self) -> int:
     """A larger size that should fit."""
-    size = min(_GROWTH * self.last.size, self.largest)
+    size = min(_GROWTH * self.last.size, self._room())
+    if len(self.measured) == 1:  # what stays is not known: a child may be ended
+      size = max(size, 2 * self.last.size)
     between = (self.last.size + self._too_much) / 2
     return int(min(size, between))
+
+  def fits(self, size: int) -> bool:
+    return size < self._too_much and self.peak_mb(size) <= self.room_mb
 
   @property
   def record_mb(self) -> float:
@@ -312,9 +320,14 @@ class Survey:
   @property
   def largest(self) -> int:
     """The largest micro-batch that fits, at most `_FARTHEST` times the last."""
+    if self._room() >= self._too_much:  # which was tried: the line is too low
+      return self.last.size
+    return int(min(self._room(), _FARTHEST * self.last.size))
+
+  def _room(self) -> float:
+    """The micro-batch that the line has room for; what was measured fits."""
     size = (self.room_mb - self.peak_mb(0)) / max(self.record_mb, 1e-3)
-    most = min(_FARTHEST * self.last.size, self._too_much - 1)
-    return int(min(max(size, self.last.size), most))
+    return max(size, self.last.size)
 
   def _line(self, of: Callable) -> tuple[float, float]:
     """(value at 0, slope) by the last size and the next of at most its half.
@@ -346,7 +359,7 @@ def lines(survey: Survey, config, plan) -> Iterator[str]:
   yield row("  a record more", survey.record_mb)
   place = f"for {here} ranks on this host" if here else "of each GPU"
   yield row(f"  there are, {place}", survey.there_are_mb)
-  fits = "fits" if peak <= survey.room_mb else "DOES NOT FIT"
+  fits = "fits" if survey.fits(size) else "DOES NOT FIT"
   yield (
     f"  {fits}: --train_batch_size={survey.largest} would, with "
     f"{1 - _SHARE:.0%} left free"

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import math
+import resource
 import statistics
 import time
 
@@ -130,12 +131,18 @@ def padding(tokens: float, capacity: int) -> float | None:
   return 1.0 - tokens / capacity if capacity else None
 
 
+def host_peak_mb() -> float:
+  """The most memory of the host that this process has used, in MB."""
+  with open("/proc/self/status", encoding="utf-8") as f:
+    peaks = [int(line.split()[1]) for line in f if line.startswith("VmHWM")]
+  # getrusage, for systems without it, counts the parent process, too.
+  peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+  return peaks[0] / 1024
+
+
 def peak_memory() -> dict:
   """The most memory that this process has used, in MB (2^20 bytes)."""
-  with open("/proc/self/status", encoding="utf-8") as f:
-    # getrusage counts the process that started this one, too.
-    kilobytes = next(line.split()[1] for line in f if line.startswith("VmHWM"))
-  found = {"peak_memory_mb": int(kilobytes) / 1024}
+  found = {"peak_memory_mb": host_peak_mb()}
   if tf.config.list_physical_devices("GPU"):
     peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
     found["gpu_peak_memory_mb"] = peak / 2**20

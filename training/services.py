@@ -29,7 +29,7 @@ from common.errors import UserError
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FILES = {"train": "metrics.jsonl", "eval": "eval_metrics.jsonl"}
 _EVERY_SECONDS, _RETRY_SECONDS = 2.0, 60.0
-_END_SECONDS = 20  # for the last reports
+_END_SECONDS = 8  # for the last reports: horovodrun ends a stopped run in 10
 
 
 class Wandb:

@@ -12,7 +12,7 @@ import mixed_precision
 import optimization
 from common import json_files
 from common.console import say, tell
-from common.errors import STOPPED_STATUS, UserError
+from common.errors import STOPPED_STATUS, UserError, leave_when_asked
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed, exchange
@@ -163,16 +163,20 @@ def run(
         _write_run_folder(run)
         to = services.reporting(config.report_to, folder, step)
         reporting.enter_context(to)
+      comm.from_root(0)  # a signal finds all ranks in training, or none
       training, results, lines = None, None, []
       if run.task:
         training = _train(run, signals is None)
         step = training["global_step"]
       if not (training and training["stopped"]):
+        if run.signals.received:  # since the last update, which is saved
+          sys.exit(STOPPED_STATUS)
+        leave_when_asked()
         results, lines = _conclude(run, step)
       if run.evaluate:
         run.evaluate.close()
-    if comm.is_root:
-      _finish(run, training, results, step, lines)
+      if comm.is_root:
+        _finish(run, training, results, step, lines)
   return {"training": training, "evaluation": results}
 
 

@@ -209,7 +209,7 @@ def test_fewer_masks_than_records_are_packed_for_are_refused(
   dynamic_run, tmp_path
 ):
   tiny_run, _ = dynamic_run
-  with pytest.raises(UserError, match="packed for 5 masked tokens a record"):
+  with pytest.raises(UserError, match="may need 5 masked tokens a record"):
     runs.pretrain(tiny_run, tmp_path, max_predictions_per_seq=4)
 
 
@@ -237,6 +237,11 @@ def test_masks_are_decided_when_training(dynamic_run, tmp_path):
   assert 32 * 0.3 + 3 <= more.max_predictions_per_seq < 15
   assert more.knows_words and not more.whole_words
   assert more.masks.mask_replace_prob == 0.5
+  assert shape(masked_lm_prob=(0.1, 0.1)).max_predictions_per_seq == 7
+  with pytest.raises(UserError, match=r"=5: .* may need 13 masked tokens"):
+    runs.config(
+      tiny_run, tmp_path, max_seq_length=None, masks=MaskConfig((0.3, 0.3))
+    ).record_shape(tiny_run[1])
   # An evaluation's do not depend on the training's.
   evaluation = shape(training=False)
   assert evaluation.masks.masked_lm_prob == 0.15

@@ -88,6 +88,36 @@ def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
   assert done.stderr.splitlines() == ["starting TensorFlow ...", said]
 
 
+IN_C = """
+import ctypes
+from common import errors
+errors.leave_when_asked()
+with errors.leaving_in_c():
+  pass
+with errors.leaving_in_c():
+  mutex = ctypes.create_string_buffer(64)
+  lock = ctypes.CDLL(None).pthread_mutex_lock
+  print(flush=True)
+  lock(mutex)
+  lock(mutex)  # for ever; a signal does not end it
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_stop_while_ranks_look_for_each_other(name):
+  """As in hvd.init, which may wait long: no Python code runs meanwhile."""
+  process = subprocess.Popen(
+    [sys.executable, "-c", IN_C], cwd=runs.ROOT, text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  )  # fmt: skip
+  process.stdout.readline()
+  time.sleep(0.1)
+  process.send_signal(getattr(signal, name))
+  _, said = process.communicate(timeout=runs.HANG_SECONDS)
+  assert process.returncode == errors.STOPPED_STATUS
+  assert said == f"{name}: stopped as asked: the same command resumes\n"
+
+
 def test_one_ranks_wish_for_a_checkpoint_is_all_ranks():
   vote = signals.StopVote(Comm())
   wish = vote.feed(signals.StopSignals(), save=True)
