@@ -98,6 +98,24 @@ def test_the_largest_micro_batch_is_found_without_trying_much_more(
     assert job.peak(max(job.tried)) <= 1.02 * room + record_mb
 
 
+def test_what_stays_may_be_most_of_the_memory():
+  """Of one measured size nothing says what a record adds."""
+  job = Known(record_mb=90.0, here=4)
+  survey = dry_run.Survey(job, 4400.0)  # 975 MB a rank: three records
+  survey.begin(target=2, tokens=512)
+  assert survey.fits(2) and not survey.fits(4)
+  survey.find_largest()
+  assert survey.last.size == survey.largest == 3
+
+
+def test_a_planned_size_that_was_tried_does_not_fit():
+  job = Known(ends_at=1400.0)
+  survey = dry_run.Survey(job, 8000.0)
+  survey.begin(target=64, tokens=128)
+  assert job.tried[-1] == 64 and not survey.fits(64)
+  assert survey.largest == 16  # nothing between them was tried
+
+
 def test_a_model_that_does_not_fit_at_all():
   with pytest.raises(UserError, match="one record does not fit in 450 MB"):
     dry_run.Survey(Known(), 500.0).begin(target=64, tokens=128)
