@@ -84,11 +84,12 @@ def test_padding_is_that_of_the_records(lamb_run):
 def test_memory_is_that_of_the_process(lamb_run):
   folder, _, (before, after) = lamb_run
   peaks = column(folder, "peak_memory_mb")
-  assert before <= peaks[0] and np.all(np.diff(peaks) >= 0)
-  assert peaks[-1] <= after
+  # Linux counts pages of each core apart: within a MB.
+  assert before - 1 <= peaks[0] and np.all(np.diff(peaks) > -1)
+  assert peaks[-1] <= after + 1
   with open("/proc/self/statm") as f:
     now = int(f.read().split()[1]) * resource.getpagesize() / 2**20
-  assert now <= reporting.peak_memory()["peak_memory_mb"] < now + 10_000
+  assert now - 1 <= reporting.peak_memory()["peak_memory_mb"] < now + 10_000
 
 
 def test_trust_ratios_name_the_variable_of_the_smallest():
