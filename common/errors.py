@@ -35,8 +35,10 @@ def leave_when_asked() -> None:
 
 
 def _leave(number, _) -> None:
-  for other in STOP_SIGNALS:  # a second one ends at once
-    signal.signal(other, signal.SIG_DFL)
+  # horovodrun may ask again, when another rank has ended; a second Ctrl-C ends
+  # this one at once.
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
   _tell_stopped(number)
   sys.exit(STOPPED_STATUS)
 

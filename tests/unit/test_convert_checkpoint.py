@@ -441,7 +441,8 @@ def test_a_trainings_state_is_left_out(tiny_run, tmp_path, capfd):
   said = convert(prefix, tmp_path / "only" / "model.ckpt", to="tensorflow")
   weights = read(tmp_path / "only" / "model.ckpt")
   assert_same(weights, {name: trained[name] for name in weights})
-  assert set(weights) == set(random_values())
+  one_layer = {name for name in random_values() if "/layer_1/" not in name}
+  assert set(weights) == one_layer
   for line in (
     f"{len(weights)} slots adam_m",
     f"{len(weights)} slots adam_v",
