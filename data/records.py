@@ -292,6 +292,11 @@ def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
   return find_manifests([record_path]).get(record_path)
 
 
+def manifest_of(patterns: str) -> tuple[str, Manifest] | None:
+  """`find_manifest` of the first of `expand_patterns`."""
+  return find_manifest(expand_patterns(patterns)[0])
+
+
 def expand_patterns(patterns: str) -> list[str]:
   """Files of a comma-separated list of names and globs, sorted, once each.
 

@@ -199,7 +199,7 @@ def settle(flags) -> list[str]:
 
 def _other_text(folder: str, files: str) -> list[str]:
   """A line if records are of another vocabulary or case than the model."""
-  found = records.find_manifest(records.expand_patterns(files)[0])
+  found = records.manifest_of(files)
   if not found:
     return []
   made, before = found[1].tokenizer, run_folder.manifest(folder)

@@ -5,7 +5,6 @@ import html
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from common import files, json_files
 from training import metrics, run_folder
@@ -88,16 +87,8 @@ def _run(run_dir: str) -> Iterator[str]:
     "files": names,
   }  # fmt: skip
   for title, values in (("All settings", flags), ("Versions, files", about)):
-    table = _table("", _flat(values))
+    table = _table("", run_folder.flat(values, "{}").items())
     yield f"<details><summary>{title}</summary>{table}</details>"
-
-
-def _flat(values: dict) -> Iterator[tuple[str, Any]]:
-  for key, value in values.items():
-    if isinstance(value, dict):
-      yield from _flat(value)
-    else:
-      yield key, value
 
 
 def _table(caption: str, rows: Iterable, heads: Sequence[str] = ()) -> str:

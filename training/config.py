@@ -411,7 +411,7 @@ class PretrainingConfig(RunConfig):
     files = self.input_file
     if not files:
       return None
-    found = records.find_manifest(records.expand_patterns(files)[0])
+    found = records.manifest_of(files)
     return found[1].tokenizer.vocab_size if found else None
 
   def record_shape(

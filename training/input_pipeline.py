@@ -66,7 +66,7 @@ class RecordShape:
 
 def manifest_shape(files: str) -> dict[str, Any]:
   """Fields of `RecordShape` from the first file's manifest; {} without one."""
-  found = records.find_manifest(records.expand_patterns(files)[0])
+  found = records.manifest_of(files)
   if not found:
     return {}
   path, manifest = found
