@@ -37,7 +37,9 @@ def report(summary: creation.Summary) -> str:
     ("unigram entropy", f"{c['unigram_entropy']:.3f} nats"),
     ("examples", f"{c['examples']:,}"),
     ("records", f"{num_records:,} of {manifest.packing_factor:.2f} examples"),
-    ("random next", f"{c['random_next'] / c['examples']:.1%}"),
+    ("random next", f"{c['random_next'] / c['examples']:.1%}")
+    if manifest.objective != "mlm"
+    else ("objective", "masked LM alone"),
     ("masked tokens", masked),
     ("fill", f"{c['real_tokens'] / capacity:.1%} of tokens are not padding"),
     *((name, f"{s:.1f} s") for name, s in summary.seconds.items()),

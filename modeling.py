@@ -66,7 +66,8 @@ class BertModel:
     input_ids: int [B, S].
     input_mask: int or float [B, S], 1 to attend to a token, 0 for padding; None
       is 1 everywhere.
-    token_type_ids: int [B, S], segment ids; None is 0 everywhere.
+    token_type_ids: int [B, S], segment ids; None is 0 everywhere, and so is
+      any value if type_vocab_size is 1.
     use_one_hot_embeddings: look words up by a matmul with one-hot rows.
     dropout_seed: int32 or int64 [2]. Dropout is a pure function of it and of
       the call site (see `kernels.keep_mask`), or random without it.
@@ -98,7 +99,7 @@ class BertModel:
       config.hidden_dropout_prob = 0.0
       config.attention_probs_dropout_prob = 0.0
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
-    if token_type_ids is None:
+    if token_type_ids is None or config.type_vocab_size == 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     attention_mask, starts, position_ids = _layout(
       input_mask, seq_length, examples_per_sequence
@@ -327,7 +328,7 @@ class PretrainingBatch(NamedTuple):
   example_weights: tf.Tensor  # float32 [B], 0 for a row that only fills up
 
 
-def _next_sentence_weights(batch):
+def _example_weights(batch):
   """float32 [B, E]: example_weights for the examples that a record has."""
   examples = batch.next_sentence_labels.shape[1]
   last = tf.reduce_max(batch.input_mask, axis=1, keepdims=True)
@@ -337,7 +338,7 @@ def _next_sentence_weights(batch):
 
 def count_examples(batch):
   """float32 [B]: the examples in each record of a `PretrainingBatch`."""
-  return tf.reduce_sum(_next_sentence_weights(batch), axis=1)
+  return tf.reduce_sum(_example_weights(batch), axis=1)
 
 
 class PretrainingSums(NamedTuple):
@@ -346,10 +347,15 @@ class PretrainingSums(NamedTuple):
   masked_lm_loss: tf.Tensor
   masked_lm_correct: tf.Tensor
   masked_lm_weight: tf.Tensor
-  next_sentence_loss: tf.Tensor
-  next_sentence_correct: tf.Tensor
-  next_sentence_weight: tf.Tensor
+  examples: tf.Tensor
   tokens: tf.Tensor  # input tokens that are not padding
+  next_sentence_loss: tf.Tensor | None = None  # None without that head
+  next_sentence_correct: tf.Tensor | None = None
+
+  def by_name(self) -> dict:
+    """Without those that are None."""
+    found = self._asdict().items()
+    return {name: value for name, value in found if value is not None}
 
 
 def _weighted_sums(logits, labels, weights, policy):
@@ -366,8 +372,12 @@ def pretraining_model(
   policy=mixed_precision.FP32,
   recompute=(),
   slices=WHOLE,
+  next_sentence=True,
 ):
-  """Both heads' sums; arguments as in `BertModel`, one batch for all slices."""
+  """The heads' sums; arguments as in `BertModel`, one batch for all slices.
+
+  Without `next_sentence` the model has neither that head nor the pooler.
+  """
   model = BertModel(
     config,
     is_training,
@@ -379,6 +389,7 @@ def pretraining_model(
     policy=policy,
     recompute=recompute,
     examples_per_sequence=batch.next_sentence_labels.shape[1],
+    with_pooler=next_sentence,
     slices=slices,
   )
   example_weights = batch.example_weights
@@ -395,33 +406,33 @@ def pretraining_model(
     batch.masked_lm_weights * example_weights[:, tf.newaxis],
     policy,
   )
-  next_sentence = _weighted_sums(
+  tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
+  tokens = tf.reduce_sum(tokens * example_weights)
+  exist = _example_weights(batch)
+  if not next_sentence:
+    return PretrainingSums(*masked_lm, tf.reduce_sum(exist), tokens)
+  loss, correct, examples = _weighted_sums(
     next_sentence_logits(config, model.get_pooled_output(), policy),
     batch.next_sentence_labels,
-    _next_sentence_weights(batch),
+    exist,
     policy,
   )
-  tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
-  return PretrainingSums(
-    *masked_lm, *next_sentence, tf.reduce_sum(tokens * example_weights)
-  )
+  return PretrainingSums(*masked_lm, examples, tokens, loss, correct)
 
 
 def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
   """THE loss, float32 scalar: a micro-batch's share of the global batch's.
 
-  That is the mean over the global batch's masked tokens plus the mean over its
-  sentence pairs. Shares add up over micro-batches and ranks. `weights`, float32
-  [2], are the global batch's masked_lm_weight and next_sentence_weight.
+  That is the mean over the global batch's masked tokens plus, with that head,
+  the mean over its sentence pairs. Shares add up over micro-batches and ranks.
+  `weights`, float32 [2], are the global batch's masked_lm_weight and examples.
   """
   with tf.name_scope("loss"):
-    masked_lm_weight, next_sentence_weight = tf.unstack(
-      tf.maximum(weights, 1.0)
-    )
-    return (
-      sums.masked_lm_loss / masked_lm_weight
-      + sums.next_sentence_loss / next_sentence_weight
-    )
+    masked_lm_weight, examples = tf.unstack(tf.maximum(weights, 1.0))
+    loss = sums.masked_lm_loss / masked_lm_weight
+    if sums.next_sentence_loss is not None:
+      loss += sums.next_sentence_loss / examples
+    return loss
 
 
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):

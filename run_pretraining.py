@@ -1,4 +1,4 @@
-"""Pre-trains BERT (masked LM and next sentence prediction) on Horovod ranks.
+"""Pre-trains BERT on Horovod ranks: masked LM, with next sentences or without.
 
   python run_pretraining.py --dry_run --bert_config_file=base
   python run_pretraining.py --do_train --do_eval \\
@@ -119,13 +119,13 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   )
   return train_loop.Task(
     plan=plan,
-    ops=training_step(config, batches.next, state, plan, comm),
+    ops=training_step(config, source.shape, batches.next, state, plan, comm),
     state=state,
     source=source,
     batches=batches,
     summarize=losses,
     tokens="tokens",
-    examples="next_sentence_weight",
+    examples="examples",
     headline=lambda report: (
       f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
     ),
@@ -135,7 +135,9 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   )
 
 
-def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
+def training_step(
+  config, shape, micro, state, plan, comm
+) -> optimization.TrainOps:
   """From a `MicroBatch` to new weights: the algorithm. It advances `state`."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
   dropout_seed = training_run.dropout_seed(config, comm, micro)
@@ -153,6 +155,7 @@ def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
       policy=config.policy,
       recompute=config.recompute,
       slices=Slices(comm.tensor_parallel),
+      next_sentence=shape.next_sentence,
     )
     loss = modeling.pretraining_loss(sums, global_weights)
     scaled_loss = tf.multiply(loss, loss_scale.value, name="scaled_loss")
@@ -160,20 +163,20 @@ def training_step(config, micro, state, plan, comm) -> optimization.TrainOps:
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   return training_run.train_ops(
-    config, gradients, sums._asdict(), loss_scale, state, plan, comm
+    config, gradients, sums.by_name(), loss_scale, state, plan, comm
   )
 
 
 def losses(sums: dict) -> dict:
   """Losses (nats) and accuracies from global sums; None without examples."""
+  weights = {"masked_lm": "masked_lm_weight", "next_sentence": "examples"}
   found = {
-    f"{head}_{name}": reporting.ratio(
-      sums[f"{head}_{key}"], sums[f"{head}_weight"]
-    )
-    for head in ("masked_lm", "next_sentence")
+    f"{head}_{name}": reporting.ratio(sums[f"{head}_{key}"], sums[weight])
+    for head, weight in weights.items()
+    if f"{head}_loss" in sums
     for name, key in (("loss", "loss"), ("accuracy", "correct"))
   }
-  heads = (found["masked_lm_loss"], found["next_sentence_loss"])
+  heads = (found.get(f"{head}_loss") for head in weights)
   known = [loss for loss in heads if loss is not None]
   return {"loss": sum(known) if known else None, **found}
 
@@ -185,6 +188,7 @@ def headline(results: dict) -> str:
     f"{short} {console.shown(results[f'{name}_loss'], '.3f')} "
     f"({console.shown(results[f'{name}_accuracy'], '.1%')})"
     for short, name in heads
+    if f"{name}_loss" in results
   )
 
 
@@ -208,17 +212,18 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
       is_training=False,
       policy=config.policy,
       slices=Slices(comm.tensor_parallel),
-    )
+      next_sentence=source.shape.next_sentence,
+    ).by_name()
 
   vote = StopVote(comm, "evaluation_vote")
-  batches = EvaluationBatches(sums._asdict(), source, stream, vote, comm)
+  batches = EvaluationBatches(sums, source, stream, vote, comm)
 
   def evaluation(session, signals, watchdog):
     rows = batches.run(session, signals, watchdog)
-    totals = add_up(rows, sums._fields, comm.data_parallel)
+    totals = add_up(rows, sums, comm.data_parallel)
     results = losses(totals)
     del results["loss"]
-    return {**results, "examples": int(totals["next_sentence_weight"])}
+    return {**results, "examples": int(totals["examples"])}
 
   return Evaluator(evaluation, headline, config.output_dir, comm)
 

@@ -108,7 +108,7 @@ class Step:
       micro = self._micro_batch()
       state = checkpointing.TrainingState()
       self.ops = run_pretraining.training_step(
-        config, micro, state, self.plan, comm
+        config, self.shape, micro, state, self.plan, comm
       )
       self._accumulate = self.ops.accumulate
       self._fetches = self.ops.fetches()
@@ -217,7 +217,7 @@ class Measurement:
       "seconds_median": round(median, 5),
       "seconds_p10": round(float(p10), 5),
       "seconds_p90": round(float(p90), 5),
-      "examples_per_second": round(sums["next_sentence_weight"] / median, 2),
+      "examples_per_second": round(sums["examples"] / median, 2),
       "tokens_per_second": round(sums["tokens"] / median, 1),
       **{name: round(mb) for name, mb in self.peak_memory.items()},
       "optimizer_mb": round(self.step.optimizer_mb, 1),

@@ -303,7 +303,7 @@ class _Work:
       self._join(pieces, writer)
       counts = writer.finish(loaded.unk_id, _block_tokens(self.settings))
     shutil.rmtree(os.path.join(self.folder, "pieces"))
-    if counts.documents < 2:
+    if counts.documents < 2 and self.settings.objective != "mlm":
       raise errors.DataError(
         f"the input is one document of {counts.sentences} sentences, but half "
         "of the examples need a sentence of another document: put a blank "

@@ -13,7 +13,7 @@ _NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
 _IN_MANIFEST = (
   "do_whole_word_mask max_seq_length max_predictions_per_seq random_seed "
   "dupe_factor masked_lm_prob short_seq_prob examples_per_record dynamic_masks "
-  "prose text_field encoding"
+  "objective cross_documents prose text_field encoding"
 ).split()
 
 _text, _vocabulary = in_group("Text"), in_group("Vocabulary")
@@ -45,6 +45,13 @@ class Settings:
     "SentencePiece model, instead of --vocab_file.")
   do_lower_case: bool = _vocabulary(True,
     "Lower-case the text, as an uncased vocabulary expects.")
+  objective: str = _records(records.OBJECTIVES[0],
+    "What the records are for. mlm_nsp: masked LM and next sentence "
+    "prediction, so an example is a pair of segments. mlm: masked LM alone, so "
+    "it is as much of a document as fits.", choices=records.OBJECTIVES)
+  cross_documents: bool = _records(False,
+    "With --objective=mlm, continue an example with the next document, after a "
+    "[SEP]. Without it the end of a document ends its example.")
   do_whole_word_mask: bool = _records(False,
     "Mask whole words instead of single tokens. Chinese words are jieba's.")
   max_seq_length: int = _records(128,
@@ -58,10 +65,10 @@ class Settings:
     "way. Default: 10, or 1 with --dynamic_masks.", low=1, high=10_000)
   masked_lm_prob: float = _records(0.15,
     "Share of the tokens to mask.", above=0, below=1)
-  short_seq_prob: float = _records(0.1,
-    "Share of the documents that are cut into examples shorter than "
-    "--max_seq_length.",
-    low=0, high=1)
+  short_seq_prob: float = _records(None,  # replaced by __post_init__
+    "Share of the documents, with --objective=mlm of the examples, that are "
+    "cut shorter than --max_seq_length. Default: 0.1, or 0 with "
+    "--objective=mlm.", low=0, high=1)
   examples_per_record: int = _records(1,
     "Examples that share one record at most, so that training spends no time "
     "on padding. 1 does not pack, which is what google/bert's scripts read.",
@@ -79,7 +86,12 @@ class Settings:
   def __post_init__(self):
     if self.dupe_factor is None:
       object.__setattr__(self, "dupe_factor", 1 if self.dynamic_masks else 10)
+    if self.short_seq_prob is None:
+      short = 0.0 if self.objective == "mlm" else 0.1
+      object.__setattr__(self, "short_seq_prob", short)
     check(self)
+    if self.cross_documents and self.objective != "mlm":
+      raise UserError("--cross_documents needs --objective=mlm")
     _ = self.text  # checks its settings
     size, paths, names = (
       self.max_seq_length,

@@ -1,10 +1,12 @@
-"""Documents to training examples: google/bert's procedure as pure functions.
+"""Documents to training examples, as pure functions.
 
-An example, [CLS] A [SEP] B [SEP], is four offsets into the corpus' tokens, a
-`Span`, because A and B are runs of sentences. Chance comes from `document_rng`,
-so neither the order of the documents nor their process matters.
+Of two kinds: google/bert's pairs, [CLS] A [SEP] B [SEP], and sequences for
+masked LM alone, [CLS] text [SEP]. Both are ranges of the corpus' tokens. Chance
+comes from generators like `document_rng`, so neither the order of the documents
+nor their process matters.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +36,10 @@ class Span(NamedTuple):
   b_start: int
   b_end: int
   is_random_next: bool  # B is from elsewhere
+
+  def ranges(self) -> list[tuple[int, int]]:
+    """Of A and of B."""
+    return [(self.a_start, self.a_end), (self.b_start, self.b_end)]
 
 
 def document_rng(
@@ -146,15 +152,54 @@ def spans_from_document(
   return spans
 
 
-def join_segments(
-  tokens: np.ndarray, span: Span, cls_id: int, sep_id: int
-) -> np.ndarray:
-  """[CLS] A [SEP] B [SEP] of a span: [n] like `tokens`, without padding."""
-  length_a, length_b = span.a_end - span.a_start, span.b_end - span.b_start
-  ids = np.empty(length_a + length_b + SPECIAL_TOKENS_PER_EXAMPLE, tokens.dtype)
+def sequences(
+  documents: Documents,
+  chosen: Iterable[int],
+  max_seq_length: int,
+  short_seq_prob: float,
+  rng: np.random.Generator,
+) -> list[list[tuple[int, int]]]:
+  """Cuts documents, one after another, into sequences that are full.
+
+  A sequence is its documents' ranges of tokens, with a [SEP] after each and a
+  [CLS] before all. What ends one, even inside of a sentence, begins the next.
+  With probability `short_seq_prob` a sequence is shorter.
+  """
+  made: list[list[tuple[int, int]]] = []
+  room = 0
+  for document in chosen:
+    first, last = documents.document_offsets[document : document + 2].tolist()
+    start = int(documents.sentence_offsets[first])
+    end = int(documents.sentence_offsets[last])
+    while start < end:
+      if room < 2:  # a token and its [SEP]
+        room = max_seq_length - 1
+        if short_seq_prob and rng.random() < short_seq_prob:
+          room = _randint(rng, 2, room)
+        made.append([])
+      stop = min(end, start + room - 1)
+      made[-1].append((start, stop))
+      room -= stop - start + 1
+      start = stop
+  return made
+
+
+def join(
+  tokens: np.ndarray,
+  ranges: Sequence[tuple[int, int]],
+  cls_id: int,
+  sep_id: int,
+) -> tuple[np.ndarray, list[int]]:
+  """[CLS] A [SEP] B [SEP] ..., and where A, B, ... end, their [SEP] included.
+
+  [n] like `tokens`, without padding.
+  """
+  ends = [1]
+  for start, end in ranges:
+    ends.append(ends[-1] + end - start + 1)
+  ids = np.empty(ends[-1], tokens.dtype)
   ids[0] = cls_id
-  ids[1 : length_a + 1] = tokens[span.a_start : span.a_end]
-  ids[length_a + 1] = sep_id
-  ids[length_a + 2 : -1] = tokens[span.b_start : span.b_end]
-  ids[-1] = sep_id
-  return ids
+  for place, (start, end) in zip(ends, ranges, strict=False):
+    ids[place : place + end - start] = tokens[start:end]
+    ids[place + end - start] = sep_id
+  return ids, ends[1:]

@@ -139,10 +139,12 @@ def examples(
   features: Features,
   settings: masking.MaskSettings | None,
   encoder: tokenization.Encoder | None,
+  pairs: bool = True,
 ) -> Iterator[str]:
   """The examples of record files as text, up to the first error in each file.
 
   `settings` draws masks as an evaluation does; without `encoder` ids are shown.
+  Examples are `pairs` of segments, or sequences.
   """
   for path in paths:
     try:
@@ -151,7 +153,7 @@ def examples(
         record = read_record(files, number, features)
         if settings:
           record |= _drawn_masks(record, settings, number)
-        texts = list(_examples_of_record(record, encoder))
+        texts = list(_examples_of_record(record, encoder, pairs))
         for i, text in enumerate(texts, 1):
           place = f", example {i} of {len(texts)}" if len(texts) > 1 else ""
           yield f"{os.path.basename(path)}, record {number}{place}\n{text}"
@@ -175,7 +177,7 @@ def _drawn_masks(
 
 
 def _examples_of_record(
-  record: Record, encoder: tokenization.Encoder | None
+  record: Record, encoder: tokenization.Encoder | None, pairs: bool
 ) -> Iterator[str]:
   mask, segments = record["input_mask"], record["segment_ids"]
   was, chosen = record["input_ids"].copy(), np.zeros(0, int)
@@ -185,16 +187,19 @@ def _examples_of_record(
     was[chosen] = record["masked_lm_ids"][used]
   texts = _spelled(record["input_ids"], was, chosen, encoder)
   for number in range(1, int(mask.max(initial=0)) + 1):
-    label = record["next_sentence_labels"][number - 1]
-    lines = [
-      f"  {np.count_nonzero(mask == number)} tokens, "
-      f"{np.count_nonzero(mask[chosen] == number)} to predict; "
-      f"{_NEXT_SENTENCE[label]}"
-    ]
-    for segment, name in enumerate("AB"):
-      places = np.flatnonzero((mask == number) & (segments == segment))
-      text = "".join(texts[i] for i in places).removeprefix(" ")
-      lines.append(_wrapped(f"  {name}: ", text))
+    here = mask == number
+    count = (
+      f"  {np.count_nonzero(here)} tokens, "
+      f"{np.count_nonzero(mask[chosen] == number)} to predict"
+    )
+    parts = {"  ": here}
+    if pairs:
+      count += f"; {_NEXT_SENTENCE[record['next_sentence_labels'][number - 1]]}"
+      parts = {f"  {n}: ": here & (segments == i) for i, n in enumerate("AB")}
+    lines = [count]
+    for name, places in parts.items():
+      text = "".join(texts[i] for i in np.flatnonzero(places))
+      lines.append(_wrapped(name, text.removeprefix(" ")))
     yield "\n".join(lines)
 
 
@@ -240,7 +245,7 @@ class Survey(NamedTuple):
   def plus(self, other: "Survey") -> "Survey":
     return Survey(*map(sum, zip(self, other, strict=True)))
 
-  def describe(self, files: int) -> str:
+  def describe(self, files: int, pairs: bool = True) -> str:
     """A table for people; `files` counts damaged ones too."""
     share = lambda part, whole: f"{part / max(1, whole):.1%}"
     records = f"{self.records:,} in {self.files} files"
@@ -251,9 +256,10 @@ class Survey(NamedTuple):
     fill = f"{share(self.tokens, self.positions)} of the tokens are not padding"
     if self.to_predict:
       fill += f", {share(self.to_predict, self.tokens)} of them to predict"
-    random_next = share(self.from_elsewhere, self.examples)
-    examples = f"{self.examples / max(1, self.read):.2f} in a record; "
-    examples += f"in {random_next} B is from elsewhere"
+    examples = f"{self.examples / max(1, self.read):.2f} in a record"
+    if pairs:
+      random_next = share(self.from_elsewhere, self.examples)
+      examples += f"; in {random_next} B is from elsewhere"
     return table({"records": records, "fill": fill, "examples": examples})
 
 

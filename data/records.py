@@ -7,12 +7,13 @@ max_predictions_per_seq, E = examples in a record at most, 1 unless packed):
   input_ids            int64 [S]   token ids, zero-padded
   input_mask           int64 [S]   the number of the token's example in the
                                    record, ascending from 1; 0 for padding
-  segment_ids          int64 [S]   0 for segment A and padding, 1 for segment B
+  segment_ids          int64 [S]   0 for segment A and padding, 1 for segment B;
+                                   without pairs 0 and 1 in turn for documents
   masked_lm_positions  int64 [P]   positions of the masked tokens, zero-padded
   masked_lm_ids        int64 [P]   the tokens that stood there
   masked_lm_weights    float [P]   1 for masked tokens, 0 for padding
   next_sentence_labels int64 [E]   0: B follows A; 1: B is from elsewhere;
-                                   zero-padded
+                                   zero-padded; without pairs 0
 
 With dynamic masks there are no masked_lm_*, and input_ids are the original
 tokens; for whole-word masks there is also
@@ -40,6 +41,8 @@ from data.masking import MaskSettings
 from data.tf_example import Feature
 
 MANIFEST_VERSION = 1
+# What records are made for: masked LM with next sentence prediction, or alone.
+OBJECTIVES = ("mlm_nsp", "mlm")
 MANIFEST_SUFFIX = ".manifest.json"
 NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # files beside records
 _MOST_COMMAS = 32  # in a file's name
@@ -145,6 +148,10 @@ class Manifest:
   def _knows_words(self) -> bool:
     return self.settings.get("do_whole_word_mask", False)
 
+  @property
+  def objective(self) -> str:
+    return self.settings.get("objective", OBJECTIVES[0])
+
   def mask_settings(self) -> MaskSettings | None:
     """How to draw dynamic masks; None for static ones, or if not known."""
     prob = self.settings.get("masked_lm_prob")
@@ -236,6 +243,7 @@ class Manifest:
     yield "settings.masked_lm_prob", isinstance(prob, float) and 0 < prob < 1
     whole_words = self.settings.get("do_whole_word_mask", False)
     yield "settings.do_whole_word_mask", isinstance(whole_words, bool)
+    yield "settings.objective", self.objective in OBJECTIVES
     yield "counts", isinstance(self.counts, dict)
     for name, n in self.counts.items():
       yield f"counts.{name}", type(n) in (int, float) and 0 <= n < _MAX_COUNT

@@ -24,7 +24,8 @@ from data import (
 from data.creation_settings import Settings
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
-_SHUFFLE_STREAM = 2  # of random numbers, beside instances.document_rng
+# Of random numbers, beside instances.document_rng.
+_SHUFFLE_STREAM, _SEQUENCE_STREAM = 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +85,8 @@ def documents_of_block(
 
 class _Example(NamedTuple):
   ids: np.ndarray  # unsigned int [n], see corpus.token_dtype
-  start_b: int  # where segment B begins
-  is_random_next: bool
+  ends: list[int]  # of segments, 0 and 1 in turn
+  is_random_next: bool = False
 
 
 def _rows(
@@ -99,11 +100,12 @@ def _rows(
   for row, pack in enumerate(packs):
     start = 0
     for place, number in enumerate(pack):
-      ids, start_b, is_random_next = examples[number]
+      ids, ends, is_random_next = examples[number]
       end = start + len(ids)
       tokens[row, start:end] = ids
       input_mask[row, start:end] = place + 1
-      segment_ids[row, start + start_b : end] = 1
+      for first, last in zip(ends[::2], ends[1::2], strict=False):
+        segment_ids[row, start + first : start + last] = 1
       labels[row, place] = is_random_next
       start = end
   bit = corpus.continuation_bit(tokens.dtype)
@@ -155,6 +157,14 @@ def _block_examples(
 ) -> list[_Example]:
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
   examples = []
+  lengths = (settings.max_seq_length, settings.short_seq_prob)
+
+  def add(ranges, is_random_next=False):
+    joined = instances.join(
+      documents.tokens, ranges, tokenizer.cls_id, tokenizer.sep_id
+    )
+    examples.append(_Example(*joined, is_random_next))
+
   for copy in range(settings.dupe_factor):
     mine = documents_of_block(
       len(documents.document_offsets) - 1,
@@ -163,21 +173,29 @@ def _block_examples(
       copy,
       settings.random_seed,
     )
+    if settings.cross_documents:
+      rng = _rng(settings, _SEQUENCE_STREAM, copy, task.shard, block)
+      chosen = mine.tolist()
+      for ranges in instances.sequences(documents, chosen, *lengths, rng):
+        add(ranges)
+      continue
     for document in mine.tolist():
       rng = instances.document_rng(settings.random_seed, copy, document)
+      if settings.objective == "mlm":
+        for ranges in instances.sequences(documents, [document], *lengths, rng):
+          add(ranges)
+        continue
       for span in instances.spans_from_document(
-        documents,
-        document,
-        settings.max_seq_length,
-        settings.short_seq_prob,
-        rng,
+        documents, document, *lengths, rng
       ):
-        ids = instances.join_segments(
-          documents.tokens, span, tokenizer.cls_id, tokenizer.sep_id
-        )
-        start_b = span.a_end - span.a_start + 2
-        examples.append(_Example(ids, start_b, span.is_random_next))
+        add(span.ranges(), span.is_random_next)
   return examples
+
+
+def _rng(settings: Settings, *key: int) -> np.random.Generator:
+  """Apart from those of the documents, whose keys have two parts."""
+  seed = np.random.SeedSequence(settings.random_seed, spawn_key=key)
+  return np.random.Generator(np.random.PCG64(seed))
 
 
 def _block_rows(
@@ -198,10 +216,7 @@ def _block_rows(
   )
   tokens = [len(example.ids) for example in examples]
   wanted = masking.num_to_predict(tokens, masks)
-  seed = np.random.SeedSequence(
-    settings.random_seed, spawn_key=(_SHUFFLE_STREAM, task.shard, block)
-  )  # apart from those of the documents, whose keys have two parts
-  rng = np.random.Generator(np.random.PCG64(seed))
+  rng = _rng(settings, _SHUFFLE_STREAM, task.shard, block)
   packs = packing.pack(tokens, wanted.tolist(), limits, rng)
   for begin in range(0, len(packs), _ENCODE_ROWS):
     rows = _rows(examples, packs[begin : begin + _ENCODE_ROWS], settings)

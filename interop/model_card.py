@@ -18,6 +18,7 @@ _PIPELINES = {
   "BertForSequenceClassification": "text-classification",
   "BertForQuestionAnswering": "question-answering",
 }
+_SETTINGS = ("objective", "masked_lm_prob", "do_whole_word_mask", "dupe_factor")
 _COUNTS = ("documents", "sentences", "tokens", "text_bytes", "examples")
 _CASES = {
   True: "lower-cased text",
@@ -114,7 +115,7 @@ def _data(checkpoint: str, run: dict) -> Iterator[tuple]:
       yield key, manifest.counts.get(key)
     yield "tokens in a record", manifest.max_seq_length
     yield "masks", manifest.masking
-    for key in ("masked_lm_prob", "do_whole_word_mask", "dupe_factor"):
+    for key in _SETTINGS:
       yield key, manifest.settings.get(key)
   elif run.get("data"):
     yield "records", run["data"].get("records")

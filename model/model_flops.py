@@ -76,9 +76,10 @@ def pooled(bert, policy, examples: int, classes: int) -> list:
 def pretraining(bert, policy, rows: int, shape) -> list:
   """`modeling.pretraining_model` on records of `shape`, a `RecordShape`."""
   masked = rows * shape.max_predictions_per_seq
+  examples = rows * shape.examples_per_record if shape.next_sentence else 0
   return [
     *encoder(bert, policy, rows, shape.max_seq_length),
     *dense(1, masked, bert.hidden_size, bert.hidden_size, policy.heads),
     *dense(1, masked, bert.hidden_size, bert.vocab_size, policy.heads),
-    *pooled(bert, policy, rows * shape.examples_per_record, classes=2),
+    *pooled(bert, policy, examples, classes=2),
   ]

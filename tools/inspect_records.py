@@ -82,9 +82,10 @@ def _look(
     print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
     scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
     print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
+  pairs = not manifest or manifest.objective != "mlm"
   if settings.num_examples:
     print(f"\n{record_report.legend(features, masks, encoder)}\n")
-    examples = record_report.examples(paths, features, masks, encoder)
+    examples = record_report.examples(paths, features, masks, encoder, pairs)
     for text in itertools.islice(examples, settings.num_examples):
       print(f"{text}\n")
   survey = record_report.survey(
@@ -94,7 +95,7 @@ def _look(
     settings.verify,
     settings.num_workers,
   )
-  print(f"{survey.describe(len(paths))}\n")
+  print(f"{survey.describe(len(paths), pairs)}\n")
   return survey
 
 

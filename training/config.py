@@ -22,6 +22,7 @@ from training import (
   input_pipeline,
   metrics,
   profiling,
+  run_folder,
   services,
   training_plan,
 )
@@ -331,6 +332,14 @@ class PretrainingConfig(RunConfig):
     "records says, or 20 for records without one; more if --masked_lm_prob "
     "needs more.", low=1, high=1 << 16)
   masks: masking.MaskConfig = _data(masking.MaskConfig())
+  objective: str | None = _data(None,
+    "What the model learns. mlm_nsp: masked LM and next sentence prediction. "
+    "mlm: masked LM alone, without the other head and the pooler. Default: as "
+    "the run in --output_dir, else as --input_file was made.",
+    choices=records.OBJECTIVES)
+  segment_ids: bool | None = _data(None,
+    "Tell the model which tokens are of an example's second segment. Default: "
+    "true for mlm_nsp, false for mlm.")
   shuffle_block_records: int = _data(0,
     "Records in one block (a few MB), for data larger than memory: blocks are "
     f"shuffled, and the records of {record_order.WINDOW_BLOCKS} blocks at a "
@@ -383,6 +392,20 @@ class PretrainingConfig(RunConfig):
       raise UserError(
         f"{flag} is not for --powersgd_rank: leave one of the two out"
       )
+
+  @classmethod
+  def from_flags(cls, flags):
+    made = super().from_flags(flags)
+    return dataclasses.replace(
+      made, objective=made.objective or made._found_objective()
+    )
+
+  def _found_objective(self) -> str:
+    run = run_folder.last_training(self.output_dir) if self.output_dir else None
+    if run:
+      return run["flags"].get("objective") or records.OBJECTIVES[0]
+    found = records.manifest_of(self.input_file) if self.input_file else None
+    return found[1].objective if found else records.OBJECTIVES[0]
 
   @classmethod
   def found(cls, flags):
@@ -444,7 +467,22 @@ class PretrainingConfig(RunConfig):
         f"{length} tokens"
       )
     shape |= {"max_seq_length": length, "max_predictions_per_seq": masked}
+    made_for = shape.pop("objective", records.OBJECTIVES[0])
+    shape |= self._heads(made_for)
     return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)
+
+  def _heads(self, made_for: str) -> dict:
+    """Fields of `RecordShape` about what the model learns from records."""
+    next_sentence = (self.objective or made_for) == records.OBJECTIVES[0]
+    segments = self.segment_ids
+    if segments is None:
+      segments = next_sentence
+    if segments and self.bert.type_vocab_size < 2:
+      raise UserError(
+        f"the BERT config's type_vocab_size={self.bert.type_vocab_size} has no "
+        "place for second segments: set 2, or give --nosegment_ids"
+      )
+    return {"next_sentence": next_sentence, "segments": segments}
 
   def _drawn_masks(
     self, files: str, shape: dict, length: int, training: bool

@@ -87,7 +87,7 @@ class Measured(NamedTuple):
 class Job:
   """What all children have in common."""
 
-  build: Callable  # (config, micro-batch, state, plan, comm) -> `TrainOps`
+  build: Callable  # (config, shape, micro-batch, state, plan, comm) -> TrainOps
   config: Any  # a `PretrainingConfig`
   plan: Any  # a `TrainingPlan`
   ranks: int
@@ -152,7 +152,7 @@ def _measured(job: Job, size: int) -> Measured:
     examples = input_pipeline.fake_batch(shape, size)
     micro = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
     state = checkpointing.TrainingState()
-    ops = job.build(config, micro, state, plan, comm)
+    ops = job.build(config, shape, micro, state, plan, comm)
     sizes = _sizes(ops.variables)
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(

@@ -45,6 +45,8 @@ class RecordShape:
   knows_words: bool = False  # whether records have is_continuation
   whole_words: bool = False  # of those masks
   last_prob: float | None = None  # in the last update; None: as in the first
+  next_sentence: bool = True  # whether that head is trained
+  segments: bool = True  # whether the model gets segment ids
 
   def mask_probs(self, progress: np.ndarray) -> np.ndarray:
     """float [n]: the share to mask of records at shares [0, 1] of the run."""
@@ -72,6 +74,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
   path, manifest = found
   names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
   shape: dict[str, Any] = {name: getattr(manifest, name) for name in names}
+  shape["objective"] = manifest.objective
   if manifest.masking == "dynamic":
     shape["masks"] = manifest.mask_settings()
     if shape["masks"] is None:
@@ -113,7 +116,15 @@ class Source:
     self.set = tfrecord.RecordSet(self.paths)
     # For `explain`: a pipeline raises another type with a page of text.
     self.error: records.DataError | None = None
+    needs_pairs = shape.next_sentence or shape.segments
     for path, (manifest_path, manifest) in self.manifests.items():
+      if needs_pairs and manifest.objective == "mlm":
+        raise records.DataError(
+          f"{path}: its records have no pairs of segments (see "
+          f"{manifest_path}): train with --objective=mlm and without "
+          "--segment_ids, or make records with create_pretraining_data.py "
+          "--objective=mlm_nsp"
+        )
       tokenizer = manifest.tokenizer
       if tokenizer.vocab_size > shape.vocab_size:
         raise records.DataError(
@@ -244,7 +255,11 @@ def _parse(
       else tf.identity(value)
       for name, value in parsed.items()
     }
-  return _masked(parsed, keys, probs, shape) if shape.masks else parsed
+  if shape.masks:
+    parsed = _masked(parsed, keys, probs, shape)
+  if not shape.segments:
+    parsed["segment_ids"] = tf.zeros_like(parsed["segment_ids"])
+  return parsed
 
 
 def _places_are_right(parsed: dict) -> tf.Tensor:

@@ -54,12 +54,12 @@ class Smoothed:
 class BestBy(NamedTuple):
   """Which evaluation is the best."""
 
-  keys: tuple  # of results, whose sum counts
+  keys: tuple  # of results, whose sum counts; the first is in all of them
   higher: bool  # is better
 
   def score(self, results: dict) -> float:
     """Higher is better; NaN for results that are None."""
-    values = [results[key] for key in self.keys]
+    values = [results[key] for key in self.keys if key in results]
     if None in values:
       return math.nan
     return sum(values) if self.higher else -sum(values)
@@ -88,10 +88,9 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
   path = os.path.join(output_dir, EVAL_METRICS_FILE)
   found: dict[int, float] = {}
   for results in read_jsonl(path):
-    missing = [key for key in by.keys if key not in results]
-    if missing:
+    if by.keys[0] not in results:
       raise DataError(
-        f"{path}: has an evaluation of another task, without {missing[0]}. Use "
+        f"{path}: has an evaluation of another task, without {by.keys[0]}. Use "
         "another --output_dir, or remove the file"
       )
     if 0 < results["global_step"] <= step:

@@ -178,11 +178,25 @@ def _shown(value) -> str:
   return "(not given)" if value is None else str(value)
 
 
-def changes_since(before: dict, flags: dict, plan, data: dict) -> list[str]:
-  """How `flags`, nested as in run.json, `plan` and `data` differ from `before`.
+def check_model(before: dict, flags: dict) -> None:
+  """Raises `UserError` if `flags` make another model than those of `before`.
 
-  Raises `UserError` where weights of the same shapes would be another model.
+  Both are nested as in run.json. Other sizes are found by the checkpoint.
   """
+  keys = ("hidden_act", "num_attention_heads", "pre_layer_norm")
+  old = {"--objective": records.OBJECTIVES[0], **flat(before["flags"])}
+  new = flat(flags)
+  for name in ("--objective", *(f"{BERT_CONFIG_FLAG}: {key}" for key in keys)):
+    if name in new and old.get(name, new[name]) != new[name]:
+      raise UserError(
+        f"{name} {_shown(old[name])} -> {_shown(new[name])}: the run in this "
+        "folder is of the former model. Give its setting, or train in another "
+        "--output_dir"
+      )
+
+
+def changes_since(before: dict, flags: dict, plan, data: dict) -> list[str]:
+  """How `plan`, `data` and `flags`, nested as in run.json, differ."""
   old = flat(before["flags"]) | before["plan"]
   new = flat(flags)
   for name in ("ranks", "updates", "warmup_updates"):
@@ -194,11 +208,4 @@ def changes_since(before: dict, flags: dict, plan, data: dict) -> list[str]:
     for name, value in new.items()
     if old.get(name, value) != value
   }
-  for key in ("hidden_act", "num_attention_heads", "pre_layer_norm"):
-    name = f"{BERT_CONFIG_FLAG}: {key}"
-    if name in changed:
-      raise UserError(
-        f"{name} {changed[name]}: the run in this folder is of the former "
-        "model. Give that config, or train in another --output_dir"
-      )
   return [f"{name} {values}" for name, values in changed.items()]

@@ -224,6 +224,9 @@ def _start_or_resume(run: train_loop.Run) -> int:
   session, task, config = run.session, run.task, run.config
   resumes = run.checkpointer.restore.has_checkpoint()
   if resumes:
+    before = run_folder.last_training(config.output_dir)
+    if before and task and run.comm.is_root:
+      run_folder.check_model(before, config.as_dict())
     say(run.comm, f"resumed {run.checkpointer.restore.resume(session)}")
   else:
     _start(run)

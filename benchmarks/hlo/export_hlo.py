@@ -85,7 +85,7 @@ def trace(config: PretrainingConfig, plan, shape):
       )
       state = checkpointing.TrainingState()
       ops = run_pretraining.training_step(
-        config, micro, state, plan, distributed.Comm()
+        config, shape, micro, state, plan, distributed.Comm()
       )
       with tf.control_dependencies([ops.update]):
         return tf.identity(ops.sums["masked_lm_loss"])

@@ -144,7 +144,7 @@ def pretraining_sums(weights, batch, layers, heads):
       "masked_lm_weight",
       "next_sentence_loss",
       "next_sentence_correct",
-      "next_sentence_weight",
+      "examples",
       "tokens",
     ),
     0.0,
@@ -175,5 +175,5 @@ def pretraining_sums(weights, batch, layers, heads):
     label = int(batch.next_sentence_labels[i, 0])
     sums["next_sentence_loss"] -= example_weight * row[label]
     sums["next_sentence_correct"] += example_weight * (row.argmax() == label)
-    sums["next_sentence_weight"] += example_weight
+    sums["examples"] += example_weight
   return sums

@@ -15,7 +15,15 @@ import create_pretraining_data
 import tokenization
 from common import errors
 from common.errors import UserError
-from data import corpus, creation, records, shards, text_files, tfrecord
+from data import (
+  corpus,
+  creation,
+  masking,
+  records,
+  shards,
+  text_files,
+  tfrecord,
+)
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
 
@@ -248,6 +256,48 @@ def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
   for row in rows if whole_words else ():
     want = [int(LETTERS[i].startswith("##")) for i in row["input_ids"]]
     assert row["is_continuation"] == want
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_sequences_for_masked_lm_alone(tmp_path, texts, letters, cross):
+  """Full ones; a record's segments are its documents, 0 and 1 in turn."""
+  settings = settings_of(
+    tmp_path, texts, letters, objective="mlm", cross_documents=cross,
+    dynamic_masks=True, examples_per_record=1 if cross else 4,
+  )  # fmt: skip
+  assert settings.short_seq_prob == 0.0
+  summary = creation.create(settings)
+  rows, counts = all_examples(summary), summary.manifest.counts
+  assert summary.manifest.objective == "mlm" and counts["random_next"] == 0
+  assert not any(any(row["next_sentence_labels"]) for row in rows)
+  sep, cls = LETTERS.index("[SEP]"), LETTERS.index("[CLS]")
+  text = 0
+  for row in rows:
+    ids, segments = np.array(row["input_ids"]), np.array(row["segment_ids"])
+    ends = np.flatnonzero(ids == sep)
+    assert np.count_nonzero(ids == cls) == max(row["input_mask"])
+    text += np.count_nonzero(ids) - len(ends) - max(row["input_mask"])
+    if cross:
+      turns = np.flatnonzero(np.diff(segments))
+      assert set(turns) <= set(ends) and segments[1] == 0
+      # [SEP] of any document is not to predict.
+      mask = np.array([row["input_mask"]])
+      maskable = masking.maskable_tokens(mask, segments[None])[0]
+      assert not maskable[ends].any() and not maskable[0]
+    else:
+      assert not segments.any()
+  assert text == counts["tokens"] * settings.dupe_factor
+  real = sum(np.count_nonzero(row["input_mask"]) for row in rows)
+  assert real / (len(rows) * SEQ) > 0.9
+
+
+def test_a_single_document_suffices_for_masked_lm_alone(tmp_path, letters):
+  text = tmp_path / "one.txt"
+  text.write_text("a b c d\n" * 30)
+  summary = creation.create(
+    settings_of(tmp_path, str(text), letters, objective="mlm")
+  )
+  assert summary["documents"] == 1 and summary["tokens"] == 120
 
 
 def test_a_vocabulary_of_symbols(tmp_path):
@@ -594,6 +644,7 @@ def test_input_is_not_overwritten(tmp_path, letters):
     ({"output_file": ","}, "a file name"),
     ({"output_file": "x/a,y/b"}, "of one folder"),
     ({"output_file": "a,b", "num_shards": 3}, "left out or 2"),
+    ({"cross_documents": True}, "needs --objective=mlm"),
   ],
 )
 def test_impossible_settings(tmp_path, changes, words):

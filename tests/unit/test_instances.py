@@ -198,11 +198,58 @@ def test_document_rng_depends_on_all_three():
   assert instances.document_rng(1, 0, 1).random() == draws[1, 0, 1]
 
 
-def test_join_segments():
+def test_join():
   tokens = np.arange(100, 120, dtype=np.int32)
-  ids = instances.join_segments(tokens, instances.Span(1, 3, 7, 8, True), 2, 3)
-  assert ids.tolist() == [2, 101, 102, 3, 107, 3]
+  ranges = instances.Span(1, 3, 7, 8, True).ranges()
+  ids, ends = instances.join(tokens, ranges, 2, 3)
+  assert ids.tolist() == [2, 101, 102, 3, 107, 3] and ends == [4, 6]
   assert ids.dtype == np.int32
+
+
+def sequences(documents, *chosen, length, draws=(), short=0.0):
+  rng = ScriptedRng(draws)
+  found = instances.sequences(documents, chosen, length, short, rng)
+  assert rng.used_up
+  return found
+
+
+def test_sequences_by_hand():
+  documents = corpus_of([4, 3, 6], [2, 1], [1])
+  # Five tokens, [CLS] and [SEP].
+  assert sequences(documents, 0, length=7) == [[(0, 5)], [(5, 10)], [(10, 13)]]
+  assert sequences(documents, 0, 1, 2, length=7) == [
+    [(0, 5)], [(5, 10)], [(10, 13), (13, 14)], [(14, 16), (16, 17)],
+  ]  # fmt: skip
+  # No room for a token of the next document and its [SEP].
+  assert sequences(documents, 1, 2, length=6) == [[(13, 16)], [(16, 17)]]
+  # The second one is shorter: 2 + 0.5 * 5 tokens without [CLS].
+  assert sequences(
+    documents, 1, 0, length=7, draws=[0.9, 0.1, 0.5, 0.9, 0.9], short=0.2
+  ) == [[(13, 16), (0, 1)], [(1, 4)], [(4, 9)], [(9, 13)]]
+
+
+@settings(max_examples=50)
+@given(
+  st.lists(
+    st.lists(st.integers(1, 20), min_size=1, max_size=5), min_size=1, max_size=6
+  ),
+  st.integers(8, 40),
+  st.sampled_from([0.0, 0.5]),
+)
+def test_sequences_hold_every_token_once(lengths, length, short):
+  documents = corpus_of(*lengths)
+  rng = np.random.default_rng(0)
+  made = instances.sequences(documents, range(len(lengths)), length, short, rng)
+  sizes = []
+  for ranges in made:
+    ids, ends = instances.join(documents.tokens, ranges, -1, -2)
+    assert ids[0] == -1 and all(ids[end - 1] == -2 for end in ends)
+    sizes.append(len(ids))
+  tokens = [t for ranges in made for a, b in ranges for t in range(a, b)]
+  assert tokens == list(range(len(documents.tokens)))
+  assert max(sizes) <= length
+  if not short:  # one place may be left: a token and its [SEP] need two
+    assert all(size >= length - 1 for size in sizes[:-1])
 
 
 @pytest.mark.parametrize("draw, want", [(0.0, 2), (0.499, 3), (0.9999, 5)])

@@ -152,6 +152,38 @@ def test_pretraining_sums_equal_numpy_reference(variable_kind):
   assert expected["masked_lm_weight"] == 6 and expected["tokens"] == S + 5
   for name, value in expected.items():
     assert getattr(actual, name) == pytest.approx(value, rel=1e-5), name
+  # Masked LM alone is the same, without what the other head needs.
+  with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+    sums = modeling.pretraining_model(
+      as_tensors(batch), tiny_config(), True, next_sentence=False
+    )
+    weight = sums.masked_lm_weight
+    loss = modeling.pretraining_loss(sums, tf.stack([weight, 0.0]))
+  with tf.Session() as session:
+    for variable in tf.trainable_variables():
+      variable.load(weights[variable.op.name], session)
+    alone, loss = session.run([sums.by_name(), loss])
+  assert alone.keys() == expected.keys() - {
+    "next_sentence_loss", "next_sentence_correct"
+  }  # fmt: skip
+  for name, value in alone.items():
+    assert value == pytest.approx(expected[name], rel=1e-5), name
+  assert loss == pytest.approx(alone["masked_lm_loss"] / 6, rel=1e-6)
+
+
+def test_a_model_of_one_segment_type_takes_any_segment_ids():
+  batch = ragged_batch(np.random.default_rng(4))
+  assert batch.segment_ids.any()
+  config = tiny_config()
+  config.type_vocab_size = 1
+  sums = []
+  for segments in (batch.segment_ids, np.zeros_like(batch.segment_ids)):
+    with tf.variable_scope(tf.get_variable_scope(), reuse=bool(sums)):
+      tensors = as_tensors(batch._replace(segment_ids=segments))
+      sums.append(modeling.pretraining_model(tensors, config, False))
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    assert session.run(sums[0]) == session.run(sums[1])
 
 
 def test_heads_of_google_bert_equal_numpy_reference():

@@ -265,7 +265,7 @@ def update_of(dropped, **changes):
   sums = dict.fromkeys(
     (
       "masked_lm_loss", "masked_lm_correct", "masked_lm_weight",
-      "next_sentence_loss", "next_sentence_correct", "next_sentence_weight",
+      "next_sentence_loss", "next_sentence_correct", "examples",
     ),
     6.0 * kept,
   )  # fmt: skip
@@ -293,7 +293,7 @@ def told_of(*updates):
     plan=types.SimpleNamespace(
       ranks=1, records_per_update=24, examples=lambda records: records
     ),
-    examples="next_sentence_weight",
+    examples="examples",
     tokens="tokens",
     capacity=640,
     flops=1e9,
@@ -374,7 +374,7 @@ def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
     summarize=run_pretraining.losses,
     headline=lambda report: "5.0% right",
     ops=types.SimpleNamespace(variables=[]), plan=plan,
-    examples="next_sentence_weight", tokens="tokens", capacity=640, flops=1e9,
+    examples="examples", tokens="tokens", capacity=640, flops=1e9,
   )  # fmt: skip
   config = types.SimpleNamespace(
     output_dir=str(tmp_path), peak_tflops=None, log_every_steps=10

@@ -31,7 +31,7 @@ from training import (
   run_folder,
   training_run,
 )
-from training.config import PretrainingConfig
+from training.config import BEST_BY, PretrainingConfig
 
 
 def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
@@ -246,6 +246,72 @@ def test_masks_are_decided_when_training(dynamic_run, tmp_path):
   evaluation = shape(training=False)
   assert evaluation.masks.masked_lm_prob == 0.15
   assert evaluation == shape(False, masked_lm_prob=(0.4, 0.4))
+
+
+def test_masked_lm_alone(tiny_run, tmp_path):
+  """Records of pairs serve, too; the model has no part that it does not need.
+
+  A run keeps its objective, and finds it in its folder.
+  """
+  run = tmp_path / "run"
+  alone = dict(objective="mlm", num_train_steps=6, do_eval=True)
+  runs.pretrain(tiny_run, run, eval_every_steps=3, **alone)
+  report = metrics.read_jsonl(str(run / metrics.METRICS_FILE))[-1]
+  assert report["loss"] == report["masked_lm_loss"]
+  assert "next_sentence_loss" not in report
+  results = runs.read_json(run, "eval_results.json")
+  assert results["masked_lm_loss"] > 0 and "next_sentence_loss" not in results
+  shapes = checkpoint_files.Checkpoint(f"{run}/model.ckpt-6").shapes
+  assert not any("pooler" in n or "seq_relationship" in n for n in shapes)
+  best = metrics.best_evaluation(str(run), 6, BEST_BY)
+  assert f"{run}/model.ckpt-{best}" == model_source.find(str(run)).path
+  with pytest.raises(UserError, match="--objective mlm -> mlm_nsp"):
+    runs.pretrain(tiny_run, run, **{**alone, "objective": "mlm_nsp"})
+  config, _ = settled_flags(
+    input_file=tiny_run[1], output_dir=str(run), bert_config_file=tiny_run[0]
+  )
+  assert config.objective == "mlm"
+  other = tmp_path / "other"
+  config, _ = settled_flags(
+    input_file=tiny_run[1], output_dir=str(other), bert_config_file=tiny_run[0]
+  )
+  assert config.objective == "mlm_nsp"
+
+
+def test_segment_ids_may_be_left_out(tiny_run, tmp_path):
+  """The rows of their table are then the first alone."""
+  tables = {}
+  for given in (None, True):
+    run = tmp_path / str(given)
+    runs.pretrain(
+      tiny_run, run, objective="mlm", segment_ids=given, num_train_steps=4
+    )
+    found = checkpoint_files.Checkpoint(f"{run}/model.ckpt-4")
+    tables[given] = found["bert/embeddings/token_type_embeddings/adam_m"]
+  assert tables[None][0].any() and not tables[None][1].any()
+  assert tables[True].any(axis=1).all()
+  bert = runs.config(tiny_run, tmp_path).bert
+  bert.type_vocab_size = 1
+  with pytest.raises(UserError, match="type_vocab_size=1 .*--nosegment_ids"):
+    runs.pretrain(tiny_run, tmp_path / "one", bert=bert)
+  runs.pretrain(
+    tiny_run, tmp_path / "one", bert=bert, num_train_steps=4, segment_ids=False
+  )
+
+
+def test_records_without_pairs_teach_no_next_sentence(tmp_path):
+  files, _ = write_packed(tmp_path)
+  (path,) = tmp_path.glob("*.manifest.json")
+  manifest = records.Manifest.load(str(path))
+  manifest.settings["objective"] = "mlm"
+  manifest.save(str(path))
+  tiny = write_config(tmp_path / "config.json", num_hidden_layers=1), files
+  for flags in ({"objective": "mlm_nsp"}, {"segment_ids": True}):
+    with pytest.raises(records.DataError, match="have no pairs of segments"):
+      runs.pretrain(tiny, tmp_path / "run", **flags)
+  runs.pretrain(tiny, tmp_path / "run", num_train_steps=4)
+  report = metrics.read_jsonl(str(tmp_path / "run" / metrics.METRICS_FILE))[-1]
+  assert report["loss"] > 0 and "next_sentence_loss" not in report
 
 
 def test_masks_that_are_written_cannot_be_decided(tiny_run, tmp_path):
@@ -783,9 +849,11 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
     "--precision bf16 -> fp32",
     "--recompute (empty) -> layer",
   ]
+  flags = runs.config(tiny_run, tmp_path, **same).as_dict()
+  run_folder.check_model(started, flags)
   started["flags"]["bert"]["pre_layer_norm"] = True
   with pytest.raises(UserError, match="pre_layer_norm true -> false: the run"):
-    changes(**same)
+    run_folder.check_model(started, flags)
 
 
 def test_a_checkpoint_is_saved_when_its_time_has_come(tiny_run, tmp_path):
