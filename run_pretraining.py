@@ -49,7 +49,7 @@ from training.evaluation import (
   add_up,
   trained_on,
 )
-from training.signals import StopVote
+from training.signals import Budget, StopVote
 from xla_patches import jit
 
 
@@ -110,16 +110,22 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
   )
+  vote = StopVote(comm)
+  budget, lap = None, None
+  if config.max_train_minutes:
+    budget, lap = Budget(config.max_train_minutes), vote.seconds
   batches = input_pipeline.training_batches(
-    source, order, plan, comm.data_parallel
+    source, order, plan, comm.data_parallel, budget and budget.share
   )
-  state = checkpointing.TrainingState(order)
+  state = checkpointing.TrainingState(order, has_budget=bool(budget))
   matmuls = model_flops.pretraining(
     config.bert, config.policy, plan.records_per_update, source.shape
   )
   return train_loop.Task(
     plan=plan,
-    ops=training_step(config, source.shape, batches.next, state, plan, comm),
+    ops=training_step(
+      config, source.shape, batches.next, state, plan, comm, lap
+    ),
     state=state,
     source=source,
     batches=batches,
@@ -131,12 +137,13 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     ),
     capacity=plan.records_per_update * source.shape.max_seq_length,
     flops=model_flops.total(matmuls) / comm.tensor_parallel.size,
-    vote=StopVote(comm),
+    vote=vote,
+    budget=budget,
   )
 
 
 def training_step(
-  config, shape, micro, state, plan, comm
+  config, shape, micro, state, plan, comm, lap=None
 ) -> optimization.TrainOps:
   """From a `MicroBatch` to new weights: the algorithm. It advances `state`."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
@@ -163,7 +170,7 @@ def training_step(
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   return training_run.train_ops(
-    config, gradients, sums.by_name(), loss_scale, state, plan, comm
+    config, gradients, sums.by_name(), loss_scale, state, plan, comm, lap
   )
 
 

@@ -27,12 +27,14 @@ _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
 
 class TrainingState:
-  """int64 variables from which a run resumes with exactly the next batch."""
+  """Variables from which a run resumes with exactly the next batch."""
 
-  def __init__(self, order: record_order.Order = _NO_ORDER):
+  def __init__(
+    self, order: record_order.Order = _NO_ORDER, has_budget: bool = False
+  ):
 
-    def make(name, value):
-      initial = tf.constant(value, tf.int64)
+    def make(name, value, dtype=tf.int64):
+      initial = tf.constant(value, dtype)
       return tf.get_variable(name, initializer=initial, trainable=False)
 
     with tf.variable_scope("training_state"):
@@ -44,6 +46,8 @@ class TrainingState:
         make("data_seed", order.seed),
         make("data_block", order.block),
       ]
+      # With --max_train_minutes: how long the run has trained.
+      self.seconds = make("seconds", 0.0, tf.float32) if has_budget else None
     self.order = order
 
   def orders(self, session: tf.Session) -> tuple:

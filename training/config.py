@@ -352,6 +352,12 @@ class PretrainingConfig(RunConfig):
   num_warmup_steps: int = _batch(10000,
     "Warm-up steps, included in --num_train_steps, in which the learning rate "
     "rises to its peak.", low=0, json="scheduler.params.warmup_num_steps")
+  max_train_minutes: float = _batch(0.0,
+    "Minutes to train, over all starts of a run, with evaluations and saves, "
+    "without starting and compiling. A run ends then if it has not made "
+    "--num_train_steps, and its learning rate has fallen: the schedule, "
+    "warm-up included, is as far as the time is, or as the updates are if that "
+    "is farther. 0 sets no limit.", low=0)
   tensor_parallel: int = _ranks(1,
     "Ranks in a row that hold one model together, each a slice of every layer. "
     "They count as one rank for batch sizes and steps. Checkpoints stay the "

@@ -365,8 +365,13 @@ class Batches:
 
 
 @tf.autograph.experimental.do_not_convert  # converting takes a second
-def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
-  """This rank's micro-batches, endless; `next` is a `MicroBatch`."""
+def training_batches(
+  source, order: record_order.Order, plan, comm, share=None
+) -> Batches:
+  """This rank's micro-batches, endless; `next` is a `MicroBatch`.
+
+  `share`: () -> how far the run is by time, if that is farther than by updates.
+  """
   accumulation, global_batch = plan.accumulation, plan.records_per_update
   local = plan.micro_batch * accumulation
   own, real = record_order.rank_places(local, global_batch, comm)
@@ -385,7 +390,8 @@ def training_batches(source, order: record_order.Order, plan, comm) -> Batches:
       read_ahead(position, updates * global_batch)
     mine = places(position)
     progress = mine // global_batch / max(1, plan.updates - 1)
-    return order.records(mine), mine // order.count, np.minimum(progress, 1.0)
+    progress = np.clip(progress, share() if share else 0.0, 1.0)
+    return order.records(mine), mine // order.count, progress
 
   def load(turn):
     position = first + turn * updates * global_batch

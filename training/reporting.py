@@ -230,8 +230,11 @@ class Reporter:
     found = report(step, update, task, self._clock, config.peak_tflops)
     tell_trouble(step, update, task.ops.variables)
     total = task.plan.updates
+    done: float = step
+    if task.budget and step > self._first:
+      done = max(step, task.budget.share() * total)
     self._progress.at(
-      step,
+      done,
       f"{step:,}/{total:,}",
       f"smoothed loss {shown(self._loss.add(found['loss']), '.3f')}",
       f"{shown(found['examples_per_second'], ',.0f')} ex/s",

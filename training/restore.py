@@ -16,7 +16,11 @@ from training.checkpoint_files import (
 from training.snapshot import SavedVariables, Snapshot
 
 # Variables that checkpoints of earlier versions lack, and their values then.
-_ADDED = {"training_state/data_block": 0, "skipped_updates": 0}
+_ADDED = {
+  "training_state/data_block": 0,
+  "training_state/seconds": 0.0,
+  "skipped_updates": 0,
+}
 # A session prepares each set of variables; all in one set would need memory for
 # the whole checkpoint.
 _LOADED_AT_ONCE = 100

@@ -1,4 +1,4 @@
-"""How a run is stopped: signals, the ranks' vote, the watchdog."""
+"""How a run is stopped: signals, the ranks' vote, its time, the watchdog."""
 
 import contextlib
 import os
@@ -57,19 +57,27 @@ class StopVote:
   def __init__(self, comm, name: str = "stop_vote"):
     self._comm = comm
     self._own = tf.placeholder_with_default(
-      np.zeros(4, np.float32), [4], f"own_{name}"
+      np.zeros(5, np.float32), [5], f"own_{name}"
     )
-    # float [4]: how many ranks have a signal, have had one for GRACE_SECONDS,
-    # know of hosts that came or went, find that a checkpoint is due.
+    # float [5]: how many ranks have a signal, have had one for GRACE_SECONDS,
+    # know of hosts that came or went, find that a checkpoint is due; and rank
+    # 0's seconds since the last update.
     self.counts = comm.allreduce(self._own, name=name)
+    self.seconds = self.counts[4]
 
-  def feed(self, signals: StopSignals | None, save: bool = False) -> dict:
-    """This rank's requests; feed them whenever `counts` are fetched."""
+  def feed(
+    self,
+    signals: StopSignals | None,
+    save: bool = False,
+    seconds: float = 0.0,
+  ) -> dict:
+    """This rank's part of `counts`; feed it whenever these are fetched."""
     if signals is None:
       return {}
     overdue = signals.since() > self.GRACE_SECONDS
     asked = signals.received is not None
-    return {self._own: [asked, overdue, self._comm.hosts_changed(), save]}
+    changed = self._comm.hosts_changed()
+    return {self._own: [asked, overdue, changed, save, seconds]}
 
   def verdict(self, counts) -> str | None:
     """All ranks do the same: "stop", "change" to another world, or None."""
@@ -77,6 +85,39 @@ class StopVote:
     if asked == self._comm.size or (asked and not self._comm.elastic):
       return "stop"
     return "change" if overdue or changed else None
+
+
+class Budget:
+  """The time that a run may train, --max_train_minutes, by rank 0's clock.
+
+  It counts from the end of the first update of each start, which compiles, with
+  evaluations and saves. All ranks add up the same seconds, which the votes have
+  all-reduced.
+  """
+
+  def __init__(self, minutes: float):
+    self.seconds = 60.0 * minutes
+    self.passed = 0.0  # up to the last update
+    self._last: float | None = None  # this rank's clock then
+    self._laps = (0.0, 0.0)
+
+  def lap(self) -> float:
+    """Seconds since the last update of this start, if there was one."""
+    return 0.0 if self._last is None else time.monotonic() - self._last
+
+  def after_update(self, seconds: float) -> None:
+    """`seconds` are its lap, as all ranks have it."""
+    self.passed += seconds
+    self._last = time.monotonic() - self.lap() + seconds
+    self._laps = (self._laps[1], seconds)
+
+  def share(self) -> float:
+    """Of the time that has passed, also during an update."""
+    return min(1.0, (self.passed + self.lap()) / self.seconds)
+
+  def is_over(self) -> bool:
+    """Whether there is no time for another update like the last ones."""
+    return self.passed + min(self._laps) >= self.seconds
 
 
 class Interrupted(Exception):

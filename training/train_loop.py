@@ -19,7 +19,13 @@ from training import (
   training_plan,
 )
 from training.config import RunConfig
-from training.signals import Interrupted, StopSignals, StopVote, Watchdog
+from training.signals import (
+  Budget,
+  Interrupted,
+  StopSignals,
+  StopVote,
+  Watchdog,
+)
 from xla_patches import jit
 
 
@@ -40,6 +46,7 @@ class Task:
   # Of the matmuls on one global batch: forward, backward, padding included.
   flops: float
   vote: StopVote
+  budget: Budget | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +86,8 @@ def train(run: Run) -> dict:
   plan, clock = run.task.plan, reporting.Clock()
   step = first = int(run.session.run(tf.train.get_global_step()))
   run.checkpointer.start(step)
+  if budget := run.task.budget:  # before the batches, whose masks may ask it
+    budget.passed = float(run.session.run(run.task.state.seconds))
   run.task.batches.start(run.session, step * plan.records_per_update)
   reporter = reporting.Reporter(run, clock, step)
   guard = divergence.Guard(run)
@@ -86,6 +95,8 @@ def train(run: Run) -> dict:
   saver.start(step)
   evaluations = Evaluations(run, clock, guard, saver, first)
   stop = evaluations.verdict(step)
+  if budget and budget.is_over():
+    stop = stop or "time"
   while step < plan.updates and not stop:
     if evaluations.are_due(step):
       stop = evaluations.make(step)
@@ -100,6 +111,10 @@ def train(run: Run) -> dict:
     guard.check(step, update)
     reporter.report(step, update)
     saver.after_update(step, update["save"])
+    if budget and not stop and budget.is_over():
+      stop = "time"
+  if stop == "time":  # the same command then finds nothing left
+    run.task.state.seconds.load(budget.seconds, run.session)
   if stop == "change" and step < plan.updates:
     saver.leave_world(step)
     raise distributed.WorldChange("ranks come or go")
@@ -112,6 +127,7 @@ def train(run: Run) -> dict:
     "longest_save_stall_seconds": max(stalls, default=0.0),
     "stopped": stop == "stop",
     "stopped_early": stop == "no better",
+    "out_of_time": stop == "time",
     "global_step": saved,
   }
 
@@ -123,17 +139,19 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
   Of the update's `seconds` it waited `input_seconds` for micro-batches. `save`
   is rank 0's wish for a checkpoint, which all ranks find in what was fetched.
   """
-  task, waited, wishes = run.task, [], []
+  task, waited, wishes, laps = run.task, [], [], []
   run.profile.at(number)
   began = time.monotonic()
+  lap = lambda: task.budget.lap() if task.budget and run.comm.is_root else 0.0
 
   def micro_batch(fetches) -> tuple:
     asked = time.time()
     fetched, counts, made = run.session.run(
       [fetches, task.vote.counts, task.batches.made],
-      task.vote.feed(run.signals, save),
+      task.vote.feed(run.signals, save, lap()),
     )
-    wishes.append(bool(counts[3:].any()))
+    wishes.append(bool(counts[3]))
+    laps.append(float(counts[4]))
     waited.append(max(0.0, made - asked))
     return fetched, task.vote.verdict(counts)
 
@@ -149,6 +167,8 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
     numbers = task.batches.numbers((number - 1) * task.plan.records_per_update)
     raise evaluation.clear_error(e, task.source, numbers) from e
   run.watchdog.resume()
+  if task.budget:
+    task.budget.after_update(laps[-1])
   measured = {
     "seconds": time.monotonic() - began,
     "input_seconds": sum(waited),

@@ -82,21 +82,32 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
 
 
 def train_ops(
-  config, gradients, sums: dict, loss_scale, state, plan, comm
+  config, gradients, sums: dict, loss_scale, state, plan, comm, lap=None
 ) -> optimization.TrainOps:
-  """`optimization.build_train_ops` with a run's settings; advances `state`."""
+  """`optimization.build_train_ops` with a run's settings; advances `state`.
+
+  `lap`, the seconds since the last update, is for --max_train_minutes: the
+  schedule is then as far as the run is, by updates or by time.
+  """
   schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+  counters = [(state.records_seen, plan.records_per_update)]
+  position = step + state.schedule_start
+  if lap is not None:
+    share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
+    by_time = tf.minimum(share, 1.0) * plan.updates
+    position = tf.maximum(tf.cast(position, tf.float32), by_time)
+    counters.append((state.seconds, lap))
   return optimization.build_train_ops(
     gradients,
     sums,
-    config.optimizer.make(schedule(step + state.schedule_start)),
+    config.optimizer.make(schedule(position)),
     exchange.make(config.allreduce, comm, loss_scale.value),
     plan.accumulation,
     loss_scale,
     clip_norm=config.optimizer.clip_norm,
     prenormalize=config.optimizer.prenormalize,
-    counters=[(state.records_seen, plan.records_per_update)],
+    counters=counters,
   )
 
 
@@ -138,6 +149,8 @@ def run(
     )
     if parts.task:
       say(comm, *parts.task.plan.lines())
+      if parts.task.budget:
+        say(comm, f"or {parts.task.budget.seconds / 60:g} minutes, if less")
     if config.policy != mixed_precision.FP32:
       line = f"precision: {config.policy.describe()}"
       say(comm, textwrap.fill(line, 80, subsequent_indent="  "))
@@ -388,6 +401,11 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
     yield (
       f"stopped as asked before update {step + 1:,}, saved: the same command "
       "resumes there"
+    )
+  elif training["out_of_time"]:
+    yield (
+      f"ended after --max_train_minutes={config.max_train_minutes:g}, the rate "
+      "at its end: a longer run is a new one"
     )
   elif training["stopped_early"]:
     yield (

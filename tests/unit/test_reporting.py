@@ -297,6 +297,7 @@ def told_of(*updates):
     tokens="tokens",
     capacity=640,
     flops=1e9,
+    budget=None,
   )
   clock = reporting.Clock()
   for step, got in enumerate(updates, 1):
@@ -375,6 +376,7 @@ def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
     headline=lambda report: "5.0% right",
     ops=types.SimpleNamespace(variables=[]), plan=plan,
     examples="examples", tokens="tokens", capacity=640, flops=1e9,
+    budget=None,
   )  # fmt: skip
   config = types.SimpleNamespace(
     output_dir=str(tmp_path), peak_tflops=None, log_every_steps=10

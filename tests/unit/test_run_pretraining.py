@@ -32,6 +32,7 @@ from training import (
   training_run,
 )
 from training.config import BEST_BY, PretrainingConfig
+from training.signals import Budget
 
 
 def test_micro_batches_equal_one_big_batch(tiny_run, tmp_path):
@@ -867,6 +868,44 @@ def test_a_checkpoint_is_saved_when_its_time_has_come(tiny_run, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_ends_in_its_time_with_its_rate_at_its_end(
+  dynamic_run, tmp_path, monkeypatch
+):
+  """Each update takes a tenth of the time, but the first, which compiles."""
+  tiny_run, global_batch = dynamic_run
+  lap = lambda self: 0.0 if self._last is None else 6.0
+  monkeypatch.setattr(Budget, "lap", lap)
+  settings = dict(
+    max_train_minutes=1.0, num_train_steps=10_000, num_warmup_steps=2_500,
+    global_batch_size=global_batch, max_predictions_per_seq=None,
+    masks=MaskConfig(masked_lm_prob=(0.3, 0.15)),
+  )  # fmt: skip
+  result = runs.pretrain(tiny_run, tmp_path, **settings)
+  assert result["training"]["out_of_time"]
+  tenths = np.array([0, 4, 8, 7, 6, 5, 4, 3, 2, 1])
+  np.testing.assert_allclose(
+    runs.metrics(tmp_path, "learning_rate"), 1e-4 * tenths, rtol=1e-3
+  )
+  again = runs.pretrain(tiny_run, tmp_path, **settings)["training"]
+  assert again["updates"] == 0 and again["out_of_time"]
+
+
+def test_a_stop_costs_no_time(dynamic_run, tmp_path, monkeypatch):
+  tiny_run, global_batch = dynamic_run
+  monkeypatch.setattr(
+    Budget, "lap", lambda self: 0.0 if self._last is None else 6.0
+  )
+  settings = dict(
+    max_train_minutes=1.0, num_warmup_steps=0, global_batch_size=global_batch
+  )
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=4, **settings)
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=10_000, **settings)
+  # 18 s in the first start; update 5 is the first of the second.
+  assert runs.metrics(tmp_path, "learning_rate")[4:] == pytest.approx(
+    [7e-4, 6e-4, 5e-4, 4e-4, 3e-4, 2e-4, 1e-4], rel=1e-3
+  )
+
+
 def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
   """And keeps its learning rate, where that would depend on the ranks."""
   folder = tmp_path / "run"

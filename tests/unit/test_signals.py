@@ -121,8 +121,24 @@ def test_a_stop_while_ranks_look_for_each_other(name):
 def test_one_ranks_wish_for_a_checkpoint_is_all_ranks():
   vote = signals.StopVote(Comm())
   wish = vote.feed(signals.StopSignals(), save=True)
-  assert [list(map(float, asked)) for asked in wish.values()] == [[0, 0, 0, 1]]
-  assert vote.verdict([0, 0, 0, 1]) is None
+  (asked,) = wish.values()
+  assert list(map(float, asked)) == [0, 0, 0, 1, 0]
+  assert vote.verdict([0, 0, 0, 1, 0]) is None
+
+
+def test_a_budget_counts_updates_laps(monkeypatch):
+  clock = [100.0]
+  monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
+  budget = signals.Budget(minutes=1)
+  budget.passed = 20.0  # of an earlier start
+  clock[0] += 50  # compiles
+  assert budget.lap() == 0.0 and budget.share() == pytest.approx(1 / 3)
+  for _ in range(4):
+    budget.after_update(budget.lap())
+    clock[0] += 10
+  assert budget.lap() == 10.0 and budget.share() == 1.0
+  assert budget.passed == 50.0 and budget.is_over()
+  assert not signals.Budget(minutes=1).is_over()
 
 
 class Ticks:
