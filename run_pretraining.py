@@ -11,6 +11,7 @@ create_pretraining_data.py, or google/bert's. The same command resumes a run
 that was stopped.
 """
 
+import dataclasses
 import functools
 import os
 import textwrap
@@ -34,6 +35,7 @@ from interop import model_source
 from model import model_flops
 from model.tensor_parallel import Slices
 from training import (
+  checkpoint_files,
   checkpointing,
   dry_run,
   input_pipeline,
@@ -90,16 +92,21 @@ def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
 
 def make_plan(config: PretrainingConfig, source, ranks: int):
   """The `training_plan.TrainingPlan`; `source` is None for unknown data."""
-  return training_plan.resolve(
+  plan = training_plan.resolve(
     ranks=ranks,
     records=len(source.set) if source else None,
     packing_factor=source.packing_factor if source else 1.0,
     train_batch_size=config.train_batch_size,
     num_train_steps=config.num_train_steps,
     num_warmup_steps=config.num_warmup_steps,
+    num_decay_steps=config.num_decay_steps,
     num_accumulation_steps=config.num_accumulation_steps,
     global_batch_size=config.global_batch_size,
   )
+  if config.cooldown_from:
+    first = checkpoint_files.step_of(config.cooldown_from)
+    plan = dataclasses.replace(plan, updates=first + plan.decay_updates)
+  return plan
 
 
 def training_task(config: PretrainingConfig, comm) -> train_loop.Task:

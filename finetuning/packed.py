@@ -154,6 +154,7 @@ class PackedSource:
       global_batch_size=batch,
       num_train_steps=steps,
       num_warmup_steps=round(config.warmup_proportion * steps),
+      num_decay_steps=config.num_decay_steps,
       num_accumulation_steps=accumulation,
     )
 

@@ -5,10 +5,9 @@ Names of the machine's files are left out: a card is for publishing.
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 
-from training import metrics, run_folder
+from training import checkpoint_files, metrics, run_folder
 
 CARD_FILE = "README.md"
 # Architecture -> the Hub's name of what it does.
@@ -126,7 +125,7 @@ def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
     return
   plan, flags = run["plan"], run["flags"]
   yield "updates planned", plan.get("updates")
-  yield "update of these weights", _step(checkpoint)
+  yield "update of these weights", checkpoint_files.step_of(checkpoint)
   older = plan.get("global_batch")  # its name in 1.0
   yield "records_per_update", plan.get("records_per_update", older)
   yield "warmup_updates", plan.get("warmup_updates")
@@ -136,15 +135,10 @@ def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
   yield "started from other weights", bool(flags.get("init_checkpoint"))
 
 
-def _step(checkpoint: str) -> int | None:
-  found = re.search(r"model\.ckpt-(\d+)$", checkpoint)
-  return int(found[1]) if found else None
-
-
 def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   """The evaluation of these very weights, not of a mean."""
   path = os.path.join(os.path.dirname(inputs[0]), metrics.EVAL_METRICS_FILE)
-  step = _step(inputs[0]) if len(inputs) == 1 else None
+  step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.read_jsonl(path):
     if results["global_step"] == step:
       yield from ((k, v) for k, v in results.items() if k != "global_step")

@@ -145,6 +145,49 @@ def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   return chosen or found
 
 
+def cooldown_start(named: str, output_dir: str) -> str:
+  """The checkpoint that --cooldown_from=`named` means for `output_dir`.
+
+  A run that has begun keeps its own. Raises `UserError` unless the checkpoint
+  is of the part of its run with a constant rate.
+  """
+  begun = run_folder.last_training(output_dir) if output_dir else None
+  path = (begun or {"flags": {}})["flags"].get("cooldown_from")
+  if begun and (not path or named not in (path, os.path.dirname(path))):
+    raise UserError(
+      f"{output_dir} holds a run "
+      + (f"with --cooldown_from={path}" if path else "without --cooldown_from")
+      + f", not of {named}: use another --output_dir"
+    )
+  if path:
+    return path
+  folder = named if os.path.isdir(named) else os.path.dirname(named)
+  run = run_folder.last_training(folder)
+  if run is None:
+    raise UserError(
+      f"--cooldown_from={named}: {folder or '.'} is no folder of a training"
+    )
+  flags, plan = run["flags"], run["plan"]
+  first, last = plan["warmup_updates"], plan["updates"]
+  if flags["lr_schedule"].startswith("wsd"):
+    last -= plan["decay_updates"]
+  elif flags["lr_schedule"] != "constant":
+    first = last + 1
+  files = checkpoint_files.CheckpointFiles(folder, keep=1)
+  steps = files.steps()
+  if named != folder:
+    steps = [step for step in steps if files.prefix(step) == named]
+  steps = [step for step in steps if first <= step <= last]
+  if not steps:
+    constant = f"updates {first:,} to {last:,}" if first <= last else "none"
+    raise UserError(
+      f"--cooldown_from={named}: no checkpoint there is of the part with a "
+      f"constant rate ({constant}; --lr_schedule={flags['lr_schedule']}); a "
+      "run keeps as many as its --keep_checkpoints"
+    )
+  return files.prefix(steps[0])
+
+
 def settle(flags) -> list[str]:
   """Gives a run's flags what the model says that it starts from or resumes.
 
@@ -155,6 +198,11 @@ def settle(flags) -> list[str]:
   names = [f.name for f in dataclasses.fields(Given) if f.name in flags]
   given = Given(**{n: flags[n].value for n in names if flags[n].present})
   folder, init, lines = flags.output_dir or "", flags.init_checkpoint or "", []
+  if "cooldown_from" in flags and (named := flags.cooldown_from):
+    path = cooldown_start(named, folder)
+    flags["cooldown_from"].value = path
+    lines.append(f"--cooldown_from={named}: {path}")
+    folder = folder if _is_model(folder) else os.path.dirname(path)
   files = checkpoint_files.CheckpointFiles(folder, keep=1)
   resumes = bool(folder and (files.steps() or files.without_marker()))
   if os.path.isdir(init):

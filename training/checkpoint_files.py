@@ -28,6 +28,7 @@ from data import tfrecord
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")
+_STEP = re.compile(rf"{re.escape(PREFIX)}-(\d+)")
 _MARKER = re.compile(rf"{re.escape(PREFIX)}-(\d+)\.json")
 _ASIDE = ".saving"  # the folder in which a checkpoint is being written
 _CHUNK = 16 << 20
@@ -227,6 +228,12 @@ def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
       ) from e
     for suffix in reversed(_SUFFIXES):  # the index last: readers look for it
       os.replace(name + suffix, prefix + suffix)
+
+
+def step_of(path: str) -> int | None:
+  """The update of a checkpoint's name, or None for a name of another form."""
+  found = _STEP.fullmatch(os.path.basename(path))
+  return int(found[1]) if found else None
 
 
 class CheckpointFiles:

@@ -1,7 +1,6 @@
 """The settings of training runs: of all run_*.py, and of run_pretraining.py."""
 
 import dataclasses
-import math
 import os
 import pathlib
 from typing import ClassVar, Self
@@ -272,14 +271,6 @@ class RunConfig:
     return profiling.window(self.profile_steps)
 
   def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
-    cooldown = math.ceil(plan.updates / 10)
-    if self.num_decay_steps:
-      cooldown = training_plan.rounded_up(self.num_decay_steps / plan.divisor)
-      if cooldown > plan.updates - plan.warmup_updates:
-        raise UserError(
-          f"--num_decay_steps={self.num_decay_steps} are {cooldown:,} updates, "
-          f"but of {plan.updates:,} updates {plan.warmup_updates:,} are warm-up"
-        )
     return Schedule(
       peak=scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
       total=plan.updates,
@@ -289,7 +280,7 @@ class RunConfig:
       decay_rate=self.lr_decay_rate,
       decay_steps=training_plan.rounded_up(self.lr_decay_steps / plan.divisor),
       offset=self.lr_offset,
-      cooldown=cooldown,
+      cooldown=plan.decay_updates,
     )
 
   def flags_for(
@@ -352,6 +343,13 @@ class PretrainingConfig(RunConfig):
   num_warmup_steps: int = _batch(10000,
     "Warm-up steps, included in --num_train_steps, in which the learning rate "
     "rises to its peak.", low=0, json="scheduler.params.warmup_num_steps")
+  cooldown_from: str | None = _rate(None,
+    "Run folder, or one of its checkpoints, from which this new run continues "
+    "in another --output_dir while the rate of --lr_schedule=wsd (or "
+    "wsd_linear) falls to 0 in --num_decay_steps, instead of making "
+    "--num_train_steps. The checkpoint is of the part with a constant rate; of "
+    "a folder it is the newest. Moments, counters and the position in the data "
+    "are that run's. Give its other flags, too.")
   max_train_minutes: float = _batch(0.0,
     "Minutes to train, over all starts of a run, with evaluations and saves, "
     "without starting and compiling. A run ends then if it has not made "
@@ -379,8 +377,22 @@ class PretrainingConfig(RunConfig):
         raise UserError(f"--{name} is missing")
     if self.early_stopping_evaluations and not self.eval_every_steps:
       raise UserError("--early_stopping_evaluations needs --eval_every_steps")
+    if self.cooldown_from:
+      self._check_cooldown()
     if self.tensor_parallel > 1:
       self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
+
+  def _check_cooldown(self) -> None:
+    needs = {
+      "--do_train": self.do_train,
+      "--lr_schedule=wsd or wsd_linear": self.lr_schedule.startswith("wsd"),
+      "--num_decay_steps": self.num_decay_steps,
+      "no --init_checkpoint": not self.init_checkpoint,
+      "no --max_train_minutes": not self.max_train_minutes,
+    }
+    for need, has in needs.items():
+      if not has:
+        raise UserError(f"--cooldown_from needs {need}")
 
   def _check_tensor_parallel(self, flag: str) -> None:
     for name in ("num_attention_heads", "intermediate_size"):

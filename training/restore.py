@@ -182,7 +182,11 @@ class Restore:
       unused=sorted(shapes.keys() - loaded),
     )
 
-  def resume(self, session: tf.Session) -> str | None:
+  def resume(self, session: tf.Session, path: str = "") -> str | None:
+    """Gives all variables the newest state, or that of the checkpoint `path`.
+
+    Returns what it is on rank 0.
+    """
     session.run(self._initializer)
     name, values, committed = None, None, self.committed()
     if self._comm.is_root and committed:
@@ -190,7 +194,7 @@ class Restore:
       values = committed.values
       _load(session, self._variables.own, values)
     elif self._comm.is_root:
-      values = Checkpoint(self._newest_whole())
+      values = Checkpoint(path or self._newest_whole())
       name = values.path
       self._load_own(session, values)
     self._load_sharded(session, values, self._variables.sharded)

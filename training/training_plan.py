@@ -32,6 +32,7 @@ class TrainingPlan:
   records_per_update: int
   updates: int
   warmup_updates: int
+  decay_updates: int  # at the end, of --lr_schedule=wsd
   records: int | None  # in the training set; None: unknown
   divisor: float  # examples of an update / those of a step as stated
   packing_factor: float = 1.0  # examples in a record on average
@@ -91,6 +92,7 @@ def resolve(
   train_batch_size: int,
   num_train_steps: int,
   num_warmup_steps: int,
+  num_decay_steps: int | None = None,
   num_accumulation_steps: int | None = None,
   global_batch_size: int | None = None,
   packing_factor: float = 1.0,
@@ -131,14 +133,25 @@ def resolve(
       f"({ranks} ranks x {accumulation} micro-batches x {micro_batch}): "
       "make more records (a larger --dupe_factor) or lower the batch size"
     )
+  updates = rounded_up(num_train_steps / divisor)
+  warmup_updates = rounded_up(num_warmup_steps / divisor)
+  decay_updates = math.ceil(updates / 10)
+  if num_decay_steps:
+    decay_updates = rounded_up(num_decay_steps / divisor)
+    if decay_updates > updates - warmup_updates:
+      raise UserError(
+        f"--num_decay_steps={num_decay_steps} are {decay_updates:,} updates, "
+        f"but of {updates:,} updates {warmup_updates:,} are warm-up"
+      )
   return TrainingPlan(
     mode=mode,
     ranks=ranks,
     micro_batch=micro_batch,
     accumulation=accumulation,
     records_per_update=global_batch,
-    updates=rounded_up(num_train_steps / divisor),
-    warmup_updates=rounded_up(num_warmup_steps / divisor),
+    updates=updates,
+    warmup_updates=warmup_updates,
+    decay_updates=decay_updates,
     records=records,
     divisor=divisor,
     packing_factor=packing_factor,

@@ -236,11 +236,15 @@ def _start_or_resume(run: train_loop.Run) -> int:
   """Gives the variables values that fit this run; returns their update."""
   session, task, config = run.session, run.task, run.config
   resumes = run.checkpointer.restore.has_checkpoint()
+  start = getattr(config, "cooldown_from", None)
   if resumes:
     before = run_folder.last_training(config.output_dir)
     if before and task and run.comm.is_root:
       run_folder.check_model(before, config.as_dict())
     say(run.comm, f"resumed {run.checkpointer.restore.resume(session)}")
+  elif start:
+    run.checkpointer.restore.resume(session, start)
+    say(run.comm, f"continues from {start}")
   else:
     _start(run)
   step = int(session.run(tf.train.get_global_step()))
@@ -250,11 +254,12 @@ def _start_or_resume(run: train_loop.Run) -> int:
   schedule = config.planned_schedule(task.plan)
   if not resumes:
     schedule.check_trains(step, before)
-  else:
+  if step:
     seen = int(session.run(task.state.records_seen))
     check_resumed(config, task.plan, step, seen, task.state.orders(session))
     if run.comm.is_root:
-      _tell_changes(config, task)
+      began = config.output_dir if resumes else os.path.dirname(start)
+      _tell_changes(config, task, began)
   zero = schedule.zero_from(before)
   if zero is not None:
     say(
@@ -323,16 +328,16 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
     )
 
 
-def _tell_changes(config, task) -> None:
+def _tell_changes(config, task, folder: str) -> None:
   """A learning rate that changes with the number of ranks is an error."""
-  before, plan = run_folder.last_training(config.output_dir), task.plan
+  before, plan = run_folder.last_training(folder), task.plan
   if before is None:
     return
   scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
   if scaling == config.lr_scaling != "none" and ranks != plan.ranks:
     peak = scale_peak(before["flags"]["learning_rate"], scaling, ranks)
     raise UserError(
-      f"--lr_scaling={scaling}: {config.output_dir} holds a run of {ranks} "
+      f"--lr_scaling={scaling}: {folder} holds a run of {ranks} "
       f"ranks, these are {plan.ranks}, so its learning rate would change. To "
       f"resume it as it was give --lr_scaling=none --learning_rate={peak!r}"
     )
@@ -340,7 +345,10 @@ def _tell_changes(config, task) -> None:
     before, config.as_dict(), plan, task.source.describe()
   )
   if changes:
-    tell("changed since its last start:", *(f"  {line}" for line in changes))
+    title = "changed since its last start:"
+    if folder != config.output_dir:
+      title = f"differs from the run in {folder}:"
+    tell(title, *(f"  {line}" for line in changes))
 
 
 def _data_settings(order: record_order.Order) -> str:

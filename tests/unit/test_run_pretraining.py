@@ -868,6 +868,50 @@ def test_a_checkpoint_is_saved_when_its_time_has_come(tiny_run, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_cooldown_is_a_branch_of_its_run(tiny_run, tmp_path, capsys):
+  """Bit for bit what the run itself makes of its last updates."""
+  settings = dict(
+    lr_schedule="wsd", num_decay_steps=4, num_train_steps=12,
+    save_checkpoints_steps=2, keep_checkpoints=9,
+  )  # fmt: skip
+  main, branch = tmp_path / "main", tmp_path / "branch"
+  runs.pretrain(tiny_run, main, **settings)
+  given = runs.weights(main)
+
+  def start_of(named):
+    values = command_line(
+      PretrainingConfig, do_train=True, input_file=tiny_run[1],
+      output_dir=str(branch), lr_schedule="wsd", num_decay_steps=4,
+      cooldown_from=str(named),
+    )  # fmt: skip
+    model_source.settle(values)
+    return PretrainingConfig.from_flags(values).cooldown_from
+
+  start = start_of(main)
+  assert start == f"{main}/model.ckpt-8"  # not 10 or 12, nor 2: the warm-up
+  settings |= {"cooldown_from": start, "num_train_steps": 500}
+  runs.pretrain(tiny_run, branch, **settings)
+  assert "differs from the run in" in capsys.readouterr().err
+  made = runs.weights(branch)
+  assert made.keys() == given.keys()
+  for name, value in given.items():
+    np.testing.assert_array_equal(made[name], value, err_msg=name)
+  assert runs.metrics(branch) == runs.metrics(main)[8:]
+  # It is a run of its own from then on.
+  assert start_of(main) == start_of(start) == start
+  assert runs.pretrain(tiny_run, branch, **settings)["training"]["updates"] == 0
+  with pytest.raises(UserError, match="with --cooldown_from=.*8, not of"):
+    start_of(main / "model.ckpt-4")
+  shutil.rmtree(branch)
+  for named in (main / "model.ckpt-2", main / "model.ckpt-10"):
+    with pytest.raises(UserError, match=r"constant rate \(updates 4 to 8;"):
+      start_of(named)
+  with pytest.raises(UserError, match="no folder of a training"):
+    start_of(tmp_path)
+  with pytest.raises(UserError, match="--cooldown_from needs --num_decay"):
+    runs.pretrain(tiny_run, branch, **{**settings, "num_decay_steps": None})
+
+
 def test_a_run_ends_in_its_time_with_its_rate_at_its_end(
   dynamic_run, tmp_path, monkeypatch
 ):
