@@ -40,6 +40,7 @@ from training import (
   dry_run,
   input_pipeline,
   reporting,
+  stages,
   train_loop,
   training_plan,
   training_run,
@@ -109,25 +110,29 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
   return plan
 
 
-def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
-  """Data, plan, model and update."""
+def training_task(
+  config: PretrainingConfig, comm, staged: stages.Place | None = None
+) -> train_loop.Task:
+  """Data, plan, model and update, of a run or of a stage."""
   source = open_source(config.input_file, config, comm)
   say(comm, *unused_rows(config.bert.vocab_size, source.manifests))
   plan = make_plan(config, source, comm.data_parallel.size)
+  if staged:
+    plan = staged.plan
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
   )
   vote = StopVote(comm)
   budget, lap = None, None
   if config.max_train_minutes:
-    budget, lap = Budget(config.max_train_minutes), vote.seconds
+    shares = staged.shares if staged else (0.0, 1.0)
+    budget = Budget(config.max_train_minutes, *shares)
+    lap = vote.seconds
   batches = input_pipeline.training_batches(
     source, order, plan, comm.data_parallel, budget and budget.share
   )
-  state = checkpointing.TrainingState(order, has_budget=bool(budget))
-  matmuls = model_flops.pretraining(
-    config.bert, config.policy, plan.records_per_update, source.shape
-  )
+  state = checkpointing.TrainingState(order, bool(budget), bool(staged))
+  matmuls = model_flops.pretraining(config.bert, config.policy, 1, source.shape)
   return train_loop.Task(
     plan=plan,
     ops=training_step(
@@ -142,7 +147,7 @@ def training_task(config: PretrainingConfig, comm) -> train_loop.Task:
     headline=lambda report: (
       f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
     ),
-    capacity=plan.records_per_update * source.shape.max_seq_length,
+    positions=source.shape.max_seq_length,
     flops=model_flops.total(matmuls) / comm.tensor_parallel.size,
     vote=vote,
     budget=budget,
@@ -246,11 +251,41 @@ def pretrain(
   config: PretrainingConfig, comm, snapshot=None, signals=None
 ) -> dict:
   """Trains and evaluates as `config` says; see `training_run.run`."""
+  if not config.stages:
+    return pretrain_stage(config, None, comm, snapshot, signals)
+  each = all_stages(config, comm, comm.data_parallel.size)
+  say(comm, *each.lines())
+  place = each.place(stages.current(config, comm, snapshot))
+  while True:
+    result = pretrain_stage(place.config, place, comm, snapshot, signals)
+    training = result["training"]
+    ended = not (training["stopped"] or training["stopped_early"])
+    if place.plan.stage.is_last or not ended:
+      return result
+    place = each.place(each.after(place.plan, training["global_step"]))
+
+
+def all_stages(config: PretrainingConfig, comm, ranks: int) -> stages.Stages:
+  """The stages of a run, all checked."""
+  return stages.Stages.of(
+    config,
+    lambda one: make_plan(
+      dataclasses.replace(one, num_warmup_steps=0, num_decay_steps=None),
+      open_source(one.input_file, one, comm),
+      ranks,
+    ),
+  )
+
+
+def pretrain_stage(
+  config: PretrainingConfig, staged, comm, snapshot=None, signals=None
+) -> dict:
+  """`pretrain` without stages, or one of them: `staged` is its place."""
 
   def build():
     parts = train_loop.Parts(
       best_by=BEST_BY,
-      task=training_task(config, comm) if config.do_train else None,
+      task=training_task(config, comm, staged) if config.do_train else None,
       evaluate=evaluator(config, comm) if config.do_eval else None,
     )
     sharded_variables.add_sliced(comm)
@@ -271,9 +306,19 @@ def plan_only(config: PretrainingConfig) -> None:
       f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
       "not a multiple of it"
     )
-  files = config.input_file
-  source = open_source(files, config, distributed.Comm()) if files else None
-  plan = make_plan(config, source, groups)
+  if config.stages:
+    each = all_stages(config, distributed.Comm(), groups)
+    for one, plan in zip(each.configs, each.plans, strict=True):
+      plan_stage(one, plan, ranks)
+  else:
+    files = config.input_file
+    source = open_source(files, config, distributed.Comm()) if files else None
+    plan_stage(config, make_plan(config, source, groups), ranks)
+  console.tell("nothing was written")
+
+
+def plan_stage(config: PretrainingConfig, plan, ranks: int) -> None:
+  """`plan_only` of a run without stages, or of one of them."""
   precision = f"precision: {config.policy.describe()}"
   for line in (*plan.lines(), precision, str(config.optimizer)):
     console.tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
@@ -284,13 +329,13 @@ def plan_only(config: PretrainingConfig) -> None:
     dry_run.Job(training_step, config, plan, ranks, here),
     dry_run.free_memory_mb(),
   )
-  survey.begin(plan.micro_batch, config.record_shape(files).max_seq_length)
+  length = config.record_shape(config.input_file).max_seq_length
+  survey.begin(plan.micro_batch, length)
   if config.find_batch_size:
     survey.find_largest()
   console.tell("", *dry_run.lines(survey, config, plan))
   if config.find_batch_size:
     console.tell(f"largest micro-batch: --train_batch_size={survey.last.size}")
-  console.tell("nothing was written")
 
 
 def main(_) -> None:

@@ -271,9 +271,7 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
   order = record_order.Order(len(source), config.seed)
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
-  matmuls = model_flops.encoder(
-    config.bert, config.policy, plan.records_per_update, source.tokens
-  )
+  matmuls = model_flops.encoder(config.bert, config.policy, 1, source.tokens)
   return train_loop.Task(
     plan=plan,
     ops=training_step(task, config, batches.next, state, plan, comm),
@@ -284,10 +282,8 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
     headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
     tokens="tokens",
     examples="examples",
-    capacity=plan.records_per_update * source.tokens,
-    flops=model_flops.total(
-      matmuls + task.head_matmuls(plan.records_per_update, source)
-    ),
+    positions=source.tokens,
+    flops=model_flops.total(matmuls + task.head_matmuls(1, source)),
     vote=StopVote(comm),
   )
 

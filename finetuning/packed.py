@@ -108,7 +108,7 @@ class PackedSource:
     """The number of rows with about this number of examples; at least 1."""
     return max(1, min(len(self), round(examples / self.packing_factor)))
 
-  def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
+  def columns(self, chosen, at: tf.Tensor, rows: int | None, seed: int) -> dict:
     del seed  # nothing is drawn here
     arrays = list(self._columns.values())
 

@@ -22,6 +22,7 @@ import numpy as np
 from google.protobuf import message
 
 from common import json_files
+from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tensor_bundle_pb2, tf
 from data import tfrecord
@@ -277,6 +278,28 @@ class CheckpointFiles:
         "back, or start a new run in another --output_dir"
       )
     return path
+
+  def newest_whole(self) -> str | None:
+    """The newest checkpoint that is as it was written; None without any.
+
+    Damaged ones are reported. Raises `CheckpointError` if all are.
+    """
+    damaged = []
+    for step in self.steps():
+      try:
+        self.check(step)
+      except CheckpointError as e:
+        damaged.append(str(e))
+      else:
+        for line in damaged:
+          tell(f"damaged: {line}")
+        return self.prefix(step)
+    if damaged:
+      raise CheckpointError(
+        f"{self.folder}: no checkpoint is whole ({'; '.join(damaged)}). "
+        "Bring one back, or start a new run in another --output_dir"
+      )
+    return self.without_marker()
 
   def check(self, step: int) -> None:
     """Raises `CheckpointError` if a checkpoint is not as it was written."""

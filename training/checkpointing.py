@@ -23,6 +23,8 @@ from training.snapshot import SavedVariables, Snapshot
 _READY_SECONDS = 5.0
 _TELL_SECONDS = 30.0
 
+# What the variable `stage` has of a `training_plan.Stage`.
+STAGE = ("number", "first_update", "first_record", "first_example")
 _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
 
@@ -30,7 +32,10 @@ class TrainingState:
   """Variables from which a run resumes with exactly the next batch."""
 
   def __init__(
-    self, order: record_order.Order = _NO_ORDER, has_budget: bool = False
+    self,
+    order: record_order.Order = _NO_ORDER,
+    has_budget: bool = False,
+    has_stages: bool = False,
   ):
 
     def make(name, value, dtype=tf.int64):
@@ -46,9 +51,23 @@ class TrainingState:
         make("data_seed", order.seed),
         make("data_block", order.block),
       ]
+      # With --stages: what `training_plan.Stage` has of the same names.
+      self.stage = make("stage", [0] * len(STAGE)) if has_stages else None
       # With --max_train_minutes: how long the run has trained.
       self.seconds = make("seconds", 0.0, tf.float32) if has_budget else None
     self.order = order
+
+  def begin_stage(self, session: tf.Session, stage) -> bool:
+    """Whether `stage`, a `training_plan.Stage`, is new; then it begins."""
+    here = [getattr(stage, name) for name in STAGE]
+    if self.stage is None or session.run(self.stage)[0] == here[0]:
+      return False
+    self.stage.load(here, session)
+    self.records_seen.load(stage.first_record, session)
+    order = (self.order.count, self.order.seed, self.order.block)
+    for variable, value in zip(self._data, order, strict=True):
+      variable.load(value, session)
+    return True
 
   def orders(self, session: tf.Session) -> tuple:
     """The checkpoint's `record_order.Order`, and this run's."""

@@ -23,6 +23,7 @@ from training import (
   profiling,
   run_folder,
   services,
+  stages,
   training_plan,
 )
 from xla_patches import jit
@@ -273,7 +274,7 @@ class RunConfig:
   def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
     return Schedule(
       peak=scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
-      total=plan.updates,
+      total=plan.stage.total_updates or plan.updates,
       warmup=plan.warmup_updates,
       name=self.lr_schedule,
       power=self.lr_power,
@@ -309,9 +310,13 @@ class PretrainingConfig(RunConfig):
     "DeepSpeed-style JSON file with batch sizes, optimizer, schedule and "
     "precision. Flags on the command line win over it, and over those of its "
     "fields that they leave without meaning.")
+  stages: tuple | None = _task(None,
+    "JSON file with a list of stages, each with its own data, lengths, batch, "
+    "masks or dropout: see docs/training.md. Weights, moments, the learning "
+    "rate's schedule and the position in the data continue.", read=stages.read)
   input_file: str | None = _data(None,
     "Record files to train on: names and globs, comma-separated. Needed unless "
-    "it is a --dry_run.")
+    "it is a --dry_run, or --stages name them.")
   eval_input_file: str | None = _data(None,
     "Record files to evaluate on: names and globs, comma-separated. Default: "
     "--input_file.")
@@ -379,6 +384,8 @@ class PretrainingConfig(RunConfig):
       raise UserError("--early_stopping_evaluations needs --eval_every_steps")
     if self.cooldown_from:
       self._check_cooldown()
+    if self.stages:
+      self._check_stages()
     if self.tensor_parallel > 1:
       self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
 
@@ -393,6 +400,23 @@ class PretrainingConfig(RunConfig):
     for need, has in needs.items():
       if not has:
         raise UserError(f"--cooldown_from needs {need}")
+
+  def _check_stages(self) -> None:
+    needs = {
+      "--do_train": self.do_train or self.dry_run,
+      "--global_batch_size, or one in each stage": self.global_batch_size,
+      "no --cooldown_from": not self.cooldown_from,
+    }
+    for need, has in needs.items():
+      if not has:
+        raise UserError(f"--stages needs {need}")
+
+  def tokens_of_a_record(self) -> float:
+    """Without padding, on average, as the manifest of --input_file says."""
+    found = records.manifest_of(self.input_file) if self.input_file else None
+    if found and (tokens := found[1].counts.get("real_tokens")):
+      return tokens / found[1].num_records
+    return self.record_shape(self.input_file or "").max_seq_length
 
   def _check_tensor_parallel(self, flag: str) -> None:
     for name in ("num_attention_heads", "intermediate_size"):
@@ -427,10 +451,17 @@ class PretrainingConfig(RunConfig):
 
   @classmethod
   def found(cls, flags):
-    if flags.config_json is None:
-      return {}
-    given = {n: flags[n].value for n in flags if flags[n].present}
-    return deepspeed_json.flags_of(cls, flags.config_json, given)
+    found = {}
+    if flags.stages is not None:  # what each stage has need not be a flag
+      each = stages.read(flags.stages)
+      if all("input_file" in one for one in each):
+        found["input_file"] = each[0]["input_file"]
+      if all("global_batch_size" in one for one in each):
+        found["global_batch_size"] = each[0]["global_batch_size"][1]
+    if flags.config_json is not None:
+      given = {n: flags[n].value for n in flags if flags[n].present}
+      found |= deepspeed_json.flags_of(cls, flags.config_json, given)
+    return found
 
   def flags_for(self, plan, global_batch):
     """In per-rank mode also the steps, counted in global batches."""
@@ -485,13 +516,14 @@ class PretrainingConfig(RunConfig):
         f"{length} tokens"
       )
     shape |= {"max_seq_length": length, "max_predictions_per_seq": masked}
-    made_for = shape.pop("objective", records.OBJECTIVES[0])
-    shape |= self._heads(made_for)
+    shape |= self._heads(shape.get("next_sentence", True))
     return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)
 
-  def _heads(self, made_for: str) -> dict:
+  def _heads(self, pairs: bool) -> dict:
     """Fields of `RecordShape` about what the model learns from records."""
-    next_sentence = (self.objective or made_for) == records.OBJECTIVES[0]
+    next_sentence = pairs
+    if self.objective:
+      next_sentence = self.objective == records.OBJECTIVES[0]
     segments = self.segment_ids
     if segments is None:
       segments = next_sentence

@@ -53,7 +53,7 @@ class Guard:
     self.bad = bool(update["skipped"] or self._first)
     self._first = self._first or {
       "update": step,
-      "samples_seen_before": (step - 1) * task.plan.records_per_update,
+      "samples_seen_before": task.plan.records_before(step - 1),
       "gradient_of": variable_named(update, task.ops.variables),
     }
     self._last = update
@@ -109,7 +109,7 @@ class Guard:
   def _write_report(self) -> tuple[str, list, dict]:
     first, last, run = self._first, self._last, self._run
     positions = first["samples_seen_before"] + np.arange(
-      run.task.plan.records_per_update
+      run.task.plan.records_of(first["update"] - 1)
     )
     numbers = run.task.state.order.records(positions)
     records = [run.task.source.locate(n) for n in numbers.tolist()]

@@ -74,7 +74,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
   path, manifest = found
   names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
   shape: dict[str, Any] = {name: getattr(manifest, name) for name in names}
-  shape["objective"] = manifest.objective
+  shape["next_sentence"] = shape["segments"] = manifest.objective != "mlm"
   if manifest.masking == "dynamic":
     shape["masks"] = manifest.mask_settings()
     if shape["masks"] is None:
@@ -148,11 +148,12 @@ class Source:
   def __len__(self) -> int:
     return len(self.set)
 
-  def columns(self, chosen, at: tf.Tensor, rows: int, seed: int) -> dict:
+  def columns(self, chosen, at: tf.Tensor, rows: int | None, seed: int) -> dict:
     """The parsed records of position `at`, name -> Tensor [rows, ...].
 
     `chosen`: position -> numbers of records and their epochs, int64 [rows], and
-    how far the run is, float [rows]. `seed` is that of dynamic masks.
+    how far the run is, float [rows]. `rows` is None if positions have other
+    numbers of them. `seed` is that of dynamic masks.
     """
 
     def read(at):
@@ -329,23 +330,21 @@ class MicroBatch(NamedTuple):
   weights: tf.Tensor  # float [heads]: of all this rank's micro-batches
 
 
-def _micro_batches(
-  source, columns, real, number, updates, accumulation
-) -> MicroBatch:
+def _micro_batches(source, columns, rows, real, update, number) -> MicroBatch:
   """The micro-batches of some updates, along a new first axis.
 
-  `columns`: name -> Tensor [n, ...] of all `updates`; `real`: bool [n/updates],
-  false for an update's empty rows; `number`: the first micro-batch's.
+  `columns`: name -> Tensor [n, ...]; `rows`: those of a micro-batch; `real`:
+  float [n], 0 for empty rows; `update`: int [n / rows], ascending from 0, the
+  update of each micro-batch; `number`: int32 [n / rows], their own.
   """
-  count, rows = updates * accumulation, updates * len(real)
-  batch = source.batch(columns, tf.constant(np.tile(real, updates), tf.float32))
-  weights = source.weights(batch)
-  of_updates = tf.reshape(weights, [updates, len(real), weights.shape[1]])
-  split = lambda t: tf.reshape(t, [count, rows // count, *t.shape[1:]])
+  batch = source.batch(columns, real)
+  split = lambda t: tf.reshape(t, [-1, rows, *t.shape[1:]])
+  of_micro = tf.reduce_sum(split(source.weights(batch)), axis=1)
+  of_update = tf.math.segment_sum(of_micro, update)
   return MicroBatch(
     batch=type(batch)(*map(split, batch)),
-    number=number + tf.range(count),
-    weights=tf.repeat(tf.reduce_sum(of_updates, axis=1), accumulation, axis=0),
+    number=number,
+    weights=tf.gather(of_update, update),
   )
 
 
@@ -353,8 +352,8 @@ def _micro_batches(
 class Batches:
   """A stream of this rank's batches.
 
-  A position is the number of records seen of a training set, or the number of a
-  batch of an evaluation set.
+  A position is the number of a training's updates made, or of an evaluation's
+  batches.
   """
 
   next: tuple  # of Tensors
@@ -372,35 +371,58 @@ def training_batches(
 
   `share`: () -> how far the run is by time, if that is farther than by updates.
   """
-  accumulation, global_batch = plan.accumulation, plan.records_per_update
-  local = plan.micro_batch * accumulation
-  own, real = record_order.rank_places(local, global_batch, comm)
-  first = tf.placeholder(tf.int64, [], "records_seen")
-  updates = -(-_RECORDS_AT_ONCE // local)
+  first = tf.placeholder(tf.int64, [], "updates_made")
+  at_once = -(-_RECORDS_AT_ONCE // (plan.micro_batch * plan.accumulation))
   read_ahead = (
     record_order.ReadAhead(source.set, order) if order.block else None
   )
 
-  def places(position):
-    batches = int(position) + np.arange(updates) * global_batch
-    return (batches[:, None] + own).ravel()
+  def rows_of(update):
+    """Stream positions, whether they are real, and numbers of micro-batches."""
+    start, size = plan.records_before(update), plan.records_of(update)
+    count = plan.micro_batches_of(update)
+    places, real = record_order.rank_places(
+      count * plan.micro_batch, size, comm
+    )
+    number = update * plan.accumulation + np.arange(count)
+    return start + places, real.astype(np.float32), number.astype(np.int32)
+
+  def layout(position):
+    """Of the rows and micro-batches of `at_once` updates."""
+    rows = [rows_of(u) for u in range(position, position + at_once)]
+    counts = [len(numbers) for *_, numbers in rows]
+    return (
+      *map(np.concatenate, zip(*rows, strict=True)),
+      np.repeat(np.arange(at_once, dtype=np.int32), counts),
+    )
 
   def chosen(position):
+    mine, _, numbers, _ = layout(position)
     if read_ahead:
-      read_ahead(position, updates * global_batch)
-    mine = places(position)
-    progress = mine // global_batch / max(1, plan.updates - 1)
+      start = plan.records_before(position)
+      read_ahead(start, plan.records_before(position + at_once) - start)
+    update = np.repeat(numbers // plan.accumulation, plan.micro_batch)
+    since = plan.stage.first_update
+    progress = (update - since) / max(1, plan.updates - since - 1)
     progress = np.clip(progress, share() if share else 0.0, 1.0)
     return order.records(mine), mine // order.count, progress
 
   def load(turn):
-    position = first + turn * updates * global_batch
-    columns = source.columns(chosen, position, updates * local, order.seed)
-    number = tf.cast(position // global_batch * accumulation, tf.int32)
-    return _micro_batches(source, columns, real, number, updates, accumulation)
+    position = first + turn * at_once
+    _, real, number, update = tf.numpy_function(
+      lambda at: layout(int(at)),
+      [position],
+      [tf.int64, tf.float32, tf.int32, tf.int32],
+    )
+    for tensor in (real, number, update):
+      tensor.set_shape([None])
+    columns = source.columns(chosen, position, None, order.seed)
+    return _micro_batches(
+      source, columns, plan.micro_batch, real, update, number
+    )
 
   # Reads the next records before the last ones are used up.
-  dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // updates)
+  dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // at_once)
   dataset = dataset.map(load).prefetch(1).unbatch()
   dataset = dataset.map(lambda micro: (micro, tf.timestamp())).prefetch(2)
   iterator = _iterator(dataset)
@@ -408,8 +430,8 @@ def training_batches(
   return Batches(
     next=micro,
     made=made,
-    start=lambda sess, seen: sess.run(iterator.initializer, {first: seen}),
-    numbers=lambda position: order.records(places(position)),
+    start=lambda sess, update: sess.run(iterator.initializer, {first: update}),
+    numbers=lambda update: order.records(layout(update)[0]),
   )
 
 

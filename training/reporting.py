@@ -54,6 +54,7 @@ class Clock:
     self._parts["step"] += max(0.0, update["seconds"] - waited - known)
     counts = {
       "updates": 1,
+      "records": update["records"],
       "seconds": update["seconds"],
       "examples": float(update["sums"][task.examples]),
       "tokens": float(update["sums"][task.tokens]),
@@ -61,7 +62,8 @@ class Clock:
     self._now.update(counts)
     self._all.update(counts)
     if not update["dropped_micro_batches"]:
-      self._whole.update(tokens=counts["tokens"], capacity=task.capacity)
+      positions = update["records"] * task.positions
+      self._whole.update(tokens=counts["tokens"], positions=positions)
 
   @contextlib.contextmanager
   def timing(self, part: str):
@@ -80,7 +82,7 @@ class Clock:
 
   def rates(self, task, peak_tflops: float | None) -> dict:
     """Speeds of all ranks, and of one rank's arithmetic."""
-    flops = task.flops / task.plan.ranks * self._now["updates"]
+    flops = task.flops / task.plan.ranks * self._now["records"]
     tflops = flops / self._now["seconds"] / 1e12
     found = {**self.speeds(), "model_tflops_per_second": tflops}
     return {**found, "mfu": tflops / peak_tflops} if peak_tflops else found
@@ -117,7 +119,7 @@ class Clock:
       "seconds": seconds,
       **speeds,
       **steady,
-      "padding": padding(self._whole["tokens"], self._whole["capacity"]),
+      "padding": padding(self._whole["tokens"], self._whole["positions"]),
     }
 
 
@@ -126,9 +128,9 @@ def ratio(total, count) -> float | None:
   return float(total) / float(count) if count else None
 
 
-def padding(tokens: float, capacity: int) -> float | None:
+def padding(tokens: float, positions: int) -> float | None:
   """Share of token positions without a token; None without positions."""
-  return 1.0 - tokens / capacity if capacity else None
+  return 1.0 - tokens / positions if positions else None
 
 
 def host_peak_mb() -> float:
@@ -170,10 +172,12 @@ def report(
     "skipped_updates": int(update["skipped_updates"]),
     "dropped_micro_batches": int(update["dropped_micro_batches"]),
     **_trust_ratios(update, task.ops.variables),
-    "examples": task.plan.examples(step * task.plan.records_per_update),
+    "examples": task.plan.examples_before(step),
     "padding": None
     if update["dropped_micro_batches"]
-    else padding(float(update["sums"][task.tokens]), task.capacity),
+    else padding(
+      float(update["sums"][task.tokens]), update["records"] * task.positions
+    ),
     **clock.rates(task, peak_tflops),
     **clock.shares(),
     **peak_memory(),
@@ -232,7 +236,8 @@ class Reporter:
     total = task.plan.updates
     done: float = step
     if task.budget and step > self._first:
-      done = max(step, task.budget.share() * total)
+      first = task.plan.stage.first_update
+      done = max(step, first + task.budget.share() * (total - first))
     self._progress.at(
       done,
       f"{step:,}/{total:,}",

@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 
-from common.console import tell
 from common.tensorflow_v1 import tf
 from gradients import moments, power_sgd
 from training.checkpoint_files import (
@@ -194,7 +193,7 @@ class Restore:
       values = committed.values
       _load(session, self._variables.own, values)
     elif self._comm.is_root:
-      values = Checkpoint(path or self._newest_whole())
+      values = Checkpoint(path or self._files.newest_whole())
       name = values.path
       self._load_own(session, values)
     self._load_sharded(session, values, self._variables.sharded)
@@ -202,24 +201,6 @@ class Restore:
     if committed:
       _load(session, self._errors, committed.values)  # this rank's
     return name
-
-  def _newest_whole(self) -> str:
-    damaged = []
-    for step in self._files.steps():
-      try:
-        self._files.check(step)
-      except CheckpointError as e:
-        damaged.append(str(e))
-      else:
-        for line in damaged:
-          tell(f"damaged: {line}")
-        return self._files.prefix(step)
-    if damaged:
-      raise CheckpointError(
-        f"{self._files.folder}: no checkpoint is whole ({'; '.join(damaged)}). "
-        "Bring one back, or start a new run in another --output_dir"
-      )
-    return self._files.without_marker()
 
   def _load_own(self, session, source: Checkpoint) -> None:
     own, wanted = self._variables.own, self._variables.shapes

@@ -95,8 +95,10 @@ class Budget:
   all-reduced.
   """
 
-  def __init__(self, minutes: float):
-    self.seconds = 60.0 * minutes
+  def __init__(self, minutes: float, first: float = 0.0, last: float = 1.0):
+    """From share `first` of the time to `last`."""
+    self._first, self._all = first, 60.0 * minutes
+    self.seconds = self._all * last
     self.passed = 0.0  # up to the last update
     self._last: float | None = None  # this rank's clock then
     self._laps = (0.0, 0.0)
@@ -112,8 +114,10 @@ class Budget:
     self._laps = (self._laps[1], seconds)
 
   def share(self) -> float:
-    """Of the time that has passed, also during an update."""
-    return min(1.0, (self.passed + self.lap()) / self.seconds)
+    """Of this stage's time that has passed, also during an update."""
+    began = self._first * self._all
+    passed = self.passed + self.lap() - began
+    return float(np.clip(passed / (self.seconds - began), 0.0, 1.0))
 
   def is_over(self) -> bool:
     """Whether there is no time for another update like the last ones."""

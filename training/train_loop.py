@@ -42,8 +42,8 @@ class Task:
   headline: Callable[[dict], str]  # report -> its summary in a line
   tokens: str  # name of the sum that counts real tokens
   examples: str  # name of the sum that counts examples
-  capacity: int  # token positions of one global batch, padding included
-  # Of the matmuls on one global batch: forward, backward, padding included.
+  positions: int  # for tokens in a record, padding included
+  # Of the matmuls on a record: forward, backward, padding included.
   flops: float
   vote: StopVote
   budget: Budget | None = None
@@ -88,7 +88,7 @@ def train(run: Run) -> dict:
   run.checkpointer.start(step)
   if budget := run.task.budget:  # before the batches, whose masks may ask it
     budget.passed = float(run.session.run(run.task.state.seconds))
-  run.task.batches.start(run.session, step * plan.records_per_update)
+  run.task.batches.start(run.session, step)
   reporter = reporting.Reporter(run, clock, step)
   guard = divergence.Guard(run)
   saver = Saver(run, clock, guard)
@@ -110,11 +110,10 @@ def train(run: Run) -> dict:
     step += 1
     guard.check(step, update)
     reporter.report(step, update)
-    saver.after_update(step, update["save"])
     if budget and not stop and budget.is_over():
-      stop = "time"
-  if stop == "time":  # the same command then finds nothing left
-    run.task.state.seconds.load(budget.seconds, run.session)
+      stop = "time"  # what is saved has no time left
+      run.task.state.seconds.load(budget.seconds, run.session)
+    saver.after_update(step, update["save"])
   if stop == "change" and step < plan.updates:
     saver.leave_world(step)
     raise distributed.WorldChange("ranks come or go")
@@ -157,19 +156,20 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
 
   try:
     with run.profile.update(number):
-      for _ in range(task.plan.accumulation - 1):
+      for _ in range(task.plan.micro_batches_of(number - 1) - 1):
         _, verdict = micro_batch(task.ops.accumulate)
         run.watchdog.heartbeat()
         if verdict:
           return None, verdict
       fetched, verdict = micro_batch(task.ops.fetches())
   except input_pipeline.READ_ERRORS as e:
-    numbers = task.batches.numbers((number - 1) * task.plan.records_per_update)
+    numbers = task.batches.numbers(number - 1)
     raise evaluation.clear_error(e, task.source, numbers) from e
   run.watchdog.resume()
   if task.budget:
     task.budget.after_update(laps[-1])
   measured = {
+    "records": task.plan.records_of(number - 1),
     "seconds": time.monotonic() - began,
     "input_seconds": sum(waited),
     "save": any(wishes),

@@ -13,12 +13,39 @@ learning rate's schedule count updates.
 
 Steps and the global batch are stated in examples, a micro-batch in records: one
 example each, or several if packed. So a recipe is the same for packed records.
+
+A stage of a staged run has a plan that begins where the last one ended. Its
+global batch may grow; the micro-batch stays, so there are more and more.
 """
 
 import dataclasses
+import functools
 import math
 
+import numpy as np
+
 from common.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """A part of a run with data, lengths and batches of its own."""
+
+  number: int = 0
+  first_update: int = 0
+  first_record: int = 0  # position in the data's stream
+  first_example: int = 0  # seen by earlier stages
+  first_batch: int = 0  # records; it grows to the plan's,
+  growing: int = 0  # in so many updates
+  total_updates: int = 0  # of the run; 0: as many as the plan's
+  count: int = 1  # of the run's stages
+
+  @property
+  def is_last(self) -> bool:
+    return self.number + 1 == self.count
+
+
+WHOLE_RUN = Stage()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +55,50 @@ class TrainingPlan:
   mode: str  # "per-rank" or "global"
   ranks: int
   micro_batch: int  # records of one rank's forward pass
-  accumulation: int  # micro-batches of one rank's update
-  records_per_update: int
-  updates: int
+  accumulation: int  # micro-batches of one rank's update, at most
+  records_per_update: int  # at most
+  updates: int  # those before this plan included
   warmup_updates: int
   decay_updates: int  # at the end, of --lr_schedule=wsd
   records: int | None  # in the training set; None: unknown
   divisor: float  # examples of an update / those of a step as stated
   packing_factor: float = 1.0  # examples in a record on average
   steps: int = 0  # as stated
+  stage: "Stage" = WHOLE_RUN
+
+  @functools.cached_property
+  def _growth(self) -> np.ndarray:
+    """Records before each update while the batch grows, int64, from 0."""
+    first, updates = self.stage.first_batch, self.stage.growing
+    sizes = np.linspace(first, self.records_per_update, max(1, updates + 1))
+    return np.concatenate([[0], np.cumsum(np.rint(sizes[:-1]).astype(int))])
+
+  def records_before(self, update: int) -> int:
+    """The position in the data's stream where `update`, from 0, begins."""
+    done = update - self.stage.first_update
+    grown = min(done, self.stage.growing)
+    records = (done - grown) * self.records_per_update
+    if grown:
+      records += int(self._growth[grown])
+    return self.stage.first_record + records
+
+  def records_of(self, update: int) -> int:
+    """Those of `update`, from 0, over all ranks."""
+    return self.records_before(update + 1) - self.records_before(update)
+
+  def micro_batches_of(self, update: int) -> int:
+    """Those of one rank."""
+    share = -(-self.records_of(update) // self.ranks)
+    return -(-share // self.micro_batch)
+
+  def examples_before(self, update: int) -> int:
+    """Seen since the run began; approximate for packed records."""
+    own = self.records_before(update) - self.stage.first_record
+    return self.stage.first_example + self.examples(own)
 
   @property
   def total_examples(self) -> int:
-    return self.examples(self.updates * self.records_per_update)
+    return self.examples_before(self.updates) - self.stage.first_example
 
   @property
   def empty_rows(self) -> int:
@@ -50,7 +108,7 @@ class TrainingPlan:
 
   @property
   def epochs(self) -> float | None:
-    seen = self.updates * self.records_per_update
+    seen = self.records_before(self.updates) - self.stage.first_record
     return seen / self.records if self.records else None
 
   def examples(self, records: int) -> int:
@@ -69,10 +127,13 @@ class TrainingPlan:
       )
     if self.empty_rows:
       batch += f" and {self.empty_rows} empty rows"
-    total = (
-      f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up) = "
-      f"{self.total_examples:,} examples"
-    )
+    total = f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up)"
+    if self.stage.count > 1:
+      total = (
+        f"stage {self.stage.number + 1} of {self.stage.count}: updates "
+        f"{self.stage.first_update + 1:,} to {self.updates:,}"
+      )
+    total += f" = {self.total_examples:,} examples"
     if self.records:
       total += f" = {self.epochs:.2f} epochs of {self.records:,} records"
     shared = f"{self.ranks} ranks x {self.accumulation} micro-batches"
@@ -118,7 +179,7 @@ def resolve(
   else:
     mode, stated = "global", global_batch_size
     global_batch = max(1, round(global_batch_size / packing_factor))
-    micro_batch, accumulation = _spread(global_batch, train_batch_size, ranks)
+    micro_batch, accumulation = spread(global_batch, train_batch_size, ranks)
     if num_accumulation_steps not in (None, accumulation):
       raise UserError(
         f"--num_accumulation_steps={num_accumulation_steps} disagrees with "
@@ -164,7 +225,7 @@ def rounded_up(updates: float) -> int:
   return math.ceil(updates * (1.0 - 1e-12))
 
 
-def _spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:
+def spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:
   """Micro-batch and accumulation of `ranks` that share a batch."""
   if global_batch < ranks:
     raise UserError(

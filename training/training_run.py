@@ -91,11 +91,11 @@ def train_ops(
   """
   schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-  counters = [(state.records_seen, plan.records_per_update)]
+  counters = [(state.records_seen, _records_of(plan, step))]
   position = step + state.schedule_start
   if lap is not None:
     share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
-    by_time = tf.minimum(share, 1.0) * plan.updates
+    by_time = tf.minimum(share, 1.0) * schedule.total
     position = tf.maximum(tf.cast(position, tf.float32), by_time)
     counters.append((state.seconds, lap))
   return optimization.build_train_ops(
@@ -109,6 +109,16 @@ def train_ops(
     prenormalize=config.optimizer.prenormalize,
     counters=counters,
   )
+
+
+def _records_of(plan, step: tf.Tensor):
+  """The records of the update after `step`, int64."""
+  if not plan.stage.growing:
+    return plan.records_per_update
+  first = plan.stage.first_update
+  updates = range(first, first + plan.stage.growing + 1)
+  sizes = tf.constant([plan.records_of(u) for u in updates], tf.int64)
+  return tf.gather(sizes, tf.minimum(step - first, plan.stage.growing))
 
 
 @contextlib.contextmanager
@@ -255,9 +265,10 @@ def _start_or_resume(run: train_loop.Run) -> int:
   if not resumes:
     schedule.check_trains(step, before)
   if step:
+    began_stage = task.state.begin_stage(session, task.plan.stage)
     seen = int(session.run(task.state.records_seen))
     check_resumed(config, task.plan, step, seen, task.state.orders(session))
-    if run.comm.is_root:
+    if run.comm.is_root and not began_stage:
       began = config.output_dir if resumes else os.path.dirname(start)
       _tell_changes(config, task, began)
   zero = schedule.zero_from(before)
@@ -306,7 +317,7 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
       f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
       f"{_data_settings(here)}. Use the same to resume it, or {_NEW_RUN}"
     )
-  if step and records_seen != step * plan.records_per_update:
+  if step and records_seen != plan.records_before(step):
     remedy = ""
     batch, rest = divmod(records_seen, step)
     if not rest:
@@ -392,12 +403,12 @@ def _finish(run: train_loop.Run, training, results, step: int, predicted):
       f"checkpoint  {prefix(step) if step else 'none yet'}",
       f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
       f"TensorBoard {folder}",
-      *_training_end(run.config, training, step),
+      *_training_end(run.config, run.task.plan.stage, training, step),
     ]
   tell(*lines)
 
 
-def _training_end(config, training: dict, step: int) -> Iterator[str]:
+def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
   if training["profile"]:
     yield (
       f"profile     {training['profile']}, for TensorBoard with "
@@ -410,6 +421,8 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
       f"stopped as asked before update {step + 1:,}, saved: the same command "
       "resumes there"
     )
+  elif not stage.is_last:
+    yield f"stage {stage.number + 1} of {stage.count} ended"
   elif training["out_of_time"]:
     yield (
       f"ended after --max_train_minutes={config.max_train_minutes:g}, the rate "
@@ -421,8 +434,11 @@ def _training_end(config, training: dict, step: int) -> Iterator[str]:
       "row were no better"
     )
   else:
-    yield f"to continue, give the same command with more {config.length_flag}"
-  if step and not training["stopped"]:
+    more = f"the same command with more {config.length_flag}"
+    if stage.count > 1:
+      more = "another stage, or a longer last one"
+    yield f"to continue, give {more}"
+  if step and not training["stopped"] and stage.is_last:
     kind = getattr(config, "kind", None)
     most = config.bert.max_position_embeddings
     yield from next_steps.lines(

@@ -147,7 +147,10 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
       checkpointer=named(wait=lambda: None),
       config=named(uses_fp16=False, loss_scale=LossScaleConfig()),
       task=named(
-        plan=named(records_per_update=24),
+        plan=named(
+          records_before=lambda update: 24 * update,
+          records_of=lambda update: 24,
+        ),
         ops=named(variables=[]),
       ),
     )

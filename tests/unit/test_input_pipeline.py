@@ -2,10 +2,11 @@
 
 import collections
 import dataclasses
+import math
 
 import numpy as np
 import pytest
-from samples import write_packed, write_records
+from samples import feature_values, write_packed, write_records
 
 import modeling
 import tokenization
@@ -55,7 +56,7 @@ def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
         batches = input_pipeline.training_batches(
           source, order, plan, rank(r, size)
         )
-        micro = read_batches(batches, 22, plan.accumulation)
+        micro = read_batches(batches, 2, plan.accumulation)
       for part in micro:
         real = part.batch.example_weights == 1
         assert not part.batch.masked_lm_weights[~real].any()
@@ -73,6 +74,51 @@ def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
+  """4, 5, 7, 8 and 8 records, from update 10 and record 100 on."""
+  path = write_records(tmp_path / "a.tfrecord", 40)
+  order = record_order.Order(40, 5)
+  stage = training_plan.Stage(
+    number=1, first_update=10, first_record=100, first_batch=4, growing=3
+  )
+  plan = plan_of(size, 8, 2)
+  plan = dataclasses.replace(plan, stage=stage, updates=15)
+  sizes = [plan.records_of(update) for update in range(10, 15)]
+  assert sizes == [4, 5, 7, 8, 8]
+  assert plan.records_before(15) == 100 + sum(sizes)
+  assert plan.examples_before(13) == 16
+  starts = [plan.records_before(update) for update in range(10, 16)]
+  assert starts == [100, 104, 109, 116, 124, 132]
+  rows = {update: [] for update in range(12, 15)}
+  for r in range(size):
+    with tf.Graph().as_default(), tf.Session() as session:
+      source = input_pipeline.Source(path, SHAPE)
+      batches = input_pipeline.training_batches(
+        source, order, plan, rank(r, size)
+      )
+      batches.start(session, 12)  # resumed
+      for update, found in rows.items():
+        count = plan.micro_batches_of(update)
+        share = math.ceil(sizes[update - 10] / size)
+        assert count == math.ceil(share / 2)
+        parts = [session.run(batches.next) for _ in range(count)]
+        first = update * plan.accumulation
+        assert [p.number for p in parts] == [*range(first, first + count)]
+        own = []
+        for part in parts:
+          assert part.batch.input_ids.shape == (2, 32)
+          own += part.batch.input_ids[part.batch.example_weights == 1].tolist()
+        assert all(p.weights[1] == len(own) for p in parts)
+        found += own
+  for update, found in rows.items():
+    positions = np.arange(starts[update - 10], starts[update - 9])
+    assert found == [
+      feature_values(source.set.read(int(n)))["input_ids"]
+      for n in order.records(positions)
+    ]
+
+
 @pytest.mark.parametrize("block", [0, 7])
 def test_batches_are_the_records_of_the_stream(tmp_path, block):
   """Round trip: what comes out is what the files hold at those numbers."""
@@ -83,7 +129,7 @@ def test_batches_are_the_records_of_the_stream(tmp_path, block):
     batches = input_pipeline.training_batches(
       source, order, plan_of(1, 8, 4), Comm()
     )
-    micro = read_batches(batches, 16, 6)
+    micro = read_batches(batches, 2, 6)
   numbers = order.records(np.arange(16, 40)).reshape(6, 4)
   for m, (got, rows) in enumerate(zip(micro, numbers, strict=True)):
     assert got.number == 4 + m  # update 2 of 2 micro-batches, then on
@@ -115,7 +161,7 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
   pattern, _ = write_packed(tmp_path, dynamic=True)
 
   def batches(size, start, count, seed=5):
-    """Masked positions of `count` global batches of 36 from `start` on."""
+    """Masked positions of `count` global batches of 36 from update `start`."""
     parts = []
     for r in range(size):
       with tf.Graph().as_default():
@@ -134,7 +180,7 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
   one = batches(1, 0, 7)  # two epochs of 120: some batches have parts of both
   for positions, others in zip(one, batches(3, 0, 7), strict=True):
     np.testing.assert_array_equal(positions, others)
-  np.testing.assert_array_equal(one[3:], batches(2, 3 * 36, 4))  # resumed
+  np.testing.assert_array_equal(one[3:], batches(2, 3, 4))  # resumed
   assert not np.array_equal(one, batches(1, 0, 7, seed=6))
   # The same record in both epochs: other masks for most.
   epochs = np.concatenate(one)[:240].reshape(2, 120, -1)
@@ -165,7 +211,7 @@ def test_the_share_of_masks_moves_over_the_run(tmp_path):
           source, record_order.Order(120, 5), plan_of(size, 24, 24),
           rank(r, size),
         )  # fmt: skip
-        parts += [m.batch for m in read_batches(batches, 24 * update, 1)]
+        parts += [m.batch for m in read_batches(batches, update, 1)]
     columns = map(np.concatenate, zip(*parts, strict=True))
     return modeling.PretrainingBatch(*columns)
 

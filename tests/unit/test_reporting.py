@@ -278,6 +278,7 @@ def update_of(dropped, **changes):
     "skipped_updates": int(not kept),
     "dropped_micro_batches": dropped,
     "trust_ratios": np.zeros(0),
+    "records": 10,
     "seconds": 2.0,
     "input_seconds": 0.0,
     "all_reduce_seconds": 0.0,
@@ -291,12 +292,12 @@ def told_of(*updates):
     summarize=run_pretraining.losses,
     ops=types.SimpleNamespace(variables=[]),
     plan=types.SimpleNamespace(
-      ranks=1, records_per_update=24, examples=lambda records: records
+      ranks=1, examples_before=lambda update: 24 * update
     ),
     examples="examples",
     tokens="tokens",
-    capacity=640,
-    flops=1e9,
+    positions=64,
+    flops=1e8,
     budget=None,
   )
   clock = reporting.Clock()
@@ -369,13 +370,13 @@ def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
   monkeypatch.setattr(reporting, "Progress", Progress)
   monkeypatch.setattr(reporting, "tell_trouble", lambda *_: None)
   plan = types.SimpleNamespace(
-    ranks=1, records_per_update=24, updates=100_000, examples=lambda n: n
+    ranks=1, updates=100_000, examples_before=lambda update: 24 * update
   )
   task = types.SimpleNamespace(
     summarize=run_pretraining.losses,
     headline=lambda report: "5.0% right",
     ops=types.SimpleNamespace(variables=[]), plan=plan,
-    examples="examples", tokens="tokens", capacity=640, flops=1e9,
+    examples="examples", tokens="tokens", positions=64, flops=1e8,
     budget=None,
   )  # fmt: skip
   config = types.SimpleNamespace(

@@ -1,6 +1,8 @@
 """Two ranks train as one rank does, and decide together."""
 
+import contextlib
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from gradients import exchange
 from gradients.distributed import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
-from training import reporting
+from training import reporting, stages, train_loop
 
 
 def pretrain(tiny, folder, comm, **changes):
@@ -95,6 +97,45 @@ def test_resumed_on_other_numbers_of_ranks(
   starts = runs.read_json(run, "run.json")["runs"]
   assert [start["plan"]["ranks"] for start in starts] == [1, 2, 1]
   assert runs.metrics(run, "global_step") == list(range(1, 10))
+  for key in ("examples", "padding", "learning_rate"):
+    assert runs.metrics(run, key) == pytest.approx(
+      runs.metrics(one, key), rel=1e-12
+    )
+  np.testing.assert_allclose(runs.metrics(run), runs.metrics(one), rtol=1e-5)
+
+
+def test_stages_with_a_batch_that_grows(comm, at_root, packed_run, tmp_path):
+  """One rank, and two that begin in the middle of the growth."""
+  tiny, _, _ = packed_run
+  items = (
+    {"num_train_steps": 5, "global_batch_size": [10, 30]},
+    {"num_train_steps": 2, "global_batch_size": 24, "learning_rate": 2e-3},
+  )
+  settings = dict(
+    objective="mlm", num_warmup_steps=2, train_batch_size=6,
+    stages=tuple(stages._checked(item, "") for item in items),
+    save_checkpoints_steps=1, do_eval=True,
+  )  # fmt: skip
+  one, run = tmp_path / "one", tmp_path / "run"
+
+  def alone(folder, last):
+    if last:
+      made = train_loop.run_update
+      with mock.patch.object(
+        train_loop, "run_update",
+        lambda r, n, *a: made(r, n, *a) if n <= last else raised(),
+      ), contextlib.suppress(InterruptedError):  # fmt: skip
+        runs.pretrain(tiny, folder, **settings)
+    else:
+      runs.pretrain(tiny, folder, **settings)
+
+  def raised():
+    raise InterruptedError
+
+  at_root(lambda: alone(one, None))
+  at_root(lambda: alone(run, 2))
+  pretrain(tiny, run, comm, **settings)
+  assert runs.metrics(run, "global_step") == list(range(1, 8))
   for key in ("examples", "padding", "learning_rate"):
     assert runs.metrics(run, key) == pytest.approx(
       runs.metrics(one, key), rel=1e-12

@@ -1,0 +1,263 @@
+"""--stages: equal to stages by hand, and to a run that is never killed."""
+
+import json
+
+import numpy as np
+import pytest
+import runs
+from samples import write_records
+
+import run_pretraining
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data.masking import MaskConfig
+from gradients.distributed import Comm
+from training import checkpoint_files, stages, train_loop, training_run
+from training.signals import Budget
+
+TRAINING_STATE = "training_state/"
+
+
+@pytest.fixture
+def other_records(tmp_path):
+  return write_records(tmp_path / "other.tfrecord", 50, seed=9)
+
+
+def staged(*items, **changes):
+  """Settings of a run of constant rate with these stages."""
+  settings = dict(
+    lr_schedule="constant", num_warmup_steps=0, train_batch_size=8,
+    save_checkpoints_steps=1, keep_checkpoints=50,
+  )  # fmt: skip
+  return {**settings, "stages": checked(*items), **changes}
+
+
+def checked(*items):
+  return tuple(stages._checked(item, "a stage") for item in items)
+
+
+def values_of(path):
+  found = checkpoint_files.Checkpoint(str(path))
+  return {
+    name: found[name]
+    for name in found.shapes
+    if not name.startswith(TRAINING_STATE)
+  }
+
+
+def assert_equal(got, want):
+  assert got.keys() == want.keys()
+  for name, value in want.items():
+    np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
+  """A run of the first, and its variables in the graph of the second."""
+  run, hand = tmp_path / "run", tmp_path / "hand"
+  runs.pretrain(
+    tiny_run,
+    run,
+    **staged(
+      {"num_train_steps": 3, "global_batch_size": 12},
+      {
+        "num_train_steps": 4, "global_batch_size": 20, "learning_rate": 2e-3,
+        "input_file": other_records,
+      },
+    ),
+  )  # fmt: skip
+  first = staged(global_batch_size=12, num_train_steps=3, stages=None)
+  runs.pretrain(tiny_run, hand, **first)
+  before = values_of(hand / "model.ckpt-3")
+  assert_equal(values_of(run / "model.ckpt-3"), before)
+
+  config = runs.config(
+    (tiny_run[0], other_records), hand, **first
+    | {"global_batch_size": 20, "learning_rate": 2e-3, "num_train_steps": 4},
+  )  # fmt: skip
+  with training_run.graph(config):
+    task = run_pretraining.training_task(config, Comm())
+    session = tf.Session(config=training_run.session_config(config, Comm()))
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    for variable in tf.global_variables():
+      if variable.op.name in before:
+        variable.load(before[variable.op.name], session)
+    task.batches.start(session, 0)
+    for _ in range(4):
+      for _ in range(task.plan.accumulation - 1):
+        session.run(task.ops.accumulate)
+      session.run(task.ops.fetches())
+    made = {v.op.name: session.run(v) for v in tf.global_variables()}
+  made = {n: v for n, v in made.items() if not n.startswith(TRAINING_STATE)}
+  assert_equal(values_of(run / "model.ckpt-7"), made)
+  assert runs.metrics(run, "examples")[-1] == 3 * 12 + 4 * 20
+
+
+def three_stages(other_records):
+  """A batch that grows, the same data on, other data."""
+  return staged(
+    {"num_train_steps": 4, "global_batch_size": [6, 18]},
+    {
+      "num_train_steps": 3, "global_batch_size": 24,
+      "hidden_dropout_prob": 0.2,
+    },
+    {"num_train_steps": 3, "input_file": other_records,
+     "global_batch_size": [8, 16, 1]},
+    lr_schedule="linear", num_warmup_steps=2, dropout=0.1,
+  )  # fmt: skip
+
+
+def test_killed_in_any_stage_equals_never_killed(
+  tiny_run, other_records, tmp_path, monkeypatch
+):
+  settings = three_stages(other_records)
+  whole, run = tmp_path / "whole", tmp_path / "run"
+  runs.pretrain(tiny_run, whole, **settings)
+  assert runs.metrics(whole, "examples") == [
+    6, 16, 30, 48, 72, 96, 120, 128, 144, 160
+  ]  # fmt: skip
+  rates = 1e-3 * (1 - np.arange(2, 10) / 10)  # one schedule over all
+  np.testing.assert_allclose(
+    runs.metrics(whole, "learning_rate")[2:], rates, rtol=1e-5
+  )
+  state = checkpoint_files.Checkpoint(f"{whole}/model.ckpt-10")
+  assert state["training_state/stage"].tolist() == [2, 7, 0, 120]
+  assert state["training_state/samples_seen"] == 40
+  # The second stage continues in the data of the first.
+  state = checkpoint_files.Checkpoint(f"{whole}/model.ckpt-7")
+  assert state["training_state/stage"].tolist() == [1, 4, 48, 48]
+  assert state["training_state/samples_seen"] == 120
+
+  run_update = train_loop.run_update
+  for last in (2, 4, 6, 7, 9):  # in each stage, and between them
+
+    def until(run, number, *rest, last=last):
+      if number > last:
+        raise InterruptedError
+      return run_update(run, number, *rest)
+
+    monkeypatch.setattr(train_loop, "run_update", until)
+    with pytest.raises(InterruptedError):
+      runs.pretrain(tiny_run, run, **settings)
+  monkeypatch.setattr(train_loop, "run_update", run_update)
+  runs.pretrain(tiny_run, run, **settings)
+  for key in ("loss", "learning_rate", "examples", "grad_norm"):
+    assert runs.metrics(run, key) == runs.metrics(whole, key)
+  for step in (4, 7, 10):
+    assert_equal(
+      values_of(run / f"model.ckpt-{step}"),
+      values_of(whole / f"model.ckpt-{step}"),
+    )
+
+
+def test_stages_that_have_begun_stay(tiny_run, tmp_path):
+  items = [{"num_train_steps": n, "global_batch_size": 12} for n in (2, 2)]
+  runs.pretrain(tiny_run, tmp_path / "run", **staged(*items))
+  items[1]["learning_rate"] = 0.5
+  with pytest.raises(UserError, match=r"whose stage 2 was .*now says .*0\.5"):
+    runs.pretrain(tiny_run, tmp_path / "run", **staged(*items))
+  del items[1]["learning_rate"]
+  more = staged(*items, {"num_train_steps": 1, "global_batch_size": 6})
+  result = runs.pretrain(tiny_run, tmp_path / "run", **more)
+  assert result["training"]["global_step"] == 5
+  with pytest.raises(UserError, match="in stage 3, --stages has 1"):
+    runs.pretrain(tiny_run, tmp_path / "run", **staged(items[0]))
+  plain = staged(stages=None, num_train_steps=9, global_batch_size=12)
+  with pytest.raises(UserError, match="a run of 5 updates of"):
+    runs.pretrain(tiny_run, tmp_path / "run", **plain)
+  runs.pretrain(tiny_run, tmp_path / "plain", **plain)
+  with pytest.raises(UserError, match="holds a run without --stages"):
+    runs.pretrain(tiny_run, tmp_path / "plain", **staged(*items))
+
+
+def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
+  """Each update takes a tenth of it, but the first of a start, which compiles.
+
+  Masks go from 30% to 15% within their stage; the one rate falls in both.
+  """
+  tiny_run, batch = dynamic_run
+  monkeypatch.setattr(
+    Budget, "lap", lambda self: 0.0 if self._last is None else 6.0
+  )
+  settings = staged(
+    {"time_share": 0.6, "masked_lm_prob": "0.3:0.2"},
+    {"time_share": 0.4},
+    lr_schedule="linear", max_train_minutes=1.0, num_train_steps=1000,
+    global_batch_size=batch, max_predictions_per_seq=None,
+  )  # fmt: skip
+  result = runs.pretrain(tiny_run, tmp_path, **settings)
+  assert result["training"]["out_of_time"]
+  tenths = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+  np.testing.assert_allclose(
+    runs.metrics(tmp_path, "learning_rate"), 1e-4 * np.array(tenths), 1e-4
+  )
+  assert (
+    runs.pretrain(tiny_run, tmp_path, **settings)["training"]["updates"] == 0
+  )
+
+
+@pytest.mark.parametrize(
+  "items, changes, words",
+  [
+    ([{}], {}, "must have one of num_train_steps, .* it has none"),
+    (
+      [{"num_train_steps": 1, "time_share": 1}],
+      {},
+      "it has num_train_steps and",
+    ),
+    ([{"num_train_steps": 1, "seed": 3}], {}, "seed cannot change in a run"),
+    ([{"num_train_steps": "1"}], {}, "'1': must be an integer"),
+    ([{"num_train_steps": 0}], {}, "num_train_steps=0: must be positive"),
+    ([{"num_train_steps": 1, "global_batch_size": [9, 3]}], {}, "a batch that"),
+    ([{"time_share": 1.0}], {}, "with --max_train_minutes, or"),
+    (
+      [{"num_train_steps": 3}],
+      {"max_train_minutes": 1.0},
+      "choose one of both",
+    ),
+    ([{"time_share": 0.7}], {"max_train_minutes": 1.0}, "all stages is 0.7"),
+    (
+      [{"time_share": 1, "global_batch_size": [6, 12]}],
+      {"max_train_minutes": 1.0},
+      "as a third number in how many updates",
+    ),
+    ([{"num_train_steps": 9}], {"num_warmup_steps": 10}, "than the 9 updates"),
+    ([{"num_train_steps": 9}], {"global_batch_size": None}, "needs --global_b"),
+    ([{"num_train_steps": 9}], {"cooldown_from": "x"}, "cooldown_from"),
+    (
+      [{"num_train_steps": 9, "hidden_dropout_prob": 2.0}],
+      {},
+      "hidden_dropout_prob",
+    ),
+    ([{"num_train_steps": 9, "learning_rate": -1}], {}, "learning_rate=-1.0"),
+  ],
+)
+def test_stages_that_cannot_be(tiny_run, tmp_path, items, changes, words):
+  with pytest.raises((UserError, ValueError), match=words):
+    runs.pretrain(tiny_run, tmp_path / "run", **staged(*items, **changes))
+
+
+def test_a_file_that_is_no_list_of_stages(tmp_path):
+  path = tmp_path / "stages.json"
+  with pytest.raises(UserError, match="No such file"):
+    stages.read(str(path))
+  for text, words in (("{}", "must be a list"), ("[1]", "stage 1: must be an")):
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"--stages=.*{words}"):
+      stages.read(str(path))
+  path.write_text(json.dumps([{"time_share": 1, "masked_lm_prob": 0.3}]))
+  assert stages.read(str(path)) == (
+    {"time_share": 1.0, "masked_lm_prob": "0.3"},
+  )
+
+
+def test_tokens_end_a_stage(tiny_run, tmp_path):
+  """Records without a manifest count as full: 32 tokens."""
+  result = runs.pretrain(
+    tiny_run,
+    tmp_path,
+    **staged({"num_train_tokens": 3 * 12 * 32 - 1, "global_batch_size": 12}),
+  )
+  assert result["training"]["global_step"] == 3
+  assert MaskConfig().given == {}
