@@ -127,7 +127,7 @@ def training_task(
   if config.max_train_minutes:
     shares = staged.shares if staged else (0.0, 1.0)
     budget = Budget(config.max_train_minutes, *shares)
-    lap = vote.seconds
+    lap = vote.lap()
   batches = input_pipeline.training_batches(
     source, order, plan, comm.data_parallel, budget and budget.share
   )

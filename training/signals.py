@@ -63,7 +63,10 @@ class StopVote:
     # know of hosts that came or went, find that a checkpoint is due; and rank
     # 0's seconds since the last update.
     self.counts = comm.allreduce(self._own, name=name)
-    self.seconds = self.counts[4]
+
+  def lap(self) -> tf.Tensor:
+    """Rank 0's seconds since the last update, float32."""
+    return self.counts[4]
 
   def feed(
     self,

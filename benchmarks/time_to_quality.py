@@ -1,0 +1,343 @@
+"""What recipes reach in fixed times: held-out loss, grammar, and how soon.
+
+  python -m benchmarks.time_to_quality --text=runs/quickstart \\
+    --arms=arms.json --minutes=4,10 --seeds=1,2,3 --output_dir=runs/ttq
+
+--text is a folder with corpus/train.txt, corpus/heldout.txt and vocab.txt. An
+arm of the JSON file is a recipe; the first one is the baseline:
+
+  {"pairs": {"bert_config": {"hidden_size": 128, ...},
+             "records": {"max_seq_length": 32, "dupe_factor": 10},
+             "train": {"global_batch_size": 96, "learning_rate": 0.002}},
+   "alone": {..., "records": {"objective": "mlm", "dynamic_masks": 1},
+             "stages": [{"records": {"max_seq_length": 32}, ...}]}}
+
+`records` are flags of create_pretraining_data.py, `train` of run_pretraining.py;
+a stage's records add to the arm's. An arm with "google_bert": {flags} is the
+script of --google_bert, on --google_bert_python with TensorFlow 1.15: it trains
+for its own num_train_steps, whose time counts.
+
+Every run has the whole time for itself, --max_train_minutes, in which its rate
+falls to its end; arms take turns. All are evaluated on the same held-out tokens
+with 15% masked. One JSON line a run, in results.jsonl; a second call makes what
+is missing there. The table has means and standard deviations over seeds, and
+the time in which an arm reaches the baseline's loss of the longest budget:
+interpolated in log(minutes) between budgets, with a 90% interval by resampling
+the seeds 2,000 times.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+from absl import app, flags
+
+from common import json_files
+from tools.quickstart import best_precision
+from training import metrics
+
+FLAGS = flags.FLAGS
+BIN = os.path.dirname(sys.executable)
+RESULTS = "results.jsonl"
+
+
+def define_flags() -> None:
+  """Defines the flags."""
+  flags.DEFINE_string("text", None, "Folder of the text.", required=True)
+  flags.DEFINE_string("arms", None, "JSON file of recipes.", required=True)
+  flags.DEFINE_string("output_dir", None, "Where to work.", required=True)
+  flags.DEFINE_list("minutes", ["10"], "Budgets.")
+  flags.DEFINE_list("seeds", ["1", "2", "3"], "Seeds.")
+  flags.DEFINE_list("only", [], "Arms to run; empty: all.")
+  flags.DEFINE_integer("num_ranks", 2, "Ranks of each run.")
+  flags.DEFINE_list("eval_lengths", ["32"], "Tokens of held-out records.")
+  flags.DEFINE_string("pairs", None, "Minimal pairs for evaluate_grammar.py.")
+  flags.DEFINE_integer("sample", 200, "Pairs of a paradigm.")
+  flags.DEFINE_string("google_bert", None, "A checkout of google/bert.")
+  flags.DEFINE_string("google_bert_python", None, "Its Python.")
+  flags.DEFINE_string(
+    "picture", None, "Where to draw; default: beside results."
+  )
+
+
+def run(command: list, log: str, **kwargs) -> float:
+  """Seconds of a command; its output goes to `log`."""
+  began = time.monotonic()
+  with open(log, "a", encoding="utf-8") as f:
+    print(*command, file=f, flush=True)
+    subprocess.run(command, stdout=f, stderr=f, check=True, **kwargs)
+  return time.monotonic() - began
+
+
+def flags_of(values: dict) -> list[str]:
+  """{"a": 1, "b": True, "c": False} -> --a=1 --b --noc."""
+  shown = {True: "--{0}", False: "--no{0}"}
+  return [
+    shown[value].format(name)
+    if isinstance(value, bool)
+    else f"--{name}={value}"
+    for name, value in values.items()
+  ]
+
+
+def text(name: str) -> str:
+  """A file of --text."""
+  return os.path.join(FLAGS.text, name)
+
+
+def records(part: str, settings: dict) -> str:
+  """The pattern of records of corpus/`part`.txt, which are made once."""
+  digest = hashlib.sha256(json.dumps([part, settings]).encode()).hexdigest()[
+    :12
+  ]
+  folder = os.path.join(FLAGS.output_dir, "records", digest)
+  if not os.path.exists(f"{folder}/{part}.manifest.json"):
+    given = {
+      "input_file": text(f"corpus/{part}.txt"),
+      "vocab_file": text("vocab.txt"),
+      "output_file": f"{folder}/{part}.tfrecord",
+      **settings,
+    }
+    command = [sys.executable, "create_pretraining_data.py", *flags_of(given)]
+    run(command, os.path.join(FLAGS.output_dir, "records.log"))
+  return f"{folder}/{part}*.tfrecord"
+
+
+def heldout(length: str) -> str:
+  """Full sequences of held-out text; evaluations always mask the same 15%."""
+  settings = {"objective": "mlm", "dynamic_masks": True}
+  settings |= {"max_seq_length": int(length), "max_predictions_per_seq": 8}
+  return records("heldout", settings | {"examples_per_record": 8})
+
+
+def bert_config(arm: dict, folder: str) -> str:
+  """The arm's config with the text's vocabulary, as a file in `folder`."""
+  with open(text("vocab.txt"), encoding="utf-8") as f:
+    size = sum(1 for _ in f)
+  path = os.path.join(folder, "bert_config.json")
+  os.makedirs(folder, exist_ok=True)
+  json_files.write(path, {"vocab_size": size, **arm["bert_config"]})
+  return path
+
+
+def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
+  """Trains an arm; its results, and the checkpoint's name or run folder."""
+  config, log = bert_config(arm, folder), os.path.join(folder, "log.txt")
+  if "google_bert" in arm:
+    return train_google_bert(arm, config, seed, folder)
+  model = os.path.join(folder, "run")
+  given = {"precision": best_precision(), "save_checkpoints_steps": 0}
+  given |= arm.get("train", {})
+  if "stages" in arm:
+    items = [dict(item) for item in arm["stages"]]
+    for item in items:
+      own = item.pop("records", {})
+      item["input_file"] = records("train", {**arm["records"], **own})
+    given["stages"] = os.path.join(folder, "stages.json")
+    json_files.write(given["stages"], items)
+  else:
+    given["input_file"] = records("train", arm["records"])
+  given |= {"do_train": True, "bert_config_file": config, "output_dir": model}
+  given |= {"max_train_minutes": minutes, "seed": seed}
+  launcher = [f"{BIN}/horovodrun", "-np", str(FLAGS.num_ranks)]
+  command = [sys.executable, "run_pretraining.py", *flags_of(given)]
+  run([*launcher, *command], log)
+  reports = metrics.read_jsonl(os.path.join(model, metrics.METRICS_FILE))
+  return {"model": model, "updates": reports[-1]["global_step"]}
+
+
+def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
+  """google/bert's two scripts; "minutes" is its training's own time."""
+  given = arm["google_bert"]
+  names = ("max_seq_length", "max_predictions_per_seq")
+  lengths = {name: given[name] for name in names}
+  log, made = os.path.join(folder, "log.txt"), os.path.join(folder, "tf_record")
+  script = lambda name: [
+    FLAGS.google_bert_python, os.path.join(FLAGS.google_bert, name)
+  ]  # fmt: skip
+  making = {
+    "input_file": text("corpus/train.txt"), "output_file": made,
+    "vocab_file": text("vocab.txt"), "random_seed": seed, **lengths,
+    **arm.get("records", {}),
+  }  # fmt: skip
+  run([*script("create_pretraining_data.py"), *flags_of(making)], log)
+  training = {
+    "input_file": made, "output_dir": f"{folder}/run", "do_train": True,
+    "bert_config_file": config, **given,
+  }  # fmt: skip
+  seconds = run([*script("run_pretraining.py"), *flags_of(training)], log)
+  steps = given["num_train_steps"]
+  found = {"model": f"{folder}/run/model.ckpt-{steps}", "updates": steps}
+  return {**found, "minutes": round(seconds / 60, 2)}
+
+
+def evaluate(model: str, config: str, folder: str) -> dict:
+  """Losses (nats) and accuracies by length, and grammar, of a model."""
+  found, log = {}, os.path.join(folder, "log.txt")
+  for length in FLAGS.eval_lengths:
+    given = {
+      "do_eval": True, "objective": "mlm", "input_file": heldout(length),
+      "bert_config_file": config, "init_checkpoint": model,
+      "output_dir": f"{folder}/eval_{length}",
+    }  # fmt: skip
+    run([sys.executable, "run_pretraining.py", *flags_of(given)], log)
+    results = json_files.read(f"{folder}/eval_{length}/eval_results.json")
+    found[f"loss_{length}"] = results["masked_lm_loss"]
+    found[f"accuracy_{length}"] = results["masked_lm_accuracy"]
+  if FLAGS.pairs:
+    given = {"pairs": FLAGS.pairs, "sample": FLAGS.sample}
+    given["output"] = os.path.join(folder, "grammar.json")
+    command = [sys.executable, "evaluate_grammar.py", model, *flags_of(given)]
+    run(command, log)
+    found["grammar"] = json_files.read(given["output"])["accuracy"]
+  return found
+
+
+def matmul_rate() -> float:
+  """GFLOP/s of float32 products of 1024 x 1024, all cores; a median of 9."""
+  a, seconds = np.ones([1024, 1024], np.float32), []
+  for _ in range(10):
+    began = time.perf_counter()
+    a @ a
+    seconds.append(time.perf_counter() - began)
+  return round(2 * 1024**3 / statistics.median(seconds[1:]) / 1e9, 1)
+
+
+def measure(name: str, arm: dict, minutes: float, seed: int) -> dict:
+  """One run and its evaluation: a line of the results."""
+  folder = os.path.join(FLAGS.output_dir, "runs", f"{name}-{minutes:g}-{seed}")
+  line = {"arm": name, "minutes": minutes, "seed": seed}
+  line["matmul_gflop_per_second"] = matmul_rate()
+  made = train(arm, minutes, seed, folder)
+  model = made.pop("model")
+  config = os.path.join(folder, "bert_config.json")
+  return {**line, **made, **evaluate(model, config, folder)}
+
+
+def time_to(target: float, minutes, losses) -> float:
+  """Minutes at which the curve reaches `target`; inf if it does not.
+
+  A curve that begins below the target counts as its first budget: at most.
+  """
+  for i, loss in enumerate(losses):
+    if loss <= target:
+      if not i:
+        return minutes[0]
+      share = (losses[i - 1] - target) / (losses[i - 1] - loss)
+      logs = np.log(minutes[i - 1 : i + 1])
+      return float(np.exp(logs[0] + share * (logs[1] - logs[0])))
+  return float("inf")
+
+
+def curves(lines: list, key: str) -> dict:
+  """Arm -> {minutes -> its values over seeds}."""
+  found: dict = {}
+  for line in lines:
+    by_time = found.setdefault(line["arm"], {})
+    by_time.setdefault(line["minutes"], []).append(line[key])
+  return found
+
+
+def table(lines: list, key: str, baseline: str) -> list[str]:
+  """Rows of Markdown."""
+  found, rng = curves(lines, key), np.random.default_rng(0)
+  times = sorted({line["minutes"] for line in lines})
+  rows = [f"| {key} | " + " | ".join(f"{t:g} min" for t in times)]
+  rows[0] += " | time to the baseline's, 90% interval |"
+  rows.append("|---" * (len(times) + 2) + "|")
+  for arm, by_time in found.items():
+    cells = [shown(by_time.get(t, [])) for t in times]
+    last = found.get(baseline, {}).get(times[-1])
+    cells.append(reached(by_time, last, rng) if last else "")
+    rows.append(f"| {arm} | {' | '.join(cells)} |")
+  return rows
+
+
+def shown(values: list) -> str:
+  """Mean and standard deviation."""
+  if not values:
+    return ""
+  spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+  return f"{statistics.mean(values):.3f}{spread} ({len(values)})"
+
+
+def reached(by_time: dict, baseline: list, rng) -> str:
+  """The time to the baseline's mean, and its interval."""
+  minutes = sorted(by_time)
+
+  def once(draw):
+    losses = [np.mean(draw(by_time[m])) for m in minutes]
+    return time_to(np.mean(draw(baseline)), minutes, losses)
+
+  drawn = [once(lambda v: rng.choice(v, len(v))) for _ in range(2000)]
+  low, high = np.quantile(drawn, [0.05, 0.95], method="nearest")
+  return f"{once(lambda v: v):.1f} min ({low:.1f} to {high:.1f})"
+
+
+def draw(lines: list, key: str, path: str) -> None:
+  """Loss over the budget, a point a run."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
+  figure, axes = pyplot.subplots(figsize=(7, 4.5))
+  for arm, by_time in curves(lines, key).items():
+    times = sorted(by_time)
+    means = [statistics.mean(by_time[t]) for t in times]
+    (drawn,) = axes.plot(times, means, label=arm)
+    for t, values in by_time.items():
+      axes.plot([t] * len(values), values, "o", ms=4, color=drawn.get_color())
+  axes.set_xscale("log")
+  ticks = sorted({line["minutes"] for line in lines})
+  axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+  axes.minorticks_off()
+  axes.set_xlabel("minutes of training")
+  axes.set_ylabel("held-out masked LM loss at 15% (nats)")
+  axes.grid(alpha=0.3)
+  axes.legend()
+  figure.tight_layout()
+  figure.savefig(path, dpi=120)
+
+
+def main(_) -> None:
+  """Makes the runs that are missing, then the table and the picture."""
+  os.makedirs(FLAGS.output_dir, exist_ok=True)
+  results = os.path.join(FLAGS.output_dir, RESULTS)
+  arms = json_files.read(FLAGS.arms)
+  made = {
+    (r["arm"], r["seed"], r["budget"]) for r in metrics.read_jsonl(results)
+  }
+  chosen = [name for name in arms if name in (FLAGS.only or arms)]
+  budgets = [float(m) for m in FLAGS.minutes]
+  for seed, budget, name in itertools.product(
+    map(int, FLAGS.seeds), budgets, chosen
+  ):
+    if "google_bert" in arms[name]:
+      budget = budgets[-1]  # it has one time, its own
+    if (name, seed, budget) in made:
+      continue
+    line = {"budget": budget, **measure(name, arms[name], budget, seed)}
+    made.add((name, seed, budget))
+    with open(results, "a", encoding="utf-8") as f:
+      f.write(json_files.text(line) + "\n")
+    print(json_files.text(line), flush=True)
+  lines = metrics.read_jsonl(results)
+  for length in FLAGS.eval_lengths:
+    print("", *table(lines, f"loss_{length}", next(iter(arms))), sep="\n")
+  if all("grammar" in line for line in lines):
+    print("", *table(lines, "grammar", ""), sep="\n")
+  picture = FLAGS.picture or os.path.join(FLAGS.output_dir, "curves.png")
+  draw(lines, f"loss_{FLAGS.eval_lengths[-1]}", picture)
+  print(f"\n{results}\n{picture}")
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)
