@@ -9,7 +9,7 @@ arm of the JSON file is a recipe; the first one is the baseline:
   {"pairs": {"bert_config": {"hidden_size": 128, ...},
              "records": {"max_seq_length": 32, "dupe_factor": 10},
              "train": {"global_batch_size": 96, "learning_rate": 0.002}},
-   "alone": {..., "records": {"objective": "mlm", "dynamic_masks": 1},
+   "alone": {..., "records": {"objective": "mlm", ...},
              "stages": [{"records": {"max_seq_length": 32}, ...}]}}
 
 `records` are flags of create_pretraining_data.py, `train` of run_pretraining.py;
