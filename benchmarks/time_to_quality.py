@@ -12,7 +12,8 @@ arm of the JSON file is a recipe; the first one is the baseline:
    "alone": {..., "records": {"objective": "mlm", ...},
              "stages": [{"records": {"max_seq_length": 32}, ...}]}}
 
-`records` are flags of create_pretraining_data.py, `train` of run_pretraining.py;
+`records` are flags of create_pretraining_data.py, `train` of
+run_pretraining.py;
 a stage's records add to the arm's. An arm with "google_bert": {flags} is the
 script of --google_bert, on --google_bert_python with TensorFlow 1.15: it trains
 for its own num_train_steps, whose time counts.
