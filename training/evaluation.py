@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -121,7 +122,8 @@ def is_out_of_memory(error: Exception) -> bool:
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   """The cause of an error: memory, a damaged record, a lost rank, or itself."""
   if is_out_of_memory(error):
-    reason = str(error).strip().partition("\n")[0][:200]
+    found = re.sub(r"(?s)^Graph exec.*?\nNode: .*?\n", "", str(error)).strip()
+    reason = found.partition("\n")[0][:200]
     return UserError(
       f"out of memory ({reason or 'of this process'}): lower "
       "--train_batch_size, which with --global_batch_size trains the same, or "
