@@ -307,9 +307,10 @@ def _settled(comm: Comm, num_threads: int) -> Comm:
         f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
         "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
       )
-    own = gpus[comm.local_rank]
+    own = gpus[int(config.gpu_options.visible_device_list)]
     tf.config.set_visible_devices(own, "GPU")
-    tf.config.experimental.set_memory_growth(own, True)
+    growth = config.gpu_options.allow_growth
+    tf.config.experimental.set_memory_growth(own, growth)
   # The first session makes the threads of this process as its own config says,
   # and later ones use the same. A collective's would make one for each core.
   config.device_count["GPU"] = 0  # the run's session makes it
