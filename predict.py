@@ -68,8 +68,7 @@ def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
 def read_inputs(
   settings: Settings, texts: Sequence[str], may_be_json: bool
 ) -> Iterator[predictions.Input]:
-  """Inputs of flags, arguments or a file; `UserError` for none, or too many."""
-  check_inputs(settings, texts)
+  """Inputs of checked flags, arguments or a file; `UserError` for none."""
   if settings.question is not None:
     yield predictions.Input(settings.question, settings.context)
     return
