@@ -22,7 +22,6 @@ import numpy as np
 
 from common import errors
 from common.settings import run_with, setting
-from data import records
 from tools import html_report
 from training import metrics, run_folder
 
@@ -88,12 +87,10 @@ def read_run(run_dir: str) -> Run:
   train = read(metrics.METRICS_FILE)
   if not train:
     raise errors.UserError(f"{run_dir}: no {metrics.METRICS_FILE} with reports")
-  files = run_folder.trained_on(run_dir)
   found = run_folder.manifest(run_dir)
-  flags = (run_folder.last_training(run_dir) or {}).get("flags", {})
+  run = run_folder.last_training(run_dir) or {}
+  flags = run.get("flags", {})
   bert, counts = flags.get("bert"), found[1].counts if found else {}
-  evaluated = flags.get("eval_input_file")
-  held_out = evaluated and not _files(evaluated) & {*files, ""}
   return Run(
     os.path.normpath(run_dir),
     train,
@@ -104,16 +101,8 @@ def read_run(run_dir: str) -> Run:
     if bert
     else "",
     flags.get("input_file") or flags.get("train_file") or "",
-    "held out" if held_out else "evaluation",
+    "held out" if run_folder.is_held_out(run) else "evaluation",
   )
-
-
-def _files(patterns: str) -> set:
-  """The files of patterns; {""} if some are not there."""
-  try:
-    return {*records.expand_patterns(patterns)}
-  except errors.UserError:
-    return {""}
 
 
 def panels_of(runs: Sequence[Run]) -> dict:

@@ -887,7 +887,10 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
   write_packed(tmp_path / "run")
   data = str(tmp_path / "run" / "data-0.tfrecord")
   run = {
-    "flags": {"optimizer": {"optimizer": "lamb"}, "learning_rate": 1e-3},
+    "flags": {
+      "optimizer": {"optimizer": "lamb"}, "learning_rate": 1e-3,
+      "eval_input_file": f"{tmp_path}/run/data-*",
+    },
     "plan": {
       "updates": 40, "records_per_update": 24, "warmup_updates": 4, "ranks": 2,
     },
@@ -928,6 +931,7 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
     "| note | a\\|&lt;b> |",
     "| tensorflow | 2.21.0 |",
     "| masks | static |",
+    "| evaluated on | the training records |",
   ):
     assert line in card.splitlines(), line
   assert str(tmp_path) not in card and "licence is not" not in card
