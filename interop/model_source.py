@@ -21,7 +21,7 @@ from finetuning.settled import (
   Given,
   saved_task,
 )
-from interop import hugging_face
+from interop import hugging_face, tokenizer_files
 from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
 from training import checkpoint_files, metrics, run_folder, training_run
@@ -168,7 +168,11 @@ def settle(flags) -> list[str]:
       if hugging_face.is_folder(init) or not (
         inside and os.path.exists(f"{path}.index")
       ):
-        path, chosen, _ = _locate(init, given.do_lower_case)
+        lower = given.do_lower_case
+        if hugging_face.is_folder(init) and "do_lower_case" not in flags:
+          lower, told = _case_of_records(init, flags.input_file)
+          lines += told
+        path, chosen, _ = _locate(init, lower)
       if _is_export(path):
         raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
       lines.append(f"--init_checkpoint={init}: {path} ({chosen})")
@@ -195,6 +199,19 @@ def settle(flags) -> list[str]:
       flags["bert_config_file"].value = beside
       lines.append(f"--bert_config_file={beside}, as found")
   return lines
+
+
+def _case_of_records(
+  folder: str, files: str | None
+) -> tuple[bool | None, list[str]]:
+  """The case of records, and a line, where a model's files disagree on it."""
+  said = tokenizer_files.cases(folder)
+  found = files and len({*said.values()}) > 1 and records.manifest_of(files)
+  if not found:
+    return None, []
+  lower = found[1].tokenizer.do_lower_case
+  line = f"--do_lower_case={lower}, as {found[0]} says: {', '.join(said)}"
+  return lower, [line]
 
 
 def _other_text(folder: str, files: str) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import runs
 import safetensors.numpy
+from finetuning_runs import command_line
 from samples import LETTERS, TINY, contents, write_config, write_packed
 
 import convert_checkpoint
@@ -39,6 +40,7 @@ from interop.bert_tensors import (
 from interop.predictions import Input
 from model.bert_config import BertConfig
 from training import checkpoint_files
+from training.config import PretrainingConfig
 
 CONFIG = BertConfig.from_dict(TINY)
 PRETRAINING = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE)
@@ -351,8 +353,15 @@ def test_what_a_folder_says_twice_must_agree(tmp_path, letters):
     ("task.json", "max_seq_length", 32, "max_seq_length is 32 in task.json"),
     ("task.json", "task", "squad", "task is 'squad' in task.json"),
     ("task.json", "labels", 5, "task.json: not a task's description"),
-    ("tokenizer_config.json", "do_lower_case", True, "lowercase=False: give"),
-  ):
+    (
+      "task.json", "do_lower_case", "no",
+      "task.json: not a task's description: do_lower_case is 'no'",
+    ),
+    (
+      "tokenizer_config.json", "do_lower_case", "no",
+      "tokenizer_config.json: do_lower_case is 'no', not true or false",
+    ),
+  ):  # fmt: skip
     copy = shutil.copytree(tmp_path / "b", tmp_path / "copy")
     content = runs.read_json(copy, file)
     (copy / file).write_text(json.dumps({**content, key: value}))
@@ -364,6 +373,42 @@ def test_what_a_folder_says_twice_must_agree(tmp_path, letters):
   second = write_run(tmp_path / "c", parts, letters, cased)
   with pytest.raises(UserError, match="differ in do_lower_case: only check"):
     convert([prefix, second], out, to="tensorflow")
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "task.json"])
+def test_where_files_disagree_on_case_the_flag_decides(tmp_path, letters, file):
+  """To pre-train, which has no such flag, the manifest of the records."""
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  folder = tmp_path / "b"
+  convert(prefix, folder, vocab_file=letters, do_lower_case=False)
+  content = {**runs.read_json(folder, file), "do_lower_case": True}
+  (folder / file).write_text(json.dumps(content))
+  with pytest.raises(UserError) as raised:
+    convert(folder, tmp_path / "c" / "m")
+  for said in (
+    f"{folder}/{file} has do_lower_case=true",
+    f"{folder}/tokenizer.json has lowercase=false",
+    ": correct the wrong one, or give --do_lower_case or --nodo_lower_case",
+  ):
+    assert said in str(raised.value)
+  for lower in (True, False):
+    convert(folder, f"{tmp_path}/{lower}/", do_lower_case=lower)
+    assert (
+      runs.read_json(tmp_path / str(lower), "task.json")["do_lower_case"]
+      is lower
+    )
+  files, _ = write_packed(tmp_path)
+  (path,) = tmp_path.glob("*.manifest.json")
+  lower = records.Manifest.load(str(path)).tokenizer.do_lower_case
+  given = dict(do_train=True, init_checkpoint=str(folder))
+  flags = command_line(PretrainingConfig, **given, input_file=files)
+  lines = model_source.settle(flags)
+  assert lines[0].startswith(f"--do_lower_case={lower}, as {path} says: ")
+  path.unlink()
+  with pytest.raises(UserError, match="the manifest of the records decides"):
+    model_source.settle(
+      command_line(PretrainingConfig, **given, input_file=files)
+    )
 
 
 def test_stand_ins_are_no_names_of_labels(tmp_path, letters):
