@@ -5,8 +5,10 @@ The names are those of transformers' modeling_bert.py
 ours [in, out]. The masked LM head's output weights are the word embeddings.
 """
 
+import glob
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -244,11 +246,7 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
     return _read_file(whole)
   index = os.path.join(folder, _SHARDS_FILE)
   if not os.path.exists(index):
-    raise DataError(
-      f"{folder}: has no {WEIGHTS_FILE}; pytorch_model.bin and the like need "
-      "PyTorch to be read: in an environment that has it, load and save the "
-      "model with transformers"
-    )
+    raise DataError(_without_weights(folder))
   try:
     found = json_files.read(index)["weight_map"].items()
     files = {name: os.path.basename(file) for name, file in found}
@@ -266,6 +264,31 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
       )
     tensors |= found
   return tensors
+
+
+# Makes model.safetensors of a folder's pytorch_model*.bin; it has all heads.
+_FROM_PYTORCH = (
+  "import pathlib, sys, torch, safetensors.torch as s; "
+  "f = pathlib.Path(sys.argv[1]); "
+  's.save_file({k: v.clone().contiguous() for p in f.glob("pytorch_model*.bin")'
+  ' for k, v in torch.load(p, "cpu", weights_only=True).items()}, '
+  f'f / "{WEIGHTS_FILE}", {{"format": "pt"}})'
+)
+
+
+def _without_weights(folder: str) -> str:
+  """What to do about a folder without model.safetensors."""
+  if glob.glob(os.path.join(glob.escape(folder), "pytorch_model*.bin")):
+    command = shlex.join(["python", "-c", _FROM_PYTORCH, folder])
+    return (
+      f"{folder}: has no {WEIGHTS_FILE}, but pytorch_model.bin, which only "
+      "PyTorch reads. This makes the file, in an environment with torch, numpy "
+      f"and safetensors: {command}"
+    )
+  return (
+    f"{folder}: has no {WEIGHTS_FILE}: copy it beside config.json, or let "
+    "transformers write it (save_pretrained)"
+  )
 
 
 def _read_file(path: str) -> dict[str, np.ndarray]:

@@ -7,7 +7,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import shutil
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -836,9 +839,43 @@ def test_damage_and_what_is_not_there(tmp_path, letters):
   with pytest.raises(UserError, match="model.safetensors: damaged"):
     convert(folder, out)
   weights.unlink()
-  with pytest.raises(UserError, match="has no model.safetensors; pytorch_m"):
+  with pytest.raises(UserError, match="no model.safetensors: copy it beside"):
     convert(folder, out)
   assert not out.exists()
+
+
+def test_pytorch_s_weights_come_with_the_command_that_converts(
+  tmp_path, monkeypatch
+):
+  """The command runs with stand-ins, on shards, in a folder of an odd name."""
+
+  class Tensor(np.ndarray):
+    clone = np.ndarray.copy
+    contiguous = lambda self: np.ascontiguousarray(self)
+
+  def load(path, device, weights_only):
+    assert weights_only and device == "cpu"
+    with np.load(path) as arrays:
+      return {name: arrays[name].view(Tensor) for name in arrays}
+
+  monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(load=load))
+  monkeypatch.setitem(sys.modules, "safetensors.torch", safetensors.numpy)
+  folder = write_folder(tmp_path / "it's [1]", {})
+  (folder / "model.safetensors").unlink()
+  tensors = list(their_tensors().items())
+  for number, some in enumerate((tensors[:9], tensors[9:])):
+    with open(folder / f"pytorch_model-{number}.bin", "wb") as f:
+      np.savez(f, **dict(some))
+  with pytest.raises(UserError) as raised:
+    convert(folder, tmp_path / "m")
+  said, _, command = str(raised.value).partition("safetensors: ")
+  assert said.startswith(f"{folder}: has no model.safetensors, but pytorch_mo")
+  python, option, code, *words = shlex.split(command)
+  assert (python, option, words) == ("python", "-c", [str(folder)])
+  monkeypatch.setattr(sys, "argv", [option, *words])
+  exec(code, {})
+  convert(folder, tmp_path / "m")
+  assert_same(read(tmp_path / "m"), random_values())
 
 
 def test_nothing_is_overwritten(tmp_path, letters):
