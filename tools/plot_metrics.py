@@ -230,7 +230,8 @@ class Settings:
   # fmt: off
   output: str = setting("curve.png",
     "Picture to write: .png, .svg, .pdf and other formats by the name's end. "
-    ".html is a page with the picture, results, plan, data and settings.")
+    ".html is a page with the picture, results, plan, data, examples and "
+    "settings.")
   title: str = setting("",
     "Text above the curves. Default: folder, model and data of a single run.")
   # fmt: on

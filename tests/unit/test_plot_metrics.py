@@ -1,6 +1,7 @@
 """What is drawn of run folders."""
 
 import base64
+import html
 import json
 import os
 import re
@@ -10,8 +11,11 @@ import sys
 import matplotlib.image
 import pytest
 import runs
+from samples import settings_of
 
+import tokenization
 from common import errors
+from data import creation
 from tools import plot_metrics
 
 BERT = dict(hidden_size=64, num_hidden_layers=2, vocab_size=100)
@@ -229,3 +233,43 @@ def test_a_page_of_runs_is_one_file_and_escaped(tmp_path):
   picture = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1]).decode()
   assert "<svg" in picture
   assert "<script" not in page
+
+
+ODD = ["<", "b", ">", "&", "中", "é", "ش", "🙂", "ß"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_page_shows_examples_of_the_records(tmp_path, dynamic):
+  """Of text that is odd in HTML, with masks; dynamic ones are drawn."""
+  vocabulary, text = tmp_path / "vocab.txt", tmp_path / "text.txt"
+  vocabulary.write_text("\n".join([*tokenization.SPECIAL_TOKENS, *ODD]) + "\n")
+  line = " ".join(ODD) + "\n"
+  text.write_text("\n".join([line * 4] * 9))
+  creation.create(
+    settings_of(
+      tmp_path, str(text), str(vocabulary), do_lower_case=False,
+      dynamic_masks=dynamic, dupe_factor=1,
+    )
+  )  # fmt: skip
+  folder = make_run(tmp_path / "run", PRETRAINING)
+  data = {"files": ["out/train.tfrecord"], "records": 9}
+  run = {"plan": {"ranks": 1}, "flags": {"input_file": "o*"}, "data": data}
+  (tmp_path / "run" / "run.json").write_text(json.dumps({"runs": [run]}))
+
+  def shown():
+    output = tmp_path / "r.html"
+    plot_metrics.main(plot_metrics.Settings(output=str(output)), folder)
+    page = output.read_text(encoding="utf-8")
+    return html.unescape(re.search("<pre>([^<]*)</pre>", page)[1])
+
+  said = shown()
+  assert said.count("train.tfrecord, record ") == 3 and "{[MASK]|" in said
+  assert ("Masks are drawn when records are read" in said) == dynamic
+  for token in ODD:
+    assert re.search(rf"[ |]{token}[ }}\n]", said), token
+  for name in os.listdir(tmp_path / "out"):
+    if name.startswith("train") and ".manifest" not in name:
+      os.remove(tmp_path / "out" / name)
+  assert shown() == (
+    "out/train.tfrecord is not there any more, or has no manifest."
+  )
