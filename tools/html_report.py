@@ -49,7 +49,7 @@ def write(run_dirs: Sequence[str], output: str, title: str, plot: Callable):
     "</html>\n",
   ]
   with files.whole(output) as f:
-    f.write("\n".join(page).encode())
+    f.write("\n".join(page).encode(errors="replace"))
 
 
 def _run(run_dir: str) -> Iterator[str]:
@@ -69,7 +69,9 @@ def _run(run_dir: str) -> Iterator[str]:
   yield '<div class="tables">'
   speed = path(run_folder.TRAINING_RESULTS_FILE)
   if os.path.exists(speed):
-    yield _table("The last training", json_files.read(speed).items())
+    yield _table(
+      "The last training", json_files.read_own(speed, "remove it").items()
+    )
   run = run_folder.last_training(run_dir) or {}
   yield _table("Plan", (run.get("plan") or {}).items())
   data = run.get("data") or {}

@@ -10,8 +10,10 @@ reported is faint, its moving mean is not.
 """
 
 import dataclasses
+import glob
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +29,8 @@ from training import metrics, run_folder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+warnings.filterwarnings("ignore", "Glyph")  # that the font lacks
 
 # Panels of known keys, in order; other metrics come after the accuracies.
 _LABELS = {
@@ -86,7 +90,12 @@ def read_run(run_dir: str) -> Run:
   read = lambda name: metrics.read_jsonl(os.path.join(run_dir, name))
   train = read(metrics.METRICS_FILE)
   if not train:
-    raise errors.UserError(f"{run_dir}: no {metrics.METRICS_FILE} with reports")
+    inside = os.path.join(glob.escape(run_dir), "*", metrics.METRICS_FILE)
+    runs = " or ".join(map(os.path.dirname, sorted(glob.glob(inside))))
+    raise errors.UserError(
+      f"{run_dir}: no {metrics.METRICS_FILE} with reports: "
+      + (f"did you mean {runs}?" if runs else "name a training's --output_dir")
+    )
   found = run_folder.manifest(run_dir)
   run = run_folder.last_training(run_dir) or {}
   flags = run.get("flags", {})
@@ -167,6 +176,11 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
     axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
 
 
+def _drawable(text: str) -> str:
+  """Text without formulas, and without bytes that are no UTF-8."""
+  return text.encode(errors="replace").decode().replace("$", r"\$")
+
+
 def _legend(figure, axes, runs: Sequence[Run]) -> None:
   if len(runs) == 1:
     axes[0].legend()
@@ -181,7 +195,7 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
   if any(run.entropy for run in runs):
     styles.append((_ENTROPY, dict(color="grey", ls="--", lw=1)))
   handles = [plt.Line2D([], [], **style) for _, style in styles]
-  names = [name for name, _ in styles]
+  names = [_drawable(name) for name, _ in styles]
   figure.legend(handles, names, loc="outside lower center", ncols=2)
 
 
@@ -218,7 +232,7 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   if len(runs) == 1 and not title:
     about = ", on ".join(filter(None, [runs[0].model, runs[0].data]))
     title = f"{runs[0].name}\n{about}".strip()
-  figure.suptitle(title)
+  figure.suptitle(_drawable(title))
   figure.savefig(output, dpi=120)
   plt.close(figure)
 
@@ -239,6 +253,7 @@ class Settings:
 
 def main(settings: Settings, *run_dirs: str) -> None:
   """Draws the curves of runs."""
+  os.makedirs(os.path.dirname(settings.output) or ".", exist_ok=True)
   if settings.output.lower().endswith(".html"):
     html_report.write(run_dirs, settings.output, settings.title, plot)
   else:

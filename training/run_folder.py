@@ -127,9 +127,10 @@ def _runs(output_dir: str) -> list[dict]:
     return []
   remedy = "move it away, or give another folder"
   found = json_files.read_own(path, remedy)
-  if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+  made = isinstance(found, dict) and found.get("runs")
+  if not isinstance(made, list) or not all(isinstance(r, dict) for r in made):
     raise DataError(f"{path}: not a run's record; {remedy}")
-  return found["runs"]
+  return made
 
 
 def last_training(output_dir: str, key: str = "plan") -> dict | None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import matplotlib.image
 import pytest
@@ -166,8 +167,12 @@ def test_pictures_need_no_tensorflow(tmp_path):
 def test_a_folder_without_reports_is_named(tmp_path):
   run = make_run(tmp_path / "a", PRETRAINING)
   (tmp_path / "b").mkdir()
-  with pytest.raises(errors.UserError, match=r"b: no metrics\.jsonl"):
-    plot_metrics.plot([run, str(tmp_path / "b")], str(tmp_path / "c.png"))
+  for name, remedy in (("b", "name a train"), (".", r"did you mean \S+/a\?")):
+    folder = str(tmp_path / name)
+    with pytest.raises(
+      errors.UserError, match=rf"no metrics\.jsonl with reports: {remedy}"
+    ):
+      plot_metrics.plot([run, folder], str(tmp_path / "c.png"))
   assert not (tmp_path / "c.png").exists()
 
 
@@ -233,6 +238,37 @@ def test_a_page_of_runs_is_one_file_and_escaped(tmp_path):
   picture = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1]).decode()
   assert "<svg" in picture
   assert "<script" not in page
+
+
+def test_a_folder_of_any_name_is_drawn(tmp_path, monkeypatch):
+  """With bytes that are no text, a formula that is none, and no such glyph."""
+  run = make_run(
+    tmp_path / os.fsdecode(b"\xff $\\x$ \xf0\x9f\x99\x82"), PRETRAINING
+  )
+  other = make_run(tmp_path / "other", PRETRAINING)
+  output = tmp_path / "new" / "report.html"
+  with warnings.catch_warnings(record=True) as warned:
+    warnings.filterwarnings("ignore", "Glyph")  # pytest has its own filters
+    plot_metrics.main(plot_metrics.Settings(output=str(output)), run)
+    plot_metrics.plot([run, other], str(tmp_path / "c.png"))
+  assert not warned and "/? $\\x$ 🙂</title>" in output.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+  "file, content, said",
+  [
+    ("run.json", '{"runs": [1]}', "run.json: not a run's record; move it away"),
+    ("run.json", "", "run.json: not readable as JSON.* move it away"),
+    ("eval_metrics.jsonl", '{"a": 1}\n', "line 1 is no report"),
+    ("training_results.json", "", "not readable as JSON.* remove it"),
+  ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path, file, content, said):
+  run = make_run(tmp_path / "a", PRETRAINING)
+  (tmp_path / "a" / file).write_text(content)
+  settings = plot_metrics.Settings(output=str(tmp_path / "r.html"))
+  with pytest.raises(errors.UserError, match=said):
+    plot_metrics.main(settings, run)
 
 
 ODD = ["<", "b", ">", "&", "中", "é", "ش", "🙂", "ß"]
