@@ -248,7 +248,7 @@ def _locate(model: str, do_lower_case: bool | None) -> tuple[str, str, str]:
     return os.path.join(folder, CHECKPOINT_NAME), chosen, folder
   if os.path.isdir(model):
     return *_find_checkpoint(model, saved_task(model)), model
-  if not glob.glob(glob.escape(model) + "*"):
+  if not (model and glob.glob(glob.escape(model) + ".*")):
     raise UserError(
       f"{model}: no such model. Name a run folder, a checkpoint (such as "
       "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported one "
@@ -311,11 +311,17 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
     if newest is None and len(own) == 1:
       theirs = own[0].removesuffix(".index")
     if newest is None and not os.path.exists(theirs + ".index"):
-      children = [os.path.join(model, n) for n in sorted(os.listdir(model))]
-      models = [child for child in children if _is_model(child)]
+      inside = [os.path.join(glob.escape(model), n) for n in ("*", "*/*")]
+      paths = sorted(path for names in inside for path in glob.glob(names))
+      models = list(filter(_is_model, paths))
       raise UserError(
-        f"{model} holds no model"
-        + (f"; did you mean {' or '.join(models)}?" if models else "")
+        f"{model} holds no model: "
+        + (
+          f"did you mean {' or '.join(models)}?"
+          if models
+          else "there is no checkpoint (NAME.ckpt*.index) in it. Name the "
+          "--output_dir of a training that has saved one"
+        )
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
   by: metrics.BestBy | None = None if task else BEST_BY
