@@ -65,11 +65,8 @@ def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
     )
   if asked and not all(text and text.strip() for text in given):
     raise UserError("give both --question and --context, not empty")
-  path = settings.input
-  if path not in (None, "-") and (
-    not os.path.exists(path) or os.path.isdir(path)
-  ):
-    raise UserError(f"--input={path}: there is no such file of texts")
+  if settings.input not in (None, "-") and not os.path.exists(settings.input):
+    raise UserError(f"--input={settings.input}: there is no such file")
 
 
 def read_inputs(

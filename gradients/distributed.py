@@ -309,8 +309,7 @@ def _settled(comm: Comm, num_threads: int) -> Comm:
       )
     own = gpus[int(config.gpu_options.visible_device_list)]
     tf.config.set_visible_devices(own, "GPU")
-    growth = config.gpu_options.allow_growth
-    tf.config.experimental.set_memory_growth(own, growth)
+    tf.config.experimental.set_memory_growth(own, True)
   # The first session makes the threads of this process as its own config says,
   # and later ones use the same. A collective's would make one for each core.
   config.device_count["GPU"] = 0  # the run's session makes it

@@ -5,7 +5,6 @@ The names are those of transformers' modeling_bert.py
 ours [in, out]. The masked LM head's output weights are the word embeddings.
 """
 
-import glob
 import os
 import re
 import shlex
@@ -239,6 +238,16 @@ def from_theirs(
 # Files ------------------------------------------------------------------------
 
 
+# Makes model.safetensors of a folder's pytorch_model*.bin; it has all heads.
+_FROM_PYTORCH = (
+  "import pathlib, sys, torch, safetensors.torch as s; "
+  "f = pathlib.Path(sys.argv[1]); "
+  's.save_file({k: v.clone().contiguous() for p in f.glob("pytorch_model*.bin")'
+  ' for k, v in torch.load(p, "cpu", weights_only=True).items()}, '
+  f'f / "{WEIGHTS_FILE}", {{"format": "pt"}})'
+)
+
+
 def read_tensors(folder: str) -> dict[str, np.ndarray]:
   """The tensors of model.safetensors, or of its shards; floats are float32."""
   whole = os.path.join(folder, WEIGHTS_FILE)
@@ -246,7 +255,12 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
     return _read_file(whole)
   index = os.path.join(folder, _SHARDS_FILE)
   if not os.path.exists(index):
-    raise DataError(_without_weights(folder))
+    command = shlex.join(["python", "-c", _FROM_PYTORCH, folder])
+    raise DataError(
+      f"{folder}: has no {WEIGHTS_FILE}. Copy it, or make it of "
+      "pytorch_model.bin, in an environment with torch, numpy and safetensors: "
+      f"{command}"
+    )
   try:
     found = json_files.read(index)["weight_map"].items()
     files = {name: os.path.basename(file) for name, file in found}
@@ -264,31 +278,6 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
       )
     tensors |= found
   return tensors
-
-
-# Makes model.safetensors of a folder's pytorch_model*.bin; it has all heads.
-_FROM_PYTORCH = (
-  "import pathlib, sys, torch, safetensors.torch as s; "
-  "f = pathlib.Path(sys.argv[1]); "
-  's.save_file({k: v.clone().contiguous() for p in f.glob("pytorch_model*.bin")'
-  ' for k, v in torch.load(p, "cpu", weights_only=True).items()}, '
-  f'f / "{WEIGHTS_FILE}", {{"format": "pt"}})'
-)
-
-
-def _without_weights(folder: str) -> str:
-  """What to do about a folder without model.safetensors."""
-  if glob.glob(os.path.join(glob.escape(folder), "pytorch_model*.bin")):
-    command = shlex.join(["python", "-c", _FROM_PYTORCH, folder])
-    return (
-      f"{folder}: has no {WEIGHTS_FILE}, but pytorch_model.bin, which only "
-      "PyTorch reads. This makes the file, in an environment with torch, numpy "
-      f"and safetensors: {command}"
-    )
-  return (
-    f"{folder}: has no {WEIGHTS_FILE}: copy it beside config.json, or let "
-    "transformers write it (save_pretrained)"
-  )
 
 
 def _read_file(path: str) -> dict[str, np.ndarray]:

@@ -265,15 +265,14 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   other without `given`.
   """
   said = cases(folder)
-  lower = next(iter(said.values()), None)
-  if len({*said.values()}) > 1:
-    lower = given
-    if given is None:
-      raise DataError(
-        f"{', '.join(said)}: correct the wrong one, or give --do_lower_case or "
-        "--nodo_lower_case, which decides; to pre-train, the manifest of the "
-        "records decides"
-      )
+  found = {*said.values()}
+  if len(found) > 1 and given is None:
+    raise DataError(
+      f"{', '.join(said)}: correct the wrong one, or give --do_lower_case or "
+      "--nodo_lower_case, which decides; to pre-train, the manifest of the "
+      "records decides"
+    )
+  lower = given if len(found) > 1 else next(iter(found), None)
   path = os.path.join(folder, TOKENIZER_CONFIG_FILE)
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   bert = {"tokenize_chinese_chars": True, "strip_accents": lower}

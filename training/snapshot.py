@@ -45,15 +45,8 @@ class Snapshot:
     try:
       for _ in range(self._copies):
         self._sets.append({n: _aligned(*shape) for n, shape in shapes.items()})
-    except MemoryError:
-      size = sum(
-        int(np.prod(shape)) * np.dtype(kind).itemsize / 1e6
-        for shape, kind in shapes.values()
-      )
-      self._trouble = (
-        f"this host has no room for {self._copies} x {size:,.0f} MB, the copy "
-        "of all variables that a save writes"
-      )
+    except MemoryError as e:
+      self._trouble = f"the copy of all variables that a save writes: {e}"
 
   def begin(self) -> dict[str, np.ndarray]:
     """The arrays to fill with the next values; call `finish` afterwards.

@@ -839,7 +839,7 @@ def test_damage_and_what_is_not_there(tmp_path, letters):
   with pytest.raises(UserError, match="model.safetensors: damaged"):
     convert(folder, out)
   weights.unlink()
-  with pytest.raises(UserError, match="no model.safetensors: copy it beside"):
+  with pytest.raises(UserError, match="no model.safetensors. Copy it, or"):
     convert(folder, out)
   assert not out.exists()
 
@@ -869,7 +869,7 @@ def test_pytorch_s_weights_come_with_the_command_that_converts(
   with pytest.raises(UserError) as raised:
     convert(folder, tmp_path / "m")
   said, _, command = str(raised.value).partition("safetensors: ")
-  assert said.startswith(f"{folder}: has no model.safetensors, but pytorch_mo")
+  assert said.startswith(f"{folder}: has no model.safetensors. Copy it, or")
   python, option, code, *words = shlex.split(command)
   assert (python, option, words) == ("python", "-c", [str(folder)])
   monkeypatch.setattr(sys, "argv", [option, *words])
