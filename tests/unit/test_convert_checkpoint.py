@@ -882,7 +882,9 @@ def test_nothing_is_overwritten(tmp_path, letters):
   prefix = write_checkpoint(tmp_path / "a", random_values())
   (tmp_path / "full").mkdir()
   (tmp_path / "full" / "x").write_text("mine")
-  with pytest.raises(UserError, match="already exists and is not empty"):
+  with pytest.raises(
+    UserError, match="already exists and is not empty: give a new folder"
+  ):
     convert(prefix, tmp_path / "full")
   with pytest.raises(UserError, match="index exists already"):
     convert(prefix, prefix, to="tensorflow")
@@ -953,7 +955,8 @@ def test_the_command(tmp_path):
   assert failed.returncode == 1 and not failed.stdout
   assert failed.stderr.splitlines()[-1] == (
     f"convert_checkpoint.py: error: --output={tmp_path}/b already exists and "
-    "is not empty"
+    "is not empty: "
+    "give a new folder"
   )
 
 
