@@ -131,7 +131,9 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
   if os.path.exists(folder) and (
     not os.path.isdir(folder) or os.listdir(folder)
   ):
-    raise UserError(f"--output={folder} already exists and is not empty")
+    raise UserError(
+      f"--output={folder} already exists and is not empty: give a new folder"
+    )
   about = model.values, model.config, model.path
   tensors = bert_tensors.to_theirs(*about)
   outputs = len(model.values.get("output_bias", ()))

@@ -16,6 +16,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -63,13 +65,14 @@ def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
     )
   if asked and not all(text and text.strip() for text in given):
     raise UserError("give both --question and --context, not empty")
+  if settings.input not in (None, "-") and not os.path.exists(settings.input):
+    raise UserError(f"--input={settings.input}: there is no such file")
 
 
 def read_inputs(
   settings: Settings, texts: Sequence[str], may_be_json: bool
 ) -> Iterator[predictions.Input]:
-  """Inputs of flags, arguments or a file; `UserError` for none, or too many."""
-  check_inputs(settings, texts)
+  """Inputs of checked flags, arguments or a file; `UserError` for none."""
   if settings.question is not None:
     yield predictions.Input(settings.question, settings.context)
     return
@@ -105,7 +108,9 @@ def _lines(path: str, name: str) -> Iterator[str]:
 
 def main(settings: Settings, name: str, *texts: str) -> None:
   """Prints predictions of the model `name`."""
+  texts = () if texts == ("-",) else texts  # standard input
   check_inputs(settings, texts)  # before the model takes its time
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
   # A vocabulary may hold characters that the terminal cannot show.
   sys.stdout.reconfigure(errors="backslashreplace")
   source = model_source.find(name, settings.given)
@@ -122,8 +127,10 @@ def main(settings: Settings, name: str, *texts: str) -> None:
   for line in lines:
     print(line, file=sys.stderr)
   inputs = read_inputs(settings, texts, predictor.answers_questions)
-  typed = not texts and settings.input in (None, "-")
-  at_once = 1 if typed and sys.stdin.isatty() else _AT_ONCE
+  typed = not texts and settings.input in (None, "-") and sys.stdin.isatty()
+  if typed:
+    print("type a text and Enter; Ctrl-D ends", file=sys.stderr)
+  at_once = 1 if typed else _AT_ONCE
   while group := list(itertools.islice(inputs, at_once)):
     for made in predictor.predict(group):
       lines = predictions.as_lines(made)

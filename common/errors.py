@@ -93,7 +93,7 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
     words = argv[1:]
     try:
       if arguments is None and not words:
-        raise UserError("no file is given; see --help")
+        raise UserError("no file or folder is named; see --help")
       if arguments not in (None, -1, len(words)):
         raise UserError(
           f"{len(words)} arguments that are no flags ({' '.join(words[:3])}), "
@@ -101,8 +101,10 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
         )
       main(argv)
     except (UserError, OSError) as e:
-      program = os.path.basename(argv[0])
-      tell(f"{program}: error: {e}")
+      program, said = os.path.basename(argv[0]), str(e)
+      if isinstance(e, OSError) and e.filename:
+        said = f"{e.filename}: {e.strerror}"
+      tell(f"{program}: error: {said}")
       sys.exit(1)
 
   app.run(wrapped)

@@ -307,7 +307,7 @@ def _settled(comm: Comm, num_threads: int) -> Comm:
         f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
         "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
       )
-    own = gpus[comm.local_rank]
+    own = gpus[int(config.gpu_options.visible_device_list)]
     tf.config.set_visible_devices(own, "GPU")
     tf.config.experimental.set_memory_growth(own, True)
   # The first session makes the threads of this process as its own config says,

@@ -7,6 +7,7 @@ ours [in, out]. The masked LM head's output weights are the word embeddings.
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -237,6 +238,16 @@ def from_theirs(
 # Files ------------------------------------------------------------------------
 
 
+# Makes model.safetensors of a folder's pytorch_model*.bin; it has all heads.
+_FROM_PYTORCH = (
+  "import pathlib, sys, torch, safetensors.torch as s; "
+  "f = pathlib.Path(sys.argv[1]); "
+  's.save_file({k: v.clone().contiguous() for p in f.glob("pytorch_model*.bin")'
+  ' for k, v in torch.load(p, "cpu", weights_only=True).items()}, '
+  f'f / "{WEIGHTS_FILE}", {{"format": "pt"}})'
+)
+
+
 def read_tensors(folder: str) -> dict[str, np.ndarray]:
   """The tensors of model.safetensors, or of its shards; floats are float32."""
   whole = os.path.join(folder, WEIGHTS_FILE)
@@ -244,10 +255,11 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
     return _read_file(whole)
   index = os.path.join(folder, _SHARDS_FILE)
   if not os.path.exists(index):
+    command = shlex.join(["python", "-c", _FROM_PYTORCH, folder])
     raise DataError(
-      f"{folder}: has no {WEIGHTS_FILE}; pytorch_model.bin and the like need "
-      "PyTorch to be read: in an environment that has it, load and save the "
-      "model with transformers"
+      f"{folder}: has no {WEIGHTS_FILE}. Copy it, or make it of "
+      "pytorch_model.bin, in an environment with torch, numpy and safetensors: "
+      f"{command}"
     )
   try:
     found = json_files.read(index)["weight_map"].items()

@@ -125,6 +125,7 @@ def _task_of_folder(
     "max_seq_length": min(longest, most) if longest else None,
   }
   found = {key: value for key, value in found.items() if value is not None}
+  saved.pop("do_lower_case", None)  # it was read with the tokenizer's
   for key, value in found.items():
     if key in saved and saved[key] != value:
       raise DataError(

@@ -142,7 +142,7 @@ def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   for results in metrics.read_jsonl(path):
     if results["global_step"] == step:
       yield from ((k, v) for k, v in results.items() if k != "global_step")
-      if not run.get("flags", {}).get("eval_input_file", "else"):
+      if run_folder.is_held_out(run) is False:
         yield "evaluated on", "the training records"
 
 

@@ -21,7 +21,7 @@ from finetuning.settled import (
   Given,
   saved_task,
 )
-from interop import hugging_face
+from interop import hugging_face, tokenizer_files
 from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
 from training import checkpoint_files, metrics, run_folder, training_run
@@ -216,7 +216,11 @@ def settle(flags) -> list[str]:
       if hugging_face.is_folder(init) or not (
         inside and os.path.exists(f"{path}.index")
       ):
-        path, chosen, _ = _locate(init, given.do_lower_case)
+        lower = given.do_lower_case
+        if hugging_face.is_folder(init) and "do_lower_case" not in flags:
+          lower, told = _case_of_records(init, flags.input_file)
+          lines += told
+        path, chosen, _ = _locate(init, lower)
       if _is_export(path):
         raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
       lines.append(f"--init_checkpoint={init}: {path} ({chosen})")
@@ -243,6 +247,19 @@ def settle(flags) -> list[str]:
       flags["bert_config_file"].value = beside
       lines.append(f"--bert_config_file={beside}, as found")
   return lines
+
+
+def _case_of_records(
+  folder: str, files: str | None
+) -> tuple[bool | None, list[str]]:
+  """The case of records, and a line, where a model's files disagree on it."""
+  said = tokenizer_files.cases(folder)
+  found = files and len({*said.values()}) > 1 and records.manifest_of(files)
+  if not found:
+    return None, []
+  lower = found[1].tokenizer.do_lower_case
+  line = f"--do_lower_case={lower}, as {found[0]} says: {', '.join(said)}"
+  return lower, [line]
 
 
 def _other_text(folder: str, files: str) -> list[str]:
@@ -279,7 +296,7 @@ def _locate(model: str, do_lower_case: bool | None) -> tuple[str, str, str]:
     return os.path.join(folder, CHECKPOINT_NAME), chosen, folder
   if os.path.isdir(model):
     return *_find_checkpoint(model, saved_task(model)), model
-  if not glob.glob(glob.escape(model) + "*"):
+  if not (model and glob.glob(glob.escape(model) + ".*")):
     raise UserError(
       f"{model}: no such model. Name a run folder, a checkpoint (such as "
       "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported one "
@@ -342,11 +359,17 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
     if newest is None and len(own) == 1:
       theirs = own[0].removesuffix(".index")
     if newest is None and not os.path.exists(theirs + ".index"):
-      children = [os.path.join(model, n) for n in sorted(os.listdir(model))]
-      models = [child for child in children if _is_model(child)]
+      inside = [os.path.join(glob.escape(model), n) for n in ("*", "*/*")]
+      paths = sorted(path for names in inside for path in glob.glob(names))
+      models = list(filter(_is_model, paths))
       raise UserError(
-        f"{model} holds no model"
-        + (f"; did you mean {' or '.join(models)}?" if models else "")
+        f"{model} holds no model: "
+        + (
+          f"did you mean {' or '.join(models)}?"
+          if models
+          else "there is no checkpoint (NAME.ckpt*.index) in it. Name the "
+          "--output_dir of a training that has saved one"
+        )
       )
     return (newest, "the newest") if newest else (theirs, "the only one")
   by: metrics.BestBy | None = None if task else BEST_BY

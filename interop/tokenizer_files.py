@@ -25,7 +25,7 @@ from tokenizers import (
 import tokenization
 from common import json_files
 from common.errors import DataError
-from finetuning.settled import VOCABULARIES
+from finetuning.settled import TASK_FILE, VOCABULARIES, saved_task
 from interop import model_config
 
 VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
@@ -239,27 +239,42 @@ def longest_text(folder: str) -> int | None:
   return longest if type(longest) is int and longest > 0 else None
 
 
+def cases(folder: str) -> dict[str, bool]:
+  """What a file says, for people -> whether the text is lower-cased by it."""
+  config = _read_object(folder, TOKENIZER_CONFIG_FILE)
+  text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
+  match = re.search(r'"lowercase": (true|false)', text)
+  found = {}
+  for file, key, lower in (
+    (TOKENIZER_CONFIG_FILE, "do_lower_case", config.get("do_lower_case")),
+    (TOKENIZER_FILE, "lowercase", match and match[1] == "true"),
+    (TASK_FILE, "do_lower_case", saved_task(folder).get("do_lower_case")),
+  ):
+    path = os.path.join(folder, file)
+    if not isinstance(lower, bool | None):
+      raise DataError(f"{path}: {key} is {lower!r}, not true or false")
+    if lower is not None:
+      found[f"{path} has {key}={json.dumps(lower)}"] = lower
+  return found
+
+
 def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
-  """Whether the folder's tokenizer lower-cases; None if no file says it.
+  """Whether the folder's model reads lower-cased text; None if no file says it.
 
   Raises `DataError` if the files contradict google/bert's tokenizer, or each
   other without `given`.
   """
-  config = _read_object(folder, TOKENIZER_CONFIG_FILE)
-  text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
-  lower = config.get("do_lower_case")
-  if found := re.search(r'"lowercase": (true|false)', text):
-    normalizes = found[1] == "true"
-    if lower not in (None, normalizes) and given is None:
-      raise DataError(
-        f"{folder}: {TOKENIZER_CONFIG_FILE} has do_lower_case={lower}, but "
-        f"{TOKENIZER_FILE} lowercase={normalizes}: give --do_lower_case or "
-        "--nodo_lower_case"
-      )
-    lower = normalizes if lower in (None, normalizes) else given
+  said = cases(folder)
+  found = {*said.values()}
+  if len(found) > 1 and given is None:
+    raise DataError(
+      f"{', '.join(said)}: correct the wrong one, or give --do_lower_case or "
+      "--nodo_lower_case, which decides; to pre-train, the manifest of the "
+      "records decides"
+    )
+  lower = given if len(found) > 1 else next(iter(found), None)
   path = os.path.join(folder, TOKENIZER_CONFIG_FILE)
-  if not isinstance(lower, bool | None):
-    raise DataError(f"{path}: do_lower_case is {lower!r}, not true or false")
+  config = _read_object(folder, TOKENIZER_CONFIG_FILE)
   bert = {"tokenize_chinese_chars": True, "strip_accents": lower}
   for key, usual in bert.items():
     if lower is not None and config.get(key) not in (None, usual):

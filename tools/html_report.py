@@ -1,12 +1,14 @@
-"""Runs as one HTML page: curves, results, speed, plan, data and settings."""
+"""Runs as one HTML page: curves, results, plan, data, examples and settings."""
 
 import base64
 import html
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from common import files, json_files
+from data import record_report, records
 from training import metrics, run_folder
 
 # The colours are the browser's own, light or dark; the picture stays on white.
@@ -22,9 +24,11 @@ td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top;
   font-weight: normal; }
 details td { overflow-wrap: anywhere; }
 td { font-variant-numeric: tabular-nums; }
+pre { white-space: pre-wrap; font-size: 14px; }
 .tables { display: flex; flex-wrap: wrap; align-items: start; gap: 0 4rem; }
 """
 _PER_CENT = ("accuracy", "padding")
+_MOST_EXAMPLES = 3
 
 
 def write(run_dirs: Sequence[str], output: str, title: str, plot: Callable):
@@ -45,7 +49,7 @@ def write(run_dirs: Sequence[str], output: str, title: str, plot: Callable):
     "</html>\n",
   ]
   with files.whole(output) as f:
-    f.write("\n".join(page).encode())
+    f.write("\n".join(page).encode(errors="replace"))
 
 
 def _run(run_dir: str) -> Iterator[str]:
@@ -65,7 +69,9 @@ def _run(run_dir: str) -> Iterator[str]:
   yield '<div class="tables">'
   speed = path(run_folder.TRAINING_RESULTS_FILE)
   if os.path.exists(speed):
-    yield _table("The last training", json_files.read(speed).items())
+    yield _table(
+      "The last training", json_files.read_own(speed, "remove it").items()
+    )
   run = run_folder.last_training(run_dir) or {}
   yield _table("Plan", (run.get("plan") or {}).items())
   data = run.get("data") or {}
@@ -81,6 +87,10 @@ def _run(run_dir: str) -> Iterator[str]:
   flags = dict(run.get("flags") or {})
   yield _table("Model", flags.pop("bert", {}).items())
   yield "</div>"
+  if names and "input_file" in flags:
+    text = html.escape(_examples(names, found))
+    yield f"<details open><summary>Examples</summary><pre>{text}</pre>"
+    yield "</details>"
   about = {
     "started": run.get("started"), **run.get("versions", {}),
     "devices": run.get("devices"), "records": data.get("records"),
@@ -89,6 +99,23 @@ def _run(run_dir: str) -> Iterator[str]:
   for title, values in (("All settings", flags), ("Versions, files", about)):
     table = _table("", run_folder.flat(values, "{}").items())
     yield f"<details><summary>{title}</summary>{table}</details>"
+
+
+def _examples(
+  names: Sequence[str], found: tuple[str, records.Manifest] | None
+) -> str:
+  """Examples of the record files `names` as text, or why there are none."""
+  folder = os.path.dirname(found[0]) if found else ""
+  paths = [os.path.join(folder, os.path.basename(name)) for name in names]
+  paths = [path for path in paths if os.path.exists(path)]
+  if not (found and paths):
+    return f"{names[0]} is not there any more, or has no manifest."
+  made = found[1]
+  encoder = record_report.find_encoder(made.tokenizer, folder, None, None)
+  about = made.features(), made.mask_settings(), encoder
+  examples = record_report.examples(paths, *about)
+  shown = itertools.islice(examples, _MOST_EXAMPLES)
+  return "\n\n".join([record_report.legend(*about), *shown])
 
 
 def _table(caption: str, rows: Iterable, heads: Sequence[str] = ()) -> str:

@@ -10,8 +10,10 @@ reported is faint, its moving mean is not.
 """
 
 import dataclasses
+import glob
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,12 +24,13 @@ import numpy as np
 
 from common import errors
 from common.settings import run_with, setting
-from data import records
 from tools import html_report
 from training import metrics, run_folder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+warnings.filterwarnings("ignore", "Glyph")  # that the font lacks
 
 # Panels of known keys, in order; other metrics come after the accuracies.
 _LABELS = {
@@ -87,13 +90,16 @@ def read_run(run_dir: str) -> Run:
   read = lambda name: metrics.read_jsonl(os.path.join(run_dir, name))
   train = read(metrics.METRICS_FILE)
   if not train:
-    raise errors.UserError(f"{run_dir}: no {metrics.METRICS_FILE} with reports")
-  files = run_folder.trained_on(run_dir)
+    inside = os.path.join(glob.escape(run_dir), "*", metrics.METRICS_FILE)
+    runs = " or ".join(map(os.path.dirname, sorted(glob.glob(inside))))
+    raise errors.UserError(
+      f"{run_dir}: no {metrics.METRICS_FILE} with reports: "
+      + (f"did you mean {runs}?" if runs else "name a training's --output_dir")
+    )
   found = run_folder.manifest(run_dir)
-  flags = (run_folder.last_training(run_dir) or {}).get("flags", {})
+  run = run_folder.last_training(run_dir) or {}
+  flags = run.get("flags", {})
   bert, counts = flags.get("bert"), found[1].counts if found else {}
-  evaluated = flags.get("eval_input_file")
-  held_out = evaluated and not _files(evaluated) & {*files, ""}
   return Run(
     os.path.normpath(run_dir),
     train,
@@ -104,16 +110,8 @@ def read_run(run_dir: str) -> Run:
     if bert
     else "",
     flags.get("input_file") or flags.get("train_file") or "",
-    "held out" if held_out else "evaluation",
+    "held out" if run_folder.is_held_out(run) else "evaluation",
   )
-
-
-def _files(patterns: str) -> set:
-  """The files of patterns; {""} if some are not there."""
-  try:
-    return {*records.expand_patterns(patterns)}
-  except errors.UserError:
-    return {""}
 
 
 def panels_of(runs: Sequence[Run]) -> dict:
@@ -178,6 +176,11 @@ def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
     axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
 
 
+def _drawable(text: str) -> str:
+  """Text without formulas, and without bytes that are no UTF-8."""
+  return text.encode(errors="replace").decode().replace("$", r"\$")
+
+
 def _legend(figure, axes, runs: Sequence[Run]) -> None:
   if len(runs) == 1:
     axes[0].legend()
@@ -192,7 +195,7 @@ def _legend(figure, axes, runs: Sequence[Run]) -> None:
   if any(run.entropy for run in runs):
     styles.append((_ENTROPY, dict(color="grey", ls="--", lw=1)))
   handles = [plt.Line2D([], [], **style) for _, style in styles]
-  names = [name for name, _ in styles]
+  names = [_drawable(name) for name, _ in styles]
   figure.legend(handles, names, loc="outside lower center", ncols=2)
 
 
@@ -229,7 +232,7 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   if len(runs) == 1 and not title:
     about = ", on ".join(filter(None, [runs[0].model, runs[0].data]))
     title = f"{runs[0].name}\n{about}".strip()
-  figure.suptitle(title)
+  figure.suptitle(_drawable(title))
   figure.savefig(output, dpi=120)
   plt.close(figure)
 
@@ -241,7 +244,8 @@ class Settings:
   # fmt: off
   output: str = setting("curve.png",
     "Picture to write: .png, .svg, .pdf and other formats by the name's end. "
-    ".html is a page with the picture, results, plan, data and settings.")
+    ".html is a page with the picture, results, plan, data, examples and "
+    "settings.")
   title: str = setting("",
     "Text above the curves. Default: folder, model and data of a single run.")
   # fmt: on
@@ -249,6 +253,7 @@ class Settings:
 
 def main(settings: Settings, *run_dirs: str) -> None:
   """Draws the curves of runs."""
+  os.makedirs(os.path.dirname(settings.output) or ".", exist_ok=True)
   if settings.output.lower().endswith(".html"):
     html_report.write(run_dirs, settings.output, settings.title, plot)
   else:

@@ -1,7 +1,7 @@
 """Evaluations on all ranks, batch by batch together."""
 
 import dataclasses
-import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from common.console import say
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from training import input_pipeline, metrics
+from training import input_pipeline, metrics, run_folder
 from training.signals import Interrupted, StopVote
 from xla_patches import jit
 
@@ -97,8 +97,7 @@ def trained_on(
   evaluated: Sequence[str], trained: Sequence[str], flag: str
 ) -> list[str]:
   """A line if files to evaluate on are files that are trained on."""
-  known = set(map(os.path.realpath, trained))
-  same = [path for path in evaluated if os.path.realpath(path) in known]
+  same = run_folder.shared(evaluated, trained)
   if not same:
     return []
   return [
@@ -121,7 +120,8 @@ def is_out_of_memory(error: Exception) -> bool:
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   """The cause of an error: memory, a damaged record, a lost rank, or itself."""
   if is_out_of_memory(error):
-    reason = str(error).strip().partition("\n")[0][:200]
+    found = re.sub(r"(?s)^Graph exec.*?\nNode: .*?\n", "", str(error)).strip()
+    reason = found.partition("\n")[0][:200]
     return UserError(
       f"out of memory ({reason or 'of this process'}): lower "
       "--train_batch_size, which with --global_batch_size trains the same, or "

@@ -25,11 +25,11 @@ def read_jsonl(path: str) -> list[dict]:
         continue
       try:
         report = json_files.parse(line, strict=False)
-        if not isinstance(report, dict):
+        if not isinstance(report, dict) or "global_step" not in report:
           raise ValueError(f"it is {line.strip()[:20]}")
       except ValueError as e:
         raise DataError(
-          f"{path}: line {number} is no JSON object ({e}); remove the line, or "
+          f"{path}: line {number} is no report ({e}); remove the line, or "
           "move the file away"
         ) from e
       found.append(report)

@@ -10,6 +10,7 @@ import platform
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 
 from common import json_files
 from common.console import tell
@@ -126,9 +127,10 @@ def _runs(output_dir: str) -> list[dict]:
     return []
   remedy = "move it away, or give another folder"
   found = json_files.read_own(path, remedy)
-  if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+  made = isinstance(found, dict) and found.get("runs")
+  if not isinstance(made, list) or not all(isinstance(r, dict) for r in made):
     raise DataError(f"{path}: not a run's record; {remedy}")
-  return found["runs"]
+  return made
 
 
 def last_training(output_dir: str, key: str = "plan") -> dict | None:
@@ -141,6 +143,28 @@ def trained_on(output_dir: str) -> list[str]:
   """The record files of the newest training; [] without one."""
   run = last_training(output_dir, "data")
   return run["data"]["files"] if run else []
+
+
+def shared(evaluated: Sequence[str], trained: Sequence[str]) -> list[str]:
+  """The files to evaluate on that are files that are trained on."""
+  known = set(map(os.path.realpath, trained))
+  return [path for path in evaluated if os.path.realpath(path) in known]
+
+
+def is_held_out(run: dict) -> bool | None:
+  """Whether a run of run.json evaluates on no file that it is trained on.
+
+  None if that is not known: its files are not there, or it is a fine-tuning.
+  """
+  flags = run.get("flags", {})
+  if "eval_input_file" not in flags:
+    return None
+  patterns = flags["eval_input_file"] or ""
+  try:
+    evaluated = records.expand_patterns(patterns) if patterns else []
+    return bool(evaluated) and not shared(evaluated, run["data"]["files"])
+  except DataError:
+    return None
 
 
 def manifest(folder: str) -> tuple[str, records.Manifest] | None:

@@ -27,6 +27,7 @@ class Snapshot:
     self._copies = copies
     self._sets: list[dict[str, np.ndarray]] = []
     self._thread: threading.Thread | None = None
+    self._trouble = ""  # why there is no memory
 
   def prepare(self, tensors: dict) -> None:
     """Begins to get memory for `tensors`, by name; the first call only."""
@@ -41,12 +42,20 @@ class Snapshot:
       self._thread.start()
 
   def _allocate(self, shapes: dict) -> None:
-    for _ in range(self._copies):
-      self._sets.append({n: _aligned(*shape) for n, shape in shapes.items()})
+    try:
+      for _ in range(self._copies):
+        self._sets.append({n: _aligned(*shape) for n, shape in shapes.items()})
+    except MemoryError as e:
+      self._trouble = f"the copy of all variables that a save writes: {e}"
 
   def begin(self) -> dict[str, np.ndarray]:
-    """The arrays to fill with the next values; call `finish` afterwards."""
+    """The arrays to fill with the next values; call `finish` afterwards.
+
+    Raises `MemoryError` if there was no memory for them.
+    """
     self._thread.join()
+    if self._trouble:
+      raise MemoryError(self._trouble)
     return self._sets[0]
 
   def finish(self, step: int) -> None:

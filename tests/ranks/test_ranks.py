@@ -75,6 +75,63 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
     np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
+BY_THE_CLOCK = """
+import os, pathlib, time
+import run_pretraining
+from training import checkpointing, train_loop
+
+saves = pathlib.Path(__file__ + "." + os.environ["HOROVOD_RANK"])
+save, update = checkpointing.Checkpointer.save, train_loop.run_update
+
+def save_and_tell(self, session, step):
+  with saves.open("a") as f:
+    print(step, file=f)
+  save(self, session, step)
+
+def update_slowly(run, number, *arguments):
+  if number == 31:
+    os._exit(1)
+  time.sleep(0.1)
+  return update(run, number, *arguments)
+
+checkpointing.Checkpointer.save = save_and_tell
+train_loop.run_update = update_slowly
+run_pretraining.define_flags()
+train_loop.run_main(run_pretraining.main)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_save_by_the_clock_together_and_resume_from_there(
+  tiny_run, tmp_path
+):
+  """Both end without a word in update 31; --save_every_minutes is 1.2 s."""
+  flags = ["--train_batch_size=6", "--global_batch_size=12", "--xla=off"]
+  flags += ["--num_train_steps=40", "--save_checkpoints_steps=0"]
+  whole, run = tmp_path / "whole", tmp_path / "run"
+  process = runs.command(tiny_run, whole, 2, flags)
+  assert process.returncode == 0, process.stderr[-3000:]
+  script = tmp_path / "clock.py"
+  script.write_text(BY_THE_CLOCK)
+  flags += ["--save_every_minutes=0.02"]
+  arguments = runs.arguments(tiny_run, run)[1:]
+  process = runs.launch([str(script), *arguments, *flags], ranks=2)
+  assert process.returncode == 1, process.stderr[-3000:]
+  first, second = (
+    [int(step) for step in (tmp_path / f"clock.py.{rank}").read_text().split()]
+    for rank in range(2)
+  )
+  assert first == second and len(first) >= 2 and first[-1] <= 30
+  process = runs.command(tiny_run, run, 2, flags)
+  assert process.returncode == 0, process.stderr[-3000:]
+  saved = (f"resumed {run}/model.ckpt-{step}\n" for step in first)
+  assert any(line in process.stderr for line in saved), process.stderr
+  assert runs.metrics(run) == runs.metrics(whole)
+  want = runs.weights(whole)
+  for name, value in runs.weights(run).items():
+    np.testing.assert_array_equal(value, want[name], err_msg=name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "allreduce", [{"zero": 1}, {"powersgd_rank": 2}, {}], ids=str

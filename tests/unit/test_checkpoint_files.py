@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,7 +13,8 @@ import runs
 
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from training import checkpoint_files, checkpointing
+from training import checkpoint_files, checkpointing, evaluation
+from training import snapshot as snapshots
 from training.checkpoint_files import CheckpointError, CheckpointFiles
 from training.snapshot import Snapshot
 
@@ -232,6 +234,25 @@ def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
     checkpointer.wait()
     checkpointer.try_commit(session, 5)
     assert snapshot.step == 5
+
+
+def test_a_host_without_memory_for_the_copy_is_one_line(tmp_path, monkeypatch):
+  def full(*_):
+    raise MemoryError("Unable to allocate")
+
+  monkeypatch.setattr(snapshots, "_aligned", full)
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.get_variable("weight", initializer=tf.zeros([500, 1000]))
+    checkpointer = checkpointing.Checkpointer(str(tmp_path), distributed.Comm())
+    checkpointer.restore.initialise(session, None)
+    with pytest.raises((tf.errors.OpError, MemoryError)) as raised:
+      checkpointer.save(session, 1)
+  said = str(evaluation.clear_error(raised.value))
+  assert re.fullmatch(
+    r"out of memory \(.*the copy of all variables that a save writes: Unable "
+    r"to allocate\): lower --train_batch_size.*",
+    said,
+  )
 
 
 def test_what_another_world_left_in_memory_is_not_on_the_disk(tmp_path):

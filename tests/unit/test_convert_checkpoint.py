@@ -7,12 +7,16 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import shutil
+import sys
+import types
 
 import numpy as np
 import pytest
 import runs
 import safetensors.numpy
+from finetuning_runs import command_line
 from samples import LETTERS, TINY, contents, write_config, write_packed
 
 import convert_checkpoint
@@ -39,6 +43,7 @@ from interop.bert_tensors import (
 from interop.predictions import Input
 from model.bert_config import BertConfig
 from training import checkpoint_files
+from training.config import PretrainingConfig
 
 CONFIG = BertConfig.from_dict(TINY)
 PRETRAINING = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE)
@@ -351,8 +356,15 @@ def test_what_a_folder_says_twice_must_agree(tmp_path, letters):
     ("task.json", "max_seq_length", 32, "max_seq_length is 32 in task.json"),
     ("task.json", "task", "squad", "task is 'squad' in task.json"),
     ("task.json", "labels", 5, "task.json: not a task's description"),
-    ("tokenizer_config.json", "do_lower_case", True, "lowercase=False: give"),
-  ):
+    (
+      "task.json", "do_lower_case", "no",
+      "task.json: not a task's description: do_lower_case is 'no'",
+    ),
+    (
+      "tokenizer_config.json", "do_lower_case", "no",
+      "tokenizer_config.json: do_lower_case is 'no', not true or false",
+    ),
+  ):  # fmt: skip
     copy = shutil.copytree(tmp_path / "b", tmp_path / "copy")
     content = runs.read_json(copy, file)
     (copy / file).write_text(json.dumps({**content, key: value}))
@@ -364,6 +376,42 @@ def test_what_a_folder_says_twice_must_agree(tmp_path, letters):
   second = write_run(tmp_path / "c", parts, letters, cased)
   with pytest.raises(UserError, match="differ in do_lower_case: only check"):
     convert([prefix, second], out, to="tensorflow")
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "task.json"])
+def test_where_files_disagree_on_case_the_flag_decides(tmp_path, letters, file):
+  """To pre-train, which has no such flag, the manifest of the records."""
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  folder = tmp_path / "b"
+  convert(prefix, folder, vocab_file=letters, do_lower_case=False)
+  content = {**runs.read_json(folder, file), "do_lower_case": True}
+  (folder / file).write_text(json.dumps(content))
+  with pytest.raises(UserError) as raised:
+    convert(folder, tmp_path / "c" / "m")
+  for said in (
+    f"{folder}/{file} has do_lower_case=true",
+    f"{folder}/tokenizer.json has lowercase=false",
+    ": correct the wrong one, or give --do_lower_case or --nodo_lower_case",
+  ):
+    assert said in str(raised.value)
+  for lower in (True, False):
+    convert(folder, f"{tmp_path}/{lower}/", do_lower_case=lower)
+    assert (
+      runs.read_json(tmp_path / str(lower), "task.json")["do_lower_case"]
+      is lower
+    )
+  files, _ = write_packed(tmp_path)
+  (path,) = tmp_path.glob("*.manifest.json")
+  lower = records.Manifest.load(str(path)).tokenizer.do_lower_case
+  given = dict(do_train=True, init_checkpoint=str(folder))
+  flags = command_line(PretrainingConfig, **given, input_file=files)
+  lines = model_source.settle(flags)
+  assert lines[0].startswith(f"--do_lower_case={lower}, as {path} says: ")
+  path.unlink()
+  with pytest.raises(UserError, match="the manifest of the records decides"):
+    model_source.settle(
+      command_line(PretrainingConfig, **given, input_file=files)
+    )
 
 
 def test_stand_ins_are_no_names_of_labels(tmp_path, letters):
@@ -791,16 +839,52 @@ def test_damage_and_what_is_not_there(tmp_path, letters):
   with pytest.raises(UserError, match="model.safetensors: damaged"):
     convert(folder, out)
   weights.unlink()
-  with pytest.raises(UserError, match="has no model.safetensors; pytorch_m"):
+  with pytest.raises(UserError, match="no model.safetensors. Copy it, or"):
     convert(folder, out)
   assert not out.exists()
+
+
+def test_pytorch_s_weights_come_with_the_command_that_converts(
+  tmp_path, monkeypatch
+):
+  """The command runs with stand-ins, on shards, in a folder of an odd name."""
+
+  class Tensor(np.ndarray):
+    clone = np.ndarray.copy
+    contiguous = lambda self: np.ascontiguousarray(self)
+
+  def load(path, device, weights_only):
+    assert weights_only and device == "cpu"
+    with np.load(path) as arrays:
+      return {name: arrays[name].view(Tensor) for name in arrays}
+
+  monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(load=load))
+  monkeypatch.setitem(sys.modules, "safetensors.torch", safetensors.numpy)
+  folder = write_folder(tmp_path / "it's [1]", {})
+  (folder / "model.safetensors").unlink()
+  tensors = list(their_tensors().items())
+  for number, some in enumerate((tensors[:9], tensors[9:])):
+    with open(folder / f"pytorch_model-{number}.bin", "wb") as f:
+      np.savez(f, **dict(some))
+  with pytest.raises(UserError) as raised:
+    convert(folder, tmp_path / "m")
+  said, _, command = str(raised.value).partition("safetensors: ")
+  assert said.startswith(f"{folder}: has no model.safetensors. Copy it, or")
+  python, option, code, *words = shlex.split(command)
+  assert (python, option, words) == ("python", "-c", [str(folder)])
+  monkeypatch.setattr(sys, "argv", [option, *words])
+  exec(code, {})
+  convert(folder, tmp_path / "m")
+  assert_same(read(tmp_path / "m"), random_values())
 
 
 def test_nothing_is_overwritten(tmp_path, letters):
   prefix = write_checkpoint(tmp_path / "a", random_values())
   (tmp_path / "full").mkdir()
   (tmp_path / "full" / "x").write_text("mine")
-  with pytest.raises(UserError, match="already exists and is not empty"):
+  with pytest.raises(
+    UserError, match="already exists and is not empty: give a new folder"
+  ):
     convert(prefix, tmp_path / "full")
   with pytest.raises(UserError, match="index exists already"):
     convert(prefix, prefix, to="tensorflow")
@@ -871,7 +955,8 @@ def test_the_command(tmp_path):
   assert failed.returncode == 1 and not failed.stdout
   assert failed.stderr.splitlines()[-1] == (
     f"convert_checkpoint.py: error: --output={tmp_path}/b already exists and "
-    "is not empty"
+    "is not empty: "
+    "give a new folder"
   )
 
 
@@ -887,7 +972,10 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
   write_packed(tmp_path / "run")
   data = str(tmp_path / "run" / "data-0.tfrecord")
   run = {
-    "flags": {"optimizer": {"optimizer": "lamb"}, "learning_rate": 1e-3},
+    "flags": {
+      "optimizer": {"optimizer": "lamb"}, "learning_rate": 1e-3,
+      "eval_input_file": f"{tmp_path}/run/data-*",
+    },
     "plan": {
       "updates": 40, "records_per_update": 24, "warmup_updates": 4, "ranks": 2,
     },
@@ -928,6 +1016,7 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
     "| note | a\\|&lt;b> |",
     "| tensorflow | 2.21.0 |",
     "| masks | static |",
+    "| evaluated on | the training records |",
   ):
     assert line in card.splitlines(), line
   assert str(tmp_path) not in card and "licence is not" not in card

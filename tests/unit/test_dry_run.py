@@ -183,6 +183,27 @@ def test_a_rank_that_is_planned_has_its_share():
     assert comm.allgather(part, "whole").shape == [8, 3]
 
 
+def test_a_process_takes_the_gpu_of_its_sessions(monkeypatch):
+  comm, told = distributed.Comm(), []
+  comm.local_rank, comm.local_size = 1, 2
+  config = tf.config
+  monkeypatch.setattr(config, "list_physical_devices", lambda _: ["a", "b"])
+  monkeypatch.setattr(config, "set_visible_devices", lambda *a: told.append(a))
+  monkeypatch.setattr(
+    config.experimental, "set_memory_growth", lambda *a: told.append(a)
+  )
+  for name in ("intra", "inter"):
+    set_threads = f"set_{name}_op_parallelism_threads"
+    monkeypatch.setattr(config.threading, set_threads, lambda _: None)
+  distributed._settled(comm, 1)
+  assert told == [("b", "GPU"), ("b", True)]
+  options = distributed.session_config(comm).gpu_options
+  assert options.visible_device_list == "1" and options.allow_growth
+  comm.local_rank, comm.local_size = 2, 3
+  with pytest.raises(UserError, match="3 ranks on a host with 2 GPUs"):
+    distributed._settled(comm, 1)
+
+
 class Rank(distributed.Comm):
   """One of two ranks in threads."""
 

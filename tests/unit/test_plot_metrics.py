@@ -1,17 +1,22 @@
 """What is drawn of run folders."""
 
 import base64
+import html
 import json
 import os
 import re
 import subprocess
 import sys
+import warnings
 
 import matplotlib.image
 import pytest
 import runs
+from samples import settings_of
 
+import tokenization
 from common import errors
+from data import creation
 from tools import plot_metrics
 
 BERT = dict(hidden_size=64, num_hidden_layers=2, vocab_size=100)
@@ -162,8 +167,12 @@ def test_pictures_need_no_tensorflow(tmp_path):
 def test_a_folder_without_reports_is_named(tmp_path):
   run = make_run(tmp_path / "a", PRETRAINING)
   (tmp_path / "b").mkdir()
-  with pytest.raises(errors.UserError, match=r"b: no metrics\.jsonl"):
-    plot_metrics.plot([run, str(tmp_path / "b")], str(tmp_path / "c.png"))
+  for name, remedy in (("b", "name a train"), (".", r"did you mean \S+/a\?")):
+    folder = str(tmp_path / name)
+    with pytest.raises(
+      errors.UserError, match=rf"no metrics\.jsonl with reports: {remedy}"
+    ):
+      plot_metrics.plot([run, folder], str(tmp_path / "c.png"))
   assert not (tmp_path / "c.png").exists()
 
 
@@ -229,3 +238,74 @@ def test_a_page_of_runs_is_one_file_and_escaped(tmp_path):
   picture = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1]).decode()
   assert "<svg" in picture
   assert "<script" not in page
+
+
+def test_a_folder_of_any_name_is_drawn(tmp_path, monkeypatch):
+  """With bytes that are no text, a formula that is none, and no such glyph."""
+  run = make_run(
+    tmp_path / os.fsdecode(b"\xff $\\x$ \xf0\x9f\x99\x82"), PRETRAINING
+  )
+  other = make_run(tmp_path / "other", PRETRAINING)
+  output = tmp_path / "new" / "report.html"
+  with warnings.catch_warnings(record=True) as warned:
+    warnings.filterwarnings("ignore", "Glyph")  # pytest has its own filters
+    plot_metrics.main(plot_metrics.Settings(output=str(output)), run)
+    plot_metrics.plot([run, other], str(tmp_path / "c.png"))
+  assert not warned and "/? $\\x$ 🙂</title>" in output.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+  "file, content, said",
+  [
+    ("run.json", '{"runs": [1]}', "run.json: not a run's record; move it away"),
+    ("run.json", "", "run.json: not readable as JSON.* move it away"),
+    ("eval_metrics.jsonl", '{"a": 1}\n', "line 1 is no report"),
+    ("training_results.json", "", "not readable as JSON.* remove it"),
+  ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path, file, content, said):
+  run = make_run(tmp_path / "a", PRETRAINING)
+  (tmp_path / "a" / file).write_text(content)
+  settings = plot_metrics.Settings(output=str(tmp_path / "r.html"))
+  with pytest.raises(errors.UserError, match=said):
+    plot_metrics.main(settings, run)
+
+
+ODD = ["<", "b", ">", "&", "中", "é", "ش", "🙂", "ß"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_page_shows_examples_of_the_records(tmp_path, dynamic):
+  """Of text that is odd in HTML, with masks; dynamic ones are drawn."""
+  vocabulary, text = tmp_path / "vocab.txt", tmp_path / "text.txt"
+  vocabulary.write_text("\n".join([*tokenization.SPECIAL_TOKENS, *ODD]) + "\n")
+  line = " ".join(ODD) + "\n"
+  text.write_text("\n".join([line * 4] * 9))
+  creation.create(
+    settings_of(
+      tmp_path, str(text), str(vocabulary), do_lower_case=False,
+      dynamic_masks=dynamic, dupe_factor=1,
+    )
+  )  # fmt: skip
+  folder = make_run(tmp_path / "run", PRETRAINING)
+  data = {"files": ["out/train.tfrecord"], "records": 9}
+  run = {"plan": {"ranks": 1}, "flags": {"input_file": "o*"}, "data": data}
+  (tmp_path / "run" / "run.json").write_text(json.dumps({"runs": [run]}))
+
+  def shown():
+    output = tmp_path / "r.html"
+    plot_metrics.main(plot_metrics.Settings(output=str(output)), folder)
+    page = output.read_text(encoding="utf-8")
+    return html.unescape(re.search("<pre>([^<]*)</pre>", page)[1])
+
+  said = shown()
+  assert said.count("train.tfrecord, record ") == 3 and "{[MASK]|" in said
+  assert ("Masks are drawn when records are read" in said) == dynamic
+  for token in ODD:
+    assert re.search(rf"[ |]{token}[ }}\n]", said), token
+  for name in os.listdir(tmp_path / "out"):
+    if name.startswith("train") and ".manifest" not in name:
+      os.remove(tmp_path / "out" / name)
+  assert shown() == (
+    "out/train.tfrecord is not there any more, or has no manifest."
+  )

@@ -5,6 +5,9 @@ import json
 import math
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -364,14 +367,18 @@ def test_lines_that_are_no_text(tmp_path):
 
 
 def test_models_that_are_none(tmp_path, folders, letters):
-  with pytest.raises(UserError, match=r"no/such: no such model"):
-    model_source.find("no/such")
-  with pytest.raises(UserError, match="holds no model$"):
+  (tmp_path / "lines.txt").touch()
+  for name in ("no/such", "", str(tmp_path / "lines.txt")):
+    with pytest.raises(UserError, match=f"^{name}: no such model. Name a run"):
+      model_source.find(name)
+  with pytest.raises(UserError, match="no model: there is no checkpoint.*Name"):
     model_source.find(str(tmp_path))
   copy = shutil.copytree(folders["pretraining"], tmp_path / "copy")
   (tmp_path / "empty").mkdir()
-  with pytest.raises(UserError, match=r"model; did you mean \S+/copy\?"):
-    model_source.find(str(tmp_path))
+  shutil.copytree(copy, tmp_path / "up" / "runs" / "deep")
+  for above, name in ((tmp_path, "copy"), (tmp_path / "up", "deep")):
+    with pytest.raises(UserError, match=rf"model: did you mean \S+/{name}\?"):
+      model_source.find(str(above))
   shutil.copytree(copy, tmp_path / "other")
   with pytest.raises(UserError, match=r"mean \S+/copy or \S+/other\?"):
     model_source.find(str(tmp_path))
@@ -525,6 +532,26 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   other.write_text("".join(f"{t}\n" for t in LETTERS[:-1]))
   with pytest.raises(DataError, match="but the records were made with"):
     model_source.find(str(run), model_source.Given(vocab_file=str(other)))
+
+
+def test_a_file_of_texts_that_is_none_is_said_before_the_model_is_read(
+  tmp_path,
+):
+  name = str(tmp_path / "no")
+  with pytest.raises(UserError, match=f"--input={name}: there is no such file"):
+    predict.main(predict.Settings(input=name), "no model")
+
+
+def test_a_reader_that_leaves_ends_the_command(folders):
+  """As `| head` does; "-" is standard input."""
+  command = [f"{runs.ROOT}/predict.py", folders["pretraining"], "-"]
+  process = subprocess.Popen(
+    [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": runs.ROOT},
+  )  # fmt: skip
+  process.stdout.close()
+  _, said = process.communicate(b"a [MASK]\n" * 9999)
+  assert process.returncode == -signal.SIGPIPE and b"Broken" not in said
 
 
 def test_the_command(folders, both, tmp_path):

@@ -496,7 +496,9 @@ def test_missing_files_are_told(tmp_path):
 
 
 def test_arguments(tmp_path):
-  assert run()[2] == ["inspect_records.py: error: no file is given; see --help"]
+  assert run()[2] == [
+    "inspect_records.py: error: no file or folder is named; see --help"
+  ]
   status, _, errors = run(tmp_path / "nowhere*", "--num_examples=1")
   assert status == 1 and "nowhere*: no such file" in errors[0]
   done = subprocess.run(
