@@ -53,13 +53,17 @@ class Model:
   def __init__(self, session: tf.Session, signatures: dict):
     self.session, self.signatures = session, signatures
 
-  def run(self, name: str, arrays: dict) -> dict:
-    """Outputs by name; `UserError` if the model has no such signature."""
+  def signature(self, name: str):
+    """A SignatureDef; `UserError` if the model has no such head."""
     if name not in self.signatures:
       raise UserError(
         f"this model has no {name} head, only {', '.join(self.names())}"
       )
-    signature = self.signatures[name]
+    return self.signatures[name]
+
+  def run(self, name: str, arrays: dict) -> dict:
+    """Outputs by name; raises as `signature`."""
+    signature = self.signature(name)
     return self.session.run(
       {output: info.name for output, info in signature.outputs.items()},
       {info.name: arrays[n] for n, info in signature.inputs.items()},
