@@ -219,7 +219,7 @@ def interval(counts: Sequence[tuple[int, int]]) -> list[float]:
 def table(found: Mapping) -> list[str]:
   """Lines of `results` for people."""
   every = found["paradigms"]
-  width = 2 + max(map(len, every))
+  width = max(22, 2 + max(map(len, every)))
 
   def line(name, one):
     unigram = one.get("unigram")

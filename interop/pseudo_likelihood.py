@@ -78,11 +78,12 @@ class Scorer:
     Each rank scores a share of `batches`. All call it.
     """
     lengths = np.array(list(map(len, sentences)))
-    total, scores, done = int(lengths.sum()), np.zeros(len(sentences)), 0
+    work = lengths * (lengths + 2)  # tokens of all copies
+    total, scores, done = int(work.sum()), np.zeros(len(sentences)), 0
     with Progress("scoring", total, "tokens", comm=comm) as bar:
       for numbers in batches(lengths)[comm.rank :: comm.size]:
         scores[numbers] = self._batch([sentences[n] for n in numbers])
-        done += int(lengths[numbers].sum())
+        done += int(work[numbers].sum())
         bar.at(min(done * comm.size, total))
     scores = comm.gather(scores).sum(axis=0)
     if not np.isfinite(scores).all():
