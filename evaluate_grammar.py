@@ -9,7 +9,9 @@ folder, with a masked LM head. A pair is right if the model gives its good
 sentence the higher pseudo-log-likelihood. Several ranks share the sentences.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import os
 from collections.abc import Sequence
 
@@ -123,7 +125,7 @@ def count_unigrams(
   counts = comm.gather(counts).sum(axis=0)
   return counts, (
     f"unigram baseline: {counts.sum():,} tokens of {len(chosen):,} of the "
-    f"{len(files):,} records in {paths[0]} and {len(paths) - 1} other files"
+    f"{len(files):,} records in {len(paths)} files, such as {paths[0]}"
   )
 
 
@@ -139,45 +141,65 @@ def _output(settings: Settings, folder: str) -> str | None:
   return path
 
 
+def _open(source: model_source.Source, precision: str) -> inference.Model:
+  """The model; `UserError` if it has no masked LM head, or no `precision`."""
+  if not source.is_export:
+    return inference.open_checkpoint(source, ["masked_lm"], precision)
+  if precision != Settings.precision:
+    raise UserError(
+      f"--precision={precision}: {source.path} is exported with its own: leave "
+      "the flag out"
+    )
+  return inference.open_export(source.path)
+
+
+def _about(pairs, sentences, source: model_source.Source) -> list[str]:
+  """What is scored, and what of it is longer than the model's training."""
+  names = minimal_pairs.by_paradigm(pairs)
+  lines = [
+    f"{len(pairs):,} pairs of {len(names)} paradigms: {len(sentences):,} "
+    "different sentences"
+  ]
+  most = source.max_seq_length
+  if longer := sum(len(ids) + 2 > most for ids in sentences):
+    lines.append(
+      f"{longer:,} sentences have more than the {most} tokens of the model's "
+      "training: positions at their end were not trained"
+    )
+  return lines
+
+
 def evaluate(settings: Settings, name: str, comm) -> None:
   """Scores the pairs by the model `name`; rank 0 prints and writes results."""
   pairs = minimal_pairs.read(settings.pairs, settings.sample)
   source = model_source.find(name, settings.given)
-  output = _output(settings, source.folder)
-  encoder = source.tokenizer()
-  say(comm, *source.lines())
-  sentences, numbers = encode(
-    pairs, encoder, source.bert.max_position_embeddings
+  output, encoder = _output(settings, source.folder), source.tokenizer()
+  most = source.bert.max_position_embeddings
+  sentences, numbers = encode(pairs, encoder, most)
+  digest = hashlib.sha256(b"|".join(ids.tobytes() for ids in sentences))
+  comm.check_equal(
+    "the work",
+    f"{source.path}\n{settings.score}, {settings.precision}\n"
+    f"{len(sentences)} sentences of SHA-256 {digest.hexdigest()}",
   )
-  read = [source.path, settings.score, settings.precision, *map(str, sentences)]
-  comm.check_equal("a model or sentence", "\n".join(read))
-  counts, about = count_unigrams(settings, source, encoder, comm)
-  say(comm, about)
-  if source.is_export:
-    model = inference.open_export(source.path)
-  else:
-    model = inference.open_checkpoint(source, ["masked_lm"], settings.precision)
-  scorer = pseudo_likelihood.Scorer(
-    model, encoder, settings.score == _WITHIN_WORD
-  )
-  scores = scorer.score(sentences, comm)[numbers]
-  model.close()
+  say(comm, *source.lines(), *_about(pairs, sentences, source))
+  with contextlib.closing(_open(source, settings.precision)) as model:
+    within_word = settings.score == _WITHIN_WORD
+    scorer = pseudo_likelihood.Scorer(model, encoder, within_word)
+    counts, baseline = count_unigrams(settings, source, encoder, comm)
+    say(comm, baseline)
+    scores = scorer.score(sentences, comm)[numbers]
   if not comm.is_root:
     return
-  baseline = None
+  unigram = None
   if counts is not None:
-    baseline = unigrams.log_likelihoods(counts, sentences)[numbers]
-  found = minimal_pairs.results(pairs, scores, baseline)
+    unigram = unigrams.log_likelihoods(counts, sentences)[numbers]
+  found = minimal_pairs.results(pairs, scores, unigram)
   print("\n".join(minimal_pairs.table(found)))
   if output:
-    about_it = {
-      "model": source.path,
-      "score": settings.score,
-      "precision": settings.precision,
-      "sample": settings.sample,
-      "baseline": about,
-    }
-    json_files.write(output, {**about_it, **found})
+    how = {n: getattr(settings, n) for n in ("score", "precision", "sample")}
+    about = {"model": source.path, **how, "baseline": baseline}
+    json_files.write(output, {**about, **found})
     print(output)
 
 

@@ -84,7 +84,14 @@ def _contents(path: str) -> Iterator[tuple[str, bytes]]:
       names = [n for n in archive.namelist() if n.endswith((".jsonl", ".txt"))]
       for name in sorted(names):
         yield f"{path}/{name}", archive.read(name)
-  except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:
+  except (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    OSError,
+    ValueError,
+    RuntimeError,
+  ) as e:
     raise DataError(
       f"{path}: not a readable .zip file ({e}): copy it again"
     ) from e

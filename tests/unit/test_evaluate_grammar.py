@@ -91,6 +91,12 @@ def test_an_export_scores_as_its_checkpoint(folder, opened, tmp_path):
     for m in (model, inference.open_export(path))
   ]
   np.testing.assert_allclose(*both, rtol=1e-5)
+  (tmp_path / "p.txt").write_text("a\nb\n")
+  settings = evaluate_grammar.Settings(
+    pairs=str(tmp_path / "p.txt"), precision="bf16"
+  )
+  with pytest.raises(UserError, match="is exported with its own"):
+    evaluate_grammar.evaluate(settings, path, Comm())
 
 
 def test_what_is_masked(opened):
@@ -314,6 +320,7 @@ def test_a_run_folder_with_its_records(
   assert found["unigram"]["ties"] == 9  # the same words
   said = capsys.readouterr()
   assert "unigram baseline: " in said.err and "of the 120 records" in said.err
+  assert "9 pairs of 1 paradigms: 17 different sentences\n" in said.err
   assert "mean of 1 paradigms" in said.out
   for path in tmp_path.glob("data-*"):
     path.unlink()
