@@ -76,7 +76,8 @@ class BertModel:
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
     places: int [B, P]. Only there the last layer is computed, for heads that
-      read nothing else: its output is [B, P, H], and there is no pooler.
+      read nothing else: its output is [B, P, H], and there is no pooler. Not
+      for packed examples.
   """
 
   def __init__(
@@ -101,6 +102,8 @@ class BertModel:
     if not is_training:
       config.hidden_dropout_prob = 0.0
       config.attention_probs_dropout_prob = 0.0
+    if places is not None and examples_per_sequence > 1:
+      raise ValueError("places are for rows of one example: leave them out")
     self.places = places
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None:
@@ -217,8 +220,9 @@ def masked_lm_logits(
 
   Without `positions` they are of all of the input, [B, P, H].
   """
-  hidden = reshape_to_matrix(input_tensor)
-  if positions is not None:
+  if positions is None:
+    hidden = reshape_to_matrix(input_tensor)
+  else:
     hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
     with tf.variable_scope("transform"):

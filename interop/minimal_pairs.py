@@ -229,24 +229,23 @@ def table(found: Mapping) -> list[str]:
   width = max(22, 2 + max(map(len, every)))
 
   def line(name, one):
-    unigram = one.get("unigram")
-    baseline = f"{unigram['accuracy']:.1%}" if unigram else "-"
-    return (
-      f"{name:<{width}}{one['accuracy']:>8.1%}{one['ties']:>6}"
-      f"{one['pairs']:>8,}{baseline:>9}"
-    )
+    """Of a model and, on the right, of the unigram baseline."""
+    columns = f"{name:<{width}}{one['accuracy']:>8.1%}{one['ties']:>6,}"
+    columns += f"{one['pairs']:>8,}"
+    if unigram := one.get("unigram"):
+      columns += f"{unigram['accuracy']:>9.1%}{unigram['ties']:>7,}"
+    return columns
 
-  lines = [f"{'':<{width}}accuracy  ties   pairs  unigram"]
+  baseline = "  unigram  ties" if found.get("unigram") else ""
+  lines = [f"{'':<{width}}accuracy  ties   pairs{baseline}"]
   for field, mean in found["fields"].items():
     lines.append(line(field, mean))
     names = [name for name, one in every.items() if one["field"] == field]
     lines += [line(f"  {name}", every[name]) for name in names]
   low, high = found["interval_95"]
-  unigram = found.get("unigram")
   return [
     *lines,
-    line(f"mean of {len(every)} paradigms", found)
-    + f"  (95%: {low:.1%} to {high:.1%})",
-    f"{'mean of pairs':<{width}}{found['accuracy_of_pairs']:>8.1%}"
-    + (f"{unigram['accuracy_of_pairs']:>23.1%}" if unigram else ""),
+    line(f"mean of {len(every)} paradigms", found),
+    f"95% interval {low:.1%} to {high:.1%}; mean of all pairs "
+    f"{found['accuracy_of_pairs']:.1%}",
   ]

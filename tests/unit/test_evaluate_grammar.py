@@ -249,7 +249,7 @@ def test_accuracies_and_ties():
   assert minimal_pairs.interval([(3, 3)])[1] == 1
   lines = minimal_pairs.table(found)
   assert [line.split()[0] for line in lines[1:6]] == ["e", "r", "f", "p", "q"]
-  assert lines[4].split() == ["p", "25.0%", "1", "4", "0.0%"]
+  assert lines[4].split() == ["p", "25.0%", "1", "4", "0.0%", "4"]
   assert lines[6].startswith("mean of 3 paradigms") and "75.0%" in lines[6]
   assert "50.0%" in lines[7]
   assert minimal_pairs.table(minimal_pairs.results(pairs, scores, None))
