@@ -59,7 +59,7 @@ class Settings:
     choices=(_WITHIN_WORD, "original"))
   precision: str = _scores("fp32",
     "Type of the matrix multiplications of a model that is not exported. bf16 "
-    "is twice as fast on CPUs with AVX512-BF16.",
+    "is faster on CPUs with AVX512-BF16.",
     choices=mixed_precision.TYPES)
   given: model_source.Given = setting(
     model_source.NOTHING_GIVEN, group="Parts of the model")
@@ -83,8 +83,8 @@ def encode(
       raise DataError(f"{where}: no token is in it")
     if len(ids) + 2 > most:
       raise DataError(
-        f"{where}...: {len(ids)} tokens with [CLS] and [SEP] are more than the "
-        f"model's max_position_embeddings={most}: shorten the sentence or take "
+        f"{where}...: {len(ids) + 2} tokens with [CLS] and [SEP] are more than "
+        f"the model's max_position_embeddings={most}: shorten the sentence or take "
         "the pair out"
       )
     numbers.append(found.setdefault(ids.tobytes(), len(found)))

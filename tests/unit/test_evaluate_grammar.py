@@ -214,7 +214,9 @@ def test_a_sample_is_the_same_in_any_order_of_the_pairs(tmp_path):
 def test_sentences_that_do_not_fit(opened):
   _, encoder = opened
   pair = lambda good: [Pair(good, "a", "f.txt: line 5", "f")]
-  with pytest.raises(DataError, match=r"f.txt: line 5: 'a a.*: 9 tokens .*=10"):
+  with pytest.raises(
+    DataError, match=r"f.txt: line 5: 'a a.*: 11 tokens .*=10"
+  ):
     evaluate_grammar.encode(pair("a " * 9), encoder, 10)
   with pytest.raises(DataError, match=r"f.txt: line 5: '\\u200b': no token"):
     evaluate_grammar.encode(pair("\u200b"), encoder, 10)
