@@ -84,7 +84,7 @@ def encode(
     if len(ids) + 2 > most:
       raise DataError(
         f"{where}...: {len(ids) + 2} tokens with [CLS] and [SEP] are more than "
-        f"the model's max_position_embeddings={most}: shorten the sentence or take "
+        f"the model's max_position_embeddings={most}: shorten it or take "
         "the pair out"
       )
     numbers.append(found.setdefault(ids.tobytes(), len(found)))
