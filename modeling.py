@@ -35,6 +35,7 @@ from model.layers import (
   create_initializer,
   dense,
   dropout,
+  gather_indexes,
   gelu,
   get_activation,
   get_shape_list,
@@ -75,6 +76,9 @@ class BertModel:
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
+    places: int [B, P]. Only there the last layer is computed, for heads that
+      read nothing else: its output is [B, P, H], and there is no pooler. Not
+      for packed examples.
   """
 
   def __init__(
@@ -92,12 +96,16 @@ class BertModel:
     examples_per_sequence=1,
     with_pooler=True,
     slices=WHOLE,
+    places=None,
   ):
     config = copy.deepcopy(config)
     config.validate()
     if not is_training:
       config.hidden_dropout_prob = 0.0
       config.attention_probs_dropout_prob = 0.0
+    if places is not None and examples_per_sequence > 1:
+      raise ValueError("places are for rows of one example: leave them out")
+    self.places = places
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None or config.type_vocab_size == 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
@@ -131,10 +139,11 @@ class BertModel:
           self.embedding_output,
           attention_mask,
           LayerConfig(config, dropout_seed, policy, tuple(recompute), slices),
+          places,
         )
       self.sequence_output = self.all_encoder_layers[-1]
       self.pooled_output = None
-      if with_pooler:
+      if with_pooler and places is None:
         with tf.variable_scope("pooler"):
           self.pooled_output = self._pool(config, policy, starts)
 
@@ -200,14 +209,6 @@ def _layout(input_mask, seq_length, examples_per_sequence):
   return mask, starts, tf.maximum(tf.range(seq_length) - own, 0)
 
 
-def gather_indexes(sequence_tensor, positions):
-  """float [B * P, H]: a [B, S, H] tensor's vectors at int [B, P] positions."""
-  batch_size, seq_length, width = get_shape_list(sequence_tensor, 3)
-  starts = tf.range(batch_size, dtype=positions.dtype) * seq_length
-  rows = tf.reshape(positions + starts[:, tf.newaxis], [-1])
-  return kernels.gather_rows(tf.reshape(sequence_tensor, [-1, width]), rows)
-
-
 def masked_lm_logits(
   bert_config,
   input_tensor,
@@ -216,8 +217,14 @@ def masked_lm_logits(
   policy=mixed_precision.FP32,
   slices=WHOLE,
 ):
-  """`Logits` [B * P, V or this slice's classes]; see `get_masked_lm_output`."""
-  hidden = gather_indexes(input_tensor, positions)
+  """`Logits` [B * P, V or this slice's classes]; see `get_masked_lm_output`.
+
+  Without `positions` they are of all of the input, [B, P, H].
+  """
+  if positions is None:
+    hidden = reshape_to_matrix(input_tensor)
+  else:
+    hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
     with tf.variable_scope("transform"):
       hidden = dense(

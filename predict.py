@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
+from data import text_files
 from interop import inference, model_source, predictions
 
 _input, _output = in_group("Input"), in_group("Output")
@@ -96,14 +97,7 @@ def _lines(path: str, name: str) -> Iterator[str]:
   """The lines of a file, or of standard input for "-", which are UTF-8."""
   stdin = contextlib.nullcontext(sys.stdin.buffer)
   with stdin if path == "-" else open(path, "rb") as file:
-    for number, line in enumerate(file, 1):
-      try:
-        yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-      except UnicodeDecodeError as e:
-        raise DataError(
-          f"{name}: line {number}, byte {e.start + 1}: not UTF-8 "
-          f"(0x{line[e.start]:02x}): convert the text to UTF-8"
-        ) from e
+    yield from text_files.utf8_lines(file, name)
 
 
 def main(settings: Settings, name: str, *texts: str) -> None:

@@ -49,7 +49,8 @@ def minutes(seconds: float) -> str:
 class Progress:
   """Progress: one line on a terminal, else a line with the time of day.
 
-  The speed is that of about the last 30 seconds of work.
+  The speed is that of about the last 30 seconds of work. With a
+  `distributed.Comm` only rank 0 shows it.
   """
 
   def __init__(
@@ -59,7 +60,9 @@ class Progress:
     unit: str,
     begun: float = 0,
     seconds: float = 5.0,
+    comm=None,
   ):
+    self._shown = comm is None or comm.is_root
     self._title, self._total, self._unit = title, total, unit
     self._done = begun
     self._work = self._worked = 0.0  # units and the seconds that they took
@@ -73,7 +76,8 @@ class Progress:
     return self
 
   def __exit__(self, *_) -> None:
-    tell(end="")
+    if self._shown:
+      tell(end="")
 
   def close(self) -> None:
     """Keeps the line on the terminal, which the end of a `with` clears."""
@@ -93,6 +97,8 @@ class Progress:
 
     `seconds`: what the work since the last call took; None: all the time.
     """
+    if not self._shown:
+      return
     moment = time.monotonic()
     if seconds is None:
       seconds, self._last = moment - self._last, moment

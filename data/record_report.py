@@ -180,11 +180,7 @@ def _examples_of_record(
   record: Record, encoder: tokenization.Encoder | None, pairs: bool
 ) -> Iterator[str]:
   mask, segments = record["input_mask"], record["segment_ids"]
-  was, chosen = record["input_ids"].copy(), np.zeros(0, int)
-  if "masked_lm_weights" in record:
-    used = record["masked_lm_weights"] > 0
-    chosen = record["masked_lm_positions"][used]
-    was[chosen] = record["masked_lm_ids"][used]
+  was, chosen = original_ids(record)
   texts = _spelled(record["input_ids"], was, chosen, encoder)
   for number in range(1, int(mask.max(initial=0)) + 1):
     here = mask == number
@@ -201,6 +197,16 @@ def _examples_of_record(
       text = "".join(texts[i] for i in np.flatnonzero(places))
       lines.append(_wrapped(name, text.removeprefix(" ")))
     yield "\n".join(lines)
+
+
+def original_ids(record: Record) -> tuple[np.ndarray, np.ndarray]:
+  """int [S], the tokens before masking; int [n], the places to predict."""
+  was, chosen = record["input_ids"].copy(), np.zeros(0, int)
+  if "masked_lm_weights" in record:
+    used = record["masked_lm_weights"] > 0
+    chosen = record["masked_lm_positions"][used]
+    was[chosen] = record["masked_lm_ids"][used]
+  return was, chosen
 
 
 def _spelled(

@@ -25,6 +25,7 @@ google/bert's and NVIDIA's have none.
 """
 
 import collections
+import contextlib
 import dataclasses
 import glob
 import itertools
@@ -38,7 +39,7 @@ from common import json_files
 from common.errors import DataError
 from data import record_report, tfrecord
 from data.masking import MaskSettings
-from data.tf_example import Feature
+from data.tf_example import Feature, decode_example
 
 MANIFEST_VERSION = 1
 # What records are made for: masked LM with next sentence prediction, or alone.
@@ -71,6 +72,25 @@ def record_features(
   elif whole_words:
     features["is_continuation"] = Feature(s, 2)
   return features
+
+
+def features_of_first(
+  paths: Sequence[str], vocab_size: int
+) -> dict[str, Feature]:
+  """The features of files without a manifest, from their first whole record."""
+  for path in paths:
+    with contextlib.suppress(DataError):
+      files = tfrecord.RecordSet([path])
+      first = decode_example(files.read(0))
+      return record_features(
+        len(first.get("input_ids", ())),
+        len(first.get("masked_lm_ids", ())),
+        len(first.get("next_sentence_labels", ())),
+        vocab_size,
+        "masked_lm_ids" not in first,
+        "is_continuation" in first,
+      )
+  return {}  # all are damaged, as the survey will report
 
 
 def fake_features(

@@ -166,6 +166,21 @@ def read_lines(
       yield from batch.sentences
 
 
+def utf8_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+  """Lines as text; DataError names the first that is not UTF-8, and its byte.
+
+  `name` is the file's. UTF-8's byte order mark is left out.
+  """
+  for number, line in enumerate(lines, 1):
+    try:
+      yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as e:
+      raise errors.DataError(
+        f"{name}: line {number}, byte {e.start + 1}: not UTF-8 "
+        f"(0x{line[e.start]:02x}): convert the text to UTF-8"
+      ) from e
+
+
 @contextlib.contextmanager
 def _opened(
   piece: Piece, text: TextFormat

@@ -53,13 +53,17 @@ class Model:
   def __init__(self, session: tf.Session, signatures: dict):
     self.session, self.signatures = session, signatures
 
-  def run(self, name: str, arrays: dict) -> dict:
-    """Outputs by name; `UserError` if the model has no such signature."""
+  def signature(self, name: str):
+    """A SignatureDef; `UserError` if the model has no such head."""
     if name not in self.signatures:
       raise UserError(
         f"this model has no {name} head, only {', '.join(self.names())}"
       )
-    signature = self.signatures[name]
+    return self.signatures[name]
+
+  def run(self, name: str, arrays: dict) -> dict:
+    """Outputs by name; raises as `signature`."""
+    signature = self.signature(name)
     return self.session.run(
       {output: info.name for output, info in signature.outputs.items()},
       {info.name: arrays[n] for n, info in signature.inputs.items()},
@@ -138,6 +142,7 @@ def _build(
 ) -> dict:
   """Name -> SignatureDef, with the default one."""
   inputs = {n: tf.placeholder(tf.int32, [None, None], n) for n in INPUTS}
+  positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
   with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
     model = modeling.BertModel(
       bert,
@@ -146,17 +151,20 @@ def _build(
       scope="bert",
       policy=policy,
       with_pooler=has_pooler and bool({"encoder", *_POOLED} & set(names)),
+      places=positions if list(names) == ["masked_lm"] else None,
     )
     made = {
       name: tf.saved_model.signature_def_utils.predict_signature_def(
-        *_head(name, model, bert, labels, policy, inputs)
+        *_head(name, model, bert, labels, policy, inputs, positions)
       )
       for name in names
     }
   return {**made, _DEFAULT: made[names[-1]]}
 
 
-def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
+def _head(
+  name, model, bert, labels, policy, inputs, positions
+) -> tuple[dict, dict]:
   """Inputs and outputs of a signature, tensors by name."""
   sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
   if name == "encoder":
@@ -167,10 +175,10 @@ def _head(name, model, bert, labels, policy, inputs) -> tuple[dict, dict]:
     logits = modeling.next_sentence_logits(bert, pooled, policy)
     outputs = {"log_probs": logits.log_probs()}
   elif name == "masked_lm":
-    positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
     inputs = {**inputs, POSITIONS: positions}
+    places = positions if model.places is None else None
     logits = modeling.masked_lm_logits(
-      bert, sequence, model.get_embedding_table(), positions, policy
+      bert, sequence, model.get_embedding_table(), places, policy
     )
     shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
     outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}

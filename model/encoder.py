@@ -17,6 +17,7 @@ from model.layers import (
   dropout,
   dropout_arguments,
   dropout_site_seed,
+  gather_indexes,
   gelu,
   gelu_erf,
   get_activation,
@@ -276,20 +277,30 @@ def _end_of_block(output, residual, site, reader, config):
   return result, result
 
 
-def transformer_layer(hidden, residual, number, attention_mask, shape, config):
+def transformer_layer(
+  hidden, residual, number, attention_mask, shape, config, places=None
+):
   """Layer `number`, from 0: its output, and the next layer's residual.
 
-  All are [B * S, H], the output is policy.attention; `shape` is (B, S).
+  All are [B * S, H], the output is policy.attention; `shape` is (B, S). With
+  `places`, int [B, P], the results are [B * P, H], of the tokens there.
   """
   site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * number
   policy, bert = config.policy, config.bert
+  queries, from_length = hidden, shape[1]
+  if places is not None:
+    from_length = get_shape_list(places)[1]
+    queries, residual = (
+      gather_indexes(tf.reshape(rows, [*shape, bert.hidden_size]), places)
+      for rows in (hidden, residual)
+    )
   with tf.variable_scope("attention"):
     with tf.variable_scope("self"):
       context = attention(
-        hidden,
+        queries,
         hidden,
         attention_mask,
-        (*shape, shape[1]),
+        (shape[0], from_length, shape[1]),
         config,
         dropout_site_seed(config.dropout_seed, site),
       )
@@ -310,10 +321,11 @@ def transformer_layer(hidden, residual, number, attention_mask, shape, config):
     return _end_of_block(hidden, residual, site + 2, policy.attention, config)
 
 
-def encoder_layers(input_tensor, attention_mask, config):
+def encoder_layers(input_tensor, attention_mask, config, places=None):
   """Every layer's output, https://arxiv.org/abs/1706.03762 section 3.1.
 
-  The input is float [B, S, H], the outputs are policy.attention [B, S, H].
+  The input is float [B, S, H], the outputs are policy.attention [B, S, H]; of
+  the last layer [B, P, H] with `places`, int [B, P], where alone it is wanted.
   """
   bert = config.bert
   if bert.hidden_size % bert.num_attention_heads:
@@ -331,19 +343,24 @@ def encoder_layers(input_tensor, attention_mask, config):
   # only the last layer's output is wanted.
   layers, residual = [input_tensor], None
   for number in range(bert.num_hidden_layers):
+    is_last = number == bert.num_hidden_layers - 1
     layer = functools.partial(
       transformer_layer,
       number=number,
       attention_mask=attention_mask,
       shape=input_shape[:2],
       config=config,
+      places=places if is_last else None,
     )
     hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
     if residual is None or not bert.pre_layer_norm:
       residual = hidden
     with tf.variable_scope("layer_%d" % number):
       hidden, residual = config.run("layer", layer, hidden, residual)
-      layers.append(reshape_from_matrix(hidden, input_shape))
+      shape = input_shape
+      if is_last and places is not None:
+        shape = [*get_shape_list(places), bert.hidden_size]
+      layers.append(reshape_from_matrix(hidden, shape))
   return layers[1:]
 
 

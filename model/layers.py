@@ -210,6 +210,14 @@ def get_shape_list(tensor, expected_rank=None, name=None):
   return shape
 
 
+def gather_indexes(sequence_tensor, positions):
+  """float [B * P, H]: a [B, S, H] tensor's vectors at int [B, P] positions."""
+  batch_size, seq_length, width = get_shape_list(sequence_tensor, 3)
+  starts = tf.range(batch_size, dtype=positions.dtype) * seq_length
+  rows = tf.reshape(positions + starts[:, tf.newaxis], [-1])
+  return kernels.gather_rows(tf.reshape(sequence_tensor, [-1, width]), rows)
+
+
 def reshape_to_matrix(input_tensor):
   """[..., K] -> [n, K]; ValueError for a rank below 2."""
   rank = input_tensor.shape.ndims

@@ -16,6 +16,7 @@ COMMANDS = {
   "run_classifier.py": "finetuning.classification.ClassifierConfig",
   "run_squad.py": "finetuning.squad.SquadConfig",
   "predict.py": "predict.Settings",
+  "evaluate_grammar.py": "evaluate_grammar.Settings",
   "convert_checkpoint.py": "convert_checkpoint.Settings",
   "python -m tools.quickstart": "tools.quickstart.Settings",
   "python -m tools.prepare_corpus": "tools.prepare_corpus.CorpusSettings",

@@ -6,7 +6,6 @@ Verifying reads every checksum, index and record. Status 1 if a file is damaged.
 """
 
 import collections
-import contextlib
 import dataclasses
 import io
 import itertools
@@ -15,7 +14,7 @@ import sys
 
 from common.errors import DataError
 from common.settings import run_with, setting
-from data import record_report, records, tf_example, tfrecord
+from data import record_report, records, tfrecord
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 
@@ -39,25 +38,6 @@ class Settings:
   # fmt: on
 
 
-def _features_of_first(
-  paths: list[str], vocab_size: int
-) -> dict[str, tf_example.Feature]:
-  """The features of files without a manifest, from their first whole record."""
-  for path in paths:
-    with contextlib.suppress(DataError):
-      files = tfrecord.RecordSet([path])
-      first = tf_example.decode_example(files.read(0))
-      return records.record_features(
-        len(first.get("input_ids", ())),
-        len(first.get("masked_lm_ids", ())),
-        len(first.get("next_sentence_labels", ())),
-        vocab_size,
-        "masked_lm_ids" not in first,
-        "is_continuation" in first,
-      )
-  return {}  # all are damaged, as the survey will report
-
-
 def _look(
   paths: list[str],
   found: tuple[str, records.Manifest] | None,
@@ -77,7 +57,7 @@ def _look(
     print(f"{manifest_path}\n{manifest.describe(folder)}")
   else:
     vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
-    features, masks = _features_of_first(paths, vocab_size), None
+    features, masks = records.features_of_first(paths, vocab_size), None
     infos = {}
     print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
     scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)

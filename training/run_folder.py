@@ -167,14 +167,26 @@ def is_held_out(run: dict) -> bool | None:
     return None
 
 
-def manifest(folder: str) -> tuple[str, records.Manifest] | None:
-  """(path, manifest) of the records that the newest training read, or None.
+def _places(folder: str) -> list[str]:
+  """Folders that names in run.json may be relative to: those above it."""
+  above = pathlib.Path(os.path.abspath(folder)).parents
+  return [*map(str, above), ""]
 
-  Their names are relative to where it started: all folders above are tried.
-  """
-  above = map(str, pathlib.Path(os.path.abspath(folder)).parents)
+
+def training_records(folder: str) -> list[str]:
+  """Where the files of `trained_on` are now; [] if one is not there."""
+  files = trained_on(folder)
+  for place in _places(folder):
+    paths = [os.path.join(place, file) for file in files]
+    if all(map(os.path.isfile, paths)):
+      return paths
+  return []
+
+
+def manifest(folder: str) -> tuple[str, records.Manifest] | None:
+  """(path, manifest) of the records that the newest training read, or None."""
   for file in trained_on(folder)[:1]:
-    for place in (*above, ""):
+    for place in _places(folder):
       if found := records.find_manifest(os.path.join(place, file)):
         return found
   return None

@@ -25,6 +25,7 @@ LAYERS = (
   {
     "convert_checkpoint",
     "create_pretraining_data",
+    "evaluate_grammar",
     "export_model",
     "predict",
     "run_classifier",

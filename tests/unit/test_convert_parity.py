@@ -26,7 +26,14 @@ import modeling
 import tokenization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from interop import model_config, tokenizer_files
+from gradients.distributed import Comm
+from interop import (
+  inference,
+  model_config,
+  model_source,
+  pseudo_likelihood,
+  tokenizer_files,
+)
 from interop.bert_tensors import (
   CLASSIFIER,
   ENCODER,
@@ -182,6 +189,46 @@ def test_what_transformers_wrote(tmp_path, peer):
     ours = our_outputs(str(tmp_path / "ours" / name / "m"), batch)
     found = differences(tmp_path / f"{name}.npz", ours)
     assert max(found.values()) <= TOLERANCE, (name, found)
+
+
+def test_pseudo_likelihoods(tmp_path, letters, peer):
+  """Of a BertForMaskedLM of transformers, its logits at each masked copy."""
+  theirs = str(tmp_path / "theirs")
+  config = {**TINY, "initializer_range": 0.2}
+  encoder = tokenization.WordPieceEncoder(letters, True)
+  sentences = encoder.encode_batch(["the cat sat on a mat .", "a b", "cats"])
+  copies, places, labels = [], [], []
+  for ids in sentences:
+    row = np.array([encoder.cls_id, *ids, encoder.sep_id])
+    for place in range(1, len(row) - 1):
+      copy, later = row.copy(), place + 1
+      while encoder.tokens[row[later]].startswith("##"):
+        later += 1
+      copy[place:later] = encoder.mask_id
+      copies.append(copy)
+      places.append(place)
+      labels.append(row[place])
+  ids, mask = np.zeros([2, len(copies), max(map(len, copies))], np.int64)
+  for number, copy in enumerate(copies):
+    ids[number, : len(copy)], mask[number, : len(copy)] = copy, 1
+  np.savez(tmp_path / "batch.npz", input_ids=ids, attention_mask=mask)
+  name, files = (
+    "BertForMaskedLM",
+    [f"{tmp_path}/{n}.npz" for n in ("batch", "out")],
+  )
+  peer([["make", theirs, name, config, 3], ["run", theirs, name, *files]])
+  logits = np.load(files[1])["logits"][range(len(places)), places]
+  logits = logits.astype(np.float64)
+  of_labels = logits[range(len(labels)), labels]
+  found = of_labels - np.log(np.exp(logits).sum(axis=1))
+  ends = np.cumsum([0, *map(len, sentences)])
+  source = model_source.find(theirs, model_source.Given(vocab_file=letters))
+  model = inference.open_checkpoint(source, ["masked_lm"])
+  scorer = pseudo_likelihood.Scorer(model, encoder)
+  ours = scorer.score(sentences, Comm())
+  print("pseudo-log-likelihoods", ours)
+  want = np.add.reduceat(found, ends[:-1])
+  np.testing.assert_allclose(ours, want, atol=1e-4)
 
 
 def test_what_we_write(tmp_path, peer):

@@ -653,6 +653,34 @@ def test_pre_layer_norm_is_another_model_of_the_same_variables():
   assert names == same and abs(pre[0] - post[0]) > 1e-3
 
 
+@pytest.mark.parametrize("pre_layer_norm", [False, True])
+def test_the_last_layer_at_some_places_is_the_whole_one_there(pre_layer_norm):
+  config = tiny_config()
+  config.pre_layer_norm = pre_layer_norm
+  batch = ragged_batch(np.random.default_rng(4))
+  places = tf.constant([[0, 2], [4, 4], [6, 1]])
+  inputs = [tf.constant(a) for a in batch[:3]]
+  build = functools.partial(modeling.BertModel, config, False, *inputs)
+  with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+    whole = build(scope="bert", with_pooler=False)
+    some = build(scope="bert", places=places)
+    heads = [
+      modeling.masked_lm_logits(
+        config, model.get_sequence_output(), whole.get_embedding_table(), at
+      ).matmul
+      for model, at in ((some, None), (whole, places))
+    ]
+  want = tf.gather(whole.get_sequence_output(), places, batch_dims=1)
+  pairs = [heads, [some.get_sequence_output(), want]]
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for got, expected in session.run(pairs):
+      np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+  assert some.get_pooled_output() is None
+  with pytest.raises(ValueError, match="rows of one example"):
+    build(examples_per_sequence=2, places=places)
+
+
 def test_pre_layer_norm_passes_the_residual_unchanged(variable_kind):
   """With sub-layers that give 0, the output is the input's, normalized."""
   x = tf.constant(np.random.default_rng(3).normal(size=[2, 3, 8]), tf.float32)

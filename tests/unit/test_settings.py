@@ -129,7 +129,8 @@ def test_help_has_this_programs_flags_by_group():
 
 
 @pytest.mark.parametrize(
-  "command", ["run_pretraining.py", "run_squad.py", "predict.py"]
+  "command",
+  ["run_pretraining.py", "run_squad.py", "predict.py", "evaluate_grammar.py"],
 )
 def test_help_does_without_tensorflow(tmp_path, command):
   """Which takes seconds to load; the modules that use it are imported."""

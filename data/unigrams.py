@@ -1,0 +1,58 @@
+"""How often tokens occur in the text of records, and what that predicts."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from data import record_report, records, tfrecord
+
+MOST_RECORDS = 50_000  # a few seconds; a word that is rarer is rare
+
+
+def numbers(files: tfrecord.RecordSet) -> np.ndarray:
+  """The records to count, all or `MOST_RECORDS` evenly spread: int64 [n]."""
+  count = min(len(files), MOST_RECORDS)
+  return np.linspace(0, len(files) - 1, count).astype(np.int64)
+
+
+def count(
+  files: tfrecord.RecordSet,
+  chosen: Iterable[int],
+  vocab_size: int,
+  special: Sequence[int],
+  at: Callable[[int], None] = lambda done: None,
+) -> np.ndarray:
+  """int64 [vocab_size]: tokens of the records `chosen`, before masking.
+
+  The ids `special` and padding are left out. `at` is called with the records
+  done. DataError names file and record.
+  """
+  found = records.manifest_of(files.paths[0])
+  features = (
+    found[1].features()
+    if found
+    else records.features_of_first(files.paths, vocab_size)
+  )
+  counts = np.zeros(vocab_size, np.int64)
+  for done, number in enumerate(chosen):
+    record = record_report.read_record(files, number, features)
+    ids, _ = record_report.original_ids(record)
+    ids = ids[record["input_mask"] > 0]
+    counts += np.bincount(ids, minlength=vocab_size)
+    at(done)
+  counts[list(special)] = 0
+  return counts
+
+
+def log_likelihoods(
+  counts: np.ndarray, sentences: Iterable[np.ndarray]
+) -> np.ndarray:
+  """float64 [sentences]: the sums of their tokens' log frequencies.
+
+  Each count is one more than it is (add-one smoothing). Sums are exact before
+  they are rounded: sentences of the same tokens are equal in any order.
+  """
+  smoothed = counts + 1
+  logs = np.log(smoothed / smoothed.sum())
+  return np.array([math.fsum(logs[ids]) for ids in sentences])

@@ -1,0 +1,217 @@
+"""Tests a model's grammar: which sentence of a minimal pair is more likely?
+
+  python evaluate_grammar.py runs/first --pairs=blimp.zip
+  python evaluate_grammar.py runs/first --pairs='pairs/*.jsonl' --sample=200
+  horovodrun -np 2 python evaluate_grammar.py runs/first --pairs=pairs.txt
+
+MODEL is a run folder, a checkpoint's name, a Hugging Face folder or an exported
+folder, with a masked LM head. A pair is right if the model gives its good
+sentence the higher pseudo-log-likelihood. Several ranks share the sentences.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+import mixed_precision
+import tokenization
+from common import json_files
+from common.console import Progress, say
+from common.errors import DataError, UserError
+from common.settings import in_group, run_with, setting
+from common.tensorflow_v1 import tf
+from data import records, tfrecord, unigrams
+from gradients import distributed
+from interop import inference, minimal_pairs, model_source, pseudo_likelihood
+from training import run_folder
+
+RESULTS_FILE = "grammar_results.json"
+_WITHIN_WORD = "within_word"
+_data, _scores = in_group("Data"), in_group("Scores")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """What to compare, and how; the names are the flags'."""
+
+  # fmt: off
+  pairs: str = setting(help=
+    "Files with minimal pairs, names and globs: JSON lines as BLiMP's "
+    "(sentence_good, sentence_bad, UID, field, linguistics_term), text with "
+    "the bad sentence on odd and the good one on even lines, or a .zip file "
+    "of such files.")
+  sample: int | None = _data(None,
+    "Number of pairs of each paradigm to compare, always the same ones. "
+    "Default: all.", low=1)
+  unigram_records: str | None = _data(None,
+    "Record files, names and globs, whose tokens are counted for the unigram "
+    "baseline. Default: those that the run was trained on.")
+  output: str | None = setting(None,
+    f"JSON file for the results. Default: {RESULTS_FILE} in the run folder, "
+    "or none for a model that is in no run folder.", group="Output")
+  score: str = _scores(_WITHIN_WORD,
+    "What is masked with the token that is scored. within_word: the later "
+    "pieces of its word. original: nothing else.",
+    choices=(_WITHIN_WORD, "original"))
+  precision: str = _scores("fp32",
+    "Type of the matrix multiplications of a model that is not exported. bf16 "
+    "is faster on CPUs with AVX512-BF16.",
+    choices=mixed_precision.TYPES)
+  given: model_source.Given = setting(
+    model_source.NOTHING_GIVEN, group="Parts of the model")
+  # fmt: on
+
+
+def encode(
+  pairs: Sequence[minimal_pairs.Pair], encoder: tokenization.Encoder, most: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+  """Distinct sentences, int32 [n] each; int [pairs, 2], their numbers.
+
+  Sentences with the same tokens are one. DataError for more than `most` tokens,
+  [CLS] and [SEP] included, or none.
+  """
+  found: dict[bytes, int] = {}
+  sentences, numbers = [], []
+  texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+  for at, ids in enumerate(encoder.encode_batch(texts)):
+    where = f"{pairs[at // 2].where}: {texts[at][:60]!r}"
+    if not len(ids):
+      raise DataError(f"{where}: no token is in it")
+    if len(ids) + 2 > most:
+      raise DataError(
+        f"{where}...: {len(ids) + 2} tokens with [CLS] and [SEP] are more than "
+        f"the model's max_position_embeddings={most}: shorten it or take "
+        "the pair out"
+      )
+    numbers.append(found.setdefault(ids.tobytes(), len(found)))
+    if len(found) > len(sentences):
+      sentences.append(ids)
+  return sentences, np.array(numbers).reshape(-1, 2)
+
+
+def count_unigrams(
+  settings: Settings, source: model_source.Source, encoder, comm
+) -> tuple[np.ndarray | None, str]:
+  """(int64 [V], how often each token occurs, or None; a line about it)."""
+  paths = run_folder.training_records(source.folder)
+  if settings.unigram_records:
+    paths = records.expand_patterns(settings.unigram_records)
+  if not paths:
+    trained = run_folder.trained_on(source.folder)
+    why = (
+      f"{trained[0]}, on which it was trained, is not there any more"
+      if trained
+      else f"{source.folder} does not say on which records it was trained"
+    )
+    return None, f"no unigram baseline: {why}: give --unigram_records"
+  found = records.find_manifest(paths[0])
+  if found and found[1].tokenizer.sha256 != encoder.info().sha256:
+    raise UserError(
+      f"{found[0]}: the records were made with {found[1].tokenizer.file} of "
+      f"SHA-256 {found[1].tokenizer.sha256}, but the model's vocabulary "
+      f"{encoder.file} has {encoder.info().sha256}: give --unigram_records of "
+      "the model's vocabulary"
+    )
+  files = tfrecord.RecordSet(paths)
+  chosen = unigrams.numbers(files)
+  own = chosen[comm.rank :: comm.size]
+  special = encoder.pad_id, encoder.cls_id, encoder.sep_id
+  with Progress("counting", len(own), "records", comm=comm) as bar:
+    counts = unigrams.count(files, own, source.bert.vocab_size, special, bar.at)
+  counts = comm.gather(counts).sum(axis=0)
+  return counts, (
+    f"unigram baseline: {counts.sum():,} tokens of {len(chosen):,} of the "
+    f"{len(files):,} records in {len(paths)} files, such as {paths[0]}"
+  )
+
+
+def _output(settings: Settings, folder: str) -> str | None:
+  """Where the results go; `UserError`, before the work, if they cannot."""
+  path = settings.output
+  if path is None and os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
+    path = os.path.join(folder, RESULTS_FILE)
+  if path and not os.access(os.path.dirname(path) or ".", os.W_OK):
+    raise UserError(
+      f"--output={path}: its folder is missing or may not be written to"
+    )
+  return path
+
+
+def _open(source: model_source.Source, precision: str) -> inference.Model:
+  """The model; `UserError` if it has no masked LM head, or no `precision`."""
+  if not source.is_export:
+    return inference.open_checkpoint(source, ["masked_lm"], precision)
+  if precision != Settings.precision:
+    raise UserError(
+      f"--precision={precision}: {source.path} is exported with its own: leave "
+      "the flag out"
+    )
+  return inference.open_export(source.path)
+
+
+def _about(pairs, sentences, source: model_source.Source) -> list[str]:
+  """What is scored, and what of it is longer than the model's training."""
+  names = minimal_pairs.by_paradigm(pairs)
+  lines = [
+    f"{len(pairs):,} pairs of {len(names)} paradigms: {len(sentences):,} "
+    "different sentences"
+  ]
+  most = source.max_seq_length
+  if longer := sum(len(ids) + 2 > most for ids in sentences):
+    lines.append(
+      f"{longer:,} sentences have more than the {most} tokens of the model's "
+      "training: positions at their end were not trained"
+    )
+  return lines
+
+
+def evaluate(settings: Settings, name: str, comm) -> None:
+  """Scores the pairs by the model `name`; rank 0 prints and writes results."""
+  pairs = minimal_pairs.read(settings.pairs, settings.sample)
+  source = model_source.find(name, settings.given)
+  output, encoder = _output(settings, source.folder), source.tokenizer()
+  most = source.bert.max_position_embeddings
+  sentences, numbers = encode(pairs, encoder, most)
+  digest = hashlib.sha256(b"|".join(ids.tobytes() for ids in sentences))
+  comm.check_equal(
+    "the work",
+    f"{source.path}\n{settings.score}, {settings.precision}\n"
+    f"{len(sentences)} sentences of SHA-256 {digest.hexdigest()}",
+  )
+  say(comm, *source.lines(), *_about(pairs, sentences, source))
+  with contextlib.closing(_open(source, settings.precision)) as model:
+    within_word = settings.score == _WITHIN_WORD
+    scorer = pseudo_likelihood.Scorer(model, encoder, within_word)
+    counts, baseline = count_unigrams(settings, source, encoder, comm)
+    say(comm, baseline)
+    scores = scorer.score(sentences, comm)[numbers]
+  if not comm.is_root:
+    return
+  unigram = None
+  if counts is not None:
+    unigram = unigrams.log_likelihoods(counts, sentences)[numbers]
+  found = minimal_pairs.results(pairs, scores, unigram)
+  print("\n".join(minimal_pairs.table(found)))
+  if output:
+    how = {n: getattr(settings, n) for n in ("score", "precision", "sample")}
+    about = {"model": source.path, **how, "baseline": baseline}
+    json_files.write(output, {**about, **found})
+    print(output)
+
+
+def main(settings: Settings, name: str, *others: str) -> None:
+  """Evaluates on all ranks."""
+  if others:
+    raise UserError(f"{name} and {others[0]}: name one model; see --help")
+  try:
+    evaluate(settings, name, distributed.init())
+  except tf.errors.OpError as e:
+    raise distributed.rank_lost(e) or e from e
+
+
+if __name__ == "__main__":
+  run_with(Settings, main, arguments=None)

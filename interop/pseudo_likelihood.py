@@ -1,0 +1,126 @@
+"""Pseudo-log-likelihoods of sentences by a masked language model.
+
+The sum of the log-probabilities of a sentence's tokens, without [CLS] and
+[SEP], each where it is masked (https://arxiv.org/abs/1910.14659). Here the
+later pieces of its word are masked with it, so that a word is not given away
+by its own end (Kauf and Ivanova, https://arxiv.org/abs/2305.10588).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+import tokenization
+from common.console import Progress
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from interop import inference
+
+_TOKENS = 4096  # in one run of the graph
+
+
+def masked_copies(
+  rows: np.ndarray, encoder: tokenization.Encoder, within_word: bool = True
+) -> np.ndarray:
+  """int32 [m, S - 2, S]: copy p of each row is masked for the token at p + 1.
+
+  `rows` are int32 [m, S], of sentences with [CLS] and [SEP].
+  """
+  places = np.arange(rows.shape[1])
+  begins = ~encoder.is_continuation[rows] | (not within_word)
+  # int [m, S]: where the first word at or after each place begins.
+  words = np.where(begins, places, len(places))
+  words = np.minimum.accumulate(words[:, ::-1], axis=1)[:, ::-1]
+  scored = places[1:-1, np.newaxis]
+  hidden = (places >= scored) & (places < words[:, 2:, np.newaxis])
+  return np.where(hidden, np.int32(encoder.mask_id), rows[:, np.newaxis])
+
+
+def batches(lengths: np.ndarray) -> list[np.ndarray]:
+  """The numbers of sentences that are scored together, from long to short.
+
+  They are of one length, so that there is no padding, and a function of all
+  `lengths`, int [n], alone: a sentence's score does not depend on ranks.
+  """
+  order = np.argsort(-lengths, kind="stable")
+  found = []
+  for same in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+    length = int(lengths[same[0]])
+    at_once = max(1, _TOKENS // (length * (length + 2)))
+    found += np.split(same, range(at_once, len(same), at_once))
+  return found
+
+
+class Scorer:
+  """Scores sentences by the masked LM head of an open model."""
+
+  def __init__(
+    self,
+    model: inference.Model,
+    encoder: tokenization.Encoder,
+    within_word: bool = True,
+  ):
+    """`UserError` if the model has no such head."""
+    signature = model.signature("masked_lm")
+    self._session, self._encoder = model.session, encoder
+    self._within_word = within_word
+    with model.session.graph.as_default() as graph:
+      tensor = lambda info: graph.get_tensor_by_name(info.name)
+      self._inputs = {n: tensor(i) for n, i in signature.inputs.items()}
+      # Of all classes' numbers only these leave the graph.
+      self._labels = tf.placeholder(tf.int32, [None, None])
+      log_probs = tensor(signature.outputs["log_probs"])
+      self._found = tf.gather(log_probs, self._labels, batch_dims=2)
+
+  def score(self, sentences: Sequence[np.ndarray], comm) -> np.ndarray:
+    """float64 [sentences], for int32 [n] each; the same on all ranks.
+
+    Each rank scores a share of `batches`. All call it.
+    """
+    lengths = np.array(list(map(len, sentences)))
+    work = lengths * (lengths + 2)  # tokens of all copies
+    total, scores, done = int(work.sum()), np.zeros(len(sentences)), 0
+    with Progress("scoring", total, "tokens", comm=comm) as bar:
+      for numbers in batches(lengths)[comm.rank :: comm.size]:
+        scores[numbers] = self._batch([sentences[n] for n in numbers])
+        done += int(work[numbers].sum())
+        bar.at(min(done * comm.size, total))
+    scores = comm.gather(scores).sum(axis=0)
+    if not np.isfinite(scores).all():
+      raise UserError("the model's log-probabilities are not finite")
+    return scores
+
+  def _batch(self, sentences: Sequence[np.ndarray]) -> np.ndarray:
+    """float64 [m], for m sentences of one length."""
+    encoder, m = self._encoder, len(sentences)
+    column = lambda token: np.full([m, 1], token, np.int32)
+    labels = np.stack(sentences)
+    rows = [column(encoder.cls_id), labels, column(encoder.sep_id)]
+    copies = masked_copies(np.hstack(rows), encoder, self._within_word)
+    size = copies.shape[-1]
+    places = np.broadcast_to(np.arange(1, size - 1), labels.shape)
+    found = [
+      self._run(*part)
+      for part in _parts(
+        copies.reshape(-1, size), places.reshape(-1, 1), labels.reshape(-1, 1)
+      )
+    ]
+    return np.concatenate(found).reshape(m, -1).sum(axis=1, dtype=np.float64)
+
+  def _run(self, ids, places, labels) -> np.ndarray:
+    """float32 [b, 1]: log-probabilities of labels [b, 1] at places [b, 1]."""
+    arrays = {
+      "input_ids": ids,
+      "input_mask": np.ones_like(ids),
+      "segment_ids": np.zeros_like(ids),
+      inference.POSITIONS: places,
+    }
+    feed = {tensor: arrays[name] for name, tensor in self._inputs.items()}
+    return self._session.run(self._found, {**feed, self._labels: labels})
+
+
+def _parts(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
+  """Rows of the arrays for one run each; the first is [copies, S]."""
+  at_once = max(1, _TOKENS // arrays[0].shape[1])
+  for start in range(0, len(arrays[0]), at_once):
+    yield [array[start : start + at_once] for array in arrays]

@@ -1,0 +1,52 @@
+"""evaluate_grammar.py on two ranks: one rank's results, and errors of one."""
+
+import pytest
+import runs
+import trained
+
+SECONDS = 120  # for what hangs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, letters):
+  """A model of random weights, and pairs of 2 to 20 words."""
+  folder = tmp_path_factory.mktemp("models")
+  trained.write_model(folder / "model", "pretraining", letters)
+  texts = [
+    f"{'the cat ' * n}is no{n}\n{'a cat ' * n}is so\n" for n in range(10)
+  ]
+  (folder / "p.txt").write_text("".join(texts) + "x\nx\n")
+  return folder
+
+
+def evaluate(folder, output, ranks, broken=None):
+  """The command; rank `broken` gets pairs that are none."""
+  script = f"""
+import os, runpy, sys
+rank = os.environ.get("HOROVOD_RANK", "0")
+pairs = "{folder}/" + ("none.txt" if rank == "{broken}" else "p.txt")
+sys.argv = ["{runs.ROOT}/evaluate_grammar.py", "{folder}/model",
+            "--output={output}", f"--pairs={{pairs}}"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+  return runs.launch(["-c", script], ranks, timeout=SECONDS)
+
+
+def test_two_ranks_give_the_results_of_one(folder, tmp_path):
+  printed = []
+  for ranks in (1, 2):
+    done = evaluate(folder, tmp_path / f"{ranks}.json", ranks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    printed += [line for line in lines if "mean of 1 paradigms" in line]
+  one, two = (runs.read_json(tmp_path, f"{n}.json") for n in (1, 2))
+  assert one == two and one["ties"] == 1 and one["pairs"] == 11
+  assert len(printed) == 2  # rank 0 alone prints
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_an_error_of_one_rank_ends_the_other(folder, tmp_path, broken):
+  done = evaluate(folder, tmp_path / "none.json", 2, broken)
+  assert done.returncode != 0
+  assert "none.txt: no such file" in done.stderr
+  assert not (tmp_path / "none.json").exists()

@@ -1,0 +1,359 @@
+"""Minimal pairs: how they are read, scored one by one, and counted."""
+
+import json
+import math
+import zipfile
+
+import numpy as np
+import pytest
+import runs
+import trained
+from samples import fake_records
+
+import evaluate_grammar
+from common.errors import DataError, UserError
+from data import tf_example, tfrecord, unigrams
+from gradients.distributed import Comm
+from interop import inference, minimal_pairs, model_source, pseudo_likelihood
+from interop.minimal_pairs import Pair
+
+# Words of one to five pieces: "cat" is c, ##a, ##t.
+TEXTS = ["a b c", "the cat sat .", "cats", "a", "b a c", "the dog sat .", "it"]
+TEXTS += [f"{word} is {word}s and a . b" for word in ("ab", "cde", "fghij")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, letters):
+  """A small model of random weights with a pooler, a run folder's files."""
+  folder = tmp_path_factory.mktemp("models") / "small"
+  trained.write_model(folder, "pretraining", letters)
+  return str(folder)
+
+
+@pytest.fixture(scope="module")
+def opened(folder):
+  """The model with its masked LM head alone, and its encoder."""
+  source = model_source.find(folder)
+  return inference.open_checkpoint(source, ["masked_lm"]), source.tokenizer()
+
+
+def one_by_one(model, encoder, ids, within_word):
+  """A sentence's score by single runs of predict.py's model, in plain loops."""
+  ids = [encoder.cls_id, *ids.tolist(), encoder.sep_id]
+  total = 0.0
+  for place in range(1, len(ids) - 1):
+    masked = list(ids)
+    masked[place] = encoder.mask_id
+    later = place + 1
+    while within_word and encoder.tokens[ids[later]].startswith("##"):
+      masked[later] = encoder.mask_id
+      later += 1
+    ones = [1] * len(ids)
+    found = model.run(
+      "masked_lm",
+      {
+        "input_ids": [masked],
+        "input_mask": [ones],
+        "segment_ids": [[0] * len(ids)],
+        "masked_lm_positions": [[place]],
+      },
+    )
+    total += float(found["log_probs"][0, 0, ids[place]])
+  return total
+
+
+@pytest.mark.parametrize("within_word", [True, False])
+def test_scores_are_those_of_single_runs(
+  folder, opened, within_word, monkeypatch
+):
+  """In batches of any size, also where one sentence is several runs."""
+  model, encoder = opened
+  sentences = encoder.encode_batch(TEXTS)
+  reference = inference.open_model(model_source.find(folder))
+  want = [one_by_one(reference, encoder, s, within_word) for s in sentences]
+  scorer = pseudo_likelihood.Scorer(model, encoder, within_word)
+  for tokens in (4096, 60, 7):
+    monkeypatch.setattr(pseudo_likelihood, "_TOKENS", tokens)
+    got = scorer.score(sentences, Comm())
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+  assert len(set(np.round(want, 3))) == len(TEXTS)
+  reference.close()
+
+
+def test_an_export_scores_as_its_checkpoint(folder, opened, tmp_path):
+  source = model_source.find(folder)
+  model, encoder = opened
+  sentences = encoder.encode_batch(TEXTS)
+  path = str(tmp_path / "export")
+  inference.export(inference.open_checkpoint(source), source, path)
+  both = [
+    pseudo_likelihood.Scorer(m, encoder).score(sentences, Comm())
+    for m in (model, inference.open_export(path))
+  ]
+  np.testing.assert_allclose(*both, rtol=1e-5)
+  (tmp_path / "p.txt").write_text("a\nb\n")
+  settings = evaluate_grammar.Settings(
+    pairs=str(tmp_path / "p.txt"), precision="bf16"
+  )
+  with pytest.raises(UserError, match="is exported with its own"):
+    evaluate_grammar.evaluate(settings, path, Comm())
+
+
+def test_what_is_masked(opened):
+  """A token and the later pieces of its word, or the token alone."""
+  _, encoder = opened
+  (ids,) = encoder.encode_batch(["abc d"])
+  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
+  for within_word, want in (
+    (True, [[1, 2, 3], [2, 3], [3], [4]]),
+    (False, [[1], [2], [3], [4]]),
+  ):
+    made = pseudo_likelihood.masked_copies(row, encoder, within_word)
+    hidden = [np.flatnonzero(c == encoder.mask_id).tolist() for c in made[0]]
+    assert hidden == want and made.dtype == np.int32
+    assert ((made == row[:, None]) | (made == encoder.mask_id)).all()
+
+
+def test_batches_hold_whole_sentences_of_one_length():
+  lengths = np.random.default_rng(0).integers(1, 40, 5000)
+  made = pseudo_likelihood.batches(lengths)
+  assert sorted(np.concatenate(made).tolist()) == list(range(5000))
+  assert all(len(set(lengths[batch])) == 1 for batch in made)
+  sizes = [lengths[b].sum() * (lengths[b[0]] + 2) for b in made]
+  assert max(sizes) <= 4096 and np.mean(sizes) > 3000
+
+
+# Pairs ------------------------------------------------------------------------
+
+GOOD = {
+  "sentence_good": "the cat sits .",
+  "sentence_bad": "the cat sit .",
+  "UID": "agreement_1",
+  "field": "syntax/semantics",
+  "linguistics_term": "agreement",
+}
+
+
+def test_pairs_of_all_kinds_of_files(tmp_path):
+  more = {"sentence_good": " a b ", "sentence_bad": "b a", "pairID": "7"}
+  lines = [json.dumps(GOOD), "", json.dumps(more)]
+  (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+  (tmp_path / "order.txt").write_bytes(b"\xef\xbb\xbfb a\r\na b\r\nc\nd\n\n")
+  with zipfile.ZipFile(tmp_path / "both.zip", "w") as archive:
+    for name in ("order.txt", "a.jsonl"):
+      archive.write(tmp_path / name, f"data/{name}")
+    archive.writestr("README.md", "no pairs")
+  of = lambda name, where: [
+    Pair(
+      "the cat sits .", "the cat sit .", f"{where}{name}: line 1",
+      "agreement_1", "syntax_semantics", "agreement",
+    ),
+    Pair("a b", "b a", f"{where}{name}: line 3", "a"),
+  ]  # fmt: skip
+  text = lambda where: [
+    Pair("a b", "b a", f"{where}order.txt: line 1", "order"),
+    Pair("d", "c", f"{where}order.txt: line 3", "order"),
+  ]
+  read = minimal_pairs.read
+  here = f"{tmp_path}/"
+  assert read(f"{here}*.jsonl,{here}order.txt") == [
+    *of("a.jsonl", here), *text(here),
+  ]  # fmt: skip
+  inside = f"{here}both.zip/data/"
+  assert read(f"{here}both.zip") == of("a.jsonl", inside) + text(inside)
+
+
+@pytest.mark.parametrize(
+  "name, data, message",
+  [
+    ("a.jsonl", b"{}\n{", r'a.jsonl: line 1: "sentence_good" is missing'),
+    ("a.jsonl", b"\n{", r"a.jsonl: line 2: not JSON"),
+    ("a.jsonl", b"[1]", "line 1: not a JSON object"),
+    (
+      "a.jsonl",
+      json.dumps({**GOOD, "UID": 3}).encode(),
+      'line 1: "UID" is missing, or no text',
+    ),
+    (
+      "a.jsonl",
+      json.dumps({**GOOD, "sentence_bad": " "}).encode(),
+      "line 1: the bad sentence is empty",
+    ),
+    ("a.txt", b"a\nb\nc\n", "a.txt: 3 lines, but a pair has two"),
+    ("a.txt", b"a\nb\nc\n \ne\nf", "a.txt: line 3: the good sentence is empty"),
+    ("a.txt", b"a\ncaf\xe9\n", r"a.txt: line 2, byte 4: not UTF-8 \(0xe9\)"),
+    ("a.txt", b"\n \n", "a.txt: there is no pair in it"),
+    ("a.zip", b"PK no", "a.zip: not a readable .zip file"),
+    ("a.zip", b"PK\5\6" + bytes(18), "no .jsonl or .txt file is in it"),
+  ],
+)
+def test_pairs_that_are_none(tmp_path, name, data, message):
+  (tmp_path / name).write_bytes(data)
+  with pytest.raises(DataError, match=message):
+    minimal_pairs.read(str(tmp_path / name))
+  with pytest.raises(DataError, match="no such file"):
+    minimal_pairs.read(str(tmp_path / "none"))
+
+
+def test_a_sample_is_the_same_in_any_order_of_the_pairs(tmp_path):
+  lines = [f"b{i}\ng{i}\n" for i in range(50)]
+  (tmp_path / "p.txt").write_text("".join(lines))
+  (tmp_path / "few.txt").write_text("b\ng\n")
+  pattern = f"{tmp_path}/*.txt"
+  some = minimal_pairs.read(pattern, 8)
+  assert len(some) == 9 and [
+    *map(len, minimal_pairs.by_paradigm(some).values())
+  ] == [1, 8]
+  numbers = [int(pair.bad[1:]) for pair in some[1:]]
+  assert numbers == sorted(numbers) != list(range(8))
+  (tmp_path / "p.txt").write_text("".join(reversed(lines)))
+  again = minimal_pairs.read(pattern, 8)
+  assert {pair.good for pair in again} == {pair.good for pair in some}
+
+
+def test_sentences_that_do_not_fit(opened):
+  _, encoder = opened
+  pair = lambda good: [Pair(good, "a", "f.txt: line 5", "f")]
+  with pytest.raises(
+    DataError, match=r"f.txt: line 5: 'a a.*: 11 tokens .*=10"
+  ):
+    evaluate_grammar.encode(pair("a " * 9), encoder, 10)
+  with pytest.raises(DataError, match=r"f.txt: line 5: '\\u200b': no token"):
+    evaluate_grammar.encode(pair("\u200b"), encoder, 10)
+  pairs = [*pair("A b"), *pair("a B"), *pair("a b c d e f g h")]
+  sentences, numbers = evaluate_grammar.encode(pairs, encoder, 10)
+  assert numbers.tolist() == [[0, 1], [0, 1], [2, 1]]
+  assert list(map(len, sentences)) == [2, 1, 8]
+
+
+# Results ----------------------------------------------------------------------
+
+
+def test_accuracies_and_ties():
+  """Means of paradigms, not of pairs; a tie is wrong."""
+  pairs = [Pair("g", "b", "", "p", "f", "t")] * 4
+  pairs += [
+    Pair("g", "b", "", "q", "f", "u"),
+    Pair("g", "b", "", "r", "e", "t"),
+  ]
+  scores = np.array([[2, 1], [1, 2], [1, 1], [0, 5], [2, 1], [2, 1.0]])
+  baseline = np.tile([1.0, 1.0], [6, 1])
+  found = minimal_pairs.results(pairs, scores, baseline)
+  assert found["accuracy"] == pytest.approx(2.25 / 3)
+  assert found["accuracy_of_pairs"] == 0.5
+  assert (found["ties"], found["pairs"]) == (1, 6)
+  assert found["fields"]["f"]["accuracy"] == 0.625
+  assert found["linguistics_terms"]["t"]["accuracy"] == 0.625
+  assert found["unigram"]["accuracy"] == 0 and found["unigram"]["ties"] == 6
+  variance = (3 / 8 * 5 / 8 / 8 + 2 * (3 / 5 * 2 / 5 / 5)) / 9
+  width = 1.96 * math.sqrt(variance)
+  assert found["interval_95"] == pytest.approx([0.75 - width, 0.75 + width])
+  assert minimal_pairs.interval([(3, 3)])[1] == 1
+  lines = minimal_pairs.table(found)
+  assert [line.split()[0] for line in lines[1:6]] == ["e", "r", "f", "p", "q"]
+  assert lines[4].split() == ["p", "25.0%", "1", "4", "0.0%", "4"]
+  assert lines[6].startswith("mean of 3 paradigms") and "75.0%" in lines[6]
+  assert "50.0%" in lines[7]
+  assert minimal_pairs.table(minimal_pairs.results(pairs, scores, None))
+
+
+def write(path, made):
+  with tfrecord.ShardWriter(str(path)) as writer:
+    for features in made:
+      writer.write(tf_example.encode_example(features))
+  return tfrecord.RecordSet([str(path)])
+
+
+def test_tokens_are_counted_as_they_were_before_masking(tmp_path):
+  made = fake_records(20, seed=3)
+  want, plain = np.zeros(100, int), []
+  for features in made:
+    ids = features["input_ids"].copy()
+    for place, token, weight in zip(
+      *(features[f"masked_lm_{n}"] for n in ("positions", "ids", "weights")),
+      strict=True,
+    ):
+      if weight:
+        ids[place] = token
+    want += np.bincount(ids[features["input_mask"] > 0], minlength=100)
+    kept = ("input_mask", "segment_ids", "next_sentence_labels")
+    plain.append({"input_ids": ids, **{name: features[name] for name in kept}})
+  want[[0, 7]] = 0
+  for name, records in (("static", made), ("dynamic", plain)):
+    files = write(tmp_path / name, records)
+    chosen = unigrams.numbers(files)
+    got = unigrams.count(files, chosen, 100, [0, 7])
+    assert got.tolist() == want.tolist(), name
+
+
+def test_unigram_likelihoods():
+  """Smoothed, and equal to the last bit for any order of the same tokens."""
+  counts = np.array([0, 6, 1])
+  rng = np.random.default_rng(0)
+  sentence = rng.integers(0, 3, 50)
+  again = [rng.permutation(sentence) for _ in range(20)]
+  found = unigrams.log_likelihoods(counts, [np.array([0, 1]), *again, sentence])
+  assert found[0] == pytest.approx(math.log(1 / 10) + math.log(7 / 10))
+  assert len(set(found[1:])) == 1
+
+
+# The command ------------------------------------------------------------------
+
+
+@pytest.fixture
+def pairs_file(tmp_path):
+  path = tmp_path / "order.txt"
+  lines = [f"{a} is {b}\n{b} is {a}\n" for a in TEXTS[:4] for b in TEXTS[4:6]]
+  path.write_text("".join(lines) + "same\nSame\n")
+  return str(path)
+
+
+def test_a_run_folder_with_its_records(
+  tiny_run, tmp_path, letters, pairs_file, capsys
+):
+  """The results are in it; the baseline is of the records that it names."""
+  run = tmp_path / "run"
+  runs.trained(tiny_run, run)
+  given = model_source.Given(vocab_file=letters)
+  settings = evaluate_grammar.Settings(pairs=pairs_file, given=given)
+  evaluate_grammar.evaluate(settings, str(run), Comm())
+  found = runs.read_json(run, "grammar_results.json")
+  assert found["pairs"] == 9 and found["ties"] == 1
+  assert found["unigram"]["ties"] == 9  # the same words
+  said = capsys.readouterr()
+  assert "unigram baseline: " in said.err and "of the 120 records" in said.err
+  assert "9 pairs of 1 paradigms: 17 different sentences\n" in said.err
+  assert "mean of 1 paradigms" in said.out
+  for path in tmp_path.glob("data-*"):
+    path.unlink()
+  evaluate_grammar.evaluate(settings, str(run), Comm())
+  assert "unigram" not in runs.read_json(run, "grammar_results.json")
+  said = capsys.readouterr().err
+  assert "data-0.tfrecord, on which it was trained, is not there" in said
+
+
+def test_a_folder_of_no_run(folder, pairs_file, tmp_path, letters, capsys):
+  settings = evaluate_grammar.Settings(pairs=pairs_file)
+  evaluate_grammar.evaluate(settings, folder, Comm())
+  said = capsys.readouterr()
+  assert "does not say on which records" in said.err
+  assert "give --unigram_records" in said.err and ".json" not in said.out
+  output = str(tmp_path / "no" / "folder.json")
+  settings = evaluate_grammar.Settings(pairs=pairs_file, output=output)
+  with pytest.raises(UserError, match="folder is missing"):
+    evaluate_grammar.evaluate(settings, folder, Comm())
+  with pytest.raises(UserError, match="name one model"):
+    evaluate_grammar.main(settings, folder, folder)
+  trained.write_model(tmp_path / "classifier", "classifier", letters)
+  settings = evaluate_grammar.Settings(pairs=pairs_file)
+  with pytest.raises(UserError, match="has no masked_lm head, only encoder"):
+    evaluate_grammar.evaluate(settings, str(tmp_path / "classifier"), Comm())
+
+
+def test_records_of_another_vocabulary(packed_run, folder, pairs_file):
+  (_, pattern), _ = packed_run
+  settings = evaluate_grammar.Settings(
+    pairs=pairs_file, unigram_records=pattern
+  )
+  with pytest.raises(UserError, match="but the model's vocabulary .*vocab.txt"):
+    evaluate_grammar.evaluate(settings, folder, Comm())
