@@ -481,7 +481,9 @@ def training_flags(folder):
   if "do_train" not in flags.FLAGS:
     run_pretraining.define_flags()
   bert = put(folder / "bert.json", json.dumps(TINY).encode())
-  always = dict(bert_config_file=bert, do_train="true", input_file="x")
+  always = dict(
+    bert_config_file=bert, do_train="true", input_file="x", objective="mlm"
+  )
 
   def read(given):
     config = PretrainingConfig.from_flags(parsed(given))

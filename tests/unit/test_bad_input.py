@@ -483,6 +483,7 @@ def test_an_empty_config_json_is_not_none(tmp_path):
   for name, value in (
     ("bert_config_file", write_config(tmp_path / "config.json")),
     ("config_json", ""),
+    ("stages", None),
   ):
     flags.DEFINE_string(name, value, "", given)
   given.mark_as_parsed()

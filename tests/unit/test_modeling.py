@@ -346,12 +346,13 @@ def test_packed_equals_unpacked(mode):
           strict=True,
         )
       ]
-      results.append([list(sums), gradients])
+      results.append([sums.by_name(), gradients])
     with tf.Session() as session:
       randomise(session, rng)
       unpacked_got, packed_got = session.run(results)
-  assert unpacked_got[0][5] == packed_got[0][5] == 5.0  # examples
-  np.testing.assert_allclose(packed_got[0], unpacked_got[0], rtol=1e-5)
+  assert unpacked_got[0]["examples"] == packed_got[0]["examples"] == 5.0
+  for name, value in unpacked_got[0].items():
+    np.testing.assert_allclose(packed_got[0][name], value, 1e-5, err_msg=name)
   for a, b in zip(packed_got[1], unpacked_got[1], strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
   assert sum(np.abs(g).max() > 0.1 for g in unpacked_got[1]) > 40
