@@ -38,7 +38,7 @@ def report(summary: creation.Summary) -> str:
     ("examples", f"{c['examples']:,}"),
     ("records", f"{num_records:,} of {manifest.packing_factor:.2f} examples"),
     ("random next", f"{c['random_next'] / c['examples']:.1%}")
-    if manifest.objective != "mlm"
+    if manifest.has_pairs
     else ("objective", "masked LM alone"),
     ("masked tokens", masked),
     ("fill", f"{c['real_tokens'] / capacity:.1%} of tokens are not padding"),

@@ -12,7 +12,9 @@ sentence the higher pseudo-log-likelihood. Several ranks share the sentences.
 import contextlib
 import dataclasses
 import hashlib
+import io
 import os
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -80,7 +82,7 @@ def encode(
   for at, ids in enumerate(encoder.encode_batch(texts)):
     where = f"{pairs[at // 2].where}: {texts[at][:60]!r}"
     if not len(ids):
-      raise DataError(f"{where}: no token is in it")
+      raise DataError(f"{where}: no token is in it: take the pair out")
     if len(ids) + 2 > most:
       raise DataError(
         f"{where}...: {len(ids) + 2} tokens with [CLS] and [SEP] are more than "
@@ -103,19 +105,21 @@ def count_unigrams(
   if not paths:
     trained = run_folder.trained_on(source.folder)
     why = (
-      f"{trained[0]}, on which it was trained, is not there any more"
+      f"not all of its {len(trained)} record files are there any more, such "
+      f"as {trained[0]}"
       if trained
       else f"{source.folder} does not say on which records it was trained"
     )
     return None, f"no unigram baseline: {why}: give --unigram_records"
-  found = records.find_manifest(paths[0])
-  if found and found[1].tokenizer.sha256 != encoder.info().sha256:
-    raise UserError(
-      f"{found[0]}: the records were made with {found[1].tokenizer.file} of "
-      f"SHA-256 {found[1].tokenizer.sha256}, but the model's vocabulary "
-      f"{encoder.file} has {encoder.info().sha256}: give --unigram_records of "
-      "the model's vocabulary"
-    )
+  for path, manifest in records.find_manifests(paths).values():
+    made = manifest.tokenizer
+    if made.sha256 != encoder.info().sha256:
+      raise UserError(
+        f"{path}: the records were made with {made.file} of SHA-256 "
+        f"{made.sha256}, but the model's vocabulary {encoder.file} has "
+        f"{encoder.info().sha256}: give --unigram_records of the model's "
+        "vocabulary"
+      )
   files = tfrecord.RecordSet(paths)
   chosen = unigrams.numbers(files)
   own = chosen[comm.rank :: comm.size]
@@ -195,11 +199,17 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   if counts is not None:
     unigram = unigrams.log_likelihoods(counts, sentences)[numbers]
   found = minimal_pairs.results(pairs, scores, unigram)
-  print("\n".join(minimal_pairs.table(found)))
   if output:
-    how = {n: getattr(settings, n) for n in ("score", "precision", "sample")}
+    names = ("score", "precision", "sample")
+    how = {name: getattr(settings, name) for name in names}
+    how |= {"from": settings.pairs, "sentences_sha256": digest.hexdigest()}
     about = {"model": source.path, **how, "baseline": baseline}
     json_files.write(output, {**about, **found})
+  # Names of paradigms may be what the terminal's encoding lacks.
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")
+  print("\n".join(minimal_pairs.table(found)))
+  if output:
     print(output)
 
 

@@ -13,6 +13,7 @@ that was stopped.
 
 import dataclasses
 import functools
+import gc
 import os
 import textwrap
 
@@ -105,7 +106,13 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
     global_batch_size=config.global_batch_size,
   )
   if config.cooldown_from:
-    first = checkpoint_files.step_of(config.cooldown_from)
+    first = checkpoint_files.step_of(config.cooldown_from) or 0
+    if first < plan.warmup_updates:
+      raise UserError(
+        f"--cooldown_from={config.cooldown_from}: its update {first:,} is in "
+        f"the {plan.warmup_updates:,} updates of warm-up: give that run's "
+        "--num_warmup_steps"
+      )
     plan = dataclasses.replace(plan, updates=first + plan.decay_updates)
   return plan
 
@@ -216,7 +223,10 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   files = config.eval_input_file or config.input_file
   source = open_source(files, config, comm, training=False)
   if config.do_train:
-    trained = records.expand_patterns(config.input_file)
+    items = config.stages or ()
+    names = {item.get("input_file", config.input_file) for item in items}
+    names = names or {config.input_file}
+    trained = [path for name in names for path in records.expand_patterns(name)]
     say(comm, *trained_on(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,
@@ -263,18 +273,23 @@ def pretrain(
     if place.plan.stage.is_last or not ended:
       return result
     place = each.place(each.after(place.plan, training["global_step"]))
+    gc.collect()  # the last stage's graph refers to itself
 
 
 def all_stages(config: PretrainingConfig, comm, ranks: int) -> stages.Stages:
   """The stages of a run, all checked."""
-  return stages.Stages.of(
+  each = stages.Stages.of(
     config,
     lambda one: make_plan(
       dataclasses.replace(one, num_warmup_steps=0, num_decay_steps=None),
-      open_source(one.input_file, one, comm),
+      open_source(one.input_file, one, comm) if one.input_file else None,
       ranks,
     ),
   )
+  for one in each.configs if config.do_eval else ():
+    files = one.eval_input_file or one.input_file
+    open_source(files, one, comm, training=False)
+  return each
 
 
 def pretrain_stage(
@@ -287,6 +302,7 @@ def pretrain_stage(
       best_by=BEST_BY,
       task=training_task(config, comm, staged) if config.do_train else None,
       evaluate=evaluator(config, comm) if config.do_eval else None,
+      bert=staged.bert if staged else None,
     )
     sharded_variables.add_sliced(comm)
     return parts
@@ -308,8 +324,11 @@ def plan_only(config: PretrainingConfig) -> None:
     )
   if config.stages:
     each = all_stages(config, distributed.Comm(), groups)
-    for one, plan in zip(each.configs, each.plans, strict=True):
-      plan_stage(one, plan, ranks)
+    place = each.place(training_plan.Stage())
+    plan_stage(place.config, place.plan, ranks)
+    while not place.plan.stage.is_last:
+      place = each.place(each.after(place.plan, place.plan.updates))
+      plan_stage(place.config, place.plan, ranks)
   else:
     files = config.input_file
     source = open_source(files, config, distributed.Comm()) if files else None

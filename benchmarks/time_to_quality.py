@@ -13,24 +13,31 @@ arm of the JSON file is a recipe; the first one is the baseline:
              "stages": [{"records": {"max_seq_length": 32}, ...}]}}
 
 `records` are flags of create_pretraining_data.py, `train` of
-run_pretraining.py;
-a stage's records add to the arm's. An arm with "google_bert": {flags} is the
-script of --google_bert, on --google_bert_python with TensorFlow 1.15: it trains
-for its own num_train_steps, whose time counts.
+run_pretraining.py; a stage's records add to the arm's. An arm with
+"google_bert": {flags} is the script of --google_bert, on --google_bert_python
+with TensorFlow 1.15. It trains for its own num_train_steps; its script has no
+seed, so seeds change its records only.
 
 Every run has the whole time for itself, --max_train_minutes, in which its rate
-falls to its end; arms take turns. All are evaluated on the same held-out tokens
-with 15% masked. One JSON line a run, in results.jsonl; a second call makes what
-is missing there. The table has means and standard deviations over seeds, and
-the time in which an arm reaches the baseline's loss of the longest budget:
-interpolated in log(minutes) between budgets, with a 90% interval by resampling
-the seeds 2,000 times.
+falls to its end; arms take turns. Of google/bert the time of a run of one step
+is taken off, because ours count without starting. All are evaluated with 15%
+masked: `loss_N` on the same held-out tokens, full sequences of N, segment ids
+0, which suits arms that train so; `loss_own` on held-out records of the arm's
+own kind. One JSON line a run, in results.jsonl; a second call makes what is
+missing there, of these recipes and this text.
+
+The table has means and standard deviations over seeds, and the time in which an
+arm reaches the baseline's loss of the longest budget: interpolated in
+log(minutes) between budgets, with a 90% interval from 2,000 draws of Student's
+t around each mean.
 """
 
 import hashlib
 import itertools
 import json
 import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -87,12 +94,12 @@ def flags_of(values: dict) -> list[str]:
   ]
 
 
-def text(name: str) -> str:
+def text_file(name: str) -> str:
   """A file of --text."""
   return os.path.join(FLAGS.text, name)
 
 
-def records(part: str, settings: dict) -> str:
+def made_records(part: str, settings: dict) -> str:
   """The pattern of records of corpus/`part`.txt, which are made once."""
   digest = hashlib.sha256(json.dumps([part, settings]).encode()).hexdigest()[
     :12
@@ -100,8 +107,8 @@ def records(part: str, settings: dict) -> str:
   folder = os.path.join(FLAGS.output_dir, "records", digest)
   if not os.path.exists(f"{folder}/{part}.manifest.json"):
     given = {
-      "input_file": text(f"corpus/{part}.txt"),
-      "vocab_file": text("vocab.txt"),
+      "input_file": text_file(f"corpus/{part}.txt"),
+      "vocab_file": text_file("vocab.txt"),
       "output_file": f"{folder}/{part}.tfrecord",
       **settings,
     }
@@ -114,12 +121,12 @@ def heldout(length: str) -> str:
   """Full sequences of held-out text; evaluations always mask the same 15%."""
   settings = {"objective": "mlm", "dynamic_masks": True}
   settings |= {"max_seq_length": int(length), "max_predictions_per_seq": 8}
-  return records("heldout", settings | {"examples_per_record": 8})
+  return made_records("heldout", settings | {"examples_per_record": 8})
 
 
 def bert_config(arm: dict, folder: str) -> str:
   """The arm's config with the text's vocabulary, as a file in `folder`."""
-  with open(text("vocab.txt"), encoding="utf-8") as f:
+  with open(text_file("vocab.txt"), encoding="utf-8") as f:
     size = sum(1 for _ in f)
   path = os.path.join(folder, "bert_config.json")
   os.makedirs(folder, exist_ok=True)
@@ -139,11 +146,11 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
     items = [dict(item) for item in arm["stages"]]
     for item in items:
       own = item.pop("records", {})
-      item["input_file"] = records("train", {**arm["records"], **own})
+      item["input_file"] = made_records("train", {**arm["records"], **own})
     given["stages"] = os.path.join(folder, "stages.json")
     json_files.write(given["stages"], items)
   else:
-    given["input_file"] = records("train", arm["records"])
+    given["input_file"] = made_records("train", arm["records"])
   given |= {"do_train": True, "bert_config_file": config, "output_dir": model}
   given |= {"max_train_minutes": minutes, "seed": seed}
   launcher = [f"{BIN}/horovodrun", "-np", str(FLAGS.num_ranks)]
@@ -154,7 +161,7 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
 
 
 def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
-  """google/bert's two scripts; "minutes" is its training's own time."""
+  """google/bert's two scripts; "minutes" is its training's time."""
   given = arm["google_bert"]
   names = ("max_seq_length", "max_predictions_per_seq")
   lengths = {name: given[name] for name in names}
@@ -163,37 +170,61 @@ def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
     FLAGS.google_bert_python, os.path.join(FLAGS.google_bert, name)
   ]  # fmt: skip
   making = {
-    "input_file": text("corpus/train.txt"), "output_file": made,
-    "vocab_file": text("vocab.txt"), "random_seed": seed, **lengths,
+    "input_file": text_file("corpus/train.txt"), "output_file": made,
+    "vocab_file": text_file("vocab.txt"), "random_seed": seed, **lengths,
     **arm.get("records", {}),
   }  # fmt: skip
   run([*script("create_pretraining_data.py"), *flags_of(making)], log)
-  training = {
-    "input_file": made, "output_dir": f"{folder}/run", "do_train": True,
-    "bert_config_file": config, **given,
-  }  # fmt: skip
-  seconds = run([*script("run_pretraining.py"), *flags_of(training)], log)
-  steps = given["num_train_steps"]
-  found = {"model": f"{folder}/run/model.ckpt-{steps}", "updates": steps}
-  return {**found, "minutes": round(seconds / 60, 2)}
-
-
-def evaluate(model: str, config: str, folder: str) -> dict:
-  """Losses (nats) and accuracies by length, and grammar, of a model."""
-  found, log = {}, os.path.join(folder, "log.txt")
-  for length in FLAGS.eval_lengths:
-    given = {
-      "do_eval": True, "objective": "mlm", "input_file": heldout(length),
-      "bert_config_file": config, "init_checkpoint": model,
-      "output_dir": f"{folder}/eval_{length}",
+  seconds = []
+  for steps in (1, given["num_train_steps"]):
+    shutil.rmtree(f"{folder}/run", ignore_errors=True)  # it would resume
+    training = {
+      "input_file": made, "output_dir": f"{folder}/run", "do_train": True,
+      "bert_config_file": config, **given, "num_train_steps": steps,
     }  # fmt: skip
+    command = [*script("run_pretraining.py"), *flags_of(training)]
+    seconds.append(run(command, log))
+  shutil.copy(config, f"{folder}/run")
+  return {
+    "model": f"{folder}/run/model.ckpt-{steps}",
+    "updates": steps,
+    "minutes": round((seconds[1] - seconds[0]) / 60, 2),
+  }
+
+
+def own_heldout(arm: dict) -> str:
+  """Held-out records of the arm's kind, of its last stage."""
+  settings = {**arm.get("records", {})}
+  for item in arm.get("stages", [])[-1:]:
+    settings |= item.get("records", {})
+  for name in ("max_seq_length", "max_predictions_per_seq"):
+    if name in arm.get("google_bert", {}):
+      settings[name] = arm["google_bert"][name]
+  settings |= {"dynamic_masks": True, "dupe_factor": 1}
+  return made_records("heldout", settings)
+
+
+def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
+  """Losses (nats) and accuracies, and grammar, of a model."""
+  found, log = {}, os.path.join(folder, "log.txt")
+  sets = {length: heldout(length) for length in FLAGS.eval_lengths}
+  for name, files in {**sets, "own": own_heldout(arm)}.items():
+    given = {
+      "do_eval": True, "input_file": files, "bert_config_file": config,
+      "init_checkpoint": model, "output_dir": f"{folder}/eval_{name}",
+    }  # fmt: skip
+    if name != "own":
+      given["objective"] = "mlm"
     run([sys.executable, "run_pretraining.py", *flags_of(given)], log)
-    results = json_files.read(f"{folder}/eval_{length}/eval_results.json")
-    found[f"loss_{length}"] = results["masked_lm_loss"]
-    found[f"accuracy_{length}"] = results["masked_lm_accuracy"]
+    results = json_files.read(f"{folder}/eval_{name}/eval_results.json")
+    found[f"loss_{name}"] = results["masked_lm_loss"]
+    found[f"accuracy_{name}"] = results["masked_lm_accuracy"]
   if FLAGS.pairs:
-    given = {"pairs": FLAGS.pairs, "sample": FLAGS.sample}
-    given["output"] = os.path.join(folder, "grammar.json")
+    given = {
+      "pairs": FLAGS.pairs, "sample": FLAGS.sample,
+      "vocab_file": text_file("vocab.txt"), "bert_config_file": config,
+      "output": os.path.join(folder, "grammar.json"),
+    }  # fmt: skip
     command = [sys.executable, "evaluate_grammar.py", model, *flags_of(given)]
     run(command, log)
     found["grammar"] = json_files.read(given["output"])["accuracy"]
@@ -210,15 +241,28 @@ def matmul_rate() -> float:
   return round(2 * 1024**3 / statistics.median(seconds[1:]) / 1e9, 1)
 
 
-def measure(name: str, arm: dict, minutes: float, seed: int) -> dict:
+def digest_of(arm: dict) -> str:
+  """Of a recipe and the text: results of others do not count."""
+  found = hashlib.sha256(json.dumps(arm).encode())
+  for name in ("vocab.txt", "corpus/train.txt", "corpus/heldout.txt"):
+    with open(text_file(name), "rb") as f:
+      found.update(f.read())
+  return found.hexdigest()[:12]
+
+
+def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
   """One run and its evaluation: a line of the results."""
-  folder = os.path.join(FLAGS.output_dir, "runs", f"{name}-{minutes:g}-{seed}")
-  line = {"arm": name, "minutes": minutes, "seed": seed}
+  digest = digest_of(arm)
+  folder = os.path.join(
+    FLAGS.output_dir, "runs", f"{name}-{budget:g}-{seed}-{digest}"
+  )
+  line = {"arm": name, "digest": digest, "budget": budget, "seed": seed}
   line["matmul_gflop_per_second"] = matmul_rate()
-  made = train(arm, minutes, seed, folder)
+  line["minutes"] = budget
+  made = train(arm, budget, seed, folder)
   model = made.pop("model")
   config = os.path.join(folder, "bert_config.json")
-  return {**line, **made, **evaluate(model, config, folder)}
+  return {**line, **made, **evaluate(arm, model, config, folder)}
 
 
 def time_to(target: float, minutes, losses) -> float:
@@ -237,52 +281,73 @@ def time_to(target: float, minutes, losses) -> float:
 
 
 def curves(lines: list, key: str) -> dict:
-  """Arm -> {minutes -> its values over seeds}."""
+  """Arm -> {budget -> its values over seeds, [(minutes, value), ...]}."""
   found: dict = {}
   for line in lines:
-    by_time = found.setdefault(line["arm"], {})
-    by_time.setdefault(line["minutes"], []).append(line[key])
+    if isinstance(line.get(key), float):  # null: it diverged
+      by_time = found.setdefault(line["arm"], {})
+      pair = (line["minutes"], line[key])
+      by_time.setdefault(line["budget"], []).append(pair)
   return found
 
 
-def table(lines: list, key: str, baseline: str) -> list[str]:
-  """Rows of Markdown."""
+def table(lines: list, key: str, baseline: str | None) -> list[str]:
+  """Rows of Markdown; without a `baseline` no time to it."""
   found, rng = curves(lines, key), np.random.default_rng(0)
-  times = sorted({line["minutes"] for line in lines})
-  rows = [f"| {key} | " + " | ".join(f"{t:g} min" for t in times)]
-  rows[0] += " | time to the baseline's, 90% interval |"
-  rows.append("|---" * (len(times) + 2) + "|")
+  times = sorted({t for by_time in found.values() for t in by_time})
+  titles = [key, *(f"{t:g} min" for t in times)]
+  target = found.get(baseline) or None
+  if target:
+    titles.append("time to the baseline's, 90% interval")
+  rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
   for arm, by_time in found.items():
-    cells = [shown(by_time.get(t, [])) for t in times]
-    last = found.get(baseline, {}).get(times[-1])
-    cells.append(reached(by_time, last, rng) if last else "")
-    rows.append(f"| {arm} | {' | '.join(cells)} |")
+    cells = [arm, *(shown(t, by_time.get(t, [])) for t in times)]
+    if target:
+      cells.append(
+        reached(by_time, target[max(target)], rng)
+        if arm != baseline
+        else f"{max(target):g} min"
+      )
+    rows.append(f"| {' | '.join(cells)} |")
   return rows
 
 
-def shown(values: list) -> str:
-  """Mean and standard deviation."""
-  if not values:
+def shown(budget: float, pairs: list) -> str:
+  """Mean and standard deviation, the number of seeds, another time."""
+  if not pairs:
     return ""
+  minutes, values = zip(*pairs, strict=True)
   spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-  return f"{statistics.mean(values):.3f}{spread} ({len(values)})"
+  took = statistics.mean(minutes)
+  other = f", {took:.1f} min" if abs(took - budget) > 0.05 else ""
+  return f"{statistics.mean(values):.3f}{spread} ({len(values)}{other})"
 
 
 def reached(by_time: dict, baseline: list, rng) -> str:
   """The time to the baseline's mean, and its interval."""
-  minutes = sorted(by_time)
+  each = [by_time[t] for t in sorted(by_time)]
+  minutes = [statistics.mean(m for m, _ in pairs) for pairs in each]
+  losses = [[loss for _, loss in pairs] for pairs in each]
+  target = [loss for _, loss in baseline]
+  best = time_to(np.mean(target), minutes, [np.mean(v) for v in losses])
+  at_most = "≤ " if best == minutes[0] else ""
+  if min(map(len, [target, *losses])) < 2:
+    return f"{at_most}{best:.1f} min"
 
-  def once(draw):
-    losses = [np.mean(draw(by_time[m])) for m in minutes]
-    return time_to(np.mean(draw(baseline)), minutes, losses)
+  def drawn(values):
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return np.mean(values) + error * rng.standard_t(len(values) - 1)
 
-  drawn = [once(lambda v: rng.choice(v, len(v))) for _ in range(2000)]
-  low, high = np.quantile(drawn, [0.05, 0.95], method="nearest")
-  return f"{once(lambda v: v):.1f} min ({low:.1f} to {high:.1f})"
+  times = [
+    time_to(drawn(target), minutes, [drawn(v) for v in losses])
+    for _ in range(2000)
+  ]
+  low, high = np.quantile(times, [0.05, 0.95], method="nearest")
+  return f"{at_most}{best:.1f} min ({low:.1f} to {high:.1f})"
 
 
 def draw(lines: list, key: str, path: str) -> None:
-  """Loss over the budget, a point a run."""
+  """Loss over the time, a point a run."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -290,13 +355,11 @@ def draw(lines: list, key: str, path: str) -> None:
 
   figure, axes = pyplot.subplots(figsize=(7, 4.5))
   for arm, by_time in curves(lines, key).items():
-    times = sorted(by_time)
-    means = [statistics.mean(by_time[t]) for t in times]
-    (drawn,) = axes.plot(times, means, label=arm)
-    for t, values in by_time.items():
-      axes.plot([t] * len(values), values, "o", ms=4, color=drawn.get_color())
+    each = [np.array(by_time[t]) for t in sorted(by_time)]
+    (line,) = axes.plot(*np.array([e.mean(0) for e in each]).T, label=arm)
+    axes.plot(*np.concatenate(each).T, "o", ms=4, color=line.get_color())
   axes.set_xscale("log")
-  ticks = sorted({line["minutes"] for line in lines})
+  ticks = sorted({line["budget"] for line in lines})
   axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
   axes.minorticks_off()
   axes.set_xlabel("minutes of training")
@@ -307,33 +370,48 @@ def draw(lines: list, key: str, path: str) -> None:
   figure.savefig(path, dpi=120)
 
 
+def lines_of(path: str) -> list[dict]:
+  """The results so far; a line that was cut off does not count."""
+  if not os.path.exists(path):
+    return []
+  with open(path, encoding="utf-8") as f:
+    return [json_files.parse(line) for line in f if line.endswith("\n")]
+
+
 def main(_) -> None:
-  """Makes the runs that are missing, then the table and the picture."""
+  """Makes the runs that are missing, then the tables and the picture."""
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends its commands
   os.makedirs(FLAGS.output_dir, exist_ok=True)
   results = os.path.join(FLAGS.output_dir, RESULTS)
   arms = json_files.read(FLAGS.arms)
-  made = {
-    (r["arm"], r["seed"], r["budget"]) for r in metrics.read_jsonl(results)
-  }
-  chosen = [name for name in arms if name in (FLAGS.only or arms)]
-  budgets = [float(m) for m in FLAGS.minutes]
+  if unknown := set(FLAGS.only) - set(arms):
+    sys.exit(f"--only: {', '.join(unknown)} is not in {FLAGS.arms}")
+  digests = {name: digest_of(arm) for name, arm in arms.items()}
+  budgets = sorted(map(float, FLAGS.minutes))
+  key = lambda line: tuple(line[n] for n in ("arm", "digest", "budget", "seed"))
+  made = set(map(key, lines_of(results)))
   for seed, budget, name in itertools.product(
-    map(int, FLAGS.seeds), budgets, chosen
+    map(int, FLAGS.seeds), budgets, FLAGS.only or arms
   ):
     if "google_bert" in arms[name]:
       budget = budgets[-1]  # it has one time, its own
-    if (name, seed, budget) in made:
+    if (name, digests[name], budget, seed) in made:
       continue
-    line = {"budget": budget, **measure(name, arms[name], budget, seed)}
-    made.add((name, seed, budget))
+    line = measure(name, arms[name], budget, seed)
+    made.add(key(line))
     with open(results, "a", encoding="utf-8") as f:
       f.write(json_files.text(line) + "\n")
     print(json_files.text(line), flush=True)
-  lines = metrics.read_jsonl(results)
-  for length in FLAGS.eval_lengths:
-    print("", *table(lines, f"loss_{length}", next(iter(arms))), sep="\n")
-  if all("grammar" in line for line in lines):
-    print("", *table(lines, "grammar", ""), sep="\n")
+  lines = [
+    line
+    for line in lines_of(results)
+    if digests.get(line["arm"]) == line["digest"]
+  ]
+  baseline = next(iter(arms))
+  for name in (*FLAGS.eval_lengths, "own"):
+    print("", *table(lines, f"loss_{name}", baseline), sep="\n")
+  if FLAGS.pairs:
+    print("", *table(lines, "grammar", None), sep="\n")
   picture = FLAGS.picture or os.path.join(FLAGS.output_dir, "curves.png")
   draw(lines, f"loss_{FLAGS.eval_lengths[-1]}", picture)
   print(f"\n{results}\n{picture}")

@@ -143,7 +143,7 @@ def examples(
 ) -> Iterator[str]:
   """The examples of record files as text, up to the first error in each file.
 
-  `settings` draws masks as an evaluation does; without `encoder` ids are shown.
+  `settings` draws masks, always the same; without `encoder` ids are shown.
   Examples are `pairs` of segments, or sequences.
   """
   for path in paths:

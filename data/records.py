@@ -172,6 +172,11 @@ class Manifest:
   def objective(self) -> str:
     return self.settings.get("objective", OBJECTIVES[0])
 
+  @property
+  def has_pairs(self) -> bool:
+    """Whether examples are pairs of segments, for next sentence prediction."""
+    return self.objective == OBJECTIVES[0]
+
   def mask_settings(self) -> MaskSettings | None:
     """How to draw dynamic masks; None for static ones, or if not known."""
     prob = self.settings.get("masked_lm_prob")

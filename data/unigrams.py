@@ -28,14 +28,14 @@ def count(
   The ids `special` and padding are left out. `at` is called with the records
   done. DataError names file and record.
   """
-  found = records.manifest_of(files.paths[0])
+  found = records.find_manifest(files.paths[0])
   features = (
     found[1].features()
     if found
     else records.features_of_first(files.paths, vocab_size)
   )
   counts = np.zeros(vocab_size, np.int64)
-  for done, number in enumerate(chosen):
+  for done, number in enumerate(chosen, 1):
     record = record_report.read_record(files, number, features)
     ids, _ = record_report.original_ids(record)
     ids = ids[record["input_mask"] > 0]

@@ -81,7 +81,14 @@ def _contents(path: str) -> Iterator[tuple[str, bytes]]:
     return
   try:
     with zipfile.ZipFile(path) as archive:
-      names = [n for n in archive.namelist() if n.endswith((".jsonl", ".txt"))]
+      names = [
+        name
+        for name in archive.namelist()
+        if name.endswith((".jsonl", ".txt"))
+        and not os.path.basename(name).startswith(".")  # a system's own
+      ]
+      if any(map(text_files.is_jsonl, names)):  # then a .txt is about them
+        names = list(filter(text_files.is_jsonl, names))
       for name in sorted(names):
         yield f"{path}/{name}", archive.read(name)
   except (

@@ -151,6 +151,7 @@ def cooldown_start(named: str, output_dir: str) -> str:
   A run that has begun keeps its own. Raises `UserError` unless the checkpoint
   is of the part of its run with a constant rate.
   """
+  named = os.path.normpath(named)
   begun = run_folder.last_training(output_dir) if output_dir else None
   path = (begun or {"flags": {}})["flags"].get("cooldown_from")
   if begun and (not path or named not in (path, os.path.dirname(path))):
@@ -168,6 +169,12 @@ def cooldown_start(named: str, output_dir: str) -> str:
       f"--cooldown_from={named}: {folder or '.'} is no folder of a training"
     )
   flags, plan = run["flags"], run["plan"]
+  for name in ("max_train_minutes", "stages"):
+    if flags.get(name):
+      raise UserError(
+        f"--cooldown_from={named}: {folder} holds a run with --{name}, whose "
+        "rate does not follow its updates alone: it has no cooldowns"
+      )
   first, last = plan["warmup_updates"], plan["updates"]
   if flags["lr_schedule"].startswith("wsd"):
     last -= plan["decay_updates"]

@@ -19,6 +19,25 @@ from interop import inference
 _TOKENS = 4096  # in one run of the graph
 
 
+def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
+  """bool [V]: tokens that are a word each: punctuation, Chinese.
+
+  SentencePiece has no mark where they begin, because no space is before them.
+  """
+
+  def alone(token: str | None) -> bool:
+    return (
+      bool(token)
+      and not token.startswith("##")
+      and (
+        any(map(tokenization.is_chinese_char, token))
+        or not any(map(str.isalnum, token))
+      )
+    )
+
+  return np.array([alone(token) for token in encoder.tokens])
+
+
 def masked_copies(
   rows: np.ndarray, encoder: tokenization.Encoder, within_word: bool = True
 ) -> np.ndarray:
@@ -27,7 +46,9 @@ def masked_copies(
   `rows` are int32 [m, S], of sentences with [CLS] and [SEP].
   """
   places = np.arange(rows.shape[1])
-  begins = ~encoder.is_continuation[rows] | (not within_word)
+  alone = words_alone(encoder)[rows]
+  begins = ~encoder.is_continuation[rows] | alone | (not within_word)
+  begins[:, 1:] |= alone[:, :-1]
   # int [m, S]: where the first word at or after each place begins.
   words = np.where(begins, places, len(places))
   words = np.minimum.accumulate(words[:, ::-1], axis=1)[:, ::-1]

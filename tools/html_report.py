@@ -73,7 +73,11 @@ def _run(run_dir: str) -> Iterator[str]:
       "The last training", json_files.read_own(speed, "remove it").items()
     )
   run = run_folder.last_training(run_dir) or {}
-  yield _table("Plan", (run.get("plan") or {}).items())
+  plan = dict(run.get("plan") or {})
+  stage = plan.pop("stage", None) or {}
+  if stage.get("count", 1) > 1:
+    plan |= {"stage": stage["number"] + 1, "stages": stage["count"]}
+  yield _table("Plan", plan.items())
   data = run.get("data") or {}
   names = data.get("files", [])
   found = run_folder.manifest(run_dir)
@@ -113,7 +117,7 @@ def _examples(
   made = found[1]
   encoder = record_report.find_encoder(made.tokenizer, folder, None, None)
   about = made.features(), made.mask_settings(), encoder
-  examples = record_report.examples(paths, *about)
+  examples = record_report.examples(paths, *about, made.has_pairs)
   shown = itertools.islice(examples, _MOST_EXAMPLES)
   return "\n\n".join([record_report.legend(*about), *shown])
 

@@ -62,7 +62,7 @@ def _look(
     print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
     scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
     print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
-  pairs = not manifest or manifest.objective != "mlm"
+  pairs = not manifest or manifest.has_pairs
   if settings.num_examples:
     print(f"\n{record_report.legend(features, masks, encoder)}\n")
     examples = record_report.examples(paths, features, masks, encoder, pairs)

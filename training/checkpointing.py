@@ -54,7 +54,7 @@ class TrainingState:
       # With --stages: what `training_plan.Stage` has of the same names.
       self.stage = make("stage", [0] * len(STAGE)) if has_stages else None
       # With --max_train_minutes: how long the run has trained.
-      self.seconds = make("seconds", 0.0, tf.float32) if has_budget else None
+      self.seconds = make("seconds", 0.0, tf.float64) if has_budget else None
     self.order = order
 
   def begin_stage(self, session: tf.Session, stage) -> bool:
@@ -103,8 +103,8 @@ class Checkpointer:
 
   def start(self, step: int) -> None:
     """Training starts after update `step`; on all ranks."""
-    if self._comm.is_root and self.restore.committed():
-      # Another world left `step` in memory, and an older one on the disk.
+    if self._comm.is_root and step not in self.files.steps():
+      # Another world left `step` in memory, or another folder on the disk.
       step = next(iter(self.files.steps()), 0)
     self.saved = self._comm.from_root(step)
 

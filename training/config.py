@@ -406,6 +406,16 @@ class PretrainingConfig(RunConfig):
       "--do_train": self.do_train or self.dry_run,
       "--global_batch_size, or one in each stage": self.global_batch_size,
       "no --cooldown_from": not self.cooldown_from,
+      "no --num_accumulation_steps": not self.num_accumulation_steps,
+      "no --num_train_steps, except with --max_train_minutes": (
+        self.max_train_minutes
+        or self.num_train_steps == type(self).num_train_steps
+      ),
+      "--eval_input_file, because stages have their own --input_file": (
+        self.eval_input_file
+        or not self.do_eval
+        or not any("input_file" in item for item in self.stages or ())
+      ),
     }
     for need, has in needs.items():
       if not has:
@@ -443,8 +453,9 @@ class PretrainingConfig(RunConfig):
     )
 
   def _found_objective(self) -> str:
-    run = run_folder.last_training(self.output_dir) if self.output_dir else None
-    if run:
+    folders = [self.output_dir, os.path.dirname(self.cooldown_from or "")]
+    known = (run_folder.last_training(folder) for folder in folders if folder)
+    if run := next(filter(None, known), None):
       return run["flags"].get("objective") or records.OBJECTIVES[0]
     found = records.manifest_of(self.input_file) if self.input_file else None
     return found[1].objective if found else records.OBJECTIVES[0]

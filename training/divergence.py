@@ -62,7 +62,8 @@ class Guard:
 
   def end(self, step: int) -> int:
     """The update to resume from after a bad one; raises if it is the last."""
-    if step == self._run.task.plan.updates:
+    plan = self._run.task.plan
+    if step == plan.updates and plan.stage.is_last:
       self._raise(step)
     saved = self._run.checkpointer.fall_back()
     say(

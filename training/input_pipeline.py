@@ -74,7 +74,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
   path, manifest = found
   names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
   shape: dict[str, Any] = {name: getattr(manifest, name) for name in names}
-  shape["next_sentence"] = shape["segments"] = manifest.objective != "mlm"
+  shape["next_sentence"] = shape["segments"] = manifest.has_pairs
   if manifest.masking == "dynamic":
     shape["masks"] = manifest.mask_settings()
     if shape["masks"] is None:
@@ -118,7 +118,7 @@ class Source:
     self.error: records.DataError | None = None
     needs_pairs = shape.next_sentence or shape.segments
     for path, (manifest_path, manifest) in self.manifests.items():
-      if needs_pairs and manifest.objective == "mlm":
+      if needs_pairs and not manifest.has_pairs:
         raise records.DataError(
           f"{path}: its records have no pairs of segments (see "
           f"{manifest_path}): train with --objective=mlm and without "

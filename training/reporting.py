@@ -226,7 +226,7 @@ class Reporter:
       )
       self._loss = metrics.Smoothed()
 
-  def report(self, step: int, update: dict) -> None:
+  def report(self, step: int, update: dict, is_last: bool = False) -> None:
     task, config = self._task, self._config
     self._clock.add(update, task)
     if not self._is_root:
@@ -240,15 +240,15 @@ class Reporter:
       done = max(step, first + task.budget.share() * (total - first))
     self._progress.at(
       done,
-      f"{step:,}/{total:,}",
+      f"{step:,}" if task.budget else f"{step:,}/{total:,}",
       f"smoothed loss {shown(self._loss.add(found['loss']), '.3f')}",
       f"{shown(found['examples_per_second'], ',.0f')} ex/s",
       task.headline(found),
-      now=step in (self._first, total),
+      now=is_last or step == self._first,
       # Evaluations and saves do not change when the rest will be done.
       seconds=update["seconds"] if step > self._first else 0.0,
     )
-    if step % config.log_every_steps == 0 or step == total:
+    if is_last or step % config.log_every_steps == 0:
       self._log.write(found)
       self._clock.lap()
 

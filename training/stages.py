@@ -116,6 +116,10 @@ def configs(base) -> list:
       "--stages: stages end by time_share, with --max_train_minutes, or by "
       "num_train_steps and num_train_tokens, without it: choose one of both"
     )
+  if len(set(base.masks.masked_lm_prob or ())) > 1:
+    raise UserError(
+      "--stages: a --masked_lm_prob that moves is a stage's: give it there"
+    )
   shares = math.fsum(item.get("time_share", 0.0) for item in base.stages)
   if timed and not math.isclose(shares, 1.0, abs_tol=1e-6):
     raise UserError(
@@ -147,6 +151,7 @@ class Place(NamedTuple):
   config: Any  # a `PretrainingConfig`
   plan: training_plan.TrainingPlan
   shares: tuple[float, float]  # of --max_train_minutes; (0, 1) without
+  bert: Any  # the run's `BertConfig`: a stage has a dropout of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +161,11 @@ class Stages:
   configs: list
   plans: list[training_plan.TrainingPlan]  # as if each were the first one
   shares: list[tuple[float, float]]
+  bert: Any
 
   @classmethod
   def of(cls, base, plan_of) -> "Stages":
-    """`plan_of`: config -> its plan, of one update."""
+    """`plan_of`: config -> the plan of its batch; its updates do not count."""
     made = configs(base)
     plans = [
       _sized(plan_of(one), one, item)
@@ -197,6 +203,7 @@ class Stages:
         for number, plan in enumerate(plans)
       ],
       shares,
+      base.bert,
     )
 
   def place(self, stage: training_plan.Stage) -> Place:
@@ -206,10 +213,10 @@ class Stages:
     begins = {name: getattr(stage, name) for name in checkpointing.STAGE}
     plan = dataclasses.replace(
       plan,
-      updates=stage.first_update + plan.updates,
+      updates=min(stage.first_update + plan.updates, plan.stage.total_updates),
       stage=dataclasses.replace(plan.stage, **begins),
     )
-    return Place(self.configs[number], plan, self.shares[number])
+    return Place(self.configs[number], plan, self.shares[number], self.bert)
 
   def after(
     self, plan: training_plan.TrainingPlan, update: int
@@ -245,28 +252,32 @@ class Stages:
 def _sized(plan, config, item: dict) -> training_plan.TrainingPlan:
   """With the stage's updates, from 0, and its growing batch."""
   first, last, *growing = item.get("global_batch_size") or (0, 0)
+  most = plan.records_per_update
   records = max(1, round(first / plan.packing_factor))
-  grows = bool(first) and records < plan.records_per_update
-  of_record = config.tokens_of_a_record()
-  updates = item.get("num_train_steps")
+  grows = bool(first) and records < most
   if tokens := item.get("num_train_tokens"):
-    mean = plan.records_per_update
-    if grows and not growing:
-      mean = (records + mean) / 2
-    updates = max(1, math.ceil(tokens / of_record / mean))
-  if updates is None:  # it ends by time
-    updates = config.num_train_steps
-    if grows and not growing:
-      raise UserError(
-        f"--stages: global_batch_size={[first, last]} of a stage that ends by "
-        "time_share: say as a third number in how many updates it grows"
-      )
+    wanted = tokens / config.tokens_of_a_record()
+    mean = (records + most) / 2
+    if not grows:
+      updates = wanted / most
+    elif growing and wanted > growing[0] * mean:
+      updates = growing[0] + (wanted - growing[0] * mean) / most
+    else:
+      updates = wanted / mean
+    updates = max(1, math.ceil(updates))
+  elif grows and not growing and "time_share" in item:
+    raise UserError(
+      f"--stages: global_batch_size={[first, last]} of a stage that ends by "
+      "time_share: say as a third number in how many updates it grows"
+    )
+  else:  # one that ends by time ends there at the latest
+    updates = item.get("num_train_steps", config.num_train_steps)
   if not grows:
     return dataclasses.replace(plan, updates=updates)
   micro, _ = training_plan.spread(records, config.train_batch_size, plan.ranks)
-  share = -(-plan.records_per_update // plan.ranks)
+  share = -(-most // plan.ranks)
   stage = training_plan.Stage(
-    first_batch=records, growing=min(updates - 1, *growing, updates)
+    first_batch=records, growing=min([*growing, updates - 1])
   )
   return dataclasses.replace(
     plan,
@@ -284,12 +295,13 @@ def current(config, comm, snapshot=None) -> training_plan.Stage:
   """
   found: Sequence[int] = [0] * len(checkpointing.STAGE)
   if comm.is_root:
-    newest = CheckpointFiles(config.output_dir, keep=1).newest_whole()
-    values = snapshot.values if snapshot else None
-    names, folder = values or (), config.output_dir
-    if values is None and newest:
-      values = Checkpoint(newest)
-      names = values.shapes
+    values, folder = snapshot.values if snapshot else None, config.output_dir
+    names = values or ()
+    if values is None:
+      newest = CheckpointFiles(folder, keep=1).newest_whole()
+      if newest:
+        values = Checkpoint(newest)
+        names = values.shapes
     if values is not None:
       if _STATE not in names:
         raise UserError(
@@ -308,11 +320,13 @@ def _check_same(config, number: int) -> None:
   made = (before or {"flags": {}})["flags"].get("stages") or []
   given = [dict(item) for item in config.stages]
   for i, (old, new) in enumerate(zip(made, given, strict=False)):
-    if i <= number and old != new:
+    fixed = lambda item: {**item, "learning_rate": None}
+    if i <= number and fixed(old) != fixed(new):
       raise UserError(
         f"{config.output_dir} holds a run whose stage {i + 1} was {old}; "
-        f"--stages now says {new}. Stages that have begun stay; or train in "
-        "another --output_dir"
+        f"--stages now says {new}. Stages that have begun keep all but their "
+        "learning_rate: give them as they were, or train in another "
+        "--output_dir"
       )
   if number >= len(given):
     raise UserError(

@@ -8,6 +8,7 @@ import optimization
 from common import errors
 from common.tensorflow_v1 import tf
 from gradients import distributed
+from model.bert_config import BertConfig
 from training import (
   checkpointing,
   divergence,
@@ -58,6 +59,7 @@ class Parts:
   evaluate: evaluation.Evaluator | None = None
   # Gives lines about the files that it wrote; on all ranks.
   predict: Callable[[tf.Session, Watchdog], list] | None = None
+  bert: BertConfig | None = None  # the folder's, if a stage's differs
   # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
 
@@ -76,7 +78,7 @@ class Run(Parts):
 
 
 def train(run: Run) -> dict:
-  """Trains from the session's variables to the plan's last update.
+  """Trains from the session's variables to the plan's last update or time.
 
   A signal to one rank, or to all of an elastic run, ends it after the current
   update, which is saved. Returns speeds and counts of this call. Raises
@@ -109,10 +111,10 @@ def train(run: Run) -> dict:
       break
     step += 1
     guard.check(step, update)
-    reporter.report(step, update)
     if budget and not stop and budget.is_over():
       stop = "time"  # what is saved has no time left
       run.task.state.seconds.load(budget.seconds, run.session)
+    reporter.report(step, update, stop == "time" or step == plan.updates)
     saver.after_update(step, update["save"])
   if stop == "change" and step < plan.updates:
     saver.leave_world(step)

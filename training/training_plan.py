@@ -64,7 +64,7 @@ class TrainingPlan:
   divisor: float  # examples of an update / those of a step as stated
   packing_factor: float = 1.0  # examples in a record on average
   steps: int = 0  # as stated
-  stage: "Stage" = WHOLE_RUN
+  stage: Stage = WHOLE_RUN
 
   @functools.cached_property
   def _growth(self) -> np.ndarray:

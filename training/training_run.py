@@ -94,8 +94,9 @@ def train_ops(
   counters = [(state.records_seen, _records_of(plan, step))]
   position = step + state.schedule_start
   if lap is not None:
+    lap = tf.cast(lap, tf.float64)
     share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
-    by_time = tf.minimum(share, 1.0) * schedule.total
+    by_time = tf.cast(tf.minimum(share, 1.0) * schedule.total, tf.float32)
     position = tf.maximum(tf.cast(position, tf.float32), by_time)
     counters.append((state.seconds, lap))
   return optimization.build_train_ops(
@@ -194,13 +195,21 @@ def run(
       if not (training and training["stopped"]):
         if run.signals.received:  # since the last update, which is saved
           sys.exit(STOPPED_STATUS)
-        leave_when_asked()
+        if _is_end(run, training):
+          leave_when_asked()
         results, lines = _conclude(run, step)
       if run.evaluate:
         run.evaluate.close()
       if comm.is_root:
         _finish(run, training, results, step, lines)
   return {"training": training, "evaluation": results}
+
+
+def _is_end(run: train_loop.Run, training: dict | None) -> bool:
+  """Whether no stage follows."""
+  return (
+    not training or run.task.plan.stage.is_last or training["stopped_early"]
+  )
 
 
 def _train(run: train_loop.Run, owns_signals: bool) -> dict:
@@ -247,10 +256,11 @@ def _start_or_resume(run: train_loop.Run) -> int:
   session, task, config = run.session, run.task, run.config
   resumes = run.checkpointer.restore.has_checkpoint()
   start = getattr(config, "cooldown_from", None)
+  began_in = config.output_dir if resumes else os.path.dirname(start or "")
+  if began_in and task and run.comm.is_root:
+    if known := run_folder.last_training(began_in):
+      run_folder.check_model(known, config.as_dict())
   if resumes:
-    before = run_folder.last_training(config.output_dir)
-    if before and task and run.comm.is_root:
-      run_folder.check_model(before, config.as_dict())
     say(run.comm, f"resumed {run.checkpointer.restore.resume(session)}")
   elif start:
     run.checkpointer.restore.resume(session, start)
@@ -267,10 +277,10 @@ def _start_or_resume(run: train_loop.Run) -> int:
   if step:
     began_stage = task.state.begin_stage(session, task.plan.stage)
     seen = int(session.run(task.state.records_seen))
-    check_resumed(config, task.plan, step, seen, task.state.orders(session))
+    orders = task.state.orders(session)
+    check_resumed(config, task.plan, step, seen, orders, began_in)
     if run.comm.is_root and not began_stage:
-      began = config.output_dir if resumes else os.path.dirname(start)
-      _tell_changes(config, task, began)
+      _tell_changes(config, task, began_in)
   zero = schedule.zero_from(before)
   if zero is not None:
     say(
@@ -306,15 +316,17 @@ def _start(run: train_loop.Run) -> None:
       )
 
 
-def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
-  """Raises `UserError` if a run's updates were not those of `plan`.
+def check_resumed(
+  config, plan, step: int, records_seen: int, orders, folder: str
+) -> None:
+  """Raises `UserError` if the updates of `folder`'s run were not of `plan`.
 
   `orders` are those of `checkpointing.TrainingState.orders`.
   """
   made, here = orders
   if made != here:
     raise UserError(
-      f"{config.output_dir} holds a run with {_data_settings(made)}; this is "
+      f"{folder} holds a run with {_data_settings(made)}; this is "
       f"{_data_settings(here)}. Use the same to resume it, or {_NEW_RUN}"
     )
   if step and records_seen != plan.records_before(step):
@@ -326,24 +338,35 @@ def check_resumed(config, plan, step: int, records_seen: int, orders) -> None:
         remedy += " and leave out --num_accumulation_steps"
       remedy += "; or "
     raise UserError(
-      f"{config.output_dir} holds a run of {step:,} updates of "
+      f"{folder} holds a run of {step:,} updates of "
       f"{records_seen / step:g} records each; this is {plan.lines()[0]}. "
       "Updates and the learning rate's schedule count global batches, so a run "
       f"keeps its own: {remedy}{_NEW_RUN}"
     )
   if step > plan.updates:
     raise UserError(
-      f"{config.output_dir} holds a run of {step:,} updates, more than the "
+      f"{folder} holds a run of {step:,} updates, more than the "
       f"{plan.updates:,} of this plan: give more {config.length_flag} to "
       "resume it, or leave out --do_train"
     )
 
 
+def _minutes(config) -> float:
+  return getattr(config, "max_train_minutes", 0.0)
+
+
 def _tell_changes(config, task, folder: str) -> None:
   """A learning rate that changes with the number of ranks is an error."""
   before, plan = run_folder.last_training(folder), task.plan
-  if before is None:
-    return
+  number = lambda made: ((made or {}).get("stage") or {}).get("number", 0)
+  if before is None or number(before["plan"]) != plan.stage.number:
+    return  # a stage that began without a save is not yet this one
+  minutes = before["flags"].get("max_train_minutes", 0.0)
+  if folder == config.output_dir and minutes != _minutes(config):
+    raise UserError(
+      f"--max_train_minutes {minutes:g} -> {_minutes(config):g}: the learning "
+      f"rate of the run in {folder} follows the time: keep it, or {_NEW_RUN}"
+    )
   scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
   if scaling == config.lr_scaling != "none" and ranks != plan.ranks:
     peak = scale_peak(before["flags"]["learning_rate"], scaling, ranks)
@@ -374,7 +397,7 @@ def _write_run_folder(run: train_loop.Run) -> None:
   os.makedirs(config.output_dir, exist_ok=True)
   if task:
     path = os.path.join(config.output_dir, CONFIG_FILE)
-    json_files.write(path, config.bert.to_dict())
+    json_files.write(path, (run.bert or config.bert).to_dict())
   if run.begin:
     run.begin()
   run_folder.write_run_file(config, task)
@@ -421,6 +444,11 @@ def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
       f"stopped as asked before update {step + 1:,}, saved: the same command "
       "resumes there"
     )
+  elif training["stopped_early"]:
+    yield (
+      f"stopped early: {config.early_stopping_evaluations} evaluations in a "
+      "row were no better"
+    )
   elif not stage.is_last:
     yield f"stage {stage.number + 1} of {stage.count} ended"
   elif training["out_of_time"]:
@@ -428,17 +456,14 @@ def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
       f"ended after --max_train_minutes={config.max_train_minutes:g}, the rate "
       "at its end: a longer run is a new one"
     )
-  elif training["stopped_early"]:
-    yield (
-      f"stopped early: {config.early_stopping_evaluations} evaluations in a "
-      "row were no better"
-    )
+  elif stage.count > 1:
+    yield "to continue, add a stage to --stages"
+  elif getattr(config, "cooldown_from", None):
+    yield "its rate is at its end: another cooldown is a new run"
   else:
-    more = f"the same command with more {config.length_flag}"
-    if stage.count > 1:
-      more = "another stage, or a longer last one"
-    yield f"to continue, give {more}"
-  if step and not training["stopped"] and stage.is_last:
+    yield f"to continue, give the same command with more {config.length_flag}"
+  ended = stage.is_last or training["stopped_early"]
+  if step and ended and not training["stopped"]:
     kind = getattr(config, "kind", None)
     most = config.bert.max_position_embeddings
     yield from next_steps.lines(

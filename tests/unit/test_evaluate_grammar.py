@@ -11,6 +11,7 @@ import trained
 from samples import fake_records
 
 import evaluate_grammar
+import tokenization
 from common.errors import DataError, UserError
 from data import tf_example, tfrecord, unigrams
 from gradients.distributed import Comm
@@ -60,6 +61,18 @@ def one_by_one(model, encoder, ids, within_word):
     )
     total += float(found["log_probs"][0, 0, ids[place]])
   return total
+
+
+def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
+  """SentencePiece marks words by the space before them, and it has none."""
+  encoder = tokenization.load_tokenizer(None, True, spm_model)
+  alone = pseudo_likelihood.words_alone(encoder)
+  of = {token: alone[i] for i, token in enumerate(encoder.tokens) if token}
+  assert of["."] and of[","] and not of["\u2581the"]
+  (ids,) = encoder.encode_batch(["cat."])
+  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
+  copies = pseudo_likelihood.masked_copies(row, encoder)[0]
+  assert (copies[:-1, len(ids)] == ids[-1]).all()  # seen with every piece
 
 
 @pytest.mark.parametrize("within_word", [True, False])

@@ -770,7 +770,8 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
   plan = run_pretraining.make_plan(config, source, ranks)
   orders = [record_order.Order(120, 5)] * 2
   try:
-    training_run.check_resumed(config, plan, step, seen, orders)
+    folder = config.output_dir
+    training_run.check_resumed(config, plan, step, seen, orders, folder)
   except UserError as e:
     return str(e)
   return None

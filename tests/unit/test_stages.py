@@ -13,6 +13,7 @@ from common.tensorflow_v1 import tf
 from data.masking import MaskConfig
 from gradients.distributed import Comm
 from training import checkpoint_files, stages, train_loop, training_run
+from training.config import PretrainingConfig
 from training.signals import Budget
 
 TRAINING_STATE = "training_state/"
@@ -27,6 +28,7 @@ def staged(*items, **changes):
   """Settings of a run of constant rate with these stages."""
   settings = dict(
     lr_schedule="constant", num_warmup_steps=0, train_batch_size=8,
+    num_train_steps=PretrainingConfig.num_train_steps,
     save_checkpoints_steps=1, keep_checkpoints=50,
   )  # fmt: skip
   return {**settings, "stages": checked(*items), **changes}
@@ -154,10 +156,11 @@ def test_killed_in_any_stage_equals_never_killed(
 def test_stages_that_have_begun_stay(tiny_run, tmp_path):
   items = [{"num_train_steps": n, "global_batch_size": 12} for n in (2, 2)]
   runs.pretrain(tiny_run, tmp_path / "run", **staged(*items))
-  items[1]["learning_rate"] = 0.5
+  items[1]["hidden_dropout_prob"] = 0.5
   with pytest.raises(UserError, match=r"whose stage 2 was .*now says .*0\.5"):
     runs.pretrain(tiny_run, tmp_path / "run", **staged(*items))
-  del items[1]["learning_rate"]
+  del items[1]["hidden_dropout_prob"]
+  items[1]["learning_rate"] = 1e-4  # as after one that was too high
   more = staged(*items, {"num_train_steps": 1, "global_batch_size": 6})
   result = runs.pretrain(tiny_run, tmp_path / "run", **more)
   assert result["training"]["global_step"] == 5
@@ -225,6 +228,22 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
     ([{"num_train_steps": 9}], {"num_warmup_steps": 10}, "than the 9 updates"),
     ([{"num_train_steps": 9}], {"global_batch_size": None}, "needs --global_b"),
     ([{"num_train_steps": 9}], {"cooldown_from": "x"}, "cooldown_from"),
+    ([{"num_train_steps": 9}], {"num_train_steps": 7}, "no --num_train_steps"),
+    (
+      [{"num_train_steps": 9}],
+      {"num_accumulation_steps": 2},
+      "no --num_accumulation_steps",
+    ),
+    (
+      [{"num_train_steps": 9}],
+      {"masks": MaskConfig(masked_lm_prob=(0.3, 0.15))},
+      "--masked_lm_prob that moves",
+    ),
+    (
+      [{"num_train_steps": 9, "input_file": "x"}],
+      {"do_eval": True},
+      "--eval_input_file, because",
+    ),
     (
       [{"num_train_steps": 9, "hidden_dropout_prob": 2.0}],
       {},
@@ -260,4 +279,36 @@ def test_tokens_end_a_stage(tiny_run, tmp_path):
     **staged({"num_train_tokens": 3 * 12 * 32 - 1, "global_batch_size": 12}),
   )
   assert result["training"]["global_step"] == 3
-  assert MaskConfig().given == {}
+  # Two updates of 4 and 8 records, then full ones of 12.
+  grown = {"num_train_tokens": 36 * 32, "global_batch_size": [4, 12, 2]}
+  result = runs.pretrain(tiny_run, tmp_path / "grown", **staged(grown))
+  assert runs.metrics(tmp_path / "grown", "examples") == [4, 12, 24, 36]
+
+
+def test_a_stage_leaves_the_runs_config_as_it_is(tiny_run, tmp_path):
+  """Its dropout would become that of later stages of a resumed run."""
+  item = {"num_train_steps": 2, "global_batch_size": 12}
+  changes = {"hidden_dropout_prob": 0.3}
+  runs.pretrain(tiny_run, tmp_path, **staged({**item, **changes}, dropout=0.1))
+  assert (
+    runs.read_json(tmp_path, "bert_config.json")["hidden_dropout_prob"] == 0.1
+  )
+  flags = runs.read_json(tmp_path, "run.json")["runs"][0]["flags"]
+  assert flags["bert"]["hidden_dropout_prob"] == 0.3
+
+
+def test_a_bad_update_at_a_stages_end_is_not_the_runs(
+  tiny_run, tmp_path, monkeypatch
+):
+  """The next stage continues from the newest state that is saved."""
+  run_update = train_loop.run_update
+
+  def skipped_third(run, number, *rest):
+    update, verdict = run_update(run, number, *rest)
+    bad = {"skipped": number == 3, "nonfinite_variable": 0}
+    return {**update, **bad}, verdict
+
+  monkeypatch.setattr(train_loop, "run_update", skipped_third)
+  items = [{"num_train_steps": n, "global_batch_size": 12} for n in (3, 4)]
+  result = runs.pretrain(tiny_run, tmp_path, **staged(*items))
+  assert result["training"]["global_step"] == 2 + 4

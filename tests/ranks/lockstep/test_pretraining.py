@@ -16,6 +16,7 @@ from gradients.distributed import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
 from training import reporting, stages, train_loop
+from training.config import PretrainingConfig
 
 
 def pretrain(tiny, folder, comm, **changes):
@@ -113,6 +114,7 @@ def test_stages_with_a_batch_that_grows(comm, at_root, packed_run, tmp_path):
   )
   settings = dict(
     objective="mlm", num_warmup_steps=2, train_batch_size=6,
+    num_train_steps=PretrainingConfig.num_train_steps,
     stages=tuple(stages._checked(item, "") for item in items),
     save_checkpoints_steps=1, do_eval=True,
   )  # fmt: skip
@@ -134,7 +136,8 @@ def test_stages_with_a_batch_that_grows(comm, at_root, packed_run, tmp_path):
 
   at_root(lambda: alone(one, None))
   at_root(lambda: alone(run, 2))
-  pretrain(tiny, run, comm, **settings)
+  runs.pretrain(tiny, run, comm, **settings)
+  comm.gather(np.zeros(1))
   assert runs.metrics(run, "global_step") == list(range(1, 8))
   for key in ("examples", "padding", "learning_rate"):
     assert runs.metrics(run, key) == pytest.approx(
