@@ -92,7 +92,7 @@ def _run(run_dir: str) -> Iterator[str]:
   yield _table("Model", flags.pop("bert", {}).items())
   yield "</div>"
   if names and "input_file" in flags:
-    text = html.escape(_examples(names, found))
+    text = html.escape(_examples(run_dir, names[0]))
     yield f"<details open><summary>Examples</summary><pre>{text}</pre>"
     yield "</details>"
   about = {
@@ -105,16 +105,13 @@ def _run(run_dir: str) -> Iterator[str]:
     yield f"<details><summary>{title}</summary>{table}</details>"
 
 
-def _examples(
-  names: Sequence[str], found: tuple[str, records.Manifest] | None
-) -> str:
-  """Examples of the record files `names` as text, or why there are none."""
-  folder = os.path.dirname(found[0]) if found else ""
-  paths = [os.path.join(folder, os.path.basename(name)) for name in names]
-  paths = [path for path in paths if os.path.exists(path)]
-  if not (found and paths):
-    return f"{names[0]} is not there any more, or has no manifest."
-  made = found[1]
+def _examples(run_dir: str, name: str) -> str:
+  """Examples of the run's records as text, or that `name` is gone."""
+  paths = run_folder.training_records(run_dir)
+  found = records.find_manifest(paths[0]) if paths else None
+  if not found:
+    return f"{name} is not there any more, or has no manifest."
+  made, folder = found[1], os.path.dirname(found[0])
   encoder = record_report.find_encoder(made.tokenizer, folder, None, None)
   about = made.features(), made.mask_settings(), encoder
   examples = record_report.examples(paths, *about, made.has_pairs)

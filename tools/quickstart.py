@@ -22,7 +22,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from common import console, json_files
 from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
@@ -57,8 +57,15 @@ SEQ_LENGTH = 32
 GLOBAL_BATCH = 96  # examples an update of a new run, on any number of ranks
 UPDATES = 2000
 WARMUP_UPDATES = 200
-LEARNING_RATE = 2e-3
-DUPE_FACTOR = 10
+# docs/results.md, "Recipes", has what each of these brings.
+LEARNING_RATE = 4e-3
+MASKED_LM_PROB = "0.3:0.15"
+RECORDS = dict(
+  objective="mlm",
+  cross_documents=True,
+  dynamic_masks=True,
+  max_seq_length=SEQ_LENGTH,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +200,9 @@ def prepare(paths: Paths, corpus: str, encoding: str) -> None:
     output_file=paths.vocab,
     vocab_size=VOCAB_SIZE,
   )
-  for text, output, manifest, copies in (
-    (paths.train_text, paths.train_records, paths.train_manifest, DUPE_FACTOR),
-    (paths.heldout_text, paths.heldout_records, paths.heldout_manifest, 1),
+  for text, output, manifest in (
+    (paths.train_text, paths.train_records, paths.train_manifest),
+    (paths.heldout_text, paths.heldout_records, paths.heldout_manifest),
   ):
     make(
       manifest,
@@ -204,8 +211,7 @@ def prepare(paths: Paths, corpus: str, encoding: str) -> None:
       input_file=text,
       output_file=output,
       vocab_file=paths.vocab,
-      max_seq_length=SEQ_LENGTH,
-      dupe_factor=copies,
+      **RECORDS,
     )
 
 
@@ -233,6 +239,10 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
   # A run that the folder holds keeps its global batch.
   before = run_folder.last_training(paths.pretrain) or {"flags": {}}
   batch = before["flags"].get("global_batch_size") or GLOBAL_BATCH
+  masks = {"masked_lm_prob": MASKED_LM_PROB}
+  if os.path.exists(paths.train_manifest):
+    if records.Manifest.load(paths.train_manifest).masking == "static":
+      masks = {}  # an older folder
   return dict(
     do_train=True,
     do_eval=True,
@@ -243,6 +253,7 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
     global_batch_size=batch,
     train_batch_size=-(-batch // ranks),  # the last rank may have fewer
     precision=best_precision(),
+    **masks,
     learning_rate=LEARNING_RATE,
     # Without these two, a rate this high undoes the first updates.
     bias_correction=True,
@@ -272,6 +283,8 @@ def is_trained(paths: Paths, flags: dict) -> bool:
   if not before or not all(map(os.path.exists, files)):
     return False
   made = before["flags"] | before["flags"]["optimizer"]
+  probs = made.get("masks", {}).get("masked_lm_prob") or ()
+  made["masked_lm_prob"] = ":".join(map(str, probs))
   made["bert_config_file"] = flags["bert_config_file"]
   ended = os.path.getmtime(results)
   manifests = (paths.train_manifest, paths.heldout_manifest)
@@ -337,9 +350,6 @@ def screen(
   counts = lambda manifest: records.Manifest.load(manifest).counts
   entropy = counts(paths.train_manifest)["unigram_entropy"]
   held_out = counts(paths.heldout_manifest)
-  random_next = held_out["random_next"] / held_out["examples"]
-  majority = max(random_next, 1.0 - random_next)
-  labels = -sum(p * math.log(p) for p in (random_next, 1 - random_next) if p)
   trained = training_results(paths)
   speed = reporting.speed_lines(trained) if trained else ""
   if trained == earlier:
@@ -361,10 +371,7 @@ def screen(
       row("masked LM loss (nats)", "masked_lm_loss", ".3f")
       + f"    unigram entropy {entropy:.3f}",
       row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
-      row("next sentence loss (nats)", "next_sentence_loss", ".3f")
-      + f"    entropy of labels {labels:.3f}",
-      row("next sentence accuracy", "next_sentence_accuracy", ".1%")
-      + f"    more frequent label {majority:.1%}",
+      *_next_sentence_rows(row, after, held_out),
       *examples,
       "",
       speed,
@@ -376,6 +383,22 @@ def screen(
       "",
       *next_steps.lines({**following, "continue training": more}),
     ]
+  )
+
+
+def _next_sentence_rows(row, after: dict, held_out: dict) -> Iterator[str]:
+  """Of a folder whose records are pairs, as they were made before 1.1."""
+  if "next_sentence_loss" not in after:
+    return
+  share = held_out["random_next"] / held_out["examples"]
+  labels = -sum(p * math.log(p) for p in (share, 1 - share) if p)
+  yield (
+    row("next sentence loss (nats)", "next_sentence_loss", ".3f")
+    + f"    entropy of labels {labels:.3f}"
+  )
+  yield (
+    row("next sentence accuracy", "next_sentence_accuracy", ".1%")
+    + f"    more frequent label {max(share, 1.0 - share):.1%}"
   )
 
 

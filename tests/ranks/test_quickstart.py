@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import types
 
 import pytest
 import runs
@@ -73,7 +74,7 @@ def screen_of(process):
   return process.stdout.partition("\nHeld out: ")[2].splitlines()
 
 
-def test_a_training_is_done_if_nothing_changed(tmp_path):
+def test_a_training_is_done_if_nothing_changed(tmp_path, monkeypatch):
   """Other updates, ranks, records or a config: the ranks start, and check."""
   paths = script.Paths(str(tmp_path))
   flags = script.pretraining_flags(paths, 2, 20)
@@ -81,11 +82,15 @@ def test_a_training_is_done_if_nothing_changed(tmp_path):
   write_json(tmp_path / "bert_config.json", bert)
   for path in (paths.train_manifest, paths.heldout_manifest):
     write_json(pathlib.Path(path), {})
+  manifest = types.SimpleNamespace(masking="dynamic")
+  monkeypatch.setattr(script.records.Manifest, "load", lambda path: manifest)
   folder = tmp_path / "pretrain"
   optimizer = {n: flags[n] for n in ("beta_2", "bias_correction")}
-  made = {n: v for n, v in flags.items() if n not in optimizer}
+  nested = {*optimizer, "masked_lm_prob"}
+  made = {n: v for n, v in flags.items() if n not in nested}
   made |= {"bert": {**bert, "pre_layer_norm": False}, "optimizer": optimizer}
   made["bert_config_file"] = None
+  made["masks"] = {"masked_lm_prob": [0.3, 0.15]}
   trained = {"flags": made, "plan": {"ranks": 2}}
   write_json(folder / "run.json", {"runs": [trained]})
   assert not script.is_trained(paths, flags)  # it did not end

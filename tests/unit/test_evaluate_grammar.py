@@ -68,7 +68,10 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
   encoder = tokenization.load_tokenizer(None, True, spm_model)
   alone = pseudo_likelihood.words_alone(encoder)
   of = {token: alone[i] for i, token in enumerate(encoder.tokens) if token}
-  assert of["."] and of[","] and not of["\u2581the"]
+  words = [
+    token for token in of if token[0] == "\u2581" and token[1:].isalpha()
+  ]
+  assert of["."] and of[","] and words and not any(map(of.get, words))
   (ids,) = encoder.encode_batch(["cat."])
   row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
   copies = pseudo_likelihood.masked_copies(row, encoder)[0]
