@@ -74,9 +74,13 @@ class StopVote:
     save: bool = False,
     seconds: float = 0.0,
   ) -> dict:
-    """This rank's part of `counts`; feed it whenever these are fetched."""
+    """This rank's part of `counts`; feed it whenever these are fetched.
+
+    Without a feed TensorFlow may take the sum for a constant: some ranks would
+    then wait for others that do not take part.
+    """
     if signals is None:
-      return {}
+      return {self._own: [0.0] * 5}
     overdue = signals.since() > self.GRACE_SECONDS
     asked = signals.received is not None
     changed = self._comm.hosts_changed()

@@ -105,6 +105,18 @@ def test_resumed_on_other_numbers_of_ranks(
   np.testing.assert_allclose(runs.metrics(run), runs.metrics(one), rtol=1e-5)
 
 
+def test_a_last_evaluation_in_which_ranks_have_other_numbers_of_batches(
+  comm, plain_run, tmp_path
+):
+  """Three records, one a batch: two batches on rank 0, one on rank 1."""
+  tiny, _ = plain_run
+  folder = pretrain(
+    tiny, tmp_path, comm, do_eval=True, max_eval_steps=3, eval_batch_size=1,
+    train_batch_size=12, num_train_steps=4,
+  )  # fmt: skip
+  assert runs.read_json(folder, "eval_results.json")["examples"] == 3
+
+
 def test_stages_with_a_batch_that_grows(comm, at_root, packed_run, tmp_path):
   """One rank, and two that begin in the middle of the growth."""
   tiny, _, _ = packed_run
