@@ -278,11 +278,14 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
 def is_trained(paths: Paths, flags: dict) -> bool:
   """Whether the folder ended a training of these flags on these records."""
   inside = functools.partial(os.path.join, paths.pretrain)
-  checkpoint = inside(f"model.ckpt-{flags['num_train_steps']}")
   results = inside(run_folder.EVAL_RESULTS_FILE)
   before = run_folder.last_training(paths.pretrain)
+  if not before:
+    return False
+  updates = before["plan"]["updates"]  # of packed records about the steps
+  checkpoint = inside(f"model.ckpt-{updates}")
   files = (results, f"{checkpoint}.index", f"{checkpoint}.json")
-  if not before or not all(map(os.path.exists, files)):
+  if not all(map(os.path.exists, files)):
     return False
   made = before["flags"] | before["flags"]["optimizer"]
   probs = made.get("masks", {}).get("masked_lm_prob") or ()
@@ -291,7 +294,7 @@ def is_trained(paths: Paths, flags: dict) -> bool:
   ended = os.path.getmtime(results)
   manifests = (paths.train_manifest, paths.heldout_manifest)
   return (
-    json_files.read(results)["global_step"] == flags["num_train_steps"]
+    json_files.read(results)["global_step"] == updates
     and all(os.path.getmtime(path) < ended for path in manifests)
     and json_files.read(paths.config).items() <= made["bert"].items()
     and all(made.get(name) == value for name, value in flags.items())

@@ -59,9 +59,9 @@ class Parts:
   evaluate: evaluation.Evaluator | None = None
   # Gives lines about the files that it wrote; on all ranks.
   predict: Callable[[tf.Session, Watchdog], list] | None = None
-  bert: BertConfig | None = None  # the folder's, if a stage's differs
   # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
+  bert: BertConfig | None = None  # the folder's, if a stage's differs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -91,13 +91,13 @@ def test_a_training_is_done_if_nothing_changed(tmp_path, monkeypatch):
   made |= {"bert": {**bert, "pre_layer_norm": False}, "optimizer": optimizer}
   made["bert_config_file"] = None
   made["masks"] = {"masked_lm_prob": [0.3, 0.15]}
-  trained = {"flags": made, "plan": {"ranks": 2}}
+  trained = {"flags": made, "plan": {"ranks": 2, "updates": 19}}
   write_json(folder / "run.json", {"runs": [trained]})
   assert not script.is_trained(paths, flags)  # it did not end
-  write_json(folder / "eval_results.json", {"global_step": 20})
+  write_json(folder / "eval_results.json", {"global_step": 19})
   for end in ("index", "json"):
     assert not script.is_trained(paths, flags)
-    write_json(folder / f"model.ckpt-20.{end}", {})
+    write_json(folder / f"model.ckpt-19.{end}", {})
   os.utime(paths.train_manifest, (1, 1))
   os.utime(paths.heldout_manifest, (1, 1))
   assert script.is_trained(paths, flags)
