@@ -155,10 +155,13 @@ def test_pairs_of_all_kinds_of_files(tmp_path):
   lines = [json.dumps(GOOD), "", json.dumps(more)]
   (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
   (tmp_path / "order.txt").write_bytes(b"\xef\xbb\xbfb a\r\na b\r\nc\nd\n\n")
-  with zipfile.ZipFile(tmp_path / "both.zip", "w") as archive:
-    for name in ("order.txt", "a.jsonl"):
+  for kind, name in (("json", "a.jsonl"), ("text", "order.txt")):
+    with zipfile.ZipFile(tmp_path / f"{kind}.zip", "w") as archive:
       archive.write(tmp_path / name, f"data/{name}")
-    archive.writestr("README.md", "no pairs")
+      archive.writestr("README.md", "no pairs")
+      archive.writestr(f"data/._{name}", "a system's own")
+      if kind == "json":
+        archive.writestr("LICENSE.txt", "about them")
   of = lambda name, where: [
     Pair(
       "the cat sits .", "the cat sit .", f"{where}{name}: line 1",
@@ -175,8 +178,8 @@ def test_pairs_of_all_kinds_of_files(tmp_path):
   assert read(f"{here}*.jsonl,{here}order.txt") == [
     *of("a.jsonl", here), *text(here),
   ]  # fmt: skip
-  inside = f"{here}both.zip/data/"
-  assert read(f"{here}both.zip") == of("a.jsonl", inside) + text(inside)
+  assert read(f"{here}json.zip") == of("a.jsonl", f"{here}json.zip/data/")
+  assert read(f"{here}text.zip") == text(f"{here}text.zip/data/")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +348,7 @@ def test_a_run_folder_with_its_records(
   evaluate_grammar.evaluate(settings, str(run), Comm())
   assert "unigram" not in runs.read_json(run, "grammar_results.json")
   said = capsys.readouterr().err
-  assert "data-0.tfrecord, on which it was trained, is not there" in said
+  assert "of its 2 record files are there any more, such as" in said
 
 
 def test_a_folder_of_no_run(folder, pairs_file, tmp_path, letters, capsys):
