@@ -223,7 +223,9 @@ def check_model(before: dict, flags: dict) -> None:
   old = {"--objective": records.OBJECTIVES[0], **flat(before["flags"])}
   new = flat(flags)
   for name in ("--objective", *(f"{BERT_CONFIG_FLAG}: {key}" for key in keys)):
-    if name in new and old.get(name, new[name]) != new[name]:
+    # None: as the records say, of a run that Python code started.
+    known = None not in (old.get(name), new.get(name))
+    if known and old[name] != new[name]:
       raise UserError(
         f"{name} {_shown(old[name])} -> {_shown(new[name])}: the run in this "
         "folder is of the former model. Give its setting, or train in another "
