@@ -123,9 +123,8 @@ def training_task(
   """Data, plan, model and update, of a run or of a stage."""
   source = open_source(config.input_file, config, comm)
   say(comm, *unused_rows(config.bert.vocab_size, source.manifests))
-  plan = make_plan(config, source, comm.data_parallel.size)
-  if staged:
-    plan = staged.plan
+  ranks = comm.data_parallel.size
+  plan = staged.plan if staged else make_plan(config, source, ranks)
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
   )
@@ -224,8 +223,8 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   source = open_source(files, config, comm, training=False)
   if config.do_train:
     items = config.stages or ()
-    names = {item.get("input_file", config.input_file) for item in items}
-    names = names or {config.input_file}
+    names = {i["input_file"] for i in items if "input_file" in i}
+    names.add(config.input_file)
     trained = [path for name in names for path in records.expand_patterns(name)]
     say(comm, *trained_on(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(

@@ -46,7 +46,12 @@ def document_rng(
   random_seed: int, copy: int, document: int
 ) -> np.random.Generator:
   """The generator of chance for one copy of one document."""
-  seed = np.random.SeedSequence(random_seed, spawn_key=(copy, document))
+  return generator(random_seed, copy, document)
+
+
+def generator(random_seed: int, *key: int) -> np.random.Generator:
+  """Of chance for `key`: other keys, also longer ones, have their own."""
+  seed = np.random.SeedSequence(random_seed, spawn_key=key)
   return np.random.Generator(np.random.PCG64(seed))
 
 

@@ -6,7 +6,7 @@ workers. It holds, shuffles and packs one block of documents at a time.
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from data import (
 from data.creation_settings import Settings
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
-# Of random numbers, beside instances.document_rng.
+# Of random numbers, beside instances.document_rng, whose keys have two parts.
 _SHUFFLE_STREAM, _SEQUENCE_STREAM = 2, 3
 
 
@@ -174,28 +174,24 @@ def _block_examples(
       settings.random_seed,
     )
     if settings.cross_documents:
-      rng = _rng(settings, _SEQUENCE_STREAM, copy, task.shard, block)
-      chosen = mine.tolist()
-      for ranges in instances.sequences(documents, chosen, *lengths, rng):
-        add(ranges)
-      continue
-    for document in mine.tolist():
-      rng = instances.document_rng(settings.random_seed, copy, document)
+      key = _SEQUENCE_STREAM, copy, task.shard, block
+      rng = instances.generator(settings.random_seed, *key)
+      groups: Iterable = [(mine.tolist(), rng)]
+    else:
+      groups = (
+        ([n], instances.document_rng(settings.random_seed, copy, n))
+        for n in mine.tolist()
+      )
+    for chosen, rng in groups:
       if settings.objective == "mlm":
-        for ranges in instances.sequences(documents, [document], *lengths, rng):
+        for ranges in instances.sequences(documents, chosen, *lengths, rng):
           add(ranges)
         continue
       for span in instances.spans_from_document(
-        documents, document, *lengths, rng
+        documents, chosen[0], *lengths, rng
       ):
         add(span.ranges(), span.is_random_next)
   return examples
-
-
-def _rng(settings: Settings, *key: int) -> np.random.Generator:
-  """Apart from those of the documents, whose keys have two parts."""
-  seed = np.random.SeedSequence(settings.random_seed, spawn_key=key)
-  return np.random.Generator(np.random.PCG64(seed))
 
 
 def _block_rows(
@@ -216,7 +212,8 @@ def _block_rows(
   )
   tokens = [len(example.ids) for example in examples]
   wanted = masking.num_to_predict(tokens, masks)
-  rng = _rng(settings, _SHUFFLE_STREAM, task.shard, block)
+  key = _SHUFFLE_STREAM, task.shard, block
+  rng = instances.generator(settings.random_seed, *key)
   packs = packing.pack(tokens, wanted.tolist(), limits, rng)
   for begin in range(0, len(packs), _ENCODE_ROWS):
     rows = _rows(examples, packs[begin : begin + _ENCODE_ROWS], settings)

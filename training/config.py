@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import mixed_precision
 import modeling
@@ -390,19 +390,17 @@ class PretrainingConfig(RunConfig):
       self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
 
   def _check_cooldown(self) -> None:
-    needs = {
+    needs: dict[str, Any] = {
       "--do_train": self.do_train,
       "--lr_schedule=wsd or wsd_linear": self.lr_schedule.startswith("wsd"),
       "--num_decay_steps": self.num_decay_steps,
       "no --init_checkpoint": not self.init_checkpoint,
       "no --max_train_minutes": not self.max_train_minutes,
     }
-    for need, has in needs.items():
-      if not has:
-        raise UserError(f"--cooldown_from needs {need}")
+    _check_needs("--cooldown_from", needs)
 
   def _check_stages(self) -> None:
-    needs = {
+    needs: dict[str, Any] = {
       "--do_train": self.do_train or self.dry_run,
       "--global_batch_size, or one in each stage": self.global_batch_size,
       "no --cooldown_from": not self.cooldown_from,
@@ -417,9 +415,7 @@ class PretrainingConfig(RunConfig):
         or not any("input_file" in item for item in self.stages or ())
       ),
     }
-    for need, has in needs.items():
-      if not has:
-        raise UserError(f"--stages needs {need}")
+    _check_needs("--stages", needs)
 
   def tokens_of_a_record(self) -> float:
     """Without padding, on average, as the manifest of --input_file says."""
@@ -582,6 +578,13 @@ class PretrainingConfig(RunConfig):
       masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
     )
     return {"masks": masks, "last_prob": probs[1], "whole_words": whole_words}
+
+
+def _check_needs(flag: str, needs: dict[str, Any]) -> None:
+  """Raises `UserError` for the first need whose value is not true."""
+  for need, has in needs.items():
+    if not has:
+      raise UserError(f"{flag} needs {need}")
 
 
 def _words(value) -> str:

@@ -3,6 +3,7 @@
 Functions that need TensorFlow import it: tests of data do without.
 """
 
+import contextlib
 import copy
 import fcntl
 import glob
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -70,6 +72,27 @@ def pretrain(tiny_run, output_dir, comm=None, **changes):
   return run_pretraining.pretrain(
     config(tiny_run, output_dir, **changes), comm or Comm()
   )
+
+
+@contextlib.contextmanager
+def ended_after(update):
+  """Training in the block ends without a word after `update`."""
+  import pytest
+
+  from training import train_loop
+
+  run_update = train_loop.run_update
+
+  def until(run, number, *rest):
+    if number > update:
+      raise InterruptedError
+    return run_update(run, number, *rest)
+
+  with (
+    mock.patch.object(train_loop, "run_update", until),
+    pytest.raises(InterruptedError),
+  ):
+    yield
 
 
 def trained(tiny_run, output_dir, **settings):

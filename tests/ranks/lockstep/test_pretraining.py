@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from gradients import exchange
 from gradients.distributed import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
-from training import reporting, stages, train_loop
+from training import reporting, stages
 from training.config import PretrainingConfig
 
 
@@ -132,21 +131,12 @@ def test_stages_with_a_batch_that_grows(comm, at_root, packed_run, tmp_path):
   )  # fmt: skip
   one, run = tmp_path / "one", tmp_path / "run"
 
-  def alone(folder, last):
-    if last:
-      made = train_loop.run_update
-      with mock.patch.object(
-        train_loop, "run_update",
-        lambda r, n, *a: made(r, n, *a) if n <= last else raised(),
-      ), contextlib.suppress(InterruptedError):  # fmt: skip
-        runs.pretrain(tiny, folder, **settings)
-    else:
+  def alone(folder, last=None):
+    ends = runs.ended_after(last) if last else contextlib.nullcontext()
+    with ends:
       runs.pretrain(tiny, folder, **settings)
 
-  def raised():
-    raise InterruptedError
-
-  at_root(lambda: alone(one, None))
+  at_root(lambda: alone(one))
   at_root(lambda: alone(run, 2))
   runs.pretrain(tiny, run, comm, **settings)
   comm.gather(np.zeros(1))
