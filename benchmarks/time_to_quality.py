@@ -35,6 +35,7 @@ t around each mean.
 import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -46,12 +47,12 @@ import time
 import numpy as np
 from absl import app, flags
 
-from common import json_files
+from common import json_files, processes
 from tools.quickstart import best_precision
-from training import metrics
+from training import metrics, next_steps
+from training.next_steps import python
 
 FLAGS = flags.FLAGS
-BIN = os.path.dirname(sys.executable)
 RESULTS = "results.jsonl"
 
 
@@ -74,24 +75,13 @@ def define_flags() -> None:
   )
 
 
-def run(command: list, log: str, **kwargs) -> float:
+def run(command: list, log: str) -> float:
   """Seconds of a command; its output goes to `log`."""
   began = time.monotonic()
   with open(log, "a", encoding="utf-8") as f:
     print(*command, file=f, flush=True)
-    subprocess.run(command, stdout=f, stderr=f, check=True, **kwargs)
+    subprocess.run(command, stdout=f, stderr=f, check=True)
   return time.monotonic() - began
-
-
-def flags_of(values: dict) -> list[str]:
-  """{"a": 1, "b": True, "c": False} -> --a=1 --b --noc."""
-  shown = {True: "--{0}", False: "--no{0}"}
-  return [
-    shown[value].format(name)
-    if isinstance(value, bool)
-    else f"--{name}={value}"
-    for name, value in values.items()
-  ]
 
 
 def text_file(name: str) -> str:
@@ -112,7 +102,7 @@ def made_records(part: str, settings: dict) -> str:
       "output_file": f"{folder}/{part}.tfrecord",
       **settings,
     }
-    command = [sys.executable, "create_pretraining_data.py", *flags_of(given)]
+    command = python("create_pretraining_data.py", **given)
     run(command, os.path.join(FLAGS.output_dir, "records.log"))
   return f"{folder}/{part}*.tfrecord"
 
@@ -120,8 +110,9 @@ def made_records(part: str, settings: dict) -> str:
 def heldout(length: str) -> str:
   """Full sequences of held-out text; evaluations always mask the same 15%."""
   settings = {"objective": "mlm", "dynamic_masks": True}
-  settings |= {"max_seq_length": int(length), "max_predictions_per_seq": 8}
-  return made_records("heldout", settings | {"examples_per_record": 8})
+  settings |= {"max_seq_length": int(length), "examples_per_record": 8}
+  settings["max_predictions_per_seq"] = int(0.15 * int(length)) + 1
+  return made_records("heldout", settings)
 
 
 def bert_config(arm: dict, folder: str) -> str:
@@ -153,9 +144,8 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
     given["input_file"] = made_records("train", arm["records"])
   given |= {"do_train": True, "bert_config_file": config, "output_dir": model}
   given |= {"max_train_minutes": minutes, "seed": seed}
-  launcher = [f"{BIN}/horovodrun", "-np", str(FLAGS.num_ranks)]
-  command = [sys.executable, "run_pretraining.py", *flags_of(given)]
-  run([*launcher, *command], log)
+  command = python("run_pretraining.py", **given)
+  run(processes.horovodrun(FLAGS.num_ranks, command), log)
   reports = metrics.read_jsonl(os.path.join(model, metrics.METRICS_FILE))
   return {"model": model, "updates": reports[-1]["global_step"]}
 
@@ -174,7 +164,7 @@ def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
     "vocab_file": text_file("vocab.txt"), "random_seed": seed, **lengths,
     **arm.get("records", {}),
   }  # fmt: skip
-  run([*script("create_pretraining_data.py"), *flags_of(making)], log)
+  run([*script("create_pretraining_data.py"), *next_steps.given(making)], log)
   seconds = []
   for steps in (1, given["num_train_steps"]):
     shutil.rmtree(f"{folder}/run", ignore_errors=True)  # it would resume
@@ -182,7 +172,7 @@ def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
       "input_file": made, "output_dir": f"{folder}/run", "do_train": True,
       "bert_config_file": config, **given, "num_train_steps": steps,
     }  # fmt: skip
-    command = [*script("run_pretraining.py"), *flags_of(training)]
+    command = [*script("run_pretraining.py"), *next_steps.given(training)]
     seconds.append(run(command, log))
   shutil.copy(config, f"{folder}/run")
   return {
@@ -215,7 +205,7 @@ def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
     }  # fmt: skip
     if name != "own":
       given["objective"] = "mlm"
-    run([sys.executable, "run_pretraining.py", *flags_of(given)], log)
+    run(python("run_pretraining.py", **given), log)
     results = json_files.read(f"{folder}/eval_{name}/eval_results.json")
     found[f"loss_{name}"] = results["masked_lm_loss"]
     found[f"accuracy_{name}"] = results["masked_lm_accuracy"]
@@ -225,8 +215,7 @@ def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
       "vocab_file": text_file("vocab.txt"), "bert_config_file": config,
       "output": os.path.join(folder, "grammar.json"),
     }  # fmt: skip
-    command = [sys.executable, "evaluate_grammar.py", model, *flags_of(given)]
-    run(command, log)
+    run(python("evaluate_grammar.py", model, **given), log)
     found["grammar"] = json_files.read(given["output"])["accuracy"]
   return found
 
@@ -332,7 +321,7 @@ def reached(by_time: dict, baseline: list, rng) -> str:
   best = time_to(np.mean(target), minutes, [np.mean(v) for v in losses])
   at_most = "≤ " if best == minutes[0] else ""
   if min(map(len, [target, *losses])) < 2:
-    return f"{at_most}{best:.1f} min"
+    return f"{at_most}{minutes_of(best)}"
 
   def drawn(values):
     error = statistics.stdev(values) / len(values) ** 0.5
@@ -343,7 +332,14 @@ def reached(by_time: dict, baseline: list, rng) -> str:
     for _ in range(2000)
   ]
   low, high = np.quantile(times, [0.05, 0.95], method="nearest")
-  return f"{at_most}{best:.1f} min ({low:.1f} to {high:.1f})"
+  return (
+    f"{at_most}{minutes_of(best)} ({minutes_of(low)} to {minutes_of(high)})"
+  )
+
+
+def minutes_of(value: float) -> str:
+  """A time for people."""
+  return f"{value:.1f} min" if math.isfinite(value) else "not reached"
 
 
 def draw(lines: list, key: str, path: str) -> None:
@@ -370,14 +366,6 @@ def draw(lines: list, key: str, path: str) -> None:
   figure.savefig(path, dpi=120)
 
 
-def lines_of(path: str) -> list[dict]:
-  """The results so far; a line that was cut off does not count."""
-  if not os.path.exists(path):
-    return []
-  with open(path, encoding="utf-8") as f:
-    return [json_files.parse(line) for line in f if line.endswith("\n")]
-
-
 def main(_) -> None:
   """Makes the runs that are missing, then the tables and the picture."""
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends its commands
@@ -389,7 +377,7 @@ def main(_) -> None:
   digests = {name: digest_of(arm) for name, arm in arms.items()}
   budgets = sorted(map(float, FLAGS.minutes))
   key = lambda line: tuple(line[n] for n in ("arm", "digest", "budget", "seed"))
-  made = set(map(key, lines_of(results)))
+  made = set(map(key, json_files.read_lines(results)))
   for seed, budget, name in itertools.product(
     map(int, FLAGS.seeds), budgets, FLAGS.only or arms
   ):
@@ -404,7 +392,7 @@ def main(_) -> None:
     print(json_files.text(line), flush=True)
   lines = [
     line
-    for line in lines_of(results)
+    for line in json_files.read_lines(results)
     if digests.get(line["arm"]) == line["digest"]
   ]
   baseline = next(iter(arms))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 from common import files
 from common.errors import DataError
@@ -40,6 +41,17 @@ def read(path: str):
       return parse(f.read())
   except ValueError as e:
     raise DataError(f"{path}: not readable as JSON: {e}") from e
+
+
+def read_lines(path: str) -> list:
+  """The values of a .jsonl file; [] without one.
+
+  A last line without its end does not count: its writer was killed.
+  """
+  if not os.path.exists(path):
+    return []
+  with open(path, encoding="utf-8") as f:
+    return [parse(line) for line in f if line.endswith("\n")]
 
 
 def read_own(path: str, remedy: str):

@@ -15,6 +15,7 @@ COMMANDS = {
   "run_pretraining.py": "training.config.PretrainingConfig",
   "run_classifier.py": "finetuning.classification.ClassifierConfig",
   "run_squad.py": "finetuning.squad.SquadConfig",
+  "run_tasks.py": "run_tasks.Settings",
   "predict.py": "predict.Settings",
   "evaluate_grammar.py": "evaluate_grammar.Settings",
   "convert_checkpoint.py": "convert_checkpoint.Settings",

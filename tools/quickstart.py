@@ -15,23 +15,20 @@ import glob
 import itertools
 import math
 import os
-import re
 import shutil
-import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 
-from common import console, json_files
-from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
+from common import console, json_files, processes
+from common.errors import UserError
 from common.settings import run_with, setting
 from data import records, text_files
 from tokenization import MASK
 from tools import plot_metrics
 from training import metrics, next_steps, reporting, run_folder
-from training.next_steps import ROOT, python
+from training.next_steps import python
 
 # These train in about 5 minutes on two cores; the README shows the result.
 MODEL = dict(
@@ -111,50 +108,26 @@ class Paths:
     self.curve = inside("curve.png")
 
 
-# horovodrun marks each line with its rank.
-_RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
-
-
 def run(title: str, command: list[str], until: str = "") -> None:
   """Prints and runs one command; UserError if it failed.
 
   Of its own lines those from the one that begins with `until` are not shown.
   """
   print(f"\n== {title}\n{next_steps.wrapped(command, '$ ')}", flush=True)
-  began = time.monotonic()
-  # The quickstart may be run from another folder than the project's.
-  path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-  with subprocess.Popen(
-    command,
-    env={**os.environ, "PYTHONPATH": path},
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  ) as process:
-    stops = functools.partial(_pass_on, process)
-    before = [signal.signal(number, stops) for number in STOP_SIGNALS]
-    hidden: list[str] = []
-    for marked in process.stdout or ():
-      line = _RANK_MARK.sub("", marked)
-      if hidden or (until and line.startswith(until)):
-        hidden.append(line)
-      else:
-        print(line, end="", flush=True)
-  for number, handler in zip(STOP_SIGNALS, before, strict=True):
-    signal.signal(number, handler)
-  if process.returncode:
+  hidden: list[str] = []
+
+  def show(line):
+    if hidden or (until and line.startswith(until)):
+      hidden.append(line)
+    else:
+      print(line, end="", flush=True)
+
+  try:
+    seconds = processes.run(title, command, show)
+  except (UserError, SystemExit):
     print(*hidden, sep="", end="")
-  if process.returncode == STOPPED_STATUS:
-    sys.exit(STOPPED_STATUS)
-  if process.returncode:
-    raise UserError(f"{title}: failed, see above")
-  print(f"({time.monotonic() - began:.0f} s)", flush=True)
-
-
-def _pass_on(process: subprocess.Popen, number: int, _) -> None:
-  """Asks the command to stop, which saves; the terminal asks it by itself."""
-  if number != signal.SIGINT:
-    process.send_signal(number)
+    raise
+  print(f"({seconds:.0f} s)", flush=True)
 
 
 def check_source(paths: Paths, corpus: str, encoding: str) -> None:
@@ -269,10 +242,8 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
 
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command with these flags, on several ranks under horovodrun."""
-  launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-  several = [os.path.relpath(launcher), "-np", str(ranks)]
   flags = pretraining_flags(paths, ranks, updates)
-  return several * (ranks > 1) + python("run_pretraining.py", **flags)
+  return processes.horovodrun(ranks, python("run_pretraining.py", **flags))
 
 
 def is_trained(paths: Paths, flags: dict) -> bool:

@@ -15,11 +15,15 @@ def python(script: str, *words: str, **flags) -> list[str]:
   command = [os.path.relpath(os.path.join(ROOT, script))]
   if script.startswith("tools."):
     command = ["-m", script]
-  given = [
+  return [os.path.relpath(sys.executable), *command, *words, *given(flags)]
+
+
+def given(flags: dict) -> list[str]:
+  """{"a": 1, "b": True} -> --a=1 --b."""
+  return [
     f"--{name}" if value is True else f"--{name}={value}"
     for name, value in flags.items()
   ]
-  return [os.path.relpath(sys.executable), *command, *words, *given]
 
 
 def after(

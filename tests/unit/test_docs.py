@@ -129,7 +129,10 @@ def commands(text):
           r"(?:-m |^|[\s/])((?:tools|benchmarks)\.[\w.]+|\w+\.py)(\s.*)?$", part
         )
         if found:
-          yield found[1], re.findall(r"(?<!\S)--(\w+)", found[2] or "")
+          own, _, rest = (found[2] or "").partition(" -- ")
+          yield found[1], re.findall(r"(?<!\S)--(\w+)", own)
+          if found[1] == "run_tasks.py":  # flags of the runs it makes
+            yield "run_classifier.py", re.findall(r"(?<!\S)--(\w+)", rest)
 
 
 ABSL = {"flagfile", "help", "helpfull", "helpshort"}

@@ -1,0 +1,63 @@
+"""Runs other commands of this project."""
+
+import contextlib
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
+
+# horovodrun marks each line with its rank.
+_RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def horovodrun(ranks: int, command: list[str]) -> list[str]:
+  """The command on several ranks of this machine; as it is on one."""
+  launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+  several = [os.path.relpath(launcher), "-np", str(ranks)]
+  return several * (ranks > 1) + command
+
+
+def run(title: str, command: list[str], each_line: Callable) -> float:
+  """Seconds of a command, from any folder; `each_line` of stdout and stderr.
+
+  A signal that asks this program to stop asks the command, and then ends this
+  program with the same status. UserError with `title` if the command failed.
+  """
+  began = time.monotonic()
+  path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+  with (
+    subprocess.Popen(
+      command,
+      env={**os.environ, "PYTHONPATH": path},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      errors="replace",
+    ) as process,
+    contextlib.ExitStack() as handlers,
+  ):
+    stops = functools.partial(_pass_on, process)
+    for number in STOP_SIGNALS:
+      before = signal.signal(number, stops)
+      handlers.callback(signal.signal, number, before)
+    for line in process.stdout or ():
+      each_line(_RANK_MARK.sub("", line))
+    process.wait()
+  if process.returncode == STOPPED_STATUS:
+    sys.exit(STOPPED_STATUS)
+  if process.returncode:
+    raise UserError(f"{title}: failed, see above")
+  return time.monotonic() - began
+
+
+def _pass_on(process: subprocess.Popen, number: int, _) -> None:
+  """Asks the command to stop, which saves; the terminal asks it by itself."""
+  if number != signal.SIGINT:
+    process.send_signal(number)

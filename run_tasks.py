@@ -1,0 +1,221 @@
+"""Fine-tunes a model on several tasks with several seeds, and prints a table.
+
+  python run_tasks.py runs/first --glue_dir=glue --output_dir=runs/first_glue
+  python run_tasks.py runs/first --tasks=tasks.json --seeds=1,2,3,4,5 \\
+    --output_dir=runs/first_tasks -- --learning_rate=1e-4 --num_train_epochs=5
+
+MODEL is a run folder, a checkpoint's name or a Hugging Face folder. The JSON
+file names tasks and the flags of run_classifier.py, or of another script:
+
+  {"polarity": {"train_file": "train.tsv", "eval_file": "dev.tsv"},
+   "squad": {"script": "run_squad.py", "train_file": "train-v1.1.json",
+             "predict_file": "dev-v1.1.json"}}
+
+Flags after -- are for all runs. Each run is the evaluation of its best
+checkpoint. The same command continues where it was stopped; tasks and seeds may
+be added to it.
+"""
+
+import collections
+import dataclasses
+import glob
+import hashlib
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Sequence
+
+from common import console, json_files, processes
+from common.errors import DataError, UserError
+from common.settings import in_group, run_with, setting
+from finetuning import settled
+from finetuning.classification import GLUE
+from interop import model_source
+from training import next_steps, run_folder
+
+RESULTS_FILE = "results.jsonl"
+_SETTINGS_FILE = "tasks.json"
+_SCRIPTS = ("run_classifier.py", "run_squad.py")
+_what = in_group("What to do")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """Which runs to make; the names are the flags'."""
+
+  # fmt: off
+  tasks: str | None = _what(None,
+    "JSON file: the name of each task, and its flags.")
+  glue_dir: str | None = _what(None,
+    "Folder with folders of GLUE's tasks, such as CoLA and MRPC, which are "
+    "tasks with their metrics. MNLI is evaluated on its matched part.")
+  seeds: tuple = _what(("1", "2", "3"),
+    "Seeds of the head's weights, of the order of examples and of dropout; a "
+    "run each.")
+  num_ranks: int = _what(1, "Horovod ranks of each run.", low=1)
+  output_dir: str = setting(help=
+    f"Folder for {RESULTS_FILE}, and for a run folder TASK/SEED of each run.")
+  keep_checkpoints: bool = setting(False,
+    "Keep the checkpoints of the runs. Otherwise they are removed when a run "
+    "is evaluated.", group="Checkpoints and reports")
+  # fmt: on
+
+
+def read_tasks(settings: Settings) -> dict[str, dict]:
+  """Name -> flags of its script, and "script"; UserError if there are none."""
+  found = {}
+  for folder in sorted(glob.glob(f"{settings.glue_dir or os.devnull}/*/")):
+    name = os.path.basename(os.path.dirname(folder))
+    if name.lower() in GLUE:
+      found[name] = {"task_name": name, "data_dir": folder}
+  if settings.tasks:
+    found |= _read_file(settings.tasks)
+  if not found:
+    raise UserError(
+      f"--glue_dir={settings.glue_dir} has no folder of a task of GLUE: give "
+      "it, or --tasks, or both"
+    )
+  return {
+    name: {"script": _SCRIPTS[0], **given} for name, given in found.items()
+  }
+
+
+def _read_file(path: str) -> dict[str, dict]:
+  tasks = json_files.read(path)
+  if not isinstance(tasks, dict):
+    raise DataError(f"{path}: not an object of tasks; see --help")
+  for name, given in tasks.items():
+    if not isinstance(given, dict):
+      raise DataError(f"{path}: {name}: not an object of flags; see --help")
+    if given.get("script", _SCRIPTS[0]) not in _SCRIPTS:
+      raise DataError(
+        f"{path}: {name}: script is {given['script']!r}, not one of "
+        f"{', '.join(_SCRIPTS)}"
+      )
+    if not name or name != os.path.basename(name) or name.startswith("."):
+      raise DataError(f"{path}: {name!r} cannot be the name of a folder")
+    if own := {
+      "do_train",
+      "do_eval",
+      "output_dir",
+      "seed",
+      "init_checkpoint",
+    } & {*given}:
+      raise DataError(f"{path}: {name}: {min(own)} is set by run_tasks.py")
+  return tasks
+
+
+def check_folder(folder: str, made_with: dict) -> None:
+  """Records what runs are made with; `UserError` if earlier ones differ."""
+  path = os.path.join(folder, _SETTINGS_FILE)
+  before = {}
+  if os.path.exists(path):
+    before = json_files.read_own(path, "give another --output_dir")
+  for name, value in made_with.items():
+    if before.setdefault(name, value) != value:
+      raise UserError(
+        f"{path}: earlier runs were made with {name} {before[name]}, not "
+        f"{value}: give that, or another --output_dir"
+      )
+  os.makedirs(folder, exist_ok=True)
+  json_files.write(path, before)
+
+
+def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
+  """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
+  own = {name: value for name, value in task.items() if name != "script"}
+  own |= {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
+  command = [*next_steps.python(task["script"], **own), *more]
+  os.makedirs(folder, exist_ok=True)
+  log, end = os.path.join(folder, "log.txt"), collections.deque(maxlen=5)
+  with open(log, "a", encoding="utf-8") as f:
+
+    def keep(line):
+      end.append(line)
+      print(line, end="", file=f, flush=True)
+
+    try:
+      processes.run(folder, processes.horovodrun(ranks, command), keep)
+    except UserError as e:
+      said = "".join(end)
+      raise UserError(f"{folder}: failed. The end of {log}:\n{said}") from e
+  read = lambda name: json_files.read(os.path.join(folder, name))
+  results, about = read(run_folder.EVAL_RESULTS_FILE), read(settled.TASK_FILE)
+  if about["task"] == settled.SQUAD:  # its metrics are percent already
+    return {name: results[name] for name in ("f1", "exact_match")}
+  return {name: 100 * results[name] for name in about["metrics"]}
+
+
+def table(lines: Sequence[dict]) -> list[str]:
+  """Lines with mean and standard deviation over seeds of each metric."""
+  values: dict = collections.defaultdict(lambda: collections.defaultdict(list))
+  for line in lines:
+    for metric, value in line["metrics"].items():
+      values[line["task"]][metric].append(value)
+  rows = [
+    (task, metric, found)
+    for task, metrics in values.items()
+    for metric, found in metrics.items()
+  ]
+  if len(values) > 1:
+    chosen = [next(iter(metrics.values())) for metrics in values.values()]
+    if len({len(found) for found in chosen}) == 1:
+      means = list(map(statistics.mean, zip(*chosen, strict=True)))
+      rows.append((f"mean of {len(chosen)} tasks", "first metrics", means))
+  width = 2 + max(len(task) for task, _, _ in rows)
+  return [
+    f"{'':<{width}}{'metric':<16}{'mean':>8}{'deviation':>11}{'seeds':>7}",
+    *(
+      f"{task:<{width}}{metric:<16}{statistics.mean(found):>8.2f}"
+      + (f"{statistics.stdev(found):>11.2f}" if found[1:] else f"{'':>11}")
+      + f"{len(found):>7}"
+      for task, metric, found in rows
+    ),
+  ]
+
+
+def main(given: Settings, model: str, *more: str) -> None:
+  """Makes the runs that are missing, one after the other, and the table."""
+  tasks, seeds = read_tasks(given), [int(seed) for seed in given.seeds]
+  source = model_source.find(model)
+  if source.is_export:
+    raise UserError(f"{model} is exported: give the run folder it came from")
+  console.tell(*source.lines())
+  with open(f"{source.path}.index", "rb") as f:  # it has a CRC of each tensor
+    digest = hashlib.sha256(f.read()).hexdigest()[:16]
+  start = [f"--init_checkpoint={source.path}", *more]
+  made_with = {
+    "model": f"{source.path}, {digest}",
+    "flags": " ".join(more),
+    "num_ranks": given.num_ranks,
+  }
+  made_with |= {f"task {name}": task for name, task in tasks.items()}
+  check_folder(given.output_dir, made_with)
+  path = os.path.join(given.output_dir, RESULTS_FILE)
+  done = {
+    (line["task"], line["seed"]): line for line in json_files.read_lines(path)
+  }
+  for (name, task), seed in itertools.product(tasks.items(), seeds):
+    if (name, seed) in done:
+      continue
+    folder = os.path.join(given.output_dir, name, f"seed_{seed}")
+    console.tell(f"{name}, seed {seed}: see {folder}/log.txt")
+    began = time.monotonic()
+    found = run(task, seed, given.num_ranks, folder, start)
+    line = {"task": name, "seed": seed, "metrics": found}
+    line["minutes"] = round((time.monotonic() - began) / 60, 2)
+    with open(path, "a", encoding="utf-8") as f:
+      f.write(json_files.text(line) + "\n")
+    done[name, seed] = line
+    shown = "  ".join(f"{metric} {v:.2f}" for metric, v in found.items())
+    console.tell(f"  {shown}  in {line['minutes']:.1f} min")
+    if not given.keep_checkpoints:
+      for file in glob.glob(f"{glob.escape(folder)}/model.ckpt-*"):
+        os.remove(file)
+  wanted = itertools.product(tasks, seeds)
+  print("", *table([done[key] for key in wanted]), "", path, sep="\n")
+
+
+if __name__ == "__main__":
+  run_with(Settings, main, arguments=None)

@@ -1,0 +1,147 @@
+"""Several tasks and seeds in one command: the table, stops, what may change."""
+
+import json
+import pathlib
+import statistics
+
+import finetuning_runs
+import pytest
+import runs
+import trained
+
+import run_tasks
+from common import json_files
+from common.errors import UserError
+
+FAST = ["--", "--train_batch_size=16", "--max_seq_length=16", "--xla=off"]
+
+
+@pytest.fixture
+def made(tmp_path, letters):
+  """(model, tasks.json with a table and questions)."""
+  folder = tmp_path / "a model"
+  trained.write_model(folder, "pretraining", letters)
+  tasks = {
+    "letters": {
+      "train_file": finetuning_runs.write_sentences(tmp_path / "a.tsv", 64, 1),
+      "eval_file": finetuning_runs.write_sentences(tmp_path / "b.tsv", 20, 2),
+      "metrics": "accuracy,f1",
+      "num_train_epochs": 2,
+    },
+    "answers": {
+      "script": "run_squad.py",
+      "train_file": finetuning_runs.write_questions(tmp_path / "a.json", 8, 1),
+      "predict_file": finetuning_runs.write_questions(
+        tmp_path / "b.json", 4, 2
+      ),
+      "num_train_epochs": 1,
+    },
+  }
+  path = tmp_path / "my tasks.json"
+  path.write_text(json.dumps(tasks))
+  return folder, path
+
+
+def launch(made, folder, *words, **how):
+  given = [f"--tasks={made[1]}", f"--output_dir={folder}", *words]
+  return runs.launch(["run_tasks.py", str(made[0]), *given, *FAST], **how)
+
+
+@pytest.mark.slow
+def test_a_stopped_table_is_completed(tmp_path, made):
+  """Stopped in its second run; then a seed more; then other flags."""
+  folder = tmp_path / "table"
+  results = folder / "results.jsonl"
+  second = folder / "letters" / "seed_2" / "metrics.jsonl"
+  stopped = launch(made, folder, "--seeds=1,2", stop=second.exists)
+  assert stopped.returncode == 75, stopped.stderr[-3000:]
+  assert len(json_files.read_lines(results)) == 1
+  for seeds in ("1,2", "1,2,3"):
+    done = launch(made, folder, f"--seeds={seeds}")
+    assert done.returncode == 0, done.stderr[-3000:]
+  lines = json_files.read_lines(results)
+  names = [(line["task"], line["seed"]) for line in lines]
+  assert sorted(names) == sorted(set(names)) and len(names) == 6
+  for line in lines:
+    at = folder / line["task"] / f"seed_{line['seed']}"
+    found = json_files.read(at / "eval_results.json")
+    scale = 1 if line["task"] == "answers" else 100
+    for metric, value in line["metrics"].items():
+      assert value == pytest.approx(scale * found[metric])
+    assert not list(at.glob("model.ckpt-*"))
+  seeds = [line["metrics"]["f1"] for line in lines if line["task"] == "letters"]
+  row = next(
+    row.split() for row in done.stdout.splitlines() if "letters f1" in
+    " ".join(row.split())
+  )  # fmt: skip
+  assert row[2:] == [
+    f"{statistics.mean(seeds):.2f}", f"{statistics.stdev(seeds):.2f}", "3"
+  ]  # fmt: skip
+  refused = launch(made, folder, "--num_ranks=2")
+  assert refused.returncode == 1
+  assert "made with num_ranks 1, not 2" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_shows_the_end_of_its_log(tmp_path, made):
+  made[1].write_text('{"letters": {"train_file": "nowhere.tsv"}}')
+  failed = launch(made, tmp_path / "table")
+  assert failed.returncode == 1
+  assert "nowhere.tsv" in failed.stderr and "log.txt" in failed.stderr
+  assert "Traceback" not in failed.stderr
+
+
+def test_tables_have_means_over_tasks():
+  lines = [
+    {"task": task, "seed": seed, "metrics": {"accuracy": value, "f1": 1.0}}
+    for task, seed, value in [
+      ("a", 1, 50.0), ("a", 2, 60.0), ("b", 1, 70.0), ("b", 2, 90.0)
+    ]
+  ]  # fmt: skip
+  rows = [row.split() for row in run_tasks.table(lines)]
+  assert rows[1] == ["a", "accuracy", "55.00", "7.07", "2"]
+  assert rows[-1] == "mean of 2 tasks first metrics 67.50 10.61 2".split()
+  one = run_tasks.table(lines[:1])
+  assert one[1].split() == ["a", "accuracy", "50.00", "1"]
+  # Seeds that another task has not would be means of other runs.
+  assert "mean of" not in "".join(run_tasks.table(lines[:3]))
+
+
+def test_glues_folders_are_tasks(tmp_path):
+  for name in ("CoLA", "MNLI", "notes"):
+    (tmp_path / name).mkdir()
+  given = run_tasks.Settings(glue_dir=str(tmp_path), output_dir="x")
+  tasks = run_tasks.read_tasks(given)
+  assert [*tasks] == ["CoLA", "MNLI"]
+  assert pathlib.Path(tasks["CoLA"]["data_dir"]) == tmp_path / "CoLA"
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("[]", "not an object of tasks"),
+    ('{"a": 1}', "a: not an object of flags"),
+    ('{"a": {"script": "rm"}}', "a: script is 'rm', not one of run_classifier"),
+    ('{"../a": {}}', "'../a' cannot be the name of a folder"),
+    ('{"a": {"seed": 1}}', "a: seed is set by run_tasks.py"),
+    ("{}", "give it, or --tasks, or both"),
+  ],
+)
+def test_wrong_tasks_are_named(tmp_path, text, message):
+  path = tmp_path / "tasks.json"
+  path.write_text(text)
+  given = run_tasks.Settings(tasks=str(path), output_dir="x")
+  with pytest.raises(UserError, match=message):
+    run_tasks.read_tasks(given)
+
+
+def test_a_folder_keeps_its_model_and_flags(tmp_path):
+  made_with = {"model": "a, 1", "flags": "", "task x": {"f": 1}}
+  run_tasks.check_folder(str(tmp_path), made_with)
+  more = {**made_with, "task y": {}}
+  run_tasks.check_folder(str(tmp_path), more)
+  run_tasks.check_folder(str(tmp_path), made_with)  # y is kept
+  with pytest.raises(UserError, match="task y {}, not {'g': 2}"):
+    run_tasks.check_folder(str(tmp_path), {**more, "task y": {"g": 2}})
+  with pytest.raises(UserError, match="made with model a, 1, not a, 2"):
+    run_tasks.check_folder(str(tmp_path), {**more, "model": "a, 2"})
