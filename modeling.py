@@ -39,6 +39,7 @@ from model.layers import (
   gelu,
   get_activation,
   get_shape_list,
+  hashed_seed,
   layer_norm,
   layer_norm_and_dropout,
   reshape_from_matrix,
@@ -76,9 +77,9 @@ class BertModel:
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
-    places: int [B, P]. Only there the last layer is computed, for heads that
-      read nothing else: its output is [B, P, H], and there is no pooler. Not
-      for packed examples.
+    places: int [B, P]. Only there, and where the pooler reads, the last layer
+      is computed, for heads that read nothing else: the sequence output is
+      [B, P, H].
   """
 
   def __init__(
@@ -103,15 +104,19 @@ class BertModel:
     if not is_training:
       config.hidden_dropout_prob = 0.0
       config.attention_probs_dropout_prob = 0.0
-    if places is not None and examples_per_sequence > 1:
-      raise ValueError("places are for rows of one example: leave them out")
-    self.places = places
+    self.places, dropout_seed = places, hashed_seed(dropout_seed)
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None or config.type_vocab_size == 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     attention_mask, starts, position_ids = _layout(
       input_mask, seq_length, examples_per_sequence
     )
+    read = places  # of the last layer; None: all of it
+    if with_pooler and places is not None:
+      firsts = starts
+      if firsts is None:
+        firsts = tf.zeros([batch_size, 1], places.dtype)
+      read = tf.concat([places, tf.cast(firsts, places.dtype)], axis=1)
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
         embedding_output, self.embedding_table = embedding_lookup(
@@ -139,19 +144,23 @@ class BertModel:
           self.embedding_output,
           attention_mask,
           LayerConfig(config, dropout_seed, policy, tuple(recompute), slices),
-          places,
+          read,
         )
-      self.sequence_output = self.all_encoder_layers[-1]
-      self.pooled_output = None
-      if with_pooler and places is None:
+      last = self.all_encoder_layers[-1]
+      self.sequence_output, self.pooled_output = last, None
+      if read is not places:
+        count = get_shape_list(places)[1]
+        self.sequence_output = last[:, :count]
+      if with_pooler:
+        if read is not None:
+          first = reshape_to_matrix(last[:, count:])
+        else:
+          first = last[:, 0] if starts is None else gather_indexes(last, starts)
         with tf.variable_scope("pooler"):
-          self.pooled_output = self._pool(config, policy, starts)
+          self.pooled_output = self._pool(config, policy, first)
 
-  def _pool(self, config, policy, starts):
-    """[B * E, H] of each example's first token, which is [CLS]."""
-    first = self.sequence_output[:, 0, :]
-    if starts is not None:
-      first = gather_indexes(self.sequence_output, starts)
+  def _pool(self, config, policy, first):
+    """[B * E, H] of the first tokens, [CLS], of the examples."""
     return dense(
       first,
       config.hidden_size,
@@ -398,6 +407,7 @@ def pretraining_model(
     examples_per_sequence=batch.next_sentence_labels.shape[1],
     with_pooler=next_sentence,
     slices=slices,
+    places=batch.masked_lm_positions,
   )
   example_weights = batch.example_weights
   masked_lm = _weighted_sums(
@@ -405,7 +415,7 @@ def pretraining_model(
       config,
       model.get_sequence_output(),
       model.get_embedding_table(),
-      batch.masked_lm_positions,
+      None,  # all of it: the model has these places only
       policy,
       slices,
     ),

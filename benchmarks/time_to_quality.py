@@ -80,7 +80,8 @@ def run(command: list, log: str) -> float:
   began = time.monotonic()
   with open(log, "a", encoding="utf-8") as f:
     print(*command, file=f, flush=True)
-    subprocess.run(command, stdout=f, stderr=f, check=True)
+    if subprocess.run(command, stdout=f, stderr=f).returncode:
+      sys.exit(f"{command[0]} failed: see the end of {log}")
   return time.monotonic() - began
 
 

@@ -9,6 +9,7 @@ docs/flags.md (`markdown`).
 
 import dataclasses
 import functools
+import signal
 import sys
 import textwrap
 import types
@@ -249,6 +250,7 @@ def _setting_of(flag: flags.Flag) -> Setting:
 
 
 def _show_help(_) -> None:
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
   own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
   print((sys.modules["__main__"].__doc__ or "").strip())
   margin = " " * 6

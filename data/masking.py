@@ -93,10 +93,13 @@ class MaskConfig:
 
 
 def most_predictions(tokens: int, prob: float, examples: int) -> int:
-  """Room for the predictions of a record of `examples` at most."""
-  # Rounded, and at least 1, in each example.
-  most = np.ceil(tokens * prob + examples) if examples > 1 else tokens * prob
-  return int(np.clip(np.rint(most), 1, tokens))
+  """The most predictions that a record of `examples` at most can have."""
+  most = float(np.rint(tokens * prob))
+  if examples > 1:
+    # Each is rounded, up by a half at most, but for short ones: they have 3
+    # tokens or more, [CLS] and [SEP] among them, and one prediction at least.
+    most = tokens * prob + examples * max(0.5, 1 - 3 * prob)
+  return int(np.clip(most, 1, tokens))
 
 
 class MaskedRecords(NamedTuple):

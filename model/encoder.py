@@ -22,6 +22,7 @@ from model.layers import (
   gelu_erf,
   get_activation,
   get_shape_list,
+  hashed_seed,
   layer_norm,
   normalized,
   recomputed,
@@ -45,8 +46,8 @@ _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
 
 
 def head_dropout_seed(dropout_seed):
-  """The seed of a fine-tuning head's dropout; see `dropout_site_seed`."""
-  return dropout_site_seed(dropout_seed, _HEAD_SITE)
+  """The seed of a fine-tuning head's dropout, of the model's."""
+  return dropout_site_seed(hashed_seed(dropout_seed), _HEAD_SITE)
 
 
 def embedding_lookup(
@@ -108,8 +109,9 @@ def embedding_postprocessor(
   """Adds segment and position embeddings, then layer norm and dropout.
 
   The input is float [B, S, H], the result policy.attention [B, S, H]. Without
-  `position_ids`, int [B, S], every row has 0 to S - 1. ValueError if
-  token_type_ids are missing or S > max_position_embeddings.
+  `position_ids`, int [B, S], every row has 0 to S - 1; `dropout_seed` is of
+  `layers.hashed_seed`. ValueError if token_type_ids are missing or S >
+  max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
   initializer = create_initializer(initializer_range)
@@ -153,7 +155,7 @@ class LayerConfig:
   """A layer, and how this run computes it; a slice has N / slices heads."""
 
   bert: BertConfig
-  dropout_seed: tf.Tensor | None = None  # the model's, int32 or int64 [2]
+  dropout_seed: tf.Tensor | None = None  # of `hashed_seed`
   policy: mixed_precision.Policy = mixed_precision.FP32
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
@@ -294,6 +296,8 @@ def transformer_layer(
       gather_indexes(tf.reshape(rows, [*shape, bert.hidden_size]), places)
       for rows in (hidden, residual)
     )
+    if attention_mask is not None and attention_mask.shape[1] != 1:
+      attention_mask = tf.gather(attention_mask, places, batch_dims=1)
   with tf.variable_scope("attention"):
     with tf.variable_scope("self"):
       context = attention(

@@ -12,19 +12,24 @@ _LAYER_NORM_EPSILON = 1e-12
 _LAYER_NORM_EPSILONS = {tf.float16: 1e-7}  # knows no number much smaller
 
 
-def dropout_site_seed(dropout_seed, site):
-  """The int32 [2] seed of one dropout call site; None stays None.
+def hashed_seed(dropout_seed):
+  """The int32 [2] that a model's sites share, of an int32 or int64 [2] seed.
 
-  `dropout_seed`, int32 or int64 [2], is hashed before the site is added.
-  Otherwise seeds that count (seed, update) would share masks between
-  neighbouring sites.
+  Without it seeds that count (seed, update) would share masks between
+  neighbouring sites. None stays None.
   """
   if dropout_seed is None:
     return None
-  drawn = tf.random.stateless_uniform(
+  return tf.random.stateless_uniform(
     [2], dropout_seed, minval=None, maxval=None, dtype=tf.int32
   )
-  return drawn + tf.constant([0, site], tf.int32)
+
+
+def dropout_site_seed(hashed, site):
+  """The int32 [2] seed of a dropout call site, of `hashed_seed`'s."""
+  if hashed is None:
+    return None
+  return hashed + tf.constant([0, site], tf.int32)
 
 
 def dropout_arguments(dropout_prob, seed):

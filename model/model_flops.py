@@ -43,24 +43,37 @@ def dense(count: int, rows: int, width: int, units: int, dtype) -> list:
   ]
 
 
-def encoder(bert, policy, rows: int, tokens: int) -> list:
-  """BERT's layers, forward and backward; `tokens` is S, with padding."""
-  layers, hidden = bert.num_hidden_layers, bert.hidden_size
-  inner, size = bert.intermediate_size, hidden // bert.num_attention_heads
+def encoder(bert, policy, rows: int, tokens: int, read: int = 0) -> list:
+  """BERT's layers, forward and backward; `tokens` is S, with padding.
+
+  The last layer is computed at `read` places of each row, or at all for 0.
+  """
+  layers = [_layers(bert, policy, bert.num_hidden_layers, rows, tokens, tokens)]
+  if read:
+    all_but_one = bert.num_hidden_layers - 1
+    layers = [
+      _layers(bert, policy, all_but_one, rows, tokens, tokens),
+      _layers(bert, policy, 1, rows, tokens, read),
+    ]
+  return [matmul for some in layers for matmul in some if matmul.times]
+
+
+def _layers(bert, policy, count: int, rows: int, tokens: int, read: int):
+  hidden, inner = bert.hidden_size, bert.intermediate_size
+  size = hidden // bert.num_attention_heads
   heads = rows * bert.num_attention_heads
-  attention = [
-    # scores = Q K^T; d probs = d context V^T
-    Matmul(2 * layers, heads, tokens, size, tokens, "b", policy.attention),
-    # context = probs V; d Q = d scores K
-    Matmul(2 * layers, heads, tokens, tokens, size, "", policy.attention),
-    # d V = probs^T d context; d K = d scores^T Q
-    Matmul(2 * layers, heads, tokens, tokens, size, "a", policy.attention),
-  ]
   return [
-    *dense(4 * layers, rows * tokens, hidden, hidden, policy.attention),
-    *attention,
-    *dense(layers, rows * tokens, hidden, inner, policy.feed_forward),
-    *dense(layers, rows * tokens, inner, hidden, policy.feed_forward),
+    # keys and values; queries and output
+    *dense(2 * count, rows * tokens, hidden, hidden, policy.attention),
+    *dense(2 * count, rows * read, hidden, hidden, policy.attention),
+    # scores = Q K^T; d probs = d context V^T
+    Matmul(2 * count, heads, read, size, tokens, "b", policy.attention),
+    # context = probs V; d Q = d scores K
+    Matmul(2 * count, heads, read, tokens, size, "", policy.attention),
+    # d V = probs^T d context; d K = d scores^T Q
+    Matmul(2 * count, heads, tokens, read, size, "a", policy.attention),
+    *dense(count, rows * read, hidden, inner, policy.feed_forward),
+    *dense(count, rows * read, inner, hidden, policy.feed_forward),
   ]
 
 
@@ -76,10 +89,13 @@ def pooled(bert, policy, examples: int, classes: int) -> list:
 def pretraining(bert, policy, rows: int, shape) -> list:
   """`modeling.pretraining_model` on records of `shape`, a `RecordShape`."""
   masked = rows * shape.max_predictions_per_seq
-  examples = rows * shape.examples_per_record if shape.next_sentence else 0
-  return [
-    *encoder(bert, policy, rows, shape.max_seq_length),
+  firsts = shape.examples_per_record if shape.next_sentence else 0
+  read = shape.max_predictions_per_seq + firsts
+  found = [
+    *encoder(bert, policy, rows, shape.max_seq_length, read),
     *dense(1, masked, bert.hidden_size, bert.hidden_size, policy.heads),
     *dense(1, masked, bert.hidden_size, bert.vocab_size, policy.heads),
-    *pooled(bert, policy, examples, classes=2),
   ]
+  if shape.next_sentence:
+    found += pooled(bert, policy, rows * firsts, classes=2)
+  return found

@@ -63,7 +63,7 @@ RECORDS = dict(
   objective="mlm",
   dynamic_masks=True,
   max_seq_length=SEQ_LENGTH,
-  examples_per_record=8,  # the short ends of documents
+  examples_per_record=2,  # the short ends of documents
 )
 
 

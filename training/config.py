@@ -325,8 +325,8 @@ class PretrainingConfig(RunConfig):
     "128 for records without one.", low=1, high=1 << 16)
   max_predictions_per_seq: int | None = _data(None,
     "Masked tokens in one record, at most. Default: as the manifest of the "
-    "records says, or 20 for records without one; more if --masked_lm_prob "
-    "needs more.", low=1, high=1 << 16)
+    "records says, or 20 for records without one; with --masked_lm_prob what "
+    "that needs.", low=1, high=1 << 16)
   masks: masking.MaskConfig = _data(masking.MaskConfig())
   objective: str | None = _data(None,
     "What the model learns. mlm_nsp: masked LM and next sentence prediction. "
@@ -566,8 +566,7 @@ class PretrainingConfig(RunConfig):
     needed = masks.max_predictions_per_seq
     asked = not training or self.masks.masked_lm_prob
     if asked or max(probs) > masks.masked_lm_prob:
-      room = masking.most_predictions(length, max(probs), examples)
-      needed = max(needed, room)
+      needed = masking.most_predictions(length, max(probs), examples)
     if most and most < needed and (asked or examples > 1):
       raise UserError(
         f"--max_predictions_per_seq={most}: {files} may need {needed} masked "

@@ -166,6 +166,9 @@ def _measured(job: Job, size: int) -> Measured:
         session.run(ops.accumulate)
       session.run(ops.fetches())
       seconds.append(time.monotonic() - began)
+      if seconds[0] > 5:
+        compiled = " with compiling" if len(seconds) == 1 else ""
+        tell(f"  update {len(seconds)}: {seconds[-1]:.1f} s{compiled}")
     gpus = [d for d in session.list_devices() if d.device_type == "GPU"]
     parameters = _parameters(ops.variables)
   peaks, checkpoint = reporting.peak_memory(), sizes.pop("checkpoint")

@@ -26,10 +26,13 @@ def test_model_flops_of_bert_base():
   bert = modeling.BertConfig(vocab_size=30522)
   shape = input_pipeline.RecordShape(128, 20, 30522, examples_per_record=3)
   matmuls = model_flops.pretraining(bert, mixed_precision.FP32, 8, shape)
-  weights = 12 * (4 * 768**2 + 2 * 768 * 3072) * 8 * 128
+  read = 20 + 3  # places of the last layer that the heads read
+  weights = 11 * (4 * 768**2 + 2 * 768 * 3072) * 8 * 128
+  weights += 2 * 768**2 * 8 * 128  # the last layer's keys and values
+  weights += (2 * 768**2 + 2 * 768 * 3072) * 8 * read
   weights += (768**2 + 768 * 30522) * 8 * 20
   weights += (768**2 + 768 * 2) * 8 * 3
-  attention = 12 * 12 * 8 * 128**2 * 768
+  attention = 12 * 8 * 128 * (11 * 128 + read) * 768
   assert model_flops.total(matmuls) == 6 * weights + attention
 
 

@@ -1,5 +1,7 @@
 """Masks: worked by hand, and their shares on many draws."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -310,6 +312,23 @@ def test_there_is_room_for_what_records_want(prob):
     made = batch([lengths])
     drawn = masking.mask_records(*made, keys_of(1), settings_of(prob, most))
     assert 0 < drawn.masked_lm_weights.sum() <= most
+
+
+@pytest.mark.parametrize("prob", [0.05, 0.1, 0.15, 0.225, 0.3, 0.5])
+def test_no_split_of_a_record_needs_more_room(prob):
+  """All ways to cut up to 20 tokens into examples of 3 or more."""
+  wanted = lambda n: int(masking.num_to_predict(n, settings_of(prob, 99)))
+  most = {(0, 0): 0}  # (tokens, examples) -> predictions
+  for total, count in itertools.product(range(3, 21), range(1, 7)):
+    found = [
+      most[total - n, count - 1] + wanted(n)
+      for n in range(3, total + 1)
+      if (total - n, count - 1) in most
+    ]
+    if found:
+      most[total, count] = max(found)
+  for (_, count), needed in most.items():
+    assert needed <= masking.most_predictions(20, prob, max(1, count))
 
 
 def test_masks_are_a_function_of_seed_epoch_and_record():

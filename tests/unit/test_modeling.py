@@ -654,32 +654,39 @@ def test_pre_layer_norm_is_another_model_of_the_same_variables():
   assert names == same and abs(pre[0] - post[0]) > 1e-3
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("pre_layer_norm", [False, True])
-def test_the_last_layer_at_some_places_is_the_whole_one_there(pre_layer_norm):
+def test_the_last_layer_at_some_places_is_the_whole_one_there(
+  pre_layer_norm, packed
+):
+  """Also for the pooler, which reads each example's first token."""
   config = tiny_config()
   config.pre_layer_norm = pre_layer_norm
   batch = ragged_batch(np.random.default_rng(4))
+  mask = np.array([[1] * 3 + [2] * 5 + [0]] * B) if packed else batch[1]
   places = tf.constant([[0, 2], [4, 4], [6, 1]])
-  inputs = [tf.constant(a) for a in batch[:3]]
-  build = functools.partial(modeling.BertModel, config, False, *inputs)
+  build = functools.partial(
+    modeling.BertModel,
+    *(config, False, tf.constant(batch[0]), tf.constant(mask)),
+    tf.constant(batch[2]),
+    scope="bert",
+    examples_per_sequence=2 if packed else 1,
+  )
   with tf.variable_scope("", reuse=tf.AUTO_REUSE):
-    whole = build(scope="bert", with_pooler=False)
-    some = build(scope="bert", places=places)
-    heads = [
-      modeling.masked_lm_logits(
-        config, model.get_sequence_output(), whole.get_embedding_table(), at
-      ).matmul
-      for model, at in ((some, None), (whole, places))
-    ]
+    whole, some = build(), build(places=places)
+    without = build(places=places, with_pooler=False)
+  assert without.get_pooled_output() is None
   want = tf.gather(whole.get_sequence_output(), places, batch_dims=1)
-  pairs = [heads, [some.get_sequence_output(), want]]
+  pairs = [
+    (some.get_sequence_output(), want),
+    (without.get_sequence_output(), want),
+    (some.get_pooled_output(), whole.get_pooled_output()),
+  ]
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     for got, expected in session.run(pairs):
+      assert got.shape == expected.shape
       np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-  assert some.get_pooled_output() is None
-  with pytest.raises(ValueError, match="rows of one example"):
-    build(examples_per_sequence=2, places=places)
 
 
 def test_pre_layer_norm_passes_the_residual_unchanged(variable_kind):
@@ -718,7 +725,9 @@ def test_seeded_dropout_is_a_function_of_seed_and_site():
   ones = tf.ones([37, 41])
   seed = tf.placeholder(tf.int64, [2])
   sites = [
-    layers.dropout(ones, 0.3, layers.dropout_site_seed(seed, site))
+    layers.dropout(
+      ones, 0.3, layers.dropout_site_seed(layers.hashed_seed(seed), site)
+    )
     for site in (0, 0, 1)
   ]
 
