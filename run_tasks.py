@@ -128,7 +128,8 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   own |= {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
   command = [*next_steps.python(task["script"], **own), *more]
   os.makedirs(folder, exist_ok=True)
-  log, end = os.path.join(folder, "log.txt"), collections.deque(maxlen=5)
+  end: collections.deque[str] = collections.deque(maxlen=5)
+  log = os.path.join(folder, "log.txt")
   with open(log, "a", encoding="utf-8") as f:
 
     def keep(line):

@@ -291,6 +291,9 @@ class RunConfig:
     return [f"--global_batch_size={plan.examples(global_batch)}"]
 
 
+_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(RunConfig):
   """Settings of run_pretraining.py."""
@@ -365,6 +368,13 @@ class PretrainingConfig(RunConfig):
     "Ranks in a row that hold one model together, each a slice of every layer. "
     "They count as one rank for batch sizes and steps. Checkpoints stay the "
     "same.", low=1, high=4096)
+  hidden_dropout_prob: float | None = _model(None,
+    "Share of the numbers in embeddings and in layers' outputs that dropout "
+    "zeroes. 0 suits text that is seen a few times only. Default: as in "
+    "--bert_config_file.", low=0, below=1)
+  attention_probs_dropout_prob: float | None = _model(None,
+    "Share of the attention probabilities that dropout zeroes. Default: as in "
+    "--bert_config_file.", low=0, below=1)
   max_eval_steps: int = _eval(0,
     "Batches of one evaluation over all ranks, at most. 0 evaluates on every "
     "record.", low=0)
@@ -372,6 +382,10 @@ class PretrainingConfig(RunConfig):
 
   def __post_init__(self):
     super().__post_init__()
+    dropout = {name: getattr(self, name) for name in _DROPOUT}
+    given = {name: p for name, p in dropout.items() if p is not None}
+    bert = modeling.BertConfig.from_dict({**self.bert.to_dict(), **given})
+    object.__setattr__(self, "bert", bert)
     if not (self.do_train or self.do_eval or self.dry_run):
       raise UserError("give --do_train, --do_eval or both")
     for name in ("find_batch_size", "dry_run_ranks"):

@@ -34,6 +34,8 @@ _FLAGS = {
   "shuffle_block_records": int,
   "train_batch_size": int,
   "learning_rate": float,
+  "hidden_dropout_prob": float,
+  "attention_probs_dropout_prob": float,
 }
 _MASKS = {
   "masked_lm_prob": str,
@@ -41,9 +43,8 @@ _MASKS = {
   "mask_replace_prob": float,
   "random_replace_prob": float,
 }
-_DROPOUT = {"hidden_dropout_prob": float, "attention_probs_dropout_prob": float}
 _KINDS = {
-  **_FLAGS, **_MASKS, **_DROPOUT, "global_batch_size": list,
+  **_FLAGS, **_MASKS, "global_batch_size": list,
   "num_train_steps": int, "num_train_tokens": int, "time_share": float,
 }  # fmt: skip
 _STATE = "training_state/stage"
@@ -133,13 +134,10 @@ def _config(base, item: dict):
   masks = {name: item[name] for name in _MASKS if name in item}
   if "masked_lm_prob" in masks:
     masks["masked_lm_prob"] = masking.shares(masks["masked_lm_prob"])
-  dropout = {name: item[name] for name in _DROPOUT if name in item}
-  bert = type(base.bert).from_dict({**base.bert.to_dict(), **dropout})
   batches = item.get("global_batch_size")
   return dataclasses.replace(
     base,
     **given,
-    bert=bert,
     masks=dataclasses.replace(base.masks, **masks),
     global_batch_size=batches[1] if batches else base.global_batch_size,
   )

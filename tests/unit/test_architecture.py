@@ -31,6 +31,7 @@ LAYERS = (
     "run_classifier",
     "run_pretraining",
     "run_squad",
+    "run_tasks",
   },
 )
 RENAMED = {

@@ -288,6 +288,17 @@ def test_a_stage_leaves_the_runs_config_as_it_is(tiny_run, tmp_path):
   assert flags["bert"]["hidden_dropout_prob"] == 0.3
 
 
+def test_dropout_is_the_stages_the_flags_or_the_configs(tiny_run, tmp_path):
+  flags = staged({"num_train_steps": 2}, {"num_train_steps": 2}, dropout=0.1)
+  flags["stages"][1]["hidden_dropout_prob"] = 0.0
+  base = runs.config(tiny_run, tmp_path, hidden_dropout_prob=0.3, **flags)
+  found = [
+    (one.bert.hidden_dropout_prob, one.bert.attention_probs_dropout_prob)
+    for one in (base, *stages.configs(base))
+  ]
+  assert found == [(0.3, 0.1), (0.3, 0.1), (0.0, 0.1)]
+
+
 def test_a_bad_update_at_a_stages_end_is_not_the_runs(
   tiny_run, tmp_path, monkeypatch
 ):
