@@ -140,7 +140,7 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       processes.run(folder, processes.horovodrun(ranks, command), keep)
     except UserError as e:
       said = "".join(end)
-      raise UserError(f"{folder}: failed. The end of {log}:\n{said}") from e
+      raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   read = lambda name: json_files.read(os.path.join(folder, name))
   results, about = read(run_folder.EVAL_RESULTS_FILE), read(settled.TASK_FILE)
   if about["task"] == settled.SQUAD:  # its metrics are percent already

@@ -13,7 +13,7 @@ import run_tasks
 from common import json_files
 from common.errors import UserError
 
-FAST = ["--", "--train_batch_size=16", "--max_seq_length=16", "--xla=off"]
+FAST = ["--", "--train_batch_size=16", "--max_seq_length=64", "--xla=off"]
 
 
 @pytest.fixture
@@ -35,6 +35,8 @@ def made(tmp_path, letters):
         tmp_path / "b.json", 4, 2
       ),
       "num_train_epochs": 1,
+      "max_query_length": 8,
+      "doc_stride": 16,
     },
   }
   path = tmp_path / "my tasks.json"
