@@ -274,10 +274,13 @@ class Classification(FinetuningTask):
       batch, len(self.labels) or 1, self.config, is_training, dropout_seed
     )
 
-  def head_matmuls(self, rows, source):
+  def matmuls(self, rows, source):
+    model = self.config.bert, self.config.policy
     examples, labels = rows * source.slots, len(self.labels) or 1
-    config = self.config
-    return model_flops.pooled(config.bert, config.policy, examples, labels)
+    return [
+      *model_flops.encoder(*model, rows, source.tokens, source.slots),
+      *model_flops.pooled(*model, examples, labels),
+    ]
 
   def _logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""

@@ -190,8 +190,8 @@ class FinetuningTask:
     """The `heads.HeadOutput` of a `packed.FinetuningBatch`."""
     raise NotImplementedError
 
-  def head_matmuls(self, rows: int, source) -> list:
-    """The `model_flops.Matmul`s of the head on `rows` rows of `source`."""
+  def matmuls(self, rows: int, source) -> list:
+    """The `model_flops.Matmul`s of training on `rows` rows of `source`."""
     raise NotImplementedError
 
   def results(self, source, outputs: dict) -> dict:
@@ -271,7 +271,6 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
   order = record_order.Order(len(source), config.seed)
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
-  matmuls = model_flops.encoder(config.bert, config.policy, 1, source.tokens)
   return train_loop.Task(
     plan=plan,
     ops=training_step(task, config, batches.next, state, plan, comm),
@@ -283,7 +282,7 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
     tokens="tokens",
     examples="examples",
     positions=source.tokens,
-    flops=model_flops.total(matmuls + task.head_matmuls(1, source)),
+    flops=model_flops.total(task.matmuls(1, source)),
     vote=StopVote(comm),
   )
 

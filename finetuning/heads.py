@@ -22,9 +22,7 @@ class HeadOutput(NamedTuple):
   outputs: dict  # name -> float32 [B, ...], for predictions
 
 
-def encode(
-  batch, config, is_training: bool, dropout_seed=None, with_pooler=True
-):
+def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
   """The `modeling.BertModel` of a `packed.FinetuningBatch`."""
   return modeling.BertModel(
     config.bert,
@@ -37,7 +35,7 @@ def encode(
     policy=config.policy,
     recompute=config.recompute if is_training else (),
     examples_per_sequence=batch.weights.shape[1],
-    with_pooler=with_pooler,
+    **parts,
   )
 
 
@@ -63,7 +61,10 @@ def classification(
   batch, labels: int, config, is_training: bool, dropout_seed=None
 ) -> HeadOutput:
   """Outputs "logits", float32 [B, E, labels]; a regression has one label."""
-  pooled = encode(batch, config, is_training, dropout_seed).get_pooled_output()
+  rows = layers.get_shape_list(batch.input_ids)[0]
+  nowhere = tf.zeros([rows, 0], tf.int32)  # but where the pooler reads
+  model = encode(batch, config, is_training, dropout_seed, places=nowhere)
+  pooled = model.get_pooled_output()
   if is_training:
     seed = encoder.head_dropout_seed(dropout_seed)
     pooled = layers.dropout(pooled, config.bert.hidden_dropout_prob, seed)

@@ -70,10 +70,13 @@ class Squad(FinetuningTask):
   def head(self, batch, is_training, dropout_seed=None):
     return heads.span(batch, self.config, is_training, dropout_seed)
 
-  def head_matmuls(self, rows, source):
-    tokens, bert = rows * source.tokens, self.config.bert
-    dtype = self.config.policy.losses
-    return model_flops.dense(1, tokens, bert.hidden_size, 2, dtype)
+  def matmuls(self, rows, source):
+    bert, policy = self.config.bert, self.config.policy
+    tokens = rows * source.tokens
+    return [
+      *model_flops.encoder(bert, policy, rows, source.tokens),
+      *model_flops.dense(1, tokens, bert.hidden_size, 2, policy.losses),
+    ]
 
   def result_names(self):
     if not self.config.version_2_with_negative:

@@ -30,7 +30,7 @@ from tools import plot_metrics
 from training import metrics, next_steps, reporting, run_folder
 from training.next_steps import python
 
-# These train in about 5 minutes on two cores; the README shows the result.
+# These train in about 4 minutes on two cores; the README shows the result.
 MODEL = dict(
   hidden_size=128,
   num_hidden_layers=2,
