@@ -1,0 +1,22 @@
+"""The training step's graph as a run has it, its input coming from the host."""
+
+import run_pretraining
+from common.tensorflow_v1 import tf
+from training import checkpointing, input_pipeline, training_run
+
+
+def build(config, comm) -> list:
+  """What an update fetches, with one micro-batch, in a new graph."""
+  shape = config.record_shape(config.input_file)
+  plan = run_pretraining.make_plan(config, None, comm.data_parallel.size)
+  with training_run.graph(config):
+    examples = input_pipeline.fake_batch(shape, plan.micro_batch)
+    fixed = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
+    with tf.device("/cpu:0"):  # where tf.data's iterator is
+      micro = tf.nest.map_structure(
+        lambda t: tf.placeholder(t.dtype, t.shape), fixed
+      )
+    ops = run_pretraining.training_step(
+      config, shape, micro, checkpointing.TrainingState(), plan, comm
+    )
+    return tf.nest.flatten(ops.fetches())
