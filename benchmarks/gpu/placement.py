@@ -26,8 +26,8 @@ TABLE = pathlib.Path(__file__).with_name("kernels.txt")
 _HOROVOD = {
   "HorovodAllgather": (),
   "HorovodAllreduce": (),
-  "HorovodAlltoall": ("splits", "received_splits"),
   "HorovodBroadcast": (),
+  "HorovodGroupedAllreduce": (),
   "HorovodReducescatter": (),
 }
 
@@ -53,7 +53,9 @@ def _table() -> dict:
   found = collections.defaultdict(list)
   for line in TABLE.read_text(encoding="ascii").splitlines()[1:]:
     op, *words = line.split()
-    fields = {k: frozenset(v.split(",")) for k, v in (w.split("=") for w in words)}
+    fields = {
+      k: frozenset(v.split(",")) for k, v in (w.split("=") for w in words)
+    }
     host = fields.pop("host", frozenset())
     found[op].append(_Kernel(host, fields))
   for op, host in _HOROVOD.items():
@@ -153,9 +155,7 @@ class Placement:
         parent[root(name)] = root(f"loc:@{op.name}")
     homes = {op: root(f"loc:@{op.name}") for op in self.ops}
     on_host = {
-      homes[op]
-      for op in self.ops
-      if not self._kernels[op] or _is_held(op)
+      homes[op] for op in self.ops if not self._kernels[op] or _is_held(op)
     }
     self._on_gpu = {op: home not in on_host for op, home in homes.items()}
     # A constant goes where it is read.
@@ -220,7 +220,8 @@ def _is_held(op) -> bool:
 
 
 def size(tensor) -> int:
-  """Bytes; 0 where the shape is not known."""
-  if not tensor.shape.is_fully_defined():
+  """Bytes; 0 for a handle, or where the shape is not known."""
+  kind = tensor.dtype.base_dtype
+  if kind == tf.resource or not tensor.shape.is_fully_defined():
     return 0
-  return tensor.shape.num_elements() * tensor.dtype.base_dtype.size
+  return tensor.shape.num_elements() * kind.size

@@ -11,6 +11,9 @@ import re
 from typing import NamedTuple
 
 LARGE = 50e6  # bytes
+# What need not be written: boolean masks, the same values in another order or
+# in another type.
+KINDS = ("masks", "transposes", "casts")
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = (.+)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.-]+) \(")
@@ -42,13 +45,11 @@ class Instruction(NamedTuple):
 class Kernel(NamedTuple):
   """What the GPU runs at once."""
 
-  name: str
-  bytes: float
-  flops: float
-  written: float  # bytes of results
-  type: str  # of a matmul's factors, else ""
-  library: str  # that a matmul is called from, "triton" if XLA writes it
-  kinds: frozenset  # of "mask", "transpose" and "cast"
+  bytes: float  # read and written
+  flops: float = 0.0  # of matmuls
+  type: str = ""  # of a matmul's factors
+  library: str = ""  # that a matmul is called from, "triton" if XLA writes it
+  written: dict = {}  # of what in `KINDS`: bytes of results
 
   def seconds(self, chip) -> float:
     """At best, on a `chips.Chip`."""
@@ -112,7 +113,7 @@ class Module:
   def kernels(self, computation: str | None = None):
     """Every `Kernel` that a run launches, in order."""
     inside = self.computations[computation or self.entry]
-    for name, one in inside.items():
+    for one in inside.values():
       if one.opcode in _FREE:
         continue
       if one.opcode in ("call", "while", "conditional"):
@@ -121,7 +122,7 @@ class Module:
           for called in one.called:
             yield from self.kernels(called)
       else:
-        yield self._kernel(name, one, inside)
+        yield self._kernel(one, inside)
 
   def _within(self, one, inside):
     """`one`, or for a fusion all that is in it: (instruction, computation)."""
@@ -142,15 +143,20 @@ class Module:
       body = self.computations[name]
       for part_name, part in body.items():
         users = [p for p in body.values() if part_name in p.operands]
-        if part.opcode == "parameter" and users and all(
-          p.opcode in ("gather", "dynamic-slice") and p.operands[0] == part_name
-          for p in users
+        if (
+          part.opcode == "parameter"
+          and users
+          and all(
+            p.opcode in ("gather", "dynamic-slice")
+            and p.operands[0] == part_name
+            for p in users
+          )
         ):
           rows = sum(_size(p.shapes[0]) for p in users)
           total -= max(0.0, _size(part.shapes[0]) - rows)
     return total
 
-  def _kernel(self, name, one, inside) -> Kernel:
+  def _kernel(self, one, inside) -> Kernel:
     results = one.shapes
     type_, library, flops = "", "", 0.0
     if one.opcode == "custom-call":
@@ -165,25 +171,13 @@ class Module:
           type_, more = _matmul(part, where)
           flops += more
     opcodes = {part.opcode for part, _ in self._within(one, inside)}
-    kinds = set()
-    if any(kind == "pred" for kind, _ in results):
-      kinds.add("mask")
-    if not library and opcodes & {"transpose", "copy"}:
-      kinds.add("transpose")
-    if "convert" in opcodes and opcodes <= _CAST:
-      kinds.add("cast")
-    written = sum(map(_size, results))
-    if "embeddings/" in one.rest:
-      flops = 0.0  # of segments, as one-hot rows: no arithmetic of the model
-    return Kernel(
-      name,
-      self._read(one, inside) + written,
-      flops,
-      written,
-      type_,
-      library,
-      frozenset(kinds),
-    )
+    size = sum(map(_size, results))
+    written = {"masks": sum(_size(r) for r in results if r[0] == "pred")}
+    if not library and not written["masks"]:
+      written["transposes"] = size * bool(opcodes & {"transpose", "copy"})
+      written["casts"] = size * ("convert" in opcodes and opcodes <= _CAST)
+    total = self._read(one, inside) + size
+    return Kernel(total, flops, type_, library, written)
 
 
 def _matmul(one, inside) -> tuple:
@@ -197,7 +191,7 @@ def _matmul(one, inside) -> tuple:
 
 
 def summary(kernels: list, chip) -> dict:
-  """Of one JSON line."""
+  """Of one JSON line; `chip` is one of `chips.CHIPS`."""
   gemms = collections.Counter(
     f"{k.library} {k.type}" for k in kernels if k.library
   )
@@ -209,8 +203,10 @@ def summary(kernels: list, chip) -> dict:
     "gemms": dict(gemms.most_common()),
     "fp32_gemms": sum(bool(k.library) and k.type == "f32" for k in kernels),
   }
-  for kind in ("mask", "transpose", "cast"):
-    large = [k.written for k in kernels if kind in k.kinds if k.written > LARGE]
-    line[f"large_{kind}s"] = len(large)
-    line[f"large_{kind}s_gb"] = round(sum(large) / 1e9, 2)
+  for kind in KINDS:
+    sizes = [k.written.get(kind, 0.0) for k in kernels]
+    line[kind] = {
+      "over_50_mb": sum(size > LARGE for size in sizes),
+      "gigabytes": round(sum(sizes) / 1e9, 2),
+    }
   return line

@@ -133,7 +133,8 @@ def export(config: PretrainingConfig) -> tuple[bytes, dict]:
   plan = run_pretraining.make_plan(config, None, 1)
   if plan.accumulation != 1:
     sys.exit("error: one micro-batch an update is exported: no accumulation")
-  with context.eager_mode(), jit.mode("off"):
+  # A graph of its own, since functions share their graph's collections.
+  with tf.Graph().as_default(), context.eager_mode(), jit.mode("off"):
     function, batch, variables = trace(config, plan, shape)
     tensors = {name: tf.constant(value) for name, value in batch.items()}
     module = function.experimental_get_compiler_ir(**tensors)(
