@@ -14,11 +14,12 @@ import collections
 import dataclasses
 import itertools
 import json
+import os
 import sys
 
 import run_pretraining
 from benchmarks.gpu import placement, training_graph
-from common.console import tell
+from common import console
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from training import train_loop
@@ -48,6 +49,8 @@ def count(config, comm) -> dict:
   )
   megabytes = lambda ts: round(sum(map(placement.size, ts)) / 1e6, 1)
   return {
+    "micro_batch": config.train_batch_size,
+    "seq_length": config.record_shape(config.input_file).max_seq_length,
     "xla": config.xla,
     "precision": config.precision,
     "optimizer": config.optimizer.optimizer,
@@ -76,26 +79,30 @@ def cases(config):
     )
 
 
-_ROW = "{:>6} {:>9} {:>9} {:>8} {:>8} {:>9} {:>7} {:>9} {:>6}"
+# Of the table: a name of a JSON line, and the width of its column.
+_COLUMNS = {
+  "xla": 6, "precision": 9, "optimizer": 9, "launches": 8, "programs": 8,
+  "to_device": 9, "to_host": 7, "to_device_mb": 12, "to_host_mb": 10,
+}  # fmt: skip
+
+
+def row(values: dict) -> str:
+  return " ".join(f"{values[n]:>{width}}" for n, width in _COLUMNS.items())
 
 
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
   comm = distributed.init(config.num_threads, config.tensor_parallel)
-  found = []
-  head = "xla precision optimizer launches programs to_device to_host MB_over "
-  head += "lacks"
-  if comm.is_root:
-    tell(_ROW.format(*head.split()))
+  console.say(comm, row({name: name for name in _COLUMNS}))
+  lacking = 0
   for case in cases(config):
-    line = count(case, comm)
-    found.append(line)
+    name = os.path.basename(FLAGS.bert_config_file)
+    line = {"bert_config": name, **count(case, comm)}
+    console.say(comm, row(line))
     if comm.is_root:
-      over = line["to_device_mb"] + line["to_host_mb"]
-      lacks = line["without_kernel_in_layers"]
-      tell(_ROW.format(*[line[name] for name in head.split()[:7]], over, lacks))
       print(json.dumps(line), flush=True)
-  if any(line["without_kernel_in_layers"] for line in found):
+    lacking += line["without_kernel_in_layers"]
+  if lacking:
     sys.exit("error: ops of layers have no GPU kernel: see without_kernel")
 
 

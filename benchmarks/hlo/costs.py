@@ -18,7 +18,7 @@ KINDS = ("masks", "transposes", "casts")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = (.+)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.-]+) \(")
 _SHAPE = re.compile(r"\b(pred|bf16|[fsu]\d\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|body|branch_computations)=\{?([^,}]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.-]+)")
 # They hand on what is in memory.
 _FREE = frozenset(
   "parameter constant tuple get-tuple-element bitcast after-all "
@@ -37,9 +37,9 @@ class Instruction(NamedTuple):
 
   @property
   def called(self) -> list:
-    """The names of the computations that it runs."""
-    found = _CALLED.findall(self.rest)
-    return [name.strip(" %") for names in found for name in names.split(",")]
+    """The names of the computations that it runs, not for each element."""
+    runs = self.opcode in ("fusion", "call", "while")
+    return _CALLED.findall(self.rest) if runs else []
 
 
 class Kernel(NamedTuple):
@@ -116,7 +116,7 @@ class Module:
     for one in inside.values():
       if one.opcode in _FREE:
         continue
-      if one.opcode in ("call", "while", "conditional"):
+      if one.opcode in ("call", "while"):
         trips = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
         for _ in range(int(trips.group(1)) if trips else 1):
           for called in one.called:
@@ -126,32 +126,25 @@ class Module:
 
   def _within(self, one, inside):
     """`one`, or for a fusion all that is in it: (instruction, computation)."""
-    if not one.called:
+    if one.opcode != "fusion":
       yield one, inside
-    for name in one.called if one.opcode == "fusion" else ():
-      for part in self.computations[name].values():
-        if part.opcode == "fusion":
-          yield from self._within(part, self.computations[name])
-        else:
-          yield part, self.computations[name]
+    for name in one.called:
+      body = self.computations[name]
+      for part in body.values():
+        yield from self._within(part, body)
 
   def _read(self, one, inside) -> float:
     """Bytes of the operands, of a table only the rows that are gathered."""
     operands = dict.fromkeys(one.operands)
     total = sum(_size(s) for o in operands for s in inside[o].shapes)
-    for name in one.called if one.opcode == "fusion" else ():
-      body = self.computations[name]
-      for part_name, part in body.items():
-        users = [p for p in body.values() if part_name in p.operands]
-        if (
-          part.opcode == "parameter"
-          and users
-          and all(
-            p.opcode in ("gather", "dynamic-slice")
-            and p.operands[0] == part_name
-            for p in users
-          )
-        ):
+    for body in map(self.computations.get, one.called):
+      for name, part in body.items():
+        users = [p for p in body.values() if name in p.operands]
+        looked_up = users and all(
+          p.opcode in ("gather", "dynamic-slice") and p.operands[0] == name
+          for p in users
+        )
+        if part.opcode == "parameter" and looked_up:
           rows = sum(_size(p.shapes[0]) for p in users)
           total -= max(0.0, _size(part.shapes[0]) - rows)
     return total
