@@ -55,6 +55,7 @@ def count(config, comm) -> dict:
     "precision": config.precision,
     "optimizer": config.optimizer.optimizer,
     "ranks": comm.size,
+    "zero": config.allreduce.zero,
     "launches": len(placed.launched),
     "programs": programs,
     "to_device": len(placed.to_device),
