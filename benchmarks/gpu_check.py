@@ -10,10 +10,11 @@ to make. `--xla=step` is one program of forward, backward and update, `layers`
 the pieces that XLA compiles and the ops that TensorFlow runs in between.
 
 Prints a JSON line for each GPU: whether it compiles, peak memory with donated
-weights and the largest micro-batch that fits, kernels, the bytes that they read
-and write, matmuls by type and library, large masks, transposes and casts, and
-the examples/s that bandwidth and matmul peak allow. Nothing is tuned on a
-device and no time is measured: half of that speed is a good run.
+weights (with --find_batch_size also the largest micro-batch that fits),
+kernels, the bytes that they read and write, matmuls by type and library, large masks,
+transposes and casts, and the examples/s that bandwidth and matmul peak allow.
+Nothing is tuned on a device and no time is measured: half of that speed is a
+good run.
 """
 
 import dataclasses
@@ -93,26 +94,39 @@ class Step:
   """--xla=step: the whole update as one program."""
 
   def __init__(self, config: PretrainingConfig):
-    self.size = config.train_batch_size
+    self._config = config
     self.modules = {"step": export_hlo.export(config)[0]}
-    self._half = None
-    if self.size > 1:
-      smaller = dataclasses.replace(config, train_batch_size=self.size // 2)
-      self._half = export_hlo.export(smaller)[0]
-    self._each = None  # bytes of an example
 
   def describe(self, chip, lines: dict, python: str) -> tuple[list, dict]:
     """Kernels, and what else a line says."""
     peak = peak_memory(lines["step"])
-    if self._half and self._each is None:  # it hardly differs between chips
-      half = compiled(chip, {"half": self._half}, python)["half"]
-      count = self.size - self.size // 2
-      self._each = (peak - peak_memory(half)) / count
     more = {"peak_memory_gb": round(peak / 1e9, 2)}
-    if self._each:
-      free = _USABLE * chip.memory - peak
-      more["largest_micro_batch"] = int(self.size + free // self._each)
+    if self._config.find_batch_size:
+      more["largest_micro_batch"] = self._largest(chip, peak, python)
     return [*costs.Module(lines["step"]["text"]).kernels()], more
+
+  def _largest(self, chip, peak: int, python: str) -> int:
+    """The micro-batch that takes 95 to 100% of what is usable.
+
+    A larger one takes less memory an example, so that steps in proportion come
+    near from below.
+    """
+    size, tried = self._config.train_batch_size, {}
+    while size and size not in tried:
+      if tried:
+        tell(f"compiling micro-batch {size} ...")
+        peak = self._peak(size, chip, python)
+      tried[size] = share = peak / (_USABLE * chip.memory)
+      if not 0.95 < share <= 1.0:
+        size = int(size / share)
+    return max((n for n, share in tried.items() if share <= 1.0), default=0)
+
+  def _peak(self, size: int, chip, python: str) -> int:
+    config = dataclasses.replace(self._config, train_batch_size=size)
+    line = compiled(chip, {"step": export_hlo.export(config)[0]}, python)
+    if "error" in line["step"]:
+      raise UserError(f"micro-batch {size}: {line['step']['error']}")
+    return peak_memory(line["step"])
 
 
 class Layers:
