@@ -11,10 +11,10 @@ the pieces that XLA compiles and the ops that TensorFlow runs in between.
 
 Prints a JSON line for each GPU: whether it compiles, peak memory with donated
 weights (with --find_batch_size also the largest micro-batch that fits),
-kernels, the bytes that they read and write, matmuls by type and library, large masks,
-transposes and casts, and the examples/s that bandwidth and matmul peak allow.
-Nothing is tuned on a device and no time is measured: half of that speed is a
-good run.
+kernels, the bytes that they read and write, matmuls by type and library, large
+masks, transposes and casts, and the examples/s that bandwidth and matmul peak
+allow. Nothing is tuned on a device and no time is measured: half of that speed
+is a good run.
 """
 
 import dataclasses
