@@ -13,9 +13,12 @@ which parameters in the next step, and the model's arithmetic.
 """
 
 import json
+import os
 import sys
 
-from tensorflow.python.eager import context  # tf.compat.v1 has no switch to it
+# tf.compat.v1 has no switch to eager mode, nor XLA's messages.
+from tensorflow.compiler.xla.service import hlo_pb2
+from tensorflow.python.eager import context
 
 import run_pretraining
 from common import console
@@ -94,13 +97,44 @@ def trace(config: PretrainingConfig, plan, shape):
   return function, batch, variables.by_name
 
 
-def main(_) -> None:
-  config = PretrainingConfig.from_flags(FLAGS)
+def without_copies(module: bytes) -> bytes:
+  """`module` without copies, which do nothing before XLA's optimizations.
+
+  TensorFlow writes thousands, and jaxlib's conversion to StableHLO makes
+  operations of them that its clients of devices refuse.
+  """
+  program = hlo_pb2.HloModuleProto.FromString(module)
+  for computation in program.computations:
+    source = {
+      instruction.id: instruction.operand_ids[0]
+      for instruction in computation.instructions
+      if instruction.opcode == "copy"
+    }
+
+    def of(number, source=source):
+      while number in source:
+        number = source[number]
+      return number
+
+    kept = [i for i in computation.instructions if i.id not in source]
+    for instruction in kept:
+      instruction.operand_ids[:] = map(of, instruction.operand_ids)
+      before = instruction.control_predecessor_ids
+      before[:] = map(of, before)
+    computation.root_id = of(computation.root_id)
+    del computation.instructions[:]
+    computation.instructions.extend(kept)
+  return program.SerializeToString()
+
+
+def export(config: PretrainingConfig) -> tuple[bytes, dict]:
+  """The step's module, and what step.json says of it."""
   shape = config.record_shape(config.input_file)
   plan = run_pretraining.make_plan(config, None, 1)
   if plan.accumulation != 1:
     sys.exit("error: one micro-batch an update is exported: no accumulation")
-  with context.eager_mode(), jit.mode("off"):
+  # A graph of its own, since functions share their graph's collections.
+  with tf.Graph().as_default(), context.eager_mode(), jit.mode("off"):
     function, batch, variables = trace(config, plan, shape)
     tensors = {name: tf.constant(value) for name, value in batch.items()}
     module = function.experimental_get_compiler_ir(**tensors)(
@@ -125,11 +159,12 @@ def main(_) -> None:
     )
     for name in captured
   ]
-  about = {
-    # The loss, then each variable that the step writes.
-    "results": [None]
-    + [len(batch) + i for i, changed in enumerate(written) if changed],
-    "bert_config": FLAGS.bert_config_file.rpartition("/")[2],
+  # The loss, then each variable that the step writes.
+  results = [None]
+  results += [len(batch) + i for i, changed in enumerate(written) if changed]
+  return without_copies(module), {
+    "results": results,
+    "bert_config": os.path.basename(FLAGS.bert_config_file),
     "precision": config.precision,
     "micro_batch": plan.micro_batch,
     "seq_length": shape.max_seq_length,
@@ -141,6 +176,10 @@ def main(_) -> None:
     ],
     "parameters": parameters,
   }
+
+
+def main(_) -> None:
+  module, about = export(PretrainingConfig.from_flags(FLAGS))
   with open(FLAGS.module + ".hlo", "wb") as f:
     f.write(module)
   with open(FLAGS.module + ".json", "w", encoding="utf-8") as f:
@@ -148,7 +187,7 @@ def main(_) -> None:
   console.say(
     distributed.Comm(),
     f"{FLAGS.module}.hlo   {len(module) / 2**20:.1f} MB, "
-    f"{len(parameters)} parameters",
+    f"{len(about['parameters'])} parameters",
     f"{FLAGS.module}.json  what they are",
     f"to time it: python benchmarks/hlo/run_hlo.py --module={FLAGS.module}",
   )

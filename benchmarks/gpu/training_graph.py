@@ -1,0 +1,31 @@
+"""The training step's graph as a run beside a GPU has it, without that GPU."""
+
+from unittest import mock
+
+import run_pretraining
+from common.tensorflow_v1 import tf
+from training import checkpointing, input_pipeline, training_run
+
+
+def build(config, comm) -> list:
+  """What an update fetches, with one micro-batch, in a new graph.
+
+  Its input comes from the host, and collectives are those of NCCL.
+  """
+  shape = config.record_shape(config.input_file)
+  plan = run_pretraining.make_plan(config, None, comm.data_parallel.size)
+  with training_run.graph(config):
+    examples = input_pipeline.fake_batch(shape, plan.micro_batch)
+    fixed = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
+    with tf.device("/cpu:0"):  # where tf.data's iterator is
+      micro = tf.nest.map_structure(
+        lambda t: tf.placeholder(t.dtype, t.shape), fixed
+      )
+    gpu = mock.patch.object(
+      tf.config, "list_physical_devices", return_value=["GPU"]
+    )
+    with gpu:
+      ops = run_pretraining.training_step(
+        config, shape, micro, checkpointing.TrainingState(), plan, comm
+      )
+    return tf.nest.flatten(ops.fetches())
