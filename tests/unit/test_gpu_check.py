@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import types
 
 import pytest
 import runs
@@ -44,7 +45,6 @@ def test_what_a_gpu_launches_and_copies(tiny, mode):
   assert tuple(line[name] for name in names.split()) == COUNTS[mode]
   if mode == "off":
     assert line["without_kernel"]["Unpack uint32"] == 18
-  # Only `layers` has programs of a layer; all of `step` are the model's.
   assert line["to_device_mb"] < 1
 
 
@@ -140,6 +140,18 @@ def test_a_module_without_copies():
 def test_the_missing_environment_is_one_line(tmp_path):
   with pytest.raises(gpu_check.UserError, match="pip install --no-deps -r"):
     gpu_check.check_environment(str(tmp_path / "python"))
+
+
+@pytest.mark.parametrize(
+  "gigabytes, least, most", [(0.5, 140, 148), (50, 1, 1), (100, 0, 0)]
+)
+def test_the_largest_micro_batch_fits(monkeypatch, gigabytes, least, most):
+  """2 GB, and `gigabytes` an example, in 95% of 80 GB."""
+  peak = lambda size: (2 + gigabytes * size) * 1e9
+  step = object.__new__(gpu_check.Step)
+  step._config = types.SimpleNamespace(train_batch_size=1)
+  monkeypatch.setattr(step, "_peak", lambda size, *_: peak(size))
+  assert least <= step._largest(chips.CHIPS["h100"], peak(1), "") <= most
 
 
 @pytest.mark.slow
