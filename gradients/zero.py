@@ -61,8 +61,13 @@ class Shard:
 
   def spread(self, values) -> tf.Tensor:
     """float [size]: for each element its variable's one of `values`, [n]."""
-    own = tf.concat([tf.gather(values, self._owned), [0.0]], axis=0)
-    return tf.repeat(own, self._lengths)
+    # tf.repeat would make a mask of [variables, elements of the largest].
+    numbers = tf.unstack(values, num=len(self.variables))
+    rows = [
+      tf.fill([length], numbers[index])
+      for index, length in zip(self._owned, self._lengths[:-1], strict=True)
+    ]
+    return tf.concat([*rows, tf.zeros(self._lengths[-1:])], axis=0)
 
   def sums(self, flat) -> tf.Tensor:
     """float [variables]: the sum of each one's elements in `flat`, [size]."""

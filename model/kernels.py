@@ -126,11 +126,12 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
   the seed before it and by the other, with i's high word, inside. So it needs
   no memory and is cheap enough to draw twice.
 
-  `shape` has ints and int32 scalar tensors, `seed` is int32 [2]. With `part`,
-  (first, count), `shape` is the part from `first` on of a mask with `count`
-  elements along axis 1, which is not the last.
+  `shape` has ints and int32 scalar tensors, `seed` is [2], of 32 bits. With
+  `part`, (first, count), `shape` is the part from `first` on of a mask with
+  `count` elements along axis 1, which is not the last.
   """
-  key = tf.unstack(tf.bitcast(seed, tf.uint32), num=2)
+  bits = tf.bitcast(seed, tf.uint32)
+  key = [bits[0], bits[1]]  # tf.unstack has no GPU kernel for them
   low, high = row_numbers(shape, part)
   number = low + tf.cast(tf.range(shape[-1] if shape else 1), tf.uint32)
   if not isinstance(high, int):

@@ -13,33 +13,37 @@ _LAYER_NORM_EPSILONS = {tf.float16: 1e-7}  # knows no number much smaller
 
 
 def hashed_seed(dropout_seed):
-  """The int32 [2] that a model's sites share, of an int32 or int64 [2] seed.
+  """The uint32 [2] that a model's sites share, of an int32 or int64 [2] seed.
 
   Without it seeds that count (seed, update) would share masks between
   neighbouring sites. None stays None.
   """
   if dropout_seed is None:
     return None
-  return tf.random.stateless_uniform(
+  drawn = tf.random.stateless_uniform(
     [2], dropout_seed, minval=None, maxval=None, dtype=tf.int32
   )
+  # int32 would be added in a GPU's host, and copied to it for every site.
+  return tf.bitcast(drawn, tf.uint32)
 
 
 def dropout_site_seed(hashed, site):
-  """The int32 [2] seed of a dropout call site, of `hashed_seed`'s."""
+  """The uint32 [2] seed of a dropout call site, of `hashed_seed`'s."""
   if hashed is None:
     return None
-  return hashed + tf.constant([0, site], tf.int32)
+  return hashed + tf.constant([0, site % 2**32], tf.uint32)
 
 
 def dropout_arguments(dropout_prob, seed):
-  """A kernel's int32 [2] seed, a random one for None, and its keep_prob."""
+  """A kernel's uint32 [2] seed, a random one for None, and its keep_prob."""
   if not dropout_prob:
-    return tf.zeros([2], tf.int32), 1.0
+    return tf.zeros([2], tf.uint32), 1.0
   if seed is None:
     lowest, highest = tf.int32.limits
     seed = tf.random.uniform([2], lowest, highest, tf.int32)
-  return tf.cast(seed, tf.int32), 1.0 - dropout_prob
+  if seed.dtype != tf.uint32:
+    seed = tf.bitcast(tf.cast(seed, tf.int32), tf.uint32)
+  return seed, 1.0 - dropout_prob
 
 
 def gelu(x, dtype=tf.float32):
@@ -127,7 +131,7 @@ def dense(
 
 
 def dropout(input_tensor, dropout_prob, seed=None):
-  """Drops with `dropout_prob`, by an int32 or int64 [2] `seed` or at random."""
+  """Drops with `dropout_prob`, by an integer [2] `seed` or at random."""
   if not dropout_prob:
     return input_tensor
   seed, keep_prob = dropout_arguments(dropout_prob, seed)

@@ -58,7 +58,7 @@ def test_the_published_recipe_hand_checked():
 
 
 def test_recipes_by_budget_are_read():
-  names = ("laptop_minute", "two_cores", "one_gpu")
+  names = ("laptop", "two_cores", "one_gpu")
   folder = os.path.dirname(RECIPES)
   found = [flags_of(os.path.join(folder, f"{name}.json")) for name in names]
   plans = [(f["global_batch_size"], f["num_train_steps"]) for f in found]

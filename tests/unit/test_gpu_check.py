@@ -19,8 +19,8 @@ from gradients.distributed import Comm
 # Of configs/bert_tiny.json, 4 x 16 tokens, bf16: launches, programs, copies to
 # the device and to the host, ops of layers without a kernel.
 COUNTS = {
-  "off": (1291, 0, 108, 52, 16),
-  "layers": (377, 29, 34, 34, 0),
+  "off": (1335, 0, 53, 30, 0),
+  "layers": (387, 29, 15, 30, 0),
   "step": (98, 2, 12, 19, 0),
 }
 
@@ -43,8 +43,6 @@ def test_what_a_gpu_launches_and_copies(tiny, mode):
   line = gpu_kernels.count(dataclasses.replace(tiny, xla=mode), Comm())
   names = "launches programs to_device to_host without_kernel_in_layers"
   assert tuple(line[name] for name in names.split()) == COUNTS[mode]
-  if mode == "off":
-    assert line["without_kernel"]["Unpack uint32"] == 18
   assert line["to_device_mb"] < 1
 
 
