@@ -177,11 +177,14 @@ class BertModel:
     return self.pooled_output
 
   def get_sequence_output(self):
-    """float [B, S, H]: the last layer's output."""
+    """float [B, S, H], or [B, P, H] with `places`: the last layer's output."""
     return self.sequence_output
 
   def get_all_encoder_layers(self):
-    """List of float [B, S, H], from the first layer on."""
+    """List of float [B, S, H], from the first layer on.
+
+    With `places` the last has those, and then where the pooler reads.
+    """
     return self.all_encoder_layers
 
   def get_embedding_output(self):

@@ -174,7 +174,7 @@ def training_step(
   def forward_and_backward():
     sums = modeling.pretraining_model(
       micro.batch,
-      config.bert,
+      config.trained_bert,
       is_training=True,
       dropout_seed=dropout_seed,
       policy=config.policy,
@@ -301,7 +301,6 @@ def pretrain_stage(
       best_by=BEST_BY,
       task=training_task(config, comm, staged) if config.do_train else None,
       evaluate=evaluator(config, comm) if config.do_eval else None,
-      bert=staged.bert if staged else None,
     )
     sharded_variables.add_sliced(comm)
     return parts

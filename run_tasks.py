@@ -11,7 +11,7 @@ file names tasks and the flags of run_classifier.py, or of another script:
    "squad": {"script": "run_squad.py", "train_file": "train-v1.1.json",
              "predict_file": "dev-v1.1.json"}}
 
-Flags after -- are for all runs. Each run is the evaluation of its best
+Flags after -- are for all runs. A run's result is the evaluation of its best
 checkpoint. The same command continues where it was stopped; tasks and seeds may
 be added to it.
 """
@@ -23,7 +23,6 @@ import hashlib
 import itertools
 import os
 import statistics
-import time
 from collections.abc import Sequence
 
 from common import console, json_files, processes
@@ -31,12 +30,15 @@ from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from finetuning import settled
 from finetuning.classification import GLUE
+from gradients.distributed import Comm
 from interop import model_source
 from training import next_steps, run_folder
 
 RESULTS_FILE = "results.jsonl"
 _SETTINGS_FILE = "tasks.json"
 _SCRIPTS = ("run_classifier.py", "run_squad.py")
+# What each run gets from here.
+_OWN = ("do_train", "do_eval", "init_checkpoint", "output_dir", "seed")
 _what = in_group("What to do")
 
 
@@ -55,7 +57,7 @@ class Settings:
     "run each.")
   num_ranks: int = _what(1, "Horovod ranks of each run.", low=1)
   output_dir: str = setting(help=
-    f"Folder for {RESULTS_FILE}, and for a run folder TASK/SEED of each run.")
+    f"Folder for {RESULTS_FILE}, and for the run folders TASK/seed_SEED.")
   keep_checkpoints: bool = setting(False,
     "Keep the checkpoints of the runs. Otherwise they are removed when a run "
     "is evaluated.", group="Checkpoints and reports")
@@ -65,17 +67,17 @@ class Settings:
 def read_tasks(settings: Settings) -> dict[str, dict]:
   """Name -> flags of its script, and "script"; UserError if there are none."""
   found = {}
-  for folder in sorted(glob.glob(f"{settings.glue_dir or os.devnull}/*/")):
-    name = os.path.basename(os.path.dirname(folder))
-    if name.lower() in GLUE:
-      found[name] = {"task_name": name, "data_dir": folder}
+  if settings.glue_dir:
+    for name in sorted(os.listdir(settings.glue_dir)):
+      folder = os.path.join(settings.glue_dir, name)
+      if name.lower() in GLUE and os.path.isdir(folder):
+        found[name] = {"task_name": name, "data_dir": folder}
+    if not found:
+      raise UserError(f"--glue_dir={settings.glue_dir}: no task of GLUE in it")
   if settings.tasks:
     found |= _read_file(settings.tasks)
   if not found:
-    raise UserError(
-      f"--glue_dir={settings.glue_dir} has no folder of a task of GLUE: give "
-      "it, or --tasks, or both"
-    )
+    raise UserError("no task: give --glue_dir, or --tasks with some, or both")
   return {
     name: {"script": _SCRIPTS[0], **given} for name, given in found.items()
   }
@@ -95,38 +97,56 @@ def _read_file(path: str) -> dict[str, dict]:
       )
     if not name or name != os.path.basename(name) or name.startswith("."):
       raise DataError(f"{path}: {name!r} cannot be the name of a folder")
-    if own := {
-      "do_train",
-      "do_eval",
-      "output_dir",
-      "seed",
-      "init_checkpoint",
-    } & {*given}:
-      raise DataError(f"{path}: {name}: {min(own)} is set by run_tasks.py")
+    for flag, value in given.items():
+      if flag in _OWN:
+        raise DataError(f"{path}: {name}: {flag} is set by run_tasks.py")
+      if not isinstance(value, (str, int, float)):
+        raise DataError(
+          f"{path}: {name}: {flag} is {value}, not a text, number or boolean"
+        )
   return tasks
 
 
-def check_folder(folder: str, made_with: dict) -> None:
-  """Records what runs are made with; `UserError` if earlier ones differ."""
+def read_seeds(texts: Sequence[str]) -> list[int]:
+  """Different numbers; `UserError` if they are none."""
+  if not texts or not all(text.strip().isdecimal() for text in texts):
+    raise UserError(f"--seeds={','.join(texts)}: numbers, as 1,2,3")
+  seeds = list(map(int, texts))
+  if len(set(seeds)) < len(seeds):
+    raise UserError(f"--seeds={','.join(texts)}: one is there twice")
+  return seeds
+
+
+def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
+  """Records what runs are made with; `UserError` if earlier ones differ.
+
+  Those are the runs with results: what failed at once may be mended.
+  """
   path = os.path.join(folder, _SETTINGS_FILE)
-  before = {}
-  if os.path.exists(path):
+  made = [
+    line["task"]
+    for line in json_files.read_lines(os.path.join(folder, RESULTS_FILE))
+  ]
+  before: dict = {}
+  if made and os.path.exists(path):
     before = json_files.read_own(path, "give another --output_dir")
-  for name, value in made_with.items():
-    if before.setdefault(name, value) != value:
+  kept = {name: before[name] for name in before if name in (*made_with, *made)}
+  for name, value in (*made_with.items(), *tasks.items()):
+    if kept.setdefault(name, value) != value:
       raise UserError(
-        f"{path}: earlier runs were made with {name} {before[name]}, not "
+        f"{path}: earlier runs were made with {name} {kept[name]}, not "
         f"{value}: give that, or another --output_dir"
       )
-  os.makedirs(folder, exist_ok=True)
-  json_files.write(path, before)
+  json_files.write(path, kept)
 
 
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
-  own = {name: value for name, value in task.items() if name != "script"}
-  own |= {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
-  command = [*next_steps.python(task["script"], **own), *more]
+  given = {name: value for name, value in task.items() if name != "script"}
+  own = {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
+  words = next_steps.given(given)
+  command = [*next_steps.python(task["script"]), *words, *more]
+  command += next_steps.given(own)
   os.makedirs(folder, exist_ok=True)
   end: collections.deque[str] = collections.deque(maxlen=5)
   log = os.path.join(folder, "log.txt")
@@ -178,44 +198,54 @@ def table(lines: Sequence[dict]) -> list[str]:
 
 def main(given: Settings, model: str, *more: str) -> None:
   """Makes the runs that are missing, one after the other, and the table."""
-  tasks, seeds = read_tasks(given), [int(seed) for seed in given.seeds]
+  tasks, seeds = read_tasks(given), read_seeds(given.seeds)
+  for word in more:
+    name = word.lstrip("-").partition("=")[0].removeprefix("no")
+    if name in _OWN or not word.startswith("-"):
+      raise UserError(
+        f"{word}: after -- are flags of the runs, and not "
+        f"{', '.join(f'--{one}' for one in _OWN)}"
+      )
   source = model_source.find(model)
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
   with open(f"{source.path}.index", "rb") as f:  # it has a CRC of each tensor
     digest = hashlib.sha256(f.read()).hexdigest()[:16]
-  start = [f"--init_checkpoint={source.path}", *more]
   made_with = {
-    "model": f"{source.path}, {digest}",
+    "model's SHA-256": digest,
     "flags": " ".join(more),
     "num_ranks": given.num_ranks,
   }
-  made_with |= {f"task {name}": task for name, task in tasks.items()}
-  check_folder(given.output_dir, made_with)
-  path = os.path.join(given.output_dir, RESULTS_FILE)
-  done = {
-    (line["task"], line["seed"]): line for line in json_files.read_lines(path)
-  }
-  for (name, task), seed in itertools.product(tasks.items(), seeds):
-    if (name, seed) in done:
-      continue
-    folder = os.path.join(given.output_dir, name, f"seed_{seed}")
-    console.tell(f"{name}, seed {seed}: see {folder}/log.txt")
-    began = time.monotonic()
-    found = run(task, seed, given.num_ranks, folder, start)
-    line = {"task": name, "seed": seed, "metrics": found}
-    line["minutes"] = round((time.monotonic() - began) / 60, 2)
-    with open(path, "a", encoding="utf-8") as f:
-      f.write(json_files.text(line) + "\n")
-    done[name, seed] = line
-    shown = "  ".join(f"{metric} {v:.2f}" for metric, v in found.items())
-    console.tell(f"  {shown}  in {line['minutes']:.1f} min")
-    if not given.keep_checkpoints:
-      for file in glob.glob(f"{glob.escape(folder)}/model.ckpt-*"):
-        os.remove(file)
-  wanted = itertools.product(tasks, seeds)
+  more = (f"--init_checkpoint={source.path}", *more)
+  with run_folder.locked(given.output_dir, Comm()):
+    check_folder(given.output_dir, made_with, tasks)
+    path = os.path.join(given.output_dir, RESULTS_FILE)
+    done = {
+      (one["task"], one["seed"]): one for one in json_files.read_lines(path)
+    }
+    wanted = [*itertools.product(tasks, seeds)]
+    for name, seed in wanted:
+      folder = os.path.join(given.output_dir, name, f"seed_{seed}")
+      if (name, seed) not in done:
+        console.tell(f"{name}, seed {seed}: see {folder}/log.txt")
+        found = run(tasks[name], seed, given.num_ranks, folder, [*more])
+        line = {"task": name, "seed": seed, "metrics": found}
+        json_files.append_line(path, line)
+        done[name, seed] = line
+        shown = (f"{metric} {value:.2f}" for metric, value in found.items())
+        console.tell(f"  {'  '.join(shown)}")
+      if not given.keep_checkpoints:
+        _remove_checkpoints(folder)
   print("", *table([done[key] for key in wanted]), "", path, sep="\n")
+
+
+def _remove_checkpoints(folder: str) -> None:
+  inside = glob.escape(folder)
+  for file in glob.glob(f"{inside}/model.ckpt-*") + glob.glob(
+    f"{inside}/checkpoint"  # TensorFlow's list of them
+  ):
+    os.remove(file)
 
 
 if __name__ == "__main__":

@@ -388,8 +388,7 @@ def main(_) -> None:
       continue
     line = measure(name, arms[name], budget, seed)
     made.add(key(line))
-    with open(results, "a", encoding="utf-8") as f:
-      f.write(json_files.text(line) + "\n")
+    json_files.append_line(results, line)
     print(json_files.text(line), flush=True)
   lines = [
     line

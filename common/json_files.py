@@ -46,12 +46,30 @@ def read(path: str):
 def read_lines(path: str) -> list:
   """The values of a .jsonl file; [] without one.
 
-  A last line without its end does not count: its writer was killed.
+  A last line without its end does not count: its writer was killed. DataError
+  for another that is not JSON.
   """
+  found: list = []
   if not os.path.exists(path):
-    return []
-  with open(path, encoding="utf-8") as f:
-    return [parse(line) for line in f if line.endswith("\n")]
+    return found
+  with open(path, encoding="utf-8", errors="replace") as f:
+    for number, line in enumerate(f, 1):
+      try:
+        if line.endswith("\n"):
+          found.append(parse(line))
+      except ValueError as e:
+        raise DataError(f"{path}: line {number} is not JSON ({e})") from e
+  return found
+
+
+def append_line(path: str, value) -> None:
+  """Adds a value to a .jsonl file, in place of a last line without its end."""
+  with open(path, "a+b") as f:
+    f.seek(0)
+    f.truncate(f.read().rfind(b"\n") + 1)
+    f.write(f"{text(value)}\n".encode())
+    f.flush()
+    os.fsync(f.fileno())
 
 
 def read_own(path: str, remedy: str):

@@ -31,6 +31,7 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
   program with the same status. UserError with `title` if the command failed.
   """
   began = time.monotonic()
+  asked: list[int] = []
   path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
   with (
     subprocess.Popen(
@@ -43,21 +44,22 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
     ) as process,
     contextlib.ExitStack() as handlers,
   ):
-    stops = functools.partial(_pass_on, process)
+    stops = functools.partial(_pass_on, process, asked)
     for number in STOP_SIGNALS:
       before = signal.signal(number, stops)
       handlers.callback(signal.signal, number, before)
     for line in process.stdout or ():
       each_line(_RANK_MARK.sub("", line))
     process.wait()
-  if process.returncode == STOPPED_STATUS:
+  if asked or process.returncode == STOPPED_STATUS:
     sys.exit(STOPPED_STATUS)
   if process.returncode:
     raise UserError(f"{title}: failed, see above")
   return time.monotonic() - began
 
 
-def _pass_on(process: subprocess.Popen, number: int, _) -> None:
+def _pass_on(process: subprocess.Popen, asked: list, number: int, _) -> None:
   """Asks the command to stop, which saves; the terminal asks it by itself."""
+  asked.append(number)
   if number != signal.SIGINT:
     process.send_signal(number)

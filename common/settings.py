@@ -111,6 +111,8 @@ class Setting:
     words = ", ".join(filter(None, [_KINDS[self.kind][0], limits]))
     if default not in (None, (), "", dataclasses.MISSING):
       shown = str(default).lower() if self.kind is bool else default
+      if self.kind is tuple:
+        shown = ",".join(default)
       words = "; ".join(filter(None, [words, f"default {shown}"]))
     return title, words, meaning
 

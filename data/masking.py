@@ -99,7 +99,7 @@ def most_predictions(tokens: int, prob: float, examples: int) -> int:
     # Each is rounded, up by a half at most, but for short ones: they have 3
     # tokens or more, [CLS] and [SEP] among them, and one prediction at least.
     most = tokens * prob + examples * max(0.5, 1 - 3 * prob)
-  return int(np.clip(most, 1, tokens))
+  return int(np.clip(np.floor(most + 1e-6), 1, tokens))
 
 
 class MaskedRecords(NamedTuple):

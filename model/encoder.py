@@ -22,7 +22,6 @@ from model.layers import (
   gelu_erf,
   get_activation,
   get_shape_list,
-  hashed_seed,
   layer_norm,
   normalized,
   recomputed,
@@ -47,7 +46,7 @@ _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
 
 def head_dropout_seed(dropout_seed):
   """The seed of a fine-tuning head's dropout, of the model's."""
-  return dropout_site_seed(hashed_seed(dropout_seed), _HEAD_SITE)
+  return dropout_site_seed(dropout_seed, _HEAD_SITE)
 
 
 def embedding_lookup(
@@ -109,9 +108,8 @@ def embedding_postprocessor(
   """Adds segment and position embeddings, then layer norm and dropout.
 
   The input is float [B, S, H], the result policy.attention [B, S, H]. Without
-  `position_ids`, int [B, S], every row has 0 to S - 1; `dropout_seed` is of
-  `layers.hashed_seed`. ValueError if token_type_ids are missing or S >
-  max_position_embeddings.
+  `position_ids`, int [B, S], every row has 0 to S - 1. ValueError if
+  token_type_ids are missing or S > max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
   initializer = create_initializer(initializer_range)

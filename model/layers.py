@@ -28,9 +28,14 @@ def hashed_seed(dropout_seed):
 
 
 def dropout_site_seed(hashed, site):
-  """The uint32 [2] seed of a dropout call site, of `hashed_seed`'s."""
+  """The uint32 [2] seed of a dropout call site.
+
+  `hashed` is `hashed_seed`'s; one that is not is hashed here.
+  """
   if hashed is None:
     return None
+  if hashed.dtype != tf.uint32:
+    hashed = hashed_seed(hashed)
   return hashed + tf.constant([0, site % 2**32], tf.uint32)
 
 

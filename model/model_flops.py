@@ -46,7 +46,7 @@ def dense(count: int, rows: int, width: int, units: int, dtype) -> list:
 def encoder(bert, policy, rows: int, tokens: int, read: int = 0) -> list:
   """BERT's layers, forward and backward; `tokens` is S, with padding.
 
-  The last layer is computed at `read` places of each row, or at all for 0.
+  The last layer is computed at `read` places of each row; 0: at all of them.
   """
   layers = [_layers(bert, policy, bert.num_hidden_layers, rows, tokens, tokens)]
   if read:

@@ -370,11 +370,11 @@ class PretrainingConfig(RunConfig):
     "same.", low=1, high=4096)
   hidden_dropout_prob: float | None = _model(None,
     "Share of the numbers in embeddings and in layers' outputs that dropout "
-    "zeroes. 0 suits text that is seen a few times only. Default: as in "
-    "--bert_config_file.", low=0, below=1)
+    "zeroes in this training. 0 suits text that is seen a few times only. "
+    "Default: as in --bert_config_file.", low=0, below=1)
   attention_probs_dropout_prob: float | None = _model(None,
-    "Share of the attention probabilities that dropout zeroes. Default: as in "
-    "--bert_config_file.", low=0, below=1)
+    "Share of the attention probabilities that dropout zeroes in this "
+    "training. Default: as in --bert_config_file.", low=0, below=1)
   max_eval_steps: int = _eval(0,
     "Batches of one evaluation over all ranks, at most. 0 evaluates on every "
     "record.", low=0)
@@ -382,10 +382,6 @@ class PretrainingConfig(RunConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    dropout = {name: getattr(self, name) for name in _DROPOUT}
-    given = {name: p for name, p in dropout.items() if p is not None}
-    bert = modeling.BertConfig.from_dict({**self.bert.to_dict(), **given})
-    object.__setattr__(self, "bert", bert)
     if not (self.do_train or self.do_eval or self.dry_run):
       raise UserError("give --do_train, --do_eval or both")
     for name in ("find_batch_size", "dry_run_ranks"):
@@ -402,6 +398,13 @@ class PretrainingConfig(RunConfig):
       self._check_stages()
     if self.tensor_parallel > 1:
       self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
+
+  @property
+  def trained_bert(self) -> modeling.BertConfig:
+    """`bert` with the dropout of this training; the run folder keeps `bert`."""
+    dropout = {name: getattr(self, name) for name in _DROPOUT}
+    given = {name: p for name, p in dropout.items() if p is not None}
+    return modeling.BertConfig.from_dict({**self.bert.to_dict(), **given})
 
   def _check_cooldown(self) -> None:
     needs: dict[str, Any] = {
@@ -580,7 +583,11 @@ class PretrainingConfig(RunConfig):
     needed = masks.max_predictions_per_seq
     asked = not training or self.masks.masked_lm_prob
     if asked or max(probs) > masks.masked_lm_prob:
-      needed = masking.most_predictions(length, max(probs), examples)
+      room = masking.most_predictions(length, max(probs), examples)
+      made_for = round(length * masks.masked_lm_prob)
+      if max(probs) <= masks.masked_lm_prob and made_for <= needed:
+        room = min(room, needed)  # so they were packed
+      needed = room
     if most and most < needed and (asked or examples > 1):
       raise UserError(
         f"--max_predictions_per_seq={most}: {files} may need {needed} masked "

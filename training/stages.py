@@ -149,7 +149,6 @@ class Place(NamedTuple):
   config: Any  # a `PretrainingConfig`
   plan: training_plan.TrainingPlan
   shares: tuple[float, float]  # of --max_train_minutes; (0, 1) without
-  bert: Any  # the run's `BertConfig`: a stage has a dropout of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +158,6 @@ class Stages:
   configs: list
   plans: list[training_plan.TrainingPlan]  # as if each were the first one
   shares: list[tuple[float, float]]
-  bert: Any
 
   @classmethod
   def of(cls, base, plan_of) -> "Stages":
@@ -201,7 +199,6 @@ class Stages:
         for number, plan in enumerate(plans)
       ],
       shares,
-      base.bert,
     )
 
   def place(self, stage: training_plan.Stage) -> Place:
@@ -214,7 +211,7 @@ class Stages:
       updates=min(stage.first_update + plan.updates, plan.stage.total_updates),
       stage=dataclasses.replace(plan.stage, **begins),
     )
-    return Place(self.configs[number], plan, self.shares[number], self.bert)
+    return Place(self.configs[number], plan, self.shares[number])
 
   def after(
     self, plan: training_plan.TrainingPlan, update: int

@@ -8,7 +8,6 @@ import optimization
 from common import errors
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from model.bert_config import BertConfig
 from training import (
   checkpointing,
   divergence,
@@ -61,7 +60,6 @@ class Parts:
   predict: Callable[[tf.Session, Watchdog], list] | None = None
   # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
-  bert: BertConfig | None = None  # the folder's, if a stage's differs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

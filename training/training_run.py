@@ -397,7 +397,7 @@ def _write_run_folder(run: train_loop.Run) -> None:
   os.makedirs(config.output_dir, exist_ok=True)
   if task:
     path = os.path.join(config.output_dir, CONFIG_FILE)
-    json_files.write(path, (run.bert or config.bert).to_dict())
+    json_files.write(path, config.bert.to_dict())
   if run.begin:
     run.begin()
   run_folder.write_run_file(config, task)

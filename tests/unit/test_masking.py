@@ -331,6 +331,17 @@ def test_no_split_of_a_record_needs_more_room(prob):
     assert needed <= masking.most_predictions(20, prob, max(1, count))
 
 
+@pytest.mark.parametrize(
+  ("prob", "lengths"),
+  [(0.35, [130] * 5), (0.29, [150] * 5), (0.7, [45, 45]), (0.1, [3] * 3)],
+)
+def test_room_is_not_lost_to_rounding(prob, lengths):
+  """The bound is an integer, which float64 just misses."""
+  wanted = masking.num_to_predict(lengths, settings_of(prob, 999)).sum()
+  room = masking.most_predictions(sum(lengths), prob, len(lengths))
+  assert wanted <= room
+
+
 def test_masks_are_a_function_of_seed_epoch_and_record():
   made = batch([[100]] * 3)
   draw = lambda *key: masking.mask_records(

@@ -126,7 +126,7 @@ def test_glues_folders_are_tasks(tmp_path):
     ('{"a": {"script": "rm"}}', "a: script is 'rm', not one of run_classifier"),
     ('{"../a": {}}', "'../a' cannot be the name of a folder"),
     ('{"a": {"seed": 1}}', "a: seed is set by run_tasks.py"),
-    ("{}", "give it, or --tasks, or both"),
+    ("{}", "no task: give --glue_dir"),
   ],
 )
 def test_wrong_tasks_are_named(tmp_path, text, message):
@@ -137,13 +137,50 @@ def test_wrong_tasks_are_named(tmp_path, text, message):
     run_tasks.read_tasks(given)
 
 
-def test_a_folder_keeps_its_model_and_flags(tmp_path):
-  made_with = {"model": "a, 1", "flags": "", "task x": {"f": 1}}
-  run_tasks.check_folder(str(tmp_path), made_with)
-  more = {**made_with, "task y": {}}
-  run_tasks.check_folder(str(tmp_path), more)
-  run_tasks.check_folder(str(tmp_path), made_with)  # y is kept
-  with pytest.raises(UserError, match="task y {}, not {'g': 2}"):
-    run_tasks.check_folder(str(tmp_path), {**more, "task y": {"g": 2}})
-  with pytest.raises(UserError, match="made with model a, 1, not a, 2"):
-    run_tasks.check_folder(str(tmp_path), {**more, "model": "a, 2"})
+def test_values_of_flags_are_plain(tmp_path):
+  path = tmp_path / "tasks.json"
+  path.write_text('{"a": {"metrics": ["f1"]}}')
+  given = run_tasks.Settings(tasks=str(path), output_dir="x")
+  with pytest.raises(UserError, match=r"a: metrics is \['f1'\], not a text"):
+    run_tasks.read_tasks(given)
+
+
+@pytest.mark.parametrize("seeds", ["1,1", "1,01", "a", "", "-1"])
+def test_seeds_are_different_numbers(seeds):
+  with pytest.raises(UserError, match=f"--seeds={seeds}:"):
+    run_tasks.read_seeds(seeds.split(","))
+
+
+@pytest.mark.parametrize("word", ["--seed=7", "--nodo_eval", "x"])
+def test_words_for_all_runs_are_flags_that_are_theirs(tmp_path, word):
+  (tmp_path / "t.json").write_text('{"a": {}}')
+  given = run_tasks.Settings(tasks=f"{tmp_path}/t.json", output_dir="x")
+  with pytest.raises(UserError, match=f"{word}: after -- are flags"):
+    run_tasks.main(given, "a model", word)
+
+
+def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
+  """A first try that failed binds nothing."""
+  made_with = {"model's SHA-256": "1", "flags": ""}
+  check = lambda made_with, **tasks: run_tasks.check_folder(
+    str(tmp_path), made_with, tasks
+  )
+  check({**made_with, "flags": "--typo"}, x={"f": 0})
+  check(made_with, x={"f": 1})
+  (tmp_path / "results.jsonl").write_text('{"task": "x", "seed": 1}\n{"ta')
+  check(made_with, y={"g": 1})
+  check(made_with, y={"g": 2})  # it has no result
+  with pytest.raises(UserError, match="with x {'f': 1}, not {'f': 2}"):
+    check(made_with, x={"f": 2})
+  with pytest.raises(UserError, match="with model's SHA-256 1, not 2"):
+    check({**made_with, "model's SHA-256": "2"}, y={})
+
+
+def test_a_line_takes_the_place_of_one_that_was_cut(tmp_path):
+  path = tmp_path / "lines.jsonl"
+  path.write_text('{"a": 1}\n{"a": ')
+  json_files.append_line(str(path), {"a": 2})
+  assert json_files.read_lines(str(path)) == [{"a": 1}, {"a": 2}]
+  path.write_text("{\n{}\n")
+  with pytest.raises(UserError, match=r"lines.jsonl: line 1 is not JSON"):
+    json_files.read_lines(str(path))

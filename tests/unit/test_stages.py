@@ -285,7 +285,8 @@ def test_a_stage_leaves_the_runs_config_as_it_is(tiny_run, tmp_path):
     runs.read_json(tmp_path, "bert_config.json")["hidden_dropout_prob"] == 0.1
   )
   flags = runs.read_json(tmp_path, "run.json")["runs"][0]["flags"]
-  assert flags["bert"]["hidden_dropout_prob"] == 0.3
+  assert flags["bert"]["hidden_dropout_prob"] == 0.1
+  assert flags["hidden_dropout_prob"] == 0.3
 
 
 def test_dropout_is_the_stages_the_flags_or_the_configs(tiny_run, tmp_path):
@@ -293,9 +294,10 @@ def test_dropout_is_the_stages_the_flags_or_the_configs(tiny_run, tmp_path):
   flags["stages"][1]["hidden_dropout_prob"] = 0.0
   base = runs.config(tiny_run, tmp_path, hidden_dropout_prob=0.3, **flags)
   found = [
-    (one.bert.hidden_dropout_prob, one.bert.attention_probs_dropout_prob)
-    for one in (base, *stages.configs(base))
+    (bert.hidden_dropout_prob, bert.attention_probs_dropout_prob)
+    for bert in (c.trained_bert for c in (base, *stages.configs(base)))
   ]
+  assert base.bert.hidden_dropout_prob == 0.1  # for fine-tuning
   assert found == [(0.3, 0.1), (0.3, 0.1), (0.0, 0.1)]
 
 
