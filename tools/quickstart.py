@@ -389,7 +389,8 @@ def main(given: Settings) -> None:
   earlier = training_results(paths)
   plan = (paths, given.num_ranks, given.num_train_steps)
   if is_trained(paths, pretraining_flags(*plan)):
-    print(f"{paths.pretrain}: has made all {given.num_train_steps:,} updates")
+    made = metrics.read_jsonl(f"{paths.pretrain}/{metrics.METRICS_FILE}")
+    print(f"{paths.pretrain}: has made all {made[-1]['global_step']:,} updates")
   else:
     run(
       f"pre-training on {given.num_ranks} rank(s)",

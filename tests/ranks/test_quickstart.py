@@ -44,9 +44,9 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   for expected in (
     "masked LM accuracy",
     "unigram entropy",
-    "before and after 10 updates",
+    "before and after 11 updates",
     "all in all",
-    f"{folder}/pretrain/model.ckpt-10",
+    f"{folder}/pretrain/model.ckpt-11",
     "horovodrun -np 2",
   ):
     assert expected in first.stdout
@@ -54,7 +54,7 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   evaluations = metrics.read_jsonl(
     str(folder / "pretrain" / metrics.EVAL_METRICS_FILE)
   )
-  assert [e["global_step"] for e in evaluations] == list(range(11))
+  assert [e["global_step"] for e in evaluations] == list(range(12))
   # Of the training's own next steps nothing is shown: the screen has them.
   assert first.stdout.count("convert to Hugging Face:") == 1
   assert first.stdout.count("[MASK]") > 1 and "   (right: " in first.stdout
@@ -62,8 +62,8 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   # The second call starts no command, and ends with the same screen.
   second = quickstart(folder, text)
   assert second.returncode == 0, second.stderr[-2000:]
-  assert f"{folder}/pretrain: has made all 10 updates" in second.stdout
-  assert "left to train; an earlier call\ntrained 10 updates" in second.stdout
+  assert f"{folder}/pretrain: has made all 11 updates" in second.stdout
+  assert "left to train; an earlier call\ntrained 11 updates" in second.stdout
   assert "\n== vocabulary" in first.stdout and "\n==" not in second.stdout
   table = screen_of(first).index("")
   assert screen_of(second)[:table] == screen_of(first)[:table]
