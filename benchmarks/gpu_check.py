@@ -32,7 +32,6 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from model import model_flops
-from training import train_loop
 from training.config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
@@ -200,7 +199,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
   define_flags()
-  FLAGS.set_default("dry_run", True)
-  FLAGS.set_default("max_predictions_per_seq", 20)
-  FLAGS.set_default("num_warmup_steps", 0)
-  train_loop.run_main(main)
+  training_graph.run_main(main)

@@ -388,9 +388,10 @@ def main(given: Settings) -> None:
   json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
   earlier = training_results(paths)
   plan = (paths, given.num_ranks, given.num_train_steps)
-  if is_trained(paths, pretraining_flags(*plan)):
-    made = metrics.read_jsonl(f"{paths.pretrain}/{metrics.METRICS_FILE}")
-    print(f"{paths.pretrain}: has made all {made[-1]['global_step']:,} updates")
+  before = run_folder.last_training(paths.pretrain)
+  if before and is_trained(paths, pretraining_flags(*plan)):
+    updates = before["plan"]["updates"]
+    print(f"{paths.pretrain}: has made all {updates:,} updates")
   else:
     run(
       f"pre-training on {given.num_ranks} rank(s)",

@@ -4,7 +4,16 @@ from unittest import mock
 
 import run_pretraining
 from common.tensorflow_v1 import tf
-from training import checkpointing, input_pipeline, training_run
+from training import checkpointing, input_pipeline, train_loop, training_run
+
+
+def run_main(main) -> None:
+  """Runs a command with run_pretraining's flags that only builds its graph."""
+  for name, value in (
+    ("dry_run", True), ("max_predictions_per_seq", 20), ("num_warmup_steps", 0)
+  ):  # fmt: skip
+    tf.flags.FLAGS.set_default(name, value)
+  train_loop.run_main(main)
 
 
 def build(config, comm) -> list:
