@@ -17,6 +17,8 @@ import copy
 import re
 from typing import NamedTuple
 
+import numpy as np
+
 import mixed_precision
 from common.tensorflow_v1 import tf
 from model import kernels
@@ -58,6 +60,11 @@ __all__ = [
   "pretraining_model", "reshape_from_matrix", "reshape_to_matrix",
   "transformer_model",
 ]  # fmt: skip
+
+
+# GPUs multiply matrices in 16 bits fastest if all sizes are multiples of it;
+# google/bert's vocabulary of 30,522 is not.
+_ALIGNED = 64
 
 
 class BertModel:
@@ -255,7 +262,10 @@ def masked_lm_logits(
       tf.zeros_initializer(),
       axis=0,
     )
-    weights = tf.cast(output_weights, policy.heads)
+    weights = tf.convert_to_tensor(output_weights)
+    if weights.dtype != policy.heads:  # a copy anyway
+      rows = -(-weights.shape.as_list()[0] // _ALIGNED) * _ALIGNED
+      weights = kernels.aligned_rows(weights, rows=rows, dtype=policy.heads)
     logits = tf.matmul(slices.copy_to_group(hidden), weights, transpose_b=True)
     first, _ = slices.bounds(bert_config.vocab_size)
     return Logits(logits, bias, slices, first)
@@ -264,18 +274,20 @@ def masked_lm_logits(
 class Logits(NamedTuple):
   """A head's classes, before the bias, which its loss adds."""
 
-  matmul: tf.Tensor  # policy.heads [n, classes]
+  matmul: tf.Tensor  # policy.heads [n, classes, or more columns]
   bias: tf.Variable  # float32 [classes]
   slices: Slices = WHOLE  # all classes are cut over these
   first: int = 0  # the first class of this slice
 
   def log_probs(self):
     """float32 [n, classes]"""
-    return tf.nn.log_softmax(tf.cast(self.matmul, tf.float32) + self.bias)
+    logits = tf.cast(self.matmul, tf.float32)[:, : self.bias.shape.as_list()[0]]
+    return tf.nn.log_softmax(logits + self.bias)
 
   def losses_and_correct(self, labels, policy=mixed_precision.FP32):
     """Two float32 [n] for n int labels; see `kernels.cross_entropy`."""
-    labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+    # Cast last: int32 that ops make are in the host's memory beside a GPU.
+    labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
     kernel, static = kernels.cross_entropy, {"dtype": policy.losses}
     if self.slices.size > 1:
       kernel = kernels.sliced_cross_entropy
@@ -349,9 +361,10 @@ class PretrainingBatch(NamedTuple):
 
 def _example_weights(batch):
   """float32 [B, E]: example_weights for the examples that a record has."""
-  examples = batch.next_sentence_labels.shape[1]
+  examples = batch.next_sentence_labels.shape.as_list()[1]
   last = tf.reduce_max(batch.input_mask, axis=1, keepdims=True)
-  exists = tf.range(1, examples + 1, dtype=last.dtype) <= last
+  numbers = np.arange(1, examples + 1, dtype=last.dtype.as_numpy_dtype)
+  exists = numbers <= last
   return tf.cast(exists, tf.float32) * batch.example_weights[:, tf.newaxis]
 
 

@@ -16,6 +16,7 @@ from gradients.optimizers import (
   OptimizerConfig,
 )
 from model import tensor_parallel
+from xla_patches import jit
 
 __all__ = [
   "AdamWeightDecayOptimizer",
@@ -59,10 +60,10 @@ def create_optimizer(
 
 
 def first_below(values, bound) -> tf.Tensor:
-  """int32 index of the first of `values`, [n], below `bound`, or -1."""
-  below = values < bound
-  first = tf.argmax(tf.cast(below, tf.int32), output_type=tf.int32)
-  return tf.where(tf.reduce_any(below), first, -1)
+  """int64 index of the first of `values`, [n], below `bound`, or -1."""
+  below = tf.cast(values < bound, tf.float32)  # GPUs have no int32 tf.argmax
+  first = tf.argmax(below, output_type=tf.int64)
+  return tf.where(tf.reduce_max(below) > 0.0, first, -tf.ones_like(first))
 
 
 class LocalAccumulation(tf.train.Optimizer):
@@ -181,6 +182,23 @@ class TrainOps(NamedTuple):
     return found
 
 
+def _to_host(scalars: list) -> list:
+  """`scalars`, which leave a GPU together: each copy waits for the device."""
+  packed = jit.compiled(_packed, jit.UPDATE)(*scalars)
+  with tf.device("/cpu:0"):
+    return [
+      tf.cast(value, scalar.dtype)
+      for value, scalar in zip(
+        tf.unstack(packed, num=len(scalars)), scalars, strict=True
+      )
+    ]
+
+
+def _packed(*scalars):
+  """float64 [n], which is exact for float32 and for counts below 2^53."""
+  return tf.stack([tf.cast(scalar, tf.float64) for scalar in scalars])
+
+
 def _clip(grad_norm, clip_norm: float, prenormalize: bool):
   if prenormalize:
     return 1.0 / tf.maximum(grad_norm, _TINY)
@@ -247,10 +265,7 @@ def build_train_ops(
 
   # The cause: what is not finite in the sum, else what was dropped before it.
   blamed = tf.cast(tf.is_finite(squares), tf.float32) - nonfinite
-  return TrainOps(
-    accumulate=local.accumulate_op,
-    update=update,
-    sums=dict(zip(sums, totals, strict=True)),
+  scalars = dict(
     grad_norm=grad_norm,
     learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
     loss_scale=scale,
@@ -258,7 +273,15 @@ def build_train_ops(
     skipped=skipped,
     skipped_updates=skipped_updates,
     nonfinite_variable=first_below(blamed, 1.0),
+  )
+  reported = _to_host([*scalars.values(), *totals])
+  count = len(scalars)
+  return TrainOps(
+    accumulate=local.accumulate_op,
+    update=update,
+    sums=dict(zip(sums, reported[count:], strict=True)),
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
     variables=tf.trainable_variables(),
+    **dict(zip(scalars, reported[:count], strict=True)),
   )

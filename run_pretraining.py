@@ -336,11 +336,11 @@ def plan_only(config: PretrainingConfig) -> None:
 
 def plan_stage(config: PretrainingConfig, plan, ranks: int) -> None:
   """`plan_only` of a run without stages, or of one of them."""
-  precision = f"precision: {config.policy.describe()}"
+  on_gpu = bool(tf.config.list_physical_devices("GPU"))
+  precision = training_run.precision_line(config, on_gpu)
   for line in (*plan.lines(), precision, str(config.optimizer)):
     console.tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
   config.planned_schedule(plan).check_trains(first=0)
-  on_gpu = tf.config.list_physical_devices("GPU")
   here = 0 if on_gpu else min(ranks, len(os.sched_getaffinity(0)))
   survey = dry_run.Survey(
     dry_run.Job(training_step, config, plan, ranks, here),

@@ -23,7 +23,13 @@ from common import console
 from common.tensorflow_v1 import tf
 from gradients import distributed, moments
 from model import model_flops
-from training import checkpointing, input_pipeline, reporting, train_loop
+from training import (
+  checkpointing,
+  input_pipeline,
+  reporting,
+  train_loop,
+  training_run,
+)
 from training.config import PretrainingConfig
 from xla_patches import jit
 
@@ -101,6 +107,7 @@ class Step:
     self.shape = config.record_shape(config.input_file)
     self.plan = run_pretraining.make_plan(config, None, comm.data_parallel.size)
     graph = tf.Graph()
+    training_run.set_arithmetic(config)
     with graph.as_default(), jit.mode(config.xla):
       tf.enable_resource_variables()
       tf.set_random_seed(config.seed)

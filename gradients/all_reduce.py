@@ -13,7 +13,14 @@ from xla_patches import jit
 
 def half_squares(gradients) -> tf.Tensor:
   """float [n]: half the sum of squares of each gradient."""
+  if jit.saves_launches(jit.UPDATE):
+    return jit.compiled(_half_squares, jit.UPDATE)(*gradients)
   return tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
+
+
+def _half_squares(*gradients):
+  """One program: `tf.nn.l2_loss` would be launched for each gradient."""
+  return tf.stack([0.5 * tf.reduce_sum(tf.square(g)) for g in gradients])
 
 
 def local_zeros(name: str, shape: list) -> tf.Variable:
@@ -70,7 +77,7 @@ class AllReduce(moments.Parts):
           tf.concat([factor[None], *rows], axis=0) if rows else factor[None]
         )
 
-    ratios, modes = 0, ("layers", "step")
+    ratios, modes = 0, jit.UPDATE
     if optimizer.has_trust_ratios:
       ratios = len(tf.trainable_variables())
       if self.norm_communicates:

@@ -208,7 +208,8 @@ class _HorovodComm(Comm):
 
   def seconds_between(self, local, reduced):
     if tf.config.list_physical_devices("GPU"):
-      return tf.constant(np.nan, tf.float64)
+      with tf.device("/cpu:0"):
+        return tf.constant(np.nan, tf.float64)
     with tf.control_dependencies(local):
       began = tf.timestamp()
     with tf.control_dependencies([began, *reduced]):
@@ -287,6 +288,16 @@ def planned(
   return _settled(comm, num_threads)
 
 
+def _own_gpu(comm: Comm, visible: int) -> int:
+  """This rank's number among the GPUs that it sees.
+
+  A launcher may show each rank its own GPU only (Slurm's --gpus-per-task): then
+  CUDA_VISIBLE_DEVICES has one, and that is it.
+  """
+  shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+  return 0 if visible == 1 and shown else comm.local_rank
+
+
 def _settled(comm: Comm, num_threads: int) -> Comm:
   """`comm`, after limiting this process to its share of the host."""
   cores = len(os.sched_getaffinity(0))
@@ -302,12 +313,13 @@ def _settled(comm: Comm, num_threads: int) -> Comm:
   )
   gpus = tf.config.list_physical_devices("GPU")
   if gpus:
-    if comm.local_rank >= len(gpus):
+    number = _own_gpu(comm, len(gpus))
+    if number >= len(gpus):
       raise DistributedError(
         f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
         "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
       )
-    own = gpus[int(config.gpu_options.visible_device_list)]
+    own = gpus[number]
     tf.config.set_visible_devices(own, "GPU")
     tf.config.experimental.set_memory_growth(own, True)
   # The first session makes the threads of this process as its own config says,
@@ -361,6 +373,9 @@ def _join(tensor_parallel: int) -> Comm:
     # other several times in each layer.
     cycle = "5" if tensor_parallel == 1 else "1"
     os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle)
+  else:
+    # Else a thread waits on the host for every group of gradients.
+    os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
   if tensor_parallel > 1:
     return _init_sliced(hvd, size, tensor_parallel)
   _init(hvd)
@@ -426,6 +441,11 @@ def rank_lost(error: Exception) -> RankLost | None:
   message = getattr(error, "message", None) or str(error)
   if "orovod" not in message:
     return None
+  if "ncclCommInitRank" in message:
+    return RankLost(
+      "NCCL does not connect the ranks' GPUs: do two ranks use one "
+      "(CUDA_VISIBLE_DEVICES)? NCCL_DEBUG=WARN says more"
+    )
   return RankLost(
     "another rank stopped, hangs or cannot be reached, so this one cannot "
     "continue; the last line of that rank, or of horovodrun, says why"
@@ -444,7 +464,8 @@ def session_config(comm: Comm) -> tf.ConfigProto:
     intra_op_parallelism_threads=comm.num_threads,
     inter_op_parallelism_threads=at_once,
   )
-  config.gpu_options.visible_device_list = str(comm.local_rank)
+  visible = len(tf.config.list_physical_devices("GPU"))
+  config.gpu_options.visible_device_list = str(_own_gpu(comm, visible))
   config.gpu_options.allow_growth = True
   # Grappler takes seconds of each start, and updates are as fast without.
   config.graph_options.rewrite_options.disable_meta_optimizer = True

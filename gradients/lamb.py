@@ -37,7 +37,7 @@ class LAMBOptimizer(moments.MomentOptimizer):
     weights = tf.convert_to_tensor(variable)
     direction = self._direction
     if of.norm_communicates:  # else all of the update is one program
-      direction = jit.compiled(direction, ("layers", "step"))
+      direction = jit.compiled(direction, jit.UPDATE)
     update, *new_slots = direction(
       gradient, weights, *slots, *corrections, decay
     )

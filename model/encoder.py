@@ -12,8 +12,10 @@ from common.tensorflow_v1 import tf
 from model import kernels
 from model.bert_config import BertConfig
 from model.layers import (
+  Weights,
   create_initializer,
   dense,
+  dense_weights,
   dropout,
   dropout_arguments,
   dropout_site_seed,
@@ -27,8 +29,10 @@ from model.layers import (
   recomputed,
   reshape_from_matrix,
   reshape_to_matrix,
+  site_seeds,
 )
 from model.tensor_parallel import WHOLE, Slices
+from xla_patches import jit
 
 # Added to the scores of masked positions: exp(-10000) is 0 in float32.
 _MASKED_SCORE = -10000.0
@@ -42,6 +46,9 @@ RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
 _EMBEDDING_SITE = 0
 _HEAD_SITE = -1  # a fine-tuning head's, for any number of layers
 _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
+
+# Activations that add the bias before them themselves.
+_BIASED = {gelu: kernels.gelu, gelu_erf: kernels.gelu_erf}
 
 
 def head_dropout_seed(dropout_seed):
@@ -158,23 +165,15 @@ class LayerConfig:
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
 
-  def dense(self, tensor, units, cut, **settings):
-    return dense(
-      tensor,
-      units,
-      kernel_initializer=create_initializer(self.bert.initializer_range),
-      slices=self.slices,
-      cut=cut,
-      **settings,
-    )
-
-  def activate(self, tensor):
-    activation = get_activation(self.bert.hidden_act)
+  def activate(self, tensor, bias):
+    """The activation of tensor + bias."""
+    activation, dtype = get_activation(self.bert.hidden_act), self.policy.gelu
+    if activation in _BIASED:
+      return _BIASED[activation](tensor, bias, dtype=dtype)
+    tensor = tf.nn.bias_add(tensor, tf.cast(bias, tensor.dtype))
     if activation is None:
       return tensor
-    if activation in (gelu, gelu_erf):
-      return activation(tensor, self.policy.gelu)
-    return mixed_precision.island(activation, self.policy.gelu)(tensor)
+    return mixed_precision.island(activation, dtype)(tensor)
 
   def run(self, name, function, *tensors):
     """function(*tensors), recomputed if `name` is in `recompute`."""
@@ -182,56 +181,26 @@ class LayerConfig:
     return recomputed(function, *tensors) if again else function(*tensors)
 
 
-def attention(
-  from_matrix,
-  to_matrix,
-  attention_mask,
-  lengths,
-  config,
-  dropout_seed=None,
-  activations=(None, None, None),
-):
+def _attention_bias(attention_mask, policy):
+  """What is added to scores: policy.softmax, broadcast over N."""
+  if attention_mask is None:
+    return tf.zeros([1, 1, 1, 1], policy.softmax)
+  # [B, 1, F or 1, T]
+  mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
+  return (1.0 - mask) * _MASKED_SCORE
+
+
+def attention(query, key, value, bias, config, seed=None):
   """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
 
-  From float [B * F, from width] to [B * T, to width]; the same tensor makes it
-  self-attention. `lengths` are (B, F, T). The mask, [B, F, T] or [B, 1, T], is
-  1 at positions to attend to, else 0; None is 1 everywhere. `activations` are
-  of queries, keys and values. Returns policy.attention [B * F, H / slices].
+  Heads are [B, N, F, D] of queries, [B, N, T, D] of keys and values; `bias` is
+  `_attention_bias`'s. Returns [B * F, N * D].
   """
-  batch_size, from_length, to_length = lengths
   policy, slices = config.policy, config.slices
-  width, num_heads = config.bert.hidden_size, config.bert.num_attention_heads
-  size_per_head = width // num_heads
-  first_head, end_head = slices.bounds(num_heads)
-  own_heads = end_head - first_head
-
-  def heads(matrix, length, activation, name):
-    """[B * length, width] -> [B, N, length, D]"""
-    tensor = config.dense(
-      matrix,
-      width,
-      cut="units",
-      activation=activation,
-      name=name,
-      dtype=policy.attention,
-    )
-    tensor = tf.reshape(tensor, [batch_size, length, own_heads, size_per_head])
-    return tf.transpose(tensor, [0, 2, 1, 3])
-
-  same = to_matrix is from_matrix
-  from_matrix = slices.copy_to_group(from_matrix)
-  to_matrix = from_matrix if same else slices.copy_to_group(to_matrix)
-  query = heads(from_matrix, from_length, activations[0], "query")
-  key = heads(to_matrix, to_length, activations[1], "key")
-  value = heads(to_matrix, to_length, activations[2], "value")
-  if attention_mask is None:
-    bias = tf.zeros([], policy.softmax)
-  else:
-    # [B, 1, F or 1, T], broadcast over N
-    mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
-    bias = (1.0 - mask) * _MASKED_SCORE
+  _, own_heads, _, size_per_head = query.shape.as_list()
+  num_heads = config.bert.num_attention_heads
   seed, keep_prob = dropout_arguments(
-    config.bert.attention_probs_dropout_prob, dropout_seed
+    config.bert.attention_probs_dropout_prob, seed
   )
 
   def attend(query, key, value):
@@ -244,83 +213,144 @@ def attention(
       scale=1.0 / math.sqrt(size_per_head),
       keep_prob=keep_prob,
       dtype=policy.softmax,
-      heads=(first_head, num_heads) if slices.size > 1 else None,
+      heads=(slices.bounds(num_heads)[0], num_heads)
+      if slices.size > 1
+      else None,
     )
     return tf.matmul(probs, value)
 
   # context = [B, N, F, D] -> [B, F, N, D]
   context = config.run("attention", attend, query, key, value)
   context = tf.transpose(context, [0, 2, 1, 3])
-  return tf.reshape(
-    context, [batch_size * from_length, own_heads * size_per_head]
-  )
+  return tf.reshape(context, [-1, own_heads * size_per_head])
 
 
-def _end_of_block(output, residual, site, reader, config):
-  """What is read next, as `reader`, and the next residual, both [B * S, H]."""
-  seed, keep_prob = dropout_arguments(
-    config.bert.hidden_dropout_prob,
-    dropout_site_seed(config.dropout_seed, site),
+def _layer_weights(config, heads) -> list:
+  """`Weights` as a layer's matmuls read them: matrices in their types.
+
+  First those of `heads`, lists of "query", "key" and "value" that stand side by
+  side; then attention's output's, and both feed-forward ones.
+  """
+  bert, policy, slices = config.bert, config.policy, config.slices
+  hidden, wide = bert.hidden_size, bert.intermediate_size
+  initializer = create_initializer(bert.initializer_range)
+
+  def make(name, inputs, units, cut):
+    found = dense_weights(name, inputs, units, initializer, slices, cut)
+    return Weights(*map(tf.convert_to_tensor, found))
+
+  groups = [
+    [make(f"attention/self/{name}", hidden, hidden, "units") for name in group]
+    for group in heads
+  ]
+  groups.append([make("attention/output/dense", hidden, hidden, "inputs")])
+  types = [policy.attention] * len(groups)
+  groups.append([make("intermediate/dense", hidden, wide, "units")])
+  groups.append([make("output/dense", wide, hidden, "inputs")])
+  types += [policy.feed_forward] * 2
+  found = kernels.side_by_side(
+    *[([w.kernel for w in g], t) for g, t in zip(groups, types, strict=True)],
+    *[([w.bias for w in g], tf.float32) for g in groups],
   )
+  count = len(groups)
+  return list(map(Weights, found[:count], found[count:]))
+
+
+def _end_of_block(output, bias, residual, seed, reader, config, twice=False):
+  """What is read next, as `reader`, and the next residual, both [B * S, H].
+
+  They are one tensor, of which a gradient can be asked; with `twice` they are
+  two, and no op adds up their gradients.
+  """
+  seed, keep_prob = dropout_arguments(config.bert.hidden_dropout_prob, seed)
   dtype = config.policy.layer_norm
   static = dict(keep_prob=keep_prob, dtype=dtype)
   types = dict(types=(output.dtype, residual.dtype))
   if config.bert.pre_layer_norm:
-    total = kernels.dropout_and_add(output, residual, seed, **static, **types)
-    return layer_norm(total, None, dtype, reader), total
+    total, residual = kernels.dropout_and_add(
+      output, residual, seed, bias, twice=True, **static, **types
+    )
+    return layer_norm(total, None, dtype, reader), residual
   kernel = kernels.add_and_norm
   if "layer_norm" in config.recompute:
     kernel, static = kernels.invertible_add_and_norm, static | types
   result = normalized(
-    kernel, [output, residual], seed, store_dtype=reader, **static
+    kernel,
+    [output, residual],
+    seed,
+    bias,
+    store_dtype=reader,
+    twice=twice,
+    **static,
   )
-  return result, result
+  return result if twice else (result, result)
 
 
 def transformer_layer(
-  hidden, residual, number, attention_mask, shape, config, places=None
+  hidden, residual, attention_bias, shape, config, seeds, places=None
 ):
-  """Layer `number`, from 0: its output, and the next layer's residual.
+  """A layer's output, and the next layer's residual.
 
-  All are [B * S, H], the output is policy.attention; `shape` is (B, S). With
-  `places`, int [B, P], the results are [B * P, H], of the tokens there.
+  All are [B * S, H], the output is policy.attention; `shape` is (B, S), `seeds`
+  are those of its dropout sites. With `places`, int [B, P], the results are
+  [B * P, H], of the tokens there.
   """
-  site = _EMBEDDING_SITE + 1 + _SITES_PER_LAYER * number
-  policy, bert = config.policy, config.bert
-  queries, from_length = hidden, shape[1]
+  policy, slices, bert = config.policy, config.slices, config.bert
+  queries, query_length = hidden, shape[1]
+  groups = [["query"], ["key"], ["value"]]
+  if jit.saves_launches():
+    groups = [["query", "key", "value"]]
+    if places is not None:
+      groups = [["query"], ["key", "value"]]
+  weights = _layer_weights(config, groups)
+  *head_weights, attended_weights, inner, outer = weights
   if places is not None:
-    from_length = get_shape_list(places)[1]
-    queries, residual = (
-      gather_indexes(tf.reshape(rows, [*shape, bert.hidden_size]), places)
-      for rows in (hidden, residual)
+    at_places = lambda rows: gather_indexes(
+      tf.reshape(rows, [*shape, bert.hidden_size]), places
     )
-    if attention_mask is not None and attention_mask.shape[1] != 1:
-      attention_mask = tf.gather(attention_mask, places, batch_dims=1)
-  with tf.variable_scope("attention"):
-    with tf.variable_scope("self"):
-      context = attention(
-        queries,
-        hidden,
-        attention_mask,
-        (shape[0], from_length, shape[1]),
-        config,
-        dropout_site_seed(config.dropout_seed, site),
+    is_same, queries = residual is hidden, at_places(hidden)
+    residual = queries if is_same else at_places(residual)
+    query_length = get_shape_list(places)[1]
+    if attention_bias.shape[2] != 1:
+      attention_bias = tf.gather(attention_bias, places, axis=2, batch_dims=1)
+  first, end = slices.bounds(bert.num_attention_heads)
+  with tf.name_scope("attention"):
+    keys = slices.copy_to_group(hidden)
+    queries = keys if queries is hidden else slices.copy_to_group(queries)
+    heads = []  # [B, N, F or S, D]
+    for group, of_group in zip(groups, head_weights, strict=True):
+      heads += kernels.split_heads(
+        tf.matmul(keys if heads else queries, of_group.kernel),
+        of_group.bias,
+        parts=len(group),
+        shape=(shape[0], shape[1] if heads else query_length, end - first),
       )
-    with tf.variable_scope("output"):
-      attended = config.dense(context, bert.hidden_size, cut="inputs")
-      attended, residual = _end_of_block(
-        attended, residual, site + 1, policy.feed_forward, config
-      )
-  with tf.variable_scope("intermediate"):
+    context = attention(*heads, attention_bias, config, seeds[0])
+  with tf.variable_scope("attention/output"):
+    attended = tf.matmul(context, attended_weights.kernel)
+    attended, residual = _end_of_block(
+      slices.reduce_from_group(attended),
+      attended_weights.bias,
+      residual,
+      seeds[1],
+      policy.feed_forward,
+      config,
+      twice=True,
+    )
+  with tf.name_scope("intermediate"):
     # [B * S, I / slices]
-    attended = config.slices.copy_to_group(attended)
-    wide = config.dense(attended, bert.intermediate_size, cut="units")
+    wide = tf.matmul(slices.copy_to_group(attended), inner.kernel)
   with tf.variable_scope("output"):
-    output = lambda x: config.dense(
-      config.activate(x), bert.hidden_size, cut="inputs"
+    output = lambda x, bias, kernel: tf.matmul(config.activate(x, bias), kernel)
+    hidden = config.run("gelu", output, wide, inner.bias, outer.kernel)
+    return _end_of_block(
+      slices.reduce_from_group(hidden),
+      outer.bias,
+      residual,
+      seeds[2],
+      policy.attention,
+      config,
     )
-    hidden = config.run("gelu", output, wide)
-    return _end_of_block(hidden, residual, site + 2, policy.attention, config)
 
 
 def encoder_layers(input_tensor, attention_mask, config, places=None):
@@ -343,15 +373,20 @@ def encoder_layers(input_tensor, attention_mask, config, places=None):
     )
   # The next layer reads what was reshaped, so every reshape is used, also when
   # only the last layer's output is wanted.
-  layers, residual = [input_tensor], None
+  layers, residual = [tf.cast(input_tensor, config.policy.attention)], None
+  attention_bias = _attention_bias(attention_mask, config.policy)
+  count = _SITES_PER_LAYER
+  seeds = site_seeds(
+    config.dropout_seed, _EMBEDDING_SITE + 1, count * bert.num_hidden_layers
+  )
   for number in range(bert.num_hidden_layers):
     is_last = number == bert.num_hidden_layers - 1
     layer = functools.partial(
       transformer_layer,
-      number=number,
-      attention_mask=attention_mask,
+      attention_bias=attention_bias,
       shape=input_shape[:2],
       config=config,
+      seeds=seeds[count * number : count * (number + 1)],
       places=places if is_last else None,
     )
     hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
@@ -412,24 +447,32 @@ def attention_layer(
       "Tensors of rank 2 need batch_size, from_seq_length and to_seq_length; "
       f"they are {batch_size}, {from_seq_length}, {to_seq_length}"
     )
+  width = num_attention_heads * size_per_head
   bert = BertConfig(
     vocab_size=0,
-    hidden_size=num_attention_heads * size_per_head,
+    hidden_size=width,
     num_attention_heads=num_attention_heads,
     attention_probs_dropout_prob=attention_probs_dropout_prob,
-    initializer_range=initializer_range,
   )
+
+  def heads(tensor, length, activation, name):
+    """[B * length, from or to width] -> [B, N, length, D]"""
+    initializer = create_initializer(initializer_range)
+    rows = reshape_to_matrix(tensor)
+    rows = dense(rows, width, activation, initializer, name, tf.float32)
+    shape = [batch_size, length, num_attention_heads, size_per_head]
+    return tf.transpose(tf.reshape(rows, shape), [0, 2, 1, 3])
+
   context = attention(
-    reshape_to_matrix(from_tensor),
-    reshape_to_matrix(to_tensor),
-    attention_mask,
-    (batch_size, from_seq_length, to_seq_length),
+    heads(from_tensor, from_seq_length, query_act, "query"),
+    heads(to_tensor, to_seq_length, key_act, "key"),
+    heads(to_tensor, to_seq_length, value_act, "value"),
+    _attention_bias(attention_mask, mixed_precision.FP32),
     LayerConfig(bert),
-    activations=(query_act, key_act, value_act),
   )
   if do_return_2d_tensor:
     return context
-  return tf.reshape(context, [batch_size, from_seq_length, bert.hidden_size])
+  return tf.reshape(context, [batch_size, from_seq_length, width])
 
 
 def transformer_model(

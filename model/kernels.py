@@ -49,8 +49,10 @@ class Kernel:
   itself, which a compiled function would copy. `@NAME.gradient` decorates
   backward(..., dy, ...) -> {tensor of forward: its gradient}. It takes by name
   what it needs of forward's arguments, the dict, and `result`; nothing else
-  stays in memory. Tensors are given by position, static arguments, which are
-  hashable, by name. A GradientTape ignores backward and differentiates forward.
+  stays in memory. Tensors are given by position, the last of them may be left
+  out; static arguments, which are hashable, by name. With `twice` the result is
+  given twice, for two readers, whose gradients backward adds up: `dy`, `dy_2`.
+  A GradientTape ignores backward and differentiates forward.
   """
 
   def __init__(self, forward, compile=True):
@@ -65,10 +67,10 @@ class Kernel:
   def _run(self, function, values, static):
     names = inspect.signature(function).parameters
     static = {n: value for n, value in static.items() if n in names}
-    tensors = [values[n] for n in names if n in values]
-    return jit.compiled(function, self._modes, **static)(*tensors)
+    tensors = {n: values[n] for n in names if n in values}
+    return jit.compiled(function, self._modes, **static)(**tensors)
 
-  def __call__(self, *tensors, **static):
+  def __call__(self, *tensors, twice=False, **static):
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     names = list(inspect.signature(self._forward).parameters)[: len(tensors)]
     values = dict(zip(names, tensors, strict=True))
@@ -77,14 +79,18 @@ class Kernel:
       result, saved = result
       values |= {n: result if t is None else t for n, t in saved.items()}
     values["result"] = result
+    readers = ["dy", "dy_2"] if twice else ["dy"]
 
-    def gradient(op, dy, *_):
+    def gradient(op, *d_tensors):
+      given = dict(zip(readers, d_tensors, strict=False))
       # Not before the backward pass, or all would be in memory at once.
-      with tf.control_dependencies([dy]):
-        got = self._run(self._backward, {**values, "dy": dy}, static)
-      return [None, *[got.get(n) for n in names]]
+      with tf.control_dependencies(given.values()):
+        got = self._run(self._backward, {**values, **given}, static)
+      return [*[None] * len(readers), *[got.get(n) for n in names]]
 
-    return with_gradient([result, *tensors], gradient)[0]
+    results = [result] * len(readers)
+    outputs = with_gradient([*results, *tensors], gradient)
+    return outputs[:2] if twice else outputs[0]
 
 
 def _mix(x, multiplier, shift):
@@ -133,8 +139,11 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
   bits = tf.bitcast(seed, tf.uint32)
   key = [bits[0], bits[1]]  # tf.unstack has no GPU kernel for them
   low, high = row_numbers(shape, part)
+  # Of the mask's shape from here on, so that XLA computes it where it is read.
+  low = tf.reshape(low, [*shape[:-1], 1])
   number = low + tf.cast(tf.range(shape[-1] if shape else 1), tf.uint32)
   if not isinstance(high, int):
+    high = tf.reshape(high, [*shape[:-1], 1])
     # Sites differ by small numbers in this half of the seed.
     key[1] += high * tf.constant(0x9E3779B1, tf.uint32)
   x = tf.bitwise.bitwise_xor(number, key[0])
@@ -165,64 +174,190 @@ def dropout(seed, dy, keep_prob):
   return {"x": _drop(dy, keep_prob, seed)}
 
 
+def _biased(x, bias, dtype):
+  """x, or x + bias in x's type, as `dtype`."""
+  return tf.cast(x if bias is None else x + tf.cast(bias, x.dtype), dtype)
+
+
+def _bias_gradient(dx, dtype):
+  """The sum of dx's rows."""
+  return tf.reduce_sum(tf.cast(dx, dtype), list(range(dx.shape.ndims - 1)))
+
+
+def _with_bias(gradients, bias):
+  """`gradients`, with that of the bias if x has one."""
+  if bias is None:
+    return gradients
+  return {**gradients, "bias": _bias_gradient(gradients["x"], bias.dtype)}
+
+
 @Kernel
-def gelu(x, dtype):
-  """GELU's tanh approximation, https://arxiv.org/abs/1606.08415, in `dtype`."""
-  wide = tf.cast(x, dtype)
+def gelu(x, bias=None, *, dtype):
+  """GELU's tanh approximation, https://arxiv.org/abs/1606.08415, of x + bias.
+
+  It computes in `dtype`.
+  """
+  wide = _biased(x, bias, dtype)
   gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * tf.square(wide)))
   return tf.cast(wide * gate, x.dtype)
 
 
 @gelu.gradient
-def gelu(x, dy, dtype):
-  wide = tf.cast(x, dtype)
+def gelu(x, dy, bias=None, *, dtype):
+  wide = _biased(x, bias, dtype)
   square = tf.square(wide)
   gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * square))
   slope = wide * gate * (1.0 - gate) * (_GELU_A + (3.0 * _GELU_B) * square)
-  return {"x": tf.cast(tf.cast(dy, dtype) * (gate + slope), x.dtype)}
+  dx = tf.cast(tf.cast(dy, dtype) * (gate + slope), x.dtype)
+  return _with_bias({"x": dx}, bias)
 
 
 @Kernel
-def gelu_erf(x, dtype):
-  """Exact GELU, x (1 + erf(x / sqrt(2))) / 2, of the same paper."""
-  wide = tf.cast(x, dtype)
+def gelu_erf(x, bias=None, *, dtype):
+  """Exact GELU, z (1 + erf(z / sqrt(2))) / 2 of z = x + bias, as above."""
+  wide = _biased(x, bias, dtype)
   return tf.cast(wide * _normal_cdf(wide), x.dtype)
 
 
 @gelu_erf.gradient
-def gelu_erf(x, dy, dtype):
-  wide = tf.cast(x, dtype)
+def gelu_erf(x, dy, bias=None, *, dtype):
+  wide = _biased(x, bias, dtype)
   density = tf.exp(-0.5 * tf.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
   slope = _normal_cdf(wide) + wide * density
-  return {"x": tf.cast(tf.cast(dy, dtype) * slope, x.dtype)}
+  return _with_bias({"x": tf.cast(tf.cast(dy, dtype) * slope, x.dtype)}, bias)
 
 
 def _normal_cdf(x):
   return 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
 
 
-@Kernel
+def split_heads(product, bias, *, parts, shape):
+  """float [B, N, length, D], `parts` of them, of what a matmul gave for all.
+
+  `product` is [B * length, parts * N * D], without the `bias` of its columns;
+  `shape` is (B, length, N).
+  """
+  static = dict(parts=parts, shape=shape)
+  found = jit.compiled(_split_heads, **static)(product, bias)
+
+  def gradient(op, *d_tensors):
+    joined = jit.compiled(_split_heads_gradient, dtype=bias.dtype)
+    return [*[None] * parts, *joined(*d_tensors[:parts])]
+
+  return with_gradient([*found, product, bias], gradient)[:parts]
+
+
+def _split_heads(product, bias, parts, shape):
+  (batch, length, heads), width = shape, product.shape.as_list()[-1]
+  biased = tf.reshape(
+    _biased(product, bias, product.dtype),
+    [batch, length, parts, heads, width // (parts * heads)],
+  )
+  return tf.unstack(tf.transpose(biased, [2, 0, 3, 1, 4]))
+
+
+def _split_heads_gradient(*d_heads, dtype):
+  # [parts, B, N, length, D] -> [B, length, parts, N, D]
+  joined = tf.transpose(tf.stack(d_heads), [1, 3, 0, 2, 4])
+  *_, parts, heads, width = joined.shape.as_list()
+  joined = tf.reshape(joined, [-1, parts * heads * width])
+  return joined, _bias_gradient(joined, dtype)
+
+
+def side_by_side(*groups) -> list:
+  """Of each group, (tensors, dtype), one tensor: they side by side, as `dtype`.
+
+  For a GPU one program makes all of them, and one all their gradients: each
+  would be a launch. One tensor of its dtype is left as it is.
+  """
+  changes = lambda tensors, dtype: len(tensors) > 1 or tensors[0].dtype != dtype
+  made = iter(_joined([group for group in groups if changes(*group)]))
+  return [next(made) if changes(*group) else group[0][0] for group in groups]
+
+
+def _joined(groups: list) -> list:
+  """`side_by_side` of [(tensors, dtype), ...] that all change."""
+  if not groups:
+    return []
+  tensors = [tensor for group, _ in groups for tensor in group]
+  static = dict(
+    sizes=tuple(len(group) for group, _ in groups),
+    dtypes=tuple(dtype for _, dtype in groups),
+  )
+  modes = ("layers",) if jit.saves_launches() else ()
+  found = jit.compiled(_join, modes, **static)(*tensors)
+
+  def gradient(op, *d_tensors):
+    widths = tuple(
+      tuple(tensor.shape.as_list()[-1] for tensor in group)
+      for group, _ in groups
+    )
+    apart = jit.compiled(_part, modes, widths=widths, dtype=tensors[0].dtype)
+    return [*[None] * len(found), *apart(*d_tensors[: len(found)])]
+
+  return with_gradient([*found, *tensors], gradient)[: len(found)]
+
+
+def _join(*tensors, sizes, dtypes):
+  tensors, found = iter(tensors), []
+  for size, dtype in zip(sizes, dtypes, strict=True):
+    group = [tf.cast(next(tensors), dtype) for _ in range(size)]
+    found.append(tf.concat(group, axis=-1) if size > 1 else group[0])
+  return found
+
+
+def _part(*joined, widths, dtype):
+  found = []
+  for tensor, group in zip(joined, widths, strict=True):
+    tensor = tf.cast(tensor, dtype)
+    found += tf.split(tensor, group, axis=-1) if len(group) > 1 else [tensor]
+  return found
+
+
 def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):
   """dropout(softmax(scale * scores + bias)) over the last axis, in `dtype`.
 
   Scores are float [B, N, F, T], the result has their type; `bias` is of `dtype`
   and broadcast. `heads` is (first, count) if the N heads are some of `count`.
   """
-  probs = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
-  stored = tf.cast(probs, scores.dtype)
+  static = dict(scale=scale, dtype=dtype)
   if keep_prob == 1.0:
-    return stored, {"probs": None}
-  dropped = _drop(probs, keep_prob, seed, heads)
-  return tf.cast(dropped, scores.dtype), {"probs": stored}
+    return probs(scores, bias, **static)
+  static |= dict(keep_prob=keep_prob, heads=heads)
+  return dropped_probs(scores, bias, seed, **static)
 
 
-@attention_probs.gradient
-def attention_probs(probs, seed, dy, scale, keep_prob, dtype, heads=None):
-  wide = tf.cast(probs, dtype)
-  dy = _drop(tf.cast(dy, dtype), keep_prob, seed, heads)
+def _probs_gradient(probs, dy, scale):
   # sum_j dy_j probs_j of each row
-  along = tf.reduce_sum(dy * wide, axis=-1, keepdims=True)
-  return {"scores": tf.cast((dy - along) * wide * scale, probs.dtype)}
+  along = tf.reduce_sum(dy * probs, axis=-1, keepdims=True)
+  return (dy - along) * probs * scale
+
+
+@Kernel
+def probs(scores, bias, scale, dtype):
+  """`attention_probs` without dropout; keeps its result."""
+  wide = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
+  return tf.cast(wide, scores.dtype)
+
+
+@probs.gradient
+def probs(result, dy, scale, dtype):
+  wide, dy = tf.cast(result, dtype), tf.cast(dy, dtype)
+  return {"scores": tf.cast(_probs_gradient(wide, dy, scale), result.dtype)}
+
+
+@Kernel
+def dropped_probs(scores, bias, seed, scale, keep_prob, dtype, heads):
+  """`attention_probs` with dropout; keeps scores, which are in memory."""
+  wide = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
+  return tf.cast(_drop(wide, keep_prob, seed, heads), scores.dtype)
+
+
+@dropped_probs.gradient
+def dropped_probs(scores, bias, seed, dy, scale, keep_prob, dtype, heads):
+  wide = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
+  dy = _drop(tf.cast(dy, dtype), keep_prob, seed, heads)
+  return {"scores": tf.cast(_probs_gradient(wide, dy, scale), scores.dtype)}
 
 
 def _normalize(x, gamma, beta, epsilon):
@@ -265,32 +400,41 @@ def layer_norm(x, gamma, mean, rstd, dy, dtype):
   return {"x": tf.cast(dx, x.dtype), **d_variables}
 
 
+def _total_dy(dy, dy_2, dtype):
+  """The gradient of a result with one reader or two."""
+  dy = tf.cast(dy, dtype)
+  return dy if dy_2 is None else dy + tf.cast(dy_2, dtype)
+
+
 @Kernel
 def add_and_norm(
-  x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store
+  x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, dtype, store
 ):
-  """layer_norm(dropout(x) + residual)"""
-  wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
-  total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
+  """layer_norm(dropout(x + bias) + residual)"""
+  g, b = (tf.cast(t, dtype) for t in (gamma, beta))
+  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
+  total += tf.cast(residual, dtype)
   y, mean, rstd = _normalize(total, g, b, epsilon)
   return tf.cast(y, store), {"mean": mean, "rstd": rstd}
 
 
 @add_and_norm.gradient
-def add_and_norm(x, residual, gamma, mean, rstd, seed, dy, keep_prob, dtype):
-  wide, dy = tf.cast(x, dtype), tf.cast(dy, dtype)
-  total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
+def add_and_norm(
+  x, residual, gamma, mean, rstd, seed, dy, dy_2=None, bias=None, *, keep_prob,
+  dtype,
+):  # fmt: skip
+  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
+  total += tf.cast(residual, dtype)
+  dy = _total_dy(dy, dy_2, dtype)
   d_total, d_variables = _normalize_gradient(total, gamma, mean, rstd, dy)
-  return {
-    "x": tf.cast(_drop(d_total, keep_prob, seed), x.dtype),
-    "residual": tf.cast(d_total, residual.dtype),
-    **d_variables,
-  }
+  dx = tf.cast(_drop(d_total, keep_prob, seed), x.dtype)
+  residual = tf.cast(d_total, residual.dtype)
+  return _with_bias({"x": dx, "residual": residual, **d_variables}, bias)
 
 
 @Kernel
 def invertible_add_and_norm(
-  x, residual, gamma, beta, seed, keep_prob, epsilon, dtype, store
+  x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, dtype, store
 ):
   """`add_and_norm` that keeps its result, which the next matmul reads anyway.
 
@@ -298,56 +442,78 @@ def invertible_add_and_norm(
   `store` is, and 0 where gamma is 0. The static argument `types` is those of x
   and of residual, for their gradients.
   """
-  wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
-  total = _drop(wide, keep_prob, seed) + tf.cast(residual, dtype)
+  g, b = (tf.cast(t, dtype) for t in (gamma, beta))
+  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
+  total += tf.cast(residual, dtype)
   y, _, rstd = _normalize(total, g, b, epsilon)
   return tf.cast(y, store), {"rstd": rstd}
 
 
 @invertible_add_and_norm.gradient
 def invertible_add_and_norm(
-  result, gamma, beta, rstd, seed, dy, keep_prob, dtype, types
-):
-  y, g, b, dy = (tf.cast(t, dtype) for t in (result, gamma, beta, dy))
+  result, gamma, beta, rstd, seed, dy, dy_2=None, bias=None, *, keep_prob,
+  dtype, types,
+):  # fmt: skip
+  y, g, b = (tf.cast(t, dtype) for t in (result, gamma, beta))
   x_hat = tf.math.divide_no_nan(y - b, g)
   # As _normalize_gradient of x with mean 0, which only (x - mean) enters.
+  dy = _total_dy(dy, dy_2, dtype)
   d_total, d_variables = _normalize_gradient(
     x_hat / rstd, gamma, tf.zeros_like(rstd), rstd, dy
   )
   x_type, residual_type = types
-  return {
-    "x": tf.cast(_drop(d_total, keep_prob, seed), x_type),
-    "residual": tf.cast(d_total, residual_type),
-    **d_variables,
-  }
+  dx = tf.cast(_drop(d_total, keep_prob, seed), x_type)
+  residual = tf.cast(d_total, residual_type)
+  return _with_bias({"x": dx, "residual": residual, **d_variables}, bias)
 
 
 @Kernel
-def dropout_and_add(x, residual, seed, keep_prob, dtype):
-  """dropout(x) + residual in `dtype`; static `types` as above."""
-  return _drop(tf.cast(x, dtype), keep_prob, seed) + tf.cast(residual, dtype)
+def dropout_and_add(x, residual, seed, bias=None, *, keep_prob, dtype):
+  """dropout(x + bias) + residual in `dtype`; static `types` as above."""
+  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
+  return total + tf.cast(residual, dtype)
 
 
 @dropout_and_add.gradient
-def dropout_and_add(seed, dy, keep_prob, types):
+def dropout_and_add(seed, dy, dy_2=None, bias=None, *, keep_prob, types):
   x_type, residual_type = types
-  return {
-    "x": tf.cast(_drop(dy, keep_prob, seed), x_type),
-    "residual": tf.cast(dy, residual_type),
-  }
+  dy = _total_dy(dy, dy_2, dy.dtype)
+  dx = tf.cast(_drop(dy, keep_prob, seed), x_type)
+  return _with_bias({"x": dx, "residual": tf.cast(dy, residual_type)}, bias)
+
+
+@Kernel
+def aligned_rows(table, rows, dtype):
+  """A table [V, H] as [rows, H] of `dtype`, with rows of 0 after its own."""
+  more = rows - table.shape.as_list()[0]
+  return tf.pad(tf.cast(table, dtype), [[0, more], [0, 0]])
+
+
+@aligned_rows.gradient
+def aligned_rows(table, dy):
+  return {"table": tf.cast(dy[: table.shape.as_list()[0]], table.dtype)}
+
+
+def _class_bias(bias, logits, dtype):
+  """The `bias` of all columns; those without a class have no probability."""
+  more = logits.shape.as_list()[-1] - bias.shape.as_list()[0]
+  if not more:
+    return tf.cast(bias, dtype)
+  return tf.pad(tf.cast(bias, dtype), [[0, more]], constant_values=-1e4)
 
 
 @Kernel
 def cross_entropy(logits, bias, labels, dtype):
   """float32 [2, n]: -log softmax(logits + bias)[label], and 1 if it is right.
 
-  Logits are float [n, classes], labels int32 [n] in [0, classes). A label is
-  right if no class is likelier. No probabilities are kept: the gradient,
+  Logits are float [n, classes], and columns that are no class, if there are
+  more than biases; labels int32 [n] in [0, classes). A label is right if no
+  class is likelier. No probabilities are kept: the gradient,
   softmax - 1 at the label, computes them again.
   """
   biased = lambda x, b: tf.cast(x, dtype) + tf.cast(b, dtype)
   own = biased(tf.gather(logits, labels, batch_dims=1), tf.gather(bias, labels))
-  wide = biased(logits, bias)
+  wide = biased(logits, _class_bias(bias, logits, dtype))
   highest = tf.reduce_max(wide, axis=-1)
   total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
   log_total = highest + tf.math.log(total)
@@ -357,7 +523,7 @@ def cross_entropy(logits, bias, labels, dtype):
 
 def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
   """A label of -1 is none of these classes."""
-  wide = tf.cast(logits, dtype) + tf.cast(bias, dtype)
+  wide = tf.cast(logits, dtype) + _class_bias(bias, logits, dtype)
   probs = tf.exp(wide - log_total[:, tf.newaxis])
   classes = logits.shape[-1]
   is_label = tf.equal(tf.range(classes)[tf.newaxis], labels[:, tf.newaxis])
@@ -368,7 +534,7 @@ def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
   d_bias -= tf.math.unsorted_segment_sum(d_losses, labels, classes)
   return {
     "logits": tf.cast(d_logits, logits.dtype),
-    "bias": tf.cast(d_bias, bias.dtype),
+    "bias": tf.cast(d_bias[: bias.shape.as_list()[0]], bias.dtype),
   }
 
 
@@ -397,7 +563,7 @@ def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
 
 def _cross_entropy_part(logits, bias, labels, dtype):
   """float32 [3, n]: log sum exp, the label's (or the least), the highest."""
-  wide = tf.cast(logits, dtype) + tf.cast(bias, dtype)
+  wide = tf.cast(logits, dtype) + _class_bias(bias, logits, dtype)
   own = tf.gather(wide, tf.maximum(labels, 0), batch_dims=1)
   own = tf.where(labels >= 0, own, own.dtype.min * tf.ones_like(own))
   highest = tf.reduce_max(wide, axis=-1)

@@ -1,11 +1,15 @@
 """Layers with google/bert's variable names; `kernels` has the arithmetic."""
 
 import zlib
+from typing import NamedTuple
+
+import numpy as np
 
 from common.tensorflow_v1 import tf
 from model import kernels
 from model.bert_config import ACTIVATION_NAMES
 from model.tensor_parallel import WHOLE
+from xla_patches import jit
 
 # tf.contrib.layers.layer_norm's, with which published checkpoints were trained.
 _LAYER_NORM_EPSILON = 1e-12
@@ -37,6 +41,17 @@ def dropout_site_seed(hashed, site):
   if hashed.dtype != tf.uint32:
     hashed = hashed_seed(hashed)
   return hashed + tf.constant([0, site % 2**32], tf.uint32)
+
+
+def site_seeds(hashed, first, count) -> list:
+  """`dropout_site_seed` of `count` sites from number `first` on."""
+  if hashed is None:
+    return [None] * count
+  return jit.compiled(_site_seeds, first=first, count=count)(hashed)
+
+
+def _site_seeds(hashed, first, count):
+  return [dropout_site_seed(hashed, first + i) for i in range(count)]
 
 
 def dropout_arguments(dropout_prob, seed):
@@ -97,6 +112,28 @@ def create_initializer(initializer_range=0.02):
   return initializer
 
 
+class Weights(NamedTuple):
+  """A dense layer's variables: float32 [K, units] and [units]."""
+
+  kernel: tf.Variable
+  bias: tf.Variable
+
+
+def dense_weights(name, width, units, initializer, slices=WHOLE, cut=None):
+  """`Weights` named as tf.layers.dense's, for inputs of this `width`.
+
+  With `cut` "units" a slice has its part of them; with "inputs" its part of
+  those, and the whole bias.
+  """
+  axes = {None: (None, None), "units": (1, 0), "inputs": (0, None)}
+  kernel_axis, bias_axis = axes[cut]
+  with tf.variable_scope(name, default_name="dense"):
+    return Weights(
+      slices.get_variable("kernel", [width, units], initializer, kernel_axis),
+      slices.get_variable("bias", [units], tf.zeros_initializer(), bias_axis),
+    )
+
+
 def dense(
   input_tensor,
   units,
@@ -104,35 +141,20 @@ def dense(
   kernel_initializer=None,
   name=None,
   dtype=None,
-  slices=WHOLE,
-  cut=None,
 ):
-  """input_tensor [..., K] x kernel + bias, named as tf.layers.dense's.
+  """input_tensor [..., K] x kernel + bias, by `dense_weights`.
 
-  It computes in and returns `dtype`, the input's without it; variables are
-  float32. With `cut` "units" each slice returns its part of them; with "inputs"
-  K is this slice's part of them and the result is whole.
+  It computes in and returns `dtype`, the input's without it.
   """
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
-  width = shape[-1] * (slices.size if cut == "inputs" else 1)
-  axes = {None: (None, None), "units": (1, 0), "inputs": (0, None)}
-  kernel_axis, bias_axis = axes[cut]
-  with tf.variable_scope(name, default_name="dense"):
-    kernel = slices.get_variable(
-      "kernel", [width, units], kernel_initializer, kernel_axis
-    )
-    bias = slices.get_variable(
-      "bias", [units], tf.zeros_initializer(), bias_axis
-    )
-    matrix = tf.cast(reshape_to_matrix(input_tensor), dtype)
-    output = tf.matmul(matrix, tf.cast(kernel, dtype))
-    if cut == "inputs":
-      output = slices.reduce_from_group(output)
-    output = tf.nn.bias_add(output, tf.cast(bias, dtype))
-    if activation is not None:
-      output = activation(output)
-    return reshape_from_matrix(output, shape)
+  weights = dense_weights(name, shape[-1], units, kernel_initializer)
+  matrix = tf.cast(reshape_to_matrix(input_tensor), dtype)
+  output = tf.matmul(matrix, tf.cast(weights.kernel, dtype))
+  output = tf.nn.bias_add(output, tf.cast(weights.bias, dtype))
+  if activation is not None:
+    output = activation(output)
+  return reshape_from_matrix(output, shape)
 
 
 def dropout(input_tensor, dropout_prob, seed=None):
@@ -144,9 +166,9 @@ def dropout(input_tensor, dropout_prob, seed=None):
 
 
 def normalized(
-  kernel, tensors, *seed, name=None, dtype, store_dtype=None, **static
+  kernel, tensors, *more, name=None, dtype, store_dtype=None, **static
 ):
-  """`kernel` of tensors [..., H] and the layer norm's variables, made here."""
+  """`kernel` of tensors [..., H], the layer norm's variables, and `more`."""
   shape = [get_shape_list(tensors[0])[-1]]
   with tf.variable_scope(name, default_name="LayerNorm"):
     beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
@@ -155,7 +177,7 @@ def normalized(
     *tensors,
     gamma,
     beta,
-    *seed,
+    *more,
     epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
     dtype=dtype,
     store=store_dtype or tensors[0].dtype,
@@ -227,8 +249,11 @@ def get_shape_list(tensor, expected_rank=None, name=None):
 def gather_indexes(sequence_tensor, positions):
   """float [B * P, H]: a [B, S, H] tensor's vectors at int [B, P] positions."""
   batch_size, seq_length, width = get_shape_list(sequence_tensor, 3)
-  starts = tf.range(batch_size, dtype=positions.dtype) * seq_length
-  rows = tf.reshape(positions + starts[:, tf.newaxis], [-1])
+  if isinstance(batch_size, int) and isinstance(seq_length, int):
+    starts = np.arange(batch_size, dtype=positions.dtype.as_numpy_dtype)
+  else:
+    starts = tf.range(batch_size, dtype=positions.dtype)
+  rows = tf.reshape(positions + (starts * seq_length)[:, None], [-1])
   return kernels.gather_rows(tf.reshape(sequence_tensor, [-1, width]), rows)
 
 

@@ -144,6 +144,13 @@ class RunConfig:
     "Types of parts of the network that differ from --precision, as "
     f"part=type,... The parts are {', '.join(mixed_precision.PARTS)}; the "
     f"types are {', '.join(mixed_precision.TYPES)}.")
+  tf32: bool = _precision(True,
+    "Let GPUs multiply float32 matrices as TensorFloat-32, with 10 of 23 bits "
+    "of mantissa. --notf32 multiplies them as float32.")
+  deterministic: bool = _precision(False,
+    "Ask TensorFlow for equal results of equal runs on equal GPUs: no "
+    "additions in the order in which threads come, no kernels chosen by their "
+    "speed. Slower. CPUs always give equal results.")
   xla: str = _precision("layers",
     "What XLA compiles. off: nothing. auto: what TensorFlow clusters. layers: "
     "the work of a layer between its matrix multiplications, and the update. "

@@ -13,7 +13,7 @@ MASKED = "paris is the capital of [MASK] ."
 def python(script: str, *words: str, **flags) -> list[str]:
   """A command of this project: a script, or `-m` and a module's name."""
   command = [os.path.relpath(os.path.join(ROOT, script))]
-  if script.startswith("tools."):
+  if script.startswith(("tools.", "benchmarks.")):
     command = ["-m", script]
   return [os.path.relpath(sys.executable), *command, *words, *given(flags)]
 

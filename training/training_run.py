@@ -58,6 +58,16 @@ def start(
     sys.exit(STOPPED_STATUS)
 
 
+def precision_line(config, on_gpu: bool) -> str:
+  """The types of the parts of the network, and how a GPU computes them."""
+  parts = [f"precision: {config.policy.describe()}"]
+  if on_gpu:
+    way = "TensorFloat-32 (--notf32: float32)" if config.tf32 else "float32"
+    parts.append(f"what is float32 is multiplied as {way}")
+    parts += ["deterministic"] * config.deterministic
+  return "; ".join(parts)
+
+
 def check_elastic(config, tensor_parallel: int) -> None:
   """Raises `UserError` for settings that depend on the number of ranks."""
   if tensor_parallel > 1:
@@ -122,9 +132,17 @@ def _records_of(plan, step: tf.Tensor):
   return tf.gather(sizes, tf.minimum(step - first, plan.stage.growing))
 
 
+def set_arithmetic(config) -> None:
+  """How this process' GPU multiplies and adds up."""
+  tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
+  if config.deterministic:
+    tf.config.experimental.enable_op_determinism()
+
+
 @contextlib.contextmanager
 def graph(config):
-  """A block in a new graph, with the config's compilation and seed."""
+  """A block in a new graph, with the config's arithmetic and seed."""
+  set_arithmetic(config)
   with tf.Graph().as_default(), jit.mode(config.xla):
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
@@ -162,8 +180,9 @@ def run(
       say(comm, *parts.task.plan.lines())
       if parts.task.budget:
         say(comm, f"or {parts.task.budget.seconds / 60:g} minutes, if less")
-    if config.policy != mixed_precision.FP32:
-      line = f"precision: {config.policy.describe()}"
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    if on_gpu or config.policy != mixed_precision.FP32:
+      line = precision_line(config, on_gpu)
       say(comm, textwrap.fill(line, 80, subsequent_indent="  "))
     with (
       contextlib.ExitStack() as reporting,

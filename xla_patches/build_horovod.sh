@@ -59,6 +59,14 @@ if [ "${variant%-wheel}" != cpu ]; then
     exit 1
   fi
   major=$("$cuda_home/bin/nvcc" --version | sed -nE 's/.*release ([0-9]+)\..*/\1/p')
+  # "12.5.1"; nothing for a TensorFlow without CUDA.
+  wanted=$(TF_CPP_MIN_LOG_LEVEL=3 "$builder" -c 'import tensorflow as tf
+print(tf.sysconfig.get_build_info().get("cuda_version", ""))')
+  if [ -n "$wanted" ] && [ "${wanted%%.*}" != "$major" ]; then
+    echo "horovod: CUDA $major in $cuda_home, but this TensorFlow runs with CUDA" \
+      "$wanted: set CUDA_HOME to a toolkit of CUDA ${wanted%%.*}" >&2
+    exit 1
+  fi
   # NCCL 2.27.7 is the newest with wheels for both CUDA 12 and 13.
   echo "horovod: CUDA $major from $cuda_home, NCCL from nvidia-nccl-cu$major"
   "$python" -m pip install --quiet --no-deps --target "$work/nccl" \

@@ -20,6 +20,7 @@ from common.console import say
 from common.tensorflow_v1 import tf
 
 MODES = ("off", "auto", "layers", "step")
+UPDATE = ("layers", "step")  # those that compile the update
 
 _current = contextvars.ContextVar("xla", default=("off", {}))
 
@@ -65,6 +66,15 @@ def _variables_of(graph):
     yield
 
 
+def saves_launches(modes=("layers",)) -> bool:
+  """Whether a GPU would be given few large programs, in one of these `modes`.
+
+  A CPU launches nothing, and casts and adds up faster by TensorFlow's ops.
+  """
+  on_gpu = bool(tf.config.list_physical_devices("GPU"))
+  return on_gpu and _current.get()[0] in modes
+
+
 def compiled(function, modes=("layers",), **static):
   """`function` of tensors, as one program if the mode is one of `modes`.
 
@@ -76,9 +86,9 @@ def compiled(function, modes=("layers",), **static):
     return functools.partial(function, **static)
   graph = tf.get_default_graph()
 
-  def traced(*tensors):
+  def traced(*tensors, **named):
     with _variables_of(graph):
-      return function(*tensors, **static)
+      return function(*tensors, **named, **static)
 
   key = (function, tuple(sorted(static.items())))
   if key not in programs:

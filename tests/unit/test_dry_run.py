@@ -199,6 +199,17 @@ def test_a_process_takes_the_gpu_of_its_sessions(monkeypatch):
   assert told == [("b", "GPU"), ("b", True)]
   options = distributed.session_config(comm).gpu_options
   assert options.visible_device_list == "1" and options.allow_growth
+  # Slurm's --gpus-per-task shows each rank its own.
+  monkeypatch.setattr(config, "list_physical_devices", lambda _: ["own"])
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+  told.clear()
+  distributed._settled(comm, 1)
+  options = distributed.session_config(comm).gpu_options
+  assert told[0] == ("own", "GPU") and options.visible_device_list == "0"
+  monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+  with pytest.raises(UserError, match="2 ranks on a host with 1 GPUs"):
+    distributed._settled(comm, 1)
+  monkeypatch.setattr(config, "list_physical_devices", lambda _: ["a", "b"])
   comm.local_rank, comm.local_size = 2, 3
   with pytest.raises(UserError, match="3 ranks on a host with 2 GPUs"):
     distributed._settled(comm, 1)

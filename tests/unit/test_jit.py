@@ -124,10 +124,11 @@ def test_layers_share_their_programs():
       config, True, ids, dropout_seed=tf.constant([1, 2])
     )
     tf.gradients(model.get_sequence_output(), tf.trainable_variables())
-  # Of each layer: attention probabilities, GELU, two ends of a sub-layer.
-  forward = called(graph, "encoder/layer_")
-  assert len(forward) == 2 * 4 * config.num_hidden_layers
-  assert len(set(forward)) == 2 * 3
+  # Of each layer: heads of queries, keys and values, attention probabilities,
+  # GELU, two ends of a sub-layer, of which the first alone has two readers.
+  programs = called(graph, "encoder/layer_")
+  assert len(programs) == 2 * 7 * config.num_hidden_layers
+  assert len(set(programs)) == 4 + 5
 
 
 def test_outside_of_a_mode_nothing_is_compiled():

@@ -270,6 +270,28 @@ def test_cross_entropy_equals_tensorflows(mode):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["off", "layers"])
+def test_columns_without_a_class_change_nothing(mode):
+  """Of logits and of the table that they are made of."""
+  rng = np.random.default_rng(0)
+  hidden = tf.constant(rng.normal(0, 1, [6, 3]).astype(np.float32))
+  table = tf.constant(rng.normal(0, 1, [5, 3]).astype(np.float32))
+  bias = tf.constant(rng.normal(0, 1, 5).astype(np.float32))
+  labels = tf.constant([0, 4, 2, 2, 1, 3])
+  found = []
+  with jit.mode(mode):
+    for rows in (5, 8):
+      matrix = kernels.aligned_rows(table, rows=rows, dtype=tf.float32)
+      logits = tf.matmul(hidden, matrix, transpose_b=True)
+      assert logits.shape[-1] == rows
+      result = kernels.cross_entropy(logits, bias, labels, dtype=tf.float32)
+      found.append([result, *tf.gradients(result[0], [hidden, table, bias])])
+  with tf.Session() as session:
+    plain, wider = session.run(found)
+  for a, b in zip(wider, plain, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
 # -----------------------------------------------------------------------------
 # Packed = unpacked
 # -----------------------------------------------------------------------------
@@ -408,6 +430,37 @@ def composed_add_and_norm(x, residual, gamma, beta):
   return composed_layer_norm(drop(x, 0.6) + residual, gamma, beta)
 
 
+def add_and_norm_twice(kernel, x, residual, gamma, beta, bias, **static):
+  """Both results of `kernel` for x + bias."""
+  return kernel(
+    x,
+    residual,
+    gamma,
+    beta,
+    SEED,
+    bias,
+    keep_prob=0.6,
+    epsilon=1e-12,
+    dtype=tf.float32,
+    store=tf.float32,
+    twice=True,
+    **static,
+  )
+
+
+def weighted(results):
+  """Of two readers, who have other gradients."""
+  first, second = results
+  return first + 2.0 * second
+
+
+def joined_by(side_by_side, a, b, c):
+  """[a, b, 2 c]: a and b in one group, c alone in another type."""
+  tensors = [tf.convert_to_tensor(t) for t in (a, b, c)]
+  ab, wide = side_by_side((tensors[:2], tf.float32), (tensors[2:], tf.float64))
+  return tf.concat([ab, tf.cast(2.0 * wide, tf.float32)], axis=1)
+
+
 def ours_attention_probs(scores, keep_prob):
   return kernels.attention_probs(
     scores,
@@ -452,6 +505,60 @@ def composed_attention_probs(scores, keep_prob):
       lambda table: tf.gather(table, [3, 0, 3, 1]),
       [[5, 7]],
     ),
+    (
+      lambda x, b: kernels.gelu(x, b, dtype=tf.float32),
+      lambda x, b: composed_gelu(x + b),
+      [[5, 7], [7]],
+    ),
+    (
+      lambda x, b: kernels.gelu_erf(x, b, dtype=tf.float32),
+      lambda x, b: composed_gelu_erf(x + b),
+      [[5, 7], [7]],
+    ),
+    (
+      lambda *t: weighted(add_and_norm_twice(kernels.add_and_norm, *t)),
+      lambda x, r, g, b, bias: 3.0 * composed_add_and_norm(x + bias, r, g, b),
+      [[5, 7], [5, 7], [7], [7], [7]],
+    ),
+    (
+      lambda *t: weighted(
+        add_and_norm_twice(
+          kernels.invertible_add_and_norm, *t, types=(tf.float32, tf.float32)
+        )
+      ),
+      lambda x, r, g, b, bias: 3.0 * composed_add_and_norm(x + bias, r, g, b),
+      [[5, 7], [5, 7], [7], [7], [7]],
+    ),
+    (
+      lambda x, r, bias: weighted(
+        kernels.dropout_and_add(
+          x,
+          r,
+          SEED,
+          bias,
+          keep_prob=0.6,
+          dtype=tf.float32,
+          twice=True,
+          types=(tf.float32, tf.float32),
+        )
+      ),
+      lambda x, r, bias: 3.0 * (drop(x + bias, 0.6) + r),
+      [[5, 7], [5, 7], [7]],
+    ),
+    (
+      lambda x, b: tf.stack(
+        kernels.split_heads(x, b, parts=3, shape=(2, 5, 2))
+      ),
+      lambda x, b: tf.transpose(
+        tf.reshape(x + b, [2, 5, 3, 2, 4]), [2, 0, 3, 1, 4]
+      ),
+      [[10, 24], [24]],
+    ),
+    (
+      lambda *t: joined_by(kernels.side_by_side, *t),
+      lambda a, b, c: tf.concat([a, b, 2.0 * c], axis=1),
+      [[5, 7], [5, 3], [5, 2]],
+    ),
   ],
   ids=[
     "gelu",
@@ -463,6 +570,13 @@ def composed_attention_probs(scores, keep_prob):
     "attention, dropout",
     "attention",
     "embedding",
+    "gelu of a sum",
+    "gelu_erf of a sum",
+    "add and norm, two readers",
+    "invertible, two readers",
+    "dropout and add, two readers",
+    "heads",
+    "side by side",
   ],
 )
 @pytest.mark.parametrize("mode", ["off", "layers"])
@@ -590,6 +704,31 @@ def loss_and_gradients(config, recompute=(), mode="off"):
       randomise(session, rng)
       values = session.run([loss, *gradients])
   return values, [v.op.name for v in variables], graph
+
+
+@pytest.mark.parametrize(
+  "activation, pre_layer_norm", [("gelu", False), ("gelu_erf", True)]
+)
+@pytest.mark.parametrize("gpus", [[], ["GPU"]])
+def test_programs_give_what_operations_give(
+  monkeypatch, activation, pre_layer_norm, gpus
+):
+  """For a GPU queries, keys and values are one matmul."""
+  config = tiny_config(0.3)
+  config.hidden_act, config.pre_layer_norm = activation, pre_layer_norm
+  want, names, plain = loss_and_gradients(config)
+  monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: gpus)
+  got, again, graph = loss_and_gradients(config, mode="layers")
+  assert again == names
+  for a, b, name in zip(got, want, ["loss", *names], strict=True):
+    scale = np.abs(b).max() + 0.01
+    np.testing.assert_allclose(a / scale, b / scale, atol=1e-4, err_msg=name)
+  count = lambda graph: sum(
+    op.type == "MatMul" for op in graph.get_operations()
+  )
+  # One instead of three, one instead of two, and their two gradients each. Both
+  # of the losses' are in programs.
+  assert count(plain) - count(graph) == 2 + len(gpus) * 3 * (2 + 1)
 
 
 @pytest.mark.parametrize(
@@ -819,14 +958,14 @@ def test_every_dropout_site_of_the_model_has_its_own_seed(graph):
   seed = tf.constant([1, 2])
   tensors = as_tensors(ragged_batch(np.random.default_rng(6)))
   seeds = []
-  original = encoder.dropout_site_seed
-  encoder.dropout_site_seed = lambda seed, site: (
+  original = layers.dropout_site_seed
+  layers.dropout_site_seed = encoder.dropout_site_seed = lambda seed, site: (
     seeds.append(site) or original(seed, site)
   )
   try:
     modeling.pretraining_model(tensors, tiny_config(0.1), True, seed)
   finally:
-    encoder.dropout_site_seed = original
+    layers.dropout_site_seed = encoder.dropout_site_seed = original
   assert seeds == list(range(1 + 3 * TINY["num_hidden_layers"]))
   stateful = [op.type for op in graph.get_operations() if "Random" in op.type]
   assert {kind for kind in stateful if not kind.startswith("Stateless")} <= {
