@@ -6,6 +6,7 @@ Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -424,7 +425,11 @@ def training_batches(
   # Reads the next records before the last ones are used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // at_once)
   dataset = dataset.map(load).prefetch(1).unbatch()
-  dataset = dataset.map(lambda micro: (micro, tf.timestamp())).prefetch(2)
+  # Not tf.timestamp, which --deterministic forbids.
+  now = lambda: tf.ensure_shape(
+    tf.numpy_function(time.time, [], tf.float64), []
+  )
+  dataset = dataset.map(lambda micro: (micro, now())).prefetch(2)
   iterator = _iterator(dataset)
   micro, made = iterator.get_next()
   return Batches(

@@ -135,8 +135,8 @@ def _records_of(plan, step: tf.Tensor):
 def set_arithmetic(config) -> None:
   """How this process' GPU multiplies and adds up."""
   tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
-  if config.deterministic:
-    tf.config.experimental.enable_op_determinism()
+  if config.deterministic and tf.config.list_physical_devices("GPU"):
+    tf.compat.v2.config.experimental.enable_op_determinism()
 
 
 @contextlib.contextmanager
