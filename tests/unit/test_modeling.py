@@ -776,8 +776,10 @@ def what_recomputing_adds(config, recompute, mode):
   got, again, graph = loss_and_gradients(config, recompute, mode)
   assert again == names
   for a, b, name in zip(got, want, ["loss", *names], strict=True):
+    # Softmax does not feel the key's bias: its gradient is rounding alone.
+    noise = 1e-6 if name.endswith("key/bias") else 1e-7
     np.testing.assert_allclose(
-      a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max() + 1e-7, err_msg=name
+      a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max() + noise, err_msg=name
     )
   kinds = lambda graph: collections.Counter(
     op.type for op in graph.get_operations()
