@@ -182,16 +182,14 @@ class TrainOps(NamedTuple):
     return found
 
 
-def _to_host(scalars: list) -> list:
-  """`scalars`, which leave a GPU together: each copy waits for the device."""
+def _to_host(nested: dict) -> dict:
+  """Scalars, which leave a GPU together: each copy waits for the device."""
+  scalars = tf.nest.flatten(nested)
   packed = jit.compiled(_packed, jit.UPDATE)(*scalars)
   with tf.device("/cpu:0"):
-    return [
-      tf.cast(value, scalar.dtype)
-      for value, scalar in zip(
-        tf.unstack(packed, num=len(scalars)), scalars, strict=True
-      )
-    ]
+    values = tf.unstack(packed, num=len(scalars))
+    own = [tf.cast(v, s.dtype) for v, s in zip(values, scalars, strict=True)]
+  return tf.nest.pack_sequence_as(nested, own)
 
 
 def _packed(*scalars):
@@ -265,7 +263,8 @@ def build_train_ops(
 
   # The cause: what is not finite in the sum, else what was dropped before it.
   blamed = tf.cast(tf.is_finite(squares), tf.float32) - nonfinite
-  scalars = dict(
+  reported = dict(
+    sums=dict(zip(sums, totals, strict=True)),
     grad_norm=grad_norm,
     learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
     loss_scale=scale,
@@ -274,14 +273,11 @@ def build_train_ops(
     skipped_updates=skipped_updates,
     nonfinite_variable=first_below(blamed, 1.0),
   )
-  reported = _to_host([*scalars.values(), *totals])
-  count = len(scalars)
   return TrainOps(
     accumulate=local.accumulate_op,
     update=update,
-    sums=dict(zip(sums, reported[count:], strict=True)),
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
     variables=tf.trainable_variables(),
-    **dict(zip(scalars, reported[:count], strict=True)),
+    **_to_host(reported),
   )

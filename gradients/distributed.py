@@ -288,12 +288,13 @@ def planned(
   return _settled(comm, num_threads)
 
 
-def _own_gpu(comm: Comm, visible: int) -> int:
+def _own_gpu(comm: Comm) -> int:
   """This rank's number among the GPUs that it sees.
 
   A launcher may show each rank its own GPU only (Slurm's --gpus-per-task): then
   CUDA_VISIBLE_DEVICES has one, and that is it.
   """
+  visible = len(tf.config.list_physical_devices("GPU"))
   shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
   return 0 if visible == 1 and shown else comm.local_rank
 
@@ -313,7 +314,7 @@ def _settled(comm: Comm, num_threads: int) -> Comm:
   )
   gpus = tf.config.list_physical_devices("GPU")
   if gpus:
-    number = _own_gpu(comm, len(gpus))
+    number = int(config.gpu_options.visible_device_list)
     if number >= len(gpus):
       raise DistributedError(
         f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
@@ -464,8 +465,7 @@ def session_config(comm: Comm) -> tf.ConfigProto:
     intra_op_parallelism_threads=comm.num_threads,
     inter_op_parallelism_threads=at_once,
   )
-  visible = len(tf.config.list_physical_devices("GPU"))
-  config.gpu_options.visible_device_list = str(_own_gpu(comm, visible))
+  config.gpu_options.visible_device_list = str(_own_gpu(comm))
   config.gpu_options.allow_growth = True
   # Grappler takes seconds of each start, and updates are as fast without.
   config.graph_options.rewrite_options.disable_meta_optimizer = True
