@@ -21,7 +21,7 @@ import numpy as np
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import kernels
+from model import flash_attention, kernels
 from model.bert_config import BertConfig
 from model.encoder import (
   LayerConfig,
@@ -81,6 +81,7 @@ class BertModel:
     dropout_seed: int32 or int64 [2]. Dropout is a pure function of it and of
       the call site (see `kernels.keep_mask`), or random without it.
     recompute: see `encoder.RECOMPUTE`.
+    attention: of `encoder.ATTENTION`. "flash" is for known batch sizes.
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
@@ -101,6 +102,7 @@ class BertModel:
     dropout_seed=None,
     policy=mixed_precision.FP32,
     recompute=(),
+    attention="plain",
     examples_per_sequence=1,
     with_pooler=True,
     slices=WHOLE,
@@ -118,6 +120,11 @@ class BertModel:
     attention_mask, starts, position_ids = _layout(
       input_mask, seq_length, examples_per_sequence
     )
+    groups = None
+    if attention == "flash":
+      groups = flash_attention.groups(
+        input_mask, [batch_size, seq_length], examples_per_sequence > 1
+      )
     read = places  # of the last layer; None: all of it
     if with_pooler and places is not None:
       firsts = starts
@@ -150,7 +157,9 @@ class BertModel:
         self.all_encoder_layers = encoder_layers(
           self.embedding_output,
           attention_mask,
-          LayerConfig(config, dropout_seed, policy, tuple(recompute), slices),
+          LayerConfig(
+            config, dropout_seed, policy, tuple(recompute), slices, groups
+          ),
           read,
         )
       last = self.all_encoder_layers[-1]
@@ -403,6 +412,7 @@ def pretraining_model(
   dropout_seed=None,
   policy=mixed_precision.FP32,
   recompute=(),
+  attention="plain",
   slices=WHOLE,
   next_sentence=True,
 ):
@@ -420,6 +430,7 @@ def pretraining_model(
     dropout_seed=dropout_seed,
     policy=policy,
     recompute=recompute,
+    attention=attention,
     examples_per_sequence=batch.next_sentence_labels.shape[1],
     with_pooler=next_sentence,
     slices=slices,

@@ -5,7 +5,7 @@
     --train_batch_size=32 --precision=bf16 --xla=step
 
 Takes every flag of run_pretraining.py. The graph is made here; XLA compiles it
-for each GPU in an environment of its own (1.2 GB), which the command tells how
+for each GPU in an environment of its own (1.9 GB), which the command tells how
 to make. `--xla=step` is one program of forward, backward and update, `layers`
 the pieces that XLA compiles and the ops that TensorFlow runs in between.
 
@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import run_pretraining
@@ -53,10 +54,16 @@ def define_flags() -> None:
 def check_environment(python: str) -> None:
   if not os.path.exists(python):
     raise UserError(
-      f"{python} is missing, which compiles for GPUs (1.2 GB): python -m venv "
+      f"{python} is missing, which compiles for GPUs (1.9 GB): python -m venv "
       ".build/gpu_check && .build/gpu_check/bin/pip install --no-deps -r "
       "benchmarks/hlo/requirements-gpu-check.txt"
     )
+
+
+def find_triton(python: str) -> None:
+  """Lets --attention=flash import Triton, if only that environment has it."""
+  packages = pathlib.Path(python).parents[1].glob("lib/python*/site-packages")
+  sys.path.extend(map(str, packages))
 
 
 def compiled(chip, modules: dict, python: str) -> dict:
@@ -94,7 +101,12 @@ class Step:
 
   def __init__(self, config: PretrainingConfig):
     self._config = config
-    self.modules = {"step": export_hlo.export(config)[0]}
+    self.modules = {"step": self._export(config)}
+
+  @staticmethod
+  def _export(config) -> bytes:
+    with training_graph.beside_gpu():
+      return export_hlo.export(config)[0]
 
   def describe(self, chip, lines: dict, python: str) -> tuple[list, dict]:
     """Kernels, and what else a line says."""
@@ -122,7 +134,7 @@ class Step:
 
   def _peak(self, size: int, chip, python: str) -> int:
     config = dataclasses.replace(self._config, train_batch_size=size)
-    line = compiled(chip, {"step": export_hlo.export(config)[0]}, python)
+    line = compiled(chip, {"step": self._export(config)}, python)
     if "error" in line["step"]:
       raise UserError(f"micro-batch {size}: {line['step']['error']}")
     return peak_memory(line["step"])
@@ -169,6 +181,7 @@ def describe(case, chip, flops: float, size: int, python: str) -> dict:
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
   check_environment(FLAGS.python)
+  find_triton(FLAGS.python)
   cases = {"step": Step, "layers": Layers}
   if config.xla not in cases:
     raise UserError(f"--xla={config.xla}: want {' or '.join(cases)}")

@@ -9,7 +9,7 @@ import math
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import kernels
+from model import flash_attention, kernels
 from model.bert_config import BertConfig
 from model.layers import (
   Weights,
@@ -34,13 +34,14 @@ from model.layers import (
 from model.tensor_parallel import WHOLE, Slices
 from xla_patches import jit
 
-# Added to the scores of masked positions: exp(-10000) is 0 in float32.
-_MASKED_SCORE = -10000.0
-
 # What the backward pass can compute again instead of keeping it: the
 # activation's result (I numbers for each token), the scores and probabilities
 # of attention (2 N S), a post layer norm's arguments (2 H), or a whole layer.
 RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
+
+# Whether the scores of a whole layer's attention are in memory; see
+# `flash_attention`.
+ATTENTION = ("plain", "flash")
 
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
 _EMBEDDING_SITE = 0
@@ -164,6 +165,8 @@ class LayerConfig:
   policy: mixed_precision.Policy = mixed_precision.FP32
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
+  # `flash_attention.groups`: whole layers attend by it.
+  groups: tuple | None = None
 
   def activate(self, tensor, bias):
     """The activation of tensor + bias."""
@@ -174,6 +177,13 @@ class LayerConfig:
     if activation is None:
       return tensor
     return mixed_precision.island(activation, dtype)(tensor)
+
+  @property
+  def own_heads(self):
+    """(first, all) of a slice's heads, None where it has all."""
+    count = self.bert.num_attention_heads
+    whole = self.slices.size == 1
+    return None if whole else (self.slices.bounds(count)[0], count)
 
   def run(self, name, function, *tensors):
     """function(*tensors), recomputed if `name` is in `recompute`."""
@@ -187,7 +197,7 @@ def _attention_bias(attention_mask, policy):
     return tf.zeros([1, 1, 1, 1], policy.softmax)
   # [B, 1, F or 1, T]
   mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
-  return (1.0 - mask) * _MASKED_SCORE
+  return (1.0 - mask) * flash_attention.MASKED_SCORE
 
 
 def attention(query, key, value, bias, config, seed=None):
@@ -196,9 +206,8 @@ def attention(query, key, value, bias, config, seed=None):
   Heads are [B, N, F, D] of queries, [B, N, T, D] of keys and values; `bias` is
   `_attention_bias`'s. Returns [B * F, N * D].
   """
-  policy, slices = config.policy, config.slices
+  policy = config.policy
   _, own_heads, _, size_per_head = query.shape.as_list()
-  num_heads = config.bert.num_attention_heads
   seed, keep_prob = dropout_arguments(
     config.bert.attention_probs_dropout_prob, seed
   )
@@ -213,9 +222,7 @@ def attention(query, key, value, bias, config, seed=None):
       scale=1.0 / math.sqrt(size_per_head),
       keep_prob=keep_prob,
       dtype=policy.softmax,
-      heads=(slices.bounds(num_heads)[0], num_heads)
-      if slices.size > 1
-      else None,
+      heads=config.own_heads,
     )
     return tf.matmul(probs, value)
 
@@ -223,6 +230,22 @@ def attention(query, key, value, bias, config, seed=None):
   context = config.run("attention", attend, query, key, value)
   context = tf.transpose(context, [0, 2, 1, 3])
   return tf.reshape(context, [-1, own_heads * size_per_head])
+
+
+def _flash_attention(product, bias, shape, config, seed):
+  """`attention` of one matmul's product for all heads; `shape` is (B, S, N)."""
+  seed, keep_prob = dropout_arguments(
+    config.bert.attention_probs_dropout_prob, seed
+  )
+  return flash_attention.attend(
+    product,
+    bias,
+    config.groups,
+    seed,
+    shape=shape,
+    keep_prob=keep_prob,
+    part=config.own_heads,
+  )
 
 
 def _layer_weights(config, heads) -> list:
@@ -296,14 +319,15 @@ def transformer_layer(
   [B * P, H], of the tokens there.
   """
   policy, slices, bert = config.policy, config.slices, config.bert
-  queries, query_length = hidden, shape[1]
+  is_flash = config.groups is not None and places is None
   groups = [["query"], ["key"], ["value"]]
-  if jit.saves_launches():
+  if is_flash or jit.saves_launches():
     groups = [["query", "key", "value"]]
     if places is not None:
       groups = [["query"], ["key", "value"]]
   weights = _layer_weights(config, groups)
   *head_weights, attended_weights, inner, outer = weights
+  queries, query_length = hidden, shape[1]
   if places is not None:
     at_places = lambda rows: gather_indexes(
       tf.reshape(rows, [*shape, bert.hidden_size]), places
@@ -317,15 +341,24 @@ def transformer_layer(
   with tf.name_scope("attention"):
     keys = slices.copy_to_group(hidden)
     queries = keys if queries is hidden else slices.copy_to_group(queries)
-    heads = []  # [B, N, F or S, D]
-    for group, of_group in zip(groups, head_weights, strict=True):
-      heads += kernels.split_heads(
-        tf.matmul(keys if heads else queries, of_group.kernel),
-        of_group.bias,
-        parts=len(group),
-        shape=(shape[0], shape[1] if heads else query_length, end - first),
+    if is_flash:
+      context = _flash_attention(
+        tf.matmul(keys, head_weights[0].kernel),
+        head_weights[0].bias,
+        (*shape, end - first),
+        config,
+        seeds[0],
       )
-    context = attention(*heads, attention_bias, config, seeds[0])
+    else:
+      heads = []  # [B, N, F or S, D]
+      for group, of_group in zip(groups, head_weights, strict=True):
+        heads += kernels.split_heads(
+          tf.matmul(keys if heads else queries, of_group.kernel),
+          of_group.bias,
+          parts=len(group),
+          shape=(shape[0], shape[1] if heads else query_length, end - first),
+        )
+      context = attention(*heads, attention_bias, config, seeds[0])
   with tf.variable_scope("attention/output"):
     attended = tf.matmul(context, attended_weights.kernel)
     attended, residual = _end_of_block(

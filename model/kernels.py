@@ -124,6 +124,11 @@ def row_numbers(shape, part=None) -> tuple:
   return tf.cast(row * width, tf.uint32)[:, tf.newaxis], high
 
 
+def keep_threshold(keep_prob: float) -> int:
+  """`keep_mask`'s bound, 32 bits."""
+  return min(round(keep_prob * 2**32), 2**32 - 1)
+
+
 def keep_mask(shape, keep_prob: float, seed, part=None):
   """Which elements a dropout keeps: bool of `shape`.
 
@@ -149,8 +154,8 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
   x = tf.bitwise.bitwise_xor(number, key[0])
   x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16) + key[1]
   x = _mix(_mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
-  threshold = min(round(keep_prob * 2**32), 2**32 - 1)
-  return tf.reshape(x < tf.constant(threshold, tf.uint32), shape)
+  threshold = tf.constant(keep_threshold(keep_prob), tf.uint32)
+  return tf.reshape(x < threshold, shape)
 
 
 def _drop(x, keep_prob, seed, part=None):

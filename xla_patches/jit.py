@@ -66,13 +66,17 @@ def _variables_of(graph):
     yield
 
 
+def on_gpu() -> bool:
+  """Whether this process computes on a GPU."""
+  return bool(tf.config.list_physical_devices("GPU"))
+
+
 def saves_launches(modes=("layers",)) -> bool:
   """Whether a GPU would be given few large programs, in one of these `modes`.
 
   A CPU launches nothing, and casts and adds up faster by TensorFlow's ops.
   """
-  on_gpu = bool(tf.config.list_physical_devices("GPU"))
-  return on_gpu and _current.get()[0] in modes
+  return on_gpu() and _current.get()[0] in modes
 
 
 def compiled(function, modes=("layers",), **static):

@@ -16,6 +16,13 @@ def run_main(main) -> None:
   train_loop.run_main(main)
 
 
+def beside_gpu():
+  """Inside, a graph is built as if this process had a GPU."""
+  return mock.patch.object(
+    tf.config, "list_physical_devices", return_value=["GPU"]
+  )
+
+
 def build(config, comm) -> list:
   """What an update fetches, with one micro-batch, in a new graph.
 
@@ -30,10 +37,7 @@ def build(config, comm) -> list:
       micro = tf.nest.map_structure(
         lambda t: tf.placeholder(t.dtype, t.shape), fixed
       )
-    gpu = mock.patch.object(
-      tf.config, "list_physical_devices", return_value=["GPU"]
-    )
-    with gpu:
+    with beside_gpu():
       ops = run_pretraining.training_step(
         config, shape, micro, checkpointing.TrainingState(), plan, comm
       )

@@ -49,12 +49,15 @@ class Kernel(NamedTuple):
   flops: float = 0.0  # of matmuls
   type: str = ""  # of a matmul's factors
   library: str = ""  # that a matmul is called from, "triton" if XLA writes it
+  again: float = 0.0  # FLOPs of products that another kernel had, too
   written: dict = {}  # of what in `KINDS`: bytes of results
 
   def seconds(self, chip) -> float:
     """At best, on a `chips.Chip`."""
     peak = chip.flops.get(self.type, chip.flops["f32"])
-    return max(self.bytes / chip.bandwidth, self.flops / peak)
+    return max(
+      self.bytes / chip.bandwidth, (self.flops + self.again) / peak
+    )
 
 
 def _size(shape) -> float:
@@ -151,12 +154,14 @@ class Module:
 
   def _kernel(self, one, inside) -> Kernel:
     results = one.shapes
-    type_, library, flops = "", "", 0.0
+    type_, library, flops, again = "", "", 0.0, 0.0
     if one.opcode == "custom-call":
       target = re.search(r'custom_call_target="([^"]*)"', one.rest).group(1)
       if "gemm" in target or "matmul" in target:
         library, results = target.strip("_"), one.shapes[:1]  # no work space
         type_, flops = _matmul(one, inside)
+      elif target == "__gpu$xla.gpu.triton":
+        library, (type_, flops, again) = "flash", _flash(one, inside)
     else:
       for part, where in self._within(one, inside):
         if part.opcode == "dot":
@@ -170,7 +175,18 @@ class Module:
       written["transposes"] = size * bool(opcodes & {"transpose", "copy"})
       written["casts"] = size * ("convert" in opcodes and opcodes <= _CAST)
     total = self._read(one, inside) + size
-    return Kernel(total, flops, type_, library, written)
+    return Kernel(total, flops, type_, library, again, written)
+
+
+def _flash(one, inside) -> tuple:
+  """The type, FLOPs, and FLOPs done again of a kernel of `flash_kernels`."""
+  kind, (tokens, width) = inside[one.operands[0]].shapes[0]
+  # [B, N, S], a result of forward, an operand of backward.
+  is_backward = len(one.shapes) == 1
+  totals = inside[one.operands[4]].shapes[0] if is_backward else one.shapes[1]
+  product = 2.0 * tokens * (width / 3) * totals[1][-1]
+  # Backward: scores and gradients of probabilities twice, and three gradients.
+  return kind, *((4 * product, 3 * product) if is_backward else (2 * product, 0))
 
 
 def _matmul(one, inside) -> tuple:

@@ -685,7 +685,7 @@ def test_gradient_of_the_whole_model_equals_differences(variable_kind):
 # -----------------------------------------------------------------------------
 
 
-def loss_and_gradients(config, recompute=(), mode="off"):
+def loss_and_gradients(config, recompute=(), mode="off", attention="plain"):
   """Loss and gradients with dropout, of weights that are always the same."""
   rng = np.random.default_rng(9)
   with tf.Graph().as_default() as graph, jit.mode(mode):
@@ -696,6 +696,7 @@ def loss_and_gradients(config, recompute=(), mode="off"):
       True,
       dropout_seed=tf.constant([1, 2]),
       recompute=recompute,
+      attention=attention,
     )
     loss = sums.masked_lm_loss + sums.next_sentence_loss
     variables = tf.trainable_variables()
@@ -785,6 +786,26 @@ def what_recomputing_adds(config, recompute, mode):
     op.type for op in graph.get_operations()
   )
   return kinds(graph) - kinds(plain)
+
+
+@pytest.mark.parametrize("mode", ["off", "layers"])
+@pytest.mark.parametrize("recompute", [(), ("layer",)])
+def test_flash_attention_changes_nothing(mode, recompute):
+  config = tiny_config(0.3)
+  want, names, plain = keeping_all(json.dumps(config.to_dict()), mode)
+  got, again, graph = loss_and_gradients(config, recompute, mode, "flash")
+  assert again == names
+  for a, b, name in zip(got, want, ["loss", *names], strict=True):
+    noise = 1e-6 if name.endswith("key/bias") else 1e-7
+    np.testing.assert_allclose(
+      a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max() + noise, err_msg=name
+    )
+  # One matmul instead of three in the first layer, and its two gradients.
+  products = lambda graph: sum(
+    op.type == "MatMul" for op in graph.get_operations()
+  )
+  if not recompute:
+    assert products(plain) - products(graph) == 3 * 2
 
 
 def test_pre_layer_norm_is_another_model_of_the_same_variables():

@@ -1,0 +1,217 @@
+"""Attention whose scores never leave a GPU's chip, for Triton to compile.
+
+FlashAttention, https://arxiv.org/abs/2205.14135 and 2307.08691: a program has a
+block of one head's queries and walks over blocks of keys with a running
+softmax. The backward pass computes the probabilities again from each row's
+`log_total`. There a program has a block of keys, and walks over queries for the
+gradients of its keys and values; then the same block of queries, and walks over
+keys. So nothing is added up in memory, in an order that may change.
+
+Pointers are to arrays in C order: `heads` and `d_heads` [B * S, 3, N, D],
+queries, keys and values; `context` and `d_context` [B * S, N, D]; `log_totals`
+and `along` float32 [B, N, S]; `query_groups` and `key_groups` int32 [B, S];
+`seed` uint32 [2]. D is a power of two from 16 on. `flash_attention` calls the
+kernels and says what they compute.
+"""
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir  # compiling ahead has no public way
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _mix(x, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr):
+  x *= MULTIPLIER
+  return x ^ (x >> SHIFT)
+
+
+@triton.jit
+def _kept(rows, columns, seed, S: tl.constexpr, THRESHOLD: tl.constexpr):
+  """`kernels.keep_mask` at int64 `rows` and int32 `columns`, broadcast."""
+  ROWS_OF_WORD: tl.constexpr = 2**32 // S
+  high = (rows // ROWS_OF_WORD).to(tl.uint32)
+  low = (rows % ROWS_OF_WORD).to(tl.uint32) * S
+  x = (low + columns.to(tl.uint32)) ^ tl.load(seed)
+  x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16)
+  x += tl.load(seed + 1) + high * 0x9E3779B1
+  x = _mix(_mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
+  return x < THRESHOLD
+
+
+@triton.jit
+def _scores(
+  product, query_group, key_group, column,
+  S: tl.constexpr, SCALE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+  """Of a product of queries and keys, in units of log(2)."""
+  bias = tl.where(query_group == key_group, 0.0, MASKED * _LOG2_E)
+  scores = product * (SCALE * _LOG2_E) + bias
+  return tl.where(column < S, scores, float("-inf"))
+
+
+@triton.jit
+def forward(
+  heads, query_groups, key_groups, seed, context, log_totals,
+  S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+  MASKED: tl.constexpr, KEEP_PROB: tl.constexpr, THRESHOLD: tl.constexpr,
+  FIRST_HEAD: tl.constexpr, ALL_HEADS: tl.constexpr, QUERIES: tl.constexpr,
+  KEYS: tl.constexpr,
+):  # fmt: skip
+  """The grid: blocks of QUERIES, N, B."""
+  head, example = tl.program_id(1), tl.program_id(2).to(tl.int64)
+  f = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+  d = tl.arange(0, D)
+  heads += example * S * 3 * N * D + head * D
+  query = tl.load(
+    heads + f[:, None] * (3 * N * D) + d, mask=f[:, None] < S, other=0.0
+  )
+  query_group = tl.load(query_groups + example * S + f, mask=f < S, other=-1)
+  rows = (example * ALL_HEADS + FIRST_HEAD + head) * S + f
+  highest = tl.full([QUERIES], float("-inf"), tl.float32)
+  total = tl.zeros([QUERIES], tl.float32)
+  output = tl.zeros([QUERIES, D], tl.float32)
+  for first in range(0, S, KEYS):
+    t = first + tl.arange(0, KEYS)
+    key_at = heads + N * D + t[:, None] * (3 * N * D) + d
+    key = tl.load(key_at, mask=t[:, None] < S, other=0.0)
+    value = tl.load(key_at + N * D, mask=t[:, None] < S, other=0.0)
+    key_group = tl.load(key_groups + example * S + t, mask=t < S, other=-1)
+    scores = _scores(
+      tl.dot(query, tl.trans(key)), query_group[:, None], key_group[None, :],
+      t[None, :], S, SCALE, MASKED,
+    )  # fmt: skip
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    probs = tl.exp2(scores - higher[:, None])
+    shrink = tl.exp2(highest - higher)
+    total = total * shrink + tl.sum(probs, 1)
+    if KEEP_PROB < 1.0:
+      kept = _kept(rows[:, None], t[None, :], seed, S, THRESHOLD)
+      probs = tl.where(kept, probs, 0.0)
+    output = tl.dot(probs.to(value.dtype), value, output * shrink[:, None])
+    highest = higher
+  output = output / (total * KEEP_PROB)[:, None]
+  at = context + (example * S + f[:, None]) * (N * D) + head * D + d
+  tl.store(at, output.to(context.dtype.element_ty), mask=f[:, None] < S)
+  log_total = (highest + tl.log2(total)) / _LOG2_E
+  tl.store(log_totals + (example * N + head) * S + f, log_total, mask=f < S)
+
+
+@triton.jit
+def backward(
+  heads, query_groups, key_groups, seed, log_totals, along, d_context, d_heads,
+  S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+  MASKED: tl.constexpr, KEEP_PROB: tl.constexpr, THRESHOLD: tl.constexpr,
+  FIRST_HEAD: tl.constexpr, ALL_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+  STEP: tl.constexpr,
+):  # fmt: skip
+  """The grid: blocks of BLOCK keys, and as many queries, N, B."""
+  head, example = tl.program_id(1), tl.program_id(2).to(tl.int64)
+  own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+  d = tl.arange(0, D)
+  heads += example * S * 3 * N * D + head * D
+  d_heads += example * S * 3 * N * D + head * D
+  d_context += example * S * N * D + head * D
+  query_groups += example * S
+  key_groups += example * S
+  log_totals += (example * N + head) * S
+  along += (example * N + head) * S
+  first_row = (example * ALL_HEADS + FIRST_HEAD + head) * S
+  is_own = own[:, None] < S
+  own_at = own[:, None] * (3 * N * D) + d
+  kind = d_heads.dtype.element_ty
+
+  own_key = tl.load(heads + N * D + own_at, mask=is_own, other=0.0)
+  own_value = tl.load(heads + 2 * N * D + own_at, mask=is_own, other=0.0)
+  key_group = tl.load(key_groups + own, mask=own < S, other=-1)
+  d_key = tl.zeros([BLOCK, D], tl.float32)
+  d_value = tl.zeros([BLOCK, D], tl.float32)
+  for first in range(0, S, STEP):
+    f = first + tl.arange(0, STEP)
+    inside = f[:, None] < S
+    query = tl.load(heads + f[:, None] * (3 * N * D) + d, inside, 0.0)
+    dy = tl.load(d_context + f[:, None] * (N * D) + d, inside, 0.0)
+    group = tl.load(query_groups + f, mask=f < S, other=-1)
+    # A query beyond the last has no probabilities.
+    log_total = tl.load(log_totals + f, mask=f < S, other=float("inf"))
+    scores = _scores(
+      tl.dot(own_key, tl.trans(query)), group[None, :], key_group[:, None],
+      own[:, None], S, SCALE, MASKED,
+    )  # fmt: skip
+    probs = tl.exp2(scores - log_total[None, :] * _LOG2_E)  # [BLOCK, STEP]
+    d_probs = tl.dot(own_value, tl.trans(dy))
+    dropped = probs
+    if KEEP_PROB < 1.0:
+      rows = (first_row + f)[None, :]
+      kept = _kept(rows, own[:, None], seed, S, THRESHOLD)
+      dropped = tl.where(kept, probs * (1.0 / KEEP_PROB), 0.0)
+      d_probs = tl.where(kept, d_probs * (1.0 / KEEP_PROB), 0.0)
+    d_value = tl.dot(dropped.to(dy.dtype), dy, d_value)
+    query_along = tl.load(along + f, mask=f < S, other=0.0)
+    d_scores = probs * (d_probs - query_along[None, :])
+    d_key = tl.dot(d_scores.to(query.dtype), query, d_key)
+  tl.store(d_heads + N * D + own_at, (d_key * SCALE).to(kind), mask=is_own)
+  tl.store(d_heads + 2 * N * D + own_at, d_value.to(kind), mask=is_own)
+
+  own_query = tl.load(heads + own_at, mask=is_own, other=0.0)
+  own_dy = tl.load(d_context + own[:, None] * (N * D) + d, is_own, 0.0)
+  query_group = tl.load(query_groups + own, mask=own < S, other=-1)
+  own_total = tl.load(log_totals + own, mask=own < S, other=float("inf"))
+  own_along = tl.load(along + own, mask=own < S, other=0.0)
+  d_query = tl.zeros([BLOCK, D], tl.float32)
+  for first in range(0, S, STEP):
+    t = first + tl.arange(0, STEP)
+    inside = t[:, None] < S
+    key_at = heads + N * D + t[:, None] * (3 * N * D) + d
+    key = tl.load(key_at, mask=inside, other=0.0)
+    value = tl.load(key_at + N * D, mask=inside, other=0.0)
+    group = tl.load(key_groups + t, mask=t < S, other=-1)
+    scores = _scores(
+      tl.dot(own_query, tl.trans(key)), query_group[:, None], group[None, :],
+      t[None, :], S, SCALE, MASKED,
+    )  # fmt: skip
+    probs = tl.exp2(scores - own_total[:, None] * _LOG2_E)  # [BLOCK, STEP]
+    d_probs = tl.dot(own_dy, tl.trans(value))
+    if KEEP_PROB < 1.0:
+      own_rows = (first_row + own)[:, None]
+      kept = _kept(own_rows, t[None, :], seed, S, THRESHOLD)
+      d_probs = tl.where(kept, d_probs * (1.0 / KEEP_PROB), 0.0)
+    d_scores = probs * (d_probs - own_along[:, None])
+    d_query = tl.dot(d_scores.to(key.dtype), key, d_query)
+  tl.store(d_heads + own_at, (d_query * SCALE).to(kind), mask=is_own)
+
+
+def intermediate_code(kernel, types, constants, warps, stages) -> str:
+  """Triton's code of a kernel, for any GPU: what XLA reads and compiles.
+
+  `types` are those that the pointers point to, in order; `constants` the
+  arguments after them.
+  """
+  # For the oldest GPU of 16-bit floats; this stage does not depend on it.
+  target = GPUTarget("cuda", 80, 32)
+  backend = make_backend(target)
+  options = backend.parse_options({"num_warps": warps, "num_stages": stages})
+  context = ir.context()
+  ir.load_dialects(context)
+  backend.load_dialects(context)
+  pointers = kernel.arg_names[: len(types)]
+  signature = {name: f"*{t}" for name, t in zip(pointers, types, strict=True)}
+  signature |= dict.fromkeys(constants, "constexpr")
+  source = ASTSource(
+    kernel,
+    signature,
+    {(kernel.arg_names.index(name),): v for name, v in constants.items()},
+    # XLA's buffers begin at multiples of more bytes than these.
+    {(i,): [["tt.divisibility", 16]] for i in range(len(types))},
+  )
+  module = source.make_ir(
+    target,
+    options,
+    backend.get_codegen_implementation(options),
+    backend.get_module_map(),
+    context,
+  )
+  return str(backend.make_ttir(module, {}, options, target.arch))

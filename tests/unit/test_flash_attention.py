@@ -1,0 +1,158 @@
+"""--attention=flash: its arithmetic, its kernels, and what it refuses."""
+
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+import runs
+
+from benchmarks import gpu_check
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from model import flash_attention, kernels
+
+B, N, D = 2, 3, 16
+SEED = np.array([123456789, 3987654321], np.uint32)
+
+
+def inputs(length, packed, rng):
+  """product, bias, the two groups, and a gradient of the context."""
+  width = N * D
+  product = rng.standard_normal([B * length, 3 * width])
+  own = np.sort(rng.integers(0, 3, [B, length]), axis=1)[:, ::-1]
+  if not packed:
+    own = np.minimum(own, 1)
+  numbers = (own if packed else np.ones_like(own), own)
+  return [
+    product.astype(np.float32),
+    rng.standard_normal([3 * width]).astype(np.float32),
+    *(np.ascontiguousarray(n, np.int32) for n in numbers),
+    rng.standard_normal([B * length, width]).astype(np.float32),
+  ]
+
+
+def plain(product, bias, queries, keys, length, keep_prob, part):
+  """By `kernels.attention_probs`."""
+  query, key, value = kernels.split_heads(
+    product, bias, parts=3, shape=(B, length, N)
+  )
+  same = tf.equal(queries[:, :, tf.newaxis], keys[:, tf.newaxis])
+  probs = kernels.attention_probs(
+    tf.matmul(query, key, transpose_b=True),
+    (1.0 - tf.cast(same, tf.float32))[:, tf.newaxis] * -10000.0,
+    tf.constant(SEED),
+    scale=D**-0.5,
+    keep_prob=keep_prob,
+    dtype=tf.float32,
+    heads=part,
+  )
+  context = tf.transpose(tf.matmul(probs, value), [0, 2, 1, 3])
+  return tf.reshape(context, [-1, N * D])
+
+
+def flash(product, bias, queries, keys, length, keep_prob, part):
+  return flash_attention.attend(
+    product,
+    bias,
+    (queries, keys),
+    tf.constant(SEED),
+    shape=(B, length, N),
+    keep_prob=keep_prob,
+    part=part,
+  )
+
+
+def run(function, arrays, *static):
+  """The context, and the gradients of product and bias."""
+  *arrays, dy = arrays
+  with tf.Graph().as_default(), tf.Session() as session:
+    tensors = list(map(tf.constant, arrays))
+    context = function(*tensors, *static)
+    return session.run([context, *tf.gradients(context, tensors[:2], dy)])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+  "length, keep_prob, part", [(9, 1.0, None), (150, 0.8, None), (64, 0.8, (2, 7))]
+)
+def test_it_is_attention(packed, length, keep_prob, part):
+  arrays = inputs(length, packed, np.random.default_rng(1))
+  want = run(plain, arrays, length, keep_prob, part)
+  got = run(flash, arrays, length, keep_prob, part)
+  for a, b in zip(got, want, strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  # The dropout's elements of so many heads are more than 32 bits count.
+  "length, keep_prob, part",
+  [(40, 1.0, None), (80, 0.8, (2, 10**8))],
+)
+def test_the_gpus_kernels_give_the_same(tmp_path, length, keep_prob, part):
+  """Run by Triton's interpreter, in blocks of other sizes."""
+  python = pathlib.Path(runs.ROOT, gpu_check.PYTHON)
+  if not python.exists():
+    pytest.skip(f"{gpu_check.PYTHON} is missing: benchmarks/gpu_check.py")
+  arrays = inputs(length, True, np.random.default_rng(2))
+  want = run(flash, arrays, length, keep_prob, part)
+  product, bias, queries, keys, dy = arrays
+  first, count = part or (0, N)
+  np.savez(
+    tmp_path / "in.npz",
+    heads=product + bias, queries=queries, keys=keys, seed=SEED, dy=dy, S=length,
+    N=N, D=D, SCALE=D**-0.5, MASKED=flash_attention.MASKED_SCORE,
+    KEEP_PROB=keep_prob, THRESHOLD=kernels.keep_threshold(keep_prob),
+    FIRST_HEAD=first, ALL_HEADS=count,
+  )  # fmt: skip
+  script = pathlib.Path(runs.ROOT, "tests/support/interpret_flash_kernels.py")
+  done = subprocess.run(
+    [python, script, tmp_path / "in.npz", tmp_path / "out.npz"],
+    env={**os.environ, "PYTHONPATH": str(runs.ROOT), "TRITON_INTERPRET": "1"},
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=runs.HANG_SECONDS,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  with np.load(tmp_path / "out.npz") as got:
+    for name, value in zip(("context", "d_heads"), want, strict=False):
+      error = np.abs(got[name] - value).max() / np.abs(value).max()
+      assert error < 1e-5, name
+
+
+def test_no_queries_share_a_group_with_padding_beyond_the_batch():
+  """The groups of plain rows are the mask's; packed ones number examples."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    mask = tf.constant([[1, 1, 0], [1, 0, 0]])
+    rows, keys = session.run(flash_attention.groups(mask, [2, 3], False))
+    assert rows.tolist() == [[1] * 3] * 2
+    assert keys.tolist() == [[1, 1, 0], [1, 0, 0]]
+    rows, keys = session.run(flash_attention.groups(None, [2, 3], False))
+    assert rows.tolist() == keys.tolist() == [[1] * 3] * 2
+    rows, keys = session.run(flash_attention.groups(mask * 2, [2, 3], True))
+    assert rows.tolist() == keys.tolist() == [[2, 2, 0], [2, 0, 0]]
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (dict(precision="fp32"), "--precision=bf16, or --attention=plain"),
+    (dict(precision_policy=("softmax=bf16",)), "with a float32 softmax"),
+    (dict(xla="off"), "--xla=off does not: give --xla=layers or step"),
+    (dict(recompute=("attention",)), "leave attention out of --recompute"),
+  ],
+)
+def test_what_it_cannot_do_is_refused(tmp_path, flags, words):
+  path = f"{runs.ROOT}/configs/bert_tiny.json"
+  given = dict(attention="flash", precision="bf16", **{"xla": "layers"})
+  with pytest.raises(UserError, match=words):
+    runs.config((path, ""), tmp_path, dry_run=True, **{**given, **flags})
+
+
+@pytest.mark.parametrize("size", [8, 48])
+def test_heads_that_no_kernel_has_are_refused(size):
+  with pytest.raises(UserError, match=f"not of {size}: give --attention=plain"):
+    flash_attention.check_size(size)
