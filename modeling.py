@@ -21,7 +21,7 @@ import numpy as np
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import flash_attention, kernels
+from model import kernels, triton_kernels
 from model.bert_config import BertConfig
 from model.encoder import (
   LayerConfig,
@@ -81,7 +81,7 @@ class BertModel:
     dropout_seed: int32 or int64 [2]. Dropout is a pure function of it and of
       the call site (see `kernels.keep_mask`), or random without it.
     recompute: see `encoder.RECOMPUTE`.
-    attention: of `encoder.ATTENTION`. "flash" is for known batch sizes.
+    triton: use `triton_kernels`, for batches of a known size.
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
@@ -102,7 +102,7 @@ class BertModel:
     dropout_seed=None,
     policy=mixed_precision.FP32,
     recompute=(),
-    attention="plain",
+    triton=False,
     examples_per_sequence=1,
     with_pooler=True,
     slices=WHOLE,
@@ -121,8 +121,8 @@ class BertModel:
       input_mask, seq_length, examples_per_sequence
     )
     groups = None
-    if attention == "flash":
-      groups = flash_attention.groups(
+    if triton:
+      groups = triton_kernels.groups(
         input_mask, [batch_size, seq_length], examples_per_sequence > 1
       )
     read = places  # of the last layer; None: all of it
@@ -412,7 +412,7 @@ def pretraining_model(
   dropout_seed=None,
   policy=mixed_precision.FP32,
   recompute=(),
-  attention="plain",
+  triton=False,
   slices=WHOLE,
   next_sentence=True,
 ):
@@ -430,7 +430,7 @@ def pretraining_model(
     dropout_seed=dropout_seed,
     policy=policy,
     recompute=recompute,
-    attention=attention,
+    triton=triton,
     examples_per_sequence=batch.next_sentence_labels.shape[1],
     with_pooler=next_sentence,
     slices=slices,

@@ -179,7 +179,7 @@ def training_step(
       dropout_seed=dropout_seed,
       policy=config.policy,
       recompute=config.recompute,
-      attention=config.attention,
+      triton=config.triton,
       slices=Slices(comm.tensor_parallel),
       next_sentence=shape.next_sentence,
     )

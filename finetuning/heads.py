@@ -34,7 +34,7 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
     dropout_seed=dropout_seed,
     policy=config.policy,
     recompute=config.recompute if is_training else (),
-    attention=config.attention if is_training else "plain",
+    triton=config.triton and is_training,
     examples_per_sequence=batch.weights.shape[1],
     **parts,
   )

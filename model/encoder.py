@@ -9,7 +9,7 @@ import math
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import flash_attention, kernels
+from model import kernels, triton_kernels
 from model.bert_config import BertConfig
 from model.layers import (
   Weights,
@@ -38,10 +38,6 @@ from xla_patches import jit
 # activation's result (I numbers for each token), the scores and probabilities
 # of attention (2 N S), a post layer norm's arguments (2 H), or a whole layer.
 RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
-
-# Whether the scores of a whole layer's attention are in memory; see
-# `flash_attention`.
-ATTENTION = ("plain", "flash")
 
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
 _EMBEDDING_SITE = 0
@@ -165,7 +161,7 @@ class LayerConfig:
   policy: mixed_precision.Policy = mixed_precision.FP32
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
-  # `flash_attention.groups`: whole layers attend by it.
+  # `triton_kernels.groups`: whole layers attend by it.
   groups: tuple | None = None
 
   def activate(self, tensor, bias):
@@ -197,7 +193,7 @@ def _attention_bias(attention_mask, policy):
     return tf.zeros([1, 1, 1, 1], policy.softmax)
   # [B, 1, F or 1, T]
   mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
-  return (1.0 - mask) * flash_attention.MASKED_SCORE
+  return (1.0 - mask) * triton_kernels.MASKED_SCORE
 
 
 def attention(query, key, value, bias, config, seed=None):
@@ -237,7 +233,7 @@ def _flash_attention(product, bias, shape, config, seed):
   seed, keep_prob = dropout_arguments(
     config.bert.attention_probs_dropout_prob, seed
   )
-  return flash_attention.attend(
+  return triton_kernels.attend(
     product,
     bias,
     config.groups,
@@ -295,6 +291,8 @@ def _end_of_block(output, bias, residual, seed, reader, config, twice=False):
     )
     return layer_norm(total, None, dtype, reader), residual
   kernel = kernels.add_and_norm
+  if config.groups is not None:
+    kernel = triton_kernels.add_and_norm
   if "layer_norm" in config.recompute:
     kernel, static = kernels.invertible_add_and_norm, static | types
   result = normalized(

@@ -15,7 +15,7 @@ from common.tensorflow_v1 import tf
 from data import masking, record_order, records
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
-from model import encoder, flash_attention
+from model import encoder, triton_kernels
 from training import (
   deepspeed_json,
   input_pipeline,
@@ -158,11 +158,11 @@ class RunConfig:
   recompute: tuple = _precision((),
     "Results that the backward pass computes again instead of keeping them in "
     "memory. Empty: none.", choices=encoder.RECOMPUTE)
-  attention: str = _precision("plain",
-    "How training computes attention. plain: the scores of a layer are in "
-    "memory. flash: blocks of them at a time (FlashAttention), which saves "
-    "memory and time on GPUs, in 16 bits and from about 256 tokens on.",
-    choices=encoder.ATTENTION)
+  triton: bool = _precision(False,
+    "Let GPUs use kernels of this project in place of XLA's: attention in "
+    "blocks, without its scores in memory (FlashAttention), and dropout, "
+    "residual and layer norm in one pass. For 16 bits, and --xla=layers or "
+    "step. They have been compiled for GPUs, and not yet run on one.")
   loss_scale: mixed_precision.LossScaleConfig = _precision()
   allreduce: distributed.AllreduceConfig = _ranks()
   commit_every_steps: int = _ranks(10,
@@ -242,32 +242,32 @@ class RunConfig:
         f"--num_decay_steps={self.num_decay_steps} has no meaning for "
         f"--lr_schedule={self.lr_schedule}"
       )
-    if self.attention == "flash":
-      self._check_flash_attention()
+    if self.triton:
+      self._check_triton()
     # Only for its errors.
     Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
 
-  def _check_flash_attention(self) -> None:
+  def _check_triton(self) -> None:
     heads = self.bert.num_attention_heads
-    flash_attention.check_size(self.bert.hidden_size // heads)
+    triton_kernels.check_size(self.bert.hidden_size // heads)
     policy = self.policy
     if policy.attention == tf.float32 or policy.softmax != tf.float32:
       raise UserError(
-        "--attention=flash multiplies in 16 bits, with a float32 softmax: give "
-        "--precision=bf16, or --attention=plain"
+        "--triton multiplies attention in 16 bits, with a float32 softmax: "
+        "give --precision=bf16, or leave it out"
       )
     if self.xla not in jit.UPDATE:
       raise UserError(
-        f"--attention=flash is compiled, and --xla={self.xla} does not: give "
-        "--xla=layers or step"
+        f"--triton is for compiled programs, and --xla={self.xla} makes none: "
+        "give --xla=layers or step"
       )
     if "attention" in self.recompute:
       raise UserError(
-        "--attention=flash always computes scores again: leave attention out "
-        "of --recompute"
+        "--triton always computes the scores of attention again: leave "
+        "attention out of --recompute"
       )
-    flash_attention.check_installed()
+    triton_kernels.check_installed()
 
   @classmethod
   def from_flags(cls, flags) -> Self:

@@ -161,7 +161,8 @@ class Module:
         library, results = target.strip("_"), one.shapes[:1]  # no work space
         type_, flops = _matmul(one, inside)
       elif target == "__gpu$xla.gpu.triton":
-        library, (type_, flops, again) = "flash", _flash(one, inside)
+        type_, flops, again = _own_kernel(one, inside)
+        library = "own" if flops else ""
     else:
       for part, where in self._within(one, inside):
         if part.opcode == "dot":
@@ -178,15 +179,22 @@ class Module:
     return Kernel(total, flops, type_, library, again, written)
 
 
-def _flash(one, inside) -> tuple:
-  """The type, FLOPs, and FLOPs done again of a kernel of `flash_kernels`."""
+def _own_kernel(one, inside) -> tuple:
+  """The type of products, FLOPs, FLOPs done again: of a `triton_source` kernel.
+
+  Those of layer norm have no products.
+  """
+  name = re.search(r'name = \\?"(\w+)', one.rest).group(1)
+  if not name.startswith("attention"):
+    return "", 0.0, 0.0
   kind, (tokens, width) = inside[one.operands[0]].shapes[0]
-  # [B, N, S], a result of forward, an operand of backward.
-  is_backward = len(one.shapes) == 1
-  totals = inside[one.operands[4]].shapes[0] if is_backward else one.shapes[1]
-  product = 2.0 * tokens * (width / 3) * totals[1][-1]
-  # Backward: scores and gradients of probabilities twice, and three gradients.
-  return kind, *((4 * product, 3 * product) if is_backward else (2 * product, 0))
+  is_gradient = name == "attention_gradient"
+  totals = inside[one.operands[5]] if is_gradient else one
+  length = totals.shapes[-1][1][-1]  # of [B, N, S]
+  product = 2.0 * tokens * (width / 3) * length
+  # The gradient has four products. Two of them, and the scores, it makes twice
+  # or again.
+  return (kind, 4 * product, 3 * product) if is_gradient else (kind, 2 * product, 0.0)
 
 
 def _matmul(one, inside) -> tuple:

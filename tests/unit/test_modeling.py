@@ -685,7 +685,7 @@ def test_gradient_of_the_whole_model_equals_differences(variable_kind):
 # -----------------------------------------------------------------------------
 
 
-def loss_and_gradients(config, recompute=(), mode="off", attention="plain"):
+def loss_and_gradients(config, recompute=(), mode="off", triton=False):
   """Loss and gradients with dropout, of weights that are always the same."""
   rng = np.random.default_rng(9)
   with tf.Graph().as_default() as graph, jit.mode(mode):
@@ -696,7 +696,7 @@ def loss_and_gradients(config, recompute=(), mode="off", attention="plain"):
       True,
       dropout_seed=tf.constant([1, 2]),
       recompute=recompute,
-      attention=attention,
+      triton=triton,
     )
     loss = sums.masked_lm_loss + sums.next_sentence_loss
     variables = tf.trainable_variables()
@@ -790,10 +790,10 @@ def what_recomputing_adds(config, recompute, mode):
 
 @pytest.mark.parametrize("mode", ["off", "layers"])
 @pytest.mark.parametrize("recompute", [(), ("layer",)])
-def test_flash_attention_changes_nothing(mode, recompute):
+def test_blocks_of_attention_change_nothing(mode, recompute):
   config = tiny_config(0.3)
   want, names, plain = keeping_all(json.dumps(config.to_dict()), mode)
-  got, again, graph = loss_and_gradients(config, recompute, mode, "flash")
+  got, again, graph = loss_and_gradients(config, recompute, mode, True)
   assert again == names
   for a, b, name in zip(got, want, ["loss", *names], strict=True):
     noise = 1e-6 if name.endswith("key/bias") else 1e-7

@@ -1,11 +1,15 @@
-"""Attention of whole sequences, without its scores in memory.
+"""What XLA calls on GPUs in place of its own kernels, with --triton.
 
-A row's softmax is computed in blocks of keys, from the highest score and the
-sum so far (FlashAttention, https://arxiv.org/abs/2205.14135). What stays for
-the backward pass are the heads, the result, and a number for each row. On a GPU
-`flash_kernels` does it: Triton makes intermediate code of it here, which XLA
-compiles with its program. Without a GPU TensorFlow's ops do the same, so that
-both can be tested.
+- Attention of whole sequences without its scores in memory. A row's softmax is
+  computed in blocks of keys, from the highest score and the sum so far
+  (FlashAttention, https://arxiv.org/abs/2205.14135). What stays for the
+  backward pass are the heads, the result, and a number for each row.
+- `kernels.add_and_norm` in one pass over memory; XLA makes three of it, and
+  seven of its gradient.
+
+Triton makes intermediate code of `triton_source`, for which it needs no GPU,
+and XLA compiles that with its program. Without a GPU TensorFlow's ops compute
+the same attention in blocks, so that both can be tested.
 """
 
 import functools
@@ -28,25 +32,21 @@ _TYPES = {
 _LEAST = 16  # of a matrix unit's factors
 
 
-class _Blocks(NamedTuple):
-  """How a kernel divides the work. Chosen by registers, without a GPU."""
-
-  rows: int  # a program's
-  columns: int  # at once
-  warps: int
-  stages: int
-
-
-_FORWARD = _Blocks(128, 64, warps=8, stages=3)
-_BACKWARD = _Blocks(128, 32, warps=8, stages=2)
+# Of attention's programs: rows and columns of their blocks, warps, stages.
+# Chosen by the registers that they take on Hopper, not by a measurement.
+_FORWARD = dict(QUERIES=128, KEYS=64), 8, 3
+_BACKWARD = dict(BLOCK=128, STEP=32), 8, 2
+_BLOCK = 64  # keys, without a GPU
+_NORM_WARPS = 4
+_NORM_ROWS = 16  # of a program of the gradient
 
 
 def check_size(size_per_head: int) -> None:
   """UserError for heads that the kernels cannot have."""
   if size_per_head < _LEAST or size_per_head & (size_per_head - 1):
     raise UserError(
-      f"--attention=flash needs heads of 16, 32, 64, ... numbers, not of "
-      f"{size_per_head}: give --attention=plain"
+      "--triton needs attention heads of 16, 32, 64, ... numbers, not of "
+      f"{size_per_head}: leave it out"
     )
 
 
@@ -57,8 +57,7 @@ def check_installed() -> None:
       import triton  # noqa: F401
     except ImportError as e:
       raise UserError(
-        "--attention=flash needs Triton on GPUs: pip install -r "
-        "requirements/gpu.txt"
+        "--triton needs Triton on GPUs: pip install -r requirements/gpu.txt"
       ) from e
 
 
@@ -101,26 +100,30 @@ def attention(product, bias, query_groups, key_groups, seed, *, shape):
   `bias`, float32 [3 * N * D]; groups as of `groups`; `seed` as in
   `kernels.keep_mask`.
   """
-  heads = product + tf.cast(bias, product.dtype)
   run = _forward_on_gpu if jit.on_gpu() else _forward
-  context, log_totals = run(heads, query_groups, key_groups, seed, shape)
-  return context, {"heads": heads, "log_totals": log_totals}
+  row = tf.cast(bias, product.dtype)
+  context, log_totals = run(
+    product, row, query_groups, key_groups, seed, shape
+  )
+  return context, {"log_totals": log_totals}
 
 
 @attention.gradient
 def attention(
-  heads, bias, query_groups, key_groups, seed, result, log_totals, dy, *, shape
-):
+  product, bias, query_groups, key_groups, seed, result, log_totals, dy, *,
+  shape,
+):  # fmt: skip
   by_head = [shape.batch, shape.length, shape.heads, shape.size]
   along = tf.cast(result, tf.float32) * tf.cast(dy, tf.float32)
   along = tf.reduce_sum(tf.reshape(along, by_head), axis=-1)
   along = tf.transpose(along, [0, 2, 1])  # sum_j dy_j probs_j of each row
   run = _backward_on_gpu if jit.on_gpu() else _backward
-  d_heads = run(
-    heads, query_groups, key_groups, seed, log_totals, along, dy, shape
+  row = tf.cast(bias, product.dtype)
+  d_product = run(
+    product, row, query_groups, key_groups, seed, log_totals, along, dy, shape
   )
-  d_bias = tf.reduce_sum(tf.cast(d_heads, bias.dtype), axis=0)
-  return {"product": d_heads, "bias": d_bias}
+  d_bias = tf.reduce_sum(tf.cast(d_product, bias.dtype), axis=0)
+  return {"product": d_product, "bias": d_bias}
 
 
 def attend(product, bias, of_tokens, seed, *, shape, keep_prob, part):
@@ -131,40 +134,62 @@ def attend(product, bias, of_tokens, seed, *, shape, keep_prob, part):
   return attention(product, bias, *of_tokens, seed, shape=known)
 
 
-def _forward_on_gpu(heads, query_groups, key_groups, seed, shape):
-  width = shape.heads * shape.size
-  return _call(
-    "forward",
-    [heads, query_groups, key_groups, seed],
-    [([heads.shape[0], width], heads.dtype), (shape.rows, tf.float32)],
-    shape,
-    _FORWARD,
-    ("QUERIES", "KEYS"),
-  )
+def _forward_on_gpu(*tensors_and_shape):
+  *tensors, shape = tensors_and_shape
+  context = [shape.batch * shape.length, shape.heads * shape.size]
+  results = [(context, tensors[0].dtype), (shape.rows, tf.float32)]
+  return _call_attention("attention", tensors, results, shape, *_FORWARD)
 
 
 def _backward_on_gpu(*tensors_and_shape):
   *tensors, shape = tensors_and_shape
-  heads = tensors[0]
-  results = [(heads.shape.as_list(), heads.dtype)]
-  names = ("BLOCK", "STEP")
-  return _call("backward", tensors, results, shape, _BACKWARD, names)[0]
+  results = [(tensors[0].shape.as_list(), tensors[0].dtype)]
+  return _call_attention(
+    "attention_gradient", tensors, results, shape, *_BACKWARD
+  )[0]
 
 
-def _call(name, operands, results, shape, blocks, block_names) -> list:
-  """What XLA's call of a kernel of `flash_kernels` gives."""
-  least = max(_LEAST, 1 << (shape.length - 1).bit_length())
-  sizes = [min(n, least) for n in (blocks.rows, blocks.columns)]
+def _call_attention(name, operands, results, shape, blocks, warps, stages):
+  most = max(_LEAST, _power_of_two(shape.length))
+  blocks = {key: min(n, most) for key, n in blocks.items()}
+  first, count = shape.part or (0, shape.heads)
+  constants = {
+    "S": shape.length,
+    "N": shape.heads,
+    "D": shape.size,
+    "SCALE": shape.scale,
+    "MASKED": MASKED_SCORE,
+    **_dropout(shape.keep_prob),
+    "FIRST_HEAD": first,
+    "ALL_HEADS": count,
+    **blocks,
+  }
+  rows, *_ = blocks.values()
+  grid = (-(-shape.length // rows), shape.heads, shape.batch)
+  return _call(name, operands, results, constants, grid, warps, stages)
+
+
+def _power_of_two(n: int) -> int:
+  """The least that is not below n."""
+  return 1 << (n - 1).bit_length()
+
+
+def _dropout(keep_prob) -> dict:
+  threshold = kernels.keep_threshold(keep_prob)
+  return {"KEEP_PROB": keep_prob, "THRESHOLD": threshold}
+
+
+def _call(name, operands, results, constants, grid, warps, stages=1) -> list:
+  """What XLA's call of a kernel of `triton_source` gives.
+
+  `results` are [(shape, dtype)]; `constants` the arguments after them.
+  """
   types = tuple(_TYPES[t.dtype] for t in operands)
   types += tuple(_TYPES[dtype] for _, dtype in results)
-  code = _code(name, types, shape, tuple(zip(block_names, sizes)), blocks)
-  numbers = {
-    "num_warps": blocks.warps,
-    "num_stages": blocks.stages,
-    "grid_x": -(-shape.length // sizes[0]),
-    "grid_y": shape.heads,
-    "grid_z": shape.batch,
-  }
+  code = _code(name, types, tuple(constants.items()), warps, stages)
+  numbers = {"num_warps": warps, "num_stages": stages}
+  grid = [*grid, 1, 1][:3]
+  numbers |= dict(zip(("grid_x", "grid_y", "grid_z"), grid, strict=True))
   fields = [f'name = "{name}"', f'ir = "{code}"', "debug = false"]
   fields += [f"{key} = {number} : i32" for key, number in numbers.items()]
   return gen_xla_ops.xla_custom_call_v2(
@@ -178,32 +203,87 @@ def _call(name, operands, results, shape, blocks, block_names) -> list:
 
 
 @functools.cache
-def _code(name, types, shape, sizes, blocks) -> str:
+def _code(name, types, constants, warps, stages) -> str:
   """A kernel's intermediate code, as a string of MLIR's."""
-  from model import flash_kernels  # imports Triton, which a CPU does not need
+  from model import triton_source  # imports Triton, which a CPU does not need
 
-  first, count = shape.part or (0, shape.heads)
-  constants = {
-    "S": shape.length,
-    "N": shape.heads,
-    "D": shape.size,
-    "SCALE": shape.scale,
-    "MASKED": MASKED_SCORE,
-    "KEEP_PROB": shape.keep_prob,
-    "THRESHOLD": kernels.keep_threshold(shape.keep_prob),
-    "FIRST_HEAD": first,
-    "ALL_HEADS": count,
-    **dict(sizes),
-  }
-  code = flash_kernels.intermediate_code(
-    getattr(flash_kernels, name), types, constants, blocks.warps, blocks.stages
+  kernel = getattr(triton_source, name)
+  code = triton_source.intermediate_code(
+    kernel, types, dict(constants), warps, stages
   )
   for character in '\\"\n':
     code = code.replace(character, f"\\{ord(character):02X}")
   return code
 
 
-# The same with TensorFlow's ops.
+@kernels.Kernel
+def _add_and_norm(
+  x, residual, gamma, beta, seed, bias, *, keep_prob, epsilon, store
+):
+  rows, width = x.shape.as_list()
+  column = ([rows, 1], tf.float32)
+  y, mean, rstd = _call(
+    "add_and_norm",
+    [x, residual, tf.cast(bias, x.dtype), gamma, beta, seed],
+    [([rows, width], store), column, column],
+    {
+      "R": rows,
+      "H": width,
+      "EPSILON": epsilon,
+      **_dropout(keep_prob),
+      "WIDTH": _power_of_two(width),
+    },
+    [rows],
+    _NORM_WARPS,
+  )
+  return y, {"mean": mean, "rstd": rstd}
+
+
+@_add_and_norm.gradient
+def _add_and_norm(
+  x, residual, gamma, mean, rstd, seed, bias, dy, dy_2=None, *, keep_prob
+):
+  rows, width = x.shape.as_list()
+  row = tf.cast(bias, x.dtype)
+  count = -(-rows // _NORM_ROWS)
+  second = dy if dy_2 is None else dy_2
+  dx, d_residual, sums = _call(
+    "add_and_norm_gradient",
+    [x, residual, row, gamma, mean, rstd, seed, dy, second],
+    [
+      ([rows, width], x.dtype),
+      ([rows, width], residual.dtype),
+      ([count, 3, width], tf.float32),
+    ],
+    {
+      "R": rows,
+      "H": width,
+      **_dropout(keep_prob),
+      "WIDTH": _power_of_two(width),
+      "TWICE": dy_2 is not None,
+      "ROWS": _NORM_ROWS,
+    },
+    [count],
+    _NORM_WARPS,
+  )
+  d_gamma, d_beta, d_bias = tf.unstack(tf.reduce_sum(sums, axis=0))
+  return {
+    "x": dx,
+    "residual": d_residual,
+    "gamma": d_gamma,
+    "beta": d_beta,
+    "bias": d_bias,
+  }
+
+
+def add_and_norm(*tensors, dtype, **arguments):
+  """`kernels.add_and_norm` of [R, H], which is its own way without a GPU."""
+  if jit.on_gpu() and dtype == tf.float32:
+    return _add_and_norm(*tensors, **arguments)
+  return kernels.add_and_norm(*tensors, dtype=dtype, **arguments)
+
+
+# Attention with TensorFlow's ops.
 
 
 def _split(heads, shape):
@@ -220,7 +300,7 @@ def _side_by_side(tensors, shape):
 
 
 def _blocks(shape):
-  ends = [*range(0, shape.length, _FORWARD.columns), shape.length]
+  ends = [*range(0, shape.length, _BLOCK), shape.length]
   return [slice(*ends[i : i + 2]) for i in range(len(ends) - 1)]
 
 
@@ -245,7 +325,8 @@ def _drops(seed, shape):
   )
 
 
-def _forward(heads, query_groups, key_groups, seed, shape):
+def _forward(product, bias, query_groups, key_groups, seed, shape):
+  heads = product + bias
   query, keys, values = _split(heads, shape)
   drop = _drops(seed, shape)
   highest = tf.fill([*shape.rows, 1], tf.float32.min)
@@ -267,8 +348,10 @@ def _forward(heads, query_groups, key_groups, seed, shape):
 
 
 def _backward(
-  heads, query_groups, key_groups, seed, log_totals, along, d_context, shape
-):
+  product, bias, query_groups, key_groups, seed, log_totals, along, d_context,
+  shape,
+):  # fmt: skip
+  heads = product + bias
   query, keys, values = _split(heads, shape)
   (dy,) = _split(d_context, shape)
   drop = _drops(seed, shape)

@@ -1,17 +1,19 @@
-"""Attention whose scores never leave a GPU's chip, for Triton to compile.
+"""Kernels for GPUs in Triton; `triton_kernels` calls them and says what they do.
 
-FlashAttention, https://arxiv.org/abs/2205.14135 and 2307.08691: a program has a
-block of one head's queries and walks over blocks of keys with a running
-softmax. The backward pass computes the probabilities again from each row's
-`log_total`. There a program has a block of keys, and walks over queries for the
-gradients of its keys and values; then the same block of queries, and walks over
-keys. So nothing is added up in memory, in an order that may change.
+Attention whose scores never leave the chip (FlashAttention,
+https://arxiv.org/abs/2205.14135 and 2307.08691): a program has a block of one
+head's queries and walks over blocks of keys with a running softmax. The
+backward pass computes the probabilities again from each row's `log_total`.
+There a program has a block of keys, and walks over queries for the gradients of
+its keys and values; then the same block of queries, and walks over keys. So
+nothing is added up in memory, in an order that may change.
 
-Pointers are to arrays in C order: `heads` and `d_heads` [B * S, 3, N, D],
-queries, keys and values; `context` and `d_context` [B * S, N, D]; `log_totals`
-and `along` float32 [B, N, S]; `query_groups` and `key_groups` int32 [B, S];
-`seed` uint32 [2]. D is a power of two from 16 on. `flash_attention` calls the
-kernels and says what they compute.
+Pointers are to arrays in C order. Of attention: `heads` and `d_heads` [B * S, 3,
+N, D], queries, keys and values, without their `bias`, [3, N, D]; `context` and
+`d_context` [B * S, N, D]; `log_totals` and `along` float32 [B, N, S];
+`query_groups` and `key_groups` int32 [B, S]; D is a power of two from 16 on. Of
+`add_and_norm`: [R, H]; gamma and beta float32 [H], as `bias` is. `seed` is
+uint32 [2].
 """
 
 import triton
@@ -30,11 +32,11 @@ def _mix(x, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _kept(rows, columns, seed, S: tl.constexpr, THRESHOLD: tl.constexpr):
+def _kept(rows, columns, seed, WIDTH: tl.constexpr, THRESHOLD: tl.constexpr):
   """`kernels.keep_mask` at int64 `rows` and int32 `columns`, broadcast."""
-  ROWS_OF_WORD: tl.constexpr = 2**32 // S
+  ROWS_OF_WORD: tl.constexpr = 2**32 // WIDTH
   high = (rows // ROWS_OF_WORD).to(tl.uint32)
-  low = (rows % ROWS_OF_WORD).to(tl.uint32) * S
+  low = (rows % ROWS_OF_WORD).to(tl.uint32) * WIDTH
   x = (low + columns.to(tl.uint32)) ^ tl.load(seed)
   x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16)
   x += tl.load(seed + 1) + high * 0x9E3779B1
@@ -54,8 +56,14 @@ def _scores(
 
 
 @triton.jit
-def forward(
-  heads, query_groups, key_groups, seed, context, log_totals,
+def _load(at, bias, inside):
+  """Rows of `heads`, as wide as a head, with their bias; 0 outside."""
+  return tl.load(at, inside, 0.0) + tl.load(bias)[None, :]
+
+
+@triton.jit
+def attention(
+  heads, bias, query_groups, key_groups, seed, context, log_totals,
   S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
   MASKED: tl.constexpr, KEEP_PROB: tl.constexpr, THRESHOLD: tl.constexpr,
   FIRST_HEAD: tl.constexpr, ALL_HEADS: tl.constexpr, QUERIES: tl.constexpr,
@@ -66,9 +74,9 @@ def forward(
   f = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
   d = tl.arange(0, D)
   heads += example * S * 3 * N * D + head * D
-  query = tl.load(
-    heads + f[:, None] * (3 * N * D) + d, mask=f[:, None] < S, other=0.0
-  )
+  bias += head * D + d
+  inside = f[:, None] < S
+  query = _load(heads + f[:, None] * (3 * N * D) + d, bias, inside)
   query_group = tl.load(query_groups + example * S + f, mask=f < S, other=-1)
   rows = (example * ALL_HEADS + FIRST_HEAD + head) * S + f
   highest = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -77,8 +85,8 @@ def forward(
   for first in range(0, S, KEYS):
     t = first + tl.arange(0, KEYS)
     key_at = heads + N * D + t[:, None] * (3 * N * D) + d
-    key = tl.load(key_at, mask=t[:, None] < S, other=0.0)
-    value = tl.load(key_at + N * D, mask=t[:, None] < S, other=0.0)
+    key = _load(key_at, bias + N * D, t[:, None] < S)
+    value = _load(key_at + N * D, bias + 2 * N * D, t[:, None] < S)
     key_group = tl.load(key_groups + example * S + t, mask=t < S, other=-1)
     scores = _scores(
       tl.dot(query, tl.trans(key)), query_group[:, None], key_group[None, :],
@@ -101,8 +109,8 @@ def forward(
 
 
 @triton.jit
-def backward(
-  heads, query_groups, key_groups, seed, log_totals, along, d_context, d_heads,
+def attention_gradient(
+  heads, bias, query_groups, key_groups, seed, log_totals, along, d_context, d_heads,
   S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
   MASKED: tl.constexpr, KEEP_PROB: tl.constexpr, THRESHOLD: tl.constexpr,
   FIRST_HEAD: tl.constexpr, ALL_HEADS: tl.constexpr, BLOCK: tl.constexpr,
@@ -113,6 +121,7 @@ def backward(
   own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
   d = tl.arange(0, D)
   heads += example * S * 3 * N * D + head * D
+  bias += head * D + d
   d_heads += example * S * 3 * N * D + head * D
   d_context += example * S * N * D + head * D
   query_groups += example * S
@@ -124,15 +133,15 @@ def backward(
   own_at = own[:, None] * (3 * N * D) + d
   kind = d_heads.dtype.element_ty
 
-  own_key = tl.load(heads + N * D + own_at, mask=is_own, other=0.0)
-  own_value = tl.load(heads + 2 * N * D + own_at, mask=is_own, other=0.0)
+  own_key = _load(heads + N * D + own_at, bias + N * D, is_own)
+  own_value = _load(heads + 2 * N * D + own_at, bias + 2 * N * D, is_own)
   key_group = tl.load(key_groups + own, mask=own < S, other=-1)
   d_key = tl.zeros([BLOCK, D], tl.float32)
   d_value = tl.zeros([BLOCK, D], tl.float32)
   for first in range(0, S, STEP):
     f = first + tl.arange(0, STEP)
     inside = f[:, None] < S
-    query = tl.load(heads + f[:, None] * (3 * N * D) + d, inside, 0.0)
+    query = _load(heads + f[:, None] * (3 * N * D) + d, bias, inside)
     dy = tl.load(d_context + f[:, None] * (N * D) + d, inside, 0.0)
     group = tl.load(query_groups + f, mask=f < S, other=-1)
     # A query beyond the last has no probabilities.
@@ -156,7 +165,7 @@ def backward(
   tl.store(d_heads + N * D + own_at, (d_key * SCALE).to(kind), mask=is_own)
   tl.store(d_heads + 2 * N * D + own_at, d_value.to(kind), mask=is_own)
 
-  own_query = tl.load(heads + own_at, mask=is_own, other=0.0)
+  own_query = _load(heads + own_at, bias, is_own)
   own_dy = tl.load(d_context + own[:, None] * (N * D) + d, is_own, 0.0)
   query_group = tl.load(query_groups + own, mask=own < S, other=-1)
   own_total = tl.load(log_totals + own, mask=own < S, other=float("inf"))
@@ -166,8 +175,8 @@ def backward(
     t = first + tl.arange(0, STEP)
     inside = t[:, None] < S
     key_at = heads + N * D + t[:, None] * (3 * N * D) + d
-    key = tl.load(key_at, mask=inside, other=0.0)
-    value = tl.load(key_at + N * D, mask=inside, other=0.0)
+    key = _load(key_at, bias + N * D, inside)
+    value = _load(key_at + N * D, bias + 2 * N * D, inside)
     group = tl.load(key_groups + t, mask=t < S, other=-1)
     scores = _scores(
       tl.dot(own_query, tl.trans(key)), query_group[:, None], group[None, :],
@@ -182,6 +191,94 @@ def backward(
     d_scores = probs * (d_probs - own_along[:, None])
     d_query = tl.dot(d_scores.to(key.dtype), key, d_query)
   tl.store(d_heads + own_at, (d_query * SCALE).to(kind), mask=is_own)
+
+
+@triton.jit
+def _total(
+  x, residual, bias, seed, row, column, inside,
+  H: tl.constexpr, KEEP_PROB: tl.constexpr, THRESHOLD: tl.constexpr,
+):  # fmt: skip
+  """dropout(x + bias) + residual of a row: float32, 0 outside."""
+  at = row * H + column
+  wide = tl.load(x + at, inside, 0.0) + tl.load(bias + column, inside, 0.0)
+  wide = wide.to(tl.float32)
+  if KEEP_PROB < 1.0:
+    kept = _kept(row, column, seed, H, THRESHOLD)
+    wide = tl.where(kept, wide * (1.0 / KEEP_PROB), 0.0)
+  return wide + tl.load(residual + at, inside, 0.0).to(tl.float32)
+
+
+@triton.jit
+def add_and_norm(
+  x, residual, bias, gamma, beta, seed, y, means, rstds,
+  R: tl.constexpr, H: tl.constexpr, EPSILON: tl.constexpr,
+  KEEP_PROB: tl.constexpr, THRESHOLD: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+  """The grid: R. WIDTH is the power of two from H on."""
+  row = tl.program_id(0).to(tl.int64)
+  column = tl.arange(0, WIDTH)
+  inside = column < H
+  total = _total(
+    x, residual, bias, seed, row, column, inside, H, KEEP_PROB, THRESHOLD
+  )
+  mean = tl.sum(total, 0) / H
+  centred = tl.where(inside, total - mean, 0.0)
+  rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / H + EPSILON)
+  result = centred * rstd * tl.load(gamma + column, inside, 0.0)
+  result += tl.load(beta + column, inside, 0.0)
+  tl.store(y + row * H + column, result.to(y.dtype.element_ty), inside)
+  tl.store(means + row, mean)
+  tl.store(rstds + row, rstd)
+
+
+@triton.jit
+def add_and_norm_gradient(
+  x, residual, bias, gamma, means, rstds, seed, dy, dy_2, dx, d_residual, sums,
+  R: tl.constexpr, H: tl.constexpr, KEEP_PROB: tl.constexpr,
+  THRESHOLD: tl.constexpr, WIDTH: tl.constexpr, TWICE: tl.constexpr,
+  ROWS: tl.constexpr,
+):  # fmt: skip
+  """The grid: blocks of ROWS rows, of which `sums` has each [3, H].
+
+  They are the gradients of gamma, beta and the bias.
+  """
+  block = tl.program_id(0).to(tl.int64)
+  column = tl.arange(0, WIDTH)
+  scale = tl.load(gamma + column, column < H, 0.0)
+  d_gamma = tl.zeros([WIDTH], tl.float32)
+  d_beta = tl.zeros([WIDTH], tl.float32)
+  d_bias = tl.zeros([WIDTH], tl.float32)
+  for i in range(ROWS):
+    row = block * ROWS + i
+    inside = (column < H) & (row < R)
+    at = row * H + column
+    total = _total(
+      x, residual, bias, seed, row, column, inside, H, KEEP_PROB, THRESHOLD
+    )
+    d_y = tl.load(dy + at, inside, 0.0).to(tl.float32)
+    if TWICE:
+      d_y += tl.load(dy_2 + at, inside, 0.0).to(tl.float32)
+    mean = tl.load(means + row, row < R, 0.0)
+    rstd = tl.load(rstds + row, row < R, 0.0)
+    x_hat = tl.where(inside, (total - mean) * rstd, 0.0)
+    d_gamma += d_y * x_hat
+    d_beta += d_y
+    d_x_hat = d_y * scale
+    along_one = tl.sum(d_x_hat, 0) / H
+    along_x_hat = tl.sum(d_x_hat * x_hat, 0) / H
+    d_total = (d_x_hat - along_one - x_hat * along_x_hat) * rstd
+    kind = d_residual.dtype.element_ty
+    tl.store(d_residual + at, d_total.to(kind), inside)
+    if KEEP_PROB < 1.0:
+      kept = _kept(row, column, seed, H, THRESHOLD)
+      d_total = tl.where(kept, d_total * (1.0 / KEEP_PROB), 0.0)
+    rounded = d_total.to(dx.dtype.element_ty)
+    tl.store(dx + at, rounded, inside)
+    d_bias += rounded.to(tl.float32)
+  sums += block * 3 * H + column
+  tl.store(sums, d_gamma, column < H)
+  tl.store(sums + H, d_beta, column < H)
+  tl.store(sums + 2 * H, d_bias, column < H)
 
 
 def intermediate_code(kernel, types, constants, warps, stages) -> str:

@@ -1,4 +1,4 @@
-"""--attention=flash: its arithmetic, its kernels, and what it refuses."""
+"""--triton: its arithmetic, its kernels, and what it refuses."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import runs
 from benchmarks import gpu_check
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from model import flash_attention, kernels
+from model import kernels, triton_kernels
 
 B, N, D = 2, 3, 16
 SEED = np.array([123456789, 3987654321], np.uint32)
@@ -53,7 +53,7 @@ def plain(product, bias, queries, keys, length, keep_prob, part):
 
 
 def flash(product, bias, queries, keys, length, keep_prob, part):
-  return flash_attention.attend(
+  return triton_kernels.attend(
     product,
     bias,
     (queries, keys),
@@ -71,6 +71,30 @@ def run(function, arrays, *static):
     tensors = list(map(tf.constant, arrays))
     context = function(*tensors, *static)
     return session.run([context, *tf.gradients(context, tensors[:2], dy)])
+
+
+def interpreted(tmp_path, what, arrays, **constants):
+  """name -> array, by Triton's interpreter in the environment that has it."""
+  python = pathlib.Path(runs.ROOT, gpu_check.PYTHON)
+  if not python.exists():
+    pytest.skip(f"{gpu_check.PYTHON} is missing: benchmarks/gpu_check.py")
+  np.savez(tmp_path / "in.npz", **arrays, **constants)
+  script = pathlib.Path(runs.ROOT, "tests/support/interpret_triton.py")
+  done = subprocess.run(
+    [python, script, what, tmp_path / "in.npz", tmp_path / "out.npz"],
+    env={**os.environ, "PYTHONPATH": str(runs.ROOT), "TRITON_INTERPRET": "1"},
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=runs.HANG_SECONDS,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  with np.load(tmp_path / "out.npz") as found:
+    return dict(found)
+
+
+def assert_close(got, want):
+  assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -91,68 +115,85 @@ def test_it_is_attention(packed, length, keep_prob, part):
   "length, keep_prob, part",
   [(40, 1.0, None), (80, 0.8, (2, 10**8))],
 )
-def test_the_gpus_kernels_give_the_same(tmp_path, length, keep_prob, part):
-  """Run by Triton's interpreter, in blocks of other sizes."""
-  python = pathlib.Path(runs.ROOT, gpu_check.PYTHON)
-  if not python.exists():
-    pytest.skip(f"{gpu_check.PYTHON} is missing: benchmarks/gpu_check.py")
+def test_the_gpus_attention_gives_the_same(tmp_path, length, keep_prob, part):
+  """In blocks of other sizes."""
   arrays = inputs(length, True, np.random.default_rng(2))
-  want = run(flash, arrays, length, keep_prob, part)
-  product, bias, queries, keys, dy = arrays
+  context, d_heads, _ = run(flash, arrays, length, keep_prob, part)
+  heads, bias, queries, keys, dy = arrays
   first, count = part or (0, N)
-  np.savez(
-    tmp_path / "in.npz",
-    heads=product + bias, queries=queries, keys=keys, seed=SEED, dy=dy, S=length,
-    N=N, D=D, SCALE=D**-0.5, MASKED=flash_attention.MASKED_SCORE,
+  got = interpreted(
+    tmp_path,
+    "attention",
+    dict(heads=heads, bias=bias, queries=queries, keys=keys, seed=SEED, dy=dy),
+    S=length, N=N, D=D, SCALE=D**-0.5, MASKED=triton_kernels.MASKED_SCORE,
     KEEP_PROB=keep_prob, THRESHOLD=kernels.keep_threshold(keep_prob),
     FIRST_HEAD=first, ALL_HEADS=count,
   )  # fmt: skip
-  script = pathlib.Path(runs.ROOT, "tests/support/interpret_flash_kernels.py")
-  done = subprocess.run(
-    [python, script, tmp_path / "in.npz", tmp_path / "out.npz"],
-    env={**os.environ, "PYTHONPATH": str(runs.ROOT), "TRITON_INTERPRET": "1"},
-    capture_output=True,
-    text=True,
-    check=False,
-    timeout=runs.HANG_SECONDS,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
-  with np.load(tmp_path / "out.npz") as got:
-    for name, value in zip(("context", "d_heads"), want, strict=False):
-      error = np.abs(got[name] - value).max() / np.abs(value).max()
-      assert error < 1e-5, name
+  assert_close(got["context"], context)
+  assert_close(got["d_heads"], d_heads)
 
 
-def test_no_queries_share_a_group_with_padding_beyond_the_batch():
+@pytest.mark.slow
+@pytest.mark.parametrize("keep_prob, twice", [(1.0, True), (0.8, False)])
+def test_the_gpus_layer_norm_gives_the_same(tmp_path, keep_prob, twice):
+  """Of rows that fill neither the last program nor the power of two."""
+  rng = np.random.default_rng(3)
+  x, residual, dy, dy_2 = rng.standard_normal([4, 21, 24]).astype(np.float32)
+  gamma, beta, bias = rng.standard_normal([3, 24]).astype(np.float32)
+  names = ("x", "residual", "gamma", "beta", "seed", "bias")
+  values = (x, residual, gamma, beta, SEED, bias)
+  with tf.Graph().as_default(), tf.Session() as session:
+    tensors = list(map(tf.constant, values))
+    y = kernels.add_and_norm(
+      *tensors, keep_prob=keep_prob, epsilon=1e-7, dtype=tf.float32,
+      store=tf.float32,
+    )  # fmt: skip
+    sources = [t for t in tensors if t.dtype == tf.float32]
+    d_y = dy + dy_2 if twice else dy
+    want, *gradients = session.run([y, *tf.gradients(y, sources, d_y)])
+  got = interpreted(
+    tmp_path, "add_and_norm",
+    dict(zip(names, values, strict=True)) | dict(dy=dy, dy_2=dy_2),
+    R=21, H=24, EPSILON=1e-7, KEEP_PROB=keep_prob,
+    THRESHOLD=kernels.keep_threshold(keep_prob), WIDTH=32, TWICE=twice, ROWS=8,
+  )  # fmt: skip
+  assert_close(got["y"], want)
+  d_gamma, d_beta, d_bias = got["sums"].sum(axis=0)
+  made = (got["dx"], got["d_residual"], d_gamma, d_beta, d_bias)
+  for a, b in zip(made, gradients, strict=True):
+    assert_close(a, b)
+
+
+def test_groups_of_tokens():
   """The groups of plain rows are the mask's; packed ones number examples."""
   with tf.Graph().as_default(), tf.Session() as session:
     mask = tf.constant([[1, 1, 0], [1, 0, 0]])
-    rows, keys = session.run(flash_attention.groups(mask, [2, 3], False))
+    rows, keys = session.run(triton_kernels.groups(mask, [2, 3], False))
     assert rows.tolist() == [[1] * 3] * 2
     assert keys.tolist() == [[1, 1, 0], [1, 0, 0]]
-    rows, keys = session.run(flash_attention.groups(None, [2, 3], False))
+    rows, keys = session.run(triton_kernels.groups(None, [2, 3], False))
     assert rows.tolist() == keys.tolist() == [[1] * 3] * 2
-    rows, keys = session.run(flash_attention.groups(mask * 2, [2, 3], True))
+    rows, keys = session.run(triton_kernels.groups(mask * 2, [2, 3], True))
     assert rows.tolist() == keys.tolist() == [[2, 2, 0], [2, 0, 0]]
 
 
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (dict(precision="fp32"), "--precision=bf16, or --attention=plain"),
+    (dict(precision="fp32"), "--precision=bf16, or leave it out"),
     (dict(precision_policy=("softmax=bf16",)), "with a float32 softmax"),
-    (dict(xla="off"), "--xla=off does not: give --xla=layers or step"),
+    (dict(xla="off"), "--xla=off makes none: give --xla=layers or step"),
     (dict(recompute=("attention",)), "leave attention out of --recompute"),
   ],
 )
 def test_what_it_cannot_do_is_refused(tmp_path, flags, words):
   path = f"{runs.ROOT}/configs/bert_tiny.json"
-  given = dict(attention="flash", precision="bf16", **{"xla": "layers"})
+  given = dict(triton=True, precision="bf16", xla="layers")
   with pytest.raises(UserError, match=words):
     runs.config((path, ""), tmp_path, dry_run=True, **{**given, **flags})
 
 
 @pytest.mark.parametrize("size", [8, 48])
 def test_heads_that_no_kernel_has_are_refused(size):
-  with pytest.raises(UserError, match=f"not of {size}: give --attention=plain"):
-    flash_attention.check_size(size)
+  with pytest.raises(UserError, match=f"not of {size}: leave it out"):
+    triton_kernels.check_size(size)
