@@ -202,6 +202,7 @@ def main(_) -> None:
       "bert_config": os.path.basename(FLAGS.bert_config_file),
       "precision": config.precision,
       "xla": config.xla,
+      "triton": config.triton,
       "micro_batch": size,
       "seq_length": shape.max_seq_length,
       "predictions": shape.max_predictions_per_seq,
