@@ -161,13 +161,16 @@ def on_cpu(kind: str) -> list[dict]:
   return train(f"cpu_{kind}", cpu=True, xla="off", input_file=records)
 
 
-def compare(precision: str, mode: str, kind: str = "rows") -> Callable:
+def compare(
+  precision: str, mode: str, kind: str = "rows", triton: bool = False
+) -> Callable:
   """Updates in a precision and mode beside the CPU's in float32."""
 
   def item() -> dict:
     records = path(kind, "train.tfrecord")
-    name = f"{precision}_{mode}_{kind}"
-    got = train(name, precision=precision, xla=mode, input_file=records)
+    name = f"{precision}_{mode}_{kind}" + "_triton" * triton
+    given = dict(precision=precision, xla=mode, triton=triton)
+    got = train(name, input_file=records, **given)
     found = difference(got, on_cpu(kind))
     if found > TOLERANCE[precision]:
       raise Failed(f"differs by {found:.2%} from float32 on the CPU")
@@ -200,17 +203,19 @@ def shape(model: str, length: int, batch: int) -> dict:
   }  # fmt: skip
 
 
-def speed(model: str, length: int, batch: int, mode: str) -> Callable:
+def speed(
+  model: str, length: int, batch: int, mode: str, triton: bool
+) -> Callable:
   """Examples/s, and the share of the prediction's."""
 
   def item() -> dict:
     given = shape(model, length, batch)
     words = next_steps.python(
-      "benchmarks.step", precision="bf16", xla=mode, **given
+      "benchmarks.step", precision="bf16", xla=mode, triton=triton, **given
     )
     found = [x for x in command(words) if x.startswith('{"bert_config"')]
     line = json.loads(found[-1])
-    predicted = prediction(given, mode)
+    predicted = prediction(given, mode, triton)
     rate = (predicted or {}).get("roofline_examples_per_second")
     share = rate and round(line["examples_per_second"] / rate, 3)
     return {**line, "predicted": rate, "share": share}
@@ -218,7 +223,7 @@ def speed(model: str, length: int, batch: int, mode: str) -> Callable:
   return item
 
 
-def prediction(given: dict, mode: str) -> dict | None:
+def prediction(given: dict, mode: str, triton: bool) -> dict | None:
   """The newest line of gpu_check.jsonl for this GPU and shape."""
   chip = next(
     (c for c in chips.CHIPS if gpus() and c in gpus()[0].lower()), None
@@ -230,7 +235,14 @@ def prediction(given: dict, mode: str) -> dict | None:
     "seq_length": given["max_seq_length"],
   }  # fmt: skip
   lines = json_files.read_lines(PREDICTED)
-  return next((x for x in lines[::-1] if wanted.items() <= x.items()), None)
+  return next(
+    (
+      x
+      for x in lines[::-1]
+      if wanted.items() <= x.items() and x.get("triton", False) == triton
+    ),
+    None,
+  )
 
 
 def largest(model: str, length: int) -> Callable:
@@ -270,12 +282,15 @@ def items() -> dict:
   ):  # fmt: skip
     found[f"{precision} {mode}"] = compare(precision, mode)
   found["packed"] = compare("bf16", "layers", "packed")
+  found["triton"] = compare("bf16", "layers", "packed", triton=True)
+  found["triton step"] = compare("bf16", "step", triton=True)
   found["resume"] = resume
   for model, length, batch in (
     ("large", 128, 64), ("base", 128, 64), ("large", 512, 32), ("base", 512, 32)
   ):  # fmt: skip
-    for mode in ("layers", "step"):
-      found[f"{model} {length} {mode}"] = speed(model, length, batch, mode)
+    for mode, triton in (("layers", False), ("layers", True), ("step", False)):
+      name = f"{model} {length} {mode}" + " triton" * triton
+      found[name] = speed(model, length, batch, mode, triton)
   found["two ranks"] = two_ranks
   found["largest"] = largest("large", 512)
   return found

@@ -4,8 +4,8 @@
   computed in blocks of keys, from the highest score and the sum so far
   (FlashAttention, https://arxiv.org/abs/2205.14135). What stays for the
   backward pass are the heads, the result, and a number for each row.
-- `kernels.add_and_norm` in one pass over memory; XLA makes three of it, and
-  seven of its gradient.
+- `kernels.add_and_norm` and its gradient, each in one pass over memory, of
+  which XLA makes several.
 
 Triton makes intermediate code of `triton_source`, for which it needs no GPU,
 and XLA compiles that with its program. Without a GPU TensorFlow's ops compute
@@ -51,14 +51,19 @@ def check_size(size_per_head: int) -> None:
 
 
 def check_installed() -> None:
-  """UserError if a GPU would need Triton and it is missing."""
+  """UserError if there is a GPU, and Triton is missing."""
   if jit.on_gpu():
-    try:
-      import triton  # noqa: F401
-    except ImportError as e:
-      raise UserError(
-        "--triton needs Triton on GPUs: pip install -r requirements/gpu.txt"
-      ) from e
+    _source()
+
+
+def _source():
+  try:
+    from model import triton_source  # a CPU needs no Triton
+  except ImportError as e:
+    raise UserError(
+      f"--triton needs the package triton of requirements/gpu.txt: {e}"
+    ) from e
+  return triton_source
 
 
 def groups(input_mask, shape, packed: bool) -> tuple:
@@ -102,9 +107,7 @@ def attention(product, bias, query_groups, key_groups, seed, *, shape):
   """
   run = _forward_on_gpu if jit.on_gpu() else _forward
   row = tf.cast(bias, product.dtype)
-  context, log_totals = run(
-    product, row, query_groups, key_groups, seed, shape
-  )
+  context, log_totals = run(product, row, query_groups, key_groups, seed, shape)
   return context, {"log_totals": log_totals}
 
 
@@ -205,11 +208,9 @@ def _call(name, operands, results, constants, grid, warps, stages=1) -> list:
 @functools.cache
 def _code(name, types, constants, warps, stages) -> str:
   """A kernel's intermediate code, as a string of MLIR's."""
-  from model import triton_source  # imports Triton, which a CPU does not need
-
-  kernel = getattr(triton_source, name)
-  code = triton_source.intermediate_code(
-    kernel, types, dict(constants), warps, stages
+  source = _source()
+  code = source.intermediate_code(
+    getattr(source, name), types, dict(constants), warps, stages
   )
   for character in '\\"\n':
     code = code.replace(character, f"\\{ord(character):02X}")
@@ -277,7 +278,7 @@ def _add_and_norm(
 
 
 def add_and_norm(*tensors, dtype, **arguments):
-  """`kernels.add_and_norm` of [R, H], which is its own way without a GPU."""
+  """`kernels.add_and_norm` of [R, H]; GPUs have a kernel that is float32."""
   if jit.on_gpu() and dtype == tf.float32:
     return _add_and_norm(*tensors, **arguments)
   return kernels.add_and_norm(*tensors, dtype=dtype, **arguments)

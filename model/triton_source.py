@@ -1,4 +1,4 @@
-"""Kernels for GPUs in Triton; `triton_kernels` calls them and says what they do.
+"""Kernels for GPUs in Triton; `triton_kernels` says what they compute.
 
 Attention whose scores never leave the chip (FlashAttention,
 https://arxiv.org/abs/2205.14135 and 2307.08691): a program has a block of one
@@ -8,12 +8,12 @@ There a program has a block of keys, and walks over queries for the gradients of
 its keys and values; then the same block of queries, and walks over keys. So
 nothing is added up in memory, in an order that may change.
 
-Pointers are to arrays in C order. Of attention: `heads` and `d_heads` [B * S, 3,
-N, D], queries, keys and values, without their `bias`, [3, N, D]; `context` and
-`d_context` [B * S, N, D]; `log_totals` and `along` float32 [B, N, S];
-`query_groups` and `key_groups` int32 [B, S]; D is a power of two from 16 on. Of
-`add_and_norm`: [R, H]; gamma and beta float32 [H], as `bias` is. `seed` is
-uint32 [2].
+Pointers are to arrays in C order. Of attention: `heads` and `d_heads` are
+queries, keys and values, [B * S, 3, N, D], without their `bias`, [3, N, D];
+`context` and `d_context` [B * S, N, D]; `log_totals` and `along` float32 [B, N,
+S]; `query_groups` and `key_groups` int32 [B, S]; D is a power of two from 16
+on. Of `add_and_norm`: [R, H]; gamma, beta and `bias` [H], the first two
+float32. `seed` is uint32 [2].
 """
 
 import triton
@@ -110,7 +110,8 @@ def attention(
 
 @triton.jit
 def attention_gradient(
-  heads, bias, query_groups, key_groups, seed, log_totals, along, d_context, d_heads,
+  heads, bias, query_groups, key_groups, seed, log_totals, along, d_context,
+  d_heads,
   S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
   MASKED: tl.constexpr, KEEP_PROB: tl.constexpr, THRESHOLD: tl.constexpr,
   FIRST_HEAD: tl.constexpr, ALL_HEADS: tl.constexpr, BLOCK: tl.constexpr,

@@ -65,6 +65,12 @@ def precision_line(config, on_gpu: bool) -> str:
     way = "TensorFloat-32 (--notf32: float32)" if config.tf32 else "float32"
     parts.append(f"what is float32 is multiplied as {way}")
     parts += ["deterministic"] * config.deterministic
+  if config.triton:
+    parts.append(
+      "attention and layer norm by Triton's kernels"
+      if on_gpu
+      else "attention in blocks, as --triton's kernels would on a GPU"
+    )
   return "; ".join(parts)
 
 

@@ -55,9 +55,7 @@ class Kernel(NamedTuple):
   def seconds(self, chip) -> float:
     """At best, on a `chips.Chip`."""
     peak = chip.flops.get(self.type, chip.flops["f32"])
-    return max(
-      self.bytes / chip.bandwidth, (self.flops + self.again) / peak
-    )
+    return max(self.bytes / chip.bandwidth, (self.flops + self.again) / peak)
 
 
 def _size(shape) -> float:
@@ -194,7 +192,11 @@ def _own_kernel(one, inside) -> tuple:
   product = 2.0 * tokens * (width / 3) * length
   # The gradient has four products. Two of them, and the scores, it makes twice
   # or again.
-  return (kind, 4 * product, 3 * product) if is_gradient else (kind, 2 * product, 0.0)
+  return (
+    (kind, 4 * product, 3 * product)
+    if is_gradient
+    else (kind, 2 * product, 0.0)
+  )
 
 
 def _matmul(one, inside) -> tuple:

@@ -154,7 +154,8 @@ def test_the_largest_micro_batch_fits(monkeypatch, gigabytes, least, most):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["step", "layers"])
-def test_bert_tiny_compiles_for_gpus(mode):
+@pytest.mark.parametrize("triton", [False, True])
+def test_bert_tiny_compiles_for_gpus(mode, triton):
   python = pathlib.Path(runs.ROOT, gpu_check.PYTHON)
   if not python.exists():
     pytest.skip(f"{gpu_check.PYTHON} is missing: benchmarks/gpu_check.py")
@@ -163,13 +164,17 @@ def test_bert_tiny_compiles_for_gpus(mode):
       "-m", "benchmarks.gpu_check", "--bert_config_file=configs/bert_tiny.json",
       "--gpus=h100,a100", "--max_seq_length=16", "--max_predictions_per_seq=3",
       "--train_batch_size=4", "--precision=bf16", f"--xla={mode}",
+      f"--triton={triton}",
     ]
   )  # fmt: skip
   assert process.returncode == 0, process.stderr[-3000:]
   for line in map(json.loads, process.stdout.splitlines()):
     assert line["compiles"] and line["fp32_gemms"] <= 2
     assert line["teraflop"] == pytest.approx(line["model_teraflop"], abs=1e-4)
+    # Of the first layer only: the last is computed at some places.
+    assert line["gemms"].get("own bf16", 0) == 2 * triton
     if mode == "step":
       assert line["kernels"] < 350 and line["peak_memory_gb"] < 0.2
     else:
-      assert line["launches"] == COUNTS["layers"][0]
+      # Heads need no programs of their own before and after attention.
+      assert line["launches"] == COUNTS["layers"][0] - 9 * triton

@@ -99,7 +99,8 @@ def assert_close(got, want):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-  "length, keep_prob, part", [(9, 1.0, None), (150, 0.8, None), (64, 0.8, (2, 7))]
+  "length, keep_prob, part",
+  [(9, 1.0, None), (150, 0.8, None), (64, 0.8, (2, 7))],
 )
 def test_it_is_attention(packed, length, keep_prob, part):
   arrays = inputs(length, packed, np.random.default_rng(1))
