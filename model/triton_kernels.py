@@ -16,10 +16,8 @@ import functools
 import math
 from typing import NamedTuple
 
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # tf has no name for it
-
 from common.errors import UserError
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import gen_xla_ops, tf
 from model import kernels
 from xla_patches import jit
 
