@@ -77,7 +77,13 @@ def compiled(chip, modules: dict, python: str) -> dict:
       paths[name].write_bytes(module)
     script = ROOT / "benchmarks/hlo/compile_hlo.py"
     command = [python, script, f"--target={target}", *paths.values()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = dict(os.environ)
+    if FLAGS.deterministic:  # as TensorFlow then asks of XLA
+      given = os.environ.get("XLA_FLAGS", "")
+      environment["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true"
+    done = subprocess.run(
+      command, capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode:
       raise UserError(f"{script.name} failed: {done.stderr[-2000:]}")
     found = map(json.loads, done.stdout.splitlines())
@@ -203,6 +209,7 @@ def main(_) -> None:
       "precision": config.precision,
       "xla": config.xla,
       "triton": config.triton,
+      "deterministic": config.deterministic,
       "micro_batch": size,
       "seq_length": shape.max_seq_length,
       "predictions": shape.max_predictions_per_seq,

@@ -50,8 +50,12 @@ def define_flags() -> None:
 
 @functools.cache
 def gpus() -> list[str]:
-  """Their names; none without a driver."""
+  """The names of those that this process may use."""
   query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+  visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+  if visible == "":
+    return []
+  query += [f"--id={visible}"] if visible else []
   try:
     found = subprocess.run(query, capture_output=True, text=True, check=True)
   except (OSError, subprocess.CalledProcessError):

@@ -312,4 +312,5 @@ def intermediate_code(kernel, types, constants, warps, stages) -> str:
     backend.get_module_map(),
     context,
   )
-  return str(backend.make_ttir(module, {}, options, target.arch))
+  # Without the lines of this file.
+  return backend.make_ttir(module, {}, options, target.arch).str_nodebug()

@@ -1,5 +1,7 @@
 """Precision by part: near float32 wherever a part is moved, and loss scales."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from common.tensorflow_v1 import tf
 from gradients import exchange
 from gradients.distributed import AllreduceConfig, Comm
 from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
+from training import training_run
 
 B, S, P, V = 4, 16, 3, 50
 
@@ -255,3 +258,49 @@ def test_an_overflow_never_raises_the_loss_scale():
   with pytest.raises(UserError, match="min_loss_scale=8.0 is above .*=4.0"):
     LossScaleConfig(initial_loss_scale=4.0, min_loss_scale=8.0)
   LossScaleConfig(loss_scale=2.0, initial_loss_scale=4.0, min_loss_scale=8.0)
+
+
+# -----------------------------------------------------------------------------
+# What a GPU does with float32, and in which order
+# -----------------------------------------------------------------------------
+
+
+def arithmetic(**given):
+  return types.SimpleNamespace(
+    policy=mixed_precision.FP32,
+    **{"tf32": True, "deterministic": False, "triton": False, **given},
+  )
+
+
+@pytest.mark.parametrize(
+  "given, on_gpu, words",
+  [
+    ({}, False, None),
+    ({}, True, "multiplied as TensorFloat-32 (--notf32: float32)"),
+    ({"tf32": False}, True, "multiplied as float32"),
+    ({"deterministic": True}, True, "float32); deterministic"),
+    ({"triton": True}, True, "attention and layer norm by Triton's kernels"),
+    ({"triton": True}, False, "attention in blocks, as --triton's kernels"),
+  ],
+)
+def test_the_plan_says_how_a_gpu_computes(given, on_gpu, words):
+  line = training_run.precision_line(arithmetic(**given), on_gpu)
+  assert line.startswith("precision: fp32: ")
+  assert (";" not in line) if words is None else (words in line)
+
+
+@pytest.mark.parametrize("gpus", [[], ["GPU"]])
+@pytest.mark.parametrize("on", [False, True])
+def test_the_process_computes_as_asked(monkeypatch, on, gpus):
+  """Determinism is asked of GPUs only: CPUs have it, and checks cost time."""
+  asked = []
+  config = tf.config.experimental
+  monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: gpus)
+  monkeypatch.setattr(config, "enable_tensor_float_32_execution", asked.append)
+  monkeypatch.setattr(
+    tf.compat.v2.config.experimental,
+    "enable_op_determinism",
+    lambda: asked.append("deterministic"),
+  )
+  training_run.set_arithmetic(arithmetic(tf32=on, deterministic=on))
+  assert asked == [on] + ["deterministic"] * (on and bool(gpus))
