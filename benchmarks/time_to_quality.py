@@ -37,6 +37,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -373,6 +374,8 @@ def main(_) -> None:
   os.makedirs(FLAGS.output_dir, exist_ok=True)
   results = os.path.join(FLAGS.output_dir, RESULTS)
   arms = json_files.read(FLAGS.arms)
+  if odd := [name for name in arms if not re.fullmatch(r"[\w.+-]+", name)]:
+    sys.exit(f"{FLAGS.arms}: names of folders and of --only: not {odd}")
   if unknown := set(FLAGS.only) - set(arms):
     sys.exit(f"--only: {', '.join(unknown)} is not in {FLAGS.arms}")
   digests = {name: digest_of(arm) for name, arm in arms.items()}

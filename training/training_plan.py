@@ -70,8 +70,12 @@ class TrainingPlan:
   def _growth(self) -> np.ndarray:
     """Records before each update while the batch grows, int64, from 0."""
     first, updates = self.stage.first_batch, self.stage.growing
-    sizes = np.linspace(first, self.records_per_update, max(1, updates + 1))
-    return np.concatenate([[0], np.cumsum(np.rint(sizes[:-1]).astype(int))])
+    # In multiples of the first, so that no micro-batch is partly empty, on any
+    # ranks.
+    times = np.linspace(1, self.records_per_update / first, max(1, updates + 1))
+    sizes = first * np.rint(times[:-1]).astype(int)
+    sizes = np.minimum(sizes, self.records_per_update)
+    return np.concatenate([[0], np.cumsum(sizes)])
 
   def records_before(self, update: int) -> int:
     """The position in the data's stream where `update`, from 0, begins."""
