@@ -76,20 +76,20 @@ def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
-  """4, 5, 7, 8 and 8 records, from update 10 and record 100 on."""
+  """3, 6, 6, 9 and 9 records, from update 10 and record 100 on."""
   path = write_records(tmp_path / "a.tfrecord", 40)
   order = record_order.Order(40, 5)
   stage = training_plan.Stage(
-    number=1, first_update=10, first_record=100, first_batch=4, growing=3
+    number=1, first_update=10, first_record=100, first_batch=3, growing=3
   )
-  plan = plan_of(size, 8, 2)
+  plan = plan_of(size, 9, 2)
   plan = dataclasses.replace(plan, stage=stage, updates=15)
   sizes = [plan.records_of(update) for update in range(10, 15)]
-  assert sizes == [4, 5, 7, 8, 8]
+  assert sizes == [3, 6, 6, 9, 9]
   assert plan.records_before(15) == 100 + sum(sizes)
-  assert plan.examples_before(13) == 16
+  assert plan.examples_before(13) == 15
   starts = [plan.records_before(update) for update in range(10, 16)]
-  assert starts == [100, 104, 109, 116, 124, 132]
+  assert starts == [100, 103, 109, 115, 124, 133]
   rows = {update: [] for update in range(12, 15)}
   for r in range(size):
     with tf.Graph().as_default(), tf.Session() as session:

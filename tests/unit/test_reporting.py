@@ -233,7 +233,7 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind):
   """No vocabulary; rows with room for several examples."""
   bert = modeling.BertConfig(**TINY, hidden_act="relu")
   config = types.SimpleNamespace(
-    bert=bert, policy=mixed_precision.FP32, recompute=()
+    bert=bert, policy=mixed_precision.FP32, recompute=(), triton=False
   )
   task = types.SimpleNamespace(config=config, labels=["a", "b", "c"])
   source = types.SimpleNamespace(tokens=32, slots=3)
