@@ -61,7 +61,7 @@ def check_environment(python: str) -> None:
 
 
 def find_triton(python: str) -> None:
-  """Lets --attention=flash import Triton, if only that environment has it."""
+  """Lets --triton import Triton, if only that environment has it."""
   packages = pathlib.Path(python).parents[1].glob("lib/python*/site-packages")
   sys.path.extend(map(str, packages))
 

@@ -147,15 +147,18 @@ def difference(got: list, wanted: list) -> float:
   return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
-def test_kernels() -> dict:
-  """The unit tests of kernels, layers and gradients; without TensorFloat-32."""
-  names = "modeling mixed_precision optimization jit".split()
-  lines = command(
-    [sys.executable, "-m", "pytest", "-q", "-m", "not slow"]
-    + [f"tests/unit/test_{name}.py" for name in names],
-    NVIDIA_TF32_OVERRIDE="0",
-  )
-  return {"tests": next(x for x in lines[::-1] if " passed" in x)}
+def unit_tests(*names: str) -> Callable:
+  """Tests of kernels, layers and gradients; without TensorFloat-32."""
+
+  def item() -> dict:
+    lines = command(
+      [sys.executable, "-m", "pytest", "-q", "-m", "not slow"]
+      + [f"tests/unit/test_{name}.py" for name in names],
+      NVIDIA_TF32_OVERRIDE="0",
+    )
+    return {"tests": next(x for x in lines[::-1] if " passed" in x)}
+
+  return item
 
 
 @functools.cache
@@ -237,13 +240,16 @@ def prediction(given: dict, mode: str, triton: bool) -> dict | None:
     "micro_batch": given["train_batch_size"],
     "bert_config": os.path.basename(given["bert_config_file"]),
     "seq_length": given["max_seq_length"],
+    "predictions": given["max_predictions_per_seq"],
   }  # fmt: skip
   lines = json_files.read_lines(PREDICTED)
   return next(
     (
       x
       for x in lines[::-1]
-      if wanted.items() <= x.items() and x.get("triton", False) == triton
+      if wanted.items() <= x.items()
+      and x.get("triton", False) == triton
+      and not x.get("deterministic")
     ),
     None,
   )
@@ -279,13 +285,16 @@ def two_ranks() -> dict:
 
 def items() -> dict:
   """Name -> function, the most valuable first."""
-  found = {"records": make_records, "kernels": test_kernels}
+  found = {"records": make_records}
+  names = ("modeling", "mixed_precision", "optimization", "jit")
+  found["kernels"] = unit_tests(*names)
   for precision, mode in (
     ("fp32", "layers"), ("bf16", "layers"), ("bf16", "step"),
     ("fp16", "layers"), ("fp32", "off"),
   ):  # fmt: skip
     found[f"{precision} {mode}"] = compare(precision, mode)
   found["packed"] = compare("bf16", "layers", "packed")
+  found["triton kernels"] = unit_tests("triton_kernels")
   found["triton"] = compare("bf16", "layers", "packed", triton=True)
   found["triton step"] = compare("bf16", "step", triton=True)
   found["resume"] = resume

@@ -291,7 +291,7 @@ def _end_of_block(output, bias, residual, seed, reader, config, twice=False):
     )
     return layer_norm(total, None, dtype, reader), residual
   kernel = kernels.add_and_norm
-  if config.groups is not None:
+  if config.groups is not None and triton_kernels.norms(config):
     kernel = triton_kernels.add_and_norm
   if "layer_norm" in config.recompute:
     kernel, static = kernels.invertible_add_and_norm, static | types

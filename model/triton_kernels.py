@@ -27,7 +27,8 @@ _TYPES = {
   tf.bfloat16: "bf16", tf.float16: "fp16", tf.float32: "fp32", tf.int32: "i32",
   tf.uint32: "u32",
 }  # fmt: skip
-_LEAST = 16  # of a matrix unit's factors
+_SIZES = (16, 32, 64, 128)  # of heads: matrix units' least, and what fits
+_CAPABILITY = (8, 0)  # of the oldest GPU that XLA compiles Triton for
 
 
 # Of attention's programs: rows and columns of their blocks, warps, stages.
@@ -41,17 +42,31 @@ _NORM_ROWS = 16  # of a program of the gradient
 
 def check_size(size_per_head: int) -> None:
   """UserError for heads that the kernels cannot have."""
-  if size_per_head < _LEAST or size_per_head & (size_per_head - 1):
+  if size_per_head not in _SIZES:
     raise UserError(
-      "--triton needs attention heads of 16, 32, 64, ... numbers, not of "
+      "--triton needs attention heads of 16, 32, 64 or 128 numbers, not of "
       f"{size_per_head}: leave it out"
     )
 
 
 def check_installed() -> None:
-  """UserError if there is a GPU, and Triton is missing."""
-  if jit.on_gpu():
+  """UserError if there is a GPU, and it is too old or Triton is missing."""
+  for gpu in tf.config.list_physical_devices("GPU"):
+    details = tf.config.experimental.get_device_details(gpu)
+    found = details.get("compute_capability", _CAPABILITY)
+    if found < _CAPABILITY:
+      raise UserError(
+        f"--triton needs GPUs of compute capability 8.0, and {gpu.name} has "
+        f"{'.'.join(map(str, found))}: leave it out"
+      )
     _source()
+
+
+def norms(config) -> bool:
+  """Whether layer norms have kernels, too; `config` is a run's or a layer's."""
+  plain = "layer_norm" not in config.recompute
+  in_float32 = config.policy.layer_norm == tf.float32
+  return plain and in_float32 and not config.bert.pre_layer_norm
 
 
 def _source():
@@ -151,7 +166,7 @@ def _backward_on_gpu(*tensors_and_shape):
 
 
 def _call_attention(name, operands, results, shape, blocks, warps, stages):
-  most = max(_LEAST, _power_of_two(shape.length))
+  most = max(_SIZES[0], _power_of_two(shape.length))
   blocks = {key: min(n, most) for key, n in blocks.items()}
   first, count = shape.part or (0, shape.heads)
   constants = {
@@ -276,8 +291,8 @@ def _add_and_norm(
 
 
 def add_and_norm(*tensors, dtype, **arguments):
-  """`kernels.add_and_norm` of [R, H]; GPUs have a kernel that is float32."""
-  if jit.on_gpu() and dtype == tf.float32:
+  """`kernels.add_and_norm` of [R, H] in float32."""
+  if jit.on_gpu():
     return _add_and_norm(*tensors, **arguments)
   return kernels.add_and_norm(*tensors, dtype=dtype, **arguments)
 

@@ -161,9 +161,9 @@ def attention_gradient(
       d_probs = tl.where(kept, d_probs * (1.0 / KEEP_PROB), 0.0)
     d_value = tl.dot(dropped.to(dy.dtype), dy, d_value)
     query_along = tl.load(along + f, mask=f < S, other=0.0)
-    d_scores = probs * (d_probs - query_along[None, :])
+    d_scores = probs * (d_probs - query_along[None, :]) * SCALE
     d_key = tl.dot(d_scores.to(query.dtype), query, d_key)
-  tl.store(d_heads + N * D + own_at, (d_key * SCALE).to(kind), mask=is_own)
+  tl.store(d_heads + N * D + own_at, d_key.to(kind), mask=is_own)
   tl.store(d_heads + 2 * N * D + own_at, d_value.to(kind), mask=is_own)
 
   own_query = _load(heads + own_at, bias, is_own)
@@ -189,9 +189,9 @@ def attention_gradient(
       own_rows = (first_row + own)[:, None]
       kept = _kept(own_rows, t[None, :], seed, S, THRESHOLD)
       d_probs = tl.where(kept, d_probs * (1.0 / KEEP_PROB), 0.0)
-    d_scores = probs * (d_probs - own_along[:, None])
+    d_scores = probs * (d_probs - own_along[:, None]) * SCALE
     d_query = tl.dot(d_scores.to(key.dtype), key, d_query)
-  tl.store(d_heads + own_at, (d_query * SCALE).to(kind), mask=is_own)
+  tl.store(d_heads + own_at, d_query.to(kind), mask=is_own)
 
 
 @triton.jit

@@ -254,8 +254,9 @@ class RunConfig:
     policy = self.policy
     if policy.attention == tf.float32 or policy.softmax != tf.float32:
       raise UserError(
-        "--triton multiplies attention in 16 bits, with a float32 softmax: "
-        "give --precision=bf16, or leave it out"
+        "--triton multiplies attention in 16 bits, with a float32 softmax, and "
+        f"here they are {policy.attention.name} and {policy.softmax.name}: "
+        "give another --precision or --precision_policy, or leave it out"
       )
     if self.xla not in jit.UPDATE:
       raise UserError(

@@ -17,6 +17,7 @@ from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed, exchange
 from gradients.lr_schedule import scale_peak
+from model import triton_kernels
 from training import (
   checkpointing,
   elastic,
@@ -66,8 +67,9 @@ def precision_line(config, on_gpu: bool) -> str:
     parts.append(f"what is float32 is multiplied as {way}")
     parts += ["deterministic"] * config.deterministic
   if config.triton:
+    and_norm = " and layer norm" if triton_kernels.norms(config) else ""
     parts.append(
-      "attention and layer norm by Triton's kernels"
+      f"attention{and_norm} by Triton's kernels"
       if on_gpu
       else "attention in blocks, as --triton's kernels would on a GPU"
     )

@@ -2,9 +2,10 @@
 
   python benchmarks/hlo/compile_hlo.py --target=h100.txtpb step.hlo ...
 
-In the environment of requirements-gpu.txt. `--target` is XLA's description of
-the GPU (`chips.Chip.text_proto`). For each module NAME.hlo it writes the
-compiled one as NAME.txt and prints a JSON line: its memory, or the error.
+In the environment of requirements-gpu-check.txt. `--target` is XLA's
+description of the GPU (`chips.Chip.text_proto`). For each module NAME.hlo it
+writes the compiled one as NAME.txt and prints a JSON line: its memory, or the
+error.
 """
 
 import argparse

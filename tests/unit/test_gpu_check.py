@@ -162,7 +162,9 @@ def test_bert_tiny_compiles_for_gpus(mode, triton):
   process = runs.launch(
     [
       "-m", "benchmarks.gpu_check", "--bert_config_file=configs/bert_tiny.json",
-      "--gpus=h100,a100", "--max_seq_length=16", "--max_predictions_per_seq=3",
+      # Longer than a block of the kernels'.
+      "--gpus=h100,a100", f"--max_seq_length={256 if triton else 16}",
+      "--max_predictions_per_seq=3",
       "--train_batch_size=4", "--precision=bf16", f"--xla={mode}",
       f"--triton={triton}",
     ]

@@ -279,8 +279,6 @@ def arithmetic(**given):
     ({}, True, "multiplied as TensorFloat-32 (--notf32: float32)"),
     ({"tf32": False}, True, "multiplied as float32"),
     ({"deterministic": True}, True, "float32); deterministic"),
-    ({"triton": True}, True, "attention and layer norm by Triton's kernels"),
-    ({"triton": True}, False, "attention in blocks, as --triton's kernels"),
   ],
 )
 def test_the_plan_says_how_a_gpu_computes(given, on_gpu, words):

@@ -789,11 +789,14 @@ def what_recomputing_adds(config, recompute, mode):
 
 
 @pytest.mark.parametrize("mode", ["off", "layers"])
-@pytest.mark.parametrize("recompute", [(), ("layer",)])
-def test_blocks_of_attention_change_nothing(mode, recompute):
+@pytest.mark.parametrize(
+  "recompute, pre_layer_norm", [((), False), ((), True), (("layer",), False)]
+)
+def test_blocks_of_attention_change_nothing(mode, recompute, pre_layer_norm):
   config = tiny_config(0.3)
+  config.pre_layer_norm = pre_layer_norm
   want, names, plain = keeping_all(json.dumps(config.to_dict()), mode)
-  got, again, graph = loss_and_gradients(config, recompute, mode, True)
+  got, again, graph = loss_and_gradients(config, recompute, mode, triton=True)
   assert again == names
   for a, b, name in zip(got, want, ["loss", *names], strict=True):
     noise = 1e-6 if name.endswith("key/bias") else 1e-7

@@ -1,25 +1,40 @@
-"""--triton: its arithmetic, its kernels, and what it refuses."""
+"""--triton: its arithmetic, its kernels, and what it refuses.
+
+On a machine with a GPU some of these run the kernels there.
+"""
 
 import os
 import pathlib
 import subprocess
+import types
 
 import numpy as np
 import pytest
 import runs
+from test_modeling import tiny_config
 
+import mixed_precision
 from benchmarks import gpu_check
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from finetuning import heads as finetuning_heads
+from finetuning import packed as packed_rows
 from model import kernels, triton_kernels
+from training import training_run
+from xla_patches import jit
 
 B, N, D = 2, 3, 16
 SEED = np.array([123456789, 3987654321], np.uint32)
 
 
-def inputs(length, packed, rng):
+@pytest.fixture
+def without_gpu(monkeypatch):
+  monkeypatch.setattr(jit, "on_gpu", lambda: False)
+
+
+def inputs(length, packed, rng, size=D):
   """product, bias, the two groups, and a gradient of the context."""
-  width = N * D
+  width = N * size
   product = rng.standard_normal([B * length, 3 * width])
   own = np.sort(rng.integers(0, 3, [B, length]), axis=1)[:, ::-1]
   if not packed:
@@ -43,13 +58,13 @@ def plain(product, bias, queries, keys, length, keep_prob, part):
     tf.matmul(query, key, transpose_b=True),
     (1.0 - tf.cast(same, tf.float32))[:, tf.newaxis] * -10000.0,
     tf.constant(SEED),
-    scale=D**-0.5,
+    scale=value.shape.as_list()[-1] ** -0.5,
     keep_prob=keep_prob,
     dtype=tf.float32,
     heads=part,
   )
   context = tf.transpose(tf.matmul(probs, value), [0, 2, 1, 3])
-  return tf.reshape(context, [-1, N * D])
+  return tf.reshape(context, [B * length, -1])
 
 
 def flash(product, bias, queries, keys, length, keep_prob, part):
@@ -64,13 +79,15 @@ def flash(product, bias, queries, keys, length, keep_prob, part):
   )
 
 
-def run(function, arrays, *static):
-  """The context, and the gradients of product and bias."""
-  *arrays, dy = arrays
-  with tf.Graph().as_default(), tf.Session() as session:
-    tensors = list(map(tf.constant, arrays))
-    context = function(*tensors, *static)
-    return session.run([context, *tf.gradients(context, tensors[:2], dy)])
+def run(function, arrays, *static, dtype=tf.float32, mode="off"):
+  """The context, and the gradients of product and bias, in float32."""
+  product, *others, dy = arrays
+  with tf.Graph().as_default(), tf.Session() as session, jit.mode(mode):
+    product, *others = map(tf.constant, (product, *others))
+    context = function(tf.cast(product, dtype), *others, *static)
+    sources = [product, others[0]]
+    gradients = tf.gradients(context, sources, tf.cast(dy, dtype))
+    return session.run([tf.cast(context, tf.float32), *gradients])
 
 
 def interpreted(tmp_path, what, arrays, **constants):
@@ -97,6 +114,7 @@ def assert_close(got, want):
   assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
+@pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
   "length, keep_prob, part",
@@ -110,6 +128,54 @@ def test_it_is_attention(packed, length, keep_prob, part):
     np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max())
 
 
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+@pytest.mark.parametrize(
+  "length, size, keep_prob, part",
+  [
+    (9, 16, 1.0, None),
+    (100, 128, 0.9, None),
+    (300, 32, 0.9, (2, 7)),
+    (512, 64, 0.9, None),
+  ],
+)
+def test_programs_in_16_bits_are_near_it(length, size, keep_prob, part, dtype):
+  """By the kernels, on a GPU."""
+  arrays = inputs(length, True, np.random.default_rng(4), size)
+  want = run(plain, arrays, length, keep_prob, part)
+  got = run(flash, arrays, length, keep_prob, part, dtype=dtype, mode="layers")
+  for a, b in zip(got, want, strict=True):
+    np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("keep_prob, twice", [(1.0, True), (0.9, False)])
+@pytest.mark.parametrize("width", [100, 768])
+def test_a_gpus_layer_norm_is_near_the_plain_one(width, keep_prob, twice):
+  if not jit.on_gpu():
+    pytest.skip("no GPU")
+  rng = np.random.default_rng(5)
+  rows = rng.standard_normal([4, 21, width]).astype(np.float32)
+  columns = rng.standard_normal([3, width]).astype(np.float32)
+
+  def results(kernel, dtype, mode):
+    with tf.Graph().as_default(), tf.Session() as session, jit.mode(mode):
+      x, residual, *dy = (tf.cast(tf.constant(t), dtype) for t in rows)
+      gamma, beta, bias = map(tf.constant, columns)
+      y = kernel(
+        x, residual, gamma, beta, tf.constant(SEED), bias, keep_prob=keep_prob,
+        epsilon=1e-7, dtype=tf.float32, store=dtype, twice=twice,
+      )  # fmt: skip
+      ys = y if twice else (y,)
+      sources = [x, residual, gamma, beta, bias]
+      found = [ys[0], *tf.gradients(ys, sources, dy[: len(ys)])]
+      return session.run([tf.cast(t, tf.float32) for t in found])
+
+  want = results(kernels.add_and_norm, tf.float32, "off")
+  got = results(triton_kernels.add_and_norm, tf.bfloat16, "layers")
+  for a, b in zip(got, want, strict=True):
+    np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
+
+
+@pytest.mark.usefixtures("without_gpu")
 @pytest.mark.slow
 @pytest.mark.parametrize(
   # The dropout's elements of so many heads are more than 32 bits count.
@@ -181,8 +247,8 @@ def test_groups_of_tokens():
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (dict(precision="fp32"), "--precision=bf16, or leave it out"),
-    (dict(precision_policy=("softmax=bf16",)), "with a float32 softmax"),
+    (dict(precision="fp32"), "here they are float32 and float32: give another"),
+    (dict(precision_policy=("softmax=bf16",)), "are bfloat16 and bfloat16: "),
     (dict(xla="off"), "--xla=off makes none: give --xla=layers or step"),
     (dict(recompute=("attention",)), "leave attention out of --recompute"),
   ],
@@ -194,7 +260,56 @@ def test_what_it_cannot_do_is_refused(tmp_path, flags, words):
     runs.config((path, ""), tmp_path, dry_run=True, **{**given, **flags})
 
 
-@pytest.mark.parametrize("size", [8, 48])
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("is_training", [False, True])
+def test_finetuning_attends_by_it_when_it_trains(is_training):
+  def products(triton):
+    config = types.SimpleNamespace(
+      bert=tiny_config(), policy=mixed_precision.FP32, recompute=(),
+      triton=triton,
+    )  # fmt: skip
+    with tf.Graph().as_default() as graph:
+      rows = [tf.zeros([4, 16], tf.int32) for _ in range(3)]
+      batch = packed_rows.FinetuningBatch(
+        *rows, tf.zeros([4, 3], tf.int32), tf.zeros([4, 3, 1], tf.int32),
+        tf.zeros([4, 3]),
+      )  # fmt: skip
+      finetuning_heads.encode(batch, config, is_training)
+      return sum(op.type == "MatMul" for op in graph.get_operations())
+
+  # One of queries, keys and values together.
+  layers = tiny_config().num_hidden_layers
+  assert products(False) - products(True) == 2 * layers * is_training
+
+
+@pytest.mark.parametrize(
+  "norms, words",
+  [
+    ({}, "attention and layer norm by Triton's kernels"),
+    ({"recompute": ("layer_norm",)}, "; attention by Triton's kernels"),
+  ],
+)
+def test_the_plan_names_the_kernels(norms, words):
+  config = types.SimpleNamespace(
+    bert=tiny_config(), policy=mixed_precision.FP32, tf32=True, triton=True,
+    deterministic=False, **{"recompute": (), **norms},
+  )  # fmt: skip
+  assert words in training_run.precision_line(config, on_gpu=True)
+  assert "in blocks, as" in training_run.precision_line(config, on_gpu=False)
+
+
+def test_an_old_gpu_is_refused(monkeypatch):
+  gpu = types.SimpleNamespace(name="/physical_device:GPU:0")
+  monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: [gpu])
+  details = {"compute_capability": (7, 5)}
+  monkeypatch.setattr(
+    tf.config.experimental, "get_device_details", lambda _: details
+  )
+  with pytest.raises(UserError, match=r"8\.0, and /phy.*:0 has 7\.5: leave"):
+    triton_kernels.check_installed()
+
+
+@pytest.mark.parametrize("size", [8, 48, 256])
 def test_heads_that_no_kernel_has_are_refused(size):
   with pytest.raises(UserError, match=f"not of {size}: leave it out"):
     triton_kernels.check_size(size)
