@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 
 from common import files
 from common.errors import DataError
@@ -43,22 +44,30 @@ def read(path: str):
     raise DataError(f"{path}: not readable as JSON: {e}") from e
 
 
-def read_lines(path: str) -> list:
+def read_lines(
+  path: str, check: Callable = lambda value: None, strict: bool = True
+) -> list:
   """The values of a .jsonl file; [] without one.
 
   A last line without its end does not count: its writer was killed. DataError
-  for another that is not JSON.
+  for another that is not JSON, or of which `check` raises a ValueError.
   """
   found: list = []
   if not os.path.exists(path):
     return found
   with open(path, encoding="utf-8", errors="replace") as f:
     for number, line in enumerate(f, 1):
+      if not line.strip() or not line.endswith("\n"):
+        continue
       try:
-        if line.endswith("\n"):
-          found.append(parse(line))
+        value = parse(line, strict)
+        check(value)
       except ValueError as e:
-        raise DataError(f"{path}: line {number} is not JSON ({e})") from e
+        raise DataError(
+          f"{path}: line {number} does not belong there ({e}): remove the "
+          "line, or move the file away"
+        ) from e
+      found.append(value)
   return found
 
 

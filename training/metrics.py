@@ -14,26 +14,13 @@ EVAL_METRICS_FILE = "eval_metrics.jsonl"
 
 
 def read_jsonl(path: str) -> list[dict]:
-  """The objects of a .jsonl file; [] without one."""
-  if not os.path.exists(path):
-    return []
-  found = []
-  with open(path, encoding="utf-8", errors="replace") as f:
-    for number, line in enumerate(f, 1):
-      # A last line without its end: its writer was killed.
-      if not line.strip() or not line.endswith("\n"):
-        continue
-      try:
-        report = json_files.parse(line, strict=False)
-        if not isinstance(report, dict) or "global_step" not in report:
-          raise ValueError(f"it is {line.strip()[:20]}")
-      except ValueError as e:
-        raise DataError(
-          f"{path}: line {number} is no report ({e}); remove the line, or "
-          "move the file away"
-        ) from e
-      found.append(report)
-  return found
+  """The objects of a .jsonl file of a run; [] without one."""
+
+  def check(report):
+    if not isinstance(report, dict) or "global_step" not in report:
+      raise ValueError("it is no report")
+
+  return json_files.read_lines(path, check, strict=False)
 
 
 class Smoothed:

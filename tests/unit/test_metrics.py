@@ -40,7 +40,7 @@ def test_a_line_that_a_kill_cut_off_is_made_again(tmp_path):
 @pytest.mark.parametrize("line", ['{"global', "[]", "7", "null", '{"a": 1}'])
 def test_another_damaged_line_is_named(tmp_path, line):
   (tmp_path / "m.jsonl").write_text(f'{{"global_step": 1}}\n{line}\n{{}}\n')
-  with pytest.raises(DataError, match=r"m\.jsonl: line 2 is no report"):
+  with pytest.raises(DataError, match=r"m\.jsonl: line 2 does not belong"):
     log_of(tmp_path)
 
 

@@ -259,7 +259,11 @@ def test_a_folder_of_any_name_is_drawn(tmp_path, monkeypatch):
   [
     ("run.json", '{"runs": [1]}', "run.json: not a run's record; move it away"),
     ("run.json", "", "run.json: not readable as JSON.* move it away"),
-    ("eval_metrics.jsonl", '{"a": 1}\n', "line 1 is no report"),
+    (
+      "eval_metrics.jsonl",
+      '{"a": 1}\n',
+      "line 1 does not belong",
+    ),
     ("training_results.json", "", "not readable as JSON.* remove it"),
   ],
 )

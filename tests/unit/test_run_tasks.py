@@ -182,5 +182,5 @@ def test_a_line_takes_the_place_of_one_that_was_cut(tmp_path):
   json_files.append_line(str(path), {"a": 2})
   assert json_files.read_lines(str(path)) == [{"a": 1}, {"a": 2}]
   path.write_text("{\n{}\n")
-  with pytest.raises(UserError, match=r"lines.jsonl: line 1 is not JSON"):
+  with pytest.raises(UserError, match=r"lines.jsonl: line 1 does not belong"):
     json_files.read_lines(str(path))
