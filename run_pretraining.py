@@ -14,6 +14,7 @@ that was stopped.
 import dataclasses
 import functools
 import gc
+import math
 import os
 import textwrap
 
@@ -324,23 +325,28 @@ def plan_only(config: PretrainingConfig) -> None:
   if config.stages:
     each = all_stages(config, distributed.Comm(), groups)
     place = each.place(training_plan.Stage())
-    plan_stage(place.config, place.plan, ranks)
+    last = plan_stage(*place, ranks)
     while not place.plan.stage.is_last:
-      place = each.place(each.after(place.plan, place.plan.updates))
-      plan_stage(place.config, place.plan, ranks)
+      place = each.place(each.after(place.plan, last))
+      last = plan_stage(*place, ranks)
   else:
     files = config.input_file
     source = open_source(files, config, distributed.Comm()) if files else None
-    plan_stage(config, make_plan(config, source, groups), ranks)
+    plan_stage(config, make_plan(config, source, groups), (0.0, 1.0), ranks)
   console.tell("nothing was written")
 
 
-def plan_stage(config: PretrainingConfig, plan, ranks: int) -> None:
-  """`plan_only` of a run without stages, or of one of them."""
+def plan_stage(
+  config: PretrainingConfig, plan, shares: tuple[float, float], ranks: int
+) -> int:
+  """`plan_only` of a run without stages, or of one; returns its last update."""
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
   precision = training_run.precision_line(config, on_gpu)
   for line in (*plan.lines(), precision, str(config.optimizer)):
     console.tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
+  limit = 60.0 * config.max_train_minutes * (shares[1] - shares[0]) or math.inf
+  if limit < math.inf:
+    console.tell(f"or {limit / 60:.3g} minutes, if less")
   config.planned_schedule(plan).check_trains(first=0)
   here = 0 if on_gpu else min(ranks, len(os.sched_getaffinity(0)))
   survey = dry_run.Survey(
@@ -351,9 +357,11 @@ def plan_stage(config: PretrainingConfig, plan, ranks: int) -> None:
   survey.begin(plan.micro_batch, length)
   if config.find_batch_size:
     survey.find_largest()
-  console.tell("", *dry_run.lines(survey, config, plan))
+  console.tell("", *dry_run.lines(survey, config, plan, limit))
   if config.find_batch_size:
     console.tell(f"largest micro-batch: --train_batch_size={survey.last.size}")
+  updates, _ = dry_run.duration(survey, plan, limit)
+  return plan.stage.first_update + max(1, updates)
 
 
 def main(_) -> None:

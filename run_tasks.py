@@ -22,6 +22,7 @@ import glob
 import hashlib
 import itertools
 import os
+import pathlib
 import statistics
 from collections.abc import Sequence
 
@@ -120,13 +121,16 @@ def read_seeds(texts: Sequence[str]) -> list[int]:
 def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
   """Records what runs are made with; `UserError` if earlier ones differ.
 
-  Those are the runs with results: what failed at once may be mended.
+  Those are the runs with results, and those that would resume: what failed at
+  once may be mended.
   """
   path = os.path.join(folder, _SETTINGS_FILE)
   made = [
     line["task"]
     for line in json_files.read_lines(os.path.join(folder, RESULTS_FILE))
   ]
+  saved = os.path.join(glob.escape(folder), "*", "seed_*", "model.ckpt-*.index")
+  made += [pathlib.Path(name).parts[-3] for name in glob.glob(saved)]
   before: dict = {}
   if made and os.path.exists(path):
     before = json_files.read_own(path, "give another --output_dir")

@@ -24,7 +24,7 @@ is taken off, because ours count without starting. All are evaluated with 15%
 masked: `loss_N` on the same held-out tokens, full sequences of N, segment ids
 0, which suits arms that train so; `loss_own` on held-out records of the arm's
 own kind. One JSON line a run, in results.jsonl; a second call makes what is
-missing there, of these recipes and this text.
+missing there, of these recipes, this text and these evaluations.
 
 The table has means and standard deviations over seeds, and the time in which an
 arm reaches the baseline's loss of the longest budget: interpolated in
@@ -93,9 +93,7 @@ def text_file(name: str) -> str:
 
 def made_records(part: str, settings: dict) -> str:
   """The pattern of records of corpus/`part`.txt, which are made once."""
-  digest = hashlib.sha256(json.dumps([part, settings]).encode()).hexdigest()[
-    :12
-  ]
+  digest = digest_of(part, settings)
   folder = os.path.join(FLAGS.output_dir, "records", digest)
   if not os.path.exists(f"{folder}/{part}.manifest.json"):
     given = {
@@ -207,6 +205,9 @@ def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
     }  # fmt: skip
     if name != "own":
       given["objective"] = "mlm"
+    else:
+      names = ("objective", "segment_ids")
+      given |= {n: arm["train"][n] for n in names if n in arm.get("train", {})}
     run(python("run_pretraining.py", **given), log)
     results = json_files.read(f"{folder}/eval_{name}/eval_results.json")
     found[f"loss_{name}"] = results["masked_lm_loss"]
@@ -232,18 +233,24 @@ def matmul_rate() -> float:
   return round(2 * 1024**3 / statistics.median(seconds[1:]) / 1e9, 1)
 
 
-def digest_of(arm: dict) -> str:
-  """Of a recipe and the text: results of others do not count."""
-  found = hashlib.sha256(json.dumps(arm).encode())
+def digest_of(*values) -> str:
+  """Of settings and the text: what was made of others does not count."""
+  found = hashlib.sha256(json.dumps(values).encode())
   for name in ("vocab.txt", "corpus/train.txt", "corpus/heldout.txt"):
     with open(text_file(name), "rb") as f:
       found.update(f.read())
   return found.hexdigest()[:12]
 
 
+def digest_of_run(arm: dict) -> str:
+  """Of all that a result depends on but its budget and seed."""
+  names = ("num_ranks", "eval_lengths", "pairs", "sample")
+  return digest_of(arm, [getattr(FLAGS, name) for name in names])
+
+
 def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
   """One run and its evaluation: a line of the results."""
-  digest = digest_of(arm)
+  digest = digest_of_run(arm)
   folder = os.path.join(
     FLAGS.output_dir, "runs", f"{name}-{budget:g}-{seed}-{digest}"
   )
@@ -294,10 +301,10 @@ def table(lines: list, key: str, baseline: str | None) -> list[str]:
   for arm, by_time in found.items():
     cells = [arm, *(shown(t, by_time.get(t, [])) for t in times)]
     if target:
+      own = target[max(target)]
+      took = statistics.mean(minutes for minutes, _ in own)
       cells.append(
-        reached(by_time, target[max(target)], rng)
-        if arm != baseline
-        else f"{max(target):g} min"
+        reached(by_time, own, rng) if arm != baseline else minutes_of(took)
       )
     rows.append(f"| {' | '.join(cells)} |")
   return rows
@@ -321,9 +328,9 @@ def reached(by_time: dict, baseline: list, rng) -> str:
   losses = [[loss for _, loss in pairs] for pairs in each]
   target = [loss for _, loss in baseline]
   best = time_to(np.mean(target), minutes, [np.mean(v) for v in losses])
-  at_most = "≤ " if best == minutes[0] else ""
+  at_most = lambda t: f"{'≤ ' if t == minutes[0] else ''}{minutes_of(t)}"
   if min(map(len, [target, *losses])) < 2:
-    return f"{at_most}{minutes_of(best)}"
+    return at_most(best)
 
   def drawn(values):
     error = statistics.stdev(values) / len(values) ** 0.5
@@ -334,9 +341,7 @@ def reached(by_time: dict, baseline: list, rng) -> str:
     for _ in range(2000)
   ]
   low, high = np.quantile(times, [0.05, 0.95], method="nearest")
-  return (
-    f"{at_most}{minutes_of(best)} ({minutes_of(low)} to {minutes_of(high)})"
-  )
+  return f"{at_most(best)} ({at_most(low)} to {at_most(high)})"
 
 
 def minutes_of(value: float) -> str:
@@ -378,7 +383,7 @@ def main(_) -> None:
     sys.exit(f"{FLAGS.arms}: names of folders and of --only: not {odd}")
   if unknown := set(FLAGS.only) - set(arms):
     sys.exit(f"--only: {', '.join(unknown)} is not in {FLAGS.arms}")
-  digests = {name: digest_of(arm) for name, arm in arms.items()}
+  digests = {name: digest_of_run(arm) for name, arm in arms.items()}
   budgets = sorted(map(float, FLAGS.minutes))
   key = lambda line: tuple(line[n] for n in ("arm", "digest", "budget", "seed"))
   made = set(map(key, json_files.read_lines(results)))

@@ -493,6 +493,12 @@ class PretrainingConfig(RunConfig):
       raise UserError(
         f"{flag} is not for --powersgd_rank: leave one of the two out"
       )
+    if self.max_train_minutes and len(set(self.masks.masked_lm_prob or ())) > 1:
+      raise UserError(
+        f"{flag}: a --masked_lm_prob that moves with --max_train_minutes is "
+        "each rank's own, but slices need the same masks: give one share, or "
+        "--num_train_steps instead of minutes"
+      )
 
   @classmethod
   def from_flags(cls, flags):

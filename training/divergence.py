@@ -62,8 +62,7 @@ class Guard:
 
   def end(self, step: int) -> int:
     """The update to resume from after a bad one; raises if it is the last."""
-    plan = self._run.task.plan
-    if step == plan.updates and plan.stage.is_last:
+    if step == self._run.task.plan.updates:
       self._raise(step)
     saved = self._run.checkpointer.fall_back()
     say(

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -344,8 +346,31 @@ class Survey:
     return y2 - slope * x2, slope
 
 
-def lines(survey: Survey, config, plan) -> Iterator[str]:
-  """What the plan needs, for people."""
+def duration(survey: Survey, plan, limit: float) -> tuple[int, float]:
+  """A plan's updates, fewer if they would take more seconds than `limit`.
+
+  And their seconds.
+  """
+  first, size = plan.stage.first_update, plan.micro_batch
+  grown = min(first + plan.stage.growing, plan.updates)
+  growing = [
+    survey.seconds(plan.micro_batches_of(update) * size)
+    for update in range(first, grown)
+  ]
+  ends = np.cumsum(growing)
+  if growing and ends[-1] > limit:
+    count = int(np.searchsorted(ends, limit, side="right"))
+    return count, float(sum(growing[:count]))
+  seconds = survey.seconds(plan.accumulation * size)
+  so_far = float(sum(growing))
+  count = int(min(plan.updates - grown, (limit - so_far) / seconds))
+  return len(growing) + count, so_far + count * seconds
+
+
+def lines(
+  survey: Survey, config, plan, limit: float = math.inf
+) -> Iterator[str]:
+  """What the plan needs, for people; it ends after `limit` seconds."""
   last, size, here = survey.last, plan.micro_batch, survey.job.here
   row = lambda name, number: f"  {name:<44}{number:>14,.0f}"
   yield row("parameters", sum(last.parameters.values()))
@@ -368,10 +393,13 @@ def lines(survey: Survey, config, plan) -> Iterator[str]:
     f"{1 - _SHARE:.0%} left free"
   )
   seconds = survey.seconds(plan.accumulation * size)
+  updates, whole = duration(survey, plan, limit)
   yield (
     f"  time without network and evaluations: {seconds:.3g} s an update, "
-    f"{_duration(seconds * plan.updates)} in all"
+    f"{_duration(whole)} in all"
   )
+  if limit < math.inf:
+    yield f"  --max_train_minutes has time for about {updates:,} updates"
   kept, one = config.keep_checkpoints, last.checkpoint_mb / 1024
   yield (
     f"  disk: {one:.2g} GB a checkpoint, {one * (kept + 1):.2g} GB for "

@@ -109,7 +109,7 @@ def train(run: Run) -> dict:
       break
     step += 1
     guard.check(step, update)
-    if budget and not stop and budget.is_over():
+    if budget and not stop and not guard.bad and budget.is_over():
       stop = "time"  # what is saved has no time left
       run.task.state.seconds.load(budget.seconds, run.session)
     reporter.report(step, update, stop == "time" or step == plan.updates)

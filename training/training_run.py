@@ -306,8 +306,10 @@ def _start_or_resume(run: train_loop.Run) -> int:
     seen = int(session.run(task.state.records_seen))
     orders = task.state.orders(session)
     check_resumed(config, task.plan, step, seen, orders, began_in)
-    if run.comm.is_root and not began_stage:
-      _tell_changes(config, task, began_in)
+    if run.comm.is_root:
+      _check_run_wide(config, task.plan, began_in)
+      if not began_stage:
+        _tell_changes(config, task, began_in)
   zero = schedule.zero_from(before)
   if zero is not None:
     say(
@@ -357,16 +359,18 @@ def check_resumed(
       f"{_data_settings(here)}. Use the same to resume it, or {_NEW_RUN}"
     )
   if step and records_seen != plan.records_before(step):
-    remedy = ""
-    batch, rest = divmod(records_seen, step)
-    if not rest:
+    remedy, stage = "", plan.stage
+    updates = step - stage.first_update
+    seen = records_seen - stage.first_record
+    batch, rest = divmod(seen, updates) if updates else (0, 1)
+    if not (rest or stage.growing):
       remedy = f"to resume it give {' '.join(config.flags_for(plan, batch))}"
       if config.num_accumulation_steps:
         remedy += " and leave out --num_accumulation_steps"
       remedy += "; or "
     raise UserError(
-      f"{folder} holds a run of {step:,} updates of "
-      f"{records_seen / step:g} records each; this is {plan.lines()[0]}. "
+      f"{folder} holds a run of {updates:,} updates of "
+      f"{seen / max(1, updates):g} records each; this is {plan.lines()[0]}. "
       "Updates and the learning rate's schedule count global batches, so a run "
       f"keeps its own: {remedy}{_NEW_RUN}"
     )
@@ -382,12 +386,11 @@ def _minutes(config) -> float:
   return getattr(config, "max_train_minutes", 0.0)
 
 
-def _tell_changes(config, task, folder: str) -> None:
-  """A learning rate that changes with the number of ranks is an error."""
-  before, plan = run_folder.last_training(folder), task.plan
-  number = lambda made: ((made or {}).get("stage") or {}).get("number", 0)
-  if before is None or number(before["plan"]) != plan.stage.number:
-    return  # a stage that began without a save is not yet this one
+def _check_run_wide(config, plan, folder: str) -> None:
+  """UserError if the learning rate would be another, whatever the stage."""
+  before = run_folder.last_training(folder)
+  if before is None:
+    return
   minutes = before["flags"].get("max_train_minutes", 0.0)
   if folder == config.output_dir and minutes != _minutes(config):
     raise UserError(
@@ -402,6 +405,13 @@ def _tell_changes(config, task, folder: str) -> None:
       f"ranks, these are {plan.ranks}, so its learning rate would change. To "
       f"resume it as it was give --lr_scaling=none --learning_rate={peak!r}"
     )
+
+
+def _tell_changes(config, task, folder: str) -> None:
+  before, plan = run_folder.last_training(folder), task.plan
+  number = lambda made: ((made or {}).get("stage") or {}).get("number", 0)
+  if before is None or number(before["plan"]) != plan.stage.number:
+    return  # a stage that began without a save is not yet this one
   changes = run_folder.changes_since(
     before, config.as_dict(), plan, task.source.describe()
   )

@@ -1,5 +1,7 @@
 """Dry runs: sizes that are measured, what they say of others, free memory."""
 
+import dataclasses
+import math
 import threading
 import types
 
@@ -9,7 +11,7 @@ import pytest
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from training import dry_run, evaluation
+from training import dry_run, evaluation, training_plan
 
 CHECKPOINT_MB, START_MB, SECONDS = 60.0, 700.0, 0.25
 
@@ -121,18 +123,43 @@ def test_a_model_that_does_not_fit_at_all():
     dry_run.Survey(Known(), 500.0).begin(target=64, tokens=128)
 
 
+def plan_of_four(**stage):
+  """A million updates of four micro-batches of 8."""
+  plan = training_plan.resolve(
+    ranks=1, records=None, train_batch_size=8, num_train_steps=4 * 10**6,
+    num_warmup_steps=0, num_accumulation_steps=4,
+  )  # fmt: skip
+  return dataclasses.replace(plan, stage=training_plan.Stage(**stage))
+
+
+def test_a_stage_takes_the_time_of_its_own_updates():
+  survey = dry_run.Survey(Known(here=2), 8000.0)
+  survey.begin(target=8, tokens=512)
+  one, four = survey.seconds(8), survey.seconds(32)
+  plan = plan_of_four(first_update=10**6 - 10)
+  assert dry_run.duration(survey, plan, math.inf) == (10, 10 * four)
+  assert dry_run.duration(survey, plan, 3.5 * four) == (3, 3 * four)
+  # From 8 records, in two updates: 8 and 16 of them.
+  plan = plan_of_four(first_update=10**6 - 10, first_batch=8, growing=2)
+  grown = one + survey.seconds(16)
+  count, seconds = dry_run.duration(survey, plan, math.inf)
+  assert count == 10 and seconds == pytest.approx(grown + 8 * four)
+  count, seconds = dry_run.duration(survey, plan, one * 1.5)
+  assert count == 1 and seconds == pytest.approx(one)
+
+
 def test_the_screen_has_80_columns():
   survey = dry_run.Survey(Known(here=2), 8000.0)
   survey.begin(target=8, tokens=512)
   config = types.SimpleNamespace(keep_checkpoints=5)
-  plan = types.SimpleNamespace(micro_batch=8, accumulation=4, updates=10**6)
+  plan = plan_of_four()
   lines = list(dry_run.lines(survey, config, plan))
   assert max(map(len, lines)) <= 80
   said = "\n".join(lines)
   assert "fits: --train_batch_size=" in said
   assert "0.35 GB for --keep_checkpoints=5 and the best" in said
   assert "3.45 s an update, 39.9 days in all" in said
-  plan.micro_batch = 1000
+  plan = dataclasses.replace(plan, micro_batch=1000)
   assert "DOES NOT FIT" in "\n".join(dry_run.lines(survey, config, plan))
 
 

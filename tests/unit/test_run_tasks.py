@@ -160,7 +160,7 @@ def test_words_for_all_runs_are_flags_that_are_theirs(tmp_path, word):
 
 
 def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
-  """A first try that failed binds nothing."""
+  """A first try that failed binds nothing, one that would resume does."""
   made_with = {"model's SHA-256": "1", "flags": ""}
   check = lambda made_with, **tasks: run_tasks.check_folder(
     str(tmp_path), made_with, tasks
@@ -172,6 +172,10 @@ def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
   check(made_with, y={"g": 2})  # it has no result
   with pytest.raises(UserError, match="with x {'f': 1}, not {'f': 2}"):
     check(made_with, x={"f": 2})
+  (tmp_path / "y" / "seed_3").mkdir(parents=True)
+  (tmp_path / "y" / "seed_3" / "model.ckpt-5.index").touch()
+  with pytest.raises(UserError, match="with y {'g': 2}, not {'g': 3}"):
+    check(made_with, y={"g": 3})
   with pytest.raises(UserError, match="with model's SHA-256 1, not 2"):
     check({**made_with, "model's SHA-256": "2"}, y={})
 

@@ -139,6 +139,11 @@ def test_a_budget_counts_updates_laps(monkeypatch):
   assert budget.lap() == 10.0 and budget.share() == 1.0
   assert budget.passed == 50.0 and budget.is_over()
   assert not signals.Budget(minutes=1).is_over()
+  part = signals.Budget(10, 0.5, 0.8)  # a stage of three of ten minutes
+  for passed, share in ((200.0, 0.0), (390.0, 0.5), (600.0, 1.0)):
+    part.passed = passed
+    assert part.share() == pytest.approx(share)
+    assert part.is_over() == (passed >= 480)
 
 
 class Ticks:

@@ -8,12 +8,14 @@ import runs
 from samples import write_records
 
 import run_pretraining
+from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data.masking import MaskConfig
 from gradients.distributed import Comm
 from training import checkpoint_files, stages, train_loop, training_run
 from training.config import PretrainingConfig
+from training.divergence import DivergedError
 from training.signals import Budget
 
 TRAINING_STATE = "training_state/"
@@ -168,7 +170,8 @@ def test_stages_that_have_begun_stay(tiny_run, tmp_path):
 def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
   """Each update takes a tenth of it, but the first of a start, which compiles.
 
-  Masks go from 30% to 15% within their stage; the one rate falls in both.
+  The one rate falls in both. A run keeps its time, also where it was killed
+  before a stage's first save.
   """
   tiny_run, batch = dynamic_run
   monkeypatch.setattr(
@@ -189,6 +192,12 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
   assert (
     runs.pretrain(tiny_run, tmp_path, **settings)["training"]["updates"] == 0
   )
+  path = str(tmp_path / "run.json")
+  made = json_files.read(path)
+  made["runs"][-1]["plan"]["stage"]["number"] = 5
+  json_files.write(path, made)
+  with pytest.raises(UserError, match="--max_train_minutes 1 -> 2: the learn"):
+    runs.pretrain(tiny_run, tmp_path, **{**settings, "max_train_minutes": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -301,10 +310,8 @@ def test_dropout_is_the_stages_the_flags_or_the_configs(tiny_run, tmp_path):
   assert found == [(0.3, 0.1), (0.3, 0.1), (0.0, 0.1)]
 
 
-def test_a_bad_update_at_a_stages_end_is_not_the_runs(
-  tiny_run, tmp_path, monkeypatch
-):
-  """The next stage continues from the newest state that is saved."""
+@pytest.fixture
+def third_is_skipped(monkeypatch):
   run_update = train_loop.run_update
 
   def skipped_third(run, number, *rest):
@@ -313,6 +320,27 @@ def test_a_bad_update_at_a_stages_end_is_not_the_runs(
     return {**update, **bad}, verdict
 
   monkeypatch.setattr(train_loop, "run_update", skipped_third)
-  items = [{"num_train_steps": n, "global_batch_size": 12} for n in (3, 4)]
-  result = runs.pretrain(tiny_run, tmp_path, **staged(*items))
-  assert result["training"]["global_step"] == 2 + 4
+
+
+@pytest.mark.usefixtures("third_is_skipped")
+@pytest.mark.parametrize("stages", [(3, 4), (1, 2)])
+def test_a_bad_update_at_a_stages_end_ends_the_run(tiny_run, tmp_path, stages):
+  """What comes next would begin without the updates since the last save."""
+  items = [{"num_train_steps": n, "global_batch_size": 12} for n in stages]
+  with pytest.raises(DivergedError, match="update 3: gradients are not fin"):
+    runs.pretrain(tiny_run, tmp_path, **staged(*items))
+  assert (tmp_path / "model.ckpt-2.index").exists()
+
+
+@pytest.mark.usefixtures("third_is_skipped")
+def test_the_time_does_not_end_with_a_bad_update(
+  tiny_run, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    Budget, "lap", lambda self: 0.0 if self._last is None else 30.0
+  )
+  settings = dict(
+    max_train_minutes=1.0, num_train_steps=100, save_checkpoints_steps=0
+  )
+  training = runs.pretrain(tiny_run, tmp_path, **settings)["training"]
+  assert training["out_of_time"] and training["global_step"] == 4

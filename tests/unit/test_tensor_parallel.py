@@ -8,6 +8,7 @@ import runs
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from data import masking
 from gradients import distributed
 from gradients.distributed import AllreduceConfig
 from model import kernels, tensor_parallel
@@ -111,6 +112,13 @@ def test_cross_entropy_over_slices():
     ({"xla": "step"}, "--xla=step makes one program: use --xla=layers"),
     ({"allreduce": AllreduceConfig(powersgd_rank=2)}, "for --powersgd_rank"),
     ({"tensor_parallel": 0}, "--tensor_parallel=0: must be 1 to"),
+    (
+      {
+        "max_train_minutes": 1.0,
+        "masks": masking.MaskConfig(masked_lm_prob=(0.3, 0.15)),
+      },
+      "slices need the same masks",
+    ),
   ],
 )
 def test_what_cannot_be_sliced_is_said(tiny_run, tmp_path, changes, message):
