@@ -28,7 +28,7 @@ _UNKNOWN = "Not known: no file beside the weights says it."
 _FLAGS = (
   "learning_rate", "lr_schedule", "optimizer", "bias_correction", "beta_2",
   "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
-  "seed",
+  "hidden_dropout_prob", "attention_probs_dropout_prob", "seed",
 )  # fmt: skip
 
 
@@ -124,7 +124,9 @@ def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
   if not run:
     return
   plan, flags = run["plan"], run["flags"]
-  yield "updates planned", plan.get("updates")
+  minutes = flags.get("max_train_minutes")
+  yield "minutes planned", minutes or None
+  yield "updates planned", None if minutes else plan.get("updates")
   yield "update of these weights", checkpoint_files.step_of(checkpoint)
   older = plan.get("global_batch")  # its name in 1.0
   yield "records_per_update", plan.get("records_per_update", older)
@@ -132,6 +134,13 @@ def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
   yield "ranks", plan.get("ranks")
   for key in _FLAGS:
     yield key, flags.get("optimizer", {}).get(key, flags.get(key))
+  if shares := flags.get("masks", {}).get("masked_lm_prob"):
+    yield "masked when training", " to ".join(f"{p:g}" for p in shares)
+  for number, stage in enumerate(flags.get("stages") or (), 1):
+    told = (f"{k} {v}" for k, v in stage.items() if k != "input_file")
+    yield f"stage {number}", ", ".join(told)
+  if flags.get("stages"):
+    yield "of the last stage", "records per update, masks, training data"
   yield "started from other weights", bool(flags.get("init_checkpoint"))
 
 

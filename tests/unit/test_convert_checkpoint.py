@@ -1032,10 +1032,19 @@ def test_a_card_of_bare_weights_says_what_is_not_known(tmp_path):
   assert card.count("Not known: no file beside") == 4
   assert "no file says whether of lower-cased text." in card
   # A run of version 1.0 has another name of the batch.
-  run = {"flags": {}, "plan": {"updates": 4, "global_batch": 24, "ranks": 1}}
+  run = {
+    "flags": {
+      "max_train_minutes": 30.0, "masks": {"masked_lm_prob": [0.2, 0.15]},
+      "stages": [{"input_file": f"{tmp_path}/x*", "time_share": 1.0}],
+    },
+    "plan": {"updates": 4, "global_batch": 24, "ranks": 1},
+  }  # fmt: skip
   (tmp_path / "a" / "run.json").write_text(json.dumps({"runs": [run]}))
   convert(prefix, tmp_path / "d", do_lower_case=False)
   card = (tmp_path / "d" / "README.md").read_text()
   assert "| records per update | 24 |" in card and "; cased text." in card
+  assert "| minutes planned | 30 |" in card and "updates planned" not in card
+  assert "| masked when training | 0.2 to 0.15 |" in card
+  assert "| stage 1 | time_share 1.0 |" in card and str(tmp_path) not in card
   with pytest.raises(UserError, match=r"--license and --language are for"):
     convert(tmp_path / "b", tmp_path / "c" / "m", license="mit")
