@@ -42,6 +42,7 @@ from training import (
   dry_run,
   input_pipeline,
   reporting,
+  run_folder,
   stages,
   train_loop,
   training_plan,
@@ -299,10 +300,15 @@ def pretrain_stage(
   """`pretrain` without stages, or one of them: `staged` is its place."""
 
   def build():
+    task = training_task(config, comm, staged) if config.do_train else None
     parts = train_loop.Parts(
       best_by=BEST_BY,
-      task=training_task(config, comm, staged) if config.do_train else None,
+      task=task,
       evaluate=evaluator(config, comm) if config.do_eval else None,
+      begin=task
+      and functools.partial(
+        run_folder.keep_vocabulary, config.output_dir, task.source.manifests
+      ),
     )
     sharded_variables.add_sliced(comm)
     return parts

@@ -358,6 +358,11 @@ class TokenizerInfo:
   do_lower_case: bool
   mask_id: int | None = None  # needed for dynamic masks
 
+  def is_like(self, other: "TokenizerInfo") -> bool:
+    """Whether both give a text the same tokens, by all that is known."""
+    same = ("kind", "sha256", "do_lower_case")
+    return all(getattr(self, name) == getattr(other, name) for name in same)
+
 
 class WordTokens(NamedTuple):
   """A line's tokens, and how they make words."""

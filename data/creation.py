@@ -53,10 +53,7 @@ def create(
   """
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
-  inputs = {os.path.abspath(path) for path in paths}
-  for path in settings.output_paths:
-    if os.path.abspath(path) in inputs:
-      raise errors.DataError(f"{path} is both --input_file and --output_file")
+  records.check_not_written(paths, "--input_file", *settings.output_paths)
   _check_unshared(settings)
   if settings.given_shards:
     _check_unlisted(settings, settings.given_shards)

@@ -354,6 +354,17 @@ def expand_patterns(patterns: str) -> list[str]:
   return sorted(paths)
 
 
+def check_not_written(paths: Sequence[str], flag: str, *written: str) -> None:
+  """DataError if one of `paths`, of `flag`, is a file that will be written."""
+  outputs = set(map(os.path.realpath, written))
+  for path in paths:
+    if os.path.realpath(path) in outputs:
+      raise DataError(
+        f"{path} is of {flag}, and would be written: give another place to "
+        "write to, or a narrower pattern"
+      )
+
+
 def _first_files(names: list[str]) -> tuple[int, list[str]]:
   """(parts, files) of the first item; `names` join 1, 2, ... of the parts."""
   for count in range(len(names), 0, -1):

@@ -104,7 +104,7 @@ def is_compressed(path: str) -> bool:
 def is_jsonl(path: str) -> bool:
   """Whether a file is JSON lines, compressed or not, by its name."""
   stem = os.path.splitext(path)[0] if is_compressed(path) else path
-  return stem.endswith((".jsonl", ".ndjson"))
+  return stem.lower().endswith((".jsonl", ".ndjson"))
 
 
 def split_into_pieces(
@@ -113,6 +113,11 @@ def split_into_pieces(
   """Pieces of all files, in order; DataError for one that cannot be read."""
   pieces = []
   for path in paths:
+    if re.search(r"\.json(\.gz|\.zst)?$", path, re.IGNORECASE):
+      raise errors.DataError(
+        f"{path}: JSON is read as lines, one document each: name such a file "
+        "*.jsonl"
+      )
     size = os.path.getsize(path)
     if not size:
       raise errors.DataError(f"{path}: the file is empty")

@@ -205,7 +205,9 @@ class Classification(FinetuningTask):
           "labels there are: train first (--do_train), or give --train_file"
         )
     path = self.config.path("train")
-    given = tables.column(path, self._rows(path), self._table.label)
+    given = tables.column(
+      path, self._rows(path), self._table.label, may_be_empty=False
+    )
     found = sorted(set(given), key=label_order)
     if len(found) < 2:
       raise DataError(
@@ -251,7 +253,7 @@ class Classification(FinetuningTask):
     )
 
   def _targets(self, path: str, rows) -> list:
-    given = tables.column(path, rows, self._table.label)
+    given = tables.column(path, rows, self._table.label, may_be_empty=False)
     numbers = {label: i for i, label in enumerate(self.labels)}
     read, wanted = numbers.__getitem__, f"one of {', '.join(self.labels[:10])}"
     if self._is_regression:

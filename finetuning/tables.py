@@ -125,11 +125,15 @@ def _objects(path: str, file, columns) -> Iterator[Row]:
     yield Row(number, values)
 
 
-def column(path: str, rows: Sequence[Row], name: str) -> list[str]:
+def column(
+  path: str, rows: Sequence[Row], name: str, may_be_empty: bool = True
+) -> list[str]:
   """Values as text; `DataError` if a row lacks the column."""
   values = []
   for row in rows:
     value = row.values.get(name)
+    if not may_be_empty and value == "":
+      raise DataError(f"{path}: line {row.line}: its {name!r} is empty")
     if not isinstance(value, (str, int, float)):
       raise DataError(
         f"{path}: line {row.line} has no {name!r}; its columns are "

@@ -236,6 +236,8 @@ def _write(model: Model, source: Source, folder: str) -> None:
   with open(os.path.join(extra, CONFIG_FILE), "w", encoding="utf-8") as f:
     f.write(source.bert.to_json_string())
   task = {**source.task, "exported_from": os.path.basename(source.path)}
+  if source.assumed_case:
+    del task["do_lower_case"]
   settled.write_task(extra, task, source.vocabulary)
 
 

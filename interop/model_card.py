@@ -73,7 +73,7 @@ def write(
   run = run_folder.last_training(os.path.dirname(inputs[0])) or {}
   for title, rows in (
     ("Training data", _data(inputs[0], run)),
-    ("Training", _training(inputs[0], run)),
+    ("Training", _training(inputs, run)),
     ("Results", _results(inputs, run)),
     ("Framework", run.get("versions", {}).items()),
   ):
@@ -120,14 +120,18 @@ def _data(checkpoint: str, run: dict) -> Iterator[tuple]:
     yield "records", run["data"].get("records")
 
 
-def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
+def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   if not run:
     return
   plan, flags = run["plan"], run["flags"]
   minutes = flags.get("max_train_minutes")
   yield "minutes planned", minutes or None
   yield "updates planned", None if minutes else plan.get("updates")
-  yield "update of these weights", checkpoint_files.step_of(checkpoint)
+  steps = [checkpoint_files.step_of(checkpoint) for checkpoint in inputs]
+  if len(steps) == 1:
+    yield "update of these weights", steps[0]
+  else:
+    yield "mean of the weights of updates", ", ".join(map(str, steps))
   older = plan.get("global_batch")  # its name in 1.0
   yield "records_per_update", plan.get("records_per_update", older)
   yield "warmup_updates", plan.get("warmup_updates")
@@ -141,7 +145,8 @@ def _training(checkpoint: str, run: dict) -> Iterator[tuple]:
     yield f"stage {number}", ", ".join(told)
   if flags.get("stages"):
     yield "of the last stage", "records per update, masks, training data"
-  yield "started from other weights", bool(flags.get("init_checkpoint"))
+  others = flags.get("init_checkpoint") or flags.get("cooldown_from")
+  yield "started from other weights", bool(others)
 
 
 def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:

@@ -274,10 +274,9 @@ def _other_text(folder: str, files: str) -> list[str]:
   found = records.manifest_of(files)
   if not found:
     return []
-  made, before = found[1].tokenizer, run_folder.manifest(folder)
+  made, before = found[1].tokenizer, run_folder.tokenizer(folder)
   if before:
-    known = before[1].tokenizer
-    digests, lower = {known.sha256}, known.do_lower_case
+    digests, lower = {before[1].sha256}, before[1].do_lower_case
   else:
     said = saved_task(folder)
     paths = _vocabulary(said, {}, folder).values()
@@ -390,16 +389,15 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
 
 
 def _pretraining_task(folder: str, given) -> tuple[str, dict]:
-  """(manifest of the training records, what it says); ("", {}) without one."""
-  found = run_folder.manifest(folder)
-  if not found:
+  """What a run's records were, and the file that says it; ("", {}) if none."""
+  known, found = run_folder.tokenizer(folder), run_folder.manifest(folder)
+  if not known:
     return "", {}
-  path, manifest = found
-  info = manifest.tokenizer
-  task = {
-    "max_seq_length": manifest.max_seq_length,
-    "do_lower_case": info.do_lower_case,
-  }
+  path, info = known
+  task: dict = {"do_lower_case": info.do_lower_case}
+  if found:
+    path, manifest = found
+    task["max_seq_length"] = manifest.max_seq_length
   if settled.named_vocabulary(given):
     files = given.vocab_file, given.spm_model_file
     record_report.find_encoder(info, folder, *files)

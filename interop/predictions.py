@@ -128,9 +128,13 @@ class Predictor:
 
   # Text to arrays -------------------------------------------------------------
 
-  def _ids(self, text: str) -> np.ndarray:
-    """int32 [tokens]; the tokenizer alone would split [MASK]."""
-    parts = self._tokenizer.encode_batch(text.split(MASK))
+  def _ids(self, text: str, name: str) -> np.ndarray:
+    """int32 [tokens]; the tokenizer alone would split [MASK].
+
+    As it does for classifiers, which are trained and evaluated so.
+    """
+    pieces = [text] if name == "classifier" else text.split(MASK)
+    parts = self._tokenizer.encode_batch(pieces)
     mask = np.array([self._tokenizer.mask_id], np.int32)
     return np.concatenate([a for part in parts for a in (mask, part)][1:])
 
@@ -148,7 +152,7 @@ class Predictor:
           f"{_PAIR} makes a pair"
         )
     texts = [one.text] if one.pair is None else [one.text, one.pair]
-    encoded = [self._ids(text) for text in texts]
+    encoded = [self._ids(text, name) for text in texts]
     ids, segments = encode_pair(self._tokenizer, self._length, *encoded)
     if name == "masked_lm" and not len(self._masks(ids)):
       raise UserError(

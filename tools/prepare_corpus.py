@@ -159,8 +159,11 @@ def _write(path: str, documents: list[Document]) -> None:
 def prepare(settings: CorpusSettings) -> CorpusSummary:
   """Writes train.txt and heldout.txt; the corpus is held in memory."""
   notes = []
+  folder, names = settings.output_dir, ("train.txt", "heldout.txt")
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)
+    written = (os.path.join(folder, name) for name in names)
+    records.check_not_written(paths, "--corpus", *written)
     tell(f"reading {len(paths)} files ...")
     raw = text_documents(paths, settings.text)
   else:
@@ -187,7 +190,6 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
     )
     documents = pieces
   sides = split_heldout(documents, settings.heldout_fraction)
-  folder, names = settings.output_dir, ("train.txt", "heldout.txt")
   os.makedirs(folder, exist_ok=True)
   # Both or none: an old heldout.txt may hold what a new train.txt trains on.
   with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -175,6 +175,7 @@ def main(args: Settings) -> None:
   train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
   text = text_files.TextFormat("", args.text_field, args.encoding)
   paths = records.expand_patterns(args.input_file)
+  records.check_not_written(paths, "--input_file", args.output_file)
   tell(f"reading {len(paths)} files ...")
   size = train[args.tokenizer](
     text_files.read_lines(paths, text),

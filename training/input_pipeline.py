@@ -175,10 +175,12 @@ class Source:
     return _parse(*tensors, self.shape)
 
   def describe(self) -> dict:
+    made_with = [m.tokenizer for _, m in self.manifests.values()][:1]
     return {
       "files": self.paths,
       "records": len(self.set),
       "manifests": sorted({path for path, _ in self.manifests.values()}),
+      "tokenizer": next(map(dataclasses.asdict, made_with), None),
     }
 
   def fingerprint(self) -> str:
@@ -379,7 +381,8 @@ def training_batches(
   `share`: () -> how far the run is by time, if that is farther than by updates.
   """
   first = tf.placeholder(tf.int64, [], "updates_made")
-  share = share if source.shape.masks_move else None
+  if share and not source.shape.masks_move:
+    share = None
   records_at_once = _RECORDS_IN_TIME if share else _RECORDS_AT_ONCE
   at_once = -(-records_at_once // (plan.micro_batch * plan.accumulation))
   read_ahead = (

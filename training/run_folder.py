@@ -7,16 +7,18 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
 
+import tokenization
 from common import json_files
 from common.console import tell
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import later as tf
-from data import records
+from data import record_report, records
 
 _MOST_SHOWN = 8  # items of a list
 RUN_FILE = "run.json"
@@ -184,12 +186,41 @@ def training_records(folder: str) -> list[str]:
 
 
 def manifest(folder: str) -> tuple[str, records.Manifest] | None:
-  """(path, manifest) of the records that the newest training read, or None."""
+  """(path, manifest) of the records that the newest training read, or None.
+
+  One with another vocabulary or case than they had then is not theirs.
+  """
+  known = _tokenizer(folder)
   for file in trained_on(folder)[:1]:
     for place in _places(folder):
-      if found := records.find_manifest(os.path.join(place, file)):
+      found = records.find_manifest(os.path.join(place, file))
+      if found and (not known or known.is_like(found[1].tokenizer)):
         return found
   return None
+
+
+def _tokenizer(folder: str) -> tokenization.TokenizerInfo | None:
+  run = last_training(folder, "data")
+  known = run and run["data"].get("tokenizer")  # older runs do not say
+  return tokenization.TokenizerInfo(**known) if known else None
+
+
+def tokenizer(folder: str) -> tuple[str, tokenization.TokenizerInfo] | None:
+  """That of the records that the newest training read, and what says it."""
+  if known := _tokenizer(folder):
+    return os.path.join(folder, RUN_FILE), known
+  found = manifest(folder)
+  return (found[0], found[1].tokenizer) if found else None
+
+
+def keep_vocabulary(folder: str, manifests: dict) -> None:
+  """Copies the vocabulary of a training's records into its folder."""
+  for path, made in manifests.values():
+    found = record_report.find_vocabulary(made.tokenizer, os.path.dirname(path))
+    copy = os.path.join(folder, os.path.basename(made.tokenizer.file))
+    if found and not os.path.exists(copy):
+      shutil.copyfile(found, f"{copy}.tmp")
+      os.replace(f"{copy}.tmp", copy)
 
 
 def flat(settings: dict, form: str = "--{}") -> dict:

@@ -257,7 +257,8 @@ def _conclude(run: train_loop.Run, step: int) -> tuple:
   """Returns the evaluation's results or None, and `Parts.predict`'s lines."""
   session, watchdog, results = run.session, run.watchdog, None
   if run.evaluate and (run.task or not run.config.ends_with_best):
-    results = run.evaluate(session, step, None, watchdog)
+    # Of other files, perhaps, an evaluation alone is not one of the training's.
+    results = run.evaluate(session, step, None, watchdog, log=bool(run.task))
   watchdog.pause()
   if run.config.ends_with_best:
     best = run.comm.from_root(_best_saved(run, step) or 0)

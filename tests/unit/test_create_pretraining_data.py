@@ -622,7 +622,7 @@ def test_text_of_another_encoding(tmp_path, letters):
 def test_input_is_not_overwritten(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("a\n\nb\n")
-  with pytest.raises(records.DataError, match="both --input_file and"):
+  with pytest.raises(records.DataError, match="is of --input_file, and"):
     creation.create(
       settings_of(tmp_path, str(text), letters, output_file=str(text))
     )

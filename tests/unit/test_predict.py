@@ -20,6 +20,7 @@ import predict
 from common.errors import DataError, UserError
 from interop import hugging_face, inference, model_source, predictions
 from interop.predictions import Input, Predictor
+from training import run_folder
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
 FOLLOWS = LETTERS.index("c")
@@ -532,6 +533,23 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   other.write_text("".join(f"{t}\n" for t in LETTERS[:-1]))
   with pytest.raises(DataError, match="but the records were made with"):
     model_source.find(str(run), model_source.Given(vocab_file=str(other)))
+  # Records that were made again with other words are not this run's.
+  files["tokenizer"] = dataclasses.asdict(tokenizer)
+  (run / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
+  keep = lambda: run_folder.keep_vocabulary(str(run), {"": (path, manifest)})
+  manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
+  shutil.move(tmp_path / "vocab.txt", data / "vocab.txt")
+  keep()
+  other.rename(data / "vocab.txt")
+  keep()  # which is another file now
+  again = dataclasses.replace(tokenizer, sha256="0" * 64, do_lower_case=True)
+  dataclasses.replace(manifest, tokenizer=again).save(str(path))
+  source = model_source.find(str(run))
+  assert source.vocabulary == {"vocab_file": str(run / "vocab.txt")}
+  assert source.task["do_lower_case"] is False
+  os.remove(run / "vocab.txt")
+  with pytest.raises(UserError, match="run.json: the records were made with"):
+    model_source.find(str(run))
 
 
 def test_a_file_of_texts_that_is_none_is_said_before_the_model_is_read(

@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from common.errors import UserError
+from common.errors import DataError, UserError
 from data import records, tfrecord
 from tools import prepare_corpus
 
@@ -54,6 +54,14 @@ def test_user_files(tmp_path, many):
   assert summary.sentences == [3 * len(train), 3 * len(heldout)]
   assert not {tuple(d) for d in train} & {tuple(d) for d in heldout}
   assert summary.notes == []
+
+
+def test_what_it_makes_is_not_read(tmp_path, many):
+  names = many.replace("*.txt*", "*.txt")
+  files = prepare(tmp_path, corpus=names).files
+  folder = os.path.dirname(files[0])
+  with pytest.raises(DataError, match=r"heldout\.txt is of --corpus, and"):
+    prepare(tmp_path, corpus=f"{names},{folder}/*.txt")
 
 
 def test_new_text_moves_no_document_across(tmp_path, many):

@@ -664,8 +664,13 @@ def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
     "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss",
     "next_sentence_accuracy", "examples", "global_step",
   } <= set(results)  # fmt: skip
-  log = metrics.read_jsonl(str(tmp_path / "run" / metrics.EVAL_METRICS_FILE))
+  logged = str(tmp_path / "run" / metrics.EVAL_METRICS_FILE)
+  log = metrics.read_jsonl(logged)
   assert [entry["global_step"] for entry in log] == [0, 2, 4]
+  # An evaluation alone, of other records perhaps, chooses no best checkpoint.
+  alone = dict(do_train=False, do_eval=True, max_eval_steps=1)
+  runs.pretrain(tiny_run, tmp_path / "run", **alone)
+  assert metrics.read_jsonl(logged) == log
   report = metrics.read_jsonl(str(tmp_path / "run" / metrics.METRICS_FILE))[-1]
   assert {
     "global_step", "loss", "masked_lm_loss", "next_sentence_loss",

@@ -112,3 +112,8 @@ def test_a_column_that_is_not_there(tmp_path):
   rows = tables.read_table(path)
   with pytest.raises(DataError, match="line 2 has no 'text'; .* words"):
     tables.column(path, rows, "text")
+  path = write(tmp_path / "b.csv", "text,label\n,1\nx,\n")
+  rows = tables.read_table(path)
+  assert tables.column(path, rows, "text") == ["", "x"]
+  with pytest.raises(DataError, match="b.csv: line 3: its 'label' is empty"):
+    tables.column(path, rows, "label", may_be_empty=False)

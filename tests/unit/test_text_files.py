@@ -94,6 +94,14 @@ def test_json_lines(tmp_path, name):
   assert got == ["", "One.", "Two.", "Three.", "", "", "", "", "lone  half", ""]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.JSON.gz"])
+def test_json_is_no_prose(tmp_path, name):
+  (tmp_path / name).write_bytes(b'{"text": "One."}')
+  words = rf"{name}: JSON is .* name .* \*\.jsonl"
+  with pytest.raises(errors.DataError, match=words):
+    sentences(tmp_path / name)
+
+
 @pytest.mark.parametrize(
   "line, words",
   [
