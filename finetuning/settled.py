@@ -49,7 +49,9 @@ _IS_VALID = {
     and _texts([v for v in value.values() if v is not None])
   ),
   **dict.fromkeys(("labels", "metrics"), _texts),
-  **dict.fromkeys(("do_lower_case", "version_2_with_negative"), _is(bool)),
+  **dict.fromkeys(
+    ("do_lower_case", "segment_ids", "version_2_with_negative"), _is(bool)
+  ),
   **dict.fromkeys(
     ("max_seq_length", "doc_stride", "max_query_length", "n_best_size"),
     _is(int),

@@ -394,7 +394,10 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   if not known:
     return "", {}
   path, info = known
+  flags = (run_folder.last_training(folder) or {"flags": {}})["flags"]
   task: dict = {"do_lower_case": info.do_lower_case}
+  if flags.get("objective") == "mlm" and not flags.get("segment_ids"):
+    task["segment_ids"] = False  # its second segment's row was never trained
   if found:
     path, manifest = found
     task["max_seq_length"] = manifest.max_seq_length

@@ -154,6 +154,8 @@ class Predictor:
     texts = [one.text] if one.pair is None else [one.text, one.pair]
     encoded = [self._ids(text, name) for text in texts]
     ids, segments = encode_pair(self._tokenizer, self._length, *encoded)
+    if not self._task.get("segment_ids", True):
+      segments = np.zeros_like(segments)
     if name == "masked_lm" and not len(self._masks(ids)):
       raise UserError(
         f"{one.text[:60]!r}...: its [MASK] is beyond the {self._length} "

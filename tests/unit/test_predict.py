@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -550,6 +551,24 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   os.remove(run / "vocab.txt")
   with pytest.raises(UserError, match="run.json: the records were made with"):
     model_source.find(str(run))
+
+
+def test_a_model_trained_without_segments_gets_none(folders):
+  source = model_source.find(folders["pretraining"])
+  run = {"flags": {"objective": "mlm"}, "plan": {"updates": 1}}
+  info = source.tokenizer().info()
+  run["data"] = {"files": [], "tokenizer": dataclasses.asdict(info)}
+  path = pathlib.Path(folders["pretraining"], "run.json")
+  pair = Input("a [MASK]", "b")
+  segments = lambda: predictor(folders["pretraining"])._encode(
+    "masked_lm", pair
+  )[1]
+  assert segments().any()
+  path.write_text(json.dumps({"runs": [run]}))
+  try:
+    assert not segments().any()
+  finally:
+    path.unlink()
 
 
 def test_a_file_of_texts_that_is_none_is_said_before_the_model_is_read(
