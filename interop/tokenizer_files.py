@@ -273,15 +273,24 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
       "records decides"
     )
   lower = given if len(found) > 1 else next(iter(found), None)
-  path = os.path.join(folder, TOKENIZER_CONFIG_FILE)
   config = _read_object(folder, TOKENIZER_CONFIG_FILE)
-  bert = {"tokenize_chinese_chars": True, "strip_accents": lower}
-  for key, usual in bert.items():
-    if lower is not None and config.get(key) not in (None, usual):
-      raise DataError(
-        f"{path}: {key} is {config[key]}, but google/bert's tokenizer with "
-        f"do_lower_case={lower} has {usual}: the text would become other tokens"
-      )
+  usual = {
+    "tokenize_chinese_chars": True, "handle_chinese_chars": True,
+    "strip_accents": lower,
+  }  # fmt: skip
+  read = {TOKENIZER_CONFIG_FILE: config}
+  if not str(config.get("tokenizer_class", "")).startswith("Bert"):
+    # transformers' BertTokenizer sets its own normalizer by the config.
+    normalizer = _read_object(folder, TOKENIZER_FILE).get("normalizer")
+    read[TOKENIZER_FILE] = normalizer if isinstance(normalizer, dict) else {}
+  for name, said_there in read.items():
+    for key, value in usual.items():
+      if lower is not None and said_there.get(key) not in (None, value):
+        raise DataError(
+          f"{os.path.join(folder, name)}: {key} is {said_there[key]}, but "
+          f"google/bert's tokenizer with do_lower_case={lower} has {value}: "
+          "the text would become other tokens"
+        )
   return lower
 
 

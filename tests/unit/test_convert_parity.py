@@ -487,6 +487,18 @@ def test_tokenizers_that_are_not_google_berts(tmp_path, content, message):
     tokenizer_files.reads_lower_case(str(tmp_path))
 
 
+def test_a_normalizer_that_is_not_google_berts(tmp_path):
+  """It counts where no BertTokenizer sets its own by the config."""
+  normalizer = {"lowercase": True, "strip_accents": False}
+  text = json.dumps({"normalizer": normalizer})
+  (tmp_path / "tokenizer.json").write_text(text)
+  with pytest.raises(UserError, match="tokenizer.json: strip_accents is False"):
+    tokenizer_files.reads_lower_case(str(tmp_path))
+  theirs = json.dumps({"tokenizer_class": "BertTokenizerFast"})
+  (tmp_path / "tokenizer_config.json").write_text(theirs)
+  assert tokenizer_files.reads_lower_case(str(tmp_path)) is True
+
+
 # -----------------------------------------------------------------------------
 # Models of real size, where there are some
 # -----------------------------------------------------------------------------
