@@ -282,7 +282,8 @@ def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
   if not str(config.get("tokenizer_class", "")).startswith("Bert"):
     # transformers' BertTokenizer sets its own normalizer by the config.
     normalizer = _read_object(folder, TOKENIZER_FILE).get("normalizer")
-    read[TOKENIZER_FILE] = normalizer if isinstance(normalizer, dict) else {}
+    if isinstance(normalizer, dict) and normalizer.get("lowercase") == lower:
+      read[TOKENIZER_FILE] = normalizer
   for name, said_there in read.items():
     for key, value in usual.items():
       if lower is not None and said_there.get(key) not in (None, value):
