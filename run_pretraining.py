@@ -31,10 +31,10 @@ from common import console, settings
 from common.console import say
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import record_order, records
+from data import record_order, records, unigrams
 from gradients import distributed, sharded_variables
 from interop import model_source
-from model import model_flops
+from model import initial_weights, model_flops
 from model.tensor_parallel import Slices
 from training import (
   checkpoint_files,
@@ -159,6 +159,23 @@ def training_task(
     flops=model_flops.total(matmuls) / comm.tensor_parallel.size,
     vote=vote,
     budget=budget,
+    initial=(
+      functools.partial(informed_weights, config, source)
+      if config.initial_weights == "informed"
+      else None
+    ),
+  )
+
+
+def informed_weights(config: PretrainingConfig, source) -> dict:
+  """`initial_weights.informed` of the text in `source`, by name."""
+  chosen = unigrams.numbers(source.set, most=10_000)  # about a second
+  with console.Progress("counting words", len(chosen), "records") as bar:
+    counts = unigrams.count(
+      source.set, chosen, config.bert.vocab_size, source.special_ids(), bar.at
+    )
+  return initial_weights.informed(
+    config.bert, unigrams.log_frequencies(counts), config.seed
   )
 
 

@@ -10,9 +10,9 @@ from data import record_report, records, tfrecord
 MOST_RECORDS = 50_000  # a few seconds; a word that is rarer is rare
 
 
-def numbers(files: tfrecord.RecordSet) -> np.ndarray:
-  """The records to count, all or `MOST_RECORDS` evenly spread: int64 [n]."""
-  count = min(len(files), MOST_RECORDS)
+def numbers(files: tfrecord.RecordSet, most: int = MOST_RECORDS) -> np.ndarray:
+  """The records to count, all or `most` evenly spread: int64 [n]."""
+  count = min(len(files), most)
   return np.linspace(0, len(files) - 1, count).astype(np.int64)
 
 
@@ -45,14 +45,19 @@ def count(
   return counts
 
 
+def log_frequencies(counts: np.ndarray) -> np.ndarray:
+  """float64 [vocab_size], in nats: each count is one more than it is."""
+  smoothed = counts + 1
+  return np.log(smoothed / smoothed.sum())
+
+
 def log_likelihoods(
   counts: np.ndarray, sentences: Iterable[np.ndarray]
 ) -> np.ndarray:
   """float64 [sentences]: the sums of their tokens' log frequencies.
 
-  Each count is one more than it is (add-one smoothing). Sums are exact before
-  they are rounded: sentences of the same tokens are equal in any order.
+  Sums are exact before they are rounded: sentences of the same tokens are equal
+  in any order.
   """
-  smoothed = counts + 1
-  logs = np.log(smoothed / smoothed.sum())
+  logs = log_frequencies(counts)
   return np.array([math.fsum(logs[ids]) for ids in sentences])

@@ -327,6 +327,7 @@ class RunConfig:
     return [f"--global_batch_size={plan.examples(global_batch)}"]
 
 
+INITIAL_WEIGHTS = ("random", "informed")
 _DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
@@ -400,6 +401,12 @@ class PretrainingConfig(RunConfig):
     "--num_train_steps, and its learning rate has fallen: the schedule, "
     "warm-up included, is as far as the time is, or as the updates are if that "
     "is farther. 0 sets no limit.", low=0)
+  initial_weights: str = _model("random",
+    "Weights that a new run starts from, where no --init_checkpoint has them. "
+    "random: google/bert's. informed: those too, but the output bias is the "
+    "log frequency of the tokens in --input_file, positions are sinusoids, and "
+    "the first layer's heads attend to neighbours, so that a small model "
+    "learns from word order at once.", choices=INITIAL_WEIGHTS)
   tensor_parallel: int = _ranks(1,
     "Ranks in a row that hold one model together, each a slice of every layer. "
     "They count as one rank for batch sizes and steps. Checkpoints stay the "

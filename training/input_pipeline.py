@@ -215,6 +215,12 @@ class Source:
         )
     record_report.read_record(self.set, number, features)
 
+  def special_ids(self) -> list[int]:
+    """[CLS] and [SEP]: the first and the last token of a record."""
+    found = tf_example.decode_example(self.set.read(0))
+    tokens = np.asarray(found["input_ids"])[np.asarray(found["input_mask"]) > 0]
+    return [int(tokens[0]), int(tokens[-1])]
+
   def read(self, numbers: np.ndarray) -> np.ndarray:
     try:
       return np.array(self.set.read_many(numbers), object)

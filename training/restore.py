@@ -148,16 +148,19 @@ class Restore:
     session: tf.Session,
     init_checkpoint: str | None,
     schedule_start: tf.Variable | None = None,
+    initial: dict | None = None,
   ) -> InitReport | None:
     """Gives new weights, from `init_checkpoint` where it has them.
 
-    Sets `schedule_start` to that checkpoint's update. Rank 0 gets a report.
+    Else from rank 0's `initial`, by name; else they are random. Sets
+    `schedule_start` to that checkpoint's update. Rank 0 gets a report.
     """
     report, source = None, None
     if init_checkpoint and self._comm.is_root:
       source = Checkpoint(init_checkpoint)
       report = self._plan(source)
     session.run(self._initializer)
+    self._load_trained(session, initial, initial or ())
     self._load_trained(session, source, set(report.loaded) if report else ())
     if source and schedule_start is not None:
       schedule_start.load(_schedule_position(source), session)
@@ -231,7 +234,9 @@ class Restore:
     self._load_trained(session, source, names)
     session.run(self._broadcast)
 
-  def _load_trained(self, session, source: Checkpoint | None, names) -> None:
+  def _load_trained(
+    self, session, source: Checkpoint | dict | None, names
+  ) -> None:
     """Loads `names` from rank 0's `source`; other ranks give no names."""
     own, sharded = self._variables.own, self._variables.sharded
     _load(session, [v for v in own if v.op.name in names], source)

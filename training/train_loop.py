@@ -47,6 +47,8 @@ class Task:
   flops: float
   vote: StopVote
   budget: Budget | None = None
+  # Rank 0's weights of a new run by name, where they are not random.
+  initial: Callable[[], dict] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ MODEL = dict(vocab_size=101, num_attention_heads=4)
 @pytest.mark.parametrize(
   "changes",
   [
-    dict(train_batch_size=12),
+    dict(train_batch_size=12, initial_weights="informed"),
     pytest.param(dict(xla="layers"), marks=pytest.mark.slow),
     pytest.param(dict(xla="layers", precision="bf16"), marks=pytest.mark.slow),
   ],

@@ -1,0 +1,111 @@
+"""Initial weights: what the first layer attends to, how a run begins."""
+
+import numpy as np
+import pytest
+import runs
+
+from data import tf_example, tfrecord
+from model import initial_weights
+from model.bert_config import BertConfig
+
+
+def attention_of(config, seed):
+  """float [N, S, S]: the first layer's mean probabilities, on random words."""
+  values = initial_weights.informed(config, np.zeros(config.vocab_size), seed)
+  rng = np.random.default_rng(seed)
+  hidden, heads, length = config.hidden_size, config.num_attention_heads, 40
+  positions = values["bert/embeddings/position_embeddings"][:length]
+  total = np.zeros([heads, length, length])
+  for _ in range(50):
+    words = rng.normal(size=[length, hidden]) * 0.88 * config.initializer_range
+    x = words + positions
+    x -= x.mean(-1, keepdims=True)
+    x /= x.std(-1, keepdims=True)
+    query, key = (
+      (x @ values[f"bert/encoder/layer_0/attention/self/{name}/kernel"])
+      .reshape(length, heads, -1)
+      .swapaxes(0, 1)
+      for name in ("query", "key")
+    )
+    scores = query @ key.swapaxes(1, 2) / np.sqrt(hidden // heads)
+    probs = np.exp(scores - scores.max(-1, keepdims=True))
+    total += probs / probs.sum(-1, keepdims=True)
+  return total / 50
+
+
+@pytest.mark.parametrize(
+  "hidden, heads, stddev", [(128, 2, 0.05), (256, 4, 0.035), (768, 12, 0.02)]
+)
+def test_each_head_attends_to_its_neighbour(hidden, heads, stddev):
+  config = BertConfig(
+    100,
+    hidden_size=hidden,
+    num_attention_heads=heads,
+    max_position_embeddings=64,
+    initializer_range=stddev,
+  )
+  probs = attention_of(config, seed=3)
+  places = np.arange(10, 30)
+  for head, around in enumerate(probs):
+    own = initial_weights.offset(head)
+    at = {o: around[places, places + o].mean() for o in range(-9, 10) if o}
+    assert max(at, key=at.get) == own, (head, at)
+    assert at[own] > 0.12, (head, at)
+  assert [initial_weights.offset(head) for head in range(5)] == [
+    -1,
+    1,
+    -2,
+    2,
+    -3,
+  ]
+
+
+def test_sinusoids_move_by_rotation():
+  """p_{i+o} p_j depends on i + o - j alone and is largest at 0."""
+  table = initial_weights.sinusoids(100, 64)
+  products = table @ table.T
+  for distance in range(1, 60):
+    of_distance = np.diagonal(products, distance)
+    np.testing.assert_allclose(of_distance, of_distance[0], atol=1e-9)
+    assert of_distance[0] < products[0, 0] - 5
+
+
+def test_an_odd_width_is_refused():
+  config = BertConfig(9, hidden_size=5, num_attention_heads=1)
+  with pytest.raises(ValueError, match="hidden_size 5 is odd"):
+    initial_weights.informed(config, np.zeros(9), 1)
+
+
+def test_a_run_begins_with_them(tiny_run, tmp_path):
+  """All other weights are those of a run that begins at random."""
+  given = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
+  runs.pretrain(tiny_run, tmp_path / "random", **given)
+  made = runs.config(
+    tiny_run, tmp_path / "informed", initial_weights="informed", **given
+  )
+  runs.pretrain(
+    tiny_run, tmp_path / "informed", initial_weights="informed", **given
+  )
+  files = tfrecord.RecordSet(sorted(map(str, tmp_path.glob("data-*.tfrecord"))))
+  counts = np.zeros(made.bert.vocab_size, int)
+  for number in range(len(files)):
+    record = tf_example.decode_example(files.read(number))
+    ids = np.array(record["input_ids"])
+    used = np.array(record["masked_lm_weights"]) > 0
+    masked = np.array(record["masked_lm_positions"])[used]
+    ids[masked] = np.array(record["masked_lm_ids"])[used]
+    for token in ids[np.array(record["input_mask"]) > 0]:
+      counts[token] += 1
+    if not number:
+      ends = ids[0], ids[np.flatnonzero(record["input_mask"])[-1]]
+  counts[list(ends)] = 0
+  logs = np.log((counts + 1) / (counts + 1).sum())
+  want = initial_weights.informed(made.bert, logs, made.seed)
+  random = runs.weights(tmp_path / "random")
+  informed = runs.weights(tmp_path / "informed")
+  assert want.keys() < random.keys() == informed.keys()
+  for name, value in informed.items():
+    of = want if name in want else random
+    if name.startswith(("bert", "cls")) and "adam" not in name:
+      np.testing.assert_allclose(value, of[name], atol=1e-9, err_msg=name)
+  assert not np.allclose(random["cls/predictions/output_bias"], logs, atol=0.1)
