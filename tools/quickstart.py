@@ -47,10 +47,7 @@ MODEL = dict(
   initializer_range=0.05,
 )
 VOCAB_SIZE = 8192
-# At first a small model learns only which words occur together, not their
-# order. Sequences of 128 did not leave that phase in 2,850 updates of 48
-# examples; sequences of 32 leave it after 500 updates of 96.
-SEQ_LENGTH = 32
+SEQ_LENGTH = 32  # most of the sample text's sentences are shorter
 # Examples an update of a new run, on any number of ranks: of the sample text 96
 # records.
 GLOBAL_BATCH = 108
@@ -230,9 +227,8 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
     precision=best_precision(),
     **masks,
     learning_rate=LEARNING_RATE,
-    # Without these two, a rate this high undoes the first updates.
-    bias_correction=True,
-    beta_2=0.98,
+    bias_correction=True,  # else a rate this high undoes the first updates
+    initial_weights="informed",
     num_train_steps=updates,
     num_warmup_steps=min(WARMUP_UPDATES, updates // 10),
     eval_every_steps=max(1, updates // 10),
