@@ -1,19 +1,20 @@
 """Initial weights that know what a model of text learns first.
 
-Random weights (`layers.create_initializer`) first learn how frequent words are,
-then that neighbours matter. `informed` begins there:
+A model with random weights (`layers.create_initializer`) first learns how
+frequent words are, then that neighbours matter. With `informed` it knows both:
 
-- the masked LM's output bias is the log of each token's frequency
-  (https://arxiv.org/abs/2212.09686). Otherwise all rows of rare words must move
-  alike, and Adam, which divides by their small gradients, goes on with it until
-  the word embeddings have one direction (https://arxiv.org/abs/2502.08441);
-- position embeddings are sinusoids, so that a rotation moves them by any number
-  of places (https://arxiv.org/abs/1706.03762, section 3.5);
-- each head of the first layer attends to one place beside the token: its keys
-  are its queries' weights, rotated (compare the products of weights in
-  https://arxiv.org/abs/2305.09828). Its values and outputs keep the variance.
+- The masked LM's output bias is the log of each token's frequency
+  (https://arxiv.org/abs/2212.09686). With a bias of 0 the embeddings of all
+  rare words get the same small gradient. Adam divides it by its size and moves
+  them at the full rate, until all embeddings point the same way
+  (https://arxiv.org/abs/2502.08441).
+- Position embeddings are sinusoids, so that one rotation moves all of them by
+  the same number of tokens (https://arxiv.org/abs/1706.03762, section 3.5).
+- Each head of the first layer attends to one token beside the own one: its key
+  weights are its query weights, rotated (compare the products of weights in
+  https://arxiv.org/abs/2305.09828). Values and outputs keep the variance.
 
-They are an ordinary BERT's weights, and training may move all of them.
+The model is an ordinary BERT, and training may change all of its weights.
 """
 
 import math
@@ -22,12 +23,13 @@ import numpy as np
 
 from model.bert_config import BertConfig
 
-# The sinusoids' wavelengths, in tokens: those of a sentence or two.
-_SHORTEST, _LONGEST = 2.0, 256.0
-# The positions' root mean square over `initializer_range`: words have 0.88.
+# docs/results.md, "Initial weights", has the search behind these numbers.
+_SHORTEST, _LONGEST = 2.0, 256.0  # wavelengths of the sinusoids, in tokens
+# Root mean square of the positions over `initializer_range`; of words it is
+# 0.88, that of a normal distribution cut at two standard deviations.
 _POSITION_SCALE = 4.0 / 3.0
-# The attention score of the place that a head looks for, if the layer's input
-# were its position alone. About half of it is.
+# Attention score of the token that a head looks for, if the layer's input were
+# positions alone. About half of its variance is.
 _SCORE = 17.5
 
 
@@ -71,7 +73,7 @@ def sinusoids(rows: int, hidden: int) -> np.ndarray:
 
 
 def offset(head: int) -> int:
-  """The place that a head looks for: -1, 1, -2, 2, ... from the token."""
+  """How far from a token its head looks: -1, 1, -2, 2, ... tokens."""
   return (head // 2 + 1) * (1 if head % 2 else -1)
 
 
@@ -80,7 +82,7 @@ def attention_to_neighbours(hidden: int, heads: int, rng) -> tuple:
 
   With p_i of `sinusoids`, p_{i+o} is R p_i for a rotation R. A head's query
   kernel A is random, so that A A' is about the identity; its key kernel is R A.
-  So its score of the places i and j is about p_{i+o} p_j, largest at j = i + o.
+  So its score of the tokens i and j is about p_{i+o} p_j, largest at j = i + o.
   """
   size = hidden // heads
   std = math.sqrt(_SCORE / (hidden * math.sqrt(size)))

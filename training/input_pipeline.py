@@ -218,8 +218,9 @@ class Source:
   def special_ids(self) -> list[int]:
     """[CLS] and [SEP]: the first and the last token of a record."""
     found = tf_example.decode_example(self.set.read(0))
-    tokens = np.asarray(found["input_ids"])[np.asarray(found["input_mask"]) > 0]
-    return [int(tokens[0]), int(tokens[-1])]
+    used = np.asarray(found["input_mask"]) > 0
+    tokens = np.asarray(found["input_ids"])[used].tolist()
+    return [*tokens[:1], *tokens[-1:]]
 
   def read(self, numbers: np.ndarray) -> np.ndarray:
     try:

@@ -68,7 +68,7 @@ class InitReport:
     return [
       f"initialised from {self.path}",
       f"  loaded: {len(self.loaded)}",
-      f"  missing there, so initialised at random: {listed(self.missing)}",
+      f"  missing there, so new: {listed(self.missing)}",
       f"  unused: {listed(others)}",
       *([f"  and {len(slots)} slots of an optimizer"] if slots else []),
     ]
