@@ -38,11 +38,9 @@ def informed(
 ) -> dict[str, np.ndarray]:
   """float32 values by the variable's name, of a part of the variables.
 
-  `log_frequencies` is [V], in nats. ValueError if the hidden size is odd.
+  `log_frequencies` is [V], in nats. The hidden size must be even.
   """
   hidden, heads = config.hidden_size, config.num_attention_heads
-  if hidden % 2:
-    raise ValueError(f"hidden_size {hidden} is odd: sinusoids come in pairs")
   rng = np.random.default_rng([seed, hidden, heads])
   query, key = attention_to_neighbours(hidden, heads, rng)
   keeping = lambda: rng.normal(size=[hidden, hidden]) / math.sqrt(hidden)

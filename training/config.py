@@ -435,6 +435,12 @@ class PretrainingConfig(RunConfig):
         raise UserError(f"--{name} is missing")
     if self.early_stopping_evaluations and not self.eval_every_steps:
       raise UserError("--early_stopping_evaluations needs --eval_every_steps")
+    if self.initial_weights == "informed" and self.bert.hidden_size % 2:
+      raise UserError(
+        f"--initial_weights=informed: the BERT config's hidden_size="
+        f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "
+        "--initial_weights=random"
+      )
     if self.cooldown_from:
       self._check_cooldown()
     if self.stages:

@@ -1,9 +1,12 @@
 """Initial weights: what the first layer attends to, how a run begins."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import runs
 
+from common.errors import UserError
 from data import tf_example, tfrecord
 from model import initial_weights
 from model.bert_config import BertConfig
@@ -70,10 +73,12 @@ def test_sinusoids_move_by_rotation():
     assert of_distance[0] < products[0, 0] - 5
 
 
-def test_an_odd_width_is_refused():
-  config = BertConfig(9, hidden_size=5, num_attention_heads=1)
-  with pytest.raises(ValueError, match="hidden_size 5 is odd"):
-    initial_weights.informed(config, np.zeros(9), 1)
+def test_an_odd_width_is_refused(tiny_run, tmp_path):
+  made = runs.config(tiny_run, tmp_path)
+  bert = BertConfig(9, hidden_size=5, num_attention_heads=1)
+  with pytest.raises(UserError, match="hidden_size=5 is odd"):
+    dataclasses.replace(made, bert=bert, initial_weights="informed")
+  dataclasses.replace(made, bert=bert)
 
 
 def test_a_run_begins_with_them(tiny_run, tmp_path):
