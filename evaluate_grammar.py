@@ -125,7 +125,9 @@ def count_unigrams(
   own = chosen[comm.rank :: comm.size]
   special = encoder.pad_id, encoder.cls_id, encoder.sep_id
   with Progress("counting", len(own), "records", comm=comm) as bar:
-    counts = unigrams.count(files, own, source.bert.vocab_size, special, bar.at)
+    size = source.bert.vocab_size
+    features = unigrams.features_of(files, size)
+    counts = unigrams.count(files, own, features, size, special, bar.at)
   counts = comm.gather(counts).sum(axis=0)
   return counts, (
     f"unigram baseline: {counts.sum():,} tokens of {len(chosen):,} of the "

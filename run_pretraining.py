@@ -169,11 +169,14 @@ def training_task(
 
 def informed_weights(config: PretrainingConfig, source) -> dict:
   """`initial_weights.informed` of the text in `source`, by name."""
-  chosen = unigrams.numbers(source.set, most=10_000)  # about a second
+  shape = source.shape
+  most = 1_000_000 // shape.max_seq_length  # a few seconds
+  chosen = unigrams.numbers(source.set, most, in_a_row=100)
   with console.Progress("counting words", len(chosen), "records") as bar:
     counts = unigrams.count(
-      source.set, chosen, config.bert.vocab_size, source.special_ids(), bar.at
-    )
+      source.set, chosen, shape.features(), config.bert.vocab_size,
+      source.special_ids(), bar.at,
+    )  # fmt: skip
   return initial_weights.informed(
     config.bert, unigrams.log_frequencies(counts), config.seed
   )

@@ -10,15 +10,33 @@ from data import record_report, records, tfrecord
 MOST_RECORDS = 50_000  # a few seconds; a word that is rarer is rare
 
 
-def numbers(files: tfrecord.RecordSet, most: int = MOST_RECORDS) -> np.ndarray:
-  """The records to count, all or `most` evenly spread: int64 [n]."""
-  count = min(len(files), most)
-  return np.linspace(0, len(files) - 1, count).astype(np.int64)
+def numbers(
+  files: tfrecord.RecordSet, most: int = MOST_RECORDS, in_a_row: int = 1
+) -> np.ndarray:
+  """The records to count, all or about `most`: int64 [n].
+
+  They are evenly spread; `in_a_row`, which a slow disk reads at once, together.
+  """
+  if len(files) <= most:
+    return np.arange(len(files))
+  in_a_row = min(in_a_row, most)
+  starts = np.linspace(0, len(files) - in_a_row, most // in_a_row)
+  rows = starts.astype(np.int64)[:, None] + np.arange(in_a_row)
+  return np.unique(rows)
+
+
+def features_of(files: tfrecord.RecordSet, vocab_size: int) -> dict:
+  """What `count` needs to know of files: by their manifest, if there is one."""
+  found = records.find_manifest(files.paths[0])
+  if found:
+    return found[1].features()
+  return records.features_of_first(files.paths, vocab_size)
 
 
 def count(
   files: tfrecord.RecordSet,
   chosen: Iterable[int],
+  features: dict[str, records.Feature],
   vocab_size: int,
   special: Sequence[int],
   at: Callable[[int], None] = lambda done: None,
@@ -28,12 +46,6 @@ def count(
   The ids `special` and padding are left out. `at` is called with the records
   done. DataError names file and record.
   """
-  found = records.find_manifest(files.paths[0])
-  features = (
-    found[1].features()
-    if found
-    else records.features_of_first(files.paths, vocab_size)
-  )
   counts = np.zeros(vocab_size, np.int64)
   for done, number in enumerate(chosen, 1):
     record = record_report.read_record(files, number, features)

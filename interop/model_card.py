@@ -26,10 +26,9 @@ _CASES = {
 }
 _UNKNOWN = "Not known: no file beside the weights says it."
 _FLAGS = (
-  "initial_weights", "learning_rate", "lr_schedule", "optimizer",
-  "bias_correction", "beta_2", "weight_decay_rate", "precision",
-  "num_train_epochs", "max_seq_length", "hidden_dropout_prob",
-  "attention_probs_dropout_prob", "seed",
+  "learning_rate", "lr_schedule", "optimizer", "bias_correction", "beta_2",
+  "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
+  "hidden_dropout_prob", "attention_probs_dropout_prob", "seed",
 )  # fmt: skip
 
 

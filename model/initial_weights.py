@@ -10,7 +10,7 @@ frequent words are, then that neighbours matter. With `informed` it knows both:
   (https://arxiv.org/abs/2502.08441).
 - Position embeddings are sinusoids, so that one rotation moves all of them by
   the same number of tokens (https://arxiv.org/abs/1706.03762, section 3.5).
-- Each head of the first layer attends to one token beside the own one: its key
+- Each head of the first layer attends to the token at its own distance: its key
   weights are its query weights, rotated (compare the products of weights in
   https://arxiv.org/abs/2305.09828). Values and outputs keep the variance.
 

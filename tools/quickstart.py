@@ -30,7 +30,7 @@ from tools import plot_metrics
 from training import metrics, next_steps, reporting, run_folder
 from training.next_steps import python
 
-# These train in about 4 minutes on two cores; the README shows the result.
+# These train in 2 to 4 minutes on two cores; the README shows the result.
 MODEL = dict(
   hidden_size=128,
   num_hidden_layers=2,
@@ -208,9 +208,12 @@ def best_precision() -> str:
 
 def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
   """The flags that pre-train and evaluate."""
-  # A run that the folder holds keeps its global batch.
-  before = run_folder.last_training(paths.pretrain) or {"flags": {}}
-  batch = before["flags"].get("global_batch_size") or GLOBAL_BATCH
+  # A run that the folder holds keeps its global batch and optimizer.
+  before = run_folder.last_training(paths.pretrain)
+  made: dict = {"initial_weights": "informed"}
+  if before:
+    made = before["flags"]
+  batch = made.get("global_batch_size") or GLOBAL_BATCH
   masks = {"masked_lm_prob": MASKED_LM_PROB}
   if os.path.exists(paths.train_manifest):
     if records.Manifest.load(paths.train_manifest).masking == "static":
@@ -228,7 +231,8 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
     **masks,
     learning_rate=LEARNING_RATE,
     bias_correction=True,  # else a rate this high undoes the first updates
-    initial_weights="informed",
+    beta_2=made.get("optimizer", {}).get("beta_2", 0.999),
+    initial_weights=made.get("initial_weights", "random"),
     num_train_steps=updates,
     num_warmup_steps=min(WARMUP_UPDATES, updates // 10),
     eval_every_steps=max(1, updates // 10),
@@ -254,7 +258,8 @@ def is_trained(paths: Paths, flags: dict) -> bool:
   files = (results, f"{checkpoint}.index", f"{checkpoint}.json")
   if not all(map(os.path.exists, files)):
     return False
-  made = before["flags"] | before["flags"]["optimizer"]
+  made = {"initial_weights": "random", **before["flags"]}  # of an older folder
+  made |= made["optimizer"]
   probs = made.get("masks", {}).get("masked_lm_prob") or ()
   made["masked_lm_prob"] = ":".join(map(str, probs))
   made["bert_config_file"] = flags["bert_config_file"]

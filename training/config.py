@@ -405,8 +405,8 @@ class PretrainingConfig(RunConfig):
     "Weights that a new run starts from, where no --init_checkpoint has them. "
     "random: google/bert's. informed: those too, but the output bias is the "
     "log frequency of the tokens in --input_file, positions are sinusoids, and "
-    "the first layer's heads attend to neighbours, so that a small model "
-    "learns from word order at once.", choices=INITIAL_WEIGHTS)
+    "the first layer's heads attend to neighbours. Small models then learn "
+    "from word order much sooner.", choices=INITIAL_WEIGHTS)
   tensor_parallel: int = _ranks(1,
     "Ranks in a row that hold one model together, each a slice of every layer. "
     "They count as one rank for batch sizes and steps. Checkpoints stay the "
@@ -435,7 +435,8 @@ class PretrainingConfig(RunConfig):
         raise UserError(f"--{name} is missing")
     if self.early_stopping_evaluations and not self.eval_every_steps:
       raise UserError("--early_stopping_evaluations needs --eval_every_steps")
-    if self.initial_weights == "informed" and self.bert.hidden_size % 2:
+    is_informed = self.do_train and self.initial_weights == "informed"
+    if is_informed and self.bert.hidden_size % 2:
       raise UserError(
         f"--initial_weights=informed: the BERT config's hidden_size="
         f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "

@@ -216,11 +216,14 @@ class Source:
     record_report.read_record(self.set, number, features)
 
   def special_ids(self) -> list[int]:
-    """[CLS] and [SEP]: the first and the last token of a record."""
-    found = tf_example.decode_example(self.set.read(0))
-    used = np.asarray(found["input_mask"]) > 0
-    tokens = np.asarray(found["input_ids"])[used].tolist()
-    return [*tokens[:1], *tokens[-1:]]
+    """[CLS] and [SEP]: what the first records all begin and end with."""
+    firsts, lasts = set(), set()
+    for number in range(min(10, len(self.set))):
+      record = tf_example.decode_example(self.set.read(number))
+      tokens = np.array(record["input_ids"])[np.array(record["input_mask"]) > 0]
+      firsts |= {int(token) for token in tokens[:1]}
+      lasts |= {int(token) for token in tokens[-1:]}
+    return [token for ids in (firsts, lasts) if len(ids) == 1 for token in ids]
 
   def read(self, numbers: np.ndarray) -> np.ndarray:
     try:

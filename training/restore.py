@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class InitReport:
     return [
       f"initialised from {self.path}",
       f"  loaded: {len(self.loaded)}",
-      f"  missing there, so new: {listed(self.missing)}",
+      f"  missing there, so initial weights: {listed(self.missing)}",
       f"  unused: {listed(others)}",
       *([f"  and {len(slots)} slots of an optimizer"] if slots else []),
     ]
@@ -148,19 +149,21 @@ class Restore:
     session: tf.Session,
     init_checkpoint: str | None,
     schedule_start: tf.Variable | None = None,
-    initial: dict | None = None,
+    initial: Callable[[], dict] | None = None,
   ) -> InitReport | None:
     """Gives new weights, from `init_checkpoint` where it has them.
 
-    Else from rank 0's `initial`, by name; else they are random. Sets
-    `schedule_start` to that checkpoint's update. Rank 0 gets a report.
+    Else from what `initial` makes on rank 0, by name; else they are random.
+    Sets `schedule_start` to that checkpoint's update. Rank 0 gets a report.
     """
-    report, source = None, None
+    report, source, made = None, None, {}
     if init_checkpoint and self._comm.is_root:
       source = Checkpoint(init_checkpoint)
       report = self._plan(source)
+    if initial and self._comm.is_root and (not report or report.missing):
+      made = initial()
     session.run(self._initializer)
-    self._load_trained(session, initial, initial or ())
+    self._load_trained(session, made, made)
     self._load_trained(session, source, set(report.loaded) if report else ())
     if source and schedule_start is not None:
       schedule_start.load(_schedule_position(source), session)

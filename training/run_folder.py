@@ -277,4 +277,6 @@ def changes_since(before: dict, flags: dict, plan, data: dict) -> list[str]:
     for name, value in new.items()
     if old.get(name, value) != value
   }
+  if "initial_weights" in changed:
+    changed["initial_weights"] += ", without effect: the run has begun"
   return [f"{name} {values}" for name, values in changed.items()]

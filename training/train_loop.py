@@ -47,7 +47,7 @@ class Task:
   flops: float
   vote: StopVote
   budget: Budget | None = None
-  # Rank 0's weights of a new run by name, where they are not random.
+  # Makes a new run's weights by name, where they are not random; on rank 0.
   initial: Callable[[], dict] | None = None
 
 

@@ -330,12 +330,11 @@ def _start(run: train_loop.Run) -> None:
       f"{config.output_dir} and no --init_checkpoint"
     )
   continues = task and not config.rewarmup
-  is_informed = run.comm.is_root and task and task.initial
   report = run.checkpointer.restore.initialise(
     run.session,
     config.init_checkpoint,
     task.state.schedule_start if continues else None,
-    task.initial() if is_informed else None,
+    task.initial if task else None,
   )
   if report:
     say(run.comm, *report.lines())

@@ -85,7 +85,7 @@ def test_a_training_is_done_if_nothing_changed(tmp_path, monkeypatch):
   manifest = types.SimpleNamespace(masking="dynamic")
   monkeypatch.setattr(script.records.Manifest, "load", lambda path: manifest)
   folder = tmp_path / "pretrain"
-  optimizer = {"bias_correction": flags["bias_correction"]}
+  optimizer = {n: flags[n] for n in ("beta_2", "bias_correction")}
   nested = {*optimizer, "masked_lm_prob"}
   made = {n: v for n, v in flags.items() if n not in nested}
   made |= {"bert": {**bert, "pre_layer_norm": False}, "optimizer": optimizer}
@@ -105,7 +105,7 @@ def test_a_training_is_done_if_nothing_changed(tmp_path, monkeypatch):
     script.pretraining_flags(paths, 3, 20),
     script.pretraining_flags(paths, 2, 10),
     {**flags, "precision": "fp16"},
-    {**flags, "bias_correction": False},
+    {**flags, "beta_2": 0.9},
   ):
     assert not script.is_trained(paths, changed)
   os.utime(paths.train_manifest)  # made again
@@ -154,6 +154,15 @@ def test_a_folder_keeps_its_global_batch(tmp_path):
   write_json(tmp_path / "pretrain" / "run.json", {"runs": [run]})
   command = script.pretraining_command(script.Paths(str(tmp_path)), 5, 20)
   assert {"--global_batch_size=95", "--train_batch_size=19"} <= set(command)
+
+
+def test_a_folder_of_an_older_version_keeps_its_optimizer(tmp_path):
+  new = script.pretraining_flags(script.Paths(str(tmp_path)), 2, 20)
+  assert (new["initial_weights"], new["beta_2"]) == ("informed", 0.999)
+  run = {"flags": {"optimizer": {"beta_2": 0.98}}, "plan": {"ranks": 2}}
+  write_json(tmp_path / "pretrain" / "run.json", {"runs": [run]})
+  old = script.pretraining_flags(script.Paths(str(tmp_path)), 2, 20)
+  assert (old["initial_weights"], old["beta_2"]) == ("random", 0.98)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 7, 95, 108])

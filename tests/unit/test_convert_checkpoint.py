@@ -515,7 +515,9 @@ def test_a_trainings_state_is_left_out(tiny_run, tmp_path, capfd):
   told = capfd.readouterr()
   told = told.out + told.err
   assert f"loaded: {len(weights)}\n" in told
-  assert "missing there, so new: 0\n" in told and "unused: 0\n" in told
+  assert (
+    "missing there, so initial weights: 0\n" in told and "unused: 0\n" in told
+  )
   assert runs.metrics(tmp_path / "next")[0] < 6.0
 
 

@@ -301,8 +301,21 @@ def test_tokens_are_counted_as_they_were_before_masking(tmp_path):
   for name, records in (("static", made), ("dynamic", plain)):
     files = write(tmp_path / name, records)
     chosen = unigrams.numbers(files)
-    got = unigrams.count(files, chosen, 100, [0, 7])
+    features = unigrams.features_of(files, 100)
+    got = unigrams.count(files, chosen, features, 100, [0, 7])
     assert got.tolist() == want.tolist(), name
+
+
+@pytest.mark.parametrize("count", [1, 99, 100, 101, 250, 10_000])
+def test_the_records_to_count(count):
+  """Existing ones, once each; about as many as asked for, from all parts."""
+  for most in (15, 100, 200):
+    for in_a_row in (1, 10, 100):
+      found = unigrams.numbers(range(count), most, in_a_row)
+      assert found[0] == 0 and (np.diff(found) > 0).all()
+      assert found[-1] == count - 1 or most < 2 * in_a_row
+      assert found[-1] < count
+      assert min(count, most) // 2 <= len(found) <= min(count, most)
 
 
 def test_unigram_likelihoods():

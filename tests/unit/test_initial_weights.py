@@ -1,13 +1,15 @@
 """Initial weights: what the first layer attends to, how a run begins."""
 
 import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
 import runs
 
 from common.errors import UserError
-from data import tf_example, tfrecord
+from common.tensorflow_v1 import tf
+from data import tf_example, tfrecord, unigrams
 from model import initial_weights
 from model.bert_config import BertConfig
 
@@ -21,7 +23,8 @@ def attention_of(config, seed):
   total = np.zeros([heads, length, length])
   for _ in range(50):
     words = rng.normal(size=[length, hidden]) * 0.88 * config.initializer_range
-    x = words + positions
+    segment = rng.normal(size=hidden) * 0.88 * config.initializer_range
+    x = words + positions + segment
     x -= x.mean(-1, keepdims=True)
     x /= x.std(-1, keepdims=True)
     query, key = (
@@ -51,9 +54,9 @@ def test_each_head_attends_to_its_neighbour(hidden, heads, stddev):
   places = np.arange(10, 30)
   for head, around in enumerate(probs):
     own = initial_weights.offset(head)
-    at = {o: around[places, places + o].mean() for o in range(-9, 10) if o}
+    at = {o: around[places, places + o].mean() for o in range(-9, 10)}
     assert max(at, key=at.get) == own, (head, at)
-    assert at[own] > 0.12, (head, at)
+    assert at[own] > 0.35, (head, at)
   assert [initial_weights.offset(head) for head in range(5)] == [
     -1,
     1,
@@ -81,29 +84,46 @@ def test_an_odd_width_is_refused(tiny_run, tmp_path):
   dataclasses.replace(made, bert=bert)
 
 
-def test_a_run_begins_with_them(tiny_run, tmp_path):
-  """All other weights are those of a run that begins at random."""
-  given = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
-  runs.pretrain(tiny_run, tmp_path / "random", **given)
-  made = runs.config(
-    tiny_run, tmp_path / "informed", initial_weights="informed", **given
-  )
-  runs.pretrain(
-    tiny_run, tmp_path / "informed", initial_weights="informed", **given
-  )
-  files = tfrecord.RecordSet(sorted(map(str, tmp_path.glob("data-*.tfrecord"))))
-  counts = np.zeros(made.bert.vocab_size, int)
+def token_counts(folder, vocab_size):
+  """int [V]: the tokens of data*.tfrecord before masking, without [CLS], [SEP]."""
+  files = tfrecord.RecordSet(sorted(map(str, folder.glob("data*.tfrecord"))))
+  counts, firsts, lasts = np.zeros(vocab_size, int), set(), set()
   for number in range(len(files)):
     record = tf_example.decode_example(files.read(number))
     ids = np.array(record["input_ids"])
-    used = np.array(record["masked_lm_weights"]) > 0
-    masked = np.array(record["masked_lm_positions"])[used]
-    ids[masked] = np.array(record["masked_lm_ids"])[used]
-    for token in ids[np.array(record["input_mask"]) > 0]:
-      counts[token] += 1
-    if not number:
-      ends = ids[0], ids[np.flatnonzero(record["input_mask"])[-1]]
-  counts[list(ends)] = 0
+    length = np.count_nonzero(record["input_mask"])
+    if number < 10:
+      firsts.add(ids[0])
+      lasts.add(ids[length - 1])
+    if "masked_lm_ids" in record:
+      used = np.array(record["masked_lm_weights"]) > 0
+      places = np.array(record["masked_lm_positions"])[used]
+      ids[places] = np.array(record["masked_lm_ids"])[used]
+    counts += np.bincount(ids[:length], minlength=vocab_size)
+  for ids in (firsts, lasts):
+    if len(ids) == 1:
+      counts[ids.pop()] = 0
+  return counts
+
+
+@pytest.mark.parametrize("kind", ["plain", "dynamic"])
+def test_a_run_begins_with_them(request, tmp_path, kind):
+  """All other weights are those of a run that begins at random.
+
+  Records without a manifest, and packed ones with a manifest and no masks.
+  """
+  given = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
+  if kind == "plain":
+    tiny = request.getfixturevalue("tiny_run")
+  else:
+    tiny, given["global_batch_size"] = request.getfixturevalue("dynamic_run")
+    given["max_predictions_per_seq"] = None
+  runs.pretrain(tiny, tmp_path / "random", **given)
+  given["initial_weights"] = "informed"
+  made = runs.config(tiny, tmp_path / "informed", **given)
+  runs.pretrain(tiny, tmp_path / "informed", **given)
+  counts = token_counts(tmp_path, made.bert.vocab_size)
+  assert counts.sum() > 1000
   logs = np.log((counts + 1) / (counts + 1).sum())
   want = initial_weights.informed(made.bert, logs, made.seed)
   random = runs.weights(tmp_path / "random")
@@ -113,4 +133,35 @@ def test_a_run_begins_with_them(tiny_run, tmp_path):
     of = want if name in want else random
     if name.startswith(("bert", "cls")) and "adam" not in name:
       np.testing.assert_allclose(value, of[name], atol=1e-9, err_msg=name)
-  assert not np.allclose(random["cls/predictions/output_bias"], logs, atol=0.1)
+  for name, value in want.items():
+    assert not np.allclose(random[name], value, atol=0.01), name
+
+
+def test_a_checkpoint_wins_over_them(tiny_run, tmp_path):
+  """What it lacks is informed; if it lacks nothing, no record is counted."""
+  given = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
+  runs.pretrain(tiny_run, tmp_path / "whole", **given)
+  whole = runs.weights(tmp_path / "whole")
+  bias = "cls/predictions/output_bias"
+  with tf.Graph().as_default(), tf.Session() as session:
+    kept = {n: v for n, v in whole.items() if n != bias and "adam" not in n}
+    variables = [tf.Variable(v, name=n) for n, v in kept.items()]
+    session.run(tf.global_variables_initializer())
+    tf.train.Saver(variables).save(session, str(tmp_path / "part" / "x.ckpt"))
+  given["initial_weights"] = "informed"
+  runs.pretrain(
+    tiny_run, tmp_path / "partly",
+    init_checkpoint=str(tmp_path / "part" / "x.ckpt"), **given,
+  )  # fmt: skip
+  for name, value in runs.weights(tmp_path / "partly").items():
+    if name in kept and name.startswith(("bert", "cls")):
+      np.testing.assert_allclose(value, whole[name], atol=1e-9, err_msg=name)
+  counts = token_counts(tmp_path, 100)
+  logs = np.log((counts + 1) / (counts + 1).sum())
+  got = runs.weights(tmp_path / "partly")[bias]
+  np.testing.assert_allclose(got, logs, atol=1e-6)
+  with mock.patch.object(unigrams, "count", side_effect=AssertionError):
+    runs.pretrain(
+      tiny_run, tmp_path / "again",
+      init_checkpoint=str(tmp_path / "whole" / "model.ckpt-1"), **given,
+    )  # fmt: skip
