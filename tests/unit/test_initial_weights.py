@@ -85,7 +85,7 @@ def test_an_odd_width_is_refused(tiny_run, tmp_path):
 
 
 def token_counts(folder, vocab_size):
-  """int [V]: the tokens of data*.tfrecord before masking, without [CLS], [SEP]."""
+  """int [V]: the tokens of data*.tfrecord without masks, [CLS] and [SEP]."""
   files = tfrecord.RecordSet(sorted(map(str, folder.glob("data*.tfrecord"))))
   counts, firsts, lasts = np.zeros(vocab_size, int), set(), set()
   for number in range(len(files)):
