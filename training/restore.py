@@ -156,14 +156,14 @@ class Restore:
     Else from what `initial` makes on rank 0, by name; else they are random.
     Sets `schedule_start` to that checkpoint's update. Rank 0 gets a report.
     """
-    report, source, made = None, None, {}
+    report, source, made = None, None, None
     if init_checkpoint and self._comm.is_root:
       source = Checkpoint(init_checkpoint)
       report = self._plan(source)
     if initial and self._comm.is_root and (not report or report.missing):
       made = initial()
     session.run(self._initializer)
-    self._load_trained(session, made, made)
+    self._load_trained(session, made, made or ())
     self._load_trained(session, source, set(report.loaded) if report else ())
     if source and schedule_start is not None:
       schedule_start.load(_schedule_position(source), session)
