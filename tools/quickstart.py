@@ -206,13 +206,19 @@ def best_precision() -> str:
   return "bf16" if fast else "fp32"
 
 
+def held_flags(paths: Paths) -> dict:
+  """The flags of the run that the folder holds, by name; {} without one."""
+  before = run_folder.last_training(paths.pretrain)
+  if not before:
+    return {}
+  made = {"initial_weights": "random", **before["flags"]}  # of an older folder
+  return made | made.get("optimizer", {})
+
+
 def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
   """The flags that pre-train and evaluate."""
   # A run that the folder holds keeps its global batch and optimizer.
-  before = run_folder.last_training(paths.pretrain)
-  made: dict = {"initial_weights": "informed"}
-  if before:
-    made = before["flags"]
+  made = held_flags(paths)
   batch = made.get("global_batch_size") or GLOBAL_BATCH
   masks = {"masked_lm_prob": MASKED_LM_PROB}
   if os.path.exists(paths.train_manifest):
@@ -231,8 +237,8 @@ def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
     **masks,
     learning_rate=LEARNING_RATE,
     bias_correction=True,  # else a rate this high undoes the first updates
-    beta_2=made.get("optimizer", {}).get("beta_2", 0.999),
-    initial_weights=made.get("initial_weights", "random"),
+    beta_2=made.get("beta_2", 0.999),
+    initial_weights=made.get("initial_weights", "informed"),
     num_train_steps=updates,
     num_warmup_steps=min(WARMUP_UPDATES, updates // 10),
     eval_every_steps=max(1, updates // 10),
@@ -258,8 +264,7 @@ def is_trained(paths: Paths, flags: dict) -> bool:
   files = (results, f"{checkpoint}.index", f"{checkpoint}.json")
   if not all(map(os.path.exists, files)):
     return False
-  made = {"initial_weights": "random", **before["flags"]}  # of an older folder
-  made |= made["optimizer"]
+  made = held_flags(paths)
   probs = made.get("masks", {}).get("masked_lm_prob") or ()
   made["masked_lm_prob"] = ":".join(map(str, probs))
   made["bert_config_file"] = flags["bert_config_file"]

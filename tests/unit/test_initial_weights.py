@@ -57,13 +57,7 @@ def test_each_head_attends_to_its_neighbour(hidden, heads, stddev):
     at = {o: around[places, places + o].mean() for o in range(-9, 10)}
     assert max(at, key=at.get) == own, (head, at)
     assert at[own] > 0.35, (head, at)
-  assert [initial_weights.offset(head) for head in range(5)] == [
-    -1,
-    1,
-    -2,
-    2,
-    -3,
-  ]
+  assert [*map(initial_weights.offset, range(5))] == [-1, 1, -2, 2, -3]
 
 
 def test_sinusoids_move_by_rotation():
