@@ -127,7 +127,8 @@ def count_unigrams(
   with Progress("counting", len(own), "records", comm=comm) as bar:
     size = source.bert.vocab_size
     features = unigrams.features_of(files, size)
-    counts = unigrams.count(files, own, features, size, special, bar.at)
+    sequences = unigrams.texts(files, own, features, bar.at)
+    counts = unigrams.count(sequences, size, special)
   counts = comm.gather(counts).sum(axis=0)
   return counts, (
     f"unigram baseline: {counts.sum():,} tokens of {len(chosen):,} of the "

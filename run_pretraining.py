@@ -31,7 +31,7 @@ from common import console, settings
 from common.console import say
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import record_order, records, unigrams
+from data import cooccurrences, record_order, records, unigrams
 from gradients import distributed, sharded_variables
 from interop import model_source
 from model import initial_weights, model_flops
@@ -169,16 +169,18 @@ def training_task(
 
 def informed_weights(config: PretrainingConfig, source) -> dict:
   """`initial_weights.informed` of the text in `source`, by name."""
-  shape = source.shape
-  most = 1_000_000 // shape.max_seq_length  # a few seconds
+  shape, vocab_size = source.shape, config.bert.vocab_size
+  most = 10_000_000 // shape.max_seq_length  # under half a minute
   chosen = unigrams.numbers(source.set, most, in_a_row=100)
-  with console.Progress("counting words", len(chosen), "records") as bar:
-    counts = unigrams.count(
-      source.set, chosen, shape.features(), config.bert.vocab_size,
-      source.special_ids(), bar.at,
-    )  # fmt: skip
+  with console.Progress("reading words", len(chosen), "records") as bar:
+    read = unigrams.texts(source.set, chosen, shape.features(), bar.at)
+    sequences = [ids.astype("int32") for ids in read]
+  special = source.special_ids()
+  counts = unigrams.count(sequences, vocab_size, special)
+  pairs = cooccurrences.count(sequences, counts)
+  console.tell(f"word embeddings from {int(pairs.sum()):,} pairs of neighbours")
   return initial_weights.informed(
-    config.bert, unigrams.log_frequencies(counts), config.seed
+    config.bert, unigrams.log_frequencies(counts), pairs, config.seed
   )
 
 

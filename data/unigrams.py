@@ -1,7 +1,7 @@
 """How often tokens occur in the text of records, and what that predicts."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -33,26 +33,30 @@ def features_of(files: tfrecord.RecordSet, vocab_size: int) -> dict:
   return records.features_of_first(files.paths, vocab_size)
 
 
-def count(
+def texts(
   files: tfrecord.RecordSet,
   chosen: Iterable[int],
   features: dict[str, records.Feature],
-  vocab_size: int,
-  special: Sequence[int],
   at: Callable[[int], None] = lambda done: None,
-) -> np.ndarray:
-  """int64 [vocab_size]: tokens of the records `chosen`, before masking.
+) -> Iterator[np.ndarray]:
+  """The tokens of each of the records `chosen`, before masking: int [n].
 
-  The ids `special` and padding are left out. `at` is called with the records
-  done. DataError names file and record.
+  `at` is called with the records done. DataError names file and record.
   """
-  counts = np.zeros(vocab_size, np.int64)
   for done, number in enumerate(chosen, 1):
     record = record_report.read_record(files, number, features)
     ids, _ = record_report.original_ids(record)
-    ids = ids[record["input_mask"] > 0]
-    counts += np.bincount(ids, minlength=vocab_size)
+    yield ids[record["input_mask"] > 0]
     at(done)
+
+
+def count(
+  sequences: Iterable[np.ndarray], vocab_size: int, special: Sequence[int]
+) -> np.ndarray:
+  """int64 [vocab_size]: how often tokens occur, but those of `special`."""
+  counts = np.zeros(vocab_size, np.int64)
+  for ids in sequences:
+    counts += np.bincount(ids, minlength=vocab_size)
   counts[list(special)] = 0
   return counts
 

@@ -1,13 +1,17 @@
 """Initial weights that know what a model of text learns first.
 
 A model with random weights (`layers.create_initializer`) first learns how
-frequent words are, then that neighbours matter. With `informed` it knows both:
+frequent words are, then that neighbours matter, and for long which words are
+alike. With `informed` it knows that:
 
 - The masked LM's output bias is the log of each token's frequency
   (https://arxiv.org/abs/2212.09686). With a bias of 0 the embeddings of all
   rare words get the same small gradient. Adam divides it by its size and moves
   them at the full rate, until all embeddings point the same way
   (https://arxiv.org/abs/2502.08441).
+- Word embeddings are those of a canonical correlation analysis of words and
+  their neighbours (https://aclanthology.org/P15-1124/), so that words are near
+  those that stand in like places.
 - Position embeddings are sinusoids, so that one rotation moves all of them by
   the same number of tokens (https://arxiv.org/abs/1706.03762, section 3.5).
 - Each head of the first layer attends to the token at its own distance: its key
@@ -20,32 +24,43 @@ The model is an ordinary BERT, and training may change all of its weights.
 import math
 
 import numpy as np
+from scipy import sparse
 
 from model.bert_config import BertConfig
 
 # docs/results.md, "Initial weights", has the search behind these numbers.
 _SHORTEST, _LONGEST = 2.0, 256.0  # wavelengths of the sinusoids, in tokens
-# Root mean square of the positions over `initializer_range`; of words it is
-# 0.88, that of a normal distribution cut at two standard deviations.
-_POSITION_SCALE = 4.0 / 3.0
+# Root mean square of the words' embeddings over `initializer_range`.
+_WORD_SCALE = 1.76
+# A word with so many pairs is as much of random direction as of what they say.
+_FEW_PAIRS = 20.0
+# Root mean square of the positions over `initializer_range`.
+_POSITION_SCALE = 8.0 / 3.0
 # Attention score of the token that a head looks for, if the layer's input were
-# positions alone. About half of its variance is.
+# positions alone. About two thirds of its variance is.
 _SCORE = 17.5
 
 
 def informed(
-  config: BertConfig, log_frequencies: np.ndarray, seed: int
+  config: BertConfig,
+  log_frequencies: np.ndarray,
+  pairs: sparse.csr_array,
+  seed: int,
 ) -> dict[str, np.ndarray]:
   """float32 values by the variable's name, of a part of the variables.
 
-  `log_frequencies` is [V], in nats. The hidden size must be even.
+  `log_frequencies` is [V], in nats; `pairs` [V, ...], how often a word and a
+  neighbour occurred together. The hidden size must be even.
   """
   hidden, heads = config.hidden_size, config.num_attention_heads
   rng = np.random.default_rng([seed, hidden, heads])
   query, key = attention_to_neighbours(hidden, heads, rng)
   keeping = lambda: rng.normal(size=[hidden, hidden]) / math.sqrt(hidden)
   attention = "bert/encoder/layer_0/attention"
+  words = word_embeddings(pairs, hidden, rng)
   values = {
+    "bert/embeddings/word_embeddings": words
+    * (_WORD_SCALE * config.initializer_range),
     "bert/embeddings/position_embeddings": sinusoids(
       config.max_position_embeddings, hidden
     )
@@ -57,6 +72,47 @@ def informed(
     "cls/predictions/output_bias": log_frequencies,
   }
   return {name: value.astype(np.float32) for name, value in values.items()}
+
+
+def word_embeddings(pairs: sparse.csr_array, hidden: int, rng) -> np.ndarray:
+  """float64 [V, H] with a root mean square of 1 in each row.
+
+  The left singular vectors, each times the square root of its singular value,
+  of sqrt(pairs) over the square roots of its rows' and columns' sums; but not
+  the first, which is how frequent words are. Rows of few pairs are noise, and a
+  random part takes its place.
+  """
+  from sklearn.utils.extmath import randomized_svd  # slow to import
+
+  roots = pairs.sqrt()
+  sums = roots.sum(axis=1), roots.sum(axis=0)
+  rows, columns = (1.0 / np.sqrt(np.maximum(total, 1e-9)) for total in sums)
+  scaled = sparse.diags_array(rows) @ roots @ sparse.diags_array(columns)
+  found = np.zeros([len(rows), hidden])
+  wanted = min(hidden + 1, *scaled.shape)
+  if scaled.nnz:
+    left, sizes, _ = randomized_svd(
+      scaled.astype(np.float32),
+      wanted,
+      n_iter=4,
+      random_state=int(rng.integers(1 << 31)),
+    )
+    found[:, : wanted - 1] = (left * np.sqrt(sizes))[:, 1:]
+  # In no basis of its own: Adam moves each number by itself.
+  turned = found @ np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
+  share = pairs.sum(axis=1)[:, None]
+  share = np.where(found.any(axis=1, keepdims=True), share, 0.0)
+  share = share / (share + _FEW_PAIRS)
+  noise = _normalized(rng.normal(size=found.shape))
+  return _normalized(
+    np.sqrt(share) * _normalized(turned) + np.sqrt(1.0 - share) * noise
+  )
+
+
+def _normalized(rows: np.ndarray) -> np.ndarray:
+  """Rows with a root mean square of 1; of zeros, if they were."""
+  size = np.sqrt(np.mean(np.square(rows), axis=-1, keepdims=True))
+  return rows / np.maximum(size, 1e-30)
 
 
 def _frequencies(hidden: int) -> np.ndarray:

@@ -302,7 +302,8 @@ def test_tokens_are_counted_as_they_were_before_masking(tmp_path):
     files = write(tmp_path / name, records)
     chosen = unigrams.numbers(files)
     features = unigrams.features_of(files, 100)
-    got = unigrams.count(files, chosen, features, 100, [0, 7])
+    sequences = unigrams.texts(files, chosen, features)
+    got = unigrams.count(sequences, 100, [0, 7])
     assert got.tolist() == want.tolist(), name
 
 

@@ -9,20 +9,30 @@ import runs
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import tf_example, tfrecord, unigrams
+from data import cooccurrences, tf_example, tfrecord, unigrams
 from model import initial_weights
 from model.bert_config import BertConfig
 
 
+def neighbours(vocab_size, seed=0):
+  """int [V, 4 V] as `cooccurrences.count` makes them, of random text."""
+  text = np.random.default_rng(seed).integers(0, vocab_size, 5000)
+  counts = unigrams.count([text], vocab_size, [])
+  return cooccurrences.count([text], counts)
+
+
 def attention_of(config, seed):
   """float [N, S, S]: the first layer's mean probabilities, on random words."""
-  values = initial_weights.informed(config, np.zeros(config.vocab_size), seed)
+  values = initial_weights.informed(
+    config, np.zeros(config.vocab_size), neighbours(config.vocab_size), seed
+  )
+  table = values["bert/embeddings/word_embeddings"]
   rng = np.random.default_rng(seed)
   hidden, heads, length = config.hidden_size, config.num_attention_heads, 40
   positions = values["bert/embeddings/position_embeddings"][:length]
   total = np.zeros([heads, length, length])
   for _ in range(50):
-    words = rng.normal(size=[length, hidden]) * 0.88 * config.initializer_range
+    words = table[rng.integers(0, len(table), length)]
     segment = rng.normal(size=hidden) * 0.88 * config.initializer_range
     x = words + positions + segment
     x -= x.mean(-1, keepdims=True)
@@ -70,6 +80,57 @@ def test_sinusoids_move_by_rotation():
     assert of_distance[0] < products[0, 0] - 5
 
 
+def test_pairs_of_neighbours():
+  """By hand: tokens that do not count are apart, and so are records."""
+  sequences = [np.array([9, 1, 2, 1, 9]), np.array([3, 1])]
+  counts = unigrams.count(sequences, 10, [9])
+  frequent = [1, 2, 3]  # then those without counts
+  got = cooccurrences.count(sequences, counts).toarray()
+  got = got.reshape(10, 4, 10)
+  want = np.zeros([10, 4, 10])
+  for token, offset, other in [
+    (1, 1, 2), (2, -1, 1), (2, 1, 1), (1, -1, 2), (1, -2, 1), (1, 2, 1),
+    (3, 1, 1), (1, -1, 3),
+  ]:  # fmt: skip
+    at = cooccurrences.OFFSETS.index(offset), frequent.index(other)
+    want[token][at] += 1
+  assert got.tolist() == want.tolist()
+
+
+def test_only_frequent_neighbours_count(monkeypatch):
+  monkeypatch.setattr(cooccurrences, "MOST_NEIGHBOURS", 1)
+  counts = unigrams.count([np.array([1, 2, 1])], 4, [])
+  got = cooccurrences.count([np.array([1, 2, 1])], counts).toarray()
+  assert got.tolist() == [[0] * 4, [1, 0, 0, 1], [0, 1, 1, 0], [0] * 4]
+
+
+def test_words_of_like_places_are_near():
+  """Two classes of words mostly take turns; a rare word is of the first.
+
+  More words than numbers in an embedding, fewer, and no text at all.
+  """
+  rng = np.random.default_rng(0)
+  places = np.arange(20_000)
+  odd = (places % 2 + (rng.random(len(places)) < 0.2)) % 2
+  text = 10 * odd + rng.integers(0, 10, len(places))
+  text[np.flatnonzero(odd == 0)[:5000:50]] = 20  # a word like 0 to 9
+  counts = unigrams.count([text], 30, [])
+  for hidden in (8, 128):
+    words = initial_weights.word_embeddings(
+      cooccurrences.count([text], counts), hidden, rng
+    )
+    assert words.shape == (30, hidden) and np.isfinite(words).all()
+    cosines = words @ words.T / hidden
+    alike = cosines[:10, :10][~np.eye(10, dtype=bool)].mean()
+    rare, across = cosines[20, :10].mean(), cosines[:10, 10:20].mean()
+    assert alike > 0.2 and across < -0.2 and across < rare - 0.2, hidden
+    sizes = np.sqrt(np.mean(np.square(words), axis=1))
+    np.testing.assert_allclose(sizes, 1.0)
+  empty = cooccurrences.count([], np.zeros(30, int))
+  words = initial_weights.word_embeddings(empty, 512, rng)
+  assert np.abs(words @ words.T / 512 - np.eye(30)).max() < 0.3
+
+
 def test_an_odd_width_is_refused(tiny_run, tmp_path):
   made = runs.config(tiny_run, tmp_path)
   bert = BertConfig(9, hidden_size=5, num_attention_heads=1)
@@ -78,10 +139,10 @@ def test_an_odd_width_is_refused(tiny_run, tmp_path):
   dataclasses.replace(made, bert=bert)
 
 
-def token_counts(folder, vocab_size):
-  """int [V]: the tokens of data*.tfrecord without masks, [CLS] and [SEP]."""
+def text_of(folder):
+  """Lists of ids of data*.tfrecord before masking; [CLS] and [SEP] if known."""
   files = tfrecord.RecordSet(sorted(map(str, folder.glob("data*.tfrecord"))))
-  counts, firsts, lasts = np.zeros(vocab_size, int), set(), set()
+  made, firsts, lasts = [], set(), set()
   for number in range(len(files)):
     record = tf_example.decode_example(files.read(number))
     ids = np.array(record["input_ids"])
@@ -93,11 +154,18 @@ def token_counts(folder, vocab_size):
       used = np.array(record["masked_lm_weights"]) > 0
       places = np.array(record["masked_lm_positions"])[used]
       ids[places] = np.array(record["masked_lm_ids"])[used]
-    counts += np.bincount(ids[:length], minlength=vocab_size)
-  for ids in (firsts, lasts):
-    if len(ids) == 1:
-      counts[ids.pop()] = 0
-  return counts
+    made.append(ids[:length].tolist())
+  return made, [ids.pop() for ids in (firsts, lasts) if len(ids) == 1]
+
+
+def counted(folder, vocab_size):
+  """Log frequencies [V] and pairs [V, ...] of the text in a folder."""
+  made, special = text_of(folder)
+  counts = np.bincount(sum(made, []), minlength=vocab_size)
+  counts[special] = 0
+  assert counts.sum() > 1000
+  pairs = cooccurrences.count([*map(np.array, made)], counts)
+  return np.log((counts + 1) / (counts + 1).sum()), pairs
 
 
 @pytest.mark.parametrize("kind", ["plain", "dynamic"])
@@ -116,10 +184,8 @@ def test_a_run_begins_with_them(request, tmp_path, kind):
   given["initial_weights"] = "informed"
   made = runs.config(tiny, tmp_path / "informed", **given)
   runs.pretrain(tiny, tmp_path / "informed", **given)
-  counts = token_counts(tmp_path, made.bert.vocab_size)
-  assert counts.sum() > 1000
-  logs = np.log((counts + 1) / (counts + 1).sum())
-  want = initial_weights.informed(made.bert, logs, made.seed)
+  known = counted(tmp_path, made.bert.vocab_size)
+  want = initial_weights.informed(made.bert, *known, made.seed)
   random = runs.weights(tmp_path / "random")
   informed = runs.weights(tmp_path / "informed")
   assert want.keys() < random.keys() == informed.keys()
@@ -150,11 +216,10 @@ def test_a_checkpoint_wins_over_them(tiny_run, tmp_path):
   for name, value in runs.weights(tmp_path / "partly").items():
     if name in kept and name.startswith(("bert", "cls")):
       np.testing.assert_allclose(value, whole[name], atol=1e-9, err_msg=name)
-  counts = token_counts(tmp_path, 100)
-  logs = np.log((counts + 1) / (counts + 1).sum())
+  logs, _ = counted(tmp_path, 100)
   got = runs.weights(tmp_path / "partly")[bias]
   np.testing.assert_allclose(got, logs, atol=1e-6)
-  with mock.patch.object(unigrams, "count", side_effect=AssertionError):
+  with mock.patch.object(unigrams, "texts", side_effect=AssertionError):
     runs.pretrain(
       tiny_run, tmp_path / "again",
       init_checkpoint=str(tmp_path / "whole" / "model.ckpt-1"), **given,
