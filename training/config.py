@@ -403,9 +403,10 @@ class PretrainingConfig(RunConfig):
   initial_weights: str = _model("random",
     "Weights that a new run starts from, where no --init_checkpoint has them. "
     "random: google/bert's. informed: the same, except that the output bias is "
-    "the log frequency of the tokens in --input_file, positions are sinusoids, "
-    "and the first layer's heads attend to neighbours. Small models then learn "
-    "from word order much sooner.", choices=("random", "informed"))
+    "the log frequency of the tokens in --input_file, words that have like "
+    "neighbours there have like embeddings, positions are sinusoids, and the "
+    "first layer's heads attend to neighbours. Small models then learn from "
+    "word order much sooner.", choices=("random", "informed"))
   tensor_parallel: int = _ranks(1,
     "Ranks in a row that hold one model together, each a slice of every layer. "
     "They count as one rank for batch sizes and steps. Checkpoints stay the "
