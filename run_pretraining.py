@@ -18,6 +18,7 @@ import math
 import os
 import textwrap
 
+import numpy as np
 from absl import flags
 
 from common import errors
@@ -170,17 +171,21 @@ def training_task(
 def informed_weights(config: PretrainingConfig, source) -> dict:
   """`initial_weights.informed` of the text in `source`, by name."""
   shape, vocab_size = source.shape, config.bert.vocab_size
-  most = 10_000_000 // shape.max_seq_length  # under half a minute
-  chosen = unigrams.numbers(source.set, most, in_a_row=100)
+  # Half a minute: ten million tokens, or records of few.
+  most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
+  chosen = unigrams.numbers(source.set, most, in_a_row=min(100, -(-most // 10)))
   with console.Progress("reading words", len(chosen), "records") as bar:
     read = unigrams.texts(source.set, chosen, shape.features(), bar.at)
     sequences = [ids.astype("int32") for ids in read]
-  special = source.special_ids()
-  counts = unigrams.count(sequences, vocab_size, special)
-  pairs = cooccurrences.count(sequences, counts)
-  console.tell(f"word embeddings from {int(pairs.sum()):,} pairs of neighbours")
+  console.tell("counting neighbours ...")
+  ids = np.concatenate(sequences)
+  counts = unigrams.count([ids], vocab_size, source.special_ids())
+  counted = cooccurrences.count(sequences, counts)
+  console.tell(
+    f"factorising {counted.nnz:,} counts of neighbours into word embeddings ..."
+  )
   return initial_weights.informed(
-    config.bert, unigrams.log_frequencies(counts), pairs, config.seed
+    config.bert, unigrams.log_frequencies(counts), counted, config.seed
   )
 
 

@@ -1,40 +1,44 @@
-"""How often tokens of records stand beside each other."""
+"""How often tokens of records stand one or two places apart."""
 
 from collections.abc import Iterable
 
 import numpy as np
 from scipy import sparse
 
-OFFSETS = (-2, -1, 1, 2)  # where the neighbours stand
-MOST_NEIGHBOURS = 4096
+OFFSETS = (-2, -1, 1, 2)  # where a context word stands
+MAX_CONTEXT_WORDS = 4096
 
 
 def count(
   sequences: Iterable[np.ndarray], counts: np.ndarray
 ) -> sparse.csr_array:
-  """float32 [V, offsets x N]: pairs of a token and its neighbour.
+  """float32 [V, offsets x N]: how often a context word stands at an offset.
 
-  Neighbours are the N most frequent tokens of `counts`, [V]. Tokens that do not
-  count there, as [CLS], have no neighbours and are none. `sequences` are ids.
+  Context words are the N most frequent tokens by `counts`, [V]. Tokens with a
+  count of 0 (absent, or special, as [SEP]) have no contexts, are none, and keep
+  apart what stands on their two sides. `sequences` are ids. Numbers are exact
+  below 2^24.
   """
   vocab_size = len(counts)
-  frequent = np.argsort(-counts, kind="stable")[:MOST_NEIGHBOURS]
-  columns = np.full(vocab_size, -1)
-  columns[frequent] = np.arange(len(frequent))
-  columns[counts == 0] = -1
-  # Tokens that do not count keep the sequences apart.
-  apart = np.full(max(OFFSETS), -1, np.int32)
-  joined = [part for ids in sequences for part in (ids, apart)]
-  ids = np.concatenate([np.zeros(0, np.int32), *joined])
-  counted = np.append(counts > 0, False)[ids]  # that of -1 is the last
-  neighbours = np.where(counted, columns[ids], -1)
+  context_words = np.argsort(-counts, kind="stable")[:MAX_CONTEXT_WORDS]
+  # The last entries are those of -1, which stands between sequences.
+  columns = np.full(vocab_size + 1, -1, np.int32)
+  columns[context_words] = np.arange(len(context_words))
+  is_word = np.append(counts > 0, False)
+  columns[~is_word] = -1
+  apart = np.full(1, -1, np.int32)
+  parts = [part for ids in sequences for part in (ids, apart)]
+  ids = np.concatenate([apart, *parts], dtype=np.int32)
   blocks = []
   for offset in OFFSETS:
-    own = slice(max(0, -offset), len(ids) - max(0, offset))
-    other = slice(max(0, offset), len(ids) - max(0, -offset))
-    used = counted[own] & (neighbours[other] >= 0)
-    places = ids[own][used], neighbours[other][used]
+    far = abs(offset)
+    before, after = np.arange(len(ids) - far), np.arange(far, len(ids))
+    word, context = (before, after) if offset > 0 else (after, before)
+    used = is_word[ids[word]] & (columns[ids[context]] >= 0)
+    if far == 2:
+      used &= is_word[ids[before + 1]]
+    places = ids[word[used]], columns[ids[context[used]]]
     ones = np.ones(len(places[0]), np.float32)
-    shape = vocab_size, len(frequent)
+    shape = vocab_size, len(context_words)
     blocks.append(sparse.coo_array((ones, places), shape=shape).tocsr())
   return sparse.hstack(blocks, format="csr")

@@ -26,7 +26,7 @@ def numbers(
 
 
 def features_of(files: tfrecord.RecordSet, vocab_size: int) -> dict:
-  """What `count` needs to know of files: by their manifest, if there is one."""
+  """What `texts` needs to know of files: by their manifest, if there is one."""
   found = records.find_manifest(files.paths[0])
   if found:
     return found[1].features()
@@ -53,7 +53,7 @@ def texts(
 def count(
   sequences: Iterable[np.ndarray], vocab_size: int, special: Sequence[int]
 ) -> np.ndarray:
-  """int64 [vocab_size]: how often tokens occur, but those of `special`."""
+  """int64 [vocab_size]: how often tokens occur; 0 for those of `special`."""
   counts = np.zeros(vocab_size, np.int64)
   for ids in sequences:
     counts += np.bincount(ids, minlength=vocab_size)

@@ -9,9 +9,9 @@ alike. With `informed` it knows that:
   rare words get the same small gradient. Adam divides it by its size and moves
   them at the full rate, until all embeddings point the same way
   (https://arxiv.org/abs/2502.08441).
-- Word embeddings are those of a canonical correlation analysis of words and
-  their neighbours (https://aclanthology.org/P15-1124/), so that words are near
-  those that stand in like places.
+- Word embeddings are factors of how often words and their neighbours stand
+  together, so that words with like neighbours are near each other
+  (https://aclanthology.org/P15-1124/).
 - Position embeddings are sinusoids, so that one rotation moves all of them by
   the same number of tokens (https://arxiv.org/abs/1706.03762, section 3.5).
 - Each head of the first layer attends to the token at its own distance: its key
@@ -32,8 +32,8 @@ from model.bert_config import BertConfig
 _SHORTEST, _LONGEST = 2.0, 256.0  # wavelengths of the sinusoids, in tokens
 # Root mean square of the words' embeddings over `initializer_range`.
 _WORD_SCALE = 1.76
-# A word with so many pairs is as much of random direction as of what they say.
-_FEW_PAIRS = 20.0
+# A word with so many neighbours counted gets half of its variance at random.
+_FEW_NEIGHBOURS = 20.0
 # Root mean square of the positions over `initializer_range`.
 _POSITION_SCALE = 8.0 / 3.0
 # Attention score of the token that a head looks for, if the layer's input were
@@ -44,20 +44,20 @@ _SCORE = 17.5
 def informed(
   config: BertConfig,
   log_frequencies: np.ndarray,
-  pairs: sparse.csr_array,
+  cooccurrences: sparse.csr_array,
   seed: int,
 ) -> dict[str, np.ndarray]:
   """float32 values by the variable's name, of a part of the variables.
 
-  `log_frequencies` is [V], in nats; `pairs` [V, ...], how often a word and a
-  neighbour occurred together. The hidden size must be even.
+  `log_frequencies` is [V], in nats; `cooccurrences` [V, ...], how often a word
+  stood with each context. The hidden size must be even.
   """
   hidden, heads = config.hidden_size, config.num_attention_heads
   rng = np.random.default_rng([seed, hidden, heads])
   query, key = attention_to_neighbours(hidden, heads, rng)
   keeping = lambda: rng.normal(size=[hidden, hidden]) / math.sqrt(hidden)
   attention = "bert/encoder/layer_0/attention"
-  words = word_embeddings(pairs, hidden, rng)
+  words = word_embeddings(cooccurrences, hidden, seed)
   values = {
     "bert/embeddings/word_embeddings": words
     * (_WORD_SCALE * config.initializer_range),
@@ -74,45 +74,57 @@ def informed(
   return {name: value.astype(np.float32) for name, value in values.items()}
 
 
-def word_embeddings(pairs: sparse.csr_array, hidden: int, rng) -> np.ndarray:
-  """float64 [V, H] with a root mean square of 1 in each row.
+def word_embeddings(
+  cooccurrences: sparse.csr_array, hidden: int, seed: int
+) -> np.ndarray:
+  """float32 [V, H]; the root mean square of each row is 1.
 
-  The left singular vectors, each times the square root of its singular value,
-  of sqrt(pairs) over the square roots of its rows' and columns' sums; but not
-  the first, which is how frequent words are. Rows of few pairs are noise, and a
-  random part takes its place.
+  With R the square roots of `cooccurrences`, r and c the sums of R's rows and
+  columns, and U S V' the singular values of R / sqrt(r c'), rows are those of
+  U sqrt(S), in a random basis, and at random as far as counts are few. The
+  largest of these singular vectors is sqrt(r), how frequent words are, and left
+  out. (So it is correspondence analysis of roots. The paper's r and c are roots
+  of the counts' sums.)
   """
   from sklearn.utils.extmath import randomized_svd  # slow to import
 
-  roots = pairs.sqrt()
-  sums = roots.sum(axis=1), roots.sum(axis=0)
-  rows, columns = (1.0 / np.sqrt(np.maximum(total, 1e-9)) for total in sums)
-  scaled = sparse.diags_array(rows) @ roots @ sparse.diags_array(columns)
-  found = np.zeros([len(rows), hidden])
+  rng = np.random.default_rng([seed, hidden])
+  roots = cooccurrences.sqrt()
+  r, c = roots.sum(axis=1), roots.sum(axis=0)
+  over_rows, over_columns = (
+    sparse.diags_array(1.0 / np.sqrt(np.where(total > 0, total, 1.0)))
+    for total in (r, c)
+  )
+  scaled = over_rows @ roots @ over_columns
+  found = np.zeros([len(r), hidden], np.float32)
   wanted = min(hidden + 1, *scaled.shape)
   if scaled.nnz:
-    left, sizes, _ = randomized_svd(
-      scaled.astype(np.float32),
-      wanted,
-      n_iter=4,
-      random_state=int(rng.integers(1 << 31)),
+    u, s, _ = randomized_svd(
+      scaled, wanted, n_iter=4, random_state=int(rng.integers(1 << 31))
     )
-    found[:, : wanted - 1] = (left * np.sqrt(sizes))[:, 1:]
-  # In no basis of its own: Adam moves each number by itself.
-  turned = found @ np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
-  share = pairs.sum(axis=1)[:, None]
-  share = np.where(found.any(axis=1, keepdims=True), share, 0.0)
-  share = share / (share + _FEW_PAIRS)
-  noise = _normalized(rng.normal(size=found.shape))
+    frequency = np.sqrt(r / r.sum())
+    # Projected out: text in parts without a common word has more vectors of
+    # its size, and any mixture of them may come first.
+    factors = u * np.sqrt(s)
+    factors -= np.outer(frequency, frequency @ factors)
+    _, axes = np.linalg.eigh(factors.T @ factors)
+    found[:, : wanted - 1] = factors @ axes[:, 1:]  # the first has none left
+  basis = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
+  rotated = _normalized(found @ basis.astype(np.float32))
+  number = cooccurrences.sum(axis=1)[:, None]
+  weight = number / (number + _FEW_NEIGHBOURS)
+  weight *= rotated.any(axis=1, keepdims=True)
+  noise = _normalized(rng.standard_normal(found.shape, np.float32))
   return _normalized(
-    np.sqrt(share) * _normalized(turned) + np.sqrt(1.0 - share) * noise
-  )
+    np.sqrt(weight) * rotated + np.sqrt(1.0 - weight) * noise
+  ).astype(np.float32)
 
 
 def _normalized(rows: np.ndarray) -> np.ndarray:
-  """Rows with a root mean square of 1; of zeros, if they were."""
+  """Rows with a root mean square of 1; rows of rounding errors become 0."""
   size = np.sqrt(np.mean(np.square(rows), axis=-1, keepdims=True))
-  return rows / np.maximum(size, 1e-30)
+  least = 1e-3 * np.median(size)
+  return np.where(size > least, rows / np.maximum(size, 1e-30), 0.0)
 
 
 def _frequencies(hidden: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import runs
+from scipy import sparse
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -15,7 +16,7 @@ from model.bert_config import BertConfig
 
 
 def neighbours(vocab_size, seed=0):
-  """int [V, 4 V] as `cooccurrences.count` makes them, of random text."""
+  """[V, 4 V] as `cooccurrences.count` makes them, of random text."""
   text = np.random.default_rng(seed).integers(0, vocab_size, 5000)
   counts = unigrams.count([text], vocab_size, [])
   return cooccurrences.count([text], counts)
@@ -80,55 +81,85 @@ def test_sinusoids_move_by_rotation():
     assert of_distance[0] < products[0, 0] - 5
 
 
-def test_pairs_of_neighbours():
-  """By hand: tokens that do not count are apart, and so are records."""
-  sequences = [np.array([9, 1, 2, 1, 9]), np.array([3, 1])]
+def test_contexts_are_counted():
+  """By hand: special tokens and ends of records keep apart."""
+  sequences = [np.array([9, 1, 2, 1, 9, 3, 9]), np.array([3, 1])]
   counts = unigrams.count(sequences, 10, [9])
-  frequent = [1, 2, 3]  # then those without counts
-  got = cooccurrences.count(sequences, counts).toarray()
-  got = got.reshape(10, 4, 10)
+  assert counts.tolist() == [0, 3, 1, 2] + 6 * [0]
+  context_words = [1, 3, 2]
+  got = cooccurrences.count(sequences, counts).toarray().reshape(10, 4, 10)
   want = np.zeros([10, 4, 10])
   for token, offset, other in [
     (1, 1, 2), (2, -1, 1), (2, 1, 1), (1, -1, 2), (1, -2, 1), (1, 2, 1),
     (3, 1, 1), (1, -1, 3),
   ]:  # fmt: skip
-    at = cooccurrences.OFFSETS.index(offset), frequent.index(other)
+    at = cooccurrences.OFFSETS.index(offset), context_words.index(other)
     want[token][at] += 1
   assert got.tolist() == want.tolist()
 
 
-def test_only_frequent_neighbours_count(monkeypatch):
-  monkeypatch.setattr(cooccurrences, "MOST_NEIGHBOURS", 1)
+def test_only_frequent_words_are_contexts(monkeypatch):
+  monkeypatch.setattr(cooccurrences, "MAX_CONTEXT_WORDS", 1)
   counts = unigrams.count([np.array([1, 2, 1])], 4, [])
   got = cooccurrences.count([np.array([1, 2, 1])], counts).toarray()
   assert got.tolist() == [[0] * 4, [1, 0, 0, 1], [0, 1, 1, 0], [0] * 4]
 
 
-def test_words_of_like_places_are_near():
-  """Two classes of words mostly take turns; a rare word is of the first.
+@pytest.mark.parametrize("isolated", [0, 1, 3])
+def test_word_embeddings_are_the_factors_of_their_definition(isolated):
+  """Against dense singular vectors, whatever the basis.
 
-  More words than numbers in an embedding, fewer, and no text at all.
+  Words that stand with no others add vectors of the size of the one that is
+  left out.
+  """
+  rng = np.random.default_rng(2)
+  of, hidden = 30 + isolated, 20
+  matrix = np.zeros([of, 2 * of])
+  matrix[:30, :60] = rng.integers(1, 50, [30, 60]) * 1e6  # nothing at random
+  for word in range(30, of):
+    matrix[word, 60 + word - 30] = 1e8
+  got = initial_weights.word_embeddings(sparse.csr_array(matrix), hidden, 5)
+  roots = np.sqrt(matrix)
+  r, c = roots.sum(1), roots.sum(0)
+  frequency = np.sqrt(r / r.sum())
+  scaled = roots / np.sqrt(np.outer(r, np.where(c, c, 1.0)))
+  left = scaled - np.outer(frequency, frequency @ scaled)
+  u, s, _ = np.linalg.svd(left)
+  want = u[:, :hidden] * np.sqrt(s[:hidden])
+  want /= np.linalg.norm(want, axis=1, keepdims=True)
+  np.testing.assert_allclose(got @ got.T / hidden, want @ want.T, atol=0.02)
+
+
+def test_rare_words_are_partly_random():
+  """What two seeds agree on of a word that was seen 2 to 2,000 times.
+
+  That is its cosines with frequent words; their mean square falls as 20 / n.
   """
   rng = np.random.default_rng(0)
-  places = np.arange(20_000)
-  odd = (places % 2 + (rng.random(len(places)) < 0.2)) % 2
-  text = 10 * odd + rng.integers(0, 10, len(places))
-  text[np.flatnonzero(odd == 0)[:5000:50]] = 20  # a word like 0 to 9
-  counts = unigrams.count([text], 30, [])
-  for hidden in (8, 128):
-    words = initial_weights.word_embeddings(
-      cooccurrences.count([text], counts), hidden, rng
-    )
-    assert words.shape == (30, hidden) and np.isfinite(words).all()
-    cosines = words @ words.T / hidden
-    alike = cosines[:10, :10][~np.eye(10, dtype=bool)].mean()
-    rare, across = cosines[20, :10].mean(), cosines[:10, 10:20].mean()
-    assert alike > 0.2 and across < -0.2 and across < rare - 0.2, hidden
-    sizes = np.sqrt(np.mean(np.square(words), axis=1))
-    np.testing.assert_allclose(sizes, 1.0)
-  empty = cooccurrences.count([], np.zeros(30, int))
-  words = initial_weights.word_embeddings(empty, 512, rng)
-  assert np.abs(words @ words.T / 512 - np.eye(30)).max() < 0.3
+  matrix = rng.integers(0, 1000, [40, 200]).astype(np.float32)
+  seen = [2, 20, 200, 2000]
+  rows = [rng.multinomial(n, matrix[0] / matrix[0].sum()) for n in seen]
+  matrix = sparse.csr_array(np.concatenate([matrix, rows]))
+  products = []
+  for seed in range(2):
+    words = initial_weights.word_embeddings(matrix, 30, seed)
+    np.testing.assert_allclose(np.square(words).mean(1), 1.0, rtol=1e-5)
+    products.append(words @ words[:40].T / 30)
+  apart = np.abs(products[0] - products[1]).mean(1)
+  assert apart[:40].max() < 0.01
+  assert (apart[40:-1] > 1.2 * apart[41:]).all(), apart[40:]
+  assert apart[40] > 0.15, apart[40]
+
+
+@pytest.mark.parametrize("text", [[], [[3]], [[3, 3]], [[1, 2] * 50]])
+def test_words_of_next_to_no_text(text):
+  """More numbers than words, no contexts: rows of full size, apart."""
+  sequences = [*map(np.array, text)]
+  counts = unigrams.count(sequences, 30, [])
+  counted = cooccurrences.count(sequences, counts)
+  words = initial_weights.word_embeddings(counted, 512, seed=2**63 - 1)
+  assert np.abs(words @ words.T / 512 - np.eye(30))[3:, 3:].max() < 0.3
+  np.testing.assert_allclose(np.square(words).mean(1), 1.0, rtol=1e-5)
 
 
 def test_an_odd_width_is_refused(tiny_run, tmp_path):
@@ -159,13 +190,13 @@ def text_of(folder):
 
 
 def counted(folder, vocab_size):
-  """Log frequencies [V] and pairs [V, ...] of the text in a folder."""
+  """Log frequencies [V] and contexts [V, ...] of the text in a folder."""
   made, special = text_of(folder)
   counts = np.bincount(sum(made, []), minlength=vocab_size)
   counts[special] = 0
   assert counts.sum() > 1000
-  pairs = cooccurrences.count([*map(np.array, made)], counts)
-  return np.log((counts + 1) / (counts + 1).sum()), pairs
+  contexts = cooccurrences.count([*map(np.array, made)], counts)
+  return np.log((counts + 1) / (counts + 1).sum()), contexts
 
 
 @pytest.mark.parametrize("kind", ["plain", "dynamic"])
