@@ -47,7 +47,9 @@ from model.layers import (
   reshape_from_matrix,
   reshape_to_matrix,
 )
+from model.sampled_softmax import SampledLogits
 from model.tensor_parallel import WHOLE, Slices
+from xla_patches import jit
 
 __all__ = [
   "BertConfig", "BertModel", "PretrainingBatch", "PretrainingSums",
@@ -65,6 +67,9 @@ __all__ = [
 # GPUs multiply matrices in 16 bits fastest if all sizes are multiples of it;
 # google/bert's vocabulary of 30,522 is not.
 _ALIGNED = 64
+
+# Rows of a matmul on a CPU are best in multiples of it.
+_ROWS = 16
 
 
 class BertModel:
@@ -244,10 +249,14 @@ def masked_lm_logits(
   positions,
   policy=mixed_precision.FP32,
   slices=WHOLE,
+  rows=None,
+  sampled=None,
 ):
   """`Logits` [B * P, V or this slice's classes]; see `get_masked_lm_output`.
 
-  Without `positions` they are of all of the input, [B, P, H].
+  Without `positions` they are of all of the input, [B, P, H]. Of these B * P
+  only `rows`, int [n], if given. With a `SampledSoftmax` they are
+  `SampledLogits`.
   """
   if positions is None:
     hidden = reshape_to_matrix(input_tensor)
@@ -265,6 +274,8 @@ def masked_lm_logits(
         dtype=policy.heads,
       )
       hidden = layer_norm(hidden, None, policy.layer_norm, policy.heads)
+    if rows is not None:
+      hidden = kernels.gather_rows(hidden, rows)
     bias = slices.get_variable(
       "output_bias",
       [bert_config.vocab_size],
@@ -272,6 +283,8 @@ def masked_lm_logits(
       axis=0,
     )
     weights = tf.convert_to_tensor(output_weights)
+    if sampled is not None:
+      return SampledLogits(hidden, weights, bias, sampled)
     if weights.dtype != policy.heads:  # a copy anyway
       rows = -(-weights.shape.as_list()[0] // _ALIGNED) * _ALIGNED
       weights = kernels.aligned_rows(weights, rows=rows, dtype=policy.heads)
@@ -399,6 +412,21 @@ class PretrainingSums(NamedTuple):
     return {name: value for name, value in found if value is not None}
 
 
+def _rows_to_predict(weights):
+  """int32 [n]: rows of `weights`, [rows], with a weight, then a few without.
+
+  A record has room for the most predictions it may need, and the vocabulary is
+  a large factor. n has 8 values at most, for each of which kernels compile.
+  """
+  rows = get_shape_list(weights)[0]
+  step = -(-rows // (8 * _ROWS)) * _ROWS
+  with tf.device("/cpu:0"):  # where batches come from: a GPU does not wait
+    is_used = tf.cast(weights > 0, tf.int32)
+    used_first = tf.argsort(is_used, direction="DESCENDING", stable=True)
+    steps = tf.maximum(1, -(-tf.reduce_sum(is_used) // step))
+    return used_first[: tf.minimum(rows, steps * step)]
+
+
 def _weighted_sums(logits, labels, weights, policy):
   weights = tf.reshape(weights, [-1])
   losses, correct = logits.losses_and_correct(labels, policy)
@@ -415,10 +443,12 @@ def pretraining_model(
   triton=False,
   slices=WHOLE,
   next_sentence=True,
+  sampled=None,
 ):
   """The heads' sums; arguments as in `BertModel`, one batch for all slices.
 
-  Without `next_sentence` the model has neither that head nor the pooler.
+  Without `next_sentence` the model has neither that head nor the pooler. With
+  a `SampledSoftmax` the masked LM's loss and what is correct are estimates.
   """
   model = BertModel(
     config,
@@ -437,6 +467,13 @@ def pretraining_model(
     places=batch.masked_lm_positions,
   )
   example_weights = batch.example_weights
+  labels = batch.masked_lm_ids
+  weights = batch.masked_lm_weights * example_weights[:, tf.newaxis]
+  rows = None
+  if jit.takes_dynamic_shapes():
+    labels, weights = (tf.reshape(x, [-1]) for x in (labels, weights))
+    rows = _rows_to_predict(weights)
+    labels, weights = (tf.gather(x, rows) for x in (labels, weights))
   masked_lm = _weighted_sums(
     masked_lm_logits(
       config,
@@ -445,9 +482,11 @@ def pretraining_model(
       None,  # all of it: the model has these places only
       policy,
       slices,
+      rows,
+      sampled,
     ),
-    batch.masked_lm_ids,
-    batch.masked_lm_weights * example_weights[:, tf.newaxis],
+    labels,
+    weights,
     policy,
   )
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)

@@ -584,6 +584,44 @@ def sliced_cross_entropy(logits, bias, own, log_total, dy, dtype):
   )
 
 
+@Kernel
+def sampled_cross_entropy(others, bias, own, classes, labels, dtype):
+  """float32 [2, n]: `cross_entropy` of `own` [n] beside `others` [n, k].
+
+  The bias, [k], has the log of how many classes each of `classes`, int32 [k],
+  stands for. A label, int32 [n], among them counts once, as `own`.
+  """
+  wide = _all_but_labels(others, bias, classes, labels, dtype)
+  own = tf.cast(own, dtype)
+  highest = tf.maximum(tf.reduce_max(wide, axis=-1), own)
+  total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
+  log_total = highest + tf.math.log(total + tf.exp(own - highest))
+  result = tf.stack([log_total - own, tf.cast(own >= highest, dtype)])
+  return tf.cast(result, tf.float32), {"log_total": log_total}
+
+
+def _all_but_labels(others, bias, classes, labels, dtype):
+  wide = tf.cast(others, dtype) + tf.cast(bias, dtype)
+  is_label = tf.equal(classes[tf.newaxis], labels[:, tf.newaxis])
+  return tf.where(is_label, -1e4 * tf.ones_like(wide), wide)
+
+
+@sampled_cross_entropy.gradient
+def sampled_cross_entropy(
+  others, bias, own, classes, labels, log_total, dy, dtype
+):
+  wide = _all_but_labels(others, bias, classes, labels, dtype)
+  probs = tf.exp(wide - log_total[:, tf.newaxis])
+  d_losses = tf.cast(dy[0], dtype)
+  d_own = (tf.exp(tf.cast(own, dtype) - log_total) - 1.0) * d_losses
+  d_bias = tf.linalg.matvec(probs, d_losses, transpose_a=True)
+  return {
+    "others": tf.cast(probs * d_losses[:, tf.newaxis], others.dtype),
+    "bias": tf.cast(d_bias, bias.dtype),
+    "own": tf.cast(d_own, own.dtype),
+  }
+
+
 @functools.partial(Kernel, compile=False)
 def gather_rows(table, row_ids):
   """float [n, H]: rows of a table [V, H], with a dense gradient.

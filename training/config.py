@@ -407,6 +407,12 @@ class PretrainingConfig(RunConfig):
     "neighbours there have like embeddings, positions are sinusoids, and the "
     "first layer's heads attend to neighbours. Small models then learn from "
     "word order much sooner.", choices=("random", "informed"))
+  sampled_softmax: int = _model(0,
+    "Compare the right words of an update with this many others instead of the "
+    "whole vocabulary: a sample, new in each update, that hardly ever leaves "
+    "out frequent words. A small model with a large vocabulary then trains up "
+    "to twice as fast. Training's loss and accuracy are estimates; evaluations "
+    "use all words. 0: all.", low=0)
   tensor_parallel: int = _ranks(1,
     "Ranks in a row that hold one model together, each a slice of every layer. "
     "They count as one rank for batch sizes and steps. Checkpoints stay the "
@@ -441,6 +447,12 @@ class PretrainingConfig(RunConfig):
         f"--initial_weights=informed: the BERT config's hidden_size="
         f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "
         "--initial_weights=random"
+      )
+    words = self.bert.vocab_size
+    if self.sampled_softmax >= words:
+      raise UserError(
+        f"--sampled_softmax={self.sampled_softmax}: the vocabulary has {words} "
+        "words; give fewer, or leave it out for all"
       )
     if self.cooldown_from:
       self._check_cooldown()
@@ -503,10 +515,12 @@ class PretrainingConfig(RunConfig):
         f"{flag} communicates inside of the forward pass, which --xla=step "
         "makes one program: use --xla=layers"
       )
-    if self.allreduce.powersgd_rank:
-      raise UserError(
-        f"{flag} is not for --powersgd_rank: leave one of the two out"
-      )
+    for name, given in (
+      ("powersgd_rank", self.allreduce.powersgd_rank),
+      ("sampled_softmax", self.sampled_softmax),
+    ):
+      if given:
+        raise UserError(f"{flag} is not for --{name}: leave one of the two out")
     if self.max_train_minutes and len(set(self.masks.masked_lm_prob or ())) > 1:
       raise UserError(
         f"{flag}: a --masked_lm_prob that moves with --max_train_minutes is "

@@ -99,6 +99,12 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
   return tf.stack([int(entropy.generate_state(1)[0]) >> 1, micro.number])
 
 
+def update_seed(config, plan, micro) -> tf.Tensor:
+  """int [2] of (seed, update), the same in all its micro-batches and ranks."""
+  entropy = np.random.SeedSequence(config.seed).generate_state(1)
+  return tf.stack([int(entropy[0]) >> 1, micro.number // plan.accumulation])
+
+
 def train_ops(
   config, gradients, sums: dict, loss_scale, state, plan, comm, lap=None
 ) -> optimization.TrainOps:

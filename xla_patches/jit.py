@@ -79,6 +79,11 @@ def saves_launches(modes=("layers",)) -> bool:
   return on_gpu() and _current.get()[0] in modes
 
 
+def takes_dynamic_shapes() -> bool:
+  """Whether shapes may vary between updates: large programs would compile."""
+  return _current.get()[0] in ("off", "layers")
+
+
 def compiled(function, modes=("layers",), **static):
   """`function` of tensors, as one program if the mode is one of `modes`.
 

@@ -270,6 +270,45 @@ def test_cross_entropy_equals_tensorflows(mode):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("used", [0, 1, 128, 129, 1000, 1024])
+def test_rows_to_predict_come_first_in_eighths(used):
+  places = np.sort(np.random.default_rng(used).permutation(1024)[:used])
+  weights = np.zeros(1024, np.float32)
+  weights[places] = 0.5
+  with tf.Session() as session:
+    rows = session.run(modeling._rows_to_predict(tf.constant(weights)))
+  assert len(rows) == max(1, -(-used // 128)) * 128
+  np.testing.assert_array_equal(rows[:used], places)
+  assert len(np.unique(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("mode", ["off", "layers"])
+def test_places_without_a_prediction_have_no_logits(mode, monkeypatch):
+  """What is predicted has the sums and gradients that it has with all places.
+
+  `step` is one program, whose shapes are fixed: there all places have logits.
+  """
+  monkeypatch.setattr(modeling, "_ROWS", 1)
+  batch = ragged_batch(np.random.default_rng(5))
+  used = int((batch.masked_lm_weights * batch.example_weights[:, None]).sum())
+  made, logits = [], []
+  build = modeling.masked_lm_logits
+  keep = lambda *args: logits.append(build(*args)) or logits[-1]
+  monkeypatch.setattr(modeling, "masked_lm_logits", keep)
+  for name in (mode, "step"):
+    with jit.mode(name), tf.variable_scope("", reuse=tf.AUTO_REUSE):
+      sums = modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
+      loss = modeling.pretraining_loss(sums, tf.constant([2.0, 3.0]))
+      gradients = tf.gradients(loss, tf.trainable_variables())
+    made.append([sums, gradients])
+  with tf.Session() as session:
+    randomise(session, np.random.default_rng(6))
+    some, all_places, rows = session.run([*made, [x.matmul for x in logits]])
+  assert [len(x) for x in rows] == [used, B * P] == [6, 12]
+  for a, b in zip(tf.nest.flatten(some), tf.nest.flatten(all_places)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["off", "layers"])
 def test_columns_without_a_class_change_nothing(mode):
   """Of logits and of the table that they are made of."""

@@ -75,12 +75,14 @@ def test_resumed_on_other_numbers_of_ranks(
   """1, 2 ranks and 1 in turn: the batches of one rank, in its order.
 
   Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
+  A sampled softmax has the same sample everywhere.
   """
   tiny, _ = plain_run
   settings = dict(
     lr_schedule="constant",
     num_warmup_steps=2,
     global_batch_size=21,  # two ranks have 22 rows, one of them empty
+    sampled_softmax=40,
     allreduce=AllreduceConfig(**allreduce),
   )
   one, run = tmp_path / "one", tmp_path / "run"

@@ -1,0 +1,67 @@
+"""A softmax over some of the classes, for a loss that costs less.
+
+A vocabulary of 30,522 words is half of the arithmetic of a model of a few
+million other weights. Here each right class is compared with a sample of the
+others, new in each update, as in Jean et al. 2015
+(https://arxiv.org/abs/1412.2007), drawn by priority sampling
+(https://arxiv.org/abs/cs/0509026). With terms x_c = exp(logit_c), their sum
+over all other classes is estimated without bias; its logarithm, the loss, is
+too low by half of the estimate's relative variance.
+"""
+
+from typing import NamedTuple
+
+import mixed_precision
+from common.tensorflow_v1 import tf
+from model import kernels
+
+
+class SampledSoftmax(NamedTuple):
+  """What to sample: `number` classes by a `seed`, int [2], of the update."""
+
+  number: int
+  seed: tf.Tensor
+
+
+def sample(bias, what: SampledSoftmax) -> tuple:
+  """int32 [number], ascending in nothing, and float32 [number]: log weights.
+
+  With q_c = exp(bias_c / 2), so that frequent classes are hardly ever left out,
+  and u_c uniform in (0, 1], those with the highest q_c / u_c are taken; with t
+  the highest of those that are not, a class stands for max(1, t / q_c).
+  """
+  log_q = 0.5 * tf.stop_gradient(tf.convert_to_tensor(bias))
+  uniform = 1.0 - tf.random.stateless_uniform(log_q.shape, what.seed)
+  highest, classes = tf.math.top_k(log_q - tf.math.log(uniform), what.number + 1)
+  classes, left_out = classes[: what.number], highest[what.number]
+  return classes, tf.maximum(left_out - tf.gather(log_q, classes), 0.0)
+
+
+class SampledLogits(NamedTuple):
+  """In place of `modeling.Logits`: the right class's, and a sample's."""
+
+  hidden: tf.Tensor  # policy.heads [n, H]
+  table: tf.Tensor  # float32 [V, H]
+  bias: tf.Variable  # float32 [V]
+  what: SampledSoftmax
+
+  def losses_and_correct(self, labels, policy=mixed_precision.FP32):
+    """Two float32 [n]: see `kernels.sampled_cross_entropy`."""
+    labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
+    classes, log_weights = sample(self.bias, self.what)
+    # One gather, because its gradient is as large as the table.
+    ids = tf.concat([classes, labels], axis=0)
+    rows = tf.cast(kernels.gather_rows(self.table, ids), self.hidden.dtype)
+    bias = kernels.gather_rows(self.bias, ids)
+    number = self.what.number
+    others = tf.matmul(self.hidden, rows[:number], transpose_b=True)
+    own = tf.cast(self.hidden, tf.float32) * tf.cast(rows[number:], tf.float32)
+    result = kernels.sampled_cross_entropy(
+      others,
+      bias[:number] + log_weights,
+      tf.reduce_sum(own, axis=1) + bias[number:],
+      classes,
+      labels,
+      dtype=policy.losses,
+    )
+    return tf.unstack(result, num=2)

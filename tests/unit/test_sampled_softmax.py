@@ -1,0 +1,141 @@
+"""--sampled_softmax: its estimates, and that ranks and kills do not change it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import runs
+
+import modeling
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from model import sampled_softmax
+from model.sampled_softmax import SampledLogits, SampledSoftmax
+from xla_patches import jit
+
+V, H, N = 40, 6, 9
+
+
+def arrays(seed=0):
+  """hidden [N, H], table [V, H], bias [V], labels [N]; a rare word is one."""
+  rng = np.random.default_rng(seed)
+  bias = np.linspace(0.0, -6.0, V)
+  labels = np.append(rng.integers(0, V, N - 1), V - 1)
+  return (
+    rng.normal(0, 0.7, [N, H]).astype(np.float32),
+    rng.normal(0, 0.7, [V, H]).astype(np.float32),
+    bias.astype(np.float32),
+    labels.astype(np.int32),
+  )
+
+
+def test_sums_of_a_sample_are_without_bias():
+  """Over many draws the mean weight of each class is 1."""
+  bias = arrays()[2]
+  seed = tf.placeholder(tf.int32, [2])
+  drawn = sampled_softmax.sample(tf.constant(bias), SampledSoftmax(10, seed))
+  total, often = np.zeros(V), np.zeros(V)
+  with tf.Session() as session:
+    for number in range(4000):
+      classes, log_weights = session.run(drawn, {seed: [7, number]})
+      assert len(np.unique(classes)) == 10
+      assert log_weights.min() >= 0.0
+      total[classes] += np.exp(log_weights)
+      often[classes] += 1
+  # A class with a chance of p stands for 1 / p: a deviation of p^-1/2 a draw.
+  error = np.abs(total / 4000 - 1.0) * np.sqrt(often)
+  assert error.max() < 4.5
+  assert often[0] > 2.5 * often[-1]
+
+
+@pytest.mark.parametrize("mode", ["off", "layers", "step"])
+def test_a_sample_of_all_words_but_one_is_the_softmax(mode):
+  """With its gradients; the word left out weighs next to nothing."""
+  hidden, table, bias, labels = arrays()
+  bias[3] = -60.0
+  labels[labels == 3] = 4
+  weights = np.linspace(0.1, 1.0, N).astype(np.float32)
+  hidden, table, bias = map(tf.constant, (hidden, table, bias))
+  what = SampledSoftmax(V - 1, tf.constant([1, 2]))
+  full = modeling.Logits(tf.matmul(hidden, table, transpose_b=True), bias)
+  found = []
+  with jit.mode(mode):
+    for logits in (SampledLogits(hidden, table, bias, what), full):
+      losses, correct = logits.losses_and_correct(tf.constant(labels))
+      total = tf.reduce_sum(losses * weights)
+      gradients = tf.gradients(total, [hidden, table, bias])
+      found.append([losses, correct, *gradients])
+  with tf.Session() as session:
+    some, all_words = session.run(found)
+  for a, b in zip(some, all_words, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_many_samples_are_those_of_the_softmax():
+  """But for the bias of a logarithm, which falls with the sample."""
+  hidden, table, bias, labels = arrays(1)
+  seed = tf.placeholder(tf.int32, [2])
+  hidden, table, bias = map(tf.constant, (hidden, table, bias))
+  full = modeling.Logits(tf.matmul(hidden, table, transpose_b=True), bias)
+
+  def gradient(logits):
+    losses, _ = logits.losses_and_correct(tf.constant(labels))
+    return [tf.reduce_mean(losses), *tf.gradients(losses, [hidden, table])]
+
+  of_sample = gradient(
+    SampledLogits(hidden, table, bias, SampledSoftmax(20, seed))
+  )
+  with tf.Session() as session:
+    want = session.run(gradient(full))
+    each = [session.run(of_sample, {seed: [1, n]}) for n in range(1000)]
+  for values in zip(*each, want, strict=True):
+    mean, expected = np.mean(values[:-1], axis=0), values[-1]
+    apart = np.linalg.norm(mean - expected) / np.linalg.norm(expected)
+    assert 1e-4 < apart < 0.03
+    assert np.linalg.norm(values[0] - expected) > apart
+
+
+GIVEN = dict(
+  sampled_softmax=30, global_batch_size=12, num_train_steps=5,
+  num_warmup_steps=1, save_checkpoints_steps=1, dropout=0.0, do_eval=True,
+)  # fmt: skip
+
+
+def test_micro_batches_and_a_kill_change_nothing(tiny_run, tmp_path):
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  runs.pretrain(tiny_run, whole, train_batch_size=12, **GIVEN)
+  with runs.ended_after(3):
+    runs.pretrain(tiny_run, parts, train_batch_size=4, **GIVEN)
+  runs.pretrain(tiny_run, parts, train_batch_size=6, **GIVEN)
+  for key in ("loss", "grad_norm", "masked_lm_accuracy"):
+    got, want = runs.metrics(parts, key), runs.metrics(whole, key)
+    np.testing.assert_allclose(got, want, rtol=1e-4, err_msg=key)
+
+
+def test_an_evaluation_uses_all_words(tiny_run, tmp_path):
+  """And training does not: its losses are others than those of all words."""
+  settings = GIVEN | dict(train_batch_size=12, learning_rate=1e-12)
+  folders = tmp_path / "some", tmp_path / "all"
+  runs.pretrain(tiny_run, folders[0], **settings)
+  runs.pretrain(tiny_run, folders[1], **settings | {"sampled_softmax": 0})
+  some, every = (
+    runs.read_json(folder, "eval_results.json")["masked_lm_loss"]
+    for folder in folders
+  )
+  assert some == pytest.approx(every, rel=1e-6)
+  some, every = map(runs.metrics, folders)
+  assert some != pytest.approx(every, rel=1e-3)
+  assert np.mean(some) == pytest.approx(np.mean(every), rel=0.05)
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(sampled_softmax=100), "the vocabulary has 100 words"),
+    (dict(sampled_softmax=9, tensor_parallel=2), "not for --sampled_softmax"),
+  ],
+)
+def test_what_cannot_be_sampled_is_refused(tiny_run, tmp_path, changes, words):
+  made = runs.config(tiny_run, tmp_path)
+  with pytest.raises(UserError, match=words):
+    dataclasses.replace(made, **changes)
