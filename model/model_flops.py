@@ -4,8 +4,8 @@ A dense layer y = x w takes 2 FLOPs for each of rows x width x units forward,
 and twice that backward (dy w^T and x^T dy): 6 in all, as in Kaplan et al. 2020
 (https://arxiv.org/abs/2001.08361, section 2.1). Attention counts all S x S
 scores of a head, masked ones too, and the masked LM head all P places of a
-record, those without a prediction too. Embeddings, what lies between matmuls, the
-optimizer and what --recompute computes again do not count.
+record, those without a prediction too. Embeddings, what lies between matmuls,
+the optimizer and what --recompute computes again do not count.
 """
 
 from typing import NamedTuple
@@ -93,12 +93,13 @@ def pretraining(bert, policy, rows: int, shape, sampled: int = 0) -> list:
   With a softmax over all words, or over `sampled` of them.
   """
   masked = rows * shape.max_predictions_per_seq
+  classes = sampled or bert.vocab_size
   firsts = shape.examples_per_record if shape.next_sentence else 0
   read = shape.max_predictions_per_seq + firsts
   found = [
     *encoder(bert, policy, rows, shape.max_seq_length, read),
     *dense(1, masked, bert.hidden_size, bert.hidden_size, policy.heads),
-    *dense(1, masked, bert.hidden_size, sampled or bert.vocab_size, policy.heads),
+    *dense(1, masked, bert.hidden_size, classes, policy.heads),
   ]
   if shape.next_sentence:
     found += pooled(bert, policy, rows * firsts, classes=2)

@@ -24,7 +24,7 @@ class SampledSoftmax(NamedTuple):
 
 
 def sample(bias, what: SampledSoftmax) -> tuple:
-  """int32 [number], ascending in nothing, and float32 [number]: log weights.
+  """int32 [number], classes in no order, and float32 [number]: log weights.
 
   With q_c = exp(bias_c / 2), so that frequent classes are hardly ever left out,
   and u_c uniform in (0, 1], those with the highest q_c / u_c are taken; with t
@@ -32,7 +32,8 @@ def sample(bias, what: SampledSoftmax) -> tuple:
   """
   log_q = 0.5 * tf.stop_gradient(tf.convert_to_tensor(bias))
   uniform = 1.0 - tf.random.stateless_uniform(log_q.shape, what.seed)
-  highest, classes = tf.math.top_k(log_q - tf.math.log(uniform), what.number + 1)
+  priority = log_q - tf.math.log(uniform)
+  highest, classes = tf.math.top_k(priority, what.number + 1)
   classes, left_out = classes[: what.number], highest[what.number]
   return classes, tf.maximum(left_out - tf.gather(log_q, classes), 0.0)
 

@@ -305,7 +305,7 @@ def test_places_without_a_prediction_have_no_logits(mode, monkeypatch):
     randomise(session, np.random.default_rng(6))
     some, all_places, rows = session.run([*made, [x.matmul for x in logits]])
   assert [len(x) for x in rows] == [used, B * P] == [6, 12]
-  for a, b in zip(tf.nest.flatten(some), tf.nest.flatten(all_places)):
+  for a, b in zip(*map(tf.nest.flatten, (some, all_places)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""--sampled_softmax: its estimates, and that ranks and kills do not change it."""
+"""--sampled_softmax: its estimates, and what must not change them."""
 
 import dataclasses
 
