@@ -420,11 +420,10 @@ def _rows_to_predict(weights):
   """
   rows = get_shape_list(weights)[0]
   step = -(-rows // (8 * _ROWS)) * _ROWS
-  with tf.device("/cpu:0"):  # where batches come from: a GPU does not wait
-    is_used = tf.cast(weights > 0, tf.int32)
-    used_first = tf.argsort(is_used, direction="DESCENDING", stable=True)
-    steps = tf.maximum(1, -(-tf.reduce_sum(is_used) // step))
-    return used_first[: tf.minimum(rows, steps * step)]
+  is_used = tf.cast(weights > 0, tf.int32)
+  _, used_first = tf.math.top_k(is_used, rows)  # of equals the first first
+  steps = tf.maximum(1, -(-tf.reduce_sum(is_used) // step))
+  return used_first[: tf.minimum(rows, steps * step)]
 
 
 def _weighted_sums(logits, labels, weights, policy):
@@ -467,13 +466,15 @@ def pretraining_model(
     places=batch.masked_lm_positions,
   )
   example_weights = batch.example_weights
-  labels = batch.masked_lm_ids
-  weights = batch.masked_lm_weights * example_weights[:, tf.newaxis]
-  rows = None
+  labels, rows = batch.masked_lm_ids, None
   if jit.takes_dynamic_shapes():
-    labels, weights = (tf.reshape(x, [-1]) for x in (labels, weights))
-    rows = _rows_to_predict(weights)
-    labels, weights = (tf.gather(x, rows) for x in (labels, weights))
+    with tf.device("/cpu:0"):  # where batches come from: a GPU does not wait
+      weights = batch.masked_lm_weights * example_weights[:, tf.newaxis]
+      labels, weights = (tf.reshape(x, [-1]) for x in (labels, weights))
+      rows = _rows_to_predict(weights)
+      labels, weights = (tf.gather(x, rows) for x in (labels, weights))
+  else:
+    weights = batch.masked_lm_weights * example_weights[:, tf.newaxis]
   masked_lm = _weighted_sums(
     masked_lm_logits(
       config,

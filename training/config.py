@@ -409,8 +409,8 @@ class PretrainingConfig(RunConfig):
     "word order much sooner.", choices=("random", "informed"))
   sampled_softmax: int = _model(0,
     "Compare the right words of an update with this many others instead of the "
-    "whole vocabulary: a sample, new in each update, that hardly ever leaves "
-    "out frequent words. A small model with a large vocabulary then trains up "
+    "whole vocabulary. They are drawn again in each update, and hardly ever "
+    "without a frequent word. A small model with a large vocabulary then trains up "
     "to twice as fast. Training's loss and accuracy are estimates; evaluations "
     "use all words. 0: all.", low=0)
   tensor_parallel: int = _ranks(1,

@@ -24,6 +24,7 @@ from training import (
   metrics,
   reporting,
 )
+from xla_patches import jit
 
 
 def reports_of(folder):
@@ -216,7 +217,7 @@ def matmul_flops(graph):
 def test_model_flops_are_those_of_the_graph(examples_per_record):
   bert = modeling.BertConfig(**TINY, hidden_act="relu")
   shape = input_pipeline.RecordShape(32, 5, 100, examples_per_record)
-  with tf.Graph().as_default() as graph:
+  with tf.Graph().as_default() as graph, jit.mode("step"):  # all places
     batch = input_pipeline.fixed_micro_batch(
       input_pipeline.fake_batch(shape, 4), 1
     ).batch
