@@ -410,8 +410,8 @@ class PretrainingConfig(RunConfig):
   sampled_softmax: int = _model(0,
     "Compare the right words of an update with this many others instead of the "
     "whole vocabulary. They are drawn again in each update, and hardly ever "
-    "without a frequent word. A small model with a large vocabulary then trains "
-    "up to twice as fast. Training's loss and accuracy are estimates; "
+    "without a frequent word. A small model with a large vocabulary then "
+    "trains up to twice as fast. Training's loss and accuracy are estimates; "
     "evaluations use all words. 0: all.", low=0)
   tensor_parallel: int = _ranks(1,
     "Ranks in a row that hold one model together, each a slice of every layer. "
