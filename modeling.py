@@ -286,8 +286,8 @@ def masked_lm_logits(
     if sampled is not None:
       return SampledLogits(hidden, weights, bias, sampled)
     if weights.dtype != policy.heads:  # a copy anyway
-      rows = -(-weights.shape.as_list()[0] // _ALIGNED) * _ALIGNED
-      weights = kernels.aligned_rows(weights, rows=rows, dtype=policy.heads)
+      aligned = -(-weights.shape.as_list()[0] // _ALIGNED) * _ALIGNED
+      weights = kernels.aligned_rows(weights, rows=aligned, dtype=policy.heads)
     logits = tf.matmul(slices.copy_to_group(hidden), weights, transpose_b=True)
     first, _ = slices.bounds(bert_config.vocab_size)
     return Logits(logits, bias, slices, first)
@@ -426,8 +426,21 @@ def _rows_to_predict(weights):
   return used_first[: tf.minimum(rows, steps * step)]
 
 
+def _predictions(batch):
+  """Labels and weights, [n], and which rows of B * P they are; None: all."""
+  dynamic = jit.takes_dynamic_shapes()
+  # Batches come from the CPU: a GPU does not wait for the number of rows.
+  with tf.device("/cpu:0" if dynamic else ""):
+    labels = tf.reshape(batch.masked_lm_ids, [-1])
+    weights = batch.masked_lm_weights * batch.example_weights[:, tf.newaxis]
+    weights = tf.reshape(weights, [-1])
+    if not dynamic:
+      return labels, weights, None
+    rows = _rows_to_predict(weights)
+    return tf.gather(labels, rows), tf.gather(weights, rows), rows
+
+
 def _weighted_sums(logits, labels, weights, policy):
-  weights = tf.reshape(weights, [-1])
   losses, correct = logits.losses_and_correct(labels, policy)
   return map(tf.reduce_sum, (weights * losses, weights * correct, weights))
 
@@ -466,15 +479,7 @@ def pretraining_model(
     places=batch.masked_lm_positions,
   )
   example_weights = batch.example_weights
-  labels, rows = batch.masked_lm_ids, None
-  if jit.takes_dynamic_shapes():
-    with tf.device("/cpu:0"):  # where batches come from: a GPU does not wait
-      weights = batch.masked_lm_weights * example_weights[:, tf.newaxis]
-      labels, weights = (tf.reshape(x, [-1]) for x in (labels, weights))
-      rows = _rows_to_predict(weights)
-      labels, weights = (tf.gather(x, rows) for x in (labels, weights))
-  else:
-    weights = batch.masked_lm_weights * example_weights[:, tf.newaxis]
+  labels, weights, rows = _predictions(batch)
   masked_lm = _weighted_sums(
     masked_lm_logits(
       config,

@@ -1,7 +1,7 @@
 """A softmax over some of the classes, for a loss that costs less.
 
-A vocabulary of 30,522 words is half of the arithmetic of a model of a few
-million other weights. Here each right class is compared with a sample of the
+A vocabulary of 30,522 words is most of the weights of a small model, and a
+third to half of its time. Here each right class is compared with a sample of the
 others, new in each update, as in Jean et al. 2015
 (https://arxiv.org/abs/1412.2007), drawn by priority sampling
 (https://arxiv.org/abs/cs/0509026). With terms x_c = exp(logit_c), their sum

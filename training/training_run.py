@@ -95,14 +95,17 @@ def check_elastic(config, tensor_parallel: int) -> None:
 
 def dropout_seed(config, comm, micro) -> tf.Tensor:
   """int [2] of (seed, rank, micro-batch), so a resumed run draws the same."""
-  entropy = np.random.SeedSequence([config.seed, comm.data_parallel.rank])
-  return tf.stack([int(entropy.generate_state(1)[0]) >> 1, micro.number])
+  return _seed([config.seed, comm.data_parallel.rank], micro.number)
 
 
 def update_seed(config, plan, micro) -> tf.Tensor:
   """int [2] of (seed, update), the same in all its micro-batches and ranks."""
-  entropy = np.random.SeedSequence(config.seed).generate_state(1)
-  return tf.stack([int(entropy[0]) >> 1, micro.number // plan.accumulation])
+  return _seed([config.seed], micro.number // plan.accumulation)
+
+
+def _seed(entropy: list[int], number) -> tf.Tensor:
+  state = np.random.SeedSequence(entropy).generate_state(1)
+  return tf.stack([int(state[0]) >> 1, number])
 
 
 def train_ops(

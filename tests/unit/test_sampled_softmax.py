@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import runs
 
+import mixed_precision
 import modeling
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -69,6 +70,29 @@ def test_a_sample_of_all_words_but_one_is_the_softmax(mode):
     some, all_words = session.run(found)
   for a, b in zip(some, all_words, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss_type", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_sample_in_16_bits(precision, loss_type):
+  hidden, table, bias, labels = map(tf.constant, arrays())
+  what = SampledSoftmax(20, tf.constant([1, 2]))
+  found = []
+  for policy in (
+    mixed_precision.FP32,
+    mixed_precision.make_policy(precision, [f"losses={loss_type}"]),
+  ):
+    x = tf.cast(hidden, policy.heads)
+    logits = SampledLogits(x, table, bias, what)
+    losses, _ = logits.losses_and_correct(labels, policy)
+    assert losses.dtype == tf.float32
+    gradients = tf.gradients(losses, [hidden, table, bias])
+    assert all(g.dtype == tf.float32 for g in gradients)
+    found.append([losses, *gradients])
+  with tf.Session() as session:
+    wide, narrow = session.run(found)
+  for a, b in zip(wide, narrow, strict=True):
+    np.testing.assert_allclose(a, b, rtol=0.05, atol=0.02)
 
 
 def test_gradients_of_many_samples_are_those_of_the_softmax():

@@ -109,7 +109,7 @@ def three_stages(other_records):
     {"num_train_steps": 3, "input_file": other_records,
      "global_batch_size": [8, 16, 1]},
     lr_schedule="linear", num_warmup_steps=2, dropout=0.1,
-    initial_weights="informed",
+    initial_weights="informed", sampled_softmax=60,
   )  # fmt: skip
 
 
