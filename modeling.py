@@ -250,13 +250,12 @@ def masked_lm_logits(
   policy=mixed_precision.FP32,
   slices=WHOLE,
   rows=None,
-  sampled=None,
+  sampling=None,
 ):
   """`Logits` [B * P, V or this slice's classes]; see `get_masked_lm_output`.
 
   Without `positions` they are of all of the input, [B, P, H]. Of these B * P
-  only `rows`, int [n], if given. With a `SampledSoftmax` they are
-  `SampledLogits`.
+  only `rows`, int [n], if given. With a `Sampling` they are `SampledLogits`.
   """
   if positions is None:
     hidden = reshape_to_matrix(input_tensor)
@@ -283,8 +282,8 @@ def masked_lm_logits(
       axis=0,
     )
     weights = tf.convert_to_tensor(output_weights)
-    if sampled is not None:
-      return SampledLogits(hidden, weights, bias, sampled)
+    if sampling is not None:
+      return SampledLogits(hidden, weights, bias, sampling)
     if weights.dtype != policy.heads:  # a copy anyway
       aligned = -(-weights.shape.as_list()[0] // _ALIGNED) * _ALIGNED
       weights = kernels.aligned_rows(weights, rows=aligned, dtype=policy.heads)
@@ -427,20 +426,21 @@ def _rows_to_predict(weights):
 
 
 def _predictions(batch):
-  """Labels and weights, [n], and which rows of B * P they are; None: all."""
+  """Labels, weights, and which rows of B * P, [n], they are of; None: all."""
   dynamic = jit.takes_dynamic_shapes()
   # Batches come from the CPU: a GPU does not wait for the number of rows.
   with tf.device("/cpu:0" if dynamic else ""):
-    labels = tf.reshape(batch.masked_lm_ids, [-1])
+    labels = batch.masked_lm_ids
     weights = batch.masked_lm_weights * batch.example_weights[:, tf.newaxis]
-    weights = tf.reshape(weights, [-1])
     if not dynamic:
       return labels, weights, None
+    labels, weights = (tf.reshape(x, [-1]) for x in (labels, weights))
     rows = _rows_to_predict(weights)
     return tf.gather(labels, rows), tf.gather(weights, rows), rows
 
 
 def _weighted_sums(logits, labels, weights, policy):
+  weights = tf.reshape(weights, [-1])
   losses, correct = logits.losses_and_correct(labels, policy)
   return map(tf.reduce_sum, (weights * losses, weights * correct, weights))
 
@@ -455,12 +455,12 @@ def pretraining_model(
   triton=False,
   slices=WHOLE,
   next_sentence=True,
-  sampled=None,
+  sampling=None,
 ):
   """The heads' sums; arguments as in `BertModel`, one batch for all slices.
 
   Without `next_sentence` the model has neither that head nor the pooler. With
-  a `SampledSoftmax` the masked LM's loss and what is correct are estimates.
+  a `Sampling` the masked LM's loss and what is correct are estimates.
   """
   model = BertModel(
     config,
@@ -489,7 +489,7 @@ def pretraining_model(
       policy,
       slices,
       rows,
-      sampled,
+      sampling,
     ),
     labels,
     weights,

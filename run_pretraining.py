@@ -36,7 +36,6 @@ from data import cooccurrences, record_order, records, unigrams
 from gradients import distributed, sharded_variables
 from interop import model_source
 from model import initial_weights, model_flops
-from model.sampled_softmax import SampledSoftmax
 from model.tensor_parallel import Slices
 from training import (
   checkpoint_files,
@@ -142,9 +141,7 @@ def training_task(
     source, order, plan, comm.data_parallel, budget and budget.share
   )
   state = checkpointing.TrainingState(order, bool(budget), bool(staged))
-  matmuls = model_flops.pretraining(
-    config.bert, config.policy, 1, source.shape, config.sampled_softmax
-  )
+  matmuls = config.matmuls(1, source.shape)
   return train_loop.Task(
     plan=plan,
     ops=training_step(
@@ -203,10 +200,7 @@ def training_step(
     micro.weights, name="global_counts"
   )
 
-  sampled = None
-  if config.sampled_softmax:
-    seed = training_run.update_seed(config, plan, micro)
-    sampled = SampledSoftmax(config.sampled_softmax, seed)
+  sampling = training_run.sampling(config, plan, micro)
 
   def forward_and_backward():
     sums = modeling.pretraining_model(
@@ -219,7 +213,7 @@ def training_step(
       triton=config.triton,
       slices=Slices(comm.tensor_parallel),
       next_sentence=shape.next_sentence,
-      sampled=sampled,
+      sampling=sampling,
     )
     loss = modeling.pretraining_loss(sums, global_weights)
     scaled_loss = tf.multiply(loss, loss_scale.value, name="scaled_loss")

@@ -196,9 +196,7 @@ def main(_) -> None:
       raise UserError(f"--gpus={name}: not one of {', '.join(chips.CHIPS)}")
   shape = config.record_shape(config.input_file)
   size = config.train_batch_size
-  flops = model_flops.total(
-    model_flops.pretraining(config.bert, config.policy, size, shape)
-  )
+  flops = model_flops.total(config.matmuls(size, shape))
   tell("making the graph ...")
   case = cases[config.xla](config)
   for name in FLAGS.gpus:

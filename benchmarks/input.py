@@ -28,7 +28,6 @@ from benchmarks.step import MatmulRate, Step
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed
-from model import model_flops
 from training import input_pipeline, train_loop
 from training.config import PretrainingConfig
 
@@ -139,12 +138,7 @@ class Steps:
     self._reading = ReadingStep(config, comm)
     self._fixed()
     self._reading()
-    matmuls = model_flops.pretraining(
-      config.bert,
-      config.policy,
-      self._fixed.plan.micro_batch,
-      self._fixed.shape,
-    )
+    matmuls = config.matmuls(self._fixed.plan.micro_batch, self._fixed.shape)
     self._rate = MatmulRate(matmuls, distributed.session_config(comm))
     self._rates = []
     self._fixed_seconds, self._read_seconds = [], []  # of each turn

@@ -80,7 +80,7 @@ def real_peak(shape) -> float:
     path = os.path.join(folder, "fake.tfrecord")
     with tfrecord.ShardWriter(path) as writer:
       for _ in range(4 * batch):
-        fake = records.fake_features(rng, length, masked, vocabulary, 1)
+        fake = records.fake_features(rng, length, masked, vocabulary, 1, masked)
         writer.write(tf_example.encode_example(fake))
     run = os.path.join(folder, "run")
     subprocess.run(

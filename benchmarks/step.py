@@ -182,9 +182,7 @@ class Measurement:
     step()
     self.peak_memory = reporting.peak_memory()
     config = step.config
-    matmuls = model_flops.pretraining(
-      config.bert, config.policy, step.plan.micro_batch, step.shape
-    )
+    matmuls = config.matmuls(step.plan.micro_batch, step.shape)
     self.rate = MatmulRate(matmuls, distributed.session_config(step.comm))
     self.rate()
     self.seconds, self.rates = [], []

@@ -99,13 +99,17 @@ def fake_features(
   max_predictions_per_seq: int,
   vocab_size: int,
   examples_per_record: int = 1,
+  predictions: int | None = None,
 ) -> dict[str, np.ndarray]:
-  """One record with random tokens and padding, for tests and dry runs."""
+  """One record with random tokens and padding, for tests and dry runs.
+
+  It has so many `predictions`; None: a random number of them, not 0.
+  """
   s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
   length = int(rng.integers(min(s, max(s // 2, p + 2)), s + 1))
   examples = int(rng.integers(1, e + 1))
   token = np.arange(s)
-  masked = int(rng.integers(1, p + 1))
+  masked = predictions or int(rng.integers(1, p + 1))
   real = token < length
   example = token * examples // length
   half = length / examples / 2

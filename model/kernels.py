@@ -589,7 +589,8 @@ def sampled_cross_entropy(others, bias, own, classes, labels, dtype):
   """float32 [2, n]: `cross_entropy` of `own` [n] beside `others` [n, k].
 
   The bias, [k], has the log of how many classes each of `classes`, int32 [k],
-  stands for. A label, int32 [n], among them counts once, as `own`.
+  stands for; a label is right if none, times that number, is likelier. A label,
+  int32 [n], among them counts once, as `own`.
   """
   wide = _all_but_labels(others, bias, classes, labels, dtype)
   own = tf.cast(own, dtype)

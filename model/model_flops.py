@@ -87,13 +87,15 @@ def pooled(bert, policy, examples: int, classes: int) -> list:
   ]
 
 
-def pretraining(bert, policy, rows: int, shape, sampled: int = 0) -> list:
+def pretraining(
+  bert, policy, rows: int, shape, sampled_softmax: int = 0
+) -> list:
   """`modeling.pretraining_model` on records of `shape`, a `RecordShape`.
 
-  With a softmax over all words, or over `sampled` of them.
+  With a softmax over all words, or over `sampled_softmax` of them.
   """
   masked = rows * shape.max_predictions_per_seq
-  classes = sampled or bert.vocab_size
+  classes = sampled_softmax or bert.vocab_size
   firsts = shape.examples_per_record if shape.next_sentence else 0
   read = shape.max_predictions_per_seq + firsts
   found = [

@@ -1,8 +1,7 @@
 """A softmax over some of the classes, for a loss that costs less.
 
-A vocabulary of 30,522 words is most of the weights of a small model, and a
-third to half of its time. Here each right class is compared with a sample of the
-others, new in each update, as in Jean et al. 2015
+The vocabulary takes much of a small model's time. Here each right class is
+compared with a sample of the others, new in each update, as in Jean et al. 2015
 (https://arxiv.org/abs/1412.2007), drawn by priority sampling
 (https://arxiv.org/abs/cs/0509026). With terms x_c = exp(logit_c), their sum
 over all other classes is estimated without bias; its logarithm, the loss, is
@@ -16,14 +15,14 @@ from common.tensorflow_v1 import tf
 from model import kernels
 
 
-class SampledSoftmax(NamedTuple):
+class Sampling(NamedTuple):
   """What to sample: `number` classes by a `seed`, int [2], of the update."""
 
   number: int
   seed: tf.Tensor
 
 
-def sample(bias, what: SampledSoftmax) -> tuple:
+def sample(bias, sampling: Sampling) -> tuple:
   """int32 [number], classes in no order, and float32 [number]: log weights.
 
   With q_c = exp(bias_c / 2), so that frequent classes are hardly ever left out,
@@ -31,10 +30,10 @@ def sample(bias, what: SampledSoftmax) -> tuple:
   the highest of those that are not, a class stands for max(1, t / q_c).
   """
   log_q = 0.5 * tf.stop_gradient(tf.convert_to_tensor(bias))
-  uniform = 1.0 - tf.random.stateless_uniform(log_q.shape, what.seed)
+  uniform = 1.0 - tf.random.stateless_uniform(log_q.shape, sampling.seed)
   priority = log_q - tf.math.log(uniform)
-  highest, classes = tf.math.top_k(priority, what.number + 1)
-  classes, left_out = classes[: what.number], highest[what.number]
+  highest, classes = tf.math.top_k(priority, sampling.number + 1)
+  classes, left_out = classes[: sampling.number], highest[sampling.number]
   return classes, tf.maximum(left_out - tf.gather(log_q, classes), 0.0)
 
 
@@ -44,23 +43,26 @@ class SampledLogits(NamedTuple):
   hidden: tf.Tensor  # policy.heads [n, H]
   table: tf.Tensor  # float32 [V, H]
   bias: tf.Variable  # float32 [V]
-  what: SampledSoftmax
+  sampling: Sampling
 
   def losses_and_correct(self, labels, policy=mixed_precision.FP32):
     """Two float32 [n]: see `kernels.sampled_cross_entropy`."""
     labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
-    classes, log_weights = sample(self.bias, self.what)
+    classes, log_weights = sample(self.bias, self.sampling)
     # One gather, because its gradient is as large as the table.
     ids = tf.concat([classes, labels], axis=0)
     rows = tf.cast(kernels.gather_rows(self.table, ids), self.hidden.dtype)
     bias = kernels.gather_rows(self.bias, ids)
-    number = self.what.number
+    number = self.sampling.number
     others = tf.matmul(self.hidden, rows[:number], transpose_b=True)
-    own = tf.cast(self.hidden, tf.float32) * tf.cast(rows[number:], tf.float32)
+    hidden, right, its_bias = (
+      tf.cast(x, policy.losses)
+      for x in (self.hidden, rows[number:], bias[number:])
+    )
     result = kernels.sampled_cross_entropy(
       others,
       bias[:number] + log_weights,
-      tf.reduce_sum(own, axis=1) + bias[number:],
+      tf.reduce_sum(hidden * right, axis=1) + its_bias,
       classes,
       labels,
       dtype=policy.losses,

@@ -15,7 +15,7 @@ from common.tensorflow_v1 import tf
 from data import masking, record_order, records
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
-from model import encoder, triton_kernels
+from model import encoder, model_flops, triton_kernels
 from training import (
   deepspeed_json,
   input_pipeline,
@@ -396,10 +396,10 @@ class PretrainingConfig(RunConfig):
     "are that run's. Give its other flags, too.")
   max_train_minutes: float = _batch(0.0,
     "Minutes to train, over all starts of a run, with evaluations and saves, "
-    "without starting and compiling. A run ends then if it has not made "
-    "--num_train_steps, and its learning rate has fallen: the schedule, "
-    "warm-up included, is as far as the time is, or as the updates are if that "
-    "is farther. 0 sets no limit.", low=0)
+    "without starting and the first update, which compiles. A run ends then if "
+    "it has not made --num_train_steps, and its learning rate has fallen: the "
+    "schedule, warm-up included, is as far as the time is, or as the updates "
+    "are if that is farther. 0 sets no limit.", low=0)
   initial_weights: str = _model("random",
     "Weights that a new run starts from, where no --init_checkpoint has them. "
     "random: google/bert's. informed: the same, except that the output bias is "
@@ -447,12 +447,6 @@ class PretrainingConfig(RunConfig):
         f"--initial_weights=informed: the BERT config's hidden_size="
         f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "
         "--initial_weights=random"
-      )
-    words = self.bert.vocab_size
-    if self.sampled_softmax >= words:
-      raise UserError(
-        f"--sampled_softmax={self.sampled_softmax}: the vocabulary has {words} "
-        "words; give fewer, or leave it out for all"
       )
     if self.cooldown_from:
       self._check_cooldown()
@@ -579,6 +573,12 @@ class PretrainingConfig(RunConfig):
       return None
     found = records.manifest_of(files)
     return found[1].tokenizer.vocab_size if found else None
+
+  def matmuls(self, rows: int, shape: input_pipeline.RecordShape) -> list:
+    """`model_flops.pretraining` of training on records of `shape`."""
+    return model_flops.pretraining(
+      self.bert, self.policy, rows, shape, self.sampled_softmax
+    )
 
   def record_shape(
     self, files: str, training: bool = True

@@ -462,7 +462,7 @@ def training_batches(
 
 
 def fake_batch(shape: RecordShape, count: int) -> dict:
-  """Records of random tokens, always the same, like `first_batch`."""
+  """Random records with all predictions, always the same, as `first_batch`."""
   rng = np.random.default_rng(0)
   examples = [
     records.fake_features(
@@ -471,6 +471,7 @@ def fake_batch(shape: RecordShape, count: int) -> dict:
       shape.max_predictions_per_seq,
       shape.vocab_size,
       shape.examples_per_record,
+      shape.max_predictions_per_seq,
     )
     for _ in range(count)
   ]

@@ -18,6 +18,7 @@ from data import record_order
 from gradients import distributed, exchange
 from gradients.lr_schedule import scale_peak
 from model import triton_kernels
+from model.sampled_softmax import Sampling
 from training import (
   checkpointing,
   elastic,
@@ -98,9 +99,19 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
   return _seed([config.seed, comm.data_parallel.rank], micro.number)
 
 
-def update_seed(config, plan, micro) -> tf.Tensor:
-  """int [2] of (seed, update), the same in all its micro-batches and ranks."""
-  return _seed([config.seed], micro.number // plan.accumulation)
+def sampling(config, plan, micro) -> Sampling | None:
+  """What --sampled_softmax draws: once an update, on all ranks the same."""
+  number, words = config.sampled_softmax, config.bert.vocab_size
+  if not number:
+    return None
+  if number >= words:
+    raise UserError(
+      f"--sampled_softmax={number}: the vocabulary has {words} words; give "
+      "fewer, or leave it out for all"
+    )
+  # The second number is no rank's, whose dropout has draws of its own.
+  seed = _seed([config.seed, 2**32 - 1], micro.number // plan.accumulation)
+  return Sampling(number, seed)
 
 
 def _seed(entropy: list[int], number) -> tf.Tensor:

@@ -22,7 +22,8 @@ from common.tensorflow_v1 import tf
 MODES = ("off", "auto", "layers", "step")
 UPDATE = ("layers", "step")  # those that compile the update
 
-_current = contextvars.ContextVar("xla", default=("off", {}))
+# The mode, the graph's programs, and whether shapes may vary between updates.
+_current = contextvars.ContextVar("xla", default=("off", {}, True))
 
 
 def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
@@ -39,9 +40,11 @@ def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
 
 
 @contextlib.contextmanager
-def mode(name: str):
+def mode(name: str, fixed_shapes: bool = False):
   """Compiles the graph that is built inside by one of `MODES`."""
-  token = _current.set((name, {}))
+  # Large programs would compile for each shape again.
+  varied = name in ("off", "layers") and not fixed_shapes
+  token = _current.set((name, {}, varied))
   try:
     yield
   finally:
@@ -80,8 +83,8 @@ def saves_launches(modes=("layers",)) -> bool:
 
 
 def takes_dynamic_shapes() -> bool:
-  """Whether shapes may vary between updates: large programs would compile."""
-  return _current.get()[0] in ("off", "layers")
+  """Whether shapes may vary between updates."""
+  return _current.get()[2]
 
 
 def compiled(function, modes=("layers",), **static):
@@ -90,7 +93,7 @@ def compiled(function, modes=("layers",), **static):
   It is pure or assigns to variables; `static` arguments are hashable. A graph
   has one program for each function, static arguments and shapes.
   """
-  name, programs = _current.get()
+  name, programs, _ = _current.get()
   if name not in modes:
     return functools.partial(function, **static)
   graph = tf.get_default_graph()

@@ -134,7 +134,8 @@ def export(config: PretrainingConfig) -> tuple[bytes, dict]:
   if plan.accumulation != 1:
     sys.exit("error: one micro-batch an update is exported: no accumulation")
   # A graph of its own, since functions share their graph's collections.
-  with tf.Graph().as_default(), context.eager_mode(), jit.mode("off"):
+  fixed = jit.mode("off", fixed_shapes=True)
+  with tf.Graph().as_default(), context.eager_mode(), fixed:
     function, batch, variables = trace(config, plan, shape)
     tensors = {name: tf.constant(value) for name, value in batch.items()}
     module = function.experimental_get_compiler_ir(**tensors)(
@@ -147,9 +148,7 @@ def export(config: PretrainingConfig) -> tuple[bytes, dict]:
       {op.type for op in inner.consumers()} != {"ReadVariableOp"}
       for _, inner in concrete.graph.captures
     ]
-  matmuls = model_flops.pretraining(
-    config.bert, config.policy, plan.micro_batch, shape
-  )
+  matmuls = config.matmuls(plan.micro_batch, shape)
   parameters = [
     parameter(name, value.shape, value.dtype.name, config, shape)
     for name, value in sorted(batch.items())

@@ -270,14 +270,22 @@ def test_cross_entropy_equals_tensorflows(mode):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("used", [0, 1, 128, 129, 1000, 1024])
-def test_rows_to_predict_come_first_in_eighths(used):
-  places = np.sort(np.random.default_rng(used).permutation(1024)[:used])
-  weights = np.zeros(1024, np.float32)
+@pytest.mark.parametrize(
+  "used, total, made",
+  [
+    (0, 1024, 128), (1, 1024, 128), (128, 1024, 128), (129, 1024, 256),
+    (1000, 1024, 1024), (1024, 1024, 1024),
+    (2, 3, 3), (0, 16, 16), (1, 33, 16), (17, 33, 32), (33, 33, 33),
+    (130, 900, 256), (890, 900, 896), (897, 900, 900),
+  ],
+)  # fmt: skip
+def test_rows_to_predict_come_first_in_eighths(used, total, made):
+  places = np.sort(np.random.default_rng(used).permutation(total)[:used])
+  weights = np.zeros(total, np.float32)
   weights[places] = 0.5
   with tf.Session() as session:
     rows = session.run(modeling._rows_to_predict(tf.constant(weights)))
-  assert len(rows) == max(1, -(-used // 128)) * 128
+  assert len(rows) == made
   np.testing.assert_array_equal(rows[:used], places)
   assert len(np.unique(rows)) == len(rows)
 
@@ -286,7 +294,8 @@ def test_rows_to_predict_come_first_in_eighths(used):
 def test_places_without_a_prediction_have_no_logits(mode, monkeypatch):
   """What is predicted has the sums and gradients that it has with all places.
 
-  `step` is one program, whose shapes are fixed: there all places have logits.
+  `step` and `auto` compile large programs, whose shapes are fixed: there all
+  places have logits.
   """
   monkeypatch.setattr(modeling, "_ROWS", 1)
   batch = ragged_batch(np.random.default_rng(5))

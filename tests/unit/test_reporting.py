@@ -18,6 +18,7 @@ from common.tensorflow_v1 import tf
 from data import tfrecord
 from finetuning import classification, heads, packed, squad
 from model import model_flops
+from model.sampled_softmax import Sampling
 from training import (
   checkpointing,
   input_pipeline,
@@ -213,19 +214,23 @@ def matmul_flops(graph):
   return total
 
 
-@pytest.mark.parametrize("examples_per_record", [1, 3])
-def test_model_flops_are_those_of_the_graph(examples_per_record):
+@pytest.mark.parametrize("examples_per_record, sampled", [(1, 0), (3, 40)])
+def test_model_flops_are_those_of_the_graph(examples_per_record, sampled):
   bert = modeling.BertConfig(**TINY, hidden_act="relu")
   shape = input_pipeline.RecordShape(32, 5, 100, examples_per_record)
-  with tf.Graph().as_default() as graph, jit.mode("step"):  # all places
+  fixed = jit.mode("off", fixed_shapes=True)
+  with tf.Graph().as_default() as graph, fixed:
     batch = input_pipeline.fixed_micro_batch(
       input_pipeline.fake_batch(shape, 4), 1
     ).batch
-    sums = modeling.pretraining_model(batch, bert, is_training=False)
+    sampling = Sampling(sampled, tf.constant([1, 2])) if sampled else None
+    sums = modeling.pretraining_model(
+      batch, bert, is_training=False, sampling=sampling
+    )
     loss = sums.masked_lm_loss + sums.next_sentence_loss
     tf.gradients(loss, tf.trainable_variables())
     found = matmul_flops(graph)
-  want = model_flops.pretraining(bert, mixed_precision.FP32, 4, shape)
+  want = model_flops.pretraining(bert, mixed_precision.FP32, 4, shape, sampled)
   assert found == model_flops.total(want)
 
 

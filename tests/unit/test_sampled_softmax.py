@@ -11,7 +11,7 @@ import modeling
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from model import sampled_softmax
-from model.sampled_softmax import SampledLogits, SampledSoftmax
+from model.sampled_softmax import SampledLogits, Sampling
 from xla_patches import jit
 
 V, H, N = 40, 6, 9
@@ -34,7 +34,7 @@ def test_sums_of_a_sample_are_without_bias():
   """Over many draws the mean weight of each class is 1."""
   bias = arrays()[2]
   seed = tf.placeholder(tf.int32, [2])
-  drawn = sampled_softmax.sample(tf.constant(bias), SampledSoftmax(10, seed))
+  drawn = sampled_softmax.sample(tf.constant(bias), Sampling(10, seed))
   total, often = np.zeros(V), np.zeros(V)
   with tf.Session() as session:
     for number in range(4000):
@@ -57,11 +57,11 @@ def test_a_sample_of_all_words_but_one_is_the_softmax(mode):
   labels[labels == 3] = 4
   weights = np.linspace(0.1, 1.0, N).astype(np.float32)
   hidden, table, bias = map(tf.constant, (hidden, table, bias))
-  what = SampledSoftmax(V - 1, tf.constant([1, 2]))
+  sampling = Sampling(V - 1, tf.constant([1, 2]))
   full = modeling.Logits(tf.matmul(hidden, table, transpose_b=True), bias)
   found = []
   with jit.mode(mode):
-    for logits in (SampledLogits(hidden, table, bias, what), full):
+    for logits in (SampledLogits(hidden, table, bias, sampling), full):
       losses, correct = logits.losses_and_correct(tf.constant(labels))
       total = tf.reduce_sum(losses * weights)
       gradients = tf.gradients(total, [hidden, table, bias])
@@ -76,14 +76,14 @@ def test_a_sample_of_all_words_but_one_is_the_softmax(mode):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_sample_in_16_bits(precision, loss_type):
   hidden, table, bias, labels = map(tf.constant, arrays())
-  what = SampledSoftmax(20, tf.constant([1, 2]))
+  sampling = Sampling(20, tf.constant([1, 2]))
   found = []
   for policy in (
     mixed_precision.FP32,
     mixed_precision.make_policy(precision, [f"losses={loss_type}"]),
   ):
     x = tf.cast(hidden, policy.heads)
-    logits = SampledLogits(x, table, bias, what)
+    logits = SampledLogits(x, table, bias, sampling)
     losses, _ = logits.losses_and_correct(labels, policy)
     assert losses.dtype == tf.float32
     gradients = tf.gradients(losses, [hidden, table, bias])
@@ -106,9 +106,7 @@ def test_gradients_of_many_samples_are_those_of_the_softmax():
     losses, _ = logits.losses_and_correct(tf.constant(labels))
     return [tf.reduce_mean(losses), *tf.gradients(losses, [hidden, table])]
 
-  of_sample = gradient(
-    SampledLogits(hidden, table, bias, SampledSoftmax(20, seed))
-  )
+  of_sample = gradient(SampledLogits(hidden, table, bias, Sampling(20, seed)))
   with tf.Session() as session:
     want = session.run(gradient(full))
     each = [session.run(of_sample, {seed: [1, n]}) for n in range(1000)]
@@ -125,12 +123,13 @@ GIVEN = dict(
 )  # fmt: skip
 
 
-def test_micro_batches_and_a_kill_change_nothing(tiny_run, tmp_path):
+@pytest.mark.parametrize("xla", ["off", "layers", "step"])
+def test_micro_batches_and_a_kill_change_nothing(tiny_run, tmp_path, xla):
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   runs.pretrain(tiny_run, whole, train_batch_size=12, **GIVEN)
   with runs.ended_after(3):
-    runs.pretrain(tiny_run, parts, train_batch_size=4, **GIVEN)
-  runs.pretrain(tiny_run, parts, train_batch_size=6, **GIVEN)
+    runs.pretrain(tiny_run, parts, train_batch_size=4, xla=xla, **GIVEN)
+  runs.pretrain(tiny_run, parts, train_batch_size=6, xla=xla, **GIVEN)
   for key in ("loss", "grad_norm", "masked_lm_accuracy"):
     got, want = runs.metrics(parts, key), runs.metrics(whole, key)
     np.testing.assert_allclose(got, want, rtol=1e-4, err_msg=key)
@@ -152,14 +151,9 @@ def test_an_evaluation_uses_all_words(tiny_run, tmp_path):
   assert np.mean(some) == pytest.approx(np.mean(every), rel=0.05)
 
 
-@pytest.mark.parametrize(
-  "changes, words",
-  [
-    (dict(sampled_softmax=100), "the vocabulary has 100 words"),
-    (dict(sampled_softmax=9, tensor_parallel=2), "not for --sampled_softmax"),
-  ],
-)
-def test_what_cannot_be_sampled_is_refused(tiny_run, tmp_path, changes, words):
-  made = runs.config(tiny_run, tmp_path)
-  with pytest.raises(UserError, match=words):
-    dataclasses.replace(made, **changes)
+def test_what_cannot_be_sampled_is_refused(tiny_run, tmp_path):
+  with pytest.raises(UserError, match="the vocabulary has 100 words"):
+    runs.pretrain(tiny_run, tmp_path, sampled_softmax=100)
+  made = runs.config(tiny_run, tmp_path, sampled_softmax=9)
+  with pytest.raises(UserError, match="not for --sampled_softmax"):
+    dataclasses.replace(made, tensor_parallel=2)
