@@ -86,5 +86,5 @@ SEED ?= 1
 fuzz: $(READY) ## damaged input to all readers: INPUTS=12000 SEED=1
 	$(BIN)/python -m tests.fuzz --inputs=$(INPUTS) --seed=$(SEED)
 
-clean: ## removes .venv, .build and runs
-	rm -rf $(VENV) .build runs
+clean: ## removes .venv and .build
+	rm -rf $(VENV) .build

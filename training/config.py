@@ -98,7 +98,8 @@ class RunConfig:
     "Examples in one update, over all ranks and micro-batches; steps then "
     "count updates. Without it, --num_train_steps and --num_warmup_steps are "
     "stated for one rank without accumulation and are divided by ranks x "
-    "accumulation. A run keeps its global batch when it is resumed.",
+    "accumulation x examples in a record. A run keeps its global batch when it "
+    "is resumed.",
     low=1, json="train_batch_size")
   learning_rate: float = _rate(5e-5,
     "Peak learning rate, which the warm-up rises to.",
@@ -393,7 +394,7 @@ class PretrainingConfig(RunConfig):
     "wsd_linear) falls to 0 in --num_decay_steps, instead of making "
     "--num_train_steps. The checkpoint is of the part with a constant rate; of "
     "a folder it is the newest. Moments, counters and the position in the data "
-    "are that run's. Give its other flags, too.")
+    "are that run's. Give its other flags, too, but not --init_checkpoint.")
   max_train_minutes: float = _batch(0.0,
     "Minutes to train, over all starts of a run, with evaluations and saves, "
     "without starting and the first update, which compiles. A run ends then if "
