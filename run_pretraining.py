@@ -295,9 +295,10 @@ def pretrain(
   """Trains and evaluates as `config` says; see `training_run.run`."""
   if not config.stages:
     return pretrain_stage(config, None, comm, snapshot, signals)
-  each = all_stages(config, comm, comm.data_parallel.size)
+  begun = stages.current(config, comm, snapshot)
+  each = all_stages(config, begun, comm, comm.data_parallel.size)
   say(comm, *each.lines())
-  place = each.place(stages.current(config, comm, snapshot))
+  place = each.place(begun)
   while True:
     result = pretrain_stage(place.config, place, comm, snapshot, signals)
     training = result["training"]
@@ -308,17 +309,20 @@ def pretrain(
     gc.collect()  # the last stage's graph refers to itself
 
 
-def all_stages(config: PretrainingConfig, comm, ranks: int) -> stages.Stages:
-  """The stages of a run, all checked."""
+def all_stages(
+  config: PretrainingConfig, begun: training_plan.Stage, comm, ranks: int
+) -> stages.Stages:
+  """The stages of a run, all checked from the one that has `begun`."""
   each = stages.Stages.of(
     config,
+    begun,
     lambda one: make_plan(
       dataclasses.replace(one, num_warmup_steps=0, num_decay_steps=None),
       open_source(one.input_file, one, comm) if one.input_file else None,
       ranks,
     ),
   )
-  for one in each.configs if config.do_eval else ():
+  for one in each.configs[begun.number :] if config.do_eval else ():
     files = one.eval_input_file or one.input_file
     open_source(files, one, comm, training=False)
   return each
@@ -359,8 +363,9 @@ def plan_only(config: PretrainingConfig) -> None:
       "not a multiple of it"
     )
   if config.stages:
-    each = all_stages(config, distributed.Comm(), groups)
-    place = each.place(training_plan.Stage())
+    begun = training_plan.WHOLE_RUN
+    each = all_stages(config, begun, distributed.Comm(), groups)
+    place = each.place(begun)
     last = plan_stage(*place, ranks)
     while not place.plan.stage.is_last:
       place = each.place(each.after(place.plan, last))
@@ -368,7 +373,12 @@ def plan_only(config: PretrainingConfig) -> None:
   else:
     files = config.input_file
     source = open_source(files, config, distributed.Comm()) if files else None
-    plan_stage(config, make_plan(config, source, groups), (0.0, 1.0), ranks)
+    plan = make_plan(config, source, groups)
+    if config.cooldown_from:  # its own updates
+      plan = dataclasses.replace(
+        plan, updates=plan.decay_updates, warmup_updates=0
+      )
+    plan_stage(config, plan, (0.0, 1.0), ranks)
   console.tell("nothing was written")
 
 

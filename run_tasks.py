@@ -239,8 +239,8 @@ def main(given: Settings, model: str, *more: str) -> None:
         done[name, seed] = line
         shown = (f"{metric} {value:.2f}" for metric, value in found.items())
         console.tell(f"  {'  '.join(shown)}")
-      if not given.keep_checkpoints:
-        _remove_checkpoints(folder)
+        if not given.keep_checkpoints:
+          _remove_checkpoints(folder)
   print("", *table([done[key] for key in wanted]), "", path, sep="\n")
 
 

@@ -50,7 +50,7 @@ from absl import app, flags
 
 from common import json_files, processes
 from tools.quickstart import best_precision
-from training import metrics, next_steps
+from training import metrics, next_steps, run_folder
 from training.next_steps import python
 
 FLAGS = flags.FLAGS
@@ -146,6 +146,9 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
   given |= {"max_train_minutes": minutes, "seed": seed}
   command = python("run_pretraining.py", **given)
   run(processes.horovodrun(FLAGS.num_ranks, command), log)
+  ended = os.path.join(model, run_folder.TRAINING_RESULTS_FILE)
+  if not json_files.read(ended)["out_of_time"]:
+    sys.exit(f"{model} ended before its {minutes:g} minutes: see {ended}")
   reports = metrics.read_jsonl(os.path.join(model, metrics.METRICS_FILE))
   return {"model": model, "updates": reports[-1]["global_step"]}
 

@@ -62,7 +62,9 @@ class Settings:
     "Seed of all that is random in the records.", low=0, high=(1 << 63) - 1)
   dupe_factor: int = _records(None,  # replaced by __post_init__
     "Copies of each document, each cut into examples and masked in its own "
-    "way. Default: 10, or 1 with --dynamic_masks.", low=1, high=10_000)
+    "way; with --objective=mlm all are cut alike, unless --short_seq_prob "
+    "says otherwise. Default: 10, or 1 with --dynamic_masks.",
+    low=1, high=10_000)
   masked_lm_prob: float = _records(0.15,
     "Share of the tokens to mask.", above=0, below=1)
   short_seq_prob: float = _records(None,  # replaced by __post_init__

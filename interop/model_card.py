@@ -151,12 +151,14 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
 
 def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   """The evaluation of these very weights, not of a mean."""
-  path = os.path.join(os.path.dirname(inputs[0]), metrics.EVAL_METRICS_FILE)
+  folder = os.path.dirname(inputs[0])
+  path = os.path.join(folder, metrics.EVAL_METRICS_FILE)
+  held_out = run_folder.is_held_out(run, run_folder.trained_on(folder))
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.read_jsonl(path):
     if results["global_step"] == step:
       yield from ((k, v) for k, v in results.items() if k != "global_step")
-      if run_folder.is_held_out(run) is False:
+      if held_out is False:
         yield "evaluated on", "the training records"
 
 

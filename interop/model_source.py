@@ -175,6 +175,11 @@ def cooldown_start(named: str, output_dir: str) -> str:
         f"--cooldown_from={named}: {folder} holds a run with --{name}, whose "
         "rate does not follow its updates alone: it has no cooldowns"
       )
+  if not flags.get("rewarmup", True):
+    raise UserError(
+      f"--cooldown_from={named}: {folder} holds a run with --norewarmup, whose "
+      "schedule began in another run: it has no cooldowns"
+    )
   first, last = plan["warmup_updates"], plan["updates"]
   if flags["lr_schedule"].startswith("wsd"):
     last -= plan["decay_updates"]

@@ -6,6 +6,7 @@ later pieces of its word are masked with it, so that a word is not given away
 by its own end (Kauf and Ivanova, https://arxiv.org/abs/2305.10588).
 """
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,21 +21,21 @@ _TOKENS = 4096  # in one run of the graph
 
 
 def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
-  """bool [V]: tokens that are a word each: punctuation, Chinese.
+  """bool [V]: SentencePiece's tokens that are a word each: signs, Chinese.
 
-  SentencePiece has no mark where they begin, because no space is before them.
+  They have no mark where they begin, because no space is before them. Tokens of
+  WordPiece all have: its ## says which continue a word.
   """
 
   def alone(token: str | None) -> bool:
-    return (
-      bool(token)
-      and not token.startswith("##")
-      and (
-        any(map(tokenization.is_chinese_char, token))
-        or not any(map(str.isalnum, token))
-      )
+    own = (token or "").lstrip(tokenization.SENTENCEPIECE_SPACE)
+    is_sign = lambda char: unicodedata.category(char)[0] in "PS"
+    return any(map(tokenization.is_chinese_char, own)) or (
+      bool(own) and all(map(is_sign, own))
     )
 
+  if isinstance(encoder, tokenization.WordPieceEncoder):
+    return np.zeros(len(encoder.tokens), bool)
   return np.array([alone(token) for token in encoder.tokens])
 
 

@@ -110,7 +110,9 @@ def read_run(run_dir: str) -> Run:
     if bert
     else "",
     flags.get("input_file") or flags.get("train_file") or "",
-    "held out" if run_folder.is_held_out(run) else "evaluation",
+    "held out"
+    if run_folder.is_held_out(run, run_folder.trained_on(run_dir))
+    else "evaluation",
   )
 
 

@@ -465,7 +465,7 @@ class PretrainingConfig(RunConfig):
 
   def _check_cooldown(self) -> None:
     needs: dict[str, Any] = {
-      "--do_train": self.do_train,
+      "--do_train": self.do_train or self.dry_run,
       "--lr_schedule=wsd or wsd_linear": self.lr_schedule.startswith("wsd"),
       "--num_decay_steps": self.num_decay_steps,
       "no --init_checkpoint": not self.init_checkpoint,
@@ -479,7 +479,8 @@ class PretrainingConfig(RunConfig):
       "--global_batch_size, or one in each stage": self.global_batch_size,
       "no --cooldown_from": not self.cooldown_from,
       "no --num_accumulation_steps": not self.num_accumulation_steps,
-      "no --num_train_steps, except with --max_train_minutes": (
+      "no --num_train_steps (total_num_steps in --config_json), except with "
+      "--max_train_minutes": (
         self.max_train_minutes
         or self.num_train_steps == type(self).num_train_steps
       ),

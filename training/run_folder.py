@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
+import itertools
 import os
 import pathlib
 import platform
@@ -142,9 +143,14 @@ def last_training(output_dir: str, key: str = "plan") -> dict | None:
 
 
 def trained_on(output_dir: str) -> list[str]:
-  """The record files of the newest training; [] without one."""
-  run = last_training(output_dir, "data")
-  return run["data"]["files"] if run else []
+  """The record files of the training's stages, the last one's first."""
+  files = {}
+  for run in _runs(output_dir):
+    if run.get("data"):
+      stage = (run.get("plan") or {}).get("stage") or {}
+      files[stage.get("number", 0)] = run["data"]["files"]
+  ordered = (files[number] for number in sorted(files, reverse=True))
+  return [*dict.fromkeys(itertools.chain(*ordered))]
 
 
 def shared(evaluated: Sequence[str], trained: Sequence[str]) -> list[str]:
@@ -153,8 +159,8 @@ def shared(evaluated: Sequence[str], trained: Sequence[str]) -> list[str]:
   return [path for path in evaluated if os.path.realpath(path) in known]
 
 
-def is_held_out(run: dict) -> bool | None:
-  """Whether a run of run.json evaluates on no file that it is trained on.
+def is_held_out(run: dict, trained: Sequence[str]) -> bool | None:
+  """Whether a run of run.json evaluates on no file that it has `trained` on.
 
   None if that is not known: its files are not there, or it is a fine-tuning.
   """
@@ -164,7 +170,7 @@ def is_held_out(run: dict) -> bool | None:
   patterns = flags["eval_input_file"] or ""
   try:
     evaluated = records.expand_patterns(patterns) if patterns else []
-    return bool(evaluated) and not shared(evaluated, run["data"]["files"])
+    return bool(evaluated) and not shared(evaluated, trained)
   except DataError:
     return None
 

@@ -13,6 +13,8 @@ learning rate schedule continue, and so does the position in the data unless the
 files change.
 """
 
+import bisect
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -126,7 +128,20 @@ def configs(base) -> list:
     raise UserError(
       f"--stages: the time_share of all stages is {shares:g}, not 1"
     )
-  return [_config(base, item) for item in base.stages]
+  made = []
+  for number, item in enumerate(base.stages):
+    with _in_stage(number):
+      made.append(_config(base, item))
+  return made
+
+
+@contextlib.contextmanager
+def _in_stage(number: int) -> Iterator[None]:
+  """Errors say of which stage they are."""
+  try:
+    yield
+  except UserError as e:
+    raise UserError(f"--stages, stage {number + 1}: {e}") from e
 
 
 def _config(base, item: dict):
@@ -153,21 +168,26 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-  """The stages of a run over ranks, all checked."""
+  """The stages of a run over ranks, all checked but those that have ended."""
 
   configs: list
-  plans: list[training_plan.TrainingPlan]  # as if each were the first one
+  # As if each were the first one; None: it has ended.
+  plans: list[training_plan.TrainingPlan | None]
   shares: list[tuple[float, float]]
 
   @classmethod
-  def of(cls, base, plan_of) -> "Stages":
-    """`plan_of`: config -> the plan of its batch; its updates do not count."""
+  def of(cls, base, begun: training_plan.Stage, plan_of) -> "Stages":
+    """`begun`: the run's present stage.
+
+    `plan_of`: config -> the plan of its batch; its updates do not count.
+    """
     made = configs(base)
-    plans = [
-      _sized(plan_of(one), one, item)
-      for one, item in zip(made, base.stages, strict=True)
-    ]
-    total = sum(plan.updates for plan in plans)
+    plans: list[training_plan.TrainingPlan | None] = [None] * begun.number
+    for number in range(begun.number, len(made)):
+      with _in_stage(number):
+        plan = plan_of(made[number])
+        plans.append(_sized(plan, made[number], base.stages[number]))
+    total = begun.first_update + sum(plan.updates for plan in plans if plan)
     if base.max_train_minutes:
       total = base.num_train_steps
     decay = base.num_decay_steps or math.ceil(total / 10)
@@ -189,7 +209,8 @@ class Stages:
     return cls(
       made,
       [
-        dataclasses.replace(
+        plan
+        and dataclasses.replace(
           plan,
           **whole,
           stage=dataclasses.replace(
@@ -205,6 +226,7 @@ class Stages:
     """The stage that begins where `stage` says."""
     number = stage.number
     plan = self.plans[number]
+    assert plan, "it has not ended"
     begins = {name: getattr(stage, name) for name in checkpointing.STAGE}
     plan = dataclasses.replace(
       plan,
@@ -234,6 +256,9 @@ class Stages:
     for number, (plan, item) in enumerate(
       zip(self.plans, self.configs[0].stages, strict=True), 1
     ):
+      if not plan:
+        yield f"stage {number}: has ended"
+        continue
       share = item.get("time_share")
       ends = (
         f"{plan.updates:,} updates" if not share else f"{share:.0%} of time"
@@ -247,40 +272,43 @@ class Stages:
 def _sized(plan, config, item: dict) -> training_plan.TrainingPlan:
   """With the stage's updates, from 0, and its growing batch."""
   first, last, *growing = item.get("global_batch_size") or (0, 0)
-  most = plan.records_per_update
-  records = max(1, round(first / plan.packing_factor))
-  grows = bool(first) and records < most
-  if tokens := item.get("num_train_tokens"):
-    wanted = tokens / config.tokens_of_a_record()
-    mean = (records + most) / 2
-    if not grows:
-      updates = wanted / most
-    elif growing and wanted > growing[0] * mean:
-      updates = growing[0] + (wanted - growing[0] * mean) / most
-    else:
-      updates = wanted / mean
-    updates = max(1, math.ceil(updates))
-  elif grows and not growing and "time_share" in item:
-    raise UserError(
-      f"--stages: global_batch_size={[first, last]} of a stage that ends by "
-      "time_share: say as a third number in how many updates it grows"
+  grows = first < last
+  if grows:
+    if last < 2 * first:
+      raise UserError(
+        f"global_batch_size={[first, last, *growing]}: a batch grows in "
+        "multiples of its first size: give at least twice as many at the end"
+      )
+    if not growing and "time_share" in item:
+      raise UserError(
+        f"global_batch_size={[first, last]} of a stage that ends by "
+        "time_share: say as a third number in how many updates it grows"
+      )
+    records = max(1, round(first / plan.packing_factor))
+    micro, _ = training_plan.spread(
+      records, config.train_batch_size, plan.ranks
     )
-  else:  # one that ends by time ends there at the latest
-    updates = item.get("num_train_steps", config.num_train_steps)
-  if not grows:
-    return dataclasses.replace(plan, updates=updates)
-  micro, _ = training_plan.spread(records, config.train_batch_size, plan.ranks)
-  share = -(-most // plan.ranks)
-  stage = training_plan.Stage(
-    first_batch=records, growing=min([*growing, updates - 1])
-  )
-  return dataclasses.replace(
-    plan,
-    updates=updates,
-    micro_batch=micro,
-    accumulation=-(-share // micro),
-    stage=stage,
-  )
+    share = -(-plan.records_per_update // plan.ranks)
+    plan = dataclasses.replace(
+      plan, micro_batch=micro, accumulation=-(-share // micro)
+    )
+
+  def sized(updates: int) -> training_plan.TrainingPlan:
+    if not grows:
+      return dataclasses.replace(plan, updates=updates)
+    stage = training_plan.Stage(
+      first_batch=records, growing=min([*growing, updates - 1])
+    )
+    return dataclasses.replace(plan, updates=updates, stage=stage)
+
+  if tokens := item.get("num_train_tokens"):
+    wanted = math.ceil(tokens / config.tokens_of_a_record())
+    updates = bisect.bisect_left(
+      range(wanted), wanted, lo=1, key=lambda n: sized(n).records_before(n)
+    )
+    return sized(updates)
+  # One that ends by time ends there at the latest.
+  return sized(item.get("num_train_steps", config.num_train_steps))
 
 
 def current(config, comm, snapshot=None) -> training_plan.Stage:

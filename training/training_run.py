@@ -156,8 +156,9 @@ def _records_of(plan, step: tf.Tensor):
     return plan.records_per_update
   first = plan.stage.first_update
   updates = range(first, first + plan.stage.growing + 1)
-  sizes = tf.constant([plan.records_of(u) for u in updates], tf.int64)
-  return tf.gather(sizes, tf.minimum(step - first, plan.stage.growing))
+  sizes = [plan.records_of(u) for u in updates]
+  # A dry run counts its updates from 0.
+  return tf.gather(sizes, tf.clip_by_value(step - first, 0, len(sizes) - 1))
 
 
 def set_arithmetic(config) -> None:
@@ -413,6 +414,11 @@ def _check_run_wide(config, plan, folder: str) -> None:
   before = run_folder.last_training(folder)
   if before is None:
     return
+  if before["flags"].get("stages") and not getattr(config, "stages", None):
+    raise UserError(
+      f"{folder} holds a run with --stages, this one has none: give them, or "
+      f"{_NEW_RUN}"
+    )
   minutes = before["flags"].get("max_train_minutes", 0.0)
   if folder == config.output_dir and minutes != _minutes(config):
     raise UserError(

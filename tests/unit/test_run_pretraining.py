@@ -555,12 +555,11 @@ def test_files_that_are_trained_on_are_told(tmp_path, monkeypatch):
   (line,) = evaluation.trained_on(["c", "link"], ["a", "b"], "--x")
   assert "1 of 2 files, such as link, are also trained on" in line
   assert "held out as --x" in line
-  run = {"data": {"files": ["a", "b"]}}
   held_out = {"c": True, "link": False, "b,c": False, "d": None, None: False}
   for evaluated, known in held_out.items():
-    flags = {"eval_input_file": evaluated}
-    assert run_folder.is_held_out({**run, "flags": flags}) is known
-  assert run_folder.is_held_out({**run, "flags": {}}) is None
+    run = {"flags": {"eval_input_file": evaluated}}
+    assert run_folder.is_held_out(run, ["a", "b"]) is known
+  assert run_folder.is_held_out({"flags": {}}, ["a"]) is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

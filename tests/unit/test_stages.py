@@ -161,7 +161,9 @@ def test_stages_that_have_begun_stay(tiny_run, tmp_path):
   with pytest.raises(UserError, match="in stage 3, --stages has 1"):
     runs.pretrain(tiny_run, tmp_path / "run", **staged(items[0]))
   plain = staged(stages=None, num_train_steps=9, global_batch_size=12)
-  with pytest.raises(UserError, match="a run of 5 updates of"):
+  with pytest.raises(
+    UserError, match="holds a run with --stages, this one has"
+  ):
     runs.pretrain(tiny_run, tmp_path / "run", **plain)
   runs.pretrain(tiny_run, tmp_path / "plain", **plain)
   with pytest.raises(UserError, match="holds a run without --stages"):
@@ -228,7 +230,11 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
     ),
     ([{"num_train_steps": 9}], {"num_warmup_steps": 10}, "than the 9 updates"),
     ([{"num_train_steps": 9}], {"global_batch_size": None}, "needs --global_b"),
-    ([{"num_train_steps": 9}], {"cooldown_from": "x"}, "cooldown_from"),
+    (
+      [{"num_train_steps": 9}],
+      {"cooldown_from": "x", "lr_schedule": "wsd", "num_decay_steps": 1},
+      "--stages needs .*no --cooldown_from",
+    ),
     ([{"num_train_steps": 9}], {"num_train_steps": 7}, "no --num_train_steps"),
     (
       [{"num_train_steps": 9}],
@@ -248,7 +254,12 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
     (
       [{"num_train_steps": 9, "hidden_dropout_prob": 2.0}],
       {},
-      "hidden_dropout_prob",
+      "stage 1: .*hidden_dropout_prob",
+    ),
+    (
+      [{"num_train_steps": 9, "global_batch_size": [8, 12]}],
+      {},
+      r"stage 1: global_batch_size=\[8, 12\]: a batch grows in multiples",
     ),
     ([{"num_train_steps": 9, "learning_rate": -1}], {}, "learning_rate=-1.0"),
   ],
