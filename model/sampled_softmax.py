@@ -16,22 +16,30 @@ from model import kernels
 
 
 class Sampling(NamedTuple):
-  """What to sample: `number` classes by a `seed`, int [2], of the update."""
+  """How many classes a sample has, and what is random about it."""
 
   number: int
-  seed: tf.Tensor
+  uniform: tf.Tensor  # float32 [V], in (0, 1]
+
+
+def sampling(number: int, classes: int, seed) -> Sampling:
+  """`number` of `classes`, by a `seed`, int [2], of the update.
+
+  For outside of XLA's programs, in which a seed has other random numbers.
+  """
+  drawn = tf.random.stateless_uniform([classes], seed)
+  return Sampling(number, 1.0 - drawn)
 
 
 def sample(bias, sampling: Sampling) -> tuple:
   """int32 [number], classes in no order, and float32 [number]: log weights.
 
   With q_c = exp(bias_c / 2), so that frequent classes are hardly ever left out,
-  and u_c uniform in (0, 1], those with the highest q_c / u_c are taken; with t
-  the highest of those that are not, a class stands for max(1, t / q_c).
+  and u_c = `sampling.uniform`, those with the highest q_c / u_c are taken; with
+  t the highest of those that are not, a class stands for max(1, t / q_c).
   """
   log_q = 0.5 * tf.stop_gradient(tf.convert_to_tensor(bias))
-  uniform = 1.0 - tf.random.stateless_uniform(log_q.shape, sampling.seed)
-  priority = log_q - tf.math.log(uniform)
+  priority = log_q - tf.math.log(sampling.uniform)
   highest, classes = tf.math.top_k(priority, sampling.number + 1)
   classes, left_out = classes[: sampling.number], highest[sampling.number]
   return classes, tf.maximum(left_out - tf.gather(log_q, classes), 0.0)

@@ -17,8 +17,7 @@ from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed, exchange
 from gradients.lr_schedule import scale_peak
-from model import triton_kernels
-from model.sampled_softmax import Sampling
+from model import sampled_softmax, triton_kernels
 from training import (
   checkpointing,
   elastic,
@@ -99,7 +98,7 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
   return _seed([config.seed, comm.data_parallel.rank], micro.number)
 
 
-def sampling(config, plan, micro) -> Sampling | None:
+def sampling(config, plan, micro) -> sampled_softmax.Sampling | None:
   """What --sampled_softmax draws: once an update, on all ranks the same."""
   number, words = config.sampled_softmax, config.bert.vocab_size
   if not number:
@@ -111,7 +110,7 @@ def sampling(config, plan, micro) -> Sampling | None:
     )
   # The second number is no rank's, whose dropout has draws of its own.
   seed = _seed([config.seed, 2**32 - 1], micro.number // plan.accumulation)
-  return Sampling(number, seed)
+  return sampled_softmax.sampling(number, words, seed)
 
 
 def _seed(entropy: list[int], number) -> tf.Tensor:
@@ -156,9 +155,9 @@ def _records_of(plan, step: tf.Tensor):
     return plan.records_per_update
   first = plan.stage.first_update
   updates = range(first, first + plan.stage.growing + 1)
-  sizes = [plan.records_of(u) for u in updates]
+  sizes = tf.constant([plan.records_of(u) for u in updates], tf.int64)
   # A dry run counts its updates from 0.
-  return tf.gather(sizes, tf.clip_by_value(step - first, 0, len(sizes) - 1))
+  return tf.gather(sizes, tf.clip_by_value(step - first, 0, plan.stage.growing))
 
 
 def set_arithmetic(config) -> None:
@@ -309,6 +308,11 @@ def _start_or_resume(run: train_loop.Run) -> int:
   if began_in and task and run.comm.is_root:
     if known := run_folder.last_training(began_in):
       run_folder.check_model(known, config.as_dict())
+      if known["flags"].get("stages") and not config.as_dict().get("stages"):
+        raise UserError(
+          f"{began_in} holds a run with --stages, this one has none: give "
+          f"them, or {_NEW_RUN}"
+        )
   if resumes:
     say(run.comm, f"resumed {run.checkpointer.restore.resume(session)}")
   elif start:
@@ -414,11 +418,6 @@ def _check_run_wide(config, plan, folder: str) -> None:
   before = run_folder.last_training(folder)
   if before is None:
     return
-  if before["flags"].get("stages") and not getattr(config, "stages", None):
-    raise UserError(
-      f"{folder} holds a run with --stages, this one has none: give them, or "
-      f"{_NEW_RUN}"
-    )
   minutes = before["flags"].get("max_train_minutes", 0.0)
   if folder == config.output_dir and minutes != _minutes(config):
     raise UserError(

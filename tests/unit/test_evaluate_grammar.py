@@ -72,6 +72,7 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
     token for token in of if token[0] == "\u2581" and token[1:].isalpha()
   ]
   assert of["."] and of[","] and words and not any(map(of.get, words))
+  assert not of[tokenization.SENTENCEPIECE_SPACE]  # of the piece after it
   (ids,) = encoder.encode_batch(["cat."])
   row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
   copies = pseudo_likelihood.masked_copies(row, encoder)[0]
@@ -128,6 +129,7 @@ def test_what_is_masked(opened):
     hidden = [np.flatnonzero(c == encoder.mask_id).tolist() for c in made[0]]
     assert hidden == want and made.dtype == np.int32
     assert ((made == row[:, None]) | (made == encoder.mask_id)).all()
+  assert not pseudo_likelihood.words_alone(encoder).any()  # ## says all
 
 
 def test_batches_hold_whole_sentences_of_one_length():

@@ -202,21 +202,25 @@ def test_the_share_of_masks_moves_over_the_run(tmp_path):
     whole_words=False,
   )  # fmt: skip
 
-  def batch_of(size, update):
+  def batch_of(size, update, by_time=None):
     """The 24 records of all ranks, sorted."""
     parts = []
     for r in range(size):
       with tf.Graph().as_default():
         batches = input_pipeline.training_batches(
           source, record_order.Order(120, 5), plan_of(size, 24, 24),
-          rank(r, size),
+          rank(r, size), by_time,
         )  # fmt: skip
         parts += [m.batch for m in read_batches(batches, update, 1)]
     columns = map(np.concatenate, zip(*parts, strict=True))
     return modeling.PretrainingBatch(*columns)
 
-  for update, share in ((0, 0.3), (50, 0.3 - 0.2 * 50 / 99), (99, 0.1)):
-    got, others = batch_of(1, update), batch_of(2, update)
+  half = lambda: 0.5  # of the time has passed
+  for update, by_time, share in (
+    (0, None, 0.3), (50, None, 0.3 - 0.2 * 50 / 99), (99, None, 0.1),
+    (0, half, 0.2), (99, half, 0.1),
+  ):  # fmt: skip
+    got, others = (batch_of(size, update, by_time) for size in (1, 2))
     wanted = [
       sum(
         masking.num_to_predict(n, masks._replace(masked_lm_prob=share))

@@ -17,8 +17,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import tfrecord
 from finetuning import classification, heads, packed, squad
-from model import model_flops
-from model.sampled_softmax import Sampling
+from model import model_flops, sampled_softmax
 from training import (
   checkpointing,
   input_pipeline,
@@ -223,9 +222,9 @@ def test_model_flops_are_those_of_the_graph(examples_per_record, sampled):
     batch = input_pipeline.fixed_micro_batch(
       input_pipeline.fake_batch(shape, 4), 1
     ).batch
-    sampling = Sampling(sampled, tf.constant([1, 2])) if sampled else None
+    sampling = sampled and sampled_softmax.sampling(sampled, 100, [1, 2])
     sums = modeling.pretraining_model(
-      batch, bert, is_training=False, sampling=sampling
+      batch, bert, is_training=False, sampling=sampling or None
     )
     loss = sums.masked_lm_loss + sums.next_sentence_loss
     tf.gradients(loss, tf.trainable_variables())

@@ -919,6 +919,11 @@ def test_a_cooldown_is_a_branch_of_its_run(tiny_run, tmp_path, capsys):
       start_of(named)
   with pytest.raises(UserError, match="no folder of a training"):
     start_of(tmp_path)
+  made = runs.read_json(main, "run.json")
+  made["runs"][-1]["flags"]["rewarmup"] = False
+  (main / "run.json").write_text(json.dumps(made))
+  with pytest.raises(UserError, match="a run with --norewarmup, whose"):
+    start_of(main)
   with pytest.raises(UserError, match="--cooldown_from needs --num_decay"):
     runs.pretrain(tiny_run, branch, **{**settings, "num_decay_steps": None})
 

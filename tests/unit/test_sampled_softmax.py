@@ -11,7 +11,7 @@ import modeling
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from model import sampled_softmax
-from model.sampled_softmax import SampledLogits, Sampling
+from model.sampled_softmax import SampledLogits
 from xla_patches import jit
 
 V, H, N = 40, 6, 9
@@ -34,7 +34,9 @@ def test_sums_of_a_sample_are_without_bias():
   """Over many draws the mean weight of each class is 1."""
   bias = arrays()[2]
   seed = tf.placeholder(tf.int32, [2])
-  drawn = sampled_softmax.sample(tf.constant(bias), Sampling(10, seed))
+  drawn = sampled_softmax.sample(
+    tf.constant(bias), sampled_softmax.sampling(10, V, seed)
+  )
   total, often = np.zeros(V), np.zeros(V)
   with tf.Session() as session:
     for number in range(4000):
@@ -57,7 +59,7 @@ def test_a_sample_of_all_words_but_one_is_the_softmax(mode):
   labels[labels == 3] = 4
   weights = np.linspace(0.1, 1.0, N).astype(np.float32)
   hidden, table, bias = map(tf.constant, (hidden, table, bias))
-  sampling = Sampling(V - 1, tf.constant([1, 2]))
+  sampling = sampled_softmax.sampling(V - 1, V, tf.constant([1, 2]))
   full = modeling.Logits(tf.matmul(hidden, table, transpose_b=True), bias)
   found = []
   with jit.mode(mode):
@@ -76,7 +78,7 @@ def test_a_sample_of_all_words_but_one_is_the_softmax(mode):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_sample_in_16_bits(precision, loss_type):
   hidden, table, bias, labels = map(tf.constant, arrays())
-  sampling = Sampling(20, tf.constant([1, 2]))
+  sampling = sampled_softmax.sampling(20, V, tf.constant([1, 2]))
   found = []
   for policy in (
     mixed_precision.FP32,
@@ -106,7 +108,9 @@ def test_gradients_of_many_samples_are_those_of_the_softmax():
     losses, _ = logits.losses_and_correct(tf.constant(labels))
     return [tf.reduce_mean(losses), *tf.gradients(losses, [hidden, table])]
 
-  of_sample = gradient(SampledLogits(hidden, table, bias, Sampling(20, seed)))
+  of_sample = gradient(
+    SampledLogits(hidden, table, bias, sampled_softmax.sampling(20, V, seed))
+  )
   with tf.Session() as session:
     want = session.run(gradient(full))
     each = [session.run(of_sample, {seed: [1, n]}) for n in range(1000)]

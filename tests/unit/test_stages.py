@@ -1,6 +1,8 @@
 """--stages: equal to stages by hand, and to a run that is never killed."""
 
+import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -11,9 +13,17 @@ import run_pretraining
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from data import records
 from data.masking import MaskConfig
 from gradients.distributed import Comm
-from training import checkpoint_files, stages, train_loop, training_run
+from training import (
+  checkpoint_files,
+  run_folder,
+  stages,
+  train_loop,
+  training_plan,
+  training_run,
+)
 from training.config import PretrainingConfig
 from training.divergence import DivergedError
 from training.signals import Budget
@@ -96,6 +106,8 @@ def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
   made = {n: v for n, v in made.items() if not n.startswith(TRAINING_STATE)}
   assert_equal(values_of(run / "model.ckpt-7"), made)
   assert runs.metrics(run, "examples")[-1] == 3 * 12 + 4 * 20
+  files = [other_records, *records.expand_patterns(tiny_run[1])]
+  assert run_folder.trained_on(str(run)) == files
 
 
 def three_stages(other_records):
@@ -295,6 +307,47 @@ def test_tokens_end_a_stage(tiny_run, tmp_path):
   grown = {"num_train_tokens": 36 * 32, "global_batch_size": [4, 12, 2]}
   result = runs.pretrain(tiny_run, tmp_path / "grown", **staged(grown))
   assert runs.metrics(tmp_path / "grown", "examples") == [4, 12, 24, 36]
+
+  # 8, 16 and then 20 examples: the sizes that updates really have.
+  grown = {"num_train_tokens": 300 * 32, "global_batch_size": [8, 20]}
+  runs.pretrain(tiny_run, tmp_path / "uneven", **staged(grown))
+  examples = runs.metrics(tmp_path / "uneven", "examples")
+  assert {*np.diff(examples)} <= {8, 16, 20} and examples[0] == 8
+  assert examples[-2] < 300 <= examples[-1] < 300 + 20
+
+
+def test_a_stage_that_has_ended_needs_no_records(
+  tiny_run, other_records, tmp_path
+):
+  """Nor must its batch suit the ranks of those after it."""
+  first = write_records(tmp_path / "first.tfrecord", 50)
+  given = staged(
+    {"num_train_steps": 2, "input_file": first, "global_batch_size": 12},
+    {"num_train_steps": 3, "input_file": other_records,
+     "global_batch_size": 24},
+  )  # fmt: skip
+  with runs.ended_after(3):
+    runs.pretrain(tiny_run, tmp_path / "run", **given)
+  os.remove(first)
+  result = runs.pretrain(tiny_run, tmp_path / "run", **given)
+  assert result["training"]["global_step"] == 5
+  assert runs.metrics(tmp_path / "run", "examples") == [12, 24, 48, 72, 96]
+  with pytest.raises(UserError, match="stage 1: .*first.tfrecord"):
+    runs.pretrain(tiny_run, tmp_path / "new", **given)
+
+
+def test_a_dry_run_of_a_growing_stage_begins_with_its_first_batch():
+  plan = training_plan.resolve(
+    ranks=1, records=None, train_batch_size=8, num_train_steps=1000,
+    num_warmup_steps=0, global_batch_size=32,
+  )  # fmt: skip
+  stage = training_plan.Stage(first_update=500, first_batch=8, growing=3)
+  plan = dataclasses.replace(plan, stage=stage)
+  step = tf.placeholder(tf.int64, [])
+  records = training_run._records_of(plan, step)
+  with tf.Session() as session:
+    found = [session.run(records, {step: n}) for n in (0, 500, 501, 503, 900)]
+  assert found == [8, 8, plan.records_of(501), 32, 32]
 
 
 def test_a_stage_leaves_the_runs_config_as_it_is(tiny_run, tmp_path):

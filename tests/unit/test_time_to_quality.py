@@ -38,3 +38,16 @@ def test_times_are_interpolated_in_their_logarithms():
   assert ours[-1] == "8.0 min"
   ours = cells([line("ours", t, t, 1, loss + 2) for t, loss in points])
   assert ours[-1] == "not reached"
+
+
+def test_an_interval_is_as_wide_as_few_seeds_make_it():
+  """Of two seeds: Student's t with 1 degree of freedom, 6.3 errors at 90%."""
+  points = [(4.0, 7.0), (4.0, 7.2), (16.0, 5.0), (16.0, 5.2)]
+  made = [line("ours", t, t, n % 2, x) for n, (t, x) in enumerate(points)]
+  best, low, high = (
+    float(word) for word in cells(made)[-1].replace("(", "").split() if
+    word[0].isdigit()
+  )  # fmt: skip
+  assert best == 8.6
+  # 0.1 nats times 1.64, the normal's, would be 7.7 to 9.6 minutes.
+  assert 4.0 < low < 7.0 and 10.5 < high < 16.0
