@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 import tokenization
-from common import json_files
+from common import json_files, settings
 from common.console import tell
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import later as tf
@@ -270,10 +270,15 @@ def check_model(before: dict, flags: dict) -> None:
       )
 
 
-def changes_since(before: dict, flags: dict, plan, data: dict) -> list[str]:
-  """How `plan`, `data` and `flags`, nested as in run.json, differ."""
-  old = flat(before["flags"]) | before["plan"]
-  new = flat(flags)
+def changes_since(before: dict, config, plan, data: dict) -> list[str]:
+  """How the run's settings differ from those of `before`, a run.json.
+
+  A flag that an older version did not have was at its default there.
+  """
+  declared = settings.settings_of(type(config))
+  defaults = {one.name: one.default for one in declared if not one.required}
+  old = flat(defaults) | flat(before["flags"]) | before["plan"]
+  new = flat(config.as_dict())
   for name in ("ranks", "updates", "warmup_updates"):
     new[name] = getattr(plan, name)
   old["record files"] = (before.get("data") or {}).get("files")

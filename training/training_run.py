@@ -440,7 +440,7 @@ def _tell_changes(config, task, folder: str) -> None:
   if before is None or number(before["plan"]) != plan.stage.number:
     return  # a stage that began without a save is not yet this one
   changes = run_folder.changes_since(
-    before, config.as_dict(), plan, task.source.describe()
+    before, config, plan, task.source.describe()
   )
   if changes:
     title = "changed since its last start:"
