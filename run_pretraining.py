@@ -254,11 +254,19 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
   files = config.eval_input_file or config.input_file
   source = open_source(files, config, comm, training=False)
-  if config.do_train:
+  if not config.do_train:
+    input_pipeline.check_words(
+      source.tokenizer, run_folder.tokenizer(config.output_dir)
+    )
+  else:
     items = config.stages or ()
     names = {i["input_file"] for i in items if "input_file" in i}
     names.add(config.input_file)
     trained = [path for name in names for path in records.expand_patterns(name)]
+    found = records.find_manifest(trained[0])
+    input_pipeline.check_words(
+      found and (found[0], found[1].tokenizer), source.tokenizer
+    )
     say(comm, *trained_on(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,
@@ -322,9 +330,15 @@ def all_stages(
       ranks,
     ),
   )
-  for one in each.configs[begun.number :] if config.do_eval else ():
-    files = one.eval_input_file or one.input_file
-    open_source(files, one, comm, training=False)
+  words = None
+  for one in each.configs[begun.number :]:
+    sources = [open_source(one.input_file, one, comm)]
+    if config.do_eval:
+      files = one.eval_input_file or one.input_file
+      sources.append(open_source(files, one, comm, training=False))
+    for source in sources:
+      input_pipeline.check_words(words, source.tokenizer)
+      words = words or source.tokenizer
   return each
 
 

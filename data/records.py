@@ -28,6 +28,7 @@ import collections
 import contextlib
 import dataclasses
 import glob
+import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -322,6 +323,20 @@ def find_manifests(
         if info.name in paths:
           found[paths.pop(info.name)] = manifest_path, manifest
   return found
+
+
+def digest(
+  record_paths: Sequence[str], manifests: dict[str, tuple[str, Manifest]]
+) -> str | None:
+  """Of the SHA-256 that manifests list; None if a file has no manifest."""
+  made = hashlib.sha256()
+  for path in record_paths:
+    if path not in manifests:
+      return None
+    name = os.path.basename(path)
+    files = manifests[path][1].files
+    made.update(next(i.sha256 for i in files if i.name == name).encode())
+  return made.hexdigest()[:16]
 
 
 def find_manifest(record_path: str) -> tuple[str, Manifest] | None:

@@ -161,6 +161,7 @@ class PackedSource:
   def describe(self) -> dict:
     return {
       "files": [self._path],
+      "contents": self.fingerprint(),
       "examples": len(self.examples),
       "records": len(self),
       "tokens_of_a_record": self.tokens,

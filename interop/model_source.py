@@ -396,13 +396,17 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
 def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   """What a run's records were, and the file that says it; ("", {}) if none."""
   known, found = run_folder.tokenizer(folder), run_folder.manifest(folder)
+  task: dict = {}
+  if trained := run_folder.last_training(folder):
+    segments = trained["flags"].get("segment_ids")
+    if segments is None:
+      segments = trained["flags"].get("objective") != "mlm"
+    if not segments:  # its second segment's row was never trained
+      task["segment_ids"] = False
   if not known:
-    return "", {}
+    return os.path.join(folder, run_folder.RUN_FILE) if task else "", task
   path, info = known
-  flags = (run_folder.last_training(folder) or {"flags": {}})["flags"]
-  task: dict = {"do_lower_case": info.do_lower_case}
-  if flags.get("objective") == "mlm" and not flags.get("segment_ids"):
-    task["segment_ids"] = False  # its second segment's row was never trained
+  task["do_lower_case"] = info.do_lower_case
   if found:
     path, manifest = found
     task["max_seq_length"] = manifest.max_seq_length

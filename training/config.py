@@ -527,17 +527,22 @@ class PretrainingConfig(RunConfig):
   @classmethod
   def from_flags(cls, flags):
     made = super().from_flags(flags)
-    return dataclasses.replace(
-      made, objective=made.objective or made._found_objective()
-    )
+    return dataclasses.replace(made, **made._found_model())
 
-  def _found_objective(self) -> str:
+  def _found_model(self) -> dict:
+    """Objective and segment ids: the flags', else the run's or the records'."""
+    objective, segments = self.objective, self.segment_ids
     folders = [self.output_dir, os.path.dirname(self.cooldown_from or "")]
     known = (run_folder.last_training(folder) for folder in folders if folder)
     if run := next(filter(None, known), None):
-      return run["flags"].get("objective") or records.OBJECTIVES[0]
-    found = records.manifest_of(self.input_file) if self.input_file else None
-    return found[1].objective if found else records.OBJECTIVES[0]
+      objective = objective or run["flags"].get("objective")
+      if segments is None:
+        segments = run["flags"].get("segment_ids")
+    elif not objective and self.input_file:
+      found = records.manifest_of(self.input_file)
+      objective = found[1].objective if found else None
+    objective = objective or records.OBJECTIVES[0]
+    return {"objective": objective, "segment_ids": segments}
 
   @classmethod
   def found(cls, flags):
@@ -602,7 +607,7 @@ class PretrainingConfig(RunConfig):
         "records were made: make them with create_pretraining_data.py "
         "--dynamic_masks, or leave the flag out"
       )
-    elif self.masks.masked_lm_prob and not masked:  # no files: a dry run
+    elif not files and self.masks.masked_lm_prob and not masked:  # a dry run
       prob = max(self.masks.masked_lm_prob)
       masked = masking.most_predictions(length, prob, 1)
     masked = masked or shape.get("max_predictions_per_seq", 20)

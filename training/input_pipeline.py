@@ -6,6 +6,7 @@ Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import modeling
+import tokenization
 from common.tensorflow_v1 import tf
 from data import (
   masking,
@@ -93,6 +95,27 @@ def manifest_shape(files: str) -> dict[str, Any]:
   return shape
 
 
+def check_words(
+  made: tuple[str, tokenization.TokenizerInfo] | None,
+  other: tuple[str, tokenization.TokenizerInfo] | None,
+) -> None:
+  """Raises `records.DataError` if two files name unlike tokenizers.
+
+  None: that is not known.
+  """
+  if not (made and other) or made[1].is_like(other[1]):
+    return
+  told = (
+    f"{path} has {one.file}, {one.vocab_size:,} "
+    f"{'lower-cased' if one.do_lower_case else 'cased'} tokens, SHA-256 "
+    f"{one.sha256[:12]}"
+    for path, one in (made, other)
+  )
+  raise records.DataError(
+    f"{'; '.join(told)}: a model has one vocabulary. Make all records with it"
+  )
+
+
 def pretraining_batch(
   columns: dict, row_weights: tf.Tensor
 ) -> modeling.PretrainingBatch:
@@ -123,6 +146,7 @@ class Source:
     self.set = tfrecord.RecordSet(self.paths)
     # For `explain`: a pipeline raises another type with a page of text.
     self.error: records.DataError | None = None
+    self._check_files()
     needs_pairs = shape.next_sentence or shape.segments
     for path, (manifest_path, manifest) in self.manifests.items():
       if needs_pairs and not manifest.has_pairs:
@@ -142,12 +166,44 @@ class Source:
     for first in self.set.starts():
       self.check_record(first)
 
+  def _check_files(self) -> None:
+    """Raises `records.DataError` if files and manifests do not agree."""
+    first: tuple[str, records.Manifest] | None = None
+    for path, count in zip(self.paths, self._counts(), strict=True):
+      if path not in self.manifests:
+        continue
+      where, manifest = self.manifests[path]
+      name, size = os.path.basename(path), os.path.getsize(path)
+      for info in manifest.files:
+        if info.name == name and (info.records, info.bytes) != (count, size):
+          raise records.DataError(
+            f"{path}: {count:,} records in {size:,} bytes, but {where} lists "
+            f"{info.records:,} in {info.bytes:,}: they are not of one data "
+            "set. Copy both again, or remove the manifest of other records"
+          )
+      first = first or (where, manifest)
+      check_words((first[0], first[1].tokenizer), (where, manifest.tokenizer))
+      if manifest.masking != first[1].masking:
+        raise records.DataError(
+          f"{first[0]} has {first[1].masking} masks and {where} "
+          f"{manifest.masking} ones: give records of one kind"
+        )
+
+  @property
+  def tokenizer(self) -> tuple[str, tokenization.TokenizerInfo] | None:
+    """The records' tokenizer and the manifest that names it, if any."""
+    found = ((path, made.tokenizer) for path, made in self.manifests.values())
+    return next(found, None)
+
+  def _counts(self) -> np.ndarray:
+    """int [files]: the records of each file."""
+    return np.diff([*self.set.starts(), len(self.set)])
+
   @property
   def packing_factor(self) -> float:
     """Examples in a record on average, as the manifests say; 1 without."""
-    counts = np.diff([*self.set.starts(), len(self.set)])
     examples = 0.0
-    for path, count in zip(self.paths, counts, strict=True):
+    for path, count in zip(self.paths, self._counts(), strict=True):
       found = self.manifests.get(path)
       examples += count * (found[1].packing_factor if found else 1.0)
     return examples / len(self.set)
@@ -175,12 +231,12 @@ class Source:
     return _parse(*tensors, self.shape)
 
   def describe(self) -> dict:
-    made_with = [m.tokenizer for _, m in self.manifests.values()][:1]
     return {
       "files": self.paths,
       "records": len(self.set),
+      "contents": records.digest(self.paths, self.manifests),
       "manifests": sorted({path for path, _ in self.manifests.values()}),
-      "tokenizer": next(map(dataclasses.asdict, made_with), None),
+      "tokenizer": self.tokenizer and dataclasses.asdict(self.tokenizer[1]),
     }
 
   def fingerprint(self) -> str:
@@ -206,6 +262,12 @@ class Source:
       "masked_lm_weights": "--max_predictions_per_seq",
     }
     features = self.shape.features()
+    if self.shape.masks and "masked_lm_ids" in values:
+      raise records.DataError(
+        f"{where}: the record has masks of its own, but masks are drawn when "
+        "records are read, as a manifest of --input_file says: give records of "
+        "one kind"
+      )
     for name, (size, _) in features.items():
       if name in values and len(values[name]) != size:
         raise records.DataError(

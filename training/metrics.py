@@ -85,6 +85,17 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
   return {s: score for s, score in found.items() if math.isfinite(score)}
 
 
+def forget_evaluations(output_dir: str, step: int) -> None:
+  """Drops evaluations after `step`: a run that went back makes others."""
+  path = os.path.join(output_dir, EVAL_METRICS_FILE)
+  found = list(read_jsonl(path))
+  kept = [results for results in found if results["global_step"] <= step]
+  if len(kept) < len(found):
+    with open(path + ".tmp", "wb") as f:
+      f.write(b"".join(map(_line, kept)))
+    os.replace(path + ".tmp", path)
+
+
 class MetricsLog:
   """A .jsonl file of reports with TensorBoard events of the same numbers."""
 

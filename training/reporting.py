@@ -217,6 +217,7 @@ class Reporter:
     self._task, self._config, self._clock = run.task, run.config, clock
     self._is_root, self._first = run.comm.is_root, step + 1
     if self._is_root:
+      metrics.forget_evaluations(run.config.output_dir, step)
       self._log = metrics.MetricsLog(
         run.config.output_dir, metrics.METRICS_FILE, step, "train"
       )

@@ -194,14 +194,20 @@ def training_records(folder: str) -> list[str]:
 def manifest(folder: str) -> tuple[str, records.Manifest] | None:
   """(path, manifest) of the records that the newest training read, or None.
 
-  One with another vocabulary or case than they had then is not theirs.
+  One of other records, or of another vocabulary or case, is not theirs.
   """
-  known = _tokenizer(folder)
-  for file in trained_on(folder)[:1]:
-    for place in _places(folder):
-      found = records.find_manifest(os.path.join(place, file))
-      if found and (not known or known.is_like(found[1].tokenizer)):
-        return found
+  known, run = _tokenizer(folder), last_training(folder, "data")
+  if not run:
+    return None
+  files, contents = run["data"]["files"], run["data"].get("contents")
+  for place in _places(folder):
+    paths = [os.path.join(place, file) for file in files]
+    manifests = records.find_manifests(paths)
+    if contents not in (None, records.digest(paths, manifests)):
+      continue
+    found = manifests.get(paths[0])
+    if found and (not known or known.is_like(found[1].tokenizer)):
+      return found
   return None
 
 
@@ -281,8 +287,11 @@ def changes_since(before: dict, config, plan, data: dict) -> list[str]:
   new = flat(config.as_dict())
   for name in ("ranks", "updates", "warmup_updates"):
     new[name] = getattr(plan, name)
-  old["record files"] = (before.get("data") or {}).get("files")
-  new["record files"] = data.get("files")
+  read = before.get("data") or {}
+  old["record files"], new["record files"] = read.get("files"), data["files"]
+  if read.get("contents"):  # older runs do not say
+    old["contents of records"] = read["contents"]
+    new["contents of records"] = data.get("contents")
   changed = {
     name: f"{_shown(old[name])} -> {_shown(value)}"
     for name, value in new.items()

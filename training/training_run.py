@@ -21,6 +21,7 @@ from model import sampled_softmax, triton_kernels
 from training import (
   checkpointing,
   elastic,
+  input_pipeline,
   metrics,
   next_steps,
   profiling,
@@ -305,10 +306,11 @@ def _start_or_resume(run: train_loop.Run) -> int:
   resumes = run.checkpointer.restore.has_checkpoint()
   start = getattr(config, "cooldown_from", None)
   began_in = config.output_dir if resumes else os.path.dirname(start or "")
-  if began_in and task and run.comm.is_root:
+  if began_in and run.comm.is_root:
     if known := run_folder.last_training(began_in):
       run_folder.check_model(known, config.as_dict())
-      if known["flags"].get("stages") and not config.as_dict().get("stages"):
+      staged = known["flags"].get("stages")
+      if task and staged and not config.as_dict().get("stages"):
         raise UserError(
           f"{began_in} holds a run with --stages, this one has none: give "
           f"them, or {_NEW_RUN}"
@@ -333,6 +335,9 @@ def _start_or_resume(run: train_loop.Run) -> int:
     orders = task.state.orders(session)
     check_resumed(config, task.plan, step, seen, orders, began_in)
     if run.comm.is_root:
+      if isinstance(task.source, input_pipeline.Source):
+        words = task.source.tokenizer
+        input_pipeline.check_words(run_folder.tokenizer(began_in), words)
       _check_run_wide(config, task.plan, began_in)
       if not began_stage:
         _tell_changes(config, task, began_in)

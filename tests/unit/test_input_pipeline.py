@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import os
 
 import numpy as np
 import pytest
@@ -359,21 +360,57 @@ def test_a_damaged_record_is_named(tmp_path):
   assert path in message and "record 5" in message and "damaged" in message
 
 
-def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
-  path = write_records(tmp_path / "a.tfrecord", 8, vocab_size=10)
-  records.Manifest(
+def write_manifest(path, count, **changed):
+  """A manifest of the record file `path`."""
+  made = dict(kind="wordpiece", file="v.txt", sha256="0" * 64, vocab_size=100)
+  made |= {"do_lower_case": True, "mask_id": 4, **changed.pop("tokenizer", {})}
+  size = changed.pop("bytes", os.path.getsize(path))
+  info = tfrecord.ShardInfo(os.path.basename(path), count, size, "0" * 64)
+  values = dict(
     max_seq_length=32,
     max_predictions_per_seq=5,
     examples_per_record=1,
     masking="static",
-    tokenizer=tokenization.TokenizerInfo(
-      "wordpiece", "v.txt", "0" * 64, 500, True
-    ),
-    settings={},
+    settings={"masked_lm_prob": 0.15},
     counts={},
-    files=(tfrecord.ShardInfo("a.tfrecord", 8, 1, "0" * 64),),
-  ).save(str(tmp_path / "a.manifest.json"))
+  )
+  values |= {"tokenizer": tokenization.TokenizerInfo(**made), **changed}
+  manifest = records.Manifest(**values, files=(info,))
+  manifest.save(path.removesuffix(".tfrecord") + ".manifest.json")
+
+
+def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
+  path = write_records(tmp_path / "a.tfrecord", 8, vocab_size=10)
+  write_manifest(path, 8, tokenizer={"vocab_size": 500})
   with pytest.raises(
     records.DataError, match=r"v\.txt has 500 .*vocab_size=100"
   ):
     input_pipeline.Source(path, SHAPE)
+
+
+@pytest.mark.parametrize(
+  ("changed", "message"),
+  [
+    ({"bytes": 7}, r"b\.tfrecord: 8 records in .* lists 8 in 7: they are not"),
+    ({"masking": "dynamic"}, r"a\.manifest.* has static .*b\.man.* dynamic"),
+    ({"tokenizer": {"sha256": "1" * 64}}, "SHA-256 0.* SHA-256 1.* one vocab"),
+    ({"tokenizer": {"do_lower_case": False}}, "lower-cased .* 100 cased token"),
+  ],
+)
+def test_record_files_of_two_kinds_are_refused(tmp_path, changed, message):
+  paths = [write_records(tmp_path / f"{n}.tfrecord", 8) for n in "ab"]
+  write_manifest(paths[0], 8)
+  write_manifest(paths[1], 8)
+  source = input_pipeline.Source(",".join(paths), SHAPE)
+  assert source.tokenizer[1].sha256 == "0" * 64
+  write_manifest(paths[1], 8, **changed)
+  with pytest.raises(records.DataError, match=message):
+    input_pipeline.Source(",".join(paths), SHAPE)
+
+
+def test_records_with_masks_are_not_masked_again(tmp_path):
+  path = write_records(tmp_path / "a.tfrecord", 8)  # without a manifest
+  masks = masking.MaskSettings(0.15, 5, 100, 4)
+  shape = dataclasses.replace(SHAPE, masks=masks)
+  with pytest.raises(records.DataError, match="has masks of its own, but"):
+    input_pipeline.Source(path, shape)
