@@ -138,7 +138,8 @@ class MomentOptimizer(tf.train.Optimizer):
     t = tf.cast(tf.convert_to_tensor(self._applied_updates) + 1, tf.float32)
     # -expm1(t log b) is 1 - b^t without the cancellation at b near 1.
     return tuple(
-      -tf.math.expm1(t * math.log(beta)) for beta in (self.beta_1, self.beta_2)
+      -tf.math.expm1(t * math.log(beta)) if beta else 1.0
+      for beta in (self.beta_1, self.beta_2)
     )
 
   def decay_rate(self, name: str) -> float:

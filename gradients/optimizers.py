@@ -35,7 +35,7 @@ class OptimizerConfig:
     "decays at each update.", low=0, below=1)
   epsilon: float = setting(1e-6,
     "Number added to the square root of the second moment.",
-    low=0, json="optimizer.params.eps")
+    above=0, json="optimizer.params.eps")
   bias_correction: bool = setting(False,
     "Correct the moments for their start at zero, as the Adam paper does and "
     "google/bert does not.", json="optimizer.params.bias_correction")

@@ -62,7 +62,7 @@ def test_recipes_by_budget_are_read():
   folder = os.path.dirname(RECIPES)
   found = [flags_of(os.path.join(folder, f"{name}.json")) for name in names]
   plans = [(f["global_batch_size"], f["num_train_steps"]) for f in found]
-  assert plans == [(96, 2_000), (32, 100_000), (256, 1_000_000)]
+  assert plans == [(96, 2_000), (46, 100_000), (256, 1_000_000)]
   assert [f["precision"] for f in found[2:]] == ["bf16"]
 
 
