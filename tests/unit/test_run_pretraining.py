@@ -1,5 +1,6 @@
 """Whole runs in one process: contracts, resume, errors, the graph."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -271,7 +272,14 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   config, _ = settled_flags(
     input_file=tiny_run[1], output_dir=str(run), bert_config_file=tiny_run[0]
   )
-  assert config.objective == "mlm"
+  assert config.objective == "mlm" and config.segment_ids is None
+  raw = json.loads((run / "run.json").read_text())
+  raw["runs"][-1]["flags"]["segment_ids"] = True
+  (run / "run.json").write_text(json.dumps(raw))
+  config, _ = settled_flags(
+    input_file=tiny_run[1], output_dir=str(run), bert_config_file=tiny_run[0]
+  )
+  assert config.segment_ids is True
   other = tmp_path / "other"
   config, _ = settled_flags(
     input_file=tiny_run[1], output_dir=str(other), bert_config_file=tiny_run[0]
@@ -646,6 +654,61 @@ def test_evaluating_a_checkpoint_without_training(tiny_run, tmp_path):
   loss = trained["evaluation"]["masked_lm_loss"]
   assert alone["evaluation"]["masked_lm_loss"] == loss
   assert again["evaluation"] == trained["evaluation"]
+
+
+def test_evaluating_with_the_config_of_another_model_is_refused(
+  tiny_run, tmp_path
+):
+  runs.pretrain(tiny_run, tmp_path / "a", num_train_steps=4)
+  bert = runs.config(tiny_run, tmp_path).bert
+  bert.hidden_act = "relu"
+  with pytest.raises(UserError, match="hidden_act gelu -> relu"):
+    runs.pretrain(
+      tiny_run, tmp_path / "a", do_train=False, do_eval=True, bert=bert
+    )
+
+
+def test_records_made_again_are_noticed(packed_run, tmp_path, capsys):
+  tiny, _ = packed_run
+  folder = tmp_path / "run"
+  runs.pretrain(tiny, folder, num_train_steps=2, num_warmup_steps=0)
+  (path,) = tmp_path.glob("*.manifest.json")
+  before = json.loads(path.read_text())
+
+  def change(edit):
+    made = copy.deepcopy(before)
+    edit(made)
+    path.write_text(json.dumps(made))
+
+  change(lambda made: made["files"][0].update(sha256="1" * 64))
+  assert run_folder.manifest(str(folder)) is None  # not of these records
+  runs.pretrain(tiny, folder, num_train_steps=3, num_warmup_steps=0)
+  assert "\n  contents of records " in capsys.readouterr().err
+  assert run_folder.manifest(str(folder))[0] == str(path)
+  change(lambda made: made["tokenizer"].update(sha256="2" * 64))
+  for flags in ({"num_train_steps": 4}, {"do_train": False, "do_eval": True}):
+    with pytest.raises(records.DataError, match="SHA-256 2.* one vocabulary"):
+      runs.pretrain(tiny, folder, num_warmup_steps=0, **flags)
+
+
+def test_evaluations_after_the_update_of_a_start_are_dropped(
+  tiny_run, tmp_path
+):
+  updates = dict(num_train_steps=4, num_warmup_steps=0)
+  runs.pretrain(
+    tiny_run,
+    tmp_path,
+    do_eval=True,
+    eval_every_steps=1,
+    save_checkpoints_steps=2,
+    **updates,
+  )
+  assert metrics.was_evaluated(tmp_path, 4)
+  for path in tmp_path.glob("model.ckpt-4*"):
+    path.unlink()
+  runs.pretrain(tiny_run, tmp_path, **updates)
+  found = [metrics.was_evaluated(tmp_path, step) for step in (1, 2, 3, 4)]
+  assert found == [True, True, True, False]  # 3 was saved as the best then
 
 
 def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
