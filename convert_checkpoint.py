@@ -170,6 +170,7 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
         model.vocabulary,
         model.task.get("do_lower_case", True),
         model.task.get("max_seq_length", model.config.max_position_embeddings),
+        model.task.get("segment_ids", True),
       )
     os.replace(made, folder)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]

@@ -72,18 +72,22 @@ def normalizer(do_lower_case: bool):
   return normalizers.Sequence([_FINAL_SIGMA, bert]) if do_lower_case else bert
 
 
-def make_tokenizer(file: str, is_wordpiece: bool, do_lower_case: bool):
+def make_tokenizer(
+  file: str, is_wordpiece: bool, do_lower_case: bool, segment_ids: bool = True
+):
   """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
 
+  Without `segment_ids` the second text of a pair is of segment 0, too.
   Unlike ours it reads "[MASK]" and other special tokens in a text as tokens.
   """
   make = _wordpiece_tokenizer if is_wordpiece else _sentencepiece_tokenizer
   tokenizer, encoder = make(file, do_lower_case)
   special = special_tokens(encoder)
   _, _, cls, sep, _ = special
+  second = int(segment_ids)
   tokenizer.post_processor = processors.TemplateProcessing(
     single=f"{cls}:0 $A:0 {sep}:0",
-    pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+    pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
     special_tokens=[(t, encoder.tokens.index(t)) for t in (cls, sep)],
   )
   tokenizer.add_special_tokens(
@@ -162,14 +166,20 @@ def _read_model(content: bytes):
 
 
 def write_tokenizer(
-  folder: str, vocabulary: Vocabulary, do_lower_case: bool, max_length: int
+  folder: str,
+  vocabulary: Vocabulary,
+  do_lower_case: bool,
+  max_length: int,
+  segment_ids: bool = True,
 ) -> None:
   """Writes the vocabulary, tokenizer.json and tokenizer_config.json."""
   path = os.path.join(folder, vocabulary.file)
   with open(path, "wb") as f:
     f.write(vocabulary.content)
   is_wordpiece = vocabulary.file == VOCAB_FILE
-  tokenizer, encoder = make_tokenizer(path, is_wordpiece, do_lower_case)
+  tokenizer, encoder = make_tokenizer(
+    path, is_wordpiece, do_lower_case, segment_ids
+  )
   tokenizer.save(os.path.join(folder, TOKENIZER_FILE))
   names = [f"{name}_token" for name in _SPECIAL]
   content = {

@@ -457,6 +457,16 @@ def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
   assert got["plain"] == want and got["special"] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("segment_ids", [True, False])
+def test_pairs_have_segments_if_the_model_has(
+  tmp_path, vocabulary, segment_ids
+):
+  given = tokenizer_files.read_file(vocabulary, "vocab.txt")
+  tokenizer_files.write_tokenizer(str(tmp_path), given, False, 64, segment_ids)
+  made = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+  assert set(made.encode("a", "b").type_ids) == {0, int(segment_ids)}
+
+
 def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   """As transformers 5 saves it."""
   given = tokenizer_files.read_file(vocabulary, "vocab.txt")
