@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
+import tokenizers
 from samples import TINY
 from test_convert_checkpoint import (
   PRETRAINING,
