@@ -113,12 +113,13 @@ def count_unigrams(
     return None, f"no unigram baseline: {why}: give --unigram_records"
   for path, manifest in records.find_manifests(paths).values():
     made = manifest.tokenizer
-    if made.sha256 != encoder.info().sha256:
+    info, case = encoder.info(), {True: "lower-cased", False: "cased"}
+    if not made.is_like(info):
       raise UserError(
-        f"{path}: the records were made with {made.file} of SHA-256 "
-        f"{made.sha256}, but the model's vocabulary {encoder.file} has "
-        f"{encoder.info().sha256}: give --unigram_records of the model's "
-        "vocabulary"
+        f"{path}: the records are of {case[made.do_lower_case]} text with "
+        f"{made.file} of SHA-256 {made.sha256}, but the model's vocabulary "
+        f"{encoder.file} has {info.sha256} and its text is "
+        f"{case[info.do_lower_case]}: give --unigram_records that fit"
       )
   files = tfrecord.RecordSet(paths)
   chosen = unigrams.numbers(files)

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from common import console, json_files, processes
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
+from data import tfrecord
 from finetuning import settled
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
@@ -144,6 +145,16 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
   json_files.write(path, kept)
 
 
+def files_digest(task: dict) -> str:
+  """Of the files that a task's flags name, and of those in its folder."""
+  made = hashlib.sha256()
+  for value in map(str, task.values()):
+    inside = sorted(glob.glob(os.path.join(glob.escape(value), "*")))
+    for path in filter(os.path.isfile, [value, *inside]):
+      made.update(tfrecord.file_sha256(path).encode())
+  return made.hexdigest()[:16]
+
+
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
   given = {name: value for name, value in task.items() if name != "script"}
@@ -223,7 +234,11 @@ def main(given: Settings, model: str, *more: str) -> None:
   }
   more = (f"--init_checkpoint={source.path}", *more)
   with run_folder.locked(given.output_dir, Comm()):
-    check_folder(given.output_dir, made_with, tasks)
+    known = {
+      name: {**task, "files' SHA-256": files_digest(task)}
+      for name, task in tasks.items()
+    }
+    check_folder(given.output_dir, made_with, known)
     path = os.path.join(given.output_dir, RESULTS_FILE)
     done = {
       (one["task"], one["seed"]): one for one in json_files.read_lines(path)

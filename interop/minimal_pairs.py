@@ -50,6 +50,16 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
     for name, data in _contents(path)
     for pair in _pairs(name, data)
   ]
+  unnamed: dict[str, str] = {}  # a paradigm without a UID -> its file
+  for pair in pairs:
+    file = pair.where.rpartition(": line ")[0]
+    if pair.paradigm == _stem(file):
+      other = unnamed.setdefault(pair.paradigm, file)
+      if other != file:
+        raise DataError(
+          f"{other} and {file}: both are the paradigm {pair.paradigm}: give "
+          "them different names"
+        )
   if sample is None:
     return pairs
   chosen = [
@@ -106,9 +116,13 @@ def _contents(path: str) -> Iterator[tuple[str, bytes]]:
     raise DataError(f"{path}: no .jsonl or .txt file is in it")
 
 
+def _stem(name: str) -> str:
+  return os.path.splitext(os.path.basename(name))[0]
+
+
 def _pairs(name: str, data: bytes) -> Iterator[Pair]:
   lines = list(text_files.utf8_lines(data.rstrip().split(b"\n"), name))
-  stem = os.path.splitext(os.path.basename(name))[0]
+  stem = _stem(name)
   if lines == [""]:
     raise DataError(f"{name}: there is no pair in it")
   if text_files.is_jsonl(name):

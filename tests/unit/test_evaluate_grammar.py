@@ -216,6 +216,14 @@ def test_pairs_that_are_none(tmp_path, name, data, message):
     minimal_pairs.read(str(tmp_path / "none"))
 
 
+def test_files_of_one_name_are_not_one_paradigm(tmp_path):
+  for name in ("en", "de"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "order.txt").write_text("b a\na b\n")
+  with pytest.raises(DataError, match="en/order.txt: both are the paradigm or"):
+    minimal_pairs.read(str(tmp_path / "*" / "order.txt"))
+
+
 def test_a_sample_is_the_same_in_any_order_of_the_pairs(tmp_path):
   lines = [f"b{i}\ng{i}\n" for i in range(50)]
   (tmp_path / "p.txt").write_text("".join(lines))

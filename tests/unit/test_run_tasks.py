@@ -163,6 +163,19 @@ def test_words_for_all_runs_are_flags_that_are_theirs(tmp_path, word):
     run_tasks.main(given, "a model", word)
 
 
+def test_files_of_tasks_are_compared(tmp_path):
+  for name in ("train.tsv", "dev.tsv", "own.tsv"):
+    (tmp_path / name).write_text("a")
+  tasks = {"data_dir": str(tmp_path)}, {"train_file": f"{tmp_path}/own.tsv"}
+  before = [run_tasks.files_digest(task) for task in tasks]
+  assert before == [run_tasks.files_digest(task) for task in tasks]
+  (tmp_path / "dev.tsv").write_text("b")
+  after = [run_tasks.files_digest(task) for task in tasks]
+  assert after[0] != before[0] and after[1] == before[1]
+  (tmp_path / "own.tsv").write_text("b")
+  assert run_tasks.files_digest(tasks[1]) != before[1]
+
+
 def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
   """A first try that failed binds nothing, one that would resume does."""
   made_with = {"model's SHA-256": "1", "flags": ""}
