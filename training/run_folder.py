@@ -196,16 +196,15 @@ def manifest(folder: str) -> tuple[str, records.Manifest] | None:
 
   One of other records, or of another vocabulary or case, is not theirs.
   """
-  known, run = _tokenizer(folder), last_training(folder, "data")
-  if not run:
-    return None
-  files, contents = run["data"]["files"], run["data"].get("contents")
+  known = _tokenizer(folder)
+  data = (last_training(folder, "data") or {"data": {}})["data"]
+  files, contents = data.get("files", []), data.get("contents")
   for place in _places(folder):
     paths = [os.path.join(place, file) for file in files]
     manifests = records.find_manifests(paths)
     if contents not in (None, records.digest(paths, manifests)):
       continue
-    found = manifests.get(paths[0])
+    found = manifests.get(paths[0]) if paths else None
     if found and (not known or known.is_like(found[1].tokenizer)):
       return found
   return None

@@ -567,6 +567,12 @@ def test_a_model_trained_without_segments_gets_none(folders):
   path.write_text(json.dumps({"runs": [run]}))
   try:
     assert not segments().any()
+    run["flags"] = {"objective": "mlm_nsp", "segment_ids": False}
+    path.write_text(json.dumps({"runs": [run]}))
+    assert not segments().any()
+    run["data"]["tokenizer"] = None  # of records without a manifest
+    path.write_text(json.dumps({"runs": [run]}))
+    assert not segments().any()
   finally:
     path.unlink()
 
