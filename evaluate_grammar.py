@@ -113,13 +113,13 @@ def count_unigrams(
     return None, f"no unigram baseline: {why}: give --unigram_records"
   for path, manifest in records.find_manifests(paths).values():
     made = manifest.tokenizer
-    info, case = encoder.info(), {True: "lower-cased", False: "cased"}
+    info = encoder.info()
     if not made.is_like(info):
       raise UserError(
-        f"{path}: the records are of {case[made.do_lower_case]} text with "
+        f"{path}: the records are of {made.case} text with "
         f"{made.file} of SHA-256 {made.sha256}, but the model's vocabulary "
-        f"{encoder.file} has {info.sha256} and its text is "
-        f"{case[info.do_lower_case]}: give --unigram_records that fit"
+        f"{encoder.file} has {info.sha256} and its text is {info.case}: give "
+        "--unigram_records that fit"
       )
   files = tfrecord.RecordSet(paths)
   chosen = unigrams.numbers(files)

@@ -321,24 +321,26 @@ def all_stages(
   config: PretrainingConfig, begun: training_plan.Stage, comm, ranks: int
 ) -> stages.Stages:
   """The stages of a run, all checked from the one that has `begun`."""
+  words = None  # the tokenizer of the first records that name one
+
+  def opened(files, one, training=True):
+    nonlocal words
+    source = open_source(files, one, comm, training)
+    input_pipeline.check_words(words, source.tokenizer)
+    words = words or source.tokenizer
+    return source
+
   each = stages.Stages.of(
     config,
     begun,
     lambda one: make_plan(
       dataclasses.replace(one, num_warmup_steps=0, num_decay_steps=None),
-      open_source(one.input_file, one, comm) if one.input_file else None,
+      opened(one.input_file, one) if one.input_file else None,
       ranks,
     ),
   )
-  words = None
-  for one in each.configs[begun.number :]:
-    sources = [open_source(one.input_file, one, comm)]
-    if config.do_eval:
-      files = one.eval_input_file or one.input_file
-      sources.append(open_source(files, one, comm, training=False))
-    for source in sources:
-      input_pipeline.check_words(words, source.tokenizer)
-      words = words or source.tokenizer
+  for one in each.configs[begun.number :] if config.do_eval else ():
+    opened(one.eval_input_file or one.input_file, one, training=False)
   return each
 
 

@@ -358,6 +358,11 @@ class TokenizerInfo:
   do_lower_case: bool
   mask_id: int | None = None  # needed for dynamic masks
 
+  @property
+  def case(self) -> str:
+    """In words."""
+    return "lower-cased" if self.do_lower_case else "cased"
+
   def is_like(self, other: "TokenizerInfo") -> bool:
     """Whether both give a text the same tokens, by all that is known."""
     same = ("kind", "sha256", "do_lower_case")

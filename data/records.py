@@ -27,6 +27,7 @@ google/bert's and NVIDIA's have none.
 import collections
 import contextlib
 import dataclasses
+import functools
 import glob
 import hashlib
 import itertools
@@ -147,6 +148,11 @@ class Manifest:
   counts: dict  # of documents, tokens, ...; unigram_entropy: the text's, nats
   files: tuple[tfrecord.ShardInfo, ...]
   version: int = MANIFEST_VERSION
+
+  @functools.cached_property
+  def shards(self) -> dict[str, tfrecord.ShardInfo]:
+    """The files by name."""
+    return {info.name: info for info in self.files}
 
   @property
   def num_records(self) -> int:
@@ -333,9 +339,8 @@ def digest(
   for path in record_paths:
     if path not in manifests:
       return None
-    name = os.path.basename(path)
-    files = manifests[path][1].files
-    made.update(next(i.sha256 for i in files if i.name == name).encode())
+    shard = manifests[path][1].shards[os.path.basename(path)]
+    made.update(shard.sha256.encode())
   return made.hexdigest()[:16]
 
 

@@ -106,8 +106,7 @@ def check_words(
   if not (made and other) or made[1].is_like(other[1]):
     return
   told = (
-    f"{path} has {one.file}, {one.vocab_size:,} "
-    f"{'lower-cased' if one.do_lower_case else 'cased'} tokens, SHA-256 "
+    f"{path} has {one.file}, {one.vocab_size:,} {one.case} tokens, SHA-256 "
     f"{one.sha256[:12]}"
     for path, one in (made, other)
   )
@@ -173,14 +172,16 @@ class Source:
       if path not in self.manifests:
         continue
       where, manifest = self.manifests[path]
-      name, size = os.path.basename(path), os.path.getsize(path)
-      for info in manifest.files:
-        if info.name == name and (info.records, info.bytes) != (count, size):
-          raise records.DataError(
-            f"{path}: {count:,} records in {size:,} bytes, but {where} lists "
-            f"{info.records:,} in {info.bytes:,}: they are not of one data "
-            "set. Copy both again, or remove the manifest of other records"
-          )
+      size, info = (
+        os.path.getsize(path),
+        manifest.shards[os.path.basename(path)],
+      )
+      if (info.records, info.bytes) != (count, size):
+        raise records.DataError(
+          f"{path}: {count:,} records in {size:,} bytes, but {where} lists "
+          f"{info.records:,} in {info.bytes:,}: they are not of one data "
+          "set. Copy both again, or remove the manifest of other records"
+        )
       first = first or (where, manifest)
       check_words((first[0], first[1].tokenizer), (where, manifest.tokenizer))
       if manifest.masking != first[1].masking:
