@@ -183,6 +183,18 @@ def update_ops(loss, sums, optimizer, micro_batches=1, scale=1.0, **settings):
 EMPTY = -99.0  # as a second element: without examples
 
 
+def test_a_moment_that_keeps_nothing_needs_no_correction():
+  made = dict(bias_correction=True, beta_1=0.0, beta_2=0.0)
+  with tf.Graph().as_default(), tf.Session() as session:
+    w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+    config = optimization.OptimizerConfig(**made, weight_decay_rate=0.0)
+    gradient = tf.constant([4.0, -4.0])
+    train = config.make(tf.constant(0.5)).apply_gradients([(gradient, w)])
+    session.run(tf.global_variables_initializer())
+    session.run(train)
+    np.testing.assert_allclose(session.run(w), [0.5, 2.5], rtol=1e-5)
+
+
 def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
   """loss share = sum(w * x); so x is the gradient. Returns (x, w, ops)."""
   tf.enable_resource_variables()
