@@ -11,6 +11,7 @@ create_pretraining_data.py, or google/bert's. The same command resumes a run
 that was stopped.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -30,7 +31,7 @@ import modeling
 import optimization
 from common import console, settings
 from common.console import say
-from common.errors import UserError
+from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
 from data import cooccurrences, record_order, records, unigrams
 from gradients import distributed, sharded_variables
@@ -97,12 +98,15 @@ def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
 
 def make_plan(config: PretrainingConfig, source, ranks: int):
   """The `training_plan.TrainingPlan`; `source` is None for unknown data."""
+  steps = config.num_train_steps
+  if config.cooldown_from:
+    steps = config.num_warmup_steps + config.num_decay_steps
   plan = training_plan.resolve(
     ranks=ranks,
     records=len(source.set) if source else None,
     packing_factor=source.packing_factor if source else 1.0,
     train_batch_size=config.train_batch_size,
-    num_train_steps=config.num_train_steps,
+    num_train_steps=steps,
     num_warmup_steps=config.num_warmup_steps,
     num_decay_steps=config.num_decay_steps,
     num_accumulation_steps=config.num_accumulation_steps,
@@ -116,7 +120,12 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
         f"the {plan.warmup_updates:,} updates of warm-up: give that run's "
         "--num_warmup_steps"
       )
-    plan = dataclasses.replace(plan, updates=first + plan.decay_updates)
+    plan = dataclasses.replace(
+      plan,
+      updates=first + plan.decay_updates,
+      steps=0,
+      cooldown_start=first,
+    )
   return plan
 
 
@@ -175,7 +184,8 @@ def informed_weights(config: PretrainingConfig, source) -> dict:
   most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
   chosen = unigrams.numbers(source.set, most, in_a_row=min(100, -(-most // 10)))
   with console.Progress("reading words", len(chosen), "records") as bar:
-    read = unigrams.texts(source.set, chosen, shape.features(), bar.at)
+    features = dict.fromkeys(source.set.paths, shape.features())
+    read = unigrams.texts(source.set, chosen, features, bar.at)
     sequences = [ids.astype("int32") for ids in read]
   console.tell("counting neighbours ...")
   ids = np.concatenate(sequences)
@@ -259,10 +269,10 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
       source.tokenizer, run_folder.tokenizer(config.output_dir)
     )
   else:
-    items = config.stages or ()
-    names = {i["input_file"] for i in items if "input_file" in i}
-    names.add(config.input_file)
-    trained = [path for name in names for path in records.expand_patterns(name)]
+    trained = records.expand_patterns(config.input_file)
+    for item in config.stages or ():
+      with contextlib.suppress(DataError):  # an ended stage's may be gone
+        trained += records.expand_patterns(item.get("input_file", ""))
     found = records.find_manifest(trained[0])
     input_pipeline.check_words(
       found and (found[0], found[1].tokenizer), source.tokenizer
@@ -384,6 +394,12 @@ def plan_only(config: PretrainingConfig) -> None:
     place = each.place(begun)
     last = plan_stage(*place, ranks)
     while not place.plan.stage.is_last:
+      if last >= place.plan.stage.total_updates:
+        console.tell(
+          f"stage {place.plan.stage.number + 1} would be the last: "
+          f"--num_train_steps={config.num_train_steps} end there"
+        )
+        break
       place = each.place(each.after(place.plan, last))
       last = plan_stage(*place, ranks)
   else:
@@ -392,7 +408,7 @@ def plan_only(config: PretrainingConfig) -> None:
     plan = make_plan(config, source, groups)
     if config.cooldown_from:  # its own updates
       plan = dataclasses.replace(
-        plan, updates=plan.decay_updates, warmup_updates=0
+        plan, updates=plan.decay_updates, warmup_updates=0, cooldown_start=0
       )
     plan_stage(config, plan, (0.0, 1.0), ranks)
   console.tell("nothing was written")

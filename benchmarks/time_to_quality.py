@@ -26,10 +26,10 @@ masked: `loss_N` on the same held-out tokens, full sequences of N, segment ids
 own kind. One JSON line a run, in results.jsonl; a second call makes what is
 missing there, of these recipes, this text and these evaluations.
 
-The table has means and standard deviations over seeds, and the time in which an
-arm reaches the baseline's loss of the longest budget: interpolated in
-log(minutes) between budgets, with a 90% interval from 2,000 draws of Student's
-t around each mean.
+The tables have means and standard deviations over seeds; those of the same
+tokens have the time in which an arm reaches the baseline's loss of the longest
+budget: interpolated in log(minutes) between budgets, with a 90% interval from
+2,000 draws of Student's t around each mean.
 """
 
 import hashlib
@@ -407,10 +407,10 @@ def main(_) -> None:
     if digests.get(line["arm"]) == line["digest"]
   ]
   baseline = next(iter(arms))
-  for name in (*FLAGS.eval_lengths, "own"):
+  for name in FLAGS.eval_lengths:
     print("", *table(lines, f"loss_{name}", baseline), sep="\n")
-  if FLAGS.pairs:
-    print("", *table(lines, "grammar", None), sep="\n")
+  for key in ("loss_own", *(["grammar"] if FLAGS.pairs else [])):
+    print("", *table(lines, key, None), sep="\n")
   picture = FLAGS.picture or os.path.join(FLAGS.output_dir, "curves.png")
   draw(lines, f"loss_{FLAGS.eval_lengths[-1]}", picture)
   print(f"\n{results}\n{picture}")

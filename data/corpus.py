@@ -136,6 +136,7 @@ class CorpusCounts:
 
   documents: int
   cut_documents: int  # documents longer than a block
+  parts: int  # documents and what longer ones are cut into
   sentences: int
   tokens: int
   unknown_tokens: int
@@ -243,11 +244,12 @@ class StoreWriter:
     self._write(_STARTS, [j.sentences])
     # Closed, so that ranks on other machines see whole files too.
     self.__exit__()
-    cut_documents = self._write_documents(block_tokens)
+    parts, cut_documents = self._write_documents(block_tokens)
     counts = self._token_counts()
     result = CorpusCounts(
       documents=j.documents,
       cut_documents=cut_documents,
+      parts=parts,
       sentences=j.sentences,
       tokens=j.tokens,
       unknown_tokens=int(counts[unk_id]),
@@ -261,12 +263,12 @@ class StoreWriter:
     return result
 
   def _write_documents(self, block_tokens):
-    """Writes where documents begin; returns how many were cut."""
+    """Writes where documents begin: (how many parts, documents cut)."""
     starts, sentences = (
       np.memmap(os.path.join(self.folder, name), np.int64, mode="r")
       for name in (_STARTS, _SENTENCES)
     )
-    cut = 0
+    parts = cut = 0
     with open(os.path.join(self.folder, _DOCUMENTS), "wb") as f:
       for i in range(0, self.journal.documents, _SCAN_DOCUMENTS):
         firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
@@ -277,9 +279,10 @@ class StoreWriter:
         ]
         begins = np.sort(np.concatenate([firsts[:-1], *cuts]))
         f.write(begins.tobytes())
+        parts += len(begins)
         cut += len(long)
       f.write(starts[-1:].tobytes())
-    return cut
+    return parts, cut
 
   def _token_counts(self):
     counts = np.zeros(self._vocab_size, np.int64)

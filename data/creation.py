@@ -28,7 +28,7 @@ from data.creation_settings import Settings, listed
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
 _SHARDS = "shards"  # the folder of those that are being made
-_PLAN_VERSION = 2  # 1 cut chunks of JSON lines elsewhere
+_PLAN_VERSION = 3  # 1 cut chunks of JSON lines elsewhere; 2 had no `parts`
 
 
 class Summary(dict):
@@ -71,6 +71,7 @@ def create(
   ):
     work = _Work(settings, folder, ranks, pool, tokenizer)
     counts, kept_bytes = work.tokenize(pieces)
+    _check_unchanged(paths, plan)
     tokenized = time.monotonic()
     _check_unlisted(settings, _num_shards(counts, settings))
     results, kept_shards = work.make_shards(counts)
@@ -97,12 +98,27 @@ def create(
 def _plan(settings: Settings, paths: list[str], info) -> dict:
   """All that decides the bytes, for `work_dir.work_folder`."""
   plan = dataclasses.asdict(settings) | {
-    "files": [[p, os.path.getsize(p), os.stat(p).st_mtime_ns] for p in paths],
+    "files": [_state(path) for path in paths],
     "tokenizer": dataclasses.asdict(info),
     "version": _PLAN_VERSION,
   }
   del plan["num_workers"]
   return plan
+
+
+def _state(path: str) -> list:
+  """[path, bytes, nanoseconds of the last change]."""
+  found = os.stat(path)
+  return [path, found.st_size, found.st_mtime_ns]
+
+
+def _check_unchanged(paths: list[str], plan: dict) -> None:
+  """DataError if a text file was changed while it was read."""
+  for path, before in zip(paths, plan["files"], strict=True):
+    if not os.path.exists(path) or _state(path) != before:
+      raise errors.DataError(
+        f"{path} was changed while it was read: start again when it is whole"
+      )
 
 
 def _check_unshared(settings: Settings) -> None:
@@ -127,9 +143,19 @@ def _check_unshared(settings: Settings) -> None:
 
 
 def _check_unlisted(settings: Settings, num_shards: int) -> None:
-  """Raises `UserError` if another manifest lists a file of ours."""
+  """Raises `UserError` if another manifest lists a file of ours.
+
+  DataError if one is an input.
+  """
   names = settings.shard_names(num_shards)
   places = [os.path.join(settings.folder, name) for name in names]
+  inputs = {
+    "--input_file": records.expand_patterns(settings.input_file),
+    "--vocab_file": [settings.vocab_file or ""],
+    "--spm_model_file": [settings.spm_model_file or ""],
+  }
+  for flag, paths in inputs.items():
+    records.check_not_written(filter(None, paths), flag, *places)
   try:
     listed = records.find_manifests(places)
   except errors.DataError as e:  # a UserError keeps the finished work
@@ -236,7 +262,7 @@ def _with_index(name: str) -> tuple[str, str]:
 def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
   """The number given, or as many as have about 16 MB each."""
   return settings.given_shards or min(
-    _blocks_of_corpus(counts, settings), counts.documents, _MAX_DEFAULT_SHARDS
+    _blocks_of_corpus(counts, settings), counts.parts, _MAX_DEFAULT_SHARDS
   )
 
 

@@ -32,7 +32,8 @@ import glob
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -82,17 +83,21 @@ def features_of_first(
   """The features of files without a manifest, from their first whole record."""
   for path in paths:
     with contextlib.suppress(DataError):
-      files = tfrecord.RecordSet([path])
-      first = decode_example(files.read(0))
-      return record_features(
-        len(first.get("input_ids", ())),
-        len(first.get("masked_lm_ids", ())),
-        len(first.get("next_sentence_labels", ())),
-        vocab_size,
-        "masked_lm_ids" not in first,
-        "is_continuation" in first,
-      )
+      return features_of_record(tfrecord.RecordSet([path]).read(0), vocab_size)
   return {}  # all are damaged, as the survey will report
+
+
+def features_of_record(data: bytes, vocab_size: int) -> dict[str, Feature]:
+  """The features of a data set with this record; DataError if it is damaged."""
+  found = decode_example(data)
+  return record_features(
+    len(found.get("input_ids", ())),
+    len(found.get("masked_lm_ids", ())),
+    len(found.get("next_sentence_labels", ())),
+    vocab_size,
+    "masked_lm_ids" not in found,
+    "is_continuation" in found,
+  )
 
 
 def fake_features(
@@ -378,7 +383,13 @@ def expand_patterns(patterns: str) -> list[str]:
   return sorted(paths)
 
 
-def check_not_written(paths: Sequence[str], flag: str, *written: str) -> None:
+def without_shard(path: str) -> str:
+  """NAME.EXT of NAME-00000-of-00004.EXT; other paths as they are."""
+  folder, name = os.path.split(path)
+  return os.path.join(folder, re.sub(r"-\d{5,}-of-\d{5,}(?=\.|$)", "", name))
+
+
+def check_not_written(paths: Iterable[str], flag: str, *written: str) -> None:
   """DataError if one of `paths`, of `flag`, is a file that will be written."""
   outputs = set(map(os.path.realpath, written))
   for path in paths:
@@ -404,13 +415,15 @@ def _matches(pattern: str) -> list[str]:
   other = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
   return [
     path
-    for path in glob.glob(pattern)
+    for path in glob.glob(pattern, recursive=True)
     if not path.endswith(other) and os.path.isfile(path)
   ]
 
 
 def _none_such(pattern: str) -> str:
-  found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
+  found = [pattern]
+  if not os.path.exists(pattern):
+    found = sorted(glob.glob(pattern, recursive=True))
   if not found:
     return f"{pattern}: no such file"
   if os.path.isdir(found[0]):

@@ -1,10 +1,11 @@
 """How often tokens occur in the text of records, and what that predicts."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from common.errors import DataError
 from data import record_report, records, tfrecord
 
 MOST_RECORDS = 50_000  # a few seconds; a word that is rarer is rare
@@ -25,26 +26,40 @@ def numbers(
   return np.unique(rows)
 
 
-def features_of(files: tfrecord.RecordSet, vocab_size: int) -> dict:
-  """What `texts` needs to know of files: by their manifest, if there is one."""
-  found = records.find_manifest(files.paths[0])
-  if found:
-    return found[1].features()
-  return records.features_of_first(files.paths, vocab_size)
+def features_of(
+  files: tfrecord.RecordSet, vocab_size: int
+) -> dict[str, dict[str, records.Feature]]:
+  """File -> the features of its records: files of stages may differ in them.
+
+  By its manifest; without one by its first record, for which DataError.
+  """
+  manifests, found = records.find_manifests(files.paths), {}
+  for path, start in zip(files.paths, files.starts(), strict=True):
+    if path in manifests:
+      found[path] = manifests[path][1].features()
+      continue
+    first = files.read(start)
+    try:
+      found[path] = records.features_of_record(first, vocab_size)
+    except DataError as e:
+      raise DataError(f"{files.where(start)}: {e}") from e
+  return found
 
 
 def texts(
   files: tfrecord.RecordSet,
   chosen: Iterable[int],
-  features: dict[str, records.Feature],
+  features: Mapping[str, Mapping[str, records.Feature]],
   at: Callable[[int], None] = lambda done: None,
 ) -> Iterator[np.ndarray]:
   """The tokens of each of the records `chosen`, before masking: int [n].
 
-  `at` is called with the records done. DataError names file and record.
+  `features` are by file, as of `features_of`. `at` is called with the records
+  done. DataError names file and record.
   """
   for done, number in enumerate(chosen, 1):
-    record = record_report.read_record(files, number, features)
+    of_file = features[files.locate(number)[0]]
+    record = record_report.read_record(files, number, of_file)
     ids, _ = record_report.original_ids(record)
     yield ids[record["input_mask"] > 0]
     at(done)

@@ -71,7 +71,9 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
     try:
       yield path
     except errors.DataError:
-      _remove(path)
+      # Other ranks may still write there; the plan is gone in any case.
+      with contextlib.suppress(OSError):
+        _remove(path)
       raise
     except BaseException:
       console.tell(

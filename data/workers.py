@@ -1,11 +1,14 @@
 """Runs tasks in other processes: all cores, in order, and no orphans."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+
+from common import console
 
 
 def available_cores() -> int:
@@ -30,7 +33,8 @@ class Workers:
 
   def __init__(self, num_workers: int):
     self._pool: concurrent.futures.Executor
-    if num_workers == 1:
+    self._is_thread = num_workers == 1
+    if self._is_thread:
       self._pool = concurrent.futures.ThreadPoolExecutor(1)
     else:
       self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -44,16 +48,24 @@ class Workers:
   def __enter__(self) -> "Workers":
     return self
 
-  def __exit__(self, *_) -> None:
-    """Waits for running tasks and drops those that have not started."""
+  def __exit__(self, error, *_) -> None:
+    """Waits for running tasks; after an error ends the processes instead."""
+    if error and self._is_thread:
+      if self._error is None:
+        console.tell("waiting for the end of what one worker is doing ...")
+    elif error:
+      for process in multiprocessing.active_children():
+        process.terminate()
     self._pool.shutdown(cancel_futures=True)
 
   def start(self, function: Callable, tasks: Iterable) -> None:
-    for task in tasks:
-      self._pool.submit(function, task).add_done_callback(self._note)
+    with _explained():
+      for task in tasks:
+        self._pool.submit(function, task).add_done_callback(self._note)
 
   def map(self, function: Callable, *arguments: Iterable) -> Iterator:
-    return self._pool.map(function, *arguments)
+    with _explained():
+      yield from self._pool.map(function, *arguments)
 
   def _note(self, future) -> None:
     if not future.cancelled() and self._error is None:
@@ -61,10 +73,18 @@ class Workers:
 
   def check(self) -> None:
     """Raises what a task raised; OSError if a process died."""
-    if isinstance(self._error, concurrent.futures.BrokenExecutor):
-      raise OSError(
-        "a worker process died, most likely for lack of memory: give fewer "
-        "--num_workers"
-      ) from self._error
-    if self._error:
-      raise self._error
+    with _explained():
+      if self._error:
+        raise self._error
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+  """OSError, for people, where a process has died."""
+  try:
+    yield
+  except concurrent.futures.BrokenExecutor as e:
+    raise OSError(
+      "a worker process died, most likely for lack of memory: give fewer "
+      "--num_workers"
+    ) from e

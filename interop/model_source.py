@@ -24,7 +24,13 @@ from finetuning.settled import (
 from interop import hugging_face, tokenizer_files
 from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
-from training import checkpoint_files, metrics, run_folder, training_run
+from training import (
+  checkpoint_files,
+  metrics,
+  run_folder,
+  stages,
+  training_run,
+)
 from training.config import BEST_BY, is_preset, read_bert
 
 ANSWERABLE = "version_2_with_negative"
@@ -210,6 +216,9 @@ def settle(flags) -> list[str]:
   names = [f.name for f in dataclasses.fields(Given) if f.name in flags]
   given = Given(**{n: flags[n].value for n in names if flags[n].present})
   folder, init, lines = flags.output_dir or "", flags.init_checkpoint or "", []
+  data = flags.input_file
+  if "stages" in flags and flags.stages:
+    data = stages.read(flags.stages)[0].get("input_file", data)
   if "cooldown_from" in flags and (named := flags.cooldown_from):
     path = cooldown_start(named, folder)
     flags["cooldown_from"].value = path
@@ -230,7 +239,7 @@ def settle(flags) -> list[str]:
       ):
         lower = given.do_lower_case
         if hugging_face.is_folder(init) and "do_lower_case" not in flags:
-          lower, told = _case_of_records(init, flags.input_file)
+          lower, told = _case_of_records(init, data)
           lines += told
         path, chosen, _ = _locate(init, lower)
       if _is_export(path):
@@ -248,8 +257,8 @@ def settle(flags) -> list[str]:
         if not flags[name].present:
           flags[name].value = found[name]
       lines += source.assumed_case
-    elif flags.input_file:
-      lines += _other_text(folder, flags.input_file)
+    elif data:
+      lines += _other_text(folder, data)
   beside, config = os.path.join(folder, CONFIG_FILE), given.bert_config_file
   if (starts or folder) and os.path.exists(beside):
     settled_preset = is_preset(config) and (starts or resumes)
@@ -289,12 +298,13 @@ def _other_text(folder: str, files: str) -> list[str]:
     lower = said.get("do_lower_case")
   if digests <= {made.sha256} and lower in (None, made.do_lower_case):
     return []
-  case = {True: "lower-cased", False: "cased"}
+  case = "other"
+  if lower is not None:
+    case = dataclasses.replace(made, do_lower_case=lower).case
   return [
-    f"{found[0]}: the records are of {case[made.do_lower_case]} text with the "
-    f"vocabulary {made.file}, the model of --init_checkpoint of "
-    f"{case.get(lower, 'other')} text or another vocabulary: its embeddings "
-    "are of other words"
+    f"{found[0]}: the records are of {made.case} text with the vocabulary "
+    f"{made.file}, the model of --init_checkpoint of {case} text or another "
+    "vocabulary: its embeddings are of other words"
   ]
 
 

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -23,6 +23,9 @@ from data import records, text_files
 
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
 _MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
+_AT_ONCE = 10_000  # times that the library gets a word, in one string
+# SentencePiece leaves longer lines out: its default for a sentence.
+_MAX_SENTENCE_BYTES = 4192
 
 
 def _merge(
@@ -41,9 +44,12 @@ def _merge(
     limit_alphabet=len(set().union(*words)),
     show_progress=False,
   )
-  tokenizer.train_from_iterator(
-    (" ".join([word] * counts[word]) for word in words), trainer
+  repeated = (
+    " ".join([word] * min(_AT_ONCE, counts[word] - done))
+    for word in words
+    for done in range(0, counts[word], _AT_ONCE)
   )
+  tokenizer.train_from_iterator(repeated, trainer)
   return tokenizer.get_vocab(with_added_tokens=True)
 
 
@@ -96,6 +102,24 @@ def train_wordpiece(
   return len(ids)
 
 
+def _sentences(lines: Iterable[str]) -> Iterator[str]:
+  """Lines that are not blank, long ones in parts, cut at spaces if possible."""
+  most = _MAX_SENTENCE_BYTES // 4  # characters that certainly fit
+  for line in lines:
+    begin = 0
+    if len(line) <= most or len(line.encode()) <= _MAX_SENTENCE_BYTES:
+      begin = len(line)
+      if line.strip():
+        yield line
+    while begin < len(line):
+      end = begin + most
+      if end < len(line):
+        end = line.rfind(" ", begin + 1, end) + 1 or end
+      if (part := line[begin:end]).strip():
+        yield part
+      begin = end
+
+
 def train_sentencepiece(
   lines: Iterable[str],
   output_file: str,
@@ -114,11 +138,12 @@ def train_sentencepiece(
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=(line for line in lines if line.strip()),
+      sentence_iterator=_sentences(lines),
       model_writer=model,
       vocab_size=vocab_size,
       hard_vocab_limit=False,
       character_coverage=0.9995,  # the library's advice for large alphabets
+      max_sentence_length=_MAX_SENTENCE_BYTES,
       input_sentence_size=2_000_000,
       shuffle_input_sentence=True,  # from a fixed seed of the library
       num_threads=1,  # more threads sum floats in another order

@@ -449,6 +449,11 @@ class PretrainingConfig(RunConfig):
         f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "
         "--initial_weights=random"
       )
+    if self.sampled_softmax >= self.bert.vocab_size:
+      raise UserError(
+        f"--sampled_softmax={self.sampled_softmax}: the vocabulary has "
+        f"{self.bert.vocab_size} words; give fewer, or leave it out for all"
+      )
     if self.cooldown_from:
       self._check_cooldown()
     if self.stages:
@@ -595,8 +600,17 @@ class PretrainingConfig(RunConfig):
     Masks that are drawn on reading are training's, or an evaluation's.
     """
     shape = input_pipeline.manifest_shape(files) if files else {}
-    length = self.max_seq_length or shape.get("max_seq_length", 128)
-    masked = self.max_predictions_per_seq
+    length, masked = self.max_seq_length, self.max_predictions_per_seq
+    if self.stages and not training:  # a stage's lengths are its own records'
+      length = masked = None
+      if not shape:
+        found = records.features_of_first(
+          records.expand_patterns(files), self.bert.vocab_size
+        )
+        sizes = {name: feature.size for name, feature in found.items()}
+        length = sizes.get("input_ids")
+        masked = sizes.get("masked_lm_positions")
+    length = length or shape.get("max_seq_length", 128)
     if shape.get("masks"):
       shape |= self._drawn_masks(files, shape, length, training)
       masked = shape["masks"].max_predictions_per_seq

@@ -102,8 +102,7 @@ class Guard:
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {named} (all in {path}; `python -m "
       f"tools.inspect_records FILE` shows records). {start}; to resume from "
-      "there with a lower learning rate:\n  "
-      + _command(run.comm.size, run.config.learning_rate / 2)
+      "there " + _lower_rate(run.config, run.task.plan.stage, run.comm.size)
     )
 
   def _write_report(self) -> tuple[str, list, dict]:
@@ -136,9 +135,16 @@ def _extremes(values: dict, variables) -> dict:
   return {name: largest[name] for name in worst[:10]}
 
 
-def _command(ranks: int, learning_rate: float) -> str:
+def _lower_rate(config, stage, ranks: int) -> str:
+  """How to resume with half the learning rate."""
+  given, rate = sys.argv, f"{config.learning_rate / 2:g}"
+  stages = getattr(config, "stages", None)
+  how = "with a lower learning rate"
+  if stages and "learning_rate" in stages[stage.number]:
+    number = stage.number + 1
+    how = f'give stage {number} of --stages "learning_rate": {rate}'
+  else:
+    given = [a for a in given if not a.startswith("--learning_rate=")]
+    given = [*given, f"--learning_rate={rate}"]
   launcher = ["horovodrun", "-np", str(ranks)] if ranks > 1 else []
-  given = [a for a in sys.argv if not a.startswith("--learning_rate=")]
-  return shlex.join(
-    [*launcher, "python", *given, f"--learning_rate={learning_rate:g}"]
-  )
+  return f"{how}:\n  {shlex.join([*launcher, 'python', *given])}"

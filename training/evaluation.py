@@ -124,8 +124,9 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
     reason = found.partition("\n")[0][:200]
     return UserError(
       f"out of memory ({reason or 'of this process'}): lower "
-      "--train_batch_size, which with --global_batch_size trains the same, or "
-      "--eval_batch_size in an evaluation; or give --recompute=layer"
+      "--train_batch_size, or that of the stage, which with "
+      "--global_batch_size trains the same, or --eval_batch_size in an "
+      "evaluation; or give --recompute=layer"
     )
   explained = source.explain(numbers) if source else None
   return explained or distributed.rank_lost(error) or error

@@ -189,6 +189,27 @@ class Source:
           f"{first[0]} has {first[1].masking} masks and {where} "
           f"{manifest.masking} ones: give records of one kind"
         )
+      if manifest.masking == "dynamic":
+        for name in ("masked_lm_prob", "do_whole_word_mask"):
+          own, other = (
+            m.settings.get(name, False) for m in (manifest, first[1])
+          )
+          if own != other:
+            raise records.DataError(
+              f"{first[0]} has {name}={other}, {where} {name}={own}: masks are "
+              "drawn alike for all records of a training. Make them alike"
+            )
+    self._check_leftovers()
+
+  def _check_leftovers(self) -> None:
+    """DataError for a file of a data set that was made again without it."""
+    known = set(map(records.without_shard, self.manifests))
+    for path in self.paths:
+      if path not in self.manifests and records.without_shard(path) in known:
+        raise records.DataError(
+          f"{path} is in no manifest, but others of its name are: a command "
+          "that was stopped left it. Remove it"
+        )
 
   @property
   def tokenizer(self) -> tuple[str, tokenization.TokenizerInfo] | None:
@@ -487,9 +508,8 @@ def training_batches(
       start = plan.records_before(position)
       read_ahead(start, plan.records_before(position + at_once) - start)
     update = np.repeat(numbers // plan.accumulation, plan.micro_batch)
-    since = plan.stage.first_update
-    progress = (update - since) / max(1, plan.updates - since - 1)
-    progress = np.clip(progress, share() if share else 0.0, 1.0)
+    by_time = share() if share else 0.0
+    progress = np.clip(plan.progress(update), by_time, 1.0)
     return order.records(mine), mine // order.count, progress
 
   def load(turn):

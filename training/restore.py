@@ -82,6 +82,11 @@ def _schedule_position(source: Checkpoint) -> int:
       f"{source.path}: has no global_step from which the learning rate's "
       "schedule could continue: leave out --norewarmup"
     )
+  if "training_state/seconds" in source.shapes:
+    raise CheckpointError(
+      f"{source.path}: its learning rate followed --max_train_minutes, not the "
+      "updates: leave out --norewarmup"
+    )
   start = "training_state/schedule_start"
   before = source[start] if start in source.shapes else 0
   try:

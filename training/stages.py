@@ -49,6 +49,8 @@ _KINDS = {
   **_FLAGS, **_MASKS, "global_batch_size": list,
   "num_train_steps": int, "num_train_tokens": int, "time_share": float,
 }  # fmt: skip
+# What a stage that has begun may change.
+_FREE = ("learning_rate", "train_batch_size")
 _STATE = "training_state/stage"
 _NAMES = {str: "text", int: "an integer", float: "a number", bool: "a boolean"}
 
@@ -343,12 +345,12 @@ def _check_same(config, number: int) -> None:
   made = (before or {"flags": {}})["flags"].get("stages") or []
   given = [dict(item) for item in config.stages]
   for i, (old, new) in enumerate(zip(made, given, strict=False)):
-    fixed = lambda item: {**item, "learning_rate": None}
+    fixed = lambda item: {**item, **dict.fromkeys(_FREE)}
     if i <= number and fixed(old) != fixed(new):
       raise UserError(
         f"{config.output_dir} holds a run whose stage {i + 1} was {old}; "
         f"--stages now says {new}. Stages that have begun keep all but their "
-        "learning_rate: give them as they were, or train in another "
+        f"{' and '.join(_FREE)}: give them as they were, or train in another "
         "--output_dir"
       )
   if number >= len(given):

@@ -113,7 +113,8 @@ def train(run: Run) -> dict:
     guard.check(step, update)
     if budget and not stop and not guard.bad and budget.is_over():
       stop = "time"  # what is saved has no time left
-      run.task.state.seconds.load(budget.seconds, run.session)
+      taken = max(budget.seconds, budget.passed)
+      run.task.state.seconds.load(taken, run.session)
     reporter.report(step, update, stop == "time" or step == plan.updates)
     saver.after_update(step, update["save"])
   if stop == "change" and step < plan.updates:

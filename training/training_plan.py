@@ -63,7 +63,8 @@ class TrainingPlan:
   records: int | None  # in the training set; None: unknown
   divisor: float  # examples of an update / those of a step as stated
   packing_factor: float = 1.0  # examples in a record on average
-  steps: int = 0  # as stated
+  steps: int = 0  # as stated; 0 of a cooldown
+  cooldown_start: int = 0  # the update of --cooldown_from
   stage: Stage = WHOLE_RUN
 
   @functools.cached_property
@@ -99,6 +100,11 @@ class TrainingPlan:
     """Seen since the run began; approximate for packed records."""
     own = self.records_before(update) - self.stage.first_record
     return self.stage.first_example + self.examples(own)
+
+  def progress(self, update):
+    """How far `update`, from 0, is in this run, stage or cooldown: 0 to 1."""
+    first = max(self.stage.first_update, self.cooldown_start)
+    return (update - first) / max(1, self.updates - first - 1)
 
   @property
   def total_examples(self) -> int:
@@ -142,7 +148,8 @@ class TrainingPlan:
       total += f" = {self.epochs:.2f} epochs of {self.records:,} records"
     shared = f"{self.ranks} ranks x {self.accumulation} micro-batches"
     lines = [f"{self.mode} mode: {shared} x {batch}", total]
-    if self.mode == "per-rank" and self.ranks * self.accumulation > 1:
+    divided = self.mode == "per-rank" and self.ranks * self.accumulation > 1
+    if divided and self.steps:
       lines.append(
         f"--num_train_steps={self.steps} on {shared} are {self.updates:,} "
         "updates"
@@ -202,12 +209,13 @@ def resolve(
   warmup_updates = rounded_up(num_warmup_steps / divisor)
   decay_updates = math.ceil(updates / 10)
   if num_decay_steps:
-    decay_updates = rounded_up(num_decay_steps / divisor)
-    if decay_updates > updates - warmup_updates:
+    if num_decay_steps > num_train_steps - num_warmup_steps:
       raise UserError(
-        f"--num_decay_steps={num_decay_steps} are {decay_updates:,} updates, "
-        f"but of {updates:,} updates {warmup_updates:,} are warm-up"
+        f"--num_decay_steps={num_decay_steps} and --num_warmup_steps="
+        f"{num_warmup_steps} are more than --num_train_steps={num_train_steps}"
       )
+    decay_updates = rounded_up(num_decay_steps / divisor)
+    decay_updates = min(decay_updates, updates - warmup_updates)
   return TrainingPlan(
     mode=mode,
     ranks=ranks,

@@ -101,17 +101,12 @@ def dropout_seed(config, comm, micro) -> tf.Tensor:
 
 def sampling(config, plan, micro) -> sampled_softmax.Sampling | None:
   """What --sampled_softmax draws: once an update, on all ranks the same."""
-  number, words = config.sampled_softmax, config.bert.vocab_size
-  if not number:
+  if not config.sampled_softmax:
     return None
-  if number >= words:
-    raise UserError(
-      f"--sampled_softmax={number}: the vocabulary has {words} words; give "
-      "fewer, or leave it out for all"
-    )
   # The second number is no rank's, whose dropout has draws of its own.
   seed = _seed([config.seed, 2**32 - 1], micro.number // plan.accumulation)
-  return sampled_softmax.sampling(number, words, seed)
+  words = config.bert.vocab_size
+  return sampled_softmax.sampling(config.sampled_softmax, words, seed)
 
 
 def _seed(entropy: list[int], number) -> tf.Tensor:
@@ -432,10 +427,17 @@ def _check_run_wide(config, plan, folder: str) -> None:
   scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
   if scaling == config.lr_scaling != "none" and ranks != plan.ranks:
     peak = scale_peak(before["flags"]["learning_rate"], scaling, ranks)
+    resume = f"--lr_scaling=none --learning_rate={peak!r}"
+    if before["flags"].get("stages"):
+      factor = scale_peak(1.0, scaling, ranks)
+      resume = (
+        f"--lr_scaling=none and {factor!r} times --learning_rate and each "
+        "stage's learning_rate"
+      )
     raise UserError(
       f"--lr_scaling={scaling}: {folder} holds a run of {ranks} "
       f"ranks, these are {plan.ranks}, so its learning rate would change. To "
-      f"resume it as it was give --lr_scaling=none --learning_rate={peak!r}"
+      f"resume it as it was give {resume}"
     )
 
 
@@ -525,8 +527,13 @@ def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
       f"ended after --max_train_minutes={config.max_train_minutes:g}, the rate "
       "at its end: a longer run is a new one"
     )
-  elif stage.count > 1:
+  elif stage.count > 1 and not _minutes(config):
     yield "to continue, add a stage to --stages"
+  elif stage.count > 1:
+    yield (
+      f"ended by --num_train_steps={config.num_train_steps}: a longer run is a "
+      "new one"
+    )
   elif getattr(config, "cooldown_from", None):
     yield "its rate is at its end: another cooldown is a new run"
   else:

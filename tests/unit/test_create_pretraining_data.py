@@ -3,9 +3,12 @@
 import gzip
 import itertools
 import math
+import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from data import (
   shards,
   text_files,
   tfrecord,
+  workers,
 )
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
@@ -39,15 +43,15 @@ def test_any_number_of_workers_gives_the_same_bytes(
 ):
   monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)  # several pieces
   made = []
-  for workers in (1, 2, 3):
-    out = tmp_path / f"out{workers}"
+  for number in (1, 2, 3):
+    out = tmp_path / f"out{number}"
     creation.create(
       settings_of(
         tmp_path,
         texts,
         letters,
         output_file=f"{out}/train.tfrecord",
-        num_workers=workers,
+        num_workers=number,
         num_shards=4,
       )
     )
@@ -346,6 +350,7 @@ def test_a_document_longer_than_a_block_is_cut(tmp_path, letters, monkeypatch):
   paths = [f"{tmp_path}/t.txt"]
   counts = store_of(tmp_path, paths, letters, block_tokens=32)
   assert (counts.documents, counts.cut_documents) == (4, 1)
+  assert counts.parts == len(stored_documents(str(tmp_path)))
   first, *parts, third, fourth = stored_documents(str(tmp_path))
   assert [len(d) for d in (first, third, fourth)] == [16, 3, 32]
   sentences = [s for part in parts for s in part]
@@ -518,12 +523,15 @@ def test_names_of_what_lies_beside_records(tmp_path, name):
 
 def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
   settings = settings_of(tmp_path, "x", letters, max_seq_length=128)
-  counts = lambda documents, tokens: corpus.CorpusCounts(
-    documents, 0, tokens // 20, tokens, 0, 5 * tokens, 6.0
+  counts = lambda documents, tokens, parts: corpus.CorpusCounts(
+    documents, 0, parts, tokens // 20, tokens, 0, 5 * tokens, 6.0
   )
-  assert creation._num_shards(counts(2, 100), settings) == 1
-  assert creation._num_shards(counts(10**4, 10**6), settings) == 3
-  assert creation._num_shards(counts(10**7, 10**10), settings) == 4096
+  assert creation._num_shards(counts(2, 100, 2), settings) == 1
+  assert creation._num_shards(counts(10**4, 10**6, 10**4), settings) == 3
+  assert creation._num_shards(counts(10**7, 10**10, 10**7), settings) == 4096
+  # One document, of which parts are made.
+  assert creation._num_shards(counts(1, 10**8, 500), settings) > 8
+  assert creation._num_shards(counts(1, 10**8, 3), settings) == 3
 
 
 def test_sentencepiece(tmp_path, texts):
@@ -626,6 +634,56 @@ def test_input_is_not_overwritten(tmp_path, letters):
     creation.create(
       settings_of(tmp_path, str(text), letters, output_file=str(text))
     )
+  shard, end = "t-0000", "-of-00002.txt"  # the names that two would have
+  (tmp_path / f"{shard}0{end}").write_text("a\n\nb\n")
+  shutil.copy(letters, tmp_path / f"{shard}1{end}")
+  (tmp_path / "other.txt").write_text("a\n\nb\n")
+  given = {"input_file": f"{tmp_path}/other.txt", "vocab_file": letters}
+  for flag, value in (("input_file", "t-*"), ("vocab_file", f"{shard}1{end}")):
+    changes = {**given, flag: f"{tmp_path}/{value}"}
+    with pytest.raises(records.DataError, match=f"{end} is of --{flag}, and"):
+      creation.create(
+        settings_of(tmp_path, **changes, output_file=str(text), num_shards=2)
+      )
+
+
+def test_text_that_changes_while_it_is_read(tmp_path, letters, monkeypatch):
+  text = tmp_path / "t.txt"
+  text.write_text("a\n\nb\n" * 9)
+  join = creation._Work._join
+
+  def and_then_change(*arguments):
+    join(*arguments)
+    text.write_text("c\n\nd\n" * 9 + "e")
+
+  monkeypatch.setattr(creation._Work, "_join", and_then_change)
+  with pytest.raises(records.DataError, match="t.txt was changed while"):
+    creation.create(settings_of(tmp_path, str(text), letters))
+  assert os.listdir(tmp_path / "out") == []
+
+
+def test_an_error_does_not_wait_for_other_workers(tmp_path):
+  """Nor does a signal: their files appear whole or not at all."""
+  began = time.monotonic()
+  with pytest.raises(ZeroDivisionError), workers.Workers(2) as pool:
+    pool.start(time.sleep, [60, 60, 60])
+    while not multiprocessing.active_children():
+      time.sleep(0.01)
+    raise ZeroDivisionError
+  assert time.monotonic() - began < 30
+  assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_died_is_an_error_for_people():
+  with pytest.raises(OSError, match="give fewer --num_workers"):
+    with workers.Workers(2) as pool:
+      pool.start(os._exit, [3])
+      while True:
+        pool.check()
+        time.sleep(0.01)
+  with pytest.raises(OSError, match="give fewer --num_workers"):
+    with workers.Workers(2) as pool:
+      list(pool.map(os._exit, [3]))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from samples import fake_records
 import evaluate_grammar
 import tokenization
 from common.errors import DataError, UserError
-from data import tf_example, tfrecord, unigrams
+from data import record_report, records, tf_example, tfrecord, unigrams
 from gradients.distributed import Comm
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
 from interop.minimal_pairs import Pair
@@ -308,13 +308,40 @@ def test_tokens_are_counted_as_they_were_before_masking(tmp_path):
     kept = ("input_mask", "segment_ids", "next_sentence_labels")
     plain.append({"input_ids": ids, **{name: features[name] for name in kept}})
   want[[0, 7]] = 0
-  for name, records in (("static", made), ("dynamic", plain)):
-    files = write(tmp_path / name, records)
+  for name, features in (("static", made), ("dynamic", plain)):
+    files = write(tmp_path / name, features)
     chosen = unigrams.numbers(files)
     features = unigrams.features_of(files, 100)
     sequences = unigrams.texts(files, chosen, features)
     got = unigrams.count(sequences, 100, [0, 7])
     assert got.tolist() == want.tolist(), name
+
+
+def test_files_of_stages_have_other_records(tmp_path):
+  """Other lengths, examples in a record and kinds of masks."""
+  made, want = [], np.zeros(100, int)
+  for seed, shape in enumerate([(32, 5, 1), (128, 20, 3), (16, 2, 1)]):
+    length, most, examples = shape
+    rng = np.random.default_rng(seed)
+    features = records.fake_features(rng, length, most, 100, examples)
+    ids = record_report.original_ids(features)[0]
+    want += np.bincount(ids[features["input_mask"] > 0], minlength=100)
+    if seed:
+      features["input_ids"] = ids
+      for name in ("positions", "ids", "weights"):
+        del features[f"masked_lm_{name}"]
+    made += write(tmp_path / str(seed), [features]).paths
+  for paths in (made, made[::-1]):
+    files = tfrecord.RecordSet(paths)
+    sequences = unigrams.texts(
+      files, [0, 1, 2], unigrams.features_of(files, 100)
+    )
+    assert unigrams.count(sequences, 100, []).tolist() == want.tolist()
+  with tfrecord.ShardWriter(damaged := str(tmp_path / "damaged")) as writer:
+    writer.write(b"\xff")
+  files = tfrecord.RecordSet([*made, damaged])
+  with pytest.raises(DataError, match="damaged: record 0 .*not a tf.train.Exa"):
+    unigrams.features_of(files, 100)
 
 
 @pytest.mark.parametrize("count", [1, 99, 100, 101, 250, 10_000])

@@ -408,6 +408,31 @@ def test_record_files_of_two_kinds_are_refused(tmp_path, changed, message):
     input_pipeline.Source(",".join(paths), SHAPE)
 
 
+@pytest.mark.parametrize(
+  "settings", [{"masked_lm_prob": 0.05}, {"do_whole_word_mask": True}]
+)
+def test_records_that_were_made_for_other_masks_are_refused(tmp_path, settings):
+  """All are masked alike, and packed ones may have no room for more."""
+  paths = [write_records(tmp_path / f"{n}.tfrecord", 8) for n in "ab"]
+  write_manifest(paths[0], 8, masking="dynamic")
+  of_a = {"masked_lm_prob": 0.15}
+  write_manifest(paths[1], 8, masking="dynamic", settings={**of_a, **settings})
+  (name,) = settings
+  with pytest.raises(records.DataError, match=f"{name}=.*/b.mani.* {name}="):
+    input_pipeline.Source(",".join(paths), SHAPE)
+
+
+@pytest.mark.parametrize("name", ["t-00000-of-00001", "t-00001-of-00004", "t"])
+def test_what_a_stopped_command_left_is_no_data(tmp_path, name):
+  made = write_records(tmp_path / "t-00000-of-00002.tfrecord", 8)
+  write_manifest(made, 8)
+  other = write_records(tmp_path / "u-00001-of-00004.tfrecord", 8)
+  assert len(input_pipeline.Source(f"{made},{other}", SHAPE).set) == 16
+  left = write_records(tmp_path / f"{name}.tfrecord", 8)
+  with pytest.raises(records.DataError, match=f"{name}.tfrecord is in no man"):
+    input_pipeline.Source(f"{made},{left}", SHAPE)
+
+
 def test_records_with_masks_are_not_masked_again(tmp_path):
   path = write_records(tmp_path / "a.tfrecord", 8)  # without a manifest
   masks = masking.MaskSettings(0.15, 5, 100, 4)

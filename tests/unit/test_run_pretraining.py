@@ -32,6 +32,7 @@ from training import (
   run_folder,
   training_run,
 )
+from training.checkpoint_files import CheckpointError
 from training.config import BEST_BY, PretrainingConfig
 from training.signals import Budget
 
@@ -544,6 +545,13 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
       input_file=files, output_dir="new", init_checkpoint=str(model)
     )
     assert f"{model}/x.ckpt (the only one)" in lines[0]
+    staged = tmp_path / "stages.json"
+    staged.write_text(json.dumps([{"num_train_steps": 1, "input_file": files}]))
+    values = command_line(
+      PretrainingConfig, do_train=True, stages=str(staged), output_dir="new",
+      init_checkpoint=str(model),
+    )  # fmt: skip
+    assert model_source.settle(values) == lines
     return any("embeddings are of other words" in line for line in lines)
 
   own = tfrecord.file_sha256(str(model / "vocab.txt"))
@@ -1058,6 +1066,45 @@ def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
     match="=sqrt: .* 4 ranks, these are 1, .* --learning_rate=0.002",
   ):
     runs.pretrain(tiny_run, folder, num_train_steps=4, lr_scaling="sqrt")
+  raw["runs"][-1]["flags"]["stages"] = [{"num_train_steps": 2}]
+  path.write_text(json.dumps(raw))
+  config = runs.config(tiny_run, folder, lr_scaling="sqrt")
+  plan = run_pretraining.make_plan(config, None, 1)
+  with pytest.raises(UserError, match="=none and 2.0 times --learning_rate"):
+    training_run._check_run_wide(config, plan, str(folder))
+
+
+def test_a_run_of_a_fixed_time_has_no_schedule_to_continue(
+  dynamic_run, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    Budget, "lap", lambda self: 0.0 if self._last is None else 30.0
+  )
+  tiny_run, batch = dynamic_run
+  run = dict(num_warmup_steps=0, global_batch_size=batch)
+  runs.pretrain(tiny_run, tmp_path / "one", max_train_minutes=1.0, **run)
+  (path,) = (tmp_path / "one").glob("model.ckpt-*.index")
+  run["init_checkpoint"] = str(path).removesuffix(".index")
+  with pytest.raises(CheckpointError, match="max_train_minutes.*--norewarmup"):
+    runs.pretrain(tiny_run, tmp_path / "two", rewarmup=False, **run)
+
+
+def test_a_cooldown_may_be_longer_than_the_default_of_a_run(tiny_run, tmp_path):
+  """--num_train_steps has no meaning for it; masks move over its updates."""
+  config = runs.config(
+    tiny_run, tmp_path, cooldown_from="main/model.ckpt-500000",
+    lr_schedule="wsd", num_decay_steps=200_001, num_warmup_steps=150_000,
+  )  # fmt: skip
+  plan = run_pretraining.make_plan(config, None, 1)
+  assert plan.updates == 700_001
+  updates = np.array([500_000, 600_000, 700_000])
+  assert plan.progress(updates).tolist() == [0.0, 0.5, 1.0]
+  assert len(plan.lines()) == 2  # no division of steps
+  config = dataclasses.replace(config, num_warmup_steps=500_001)
+  with pytest.raises(
+    UserError, match="500,000 is in the 500,001 updates of wa"
+  ):
+    run_pretraining.make_plan(config, None, 1)
 
 
 @pytest.mark.slow

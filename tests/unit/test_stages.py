@@ -329,11 +329,49 @@ def test_a_stage_that_has_ended_needs_no_records(
   with runs.ended_after(3):
     runs.pretrain(tiny_run, tmp_path / "run", **given)
   os.remove(first)
+  given |= {"do_eval": True, "eval_input_file": other_records}
   result = runs.pretrain(tiny_run, tmp_path / "run", **given)
   assert result["training"]["global_step"] == 5
   assert runs.metrics(tmp_path / "run", "examples") == [12, 24, 48, 72, 96]
   with pytest.raises(UserError, match="stage 1: .*first.tfrecord"):
     runs.pretrain(tiny_run, tmp_path / "new", **given)
+
+
+def test_a_dry_run_plans_no_stage_after_the_last_update(
+  tiny_run, tmp_path, monkeypatch, capsys
+):
+  config = runs.config(
+    tiny_run, tmp_path, dry_run=True,
+    **staged(
+      {"time_share": 0.2}, {"time_share": 0.3}, {"time_share": 0.5},
+      max_train_minutes=600.0, num_train_steps=10, global_batch_size=12,
+    ),
+  )  # fmt: skip
+  planned = []
+
+  def plan_stage(config, plan, *_):
+    planned.append(plan.stage.number)
+    return 5 * len(planned)
+
+  monkeypatch.setattr(run_pretraining, "plan_stage", plan_stage)
+  run_pretraining.plan_only(config)
+  assert planned == [0, 1]
+  told = "stage 2 would be the last: --num_train_steps=10 end there"
+  assert told in capsys.readouterr().err
+
+
+def test_held_out_records_have_lengths_of_their_own(tiny_run, tmp_path):
+  """Without a manifest they say it themselves, whatever the stage's are."""
+  longer = write_records(tmp_path / "longer.tfrecord", 30, s=64, p=9)
+  given = {"max_seq_length": 64, "max_predictions_per_seq": 9}
+  config = runs.config(
+    tiny_run, tmp_path, **staged({"num_train_steps": 1, **given})
+  )
+  (stage,) = stages.configs(config)
+  assert stage.record_shape(longer).max_predictions_per_seq == 9
+  held_out = stage.record_shape(tiny_run[1], training=False)
+  assert held_out.max_seq_length == 32
+  assert held_out.max_predictions_per_seq == 5
 
 
 def test_a_dry_run_of_a_growing_stage_begins_with_its_first_batch():
@@ -395,6 +433,47 @@ def test_a_bad_update_at_a_stages_end_ends_the_run(tiny_run, tmp_path, stages):
   with pytest.raises(DivergedError, match="update 3: gradients are not fin"):
     runs.pretrain(tiny_run, tmp_path, **staged(*items))
   assert (tmp_path / "model.ckpt-2.index").exists()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_rate_to_lower_is_that_which_counts(
+  tiny_run, tmp_path, monkeypatch, own
+):
+  """Of a stage with one of its own that is no flag."""
+  monkeypatch.setattr("sys.argv", ["run_pretraining.py", "--learning_rate=3"])
+  item = {"num_train_steps": 30, "global_batch_size": 12}
+  given = {"learning_rate": 1e38}
+  items = [{**item, **(given if own else {})}]
+  with pytest.raises(DivergedError) as error:
+    runs.pretrain(tiny_run, tmp_path, **staged(*items, **given))
+  *_, how, command = str(error.value).splitlines()
+  lower = 'give stage 1 of --stages "learning_rate": 5e+37:'
+  assert how.endswith(lower if own else "with a lower learning rate:")
+  assert command.endswith("=3" if own else "=5e+37")
+
+
+def test_a_stage_that_takes_longer_leaves_less_time_to_the_next(
+  dynamic_run, tmp_path, monkeypatch
+):
+  """Half of a minute each: an update of 24 seconds ends the first 12 late."""
+
+  def lap(budget):
+    if budget._last is None:
+      return 0.0
+    return 24.0 if budget.passed == 18.0 else 6.0
+
+  monkeypatch.setattr(Budget, "lap", lap)
+  tiny_run, batch = dynamic_run
+  settings = staged(
+    {"time_share": 0.5}, {"time_share": 0.5},
+    lr_schedule="linear", max_train_minutes=1.0, num_train_steps=1000,
+    global_batch_size=batch,
+  )  # fmt: skip
+  runs.pretrain(tiny_run, tmp_path, **settings)
+  tenths = np.array([10, 9, 8, 7, 3, 3, 2, 1])
+  np.testing.assert_allclose(
+    runs.metrics(tmp_path, "learning_rate"), 1e-4 * tenths, rtol=1e-3
+  )
 
 
 @pytest.mark.usefixtures("third_is_skipped")

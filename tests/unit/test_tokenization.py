@@ -284,6 +284,31 @@ def test_trained_wordpiece_spells_its_text(tmp_path):
   assert "walk" in tokens and "Walk" not in tokens
 
 
+def test_a_frequent_word_is_counted_in_parts(tmp_path, monkeypatch):
+  """So that memory does not grow with how often it occurs."""
+  made, out = [], tmp_path / "vocab.txt"
+  for number in (1, 7, 10_000):
+    monkeypatch.setattr(train_tokenizer, "_AT_ONCE", number)
+    train_tokenizer.train_wordpiece(corpus_lines(), str(out), 90)
+    made.append(out.read_bytes())
+  assert made[0] == made[1] == made[2]
+
+
+def test_sentencepiece_reads_long_lines(tmp_path):
+  """The library alone would leave out lines of more than 4,192 bytes."""
+  lines = ["xyz xyw " * 1000, "猫" * 5000, "a" * 4192, "", " "]
+  parts = list(train_tokenizer._sentences(lines))
+  assert all(len(part.encode()) <= 4192 for part in parts)
+  assert "".join(parts) == "".join(lines[:3])
+  assert all(part.endswith("xyw ") for part in parts[:8])
+  assert parts[-1] == lines[2]
+  path = str(tmp_path / "long.model")
+  train_tokenizer.train_sentencepiece([*lines[:2], "ab"] * 20, path, 30)
+  encoder = tokenization.load_tokenizer(None, True, path)
+  (ids,) = encoder.encode_batch(["xyz xyw 猫"])
+  assert encoder.unk_id not in ids
+
+
 def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
   out = str(tmp_path / "vocab.txt")
   lines = ["".join(map(chr, range(0x4E00, 0x4E40))), "the the the"]

@@ -113,6 +113,7 @@ def test_a_global_batch_is_the_same_on_any_number_of_ranks():
     (dict(num_train_steps=0), ["num_train_steps=0"]),
     (dict(num_warmup_steps=1001), ["1001", "1000"]),
     (dict(num_warmup_steps=-1), ["-1"]),
+    (dict(num_decay_steps=901), ["num_decay_steps=901", "=100", "=1000"]),
   ],
 )
 def test_impossible_plans_are_refused_with_their_numbers(changes, words):
