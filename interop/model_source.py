@@ -216,7 +216,7 @@ def settle(flags) -> list[str]:
   names = [f.name for f in dataclasses.fields(Given) if f.name in flags]
   given = Given(**{n: flags[n].value for n in names if flags[n].present})
   folder, init, lines = flags.output_dir or "", flags.init_checkpoint or "", []
-  data = flags.input_file
+  data = flags.input_file if "input_file" in flags else None
   if "stages" in flags and flags.stages:
     data = stages.read(flags.stages)[0].get("input_file", data)
   if "cooldown_from" in flags and (named := flags.cooldown_from):
