@@ -98,7 +98,7 @@ def read_checkpoints(settings: Settings) -> Model:
         f"{settings.input[0]} and {path} differ in {', '.join(differ)}: only "
         "checkpoints of one model have a mean"
       )
-  return first
+  return first._replace(others=tuple(other.path for other in others))
 
 
 def _of_source(source, settings: Settings, weights) -> Model:
@@ -157,7 +157,7 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
     model_card.write(
       os.path.join(made, model_card.CARD_FILE),
       folder,
-      [model.path, *settings.input[1:]],
+      [model.path, *model.others],
       config,
       model.task,
       sum(value.size for value in model.values.values()),
@@ -170,7 +170,8 @@ def write_folder(model: Model, settings: Settings) -> list[str]:
         model.vocabulary,
         model.task.get("do_lower_case", True),
         model.task.get("max_seq_length", model.config.max_position_embeddings),
-        model.task.get("segment_ids", True),
+        model.task.get("segment_ids", True)
+        and model.config.type_vocab_size > 1,
       )
     os.replace(made, folder)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]

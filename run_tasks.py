@@ -148,7 +148,8 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
 def files_digest(task: dict) -> str:
   """Of the files that a task's flags name, and of those in its folder."""
   made = hashlib.sha256()
-  for value in map(str, task.values()):
+  given = (str(task[name]) for name in sorted(task) if name != "script")
+  for value in filter(None, given):
     inside = sorted(glob.glob(os.path.join(glob.escape(value), "*")))
     for path in filter(os.path.isfile, [value, *inside]):
       made.update(tfrecord.file_sha256(path).encode())

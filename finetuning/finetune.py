@@ -154,11 +154,12 @@ class FinetuningConfig(RunConfig):
     return {name: task[name] for name in names if name in task}
 
   def tokenizer(self, check: bool = True) -> tokenization.Encoder:
-    """Uses the flags' vocabulary, or else the model folder's copy."""
+    """Uses the flags' vocabulary, or else the model folder's copy of it."""
     files = settled.named_vocabulary(self)
     folder = settled.model_folder(self)
-    if not files and folder is not None:
-      files = settled.kept_vocabulary(folder)
+    is_there = files and all(map(os.path.isfile, files.values()))
+    if folder is not None and not is_there:
+      files = settled.kept_vocabulary(folder) or files
     return tokenization.load_tokenizer(
       files.get("vocab_file"),
       self.do_lower_case,
@@ -226,9 +227,9 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   config = task.config
   settled.check(config, task.task_content)
   if config.do_train:
-    config = _with_evaluations(
-      config, task.training_set.plan(config, comm.size)
-    )
+    plan = task.training_set.plan(config, comm.size)
+    say(comm, *packed.rounding(plan))
+    config = _with_evaluations(config, plan)
   if config.do_train and config.do_eval:
     files = (
       s.describe()["files"] for s in (task.evaluation_set, task.training_set)

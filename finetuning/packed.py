@@ -48,6 +48,20 @@ class Place(NamedTuple):
   start: np.ndarray  # first token in the row
 
 
+def rounding(plan: training_plan.TrainingPlan) -> list[str]:
+  """A line if whole records have many more or fewer examples than asked for."""
+  if abs(plan.divisor - 1.0) < 0.1:
+    return []
+  made = plan.records_per_update * plan.packing_factor
+  asked = made / plan.divisor
+  nearer = max(1, round(asked / (plan.records_per_update + 1)))
+  return [
+    f"an update has {plan.records_per_update} packed records, {made:.1f} "
+    f"examples, not {asked:.0f}: give --examples_per_record="
+    f"{nearer} or less to be nearer"
+  ]
+
+
 class PackedSource:
   """An `input_pipeline.Source`: rows of `tokens` (S) and `slots` (E)."""
 
@@ -140,11 +154,19 @@ class PackedSource:
         f"update's {batch} on {ranks} ranks: lower --train_batch_size, "
         "--num_accumulation_steps or --global_batch_size"
       )
+    rows = max(1, round(batch / self.packing_factor))
+    if rows < ranks:
+      raise UserError(
+        f"{self._path}: an update's {batch} examples, packed by "
+        f"{self.packing_factor:.1f}, are {rows} records for {ranks} ranks: "
+        f"give --examples_per_record={max(1, batch // ranks)} or less, a "
+        "larger batch, or fewer ranks"
+      )
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
     micro = self.rows_of(config.train_batch_size)
     if not config.global_batch_size:
       # The flags settle the number of micro-batches, the packing their rows.
-      share = -(-max(1, round(batch / self.packing_factor)) // ranks)
+      share = -(-rows // ranks)
       micro, accumulation = -(-share // (accumulation or 1)), None
     return training_plan.resolve(
       ranks=ranks,

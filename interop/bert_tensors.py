@@ -302,7 +302,10 @@ def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
 
 
 def write_tensors(folder: str, tensors: Mapping[str, np.ndarray]) -> None:
-  """Writes model.safetensors into a folder."""
+  """Writes model.safetensors into a folder; OSError if it cannot."""
   path = os.path.join(folder, WEIGHTS_FILE)
   metadata = {"format": "pt"}  # transformers does not read it without this
-  safetensors.numpy.save_file(dict(tensors), path, metadata=metadata)
+  try:
+    safetensors.numpy.save_file(dict(tensors), path, metadata=metadata)
+  except safetensors.SafetensorError as e:  # of a full disk, too
+    raise OSError(f"{path}: {e}") from e

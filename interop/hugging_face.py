@@ -49,6 +49,7 @@ class Model(NamedTuple):
   assumed: list[str]
   named: frozenset[str] = frozenset()  # the heads that the config names
   chosen: str = ""  # why this checkpoint of a run
+  others: tuple[str, ...] = ()  # with which its weights are a mean
 
 
 def is_folder(path: str) -> bool:

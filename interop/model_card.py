@@ -128,7 +128,11 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "minutes planned", minutes or None
   yield "updates planned", None if minutes else plan.get("updates")
   steps = [checkpoint_files.step_of(checkpoint) for checkpoint in inputs]
-  if len(steps) == 1:
+  if len({os.path.dirname(path) for path in inputs}) > 1:
+    names = ["/".join(os.path.abspath(p).split(os.sep)[-2:]) for p in inputs]
+    yield "mean of the weights of", ", ".join(names)
+    yield "data, training and versions are those of", names[0]
+  elif len(steps) == 1:
     yield "update of these weights", steps[0]
   else:
     yield "mean of the weights of updates", ", ".join(map(str, steps))

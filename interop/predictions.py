@@ -114,7 +114,8 @@ class Predictor:
         return name
     if MASK in one.text + (one.pair or ""):
       return "masked_lm"
-    return "next_sentence" if one.pair else "encoder"
+    is_pair = one.pair and "next_sentence" in self._model.names()
+    return "next_sentence" if is_pair else "encoder"
 
   def _note_other_masks(self, one: Input) -> None:
     if self._embedding or "masked_lm" not in self._model.names():

@@ -180,7 +180,9 @@ def write_tokenizer(
   tokenizer, encoder = make_tokenizer(
     path, is_wordpiece, do_lower_case, segment_ids
   )
-  tokenizer.save(os.path.join(folder, TOKENIZER_FILE))
+  # tokenizer.save() raises a bare Exception on a full disk.
+  with open(os.path.join(folder, TOKENIZER_FILE), "w", encoding="utf-8") as f:
+    f.write(tokenizer.to_str(pretty=True))
   names = [f"{name}_token" for name in _SPECIAL]
   content = {
     **dict(zip(names, special_tokens(encoder), strict=True)),

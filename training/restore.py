@@ -24,8 +24,9 @@ _ADDED = {
 # A session prepares each set of variables; all in one set would need memory for
 # the whole checkpoint.
 _LOADED_AT_ONCE = 100
-# Runs with --powersgd_rank have these; a resumed run may add them.
+# Runs with --powersgd_rank or float16 have these; a resumed run may add them.
 _POWER_SGD = (f"/{power_sgd.ERROR}", f"/{power_sgd.BASIS}")
+_LOSS_SCALE = "loss_scale/"
 
 
 def _check_shapes(source: Checkpoint, wanted: dict) -> None:
@@ -177,8 +178,12 @@ class Restore:
 
   def _plan(self, source: Checkpoint) -> InitReport:
     trained = [v.op.name for v in tf.trainable_variables()]
-    _check_shapes(source, {n: self._variables.shapes[n] for n in trained})
-    shapes, loaded = source.shapes, set(trained) & source.shapes.keys()
+    shapes, wanted = source.shapes, self._variables.shapes
+    loaded = set(trained) & shapes.keys()
+    head = loaded & {"output_weights", "output_bias"}
+    if any(shapes[name] != wanted[name] for name in head):
+      loaded -= head  # a classifier's, of other labels
+    _check_shapes(source, {name: wanted[name] for name in loaded})
     if not loaded:
       raise CheckpointError(
         f"{source.path}: none of its {len(shapes)} variables is one of this "
@@ -219,7 +224,7 @@ class Restore:
     missing = sorted(
       name
       for name in wanted.keys() - source.shapes.keys() - _ADDED.keys()
-      if not name.endswith(_POWER_SGD)
+      if not name.endswith(_POWER_SGD) and not name.startswith(_LOSS_SCALE)
     )
     if missing:
       raise CheckpointError(

@@ -1022,6 +1022,20 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
   ):
     assert line in card.splitlines(), line
   assert str(tmp_path) not in card and "licence is not" not in card
+  shutil.copytree(tmp_path / "run", tmp_path / "again")
+  convert([prefix, tmp_path / "again"], tmp_path / "both", vocab_file=letters)
+  card = (tmp_path / "both" / "README.md").read_text()
+  for line in (
+    "| mean of the weights of | run/model.ckpt-20, again/model.ckpt-20 |",
+    "| data, training and versions are those of | run/model.ckpt-20 |",
+  ):
+    assert line in card.splitlines(), line
+
+
+def test_a_full_disk_is_an_error_for_people(tmp_path):
+  tensors = {"a": np.zeros([3], np.float32)}
+  with pytest.raises(OSError, match="model.safetensors: "):
+    bert_tensors.write_tensors(str(tmp_path / "no folder"), tensors)
 
 
 def test_a_card_of_bare_weights_says_what_is_not_known(tmp_path):

@@ -19,7 +19,7 @@ import tokenization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import records
-from finetuning import classification, finetune, settled, squad
+from finetuning import classification, finetune, packed, settled, squad
 from interop import model_source
 from training import checkpoint_files, metrics, run_folder
 
@@ -438,17 +438,58 @@ def test_packed_equals_unpacked(tmp_path, request, name):
   make = request.getfixturevalue(name)
   run(make(tmp_path / "out", num_train_epochs=1.0))
   found = {}
-  for packed in (1, 2, 16):
+  for most in (1, 2, 16):
     task = make(
       tmp_path / "out", do_train=False, do_eval=True,
-      examples_per_record=packed, eval_batch_size=5,
+      examples_per_record=most, eval_batch_size=5,
     )  # fmt: skip
-    found[packed] = run(task)["evaluation"]
-    assert task.evaluation_set.slots <= packed
+    found[most] = run(task)["evaluation"]
+    assert task.evaluation_set.slots <= most
     shutil.rmtree(tmp_path / "out" / "eval", ignore_errors=True)
   assert found[2] == pytest.approx(found[1], rel=1e-5)
   assert found[16] == pytest.approx(found[1], rel=1e-5)
   assert task.evaluation_set.slots >= 2
+
+
+def test_an_update_of_whole_records_that_is_far_off_is_told(tmp_path, classify):
+  task = classify(tmp_path / "out", max_seq_length=64, examples_per_record=32)
+  source = task.training_set
+  batch = round(1.4 * source.packing_factor)  # one record, not two
+  assert 4 < batch < 64
+  config = dataclasses.replace(task.config, global_batch_size=batch)
+  (line,) = packed.rounding(source.plan(config, 1))
+  number = int(re.search("examples_per_record=([0-9]+) or", line)[1])
+  assert f"has 1 packed records, {source.packing_factor:.1f} exam" in line
+  fewer = classify(
+    tmp_path / "out", max_seq_length=64, examples_per_record=number
+  )
+  assert not packed.rounding(fewer.training_set.plan(config, 1))
+  with pytest.raises(UserError, match=f"={batch // 4} or less, a larger"):
+    source.plan(config, 4)
+
+
+def test_a_classifier_begins_from_one_of_other_labels(
+  tmp_path, classify, capsys
+):
+  """Without its head."""
+  two, three = tmp_path / "two", tmp_path / "three"
+  run(classify(two, do_eval=False, do_predict=False))
+  (path,) = two.glob("model.ckpt-*.index")
+  lines = (tmp_path / "a.tsv").read_text().splitlines()
+  more = [f"{line[:-1]}{n % 3}" for n, line in enumerate(lines[1:])]
+  other = tmp_path / "c.tsv"
+  other.write_text("\n".join([lines[0], *more]) + "\n")
+  run(
+    classify(
+      three, do_eval=False, do_predict=False, train_file=str(other),
+      init_checkpoint=str(path).removesuffix(".index"),
+    )
+  )  # fmt: skip
+  head = ["output_bias", "output_weights"]
+  assert [runs.weights(three)[name].shape[0] for name in head] == [3, 3]
+  said = capsys.readouterr().err
+  listed = "2\n    output_bias\n    output_weights"
+  assert f"initial weights: {listed}" in said and f"unused: {listed}" in said
 
 
 def test_one_big_batch_equals_micro_batches(tmp_path, classify):

@@ -273,6 +273,14 @@ def test_any_model_gives_embeddings(folders):
     assert len(one["embedding"]) == 32 and one["pooling"] == "cls"
 
 
+def test_a_pair_without_a_head_for_it_is_embedded(folders):
+  """Of a model that was trained on masked LM alone."""
+  source = model_source.find(folders["pretraining"])
+  model = inference.open_checkpoint(source, ["encoder", "masked_lm"])
+  (one,) = Predictor(model, source).predict([Input("a b", "c")])
+  assert len(one["embedding"]) == 32
+
+
 def test_what_is_too_long_is_cut_and_told(both, folders):
   long = " ".join("ab" * 40)  # 80 tokens; the model has 64 places
   (one,) = both[0].predict([Input(long)])

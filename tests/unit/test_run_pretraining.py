@@ -1107,6 +1107,13 @@ def test_a_cooldown_may_be_longer_than_the_default_of_a_run(tiny_run, tmp_path):
     run_pretraining.make_plan(config, None, 1)
 
 
+def test_float16_may_begin_when_a_run_resumes(tiny_run, tmp_path):
+  run = dict(num_warmup_steps=0, loss_scale={"initial_loss_scale": 64.0})
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=2, **run)
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=3, precision="fp16", **run)
+  assert runs.metrics(tmp_path, "loss_scale") == [1.0, 1.0, 64.0]
+
+
 @pytest.mark.slow
 def test_a_run_that_could_not_learn_is_refused(tiny_run, tmp_path):
   """--init_checkpoint whose update is past the end of the schedule."""

@@ -163,7 +163,7 @@ def test_words_for_all_runs_are_flags_that_are_theirs(tmp_path, word):
     run_tasks.main(given, "a model", word)
 
 
-def test_files_of_tasks_are_compared(tmp_path):
+def test_files_of_tasks_are_compared(tmp_path, monkeypatch):
   for name in ("train.tsv", "dev.tsv", "own.tsv"):
     (tmp_path / name).write_text("a")
   tasks = {"data_dir": str(tmp_path)}, {"train_file": f"{tmp_path}/own.tsv"}
@@ -174,6 +174,11 @@ def test_files_of_tasks_are_compared(tmp_path):
   assert after[0] != before[0] and after[1] == before[1]
   (tmp_path / "own.tsv").write_text("b")
   assert run_tasks.files_digest(tasks[1]) != before[1]
+  # Files of the present folder are not the task's.
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "script.py").write_text("")
+  more = {"script": "script.py", "text_pair_column": ""}
+  assert run_tasks.files_digest({**tasks[0], **more}) == after[0]
 
 
 def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
