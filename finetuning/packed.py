@@ -54,11 +54,14 @@ def rounding(plan: training_plan.TrainingPlan) -> list[str]:
     return []
   made = plan.records_per_update * plan.packing_factor
   asked = made / plan.divisor
-  nearer = max(1, round(asked / (plan.records_per_update + 1)))
+  nearer = next(
+    n
+    for n in range(int(plan.packing_factor), 0, -1)
+    if abs(round(asked / n) * n - asked) < 0.1 * asked
+  )
   return [
     f"an update has {plan.records_per_update} packed records, {made:.1f} "
-    f"examples, not {asked:.0f}: give --examples_per_record="
-    f"{nearer} or less to be nearer"
+    f"examples, not {asked:.0f}: --examples_per_record={nearer} would be nearer"
   ]
 
 

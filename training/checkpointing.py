@@ -122,6 +122,7 @@ class Checkpointer:
     """
     if self._elastic and not self._has_room():
       self.wait()
+    session.run(self._add_up_errors)
     self._take(session, step)
 
   def try_commit(self, session: tf.Session, step: int) -> None:
@@ -152,7 +153,6 @@ class Checkpointer:
     """Begins to save on rank 0, and commits; on all ranks."""
     self.saved, began = step, time.monotonic()
     self.wait()
-    session.run(self._add_up_errors)
     self.commit(session, step)
     if self._comm.is_root:
       self._write()

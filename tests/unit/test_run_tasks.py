@@ -175,10 +175,12 @@ def test_files_of_tasks_are_compared(tmp_path, monkeypatch):
   (tmp_path / "own.tsv").write_text("b")
   assert run_tasks.files_digest(tasks[1]) != before[1]
   # Files of the present folder are not the task's.
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / "script.py").write_text("")
+  (tmp_path / "here").mkdir()
+  (tmp_path / "here" / "script.py").write_text("")
+  monkeypatch.chdir(tmp_path / "here")
   more = {"script": "script.py", "text_pair_column": ""}
-  assert run_tasks.files_digest({**tasks[0], **more}) == after[0]
+  digest = run_tasks.files_digest(tasks[0])
+  assert run_tasks.files_digest({**tasks[0], **more}) == digest
 
 
 def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
