@@ -56,6 +56,7 @@ def create(
   records.check_not_written(paths, "--input_file", *settings.output_paths)
   _check_unshared(settings)
   if settings.given_shards:
+    _check_no_inputs(settings, paths, settings.given_shards)
     _check_unlisted(settings, settings.given_shards)
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings)
@@ -73,6 +74,7 @@ def create(
     counts, kept_bytes = work.tokenize(pieces)
     _check_unchanged(paths, plan)
     tokenized = time.monotonic()
+    _check_no_inputs(settings, paths, _num_shards(counts, settings))
     _check_unlisted(settings, _num_shards(counts, settings))
     results, kept_shards = work.make_shards(counts)
     if ranks.rank:
@@ -142,20 +144,28 @@ def _check_unshared(settings: Settings) -> None:
     )
 
 
-def _check_unlisted(settings: Settings, num_shards: int) -> None:
-  """Raises `UserError` if another manifest lists a file of ours.
-
-  DataError if one is an input.
-  """
+def _places(settings: Settings, num_shards: int) -> list[str]:
   names = settings.shard_names(num_shards)
-  places = [os.path.join(settings.folder, name) for name in names]
+  return [os.path.join(settings.folder, name) for name in names]
+
+
+def _check_no_inputs(
+  settings: Settings, paths: list[str], num_shards: int
+) -> None:
+  """Raises `DataError` if a file of ours would replace what it is made of."""
   inputs = {
-    "--input_file": records.expand_patterns(settings.input_file),
+    "--input_file": paths,
     "--vocab_file": [settings.vocab_file or ""],
     "--spm_model_file": [settings.spm_model_file or ""],
   }
-  for flag, paths in inputs.items():
-    records.check_not_written(filter(None, paths), flag, *places)
+  places = _places(settings, num_shards)
+  for flag, names in inputs.items():
+    records.check_not_written(filter(None, names), flag, *places)
+
+
+def _check_unlisted(settings: Settings, num_shards: int) -> None:
+  """Raises `UserError` if another manifest lists a file of ours."""
+  places = _places(settings, num_shards)
   try:
     listed = records.find_manifests(places)
   except errors.DataError as e:  # a UserError keeps the finished work
