@@ -74,8 +74,9 @@ def create(
     counts, kept_bytes = work.tokenize(pieces)
     _check_unchanged(paths, plan)
     tokenized = time.monotonic()
-    _check_no_inputs(settings, paths, _num_shards(counts, settings))
-    _check_unlisted(settings, _num_shards(counts, settings))
+    num_shards = _num_shards(counts, settings)
+    _check_no_inputs(settings, paths, num_shards)
+    _check_unlisted(settings, num_shards)
     results, kept_shards = work.make_shards(counts)
     if ranks.rank:
       return None

@@ -4,7 +4,7 @@ import math
 import os
 from typing import NamedTuple
 
-from common import json_files
+from common import files, json_files
 from common.console import tell
 from common.errors import DataError
 from common.tensorflow_v1 import later as tf
@@ -88,12 +88,11 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
 def forget_evaluations(output_dir: str, step: int) -> None:
   """Drops evaluations after `step`: a run that went back makes others."""
   path = os.path.join(output_dir, EVAL_METRICS_FILE)
-  found = list(read_jsonl(path))
+  found = read_jsonl(path)
   kept = [results for results in found if results["global_step"] <= step]
   if len(kept) < len(found):
-    with open(path + ".tmp", "wb") as f:
+    with files.whole(path) as f:
       f.write(b"".join(map(_line, kept)))
-    os.replace(path + ".tmp", path)
 
 
 class MetricsLog:
