@@ -50,7 +50,7 @@ class Settings(model_source.Given):
 
   # fmt: off
   input: tuple[str, ...] = setting((),
-    "What to convert, if it is not given without a flag's name: a run folder "
+    "Models to convert, instead of naming them as arguments: a run folder "
     "(its best checkpoint by evaluation, else the newest), a checkpoint's "
     "name, for example OUTPUT_DIR/model.ckpt-1000, or a Hugging Face folder. "
     "The mean of several checkpoints is taken.")

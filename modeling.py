@@ -52,15 +52,16 @@ from model.tensor_parallel import WHOLE, Slices
 from xla_patches import jit
 
 __all__ = [
-  "BertConfig", "BertModel", "PretrainingBatch", "PretrainingSums",
-  "assert_rank", "attention_layer", "create_attention_mask_from_input_mask",
-  "create_initializer", "dropout", "embedding_lookup",
+  "BertConfig", "BertModel", "Logits", "PretrainingBatch", "PretrainingSums",
+  "assert_rank", "attention_layer", "count_examples",
+  "create_attention_mask_from_input_mask", "create_initializer", "dropout",
+  "embedding_lookup",
   "embedding_postprocessor", "gather_indexes", "gelu", "get_activation",
   "get_assignment_map_from_checkpoint", "get_masked_lm_output",
   "get_next_sentence_output", "get_shape_list", "layer_norm",
   "layer_norm_and_dropout", "masked_lm_logits", "next_sentence_logits",
-  "pretraining_model", "reshape_from_matrix", "reshape_to_matrix",
-  "transformer_model",
+  "pretraining_loss", "pretraining_model", "reshape_from_matrix",
+  "reshape_to_matrix", "transformer_model",
 ]  # fmt: skip
 
 

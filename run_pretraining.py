@@ -180,7 +180,7 @@ def training_task(
 def informed_weights(config: PretrainingConfig, source) -> dict:
   """`initial_weights.informed` of the text in `source`, by name."""
   shape, vocab_size = source.shape, config.bert.vocab_size
-  # Half a minute: ten million tokens, or records of few.
+  # At most ten million tokens or 200,000 records: about half a minute.
   most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
   chosen = unigrams.numbers(source.set, most, in_a_row=min(100, -(-most // 10)))
   with console.Progress("reading words", len(chosen), "records") as bar:

@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 
 import run_pretraining
-from common import errors
+from common import errors, settings
 from data import records, tf_example, tfrecord
 from training import dry_run, metrics
 from training.config import PretrainingConfig
@@ -51,7 +51,7 @@ def flags_of(shape) -> list[str]:
 def estimate(shape) -> dict:
   """MB of rank 0 by a dry run, and by its two smallest sizes alone."""
   given = flags.FlagValues()
-  run_pretraining.settings.define_flags(PretrainingConfig, given)
+  settings.define_flags(PretrainingConfig, given)
   given(["step", "--dry_run", *flags_of(shape)])
   config = PretrainingConfig.from_flags(given)
   plan = run_pretraining.make_plan(config, None, 1)

@@ -31,7 +31,6 @@ from training import (
   training_run,
 )
 from training.config import PretrainingConfig
-from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
 
@@ -106,12 +105,7 @@ class Step:
     self.config, self.comm = config, comm
     self.shape = config.record_shape(config.input_file)
     self.plan = run_pretraining.make_plan(config, None, comm.data_parallel.size)
-    graph = tf.Graph()
-    training_run.set_arithmetic(config)
-    with graph.as_default(), jit.mode(config.xla):
-      tf.enable_resource_variables()
-      tf.set_random_seed(config.seed)
-      tf.train.get_or_create_global_step()
+    with training_run.graph(config):
       micro = self._micro_batch()
       state = checkpointing.TrainingState()
       self.ops = run_pretraining.training_step(
@@ -119,13 +113,11 @@ class Step:
       )
       self._accumulate = self.ops.accumulate
       self._fetches = self.ops.fetches()
-      self.session = tf.Session(config=distributed.session_config(comm))
+      self.session = tf.Session(
+        config=training_run.session_config(config, comm)
+      )
       self.session.run(
-        [
-          tf.global_variables_initializer(),
-          tf.local_variables_initializer(),
-          *tf.get_collection(tf.GraphKeys.TABLE_INITIALIZERS),
-        ]
+        [tf.global_variables_initializer(), tf.local_variables_initializer()]
       )
 
   @property
@@ -255,5 +247,4 @@ def main(_) -> None:
 if __name__ == "__main__":
   define_flags()
   tf.flags.FLAGS.set_default("dry_run", True)
-  tf.flags.FLAGS.set_default("max_predictions_per_seq", 20)
   train_loop.run_main(main)

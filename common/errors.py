@@ -96,8 +96,8 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
         raise UserError("no file or folder is named; see --help")
       if arguments not in (None, -1, len(words)):
         raise UserError(
-          f"{len(words)} arguments that are no flags ({' '.join(words[:3])}), "
-          f"not {arguments}; is a glob unquoted? See --help"
+          f"{len(words)} arguments that are not flags ({' '.join(words[:3])}), "
+          f"expected {arguments}; is a glob unquoted? See --help"
         )
       main(argv)
     except (UserError, OSError) as e:

@@ -53,7 +53,8 @@ class Settings:
     "With --objective=mlm, continue an example with the next document, after a "
     "[SEP]. Without it the end of a document ends its example.")
   do_whole_word_mask: bool = _records(False,
-    "Mask whole words instead of single tokens. Chinese words are jieba's.")
+    "Mask whole words instead of single tokens. Chinese words are those that "
+    "jieba segments.")
   max_seq_length: int = _records(128,
     "Tokens of one record at most.", low=8, high=1 << 16)
   max_predictions_per_seq: int = _records(20,

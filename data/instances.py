@@ -50,7 +50,7 @@ def document_rng(
 
 
 def generator(random_seed: int, *key: int) -> np.random.Generator:
-  """Of chance for `key`: other keys, also longer ones, have their own."""
+  """Random generator of `key`: other keys, longer ones too, have their own."""
   seed = np.random.SeedSequence(random_seed, spawn_key=key)
   return np.random.Generator(np.random.PCG64(seed))
 

@@ -339,7 +339,7 @@ def find_manifests(
 def digest(
   record_paths: Sequence[str], manifests: dict[str, tuple[str, Manifest]]
 ) -> str | None:
-  """Of the SHA-256 that manifests list; None if a file has no manifest."""
+  """Digest of the SHA-256 that manifests list; None if one has no manifest."""
   made = hashlib.sha256()
   for path in record_paths:
     if path not in manifests:

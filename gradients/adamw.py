@@ -15,7 +15,7 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
   correction m / (1 - b1^t) and v / (1 - b2^t) replace m and v in the last line.
   """
 
-  def _update(self, gradient, variable, slots, corrections, decay, of):
+  def _update(self, gradient, variable, slots, corrections, decay, layout):
     """Decay, then TensorFlow's fused Adam kernel.
 
     That is one pass over memory; the composed formula takes about ten. The

@@ -30,7 +30,7 @@ def local_zeros(name: str, shape: list) -> tf.Variable:
   )
 
 
-class AllReduce(moments.Parts):
+class AllReduce(moments.VariableLayout):
   """Every rank gets the sum of all gradients and updates all weights.
 
   `world` has all ranks; `scale`, a float scalar Tensor, is a factor of
@@ -71,7 +71,9 @@ class AllReduce(moments.Parts):
     def apply(factor, *gradients):
       scaled = [gradient * factor for gradient in gradients]
       pairs = list(zip(scaled, variables, strict=True))
-      with tf.control_dependencies([optimizer.apply_gradients(pairs, of=self)]):
+      with tf.control_dependencies(
+        [optimizer.apply_gradients(pairs, layout=self)]
+      ):
         rows = [tf.reshape(r, [-1]) for r in optimizer.trust_ratios]
         return (
           tf.concat([factor[None], *rows], axis=0) if rows else factor[None]

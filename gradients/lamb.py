@@ -32,21 +32,21 @@ class LAMBOptimizer(moments.MomentOptimizer):
     self.min_trust_ratio = min_trust_ratio
     self.max_trust_ratio = max_trust_ratio
 
-  def _update(self, gradient, variable, slots, corrections, decay, of):
+  def _update(self, gradient, variable, slots, corrections, decay, layout):
     """Everything is read before anything is written."""
     weights = tf.convert_to_tensor(variable)
     direction = self._direction
-    if of.norm_communicates:  # else all of the update is one program
+    if layout.norm_communicates:  # else all of the update is one program
       direction = jit.compiled(direction, jit.UPDATE)
     update, *new_slots = direction(
       gradient, weights, *slots, *corrections, decay
     )
     ratio = self._trust_ratio(
-      of.norm(weights, variable), of.norm(update, variable)
+      layout.norm(weights, variable), layout.norm(update, variable)
     )
     self.trust_ratios.append(ratio)
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
-    rate = of.spread(ratio, variable) * learning_rate
+    rate = layout.spread(ratio, variable) * learning_rate
     new = [weights - rate * update, *new_slots]
     targets = zip((variable, *slots), new, strict=True)
     with tf.control_dependencies(new):

@@ -26,7 +26,7 @@ def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
   )
 
 
-class Parts:
+class VariableLayout:
   """How a rank holds a variable: here whole or sliced, in `zero` by shards."""
 
   slices = WHOLE
@@ -55,8 +55,8 @@ class MomentOptimizer(tf.train.Optimizer):
   Slots are the float32 variables NAME/adam_m and NAME/adam_v, as in
   google/bert's checkpoints. With bias correction `applied_updates` counts the
   updates without those that were skipped. `trust_ratios` are the factors of
-  each variable's rate, of `Parts.norm`'s shape, in the order of the last
-  `apply_gradients`; or none.
+  each variable's rate, of `VariableLayout.norm`'s shape, in the order of the
+  last `apply_gradients`; or none.
   """
 
   has_trust_ratios = False
@@ -106,20 +106,20 @@ class MomentOptimizer(tf.train.Optimizer):
     return [self._moments[name] for name in names]
 
   def apply_gradients(
-    self, grads_and_vars, global_step=None, name=None, of=None
+    self, grads_and_vars, global_step=None, name=None, layout=None
   ):
-    """As in google/bert, `global_step` is not advanced; `of` is a `Parts`."""
+    """As in google/bert, `global_step` is not advanced."""
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     slots = self.create_slots([v for _, v in pairs])
     corrections = self._corrections()
-    of = of or Parts()
+    layout = layout or VariableLayout()
     self.trust_ratios = []
     updates = []
     for (gradient, variable), moments in zip(pairs, slots, strict=True):
       gradient = tf.convert_to_tensor(gradient)
-      decay = of.decay(self.decay_rate, variable)
+      decay = layout.decay(self.decay_rate, variable)
       updates.append(
-        self._update(gradient, variable, moments, corrections, decay, of)
+        self._update(gradient, variable, moments, corrections, decay, layout)
       )
     counted = tf.no_op()
     if self.bias_correction:
@@ -127,8 +127,12 @@ class MomentOptimizer(tf.train.Optimizer):
         counted = self._applied_updates.assign_add(1, read_value=False)
     return tf.group(*updates, counted, name=name)
 
-  def _update(self, gradient, variable, slots, corrections, decay, of):
-    """The op of one update; `decay` is a float or has the variable's shape."""
+  def _update(self, gradient, variable, slots, corrections, decay, layout):
+    """The op that updates one variable.
+
+    slots: its (m, v); corrections: of `_corrections`; decay: a float, or of the
+    variable's shape; layout: how this rank holds the variable.
+    """
     raise NotImplementedError
 
   def _corrections(self) -> tuple:

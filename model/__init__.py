@@ -1,1 +1,1 @@
-"""The network: its layers, their arithmetic and types, what is compiled."""
+"""The network: encoder, layers, kernels, tensor slicing, initial weights."""

@@ -1,1 +1,1 @@
-"""Training: settings, data, the update, ranks, checkpoints and the loop."""
+"""A run: settings, input, loop, checkpoints, reports, stopping."""

@@ -140,7 +140,7 @@ class RunConfig:
   optimizer: optimization.OptimizerConfig = _rate()
   precision: str = _precision("fp32",
     "Type of the matrix multiplications. Variables, softmax, GELU, layer norm, "
-    "losses and gradients stay float32.", choices=mixed_precision.TYPES)
+    "losses and the optimizer stay float32.", choices=mixed_precision.TYPES)
   precision_policy: tuple = _precision((),
     "Types of parts of the network that differ from --precision, as "
     f"part=type,... The parts are {', '.join(mixed_precision.PARTS)}; the "
@@ -155,7 +155,8 @@ class RunConfig:
   xla: str = _precision("layers",
     "What XLA compiles. off: nothing. auto: what TensorFlow clusters. layers: "
     "the work of a layer between its matrix multiplications, and the update. "
-    "step: the forward and backward pass as one program.", choices=jit.MODES)
+    "step: the forward and backward pass as one program, and the update.",
+    choices=jit.MODES)
   recompute: tuple = _precision((),
     "Results that the backward pass computes again instead of keeping them in "
     "memory. Empty: none.", choices=encoder.RECOMPUTE)
@@ -179,13 +180,14 @@ class RunConfig:
     "Folder for checkpoints, metrics and run.json. A run that finds its own "
     "checkpoint there resumes from it. Needed unless it is a --dry_run.")
   save_checkpoints_steps: int = _report(1000,
-    "Updates between two checkpoints. 0 saves one at the end of the run only.",
-    low=0)
+    "Updates between two checkpoints. 0 saves one at the end of the run, and "
+    "when an evaluation is the best so far.", low=0)
   save_every_minutes: float = _report(0.0,
     "Minutes after which a checkpoint is saved, besides those of "
     "--save_checkpoints_steps. 0 sets no time.", low=0)
   keep_checkpoints: int = _report(5,
-    "Checkpoints to keep in --output_dir: the newest ones.", low=1)
+    "Newest checkpoints to keep in --output_dir. The best one by evaluation is "
+    "kept as well.", low=1)
   log_every_steps: int = _report(10,
     "Updates between two reports in metrics.jsonl and TensorBoard.",
     low=1, json="steps_per_print")
@@ -200,8 +202,8 @@ class RunConfig:
     "it for matrix multiplications on this machine (matmul_gflop_per_second / "
     "1000). Without it reports have no mfu.", above=0)
   profile_steps: tuple = _report((),
-    "First and last update to record for TensorBoard's trace viewer, as 20,24, "
-    "with the numbers that reports have. Empty: no update is recorded.")
+    "First and last update to record for TensorBoard's trace viewer, as 20,24 "
+    "(numbers as in metrics.jsonl). Empty: no update is recorded.")
   eval_batch_size: int = _eval(32,
     "Records in one rank's batch of an evaluation.", low=1)
   eval_every_steps: int = _eval(0,
@@ -340,16 +342,16 @@ class PretrainingConfig(RunConfig):
     "Print the plan and what it needs: memory, time and disk, measured by some "
     "updates on fake records in child processes. Writes nothing.")
   dry_run_ranks: int | None = _task(None,
-    "Ranks that --dry_run plans for; they need not exist. Without GPUs as many "
-    "as there are cores are taken to share this host. Default: as many as "
-    "horovodrun started, or 1.", low=1)
+    "Ranks that --dry_run plans for; they need not exist. Without GPUs, one "
+    "rank per core, at most, is assumed to share this host. Default: as many "
+    "as horovodrun started, or 1.", low=1)
   find_batch_size: bool = _task(False,
     "With --dry_run, try larger and larger micro-batches in child processes, "
     "and print the --train_batch_size of the largest that fits in the memory.")
   config_json: str | None = _task(None,
     "DeepSpeed-style JSON file with batch sizes, optimizer, schedule and "
-    "precision. Flags on the command line win over it, and over those of its "
-    "fields that they leave without meaning.")
+    "precision. A flag on the command line wins over the file; fields that "
+    "such a flag makes meaningless are ignored.")
   stages: tuple | None = _task(None,
     "JSON file with a list of stages, each with its own data, lengths, batch, "
     "masks or dropout: see docs/training.md. Weights, moments, the learning "
@@ -409,15 +411,15 @@ class PretrainingConfig(RunConfig):
     "first layer's heads attend to neighbours. Small models then learn from "
     "word order much sooner.", choices=("random", "informed"))
   sampled_softmax: int = _model(0,
-    "Compare the right words of an update with this many others instead of the "
-    "whole vocabulary. They are drawn again in each update, and hardly ever "
-    "without a frequent word. A small model with a large vocabulary then "
-    "trains up to twice as fast. Training's loss and accuracy are estimates; "
-    "evaluations use all words. 0: all.", low=0)
+    "Words, besides the right ones, over which training computes the masked "
+    "LM softmax. They are drawn anew for each update; frequent words are "
+    "almost always among them. A small model with a large vocabulary trains up "
+    "to twice as fast. Training's loss and accuracy are then estimates; "
+    "evaluations use all words. 0: all words.", low=0)
   tensor_parallel: int = _ranks(1,
-    "Ranks in a row that hold one model together, each a slice of every layer. "
-    "They count as one rank for batch sizes and steps. Checkpoints stay the "
-    "same.", low=1, high=4096)
+    "Consecutive ranks that hold one model together, each a slice of every "
+    "layer. They count as one rank for batch sizes and steps. Checkpoints stay "
+    "the same.", low=1, high=4096)
   hidden_dropout_prob: float | None = _model(None,
     "Share of the numbers in embeddings and in layers' outputs that dropout "
     "zeroes in this training. 0 suits text that is seen a few times only. "
@@ -498,7 +500,7 @@ class PretrainingConfig(RunConfig):
     _check_needs("--stages", needs)
 
   def tokens_of_a_record(self) -> float:
-    """Without padding, on average, as the manifest of --input_file says."""
+    """Mean real tokens in a record, by the manifest of --input_file."""
     found = records.manifest_of(self.input_file) if self.input_file else None
     if found and (tokens := found[1].counts.get("real_tokens")):
       return tokens / found[1].num_records

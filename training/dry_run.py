@@ -33,11 +33,11 @@ from training import (
 
 _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take
-_TOKENS = 512  # of the first micro-batch, at least one record
-_GROWTH = 4  # from one micro-batch to the next, at most
-_FARTHEST = 32  # from the last that was measured to one that is predicted
-_QUICK = 15.0  # seconds that an update may take to be measured, if not needed
-_TIMED = 10.0  # seconds of updates to measure
+_TOKENS = 512  # of the first micro-batch, which has at least one record
+_GROWTH = 4  # largest factor from one measured micro-batch to the next
+_FARTHEST = 32  # largest predicted micro-batch over the largest measured
+_QUICK = 15.0  # longer updates (seconds) are measured only if they must be
+_TIMED = 10.0  # seconds; updates are measured for about this long
 _CGROUPS = "/sys/fs/cgroup"
 
 
@@ -96,7 +96,7 @@ class Job:
   here: int  # ranks on this host
 
   def measure(self, size: int, limit_mb: float) -> Measured | None:
-    """Of micro-batches of `size`; None if a process takes over `limit_mb`."""
+    """Measures micro-batches of `size`; None if one process needs more MB."""
     tell(f"measuring updates of micro-batches of {size:,} ...")
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
@@ -236,7 +236,7 @@ class Survey:
     return self.measured[-1]
 
   @property
-  def there_are_mb(self) -> float:
+  def capacity_mb(self) -> float:
     """Memory of a GPU, or of the host for all its ranks."""
     gpu_mb = self.last.gpu_mb if self.measured else None
     return gpu_mb or self._free_mb
@@ -246,7 +246,7 @@ class Survey:
     """The highest peak that a rank may have; rank 0 has a copy besides."""
     here = self.job.here
     copy = self.last.checkpoint_mb if here and self.measured else 0.0
-    return (_SHARE * self.there_are_mb - copy) / max(1, here)
+    return (_SHARE * self.capacity_mb - copy) / max(1, here)
 
   def add(self, size: int) -> bool:
     """Measures `size`, the largest so far; returns whether it fits."""
@@ -307,7 +307,7 @@ class Survey:
     return self._line(lambda m: (m.size, m.mb))[1]
 
   def peak_mb(self, size: int) -> float:
-    """Of a rank with micro-batches of `size`, without the checkpoint's copy."""
+    """Peak of a rank with this micro-batch, without the checkpoint's copy."""
     for known in self.measured:
       if known.size == size:
         return known.mb
@@ -315,7 +315,7 @@ class Survey:
     return start + slope * size
 
   def seconds(self, records: int) -> float:
-    """Of an update in which a rank has so many records."""
+    """Seconds of an update in which a rank has so many records."""
     for known in self.measured:
       if known.records == records:
         return known.seconds
@@ -383,20 +383,20 @@ def lines(
   how = "measured" if survey.knows(size) else f"from up to {last.size:,}"
   yield f"  memory of micro-batches of {size:,} records ({how}), MB"
   yield from (row(f"  {name}", mb) for name, mb in parts.items())
-  yield row("  in all", sum(parts.values()))
-  yield row("  a record more", survey.record_mb)
+  yield row("  total", sum(parts.values()))
+  yield row("  each further record", survey.record_mb)
   place = f"for {here} ranks on this host" if here else "of each GPU"
-  yield row(f"  there are, {place}", survey.there_are_mb)
+  yield row(f"  available, {place}", survey.capacity_mb)
   fits = "fits" if survey.fits(size) else "DOES NOT FIT"
   yield (
-    f"  {fits}: --train_batch_size={survey.largest} would, with "
-    f"{1 - _SHARE:.0%} left free"
+    f"  {fits}; with {1 - _SHARE:.0%} left free, the largest is "
+    f"--train_batch_size={survey.largest}"
   )
   seconds = survey.seconds(plan.accumulation * size)
   updates, whole = duration(survey, plan, limit)
   yield (
     f"  time without network and evaluations: {seconds:.3g} s an update, "
-    f"{_duration(whole)} in all"
+    f"{_duration(whole)} in total"
   )
   if limit < math.inf:
     yield f"  --max_train_minutes has time for about {updates:,} updates"

@@ -217,7 +217,7 @@ def _tokenizer(folder: str) -> tokenization.TokenizerInfo | None:
 
 
 def tokenizer(folder: str) -> tuple[str, tokenization.TokenizerInfo] | None:
-  """That of the records that the newest training read, and what says it."""
+  """(file that names it, tokenizer) of the newest training's records."""
   if known := _tokenizer(folder):
     return os.path.join(folder, RUN_FILE), known
   found = manifest(folder)

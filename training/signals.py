@@ -121,7 +121,7 @@ class Budget:
     self._laps = (self._laps[1], seconds)
 
   def share(self) -> float:
-    """Of this stage's time that has passed, also during an update."""
+    """Share of this stage's time that has passed, also during an update."""
     began = self._first * self._all
     passed = self.passed + self.lap() - began
     return float(np.clip(passed / (self.seconds - began), 0.0, 1.0))

@@ -119,7 +119,7 @@ def configs(base) -> list:
   if len(kinds) > 1 or timed != bool(base.max_train_minutes):
     raise UserError(
       "--stages: stages end by time_share, with --max_train_minutes, or by "
-      "num_train_steps and num_train_tokens, without it: choose one of both"
+      "num_train_steps and num_train_tokens, without it: choose one of the two"
     )
   if len(set(base.masks.masked_lm_prob or ())) > 1:
     raise UserError(
@@ -272,7 +272,7 @@ class Stages:
 
 
 def _sized(plan, config, item: dict) -> training_plan.TrainingPlan:
-  """With the stage's updates, from 0, and its growing batch."""
+  """The plan with the stage's updates, from 0, and its growing batch."""
   first, last, *growing = item.get("global_batch_size") or (0, 0)
   grows = first < last
   if grows:

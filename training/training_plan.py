@@ -35,9 +35,9 @@ class Stage:
   first_update: int = 0
   first_record: int = 0  # position in the data's stream
   first_example: int = 0  # seen by earlier stages
-  first_batch: int = 0  # records; it grows to the plan's,
-  growing: int = 0  # in so many updates
-  total_updates: int = 0  # of the run; 0: as many as the plan's
+  first_batch: int = 0  # records of its first update, if the batch grows
+  growing: int = 0  # updates until the batch is the plan's
+  total_updates: int = 0  # of the whole run; 0: the plan's
   count: int = 1  # of the run's stages
 
   @property
@@ -88,11 +88,11 @@ class TrainingPlan:
     return self.stage.first_record + records
 
   def records_of(self, update: int) -> int:
-    """Those of `update`, from 0, over all ranks."""
+    """Records of `update`, from 0, over all ranks."""
     return self.records_before(update + 1) - self.records_before(update)
 
   def micro_batches_of(self, update: int) -> int:
-    """Those of one rank."""
+    """Micro-batches of one rank."""
     share = -(-self.records_of(update) // self.ranks)
     return -(-share // self.micro_batch)
 

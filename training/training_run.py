@@ -524,18 +524,18 @@ def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
     yield f"stage {stage.number + 1} of {stage.count} ended"
   elif training["out_of_time"]:
     yield (
-      f"ended after --max_train_minutes={config.max_train_minutes:g}, the rate "
-      "at its end: a longer run is a new one"
+      f"ended after --max_train_minutes={config.max_train_minutes:g}, with the "
+      "learning rate fully decayed: to train longer, start a new run"
     )
   elif stage.count > 1 and not _minutes(config):
     yield "to continue, add a stage to --stages"
   elif stage.count > 1:
     yield (
-      f"ended by --num_train_steps={config.num_train_steps}: a longer run is a "
-      "new one"
+      f"ended by --num_train_steps={config.num_train_steps}: to train longer, "
+      "start a new run"
     )
   elif getattr(config, "cooldown_from", None):
-    yield "its rate is at its end: another cooldown is a new run"
+    yield "the cooldown is complete: another one is a new run"
   else:
     yield f"to continue, give the same command with more {config.length_flag}"
   ended = stage.is_last or training["stopped_early"]

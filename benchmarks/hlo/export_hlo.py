@@ -20,12 +20,14 @@ import sys
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.eager import context
 
+import modeling
 import run_pretraining
+from benchmarks.gpu import training_graph
 from common import console
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from model import model_flops
-from training import checkpointing, input_pipeline, train_loop
+from training import checkpointing, input_pipeline
 from training.config import PretrainingConfig
 from xla_patches import jit
 
@@ -78,7 +80,7 @@ def trace(config: PretrainingConfig, plan, shape):
   def step(**columns):
     with tf.variable_scope("", custom_getter=variables):
       number = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-      batch = input_pipeline.modeling.PretrainingBatch(**columns)
+      batch = modeling.PretrainingBatch(**columns)
       micro = input_pipeline.MicroBatch(
         batch=batch,
         number=tf.cast(number, tf.int32),
@@ -211,7 +213,4 @@ def parameter(name, dims, dtype, config, shape=None) -> dict:
 if __name__ == "__main__":
   run_pretraining.define_flags()
   tf.flags.DEFINE_string("module", "step", "Write MODULE.hlo and MODULE.json.")
-  tf.flags.FLAGS.set_default("dry_run", True)
-  tf.flags.FLAGS.set_default("max_predictions_per_seq", 20)
-  tf.flags.FLAGS.set_default("num_warmup_steps", 0)
-  train_loop.run_main(main)
+  training_graph.run_main(main)

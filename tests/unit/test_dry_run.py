@@ -156,9 +156,9 @@ def test_the_screen_has_80_columns():
   lines = list(dry_run.lines(survey, config, plan))
   assert max(map(len, lines)) <= 80
   said = "\n".join(lines)
-  assert "fits: --train_batch_size=" in said
+  assert "fits; with 10% left free, the largest is --train_batch_size=" in said
   assert "0.35 GB for --keep_checkpoints=5 and the best" in said
-  assert "3.45 s an update, 39.9 days in all" in said
+  assert "3.45 s an update, 39.9 days in total" in said
   plan = dataclasses.replace(plan, micro_batch=1000)
   assert "DOES NOT FIT" in "\n".join(dry_run.lines(survey, config, plan))
 

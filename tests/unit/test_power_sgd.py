@@ -40,7 +40,7 @@ class Descent(tf.train.GradientDescentOptimizer):
   def create_slots(self, variables):
     """None."""
 
-  def apply_gradients(self, pairs, of):
+  def apply_gradients(self, pairs, layout):
     return super().apply_gradients(pairs)
 
 

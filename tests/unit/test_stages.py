@@ -232,7 +232,7 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
     (
       [{"num_train_steps": 3}],
       {"max_train_minutes": 1.0},
-      "choose one of both",
+      "choose one of the two",
     ),
     ([{"time_share": 0.7}], {"max_train_minutes": 1.0}, "all stages is 0.7"),
     (
