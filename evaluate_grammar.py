@@ -103,7 +103,7 @@ def count_unigrams(
   if settings.unigram_records:
     paths = records.expand_patterns(settings.unigram_records)
   if not paths:
-    trained = run_folder.trained_on(source.folder)
+    trained = run_folder.training_files(source.folder)
     why = (
       f"not all of its {len(trained)} record files are there any more, such "
       f"as {trained[0]}"

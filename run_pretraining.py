@@ -55,7 +55,7 @@ from training.evaluation import (
   EvaluationBatches,
   Evaluator,
   add_up,
-  trained_on,
+  overlap_warning,
 )
 from training.signals import Budget, StopVote
 from xla_patches import jit
@@ -277,7 +277,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
     input_pipeline.check_words(
       found and (found[0], found[1].tokenizer), source.tokenizer
     )
-    say(comm, *trained_on(source.paths, trained, "--eval_input_file"))
+    say(comm, *overlap_warning(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,
     config.eval_batch_size,

@@ -60,7 +60,7 @@ class Settings:
   num_ranks: int = _what(1, "Horovod ranks of each run.", low=1)
   output_dir: str = setting(help=
     f"Folder for {RESULTS_FILE}, and for the run folders TASK/seed_SEED.")
-  keep_checkpoints: bool = setting(False,
+  keep_models: bool = setting(False,
     "Keep the checkpoints of the runs. Otherwise they are removed when a run "
     "is evaluated.", group="Checkpoints and reports")
   # fmt: on
@@ -255,7 +255,7 @@ def main(given: Settings, model: str, *more: str) -> None:
         done[name, seed] = line
         shown = (f"{metric} {value:.2f}" for metric, value in found.items())
         console.tell(f"  {'  '.join(shown)}")
-        if not given.keep_checkpoints:
+        if not given.keep_models:
           _remove_checkpoints(folder)
   print("", *table([done[key] for key in wanted]), "", path, sep="\n")
 

@@ -31,7 +31,7 @@ from training import (
   training_run,
 )
 from training.config import RunConfig
-from training.evaluation import EvaluationBatches, Evaluator, trained_on
+from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
 from xla_patches import jit
 
@@ -234,7 +234,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     files = (
       s.describe()["files"] for s in (task.evaluation_set, task.training_set)
     )
-    say(comm, *trained_on(*files, "--eval_file"))
+    say(comm, *overlap_warning(*files, "--eval_file"))
   if comm.is_root:
     sets = [task.training_set] if config.do_train else []
     sets += [task.evaluation_set] if config.do_eval else []

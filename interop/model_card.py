@@ -157,7 +157,7 @@ def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   """The evaluation of these very weights, not of a mean."""
   folder = os.path.dirname(inputs[0])
   path = os.path.join(folder, metrics.EVAL_METRICS_FILE)
-  held_out = run_folder.is_held_out(run, run_folder.trained_on(folder))
+  held_out = run_folder.is_held_out(run, run_folder.training_files(folder))
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.read_jsonl(path):
     if results["global_step"] == step:

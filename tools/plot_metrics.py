@@ -111,7 +111,7 @@ def read_run(run_dir: str) -> Run:
     else "",
     flags.get("input_file") or flags.get("train_file") or "",
     "held out"
-    if run_folder.is_held_out(run, run_folder.trained_on(run_dir))
+    if run_folder.is_held_out(run, run_folder.training_files(run_dir))
     else "evaluation",
   )
 

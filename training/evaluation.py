@@ -93,7 +93,7 @@ class EvaluationBatches:
         yield fetched
 
 
-def trained_on(
+def overlap_warning(
   evaluated: Sequence[str], trained: Sequence[str], flag: str
 ) -> list[str]:
   """A line if files to evaluate on are files that are trained on."""

@@ -142,7 +142,7 @@ def last_training(output_dir: str, key: str = "plan") -> dict | None:
   return next(runs, None)
 
 
-def trained_on(output_dir: str) -> list[str]:
+def training_files(output_dir: str) -> list[str]:
   """The record files of the training's stages, the last one's first."""
   files = {}
   for run in _runs(output_dir):
@@ -182,8 +182,8 @@ def _places(folder: str) -> list[str]:
 
 
 def training_records(folder: str) -> list[str]:
-  """Where the files of `trained_on` are now; [] if one is not there."""
-  files = trained_on(folder)
+  """Where the files of `training_files` are now; [] if one is not there."""
+  files = training_files(folder)
   for place in _places(folder):
     paths = [os.path.join(place, file) for file in files]
     if all(map(os.path.isfile, paths)):

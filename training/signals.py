@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,6 +49,19 @@ class StopSignals:
     tell(f"{self.received}: saving after this update, then stopping")
 
 
+class Votes(NamedTuple):
+  """Sums over ranks in one micro-batch, as the floats of `StopVote.counts`."""
+
+  asked: float  # ranks with a signal
+  overdue: float  # ranks with one for GRACE_SECONDS
+  changed: float  # ranks that know of hosts that came or went
+  save: float  # ranks that find a checkpoint due
+  lap: float  # rank 0's seconds since the last update
+
+
+_NO_VOTES = Votes(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 class StopVote:
   """All-reduces stop requests: all ranks act in the same micro-batch."""
 
@@ -57,16 +71,13 @@ class StopVote:
   def __init__(self, comm, name: str = "stop_vote"):
     self._comm = comm
     self._own = tf.placeholder_with_default(
-      np.zeros(5, np.float32), [5], f"own_{name}"
+      np.array(_NO_VOTES, np.float32), [len(_NO_VOTES)], f"own_{name}"
     )
-    # float [5]: how many ranks have a signal, have had one for GRACE_SECONDS,
-    # know of hosts that came or went, find that a checkpoint is due; and rank
-    # 0's seconds since the last update.
     self.counts = comm.allreduce(self._own, name=name)
 
   def lap(self) -> tf.Tensor:
     """Rank 0's seconds since the last update, float32."""
-    return self.counts[4]
+    return self.counts[Votes._fields.index("lap")]
 
   def feed(
     self,
@@ -80,18 +91,19 @@ class StopVote:
     then wait for others that do not take part.
     """
     if signals is None:
-      return {self._own: [0.0] * 5}
+      return {self._own: _NO_VOTES}
     overdue = signals.since() > self.GRACE_SECONDS
     asked = signals.received is not None
     changed = self._comm.hosts_changed()
-    return {self._own: [asked, overdue, changed, save, seconds]}
+    return {self._own: Votes(asked, overdue, changed, save, seconds)}
 
   def verdict(self, counts) -> str | None:
     """All ranks do the same: "stop", "change" to another world, or None."""
-    asked, overdue, changed = counts[:3]
-    if asked == self._comm.size or (asked and not self._comm.elastic):
+    votes = Votes(*counts)
+    everywhere = votes.asked == self._comm.size
+    if everywhere or (votes.asked and not self._comm.elastic):
       return "stop"
-    return "change" if overdue or changed else None
+    return "change" if votes.overdue or votes.changed else None
 
 
 class Budget:

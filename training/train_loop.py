@@ -24,6 +24,7 @@ from training.signals import (
   Interrupted,
   StopSignals,
   StopVote,
+  Votes,
   Watchdog,
 )
 from xla_patches import jit
@@ -152,8 +153,9 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
       [fetches, task.vote.counts, task.batches.made],
       task.vote.feed(run.signals, save, lap()),
     )
-    wishes.append(bool(counts[3]))
-    laps.append(float(counts[4]))
+    votes = Votes(*counts)
+    wishes.append(bool(votes.save))
+    laps.append(float(votes.lap))
     waited.append(max(0.0, made - asked))
     return fetched, task.vote.verdict(counts)
 

@@ -567,8 +567,8 @@ def test_files_that_are_trained_on_are_told(tmp_path, monkeypatch):
   for name in "abc":
     (tmp_path / name).write_text("")
   os.symlink("a", "link")
-  assert not evaluation.trained_on(["a"], ["b", "c"], "--x")
-  (line,) = evaluation.trained_on(["c", "link"], ["a", "b"], "--x")
+  assert not evaluation.overlap_warning(["a"], ["b", "c"], "--x")
+  (line,) = evaluation.overlap_warning(["c", "link"], ["a", "b"], "--x")
   assert "1 of 2 files, such as link, are also trained on" in line
   assert "held out as --x" in line
   held_out = {"c": True, "link": False, "b,c": False, "d": None, None: False}

@@ -79,7 +79,7 @@ def test_a_stopped_table_is_completed(tmp_path, made):
   assert row[2:] == [
     f"{statistics.mean(seeds):.2f}", f"{statistics.stdev(seeds):.2f}", "3"
   ]  # fmt: skip
-  for keep in (["--keep_checkpoints"], []):  # those that are kept stay
+  for keep in (["--keep_models"], []):  # those that are kept stay
     done = launch(made, folder, "--seeds=1,2,3,4", *keep)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [*(folder / "letters" / "seed_4").glob("model.ckpt-*.index")]

@@ -107,7 +107,7 @@ def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
   assert_equal(values_of(run / "model.ckpt-7"), made)
   assert runs.metrics(run, "examples")[-1] == 3 * 12 + 4 * 20
   files = [other_records, *records.expand_patterns(tiny_run[1])]
-  assert run_folder.trained_on(str(run)) == files
+  assert run_folder.training_files(str(run)) == files
 
 
 def three_stages(other_records):
