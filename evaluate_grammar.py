@@ -142,6 +142,8 @@ def _output(settings: Settings, folder: str) -> str | None:
   path = settings.output
   if path is None and os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
     path = os.path.join(folder, RESULTS_FILE)
+  if path and os.path.isdir(path):
+    raise UserError(f"--output={path}: is a folder; name a file in it")
   if path and not os.access(os.path.dirname(path) or ".", os.W_OK):
     raise UserError(
       f"--output={path}: its folder is missing or may not be written to"
@@ -203,17 +205,16 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   if counts is not None:
     unigram = unigrams.log_likelihoods(counts, sentences)[numbers]
   found = minimal_pairs.results(pairs, scores, unigram)
+  # Names of paradigms may be what the terminal's encoding lacks.
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")
+  print("\n".join(minimal_pairs.table(found)), flush=True)
   if output:
     names = ("score", "precision", "sample")
     how = {name: getattr(settings, name) for name in names}
     how |= {"from": settings.pairs, "sentences_sha256": digest.hexdigest()}
     about = {"model": source.path, **how, "baseline": baseline}
     json_files.write(output, {**about, **found})
-  # Names of paradigms may be what the terminal's encoding lacks.
-  if isinstance(sys.stdout, io.TextIOWrapper):
-    sys.stdout.reconfigure(errors="backslashreplace")
-  print("\n".join(minimal_pairs.table(found)))
-  if output:
     print(output)
 
 

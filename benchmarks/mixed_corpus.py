@@ -334,6 +334,7 @@ def main(folder: str, kind: str = "english") -> None:
 
 
 if __name__ == "__main__":
-  if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SOURCES):
+  folder, *kind = sys.argv[1:] or ["--help"]
+  if folder.startswith("-") or len(kind) > 1 or not set(kind) <= set(SOURCES):
     sys.exit(__doc__)
-  main(*sys.argv[1:])
+  main(folder, *kind)

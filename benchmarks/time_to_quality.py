@@ -4,7 +4,7 @@
     --arms=arms.json --minutes=4,10 --seeds=1,2,3 --output_dir=runs/ttq
 
 --text is a folder with corpus/train.txt, corpus/heldout.txt and vocab.txt. An
-arm of the JSON file is a recipe; the first one is the baseline:
+arm of the JSON file is a recipe; the first one, or --only's, is the baseline:
 
   {"pairs": {"bert_config": {"hidden_size": 128, ...},
              "records": {"max_seq_length": 32, "dupe_factor": 10},
@@ -64,7 +64,9 @@ def define_flags() -> None:
   flags.DEFINE_string("output_dir", None, "Where to work.", required=True)
   flags.DEFINE_list("minutes", ["10"], "Budgets.")
   flags.DEFINE_list("seeds", ["1", "2", "3"], "Seeds.")
-  flags.DEFINE_list("only", [], "Arms to run; empty: all.")
+  flags.DEFINE_list(
+    "only", [], "Arms to run, the baseline first. Default: all of --arms."
+  )
   flags.DEFINE_integer("num_ranks", 2, "Ranks of each run.")
   flags.DEFINE_list("eval_lengths", ["32"], "Tokens of held-out records.")
   flags.DEFINE_string("pairs", None, "Minimal pairs for evaluate_grammar.py.")
@@ -406,7 +408,7 @@ def main(_) -> None:
     for line in json_files.read_lines(results)
     if digests.get(line["arm"]) == line["digest"]
   ]
-  baseline = next(iter(arms))
+  baseline = next(iter(FLAGS.only or arms))
   for name in FLAGS.eval_lengths:
     print("", *table(lines, f"loss_{name}", baseline), sep="\n")
   for key in ("loss_own", *(["grammar"] if FLAGS.pairs else [])):

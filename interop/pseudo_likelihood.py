@@ -6,6 +6,7 @@ later pieces of its word are masked with it, so that a word is not given away
 by its own end (Kauf and Ivanova, https://arxiv.org/abs/2305.10588).
 """
 
+import functools
 import unicodedata
 from collections.abc import Iterator, Sequence
 
@@ -20,6 +21,7 @@ from interop import inference
 _TOKENS = 4096  # in one run of the graph
 
 
+@functools.lru_cache(1)
 def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
   """bool [V]: SentencePiece's tokens that are a word each: signs, Chinese.
 
@@ -48,7 +50,11 @@ def masked_copies(
   """
   places = np.arange(rows.shape[1])
   alone = words_alone(encoder)[rows]
-  begins = ~encoder.is_continuation[rows] | alone | (not within_word)
+  continues = encoder.is_continuation[rows]
+  if not isinstance(encoder, tokenization.WordPieceEncoder):
+    # Where a word begins with an unknown piece, its mark is the piece before.
+    continues |= rows == encoder.unk_id
+  begins = ~continues | alone | (not within_word)
   begins[:, 1:] |= alone[:, :-1]
   # int [m, S]: where the first word at or after each place begins.
   words = np.where(begins, places, len(places))

@@ -79,6 +79,18 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
   assert (copies[:-1, len(ids)] == ids[-1]).all()  # seen with every piece
 
 
+def test_an_unknown_piece_is_in_its_word(spm_model):
+  encoder = tokenization.load_tokenizer(None, True, spm_model)
+  (ids,) = encoder.encode_batch(["ca\u4dffts cat"])
+  unknown = list(ids).index(encoder.unk_id)
+  assert 0 < unknown < len(ids) - 1
+  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
+  copies = pseudo_likelihood.masked_copies(row, encoder)[0]
+  # Where the first piece is scored, the pieces after it are hidden, too.
+  assert (copies[0, 1 : unknown + 3] == encoder.mask_id).all()
+  assert encoder.mask_id not in copies[unknown + 2 :, 1 : unknown + 2]
+
+
 @pytest.mark.parametrize("within_word", [True, False])
 def test_scores_are_those_of_single_runs(
   folder, opened, within_word, monkeypatch
@@ -411,6 +423,9 @@ def test_a_folder_of_no_run(folder, pairs_file, tmp_path, letters, capsys):
   output = str(tmp_path / "no" / "folder.json")
   settings = evaluate_grammar.Settings(pairs=pairs_file, output=output)
   with pytest.raises(UserError, match="folder is missing"):
+    evaluate_grammar.evaluate(settings, folder, Comm())
+  settings = evaluate_grammar.Settings(pairs=pairs_file, output=str(tmp_path))
+  with pytest.raises(UserError, match="is a folder; name a file in it"):
     evaluate_grammar.evaluate(settings, folder, Comm())
   with pytest.raises(UserError, match="name one model"):
     evaluate_grammar.main(settings, folder, folder)
