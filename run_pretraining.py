@@ -350,7 +350,8 @@ def all_stages(
     ),
   )
   for one in each.configs[begun.number :] if config.do_eval else ():
-    opened(one.eval_input_file or one.input_file, one, training=False)
+    if files := one.eval_input_file or one.input_file:
+      opened(files, one, training=False)
   return each
 
 

@@ -6,6 +6,7 @@ Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
 import dataclasses
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -262,8 +263,14 @@ class Source:
     }
 
   def fingerprint(self) -> str:
-    """Must be the same on all ranks."""
-    return f"{len(self.paths)} files with {len(self.set)} records"
+    """Of sizes, contents by manifests, and shape: the same on all ranks."""
+    contents = records.digest(self.paths, self.manifests)
+    sizes = [os.path.getsize(path) for path in self.paths]
+    made = hashlib.sha256(f"{contents} {sizes} {self.shape}".encode())
+    return (
+      f"{len(self.paths)} files with {len(self.set)} records "
+      f"({made.hexdigest()[:12]})"
+    )
 
   def locate(self, number: int) -> dict:
     path, place = self.set.locate(number)

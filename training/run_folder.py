@@ -296,6 +296,6 @@ def changes_since(before: dict, config, plan, data: dict) -> list[str]:
     for name, value in new.items()
     if old.get(name, value) != value
   }
-  if "initial_weights" in changed:
-    changed["initial_weights"] += ", without effect: the run has begun"
+  if "--initial_weights" in changed:
+    changed["--initial_weights"] += ", without effect: the run has begun"
   return [f"{name} {values}" for name, values in changed.items()]

@@ -158,6 +158,19 @@ def dynamic_source(pattern):
   )
 
 
+def test_ranks_with_other_contents_or_masks_are_found(tmp_path, monkeypatch):
+  """Where hosts share no disk, and numbers and sizes are alike."""
+  pattern, _ = write_packed(tmp_path, dynamic=True)
+  own = dynamic_source(pattern)
+  fingerprint = own.fingerprint()
+  assert dynamic_source(pattern).fingerprint() == fingerprint
+  knows = own.shape.knows_words
+  own.shape = dataclasses.replace(own.shape, knows_words=not knows)
+  assert own.fingerprint() != fingerprint
+  monkeypatch.setattr(records, "digest", lambda paths, manifests: "other")
+  assert dynamic_source(pattern).fingerprint() != fingerprint
+
+
 def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
   pattern, _ = write_packed(tmp_path, dynamic=True)
 

@@ -935,6 +935,9 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
   del started["flags"]["sampled_softmax"]  # as an older version wrote it
   assert changes(**same) == []
   assert changes(**same, sampled_softmax=64) == ["--sampled_softmax 0 -> 64"]
+  assert changes(**same, initial_weights="informed") == [
+    "--initial_weights random -> informed, without effect: the run has begun"
+  ]
   flags = runs.config(tiny_run, tmp_path, **same).as_dict()
   run_folder.check_model(started, flags)
   started["flags"]["bert"]["pre_layer_norm"] = True

@@ -360,6 +360,20 @@ def test_a_dry_run_plans_no_stage_after_the_last_update(
   assert told in capsys.readouterr().err
 
 
+def test_a_dry_run_of_stages_needs_no_files(tiny_run, tmp_path, monkeypatch):
+  planned = []
+  monkeypatch.setattr(
+    run_pretraining, "plan_stage", lambda *given: planned.append(given) or 10
+  )
+  given = {"num_train_steps": 10, "global_batch_size": 8}
+  config = runs.config(
+    tiny_run, tmp_path, dry_run=True, do_eval=True,
+    input_file=None, eval_input_file=None, **staged(given),
+  )  # fmt: skip
+  run_pretraining.plan_only(config)
+  assert len(planned) == 1
+
+
 def test_held_out_records_have_lengths_of_their_own(tiny_run, tmp_path):
   """Without a manifest they say it themselves, whatever the stage's are."""
   longer = write_records(tmp_path / "longer.tfrecord", 30, s=64, p=9)
