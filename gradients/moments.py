@@ -108,7 +108,10 @@ class MomentOptimizer(tf.train.Optimizer):
   def apply_gradients(
     self, grads_and_vars, global_step=None, name=None, layout=None
   ):
-    """As in google/bert, `global_step` is not advanced."""
+    """As in google/bert, `global_step` is not advanced.
+
+    layout: how this rank holds the variables; None: whole.
+    """
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     slots = self.create_slots([v for _, v in pairs])
     corrections = self._corrections()
