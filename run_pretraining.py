@@ -134,6 +134,7 @@ def training_task(
 ) -> train_loop.Task:
   """Data, plan, model and update, of a run or of a stage."""
   source = open_source(config.input_file, config, comm)
+  input_pipeline.check_words(source.tokenizer, words_of_start(config))
   say(comm, *unused_rows(config.bert.vocab_size, source.manifests))
   ranks = comm.data_parallel.size
   plan = staged.plan if staged else make_plan(config, source, ranks)
@@ -260,14 +261,19 @@ def headline(results: dict) -> str:
   )
 
 
+def words_of_start(config: PretrainingConfig):
+  """Like `run_folder.tokenizer`, of the folder of --init_checkpoint."""
+  folder = os.path.dirname(config.init_checkpoint or "")
+  return run_folder.tokenizer(folder) if folder else None
+
+
 def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
   files = config.eval_input_file or config.input_file
   source = open_source(files, config, comm, training=False)
   if not config.do_train:
-    input_pipeline.check_words(
-      source.tokenizer, run_folder.tokenizer(config.output_dir)
-    )
+    words = run_folder.tokenizer(config.output_dir) or words_of_start(config)
+    input_pipeline.check_words(source.tokenizer, words)
   else:
     trained = records.expand_patterns(config.input_file)
     for item in config.stages or ():

@@ -377,7 +377,8 @@ class PretrainingConfig(RunConfig):
     choices=records.OBJECTIVES)
   segment_ids: bool | None = _data(None,
     "Tell the model which tokens are of an example's second segment. Default: "
-    "true for mlm_nsp, false for mlm.")
+    "as the model of --output_dir or --init_checkpoint was trained, else true "
+    "for mlm_nsp, false for mlm.")
   shuffle_block_records: int = _data(0,
     "Records in one block (a few MB), for data larger than memory: blocks are "
     f"shuffled, and the records of {record_order.WINDOW_BLOCKS} blocks at a "
@@ -537,7 +538,10 @@ class PretrainingConfig(RunConfig):
     return dataclasses.replace(made, **made._found_model())
 
   def _found_model(self) -> dict:
-    """Objective and segment ids: the flags', else the run's or the records'."""
+    """Objective and segment ids: the flags', else the run's or the records'.
+
+    A model of another folder is evaluated with the segment ids that it learned.
+    """
     objective, segments = self.objective, self.segment_ids
     folders = [self.output_dir, os.path.dirname(self.cooldown_from or "")]
     known = (run_folder.last_training(folder) for folder in folders if folder)
@@ -545,11 +549,42 @@ class PretrainingConfig(RunConfig):
       objective = objective or run["flags"].get("objective")
       if segments is None:
         segments = run["flags"].get("segment_ids")
-    elif not objective and self.input_file:
-      found = records.manifest_of(self.input_file)
-      objective = found[1].objective if found else None
-    objective = objective or records.OBJECTIVES[0]
-    return {"objective": objective, "segment_ids": segments}
+      objective = objective or records.OBJECTIVES[0]
+      return {"objective": objective, "segment_ids": segments}
+    folder = os.path.dirname(self.init_checkpoint or "")
+    start = folder and run_folder.last_training(folder)
+    learned = start["flags"] if start else {}
+    if "objective" not in learned:  # not known, or not pre-trained
+      learned = {}
+    files = (not self.do_train and self.eval_input_file) or self.input_file
+    is_needed = files and (not objective or (learned and not self.do_train))
+    found = records.manifest_of(files) if is_needed else None
+    made_for = found[1].objective if found else records.OBJECTIVES[0]
+    if learned and self.do_train:
+      segments = learned["segment_ids"] if segments is None else segments
+    elif learned:
+      if learned["objective"] == "mlm":
+        objective = objective or "mlm"
+      segments = self._learned_segments(
+        learned, not found or found[1].has_pairs
+      )
+    return {"objective": objective or made_for, "segment_ids": segments}
+
+  def _learned_segments(self, learned: dict, pairs: bool) -> bool:
+    """--segment_ids to evaluate a model by the flags that it `learned` with.
+
+    Records without `pairs` have no second segments.
+    """
+    used = learned["segment_ids"]
+    if used is None:
+      used = learned["objective"] != "mlm"
+    if pairs and self.segment_ids not in (None, used):
+      raise UserError(
+        f"--{'' if self.segment_ids else 'no'}segment_ids: "
+        f"{self.init_checkpoint} was trained {'with' if used else 'without'} "
+        "them: leave the flag out"
+      )
+    return used and pairs
 
   @classmethod
   def found(cls, flags):

@@ -288,6 +288,54 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   assert config.objective == "mlm_nsp"
 
 
+def test_another_folders_model_keeps_what_it_learned(tiny_run, tmp_path):
+  """As --init_checkpoint, to evaluate it or to train on."""
+  run = tmp_path / "run"
+  runs.pretrain(tiny_run, run, objective="mlm", num_train_steps=4)
+  given = dict(
+    input_file=tiny_run[1], output_dir=str(tmp_path / "new"),
+    init_checkpoint=str(run),
+  )  # fmt: skip
+
+  def settled(**flags):
+    values = command_line(PretrainingConfig, **given, **flags)
+    model_source.settle(values)
+    return PretrainingConfig.from_flags(values)
+
+  config = settled(do_eval=True)
+  assert (config.objective, config.segment_ids) == ("mlm", False)
+  with pytest.raises(UserError, match="--segment_ids: .*trained without them"):
+    settled(do_eval=True, segment_ids=True)
+  config = settled(do_train=True)  # the records' objective, which has segments
+  assert (config.objective, config.segment_ids) == ("mlm_nsp", None)
+  raw = json.loads((run / "run.json").read_text())
+  raw["runs"][-1]["flags"] |= {"objective": "mlm_nsp", "segment_ids": False}
+  (run / "run.json").write_text(json.dumps(raw))
+  assert settled(do_train=True).segment_ids is False
+  config = settled(do_eval=True)
+  assert (config.objective, config.segment_ids) == ("mlm_nsp", False)
+  raw["runs"][-1]["flags"]["segment_ids"] = True
+  (run / "run.json").write_text(json.dumps(raw))
+  assert settled(do_eval=True, objective="mlm").segment_ids is True
+  with pytest.raises(UserError, match="--nosegment_ids: .*trained with them"):
+    settled(do_eval=True, segment_ids=False)
+
+
+def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
+  """A next phase, or an evaluation, of records of other words is refused."""
+  (tiny, _), run = packed_run, tmp_path / "run"
+  runs.pretrain(tiny, run, num_train_steps=4)
+  (path,) = tmp_path.glob("*.manifest.json")
+  manifest = records.Manifest.load(str(path))
+  other = dataclasses.replace(manifest.tokenizer, sha256="0" * 64)
+  dataclasses.replace(manifest, tokenizer=other).save(str(path))
+  for flags in ({}, {"do_train": False, "do_eval": True}):
+    with pytest.raises(records.DataError, match="SHA-256 .* one vocabulary"):
+      runs.pretrain(
+        tiny, tmp_path / "new", init_checkpoint=f"{run}/model.ckpt-4", **flags
+      )
+
+
 def test_segment_ids_may_be_left_out(tiny_run, tmp_path):
   """The rows of their table are then the first alone."""
   tables = {}
