@@ -105,8 +105,8 @@ def count_unigrams(
   if not paths:
     trained = run_folder.training_files(source.folder)
     why = (
-      f"not all of its {len(trained)} record files are there any more, such "
-      f"as {trained[0]}"
+      f"not all of its {len(trained)} record files, such as {trained[0]}, are "
+      "there as it read them"
       if trained
       else f"{source.folder} does not say on which records it was trained"
     )

@@ -378,22 +378,36 @@ def draw(lines: list, key: str, path: str) -> None:
   figure.savefig(path, dpi=120)
 
 
+def numbers(name: str, kind) -> list:
+  """The values of a flag that is a list of numbers."""
+  try:
+    return [kind(value) for value in FLAGS[name].value]
+  except ValueError as e:
+    sys.exit(f"--{name}: {e}")
+
+
 def main(_) -> None:
   """Makes the runs that are missing, then the tables and the picture."""
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends its commands
   os.makedirs(FLAGS.output_dir, exist_ok=True)
   results = os.path.join(FLAGS.output_dir, RESULTS)
   arms = json_files.read(FLAGS.arms)
+  budgets = sorted(numbers("minutes", float))
+  seeds = numbers("seeds", int)
   if odd := [name for name in arms if not re.fullmatch(r"[\w.+-]+", name)]:
     sys.exit(f"{FLAGS.arms}: names of folders and of --only: not {odd}")
   if unknown := set(FLAGS.only) - set(arms):
     sys.exit(f"--only: {', '.join(unknown)} is not in {FLAGS.arms}")
+  for name in FLAGS.only or arms:
+    if "google_bert" in arms[name] and not (
+      FLAGS.google_bert and FLAGS.google_bert_python
+    ):
+      sys.exit(f"arm {name} needs --google_bert and --google_bert_python")
   digests = {name: digest_of_run(arm) for name, arm in arms.items()}
-  budgets = sorted(map(float, FLAGS.minutes))
   key = lambda line: tuple(line[n] for n in ("arm", "digest", "budget", "seed"))
   made = set(map(key, json_files.read_lines(results)))
   for seed, budget, name in itertools.product(
-    map(int, FLAGS.seeds), budgets, FLAGS.only or arms
+    seeds, budgets, FLAGS.only or arms
   ):
     if "google_bert" in arms[name]:
       budget = budgets[-1]  # it has one time, its own

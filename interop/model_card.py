@@ -26,7 +26,8 @@ _CASES = {
 }
 _UNKNOWN = "Not known: no file beside the weights says it."
 _FLAGS = (
-  "learning_rate", "lr_schedule", "optimizer", "bias_correction", "beta_2",
+  "objective", "segment_ids", "initial_weights", "learning_rate",
+  "lr_schedule", "optimizer", "bias_correction", "beta_2",
   "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
   "hidden_dropout_prob", "attention_probs_dropout_prob", "seed",
 )  # fmt: skip
@@ -142,8 +143,11 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "ranks", plan.get("ranks")
   for key in _FLAGS:
     yield key, flags.get("optimizer", {}).get(key, flags.get(key))
-  if shares := flags.get("masks", {}).get("masked_lm_prob"):
+  yield "sampled_softmax", flags.get("sampled_softmax") or None
+  masks = flags.get("masks", {})
+  if shares := masks.get("masked_lm_prob"):
     yield "masked when training", " to ".join(f"{p:g}" for p in shares)
+  yield "whole words masked when training", masks.get("do_whole_word_mask")
   for number, stage in enumerate(flags.get("stages") or (), 1):
     told = (f"{k} {v}" for k, v in stage.items() if k != "input_file")
     yield f"stage {number}", ", ".join(told)

@@ -215,6 +215,14 @@ def held_flags(paths: Paths) -> dict:
   return made | made.get("optimizer", {})
 
 
+def steps_to_make(paths: Paths, given: int) -> int:
+  """`given`, or what the folder's run was asked for since, if that is more."""
+  asked = held_flags(paths).get("num_train_steps", 0)
+  if asked > given:
+    print(f"{paths.pretrain}: was continued to {asked:,} updates, which hold")
+  return max(given, asked)
+
+
 def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
   """The flags that pre-train and evaluate."""
   # A run that the folder holds keeps its global batch and optimizer.
@@ -393,7 +401,8 @@ def main(given: Settings) -> None:
   vocab_size = records.Manifest.load(paths.train_manifest).tokenizer.vocab_size
   json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
   earlier = training_results(paths)
-  plan = (paths, given.num_ranks, given.num_train_steps)
+  steps = steps_to_make(paths, given.num_train_steps)
+  plan = (paths, given.num_ranks, steps)
   before = run_folder.last_training(paths.pretrain)
   if before and is_trained(paths, pretraining_flags(*plan)):
     updates = before["plan"]["updates"]

@@ -77,7 +77,10 @@ class RecordShape:
 
 
 def manifest_shape(files: str) -> dict[str, Any]:
-  """Fields of `RecordShape` from the first file's manifest; {} without one."""
+  """Fields of `RecordShape` from the first file's manifest; {} without one.
+
+  Masks that are drawn on reading have room for those of every manifest.
+  """
   found = records.manifest_of(files)
   if not found:
     return {}
@@ -92,6 +95,10 @@ def manifest_shape(files: str) -> dict[str, Any]:
         f"{path}: its masks are drawn on reading, but mask_id or "
         "masked_lm_prob is missing: make the records again"
       )
+    every = records.find_manifests(records.expand_patterns(files)).values()
+    most = max(made.max_predictions_per_seq for _, made in every)
+    shape["max_predictions_per_seq"] = most
+    shape["masks"] = shape["masks"]._replace(max_predictions_per_seq=most)
     shape["knows_words"] = manifest.settings.get("do_whole_word_mask", False)
   return shape
 

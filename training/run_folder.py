@@ -142,15 +142,20 @@ def last_training(output_dir: str, key: str = "plan") -> dict | None:
   return next(runs, None)
 
 
-def training_files(output_dir: str) -> list[str]:
-  """The record files of the training's stages, the last one's first."""
-  files = {}
+def _training_data(output_dir: str) -> list[dict]:
+  """What the training's stages read, the last one's first."""
+  found = {}
   for run in _runs(output_dir):
     if run.get("data"):
       stage = (run.get("plan") or {}).get("stage") or {}
-      files[stage.get("number", 0)] = run["data"]["files"]
-  ordered = (files[number] for number in sorted(files, reverse=True))
-  return [*dict.fromkeys(itertools.chain(*ordered))]
+      found[stage.get("number", 0)] = run["data"]
+  return [found[number] for number in sorted(found, reverse=True)]
+
+
+def training_files(output_dir: str) -> list[str]:
+  """The record files of the training's stages, the last one's first."""
+  files = (data["files"] for data in _training_data(output_dir))
+  return [*dict.fromkeys(itertools.chain(*files))]
 
 
 def shared(evaluated: Sequence[str], trained: Sequence[str]) -> list[str]:
@@ -182,13 +187,24 @@ def _places(folder: str) -> list[str]:
 
 
 def training_records(folder: str) -> list[str]:
-  """Where the files of `training_files` are now; [] if one is not there."""
-  files = training_files(folder)
+  """Where the files of `training_files` are now.
+
+  [] if one is not there, or if by its manifest others are there by now.
+  """
+  stages = _training_data(folder)
   for place in _places(folder):
-    paths = [os.path.join(place, file) for file in files]
-    if all(map(os.path.isfile, paths)):
+    each = [[os.path.join(place, f) for f in data["files"]] for data in stages]
+    paths = [*dict.fromkeys(itertools.chain(*each))]
+    if all(map(os.path.isfile, paths)) and all(map(_are, each, stages)):
       return paths
   return []
+
+
+def _are(paths: list[str], data: dict) -> bool:
+  """Whether files are those that a run read, as far as that is known."""
+  said = data.get("contents")  # older runs do not say
+  found = records.digest(paths, records.find_manifests(paths))
+  return None in (said, found) or said == found
 
 
 def manifest(folder: str) -> tuple[str, records.Manifest] | None:

@@ -108,6 +108,8 @@ def test_a_training_is_done_if_nothing_changed(tmp_path, monkeypatch):
     {**flags, "beta_2": 0.9},
   ):
     assert not script.is_trained(paths, changed)
+  assert script.steps_to_make(paths, 10) == 20  # as it was continued
+  assert script.steps_to_make(paths, 30) == 30
   os.utime(paths.train_manifest)  # made again
   os.utime(folder / "eval_results.json", (2, 2))
   assert not script.is_trained(paths, flags)

@@ -28,6 +28,7 @@ from training import (
   checkpoint_files,
   checkpointing,
   evaluation,
+  input_pipeline,
   metrics,
   run_folder,
   training_run,
@@ -336,6 +337,19 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
       )
 
 
+def test_records_that_were_made_again_are_not_the_runs(packed_run, tmp_path):
+  (tiny, _), run = packed_run, tmp_path / "run"
+  runs.pretrain(tiny, run, num_train_steps=4)
+  assert len(run_folder.training_records(str(run))) == 2
+  (path,) = tmp_path.glob("*.manifest.json")
+  made = records.Manifest.load(str(path))
+  first = dataclasses.replace(made.files[0], sha256="0" * 64)
+  dataclasses.replace(made, files=(first, *made.files[1:])).save(str(path))
+  assert run_folder.training_records(str(run)) == []
+  path.unlink()  # then nothing says that they are others
+  assert len(run_folder.training_records(str(run))) == 2
+
+
 def test_segment_ids_may_be_left_out(tiny_run, tmp_path):
   """The rows of their table are then the first alone."""
   tables = {}
@@ -370,6 +384,21 @@ def test_records_without_pairs_teach_no_next_sentence(tmp_path):
   runs.pretrain(tiny, tmp_path / "run", num_train_steps=4)
   report = metrics.read_jsonl(str(tmp_path / "run" / metrics.METRICS_FILE))[-1]
   assert report["loss"] > 0 and "next_sentence_loss" not in report
+
+
+def test_drawn_masks_have_room_for_every_data_set(tmp_path):
+  """Whichever file is the first."""
+  (tmp_path / "b").mkdir()
+  (tmp_path / "c").mkdir()
+  pattern, _ = write_packed(tmp_path / "b", dynamic=True)
+  other, _ = write_packed(tmp_path / "c", dynamic=True)
+  (path,) = (tmp_path / "b").glob("*.manifest.json")
+  made = records.Manifest.load(str(path))
+  dataclasses.replace(made, max_predictions_per_seq=9).save(str(path))
+  for files in (f"{pattern},{other}", f"{other},{pattern}"):
+    shape = input_pipeline.manifest_shape(files)
+    assert shape["max_predictions_per_seq"] == 9
+    assert shape["masks"].max_predictions_per_seq == 9
 
 
 def test_masks_that_are_written_cannot_be_decided(tiny_run, tmp_path):
