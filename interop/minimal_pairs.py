@@ -7,6 +7,7 @@ archives of both. A paradigm is the pairs that show one phenomenon.
 
 import collections
 import hashlib
+import lzma
 import math
 import os
 import zipfile
@@ -85,6 +86,8 @@ def _chance(pair: Pair) -> bytes:
 
 def _contents(path: str) -> Iterator[tuple[str, bytes]]:
   """Name and bytes of a file, or of the files in an archive."""
+  if text_files.is_compressed(path):
+    raise DataError(f"{path}: unpack it first; of archives .zip alone is read")
   if not path.endswith(".zip"):
     with open(path, "rb") as f:
       yield path, f.read()
@@ -103,6 +106,7 @@ def _contents(path: str) -> Iterator[tuple[str, bytes]]:
         yield f"{path}/{name}", archive.read(name)
   except (
     zipfile.BadZipFile,
+    lzma.LZMAError,
     zlib.error,
     EOFError,
     OSError,

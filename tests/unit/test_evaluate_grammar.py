@@ -217,6 +217,7 @@ def test_pairs_of_all_kinds_of_files(tmp_path):
     ("a.txt", b"a\ncaf\xe9\n", r"a.txt: line 2, byte 4: not UTF-8 \(0xe9\)"),
     ("a.txt", b"\n \n", "a.txt: there is no pair in it"),
     ("a.zip", b"PK no", "a.zip: not a readable .zip file"),
+    ("a.jsonl.gz", b"{}", "a.jsonl.gz: unpack it first"),
     ("a.zip", b"PK\5\6" + bytes(18), "no .jsonl or .txt file is in it"),
   ],
 )
