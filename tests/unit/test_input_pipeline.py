@@ -2,11 +2,13 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import os
 
 import numpy as np
 import pytest
+import runs
 from samples import feature_values, write_packed, write_records
 
 import modeling
@@ -247,6 +249,43 @@ def test_the_share_of_masks_moves_over_the_run(tmp_path):
     np.testing.assert_array_equal(
       got.masked_lm_positions[order], others.masked_lm_positions[there]
     )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_words_and_replacements_are_as_the_flags_say(dynamic_run, whole):
+  """All of a word is masked or nothing, and all that is masked is [MASK]."""
+  (config_file, pattern), _ = dynamic_run
+  masks = masking.MaskConfig(
+    masked_lm_prob=(0.3, 0.3), do_whole_word_mask=whole, mask_replace_prob=1.0,
+    random_replace_prob=0.0,
+  )  # fmt: skip
+  config = runs.config(
+    (config_file, pattern), "unused", masks=masks, max_predictions_per_seq=None
+  )
+  shape = config.record_shape(pattern)
+  source = input_pipeline.Source(pattern, shape)
+  with tf.Graph().as_default():
+    batches = input_pipeline.training_batches(
+      source, record_order.Order(120, 5), plan_of(1, 120, 120), rank(0, 1)
+    )
+    (micro,) = read_batches(batches, 0, 1)
+  batch = micro.batch
+  rows, slots = np.nonzero(batch.masked_lm_weights)
+  places = batch.masked_lm_positions[rows, slots]
+  assert (batch.input_ids[rows, places] == shape.masks.mask_id).all()
+  chosen, original = np.zeros_like(batch.input_ids), batch.input_ids.copy()
+  chosen[rows, places] = 1
+  original[rows, places] = batch.masked_lm_ids[rows, slots]
+  maskable = masking.maskable_tokens(batch.input_mask, batch.segment_ids)
+  split = words = 0
+  for row in range(len(original)):
+    (tokens,) = np.nonzero(maskable[row])
+    for before, token in itertools.pairwise(tokens):
+      same = batch.input_mask[row, before] == batch.input_mask[row, token]
+      if same and original[row, token] % 3 == 0:  # as write_packed has it
+        words += 1
+        split += chosen[row, before] != chosen[row, token]
+  assert words > 100 and (split == 0) == whole
 
 
 def test_dynamic_masks_of_an_evaluation_stay(tmp_path):

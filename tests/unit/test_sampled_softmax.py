@@ -1,6 +1,7 @@
 """--sampled_softmax: its estimates, and what must not change them."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from model import sampled_softmax
 from model.sampled_softmax import SampledLogits
+from training import training_run
 from xla_patches import jit
 
 V, H, N = 40, 6, 9
@@ -138,6 +140,20 @@ def test_micro_batches_and_a_kill_change_nothing(tiny_run, tmp_path, xla):
   for key in ("loss", "grad_norm", "masked_lm_accuracy"):
     got, want = runs.metrics(parts, key), runs.metrics(whole, key)
     np.testing.assert_allclose(got, want, rtol=1e-4, err_msg=key)
+
+
+def test_an_update_has_a_sample_of_its_own(tiny_run, tmp_path):
+  """Which its micro-batches share."""
+  config = runs.config(tiny_run, tmp_path, sampled_softmax=30)
+  plan = types.SimpleNamespace(accumulation=2)
+  with tf.Graph().as_default(), tf.Session() as session:
+    micros = (types.SimpleNamespace(number=tf.constant(n)) for n in range(4))
+    drawn = session.run(
+      [training_run.sampling(config, plan, m).uniform for m in micros]
+    )
+  np.testing.assert_array_equal(drawn[0], drawn[1])
+  np.testing.assert_array_equal(drawn[2], drawn[3])
+  assert (drawn[0] != drawn[2]).mean() > 0.9
 
 
 def test_an_evaluation_uses_all_words(tiny_run, tmp_path):
