@@ -1,5 +1,7 @@
 """Hand-worked plans, and every refusal with its numbers."""
 
+import dataclasses
+
 import pytest
 
 from common.errors import UserError
@@ -128,3 +130,14 @@ def test_steps_divided_by_very_many_are_still_one():
     ranks=10**8, records=None, num_train_steps=7, num_warmup_steps=0
   )
   assert plan.updates == 1
+
+
+def test_progress_is_that_of_the_stage_or_of_the_cooldown():
+  """What a share of masks that moves goes by; `updates` ends the stage."""
+  whole = resolve(ranks=1)
+  assert [whole.progress(n) for n in (0, 999)] == [0.0, 1.0]
+  stage = training_plan.Stage(number=1, first_update=900)
+  later = dataclasses.replace(whole, stage=stage)
+  assert [later.progress(n) for n in (900, 999)] == [0.0, 1.0]
+  cooldown = dataclasses.replace(whole, cooldown_start=800)
+  assert [cooldown.progress(n) for n in (800, 999)] == [0.0, 1.0]
