@@ -280,7 +280,11 @@ def check_model(before: dict, flags: dict) -> None:
   keys = ("hidden_act", "num_attention_heads", "pre_layer_norm")
   old = {"--objective": records.OBJECTIVES[0], **flat(before["flags"])}
   new = flat(flags)
-  for name in ("--objective", *(f"{BERT_CONFIG_FLAG}: {key}" for key in keys)):
+  for one in (old, new):
+    if one.get("--segment_ids") is None and one.get("--objective"):
+      one["--segment_ids"] = one["--objective"] == records.OBJECTIVES[0]
+  names = ("--objective", "--segment_ids")
+  for name in (*names, *(f"{BERT_CONFIG_FLAG}: {key}" for key in keys)):
     # None: as the records say, of a run that Python code started.
     known = None not in (old.get(name), new.get(name))
     if known and old[name] != new[name]:

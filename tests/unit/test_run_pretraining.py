@@ -271,6 +271,8 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   assert f"{run}/model.ckpt-{best}" == model_source.find(str(run)).path
   with pytest.raises(UserError, match="--objective mlm -> mlm_nsp"):
     runs.pretrain(tiny_run, run, **{**alone, "objective": "mlm_nsp"})
+  with pytest.raises(UserError, match="--segment_ids false -> true: the run"):
+    runs.pretrain(tiny_run, run, **{**alone, "segment_ids": True})
   config, _ = settled_flags(
     input_file=tiny_run[1], output_dir=str(run), bert_config_file=tiny_run[0]
   )
