@@ -557,8 +557,9 @@ class PretrainingConfig(RunConfig):
     if "objective" not in learned:  # not known, or not pre-trained
       learned = {}
     files = (not self.do_train and self.eval_input_file) or self.input_file
-    is_needed = files and (not objective or (learned and not self.do_train))
-    found = records.manifest_of(files) if is_needed else None
+    found = None
+    if files and (not objective or (learned and not self.do_train)):
+      found = records.manifest_of(files)
     made_for = found[1].objective if found else records.OBJECTIVES[0]
     if learned and self.do_train:
       segments = learned["segment_ids"] if segments is None else segments
