@@ -262,9 +262,14 @@ def headline(results: dict) -> str:
 
 
 def words_of_start(config: PretrainingConfig):
-  """Like `run_folder.tokenizer`, of the folder of --init_checkpoint."""
+  """Like `run_folder.tokenizer`, of the folder of --init_checkpoint.
+
+  None where a run in --output_dir resumes, which does not read it any more.
+  """
   folder = os.path.dirname(config.init_checkpoint or "")
-  return run_folder.tokenizer(folder) if folder else None
+  if not folder or run_folder.last_training(config.output_dir or ""):
+    return None
+  return run_folder.tokenizer(folder)
 
 
 def evaluator(config: PretrainingConfig, comm) -> Evaluator:

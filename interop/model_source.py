@@ -408,10 +408,10 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   known, found = run_folder.tokenizer(folder), run_folder.manifest(folder)
   task: dict = {}
   if trained := run_folder.last_training(folder):
-    segments = trained["flags"].get("segment_ids")
-    if segments is None:
-      segments = trained["flags"].get("objective") != "mlm"
-    if not segments:  # its second segment's row was never trained
+    flags = map(trained["flags"].get, ("objective", "segment_ids"))
+    if not run_folder.uses_segments(
+      *flags
+    ):  # its second segment's row was never trained
       task["segment_ids"] = False
   if not known:
     return os.path.join(folder, run_folder.RUN_FILE) if task else "", task

@@ -576,9 +576,9 @@ class PretrainingConfig(RunConfig):
 
     Records without `pairs` have no second segments.
     """
-    used = learned["segment_ids"]
-    if used is None:
-      used = learned["objective"] != "mlm"
+    used = run_folder.uses_segments(
+      learned["objective"], learned["segment_ids"]
+    )
     if pairs and self.segment_ids not in (None, used):
       raise UserError(
         f"--{'' if self.segment_ids else 'no'}segment_ids: "

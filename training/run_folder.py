@@ -195,12 +195,12 @@ def training_records(folder: str) -> list[str]:
   for place in _places(folder):
     each = [[os.path.join(place, f) for f in data["files"]] for data in stages]
     paths = [*dict.fromkeys(itertools.chain(*each))]
-    if all(map(os.path.isfile, paths)) and all(map(_are, each, stages)):
+    if all(map(os.path.isfile, paths)) and all(map(_as_read, each, stages)):
       return paths
   return []
 
 
-def _are(paths: list[str], data: dict) -> bool:
+def _as_read(paths: list[str], data: dict) -> bool:
   """Whether files are those that a run read, as far as that is known."""
   said = data.get("contents")  # older runs do not say
   found = records.digest(paths, records.find_manifests(paths))
@@ -272,6 +272,11 @@ def _shown(value) -> str:
   return "(not given)" if value is None else str(value)
 
 
+def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
+  """Whether a model learns second segments, by its training's two flags."""
+  return objective != "mlm" if segment_ids is None else segment_ids
+
+
 def check_model(before: dict, flags: dict) -> None:
   """Raises `UserError` if `flags` make another model than those of `before`.
 
@@ -281,8 +286,9 @@ def check_model(before: dict, flags: dict) -> None:
   old = {"--objective": records.OBJECTIVES[0], **flat(before["flags"])}
   new = flat(flags)
   for one in (old, new):
-    if one.get("--segment_ids") is None and one.get("--objective"):
-      one["--segment_ids"] = one["--objective"] == records.OBJECTIVES[0]
+    if objective := one.get("--objective"):
+      given = one.get("--segment_ids")
+      one["--segment_ids"] = uses_segments(objective, given)
   names = ("--objective", "--segment_ids")
   for name in (*names, *(f"{BERT_CONFIG_FLAG}: {key}" for key in keys)):
     # None: as the records say, of a run that Python code started.

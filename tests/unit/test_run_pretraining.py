@@ -337,6 +337,14 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
       runs.pretrain(
         tiny, tmp_path / "new", init_checkpoint=f"{run}/model.ckpt-4", **flags
       )
+  # A run that has begun does not read that folder any more.
+  raw = json.loads((run / "run.json").read_text())
+  (tmp_path / "begun").mkdir()
+  (tmp_path / "begun" / "run.json").write_text(json.dumps(raw))
+  config = runs.config(
+    tiny, tmp_path / "begun", init_checkpoint=f"{run}/model.ckpt-4"
+  )
+  assert run_pretraining.words_of_start(config) is None
 
 
 def test_records_that_were_made_again_are_not_the_runs(packed_run, tmp_path):
