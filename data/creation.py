@@ -58,10 +58,11 @@ def create(
   if settings.given_shards:
     _check_no_inputs(settings, paths, settings.given_shards)
     _check_unlisted(settings, settings.given_shards)
+  states = list(map(_state, paths))
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings)
   os.makedirs(settings.folder, exist_ok=True)
-  plan = _plan(settings, paths, info)
+  plan = _plan(settings, states, info)
   num_workers = settings.num_workers or max(
     1, workers.available_cores() // ranks.local_size
   )
@@ -98,10 +99,10 @@ def create(
   return summary
 
 
-def _plan(settings: Settings, paths: list[str], info) -> dict:
+def _plan(settings: Settings, states: list, info) -> dict:
   """All that decides the bytes, for `work_dir.work_folder`."""
   plan = dataclasses.asdict(settings) | {
-    "files": [_state(path) for path in paths],
+    "files": states,
     "tokenizer": dataclasses.asdict(info),
     "version": _PLAN_VERSION,
   }

@@ -118,14 +118,20 @@ def wikipedia_documents(wheel: str) -> Iterator[Document]:
 
 
 def text_documents(
-  paths: Iterable[str], text: text_files.TextFormat
+  paths: Iterable[str], text: text_files.TextFormat, language: str
 ) -> Iterator[Document]:
-  """Documents: lines between blank lines or file ends, or JSON records."""
+  """Documents: lines between blank lines or file ends, or JSON records.
+
+  The blank lines of a JSON record end its paragraphs.
+  """
   for path in paths:
-    lines = text_files.read_lines([path], text)
-    for is_text, document in itertools.groupby(lines, bool):
+    is_json = text_files.is_jsonl(path)
+    read = dataclasses.replace(text, prose=language if is_json else "")
+    lines = text_files.read_lines([path], read)
+    for is_text, found in itertools.groupby(lines, bool):
       if is_text:
-        yield list(document)
+        prose = "" if is_json else language  # it was split on reading
+        yield list(text_files.split_prose(found, prose))
 
 
 def split_heldout(
@@ -166,16 +172,15 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
     written = (os.path.join(folder, name) for name in names)
     records.check_not_written(paths, "--corpus", *written)
     tell(f"reading {len(paths)} files ...")
-    raw = text_documents(paths, settings.text)
+    texts = text_documents(paths, settings.text, settings.language)
   else:
     tell("reading leads of Wikipedia ...")
-    raw = wikipedia_documents(fetch_wikipedia(settings.cache_dir))
+    texts = (
+      [*text_files.split_prose(filter(None, lines), settings.language)]
+      for lines in wikipedia_documents(fetch_wikipedia(settings.cache_dir))
+    )
     notes.append(WIKIPEDIA_NOTE)
-  texts = (
-    text_files.split_prose(filter(None, lines), settings.language)
-    for lines in raw
-  )
-  documents = list(filter(None, map(list, texts)))
+  documents = list(filter(None, texts))
   if not documents:
     raise errors.DataError(f"{settings.corpus}: there is no text in it")
   if len(documents) < MIN_DOCUMENTS:

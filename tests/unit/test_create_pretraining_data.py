@@ -662,6 +662,22 @@ def test_text_that_changes_while_it_is_read(tmp_path, letters, monkeypatch):
   assert os.listdir(tmp_path / "out") == []
 
 
+def test_text_that_grows_before_it_is_read(tmp_path, letters, monkeypatch):
+  """What is read ends where the text ended when it was looked at."""
+  text = tmp_path / "t.txt"
+  text.write_text("a\n\nb\n" * 9)
+  load = creation._load_tokenizer
+
+  def and_then_grow(*arguments):
+    with open(text, "a") as f:
+      f.write("c\n")
+    return load(*arguments)
+
+  monkeypatch.setattr(creation, "_load_tokenizer", and_then_grow)
+  with pytest.raises(records.DataError, match="t.txt was changed while"):
+    creation.create(settings_of(tmp_path, str(text), letters))
+
+
 def test_an_error_does_not_wait_for_other_workers(tmp_path):
   """Nor does a signal: their files appear whole or not at all."""
   began = time.monotonic()

@@ -56,6 +56,18 @@ def test_user_files(tmp_path, many):
   assert summary.notes == []
 
 
+def test_a_json_records_blank_lines_end_its_paragraphs(tmp_path):
+  """A heading is no beginning of the paragraph after it."""
+  record = {"text": "Early life\n\nde Gaulle was born in Lille. He\nspoke."}
+  lines = [json.dumps({"text": f"It is {i}."}) for i in range(40)]
+  (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(record), *lines]))
+  summary = prepare(tmp_path, corpus=f"{tmp_path}/a.jsonl")
+  made = [d for path in summary.files for d in documents_in(path)]
+  assert len(made) == 41
+  wanted = ["Early life", "de Gaulle was born in Lille.", "He spoke."]
+  assert wanted in made
+
+
 def test_what_it_makes_is_not_read(tmp_path, many):
   names = many.replace("*.txt*", "*.txt")
   files = prepare(tmp_path, corpus=names).files
