@@ -23,8 +23,10 @@ falls to its end; arms take turns. Of google/bert the time of a run of one step
 is taken off, because ours count without starting. All are evaluated with 15%
 masked: `loss_N` on the same held-out tokens, full sequences of N, segment ids
 0, which suits arms that train so; `loss_own` on held-out records of the arm's
-own kind. One JSON line a run, in results.jsonl; a second call makes what is
-missing there, of these recipes, this text and these evaluations.
+own kind. Text is lower-cased as the arm's records are: a cased arm's losses are
+of other tokens. One JSON line a run, in results.jsonl; a second call makes what
+is missing there, of these recipes, this text, these evaluations and this
+machine. A run that diverged has a line without losses.
 
 The tables have means and standard deviations over seeds; those of the same
 tokens have the time in which an arm reaches the baseline's loss of the longest
@@ -32,11 +34,13 @@ budget: interpolated in log(minutes) between budgets, with a 90% interval from
 2,000 draws of Student's t around each mean.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal
@@ -49,8 +53,9 @@ import numpy as np
 from absl import app, flags
 
 from common import json_files, processes
+from data.workers import available_cores
 from tools.quickstart import best_precision
-from training import metrics, next_steps, run_folder
+from training import divergence, metrics, next_steps, run_folder
 from training.next_steps import python
 
 FLAGS = flags.FLAGS
@@ -78,12 +83,16 @@ def define_flags() -> None:
   )
 
 
-def run(command: list, log: str) -> float:
-  """Seconds of a command; its output goes to `log`."""
+def run(command: list, log: str, unless: str = "") -> float:
+  """Seconds of a command; its output goes to `log`.
+
+  Exits if it fails, unless there is then a file `unless`.
+  """
   began = time.monotonic()
   with open(log, "a", encoding="utf-8") as f:
     print(*command, file=f, flush=True)
-    if subprocess.run(command, stdout=f, stderr=f).returncode:
+    failed = subprocess.run(command, stdout=f, stderr=f).returncode
+    if failed and not os.path.exists(unless):
       sys.exit(f"{command[0]} failed: see the end of {log}")
   return time.monotonic() - began
 
@@ -109,9 +118,18 @@ def made_records(part: str, settings: dict) -> str:
   return f"{folder}/{part}*.tfrecord"
 
 
-def heldout(length: str) -> str:
+def case_of(arm: dict) -> dict:
+  """The flag of an arm's records about case, if it is given."""
+  return {
+    name: value
+    for name, value in arm.get("records", {}).items()
+    if name == "do_lower_case"
+  }
+
+
+def heldout(length: str, arm: dict) -> str:
   """Full sequences of held-out text; evaluations always mask the same 15%."""
-  settings = {"objective": "mlm", "dynamic_masks": True}
+  settings = {"objective": "mlm", "dynamic_masks": True, **case_of(arm)}
   settings |= {"max_seq_length": int(length), "examples_per_record": 8}
   settings["max_predictions_per_seq"] = int(0.15 * int(length)) + 1
   return made_records("heldout", settings)
@@ -128,7 +146,10 @@ def bert_config(arm: dict, folder: str) -> str:
 
 
 def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
-  """Trains an arm; its results, and the checkpoint's name or run folder."""
+  """Trains an arm; its results, and the "model": a checkpoint or run folder.
+
+  A run that diverged has none.
+  """
   config, log = bert_config(arm, folder), os.path.join(folder, "log.txt")
   if "google_bert" in arm:
     return train_google_bert(arm, config, seed, folder)
@@ -147,7 +168,12 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
   given |= {"do_train": True, "bert_config_file": config, "output_dir": model}
   given |= {"max_train_minutes": minutes, "seed": seed}
   command = python("run_pretraining.py", **given)
-  run(processes.horovodrun(FLAGS.num_ranks, command), log)
+  bad = os.path.join(model, divergence.FILE)
+  with contextlib.suppress(FileNotFoundError):  # of an earlier start
+    os.remove(bad)
+  run(processes.horovodrun(FLAGS.num_ranks, command), log, unless=bad)
+  if os.path.exists(bad):
+    return {"diverged": True, "updates": json_files.read(bad)["update"]}
   ended = os.path.join(model, run_folder.TRAINING_RESULTS_FILE)
   if not json_files.read(ended)["out_of_time"]:
     sys.exit(f"{model} ended before its {minutes:g} minutes: see {ended}")
@@ -202,7 +228,7 @@ def own_heldout(arm: dict) -> str:
 def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
   """Losses (nats) and accuracies, and grammar, of a model."""
   found, log = {}, os.path.join(folder, "log.txt")
-  sets = {length: heldout(length) for length in FLAGS.eval_lengths}
+  sets = {length: heldout(length, arm) for length in FLAGS.eval_lengths}
   for name, files in {**sets, "own": own_heldout(arm)}.items():
     given = {
       "do_eval": True, "input_file": files, "bert_config_file": config,
@@ -221,7 +247,7 @@ def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
     given = {
       "pairs": FLAGS.pairs, "sample": FLAGS.sample,
       "vocab_file": text_file("vocab.txt"), "bert_config_file": config,
-      "output": os.path.join(folder, "grammar.json"),
+      "output": os.path.join(folder, "grammar.json"), **case_of(arm),
     }  # fmt: skip
     run(python("evaluate_grammar.py", model, **given), log)
     found["grammar"] = json_files.read(given["output"])["accuracy"]
@@ -247,10 +273,22 @@ def digest_of(*values) -> str:
   return found.hexdigest()[:12]
 
 
+def machine() -> dict:
+  """What the speed of a run depends on."""
+  with open("/proc/cpuinfo", encoding="utf-8") as f:
+    names = re.findall(r"^model name\s*:\s*(.+)$", f.read(), re.MULTILINE)
+  return {
+    "cpu": names[0] if names else platform.machine(),
+    "ranks": FLAGS.num_ranks,
+    "cores": available_cores(),
+    "precision": best_precision(),
+  }
+
+
 def digest_of_run(arm: dict) -> str:
   """Of all that a result depends on but its budget and seed."""
-  names = ("num_ranks", "eval_lengths", "pairs", "sample")
-  return digest_of(arm, [getattr(FLAGS, name) for name in names])
+  names = ("eval_lengths", "pairs", "sample")
+  return digest_of(arm, machine(), [getattr(FLAGS, name) for name in names])
 
 
 def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
@@ -260,10 +298,13 @@ def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
     FLAGS.output_dir, "runs", f"{name}-{budget:g}-{seed}-{digest}"
   )
   line = {"arm": name, "digest": digest, "budget": budget, "seed": seed}
+  line |= machine()
   line["matmul_gflop_per_second"] = matmul_rate()
   line["minutes"] = budget
   made = train(arm, budget, seed, folder)
-  model = made.pop("model")
+  model = made.pop("model", None)
+  if model is None:
+    return {**line, **made}
   config = os.path.join(folder, "bert_config.json")
   return {**line, **made, **evaluate(arm, model, config, folder)}
 
@@ -287,7 +328,7 @@ def curves(lines: list, key: str) -> dict:
   """Arm -> {budget -> its values over seeds, [(minutes, value), ...]}."""
   found: dict = {}
   for line in lines:
-    if isinstance(line.get(key), float):  # null: it diverged
+    if isinstance(line.get(key), float):  # null or none: it diverged
       by_time = found.setdefault(line["arm"], {})
       pair = (line["minutes"], line[key])
       by_time.setdefault(line["budget"], []).append(pair)

@@ -1,6 +1,9 @@
-"""The table of benchmarks/time_to_quality.py."""
+"""benchmarks/time_to_quality.py: its table, and the lines it is made of."""
+
+import types
 
 from benchmarks import time_to_quality
+from common import json_files
 
 
 def line(arm, budget, minutes, seed, loss):
@@ -51,3 +54,45 @@ def test_an_interval_is_as_wide_as_few_seeds_make_it():
   assert best == 8.6
   # 0.1 nats times 1.64, the normal's, would be 7.7 to 9.6 minutes.
   assert 4.0 < low < 7.0 and 10.5 < high < 16.0
+
+
+def test_a_run_that_diverged_has_a_line_without_losses(tmp_path, monkeypatch):
+  for name in ("vocab.txt", "corpus/train.txt", "corpus/heldout.txt"):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("a\n")
+  folder = tmp_path / "run"
+  (folder / "run").mkdir(parents=True)
+  bad = folder / "run" / "nonfinite.json"
+  bad.write_text("{}")  # of an earlier start
+
+  def train(command, log, unless=""):
+    assert unless == str(bad) and not bad.exists()
+    json_files.write(unless, {"update": 7})
+    return 1.0
+
+  made_records = lambda *_: "records"
+  monkeypatch.setattr(time_to_quality, "run", train)
+  monkeypatch.setattr(time_to_quality, "made_records", made_records)
+  given = types.SimpleNamespace(
+    text=str(tmp_path), output_dir=str(tmp_path), num_ranks=1,
+    eval_lengths=["32"], pairs=None, sample=1,
+  )  # fmt: skip
+  monkeypatch.setattr(time_to_quality, "FLAGS", given)
+  arm = {"bert_config": {}, "records": {}}
+  made = time_to_quality.train(arm, 1.0, 1, str(folder))
+  assert made == {"diverged": True, "updates": 7}
+  monkeypatch.setattr(time_to_quality, "train", lambda *_: dict(made))
+  written = time_to_quality.measure("ours", arm, 1.0, 1)
+  assert written["diverged"] and written["cores"] >= 1
+  assert not [name for name in written if name.startswith("loss")]
+  ours = cells([line("ours", 5.0, 5.0, 1, 5.5), written | {"budget": 5.0}])
+  assert ours[1] == "5.500 (1)"
+
+
+def test_held_out_text_has_the_case_of_the_arms_records(monkeypatch):
+  monkeypatch.setattr(time_to_quality, "made_records", lambda _, given: given)
+  for given in ({}, {"do_lower_case": False}):
+    arm = {"records": {**given, "max_seq_length": 32}}
+    made = time_to_quality.heldout("128", arm)
+    assert made["max_seq_length"] == 128
+    assert made.get("do_lower_case") == given.get("do_lower_case")
