@@ -26,7 +26,7 @@ import tokenization
 from common import json_files
 from common.errors import UserError
 from common.settings import run_with, setting
-from finetuning.settled import PRETRAINING, TASK_FILE
+from finetuning.task_file import PRETRAINING, TASK_FILE
 from interop import (
   bert_tensors,
   hugging_face,

@@ -121,7 +121,9 @@ def main(settings: Settings, name: str, *texts: str) -> None:
   for line in lines:
     print(line, file=sys.stderr)
   inputs = read_inputs(settings, texts, predictor.answers_questions)
-  typed = not texts and settings.input in (None, "-") and sys.stdin.isatty()
+  typed = not (texts or settings.question) and (
+    settings.input in (None, "-") and sys.stdin.isatty()
+  )
   if typed:
     print("type a text and Enter; Ctrl-D ends", file=sys.stderr)
   at_once = 1 if typed else _AT_ONCE

@@ -15,9 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import math
 import os
-import textwrap
 
 import numpy as np
 from absl import flags
@@ -267,7 +265,7 @@ def words_of_start(config: PretrainingConfig):
   None where a run in --output_dir resumes, which does not read it any more.
   """
   folder = os.path.dirname(config.init_checkpoint or "")
-  if not folder or run_folder.last_training(config.output_dir or ""):
+  if not folder or checkpoint_files.has_begun(config.output_dir or ""):
     return None
   return run_folder.tokenizer(folder)
 
@@ -400,11 +398,12 @@ def plan_only(config: PretrainingConfig) -> None:
       f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
       "not a multiple of it"
     )
+  needs = functools.partial(dry_run.tell_needs, training_step)
   if config.stages:
     begun = training_plan.WHOLE_RUN
     each = all_stages(config, begun, distributed.Comm(), groups)
     place = each.place(begun)
-    last = plan_stage(*place, ranks)
+    last = needs(*place, ranks)
     while not place.plan.stage.is_last:
       if last >= place.plan.stage.total_updates:
         console.tell(
@@ -413,7 +412,7 @@ def plan_only(config: PretrainingConfig) -> None:
         )
         break
       place = each.place(each.after(place.plan, last))
-      last = plan_stage(*place, ranks)
+      last = needs(*place, ranks)
   else:
     files = config.input_file
     source = open_source(files, config, distributed.Comm()) if files else None
@@ -422,36 +421,8 @@ def plan_only(config: PretrainingConfig) -> None:
       plan = dataclasses.replace(
         plan, updates=plan.decay_updates, warmup_updates=0, cooldown_start=0
       )
-    plan_stage(config, plan, (0.0, 1.0), ranks)
+    needs(config, plan, (0.0, 1.0), ranks)
   console.tell("nothing was written")
-
-
-def plan_stage(
-  config: PretrainingConfig, plan, shares: tuple[float, float], ranks: int
-) -> int:
-  """`plan_only` of a run without stages, or of one; returns its last update."""
-  on_gpu = bool(tf.config.list_physical_devices("GPU"))
-  precision = training_run.precision_line(config, on_gpu)
-  for line in (*plan.lines(), precision, str(config.optimizer)):
-    console.tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
-  limit = 60.0 * config.max_train_minutes * (shares[1] - shares[0]) or math.inf
-  if limit < math.inf:
-    console.tell(f"or {limit / 60:.3g} minutes, if less")
-  config.planned_schedule(plan).check_trains(first=0)
-  here = 0 if on_gpu else min(ranks, len(os.sched_getaffinity(0)))
-  survey = dry_run.Survey(
-    dry_run.Job(training_step, config, plan, ranks, here),
-    dry_run.free_memory_mb(),
-  )
-  length = config.record_shape(config.input_file).max_seq_length
-  survey.begin(plan.micro_batch, length)
-  if config.find_batch_size:
-    survey.find_largest()
-  console.tell("", *dry_run.lines(survey, config, plan, limit))
-  if config.find_batch_size:
-    console.tell(f"largest micro-batch: --train_batch_size={survey.last.size}")
-  updates, _ = dry_run.duration(survey, plan, limit)
-  return plan.stage.first_update + max(1, updates)
 
 
 def main(_) -> None:

@@ -30,7 +30,7 @@ from common import console, json_files, processes
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from data import tfrecord
-from finetuning import settled
+from finetuning import task_file
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
 from interop import model_source
@@ -63,6 +63,8 @@ class Settings:
   keep_models: bool = setting(False,
     "Keep the checkpoints of the runs. Otherwise they are removed when a run "
     "is evaluated.", group="Checkpoints and reports")
+  given: model_source.Given = setting(
+    model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on
 
 
@@ -146,7 +148,7 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
 
 
 def files_digest(task: dict) -> str:
-  """Of the files that a task's flags name, and of those in its folder."""
+  """Of the files that flags name, name -> value, and of those in a folder."""
   made = hashlib.sha256()
   given = (str(task[name]) for name in sorted(task) if name != "script")
   for value in filter(None, given):
@@ -178,9 +180,10 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       said = "".join(end)
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   read = lambda name: json_files.read(os.path.join(folder, name))
-  results, about = read(run_folder.EVAL_RESULTS_FILE), read(settled.TASK_FILE)
-  if about["task"] == settled.SQUAD:  # its metrics are percent already
-    return {name: results[name] for name in ("f1", "exact_match")}
+  results, about = read(run_folder.EVAL_RESULTS_FILE), read(task_file.TASK_FILE)
+  if about["task"] == task_file.SQUAD:  # its metrics are percent already
+    names = ("f1", "exact_match", "exact")  # SQuAD 1.1's, and 2.0's
+    return {name: results[name] for name in names if name in results}
   return {name: 100 * results[name] for name in about["metrics"]}
 
 
@@ -222,7 +225,12 @@ def main(given: Settings, model: str, *more: str) -> None:
         f"{word}: after -- are flags of the runs, and not "
         f"{', '.join(f'--{one}' for one in _OWN)}"
       )
-  source = model_source.find(model)
+  source = model_source.find(model, given.given)
+  parts = dataclasses.asdict(given.given).items()
+  more = (
+    *next_steps.given({n: value for n, value in parts if value is not None}),
+    *more,
+  )
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
@@ -231,6 +239,9 @@ def main(given: Settings, model: str, *more: str) -> None:
   made_with = {
     "model's SHA-256": digest,
     "flags": " ".join(more),
+    "flags' files' SHA-256": files_digest(
+      {word: word.partition("=")[2] for word in more}
+    ),
     "num_ranks": given.num_ranks,
   }
   more = (f"--init_checkpoint={source.path}", *more)

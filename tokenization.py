@@ -392,6 +392,14 @@ class _Encoder:
     self.is_continuation = np.array(continues)
     self.is_continuation[special] = False
 
+  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Token ids of each line, int32 [tokens]."""
+    raise NotImplementedError
+
+  def encode_rest(self, text: str) -> np.ndarray:
+    """As `encode_batch`, of text that goes on inside a line."""
+    return self.encode_batch([text])[0]
+
   def info(self) -> TokenizerInfo:
     return TokenizerInfo(
       kind=self.kind,
@@ -444,7 +452,6 @@ class WordPieceEncoder(_Encoder):
     self.pieces_of = _PieceCache(dict(vocab)).__getitem__
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each line, int32 [tokens]."""
     flatten = itertools.chain.from_iterable
     words = map(self.split_words, lines)
     return [
@@ -543,6 +550,12 @@ class SentencePieceEncoder(_Encoder):
       np.array(ids, np.int32)
       for ids in self._model.encode([self._clean(line) for line in lines])
     ]
+
+  def encode_rest(self, text: str) -> np.ndarray:
+    # The library begins a line with a space: after a character that no piece
+    # has, only a space in the text is one.
+    spans = self.encode_spans(f"\ue000{text}")
+    return np.array([token for token, _, end in spans if end > 1], np.int32)
 
   def encode_spans(self, line: str) -> list[tuple]:
     """(id, begin, end) of each token, in characters of the encoded line."""

@@ -16,7 +16,7 @@ from common.files import whole
 from common.settings import in_group
 from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
-from finetuning.settled import model_folder, saved_task
+from finetuning.task_file import model_folder, saved_task
 from model import model_flops
 from training.metrics import BestBy
 

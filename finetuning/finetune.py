@@ -19,8 +19,8 @@ from common.errors import UserError
 from common.settings import in_group
 from common.tensorflow_v1 import tf
 from data import record_order
-from finetuning import packed, settled
-from finetuning.settled import TASK_FILE, saved_task
+from finetuning import packed, task_file
+from finetuning.task_file import TASK_FILE, saved_task
 from model import model_flops
 from training import (
   checkpointing,
@@ -106,7 +106,7 @@ class FinetuningConfig(RunConfig):
     low=1)
   num_train_epochs: float = _batch(3.0,
     "Epochs of training: passes over the training examples.",
-    low=0, high=1e6)
+    above=0, high=1e6)
   warmup_proportion: float = _batch(0.1,
     "Share of the updates in which the learning rate rises to its peak.",
     low=0, high=1)
@@ -129,7 +129,7 @@ class FinetuningConfig(RunConfig):
         "--early_stopping_evaluations needs --do_eval and --eval_every_epochs "
         "or --eval_every_steps"
       )
-    settled.check_length(self.max_seq_length, self.bert)
+    task_file.check_length(self.max_seq_length, self.bert)
     tokenization.validate_case_matches_checkpoint(
       self.do_lower_case, self.init_checkpoint
     )
@@ -137,14 +137,14 @@ class FinetuningConfig(RunConfig):
   @classmethod
   def found(cls, flags):
     """The flags in task.json, if the run starts from a trained model."""
-    folder = settled.model_folder(flags)
+    folder = task_file.model_folder(flags)
     saved = {} if folder is None else saved_task(folder)
     if saved.get("task") != cls.kind:
       return {}
     found = cls.flags_of(saved)
     given = {n: getattr(flags, n) for n in found if flags[n].present}
     free = () if flags.do_train else cls.usual_flags
-    settled.compare(given, found, free, os.path.join(folder, TASK_FILE))
+    task_file.compare(given, found, free, os.path.join(folder, TASK_FILE))
     return found
 
   @classmethod
@@ -155,11 +155,11 @@ class FinetuningConfig(RunConfig):
 
   def tokenizer(self, check: bool = True) -> tokenization.Encoder:
     """Uses the flags' vocabulary, or else the model folder's copy of it."""
-    files = settled.named_vocabulary(self)
-    folder = settled.model_folder(self)
+    files = task_file.named_vocabulary(self)
+    folder = task_file.model_folder(self)
     is_there = files and all(map(os.path.isfile, files.values()))
     if folder is not None and not is_there:
-      files = settled.kept_vocabulary(folder) or files
+      files = task_file.kept_vocabulary(folder) or files
     return tokenization.load_tokenizer(
       files.get("vocab_file"),
       self.do_lower_case,
@@ -225,7 +225,7 @@ class FinetuningTask:
 def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
-  settled.check(config, task.task_content)
+  task_file.check(config, task.task_content)
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
     say(comm, *packed.rounding(plan))
@@ -245,7 +245,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     train, begin = None, None
     if config.do_train:
       train = training(task, config, comm)
-      begin = functools.partial(settled.write, config, task.task_content)
+      begin = functools.partial(task_file.write, config, task.task_content)
     evaluate = _evaluator(task, config, comm) if config.do_eval else None
     predict = _predictor(task, config, comm) if config.do_predict else None
     return train_loop.Parts(task.best_by, train, evaluate, predict, begin)

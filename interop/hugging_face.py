@@ -14,8 +14,8 @@ from common import json_files
 from common.errors import DataError, UserError
 from common.files import whole
 from data import tfrecord
-from finetuning import settled
-from finetuning.settled import (
+from finetuning import task_file
+from finetuning.task_file import (
   CLASSIFIER,
   NOTHING_GIVEN,
   PRETRAINING,
@@ -72,7 +72,7 @@ def read_folder(folder: str, flags: Given) -> Model:
   )
   left_out = [f"{name} (follows from the rest)" for name in tied]
   left_out += [f"{key} of {source} (not known here)" for key in known.left_out]
-  given = vocabulary(settled.named_vocabulary(flags))
+  given = vocabulary(task_file.named_vocabulary(flags))
   found = tokenizer_files.read_vocabulary(folder)
   if given and found and not tokenizer_files.is_same(given, found):
     raise UserError(
@@ -136,7 +136,7 @@ def _task_of_folder(
       )
   task = {**found, **of_model(saved)}
   said, said_by = task.get("do_lower_case"), f"the tokenizer of {folder}"
-  lower, line = settled.case(said, said_by, given_case, folder)
+  lower, line = task_file.case(said, said_by, given_case, folder)
   return (task if line else {**task, "do_lower_case": lower}), assumed + line
 
 

@@ -25,7 +25,7 @@ import mixed_precision
 import modeling
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from finetuning import heads, settled
+from finetuning import heads, task_file
 from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
 from model.bert_config import BertConfig
 from training import checkpoint_files, restore
@@ -238,7 +238,7 @@ def _write(model: Model, source: Source, folder: str) -> None:
   task = {**source.task, "exported_from": os.path.basename(source.path)}
   if source.assumed_case:
     del task["do_lower_case"]
-  settled.write_task(extra, task, source.vocabulary)
+  task_file.write_task(extra, task, source.vocabulary)
 
 
 _MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does

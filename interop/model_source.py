@@ -12,8 +12,8 @@ import os
 import tokenization
 from common.errors import UserError
 from data import record_report, records, tfrecord
-from finetuning import settled
-from finetuning.settled import (
+from finetuning import task_file
+from finetuning.task_file import (
   NOTHING_GIVEN,
   PRETRAINING,
   SQUAD,
@@ -26,6 +26,7 @@ from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
 from training import (
   checkpoint_files,
+  cooldown,
   metrics,
   run_folder,
   stages,
@@ -74,8 +75,8 @@ class Source:
 
   def assumed(self) -> list[str]:
     """Lines about what no file says."""
-    task_file = os.path.join(self.folder, TASK_FILE)
-    return self.assumed_case + assumed_answers(self.task, task_file)
+    said_by = os.path.join(self.folder, TASK_FILE)
+    return self.assumed_case + assumed_answers(self.task, said_by)
 
   def tokenizer(self) -> tokenization.Encoder:
     if not self.vocabulary:
@@ -96,7 +97,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
-  chosen_file = settled.named_vocabulary(given)
+  chosen_file = task_file.named_vocabulary(given)
   path, chosen, folder = _locate(model, given.do_lower_case)
   said, said_by = saved_task(folder), os.path.join(folder, TASK_FILE)
   if not said:
@@ -105,7 +106,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   lower = said.get("do_lower_case")
   if lower is None:
     lower, said_by = tokenization.published_case(path), path
-  lower, assumed = settled.case(lower, said_by, given.do_lower_case, path)
+  lower, assumed = task_file.case(lower, said_by, given.do_lower_case, path)
   return Source(
     path,
     chosen,
@@ -131,7 +132,7 @@ def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   """Flag -> file; an error if the flags contradict the files found."""
   found = {
     flag: path
-    for flag, name in (said.get("vocabulary") or settled.VOCABULARIES).items()
+    for flag, name in (said.get("vocabulary") or task_file.VOCABULARIES).items()
     if os.path.exists(path := os.path.join(folder, name))
   }
   for flag, path in chosen.items():
@@ -151,61 +152,6 @@ def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   return chosen or found
 
 
-def cooldown_start(named: str, output_dir: str) -> str:
-  """The checkpoint that --cooldown_from=`named` means for `output_dir`.
-
-  A run that has begun keeps its own. Raises `UserError` unless the checkpoint
-  is of the part of its run with a constant rate.
-  """
-  named = os.path.normpath(named)
-  begun = run_folder.last_training(output_dir) if output_dir else None
-  path = (begun or {"flags": {}})["flags"].get("cooldown_from")
-  if begun and (not path or named not in (path, os.path.dirname(path))):
-    raise UserError(
-      f"{output_dir} holds a run "
-      + (f"with --cooldown_from={path}" if path else "without --cooldown_from")
-      + f", not of {named}: use another --output_dir"
-    )
-  if path:
-    return path
-  folder = named if os.path.isdir(named) else os.path.dirname(named)
-  run = run_folder.last_training(folder)
-  if run is None:
-    raise UserError(
-      f"--cooldown_from={named}: {folder or '.'} is no folder of a training"
-    )
-  flags, plan = run["flags"], run["plan"]
-  for name in ("max_train_minutes", "stages"):
-    if flags.get(name):
-      raise UserError(
-        f"--cooldown_from={named}: {folder} holds a run with --{name}, whose "
-        "rate does not follow its updates alone: it has no cooldowns"
-      )
-  if not flags.get("rewarmup", True):
-    raise UserError(
-      f"--cooldown_from={named}: {folder} holds a run with --norewarmup, whose "
-      "schedule began in another run: it has no cooldowns"
-    )
-  first, last = plan["warmup_updates"], plan["updates"]
-  if flags["lr_schedule"].startswith("wsd"):
-    last -= plan["decay_updates"]
-  elif flags["lr_schedule"] != "constant":
-    first = last + 1
-  files = checkpoint_files.CheckpointFiles(folder, keep=1)
-  steps = files.steps()
-  if named != folder:
-    steps = [step for step in steps if files.prefix(step) == named]
-  steps = [step for step in steps if first <= step <= last]
-  if not steps:
-    constant = f"updates {first:,} to {last:,}" if first <= last else "none"
-    raise UserError(
-      f"--cooldown_from={named}: no checkpoint there is of the part with a "
-      f"constant rate ({constant}; --lr_schedule={flags['lr_schedule']}); a "
-      "run keeps as many as its --keep_checkpoints"
-    )
-  return files.prefix(steps[0])
-
-
 def settle(flags) -> list[str]:
   """Gives a run's flags what the model says that it starts from or resumes.
 
@@ -220,12 +166,13 @@ def settle(flags) -> list[str]:
   if "stages" in flags and flags.stages:
     data = stages.read(flags.stages)[0].get("input_file", data)
   if "cooldown_from" in flags and (named := flags.cooldown_from):
-    path = cooldown_start(named, folder)
+    path = cooldown.start_of(named, folder)
     flags["cooldown_from"].value = path
     lines.append(f"--cooldown_from={named}: {path}")
     folder = folder if _is_model(folder) else os.path.dirname(path)
-  files = checkpoint_files.CheckpointFiles(folder, keep=1)
-  resumes = bool(folder and (files.steps() or files.without_marker()))
+  resumes = checkpoint_files.has_begun(folder)
+  if init and not (os.path.dirname(init) or os.path.isdir(init)):
+    init = flags["init_checkpoint"].value = os.path.join(os.curdir, init)
   if os.path.isdir(init):
     began = folder and run_folder.last_training(folder)
     path = (began and began["flags"].get("init_checkpoint")) or ""
@@ -257,8 +204,10 @@ def settle(flags) -> list[str]:
         if not flags[name].present:
           flags[name].value = found[name]
       lines += source.assumed_case
-    elif data:
-      lines += _other_text(folder, data)
+    else:
+      lines += _learned_segments(flags, folder)
+      if data:
+        lines += _other_text(init, data)
   beside, config = os.path.join(folder, CONFIG_FILE), given.bert_config_file
   if (starts or folder) and os.path.exists(beside):
     settled_preset = is_preset(config) and (starts or resumes)
@@ -283,9 +232,28 @@ def _case_of_records(
   return lower, [line]
 
 
-def _other_text(folder: str, files: str) -> list[str]:
-  """A line if records are of another vocabulary or case than the model."""
-  found = records.manifest_of(files)
+def _learned_segments(flags, folder: str) -> list[str]:
+  """Gives --segment_ids what a converted model's task.json says, and a line.
+
+  `UserError` for an evaluation with segment ids of a model without them.
+  """
+  segments, path = flags["segment_ids"], os.path.join(folder, TASK_FILE)
+  if saved_task(folder).get("segment_ids", True):
+    return []
+  if not segments.present:
+    segments.value = False
+    return [f"--nosegment_ids, as {path} says"]
+  if segments.value and not flags.do_train:
+    raise UserError(
+      f"--segment_ids: {path} says that the model was trained without them: "
+      "leave the flag out"
+    )
+  return []
+
+
+def _other_text(init: str, files: str) -> list[str]:
+  """A line if records are of another vocabulary or case than a checkpoint."""
+  found, folder = records.manifest_of(files), os.path.dirname(init)
   if not found:
     return []
   made, before = found[1].tokenizer, run_folder.tokenizer(folder)
@@ -295,7 +263,7 @@ def _other_text(folder: str, files: str) -> list[str]:
     said = saved_task(folder)
     paths = _vocabulary(said, {}, folder).values()
     digests = {tfrecord.file_sha256(path) for path in paths}
-    lower = said.get("do_lower_case")
+    lower = said.get("do_lower_case", tokenization.published_case(init))
   if digests <= {made.sha256} and lower in (None, made.do_lower_case):
     return []
   case = "other"
@@ -420,7 +388,7 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   if found:
     path, manifest = found
     task["max_seq_length"] = manifest.max_seq_length
-  if settled.named_vocabulary(given):
+  if task_file.named_vocabulary(given):
     files = given.vocab_file, given.spm_model_file
     record_report.find_encoder(info, folder, *files)
     return path, task

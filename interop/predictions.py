@@ -13,7 +13,7 @@ import numpy as np
 from common import json_files
 from common.console import tell
 from common.errors import DataError, UserError
-from finetuning import settled, windows
+from finetuning import task_file, windows
 from finetuning.classification import encode_pair, pair_length
 from interop import inference
 from interop.model_source import Source
@@ -77,7 +77,7 @@ class Predictor:
     self._model, self._task, self._top_k = model, source.task, top_k
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
-    settled.check_length(self._length, source.bert)
+    task_file.check_length(self._length, source.bert)
     known = {
       n: v for n, v in self._task.items() if n in windows.ANSWER_SETTINGS
     }
@@ -134,10 +134,12 @@ class Predictor:
 
     As it does for classifiers, which are trained and evaluated so.
     """
-    pieces = [text] if name == "classifier" else text.split(MASK)
-    parts = self._tokenizer.encode_batch(pieces)
+    first, *rest = [text] if name == "classifier" else text.split(MASK)
     mask = np.array([self._tokenizer.mask_id], np.int32)
-    return np.concatenate([a for part in parts for a in (mask, part)][1:])
+    ids = self._tokenizer.encode_batch([first])
+    for part in rest:
+      ids += [mask, self._tokenizer.encode_rest(part)]
+    return np.concatenate(ids)
 
   def _masks(self, ids: np.ndarray) -> np.ndarray:
     return np.flatnonzero(ids == self._tokenizer.mask_id)

@@ -25,7 +25,7 @@ from tokenizers import (
 import tokenization
 from common import json_files
 from common.errors import DataError
-from finetuning.settled import TASK_FILE, VOCABULARIES, saved_task
+from finetuning.task_file import TASK_FILE, VOCABULARIES, saved_task
 from interop import model_config
 
 VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()

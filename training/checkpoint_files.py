@@ -237,6 +237,12 @@ def step_of(path: str) -> int | None:
   return int(found[1]) if found else None
 
 
+def has_begun(folder: str) -> bool:
+  """Whether a run there has a checkpoint from which it would resume."""
+  files = CheckpointFiles(folder, keep=1)
+  return bool(folder and (files.steps() or files.without_marker()))
+
+
 class CheckpointFiles:
   """The checkpoints of one folder: the newest `keep`, and a protected one."""
 

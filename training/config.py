@@ -17,6 +17,7 @@ from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops, triton_kernels
 from training import (
+  checkpoint_files,
   deepspeed_json,
   input_pipeline,
   metrics,
@@ -164,7 +165,8 @@ class RunConfig:
     "Let GPUs use kernels of this project in place of XLA's: attention in "
     "blocks, without its scores in memory (FlashAttention), and dropout, "
     "residual and layer norm in one pass. For 16 bits, and --xla=layers or "
-    "step. They have been compiled for GPUs, and not yet run on one.")
+    "step. On an H100 they ran in an exported step only, and were not faster at "
+    "128 tokens.")
   loss_scale: mixed_precision.LossScaleConfig = _precision()
   allreduce: distributed.AllreduceConfig = _ranks()
   commit_every_steps: int = _ranks(10,
@@ -340,7 +342,8 @@ class PretrainingConfig(RunConfig):
   # fmt: off
   dry_run: bool = _task(False,
     "Print the plan and what it needs: memory, time and disk, measured by some "
-    "updates on fake records in child processes. Writes nothing.")
+    "updates on fake records in child processes. Writes nothing, except that a "
+    "Hugging Face folder of --init_checkpoint is converted.")
   dry_run_ranks: int | None = _task(None,
     "Ranks that --dry_run plans for; they need not exist. Without GPUs, one "
     "rank per core, at most, is assumed to share this host. Default: as many "
@@ -377,8 +380,9 @@ class PretrainingConfig(RunConfig):
     choices=records.OBJECTIVES)
   segment_ids: bool | None = _data(None,
     "Tell the model which tokens are of an example's second segment. Default: "
-    "as the model of --output_dir or --init_checkpoint was trained, else true "
-    "for mlm_nsp, false for mlm.")
+    "as this flag was given when the model of --output_dir or "
+    "--init_checkpoint was trained, else true for mlm_nsp, false for mlm. A "
+    "model of --init_checkpoint is evaluated with what it learned.")
   shuffle_block_records: int = _data(0,
     "Records in one block (a few MB), for data larger than memory: blocks are "
     f"shuffled, and the records of {record_order.WINDOW_BLOCKS} blocks at a "
@@ -451,11 +455,6 @@ class PretrainingConfig(RunConfig):
         f"--initial_weights=informed: the BERT config's hidden_size="
         f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "
         "--initial_weights=random"
-      )
-    if self.sampled_softmax >= self.bert.vocab_size:
-      raise UserError(
-        f"--sampled_softmax={self.sampled_softmax}: the vocabulary has "
-        f"{self.bert.vocab_size} words; give fewer, or leave it out for all"
       )
     if self.cooldown_from:
       self._check_cooldown()
@@ -537,55 +536,63 @@ class PretrainingConfig(RunConfig):
     made = super().from_flags(flags)
     return dataclasses.replace(made, **made._found_model())
 
-  def _found_model(self) -> dict:
-    """Objective and segment ids: the flags', else the run's or the records'.
+  @property
+  def _trains(self) -> bool:
+    """Whether the run trains, or plans that."""
+    return self.do_train or self.dry_run
 
-    A model of another folder is evaluated with the segment ids that it learned.
-    """
-    objective, segments = self.objective, self.segment_ids
-    folders = [self.output_dir, os.path.dirname(self.cooldown_from or "")]
+  def _found_model(self) -> dict:
+    """Objective and segment ids: the flags', else the run's or the records'."""
+    own = self.output_dir or ""
+    folders = [own] if checkpoint_files.has_begun(own) else []
+    folders += [os.path.dirname(self.cooldown_from or "")]
     known = (run_folder.last_training(folder) for folder in folders if folder)
-    if run := next(filter(None, known), None):
-      objective = objective or run["flags"].get("objective")
-      if segments is None:
-        segments = run["flags"].get("segment_ids")
-      objective = objective or records.OBJECTIVES[0]
-      return {"objective": objective, "segment_ids": segments}
+    run = next(filter(None, known), None)
+    learned = run["flags"] if run else self._learned()
+    if learned and not run and not self._trains:
+      return self._evaluated_model(learned)
+    objective, segments = self.objective, self.segment_ids
+    if run:  # an older one does not say
+      objective = objective or learned.get("objective") or records.OBJECTIVES[0]
+    if segments is None:
+      segments = learned.get("segment_ids")
+    objective = objective or _objective(self._manifest())
+    return {"objective": objective, "segment_ids": segments}
+
+  def _learned(self) -> dict:
+    """Flags of the run that pre-trained --init_checkpoint; {}: not known."""
     folder = os.path.dirname(self.init_checkpoint or "")
     start = folder and run_folder.last_training(folder)
-    learned = start["flags"] if start else {}
-    if "objective" not in learned:  # not known, or not pre-trained
-      learned = {}
-    files = (not self.do_train and self.eval_input_file) or self.input_file
-    found = None
-    if files and (not objective or (learned and not self.do_train)):
-      found = records.manifest_of(files)
-    made_for = found[1].objective if found else records.OBJECTIVES[0]
-    if learned and self.do_train:
-      segments = learned["segment_ids"] if segments is None else segments
-    elif learned:
-      if learned["objective"] == "mlm":
-        objective = objective or "mlm"
-      segments = self._learned_segments(
-        learned, not found or found[1].has_pairs
-      )
-    return {"objective": objective or made_for, "segment_ids": segments}
+    return start["flags"] if start and "objective" in start["flags"] else {}
 
-  def _learned_segments(self, learned: dict, pairs: bool) -> bool:
-    """--segment_ids to evaluate a model by the flags that it `learned` with.
+  def _manifest(self) -> records.Manifest | None:
+    """Of the records to train on, or to evaluate on without training."""
+    files = (not self._trains and self.eval_input_file) or self.input_file
+    found = records.manifest_of(files) if files else None
+    return found and found[1]
 
-    Records without `pairs` have no second segments.
+  def _evaluated_model(self, learned: dict) -> dict:
+    """`_found_model` for a model of another folder, `learned` by these flags.
+
+    It is evaluated with the segment ids that it learned. Records without pairs
+    have no second segments.
     """
     used = run_folder.uses_segments(
       learned["objective"], learned["segment_ids"]
     )
+    found = self._manifest()
+    pairs = not found or found.has_pairs
     if pairs and self.segment_ids not in (None, used):
       raise UserError(
         f"--{'' if self.segment_ids else 'no'}segment_ids: "
         f"{self.init_checkpoint} was trained {'with' if used else 'without'} "
         "them: leave the flag out"
       )
-    return used and pairs
+    objective = self.objective
+    if not objective:
+      alone = learned["objective"] == "mlm"
+      objective = "mlm" if alone else _objective(found)
+    return {"objective": objective, "segment_ids": used and pairs}
 
   @classmethod
   def found(cls, flags):
@@ -637,6 +644,12 @@ class PretrainingConfig(RunConfig):
 
     Masks that are drawn on reading are training's, or an evaluation's.
     """
+    if training and self.sampled_softmax >= self.bert.vocab_size:
+      # Not in __post_init__: a preset's vocabulary is not yet the records'.
+      raise UserError(
+        f"--sampled_softmax={self.sampled_softmax}: the vocabulary has "
+        f"{self.bert.vocab_size} words; give fewer, or leave it out for all"
+      )
     shape = input_pipeline.manifest_shape(files) if files else {}
     length, masked = self.max_seq_length, self.max_predictions_per_seq
     if self.stages and not training:  # a stage's lengths are its own records'
@@ -674,17 +687,15 @@ class PretrainingConfig(RunConfig):
 
   def _heads(self, pairs: bool) -> dict:
     """Fields of `RecordShape` about what the model learns from records."""
-    next_sentence = pairs
-    if self.objective:
-      next_sentence = self.objective == records.OBJECTIVES[0]
-    segments = self.segment_ids
-    if segments is None:
-      segments = next_sentence
+    made_for = records.OBJECTIVES[0 if pairs else 1]
+    objective = self.objective or made_for
+    segments = run_folder.uses_segments(objective, self.segment_ids)
     if segments and self.bert.type_vocab_size < 2:
       raise UserError(
         f"the BERT config's type_vocab_size={self.bert.type_vocab_size} has no "
         "place for second segments: set 2, or give --nosegment_ids"
       )
+    next_sentence = objective == records.OBJECTIVES[0]
     return {"next_sentence": next_sentence, "segments": segments}
 
   def _drawn_masks(
@@ -727,6 +738,11 @@ class PretrainingConfig(RunConfig):
       masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
     )
     return {"masks": masks, "last_prob": probs[1], "whole_words": whole_words}
+
+
+def _objective(manifest: records.Manifest | None) -> str:
+  """What records are made for."""
+  return manifest.objective if manifest else records.OBJECTIVES[0]
 
 
 def _check_needs(flag: str, needs: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from common import json_files
 from common.console import say
 from common.errors import UserError
+from training import checkpoint_files
 
 FILE = "nonfinite.json"
 PATIENCE = 10  # updates in a row
@@ -97,7 +98,10 @@ class Guard:
     newest = run.checkpointer.newest(before=first["update"])
     start = "No checkpoint was made before"
     if newest:
-      start = f"{newest} is from before (delete its .json to go back further)"
+      start = f"{newest} is from before"
+      step = checkpoint_files.step_of(newest) or 0
+      if run.checkpointer.newest(before=step):
+        start += " (delete its .json to go back further)"
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {named} (all in {path}; `python -m "

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import numpy as np
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from data.workers import available_cores
 from gradients import distributed, moments
 from model.tensor_parallel import cut_of
 from training import (
@@ -411,3 +413,32 @@ def _duration(seconds: float) -> str:
   units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1))
   name, unit = next((u for u in units if seconds >= 2 * u[1]), units[-1])
   return f"{seconds / unit:.1f} {name}"
+
+
+def tell_needs(
+  build: Callable, config, plan, shares: tuple[float, float], ranks: int
+) -> int:
+  """Prints the plan of a run or of a stage, and what it needs.
+
+  `build` is a `Job`'s; the plan has these `shares` of --max_train_minutes.
+  Returns its last update.
+  """
+  on_gpu = bool(tf.config.list_physical_devices("GPU"))
+  precision = training_run.precision_line(config, on_gpu)
+  for line in (*plan.lines(), precision, str(config.optimizer)):
+    tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
+  limit = 60.0 * config.max_train_minutes * (shares[1] - shares[0]) or math.inf
+  if limit < math.inf:
+    tell(f"or {limit / 60:.3g} minutes, if less")
+  config.planned_schedule(plan).check_trains(first=0)
+  here = 0 if on_gpu else min(ranks, available_cores())
+  survey = Survey(Job(build, config, plan, ranks, here), free_memory_mb())
+  length = config.record_shape(config.input_file).max_seq_length
+  survey.begin(plan.micro_batch, length)
+  if config.find_batch_size:
+    survey.find_largest()
+  tell("", *lines(survey, config, plan, limit))
+  if config.find_batch_size:
+    tell(f"largest micro-batch: --train_batch_size={survey.last.size}")
+  updates, _ = duration(survey, plan, limit)
+  return plan.stage.first_update + max(1, updates)

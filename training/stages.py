@@ -287,6 +287,7 @@ def _sized(plan, config, item: dict) -> training_plan.TrainingPlan:
         "time_share: say as a third number in how many updates it grows"
       )
     records = max(1, round(first / plan.packing_factor))
+    # Ranks may have nothing to do at first: a run resumes on any number.
     micro, _ = training_plan.spread(
       records, config.train_batch_size, plan.ranks
     )
@@ -305,9 +306,11 @@ def _sized(plan, config, item: dict) -> training_plan.TrainingPlan:
 
   if tokens := item.get("num_train_tokens"):
     wanted = math.ceil(tokens / config.tokens_of_a_record())
+    smallest = records if grows else plan.records_per_update
     updates = bisect.bisect_left(
-      range(wanted), wanted, lo=1, key=lambda n: sized(n).records_before(n)
-    )
+      range(-(-wanted // smallest)), wanted, lo=1,
+      key=lambda n: sized(n).records_before(n),
+    )  # fmt: skip
     return sized(updates)
   # One that ends by time ends there at the latest.
   return sized(item.get("num_train_steps", config.num_train_steps))

@@ -190,6 +190,11 @@ def resolve(
   else:
     mode, stated = "global", global_batch_size
     global_batch = max(1, round(global_batch_size / packing_factor))
+    if global_batch < ranks:
+      raise UserError(
+        f"a global batch of {global_batch} records leaves some of {ranks} "
+        "ranks with nothing to do: start fewer, or raise --global_batch_size"
+      )
     micro_batch, accumulation = spread(global_batch, train_batch_size, ranks)
     if num_accumulation_steps not in (None, accumulation):
       raise UserError(
@@ -239,11 +244,6 @@ def rounded_up(updates: float) -> int:
 
 def spread(global_batch: int, most: int, ranks: int) -> tuple[int, int]:
   """Micro-batch and accumulation of `ranks` that share a batch."""
-  if global_batch < ranks:
-    raise UserError(
-      f"a global batch of {global_batch} records leaves some of {ranks} ranks "
-      "with nothing to do: start fewer, or raise --global_batch_size"
-    )
   share = math.ceil(global_batch / ranks)
   accumulation = math.ceil(share / most)
   return math.ceil(share / accumulation), accumulation

@@ -1,6 +1,7 @@
 """One run of a run_*.py around `train_loop`: its graph, start, folder, end."""
 
 import contextlib
+import dataclasses
 import os
 import sys
 import textwrap
@@ -385,13 +386,18 @@ def check_resumed(
       f"{folder} holds a run with {_data_settings(made)}; this is "
       f"{_data_settings(here)}. Use the same to resume it, or {_NEW_RUN}"
     )
+  before = run_folder.last_training(folder)
+  # An update's batch and steps; this command's flags may state other ones.
+  last = (before or {}).get("plan") or {}
+  names = ("divisor", "records_per_update")
+  then = dataclasses.replace(plan, **{n: last[n] for n in names if n in last})
   if step and records_seen != plan.records_before(step):
     remedy, stage = "", plan.stage
     updates = step - stage.first_update
     seen = records_seen - stage.first_record
     batch, rest = divmod(seen, updates) if updates else (0, 1)
     if not (rest or stage.growing):
-      remedy = f"to resume it give {' '.join(config.flags_for(plan, batch))}"
+      remedy = f"to resume it give {' '.join(config.flags_for(then, batch))}"
       if config.num_accumulation_steps:
         remedy += " and leave out --num_accumulation_steps"
       remedy += "; or "
@@ -400,6 +406,18 @@ def check_resumed(
       f"{seen / max(1, updates):g} records each; this is {plan.lines()[0]}. "
       "Updates and the learning rate's schedule count global batches, so a run "
       f"keeps its own: {remedy}{_NEW_RUN}"
+    )
+  if (
+    plan.mode == "per-rank"
+    and plan.steps  # none of a cooldown
+    and last.get("steps") == plan.steps
+    and last["updates"] != plan.updates
+  ):
+    flags = " ".join(config.flags_for(then, then.records_per_update))
+    raise UserError(
+      f"{folder} holds a run of {last['updates']:,} updates; by this "
+      f"--train_batch_size, --num_train_steps={plan.steps} are "
+      f"{plan.updates:,}: to resume it give {flags}; or {_NEW_RUN}"
     )
   if step > plan.updates:
     raise UserError(

@@ -925,9 +925,9 @@ def squad(folder):
 
 @reader(0.5)
 def task(folder):
-  from finetuning import settled
+  from finetuning import task_file
 
-  load = lambda path: settled.saved_task(str(folder))
+  load = lambda path: task_file.saved_task(str(folder))
   return of_file(folder / "task.json", damaged_json(TASK), load, is_json)
 
 

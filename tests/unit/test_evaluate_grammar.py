@@ -1,7 +1,9 @@
 """Minimal pairs: how they are read, scored one by one, and counted."""
 
+import dataclasses
 import json
 import math
+import pathlib
 import zipfile
 
 import numpy as np
@@ -407,6 +409,25 @@ def test_a_run_folder_with_its_records(
   assert "unigram baseline: " in said.err and "of the 120 records" in said.err
   assert "9 pairs of 1 paradigms: 17 different sentences\n" in said.err
   assert "mean of 1 paradigms" in said.out
+  # Single letters, which the records have unlike numbers of.
+  files = tfrecord.RecordSet(sorted(map(str, tmp_path.glob("data-*.tfrecord"))))
+  texts = unigrams.texts(files, range(120), unigrams.features_of(files, 100))
+  tokens = pathlib.Path(letters).read_text().split()
+  counts = unigrams.count(texts, 100, [])[: len(tokens)]
+  frequent, *_, rare = sorted(
+    (n for n, token in enumerate(tokens) if token.isalnum()),
+    key=lambda n: -counts[n],
+  )
+  assert counts[frequent] > counts[rare]
+  for name, good, bad in (("down", rare, frequent), ("up", frequent, rare)):
+    path = tmp_path / f"{name}.txt"
+    path.write_text(f"{tokens[bad]}\n{tokens[good]}\n")
+    evaluate_grammar.evaluate(
+      dataclasses.replace(settings, pairs=str(path)), str(run), Comm()
+    )
+    found = runs.read_json(run, "grammar_results.json")
+    assert found["unigram"]["accuracy"] == (name == "up")
+  capsys.readouterr()
   for path in tmp_path.glob("data-*"):
     path.unlink()
   evaluate_grammar.evaluate(settings, str(run), Comm())

@@ -19,7 +19,7 @@ import tokenization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import records
-from finetuning import classification, finetune, packed, settled, squad
+from finetuning import classification, finetune, packed, squad, task_file
 from interop import model_source
 from training import checkpoint_files, metrics, run_folder
 
@@ -342,7 +342,7 @@ def test_what_a_converted_model_does_not_say_is_free(
     init_checkpoint=str(folder / "model.ckpt-3"), **given,
   )  # fmt: skip
   told = {"labels": ["0", "1"], "max_seq_length": 40, "do_lower_case": False}
-  settled.check(config, lambda: {**told, **given})
+  task_file.check(config, lambda: {**told, **given})
 
 
 @pytest.mark.parametrize(

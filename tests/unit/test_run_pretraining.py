@@ -322,6 +322,51 @@ def test_another_folders_model_keeps_what_it_learned(tiny_run, tmp_path):
   assert settled(do_eval=True, objective="mlm").segment_ids is True
   with pytest.raises(UserError, match="--nosegment_ids: .*trained with them"):
     settled(do_eval=True, segment_ids=False)
+  # A dry run plans a training.
+  config = settled(dry_run=True, segment_ids=False)
+  assert (config.objective, config.segment_ids) == ("mlm_nsp", False)
+  # What a start without a checkpoint had says nothing of the model.
+  (tmp_path / "new").mkdir()
+  shutil.copy(run / "run.json", tmp_path / "new")
+  with pytest.raises(UserError, match="--nosegment_ids: .*trained with them"):
+    settled(do_eval=True, segment_ids=False)
+
+
+def test_a_checkpoint_of_the_present_folder_is_as_one_of_another(
+  tiny_run, tmp_path, monkeypatch
+):
+  run = tmp_path / "run"
+  runs.pretrain(tiny_run, run, num_train_steps=4, segment_ids=False)
+  monkeypatch.chdir(run)
+  config, lines = settled_flags(
+    input_file=tiny_run[1], output_dir="../new", init_checkpoint="model.ckpt-4"
+  )
+  assert config.init_checkpoint == "./model.ckpt-4"
+  assert config.segment_ids is False
+  assert "--bert_config_file=./bert_config.json, as found" in lines
+
+
+def test_a_converted_model_says_that_it_learned_no_segments(tiny_run, tmp_path):
+  run, there = tmp_path / "run", tmp_path / "there"
+  runs.pretrain(tiny_run, run, num_train_steps=4, segment_ids=False)
+  there.mkdir()
+  for path in run.glob("model.ckpt-4.*"):
+    shutil.copy(path, there)
+  shutil.copy(run / "bert_config.json", there)
+  (there / "task.json").write_text('{"segment_ids": false}')
+  given = dict(
+    input_file=tiny_run[1], output_dir=str(tmp_path / "new"),
+    init_checkpoint=f"{there}/model.ckpt-4",
+  )  # fmt: skip
+  config, lines = settled_flags(**given)
+  assert config.segment_ids is False
+  assert f"--nosegment_ids, as {there}/task.json says" in lines
+  assert settled_flags(**given, segment_ids=True)[0].segment_ids is True
+  values = command_line(
+    PretrainingConfig, do_eval=True, segment_ids=True, **given
+  )
+  with pytest.raises(UserError, match="--segment_ids: .*trained without them"):
+    model_source.settle(values)
 
 
 def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
@@ -337,14 +382,16 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
       runs.pretrain(
         tiny, tmp_path / "new", init_checkpoint=f"{run}/model.ckpt-4", **flags
       )
-  # A run that has begun does not read that folder any more.
-  raw = json.loads((run / "run.json").read_text())
-  (tmp_path / "begun").mkdir()
-  (tmp_path / "begun" / "run.json").write_text(json.dumps(raw))
+  # A run that has a checkpoint does not read that folder any more. One that
+  # was ended before its first save starts from it again.
+  shutil.copytree(run, tmp_path / "begun")
   config = runs.config(
     tiny, tmp_path / "begun", init_checkpoint=f"{run}/model.ckpt-4"
   )
   assert run_pretraining.words_of_start(config) is None
+  for name in ("model.ckpt-4.json", "checkpoint"):
+    (tmp_path / "begun" / name).unlink()
+  assert run_pretraining.words_of_start(config) is not None
 
 
 def test_records_that_were_made_again_are_not_the_runs(packed_run, tmp_path):
@@ -569,6 +616,17 @@ def test_a_preset_has_the_vocabulary_of_the_records(packed_run, tmp_path):
   config, lines = settled_flags(**given, bert_config_file="mini")
   assert (config.bert.hidden_size, config.bert.vocab_size) == (256, size)
   assert not lines and config.as_dict()["bert"]["vocab_size"] == size
+  # So many words the preset's own file would have.
+  config, _ = settled_flags(
+    **given, bert_config_file="mini", sampled_softmax=size
+  )
+  with pytest.raises(UserError, match=f"the vocabulary has {size} words"):
+    config.record_shape(files)
+  config, _ = settled_flags(
+    **given, bert_config_file="mini", sampled_softmax=40000
+  )
+  with pytest.raises(UserError, match=f"the vocabulary has {size} words"):
+    config.record_shape(files)
   bare = write_records(tmp_path / "bare.tfrecord", 3)
   other = {**given, "input_file": bare, "bert_config_file": "mini"}
   assert settled_flags(**other)[0].bert.vocab_size == 30522
@@ -643,6 +701,14 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
 
   own = tfrecord.file_sha256(str(model / "vocab.txt"))
   assert [told(True, own), told(False, own), told(True, "0")] == [0, 1, 1]
+  # Of google/bert's folders the name says it.
+  cased = tmp_path / "cased_L-12_H-768_A-12"
+  cased.mkdir()
+  (cased / "vocab.txt").write_text("a\n")
+  tokenizer = dataclasses.replace(manifest.tokenizer, sha256=own)
+  dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
+  (line,) = model_source._other_text(f"{cased}/bert_model.ckpt", files)
+  assert "model of --init_checkpoint of cased text" in line
   (model / "vocab.txt").unlink()
   run = {"plan": {}, "data": {"files": [str(tmp_path / "data-0.tfrecord")]}}
   (model / "run.json").write_text(json.dumps({"runs": [run]}))
@@ -980,6 +1046,27 @@ def test_a_run_keeps_its_global_batch(tiny_run, step, seen, changes, words):
   assert re.search(words, said), said
 
 
+def test_steps_of_another_micro_batch_are_others(tiny_run, tmp_path):
+  """In per-rank mode they are stated in the micro-batches of one rank."""
+  settings = {**PER_RANK, "train_batch_size": 8, "save_checkpoints_steps": 0}
+  run = tmp_path / "run"
+  runs.pretrain(tiny_run, run, **{**settings, "num_train_steps": 10})
+  again = dict(train_batch_size=4, num_accumulation_steps=2)
+  with pytest.raises(
+    UserError,
+    match="of 10 updates; by this --train_batch_size, --num_train_steps=10 are "
+    "5: to resume it give --global_batch_size=8 --num_train_steps=10 "
+    "--num_warmup_steps=6; or",
+  ):
+    runs.pretrain(tiny_run, run, **{**settings, **again, "num_train_steps": 10})
+  # The advice is in that run's steps, also where the batch is another one.
+  with pytest.raises(
+    UserError, match="--global_batch_size=8 --num_train_steps=20 --num_warm"
+  ):
+    again = dict(train_batch_size=4, num_train_steps=20)
+    runs.pretrain(tiny_run, run, **{**settings, **again})
+
+
 def test_a_global_batch_may_be_made_otherwise(tiny_run):
   """By other ranks, micro-batches and modes; and what refusals say to give."""
   for ranks, accumulation in ((1, 4), (2, 2), (4, 1)):
@@ -1043,7 +1130,9 @@ def test_a_checkpoint_is_saved_when_its_time_has_come(tiny_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cooldown_is_a_branch_of_its_run(tiny_run, tmp_path, capsys):
+def test_a_cooldown_is_a_branch_of_its_run(
+  tiny_run, tmp_path, monkeypatch, capsys
+):
   """Bit for bit what the run itself makes of its last updates."""
   settings = dict(
     lr_schedule="wsd", num_decay_steps=4, num_train_steps=12,
@@ -1083,7 +1172,13 @@ def test_a_cooldown_is_a_branch_of_its_run(tiny_run, tmp_path, capsys):
       start_of(named)
   with pytest.raises(UserError, match="no folder of a training"):
     start_of(tmp_path)
+  # Nor is it 10 or 12 where the run is to go on: their rates have fallen.
   made = runs.read_json(main, "run.json")
+  made["runs"][-1]["plan"]["updates"] = 500
+  (main / "run.json").write_text(json.dumps(made))
+  assert start_of(main) == start
+  monkeypatch.chdir(main)
+  assert start_of("model.ckpt-8") == "./model.ckpt-8"
   made["runs"][-1]["flags"]["rewarmup"] = False
   (main / "run.json").write_text(json.dumps(made))
   with pytest.raises(UserError, match="a run with --norewarmup, whose"):

@@ -163,6 +163,49 @@ def test_words_for_all_runs_are_flags_that_are_theirs(tmp_path, word):
     run_tasks.main(given, "a model", word)
 
 
+@pytest.mark.parametrize("exact", ["exact_match", "exact"])
+def test_squads_results_are_its_versions(tmp_path, monkeypatch, exact):
+  """2.0 has another name for one, and more that are left out."""
+
+  def trained(folder, command, each_line):
+    results = {"HasAns_f1": 1.0, exact: 2.0, "f1": 3.0}
+    json_files.write(f"{folder}/eval_results.json", results)
+    json_files.write(f"{folder}/task.json", {"task": "squad"})
+
+  monkeypatch.setattr(run_tasks.processes, "run", trained)
+  task = {"script": "run_squad.py", "version_2_with_negative": True}
+  found = run_tasks.run(task, 1, 1, str(tmp_path / "run"), [])
+  assert found == {"f1": 3.0, exact: 2.0} and next(iter(found)) == "f1"
+
+
+def test_each_run_gets_the_parts_of_the_model(tmp_path, made, monkeypatch):
+  """And files that flags for all runs name are compared, as tasks' are."""
+  model, tasks = made
+  config = (model / "bert_config.json").rename(tmp_path / "other.json")
+  more = tmp_path / "more.tsv"
+  more.write_text("a")
+  calls = []
+
+  def run(task, seed, ranks, folder, words):
+    calls.append(words)
+    return {"accuracy": 50.0}
+
+  monkeypatch.setattr(run_tasks, "run", run)
+  given = run_tasks.Settings(
+    tasks=str(tasks), output_dir=f"{tmp_path}/table", seeds=("1",),
+    given=run_tasks.model_source.Given(bert_config_file=str(config)),
+  )  # fmt: skip
+  words = [f"--eval_file={more}"]
+  run_tasks.main(given, str(model), *words)
+  run_tasks.main(given, str(model), *words)
+  assert len(calls) == 2
+  for call in calls:
+    assert call[1:] == [f"--bert_config_file={config}", *words]
+  more.write_text("b")
+  with pytest.raises(UserError, match="made with flags' files' SHA-256"):
+    run_tasks.main(given, str(model), *words)
+
+
 def test_files_of_tasks_are_compared(tmp_path, monkeypatch):
   for name in ("train.tsv", "dev.tsv", "own.tsv"):
     (tmp_path / name).write_text("a")

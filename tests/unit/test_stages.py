@@ -349,11 +349,11 @@ def test_a_dry_run_plans_no_stage_after_the_last_update(
   )  # fmt: skip
   planned = []
 
-  def plan_stage(config, plan, *_):
+  def tell_needs(build, config, plan, *_):
     planned.append(plan.stage.number)
     return 5 * len(planned)
 
-  monkeypatch.setattr(run_pretraining, "plan_stage", plan_stage)
+  monkeypatch.setattr(run_pretraining.dry_run, "tell_needs", tell_needs)
   run_pretraining.plan_only(config)
   assert planned == [0, 1]
   told = "stage 2 would be the last: --num_train_steps=10 end there"
@@ -363,7 +363,9 @@ def test_a_dry_run_plans_no_stage_after_the_last_update(
 def test_a_dry_run_of_stages_needs_no_files(tiny_run, tmp_path, monkeypatch):
   planned = []
   monkeypatch.setattr(
-    run_pretraining, "plan_stage", lambda *given: planned.append(given) or 10
+    run_pretraining.dry_run,
+    "tell_needs",
+    lambda build, *given: planned.append(given) or 10,
   )
   given = {"num_train_steps": 10, "global_batch_size": 8}
   config = runs.config(

@@ -362,6 +362,26 @@ def test_sentencepiece(spm_file, tmp_path):
   assert tfrecord.file_sha256(again) == tfrecord.file_sha256(spm_file)
 
 
+def test_the_rest_of_a_line_has_the_tokens_it_has_in_the_line(
+  spm_file, vocab_file
+):
+  """Where a word ends, and inside of one: there no space is read."""
+  lines = ["the cat sat on the mat.", "a \U0001f600b, c \ud800!", "x\u4f60y"]
+  spm = tokenization.SentencePieceEncoder(spm_file, True)
+  for line in [*lines, *corpus_lines()[:20]]:
+    spans = spm.encode_spans(line)
+    whole = spm.encode_batch([line])[0].tolist()
+    cleaned = spm._clean(line)
+    for number, (_, begin, _) in enumerate(spans[1:], 1):
+      rest = spm.encode_rest(cleaned[begin:])
+      assert rest.tolist() == whole[number:] and rest.dtype == np.int32
+  assert spm.encode_rest("").tolist() == []
+  words = tokenization.WordPieceEncoder(vocab_file, True)
+  assert words.encode_rest("the").tolist() == words.encode_batch(["the"])[
+    0
+  ].tolist()
+
+
 def test_unfit_sentencepiece_models(tmp_path):
   import sentencepiece
 
