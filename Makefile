@@ -16,22 +16,26 @@ OUTPUT_DIR ?= runs/quickstart
 # For make tensorboard: the folder whose runs are shown (empty: OUTPUT_DIR).
 RUN ?=
 
-# A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL.
-VARIANT ?= $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
+# A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL. An
+# environment that is there stays of its kind, unless VARIANT says otherwise.
+GPU := $(shell nvidia-smi -L 2>/dev/null)
+HAS := $(shell cat $(VENV)/.variant 2>/dev/null)
+VARIANT ?= $(or $(HAS),$(if $(GPU),gpu,cpu))
 
 # Quotes any text as one word for the shell. ($(value NAME) is the text given for NAME,
 # before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: help env pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
+.PHONY: other-variant help env pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
 
 help: ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
 
 env: $(READY) ## the environment .venv (about 3 minutes)
+	@$(if $(GPU),[ $(VARIANT) = gpu ] || echo "$(VENV) is for machines without the GPU that is here: make env VARIANT=gpu makes it again")
 
-$(READY): requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
-	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV)
+$(READY): $(if $(HAS),$(if $(filter $(VARIANT),$(HAS)),,other-variant)) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
+	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV) $(VARIANT)
 	@echo "environment: $(VENV) with $$($(BIN)/python --version), $(VARIANT) (about 3 minutes)"
 	@$(BIN)/python -m pip install --quiet -r requirements/$(VARIANT).txt -c requirements/constraints.txt
 	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python

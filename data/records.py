@@ -315,7 +315,10 @@ def _is_ours(path: str) -> bool:
 def find_manifests(
   record_paths: Sequence[str],
 ) -> dict[str, tuple[str, Manifest]]:
-  """Record path -> (path, manifest) for records that a manifest lists."""
+  """Record path -> (path, manifest) for records that a manifest lists.
+
+  It is beside them, or beside the file that a link of the same name leads to.
+  """
   wanted: dict[str, dict[str, str]] = collections.defaultdict(dict)
   for path in record_paths:
     wanted[os.path.dirname(path)][os.path.basename(path)] = path
@@ -333,6 +336,15 @@ def find_manifests(
       for info in manifest.files:
         if info.name in paths:
           found[paths.pop(info.name)] = manifest_path, manifest
+    ends = {os.path.realpath(p): p for p in paths.values() if os.path.islink(p)}
+    same = {
+      end: path
+      for end, path in ends.items()
+      if os.path.basename(end) == os.path.basename(path)
+    }
+    if same:
+      there = find_manifests([*same])
+      found |= {same[end]: made for end, made in there.items()}
   return found
 
 

@@ -82,7 +82,11 @@ class ShardWriter:
     self._offsets.append(self._offsets[-1] + len(frame))
 
   def __exit__(self, error_type, error, traceback) -> None:
-    self._file.close()
+    try:
+      self._file.close()
+    except OSError:  # a full disk
+      os.unlink(self.path + ".tmp")
+      raise
     if error_type is not None:
       os.unlink(self.path + ".tmp")
       return

@@ -101,7 +101,11 @@ def _contents(path: str) -> list[str]:
 
 def _empty(path: str) -> None:
   """Deletes the contents; after a stop halfway, the rest has no plan."""
-  json_files.write(os.path.join(path, _PLAN), {"run": "", "plan": None})
+  plan = os.path.join(path, _PLAN)
+  try:
+    json_files.write(plan, {"run": "", "plan": None})
+  except OSError:  # a full disk, which this is to free
+    os.truncate(plan, 0)
   for name in _contents(path):
     item = os.path.join(path, name)
     shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
@@ -137,6 +141,11 @@ def _locked(path: str) -> Iterator[None]:
       raise errors.UserError(
         f"{path}: another process works there; wait for it or end it"
       ) from e
+    except OSError as e:  # a file system without locks
+      console.tell(
+        f"{path}: cannot be locked ({e.strerror}); make sure that no other "
+        "process works there"
+      )
     yield
 
 

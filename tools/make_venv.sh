@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that `make env` installs into, or mends it.
 #
-#   make_venv.sh PYTHON VENV
+#   make_venv.sh PYTHON VENV [VARIANT]
 #
-# A VENV that has pip and PYTHON's version is kept. Any other is made again if it is
+# A VENV that has pip, PYTHON's version and packages of VARIANT is kept. Any other is made again if it is
 # one of `make env` (marked as such before it is made) or has nothing but pip in it;
 # what may be somebody else's is left alone.
 set -euo pipefail
 
 python=$1
 venv=$2
+variant=${3:-cpu}
 marker="$venv/.made-by-make-env"
 
 fail() {
@@ -43,6 +44,8 @@ sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$venv"
     echo "is no environment of its own"
   elif ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     echo "has no pip"
+  elif [ -e "$venv/.variant" ] && [ "$(<"$venv/.variant")" != "$variant" ]; then
+    echo "has packages for $(<"$venv/.variant"), not $variant"
   fi
 }
 
@@ -80,3 +83,4 @@ touch "$marker"
   rm -rf "$venv"
   fail "$python -m venv failed, see above"
 }
+echo "$variant" >"$venv/.variant"

@@ -197,7 +197,7 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
     documents = pieces
   sides = split_heldout(documents, settings.heldout_fraction)
   os.makedirs(folder, exist_ok=True)
-  # Both or none: an old heldout.txt may hold what a new train.txt trains on.
+  # Together: an old heldout.txt may hold what a new train.txt trains on.
   with tempfile.TemporaryDirectory(dir=folder) as scratch:
     for name, side in zip(names, sides, strict=True):
       _write(os.path.join(scratch, name), side)

@@ -165,7 +165,7 @@ class RunConfig:
     "Let GPUs use kernels of this project in place of XLA's: attention in "
     "blocks, without its scores in memory (FlashAttention), and dropout, "
     "residual and layer norm in one pass. For 16 bits, and --xla=layers or "
-    "step. On an H100 they ran in an exported step only, and were not faster at "
+    "step. On an H100 they ran in an exported step only, and were slower for "
     "128 tokens.")
   loss_scale: mixed_precision.LossScaleConfig = _precision()
   allreduce: distributed.AllreduceConfig = _ranks()
@@ -500,10 +500,15 @@ class PretrainingConfig(RunConfig):
     _check_needs("--stages", needs)
 
   def tokens_of_a_record(self) -> float:
-    """Mean real tokens in a record, by the manifest of --input_file."""
-    found = records.manifest_of(self.input_file) if self.input_file else None
-    if found and (tokens := found[1].counts.get("real_tokens")):
-      return tokens / found[1].num_records
+    """Mean real tokens in a record, by the manifests of --input_file."""
+    paths = records.expand_patterns(self.input_file) if self.input_file else []
+    found, tokens, total = records.find_manifests(paths), 0.0, 0
+    for path, (_, manifest) in found.items():
+      count = manifest.shards[os.path.basename(path)].records
+      mean = manifest.counts.get("real_tokens", 0) / manifest.num_records
+      tokens, total = tokens + count * mean, total + count
+    if tokens and len(found) == len(paths):
+      return tokens / total
     return self.record_shape(self.input_file or "").max_seq_length
 
   def _check_tensor_parallel(self, flag: str) -> None:

@@ -59,7 +59,7 @@ def config(tiny_run, output_dir, **changes):
     num_train_steps=20,
     num_warmup_steps=4,
     log_every_steps=1,
-    xla="off",  # compiling takes longer than these runs; test_xla.py has it
+    xla="off",  # compiling takes longer than these runs; test_jit.py has it
   )
   return PretrainingConfig(**{**settings, **changes})
 

@@ -45,9 +45,10 @@ class Place:
     made = self.folder / "my python" / "made"
     return made.read_text().count("made") if made.exists() else 0
 
-  def make(self, python=None, env=None):
+  def make(self, python=None, env=None, variant="cpu"):
+    words = [python or self.python, ".venv", variant]
     return subprocess.run(
-      [f"{runs.ROOT}/tools/make_venv.sh", python or self.python, ".venv"],
+      [f"{runs.ROOT}/tools/make_venv.sh", *words],
       cwd=self.folder,
       env={**os.environ, **(env or {})},
       capture_output=True,
@@ -81,6 +82,19 @@ def test_an_environment_is_made_once(place):
   place.venv.rename(other)
   place.venv.symlink_to(other)
   assert place.made() == "" and place.times_made() == 1
+
+
+def test_another_variant_is_another_environment(place):
+  """Its packages would share files with those that are there."""
+  place.made()
+  (place.packages / "tensorflow").mkdir()
+  assert place.made() == "" and (place.packages / "tensorflow").exists()
+  told = place.make(variant="gpu")
+  assert "has packages for cpu, not gpu: it is made again" in told.stdout
+  assert not (place.packages / "tensorflow").exists()
+  assert place.make(variant="gpu").stdout == "" and place.times_made() == 2
+  (place.venv / ".variant").unlink()  # an earlier version's
+  assert place.made() == "" and place.times_made() == 2
 
 
 def test_a_wrong_python_leaves_nothing_behind(place):

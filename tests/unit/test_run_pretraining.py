@@ -11,9 +11,17 @@ import types
 
 import numpy as np
 import pytest
+import reference_numpy
 import runs
+import trained
 from finetuning_runs import command_line
-from samples import feature_values, write_config, write_packed, write_records
+from samples import (
+  fake_records,
+  feature_values,
+  write_config,
+  write_packed,
+  write_records,
+)
 
 import run_pretraining
 from common import json_files
@@ -79,7 +87,8 @@ def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
   folder = tmp_path / "stopped"
   interrupt(runs.config(tiny_run, folder, **settings), after=stop + 2)
   assert runs.metrics(folder, "global_step") == list(range(1, stop + 3))
-  runs.pretrain(tiny_run, folder, **settings)
+  resumed = runs.pretrain(tiny_run, folder, **settings)
+  assert resumed["training"]["updates"] == 20 - stop
   assert runs.metrics(folder) == runs.metrics(tmp_path / "whole")
   assert runs.metrics(folder, "global_step") == list(range(1, 21))
   stopped, whole = runs.weights(folder), runs.weights(tmp_path / "whole")
@@ -605,6 +614,38 @@ def settled_flags(**given):
   values = command_line(PretrainingConfig, do_train=True, **given)
   lines = model_source.settle(values)
   return PretrainingConfig.from_flags(values), lines
+
+
+def test_google_berts_files_give_the_references_losses(tmp_path, letters):
+  """TensorFlow's own writers, names as google/bert's, sums by NumPy."""
+  prefix = trained.write_model(tmp_path / "theirs", "pretraining", letters)
+  config, path = f"{tmp_path}/theirs/bert_config.json", f"{tmp_path}/a.tfrecord"
+  made = fake_records(10, seed=3)
+  feature = {
+    "i": lambda v: tf.train.Feature(int64_list=tf.train.Int64List(value=v)),
+    "f": lambda v: tf.train.Feature(float_list=tf.train.FloatList(value=v)),
+  }
+  with tf.python_io.TFRecordWriter(path) as writer:
+    for one in made:
+      each = {n: feature[np.asarray(v).dtype.kind](v) for n, v in one.items()}
+      example = tf.train.Example(features=tf.train.Features(feature=each))
+      writer.write(example.SerializeToString())
+  runs.pretrain(
+    (config, path), tmp_path / "out", init_checkpoint=prefix,
+    do_train=False, do_eval=True, eval_batch_size=4,
+  )  # fmt: skip
+  found = runs.read_json(tmp_path / "out", "eval_results.json")
+  checkpoint = checkpoint_files.Checkpoint(prefix)
+  weights = {n: checkpoint[n].astype(float) for n in checkpoint.shapes}
+  columns = {n: np.stack([one[n] for one in made]) for n in made[0]}
+  batch = types.SimpleNamespace(**columns, example_weights=np.ones(10))
+  sums = reference_numpy.pretraining_sums(weights, batch, 2, 2)
+  for head, weight in (
+    ("masked_lm", sums["masked_lm_weight"]), ("next_sentence", 10)
+  ):  # fmt: skip
+    for name, key in (("loss", "loss"), ("accuracy", "correct")):
+      wanted = pytest.approx(sums[f"{head}_{key}"] / weight, rel=1e-5)
+      assert found[f"{head}_{name}"] == wanted, (head, name)
 
 
 def test_a_preset_has_the_vocabulary_of_the_records(packed_run, tmp_path):

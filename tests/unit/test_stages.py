@@ -182,6 +182,47 @@ def test_stages_that_have_begun_stay(tiny_run, tmp_path):
     runs.pretrain(tiny_run, tmp_path / "plain", **staged(*items))
 
 
+def test_a_stage_has_masks_of_its_own(tiny_run, tmp_path):
+  config = runs.config(
+    tiny_run, tmp_path, masks=MaskConfig(mask_replace_prob=0.7),
+    **staged(
+      {
+        "num_train_steps": 1, "masked_lm_prob": "0.3:0.2",
+        "do_whole_word_mask": True, "random_replace_prob": 0.2,
+      },
+      {"num_train_steps": 1},
+    ),
+  )  # fmt: skip
+  first, second = stages.configs(config)
+  assert first.masks == MaskConfig(
+    masked_lm_prob=(0.3, 0.2), do_whole_word_mask=True, mask_replace_prob=0.7,
+    random_replace_prob=0.2,
+  )  # fmt: skip
+  assert second.masks == config.masks
+
+
+def test_tokens_of_a_record_are_those_of_all_manifests(packed_run, tmp_path):
+  """A stage that ends by tokens reads records of several data sets."""
+  (_, files), _ = packed_run
+  config = runs.config((packed_run[0][0], files), tmp_path / "run")
+  (path,) = tmp_path.glob("*.manifest.json")
+  made = records.Manifest.load(str(path))
+  assert config.tokens_of_a_record() == 32  # it does not say
+  made = dataclasses.replace(made, counts={**made.counts, "real_tokens": 2400})
+  made.save(str(path))
+  assert config.tokens_of_a_record() == 20
+  # The same records as another data set, whose manifest says half of them.
+  (tmp_path / "more").mkdir()
+  for shard in made.files:
+    os.link(tmp_path / shard.name, tmp_path / "more" / shard.name)
+  counts = {**made.counts, "real_tokens": 1200}
+  more = dataclasses.replace(made, counts=counts)
+  more.save(str(tmp_path / "more" / path.name))
+  both = f"{files},{tmp_path}/more/*.tfrecord"
+  config = dataclasses.replace(config, input_file=both)
+  assert config.tokens_of_a_record() == 15
+
+
 def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
   """Each update takes a tenth of it, but the first of a start, which compiles.
 

@@ -377,9 +377,9 @@ def test_the_rest_of_a_line_has_the_tokens_it_has_in_the_line(
       assert rest.tolist() == whole[number:] and rest.dtype == np.int32
   assert spm.encode_rest("").tolist() == []
   words = tokenization.WordPieceEncoder(vocab_file, True)
-  assert words.encode_rest("the").tolist() == words.encode_batch(["the"])[
-    0
-  ].tolist()
+  assert (
+    words.encode_rest("the").tolist() == words.encode_batch(["the"])[0].tolist()
+  )
 
 
 def test_unfit_sentencepiece_models(tmp_path):
