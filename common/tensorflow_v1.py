@@ -83,6 +83,11 @@ def _import_quietly():
   if _is_command() and is_first and not multiprocessing.parent_process():
     tell("starting TensorFlow ...")  # for seconds
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  # Read once, with the first list of devices; without it --xla=auto compiles
+  # nothing on a CPU.
+  flags = os.environ.get("TF_XLA_FLAGS", "")
+  if "--tf_xla_cpu_global_jit" not in flags:
+    os.environ["TF_XLA_FLAGS"] = f"{flags} --tf_xla_cpu_global_jit".strip()
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
   with quiet, _without_keras():
     import tensorflow

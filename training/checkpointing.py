@@ -21,6 +21,8 @@ from training.restore import Restore
 from training.snapshot import SavedVariables, Snapshot
 
 _READY_SECONDS = 5.0
+# Of an elastic world's end: horovodrun ends ranks that others await for 30 s.
+_LEAVE_SECONDS = 10.0
 _TELL_SECONDS = 30.0
 
 # What the variable `stage` has of a `training_plan.Stage`.
@@ -87,8 +89,12 @@ class Checkpointer:
   ):
     """The graph must be complete; `snapshot` is an elastic run's."""
     self._comm, self._heartbeat = comm, heartbeat
-    self.files = checkpoint_files.CheckpointFiles(output_dir, keep)
     self._snapshot = snapshot or Snapshot(copies=1)
+    # An earlier world's, which may still be writing.
+    self.files = self._snapshot.files or checkpoint_files.CheckpointFiles(
+      output_dir, keep
+    )
+    self._snapshot.files = self.files
     self._elastic = snapshot is not None
     self._keeps = comm.is_root or self._elastic
     self.variables = SavedVariables(self._snapshot, self._keeps)
@@ -96,7 +102,6 @@ class Checkpointer:
     self._add_up_errors = power_sgd.add_up(
       tf.get_collection(power_sgd.ERRORS), comm
     )
-    self._written: dict | None = None  # the last values given to be written
     self._patience = _READY_SECONDS
     self.saved = 0  # the last update that is saved or being saved
     self.stalls: list[float] = []  # seconds that each save held the caller up
@@ -132,7 +137,7 @@ class Checkpointer:
 
   def _has_room(self) -> bool:
     """Whether all ranks may take a snapshot; they wait for each other."""
-    own = self._keeps and self._snapshot.begin() is self._written
+    own = self._keeps and self._snapshot.begin() is self._snapshot.written
     room = not own or self.files.wait(0)
     return bool(self._comm.gather(np.array([room])).all())
 
@@ -166,8 +171,8 @@ class Checkpointer:
         self._write()
 
   def _write(self) -> None:
-    self._written = self._snapshot.values
-    self.files.write(self._snapshot.step, self._written)
+    self._snapshot.written = self._snapshot.values
+    self.files.write(self._snapshot.step, self._snapshot.written)
 
   def keep_best(self, session: tf.Session, step: int, best: int | None) -> None:
     """Protects rank 0's update `best`; saves it first if it is `step`."""
@@ -209,12 +214,15 @@ class Checkpointer:
       self._write()
 
   def close(self) -> None:
-    self.files.wait()
+    """Waits for the disk; where another world may follow, not for long."""
+    self.files.wait(_LEAVE_SECONDS if self._elastic else None)
 
   def finish(self) -> None:
     """Waits, on all ranks; raises `CheckpointError` if the save failed."""
     self.wait()
     failure = self.files.failure()
+    if not failure and self.saved and self.saved not in self.files.steps():
+      failure = f"{self.files.prefix(self.saved)} could not be written"
     if self._comm.from_root(failure is not None):
       raise CheckpointError(
         f"{failure}. The newest checkpoint is {self.newest()}: make room, then "

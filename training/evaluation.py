@@ -128,8 +128,9 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
       "--global_batch_size trains the same, or --eval_batch_size in an "
       "evaluation; or give --recompute=layer"
     )
-  explained = source.explain(numbers) if source else None
-  return explained or distributed.rank_lost(error) or error
+  if lost := distributed.rank_lost(error):
+    return lost  # at once: others wait for this rank
+  return (source.explain(numbers) if source else None) or error
 
 
 def add_up(rows, names, comm) -> dict:

@@ -7,6 +7,7 @@ import numpy as np
 
 from common.tensorflow_v1 import tf
 from gradients.sharded_variables import SHARDED_VARIABLES
+from training.checkpoint_files import CheckpointFiles
 
 _ALIGNMENT = 64  # bytes
 
@@ -17,7 +18,7 @@ class Snapshot:
   Getting memory from the system takes ten times as long as copying into it, so
   a thread gets it once, beside the first updates. In an elastic run a rank's
   snapshot outlives its worlds, so it refers to no graph; all ranks return to
-  theirs when one is lost.
+  theirs when one is lost. So does what writes it to the disk.
   """
 
   def __init__(self, copies: int = 2):
@@ -28,6 +29,8 @@ class Snapshot:
     self._sets: list[dict[str, np.ndarray]] = []
     self._thread: threading.Thread | None = None
     self._trouble = ""  # why there is no memory
+    self.files: CheckpointFiles | None = None
+    self.written: dict | None = None  # the last values given to be written
 
   def prepare(self, tensors: dict) -> None:
     """Begins to get memory for `tensors`, by name; the first call only."""

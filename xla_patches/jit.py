@@ -14,7 +14,6 @@ rate. The all-reduce is in no program.
 import contextlib
 import contextvars
 import functools
-import os
 
 from common.console import say
 from common.tensorflow_v1 import tf
@@ -29,10 +28,6 @@ _current = contextvars.ContextVar("xla", default=("off", {}, True))
 def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
   """Turns TensorFlow's clustering on in `config` for the mode "auto"."""
   if name == "auto":
-    # TensorFlow reads this flag once; without it nothing on a CPU is compiled.
-    flags = os.environ.get("TF_XLA_FLAGS", "")
-    if "--tf_xla_cpu_global_jit" not in flags:
-      os.environ["TF_XLA_FLAGS"] = f"{flags} --tf_xla_cpu_global_jit".strip()
     config.graph_options.optimizer_options.global_jit_level = (
       tf.OptimizerOptions.ON_2
     )

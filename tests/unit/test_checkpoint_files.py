@@ -236,6 +236,66 @@ def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
     assert snapshot.step == 5
 
 
+def test_an_elastic_world_ends_while_the_disk_is_slow(tmp_path, monkeypatch):
+  """The next one neither disturbs the write nor the memory it is made from."""
+
+  class Comm(distributed.Comm):
+    elastic = True
+
+  disk = threading.Event()
+  write_files = checkpoint_files._Writer.__call__
+
+  def slow(*arguments):
+    assert disk.wait(runs.HANG_SECONDS), "the world waits for the disk"
+    write_files(*arguments)
+
+  monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
+  monkeypatch.setattr(checkpointing, "_LEAVE_SECONDS", 0.01)
+  snapshot = Snapshot()
+  for world in (1.0, 2.0):
+    with tf.Graph().as_default(), tf.Session() as session:
+      tf.get_variable("weight", initializer=world)
+      checkpointer = checkpointing.Checkpointer(
+        str(tmp_path), Comm(), snapshot=snapshot
+      )
+      checkpointer.restore.initialise(session, None)
+      if world == 1.0:
+        checkpointer.save(session, 1)
+        checkpointer.close()
+        continue
+      for step in (2, 3):
+        checkpointer.try_commit(session, step)
+      assert snapshot.step == 2
+      disk.set()
+      checkpointer.save(session, 4)
+      checkpointer.finish()
+  for step, weight in ((1, 1.0), (4, 2.0)):
+    saved = checkpoint_files.Checkpoint(f"{tmp_path}/model.ckpt-{step}")
+    assert saved["weight"] == weight
+
+
+def test_a_last_save_that_fails_at_once_is_an_error(tmp_path, monkeypatch):
+  """Also where the failure was reported as one that is tried again."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.get_variable("weight", initializer=1.0)
+    checkpointer = checkpointing.Checkpointer(str(tmp_path), distributed.Comm())
+    checkpointer.restore.initialise(session, None)
+    checkpointer.save(session, 1)
+    checkpointer.finish()
+
+    def full(*_):
+      raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_files._Writer, "__call__", full)
+    checkpointer.save(session, 2)
+    checkpointer.wait()
+    checkpointer.look_after(2)
+    with pytest.raises(
+      CheckpointError, match="ckpt-2 could not be written. Th"
+    ):
+      checkpointer.finish()
+
+
 def test_a_host_without_memory_for_the_copy_is_one_line(tmp_path, monkeypatch):
   def full(*_):
     raise MemoryError("Unable to allocate")

@@ -65,6 +65,23 @@ def test_every_mode_trains_as_none(
     assert compiled == pytest.approx(alone, rel=TOLERANCE[precision])
 
 
+def test_auto_compiles_on_cpus_too():
+  """TensorFlow makes clusters of a graph only if it is told to in time."""
+  for mode in ("off", "auto"):
+    with tf.Graph().as_default():
+      x = tf.placeholder(tf.float32, [64, 64])
+      y = x
+      for _ in range(8):
+        y = tf.tanh(y * 2.0 + x)
+      config = jit.session_config(tf.ConfigProto(), mode)
+      options = tf.RunOptions(output_partition_graphs=True)
+      ran = tf.RunMetadata()
+      with tf.Session(config=config) as session:
+        session.run(y, {x: np.ones([64, 64])}, options, ran)
+    ops = {node.op for graph in ran.partition_graphs for node in graph.node}
+    assert any("Xla" in op for op in ops) == (mode == "auto"), (mode, ops)
+
+
 @pytest.mark.parametrize("mode", ["layers", "step"])
 @pytest.mark.slow
 def test_lamb_is_compiled_too(tiny_run, tmp_path, mode):
