@@ -203,7 +203,7 @@ def training_step(
 ) -> optimization.TrainOps:
   """From a `MicroBatch` to new weights: the algorithm. It advances `state`."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
-  dropout_seed = training_run.dropout_seed(config, comm, micro)
+  dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
   # All-reduced during the forward pass; the loss is a mean over all ranks.
   global_weights = comm.data_parallel.allreduce(
     micro.weights, name="global_counts"

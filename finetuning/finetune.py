@@ -293,7 +293,7 @@ def training_step(
 ) -> optimization.TrainOps:
   """Builds an update; see `training_step` of run_pretraining.py."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
-  dropout_seed = training_run.dropout_seed(config, comm, micro)
+  dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
   examples = comm.data_parallel.allreduce(micro.weights, name="global_counts")
 
   def forward_and_backward():

@@ -95,9 +95,13 @@ def check_elastic(config, tensor_parallel: int) -> None:
     )
 
 
-def dropout_seed(config, comm, micro) -> tf.Tensor:
-  """int [2] of (seed, rank, micro-batch), so a resumed run draws the same."""
-  return _seed([config.seed, comm.data_parallel.rank], micro.number)
+def dropout_seed(config, plan, comm, micro) -> tf.Tensor:
+  """int [2] of (seed, rank, micro-batch), so a resumed run draws the same.
+
+  And of the micro-batches in an update: with fewer their numbers come again.
+  """
+  rank = comm.data_parallel.rank
+  return _seed([config.seed, rank, plan.accumulation], micro.number)
 
 
 def sampling(config, plan, micro) -> sampled_softmax.Sampling | None:

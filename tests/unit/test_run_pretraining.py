@@ -616,6 +616,24 @@ def settled_flags(**given):
   return PretrainingConfig.from_flags(values), lines
 
 
+def test_dropout_does_not_come_again_with_fewer_micro_batches(
+  tiny_run, tmp_path
+):
+  """Micro-batch 800 is in update 100 of 8, or in update 800 of 1."""
+  config = runs.config(tiny_run, tmp_path)
+  micro = types.SimpleNamespace(number=tf.constant(800))
+  with tf.Session() as session:
+    seeds = [
+      session.run(
+        training_run.dropout_seed(
+          config, types.SimpleNamespace(accumulation=n), Comm(), micro
+        )
+      ).tolist()
+      for n in (1, 8, 1)
+    ]
+  assert seeds[0] == seeds[2] != seeds[1]
+
+
 def test_google_berts_files_give_the_references_losses(tmp_path, letters):
   """TensorFlow's own writers, names as google/bert's, sums by NumPy."""
   prefix = trained.write_model(tmp_path / "theirs", "pretraining", letters)
