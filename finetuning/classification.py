@@ -111,16 +111,26 @@ class ClassifierConfig(FinetuningConfig):
         f"--task_name={self.task_name}: not one of {', '.join(GLUE)}; for your "
         "own table leave it out and give --text_column and --label_column"
       )
-    if self.task_name and self.regression:
-      raise UserError("--regression is for tables of your own: leave it out")
+    own = ("regression", "text_column", "text_pair_column", "label_column")
+    if given := [n for n in own if self.task_name and getattr(self, n)]:
+      raise UserError(
+        f"--{given[0]} is for tables of your own, and --task_name="
+        f"{self.task_name} has columns of its own: leave one of the two out"
+      )
     for name in self.metrics:
-      if name in metrics.REGRESSION and not self.regression:
-        raise UserError(f"--metrics={name} is of numbers: give --regression")
-      if name not in metrics.REGRESSION and self.regression:
+      if name in metrics.REGRESSION and not self.predicts_numbers:
+        remedy = "choose others" if self.task_name else "give --regression"
+        raise UserError(f"--metrics={name} is of numbers: {remedy}")
+      if name not in metrics.REGRESSION and self.predicts_numbers:
         raise UserError(
-          f"--metrics={name} is of labels, but --regression predicts numbers: "
+          f"--metrics={name} is of labels, but numbers are predicted: "
           f"choose from {', '.join(sorted(metrics.REGRESSION))}"
         )
+
+  @property
+  def predicts_numbers(self) -> bool:
+    """Whether it is a regression."""
+    return self.regression or bool(self.task_name and not self.table().labels)
 
   @classmethod
   def found(cls, flags):
@@ -153,7 +163,8 @@ class ClassifierConfig(FinetuningConfig):
   def table(self) -> Glue:
     """Columns, labels and metrics; the labels of your own table are ()."""
     if self.task_name:
-      return GLUE[self.task_name.lower()]
+      glue = GLUE[self.task_name.lower()]
+      return glue._replace(metrics=tuple(self.metrics) or glue.metrics)
     usual = ("pearson", "spearman") if self.regression else ("accuracy",)
     return Glue(
       text=self.text_column or "sentence",
@@ -183,9 +194,7 @@ class Classification(FinetuningTask):
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
     self._table = config.table()
-    self._is_regression = config.regression or (
-      bool(config.task_name) and not self._table.labels
-    )
+    self._is_regression = config.predicts_numbers
     self.best_by = BestBy((self._table.metrics[0],), True)
 
   @functools.cached_property

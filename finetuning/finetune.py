@@ -18,7 +18,7 @@ from common.console import say
 from common.errors import UserError
 from common.settings import in_group
 from common.tensorflow_v1 import tf
-from data import record_order
+from data import record_order, tfrecord
 from finetuning import packed, task_file
 from finetuning.task_file import TASK_FILE, saved_task
 from model import model_flops
@@ -153,13 +153,27 @@ class FinetuningConfig(RunConfig):
     names = (*cls.model_flags, *cls.usual_flags)
     return {name: task[name] for name in names if name in task}
 
-  def tokenizer(self, check: bool = True) -> tokenization.Encoder:
-    """Uses the flags' vocabulary, or else the model folder's copy of it."""
+  def as_dict(self):
+    """Vocabularies by their content: late ranks find the folder's copy."""
+    digests = {
+      flag: tfrecord.file_sha256(path)
+      for flag, path in self._vocabulary().items()
+      if os.path.isfile(path)
+    }
+    return {**super().as_dict(), **digests}
+
+  def _vocabulary(self) -> dict[str, str]:
+    """Flag -> file: the flags' vocabulary, or the model folder's copy of it."""
     files = task_file.named_vocabulary(self)
     folder = task_file.model_folder(self)
     is_there = files and all(map(os.path.isfile, files.values()))
     if folder is not None and not is_there:
       files = task_file.kept_vocabulary(folder) or files
+    return files
+
+  def tokenizer(self, check: bool = True) -> tokenization.Encoder:
+    """Of the flags' vocabulary, or else of the model folder's copy of it."""
+    files = self._vocabulary()
     return tokenization.load_tokenizer(
       files.get("vocab_file"),
       self.do_lower_case,

@@ -176,11 +176,16 @@ def settle(flags) -> list[str]:
   if os.path.isdir(init):
     began = folder and run_folder.last_training(folder)
     path = (began and began["flags"].get("init_checkpoint")) or ""
+    inside = path.startswith(os.path.join(init, ""))
+    if resumes and not (inside or hugging_face.is_folder(init)):
+      lines.append(
+        f"--init_checkpoint={init} is ignored: {folder} holds a run that "
+        f"{f'was started from {path}' if path else 'has begun'}"
+      )
     if resumes:  # from a checkpoint of its own
       path = path or init
     else:
       chosen = "from which this run was started"
-      inside = path.startswith(os.path.join(init, ""))
       if hugging_face.is_folder(init) or not (
         inside and os.path.exists(f"{path}.index")
       ):

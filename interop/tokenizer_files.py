@@ -139,7 +139,8 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
     raise DataError(
       f"{model_file}: not a unigram model as train_tokenizer.py makes them "
       "(BPE, bytes, symbols of the user's, or another use of spaces): "
-      "tokenizer.json would give other ids. Convert without --spm_model_file"
+      "tokenizer.json would give other ids. Convert with --to=tensorflow, and "
+      "the checkpoint that it writes without this file beside it"
     )
   pieces = [(piece.piece, piece.score) for piece in model.pieces]
   tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))

@@ -9,9 +9,11 @@ what the first one made.
 """
 
 import codecs
+import contextlib
 import dataclasses
 import functools
 import glob
+import importlib.metadata
 import itertools
 import math
 import os
@@ -187,16 +189,35 @@ def prepare(paths: Paths, corpus: str, encoding: str) -> None:
     )
 
 
-def best_precision() -> str:
-  """bf16 if this machine multiplies it faster than float32, else fp32."""
-  gpus = shutil.which("nvidia-smi") and subprocess.run(
+@functools.cache
+def gpus() -> list[float]:
+  """The compute capability of each GPU that TensorFlow uses here."""
+  is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+  if is_hidden or not shutil.which("nvidia-smi"):
+    return []
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    importlib.metadata.distribution("tensorflow-cpu")
+    return []
+  done = subprocess.run(
     ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
     capture_output=True,
     text=True,
   )
-  if gpus and gpus.returncode == 0 and gpus.stdout.strip():
-    oldest = min(float(line) for line in gpus.stdout.split())
-    return "bf16" if oldest >= 8.0 else "fp32"
+  return [] if done.returncode else [float(n) for n in done.stdout.split()]
+
+
+def ranks_here(asked: int) -> int:
+  """`asked`, or as many as there are GPUs: a rank has one of its own."""
+  if not 0 < len(gpus()) < asked:
+    return asked
+  print(f"a rank for each GPU: {len(gpus())}, not {asked}")
+  return len(gpus())
+
+
+def best_precision() -> str:
+  """bf16 if this machine multiplies it faster than float32, else fp32."""
+  if gpus():
+    return "bf16" if min(gpus()) >= 8.0 else "fp32"
   try:
     with open("/proc/cpuinfo", encoding="utf-8") as f:
       flags = f.read().split()
@@ -402,14 +423,15 @@ def main(given: Settings) -> None:
   json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
   earlier = training_results(paths)
   steps = steps_to_make(paths, given.num_train_steps)
-  plan = (paths, given.num_ranks, steps)
+  num_ranks = ranks_here(given.num_ranks)
+  plan = (paths, num_ranks, steps)
   before = run_folder.last_training(paths.pretrain)
   if before and is_trained(paths, pretraining_flags(*plan)):
     updates = before["plan"]["updates"]
     print(f"{paths.pretrain}: has made all {updates:,} updates")
   else:
     run(
-      f"pre-training on {given.num_ranks} rank(s)",
+      f"pre-training on {num_ranks} rank(s)",
       pretraining_command(*plan),
       until="predict:",  # the screen ends with it
     )

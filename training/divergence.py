@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from common import json_files
+from common import json_files, processes
 from common.console import say
 from common.errors import UserError
 from training import checkpoint_files
@@ -106,7 +106,7 @@ class Guard:
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {named} (all in {path}; `python -m "
       f"tools.inspect_records FILE` shows records). {start}; to resume from "
-      "there " + _lower_rate(run.config, run.task.plan.stage, run.comm.size)
+      "there " + _lower_rate(run.config, run.task.plan.stage, run.comm)
     )
 
   def _write_report(self) -> tuple[str, list, dict]:
@@ -139,9 +139,9 @@ def _extremes(values: dict, variables) -> dict:
   return {name: largest[name] for name in worst[:10]}
 
 
-def _lower_rate(config, stage, ranks: int) -> str:
+def _lower_rate(config, stage, comm) -> str:
   """How to resume with half the learning rate."""
-  given, rate = sys.argv, f"{config.learning_rate / 2:g}"
+  given, more, rate = sys.argv, [], f"{config.learning_rate / 2:g}"
   stages = getattr(config, "stages", None)
   how = "with a lower learning rate"
   if stages and "learning_rate" in stages[stage.number]:
@@ -149,6 +149,9 @@ def _lower_rate(config, stage, ranks: int) -> str:
     how = f'give stage {number} of --stages "learning_rate": {rate}'
   else:
     given = [a for a in given if not a.startswith("--learning_rate=")]
-    given = [*given, f"--learning_rate={rate}"]
-  launcher = ["horovodrun", "-np", str(ranks)] if ranks > 1 else []
-  return f"{how}:\n  {shlex.join([*launcher, 'python', *given])}"
+    more = [f"--learning_rate={rate}"]
+  if comm.elastic or comm.size != comm.local_size:
+    # Which hosts there are, and who starts the ranks, is not known here.
+    return f"{how}: give the same command{' with '.join(['', *more])}"
+  command = [os.path.relpath(sys.executable), *given, *more]
+  return f"{how}:\n  {shlex.join(processes.horovodrun(comm.size, command))}"

@@ -31,14 +31,19 @@ def after(
   kind: str | None = None,
   text: str = MASKED,
   positions: int = _LENGTH,
+  pairs: bool = False,
+  converts: bool = True,
 ) -> dict:
   """What it is for -> the command, for a run of a `kind`; None: pre-training.
 
-  `text` has a [MASK]. `positions` are what the model has at most.
+  `text` has a [MASK]. `positions` are what the model has at most; `pairs`: it
+  classifies pairs of texts; `converts`: Hugging Face has such models.
   """
   folder = os.path.normpath(folder)
   squad = ["--question=who?", "--context=it was me ."]
-  words = {None: [text], "squad": squad}.get(kind, ["a text"])
+  words = {None: [text], "squad": squad}.get(
+    kind, ["a text ||| another" if pairs else "a text"]
+  )
   found = {"predict": python("predict.py", folder, *words)}
   if not kind:
     found["fine-tune on a table (columns sentence and label)"] = python(
@@ -49,9 +54,10 @@ def after(
       **({"max_seq_length": positions} if positions < _LENGTH else {}),
       output_dir=f"{folder}_classifier",
     )
-  found["convert to Hugging Face"] = python(
-    "convert_checkpoint.py", folder, output=f"{folder}_hugging_face"
-  )
+  if converts:
+    found["convert to Hugging Face"] = python(
+      "convert_checkpoint.py", folder, output=f"{folder}_hugging_face"
+    )
   return found
 
 

@@ -70,9 +70,13 @@ class Mlflow:
     self.id = mlflow.start_run(run_id=known, run_name=name).info.run_id
     self.where = mlflow.get_tracking_uri()
     params = [] if known else list(_flat(run))  # they cannot change
-    for first in range(0, len(params), 100):  # the most that it takes
-      mlflow.log_params(dict(params[first : first + 100]))
-    mlflow.log_dict(run, "run.json")
+    try:
+      for first in range(0, len(params), 100):  # the most that it takes
+        mlflow.log_params(dict(params[first : first + 100]))
+      mlflow.log_dict(run, "run.json")
+    except BaseException:
+      mlflow.end_run()  # or the next try finds an active one
+      raise
 
   def send(self, step: int, values: dict[str, float]) -> None:
     self._mlflow.log_metrics(values, step=step)
@@ -113,6 +117,9 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
   At the end the services have `_END_SECONDS`, after an error 2 seconds.
   """
   path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+  # docker/on_host.sh knows ranks, which it ends, by these.
+  ranks = ("PERSEUS_BERT_RUN", "HOROVOD_HOSTNAME")
+  own = {n: value for n, value in os.environ.items() if n not in ranks}
   started = {}
   for name in dict.fromkeys(names):
     # -P: no folder of the user's named training, or common, comes first.
@@ -120,7 +127,7 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
     try:
       started[name] = subprocess.Popen(
         [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**own, "PYTHONPATH": path},
         stdin=subprocess.PIPE,  # its end is the run's, also if this is killed
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is not for it
@@ -142,8 +149,12 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
       except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
       if process.wait():
-        later = shlex.join(["python", "-m", "training.services", folder, name])
-        tell(f"{name} lacks the last reports; to send them later: {later}")
+        send = [sys.executable, "-m", "training.services"]
+        send += [os.path.abspath(folder), name]
+        tell(
+          f"{name} lacks the last reports; to send them later: "
+          f"cd {shlex.quote(_ROOT)} && {shlex.join(send)}"
+        )
 
 
 # In the process of a service --------------------------------------------------

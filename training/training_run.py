@@ -563,7 +563,11 @@ def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
   ended = stage.is_last or training["stopped_early"]
   if step and ended and not training["stopped"]:
     kind = getattr(config, "kind", None)
-    most = config.bert.max_position_embeddings
-    yield from next_steps.lines(
-      next_steps.after(config.output_dir, kind, positions=most)
+    commands = next_steps.after(
+      config.output_dir,
+      kind,
+      positions=config.bert.max_position_embeddings,
+      pairs=kind == "classifier" and bool(config.table().pair),
+      converts=not config.bert.pre_layer_norm,
     )
+    yield from next_steps.lines(commands)

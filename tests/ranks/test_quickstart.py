@@ -220,3 +220,27 @@ def test_the_screen_says_what_this_call_did(tmp_path, monkeypatch):
   assert "--num_train_steps=80" in shown.replace(
     " \\\n   ", ""
   )  # and not 20, which have been made
+
+
+def test_ranks_are_as_many_as_gpus_at_most(monkeypatch):
+  for gpus, ranks in (([9.0], 1), ([9.0] * 4, 2), ([], 2)):
+    monkeypatch.setattr(script, "gpus", lambda found=gpus: found)
+    assert script.ranks_here(2) == ranks
+
+
+def test_a_tensorflow_for_cpus_uses_no_gpu(monkeypatch):
+  """Whatever nvidia-smi lists."""
+  monkeypatch.setattr(script.shutil, "which", lambda name: f"/bin/{name}")
+  listed = types.SimpleNamespace(returncode=0, stdout="8.0\n9.0\n")
+  monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: listed)
+  monkeypatch.setattr(script.importlib.metadata, "distribution", str)
+  monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+  assert script.gpus.__wrapped__() == []
+
+  def absent(name):
+    raise script.importlib.metadata.PackageNotFoundError(name)
+
+  monkeypatch.setattr(script.importlib.metadata, "distribution", absent)
+  assert script.gpus.__wrapped__() == [8.0, 9.0]
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+  assert script.gpus.__wrapped__() == []

@@ -143,6 +143,8 @@ def config(tmp_path, **changes):
   )  # fmt: skip
   made = types.SimpleNamespace(**{**settings, **changes})
   made.table = lambda: classification.ClassifierConfig.table(made)
+  of_config = classification.ClassifierConfig.predicts_numbers
+  made.predicts_numbers = of_config.fget(made)
   made.path = lambda part: classification.ClassifierConfig.path(made, part)
   return made
 

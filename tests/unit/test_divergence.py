@@ -1,6 +1,8 @@
 """A run that is beyond repair stops, says where, and leaves what was good."""
 
 import json
+import os
+import sys
 import types
 
 import pytest
@@ -43,7 +45,8 @@ def test_it_stops_and_names_variable_update_records_and_command(
   assert "update 6 that of bert/embeddings/word_embeddings" in message
   assert f"{folder}/model.ckpt-4 is from before" in message
   assert message.endswith(
-    "\n  python run_pretraining.py '--a=b c' --learning_rate=5e+37"
+    f"\n  {os.path.relpath(sys.executable)} run_pretraining.py '--a=b c' "
+    "--learning_rate=5e+37"
   )
   assert not list(folder.glob("model.ckpt-6*")), "saved while it was bad"
 

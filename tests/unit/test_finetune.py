@@ -18,7 +18,7 @@ import convert_checkpoint
 import tokenization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import records
+from data import records, tfrecord
 from finetuning import classification, finetune, packed, squad, task_file
 from interop import model_source
 from training import checkpoint_files, metrics, run_folder
@@ -228,10 +228,25 @@ def test_presets(tmp_path, letters, monkeypatch):
   assert settled_flags(**given)[0].bert.hidden_size == 32
 
 
+def test_metrics_of_a_glue_task_may_be_chosen(tmp_path):
+  kind = classification.ClassifierConfig
+  given = dict(
+    bert_config_file="tiny", output_dir=str(tmp_path), do_train=True,
+    vocab_file="v",
+  )  # fmt: skip
+  with pytest.raises(UserError, match="--metrics=f1 is of labels, but numbers"):
+    from_flags(kind, **given, task_name="STS-B", metrics=["f1"])
+  with pytest.raises(UserError, match="pearson is of numbers: choose others"):
+    from_flags(kind, **given, task_name="MRPC", metrics=["pearson"])
+  for name in ("text_column", "text_pair_column", "label_column", "regression"):
+    with pytest.raises(UserError, match=f"--{name} is for tables of your own"):
+      from_flags(kind, **given, task_name="MRPC", **{name: "x"})
+
+
 def test_ranks_that_join_later_have_the_same_settings(
-  tmp_path, config_file, finished
+  tmp_path, config_file, finished, letters
 ):
-  """The first ones found no task.json yet."""
+  """The first ones found no task.json yet, nor a copy of the vocabulary."""
   columns = {"text": "sentence", "text_pair": None, "label": "label"}
   task = CLASSIFIER | {"columns": columns, "metrics": ["accuracy"]}
   first, later = (
@@ -242,9 +257,14 @@ def test_ranks_that_join_later_have_the_same_settings(
       do_train=True,
       max_seq_length=32,
       do_lower_case=False,
+      **vocabulary,
     ).as_dict()
-    for folder in (str(tmp_path / "new"), str(finished(task)))
+    for folder, vocabulary in (
+      (str(tmp_path / "new"), {"vocab_file": letters}),
+      (str(finished(task)), {}),
+    )
   )
+  assert first["vocab_file"] == tfrecord.file_sha256(letters)
   assert {**first, "output_dir": ""} == {**later, "output_dir": ""}
 
 
@@ -261,7 +281,7 @@ CONTRADICTIONS = [
   (CLASSIFIER, {"task_name": "MNLI"}, "--metrics=accuracy, .* f1,accuracy:"),
   (
     CLASSIFIER | {"labels": ["a", "b"]},
-    {"task_name": "MRPC", "label_column": "x", "do_eval": True},
+    {"task_name": "MRPC", "do_eval": True},
     "--text_pair_column=#2 String, .* with None:",
   ),
   (

@@ -37,6 +37,13 @@ def test_a_model_of_few_positions_is_fine_tuned_on_short_texts():
   assert "--max_seq_length=48" in command
 
 
+def test_a_model_gets_what_it_takes():
+  pair = next_steps.after("a", "classifier", pairs=True, converts=False)
+  assert [*pair] == ["predict"]
+  assert pair["predict"][-1] == "a text ||| another"
+  assert next_steps.after("a", "classifier")["predict"][-1] == "a text"
+
+
 def test_lines_paste_and_fit():
   """Also with a blank in a folder's name."""
   commands = next_steps.after("a folder")
