@@ -26,7 +26,8 @@ VARIANT ?= $(or $(HAS),$(if $(GPU),gpu,cpu))
 # before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: other-variant help env pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
+.PHONY: help env pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
+.PHONY: other-variant
 
 help: ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
