@@ -19,7 +19,8 @@ RUN ?=
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL. An
 # environment that is there stays of its kind, unless VARIANT says otherwise.
 GPU := $(shell nvidia-smi -L 2>/dev/null)
-HAS := $(shell cat $(VENV)/.variant 2>/dev/null)
+packages = $(wildcard $(VENV)/lib/python*/site-packages/$(1)-*.dist-info)
+HAS := $(if $(call packages,tensorflow_cpu),cpu,$(if $(call packages,tensorflow),gpu))
 VARIANT ?= $(or $(HAS),$(if $(GPU),gpu,cpu))
 
 # Quotes any text as one word for the shell. ($(value NAME) is the text given for NAME,

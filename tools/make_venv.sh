@@ -11,6 +11,8 @@ set -euo pipefail
 python=$1
 venv=$2
 variant=${3:-cpu}
+others=tensorflow # of the other variant: it shares files with this one's
+[ "$variant" = cpu ] || others=tensorflow_cpu
 marker="$venv/.made-by-make-env"
 
 fail() {
@@ -44,8 +46,8 @@ sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$venv"
     echo "is no environment of its own"
   elif ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     echo "has no pip"
-  elif [ -e "$venv/.variant" ] && [ "$(<"$venv/.variant")" != "$variant" ]; then
-    echo "has packages for $(<"$venv/.variant"), not $variant"
+  elif compgen -G "$venv/lib/python*/site-packages/$others-*.dist-info" >/dev/null; then
+    echo "has packages of another kind than $variant"
   fi
 }
 
@@ -83,4 +85,3 @@ touch "$marker"
   rm -rf "$venv"
   fail "$python -m venv failed, see above"
 }
-echo "$variant" >"$venv/.variant"
