@@ -248,7 +248,7 @@ def _learned_segments(flags, folder: str) -> list[str]:
   if not segments.present:
     segments.value = False
     return [f"--nosegment_ids, as {path} says"]
-  if segments.value and not flags.do_train:
+  if segments.value and not (flags.do_train or flags.dry_run):
     raise UserError(
       f"--segment_ids: {path} says that the model was trained without them: "
       "leave the flag out"

@@ -92,6 +92,21 @@ def test_unfit_manifests(tmp_path, change, words):
     records.Manifest.load(str(path))
 
 
+def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
+  """But one of another name could be any file's."""
+  (there,) = tmp_path.glob("*.manifest.json")
+  here = tmp_path / "here"
+  here.mkdir()
+  (here / "data-0.tfrecord").symlink_to(tmp_path / "data-0.tfrecord")
+  (here / "other.tfrecord").symlink_to(tmp_path / "data-1.tfrecord")
+  paths = [str(here / "data-0.tfrecord"), str(here / "other.tfrecord")]
+  found = records.find_manifests(paths)
+  assert [*found] == paths[:1] and found[paths[0]][0] == str(there)
+  own = records.find_manifests([str(tmp_path / "data-0.tfrecord")])
+  assert records.digest(paths[:1], found) == records.digest([*own], own)
+  assert records.digest(paths, found) is None
+
+
 def test_manifest_that_is_no_json(tmp_path):
   path = tmp_path / "x.manifest.json"
   path.write_text('{"version": 1,')

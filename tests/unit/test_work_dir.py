@@ -428,3 +428,34 @@ def test_plans_are_plain_json(tmp_path, texts, letters):
   plan = creation._plan(settings, paths, info)
   assert plan == json.loads(json.dumps(plan))
   assert "num_workers" not in plan and len(plan["files"]) == 2
+
+
+def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
+  """A folder of work is emptied also where its plan cannot be written."""
+  folder = tmp_path / "work"
+  (folder / "shards").mkdir(parents=True)
+  (folder / "shards" / "a").write_text("a")
+  work_dir.json_files.write(str(folder / work_dir._PLAN), {"plan": {"a": 1}})
+
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(work_dir.json_files, "write", full)
+  work_dir._empty(str(folder))
+  assert work_dir._contents(str(folder)) == []
+  assert work_dir.plan_of(str(folder)) is None
+  with pytest.raises(OSError, match="No space"):  # and then there is room
+    with work_dir.work_folder(str(folder), {"a": 2}, work_dir.ALONE):
+      pass
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+  def lacking(*_):
+    raise OSError(38, "Function not implemented")
+
+  monkeypatch.setattr(work_dir.fcntl, "flock", lacking)
+  folder = str(tmp_path / "work")
+  with work_dir.work_folder(folder, {"a": 1}, work_dir.ALONE):
+    pass
+  told = f"{folder}: cannot be locked (Function not implemented)"
+  assert told in capsys.readouterr().err and not os.path.exists(folder)
