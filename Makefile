@@ -36,7 +36,7 @@ help: ## these lines
 env: $(READY) ## the environment .venv (about 3 minutes)
 	@$(if $(GPU),[ $(VARIANT) = gpu ] || echo "$(VENV) is for machines without the GPU that is here: make env VARIANT=gpu makes it again")
 
-$(READY): $(if $(HAS),$(if $(filter $(VARIANT),$(HAS)),,other-variant)) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
+$(READY): $(if $(filter-out $(VARIANT),$(HAS)),other-variant) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
 	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV) $(VARIANT)
 	@echo "environment: $(VENV) with $$($(BIN)/python --version), $(VARIANT) (about 3 minutes)"
 	@$(BIN)/python -m pip install --quiet -r requirements/$(VARIANT).txt -c requirements/constraints.txt

@@ -120,11 +120,8 @@ def made_records(part: str, settings: dict) -> str:
 
 def case_of(arm: dict) -> dict:
   """The flag of an arm's records about case, if it is given."""
-  return {
-    name: value
-    for name, value in arm.get("records", {}).items()
-    if name == "do_lower_case"
-  }
+  name, given = "do_lower_case", arm.get("records", {})
+  return {name: given[name]} if name in given else {}
 
 
 def heldout(length: str, arm: dict) -> str:
@@ -154,7 +151,7 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
   if "google_bert" in arm:
     return train_google_bert(arm, config, seed, folder)
   model = os.path.join(folder, "run")
-  given = {"precision": best_precision(), "save_checkpoints_steps": 0}
+  given = {"precision": precision_of(arm), "save_checkpoints_steps": 0}
   given |= arm.get("train", {})
   if "stages" in arm:
     items = [dict(item) for item in arm["stages"]]
@@ -273,22 +270,29 @@ def digest_of(*values) -> str:
   return found.hexdigest()[:12]
 
 
-def machine() -> dict:
-  """What the speed of a run depends on."""
+def precision_of(arm: dict) -> str:
+  """In which an arm is trained."""
+  if "google_bert" in arm:
+    return "fp32"
+  return arm.get("train", {}).get("precision") or best_precision()
+
+
+def machine(arm: dict) -> dict:
+  """What the speed of an arm's run depends on."""
   with open("/proc/cpuinfo", encoding="utf-8") as f:
     names = re.findall(r"^model name\s*:\s*(.+)$", f.read(), re.MULTILINE)
   return {
     "cpu": names[0] if names else platform.machine(),
-    "ranks": FLAGS.num_ranks,
+    "ranks": 1 if "google_bert" in arm else FLAGS.num_ranks,
     "cores": available_cores(),
-    "precision": best_precision(),
+    "precision": precision_of(arm),
   }
 
 
 def digest_of_run(arm: dict) -> str:
   """Of all that a result depends on but its budget and seed."""
   names = ("eval_lengths", "pairs", "sample")
-  return digest_of(arm, machine(), [getattr(FLAGS, name) for name in names])
+  return digest_of(arm, machine(arm), [getattr(FLAGS, name) for name in names])
 
 
 def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
@@ -298,7 +302,7 @@ def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
     FLAGS.output_dir, "runs", f"{name}-{budget:g}-{seed}-{digest}"
   )
   line = {"arm": name, "digest": digest, "budget": budget, "seed": seed}
-  line |= machine()
+  line |= machine(arm)
   line["matmul_gflop_per_second"] = matmul_rate()
   line["minutes"] = budget
   made = train(arm, budget, seed, folder)

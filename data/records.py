@@ -336,15 +336,15 @@ def find_manifests(
       for info in manifest.files:
         if info.name in paths:
           found[paths.pop(info.name)] = manifest_path, manifest
-    ends = {os.path.realpath(p): p for p in paths.values() if os.path.islink(p)}
-    same = {
-      end: path
-      for end, path in ends.items()
-      if os.path.basename(end) == os.path.basename(path)
+    links = {
+      os.path.realpath(path): path
+      for name, path in paths.items()
+      if os.path.islink(path)
+      and os.path.basename(os.path.realpath(path)) == name
     }
-    if same:
-      there = find_manifests([*same])
-      found |= {same[end]: made for end, made in there.items()}
+    if links:
+      there = find_manifests([*links])
+      found |= {links[end]: made for end, made in there.items()}
   return found
 
 

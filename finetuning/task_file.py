@@ -112,8 +112,7 @@ def model_folder(settings) -> str | None:
   """
   if not settings.output_dir:
     return None
-  files = checkpoint_files.CheckpointFiles(settings.output_dir, keep=1)
-  if files.steps() or files.without_marker():
+  if checkpoint_files.has_begun(settings.output_dir):
     return settings.output_dir
   if settings.do_train or not settings.init_checkpoint:
     return None

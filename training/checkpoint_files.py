@@ -239,8 +239,7 @@ def step_of(path: str) -> int | None:
 
 def has_begun(folder: str) -> bool:
   """Whether a run there has a checkpoint from which it would resume."""
-  files = CheckpointFiles(folder, keep=1)
-  return bool(folder and (files.steps() or files.without_marker()))
+  return bool(folder) and CheckpointFiles(folder, keep=1).has_any()
 
 
 class CheckpointFiles:
@@ -284,6 +283,10 @@ class CheckpointFiles:
         "back, or start a new run in another --output_dir"
       )
     return path
+
+  def has_any(self) -> bool:
+    """Whether a run would resume from one."""
+    return bool(self.steps() or self.without_marker())
 
   def newest_whole(self) -> str | None:
     """The newest checkpoint that is as it was written; None without any.

@@ -144,10 +144,8 @@ class Restore:
 
   def has_checkpoint(self) -> bool:
     """Whether rank 0 has a state to resume from; on all ranks."""
-    files = self._files
     return self._comm.from_root(
-      self._comm.is_root
-      and bool(self.committed() or files.steps() or files.without_marker())
+      self._comm.is_root and bool(self.committed() or self._files.has_any())
     )
 
   def initialise(

@@ -205,25 +205,30 @@ def test_a_slow_disk_is_no_rank_that_hangs(tmp_path, monkeypatch, capfd):
   assert f"waiting for the disk: {tmp_path} takes a checkpoint" in told
 
 
-def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
-  """The second one after a save needs the memory that is being written."""
+class Elastic(distributed.Comm):
+  elastic = True
 
-  class Comm(distributed.Comm):
-    elastic = True
 
-  disk = threading.Event()
-  write_files = checkpoint_files._Writer.__call__
+@pytest.fixture
+def disk(monkeypatch):
+  """An event that lets checkpoints be written."""
+  ready, write_files = threading.Event(), checkpoint_files._Writer.__call__
 
   def slow(*arguments):
-    disk.wait()
+    assert ready.wait(runs.HANG_SECONDS), "something waits for the disk"
     write_files(*arguments)
 
   monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
+  return ready
+
+
+def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, disk):
+  """The second one after a save needs the memory that is being written."""
   snapshot = Snapshot()
   with tf.Graph().as_default(), tf.Session() as session:
     tf.get_variable("weight", initializer=1.0)
     checkpointer = checkpointing.Checkpointer(
-      str(tmp_path), Comm(), snapshot=snapshot
+      str(tmp_path), Elastic(), snapshot=snapshot
     )
     checkpointer.restore.initialise(session, None)
     checkpointer.save(session, 1)
@@ -236,27 +241,17 @@ def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
     assert snapshot.step == 5
 
 
-def test_an_elastic_world_ends_while_the_disk_is_slow(tmp_path, monkeypatch):
+def test_an_elastic_world_ends_while_the_disk_is_slow(
+  tmp_path, disk, monkeypatch
+):
   """The next one neither disturbs the write nor the memory it is made from."""
-
-  class Comm(distributed.Comm):
-    elastic = True
-
-  disk = threading.Event()
-  write_files = checkpoint_files._Writer.__call__
-
-  def slow(*arguments):
-    assert disk.wait(runs.HANG_SECONDS), "the world waits for the disk"
-    write_files(*arguments)
-
-  monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
   monkeypatch.setattr(checkpointing, "_LEAVE_SECONDS", 0.01)
   snapshot = Snapshot()
   for world in (1.0, 2.0):
     with tf.Graph().as_default(), tf.Session() as session:
       tf.get_variable("weight", initializer=world)
       checkpointer = checkpointing.Checkpointer(
-        str(tmp_path), Comm(), snapshot=snapshot
+        str(tmp_path), Elastic(), snapshot=snapshot
       )
       checkpointer.restore.initialise(session, None)
       if world == 1.0:

@@ -233,3 +233,18 @@ def test_a_rank_commits_only_with_all_others(tmp_path):
     with pytest.raises(distributed.RankLost):
       checkpointer.commit(session, 21)
   assert snapshot.step == 14 and snapshot.values["weight"] == 1.0
+
+
+@pytest.mark.parametrize(
+  "comm", [{"size": 4, "local_size": 2}, {"size": 2, "elastic": True}], ids=str
+)
+def test_a_command_for_several_hosts_is_not_made_up(comm):
+  """Nor is one of an elastic run: its launcher's words are not known."""
+  known = {"elastic": False, "local_size": 2, **comm}
+  config = types.SimpleNamespace(learning_rate=1e-3, stages=None)
+  said = divergence._lower_rate(config, None, types.SimpleNamespace(**known))
+  assert said.endswith("give the same command with --learning_rate=0.0005")
+  config.stages = [{"learning_rate": 1e-3}]
+  stage = types.SimpleNamespace(number=0)
+  said = divergence._lower_rate(config, stage, types.SimpleNamespace(**known))
+  assert said.endswith("give the same command")

@@ -203,6 +203,11 @@ def test_a_run_keeps_what_it_started_from(tmp_path, pretrained, finished):
   assert config.init_checkpoint == start
   assert lines == [f"--bert_config_file={folder}/bert_config.json, as found"]
   assert config.do_lower_case is False and config.vocab_file is None
+  (tmp_path / "other").mkdir()
+  other = {**given, "init_checkpoint": f"{tmp_path}/other"}
+  config, lines = settled_flags(**other)
+  assert config.init_checkpoint == start
+  assert f"other is ignored: {folder} holds a run that was started" in lines[0]
   shutil.rmtree(pretrained)
   assert settled_flags(**given)[0].init_checkpoint == str(pretrained)
   del given["init_checkpoint"], given["do_train"]

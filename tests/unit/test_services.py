@@ -18,6 +18,7 @@ from training import services
 _START = """
 import json, os, time
 def call(*what):
+  assert "HOROVOD_HOSTNAME" not in os.environ, "a rank's"
   if os.path.exists(os.environ["DOWN"]):
     while "hang" in open(os.environ["DOWN"]).read():
       time.sleep(0.1)
@@ -43,8 +44,12 @@ def init(id, resume, **given):
 """
 _MLFLOW = """
 class Run: pass
+active = False
 def start_run(run_id, run_name):
+  global active
+  assert not active, "a run is active"
   call("start", run_id, run_name)
+  active = True
   run = Run()
   run.info = Run()
   run.info.run_id = run_id or "made"
@@ -53,9 +58,14 @@ def get_tracking_uri(): return "here"
 def log_params(values):
   assert len(values) <= 100 and all(len(v) <= 500 for v in values.values())
   call("params", values)
-def log_dict(value, name): call("dict", name)
+def log_dict(value, name):
+  assert not os.path.exists(os.environ["DOWN"] + "_store"), "no store"
+  call("dict", name)
 def log_metrics(values, step): call("log", {**values, "update": step})
-def end_run(): call("end")
+def end_run():
+  global active
+  active = False
+  call("end")
 """
 
 
@@ -162,10 +172,33 @@ def test_what_failed_is_told_once_and_can_be_sent_later(
   said = capfd.readouterr().err
   for name in ("wandb", "mlflow"):
     assert said.count(f"{name} gets no reports now: no network; training") == 1
-    assert f" -m training.services {folder} {name}" in said
+    later = f"{sys.executable} -m training.services {folder} {name}"
+    assert f"cd {runs.ROOT} && {later}" in said
   assert "Traceback" not in said and not stand_ins()
   (tmp_path / "down").unlink()
   services.main(folder, "wandb")
+  assert updates(stand_ins()) == [10, 20]
+
+
+def test_a_reporter_is_no_rank_to_scripts_that_end_ranks(
+  tmp_path, stand_ins, monkeypatch
+):
+  for name in ("PERSEUS_BERT_RUN", "HOROVOD_HOSTNAME"):
+    monkeypatch.setenv(name, "here")
+  follow(("wandb",), make_run(tmp_path / "run"))
+  assert updates(stand_ins()) == [10, 20]
+
+
+def test_a_run_that_was_begun_in_vain_is_ended(tmp_path, stand_ins):
+  """MLflow has one active run at a time: the next try begins another."""
+  folder = make_run(tmp_path / "run")
+  write(folder, "metrics.jsonl", [10, 20])
+  (tmp_path / "down_store").touch()
+  sender = services.Sender(folder, "mlflow")
+  with pytest.raises(AssertionError, match="no store"):
+    sender.send()
+  (tmp_path / "down_store").unlink()
+  sender.send()
   assert updates(stand_ins()) == [10, 20]
 
 

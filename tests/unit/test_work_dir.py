@@ -425,7 +425,7 @@ def test_plans_are_plain_json(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
   _, info = creation._load_tokenizer(settings)
   paths = records.expand_patterns(settings.input_file)
-  plan = creation._plan(settings, paths, info)
+  plan = creation._plan(settings, list(map(creation._state, paths)), info)
   assert plan == json.loads(json.dumps(plan))
   assert "num_workers" not in plan and len(plan["files"]) == 2
 

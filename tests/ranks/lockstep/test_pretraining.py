@@ -118,11 +118,17 @@ def test_a_last_evaluation_in_which_ranks_have_other_numbers_of_batches(
   assert runs.read_json(folder, "eval_results.json")["examples"] == 3
 
 
-def test_stages_with_a_batch_that_grows(comm, at_root, packed_run, tmp_path):
-  """One rank, and two that begin in the middle of the growth."""
+@pytest.mark.parametrize("sizes, killed", [([10, 30], 2), ([1, 4], 1)], ids=str)
+def test_stages_with_a_batch_that_grows(
+  comm, at_root, packed_run, tmp_path, sizes, killed
+):
+  """One rank, and two that begin in the middle of the growth.
+
+  Of [1, 4] the second update has one record, so that a rank has none.
+  """
   tiny, _, _ = packed_run
   items = (
-    {"num_train_steps": 5, "global_batch_size": [10, 30]},
+    {"num_train_steps": 5, "global_batch_size": sizes},
     {"num_train_steps": 2, "global_batch_size": 24, "learning_rate": 2e-3},
   )
   settings = dict(
@@ -139,7 +145,7 @@ def test_stages_with_a_batch_that_grows(comm, at_root, packed_run, tmp_path):
       runs.pretrain(tiny, folder, **settings)
 
   at_root(lambda: alone(one))
-  at_root(lambda: alone(run, 2))
+  at_root(lambda: alone(run, killed))
   runs.pretrain(tiny, run, comm, **settings)
   comm.gather(np.zeros(1))
   assert runs.metrics(run, "global_step") == list(range(1, 8))
