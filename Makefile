@@ -8,10 +8,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # For make pretrain: ranks; text as names and globs (empty: English Wikipedia leads);
-# its encoding; the output folder.
+# its encoding and language; the output folder.
 NP ?= 2
 CORPUS ?=
 ENCODING ?= utf-8
+# (The environment's LANGUAGE is gettext's, so it is not taken from there.)
+LANGUAGE := en
 OUTPUT_DIR ?= runs/quickstart
 # For make tensorboard: the folder whose runs are shown (empty: OUTPUT_DIR).
 RUN ?=
@@ -34,7 +36,7 @@ help: ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
 
 env: $(READY) ## the environment .venv (about 3 minutes)
-	@$(if $(GPU),[ $(VARIANT) = gpu ] || echo "$(VENV) is for machines without the GPU that is here: make env VARIANT=gpu makes it again")
+	@$(if $(GPU),[ $(VARIANT) = gpu ] || echo "$(VENV) is for CPUs, and this machine has a GPU: make env VARIANT=gpu replaces it")
 
 $(READY): $(if $(filter-out $(VARIANT),$(HAS)),other-variant) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
 	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV) $(VARIANT)
@@ -46,7 +48,7 @@ $(READY): $(if $(filter-out $(VARIANT),$(HAS)),other-variant) requirements.txt r
 pretrain: $(READY) ## text to a BERT: CORPUS='texts/*.txt' NP=2 OUTPUT_DIR=runs/mine
 	@$(BIN)/python -m tools.quickstart --num_ranks=$(call quoted,$(value NP)) \
 	  --corpus=$(call quoted,$(value CORPUS)) --encoding=$(call quoted,$(value ENCODING)) \
-	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
+	  --language=$(call quoted,$(value LANGUAGE)) --output_dir=$(call quoted,$(value OUTPUT_DIR))
 
 TENSORBOARD := .build/tensorboard
 $(TENSORBOARD)/.ready: requirements/tensorboard.txt | $(READY)

@@ -19,7 +19,7 @@
 # default the node's GPUs.
 #
 # --signal: five minutes before the limit the run is asked to end. It saves and ends
-# with status 75, the job goes back into the queue, and the same command goes on.
+# with status 75, the job goes back into the queue, and the same command resumes.
 set -euo pipefail
 
 # Slurm runs a copy of this file from elsewhere.
@@ -52,7 +52,7 @@ done
 state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
 if [ "$state" = RUNNING ] && { [ "$status" = 75 ] ||
   { [ "$status" != 0 ] && [ -n "$asked" ]; }; }; then
-  echo "slurm.sh: status $status, back into the queue to go on"
+  echo "slurm.sh: status $status, back into the queue to resume"
   exec scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

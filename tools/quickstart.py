@@ -77,10 +77,20 @@ class Settings:
     "documents. Empty: the leads of English Wikipedia articles.")
   encoding: str = setting("utf-8",
     "Encoding of the text files, any of Python's.")
+  language: str = setting("en",
+    "ISO 639-1 code of the text's language, for its sentence ends. Only "
+    "English is lower-cased, because that removes accents as well.")
   output_dir: str = setting("runs/quickstart",
     "Folder for all output, of one corpus.")
   num_train_steps: int = setting(UPDATES, "Updates to train for.", low=1)
   # fmt: on
+
+  def __post_init__(self):
+    text_files.check_language("language", self.language)
+    if self.language != "en" and not self.corpus:
+      raise UserError(
+        f"--language={self.language} needs --corpus: the sample text is English"
+      )
 
 
 class Paths:
@@ -129,30 +139,37 @@ def run(title: str, command: list[str], until: str = "") -> None:
   print(f"({seconds:.0f} s)", flush=True)
 
 
-def check_source(paths: Paths, corpus: str, encoding: str) -> None:
+def check_source(paths: Paths, given: Settings) -> None:
   """Records the text in `paths.source`; UserError if files are of another."""
-  text = text_files.TextFormat(encoding=encoding)
+  text = text_files.TextFormat(encoding=given.encoding)
+  corpus = given.corpus
   files = [
     [path, os.path.getsize(path), int(os.path.getmtime(path))]
     for path in (records.expand_patterns(corpus) if corpus else ())
   ]
-  name = codecs.lookup(text.encoding).name
-  source = {"corpus": corpus, "encoding": name, "files": files}
+  source = {
+    "corpus": corpus,
+    "encoding": codecs.lookup(text.encoding).name,
+    "language": given.language,
+    "files": files,
+  }
   made = (paths.heldout_text, paths.vocab, paths.train_manifest)
   if os.path.exists(paths.source) and any(map(os.path.exists, made)):
-    # Older folders do not record the encoding.
-    if {"encoding": "utf-8", **json_files.read(paths.source)} != source:
+    # Older folders do not record these two.
+    older = {"encoding": "utf-8", "language": "en"}
+    if older | json_files.read(paths.source) != source:
       raise UserError(
         f"{paths.root} was made from other text, see {paths.source}: give "
-        "that text and its encoding, or choose another folder "
+        "that text with its encoding and language, or choose another folder "
         "(make pretrain OUTPUT_DIR=...)"
       )
   os.makedirs(paths.root, exist_ok=True)
   json_files.write(paths.source, source)
 
 
-def prepare(paths: Paths, corpus: str, encoding: str) -> None:
+def prepare(paths: Paths, given: Settings) -> None:
   """Makes text, vocabulary and records, if they are missing."""
+  case = {} if given.language == "en" else {"do_lower_case": False}
 
   def make(missing, title, script, **flags):
     if not os.path.exists(missing):
@@ -163,8 +180,9 @@ def prepare(paths: Paths, corpus: str, encoding: str) -> None:
     "text: one sentence a line, some documents held out",
     "tools.prepare_corpus",
     output_dir=paths.corpus,
-    corpus=corpus,
-    encoding=encoding,
+    corpus=given.corpus,
+    encoding=given.encoding,
+    language=given.language,
   )
   make(
     paths.vocab,
@@ -173,6 +191,7 @@ def prepare(paths: Paths, corpus: str, encoding: str) -> None:
     input_file=paths.train_text,
     output_file=paths.vocab,
     vocab_size=VOCAB_SIZE,
+    **case,
   )
   for text, output, manifest in (
     (paths.train_text, paths.train_records, paths.train_manifest),
@@ -185,6 +204,7 @@ def prepare(paths: Paths, corpus: str, encoding: str) -> None:
       input_file=text,
       output_file=output,
       vocab_file=paths.vocab,
+      **case,
       **RECORDS,
     )
 
@@ -417,8 +437,8 @@ def main(given: Settings) -> None:
   """Runs all steps that are not done yet."""
   began = time.monotonic()
   paths = Paths(given.output_dir)
-  check_source(paths, given.corpus, given.encoding)
-  prepare(paths, given.corpus, given.encoding)
+  check_source(paths, given)
+  prepare(paths, given)
   vocab_size = records.Manifest.load(paths.train_manifest).tokenizer.vocab_size
   json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
   earlier = training_results(paths)

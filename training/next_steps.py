@@ -19,9 +19,12 @@ def python(script: str, *words: str, **flags) -> list[str]:
 
 
 def given(flags: dict) -> list[str]:
-  """{"a": 1, "b": True} -> --a=1 --b."""
+  """{"a": 1, "b": True, "c": False} -> --a=1 --b --noc."""
+  switches = {True: "--{}", False: "--no{}"}
   return [
-    f"--{name}" if value is True else f"--{name}={value}"
+    switches[value].format(name)
+    if isinstance(value, bool)
+    else f"--{name}={value}"
     for name, value in flags.items()
   ]
 

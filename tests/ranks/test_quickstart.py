@@ -9,6 +9,7 @@ import pytest
 import runs
 
 from common.errors import UserError
+from data import records
 from tools import quickstart as script
 from training import metrics, training_plan
 
@@ -121,33 +122,54 @@ def test_a_training_is_done_if_nothing_changed(tmp_path, monkeypatch):
 def test_another_text_in_the_same_folder_is_an_error(tmp_path):
   """But not where nothing was made yet of what was given before."""
   text, paths = tmp_path / "a.txt", script.Paths(str(tmp_path / "run"))
+
+  def check(corpus=text, **given):
+    script.check_source(paths, script.Settings(corpus=str(corpus), **given))
+
   text.write_bytes("caf\xe9".encode("latin-1"))
-  script.check_source(paths, str(text), "utf-8")
+  check()
   with pytest.raises(UserError, match="--encoding=nope"):
-    script.check_source(paths, str(text), "nope")
+    check(encoding="nope")
   text.write_text("now in UTF-8: café")
-  script.check_source(paths, str(text), "utf-8")
+  check()
   os.makedirs(paths.corpus)
   with open(paths.heldout_text, "w"):
     pass
-  script.check_source(paths, str(text), "UTF8")
+  check(encoding="UTF8")
   (tmp_path / "b.txt").write_text("b")
-  for other in ((str(text), "latin-1"), (f"{tmp_path}/b.txt", "utf-8")):
+  for other in (
+    {"encoding": "latin-1"},
+    {"language": "fr"},
+    {"corpus": tmp_path / "b.txt"},
+  ):
     with pytest.raises(UserError, match="made from other text") as error:
-      script.check_source(paths, *other)
+      check(**other)
     assert "delete" not in str(error.value)
-  # As older ones have it, which read UTF-8 only.
+  # As older ones have it, which read English in UTF-8 only.
   source = runs.read_json(paths.root, "source.json")
-  del source["encoding"]
+  del source["encoding"], source["language"]
   write_json(tmp_path / "run" / "source.json", source)
-  script.check_source(paths, str(text), "utf-8")
+  check()
 
 
 def test_the_encoding_reaches_what_reads_the_text(tmp_path):
   (tmp_path / "a.txt").write_text("only one document .")
   process = quickstart(tmp_path / "run", tmp_path / "a.txt", "--encoding=ascii")
-  assert "--encoding=ascii" in process.stdout
+  assert "--encoding=ascii --language=en" in " ".join(process.stdout.split())
   assert "documents are too few" in process.stdout and process.returncode == 1
+
+
+def test_text_of_another_language_keeps_case_and_accents(tmp_path):
+  with pytest.raises(UserError, match="--language=fr needs --corpus"):
+    script.Settings(language="fr")
+  documents = [f"Le Café {i} est fermé. Où est-il?" for i in range(40)]
+  (tmp_path / "a.txt").write_text("\n\n".join(documents))
+  paths = script.Paths(str(tmp_path / "run"))
+  given = script.Settings(corpus=f"{tmp_path}/a.txt", language="fr")
+  script.prepare(paths, given)
+  assert not records.Manifest.load(paths.train_manifest).tokenizer.do_lower_case
+  with open(paths.vocab, encoding="utf-8") as f:
+    assert {"Café", "fermé"} <= {*f.read().split()}
 
 
 def test_a_folder_keeps_its_global_batch(tmp_path):

@@ -209,6 +209,7 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
       "NP=3",
       f"CORPUS={corpus}",
       "ENCODING=$x",
+      "LANGUAGE=fr",
       f"OUTPUT_DIR={folder}",
     ],
     cwd=runs.ROOT,
@@ -221,6 +222,7 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
     "--num_ranks=3",
     f"--corpus={corpus}",
     "--encoding=$x",
+    "--language=fr",
     f"--output_dir={folder}",
   ], done.stderr
 
