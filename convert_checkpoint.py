@@ -84,6 +84,13 @@ class Settings(model_source.Given):
 def read_checkpoints(settings: Settings) -> Model:
   """The model with the mean of the checkpoints' weights."""
   sources = [model_source.find(path, settings) for path in settings.input]
+  paths = [os.path.realpath(source.path) for source in sources]
+  for at, path in enumerate(paths):
+    if path in paths[:at]:
+      raise UserError(
+        f"{settings.input[paths.index(path)]} and {settings.input[at]} are one "
+        f"checkpoint, {sources[at].path}: name each once"
+      )
   weights = checkpoint_weights.read([source.path for source in sources])
   first, *others = (_of_source(s, settings, weights) for s in sources)
   for path, other in zip(settings.input[1:], others, strict=True):

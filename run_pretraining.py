@@ -118,9 +118,12 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
         f"the {plan.warmup_updates:,} updates of warm-up: give that run's "
         "--num_warmup_steps"
       )
+    # As many as at the end of that run.
+    decay = training_plan.rounded_up(config.num_decay_steps / plan.divisor)
     plan = dataclasses.replace(
       plan,
-      updates=first + plan.decay_updates,
+      updates=first + decay,
+      decay_updates=decay,
       steps=0,
       cooldown_start=first,
     )
@@ -132,7 +135,7 @@ def training_task(
 ) -> train_loop.Task:
   """Data, plan, model and update, of a run or of a stage."""
   source = open_source(config.input_file, config, comm)
-  input_pipeline.check_words(source.tokenizer, words_of_start(config))
+  input_pipeline.check_words(source.tokenizer, known_words(config))
   say(comm, *unused_rows(config.bert.vocab_size, source.manifests))
   ranks = comm.data_parallel.size
   plan = staged.plan if staged else make_plan(config, source, ranks)
@@ -259,15 +262,15 @@ def headline(results: dict) -> str:
   )
 
 
-def words_of_start(config: PretrainingConfig):
-  """Like `run_folder.tokenizer`, of the folder of --init_checkpoint.
+def known_words(config: PretrainingConfig):
+  """Like `run_folder.tokenizer`, of the model that a run starts with.
 
-  None where a run in --output_dir resumes, which does not read it any more.
+  That is --output_dir's if it has a checkpoint, and else --init_checkpoint's.
   """
-  folder = os.path.dirname(config.init_checkpoint or "")
-  if not folder or checkpoint_files.has_begun(config.output_dir or ""):
-    return None
-  return run_folder.tokenizer(folder)
+  own = config.output_dir or ""
+  begun = checkpoint_files.has_begun(own)
+  folder = own if begun else os.path.dirname(config.init_checkpoint or "")
+  return run_folder.tokenizer(folder) if folder else None
 
 
 def evaluator(config: PretrainingConfig, comm) -> Evaluator:
@@ -275,8 +278,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   files = config.eval_input_file or config.input_file
   source = open_source(files, config, comm, training=False)
   if not config.do_train:
-    words = run_folder.tokenizer(config.output_dir) or words_of_start(config)
-    input_pipeline.check_words(source.tokenizer, words)
+    input_pipeline.check_words(source.tokenizer, known_words(config))
   else:
     trained = records.expand_patterns(config.input_file)
     for item in config.stages or ():
@@ -313,7 +315,9 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
     del results["loss"]
     return {**results, "examples": int(totals["examples"])}
 
-  return Evaluator(evaluation, headline, config.output_dir, comm)
+  most = config.max_eval_steps * config.eval_batch_size
+  evaluated = f"{source.contents()} {most}"
+  return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
 
 
 def pretrain(

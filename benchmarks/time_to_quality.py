@@ -34,6 +34,7 @@ budget: interpolated in log(minutes) between budgets, with a 90% interval from
 2,000 draws of Student's t around each mean.
 """
 
+import collections
 import contextlib
 import hashlib
 import itertools
@@ -53,6 +54,7 @@ import numpy as np
 from absl import app, flags
 
 from common import json_files, processes
+from data import records, tfrecord
 from data.workers import available_cores
 from tools.quickstart import best_precision
 from training import divergence, metrics, next_steps, run_folder
@@ -290,9 +292,12 @@ def machine(arm: dict) -> dict:
 
 
 def digest_of_run(arm: dict) -> str:
-  """Of all that a result depends on but its budget and seed."""
-  names = ("eval_lengths", "pairs", "sample")
-  return digest_of(arm, machine(arm), [getattr(FLAGS, name) for name in names])
+  """Of all that a result depends on but its budget, seed and our code."""
+  names = ("eval_lengths", "sample")
+  files = records.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
+  pairs = list(map(tfrecord.file_sha256, files))
+  given = [getattr(FLAGS, name) for name in names]
+  return digest_of(arm, machine(arm), given, pairs)
 
 
 def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
@@ -303,6 +308,7 @@ def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
   )
   line = {"arm": name, "digest": digest, "budget": budget, "seed": seed}
   line |= machine(arm)
+  line["git"] = run_folder.versions()["git"]
   line["matmul_gflop_per_second"] = matmul_rate()
   line["minutes"] = budget
   made = train(arm, budget, seed, folder)
@@ -344,31 +350,37 @@ def table(lines: list, key: str, baseline: str | None) -> list[str]:
   found, rng = curves(lines, key), np.random.default_rng(0)
   times = sorted({t for by_time in found.values() for t in by_time})
   titles = [key, *(f"{t:g} min" for t in times)]
-  target = found.get(baseline) or None
+  budgets = [line["budget"] for line in lines if line["arm"] == baseline]
+  target = found.get(baseline, {}).get(max(budgets, default=0))
+  lost = collections.Counter(
+    (line["arm"], line["budget"]) for line in lines if line.get("diverged")
+  )
   if target:
     titles.append("time to the baseline's, 90% interval")
   rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
   for arm, by_time in found.items():
-    cells = [arm, *(shown(t, by_time.get(t, [])) for t in times)]
+    cells = [
+      arm, *(shown(t, by_time.get(t, []), lost[arm, t]) for t in times)
+    ]  # fmt: skip
     if target:
-      own = target[max(target)]
-      took = statistics.mean(minutes for minutes, _ in own)
+      took = statistics.mean(minutes for minutes, _ in target)
       cells.append(
-        reached(by_time, own, rng) if arm != baseline else minutes_of(took)
+        reached(by_time, target, rng) if arm != baseline else minutes_of(took)
       )
     rows.append(f"| {' | '.join(cells)} |")
   return rows
 
 
-def shown(budget: float, pairs: list) -> str:
+def shown(budget: float, pairs: list, diverged: int = 0) -> str:
   """Mean and standard deviation, the number of seeds, another time."""
+  lost = f", {diverged} diverged" if diverged else ""
   if not pairs:
-    return ""
+    return lost[2:]
   minutes, values = zip(*pairs, strict=True)
   spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
   took = statistics.mean(minutes)
   other = f", {took:.1f} min" if abs(took - budget) > 0.05 else ""
-  return f"{statistics.mean(values):.3f}{spread} ({len(values)}{other})"
+  return f"{statistics.mean(values):.3f}{spread} ({len(values)}{other}{lost})"
 
 
 def reached(by_time: dict, baseline: list, rng) -> str:
@@ -449,14 +461,20 @@ def main(_) -> None:
     ):
       sys.exit(f"arm {name} needs --google_bert and --google_bert_python")
   digests = {name: digest_of_run(arm) for name, arm in arms.items()}
-  key = lambda line: tuple(line[n] for n in ("arm", "digest", "budget", "seed"))
+  names = ("arm", "digest", "budget", "seed")
+
+  def key(line):
+    own = "google_bert" in arms.get(line["arm"], {})  # it has one time, its own
+    return tuple(line[n] for n in names if not (own and n == "budget"))
+
   made = set(map(key, json_files.read_lines(results)))
   for seed, budget, name in itertools.product(
     seeds, budgets, FLAGS.only or arms
   ):
     if "google_bert" in arms[name]:
-      budget = budgets[-1]  # it has one time, its own
-    if (name, digests[name], budget, seed) in made:
+      budget = budgets[-1]
+    wanted = dict(zip(names, (name, digests[name], budget, seed), strict=True))
+    if key(wanted) in made:
       continue
     line = measure(name, arms[name], budget, seed)
     made.add(key(line))
@@ -467,6 +485,8 @@ def main(_) -> None:
     for line in json_files.read_lines(results)
     if digests.get(line["arm"]) == line["digest"]
   ]
+  if len({line.get("git") for line in lines}) > 1:
+    print("\nThese lines are of several versions of the code: see their git.")
   baseline = next(iter(FLAGS.only or arms))
   for name in FLAGS.eval_lengths:
     print("", *table(lines, f"loss_{name}", baseline), sep="\n")

@@ -13,7 +13,9 @@ def whole(path: str) -> Iterator[BinaryIO]:
     with open(path + ".tmp", "wb") as f:
       yield f
     os.replace(path + ".tmp", path)
-  except BaseException:
+  except BaseException as e:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(path + ".tmp")
+    if isinstance(e, OSError) and e.filename is None:  # a full disk
+      e.filename = path
     raise

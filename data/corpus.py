@@ -8,6 +8,7 @@ number of workers, and memory holds a chunk. A journal lets it resume.
 import dataclasses
 import functools
 import os
+import zipfile
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -35,10 +36,20 @@ class TokenizerSpec:
 
 @functools.lru_cache(maxsize=1)
 def load_tokenizer(spec: TokenizerSpec) -> tokenization.Encoder:
-  """Loads a tokenizer once for all pieces, which share its cache of words."""
-  return tokenization.load_tokenizer(
+  """Loads a tokenizer once for all pieces, which share its cache of words.
+
+  `UserError` if its file is not what it was when the command began.
+  """
+  file = spec.vocab_file or spec.spm_model_file or ""
+  loaded = tokenization.load_tokenizer(
     spec.vocab_file, spec.do_lower_case, spec.spm_model_file
   )
+  if spec.sha256 not in ("", loaded.info().sha256):
+    raise errors.UserError(
+      f"{file} was changed while records were made with it: bring it back, or "
+      "start again"
+    )
+  return loaded
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -200,10 +211,13 @@ class StoreWriter:
   def append(self, path: str) -> None:
     """Appends the next chunk and deletes its file."""
     j = self.journal
-    with np.load(path, allow_pickle=False) as chunk:
-      tokens, lengths = chunk["tokens"], chunk["lengths"]
-      starts = np.unique(chunk["breaks"])
-      text_bytes, bytes_on_disk = chunk["read"].tolist()
+    try:
+      with np.load(path, allow_pickle=False) as chunk:
+        tokens, lengths = chunk["tokens"], chunk["lengths"]
+        starts = np.unique(chunk["breaks"])
+        text_bytes, bytes_on_disk = chunk["read"].tolist()
+    except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as e:
+      raise errors.DataError(f"{path}: damaged ({e}); {_REMEDY}") from e
     if j.at_break:
       starts = np.union1d(starts, [0])
     inside = starts[starts < len(lengths)]

@@ -154,7 +154,7 @@ def _places(settings: Settings, num_shards: int) -> list[str]:
 def _check_no_inputs(
   settings: Settings, paths: list[str], num_shards: int
 ) -> None:
-  """Raises `DataError` if a file of ours would replace what it is made of."""
+  """Raises an error if a file of ours would replace an input, or a folder."""
   inputs = {
     "--input_file": paths,
     "--vocab_file": [settings.vocab_file or ""],
@@ -163,6 +163,11 @@ def _check_no_inputs(
   places = _places(settings, num_shards)
   for flag, names in inputs.items():
     records.check_not_written(filter(None, names), flag, *places)
+  for place in filter(os.path.isdir, places):
+    raise errors.UserError(
+      f"--output_file={settings.output_file}: {place} is a folder: name files "
+      f"in it, as {place}/train.tfrecord"
+    )
 
 
 def _check_unlisted(settings: Settings, num_shards: int) -> None:

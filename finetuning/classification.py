@@ -230,6 +230,16 @@ class Classification(FinetuningTask):
       )
     return found
 
+  def assumed(self):
+    folder = model_folder(self.config)
+    trains = self.config.do_train or folder is None
+    if not self.labels or trains or saved_task(folder).get("labels"):
+      return []
+    return [
+      f"{folder}: nothing says which label each of the model's numbers is: "
+      f"assumed in the order {', '.join(self.labels)}"
+    ]
+
   def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
     has_header = os.path.basename(path).startswith("test")
     columns = None if has_header else self._table.columns

@@ -130,9 +130,6 @@ class FinetuningConfig(RunConfig):
         "or --eval_every_steps"
       )
     task_file.check_length(self.max_seq_length, self.bert)
-    tokenization.validate_case_matches_checkpoint(
-      self.do_lower_case, self.init_checkpoint
-    )
 
   @classmethod
   def found(cls, flags):
@@ -213,6 +210,10 @@ class FinetuningTask:
     """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""
     raise NotImplementedError
 
+  def assumed(self) -> list[str]:
+    """Lines about what no file of the model says."""
+    return []
+
   def result_names(self) -> list[str]:
     """The keys of `results`."""
     raise NotImplementedError
@@ -240,6 +241,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
   task_file.check(config, task.task_content)
+  say(comm, *task.assumed())
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
     say(comm, *packed.rounding(plan))
@@ -363,7 +365,8 @@ def _evaluator(task: FinetuningTask, config, comm) -> Evaluator:
     shown = [n for n in names if not n.startswith("best_")]
     return "  ".join(f"{n} {results[n]:.4f}" for n in shown)
 
-  return Evaluator(evaluation, headline, config.output_dir, comm)
+  evaluated = source.fingerprint()
+  return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
 
 
 def _predictor(task: FinetuningTask, config, comm):

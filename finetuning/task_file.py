@@ -14,6 +14,7 @@ from common import json_files
 from common.errors import DataError, UserError
 from common.files import whole
 from common.settings import setting
+from data import records
 from model.bert_config import BertConfig
 from training import checkpoint_files, training_run
 
@@ -34,6 +35,7 @@ def _texts(value) -> bool:
 # Checks of the values in task.json, which may lack any key.
 _IS_VALID = {
   "task": lambda value: value in [PRETRAINING, CLASSIFIER, SQUAD],
+  "objective": lambda value: value in [*records.OBJECTIVES],
   "vocabulary": lambda value: (
     isinstance(value, dict)
     and set(value) <= set(VOCABULARIES)

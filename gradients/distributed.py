@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -177,7 +178,7 @@ class _HorovodComm(Comm):
     self._hvd, self._ranks = hvd, ranks or hvd.global_process_set
     self.rank, self.size = self._ranks.rank(), self._ranks.size()
     self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
-    self.elastic = _is_elastic()
+    self.elastic = is_elastic()
 
   def hosts_changed(self):
     return _NOTICES.came
@@ -341,7 +342,8 @@ class _Notices:
 _NOTICES = _Notices()
 
 
-def _is_elastic() -> bool:
+def is_elastic() -> bool:
+  """Whether ranks may come and go, by horovodrun's environment."""
   return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
@@ -359,7 +361,7 @@ def _join(tensor_parallel: int) -> Comm:
       f"--tensor_parallel={tensor_parallel}: {size} ranks are no multiple of "
       "it; start as many (horovodrun -np), or fewer slices"
     )
-  if size == 1 and not _is_elastic():
+  if size == 1 and not is_elastic():
     return Comm()
   try:
     import horovod.tensorflow as hvd
@@ -380,7 +382,7 @@ def _join(tensor_parallel: int) -> Comm:
   if tensor_parallel > 1:
     return _init_sliced(hvd, size, tensor_parallel)
   _init(hvd)
-  if _is_elastic():
+  if is_elastic():
     from horovod.common import elastic
 
     elastic.notification_manager.init()
@@ -440,7 +442,8 @@ def rejoin(comm: Comm) -> Comm:
 def rank_lost(error: Exception) -> RankLost | None:
   """The `RankLost` that a collective's error means, if it means one."""
   message = getattr(error, "message", None) or str(error)
-  if "orovod" not in message:
+  # A traceback names files, perhaps in a folder of that name.
+  if "orovod" not in re.sub(r'File "[^"]*"', "", message):
     return None
   if "ncclCommInitRank" in message:
     return RankLost(

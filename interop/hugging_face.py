@@ -234,6 +234,24 @@ _CACHE = ".perseus"  # in the folder, or else in the user's cache
 _READ = ("*.json", "*.safetensors", *VOCABULARIES.values())
 
 
+def _keys(folder: str) -> dict[bool | None, str]:
+  """--do_lower_case -> the name of the conversion of these files."""
+  root = glob.escape(folder)
+  paths = sorted(path for n in _READ for path in glob.glob(f"{root}/{n}"))
+  content = "".join(
+    f"{os.path.basename(path)} {tfrecord.file_sha256(path)}" for path in paths
+  )
+  return {
+    lower: hashlib.sha256(f"1 {lower}{content}".encode()).hexdigest()[:16]
+    for lower in (None, False, True)
+  }
+
+
+def is_conversion(checkpoint: str, folder: str) -> bool:
+  """Whether a checkpoint is what `converted` makes of `folder`."""
+  return os.path.basename(os.path.dirname(checkpoint)) in _keys(folder).values()
+
+
 def converted(
   folder: str, do_lower_case: bool | None = None
 ) -> tuple[str, str]:
@@ -242,12 +260,7 @@ def converted(
   It is made once for files of this content, and by one process at a time.
   `do_lower_case` is the flag's.
   """
-  digest = hashlib.sha256(f"1 {do_lower_case}".encode())
-  root = glob.escape(folder)
-  for path in sorted(p for n in _READ for p in glob.glob(f"{root}/{n}")):
-    digest.update(f"{os.path.basename(path)} ".encode())
-    digest.update(tfrecord.file_sha256(path).encode())
-  key = digest.hexdigest()[:16]
+  key = _keys(folder)[do_lower_case]
   home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
   for place in (os.path.join(folder, _CACHE), os.path.join(home, "perseus")):
     made = os.path.join(place, key)

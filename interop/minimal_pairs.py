@@ -129,12 +129,17 @@ def _pairs(name: str, data: bytes) -> Iterator[Pair]:
   stem = _stem(name)
   if lines == [""]:
     raise DataError(f"{name}: there is no pair in it")
-  if text_files.is_jsonl(name):
+  if text_files.is_jsonl(name) or name.lower().endswith(".json"):
     found = [
       _of_json(line, f"{name}: line {number}", stem)
       for number, line in enumerate(lines, 1)
       if line.strip()
     ]
+  elif name.lower().endswith((".tsv", ".csv")):
+    raise DataError(
+      f"{name}: a table: give JSON lines (.jsonl), or text with the bad "
+      "sentence on odd and the good one on even lines (.txt)"
+    )
   elif len(lines) % 2:
     raise DataError(
       f"{name}: {len(lines)} lines, but a pair has two, the bad sentence and "

@@ -130,9 +130,9 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "updates planned", None if minutes else plan.get("updates")
   steps = [checkpoint_files.step_of(checkpoint) for checkpoint in inputs]
   if len({os.path.dirname(path) for path in inputs}) > 1:
-    names = ["/".join(os.path.abspath(p).split(os.sep)[-2:]) for p in inputs]
-    yield "mean of the weights of", ", ".join(names)
-    yield "data, training and versions are those of", names[0]
+    updates = ", ".join("?" if step is None else str(step) for step in steps)
+    yield "mean of the weights of several runs, at updates", updates
+    yield "data, training and versions are those of", "the first"
   elif len(steps) == 1:
     yield "update of these weights", steps[0]
   else:
@@ -165,7 +165,8 @@ def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.read_jsonl(path):
     if results["global_step"] == step:
-      yield from ((k, v) for k, v in results.items() if k != "global_step")
+      hidden = ("global_step", metrics.EVALUATION_SET)
+      yield from ((k, v) for k, v in results.items() if k not in hidden)
       if held_out is False:
         yield "evaluated on", "the training records"
 

@@ -21,6 +21,7 @@ from finetuning.task_file import (
   Given,
   saved_task,
 )
+from gradients import distributed
 from interop import hugging_face, tokenizer_files
 from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
@@ -174,10 +175,15 @@ def settle(flags) -> list[str]:
   if init and not (os.path.dirname(init) or os.path.isdir(init)):
     init = flags["init_checkpoint"].value = os.path.join(os.curdir, init)
   if os.path.isdir(init):
-    began = folder and run_folder.last_training(folder)
+    began = None
+    # A rank that joins an elastic run may find no checkpoint yet.
+    if folder and (resumes or distributed.is_elastic()):
+      began = run_folder.last_training(folder)
     path = (began and began["flags"].get("init_checkpoint")) or ""
-    inside = path.startswith(os.path.join(init, ""))
-    if resumes and not (inside or hugging_face.is_folder(init)):
+    inside = path.startswith(os.path.join(init, "")) or (
+      hugging_face.is_folder(init) and hugging_face.is_conversion(path, init)
+    )
+    if resumes and not inside:
       lines.append(
         f"--init_checkpoint={init} is ignored: {folder} holds a run that "
         f"{f'was started from {path}' if path else 'has begun'}"
@@ -210,7 +216,7 @@ def settle(flags) -> list[str]:
           flags[name].value = found[name]
       lines += source.assumed_case
     else:
-      lines += _learned_segments(flags, folder)
+      lines += _learned(flags, folder, data)
       if data:
         lines += _other_text(init, data)
   beside, config = os.path.join(folder, CONFIG_FILE), given.bert_config_file
@@ -237,23 +243,45 @@ def _case_of_records(
   return lower, [line]
 
 
-def _learned_segments(flags, folder: str) -> list[str]:
-  """Gives --segment_ids what a converted model's task.json says, and a line.
+def _learned(flags, folder: str, files: str | None) -> list[str]:
+  """Gives --objective and --segment_ids what a model learned, and lines.
 
-  `UserError` for an evaluation with segment ids of a model without them.
+  It is of no run folder: its task.json says it, or else it is published, with
+  segment ids. `UserError` for an evaluation with others of those of task.json.
   """
-  segments, path = flags["segment_ids"], os.path.join(folder, TASK_FILE)
-  if saved_task(folder).get("segment_ids", True):
-    return []
-  if not segments.present:
-    segments.value = False
-    return [f"--nosegment_ids, as {path} says"]
-  if segments.value and not (flags.do_train or flags.dry_run):
-    raise UserError(
-      f"--segment_ids: {path} says that the model was trained without them: "
-      "leave the flag out"
-    )
-  return []
+  if run_folder.last_training(folder):
+    return []  # `PretrainingConfig` finds it there
+  said, path = saved_task(folder), os.path.join(folder, TASK_FILE)
+  trains = flags.do_train or flags.dry_run
+  files = (not trains and flags.eval_input_file) or files
+  found = records.manifest_of(files) if files else None
+  wanted, lines = flags.objective, []
+  if not (wanted or trains) and said.get("objective") == "mlm":
+    wanted = flags["objective"].value = "mlm"
+    lines.append(f"--objective=mlm, as {path} says")
+  wanted = wanted or (found[1].objective if found else records.OBJECTIVES[0])
+  used = said.get("segment_ids", None if trains else True)
+  if trains and said.get("objective", wanted) != wanted:
+    used = None  # the default of another objective
+  has_pairs, given = not found or found[1].has_pairs, flags["segment_ids"]
+  if given.present:
+    if (
+      not trains
+      and has_pairs
+      and given.value != said.get("segment_ids", given.value)
+    ):
+      raise UserError(
+        f"--{'' if given.value else 'no'}segment_ids: {path} says that the "
+        f"model was trained {'with' if used else 'without'} them: leave the "
+        "flag out"
+      )
+    return lines
+  used = used and has_pairs
+  if used not in (None, run_folder.uses_segments(wanted, None)):
+    given.value = used
+    by = f"{path} says" if "segment_ids" in said else "published models are"
+    lines.append(f"--{'' if used else 'no'}segment_ids, as {by}")
+  return lines
 
 
 def _other_text(init: str, files: str) -> list[str]:
@@ -355,16 +383,17 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
     if newest is None and not os.path.exists(theirs + ".index"):
       inside = [os.path.join(glob.escape(model), n) for n in ("*", "*/*")]
       paths = sorted(path for names in inside for path in glob.glob(names))
-      models = list(filter(_is_model, paths))
-      raise UserError(
-        f"{model} holds no model: "
-        + (
-          f"did you mean {' or '.join(models)}?"
-          if models
-          else "there is no checkpoint (NAME.ckpt*.index) in it. Name the "
-          "--output_dir of a training that has saved one"
+      models = sorted(p.removesuffix(".index") for p in own)
+      if models:
+        said = "holds several checkpoints: name one, "
+      elif models := list(filter(_is_model, paths)):
+        said = "holds no model: did you mean "
+      else:
+        raise UserError(
+          f"{model} holds no model: there is no checkpoint (NAME.ckpt*.index) "
+          "in it. Name the --output_dir of a training that has saved one"
         )
-      )
+      raise UserError(f"{model} {said}{' or '.join(models)}?")
     return (newest, "the newest") if newest else (theirs, "the only one")
   by: metrics.BestBy | None = None if task else BEST_BY
   if saved := task.get("best_by"):  # older runs do not say
@@ -381,11 +410,10 @@ def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   known, found = run_folder.tokenizer(folder), run_folder.manifest(folder)
   task: dict = {}
   if trained := run_folder.last_training(folder):
-    flags = map(trained["flags"].get, ("objective", "segment_ids"))
-    if not run_folder.uses_segments(
-      *flags
-    ):  # its second segment's row was never trained
-      task["segment_ids"] = False
+    flags = [trained["flags"].get(n) for n in ("objective", "segment_ids")]
+    task["segment_ids"] = run_folder.uses_segments(*flags)
+    if flags[0]:  # older runs do not say
+      task["objective"] = flags[0]
   if not known:
     return os.path.join(folder, run_folder.RUN_FILE) if task else "", task
   path, info = known

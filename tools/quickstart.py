@@ -86,6 +86,11 @@ class Settings:
   # fmt: on
 
   def __post_init__(self):
+    if "," in self.output_dir:
+      raise UserError(
+        f"--output_dir={self.output_dir}: a comma separates names of files in "
+        "the commands to come: give a folder without one"
+      )
     text_files.check_language("language", self.language)
     if self.language != "en" and not self.corpus:
       raise UserError(
@@ -250,7 +255,8 @@ def best_precision() -> str:
 def held_flags(paths: Paths) -> dict:
   """The flags of the run that the folder holds, by name; {} without one."""
   before = run_folder.last_training(paths.pretrain)
-  if not before:
+  saved = os.path.join(glob.escape(paths.pretrain), "model.ckpt-*.index")
+  if not (before and glob.glob(saved)):
     return {}
   made = {"initial_weights": "random", **before["flags"]}  # of an older folder
   return made | made.get("optimizer", {})
@@ -267,12 +273,14 @@ def steps_to_make(paths: Paths, given: int) -> int:
 def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
   """The flags that pre-train and evaluate."""
   # A run that the folder holds keeps its global batch and optimizer.
-  made = held_flags(paths)
-  batch = made.get("global_batch_size") or GLOBAL_BATCH
+  made, most = held_flags(paths), GLOBAL_BATCH
   masks = {"masked_lm_prob": MASKED_LM_PROB}
   if os.path.exists(paths.train_manifest):
-    if records.Manifest.load(paths.train_manifest).masking == "static":
+    manifest = records.Manifest.load(paths.train_manifest)
+    most = min(most, manifest.counts["examples"])
+    if manifest.masking == "static":
       masks = {}  # an older folder
+  batch = made.get("global_batch_size") or most
   return dict(
     do_train=True,
     do_eval=True,

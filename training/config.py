@@ -559,9 +559,9 @@ class PretrainingConfig(RunConfig):
     objective, segments = self.objective, self.segment_ids
     if run:  # an older one does not say
       objective = objective or learned.get("objective") or records.OBJECTIVES[0]
-    if segments is None:
-      segments = learned.get("segment_ids")
     objective = objective or _objective(self._manifest())
+    if segments is None and learned.get("objective", objective) == objective:
+      segments = learned.get("segment_ids")
     return {"objective": objective, "segment_ids": segments}
 
   def _learned(self) -> dict:
@@ -571,10 +571,21 @@ class PretrainingConfig(RunConfig):
     return start["flags"] if start and "objective" in start["flags"] else {}
 
   def _manifest(self) -> records.Manifest | None:
-    """Of the records to train on, or to evaluate on without training."""
+    """Of the records to train on, or to evaluate on without training.
+
+    `UserError` if they are of two kinds and no flag says what is learned.
+    """
     files = (not self._trains and self.eval_input_file) or self.input_file
-    found = records.manifest_of(files) if files else None
-    return found and found[1]
+    paths = records.expand_patterns(files) if files else []
+    found = records.find_manifests(paths)
+    made_for = {manifest.objective: path for path, manifest in found.values()}
+    if len(made_for) > 1 and not self.objective:
+      kinds = " and ".join(f"{p} for {o}" for o, p in made_for.items())
+      raise UserError(
+        f"{kinds}: give records of one kind, or --objective=mlm, which learns "
+        "from both"
+      )
+    return found[paths[0]][1] if paths and paths[0] in found else None
 
   def _evaluated_model(self, learned: dict) -> dict:
     """`_found_model` for a model of another folder, `learned` by these flags.
@@ -674,8 +685,10 @@ class PretrainingConfig(RunConfig):
       name, value = next(iter(self.masks.given.items()))
       raise UserError(
         f"--{name}={_words(value)}: the masks of {files} were drawn when the "
-        "records were made: make them with create_pretraining_data.py "
-        "--dynamic_masks, or leave the flag out"
+        "records were made"
+        + ("" if shape else ", as far as can be told without their manifest")
+        + ": make them with create_pretraining_data.py --dynamic_masks, or "
+        "leave the flag out"
       )
     elif not files and self.masks.masked_lm_prob and not masked:  # a dry run
       prob = max(self.masks.masked_lm_prob)

@@ -3,6 +3,7 @@
 import os
 
 from common.errors import UserError
+from gradients import distributed
 from training import checkpoint_files, metrics, run_folder
 
 
@@ -15,8 +16,11 @@ def start_of(named: str, output_dir: str) -> str:
   named = os.path.normpath(named)
   if not (os.path.dirname(named) or os.path.isdir(named)):
     named = os.path.join(os.curdir, named)
-  begun = run_folder.last_training(output_dir) if output_dir else None
-  path = (begun or {"flags": {}})["flags"].get("cooldown_from")
+  begun = None
+  # A rank that joins an elastic run may find no checkpoint yet.
+  if checkpoint_files.has_begun(output_dir) or distributed.is_elastic():
+    begun = run_folder.last_training(output_dir)
+  path = begun["flags"].get("cooldown_from") if begun else None
   if begun and (not path or named not in (path, os.path.dirname(path))):
     raise UserError(
       f"{output_dir} holds a run "

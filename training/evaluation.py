@@ -1,13 +1,14 @@
 """Evaluations on all ranks, batch by batch together."""
 
 import dataclasses
+import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from common.console import say
+from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
@@ -19,11 +20,13 @@ from xla_patches import jit
 class Evaluator:
   """Evaluates on all ranks, prints the results and logs them."""
 
-  def __init__(self, evaluation, headline, output_dir: str, comm):
+  def __init__(self, evaluation, headline, output_dir, evaluated: str, comm):
     # evaluation: (session, signals, watchdog) -> results with `examples`, the
-    # same on all ranks; headline: results -> their summary in a line.
+    # same on all ranks; headline: results -> their summary in a line;
+    # evaluated: what the records are, so that only equal ones are compared.
     self._evaluation, self._headline = evaluation, headline
     self._output_dir, self._comm = output_dir, comm
+    self._set = hashlib.sha256(evaluated.encode()).hexdigest()[:12]
     self._log: metrics.MetricsLog | None = None
     self._last: dict | None = None
 
@@ -40,11 +43,18 @@ class Evaluator:
     results = self._evaluation(session, signals, watchdog)
     self._last = results = {**results, "global_step": step}
     if self._comm.is_root and log:
-      # An old log keeps its evaluations before this step.
-      self._log = self._log or metrics.MetricsLog(
-        self._output_dir, metrics.EVAL_METRICS_FILE, step - 1, "eval"
-      )
-      self._log.write(results)
+      if not self._log:
+        folder, kept = self._output_dir, step - 1
+        if metrics.set_before(folder, kept) not in (None, self._set):
+          tell(
+            f"the evaluations in {folder} are of other records: the best one "
+            "is chosen among those from here on"
+          )
+        # An old log keeps its evaluations before this step.
+        self._log = metrics.MetricsLog(
+          folder, metrics.EVAL_METRICS_FILE, kept, "eval"
+        )
+      self._log.write({**results, metrics.EVALUATION_SET: self._set})
     say(
       self._comm,
       f"evaluation at update {step:,}: {self._headline(results)}  "
@@ -128,6 +138,8 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
       "--global_batch_size trains the same, or --eval_batch_size in an "
       "evaluation; or give --recompute=layer"
     )
+  if known := getattr(source, "error", None):
+    return known
   if lost := distributed.rank_lost(error):
     return lost  # at once: others wait for this rank
   return (source.explain(numbers) if source else None) or error

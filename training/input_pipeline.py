@@ -159,9 +159,10 @@ class Source:
       if needs_pairs and not manifest.has_pairs:
         raise records.DataError(
           f"{path}: its records have no pairs of segments (see "
-          f"{manifest_path}): train with --objective=mlm and without "
-          "--segment_ids, or make records with create_pretraining_data.py "
-          "--objective=mlm_nsp"
+          f"{manifest_path}), which this model learns: train another with "
+          "--objective=mlm and --nosegment_ids, evaluate this one on them with "
+          "its folder as --init_checkpoint and another --output_dir, or make "
+          "records with create_pretraining_data.py --objective=mlm_nsp"
         )
       tokenizer = manifest.tokenizer
       if tokenizer.vocab_size > shape.vocab_size:
@@ -269,11 +270,14 @@ class Source:
       "tokenizer": self.tokenizer and dataclasses.asdict(self.tokenizer[1]),
     }
 
+  def contents(self) -> str:
+    """What the records are, by sizes and manifests; the same on all ranks."""
+    sizes = [os.path.getsize(path) for path in self.paths]
+    return f"{records.digest(self.paths, self.manifests)} {sizes}"
+
   def fingerprint(self) -> str:
     """Of sizes, contents by manifests, and shape: the same on all ranks."""
-    contents = records.digest(self.paths, self.manifests)
-    sizes = [os.path.getsize(path) for path in self.paths]
-    made = hashlib.sha256(f"{contents} {sizes} {self.shape}".encode())
+    made = hashlib.sha256(f"{self.contents()} {self.shape}".encode())
     return (
       f"{len(self.paths)} files with {len(self.set)} records "
       f"({made.hexdigest()[:12]})"
@@ -303,6 +307,17 @@ class Source:
         f"{where}: the record has masks of its own, but masks are drawn when "
         "records are read, as a manifest of --input_file says: give records of "
         "one kind"
+      )
+    if not self.manifests and "masked_lm_positions" not in values:
+      raise records.DataError(
+        f"{where}: its masks are drawn when it is read, as its manifest says: "
+        "copy that, NAME.manifest.json, beside it"
+      )
+    segments = values.get("segment_ids", [1])
+    if self.shape.next_sentence and not any(segments):
+      raise records.DataError(
+        f"{where}: it is no pair of segments: copy NAME.manifest.json, which "
+        "says so, beside it, or give --objective=mlm"
       )
     for name, (size, _) in features.items():
       if name in values and len(values[name]) != size:

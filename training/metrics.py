@@ -11,6 +11,7 @@ from common.tensorflow_v1 import later as tf
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
+EVALUATION_SET = "evaluation_set"  # a key: on which records; older have none
 
 
 def read_jsonl(path: str) -> list[dict]:
@@ -64,6 +65,13 @@ def was_evaluated(output_dir: str, step: int) -> bool:
   return any(results.get("global_step") == step for results in found)
 
 
+def set_before(output_dir: str, step: int) -> str | None:
+  """Which records the last evaluation up to `step` was on, if it says so."""
+  found = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
+  kept = [results for results in found if results["global_step"] <= step]
+  return kept[-1].get(EVALUATION_SET) if kept else None
+
+
 def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
   """The number of evaluations after the best, up to `step`."""
   best = best_evaluation(output_dir, step, by)
@@ -71,8 +79,12 @@ def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
 
 
 def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
-  """Update -> score, of the evaluations with finite scores."""
+  """Update -> score, of the evaluations with finite scores.
+
+  Only those on the same records as the last one compare with it.
+  """
   path = os.path.join(output_dir, EVAL_METRICS_FILE)
+  newest = set_before(output_dir, step)
   found: dict[int, float] = {}
   for results in read_jsonl(path):
     if by.keys[0] not in results:
@@ -80,7 +92,8 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
         f"{path}: has an evaluation of another task, without {by.keys[0]}. Use "
         "another --output_dir, or remove the file"
       )
-    if 0 < results["global_step"] <= step:
+    known = newest in (None, results.get(EVALUATION_SET, newest))
+    if known and 0 < results["global_step"] <= step:
       found[results["global_step"]] = by.score(results)
   return {s: score for s, score in found.items() if math.isfinite(score)}
 

@@ -19,7 +19,7 @@ from common import json_files, settings
 from common.console import tell
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import later as tf
-from data import record_report, records
+from data import record_report, records, tfrecord
 
 _MOST_SHOWN = 8  # items of a list
 RUN_FILE = "run.json"
@@ -245,7 +245,11 @@ def keep_vocabulary(folder: str, manifests: dict) -> None:
   for path, made in manifests.values():
     found = record_report.find_vocabulary(made.tokenizer, os.path.dirname(path))
     copy = os.path.join(folder, os.path.basename(made.tokenizer.file))
-    if found and not os.path.exists(copy):
+    # One that is there may be of a start that saved nothing.
+    if found and not (
+      os.path.exists(copy)
+      and tfrecord.file_sha256(copy) == made.tokenizer.sha256
+    ):
       shutil.copyfile(found, f"{copy}.tmp")
       os.replace(f"{copy}.tmp", copy)
 
@@ -280,9 +284,15 @@ def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
 def check_model(before: dict, flags: dict) -> None:
   """Raises `UserError` if `flags` make another model than those of `before`.
 
-  Both are nested as in run.json. Other sizes are found by the checkpoint.
+  Both are nested as in run.json. Other sizes are found by the checkpoint, but
+  not fewer layers, whose variables it has.
   """
-  keys = ("hidden_act", "num_attention_heads", "pre_layer_norm")
+  keys = (
+    "hidden_act",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "pre_layer_norm",
+  )
   old = {"--objective": records.OBJECTIVES[0], **flat(before["flags"])}
   new = flat(flags)
   for one in (old, new):
@@ -296,8 +306,9 @@ def check_model(before: dict, flags: dict) -> None:
     if known and old[name] != new[name]:
       raise UserError(
         f"{name} {_shown(old[name])} -> {_shown(new[name])}: the run in this "
-        "folder is of the former model. Give its setting, or train in another "
-        "--output_dir"
+        "folder is of the former model. Give its setting, or use another "
+        "--output_dir (to evaluate it, too, with its folder as "
+        "--init_checkpoint)"
       )
 
 

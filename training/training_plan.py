@@ -170,14 +170,6 @@ def resolve(
   packing_factor: float = 1.0,
 ) -> TrainingPlan:
   """Resolves these flags; raises `UserError` if they do not fit together."""
-  for name, value in (
-    ("train_batch_size", train_batch_size),
-    ("num_train_steps", num_train_steps),
-    ("num_accumulation_steps", num_accumulation_steps),
-    ("global_batch_size", global_batch_size),
-  ):
-    if value is not None and value < 1:
-      raise UserError(f"--{name}={value}: must be at least 1")
   if not 0 <= num_warmup_steps <= num_train_steps:
     raise UserError(
       f"--num_warmup_steps={num_warmup_steps} is not between 0 and "

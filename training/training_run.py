@@ -424,10 +424,12 @@ def check_resumed(
       f"{plan.updates:,}: to resume it give {flags}; or {_NEW_RUN}"
     )
   if step > plan.updates:
+    remedy = f"{config.length_flag} to resume it, or leave out --do_train"
+    if plan.cooldown_start:
+      remedy = "--num_decay_steps to resume it"
     raise UserError(
       f"{folder} holds a run of {step:,} updates, more than the "
-      f"{plan.updates:,} of this plan: give more {config.length_flag} to "
-      "resume it, or leave out --do_train"
+      f"{plan.updates:,} of this plan: give more {remedy}"
     )
 
 
@@ -504,7 +506,7 @@ def _finish(run: train_loop.Run, training, results, step: int, predicted):
     path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
     json_files.write(path, training)
     lines.append(reporting.speed_lines(training))
-  elif training:
+  elif training and not training["stopped"]:
     lines.append(f"nothing left to train: update {step:,} is the last")
   if results:
     path = os.path.join(folder, run_folder.EVAL_RESULTS_FILE)
@@ -530,9 +532,12 @@ def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
       f"profile     {training['profile']}, for TensorBoard with "
       "tensorboard-plugin-profile"
     )
-  elif config.profile:
+  elif config.profile and stage.count == 1:
     yield "profile     none: its updates were not made in this run"
-  if training["stopped"]:
+  staged = getattr(config, "stages", None)
+  if training["stopped"] and not step:
+    yield "stopped as asked before the first update: the same command starts it"
+  elif training["stopped"]:
     yield (
       f"stopped as asked before update {step + 1:,}, saved: the same command "
       "resumes there"
@@ -546,12 +551,12 @@ def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
     yield f"stage {stage.number + 1} of {stage.count} ended"
   elif training["out_of_time"]:
     yield (
-      f"ended after --max_train_minutes={config.max_train_minutes:g}, with the "
-      "learning rate fully decayed: to train longer, start a new run"
+      f"ended after --max_train_minutes={config.max_train_minutes:g}, at the "
+      "end of its learning rate's schedule: to train longer, start a new run"
     )
-  elif stage.count > 1 and not _minutes(config):
+  elif staged and not _minutes(config):
     yield "to continue, add a stage to --stages"
-  elif stage.count > 1:
+  elif staged:
     yield (
       f"ended by --num_train_steps={config.num_train_steps}: to train longer, "
       "start a new run"

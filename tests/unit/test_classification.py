@@ -255,6 +255,17 @@ def test_labels_that_nothing_says(tmp_path, tokenizer):
     _ = made.labels
 
 
+def test_an_order_of_labels_that_nothing_says_is_told(tmp_path, tokenizer):
+  (tmp_path / "task.json").write_text("{}")
+  text = "sentence\tlabel\na\t1\nb\t0\n"
+  given = dict(do_train=False, init_checkpoint=f"{tmp_path}/model.ckpt-1")
+  (line,) = table(tmp_path, text, tokenizer, **given).assumed()
+  assert line.endswith("assumed in the order 0, 1")
+  (tmp_path / "task.json").write_text('{"labels": ["1", "0"]}')
+  assert not table(tmp_path, text, tokenizer, **given).assumed()
+  assert not table(tmp_path, text, tokenizer).assumed()
+
+
 def test_predictions_file(tmp_path, tokenizer):
   text = "sentence\tlabel\na\tno\nb\tyes\na a\tno\n"
   made = table(tmp_path, text, tokenizer)

@@ -541,6 +541,13 @@ def test_means(tmp_path, to):
   assert set(got) == set(several[0])
 
 
+def test_a_mean_counts_each_checkpoint_once(tmp_path):
+  folder = tmp_path / "a"
+  prefix = write_checkpoint(folder, random_values())
+  with pytest.raises(UserError, match=f"are one checkpoint, {prefix}: name ea"):
+    convert([prefix, folder], tmp_path / "b")
+
+
 def test_means_are_of_one_model_only(tmp_path):
   a = write_checkpoint(tmp_path / "a", random_values())
   fewer = random_values((ENCODER, POOLER))
@@ -1026,8 +1033,8 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
   convert([prefix, tmp_path / "again"], tmp_path / "both", vocab_file=letters)
   card = (tmp_path / "both" / "README.md").read_text()
   for line in (
-    "| mean of the weights of | run/model.ckpt-20, again/model.ckpt-20 |",
-    "| data, training and versions are those of | run/model.ckpt-20 |",
+    "| mean of the weights of several runs, at updates | 20, 20 |",
+    "| data, training and versions are those of | the first |",
   ):
     assert line in card.splitlines(), line
 

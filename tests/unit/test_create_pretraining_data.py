@@ -647,6 +647,26 @@ def test_input_is_not_overwritten(tmp_path, letters):
       )
 
 
+def test_a_folder_in_the_place_of_a_file(tmp_path, texts, letters):
+  (tmp_path / "records").mkdir()
+  given = dict(output_file=f"{tmp_path}/records", num_shards=1)
+  with pytest.raises(errors.UserError, match="records is a folder: name files"):
+    creation.create(settings_of(tmp_path, texts, letters, **given))
+
+
+def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
+  """Workers that start later load it again."""
+  path = tmp_path / "v.txt"
+  shutil.copy(letters, path)
+  digest = tfrecord.file_sha256(str(path))
+  spec = corpus.TokenizerSpec(str(path), None, True, digest)
+  assert corpus.load_tokenizer(spec).info().sha256 == digest
+  corpus.load_tokenizer.cache_clear()
+  path.write_text(path.read_text() + "more\n")
+  with pytest.raises(errors.UserError, match="v.txt was changed while records"):
+    corpus.load_tokenizer(spec)
+
+
 def test_text_that_changes_while_it_is_read(tmp_path, letters, monkeypatch):
   text = tmp_path / "t.txt"
   text.write_text("a\n\nb\n" * 9)

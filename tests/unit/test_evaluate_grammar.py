@@ -194,6 +194,8 @@ def test_pairs_of_all_kinds_of_files(tmp_path):
   assert read(f"{here}*.jsonl,{here}order.txt") == [
     *of("a.jsonl", here), *text(here),
   ]  # fmt: skip
+  (tmp_path / "a.jsonl").rename(tmp_path / "a.json")
+  assert read(f"{here}a.json") == of("a.json", here)
   assert read(f"{here}json.zip") == of("a.jsonl", f"{here}json.zip/data/")
   assert read(f"{here}text.zip") == text(f"{here}text.zip/data/")
 
@@ -218,6 +220,8 @@ def test_pairs_of_all_kinds_of_files(tmp_path):
     ("a.txt", b"a\nb\nc\n \ne\nf", "a.txt: line 3: the good sentence is empty"),
     ("a.txt", b"a\ncaf\xe9\n", r"a.txt: line 2, byte 4: not UTF-8 \(0xe9\)"),
     ("a.txt", b"\n \n", "a.txt: there is no pair in it"),
+    ("a.tsv", b"a\nb\n", "a.tsv: a table: give JSON lines"),
+    ("a.json", b"a\nb\n", "a.json: line 1: not JSON"),
     ("a.zip", b"PK no", "a.zip: not a readable .zip file"),
     ("a.jsonl.gz", b"{}", "a.jsonl.gz: unpack it first"),
     ("a.zip", b"PK\5\6" + bytes(18), "no .jsonl or .txt file is in it"),

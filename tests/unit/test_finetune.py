@@ -208,6 +208,13 @@ def test_a_run_keeps_what_it_started_from(tmp_path, pretrained, finished):
   config, lines = settled_flags(**other)
   assert config.init_checkpoint == start
   assert f"other is ignored: {folder} holds a run that was started" in lines[0]
+  # A start that saved nothing does not bind the next one.
+  (tmp_path / "unsaved").mkdir()
+  shutil.copy(folder / "run.json", tmp_path / "unsaved")
+  config, lines = settled_flags(
+    **{**given, "output_dir": f"{tmp_path}/unsaved"}
+  )
+  assert "which this run was started" not in lines[0]
   shutil.rmtree(pretrained)
   assert settled_flags(**given)[0].init_checkpoint == str(pretrained)
   del given["init_checkpoint"], given["do_train"]

@@ -15,8 +15,9 @@ import modeling
 import tokenization
 from common.tensorflow_v1 import tf
 from data import masking, record_order, records, tf_example, tfrecord
+from gradients import distributed
 from gradients.distributed import Comm
-from training import input_pipeline, training_plan
+from training import evaluation, input_pipeline, training_plan
 
 SHAPE = input_pipeline.RecordShape(32, 5, 100)
 
@@ -489,3 +490,39 @@ def test_records_with_masks_are_not_masked_again(tmp_path):
   shape = dataclasses.replace(SHAPE, masks=masks)
   with pytest.raises(records.DataError, match="has masks of its own, but"):
     input_pipeline.Source(path, shape)
+
+
+def test_records_whose_manifest_is_missing(tmp_path):
+  """What they are cannot always be seen in them."""
+  rng = np.random.default_rng(0)
+  paths = {}
+  masks = [f"masked_lm_{name}" for name in ("positions", "ids", "weights")]
+  for name, left_out in (("alone", ()), ("drawn", masks)):
+    paths[name] = str(tmp_path / f"{name}.tfrecord")
+    with tfrecord.ShardWriter(paths[name]) as writer:
+      features = records.fake_features(rng, 32, 5, 100)
+      features["segment_ids"][:] = 0
+      for feature in left_out:
+        del features[feature]
+      writer.write(tf_example.encode_example(features))
+  with pytest.raises(records.DataError, match="no pair of segments: copy NAME"):
+    input_pipeline.Source(paths["alone"], SHAPE)
+  alone = dataclasses.replace(SHAPE, next_sentence=False)
+  input_pipeline.Source(paths["alone"], alone)
+  with pytest.raises(
+    records.DataError, match="masks are drawn when it is read"
+  ):
+    input_pipeline.Source(paths["drawn"], alone)
+
+
+def test_an_error_in_a_folder_named_horovod_is_no_lost_rank(tmp_path):
+  trace = (
+    'DataError: bad\n  File "/x/horovod/input_pipeline.py", line 1, in read'
+  )
+  assert distributed.rank_lost(ValueError(trace)) is None
+  assert distributed.rank_lost(ValueError("HorovodAllreduce failed"))
+  path = write_records(tmp_path / "a.tfrecord", 8)
+  source = input_pipeline.Source(path, SHAPE)
+  source.error = records.DataError("record 3 is damaged")
+  lost = ValueError("HorovodAllreduce failed: shut down")
+  assert evaluation.clear_error(lost, source) is source.error

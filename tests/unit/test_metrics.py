@@ -1,10 +1,12 @@
 """Reports that survive a full disk and a kill."""
 
+import errno
 import resource
 
 import pytest
 import runs
 
+from common import files
 from common.errors import DataError
 from training import metrics
 
@@ -83,3 +85,12 @@ def test_reports_that_never_found_space_are_an_error(tmp_path):
       log.close()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+  """The error of a write itself has no name."""
+  with pytest.raises(OSError, match="No space") as error:
+    with files.whole(str(tmp_path / "run.json")):
+      raise OSError(errno.ENOSPC, "No space left on device")
+  assert error.value.filename == str(tmp_path / "run.json")
+  assert not list(tmp_path.iterdir())

@@ -549,8 +549,14 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
   shutil.move(tmp_path / "vocab.txt", data / "vocab.txt")
   keep()
+  kept = (run / "vocab.txt").read_bytes()
   other.rename(data / "vocab.txt")
   keep()  # which is another file now
+  assert (run / "vocab.txt").read_bytes() == kept
+  (run / "vocab.txt").write_bytes(b"of a start that saved nothing")
+  (data / "vocab.txt").write_bytes(kept)
+  keep()
+  assert (run / "vocab.txt").read_bytes() == kept
   again = dataclasses.replace(tokenizer, sha256="0" * 64, do_lower_case=True)
   dataclasses.replace(manifest, tokenizer=again).save(str(path))
   source = model_source.find(str(run))

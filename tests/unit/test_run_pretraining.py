@@ -293,6 +293,12 @@ def test_masked_lm_alone(tiny_run, tmp_path):
     input_file=tiny_run[1], output_dir=str(run), bert_config_file=tiny_run[0]
   )
   assert config.segment_ids is True
+  # A model with fewer layers finds all its variables in the checkpoint.
+  raw["runs"][-1]["flags"]["bert"]["num_hidden_layers"] = 2
+  raw["runs"][-1]["flags"]["segment_ids"] = None
+  (run / "run.json").write_text(json.dumps(raw))
+  with pytest.raises(UserError, match="num_hidden_layers 2 -> 1: the run in"):
+    runs.pretrain(tiny_run, run, **alone)
   other = tmp_path / "other"
   config, _ = settled_flags(
     input_file=tiny_run[1], output_dir=str(other), bert_config_file=tiny_run[0]
@@ -339,6 +345,61 @@ def test_another_folders_model_keeps_what_it_learned(tiny_run, tmp_path):
   shutil.copy(run / "run.json", tmp_path / "new")
   with pytest.raises(UserError, match="--nosegment_ids: .*trained with them"):
     settled(do_eval=True, segment_ids=False)
+
+
+@pytest.mark.parametrize("segments", [None, False, True])
+@pytest.mark.parametrize("objective", ["mlm", "mlm_nsp"])
+def test_a_converted_model_is_as_its_run_folder(
+  tiny_run, tmp_path, objective, segments
+):
+  """To evaluate and to train on: task.json says what run.json does."""
+  run, there = tmp_path / "run", tmp_path / "there"
+  there.mkdir()
+  run.mkdir()
+  flags = {"objective": objective, "segment_ids": segments}
+  made = {"runs": [{"flags": flags, "plan": {"updates": 1}}]}
+  (run / "run.json").write_text(json.dumps(made))
+  _, task = model_source._pretraining_task(str(run), model_source.Given())
+  (there / "task.json").write_text(json.dumps(task))
+  assert task["objective"] == objective
+
+  def learned(folder, **given):
+    values = command_line(
+      PretrainingConfig, input_file=tiny_run[1], output_dir=f"{tmp_path}/new",
+      init_checkpoint=f"{folder}/model.ckpt-1", bert_config_file=tiny_run[0],
+      **given,
+    )  # fmt: skip
+    try:
+      model_source.settle(values)
+      config = PretrainingConfig.from_flags(values)
+    except UserError as e:
+      return str(e).partition(":")[0]
+    used = run_folder.uses_segments(config.objective, config.segment_ids)
+    return config.objective, used
+
+  for given in (
+    {"do_eval": True},
+    {"do_eval": True, "objective": "mlm"},
+    {"do_eval": True, "segment_ids": False},
+    {"do_eval": True, "segment_ids": True},
+    {"do_train": True},
+    {"do_train": True, "objective": "mlm"},
+    {"do_train": True, "objective": "mlm", "segment_ids": True},
+  ):
+    assert learned(there, **given) == learned(run, **given), given
+
+
+def test_published_models_are_evaluated_with_segment_ids(tiny_run, tmp_path):
+  given = dict(
+    input_file=tiny_run[1], output_dir=f"{tmp_path}/new", objective="mlm",
+    init_checkpoint=f"{tmp_path}/bert_model.ckpt", bert_config_file=tiny_run[0],
+  )  # fmt: skip
+  values = command_line(PretrainingConfig, do_eval=True, **given)
+  assert "--segment_ids, as published models are" in model_source.settle(values)
+  assert PretrainingConfig.from_flags(values).segment_ids is True
+  values = command_line(PretrainingConfig, do_train=True, **given)
+  model_source.settle(values)
+  assert PretrainingConfig.from_flags(values).segment_ids is None
 
 
 def test_a_checkpoint_of_the_present_folder_is_as_one_of_another(
@@ -397,10 +458,14 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
   config = runs.config(
     tiny, tmp_path / "begun", init_checkpoint=f"{run}/model.ckpt-4"
   )
-  assert run_pretraining.words_of_start(config) is None
+  own = run_pretraining.known_words(config)
+  assert own and own[0] == f"{tmp_path}/begun/run.json"
   for name in ("model.ckpt-4.json", "checkpoint"):
     (tmp_path / "begun" / name).unlink()
-  assert run_pretraining.words_of_start(config) is not None
+  start = run_pretraining.known_words(config)
+  assert start and start[0] == f"{run}/run.json"
+  # Nor is such a start's vocabulary that of a model to evaluate.
+  assert run_pretraining.known_words(dataclasses.replace(config, do_eval=True))
 
 
 def test_records_that_were_made_again_are_not_the_runs(packed_run, tmp_path):
@@ -450,6 +515,30 @@ def test_records_without_pairs_teach_no_next_sentence(tmp_path):
   runs.pretrain(tiny, tmp_path / "run", num_train_steps=4)
   report = metrics.read_jsonl(str(tmp_path / "run" / metrics.METRICS_FILE))[-1]
   assert report["loss"] > 0 and "next_sentence_loss" not in report
+
+
+def test_records_of_two_kinds_need_an_objective(packed_run, tmp_path):
+  (tiny, files), _ = packed_run
+  (path,) = tmp_path.glob("*.manifest.json")
+  manifest = records.Manifest.load(str(path))
+  more = tmp_path / "more"
+  more.mkdir()
+  for shard in manifest.files:
+    os.link(tmp_path / shard.name, more / shard.name)
+  settings = {**manifest.settings, "objective": "mlm"}
+  dataclasses.replace(manifest, settings=settings).save(str(more / path.name))
+  given = dict(
+    bert_config_file=tiny, output_dir=f"{tmp_path}/run", do_train=True,
+    input_file=f"{files},{more}/*.tfrecord",
+  )  # fmt: skip
+  found = lambda **flags: PretrainingConfig.from_flags(
+    command_line(PretrainingConfig, **given, **flags)
+  )
+  with pytest.raises(
+    UserError, match="for mlm.*: give records of one kind, or"
+  ):
+    found()
+  assert found(objective="mlm").objective == "mlm"
 
 
 def test_drawn_masks_have_room_for_every_data_set(tmp_path):
@@ -931,6 +1020,33 @@ def test_evaluations_after_the_update_of_a_start_are_dropped(
   assert found == [True, True, True, False]  # 3 was saved as the best then
 
 
+def test_the_best_is_of_evaluations_on_the_same_records(
+  tiny_run, tmp_path, capsys
+):
+  run = dict(do_eval=True, eval_every_steps=1, num_warmup_steps=0)
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=2, **run)
+  path = tmp_path / metrics.EVAL_METRICS_FILE
+  lines = metrics.read_jsonl(str(path))
+  lines[1]["masked_lm_loss"] = 0.0  # update 1, on easier records
+  path.write_text("".join(f"{json_files.text(line)}\n" for line in lines))
+  best = lambda step: metrics.best_evaluation(str(tmp_path), step, BEST_BY)
+  assert best(2) == 1
+  capsys.readouterr()
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=4, max_eval_steps=1, eval_batch_size=4,
+    **run,
+  )  # fmt: skip
+  assert best(4) > 2
+  assert metrics.evaluations_since_best(str(tmp_path), 4, BEST_BY) < 2
+  said = "the best one is chosen among those from here on"
+  assert capsys.readouterr().err.count(said) == 1
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=5, max_eval_steps=1, eval_batch_size=4,
+    **run,
+  )  # fmt: skip
+  assert said not in capsys.readouterr().err
+
+
 def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
   runs.pretrain(
     tiny_run, tmp_path / "run", do_eval=True, num_train_steps=4,
@@ -1344,6 +1460,12 @@ def test_a_cooldown_may_be_longer_than_the_default_of_a_run(tiny_run, tmp_path):
   updates = np.array([500_000, 600_000, 700_000])
   assert plan.progress(updates).tolist() == [0.0, 0.5, 1.0]
   assert len(plan.lines()) == 2  # no division of steps
+  # As many as a run's last ones, whose division was rounded up, too.
+  for steps, divided in ((10, 2), (4, 1), (9, 2)):
+    few = dataclasses.replace(
+      config, num_decay_steps=steps, global_batch_size=None
+    )
+    assert run_pretraining.make_plan(few, None, 8).decay_updates == divided
   config = dataclasses.replace(config, num_warmup_steps=500_001)
   with pytest.raises(
     UserError, match="500,000 is in the 500,001 updates of wa"

@@ -86,7 +86,12 @@ def test_a_run_that_diverged_has_a_line_without_losses(tmp_path, monkeypatch):
   assert written["diverged"] and written["cores"] >= 1
   assert not [name for name in written if name.startswith("loss")]
   ours = cells([line("ours", 5.0, 5.0, 1, 5.5), written | {"budget": 5.0}])
-  assert ours[1] == "5.500 (1)"
+  assert ours[1] == "5.500 (1, 1 diverged)"
+  title = time_to_quality.table(
+    [*BASELINE, {"arm": "theirs", "budget": 90.0, "diverged": True}],
+    "loss_32", "theirs",
+  )[0]  # fmt: skip
+  assert "time to" not in title  # its longest budget has no loss
 
 
 def test_a_line_says_how_its_arm_is_trained(monkeypatch):

@@ -111,8 +111,6 @@ def test_a_global_batch_is_the_same_on_any_number_of_ranks():
       ["num_accumulation_steps=3", "64"],
     ),
     (dict(records=15), ["15 records", "global batch of 16"]),
-    (dict(train_batch_size=0), ["train_batch_size=0"]),
-    (dict(num_train_steps=0), ["num_train_steps=0"]),
     (dict(num_warmup_steps=1001), ["1001", "1000"]),
     (dict(num_warmup_steps=-1), ["-1"]),
     (dict(num_decay_steps=901), ["num_decay_steps=901", "=100", "=1000"]),

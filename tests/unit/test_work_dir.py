@@ -1,6 +1,7 @@
 """Data work that is stopped, shared by ranks, or told to do something else."""
 
 import contextlib
+import glob
 import json
 import os
 import signal
@@ -199,6 +200,21 @@ def test_a_half_deleted_folder_is_emptied(tmp_path, texts, letters):
     assert os.listdir(settings.work_folder)
     assert creation.create(settings).kept == ""
     assert contents(tmp_path / "out") == want
+
+
+@pytest.mark.parametrize("size", [0, 9, 60])
+def test_a_chunk_that_lost_bytes_is_refused(
+  tmp_path, texts, letters, many_pieces, size
+):
+  settings = settings_of(tmp_path, texts, letters)
+  stopped_at((corpus.StoreWriter, "append", 1), settings)
+  chunks = glob.glob(f"{settings.work_folder}/*/*.[0-9]")
+  assert chunks
+  for path in chunks:
+    os.truncate(path, size)
+  with pytest.raises(errors.DataError, match=r"damaged \(.*\); start the same"):
+    creation.create(settings)
+  assert creation.create(settings).kept == ""
 
 
 @pytest.mark.parametrize("name", ["tokens", "sentences.i64", "starts.i64"])
