@@ -95,8 +95,7 @@ def read_checkpoints(settings: Settings) -> Model:
   first, *others = (_of_source(s, settings, weights) for s in sources)
   for path, other in zip(settings.input[1:], others, strict=True):
     differ = model_source.differences(first.config, other.config)
-    keys = sorted(first.task.keys() | other.task.keys())
-    differ += [k for k in keys if first.task.get(k) != other.task.get(k)]
+    differ += hugging_face.task_differences(first.task, other.task)
     both = first.vocabulary, other.vocabulary
     if None not in both and both[0] != both[1]:
       differ.append("the vocabulary")

@@ -265,11 +265,13 @@ def headline(results: dict) -> str:
 def known_words(config: PretrainingConfig):
   """Like `run_folder.tokenizer`, of the model that a run starts with.
 
-  That is --output_dir's if it has a checkpoint, and else --init_checkpoint's.
+  That is --output_dir's if it has a checkpoint, else --cooldown_from's or
+  --init_checkpoint's.
   """
-  own = config.output_dir or ""
-  begun = checkpoint_files.has_begun(own)
-  folder = own if begun else os.path.dirname(config.init_checkpoint or "")
+  folder = config.output_dir or ""
+  if not checkpoint_files.has_begun(folder):
+    start = config.cooldown_from or config.init_checkpoint
+    folder = os.path.dirname(start or "")
   return run_folder.tokenizer(folder) if folder else None
 
 
@@ -315,8 +317,8 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
     del results["loss"]
     return {**results, "examples": int(totals["examples"])}
 
-  most = config.max_eval_steps * config.eval_batch_size
-  evaluated = f"{source.contents()} {most}"
+  most = config.max_eval_steps * config.eval_batch_size or len(source)
+  evaluated = f"{source.contents()} {min(most, len(source))}"
   return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
 
 

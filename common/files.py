@@ -1,9 +1,12 @@
 """Files that appear only when they are whole."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from typing import BinaryIO
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -16,6 +19,6 @@ def whole(path: str) -> Iterator[BinaryIO]:
   except BaseException as e:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(path + ".tmp")
-    if isinstance(e, OSError) and e.filename is None:  # a full disk
+    if isinstance(e, OSError) and e.errno in _FULL and e.filename is None:
       e.filename = path
     raise

@@ -5,6 +5,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import tempfile
 from typing import NamedTuple
 
@@ -152,6 +153,17 @@ def of_model(task: dict) -> dict:
   return {k: v for k, v in task.items() if k not in _OF_FILES}
 
 
+def task_differences(task: dict, other: dict) -> list[str]:
+  """Keys that differ; what an older task.json does not say does not."""
+  newer = ("objective", "segment_ids")
+  return [
+    key
+    for key in sorted(task.keys() | other.keys())
+    if task.get(key) != other.get(key)
+    and not (key in newer and None in (task.get(key), other.get(key)))
+  ]
+
+
 def task_content(model: Model) -> dict:
   """task.json's content."""
   file = model.vocabulary and model.vocabulary.file
@@ -200,7 +212,8 @@ def _is_same(path: str, content: bytes, model: Model) -> bool:
     if f.read() == content:
       return True
   if os.path.basename(path) == TASK_FILE:
-    return of_model(saved_task(os.path.dirname(path))) == model.task
+    said = of_model(saved_task(os.path.dirname(path)))
+    return not task_differences(said, model.task)
   try:
     return BertConfig.from_json_file(path).to_dict() == model.config.to_dict()
   except ValueError:
@@ -248,8 +261,11 @@ def _keys(folder: str) -> dict[bool | None, str]:
 
 
 def is_conversion(checkpoint: str, folder: str) -> bool:
-  """Whether a checkpoint is what `converted` makes of `folder`."""
-  return os.path.basename(os.path.dirname(checkpoint)) in _keys(folder).values()
+  """Whether a checkpoint is what `converted` makes of a Hugging Face folder."""
+  key = os.path.basename(os.path.dirname(checkpoint))
+  # Not every name is worth reading the weights.
+  named = re.fullmatch(r"[0-9a-f]{16}", key) and is_folder(folder)
+  return bool(named) and key in _keys(folder).values()
 
 
 def converted(

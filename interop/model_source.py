@@ -180,10 +180,8 @@ def settle(flags) -> list[str]:
     if folder and (resumes or distributed.is_elastic()):
       began = run_folder.last_training(folder)
     path = (began and began["flags"].get("init_checkpoint")) or ""
-    inside = path.startswith(os.path.join(init, "")) or (
-      hugging_face.is_folder(init) and hugging_face.is_conversion(path, init)
-    )
-    if resumes and not inside:
+    inside = path.startswith(os.path.join(init, ""))
+    if resumes and not (inside or hugging_face.is_conversion(path, init)):
       lines.append(
         f"--init_checkpoint={init} is ignored: {folder} holds a run that "
         f"{f'was started from {path}' if path else 'has begun'}"

@@ -62,7 +62,7 @@ def _run(run_dir: str) -> Iterator[str]:
     [
       (key, *(results.get(key) for results in seen))
       for key in (seen[-1] if seen else ())
-      if key != "global_step"
+      if key not in ("global_step", metrics.EVALUATION_SET)
     ],
     ["", *(f"update {results['global_step']:,}" for results in seen)],
   )

@@ -560,7 +560,9 @@ class PretrainingConfig(RunConfig):
     if run:  # an older one does not say
       objective = objective or learned.get("objective") or records.OBJECTIVES[0]
     objective = objective or _objective(self._manifest())
-    if segments is None and learned.get("objective", objective) == objective:
+    if (
+      segments is None and (learned.get("objective") or objective) == objective
+    ):
       segments = learned.get("segment_ids")
     return {"objective": objective, "segment_ids": segments}
 
@@ -568,18 +570,19 @@ class PretrainingConfig(RunConfig):
     """Flags of the run that pre-trained --init_checkpoint; {}: not known."""
     folder = os.path.dirname(self.init_checkpoint or "")
     start = folder and run_folder.last_training(folder)
-    return start["flags"] if start and "objective" in start["flags"] else {}
+    older = {"objective": records.OBJECTIVES[0], "segment_ids": None}
+    return older | start["flags"] if start else {}
 
-  def _manifest(self) -> records.Manifest | None:
+  def _manifest(self, objective: str | None = None) -> records.Manifest | None:
     """Of the records to train on, or to evaluate on without training.
 
-    `UserError` if they are of two kinds and no flag says what is learned.
+    `UserError` if they are of two kinds and no `objective` is known.
     """
     files = (not self._trains and self.eval_input_file) or self.input_file
     paths = records.expand_patterns(files) if files else []
     found = records.find_manifests(paths)
     made_for = {manifest.objective: path for path, manifest in found.values()}
-    if len(made_for) > 1 and not self.objective:
+    if len(made_for) > 1 and not (objective or self.objective):
       kinds = " and ".join(f"{p} for {o}" for o, p in made_for.items())
       raise UserError(
         f"{kinds}: give records of one kind, or --objective=mlm, which learns "
@@ -596,7 +599,8 @@ class PretrainingConfig(RunConfig):
     used = run_folder.uses_segments(
       learned["objective"], learned["segment_ids"]
     )
-    found = self._manifest()
+    alone = learned["objective"] == "mlm"
+    found = self._manifest("mlm" if alone else None)
     pairs = not found or found.has_pairs
     if pairs and self.segment_ids not in (None, used):
       raise UserError(
@@ -606,7 +610,6 @@ class PretrainingConfig(RunConfig):
       )
     objective = self.objective
     if not objective:
-      alone = learned["objective"] == "mlm"
       objective = "mlm" if alone else _objective(found)
     return {"objective": objective, "segment_ids": used and pairs}
 

@@ -26,7 +26,7 @@ class Evaluator:
     # evaluated: what the records are, so that only equal ones are compared.
     self._evaluation, self._headline = evaluation, headline
     self._output_dir, self._comm = output_dir, comm
-    self._set = hashlib.sha256(evaluated.encode()).hexdigest()[:12]
+    self.records = hashlib.sha256(evaluated.encode()).hexdigest()[:12]
     self._log: metrics.MetricsLog | None = None
     self._last: dict | None = None
 
@@ -45,7 +45,7 @@ class Evaluator:
     if self._comm.is_root and log:
       if not self._log:
         folder, kept = self._output_dir, step - 1
-        if metrics.set_before(folder, kept) not in (None, self._set):
+        if metrics.set_before(folder, kept) not in (None, self.records):
           tell(
             f"the evaluations in {folder} are of other records: the best one "
             "is chosen among those from here on"
@@ -54,7 +54,7 @@ class Evaluator:
         self._log = metrics.MetricsLog(
           folder, metrics.EVAL_METRICS_FILE, kept, "eval"
         )
-      self._log.write({**results, metrics.EVALUATION_SET: self._set})
+      self._log.write({**results, metrics.EVALUATION_SET: self.records})
     say(
       self._comm,
       f"evaluation at update {step:,}: {self._headline(results)}  "

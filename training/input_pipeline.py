@@ -159,10 +159,9 @@ class Source:
       if needs_pairs and not manifest.has_pairs:
         raise records.DataError(
           f"{path}: its records have no pairs of segments (see "
-          f"{manifest_path}), which this model learns: train another with "
-          "--objective=mlm and --nosegment_ids, evaluate this one on them with "
-          "its folder as --init_checkpoint and another --output_dir, or make "
-          "records with create_pretraining_data.py --objective=mlm_nsp"
+          f"{manifest_path}), which this model learns: give --objective=mlm "
+          "and --nosegment_ids to train another, or make records with "
+          "create_pretraining_data.py --objective=mlm_nsp"
         )
       tokenizer = manifest.tokenizer
       if tokenizer.vocab_size > shape.vocab_size:
@@ -308,7 +307,8 @@ class Source:
         "records are read, as a manifest of --input_file says: give records of "
         "one kind"
       )
-    if not self.manifests and "masked_lm_positions" not in values:
+    drawn = not self.shape.masks and "masked_lm_positions" not in values
+    if drawn and not self.manifests:
       raise records.DataError(
         f"{where}: its masks are drawn when it is read, as its manifest says: "
         "copy that, NAME.manifest.json, beside it"

@@ -59,10 +59,13 @@ def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
   return max(scores, key=scores.__getitem__) if scores else None
 
 
-def was_evaluated(output_dir: str, step: int) -> bool:
-  """Whether eval_metrics.jsonl has an evaluation of update `step`."""
+def was_evaluated(output_dir: str, step: int, on: str) -> bool:
+  """Whether eval_metrics.jsonl has update `step` on the records `on`."""
   found = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
-  return any(results.get("global_step") == step for results in found)
+  return any(
+    results["global_step"] == step and results.get(EVALUATION_SET, on) == on
+    for results in found
+  )
 
 
 def set_before(output_dir: str, step: int) -> str | None:

@@ -307,8 +307,8 @@ def check_model(before: dict, flags: dict) -> None:
       raise UserError(
         f"{name} {_shown(old[name])} -> {_shown(new[name])}: the run in this "
         "folder is of the former model. Give its setting, or use another "
-        "--output_dir (to evaluate it, too, with its folder as "
-        "--init_checkpoint)"
+        "--output_dir (with this folder as --init_checkpoint to evaluate "
+        "another objective)"
       )
 
 

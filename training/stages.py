@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from common import json_files
 from common.errors import UserError
-from data import masking, records
+from data import masking
 from training import checkpointing, run_folder, training_plan
 from training.checkpoint_files import Checkpoint, CheckpointFiles
 
@@ -243,10 +243,9 @@ class Stages:
     """Where the stage after `plan`'s begins, if that ended with `update`."""
     number = plan.stage.number + 1
     before, here = self.configs[number - 1 : number + 1]
-    same = before.shuffle_block_records == here.shuffle_block_records and (
-      before.input_file == here.input_file
-      or records.expand_patterns(before.input_file)
-      == records.expand_patterns(here.input_file)
+    same = all(
+      getattr(before, name) == getattr(here, name)
+      for name in ("input_file", "shuffle_block_records")
     )
     return training_plan.Stage(
       number=number,

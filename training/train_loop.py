@@ -269,7 +269,9 @@ class Evaluations:
       return run.config.evaluates_untrained
     return run.comm.from_root(
       run.comm.is_root
-      and not metrics.was_evaluated(run.config.output_dir, step)
+      and not metrics.was_evaluated(
+        run.config.output_dir, step, run.evaluate.records
+      )
     )
 
   def make(self, step: int) -> str | None:

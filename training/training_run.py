@@ -22,7 +22,6 @@ from model import sampled_softmax, triton_kernels
 from training import (
   checkpointing,
   elastic,
-  input_pipeline,
   metrics,
   next_steps,
   profiling,
@@ -335,9 +334,6 @@ def _start_or_resume(run: train_loop.Run) -> int:
     orders = task.state.orders(session)
     check_resumed(config, task.plan, step, seen, orders, began_in)
     if run.comm.is_root:
-      if isinstance(task.source, input_pipeline.Source):
-        words = task.source.tokenizer
-        input_pipeline.check_words(run_folder.tokenizer(began_in), words)
       _check_run_wide(config, task.plan, began_in)
       if not began_stage:
         _tell_changes(config, task, began_in)

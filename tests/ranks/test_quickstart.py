@@ -83,7 +83,8 @@ def test_a_training_is_done_if_nothing_changed(tmp_path, monkeypatch):
   write_json(tmp_path / "bert_config.json", bert)
   for path in (paths.train_manifest, paths.heldout_manifest):
     write_json(pathlib.Path(path), {})
-  manifest = types.SimpleNamespace(masking="dynamic")
+  counts = {"examples": 10_000}
+  manifest = types.SimpleNamespace(masking="dynamic", counts=counts)
   monkeypatch.setattr(script.records.Manifest, "load", lambda path: manifest)
   folder = tmp_path / "pretrain"
   optimizer = {n: flags[n] for n in ("beta_2", "bias_correction")}
@@ -176,8 +177,19 @@ def test_a_folder_keeps_its_global_batch(tmp_path):
   """Five ranks once had one of 95."""
   run = {"flags": {"global_batch_size": 95}, "plan": {"ranks": 5}}
   write_json(tmp_path / "pretrain" / "run.json", {"runs": [run]})
-  command = script.pretraining_command(script.Paths(str(tmp_path)), 5, 20)
-  assert {"--global_batch_size=95", "--train_batch_size=19"} <= set(command)
+  make = lambda: script.pretraining_command(script.Paths(str(tmp_path)), 5, 20)
+  assert "--global_batch_size=108" in make()  # that run saved nothing
+  (tmp_path / "pretrain" / "model.ckpt-20.index").touch()
+  assert {"--global_batch_size=95", "--train_batch_size=19"} <= set(make())
+
+
+def test_little_text_is_one_batch(tmp_path, monkeypatch):
+  paths = script.Paths(str(tmp_path))
+  write_json(pathlib.Path(paths.train_manifest), {})
+  made = types.SimpleNamespace(masking="dynamic", counts={"examples": 60})
+  monkeypatch.setattr(script.records.Manifest, "load", lambda path: made)
+  flags = script.pretraining_flags(paths, 2, 20)
+  assert (flags["global_batch_size"], flags["train_batch_size"]) == (60, 30)
 
 
 def test_a_folder_of_an_older_version_keeps_its_optimizer(tmp_path):
@@ -185,6 +197,7 @@ def test_a_folder_of_an_older_version_keeps_its_optimizer(tmp_path):
   assert (new["initial_weights"], new["beta_2"]) == ("informed", 0.999)
   run = {"flags": {"optimizer": {"beta_2": 0.98}}, "plan": {"ranks": 2}}
   write_json(tmp_path / "pretrain" / "run.json", {"runs": [run]})
+  (tmp_path / "pretrain" / "model.ckpt-20.index").touch()
   old = script.pretraining_flags(script.Paths(str(tmp_path)), 2, 20)
   assert (old["initial_weights"], old["beta_2"]) == ("random", 0.98)
 

@@ -464,8 +464,6 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
     (tmp_path / "begun" / name).unlink()
   start = run_pretraining.known_words(config)
   assert start and start[0] == f"{run}/run.json"
-  # Nor is such a start's vocabulary that of a model to evaluate.
-  assert run_pretraining.known_words(dataclasses.replace(config, do_eval=True))
 
 
 def test_records_that_were_made_again_are_not_the_runs(packed_run, tmp_path):
@@ -1012,11 +1010,13 @@ def test_evaluations_after_the_update_of_a_start_are_dropped(
     save_checkpoints_steps=2,
     **updates,
   )
-  assert metrics.was_evaluated(tmp_path, 4)
+  on = metrics.set_before(str(tmp_path), 4)
+  assert metrics.was_evaluated(tmp_path, 4, on)
+  assert not metrics.was_evaluated(tmp_path, 4, "others")
   for path in tmp_path.glob("model.ckpt-4*"):
     path.unlink()
   runs.pretrain(tiny_run, tmp_path, **updates)
-  found = [metrics.was_evaluated(tmp_path, step) for step in (1, 2, 3, 4)]
+  found = [metrics.was_evaluated(tmp_path, step, on) for step in (1, 2, 3, 4)]
   assert found == [True, True, True, False]  # 3 was saved as the best then
 
 
@@ -1032,13 +1032,19 @@ def test_the_best_is_of_evaluations_on_the_same_records(
   best = lambda step: metrics.best_evaluation(str(tmp_path), step, BEST_BY)
   assert best(2) == 1
   capsys.readouterr()
+  said = "the best one is chosen among those from here on"
+  many = dict(max_eval_steps=100, eval_batch_size=7)  # which are all records
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=3, **many, **run)
+  assert best(3) == 1 and said not in capsys.readouterr().err
   runs.pretrain(
     tiny_run, tmp_path, num_train_steps=4, max_eval_steps=1, eval_batch_size=4,
     **run,
   )  # fmt: skip
+  # Update 3, from which it resumed, is evaluated again.
+  found = metrics.read_jsonl(str(path))
+  assert [line["global_step"] for line in found] == [0, 1, 2, 3, 4]
   assert best(4) > 2
   assert metrics.evaluations_since_best(str(tmp_path), 4, BEST_BY) < 2
-  said = "the best one is chosen among those from here on"
   assert capsys.readouterr().err.count(said) == 1
   runs.pretrain(
     tiny_run, tmp_path, num_train_steps=5, max_eval_steps=1, eval_batch_size=4,
