@@ -20,7 +20,7 @@ RECIPES = os.path.join(runs.ROOT, "configs", "large_batch_phase{}.json")
 
 
 def test_the_published_recipe_hand_checked():
-  """SPEC 4.4."""
+  """The settings of DeepSpeed's own recipe."""
   one = flags_of(RECIPES.format(1))
   assert one == {
     "global_batch_size": 65536,

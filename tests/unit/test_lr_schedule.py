@@ -59,7 +59,7 @@ def test_linear_hand_worked():
 
 
 def test_the_large_batch_recipe_hand_worked():
-  """SPEC 4.4, phase 1: the offset is added, the decay is 0.9 every 250."""
+  """Phase 1: the offset is added, the decay is 0.9 every 250."""
   rate = Schedule(
     11e-3, 7500, 150, "warmup_exp_decay_exp", None, 0.9, 250, 10e-4
   )
