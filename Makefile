@@ -20,7 +20,7 @@ RUN ?=
 
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL. An
 # environment that is there stays of its kind, unless VARIANT says otherwise.
-GPU := $(shell nvidia-smi -L 2>/dev/null)
+GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ')
 packages = $(wildcard $(VENV)/lib/python*/site-packages/$(1)-*.dist-info)
 HAS := $(if $(call packages,tensorflow_cpu),cpu,$(if $(call packages,tensorflow),gpu))
 VARIANT ?= $(or $(HAS),$(if $(GPU),gpu,cpu))

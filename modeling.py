@@ -33,6 +33,7 @@ from model.encoder import (
   transformer_model,
 )
 from model.layers import (
+  activation_in,
   assert_rank,
   create_initializer,
   dense,
@@ -267,9 +268,7 @@ def masked_lm_logits(
       hidden = dense(
         hidden,
         bert_config.hidden_size,
-        mixed_precision.island(
-          get_activation(bert_config.hidden_act) or tf.identity, policy.gelu
-        ),
+        activation_in(bert_config.hidden_act, policy.gelu),
         create_initializer(bert_config.initializer_range),
         dtype=policy.heads,
       )

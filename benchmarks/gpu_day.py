@@ -27,6 +27,7 @@ from absl import app, flags
 
 from benchmarks.hlo import chips
 from common import json_files, processes
+from common.nvidia import visible_gpus
 from training import metrics, next_steps
 
 FLAGS = flags.FLAGS
@@ -51,16 +52,7 @@ def define_flags() -> None:
 @functools.cache
 def gpus() -> list[str]:
   """The names of those that this process may use."""
-  query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-  visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-  if visible == "":
-    return []
-  query += [f"--id={visible}"] if visible else []
-  try:
-    found = subprocess.run(query, capture_output=True, text=True, check=True)
-  except (OSError, subprocess.CalledProcessError):
-    return []
-  return found.stdout.splitlines()
+  return visible_gpus("name")
 
 
 def path(*names: str) -> str:

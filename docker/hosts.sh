@@ -15,6 +15,10 @@ fail() {
   exit 1
 }
 
+# horovodrun does not quote it for the shells of other hosts.
+[[ $PWD != *[[:space:]]* ]] ||
+  fail "$PWD has a space in its name: several hosts need a path without one"
+
 # Prints HOST:RANKS for each host of HOSTS=$1.
 list_hosts() {
   local word line rest lines first=''
@@ -55,23 +59,37 @@ on_host() {
   fi
 }
 
-# Asks all ranks of this run on the hosts $1 to end; $2: the seconds, see on_host.sh.
-# Prints how many there were.
-end_ranks() {
-  local host sum=0 count
-  while read -r count; do sum=$((sum + count)); done < <(
-    for host in $1; do
-      on_host "${host%:*}" end "$PERSEUS_BERT_RUN" "${2:-}" 2>/dev/null &
-    done
-    wait
-  )
+# Adds up the last words of its lines that are numbers: a shell there may print more.
+add_up() {
+  local line sum=0
+  while read -r line; do
+    [[ ! ${line##* } =~ ^[0-9]+$ ]] || sum=$((sum + ${line##* }))
+  done
   echo "$sum"
 }
 
-# What all starts of one command have in common, $@: its flags. An environment
-# variable tells its ranks from others'.
+# Asks all ranks of run or start $1 on the hosts $2 to end; $3: the seconds, see
+# on_host.sh. Prints how many there were.
+end_ranks() {
+  local host
+  for host in $2; do
+    on_host "${host%:*}" end "$1" "${3:-}" 2>/dev/null | tail -n 1 &
+  done | add_up
+}
+
+# How many ranks of this run there are on the hosts $1 that answer.
+count_ranks() {
+  local host
+  for host in $1; do
+    on_host "${host%:*}" check "$PERSEUS_BERT_RUN" 2>/dev/null | tail -n 1 &
+  done | add_up
+}
+
+# What all starts of one command have in common, $@: its flags. Environment
+# variables tell its ranks from others', and those of this start from an earlier one's.
 name_run() {
-  export PERSEUS_BERT_RUN
+  export PERSEUS_BERT_RUN PERSEUS_BERT_START
+  PERSEUS_BERT_START=$(hostname)-$$-$(date +%s%N)
   PERSEUS_BERT_RUN=$(printf '%s\0' "$PWD" "$@" | md5sum | cut -c1-16)
 }
 
@@ -99,7 +117,7 @@ train() {
   if [ "$status" != 0 ]; then
     # A rank that hangs outlives the ssh client that horovodrun kills.
     local left
-    left=$(end_ranks "$(list_hosts "$hosts")" 0)
+    left=$(end_ranks "$PERSEUS_BERT_START" "$(list_hosts "$hosts")" 0)
     [ "$left" = 0 ] || echo "$(basename "$0"): $left ranks left over were killed" >&2
   fi
   exit "$status"
@@ -110,10 +128,10 @@ ask_to_end() {
   local slots host told=0
   slots=$(list_hosts "$1")
   if [ "$2" = all ]; then
-    told=$(end_ranks "$slots")
+    told=$(end_ranks "$PERSEUS_BERT_START" "$slots")
   else
     for host in $slots; do
-      told=$(end_ranks "$host")
+      told=$(end_ranks "$PERSEUS_BERT_START" "$host")
       [ "$told" = 0 ] || break
     done
   fi

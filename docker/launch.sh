@@ -7,7 +7,7 @@
 # or a script that prints them; the numbers are the hosts' GPUs. The flags are those of
 # run_pretraining.py. This checkout with its .venv, the records and --output_dir
 # are at the same place on all hosts, and ssh asks for no password. The environment goes
-# along to all ranks, CUDA_VISIBLE_DEVICES aside.
+# along to all ranks, except CUDA_VISIBLE_DEVICES, which ranks of this host alone have.
 #
 #   NIC=eth0          the network interface (default: horovodrun finds one)
 #   SSH_PORT=2222     where sshd listens (default: ssh's own)

@@ -17,7 +17,7 @@
 #   TAKE_OVER=1    ends ranks that an earlier start of the same command left
 #
 # A host on which a rank failed is tried again after one to ten minutes. SIGTERM and
-# Ctrl-C end the run after the update at hand, saved, with status 75.
+# Ctrl-C end the run after the current update, saved, with status 75.
 set -euo pipefail
 
 if [ "${1:-}" = --discover ]; then
@@ -29,8 +29,9 @@ if [ "${1:-}" = --discover ]; then
     case $host in
       localhost:* | 127.*) ;;
       # All of Horovod's driver waits for this script.
+      # What a shell there prints is no host.
       *) timeout 15 ssh "${ssh_options[@]}" -o ConnectTimeout=2 "${host%:*}" true \
-        2>/dev/null </dev/null || continue ;;
+        >/dev/null 2>&1 </dev/null || continue ;;
     esac
     echo "$host"
   done
@@ -46,7 +47,11 @@ cd "$(dirname "$0")/.."
 
 name_run "$@"
 if [ -n "${TAKE_OVER:-}" ]; then
-  end_ranks "$(list_hosts "$hosts")" 60 >/dev/null
+  end_ranks "$PERSEUS_BERT_RUN" "$(list_hosts "$hosts")" 60 >/dev/null
+else
+  running=$(count_ranks "$(list_hosts "$hosts")")
+  [ "$running" = 0 ] || fail "$running ranks of an earlier start of this command run;" \
+    "TAKE_OVER=1 asks them to save and end first"
 fi
 discover=$(mktemp)
 trap 'rm -f "$discover"' EXIT

@@ -7,15 +7,16 @@
 #     ask RUN's ranks here to save and end (SIGTERM), kill what is left after SECONDS
 #     (0: at once; none given: neither wait nor kill), print how many there were
 #
-# RUN and HOST are what the ranks have as PERSEUS_BERT_RUN and HOROVOD_HOSTNAME in
-# their environment, or `any`. (One machine may be several hosts.)
+# RUN is what the ranks have as PERSEUS_BERT_RUN, or as PERSEUS_BERT_START, in their
+# environment, HOST what they have as HOROVOD_HOSTNAME, or both are `any`. (One machine
+# may be several hosts.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # The ids of the processes that are ranks of run $1 of host $2.
 ranks() {
   local run=${1/#any/.*} host=${2/#any/.*}
-  { grep -lsz "^PERSEUS_BERT_RUN=$run\$" /proc/[0-9]*/environ || true; } |
+  { grep -lszE "^PERSEUS_BERT_(RUN|START)=$run\$" /proc/[0-9]*/environ || true; } |
     { xargs -r grep -lsz "^HOROVOD_HOSTNAME=$host\$" || true; } | cut -d/ -f3
 }
 

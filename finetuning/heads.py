@@ -71,7 +71,7 @@ def classification(
     pooled = layers.dropout(pooled, config.bert.hidden_dropout_prob, seed)
   matmul, bias = classifier_logits(pooled, labels, config.bert, config.policy)
   shape = layers.get_shape_list(batch.weights)
-  logits = tf.cast(matmul, config.policy.losses) + bias
+  logits = tf.cast(matmul, tf.float32) + bias
   targets = tf.reshape(batch.targets, [-1])
   if labels == 1:
     losses = tf.square(logits[:, 0] - targets)
@@ -84,7 +84,7 @@ def classification(
   return HeadOutput(
     tf.reshape(losses, shape),
     correct,
-    {"logits": tf.reshape(tf.cast(logits, tf.float32), [*shape, labels])},
+    {"logits": tf.reshape(logits, [*shape, labels])},
   )
 
 

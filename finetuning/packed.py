@@ -35,7 +35,6 @@ class FinetuningBatch(NamedTuple):
   input_ids: tf.Tensor  # int32 [B, S]
   input_mask: tf.Tensor  # int32 [B, S], the token's example from 1, 0 padding
   segment_ids: tf.Tensor  # int32 [B, S]
-  starts: tf.Tensor  # int32 [B, E], where each example begins
   targets: tf.Tensor  # int32 or float32 [B, E, T]
   weights: tf.Tensor  # float32 [B, E], 0 where there is no example
 
@@ -95,7 +94,7 @@ class PackedSource:
     shape, slots = (len(rows), self.tokens), (len(rows), self.slots)
     places = np.zeros([3, len(self.examples)], np.int64)
     ids, mask, segments = (np.zeros(shape, np.int32) for _ in range(3))
-    starts, weights = np.zeros(slots, np.int32), np.zeros(slots, np.float32)
+    weights = np.zeros(slots, np.float32)
     targets = np.zeros((*slots, len(self.examples[0].targets)), target_dtype)
     for r, members in enumerate(rows):
       start = 0
@@ -104,12 +103,12 @@ class PackedSource:
         ids[r, start:end] = example.ids
         segments[r, start:end] = example.segments
         mask[r, start:end] = e + 1
-        starts[r, e], weights[r, e] = start, 1.0
+        weights[r, e] = 1.0
         targets[r, e] = example.targets
         places[:, number] = r, e, start
         start = end
     self._rows, self.places = rows, Place(*places)
-    columns = FinetuningBatch(ids, mask, segments, starts, targets, weights)
+    columns = FinetuningBatch(ids, mask, segments, targets, weights)
     self._columns = columns._asdict()
 
   def __len__(self) -> int:

@@ -155,7 +155,8 @@ class SquadSource(packed.PackedSource):
     ]
     super().__init__(path, examples, config)
     # Targets count from the row's first token.
-    self._columns["targets"] += self._columns["starts"][..., None]
+    places = self.places
+    self._columns["targets"][places.row, places.slot] += places.start[:, None]
     lost = [w.question in self._lost for w in self._windows]
     rows, slots = self.places.row[lost], self.places.slot[lost]
     self._columns["weights"][rows, slots] = 0.0

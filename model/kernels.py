@@ -210,6 +210,8 @@ def gelu(x, bias=None, *, dtype):
 @gelu.gradient
 def gelu(x, dy, bias=None, *, dtype):
   wide = _biased(x, bias, dtype)
+  if dtype == tf.float16:  # beyond, the slope is 0, and the square overflows
+    wide = tf.clip_by_value(wide, -16.0, 16.0)
   square = tf.square(wide)
   gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * square))
   slope = wide * gate * (1.0 - gate) * (_GELU_A + (3.0 * _GELU_B) * square)

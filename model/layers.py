@@ -1,10 +1,12 @@
 """Layers with google/bert's variable names; `kernels` has the arithmetic."""
 
+import functools
 import zlib
 from typing import NamedTuple
 
 import numpy as np
 
+import mixed_precision
 from common.tensorflow_v1 import tf
 from model import kernels
 from model.bert_config import ACTIVATION_NAMES
@@ -74,6 +76,14 @@ def gelu(x, dtype=tf.float32):
 def gelu_erf(x, dtype=tf.float32):
   """GELU itself, computed in `dtype`."""
   return kernels.gelu_erf(x, dtype=dtype)
+
+
+def activation_in(activation_string, dtype):
+  """`get_activation` computed in `dtype`; its result is in its input's type."""
+  function = get_activation(activation_string) or tf.identity
+  if function in (gelu, gelu_erf):  # whose own type is float32
+    function = functools.partial(function, dtype=dtype)
+  return mixed_precision.island(function, dtype)
 
 
 def get_activation(activation_string):

@@ -17,14 +17,13 @@ import importlib.metadata
 import itertools
 import math
 import os
-import shutil
-import subprocess
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 
 from common import console, json_files, processes
 from common.errors import UserError
+from common.nvidia import visible_gpus
 from common.settings import run_with, setting
 from data import records, text_files
 from tokenization import MASK
@@ -217,18 +216,10 @@ def prepare(paths: Paths, given: Settings) -> None:
 @functools.cache
 def gpus() -> list[float]:
   """The compute capability of each GPU that TensorFlow uses here."""
-  is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-  if is_hidden or not shutil.which("nvidia-smi"):
-    return []
   with contextlib.suppress(importlib.metadata.PackageNotFoundError):
     importlib.metadata.distribution("tensorflow-cpu")
     return []
-  done = subprocess.run(
-    ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
-    capture_output=True,
-    text=True,
-  )
-  return [] if done.returncode else [float(n) for n in done.stdout.split()]
+  return list(map(float, visible_gpus("compute_cap")))
 
 
 def ranks_here(asked: int) -> int:

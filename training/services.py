@@ -35,7 +35,7 @@ _END_SECONDS = 8  # for the last reports: horovodrun ends a stopped run in 10
 class Wandb:
   """A run of Weights & Biases. WANDB_PROJECT, WANDB_MODE, ... are its own."""
 
-  def __init__(self, folder: str, known: str | None, run: dict):
+  def __init__(self, folder: str, known: str | None):
     import wandb
 
     self._run = wandb.init(
@@ -47,6 +47,9 @@ class Wandb:
       settings=wandb.Settings(console="off", silent=True),
     )
     self.id, self.where = self._run.id, self._run.url or self._run.dir
+
+  def describe(self, run: dict, is_new: bool) -> None:
+    del is_new
     self._run.config.update(run, allow_val_change=True)
     # Evaluations and repeated updates do not come in the order of steps.
     self._run.define_metric("update")
@@ -62,21 +65,19 @@ class Wandb:
 class Mlflow:
   """A run of MLflow. MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME name where."""
 
-  def __init__(self, folder: str, known: str | None, run: dict):
+  def __init__(self, folder: str, known: str | None):
     import mlflow
 
     self._mlflow = mlflow
     name = None if known else folder
     self.id = mlflow.start_run(run_id=known, run_name=name).info.run_id
     self.where = mlflow.get_tracking_uri()
-    params = [] if known else list(_flat(run))  # they cannot change
-    try:
-      for first in range(0, len(params), 100):  # the most that it takes
-        mlflow.log_params(dict(params[first : first + 100]))
-      mlflow.log_dict(run, "run.json")
-    except BaseException:
-      mlflow.end_run()  # or the next try finds an active one
-      raise
+
+  def describe(self, run: dict, is_new: bool) -> None:
+    params = list(_flat(run)) if is_new else []  # they cannot change
+    for first in range(0, len(params), 100):  # the most that it takes
+      self._mlflow.log_params(dict(params[first : first + 100]))
+    self._mlflow.log_dict(run, "run.json")
 
   def send(self, step: int, values: dict[str, float]) -> None:
     self._mlflow.log_metrics(values, step=step)
@@ -167,20 +168,26 @@ class Sender:
     """`resumed`: reports after this update may be made, and sent, again."""
     self._folder, self._name, self._resumed = folder, name, resumed
     self._state_file = os.path.join(folder, f"{name}.json")
-    self._state: dict[str, Any] = {"id": None, "sent": {}}
+    self._state: dict[str, Any] = {"id": None, "sent": {}, "described": False}
     if os.path.exists(self._state_file):
-      self._state |= json_files.read_own(self._state_file, "remove it")
+      found = json_files.read_own(self._state_file, "remove it")
+      self._state |= {"described": True, **found}  # older ones do not say
     self._files = dict.fromkeys(_FILES, (0, 0))  # tag -> (inode, bytes read)
     self._service: Any = None
 
   def _connect(self) -> None:
     runs = json_files.read(os.path.join(self._folder, "run.json"))["runs"]
-    self._service = SERVICES[self._name](
-      self._folder, self._state["id"], runs[-1]
-    )
-    self._state["id"] = self._service.id
+    service = SERVICES[self._name](self._folder, self._state["id"])
+    self._state["id"] = service.id  # also if the rest fails: for the next try
     json_files.write(self._state_file, self._state)
-    tell(f"{self._name}: {self._service.where}")
+    try:
+      service.describe(runs[-1], not self._state["described"])
+    except BaseException:
+      service.end()  # or the next try finds an active one
+      raise
+    self._service, self._state["described"] = service, True
+    json_files.write(self._state_file, self._state)
+    tell(f"{self._name}: {service.where}")
 
   def send(self) -> None:
     """Sends what is new in the files; what fails is sent again next time."""

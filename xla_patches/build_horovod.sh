@@ -55,7 +55,7 @@ if [ "${variant%-wheel}" != cpu ]; then
     cuda_home=/usr/local/cuda
   if [ ! -x "$cuda_home/bin/nvcc" ]; then
     echo "horovod: no CUDA compiler: set CUDA_HOME to a CUDA toolkit with" \
-      "bin/nvcc (its GPU driver is not needed)" >&2
+      "bin/nvcc (its GPU driver is not needed), or make env VARIANT=cpu" >&2
     exit 1
   fi
   major=$("$cuda_home/bin/nvcc" --version | sed -nE 's/.*release ([0-9]+)\..*/\1/p')

@@ -8,6 +8,7 @@ import types
 import pytest
 import runs
 
+from common import nvidia
 from common.errors import UserError
 from data import records
 from tools import quickstart as script
@@ -265,9 +266,11 @@ def test_ranks_are_as_many_as_gpus_at_most(monkeypatch):
 
 def test_a_tensorflow_for_cpus_uses_no_gpu(monkeypatch):
   """Whatever nvidia-smi lists."""
-  monkeypatch.setattr(script.shutil, "which", lambda name: f"/bin/{name}")
-  listed = types.SimpleNamespace(returncode=0, stdout="8.0\n9.0\n")
-  monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: listed)
+  asked = []
+  listed = types.SimpleNamespace(stdout="8.0\n9.0\n")
+  monkeypatch.setattr(
+    nvidia.subprocess, "run", lambda words, **_: asked.append(words) or listed
+  )
   monkeypatch.setattr(script.importlib.metadata, "distribution", str)
   monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
   assert script.gpus.__wrapped__() == []
@@ -277,5 +280,10 @@ def test_a_tensorflow_for_cpus_uses_no_gpu(monkeypatch):
 
   monkeypatch.setattr(script.importlib.metadata, "distribution", absent)
   assert script.gpus.__wrapped__() == [8.0, 9.0]
-  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-  assert script.gpus.__wrapped__() == []
+  assert not [word for word in asked.pop() if word.startswith("--id")]
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+  script.gpus.__wrapped__()
+  assert asked.pop()[-1] == "--id=1,3"
+  for hidden in ("", "-1"):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert script.gpus.__wrapped__() == [] and not asked

@@ -74,6 +74,19 @@ def pretrain(tiny_run, output_dir, comm=None, **changes):
   )
 
 
+def graph_sizes(tiny_run, output_dir, comm=None, **changes):
+  """Name -> elements here of each global variable in a training's graph."""
+  import run_pretraining
+  from common.tensorflow_v1 import tf
+  from gradients.distributed import Comm
+  from training import training_run
+
+  settings = config(tiny_run, output_dir, **changes)
+  with training_run.graph(settings):
+    run_pretraining.training_task(settings, comm or Comm())
+    return {v.op.name: v.shape.num_elements() for v in tf.global_variables()}
+
+
 @contextlib.contextmanager
 def ended_after(update):
   """Training in the block ends without a word after `update`."""

@@ -41,7 +41,7 @@ def write_records(path, count, seed=0, **sizes):
   return str(path)
 
 
-def write_packed(folder, dynamic=False):
+def write_packed(folder, dynamic=False, s=32):
   """2 x 60 records of 1 to 3 examples each, with their manifest.
 
   With `dynamic` masks, of whole words, are left to be drawn on reading.
@@ -50,7 +50,7 @@ def write_packed(folder, dynamic=False):
   """
   files, examples = [], 0
   for i in range(2):
-    made = fake_records(60, seed=i, examples_per_record=3)
+    made = fake_records(60, seed=i, s=s, examples_per_record=3)
     for features in made if dynamic else ():
       for name in ("positions", "ids", "weights"):
         del features[f"masked_lm_{name}"]
@@ -61,7 +61,7 @@ def write_packed(folder, dynamic=False):
     files.append(writer.info)
     examples += sum(int(features["input_mask"].max()) for features in made)
   records.Manifest(
-    max_seq_length=32,
+    max_seq_length=s,
     max_predictions_per_seq=5,
     examples_per_record=3,
     masking="dynamic" if dynamic else "static",

@@ -294,6 +294,7 @@ def checkout(folder):
     '  gone) echo "ssh: Could not resolve hostname gone" >&2; exit 255 ;;',
     "  *) break ;;",
     "esac; done",
+    '[ -z "${NOISE:-}" ] || echo "$NOISE"',
     'setsid bash -c "$*" & wait $!',
   )
   return {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
@@ -340,7 +341,11 @@ def test_the_network_interface_is_for_several_machines(tmp_path):
 def test_a_host_that_is_lost_while_ssh_is_connected_is_no_host(tmp_path):
   """ssh then waits for ever, and all of an elastic run would with it."""
   env = checkout(tmp_path)
-  write_script(tmp_path / "bin/ssh", '[[ "$*" != *lost* ]] || sleep 1000')
+  write_script(
+    tmp_path / "bin/ssh",
+    "echo what: a shell prints",
+    '[[ "$*" != *lost* ]] || sleep 1000',
+  )
   write_script(
     tmp_path / "bin/timeout", f'{shutil.which("timeout")} 1 "${{@:2}}"'
   )
@@ -356,21 +361,18 @@ def test_a_host_that_is_lost_while_ssh_is_connected_is_no_host(tmp_path):
   assert process.stdout.split() == ["host1:1", "host2:1"]
 
 
+def run_name(folder, env):
+  """What ranks of `--do_train` have as PERSEUS_BERT_RUN."""
+  script = '. docker/hosts.sh; name_run "$@"; echo $PERSEUS_BERT_RUN'
+  return subprocess.run(
+    ["bash", "-ec", script, "test", "--do_train"], cwd=folder, env=env,
+    capture_output=True, text=True, check=True,
+  ).stdout.strip()  # fmt: skip
+
+
 def test_ranks_left_by_an_earlier_start_are_noticed_and_ended(tmp_path):
   env = checkout(tmp_path)
-  name = subprocess.run(
-    [
-      "bash",
-      "-ec",
-      '. docker/hosts.sh; name_run "$@"; echo $PERSEUS_BERT_RUN',
-      "test",
-      "--do_train",
-    ],
-    cwd=tmp_path,
-    env=env,
-    capture_output=True,
-    text=True,
-  ).stdout.strip()
+  name = run_name(tmp_path, env)
   rank = subprocess.Popen(
     ["sleep", "60"],
     env={**env, "PERSEUS_BERT_RUN": name, "HOROVOD_HOSTNAME": "127.0.0.2"},
@@ -387,6 +389,46 @@ def test_ranks_left_by_an_earlier_start_are_noticed_and_ended(tmp_path):
       text=True,
     )
     assert ended.stdout == "1\n"
+    assert rank.wait(5) == -signal.SIGTERM
+  finally:
+    rank.kill()
+
+
+def test_a_second_elastic_start_leaves_the_first_alone(tmp_path):
+  """It is refused, and what it ends when it fails are its own ranks.
+
+  What a shell on a host prints by itself changes nothing.
+  """
+  env = {**checkout(tmp_path), "NOISE": "welcome to a:b"}
+  (tmp_path / ".venv").unlink()
+  write_script(tmp_path / ".venv/bin/python")
+  write_script(tmp_path / ".venv/bin/horovodrun", "exit 3")
+  (tmp_path / "hosts").write_text("127.0.0.2:1\n")
+  elastic = [f"{tmp_path}/docker/launch_elastic.sh", "hosts", "--do_train"]
+
+  def start(**more):
+    return subprocess.run(
+      elastic, cwd=tmp_path, env={**env, **more}, capture_output=True,
+      text=True, timeout=runs.HANG_SECONDS,
+    )  # fmt: skip
+
+  name = run_name(tmp_path, env)
+  rank = subprocess.Popen(
+    ["sleep", "60"],
+    env={**env, "PERSEUS_BERT_RUN": name, "HOROVOD_HOSTNAME": "127.0.0.2"},
+  )
+  try:
+    process = start()
+    assert process.returncode == 1, process.stderr
+    assert "1 ranks of an earlier start of this command" in process.stderr
+    # Of another command no rank is there to begin with, and none is ended.
+    elastic.append("--seed=2")
+    process = start()
+    assert process.returncode == 3 and "left over" not in process.stderr
+    assert rank.poll() is None
+    elastic.pop()
+    process = start(TAKE_OVER="1")
+    assert process.returncode == 3, process.stderr
     assert rank.wait(5) == -signal.SIGTERM
   finally:
     rank.kill()

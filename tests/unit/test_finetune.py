@@ -649,9 +649,10 @@ def test_early_stopping(tmp_path, classify):
     ({"xla": "step"}, 1e-5),
     ({"precision": "bf16"}, 0.02),
     ({"precision": "fp16", "loss_scale": {"initial_loss_scale": 1024.0}}, 0.01),
+    ({"precision": "bf16", "precision_policy": ("losses=bf16",)}, 0.1),
     ({"optimizer_name": "lamb"}, None),
   ],
-  ids=["layers", "step", "bf16", "fp16", "lamb"],
+  ids=["layers", "step", "bf16", "fp16", "losses", "lamb"],
 )
 @pytest.mark.slow
 def test_modes_train_the_same(tmp_path, request, name, changes, tolerance):

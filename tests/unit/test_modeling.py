@@ -686,6 +686,39 @@ def test_gelu_erf_equals_pythons_erf(mode, store, dtype):
     np.testing.assert_allclose(actual, expected, rtol=rounding, atol=rounding)
 
 
+@pytest.mark.parametrize("function", [layers.gelu, layers.gelu_erf])
+def test_gelus_slope_in_float16_is_finite(function):
+  """Its square would not be, from 256 on."""
+  x = tf.constant([-60_000.0, -300.0, 0.0, 300.0, 60_000.0], tf.float16)
+  (gradient,) = tf.gradients(function(x, tf.float16), x)
+  with tf.Session() as session:
+    got = session.run(gradient)
+  assert got.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+
+
+def test_an_activation_is_computed_in_the_policys_type():
+  """Also in the head of masked LM."""
+  x = tf.constant([0.7], tf.bfloat16)
+  found = []
+  for dtype in (tf.bfloat16, tf.float32):
+    y = layers.activation_in("gelu", dtype)(x)
+    assert y.dtype == x.dtype
+    found.append({op.type: op.outputs[0].dtype for op in ancestors(y)})
+  assert found[0]["Sigmoid"] == tf.bfloat16
+  assert found[1]["Sigmoid"] == tf.float32
+
+
+def ancestors(tensor):
+  """The operations that `tensor` depends on."""
+  waiting, found = [tensor.op], set()
+  while waiting:
+    op = waiting.pop()
+    if op not in found:
+      found.add(op)
+      waiting += [given.op for given in op.inputs]
+  return found
+
+
 def test_gelu_erf_is_an_activation_of_its_own():
   x = tf.constant([-1.0, 0.5, 2.0])
   with tf.Session() as session:

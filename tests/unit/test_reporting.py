@@ -250,7 +250,6 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind):
     integers = lambda *shape: tf.placeholder(tf.int32, [4, *shape])
     batch = packed.FinetuningBatch(
       *(integers(32) for _ in range(3)),
-      integers(3),
       integers(3, targets),
       tf.placeholder(tf.float32, [4, 3]),
     )

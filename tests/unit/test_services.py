@@ -189,8 +189,8 @@ def test_a_reporter_is_no_rank_to_scripts_that_end_ranks(
   assert updates(stand_ins()) == [10, 20]
 
 
-def test_a_run_that_was_begun_in_vain_is_ended(tmp_path, stand_ins):
-  """MLflow has one active run at a time: the next try begins another."""
+def test_a_run_that_was_begun_in_vain_is_continued(tmp_path, stand_ins):
+  """By the next try, which sends its settings; it is ended meanwhile."""
   folder = make_run(tmp_path / "run")
   write(folder, "metrics.jsonl", [10, 20])
   (tmp_path / "down_store").touch()
@@ -199,7 +199,12 @@ def test_a_run_that_was_begun_in_vain_is_ended(tmp_path, stand_ins):
     sender.send()
   (tmp_path / "down_store").unlink()
   sender.send()
-  assert updates(stand_ins()) == [10, 20]
+  calls = stand_ins()
+  assert updates(calls) == [10, 20]
+  begun = [call[1] for call in calls if call[0] == "start"]
+  assert begun == [None, "made"]
+  assert sum(call[0] == "params" for call in calls) == 2
+  assert ["dict", "run.json"] in calls
 
 
 def test_a_service_that_hangs_is_ended(tmp_path, stand_ins, capfd, monkeypatch):

@@ -271,9 +271,8 @@ def test_finetuning_attends_by_it_when_it_trains(is_training):
     with tf.Graph().as_default() as graph:
       rows = [tf.zeros([4, 16], tf.int32) for _ in range(3)]
       batch = packed_rows.FinetuningBatch(
-        *rows, tf.zeros([4, 3], tf.int32), tf.zeros([4, 3, 1], tf.int32),
-        tf.zeros([4, 3]),
-      )  # fmt: skip
+        *rows, tf.zeros([4, 3, 1], tf.int32), tf.zeros([4, 3])
+      )
       finetuning_heads.encode(batch, config, is_training)
       return sum(op.type == "MatMul" for op in graph.get_operations())
 
