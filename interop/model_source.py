@@ -244,12 +244,10 @@ def _case_of_records(
 def _learned(flags, folder: str, files: str | None) -> list[str]:
   """Gives --objective and --segment_ids what a model learned, and lines.
 
-  It is of no run folder: its task.json says it, or else it is published, with
-  segment ids. `UserError` for an evaluation with others of those of task.json.
+  Where no file says it, it is published, with segment ids. `UserError` for an
+  evaluation with others.
   """
-  if run_folder.last_training(folder):
-    return []  # `PretrainingConfig` finds it there
-  said, path = saved_task(folder), os.path.join(folder, TASK_FILE)
+  path, said = _said(folder)
   trains = flags.do_train or flags.dry_run
   files = (not trains and flags.eval_input_file) or files
   found = records.manifest_of(files) if files else None
@@ -274,12 +272,30 @@ def _learned(flags, folder: str, files: str | None) -> list[str]:
         "flag out"
       )
     return lines
-  used = used and has_pairs
-  if used not in (None, run_folder.uses_segments(wanted, None)):
-    given.value = used
+  given.value = used and has_pairs
+  if given.value not in (None, run_folder.uses_segments(wanted, None)):
     by = f"{path} says" if "segment_ids" in said else "published models are"
-    lines.append(f"--{'' if used else 'no'}segment_ids, as {by}")
+    lines.append(f"--{'' if given.value else 'no'}segment_ids, as {by}")
   return lines
+
+
+def _said(folder: str) -> tuple[str, dict]:
+  """The file that says what a model learned, and what it says.
+
+  That is "objective" and "segment_ids", as in task.json.
+  """
+  run = run_folder.last_training(folder)
+  if not run:
+    return os.path.join(folder, TASK_FILE), saved_task(folder)
+  # An older run does not say; None: as its records, in Python code's runs.
+  objective = run["flags"].get("objective", records.OBJECTIVES[0])
+  segments = run["flags"].get("segment_ids")
+  said = {"segment_ids": segments}
+  if objective:
+    segments = run_folder.uses_segments(objective, segments)
+    said = {"objective": objective, "segment_ids": segments}
+  path = os.path.join(folder, run_folder.RUN_FILE)
+  return path, {key: value for key, value in said.items() if value is not None}
 
 
 def _other_text(init: str, files: str) -> list[str]:
@@ -406,14 +422,9 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
 def _pretraining_task(folder: str, given) -> tuple[str, dict]:
   """What a run's records were, and the file that says it; ("", {}) if none."""
   known, found = run_folder.tokenizer(folder), run_folder.manifest(folder)
-  task: dict = {}
-  if trained := run_folder.last_training(folder):
-    flags = [trained["flags"].get(n) for n in ("objective", "segment_ids")]
-    task["segment_ids"] = run_folder.uses_segments(*flags)
-    if flags[0]:  # older runs do not say
-      task["objective"] = flags[0]
+  path, task = _said(folder) if run_folder.last_training(folder) else ("", {})
   if not known:
-    return os.path.join(folder, run_folder.RUN_FILE) if task else "", task
+    return path, task
   path, info = known
   task["do_lower_case"] = info.do_lower_case
   if found:

@@ -547,15 +547,16 @@ class PretrainingConfig(RunConfig):
     return self.do_train or self.dry_run
 
   def _found_model(self) -> dict:
-    """Objective and segment ids: the flags', else the run's or the records'."""
+    """Objective and segment ids: the flags', else the run's or the records'.
+
+    What another model learned, `model_source.settle` has made flags.
+    """
     own = self.output_dir or ""
     folders = [own] if checkpoint_files.has_begun(own) else []
     folders += [os.path.dirname(self.cooldown_from or "")]
     known = (run_folder.last_training(folder) for folder in folders if folder)
     run = next(filter(None, known), None)
-    learned = run["flags"] if run else self._learned()
-    if learned and not run and not self._trains:
-      return self._evaluated_model(learned)
+    learned = run["flags"] if run else {}
     objective, segments = self.objective, self.segment_ids
     if run:  # an older one does not say
       objective = objective or learned.get("objective") or records.OBJECTIVES[0]
@@ -566,52 +567,22 @@ class PretrainingConfig(RunConfig):
       segments = learned.get("segment_ids")
     return {"objective": objective, "segment_ids": segments}
 
-  def _learned(self) -> dict:
-    """Flags of the run that pre-trained --init_checkpoint; {}: not known."""
-    folder = os.path.dirname(self.init_checkpoint or "")
-    start = folder and run_folder.last_training(folder)
-    older = {"objective": records.OBJECTIVES[0], "segment_ids": None}
-    return older | start["flags"] if start else {}
-
-  def _manifest(self, objective: str | None = None) -> records.Manifest | None:
+  def _manifest(self) -> records.Manifest | None:
     """Of the records to train on, or to evaluate on without training.
 
-    `UserError` if they are of two kinds and no `objective` is known.
+    `UserError` if they are of two kinds and no objective is known.
     """
     files = (not self._trains and self.eval_input_file) or self.input_file
     paths = records.expand_patterns(files) if files else []
     found = records.find_manifests(paths)
     made_for = {manifest.objective: path for path, manifest in found.values()}
-    if len(made_for) > 1 and not (objective or self.objective):
+    if len(made_for) > 1 and not self.objective:
       kinds = " and ".join(f"{p} for {o}" for o, p in made_for.items())
       raise UserError(
         f"{kinds}: give records of one kind, or --objective=mlm, which learns "
         "from both"
       )
     return found[paths[0]][1] if paths and paths[0] in found else None
-
-  def _evaluated_model(self, learned: dict) -> dict:
-    """`_found_model` for a model of another folder, `learned` by these flags.
-
-    It is evaluated with the segment ids that it learned. Records without pairs
-    have no second segments.
-    """
-    used = run_folder.uses_segments(
-      learned["objective"], learned["segment_ids"]
-    )
-    alone = learned["objective"] == "mlm"
-    found = self._manifest("mlm" if alone else None)
-    pairs = not found or found.has_pairs
-    if pairs and self.segment_ids not in (None, used):
-      raise UserError(
-        f"--{'' if self.segment_ids else 'no'}segment_ids: "
-        f"{self.init_checkpoint} was trained {'with' if used else 'without'} "
-        "them: leave the flag out"
-      )
-    objective = self.objective
-    if not objective:
-      objective = "mlm" if alone else _objective(found)
-    return {"objective": objective, "segment_ids": used and pairs}
 
   @classmethod
   def found(cls, flags):
