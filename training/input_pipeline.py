@@ -1,7 +1,8 @@
 """From records to batches: a function of (seed, epoch, rank).
 
 `record_order` says which records a rank reads; a source has their content.
-`Source` reads record files and draws dynamic masks from (seed, epoch, record).
+`Source` reads record files and draws dynamic masks from (seed, epoch, record);
+their share may follow the time, which no two runs have alike.
 Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 

@@ -7,13 +7,13 @@ import os
 import numpy as np
 import pytest
 import runs
-from samples import write_records
+from samples import write_config, write_packed, write_records
 
 import run_pretraining
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import records
+from data import masking, records
 from data.masking import MaskConfig
 from gradients.distributed import Comm
 from training import (
@@ -65,6 +65,31 @@ def assert_equal(got, want):
     np.testing.assert_array_equal(got[name], value, err_msg=name)
 
 
+def assert_same_reports(run, whole):
+  for key in ("global_step", "loss", "learning_rate", "examples", "grad_norm"):
+    assert runs.metrics(run, key) == runs.metrics(whole, key), key
+
+
+def by_hand(config, before):
+  """Variables after four updates in the graph of `config`, from `before`."""
+  with training_run.graph(config):
+    task = run_pretraining.training_task(config, Comm())
+    session = tf.Session(config=training_run.session_config(config, Comm()))
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    for variable in tf.global_variables():
+      if variable.op.name in before:
+        variable.load(before[variable.op.name], session)
+    task.batches.start(session, 0)
+    for _ in range(4):
+      for _ in range(task.plan.accumulation - 1):
+        session.run(task.ops.accumulate)
+      session.run(task.ops.fetches())
+    made = {v.op.name: session.run(v) for v in tf.global_variables()}
+  return {n: v for n, v in made.items() if not n.startswith(TRAINING_STATE)}
+
+
 def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
   """A run of the first, and its variables in the graph of the second."""
   run, hand = tmp_path / "run", tmp_path / "hand"
@@ -88,26 +113,92 @@ def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
     (tiny_run[0], other_records), hand, **first
     | {"global_batch_size": 20, "learning_rate": 2e-3, "num_train_steps": 4},
   )  # fmt: skip
-  with training_run.graph(config):
-    task = run_pretraining.training_task(config, Comm())
-    session = tf.Session(config=training_run.session_config(config, Comm()))
-    session.run(
-      [tf.global_variables_initializer(), tf.local_variables_initializer()]
-    )
-    for variable in tf.global_variables():
-      if variable.op.name in before:
-        variable.load(before[variable.op.name], session)
-    task.batches.start(session, 0)
-    for _ in range(4):
-      for _ in range(task.plan.accumulation - 1):
-        session.run(task.ops.accumulate)
-      session.run(task.ops.fetches())
-    made = {v.op.name: session.run(v) for v in tf.global_variables()}
-  made = {n: v for n, v in made.items() if not n.startswith(TRAINING_STATE)}
-  assert_equal(values_of(run / "model.ckpt-7"), made)
+  assert_equal(values_of(run / "model.ckpt-7"), by_hand(config, before))
   assert runs.metrics(run, "examples")[-1] == 3 * 12 + 4 * 20
   files = [other_records, *records.expand_patterns(tiny_run[1])]
   assert run_folder.training_files(str(run)) == files
+
+
+@pytest.fixture
+def longer_stage(tmp_path):
+  """Packed records with masks that are drawn, then longer ones: config, items.
+
+  Lengths are those of manifests.
+  """
+  items = []
+  for s, updates, masked in ((32, 3, "0.4:0.2"), (64, 4, "0.3:0.1")):
+    (tmp_path / str(s)).mkdir()
+    files, batch = write_packed(tmp_path / str(s), dynamic=True, s=s)
+    items.append(
+      {
+        "num_train_steps": updates, "input_file": files,
+        "global_batch_size": batch * s // 64, "masked_lm_prob": masked,
+      }
+    )  # fmt: skip
+  config = write_config(tmp_path / "config.json", num_hidden_layers=1)
+  return (config, items[0]["input_file"]), items
+
+
+LENGTHS = dict(max_seq_length=None, max_predictions_per_seq=None)
+
+
+def test_a_stage_of_longer_records_equals_it_by_hand(longer_stage, tmp_path):
+  tiny_run, items = longer_stage
+  run, hand = tmp_path / "run", tmp_path / "hand"
+  runs.pretrain(tiny_run, run, **staged(*items, **LENGTHS))
+  shares = [masking.shares(item.pop("masked_lm_prob")) for item in items]
+  first, second = (
+    staged(**item, **LENGTHS, stages=None, masks=MaskConfig(share))
+    for item, share in zip(items, shares, strict=True)
+  )
+  runs.pretrain(tiny_run, hand, **first)
+  before = values_of(hand / "model.ckpt-3")
+  assert_equal(values_of(run / "model.ckpt-3"), before)
+  config = runs.config(tiny_run, hand, **second)
+  made = by_hand(config, before)
+  assert_equal(values_of(run / "model.ckpt-7"), made)
+  places = "bert/embeddings/position_embeddings/adam_m"
+  assert not before[places][32:].any() and made[places][32:].any()
+
+
+def test_killed_in_a_stage_of_longer_records_equals_never_killed(
+  longer_stage, tmp_path
+):
+  tiny_run, items = longer_stage
+  whole, run = tmp_path / "whole", tmp_path / "run"
+  settings = staged(*items, **LENGTHS, dropout=0.1)
+  runs.pretrain(tiny_run, whole, **settings)
+  with runs.ended_after(5):
+    runs.pretrain(tiny_run, run, **settings)
+  result = runs.pretrain(tiny_run, run, **settings)
+  assert result["training"]["updates"] == 2
+  assert_same_reports(run, whole)
+  assert_equal(
+    values_of(run / "model.ckpt-7"), values_of(whole / "model.ckpt-7")
+  )
+
+
+def test_killed_while_a_batch_grows_equals_never_killed(tiny_run, tmp_path):
+  """Two updates after the newest checkpoint, which are made again."""
+  whole, run = tmp_path / "whole", tmp_path / "run"
+  settings = staged(
+    {"num_train_steps": 8, "global_batch_size": [6, 24]},
+    dropout=0.1, save_checkpoints_steps=3,
+  )  # fmt: skip
+  runs.pretrain(tiny_run, whole, **settings)
+  assert np.diff(runs.metrics(whole, "examples")).tolist() == [
+    6, 12, 12, 18, 18, 24, 24
+  ]  # fmt: skip
+  with runs.ended_after(5):
+    runs.pretrain(tiny_run, run, **settings)
+  assert [path.name for path in run.glob("*.index")] == ["model.ckpt-3.index"]
+  result = runs.pretrain(tiny_run, run, **settings)
+  assert result["training"]["updates"] == 5
+  assert_same_reports(run, whole)
+  assert runs.metrics(run, "global_step") == list(range(1, 9))
+  assert_equal(
+    values_of(run / "model.ckpt-8"), values_of(whole / "model.ckpt-8")
+  )
 
 
 def three_stages(other_records):
@@ -150,8 +241,7 @@ def test_killed_in_any_stage_equals_never_killed(
     with runs.ended_after(last):
       runs.pretrain(tiny_run, run, **settings)
   runs.pretrain(tiny_run, run, **settings)
-  for key in ("loss", "learning_rate", "examples", "grad_norm"):
-    assert runs.metrics(run, key) == runs.metrics(whole, key)
+  assert_same_reports(run, whole)
   for step in (4, 7, 10):
     assert_equal(
       values_of(run / f"model.ckpt-{step}"),

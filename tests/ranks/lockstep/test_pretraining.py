@@ -1,21 +1,26 @@
 """Two ranks train as one rank does, and decide together."""
 
 import contextlib
+import threading
 import time
 
 import numpy as np
 import pytest
 import runs
+from samples import write_packed
 
 import optimization
+import run_pretraining
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from data import masking
 from gradients import exchange
 from gradients.distributed import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
-from training import reporting, stages
+from training import input_pipeline, reporting, stages
 from training.config import PretrainingConfig
+from training.signals import Budget
 
 
 def pretrain(tiny, folder, comm, **changes):
@@ -54,14 +59,44 @@ def test_ranks_and_micro_batches_equal_one_big_batch(
 
 @pytest.mark.slow
 def test_gradients_sent_as_float16_train_as_well(comm, plain_run, tmp_path):
+  """Moments differ by the rounding to 11 bits, and not by more."""
   tiny, one = plain_run
-  allreduce = AllreduceConfig(fp16_allreduce=True)
-  two = pretrain(
-    tiny, tmp_path / "run", comm, train_batch_size=12, allreduce=allreduce
-  )
-  assert runs.metrics(two) != runs.metrics(one)
-  np.testing.assert_allclose(runs.metrics(two), runs.metrics(one), rtol=2e-3)
-  assert set(runs.metrics(two, "loss_scale")) == {2.0**16}
+  plain, half = (
+    pretrain(
+      tiny, tmp_path / name, comm, train_batch_size=12,
+      allreduce=AllreduceConfig(fp16_allreduce=name == "half"),
+    )
+    for name in ("plain", "half")
+  )  # fmt: skip
+
+  def moments(folder):
+    found = sorted(runs.weights(folder).items())
+    return np.concatenate([v.ravel() for n, v in found if n.endswith("adam_m")])
+
+  want = moments(plain)
+  error = lambda made: np.linalg.norm(made - want) / np.linalg.norm(want)
+  assert error(moments(one)) < 1e-5  # another order of sums, in float32
+  assert 3e-5 < error(moments(half)) < 1e-3
+  np.testing.assert_allclose(runs.metrics(half), runs.metrics(plain), rtol=1e-4)
+  assert set(runs.metrics(half, "loss_scale")) == {2.0**16}
+  assert set(runs.metrics(plain, "loss_scale")) == {1.0}
+
+
+def test_zero_shares_the_moments_out(comm, plain_run, tmp_path):
+  """Over both ranks they are whole, with zeros that fill up a group."""
+  tiny, _ = plain_run
+  allreduce = AllreduceConfig(zero=1)
+  here = runs.graph_sizes(tiny, tmp_path, comm, allreduce=allreduce)
+  whole = runs.graph_sizes(tiny, tmp_path)
+  for slot in ("/adam_m", "/adam_v"):
+    held, total = (
+      sum(n for name, n in sizes.items() if name.endswith(slot))
+      for sizes in (here, whole)
+    )
+    held = comm.gather(np.array([held]))
+    assert held.min() == held.max()
+    zeros = held.sum() - total
+    assert 0 <= zeros < comm.size * allreduce.allreduce_groups
 
 
 @pytest.mark.parametrize(
@@ -154,6 +189,63 @@ def test_stages_with_a_batch_that_grows(
       runs.metrics(one, key), rel=1e-12
     )
   np.testing.assert_allclose(runs.metrics(run), runs.metrics(one), rtol=1e-5)
+
+
+def test_the_time_is_rank_0s(comm, at_root, plain_run, tmp_path, monkeypatch):
+  """Rates and masks of all ranks follow its clock alone.
+
+  Half of the time passes in update 5, half in update 12. Rank 1 measures 7 s
+  more in each.
+  """
+
+  class Clock(Budget):
+    updates = 0
+
+    def lap(self):
+      if threading.current_thread() is not threading.main_thread():
+        return 0.0  # masks are drawn while the update goes on
+      return 7.0 * comm.rank + (30.0 if self.updates in (4, 11) else 0.0)
+
+    def after_update(self, seconds):
+      if seconds:
+        time.sleep(0.5)  # what is read ahead has the time before the update
+      super().after_update(seconds)
+      self.updates += 1
+
+  drawn, mask_records = [], masking.mask_records
+
+  def draw(ids, mask, segments, keys, given, *continuation):
+    drawn.append(given.masked_lm_prob[0])
+    return mask_records(ids, mask, segments, keys, given, *continuation)
+
+  monkeypatch.setattr(run_pretraining, "Budget", Clock)
+  monkeypatch.setattr(masking, "mask_records", draw)
+  # As many updates are read at once as by a rank alone, which has more rows.
+  monkeypatch.setattr(input_pipeline, "_RECORDS_IN_TIME", 1)
+  tiny = plain_run[0][0], f"{tmp_path}/data-*.tfrecord"
+  settings = dict(
+    max_train_minutes=1.0, num_train_steps=10_000, num_warmup_steps=0,
+    global_batch_size=at_root(lambda: write_packed(tmp_path, dynamic=True)[1]),
+    masks=masking.MaskConfig(masked_lm_prob=(0.4, 0.15)),
+    max_predictions_per_seq=None,
+  )  # fmt: skip
+  one, two = tmp_path / "one", tmp_path / "two"
+  at_root(lambda: runs.pretrain(tiny, one, **settings))
+  drawn.clear()
+  pretrain(tiny, two, comm, train_batch_size=12, **settings)
+  halves = [2] * 4 + [1] * 7 + [0]
+  np.testing.assert_allclose(
+    runs.metrics(two, "learning_rate"),
+    5e-4 * np.array(halves),
+    rtol=1e-3,
+    atol=1e-9,
+  )
+  assert drawn[0] == pytest.approx(0.4, abs=1e-3)  # of update 1
+  assert drawn[-1] == pytest.approx(0.275, abs=1e-3)
+  for key in ("learning_rate", "masked_lm_loss", "next_sentence_loss"):
+    np.testing.assert_allclose(
+      runs.metrics(two, key), runs.metrics(one, key), rtol=1e-5, err_msg=key
+    )
 
 
 def test_ranks_that_disagree_are_named(comm):

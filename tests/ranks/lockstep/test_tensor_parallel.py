@@ -7,6 +7,7 @@ from samples import write_config, write_packed
 
 # A vocabulary that two slices cannot share evenly.
 MODEL = dict(vocab_size=101, num_attention_heads=4)
+WORDS = "bert/embeddings/word_embeddings"
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,16 @@ def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
     for f in ("run", "whole")
   ]
   assert shapes[0] == shapes[1]
+
+
+def test_a_slice_holds_its_part_of_a_layer(slices, plain_run, tmp_path):
+  """Half of the matrices; output biases and layer norms are whole."""
+  tiny, _ = plain_run
+  here = runs.graph_sizes(tiny, tmp_path, slices, tensor_parallel=2)
+  whole = runs.graph_sizes(tiny, tmp_path)
+  assert here.keys() == whole.keys()
+  # Weights and their moments.
+  layer = lambda sizes: sum(n for v, n in sizes.items() if "/layer_0/" in v)
+  held = slices.gather(np.array([layer(here), here[WORDS]]))
+  assert held[:, 0].max() < 0.55 * layer(whole)
+  assert held[:, 1].sum() == whole[WORDS]
