@@ -1143,7 +1143,9 @@ def test_records_longer_than_the_positions_are_refused(tiny_run, tmp_path):
 @pytest.mark.slow
 def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
   runs.trained(tiny_run, tmp_path / "run", num_train_steps=4)
-  wide = write_config(tmp_path / "wide.json", intermediate_size=128)
+  wide = write_config(
+    tmp_path / "wide.json", num_hidden_layers=1, intermediate_size=128
+  )
   told = [tmp_path / "run" / name for name in ("bert_config.json", "run.json")]
   before = [path.read_bytes() for path in told]
   with pytest.raises(
