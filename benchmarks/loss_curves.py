@@ -1,4 +1,4 @@
-"""Trains the same 200 updates in every precision and XLA mode, and compares.
+"""Trains the same updates in every precision and XLA mode, and compares.
 
   python -m benchmarks.loss_curves --output=curves.png \\
     --bert_config_file=runs/quickstart/bert_config.json \\
@@ -45,8 +45,8 @@ def define_flags() -> None:
   flags.DEFINE_string("bert_config_file", None, "The model.", required=True)
   flags.DEFINE_string("input_file", None, "Records.", required=True)
   flags.DEFINE_string("output", "curves.png", "Where to plot.")
-  flags.DEFINE_integer("updates", 200, "Updates of each run.")
-  flags.DEFINE_integer("batch", 32, "Examples of an update.")
+  flags.DEFINE_integer("steps", 200, "Steps of --batch examples of each run.")
+  flags.DEFINE_integer("batch", 32, "Records of an update.")
   flags.DEFINE_float("learning_rate", 1e-3, "Peak.")
 
 
@@ -63,8 +63,8 @@ def train(precision: str, mode: str) -> np.ndarray:
         f"--output_dir={folder}",
         f"--train_batch_size={FLAGS.batch}",
         f"--learning_rate={FLAGS.learning_rate}",
-        f"--num_train_steps={FLAGS.updates}",
-        f"--num_warmup_steps={FLAGS.updates // 10}",
+        f"--num_train_steps={FLAGS.steps}",
+        f"--num_warmup_steps={FLAGS.steps // 10}",
         "--bias_correction",
         "--log_every_steps=1",
         f"--precision={precision}",
@@ -98,7 +98,7 @@ def main(_) -> None:
       "precision": precision,
       "xla": mode,
       "reference": ", ".join(reference),
-      "updates": FLAGS.updates,
+      "updates": len(curves[precision, mode]),
       "last_window_loss": round(float(losses[-1]), 4),
       "largest_difference": round(float(np.abs(difference).max()), 6),
     }
