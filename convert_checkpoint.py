@@ -23,6 +23,7 @@ import tempfile
 
 import mixed_precision
 import tokenization
+from checkpoints import checkpoint_weights
 from common import json_files
 from common.errors import UserError
 from common.settings import run_with, setting
@@ -38,7 +39,6 @@ from interop import (
 )
 from interop.hugging_face import Model
 from interop.tokenizer_files import VOCAB_FILE
-from training import checkpoint_weights
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"

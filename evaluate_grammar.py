@@ -21,6 +21,7 @@ import numpy as np
 
 import mixed_precision
 import tokenization
+from checkpoints import run_folder
 from common import json_files
 from common.console import Progress, say
 from common.errors import DataError, UserError
@@ -29,7 +30,6 @@ from common.tensorflow_v1 import tf
 from data import records, tfrecord, unigrams
 from gradients import distributed
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
-from training import run_folder
 
 RESULTS_FILE = "grammar_results.json"
 _WITHIN_WORD = "within_word"

@@ -25,30 +25,22 @@ from common import errors
 if __name__ == "__main__":
   errors.leave_when_asked()  # also while TensorFlow is imported
 
+import input_pipeline
 import modeling
 import optimization
+from checkpoints import checkpoint_files, checkpointing, run_folder
 from common import console, settings
 from common.console import say
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
+from config import stages, training_plan
+from config.pretraining import BEST_BY, PretrainingConfig, is_preset
 from data import cooccurrences, record_order, records, unigrams
 from gradients import distributed, sharded_variables
 from interop import model_source
 from model import initial_weights, model_flops
 from model.tensor_parallel import Slices
-from training import (
-  checkpoint_files,
-  checkpointing,
-  dry_run,
-  input_pipeline,
-  reporting,
-  run_folder,
-  stages,
-  train_loop,
-  training_plan,
-  training_run,
-)
-from training.config import BEST_BY, PretrainingConfig, is_preset
+from training import dry_run, reporting, train_loop, training_run
 from training.evaluation import (
   EvaluationBatches,
   Evaluator,

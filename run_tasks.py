@@ -26,6 +26,7 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
+from checkpoints import run_folder
 from common import console, json_files, processes
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
@@ -34,7 +35,7 @@ from finetuning import task_file
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
 from interop import model_source
-from training import next_steps, run_folder
+from training import next_steps
 
 RESULTS_FILE = "results.jsonl"
 _SETTINGS_FILE = "tasks.json"

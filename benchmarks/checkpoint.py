@@ -25,9 +25,9 @@ import time
 import numpy as np
 from absl import flags
 
+from checkpoints import checkpoint_files, metrics, run_folder
 from common import errors, json_files
 from data import records, tf_example, tfrecord
-from training import checkpoint_files, metrics, run_folder
 
 FLAGS = flags.FLAGS
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

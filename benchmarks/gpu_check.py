@@ -31,9 +31,9 @@ from benchmarks.hlo import chips, costs, export_hlo
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
-from training.config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
 ROOT = pathlib.Path(__file__).parents[1]

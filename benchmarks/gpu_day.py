@@ -26,9 +26,10 @@ from collections.abc import Callable
 from absl import app, flags
 
 from benchmarks.hlo import chips
+from checkpoints import metrics
 from common import json_files, processes
 from common.nvidia import visible_gpus
-from training import metrics, next_steps
+from training import next_steps
 
 FLAGS = flags.FLAGS
 PREDICTED = "benchmarks/results/gpu_check.jsonl"

@@ -21,8 +21,8 @@ import run_pretraining
 from benchmarks.gpu import placement, training_graph
 from common import console
 from common.tensorflow_v1 import tf
+from config.pretraining import PretrainingConfig
 from gradients import distributed
-from training.config import PretrainingConfig
 
 FLAGS = tf.flags.FLAGS
 

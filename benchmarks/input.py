@@ -23,13 +23,14 @@ import time
 
 import numpy as np
 
+import input_pipeline
 import run_pretraining
 from benchmarks.step import MatmulRate, Step
 from common.tensorflow_v1 import tf
+from config.pretraining import PretrainingConfig
 from data import record_order
 from gradients import distributed
-from training import input_pipeline, train_loop
-from training.config import PretrainingConfig
+from training import train_loop
 
 FLAGS = tf.flags.FLAGS
 

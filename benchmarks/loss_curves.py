@@ -18,8 +18,8 @@ import tempfile
 import matplotlib
 import numpy as np
 
+from checkpoints import metrics
 from common.tensorflow_v1 import tf
-from training import metrics
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

@@ -17,10 +17,11 @@ import numpy as np
 from absl import flags
 
 import run_pretraining
+from checkpoints import metrics
 from common import errors, settings
+from config.pretraining import PretrainingConfig
 from data import records, tf_example, tfrecord
-from training import dry_run, metrics
-from training.config import PretrainingConfig
+from training import dry_run
 
 FLAGS = flags.FLAGS
 # BERT config, sequence, predictions, micro-batch, --recompute, --precision

@@ -18,19 +18,15 @@ import time
 
 import numpy as np
 
+import input_pipeline
 import run_pretraining
+from checkpoints import checkpointing
 from common import console
 from common.tensorflow_v1 import tf
+from config.pretraining import PretrainingConfig
 from gradients import distributed, moments
 from model import model_flops
-from training import (
-  checkpointing,
-  input_pipeline,
-  reporting,
-  train_loop,
-  training_run,
-)
-from training.config import PretrainingConfig
+from training import reporting, train_loop, training_run
 
 FLAGS = tf.flags.FLAGS
 

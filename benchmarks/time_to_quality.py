@@ -53,11 +53,12 @@ import time
 import numpy as np
 from absl import app, flags
 
+from checkpoints import metrics, run_folder
 from common import json_files, processes
 from data import records, tfrecord
 from data.workers import available_cores
 from tools.quickstart import best_precision
-from training import divergence, metrics, next_steps, run_folder
+from training import divergence, next_steps
 from training.next_steps import python
 
 FLAGS = flags.FLAGS

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from scipy import special
 
+from checkpoints.metrics import BestBy
 from common.errors import DataError, UserError
 from common.files import whole
 from common.settings import in_group
@@ -18,7 +19,6 @@ from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.task_file import model_folder, saved_task
 from model import model_flops
-from training.metrics import BestBy
 
 _data = in_group("Data")
 

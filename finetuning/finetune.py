@@ -11,26 +11,21 @@ from typing import ClassVar
 
 import numpy as np
 
+import input_pipeline
 import optimization
 import tokenization
+from checkpoints import checkpointing, metrics
 from common import console
 from common.console import say
 from common.errors import UserError
 from common.settings import in_group
 from common.tensorflow_v1 import tf
+from config.pretraining import RunConfig
 from data import record_order, tfrecord
 from finetuning import packed, task_file
 from finetuning.task_file import TASK_FILE, saved_task
 from model import model_flops
-from training import (
-  checkpointing,
-  input_pipeline,
-  metrics,
-  reporting,
-  train_loop,
-  training_run,
-)
-from training.config import RunConfig
+from training import reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
 from xla_patches import jit

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from checkpoints import metrics
 from common import json_files
 from common.errors import DataError, UserError
 from common.settings import in_group
 from finetuning import heads, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from model import model_flops
-from training import metrics
 
 _data = in_group("Data")
 

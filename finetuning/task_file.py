@@ -10,13 +10,14 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 
+from checkpoints import checkpoint_files
 from common import json_files
 from common.errors import DataError, UserError
 from common.files import whole
 from common.settings import setting
 from data import records
 from model.bert_config import BertConfig
-from training import checkpoint_files, training_run
+from training import training_run
 
 TASK_FILE = "task.json"
 PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from checkpoints import checkpoint_files, run_folder
 from common import json_files
 from common.errors import DataError, UserError
 from common.files import whole
@@ -29,7 +30,7 @@ from finetuning.task_file import (
 from interop import bert_tensors, model_config, tokenizer_files
 from interop.tokenizer_files import Vocabulary
 from model.bert_config import BertConfig
-from training import checkpoint_files, run_folder, training_run
+from training import training_run
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 # Keys of task.json about a run's files, not about the model.

@@ -23,12 +23,12 @@ import numpy as np
 
 import mixed_precision
 import modeling
+from checkpoints import checkpoint_files, restore
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from finetuning import heads, task_file
 from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
 from model.bert_config import BertConfig
-from training import checkpoint_files, restore
 from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 
-from training import checkpoint_files, metrics, run_folder
+from checkpoints import checkpoint_files, metrics, run_folder
 
 CARD_FILE = "README.md"
 # Architecture -> the Hub's name of what it does.

@@ -10,7 +10,10 @@ import glob
 import os
 
 import tokenization
+from checkpoints import checkpoint_files, cooldown, metrics, run_folder
 from common.errors import UserError
+from config import stages
+from config.pretraining import BEST_BY, is_preset, read_bert
 from data import record_report, records, tfrecord
 from finetuning import task_file
 from finetuning.task_file import (
@@ -25,15 +28,7 @@ from gradients import distributed
 from interop import hugging_face, tokenizer_files
 from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
-from training import (
-  checkpoint_files,
-  cooldown,
-  metrics,
-  run_folder,
-  stages,
-  training_run,
-)
-from training.config import BEST_BY, is_preset, read_bert
+from training import training_run
 
 ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = training_run.CONFIG_FILE

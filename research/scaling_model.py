@@ -31,6 +31,7 @@ import numpy as np
 import scipy.optimize
 from absl import flags
 
+import input_pipeline
 import mixed_precision
 from benchmarks.network import slow_network
 from common import errors
@@ -39,7 +40,6 @@ from interop import bert_tensors
 from model import model_flops
 from model.bert_config import BertConfig
 from research import published_scaling
-from training import input_pipeline
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

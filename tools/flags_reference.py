@@ -12,7 +12,7 @@ from common.settings import markdown
 # Command -> the dataclass of its settings; some are in modules above this one.
 COMMANDS = {
   "create_pretraining_data.py": "data.creation.Settings",
-  "run_pretraining.py": "training.config.PretrainingConfig",
+  "run_pretraining.py": "config.pretraining.PretrainingConfig",
   "run_classifier.py": "finetuning.classification.ClassifierConfig",
   "run_squad.py": "finetuning.squad.SquadConfig",
   "run_tasks.py": "run_tasks.Settings",

@@ -7,9 +7,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from checkpoints import metrics, run_folder
 from common import files, json_files
 from data import record_report, records
-from training import metrics, run_folder
 
 # The colours are the browser's own, light or dark; the picture stays on white.
 _STYLE = """

@@ -22,10 +22,10 @@ import matplotlib.backend_bases
 import matplotlib.ticker
 import numpy as np
 
+from checkpoints import metrics, run_folder
 from common import errors
 from common.settings import run_with, setting
 from tools import html_report
-from training import metrics, run_folder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

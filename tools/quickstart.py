@@ -21,6 +21,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 
+from checkpoints import metrics, run_folder
 from common import console, json_files, processes
 from common.errors import UserError
 from common.nvidia import visible_gpus
@@ -28,7 +29,7 @@ from common.settings import run_with, setting
 from data import records, text_files
 from tokenization import MASK
 from tools import plot_metrics
-from training import metrics, next_steps, reporting, run_folder
+from training import next_steps, reporting
 from training.next_steps import python
 
 # These train in 2 to 4 minutes on two cores; the README shows the result.

@@ -11,10 +11,10 @@ import sys
 
 import numpy as np
 
+from checkpoints import checkpoint_files
 from common import json_files, processes
 from common.console import say
 from common.errors import UserError
-from training import checkpoint_files
 
 FILE = "nonfinite.json"
 PATIENCE = 10  # updates in a row

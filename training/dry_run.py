@@ -19,19 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import input_pipeline
+from checkpoints import checkpointing
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data.workers import available_cores
 from gradients import distributed, moments
 from model.tensor_parallel import cut_of
-from training import (
-  checkpointing,
-  evaluation,
-  input_pipeline,
-  reporting,
-  training_run,
-)
+from training import evaluation, reporting, training_run
 
 _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 
+from checkpoints.snapshot import Snapshot
 from common import errors
 from common.console import say, tell
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from training.signals import StopSignals
-from training.snapshot import Snapshot
 
 
 def run(job: Callable[..., dict], comm) -> dict:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+import input_pipeline
+from checkpoints import metrics, run_folder
 from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from training import input_pipeline, metrics, run_folder
 from training.signals import Interrupted, StopVote
 from xla_patches import jit
 

@@ -9,9 +9,10 @@ import time
 
 import numpy as np
 
+from checkpoints import metrics
 from common.console import Progress, shown, tell
 from common.tensorflow_v1 import later as tf
-from training import divergence, metrics
+from training import divergence
 
 # Parts of the time between two reports.
 _PARTS = ("input", "step", "all_reduce", "save", "evaluation")

@@ -4,21 +4,15 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+import input_pipeline
 import optimization
+from checkpoints import checkpointing, metrics
 from common import errors
 from common.tensorflow_v1 import tf
+from config import training_plan
+from config.pretraining import RunConfig
 from gradients import distributed
-from training import (
-  checkpointing,
-  divergence,
-  evaluation,
-  input_pipeline,
-  metrics,
-  profiling,
-  reporting,
-  training_plan,
-)
-from training.config import RunConfig
+from training import divergence, evaluation, profiling, reporting
 from training.signals import (
   Budget,
   Interrupted,

@@ -11,6 +11,8 @@ import numpy as np
 
 import mixed_precision
 import optimization
+from checkpoints import checkpointing, metrics, run_folder
+from checkpoints.snapshot import Snapshot
 from common import json_files
 from common.console import say, tell
 from common.errors import STOPPED_STATUS, UserError, leave_when_asked
@@ -20,18 +22,14 @@ from gradients import distributed, exchange
 from gradients.lr_schedule import scale_peak
 from model import sampled_softmax, triton_kernels
 from training import (
-  checkpointing,
   elastic,
-  metrics,
   next_steps,
   profiling,
   reporting,
-  run_folder,
   services,
   train_loop,
 )
 from training.signals import StopSignals, Watchdog
-from training.snapshot import Snapshot
 from xla_patches import jit
 
 CONFIG_FILE = "bert_config.json"  # of a run folder

@@ -44,10 +44,11 @@ from absl import flags
 
 import tokenization
 from benchmarks.faults import recorded_run
+from checkpoints import checkpoint_files, metrics
 from common import errors
 from common.tensorflow_v1 import tf
 from data import records, tf_example, tfrecord
-from training import checkpoint_files, metrics, reporting
+from training import reporting
 
 FLAGS = flags.FLAGS
 _ROOT = str(pathlib.Path(__file__).parents[2])

@@ -16,9 +16,10 @@ import zlib
 
 import numpy as np
 
+import input_pipeline
 import run_pretraining
 from common.tensorflow_v1 import tf
-from training import input_pipeline, train_loop
+from training import train_loop
 
 LOG = "RECORDED_RUN"  # environment: where to write
 PACE = "RECORDED_RUN_PACE"  # environment: seconds to rest after a micro-batch

@@ -2,9 +2,11 @@
 
 from unittest import mock
 
+import input_pipeline
 import run_pretraining
+from checkpoints import checkpointing
 from common.tensorflow_v1 import tf
-from training import checkpointing, input_pipeline, train_loop, training_run
+from training import train_loop, training_run
 from xla_patches import jit
 
 

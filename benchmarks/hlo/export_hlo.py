@@ -20,15 +20,16 @@ import sys
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.eager import context
 
+import input_pipeline
 import modeling
 import run_pretraining
 from benchmarks.gpu import training_graph
+from checkpoints import checkpointing
 from common import console
 from common.tensorflow_v1 import tf
+from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
-from training import checkpointing, input_pipeline
-from training.config import PretrainingConfig
 from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS

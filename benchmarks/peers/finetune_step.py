@@ -15,11 +15,12 @@ import time
 import numpy as np
 from absl import flags
 
+from checkpoints import run_folder
 from common import settings
 from common.tensorflow_v1 import tf
 from finetuning import classification, finetune, squad
 from gradients import distributed
-from training import run_folder, train_loop, training_run
+from training import train_loop, training_run
 
 _KINDS = {
   "classifier": (

@@ -281,8 +281,8 @@ def record(folder):
 @reader(0.1)
 def pipeline(folder):
   """The same, as training reads them."""
+  import input_pipeline
   from data import masking
-  from training import input_pipeline
 
   def read(given):
     (e, vocab_size, dynamic), *two = given
@@ -310,7 +310,7 @@ def pipeline(folder):
 @reader(1.5)
 def manifest(folder):
   """Manifests of whole records: what was read says what the file says."""
-  from training import input_pipeline
+  import input_pipeline
 
   path, made = folder / f"data{records.MANIFEST_SUFFIX}", []
   for dynamic in (False, True):
@@ -475,8 +475,8 @@ def no_number(settings):
 def training_flags(folder):
   """Flags that are always given, and how a run reads flags."""
   import run_pretraining
-  from training import training_plan
-  from training.config import PretrainingConfig
+  from config import training_plan
+  from config.pretraining import PretrainingConfig
 
   if "do_train" not in flags.FLAGS:
     run_pretraining.define_flags()
@@ -777,10 +777,10 @@ def tokenizer(folder):
 
 def run_folder(folder, markers):
   """Of two checkpoints: (start, strategy of damaged files, values by step)."""
+  from checkpoints import checkpointing
   from common.tensorflow_v1 import tf
   from data import record_order
   from gradients import distributed
-  from training import checkpointing
 
   run, made, graph = folder / "run", {}, tf.Graph()
   threads = dict(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)

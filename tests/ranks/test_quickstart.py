@@ -8,11 +8,12 @@ import types
 import pytest
 import runs
 
+from checkpoints import metrics
 from common import nvidia
 from common.errors import UserError
+from config import training_plan
 from data import records
 from tools import quickstart as script
-from training import metrics, training_plan
 
 SENTENCES = [
   f"The {noun} of the {place} {verb} every {time}."

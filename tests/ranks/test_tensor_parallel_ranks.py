@@ -8,7 +8,7 @@ import pytest
 import runs
 from samples import NO_DROPOUT, write_config, write_packed
 
-from training import metrics
+from checkpoints import metrics
 
 # A vocabulary that two slices cannot share evenly, heads that four can.
 MODEL = dict(vocab_size=101, num_attention_heads=4)

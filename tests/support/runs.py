@@ -32,10 +32,10 @@ BIN = os.path.dirname(sys.executable)
 def config(tiny_run, output_dir, **changes):
   """A small training run's config: 20 updates of 24 examples, no dropout."""
   import modeling
+  from config.pretraining import PretrainingConfig
   from gradients.distributed import AllreduceConfig
   from gradients.optimizers import OptimizerConfig
   from mixed_precision import LossScaleConfig
-  from training.config import PretrainingConfig
 
   config_file, files = tiny_run
   bert = modeling.BertConfig.from_json_file(config_file)
@@ -194,7 +194,7 @@ def command(
 
 def metrics(output_dir, key="loss"):
   """One key of every report."""
-  from training import metrics as metrics_module
+  from checkpoints import metrics as metrics_module
 
   path = os.path.join(str(output_dir), metrics_module.METRICS_FILE)
   return [report[key] for report in metrics_module.read_jsonl(path)]

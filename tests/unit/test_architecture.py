@@ -18,7 +18,7 @@ LAYERS = (
   {"modeling"},
   {"gradients"},
   {"optimization"},
-  {"training"},
+  {"config", "checkpoints", "input_pipeline", "training"},
   {"finetuning"},
   {"interop"},
   {"tools"},
@@ -48,7 +48,7 @@ WITHOUT_TENSORFLOW = {
   "tools.inspect_records",
   "tools.prepare_corpus",
   "tools.train_tokenizer",
-  "training.training_plan",
+  "config.training_plan",
 }
 
 

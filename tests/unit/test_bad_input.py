@@ -25,9 +25,12 @@ from hypothesis import strategies as st
 from samples import settings_of, write_config, write_records
 
 import tokenization
+from checkpoints import checkpoint_files, checkpointing
 from common import json_files
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
+from config import deepspeed_json
+from config.pretraining import PretrainingConfig
 from data import (
   creation,
   record_report,
@@ -42,8 +45,6 @@ from interop import model_config
 from model import bert_config
 from tests.fuzz import damage
 from tools import prepare_corpus, train_tokenizer
-from training import checkpoint_files, checkpointing, deepspeed_json
-from training.config import PretrainingConfig
 
 json_flags = functools.partial(deepspeed_json.flags_of, PretrainingConfig)
 MODULES = list(test_architecture.MODULES.values())

@@ -11,6 +11,7 @@ import pytest
 import runs
 import samples
 
+import input_pipeline
 import mixed_precision
 import modeling
 from benchmarks import input as bench_input
@@ -18,7 +19,6 @@ from benchmarks import step as bench_step
 from benchmarks.network import overlap
 from common.tensorflow_v1 import tf
 from model import model_flops
-from training import input_pipeline
 
 
 def test_model_flops_of_bert_base():

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import runs
 
+from checkpoints import checkpoint_files, checkpointing
+from checkpoints import snapshot as snapshots
+from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
+from checkpoints.snapshot import Snapshot
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from training import checkpoint_files, checkpointing, evaluation
-from training import snapshot as snapshots
-from training.checkpoint_files import CheckpointError, CheckpointFiles
-from training.snapshot import Snapshot
+from training import evaluation
 
 VALUES = {
   "a/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),

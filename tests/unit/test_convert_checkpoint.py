@@ -21,8 +21,10 @@ from samples import LETTERS, TINY, contents, write_config, write_packed
 
 import convert_checkpoint
 import tokenization
+from checkpoints import checkpoint_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.pretraining import PretrainingConfig
 from convert_checkpoint import Settings
 from data import records
 from interop import (
@@ -42,8 +44,6 @@ from interop.bert_tensors import (
 )
 from interop.predictions import Input
 from model.bert_config import BertConfig
-from training import checkpoint_files
-from training.config import PretrainingConfig
 
 CONFIG = BertConfig.from_dict(TINY)
 PRETRAINING = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE)

@@ -11,9 +11,9 @@ from samples import write_config
 
 import mixed_precision
 from common.errors import UserError
+from config.deepspeed_json import flags_of as flags_of_settings
+from config.pretraining import PretrainingConfig
 from gradients import lr_schedule
-from training.config import PretrainingConfig
-from training.deepspeed_json import flags_of as flags_of_settings
 
 flags_of = functools.partial(flags_of_settings, PretrainingConfig)
 RECIPES = os.path.join(runs.ROOT, "configs", "large_batch_phase{}.json")

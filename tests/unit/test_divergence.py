@@ -8,13 +8,14 @@ import types
 import pytest
 import runs
 
+from checkpoints import checkpointing
+from checkpoints.metrics import read_jsonl
+from checkpoints.snapshot import Snapshot
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import distributed
 from mixed_precision import LossScaleConfig
-from training import checkpointing, divergence, signals
-from training.metrics import read_jsonl
-from training.snapshot import Snapshot
+from training import divergence, signals
 
 
 def diverge(tiny_run, folder, **changes):

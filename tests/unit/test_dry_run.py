@@ -10,8 +10,9 @@ import pytest
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config import training_plan
 from gradients import distributed
-from training import dry_run, evaluation, training_plan
+from training import dry_run, evaluation
 
 CHECKPOINT_MB, START_MB, SECONDS = 60.0, 700.0, 0.25
 

@@ -13,12 +13,12 @@ import trained
 from samples import TINY, write_config
 
 import convert_checkpoint
+from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.pretraining import BEST_BY
 from convert_checkpoint import Settings
 from interop import inference, model_source
-from training.checkpoint_files import CheckpointError, CheckpointFiles
-from training.config import BEST_BY
 
 # In a process that has TensorFlow and nothing of this project, as Serving's.
 FRESH = """

@@ -16,12 +16,12 @@ import samples
 
 import convert_checkpoint
 import tokenization
+from checkpoints import checkpoint_files, metrics, run_folder
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import records, tfrecord
 from finetuning import classification, finetune, packed, squad, task_file
 from interop import model_source
-from training import checkpoint_files, metrics, run_folder
 
 
 @pytest.fixture

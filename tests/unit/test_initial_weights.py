@@ -8,12 +8,12 @@ import pytest
 import runs
 from scipy import sparse
 
+import input_pipeline
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import cooccurrences, tf_example, tfrecord, unigrams
 from model import initial_weights
 from model.bert_config import BertConfig
-from training import input_pipeline
 
 
 def neighbours(vocab_size, seed=0):

@@ -11,13 +11,15 @@ import pytest
 import runs
 from samples import feature_values, write_packed, write_records
 
+import input_pipeline
 import modeling
 import tokenization
 from common.tensorflow_v1 import tf
+from config import training_plan
 from data import masking, record_order, records, tf_example, tfrecord
 from gradients import distributed
 from gradients.distributed import Comm
-from training import evaluation, input_pipeline, training_plan
+from training import evaluation
 
 SHAPE = input_pipeline.RecordShape(32, 5, 100)
 

@@ -6,9 +6,9 @@ import resource
 import pytest
 import runs
 
+from checkpoints import metrics
 from common import files
 from common.errors import DataError
-from training import metrics
 
 
 def report(step):

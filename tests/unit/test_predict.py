@@ -18,10 +18,10 @@ from samples import LETTERS, TINY, write_packed
 
 import convert_checkpoint
 import predict
+from checkpoints import run_folder
 from common.errors import DataError, UserError
 from interop import hugging_face, inference, model_source, predictions
 from interop.predictions import Input, Predictor
-from training import run_folder
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
 FOLLOWS = LETTERS.index("c")

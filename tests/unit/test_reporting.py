@@ -9,21 +9,18 @@ import pytest
 import runs
 from samples import TINY, fake_records, write_config, write_records
 
+import input_pipeline
 import mixed_precision
 import modeling
 import run_pretraining
+from checkpoints import checkpointing, metrics
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import tfrecord
 from finetuning import classification, heads, packed, squad
 from model import model_flops, sampled_softmax
-from training import (
-  checkpointing,
-  input_pipeline,
-  metrics,
-  reporting,
-)
+from training import reporting
 from xla_patches import jit
 
 

@@ -23,26 +23,20 @@ from samples import (
   write_records,
 )
 
+import input_pipeline
 import run_pretraining
+from checkpoints import checkpoint_files, checkpointing, metrics, run_folder
+from checkpoints.checkpoint_files import CheckpointError
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.pretraining import BEST_BY, PretrainingConfig
 from data import record_order, records, tf_example, tfrecord
 from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
 from interop import model_source
-from training import (
-  checkpoint_files,
-  checkpointing,
-  evaluation,
-  input_pipeline,
-  metrics,
-  run_folder,
-  training_run,
-)
-from training.checkpoint_files import CheckpointError
-from training.config import BEST_BY, PretrainingConfig
+from training import evaluation, training_run
 from training.signals import Budget
 
 

@@ -234,7 +234,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
 
 
 def test_the_files_are_those_of_a_run():
-  from training import metrics, run_folder
+  from checkpoints import metrics, run_folder
 
   assert services._FILES["train"] == metrics.METRICS_FILE
   assert services._FILES["eval"] == metrics.EVAL_METRICS_FILE

@@ -11,10 +11,10 @@ import traceback
 import pytest
 import runs
 
+from checkpoints.metrics import read_jsonl
 from common import errors
 from gradients.distributed import Comm
 from training import signals
-from training.metrics import read_jsonl
 
 
 @pytest.mark.slow

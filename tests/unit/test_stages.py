@@ -10,21 +10,16 @@ import runs
 from samples import write_config, write_packed, write_records
 
 import run_pretraining
+from checkpoints import checkpoint_files, run_folder
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config import stages, training_plan
+from config.pretraining import PretrainingConfig
 from data import masking, records
 from data.masking import MaskConfig
 from gradients.distributed import Comm
-from training import (
-  checkpoint_files,
-  run_folder,
-  stages,
-  train_loop,
-  training_plan,
-  training_run,
-)
-from training.config import PretrainingConfig
+from training import train_loop, training_run
 from training.divergence import DivergedError
 from training.signals import Budget
 

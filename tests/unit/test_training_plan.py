@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from common.errors import UserError
-from training import training_plan
+from config import training_plan
 
 
 def resolve(**changes):

@@ -9,17 +9,19 @@ import pytest
 import runs
 from samples import write_packed
 
+import input_pipeline
 import optimization
 import run_pretraining
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config import stages
+from config.pretraining import PretrainingConfig
 from data import masking
 from gradients import exchange
 from gradients.distributed import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
-from training import input_pipeline, reporting, stages
-from training.config import PretrainingConfig
+from training import reporting
 from training.signals import Budget
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from checkpoints.checkpoint_files import CheckpointFiles
 from common.tensorflow_v1 import tf
 from gradients.sharded_variables import SHARDED_VARIABLES
-from training.checkpoint_files import CheckpointFiles
 
 _ALIGNMENT = 64  # bytes
 

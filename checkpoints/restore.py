@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.tensorflow_v1 import tf
-from gradients import moments, power_sgd
-from training.checkpoint_files import (
+from checkpoints.checkpoint_files import (
   Checkpoint,
   CheckpointError,
   CheckpointFiles,
 )
-from training.snapshot import SavedVariables, Snapshot
+from checkpoints.snapshot import SavedVariables, Snapshot
+from common.tensorflow_v1 import tf
+from gradients import moments, power_sgd
 
 # Variables that checkpoints of earlier versions lack, and their values then.
 _ADDED = {

@@ -21,11 +21,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from checkpoints import checkpointing, run_folder
+from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
 from common import json_files
 from common.errors import UserError
+from config import training_plan
 from data import masking
-from training import checkpointing, run_folder, training_plan
-from training.checkpoint_files import Checkpoint, CheckpointFiles
 
 # A stage ends by one of these; the first is a flag.
 _ENDS = ("num_train_steps", "num_train_tokens", "time_share")

@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from checkpoints import checkpoint_files
+from checkpoints.checkpoint_files import CheckpointError
+from checkpoints.restore import Restore
+from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import tell
 from common.tensorflow_v1 import tf
 from data import record_order
 from gradients import power_sgd
-from training import checkpoint_files
-from training.checkpoint_files import CheckpointError
-from training.restore import Restore
-from training.snapshot import SavedVariables, Snapshot
 
 _READY_SECONDS = 5.0
 # Of an elastic world's end: horovodrun ends ranks that others await for 30 s.

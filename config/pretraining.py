@@ -5,28 +5,21 @@ import os
 import pathlib
 from typing import Any, ClassVar, Self
 
+import input_pipeline
 import mixed_precision
 import modeling
 import optimization
+from checkpoints import checkpoint_files, metrics, run_folder
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from common.tensorflow_v1 import tf
+from config import deepspeed_json, stages, training_plan
 from data import masking, record_order, records
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops, triton_kernels
-from training import (
-  checkpoint_files,
-  deepspeed_json,
-  input_pipeline,
-  metrics,
-  profiling,
-  run_folder,
-  services,
-  stages,
-  training_plan,
-)
+from training import profiling, services
 from xla_patches import jit
 
 BEST_BY = metrics.BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)

@@ -2,9 +2,9 @@
 
 import os
 
+from checkpoints import checkpoint_files, metrics, run_folder
 from common.errors import UserError
 from gradients import distributed
-from training import checkpoint_files, metrics, run_folder
 
 
 def start_of(named: str, output_dir: str) -> str:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training import checkpoint_files
-from training.checkpoint_files import Checkpoint, CheckpointError
+from checkpoints import checkpoint_files
+from checkpoints.checkpoint_files import Checkpoint, CheckpointError
 
 _STATE = re.compile(
   r"global_step|applied_updates|skipped_updates|(training_state|loss_scale)/.*"

@@ -1,0 +1,1 @@
+"""What is on the disk of a run: its description, states, metrics."""

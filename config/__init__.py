@@ -1,0 +1,1 @@
+"""What a run is told to do: settings, plan, stages."""
