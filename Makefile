@@ -1,8 +1,8 @@
 # `make`, or `make help`, shows the targets. Each makes the environment (.venv) when
 # it is missing.
 
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,\
-  $(if $(shell $(p) -c 'import sys; print(int((3, 11) <= sys.version_info < (3, 14)) or "")' 2>/dev/null),$(p))))
+# The Python that .venv is made with (empty: the newest of 3.11 to 3.13 that is found).
+PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -20,10 +20,8 @@ RUN ?=
 
 # A machine with an NVIDIA GPU gets TensorFlow with CUDA and Horovod with NCCL. An
 # environment that is there stays of its kind, unless VARIANT says otherwise.
-GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ')
-packages = $(wildcard $(VENV)/lib/python*/site-packages/$(1)-*.dist-info)
-HAS := $(if $(call packages,tensorflow_cpu),cpu,$(if $(call packages,tensorflow),gpu))
-VARIANT ?= $(or $(HAS),$(if $(GPU),gpu,cpu))
+INSTALLED := $(shell tools/variant.sh installed $(VENV))
+VARIANT ?= $(or $(INSTALLED),$(shell tools/variant.sh machine))
 
 # Quotes any text as one word for the shell. ($(value NAME) is the text given for NAME,
 # before make expands variables in it.)
@@ -36,9 +34,9 @@ help: ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
 
 env: $(READY) ## the environment .venv (about 3 minutes)
-	@$(if $(GPU),[ $(VARIANT) = gpu ] || echo "$(VENV) is for CPUs, and this machine has a GPU: make env VARIANT=gpu replaces it")
+	@tools/variant.sh advise $(VENV)
 
-$(READY): $(if $(filter-out $(VARIANT),$(HAS)),other-variant) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
+$(READY): $(if $(filter-out $(VARIANT),$(INSTALLED)),other-variant) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
 	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV) $(VARIANT)
 	@echo "environment: $(VENV) with $$($(BIN)/python --version), $(VARIANT) (about 3 minutes)"
 	@$(BIN)/python -m pip install --quiet -r requirements/$(VARIANT).txt -c requirements/constraints.txt

@@ -3,16 +3,16 @@
 #
 #   make_venv.sh PYTHON VENV [VARIANT]
 #
-# A VENV that has pip, PYTHON's version and packages of VARIANT is kept. Any other is made again if it is
-# one of `make env` (marked as such before it is made) or has nothing but pip in it;
-# what may be somebody else's is left alone.
+# An empty PYTHON is the newest of python3.13 to python3.11 and python3 that runs and is
+# one of these versions. A VENV that has pip, PYTHON's version and packages of VARIANT is
+# kept. Any other is made again if it is one of `make env` (marked as such before it is
+# made) or has nothing but pip in it; what may be somebody else's is left alone.
 set -euo pipefail
 
 python=$1
 venv=$2
 variant=${3:-cpu}
-others=tensorflow # of the other variant: it shares files with this one's
-[ "$variant" = cpu ] || others=tensorflow_cpu
+variant_script="$(dirname "$0")/variant.sh"
 marker="$venv/.made-by-make-env"
 
 fail() {
@@ -20,9 +20,14 @@ fail() {
   exit 1
 }
 
-# The version of a Python, and whether it lacks a module.
 version='import sys; print("%d.%d" % sys.version_info[:2])'
 
+for candidate in python3.13 python3.12 python3.11 python3; do
+  [ -z "$python" ] || break
+  case $("$candidate" -c "$version" 2>/dev/null || true) in
+    3.11 | 3.12 | 3.13) python=$candidate ;;
+  esac
+done
 [ -n "$python" ] ||
   fail "no Python 3.11, 3.12 or 3.13 found: give make env PYTHON=/path/to/python3.12"
 wanted=$("$python" -c "$version" 2>/dev/null) ||
@@ -32,9 +37,9 @@ case $wanted in
   *) fail "PYTHON=$python is Python $wanted, and 3.11, 3.12 or 3.13 is needed" ;;
 esac
 
-# What is wrong with the environment that is there; nothing if it can be used.
+# Says what is wrong with the environment that is there; nothing if it can be used.
 wrong() {
-  local found
+  local found installed
   found=$("$venv/bin/python" -c "$version" 2>/dev/null) || {
     echo "has no Python that runs"
     return
@@ -46,8 +51,11 @@ sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$venv"
     echo "is no environment of its own"
   elif ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     echo "has no pip"
-  elif compgen -G "$venv/lib/python*/site-packages/$others-*.dist-info" >/dev/null; then
-    echo "has packages of another kind than $variant"
+  else
+    # Packages of both kinds would share files.
+    installed=$("$variant_script" installed "$venv")
+    [ "${installed:-$variant}" = "$variant" ] ||
+      echo "has packages of another kind than $variant"
   fi
 }
 

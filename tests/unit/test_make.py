@@ -62,6 +62,18 @@ class Place:
     assert subprocess.run(usable).returncode == 0
     return done.stdout
 
+  def type(self, *words, env=None):
+    """make's words in a checkout of this Makefile; what is printed."""
+    done = subprocess.run(
+      ["make", "--no-print-directory", *words],
+      cwd=self.folder,
+      env={**os.environ, **(env or {})},
+      capture_output=True,
+      text=True,
+    )
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
   def refused(self, python=None, env=None):
     done = self.make(python, env)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
@@ -104,13 +116,6 @@ def test_a_wrong_python_leaves_nothing_behind(place):
     wrong
   )
   assert "is no Python that runs" in place.refused("no/such/python")
-  done = subprocess.run(
-    [f"{runs.ROOT}/tools/make_venv.sh", "", ".venv"],
-    cwd=place.folder,
-    capture_output=True,
-    text=True,
-  )
-  assert "no Python 3.11, 3.12 or 3.13 found" in done.stderr
   without = PYTHON.replace(
     "#!/usr/bin/env bash",
     "#!/usr/bin/env bash\n[[ $2 != *ensurepip* ]] || exit 1",
@@ -193,6 +198,97 @@ def test_a_listing_that_is_cut_proves_nothing(place, listing):
   path = f"{place.folder}/bin:{os.environ['PATH']}"
   assert "nothing in it proves" in place.refused(env={"PATH": path})
   assert place.venv.exists()
+
+
+def test_python_is_found_on_the_path(place):
+  """The newest that runs and is of a version that TensorFlow has."""
+  place.folder.joinpath("bin").mkdir()
+  for tool in ("bash", "dirname", "mkdir", "touch", "rm"):
+    os.symlink(shutil.which(tool), place.folder / "bin" / tool)
+  path = {"PATH": f"{place.folder}/bin"}
+  words = [f"{runs.ROOT}/tools/make_venv.sh", "", ".venv"]
+  write(place.folder / "bin" / "python3", OTHER)
+  done = subprocess.run(
+    words, cwd=place.folder, env=path, capture_output=True, text=True
+  )
+  assert "no Python 3.11, 3.12 or 3.13 found" in done.stderr
+  for version in ("3.13", "3.11"):  # the newer one does not run
+    works = f"[ $1 = -c ] && echo {version}" if version == "3.11" else "exit 1"
+    write(
+      place.folder / "bin" / f"python{version}",
+      f"#!/usr/bin/env bash\n{works}\n",
+    )
+  done = subprocess.run(
+    words, cwd=place.folder, env=path, capture_output=True, text=True
+  )
+  assert "error: python3.11 -m venv failed" in done.stderr
+
+
+@pytest.fixture
+def checkout(place):
+  """The Makefile with its scripts; pip and Horovod's build only say so."""
+  for name in ("Makefile", "tools", "requirements", "requirements.txt"):
+    copy = (
+      shutil.copytree if os.path.isdir(f"{runs.ROOT}/{name}") else shutil.copy
+    )
+    copy(f"{runs.ROOT}/{name}", place.folder / name)
+  write(
+    place.folder / "xla_patches" / "build_horovod.sh",
+    '#!/usr/bin/env bash\necho "horovod $1"\n',
+  )
+  write(
+    place.folder / "my python" / "installs",
+    """#!/usr/bin/env bash
+[ "$1 $2 $3" = "-m pip install" ] || exec "$(dirname "$0")/real" "$@"
+echo "pip $6"
+case $6 in *cpu*) name=tensorflow_cpu ;; *) name=tensorflow ;; esac
+cd "$(dirname "$0")"/../lib/python*/site-packages
+mkdir $name-2.21.0.dist-info
+""",
+  )
+  write(
+    place.folder / "my python" / "python",
+    PYTHON
+    + """
+mv "$3/bin/python" "$3/bin/real"
+cp "$(dirname "$0")/installs" "$3/bin/python"
+""",
+  )
+  return place
+
+
+def test_make_env_as_it_is_typed(checkout):
+  """Once, for this machine; another kind only if that is asked for."""
+  python = f"PYTHON={checkout.python}"
+  gpu = {"PATH": f"{checkout.folder}/gpu:{os.environ['PATH']}"}
+  no_gpu = {"PATH": f"{checkout.folder}/none:{os.environ['PATH']}"}
+  listing = "#!/bin/sh\nfor i in 0 1 2 3; do echo GPU $i: H100; done\n"
+  write(checkout.folder / "gpu" / "nvidia-smi", listing)
+  write(checkout.folder / "none" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+  first = checkout.type("env", python, env=no_gpu)
+  assert re.fullmatch(
+    r"environment: .venv with Python \S+, cpu \(about 3 minutes\)", first[0]
+  )
+  assert first[1:] == ["pip requirements/cpu.txt", "horovod cpu"]
+  assert checkout.type("env", python, env=no_gpu) == []
+  advice = "make env VARIANT=gpu replaces it"
+  [told] = checkout.type("env", python, env=gpu)
+  assert told.endswith(advice)
+  assert checkout.type("-n", "pretrain", env=no_gpu)[0].startswith(
+    ".venv/bin/python -m tools.quickstart"
+  )
+  replaced = checkout.type("env", python, "VARIANT=gpu", env=no_gpu)
+  assert "another kind than gpu: it is made again" in replaced[0]
+  assert replaced[2:] == ["pip requirements/gpu.txt", "horovod gpu"]
+  assert checkout.type("env", python, env=no_gpu) == []
+  shutil.rmtree(checkout.venv)
+  assert checkout.type("env", python, env=gpu)[-1] == "horovod gpu"
+  assert checkout.times_made() == 3
+
+
+def test_continuous_integration_types_what_people_type():
+  with open(f"{runs.ROOT}/.ci/run", encoding="utf-8") as f:
+    assert f.read().endswith("\nmake env\nmake test\n")
 
 
 def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
