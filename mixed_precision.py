@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from common import settings
 from common.errors import UserError
 from common.settings import setting
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 
 TYPES = {"fp32": tf.float32, "fp16": tf.float16, "bf16": tf.bfloat16}
 
@@ -146,7 +146,9 @@ class DynamicLossScale:
   def __init__(self, config: LossScaleConfig):
     def make(name, value):
       initial = tf.constant(value, tf.float32)
-      return tf.get_variable(name, initializer=initial, trainable=False)
+      made = tf.get_variable(name, initializer=initial, trainable=False)
+      tf.add_to_collection(OPTIONAL_VARIABLES, made)
+      return made
 
     self._config = config
     with tf.variable_scope("loss_scale"):

@@ -1,4 +1,4 @@
-"""The one order in which gradients become an update: `build_train_ops`.
+"""From gradients to new weights: `train_ops`, `build_train_ops` has the order.
 
 google/bert's `create_optimizer` and `AdamWeightDecayOptimizer` work as there.
 """
@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from gradients import all_reduce, lr_schedule, moments
+from gradients import (
+  all_reduce,
+  distributed,
+  lr_schedule,
+  moments,
+  power_sgd,
+  zero,
+)
 from gradients.adamw import AdamWeightDecayOptimizer
 from gradients.lamb import LAMBOptimizer
 from gradients.optimizers import (
@@ -26,6 +33,8 @@ __all__ = [
   "TrainOps",
   "build_train_ops",
   "create_optimizer",
+  "make_exchange",
+  "train_ops",
 ]
 
 _TINY = 1e-30  # instead of a norm of 0: that gradient changes nothing anyway
@@ -195,6 +204,60 @@ def _to_host(nested: dict) -> dict:
 def _packed(*scalars):
   """float64 [n], which is exact for float32 and for counts below 2^53."""
   return tf.stack([tf.cast(scalar, tf.float64) for scalar in scalars])
+
+
+def make_exchange(
+  config: distributed.AllreduceConfig, world: distributed.Comm, scale
+) -> all_reduce.AllReduce:
+  """How a graph's gradients go over ranks; arguments as of `AllReduce`."""
+  if config.zero:
+    return zero.ZeRO(config, world, scale)
+  if config.powersgd_rank:
+    return power_sgd.PowerSGD(config, world, scale)
+  return all_reduce.AllReduce(config, world, scale)
+
+
+def train_ops(
+  config, gradients, sums: dict, loss_scale, state, plan, comm, lap=None
+) -> TrainOps:
+  """`build_train_ops` with a run's settings; it advances `state`.
+
+  config: a `RunConfig`; state: a `TrainingState`; plan: a `TrainingPlan`.
+  `lap`, the seconds since the last update, is for --max_train_minutes: the
+  schedule is then as far as the run is, by updates or by time.
+  """
+  schedule = config.planned_schedule(plan)
+  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+  counters = [(state.records_seen, _records_of(plan, step))]
+  position = step + state.schedule_start
+  if lap is not None:
+    lap = tf.cast(lap, tf.float64)
+    share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
+    by_time = tf.cast(tf.minimum(share, 1.0) * schedule.total, tf.float32)
+    position = tf.maximum(tf.cast(position, tf.float32), by_time)
+    counters.append((state.seconds, lap))
+  return build_train_ops(
+    gradients,
+    sums,
+    config.optimizer.make(schedule(position)),
+    make_exchange(config.allreduce, comm, loss_scale.value),
+    plan.accumulation,
+    loss_scale,
+    clip_norm=config.optimizer.clip_norm,
+    prenormalize=config.optimizer.prenormalize,
+    counters=counters,
+  )
+
+
+def _records_of(plan, step: tf.Tensor):
+  """The records of the update after `step`, int64."""
+  if not plan.stage.growing:
+    return plan.records_per_update
+  first = plan.stage.first_update
+  updates = range(first, first + plan.stage.growing + 1)
+  sizes = tf.constant([plan.records_of(u) for u in updates], tf.int64)
+  # A dry run counts its updates from 0.
+  return tf.gather(sizes, tf.clip_by_value(step - first, 0, plan.stage.growing))
 
 
 def _clip(grad_norm, clip_norm: float, prenormalize: bool):

@@ -224,7 +224,7 @@ def training_step(
     return tf.gradients(scaled_loss, tf.trainable_variables()), sums
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
-  return training_run.train_ops(
+  return optimization.train_ops(
     config, gradients, sums.by_name(), loss_scale, state, plan, comm, lap
   )
 
@@ -378,7 +378,7 @@ def pretrain_stage(
         run_folder.keep_vocabulary, config.output_dir, task.source.manifests
       ),
     )
-    sharded_variables.add_sliced(comm)
+    sharded_variables.add_sliced(comm, config.optimizer.kind.slots)
     return parts
 
   return training_run.run(config, comm, build, snapshot, signals)

@@ -24,7 +24,7 @@ from checkpoints import checkpointing
 from common import console
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
-from gradients import distributed, moments
+from gradients import distributed
 from model import model_flops
 from training import reporting, train_loop, training_run
 
@@ -123,7 +123,7 @@ class Step:
       sizes = [
         v.shape.num_elements()
         for v in tf.global_variables()
-        if v.op.name.endswith(moments.SLOTS)
+        if v.op.name.endswith(self.config.optimizer.kind.slots)
       ]
     return 4 * sum(sizes) / 2**20
 

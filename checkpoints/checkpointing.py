@@ -16,7 +16,7 @@ from checkpoints.checkpoint_files import CheckpointError
 from checkpoints.restore import Restore
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import tell
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from data import record_order
 from gradients import power_sgd
 
@@ -57,6 +57,8 @@ class TrainingState:
       self.stage = make("stage", [0] * len(STAGE)) if has_stages else None
       # With --max_train_minutes: how long the run has trained.
       self.seconds = make("seconds", 0.0, tf.float64) if has_budget else None
+      if has_budget:
+        tf.add_to_collection(OPTIONAL_VARIABLES, self.seconds)
     self.order = order
 
   def begin_stage(self, session: tf.Session, stage) -> bool:

@@ -12,21 +12,12 @@ from checkpoints.checkpoint_files import (
   CheckpointFiles,
 )
 from checkpoints.snapshot import SavedVariables, Snapshot
-from common.tensorflow_v1 import tf
-from gradients import moments, power_sgd
+from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from gradients import power_sgd
 
-# Variables that checkpoints of earlier versions lack, and their values then.
-_ADDED = {
-  "training_state/data_block": 0,
-  "training_state/seconds": 0.0,
-  "skipped_updates": 0,
-}
 # A session prepares each set of variables; all in one set would need memory for
 # the whole checkpoint.
 _LOADED_AT_ONCE = 100
-# Runs with --powersgd_rank or float16 have these; a resumed run may add them.
-_POWER_SGD = (f"/{power_sgd.ERROR}", f"/{power_sgd.BASIS}")
-_LOSS_SCALE = "loss_scale/"
 
 
 def _check_shapes(source: Checkpoint, wanted: dict) -> None:
@@ -63,9 +54,9 @@ class InitReport:
 
   def lines(self) -> list[str]:
     listed = lambda names: "\n    ".join([f"{len(names)}", *names])
-    # Slots are counted only: a training's checkpoint has two for each weight.
-    kinds = (*moments.SLOTS, power_sgd.ERROR, power_sgd.BASIS)
-    slots = [n for n in self.unused if n.endswith(kinds)]
+    # Slots, such as WEIGHT/adam_m, are counted only: there are many.
+    weights = {*self.loaded, *self.unused}
+    slots = [n for n in self.unused if n.rpartition("/")[0] in weights]
     others = [n for n in self.unused if n not in slots]
     return [
       f"initialised from {self.path}",
@@ -219,11 +210,8 @@ class Restore:
   def _load_own(self, session, source: Checkpoint) -> None:
     own, wanted = self._variables.own, self._variables.shapes
     _check_shapes(source, wanted)
-    missing = sorted(
-      name
-      for name in wanted.keys() - source.shapes.keys() - _ADDED.keys()
-      if not name.endswith(_POWER_SGD) and not name.startswith(_LOSS_SCALE)
-    )
+    optional = {v.op.name for v in tf.get_collection(OPTIONAL_VARIABLES)}
+    missing = sorted(wanted.keys() - source.shapes.keys() - optional)
     if missing:
       raise CheckpointError(
         f"{source.path}: cannot be resumed, it lacks {missing[0]} and "
@@ -231,8 +219,6 @@ class Restore:
         "weights give it as --init_checkpoint with a new --output_dir"
       )
     _load(session, [v for v in own if v.op.name in source.shapes], source)
-    added = _ADDED.keys() - source.shapes.keys()
-    _load(session, [v for v in own if v.op.name in added], _ADDED)
 
   def weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the trained variables of update `step`'s checkpoint."""

@@ -15,6 +15,11 @@ import tempfile
 
 from common.console import tell
 
+# The graph's collection of variables that a checkpoint may lack when a run
+# resumes from it: another start of the run had no use for them. They then keep
+# their initial values.
+OPTIONAL_VARIABLES = "optional_variables"
+
 # What TensorFlow 2.21 prints while it loads, at any log level.
 _CHATTER = re.compile(
   rb"^(WARNING: All log messages before absl::InitializeLog"

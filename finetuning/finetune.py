@@ -324,7 +324,7 @@ def training_step(
     return tf.gradients(mean, tf.trainable_variables()), sums
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
-  return training_run.train_ops(
+  return optimization.train_ops(
     config, gradients, sums, loss_scale, state, plan, comm
   )
 

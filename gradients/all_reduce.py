@@ -1,6 +1,6 @@
 """Gradients over ranks: their sum by all-reduces, which all ranks apply.
 
-`AllReduce` is the base of the other exchanges, too; `exchange.make` chooses.
+`AllReduce` is the base of the other exchanges, too; `optimization` chooses one.
 """
 
 import numpy as np
@@ -30,17 +30,18 @@ def local_zeros(name: str, shape: list) -> tf.Variable:
   )
 
 
-class AllReduce(moments.VariableLayout):
+class AllReduce:
   """Every rank gets the sum of all gradients and updates all weights.
 
   `world` has all ranks; `scale`, a float scalar Tensor, is a factor of
-  gradients.
+  gradients. `layout` is how a rank holds what its optimizer updates.
   """
 
   def __init__(self, config, world, scale):
     self._config, self._world, self._scale = config, world, scale
     self.comm = world.data_parallel
     self.slices = tensor_parallel.Slices(world.tensor_parallel)
+    self.layout = moments.VariableLayout(self.slices)
 
   def _groups(self, count: int) -> list[np.ndarray]:
     """Indices of `count` gradients by group, backwards as they are computed."""
@@ -72,7 +73,7 @@ class AllReduce(moments.VariableLayout):
       scaled = [gradient * factor for gradient in gradients]
       pairs = list(zip(scaled, variables, strict=True))
       with tf.control_dependencies(
-        [optimizer.apply_gradients(pairs, layout=self)]
+        [optimizer.apply_gradients(pairs, layout=self.layout)]
       ):
         rows = [tf.reshape(r, [-1]) for r in optimizer.trust_ratios]
         return (
@@ -82,7 +83,7 @@ class AllReduce(moments.VariableLayout):
     ratios, modes = 0, jit.UPDATE
     if optimizer.has_trust_ratios:
       ratios = len(tf.trainable_variables())
-      if self.norm_communicates:
+      if self.layout.norm_communicates:
         modes = ()
     # Only its arguments tell a compiled function of the condition around it:
     # where the condition does not hold, tf.identity gives a dead tensor.

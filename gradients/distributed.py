@@ -4,7 +4,6 @@
 that is a world of one whose operations change nothing, so no caller has to ask.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -257,36 +256,7 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
   Horovod cannot be imported, ranks do not find each other, a host with GPUs has
   fewer than ranks, or the number of ranks is no multiple of tensor_parallel.
   """
-  return _settled(_join(tensor_parallel), num_threads)
-
-
-class _Planned(Comm):
-  """Rank 0 of `size` that are not there: what others send has its shape."""
-
-  def __init__(self, size: int):
-    self.size = size
-
-  def reducescatter(self, tensor, name, fp16=False):
-    return tensor[: tensor.shape[0] // self.size]
-
-  def allgather(self, tensor, name):
-    return tf.concat([tensor] * self.size, axis=0)
-
-
-def planned(
-  ranks: int, here: int, num_threads: int = 0, tensor_parallel: int = 1
-) -> Comm:
-  """`init` as rank 0 of `ranks`, `here` of them on this host, of which no other
-  exists: a graph needs the memory and the time that it would have.
-  """
-  comm = _Planned(ranks)
-  if ranks > 1:
-    with contextlib.suppress(ImportError):
-      import horovod.tensorflow  # noqa: F401 (it takes memory, too)
-  comm.local_size = here
-  comm._tensor_parallel = _Planned(tensor_parallel)
-  comm._data_parallel = _Planned(ranks // tensor_parallel)
-  return _settled(comm, num_threads)
+  return settled(_join(tensor_parallel), num_threads)
 
 
 def _own_gpu(comm: Comm) -> int:
@@ -300,7 +270,7 @@ def _own_gpu(comm: Comm) -> int:
   return 0 if visible == 1 and shown else comm.local_rank
 
 
-def _settled(comm: Comm, num_threads: int) -> Comm:
+def settled(comm: Comm, num_threads: int) -> Comm:
   """`comm`, after limiting this process to its share of the host."""
   cores = len(os.sched_getaffinity(0))
   comm.num_threads = num_threads or max(1, cores // comm.local_size)
@@ -354,6 +324,18 @@ def started() -> tuple[int, int]:
   return int(rank or 0), int(size or 1)
 
 
+def load_horovod():
+  """Horovod's module; `DistributedError` if it cannot be imported."""
+  try:
+    import horovod.tensorflow as hvd
+  except ImportError as e:
+    raise DistributedError(
+      f"started by horovodrun, but Horovod does not import: {e}. `make env` "
+      "builds it."
+    ) from e
+  return hvd
+
+
 def _join(tensor_parallel: int) -> Comm:
   _, size = started()
   if size % tensor_parallel:
@@ -363,13 +345,7 @@ def _join(tensor_parallel: int) -> Comm:
     )
   if size == 1 and not is_elastic():
     return Comm()
-  try:
-    import horovod.tensorflow as hvd
-  except ImportError as e:
-    raise DistributedError(
-      f"started by horovodrun, but Horovod does not import: {e}. `make env` "
-      "builds it."
-    ) from e
+  hvd = load_horovod()
   if not tf.config.list_physical_devices("GPU"):
     # How often (ms) ranks ask each other what is ready, on the cores that
     # compute: Horovod's 1 took 8 to 15% of an update. But slices wait for each
@@ -429,8 +405,7 @@ def rejoin(comm: Comm) -> Comm:
 
   DistributedError: no next world formed, or this host is not in it.
   """
-  import horovod.tensorflow as hvd
-
+  hvd = load_horovod()
   hvd.shutdown()
   _NOTICES.came = False  # the next world knows all notices up to here
   _init(hvd)

@@ -1,13 +1,13 @@
-"""What optimizers with two moments share; `adamw` and `lamb` have the rules."""
+"""What optimizers share: slots, decay and bias correction.
+
+`adamw` and `lamb` have the rules of one variable's update.
+"""
 
 import math
 import re
 
 from common.tensorflow_v1 import tf
 from model.tensor_parallel import WHOLE
-
-# The moments' names after their variable's, for LAMB too, as in google/bert.
-SLOTS = ("adam_m", "adam_v")
 
 
 def variable_name(variable) -> str:
@@ -29,7 +29,8 @@ def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
 class VariableLayout:
   """How a rank holds a variable: here whole or sliced, in `zero` by shards."""
 
-  slices = WHOLE
+  def __init__(self, slices=WHOLE):
+    self.slices = slices
 
   @property
   def norm_communicates(self) -> bool:
@@ -50,15 +51,18 @@ class VariableLayout:
 
 
 class MomentOptimizer(tf.train.Optimizer):
-  """Moments, decoupled decay and bias correction, as AdamW and LAMB share them.
+  """Slots, decoupled weight decay and bias correction.
 
-  Slots are the float32 variables NAME/adam_m and NAME/adam_v, as in
-  google/bert's checkpoints. With bias correction `applied_updates` counts the
+  A subclass declares `slots` and `settings`, and has the rule, `_update`. For
+  each weight NAME and each of `slots` there is a float32 variable NAME/SLOT of
+  its shape, which starts at 0; checkpoints, ZeRO, tensor slicing and --dry_run
+  follow from the declaration. With bias correction `applied_updates` counts the
   updates without those that were skipped. `trust_ratios` are the factors of
   each variable's rate, of `VariableLayout.norm`'s shape, in the order of the
   last `apply_gradients`; or none.
   """
 
+  slots: tuple[str, ...] = ("adam_m", "adam_v")  # google/bert's names
   has_trust_ratios = False
   # The arguments that are settings of a run (`optimizers.OptimizerConfig`).
   settings = (
@@ -86,11 +90,11 @@ class MomentOptimizer(tf.train.Optimizer):
     self.exclude_from_weight_decay = exclude_from_weight_decay
     self.bias_correction = bias_correction
     self.trust_ratios = []
-    self._moments = {}  # variable's name -> (m, v)
+    self._slots = {}  # variable's name -> its slots' variables
     self._applied_updates = None
 
   def create_slots(self, variables) -> list:
-    """The slots [(m, v), ...] of `variables`, made on the first call.
+    """The slots' variables, a list for each of `variables`; made once.
 
     Call it outside of a `tf.cond` or function that applies gradients: what is
     made in there could not be initialised from outside.
@@ -100,10 +104,10 @@ class MomentOptimizer(tf.train.Optimizer):
       if self.bias_correction and self._applied_updates is None:
         self._applied_updates = state("applied_updates", dtype=tf.int64)
       for name, variable in zip(names, variables, strict=True):
-        if name not in self._moments:
+        if name not in self._slots:
           shape = variable.shape.as_list()
-          self._moments[name] = [state(f"{name}/{s}", shape) for s in SLOTS]
-    return [self._moments[name] for name in names]
+          self._slots[name] = [state(f"{name}/{s}", shape) for s in self.slots]
+    return [self._slots[name] for name in names]
 
   def apply_gradients(
     self, grads_and_vars, global_step=None, name=None, layout=None
@@ -118,11 +122,11 @@ class MomentOptimizer(tf.train.Optimizer):
     layout = layout or VariableLayout()
     self.trust_ratios = []
     updates = []
-    for (gradient, variable), moments in zip(pairs, slots, strict=True):
+    for (gradient, variable), own_slots in zip(pairs, slots, strict=True):
       gradient = tf.convert_to_tensor(gradient)
       decay = layout.decay(self.decay_rate, variable)
       updates.append(
-        self._update(gradient, variable, moments, corrections, decay, layout)
+        self._update(gradient, variable, own_slots, corrections, decay, layout)
       )
     counted = tf.no_op()
     if self.bias_correction:
@@ -133,8 +137,8 @@ class MomentOptimizer(tf.train.Optimizer):
   def _update(self, gradient, variable, slots, corrections, decay, layout):
     """The op that updates one variable.
 
-    slots: its (m, v); corrections: of `_corrections`; decay: a float, or of the
-    variable's shape; layout: how this rank holds the variable.
+    slots: its slots' variables; corrections: of `_corrections`; decay: a float,
+    or of the variable's shape; layout: how this rank holds the variable.
     """
     raise NotImplementedError
 

@@ -63,11 +63,14 @@ class OptimizerConfig:
         f"{self.max_trust_ratio}: want 0 <= min <= max"
       )
 
+  @property
+  def kind(self) -> type[moments.MomentOptimizer]:
+    return OPTIMIZERS[self.optimizer]
+
   def make(self, learning_rate) -> moments.MomentOptimizer:
     """The optimizer; `learning_rate` is a scalar Tensor."""
-    kind = OPTIMIZERS[self.optimizer]
-    return kind(
+    return self.kind(
       learning_rate=learning_rate,
       exclude_from_weight_decay=EXCLUDE_FROM_WEIGHT_DECAY,
-      **{name: getattr(self, name) for name in kind.settings},
+      **{name: getattr(self, name) for name in self.kind.settings},
     )

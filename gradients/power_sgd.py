@@ -9,7 +9,7 @@ import functools
 import zlib
 from collections.abc import Sequence
 
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients import all_reduce
 
 # Compress a matrix only if its factors are at least this many times smaller.
@@ -94,10 +94,10 @@ class PowerSGD(all_reduce.AllReduce):
       sums[i] = tf.matmul(left[i], q * self._scale, transpose_b=True)
     return sums
 
-  def _state(self, variable) -> tuple[tf.Variable, tf.Variable]:
+  def _state(self, weight) -> tuple[tf.Variable, tf.Variable]:
     """E_i [n, m] and Q [m, rank] of a gradient."""
-    name = variable.op.name
-    n, m = variable.shape.as_list()
+    name = weight.op.name
+    n, m = weight.shape.as_list()
     make = functools.partial(
       tf.get_variable, trainable=False, use_resource=True
     )
@@ -107,6 +107,8 @@ class PowerSGD(all_reduce.AllReduce):
     seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
     start = tf.random_normal_initializer(seed=seed)
     basis = make(f"{name}/{BASIS}", [m, self._rank], initializer=start)
+    for variable in (error, basis):
+      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
     return error, basis
 
   def after_update(self, finite):

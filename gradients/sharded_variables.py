@@ -1,10 +1,9 @@
 """Variables of which each rank holds a part: checkpoints have them whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
-from gradients import moments
 from model.tensor_parallel import SLICED, Slices
 
 # The graph's collection of `ShardedVariable`s.
@@ -43,12 +42,12 @@ def add(part, tensors: dict, cuts: list, own: Callable, comm) -> None:
   )
 
 
-def add_sliced(comm) -> None:
-  """Call it on a complete graph: adds its sliced variables and their slots."""
+def add_sliced(comm, slots: Sequence[str]) -> None:
+  """Adds a complete graph's sliced variables and their optimizer `slots`."""
   variables = {v.op.name: v for v in tf.global_variables()}
   for sliced in tf.get_collection(SLICED):
     name = sliced.variable.op.name
-    for part in (name, *(f"{name}/{slot}" for slot in moments.SLOTS)):
+    for part in (name, *(f"{name}/{slot}" for slot in slots)):
       if part in variables:
         value = tf.convert_to_tensor(variables[part])
         own = lambda tensors: tensors[0]

@@ -79,12 +79,38 @@ class Shard:
     )
 
 
+class ShardLayout(moments.VariableLayout):
+  """A rank holds parts of several variables in a row, a shard's weights.
+
+  `shards` are by the name of their weights; `comm` has the ranks of a shard.
+  """
+
+  norm_communicates = True
+
+  def __init__(self, shards: dict[str, Shard], comm, slices):
+    super().__init__(slices)
+    self._shards, self._comm = shards, comm
+
+  def norm(self, tensor, variable):
+    shard = self._shards[variable.name]
+    squares = self._comm.allreduce(
+      shard.sums(tf.square(tensor)), "zero/norm_squares"
+    )
+    return tf.sqrt(self.slices.totals(squares, shard.variables))
+
+  def spread(self, values, variable):
+    return self._shards[variable.name].spread(values)
+
+  def decay(self, rate_of, variable):
+    return self._shards[variable.name].decay
+
+
 class ZeRO(all_reduce.AllReduce):
   """Each rank gets its part of the sums and updates its part of the weights.
 
   An optimizer is applied to a shard's weights, the local variable
-  zero/weights_N, as to any variable. Its moments are zero/weights_N/adam_m and
-  adam_v; checkpoints have VARIABLE/adam_m and VARIABLE/adam_v instead, whole.
+  zero/weights_N, as to any variable. Its slots are zero/weights_N/SLOT;
+  checkpoints have VARIABLE/SLOT instead, whole.
   """
 
   def __init__(self, config, world, scale):
@@ -98,6 +124,7 @@ class ZeRO(all_reduce.AllReduce):
       shard = Shard([self._variables[i] for i in group], self.comm)
       shard.weights = all_reduce.local_zeros(f"zero/weights_{n}", [shard.size])
       self._shards[shard.weights.name] = shard
+    self.layout = ShardLayout(self._shards, self.comm, self.slices)
 
   def compute_gradients(self, local, gradients, sums):
     """[(this rank's part of a group's sum, the shard's weights), ...]."""
@@ -123,32 +150,17 @@ class ZeRO(all_reduce.AllReduce):
     squares = self.comm.allreduce(own, "zero/half_squares")
     return self.slices.totals(tf.gather(squares, self._order), self._variables)
 
-  norm_communicates = True
-
-  def norm(self, tensor, variable):
-    shard = self._shards[variable.name]
-    squares = self.comm.allreduce(
-      shard.sums(tf.square(tensor)), "zero/norm_squares"
-    )
-    return tf.sqrt(self.slices.totals(squares, shard.variables))
-
-  def spread(self, values, variable):
-    return self._shards[variable.name].spread(values)
-
-  def decay(self, rate_of, variable):
-    return self._shards[variable.name].decay
-
   def apply_or_skip(self, optimizer, factor, pairs, finite):
     """Updates the shards; then all ranks get all weights."""
     shards = self._shards.values()
-    slots = optimizer.create_slots([shard.weights for shard in shards])
-    for shard, parts in zip(shards, slots, strict=True):
+    created = optimizer.create_slots([shard.weights for shard in shards])
+    for shard, parts in zip(shards, created, strict=True):
       names = [moments.variable_name(v) for v in shard.variables]
       # Not in the condition: XLA would keep them as constants of its program.
       rates = np.array([*map(optimizer.decay_rate, names)], np.float32)
       shard.decay = shard.spread(rates)
       cuts = [cut_of(v) for v in shard.variables]
-      for slot, part in zip(moments.SLOTS, parts, strict=True):
+      for slot, part in zip(optimizer.slots, parts, strict=True):
         every = self.comm.allgather(part, f"whole/{part.op.name}")
         tensors = zip(names, shard.whole(every), strict=True)
         by_name = {f"{name}/{slot}": tensor for name, tensor in tensors}

@@ -25,7 +25,7 @@ from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data.workers import available_cores
-from gradients import distributed, moments
+from gradients import distributed
 from model.tensor_parallel import cut_of
 from training import evaluation, reporting, training_run
 
@@ -138,14 +138,38 @@ def _run(job: Job, size: int, sender) -> None:
     sender.send(None)
 
 
+class PlannedRanks(distributed.Comm):
+  """Rank 0 of `size` that are not there: what others send has its shape.
+
+  A graph needs the memory and the time that it would have; `here` of the ranks
+  are on this host.
+  """
+
+  def __init__(self, size: int, here: int = 1, tensor_parallel: int = 1):
+    self.size, self.local_size = size, here
+    if size > 1:
+      with contextlib.suppress(distributed.DistributedError):
+        distributed.load_horovod()  # it takes memory, too
+    if tensor_parallel > 1:
+      self._tensor_parallel = PlannedRanks(tensor_parallel)
+      self._data_parallel = PlannedRanks(size // tensor_parallel)
+
+  def reducescatter(self, tensor, name, fp16=False):
+    return tensor[: tensor.shape[0] // self.size]
+
+  def allgather(self, tensor, name):
+    return tf.concat([tensor] * self.size, axis=0)
+
+
 def _measured(job: Job, size: int) -> Measured:
   # To ask a GPU would begin TensorFlow's, before its settings are made.
   config, program = job.config, reporting.host_peak_mb()
   plan = dataclasses.replace(
     job.plan, micro_batch=size, accumulation=min(2, job.plan.accumulation)
   )
-  comm = distributed.planned(
-    job.ranks, job.here or 1, config.num_threads, config.tensor_parallel
+  comm = distributed.settled(
+    PlannedRanks(job.ranks, job.here or 1, config.tensor_parallel),
+    config.num_threads,
   )
   shape = config.record_shape(config.input_file)
   with training_run.graph(config):
@@ -153,7 +177,7 @@ def _measured(job: Job, size: int) -> Measured:
     micro = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
     state = checkpointing.TrainingState()
     ops = job.build(config, shape, micro, state, plan, comm)
-    sizes = _sizes(ops.variables)
+    sizes = _sizes(ops.variables, config.optimizer.kind.slots)
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
@@ -202,18 +226,18 @@ def _parameters(variables) -> dict[str, int]:
   return found
 
 
-def _sizes(variables) -> dict[str, float]:
+def _sizes(variables, slots: tuple[str, ...]) -> dict[str, float]:
   """MB of a rank by part, and of a checkpoint, which has all ranks'."""
   mb = lambda of: 4 * sum(v.shape.num_elements() for v in of) / _MB
   trained = {v.op.name for v in variables}
   state = [v for v in tf.global_variables() if v.op.name not in trained]
-  others = [v for v in state if not v.op.name.endswith(moments.SLOTS)]
+  others = [v for v in state if not v.op.name.endswith(slots)]
   whole = 4 * sum(map(_whole, variables)) / _MB
   return {
     "weights": mb(variables),
     "gradients": mb(variables) + mb(tf.local_variables()),
     "moments": mb(state),
-    "checkpoint": whole * (1 + len(moments.SLOTS)) + mb(others),
+    "checkpoint": whole * (1 + len(slots)) + mb(others),
   }
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 import mixed_precision
-import optimization
 from checkpoints import checkpointing, metrics, run_folder
 from checkpoints.snapshot import Snapshot
 from common import json_files
@@ -18,7 +17,7 @@ from common.console import say, tell
 from common.errors import STOPPED_STATUS, UserError, leave_when_asked
 from common.tensorflow_v1 import tf
 from data import record_order
-from gradients import distributed, exchange
+from gradients import distributed
 from gradients.lr_schedule import scale_peak
 from model import sampled_softmax, triton_kernels
 from training import (
@@ -114,48 +113,6 @@ def sampling(config, plan, micro) -> sampled_softmax.Sampling | None:
 def _seed(entropy: list[int], number) -> tf.Tensor:
   state = np.random.SeedSequence(entropy).generate_state(1)
   return tf.stack([int(state[0]) >> 1, number])
-
-
-def train_ops(
-  config, gradients, sums: dict, loss_scale, state, plan, comm, lap=None
-) -> optimization.TrainOps:
-  """`optimization.build_train_ops` with a run's settings; advances `state`.
-
-  `lap`, the seconds since the last update, is for --max_train_minutes: the
-  schedule is then as far as the run is, by updates or by time.
-  """
-  schedule = config.planned_schedule(plan)
-  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-  counters = [(state.records_seen, _records_of(plan, step))]
-  position = step + state.schedule_start
-  if lap is not None:
-    lap = tf.cast(lap, tf.float64)
-    share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
-    by_time = tf.cast(tf.minimum(share, 1.0) * schedule.total, tf.float32)
-    position = tf.maximum(tf.cast(position, tf.float32), by_time)
-    counters.append((state.seconds, lap))
-  return optimization.build_train_ops(
-    gradients,
-    sums,
-    config.optimizer.make(schedule(position)),
-    exchange.make(config.allreduce, comm, loss_scale.value),
-    plan.accumulation,
-    loss_scale,
-    clip_norm=config.optimizer.clip_norm,
-    prenormalize=config.optimizer.prenormalize,
-    counters=counters,
-  )
-
-
-def _records_of(plan, step: tf.Tensor):
-  """The records of the update after `step`, int64."""
-  if not plan.stage.growing:
-    return plan.records_per_update
-  first = plan.stage.first_update
-  updates = range(first, first + plan.stage.growing + 1)
-  sizes = tf.constant([plan.records_of(u) for u in updates], tf.int64)
-  # A dry run counts its updates from 0.
-  return tf.gather(sizes, tf.clip_by_value(step - first, 0, plan.stage.growing))
 
 
 def set_arithmetic(config) -> None:

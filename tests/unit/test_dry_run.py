@@ -204,7 +204,7 @@ def test_missing_memory_is_one_line_with_what_to_lower(error):
 
 
 def test_a_rank_that_is_planned_has_its_share():
-  comm = distributed._Planned(4)
+  comm = dry_run.PlannedRanks(4)
   with tf.Graph().as_default():
     part = comm.reducescatter(tf.zeros([8, 3]), "part")
     assert part.shape == [2, 3]
@@ -223,7 +223,7 @@ def test_a_process_takes_the_gpu_of_its_sessions(monkeypatch):
   for name in ("intra", "inter"):
     set_threads = f"set_{name}_op_parallelism_threads"
     monkeypatch.setattr(config.threading, set_threads, lambda _: None)
-  distributed._settled(comm, 1)
+  distributed.settled(comm, 1)
   assert told == [("b", "GPU"), ("b", True)]
   options = distributed.session_config(comm).gpu_options
   assert options.visible_device_list == "1" and options.allow_growth
@@ -231,16 +231,16 @@ def test_a_process_takes_the_gpu_of_its_sessions(monkeypatch):
   monkeypatch.setattr(config, "list_physical_devices", lambda _: ["own"])
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
   told.clear()
-  distributed._settled(comm, 1)
+  distributed.settled(comm, 1)
   options = distributed.session_config(comm).gpu_options
   assert told[0] == ("own", "GPU") and options.visible_device_list == "0"
   monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
   with pytest.raises(UserError, match="2 ranks on a host with 1 GPUs"):
-    distributed._settled(comm, 1)
+    distributed.settled(comm, 1)
   monkeypatch.setattr(config, "list_physical_devices", lambda _: ["a", "b"])
   comm.local_rank, comm.local_size = 2, 3
   with pytest.raises(UserError, match="3 ranks on a host with 2 GPUs"):
-    distributed._settled(comm, 1)
+    distributed.settled(comm, 1)
 
 
 class Rank(distributed.Comm):

@@ -10,7 +10,6 @@ import modeling
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import exchange
 from gradients.distributed import AllreduceConfig, Comm
 from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
 from training import training_run
@@ -219,7 +218,7 @@ def test_an_overflow_skips_halves_and_goes_on():
       tf.gradients(loss * scale.value, [w]),
       {"loss": loss},
       optimization.OptimizerConfig().make(tf.constant(0.1)),
-      exchange.make(AllreduceConfig(), Comm(), scale.value),
+      optimization.make_exchange(AllreduceConfig(), Comm(), scale.value),
       1,
       scale,
     )

@@ -7,7 +7,6 @@ import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import exchange
 from gradients.distributed import AllreduceConfig, Comm
 from xla_patches import jit
 
@@ -174,7 +173,9 @@ def update_ops(loss, sums, optimizer, micro_batches=1, scale=1.0, **settings):
   """`build_train_ops` of one rank, from the loss on."""
   loss_scale = mixed_precision.StaticLossScale(scale)
   gradients = tf.gradients(loss * loss_scale.value, tf.trainable_variables())
-  ranks = exchange.make(AllreduceConfig(), Comm(), loss_scale.value)
+  ranks = optimization.make_exchange(
+    AllreduceConfig(), Comm(), loss_scale.value
+  )
   return optimization.build_train_ops(
     gradients, sums, optimizer, ranks, micro_batches, loss_scale, **settings
   )

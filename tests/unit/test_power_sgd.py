@@ -8,7 +8,7 @@ import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import distributed, exchange, power_sgd
+from gradients import distributed, power_sgd
 from gradients.distributed import AllreduceConfig, Comm
 
 SHAPES = {"wide": [12, 40], "tall": [50, 16], "square": [8, 8], "bias": [16]}
@@ -60,7 +60,7 @@ class Sums:
       tf.gradients(loss * loss_scale.value, tf.trainable_variables()),
       {"n": tf.constant(1.0)},
       Descent(),
-      exchange.make(config, Comm(), loss_scale.value),
+      optimization.make_exchange(config, Comm(), loss_scale.value),
       micro_batches,
       loss_scale,
       clip_norm=0.0,

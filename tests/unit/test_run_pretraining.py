@@ -1503,20 +1503,6 @@ def test_a_run_that_could_not_learn_is_refused(tiny_run, tmp_path):
   assert not (tmp_path / "two").exists()
 
 
-def test_a_checkpoint_from_before_blocks_is_of_none(tmp_path):
-  order = record_order.Order(120, 5, block=9)
-  with tf.Graph().as_default(), tf.Session() as session:
-    state = checkpointing.TrainingState(order)
-    session.run(tf.global_variables_initializer())
-    assert state.orders(session) == (order, order)
-    old = [v for v in tf.global_variables() if "data_block" not in v.op.name]
-    path = str(tmp_path / checkpoint_files.PREFIX)
-    tf.train.Saver(old).save(session, path, global_step=4)
-    checkpointer = checkpointing.Checkpointer(str(tmp_path), Comm())
-    checkpointer.restore.resume(session)
-    assert state.orders(session) == (record_order.Order(120, 5), order)
-
-
 @pytest.mark.parametrize(
   "ending",
   [

@@ -9,6 +9,7 @@ import pytest
 import runs
 from samples import write_config, write_packed, write_records
 
+import optimization
 import run_pretraining
 from checkpoints import checkpoint_files, run_folder
 from common import json_files
@@ -524,7 +525,7 @@ def test_a_dry_run_of_a_growing_stage_begins_with_its_first_batch():
   stage = training_plan.Stage(first_update=500, first_batch=8, growing=3)
   plan = dataclasses.replace(plan, stage=stage)
   step = tf.placeholder(tf.int64, [])
-  records = training_run._records_of(plan, step)
+  records = optimization._records_of(plan, step)
   with tf.Session() as session:
     found = [session.run(records, {step: n}) for n in (0, 500, 501, 503, 900)]
   assert found == [8, 8, plan.records_of(501), 32, 32]

@@ -17,7 +17,6 @@ from common.tensorflow_v1 import tf
 from config import stages
 from config.pretraining import PretrainingConfig
 from data import masking
-from gradients import exchange
 from gradients.distributed import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
@@ -273,7 +272,7 @@ def test_an_overflow_on_one_rank_is_one_decision(comm, capfd, micro_batches):
       tf.gradients(total * scale.value, [w]),
       {"n": tf.reduce_sum(w)},
       OptimizerConfig().make(tf.constant(0.1)),
-      exchange.make(AllreduceConfig(), comm, scale.value),
+      optimization.make_exchange(AllreduceConfig(), comm, scale.value),
       micro_batches,
       scale,
     )
