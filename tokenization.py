@@ -334,7 +334,7 @@ def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   if missing:
     raise DataError(
       f"{vocab_file}: the vocabulary lacks {', '.join(missing)}, one token a "
-      "line; train_tokenizer.py makes one that has them"
+      "line; tools.train_tokenizer makes one that has them"
     )
   # No text ever gets a repeated token's first id. Blank lines are allowed:
   # published Chinese vocabularies hold unusual spaces as tokens.
@@ -539,7 +539,7 @@ class SentencePieceEncoder(_Encoder):
     if missing:
       raise DataError(
         f"{model_file}: the SentencePiece model lacks {', '.join(missing)}; "
-        "train_tokenizer.py --tokenizer=sentencepiece makes one that has them"
+        "tools.train_tokenizer --tokenizer=sentencepiece makes one with them"
       )
     special = [vocab[token] for token in SPECIAL_TOKENS]
     continues = [token[:1] != SENTENCEPIECE_SPACE for token in tokens]

@@ -137,7 +137,7 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
     and normalization.escape_whitespaces
   ):
     raise DataError(
-      f"{model_file}: not a unigram model as train_tokenizer.py makes them "
+      f"{model_file}: not a unigram model as tools.train_tokenizer makes them "
       "(BPE, bytes, symbols of the user's, or another use of spaces): "
       "tokenizer.json would give other ids. Convert with --to=tensorflow, and "
       "the checkpoint that it writes without this file beside it"

@@ -26,7 +26,6 @@ LAYERS = (
     "convert_checkpoint",
     "create_pretraining_data",
     "evaluate_grammar",
-    "export_model",
     "predict",
     "run_classifier",
     "run_pretraining",
@@ -34,13 +33,6 @@ LAYERS = (
     "run_tasks",
   },
 )
-RENAMED = {
-  "plot_metrics",
-  "prepare_corpus",
-  "quickstart",
-  "records",
-  "train_tokenizer",
-}  # old names of tools
 # Data workers start fast because these never load TensorFlow.
 WITHOUT_TENSORFLOW = {
   "create_pretraining_data",
@@ -113,7 +105,7 @@ def test_all_files_have_a_layer():
   ).stdout.split()
   rooms = {pathlib.Path(path).parts[0].removesuffix(".py") for path in listed}
   product = rooms - {"benchmarks", "research", "tests"}
-  assert product == set.union(*LAYERS) | RENAMED
+  assert product == set.union(*LAYERS)
 
 
 def test_imports_have_no_circle():

@@ -268,11 +268,10 @@ def test_the_best_checkpoint_is_taken(tmp_path):
 def test_the_command(tmp_path, letters):
   """With a run's folder, and what it says."""
   trained.write_model(tmp_path / "m", "classifier", letters)
-  command = [f"{runs.ROOT}/export_model.py", str(tmp_path / "m")]
+  script = f"{runs.ROOT}/convert_checkpoint.py"
   out = tmp_path / "served" / "1"
-  done = runs.launch(
-    [*command, f"--output_dir={out}", "--signatures=classifier"]
-  )
+  flags = ["--to=saved_model", f"--output={out}", "--signatures=classifier"]
+  done = runs.launch([script, str(tmp_path / "m"), *flags])
   assert done.returncode == 0, done.stderr
   assert "serving_default is classifier" in done.stdout
   assert "bert_model.ckpt (the only one)" in done.stdout
