@@ -2,7 +2,7 @@
 
   python evaluate_grammar.py runs/first --pairs=blimp.zip
   python evaluate_grammar.py runs/first --pairs='pairs/*.jsonl' --sample=200
-  horovodrun -np 2 python evaluate_grammar.py runs/first --pairs=pairs.txt
+  horovodrun -np 2 python evaluate_grammar.py runs/first --pairs=pairs.jsonl
 
 MODEL is a run folder, a checkpoint's name, a Hugging Face folder or an exported
 folder, with a masked LM head. A pair is right if the model gives its good
@@ -43,9 +43,8 @@ class Settings:
   # fmt: off
   pairs: str = setting(help=
     "Files with minimal pairs, names and globs: JSON lines as BLiMP's "
-    "(sentence_good, sentence_bad, UID, field, linguistics_term), text with "
-    "the bad sentence on odd and the good one on even lines, or a .zip file "
-    "of such files.")
+    "(sentence_good, sentence_bad, UID, field, linguistics_term), or .zip "
+    "archives of such .jsonl files.")
   sample: int | None = _data(None,
     "Number of pairs of each paradigm to compare, always the same ones. "
     "Default: all.", low=1)
@@ -76,22 +75,22 @@ def encode(
   Sentences with the same tokens are one. DataError for more than `most` tokens,
   [CLS] and [SEP] included, or none.
   """
-  found: dict[bytes, int] = {}
+  texts: list[str] = []
+  for pair in pairs:
+    texts += [pair.good, pair.bad]
+  number_of: dict[bytes, int] = {}
   sentences, numbers = [], []
-  texts = [text for pair in pairs for text in (pair.good, pair.bad)]
   for at, ids in enumerate(encoder.encode_batch(texts)):
-    where = f"{pairs[at // 2].where}: {texts[at][:60]!r}"
-    if not len(ids):
-      raise DataError(f"{where}: no token is in it: take the pair out")
-    if len(ids) + 2 > most:
+    if not 2 < len(ids) + 2 <= most:
       raise DataError(
-        f"{where}...: {len(ids) + 2} tokens with [CLS] and [SEP] are more than "
-        f"the model's max_position_embeddings={most}: shorten it or take "
-        "the pair out"
+        f"{pairs[at // 2].where}: {texts[at][:60]!r} has {len(ids)} tokens; a "
+        f"sentence has 1 to {most - 2}, by the model's "
+        f"max_position_embeddings={most}: change it or take the pair out"
       )
-    numbers.append(found.setdefault(ids.tobytes(), len(found)))
-    if len(found) > len(sentences):
+    number = number_of.setdefault(ids.tobytes(), len(sentences))
+    if number == len(sentences):
       sentences.append(ids)
+    numbers.append(number)
   return sentences, np.array(numbers).reshape(-1, 2)
 
 
@@ -104,12 +103,12 @@ def count_unigrams(
     paths = records.expand_patterns(settings.unigram_records)
   if not paths:
     trained = run_folder.training_files(source.folder)
-    why = (
-      f"not all of its {len(trained)} record files, such as {trained[0]}, are "
-      "there as it read them"
-      if trained
-      else f"{source.folder} does not say on which records it was trained"
-    )
+    why = f"{source.folder} does not say on which records it was trained"
+    if trained:
+      why = (
+        f"not all of its {len(trained)} record files, such as {trained[0]}, "
+        "are there as it read them"
+      )
     return None, f"no unigram baseline: {why}: give --unigram_records"
   for path, manifest in records.find_manifests(paths).values():
     made = manifest.tokenizer
@@ -142,11 +141,11 @@ def _output(settings: Settings, folder: str) -> str | None:
   path = settings.output
   if path is None and os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
     path = os.path.join(folder, RESULTS_FILE)
-  if path and os.path.isdir(path):
-    raise UserError(f"--output={path}: is a folder; name a file in it")
-  if path and not os.access(os.path.dirname(path) or ".", os.W_OK):
+  if path and (
+    os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK)
+  ):
     raise UserError(
-      f"--output={path}: its folder is missing or may not be written to"
+      f"--output={path}: name a file in a folder that may be written to"
     )
   return path
 

@@ -1,8 +1,7 @@
 """Minimal pairs: two sentences, of which a good model prefers the first.
 
-Read from BLiMP's JSON lines (https://arxiv.org/abs/1912.00582), from text
-whose odd lines are bad and whose even lines are good sentences, and from .zip
-archives of both. A paradigm is the pairs that show one phenomenon.
+Read from JSON lines as BLiMP's (https://arxiv.org/abs/1912.00582), in files or
+in .zip archives. A paradigm is the pairs that show one phenomenon.
 """
 
 import collections
@@ -22,8 +21,19 @@ from common.errors import DataError
 from data import records, text_files
 
 _UNNAMED = "-"  # field and term of pairs that do not say theirs
-_KEYS = "sentence_good", "sentence_bad", "UID", "field", "linguistics_term"
+_SENTENCES = ("sentence_good", "sentence_bad")
+_KEYS = (*_SENTENCES, "UID", "field", "linguistics_term")
 _NORMAL_95 = 1.96  # standard errors on each side of a 95% interval
+# What the standard library raises for a damaged archive.
+_ZIP_ERRORS = (
+  zipfile.BadZipFile,
+  lzma.LZMAError,
+  zlib.error,
+  EOFError,
+  OSError,
+  ValueError,
+  RuntimeError,
+)
 
 
 class Pair(NamedTuple):
@@ -45,131 +55,84 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
 
   Which these are is a hash of their text. DataError names file and line.
   """
-  pairs = [
-    pair
-    for path in records.expand_patterns(patterns)
-    for name, data in _contents(path)
-    for pair in _pairs(name, data)
-  ]
-  unnamed: dict[str, str] = {}  # a paradigm without a UID -> its file
-  for pair in pairs:
-    file = pair.where.rpartition(": line ")[0]
-    if pair.paradigm == _stem(file):
-      other = unnamed.setdefault(pair.paradigm, file)
-      if other != file:
-        raise DataError(
-          f"{other} and {file}: both are the paradigm {pair.paradigm}: give "
-          "them different names"
-        )
+  pairs: list[Pair] = []
+  for path in records.expand_patterns(patterns):
+    for name, data in _files(path):
+      pairs += _pairs(name, data)
   if sample is None:
     return pairs
-  chosen = [
-    number
-    for numbers in by_paradigm(pairs).values()
-    for number in sorted(numbers, key=lambda n: _chance(pairs[n]))[:sample]
-  ]
+  chosen: list[int] = []
+  for numbers in by_paradigm(pairs).values():
+    chosen += sorted(numbers, key=lambda n: _digest(pairs[n]))[:sample]
   return [pairs[number] for number in sorted(chosen)]
 
 
 def by_paradigm(pairs: Sequence[Pair]) -> dict[str, list[int]]:
   """Paradigm -> the numbers of its pairs."""
-  found = collections.defaultdict(list)
+  numbers = collections.defaultdict(list)
   for number, pair in enumerate(pairs):
-    found[pair.paradigm].append(number)
-  return dict(sorted(found.items()))
+    numbers[pair.paradigm].append(number)
+  return dict(sorted(numbers.items()))
 
 
-def _chance(pair: Pair) -> bytes:
+def _digest(pair: Pair) -> bytes:
   text = f"{pair.good}\n{pair.bad}".encode("utf-8", "surrogatepass")
   return hashlib.sha256(text).digest()
 
 
-def _contents(path: str) -> Iterator[tuple[str, bytes]]:
-  """Name and bytes of a file, or of the files in an archive."""
-  if text_files.is_compressed(path):
-    raise DataError(f"{path}: unpack it first; of archives .zip alone is read")
+def _files(path: str) -> Iterator[tuple[str, bytes]]:
+  """Name and bytes of a file, or of the .jsonl files in an archive."""
   if not path.endswith(".zip"):
     with open(path, "rb") as f:
       yield path, f.read()
     return
   try:
     with zipfile.ZipFile(path) as archive:
+      # Systems add files of their own, whose names begin with a dot.
       names = [
         name
-        for name in archive.namelist()
-        if name.endswith((".jsonl", ".txt"))
-        and not os.path.basename(name).startswith(".")  # a system's own
+        for name in sorted(archive.namelist())
+        if text_files.is_jsonl(name)
+        and not os.path.basename(name).startswith(".")
       ]
-      if any(map(text_files.is_jsonl, names)):  # then a .txt is about them
-        names = list(filter(text_files.is_jsonl, names))
-      for name in sorted(names):
+      for name in names:
         yield f"{path}/{name}", archive.read(name)
-  except (
-    zipfile.BadZipFile,
-    lzma.LZMAError,
-    zlib.error,
-    EOFError,
-    OSError,
-    ValueError,
-    RuntimeError,
-  ) as e:
+  except _ZIP_ERRORS as e:
     raise DataError(
       f"{path}: not a readable .zip file ({e}): copy it again"
     ) from e
   if not names:
-    raise DataError(f"{path}: no .jsonl or .txt file is in it")
+    raise DataError(f"{path}: no .jsonl file is in it")
 
 
-def _stem(name: str) -> str:
-  return os.path.splitext(os.path.basename(name))[0]
-
-
-def _pairs(name: str, data: bytes) -> Iterator[Pair]:
-  lines = list(text_files.utf8_lines(data.rstrip().split(b"\n"), name))
-  stem = _stem(name)
-  if lines == [""]:
+def _pairs(name: str, data: bytes) -> list[Pair]:
+  """The pairs in the lines of a file; without a UID it is their paradigm."""
+  pairs = []
+  defaults = dict.fromkeys(_KEYS[3:], _UNNAMED)
+  defaults["UID"] = os.path.splitext(name)[0]
+  for number, line in enumerate(
+    text_files.utf8_lines(data.split(b"\n"), name), 1
+  ):
+    if line.strip():
+      pairs.append(_pair(line, f"{name}: line {number}", defaults))
+  if not pairs:
     raise DataError(f"{name}: there is no pair in it")
-  if text_files.is_jsonl(name) or name.lower().endswith(".json"):
-    found = [
-      _of_json(line, f"{name}: line {number}", stem)
-      for number, line in enumerate(lines, 1)
-      if line.strip()
-    ]
-  elif name.lower().endswith((".tsv", ".csv")):
-    raise DataError(
-      f"{name}: a table: give JSON lines (.jsonl), or text with the bad "
-      "sentence on odd and the good one on even lines (.txt)"
-    )
-  elif len(lines) % 2:
-    raise DataError(
-      f"{name}: {len(lines)} lines, but a pair has two, the bad sentence and "
-      "then the good one: one is missing (JSON lines are in files .jsonl)"
-    )
-  else:
-    found = [
-      Pair(
-        lines[at + 1].strip(), lines[at].strip(), f"{name}: line {at + 1}", stem
-      )
-      for at in range(0, len(lines), 2)
-    ]
-  for pair in found:
-    if not (pair.good and pair.bad):
-      which = "bad" if pair.good else "good"
-      raise DataError(f"{pair.where}: the {which} sentence is empty")
-    yield pair
+  return pairs
 
 
-def _of_json(line: str, where: str, stem: str) -> Pair:
+def _pair(line: str, where: str, defaults: Mapping[str, str]) -> Pair:
+  """The pair of a line; `defaults` are the values of keys that it may lack."""
   try:
-    found = json_files.parse(line)
-  except ValueError as e:
-    raise DataError(f"{where}: not JSON ({e})") from e
-  if not isinstance(found, dict):
-    raise DataError(f"{where}: not a JSON object")
-  values = {**dict.fromkeys(_KEYS[3:], _UNNAMED), "UID": stem, **found}
+    values = {**defaults, **json_files.parse(line)}
+  except (ValueError, TypeError) as e:
+    raise DataError(
+      f"{where}: not a JSON object ({e}): a pair is a line "
+      f"{{{', '.join(map(repr, _SENTENCES))}, ...}}"
+    ) from e
   for key in _KEYS:
-    if not isinstance(values.get(key), str):
-      raise DataError(f'{where}: "{key}" is missing, or no text')
+    value = values.get(key)
+    if not isinstance(value, str) or not value.strip():
+      raise DataError(f'{where}: "{key}" is missing, empty or no text')
   good, bad, paradigm, field, term = (values[key].strip() for key in _KEYS)
   # BLiMP spells one field in two ways.
   return Pair(good, bad, where, paradigm, field.replace("/", "_"), term)
@@ -186,22 +149,21 @@ def results(
   `scores` are float64 [pairs, 2], of the good and the bad sentence; a tie is
   an error. `unigram` are a baseline's, or None.
   """
-  found = {
-    name: {
+  paradigms = {}
+  for name, numbers in by_paradigm(pairs).items():
+    paradigms[name] = {
       "field": pairs[numbers[0]].field,
       "linguistics_term": pairs[numbers[0]].term,
       **_counts(scores[numbers]),
       "unigram": _counts(unigram[numbers]) if unigram is not None else None,
     }
-    for name, numbers in by_paradigm(pairs).items()
-  }
-  every = list(found.values())
+  counts = list(paradigms.values())
   return {
-    **_means(every),
-    "interval_95": interval([(one["right"], one["pairs"]) for one in every]),
-    "fields": _grouped(every, "field"),
-    "linguistics_terms": _grouped(every, "linguistics_term"),
-    "paradigms": found,
+    **_means(counts),
+    "interval_95": interval([(one["right"], one["pairs"]) for one in counts]),
+    "fields": _grouped(counts, "field"),
+    "linguistics_terms": _grouped(counts, "linguistics_term"),
+    "paradigms": paradigms,
   }
 
 
@@ -216,25 +178,28 @@ def _counts(scores: np.ndarray) -> dict:
   }
 
 
-def _means(paradigms: Sequence[Mapping]) -> dict:
-  """Of some paradigms: as in BLiMP their mean, and the mean of their pairs."""
-  right, ties, pairs = (
-    sum(one[key] for one in paradigms) for key in ("right", "ties", "pairs")
-  )
-  unigram = [one["unigram"] for one in paradigms if one.get("unigram")]
-  return {
-    "accuracy": math.fsum(one["accuracy"] for one in paradigms)
-    / len(paradigms),
-    "accuracy_of_pairs": right / pairs,
-    "ties": ties,
-    "pairs": pairs,
-    **({"unigram": _means(unigram)} if unigram else {}),
+def _means(counts: Sequence[Mapping]) -> dict:
+  """The mean of paradigms, as BLiMP's authors report it, and that of pairs.
+
+  `counts` are those of each paradigm.
+  """
+  total = {
+    key: sum(one[key] for one in counts) for key in ("right", "ties", "pairs")
   }
+  means = {
+    "accuracy": math.fsum(one["accuracy"] for one in counts) / len(counts),
+    "accuracy_of_pairs": total["right"] / total["pairs"],
+    "ties": total["ties"],
+    "pairs": total["pairs"],
+  }
+  if unigram := [one["unigram"] for one in counts if one.get("unigram")]:
+    means["unigram"] = _means(unigram)
+  return means
 
 
-def _grouped(paradigms: Sequence[Mapping], key: str) -> dict:
+def _grouped(counts: Sequence[Mapping], key: str) -> dict:
   groups = collections.defaultdict(list)
-  for one in paradigms:
+  for one in counts:
     groups[one[key]].append(one)
   return {name: _means(group) for name, group in sorted(groups.items())}
 
@@ -253,29 +218,30 @@ def interval(counts: Sequence[tuple[int, int]]) -> list[float]:
   return [max(0.0, mean - width), min(1.0, mean + width)]
 
 
-def table(found: Mapping) -> list[str]:
+def table(accuracies: Mapping) -> list[str]:
   """Lines of `results` for people."""
-  every = found["paradigms"]
-  width = max(22, 2 + max(map(len, every)))
+  paradigms = accuracies["paradigms"]
+  width = max(22, 2 + max(map(len, paradigms)))
 
-  def line(name, one):
+  def line(name, counts):
     """Of a model and, on the right, of the unigram baseline."""
-    columns = f"{name:<{width}}{one['accuracy']:>8.1%}{one['ties']:>6,}"
-    columns += f"{one['pairs']:>8,}"
-    if unigram := one.get("unigram"):
+    columns = f"{name:<{width}}{counts['accuracy']:>8.1%}{counts['ties']:>6,}"
+    columns += f"{counts['pairs']:>8,}"
+    if unigram := counts.get("unigram"):
       columns += f"{unigram['accuracy']:>9.1%}{unigram['ties']:>7,}"
     return columns
 
-  baseline = "  unigram  ties" if found.get("unigram") else ""
+  baseline = "  unigram  ties" if accuracies.get("unigram") else ""
   lines = [f"{'':<{width}}accuracy  ties   pairs{baseline}"]
-  for field, mean in found["fields"].items():
+  for field, mean in accuracies["fields"].items():
     lines.append(line(field, mean))
-    names = [name for name, one in every.items() if one["field"] == field]
-    lines += [line(f"  {name}", every[name]) for name in names]
-  low, high = found["interval_95"]
+    for name, counts in paradigms.items():
+      if counts["field"] == field:
+        lines.append(line(f"  {name}", counts))
+  low, high = accuracies["interval_95"]
   return [
     *lines,
-    line(f"mean of {len(every)} paradigms", found),
+    line(f"mean of {len(paradigms)} paradigms", accuracies),
     f"95% interval {low:.1%} to {high:.1%}; mean of all pairs "
-    f"{found['accuracy_of_pairs']:.1%}",
+    f"{accuracies['accuracy_of_pairs']:.1%}",
   ]

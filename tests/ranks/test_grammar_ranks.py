@@ -1,5 +1,6 @@
 """evaluate_grammar.py on two ranks: one rank's results, and errors of one."""
 
+import json
 import random
 
 import pytest
@@ -15,9 +16,13 @@ def folder(tmp_path_factory, letters):
   folder = tmp_path_factory.mktemp("models")
   trained.write_model(folder / "model", "pretraining", letters)
   rng, words = random.Random(1), ["the", "cat", "is", "so", "a", "no", "it"]
-  sentence = lambda n: " ".join(rng.choices(words, k=n)) + "\n"
-  texts = [sentence(2 + n % 19) + sentence(2 + n % 17) for n in range(300)]
-  (folder / "p.txt").write_text("".join(texts) + "x\nx\n")
+  sentence = lambda n: " ".join(rng.choices(words, k=n))
+  pairs = [(sentence(2 + n % 19), sentence(2 + n % 17)) for n in range(300)]
+  lines = [
+    json.dumps({"sentence_bad": bad, "sentence_good": good})
+    for bad, good in [*pairs, ("x", "x")]
+  ]
+  (folder / "p.jsonl").write_text("\n".join(lines))
   return folder
 
 
@@ -26,7 +31,7 @@ def evaluate(folder, output, ranks, broken=None):
   script = f"""
 import os, runpy, sys
 rank = os.environ.get("HOROVOD_RANK", "0")
-pairs = "{folder}/" + ("none.txt" if rank == "{broken}" else "p.txt")
+pairs = "{folder}/" + ("none.jsonl" if rank == "{broken}" else "p.jsonl")
 sys.argv = ["{runs.ROOT}/evaluate_grammar.py", "{folder}/model",
             "--output={output}", f"--pairs={{pairs}}"]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -52,5 +57,5 @@ def test_two_ranks_give_the_results_of_one(folder, tmp_path):
 def test_an_error_of_one_rank_ends_the_other(folder, tmp_path, broken):
   done = evaluate(folder, tmp_path / "none.json", 2, broken)
   assert done.returncode != 0
-  assert "none.txt: no such file" in done.stderr
+  assert "none.jsonl: no such file" in done.stderr
   assert not (tmp_path / "none.json").exists()

@@ -25,6 +25,16 @@ TEXTS = ["a b c", "the cat sat .", "cats", "a", "b a c", "the dog sat .", "it"]
 TEXTS += [f"{word} is {word}s and a . b" for word in ("ab", "cde", "fghij")]
 
 
+def write_pairs(path, pairs):
+  """A file of (good, bad) sentences; its name."""
+  lines = [
+    json.dumps({"sentence_good": good, "sentence_bad": bad})
+    for good, bad in pairs
+  ]
+  path.write_text("\n".join(lines))
+  return str(path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, letters):
   """A small model of random weights with a pooler, a run folder's files."""
@@ -122,10 +132,8 @@ def test_an_export_scores_as_its_checkpoint(folder, opened, tmp_path):
     for m in (model, inference.open_export(path))
   ]
   np.testing.assert_allclose(*both, rtol=1e-5)
-  (tmp_path / "p.txt").write_text("a\nb\n")
-  settings = evaluate_grammar.Settings(
-    pairs=str(tmp_path / "p.txt"), precision="bf16"
-  )
+  pairs = write_pairs(tmp_path / "p.jsonl", [("a", "b")])
+  settings = evaluate_grammar.Settings(pairs=pairs, precision="bf16")
   with pytest.raises(UserError, match="is exported with its own"):
     evaluate_grammar.evaluate(settings, path, Comm())
 
@@ -169,65 +177,45 @@ GOOD = {
 def test_pairs_of_all_kinds_of_files(tmp_path):
   more = {"sentence_good": " a b ", "sentence_bad": "b a", "pairID": "7"}
   lines = [json.dumps(GOOD), "", json.dumps(more)]
-  (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
-  (tmp_path / "order.txt").write_bytes(b"\xef\xbb\xbfb a\r\na b\r\nc\nd\n\n")
-  for kind, name in (("json", "a.jsonl"), ("text", "order.txt")):
-    with zipfile.ZipFile(tmp_path / f"{kind}.zip", "w") as archive:
-      archive.write(tmp_path / name, f"data/{name}")
-      archive.writestr("README.md", "no pairs")
-      archive.writestr(f"data/._{name}", "a system's own")
-      if kind == "json":
-        archive.writestr("LICENSE.txt", "about them")
-  of = lambda name, where: [
-    Pair(
-      "the cat sits .", "the cat sit .", f"{where}{name}: line 1",
-      "agreement_1", "syntax_semantics", "agreement",
-    ),
-    Pair("a b", "b a", f"{where}{name}: line 3", "a"),
-  ]  # fmt: skip
-  text = lambda where: [
-    Pair("a b", "b a", f"{where}order.txt: line 1", "order"),
-    Pair("d", "c", f"{where}order.txt: line 3", "order"),
-  ]
-  read = minimal_pairs.read
-  here = f"{tmp_path}/"
-  assert read(f"{here}*.jsonl,{here}order.txt") == [
-    *of("a.jsonl", here), *text(here),
-  ]  # fmt: skip
-  (tmp_path / "a.jsonl").rename(tmp_path / "a.json")
-  assert read(f"{here}a.json") == of("a.json", here)
-  assert read(f"{here}json.zip") == of("a.jsonl", f"{here}json.zip/data/")
-  assert read(f"{here}text.zip") == text(f"{here}text.zip/data/")
+  data = b"\xef\xbb\xbf" + "\r\n".join(lines).encode()
+  for name in ("a.jsonl", "a.json"):
+    (tmp_path / name).write_bytes(data)
+  with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+    archive.writestr("data/a.jsonl", data)
+    archive.writestr("README.md", "no pairs")
+    archive.writestr("data/._a.jsonl", "a system's own")
+  for path, name in (
+    ("a.jsonl", "a.jsonl"), ("a.json", "a.json"),
+    ("a.zip", "a.zip/data/a.jsonl"),
+  ):  # fmt: skip
+    where = f"{tmp_path}/{name}"
+    assert minimal_pairs.read(f"{tmp_path}/{path}") == [
+      Pair(
+        "the cat sits .", "the cat sit .", f"{where}: line 1",
+        "agreement_1", "syntax_semantics", "agreement",
+      ),
+      Pair("a b", "b a", f"{where}: line 3", where.rpartition(".")[0]),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
   "name, data, message",
   [
     ("a.jsonl", b"{}\n{", r'a.jsonl: line 1: "sentence_good" is missing'),
-    ("a.jsonl", b"\n{", r"a.jsonl: line 2: not JSON"),
+    ("a.jsonl", b"\n{", r"a.jsonl: line 2: not a JSON object"),
     ("a.jsonl", b"[1]", "line 1: not a JSON object"),
-    (
-      "a.jsonl",
-      json.dumps({**GOOD, "UID": 3}).encode(),
-      'line 1: "UID" is missing, or no text',
-    ),
-    (
-      "a.jsonl",
-      json.dumps({**GOOD, "sentence_bad": " "}).encode(),
-      "line 1: the bad sentence is empty",
-    ),
-    ("a.txt", b"a\nb\nc\n", "a.txt: 3 lines, but a pair has two"),
-    ("a.txt", b"a\nb\nc\n \ne\nf", "a.txt: line 3: the good sentence is empty"),
-    ("a.txt", b"a\ncaf\xe9\n", r"a.txt: line 2, byte 4: not UTF-8 \(0xe9\)"),
-    ("a.txt", b"\n \n", "a.txt: there is no pair in it"),
-    ("a.tsv", b"a\nb\n", "a.tsv: a table: give JSON lines"),
-    ("a.json", b"a\nb\n", "a.json: line 1: not JSON"),
+    ("a.jsonl", {**GOOD, "UID": 3}, 'line 1: "UID" is missing, empty or no t'),
+    ("a.jsonl", {**GOOD, "sentence_bad": " "}, 'line 1: "sentence_bad" is mis'),
+    ("a.jsonl", b"caf\xe9", r"a.jsonl: line 1.*: not UTF-8"),
+    ("a.jsonl", b"\n \n", "a.jsonl: there is no pair in it"),
+    ("a.txt", b"a\nb\n", "a.txt: line 1: not a JSON object"),
     ("a.zip", b"PK no", "a.zip: not a readable .zip file"),
-    ("a.jsonl.gz", b"{}", "a.jsonl.gz: unpack it first"),
-    ("a.zip", b"PK\5\6" + bytes(18), "no .jsonl or .txt file is in it"),
+    ("a.zip", b"PK\5\6" + bytes(18), "no .jsonl file is in it"),
   ],
 )
 def test_pairs_that_are_none(tmp_path, name, data, message):
+  if isinstance(data, dict):
+    data = json.dumps(data).encode()
   (tmp_path / name).write_bytes(data)
   with pytest.raises(DataError, match=message):
     minimal_pairs.read(str(tmp_path / name))
@@ -238,36 +226,34 @@ def test_pairs_that_are_none(tmp_path, name, data, message):
 def test_files_of_one_name_are_not_one_paradigm(tmp_path):
   for name in ("en", "de"):
     (tmp_path / name).mkdir()
-    (tmp_path / name / "order.txt").write_text("b a\na b\n")
-  with pytest.raises(DataError, match="en/order.txt: both are the paradigm or"):
-    minimal_pairs.read(str(tmp_path / "*" / "order.txt"))
+    write_pairs(tmp_path / name / "order.jsonl", [("a b", "b a")])
+  pairs = minimal_pairs.read(str(tmp_path / "*" / "order.jsonl"))
+  assert len(minimal_pairs.by_paradigm(pairs)) == 2
 
 
 def test_a_sample_is_the_same_in_any_order_of_the_pairs(tmp_path):
-  lines = [f"b{i}\ng{i}\n" for i in range(50)]
-  (tmp_path / "p.txt").write_text("".join(lines))
-  (tmp_path / "few.txt").write_text("b\ng\n")
-  pattern = f"{tmp_path}/*.txt"
+  pairs = [(f"g{i}", f"b{i}") for i in range(50)]
+  write_pairs(tmp_path / "p.jsonl", pairs)
+  write_pairs(tmp_path / "few.jsonl", [("g", "b")])
+  pattern = f"{tmp_path}/*.jsonl"
   some = minimal_pairs.read(pattern, 8)
-  assert len(some) == 9 and [
-    *map(len, minimal_pairs.by_paradigm(some).values())
-  ] == [1, 8]
+  counts = map(len, minimal_pairs.by_paradigm(some).values())
+  assert len(some) == 9 and [*counts] == [1, 8]
   numbers = [int(pair.bad[1:]) for pair in some[1:]]
   assert numbers == sorted(numbers) != list(range(8))
-  (tmp_path / "p.txt").write_text("".join(reversed(lines)))
+  write_pairs(tmp_path / "p.jsonl", pairs[::-1])
   again = minimal_pairs.read(pattern, 8)
   assert {pair.good for pair in again} == {pair.good for pair in some}
 
 
 def test_sentences_that_do_not_fit(opened):
   _, encoder = opened
-  pair = lambda good: [Pair(good, "a", "f.txt: line 5", "f")]
-  with pytest.raises(
-    DataError, match=r"f.txt: line 5: 'a a.*: 11 tokens .*=10"
-  ):
-    evaluate_grammar.encode(pair("a " * 9), encoder, 10)
-  with pytest.raises(DataError, match=r"f.txt: line 5: '\\u200b': no token"):
-    evaluate_grammar.encode(pair("\u200b"), encoder, 10)
+  pair = lambda good: [Pair(good, "a", "f.jsonl: line 5", "f")]
+  for text, count in (("a " * 9, 9), ("\u200b", 0)):
+    with pytest.raises(
+      DataError, match=rf"f.jsonl: line 5: .* has {count} tokens; .* 1 to 8"
+    ):
+      evaluate_grammar.encode(pair(text), encoder, 10)
   pairs = [*pair("A b"), *pair("a B"), *pair("a b c d e f g h")]
   sentences, numbers = evaluate_grammar.encode(pairs, encoder, 10)
   assert numbers.tolist() == [[0, 1], [0, 1], [2, 1]]
@@ -391,10 +377,10 @@ def test_unigram_likelihoods():
 
 @pytest.fixture
 def pairs_file(tmp_path):
-  path = tmp_path / "order.txt"
-  lines = [f"{a} is {b}\n{b} is {a}\n" for a in TEXTS[:4] for b in TEXTS[4:6]]
-  path.write_text("".join(lines) + "same\nSame\n")
-  return str(path)
+  pairs = [
+    (f"{b} is {a}", f"{a} is {b}") for a in TEXTS[:4] for b in TEXTS[4:6]
+  ]
+  return write_pairs(tmp_path / "order.jsonl", [*pairs, ("Same", "same")])
 
 
 def test_a_run_folder_with_its_records(
@@ -424,10 +410,11 @@ def test_a_run_folder_with_its_records(
   )
   assert counts[frequent] > counts[rare]
   for name, good, bad in (("down", rare, frequent), ("up", frequent, rare)):
-    path = tmp_path / f"{name}.txt"
-    path.write_text(f"{tokens[bad]}\n{tokens[good]}\n")
+    path = write_pairs(
+      tmp_path / f"{name}.jsonl", [(tokens[good], tokens[bad])]
+    )
     evaluate_grammar.evaluate(
-      dataclasses.replace(settings, pairs=str(path)), str(run), Comm()
+      dataclasses.replace(settings, pairs=path), str(run), Comm()
     )
     found = runs.read_json(run, "grammar_results.json")
     assert found["unigram"]["accuracy"] == (name == "up")
@@ -446,13 +433,10 @@ def test_a_folder_of_no_run(folder, pairs_file, tmp_path, letters, capsys):
   said = capsys.readouterr()
   assert "does not say on which records" in said.err
   assert "give --unigram_records" in said.err and ".json" not in said.out
-  output = str(tmp_path / "no" / "folder.json")
-  settings = evaluate_grammar.Settings(pairs=pairs_file, output=output)
-  with pytest.raises(UserError, match="folder is missing"):
-    evaluate_grammar.evaluate(settings, folder, Comm())
-  settings = evaluate_grammar.Settings(pairs=pairs_file, output=str(tmp_path))
-  with pytest.raises(UserError, match="is a folder; name a file in it"):
-    evaluate_grammar.evaluate(settings, folder, Comm())
+  for output in (tmp_path / "no" / "folder.json", tmp_path):
+    settings = evaluate_grammar.Settings(pairs=pairs_file, output=str(output))
+    with pytest.raises(UserError, match="name a file in a folder"):
+      evaluate_grammar.evaluate(settings, folder, Comm())
   with pytest.raises(UserError, match="name one model"):
     evaluate_grammar.main(settings, folder, folder)
   trained.write_model(tmp_path / "classifier", "classifier", letters)
