@@ -1,7 +1,6 @@
 """Draws the curves of one or more runs from their folders as one picture.
 
   python -m tools.plot_metrics --output=curve.png runs/first runs/second
-  python -m tools.plot_metrics --output=report.html runs/first
 
 The picture has a panel for each loss and metric of the runs, one for the
 learning rate and one for the speed. A single run has its training in blue and
@@ -25,7 +24,6 @@ import numpy as np
 from checkpoints import metrics, run_folder
 from common import errors
 from common.settings import run_with, setting
-from tools import html_report
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -58,37 +56,37 @@ class Run(NamedTuple):
   """The curves of a run folder."""
 
   name: str
-  train: list  # reports
-  evaluations: list  # their results
+  train: list[dict]  # reports
+  evaluations: list[dict]
   entropy: float | None  # nats, of its records' tokens
   model: str  # in words; "" if run.json does not say
   data: str  # as model
-  evaluated: (
-    str  # "held out" if the evaluations' files are not those of training
-  )
+  evaluated: str  # "held out" if evaluations have files that are not trained on
 
-  def panels(self) -> set:
-    shown = {k for k in _keys(self.train) if k.endswith(("loss", "accuracy"))}
-    if "masked_lm_loss" in shown:
-      shown -= {"loss"}  # the sum of two losses with panels of their own
-    found = _keys(self.evaluations) - {"global_step", "examples"}
-    return shown | {key for key in found if not key.startswith("best_")}
+  def panels(self) -> set[str]:
+    """Keys of the reports and evaluations that have a panel."""
+    keys = {k for k in _keys(self.train) if k.endswith(("loss", "accuracy"))}
+    if "masked_lm_loss" in keys:
+      keys -= {"loss"}  # the sum of two losses with panels of their own
+    for key in _keys(self.evaluations) - {"global_step", "examples"}:
+      if not key.startswith("best_"):
+        keys.add(key)
+    return keys
 
 
-def _keys(reports: list) -> set:
+def _keys(reports: list[dict]) -> set[str]:
   """Keys that have a number that can be drawn in one of the reports."""
-  return {
-    key
-    for report in reports
-    for key, value in report.items()
-    if type(value) in (int, float) and math.isfinite(value)
-  }
+  keys = set()
+  for report in reports:
+    for key, value in report.items():
+      if type(value) in (int, float) and math.isfinite(value):
+        keys.add(key)
+  return keys
 
 
 def read_run(run_dir: str) -> Run:
   """Reads a run folder; `UserError` if it has no reports."""
-  read = lambda name: metrics.read_jsonl(os.path.join(run_dir, name))
-  train = read(metrics.METRICS_FILE)
+  train = metrics.read_jsonl(os.path.join(run_dir, metrics.METRICS_FILE))
   if not train:
     inside = os.path.join(glob.escape(run_dir), "*", metrics.METRICS_FILE)
     runs = " or ".join(map(os.path.dirname, sorted(glob.glob(inside))))
@@ -96,42 +94,42 @@ def read_run(run_dir: str) -> Run:
       f"{run_dir}: no {metrics.METRICS_FILE} with reports: "
       + (f"did you mean {runs}?" if runs else "name a training's --output_dir")
     )
-  found = run_folder.manifest(run_dir)
   run = run_folder.last_training(run_dir) or {}
   flags = run.get("flags", {})
-  bert, counts = flags.get("bert"), found[1].counts if found else {}
+  model, entropy, evaluated = "", None, "evaluation"
+  if bert := flags.get("bert"):
+    model = (
+      f"BERT of {bert['num_hidden_layers']} layers, {bert['hidden_size']} "
+      f"wide, {bert['vocab_size']:,} tokens"
+    )
+  if found := run_folder.manifest(run_dir):
+    _, manifest = found
+    entropy = manifest.counts.get("unigram_entropy")
+  if run_folder.is_held_out(run, run_folder.training_files(run_dir)):
+    evaluated = "held out"
   return Run(
     os.path.normpath(run_dir),
     train,
-    read(metrics.EVAL_METRICS_FILE),
-    counts.get("unigram_entropy"),
-    "BERT of {num_hidden_layers} layers, {hidden_size} wide, {vocab_size:,} "
-    "tokens".format(**bert)
-    if bert
-    else "",
+    metrics.read_jsonl(os.path.join(run_dir, metrics.EVAL_METRICS_FILE)),
+    entropy,
+    model,
     flags.get("input_file") or flags.get("train_file") or "",
-    "held out"
-    if run_folder.is_held_out(run, run_folder.training_files(run_dir))
-    else "evaluation",
+    evaluated,
   )
 
 
-def panels_of(runs: Sequence[Run]) -> dict:
+def panels_of(runs: Sequence[Run]) -> dict[str, str]:
   """Key of a report or evaluation -> its panel's label, in order."""
   found = set().union(*(run.panels() for run in runs))
-  keys = [key for key in _LABELS if key in found]
-  keys += sorted(found - _LABELS.keys())
-  return {key: _LABELS.get(key, key.replace("_", " ")) for key in keys} | _LAST
+  labels = {key: label for key, label in _LABELS.items() if key in found}
+  for key in sorted(found - _LABELS.keys()):
+    labels[key] = key.replace("_", " ")
+  return labels | _LAST
 
 
-def _points(reports: list, key: str) -> list[tuple]:
+def _points(reports: list[dict], key: str) -> list[tuple]:
   """(update, value) of the reports that have a number."""
   return [(r["global_step"], r[key]) for r in reports if key in _keys([r])]
-
-
-def _draw(axis, points: list[tuple], **style) -> None:
-  if points:
-    axis.plot(*zip(*points, strict=True), **style)
 
 
 def _smoothed(points: list[tuple]) -> list[tuple]:
@@ -143,39 +141,56 @@ def _smoothed(points: list[tuple]) -> list[tuple]:
   return list(zip(steps, means, strict=True))
 
 
-def _draw_panel(axis, key: str, runs: Sequence[Run]) -> None:
-  alone, values = len(runs) == 1, []
-  for number, run in enumerate(runs):
-    if key not in run.panels() | _LAST.keys():
-      continue
-    color = _TRAINING_COLOR if alone else f"C{number}"
-    points = reported = _points(run.train, key)
-    if key not in _LAST and len(points) >= _SMOOTHED_FROM:
-      _draw(axis, points, color=color, lw=0.8, alpha=0.25)
-      points = _smoothed(points)
-    _draw(
-      axis, points, color=color, lw=1.4, label="training" if alone else None
-    )
-    evaluations = _points(run.evaluations, key)
-    _draw(
-      axis, evaluations, marker="o", ms=3, ls="-" if alone else ":",
-      color=_EVALUATION_COLOR if alone else color,
-      label=run.evaluated if alone else None,
+def _draw(axis, points: list[tuple], **style) -> None:
+  if points:
+    axis.plot(*zip(*points, strict=True), **style)
+
+
+def _draw_run(axis, key: str, run: Run, number: int | None) -> list[float]:
+  """Draws a run's curves in a panel; returns the values that the scale shows.
+
+  `number`: the run's place among several, which have a color each and share a
+  legend; None: it is alone, and the panel's legend names its curves.
+  """
+  alone = number is None
+  color = _TRAINING_COLOR if alone else f"C{number}"
+  named = lambda label: label if alone else None
+  curve = reports = _points(run.train, key)
+  if key not in _LAST and len(reports) >= _SMOOTHED_FROM:
+    _draw(axis, reports, color=color, lw=0.8, alpha=0.25)
+    curve = _smoothed(reports)
+  _draw(axis, curve, color=color, lw=1.4, label=named("training"))
+  evaluations = _points(run.evaluations, key)
+  _draw(
+    axis, evaluations, marker="o", ms=3, ls="-" if alone else ":",
+    color=_EVALUATION_COLOR if alone else color, label=named(run.evaluated),
+  )  # fmt: skip
+  points = reports + evaluations
+  start = _START * max([step for step, _ in points], default=0)
+  values = [value for step, value in points if step >= start]
+  if key == _ENTROPY_PANEL and run.entropy:
+    values.append(run.entropy)
+    axis.axhline(
+      run.entropy, ls="--", lw=1, color="black" if alone else color,
+      label=named(_ENTROPY),
     )  # fmt: skip
-    if key == _ENTROPY_PANEL and run.entropy:
-      values.append(run.entropy)
-      axis.axhline(
-        run.entropy, ls="--", lw=1, color="black" if alone else color,
-        label=_ENTROPY if alone else None,
-      )  # fmt: skip
-    found = reported + evaluations
-    start = _START * max([step for step, _ in found], default=0)
-    values += [value for step, value in found if step >= start]
+  return values
+
+
+def _draw_panel(axis, key: str, label: str, runs: Sequence[Run]) -> None:
+  values: list[float] = []
+  for number, run in enumerate(runs):
+    if key in run.panels() | _LAST.keys():
+      values += _draw_run(axis, key, run, None if len(runs) == 1 else number)
   if key not in _LAST and values:
     margin = 0.05 * (max(values) - min(values)) or 0.1
     axis.set_ylim(min(values) - margin, max(values) + margin)
   if key.endswith("accuracy"):
     axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+  if key == "tokens_per_second":
+    axis.set_ylim(bottom=0.0)
+  axis.set_ylabel(label)
+  axis.grid(alpha=0.3)
 
 
 def _drawable(text: str) -> str:
@@ -183,14 +198,14 @@ def _drawable(text: str) -> str:
   return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
-def _legend(figure, axes, runs: Sequence[Run]) -> None:
-  if len(runs) == 1:
-    axes[0].legend()
-    return
-  name = lambda run: ": ".join(filter(None, [run.name, run.model]))
+def _draw_legend(figure, runs: Sequence[Run]) -> None:
+  """What colors and lines mean in a picture of several runs."""
+  styles = []
+  for number, run in enumerate(runs):
+    name = f"{run.name}: {run.model}" if run.model else run.name
+    styles.append((name, dict(color=f"C{number}", lw=2)))
   evaluated = " or ".join(sorted({run.evaluated for run in runs}))
-  styles = [
-    *((name(run), dict(color=f"C{n}", lw=2)) for n, run in enumerate(runs)),
+  styles += [
     ("training", dict(color="grey", lw=1.4)),
     (evaluated, dict(color="grey", marker="o", ms=3, ls=":")),
   ]
@@ -213,27 +228,26 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   runs = [read_run(run_dir) for run_dir in run_dirs]
   panels = panels_of(runs)
   rows = -(-len(panels) // _COLUMNS)
-  figure, axes = plt.subplots(
+  figure, grid = plt.subplots(
     rows, _COLUMNS, sharex=True, figsize=(11, 3.3 * rows + 0.4),
     layout="constrained",
   )  # fmt: skip
-  axes = list(axes.flat)
-  for axis, (key, label) in zip(axes, panels.items(), strict=False):
-    _draw_panel(axis, key, runs)
-    axis.set_ylabel(label)
-    axis.grid(alpha=0.3)
-    if key == "tokens_per_second":
-      axis.set_ylim(bottom=0.0)
-  for axis in axes[len(panels) :]:
+  axes, empty = grid.flat[: len(panels)], grid.flat[len(panels) :]
+  for axis, (key, label) in zip(axes, panels.items(), strict=True):
+    _draw_panel(axis, key, label, runs)
+  for axis in empty:
     axis.set_axis_off()
-  for axis in axes[max(0, len(panels) - _COLUMNS) : len(panels)]:
+  for axis in axes[-_COLUMNS:]:  # the lowest of each column
     axis.set_xlabel("update")
     axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axis.tick_params(labelbottom=True)
-  _legend(figure, axes, runs)
-  if len(runs) == 1 and not title:
-    about = ", on ".join(filter(None, [runs[0].model, runs[0].data]))
-    title = f"{runs[0].name}\n{about}".strip()
+  if len(runs) > 1:
+    _draw_legend(figure, runs)
+  else:
+    axes[0].legend()
+    run = runs[0]
+    about = ", on ".join(filter(None, [run.model, run.data]))
+    title = title or f"{run.name}\n{about}".strip()
   figure.suptitle(_drawable(title))
   figure.savefig(output, dpi=120)
   plt.close(figure)
@@ -245,9 +259,7 @@ class Settings:
 
   # fmt: off
   output: str = setting("curve.png",
-    "Picture to write: .png, .svg, .pdf and other formats by the name's end. "
-    ".html is a page with the picture, results, plan, data, examples and "
-    "settings.")
+    "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
   title: str = setting("",
     "Text above the curves. Default: folder, model and data of a single run.")
   # fmt: on
@@ -256,10 +268,7 @@ class Settings:
 def main(settings: Settings, *run_dirs: str) -> None:
   """Draws the curves of runs."""
   os.makedirs(os.path.dirname(settings.output) or ".", exist_ok=True)
-  if settings.output.lower().endswith(".html"):
-    html_report.write(run_dirs, settings.output, settings.title, plot)
-  else:
-    plot(run_dirs, settings.output, settings.title)
+  plot(run_dirs, settings.output, settings.title)
   print(settings.output)
 
 

@@ -4,8 +4,8 @@
 
 It prepares text, trains a vocabulary, writes records, pre-trains a small BERT
 on Horovod ranks, evaluates it on held-out documents, and ends with one screen.
-Each step is a command of this project, which is printed; a second call reuses
-what the first one made.
+Each step is a command of this project, which is printed. A second call makes
+what is missing and resumes the training, which ends at once if it is complete.
 """
 
 import codecs
@@ -15,11 +15,10 @@ import functools
 import glob
 import importlib.metadata
 import itertools
-import math
 import os
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from checkpoints import metrics, run_folder
 from common import console, json_files, processes
@@ -50,8 +49,7 @@ MODEL = dict(
 )
 VOCAB_SIZE = 8192
 SEQ_LENGTH = 32  # most of the sample text's sentences are shorter
-# Examples an update of a new run, on any number of ranks: of the sample text 96
-# records.
+# Examples of an update, on any number of ranks: 96 records of the sample text.
 GLOBAL_BATCH = 108
 UPDATES = 2000
 WARMUP_UPDATES = 200
@@ -64,6 +62,8 @@ RECORDS = dict(
   max_seq_length=SEQ_LENGTH,
   examples_per_record=2,  # the short ends of documents
 )
+PARTS = ("train", "heldout")
+SHOWN_SENTENCES = 4  # of the held-out text, in the closing screen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,27 +99,33 @@ class Settings:
 
 
 class Paths:
-  """The files in the output folder, `root`."""
+  """The files in the output folder, `root`; PARTS are train and heldout."""
 
   def __init__(self, root: str):
-    inside = functools.partial(os.path.join, root)
     self.root = root
-    self.source = inside("source.json")
-    self.corpus = inside("corpus")
-    self.train_text = inside("corpus", "train.txt")
-    self.heldout_text = inside("corpus", "heldout.txt")
-    self.vocab = inside("vocab.txt")
-    self.train_records = inside("records", "train.tfrecord")
-    self.train_manifest = inside("records", "train.manifest.json")
-    self.heldout_records = inside("records", "heldout.tfrecord")
-    self.heldout_manifest = inside("records", "heldout.manifest.json")
-    # Globs, but not the folder's own name.
-    shards = os.path.join(glob.escape(root), "records")
-    self.train_shards = os.path.join(shards, "train*.tfrecord")
-    self.heldout_shards = os.path.join(shards, "heldout*.tfrecord")
-    self.config = inside("bert_config.json")
-    self.pretrain = inside("pretrain")
-    self.curve = inside("curve.png")
+    self.source = os.path.join(root, "source.json")
+    self.corpus = os.path.join(root, "corpus")
+    self.vocab = os.path.join(root, "vocab.txt")
+    self.config = os.path.join(root, "bert_config.json")
+    self.pretrain = os.path.join(root, "pretrain")
+    self.curve = os.path.join(root, "curve.png")
+
+  def text(self, part: str) -> str:
+    return os.path.join(self.corpus, f"{part}.txt")
+
+  def records(self, part: str) -> str:
+    return os.path.join(self.root, "records", f"{part}.tfrecord")
+
+  def shards(self, part: str) -> str:
+    """A glob, but the folder's own name is none."""
+    folder = os.path.join(glob.escape(self.root), "records")
+    return os.path.join(folder, f"{part}*.tfrecord")
+
+  def manifest(self, part: str) -> str:
+    return os.path.join(self.root, "records", f"{part}.manifest.json")
+
+  def counts(self, part: str) -> dict:
+    return records.Manifest.load(self.manifest(part)).counts
 
 
 def run(title: str, command: list[str], until: str = "") -> None:
@@ -144,25 +150,22 @@ def run(title: str, command: list[str], until: str = "") -> None:
   print(f"({seconds:.0f} s)", flush=True)
 
 
-def check_source(paths: Paths, given: Settings) -> None:
+def check_source(paths: Paths, settings: Settings) -> None:
   """Records the text in `paths.source`; UserError if files are of another."""
-  text = text_files.TextFormat(encoding=given.encoding)
-  corpus = given.corpus
-  files = [
-    [path, os.path.getsize(path), int(os.path.getmtime(path))]
-    for path in (records.expand_patterns(corpus) if corpus else ())
-  ]
+  text = text_files.TextFormat(encoding=settings.encoding)
+  files = []
+  if settings.corpus:
+    for path in records.expand_patterns(settings.corpus):
+      files.append([path, os.path.getsize(path), int(os.path.getmtime(path))])
   source = {
-    "corpus": corpus,
+    "corpus": settings.corpus,
     "encoding": codecs.lookup(text.encoding).name,
-    "language": given.language,
+    "language": settings.language,
     "files": files,
   }
-  made = (paths.heldout_text, paths.vocab, paths.train_manifest)
-  if os.path.exists(paths.source) and any(map(os.path.exists, made)):
-    # Older folders do not record these two.
-    older = {"encoding": "utf-8", "language": "en"}
-    if older | json_files.read(paths.source) != source:
+  outputs = (paths.text("heldout"), paths.vocab, paths.manifest("train"))
+  if os.path.exists(paths.source) and any(map(os.path.exists, outputs)):
+    if json_files.read(paths.source) != source:
       raise UserError(
         f"{paths.root} was made from other text, see {paths.source}: give "
         "that text with its encoding and language, or choose another folder "
@@ -172,42 +175,39 @@ def check_source(paths: Paths, given: Settings) -> None:
   json_files.write(paths.source, source)
 
 
-def prepare(paths: Paths, given: Settings) -> None:
+def prepare(paths: Paths, settings: Settings) -> None:
   """Makes text, vocabulary and records, if they are missing."""
-  case = {} if given.language == "en" else {"do_lower_case": False}
+  case = {} if settings.language == "en" else {"do_lower_case": False}
 
   def make(missing, title, script, **flags):
     if not os.path.exists(missing):
       run(title, python(script, **flags))
 
   make(
-    paths.heldout_text,
+    paths.text("heldout"),
     "text: one sentence a line, some documents held out",
     "tools.prepare_corpus",
     output_dir=paths.corpus,
-    corpus=given.corpus,
-    encoding=given.encoding,
-    language=given.language,
+    corpus=settings.corpus,
+    encoding=settings.encoding,
+    language=settings.language,
   )
   make(
     paths.vocab,
     "vocabulary",
     "tools.train_tokenizer",
-    input_file=paths.train_text,
+    input_file=paths.text("train"),
     output_file=paths.vocab,
     vocab_size=VOCAB_SIZE,
     **case,
   )
-  for text, output, manifest in (
-    (paths.train_text, paths.train_records, paths.train_manifest),
-    (paths.heldout_text, paths.heldout_records, paths.heldout_manifest),
-  ):
+  for part in PARTS:
     make(
-      manifest,
-      f"records of {text}",
+      paths.manifest(part),
+      f"records of {paths.text(part)}",
       "create_pretraining_data.py",
-      input_file=text,
-      output_file=output,
+      input_file=paths.text(part),
+      output_file=paths.records(part),
       vocab_file=paths.vocab,
       **case,
       **RECORDS,
@@ -220,7 +220,7 @@ def gpus() -> list[float]:
   with contextlib.suppress(importlib.metadata.PackageNotFoundError):
     importlib.metadata.distribution("tensorflow-cpu")
     return []
-  return list(map(float, visible_gpus("compute_cap")))
+  return [float(capability) for capability in visible_gpus("compute_cap")]
 
 
 def ranks_here(asked: int) -> int:
@@ -244,87 +244,43 @@ def best_precision() -> str:
   return "bf16" if fast else "fp32"
 
 
-def held_flags(paths: Paths) -> dict:
-  """The flags of the run that the folder holds, by name; {} without one."""
-  before = run_folder.last_training(paths.pretrain)
-  saved = os.path.join(glob.escape(paths.pretrain), "model.ckpt-*.index")
-  if not (before and glob.glob(saved)):
-    return {}
-  made = {"initial_weights": "random", **before["flags"]}  # of an older folder
-  return made | made.get("optimizer", {})
+def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
+  """The command that pre-trains and evaluates, under horovodrun if on ranks.
 
-
-def steps_to_make(paths: Paths, given: int) -> int:
-  """`given`, or what the folder's run was asked for since, if that is more."""
-  asked = held_flags(paths).get("num_train_steps", 0)
-  if asked > given:
-    print(f"{paths.pretrain}: was continued to {asked:,} updates, which hold")
-  return max(given, asked)
-
-
-def pretraining_flags(paths: Paths, ranks: int, updates: int) -> dict:
-  """The flags that pre-train and evaluate."""
-  # A run that the folder holds keeps its global batch and optimizer.
-  made, most = held_flags(paths), GLOBAL_BATCH
-  masks = {"masked_lm_prob": MASKED_LM_PROB}
-  if os.path.exists(paths.train_manifest):
-    manifest = records.Manifest.load(paths.train_manifest)
-    most = min(most, manifest.counts["examples"])
-    if manifest.masking == "static":
-      masks = {}  # an older folder
-  batch = made.get("global_batch_size") or most
-  return dict(
+  The global batch, and so the run, is the same for any number of ranks.
+  """
+  batch = min(GLOBAL_BATCH, paths.counts("train")["examples"])
+  command = python(
+    "run_pretraining.py",
     do_train=True,
     do_eval=True,
     bert_config_file=paths.config,
-    input_file=paths.train_shards,
-    eval_input_file=paths.heldout_shards,
+    input_file=paths.shards("train"),
+    eval_input_file=paths.shards("heldout"),
     output_dir=paths.pretrain,
     global_batch_size=batch,
     train_batch_size=-(-batch // ranks),  # the last rank may have fewer
     precision=best_precision(),
-    **masks,
+    masked_lm_prob=MASKED_LM_PROB,
     learning_rate=LEARNING_RATE,
     bias_correction=True,  # else a rate this high undoes the first updates
-    beta_2=made.get("beta_2", 0.999),
-    initial_weights=made.get("initial_weights", "informed"),
+    beta_2=0.999,
+    initial_weights="informed",
     num_train_steps=updates,
     num_warmup_steps=min(WARMUP_UPDATES, updates // 10),
     eval_every_steps=max(1, updates // 10),
     save_checkpoints_steps=max(1, updates // 4),
   )
+  return processes.horovodrun(ranks, command)
 
 
-def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
-  """The command with these flags, on several ranks under horovodrun."""
-  flags = pretraining_flags(paths, ranks, updates)
-  return processes.horovodrun(ranks, python("run_pretraining.py", **flags))
-
-
-def is_trained(paths: Paths, flags: dict) -> bool:
-  """Whether the folder ended a training of these flags on these records."""
-  inside = functools.partial(os.path.join, paths.pretrain)
-  results = inside(run_folder.EVAL_RESULTS_FILE)
-  before = run_folder.last_training(paths.pretrain)
-  if not before:
-    return False
-  updates = before["plan"]["updates"]  # of packed records about the steps
-  checkpoint = inside(f"model.ckpt-{updates}")
-  files = (results, f"{checkpoint}.index", f"{checkpoint}.json")
-  if not all(map(os.path.exists, files)):
-    return False
-  made = held_flags(paths)
-  probs = made.get("masks", {}).get("masked_lm_prob") or ()
-  made["masked_lm_prob"] = ":".join(map(str, probs))
-  made["bert_config_file"] = flags["bert_config_file"]
-  ended = os.path.getmtime(results)
-  manifests = (paths.train_manifest, paths.heldout_manifest)
-  return (
-    json_files.read(results)["global_step"] == updates
-    and all(os.path.getmtime(path) < ended for path in manifests)
-    and json_files.read(paths.config).items() <= made["bert"].items()
-    and all(made.get(name) == value for name, value in flags.items())
-  )
+def updates_to_make(paths: Paths, asked: int) -> int:
+  """`asked`, or what the folder's run was continued to, if that is more."""
+  last = run_folder.last_training(paths.pretrain)
+  continued = last["flags"].get("num_train_steps", 0) if last else 0
+  if continued > asked:
+    print(f"{paths.pretrain}: was continued to {continued:,} updates")
+  return max(asked, continued)
 
 
 def training_results(paths: Paths) -> dict:
@@ -333,32 +289,49 @@ def training_results(paths: Paths) -> dict:
   return json_files.read(path) if os.path.exists(path) else {}
 
 
+def masked_sentences(sentences: list[str], tokenizer) -> list[tuple[str, str]]:
+  """A few sentences with a [MASK] in the middle, each with the word it hides.
+
+  The word has more than three letters and is a token of its own.
+  """
+  known = set(tokenizer.tokens)
+  masked = []
+  for sentence, ids in zip(
+    sentences, tokenizer.encode_batch(sentences), strict=True
+  ):
+    words = sentence.split()
+    places = []
+    for place, word in enumerate(words):
+      if len(word) > 3 and (word in known or word.lower() in known):
+        places.append(place)
+    # With [CLS] and [SEP] it is no longer than what the model was trained on.
+    if places and len(words) > 5 and len(ids) <= SEQ_LENGTH - 2:
+      place = places[len(places) // 2]
+      text = " ".join([*words[:place], MASK, *words[place + 1 :]])
+      masked.append((text, words[place]))
+  every = -(-len(masked) // SHOWN_SENTENCES) or 1
+  return masked[::every]
+
+
 def fill_mask(paths: Paths) -> list[str]:
   """Lines with what the model says for masked words of held-out text."""
   from interop import inference, model_source, predictions  # load TensorFlow
 
   source = model_source.find(paths.pretrain)
-  model, tokenizer = inference.open_model(source), source.tokenizer()
-  known = {*tokenizer.tokens}
-  is_known = lambda word: len(word) > 3 and {word, word.lower()} & known
-  with open(paths.heldout_text, encoding="utf-8") as f:
+  with open(paths.text("heldout"), encoding="utf-8") as f:
     sentences = list(itertools.islice(f, 1000))
-  masked = []
-  for ids, words in zip(
-    tokenizer.encode_batch(sentences), map(str.split, sentences), strict=True
-  ):
-    places = [i for i, word in enumerate(words) if is_known(word)]
-    if places and len(words) > 5 and len(ids) <= SEQ_LENGTH - 2:
-      place = places[len(places) // 2]
-      text = " ".join([*words[:place], MASK, *words[place + 1 :]])
-      masked.append((text, words[place]))
-  masked = masked[:: -(-len(masked) // 4) or 1]
+  masked = masked_sentences(sentences, source.tokenizer())
+  if not masked:
+    return []
+  model = inference.open_model(source)
   predictor = predictions.Predictor(model, source, top_k=3)
-  found = predictor.predict([predictions.Input(text) for text, _ in masked])
+  answers = predictor.predict([predictions.Input(text) for text, _ in masked])
   model.close()
-  lines = ["", "Held-out sentences: the model's words for [MASK]"] * bool(found)
-  for (text, word), made in zip(masked, found, strict=True):
-    best = (f"{w['word']} {w['probability']:.0%}" for w in made["masks"][0])
+  lines = ["", "Held-out sentences: the model's words for [MASK]"]
+  for (text, word), answer in zip(masked, answers, strict=True):
+    best = []
+    for guess in answer["masks"][0]:
+      best.append(f"{guess['word']} {guess['probability']:.0%}")
     lines += [
       textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="  "),
       f"    {'   '.join(best)}   (right: {word})",
@@ -371,92 +344,75 @@ def screen(
   ranks: int,
   updates: int,
   began: float,
-  earlier: dict,
-  examples: Sequence[str] = (),
+  trained_before: dict,
+  sentences: Sequence[str] = (),
 ) -> str:
-  """The closing text; `earlier`: the `training_results` before this call."""
-  read = lambda name: metrics.read_jsonl(os.path.join(paths.pretrain, name))
-  evaluations = read(metrics.EVAL_METRICS_FILE)
-  before, after = evaluations[0], evaluations[-1]
-  counts = lambda manifest: records.Manifest.load(manifest).counts
-  entropy = counts(paths.train_manifest)["unigram_entropy"]
-  held_out = counts(paths.heldout_manifest)
-  trained = training_results(paths)
-  speed = reporting.speed_lines(trained) if trained else ""
-  if trained == earlier:
-    nothing = "nothing was left to train"
-    speed = f"{nothing}; an earlier call\n{speed}" if speed else nothing
-  step = after["global_step"]
-  shown = console.shown
-  row = lambda label, key, form: (
-    f"  {label:<26}{shown(before[key], form):>10}{shown(after[key], form):>10}"
+  """The closing text.
+
+  `trained_before`: the `training_results` before this call; `sentences`: lines
+  of `fill_mask`.
+  """
+  evaluations = metrics.read_jsonl(
+    os.path.join(paths.pretrain, metrics.EVAL_METRICS_FILE)
   )
-  following = next_steps.after(paths.pretrain)
+  first, last = evaluations[0], evaluations[-1]
+  train, held_out = map(paths.counts, PARTS)
+  trained = training_results(paths)
+  speed = [reporting.speed_lines(trained)] if trained else []
+  if trained == trained_before:
+    speed.insert(
+      0, "nothing was left to train" + "; an earlier call" * len(speed)
+    )
+  step = last["global_step"]
+
+  def row(label, key, form):
+    before, after = (console.shown(e[key], form) for e in (first, last))
+    return f"  {label:<26}{before:>10}{after:>10}"
+
   more = pretraining_command(paths, ranks, 2 * max(step, updates))
+  following = {**next_steps.after(paths.pretrain), "continue training": more}
   return "\n".join(
     [
       "",
-      f"Held out: {after['examples']:,} examples of {held_out['documents']:,} "
+      f"Held out: {last['examples']:,} examples of {held_out['documents']:,} "
       f"documents, before and after {step:,} updates",
       f"  {'':<26}{'before':>10}{'after':>10}",
       row("masked LM loss (nats)", "masked_lm_loss", ".3f")
-      + f"    unigram entropy {entropy:.3f}",
+      + f"    unigram entropy {train['unigram_entropy']:.3f}",
       row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
-      *_next_sentence_rows(row, after, held_out),
-      *examples,
+      *sentences,
       "",
-      speed,
+      *speed,
       f"all in all {(time.monotonic() - began) / 60:.1f} min",
       "",
       f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
       f"metrics     {paths.pretrain}/{metrics.METRICS_FILE}",
       f"curve       {paths.curve}",
       "",
-      *next_steps.lines({**following, "continue training": more}),
+      *next_steps.lines(following),
     ]
   )
 
 
-def _next_sentence_rows(row, after: dict, held_out: dict) -> Iterator[str]:
-  """Of a folder whose records are pairs, as they were made before 1.1."""
-  if "next_sentence_loss" not in after:
-    return
-  share = held_out["random_next"] / held_out["examples"]
-  labels = -sum(p * math.log(p) for p in (share, 1 - share) if p)
-  yield (
-    row("next sentence loss (nats)", "next_sentence_loss", ".3f")
-    + f"    entropy of labels {labels:.3f}"
-  )
-  yield (
-    row("next sentence accuracy", "next_sentence_accuracy", ".1%")
-    + f"    more frequent label {max(share, 1.0 - share):.1%}"
-  )
-
-
-def main(given: Settings) -> None:
+def main(settings: Settings) -> None:
   """Runs all steps that are not done yet."""
   began = time.monotonic()
-  paths = Paths(given.output_dir)
-  check_source(paths, given)
-  prepare(paths, given)
-  vocab_size = records.Manifest.load(paths.train_manifest).tokenizer.vocab_size
-  json_files.write(paths.config, {"vocab_size": vocab_size, **MODEL})
-  earlier = training_results(paths)
-  steps = steps_to_make(paths, given.num_train_steps)
-  num_ranks = ranks_here(given.num_ranks)
-  plan = (paths, num_ranks, steps)
-  before = run_folder.last_training(paths.pretrain)
-  if before and is_trained(paths, pretraining_flags(*plan)):
-    updates = before["plan"]["updates"]
-    print(f"{paths.pretrain}: has made all {updates:,} updates")
-  else:
-    run(
-      f"pre-training on {num_ranks} rank(s)",
-      pretraining_command(*plan),
-      until="predict:",  # the screen ends with it
-    )
+  paths = Paths(settings.output_dir)
+  check_source(paths, settings)
+  prepare(paths, settings)
+  tokenizer = records.Manifest.load(paths.manifest("train")).tokenizer
+  json_files.write(paths.config, {"vocab_size": tokenizer.vocab_size, **MODEL})
+  trained_before = training_results(paths)
+  ranks = ranks_here(settings.num_ranks)
+  updates = updates_to_make(paths, settings.num_train_steps)
+  run(
+    f"pre-training on {ranks} rank(s)",
+    pretraining_command(paths, ranks, updates),
+    until="predict:",  # the screen ends with it
+  )
   plot_metrics.plot([paths.pretrain], paths.curve)
-  print(screen(*plan, began, earlier, fill_mask(paths)))
+  sentences = fill_mask(paths)
+  print(screen(paths, ranks, updates, began, trained_before, sentences))
 
 
 if __name__ == "__main__":
