@@ -4,6 +4,7 @@ They are held against the repository and each other: paths, flags, ports, users.
 `tests/ranks/test_launch.py` has the ranks.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -49,44 +50,35 @@ def of(kind):
   return [rest for name, rest in instructions() if name == kind]
 
 
-def test_stages_are_there_for_both_variants():
-  """Each stage is from an image or an earlier stage, GPU and CPU."""
-  for variant in ("gpu", "cpu"):
-    known, images = set(), set()
-    for rest in of("FROM"):
-      source, _, name = rest.replace("${VARIANT}", variant).partition(" AS ")
-      assert source in known or ":" in source, rest
-      images |= {source} - known
-      known.add(name)
-    assert all(re.fullmatch(r"[\w/]+:[\w.-]+", image) for image in images)
+@pytest.mark.parametrize("variant", ["gpu", "cpu"])
+def test_stages_are_there_for_both_variants(variant):
+  """Each is from an image or an earlier stage, and so is what it copies."""
+  known, images = set(), set()
+  for rest in of("FROM"):
+    source, _, name = rest.replace("${VARIANT}", variant).partition(" AS ")
+    assert source in known or ":" in source, rest
+    images |= {source} - known
+    known.add(name)
+  assert all(re.fullmatch(r"[\w/]+:[\w.-]+", image) for image in images)
+  used = set(re.findall(r"[-,]from=(\w+)", read("Dockerfile")))
+  assert used == {"environment", "horovod"} and used <= known
+  assert os.path.exists(f"{runs.ROOT}/requirements/{variant}.txt")
 
 
-def test_stages_are_referred_to_by_their_names():
-  names = {rest.partition(" AS ")[2] for rest in of("FROM")}
-  text = read("Dockerfile")
-  used = set(re.findall(r"--from=(\w+)", text))
-  used |= set(re.findall(r",from=(\w+)", text))
-  assert used == {"environment", "horovod"} and used <= names
-
-
-def test_what_is_copied_into_images_is_there_and_not_ignored():
+def test_images_are_made_of_what_the_repository_has():
+  """Where scripts and manifests say; what is copied in is not ignored."""
+  assert set(of("WORKDIR")) == {CHECKOUT}
+  assert of("USER") == [f"{USER_ID}:{USER_ID}"]
   with open(f"{runs.ROOT}/.dockerignore", encoding="utf-8") as f:
     ignored = {line.strip() for line in f if line[0] != "#"}
   assert ".git" in ignored and ".venv" in ignored
-  for rest in of("COPY"):
-    if rest.startswith("--from"):
-      continue
-    for source in rest.split()[:-1]:
-      pattern = source.replace("*", "-gpu")
-      assert os.path.exists(f"{runs.ROOT}/{pattern}"), source
-      assert source.split("/")[0] not in ignored
-
-
-def test_the_image_has_what_its_scripts_and_manifests_say():
-  assert set(of("WORKDIR")) == {CHECKOUT}
-  assert of("USER") == [f"{USER_ID}:{USER_ID}"]
-  for variant in ("gpu", "cpu"):
-    assert os.path.exists(f"{runs.ROOT}/requirements/{variant}.txt")
+  copies = [rest for rest in of("COPY") if not rest.startswith("--from")]
+  for source in (name for rest in copies for name in rest.split()[:-1]):
+    assert os.path.exists(f"{runs.ROOT}/{source}"), source
+    assert source.split("/")[0] not in ignored
+  for rest in of("RUN"):
+    shell = re.sub(r"--mount=\S+", "", rest)
+    subprocess.run(["bash", "-n"], input=shell, text=True, check=True)
 
 
 def test_the_cuda_of_the_image_is_for_the_tensorflow_that_is_installed():
@@ -106,12 +98,6 @@ def test_horovod_is_built_against_the_nccl_that_is_installed():
     pinned = re.search(r"^nvidia-nccl-cu12==(\S+)$", f.read(), flags=re.M)[1]
   with open(f"{runs.ROOT}/xla_patches/build_horovod.sh") as f:
     assert f'"nvidia-nccl-cu$major=={pinned}"' in f.read()
-
-
-def test_run_lines_are_shell():
-  for rest in of("RUN"):
-    rest = re.sub(r"--mount=\S+", "", rest)
-    subprocess.run(["bash", "-n"], input=rest, text=True, check=True)
 
 
 def test_ssh_of_containers_agrees_with_itself():
@@ -145,23 +131,25 @@ def test_manifests_keep_the_rules_of_mpijobs(name):
   github.com/kubeflow/mpi-operator, pkg/apis/kubeflow/validation/validation.go
   """
   job = manifest(name)
-  assert job["apiVersion"] == "kubeflow.org/v2beta1"
-  assert job["kind"] == "MPIJob"
-  spec = job["spec"]
-  assert set(spec["mpiReplicaSpecs"]) == {"Launcher", "Worker"}
-  for replica in spec["mpiReplicaSpecs"].values():
+  assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+  replicas = job["spec"]["mpiReplicaSpecs"]
+  assert set(replicas) == {"Launcher", "Worker"}
+  for replica in replicas.values():
     assert set(replica) == {"replicas", "restartPolicy", "template"}
     assert replica["restartPolicy"] in ("OnFailure", "Never")
-  assert spec["mpiReplicaSpecs"]["Launcher"]["replicas"] == 1
-  workers = spec["mpiReplicaSpecs"]["Worker"]["replicas"]
-  host = f"{job['metadata']['name']}-worker-{workers - 1}"
+  assert replicas["Launcher"]["replicas"] == 1
+  host = f"{job['metadata']['name']}-worker-{replicas['Worker']['replicas']}"
   assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", host)
-  assert spec["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
-  assert spec["sshAuthMountPath"] == f"{HOME}/.ssh"
+  assert job["spec"]["runPolicy"]["cleanPodPolicy"] in (
+    "None",
+    "Running",
+    "All",
+  )
+  assert job["spec"]["sshAuthMountPath"] == f"{HOME}/.ssh"
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_manifests_agree_with_the_image(name):
+def test_manifests_agree_with_the_image_and_its_scripts(name):
   job = manifest(name)
   for pod, container in containers(job):
     user = container["securityContext"]
@@ -174,28 +162,24 @@ def test_manifests_agree_with_the_image(name):
     ours = [w.removeprefix(f"{CHECKOUT}/") for w in words]
     ours = [w for w in ours if w.startswith("docker/")]
     assert ours and all(os.path.isfile(f"{runs.ROOT}/{w}") for w in ours)
-  worker = containers(job)[1][1]
+  (_, launcher), (_, worker) = containers(job)
   assert worker["command"][-1] == f"{CHECKOUT}/docker/sshd_config"
   gpus = worker["resources"]["limits"]["nvidia.com/gpu"]
   assert gpus == job["spec"]["slotsPerWorker"]
-
-
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_settings_in_manifests_are_read_by_the_script(name):
-  _, launcher = containers(manifest(name))[0]
-  read_there = read(launcher["command"][0].removeprefix("docker/"))
-  read_there += read("hosts.sh")
+  # The scripts read the settings.
+  scripts = read(launcher["command"][0].removeprefix("docker/"))
+  scripts += read("hosts.sh")
   for variable in launcher["env"]:
-    assert f"${{{variable['name']}:" in read_there, variable
+    assert f"${{{variable['name']}:" in scripts, variable
     assert isinstance(variable["value"], str)
 
 
 def test_the_elastic_variant_has_the_same_workers_and_flags():
   fixed, elastic = (containers(manifest(name)) for name in MANIFESTS)
   assert fixed[1] == elastic[1]
-  other = "--output_dir=/data/runs/elastic"
   flags = [f.replace("/base", "/elastic") for f in fixed[0][1]["command"][2:]]
-  assert flags == elastic[0][1]["command"][2:] and other in flags
+  assert flags == elastic[0][1]["command"][2:]
+  assert "--output_dir=/data/runs/elastic" in flags
 
 
 @pytest.mark.slow
@@ -212,16 +196,9 @@ def test_the_flags_of_manifests_make_a_run(tmp_path):
   workers = job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
   ranks = workers * job["spec"]["slotsPerWorker"]
   tiny = f"{runs.ROOT}/configs/bert_tiny.json"
-  faster = [f"--bert_config_file={tiny}", "--xla=off"]
-  process = runs.launch(
-    [
-      f"{runs.ROOT}/run_pretraining.py",
-      *flags,
-      *faster,
-      "--dry_run",
-      f"--dry_run_ranks={ranks}",
-    ]
-  )
+  flags += [f"--bert_config_file={tiny}", "--xla=off"]  # faster
+  flags += ["--dry_run", f"--dry_run_ranks={ranks}"]
+  process = runs.launch([f"{runs.ROOT}/run_pretraining.py", *flags])
   assert process.returncode == 0, process.stderr
   assert f"{ranks} ranks x " in process.stderr
   assert "global batch 4096" in process.stderr
@@ -237,15 +214,19 @@ def test_scripts_are_bash(name):
   assert os.access(f"{FOLDER}/{name}", os.X_OK) != sourced
 
 
+def call(*words, cwd=runs.ROOT, env=os.environ):
+  """A command and its output as text."""
+  return subprocess.run(
+    words, cwd=cwd, env=env, capture_output=True, text=True,
+    timeout=runs.HANG_SECONDS,
+  )  # fmt: skip
+
+
 def list_hosts(hosts, slots=""):
   """What hosts.sh's list_hosts makes of `hosts`."""
-  return subprocess.run(
-    ["bash", "-ec", '. docker/hosts.sh; list_hosts "$1"', "test", str(hosts)],
-    cwd=runs.ROOT,
-    env={**os.environ, "SLOTS": slots},
-    capture_output=True,
-    text=True,
-  )
+  script = '. docker/hosts.sh; list_hosts "$1"'
+  env = {**os.environ, "SLOTS": slots}
+  return call("bash", "-ec", script, "test", str(hosts), env=env)
 
 
 def test_hosts_are_listed_in_all_forms(tmp_path):
@@ -301,13 +282,7 @@ def checkout(folder):
 
 
 def launch(folder, env, *words):
-  return subprocess.run(
-    [f"{folder}/docker/launch.sh", *words],
-    env=env,
-    capture_output=True,
-    text=True,
-    timeout=runs.HANG_SECONDS,
-  )
+  return call(f"{folder}/docker/launch.sh", *words, env=env)
 
 
 def test_hosts_that_cannot_be_used_are_named(tmp_path):
@@ -350,48 +325,40 @@ def test_a_host_that_is_lost_while_ssh_is_connected_is_no_host(tmp_path):
     tmp_path / "bin/timeout", f'{shutil.which("timeout")} 1 "${{@:2}}"'
   )
   (tmp_path / "hosts").write_text("host1:1\nlost:1\nhost2:1\n")
-  process = subprocess.run(
-    [f"{tmp_path}/docker/launch_elastic.sh", "--discover", "hosts"],
-    cwd=tmp_path,
-    env=env,
-    stdout=subprocess.PIPE,
-    text=True,
-    timeout=runs.HANG_SECONDS,
-  )
+  script = f"{tmp_path}/docker/launch_elastic.sh"
+  process = call(script, "--discover", "hosts", cwd=tmp_path, env=env)
   assert process.stdout.split() == ["host1:1", "host2:1"]
 
 
 def run_name(folder, env):
   """What ranks of `--do_train` have as PERSEUS_BERT_RUN."""
   script = '. docker/hosts.sh; name_run "$@"; echo $PERSEUS_BERT_RUN'
-  return subprocess.run(
-    ["bash", "-ec", script, "test", "--do_train"], cwd=folder, env=env,
-    capture_output=True, text=True, check=True,
-  ).stdout.strip()  # fmt: skip
+  words = ("bash", "-ec", script, "test", "--do_train")
+  return call(*words, cwd=folder, env=env).stdout.strip()
+
+
+@contextlib.contextmanager
+def left_over_rank(name, env):
+  """A rank of the run `name`, as an earlier start left it on a host."""
+  mark = {"PERSEUS_BERT_RUN": name, "HOROVOD_HOSTNAME": "127.0.0.2"}
+  rank = subprocess.Popen(["sleep", "60"], env={**env, **mark})
+  try:
+    yield rank
+  finally:
+    rank.kill()
 
 
 def test_ranks_left_by_an_earlier_start_are_noticed_and_ended(tmp_path):
   env = checkout(tmp_path)
   name = run_name(tmp_path, env)
-  rank = subprocess.Popen(
-    ["sleep", "60"],
-    env={**env, "PERSEUS_BERT_RUN": name, "HOROVOD_HOSTNAME": "127.0.0.2"},
-  )
-  try:
+  with left_over_rank(name, env) as rank:
     process = launch(tmp_path, env, "127.0.0.2:1", "--do_train")
     assert process.returncode == 1
     assert "127.0.0.2: 1 ranks of an earlier start" in process.stderr
     assert rank.poll() is None
-    ended = subprocess.run(
-      [f"{tmp_path}/docker/on_host.sh", "end", name, "any", "5"],
-      env=env,
-      capture_output=True,
-      text=True,
-    )
-    assert ended.stdout == "1\n"
+    script = f"{tmp_path}/docker/on_host.sh"
+    assert call(script, "end", name, "any", "5", env=env).stdout == "1\n"
     assert rank.wait(5) == -signal.SIGTERM
-  finally:
-    rank.kill()
 
 
 def test_a_second_elastic_start_leaves_the_first_alone(tmp_path):
@@ -406,18 +373,8 @@ def test_a_second_elastic_start_leaves_the_first_alone(tmp_path):
   (tmp_path / "hosts").write_text("127.0.0.2:1\n")
   elastic = [f"{tmp_path}/docker/launch_elastic.sh", "hosts", "--do_train"]
 
-  def start(**more):
-    return subprocess.run(
-      elastic, cwd=tmp_path, env={**env, **more}, capture_output=True,
-      text=True, timeout=runs.HANG_SECONDS,
-    )  # fmt: skip
-
-  name = run_name(tmp_path, env)
-  rank = subprocess.Popen(
-    ["sleep", "60"],
-    env={**env, "PERSEUS_BERT_RUN": name, "HOROVOD_HOSTNAME": "127.0.0.2"},
-  )
-  try:
+  start = lambda **more: call(*elastic, cwd=tmp_path, env={**env, **more})
+  with left_over_rank(run_name(tmp_path, env), env) as rank:
     process = start()
     assert process.returncode == 1, process.stderr
     assert "1 ranks of an earlier start of this command" in process.stderr
@@ -430,8 +387,6 @@ def test_a_second_elastic_start_leaves_the_first_alone(tmp_path):
     process = start(TAKE_OVER="1")
     assert process.returncode == 3, process.stderr
     assert rank.wait(5) == -signal.SIGTERM
-  finally:
-    rank.kill()
 
 
 @pytest.fixture

@@ -32,6 +32,13 @@ def write(path, text):
   return str(path)
 
 
+def call(*words, cwd=runs.ROOT, **env):
+  """A command with more in its environment, and its output as text."""
+  return subprocess.run(
+    words, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True
+  )
+
+
 class Place:
   """A folder with a space in its name, a Python, and where a venv may be."""
 
@@ -45,15 +52,10 @@ class Place:
     made = self.folder / "my python" / "made"
     return made.read_text().count("made") if made.exists() else 0
 
-  def make(self, python=None, env=None, variant="cpu"):
-    words = [python or self.python, ".venv", variant]
-    return subprocess.run(
-      [f"{runs.ROOT}/tools/make_venv.sh", *words],
-      cwd=self.folder,
-      env={**os.environ, **(env or {})},
-      capture_output=True,
-      text=True,
-    )
+  def make(self, python=None, **env):
+    script = f"{runs.ROOT}/tools/make_venv.sh"
+    python = self.python if python is None else python
+    return call(script, python, ".venv", "cpu", cwd=self.folder, **env)
 
   def made(self):
     done = self.make()
@@ -62,20 +64,15 @@ class Place:
     assert subprocess.run(usable).returncode == 0
     return done.stdout
 
-  def type(self, *words, env=None):
+  def type(self, *words, **env):
     """make's words in a checkout of this Makefile; what is printed."""
-    done = subprocess.run(
-      ["make", "--no-print-directory", *words],
-      cwd=self.folder,
-      env={**os.environ, **(env or {})},
-      capture_output=True,
-      text=True,
-    )
+    words = ("make", "--no-print-directory", *words)
+    done = call(*words, cwd=self.folder, **env)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     return done.stdout.splitlines()
 
-  def refused(self, python=None, env=None):
-    done = self.make(python, env)
+  def refused(self, python=None, **env):
+    done = self.make(python, **env)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     return done.stderr
 
@@ -94,20 +91,6 @@ def test_an_environment_is_made_once(place):
   place.venv.rename(other)
   place.venv.symlink_to(other)
   assert place.made() == "" and place.times_made() == 1
-
-
-def test_another_variant_is_another_environment(place):
-  """Its packages would share files with those that are there."""
-  place.made()
-  for variant, other, package in (
-    ("cpu", "gpu", "tensorflow_cpu"), ("gpu", "cpu", "tensorflow")
-  ):  # fmt: skip
-    (place.packages / f"{package}-2.21.0.dist-info").mkdir()
-    assert place.make(variant=variant).stdout == ""
-    told = place.make(variant=other).stdout
-    assert f"another kind than {other}: it is made again" in told
-    assert not [*place.packages.glob("tensorflow*")]
-  assert place.times_made() == 3
 
 
 def test_a_wrong_python_leaves_nothing_behind(place):
@@ -196,32 +179,23 @@ def test_a_listing_that_is_cut_proves_nothing(place, listing):
     find = "for n in {1..20000}; do echo $n/site-packages/mine || exit; done"
   write(place.folder / "bin" / "find", f"#!/usr/bin/env bash\n{find}\n")
   path = f"{place.folder}/bin:{os.environ['PATH']}"
-  assert "nothing in it proves" in place.refused(env={"PATH": path})
+  assert "nothing in it proves" in place.refused(PATH=path)
   assert place.venv.exists()
 
 
 def test_python_is_found_on_the_path(place):
   """The newest that runs and is of a version that TensorFlow has."""
-  place.folder.joinpath("bin").mkdir()
+  folder = place.folder / "bin"
+  folder.mkdir()
   for tool in ("bash", "dirname", "mkdir", "touch", "rm"):
-    os.symlink(shutil.which(tool), place.folder / "bin" / tool)
-  path = {"PATH": f"{place.folder}/bin"}
-  words = [f"{runs.ROOT}/tools/make_venv.sh", "", ".venv"]
-  write(place.folder / "bin" / "python3", OTHER)
-  done = subprocess.run(
-    words, cwd=place.folder, env=path, capture_output=True, text=True
-  )
-  assert "no Python 3.11, 3.12 or 3.13 found" in done.stderr
-  for version in ("3.13", "3.11"):  # the newer one does not run
-    works = f"[ $1 = -c ] && echo {version}" if version == "3.11" else "exit 1"
-    write(
-      place.folder / "bin" / f"python{version}",
-      f"#!/usr/bin/env bash\n{works}\n",
-    )
-  done = subprocess.run(
-    words, cwd=place.folder, env=path, capture_output=True, text=True
-  )
-  assert "error: python3.11 -m venv failed" in done.stderr
+    os.symlink(shutil.which(tool), folder / tool)
+  write(folder / "python3", OTHER)
+  nothing = "no Python 3.11, 3.12 or 3.13 found"
+  assert nothing in place.make("", PATH=str(folder)).stderr
+  write(folder / "python3.13", "#!/usr/bin/env bash\nexit 1\n")
+  write(folder / "python3.11", OTHER.replace("3.9", "3.11"))
+  failed = place.make("", PATH=str(folder))
+  assert "error: python3.11 -m venv failed" in failed.stderr
 
 
 @pytest.fixture
@@ -260,30 +234,37 @@ cp "$(dirname "$0")/installs" "$3/bin/python"
 def test_make_env_as_it_is_typed(checkout):
   """Once, for this machine; another kind only if that is asked for."""
   python = f"PYTHON={checkout.python}"
-  gpu = {"PATH": f"{checkout.folder}/gpu:{os.environ['PATH']}"}
-  no_gpu = {"PATH": f"{checkout.folder}/none:{os.environ['PATH']}"}
+  gpu, no_gpu = (
+    {"PATH": f"{checkout.folder}/{folder}:{os.environ['PATH']}"}
+    for folder in ("gpu", "none")
+  )
   listing = "#!/bin/sh\nfor i in 0 1 2 3; do echo GPU $i: H100; done\n"
   write(checkout.folder / "gpu" / "nvidia-smi", listing)
   write(checkout.folder / "none" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
-  first = checkout.type("env", python, env=no_gpu)
+  first = checkout.type("env", python, **no_gpu)
   assert re.fullmatch(
     r"environment: .venv with Python \S+, cpu \(about 3 minutes\)", first[0]
   )
   assert first[1:] == ["pip requirements/cpu.txt", "horovod cpu"]
-  assert checkout.type("env", python, env=no_gpu) == []
+  assert checkout.type("env", python, **no_gpu) == []
   advice = "make env VARIANT=gpu replaces it"
-  [told] = checkout.type("env", python, env=gpu)
+  [told] = checkout.type("env", python, **gpu)
   assert told.endswith(advice)
-  assert checkout.type("-n", "pretrain", env=no_gpu)[0].startswith(
+  assert checkout.type("-n", "pretrain", **no_gpu)[0].startswith(
     ".venv/bin/python -m tools.quickstart"
   )
-  replaced = checkout.type("env", python, "VARIANT=gpu", env=no_gpu)
-  assert "another kind than gpu: it is made again" in replaced[0]
-  assert replaced[2:] == ["pip requirements/gpu.txt", "horovod gpu"]
-  assert checkout.type("env", python, env=no_gpu) == []
+  # Packages of another kind would share files with those that are there.
+  for variant in ("gpu", "cpu"):
+    replaced = checkout.type("env", python, f"VARIANT={variant}", **no_gpu)
+    assert f"another kind than {variant}: it is made again" in replaced[0]
+    assert replaced[2:] == [
+      f"pip requirements/{variant}.txt",
+      f"horovod {variant}",
+    ]
+    assert checkout.type("env", python, **no_gpu) == []
   shutil.rmtree(checkout.venv)
-  assert checkout.type("env", python, env=gpu)[-1] == "horovod gpu"
-  assert checkout.times_made() == 3
+  assert checkout.type("env", python, **gpu)[-1] == "horovod gpu"
+  assert checkout.times_made() == 4
 
 
 def test_continuous_integration_types_what_people_type():
@@ -296,42 +277,22 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
   write(tmp_path / "bin" / "python", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
   (tmp_path / ".ready").touch()
   corpus, folder = """it's "a" $HOME/*.txt; `x`""", "a 'b' $(NP)"
-  done = subprocess.run(
-    [
-      "make",
-      "--no-print-directory",
-      "pretrain",
-      f"VENV={tmp_path}",
-      "NP=3",
-      f"CORPUS={corpus}",
-      "ENCODING=$x",
-      "LANGUAGE=fr",
-      f"OUTPUT_DIR={folder}",
-    ],
-    cwd=runs.ROOT,
-    capture_output=True,
-    text=True,
-  )
+  done = call(
+    "make", "--no-print-directory", "pretrain", f"VENV={tmp_path}", "NP=3",
+    f"CORPUS={corpus}", "ENCODING=$x", "LANGUAGE=fr", f"OUTPUT_DIR={folder}",
+  )  # fmt: skip
   assert done.stdout.splitlines() == [
-    "-m",
-    "tools.quickstart",
-    "--num_ranks=3",
-    f"--corpus={corpus}",
-    "--encoding=$x",
-    "--language=fr",
-    f"--output_dir={folder}",
-  ], done.stderr
+    "-m", "tools.quickstart", "--num_ranks=3", f"--corpus={corpus}",
+    "--encoding=$x", "--language=fr", f"--output_dir={folder}",
+  ], done.stderr  # fmt: skip
 
 
-def test_make_shows_its_targets(tmp_path):
+def test_make_shows_its_targets():
   """Each that people call, in 80 columns; and does nothing else."""
   shown = [
-    subprocess.run(
-      ["make", "--no-print-directory", *words], cwd=runs.ROOT,
-      capture_output=True, text=True, check=True,
-    ).stdout
+    call("make", "--no-print-directory", *words).stdout
     for words in ([], ["help"])
-  ]  # fmt: skip
+  ]
   assert shown[0] == shown[1]
   with open(f"{runs.ROOT}/Makefile", encoding="utf-8") as f:
     phony = re.search(r"^\.PHONY: (.*)$", f.read(), re.M)[1].split()
@@ -340,13 +301,10 @@ def test_make_shows_its_targets(tmp_path):
   assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("given", [{}, {"RUN": "it's $x/a b"}])
+@pytest.mark.parametrize("given", ["", "it's $x/a b"])
 def test_make_tensorboard_takes_any_folder(given):
-  done = subprocess.run(
-    ["make", "--no-print-directory", "-n", "-o", ".venv/.ready", "tensorboard"]
-    + [f"{name}={value}" for name, value in given.items()],
-    cwd=runs.ROOT, capture_output=True, text=True, check=True,
-  )  # fmt: skip
+  words = [f"RUN={given}"] * bool(given)
+  done = call("make", "-n", "-o", ".venv/.ready", "tensorboard", *words)
   command = shlex.split(done.stdout.splitlines()[-1])
-  folder = given.get("RUN", "runs/quickstart")
+  folder = given or "runs/quickstart"
   assert command == [".build/tensorboard/bin/tensorboard", f"--logdir={folder}"]
