@@ -38,12 +38,13 @@ class Settings:
   # fmt: on
 
 
-def _look(
+def inspect_data_set(
   paths: list[str],
-  found: tuple[str, records.Manifest] | None,
+  manifest_path: str | None,
+  manifest: records.Manifest | None,
   settings: Settings,
 ) -> record_report.Survey:
-  manifest_path, manifest = found or (None, None)
+  """Prints what the files hold; they have this manifest, or none."""
   folder = os.path.dirname(paths[0])
   encoder = record_report.find_encoder(
     manifest.tokenizer if manifest else None,
@@ -88,13 +89,16 @@ def main(settings: Settings, *words: str) -> None:
   names = [name for name in words if not name.endswith(records.NO_RECORDS)]
   patterns = names or words
   paths = sorted({p for n in patterns for p in records.expand_patterns(n)})
-  found = records.find_manifests(paths)
-  data_sets = collections.defaultdict(list)
+  manifests = records.find_manifests(paths)
+  data_sets = collections.defaultdict(list)  # by the manifest's path
   for path in paths:
-    data_sets[found[path][0] if path in found else None].append(path)
+    manifest_path, _ = manifests.get(path, (None, None))
+    data_sets[manifest_path].append(path)
   total = record_report.Survey()
-  for group in data_sets.values():
-    total = total.plus(_look(group, found.get(group[0]), settings))
+  for manifest_path, group in data_sets.items():
+    _, manifest = manifests.get(group[0], (None, None))
+    survey = inspect_data_set(group, manifest_path, manifest, settings)
+    total = total.plus(survey)
   if total.files < len(paths):
     raise DataError(
       f"{len(paths) - total.files} of {len(paths)} files are damaged"

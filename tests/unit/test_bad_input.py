@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import settings_of, write_config, write_records
 
+import common.settings
 import tokenization
 from checkpoints import checkpoint_files, checkpointing
 from common import json_files
@@ -335,13 +336,10 @@ def test_models_with_pieces_that_cannot_be(tmp_path):
 
 
 @pytest.mark.parametrize("size", [-1, 0, 1 << 33, 10**30])
-@pytest.mark.parametrize(
-  "train",
-  [train_tokenizer.train_wordpiece, train_tokenizer.train_sentencepiece],
-)
-def test_vocabularies_of_impossible_size(tmp_path, train, size):
-  with pytest.raises(DataError, match=f"--vocab_size={size}: must be 1 to"):
-    train(["some text"], str(tmp_path / "x"), size)
+def test_vocabularies_of_impossible_size(size):
+  asked = train_tokenizer.Settings("text.txt", "vocab.txt", vocab_size=size)
+  with pytest.raises(UserError, match=f"--vocab_size={size}: must be 1 to"):
+    common.settings.check(asked)
 
 
 def test_words_that_are_always_unknown_are_not_trained_on(tmp_path):
