@@ -102,6 +102,7 @@ class Progress:
     moment = time.monotonic()
     if seconds is None:
       seconds, self._last = moment - self._last, moment
+    # Work and its seconds fade alike, so their ratio is a recent speed.
     kept = math.exp(-seconds / _RECENT_SECONDS)
     self._work = self._work * kept + done - self._done
     self._worked, self._done = self._worked * kept + seconds, done

@@ -57,7 +57,11 @@ def _tell_stopped(number: int) -> None:
 
 @contextlib.contextmanager
 def leaving_in_c() -> Iterator[None]:
-  """After `leave_when_asked`, signals end also a block that waits in C code."""
+  """After `leave_when_asked`, signals end also a block that waits in C code.
+
+  Python's handlers run only when the C code returns, but the byte that Python
+  writes for each signal comes at once, and a thread waits for it.
+  """
   if signal.getsignal(signal.SIGTERM) is not _leave:
     yield
     return
@@ -70,7 +74,7 @@ def leaving_in_c() -> Iterator[None]:
         os._exit(STOPPED_STATUS)
 
   os.set_blocking(writer, False)
-  before = signal.set_wakeup_fd(writer)  # Python's own handler waits
+  before = signal.set_wakeup_fd(writer)
   watcher = threading.Thread(target=watch, daemon=True)
   watcher.start()
   try:
@@ -101,10 +105,10 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
         )
       main(argv)
     except (UserError, OSError) as e:
-      program, said = os.path.basename(argv[0]), str(e)
+      message = str(e)
       if isinstance(e, OSError) and e.filename:
-        said = f"{e.filename}: {e.strerror}"
-      tell(f"{program}: error: {said}")
+        message = f"{e.filename}: {e.strerror}"
+      tell(f"{os.path.basename(argv[0])}: error: {message}")
       sys.exit(1)
 
   app.run(wrapped)

@@ -5,17 +5,18 @@ import subprocess
 
 
 def visible_gpus(what: str) -> list[str]:
-  """What nvidia-smi says (`name`, `compute_cap`) of each GPU not hidden.
+  """A property (`name`, `compute_cap`) of each GPU that nvidia-smi lists.
 
-  They are those of CUDA_VISIBLE_DEVICES; [] without any, or without the tool.
+  CUDA_VISIBLE_DEVICES may hide some; [] without a GPU, or without the tool.
   """
-  chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-  if chosen in ("", "-1"):
+  visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+  if visible in ("", "-1"):  # all are hidden
     return []
   query = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
-  query += [f"--id={chosen}"] if chosen else []
+  if visible:
+    query.append(f"--id={visible}")
   try:
-    found = subprocess.run(query, capture_output=True, text=True, check=True)
+    listing = subprocess.run(query, capture_output=True, text=True, check=True)
   except (OSError, subprocess.CalledProcessError):
     return []
-  return found.stdout.splitlines()
+  return listing.stdout.splitlines()

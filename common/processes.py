@@ -19,19 +19,21 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def horovodrun(ranks: int, command: list[str]) -> list[str]:
   """The command on several ranks of this machine; as it is on one."""
+  if ranks == 1:
+    return command
   launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-  several = [os.path.relpath(launcher), "-np", str(ranks)]
-  return several * (ranks > 1) + command
+  return [os.path.relpath(launcher), "-np", str(ranks), *command]
 
 
 def run(title: str, command: list[str], each_line: Callable) -> float:
-  """Seconds of a command, from any folder; `each_line` of stdout and stderr.
+  """Runs a command, from any folder; returns how many seconds it took.
 
-  A signal that asks this program to stop asks the command, and then ends this
-  program with the same status. UserError with `title` if the command failed.
+  `each_line` gets the lines of its stdout and stderr. A signal that asks this
+  program to stop is passed on to the command, and then this program ends with
+  the same status. UserError with `title` if the command failed.
   """
   began = time.monotonic()
-  asked: list[int] = []
+  asked: list[int] = []  # signals that came
   path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
   with (
     subprocess.Popen(
@@ -44,10 +46,10 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
     ) as process,
     contextlib.ExitStack() as handlers,
   ):
-    stops = functools.partial(_pass_on, process, asked)
+    pass_on = functools.partial(_pass_on, process, asked)
     for number in STOP_SIGNALS:
-      before = signal.signal(number, stops)
-      handlers.callback(signal.signal, number, before)
+      before = signal.signal(number, pass_on)
+      handlers.callback(signal.signal, number, before)  # at the block's end
     for line in process.stdout or ():
       each_line(_RANK_MARK.sub("", line))
     process.wait()

@@ -32,13 +32,13 @@ slots=$(list_hosts "$hosts")
 
 # Says what is wrong with host $1, if anything, ending left-over ranks if it may.
 look_at() {
-  local said ranks
-  if ! said=$(on_host "$1" check "$PERSEUS_BERT_RUN" 2>&1); then
-    echo "$1: not ready: $(tail -n 1 <<<"${said:-it does not answer}")"
+  local answer code ranks
+  if ! answer=$(on_host "$1" check "$PERSEUS_BERT_RUN" 2>&1); then
+    echo "$1: not ready: $(tail -n 1 <<<"${answer:-it does not answer}")"
     return
   fi
-  read -r said ranks <<<"$(tail -n 1 <<<"$said")"
-  if [ "$said" != "$own" ]; then
+  read -r code ranks <<<"$(tail -n 1 <<<"$answer")"
+  if [ "$code" != "$own" ]; then
     echo "$1: $PWD has other code there than here"
   elif [ "$ranks" != 0 ] && [ -z "${TAKE_OVER:-}" ]; then
     echo "$1: $ranks ranks of an earlier start of this command run there;" \

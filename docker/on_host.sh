@@ -33,21 +33,21 @@ case ${1:-} in
       echo "$PWD has no .venv: run make env there" >&2
       exit 1
     }
-    mapfile -t found < <(ranks "$2" "$3")
-    echo "${sum%% *} ${#found[@]}"
+    mapfile -t pids < <(ranks "$2" "$3")
+    echo "${sum%% *} ${#pids[@]}"
     ;;
   end)
-    mapfile -t found < <(ranks "$2" "$3")
-    echo "${#found[@]}"
-    [ ${#found[@]} -gt 0 ] || exit 0
-    if [ "${4:-}" != 0 ]; then signal TERM "${found[@]}"; fi
+    mapfile -t pids < <(ranks "$2" "$3")
+    echo "${#pids[@]}"
+    [ ${#pids[@]} -gt 0 ] || exit 0
+    if [ "${4:-}" != 0 ]; then signal TERM "${pids[@]}"; fi
     [ -n "${4:-}" ] || exit 0
     for ((waited = 0; waited < $4 * 2; waited++)); do
       [ -n "$(ranks "$2" "$3")" ] || exit 0
       sleep 0.5
     done
-    mapfile -t found < <(ranks "$2" "$3")
-    [ ${#found[@]} -eq 0 ] || signal KILL "${found[@]}"
+    mapfile -t pids < <(ranks "$2" "$3")
+    [ ${#pids[@]} -eq 0 ] || signal KILL "${pids[@]}"
     ;;
   *)
     echo "usage: docker/on_host.sh check RUN HOST | end RUN HOST [SECONDS]" >&2
