@@ -61,6 +61,7 @@ class Setting:
   choices: Iterable[str] = ()  # the possible values, or items of a list
   json: tuple[str, ...] = ()  # keys in DeepSpeed's JSON: "section.key"
   flag: str = ""  # the flag's name, if it is not the field's
+  alias: str = ""  # another name, by which other commands have this flag
   read: Callable | None = None  # makes the field's value from the flag's
 
   @property
@@ -108,6 +109,8 @@ class Setting:
       limits = f"{self.low} or more"
     if self.choices:
       meaning += f" Values: {', '.join(self.choices)}."
+    if self.alias:
+      meaning += f" Also --{self.alias}."
     words = ", ".join(filter(None, [_KINDS[self.kind][0], limits]))
     if default not in (None, (), "", dataclasses.MISSING):
       shown = str(default).lower() if self.kind is bool else default
@@ -198,6 +201,8 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
     where = {"flag_values": values, "module_name": sys.argv[0]}
     define(name, default, help=one.help, **where, required=one.required)
     values[name].setting = one
+    if one.alias:
+      flags.DEFINE_alias(one.alias, name, flag_values=values)
   if values is flags.FLAGS:
     app.define_help_flags()
     for name in ("help", "helpshort"):

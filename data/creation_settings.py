@@ -36,7 +36,7 @@ class Settings:
     "names. Data sets in one folder must differ in NAME.")
   prose: str = _text("",
     "Language (ISO 639-1 code: en, zh, ...) of lines of prose, which are split "
-    "into sentences. Empty: a line is a sentence.")
+    "into sentences. Empty: a line is a sentence.", alias="language")
   text_field: str = _text(*text_files.TEXT_FIELD)
   encoding: str = _text(*text_files.ENCODING)
   vocab_file: str | None = _vocabulary(None,
@@ -60,7 +60,8 @@ class Settings:
   max_predictions_per_seq: int = _records(20,
     "Masked tokens of one record at most.", low=1)
   random_seed: int = _records(12345,
-    "Seed of all that is random in the records.", low=0, high=(1 << 63) - 1)
+    "Seed of all that is random in the records.", low=0, high=(1 << 63) - 1,
+    alias="seed")
   dupe_factor: int = _records(None,  # replaced by __post_init__
     "Copies of each document, each cut into examples and masked in its own "
     "way; with --objective=mlm all are cut alike, unless --short_seq_prob "

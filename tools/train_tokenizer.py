@@ -170,7 +170,8 @@ class Settings:
   input_file: str = setting(help=
     "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
     "comma-separated.")
-  output_file: str = setting(help="Vocabulary (vocab.txt) or model to write.")
+  output_file: str = setting(help="Vocabulary (vocab.txt) or model to write.",
+    alias="output")
   text_field: str = setting(*text_files.TEXT_FIELD)
   encoding: str = setting(*text_files.ENCODING)
   vocab_size: int = setting(30522,

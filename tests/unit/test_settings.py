@@ -38,7 +38,8 @@ class Outer:
   speed: float | None = setting(None, "Speed in updates per second.", above=0)
   ratio: float = setting(4.0, "Ratio of x to y.", above=1.5)
   parts: tuple = in_group("Data")((), "Parts to read.", choices=("a", "b"))
-  size: int = setting(help="File of this size.", flag="size_file", read=len)
+  size: int = setting(help="File of this size.", flag="size_file", read=len,
+    alias="file")
   inner: Inner = setting(group="Inside")
   # fmt: on
   derived: int = 0  # no flag
@@ -64,6 +65,8 @@ def test_flags_make_the_dataclass():
   assert settings.from_flags(Outer, values, found) == Outer(
     count=7, parts=["a", "b"], size=2, inner=Inner(0.25)
   )
+  by_alias = settings.from_flags(Outer, parsed(Outer, "--file=xyz"))
+  assert by_alias.size == 3
   with pytest.raises(flags.Error, match="--size_file must have a value"):
     parsed(Outer, "--count=2")
   assert "Examples to read" in parsed(Other, "--size_file=x")["count"].help
