@@ -94,7 +94,7 @@ def read_checkpoints(settings: Settings) -> Model:
   weights = checkpoint_weights.read([source.path for source in sources])
   first, *others = (_of_source(s, settings, weights) for s in sources)
   for path, other in zip(settings.input[1:], others, strict=True):
-    differ = model_source.differences(first.config, other.config)
+    differ = first.config.differences(other.config)
     differ += hugging_face.task_differences(first.task, other.task)
     both = first.vocabulary, other.vocabulary
     if None not in both and both[0] != both[1]:

@@ -20,6 +20,7 @@ from common.console import tell
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import later as tf
 from data import record_report, records, tfrecord
+from model import bert_config
 
 _MOST_SHOWN = 8  # items of a list
 RUN_FILE = "run.json"
@@ -284,15 +285,9 @@ def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
 def check_model(before: dict, flags: dict) -> None:
   """Raises `UserError` if `flags` make another model than those of `before`.
 
-  Both are nested as in run.json. Other sizes are found by the checkpoint, but
-  not fewer layers, whose variables it has.
+  Both are nested as in run.json.
   """
-  keys = (
-    "hidden_act",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "pre_layer_norm",
-  )
+  keys = bert_config.keys_that_change(bert_config.SHAPE, bert_config.RESULT)
   old = {"--objective": records.OBJECTIVES[0], **flat(before["flags"])}
   new = flat(flags)
   for one in (old, new):

@@ -215,16 +215,15 @@ def _check_bert(config, path: str) -> None:
   if not os.path.exists(path):
     return
   try:
-    made = BertConfig.from_json_file(path).to_dict()
+    trained = BertConfig.from_json_file(path)
   except ValueError as e:
     raise UserError(str(e)) from e
-  here = config.bert.to_dict()
-  for name, value in made.items():
-    if here[name] != value:
-      raise UserError(
-        f"--bert_config_file has {name}={here[name]}, but the model was "
-        f"trained with {value}: give --bert_config_file={path}"
-      )
+  for name in trained.differences(config.bert):
+    raise UserError(
+      f"--bert_config_file has {name}={getattr(config.bert, name)}, but the "
+      f"model was trained with {getattr(trained, name)}: give "
+      f"--bert_config_file={path}"
+    )
 
 
 def _contradiction(what: str, path: str, saved) -> UserError:

@@ -4,6 +4,7 @@ The keys are those of transformers' configuration_bert.py
 (https://github.com/huggingface/transformers).
 """
 
+import json
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from interop.bert_tensors import (
   NEXT_SENTENCE,
   QUESTIONS,
 )
-from model.bert_config import BertConfig
+from model.bert_config import BertConfig, huggingface_keys
 
 CONFIG_FILE = "config.json"
 
@@ -62,6 +63,7 @@ _ARCHITECTURES: dict[str, tuple[str, ...]] = {
   "BertForQuestionAnswering": (QUESTIONS,),
 }
 
+_OUR_DEFAULTS = BertConfig(vocab_size=0)
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
 
 
@@ -73,11 +75,16 @@ def to_their_config(
   pad_id: int = 0,
 ) -> dict:
   """config.json's content; `UserError` if Hugging Face has no such BERT."""
-  if config.pre_layer_norm:
-    raise UserError(
-      f"{source}: pre_layer_norm is true; Hugging Face's BERT normalises after "
-      "each residual only, so it would give other numbers"
-    )
+  known = {}
+  for key, name in huggingface_keys().items():
+    value = getattr(config, key)
+    if name is not None:
+      known[name] = value
+    elif value != getattr(_OUR_DEFAULTS, key):
+      raise UserError(
+        f"{source}: {key} is {json.dumps(value)}; Hugging Face's BERT has no "
+        "such key, so it would give other numbers"
+      )
   heads = tuple(part for part in parts if part in HEADS)
   for last in (CLASSIFIER, QUESTIONS):  # fine-tuned after pre-training
     heads = (last,) if last in heads else heads
@@ -85,7 +92,7 @@ def to_their_config(
   content = {
     "architectures": [named],
     "model_type": "bert",
-    **config.to_dict(),
+    **known,
     "hidden_act": _TO_THEIR_ACTIVATION[str(config.hidden_act or "").lower()],
     "layer_norm_eps": 1e-12,
     "position_embedding_type": "absolute",
@@ -93,7 +100,6 @@ def to_their_config(
     "torch_dtype": "float32",
     "use_cache": True,
   }
-  del content["pre_layer_norm"]
   if labels is not None:
     labels = stand_ins(labels) if isinstance(labels, int) else labels
     content["problem_type"] = _SINGLE_LABEL if len(labels) > 1 else _REGRESSION
@@ -160,13 +166,15 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
         f"{source}: the architecture {name} is not one of "
         f"{', '.join(_ARCHITECTURES)}"
       )
-  ours = BertConfig(vocab_size=0).to_dict().keys() - {"pre_layer_norm"}
+  to_ours = {name: key for key, name in huggingface_keys().items() if name}
   known = {  # pooler_...: of published Chinese and multilingual configs
     key
     for key in content
-    if key in ours | {"directionality"} or key.startswith("pooler_")
+    if key in to_ours or key == "directionality" or key.startswith("pooler_")
   }
-  values = {**_THEIR_DEFAULTS, **{k: content[k] for k in known}}
+  values = dict(_THEIR_DEFAULTS)
+  for key in known:
+    values[to_ours.get(key, key)] = content[key]
   act = values["hidden_act"]
   if act not in list(_TO_OUR_ACTIVATION):
     raise UserError(

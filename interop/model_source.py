@@ -34,11 +34,6 @@ ANSWERABLE = "version_2_with_negative"
 CONFIG_FILE = training_run.CONFIG_FILE
 # TensorFlow Serving's folder for files that the graph does not read.
 EXTRA_FOLDER = "assets.extra"
-_TRAINING_ONLY = {
-  "hidden_dropout_prob",
-  "attention_probs_dropout_prob",
-  "initializer_range",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,22 +356,12 @@ def _config(given: str | None, folder: str, model: str) -> BertConfig:
   configs = [read_bert(path) for path in paths]
   if is_preset(given):
     configs[-1].vocab_size = configs[0].vocab_size
-  if differ := differences(configs[0], configs[-1]):
+  if differ := configs[0].differences(configs[-1]):
     raise UserError(
       f"--bert_config_file={given} and {beside}, which is the model's, differ "
       f"in {', '.join(differ)}: leave the flag out"
     )
   return configs[-1]
-
-
-def differences(config: BertConfig, other: BertConfig) -> list[str]:
-  """Keys that differ and change a model's answers."""
-  ours, theirs = config.to_dict(), other.to_dict()
-  return [
-    key
-    for key in BertConfig(vocab_size=0).to_dict()
-    if key not in _TRAINING_ONLY and ours[key] != theirs[key]
-  ]
 
 
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:

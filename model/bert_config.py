@@ -22,35 +22,74 @@ _KEYS_WITHOUT_EFFECT = (
 # Sizes are int32 to TensorFlow; a graph of more layers is never built to the
 # end; float32 weights of a larger deviation overflow in the first matmul.
 _LARGEST_SIZE, _MOST_LAYERS, _LARGEST_STDDEV = (1 << 31) - 1, 10_000, 1e9
-_SIZES = (
-  "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-  "intermediate_size", "max_position_embeddings", "type_vocab_size",
-)  # fmt: skip
 
 
 def _is_number(value) -> bool:
   return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _size(most: int = _LARGEST_SIZE) -> tuple:
+  """What values of a key are, and how people say that."""
+  is_valid = lambda n: type(n) is int and 1 <= n <= most
+  return is_valid, f"a positive int of at most {most}"
+
+
+_PROBABILITY = (lambda p: _is_number(p) and 0.0 <= p < 1.0), "in [0, 1)"
+_STDDEV = (
+  lambda s: _is_number(s) and 0.0 < s <= _LARGEST_STDDEV,
+  f"> 0 and at most {_LARGEST_STDDEV:g}",
+)
+_BOOL = (lambda b: isinstance(b, bool)), "a bool"
+_ACTIVATION = (
+  lambda act: (
+    act is None
+    or callable(act)
+    or (isinstance(act, str) and act.lower() in ACTIVATION_NAMES)
+  ),
+  f"one of {ACTIVATION_NAMES}",
+)
+
+# What a trained model becomes with another value of a key: one of other
+# weights, so that its checkpoint does not fit, or one with other answers.
+SHAPE, RESULT = "shape", "result"
+_THE_SAME = "the same"
+
+
+def _key(default, values, changes=None, huggingface=_THE_SAME):
+  """A key of BertConfig, from which checks of other files derive theirs.
+
+  `changes` is SHAPE, RESULT, or None for what only training reads.
+  `huggingface` is the key in config.json; None if Hugging Face's BERT has the
+  default only.
+  """
+  metadata = dict(values=values, changes=changes, huggingface=huggingface)
+  if default is dataclasses.MISSING:
+    return dataclasses.field(metadata=metadata)
+  return dataclasses.field(default=default, metadata=metadata)
+
+
 @dataclasses.dataclass(eq=False)
 class BertConfig:
   """google/bert's JSON keys, which `validate` checks, not the constructor."""
 
-  vocab_size: int  # V
-  hidden_size: int = 768  # H
-  num_hidden_layers: int = 12
-  num_attention_heads: int = 12  # N; must divide H
-  intermediate_size: int = 3072  # I
+  vocab_size: int = _key(dataclasses.MISSING, _size(), SHAPE)  # V
+  hidden_size: int = _key(768, _size(), SHAPE)  # H
+  num_hidden_layers: int = _key(12, _size(_MOST_LAYERS), SHAPE)
+  num_attention_heads: int = _key(12, _size(), RESULT)  # N; must divide H
+  intermediate_size: int = _key(3072, _size(), SHAPE)  # I
   # One of `ACTIVATION_NAMES` or a function; also in the masked LM head.
-  hidden_act: str | Callable | None = "gelu"
-  hidden_dropout_prob: float = 0.1  # for embeddings and layer outputs
-  attention_probs_dropout_prob: float = 0.1
-  max_position_embeddings: int = 512  # tokens of the longest sequence
-  type_vocab_size: int = 16  # segment ids
-  initializer_range: float = 0.02  # stddev of the truncated normal initializer
+  hidden_act: str | Callable | None = _key("gelu", _ACTIVATION, RESULT)
+  # For embeddings and layer outputs.
+  hidden_dropout_prob: float = _key(0.1, _PROBABILITY)
+  attention_probs_dropout_prob: float = _key(0.1, _PROBABILITY)
+  # Tokens of the longest sequence.
+  max_position_embeddings: int = _key(512, _size(), SHAPE)
+  type_vocab_size: int = _key(16, _size(), SHAPE)  # segment ids
+  # Standard deviation of the truncated normal initializer.
+  initializer_range: float = _key(0.02, _STDDEV)
   # The residual is the sum before the layer norm, not after it
   # (https://arxiv.org/abs/2002.04745). Both kinds have the same variables.
-  pre_layer_norm: bool = False
+  pre_layer_norm: bool = _key(False, _BOOL, RESULT, huggingface=None)
 
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
@@ -86,34 +125,21 @@ class BertConfig:
       raise ValueError(f"{source}: {problem}")
 
   def _problems(self) -> Iterator[str]:
-    for key in _SIZES:
-      value = getattr(self, key)
-      if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        yield f"{key} is {value!r}, not a positive int"
-      most = _MOST_LAYERS if key == "num_hidden_layers" else _LARGEST_SIZE
-      if value > most:
-        yield f"{key} is {value}, more than {most}"
-    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-      value = getattr(self, key)
-      if not _is_number(value) or not 0.0 <= value < 1.0:
-        yield f"{key} is {value!r}, not in [0, 1)"
-    stddev = self.initializer_range
-    if not _is_number(stddev) or not 0.0 < stddev <= _LARGEST_STDDEV:
-      yield (
-        f"initializer_range is {stddev!r}, not > 0 and at most "
-        f"{_LARGEST_STDDEV:g}"
-      )
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      is_valid, wanted = field.metadata["values"]
+      if not is_valid(value):
+        yield f"{field.name} is {value!r}, not {wanted}"
     if self.hidden_size % self.num_attention_heads:
       yield (
         f"hidden_size {self.hidden_size} is not a multiple of "
         f"num_attention_heads {self.num_attention_heads}"
       )
-    if not isinstance(self.pre_layer_norm, bool):
-      yield f"pre_layer_norm is {self.pre_layer_norm!r}, not a bool"
-    act = self.hidden_act
-    named = isinstance(act, str) and act.lower() in ACTIVATION_NAMES
-    if not (named or act is None or callable(act)):
-      yield f"hidden_act is {act!r}, not one of {ACTIVATION_NAMES}"
+
+  def differences(self, other: "BertConfig") -> list[str]:
+    """Keys that differ and make another model; training's may differ."""
+    keys = keys_that_change(SHAPE, RESULT)
+    return [k for k in keys if getattr(self, k) != getattr(other, k)]
 
   def to_dict(self):
     """A dictionary from which `from_dict` makes an equal configuration."""
@@ -122,3 +148,17 @@ class BertConfig:
   def to_json_string(self):
     """JSON text with sorted keys and a newline at its end."""
     return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def keys_that_change(*what: str) -> list[str]:
+  """Keys of which another value changes a trained model's SHAPE or RESULT."""
+  fields = dataclasses.fields(BertConfig)
+  return [f.name for f in fields if f.metadata["changes"] in what]
+
+
+def huggingface_keys() -> dict[str, str | None]:
+  """Each key's name in Hugging Face's config.json; None if it has none."""
+  names = {
+    f.name: f.metadata["huggingface"] for f in dataclasses.fields(BertConfig)
+  }
+  return {k: k if name == _THE_SAME else name for k, name in names.items()}
