@@ -242,23 +242,21 @@ class Source:
   def __len__(self) -> int:
     return len(self.set)
 
-  def columns(self, chosen, at: tf.Tensor, rows: int | None, seed: int) -> dict:
-    """The parsed records of position `at`, name -> Tensor [rows, ...].
+  def columns(self, numbers, epochs, progress, seed: int) -> dict:
+    """The parsed records `numbers`, name -> Tensor [rows, ...].
 
-    `chosen`: position -> numbers of records and their epochs, int64 [rows], and
-    how far the run is, float [rows]. `rows` is None if positions have other
-    numbers of them. `seed` is that of dynamic masks.
+    All are tensors [rows], as `Rows` has them; `seed` is that of dynamic masks.
     """
 
-    def read(at):
-      numbers, epochs, progress = chosen(int(at))
+    def read(numbers, epochs, progress):
       keys = _mask_keys(seed, epochs, numbers)
       return self.read(numbers), keys, self.shape.mask_probs(progress)
 
-    types = [tf.string, tf.int64, tf.float64]
-    tensors = tf.numpy_function(read, [at], types)
+    tensors = tf.numpy_function(
+      read, [numbers, epochs, progress], [tf.string, tf.int64, tf.float64]
+    )
     for tensor in tensors:
-      tensor.set_shape([rows])
+      tensor.set_shape(numbers.shape)
     return _parse(*tensors, self.shape)
 
   def describe(self) -> dict:
@@ -455,29 +453,88 @@ def _mask_keys(seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
   return masking.record_keys(seed, epochs, numbers).view(np.int64)
 
 
+class Rows(NamedTuple):
+  """What a rank reads for some updates: n rows, in m micro-batches.
+
+  NumPy's arrays, or TensorFlow's tensors of them.
+  """
+
+  numbers: Any  # int64 [n], of the records
+  epochs: Any  # int64 [n]
+  progress: Any  # float64 [n], how far the run, stage or cooldown is: 0 to 1
+  real: Any  # float32 [n], 0 for a row that only fills up
+  update: Any  # int64 [m], ascending from 0, of each micro-batch
+  number: Any  # int32 [m], update * micro-batches per update + place
+  records: Any  # int64 [m], of the micro-batch's update, over all ranks
+
+
+_ROW_TYPES = Rows(
+  numbers=tf.int64, epochs=tf.int64, progress=tf.float64, real=tf.float32,
+  update=tf.int64, number=tf.int32, records=tf.int64,
+)  # fmt: skip
+
+
+class UpdateRows:
+  """The rows that a rank reads for each update of a plan."""
+
+  def __init__(self, plan, order: record_order.Order, comm, share=None):
+    """`share`: see `training_batches`."""
+    self._plan, self._order, self._comm = plan, order, comm
+    self._share = share or (lambda: 0.0)
+
+  def of(self, first: int, updates: int = 1) -> Rows:
+    """Those of `updates` from update `first` on."""
+    plan = self._plan
+    positions, real, update, number, records = [], [], [], [], []
+    for place in range(updates):
+      now = first + place
+      micro_batches, size = plan.micro_batches_of(now), plan.records_of(now)
+      # All micro-batches are full rows: where a batch does not divide, rows
+      # without a record fill the last ones up.
+      places, are_real = record_order.rank_places(
+        micro_batches * plan.micro_batch, size, self._comm
+      )
+      positions.append(plan.records_before(now) + places)
+      real.append(are_real)
+      update.append(np.full(micro_batches, place))
+      number.append(now * plan.accumulation + np.arange(micro_batches))
+      records.append(np.full(micro_batches, size))
+    in_stream = np.concatenate(positions)
+    updates_of_micro = np.concatenate(update)
+    updates_of_rows = first + np.repeat(updates_of_micro, plan.micro_batch)
+    progress = np.clip(plan.progress(updates_of_rows), self._share(), 1.0)
+    return Rows(
+      numbers=self._order.records(in_stream),
+      epochs=in_stream // self._order.count,
+      progress=progress,
+      real=np.concatenate(real).astype(np.float32),
+      update=updates_of_micro,
+      number=np.concatenate(number).astype(np.int32),
+      records=np.concatenate(records),
+    )
+
+
 class MicroBatch(NamedTuple):
   """The data of one forward pass, with its update's numbers."""
 
   batch: tuple  # of the source's `batch`
   number: tf.Tensor  # int32: update * micro-batches per update + place
   weights: tf.Tensor  # float [heads]: of all this rank's micro-batches
+  records: tf.Tensor  # int64: of the update, over all ranks
 
 
-def _micro_batches(source, columns, rows, real, update, number) -> MicroBatch:
-  """The micro-batches of some updates, along a new first axis.
-
-  `columns`: name -> Tensor [n, ...]; `rows`: those of a micro-batch; `real`:
-  float [n], 0 for empty rows; `update`: int [n / rows], ascending from 0, the
-  update of each micro-batch; `number`: int32 [n / rows], their own.
-  """
-  batch = source.batch(columns, real)
-  split = lambda t: tf.reshape(t, [-1, rows, *t.shape[1:]])
+def _micro_batches(source, rows: Rows, size: int, seed: int) -> MicroBatch:
+  """Micro-batches of `size` rows, which are tensors, along a new first axis."""
+  columns = source.columns(rows.numbers, rows.epochs, rows.progress, seed)
+  batch = source.batch(columns, rows.real)
+  split = lambda t: tf.reshape(t, [-1, size, *t.shape[1:]])
   of_micro = tf.reduce_sum(split(source.weights(batch)), axis=1)
-  of_update = tf.math.segment_sum(of_micro, update)
+  of_update = tf.math.segment_sum(of_micro, rows.update)
   return MicroBatch(
     batch=type(batch)(*map(split, batch)),
-    number=number,
-    weights=tf.gather(of_update, update),
+    number=rows.number,
+    weights=tf.gather(of_update, rows.update),
+    records=rows.records,
   )
 
 
@@ -507,71 +564,43 @@ def training_batches(
   first = tf.placeholder(tf.int64, [], "updates_made")
   if share and not source.shape.masks_move:
     share = None
+  update_rows = UpdateRows(plan, order, comm, share)
   records_at_once = _RECORDS_IN_TIME if share else _RECORDS_AT_ONCE
   at_once = -(-records_at_once // (plan.micro_batch * plan.accumulation))
   read_ahead = (
     record_order.ReadAhead(source.set, order) if order.block else None
   )
 
-  def rows_of(update):
-    """Stream positions, whether they are real, and numbers of micro-batches."""
-    start, size = plan.records_before(update), plan.records_of(update)
-    count = plan.micro_batches_of(update)
-    places, real = record_order.rank_places(
-      count * plan.micro_batch, size, comm
-    )
-    number = update * plan.accumulation + np.arange(count)
-    return start + places, real.astype(np.float32), number.astype(np.int32)
-
-  def layout(position):
-    """Of the rows and micro-batches of `at_once` updates."""
-    rows = [rows_of(u) for u in range(position, position + at_once)]
-    counts = [len(numbers) for *_, numbers in rows]
-    return (
-      *map(np.concatenate, zip(*rows, strict=True)),
-      np.repeat(np.arange(at_once, dtype=np.int32), counts),
-    )
-
-  def chosen(position):
-    mine, _, numbers, _ = layout(position)
+  def rows_from(update) -> Rows:
     if read_ahead:
-      start = plan.records_before(position)
-      read_ahead(start, plan.records_before(position + at_once) - start)
-    update = np.repeat(numbers // plan.accumulation, plan.micro_batch)
-    by_time = share() if share else 0.0
-    progress = np.clip(plan.progress(update), by_time, 1.0)
-    return order.records(mine), mine // order.count, progress
+      start = plan.records_before(update)
+      read_ahead(start, plan.records_before(update + at_once) - start)
+    return update_rows.of(int(update), at_once)
 
-  def load(turn):
-    position = first + turn * at_once
-    _, real, number, update = tf.numpy_function(
-      lambda at: layout(int(at)),
-      [position],
-      [tf.int64, tf.float32, tf.int32, tf.int32],
-    )
-    for tensor in (real, number, update):
+  def load(turn) -> MicroBatch:
+    update = first + turn * at_once
+    rows = Rows(*tf.numpy_function(rows_from, [update], list(_ROW_TYPES)))
+    for tensor in rows:
       tensor.set_shape([None])
-    columns = source.columns(chosen, position, None, order.seed)
-    return _micro_batches(
-      source, columns, plan.micro_batch, real, update, number
-    )
+    return _micro_batches(source, rows, plan.micro_batch, order.seed)
 
   # Reads the next records before the last ones are used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // at_once)
   dataset = dataset.map(load).prefetch(1).unbatch()
-  # Not tf.timestamp, which --deterministic forbids.
-  now = lambda: tf.ensure_shape(
-    tf.numpy_function(time.time, [], tf.float64), []
-  )
-  dataset = dataset.map(lambda micro: (micro, now())).prefetch(2)
-  iterator = _iterator(dataset)
+  iterator = _iterator(dataset.map(_with_time).prefetch(2))
   micro, made = iterator.get_next()
   return Batches(
     next=micro,
     made=made,
     start=lambda sess, update: sess.run(iterator.initializer, {first: update}),
-    numbers=lambda update: order.records(layout(update)[0]),
+    numbers=lambda update: update_rows.of(update, at_once).numbers,
   )
+
+
+def _with_time(micro: MicroBatch) -> tuple[MicroBatch, tf.Tensor]:
+  # Not tf.timestamp, which --deterministic forbids.
+  now = tf.numpy_function(time.time, [], tf.float64)
+  return micro, tf.ensure_shape(now, [])
 
 
 def fake_batch(shape: RecordShape, count: int) -> dict:
@@ -596,12 +625,11 @@ def first_batch(source: Source, count: int, config=None) -> dict:
 
   `config` is for all sessions: the first one decides their threads.
   """
-  numbers = np.arange(count) % len(source.set)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
-    keys = tf.constant(_mask_keys(0, 0, numbers))
-    serialized = tf.constant(source.read(numbers), tf.string)
-    probs = tf.constant(source.shape.mask_probs(np.zeros(count)))
-    return session.run(_parse(serialized, keys, probs, source.shape))
+    numbers = tf.range(count, dtype=tf.int64) % len(source.set)
+    epochs = tf.zeros_like(numbers)
+    progress = tf.zeros([count], tf.float64)
+    return session.run(source.columns(numbers, epochs, progress, seed=0))
 
 
 def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
@@ -611,13 +639,15 @@ def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
     name: tf.placeholder_with_default(column, column.shape)
     for name, column in columns.items()
   }
-  batch = pretraining_batch(columns, tf.ones([columns["input_ids"].shape[0]]))
+  rows = columns["input_ids"].shape[0]
+  batch = pretraining_batch(columns, tf.ones([rows]))
   update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return MicroBatch(
     batch=batch,
     number=tf.cast(update, tf.int32),
     weights=tf.reduce_sum(pretraining_weights(batch), axis=0)
     * float(accumulation),
+    records=tf.constant(rows * accumulation, tf.int64),
   )
 
 
@@ -634,25 +664,22 @@ def evaluation_batches(
   mine = range(comm.rank, count, comm.size)
   batches = -(-len(mine) // batch_size)
 
-  def numbers(batch):
-    return np.array(mine[batch * batch_size : (batch + 1) * batch_size])
-
-  def chosen(batch):
-    rows = numbers(batch)
-    filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
-    # Epoch 0 and seed 0: each evaluation of any training has the same masks.
-    return filled, np.zeros_like(filled), np.zeros(batch_size)
-
   def load(batch):
-    columns = source.columns(chosen, batch, batch_size, seed=0)
-    rows = len(mine) - batch * batch_size  # of this batch and later ones
-    real = tf.range(batch_size, dtype=tf.int64) < rows
-    return source.batch(columns, tf.cast(real, tf.float32))
+    places = batch * batch_size + tf.range(batch_size, dtype=tf.int64)
+    is_real = places < len(mine)
+    numbers = comm.rank + comm.size * tf.minimum(places, len(mine) - 1)
+    # Epoch 0 and seed 0: each evaluation of any training has the same masks.
+    epochs = tf.zeros_like(numbers)
+    progress = tf.zeros([batch_size], tf.float64)
+    columns = source.columns(numbers, epochs, progress, seed=0)
+    return source.batch(columns, tf.cast(is_real, tf.float32))
 
   iterator = _iterator(tf.data.Dataset.range(batches).map(load).prefetch(2))
   return Batches(
     next=iterator.get_next(),
     start=lambda sess, _: sess.run(iterator.initializer),
-    numbers=numbers,
+    numbers=lambda batch: np.array(
+      mine[batch * batch_size : (batch + 1) * batch_size]
+    ),
     count=batches,
   )

@@ -218,17 +218,18 @@ def make_exchange(
 
 
 def train_ops(
-  config, gradients, sums: dict, loss_scale, state, plan, comm, lap=None
+  config, gradients, sums: dict, loss_scale, state, plan, micro, comm, lap=None
 ) -> TrainOps:
   """`build_train_ops` with a run's settings; it advances `state`.
 
-  config: a `RunConfig`; state: a `TrainingState`; plan: a `TrainingPlan`.
+  config: a `RunConfig`; state: a `TrainingState`; plan: a `TrainingPlan`;
+  micro: a `MicroBatch`.
   `lap`, the seconds since the last update, is for --max_train_minutes: the
   schedule is then as far as the run is, by updates or by time.
   """
   schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-  counters = [(state.records_seen, _records_of(plan, step))]
+  counters = [(state.records_seen, micro.records)]
   position = step + state.schedule_start
   if lap is not None:
     lap = tf.cast(lap, tf.float64)
@@ -247,17 +248,6 @@ def train_ops(
     prenormalize=config.optimizer.prenormalize,
     counters=counters,
   )
-
-
-def _records_of(plan, step: tf.Tensor):
-  """The records of the update after `step`, int64."""
-  if not plan.stage.growing:
-    return plan.records_per_update
-  first = plan.stage.first_update
-  updates = range(first, first + plan.stage.growing + 1)
-  sizes = tf.constant([plan.records_of(u) for u in updates], tf.int64)
-  # A dry run counts its updates from 0.
-  return tf.gather(sizes, tf.clip_by_value(step - first, 0, plan.stage.growing))
 
 
 def _clip(grad_norm, clip_norm: float, prenormalize: bool):

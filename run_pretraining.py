@@ -28,7 +28,12 @@ if __name__ == "__main__":
 import input_pipeline
 import modeling
 import optimization
-from checkpoints import checkpoint_files, checkpointing, run_folder
+from checkpoints import (
+  checkpoint_files,
+  checkpointing,
+  run_folder,
+  run_start,
+)
 from common import console, settings
 from common.console import say
 from common.errors import DataError, UserError
@@ -123,7 +128,7 @@ def make_plan(config: PretrainingConfig, source, ranks: int):
 
 
 def training_task(
-  config: PretrainingConfig, comm, staged: stages.Place | None = None
+  config: PretrainingConfig, comm, staged: stages.StageStart | None = None
 ) -> train_loop.Task:
   """Data, plan, model and update, of a run or of a stage."""
   source = open_source(config.input_file, config, comm)
@@ -225,7 +230,7 @@ def training_step(
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   return optimization.train_ops(
-    config, gradients, sums.by_name(), loss_scale, state, plan, comm, lap
+    config, gradients, sums.by_name(), loss_scale, state, plan, micro, comm, lap
   )
 
 
@@ -320,17 +325,17 @@ def pretrain(
   """Trains and evaluates as `config` says; see `training_run.run`."""
   if not config.stages:
     return pretrain_stage(config, None, comm, snapshot, signals)
-  begun = stages.current(config, comm, snapshot)
+  begun = run_start.stage(config, comm, snapshot)
   each = all_stages(config, begun, comm, comm.data_parallel.size)
   say(comm, *each.lines())
-  place = each.place(begun)
   while True:
-    result = pretrain_stage(place.config, place, comm, snapshot, signals)
+    stage = each.start(begun)
+    result = pretrain_stage(stage.config, stage, comm, snapshot, signals)
     training = result["training"]
     ended = not (training["stopped"] or training["stopped_early"])
-    if place.plan.stage.is_last or not ended:
+    if stage.plan.stage.is_last or not ended:
       return result
-    place = each.place(each.after(place.plan, training["global_step"]))
+    begun = each.after(stage.plan, training["global_step"])
     gc.collect()  # the last stage's graph refers to itself
 
 
@@ -347,7 +352,7 @@ def all_stages(
     words = words or source.tokenizer
     return source
 
-  each = stages.Stages.of(
+  each = stages.Stages(
     config,
     begun,
     lambda one: make_plan(
@@ -365,7 +370,7 @@ def all_stages(
 def pretrain_stage(
   config: PretrainingConfig, staged, comm, snapshot=None, signals=None
 ) -> dict:
-  """`pretrain` without stages, or one of them: `staged` is its place."""
+  """`pretrain` without stages, or one of them: `staged` is its start."""
 
   def build():
     task = training_task(config, comm, staged) if config.do_train else None
@@ -400,7 +405,7 @@ def plan_only(config: PretrainingConfig) -> None:
   if config.stages:
     begun = training_plan.WHOLE_RUN
     each = all_stages(config, begun, distributed.Comm(), groups)
-    place = each.place(begun)
+    place = each.start(begun)
     last = needs(*place, ranks)
     while not place.plan.stage.is_last:
       if last >= place.plan.stage.total_updates:
@@ -409,7 +414,7 @@ def plan_only(config: PretrainingConfig) -> None:
           f"--num_train_steps={config.num_train_steps} end there"
         )
         break
-      place = each.place(each.after(place.plan, last))
+      place = each.start(each.after(place.plan, last))
       last = needs(*place, ranks)
   else:
     files = config.input_file

@@ -21,8 +21,8 @@ global batch may grow; the micro-batch stays, so there are more and more.
 import dataclasses
 import functools
 import math
-
-import numpy as np
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from common.errors import UserError
 
@@ -35,8 +35,8 @@ class Stage:
   first_update: int = 0
   first_record: int = 0  # position in the data's stream
   first_example: int = 0  # seen by earlier stages
-  first_batch: int = 0  # records of its first update, if the batch grows
-  growing: int = 0  # updates until the batch is the plan's
+  # Smaller batches that come first: (updates, records of each of them).
+  ramp: tuple[tuple[int, int], ...] = ()
   total_updates: int = 0  # of the whole run; 0: the plan's
   count: int = 1  # of the run's stages
 
@@ -46,6 +46,14 @@ class Stage:
 
 
 WHOLE_RUN = Stage()
+
+
+class Batch(NamedTuple):
+  """Updates of one size, until the next `Batch` begins."""
+
+  first_update: int
+  first_record: int  # position in the data's stream
+  records: int  # of an update, over all ranks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,33 +76,45 @@ class TrainingPlan:
   stage: Stage = WHOLE_RUN
 
   @functools.cached_property
-  def _growth(self) -> np.ndarray:
-    """Records before each update while the batch grows, int64, from 0."""
-    first, updates = self.stage.first_batch, self.stage.growing
-    # In multiples of the first, so that no micro-batch is partly empty, on any
-    # ranks.
-    times = np.linspace(1, self.records_per_update / first, max(1, updates + 1))
-    sizes = first * np.rint(times[:-1]).astype(int)
-    sizes = np.minimum(sizes, self.records_per_update)
-    return np.concatenate([[0], np.cumsum(sizes)])
+  def _batches(self) -> list[Batch]:
+    """The batches of a ramp, then the plan's own."""
+    update, record = self.stage.first_update, self.stage.first_record
+    batches = []
+    for updates, records in (*self.stage.ramp, (0, self.records_per_update)):
+      batches.append(Batch(update, record, records))
+      update += updates
+      record += updates * records
+    return batches
+
+  def _batch_of(self, update: int) -> Batch:
+    begun = (b for b in reversed(self._batches) if b.first_update <= update)
+    return next(begun)
 
   def records_before(self, update: int) -> int:
     """The position in the data's stream where `update`, from 0, begins."""
-    done = update - self.stage.first_update
-    grown = min(done, self.stage.growing)
-    records = (done - grown) * self.records_per_update
-    if grown:
-      records += int(self._growth[grown])
-    return self.stage.first_record + records
+    batch = self._batch_of(update)
+    return batch.first_record + (update - batch.first_update) * batch.records
 
   def records_of(self, update: int) -> int:
     """Records of `update`, from 0, over all ranks."""
-    return self.records_before(update + 1) - self.records_before(update)
+    return self._batch_of(update).records
 
   def micro_batches_of(self, update: int) -> int:
     """Micro-batches of one rank."""
-    share = -(-self.records_of(update) // self.ranks)
+    return self.micro_batches(self.records_of(update))
+
+  def micro_batches(self, records: int) -> int:
+    """Those of one rank in an update of so many records."""
+    share = -(-records // self.ranks)
     return -(-share // self.micro_batch)
+
+  def sizes(self) -> Iterator[tuple[int, int]]:
+    """The updates of this plan: (updates, records of each), in order."""
+    left = self.updates - self.stage.first_update
+    for updates, records in (*self.stage.ramp, (left, self.records_per_update)):
+      updates = min(updates, left)
+      yield updates, records
+      left -= updates
 
   def examples_before(self, update: int) -> int:
     """Seen since the run began; approximate for packed records."""

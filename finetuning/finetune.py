@@ -325,7 +325,7 @@ def training_step(
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   return optimization.train_ops(
-    config, gradients, sums, loss_scale, state, plan, comm
+    config, gradients, sums, loss_scale, state, plan, micro, comm
   )
 
 

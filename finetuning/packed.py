@@ -124,17 +124,16 @@ class PackedSource:
     """The number of rows with about this number of examples; at least 1."""
     return max(1, min(len(self), round(examples / self.packing_factor)))
 
-  def columns(self, chosen, at: tf.Tensor, rows: int | None, seed: int) -> dict:
-    del seed  # nothing is drawn here
+  def columns(self, numbers, epochs, progress, seed: int) -> dict:
+    del epochs, progress, seed  # nothing is drawn here
     arrays = list(self._columns.values())
-
-    def read(at):
-      numbers, *_ = chosen(int(at))
-      return [array[numbers] for array in arrays]
-
-    tensors = tf.numpy_function(read, [at], [a.dtype for a in arrays])
+    tensors = tf.numpy_function(
+      lambda numbers: [array[numbers] for array in arrays],
+      [numbers],
+      [array.dtype for array in arrays],
+    )
     for tensor, array in zip(tensors, arrays, strict=True):
-      tensor.set_shape([rows, *array.shape[1:]])
+      tensor.set_shape([*numbers.shape, *array.shape[1:]])
     return dict(zip(self._columns, tensors, strict=True))
 
   def batch(self, columns: dict, row_weights: tf.Tensor) -> FinetuningBatch:

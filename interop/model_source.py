@@ -10,7 +10,7 @@ import glob
 import os
 
 import tokenization
-from checkpoints import checkpoint_files, cooldown, metrics, run_folder
+from checkpoints import checkpoint_files, metrics, run_folder, run_start
 from common.errors import UserError
 from config import stages
 from config.pretraining import BEST_BY, is_preset, read_bert
@@ -157,7 +157,7 @@ def settle(flags) -> list[str]:
   if "stages" in flags and flags.stages:
     data = stages.read(flags.stages)[0].get("input_file", data)
   if "cooldown_from" in flags and (named := flags.cooldown_from):
-    path = cooldown.start_of(named, folder)
+    path = run_start.cooldown(named, folder)
     flags["cooldown_from"].value = path
     lines.append(f"--cooldown_from={named}: {path}")
     folder = folder if _is_model(folder) else os.path.dirname(path)

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import input_pipeline
 from checkpoints import checkpointing
 from common.console import tell
@@ -373,20 +371,16 @@ def duration(survey: Survey, plan, limit: float) -> tuple[int, float]:
 
   And their seconds.
   """
-  first, size = plan.stage.first_update, plan.micro_batch
-  grown = min(first + plan.stage.growing, plan.updates)
-  growing = [
-    survey.seconds(plan.micro_batches_of(update) * size)
-    for update in range(first, grown)
-  ]
-  ends = np.cumsum(growing)
-  if growing and ends[-1] > limit:
-    count = int(np.searchsorted(ends, limit, side="right"))
-    return count, float(sum(growing[:count]))
-  seconds = survey.seconds(plan.accumulation * size)
-  so_far = float(sum(growing))
-  count = int(min(plan.updates - grown, (limit - so_far) / seconds))
-  return len(growing) + count, so_far + count * seconds
+  made, taken = 0, 0.0
+  for updates, records in plan.sizes():
+    rows = plan.micro_batches(records) * plan.micro_batch
+    seconds = survey.seconds(rows)
+    in_time = int(min(updates, (limit - taken) / seconds))
+    made += in_time
+    taken += in_time * seconds
+    if in_time < updates:
+      break
+  return made, taken
 
 
 def lines(

@@ -351,7 +351,7 @@ def check_resumed(
     updates = step - stage.first_update
     seen = records_seen - stage.first_record
     batch, rest = divmod(seen, updates) if updates else (0, 1)
-    if not (rest or stage.growing):
+    if not (rest or stage.ramp):
       remedy = f"to resume it give {' '.join(config.flags_for(then, batch))}"
       if config.num_accumulation_steps:
         remedy += " and leave out --num_accumulation_steps"

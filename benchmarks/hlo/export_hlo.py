@@ -88,6 +88,7 @@ def trace(config: PretrainingConfig, plan, shape):
         weights=tf.reduce_sum(
           input_pipeline.pretraining_weights(batch), axis=0
         ),
+        records=tf.constant(plan.records_per_update, tf.int64),
       )
       state = checkpointing.TrainingState()
       ops = run_pretraining.training_step(

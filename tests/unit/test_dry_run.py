@@ -141,7 +141,7 @@ def test_a_stage_takes_the_time_of_its_own_updates():
   assert dry_run.duration(survey, plan, math.inf) == (10, 10 * four)
   assert dry_run.duration(survey, plan, 3.5 * four) == (3, 3 * four)
   # From 8 records, in two updates: 8 and 16 of them.
-  plan = plan_of_four(first_update=10**6 - 10, first_batch=8, growing=2)
+  plan = plan_of_four(first_update=10**6 - 10, ramp=((1, 8), (1, 16)))
   grown = one + survey.seconds(16)
   count, seconds = dry_run.duration(survey, plan, math.inf)
   assert count == 10 and seconds == pytest.approx(grown + 8 * four)

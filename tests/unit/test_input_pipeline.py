@@ -86,7 +86,7 @@ def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
   path = write_records(tmp_path / "a.tfrecord", 40)
   order = record_order.Order(40, 5)
   stage = training_plan.Stage(
-    number=1, first_update=10, first_record=100, first_batch=3, growing=3
+    number=1, first_update=10, first_record=100, ramp=((1, 3), (2, 6))
   )
   plan = plan_of(size, 9, 2)
   plan = dataclasses.replace(plan, stage=stage, updates=15)
@@ -328,9 +328,8 @@ def test_an_evaluation_lists_no_records_beforehand():
     def __len__(self):
       return 10**15
 
-    def columns(self, chosen, at, rows, seed):
-      numbers = tf.numpy_function(lambda at: chosen(at)[0], [at], tf.int64)
-      return {"numbers": tf.ensure_shape(numbers, [rows])}
+    def columns(self, numbers, epochs, progress, seed):
+      return {"numbers": numbers}
 
     def batch(self, columns, row_weights):
       return columns["numbers"], row_weights

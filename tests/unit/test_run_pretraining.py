@@ -1347,7 +1347,7 @@ def test_a_cooldown_is_a_branch_of_its_run(
     start_of(main / "model.ckpt-4")
   shutil.rmtree(branch)
   for named in (main / "model.ckpt-2", main / "model.ckpt-10"):
-    with pytest.raises(UserError, match=r"constant rate \(updates 4 to 8;"):
+    with pytest.raises(UserError, match=r"rate part \(updates 4 to 8 of"):
       start_of(named)
   with pytest.raises(UserError, match="no folder of a training"):
     start_of(tmp_path)

@@ -9,13 +9,12 @@ import pytest
 import runs
 from samples import write_config, write_packed, write_records
 
-import optimization
 import run_pretraining
 from checkpoints import checkpoint_files, run_folder
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from config import stages, training_plan
+from config import stages
 from config.pretraining import PretrainingConfig
 from data import masking, records
 from data.masking import MaskConfig
@@ -43,7 +42,7 @@ def staged(*items, **changes):
 
 
 def checked(*items):
-  return tuple(stages._checked(item, "a stage") for item in items)
+  return tuple(stages.read_item(item, "a stage") for item in items)
 
 
 def values_of(path):
@@ -398,7 +397,7 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
     (
       [{"num_train_steps": 9, "global_batch_size": [8, 12]}],
       {},
-      r"stage 1: global_batch_size=\[8, 12\]: a batch grows in multiples",
+      r"stage: global_batch_size=\[8, 12\]: a batch grows in multiples",
     ),
     ([{"num_train_steps": 9, "learning_rate": -1}], {}, "learning_rate=-1.0"),
   ],
@@ -515,20 +514,6 @@ def test_held_out_records_have_lengths_of_their_own(tiny_run, tmp_path):
   held_out = stage.record_shape(tiny_run[1], training=False)
   assert held_out.max_seq_length == 32
   assert held_out.max_predictions_per_seq == 5
-
-
-def test_a_dry_run_of_a_growing_stage_begins_with_its_first_batch():
-  plan = training_plan.resolve(
-    ranks=1, records=None, train_batch_size=8, num_train_steps=1000,
-    num_warmup_steps=0, global_batch_size=32,
-  )  # fmt: skip
-  stage = training_plan.Stage(first_update=500, first_batch=8, growing=3)
-  plan = dataclasses.replace(plan, stage=stage)
-  step = tf.placeholder(tf.int64, [])
-  records = optimization._records_of(plan, step)
-  with tf.Session() as session:
-    found = [session.run(records, {step: n}) for n in (0, 500, 501, 503, 900)]
-  assert found == [8, 8, plan.records_of(501), 32, 32]
 
 
 def test_a_stage_leaves_the_runs_config_as_it_is(tiny_run, tmp_path):
