@@ -356,6 +356,38 @@ class Source:
     return None
 
 
+def open_records(files: str, config, comm, training: bool = True) -> Source:
+  """Opens record files, which must be the same on all ranks.
+
+  `config` is a `PretrainingConfig`; masks that are drawn on reading are
+  training's, or an evaluation's.
+  """
+  shape = config.record_shape(files, training)
+  if shape.max_seq_length > config.bert.max_position_embeddings:
+    raise records.DataError(
+      f"{files}: records of {shape.max_seq_length} tokens, but the BERT config "
+      f"has max_position_embeddings={config.bert.max_position_embeddings}"
+    )
+  source = Source(files, shape)
+  comm.check_equal(f"what is in {files}", source.fingerprint())
+  return source
+
+
+def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
+  """A line if the model has rows for more tokens than its records."""
+  tokenizers = [manifest.tokenizer for _, manifest in manifests.values()]
+  largest = max(tokenizers, key=lambda t: t.vocab_size, default=None)
+  if largest is None or largest.vocab_size >= vocab_size:
+    return []
+  tokens = largest.vocab_size
+  return [
+    f"the BERT config has vocab_size={vocab_size:,}, but the records' "
+    f"vocabulary {largest.file} has {tokens:,} tokens: "
+    f"{vocab_size - tokens:,} rows would never be used. A new run can have "
+    f"vocab_size={tokens}, as --bert_config_file=tiny, mini, base or large has"
+  ]
+
+
 def _parse(
   serialized: tf.Tensor, keys: tf.Tensor, probs: tf.Tensor, shape: RecordShape
 ) -> dict:

@@ -12,12 +12,9 @@ that was stopped.
 """
 
 import contextlib
-import dataclasses
 import functools
 import gc
-import os
 
-import numpy as np
 from absl import flags
 
 from common import errors
@@ -28,24 +25,19 @@ if __name__ == "__main__":
 import input_pipeline
 import modeling
 import optimization
-from checkpoints import (
-  checkpoint_files,
-  checkpointing,
-  run_folder,
-  run_start,
-)
+from checkpoints import checkpointing, run_folder, run_start
 from common import console, settings
 from common.console import say
-from common.errors import DataError, UserError
+from common.errors import DataError
 from common.tensorflow_v1 import tf
-from config import stages, training_plan
+from config import stages
 from config.pretraining import BEST_BY, PretrainingConfig, is_preset
-from data import cooccurrences, record_order, records, unigrams
-from gradients import distributed, sharded_variables
+from data import record_order, records
+from gradients import sharded_variables
 from interop import model_source
 from model import initial_weights, model_flops
 from model.tensor_parallel import Slices
-from training import dry_run, reporting, train_loop, training_run
+from training import dry_run, plans, reporting, train_loop, training_run
 from training.evaluation import (
   EvaluationBatches,
   Evaluator,
@@ -61,81 +53,16 @@ def define_flags() -> None:
   settings.define_flags(PretrainingConfig)
 
 
-def open_source(
-  files: str, config: PretrainingConfig, comm, training: bool = True
-):
-  """Opens record files, which must be the same on all ranks."""
-  shape = config.record_shape(files, training)
-  if shape.max_seq_length > config.bert.max_position_embeddings:
-    raise UserError(
-      f"{files}: records of {shape.max_seq_length} tokens, but the BERT config "
-      f"has max_position_embeddings={config.bert.max_position_embeddings}"
-    )
-  source = input_pipeline.Source(files, shape)
-  comm.check_equal(f"what is in {files}", source.fingerprint())
-  return source
-
-
-def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
-  """A line if the model has rows for more tokens than its records."""
-  found = [manifest.tokenizer for _, manifest in manifests.values()]
-  most = max(found, key=lambda t: t.vocab_size, default=None)
-  if most is None or most.vocab_size >= vocab_size:
-    return []
-  return [
-    f"the BERT config has vocab_size={vocab_size:,}, but the records' "
-    f"vocabulary {most.file} has {most.vocab_size:,} tokens: "
-    f"{vocab_size - most.vocab_size:,} rows would never be used. A new run can "
-    f"have vocab_size={most.vocab_size}, as --bert_config_file=tiny, mini, "
-    "base or large has"
-  ]
-
-
-def make_plan(config: PretrainingConfig, source, ranks: int):
-  """The `training_plan.TrainingPlan`; `source` is None for unknown data."""
-  steps = config.num_train_steps
-  if config.cooldown_from:
-    steps = config.num_warmup_steps + config.num_decay_steps
-  plan = training_plan.resolve(
-    ranks=ranks,
-    records=len(source.set) if source else None,
-    packing_factor=source.packing_factor if source else 1.0,
-    train_batch_size=config.train_batch_size,
-    num_train_steps=steps,
-    num_warmup_steps=config.num_warmup_steps,
-    num_decay_steps=config.num_decay_steps,
-    num_accumulation_steps=config.num_accumulation_steps,
-    global_batch_size=config.global_batch_size,
-  )
-  if config.cooldown_from:
-    first = checkpoint_files.step_of(config.cooldown_from) or 0
-    if first < plan.warmup_updates:
-      raise UserError(
-        f"--cooldown_from={config.cooldown_from}: its update {first:,} is in "
-        f"the {plan.warmup_updates:,} updates of warm-up: give that run's "
-        "--num_warmup_steps"
-      )
-    # As many as at the end of that run.
-    decay = training_plan.rounded_up(config.num_decay_steps / plan.divisor)
-    plan = dataclasses.replace(
-      plan,
-      updates=first + decay,
-      decay_updates=decay,
-      steps=0,
-      cooldown_start=first,
-    )
-  return plan
-
-
 def training_task(
   config: PretrainingConfig, comm, staged: stages.StageStart | None = None
 ) -> train_loop.Task:
   """Data, plan, model and update, of a run or of a stage."""
-  source = open_source(config.input_file, config, comm)
-  input_pipeline.check_words(source.tokenizer, known_words(config))
-  say(comm, *unused_rows(config.bert.vocab_size, source.manifests))
+  source = input_pipeline.open_records(config.input_file, config, comm)
+  input_pipeline.check_words(source.tokenizer, run_start.tokenizer(config))
+  rows = config.bert.vocab_size
+  say(comm, *input_pipeline.unused_rows(rows, source.manifests))
   ranks = comm.data_parallel.size
-  plan = staged.plan if staged else make_plan(config, source, ranks)
+  plan = staged.plan if staged else plans.of_run(config, source, ranks)
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
   )
@@ -169,32 +96,12 @@ def training_task(
     vote=vote,
     budget=budget,
     initial=(
-      functools.partial(informed_weights, config, source)
+      functools.partial(
+        initial_weights.informed_by, source, config.bert, config.seed
+      )
       if config.initial_weights == "informed"
       else None
     ),
-  )
-
-
-def informed_weights(config: PretrainingConfig, source) -> dict:
-  """`initial_weights.informed` of the text in `source`, by name."""
-  shape, vocab_size = source.shape, config.bert.vocab_size
-  # At most ten million tokens or 200,000 records: about half a minute.
-  most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
-  chosen = unigrams.numbers(source.set, most, in_a_row=min(100, -(-most // 10)))
-  with console.Progress("reading words", len(chosen), "records") as bar:
-    features = dict.fromkeys(source.set.paths, shape.features())
-    read = unigrams.texts(source.set, chosen, features, bar.at)
-    sequences = [ids.astype("int32") for ids in read]
-  console.tell("counting neighbours ...")
-  ids = np.concatenate(sequences)
-  counts = unigrams.count([ids], vocab_size, source.special_ids())
-  counted = cooccurrences.count(sequences, counts)
-  console.tell(
-    f"factorising {counted.nnz:,} counts of neighbours into word embeddings ..."
-  )
-  return initial_weights.informed(
-    config.bert, unigrams.log_frequencies(counts), counted, config.seed
   )
 
 
@@ -259,25 +166,12 @@ def headline(results: dict) -> str:
   )
 
 
-def known_words(config: PretrainingConfig):
-  """Like `run_folder.tokenizer`, of the model that a run starts with.
-
-  That is --output_dir's if it has a checkpoint, else --cooldown_from's or
-  --init_checkpoint's.
-  """
-  folder = config.output_dir or ""
-  if not checkpoint_files.has_begun(folder):
-    start = config.cooldown_from or config.init_checkpoint
-    folder = os.path.dirname(start or "")
-  return run_folder.tokenizer(folder) if folder else None
-
-
 def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   """Builds the evaluation graph."""
   files = config.eval_input_file or config.input_file
-  source = open_source(files, config, comm, training=False)
+  source = input_pipeline.open_records(files, config, comm, training=False)
   if not config.do_train:
-    input_pipeline.check_words(source.tokenizer, known_words(config))
+    input_pipeline.check_words(source.tokenizer, run_start.tokenizer(config))
   else:
     trained = records.expand_patterns(config.input_file)
     for item in config.stages or ():
@@ -326,45 +220,17 @@ def pretrain(
   if not config.stages:
     return pretrain_stage(config, None, comm, snapshot, signals)
   begun = run_start.stage(config, comm, snapshot)
-  each = all_stages(config, begun, comm, comm.data_parallel.size)
-  say(comm, *each.lines())
+  staged = plans.of_stages(config, begun, comm, comm.data_parallel.size)
+  say(comm, *staged.lines())
   while True:
-    stage = each.start(begun)
+    stage = staged.start(begun)
     result = pretrain_stage(stage.config, stage, comm, snapshot, signals)
     training = result["training"]
     ended = not (training["stopped"] or training["stopped_early"])
     if stage.plan.stage.is_last or not ended:
       return result
-    begun = each.after(stage.plan, training["global_step"])
+    begun = staged.after(stage.plan, training["global_step"])
     gc.collect()  # the last stage's graph refers to itself
-
-
-def all_stages(
-  config: PretrainingConfig, begun: training_plan.Stage, comm, ranks: int
-) -> stages.Stages:
-  """The stages of a run, all checked from the one that has `begun`."""
-  words = None  # the tokenizer of the first records that name one
-
-  def opened(files, one, training=True):
-    nonlocal words
-    source = open_source(files, one, comm, training)
-    input_pipeline.check_words(words, source.tokenizer)
-    words = words or source.tokenizer
-    return source
-
-  each = stages.Stages(
-    config,
-    begun,
-    lambda one: make_plan(
-      dataclasses.replace(one, num_warmup_steps=0, num_decay_steps=None),
-      opened(one.input_file, one) if one.input_file else None,
-      ranks,
-    ),
-  )
-  for one in each.configs[begun.number :] if config.do_eval else ():
-    if files := one.eval_input_file or one.input_file:
-      opened(files, one, training=False)
-  return each
 
 
 def pretrain_stage(
@@ -389,45 +255,6 @@ def pretrain_stage(
   return training_run.run(config, comm, build, snapshot, signals)
 
 
-def plan_only(config: PretrainingConfig) -> None:
-  """Prints the plan, and what it needs by measurements in child processes."""
-  own, started = distributed.started()
-  if own:
-    return  # horovodrun started it, and rank 0 does it
-  ranks = config.dry_run_ranks or started
-  groups, left_over = divmod(ranks, config.tensor_parallel)
-  if left_over:
-    raise UserError(
-      f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
-      "not a multiple of it"
-    )
-  needs = functools.partial(dry_run.tell_needs, training_step)
-  if config.stages:
-    begun = training_plan.WHOLE_RUN
-    each = all_stages(config, begun, distributed.Comm(), groups)
-    place = each.start(begun)
-    last = needs(*place, ranks)
-    while not place.plan.stage.is_last:
-      if last >= place.plan.stage.total_updates:
-        console.tell(
-          f"stage {place.plan.stage.number + 1} would be the last: "
-          f"--num_train_steps={config.num_train_steps} end there"
-        )
-        break
-      place = each.start(each.after(place.plan, last))
-      last = needs(*place, ranks)
-  else:
-    files = config.input_file
-    source = open_source(files, config, distributed.Comm()) if files else None
-    plan = make_plan(config, source, groups)
-    if config.cooldown_from:  # its own updates
-      plan = dataclasses.replace(
-        plan, updates=plan.decay_updates, warmup_updates=0, cooldown_start=0
-      )
-    needs(config, plan, (0.0, 1.0), ranks)
-  console.tell("nothing was written")
-
-
 def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
   lines = model_source.settle(flags.FLAGS)
@@ -441,7 +268,7 @@ def main(_) -> None:
   if config.dry_run:
     if lines:
       console.tell(*lines)
-    plan_only(config)
+    dry_run.run(config, training_step)
   else:
     job = functools.partial(pretrain, config)
     training_run.start(config, job, config.tensor_parallel, lines)

@@ -30,7 +30,7 @@ from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from data import record_order
 from gradients import distributed
-from training import train_loop
+from training import plans, train_loop
 
 FLAGS = tf.flags.FLAGS
 
@@ -56,7 +56,7 @@ def define_flags() -> None:
 
 def training_batches(config: PretrainingConfig, plan, block: int, comm):
   """(files, `input_pipeline.Batches`) of a training run."""
-  source = run_pretraining.open_source(config.input_file, config, comm)
+  source = input_pipeline.open_records(config.input_file, config, comm)
   order = record_order.Order(len(source.set), config.seed, block)
   return source.paths, input_pipeline.training_batches(
     source, order, plan, comm
@@ -83,7 +83,7 @@ class Reading:
   def __init__(self, config: PretrainingConfig, block: int, comm):
     """Reads from the start of the stream."""
     self._block, self._comm = block, comm
-    self._plan = run_pretraining.make_plan(config, None, comm.size)
+    self._plan = plans.of_run(config, None, comm.size)
     with tf.Graph().as_default():
       self._paths, batches = training_batches(config, self._plan, block, comm)
       self._next = tf.group(*batches.next.batch)

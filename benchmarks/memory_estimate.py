@@ -2,8 +2,8 @@
 
   python -m benchmarks.memory_estimate
 
-Prints one JSON line a shape: the estimate, what its two smallest micro-batches
-alone would have given, and the peak that a run of four updates, which saves
+Prints one JSON line a shape: the estimate, what two small micro-batches alone
+would have given, and the peak that a run of four updates, which saves
 two checkpoints, reports. --only=N measures shape N only.
 """
 
@@ -21,7 +21,7 @@ from checkpoints import metrics
 from common import errors, settings
 from config.pretraining import PretrainingConfig
 from data import records, tf_example, tfrecord
-from training import dry_run
+from training import dry_run, plans
 
 FLAGS = flags.FLAGS
 # BERT config, sequence, predictions, micro-batch, --recompute, --precision
@@ -55,17 +55,21 @@ def estimate(shape) -> dict:
   settings.define_flags(PretrainingConfig, given)
   given(["step", "--dry_run", *flags_of(shape)])
   config = PretrainingConfig.from_flags(given)
-  plan = run_pretraining.make_plan(config, None, 1)
+  plan = plans.of_run(config, None, 1)
   job = dry_run.Job(run_pretraining.training_step, config, plan, 1, 1)
-  survey = dry_run.Survey(job, FLAGS.free_mb or dry_run.free_memory_mb())
-  survey.begin(plan.micro_batch, config.max_seq_length)
-  copy = survey.last.checkpoint_mb
+  free_mb = FLAGS.free_mb or dry_run.free_memory_mb()
+  needs = dry_run.Needs(job, free_mb)
+  needs.begin(plan.micro_batch, config.max_seq_length)
+  copy = needs.last.checkpoint_mb
   found = {
-    "estimate_mb": survey.peak_mb(plan.micro_batch) + copy,
-    "measured_up_to": survey.last.size,
+    "estimate_mb": needs.peak_mb(plan.micro_batch) + copy,
+    "measured_up_to": needs.last.size,
   }
-  small = dry_run.Survey(job, FLAGS.free_mb)
-  small.measured = survey.measured[:2]
+  # As if the plan's own size had been too slow to measure.
+  small = dry_run.Needs(job, free_mb)
+  first = needs.measured[0].size
+  for size in (first, 4 * first):
+    small.measure(size)
   found["by_two_small_mb"] = small.peak_mb(plan.micro_batch) + copy
   found["their_sizes"] = [m.size for m in small.measured]
   return found

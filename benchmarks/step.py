@@ -26,7 +26,7 @@ from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
-from training import reporting, train_loop, training_run
+from training import plans, reporting, train_loop, training_run
 
 FLAGS = tf.flags.FLAGS
 
@@ -100,7 +100,7 @@ class Step:
   def __init__(self, config: PretrainingConfig, comm):
     self.config, self.comm = config, comm
     self.shape = config.record_shape(config.input_file)
-    self.plan = run_pretraining.make_plan(config, None, comm.data_parallel.size)
+    self.plan = plans.of_run(config, None, comm.data_parallel.size)
     with training_run.graph(config):
       micro = self._micro_batch()
       state = checkpointing.TrainingState()
@@ -130,7 +130,7 @@ class Step:
   def _micro_batch(self):
     config, plan = self.config, self.plan
     if config.input_file:
-      source = run_pretraining.open_source(config.input_file, config, self.comm)
+      source = input_pipeline.open_records(config.input_file, config, self.comm)
       threads = distributed.session_config(self.comm)
       examples = input_pipeline.first_batch(source, plan.micro_batch, threads)
     else:

@@ -155,3 +155,16 @@ def _falls(rates: dict[int, float], first: int, step: int) -> bool:
   """
   known = sorted(update for update in rates if first <= update <= step)
   return len(known) > 1 and rates[known[-1]] < rates[known[-2]]
+
+
+def tokenizer(config):
+  """Like `run_folder.tokenizer`, of the model that a run starts with.
+
+  That is --output_dir's if it has a checkpoint, else --cooldown_from's or
+  --init_checkpoint's.
+  """
+  folder = config.output_dir or ""
+  if not checkpoint_files.has_begun(folder):
+    start = config.cooldown_from or config.init_checkpoint
+    folder = os.path.dirname(start or "")
+  return run_folder.tokenizer(folder) if folder else None

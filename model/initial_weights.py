@@ -26,6 +26,8 @@ import math
 import numpy as np
 from scipy import sparse
 
+from common import console
+from data import cooccurrences, unigrams
 from model.bert_config import BertConfig
 
 # docs/results.md, "Initial weights", has the search behind these numbers.
@@ -41,15 +43,37 @@ _POSITION_SCALE = 8.0 / 3.0
 _SCORE = 17.5
 
 
+def informed_by(source, config: BertConfig, seed: int) -> dict[str, np.ndarray]:
+  """`informed` of the text in `source`, an `input_pipeline.Source`."""
+  shape = source.shape
+  # At most ten million tokens or 200,000 records: about half a minute.
+  most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
+  in_a_row = min(100, math.ceil(most / 10))
+  chosen = unigrams.numbers(source.set, most, in_a_row=in_a_row)
+  with console.Progress("reading words", len(chosen), "records") as bar:
+    features = dict.fromkeys(source.set.paths, shape.features())
+    texts = unigrams.texts(source.set, chosen, features, bar.at)
+    sequences = [ids.astype("int32") for ids in texts]
+  console.tell("counting neighbours ...")
+  ids = np.concatenate(sequences)
+  counts = unigrams.count([ids], config.vocab_size, source.special_ids())
+  neighbours = cooccurrences.count(sequences, counts)
+  console.tell(
+    f"factorising {neighbours.nnz:,} counts of neighbours into word embeddings "
+    "..."
+  )
+  return informed(config, unigrams.log_frequencies(counts), neighbours, seed)
+
+
 def informed(
   config: BertConfig,
   log_frequencies: np.ndarray,
-  cooccurrences: sparse.csr_array,
+  neighbours: sparse.csr_array,
   seed: int,
 ) -> dict[str, np.ndarray]:
   """float32 values by the variable's name, of a part of the variables.
 
-  `log_frequencies` is [V], in nats; `cooccurrences` [V, ...], how often a word
+  `log_frequencies` is [V], in nats; `neighbours` [V, ...], how often a word
   stood with each context. The hidden size must be even.
   """
   hidden, heads = config.hidden_size, config.num_attention_heads
@@ -57,7 +81,7 @@ def informed(
   query, key = attention_to_neighbours(hidden, heads, rng)
   keeping = lambda: rng.normal(size=[hidden, hidden]) / math.sqrt(hidden)
   attention = "bert/encoder/layer_0/attention"
-  words = word_embeddings(cooccurrences, hidden, seed)
+  words = word_embeddings(neighbours, hidden, seed)
   values = {
     "bert/embeddings/word_embeddings": words
     * (_WORD_SCALE * config.initializer_range),
@@ -75,11 +99,11 @@ def informed(
 
 
 def word_embeddings(
-  cooccurrences: sparse.csr_array, hidden: int, seed: int
+  neighbours: sparse.csr_array, hidden: int, seed: int
 ) -> np.ndarray:
   """float32 [V, H]; the root mean square of each row is 1.
 
-  With R the square roots of `cooccurrences`, r and c the sums of R's rows and
+  With R the square roots of `neighbours`, r and c the sums of R's rows and
   columns, and U S V' the singular values of R / sqrt(r c'), rows are those of
   U sqrt(S), in a random basis, and at random as far as counts are few. The
   largest of these singular vectors is sqrt(r), how frequent words are, and left
@@ -89,7 +113,7 @@ def word_embeddings(
   from sklearn.utils.extmath import randomized_svd  # slow to import
 
   rng = np.random.default_rng([seed, hidden])
-  roots = cooccurrences.sqrt()
+  roots = neighbours.sqrt()
   r, c = roots.sum(axis=1), roots.sum(axis=0)
   over_rows, over_columns = (
     sparse.diags_array(1.0 / np.sqrt(np.where(total > 0, total, 1.0)))
@@ -111,7 +135,7 @@ def word_embeddings(
     found[:, : wanted - 1] = factors @ axes[:, 1:]  # the first has none left
   basis = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
   rotated = _normalized(found @ basis.astype(np.float32))
-  number = cooccurrences.sum(axis=1)[:, None]
+  number = neighbours.sum(axis=1)[:, None]
   weight = number / (number + _FEW_NEIGHBOURS)
   weight *= rotated.any(axis=1, keepdims=True)
   noise = _normalized(rng.standard_normal(found.shape, np.float32))

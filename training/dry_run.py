@@ -1,8 +1,8 @@
 """What a plan needs, measured in child processes: memory, time and disk.
 
-A child runs updates on fake records as rank 0 of the planned ranks. The peaks
-of its memory at two sizes of the micro-batch give those of other sizes: both
-what stays and what each record adds are measured, for any --recompute.
+A child runs updates on fake records as rank 0 of the planned ranks. Two sizes
+of the micro-batch are measured: a small one, and the plan's if its updates are
+quick. The peaks of both give those of other sizes, for any --recompute.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from checkpoints import checkpointing
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config import stages, training_plan
 from data.workers import available_cores
 from gradients import distributed
 from model.tensor_parallel import cut_of
-from training import evaluation, reporting, training_run
+from training import evaluation, plans, reporting, training_run
 
 _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take
 _TOKENS = 512  # of the first micro-batch, which has at least one record
-_GROWTH = 4  # largest factor from one measured micro-batch to the next
+_GROWTH = 4  # largest factor from one tried micro-batch to the next
 _FARTHEST = 32  # largest predicted micro-batch over the largest measured
-_QUICK = 15.0  # longer updates (seconds) are measured only if they must be
-_TIMED = 10.0  # seconds; updates are measured for about this long
+_QUICK = 20.0  # seconds; longer updates are not measured
 _CGROUPS = "/sys/fs/cgroup"
 
 
@@ -41,40 +41,35 @@ def free_memory_mb() -> float:
   """MB of the host that are free: of the machine, and of this cgroup."""
   with open("/proc/meminfo", encoding="ascii") as f:
     fields = dict(line.split(":") for line in f)
-  found = [int(fields["MemAvailable"].split()[0]) / 1024]
+  free = [int(fields["MemAvailable"].split()[0]) / 1024]
   with open("/proc/self/cgroup", encoding="utf-8") as f:
-    groups = [line.rstrip("\n").split(":", 2)[1:] for line in f]
-  for kinds, path in groups:
-    if kinds == "":  # version 2
-      found += _cgroup_mb("", path, "memory.max", "memory.current")
-    elif "memory" in kinds.split(","):
-      names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-      found += _cgroup_mb("memory", path, *names)
-  return min(found)
+    for line in f:
+      if line.startswith("0::"):  # of version 2
+        free += _cgroup_mb(line.strip().removeprefix("0::"))
+  return min(free)
 
 
-def _cgroup_mb(kind: str, path: str, most: str, now: str) -> Iterator[float]:
+def _cgroup_mb(path: str) -> Iterator[float]:
   """What a cgroup and those above it leave, in MB, of those with a limit."""
   inside = pathlib.PurePosixPath(path.lstrip("/"))
   for group in (inside, *inside.parents):
-    folder = pathlib.Path(_CGROUPS, kind, group)
+    folder = pathlib.Path(_CGROUPS, group)
     with contextlib.suppress(OSError, ValueError):  # no limit; not mounted here
-      limit = int((folder / most).read_text())
-      stat = dict(
-        line.split() for line in (folder / "memory.stat").open(encoding="ascii")
-      )
+      limit = int((folder / "memory.max").read_text())
+      used = int((folder / "memory.current").read_text())
+      stat = (folder / "memory.stat").read_text()
+      counts = dict(line.split() for line in stat.splitlines())
       # The system drops cached files first.
-      cached = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-      yield (limit - int((folder / now).read_text()) + int(cached)) / _MB
+      yield (limit - used + int(counts.get("inactive_file", 0))) / _MB
 
 
 class Measured(NamedTuple):
   """What a child measured; MB are of 2^20 bytes."""
 
   size: int  # records of a micro-batch
-  records: int  # of the rank's update
   mb: float  # peak of the process without the checkpoint, or of its GPU
-  seconds: float  # of an update
+  micro_seconds: float  # of a micro-batch
+  update_seconds: float  # of an update, besides its micro-batches
   parts: dict  # the MB of what has a known size
   parameters: dict  # of the whole model by part
   checkpoint_mb: float  # rank 0 has a copy in the host's memory
@@ -87,9 +82,9 @@ class Job:
 
   build: Callable  # (config, shape, micro-batch, state, plan, comm) -> TrainOps
   config: Any  # a `PretrainingConfig`
-  plan: Any  # a `TrainingPlan`
+  plan: training_plan.TrainingPlan
   ranks: int
-  here: int  # ranks on this host
+  here: int  # ranks on this host; 0 with GPUs
 
   def measure(self, size: int, limit_mb: float) -> Measured | None:
     """Measures micro-batches of `size`; None if one process needs more MB."""
@@ -102,16 +97,15 @@ class Job:
     while not receiver.poll(0.05):
       if self.here and _resident_mb(child.pid) > limit_mb:
         child.kill()
-    try:
-      found = receiver.recv()
-    except EOFError:
-      found = None
+    measured = None
+    with contextlib.suppress(EOFError):  # the child was ended
+      measured = receiver.recv()
     child.join()
     if child.exitcode not in (0, -signal.SIGKILL, -signal.SIGABRT):
       raise UserError(
         f"a micro-batch of {size} records could not be tried: see above"
       )
-    return found
+    return measured
 
 
 def _resident_mb(pid: int) -> float:
@@ -125,9 +119,6 @@ def _resident_mb(pid: int) -> float:
 def _run(job: Job, size: int, sender) -> None:
   """In a child: sends a `Measured`, or None if the memory does not suffice."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
-  with contextlib.suppress(OSError):  # should memory end, this process goes
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as f:
-      f.write("1000")
   try:
     sender.send(_measured(job, size))
   except (tf.errors.OpError, MemoryError) as e:
@@ -161,7 +152,7 @@ class PlannedRanks(distributed.Comm):
 
 def _measured(job: Job, size: int) -> Measured:
   # To ask a GPU would begin TensorFlow's, before its settings are made.
-  config, program = job.config, reporting.host_peak_mb()
+  config, program_mb = job.config, reporting.host_peak_mb()
   plan = dataclasses.replace(
     job.plan, micro_batch=size, accumulation=min(2, job.plan.accumulation)
   )
@@ -175,37 +166,42 @@ def _measured(job: Job, size: int) -> Measured:
     micro = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
     state = checkpointing.TrainingState()
     ops = job.build(config, shape, micro, state, plan, comm)
-    sizes = _sizes(ops.variables, config.optimizer.kind.slots)
+    parts, checkpoint_mb = _sizes(ops.variables, config.optimizer.kind.slots)
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )
-    # The first update compiles, and the third may still need more memory.
-    seconds: list[float] = []
-    while len(seconds) < 3 or (len(seconds) < 6 and sum(seconds[1:]) < _TIMED):
-      began = time.monotonic()
-      for _ in range(plan.accumulation - 1):
-        session.run(ops.accumulate)
-      session.run(ops.fetches())
-      seconds.append(time.monotonic() - began)
-      if seconds[0] > 5:
-        compiled = " with compiling" if len(seconds) == 1 else ""
-        tell(f"  update {len(seconds)}: {seconds[-1]:.1f} s{compiled}")
+    micro_seconds, update_seconds = _times(session, ops, plan.accumulation)
     gpus = [d for d in session.list_devices() if d.device_type == "GPU"]
     parameters = _parameters(ops.variables)
-  peaks, checkpoint = reporting.peak_memory(), sizes.pop("checkpoint")
-  if not gpus:
-    sizes = {"TensorFlow": program, **sizes}
+  peaks = reporting.peak_memory()
   return Measured(
     size=size,
-    records=plan.accumulation * size,
     mb=peaks.get("gpu_peak_memory_mb", peaks["peak_memory_mb"]),
-    seconds=min(seconds[1:]),
-    parts=sizes,
+    micro_seconds=micro_seconds,
+    update_seconds=update_seconds,
+    parts=parts if gpus else {"TensorFlow": program_mb, **parts},
     parameters=parameters,
-    checkpoint_mb=checkpoint,
+    checkpoint_mb=checkpoint_mb,
     gpu_mb=gpus[0].memory_limit_bytes / _MB if gpus else None,
   )
+
+
+def _times(session, ops, accumulation: int) -> tuple[float, float]:
+  """Seconds of a micro-batch, and what an update takes besides."""
+  added, last = [], []
+  # The first update compiles, and the third may still need more memory.
+  for _ in range(4):
+    began = time.monotonic()
+    if accumulation > 1:
+      session.run(ops.accumulate)
+    between = time.monotonic()
+    session.run(ops.fetches())
+    added.append(between - began)
+    last.append(time.monotonic() - between)
+  if accumulation == 1:
+    return min(last[1:]), 0.0
+  return min(added[1:]), max(0.0, min(last[1:]) - min(added[1:]))
 
 
 def _whole(variable) -> int:
@@ -216,40 +212,37 @@ def _whole(variable) -> int:
 
 def _parameters(variables) -> dict[str, int]:
   """Part of the model -> parameters."""
-  found: dict[str, int] = {}
+  counts: dict[str, int] = {}
   for variable in variables:
     scope, *inner = variable.op.name.split("/")
     part = inner[0] if scope == "bert" else "heads"
-    found[part] = found.get(part, 0) + _whole(variable)
-  return found
+    counts[part] = counts.get(part, 0) + _whole(variable)
+  return counts
 
 
-def _sizes(variables, slots: tuple[str, ...]) -> dict[str, float]:
+def _sizes(variables, slots: tuple[str, ...]) -> tuple[dict, float]:
   """MB of a rank by part, and of a checkpoint, which has all ranks'."""
   mb = lambda of: 4 * sum(v.shape.num_elements() for v in of) / _MB
   trained = {v.op.name for v in variables}
   state = [v for v in tf.global_variables() if v.op.name not in trained]
   others = [v for v in state if not v.op.name.endswith(slots)]
-  whole = 4 * sum(map(_whole, variables)) / _MB
-  return {
+  weights_mb = 4 * sum(map(_whole, variables)) / _MB
+  parts = {
     "weights": mb(variables),
     "gradients": mb(variables) + mb(tf.local_variables()),
     "moments": mb(state),
-    "checkpoint": whole * (1 + len(slots)) + mb(others),
   }
+  return parts, weights_mb * (1 + len(slots)) + mb(others)
 
 
-class Survey:
-  """Micro-batches that were measured, and what others need."""
+class Needs:
+  """Micro-batches that were measured, and what others need by them."""
 
   def __init__(self, job: Job, free_mb: float):
     """`free_mb` is the host's free memory, for all its ranks."""
     self.job, self._free_mb = job, free_mb
     self.measured: list[Measured] = []  # by size
-    self._too_much: float = math.inf  # the smallest size that did not fit
-
-  def knows(self, size: int) -> bool:
-    return any(m.size == size for m in self.measured)
+    self._too_large: float = math.inf  # the smallest size that did not fit
 
   @property
   def last(self) -> Measured:
@@ -268,113 +261,93 @@ class Survey:
     copy = self.last.checkpoint_mb if here and self.measured else 0.0
     return (_SHARE * self.capacity_mb - copy) / max(1, here)
 
-  def add(self, size: int) -> bool:
+  def measure(self, size: int) -> bool:
     """Measures `size`, the largest so far; returns whether it fits."""
-    found = self.job.measure(size, self.room_mb)
-    if found:
-      self.measured.append(found)  # its checkpoint is known
-      if found.mb <= self.room_mb:
+    measured = self.job.measure(size, self.room_mb)
+    if measured:
+      self.measured.append(measured)  # its checkpoint is known
+      if measured.mb <= self.room_mb:
         return True
       self.measured.pop()
-    self._too_much = size
+    self._too_large = size
     return False
 
   def begin(self, target: int, tokens: int) -> None:
-    """Measures small sizes, and `target` records if they fit and are quick."""
+    """Measures two sizes; the second is `target` if it fits and is quick."""
     first = max(1, min(_TOKENS // tokens, target // _GROWTH))
-    if not self.add(first) and not (first > 1 and self.add(1)):
+    if not self.measure(first) and not (first > 1 and self.measure(1)):
       here = f" in {self.room_mb:,.0f} MB" if self.job.here else ""
       raise UserError(
         f"a micro-batch of one record does not fit{here}: give a smaller model "
         "or --max_seq_length, or --recompute=layer"
       )
-    rows = self.last.records // self.last.size
-    quick = lambda size: self.seconds(rows * size) <= _QUICK
-    while len(self.measured) < 2 or (
-      not self._has_grown() and self.last.size < target and quick(self._next())
-    ):
-      if self._next() == self.last.size or not self.add(self._next()):
-        break
-    for size in (target, _GROWTH * self.last.size):
-      if self.last.size < size <= min(target, self.largest) and quick(size):
-        self.add(size)
-        return
-
-  def _has_grown(self) -> bool:
-    """Whether the last two peaks differ by more than chance."""
-    return self.last.mb > 1.1 * self.measured[-2].mb
+    first = self.last.size
+    # One that is quick: children run updates of up to two micro-batches.
+    quick = int(first * _QUICK / (2 * self.last.micro_seconds))
+    size = max(2 * first, min(target, quick))
+    while size > first and not (size < self._too_large and self.measure(size)):
+      size = (first + size) // 2
 
   def find_largest(self) -> None:
     """Measures until the last is the largest that fits, or 2% below it."""
     while (size := self._next()) > 1.02 * self.last.size:
-      self.add(size)
-    self._too_much = min(self._too_much, self.last.size + 1)
+      self.measure(size)
+    self._too_large = min(self._too_large, self.last.size + 1)
 
   def _next(self) -> int:
     """A larger size that should fit."""
-    size = min(_GROWTH * self.last.size, self._room())
-    if len(self.measured) == 1:  # what stays is not known: a child may be ended
-      size = max(size, 2 * self.last.size)
-    between = (self.last.size + self._too_much) / 2
-    return int(min(size, between))
+    between = (self.last.size + self._too_large) / 2
+    return int(min(_GROWTH * self.last.size, self._room(), between))
 
   def fits(self, size: int) -> bool:
-    return size < self._too_much and self.peak_mb(size) <= self.room_mb
+    return size < self._too_large and self.peak_mb(size) <= self.room_mb
+
+  def nearest(self, size: int) -> Measured:
+    """That of `size`, if it was measured, or the largest."""
+    exact = [measured for measured in self.measured if measured.size == size]
+    return (exact or self.measured)[-1]
 
   @property
   def record_mb(self) -> float:
-    """What a record more adds."""
-    return self._line(lambda m: (m.size, m.mb))[1]
+    """What a record more adds; of one size alone all of it."""
+    first, last = self.measured[0], self.last
+    if first.size == last.size:
+      return last.mb / last.size
+    return max(0.0, (last.mb - first.mb) / (last.size - first.size))
 
   def peak_mb(self, size: int) -> float:
     """Peak of a rank with this micro-batch, without the checkpoint's copy."""
-    for known in self.measured:
-      if known.size == size:
-        return known.mb
-    start, slope = self._line(lambda m: (m.size, m.mb))
-    return start + slope * size
+    nearest = self.nearest(size)
+    return nearest.mb + (size - nearest.size) * self.record_mb
 
-  def seconds(self, records: int) -> float:
-    """Seconds of an update in which a rank has so many records."""
-    for known in self.measured:
-      if known.records == records:
-        return known.seconds
-    start, slope = self._line(lambda m: (m.records, m.seconds))
-    return max(0.0, start) + slope * records
+  def seconds(self, micro_batches: int, size: int) -> float:
+    """Seconds of an update of so many micro-batches of `size` on a rank."""
+    nearest = self.nearest(size)
+    one = nearest.micro_seconds * size / nearest.size
+    return micro_batches * one + nearest.update_seconds
 
   @property
   def largest(self) -> int:
     """The largest micro-batch that fits, at most `_FARTHEST` times the last."""
-    if self._room() >= self._too_much:  # which was tried: the line is too low
+    if self._room() >= self._too_large:  # which was tried: the line is too low
       return self.last.size
     return int(min(self._room(), _FARTHEST * self.last.size))
 
   def _room(self) -> float:
-    """The micro-batch that the line has room for; what was measured fits."""
-    size = (self.room_mb - self.peak_mb(0)) / max(self.record_mb, 1e-3)
-    return max(size, self.last.size)
-
-  def _line(self, of: Callable) -> tuple[float, float]:
-    """(value at 0, slope) by the last size and the next of at most its half.
-
-    Of one size alone: as if 0 records needed nothing.
-    """
-    *others, (x2, y2) = map(of, self.measured)
-    others = others or [(0, 0)]
-    x, y = ([p for p in others if 2 * p[0] <= x2] or others)[-1]
-    slope = max(0.0, (y2 - y) / (x2 - x))
-    return y2 - slope * x2, slope
+    """The micro-batch that memory has room for; what was measured fits."""
+    more = (self.room_mb - self.last.mb) / max(self.record_mb, 1e-3)
+    return self.last.size + max(0.0, more)
 
 
-def duration(survey: Survey, plan, limit: float) -> tuple[int, float]:
+def duration(needs: Needs, plan, limit: float) -> tuple[int, float]:
   """A plan's updates, fewer if they would take more seconds than `limit`.
 
   And their seconds.
   """
   made, taken = 0, 0.0
   for updates, records in plan.sizes():
-    rows = plan.micro_batches(records) * plan.micro_batch
-    seconds = survey.seconds(rows)
+    micro_batches = plan.micro_batches(records)
+    seconds = needs.seconds(micro_batches, plan.micro_batch)
     in_time = int(min(updates, (limit - taken) / seconds))
     made += in_time
     taken += in_time * seconds
@@ -383,33 +356,34 @@ def duration(survey: Survey, plan, limit: float) -> tuple[int, float]:
   return made, taken
 
 
-def lines(
-  survey: Survey, config, plan, limit: float = math.inf
-) -> Iterator[str]:
+def lines(needs: Needs, config, plan, limit: float = math.inf) -> Iterator[str]:
   """What the plan needs, for people; it ends after `limit` seconds."""
-  last, size, here = survey.last, plan.micro_batch, survey.job.here
+  last, size, here = needs.last, plan.micro_batch, needs.job.here
+  how = "measured"
+  if needs.nearest(size).size != size:
+    tried = " and ".join(f"{measured.size:,}" for measured in needs.measured)
+    how = f"extrapolated from {tried}"
   row = lambda name, number: f"  {name:<44}{number:>14,.0f}"
   yield row("parameters", sum(last.parameters.values()))
-  yield from (row(f"  {n}", count) for n, count in last.parameters.items())
-  peak = survey.peak_mb(size)
+  for part, count in last.parameters.items():
+    yield row(f"  {part}", count)
   parts = {**last.parts}
-  parts["activations and buffers"] = peak - sum(parts.values())
+  parts["activations and buffers"] = needs.peak_mb(size) - sum(parts.values())
   if here:
     parts["copy of what is saved, in rank 0 only"] = last.checkpoint_mb
-  how = "measured" if survey.knows(size) else f"from up to {last.size:,}"
   yield f"  memory of micro-batches of {size:,} records ({how}), MB"
-  yield from (row(f"  {name}", mb) for name, mb in parts.items())
+  for part, mb in parts.items():
+    yield row(f"  {part}", mb)
   yield row("  total", sum(parts.values()))
-  yield row("  each further record", survey.record_mb)
+  yield row("  each further record", needs.record_mb)
   place = f"for {here} ranks on this host" if here else "of each GPU"
-  yield row(f"  available, {place}", survey.capacity_mb)
-  fits = "fits" if survey.fits(size) else "DOES NOT FIT"
-  yield (
-    f"  {fits}; with {1 - _SHARE:.0%} left free, the largest is "
-    f"--train_batch_size={survey.largest}"
-  )
-  seconds = survey.seconds(plan.accumulation * size)
-  updates, whole = duration(survey, plan, limit)
+  yield row(f"  available, {place}", needs.capacity_mb)
+  fits = "fits" if needs.fits(size) else "DOES NOT FIT"
+  largest = "measured" if needs.largest == last.size else "extrapolated"
+  yield f"  {fits}; with {1 - _SHARE:.0%} left free, the largest ({largest}) is"
+  yield f"  --train_batch_size={needs.largest}"
+  seconds = needs.seconds(plan.accumulation, size)
+  updates, whole = duration(needs, plan, limit)
   yield (
     f"  time without network and evaluations: {seconds:.3g} s an update, "
     f"{_duration(whole)} in total"
@@ -429,14 +403,12 @@ def _duration(seconds: float) -> str:
   return f"{seconds / unit:.1f} {name}"
 
 
-def tell_needs(
-  build: Callable, config, plan, shares: tuple[float, float], ranks: int
-) -> int:
-  """Prints the plan of a run or of a stage, and what it needs.
+def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
+  """Prints the plan of a run or a stage, and what it needs.
 
-  `build` is a `Job`'s; the plan has these `shares` of --max_train_minutes.
-  Returns its last update.
+  `build` is a `Job`'s. Returns the plan's last update.
   """
+  config, plan, shares = start
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
   precision = training_run.precision_line(config, on_gpu)
   for line in (*plan.lines(), precision, str(config.optimizer)):
@@ -446,13 +418,59 @@ def tell_needs(
     tell(f"or {limit / 60:.3g} minutes, if less")
   config.planned_schedule(plan).check_trains(first=0)
   here = 0 if on_gpu else min(ranks, available_cores())
-  survey = Survey(Job(build, config, plan, ranks, here), free_memory_mb())
+  needs = Needs(Job(build, config, plan, ranks, here), free_memory_mb())
   length = config.record_shape(config.input_file).max_seq_length
-  survey.begin(plan.micro_batch, length)
+  needs.begin(plan.micro_batch, length)
   if config.find_batch_size:
-    survey.find_largest()
-  tell("", *lines(survey, config, plan, limit))
+    needs.find_largest()
+  tell("", *lines(needs, config, plan, limit))
   if config.find_batch_size:
-    tell(f"largest micro-batch: --train_batch_size={survey.last.size}")
-  updates, _ = duration(survey, plan, limit)
+    tell(f"largest micro-batch: --train_batch_size={needs.last.size}")
+  updates, _ = duration(needs, plan, limit)
   return plan.stage.first_update + max(1, updates)
+
+
+def run(config, build: Callable) -> None:
+  """Plans a run of `config`, and measures what it needs; writes nothing."""
+  rank, started = distributed.started()
+  if rank:
+    return  # horovodrun started it, and rank 0 does it
+  ranks = config.dry_run_ranks or started
+  groups, left_over = divmod(ranks, config.tensor_parallel)
+  if left_over:
+    raise UserError(
+      f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
+      "not a multiple of it"
+    )
+  comm, begun = distributed.Comm(), training_plan.WHOLE_RUN
+  if config.stages:
+    staged = plans.of_stages(config, begun, comm, groups)
+    while begun:
+      start = staged.start(begun)
+      last = tell_needs(build, start, ranks)
+      begun = _next_stage(staged, start, last)
+  else:
+    files, source = config.input_file, None
+    if files:
+      source = input_pipeline.open_records(files, config, comm)
+    plan = plans.of_run(config, source, groups)
+    if config.cooldown_from:  # its own updates
+      plan = dataclasses.replace(
+        plan, updates=plan.decay_updates, warmup_updates=0, cooldown_start=0
+      )
+    tell_needs(build, stages.StageStart(config, plan, (0.0, 1.0)), ranks)
+  tell("nothing was written")
+
+
+def _next_stage(staged, start, last: int) -> training_plan.Stage | None:
+  """The stage after the one of `start`, which ends with update `last`."""
+  stage = start.plan.stage
+  if stage.is_last:
+    return None
+  if last >= stage.total_updates:
+    tell(
+      f"stage {stage.number + 1} would be the last: "
+      f"--num_train_steps={start.config.num_train_steps} end there"
+    )
+    return None
+  return staged.after(start.plan, last)

@@ -6,7 +6,7 @@ import input_pipeline
 import run_pretraining
 from checkpoints import checkpointing
 from common.tensorflow_v1 import tf
-from training import train_loop, training_run
+from training import plans, train_loop, training_run
 from xla_patches import jit
 
 
@@ -32,7 +32,7 @@ def build(config, comm) -> list:
   the device that choose them.
   """
   shape = config.record_shape(config.input_file)
-  plan = run_pretraining.make_plan(config, None, comm.data_parallel.size)
+  plan = plans.of_run(config, None, comm.data_parallel.size)
   with training_run.graph(config), jit.mode(config.xla, fixed_shapes=True):
     examples = input_pipeline.fake_batch(shape, plan.micro_batch)
     fixed = input_pipeline.fixed_micro_batch(examples, plan.accumulation)

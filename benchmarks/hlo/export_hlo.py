@@ -30,6 +30,7 @@ from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
+from training import plans
 from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
@@ -134,7 +135,7 @@ def without_copies(module: bytes) -> bytes:
 def export(config: PretrainingConfig) -> tuple[bytes, dict]:
   """The step's module, and what step.json says of it."""
   shape = config.record_shape(config.input_file)
-  plan = run_pretraining.make_plan(config, None, 1)
+  plan = plans.of_run(config, None, 1)
   if plan.accumulation != 1:
     sys.exit("error: one micro-batch an update is exported: no accumulation")
   # A graph of its own, since functions share their graph's collections.

@@ -25,7 +25,13 @@ from samples import (
 
 import input_pipeline
 import run_pretraining
-from checkpoints import checkpoint_files, checkpointing, metrics, run_folder
+from checkpoints import (
+  checkpoint_files,
+  checkpointing,
+  metrics,
+  run_folder,
+  run_start,
+)
 from checkpoints.checkpoint_files import CheckpointError
 from common import json_files
 from common.errors import UserError
@@ -36,7 +42,7 @@ from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
 from interop import model_source
-from training import evaluation, training_run
+from training import evaluation, plans, training_run
 from training.signals import Budget
 
 
@@ -452,11 +458,11 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
   config = runs.config(
     tiny, tmp_path / "begun", init_checkpoint=f"{run}/model.ckpt-4"
   )
-  own = run_pretraining.known_words(config)
+  own = run_start.tokenizer(config)
   assert own and own[0] == f"{tmp_path}/begun/run.json"
   for name in ("model.ckpt-4.json", "checkpoint"):
     (tmp_path / "begun" / name).unlink()
-  start = run_pretraining.known_words(config)
+  start = run_start.tokenizer(config)
   assert start and start[0] == f"{run}/run.json"
 
 
@@ -775,10 +781,10 @@ def test_a_preset_has_the_vocabulary_of_the_records(packed_run, tmp_path):
   config, _ = settled_flags(**given, bert_config_file=config_file)
   assert config.bert.vocab_size == 100
   made = {"a": ("a.manifest.json", manifest)}
-  (line,) = run_pretraining.unused_rows(30522, made)
+  (line,) = input_pipeline.unused_rows(30522, made)
   assert f"has {size:,} tokens: {30522 - size:,} rows would never" in line
-  assert not run_pretraining.unused_rows(size, made)
-  assert not run_pretraining.unused_rows(30522, {})
+  assert not input_pipeline.unused_rows(size, made)
+  assert not input_pipeline.unused_rows(30522, {})
 
 
 def test_the_config_may_be_left_out_where_a_folder_has_it(
@@ -1174,7 +1180,7 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
   """What is said of resuming a run after so many updates and records."""
   config = runs.config(tiny_run, "folder", **changes)
   source = types.SimpleNamespace(set=range(120), packing_factor=1.0)
-  plan = run_pretraining.make_plan(config, source, ranks)
+  plan = plans.of_run(config, source, ranks)
   orders = [record_order.Order(120, 5)] * 2
   try:
     folder = config.output_dir
@@ -1259,7 +1265,7 @@ def test_a_global_batch_may_be_made_otherwise(tiny_run):
 
 def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
   before = runs.config(tiny_run, tmp_path, precision="bf16", dropout=0.1)
-  plan = run_pretraining.make_plan(before, None, 1)
+  plan = plans.of_run(before, None, 1)
   started = {
     "flags": json.loads(json_files.text(before.as_dict())),
     "plan": dataclasses.asdict(plan),
@@ -1433,7 +1439,7 @@ def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
   raw["runs"][-1]["flags"]["stages"] = [{"num_train_steps": 2}]
   path.write_text(json.dumps(raw))
   config = runs.config(tiny_run, folder, lr_scaling="sqrt")
-  plan = run_pretraining.make_plan(config, None, 1)
+  plan = plans.of_run(config, None, 1)
   with pytest.raises(UserError, match="=none and 2.0 times --learning_rate"):
     training_run._check_run_wide(config, plan, str(folder))
 
@@ -1459,7 +1465,7 @@ def test_a_cooldown_may_be_longer_than_the_default_of_a_run(tiny_run, tmp_path):
     tiny_run, tmp_path, cooldown_from="main/model.ckpt-500000",
     lr_schedule="wsd", num_decay_steps=200_001, num_warmup_steps=150_000,
   )  # fmt: skip
-  plan = run_pretraining.make_plan(config, None, 1)
+  plan = plans.of_run(config, None, 1)
   assert plan.updates == 700_001
   updates = np.array([500_000, 600_000, 700_000])
   assert plan.progress(updates).tolist() == [0.0, 0.5, 1.0]
@@ -1469,12 +1475,12 @@ def test_a_cooldown_may_be_longer_than_the_default_of_a_run(tiny_run, tmp_path):
     few = dataclasses.replace(
       config, num_decay_steps=steps, global_batch_size=None
     )
-    assert run_pretraining.make_plan(few, None, 8).decay_updates == divided
+    assert plans.of_run(few, None, 8).decay_updates == divided
   config = dataclasses.replace(config, num_warmup_steps=500_001)
   with pytest.raises(
     UserError, match="500,000 is in the 500,001 updates of wa"
   ):
-    run_pretraining.make_plan(config, None, 1)
+    plans.of_run(config, None, 1)
 
 
 def test_float16_may_begin_when_a_run_resumes(tiny_run, tmp_path):

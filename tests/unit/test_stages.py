@@ -19,7 +19,7 @@ from config.pretraining import PretrainingConfig
 from data import masking, records
 from data.masking import MaskConfig
 from gradients.distributed import Comm
-from training import train_loop, training_run
+from training import dry_run, train_loop, training_run
 from training.divergence import DivergedError
 from training.signals import Budget
 
@@ -475,12 +475,12 @@ def test_a_dry_run_plans_no_stage_after_the_last_update(
   )  # fmt: skip
   planned = []
 
-  def tell_needs(build, config, plan, *_):
-    planned.append(plan.stage.number)
+  def tell_needs(build, start, ranks):
+    planned.append(start.plan.stage.number)
     return 5 * len(planned)
 
-  monkeypatch.setattr(run_pretraining.dry_run, "tell_needs", tell_needs)
-  run_pretraining.plan_only(config)
+  monkeypatch.setattr(dry_run, "tell_needs", tell_needs)
+  dry_run.run(config, run_pretraining.training_step)
   assert planned == [0, 1]
   told = "stage 2 would be the last: --num_train_steps=10 end there"
   assert told in capsys.readouterr().err
@@ -489,7 +489,7 @@ def test_a_dry_run_plans_no_stage_after_the_last_update(
 def test_a_dry_run_of_stages_needs_no_files(tiny_run, tmp_path, monkeypatch):
   planned = []
   monkeypatch.setattr(
-    run_pretraining.dry_run,
+    dry_run,
     "tell_needs",
     lambda build, *given: planned.append(given) or 10,
   )
@@ -498,7 +498,7 @@ def test_a_dry_run_of_stages_needs_no_files(tiny_run, tmp_path, monkeypatch):
     tiny_run, tmp_path, dry_run=True, do_eval=True,
     input_file=None, eval_input_file=None, **staged(given),
   )  # fmt: skip
-  run_pretraining.plan_only(config)
+  dry_run.run(config, run_pretraining.training_step)
   assert len(planned) == 1
 
 
