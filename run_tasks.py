@@ -71,54 +71,52 @@ class Settings:
 
 def read_tasks(settings: Settings) -> dict[str, dict]:
   """Name -> flags of its script, and "script"; UserError if there are none."""
-  found = {}
+  tasks: dict[str, dict] = {}
   if settings.glue_dir:
     for name in sorted(os.listdir(settings.glue_dir)):
       folder = os.path.join(settings.glue_dir, name)
       if name.lower() in GLUE and os.path.isdir(folder):
-        found[name] = {"task_name": name, "data_dir": folder}
-    if not found:
-      raise UserError(f"--glue_dir={settings.glue_dir}: no task of GLUE in it")
+        tasks[name] = {"task_name": name, "data_dir": folder}
   if settings.tasks:
-    found |= _read_file(settings.tasks)
-  if not found:
-    raise UserError("no task: give --glue_dir, or --tasks with some, or both")
+    in_file = json_files.read(settings.tasks)
+    if not isinstance(in_file, dict):
+      raise DataError(f"{settings.tasks}: not an object of tasks; see --help")
+    for name, flags in in_file.items():
+      if problem := _problem(name, flags):
+        raise DataError(f"{settings.tasks}: {name}: {problem}")
+      tasks[name] = flags
+  if not tasks:
+    raise UserError(
+      f"no task in --glue_dir={settings.glue_dir} or --tasks={settings.tasks}: "
+      "give a folder with GLUE's, or a file with some, or both"
+    )
   return {
-    name: {"script": _SCRIPTS[0], **given} for name, given in found.items()
+    name: {"script": _SCRIPTS[0], **flags} for name, flags in tasks.items()
   }
 
 
-def _read_file(path: str) -> dict[str, dict]:
-  tasks = json_files.read(path)
-  if not isinstance(tasks, dict):
-    raise DataError(f"{path}: not an object of tasks; see --help")
-  for name, given in tasks.items():
-    if not isinstance(given, dict):
-      raise DataError(f"{path}: {name}: not an object of flags; see --help")
-    if given.get("script", _SCRIPTS[0]) not in _SCRIPTS:
-      raise DataError(
-        f"{path}: {name}: script is {given['script']!r}, not one of "
-        f"{', '.join(_SCRIPTS)}"
-      )
-    if not name or name != os.path.basename(name) or name.startswith("."):
-      raise DataError(f"{path}: {name!r} cannot be the name of a folder")
-    for flag, value in given.items():
-      if flag in _OWN:
-        raise DataError(f"{path}: {name}: {flag} is set by run_tasks.py")
-      if not isinstance(value, (str, int, float)):
-        raise DataError(
-          f"{path}: {name}: {flag} is {value}, not a text, number or boolean"
-        )
-  return tasks
+def _problem(name: str, flags) -> str:
+  """What is wrong with a task of the JSON file; "" if nothing is."""
+  if not name or name != os.path.basename(name) or name.startswith("."):
+    return "cannot be the name of a folder"
+  if not isinstance(flags, dict):
+    return "not an object of flags; see --help"
+  script = flags.get("script", _SCRIPTS[0])
+  if script not in _SCRIPTS:
+    return f"script is {script!r}, not one of {', '.join(_SCRIPTS)}"
+  for flag, value in flags.items():
+    if flag in _OWN:
+      return f"{flag} is set by run_tasks.py"
+    if not isinstance(value, (str, int, float)):
+      return f"{flag} is {value}, not a text, number or boolean"
+  return ""
 
 
 def read_seeds(texts: Sequence[str]) -> list[int]:
   """Different numbers; `UserError` if they are none."""
-  if not texts or not all(text.strip().isdecimal() for text in texts):
-    raise UserError(f"--seeds={','.join(texts)}: numbers, as 1,2,3")
-  seeds = list(map(int, texts))
-  if len(set(seeds)) < len(seeds):
-    raise UserError(f"--seeds={','.join(texts)}: one is there twice")
+  seeds = [int(text) for text in texts if text.strip().isdecimal()]
+  if not seeds or len(set(seeds)) < len(texts):
+    raise UserError(f"--seeds={','.join(texts)}: different numbers, as 1,2,3")
   return seeds
 
 
@@ -128,44 +126,45 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
   Those are the runs with results, and those that would resume: what failed at
   once may be mended.
   """
-  path = os.path.join(folder, _SETTINGS_FILE)
-  made = [
-    line["task"]
-    for line in json_files.read_lines(os.path.join(folder, RESULTS_FILE))
-  ]
+  results = json_files.read_lines(os.path.join(folder, RESULTS_FILE))
   saved = os.path.join(glob.escape(folder), "*", "seed_*", "model.ckpt-*.index")
-  made += [pathlib.Path(name).parts[-3] for name in glob.glob(saved)]
-  before: dict = {}
-  if made and os.path.exists(path):
+  begun = {line["task"] for line in results}
+  begun |= {pathlib.Path(path).parts[-3] for path in glob.glob(saved)}
+  path = os.path.join(folder, _SETTINGS_FILE)
+  known: dict = {}
+  if begun and os.path.exists(path):
     before = json_files.read_own(path, "give another --output_dir")
-  kept = {name: before[name] for name in before if name in (*made_with, *made)}
+    for name, value in before.items():
+      if name in made_with or name in begun:
+        known[name] = value
   for name, value in (*made_with.items(), *tasks.items()):
-    if kept.setdefault(name, value) != value:
+    if known.setdefault(name, value) != value:
       raise UserError(
-        f"{path}: earlier runs were made with {name} {kept[name]}, not "
+        f"{path}: earlier runs were made with {name} {known[name]}, not "
         f"{value}: give that, or another --output_dir"
       )
-  json_files.write(path, kept)
+  json_files.write(path, known)
 
 
 def files_digest(task: dict) -> str:
   """Of the files that flags name, name -> value, and of those in a folder."""
-  made = hashlib.sha256()
-  given = (str(task[name]) for name in sorted(task) if name != "script")
-  for value in filter(None, given):
+  digest = hashlib.sha256()
+  for name in sorted(task):
+    value = str(task[name])
+    if name == "script" or not value:
+      continue
     inside = sorted(glob.glob(os.path.join(glob.escape(value), "*")))
     for path in filter(os.path.isfile, [value, *inside]):
-      made.update(tfrecord.file_sha256(path).encode())
-  return made.hexdigest()[:16]
+      digest.update(tfrecord.file_sha256(path).encode())
+  return digest.hexdigest()[:16]
 
 
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
-  given = {name: value for name, value in task.items() if name != "script"}
+  flags = {name: value for name, value in task.items() if name != "script"}
   own = {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
-  words = next_steps.given(given)
-  command = [*next_steps.python(task["script"]), *words, *more]
-  command += next_steps.given(own)
+  command = [*next_steps.python(task["script"]), *next_steps.given(flags)]
+  command += [*more, *next_steps.given(own)]
   os.makedirs(folder, exist_ok=True)
   end: collections.deque[str] = collections.deque(maxlen=5)
   log = os.path.join(folder, "log.txt")
@@ -180,104 +179,102 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
     except UserError as e:
       said = "".join(end)
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
-  read = lambda name: json_files.read(os.path.join(folder, name))
-  results, about = read(run_folder.EVAL_RESULTS_FILE), read(task_file.TASK_FILE)
+  results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
+  about = json_files.read(os.path.join(folder, task_file.TASK_FILE))
   if about["task"] == task_file.SQUAD:  # its metrics are percent already
     names = ("f1", "exact_match", "exact")  # SQuAD 1.1's, and 2.0's
     return {name: results[name] for name in names if name in results}
   return {name: 100 * results[name] for name in about["metrics"]}
 
 
-def table(lines: Sequence[dict]) -> list[str]:
+def table(results: Sequence[dict]) -> list[str]:
   """Lines with mean and standard deviation over seeds of each metric."""
   values: dict = collections.defaultdict(lambda: collections.defaultdict(list))
-  for line in lines:
-    for metric, value in line["metrics"].items():
-      values[line["task"]][metric].append(value)
-  rows = [
-    (task, metric, found)
-    for task, metrics in values.items()
-    for metric, found in metrics.items()
-  ]
-  if len(values) > 1:
-    chosen = [next(iter(metrics.values())) for metrics in values.values()]
-    if len({len(found) for found in chosen}) == 1:
-      means = list(map(statistics.mean, zip(*chosen, strict=True)))
-      rows.append((f"mean of {len(chosen)} tasks", "first metrics", means))
+  for result in results:
+    for metric, value in result["metrics"].items():
+      values[result["task"]][metric].append(value)
+  rows = []
+  for task, metrics in values.items():
+    for metric, by_seed in metrics.items():
+      rows.append((task, metric, by_seed))
+  firsts = [next(iter(metrics.values())) for metrics in values.values()]
+  # Of tasks with different seeds a mean would be of other runs.
+  if len(firsts) > 1 and len(set(map(len, firsts))) == 1:
+    means = list(map(statistics.mean, zip(*firsts, strict=True)))
+    rows.append((f"mean of {len(firsts)} tasks", "first metrics", means))
   width = 2 + max(len(task) for task, _, _ in rows)
-  return [
-    f"{'':<{width}}{'metric':<16}{'mean':>8}{'deviation':>11}{'seeds':>7}",
-    *(
-      f"{task:<{width}}{metric:<16}{statistics.mean(found):>8.2f}"
-      + (f"{statistics.stdev(found):>11.2f}" if found[1:] else f"{'':>11}")
-      + f"{len(found):>7}"
-      for task, metric, found in rows
-    ),
+  lines = [
+    f"{'':<{width}}{'metric':<16}{'mean':>8}{'deviation':>11}{'seeds':>7}"
   ]
+  for task, metric, by_seed in rows:
+    spread = f"{statistics.stdev(by_seed):.2f}" if len(by_seed) > 1 else ""
+    lines.append(
+      f"{task:<{width}}{metric:<16}{statistics.mean(by_seed):>8.2f}"
+      f"{spread:>11}{len(by_seed):>7}"
+    )
+  return lines
 
 
-def main(given: Settings, model: str, *more: str) -> None:
+def main(settings: Settings, model: str, *more: str) -> None:
   """Makes the runs that are missing, one after the other, and the table."""
-  tasks, seeds = read_tasks(given), read_seeds(given.seeds)
+  tasks, seeds = read_tasks(settings), read_seeds(settings.seeds)
   for word in more:
     name = word.lstrip("-").partition("=")[0].removeprefix("no")
     if name in _OWN or not word.startswith("-"):
       raise UserError(
         f"{word}: after -- are flags of the runs, and not "
-        f"{', '.join(f'--{one}' for one in _OWN)}"
+        f"{', '.join(f'--{own}' for own in _OWN)}"
       )
-  source = model_source.find(model, given.given)
-  parts = dataclasses.asdict(given.given).items()
-  more = (
-    *next_steps.given({n: value for n, value in parts if value is not None}),
-    *more,
-  )
+  source = model_source.find(model, settings.given)
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
+  parts = dataclasses.asdict(settings.given)
+  parts = {name: value for name, value in parts.items() if value is not None}
+  words = [*next_steps.given(parts), *more]
   with open(f"{source.path}.index", "rb") as f:  # it has a CRC of each tensor
     digest = hashlib.sha256(f.read()).hexdigest()[:16]
+  files = {word: word.partition("=")[2] for word in words}
   made_with = {
     "model's SHA-256": digest,
-    "flags": " ".join(more),
-    "flags' files' SHA-256": files_digest(
-      {word: word.partition("=")[2] for word in more}
-    ),
-    "num_ranks": given.num_ranks,
+    "flags": " ".join(words),
+    "flags' files' SHA-256": files_digest(files),
+    "num_ranks": settings.num_ranks,
   }
-  more = (f"--init_checkpoint={source.path}", *more)
-  with run_folder.locked(given.output_dir, Comm()):
-    known = {
-      name: {**task, "files' SHA-256": files_digest(task)}
-      for name, task in tasks.items()
-    }
-    check_folder(given.output_dir, made_with, known)
-    path = os.path.join(given.output_dir, RESULTS_FILE)
-    done = {
-      (one["task"], one["seed"]): one for one in json_files.read_lines(path)
-    }
-    wanted = [*itertools.product(tasks, seeds)]
-    for name, seed in wanted:
-      folder = os.path.join(given.output_dir, name, f"seed_{seed}")
-      if (name, seed) not in done:
-        console.tell(f"{name}, seed {seed}: see {folder}/log.txt")
-        found = run(tasks[name], seed, given.num_ranks, folder, [*more])
-        line = {"task": name, "seed": seed, "metrics": found}
-        json_files.append_line(path, line)
-        done[name, seed] = line
-        shown = (f"{metric} {value:.2f}" for metric, value in found.items())
-        console.tell(f"  {'  '.join(shown)}")
-        if not given.keep_models:
-          _remove_checkpoints(folder)
-  print("", *table([done[key] for key in wanted]), "", path, sep="\n")
+  words.insert(0, f"--init_checkpoint={source.path}")
+  with run_folder.locked(settings.output_dir, Comm()):
+    with_files = {}
+    for name, task in tasks.items():
+      with_files[name] = {**task, "files' SHA-256": files_digest(task)}
+    check_folder(settings.output_dir, made_with, with_files)
+    results = _run_missing(settings, tasks, seeds, words)
+  path = os.path.join(settings.output_dir, RESULTS_FILE)
+  print("", *table(results), "", path, sep="\n")
 
 
-def _remove_checkpoints(folder: str) -> None:
-  inside = glob.escape(folder)
-  for file in glob.glob(f"{inside}/model.ckpt-*") + glob.glob(
-    f"{inside}/checkpoint"  # TensorFlow's list of them
-  ):
-    os.remove(file)
+def _run_missing(settings, tasks: dict, seeds: list, words: list) -> list[dict]:
+  """Makes the runs without a result; the results of all tasks and seeds."""
+  path = os.path.join(settings.output_dir, RESULTS_FILE)
+  results = {}
+  for result in json_files.read_lines(path):
+    results[result["task"], result["seed"]] = result
+  wanted = [*itertools.product(tasks, seeds)]
+  for name, seed in wanted:
+    if (name, seed) in results:
+      continue
+    folder = os.path.join(settings.output_dir, name, f"seed_{seed}")
+    console.tell(f"{name}, seed {seed}: see {folder}/log.txt")
+    metrics = run(tasks[name], seed, settings.num_ranks, folder, words)
+    results[name, seed] = {"task": name, "seed": seed, "metrics": metrics}
+    json_files.append_line(path, results[name, seed])
+    shown = [f"{metric} {value:.2f}" for metric, value in metrics.items()]
+    console.tell(f"  {'  '.join(shown)}")
+    if not settings.keep_models:
+      # "checkpoint" is TensorFlow's list of them.
+      for pattern in ("model.ckpt-*", "checkpoint"):
+        for file in glob.glob(os.path.join(glob.escape(folder), pattern)):
+          os.remove(file)
+  return [results[key] for key in wanted]
 
 
 if __name__ == "__main__":
