@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from checkpoints import run_folder
 from common import console, json_files, processes
 from common.errors import DataError, UserError
+from common.files import file_sha256
 from common.settings import in_group, run_with, setting
-from data import tfrecord
 from finetuning import task_file
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
@@ -155,7 +155,7 @@ def files_digest(task: dict) -> str:
       continue
     inside = sorted(glob.glob(os.path.join(glob.escape(value), "*")))
     for path in filter(os.path.isfile, [value, *inside]):
-      digest.update(tfrecord.file_sha256(path).encode())
+      digest.update(file_sha256(path).encode())
   return digest.hexdigest()[:16]
 
 

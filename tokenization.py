@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import DataError
-from data import tfrecord
+from common.files import file_sha256
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -404,7 +404,7 @@ class _Encoder:
     return TokenizerInfo(
       kind=self.kind,
       file=os.path.basename(self.file),
-      sha256=tfrecord.file_sha256(self.file),
+      sha256=file_sha256(self.file),
       vocab_size=self.vocab_size,
       do_lower_case=self.do_lower_case,
       mask_id=self.mask_id,

@@ -55,7 +55,8 @@ from absl import app, flags
 
 from checkpoints import metrics, run_folder
 from common import json_files, processes
-from data import records, tfrecord
+from common.files import file_sha256
+from data import records
 from data.workers import available_cores
 from tools.quickstart import best_precision
 from training import divergence, next_steps
@@ -296,7 +297,7 @@ def digest_of_run(arm: dict) -> str:
   """Of all that a result depends on but its budget, seed and our code."""
   names = ("eval_lengths", "sample")
   files = records.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
-  pairs = list(map(tfrecord.file_sha256, files))
+  pairs = list(map(file_sha256, files))
   given = [getattr(FLAGS, name) for name in names]
   return digest_of(arm, machine(arm), given, pairs)
 

@@ -107,7 +107,7 @@ def forget_evaluations(output_dir: str, step: int) -> None:
   found = read_jsonl(path)
   kept = [results for results in found if results["global_step"] <= step]
   if len(kept) < len(found):
-    with files.whole(path) as f:
+    with files.atomic_write(path) as f:
       f.write(b"".join(map(_line, kept)))
 
 

@@ -18,8 +18,9 @@ import tokenization
 from common import json_files, settings
 from common.console import tell
 from common.errors import DataError, UserError
+from common.files import file_sha256
 from common.tensorflow_v1 import later as tf
-from data import record_report, records, tfrecord
+from data import record_report, records
 from model import bert_config
 
 _MOST_SHOWN = 8  # items of a list
@@ -248,8 +249,7 @@ def keep_vocabulary(folder: str, manifests: dict) -> None:
     copy = os.path.join(folder, os.path.basename(made.tokenizer.file))
     # One that is there may be of a start that saved nothing.
     if found and not (
-      os.path.exists(copy)
-      and tfrecord.file_sha256(copy) == made.tokenizer.sha256
+      os.path.exists(copy) and file_sha256(copy) == made.tokenizer.sha256
     ):
       shutil.copyfile(found, f"{copy}.tmp")
       os.replace(f"{copy}.tmp", copy)

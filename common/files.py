@@ -1,7 +1,8 @@
-"""Files that appear only when they are whole."""
+"""Files: written so that they appear only when they are whole, and hashed."""
 
 import contextlib
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -10,7 +11,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def whole(path: str) -> Iterator[BinaryIO]:
+def atomic_write(path: str) -> Iterator[BinaryIO]:
   """Opens PATH.tmp, which replaces `path` after a block without an error."""
   try:
     with open(path + ".tmp", "wb") as f:
@@ -22,3 +23,9 @@ def whole(path: str) -> Iterator[BinaryIO]:
     if isinstance(e, OSError) and e.errno in _FULL and e.filename is None:
       e.filename = path
     raise
+
+
+def file_sha256(path: str) -> str:
+  """The SHA-256 of a file's bytes, in hex."""
+  with open(path, "rb") as f:
+    return hashlib.file_digest(f, "sha256").hexdigest()

@@ -106,5 +106,5 @@ def _finite(value):
 
 def write(path: str, value) -> None:
   """Replaces a file atomically by `text(value)`."""
-  with files.whole(path) as f:
+  with files.atomic_write(path) as f:
     f.write(f"{text(value, indent=2)}\n".encode())

@@ -119,7 +119,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
   lengths = np.array(list(map(len, encoded)), np.int32)
   # A line without tokens is neither a sentence nor the end of a document.
   is_break = np.array([not line for line in lines], bool)
-  with files.whole(path) as f:
+  with files.atomic_write(path) as f:
     np.savez(
       f,
       tokens=tokens,

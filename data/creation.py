@@ -14,6 +14,7 @@ import time
 
 import tokenization
 from common import console, errors
+from common.files import file_sha256
 from data import (
   corpus,
   records,
@@ -204,7 +205,7 @@ def _load_tokenizer(settings: Settings):
     vocab_file=settings.vocab_file,
     spm_model_file=settings.spm_model_file,
     do_lower_case=settings.do_lower_case,
-    sha256=tfrecord.file_sha256(file) if file and os.path.isfile(file) else "",
+    sha256=file_sha256(file) if file and os.path.isfile(file) else "",
   )
   return spec, corpus.load_tokenizer(spec).info()
 

@@ -17,6 +17,7 @@ import numpy as np
 import tokenization
 from common import console
 from common.errors import DataError
+from common.files import file_sha256
 from data import masking, tf_example, tfrecord, workers
 
 _WIDTH = 80
@@ -88,7 +89,7 @@ def find_vocabulary(
   for folder in folders:
     for place in (folder, os.path.join(folder, os.pardir)):
       path = os.path.normpath(os.path.join(place, os.path.basename(info.file)))
-      if os.path.isfile(path) and tfrecord.file_sha256(path) == info.sha256:
+      if os.path.isfile(path) and file_sha256(path) == info.sha256:
         return path
   return None
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from common import files
 from common.errors import DataError
+from common.files import file_sha256
 
 INDEX_SUFFIX = ".index"
 
@@ -36,12 +37,6 @@ _ADVICE_BYTES = 128 << 10
 _CHECKED_AT_ONCE = 1 << 17  # offsets of an index: 1 MiB
 _OTHER_FILES = 256  # that a process may have open besides records
 _REMEDY = "Copy or make the file again."
-
-
-def file_sha256(path: str) -> str:
-  """The SHA-256 of a file's bytes, in hex."""
-  with open(path, "rb") as f:
-    return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def masked_crc(data: bytes) -> int:
@@ -90,7 +85,7 @@ class ShardWriter:
     if error_type is not None:
       os.unlink(self.path + ".tmp")
       return
-    with files.whole(self.path + INDEX_SUFFIX) as f:
+    with files.atomic_write(self.path + INDEX_SUFFIX) as f:
       np.save(f, np.frombuffer(self._offsets, np.int64), allow_pickle=False)
     os.replace(self.path + ".tmp", self.path)
     self.info = ShardInfo(

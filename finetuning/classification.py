@@ -13,7 +13,7 @@ from scipy import special
 
 from checkpoints.metrics import BestBy
 from common.errors import DataError, UserError
-from common.files import whole
+from common.files import atomic_write
 from common.settings import in_group
 from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
@@ -327,7 +327,7 @@ class Classification(FinetuningTask):
     path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
     labels = [label.translate(_ESCAPES) for label in self.labels]
     with (
-      whole(path) as raw,
+      atomic_write(path) as raw,
       io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as f,
     ):
       print("index", "prediction", *labels, sep="\t", file=f)

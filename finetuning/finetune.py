@@ -18,10 +18,11 @@ from checkpoints import checkpointing, metrics
 from common import console
 from common.console import say
 from common.errors import UserError
+from common.files import file_sha256
 from common.settings import in_group
 from common.tensorflow_v1 import tf
 from config.pretraining import RunConfig
-from data import record_order, tfrecord
+from data import record_order
 from finetuning import packed, task_file
 from finetuning.task_file import TASK_FILE, saved_task
 from model import model_flops
@@ -148,7 +149,7 @@ class FinetuningConfig(RunConfig):
   def as_dict(self):
     """Vocabularies by their content: late ranks find the folder's copy."""
     digests = {
-      flag: tfrecord.file_sha256(path)
+      flag: file_sha256(path)
       for flag, path in self._vocabulary().items()
       if os.path.isfile(path)
     }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from checkpoints import checkpoint_files
 from common import json_files
 from common.errors import DataError, UserError
-from common.files import whole
+from common.files import atomic_write
 from common.settings import setting
 from data import records
 from model.bert_config import BertConfig
@@ -251,7 +251,7 @@ def write_task(folder: str, task: dict, files: dict[str, str]) -> None:
   for flag, path in files.items():
     copy = os.path.join(folder, vocabulary[flag])
     if os.path.realpath(copy) != os.path.realpath(path):
-      with open(path, "rb") as original, whole(copy) as f:
+      with open(path, "rb") as original, atomic_write(copy) as f:
         shutil.copyfileobj(original, f)
   content = {**task, "vocabulary": vocabulary}
   json_files.write(os.path.join(folder, TASK_FILE), content)

@@ -14,8 +14,7 @@ import numpy as np
 from checkpoints import checkpoint_files, run_folder
 from common import json_files
 from common.errors import DataError, UserError
-from common.files import whole
-from data import tfrecord
+from common.files import atomic_write, file_sha256
 from finetuning import task_file
 from finetuning.task_file import (
   CLASSIFIER,
@@ -202,7 +201,7 @@ def write_checkpoint(model: Model, prefix: str) -> list[str]:
       )
   checkpoint_files.write_weights(prefix, model.values)
   for path in beside.keys() - there:
-    with whole(path) as f:
+    with atomic_write(path) as f:
       f.write(beside[path])
   return [f"{prefix} (for --init_checkpoint)", *sorted(beside)]
 
@@ -253,7 +252,7 @@ def _keys(folder: str) -> dict[bool | None, str]:
   root = glob.escape(folder)
   paths = sorted(path for n in _READ for path in glob.glob(f"{root}/{n}"))
   content = "".join(
-    f"{os.path.basename(path)} {tfrecord.file_sha256(path)}" for path in paths
+    f"{os.path.basename(path)} {file_sha256(path)}" for path in paths
   )
   return {
     lower: hashlib.sha256(f"1 {lower}{content}".encode()).hexdigest()[:16]

@@ -12,9 +12,10 @@ import os
 import tokenization
 from checkpoints import checkpoint_files, metrics, run_folder, run_start
 from common.errors import UserError
+from common.files import file_sha256
 from config import stages
 from config.pretraining import BEST_BY, is_preset, read_bert
-from data import record_report, records, tfrecord
+from data import record_report, records
 from finetuning import task_file
 from finetuning.task_file import (
   NOTHING_GIVEN,
@@ -299,7 +300,7 @@ def _other_text(init: str, files: str) -> list[str]:
   else:
     said = saved_task(folder)
     paths = _vocabulary(said, {}, folder).values()
-    digests = {tfrecord.file_sha256(path) for path in paths}
+    digests = {file_sha256(path) for path in paths}
     lower = said.get("do_lower_case", tokenization.published_case(init))
   if digests <= {made.sha256} and lower in (None, made.do_lower_case):
     return []

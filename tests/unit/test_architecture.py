@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 # A name is a folder or a module of the top level.
 LAYERS = (
   {"common"},
-  {"tokenization", "data"},
+  {"tokenization"},
+  {"data"},
   {"xla_patches", "mixed_precision"},
   {"model"},
   {"modeling"},

@@ -18,6 +18,7 @@ import create_pretraining_data
 import tokenization
 from common import errors
 from common.errors import UserError
+from common.files import file_sha256
 from data import (
   corpus,
   creation,
@@ -403,12 +404,12 @@ def test_manifest_counts(tmp_path, letters):
   found = records.find_manifest(f"{tmp_path}/out/train.tfrecord")
   assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
   manifest = summary.manifest
-  assert manifest.tokenizer.sha256 == tfrecord.file_sha256(letters)
+  assert manifest.tokenizer.sha256 == file_sha256(letters)
   assert manifest.settings["dupe_factor"] == 3
   assert (manifest.max_seq_length, manifest.masking) == (SEQ, "static")
   for info in manifest.files:
     path = f"{tmp_path}/out/{info.name}"
-    assert tfrecord.file_sha256(path) == info.sha256
+    assert file_sha256(path) == info.sha256
   assert "unknown tokens   22.222%" in create_pretraining_data.report(summary)
 
 
@@ -658,7 +659,7 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
   """Workers that start later load it again."""
   path = tmp_path / "v.txt"
   shutil.copy(letters, path)
-  digest = tfrecord.file_sha256(str(path))
+  digest = file_sha256(str(path))
   spec = corpus.TokenizerSpec(str(path), None, True, digest)
   assert corpus.load_tokenizer(spec).info().sha256 == digest
   corpus.load_tokenizer.cache_clear()

@@ -18,8 +18,9 @@ import convert_checkpoint
 import tokenization
 from checkpoints import checkpoint_files, metrics, run_folder
 from common.errors import UserError
+from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from data import records, tfrecord
+from data import records
 from finetuning import classification, finetune, packed, squad, task_file
 from interop import model_source
 
@@ -276,7 +277,7 @@ def test_ranks_that_join_later_have_the_same_settings(
       (str(finished(task)), {}),
     )
   )
-  assert first["vocab_file"] == tfrecord.file_sha256(letters)
+  assert first["vocab_file"] == file_sha256(letters)
   assert {**first, "output_dir": ""} == {**later, "output_dir": ""}
 
 

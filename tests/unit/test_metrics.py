@@ -90,7 +90,7 @@ def test_reports_that_never_found_space_are_an_error(tmp_path):
 def test_a_full_disk_names_the_file(tmp_path):
   """The error of a write itself has no name."""
   with pytest.raises(OSError, match="No space") as error:
-    with files.whole(str(tmp_path / "run.json")):
+    with files.atomic_write(str(tmp_path / "run.json")):
       raise OSError(errno.ENOSPC, "No space left on device")
   assert error.value.filename == str(tmp_path / "run.json")
   assert not list(tmp_path.iterdir())

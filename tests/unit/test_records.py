@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tokenization
+from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from data import record_report, records, tf_example, tfrecord
 from tools import train_tokenizer
@@ -202,7 +203,7 @@ def write_set(folder, files, **changes):
     tokenizer=tokenization.TokenizerInfo(
       "wordpiece",
       "vocab.txt",
-      tfrecord.file_sha256(str(vocab_file)),
+      file_sha256(str(vocab_file)),
       len(VOCAB),
       True,
       VOCAB.index("[MASK]"),
@@ -399,7 +400,7 @@ def test_another_vocabulary_is_refused(tmp_path):
   assert status == 1
   assert errors == [
     f"inspect_records.py: error: {other} has SHA-256 "
-    f"{tfrecord.file_sha256(str(other))}, but the records were made "
+    f"{file_sha256(str(other))}, but the records were made "
     f"with vocab.txt of SHA-256 {manifest.tokenizer.sha256}: give that file"
   ]
 

@@ -35,6 +35,7 @@ from checkpoints import (
 from checkpoints.checkpoint_files import CheckpointError
 from common import json_files
 from common.errors import UserError
+from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from config.pretraining import BEST_BY, PretrainingConfig
 from data import record_order, records, tf_example, tfrecord
@@ -847,7 +848,7 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
     assert model_source.settle(values) == lines
     return any("embeddings are of other words" in line for line in lines)
 
-  own = tfrecord.file_sha256(str(model / "vocab.txt"))
+  own = file_sha256(str(model / "vocab.txt"))
   assert [told(True, own), told(False, own), told(True, "0")] == [0, 1, 1]
   # Of google/bert's folders the name says it.
   cased = tmp_path / "cased_L-12_H-768_A-12"

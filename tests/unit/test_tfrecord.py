@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
+from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from data import tfrecord
 
@@ -23,7 +24,7 @@ def record_file(tmp_path):
     for payload in payloads:
       writer.write(payload)
   assert writer.info == tfrecord.ShardInfo(
-    "x.tfrecord", 10, os.path.getsize(path), tfrecord.file_sha256(path)
+    "x.tfrecord", 10, os.path.getsize(path), file_sha256(path)
   )
   return path, payloads
 
@@ -143,7 +144,7 @@ def test_truncated_file(record_file, kept, words):
 def test_verify_file(record_file, tmp_path):
   path, _ = record_file
   info = tfrecord.ShardInfo(
-    "x.tfrecord", 10, os.path.getsize(path), tfrecord.file_sha256(path)
+    "x.tfrecord", 10, os.path.getsize(path), file_sha256(path)
   )
   tfrecord.verify_file(path, info)
   for changes, words in (

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tokenization
-from data import records, tfrecord
+from common.files import file_sha256
+from data import records
 from tools import train_tokenizer
 
 # Characters where Unicode tables, context or splitting could differ.
@@ -174,7 +175,7 @@ def test_continuations_and_info(vocab_file):
   assert encoder.vocab_size == len(tokenization.load_vocab(vocab_file))
   info = encoder.info()
   assert (info.kind, info.file) == ("wordpiece", "vocab.txt")
-  assert info.sha256 == tfrecord.file_sha256(vocab_file)
+  assert info.sha256 == file_sha256(vocab_file)
   assert (encoder.pad_id, encoder.mask_id) == (0, 4)
 
 
@@ -359,7 +360,7 @@ def test_sentencepiece(spm_file, tmp_path):
   assert encoder.info().vocab_size == encoder.vocab_size
   again = str(tmp_path / "again.model")
   train_tokenizer.train_sentencepiece(corpus_lines(), again, 60)
-  assert tfrecord.file_sha256(again) == tfrecord.file_sha256(spm_file)
+  assert file_sha256(again) == file_sha256(spm_file)
 
 
 def test_the_rest_of_a_line_has_the_tokens_it_has_in_the_line(
