@@ -48,7 +48,7 @@ def test_another_damaged_line_is_named(tmp_path, line):
 
 FULL = """
 import resource, sys
-from training import metrics
+from checkpoints import metrics
 log = metrics.MetricsLog(sys.argv[1], "m.jsonl", 0, "train")
 limit = lambda size: resource.setrlimit(
   resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
