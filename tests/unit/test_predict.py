@@ -368,7 +368,7 @@ def test_lines_that_are_no_text(tmp_path):
   made = predict.read_inputs(settings, [], may_be_json=False)
   assert next(made) == Input("one")
   with pytest.raises(
-    DataError, match=r"lines\.txt: line 2, byte 7: not UTF-8 \(0xe9\)"
+    DataError, match=r"lines\.txt: line 2: not UTF-8 \(0xe9\)"
   ):
     next(made)
 

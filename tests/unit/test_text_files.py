@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from common import errors
-from data import text_files
+from data import prose, text_files
 from data.text_files import TextFormat
 
 
@@ -142,7 +142,7 @@ def test_a_long_line_is_several(tmp_path, monkeypatch):
 
 
 def test_a_long_line_of_json_is_several(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_files, "MAX_PARAGRAPH", 12)
+  monkeypatch.setattr(prose, "MAX_PARAGRAPH", 12)
   path = tmp_path / "t.jsonl"
   path.write_text(json.dumps({"text": "one two three four\n" + "x" * 15}))
   want = ["", "one two", "three four", "x" * 12, "xxx", ""]
@@ -157,8 +157,8 @@ def test_a_long_line_of_json_is_several(tmp_path, monkeypatch):
 
 
 def test_a_paragraph_that_never_ends_is_several(monkeypatch):
-  monkeypatch.setattr(text_files, "MAX_PARAGRAPH", 10)
-  got = list(text_files.split_prose(["and so on"] * 5, "en"))
+  monkeypatch.setattr(prose, "MAX_PARAGRAPH", 10)
+  got = list(prose.sentences(["and so on"] * 5, "en"))
   assert got == ["and so on and so on"] * 2 + ["and so on"]
 
 
@@ -189,23 +189,27 @@ def test_another_encoding(tmp_path, name, encoding, monkeypatch):
 @pytest.mark.parametrize(
   "content, encoding, words",
   [
-    (b"ab\ncaf\xe9\n", "utf-8", "line 2, byte 6: 0xe9 is not UTF-8"),
-    ("ab\nc".encode("utf-16-le"), "utf-8", "byte 1: a NUL.*=utf-16-le"),
-    ("ab\nc".encode("utf-16-be"), "utf-8", "byte 0: a NUL.*=utf-16-be"),
-    ("ab".encode("utf-16"), "utf-8", "byte 0: the byte order.*=utf-16,"),
-    ("ab".encode("utf-32"), "utf-8", "byte 0: the byte order.*=utf-32,"),
+    (b"ab\ncaf\xe9\n", "utf-8", "line 2: 0xe9 is not UTF-8"),
+    ("ab\nc".encode("utf-16-le"), "utf-8", "line 1: a NUL.*=utf-16-le"),
+    ("ab\nc".encode("utf-16-be"), "utf-8", "line 1: a NUL.*=utf-16-be"),
+    ("ab".encode("utf-16"), "utf-8", "line 1: the byte order.*=utf-16,"),
+    ("ab".encode("utf-32"), "utf-8", "line 1: the byte order.*=utf-32,"),
     (
       "a\nb\n".encode("utf-16-le"),
       "latin-1",
       "line 1: a NUL .*: name the text's own encoding, if it is not latin-1",
     ),
-    (b"\xef\xbb\xbfcaf\xe9\n", "utf-8", "line 1, byte 6: 0xe9 is not"),
-    (b"\xef\xbb\xbfa\0\n", "utf-8", "line 1, byte 4: a NUL"),
-    (b"ab\ncd\xe9\n", "ascii", "line 2, byte 5: not ascii.*--encoding"),
-    (b"\xfe\xff\0a\0\n\0b\0c\xd8\0\0x", "utf-16", "line 2, byte 10: not"),
-    (b"a\0\n\0b", "utf-16-le", "line 2, byte 4: not utf-16-le"),
-    ("日本\n".encode("shift_jis") + b"\x81", "shift_jis", "line 2, byte 5"),
-    (b"a\\ud800", "unicode_escape", "line 1, byte [04]: not unicode_escape"),
+    (b"\xef\xbb\xbfcaf\xe9\n", "utf-8", "line 1: 0xe9 is not"),
+    (b"\xef\xbb\xbfa\0\n", "utf-8", "line 1: a NUL"),
+    (b"ab\ncd\xe9\n", "ascii", "line 2: not ascii.*--encoding"),
+    (b"\xfe\xff\0a\0\n\0b\0c\xd8\0\0x", "utf-16", "line 2: not"),
+    (b"a\0\n\0b", "utf-16-le", "line 2: not utf-16-le"),
+    (
+      "日本\n".encode("shift_jis") + b"\x81",
+      "shift_jis",
+      "line 2: not shift_jis",
+    ),
+    (b"a\\ud800", "unicode_escape", "line 1: not unicode_escape"),
   ],
 )
 def test_text_in_no_such_encoding_is_refused(
@@ -225,7 +229,7 @@ def test_a_place_in_the_middle_of_a_file(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "_BUFFER_BYTES", 4)
   path = tmp_path / "t.txt"
   path.write_bytes(b"one\n" * 20 + b"tw\xf6\n")
-  with pytest.raises(errors.DataError, match="line 21, byte 82: 0xf6"):
+  with pytest.raises(errors.DataError, match="line 21: 0xf6"):
     sentences(path)
 
 
@@ -261,7 +265,7 @@ def test_a_long_record_is_an_error(tmp_path, monkeypatch):
   ],
 )  # fmt: skip
 def test_prose(language, lines, want):
-  assert list(text_files.split_prose(lines, language)) == want
+  assert list(prose.sentences(lines, language)) == want
 
 
 def test_prose_of_files(tmp_path):
