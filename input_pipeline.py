@@ -140,6 +140,15 @@ def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
   return tf.stack([masked, modeling.count_examples(batch)], axis=1)
 
 
+def _mask_settings(manifest: records.Manifest) -> dict:
+  """What decides how a manifest's records are masked."""
+  decides = {"masking": manifest.masking}
+  if manifest.masking == "dynamic":
+    for name in ("masked_lm_prob", "do_whole_word_mask"):
+      decides[name] = manifest.settings.get(name, False)
+  return decides
+
+
 class Source:
   """Record files, checked against the run's shape."""
 
@@ -176,43 +185,29 @@ class Source:
 
   def _check_files(self) -> None:
     """Raises `records.DataError` if files and manifests do not agree."""
-    first: tuple[str, records.Manifest] | None = None
+    firsts = {}  # what all files must have alike: the manifest and its value
     for path, count in zip(self.paths, self._counts(), strict=True):
       if path not in self.manifests:
         continue
       where, manifest = self.manifests[path]
-      size, info = (
-        os.path.getsize(path),
-        manifest.shards[os.path.basename(path)],
-      )
+      info = manifest.shards[os.path.basename(path)]
+      size = os.path.getsize(path)
       if (info.records, info.bytes) != (count, size):
         raise records.DataError(
           f"{path}: {count:,} records in {size:,} bytes, but {where} lists "
           f"{info.records:,} in {info.bytes:,}: they are not of one data "
           "set. Copy both again, or remove the manifest of other records"
         )
-      first = first or (where, manifest)
-      check_words((first[0], first[1].tokenizer), (where, manifest.tokenizer))
-      if manifest.masking != first[1].masking:
-        raise records.DataError(
-          f"{first[0]} has {first[1].masking} masks and {where} "
-          f"{manifest.masking} ones: give records of one kind"
-        )
-      if manifest.masking == "dynamic":
-        for name in ("masked_lm_prob", "do_whole_word_mask"):
-          own, other = (
-            m.settings.get(name, False) for m in (manifest, first[1])
+      check_words(self.tokenizer, (where, manifest.tokenizer))
+      for name, value in _mask_settings(manifest).items():
+        first, wanted = firsts.setdefault(name, (where, value))
+        if value != wanted:
+          raise records.DataError(
+            f"{first} has {name}={wanted}, {where} {name}={value}: all records "
+            "of a training are masked alike. Give records of one kind"
           )
-          if own != other:
-            raise records.DataError(
-              f"{first[0]} has {name}={other}, {where} {name}={own}: masks are "
-              "drawn alike for all records of a training. Make them alike"
-            )
-    self._check_leftovers()
-
-  def _check_leftovers(self) -> None:
-    """DataError for a file of a data set that was made again without it."""
-    known = set(map(records.without_shard, self.manifests))
+    # A file of a data set that was made again without it.
+    known = {records.without_shard(path) for path in self.manifests}
     for path in self.paths:
       if path not in self.manifests and records.without_shard(path) in known:
         raise records.DataError(
@@ -293,31 +288,31 @@ class Source:
       values = tf_example.decode_example(serialized)
     except records.DataError as e:
       raise records.DataError(f"{where}: {e}") from e
+    shape, features = self.shape, self.shape.features()
+    has_masks = "masked_lm_positions" in values
+    problems = {
+      "the record has masks of its own, but masks are drawn when records are "
+      "read, as a manifest of --input_file says: give records of one kind": (
+        shape.masks and has_masks
+      ),
+      "its masks are drawn when it is read, as its manifest says: copy that, "
+      "NAME.manifest.json, beside it": (
+        not (shape.masks or has_masks or self.manifests)
+      ),
+      "it is no pair of segments: copy NAME.manifest.json, which says so, "
+      "beside it, or give --objective=mlm": (
+        shape.next_sentence and not any(values.get("segment_ids", [1]))
+      ),
+    }
+    for problem, exists in problems.items():
+      if exists:
+        raise records.DataError(f"{where}: {problem}")
     settings = {
       "next_sentence_labels": "the manifest's examples_per_record",
       "masked_lm_positions": "--max_predictions_per_seq",
       "masked_lm_ids": "--max_predictions_per_seq",
       "masked_lm_weights": "--max_predictions_per_seq",
     }
-    features = self.shape.features()
-    if self.shape.masks and "masked_lm_ids" in values:
-      raise records.DataError(
-        f"{where}: the record has masks of its own, but masks are drawn when "
-        "records are read, as a manifest of --input_file says: give records of "
-        "one kind"
-      )
-    drawn = not self.shape.masks and "masked_lm_positions" not in values
-    if drawn and not self.manifests:
-      raise records.DataError(
-        f"{where}: its masks are drawn when it is read, as its manifest says: "
-        "copy that, NAME.manifest.json, beside it"
-      )
-    segments = values.get("segment_ids", [1])
-    if self.shape.next_sentence and not any(segments):
-      raise records.DataError(
-        f"{where}: it is no pair of segments: copy NAME.manifest.json, which "
-        "says so, beside it, or give --objective=mlm"
-      )
     for name, (size, _) in features.items():
       if name in values and len(values[name]) != size:
         raise records.DataError(

@@ -143,16 +143,17 @@ def training_step(
 
 def losses(sums: dict) -> dict:
   """Losses (nats) and accuracies from global sums; None without examples."""
+  results: dict = {"loss": None}
   weights = {"masked_lm": "masked_lm_weight", "next_sentence": "examples"}
-  found = {
-    f"{head}_{name}": reporting.ratio(sums[f"{head}_{key}"], sums[weight])
-    for head, weight in weights.items()
-    if f"{head}_loss" in sums
-    for name, key in (("loss", "loss"), ("accuracy", "correct"))
-  }
-  heads = (found.get(f"{head}_loss") for head in weights)
-  known = [loss for loss in heads if loss is not None]
-  return {"loss": sum(known) if known else None, **found}
+  for head, weight in weights.items():
+    if f"{head}_loss" not in sums:
+      continue
+    loss = reporting.ratio(sums[f"{head}_loss"], sums[weight])
+    accuracy = reporting.ratio(sums[f"{head}_correct"], sums[weight])
+    results |= {f"{head}_loss": loss, f"{head}_accuracy": accuracy}
+    if loss is not None:
+      results["loss"] = loss + (results["loss"] or 0.0)
+  return results
 
 
 def headline(results: dict) -> str:

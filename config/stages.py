@@ -97,33 +97,26 @@ def read_item(item, where: str) -> dict:
     if name in _ENDS and not value > 0:
       raise UserError(f"{where}: {name}={value}: must be positive")
     flags[name] = value
-  if "global_batch_size" in flags:
-    _check_batches(flags, where)
+  sizes = flags.get("global_batch_size", [1, 1])
+  if not _can_grow(sizes, "time_share" in flags):
+    raise UserError(
+      f"{where}: global_batch_size={sizes}: must be a number of examples, or "
+      "[first, last, updates] of a batch that grows in multiples of its first "
+      "size: to at least twice as many, in so many updates. Without time_share "
+      "the updates may be left out"
+    )
   return flags
 
 
-def _check_batches(flags: dict, where: str) -> None:
-  """Raises `UserError` unless a global_batch_size is a batch that can grow."""
-  sizes = flags["global_batch_size"]
-  are_counts = all(type(n) is int and n > 0 for n in sizes)
-  if not (len(sizes) in (2, 3) and are_counts and sizes[0] <= sizes[1]):
-    problem = (
-      "must be a number of examples, or the first and the last one of a batch "
-      "that grows, and if need be in how many updates"
-    )
-  elif sizes[0] < sizes[1] < 2 * sizes[0]:
-    problem = (
-      "a batch grows in multiples of its first size: give at least twice as "
-      "many at the end"
-    )
-  elif sizes[0] < sizes[1] and len(sizes) == 2 and "time_share" in flags:
-    problem = (
-      "this stage ends by time_share: say as a third number in how many "
-      "updates its batch grows"
-    )
-  else:
-    return
-  raise UserError(f"{where}: global_batch_size={sizes}: {problem}")
+def _can_grow(sizes: list, ends_by_time: bool) -> bool:
+  """Whether these are [first, last] or [first, last, updates] of a batch."""
+  if not all(type(n) is int and n > 0 for n in sizes):
+    return False
+  if len(sizes) == 2 and sizes[0] == sizes[1]:
+    return True
+  # When a stage of a share of the time ends is not known beforehand.
+  has_updates = len(sizes) == 3 or (len(sizes) == 2 and not ends_by_time)
+  return has_updates and (sizes[1] == sizes[0] or sizes[1] >= 2 * sizes[0])
 
 
 def configs(base) -> list:

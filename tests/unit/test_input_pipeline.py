@@ -80,6 +80,31 @@ def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
     ]
 
 
+def test_rows_of_updates():
+  """Hand-worked: 2 ranks, batches of 3 then 7 records, micro-batches of 2."""
+  order = record_order.Order(10, 5)
+  stage = training_plan.Stage(first_update=4, first_record=8, ramp=((1, 3),))
+  plan = dataclasses.replace(plan_of(2, 7, 2), stage=stage, updates=7)
+  of_ranks = [
+    input_pipeline.UpdateRows(plan, order, rank(r, 2)).of(4, 2) for r in (0, 1)
+  ]
+  positions = ([8, 9, 11, 12, 13, 14], [10, 10, 15, 16, 17, 17])
+  real = ([1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 1, 0])
+  for r, rows in enumerate(of_ranks):
+    assert rows.numbers.tolist() == order.records(positions[r]).tolist()
+    assert rows.epochs.tolist() == [p // 10 for p in positions[r]]
+    assert rows.real.tolist() == real[r]
+    assert rows.progress.tolist() == [0.0] * 2 + [0.5] * 4
+    assert rows.update.tolist() == [0, 1, 1]
+    assert rows.number.tolist() == [8, 10, 11]  # two an update at most
+    assert rows.records.tolist() == [3, 7, 7]
+  # The same, one update at a time; and where the time is farther.
+  later = input_pipeline.UpdateRows(plan, order, rank(1, 2), lambda: 0.75)
+  assert later.of(5).numbers.tolist() == of_ranks[1].numbers[2:].tolist()
+  assert later.of(5).progress.tolist() == [0.75] * 4
+  assert later.of(6).progress.tolist() == [1.0] * 4
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
   """3, 6, 6, 9 and 9 records, from update 10 and record 100 on."""
@@ -444,33 +469,31 @@ def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
   ("changed", "message"),
   [
     ({"bytes": 7}, r"b\.tfrecord: 8 records in .* lists 8 in 7: they are not"),
-    ({"masking": "dynamic"}, r"a\.manifest.* has static .*b\.man.* dynamic"),
+    ({"masking": "dynamic"}, r"a\.manifest.*=static, .*b\.man.*=dynamic"),
     ({"tokenizer": {"sha256": "1" * 64}}, "SHA-256 0.* SHA-256 1.* one vocab"),
     ({"tokenizer": {"do_lower_case": False}}, "lower-cased .* 100 cased token"),
+    (
+      {"settings": {"masked_lm_prob": 0.05}},
+      r"b=0.15, .*/b\.mani.* masked_lm_prob=0.05",
+    ),
+    (
+      {"settings": {"masked_lm_prob": 0.15, "do_whole_word_mask": True}},
+      r"do_whole_word_mask=False, .*/b\.mani.* do_whole_word_mask=True",
+    ),
   ],
 )
 def test_record_files_of_two_kinds_are_refused(tmp_path, changed, message):
+  """Packed records of other masks may have no room for those of these."""
   paths = [write_records(tmp_path / f"{n}.tfrecord", 8) for n in "ab"]
-  write_manifest(paths[0], 8)
-  write_manifest(paths[1], 8)
-  source = input_pipeline.Source(",".join(paths), SHAPE)
-  assert source.tokenizer[1].sha256 == "0" * 64
-  write_manifest(paths[1], 8, **changed)
+  # Those of settings are drawn on reading: the files' own have none.
+  kind = {"masking": "dynamic"} if "settings" in changed else {}
+  write_manifest(paths[0], 8, **kind)
+  if not kind:
+    write_manifest(paths[1], 8)
+    source = input_pipeline.Source(",".join(paths), SHAPE)
+    assert source.tokenizer[1].sha256 == "0" * 64
+  write_manifest(paths[1], 8, **kind, **changed)
   with pytest.raises(records.DataError, match=message):
-    input_pipeline.Source(",".join(paths), SHAPE)
-
-
-@pytest.mark.parametrize(
-  "settings", [{"masked_lm_prob": 0.05}, {"do_whole_word_mask": True}]
-)
-def test_records_that_were_made_for_other_masks_are_refused(tmp_path, settings):
-  """All are masked alike, and packed ones may have no room for more."""
-  paths = [write_records(tmp_path / f"{n}.tfrecord", 8) for n in "ab"]
-  write_manifest(paths[0], 8, masking="dynamic")
-  of_a = {"masked_lm_prob": 0.15}
-  write_manifest(paths[1], 8, masking="dynamic", settings={**of_a, **settings})
-  (name,) = settings
-  with pytest.raises(records.DataError, match=f"{name}=.*/b.mani.* {name}="):
     input_pipeline.Source(",".join(paths), SHAPE)
 
 
