@@ -11,26 +11,22 @@ import math
 import os
 import re
 import shutil
-import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import google_crc32c
 import numpy as np
-from google.protobuf import message
 
 from common import json_files
 from common.console import tell
 from common.errors import UserError
-from common.tensorflow_v1 import tensor_bundle_pb2, tf
-from data import tfrecord
+from common.tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")
 _STEP = re.compile(rf"{re.escape(PREFIX)}-(\d+)")
-_MARKER = re.compile(rf"{re.escape(PREFIX)}-(\d+)\.json")
 _ASIDE = ".saving"  # the folder in which a checkpoint is being written
 _CHUNK = 16 << 20
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
@@ -53,41 +49,11 @@ def _described(path: str) -> dict:
   }
 
 
-# An index is a LevelDB table (https://github.com/google/leveldb,
-# doc/table_format.md): name -> message of TensorFlow's tensor_bundle.proto.
-_FOOTER_BYTES, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
-_TRAILER = struct.Struct("<BI")  # of a block: compression, masked CRC-32C
-_MAX_ELEMENTS, _MAX_RANK = 1 << 48, 16
-
-
-def check_index(prefix: str) -> None:
-  """Raises `CheckpointError` if PREFIX.index exists and is damaged.
-
-  TensorFlow's reader would end the process at a broken entry or shape.
-  """
-  path = prefix + _SUFFIXES[0]
-  try:
-    with open(path, "rb") as f:
-      data = f.read()
-    for name, value in _table_entries(data):
-      if name:  # the first one is a header, which TensorFlow checks
-        name.decode()
-        _check_entry(value)
-  except FileNotFoundError:
-    return
-  except OSError as e:
-    raise CheckpointError(f"{path}: {e.strerror}") from e
-  # TypeError: no such dtype; IndexError: a number without its end.
-  except (message.DecodeError, ValueError, TypeError, IndexError) as e:
-    raise CheckpointError(f"{path}: damaged ({e}). Copy it again") from e
-
-
 class Checkpoint:
   """Any checkpoint: name -> array; its `shapes`: name -> list of int."""
 
   def __init__(self, prefix: str):
     self.path = prefix
-    check_index(prefix)
     try:
       if os.path.isdir(prefix):
         raise ValueError("it is a folder")
@@ -120,66 +86,6 @@ class Checkpoint:
         "checkpoint"
       )
     return value
-
-
-def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-  if len(data) < _FOOTER_BYTES or not data.endswith(_MAGIC):
-    raise ValueError("cut off, or no index")
-  at = len(data) - _FOOTER_BYTES
-  for _ in range(2):  # place of a block that is not used
-    _, at = _varint(data, at)
-  for _, place in _block_entries(data, data[at:]):
-    yield from _block_entries(data, place)
-
-
-def _block_entries(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
-  """`place` holds the block's start and size."""
-  start, at = _varint(place, 0)
-  size, _ = _varint(place, at)
-  if start + size + _TRAILER.size > len(data) or size < 4:
-    raise ValueError("a block beyond the end")
-  compression, crc = _TRAILER.unpack_from(data, start + size)
-  if compression:
-    raise ValueError("compressed, as TensorFlow does not write it")
-  if crc != tfrecord.masked_crc(data[start : start + size + 1]):
-    raise ValueError("checksum mismatch")
-  block = data[start : start + size]
-  (restarts,) = struct.unpack_from("<I", block, size - 4)
-  end = size - 4 * (restarts + 1)
-  key, at = b"", 0
-  while at < end:
-    shared, at = _varint(block, at)
-    own, at = _varint(block, at)
-    length, at = _varint(block, at)
-    if shared > len(key) or at + own + length > end:
-      raise ValueError("an entry beyond its block")
-    key = key[:shared] + block[at : at + own]
-    at += own + length
-    yield key, block[at - length : at]
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-  """The number at `at`, and the position after it."""
-  value = shift = 0
-  while data[at] >= 128:
-    value |= (data[at] & 127) << shift
-    at, shift = at + 1, shift + 7
-  return value | data[at] << shift, at + 1
-
-
-def _check_entry(entry: bytes) -> None:
-  found = tensor_bundle_pb2.BundleEntryProto.FromString(entry)
-  if found.slices:
-    raise ValueError("a variable in slices, which are not read")
-  tf.as_dtype(found.dtype)
-  sizes = [dim.size for dim in found.shape.dim]
-  if (
-    found.shape.unknown_rank
-    or len(sizes) > _MAX_RANK
-    or any(size < 0 for size in sizes)
-    or math.prod(sizes) > _MAX_ELEMENTS
-  ):
-    raise ValueError("a shape that cannot be")
 
 
 class _Writer:
@@ -233,8 +139,8 @@ def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
 
 def step_of(path: str) -> int | None:
   """The update of a checkpoint's name, or None for a name of another form."""
-  found = _STEP.fullmatch(os.path.basename(path))
-  return int(found[1]) if found else None
+  match = _STEP.fullmatch(os.path.basename(path))
+  return int(match[1]) if match else None
 
 
 def has_begun(folder: str) -> bool:
@@ -247,6 +153,7 @@ class CheckpointFiles:
 
   def __init__(self, folder: str, keep: int):
     self.folder, self.keep = folder, keep
+    self.written: Mapping[str, np.ndarray] | None = None  # by the last `write`
     self._protected: set[int] = set()
     self._writer: _Writer | None = None
     self._thread: threading.Thread | None = None
@@ -264,8 +171,13 @@ class CheckpointFiles:
       names = os.listdir(self.folder)
     except FileNotFoundError:
       return []
-    found = map(_MARKER.fullmatch, names)
-    return sorted((int(m[1]) for m in found if m), reverse=True)
+    steps = []
+    for name in names:
+      stem, ending = os.path.splitext(name)
+      step = step_of(stem)
+      if ending == ".json" and step is not None:
+        steps.append(step)
+    return sorted(steps, reverse=True)
 
   def without_marker(self) -> str | None:
     """The newest, such as google/bert's, of a folder without markers."""
@@ -318,11 +230,11 @@ class CheckpointFiles:
         files = json_files.parse(f.read())["files"]
       for suffix in _SUFFIXES:
         wanted = files[os.path.basename(prefix) + suffix]
-        found = _described(prefix + suffix)
-        if found != wanted:
+        present = _described(prefix + suffix)
+        if present != wanted:
           raise CheckpointError(
-            f"{prefix}{suffix}: {found['bytes']} bytes with CRC-32C "
-            f"{found['crc32c']}, but {wanted['bytes']} with "
+            f"{prefix}{suffix}: {present['bytes']} bytes with CRC-32C "
+            f"{present['crc32c']}, but {wanted['bytes']} with "
             f"{wanted['crc32c']} were written"
           )
     except CheckpointError:
@@ -340,9 +252,11 @@ class CheckpointFiles:
     `values` have the same names each time. They must not change until written.
     """
     self.wait()
-    writer = self._writer = self._writer or _Writer(values)
-    write = lambda path: writer(path, values)
-    self._thread = threading.Thread(target=self._work, args=(step, write))
+    self.written = values
+    self._writer = self._writer or _Writer(values)
+    self._thread = threading.Thread(
+      target=self._write, args=(step, values, self._writer)
+    )
     self._thread.start()
 
   def wait(self, seconds: float | None = None) -> bool:
@@ -360,41 +274,47 @@ class CheckpointFiles:
     overdue = time.monotonic() >= self._retry_at
     return overdue and self.wait(0)  # a newer one may be under way
 
+  def newest(self, before: float = math.inf) -> str | None:
+    """The newest checkpoint of an update before `before`."""
+    for step in self.steps():
+      if step < before:
+        return self.prefix(step)
+    return None
+
   def protect(self, step: int) -> None:
     """Keeps this checkpoint at any age; the one protected before may go."""
     self._protected = {step}
 
-  def _work(self, step: int, write: Callable[[str], None]) -> None:
-    aside = os.path.join(self.folder, _ASIDE)
+  def _write(self, step: int, values: Mapping, writer: _Writer) -> None:
+    """In the thread: makes a checkpoint aside, then moves it to its place."""
+    aside, target = os.path.join(self.folder, _ASIDE), self.prefix(step)
+    made = os.path.join(aside, os.path.basename(target))
     try:
       shutil.rmtree(aside, ignore_errors=True)
       os.makedirs(aside)
-      self._write_aside(step, write, aside)
+      writer(made, values)
+      files = {
+        os.path.basename(target) + suffix: _described(made + suffix)
+        for suffix in _SUFFIXES
+      }
+      json_files.write(made + ".json", {"global_step": step, "files": files})
+      for suffix in (*_SUFFIXES, ".json"):
+        _sync(made + suffix)
+      # A damaged one of the same step stops being a checkpoint here.
+      with contextlib.suppress(FileNotFoundError):
+        os.unlink(target + ".json")
+      for suffix in (*_SUFFIXES, ".json"):  # the marker last
+        os.replace(made + suffix, target + suffix)
+      _sync(self.folder)
+      self._remove_old(step)
       self._retry_at = math.inf
     except Exception as e:  # of whatever kind: training reports it
       self._retry_at = time.monotonic() + RETRY_SECONDS
       self._failure = (
-        f"{self.prefix(step)} could not be written ({_reason(e)}); the one "
-        "before stays"
+        f"{target} could not be written ({_reason(e)}); the one before stays"
       )
     finally:
       shutil.rmtree(aside, ignore_errors=True)
-
-  def _write_aside(self, step, write, aside) -> None:
-    name = f"{PREFIX}-{step}"
-    path = os.path.join(aside, name)
-    write(path)
-    files = {name + suffix: _described(path + suffix) for suffix in _SUFFIXES}
-    json_files.write(path + ".json", {"global_step": step, "files": files})
-    for suffix in (*_SUFFIXES, ".json"):
-      _sync(path + suffix)
-    # A damaged one of the same step stops being a checkpoint here.
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(self.prefix(step) + ".json")
-    for suffix in (*_SUFFIXES, ".json"):
-      os.replace(path + suffix, self.prefix(step) + suffix)
-    _sync(self.folder)
-    self._remove_old(step)
 
   def _remove_old(self, newest: int) -> None:
     steps = [s for s in self.steps() if s <= newest]
@@ -412,8 +332,10 @@ class CheckpointFiles:
 def _reason(error: Exception) -> str:
   """What went wrong, without the place in the graph."""
   lines = getattr(error, "message", str(error)).splitlines()
-  found = [line for line in lines if line and not line[0].isspace()]
-  return found[-1] if found else repr(error)
+  for line in reversed(lines):
+    if line and not line[0].isspace():
+      return line
+  return repr(error)
 
 
 def _sync(path: str) -> None:

@@ -5,7 +5,6 @@ google/bert's names, `global_step`, and the `TrainingState`. Other hosts may not
 see the files: rank 0 reads and writes them, and broadcasts their values.
 """
 
-import math
 import time
 from collections.abc import Callable
 
@@ -79,7 +78,11 @@ class TrainingState:
 
 
 class Checkpointer:
-  """Commits one run's variables to memory, and saves them to the disk."""
+  """One run's checkpoints in memory (`commit`) and on the disk (`save`).
+
+  When to save is the caller's decision. All methods that take a session or
+  `wait` are called on all ranks.
+  """
 
   def __init__(
     self,
@@ -115,75 +118,56 @@ class Checkpointer:
       step = next(iter(self.files.steps()), 0)
     self.saved = self._comm.from_root(step)
 
-  def newest(self, before: float = math.inf) -> str | None:
-    steps = [s for s in self.files.steps() if s < before]
-    return self.files.prefix(steps[0]) if steps else None
+  def commit(
+    self, session: tf.Session, step: int, if_idle: bool = False
+  ) -> None:
+    """Copies all variables to memory.
 
-  # In memory -----------------------------------------------------------------
-
-  def commit(self, session: tf.Session, step: int) -> None:
-    """Copies all variables in memory; on all ranks.
-
-    In an elastic run they wait for each other, so rank 0 has reported all
-    updates up to here, and the next world does not repeat them.
+    In an elastic run ranks wait for each other, so rank 0 has reported all
+    updates up to here, and the next world does not repeat them. `if_idle`: not
+    while a checkpoint is being written from the memory that this one needs.
     """
-    if self._elastic and not self._has_room():
+    if self._elastic and not self._memory_is_free():
+      if if_idle:
+        return
       self.wait()
-    session.run(self._add_up_errors)
-    self._take(session, step)
-
-  def try_commit(self, session: tf.Session, step: int) -> None:
-    """`commit`, unless a checkpoint is being written from that memory."""
-    if self._has_room():
-      self._take(session, step)
-
-  def _has_room(self) -> bool:
-    """Whether all ranks may take a snapshot; they wait for each other."""
-    own = self._keeps and self._snapshot.begin() is self._snapshot.written
-    room = not own or self.files.wait(0)
-    return bool(self._comm.gather(np.array([room])).all())
-
-  def _take(self, session: tf.Session, step: int) -> None:
-    self.variables.copy(session, self._heartbeat)
+    if not if_idle:  # as a resumed run has them; else each rank has its own
+      session.run(self._add_up_errors)
+    for copy in self.variables.copies:
+      session.run(copy)
+      self._heartbeat()  # TensorFlow prepares each the first time, for a second
     if self._keeps:
       self._snapshot.finish(step)
 
-  def fall_back(self) -> int:
-    """The newest update that is saved or committed; a commit is then saved."""
-    self.save_commit()
-    committed = self.restore.committed()
-    return max(self.saved, committed.step if committed else 0)
-
-  # On the disk ---------------------------------------------------------------
+  def _memory_is_free(self) -> bool:
+    """Whether all ranks may take a snapshot; they wait for each other."""
+    is_free = True
+    if self._keeps and self._snapshot.next_values() is self.files.written:
+      is_free = self.files.wait(0)
+    return bool(self._comm.gather(np.array([is_free])).all())
 
   def save(self, session: tf.Session, step: int) -> None:
-    """Begins to save on rank 0, and commits; on all ranks."""
+    """Commits, and begins to write that on rank 0."""
     self.saved, began = step, time.monotonic()
     self.wait()
     self.commit(session, step)
     if self._comm.is_root:
-      self._write()
+      self.files.write(step, self._snapshot.values)
       self.stalls.append(time.monotonic() - began)
     self._patience = _READY_SECONDS
 
   def save_commit(self) -> None:
-    """Begins to save what is committed: there may be no next world."""
-    if self._comm.is_root and self.restore.committed():
-      if self._snapshot.step not in self.files.steps()[:1]:
-        self._write()
+    """Rank 0 begins to write what is committed: there may be no next world."""
+    committed = self.restore.committed()
+    if self._comm.is_root and committed:
+      if committed.step not in self.files.steps()[:1]:
+        self.files.write(committed.step, committed.values)
 
-  def _write(self) -> None:
-    self._snapshot.written = self._snapshot.values
-    self.files.write(self._snapshot.step, self._snapshot.written)
-
-  def keep_best(self, session: tf.Session, step: int, best: int | None) -> None:
-    """Protects rank 0's update `best`; saves it first if it is `step`."""
-    new = False
-    if best is not None:
-      self.files.protect(best)
-      new = step == best and step not in (self.saved, *self.files.steps())
-    if self._comm.from_root(new):
-      self.save(session, step)
+  def newest_saved_step(self) -> int:
+    """The newest update that is saved or committed; a commit is then saved."""
+    self.save_commit()
+    committed = self.restore.committed()
+    return max(self.saved, committed.step if committed else 0)
 
   def is_ready(self) -> bool:
     """Whether all ranks could save now; the first call after a save waits."""
@@ -197,7 +181,7 @@ class Checkpointer:
     return idle
 
   def wait(self) -> None:
-    """Waits, on all ranks, until rank 0 has written; that may take minutes."""
+    """Waits until rank 0 has written; that may take minutes."""
     began = reported = time.monotonic()
     while not self._is_idle(_READY_SECONDS):
       now = time.monotonic()
@@ -208,12 +192,12 @@ class Checkpointer:
         )
         reported = now
 
-  def look_after(self, step: int) -> None:
+  def report_failed_save(self, step: int) -> None:
     """Reports a checkpoint that could not be written, and tries again."""
     if failure := self.files.failure():
       tell(f"update {step}: {failure}; training continues and tries again")
     if self.files.retry_is_due():
-      self._write()
+      self.files.write(self._snapshot.step, self._snapshot.values)
 
   def close(self) -> None:
     """Waits for the disk; where another world may follow, not for long."""
@@ -227,8 +211,8 @@ class Checkpointer:
       failure = f"{self.files.prefix(self.saved)} could not be written"
     if self._comm.from_root(failure is not None):
       raise CheckpointError(
-        f"{failure}. The newest checkpoint is {self.newest()}: make room, then "
-        "the same command resumes from there"
+        f"{failure}. The newest checkpoint is {self.files.newest()}: make "
+        "room, then the same command resumes from there"
         if self._comm.is_root
         else "rank 0 could not save, its last line says why"
       )

@@ -69,30 +69,17 @@ class InitReport:
 
 def _schedule_position(source: Checkpoint) -> int:
   """The update of a checkpoint's learning rate schedule."""
-  if "global_step" not in source.shapes:
-    raise CheckpointError(
-      f"{source.path}: has no global_step from which the learning rate's "
-      "schedule could continue: leave out --norewarmup"
-    )
-  if "training_state/seconds" in source.shapes:
-    raise CheckpointError(
-      f"{source.path}: its learning rate followed --max_train_minutes, not the "
-      "updates: leave out --norewarmup"
-    )
-  start = "training_state/schedule_start"
-  before = source[start] if start in source.shapes else 0
-  try:
-    position = np.asarray(source["global_step"] + before)
-  except (ValueError, TypeError) as e:  # of other shapes or types
-    raise CheckpointError(
-      f"{source.path}: damaged ({e}): leave out --norewarmup"
-    ) from e
-  if position.shape or position.dtype.kind != "i" or position < 0:
-    raise CheckpointError(
-      f"{source.path}: its global_step is {position}, not a number of updates: "
-      "leave out --norewarmup"
-    )
-  return int(position)
+  own, before = "global_step", "training_state/schedule_start"
+  counts = [source[n] for n in (own, before) if n in source.shapes]
+  if own not in source.shapes:
+    why = "has no global_step from which the schedule could continue"
+  elif "training_state/seconds" in source.shapes:
+    why = "its learning rate followed --max_train_minutes, not the updates"
+  elif any(n.shape or n.dtype.kind != "i" for n in counts) or sum(counts) < 0:
+    why = f"its global_step is {counts[0]}, not a number of updates"
+  else:
+    return int(sum(counts))
+  raise CheckpointError(f"{source.path}: {why}: leave out --norewarmup")
 
 
 def restore_all(session: tf.Session, path: str, variables) -> None:

@@ -1,7 +1,6 @@
 """The values of all variables at one update, in memory."""
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
@@ -30,7 +29,6 @@ class Snapshot:
     self._thread: threading.Thread | None = None
     self._trouble = ""  # why there is no memory
     self.files: CheckpointFiles | None = None
-    self.written: dict | None = None  # the last values given to be written
 
   def prepare(self, tensors: dict) -> None:
     """Begins to get memory for `tensors`, by name; the first call only."""
@@ -51,7 +49,7 @@ class Snapshot:
     except MemoryError as e:
       self._trouble = f"the copy of all variables that a save writes: {e}"
 
-  def begin(self) -> dict[str, np.ndarray]:
+  def next_values(self) -> dict[str, np.ndarray]:
     """The arrays to fill with the next values; call `finish` afterwards.
 
     Raises `MemoryError` if there was no memory for them.
@@ -88,18 +86,17 @@ class SavedVariables:
     ]
     self._own = {v.op.name: tf.convert_to_tensor(v) for v in self.own}
     groups = [self._own, *(s.whole for s in self.sharded)]
-    tensors = {name: t for group in groups for name, t in group.items()}
+    tensors = {}
+    for group in groups:
+      tensors.update(group)
     self.shapes = {name: t.shape.as_list() for name, t in tensors.items()}
+    # To run one after the other, which saves memory. Where nothing is kept
+    # they make the whole tensors with the other ranks.
     if is_kept:
-      self._copies = [_copy_op(group, snapshot) for group in groups]
+      self.copies = [_copy_op(group, snapshot) for group in groups]
       snapshot.prepare(tensors)
     else:
-      self._copies = [[t.op for t in group.values()] for group in groups[1:]]
-
-  def copy(self, session: tf.Session, heartbeat: Callable[[], None]) -> None:
-    for copy in self._copies:
-      session.run(copy)
-      heartbeat()  # TensorFlow prepares each the first time, for a second
+      self.copies = [[t.op for t in group.values()] for group in groups[1:]]
 
   def values(self, session: tf.Session) -> dict:
     """This rank's values by name: of whole variables, and of its parts."""
@@ -108,7 +105,7 @@ class SavedVariables:
 
 def _copy_op(tensors: dict, snapshot: Snapshot) -> tf.Operation:
   def copy(*arrays) -> np.int32:
-    kept = snapshot.begin()
+    kept = snapshot.next_values()
     for name, array in zip(tensors, arrays, strict=True):
       np.copyto(kept[name], array)
     return np.int32(0)

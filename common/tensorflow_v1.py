@@ -78,7 +78,7 @@ def _is_command() -> bool:
   return folder in (root, os.path.join(root, "tools"))
 
 
-_NAMES = ("tf", "profiler", "tensor_bundle_pb2", "gen_xla_ops")
+_NAMES = ("tf", "profiler", "gen_xla_ops")
 
 
 def _import_quietly():
@@ -98,11 +98,10 @@ def _import_quietly():
     import tensorflow
     import tensorflow.compat.v1 as tf
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-    from tensorflow.core.protobuf import tensor_bundle_pb2
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-  return tf, tensorflow.profiler.experimental, tensor_bundle_pb2, gen_xla_ops
+  return tf, tensorflow.profiler.experimental, gen_xla_ops
 
 
 def __getattr__(name: str):

@@ -65,7 +65,7 @@ class Guard:
     """The update to resume from after a bad one; raises if it is the last."""
     if step == self._run.task.plan.updates:
       self._raise(step)
-    saved = self._run.checkpointer.fall_back()
+    saved = self._run.checkpointer.newest_saved_step()
     say(
       self._run.comm,
       f"updates {self._first['update']:,} to {step:,} were not finite and are "
@@ -95,12 +95,12 @@ class Guard:
     if len(records) > _SHOWN:
       named += " and so on"
     name, largest = next(iter(weights.items()))
-    newest = run.checkpointer.newest(before=first["update"])
+    newest = run.checkpointer.files.newest(before=first["update"])
     start = "No checkpoint was made before"
     if newest:
       start = f"{newest} is from before"
       step = checkpoint_files.step_of(newest) or 0
-      if run.checkpointer.newest(before=step):
+      if run.checkpointer.files.newest(before=step):
         start += " (delete its .json to go back further)"
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "

@@ -195,11 +195,16 @@ class Saver:
     self.keep_best(step)
 
   def keep_best(self, step: int) -> None:
-    """Keeps the best checkpoint by evaluation; saves `step` if that is it."""
-    run, best = self._run, None
+    """Protects the best checkpoint by evaluation; saves it if new."""
+    run, saves, is_new_best = self._run, self._run.checkpointer, False
     if run.comm.is_root:
       best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
-    run.checkpointer.keep_best(run.session, step, best)
+      if best is not None:
+        saves.files.protect(best)
+        is_saved = step in (saves.saved, *saves.files.steps())
+        is_new_best = best == step and not is_saved
+    if run.comm.from_root(is_new_best):
+      saves.save(run.session, step)
 
   def is_time(self) -> bool:
     """Whether --save_every_minutes have passed, by rank 0's clock."""
@@ -220,8 +225,8 @@ class Saver:
         saves.save(run.session, step)
         self._is_due, self._saved = False, time.monotonic()
       elif run.comm.elastic and _due(step, config.commit_every_steps):
-        saves.try_commit(run.session, step)
-      saves.look_after(step)
+        saves.commit(run.session, step, if_idle=True)
+      saves.report_failed_save(step)
 
   def leave_world(self, step: int) -> None:
     """Commits, and begins to save the commit, before ranks come or go."""

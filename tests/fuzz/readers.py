@@ -810,8 +810,6 @@ def run_folder(folder, markers):
     some = [damaged(whole, other), st.sampled_from([None, "", ""])]
     if name.endswith(".json"):
       some += [damaged_json(json.loads(whole))] * 2
-    elif name.endswith(".index"):
-      some += [damage.resealed(whole)] * 2
     elif name == "checkpoint":
       line = b'model_checkpoint_path: "%s"\n'
       lists = [line % b"x", line % b"model.ckpt-9" * 2, line % (b"x" * 5000)]

@@ -78,7 +78,8 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
 BY_THE_CLOCK = """
 import os, pathlib, time
 import run_pretraining
-from training import checkpointing, train_loop
+from checkpoints import checkpointing
+from training import train_loop
 
 saves = pathlib.Path(__file__ + "." + os.environ["HOROVOD_RANK"])
 save, update = checkpointing.Checkpointer.save, train_loop.run_update
@@ -211,7 +212,8 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
 SLOW_DISK = """
 import time
 import run_pretraining
-from training import checkpoint_files, signals, train_loop
+from checkpoints import checkpoint_files
+from training import signals, train_loop
 
 signals.Watchdog.SECONDS = 8.0
 signals.Watchdog.LONGEST = 1.0

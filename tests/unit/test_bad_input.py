@@ -26,7 +26,7 @@ from samples import settings_of, write_config, write_records
 
 import common.settings
 import tokenization
-from checkpoints import checkpoint_files, checkpointing
+from checkpoints import checkpointing
 from common import json_files
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
@@ -677,33 +677,6 @@ def test_weights_that_are_not_finite(checkpointer):
       match="ckpt-4: bert/kernel holds values that are not finite",
     ):
       start()
-
-
-def test_an_index_under_checksums_of_its_own(checkpointer):
-  """TensorFlow's reader ended the process for some of these."""
-  folder, _, _ = checkpointer
-  prefix = str(folder / "model.ckpt-3")
-  checkpoint_files.check_index(prefix)
-  index = folder / "model.ckpt-3.index"
-  whole, refused = index.read_bytes(), 0
-
-  @settings(deadline=None, max_examples=300, database=None)
-  @given(damage.resealed(whole))
-  def damaged(data):
-    nonlocal refused
-    index.write_bytes(data)
-    try:
-      checkpoint_files.check_index(prefix)
-    except checkpointing.CheckpointError as e:
-      assert str(index) in str(e) and "damaged" in str(e)
-      refused += 1
-
-  damaged()
-  assert refused > 100
-  for size in range(len(whole)):
-    index.write_bytes(whole[:size])
-    with pytest.raises(checkpointing.CheckpointError, match="damaged"):
-      checkpoint_files.check_index(prefix)
 
 
 def test_a_marker_with_an_endless_number(checkpointer):

@@ -125,7 +125,7 @@ def test_a_full_disk(tmp_path):
   code = """
 import resource, signal, sys
 import numpy as np
-from training import checkpoint_files
+from checkpoints import checkpoint_files
 files = checkpoint_files.CheckpointFiles(sys.argv[1], keep=1)
 small, large = np.zeros(10, np.float32), np.zeros(100_000, np.float32)
 files.write(1, {"a": small})
@@ -234,11 +234,11 @@ def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, disk):
     checkpointer.restore.initialise(session, None)
     checkpointer.save(session, 1)
     for step in (2, 3, 4):
-      checkpointer.try_commit(session, step)
+      checkpointer.commit(session, step, if_idle=True)
     assert snapshot.step == 2
     disk.set()
     checkpointer.wait()
-    checkpointer.try_commit(session, 5)
+    checkpointer.commit(session, 5, if_idle=True)
     assert snapshot.step == 5
 
 
@@ -260,7 +260,7 @@ def test_an_elastic_world_ends_while_the_disk_is_slow(
         checkpointer.close()
         continue
       for step in (2, 3):
-        checkpointer.try_commit(session, step)
+        checkpointer.commit(session, step, if_idle=True)
       assert snapshot.step == 2
       disk.set()
       checkpointer.save(session, 4)
@@ -285,7 +285,7 @@ def test_a_last_save_that_fails_at_once_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_files._Writer, "__call__", full)
     checkpointer.save(session, 2)
     checkpointer.wait()
-    checkpointer.look_after(2)
+    checkpointer.report_failed_save(2)
     with pytest.raises(
       CheckpointError, match="ckpt-2 could not be written. Th"
     ):
@@ -332,7 +332,7 @@ def test_what_another_world_left_in_memory_is_not_on_the_disk(tmp_path):
     second = make()
     second.start(2)
     assert second.saved == 1
-    assert second.fall_back() == 2
+    assert second.newest_saved_step() == 2
     second.finish()
     assert CheckpointFiles(str(tmp_path), 5).steps() == [2, 1]
 
