@@ -37,7 +37,14 @@ from gradients import sharded_variables
 from interop import model_source
 from model import initial_weights, model_flops
 from model.tensor_parallel import Slices
-from training import dry_run, plans, reporting, train_loop, training_run
+from training import (
+  dry_run,
+  next_steps,
+  plans,
+  reporting,
+  train_loop,
+  training_run,
+)
 from training.evaluation import (
   EvaluationBatches,
   Evaluator,
@@ -241,7 +248,7 @@ def pretrain_stage(
 
   def build():
     task = training_task(config, comm, staged) if config.do_train else None
-    parts = train_loop.Parts(
+    job = train_loop.Job(
       best_by=BEST_BY,
       task=task,
       evaluate=evaluator(config, comm) if config.do_eval else None,
@@ -249,9 +256,14 @@ def pretrain_stage(
       and functools.partial(
         run_folder.keep_vocabulary, config.output_dir, task.source.manifests
       ),
+      next_steps=next_steps.after(
+        config.output_dir,
+        positions=config.bert.max_position_embeddings,
+        converts=not config.bert.pre_layer_norm,
+      ),
     )
     sharded_variables.add_sliced(comm, config.optimizer.kind.slots)
-    return parts
+    return job
 
   return training_run.run(config, comm, build, snapshot, signals)
 

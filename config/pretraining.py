@@ -288,6 +288,16 @@ class RunConfig:
     del flags
     return {}
 
+  def how_to_continue(self) -> str:
+    """What to do to train longer, once the training is complete."""
+    return f"to continue, give the same command with more {self.length_flag}"
+
+  def lower_rate(self, stage: training_plan.Stage) -> tuple[str, list[str]]:
+    """How to halve the learning rate: in words, and flags that do it."""
+    del stage
+    flag = f"--learning_rate={self.learning_rate / 2:g}"
+    return "with a lower learning rate", [flag]
+
   def as_dict(self) -> dict:
     """Plain values, for the run folder and to compare ranks."""
     return {**dataclasses.asdict(self), "bert": self.bert.to_dict()}
@@ -590,6 +600,24 @@ class PretrainingConfig(RunConfig):
       given = {n: flags[n].value for n in flags if flags[n].present}
       found |= deepspeed_json.flags_of(cls, flags.config_json, given)
     return found
+
+  def how_to_continue(self):
+    if self.cooldown_from:
+      return "the cooldown is complete: another one is a new run"
+    if not self.stages:
+      return super().how_to_continue()
+    if not self.max_train_minutes:
+      return "to continue, add a stage to --stages"
+    return (
+      f"ended by --num_train_steps={self.num_train_steps}: to train longer, "
+      "start a new run"
+    )
+
+  def lower_rate(self, stage):
+    if "learning_rate" not in (self.stages or [{}])[stage.number]:
+      return super().lower_rate(stage)
+    rate = f'"learning_rate": {self.learning_rate / 2:g}'
+    return f"give stage {stage.number + 1} of --stages {rate}", []
 
   def flags_for(self, plan, global_batch):
     """In per-rank mode also the steps, counted in global batches."""

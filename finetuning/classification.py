@@ -19,6 +19,7 @@ from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.task_file import model_folder, saved_task
 from model import model_flops
+from training import next_steps
 
 _data = in_group("Data")
 
@@ -338,6 +339,14 @@ class Classification(FinetuningTask):
           shares = [f"{p:.6f}" for p in special.softmax(row.astype(float))]
           print(number, labels[np.argmax(row)], *shares, sep="\t", file=f)
     return [f"predictions {path}"]
+
+  def next_steps(self):
+    return next_steps.after(
+      self.config.output_dir,
+      self.config.kind,
+      pairs=bool(self._table.pair),
+      converts=not self.config.bert.pre_layer_norm,
+    )
 
   def describe(self):
     return {"labels": self.labels, **self.config.describe_table()}

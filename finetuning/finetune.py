@@ -26,7 +26,7 @@ from data import record_order
 from finetuning import packed, task_file
 from finetuning.task_file import TASK_FILE, saved_task
 from model import model_flops
-from training import reporting, train_loop, training_run
+from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
 from xla_patches import jit
@@ -218,6 +218,13 @@ class FinetuningTask:
     """Writes into the run folder; returns lines for the console."""
     raise NotImplementedError
 
+  def next_steps(self) -> dict[str, list[str]]:
+    """What to do with a trained model -> the command."""
+    config = self.config
+    return next_steps.after(
+      config.output_dir, config.kind, converts=not config.bert.pre_layer_norm
+    )
+
   def describe(self) -> dict:
     """The keys of task.json that only this kind has."""
     raise NotImplementedError
@@ -260,7 +267,9 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       begin = functools.partial(task_file.write, config, task.task_content)
     evaluate = _evaluator(task, config, comm) if config.do_eval else None
     predict = _predictor(task, config, comm) if config.do_predict else None
-    return train_loop.Parts(task.best_by, train, evaluate, predict, begin)
+    return train_loop.Job(
+      task.best_by, train, evaluate, predict, begin, task.next_steps()
+    )
 
   return training_run.run(config, comm, build, snapshot, signals)
 

@@ -141,17 +141,11 @@ def _extremes(values: dict, variables) -> dict:
 
 def _lower_rate(config, stage, comm) -> str:
   """How to resume with half the learning rate."""
-  given, more, rate = sys.argv, [], f"{config.learning_rate / 2:g}"
-  stages = getattr(config, "stages", None)
-  how = "with a lower learning rate"
-  if stages and "learning_rate" in stages[stage.number]:
-    number = stage.number + 1
-    how = f'give stage {number} of --stages "learning_rate": {rate}'
-  else:
-    given = [a for a in given if not a.startswith("--learning_rate=")]
-    more = [f"--learning_rate={rate}"]
+  how, flags = config.lower_rate(stage)
   if comm.elastic or comm.size != comm.local_size:
     # Which hosts there are, and who starts the ranks, is not known here.
-    return f"{how}: give the same command{' with '.join(['', *more])}"
-  command = [os.path.relpath(sys.executable), *given, *more]
+    return f"{how}: give the same command{' with '.join(['', *flags])}"
+  names = tuple(flag.partition("=")[0] + "=" for flag in flags)
+  given = [a for a in sys.argv if not (names and a.startswith(names))]
+  command = [os.path.relpath(sys.executable), *given, *flags]
   return f"{how}:\n  {shlex.join(processes.horovodrun(comm.size, command))}"

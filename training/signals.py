@@ -1,6 +1,7 @@
 """How a run is stopped: signals, the ranks' vote, its time, the watchdog."""
 
 import contextlib
+import enum
 import os
 import signal
 import sys
@@ -15,6 +16,15 @@ from common.errors import STOP_SIGNALS
 from common.tensorflow_v1 import tf
 
 _TICK = 0.5  # seconds
+
+
+class Stop(enum.StrEnum):
+  """Why a training ends before its last update."""
+
+  ASKED = "stop"  # by signals
+  WORLD_CHANGE = "change"  # ranks come or go
+  NO_BETTER = "no better"  # evaluations
+  TIME = "time"  # of --max_train_minutes
 
 
 class StopSignals:
@@ -97,13 +107,13 @@ class StopVote:
     changed = self._comm.hosts_changed()
     return {self._own: Votes(asked, overdue, changed, save, seconds)}
 
-  def verdict(self, counts) -> str | None:
-    """All ranks do the same: "stop", "change" to another world, or None."""
+  def verdict(self, counts) -> Stop | None:
+    """What all ranks do: end, leave for another world, or continue."""
     votes = Votes(*counts)
     everywhere = votes.asked == self._comm.size
     if everywhere or (votes.asked and not self._comm.elastic):
-      return "stop"
-    return "change" if votes.overdue or votes.changed else None
+      return Stop.ASKED
+    return Stop.WORLD_CHANGE if votes.overdue or votes.changed else None
 
 
 class Budget:
@@ -116,8 +126,9 @@ class Budget:
 
   def __init__(self, minutes: float, first: float = 0.0, last: float = 1.0):
     """From share `first` of the time to `last`."""
-    self._first, self._all = first, 60.0 * minutes
-    self.seconds = self._all * last
+    self.minutes = minutes
+    self._began = 60.0 * minutes * first
+    self.seconds = 60.0 * minutes * last
     self.passed = 0.0  # up to the last update
     self._last: float | None = None  # this rank's clock then
     self._laps = (0.0, 0.0)
@@ -134,9 +145,8 @@ class Budget:
 
   def share(self) -> float:
     """Share of this stage's time that has passed, also during an update."""
-    began = self._first * self._all
-    passed = self.passed + self.lap() - began
-    return float(np.clip(passed / (self.seconds - began), 0.0, 1.0))
+    passed = self.passed + self.lap() - self._began
+    return float(np.clip(passed / (self.seconds - self._began), 0.0, 1.0))
 
   def is_over(self) -> bool:
     """Whether there is no time for another update like the last ones."""
@@ -146,9 +156,9 @@ class Budget:
 class Interrupted(Exception):
   """All ranks left an evaluation in the same batch, by `StopVote.verdict`."""
 
-  def __init__(self, verdict: str):
-    super().__init__(f"the ranks' verdict is {verdict}")
-    self.verdict = verdict
+  def __init__(self, stop: Stop):
+    super().__init__(f"the ranks' verdict is {stop}")
+    self.stop = stop
 
 
 class Watchdog(contextlib.AbstractContextManager):

@@ -16,6 +16,7 @@ from training import divergence, evaluation, profiling, reporting
 from training.signals import (
   Budget,
   Interrupted,
+  Stop,
   StopSignals,
   StopVote,
   Votes,
@@ -47,7 +48,7 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class Job:
   """What a run does, built in its graph; None is left out."""
 
   best_by: metrics.BestBy
@@ -57,12 +58,15 @@ class Parts:
   predict: Callable[[tf.Session, Watchdog], list] | None = None
   # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
+  # What to do with a trained model -> the command.
+  next_steps: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run(Parts):
-  """The parts of a run and their surroundings."""
+class Run:
+  """A job and its surroundings."""
 
+  job: Job
   config: RunConfig
   comm: distributed.Comm
   session: tf.Session
@@ -70,6 +74,26 @@ class Run(Parts):
   watchdog: Watchdog
   signals: StopSignals
   profile: profiling.Profile
+
+  @property
+  def task(self) -> Task | None:
+    return self.job.task
+
+  @property
+  def evaluate(self) -> evaluation.Evaluator | None:
+    return self.job.evaluate
+
+  def best_evaluation(self, step: int) -> int | None:
+    """On rank 0 the update up to `step` with the best evaluation, if any."""
+    if not self.comm.is_root:
+      return None
+    folder = self.config.output_dir
+    return metrics.best_evaluation(folder, step, self.job.best_by)
+
+  def best_saved(self, step: int) -> int | None:
+    """The same, if that update has a checkpoint."""
+    best = self.best_evaluation(step)
+    return best if best in self.checkpointer.files.steps() else None
 
 
 def train(run: Run) -> dict:
@@ -80,10 +104,10 @@ def train(run: Run) -> dict:
   `distributed.WorldChange` if ranks come or go, after it commits, and
   `records.DataError`, `divergence.DivergedError` or `distributed.RankLost`.
   """
-  plan, clock = run.task.plan, reporting.Clock()
+  plan, budget, clock = run.task.plan, run.task.budget, reporting.Clock()
   step = first = int(run.session.run(tf.train.get_global_step()))
   run.checkpointer.start(step)
-  if budget := run.task.budget:  # before the batches, whose masks may ask it
+  if budget:  # before the batches, whose masks may ask it
     budget.passed = float(run.session.run(run.task.state.seconds))
   run.task.batches.start(run.session, step)
   reporter = reporting.Reporter(run, clock, step)
@@ -93,7 +117,7 @@ def train(run: Run) -> dict:
   evaluations = Evaluations(run, clock, guard, saver, first)
   stop = evaluations.verdict(step)
   if budget and budget.is_over():
-    stop = stop or "time"
+    stop = stop or Stop.TIME
   while step < plan.updates and not stop:
     if evaluations.are_due(step):
       stop = evaluations.make(step)
@@ -107,12 +131,14 @@ def train(run: Run) -> dict:
     step += 1
     guard.check(step, update)
     if budget and not stop and not guard.bad and budget.is_over():
-      stop = "time"  # what is saved has no time left
+      stop = Stop.TIME
+      # A run that resumes from what is saved has no time left.
       taken = max(budget.seconds, budget.passed)
       run.task.state.seconds.load(taken, run.session)
-    reporter.report(step, update, stop == "time" or step == plan.updates)
+    is_last = step == plan.updates or stop == Stop.TIME
+    reporter.report(step, update, is_last)
     saver.after_update(step, update["save"])
-  if stop == "change" and step < plan.updates:
+  if stop == Stop.WORLD_CHANGE and step < plan.updates:
     saver.leave_world(step)
     raise distributed.WorldChange("ranks come or go")
   saved = saver.end(step)
@@ -122,9 +148,9 @@ def train(run: Run) -> dict:
     **clock.closing(),
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
-    "stopped": stop == "stop",
-    "stopped_early": stop == "no better",
-    "out_of_time": stop == "time",
+    "stopped": stop == Stop.ASKED,
+    "stopped_early": stop == Stop.NO_BETTER,
+    "out_of_time": stop == Stop.TIME,
     "global_step": saved,
   }
 
@@ -132,48 +158,50 @@ def train(run: Run) -> dict:
 def run_update(run: Run, number: int, save: bool = False) -> tuple:
   """Runs an update, unless the ranks stop while micro-batches add up.
 
-  Returns what was fetched, or None if the ranks stop, and `StopVote.verdict`.
-  Of the update's `seconds` it waited `input_seconds` for micro-batches. `save`
-  is rank 0's wish for a checkpoint, which all ranks find in what was fetched.
+  Returns what was fetched, or None if the ranks stop, and why they do. Of the
+  update's `seconds` it waited `input_seconds` for micro-batches. With `save`
+  rank 0 asks for a checkpoint; the request is all-reduced, so every rank gets
+  it with what was fetched.
   """
-  task, waited, wishes, laps = run.task, [], [], []
+  task, budget = run.task, run.task.budget
+  micro_batches = task.plan.micro_batches_of(number - 1)
+  began, waited, save_asked = time.monotonic(), 0.0, False
   run.profile.at(number)
-  began = time.monotonic()
-  lap = lambda: task.budget.lap() if task.budget and run.comm.is_root else 0.0
-
-  def micro_batch(fetches) -> tuple:
-    asked = time.time()
-    fetched, counts, made = run.session.run(
-      [fetches, task.vote.counts, task.batches.made],
-      task.vote.feed(run.signals, save, lap()),
-    )
-    votes = Votes(*counts)
-    wishes.append(bool(votes.save))
-    laps.append(float(votes.lap))
-    waited.append(max(0.0, made - asked))
-    return fetched, task.vote.verdict(counts)
-
   try:
     with run.profile.update(number):
-      for _ in range(task.plan.micro_batches_of(number - 1) - 1):
-        _, verdict = micro_batch(task.ops.accumulate)
-        run.watchdog.heartbeat()
-        if verdict:
-          return None, verdict
-      fetched, verdict = micro_batch(task.ops.fetches())
+      for micro_batch in range(1, micro_batches + 1):
+        is_last = micro_batch == micro_batches
+        lap = budget.lap() if budget and run.comm.is_root else 0.0
+        asked = time.time()
+        fetched, counts, made = run.session.run(
+          [
+            task.ops.fetches() if is_last else task.ops.accumulate,
+            task.vote.counts,
+            task.batches.made,
+          ],
+          task.vote.feed(run.signals, save, lap),
+        )
+        waited += max(0.0, made - asked)
+        votes = Votes(*counts)
+        save_asked = save_asked or votes.save > 0
+        stop = task.vote.verdict(votes)
+        if not is_last:
+          run.watchdog.heartbeat()
+          if stop:
+            return None, stop
   except input_pipeline.READ_ERRORS as e:
     numbers = task.batches.numbers(number - 1)
     raise evaluation.clear_error(e, task.source, numbers) from e
   run.watchdog.resume()
-  if task.budget:
-    task.budget.after_update(laps[-1])
+  if budget:
+    budget.after_update(float(votes.lap))
   measured = {
     "records": task.plan.records_of(number - 1),
     "seconds": time.monotonic() - began,
-    "input_seconds": sum(waited),
-    "save": any(wishes),
+    "input_seconds": waited,
+    "save": save_asked,
   }
-  return {**fetched, **measured}, verdict
+  return {**fetched, **measured}, stop
 
 
 def _due(step: int, every: int) -> bool:
@@ -181,11 +209,11 @@ def _due(step: int, every: int) -> bool:
 
 
 class Saver:
-  """Decides when to save and commit, and which checkpoint is the best."""
+  """Decides when to save and commit, and which checkpoints stay."""
 
   def __init__(self, run: Run, clock: reporting.Clock, guard: divergence.Guard):
     self._run, self._clock, self._guard = run, clock, guard
-    self._is_due = False
+    self._is_due = False  # a save, which may wait for a good update or the disk
     self._saved = time.monotonic()  # of the last checkpoint, or the start
 
   def start(self, step: int) -> None:
@@ -196,14 +224,12 @@ class Saver:
 
   def keep_best(self, step: int) -> None:
     """Protects the best checkpoint by evaluation; saves it if new."""
-    run, saves, is_new_best = self._run, self._run.checkpointer, False
-    if run.comm.is_root:
-      best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
-      if best is not None:
-        saves.files.protect(best)
-        is_saved = step in (saves.saved, *saves.files.steps())
-        is_new_best = best == step and not is_saved
-    if run.comm.from_root(is_new_best):
+    run, saves, is_new = self._run, self._run.checkpointer, False
+    best = run.best_evaluation(step)
+    if best is not None:
+      saves.files.protect(best)
+      is_new = best == step and step not in (saves.saved, *saves.files.steps())
+    if run.comm.from_root(is_new):
       saves.save(run.session, step)
 
   def is_time(self) -> bool:
@@ -215,8 +241,8 @@ class Saver:
   def after_update(self, step: int, asked: bool = False) -> None:
     """Saves or commits if due or `asked`, unless the update was bad."""
     run, config, saves = self._run, self._run.config, self._run.checkpointer
-    due = asked or _due(step, config.save_checkpoints_steps)
-    self._is_due = self._is_due or due
+    if asked or _due(step, config.save_checkpoints_steps):
+      self._is_due = True
     if self._guard.bad:
       return
     with self._clock.timing("save"):
@@ -257,7 +283,8 @@ class Evaluations:
     self._saver, self._first = saver, first
 
   def are_due(self, step: int) -> bool:
-    if not _due(step, self._run.config.eval_every_steps) or self._guard.bad:
+    every = self._run.config.eval_every_steps
+    if not _due(step, every) or self._guard.bad:
       return False
     return step > self._first or self._lacks_first()
 
@@ -273,29 +300,29 @@ class Evaluations:
       )
     )
 
-  def make(self, step: int) -> str | None:
+  def make(self, step: int) -> Stop | None:
     """Evaluates, and keeps the best; returns why training ends, or None."""
     run = self._run
     try:
       with self._clock.timing("evaluation"):
         run.evaluate(run.session, step, run.signals, run.watchdog)
     except Interrupted as interrupted:
-      return interrupted.verdict
+      return interrupted.stop
     with self._clock.timing("save"):
       self._saver.keep_best(step)
     if step == self._first:
       run.watchdog.pause()  # the first update compiles
     return self.verdict(step)
 
-  def verdict(self, step: int) -> str | None:
-    """Returns "no better" after too many evaluations without a new best."""
+  def verdict(self, step: int) -> Stop | None:
+    """`NO_BETTER` after too many evaluations without a new best."""
     run, since = self._run, 0
     limit, folder = run.config.early_stopping_evaluations, run.config.output_dir
     if not limit:
       return None
     if run.comm.is_root:
-      since = metrics.evaluations_since_best(folder, step, run.best_by)
-    return "no better" if run.comm.from_root(since) >= limit else None
+      since = metrics.evaluations_since_best(folder, step, run.job.best_by)
+    return Stop.NO_BETTER if run.comm.from_root(since) >= limit else None
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:

@@ -5,12 +5,12 @@ import dataclasses
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 import mixed_precision
-from checkpoints import checkpointing, metrics, run_folder
+from checkpoints import checkpointing, run_folder
 from checkpoints.snapshot import Snapshot
 from common import json_files
 from common.console import say, tell
@@ -21,10 +21,9 @@ from gradients import distributed
 from gradients.lr_schedule import scale_peak
 from model import sampled_softmax, triton_kernels
 from training import (
+  closing,
   elastic,
-  next_steps,
   profiling,
-  reporting,
   services,
   train_loop,
 )
@@ -141,7 +140,7 @@ def session_config(config, comm) -> tf.ConfigProto:
 def run(
   config,
   comm,
-  build: Callable[[], train_loop.Parts],
+  build: Callable[[], train_loop.Job],
   snapshot: Snapshot | None = None,
   signals: StopSignals | None = None,
 ) -> dict:
@@ -155,14 +154,14 @@ def run(
   comm.check_equal("a flag", "\n".join(lines))
   folder, watchdog = config.output_dir, Watchdog(comm)
   with run_folder.locked(folder, comm), graph(config):
-    parts = build()
+    job = build()
     checkpointer = checkpointing.Checkpointer(
       folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
     )
-    if parts.task:
-      say(comm, *parts.task.plan.lines())
-      if parts.task.budget:
-        say(comm, f"or {parts.task.budget.seconds / 60:g} minutes, if less")
+    if job.task:
+      say(comm, *job.task.plan.lines())
+      if job.task.budget:
+        say(comm, f"or {job.task.budget.seconds / 60:g} minutes, if less")
     on_gpu = bool(tf.config.list_physical_devices("GPU"))
     if on_gpu or config.policy != mixed_precision.FP32:
       line = precision_line(config, on_gpu)
@@ -174,7 +173,7 @@ def run(
       watchdog,  # ends first: closing may take any time
     ):
       run = train_loop.Run(
-        **vars(parts),
+        job=job,
         config=config,
         comm=comm,
         session=session,
@@ -203,7 +202,7 @@ def run(
       if run.evaluate:
         run.evaluate.close()
       if comm.is_root:
-        _finish(run, training, results, step, lines)
+        closing.finish(run, training, results, step, lines)
   return {"training": training, "evaluation": results}
 
 
@@ -229,29 +228,21 @@ def _train(run: train_loop.Run, owns_signals: bool) -> dict:
 
 
 def _conclude(run: train_loop.Run, step: int) -> tuple:
-  """Returns the evaluation's results or None, and `Parts.predict`'s lines."""
+  """Returns the evaluation's results or None, and `Job.predict`'s lines."""
   session, watchdog, results = run.session, run.watchdog, None
   if run.evaluate and (run.task or not run.config.ends_with_best):
     # Of other files, perhaps, an evaluation alone is not one of the training's.
     results = run.evaluate(session, step, None, watchdog, log=bool(run.task))
   watchdog.pause()
   if run.config.ends_with_best:
-    best = run.comm.from_root(_best_saved(run, step) or 0)
+    best = run.comm.from_root(run.best_saved(step) or 0)
     if best not in (0, step):
       run.checkpointer.restore.weights(session, best)
       say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
     if run.evaluate:  # does nothing if that was evaluated just now
       results = run.evaluate(session, step, None, watchdog, log=False)
-  return results, run.predict(session, watchdog) if run.predict else []
-
-
-def _best_saved(run: train_loop.Run, step: int) -> int | None:
-  """On rank 0 the best update by evaluation, if it has a checkpoint."""
-  if not run.comm.is_root:
-    return None
-  best = metrics.best_evaluation(run.config.output_dir, step, run.best_by)
-  return best if best in run.checkpointer.files.steps() else None
+  return results, run.job.predict(session, watchdog) if run.job.predict else []
 
 
 def _start_or_resume(run: train_loop.Run) -> int:
@@ -444,86 +435,6 @@ def _write_run_folder(run: train_loop.Run) -> None:
   if task:
     path = os.path.join(config.output_dir, CONFIG_FILE)
     json_files.write(path, config.bert.to_dict())
-  if run.begin:
-    run.begin()
+  if run.job.begin:
+    run.job.begin()
   run_folder.write_run_file(config, task)
-
-
-def _finish(run: train_loop.Run, training, results, step: int, predicted):
-  """Writes the results and says where everything is, on rank 0."""
-  folder, prefix = run.config.output_dir, run.checkpointer.files.prefix
-  lines = [""]
-  if training and training["updates"]:
-    path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
-    json_files.write(path, training)
-    lines.append(reporting.speed_lines(training))
-  elif training and not training["stopped"]:
-    lines.append(f"nothing left to train: update {step:,} is the last")
-  if results:
-    path = os.path.join(folder, run_folder.EVAL_RESULTS_FILE)
-    json_files.write(path, results)
-    lines.append(f"evaluation  {path}")
-  lines += predicted
-  best = _best_saved(run, step)
-  if best is not None:
-    lines.append(f"best        {prefix(best)} by evaluation")
-  if training:
-    lines += [
-      f"checkpoint  {prefix(step) if step else 'none yet'}",
-      f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
-      f"TensorBoard {folder}",
-      *_training_end(run.config, run.task.plan.stage, training, step),
-    ]
-  tell(*lines)
-
-
-def _training_end(config, stage, training: dict, step: int) -> Iterator[str]:
-  if training["profile"]:
-    yield (
-      f"profile     {training['profile']}, for TensorBoard with "
-      "tensorboard-plugin-profile"
-    )
-  elif config.profile and stage.count == 1:
-    yield "profile     none: its updates were not made in this run"
-  staged = getattr(config, "stages", None)
-  if training["stopped"] and not step:
-    yield "stopped as asked before the first update: the same command starts it"
-  elif training["stopped"]:
-    yield (
-      f"stopped as asked before update {step + 1:,}, saved: the same command "
-      "resumes there"
-    )
-  elif training["stopped_early"]:
-    yield (
-      f"stopped early: {config.early_stopping_evaluations} evaluations in a "
-      "row were no better"
-    )
-  elif not stage.is_last:
-    yield f"stage {stage.number + 1} of {stage.count} ended"
-  elif training["out_of_time"]:
-    yield (
-      f"ended after --max_train_minutes={config.max_train_minutes:g}, at the "
-      "end of its learning rate's schedule: to train longer, start a new run"
-    )
-  elif staged and not _minutes(config):
-    yield "to continue, add a stage to --stages"
-  elif staged:
-    yield (
-      f"ended by --num_train_steps={config.num_train_steps}: to train longer, "
-      "start a new run"
-    )
-  elif getattr(config, "cooldown_from", None):
-    yield "the cooldown is complete: another one is a new run"
-  else:
-    yield f"to continue, give the same command with more {config.length_flag}"
-  ended = stage.is_last or training["stopped_early"]
-  if step and ended and not training["stopped"]:
-    kind = getattr(config, "kind", None)
-    commands = next_steps.after(
-      config.output_dir,
-      kind,
-      positions=config.bert.max_position_embeddings,
-      pairs=kind == "classifier" and bool(config.table().pair),
-      converts=not config.bert.pre_layer_norm,
-    )
-    yield from next_steps.lines(commands)

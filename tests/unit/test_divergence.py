@@ -1,5 +1,6 @@
 """A run that is beyond repair stops, says where, and leaves what was good."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from checkpoints import checkpointing
 from checkpoints.metrics import read_jsonl
 from checkpoints.snapshot import Snapshot
 from common.tensorflow_v1 import tf
+from config import training_plan
 from data import record_order
 from gradients import distributed
 from mixed_precision import LossScaleConfig
@@ -239,13 +241,16 @@ def test_a_rank_commits_only_with_all_others(tmp_path):
 @pytest.mark.parametrize(
   "comm", [{"size": 4, "local_size": 2}, {"size": 2, "elastic": True}], ids=str
 )
-def test_a_command_for_several_hosts_is_not_made_up(comm):
+def test_a_command_for_several_hosts_is_not_made_up(tiny_run, comm):
   """Nor is one of an elastic run: its launcher's words are not known."""
   known = {"elastic": False, "local_size": 2, **comm}
-  config = types.SimpleNamespace(learning_rate=1e-3, stages=None)
-  said = divergence._lower_rate(config, None, types.SimpleNamespace(**known))
+  ranks = types.SimpleNamespace(**known)
+  stage = training_plan.WHOLE_RUN
+  config = runs.config(tiny_run, "run", learning_rate=1e-3)
+  said = divergence._lower_rate(config, stage, ranks)
   assert said.endswith("give the same command with --learning_rate=0.0005")
-  config.stages = [{"learning_rate": 1e-3}]
-  stage = types.SimpleNamespace(number=0)
-  said = divergence._lower_rate(config, stage, types.SimpleNamespace(**known))
+  steps = type(config).num_train_steps
+  stages = ({"learning_rate": 1e-3, "num_train_steps": 20},)
+  config = dataclasses.replace(config, stages=stages, num_train_steps=steps)
+  said = divergence._lower_rate(config, stage, ranks)
   assert said.endswith("give the same command")

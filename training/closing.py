@@ -1,0 +1,92 @@
+"""The closing screen: what a run did, where its files are, what comes next."""
+
+import os
+from collections.abc import Iterator
+
+from checkpoints import metrics, run_folder
+from common import json_files
+from common.console import tell
+from training import next_steps, reporting
+
+
+def finish(
+  run, training: dict | None, results: dict | None, step: int, predicted: list
+) -> None:
+  """Writes the results of a `train_loop.Run`, and tells them; on rank 0.
+
+  training: of `train_loop.train`; results: of the last evaluation; predicted:
+  lines about predictions.
+  """
+  folder, prefix = run.config.output_dir, run.checkpointer.files.prefix
+  lines = [""]
+  if training and training["updates"]:
+    path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
+    json_files.write(path, training)
+    lines.append(reporting.speed_lines(training))
+  elif training and not training["stopped"]:
+    lines.append(f"nothing left to train: update {step:,} is the last")
+  if results:
+    path = os.path.join(folder, run_folder.EVAL_RESULTS_FILE)
+    json_files.write(path, results)
+    lines.append(f"evaluation  {path}")
+  lines += predicted
+  best = run.best_saved(step)
+  if best is not None:
+    lines.append(f"best        {prefix(best)} by evaluation")
+  if training:
+    lines += [
+      f"checkpoint  {prefix(step) if step else 'none yet'}",
+      f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
+      f"TensorBoard {folder}",
+      *_profile_lines(run, training),
+      _why_it_ended(run, training, step),
+      *_next_steps(run, training, step),
+    ]
+  tell(*lines)
+
+
+def _profile_lines(run, training: dict) -> Iterator[str]:
+  if training["profile"]:
+    yield (
+      f"profile     {training['profile']}, for TensorBoard with "
+      "tensorboard-plugin-profile"
+    )
+  elif run.config.profile and run.task.plan.stage.count == 1:
+    yield "profile     none: its updates were not made in this run"
+
+
+def _why_it_ended(run, training: dict, step: int) -> str:
+  """The first line that applies: why it ended, and how it can continue."""
+  stage, budget = run.task.plan.stage, run.task.budget
+  minutes = budget.minutes if budget else 0.0
+  reasons = (
+    (
+      training["stopped"] and not step,
+      "stopped as asked before the first update: the same command starts it",
+    ),
+    (
+      training["stopped"],
+      f"stopped as asked before update {step + 1:,}, saved: the same command "
+      "resumes there",
+    ),
+    (
+      training["stopped_early"],
+      f"stopped early: {run.config.early_stopping_evaluations} evaluations in "
+      "a row were no better",
+    ),
+    (not stage.is_last, f"stage {stage.number + 1} of {stage.count} ended"),
+    (
+      training["out_of_time"],
+      f"ended after --max_train_minutes={minutes:g}, at the end of its "
+      "learning rate's schedule: to train longer, start a new run",
+    ),
+    (True, run.config.how_to_continue()),
+  )
+  return next(line for applies, line in reasons if applies)
+
+
+def _next_steps(run, training: dict, step: int) -> Iterator[str]:
+  """Commands for the model, once there is one and no stage follows."""
+  is_over = run.task.plan.stage.is_last or training["stopped_early"]
+  if step and is_over and not training["stopped"]:
+    yield from next_steps.lines(run.job.next_steps)
