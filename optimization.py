@@ -186,9 +186,9 @@ class TrainOps(NamedTuple):
 
   def fetches(self) -> dict:
     """`update` and the tensors that have its values, by name."""
-    found = self._asdict()
-    del found["accumulate"], found["variables"]
-    return found
+    fetches = self._asdict()
+    del fetches["accumulate"], fetches["variables"]
+    return fetches
 
 
 def _to_host(nested: dict) -> dict:
@@ -197,8 +197,9 @@ def _to_host(nested: dict) -> dict:
   packed = jit.compiled(_packed, jit.UPDATE)(*scalars)
   with tf.device("/cpu:0"):
     values = tf.unstack(packed, num=len(scalars))
-    own = [tf.cast(v, s.dtype) for v, s in zip(values, scalars, strict=True)]
-  return tf.nest.pack_sequence_as(nested, own)
+    pairs = zip(values, scalars, strict=True)
+    values = [tf.cast(value, scalar.dtype) for value, scalar in pairs]
+  return tf.nest.pack_sequence_as(nested, values)
 
 
 def _packed(*scalars):

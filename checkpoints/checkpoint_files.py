@@ -288,23 +288,23 @@ class CheckpointFiles:
   def _write(self, step: int, values: Mapping, writer: _Writer) -> None:
     """In the thread: makes a checkpoint aside, then moves it to its place."""
     aside, target = os.path.join(self.folder, _ASIDE), self.prefix(step)
-    made = os.path.join(aside, os.path.basename(target))
+    path = os.path.join(aside, os.path.basename(target))
     try:
       shutil.rmtree(aside, ignore_errors=True)
       os.makedirs(aside)
-      writer(made, values)
+      writer(path, values)
       files = {
-        os.path.basename(target) + suffix: _described(made + suffix)
+        os.path.basename(target) + suffix: _described(path + suffix)
         for suffix in _SUFFIXES
       }
-      json_files.write(made + ".json", {"global_step": step, "files": files})
+      json_files.write(path + ".json", {"global_step": step, "files": files})
       for suffix in (*_SUFFIXES, ".json"):
-        _sync(made + suffix)
+        _sync(path + suffix)
       # A damaged one of the same step stops being a checkpoint here.
       with contextlib.suppress(FileNotFoundError):
         os.unlink(target + ".json")
       for suffix in (*_SUFFIXES, ".json"):  # the marker last
-        os.replace(made + suffix, target + suffix)
+        os.replace(path + suffix, target + suffix)
       _sync(self.folder)
       self._remove_old(step)
       self._retry_at = math.inf

@@ -29,14 +29,14 @@ def read(prefixes: Sequence[str]) -> Weights:
   first, *others = checkpoints = [_open(p) for p in dict.fromkeys(prefixes)]
   shapes = _weight_shapes(first)
   for other in others:
-    found = _weight_shapes(other)
-    names = sorted(
-      n for n in shapes.keys() | found.keys() if shapes.get(n) != found.get(n)
-    )
-    if names:
+    others_shapes = _weight_shapes(other)
+    names = shapes.keys() | others_shapes.keys()
+    differing = [n for n in names if shapes.get(n) != others_shapes.get(n)]
+    if differing:
+      name = min(differing)
       raise CheckpointError(
-        f"{other.path}: {names[0]} has shape {found.get(names[0])} there, but "
-        f"{shapes.get(names[0])} in {first.path} (None: missing); {len(names)} "
+        f"{other.path}: {name} has shape {others_shapes.get(name)} there, but "
+        f"{shapes.get(name)} in {first.path} (None: missing); {len(differing)} "
         "weights differ. Only checkpoints of one model have a mean"
       )
   values = {
@@ -48,10 +48,10 @@ def read(prefixes: Sequence[str]) -> Weights:
 
 
 def _open(prefix: str) -> Checkpoint:
-  folder, name = os.path.split(prefix)
-  own = re.fullmatch(rf"{re.escape(checkpoint_files.PREFIX)}-(\d+)", name)
-  if own and os.path.exists(prefix + ".json"):
-    checkpoint_files.CheckpointFiles(folder, 1).check(int(own[1]))
+  step = checkpoint_files.step_of(prefix)
+  if step is not None and os.path.exists(prefix + ".json"):
+    folder = os.path.dirname(prefix)
+    checkpoint_files.CheckpointFiles(folder, keep=1).check(step)
   return Checkpoint(prefix)
 
 

@@ -11,7 +11,7 @@ from common.tensorflow_v1 import later as tf
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
-EVALUATION_SET = "evaluation_set"  # a key: on which records; older have none
+EVALUATION_SET = "evaluation_set"  # a key of an evaluation: on which records
 
 
 def read_jsonl(path: str) -> list[dict]:
@@ -53,32 +53,38 @@ class BestBy(NamedTuple):
     return sum(values) if self.higher else -sum(values)
 
 
+def evaluations(output_dir: str, step: int) -> list[dict]:
+  """A run's evaluations up to update `step`."""
+  reports = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
+  return [results for results in reports if results["global_step"] <= step]
+
+
+def was_evaluated(output_dir: str, step: int, on: str) -> bool:
+  """Whether there is an evaluation of update `step` on the records `on`."""
+  return any(
+    results["global_step"] == step and results[EVALUATION_SET] == on
+    for results in evaluations(output_dir, step)
+  )
+
+
+def set_before(output_dir: str, step: int) -> str | None:
+  """Which records the last evaluation up to `step` was on."""
+  before = evaluations(output_dir, step)
+  return before[-1][EVALUATION_SET] if before else None
+
+
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
   """The first update from 1 to `step` with the best evaluation, if any."""
   scores = _scores(output_dir, step, by)
   return max(scores, key=scores.__getitem__) if scores else None
 
 
-def was_evaluated(output_dir: str, step: int, on: str) -> bool:
-  """Whether eval_metrics.jsonl has update `step` on the records `on`."""
-  found = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
-  return any(
-    results["global_step"] == step and results.get(EVALUATION_SET, on) == on
-    for results in found
-  )
-
-
-def set_before(output_dir: str, step: int) -> str | None:
-  """Which records the last evaluation up to `step` was on, if it says so."""
-  found = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
-  kept = [results for results in found if results["global_step"] <= step]
-  return kept[-1].get(EVALUATION_SET) if kept else None
-
-
 def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
   """The number of evaluations after the best, up to `step`."""
   best = best_evaluation(output_dir, step, by)
-  return sum(s > best for s in _scores(output_dir, step, by)) if best else 0
+  if best is None:
+    return 0
+  return sum(update > best for update in _scores(output_dir, step, by))
 
 
 def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
@@ -86,27 +92,27 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
 
   Only those on the same records as the last one compare with it.
   """
-  path = os.path.join(output_dir, EVAL_METRICS_FILE)
-  newest = set_before(output_dir, step)
-  found: dict[int, float] = {}
-  for results in read_jsonl(path):
+  known = evaluations(output_dir, step)
+  scores = {}
+  for results in known:
     if by.keys[0] not in results:
       raise DataError(
-        f"{path}: has an evaluation of another task, without {by.keys[0]}. Use "
-        "another --output_dir, or remove the file"
+        f"{os.path.join(output_dir, EVAL_METRICS_FILE)}: has an evaluation of "
+        f"another task, without {by.keys[0]}. Use another --output_dir, or "
+        "remove the file"
       )
-    known = newest in (None, results.get(EVALUATION_SET, newest))
-    if known and 0 < results["global_step"] <= step:
-      found[results["global_step"]] = by.score(results)
-  return {s: score for s, score in found.items() if math.isfinite(score)}
+    update, score = results["global_step"], by.score(results)
+    comparable = results.get(EVALUATION_SET) == known[-1].get(EVALUATION_SET)
+    if comparable and update > 0 and math.isfinite(score):
+      scores[update] = score
+  return scores
 
 
 def forget_evaluations(output_dir: str, step: int) -> None:
   """Drops evaluations after `step`: a run that went back makes others."""
   path = os.path.join(output_dir, EVAL_METRICS_FILE)
-  found = read_jsonl(path)
-  kept = [results for results in found if results["global_step"] <= step]
-  if len(kept) < len(found):
+  kept = evaluations(output_dir, step)
+  if len(kept) < len(read_jsonl(path)):
     with files.atomic_write(path) as f:
       f.write(b"".join(map(_line, kept)))
 

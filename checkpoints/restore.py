@@ -21,18 +21,18 @@ _LOADED_AT_ONCE = 100
 
 
 def _check_shapes(source: Checkpoint, wanted: dict) -> None:
-  wrong = {
-    name: f"{name} is {source.shapes[name]} there, {shape} here"
-    for name, shape in wanted.items()
-    if shape != source.shapes.get(name, shape)
-  }
-  if wrong:
-    why, told = "another BERT config", list(wrong.values())[:3]
-    if all(name.endswith(power_sgd.BASIS) for name in wrong):
-      why = "another --powersgd_rank"
-    if len(wrong) > 3:
-      told.append(f"and {len(wrong) - 3} more")
-    raise CheckpointError(f"{source.path}: made with {why}: {'; '.join(told)}")
+  """Raises `CheckpointError` if what both have has other shapes there."""
+  shapes = source.shapes
+  names = [n for n in wanted if wanted[n] != shapes.get(n, wanted[n])]
+  if not names:
+    return
+  why = "another BERT config"
+  if all(name.endswith(power_sgd.BASIS) for name in names):
+    why = "another --powersgd_rank"
+  shown = [f"{n} is {shapes[n]} there, {wanted[n]} here" for n in names[:3]]
+  if len(names) > 3:
+    shown.append(f"and {len(names) - 3} more")
+  raise CheckpointError(f"{source.path}: made with {why}: {'; '.join(shown)}")
 
 
 def _load(session: tf.Session, variables, values) -> None:
@@ -53,25 +53,31 @@ class InitReport:
   unused: list  # the checkpoint's other variables
 
   def lines(self) -> list[str]:
-    listed = lambda names: "\n    ".join([f"{len(names)}", *names])
     # Slots, such as WEIGHT/adam_m, are counted only: there are many.
     weights = {*self.loaded, *self.unused}
     slots = [n for n in self.unused if n.rpartition("/")[0] in weights]
     others = [n for n in self.unused if n not in slots]
-    return [
+    lines = [
       f"initialised from {self.path}",
       f"  loaded: {len(self.loaded)}",
-      f"  missing there, so initial weights: {listed(self.missing)}",
-      f"  unused: {listed(others)}",
-      *([f"  and {len(slots)} slots of an optimizer"] if slots else []),
+      f"  missing there, so initial weights: {_listed(self.missing)}",
+      f"  unused: {_listed(others)}",
     ]
+    if slots:
+      lines.append(f"  and {len(slots)} slots of an optimizer")
+    return lines
+
+
+def _listed(names: list[str]) -> str:
+  """Their number, and each in a line of its own."""
+  return "\n    ".join([f"{len(names)}", *names])
 
 
 def _schedule_position(source: Checkpoint) -> int:
   """The update of a checkpoint's learning rate schedule."""
-  own, before = "global_step", "training_state/schedule_start"
-  counts = [source[n] for n in (own, before) if n in source.shapes]
-  if own not in source.shapes:
+  step, start = "global_step", "training_state/schedule_start"
+  counts = [source[name] for name in (step, start) if name in source.shapes]
+  if step not in source.shapes:
     why = "has no global_step from which the schedule could continue"
   elif "training_state/seconds" in source.shapes:
     why = "its learning rate followed --max_train_minutes, not the updates"
@@ -113,12 +119,12 @@ class Restore:
       tf.global_variables_initializer(), tf.local_variables_initializer()
     )
     self._errors = tf.get_collection(power_sgd.ERRORS)
-    self._broadcast = power_sgd.broadcast_op(variables.own, comm)
+    self._broadcast = power_sgd.broadcast_op(variables.whole, comm)
 
   def committed(self) -> Snapshot | None:
     """The snapshot of an elastic run, once it has values."""
-    taken = self._snapshot and self._snapshot.values is not None
-    return self._snapshot if taken else None
+    snapshot = self._snapshot
+    return snapshot if snapshot and snapshot.values is not None else None
 
   def has_checkpoint(self) -> bool:
     """Whether rank 0 has a state to resume from; on all ranks."""
@@ -138,15 +144,15 @@ class Restore:
     Else from what `initial` makes on rank 0, by name; else they are random.
     Sets `schedule_start` to that checkpoint's update. Rank 0 gets a report.
     """
-    report, source, made = None, None, None
+    report, source, weights = None, None, {}
     if init_checkpoint and self._comm.is_root:
       source = Checkpoint(init_checkpoint)
       report = self._plan(source)
     if initial and self._comm.is_root and (not report or report.missing):
-      made = initial()
+      weights = initial()
     session.run(self._initializer)
-    self._load_trained(session, made, made or ())
-    self._load_trained(session, source, set(report.loaded) if report else ())
+    self._load_trained(session, weights, weights)
+    self._load_trained(session, source, report.loaded if report else ())
     if source and schedule_start is not None:
       schedule_start.load(_schedule_position(source), session)
     session.run(self._broadcast)
@@ -183,19 +189,20 @@ class Restore:
     if self._comm.is_root and committed:
       name = f"what update {committed.step:,} left in memory"
       values = committed.values
-      _load(session, self._variables.own, values)
+      _load(session, self._variables.whole, values)
     elif self._comm.is_root:
       values = Checkpoint(path or self._files.newest_whole())
       name = values.path
-      self._load_own(session, values)
+      self._load_whole(session, values)
     self._load_sharded(session, values, self._variables.sharded)
     session.run(self._broadcast)
     if committed:
       _load(session, self._errors, committed.values)  # this rank's
     return name
 
-  def _load_own(self, session, source: Checkpoint) -> None:
-    own, wanted = self._variables.own, self._variables.shapes
+  def _load_whole(self, session, source: Checkpoint) -> None:
+    """Loads all that each rank holds whole, and that `source` has."""
+    whole, wanted = self._variables.whole, self._variables.shapes
     _check_shapes(source, wanted)
     optional = {v.op.name for v in tf.get_collection(OPTIONAL_VARIABLES)}
     missing = sorted(wanted.keys() - source.shapes.keys() - optional)
@@ -205,7 +212,8 @@ class Restore:
         f"{len(missing) - 1} more variables. To start a new run from its "
         "weights give it as --init_checkpoint with a new --output_dir"
       )
-    _load(session, [v for v in own if v.op.name in source.shapes], source)
+    present = [v for v in whole if v.op.name in source.shapes]
+    _load(session, present, source)
 
   def weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the trained variables of update `step`'s checkpoint."""
@@ -222,8 +230,8 @@ class Restore:
     self, session, source: Checkpoint | dict | None, names
   ) -> None:
     """Loads `names` from rank 0's `source`; other ranks give no names."""
-    own, sharded = self._variables.own, self._variables.sharded
-    _load(session, [v for v in own if v.op.name in names], source)
+    whole, sharded = self._variables.whole, self._variables.sharded
+    _load(session, [v for v in whole if v.op.name in names], source)
     if sharded:
       wanted = self._comm.from_root([s.part.op.name in names for s in sharded])
       self._load_sharded(session, source, itertools.compress(sharded, wanted))

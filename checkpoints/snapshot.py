@@ -81,11 +81,11 @@ class SavedVariables:
     """Adds copies to `snapshot`; if not `is_kept`, only helps other ranks."""
     self.sharded = tf.get_collection(SHARDED_VARIABLES)
     self._parts = {s.part.op.name: s.part for s in self.sharded}
-    self.own = [  # each rank holds these whole
+    self.whole = [  # that each rank holds, unlike those of `sharded`
       v for v in tf.global_variables() if v.op.name not in self._parts
     ]
-    self._own = {v.op.name: tf.convert_to_tensor(v) for v in self.own}
-    groups = [self._own, *(s.whole for s in self.sharded)]
+    self._whole = {v.op.name: tf.convert_to_tensor(v) for v in self.whole}
+    groups = [self._whole, *(s.whole for s in self.sharded)]
     tensors = {}
     for group in groups:
       tensors.update(group)
@@ -100,7 +100,7 @@ class SavedVariables:
 
   def values(self, session: tf.Session) -> dict:
     """This rank's values by name: of whole variables, and of its parts."""
-    return session.run({**self._own, **self._parts})
+    return session.run({**self._whole, **self._parts})
 
 
 def _copy_op(tensors: dict, snapshot: Snapshot) -> tf.Operation:

@@ -221,8 +221,10 @@ class _HorovodComm(Comm):
     # Gloo's own takes more than twice as long as an all-reduce of the tensor.
     wire = tf.cast(tensor, tf.float16 if fp16 else tensor.dtype)
     parts = self._hvd.alltoall(wire, name=name, process_set=self._ranks)
-    own = [self.size, tensor.shape[0] // self.size, *tensor.shape[1:]]
-    return tf.reduce_sum(tf.cast(tf.reshape(parts, own), tensor.dtype), axis=0)
+    by_rank = tf.reshape(
+      parts, [self.size, tensor.shape[0] // self.size, *tensor.shape[1:]]
+    )
+    return tf.reduce_sum(tf.cast(by_rank, tensor.dtype), axis=0)
 
   def allgather(self, tensor, name):
     return self._hvd.allgather(tensor, name=name, process_set=self._ranks)
@@ -291,9 +293,8 @@ def settled(comm: Comm, num_threads: int) -> Comm:
         f"{comm.local_size} ranks on a host with {len(gpus)} GPUs: start at "
         "most as many, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
       )
-    own = gpus[number]
-    tf.config.set_visible_devices(own, "GPU")
-    tf.config.experimental.set_memory_growth(own, True)
+    tf.config.set_visible_devices(gpus[number], "GPU")
+    tf.config.experimental.set_memory_growth(gpus[number], True)
   # The first session makes the threads of this process as its own config says,
   # and later ones use the same. A collective's would make one for each core.
   config.device_count["GPU"] = 0  # the run's session makes it
@@ -319,8 +320,7 @@ def is_elastic() -> bool:
 
 def started() -> tuple[int, int]:
   """This process' rank and their number, as horovodrun says; else 0 and 1."""
-  found = (os.environ.get(f"HOROVOD_{key}") for key in ("RANK", "SIZE"))
-  rank, size = found
+  rank, size = os.environ.get("HOROVOD_RANK"), os.environ.get("HOROVOD_SIZE")
   return int(rank or 0), int(size or 1)
 
 
@@ -381,8 +381,10 @@ def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
   def find(ranks):
     if len(ranks) == size:
       return _HorovodComm(hvd)
-    own = [s for s in sets if s.ranks == ranks.tolist()]
-    return _HorovodComm(hvd, own[0]) if own else Comm()
+    for process_set in sets:
+      if process_set.ranks == ranks.tolist():
+        return _HorovodComm(hvd, process_set)
+    return Comm()
 
   world._tensor_parallel = find(models[row])
   world._data_parallel = find(models[:, column])

@@ -67,8 +67,7 @@ class PowerSGD(all_reduce.AllReduce):
       self._kept = kept / filled
     summed = {}
     for number, group in enumerate(self._groups(len(pairs))):
-      own = [pairs[i] for i in group]
-      values = self._sum(own, f"powersgd/{number}")
+      values = self._sum([pairs[i] for i in group], f"powersgd/{number}")
       summed.update(zip(group, values, strict=True))
     return [(summed[i], variable) for i, (_, variable) in enumerate(pairs)]
 
@@ -149,8 +148,8 @@ def add_up(errors, comm) -> list[tf.Operation]:
   done, ran = [], []
   for error in errors if comm.size > 1 else ():
     with tf.control_dependencies(done):  # one at a time, to save memory
-      own = tf.convert_to_tensor(error)
-    total = comm.allreduce(own, f"sum_of/{error.op.name}")
+      value = tf.convert_to_tensor(error)
+    total = comm.allreduce(value, f"sum_of/{error.op.name}")
     with tf.control_dependencies([total]):
       kept = total if comm.is_root else tf.zeros_like(total)
       done = [error.assign(kept, read_value=False)]

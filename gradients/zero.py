@@ -133,21 +133,21 @@ class ZeRO(all_reduce.AllReduce):
     reduced = []
     for n, shard in enumerate(self._shards.values()):
       flat = shard.flat([of[v.name] for v in shard.variables])
-      own = self.comm.reducescatter(
+      part = self.comm.reducescatter(
         flat, f"zero/gradients_{n}", self._config.fp16_allreduce
       )
-      reduced.append((own, shard.weights))
+      reduced.append((part, shard.weights))
     return reduced
 
   def half_squares(self, pairs):
-    own = tf.concat(
+    parts = tf.concat(
       [
         self._shards[weights.name].sums(0.5 * tf.square(gradient))
         for gradient, weights in pairs
       ],
       axis=0,
     )
-    squares = self.comm.allreduce(own, "zero/half_squares")
+    squares = self.comm.allreduce(parts, "zero/half_squares")
     return self.slices.totals(tf.gather(squares, self._order), self._variables)
 
   def apply_or_skip(self, optimizer, factor, pairs, finite):
@@ -165,11 +165,11 @@ class ZeRO(all_reduce.AllReduce):
         tensors = zip(names, shard.whole(every), strict=True)
         by_name = {f"{name}/{slot}": tensor for name, tensor in tensors}
         sharded_variables.add(part, by_name, cuts, shard.own, self._world)
-    own = [
+    copied = [
       shard.weights.assign(shard.own(shard.variables), read_value=False)
       for shard in shards
     ]
-    with tf.control_dependencies(own):  # all in the condition depends on it
+    with tf.control_dependencies(copied):  # all in the condition depends on it
       factor, finite = tf.identity(factor), tf.identity(finite)
     applied, ratios = super().apply_or_skip(optimizer, factor, pairs, finite)
     done = []

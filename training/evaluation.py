@@ -84,10 +84,11 @@ class EvaluationBatches:
 
   def run(self, session, signals, watchdog) -> Iterator[dict]:
     """Yields name -> array of each batch of this rank; see `Interrupted`."""
-    own = self.batches.count
+    mine = self.batches.count
+    most = int(self.comm.gather(np.array([mine])).max())
     self.batches.start(session, 0)
-    for batch in range(int(self.comm.gather(np.array([own])).max())):
-      fetches = self.fetches if batch < own else {}
+    for batch in range(most):
+      fetches = self.fetches if batch < mine else {}
       try:
         fetched, counts = session.run(
           [fetches, self.vote.counts], self.vote.feed(signals)
@@ -98,9 +99,9 @@ class EvaluationBatches:
         watchdog.resume()
       else:
         watchdog.heartbeat()  # the very first batch compiles: not watched yet
-      if verdict := self.vote.verdict(counts):
-        raise Interrupted(verdict)
-      if batch < own:
+      if stop := self.vote.verdict(counts):
+        raise Interrupted(stop)
+      if batch < mine:
         yield fetched
 
 
@@ -131,8 +132,9 @@ def is_out_of_memory(error: Exception) -> bool:
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   """The cause of an error: memory, a damaged record, a lost rank, or itself."""
   if is_out_of_memory(error):
-    found = re.sub(r"(?s)^Graph exec.*?\nNode: .*?\n", "", str(error)).strip()
-    reason = found.partition("\n")[0][:200]
+    # Without the place in the graph, which comes first.
+    said = re.sub(r"(?s)^Graph exec.*?\nNode: .*?\n", "", str(error)).strip()
+    reason = said.partition("\n")[0][:200]
     return UserError(
       f"out of memory ({reason or 'of this process'}): lower "
       "--train_batch_size, or that of the stage, which with "

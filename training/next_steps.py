@@ -20,13 +20,13 @@ def python(script: str, *words: str, **flags) -> list[str]:
 
 def given(flags: dict) -> list[str]:
   """{"a": 1, "b": True, "c": False} -> --a=1 --b --noc."""
-  switches = {True: "--{}", False: "--no{}"}
-  return [
-    switches[value].format(name)
-    if isinstance(value, bool)
-    else f"--{name}={value}"
-    for name, value in flags.items()
-  ]
+  words = []
+  for name, value in flags.items():
+    if isinstance(value, bool):
+      words.append(f"--{name}" if value else f"--no{name}")
+    else:
+      words.append(f"--{name}={value}")
+  return words
 
 
 def after(
@@ -43,25 +43,28 @@ def after(
   classifies pairs of texts; `converts`: Hugging Face has such models.
   """
   folder = os.path.normpath(folder)
-  squad = ["--question=who?", "--context=it was me ."]
-  words = {None: [text], "squad": squad}.get(
-    kind, ["a text ||| another" if pairs else "a text"]
-  )
-  found = {"predict": python("predict.py", folder, *words)}
+  if kind == "squad":
+    texts = ["--question=who?", "--context=it was me ."]
+  elif kind:
+    texts = ["a text ||| another" if pairs else "a text"]
+  else:
+    texts = [text]
+  commands = {"predict": python("predict.py", folder, *texts)}
   if not kind:
-    found["fine-tune on a table (columns sentence and label)"] = python(
+    length = {"max_seq_length": positions} if positions < _LENGTH else {}
+    commands["fine-tune on a table (columns sentence and label)"] = python(
       "run_classifier.py",
       do_train=True,
       init_checkpoint=folder,
       train_file="train.tsv",
-      **({"max_seq_length": positions} if positions < _LENGTH else {}),
+      **length,
       output_dir=f"{folder}_classifier",
     )
   if converts:
-    found["convert to Hugging Face"] = python(
+    commands["convert to Hugging Face"] = python(
       "convert_checkpoint.py", folder, output=f"{folder}_hugging_face"
     )
-  return found
+  return commands
 
 
 def wrapped(command: list[str], mark: str = "  ") -> str:

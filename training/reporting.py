@@ -46,17 +46,17 @@ class Clock:
     self._now: collections.Counter = collections.Counter()
 
   def add(self, update: dict, task) -> None:
-    waited = update["input_seconds"]
+    waited, seconds = update["input_seconds"], update["seconds"]
     reduced = float(update["all_reduce_seconds"])
     # NaN if it cannot be measured: then it is part of the step.
     known = 0.0 if math.isnan(reduced) else reduced
     self._parts["input"] += waited
     self._parts["all_reduce"] += reduced
-    self._parts["step"] += max(0.0, update["seconds"] - waited - known)
+    self._parts["step"] += max(0.0, seconds - waited - known)
     counts = {
       "updates": 1,
       "records": update["records"],
-      "seconds": update["seconds"],
+      "seconds": seconds,
       "examples": float(update["sums"][task.examples]),
       "tokens": float(update["sums"][task.tokens]),
     }
@@ -74,21 +74,27 @@ class Clock:
     finally:
       self._parts[part] += time.monotonic() - began
 
-  def speeds(self) -> dict:
-    """Since the last report; None if all micro-batches were dropped."""
+  def rates(self, task, peak_tflops: float | None) -> dict:
+    """Since the last report: speeds of all ranks, and of a rank's arithmetic.
+
+    Speeds are None if all micro-batches were dropped.
+    """
+    flops = task.flops / task.plan.ranks * self._now["records"]
+    tflops = flops / self._now["seconds"] / 1e12
+    rates = {**self._now_speeds(), "model_tflops_per_second": tflops}
+    if peak_tflops:
+      rates["mfu"] = tflops / peak_tflops
+    return rates
+
+  def _now_speeds(self) -> dict:
+    seconds = self._now["seconds"]
     return {
-      f"{name}_per_second": ratio(self._now[name], self._now["seconds"]) or None
+      f"{name}_per_second": ratio(self._now[name], seconds) or None
       for name in ("examples", "tokens")
     }
 
-  def rates(self, task, peak_tflops: float | None) -> dict:
-    """Speeds of all ranks, and of one rank's arithmetic."""
-    flops = task.flops / task.plan.ranks * self._now["records"]
-    tflops = flops / self._now["seconds"] / 1e12
-    found = {**self.speeds(), "model_tflops_per_second": tflops}
-    return {**found, "mfu": tflops / peak_tflops} if peak_tflops else found
-
   def shares(self) -> dict:
+    """Seconds of each part since the last report, as far as they are known."""
     return {
       f"{part}_seconds": seconds
       for part, seconds in self._parts.items()
@@ -96,32 +102,27 @@ class Clock:
     }
 
   def lap(self) -> None:
+    """A report has been made."""
     if self._now["examples"]:
-      self._speeds.append(self.speeds())
+      self._speeds.append(self._now_speeds())
     self._begin()
 
   def closing(self) -> dict:
+    """Speeds of the whole training, and the medians of the reports' speeds."""
     if not self._all["updates"]:
       return {"updates": 0}
     seconds = time.monotonic() - self._started
-    # End to end: with saving, evaluation and compilation.
-    speeds = {
-      f"{name}_per_second": self._all[name] / seconds
-      for name in ("examples", "tokens")
-    }
-    steady = {
-      f"steady_{key}": statistics.median(s[key] for s in self._speeds)
-      if self._speeds
-      else None
-      for key in speeds
-    }
-    return {
-      "updates": self._all["updates"],
-      "seconds": seconds,
-      **speeds,
-      **steady,
-      "padding": padding(self._whole["tokens"], self._whole["positions"]),
-    }
+    closing: dict = {"updates": self._all["updates"], "seconds": seconds}
+    for name in ("examples", "tokens"):
+      # End to end: with saving, evaluation and compilation.
+      closing[f"{name}_per_second"] = self._all[name] / seconds
+    for name in ("examples_per_second", "tokens_per_second"):
+      speeds = [report[name] for report in self._speeds]
+      closing[f"steady_{name}"] = statistics.median(speeds) if speeds else None
+    closing["padding"] = padding(
+      self._whole["tokens"], self._whole["positions"]
+    )
+    return closing
 
 
 def ratio(total, count) -> float | None:
@@ -145,11 +146,11 @@ def host_peak_mb() -> float:
 
 def peak_memory() -> dict:
   """The most memory that this process has used, in MB (2^20 bytes)."""
-  found = {"peak_memory_mb": host_peak_mb()}
+  peaks = {"peak_memory_mb": host_peak_mb()}
   if tf.config.list_physical_devices("GPU"):
-    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-    found["gpu_peak_memory_mb"] = peak / 2**20
-  return found
+    memory = tf.config.experimental.get_memory_info("GPU:0")
+    peaks["gpu_peak_memory_mb"] = memory["peak"] / 2**20
+  return peaks
 
 
 def report(
@@ -233,25 +234,28 @@ class Reporter:
     self._clock.add(update, task)
     if not self._is_root:
       return
-    found = report(step, update, task, self._clock, config.peak_tflops)
+    numbers = report(step, update, task, self._clock, config.peak_tflops)
     tell_trouble(step, update, task.ops.variables)
-    total = task.plan.updates
+    is_first, total = step == self._first, task.plan.updates
     done: float = step
-    if task.budget and step > self._first:
-      first = task.plan.stage.first_update
-      done = max(step, first + task.budget.share() * (total - first))
+    counted = f"{step:,}/{total:,}"
+    if task.budget:
+      counted = f"{step:,}"  # the time may end it before `total`
+      if not is_first:
+        first = task.plan.stage.first_update
+        done = max(step, first + task.budget.share() * (total - first))
     self._progress.at(
       done,
-      f"{step:,}" if task.budget else f"{step:,}/{total:,}",
-      f"smoothed loss {shown(self._loss.add(found['loss']), '.3f')}",
-      f"{shown(found['examples_per_second'], ',.0f')} ex/s",
-      task.headline(found),
-      now=is_last or step == self._first,
+      counted,
+      f"smoothed loss {shown(self._loss.add(numbers['loss']), '.3f')}",
+      f"{shown(numbers['examples_per_second'], ',.0f')} ex/s",
+      task.headline(numbers),
+      now=is_last or is_first,
       # Evaluations and saves do not change when the rest will be done.
-      seconds=update["seconds"] if step > self._first else 0.0,
+      seconds=0.0 if is_first else update["seconds"],
     )
     if is_last or step % config.log_every_steps == 0:
-      self._log.write(found)
+      self._log.write(numbers)
       self._clock.lap()
 
   def close(self) -> None:
