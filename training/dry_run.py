@@ -31,7 +31,6 @@ from training import evaluation, plans, reporting, training_run
 _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take
 _TOKENS = 512  # of the first micro-batch, which has at least one record
-_GROWTH = 4  # largest factor from one tried micro-batch to the next
 _FARTHEST = 32  # largest predicted micro-batch over the largest measured
 _QUICK = 20.0  # seconds; longer updates are not measured
 _CGROUPS = "/sys/fs/cgroup"
@@ -274,7 +273,7 @@ class Needs:
 
   def begin(self, target: int, tokens: int) -> None:
     """Measures two sizes; the second is `target` if it fits and is quick."""
-    first = max(1, min(_TOKENS // tokens, target // _GROWTH))
+    first = max(1, min(_TOKENS // tokens, target // 4))
     if not self.measure(first) and not (first > 1 and self.measure(1)):
       here = f" in {self.room_mb:,.0f} MB" if self.job.here else ""
       raise UserError(
@@ -289,15 +288,12 @@ class Needs:
       size = (first + size) // 2
 
   def find_largest(self) -> None:
-    """Measures until the last is the largest that fits, or 2% below it."""
-    while (size := self._next()) > 1.02 * self.last.size:
-      self.measure(size)
-    self._too_large = min(self._too_large, self.last.size + 1)
-
-  def _next(self) -> int:
-    """A larger size that should fit."""
-    between = (self.last.size + self._too_large) / 2
-    return int(min(_GROWTH * self.last.size, self._room(), between))
+    """Doubles the size until it does not fit, then halves what is between."""
+    while self._too_large == math.inf:
+      self.measure(2 * self.last.size)
+    while self._too_large > 1 + 1.02 * self.last.size:
+      self.measure((self.last.size + int(self._too_large)) // 2)
+    self._too_large = self.last.size + 1
 
   def fits(self, size: int) -> bool:
     return size < self._too_large and self.peak_mb(size) <= self.room_mb
@@ -329,14 +325,10 @@ class Needs:
   @property
   def largest(self) -> int:
     """The largest micro-batch that fits, at most `_FARTHEST` times the last."""
-    if self._room() >= self._too_large:  # which was tried: the line is too low
-      return self.last.size
-    return int(min(self._room(), _FARTHEST * self.last.size))
-
-  def _room(self) -> float:
-    """The micro-batch that memory has room for; what was measured fits."""
     more = (self.room_mb - self.last.mb) / max(self.record_mb, 1e-3)
-    return self.last.size + max(0.0, more)
+    size = int(min(self.last.size + more, _FARTHEST * self.last.size))
+    # One that was tried in vain shows that memory is no line in the size.
+    return size if size < self._too_large else self.last.size
 
 
 def duration(needs: Needs, plan, limit: float) -> tuple[int, float]:
@@ -380,8 +372,11 @@ def lines(needs: Needs, config, plan, limit: float = math.inf) -> Iterator[str]:
   yield row(f"  available, {place}", needs.capacity_mb)
   fits = "fits" if needs.fits(size) else "DOES NOT FIT"
   largest = "measured" if needs.largest == last.size else "extrapolated"
-  yield f"  {fits}; with {1 - _SHARE:.0%} left free, the largest ({largest}) is"
-  yield f"  --train_batch_size={needs.largest}"
+  yield (
+    f"  {fits}; with {1 - _SHARE:.0%} left free, the largest is "
+    f"--train_batch_size={needs.largest}"
+  )
+  yield f"  ({largest})"
   seconds = needs.seconds(plan.accumulation, size)
   updates, whole = duration(needs, plan, limit)
   yield (
