@@ -78,62 +78,66 @@ def flags_of(kind: type, path: str, given: dict | None = None) -> dict:
   line, `given`, win and are left out. `UserError` names a field that is wrong.
   """
   given = given or {}
-
-  def error(field: str, reason: str) -> UserError:
-    return UserError(f"--config_json={path}: {field} {reason}")
-
   try:
-    with open(path, "rb") as f:
-      fields = dict(_leaves(json_files.parse(f.read())))
+    values, field_of = _read(kind, path)
+    _settle_steps(values, field_of, given)
   except (OSError, ValueError) as e:
-    raise UserError(f"--config_json={path}: not readable as JSON: {e}") from e
+    raise UserError(f"--config_json={path}: {e}") from e
+  for flag in _meaningless(values, given):
+    values.pop(flag, None)
+  return {flag: values[flag] for flag in values if flag not in given}
+
+
+def _read(kind: type, path: str) -> tuple[dict, dict]:
+  """Values by flag, and the field that set each; ValueError names a field."""
+  with open(path, "rb") as f:
+    fields = dict(_leaves(json_files.parse(f.read())))
   known = _known_fields(kind, fields)
   values: dict[str, Any] = {}
-  field_of: dict[str, str] = {}  # flag -> the field that set it
+  field_of: dict[str, str] = {}
   for field, value in fields.items():
     if value == {} and any(name.startswith(f"{field}.") for name in known):
       continue  # an empty section
     if field not in known:
       section = field.rpartition(".")[0]
       near = [name for name in known if name.rpartition(".")[0] == section]
-      raise error(
-        field,
-        f"is not honoured here; known are {', '.join(sorted(near or known))}",
+      raise ValueError(
+        f"{field} is not honoured here; known are "
+        f"{', '.join(sorted(near or known))}"
       )
     wanted, to_flags = known[field]
     if not _fits(value, wanted):
       names = wanted if isinstance(wanted, tuple) else [_NAMES[wanted]]
       among = "one of " * (len(names) > 1)
-      raise error(field, f"is {value!r}, not {among}{', '.join(names)}")
+      raise ValueError(f"{field} is {value!r}, not {among}{', '.join(names)}")
     for flag, flag_value in to_flags(value).items():
       if values.setdefault(flag, flag_value) != flag_value:
-        raise error(
-          field,
-          f"is {value!r}, but {field_of[flag]} is {values[flag]!r}: they mean "
-          "the same, give one",
+        raise ValueError(
+          f"{field} is {value!r}, but {field_of[flag]} is {values[flag]!r}: "
+          "they mean the same, give one"
         )
       field_of.setdefault(flag, field)
+  return values, field_of
 
+
+def _settle_steps(values: dict, field_of: dict, given: dict) -> None:
+  """Turns the warm-up's share into steps, which must be of a known batch."""
   counted = [flag for flag in _COUNTED if flag in values]
-  if counted and not {"global_batch_size"} & (values.keys() | given.keys()):
-    raise error(
-      "train_batch_size",
-      f"is missing beside {field_of[counted[0]]}: steps count global batches, "
-      "so it must say how large they are",
+  if counted and "global_batch_size" not in {**values, **given}:
+    raise ValueError(
+      f"train_batch_size is missing beside {field_of[counted[0]]}: steps count "
+      "global batches, so it must say how large they are"
     )
   share = values.pop(_WARMUP_SHARE, None)
-  if share is not None and "num_warmup_steps" not in given:
-    total = {**values, **given}.get("num_train_steps")
-    if total is None or not 0.0 <= share <= 1.0:
-      raise error(
-        field_of[_WARMUP_SHARE],
-        f"is {share}: it must be in [0, 1] and needs total_num_steps, or "
-        "--num_train_steps",
-      )
-    values["num_warmup_steps"] = math.ceil(round(share * total, 6))
-  for flag in _meaningless(values, given):
-    values.pop(flag, None)
-  return {flag: values[flag] for flag in values if flag not in given}
+  if share is None or "num_warmup_steps" in given:
+    return
+  total = {**values, **given}.get("num_train_steps")
+  if total is None or not 0.0 <= share <= 1.0:
+    raise ValueError(
+      f"{field_of[_WARMUP_SHARE]} is {share}: it must be in [0, 1] and needs "
+      "total_num_steps, or --num_train_steps"
+    )
+  values["num_warmup_steps"] = math.ceil(round(share * total, 6))
 
 
 def _leaves(value, field: str = "") -> Iterator[tuple[str, Any]]:

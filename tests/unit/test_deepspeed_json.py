@@ -155,7 +155,7 @@ def test_steps_of_batches_of_unknown_size_are_refused(tmp_path):
   with pytest.raises(UserError, match="train_batch_size is missing beside"):
     flags_of(str(path))
   path.write_text("{")
-  with pytest.raises(UserError, match="ds.json: not readable as JSON"):
+  with pytest.raises(UserError, match="ds.json: Expecting property name"):
     flags_of(str(path))
 
 
