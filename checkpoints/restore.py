@@ -60,17 +60,14 @@ class InitReport:
     lines = [
       f"initialised from {self.path}",
       f"  loaded: {len(self.loaded)}",
-      f"  missing there, so initial weights: {_listed(self.missing)}",
-      f"  unused: {_listed(others)}",
+      f"  missing there, so initial weights: {len(self.missing)}",
+      *(f"    {name}" for name in self.missing),
+      f"  unused: {len(others)}",
+      *(f"    {name}" for name in others),
     ]
     if slots:
       lines.append(f"  and {len(slots)} slots of an optimizer")
     return lines
-
-
-def _listed(names: list[str]) -> str:
-  """Their number, and each in a line of its own."""
-  return "\n    ".join([f"{len(names)}", *names])
 
 
 def _schedule_position(source: Checkpoint) -> int:
@@ -237,10 +234,10 @@ class Restore:
       self._load_sharded(session, source, itertools.compress(sharded, wanted))
 
   def _load_sharded(self, session, values, variables) -> None:
-    """Distributes rank 0's `values`; on all ranks."""
+    """Distributes rank 0's `values`; the other ranks have none."""
     for variable in variables:
       feed = {
-        fed: np.zeros(fed.shape, np.float32) if values is None else values[name]
+        fed: values[name] if values else np.zeros(fed.shape, np.float32)
         for name, fed in variable.fed.items()
       }
       session.run(variable.load, feed)

@@ -1,5 +1,6 @@
 """Checkpoint files: whole or not there, whatever happens meanwhile."""
 
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,18 @@ VALUES = {
 def write(files, step):
   files.write(step, {**VALUES, "global_step": np.int64(step)})
   files.wait()
+
+
+@contextlib.contextmanager
+def run_in(folder, comm=None, snapshot=None, weight=1.0, **more):
+  """(session, Checkpointer) of a graph with the variable `weight`."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.get_variable("weight", initializer=weight)
+    checkpointer = checkpointing.Checkpointer(
+      str(folder), comm or distributed.Comm(), snapshot=snapshot, **more
+    )
+    checkpointer.restore.initialise(session, None)
+    yield session, checkpointer
 
 
 def test_what_is_written_is_a_tensorflow_checkpoint(tmp_path):
@@ -190,12 +203,7 @@ def test_a_slow_disk_is_no_rank_that_hangs(tmp_path, monkeypatch, capfd):
     write_files(*arguments)
 
   monkeypatch.setattr(checkpoint_files._Writer, "__call__", slow)
-  with tf.Graph().as_default(), tf.Session() as session:
-    tf.get_variable("weight", initializer=1.0)
-    checkpointer = checkpointing.Checkpointer(
-      str(tmp_path), Two(), heartbeat=heartbeat
-    )
-    checkpointer.restore.initialise(session, None)
+  with run_in(tmp_path, Two(), heartbeat=heartbeat) as (session, checkpointer):
     checkpointer.save(session, 1)
     assert not checkpointer.is_ready()
     checkpointer.save(session, 2)
@@ -226,12 +234,7 @@ def disk(monkeypatch):
 def test_an_elastic_commit_does_not_wait_for_a_slow_disk(tmp_path, disk):
   """The second one after a save needs the memory that is being written."""
   snapshot = Snapshot()
-  with tf.Graph().as_default(), tf.Session() as session:
-    tf.get_variable("weight", initializer=1.0)
-    checkpointer = checkpointing.Checkpointer(
-      str(tmp_path), Elastic(), snapshot=snapshot
-    )
-    checkpointer.restore.initialise(session, None)
+  with run_in(tmp_path, Elastic(), snapshot) as (session, checkpointer):
     checkpointer.save(session, 1)
     for step in (2, 3, 4):
       checkpointer.commit(session, step, if_idle=True)
@@ -249,12 +252,8 @@ def test_an_elastic_world_ends_while_the_disk_is_slow(
   monkeypatch.setattr(checkpointing, "_LEAVE_SECONDS", 0.01)
   snapshot = Snapshot()
   for world in (1.0, 2.0):
-    with tf.Graph().as_default(), tf.Session() as session:
-      tf.get_variable("weight", initializer=world)
-      checkpointer = checkpointing.Checkpointer(
-        str(tmp_path), Elastic(), snapshot=snapshot
-      )
-      checkpointer.restore.initialise(session, None)
+    run = run_in(tmp_path, Elastic(), snapshot, weight=world)
+    with run as (session, checkpointer):
       if world == 1.0:
         checkpointer.save(session, 1)
         checkpointer.close()
@@ -272,10 +271,7 @@ def test_an_elastic_world_ends_while_the_disk_is_slow(
 
 def test_a_last_save_that_fails_at_once_is_an_error(tmp_path, monkeypatch):
   """Also where the failure was reported as one that is tried again."""
-  with tf.Graph().as_default(), tf.Session() as session:
-    tf.get_variable("weight", initializer=1.0)
-    checkpointer = checkpointing.Checkpointer(str(tmp_path), distributed.Comm())
-    checkpointer.restore.initialise(session, None)
+  with run_in(tmp_path) as (session, checkpointer):
     checkpointer.save(session, 1)
     checkpointer.finish()
 
@@ -297,10 +293,7 @@ def test_a_host_without_memory_for_the_copy_is_one_line(tmp_path, monkeypatch):
     raise MemoryError("Unable to allocate")
 
   monkeypatch.setattr(snapshots, "_aligned", full)
-  with tf.Graph().as_default(), tf.Session() as session:
-    tf.get_variable("weight", initializer=tf.zeros([500, 1000]))
-    checkpointer = checkpointing.Checkpointer(str(tmp_path), distributed.Comm())
-    checkpointer.restore.initialise(session, None)
+  with run_in(tmp_path) as (session, checkpointer):
     with pytest.raises((tf.errors.OpError, MemoryError)) as raised:
       checkpointer.save(session, 1)
   said = str(evaluation.clear_error(raised.value))
@@ -313,23 +306,15 @@ def test_a_host_without_memory_for_the_copy_is_one_line(tmp_path, monkeypatch):
 
 def test_what_another_world_left_in_memory_is_not_on_the_disk(tmp_path):
   """So it is saved at the end, and where a run falls back to it."""
-
-  class Comm(distributed.Comm):
-    elastic = True
-
   snapshot = Snapshot()
-  with tf.Graph().as_default(), tf.Session() as session:
-    tf.get_variable("weight", initializer=1.0)
-    make = lambda: checkpointing.Checkpointer(
-      str(tmp_path), Comm(), snapshot=snapshot
-    )
-    first = make()
+  with run_in(tmp_path, Elastic(), snapshot) as (session, first):
     first.start(0)
-    first.restore.initialise(session, None)
     first.save(session, 1)
     first.commit(session, 2)
     first.wait()
-    second = make()
+    second = checkpointing.Checkpointer(
+      str(tmp_path), Elastic(), snapshot=snapshot
+    )
     second.start(2)
     assert second.saved == 1
     assert second.newest_saved_step() == 2

@@ -15,7 +15,6 @@ import modeling
 import run_pretraining
 from checkpoints import checkpointing, metrics
 from common import json_files
-from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import tfrecord
 from finetuning import classification, heads, packed, squad
@@ -257,11 +256,6 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind):
   assert found == model_flops.total(made.matmuls(task, 4, source))
 
 
-def test_a_peak_that_is_none_is_refused(tiny_run, tmp_path):
-  with pytest.raises(UserError, match=r"--peak_tflops=0.0: must be positive"):
-    runs.config(tiny_run, tmp_path, peak_tflops=0.0)
-
-
 def update_of(dropped, **changes):
   """What was fetched of an update of 4 micro-batches, of which some dropped."""
   kept = 4.0 - dropped
@@ -289,13 +283,15 @@ def update_of(dropped, **changes):
   }
 
 
-def told_of(*updates):
-  """The last one's report, and what is said of all at the end."""
-  task = types.SimpleNamespace(
+def pretraining_task():
+  """What a report asks of a task of 100,000 updates."""
+  named = types.SimpleNamespace
+  return named(
     summarize=run_pretraining.losses,
-    ops=types.SimpleNamespace(variables=[]),
-    plan=types.SimpleNamespace(
-      ranks=1, examples_before=lambda update: 24 * update
+    headline=lambda report: "5.0% right",
+    ops=named(variables=[]),
+    plan=named(
+      ranks=1, updates=100_000, examples_before=lambda update: 24 * update
     ),
     examples="examples",
     tokens="tokens",
@@ -303,7 +299,11 @@ def told_of(*updates):
     flops=1e8,
     budget=None,
   )
-  clock = reporting.Clock()
+
+
+def told_of(*updates):
+  """The last one's report, and what is said of all at the end."""
+  task, clock = pretraining_task(), reporting.Clock()
   for step, got in enumerate(updates, 1):
     clock.add(got, task)
     found = reporting.report(step, got, task, clock)
@@ -372,21 +372,11 @@ def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
   """In a log's 80 columns, and without what is no update's time."""
   monkeypatch.setattr(reporting, "Progress", Progress)
   monkeypatch.setattr(reporting, "tell_trouble", lambda *_: None)
-  plan = types.SimpleNamespace(
-    ranks=1, updates=100_000, examples_before=lambda update: 24 * update
-  )
-  task = types.SimpleNamespace(
-    summarize=run_pretraining.losses,
-    headline=lambda report: "5.0% right",
-    ops=types.SimpleNamespace(variables=[]), plan=plan,
-    examples="examples", tokens="tokens", positions=64, flops=1e8,
-    budget=None,
-  )  # fmt: skip
   config = types.SimpleNamespace(
     output_dir=str(tmp_path), peak_tflops=None, log_every_steps=10
   )
   comm = types.SimpleNamespace(is_root=True)
-  run = types.SimpleNamespace(task=task, config=config, comm=comm)
+  run = types.SimpleNamespace(task=pretraining_task(), config=config, comm=comm)
   shown = reporting.Reporter(run, reporting.Clock(), 99_997)
   sums = update_of(0.0)["sums"]
   low = {**sums, "masked_lm_loss": 0.0, "next_sentence_loss": 24.0}

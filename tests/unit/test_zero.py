@@ -8,7 +8,7 @@ import runs
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import distributed, zero
+from gradients import distributed, moments, optimizers, zero
 from gradients.distributed import AllreduceConfig
 
 SHARED = {"allreduce": AllreduceConfig(zero=1)}
@@ -46,6 +46,48 @@ def test_shards_put_together_are_the_variables(ranks):
     np.testing.assert_array_equal(
       spread, [4] * 6 + [3] + [1] * 12 + [0] * (len(flat) - 19)
     )
+
+
+class Lion(moments.MomentOptimizer):
+  """One slot, and nothing but this class: https://arxiv.org/abs/2302.06675."""
+
+  slots = ("lion_m",)
+  settings = ("weight_decay_rate", "beta_1", "beta_2")
+
+  def _update(self, gradient, variable, slots, corrections, decay, layout):
+    (momentum,) = slots
+    m, weights = map(tf.convert_to_tensor, (momentum, variable))
+    direction = tf.sign(self.beta_1 * m + (1.0 - self.beta_1) * gradient)
+    new_m = self.beta_2 * m + (1.0 - self.beta_2) * gradient
+    rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
+    new = weights - rate * (direction + decay * weights)
+    with tf.control_dependencies([new, new_m]):
+      return tf.group(momentum.assign(new_m), variable.assign(new))
+
+
+def test_an_optimizer_of_one_slot_needs_no_other_file(
+  tiny_run, tmp_path, monkeypatch
+):
+  """ZeRO, checkpoints and resuming follow from what it declares."""
+  monkeypatch.setitem(optimizers.OPTIMIZERS, "lion", Lion)
+  settings = dict(optimizer={"optimizer": "lion"}, save_checkpoints_steps=4)
+  settings |= dict(num_train_steps=8, learning_rate=1e-4)
+  runs.pretrain(tiny_run, tmp_path / "whole", **settings)
+  runs.pretrain(tiny_run, tmp_path / "shared", **settings, **SHARED)
+  want = runs.weights(tmp_path / "whole")
+  slots = [name for name in want if name.endswith("/lion_m")]
+  assert len(slots) > 10 and not any("adam" in name for name in want)
+  assert runs.weights(tmp_path / "shared").keys() == want.keys()
+  np.testing.assert_allclose(
+    runs.metrics(tmp_path / "shared"), runs.metrics(tmp_path / "whole"), 1e-4
+  )
+  for path in (tmp_path / "shared").glob("model.ckpt-8*"):
+    path.unlink()
+  before = runs.weights(tmp_path / "shared" / "model.ckpt-4")
+  assert any(before[name].any() for name in slots)
+  uninterrupted = runs.metrics(tmp_path / "shared")
+  runs.pretrain(tiny_run, tmp_path / "shared", **settings, **SHARED)
+  assert runs.metrics(tmp_path / "shared") == uninterrupted
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_stages_with_a_batch_that_grows(
   settings = dict(
     objective="mlm", num_warmup_steps=2, train_batch_size=6,
     num_train_steps=PretrainingConfig.num_train_steps,
-    stages=tuple(stages._checked(item, "") for item in items),
+    stages=tuple(stages.read_item(item, "a stage") for item in items),
     save_checkpoints_steps=1, do_eval=True,
   )  # fmt: skip
   one, run = tmp_path / "one", tmp_path / "run"
