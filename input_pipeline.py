@@ -282,45 +282,26 @@ class Source:
 
   def check_record(self, number: int) -> None:
     """Raises `records.DataError` if the record does not fit the shape."""
-    where = self.set.where(number)
-    serialized = self.set.read(number)
+    features, where = self.shape.features(), self.set.where(number)
     try:
-      values = tf_example.decode_example(serialized)
+      record = record_report.read_record(self.set, number, features)
     except records.DataError as e:
-      raise records.DataError(f"{where}: {e}") from e
-    shape, features = self.shape, self.shape.features()
-    has_masks = "masked_lm_positions" in values
-    problems = {
-      "the record has masks of its own, but masks are drawn when records are "
-      "read, as a manifest of --input_file says: give records of one kind": (
-        shape.masks and has_masks
-      ),
-      "its masks are drawn when it is read, as its manifest says: copy that, "
-      "NAME.manifest.json, beside it": (
-        not (shape.masks or has_masks or self.manifests)
-      ),
-      "it is no pair of segments: copy NAME.manifest.json, which says so, "
-      "beside it, or give --objective=mlm": (
-        shape.next_sentence and not any(values.get("segment_ids", [1]))
-      ),
-    }
-    for problem, exists in problems.items():
-      if exists:
-        raise records.DataError(f"{where}: {problem}")
-    settings = {
-      "next_sentence_labels": "the manifest's examples_per_record",
-      "masked_lm_positions": "--max_predictions_per_seq",
-      "masked_lm_ids": "--max_predictions_per_seq",
-      "masked_lm_weights": "--max_predictions_per_seq",
-    }
-    for name, (size, _) in features.items():
-      if name in values and len(values[name]) != size:
-        raise records.DataError(
-          f"{where}: {name} has {len(values[name])} values, expected {size} "
-          f"({settings.get(name, '--max_seq_length')}): use the settings that "
-          "the records were made with"
-        )
-    record_report.read_record(self.set, number, features)
+      raise records.DataError(
+        f"{e} Records have the lengths and masks that NAME.manifest.json "
+        "beside them says; without it give --max_seq_length and "
+        "--max_predictions_per_seq as they were made"
+      ) from e
+    if self.shape.masks and "masked_lm_ids" in record:
+      raise records.DataError(
+        f"{where}: the record has masks of its own, but masks are drawn when "
+        "records are read, as a manifest of --input_file says: give records of "
+        "one kind"
+      )
+    if self.shape.next_sentence and not record["segment_ids"].any():
+      raise records.DataError(
+        f"{where}: it is no pair of segments: copy NAME.manifest.json, which "
+        "says so, beside it, or give --objective=mlm"
+      )
 
   def special_ids(self) -> list[int]:
     """[CLS] and [SEP]: what the first records all begin and end with."""

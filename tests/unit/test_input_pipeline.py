@@ -534,7 +534,7 @@ def test_records_whose_manifest_is_missing(tmp_path):
   alone = dataclasses.replace(SHAPE, next_sentence=False)
   input_pipeline.Source(paths["alone"], alone)
   with pytest.raises(
-    records.DataError, match="masks are drawn when it is read"
+    records.DataError, match="no feature 'masked_lm_pos.* NAME.manifest.json"
   ):
     input_pipeline.Source(paths["drawn"], alone)
 

@@ -341,70 +341,42 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
     runs.pretrain(tiny_run, tmp_path, **{**settings, "max_train_minutes": 2.0})
 
 
+TIMED = {"num_train_steps": None, "time_share": 1}
+MINUTE = {"max_train_minutes": 1.0}
+COOLDOWN = {"cooldown_from": "x", "lr_schedule": "wsd", "num_decay_steps": 1}
+MOVING = {"masks": MaskConfig(masked_lm_prob=(0.3, 0.15))}
+
+
 @pytest.mark.parametrize(
-  "items, changes, words",
+  "item, changes, words",
   [
-    ([{}], {}, "must have one of num_train_steps, .* it has none"),
-    (
-      [{"num_train_steps": 1, "time_share": 1}],
-      {},
-      "it has num_train_steps and",
-    ),
-    ([{"num_train_steps": 1, "seed": 3}], {}, "seed cannot change in a run"),
-    ([{"num_train_steps": "1"}], {}, "'1': must be an integer"),
-    ([{"num_train_steps": 0}], {}, "num_train_steps=0: must be positive"),
-    ([{"num_train_steps": 1, "global_batch_size": [9, 3]}], {}, "a batch that"),
-    ([{"time_share": 1.0}], {}, "with --max_train_minutes, or"),
-    (
-      [{"num_train_steps": 3}],
-      {"max_train_minutes": 1.0},
-      "choose one of the two",
-    ),
-    ([{"time_share": 0.7}], {"max_train_minutes": 1.0}, "all stages is 0.7"),
-    (
-      [{"time_share": 1, "global_batch_size": [6, 12]}],
-      {"max_train_minutes": 1.0},
-      r"\[6, 12\]: .* in so many updates",
-    ),
-    ([{"num_train_steps": 9}], {"num_warmup_steps": 10}, "than the 9 updates"),
-    ([{"num_train_steps": 9}], {"global_batch_size": None}, "needs --global_b"),
-    (
-      [{"num_train_steps": 9}],
-      {"cooldown_from": "x", "lr_schedule": "wsd", "num_decay_steps": 1},
-      "--stages needs .*no --cooldown_from",
-    ),
-    ([{"num_train_steps": 9}], {"num_train_steps": 7}, "no --num_train_steps"),
-    (
-      [{"num_train_steps": 9}],
-      {"num_accumulation_steps": 2},
-      "no --num_accumulation_steps",
-    ),
-    (
-      [{"num_train_steps": 9}],
-      {"masks": MaskConfig(masked_lm_prob=(0.3, 0.15))},
-      "--masked_lm_prob that moves",
-    ),
-    (
-      [{"num_train_steps": 9, "input_file": "x"}],
-      {"do_eval": True},
-      "--eval_input_file, because",
-    ),
-    (
-      [{"num_train_steps": 9, "hidden_dropout_prob": 2.0}],
-      {},
-      "stage 1: .*hidden_dropout_prob",
-    ),
-    (
-      [{"num_train_steps": 9, "global_batch_size": [8, 12]}],
-      {},
-      r"stage: global_batch_size=\[8, 12\]: .* grows in multiples",
-    ),
-    ([{"num_train_steps": 9, "learning_rate": -1}], {}, "learning_rate=-1.0"),
+    ({"num_train_steps": None}, {}, "must have one of num_train_.* has none"),
+    ({"time_share": 1}, {}, "it has num_train_steps and"),
+    ({"seed": 3}, {}, "seed cannot change in a run"),
+    ({"num_train_steps": "1"}, {}, "'1': must be an integer"),
+    ({"num_train_steps": 0}, {}, "num_train_steps=0: must be positive"),
+    ({"global_batch_size": [9, 3]}, {}, "a batch that"),
+    ({"global_batch_size": [8, 12]}, {}, r"\[8, 12\]: .* grows in multiples"),
+    (TIMED, {}, "with --max_train_minutes, or"),
+    ({}, MINUTE, "choose one of the two"),
+    ({**TIMED, "time_share": 0.7}, MINUTE, "all stages is 0.7"),
+    ({**TIMED, "global_batch_size": [6, 12]}, MINUTE, "in so many updates"),
+    ({}, {"num_warmup_steps": 10}, "than the 9 updates"),
+    ({}, {"global_batch_size": None}, "needs --global_b"),
+    ({}, COOLDOWN, "--stages needs .*no --cooldown_from"),
+    ({}, {"num_train_steps": 7}, "no --num_train_steps"),
+    ({}, {"num_accumulation_steps": 2}, "no --num_accumulation_steps"),
+    ({}, MOVING, "--masked_lm_prob that moves"),
+    ({"input_file": "x"}, {"do_eval": True}, "--eval_input_file, because"),
+    ({"hidden_dropout_prob": 2.0}, {}, "stage 1: .*hidden_dropout_prob"),
+    ({"learning_rate": -1}, {}, "learning_rate=-1.0"),
   ],
 )
-def test_stages_that_cannot_be(tiny_run, tmp_path, items, changes, words):
-  with pytest.raises((UserError, ValueError), match=words):
-    runs.pretrain(tiny_run, tmp_path / "run", **staged(*items, **changes))
+def test_stages_that_cannot_be(tiny_run, tmp_path, item, changes, words):
+  item = {"num_train_steps": 9, **item}
+  given = {name: value for name, value in item.items() if value is not None}
+  with pytest.raises(UserError, match=words):
+    runs.pretrain(tiny_run, tmp_path / "run", **staged(given, **changes))
 
 
 def test_a_file_that_is_no_list_of_stages(tmp_path):
@@ -466,8 +438,9 @@ def test_a_stage_that_has_ended_needs_no_records(
 def test_a_dry_run_plans_no_stage_after_the_last_update(
   tiny_run, tmp_path, monkeypatch, capsys
 ):
+  """Nor does it need files."""
   config = runs.config(
-    tiny_run, tmp_path, dry_run=True,
+    tiny_run, tmp_path, dry_run=True, do_eval=True, input_file=None,
     **staged(
       {"time_share": 0.2}, {"time_share": 0.3}, {"time_share": 0.5},
       max_train_minutes=600.0, num_train_steps=10, global_batch_size=12,
@@ -484,22 +457,6 @@ def test_a_dry_run_plans_no_stage_after_the_last_update(
   assert planned == [0, 1]
   told = "stage 2 would be the last: --num_train_steps=10 end there"
   assert told in capsys.readouterr().err
-
-
-def test_a_dry_run_of_stages_needs_no_files(tiny_run, tmp_path, monkeypatch):
-  planned = []
-  monkeypatch.setattr(
-    dry_run,
-    "tell_needs",
-    lambda build, *given: planned.append(given) or 10,
-  )
-  given = {"num_train_steps": 10, "global_batch_size": 8}
-  config = runs.config(
-    tiny_run, tmp_path, dry_run=True, do_eval=True,
-    input_file=None, eval_input_file=None, **staged(given),
-  )  # fmt: skip
-  dry_run.run(config, run_pretraining.training_step)
-  assert len(planned) == 1
 
 
 def test_held_out_records_have_lengths_of_their_own(tiny_run, tmp_path):
