@@ -39,6 +39,7 @@ from interop import (
 )
 from interop.hugging_face import Model
 from interop.tokenizer_files import VOCAB_FILE
+from model import weights
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
@@ -91,8 +92,8 @@ def read_checkpoints(settings: Settings) -> Model:
         f"{settings.input[paths.index(path)]} and {settings.input[at]} are one "
         f"checkpoint, {sources[at].path}: name each once"
       )
-  weights = checkpoint_weights.read([source.path for source in sources])
-  first, *others = (_of_source(s, settings, weights) for s in sources)
+  mean = checkpoint_weights.read([source.path for source in sources])
+  first, *others = (_of_source(s, settings, mean) for s in sources)
   for path, other in zip(settings.input[1:], others, strict=True):
     differ = first.config.differences(other.config)
     differ += hugging_face.task_differences(first.task, other.task)
@@ -107,22 +108,22 @@ def read_checkpoints(settings: Settings) -> Model:
   return first._replace(others=tuple(other.path for other in others))
 
 
-def _of_source(source, settings: Settings, weights) -> Model:
-  """A checkpoint's model, but with `weights`."""
+def _of_source(source, settings: Settings, mean) -> Model:
+  """A checkpoint's model, but with the weights of the `mean`."""
   task = hugging_face.of_model(source.task)
   if source.assumed_case:
     del task["do_lower_case"]
   if task["task"] == PRETRAINING:  # also where nothing names a task
-    task["task"] = hugging_face.kind_of(weights.values)
+    task["task"] = hugging_face.kind_of(mean.values)
   return Model(
     source.path,
-    weights.values,
+    mean.values,
     source.bert,
     settings.bert_config_file
     or os.path.join(source.folder, model_source.CONFIG_FILE),
     task,
     hugging_face.vocabulary(source.vocabulary),
-    weights.left_out,
+    mean.left_out,
     source.assumed_case,
     chosen=source.chosen,
   )
@@ -260,11 +261,11 @@ def convert(settings: Settings) -> list[str]:
 def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   """What was converted, for people."""
   counts = bert_tensors.count_parts(model.values, model.config, model.path)
-  known = {w.ours for w in bert_tensors.weights(model.config)}
+  known = {w.name for w in weights.weights(model.config)}
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   others = sorted(set(model.values) - known)
   converted += [f"{name} (not BERT's, kept)" for name in others]
-  missing = [part for part in bert_tensors.PARTS[:4] if part not in counts]
+  missing = [part for part in weights.PARTS[:4] if part not in counts]
   missing += [
     f"{part} (which {model_config.CONFIG_FILE} names)"
     for part in sorted(model.named - set(counts) - set(missing))

@@ -1,15 +1,12 @@
 """BERT weights under Hugging Face's names, and model.safetensors.
 
-The names are those of transformers' modeling_bert.py
-(https://github.com/huggingface/transformers). Its dense kernels are [out, in],
-ours [in, out]. The masked LM head's output weights are the word embeddings.
+`model.weights` has the names. Hugging Face's dense kernels are [out, in], ours
+[in, out].
 """
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -17,87 +14,12 @@ import safetensors.numpy
 from common import json_files
 from common.errors import DataError
 from model.bert_config import BertConfig
+from model.weights import CLASSIFIER, ENCODER, PARTS, POOLER, weights
 
 WEIGHTS_FILE = "model.safetensors"
 _SHARDS_FILE = WEIGHTS_FILE + ".index.json"
 
-ENCODER, POOLER = "encoder", "pooler"
-MASKED_LM, NEXT_SENTENCE = "masked LM head", "next sentence head"
-CLASSIFIER, QUESTIONS = "classifier", "question answering head"
-HEADS = (MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
-PARTS = (ENCODER, POOLER, *HEADS)
-
 # Weights ----------------------------------------------------------------------
-
-
-class Weight(NamedTuple):
-  """One weight under both names."""
-
-  part: str  # one of PARTS
-  ours: str
-  theirs: str
-  shape: tuple  # of ours; None for the number of labels
-  transposed: bool  # in theirs
-
-
-_RENAMED = (
-  (re.compile(r"^cls/squad"), "qa_outputs"),
-  (re.compile(r"^output_"), "classifier/output_"),
-  (re.compile(r"/layer_"), "/layer/"),
-  (re.compile(r"_embeddings$"), r"\g<0>/weight"),
-  (re.compile(r"/(kernel|gamma|output_weights)$"), "/weight"),
-  (re.compile(r"/(beta|output_bias)$"), "/bias"),
-  (re.compile(r"/"), "."),
-)
-
-
-def weights(config: BertConfig) -> list[Weight]:
-  """Every weight that a BERT may have, with all heads."""
-  width, inner = config.hidden_size, config.intermediate_size
-  made = []
-
-  def add(part, ours, *shape):
-    theirs = ours
-    for pattern, replacement in _RENAMED:
-      theirs = pattern.sub(replacement, theirs)
-    made.append(Weight(part, ours, theirs, shape, ours.endswith("/kernel")))
-
-  def dense(part, name, rows, columns):
-    add(part, f"{name}/kernel", rows, columns)
-    add(part, f"{name}/bias", columns)
-
-  def norm(part, name):
-    add(part, f"{name}/LayerNorm/gamma", width)
-    add(part, f"{name}/LayerNorm/beta", width)
-
-  for name, rows in (
-    ("word", config.vocab_size),
-    ("position", config.max_position_embeddings),
-    ("token_type", config.type_vocab_size),
-  ):
-    add(ENCODER, f"bert/embeddings/{name}_embeddings", rows, width)
-  norm(ENCODER, "bert/embeddings")
-  for number in range(config.num_hidden_layers):
-    layer = f"bert/encoder/layer_{number}"
-    for name in ("query", "key", "value"):
-      dense(ENCODER, f"{layer}/attention/self/{name}", width, width)
-    dense(ENCODER, f"{layer}/attention/output/dense", width, width)
-    norm(ENCODER, f"{layer}/attention/output")
-    dense(ENCODER, f"{layer}/intermediate/dense", width, inner)
-    dense(ENCODER, f"{layer}/output/dense", inner, width)
-    norm(ENCODER, f"{layer}/output")
-  dense(POOLER, "bert/pooler/dense", width, width)
-  dense(MASKED_LM, "cls/predictions/transform/dense", width, width)
-  norm(MASKED_LM, "cls/predictions/transform")
-  add(MASKED_LM, "cls/predictions/output_bias", config.vocab_size)
-  for part, head, rows in (
-    (NEXT_SENTENCE, "cls/seq_relationship/", 2),
-    (CLASSIFIER, "", None),
-    (QUESTIONS, "cls/squad/", 2),
-  ):
-    add(part, f"{head}output_weights", rows, width)
-    add(part, f"{head}output_bias", rows)
-  return made
 
 
 def count_parts(
@@ -110,7 +32,7 @@ def count_parts(
   counts, known = {}, weights(config)
   for part in PARTS:
     wanted = [w for w in known if w.part == part]
-    missing = [w.ours for w in wanted if w.ours not in values]
+    missing = [w.name for w in wanted if w.name not in values]
     if len(missing) == len(wanted) and part != ENCODER:
       continue
     if missing:
@@ -118,14 +40,15 @@ def count_parts(
         f"{source}: the {part} lacks {_some(missing)}: is it another config's "
         f"(num_hidden_layers={config.num_hidden_layers})?"
       )
-    labels = values[wanted[-1].ours].shape[:1] or (None,)
+    labels = values[wanted[-1].name].shape[:1] or (None,)
     for weight in wanted:
-      found = list(values[weight.ours].shape)
+      found = list(values[weight.name].shape)
       shape = [labels[0] if n is None else n for n in weight.shape]
       if found != shape:
         raise DataError(
-          f"{source}: {weight.ours} ({weight.theirs}) is of shape {found}, but "
-          f"the config makes it {shape}: the config is another model's"
+          f"{source}: {weight.name} ({weight.huggingface}) is of shape "
+          f"{found}, but the config makes it {shape}: the config is another "
+          "model's"
         )
     counts[part] = len(wanted)
   return counts
@@ -156,16 +79,16 @@ def to_theirs(
   """
   parts = count_parts(values, config, source)
   _check_pooler(parts, source)
-  known = {w.ours: w for w in weights(config)}
+  known = {w.name: w for w in weights(config)}
   if unknown := sorted(set(values) - set(known)):
     raise DataError(
       f"{source}: Hugging Face's BERT has no place for {_some(unknown)}"
     )
   bare = not set(parts) - {ENCODER, POOLER}
   return {
-    known[name].theirs.removeprefix("bert." if bare else ""):
+    known[name].huggingface.removeprefix("bert." if bare else ""):
     # safetensors writes the memory as it is, so it must be contiguous.
-    np.ascontiguousarray(value.T if known[name].transposed else value)
+    np.ascontiguousarray(value.T if known[name].is_kernel else value)
     for name, value in values.items()
   }
 
@@ -218,15 +141,15 @@ def from_theirs(
           "LM head: it cannot be converted"
         )
       left_out.append(tied)
-  known = {w.theirs: w for w in weights(config)}
+  known = {w.huggingface: w for w in weights(config)}
   if unknown := sorted(set(named) - set(known)):
     raise DataError(
       f"{source}: {_some(unknown)}: no weight of a google/bert model of "
       f"{config.num_hidden_layers} layers"
     )
   values = {
-    w.ours: np.ascontiguousarray(
-      named[name].T if w.transposed and named[name].ndim == 2 else named[name]
+    w.name: np.ascontiguousarray(
+      named[name].T if w.is_kernel and named[name].ndim == 2 else named[name]
     )
     for name, w in known.items()
     if name in named

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from common import json_files
 from common.errors import DataError, UserError
-from interop.bert_tensors import (
+from model.bert_config import BertConfig, huggingface_keys
+from model.weights import (
   CLASSIFIER,
   HEADS,
   MASKED_LM,
   NEXT_SENTENCE,
   QUESTIONS,
 )
-from model.bert_config import BertConfig, huggingface_keys
 
 CONFIG_FILE = "config.json"
 

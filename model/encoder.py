@@ -6,10 +6,11 @@
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import kernels, triton_kernels
+from model import kernels, triton_kernels, weights
 from model.bert_config import BertConfig
 from model.layers import (
   Weights,
@@ -228,6 +229,110 @@ def attention(query, key, value, bias, config, seed=None):
   return tf.reshape(context, [-1, own_heads * size_per_head])
 
 
+def _layer_weights(config, groups) -> dict:
+  """Scope -> `Weights` as a layer's matmuls read them: of their types.
+
+  `groups` are lists of scopes whose matrices stand side by side, because one
+  matmul reads them; they are under the name of the first.
+  """
+  initializer = create_initializer(config.bert.initializer_range)
+  alone = {}  # scope -> its weights, and the type of its matmul
+  for layer in weights.dense_layers(config.bert):
+    made = dense_weights(
+      layer.name,
+      layer.inputs,
+      layer.units,
+      initializer,
+      config.slices,
+      layer.cut,
+    )
+    made = Weights(*map(tf.convert_to_tensor, made))
+    alone[layer.name] = made, getattr(config.policy, layer.part)
+  grouped = {name for group in groups for name in group}
+  groups = [*groups, *([name] for name in alone if name not in grouped)]
+  kernels_of, biases_of = [], []
+  for group in groups:
+    members, dtypes = zip(*(alone[name] for name in group), strict=True)
+    kernels_of.append(([w.kernel for w in members], dtypes[0]))
+    biases_of.append(([w.bias for w in members], tf.float32))
+  joined = kernels.side_by_side(*kernels_of, *biases_of)
+  count = len(groups)
+  return {
+    group[0]: Weights(*pair)
+    for group, *pair in zip(groups, joined[:count], joined[count:], strict=True)
+  }
+
+
+class _Tokens(NamedTuple):
+  """The tokens of a layer: all are attended to, some are asked for."""
+
+  batch: int | tf.Tensor
+  length: int | tf.Tensor
+  places: tf.Tensor | None  # int [B, P], of those asked for; None: all
+
+  def asked(self, rows):
+    """[B * P, H] of [B * S, H]."""
+    if self.places is None:
+      return rows
+    by_row = [self.batch, self.length, rows.shape.as_list()[-1]]
+    return gather_indexes(tf.reshape(rows, by_row), self.places)
+
+  def asked_bias(self, attention_bias):
+    """Rows of an `_attention_bias` that are of a token each, [B, 1, F, T]."""
+    if self.places is None or attention_bias.shape[2] == 1:
+      return attention_bias
+    return tf.gather(attention_bias, self.places, axis=2, batch_dims=1)
+
+
+def _head_groups(config, tokens) -> list:
+  """What one matmul makes of queries, keys and values.
+
+  Each matmul more is a launch for a GPU, and a smaller one for a CPU's caches.
+  """
+  query, key, value = weights.QUERY, weights.KEY, weights.VALUE
+  if _is_flash(config, tokens):
+    return [[query, key, value]]
+  if not jit.saves_launches():
+    return [[query], [key], [value]]
+  if tokens.places is None:
+    return [[query, key, value]]
+  return [[query], [key, value]]  # of other rows
+
+
+def _is_flash(config, tokens) -> bool:
+  """Whether a layer attends by `triton_kernels`."""
+  return config.groups is not None and tokens.places is None
+
+
+def _self_attention(hidden, queries, bias, tokens, layer, config, seed):
+  """The context, [rows of queries, N * D / slices], of `hidden`, [B * S, H].
+
+  Projects to heads, of which each slice has its part, and attends; `layer` is
+  `_layer_weights`' dictionary.
+  """
+  first, end = config.slices.bounds(config.bert.num_attention_heads)
+  copied = config.slices.copy_to_group(hidden)
+  if _is_flash(config, tokens):
+    product = tf.matmul(copied, layer[weights.QUERY].kernel)
+    shape = tokens.batch, tokens.length, end - first
+    return _flash_attention(
+      product, layer[weights.QUERY].bias, shape, config, seed
+    )
+  heads = []  # queries [B, N, F, D], keys and values [B, N, S, D]
+  for group in _head_groups(config, tokens):
+    rows, length = copied, tokens.length
+    if tokens.places is not None and not heads:  # queries, the first group
+      rows = config.slices.copy_to_group(queries)
+      length = get_shape_list(tokens.places)[1]
+    heads += kernels.split_heads(
+      tf.matmul(rows, layer[group[0]].kernel),
+      layer[group[0]].bias,
+      parts=len(group),
+      shape=(tokens.batch, length, end - first),
+    )
+  return attention(*heads, tokens.asked_bias(bias), config, seed)
+
+
 def _flash_attention(product, bias, shape, config, seed):
   """`attention` of one matmul's product for all heads; `shape` is (B, S, N)."""
   seed, keep_prob = dropout_arguments(
@@ -244,43 +349,28 @@ def _flash_attention(product, bias, shape, config, seed):
   )
 
 
-def _layer_weights(config, heads) -> list:
-  """`Weights` as a layer's matmuls read them: matrices in their types.
+def _feed_forward(hidden, layer, config):
+  """The product of the second matmul, [rows, H], without its bias."""
+  inner, outer = layer[weights.WIDE], layer[weights.NARROW]
+  with tf.name_scope("intermediate"):
+    # [rows, I / slices]
+    wide = tf.matmul(config.slices.copy_to_group(hidden), inner.kernel)
 
-  First those of `heads`, lists of "query", "key" and "value" that stand side by
-  side; then attention's output's, and both feed-forward ones.
-  """
-  bert, policy, slices = config.bert, config.policy, config.slices
-  hidden, wide = bert.hidden_size, bert.intermediate_size
-  initializer = create_initializer(bert.initializer_range)
+  def activated(wide, bias, kernel):
+    return tf.matmul(config.activate(wide, bias), kernel)
 
-  def make(name, inputs, units, cut):
-    found = dense_weights(name, inputs, units, initializer, slices, cut)
-    return Weights(*map(tf.convert_to_tensor, found))
-
-  groups = [
-    [make(f"attention/self/{name}", hidden, hidden, "units") for name in group]
-    for group in heads
-  ]
-  groups.append([make("attention/output/dense", hidden, hidden, "inputs")])
-  types = [policy.attention] * len(groups)
-  groups.append([make("intermediate/dense", hidden, wide, "units")])
-  groups.append([make("output/dense", wide, hidden, "inputs")])
-  types += [policy.feed_forward] * 2
-  found = kernels.side_by_side(
-    *[([w.kernel for w in g], t) for g, t in zip(groups, types, strict=True)],
-    *[([w.bias for w in g], tf.float32) for g in groups],
-  )
-  count = len(groups)
-  return list(map(Weights, found[:count], found[count:]))
+  with tf.name_scope("output"):
+    return config.run("gelu", activated, wide, inner.bias, outer.kernel)
 
 
-def _end_of_block(output, bias, residual, seed, reader, config, twice=False):
+def _end_of_block(product, bias, residual, seed, reader, config, twice=False):
   """What is read next, as `reader`, and the next residual, both [B * S, H].
 
-  They are one tensor, of which a gradient can be asked; with `twice` they are
-  two, and no op adds up their gradients.
+  `product` is a slice's part of a matmul without its `bias`. The results are
+  one tensor, of which a gradient can be asked; with `twice` they are two, and
+  no op adds up their gradients.
   """
+  output = config.slices.reduce_from_group(product)
   seed, keep_prob = dropout_arguments(config.bert.hidden_dropout_prob, seed)
   dtype = config.policy.layer_norm
   static = dict(keep_prob=keep_prob, dtype=dtype)
@@ -307,80 +397,36 @@ def _end_of_block(output, bias, residual, seed, reader, config, twice=False):
   return result if twice else (result, result)
 
 
-def transformer_layer(
-  hidden, residual, attention_bias, shape, config, seeds, places=None
-):
-  """A layer's output, and the next layer's residual.
+def transformer_layer(hidden, residual, attention_bias, tokens, config, seeds):
+  """A layer's output, and the next layer's residual, of the tokens asked for.
 
-  All are [B * S, H], the output is policy.attention; `shape` is (B, S), `seeds`
-  are those of its dropout sites. With `places`, int [B, P], the results are
-  [B * P, H], of the tokens there.
+  All are [B * S, H], or [B * P, H] with places; the output is policy.attention.
+  `seeds` are those of the layer's dropout sites.
   """
-  policy, slices, bert = config.policy, config.slices, config.bert
-  is_flash = config.groups is not None and places is None
-  groups = [["query"], ["key"], ["value"]]
-  if is_flash or jit.saves_launches():
-    groups = [["query", "key", "value"]]
-    if places is not None:
-      groups = [["query"], ["key", "value"]]
-  weights = _layer_weights(config, groups)
-  *head_weights, attended_weights, inner, outer = weights
-  queries, query_length = hidden, shape[1]
-  if places is not None:
-    at_places = lambda rows: gather_indexes(
-      tf.reshape(rows, [*shape, bert.hidden_size]), places
-    )
-    is_same, queries = residual is hidden, at_places(hidden)
-    residual = queries if is_same else at_places(residual)
-    query_length = get_shape_list(places)[1]
-    if attention_bias.shape[2] != 1:
-      attention_bias = tf.gather(attention_bias, places, axis=2, batch_dims=1)
-  first, end = slices.bounds(bert.num_attention_heads)
+  policy = config.policy
+  layer = _layer_weights(config, _head_groups(config, tokens))
+  queries = tokens.asked(hidden)
+  residual = queries if residual is hidden else tokens.asked(residual)
   with tf.name_scope("attention"):
-    keys = slices.copy_to_group(hidden)
-    queries = keys if queries is hidden else slices.copy_to_group(queries)
-    if is_flash:
-      context = _flash_attention(
-        tf.matmul(keys, head_weights[0].kernel),
-        head_weights[0].bias,
-        (*shape, end - first),
-        config,
-        seeds[0],
-      )
-    else:
-      heads = []  # [B, N, F or S, D]
-      for group, of_group in zip(groups, head_weights, strict=True):
-        heads += kernels.split_heads(
-          tf.matmul(keys if heads else queries, of_group.kernel),
-          of_group.bias,
-          parts=len(group),
-          shape=(shape[0], shape[1] if heads else query_length, end - first),
-        )
-      context = attention(*heads, attention_bias, config, seeds[0])
+    context = _self_attention(
+      hidden, queries, attention_bias, tokens, layer, config, seeds[0]
+    )
   with tf.variable_scope("attention/output"):
-    attended = tf.matmul(context, attended_weights.kernel)
+    output = layer[weights.ATTENDED]
     attended, residual = _end_of_block(
-      slices.reduce_from_group(attended),
-      attended_weights.bias,
+      tf.matmul(context, output.kernel),
+      output.bias,
       residual,
       seeds[1],
       policy.feed_forward,
       config,
       twice=True,
     )
-  with tf.name_scope("intermediate"):
-    # [B * S, I / slices]
-    wide = tf.matmul(slices.copy_to_group(attended), inner.kernel)
+  product = _feed_forward(attended, layer, config)
   with tf.variable_scope("output"):
-    output = lambda x, bias, kernel: tf.matmul(config.activate(x, bias), kernel)
-    hidden = config.run("gelu", output, wide, inner.bias, outer.kernel)
+    bias = layer[weights.NARROW].bias
     return _end_of_block(
-      slices.reduce_from_group(hidden),
-      outer.bias,
-      residual,
-      seeds[2],
-      policy.attention,
-      config,
+      product, bias, residual, seeds[2], policy.attention, config
     )
 
 
@@ -415,10 +461,9 @@ def encoder_layers(input_tensor, attention_mask, config, places=None):
     layer = functools.partial(
       transformer_layer,
       attention_bias=attention_bias,
-      shape=input_shape[:2],
+      tokens=_Tokens(*input_shape[:2], places if is_last else None),
       config=config,
       seeds=seeds[count * number : count * (number + 1)],
-      places=places if is_last else None,
     )
     hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
     if residual is None or not bert.pre_layer_norm:

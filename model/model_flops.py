@@ -8,9 +8,11 @@ record, those without a prediction too. Embeddings, what lies between matmuls,
 the optimizer and what --recompute computes again do not count.
 """
 
+import collections
 from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
+from model.weights import dense_layers
 
 
 class Matmul(NamedTuple):
@@ -49,33 +51,35 @@ def encoder(bert, policy, rows: int, tokens: int, read: int = 0) -> list:
 
   The last layer is computed at `read` places of each row; 0: at all of them.
   """
-  layers = [_layers(bert, policy, bert.num_hidden_layers, rows, tokens, tokens)]
-  if read:
-    all_but_one = bert.num_hidden_layers - 1
-    layers = [
-      _layers(bert, policy, all_but_one, rows, tokens, tokens),
-      _layers(bert, policy, 1, rows, tokens, read),
-    ]
-  return [matmul for some in layers for matmul in some if matmul.times]
+  count = bert.num_hidden_layers
+  if not read:
+    return _layers(bert, policy, count, rows, tokens, tokens)
+  before = _layers(bert, policy, count - 1, rows, tokens, tokens)
+  return before + _layers(bert, policy, 1, rows, tokens, read)
 
 
 def _layers(bert, policy, count: int, rows: int, tokens: int, read: int):
-  hidden, inner = bert.hidden_size, bert.intermediate_size
-  size = hidden // bert.num_attention_heads
+  """`count` layers that are read at `read` of the tokens of each row."""
+  if not count:
+    return []
+  times: collections.Counter[Matmul] = collections.Counter()
+  for layer in dense_layers(bert):
+    places = rows * (tokens if layer.of_all_tokens else read)
+    dtype = getattr(policy, layer.part)
+    for matmul in dense(1, places, layer.inputs, layer.units, dtype):
+      times[matmul] += count
+  size = bert.hidden_size // bert.num_attention_heads
   heads = rows * bert.num_attention_heads
-  return [
-    # keys and values; queries and output
-    *dense(2 * count, rows * tokens, hidden, hidden, policy.attention),
-    *dense(2 * count, rows * read, hidden, hidden, policy.attention),
+  for matmul in (
     # scores = Q K^T; d probs = d context V^T
-    Matmul(2 * count, heads, read, size, tokens, "b", policy.attention),
+    Matmul(1, heads, read, size, tokens, "b", policy.attention),
     # context = probs V; d Q = d scores K
-    Matmul(2 * count, heads, read, tokens, size, "", policy.attention),
+    Matmul(1, heads, read, tokens, size, "", policy.attention),
     # d V = probs^T d context; d K = d scores^T Q
-    Matmul(2 * count, heads, tokens, read, size, "a", policy.attention),
-    *dense(count, rows * read, hidden, inner, policy.feed_forward),
-    *dense(count, rows * read, inner, hidden, policy.feed_forward),
-  ]
+    Matmul(1, heads, tokens, read, size, "a", policy.attention),
+  ):
+    times[matmul] += 2 * count
+  return [matmul._replace(times=n) for matmul, n in times.items()]
 
 
 def pooled(bert, policy, examples: int, classes: int) -> list:

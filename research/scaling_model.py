@@ -36,8 +36,7 @@ import mixed_precision
 from benchmarks.network import slow_network
 from common import errors
 from gradients import power_sgd
-from interop import bert_tensors
-from model import model_flops
+from model import model_flops, weights
 from model.bert_config import BertConfig
 from research import published_scaling
 
@@ -50,10 +49,10 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _BACKWARD = 2 / 3  # of a micro-batch's arithmetic, see `model_flops`
 _FUSION_BYTES = 2**27  # Horovod's --fusion-threshold-mb
 _TRAINED = (
-  bert_tensors.ENCODER,
-  bert_tensors.POOLER,
-  bert_tensors.MASKED_LM,
-  bert_tensors.NEXT_SENTENCE,
+  weights.ENCODER,
+  weights.POOLER,
+  weights.MASKED_LM,
+  weights.NEXT_SENTENCE,
 )
 
 
@@ -166,7 +165,7 @@ class Setting:
 def shapes(bert: BertConfig) -> list[tuple]:
   """(name, shape) of the trained variables, in about the graph's order."""
   return [
-    (w.ours, w.shape) for w in bert_tensors.weights(bert) if w.part in _TRAINED
+    (w.name, w.shape) for w in weights.weights(bert) if w.part in _TRAINED
   ]
 
 

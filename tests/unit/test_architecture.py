@@ -203,7 +203,6 @@ LONGER = {
   "input_pipeline.py:training_batches",
   "interop/model_source.py:settle",
   "model/encoder.py:attention_layer",
-  "model/encoder.py:transformer_layer",
   "model/triton_source.py:attention_gradient",
   "modeling.py:__init__",
   "modeling.py:pretraining_model",

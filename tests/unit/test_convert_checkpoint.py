@@ -34,7 +34,10 @@ from interop import (
   model_source,
   predictions,
 )
-from interop.bert_tensors import (
+from interop.predictions import Input
+from model import weights
+from model.bert_config import BertConfig
+from model.weights import (
   CLASSIFIER,
   ENCODER,
   MASKED_LM,
@@ -42,8 +45,6 @@ from interop.bert_tensors import (
   POOLER,
   QUESTIONS,
 )
-from interop.predictions import Input
-from model.bert_config import BertConfig
 
 CONFIG = BertConfig.from_dict(TINY)
 PRETRAINING = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE)
@@ -53,10 +54,10 @@ def random_values(parts=PRETRAINING, seed=0, labels=3):
   """Weights of the tiny model by our names, float32."""
   rng = np.random.default_rng(seed)
   return {
-    w.ours: rng.normal(
+    w.name: rng.normal(
       0.0, 0.3, [labels if n is None else n for n in w.shape]
     ).astype(np.float32)
-    for w in bert_tensors.weights(CONFIG)
+    for w in weights.weights(CONFIG)
     if w.part in parts
   }
 
@@ -136,7 +137,7 @@ def test_there_and_back_is_bit_equal(tmp_path, letters, parts, architecture):
   assert config["architectures"] == [architecture]
   assert (config["hidden_act"], config["layer_norm_eps"]) == ("gelu_new", 1e-12)
   assert ("id2label" in config) == (CLASSIFIER in parts)
-  for part in bert_tensors.PARTS:
+  for part in weights.PARTS:
     assert (f"    {part}: " in said) == (part in parts)
   again = convert(tmp_path / "b", tmp_path / "c" / "model.ckpt")
   assert_same(read(tmp_path / "c" / "model.ckpt"), values)

@@ -35,7 +35,8 @@ from interop import (
   pseudo_likelihood,
   tokenizer_files,
 )
-from interop.bert_tensors import (
+from model.bert_config import BertConfig
+from model.weights import (
   CLASSIFIER,
   ENCODER,
   MASKED_LM,
@@ -43,7 +44,6 @@ from interop.bert_tensors import (
   POOLER,
   QUESTIONS,
 )
-from model.bert_config import BertConfig
 from tools import train_tokenizer
 
 TOLERANCE = 1e-5
