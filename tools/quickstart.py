@@ -131,22 +131,18 @@ class Paths:
 def run(title: str, command: list[str], until: str = "") -> None:
   """Prints and runs one command; UserError if it failed.
 
-  Of its own lines those from the one that begins with `until` are not shown.
+  Its last lines, from the one that begins with `until`, are not shown.
   """
   print(f"\n== {title}\n{next_steps.wrapped(command, '$ ')}", flush=True)
-  hidden: list[str] = []
+  is_shown = True
 
   def show(line):
-    if hidden or (until and line.startswith(until)):
-      hidden.append(line)
-    else:
+    nonlocal is_shown
+    is_shown = is_shown and not (until and line.startswith(until))
+    if is_shown:
       print(line, end="", flush=True)
 
-  try:
-    seconds = processes.run(title, command, show)
-  except (UserError, SystemExit):
-    print(*hidden, sep="", end="")
-    raise
+  seconds = processes.run(title, command, show)
   print(f"({seconds:.0f} s)", flush=True)
 
 

@@ -144,6 +144,8 @@ def train_sentencepiece(
       control_symbols=[tokenization.CLS, tokenization.SEP, tokenization.MASK],
       minloglevel=2,
     )
+  except SystemError as e:  # the lines could not be read
+    raise e.__cause__ or e from None
   except RuntimeError as e:
     raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"

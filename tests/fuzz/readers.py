@@ -751,8 +751,10 @@ def tokenizer(folder):
     path = put(folder / name, data)
     if kind == "corpus":
       shutil.rmtree(made + "s", ignore_errors=True)
-      settings = prepare_corpus.CorpusSettings(made + "s", path)
-      return prepare_corpus.prepare(settings)
+      corpus = prepare_corpus.CorpusSettings(made + "s", path)
+      return prepare_corpus.prepare(corpus)
+    asked = train_tokenizer.Settings(path, made, vocab_size=size)
+    settings.check(asked)
     train = getattr(train_tokenizer, f"train_{kind}")
     return train(text_files.read_lines([path]), made, size, True)
 
@@ -760,7 +762,9 @@ def tokenizer(folder):
     (name, data, _), kind, size = given
     lines_of(name, data)
     if kind == "corpus":
-      return "" if min(got.documents) >= 2 else "too few documents"
+      texts = [pathlib.Path(part).read_text("utf-8") for part in got[0]]
+      counts = [text.count("\n\n") for text in texts]
+      return "" if min(counts) >= 2 else "too few documents"
     files = (made, True, None) if kind == "wordpiece" else (None, True, made)
     right = tokenization.load_tokenizer(*files).vocab_size == got
     return "" if right and got <= max(size, 5) else f"{got} tokens"

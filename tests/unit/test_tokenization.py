@@ -295,6 +295,17 @@ def test_a_frequent_word_is_counted_in_parts(tmp_path, monkeypatch):
   assert made[0] == made[1] == made[2]
 
 
+def test_sentencepiece_says_which_line_is_wrong(tmp_path):
+  """The library makes a SystemError of what its lines raise."""
+
+  def lines():
+    yield from corpus_lines()
+    raise records.DataError("a.jsonl: byte 7")
+
+  with pytest.raises(records.DataError, match=r"a\.jsonl: byte 7"):
+    train_tokenizer.train_sentencepiece(lines(), str(tmp_path / "m"), 60)
+
+
 def test_sentencepiece_reads_long_lines(tmp_path):
   """The library alone would leave out lines of more than 4,192 bytes."""
   lines = ["xyz xyw " * 1000, "猫" * 5000, "a" * 4192, "", " "]
