@@ -17,6 +17,7 @@ import numpy as np
 
 import modeling
 import tokenization
+from common.errors import DataError
 from common.tensorflow_v1 import tf
 from data import (
   masking,
@@ -92,7 +93,7 @@ def manifest_shape(files: str) -> dict[str, Any]:
   if manifest.masking == "dynamic":
     shape["masks"] = manifest.mask_settings()
     if shape["masks"] is None:
-      raise records.DataError(
+      raise DataError(
         f"{path}: its masks are drawn on reading, but mask_id or "
         "masked_lm_prob is missing: make the records again"
       )
@@ -108,7 +109,7 @@ def check_words(
   made: tuple[str, tokenization.TokenizerInfo] | None,
   other: tuple[str, tokenization.TokenizerInfo] | None,
 ) -> None:
-  """Raises `records.DataError` if two files name unlike tokenizers.
+  """Raises `DataError` if two files name unlike tokenizers.
 
   None: that is not known.
   """
@@ -119,7 +120,7 @@ def check_words(
     f"{one.sha256[:12]}"
     for path, one in (made, other)
   )
-  raise records.DataError(
+  raise DataError(
     f"{'; '.join(told)}: a model has one vocabulary. Make all records with it"
   )
 
@@ -162,29 +163,14 @@ class Source:
     self.manifests = records.find_manifests(self.paths)
     self.set = tfrecord.RecordSet(self.paths)
     # For `explain`: a pipeline raises another type with a page of text.
-    self.error: records.DataError | None = None
+    self.error: DataError | None = None
     self._check_files()
-    needs_pairs = shape.next_sentence or shape.segments
-    for path, (manifest_path, manifest) in self.manifests.items():
-      if needs_pairs and not manifest.has_pairs:
-        raise records.DataError(
-          f"{path}: its records have no pairs of segments (see "
-          f"{manifest_path}), which this model learns: give --objective=mlm "
-          "and --nosegment_ids to train another, or make records with "
-          "create_pretraining_data.py --objective=mlm_nsp"
-        )
-      tokenizer = manifest.tokenizer
-      if tokenizer.vocab_size > shape.vocab_size:
-        raise records.DataError(
-          f"{path}: its vocabulary {tokenizer.file} has {tokenizer.vocab_size} "
-          f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
-          f"{manifest_path}): use the config of that vocabulary"
-        )
     for first in self.set.starts():
       self.check_record(first)
 
   def _check_files(self) -> None:
-    """Raises `records.DataError` if files and manifests do not agree."""
+    """Raises `DataError` if files, manifests and shape do not agree."""
+    shape = self.shape
     firsts = {}  # what all files must have alike: the manifest and its value
     for path, count in zip(self.paths, self._counts(), strict=True):
       if path not in self.manifests:
@@ -193,16 +179,30 @@ class Source:
       info = manifest.shards[os.path.basename(path)]
       size = os.path.getsize(path)
       if (info.records, info.bytes) != (count, size):
-        raise records.DataError(
+        raise DataError(
           f"{path}: {count:,} records in {size:,} bytes, but {where} lists "
           f"{info.records:,} in {info.bytes:,}: they are not of one data "
           "set. Copy both again, or remove the manifest of other records"
         )
-      check_words(self.tokenizer, (where, manifest.tokenizer))
+      if not manifest.has_pairs and (shape.next_sentence or shape.segments):
+        raise DataError(
+          f"{path}: its records have no pairs of segments (see {where}), which "
+          "this model learns: give --objective=mlm and --nosegment_ids to "
+          "train another, or make records with create_pretraining_data.py "
+          "--objective=mlm_nsp"
+        )
+      tokenizer = manifest.tokenizer
+      if tokenizer.vocab_size > shape.vocab_size:
+        raise DataError(
+          f"{path}: its vocabulary {tokenizer.file} has {tokenizer.vocab_size} "
+          f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
+          f"{where}): use the config of that vocabulary"
+        )
+      check_words(self.tokenizer, (where, tokenizer))
       for name, value in _mask_settings(manifest).items():
         first, wanted = firsts.setdefault(name, (where, value))
         if value != wanted:
-          raise records.DataError(
+          raise DataError(
             f"{first} has {name}={wanted}, {where} {name}={value}: all records "
             "of a training are masked alike. Give records of one kind"
           )
@@ -210,7 +210,7 @@ class Source:
     known = {records.without_shard(path) for path in self.manifests}
     for path in self.paths:
       if path not in self.manifests and records.without_shard(path) in known:
-        raise records.DataError(
+        raise DataError(
           f"{path} is in no manifest, but others of its name are: a command "
           "that was stopped left it. Remove it"
         )
@@ -281,24 +281,24 @@ class Source:
     return {"file": path, "record": place}
 
   def check_record(self, number: int) -> None:
-    """Raises `records.DataError` if the record does not fit the shape."""
+    """Raises `DataError` if the record does not fit the shape."""
     features, where = self.shape.features(), self.set.where(number)
     try:
       record = record_report.read_record(self.set, number, features)
-    except records.DataError as e:
-      raise records.DataError(
+    except DataError as e:
+      raise DataError(
         f"{e} Records have the lengths and masks that NAME.manifest.json "
         "beside them says; without it give --max_seq_length and "
         "--max_predictions_per_seq as they were made"
       ) from e
     if self.shape.masks and "masked_lm_ids" in record:
-      raise records.DataError(
+      raise DataError(
         f"{where}: the record has masks of its own, but masks are drawn when "
         "records are read, as a manifest of --input_file says: give records of "
         "one kind"
       )
     if self.shape.next_sentence and not record["segment_ids"].any():
-      raise records.DataError(
+      raise DataError(
         f"{where}: it is no pair of segments: copy NAME.manifest.json, which "
         "says so, beside it, or give --objective=mlm"
       )
@@ -316,18 +316,18 @@ class Source:
   def read(self, numbers: np.ndarray) -> np.ndarray:
     try:
       return np.array(self.set.read_many(numbers), object)
-    except records.DataError as e:
+    except DataError as e:
       self.error = e
       raise
 
-  def explain(self, numbers: np.ndarray) -> records.DataError | None:
+  def explain(self, numbers: np.ndarray) -> DataError | None:
     """The error behind one that the pipeline raised on records `numbers`."""
     if self.error is not None:
       return self.error
     for number in numbers:
       try:
         self.check_record(int(number))
-      except records.DataError as e:
+      except DataError as e:
         return e
     return None
 
@@ -340,7 +340,7 @@ def open_records(files: str, config, comm, training: bool = True) -> Source:
   """
   shape = config.record_shape(files, training)
   if shape.max_seq_length > config.bert.max_position_embeddings:
-    raise records.DataError(
+    raise DataError(
       f"{files}: records of {shape.max_seq_length} tokens, but the BERT config "
       f"has max_position_embeddings={config.bert.max_position_embeddings}"
     )

@@ -19,10 +19,8 @@ global batch may grow; the micro-batch stays, so there are more and more.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from common.errors import UserError
 
@@ -48,14 +46,6 @@ class Stage:
 WHOLE_RUN = Stage()
 
 
-class Batch(NamedTuple):
-  """Updates of one size, until the next `Batch` begins."""
-
-  first_update: int
-  first_record: int  # position in the data's stream
-  records: int  # of an update, over all ranks
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
   """The resolved numbers, the same on all ranks."""
@@ -75,29 +65,18 @@ class TrainingPlan:
   cooldown_start: int = 0  # the update of --cooldown_from
   stage: Stage = WHOLE_RUN
 
-  @functools.cached_property
-  def _batches(self) -> list[Batch]:
-    """The batches of a ramp, then the plan's own."""
-    update, record = self.stage.first_update, self.stage.first_record
-    batches = []
-    for updates, records in (*self.stage.ramp, (0, self.records_per_update)):
-      batches.append(Batch(update, record, records))
-      update += updates
-      record += updates * records
-    return batches
-
-  def _batch_of(self, update: int) -> Batch:
-    begun = (b for b in reversed(self._batches) if b.first_update <= update)
-    return next(begun)
-
   def records_before(self, update: int) -> int:
     """The position in the data's stream where `update`, from 0, begins."""
-    batch = self._batch_of(update)
-    return batch.first_record + (update - batch.first_update) * batch.records
+    left, position = update - self.stage.first_update, self.stage.first_record
+    for updates, records in self.stage.ramp:
+      made = min(updates, left)
+      position += made * records
+      left -= made
+    return position + left * self.records_per_update
 
   def records_of(self, update: int) -> int:
     """Records of `update`, from 0, over all ranks."""
-    return self._batch_of(update).records
+    return self.records_before(update + 1) - self.records_before(update)
 
   def micro_batches_of(self, update: int) -> int:
     """Micro-batches of one rank."""
