@@ -271,11 +271,10 @@ def _show_help(_) -> None:
   sys.exit(1)  # as absl's --help does
 
 
-def markdown(script: str, kind: type) -> str:
-  """Tables of a script's flags."""
-  lines = [f"## {script}\n"]
-  for group, entries in _grouped(settings_of(kind)):
-    lines += [f"### {group}\n", "| flag | value | meaning |", "|---|---|---|"]
+def markdown(heading: str, settings: Iterable[Setting]) -> str:
+  """A table of flags, with a row for the heading of each group."""
+  lines = [f"## {heading}\n", "| flag | value | meaning |", "|---|---|---|"]
+  for group, entries in _grouped(settings):
+    lines.append(f"| **{group}** | | |")
     lines += [f"| `{title}` | {a} | {b} |" for title, a, b in entries]
-    lines.append("")
-  return "\n".join(lines)
+  return "\n".join([*lines, ""])

@@ -1,6 +1,7 @@
 """The documents: links, names of files, line numbers and examples hold."""
 
 import ast
+import collections
 import doctest
 import functools
 import json
@@ -108,12 +109,14 @@ def test_python_examples_run(tmp_path, monkeypatch):
 def known_flags():
   """Command -> its flags, of docs/flags.md, which a test holds to the code."""
   sections = re.split(r"^## ", read("docs/flags.md"), flags=re.M)[1:]
-  found = {}
+  found = collections.defaultdict(set)
   for section in sections:
-    command = section.split("\n")[0].removeprefix("python -m ").strip()
+    heading = section.split("\n")[0]
     rows = re.findall(r"^\| `--(\[no\])?(\w+)` ", section, re.M)
-    found[command] = {name for _, name in rows}
-    found[command] |= {f"no{name}" for no, name in rows if no}
+    names = {name for _, name in rows}
+    names |= {f"no{name}" for no, name in rows if no}
+    for command in heading.split(", "):
+      found[command.removeprefix("python -m ").strip()] |= names
   return found
 
 
