@@ -130,6 +130,7 @@ class LocalAccumulation(tf.train.Optimizer):
     stores = [
       zeros(f"sum_{i}", v.shape.as_list()) for i, v in enumerate(values)
     ]
+    # One number a variable: 1 if its gradient is not finite, in any slice.
     is_finite = tf.is_finite(all_reduce.half_squares(gradients))
     bad = self._slices.agree(1.0 - tf.cast(is_finite, tf.float32))
     counts = tf.concat([bad, filled[None]], axis=0)
@@ -137,6 +138,7 @@ class LocalAccumulation(tf.train.Optimizer):
     finite = tf.equal(tf.reduce_sum(bad), 0.0)
     self.nonfinite, filled = tf.split(count_store + counts, [len(gradients), 1])
     self.filled = filled[0]
+    # Not a product with 0 or 1: 0 times infinity is not 0.
     stored = [tf.convert_to_tensor(s) for s in stores]
     pairs = list(zip(stores, values, strict=True))
     keep_or_drop = tf.cond(
@@ -154,6 +156,7 @@ class LocalAccumulation(tf.train.Optimizer):
       lambda: [tf.identity(s) for s in stored],
       name="with_this_micro_batch",
     )
+    # For the next update, once all has been read.
     with tf.control_dependencies([*sums, self.nonfinite, self.filled]):
       every = [*stores, count_store]
       self.reset_op = tf.group(

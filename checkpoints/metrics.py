@@ -167,12 +167,14 @@ class MetricsLog:
       tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")
 
   def _flush(self) -> None:
+    # Unbuffered: after an error it is known which bytes are in the file.
     try:
       done = 0
       while done < len(self._waiting):
         done += self._file.write(self._waiting[done:])
     except OSError as e:
       self._trouble = e.strerror
+      # A part of a line would be no report.
       self._file.truncate(self._written)
       self._file.seek(self._written)
     else:

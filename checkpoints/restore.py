@@ -147,6 +147,7 @@ class Restore:
       report = self._plan(source)
     if initial and self._comm.is_root and (not report or report.missing):
       weights = initial()
+    # Random weights first, then the made ones, then those of the checkpoint.
     session.run(self._initializer)
     self._load_trained(session, weights, weights)
     self._load_trained(session, source, report.loaded if report else ())

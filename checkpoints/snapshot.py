@@ -33,19 +33,15 @@ class Snapshot:
   def prepare(self, tensors: dict) -> None:
     """Begins to get memory for `tensors`, by name; the first call only."""
     if self._thread is None:
-      shapes = {
-        name: (tensor.shape.as_list(), tensor.dtype.as_numpy_dtype)
-        for name, tensor in tensors.items()
-      }
       self._thread = threading.Thread(
-        target=self._allocate, args=(shapes,), daemon=True
+        target=self._allocate, args=(tensors,), daemon=True
       )
       self._thread.start()
 
-  def _allocate(self, shapes: dict) -> None:
+  def _allocate(self, tensors: dict) -> None:
     try:
       for _ in range(self._copies):
-        self._sets.append({n: _aligned(*shape) for n, shape in shapes.items()})
+        self._sets.append({n: _aligned(t) for n, t in tensors.items()})
     except MemoryError as e:
       self._trouble = f"the copy of all variables that a save writes: {e}"
 
@@ -65,8 +61,9 @@ class Snapshot:
     self._sets.append(self._sets.pop(0))
 
 
-def _aligned(shape: list, dtype) -> np.ndarray:
+def _aligned(like: tf.Tensor) -> np.ndarray:
   """An array of zeros that TensorFlow reads without a copy."""
+  shape, dtype = like.shape.as_list(), like.dtype.as_numpy_dtype
   size = int(np.prod(shape)) * np.dtype(dtype).itemsize
   memory = np.empty(size + _ALIGNMENT, np.uint8)
   memory.fill(0)  # makes the system provide it

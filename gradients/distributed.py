@@ -147,6 +147,7 @@ class Comm:
     Its message has the lines of `value` that differ.
     """
     text = np.frombuffer(value.encode(), np.uint8).astype(np.int64)
+    # Their digests decide; only where these differ are the texts exchanged.
     digest = hashlib.sha256(value.encode()).digest()[:7]
     mine = np.array([int.from_bytes(digest, "little"), len(text)], np.int64)
     everyone = self.gather(mine)

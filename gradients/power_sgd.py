@@ -78,12 +78,14 @@ class PowerSGD(all_reduce.AllReduce):
         states[i] = self._state(variable)
         gradient = gradient / self._scale + self._kept * states[i][0]
       whole.append(gradient)
+    # P, and beside it the gradients that are sent as they are.
     sent = [
       tf.matmul(a, _orthonormal(states[i][1])) if i in states else a
       for i, a in enumerate(whole)
     ]
     sums = list(self.comm.grouped_allreduce(sent, f"{name}/left"))
     left = {i: _orthonormal(sums[i]) for i in states}
+    # The new Q; its product with orth(P) is the gradient that is used.
     right = self.comm.grouped_allreduce(
       [tf.matmul(whole[i], left[i], transpose_a=True) for i in states],
       f"{name}/right",

@@ -153,6 +153,7 @@ class ZeRO(all_reduce.AllReduce):
   def apply_or_skip(self, optimizer, factor, pairs, finite):
     """Updates the shards; then all ranks get all weights."""
     shards = self._shards.values()
+    # Checkpoints have each variable's slots whole, under google/bert's names.
     created = optimizer.create_slots([shard.weights for shard in shards])
     for shard, parts in zip(shards, created, strict=True):
       names = [moments.variable_name(v) for v in shard.variables]
@@ -165,6 +166,7 @@ class ZeRO(all_reduce.AllReduce):
         tensors = zip(names, shard.whole(every), strict=True)
         by_name = {f"{name}/{slot}": tensor for name, tensor in tensors}
         sharded_variables.add(part, by_name, cuts, shard.own, self._world)
+    # A shard's weights hold nothing between two updates: the variables do.
     copied = [
       shard.weights.assign(shard.own(shard.variables), read_value=False)
       for shard in shards
@@ -172,6 +174,7 @@ class ZeRO(all_reduce.AllReduce):
     with tf.control_dependencies(copied):  # all in the condition depends on it
       factor, finite = tf.identity(factor), tf.identity(finite)
     applied, ratios = super().apply_or_skip(optimizer, factor, pairs, finite)
+    # All ranks get what each has updated.
     done = []
     for n, shard in enumerate(shards):
       with tf.control_dependencies([applied]):

@@ -18,7 +18,7 @@ def finish(
   lines about predictions.
   """
   folder, prefix = run.config.output_dir, run.checkpointer.files.prefix
-  lines = [""]
+  lines = [""]  # apart from the progress above
   if training and training["updates"]:
     path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
     json_files.write(path, training)
@@ -59,6 +59,7 @@ def _why_it_ended(run, training: dict, step: int) -> str:
   """The first line that applies: why it ended, and how it can continue."""
   stage, budget = run.task.plan.stage, run.task.budget
   minutes = budget.minutes if budget else 0.0
+  # Each takes precedence over those below it.
   reasons = (
     (
       training["stopped"] and not step,

@@ -54,7 +54,7 @@ class StopSignals:
   def _note(self, number, _) -> None:
     self.received = signal.Signals(number).name
     self._when = time.monotonic()
-    for other in STOP_SIGNALS:
+    for other in STOP_SIGNALS:  # the next one ends the process
       signal.signal(other, signal.SIG_DFL)
     tell(f"{self.received}: saving after this update, then stopping")
 

@@ -138,6 +138,7 @@ def train(run: Run) -> dict:
     is_last = step == plan.updates or stop == Stop.TIME
     reporter.report(step, update, is_last)
     saver.after_update(step, update["save"])
+  # A world that has made all updates ends as usual.
   if stop == Stop.WORLD_CHANGE and step < plan.updates:
     saver.leave_world(step)
     raise distributed.WorldChange("ranks come or go")
@@ -187,7 +188,7 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
         stop = task.vote.verdict(votes)
         if not is_last:
           run.watchdog.heartbeat()
-          if stop:
+          if stop:  # what was added up is lost, the update is made again
             return None, stop
   except input_pipeline.READ_ERRORS as e:
     numbers = task.batches.numbers(number - 1)
