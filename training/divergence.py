@@ -90,11 +90,14 @@ class Guard:
     )
     if not run.comm.is_root:
       return f"{reason}; rank 0 says more"
-    path, records, weights = self._write_report()
-    named = ", ".join(":".join(map(str, r.values())) for r in records[:_SHOWN])
+    path = os.path.join(run.config.output_dir, FILE)
+    report = self._report()
+    json_files.write(path, report)
+    records = report["records"]
+    named = [":".join(map(str, r.values())) for r in records[:_SHOWN]]
     if len(records) > _SHOWN:
-      named += " and so on"
-    name, largest = next(iter(weights.items()))
+      named.append("and so on")
+    name, largest = next(iter(report["largest_weights"].items()))
     newest = run.checkpointer.files.newest(before=first["update"])
     start = "No checkpoint was made before"
     if newest:
@@ -104,30 +107,26 @@ class Guard:
         start += " (delete its .json to go back further)"
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
-      f"{len(records)} records: {named} (all in {path}; `python -m "
+      f"{len(records)} records: {', '.join(named)} (all in {path}; `python -m "
       f"tools.inspect_records FILE` shows records). {start}; to resume from "
       "there " + _lower_rate(run.config, run.task.plan.stage, run.comm)
     )
 
-  def _write_report(self) -> tuple[str, list, dict]:
+  def _report(self) -> dict:
+    """What is known of the first bad update, and of the weights now."""
     first, last, run = self._first, self._last, self._run
     positions = first["samples_seen_before"] + np.arange(
       run.task.plan.records_of(first["update"] - 1)
     )
     numbers = run.task.state.order.records(positions)
-    records = [run.task.source.locate(n) for n in numbers.tolist()]
     values = run.checkpointer.variables.values(run.session)
-    weights = _extremes(values, run.task.ops.variables)
-    path = os.path.join(run.config.output_dir, FILE)
-    report = {
+    return {
       **first,
       "learning_rate": float(last["learning_rate"]),
       "loss_scale": float(last["loss_scale"]),
-      "records": records,
-      "largest_weights": weights,
+      "records": [run.task.source.locate(n) for n in numbers.tolist()],
+      "largest_weights": _extremes(values, run.task.ops.variables),
     }
-    json_files.write(path, report)
-    return path, records, weights
 
 
 def _extremes(values: dict, variables) -> dict:

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -158,14 +158,7 @@ def run(
     checkpointer = checkpointing.Checkpointer(
       folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
     )
-    if job.task:
-      say(comm, *job.task.plan.lines())
-      if job.task.budget:
-        say(comm, f"or {job.task.budget.seconds / 60:g} minutes, if less")
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    if on_gpu or config.policy != mixed_precision.FP32:
-      line = precision_line(config, on_gpu)
-      say(comm, textwrap.fill(line, 80, subsequent_indent="  "))
+    say(comm, *_plan_lines(job, config))
     with (
       contextlib.ExitStack() as reporting,
       tf.Session(config=session_config(config, comm)) as session,
@@ -204,6 +197,17 @@ def run(
       if comm.is_root:
         closing.finish(run, training, results, step, lines)
   return {"training": training, "evaluation": results}
+
+
+def _plan_lines(job: train_loop.Job, config) -> Iterator[str]:
+  if job.task:
+    yield from job.task.plan.lines()
+    if job.task.budget:
+      yield f"or {job.task.budget.seconds / 60:g} minutes, if less"
+  on_gpu = bool(tf.config.list_physical_devices("GPU"))
+  if on_gpu or config.policy != mixed_precision.FP32:
+    line = precision_line(config, on_gpu)
+    yield textwrap.fill(line, 80, subsequent_indent="  ")
 
 
 def _is_end(run: train_loop.Run, training: dict | None) -> bool:

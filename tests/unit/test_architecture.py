@@ -207,7 +207,6 @@ LONGER = {
   "modeling.py:__init__",
   "modeling.py:pretraining_model",
   "optimization.py:build_train_ops",
-  "training/training_run.py:run",
 }
 
 
