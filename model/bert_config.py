@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from common import json_files
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import later as tf
 
 # Names that `layers.get_activation` knows. "gelu" is google/bert's, the tanh
 # approximation; "gelu_erf" is the exact one, which Hugging Face calls "gelu".
