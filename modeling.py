@@ -120,77 +120,83 @@ class BertModel:
     if not is_training:
       config.hidden_dropout_prob = 0.0
       config.attention_probs_dropout_prob = 0.0
-    self.places, dropout_seed = places, hashed_seed(dropout_seed)
-    batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
+    shape = batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None or config.type_vocab_size == 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
-    attention_mask, starts, position_ids = _layout(
-      input_mask, seq_length, examples_per_sequence
-    )
-    groups = None
+    layout = _layout(input_mask, seq_length, examples_per_sequence)
+    groups, packed = None, examples_per_sequence > 1
     if triton:
-      groups = triton_kernels.groups(
-        input_mask, [batch_size, seq_length], examples_per_sequence > 1
-      )
-    read = places  # of the last layer; None: all of it
-    if with_pooler and places is not None:
-      firsts = starts
-      if firsts is None:
-        firsts = tf.zeros([batch_size, 1], places.dtype)
-      read = tf.concat([places, tf.cast(firsts, places.dtype)], axis=1)
+      groups = triton_kernels.groups(input_mask, list(shape), packed)
+    layer = LayerConfig(
+      config,
+      hashed_seed(dropout_seed),
+      policy,
+      tuple(recompute),
+      slices,
+      groups,
+    )
+    self.places = places
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
-        embedding_output, self.embedding_table = embedding_lookup(
-          input_ids,
-          config.vocab_size,
-          config.hidden_size,
-          config.initializer_range,
-          use_one_hot_embeddings=use_one_hot_embeddings,
-          slices=slices,
+        self._embed(
+          input_ids, token_type_ids, layout, layer, use_one_hot_embeddings
         )
-        self.embedding_output = embedding_postprocessor(
-          embedding_output,
-          True,
-          token_type_ids,
-          config.type_vocab_size,
-          initializer_range=config.initializer_range,
-          max_position_embeddings=config.max_position_embeddings,
-          dropout_prob=config.hidden_dropout_prob,
-          dropout_seed=dropout_seed,
-          policy=policy,
-          position_ids=position_ids,
-        )
+      read = places  # of the last layer; None: all of it
+      if with_pooler and places is not None:
+        firsts = tf.cast(layout.firsts(batch_size), places.dtype)
+        read = tf.concat([places, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
-          self.embedding_output,
-          attention_mask,
-          LayerConfig(
-            config, dropout_seed, policy, tuple(recompute), slices, groups
-          ),
-          read,
+          self.embedding_output, layout.attention_mask, layer, read
         )
-      last = self.all_encoder_layers[-1]
-      self.sequence_output, self.pooled_output = last, None
-      if read is not places:
-        count = get_shape_list(places)[1]
-        self.sequence_output = last[:, :count]
-      if with_pooler:
-        if read is not None:
-          first = reshape_to_matrix(last[:, count:])
-        else:
-          first = last[:, 0] if starts is None else gather_indexes(last, starts)
-        with tf.variable_scope("pooler"):
-          self.pooled_output = self._pool(config, policy, first)
+      self._read(layout, layer, with_pooler)
 
-  def _pool(self, config, policy, first):
-    """[B * E, H] of the first tokens, [CLS], of the examples."""
-    return dense(
-      first,
+  def _embed(self, input_ids, token_type_ids, layout, layer, use_one_hot):
+    """The first layer's input: embeddings of words, segments and positions."""
+    config = layer.bert
+    words, self.embedding_table = embedding_lookup(
+      input_ids,
+      config.vocab_size,
       config.hidden_size,
-      mixed_precision.island(tf.tanh, policy.tanh),
-      create_initializer(config.initializer_range),
-      dtype=policy.heads,
+      config.initializer_range,
+      use_one_hot_embeddings=use_one_hot,
+      slices=layer.slices,
     )
+    self.embedding_output = embedding_postprocessor(
+      words,
+      True,
+      token_type_ids,
+      config.type_vocab_size,
+      initializer_range=config.initializer_range,
+      max_position_embeddings=config.max_position_embeddings,
+      dropout_prob=config.hidden_dropout_prob,
+      dropout_seed=layer.dropout_seed,
+      policy=layer.policy,
+      position_ids=layout.positions,
+    )
+
+  def _read(self, layout, layer, with_pooler):
+    """What heads read: of the last layer, and of the pooler if there is one."""
+    last = self.sequence_output = self.all_encoder_layers[-1]
+    self.pooled_output = None
+    if not with_pooler:
+      return
+    if self.places is not None:  # and after these the examples' first tokens
+      count = get_shape_list(self.places)[1]
+      self.sequence_output = last[:, :count]
+      first = reshape_to_matrix(last[:, count:])
+    elif layout.starts is None:
+      first = last[:, 0]
+    else:
+      first = gather_indexes(last, layout.starts)
+    with tf.variable_scope("pooler"):
+      self.pooled_output = dense(  # [B * E, H]
+        first,
+        layer.bert.hidden_size,
+        mixed_precision.island(tf.tanh, layer.policy.tanh),
+        create_initializer(layer.bert.initializer_range),
+        dtype=layer.policy.heads,
+      )
 
   def get_pooled_output(self):
     """float [B * E, H]: each example's first token's output, dense and tanh.
@@ -219,29 +225,40 @@ class BertModel:
     return self.embedding_table
 
 
-def _layout(input_mask, seq_length, examples_per_sequence):
-  """What `input_mask` says of tokens; None where a plain model needs none.
+class _Layout(NamedTuple):
+  """Where the examples of rows are; None where a plain model needs none."""
 
-  The attention mask, [B, 1, T] or [B, F, T]; int32 [B, E], where each example
-  begins, 0 for a missing one; int [B, S], each token's position in its example.
-  """
+  attention_mask: tf.Tensor | None = None  # [B, 1, T] or [B, F, T]
+  # int32 [B, E], where each example begins, 0 for a missing one.
+  starts: tf.Tensor | None = None
+  positions: tf.Tensor | None = None  # int [B, S], of tokens in their example
+
+  def firsts(self, batch_size):
+    """int [B, E], the places of the tokens that a pooler reads."""
+    if self.starts is None:
+      return tf.zeros([batch_size, 1], tf.int32)
+    return self.starts
+
+
+def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
+  """What `input_mask`, as `BertModel` has it, says of rows."""
   if input_mask is None:
     if examples_per_sequence > 1:
       raise ValueError(
         "input_mask numbers the examples of packed rows: give it"
       )
-    return None, None, None
+    return _Layout()
   get_shape_list(input_mask, expected_rank=2)
   if examples_per_sequence == 1:
     # Broadcast over F, which a mask of padding does not depend on.
-    return tf.expand_dims(input_mask, 1), None, None
+    return _Layout(tf.expand_dims(input_mask, 1))
   # Padding is an example too, so that it attends to something.
   mask = tf.equal(tf.expand_dims(input_mask, 1), input_mask[:, :, tf.newaxis])
   numbers = tf.range(1, examples_per_sequence + 1, dtype=input_mask.dtype)
   is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
   starts = tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
   own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
-  return mask, starts, tf.maximum(tf.range(seq_length) - own, 0)
+  return _Layout(mask, starts, tf.maximum(tf.range(seq_length) - own, 0))
 
 
 def masked_lm_logits(
@@ -478,34 +495,26 @@ def pretraining_model(
     slices=slices,
     places=batch.masked_lm_positions,
   )
-  example_weights = batch.example_weights
   labels, weights, rows = _predictions(batch)
-  masked_lm = _weighted_sums(
-    masked_lm_logits(
-      config,
-      model.get_sequence_output(),
-      model.get_embedding_table(),
-      None,  # all of it: the model has these places only
-      policy,
-      slices,
-      rows,
-      sampling,
-    ),
-    labels,
-    weights,
+  logits = masked_lm_logits(
+    config,
+    model.get_sequence_output(),
+    model.get_embedding_table(),
+    None,  # all of it: the model has these places only
     policy,
+    slices,
+    rows,
+    sampling,
   )
+  masked_lm = _weighted_sums(logits, labels, weights, policy)
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
-  tokens = tf.reduce_sum(tokens * example_weights)
+  tokens = tf.reduce_sum(tokens * batch.example_weights)
   exist = _example_weights(batch)
   if not next_sentence:
     return PretrainingSums(*masked_lm, tf.reduce_sum(exist), tokens)
-  loss, correct, examples = _weighted_sums(
-    next_sentence_logits(config, model.get_pooled_output(), policy),
-    batch.next_sentence_labels,
-    exist,
-    policy,
-  )
+  logits = next_sentence_logits(config, model.get_pooled_output(), policy)
+  labels = batch.next_sentence_labels
+  loss, correct, examples = _weighted_sums(logits, labels, exist, policy)
   return PretrainingSums(*masked_lm, examples, tokens, loss, correct)
 
 

@@ -520,8 +520,7 @@ def attention_layer(
     to_seq_length = to_shape[1]
   elif None in (batch_size, from_seq_length, to_seq_length):
     raise ValueError(
-      "Tensors of rank 2 need batch_size, from_seq_length and to_seq_length; "
-      f"they are {batch_size}, {from_seq_length}, {to_seq_length}"
+      "Tensors of rank 2 need batch_size, from_seq_length and to_seq_length"
     )
   width = num_attention_heads * size_per_head
   bert = BertConfig(

@@ -45,12 +45,12 @@ def with_gradient(tensors, gradient) -> list:
 class Kernel:
   """Decorates forward(tensors..., static...) -> result, or result and a dict.
 
-  The dict has what else to save for the gradient; None there means the result
-  itself, which a compiled function would copy. `@NAME.gradient` decorates
-  backward(..., dy, ...) -> {tensor of forward: its gradient}. It takes by name
-  what it needs of forward's arguments, the dict, and `result`; nothing else
-  stays in memory. Tensors are given by position, the last of them may be left
-  out; static arguments, which are hashable, by name. With `twice` the result is
+  The dict has what else to save for the gradient. `@NAME.gradient` decorates
+  backward(..., dy, ...) -> {tensor of forward: its gradient}. THE NAMES of its
+  parameters pair it with forward: each is one of forward's parameters, a key of
+  the dict, `result`, or `dy`; nothing else stays in memory. Tensors are given
+  by position, and None, or leaving out the last, gives forward's default;
+  static arguments, which are hashable, by name. With `twice` the result is
   given twice, for two readers, whose gradients backward adds up: `dy`, `dy_2`.
   A GradientTape ignores backward and differentiates forward.
   """
@@ -62,34 +62,37 @@ class Kernel:
 
   def gradient(self, backward):
     self._backward = backward
-    return self
+    return backward
 
   def _run(self, function, values, static):
+    """function(), with those of `values` and `static` that it names."""
     names = inspect.signature(function).parameters
     static = {n: value for n, value in static.items() if n in names}
     tensors = {n: values[n] for n in names if n in values}
     return jit.compiled(function, self._modes, **static)(**tensors)
 
   def __call__(self, *tensors, twice=False, **static):
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    names = list(inspect.signature(self._forward).parameters)[: len(tensors)]
-    values = dict(zip(names, tensors, strict=True))
-    result = self._run(self._forward, values, static)
+    names = inspect.signature(self._forward).parameters
+    given = {}
+    for name, tensor in zip(names, tensors, strict=False):
+      if tensor is not None:
+        given[name] = tf.convert_to_tensor(tensor)
+    result, values = self._run(self._forward, given, static), dict(given)
     if isinstance(result, tuple):
       result, saved = result
-      values |= {n: result if t is None else t for n, t in saved.items()}
+      values |= saved
     values["result"] = result
     readers = ["dy", "dy_2"] if twice else ["dy"]
 
     def gradient(op, *d_tensors):
-      given = dict(zip(readers, d_tensors, strict=False))
+      from_readers = dict(zip(readers, d_tensors, strict=False))
       # Not before the backward pass, or all would be in memory at once.
-      with tf.control_dependencies(given.values()):
-        got = self._run(self._backward, {**values, **given}, static)
-      return [*[None] * len(readers), *[got.get(n) for n in names]]
+      with tf.control_dependencies(from_readers.values()):
+        got = self._run(self._backward, values | from_readers, static)
+      return [*[None] * len(readers), *[got.get(name) for name in given]]
 
     results = [result] * len(readers)
-    outputs = with_gradient([*results, *tensors], gradient)
+    outputs = with_gradient([*results, *given.values()], gradient)
     return outputs[:2] if twice else outputs[0]
 
 
@@ -175,7 +178,7 @@ def dropout(x, seed, keep_prob):
 
 
 @dropout.gradient
-def dropout(seed, dy, keep_prob):
+def dropout_gradient(seed, dy, keep_prob):
   return {"x": _drop(dy, keep_prob, seed)}
 
 
@@ -208,7 +211,7 @@ def gelu(x, bias=None, *, dtype):
 
 
 @gelu.gradient
-def gelu(x, dy, bias=None, *, dtype):
+def gelu_gradient(x, dy, bias=None, *, dtype):
   wide = _biased(x, bias, dtype)
   if dtype == tf.float16:  # beyond, the slope is 0, and the square overflows
     wide = tf.clip_by_value(wide, -16.0, 16.0)
@@ -227,7 +230,7 @@ def gelu_erf(x, bias=None, *, dtype):
 
 
 @gelu_erf.gradient
-def gelu_erf(x, dy, bias=None, *, dtype):
+def gelu_erf_gradient(x, dy, bias=None, *, dtype):
   wide = _biased(x, bias, dtype)
   density = tf.exp(-0.5 * tf.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
   slope = _normal_cdf(wide) + wide * density
@@ -241,20 +244,22 @@ def _normal_cdf(x):
 def split_heads(product, bias, *, parts, shape):
   """float [B, N, length, D], `parts` of them, of what a matmul gave for all.
 
-  `product` is [B * length, parts * N * D], without the `bias` of its columns;
-  `shape` is (B, length, N).
+  `product` is [B * length, parts * N * D], without the `bias` of its columns,
+  if they have one; `shape` is (B, length, N).
   """
-  static = dict(parts=parts, shape=shape)
-  found = jit.compiled(_split_heads, **static)(product, bias)
+  static, given = dict(parts=parts, shape=shape), [product]
+  given += [] if bias is None else [bias]
+  heads = jit.compiled(_split_heads, **static)(*given)
 
   def gradient(op, *d_tensors):
-    joined = jit.compiled(_split_heads_gradient, dtype=bias.dtype)
+    dtype = None if bias is None else bias.dtype
+    joined = jit.compiled(_split_heads_gradient, dtype=dtype)
     return [*[None] * parts, *joined(*d_tensors[:parts])]
 
-  return with_gradient([*found, product, bias], gradient)[:parts]
+  return with_gradient([*heads, *given], gradient)[:parts]
 
 
-def _split_heads(product, bias, parts, shape):
+def _split_heads(product, bias=None, *, parts, shape):
   (batch, length, heads), width = shape, product.shape.as_list()[-1]
   biased = tf.reshape(
     _biased(product, bias, product.dtype),
@@ -268,7 +273,7 @@ def _split_heads_gradient(*d_heads, dtype):
   joined = tf.transpose(tf.stack(d_heads), [1, 3, 0, 2, 4])
   *_, parts, heads, width = joined.shape.as_list()
   joined = tf.reshape(joined, [-1, parts * heads * width])
-  return joined, _bias_gradient(joined, dtype)
+  return [joined] if dtype is None else [joined, _bias_gradient(joined, dtype)]
 
 
 def side_by_side(*groups) -> list:
@@ -348,7 +353,7 @@ def probs(scores, bias, scale, dtype):
 
 
 @probs.gradient
-def probs(result, dy, scale, dtype):
+def probs_gradient(result, dy, scale, dtype):
   wide, dy = tf.cast(result, dtype), tf.cast(dy, dtype)
   return {"scores": tf.cast(_probs_gradient(wide, dy, scale), result.dtype)}
 
@@ -361,13 +366,16 @@ def dropped_probs(scores, bias, seed, scale, keep_prob, dtype, heads):
 
 
 @dropped_probs.gradient
-def dropped_probs(scores, bias, seed, dy, scale, keep_prob, dtype, heads):
+def dropped_probs_gradient(
+  scores, bias, seed, dy, scale, keep_prob, dtype, heads
+):
   wide = tf.nn.softmax(tf.cast(scores, dtype) * scale + bias)
   dy = _drop(tf.cast(dy, dtype), keep_prob, seed, heads)
   return {"scores": tf.cast(_probs_gradient(wide, dy, scale), scores.dtype)}
 
 
 def _normalize(x, gamma, beta, epsilon):
+  gamma, beta = tf.cast(gamma, x.dtype), tf.cast(beta, x.dtype)
   mean = tf.reduce_mean(x, axis=-1, keepdims=True)
   centred = x - mean
   variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
@@ -395,16 +403,20 @@ def layer_norm(x, gamma, beta, epsilon, dtype, store):
 
   https://arxiv.org/abs/1607.06450; gamma and beta are float32 [H].
   """
-  wide, g, b = (tf.cast(t, dtype) for t in (x, gamma, beta))
-  y, mean, rstd = _normalize(wide, g, b, epsilon)
+  y, mean, rstd = _normalize(tf.cast(x, dtype), gamma, beta, epsilon)
   return tf.cast(y, store), {"mean": mean, "rstd": rstd}
 
 
 @layer_norm.gradient
-def layer_norm(x, gamma, mean, rstd, dy, dtype):
+def layer_norm_gradient(x, gamma, mean, rstd, dy, dtype):
   wide, dy = tf.cast(x, dtype), tf.cast(dy, dtype)
   dx, d_variables = _normalize_gradient(wide, gamma, mean, rstd, dy)
   return {"x": tf.cast(dx, x.dtype), **d_variables}
+
+
+def _dropped_sum(x, bias, residual, seed, keep_prob, dtype):
+  dropped = _drop(_biased(x, bias, dtype), keep_prob, seed)
+  return dropped + tf.cast(residual, dtype)
 
 
 def _total_dy(dy, dy_2, dtype):
@@ -418,20 +430,17 @@ def add_and_norm(
   x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, dtype, store
 ):
   """layer_norm(dropout(x + bias) + residual)"""
-  g, b = (tf.cast(t, dtype) for t in (gamma, beta))
-  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
-  total += tf.cast(residual, dtype)
-  y, mean, rstd = _normalize(total, g, b, epsilon)
+  total = _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
+  y, mean, rstd = _normalize(total, gamma, beta, epsilon)
   return tf.cast(y, store), {"mean": mean, "rstd": rstd}
 
 
 @add_and_norm.gradient
-def add_and_norm(
+def add_and_norm_gradient(
   x, residual, gamma, mean, rstd, seed, dy, dy_2=None, bias=None, *, keep_prob,
   dtype,
 ):  # fmt: skip
-  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
-  total += tf.cast(residual, dtype)
+  total = _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
   dy = _total_dy(dy, dy_2, dtype)
   d_total, d_variables = _normalize_gradient(total, gamma, mean, rstd, dy)
   dx = tf.cast(_drop(d_total, keep_prob, seed), x.dtype)
@@ -449,15 +458,13 @@ def invertible_add_and_norm(
   `store` is, and 0 where gamma is 0. The static argument `types` is those of x
   and of residual, for their gradients.
   """
-  g, b = (tf.cast(t, dtype) for t in (gamma, beta))
-  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
-  total += tf.cast(residual, dtype)
-  y, _, rstd = _normalize(total, g, b, epsilon)
+  total = _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
+  y, _, rstd = _normalize(total, gamma, beta, epsilon)
   return tf.cast(y, store), {"rstd": rstd}
 
 
 @invertible_add_and_norm.gradient
-def invertible_add_and_norm(
+def invertible_add_and_norm_gradient(
   result, gamma, beta, rstd, seed, dy, dy_2=None, bias=None, *, keep_prob,
   dtype, types,
 ):  # fmt: skip
@@ -477,12 +484,13 @@ def invertible_add_and_norm(
 @Kernel
 def dropout_and_add(x, residual, seed, bias=None, *, keep_prob, dtype):
   """dropout(x + bias) + residual in `dtype`; static `types` as above."""
-  total = _drop(_biased(x, bias, dtype), keep_prob, seed)
-  return total + tf.cast(residual, dtype)
+  return _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
 
 
 @dropout_and_add.gradient
-def dropout_and_add(seed, dy, dy_2=None, bias=None, *, keep_prob, types):
+def dropout_and_add_gradient(
+  seed, dy, dy_2=None, bias=None, *, keep_prob, types
+):
   x_type, residual_type = types
   dy = _total_dy(dy, dy_2, dy.dtype)
   dx = tf.cast(_drop(dy, keep_prob, seed), x_type)
@@ -497,7 +505,7 @@ def aligned_rows(table, rows, dtype):
 
 
 @aligned_rows.gradient
-def aligned_rows(table, dy):
+def aligned_rows_gradient(table, dy):
   return {"table": tf.cast(dy[: table.shape.as_list()[0]], table.dtype)}
 
 
@@ -580,7 +588,7 @@ def _cross_entropy_part(logits, bias, labels, dtype):
 
 
 @sliced_cross_entropy.gradient
-def sliced_cross_entropy(logits, bias, own, log_total, dy, dtype):
+def sliced_cross_entropy_gradient(logits, bias, own, log_total, dy, dtype):
   return jit.compiled(_cross_entropy_gradient, dtype=dtype)(
     logits, bias, own, tf.cast(log_total, dtype), dy
   )
@@ -610,7 +618,7 @@ def _all_but_labels(others, bias, classes, labels, dtype):
 
 
 @sampled_cross_entropy.gradient
-def sampled_cross_entropy(
+def sampled_cross_entropy_gradient(
   others, bias, own, classes, labels, log_total, dy, dtype
 ):
   wide = _all_but_labels(others, bias, classes, labels, dtype)
@@ -637,6 +645,6 @@ def gather_rows(table, row_ids):
 
 
 @gather_rows.gradient
-def gather_rows(table, row_ids, dy):
+def gather_rows_gradient(table, row_ids, dy):
   rows = tf.shape(table)[0]
   return {"table": tf.math.unsorted_segment_sum(dy, row_ids, rows)}

@@ -125,7 +125,7 @@ def attention(product, bias, query_groups, key_groups, seed, *, shape):
 
 
 @attention.gradient
-def attention(
+def attention_gradient(
   product, bias, query_groups, key_groups, seed, result, log_totals, dy, *,
   shape,
 ):  # fmt: skip
@@ -254,7 +254,7 @@ def _add_and_norm(
 
 
 @_add_and_norm.gradient
-def _add_and_norm(
+def _add_and_norm_gradient(
   x, residual, gamma, mean, rstd, seed, bias, dy, dy_2=None, *, keep_prob
 ):
   rows, width = x.shape.as_list()

@@ -202,10 +202,7 @@ LONGER = {
   "config/training_plan.py:resolve",
   "input_pipeline.py:training_batches",
   "interop/model_source.py:settle",
-  "model/encoder.py:attention_layer",
   "model/triton_source.py:attention_gradient",
-  "modeling.py:__init__",
-  "modeling.py:pretraining_model",
   "optimization.py:build_train_ops",
 }
 
