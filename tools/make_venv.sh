@@ -5,8 +5,8 @@
 #
 # An empty PYTHON is the newest of python3.13 to python3.11 and python3 that runs and is
 # one of these versions. A VENV that has pip, PYTHON's version and packages of VARIANT is
-# kept. Any other is made again if it is one of `make env` (marked as such before it is
-# made) or has nothing but pip in it; what may be somebody else's is left alone.
+# kept. Any other is made again if `make env` made it (it is marked as such first); what
+# may be somebody else's is left alone.
 set -euo pipefail
 
 python=$1
@@ -59,24 +59,14 @@ sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$venv"
   fi
 }
 
-# Only the mark proves it, or that there is nothing to lose: `make env` also installs
-# into environments of others.
-is_ours() {
-  local found
-  [ ! -L "$venv" ] && [ -d "$venv" ] || return 1
-  [ ! -e "$marker" ] || return 0
-  [ -f "$venv/pyvenv.cfg" ] || return 1
-  found=$(find "$venv"/lib/python*/site-packages -mindepth 1 -maxdepth 1 2>/dev/null) ||
-    return 1
-  [ -z "$found" ] || ! grep -qvE '/(pip|setuptools|wheel|pkg_resources|_distutils_hack|distutils-precedence|__pycache__)[^/]*$' <<<"$found"
-}
-
 if [ -e "$venv" ] || [ -L "$venv" ]; then
   if [ -L "$venv" ] || [ ! -d "$venv" ] || [ -n "$(ls -A "$venv")" ]; then
     reason=$(wrong)
     [ -n "$reason" ] || exit 0
-    is_ours || fail "$venv $reason, and nothing in it proves that make env made it:" \
-      "move it away, or remove it"
+    # What is not marked may be somebody else's; a link leads out of the checkout.
+    [ ! -L "$venv" ] && [ -e "$marker" ] ||
+      fail "$venv $reason, and nothing in it proves that make env made it:" \
+        "move it away, or remove it"
     again=1
   fi
 fi
