@@ -30,6 +30,9 @@ _STEP = re.compile(rf"{re.escape(PREFIX)}-(\d+)")
 _ASIDE = ".saving"  # the folder in which a checkpoint is being written
 _CHUNK = 16 << 20
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
+# TensorFlow's reader raises some errors of its own as built-in ones, such as
+# IndexError for "Read less bytes than requested".
+_READ_ERRORS = (tf.errors.OpError, ValueError, IndexError, RuntimeError)
 RETRY_SECONDS = 60  # after a failure
 
 
@@ -62,7 +65,8 @@ class Checkpoint:
       # TensorFlow reads any file as its older format.
       if not self.shapes:
         raise ValueError("there are no variables in it")
-    except (tf.errors.OpError, ValueError) as e:
+    # MemoryError: a damaged index may state a block of any size.
+    except (*_READ_ERRORS, MemoryError) as e:
       why = str(e).splitlines()[0]
       raise CheckpointError(
         f"{prefix}: no readable checkpoint ({why}). Give the name without "
@@ -73,8 +77,7 @@ class Checkpoint:
     """Raises `CheckpointError` for a value that is damaged or not finite."""
     try:
       value = np.asarray(self._reader.get_tensor(name))
-    # IndexError is the reader's "Read less bytes than requested".
-    except (tf.errors.OpError, ValueError, IndexError) as e:
+    except _READ_ERRORS as e:
       raise CheckpointError(
         f"{self.path}: damaged ({name}: {str(e).splitlines()[0]}). Copy it "
         "again, or delete its files to use the one before"
