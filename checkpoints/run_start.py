@@ -93,11 +93,15 @@ def cooldown(named: str, output_dir: str) -> str:
     )
   first, last = _constant_part(run, f"--cooldown_from={named}: {folder}")
   files = CheckpointFiles(folder, keep=1)
-  rates = _rates(folder)
+  reports = metrics.read_jsonl(os.path.join(folder, metrics.METRICS_FILE))
   # The newest comes first.
   for step in files.steps():
     is_meant = named in (folder, files.prefix(step))
-    if is_meant and first <= step <= last and not _falls(rates, first, step):
+    if (
+      is_meant
+      and first <= step <= last
+      and not _has_fallen(reports, first, step)
+    ):
       return files.prefix(step)
   constant = f"updates {first:,} to {last:,}" if first <= last else "no updates"
   raise UserError(
@@ -138,23 +142,16 @@ def _constant_part(run: dict, where: str) -> tuple[int, int]:
   return (first, last) if flags["lr_schedule"] == "constant" else (1, 0)
 
 
-def _rates(folder: str) -> dict[int, float]:
-  """Update -> its learning rate, of the run's reports."""
-  reports = metrics.read_jsonl(os.path.join(folder, metrics.METRICS_FILE))
-  return {
-    report["global_step"]: report["learning_rate"]
-    for report in reports
-    if "learning_rate" in report
-  }
-
-
-def _falls(rates: dict[int, float], first: int, step: int) -> bool:
-  """Whether the rate has fallen in the last two reports up to `step`.
+def _has_fallen(reports: list[dict], first: int, step: int) -> bool:
+  """Whether the rate fell between the last two reports from `first` to `step`.
 
   So it does where the run once ended, if it was then continued.
   """
-  known = sorted(update for update in rates if first <= update <= step)
-  return len(known) > 1 and rates[known[-1]] < rates[known[-2]]
+  rates = []
+  for report in reports:
+    if first <= report["global_step"] <= step and "learning_rate" in report:
+      rates.append(report["learning_rate"])
+  return len(rates) > 1 and rates[-1] < rates[-2]
 
 
 def tokenizer(config):
