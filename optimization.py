@@ -233,7 +233,9 @@ def train_ops(
   """
   schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-  counters = [(state.records_seen, micro.records)]
+  # A batch that does not grow needs no copy to a GPU.
+  records = micro.records if plan.stage.ramp else plan.records_per_update
+  counters = [(state.records_seen, records)]
   position = step + state.schedule_start
   if lap is not None:
     lap = tf.cast(lap, tf.float64)
