@@ -143,7 +143,7 @@ class BertModel:
         )
       read = places  # of the last layer; None: all of it
       if with_pooler and places is not None:
-        firsts = tf.cast(layout.firsts(batch_size), places.dtype)
+        firsts = layout.firsts(batch_size, places.dtype)
         read = tf.concat([places, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
@@ -233,11 +233,11 @@ class _Layout(NamedTuple):
   starts: tf.Tensor | None = None
   positions: tf.Tensor | None = None  # int [B, S], of tokens in their example
 
-  def firsts(self, batch_size):
-    """int [B, E], the places of the tokens that a pooler reads."""
+  def firsts(self, batch_size, dtype):
+    """[B, E], the places of the tokens that a pooler reads."""
     if self.starts is None:
-      return tf.zeros([batch_size, 1], tf.int32)
-    return self.starts
+      return tf.zeros([batch_size, 1], dtype)
+    return tf.cast(self.starts, dtype)
 
 
 def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
