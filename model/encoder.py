@@ -238,29 +238,23 @@ def _layer_weights(config, groups) -> dict:
   initializer = create_initializer(config.bert.initializer_range)
   alone = {}  # scope -> its weights, and the type of its matmul
   for layer in weights.dense_layers(config.bert):
-    made = dense_weights(
-      layer.name,
-      layer.inputs,
-      layer.units,
-      initializer,
-      config.slices,
-      layer.cut,
+    size = layer.inputs, layer.units
+    kernel, bias = dense_weights(
+      layer.name, *size, initializer, config.slices, layer.cut
     )
-    made = Weights(*map(tf.convert_to_tensor, made))
-    alone[layer.name] = made, getattr(config.policy, layer.part)
+    kernel, bias = tf.convert_to_tensor(kernel), tf.convert_to_tensor(bias)
+    alone[layer.name] = kernel, bias, getattr(config.policy, layer.part)
   grouped = {name for group in groups for name in group}
   groups = [*groups, *([name] for name in alone if name not in grouped)]
-  kernels_of, biases_of = [], []
+  matrices, biases = [], []
   for group in groups:
-    members, dtypes = zip(*(alone[name] for name in group), strict=True)
-    kernels_of.append(([w.kernel for w in members], dtypes[0]))
-    biases_of.append(([w.bias for w in members], tf.float32))
-  joined = kernels.side_by_side(*kernels_of, *biases_of)
-  count = len(groups)
-  return {
-    group[0]: Weights(*pair)
-    for group, *pair in zip(groups, joined[:count], joined[count:], strict=True)
-  }
+    kernel, bias, dtypes = zip(*(alone[name] for name in group), strict=True)
+    matrices.append((kernel, dtypes[0]))
+    biases.append((bias, tf.float32))
+  joined = kernels.side_by_side(*matrices, *biases)
+  pairs = zip(joined[: len(groups)], joined[len(groups) :], strict=True)
+  firsts = [group[0] for group in groups]
+  return dict(zip(firsts, map(Weights._make, pairs), strict=True))
 
 
 class _Tokens(NamedTuple):
@@ -313,10 +307,17 @@ def _self_attention(hidden, queries, bias, tokens, layer, config, seed):
   first, end = config.slices.bounds(config.bert.num_attention_heads)
   copied = config.slices.copy_to_group(hidden)
   if _is_flash(config, tokens):
-    product = tf.matmul(copied, layer[weights.QUERY].kernel)
-    shape = tokens.batch, tokens.length, end - first
-    return _flash_attention(
-      product, layer[weights.QUERY].bias, shape, config, seed
+    seed, keep_prob = dropout_arguments(
+      config.bert.attention_probs_dropout_prob, seed
+    )
+    return triton_kernels.attend(
+      tf.matmul(copied, layer[weights.QUERY].kernel),
+      layer[weights.QUERY].bias,
+      config.groups,
+      seed,
+      shape=(tokens.batch, tokens.length, end - first),
+      keep_prob=keep_prob,
+      part=config.own_heads,
     )
   heads = []  # queries [B, N, F, D], keys and values [B, N, S, D]
   for group in _head_groups(config, tokens):
@@ -331,22 +332,6 @@ def _self_attention(hidden, queries, bias, tokens, layer, config, seed):
       shape=(tokens.batch, length, end - first),
     )
   return attention(*heads, tokens.asked_bias(bias), config, seed)
-
-
-def _flash_attention(product, bias, shape, config, seed):
-  """`attention` of one matmul's product for all heads; `shape` is (B, S, N)."""
-  seed, keep_prob = dropout_arguments(
-    config.bert.attention_probs_dropout_prob, seed
-  )
-  return triton_kernels.attend(
-    product,
-    bias,
-    config.groups,
-    seed,
-    shape=shape,
-    keep_prob=keep_prob,
-    part=config.own_heads,
-  )
 
 
 def _feed_forward(hidden, layer, config):

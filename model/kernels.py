@@ -282,15 +282,20 @@ def side_by_side(*groups) -> list:
   For a GPU one program makes all of them, and one all their gradients: each
   would be a launch. One tensor of its dtype is left as it is.
   """
-  changes = lambda tensors, dtype: len(tensors) > 1 or tensors[0].dtype != dtype
-  made = iter(_joined([group for group in groups if changes(*group)]))
-  return [next(made) if changes(*group) else group[0][0] for group in groups]
+  results = [tensors[0] for tensors, _ in groups]
+  changing = []
+  for number, (tensors, dtype) in enumerate(groups):
+    if len(tensors) > 1 or tensors[0].dtype != dtype:
+      changing.append(number)
+  if changing:
+    joined = _joined([groups[number] for number in changing])
+    for number, tensor in zip(changing, joined, strict=True):
+      results[number] = tensor
+  return results
 
 
 def _joined(groups: list) -> list:
   """`side_by_side` of [(tensors, dtype), ...] that all change."""
-  if not groups:
-    return []
   tensors = [tensor for group, _ in groups for tensor in group]
   static = dict(
     sizes=tuple(len(group) for group, _ in groups),

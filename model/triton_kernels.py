@@ -381,9 +381,6 @@ def _backward(
     d_scores = tf.cast(d_scores * shape.scale, heads.dtype)
     d_keys.append(tf.matmul(d_scores, query, transpose_a=True))
     d_query += tf.cast(tf.matmul(d_scores, key), tf.float32)
-  d_heads = [tf.cast(d_query, heads.dtype), *map(_joined, (d_keys, d_values))]
-  return _side_by_side(d_heads, shape)
-
-
-def _joined(blocks):
-  return tf.concat(blocks, axis=2)
+  d_query = tf.cast(d_query, heads.dtype)
+  d_keys, d_values = tf.concat(d_keys, axis=2), tf.concat(d_values, axis=2)
+  return _side_by_side([d_query, d_keys, d_values], shape)
