@@ -192,15 +192,13 @@ def test_every_module_says_what_it_is():
 
 # Lines of the product, blank ones and docstrings too. What adds lines takes
 # others away; raise this only by what was agreed to for a feature.
-CEILING = 25_800
+CEILING = 26_000
 # Of these lines, those that only refuse something.
-GUARD_SHARE = 0.10
+GUARD_SHARE = 0.095
 LONGEST_FUNCTION = 60
 # These are longer, and no other may be.
 LONGER = {
-  "checkpoints/cooldown.py:start_of",
   "config/training_plan.py:resolve",
-  "input_pipeline.py:training_batches",
   "interop/model_source.py:settle",
   "model/triton_source.py:attention_gradient",
   "optimization.py:build_train_ops",
