@@ -43,7 +43,13 @@ class Wandb:
       dir=os.environ.get("WANDB_DIR", folder),
       id=known or secrets.token_hex(4),
       resume="allow",
-      settings=wandb.Settings(console="off", silent=True),
+      settings=wandb.Settings(
+        console="off",
+        silent=True,
+        # Its exit handler waits no longer, either.
+        finish_timeout=_END_SECONDS,
+        finish_timeout_raises=True,
+      ),
     )
     self.id, self.where = self._run.id, self._run.url or self._run.dir
 
