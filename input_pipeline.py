@@ -244,8 +244,10 @@ class Source:
     """
 
     def read(numbers, epochs, progress):
-      keys = _mask_keys(seed, epochs, numbers)
-      return self.read(numbers), keys, self.shape.mask_probs(progress)
+      keys = masking.record_keys(seed, epochs, numbers)
+      probs = self.shape.mask_probs(progress)
+      # Few of TensorFlow's ops know uint64.
+      return self.read(numbers), keys.view(np.int64), probs
 
     tensors = tf.numpy_function(
       read, [numbers, epochs, progress], [tf.string, tf.int64, tf.float64]
@@ -454,11 +456,6 @@ def _iterator(dataset: tf.data.Dataset):
   # start of the iterator, and the session's end, waited 5 to 40 s for it.
   options.autotune.enabled = False
   return tf.data.make_initializable_iterator(dataset.with_options(options))
-
-
-def _mask_keys(seed: int, epochs, numbers: np.ndarray) -> np.ndarray:
-  """`masking.record_keys` as int64, which TensorFlow supports."""
-  return masking.record_keys(seed, epochs, numbers).view(np.int64)
 
 
 class Rows(NamedTuple):

@@ -136,11 +136,18 @@ def configs(base) -> list:
     raise UserError(
       "--stages: a --masked_lm_prob that moves is a stage's: give it there"
     )
-  made = []
+  staged = []
   for number, item in enumerate(base.stages):
+    flags = {name: item[name] for name in _FLAGS if name in item}
+    masks = {name: item[name] for name in _MASKS if name in item}
+    if "global_batch_size" in item:
+      flags["global_batch_size"] = item["global_batch_size"][1]
     with _in_stage(number):
-      made.append(_config(base, item))
-  return made
+      if "masked_lm_prob" in masks:
+        masks["masked_lm_prob"] = masking.shares(masks["masked_lm_prob"])
+      masks = dataclasses.replace(base.masks, **masks)
+      staged.append(dataclasses.replace(base, **flags, masks=masks))
+  return staged
 
 
 @contextlib.contextmanager
@@ -150,17 +157,6 @@ def _in_stage(number: int) -> Iterator[None]:
     yield
   except UserError as e:
     raise UserError(f"--stages, stage {number + 1}: {e}") from e
-
-
-def _config(base, item: dict):
-  flags = {name: item[name] for name in _FLAGS if name in item}
-  masks = {name: item[name] for name in _MASKS if name in item}
-  if "masked_lm_prob" in masks:
-    masks["masked_lm_prob"] = masking.shares(masks["masked_lm_prob"])
-  if "global_batch_size" in item:
-    flags["global_batch_size"] = item["global_batch_size"][1]
-  masks = dataclasses.replace(base.masks, **masks)
-  return dataclasses.replace(base, **flags, masks=masks)
 
 
 class StageStart(NamedTuple):

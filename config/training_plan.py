@@ -43,9 +43,6 @@ class Stage:
     return self.number + 1 == self.count
 
 
-WHOLE_RUN = Stage()
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
   """The resolved numbers, the same on all ranks."""
@@ -63,7 +60,7 @@ class TrainingPlan:
   packing_factor: float = 1.0  # examples in a record on average
   steps: int = 0  # as stated; 0 of a cooldown
   cooldown_start: int = 0  # the update of --cooldown_from
-  stage: Stage = WHOLE_RUN
+  stage: Stage = Stage()  # of a run without stages: all of it
 
   def records_before(self, update: int) -> int:
     """The position in the data's stream where `update`, from 0, begins."""

@@ -437,7 +437,7 @@ def run(config, build: Callable) -> None:
       f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
       "not a multiple of it"
     )
-  comm, begun = distributed.Comm(), training_plan.WHOLE_RUN
+  comm, begun = distributed.Comm(), training_plan.Stage()
   if config.stages:
     staged = plans.of_stages(config, begun, comm, groups)
     while begun:

@@ -245,7 +245,7 @@ def test_a_command_for_several_hosts_is_not_made_up(tiny_run, comm):
   """Nor is one of an elastic run: its launcher's words are not known."""
   known = {"elastic": False, "local_size": 2, **comm}
   ranks = types.SimpleNamespace(**known)
-  stage = training_plan.WHOLE_RUN
+  stage = training_plan.Stage()
   config = runs.config(tiny_run, "run", learning_rate=1e-3)
   said = divergence._lower_rate(config, stage, ranks)
   assert said.endswith("give the same command with --learning_rate=0.0005")
