@@ -48,21 +48,33 @@ def read_batches(batches, start, count):
     return [session.run(batches.next) for _ in range(count)]
 
 
+def train_on(source, order, plan, start, count, comm=None, share=None):
+  """The first `count` micro-batches of a rank from update `start` on."""
+  with tf.Graph().as_default():
+    batches = input_pipeline.training_batches(
+      source, order, plan, comm or Comm(), share
+    )
+    return read_batches(batches, start, count)
+
+
+def evaluate_on(source, batch, comm=None):
+  """All of a rank's batches."""
+  with tf.Graph().as_default():
+    batches = input_pipeline.evaluation_batches(source, batch, comm or Comm())
+    return read_batches(batches, 0, batches.count)
+
+
 def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
   """11 records over 1 or 3 ranks: each once, rows left over weigh nothing."""
   path = write_records(tmp_path / "a.tfrecord", 40)
+  source = input_pipeline.Source(path, SHAPE)
   order = record_order.Order(40, 5)
   wanted = order.records(np.arange(22, 33))
   for size in (1, 3):
     plan = plan_of(size, 11, 2)
     seen, weights = [], []
     for r in range(size):
-      with tf.Graph().as_default():
-        source = input_pipeline.Source(path, SHAPE)
-        batches = input_pipeline.training_batches(
-          source, order, plan, rank(r, size)
-        )
-        micro = read_batches(batches, 2, plan.accumulation)
+      micro = train_on(source, order, plan, 2, plan.accumulation, rank(r, size))
       for part in micro:
         real = part.batch.example_weights == 1
         assert not part.batch.masked_lm_weights[~real].any()
@@ -72,11 +84,8 @@ def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
       sums = sum(m.batch.masked_lm_weights.sum() for m in micro)
       assert micro[0].weights[0] == sums
     assert sum(weights) == 11
-    read = [
-      tf.train.Example.FromString(source.set.read(int(n))) for n in wanted
-    ]
     assert seen == [
-      list(e.features.feature["input_ids"].int64_list.value) for e in read
+      feature_values(source.set.read(int(n)))["input_ids"] for n in wanted
     ]
 
 
@@ -121,27 +130,27 @@ def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
   assert plan.examples_before(13) == 15
   starts = [plan.records_before(update) for update in range(10, 16)]
   assert starts == [100, 103, 109, 115, 124, 133]
+  source = input_pipeline.Source(path, SHAPE)
   rows = {update: [] for update in range(12, 15)}
+  counts = {update: plan.micro_batches_of(update) for update in rows}
   for r in range(size):
-    with tf.Graph().as_default(), tf.Session() as session:
-      source = input_pipeline.Source(path, SHAPE)
-      batches = input_pipeline.training_batches(
-        source, order, plan, rank(r, size)
-      )
-      batches.start(session, 12)  # resumed
-      for update, found in rows.items():
-        count = plan.micro_batches_of(update)
-        share = math.ceil(sizes[update - 10] / size)
-        assert count == math.ceil(share / 2)
-        parts = [session.run(batches.next) for _ in range(count)]
-        first = update * plan.accumulation
-        assert [p.number for p in parts] == [*range(first, first + count)]
-        own = []
-        for part in parts:
-          assert part.batch.input_ids.shape == (2, 32)
-          own += part.batch.input_ids[part.batch.example_weights == 1].tolist()
-        assert all(p.weights[1] == len(own) for p in parts)
-        found += own
+    every = iter(
+      train_on(source, order, plan, 12, sum(counts.values()), rank(r, size))
+    )
+    for update, found in rows.items():
+      share = math.ceil(sizes[update - 10] / size)
+      assert counts[update] == math.ceil(share / 2)
+      parts = list(itertools.islice(every, counts[update]))
+      first = update * plan.accumulation
+      numbers = range(first, first + counts[update])
+      assert [p.number for p in parts] == [*numbers]
+      own = []
+      for part in parts:
+        assert part.batch.input_ids.shape == (2, 32)
+        own += part.batch.input_ids[part.batch.example_weights == 1].tolist()
+      assert all(p.weights[1] == len(own) for p in parts)
+      assert all(p.records == sizes[update - 10] for p in parts)
+      found += own
   for update, found in rows.items():
     positions = np.arange(starts[update - 10], starts[update - 9])
     assert found == [
@@ -154,24 +163,18 @@ def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
 def test_batches_are_the_records_of_the_stream(tmp_path, block):
   """Round trip: what comes out is what the files hold at those numbers."""
   path = write_records(tmp_path / "a.tfrecord", 40)
-  with tf.Graph().as_default():
-    source = input_pipeline.Source(path, SHAPE)
-    order = record_order.Order(40, 5, block)
-    batches = input_pipeline.training_batches(
-      source, order, plan_of(1, 8, 4), Comm()
-    )
-    micro = read_batches(batches, 2, 6)
+  source = input_pipeline.Source(path, SHAPE)
+  order = record_order.Order(40, 5, block)
+  micro = train_on(source, order, plan_of(1, 8, 4), 2, 6)
   numbers = order.records(np.arange(16, 40)).reshape(6, 4)
   for m, (got, rows) in enumerate(zip(micro, numbers, strict=True)):
     assert got.number == 4 + m  # update 2 of 2 micro-batches, then on
     for row, number in enumerate(rows):
-      example = tf.train.Example.FromString(source.set.read(int(number)))
-      feature = example.features.feature
-      for name, value in feature.items():
-        wanted = value.int64_list.value or value.float_list.value
+      features = feature_values(source.set.read(int(number)))
+      for name, wanted in features.items():
         found = getattr(got.batch, name)[row]
         np.testing.assert_array_equal(found, wanted, err_msg=name)
-      assert len(feature) == 7
+      assert len(features) == 7
   for first in (0, 2, 4):  # both micro-batches know their update's counts
     weight = sum(micro[first + i].batch.masked_lm_weights.sum() for i in (0, 1))
     assert micro[first].weights[0] == weight
@@ -204,16 +207,12 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
 
   def batches(size, start, count, seed=5):
     """Masked positions of `count` global batches of 36 from update `start`."""
-    parts = []
-    for r in range(size):
-      with tf.Graph().as_default():
-        made = input_pipeline.training_batches(
-          dynamic_source(pattern),
-          record_order.Order(120, seed),
-          plan_of(size, 36, 36),
-          rank(r, size),
-        )
-        parts.append(read_batches(made, start, count))
+    source, order = dynamic_source(pattern), record_order.Order(120, seed)
+    plan = plan_of(size, 36, 36)
+    parts = [
+      train_on(source, order, plan, start, count, rank(r, size))
+      for r in range(size)
+    ]
     return [
       np.concatenate([part[i].batch.masked_lm_positions for part in parts])
       for i in range(count)
@@ -246,14 +245,13 @@ def test_the_share_of_masks_moves_over_the_run(tmp_path):
 
   def batch_of(size, update, by_time=None):
     """The 24 records of all ranks, sorted."""
+    order, plan = record_order.Order(120, 5), plan_of(size, 24, 24)
     parts = []
     for r in range(size):
-      with tf.Graph().as_default():
-        batches = input_pipeline.training_batches(
-          source, record_order.Order(120, 5), plan_of(size, 24, 24),
-          rank(r, size), by_time,
-        )  # fmt: skip
-        parts += [m.batch for m in read_batches(batches, update, 1)]
+      (micro,) = train_on(
+        source, order, plan, update, 1, rank(r, size), by_time
+      )
+      parts.append(micro.batch)
     columns = map(np.concatenate, zip(*parts, strict=True))
     return modeling.PretrainingBatch(*columns)
 
@@ -290,11 +288,8 @@ def test_words_and_replacements_are_as_the_flags_say(dynamic_run, whole):
   )
   shape = config.record_shape(pattern)
   source = input_pipeline.Source(pattern, shape)
-  with tf.Graph().as_default():
-    batches = input_pipeline.training_batches(
-      source, record_order.Order(120, 5), plan_of(1, 120, 120), rank(0, 1)
-    )
-    (micro,) = read_batches(batches, 0, 1)
+  order = record_order.Order(120, 5)
+  (micro,) = train_on(source, order, plan_of(1, 120, 120), 0, 1)
   batch = micro.batch
   rows, slots = np.nonzero(batch.masked_lm_weights)
   places = batch.masked_lm_positions[rows, slots]
@@ -316,11 +311,9 @@ def test_words_and_replacements_are_as_the_flags_say(dynamic_run, whole):
 
 def test_dynamic_masks_of_an_evaluation_stay(tmp_path):
   pattern, _ = write_packed(tmp_path, dynamic=True)
-  with tf.Graph().as_default():
-    source = dynamic_source(pattern)
-    batches = input_pipeline.evaluation_batches(source, 7, Comm())
-    first, second = (read_batches(batches, 0, batches.count) for _ in "ab")
-    whole = input_pipeline.first_batch(source, 120)
+  source = dynamic_source(pattern)
+  first, second = (evaluate_on(source, 7) for _ in "ab")
+  whole = input_pipeline.first_batch(source, 120)
   for a, b in zip(first, second, strict=True):
     np.testing.assert_array_equal(a.masked_lm_positions, b.masked_lm_positions)
   positions = np.concatenate([b.masked_lm_positions for b in first])[:120]
@@ -333,16 +326,14 @@ def test_dynamic_masks_of_an_evaluation_stay(tmp_path):
 @pytest.mark.parametrize("size, batch", [(1, 7), (2, 4), (3, 5), (3, 64)])
 def test_evaluation_counts_every_record_once(tmp_path, size, batch):
   path = write_records(tmp_path / "a.tfrecord", 41)
+  source = input_pipeline.Source(path, SHAPE)
   seen = collections.Counter()
   for r in range(size):
-    with tf.Graph().as_default():
-      source = input_pipeline.Source(path, SHAPE)
-      batches = input_pipeline.evaluation_batches(source, batch, rank(r, size))
-      for got in read_batches(batches, 0, batches.count):
-        assert got.input_ids.shape == (batch, 32)
-        real = got.example_weights == 1
-        seen.update(row.tobytes() for row in got.input_ids[real])
-        assert got.masked_lm_weights[~real].sum() == 0
+    for got in evaluate_on(source, batch, rank(r, size)):
+      assert got.input_ids.shape == (batch, 32)
+      real = got.example_weights == 1
+      seen.update(row.tobytes() for row in got.input_ids[real])
+      assert got.masked_lm_weights[~real].sum() == 0
   assert len(seen) == 41 and set(seen.values()) == {1}
 
 
