@@ -81,7 +81,7 @@ _RENAMED = (
 
 
 def weights(config: BertConfig) -> list[Weight]:
-  """Every weight that a BERT may have, with all heads."""
+  """Every weight that a BERT may have, with all heads, in the graph's order."""
   width = config.hidden_size
   # The masked LM head's output weights are the word embeddings.
   words = ("word", config.vocab_size)
@@ -97,8 +97,8 @@ def weights(config: BertConfig) -> list[Weight]:
     for dense in dense_layers(config):
       name = f"{layer}/{dense.name}"
       table += _dense(ENCODER, name, dense.inputs, dense.units)
-      if dense.name in (ATTENDED, NARROW):  # the end of a block
-        table += _norm(ENCODER, name.removesuffix("/dense"), width)
+    for block in ("attention/output", "output"):
+      table += _norm(ENCODER, f"{layer}/{block}", width)
   table += _dense(POOLER, "bert/pooler/dense", width, width)
   transform = "cls/predictions/transform"
   table += _dense(MASKED_LM, f"{transform}/dense", width, width)
