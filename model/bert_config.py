@@ -63,8 +63,6 @@ def _key(default, values, changes=None, huggingface=_THE_SAME):
   default only.
   """
   metadata = dict(values=values, changes=changes, huggingface=huggingface)
-  if default is dataclasses.MISSING:
-    return dataclasses.field(metadata=metadata)
   return dataclasses.field(default=default, metadata=metadata)
 
 
