@@ -464,7 +464,7 @@ class Rows(NamedTuple):
   NumPy's arrays, or TensorFlow's tensors of them.
   """
 
-  numbers: Any  # int64 [n], of the records
+  numbers: Any  # int64 [n], of the records in their source
   epochs: Any  # int64 [n]
   progress: Any  # float64 [n], how far the run, stage or cooldown is: 0 to 1
   real: Any  # float32 [n], 0 for a row that only fills up

@@ -183,23 +183,18 @@ class Stages:
       with _in_stage(number):
         plan = plan_of(config)
         self._plans[number] = _planned(plan, config, base.stages[number])
-    self._total = self._total_updates(begun.first_update)
-    self._decay = base.num_decay_steps or math.ceil(self._total / 10)
-
-  def _total_updates(self, made: int) -> int:
-    """Updates of the whole run; `made` are those of stages that have ended."""
-    base, total = self._base, made
+    # Stages that have ended made their updates, whatever --stages says of them.
+    total = begun.first_update
     for plan in self._plans.values():
       total += plan.updates
-    if base.max_train_minutes:
-      total = base.num_train_steps
+    self._total = base.num_train_steps if base.max_train_minutes else total
     decay = base.num_decay_steps or 0
-    if base.num_warmup_steps + decay > total:
+    if base.num_warmup_steps + decay > self._total:
       raise UserError(
         f"--num_warmup_steps={base.num_warmup_steps} and --num_decay_steps="
-        f"{decay} are more than the {total:,} updates of all stages"
+        f"{decay} are more than the {self._total:,} updates of all stages"
       )
-    return total
+    self._decay = decay or math.ceil(self._total / 10)
 
   def start(self, begun: training_plan.Stage) -> StageStart:
     """The stage that begins where `begun` says."""
@@ -217,16 +212,13 @@ class Stages:
       decay_updates=self._decay,
       stage=stage,
     )
-    shares = self._shares_of_time(begun.number)
-    return StageStart(self.configs[begun.number], plan, shares)
-
-  def _shares_of_time(self, number: int) -> tuple[float, float]:
-    if not self._base.max_train_minutes:
-      return 0.0, 1.0
-    shares = [item["time_share"] for item in self._base.stages]
-    ends = list(itertools.accumulate(shares, initial=0.0))
-    ends[-1] = 1.0  # whatever the sum's rounding
-    return ends[number], ends[number + 1]
+    first, last = 0.0, 1.0
+    if self._base.max_train_minutes:
+      shares = [item["time_share"] for item in self._base.stages]
+      first = sum(shares[: begun.number])
+      if not stage.is_last:  # that one ends at 1, whatever the sum's rounding
+        last = first + shares[begun.number]
+    return StageStart(self.configs[begun.number], plan, (first, last))
 
   def after(
     self, plan: training_plan.TrainingPlan, update: int

@@ -191,6 +191,7 @@ def resolve(
         f"{accumulation} micro-batches of {micro_batch} records "
         f"(--train_batch_size={train_batch_size} at most); leave it out"
       )
+  # So many steps as stated, those of one rank alone, make an update.
   divisor = global_batch * packing_factor / stated
   if records is not None and records < global_batch:
     raise UserError(
@@ -198,6 +199,7 @@ def resolve(
       f"({ranks} ranks x {accumulation} micro-batches x {micro_batch}): "
       "make more records (a larger --dupe_factor) or lower the batch size"
     )
+  # Rounded up: no run sees fewer examples than one rank alone would.
   updates = rounded_up(num_train_steps / divisor)
   warmup_updates = rounded_up(num_warmup_steps / divisor)
   decay_updates = math.ceil(updates / 10)
