@@ -56,12 +56,10 @@ _FIELDS: dict[str, tuple[Any, Callable[[Any], dict]]] = {
   ),
   "fp16.enabled": (bool, lambda on: {"precision": "fp16"} if on else {}),
   "bf16.enabled": (bool, lambda on: {"precision": "bf16"} if on else {}),
-  # Powers beyond float32's are refused as values of the flag.
-  "fp16.initial_scale_power": (
-    float,
-    lambda power: {"initial_loss_scale": 2.0 ** max(-999, min(power, 999))},
-  ),
+  "fp16.initial_scale_power": (float, lambda power: _first_scale(power)),
 }
+_LARGEST_POWER = 126  # of two, in float32
+_LARGEST = 1 << 62  # of a number: JSON has no limits
 _WARMUP_SHARE = "warmup_proportion"  # of num_train_steps; no flag
 _LAMB_ONLY = ("optimizer.params.max_coeff", "optimizer.params.min_coeff")
 # Flags in units of global batches.
@@ -152,6 +150,14 @@ def _leaves(value, field: str = "") -> Iterator[tuple[str, Any]]:
     yield from _leaves(inner, f"{field}.{key}" if field else key)
 
 
+def _first_scale(power: float) -> dict:
+  if not 0 <= power <= _LARGEST_POWER:
+    raise ValueError(
+      f"fp16.initial_scale_power is {power}, not in [0, {_LARGEST_POWER}]"
+    )
+  return {"initial_loss_scale": 2.0**power}
+
+
 def _one_flag(flag: str, value) -> dict:
   return {flag: value}
 
@@ -178,9 +184,9 @@ def _fits(value, wanted) -> bool:
   if wanted is list:
     is_pair = isinstance(value, list) and len(value) == 2
     return is_pair and all(_fits(number, float) for number in value)
-  if wanted is float and type(value) is int:
-    return True
-  return type(value) is wanted
+  if wanted is float and type(value) in (int, float):
+    return abs(value) <= _LARGEST
+  return type(value) is wanted and abs(value) <= _LARGEST
 
 
 def _meaningless(values: dict, given: dict) -> list[str]:
