@@ -23,11 +23,11 @@ import tempfile
 
 import mixed_precision
 import tokenization
-from checkpoints import checkpoint_weights
+from checkpoints import checkpoint_weights, description
+from checkpoints.description import PRETRAINING, TASK_FILE
 from common import json_files
 from common.errors import UserError
 from common.settings import run_with, setting
-from finetuning.task_file import PRETRAINING, TASK_FILE
 from interop import (
   bert_tensors,
   hugging_face,
@@ -120,7 +120,7 @@ def _of_source(source, settings: Settings, mean) -> Model:
     mean.values,
     source.bert,
     settings.bert_config_file
-    or os.path.join(source.folder, model_source.CONFIG_FILE),
+    or os.path.join(source.folder, description.CONFIG_FILE),
     task,
     hugging_face.vocabulary(source.vocabulary),
     mean.left_out,

@@ -21,7 +21,7 @@ import numpy as np
 
 import mixed_precision
 import tokenization
-from checkpoints import run_folder
+from checkpoints import description
 from common import json_files
 from common.console import Progress, say
 from common.errors import DataError, UserError
@@ -98,11 +98,12 @@ def count_unigrams(
   settings: Settings, source: model_source.Source, encoder, comm
 ) -> tuple[np.ndarray | None, str]:
   """(int64 [V], how often each token occurs, or None; a line about it)."""
-  paths = run_folder.training_records(source.folder)
+  known = description.read(source.folder)
+  paths = known.records()
   if settings.unigram_records:
     paths = records.expand_patterns(settings.unigram_records)
   if not paths:
-    trained = run_folder.training_files(source.folder)
+    trained = known.record_files
     why = f"{source.folder} does not say on which records it was trained"
     if trained:
       why = (
@@ -139,7 +140,9 @@ def count_unigrams(
 def _output(settings: Settings, folder: str) -> str | None:
   """Where the results go; `UserError`, before the work, if they cannot."""
   path = settings.output
-  if path is None and os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
+  if path is None and os.path.exists(
+    os.path.join(folder, description.RUN_FILE)
+  ):
     path = os.path.join(folder, RESULTS_FILE)
   if path and (
     os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK)

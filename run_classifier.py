@@ -28,8 +28,8 @@ from training import train_loop, training_run
 
 def main(_) -> None:
   """Fine-tunes as the flags say."""
-  lines = model_source.settle(flags.FLAGS)
-  config = classification.ClassifierConfig.from_flags(flags.FLAGS)
+  kind = classification.ClassifierConfig
+  config, lines = model_source.configured(kind, flags.FLAGS)
   task = classification.Classification(config)
   job = functools.partial(finetune.finetune, task)
   training_run.start(config, job, lines=lines)

@@ -31,7 +31,7 @@ from common.console import say
 from common.errors import DataError
 from common.tensorflow_v1 import tf
 from config import stages
-from config.pretraining import BEST_BY, PretrainingConfig, is_preset
+from config.pretraining import BEST_BY, PretrainingConfig
 from data import record_order, records
 from gradients import sharded_variables
 from interop import model_source
@@ -65,7 +65,7 @@ def training_task(
 ) -> train_loop.Task:
   """Data, plan, model and update, of a run or of a stage."""
   source = input_pipeline.open_records(config.input_file, config, comm)
-  input_pipeline.check_words(source.tokenizer, run_start.tokenizer(config))
+  run_start.check_vocabulary(config, source.describe())
   rows = config.bert.vocab_size
   say(comm, *input_pipeline.unused_rows(rows, source.manifests))
   ranks = comm.data_parallel.size
@@ -179,7 +179,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   files = config.eval_input_file or config.input_file
   source = input_pipeline.open_records(files, config, comm, training=False)
   if not config.do_train:
-    input_pipeline.check_words(source.tokenizer, run_start.tokenizer(config))
+    run_start.check_vocabulary(config, source.describe())
   else:
     trained = records.expand_patterns(config.input_file)
     for item in config.stages or ():
@@ -270,14 +270,7 @@ def pretrain_stage(
 
 def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
-  lines = model_source.settle(flags.FLAGS)
-  config = PretrainingConfig.from_flags(flags.FLAGS)
-  if is_preset(name := flags.FLAGS.bert_config_file):
-    known = "the records' manifest" if config.vocabulary_size() else "its file"
-    lines.append(
-      f"--bert_config_file={name}: vocabulary of {config.bert.vocab_size:,} "
-      f"from {known}"
-    )
+  config, lines = model_source.configured(PretrainingConfig, flags.FLAGS)
   if config.dry_run:
     if lines:
       console.tell(*lines)

@@ -25,8 +25,8 @@ from training import train_loop, training_run
 
 def main(_) -> None:
   """Fine-tunes as the flags say."""
-  lines = model_source.settle(flags.FLAGS)
-  config = squad.SquadConfig.from_flags(flags.FLAGS)
+  kind = squad.SquadConfig
+  config, lines = model_source.configured(kind, flags.FLAGS)
   task = squad.Squad(config)
   job = functools.partial(finetune.finetune, task)
   training_run.start(config, job, lines=lines)

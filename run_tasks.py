@@ -26,12 +26,11 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from checkpoints import run_folder
+from checkpoints import description, run_folder
 from common import console, json_files, processes
 from common.errors import DataError, UserError
 from common.files import file_sha256
 from common.settings import in_group, run_with, setting
-from finetuning import task_file
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
 from interop import model_source
@@ -180,8 +179,8 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       said = "".join(end)
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
-  about = json_files.read(os.path.join(folder, task_file.TASK_FILE))
-  if about["task"] == task_file.SQUAD:  # its metrics are percent already
+  about = json_files.read(os.path.join(folder, description.TASK_FILE))
+  if about["task"] == description.SQUAD:  # its metrics are percent already
     names = ("f1", "exact_match", "exact")  # SQuAD 1.1's, and 2.0's
     return {name: results[name] for name in names if name in results}
   return {name: 100 * results[name] for name in about["metrics"]}

@@ -5,7 +5,7 @@ A cooldown (--cooldown_from) is the last stage of a run, but in another folder.
 
 import os
 
-from checkpoints import checkpoint_files, checkpointing, metrics, run_folder
+from checkpoints import checkpoint_files, checkpointing, description, metrics
 from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
 from common.errors import UserError
 from config import training_plan
@@ -52,7 +52,7 @@ def _newest_start(config, snapshot) -> list[int] | None:
 
 
 def _check_begun_stages(config, number: int) -> None:
-  run = run_folder.last_training(config.output_dir) or {"flags": {}}
+  run = description.read(config.output_dir).training or {"flags": {}}
   before, now = run["flags"].get("stages") or [], config.stages
   for i, (old, new) in enumerate(zip(before, now, strict=False)):
     fixed = lambda item: {**item, **dict.fromkeys(_FREE)}
@@ -81,12 +81,12 @@ def cooldown(named: str, output_dir: str) -> str:
     named = os.path.join(os.curdir, named)
   # A rank that joins an elastic run may find no checkpoint yet.
   if checkpoint_files.has_begun(output_dir) or distributed.is_elastic():
-    if begun := run_folder.last_training(output_dir):
+    if begun := description.read(output_dir).training:
       return _begun_cooldown(
         begun["flags"].get("cooldown_from"), named, output_dir
       )
   folder = named if os.path.isdir(named) else os.path.dirname(named)
-  run = run_folder.last_training(folder)
+  run = description.read(folder).training
   if run is None:
     raise UserError(
       f"--cooldown_from={named}: {folder or '.'} is no folder of a training"
@@ -154,14 +154,16 @@ def _has_fallen(reports: list[dict], first: int, step: int) -> bool:
   return len(rates) > 1 and rates[-1] < rates[-2]
 
 
-def tokenizer(config):
-  """Like `run_folder.tokenizer`, of the model that a run starts with.
+def check_vocabulary(config, data: dict) -> None:
+  """Raises `UserError` for records of other words than the model's.
 
-  That is --output_dir's if it has a checkpoint, else --cooldown_from's or
-  --init_checkpoint's.
+  `data` is as in run.json. The model is --output_dir's if it has a checkpoint,
+  else --cooldown_from's or --init_checkpoint's.
   """
   folder = config.output_dir or ""
   if not checkpoint_files.has_begun(folder):
     start = config.cooldown_from or config.init_checkpoint
     folder = os.path.dirname(start or "")
-  return run_folder.tokenizer(folder) if folder else None
+  before = description.read(folder).facts()
+  now = description.facts({}, None, data)
+  description.agree(before, now, folder, (description.MODEL,))

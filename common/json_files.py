@@ -81,12 +81,80 @@ def append_line(path: str, value) -> None:
     os.fsync(f.fileno())
 
 
-def read_own(path: str, remedy: str):
-  """The value of a file that `write` wrote; DataError with `remedy` if not."""
+def read_own(path: str, remedy: str, form=None):
+  """The value of a file that `write` wrote; DataError with `remedy` if not.
+
+  It must have the `form` that `expect` describes.
+  """
   try:
-    return read(path)
+    value = read(path)
   except DataError as e:
     raise DataError(f"{e}: it is damaged; {remedy}") from e
+  try:
+    if form is not None:
+      expect(value, form)
+  except ValueError as e:
+    raise DataError(f"{path}: damaged: {e}; {remedy}") from e
+  return value
+
+
+def expect(value, form, name: str = "") -> None:
+  """Raises a ValueError that names what of a JSON value has another form.
+
+  A form is a type, a value, a tuple of forms to choose from, a range of
+  integers, [form] for a list, or {"key": form, "key?": form} for an object
+  which may lack the second key, and may have others.
+  """
+  if isinstance(form, dict) and isinstance(value, dict):
+    for key, inner in form.items():
+      plain = key.removesuffix("?")
+      inside = f"{name}.{plain}" if name else plain
+      if plain in value:
+        expect(value[plain], inner, inside)
+      elif plain == key:
+        raise ValueError(f"{inside} is missing")
+  elif isinstance(form, list) and isinstance(value, list):
+    for number, item in enumerate(value):
+      expect(item, form[0], f"{name}[{number}]")
+  elif isinstance(form, tuple):
+    # The first form of the same kind, if any, says what is wrong inside.
+    for choice in form:
+      if _fits(value, choice):
+        return
+      if isinstance(choice, (dict, list)) and type(choice) is type(value):
+        return expect(value, choice, name)
+    raise ValueError(f"{name or 'it'} is {value!r}, not {_in_words(form)}")
+  elif not _fits(value, form):
+    raise ValueError(f"{name or 'it'} is {value!r}, not {_in_words(form)}")
+
+
+def _fits(value, form) -> bool:
+  """Whether a value is of a simple form; JSON's true is no number."""
+  if isinstance(form, (dict, list)):
+    return False
+  if isinstance(form, range):
+    return type(value) is int and value in form
+  if form is float:
+    return type(value) in (int, float)
+  if isinstance(form, type):
+    return type(value) is form
+  return type(value) is type(form) and value == form
+
+
+_NAMES = {
+  str: "text", int: "an integer", float: "a number", bool: "true or false",
+  dict: "an object", list: "a list", None: "null",
+}  # fmt: skip
+
+
+def _in_words(form) -> str:
+  if isinstance(form, tuple):
+    return " or ".join(map(_in_words, form))
+  if isinstance(form, range):
+    return f"an integer of {form.start} to {form.stop - 1}"
+  if isinstance(form, (dict, list)):
+    form = type(form)
+  return _NAMES[form] if form in _NAMES else str(form)
 
 
 def text(value, indent: int | None = None) -> str:

@@ -219,14 +219,26 @@ def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
   )
 
 
-def from_flags(kind: Any, values: flags.FlagValues, found: dict | None = None):
-  """The checked settings; `found` has values of flags that are not given."""
+def from_flags(
+  kind: Any,
+  values: flags.FlagValues,
+  found: dict | None = None,
+  named: dict | None = None,
+):
+  """The checked settings; `found` has values of flags that are not given.
+
+  `named` has fields' values in place of what flags name. It goes by the flags'
+  names.
+  """
   made = {}
   for field, one in _declared(kind):
     if one is None:
-      made[field.name] = from_flags(field.type, values, found)
+      made[field.name] = from_flags(field.type, values, found, named)
       continue
     flag = values[one.flag or one.name]
+    if named and flag.name in named:
+      made[field.name] = named[flag.name]
+      continue
     value = flag.value
     if found and not flag.present:
       value = found.get(one.name, value)

@@ -9,7 +9,7 @@ import input_pipeline
 import mixed_precision
 import modeling
 import optimization
-from checkpoints import checkpoint_files, metrics, run_folder
+from checkpoints import description, metrics
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
@@ -53,6 +53,13 @@ def read_bert(path: str) -> modeling.BertConfig:
     if path not in message:
       message = f"{path}: {message}"
     raise UserError(f"--bert_config_file: {message}") from e
+
+
+def with_vocabulary(
+  bert: modeling.BertConfig, size: int
+) -> modeling.BertConfig:
+  """A preset for a vocabulary of this size."""
+  return modeling.BertConfig.from_dict({**bert.to_dict(), "vocab_size": size})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -269,22 +276,26 @@ class RunConfig:
     triton_kernels.check_installed()
 
   @classmethod
-  def from_flags(cls, flags) -> Self:
-    made = settings.from_flags(cls, flags, cls.found(flags))
-    if is_preset(flags.bert_config_file) and (rows := made.vocabulary_size()):
-      fitted = {**made.bert.to_dict(), "vocab_size": rows}
-      made = dataclasses.replace(
-        made, bert=modeling.BertConfig.from_dict(fitted)
-      )
-    return made
+  def from_flags(
+    cls, flags, defaults: dict | None = None, named: dict | None = None
+  ) -> Self:
+    """The config of a command.
 
-  def vocabulary_size(self) -> int | None:
-    """The tokens of the data's vocabulary, if it is known."""
-    raise NotImplementedError
+    `defaults` are of flags that are not given; `named` has values instead of
+    names that flags give, which were looked up.
+    """
+    found = {**(defaults or {}), **cls.found(flags)}
+    return settings.from_flags(cls, flags, found, named)
+
+  @classmethod
+  def defaults(cls, task: dict, given: dict) -> dict:
+    """What a model's task.json says of flags, beside those that are `given`."""
+    del task, given
+    return {}
 
   @classmethod
   def found(cls, flags) -> dict:
-    """Flags whose values do not come from the command line: name -> value."""
+    """Flags whose values are in files that others name: name -> value."""
     del flags
     return {}
 
@@ -540,54 +551,6 @@ class PretrainingConfig(RunConfig):
       )
 
   @classmethod
-  def from_flags(cls, flags):
-    made = super().from_flags(flags)
-    return dataclasses.replace(made, **made._found_model())
-
-  @property
-  def _trains(self) -> bool:
-    """Whether the run trains, or plans that."""
-    return self.do_train or self.dry_run
-
-  def _found_model(self) -> dict:
-    """Objective and segment ids: the flags', else the run's or the records'.
-
-    What another model learned, `model_source.settle` has made flags.
-    """
-    own = self.output_dir or ""
-    folders = [own] if checkpoint_files.has_begun(own) else []
-    folders += [os.path.dirname(self.cooldown_from or "")]
-    known = (run_folder.last_training(folder) for folder in folders if folder)
-    run = next(filter(None, known), None)
-    learned = run["flags"] if run else {}
-    objective, segments = self.objective, self.segment_ids
-    if run:  # an older one does not say
-      objective = objective or learned.get("objective") or records.OBJECTIVES[0]
-    objective = objective or _objective(self._manifest())
-    if (
-      segments is None and (learned.get("objective") or objective) == objective
-    ):
-      segments = learned.get("segment_ids")
-    return {"objective": objective, "segment_ids": segments}
-
-  def _manifest(self) -> records.Manifest | None:
-    """Of the records to train on, or to evaluate on without training.
-
-    `UserError` if they are of two kinds and no objective is known.
-    """
-    files = (not self._trains and self.eval_input_file) or self.input_file
-    paths = records.expand_patterns(files) if files else []
-    found = records.find_manifests(paths)
-    made_for = {manifest.objective: path for path, manifest in found.values()}
-    if len(made_for) > 1 and not self.objective:
-      kinds = " and ".join(f"{p} for {o}" for o, p in made_for.items())
-      raise UserError(
-        f"{kinds}: give records of one kind, or --objective=mlm, which learns "
-        "from both"
-      )
-    return found[paths[0]][1] if paths and paths[0] in found else None
-
-  @classmethod
   def found(cls, flags):
     found = {}
     if flags.stages is not None:  # what each stage has need not be a flag
@@ -634,13 +597,6 @@ class PretrainingConfig(RunConfig):
         for name in names
       ]
     return flags
-
-  def vocabulary_size(self):
-    files = self.input_file
-    if not files:
-      return None
-    found = records.manifest_of(files)
-    return found[1].tokenizer.vocab_size if found else None
 
   def matmuls(self, rows: int, shape: input_pipeline.RecordShape) -> list:
     """`model_flops.pretraining` of training on records of `shape`."""
@@ -702,7 +658,7 @@ class PretrainingConfig(RunConfig):
     """Fields of `RecordShape` about what the model learns from records."""
     made_for = records.OBJECTIVES[0 if pairs else 1]
     objective = self.objective or made_for
-    segments = run_folder.uses_segments(objective, self.segment_ids)
+    segments = description.uses_segments(objective, self.segment_ids)
     if segments and self.bert.type_vocab_size < 2:
       raise UserError(
         f"the BERT config's type_vocab_size={self.bert.type_vocab_size} has no "
@@ -751,11 +707,6 @@ class PretrainingConfig(RunConfig):
       masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
     )
     return {"masks": masks, "last_prob": probs[1], "whole_words": whole_words}
-
-
-def _objective(manifest: records.Manifest | None) -> str:
-  """What records are made for."""
-  return manifest.objective if manifest else records.OBJECTIVES[0]
 
 
 def _check_needs(flag: str, needs: dict[str, Any]) -> None:

@@ -11,13 +11,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from scipy import special
 
+from checkpoints import description
 from checkpoints.metrics import BestBy
 from common.errors import DataError, UserError
 from common.files import atomic_write
 from common.settings import in_group
 from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
-from finetuning.task_file import model_folder, saved_task
+from finetuning.task_file import model_folder
 from model import model_flops
 from training import next_steps
 
@@ -134,12 +135,12 @@ class ClassifierConfig(FinetuningConfig):
     return self.regression or bool(self.task_name and not self.table().labels)
 
   @classmethod
-  def found(cls, flags):
-    found = super().found(flags)
-    if flags.task_name:  # it settles the columns and metrics
+  def defaults(cls, task, given):
+    known = super().defaults(task, given)
+    if given.get("task_name"):  # it settles the columns and metrics
       shared = FinetuningConfig.model_flags
-      return {name: found[name] for name in shared if name in found}
-    return found
+      return {name: known[name] for name in shared if name in known}
+    return known
 
   @classmethod
   def flags_of(cls, task):
@@ -207,7 +208,9 @@ class Classification(FinetuningTask):
       return list(self._table.labels)
     if not self.config.do_train:
       folder = model_folder(self.config)
-      if folder is not None and (saved := saved_task(folder).get("labels")):
+      if folder is not None and (
+        saved := description.read(folder).task.get("labels")
+      ):
         return saved
       if not self.config.train_file:
         raise UserError(
@@ -234,7 +237,7 @@ class Classification(FinetuningTask):
   def assumed(self):
     folder = model_folder(self.config)
     trains = self.config.do_train or folder is None
-    if not self.labels or trains or saved_task(folder).get("labels"):
+    if not self.labels or trains or description.read(folder).task.get("labels"):
       return []
     return [
       f"{folder}: nothing says which label each of the model's numbers is: "

@@ -14,7 +14,7 @@ import numpy as np
 import input_pipeline
 import optimization
 import tokenization
-from checkpoints import checkpointing, metrics
+from checkpoints import checkpointing, description, metrics
 from common import console
 from common.console import say
 from common.errors import UserError
@@ -24,7 +24,6 @@ from common.tensorflow_v1 import tf
 from config.pretraining import RunConfig
 from data import record_order
 from finetuning import packed, task_file
-from finetuning.task_file import TASK_FILE, saved_task
 from model import model_flops
 from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
@@ -128,17 +127,9 @@ class FinetuningConfig(RunConfig):
     task_file.check_length(self.max_seq_length, self.bert)
 
   @classmethod
-  def found(cls, flags):
-    """The flags in task.json, if the run starts from a trained model."""
-    folder = task_file.model_folder(flags)
-    saved = {} if folder is None else saved_task(folder)
-    if saved.get("task") != cls.kind:
-      return {}
-    found = cls.flags_of(saved)
-    given = {n: getattr(flags, n) for n in found if flags[n].present}
-    free = () if flags.do_train else cls.usual_flags
-    task_file.compare(given, found, free, os.path.join(folder, TASK_FILE))
-    return found
+  def defaults(cls, task, given):
+    del given
+    return cls.flags_of(task) if task.get("task") == cls.kind else {}
 
   @classmethod
   def flags_of(cls, task: dict) -> dict:
@@ -157,7 +148,7 @@ class FinetuningConfig(RunConfig):
 
   def _vocabulary(self) -> dict[str, str]:
     """Flag -> file: the flags' vocabulary, or the model folder's copy of it."""
-    files = task_file.named_vocabulary(self)
+    files = description.named_vocabulary(self)
     folder = task_file.model_folder(self)
     is_there = files and all(map(os.path.isfile, files.values()))
     if folder is not None and not is_there:
@@ -173,9 +164,6 @@ class FinetuningConfig(RunConfig):
       files.get("spm_model_file"),
       self.bert.vocab_size if check else None,
     )
-
-  def vocabulary_size(self):
-    return self.tokenizer(check=False).vocab_size
 
 
 class FinetuningTask:

@@ -11,29 +11,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints import checkpoint_files, run_folder
-from common import json_files
-from common.errors import DataError, UserError
-from common.files import atomic_write, file_sha256
-from finetuning import task_file
-from finetuning.task_file import (
+from checkpoints import checkpoint_files, description
+from checkpoints.description import (
   CLASSIFIER,
-  NOTHING_GIVEN,
   PRETRAINING,
   SQUAD,
   TASK_FILE,
   VOCABULARIES,
-  Given,
-  saved_task,
 )
+from common import json_files
+from common.errors import DataError, UserError
+from common.files import atomic_write, file_sha256
 from interop import bert_tensors, model_config, tokenizer_files
+from interop.given import NOTHING_GIVEN, Given, case
 from interop.tokenizer_files import Vocabulary
 from model.bert_config import BertConfig
-from training import training_run
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
-# Keys of task.json about a run's files, not about the model.
-_OF_FILES = ("vocabulary", "best_by", "exported_from")
 _FLAG_OF = {file: flag for flag, file in VOCABULARIES.items()}
 
 
@@ -55,7 +49,7 @@ class Model(NamedTuple):
 
 def is_folder(path: str) -> bool:
   """Whether it is a folder as transformers writes them, and none of ours."""
-  theirs, ours = model_config.CONFIG_FILE, training_run.CONFIG_FILE
+  theirs, ours = model_config.CONFIG_FILE, description.CONFIG_FILE
   exists = lambda name: os.path.exists(os.path.join(path, name))
   return exists(theirs) and not exists(ours)
 
@@ -73,7 +67,7 @@ def read_folder(folder: str, flags: Given) -> Model:
   )
   left_out = [f"{name} (follows from the rest)" for name in tied]
   left_out += [f"{key} of {source} (not known here)" for key in known.left_out]
-  given = vocabulary(task_file.named_vocabulary(flags))
+  given = vocabulary(description.named_vocabulary(flags))
   found = tokenizer_files.read_vocabulary(folder)
   if given and found and not tokenizer_files.is_same(given, found):
     raise UserError(
@@ -108,7 +102,7 @@ def _task_of_folder(
   values: dict,
 ) -> tuple[dict, list[str]]:
   """The content of task.json, and lines about what is assumed."""
-  saved, assumed, labels = saved_task(folder), [], None
+  saved, assumed, labels = dict(description.read(folder).task), [], None
   if (kind := kind_of(values)) == CLASSIFIER:
     labels = known.classifier_labels(len(values["output_bias"]), folder)
     if known.heads is None:
@@ -137,7 +131,7 @@ def _task_of_folder(
       )
   task = {**found, **of_model(saved)}
   said, said_by = task.get("do_lower_case"), f"the tokenizer of {folder}"
-  lower, line = task_file.case(said, said_by, given_case, folder)
+  lower, line = case(said, said_by, given_case, folder)
   return (task if line else {**task, "do_lower_case": lower}), assumed + line
 
 
@@ -150,7 +144,7 @@ def kind_of(values: dict) -> str:
 
 def of_model(task: dict) -> dict:
   """What a task.json says about the model, not about a run's files."""
-  return {k: v for k, v in task.items() if k not in _OF_FILES}
+  return {k: v for k, v in task.items() if k not in description.OF_FILES}
 
 
 def task_differences(task: dict, other: dict) -> list[str]:
@@ -180,10 +174,10 @@ def write_checkpoint(model: Model, prefix: str) -> list[str]:
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
     prefix = os.path.join(prefix, CHECKPOINT_NAME)
   folder = os.path.dirname(prefix) or "."
-  beside = {training_run.CONFIG_FILE: model.config.to_json_string().encode()}
+  beside = {description.CONFIG_FILE: model.config.to_json_string().encode()}
   if model.vocabulary:
     beside[model.vocabulary.file] = model.vocabulary.content
-  if not os.path.exists(os.path.join(folder, run_folder.RUN_FILE)):
+  if not os.path.exists(os.path.join(folder, description.RUN_FILE)):
     task = json_files.text(task_content(model), indent=2) + "\n"
     beside[TASK_FILE] = task.encode()
   elif not os.path.samefile(folder, os.path.dirname(model.path) or "."):
@@ -212,7 +206,7 @@ def _is_same(path: str, content: bytes, model: Model) -> bool:
     if f.read() == content:
       return True
   if os.path.basename(path) == TASK_FILE:
-    said = of_model(saved_task(os.path.dirname(path)))
+    said = of_model(description.read(os.path.dirname(path)).task)
     return not task_differences(said, model.task)
   try:
     return BertConfig.from_json_file(path).to_dict() == model.config.to_dict()

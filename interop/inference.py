@@ -23,11 +23,12 @@ import numpy as np
 
 import mixed_precision
 import modeling
-from checkpoints import checkpoint_files, restore
+from checkpoints import checkpoint_files, restore, run_folder
+from checkpoints.description import CONFIG_FILE
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from finetuning import heads, task_file
-from interop.model_source import CONFIG_FILE, EXTRA_FOLDER, Source
+from finetuning import heads
+from interop.model_source import EXTRA_FOLDER, Source
 from model.bert_config import BertConfig
 from xla_patches import jit
 
@@ -238,7 +239,7 @@ def _write(model: Model, source: Source, folder: str) -> None:
   task = {**source.task, "exported_from": os.path.basename(source.path)}
   if source.assumed_case:
     del task["do_lower_case"]
-  task_file.write_task(extra, task, source.vocabulary)
+  run_folder.write_task(extra, task, source.vocabulary)
 
 
 _MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does

@@ -7,7 +7,8 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 
-from checkpoints import checkpoint_files, metrics, run_folder
+from checkpoints import checkpoint_files, description, metrics
+from checkpoints.description import Description
 
 CARD_FILE = "README.md"
 # Architecture -> the Hub's name of what it does.
@@ -71,11 +72,12 @@ def write(
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
   lines += ["", "## Use", "", *_use(pipeline)]
-  run = run_folder.last_training(os.path.dirname(inputs[0])) or {}
+  about = description.read(os.path.dirname(inputs[0]))
+  run = about.start_of(checkpoint_files.step_of(inputs[0]))
   for title, rows in (
-    ("Training data", _data(inputs[0], run)),
+    ("Training data", _data(about, run)),
     ("Training", _training(inputs, run)),
-    ("Results", _results(inputs, run)),
+    ("Results", _results(inputs, about, run)),
     ("Framework", run.get("versions", {}).items()),
   ):
     table = [
@@ -107,8 +109,8 @@ def _use(pipeline: str) -> list[str]:
   ]
 
 
-def _data(checkpoint: str, run: dict) -> Iterator[tuple]:
-  found = run_folder.manifest(os.path.dirname(checkpoint))
+def _data(about: Description, run: dict) -> Iterator[tuple]:
+  found = about.manifest()
   if found:
     manifest = found[1]
     for key in _COUNTS:
@@ -137,8 +139,7 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
     yield "update of these weights", steps[0]
   else:
     yield "mean of the weights of updates", ", ".join(map(str, steps))
-  older = plan.get("global_batch")  # its name in 1.0
-  yield "records_per_update", plan.get("records_per_update", older)
+  yield "records_per_update", plan.get("records_per_update")
   yield "warmup_updates", plan.get("warmup_updates")
   yield "ranks", plan.get("ranks")
   for key in _FLAGS:
@@ -157,11 +158,12 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "started from other weights", bool(others)
 
 
-def _results(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
+def _results(
+  inputs: Sequence[str], about: Description, run: dict
+) -> Iterator[tuple]:
   """The evaluation of these very weights, not of a mean."""
-  folder = os.path.dirname(inputs[0])
-  path = os.path.join(folder, metrics.EVAL_METRICS_FILE)
-  held_out = run_folder.is_held_out(run, run_folder.training_files(folder))
+  path = os.path.join(about.folder, metrics.EVAL_METRICS_FILE)
+  held_out = description.is_held_out(run, about.record_files)
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.read_jsonl(path):
     if results["global_step"] == step:

@@ -8,31 +8,35 @@ import dataclasses
 import filecmp
 import glob
 import os
+from typing import Any
 
 import tokenization
-from checkpoints import checkpoint_files, metrics, run_folder, run_start
-from common.errors import UserError
-from common.files import file_sha256
-from config import stages
-from config.pretraining import BEST_BY, is_preset, read_bert
-from data import record_report, records
-from finetuning import task_file
-from finetuning.task_file import (
-  NOTHING_GIVEN,
+from checkpoints import checkpoint_files, description, metrics, run_start
+from checkpoints.description import (
+  CONFIG_FILE,
   PRETRAINING,
   SQUAD,
   TASK_FILE,
-  Given,
-  saved_task,
+  Description,
 )
+from common.errors import UserError
+from common.files import file_sha256
+from config.pretraining import (
+  BEST_BY,
+  PretrainingConfig,
+  is_preset,
+  read_bert,
+  with_vocabulary,
+)
+from data import record_report, records
+from finetuning import task_file
 from gradients import distributed
 from interop import hugging_face, tokenizer_files
+from interop.given import NOTHING_GIVEN, Given, case
 from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
-from training import training_run
 
 ANSWERABLE = "version_2_with_negative"
-CONFIG_FILE = training_run.CONFIG_FILE
 # TensorFlow Serving's folder for files that the graph does not read.
 EXTRA_FOLDER = "assets.extra"
 
@@ -89,16 +93,17 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
-  chosen_file = task_file.named_vocabulary(given)
+  chosen_file = description.named_vocabulary(given)
   path, chosen, folder = _locate(model, given.do_lower_case)
-  said, said_by = saved_task(folder), os.path.join(folder, TASK_FILE)
+  about = description.read(folder)
+  said, said_by = about.task, os.path.join(folder, TASK_FILE)
   if not said:
-    said_by, said = _pretraining_task(folder, given)
+    said_by, said = pretraining_task(about, given)
   config = _config(given.bert_config_file, folder, path)
   lower = said.get("do_lower_case")
   if lower is None:
     lower, said_by = tokenization.published_case(path), path
-  lower, assumed = task_file.case(lower, said_by, given.do_lower_case, path)
+  lower, assumed = case(lower, said_by, given.do_lower_case, path)
   return Source(
     path,
     chosen,
@@ -124,7 +129,9 @@ def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   """Flag -> file; an error if the flags contradict the files found."""
   found = {
     flag: path
-    for flag, name in (said.get("vocabulary") or task_file.VOCABULARIES).items()
+    for flag, name in (
+      said.get("vocabulary") or description.VOCABULARIES
+    ).items()
     if os.path.exists(path := os.path.join(folder, name))
   }
   for flag, path in chosen.items():
@@ -144,79 +151,89 @@ def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   return chosen or found
 
 
-def settle(flags) -> list[str]:
-  """Gives a run's flags what the model says that it starts from or resumes.
+def configured(kind: type, flags) -> tuple[Any, list[str]]:
+  """The config of a run by its flags, and lines for the log.
 
-  --init_checkpoint becomes the name of a checkpoint, and flags that are not
-  given what is beside it. Returns lines for the log; raises `UserError` if a
-  flag contradicts what is found.
+  Flags that are not given are what the files of the run that it resumes say, or
+  those of the model that it starts from. Raises `UserError` if a given one
+  contradicts them.
   """
-  names = [f.name for f in dataclasses.fields(Given) if f.name in flags]
-  given = Given(**{n: flags[n].value for n in names if flags[n].present})
-  folder, init, lines = flags.output_dir or "", flags.init_checkpoint or "", []
-  data = flags.input_file if "input_file" in flags else None
-  if "stages" in flags and flags.stages:
-    data = stages.read(flags.stages)[0].get("input_file", data)
-  if "cooldown_from" in flags and (named := flags.cooldown_from):
-    path = run_start.cooldown(named, folder)
-    flags["cooldown_from"].value = path
-    lines.append(f"--cooldown_from={named}: {path}")
-    folder = folder if _is_model(folder) else os.path.dirname(path)
-  resumes = checkpoint_files.has_begun(folder)
-  if init and not (os.path.dirname(init) or os.path.isdir(init)):
-    init = flags["init_checkpoint"].value = os.path.join(os.curdir, init)
-  if os.path.isdir(init):
-    began = None
-    # A rank that joins an elastic run may find no checkpoint yet.
-    if folder and (resumes or distributed.is_elastic()):
-      began = run_folder.last_training(folder)
-    path = (began and began["flags"].get("init_checkpoint")) or ""
-    inside = path.startswith(os.path.join(init, ""))
-    if resumes and not (inside or hugging_face.is_conversion(path, init)):
-      lines.append(
-        f"--init_checkpoint={init} is ignored: {folder} holds a run that "
-        f"{f'was started from {path}' if path else 'has begun'}"
-      )
-    if resumes:  # from a checkpoint of its own
-      path = path or init
-    else:
-      chosen = "from which this run was started"
-      if hugging_face.is_folder(init) or not (
-        inside and os.path.exists(f"{path}.index")
-      ):
-        lower = given.do_lower_case
-        if hugging_face.is_folder(init) and "do_lower_case" not in flags:
-          lower, told = _case_of_records(init, data)
-          lines += told
-        path, chosen, _ = _locate(init, lower)
-      if _is_export(path):
-        raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
-      lines.append(f"--init_checkpoint={init}: {path} ({chosen})")
-    init = flags["init_checkpoint"].value = path
-  if starts := bool(init) and not resumes:
-    folder = os.path.dirname(init)
-    if "vocab_file" in flags:
-      source = find(init, given)
-      found: dict = dict(source.vocabulary)
+  given = {name: flags[name].value for name in flags if flags[name].present}
+  values = kind.found(flags) | given
+  run, lines, named = values.get("output_dir") or "", [], {}
+  if branch := given.get("cooldown_from"):
+    named["cooldown_from"] = run_start.cooldown(branch, run)
+    lines.append(f"--cooldown_from={branch}: {named['cooldown_from']}")
+    if not _is_model(run):
+      run = os.path.dirname(named["cooldown_from"])
+  resumes = checkpoint_files.has_begun(run)
+  init = given.get("init_checkpoint")
+  if init:
+    init, told = _initial(kind, init, run, resumes, values)
+    named["init_checkpoint"] = init
+    lines += told
+  starts = bool(init) and not resumes
+  origin = description.read(os.path.dirname(init) if starts else run)
+  defaults: dict[str, Any] = {}
+  if kind is PretrainingConfig:
+    learned, told = _learned(values, origin, starts, resumes)
+    defaults |= learned
+    lines += told
+    if starts and values.get("input_file"):
+      lines += other_text(init, values["input_file"])
+  else:
+    if starts:
+      given_parts = {
+        field.name: given[field.name]
+        for field in dataclasses.fields(Given)
+        if field.name in given
+      }
+      source = find(init, Given(**given_parts))
+      defaults |= source.vocabulary
       if not source.assumed_case:
-        found["do_lower_case"] = source.task["do_lower_case"]
-      for name in found:
-        if not flags[name].present:
-          flags[name].value = found[name]
+        defaults["do_lower_case"] = source.task["do_lower_case"]
       lines += source.assumed_case
-    else:
-      lines += _learned(flags, folder, data)
-      if data:
-        lines += _other_text(init, data)
-  beside, config = os.path.join(folder, CONFIG_FILE), given.bert_config_file
-  if (starts or folder) and os.path.exists(beside):
-    settled_preset = is_preset(config) and (starts or resumes)
-    if starts or settled_preset:
-      _config(config, folder, init)
-    if not config or settled_preset:
-      flags["bert_config_file"].value = beside
-      lines.append(f"--bert_config_file={beside}, as found")
-  return lines
+    defaults |= _task_flags(kind, values | named, given)
+  bert, told = _bert(kind, defaults | values, origin, starts, resumes, init)
+  if bert:
+    named["bert_config_file"] = bert
+  return kind.from_flags(flags, defaults, named), lines + told
+
+
+def _initial(
+  kind: type, init: str, run: str, resumes: bool, values: dict
+) -> tuple[str, list[str]]:
+  """The name of the checkpoint of --init_checkpoint, and lines about it."""
+  if not (os.path.dirname(init) or os.path.isdir(init)):
+    init = os.path.join(os.curdir, init)
+  if not os.path.isdir(init):
+    return init, []
+  began = None
+  # A rank that joins an elastic run may find no checkpoint yet.
+  if run and (resumes or distributed.is_elastic()):
+    began = description.read(run).training
+  path = (began and began["flags"].get("init_checkpoint")) or ""
+  inside = path.startswith(os.path.join(init, ""))
+  if resumes:  # from a checkpoint of its own
+    if inside or hugging_face.is_conversion(path, init):
+      return path, []
+    line = (
+      f"--init_checkpoint={init} is ignored: {run} holds a run that "
+      f"{f'was started from {path}' if path else 'has begun'}"
+    )
+    return path or init, [line]
+  lines: list[str] = []
+  chosen = "from which this run was started"
+  if hugging_face.is_folder(init) or not (
+    inside and os.path.exists(f"{path}.index")
+  ):
+    lower = values.get("do_lower_case")
+    if hugging_face.is_folder(init) and kind is PretrainingConfig:
+      lower, lines = _case_of_records(init, values.get("input_file"))
+    path, chosen, _ = _locate(init, lower)
+  if _is_export(path):
+    raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
+  return path, [*lines, f"--init_checkpoint={init}: {path} ({chosen})"]
 
 
 def _case_of_records(
@@ -224,7 +241,8 @@ def _case_of_records(
 ) -> tuple[bool | None, list[str]]:
   """The case of records, and a line, where a model's files disagree on it."""
   said = tokenizer_files.cases(folder)
-  found = files and len({*said.values()}) > 1 and records.manifest_of(files)
+  disagree = len({*said.values()}) > 1
+  found = records.manifest_of(files) if files and disagree else None
   if not found:
     return None, []
   lower = found[1].tokenizer.do_lower_case
@@ -232,84 +250,145 @@ def _case_of_records(
   return lower, [line]
 
 
-def _learned(flags, folder: str, files: str | None) -> list[str]:
-  """Gives --objective and --segment_ids what a model learned, and lines.
+def _task_flags(kind: type, values: dict, given: dict) -> dict[str, Any]:
+  """The flags that task.json of the model that binds a run sets."""
+  folder = task_file.model_folder(values)
+  task = description.read(folder).task
+  defaults = kind.defaults(task, given)
+  said = {f"--{name}": value for name, value in defaults.items()}
+  flags = {f"--{name}": value for name, value in given.items()}
+  scopes = description.scopes(values.get("do_train", False))
+  description.agree({"task": kind.kind, **said}, flags, folder or "", scopes)
+  return defaults
 
-  Where no file says it, it is published, with segment ids. `UserError` for an
-  evaluation with others.
-  """
-  path, said = _said(folder)
-  trains = flags.do_train or flags.dry_run
-  files = (not trains and flags.eval_input_file) or files
+
+def _bert(
+  kind: type,
+  values: dict,
+  origin: Description,
+  starts: bool,
+  resumes: bool,
+  init: str | None,
+) -> tuple[BertConfig | None, list[str]]:
+  """The BERT config if no file is given that says all, and lines about it."""
+  name, beside = (
+    values.get("bert_config_file"),
+    os.path.join(origin.folder, CONFIG_FILE),
+  )
+  is_there = bool(starts or origin.folder) and os.path.exists(beside)
+  binds = is_there and (starts or (resumes and is_preset(name)))
+  if binds:
+    _config(name, origin.folder, init or origin.folder)
+  if is_there and (not name or (binds and is_preset(name))):
+    return read_bert(beside), [f"{description.BERT_FLAG}={beside}, as found"]
+  if not is_preset(name):
+    return None, []
+  bert, rows = read_bert(name), _vocabulary_size(kind, values)
+  said_by = "its file"
+  if rows:
+    bert, said_by = with_vocabulary(bert, rows), "the data's vocabulary"
+  return bert, [
+    f"{description.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
+    f"{said_by}"
+  ]
+
+
+def _vocabulary_size(kind: type, values: dict) -> int | None:
+  """The tokens of the data's vocabulary, if it is known."""
+  if kind is not PretrainingConfig:
+    return tokenization.load_tokenizer(
+      values.get("vocab_file"),
+      values.get("do_lower_case", True),
+      values.get("spm_model_file"),
+    ).vocab_size
+  files = values.get("input_file")
   found = records.manifest_of(files) if files else None
-  wanted, lines = flags.objective, []
-  if not (wanted or trains) and said.get("objective") == "mlm":
-    wanted = flags["objective"].value = "mlm"
-    lines.append(f"--objective=mlm, as {path} says")
-  wanted = wanted or (found[1].objective if found else records.OBJECTIVES[0])
-  used = said.get("segment_ids", None if trains else True)
-  if trains and said.get("objective", wanted) != wanted:
-    used = None  # the default of another objective
-  has_pairs, given = not found or found[1].has_pairs, flags["segment_ids"]
-  if given.present:
-    if (
-      not trains
-      and has_pairs
-      and given.value != said.get("segment_ids", given.value)
-    ):
-      raise UserError(
-        f"--{'' if given.value else 'no'}segment_ids: {path} says that the "
-        f"model was trained {'with' if used else 'without'} them: leave the "
-        "flag out"
-      )
-    return lines
-  given.value = used and has_pairs
-  if given.value not in (None, run_folder.uses_segments(wanted, None)):
-    by = f"{path} says" if "segment_ids" in said else "published models are"
-    lines.append(f"--{'' if given.value else 'no'}segment_ids, as {by}")
-  return lines
+  return found[1].tokenizer.vocab_size if found else None
 
 
-def _said(folder: str) -> tuple[str, dict]:
-  """The file that says what a model learned, and what it says.
+def _learned(
+  values: dict, origin: Description, starts: bool, resumes: bool
+) -> tuple[dict, list[str]]:
+  """--objective and --segment_ids where they are not given, and lines.
 
-  That is "objective" and "segment_ids", as in task.json.
+  They are the run's, else the records'. Another model's segment ids stay, and
+  so does all that it learned if it is only evaluated; where no file says it, it
+  is published, with segment ids. `UserError` for an evaluation with others.
   """
-  run = run_folder.last_training(folder)
-  if not run:
-    return os.path.join(folder, TASK_FILE), saved_task(folder)
-  # An older run does not say; None: as its records, in Python code's runs.
-  objective = run["flags"].get("objective", records.OBJECTIVES[0])
-  segments = run["flags"].get("segment_ids")
-  said = {"segment_ids": segments}
-  if objective:
-    segments = run_folder.uses_segments(objective, segments)
-    said = {"objective": objective, "segment_ids": segments}
-  path = os.path.join(folder, run_folder.RUN_FILE)
-  return path, {key: value for key, value in said.items() if value is not None}
+  trains = values.get("do_train") or values.get("dry_run")
+  files = (not trains and values.get("eval_input_file")) or values.get(
+    "input_file"
+  )
+  said, path, lines = origin.learned, origin.learned_from, []
+  objective, given = values.get("objective"), values.get("segment_ids")
+  if resumes and origin.training:
+    flags = origin.training["flags"]
+    objective = objective or flags.get("objective")
+    if given is None and flags.get("objective") in (None, objective):
+      given = flags.get("segment_ids")
+  elif starts and not (objective or trains) and said.get("objective") == "mlm":
+    objective = "mlm"
+    lines.append(f"--objective=mlm, as {path} says")
+  manifest = _manifest(files, objective)
+  if not objective:
+    objective = manifest.objective if manifest else records.OBJECTIVES[0]
+  if not starts:
+    return {"objective": objective, "segment_ids": given}, lines
+  used = said.get("segment_ids", None if trains else True)
+  if trains and said.get("objective", objective) != objective:
+    used = None  # the default of another objective
+  has_pairs = not manifest or manifest.has_pairs
+  if given is None:
+    given = used and has_pairs
+    if given not in (None, description.uses_segments(objective, None)):
+      by = f"{path} says" if "segment_ids" in said else "published models are"
+      lines.append(f"--{'' if given else 'no'}segment_ids, as {by}")
+  elif not trains and has_pairs and given != said.get("segment_ids", given):
+    raise UserError(
+      f"--{'' if given else 'no'}segment_ids: {path} says that the model was "
+      f"trained {'with' if used else 'without'} them: leave the flag out"
+    )
+  return {"objective": objective, "segment_ids": given}, lines
 
 
-def _other_text(init: str, files: str) -> list[str]:
+def _manifest(
+  files: str | None, objective: str | None
+) -> records.Manifest | None:
+  """Of the first record file; `UserError` for two kinds without `objective`."""
+  paths = records.expand_patterns(files) if files else []
+  found = records.find_manifests(paths)
+  made_for = {manifest.objective: path for path, manifest in found.values()}
+  if len(made_for) > 1 and not objective:
+    kinds = " and ".join(
+      f"{path} for {kind}" for kind, path in made_for.items()
+    )
+    raise UserError(
+      f"{kinds}: give records of one kind, or --objective=mlm, which learns "
+      "from both"
+    )
+  return found[paths[0]][1] if paths and paths[0] in found else None
+
+
+def other_text(init: str, files: str) -> list[str]:
   """A line if records are of another vocabulary or case than a checkpoint."""
   found, folder = records.manifest_of(files), os.path.dirname(init)
   if not found:
     return []
-  made, before = found[1].tokenizer, run_folder.tokenizer(folder)
-  if before:
-    digests, lower = {before[1].sha256}, before[1].do_lower_case
+  made, model = found[1].tokenizer, description.read(folder)
+  if before := model.tokenizer:
+    digests, lower = {before.sha256}, before.do_lower_case
   else:
-    said = saved_task(folder)
-    paths = _vocabulary(said, {}, folder).values()
+    paths = _vocabulary(model.task, {}, folder).values()
     digests = {file_sha256(path) for path in paths}
-    lower = said.get("do_lower_case", tokenization.published_case(init))
+    lower = model.task.get("do_lower_case", tokenization.published_case(init))
   if digests <= {made.sha256} and lower in (None, made.do_lower_case):
     return []
-  case = "other"
+  text = "other"
   if lower is not None:
-    case = dataclasses.replace(made, do_lower_case=lower).case
+    text = dataclasses.replace(made, do_lower_case=lower).case
   return [
     f"{found[0]}: the records are of {made.case} text with the vocabulary "
-    f"{made.file}, the model of --init_checkpoint of {case} text or another "
+    f"{made.file}, the model of --init_checkpoint of {text} text or another "
     "vocabulary: its embeddings are of other words"
   ]
 
@@ -322,7 +401,7 @@ def _locate(model: str, do_lower_case: bool | None) -> tuple[str, str, str]:
     folder, chosen = hugging_face.converted(model, do_lower_case)
     return os.path.join(folder, CHECKPOINT_NAME), chosen, folder
   if os.path.isdir(model):
-    return *_find_checkpoint(model, saved_task(model)), model
+    return *_find_checkpoint(model, description.read(model).task), model
   if not (model and glob.glob(glob.escape(model) + ".*")):
     raise UserError(
       f"{model}: no such model. Name a run folder, a checkpoint (such as "
@@ -365,6 +444,12 @@ def _config(given: str | None, folder: str, model: str) -> BertConfig:
   return configs[-1]
 
 
+def differences(config: BertConfig, other: BertConfig) -> list[str]:
+  """Keys that differ and change a model's answers."""
+  ours, theirs = config.to_dict(), other.to_dict()
+  return [key for key in description.BERT_KEYS if ours[key] != theirs[key]]
+
+
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   """Prefix and reason: the best by evaluation if it exists, else the newest."""
   files = checkpoint_files.CheckpointFiles(model, keep=1)
@@ -400,26 +485,25 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   return files.prefix(step), chosen
 
 
-def _pretraining_task(folder: str, given) -> tuple[str, dict]:
-  """What a run's records were, and the file that says it; ("", {}) if none."""
-  known, found = run_folder.tokenizer(folder), run_folder.manifest(folder)
-  path, task = _said(folder) if run_folder.last_training(folder) else ("", {})
+def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
+  """The file that says what a run learned of what records, and what it says."""
+  path = about.learned_from if about.training else ""
+  task, known = about.learned, about.tokenizer
   if not known:
     return path, task
-  path, info = known
-  task["do_lower_case"] = info.do_lower_case
-  if found:
-    path, manifest = found
-    task["max_seq_length"] = manifest.max_seq_length
-  if task_file.named_vocabulary(given):
+  path = os.path.join(about.folder, description.RUN_FILE)
+  task["do_lower_case"] = known.do_lower_case
+  if found := about.manifest():
+    task["max_seq_length"] = found[1].max_seq_length
+  if description.named_vocabulary(given):
     files = given.vocab_file, given.spm_model_file
-    record_report.find_encoder(info, folder, *files)
+    record_report.find_encoder(known, about.folder, *files)
     return path, task
-  file = record_report.find_vocabulary(info, os.path.dirname(path), folder)
-  if not file:
+  vocabulary = about.vocabulary()
+  if not vocabulary:
     raise UserError(
-      f"{path}: the records were made with {info.file} of SHA-256 "
-      f"{info.sha256}, which is not near: give --vocab_file or --spm_model_file"
+      f"{path}: the records were made with {known.file} of SHA-256 "
+      f"{known.sha256}, which is not near: give --vocab_file or "
+      "--spm_model_file"
     )
-  flag = "spm_model_file" if info.kind == "sentencepiece" else "vocab_file"
-  return path, {**task, "vocabulary": {flag: os.path.abspath(file)}}
+  return path, {**task, "vocabulary": vocabulary}

@@ -23,9 +23,10 @@ from tokenizers import (
 )
 
 import tokenization
+from checkpoints import description
+from checkpoints.description import TASK_FILE, VOCABULARIES
 from common import json_files
 from common.errors import DataError
-from finetuning.task_file import TASK_FILE, VOCABULARIES, saved_task
 from interop import model_config
 
 VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
@@ -261,7 +262,11 @@ def cases(folder: str) -> dict[str, bool]:
   for file, key, lower in (
     (TOKENIZER_CONFIG_FILE, "do_lower_case", config.get("do_lower_case")),
     (TOKENIZER_FILE, "lowercase", match and match[1] == "true"),
-    (TASK_FILE, "do_lower_case", saved_task(folder).get("do_lower_case")),
+    (
+      TASK_FILE,
+      "do_lower_case",
+      description.read(folder).task.get("do_lower_case"),
+    ),
   ):
     path = os.path.join(folder, file)
     if not isinstance(lower, bool | None):

@@ -21,7 +21,7 @@ import matplotlib.backend_bases
 import matplotlib.ticker
 import numpy as np
 
-from checkpoints import metrics, run_folder
+from checkpoints import description, metrics
 from common import errors
 from common.settings import run_with, setting
 
@@ -94,7 +94,8 @@ def read_run(run_dir: str) -> Run:
       f"{run_dir}: no {metrics.METRICS_FILE} with reports: "
       + (f"did you mean {runs}?" if runs else "name a training's --output_dir")
     )
-  run = run_folder.last_training(run_dir) or {}
+  about = description.read(run_dir)
+  run = about.training or {}
   flags = run.get("flags", {})
   model, entropy, evaluated = "", None, "evaluation"
   if bert := flags.get("bert"):
@@ -102,10 +103,10 @@ def read_run(run_dir: str) -> Run:
       f"BERT of {bert['num_hidden_layers']} layers, {bert['hidden_size']} "
       f"wide, {bert['vocab_size']:,} tokens"
     )
-  if found := run_folder.manifest(run_dir):
+  if found := about.manifest():
     _, manifest = found
     entropy = manifest.counts.get("unigram_entropy")
-  if run_folder.is_held_out(run, run_folder.training_files(run_dir)):
+  if description.is_held_out(run, about.record_files):
     evaluated = "held out"
   return Run(
     os.path.normpath(run_dir),

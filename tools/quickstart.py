@@ -20,7 +20,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-from checkpoints import metrics, run_folder
+from checkpoints import description, metrics, run_folder
 from common import console, json_files, processes
 from common.errors import UserError
 from common.nvidia import visible_gpus
@@ -266,7 +266,7 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
 
 def updates_to_make(paths: Paths, asked: int) -> int:
   """`asked`, or what the folder's run was continued to, if that is more."""
-  last = run_folder.last_training(paths.pretrain)
+  last = description.read(paths.pretrain).training
   continued = last["flags"].get("num_train_steps", 0) if last else 0
   if continued > asked:
     print(f"{paths.pretrain}: was continued to {continued:,} updates")

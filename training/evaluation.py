@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 import input_pipeline
-from checkpoints import metrics, run_folder
+from checkpoints import description, metrics
 from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -109,7 +109,7 @@ def overlap_warning(
   evaluated: Sequence[str], trained: Sequence[str], flag: str
 ) -> list[str]:
   """A line if files to evaluate on are files that are trained on."""
-  same = run_folder.shared(evaluated, trained)
+  same = description.shared(evaluated, trained)
   if not same:
     return []
   return [

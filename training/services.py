@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from checkpoints import metrics, run_folder
+from checkpoints import description, metrics
 from common import json_files
 from common.console import tell
 from common.errors import UserError
@@ -87,7 +87,7 @@ class Mlflow:
     for name, value in _flat(run):
       if name not in known:
         self._client.log_param(self.id, name, value)
-    self._client.log_dict(self.id, run, run_folder.RUN_FILE)
+    self._client.log_dict(self.id, run, description.RUN_FILE)
 
   def send(self, step: int, values: dict[str, float]) -> None:
     for name, value in values.items():
@@ -139,7 +139,7 @@ class Sender:
       service = SERVICES[self.name](self._folder, self._state["id"])
       self._state["id"] = service.id  # also for the next try if the rest fails
       json_files.write(self._state_file, self._state)
-      runs = json_files.read(os.path.join(self._folder, run_folder.RUN_FILE))
+      runs = json_files.read(os.path.join(self._folder, description.RUN_FILE))
       service.describe(runs["runs"][-1])
       self._service = service
       tell(f"{self.name}: {service.where}")

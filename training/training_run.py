@@ -1,7 +1,6 @@
 """One run of a run_*.py around `train_loop`: its graph, start, folder, end."""
 
 import contextlib
-import dataclasses
 import os
 import sys
 import textwrap
@@ -10,31 +9,24 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 import mixed_precision
-from checkpoints import checkpointing, run_folder
+from checkpoints import checkpointing, description, run_folder
 from checkpoints.snapshot import Snapshot
 from common import json_files
-from common.console import say, tell
+from common.console import say
 from common.errors import STOPPED_STATUS, UserError, leave_when_asked
 from common.tensorflow_v1 import tf
-from data import record_order
 from gradients import distributed
-from gradients.lr_schedule import scale_peak
 from model import sampled_softmax, triton_kernels
 from training import (
   closing,
   elastic,
   profiling,
+  resume,
   services,
   train_loop,
 )
 from training.signals import StopSignals, Watchdog
 from xla_patches import jit
-
-CONFIG_FILE = "bert_config.json"  # of a run folder
-_NEW_RUN = (
-  "start a new run in another --output_dir (with --init_checkpoint to keep the "
-  "weights)"
-)
 
 
 def start(
@@ -149,7 +141,7 @@ def run(
   `snapshot` and `signals` are an elastic run's. Returns {"training": speeds and
   counts or None, "evaluation": results or None}; only speeds differ by rank.
   """
-  given = run_folder.flat(config.as_dict()).items()
+  given = description.flat(config.as_dict())
   lines = [f"{name}={value}" for name, value in given]
   comm.check_equal("a flag", "\n".join(lines))
   folder, watchdog = config.output_dir, Watchdog(comm)
@@ -175,10 +167,10 @@ def run(
         signals=signals or StopSignals(),
         profile=profiling.Profile(config.profile, folder, comm),
       )
-      step = _start_or_resume(run)
+      step = resume.start_or_resume(run)
       if comm.is_root:
         # Only now: settings that do not fit must not enter the folder.
-        _write_run_folder(run)
+        _write_run_folder(run, step)
         to = services.reporting(config.report_to, folder, step)
         reporting.enter_context(to)
       comm.from_root(0)  # a signal finds all ranks in training, or none
@@ -249,196 +241,12 @@ def _conclude(run: train_loop.Run, step: int) -> tuple:
   return results, run.job.predict(session, watchdog) if run.job.predict else []
 
 
-def _start_or_resume(run: train_loop.Run) -> int:
-  """Gives the variables values that fit this run; returns their update."""
-  session, task, config = run.session, run.task, run.config
-  resumes = run.checkpointer.restore.has_checkpoint()
-  start = getattr(config, "cooldown_from", None)
-  began_in = config.output_dir if resumes else os.path.dirname(start or "")
-  if began_in and run.comm.is_root:
-    if known := run_folder.last_training(began_in):
-      run_folder.check_model(known, config.as_dict())
-      staged = known["flags"].get("stages")
-      if task and staged and not config.as_dict().get("stages"):
-        raise UserError(
-          f"{began_in} holds a run with --stages, this one has none: give "
-          f"them, or {_NEW_RUN}"
-        )
-  if resumes:
-    say(run.comm, f"resumed {run.checkpointer.restore.resume(session)}")
-  elif start:
-    run.checkpointer.restore.resume(session, start)
-    say(run.comm, f"continues from {start}")
-  else:
-    _start(run)
-  step = int(session.run(tf.train.get_global_step()))
-  if not task:
-    return step
-  before = int(session.run(task.state.schedule_start))
-  schedule = config.planned_schedule(task.plan)
-  if not resumes:
-    schedule.check_trains(step, before)
-  if step:
-    began_stage = task.state.begin_stage(session, task.plan.stage)
-    seen = int(session.run(task.state.records_seen))
-    orders = task.state.orders(session)
-    check_resumed(config, task.plan, step, seen, orders, began_in)
-    if run.comm.is_root:
-      _check_run_wide(config, task.plan, began_in)
-      if not began_stage:
-        _tell_changes(config, task, began_in)
-  zero = schedule.zero_from(before)
-  if zero is not None:
-    say(
-      run.comm,
-      f"the learning rate is 0 from update {zero:,} on: its schedule of "
-      f"{schedule.total:,} updates counts {before:,} of --init_checkpoint. End "
-      "there, or start again without --norewarmup",
-    )
-  return step
-
-
-def _start(run: train_loop.Run) -> None:
-  task, config = run.task, run.config
-  if not (task or config.init_checkpoint):
-    raise UserError(
-      "nothing to evaluate: no checkpoint in --output_dir="
-      f"{config.output_dir} and no --init_checkpoint"
-    )
-  continues = task and not config.rewarmup
-  report = run.checkpointer.restore.initialise(
-    run.session,
-    config.init_checkpoint,
-    task.state.schedule_start if continues else None,
-    task.initial if task else None,
-  )
-  if report:
-    say(run.comm, *report.lines())
-    if report.missing and not task:
-      raise UserError(
-        f"--init_checkpoint={config.init_checkpoint} lacks "
-        f"{report.missing[0]} (of {len(report.missing)} variables): without "
-        "training they would be random. Train first (--do_train), or name a "
-        "checkpoint that has them"
-      )
-
-
-def check_resumed(
-  config, plan, step: int, records_seen: int, orders, folder: str
-) -> None:
-  """Raises `UserError` if the updates of `folder`'s run were not of `plan`.
-
-  `orders` are those of `checkpointing.TrainingState.orders`.
-  """
-  made, here = orders
-  if made != here:
-    raise UserError(
-      f"{folder} holds a run with {_data_settings(made)}; this is "
-      f"{_data_settings(here)}. Use the same to resume it, or {_NEW_RUN}"
-    )
-  before = run_folder.last_training(folder)
-  # An update's batch and steps; this command's flags may state other ones.
-  last = (before or {}).get("plan") or {}
-  names = ("divisor", "records_per_update")
-  then = dataclasses.replace(plan, **{n: last[n] for n in names if n in last})
-  if step and records_seen != plan.records_before(step):
-    remedy, stage = "", plan.stage
-    updates = step - stage.first_update
-    seen = records_seen - stage.first_record
-    batch, rest = divmod(seen, updates) if updates else (0, 1)
-    if not (rest or stage.ramp):
-      remedy = f"to resume it give {' '.join(config.flags_for(then, batch))}"
-      if config.num_accumulation_steps:
-        remedy += " and leave out --num_accumulation_steps"
-      remedy += "; or "
-    raise UserError(
-      f"{folder} holds a run of {updates:,} updates of "
-      f"{seen / max(1, updates):g} records each; this is {plan.lines()[0]}. "
-      "Updates and the learning rate's schedule count global batches, so a run "
-      f"keeps its own: {remedy}{_NEW_RUN}"
-    )
-  if (
-    plan.mode == "per-rank"
-    and plan.steps  # none of a cooldown
-    and last.get("steps") == plan.steps
-    and last["updates"] != plan.updates
-  ):
-    flags = " ".join(config.flags_for(then, then.records_per_update))
-    raise UserError(
-      f"{folder} holds a run of {last['updates']:,} updates; by this "
-      f"--train_batch_size, --num_train_steps={plan.steps} are "
-      f"{plan.updates:,}: to resume it give {flags}; or {_NEW_RUN}"
-    )
-  if step > plan.updates:
-    remedy = f"{config.length_flag} to resume it, or leave out --do_train"
-    if plan.cooldown_start:
-      remedy = "--num_decay_steps to resume it"
-    raise UserError(
-      f"{folder} holds a run of {step:,} updates, more than the "
-      f"{plan.updates:,} of this plan: give more {remedy}"
-    )
-
-
-def _minutes(config) -> float:
-  return getattr(config, "max_train_minutes", 0.0)
-
-
-def _check_run_wide(config, plan, folder: str) -> None:
-  """UserError if the learning rate would be another, whatever the stage."""
-  before = run_folder.last_training(folder)
-  if before is None:
-    return
-  minutes = before["flags"].get("max_train_minutes", 0.0)
-  if folder == config.output_dir and minutes != _minutes(config):
-    raise UserError(
-      f"--max_train_minutes {minutes:g} -> {_minutes(config):g}: the learning "
-      f"rate of the run in {folder} follows the time: keep it, or {_NEW_RUN}"
-    )
-  scaling, ranks = before["flags"]["lr_scaling"], before["plan"]["ranks"]
-  if scaling == config.lr_scaling != "none" and ranks != plan.ranks:
-    peak = scale_peak(before["flags"]["learning_rate"], scaling, ranks)
-    resume = f"--lr_scaling=none --learning_rate={peak!r}"
-    if before["flags"].get("stages"):
-      factor = scale_peak(1.0, scaling, ranks)
-      resume = (
-        f"--lr_scaling=none and {factor!r} times --learning_rate and each "
-        "stage's learning_rate"
-      )
-    raise UserError(
-      f"--lr_scaling={scaling}: {folder} holds a run of {ranks} "
-      f"ranks, these are {plan.ranks}, so its learning rate would change. To "
-      f"resume it as it was give {resume}"
-    )
-
-
-def _tell_changes(config, task, folder: str) -> None:
-  before, plan = run_folder.last_training(folder), task.plan
-  number = lambda made: ((made or {}).get("stage") or {}).get("number", 0)
-  if before is None or number(before["plan"]) != plan.stage.number:
-    return  # a stage that began without a save is not yet this one
-  changes = run_folder.changes_since(
-    before, config, plan, task.source.describe()
-  )
-  if changes:
-    title = "changed since its last start:"
-    if folder != config.output_dir:
-      title = f"differs from the run in {folder}:"
-    tell(title, *(f"  {line}" for line in changes))
-
-
-def _data_settings(order: record_order.Order) -> str:
-  return (
-    f"--seed={order.seed} and --shuffle_block_records={order.block} on "
-    f"{order.count} records"
-  )
-
-
-def _write_run_folder(run: train_loop.Run) -> None:
+def _write_run_folder(run: train_loop.Run, step: int) -> None:
   config, task = run.config, run.task
   os.makedirs(config.output_dir, exist_ok=True)
   if task:
-    path = os.path.join(config.output_dir, CONFIG_FILE)
+    path = os.path.join(config.output_dir, description.CONFIG_FILE)
     json_files.write(path, config.bert.to_dict())
   if run.job.begin:
     run.job.begin()
-  run_folder.write_run_file(config, task)
+  run_folder.write_start(config, task, step)

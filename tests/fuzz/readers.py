@@ -927,9 +927,9 @@ def squad(folder):
 
 @reader(0.5)
 def task(folder):
-  from finetuning import task_file
+  from checkpoints import description
 
-  load = lambda path: task_file.saved_task(str(folder))
+  load = lambda path: description.read(str(folder))
   return of_file(folder / "task.json", damaged_json(TASK), load, is_json)
 
 

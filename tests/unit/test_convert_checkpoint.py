@@ -406,12 +406,13 @@ def test_where_files_disagree_on_case_the_flag_decides(tmp_path, letters, file):
   lower = records.Manifest.load(str(path)).tokenizer.do_lower_case
   given = dict(do_train=True, init_checkpoint=str(folder))
   flags = command_line(PretrainingConfig, **given, input_file=files)
-  lines = model_source.settle(flags)
+  _, lines = model_source.configured(PretrainingConfig, flags)
   assert lines[0].startswith(f"--do_lower_case={lower}, as {path} says: ")
   path.unlink()
   with pytest.raises(UserError, match="the manifest of the records decides"):
-    model_source.settle(
-      command_line(PretrainingConfig, **given, input_file=files)
+    model_source.configured(
+      PretrainingConfig,
+      command_line(PretrainingConfig, **given, input_file=files),
     )
 
 

@@ -16,12 +16,12 @@ import samples
 
 import convert_checkpoint
 import tokenization
-from checkpoints import checkpoint_files, metrics, run_folder
+from checkpoints import checkpoint_files, description, metrics
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from data import records
-from finetuning import classification, finetune, packed, squad, task_file
+from finetuning import classification, packed, squad, task_file
 from interop import model_source
 
 
@@ -60,7 +60,8 @@ run = finetuning_runs.run
 
 def from_flags(kind, **given):
   """The config of a command with these flags."""
-  return kind.from_flags(finetuning_runs.command_line(kind, **given))
+  values = finetuning_runs.command_line(kind, **given)
+  return model_source.configured(kind, values)[0]
 
 
 CLASSIFIER = {
@@ -159,8 +160,7 @@ def settled_flags(kind=classification.ClassifierConfig, **given):
   """(the config, the log's lines) of a command with these flags."""
   given = {"max_seq_length": 32, **given}
   values = finetuning_runs.command_line(kind, **given)
-  lines = model_source.settle(values)
-  return kind.from_flags(values), lines
+  return model_source.configured(kind, values)
 
 
 @pytest.mark.parametrize("name", ["", "model.ckpt-3"])
@@ -532,7 +532,7 @@ def test_one_big_batch_equals_micro_batches(tmp_path, classify):
     folder = tmp_path / str(micro)
     run(classify(folder, global_batch_size=16, train_batch_size=micro))
     losses[micro] = runs.metrics(folder)
-    plan = runs.read_json(folder, run_folder.RUN_FILE)["runs"][0]["plan"]
+    plan = runs.read_json(folder, description.RUN_FILE)["runs"][0]["plan"]
     assert (plan["accumulation"] > 1) == (micro == 4)
   assert losses[4] == pytest.approx(losses[16], rel=1e-5)
   assert len(losses[4]) > 4
@@ -879,7 +879,7 @@ def test_answers_that_normalise_to_nothing(tmp_path, answer):
 
 def test_task_file_has_what_predicting_needs(tmp_path, classify):
   run(classify(tmp_path / "out", num_train_epochs=0.5))
-  saved = finetune.saved_task(str(tmp_path / "out"))
+  saved = description.read(str(tmp_path / "out")).task
   assert saved["task"] == "classifier" and saved["labels"] == ["0", "1"]
   assert saved["vocabulary"] == {"vocab_file": "vocab.txt"}
   assert (tmp_path / "out" / "vocab.txt").exists()

@@ -28,6 +28,7 @@ import run_pretraining
 from checkpoints import (
   checkpoint_files,
   checkpointing,
+  description,
   metrics,
   run_folder,
   run_start,
@@ -281,7 +282,7 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   assert f"{run}/model.ckpt-{best}" == model_source.find(str(run)).path
   with pytest.raises(UserError, match="--objective mlm -> mlm_nsp"):
     runs.pretrain(tiny_run, run, **{**alone, "objective": "mlm_nsp"})
-  with pytest.raises(UserError, match="--segment_ids false -> true: the run"):
+  with pytest.raises(UserError, match="--segment_ids false -> true: this is"):
     runs.pretrain(tiny_run, run, **{**alone, "segment_ids": True})
   config, _ = settled_flags(
     input_file=tiny_run[1], output_dir=str(run), bert_config_file=tiny_run[0]
@@ -298,7 +299,7 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   raw["runs"][-1]["flags"]["bert"]["num_hidden_layers"] = 2
   raw["runs"][-1]["flags"]["segment_ids"] = None
   (run / "run.json").write_text(json.dumps(raw))
-  with pytest.raises(UserError, match="num_hidden_layers 2 -> 1: the run in"):
+  with pytest.raises(UserError, match="num_hidden_layers 2 -> 1: this is what"):
     runs.pretrain(tiny_run, run, **alone)
   other = tmp_path / "other"
   config, _ = settled_flags(
@@ -318,8 +319,7 @@ def test_another_folders_model_keeps_what_it_learned(tiny_run, tmp_path):
 
   def settled(**flags):
     values = command_line(PretrainingConfig, **given, **flags)
-    model_source.settle(values)
-    return PretrainingConfig.from_flags(values)
+    return model_source.configured(PretrainingConfig, values)[0]
 
   config = settled(do_eval=True)
   assert (config.objective, config.segment_ids) == ("mlm", False)
@@ -360,7 +360,9 @@ def test_a_converted_model_is_as_its_run_folder(
   flags = {"objective": objective, "segment_ids": segments}
   made = {"runs": [{"flags": flags, "plan": {"updates": 1}}]}
   (run / "run.json").write_text(json.dumps(made))
-  _, task = model_source._pretraining_task(str(run), model_source.Given())
+  _, task = model_source.pretraining_task(
+    description.read(str(run)), model_source.Given()
+  )
   (there / "task.json").write_text(json.dumps(task))
   assert task["objective"] == objective
 
@@ -371,11 +373,10 @@ def test_a_converted_model_is_as_its_run_folder(
       **given,
     )  # fmt: skip
     try:
-      model_source.settle(values)
-      config = PretrainingConfig.from_flags(values)
+      config, _ = model_source.configured(PretrainingConfig, values)
     except UserError as e:
       return str(e).partition(":")[0]
-    used = run_folder.uses_segments(config.objective, config.segment_ids)
+    used = description.uses_segments(config.objective, config.segment_ids)
     return config.objective, used
 
   for given in (
@@ -396,11 +397,12 @@ def test_published_models_are_evaluated_with_segment_ids(tiny_run, tmp_path):
     init_checkpoint=f"{tmp_path}/bert_model.ckpt", bert_config_file=tiny_run[0],
   )  # fmt: skip
   values = command_line(PretrainingConfig, do_eval=True, **given)
-  assert "--segment_ids, as published models are" in model_source.settle(values)
-  assert PretrainingConfig.from_flags(values).segment_ids is True
+  config, lines = model_source.configured(PretrainingConfig, values)
+  assert "--segment_ids, as published models are" in lines
+  assert config.segment_ids is True
   values = command_line(PretrainingConfig, do_train=True, **given)
-  model_source.settle(values)
-  assert PretrainingConfig.from_flags(values).segment_ids is None
+  config, _ = model_source.configured(PretrainingConfig, values)
+  assert config.segment_ids is None
 
 
 def test_a_checkpoint_of_the_present_folder_is_as_one_of_another(
@@ -437,7 +439,7 @@ def test_a_converted_model_says_that_it_learned_no_segments(tiny_run, tmp_path):
     PretrainingConfig, do_eval=True, segment_ids=True, **given
   )
   with pytest.raises(UserError, match="--segment_ids: .*trained without them"):
-    model_source.settle(values)
+    model_source.configured(PretrainingConfig, values)
 
 
 def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
@@ -459,25 +461,26 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
   config = runs.config(
     tiny, tmp_path / "begun", init_checkpoint=f"{run}/model.ckpt-4"
   )
-  own = run_start.tokenizer(config)
-  assert own and own[0] == f"{tmp_path}/begun/run.json"
+  data = {"files": [], "tokenizer": dataclasses.asdict(other)}
+  with pytest.raises(UserError, match=f"{tmp_path}/begun: vocabulary "):
+    run_start.check_vocabulary(config, data)
   for name in ("model.ckpt-4.json", "checkpoint"):
     (tmp_path / "begun" / name).unlink()
-  start = run_start.tokenizer(config)
-  assert start and start[0] == f"{run}/run.json"
+  with pytest.raises(UserError, match=f"{run}: vocabulary "):
+    run_start.check_vocabulary(config, data)
 
 
 def test_records_that_were_made_again_are_not_the_runs(packed_run, tmp_path):
   (tiny, _), run = packed_run, tmp_path / "run"
   runs.pretrain(tiny, run, num_train_steps=4)
-  assert len(run_folder.training_records(str(run))) == 2
+  assert len(description.read(str(run)).records()) == 2
   (path,) = tmp_path.glob("*.manifest.json")
   made = records.Manifest.load(str(path))
   first = dataclasses.replace(made.files[0], sha256="0" * 64)
   dataclasses.replace(made, files=(first, *made.files[1:])).save(str(path))
-  assert run_folder.training_records(str(run)) == []
+  assert description.read(str(run)).records() == []
   path.unlink()  # then nothing says that they are others
-  assert len(run_folder.training_records(str(run))) == 2
+  assert len(description.read(str(run)).records()) == 2
 
 
 def test_segment_ids_may_be_left_out(tiny_run, tmp_path):
@@ -530,9 +533,7 @@ def test_records_of_two_kinds_need_an_objective(packed_run, tmp_path):
     bert_config_file=tiny, output_dir=f"{tmp_path}/run", do_train=True,
     input_file=f"{files},{more}/*.tfrecord",
   )  # fmt: skip
-  found = lambda **flags: PretrainingConfig.from_flags(
-    command_line(PretrainingConfig, **given, **flags)
-  )
+  found = lambda **flags: settled_flags(**given, **flags)[0]
   with pytest.raises(
     UserError, match="for mlm.*: give records of one kind, or"
   ):
@@ -702,8 +703,7 @@ TENSORFLOWS_OWN = re.compile(
 def settled_flags(**given):
   """(the config, the log's lines) of a command with these flags."""
   values = command_line(PretrainingConfig, do_train=True, **given)
-  lines = model_source.settle(values)
-  return PretrainingConfig.from_flags(values), lines
+  return model_source.configured(PretrainingConfig, values)
 
 
 def test_dropout_does_not_come_again_with_fewer_micro_batches(
@@ -845,7 +845,7 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
       PretrainingConfig, do_train=True, stages=str(staged), output_dir="new",
       init_checkpoint=str(model),
     )  # fmt: skip
-    assert model_source.settle(values) == lines
+    assert model_source.configured(PretrainingConfig, values)[1] == lines
     return any("embeddings are of other words" in line for line in lines)
 
   own = file_sha256(str(model / "vocab.txt"))
@@ -856,7 +856,7 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
   (cased / "vocab.txt").write_text("a\n")
   tokenizer = dataclasses.replace(manifest.tokenizer, sha256=own)
   dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
-  (line,) = model_source._other_text(f"{cased}/bert_model.ckpt", files)
+  (line,) = model_source.other_text(f"{cased}/bert_model.ckpt", files)
   assert "model of --init_checkpoint of cased text" in line
   (model / "vocab.txt").unlink()
   run = {"plan": {}, "data": {"files": [str(tmp_path / "data-0.tfrecord")]}}
@@ -876,8 +876,8 @@ def test_files_that_are_trained_on_are_told(tmp_path, monkeypatch):
   held_out = {"c": True, "link": False, "b,c": False, "d": None, None: False}
   for evaluated, known in held_out.items():
     run = {"flags": {"eval_input_file": evaluated}}
-    assert run_folder.is_held_out(run, ["a", "b"]) is known
-  assert run_folder.is_held_out({"flags": {}}, ["a"]) is None
+    assert description.is_held_out(run, ["a", "b"]) is known
+  assert description.is_held_out({"flags": {}}, ["a"]) is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -991,10 +991,12 @@ def test_records_made_again_are_noticed(packed_run, tmp_path, capsys):
     path.write_text(json.dumps(made))
 
   change(lambda made: made["files"][0].update(sha256="1" * 64))
-  assert run_folder.manifest(str(folder)) is None  # not of these records
+  assert (
+    description.read(str(folder)).manifest() is None
+  )  # not of these records
   runs.pretrain(tiny, folder, num_train_steps=3, num_warmup_steps=0)
   assert "\n  contents of records " in capsys.readouterr().err
-  assert run_folder.manifest(str(folder))[0] == str(path)
+  assert description.read(str(folder)).manifest()[0] == str(path)
   change(lambda made: made["tokenizer"].update(sha256="2" * 64))
   for flags in ({"num_train_steps": 4}, {"do_train": False, "do_eval": True}):
     with pytest.raises(records.DataError, match="SHA-256 2.* one vocabulary"):
@@ -1061,7 +1063,7 @@ def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
     tiny_run, tmp_path / "run", do_eval=True, num_train_steps=4,
     eval_every_steps=2,
   )  # fmt: skip
-  run = runs.read_json(tmp_path / "run", run_folder.RUN_FILE)["runs"][0]
+  run = runs.read_json(tmp_path / "run", description.RUN_FILE)["runs"][0]
   assert run["flags"]["learning_rate"] == 1e-3
   assert run["plan"]["records_per_update"] == 24
   assert run["data"]["records"] == 120
@@ -1334,8 +1336,8 @@ def test_a_cooldown_is_a_branch_of_its_run(
       output_dir=str(branch), lr_schedule="wsd", num_decay_steps=4,
       cooldown_from=str(named),
     )  # fmt: skip
-    model_source.settle(values)
-    return PretrainingConfig.from_flags(values).cooldown_from
+    config, _ = model_source.configured(PretrainingConfig, values)
+    return config.cooldown_from
 
   start = start_of(main)
   assert start == f"{main}/model.ckpt-8"  # not 10 or 12, nor 2: the warm-up

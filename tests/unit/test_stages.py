@@ -10,7 +10,7 @@ import runs
 from samples import write_config, write_packed, write_records
 
 import run_pretraining
-from checkpoints import checkpoint_files, run_folder
+from checkpoints import checkpoint_files, description
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -111,7 +111,7 @@ def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
   assert_equal(values_of(run / "model.ckpt-7"), by_hand(config, before))
   assert runs.metrics(run, "examples")[-1] == 3 * 12 + 4 * 20
   files = [other_records, *records.expand_patterns(tiny_run[1])]
-  assert run_folder.training_files(str(run)) == files
+  assert description.read(str(run)).record_files == files
 
 
 @pytest.fixture

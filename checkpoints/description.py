@@ -1,0 +1,448 @@
+"""What a folder says about its model, and whether a run agrees with it.
+
+run.json says how the model was trained, task.json what it is for. The BERT
+config and the vocabulary stand beside them, or the records' manifest names it.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenization
+from common import json_files
+from common.errors import DataError, UserError
+from data import record_report, records, tfrecord
+from model import bert_config
+from model.bert_config import BertConfig
+
+RUN_FILE, TASK_FILE, CONFIG_FILE = "run.json", "task.json", "bert_config.json"
+PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
+FINETUNED = (CLASSIFIER, SQUAD)
+# Flag -> the name of such a vocabulary beside a published checkpoint.
+VOCABULARIES = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}
+
+_TOKENIZER = {
+  "kind": str, "file": str, "sha256": str, "vocab_size": int,
+  "do_lower_case": bool, "mask_id": (int, None),
+}  # fmt: skip
+# A start that only evaluates has neither a plan nor data.
+_RUNS = {
+  "runs": [
+    {
+      "flags?": {"objective?": (*records.OBJECTIVES, None)},
+      "plan?": ({"updates?": int, "stage?": {"number": int}}, None),
+      "data?": ({"files": [str], "tokenizer?": (_TOKENIZER, None)}, None),
+      "versions?": dict,
+    }
+  ]
+}
+_TASK = {
+  "task?": (PRETRAINING, *FINETUNED),
+  "objective?": records.OBJECTIVES,
+  "segment_ids?": bool,
+  "do_lower_case?": bool,
+  "vocabulary?": dict.fromkeys([f"{flag}?" for flag in VOCABULARIES], str),
+  "best_by?": {"keys": [str], "higher": bool},
+  "columns?": {"text?": str, "text_pair?": (str, None), "label?": str},
+  "labels?": [str],
+  "metrics?": [str],
+  "version_2_with_negative?": bool,
+  "null_score_diff_threshold?": float,
+  **dict.fromkeys(
+    [
+      "max_seq_length?", "doc_stride?", "max_query_length?", "n_best_size?",
+      "max_answer_length?",
+    ],
+    int,
+  ),
+}  # fmt: skip
+# Keys of task.json about a run's files, which no other run need have.
+OF_FILES = ("vocabulary", "best_by", "exported_from")
+BERT_FLAG = "--bert_config_file"
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+  """What the files of one folder say; without a file its part is empty."""
+
+  folder: str
+  starts: tuple[dict, ...]  # of run.json, the oldest first
+  task: dict  # task.json's content
+
+  @property
+  def training(self) -> dict | None:
+    """The newest start that trained: one that only evaluates has no plan."""
+    for start in reversed(self.starts):
+      if start.get("plan"):
+        return start
+    return None
+
+  def start_of(self, step: int | None) -> dict:
+    """The start that made update `step`; {} if no training is known.
+
+    A later one found nothing left to train, or made later updates.
+    """
+    for start in reversed(self.starts):
+      first = start.get("first_update", 0)
+      if start.get("plan") and (step is None or first < max(1, step)):
+        return start
+    return self.training or {}
+
+  @functools.cached_property
+  def bert(self) -> BertConfig | None:
+    """Raises `UserError` for a damaged config."""
+    path = os.path.join(self.folder, CONFIG_FILE)
+    if not os.path.exists(path):
+      return None
+    try:
+      return BertConfig.from_json_file(path)
+    except ValueError as e:
+      raise UserError(f"{BERT_FLAG}: {e}") from e
+
+  @property
+  def learned(self) -> dict:
+    """What is known of "objective" and "segment_ids", as in task.json."""
+    flags = self.training["flags"] if self.training else self.task
+    objective, segments = flags.get("objective"), flags.get("segment_ids")
+    if objective and self.training:
+      segments = uses_segments(objective, segments)
+    known = {"objective": objective, "segment_ids": segments}
+    return {key: value for key, value in known.items() if value is not None}
+
+  @property
+  def learned_from(self) -> str:
+    """The file that says what the model `learned`."""
+    name = RUN_FILE if self.training else TASK_FILE
+    return os.path.join(self.folder, name)
+
+  @property
+  def data(self) -> dict:
+    """What the newest training read, as in run.json; {} if it is not known."""
+    for start in reversed(self.starts):
+      if start.get("data"):
+        return start["data"]
+    return {}
+
+  @property
+  def tokenizer(self) -> tokenization.TokenizerInfo | None:
+    """Of the records that the newest training read, as run.json says."""
+    known = self.data.get("tokenizer")
+    return tokenization.TokenizerInfo(**known) if known else None
+
+  @property
+  def _data_of_stages(self) -> list[dict]:
+    """What the training's stages read, the last one's first."""
+    by_stage = {}
+    for start in self.starts:
+      if start.get("data"):
+        stage = (start.get("plan") or {}).get("stage") or {}
+        by_stage[stage.get("number", 0)] = start["data"]
+    return [by_stage[number] for number in sorted(by_stage, reverse=True)]
+
+  @property
+  def record_files(self) -> list[str]:
+    """The record files of all stages as named, the last one's first."""
+    names: dict[str, None] = {}
+    for data in self._data_of_stages:
+      names |= dict.fromkeys(data["files"])
+    return [*names]
+
+  @property
+  def _places(self) -> list[str]:
+    """Folders that names in run.json may be relative to: those above it."""
+    above = pathlib.Path(os.path.abspath(self.folder)).parents
+    return [*map(str, above), ""]
+
+  def records(self) -> list[str]:
+    """Where `record_files` are now.
+
+    [] if one is not there, or if by its manifest others are there by now.
+    """
+    for place in self._places:
+      paths: dict[str, None] = {}
+      unchanged = True
+      for data in self._data_of_stages:
+        files = [os.path.join(place, file) for file in data["files"]]
+        unchanged = unchanged and _are_as_read(files, data)
+        paths |= dict.fromkeys(files)
+      if unchanged and all(map(os.path.isfile, paths)):
+        return [*paths]
+    return []
+
+  def manifest(self) -> tuple[str, records.Manifest] | None:
+    """(path, manifest) of the records that the newest training read, or None.
+
+    One of other records, or of another vocabulary or case, is not theirs.
+    """
+    for place in self._places:
+      paths = [os.path.join(place, file) for file in self.data.get("files", [])]
+      manifests = records.find_manifests(paths)
+      as_read = (None, records.digest(paths, manifests))
+      if not paths or self.data.get("contents") not in as_read:
+        continue
+      found = manifests.get(paths[0])
+      known = self.tokenizer
+      if found and (not known or known.is_like(found[1].tokenizer)):
+        return found
+    return None
+
+  def vocabulary(self) -> dict[str, str]:
+    """Flag -> file: the copy beside the model, or near its records; or {}."""
+    known = self.tokenizer
+    if known:
+      made = self.manifest()
+      near = [os.path.dirname(made[0])] if made else []
+      path = record_report.find_vocabulary(known, *near, self.folder)
+      flag = "spm_model_file" if known.kind == "sentencepiece" else "vocab_file"
+      return {flag: os.path.abspath(path)} if path else {}
+    there = {}
+    for flag, name in (self.task.get("vocabulary") or VOCABULARIES).items():
+      path = os.path.join(self.folder, name)
+      if os.path.exists(path):
+        there[flag] = path
+    return there
+
+  def facts(self) -> dict[str, Any]:
+    """Name for people -> value: what `agree` compares."""
+    training, known = self.training, {}
+    if training:
+      known = facts(training["flags"], training["plan"], training["data"])
+    elif self.bert:
+      known = facts({"bert": self.bert.to_dict()})
+    return known | task_facts(self.task)
+
+
+def read(folder: str | None) -> Description:
+  """Raises `DataError` for a damaged file."""
+  folder = folder or ""
+  remedy = (
+    "bring back the file that the training wrote, move it away, or give "
+    "another folder"
+  )
+  contents: list[dict] = []
+  for name, form in ((RUN_FILE, _RUNS), (TASK_FILE, _TASK)):
+    path = os.path.join(folder, name)
+    is_there = bool(folder) and os.path.exists(path)
+    contents.append(json_files.read_own(path, remedy, form) if is_there else {})
+  run, task = contents
+  return Description(folder, tuple(run.get("runs", ())), task)
+
+
+def _are_as_read(paths: list[str], data: dict) -> bool:
+  """Whether files are those that a run read, as far as that is known."""
+  found = records.digest(paths, records.find_manifests(paths))
+  return None in (data.get("contents"), found) or data["contents"] == found
+
+
+def shared(evaluated: Sequence[str], trained: Sequence[str]) -> list[str]:
+  """The files to evaluate on that are files that are trained on."""
+  known = set(map(os.path.realpath, trained))
+  return [path for path in evaluated if os.path.realpath(path) in known]
+
+
+def is_held_out(start: dict, trained: Sequence[str]) -> bool | None:
+  """Whether a start evaluates on no file that was `trained` on.
+
+  None if that is not known: its files are not there, or it is a fine-tuning.
+  """
+  flags = start.get("flags", {})
+  if "eval_input_file" not in flags:
+    return None
+  patterns = flags["eval_input_file"] or ""
+  try:
+    evaluated = records.expand_patterns(patterns) if patterns else []
+    return bool(evaluated) and not shared(evaluated, trained)
+  except DataError:
+    return None
+
+
+def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
+  """Whether a model learns second segments, by its training's two flags."""
+  return objective != "mlm" if segment_ids is None else segment_ids
+
+
+def named_vocabulary(settings) -> dict[str, str]:
+  """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
+  files = {flag: getattr(settings, flag) for flag in VOCABULARIES}
+  if all(files.values()):
+    raise UserError("give either --vocab_file or --spm_model_file, not both")
+  return {flag: path for flag, path in files.items() if path}
+
+
+# Agreement --------------------------------------------------------------------
+
+
+class Fixed(NamedTuple):
+  """How far a folder fixes a fact, and what to do about another value."""
+
+  scope: str
+  remedy: str
+  kinds: Collection[str] = (PRETRAINING, *FINETUNED)
+
+
+# What must agree: whatever uses the model, a training that resumes, or a stage
+# that does.
+MODEL, RUN, STAGE = "model", "run", "stage"
+_SAME_MODEL = (
+  "this is what its model is. Leave the flag out, give the former, or use "
+  "another --output_dir (with a checkpoint as --init_checkpoint to keep its "
+  "weights)"
+)
+NEW_RUN = (
+  "start a new run in another --output_dir (with --init_checkpoint to keep the "
+  "weights)"
+)
+_SAME_RUN = f"give the former to resume it, or {NEW_RUN}"
+_SAME_SHARES = (
+  "updates and the learning rate's schedule count global batches, so a run "
+  f"keeps its own: {{keep}}{NEW_RUN}"
+)
+# What changes a model's answers.
+BERT_KEYS = bert_config.keys_that_change(bert_config.SHAPE, bert_config.RESULT)
+FIXED = {
+  "task": Fixed(MODEL, _SAME_MODEL),
+  "kind of vocabulary": Fixed(MODEL, _SAME_MODEL),
+  "vocabulary": Fixed(
+    MODEL,
+    "a model has one vocabulary. Make all records with it, and give no other "
+    "one as a flag",
+  ),
+  "--objective": Fixed(MODEL, _SAME_MODEL),
+  "--segment_ids": Fixed(MODEL, _SAME_MODEL),
+  **{f"{BERT_FLAG}: {key}": Fixed(MODEL, _SAME_MODEL) for key in BERT_KEYS},
+  **{
+    name: Fixed(MODEL, _SAME_MODEL, FINETUNED)
+    for name in (
+      "--do_lower_case", "--max_seq_length", "--regression", "pairs of texts",
+      "--metrics", "--doc_stride", "--max_query_length",
+      "--version_2_with_negative", "labels",
+    )
+  },
+  **{
+    name: Fixed(RUN, _SAME_RUN, FINETUNED)
+    for name in (
+      "--text_column", "--text_pair_column", "--label_column",
+      "--n_best_size", "--max_answer_length", "--null_score_diff_threshold",
+    )
+  },
+  "--max_train_minutes": Fixed(RUN, _SAME_RUN),
+  "stages": Fixed(RUN, _SAME_RUN),
+  "--seed": Fixed(STAGE, _SAME_RUN),
+  "--shuffle_block_records": Fixed(STAGE, _SAME_RUN),
+  "records": Fixed(STAGE, _SAME_RUN),
+  "records of an update": Fixed(STAGE, _SAME_SHARES),
+  "updates of the same steps": Fixed(STAGE, _SAME_SHARES),
+  "factor of --lr_scaling": Fixed(RUN, "to resume it as it was give {keep}"),
+}  # fmt: skip
+
+
+def scopes(trains: bool) -> tuple[str, ...]:
+  """What must agree with a model's folder before anything is read."""
+  return (MODEL, RUN) if trains else (MODEL,)
+
+
+def agree(
+  before: Mapping,
+  now: Mapping,
+  folder: str,
+  scopes: Collection[str] = (MODEL, RUN, STAGE),
+  keep: str = "",
+) -> list[str]:
+  """Lines about what changed; `UserError` for what `folder` has fixed.
+
+  Facts that are not in both are not known. `keep`: the flags that keep what
+  several of them decide, for the remedy.
+  """
+  changed = {}
+  for name, value in now.items():
+    if name in before and before[name] != value:
+      changed[name] = f"{name} {_shown(before[name])} -> {_shown(value)}"
+  kind = before.get("task", PRETRAINING)
+  for name, fixed in FIXED.items():
+    if name in changed and fixed.scope in scopes and kind in fixed.kinds:
+      remedy = fixed.remedy.format(keep=keep)
+      raise UserError(f"{folder}: {changed[name]}: {remedy}")
+  return [*changed.values()]
+
+
+def facts(
+  flags: dict, plan: dict | None = None, data: dict | None = None
+) -> dict[str, Any]:
+  """Name for people -> value, of a start as run.json has it."""
+  known = dict(flat(flags))
+  objective = known.pop("--objective", None)
+  segments = known.pop("--segment_ids", None)
+  if objective:  # None: as the records say, of a run that Python code started
+    known["--objective"] = objective
+    known["--segment_ids"] = uses_segments(objective, segments)
+  if "stages" in flags:
+    known["stages"] = "given" if flags["stages"] else "none"
+  for name in ("ranks", "updates", "warmup_updates"):
+    if plan and name in plan:
+      known[name] = plan[name]
+  if data:
+    known["record files"] = [*data["files"]]
+    if data.get("records"):
+      known["records"] = data["records"]
+    if data.get("contents"):
+      known["contents of records"] = data["contents"]
+    if data.get("tokenizer"):
+      info = tokenization.TokenizerInfo(**data["tokenizer"])
+      known["vocabulary"] = vocabulary_fact(info)
+  return known
+
+
+def vocabulary_facts(files: dict[str, str]) -> dict[str, str]:
+  """Name for people -> value, of a `named_vocabulary`."""
+  known = {}
+  for flag, path in files.items():
+    known["kind of vocabulary"] = f"--{flag}"
+    if os.path.exists(path):
+      known["vocabulary"] = f"SHA-256 {tfrecord.file_sha256(path)[:12]}"
+  return known
+
+
+def vocabulary_fact(info: tokenization.TokenizerInfo) -> str:
+  """All that decides a text's tokens."""
+  return f"{info.case} {info.kind} of SHA-256 {info.sha256[:12]}"
+
+
+def task_facts(task: dict) -> dict[str, Any]:
+  """Name for people -> value, of a task.json."""
+  known: dict[str, Any] = {}
+  for key, value in task.items():
+    if key == "columns":
+      known |= {f"--{name}_column": column for name, column in value.items()}
+      known["pairs of texts"] = bool(value.get("text_pair"))
+    elif key in ("task", "labels"):
+      known[key] = value
+    elif key not in OF_FILES:
+      known[f"--{key}"] = value
+  if "labels" in task:
+    known["--regression"] = not task["labels"]
+  return known
+
+
+def flat(settings: dict, form: str = "--{}") -> Iterator[tuple[str, Any]]:
+  """(name for people, value) of settings that are nested as in run.json."""
+  for name, value in json_files.parse(json_files.text(settings)).items():
+    if isinstance(value, dict):
+      yield from flat(value, f"{BERT_FLAG}: {{}}" if name == "bert" else form)
+    else:
+      yield form.format(name), value
+
+
+_MOST_SHOWN = 10  # items of a list
+
+
+def _shown(value) -> str:
+  """A value as it is written in a command."""
+  if isinstance(value, list):
+    more = ["..."] if len(value) > _MOST_SHOWN else []
+    return ",".join([*map(str, value[:_MOST_SHOWN]), *more]) or "(empty)"
+  if isinstance(value, bool):
+    return str(value).lower()
+  return "(not given)" if value is None else str(value)

@@ -1,0 +1,188 @@
+"""How a run begins: with new weights, or where the run in its folder is."""
+
+import dataclasses
+import os
+
+from checkpoints import description
+from checkpoints.description import MODEL, NEW_RUN, RUN, STAGE, Description
+from common.console import say, tell
+from common.errors import UserError
+from common.tensorflow_v1 import tf
+from data import record_order
+from gradients.lr_schedule import scale_peak
+
+
+def start_or_resume(run) -> int:
+  """Gives the variables of a `train_loop.Run` values; returns their update.
+
+  Raises `UserError` if the run in the folder is another one than this.
+  """
+  session, task, config = run.session, run.task, run.config
+  restore = run.checkpointer.restore
+  resumes = restore.has_checkpoint()
+  branches_from = getattr(config, "cooldown_from", None)
+  folder = config.output_dir
+  if not resumes:
+    folder = os.path.dirname(branches_from or "")
+  before = description.read(folder if run.comm.is_root else None)
+  check_run(config, task and task.plan, before)
+  if resumes:
+    say(run.comm, f"resumed {restore.resume(session)}")
+  elif branches_from:
+    restore.resume(session, branches_from)
+    say(run.comm, f"continues from {branches_from}")
+  else:
+    _start(run)
+  step = int(session.run(tf.train.get_global_step()))
+  if not task:
+    return step
+  counted = int(session.run(task.state.schedule_start))
+  schedule = config.planned_schedule(task.plan)
+  if not resumes:
+    schedule.check_trains(step, counted)
+  if step:
+    is_new_stage = task.state.begin_stage(session, task.plan.stage)
+    seen = int(session.run(task.state.records_seen))
+    orders = task.state.orders(session)
+    data = task.source.describe()
+    changes = check_position(
+      config, task.plan, data, step, seen, orders, before, folder
+    )
+    if changes and not is_new_stage and _is_same_stage(before, task.plan):
+      title = "changed since its last start:"
+      if folder != config.output_dir:
+        title = f"differs from the run in {folder}:"
+      tell(title, *(f"  {line}" for line in changes))
+  zero = schedule.zero_from(counted)
+  if zero is not None:
+    say(
+      run.comm,
+      f"the learning rate is 0 from update {zero:,} on: its schedule of "
+      f"{schedule.total:,} updates counts {counted:,} of --init_checkpoint. "
+      "End there, or start again without --norewarmup",
+    )
+  return step
+
+
+def _start(run) -> None:
+  """Gives new weights, those of --init_checkpoint where it has them."""
+  task, config = run.task, run.config
+  if not (task or config.init_checkpoint):
+    raise UserError(
+      "nothing to evaluate: no checkpoint in --output_dir="
+      f"{config.output_dir} and no --init_checkpoint"
+    )
+  continues = task and not config.rewarmup
+  report = run.checkpointer.restore.initialise(
+    run.session,
+    config.init_checkpoint,
+    task.state.schedule_start if continues else None,
+    task.initial if task else None,
+  )
+  if report:
+    say(run.comm, *report.lines())
+    if report.missing and not task:
+      raise UserError(
+        f"--init_checkpoint={config.init_checkpoint} lacks "
+        f"{report.missing[0]} (of {len(report.missing)} variables): without "
+        "training they would be random. Train first (--do_train), or name a "
+        "checkpoint that has them"
+      )
+
+
+def _now(config, plan=None, data: dict | None = None) -> dict:
+  """The facts of this start, as `Description.facts` has the last one's."""
+  plan = dataclasses.asdict(plan) if plan else None
+  known = description.facts(config.as_dict(), plan, data)
+  return known | {"task": getattr(config, "kind", description.PRETRAINING)}
+
+
+def check_run(config, plan, before: Description) -> None:
+  """Raises `UserError` unless it is the model and, with a plan, the run."""
+  was, now, keep = before.facts(), _now(config), ""
+  scopes = (MODEL, RUN) if plan else (MODEL,)
+  last = before.training
+  if plan and last and last["flags"]["lr_scaling"] == config.lr_scaling:
+    # With another number of ranks the learning rate would be another one.
+    ranks = last["plan"]["ranks"]
+    factor = scale_peak(1.0, config.lr_scaling, ranks)
+    was["factor of --lr_scaling"] = factor
+    now["factor of --lr_scaling"] = scale_peak(
+      1.0, config.lr_scaling, plan.ranks
+    )
+    peak = config.learning_rate * factor
+    keep = f"--lr_scaling=none --learning_rate={peak!r}"
+    if last["flags"].get("stages"):
+      keep = (
+        f"--lr_scaling=none and {factor!r} times --learning_rate and each "
+        "stage's learning_rate"
+      )
+  description.agree(was, now, before.folder, scopes, keep)
+
+
+def check_position(
+  config,
+  plan,
+  data: dict,
+  step: int,
+  records_seen: int,
+  orders: tuple[record_order.Order, record_order.Order],
+  before: Description,
+  folder: str,
+) -> list[str]:
+  """Lines about what changed; `UserError` if its updates were not of `plan`.
+
+  `orders` are those of `checkpointing.TrainingState.orders`.
+  """
+  # What the checkpoint says counts; its folder's files may be older.
+  was = before.facts() | _order_facts(orders[0])
+  now = _now(config, plan, data) | _order_facts(orders[1])
+  last = (before.training or {}).get("plan") or {}
+  # An update's batch and steps; this command's flags may state other ones.
+  names = ("divisor", "records_per_update")
+  then = dataclasses.replace(plan, **{n: last[n] for n in names if n in last})
+  batch, keep = then.records_per_update, ""
+  if records_seen != plan.records_before(step):
+    updates = step - plan.stage.first_update
+    seen = records_seen - plan.stage.first_record
+    batch, rest = divmod(seen, updates) if updates else (0, 1)
+    was["records of an update"] = f"{seen / max(1, updates):g}"
+    now["records of an update"] = f"{plan.records_per_update}"
+    if rest or plan.stage.ramp:
+      batch = 0
+  elif (
+    plan.mode == "per-rank"
+    and plan.steps  # none of a cooldown
+    and last.get("steps") == plan.steps
+  ):
+    was["updates of the same steps"] = last["updates"]
+    now["updates of the same steps"] = plan.updates
+  if batch:
+    keep = f"to resume it give {' '.join(config.flags_for(then, batch))}"
+    if config.num_accumulation_steps:
+      keep += " and leave out --num_accumulation_steps"
+    keep += "; or "
+  lines = description.agree(was, now, folder, (STAGE,), keep)
+  if step > plan.updates:
+    remedy = f"{config.length_flag} to resume it, or leave out --do_train"
+    if plan.cooldown_start:
+      remedy = "--num_decay_steps to resume it"
+    raise UserError(
+      f"{folder} holds a run of {step:,} updates, more than the "
+      f"{plan.updates:,} of this plan: give more {remedy}, or {NEW_RUN}"
+    )
+  return lines
+
+
+def _order_facts(order: record_order.Order) -> dict[str, int]:
+  return {
+    "--seed": order.seed,
+    "--shuffle_block_records": order.block,
+    "records": order.count,
+  }
+
+
+def _is_same_stage(before: Description, plan) -> bool:
+  """A stage that began without a save is not yet this one."""
+  last = (before.training or {}).get("plan") or {}
+  return last.get("stage", {}).get("number", 0) == plan.stage.number
