@@ -99,7 +99,7 @@ def count_unigrams(
 ) -> tuple[np.ndarray | None, str]:
   """(int64 [V], how often each token occurs, or None; a line about it)."""
   known = description.read(source.folder)
-  paths = known.records()
+  paths = known.records_now()
   if settings.unigram_records:
     paths = records.expand_patterns(settings.unigram_records)
   if not paths:

@@ -156,7 +156,7 @@ class Description:
     above = pathlib.Path(os.path.abspath(self.folder)).parents
     return [*map(str, above), ""]
 
-  def records(self) -> list[str]:
+  def records_now(self) -> list[str]:
     """Where `record_files` are now.
 
     [] if one is not there, or if by its manifest others are there by now.

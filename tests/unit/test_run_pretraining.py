@@ -473,14 +473,14 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
 def test_records_that_were_made_again_are_not_the_runs(packed_run, tmp_path):
   (tiny, _), run = packed_run, tmp_path / "run"
   runs.pretrain(tiny, run, num_train_steps=4)
-  assert len(description.read(str(run)).records()) == 2
+  assert len(description.read(str(run)).records_now()) == 2
   (path,) = tmp_path.glob("*.manifest.json")
   made = records.Manifest.load(str(path))
   first = dataclasses.replace(made.files[0], sha256="0" * 64)
   dataclasses.replace(made, files=(first, *made.files[1:])).save(str(path))
-  assert description.read(str(run)).records() == []
+  assert description.read(str(run)).records_now() == []
   path.unlink()  # then nothing says that they are others
-  assert len(description.read(str(run)).records()) == 2
+  assert len(description.read(str(run)).records_now()) == 2
 
 
 def test_segment_ids_may_be_left_out(tiny_run, tmp_path):
