@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import tokenization
 from common import json_files
 from common.errors import DataError, UserError
-from data import record_report, records, tfrecord
+from common.files import file_sha256
+from data import record_report, records
 from model import bert_config
 from model.bert_config import BertConfig
 
@@ -287,9 +288,8 @@ class Fixed(NamedTuple):
 # that does.
 MODEL, RUN, STAGE = "model", "run", "stage"
 _SAME_MODEL = (
-  "this is what its model is. Leave the flag out, give the former, or use "
-  "another --output_dir (with a checkpoint as --init_checkpoint to keep its "
-  "weights)"
+  "its model was trained with the former. Leave the flag out, or use another "
+  "--output_dir (with a checkpoint as --init_checkpoint to keep its weights)"
 )
 NEW_RUN = (
   "start a new run in another --output_dir (with --init_checkpoint to keep the "
@@ -401,7 +401,7 @@ def vocabulary_facts(files: dict[str, str]) -> dict[str, str]:
   for flag, path in files.items():
     known["kind of vocabulary"] = f"--{flag}"
     if os.path.exists(path):
-      known["vocabulary"] = f"SHA-256 {tfrecord.file_sha256(path)[:12]}"
+      known["vocabulary"] = f"SHA-256 {file_sha256(path)[:12]}"
   return known
 
 
