@@ -90,7 +90,7 @@ def _start(run) -> None:
       )
 
 
-def _now(config, plan=None, data: dict | None = None) -> dict:
+def facts_of(config, plan=None, data: dict | None = None) -> dict:
   """The facts of this start, as `Description.facts` has the last one's."""
   plan = dataclasses.asdict(plan) if plan else None
   known = description.facts(config.as_dict(), plan, data)
@@ -99,7 +99,7 @@ def _now(config, plan=None, data: dict | None = None) -> dict:
 
 def check_run(config, plan, before: Description) -> None:
   """Raises `UserError` unless it is the model and, with a plan, the run."""
-  was, now, keep = before.facts(), _now(config), ""
+  was, now, keep = before.facts(), facts_of(config), ""
   scopes = (MODEL, RUN) if plan else (MODEL,)
   last = before.training
   if plan and last and last["flags"]["lr_scaling"] == config.lr_scaling:
@@ -136,7 +136,7 @@ def check_position(
   """
   # What the checkpoint says counts; its folder's files may be older.
   was = before.facts() | _order_facts(orders[0])
-  now = _now(config, plan, data) | _order_facts(orders[1])
+  now = facts_of(config, plan, data) | _order_facts(orders[1])
   last = (before.training or {}).get("plan") or {}
   # An update's batch and steps; this command's flags may state other ones.
   names = ("divisor", "records_per_update")

@@ -253,8 +253,9 @@ def write_pretraining_run(folder, letters, do_lower_case):
   made.save(path)
   shutil.copyfile(letters, data / "vocab.txt")
   prefix = write_checkpoint(folder, random_values())
-  files = {"files": [str(data / "data-0.tfrecord")]}
-  (folder / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
+  read = {"files": [str(data / "data-0.tfrecord")]}
+  read["tokenizer"] = dataclasses.asdict(tokenizer)
+  (folder / "run.json").write_text(json.dumps({"runs": [{"data": read}]}))
   return prefix
 
 
@@ -356,10 +357,10 @@ def test_what_a_folder_says_twice_must_agree(tmp_path, letters):
     ("task.json", "labels", ["a", "c", "b"], "labels is .* in task.json, but"),
     ("task.json", "max_seq_length", 32, "max_seq_length is 32 in task.json"),
     ("task.json", "task", "squad", "task is 'squad' in task.json"),
-    ("task.json", "labels", 5, "task.json: not a task's description"),
+    ("task.json", "labels", 5, "task.json: damaged"),
     (
       "task.json", "do_lower_case", "no",
-      "task.json: not a task's description: do_lower_case is 'no'",
+      "task.json: damaged: do_lower_case is 'no'",
     ),
     (
       "tokenizer_config.json", "do_lower_case", "no",
@@ -404,7 +405,7 @@ def test_where_files_disagree_on_case_the_flag_decides(tmp_path, letters, file):
   files, _ = write_packed(tmp_path)
   (path,) = tmp_path.glob("*.manifest.json")
   lower = records.Manifest.load(str(path)).tokenizer.do_lower_case
-  given = dict(do_train=True, init_checkpoint=str(folder))
+  given = dict(do_train=True, init_checkpoint=str(folder), output_dir="new")
   flags = command_line(PretrainingConfig, **given, input_file=files)
   _, lines = model_source.configured(PretrainingConfig, flags)
   assert lines[0].startswith(f"--do_lower_case={lower}, as {path} says: ")
@@ -1051,13 +1052,12 @@ def test_a_card_of_bare_weights_says_what_is_not_known(tmp_path):
   assert 'pipeline_tag: "feature-extraction"' in card
   assert card.count("Not known: no file beside") == 4
   assert "no file says whether of lower-cased text." in card
-  # A run of version 1.0 has another name of the batch.
   run = {
     "flags": {
       "max_train_minutes": 30.0, "masks": {"masked_lm_prob": [0.2, 0.15]},
       "stages": [{"input_file": f"{tmp_path}/x*", "time_share": 1.0}],
     },
-    "plan": {"updates": 4, "global_batch": 24, "ranks": 1},
+    "plan": {"updates": 4, "records_per_update": 24, "ranks": 1},
   }  # fmt: skip
   (tmp_path / "a" / "run.json").write_text(json.dumps({"runs": [run]}))
   convert(prefix, tmp_path / "d", do_lower_case=False)

@@ -216,7 +216,7 @@ def test_a_folder_of_any_name_is_drawn(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   "file, content, said",
   [
-    ("run.json", '{"runs": [1]}', "run.json: not a run's record; move it away"),
+    ("run.json", '{"runs": [1]}', "run.json: damaged: .*, move it away"),
     ("run.json", "", "run.json: not readable as JSON.* move it away"),
     (
       "eval_metrics.jsonl",

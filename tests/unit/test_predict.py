@@ -525,6 +525,7 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   trained.write_model(run, "pretraining", letters)
   os.remove(run / "vocab.txt")
   files = {"files": ["data/data-0.tfrecord"]}  # as named from tmp_path
+  files["tokenizer"] = dataclasses.asdict(tokenizer)
   (run / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
   with pytest.raises(
     UserError, match=rf"{tokenizer.sha256}, which is not near"
@@ -543,8 +544,6 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   with pytest.raises(DataError, match="but the records were made with"):
     model_source.find(str(run), model_source.Given(vocab_file=str(other)))
   # Records that were made again with other words are not this run's.
-  files["tokenizer"] = dataclasses.asdict(tokenizer)
-  (run / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
   keep = lambda: run_folder.keep_vocabulary(str(run), {"": (path, manifest)})
   manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
   shutil.move(tmp_path / "vocab.txt", data / "vocab.txt")

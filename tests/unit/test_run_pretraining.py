@@ -44,7 +44,7 @@ from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
 from interop import model_source
-from training import evaluation, plans, training_run
+from training import evaluation, plans, resume, training_run
 from training.signals import Budget
 
 
@@ -282,7 +282,7 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   assert f"{run}/model.ckpt-{best}" == model_source.find(str(run)).path
   with pytest.raises(UserError, match="--objective mlm -> mlm_nsp"):
     runs.pretrain(tiny_run, run, **{**alone, "objective": "mlm_nsp"})
-  with pytest.raises(UserError, match="--segment_ids false -> true: this is"):
+  with pytest.raises(UserError, match="--segment_ids false -> true: its"):
     runs.pretrain(tiny_run, run, **{**alone, "segment_ids": True})
   config, _ = settled_flags(
     input_file=tiny_run[1], output_dir=str(run), bert_config_file=tiny_run[0]
@@ -299,7 +299,7 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   raw["runs"][-1]["flags"]["bert"]["num_hidden_layers"] = 2
   raw["runs"][-1]["flags"]["segment_ids"] = None
   (run / "run.json").write_text(json.dumps(raw))
-  with pytest.raises(UserError, match="num_hidden_layers 2 -> 1: this is what"):
+  with pytest.raises(UserError, match="num_hidden_layers 2 -> 1: its model"):
     runs.pretrain(tiny_run, run, **alone)
   other = tmp_path / "other"
   config, _ = settled_flags(
@@ -451,7 +451,7 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
   other = dataclasses.replace(manifest.tokenizer, sha256="0" * 64)
   dataclasses.replace(manifest, tokenizer=other).save(str(path))
   for flags in ({}, {"do_train": False, "do_eval": True}):
-    with pytest.raises(records.DataError, match="SHA-256 .* one vocabulary"):
+    with pytest.raises(UserError, match="SHA-256 .* one vocabulary"):
       runs.pretrain(
         tiny, tmp_path / "new", init_checkpoint=f"{run}/model.ckpt-4", **flags
       )
@@ -530,7 +530,7 @@ def test_records_of_two_kinds_need_an_objective(packed_run, tmp_path):
   settings = {**manifest.settings, "objective": "mlm"}
   dataclasses.replace(manifest, settings=settings).save(str(more / path.name))
   given = dict(
-    bert_config_file=tiny, output_dir=f"{tmp_path}/run", do_train=True,
+    bert_config_file=tiny, output_dir=f"{tmp_path}/run",
     input_file=f"{files},{more}/*.tfrecord",
   )  # fmt: skip
   found = lambda **flags: settled_flags(**given, **flags)[0]
@@ -764,7 +764,10 @@ def test_a_preset_has_the_vocabulary_of_the_records(packed_run, tmp_path):
   size = manifest.tokenizer.vocab_size
   config, lines = settled_flags(**given, bert_config_file="mini")
   assert (config.bert.hidden_size, config.bert.vocab_size) == (256, size)
-  assert not lines and config.as_dict()["bert"]["vocab_size"] == size
+  assert lines == [
+    f"--bert_config_file=mini: vocabulary of {size} from the data's vocabulary"
+  ]
+  assert config.as_dict()["bert"]["vocab_size"] == size
   # So many words the preset's own file would have.
   config, _ = settled_flags(
     **given, bert_config_file="mini", sampled_softmax=size
@@ -843,7 +846,7 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
     staged.write_text(json.dumps([{"num_train_steps": 1, "input_file": files}]))
     values = command_line(
       PretrainingConfig, do_train=True, stages=str(staged), output_dir="new",
-      init_checkpoint=str(model),
+      init_checkpoint=str(model), global_batch_size=4,
     )  # fmt: skip
     assert model_source.configured(PretrainingConfig, values)[1] == lines
     return any("embeddings are of other words" in line for line in lines)
@@ -859,7 +862,9 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
   (line,) = model_source.other_text(f"{cased}/bert_model.ckpt", files)
   assert "model of --init_checkpoint of cased text" in line
   (model / "vocab.txt").unlink()
-  run = {"plan": {}, "data": {"files": [str(tmp_path / "data-0.tfrecord")]}}
+  read = {"files": [str(tmp_path / "data-0.tfrecord")]}
+  read["tokenizer"] = dataclasses.asdict(tokenizer)
+  run = {"plan": {}, "data": read}
   (model / "run.json").write_text(json.dumps({"runs": [run]}))
   assert not told(True, own)  # the same records
 
@@ -999,7 +1004,7 @@ def test_records_made_again_are_noticed(packed_run, tmp_path, capsys):
   assert description.read(str(folder)).manifest()[0] == str(path)
   change(lambda made: made["tokenizer"].update(sha256="2" * 64))
   for flags in ({"num_train_steps": 4}, {"do_train": False, "do_eval": True}):
-    with pytest.raises(records.DataError, match="SHA-256 2.* one vocabulary"):
+    with pytest.raises(UserError, match="SHA-256 2.* one vocabulary"):
       runs.pretrain(tiny, folder, num_warmup_steps=0, **flags)
 
 
@@ -1161,15 +1166,14 @@ def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
 
 def test_resuming_another_run_is_refused(tiny_run, tmp_path):
   runs.trained(tiny_run, tmp_path / "run", num_train_steps=4)
-  said = "--seed=12345 and --shuffle_block_records=0 on 120 records; this is "
-  for changes, here in (
-    (dict(seed=5), "--seed=5 and --shuffle_block_records=0 on 120"),
-    (dict(shuffle_block_records=9), "--seed=12345 and .*=9 on 120"),
-    ({}, "--seed=12345 and --shuffle_block_records=0 on 123"),
+  for changes, said in (
+    (dict(seed=5), "--seed 12345 -> 5: give the former"),
+    (dict(shuffle_block_records=9), "--shuffle_block_records 0 -> 9"),
+    ({}, "records 120 -> 123"),
   ):
     if not changes:
       write_records(tmp_path / "data-9.tfrecord", 3)
-    with pytest.raises(UserError, match=said + here):
+    with pytest.raises(UserError, match=said):
       runs.pretrain(tiny_run, tmp_path / "run", **changes)
 
 
@@ -1186,8 +1190,10 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
   plan = plans.of_run(config, source, ranks)
   orders = [record_order.Order(120, 5)] * 2
   try:
-    folder = config.output_dir
-    training_run.check_resumed(config, plan, step, seen, orders, folder)
+    resume.check_position(
+      config, plan, {"files": []}, step, seen, orders, description.read(None),
+      "folder",
+    )  # fmt: skip
   except UserError as e:
     return str(e)
   return None
@@ -1199,13 +1205,12 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
     # 30 updates of 4 on 1 rank, then 2 ranks, and the other way round.
     (
       30, 120, dict(ranks=2, **PER_RANK),
-      r"folder holds a run of 30 updates of 4 records each; this is per-rank "
-      r"mode: 2 ranks x 1 micro-batches x 4 examples = global batch 8\. .*"
-      r"--global_batch_size=4 --num_train_steps=60 --num_warmup_steps=6; or",
+      "folder: records of an update 4 -> 8: updates and .*"
+      "--global_batch_size=4 --num_train_steps=60 --num_warmup_steps=6; or",
     ),
     (
       20, 160, PER_RANK,
-      "updates of 8 records .* = global batch 4.* --global_batch_size=8 "
+      "records of an update 8 -> 4: .* --global_batch_size=8 "
       "--num_train_steps=30 --num_warmup_steps=3; or start a new run",
     ),
     (
@@ -1217,10 +1222,10 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
       "--num_warmup_steps=3 --lr_decay_steps=500; or",
     ),
     # --global_batch_size itself, whose steps are as they were.
-    (5, 80, {}, "global batch 24.* it give --global_batch_size=16; or start"),
+    (5, 80, {}, "update 16 -> 24: .* it give --global_batch_size=16; or start"),
     # As many updates were of this batch as of another one.
-    (4, 36, PER_RANK, "4 updates of 9 records each; this is per-rank mode"),
-    (3, 37, PER_RANK, r"12\.3333 records each; .* its own: start a new run"),
+    (4, 36, PER_RANK, "records of an update 9 -> 4: "),
+    (3, 37, PER_RANK, r"update 12\.3333 -> 4: .* its own: start a new run"),
     # Of the same batch, but a shorter plan.
     (
       21, 504, {},
@@ -1242,9 +1247,8 @@ def test_steps_of_another_micro_batch_are_others(tiny_run, tmp_path):
   again = dict(train_batch_size=4, num_accumulation_steps=2)
   with pytest.raises(
     UserError,
-    match="of 10 updates; by this --train_batch_size, --num_train_steps=10 are "
-    "5: to resume it give --global_batch_size=8 --num_train_steps=10 "
-    "--num_warmup_steps=6; or",
+    match="updates of the same steps 10 -> 5: .* give --global_batch_size=8 "
+    "--num_train_steps=10 --num_warmup_steps=6 and leave out",
   ):
     runs.pretrain(tiny_run, run, **{**settings, **again, "num_train_steps": 10})
   # The advice is in that run's steps, also where the batch is another one.
@@ -1277,8 +1281,8 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
 
   def changes(files=("a", "b"), **settings):
     config = runs.config(tiny_run, tmp_path, **settings)
-    data = {"files": list(files)}
-    return run_folder.changes_since(started, config, plan, data)
+    now = resume.facts_of(config, plan, {"files": list(files)})
+    return description.agree(description.facts(**started), now, "a", ())
 
   same = dict(precision="bf16", dropout=0.1)
   assert changes(**same) == []
@@ -1294,17 +1298,12 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
     "--precision bf16 -> fp32",
     "--recompute (empty) -> layer",
   ]
-  del started["flags"]["sampled_softmax"]  # as an older version wrote it
-  assert changes(**same) == []
-  assert changes(**same, sampled_softmax=64) == ["--sampled_softmax 0 -> 64"]
-  assert changes(**same, initial_weights="informed") == [
-    "--initial_weights random -> informed, without effect: the run has begun"
-  ]
-  flags = runs.config(tiny_run, tmp_path, **same).as_dict()
-  run_folder.check_model(started, flags)
+  now = resume.facts_of(runs.config(tiny_run, tmp_path, **same))
+  model = (description.MODEL,)
+  assert description.agree(description.facts(**started), now, "a", model) == []
   started["flags"]["bert"]["pre_layer_norm"] = True
-  with pytest.raises(UserError, match="pre_layer_norm true -> false: the run"):
-    run_folder.check_model(started, flags)
+  with pytest.raises(UserError, match="pre_layer_norm true -> false: its mod"):
+    description.agree(description.facts(**started), now, "a", model)
 
 
 def test_a_checkpoint_is_saved_when_its_time_has_come(tiny_run, tmp_path):
@@ -1418,7 +1417,7 @@ def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
   folder = tmp_path / "run"
   runs.pretrain(tiny_run, folder, num_train_steps=2, num_warmup_steps=0)
   assert "changed since" not in capsys.readouterr().err
-  with pytest.raises(UserError, match=r"24 records each; .* global batch 12\."):
+  with pytest.raises(UserError, match="records of an update 24 -> 12"):
     runs.pretrain(tiny_run, folder, global_batch_size=12)
   assert len(runs.read_json(folder, "run.json")["runs"]) == 1
   runs.pretrain(
@@ -1436,15 +1435,17 @@ def test_a_resumed_run_says_what_changed(tiny_run, tmp_path, capsys):
   path.write_text(json.dumps(raw))
   with pytest.raises(
     UserError,
-    match="=sqrt: .* 4 ranks, these are 1, .* --learning_rate=0.002",
+    match="factor of --lr_scaling 2.0 -> 1.0: .* --learning_rate=0.002",
   ):
     runs.pretrain(tiny_run, folder, num_train_steps=4, lr_scaling="sqrt")
-  raw["runs"][-1]["flags"]["stages"] = [{"num_train_steps": 2}]
-  path.write_text(json.dumps(raw))
   config = runs.config(tiny_run, folder, lr_scaling="sqrt")
   plan = plans.of_run(config, None, 1)
+  raw["runs"][-1]["flags"]["stages"] = [{"num_train_steps": 2}]
+  path.write_text(json.dumps(raw))
+  stages = ({"num_train_steps": 20},)
+  config = dataclasses.replace(config, stages=stages, num_train_steps=100_000)
   with pytest.raises(UserError, match="=none and 2.0 times --learning_rate"):
-    training_run._check_run_wide(config, plan, str(folder))
+    resume.check_run(config, plan, description.read(str(folder)))
 
 
 def test_a_run_of_a_fixed_time_has_no_schedule_to_continue(

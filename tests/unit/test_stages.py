@@ -258,9 +258,7 @@ def test_stages_that_have_begun_stay(tiny_run, tmp_path):
   with pytest.raises(UserError, match="in stage 3, --stages has 1"):
     runs.pretrain(tiny_run, tmp_path / "run", **staged(items[0]))
   plain = staged(stages=None, num_train_steps=9, global_batch_size=12)
-  with pytest.raises(
-    UserError, match="holds a run with --stages, this one has"
-  ):
+  with pytest.raises(UserError, match="stages given -> none: give the former"):
     runs.pretrain(tiny_run, tmp_path / "run", **plain)
   runs.pretrain(tiny_run, tmp_path / "plain", **plain)
   with pytest.raises(UserError, match="holds a run without --stages"):
@@ -337,7 +335,7 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
   made = json_files.read(path)
   made["runs"][-1]["plan"]["stage"]["number"] = 5
   json_files.write(path, made)
-  with pytest.raises(UserError, match="--max_train_minutes 1 -> 2: the learn"):
+  with pytest.raises(UserError, match="--max_train_minutes 1.0 -> 2.0: give"):
     runs.pretrain(tiny_run, tmp_path, **{**settings, "max_train_minutes": 2.0})
 
 
