@@ -23,6 +23,7 @@ from data import (
   masking,
   record_order,
   record_report,
+  record_shape,
   records,
   tf_example,
   tfrecord,
@@ -38,71 +39,6 @@ _BITS_OF_ONE = int(np.float32(1.0).view(np.int32))
 # A session raises these for a record that does not parse: TensorFlow's message
 # may quote bytes that are not UTF-8.
 READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordShape:
-  """The lengths and limits of this run's records."""
-
-  max_seq_length: int
-  max_predictions_per_seq: int
-  vocab_size: int
-  examples_per_record: int = 1
-  masks: masking.MaskSettings | None = None  # drawn on reading
-  knows_words: bool = False  # whether records have is_continuation
-  whole_words: bool = False  # of those masks
-  last_prob: float | None = None  # in the last update; None: as in the first
-  next_sentence: bool = True  # whether that head is trained
-  segments: bool = True  # whether the model gets segment ids
-
-  @property
-  def masks_move(self) -> bool:
-    """Whether the share to mask changes from update to update."""
-    return len(set(self.mask_probs(np.array([0.0, 1.0])))) > 1
-
-  def mask_probs(self, progress: np.ndarray) -> np.ndarray:
-    """float [n]: the share to mask of records at shares [0, 1] of the run."""
-    first = self.masks.masked_lm_prob if self.masks else 0.0
-    last = first if self.last_prob is None else self.last_prob
-    return first + (last - first) * progress
-
-  def features(self) -> dict:
-    """name -> `tf_example.Feature`."""
-    return records.record_features(
-      self.max_seq_length,
-      self.max_predictions_per_seq,
-      self.examples_per_record,
-      self.vocab_size,
-      dynamic=self.masks is not None,
-      whole_words=self.knows_words,
-    )
-
-
-def manifest_shape(files: str) -> dict[str, Any]:
-  """Fields of `RecordShape` from the first file's manifest; {} without one.
-
-  Masks that are drawn on reading have room for those of every manifest.
-  """
-  found = records.manifest_of(files)
-  if not found:
-    return {}
-  path, manifest = found
-  names = ("max_seq_length", "max_predictions_per_seq", "examples_per_record")
-  shape: dict[str, Any] = {name: getattr(manifest, name) for name in names}
-  shape["next_sentence"] = shape["segments"] = manifest.has_pairs
-  if manifest.masking == "dynamic":
-    shape["masks"] = manifest.mask_settings()
-    if shape["masks"] is None:
-      raise DataError(
-        f"{path}: its masks are drawn on reading, but mask_id or "
-        "masked_lm_prob is missing: make the records again"
-      )
-    every = records.find_manifests(records.expand_patterns(files)).values()
-    most = max(made.max_predictions_per_seq for _, made in every)
-    shape["max_predictions_per_seq"] = most
-    shape["masks"] = shape["masks"]._replace(max_predictions_per_seq=most)
-    shape["knows_words"] = manifest.settings.get("do_whole_word_mask", False)
-  return shape
 
 
 def check_words(
@@ -156,7 +92,7 @@ class Source:
   batch = staticmethod(pretraining_batch)
   weights = staticmethod(pretraining_weights)
 
-  def __init__(self, files: str, shape: RecordShape):
+  def __init__(self, files: str, shape: record_shape.RecordShape):
     """`files` are names and globs; the first record of each file is checked."""
     self.shape = shape
     self.paths = records.expand_patterns(files)
@@ -340,7 +276,7 @@ def open_records(files: str, config, comm, training: bool = True) -> Source:
   `config` is a `PretrainingConfig`; masks that are drawn on reading are
   training's, or an evaluation's.
   """
-  shape = config.record_shape(files, training)
+  shape = record_shape.of_run(files, config, training)
   if shape.max_seq_length > config.bert.max_position_embeddings:
     raise DataError(
       f"{files}: records of {shape.max_seq_length} tokens, but the BERT config "
@@ -367,7 +303,10 @@ def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
 
 
 def _parse(
-  serialized: tf.Tensor, keys: tf.Tensor, probs: tf.Tensor, shape: RecordShape
+  serialized: tf.Tensor,
+  keys: tf.Tensor,
+  probs: tf.Tensor,
+  shape: record_shape.RecordShape,
 ) -> dict:
   """Parses, checks and masks: name -> int32 or float32 [n, ...].
 
@@ -425,7 +364,7 @@ def _places_are_right(parsed: dict) -> tf.Tensor:
   )
 
 
-def _masked(parsed: dict, keys, probs, shape: RecordShape) -> dict:
+def _masked(parsed: dict, keys, probs, shape: record_shape.RecordShape) -> dict:
   tokens = [parsed[n] for n in ("input_ids", "input_mask", "segment_ids")]
   continues = parsed.pop("is_continuation", None)
   continuation = [continues] if shape.whole_words else []
@@ -608,7 +547,7 @@ def _with_time(micro: MicroBatch) -> tuple[MicroBatch, tf.Tensor]:
   return micro, tf.ensure_shape(now, [])
 
 
-def fake_batch(shape: RecordShape, count: int) -> dict:
+def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
   """Random records with all predictions, always the same, as `first_batch`."""
   rng = np.random.default_rng(0)
   examples = [

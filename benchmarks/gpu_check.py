@@ -32,6 +32,7 @@ from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
+from data import record_shape
 from gradients import distributed
 from model import model_flops
 
@@ -194,7 +195,7 @@ def main(_) -> None:
   for name in FLAGS.gpus:
     if name not in chips.CHIPS:
       raise UserError(f"--gpus={name}: not one of {', '.join(chips.CHIPS)}")
-  shape = config.record_shape(config.input_file)
+  shape = record_shape.of_run(config.input_file, config)
   size = config.train_batch_size
   flops = model_flops.total(config.matmuls(size, shape))
   tell("making the graph ...")

@@ -22,6 +22,7 @@ from benchmarks.gpu import placement, training_graph
 from common import console
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
+from data import record_shape
 from gradients import distributed
 
 FLAGS = tf.flags.FLAGS
@@ -49,7 +50,7 @@ def count(config, comm) -> dict:
   megabytes = lambda ts: round(sum(map(placement.size, ts)) / 1e6, 1)
   return {
     "micro_batch": config.train_batch_size,
-    "seq_length": config.record_shape(config.input_file).max_seq_length,
+    "seq_length": record_shape.of_run(config.input_file, config).max_seq_length,
     "xla": config.xla,
     "precision": config.precision,
     "optimizer": config.optimizer.optimizer,

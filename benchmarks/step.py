@@ -24,6 +24,7 @@ from checkpoints import checkpointing
 from common import console
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
+from data import record_shape
 from gradients import distributed
 from model import model_flops
 from training import plans, reporting, train_loop, training_run
@@ -99,7 +100,7 @@ class Step:
 
   def __init__(self, config: PretrainingConfig, comm):
     self.config, self.comm = config, comm
-    self.shape = config.record_shape(config.input_file)
+    self.shape = record_shape.of_run(config.input_file, config)
     self.plan = plans.of_run(config, None, comm.data_parallel.size)
     with training_run.graph(config):
       micro = self._micro_batch()

@@ -5,17 +5,16 @@ import os
 import pathlib
 from typing import Any, ClassVar, Self
 
-import input_pipeline
 import mixed_precision
 import modeling
 import optimization
-from checkpoints import description, metrics
+from checkpoints import metrics
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from common.tensorflow_v1 import tf
 from config import deepspeed_json, stages, training_plan
-from data import masking, record_order, records
+from data import masking, record_order, record_shape, records
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops, triton_kernels
@@ -513,18 +512,6 @@ class PretrainingConfig(RunConfig):
     }
     _check_needs("--stages", needs)
 
-  def tokens_of_a_record(self) -> float:
-    """Mean real tokens in a record, by the manifests of --input_file."""
-    paths = records.expand_patterns(self.input_file) if self.input_file else []
-    found, tokens, total = records.find_manifests(paths), 0.0, 0
-    for path, (_, manifest) in found.items():
-      count = manifest.shards[os.path.basename(path)].records
-      mean = manifest.counts.get("real_tokens", 0) / manifest.num_records
-      tokens, total = tokens + count * mean, total + count
-    if tokens and len(found) == len(paths):
-      return tokens / total
-    return self.record_shape(self.input_file or "").max_seq_length
-
   def _check_tensor_parallel(self, flag: str) -> None:
     for name in ("num_attention_heads", "intermediate_size"):
       if getattr(self.bert, name) % self.tensor_parallel:
@@ -598,115 +585,11 @@ class PretrainingConfig(RunConfig):
       ]
     return flags
 
-  def matmuls(self, rows: int, shape: input_pipeline.RecordShape) -> list:
+  def matmuls(self, rows: int, shape: record_shape.RecordShape) -> list:
     """`model_flops.pretraining` of training on records of `shape`."""
     return model_flops.pretraining(
       self.bert, self.policy, rows, shape, self.sampled_softmax
     )
-
-  def record_shape(
-    self, files: str, training: bool = True
-  ) -> input_pipeline.RecordShape:
-    """Lengths from the flags, else from the records' manifest, else 128/20.
-
-    Masks that are drawn on reading are training's, or an evaluation's.
-    """
-    if training and self.sampled_softmax >= self.bert.vocab_size:
-      # Not in __post_init__: a preset's vocabulary is not yet the records'.
-      raise UserError(
-        f"--sampled_softmax={self.sampled_softmax}: the vocabulary has "
-        f"{self.bert.vocab_size} words; give fewer, or leave it out for all"
-      )
-    shape = input_pipeline.manifest_shape(files) if files else {}
-    length, masked = self.max_seq_length, self.max_predictions_per_seq
-    if self.stages and not training:  # a stage's lengths are its own records'
-      length = masked = None
-      if not shape:
-        found = records.features_of_first(
-          records.expand_patterns(files), self.bert.vocab_size
-        )
-        sizes = {name: feature.size for name, feature in found.items()}
-        length = sizes.get("input_ids")
-        masked = sizes.get("masked_lm_positions")
-    length = length or shape.get("max_seq_length", 128)
-    if shape.get("masks"):
-      shape |= self._drawn_masks(files, shape, length, training)
-      masked = shape["masks"].max_predictions_per_seq
-    elif training and files and self.masks.given:
-      name, value = next(iter(self.masks.given.items()))
-      raise UserError(
-        f"--{name}={_words(value)}: the masks of {files} were drawn when the "
-        "records were made"
-        + ("" if shape else ", as far as can be told without their manifest")
-        + ": make them with create_pretraining_data.py --dynamic_masks, or "
-        "leave the flag out"
-      )
-    elif not files and self.masks.masked_lm_prob and not masked:  # a dry run
-      prob = max(self.masks.masked_lm_prob)
-      masked = masking.most_predictions(length, prob, 1)
-    masked = masked or shape.get("max_predictions_per_seq", 20)
-    if masked > length:
-      raise UserError(
-        f"--max_predictions_per_seq={masked}: more than --max_seq_length="
-        f"{length} tokens"
-      )
-    shape |= {"max_seq_length": length, "max_predictions_per_seq": masked}
-    shape |= self._heads(shape.get("next_sentence", True))
-    return input_pipeline.RecordShape(vocab_size=self.bert.vocab_size, **shape)
-
-  def _heads(self, pairs: bool) -> dict:
-    """Fields of `RecordShape` about what the model learns from records."""
-    made_for = records.OBJECTIVES[0 if pairs else 1]
-    objective = self.objective or made_for
-    segments = description.uses_segments(objective, self.segment_ids)
-    if segments and self.bert.type_vocab_size < 2:
-      raise UserError(
-        f"the BERT config's type_vocab_size={self.bert.type_vocab_size} has no "
-        "place for second segments: set 2, or give --nosegment_ids"
-      )
-    next_sentence = objective == records.OBJECTIVES[0]
-    return {"next_sentence": next_sentence, "segments": segments}
-
-  def _drawn_masks(
-    self, files: str, shape: dict, length: int, training: bool
-  ) -> dict:
-    """Fields of `RecordShape` about masks that are drawn on reading."""
-    masks, knows_words = shape["masks"], shape["knows_words"]
-    probs = (masking.EVALUATION_PROB,) * 2
-    whole_words, most = knows_words, None
-    if training:
-      probs = self.masks.masked_lm_prob or (masks.masked_lm_prob,) * 2
-      most = self.max_predictions_per_seq
-      given = self.masks.given
-      whole_words = given.get("do_whole_word_mask", knows_words)
-      masks = masks._replace(
-        **{name: given[name] for name in given if name.endswith("replace_prob")}
-      )
-    if whole_words and not knows_words:
-      raise UserError(
-        f"--do_whole_word_mask: {files} do not say where words begin: make "
-        "them with create_pretraining_data.py --dynamic_masks "
-        "--do_whole_word_mask, or leave the flag out"
-      )
-    examples = shape["examples_per_record"]
-    needed = masks.max_predictions_per_seq
-    asked = not training or self.masks.masked_lm_prob
-    if asked or max(probs) > masks.masked_lm_prob:
-      room = masking.most_predictions(length, max(probs), examples)
-      made_for = round(length * masks.masked_lm_prob)
-      if max(probs) <= masks.masked_lm_prob and made_for <= needed:
-        room = min(room, needed)  # so they were packed
-      needed = room
-    if most and most < needed and (asked or examples > 1):
-      raise UserError(
-        f"--max_predictions_per_seq={most}: {files} may need {needed} masked "
-        f"tokens a record, for {max(probs):g} of {length} tokens and "
-        f"{examples} examples a record: leave it out"
-      )
-    masks = masks._replace(
-      masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
-    )
-    return {"masks": masks, "last_prob": probs[1], "whole_words": whole_words}
 
 
 def _check_needs(flag: str, needs: dict[str, Any]) -> None:
@@ -714,8 +597,3 @@ def _check_needs(flag: str, needs: dict[str, Any]) -> None:
   for need, has in needs.items():
     if not has:
       raise UserError(f"{flag} needs {need}")
-
-
-def _words(value) -> str:
-  """A setting's value as its flag has it."""
-  return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)

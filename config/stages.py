@@ -29,7 +29,7 @@ import numpy as np
 from common import json_files
 from common.errors import UserError
 from config import training_plan
-from data import masking
+from data import masking, record_shape
 
 # A stage ends by one of these; the first is a flag.
 _ENDS = {"num_train_steps": int, "num_train_tokens": int, "time_share": float}
@@ -276,7 +276,9 @@ def _planned(plan, config, item: dict) -> training_plan.TrainingPlan:
   if "num_train_tokens" not in item:
     # One that ends by time ends there at the latest.
     return of(item.get("num_train_steps", config.num_train_steps))
-  records = math.ceil(item["num_train_tokens"] / config.tokens_of_a_record())
+  records = math.ceil(
+    item["num_train_tokens"] / record_shape.tokens_of_a_record(config)
+  )
   most = math.ceil(records / smallest)
   updates = bisect.bisect_left(
     range(most), records, lo=1, key=lambda n: of(n).records_before(n)

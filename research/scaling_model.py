@@ -31,10 +31,10 @@ import numpy as np
 import scipy.optimize
 from absl import flags
 
-import input_pipeline
 import mixed_precision
 from benchmarks.network import slow_network
 from common import errors
+from data import record_shape
 from gradients import power_sgd
 from model import model_flops, weights
 from model.bert_config import BertConfig
@@ -146,7 +146,7 @@ class Setting:
   @property
   def flops(self) -> float:
     """Of a micro-batch."""
-    shape = input_pipeline.RecordShape(
+    shape = record_shape.RecordShape(
       self.seq_length, self.predictions, self.bert.vocab_size
     )
     return model_flops.total(

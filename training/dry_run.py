@@ -23,6 +23,7 @@ from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages, training_plan
+from data import record_shape
 from data.workers import available_cores
 from gradients import distributed
 from model.tensor_parallel import cut_of
@@ -159,7 +160,7 @@ def _measured(job: Job, size: int) -> Measured:
     PlannedRanks(job.ranks, job.here or 1, config.tensor_parallel),
     config.num_threads,
   )
-  shape = config.record_shape(config.input_file)
+  shape = record_shape.of_run(config.input_file, config)
   with training_run.graph(config):
     examples = input_pipeline.fake_batch(shape, size)
     micro = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
@@ -414,7 +415,7 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   config.planned_schedule(plan).check_trains(first=0)
   here = 0 if on_gpu else min(ranks, available_cores())
   needs = Needs(Job(build, config, plan, ranks, here), free_memory_mb())
-  length = config.record_shape(config.input_file).max_seq_length
+  length = record_shape.of_run(config.input_file, config).max_seq_length
   needs.begin(plan.micro_batch, length)
   if config.find_batch_size:
     needs.find_largest()

@@ -6,6 +6,7 @@ import input_pipeline
 import run_pretraining
 from checkpoints import checkpointing
 from common.tensorflow_v1 import tf
+from data import record_shape
 from training import plans, train_loop, training_run
 from xla_patches import jit
 
@@ -31,7 +32,7 @@ def build(config, comm) -> list:
   fixed: all places have logits, which saves the four launches and the copy to
   the device that choose them.
   """
-  shape = config.record_shape(config.input_file)
+  shape = record_shape.of_run(config.input_file, config)
   plan = plans.of_run(config, None, comm.data_parallel.size)
   with training_run.graph(config), jit.mode(config.xla, fixed_shapes=True):
     examples = input_pipeline.fake_batch(shape, plan.micro_batch)

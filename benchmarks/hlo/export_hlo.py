@@ -28,6 +28,7 @@ from checkpoints import checkpointing
 from common import console
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
+from data import record_shape
 from gradients import distributed
 from model import model_flops
 from training import plans
@@ -134,7 +135,7 @@ def without_copies(module: bytes) -> bytes:
 
 def export(config: PretrainingConfig) -> tuple[bytes, dict]:
   """The step's module, and what step.json says of it."""
-  shape = config.record_shape(config.input_file)
+  shape = record_shape.of_run(config.input_file, config)
   plan = plans.of_run(config, None, 1)
   if plan.accumulation != 1:
     sys.exit("error: one micro-batch an update is exported: no accumulation")

@@ -21,7 +21,14 @@ from hypothesis import strategies as st
 
 import tokenization
 from common import json_files, settings
-from data import creation, record_report, records, text_files, tf_example
+from data import (
+  creation,
+  record_report,
+  record_shape,
+  records,
+  text_files,
+  tf_example,
+)
 from data.tfrecord import INDEX_SUFFIX, RecordSet, ShardWriter, verify_file
 from tests.fuzz import damage
 from tests.fuzz.damage import damaged, damaged_json
@@ -291,7 +298,7 @@ def pipeline(folder):
     masks = masking.MaskSettings(rate, 4, 4, vocab_size) if dynamic else None
     source = input_pipeline.Source(
       path,
-      input_pipeline.RecordShape(16, 4, vocab_size, e, masks, dynamic, dynamic),
+      record_shape.RecordShape(16, 4, vocab_size, e, masks, dynamic, dynamic),
     )
     try:
       return input_pipeline.first_batch(source, 2)
@@ -310,15 +317,13 @@ def pipeline(folder):
 @reader(1.5)
 def manifest(folder):
   """Manifests of whole records: what was read says what the file says."""
-  import input_pipeline
-
   path, made = folder / f"data{records.MANIFEST_SUFFIX}", []
   for dynamic in (False, True):
     files, _ = write_packed(folder, dynamic)
     made.append(json.loads(path.read_bytes()))
 
   def load(_):
-    input_pipeline.manifest_shape(files)
+    record_shape.of_manifest(files, 100)
     found = records.find_manifest(files.replace("*", "0"))
     if found:
       found[1].describe(str(folder))
@@ -501,7 +506,7 @@ def training_flags(folder):
     updates = np.linspace(0, plan.updates - 1, 5).astype(np.int64)
     rates = np.float32(config.planned_schedule(plan)(np.unique(updates)))
     config.policy.describe()
-    return config, plan, config.record_shape(""), rates
+    return config, plan, record_shape.of_run("", config), rates
 
   return {**always, "output_dir": "out"}, read
 

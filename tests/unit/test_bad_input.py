@@ -35,6 +35,7 @@ from config.pretraining import PretrainingConfig
 from data import (
   creation,
   record_report,
+  record_shape,
   records,
   text_files,
   tf_example,
@@ -465,7 +466,7 @@ def test_runs_that_cannot_be(run_of, change, words):
 def test_more_to_predict_than_there_is(run_of):
   config = run_of(max_seq_length=16, max_predictions_per_seq=17)
   with pytest.raises(UserError, match="--max_predictions_per_seq=17: more"):
-    config.record_shape("")
+    record_shape.of_run("", config)
 
 
 def test_the_bounds_hold_for_json_too(tmp_path, run_of):

@@ -11,20 +11,20 @@ import pytest
 import runs
 import samples
 
-import input_pipeline
 import mixed_precision
 import modeling
 from benchmarks import input as bench_input
 from benchmarks import step as bench_step
 from benchmarks.network import overlap
 from common.tensorflow_v1 import tf
+from data import record_shape
 from model import model_flops
 
 
 def test_model_flops_of_bert_base():
   """Hand-worked: 6 x weights x tokens, and 12 B S^2 H a layer of attention."""
   bert = modeling.BertConfig(vocab_size=30522)
-  shape = input_pipeline.RecordShape(128, 20, 30522, examples_per_record=3)
+  shape = record_shape.RecordShape(128, 20, 30522, examples_per_record=3)
   matmuls = model_flops.pretraining(bert, mixed_precision.FP32, 8, shape)
   read = 20 + 3  # places of the last layer that the heads read
   weights = 11 * (4 * 768**2 + 2 * 768 * 3072) * 8 * 128

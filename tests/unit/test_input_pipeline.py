@@ -16,12 +16,19 @@ import modeling
 import tokenization
 from common.tensorflow_v1 import tf
 from config import training_plan
-from data import masking, record_order, records, tf_example, tfrecord
+from data import (
+  masking,
+  record_order,
+  record_shape,
+  records,
+  tf_example,
+  tfrecord,
+)
 from gradients import distributed
 from gradients.distributed import Comm
 from training import evaluation
 
-SHAPE = input_pipeline.RecordShape(32, 5, 100)
+SHAPE = record_shape.RecordShape(32, 5, 100)
 
 
 def rank(number, size):
@@ -183,10 +190,8 @@ def test_batches_are_the_records_of_the_stream(tmp_path, block):
 
 
 def dynamic_source(pattern):
-  shape = input_pipeline.manifest_shape(pattern)
-  return input_pipeline.Source(
-    pattern, input_pipeline.RecordShape(vocab_size=100, **shape)
-  )
+  shape = record_shape.of_manifest(pattern, 100)
+  return input_pipeline.Source(pattern, shape)
 
 
 def test_ranks_with_other_contents_or_masks_are_found(tmp_path, monkeypatch):
@@ -286,7 +291,7 @@ def test_words_and_replacements_are_as_the_flags_say(dynamic_run, whole):
   config = runs.config(
     (config_file, pattern), "unused", masks=masks, max_predictions_per_seq=None
   )
-  shape = config.record_shape(pattern)
+  shape = record_shape.of_run(pattern, config)
   source = input_pipeline.Source(pattern, shape)
   order = record_order.Order(120, 5)
   (micro,) = train_on(source, order, plan_of(1, 120, 120), 0, 1)
@@ -377,7 +382,7 @@ def test_evaluation_limit(tmp_path):
 def test_records_of_another_shape_are_refused(tmp_path, shape, words):
   path = write_records(tmp_path / "a.tfrecord", 10)
   with pytest.raises(records.DataError) as error:
-    input_pipeline.Source(path, input_pipeline.RecordShape(*shape))
+    input_pipeline.Source(path, record_shape.RecordShape(*shape))
   for word in [path, *words]:
     assert word in str(error.value)
 

@@ -16,7 +16,7 @@ import run_pretraining
 from checkpoints import checkpointing, metrics
 from common import json_files
 from common.tensorflow_v1 import tf
-from data import tfrecord
+from data import record_shape, tfrecord
 from finetuning import classification, heads, packed, squad
 from model import model_flops, sampled_softmax
 from training import reporting
@@ -212,7 +212,7 @@ def matmul_flops(graph):
 @pytest.mark.parametrize("examples_per_record, sampled", [(1, 0), (3, 40)])
 def test_model_flops_are_those_of_the_graph(examples_per_record, sampled):
   bert = modeling.BertConfig(**TINY, hidden_act="relu")
-  shape = input_pipeline.RecordShape(32, 5, 100, examples_per_record)
+  shape = record_shape.RecordShape(32, 5, 100, examples_per_record)
   fixed = jit.mode("off", fixed_shapes=True)
   with tf.Graph().as_default() as graph, fixed:
     batch = input_pipeline.fixed_micro_batch(

@@ -39,7 +39,7 @@ from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from config.pretraining import BEST_BY, PretrainingConfig
-from data import record_order, records, tf_example, tfrecord
+from data import record_order, record_shape, records, tf_example, tfrecord
 from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
@@ -237,7 +237,7 @@ def test_masks_are_decided_when_training(dynamic_run, tmp_path):
       tiny_run, tmp_path, max_seq_length=None, max_predictions_per_seq=None,
       masks=MaskConfig(**flags),
     )  # fmt: skip
-    return config.record_shape(config.input_file, training)
+    return record_shape.of_run(config.input_file, config, training)
 
   made = shape()
   assert made.masks.masked_lm_prob == made.last_prob == 0.1
@@ -254,9 +254,10 @@ def test_masks_are_decided_when_training(dynamic_run, tmp_path):
   assert more.masks.mask_replace_prob == 0.5
   assert shape(masked_lm_prob=(0.1, 0.1)).max_predictions_per_seq == 5
   with pytest.raises(UserError, match=r"=5: .* may need 11 masked tokens"):
-    runs.config(
+    config = runs.config(
       tiny_run, tmp_path, max_seq_length=None, masks=MaskConfig((0.3, 0.3))
-    ).record_shape(tiny_run[1])
+    )
+    record_shape.of_run(tiny_run[1], config)
   # An evaluation's do not depend on the training's.
   evaluation = shape(training=False)
   assert evaluation.masks.masked_lm_prob == 0.15
@@ -551,9 +552,9 @@ def test_drawn_masks_have_room_for_every_data_set(tmp_path):
   made = records.Manifest.load(str(path))
   dataclasses.replace(made, max_predictions_per_seq=9).save(str(path))
   for files in (f"{pattern},{other}", f"{other},{pattern}"):
-    shape = input_pipeline.manifest_shape(files)
-    assert shape["max_predictions_per_seq"] == 9
-    assert shape["masks"].max_predictions_per_seq == 9
+    shape = record_shape.of_manifest(files, 100)
+    assert shape.max_predictions_per_seq == 9
+    assert shape.masks.max_predictions_per_seq == 9
 
 
 def test_masks_that_are_written_cannot_be_decided(tiny_run, tmp_path):
@@ -575,7 +576,7 @@ def test_words_that_records_do_not_know_are_refused(tmp_path):
     tiny, tmp_path, masks=MaskConfig(do_whole_word_mask=True)
   )
   with pytest.raises(UserError, match="do not say where words begin"):
-    config.record_shape(pattern)
+    record_shape.of_run(pattern, config)
 
 
 def interrupt(config, after):
@@ -773,12 +774,12 @@ def test_a_preset_has_the_vocabulary_of_the_records(packed_run, tmp_path):
     **given, bert_config_file="mini", sampled_softmax=size
   )
   with pytest.raises(UserError, match=f"the vocabulary has {size} words"):
-    config.record_shape(files)
+    record_shape.of_run(files, config)
   config, _ = settled_flags(
     **given, bert_config_file="mini", sampled_softmax=40000
   )
   with pytest.raises(UserError, match=f"the vocabulary has {size} words"):
-    config.record_shape(files)
+    record_shape.of_run(files, config)
   bare = write_records(tmp_path / "bare.tfrecord", 3)
   other = {**given, "input_file": bare, "bert_config_file": "mini"}
   assert settled_flags(**other)[0].bert.vocab_size == 30522

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages
 from config.pretraining import PretrainingConfig
-from data import masking, records
+from data import masking, record_shape, records
 from data.masking import MaskConfig
 from gradients.distributed import Comm
 from training import dry_run, train_loop, training_run
@@ -290,10 +290,10 @@ def test_tokens_of_a_record_are_those_of_all_manifests(packed_run, tmp_path):
   config = runs.config((packed_run[0][0], files), tmp_path / "run")
   (path,) = tmp_path.glob("*.manifest.json")
   made = records.Manifest.load(str(path))
-  assert config.tokens_of_a_record() == 32  # it does not say
+  assert record_shape.tokens_of_a_record(config) == 32  # it does not say
   made = dataclasses.replace(made, counts={**made.counts, "real_tokens": 2400})
   made.save(str(path))
-  assert config.tokens_of_a_record() == 20
+  assert record_shape.tokens_of_a_record(config) == 20
   # The same records as another data set, whose manifest says half of them.
   (tmp_path / "more").mkdir()
   for shard in made.files:
@@ -303,7 +303,7 @@ def test_tokens_of_a_record_are_those_of_all_manifests(packed_run, tmp_path):
   more.save(str(tmp_path / "more" / path.name))
   both = f"{files},{tmp_path}/more/*.tfrecord"
   config = dataclasses.replace(config, input_file=both)
-  assert config.tokens_of_a_record() == 15
+  assert record_shape.tokens_of_a_record(config) == 15
 
 
 def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
@@ -465,8 +465,8 @@ def test_held_out_records_have_lengths_of_their_own(tiny_run, tmp_path):
     tiny_run, tmp_path, **staged({"num_train_steps": 1, **given})
   )
   (stage,) = stages.configs(config)
-  assert stage.record_shape(longer).max_predictions_per_seq == 9
-  held_out = stage.record_shape(tiny_run[1], training=False)
+  assert record_shape.of_run(longer, stage).max_predictions_per_seq == 9
+  held_out = record_shape.of_run(tiny_run[1], stage, training=False)
   assert held_out.max_seq_length == 32
   assert held_out.max_predictions_per_seq == 5
 

@@ -1,0 +1,216 @@
+"""The lengths, masks and heads of a run's records: of flags and manifests."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from common.errors import DataError, UserError
+from data import masking, records
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordShape:
+  """The lengths and limits of this run's records."""
+
+  max_seq_length: int
+  max_predictions_per_seq: int
+  vocab_size: int
+  examples_per_record: int = 1
+  masks: masking.MaskSettings | None = None  # drawn on reading
+  knows_words: bool = False  # whether records have is_continuation
+  whole_words: bool = False  # of those masks
+  last_prob: float | None = None  # in the last update; None: as in the first
+  next_sentence: bool = True  # whether that head is trained
+  segments: bool = True  # whether the model gets segment ids
+
+  @property
+  def masks_move(self) -> bool:
+    """Whether the share to mask changes from update to update."""
+    return len(set(self.mask_probs(np.array([0.0, 1.0])))) > 1
+
+  def mask_probs(self, progress: np.ndarray) -> np.ndarray:
+    """float [n]: the share to mask of records at shares [0, 1] of the run."""
+    first = self.masks.masked_lm_prob if self.masks else 0.0
+    last = first if self.last_prob is None else self.last_prob
+    return first + (last - first) * progress
+
+  def features(self) -> dict:
+    """name -> `tf_example.Feature`."""
+    return records.record_features(
+      self.max_seq_length,
+      self.max_predictions_per_seq,
+      self.examples_per_record,
+      self.vocab_size,
+      dynamic=self.masks is not None,
+      whole_words=self.knows_words,
+    )
+
+
+def of_manifest(files: str, vocab_size: int) -> RecordShape | None:
+  """What the first file's manifest says; None without one.
+
+  Masks that are drawn on reading have room for those of every manifest.
+  """
+  found = records.manifest_of(files)
+  if not found:
+    return None
+  path, manifest = found
+  shape = RecordShape(
+    manifest.max_seq_length,
+    manifest.max_predictions_per_seq,
+    vocab_size,
+    manifest.examples_per_record,
+    next_sentence=manifest.has_pairs,
+    segments=manifest.has_pairs,
+  )
+  if manifest.masking != "dynamic":
+    return shape
+  masks = manifest.mask_settings()
+  if masks is None:
+    raise DataError(
+      f"{path}: its masks are drawn on reading, but mask_id or masked_lm_prob "
+      "is missing: make the records again"
+    )
+  every = records.find_manifests(records.expand_patterns(files)).values()
+  most = max(other.max_predictions_per_seq for _, other in every)
+  return dataclasses.replace(
+    shape,
+    max_predictions_per_seq=most,
+    masks=masks._replace(max_predictions_per_seq=most),
+    knows_words=manifest.settings.get("do_whole_word_mask", False),
+  )
+
+
+def of_run(
+  files: str | None, config: Any, training: bool = True
+) -> RecordShape:
+  """The shape of `files` in a run of a `PretrainingConfig`.
+
+  Lengths are the flags', else the manifest's, else 128 and 20. Masks that are
+  drawn on reading are training's, or an evaluation's.
+  """
+  vocab_size = config.bert.vocab_size
+  if training and config.sampled_softmax >= vocab_size:
+    raise UserError(
+      f"--sampled_softmax={config.sampled_softmax}: the vocabulary has "
+      f"{vocab_size} words; give fewer, or leave it out for all"
+    )
+  known = of_manifest(files, vocab_size) if files else None
+  shape = known or RecordShape(128, 20, vocab_size)
+  length, masked = config.max_seq_length, config.max_predictions_per_seq
+  if config.stages and not training:
+    # A stage's lengths are its own records'; those to evaluate on have theirs.
+    length = masked = None
+    if not known:
+      paths = records.expand_patterns(files or "")
+      features = records.features_of_first(paths, vocab_size)
+      length, masked = (
+        features[name].size if name in features else None
+        for name in ("input_ids", "masked_lm_positions")
+      )
+  length = length or shape.max_seq_length
+  shape = dataclasses.replace(shape, max_seq_length=length)
+  if shape.masks:
+    shape = _with_masks(shape, files, config, training)
+    masked = shape.max_predictions_per_seq
+  elif training and files and config.masks.given:
+    name, value = next(iter(config.masks.given.items()))
+    if isinstance(value, tuple):
+      value = ":".join(map(str, value))
+    without = "" if known else ", as far as can be told without their manifest"
+    raise UserError(
+      f"--{name}={value}: the masks of {files} were drawn when the records "
+      f"were made{without}: make them with create_pretraining_data.py "
+      "--dynamic_masks, or leave the flag out"
+    )
+  elif not files and config.masks.masked_lm_prob and not masked:
+    # A dry run's records have room for what the flag asks.
+    prob = max(config.masks.masked_lm_prob)
+    masked = masking.most_predictions(length, prob, 1)
+  masked = masked or shape.max_predictions_per_seq
+  if masked > length:
+    raise UserError(
+      f"--max_predictions_per_seq={masked}: more than --max_seq_length="
+      f"{length} tokens"
+    )
+  shape = dataclasses.replace(shape, max_predictions_per_seq=masked)
+  return _with_heads(shape, config)
+
+
+def _with_heads(shape: RecordShape, config) -> RecordShape:
+  """`shape` with what the model learns: the flags say it, else the records."""
+  pairs, alone = records.OBJECTIVES
+  objective = config.objective or (pairs if shape.next_sentence else alone)
+  segments = config.segment_ids
+  if segments is None:
+    segments = objective == pairs
+  if segments and config.bert.type_vocab_size < 2:
+    raise UserError(
+      f"the BERT config's type_vocab_size={config.bert.type_vocab_size} has no "
+      "place for second segments: set 2, or give --nosegment_ids"
+    )
+  return dataclasses.replace(
+    shape, next_sentence=objective == pairs, segments=segments
+  )
+
+
+def _with_masks(
+  shape: RecordShape, files, config, training: bool
+) -> RecordShape:
+  """`shape` with the masks that are drawn when its records are read."""
+  masks: Any = shape.masks
+  whole_words, most = shape.knows_words, None
+  probs = (masking.EVALUATION_PROB,) * 2
+  made_with, given = masks.masked_lm_prob, config.masks.given
+  if training:
+    probs = config.masks.masked_lm_prob or (made_with,) * 2
+    most = config.max_predictions_per_seq
+    whole_words = given.get("do_whole_word_mask", whole_words)
+    for name in ("mask_replace_prob", "random_replace_prob"):
+      if name in given:
+        masks = masks._replace(**{name: given[name]})
+  if whole_words and not shape.knows_words:
+    raise UserError(
+      f"--do_whole_word_mask: {files} do not say where words begin: make them "
+      "with create_pretraining_data.py --dynamic_masks --do_whole_word_mask, "
+      "or leave the flag out"
+    )
+  needed, examples = masks.max_predictions_per_seq, shape.examples_per_record
+  asked = not training or config.masks.masked_lm_prob
+  if asked or max(probs) > made_with:
+    length = shape.max_seq_length
+    room = masking.most_predictions(length, max(probs), examples)
+    if max(probs) <= made_with and round(length * made_with) <= needed:
+      room = min(room, needed)  # so they were packed
+    needed = room
+  if most and most < needed and (asked or examples > 1):
+    raise UserError(
+      f"--max_predictions_per_seq={most}: {files} may need {needed} masked "
+      f"tokens a record, for {max(probs):g} of {shape.max_seq_length} tokens "
+      f"and {examples} examples a record: leave it out"
+    )
+  masks = masks._replace(
+    masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
+  )
+  return dataclasses.replace(
+    shape,
+    max_predictions_per_seq=most or needed,
+    masks=masks,
+    last_prob=probs[1],
+    whole_words=whole_words,
+  )
+
+
+def tokens_of_a_record(config) -> float:
+  """Mean real tokens in a record, by the manifests of --input_file."""
+  files = config.input_file
+  paths = records.expand_patterns(files) if files else []
+  manifests, tokens, total = records.find_manifests(paths), 0.0, 0
+  for path, (_, manifest) in manifests.items():
+    count = manifest.shards[path.rpartition("/")[2]].records
+    mean = manifest.counts.get("real_tokens", 0) / manifest.num_records
+    tokens, total = tokens + count * mean, total + count
+  if tokens and len(manifests) == len(paths):
+    return tokens / total
+  return of_run(files, config).max_seq_length
