@@ -26,7 +26,6 @@ import dataclasses
 import glob
 import json
 import os
-import pathlib
 import random
 import re
 import resource
@@ -38,20 +37,19 @@ import threading
 import time
 import uuid
 
-import numpy as np
 import psutil
 from absl import flags
 
 import tokenization
+from benchmarks import fake_records
 from benchmarks.faults import recorded_run
 from checkpoints import checkpoint_files, metrics
-from common import errors
+from common import errors, json_files
 from common.tensorflow_v1 import tf
-from data import records, tf_example, tfrecord
-from training import reporting
+from data import records
+from training import next_steps, reporting
 
 FLAGS = flags.FLAGS
-_ROOT = str(pathlib.Path(__file__).parents[2])
 _MARK = "FAULT_SCHEDULES_RUN"  # environment: in all processes of one start
 
 RECORDS = 150  # of which 48 updates of 8 are more than two epochs
@@ -60,16 +58,10 @@ SAVE_EVERY = 4
 GLOBAL_BATCH = 8
 LENGTH, PREDICTIONS = 16, 3
 BERT = dict(
-  vocab_size=400,
-  hidden_size=32,
-  num_hidden_layers=2,
-  num_attention_heads=2,
-  intermediate_size=64,
-  max_position_embeddings=LENGTH,
-  type_vocab_size=2,
-  hidden_dropout_prob=0.1,
-  attention_probs_dropout_prob=0.1,
-)
+  vocab_size=400, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+  intermediate_size=64, max_position_embeddings=LENGTH, type_vocab_size=2,
+  hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+)  # fmt: skip
 PACE = 0.05  # seconds of rest after a micro-batch, for faults to strike between
 LIMIT = 150  # seconds for anything to happen: a start, an end after a fault
 # Seconds; a few instead of Horovod's 30, which is only waiting here. Ranks that
@@ -88,9 +80,11 @@ SIGNALS = {
 }
 DAMAGES = ("flip", "cut", "delete")  # of the newest checkpoint, after a kill
 FULL = ("full", "full_report")  # disk: for a checkpoint; for any report
-KINDS = (*SIGNALS, *DAMAGES, *FULL)
+OFTEN = ("kill", "kill", "terminate", "stop", "stop")  # as in life
 GRACEFUL = ("terminate", "interrupt")
 LAUNCHER = -1  # as the target: horovodrun
+# A moment of a fault -> the longest delay after it, in seconds.
+MOMENTS = {"start": 7.0, "update": 0.15, "saving": 0.02}
 
 
 def define_flags() -> None:
@@ -100,11 +94,6 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "folder", None, "Where to work and leave everything; default: temporary."
   )
-
-
-# -----------------------------------------------------------------------------
-# Schedules
-# -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,31 +107,26 @@ class Setting:
   def __str__(self):
     return f"{self.ranks}x{self.accumulation}-{self.precision}"
 
-  def flags(self) -> list[str]:
-    """Of run_pretraining.py."""
-    micro = GLOBAL_BATCH // self.ranks // self.accumulation
-    return [
-      f"--train_batch_size={micro}",
-      f"--global_batch_size={GLOBAL_BATCH}",
-      f"--num_train_steps={UPDATES}",
-      "--num_warmup_steps=5",
-      "--learning_rate=1e-3",
-      "--log_every_steps=1",
-      f"--save_checkpoints_steps={SAVE_EVERY}",
-      "--num_threads=1",
-      "--xla=off",
-      f"--precision={self.precision}",
-      # A scale that is too high at first, and doubles again soon.
-      *(
-        [
-          "--initial_loss_scale=1073741824",
-          "--loss_scale_hysteresis=1",
-          "--loss_scale_window=4",
-        ]
-        if self.precision == "fp16"
-        else []
-      ),
-    ]
+  def command(self, folder: str) -> list[str]:
+    """The training of this setting in `folder`, beside which the data are."""
+    data, launcher, scale = os.path.dirname(folder), [], {}
+    if self.ranks > 1:
+      beside = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+      launcher = [beside, "-np", str(self.ranks)]
+    if self.precision == "fp16":  # too high at first, and doubles again soon
+      scale = dict(initial_loss_scale=2**30, loss_scale_hysteresis=1)
+      scale["loss_scale_window"] = 4
+    given = next_steps.given(dict(
+      do_train=True, bert_config_file=f"{data}/bert_config.json",
+      input_file=f"{data}/data-*.tfrecord", output_dir=f"{folder}/run",
+      train_batch_size=GLOBAL_BATCH // self.ranks // self.accumulation,
+      global_batch_size=GLOBAL_BATCH, num_train_steps=UPDATES,
+      num_warmup_steps=5, learning_rate=1e-3, log_every_steps=1,
+      save_checkpoints_steps=SAVE_EVERY, num_threads=1, xla="off",
+      precision=self.precision, **scale,
+    ))  # fmt: skip
+    module = ["-m", "benchmarks.faults.recorded_run"]
+    return [*launcher, sys.executable, *module, *given]
 
 
 SETTINGS = [
@@ -158,7 +142,7 @@ class Fault:
   """One fault.
 
   Attributes:
-    kind: one of `KINDS`.
+    kind: one of `SIGNALS`, `DAMAGES` or `FULL`.
     target: a rank or `LAUNCHER`.
     moment: "start", "update" or "saving": seconds after the start; after some
       updates of this start (or since the fault before); when then next a
@@ -189,65 +173,29 @@ def draw(seed: int, number: int) -> tuple[Setting, list[Fault]]:
 
 
 def _draw_fault(rng: random.Random, setting: Setting) -> Fault:
-  kinds = [k for k in KINDS if setting.ranks > 1 or k != "stop"]
-  # What happens most.
-  often = ["kill", "kill", "terminate", "stop", "stop"]
-  kind = rng.choice([*kinds, *(k for k in often if k in kinds)])
-  targets, moments = list(range(setting.ranks)), ["update"]
+  kinds = [*SIGNALS, *DAMAGES, *FULL, *OFTEN]
+  if setting.ranks == 1:  # nobody would end a run that stands still
+    kinds = [kind for kind in kinds if kind != "stop"]
+  kind = rng.choice(kinds)
+  # Rank 0 alone writes what is damaged, and fills a disk.
+  targets, moments = [0], ["update"]
   if kind in SIGNALS:
-    moments += ["saving", "start"]
-  else:
-    targets = [0]  # which alone writes
+    targets, moments = [*range(setting.ranks)], ["update", "saving", "start"]
   if kind in ("kill", *GRACEFUL) and setting.ranks > 1:
     targets.append(LAUNCHER)
   moment = rng.choice(moments)
-  longest = {"start": 7.0, "update": 0.15, "saving": 0.02}[moment]
   return Fault(
     kind=kind,
-    target=rng.choice(targets),
     moment=moment,
+    target=rng.choice(targets),
     updates=rng.randint(1, 9),
-    delay=rng.uniform(0, longest),
+    delay=rng.uniform(0, MOMENTS[moment]),
     chance=rng.random(),
   )
 
 
-# -----------------------------------------------------------------------------
-# Runs
-# -----------------------------------------------------------------------------
-
-
-def write_records(folder: str) -> str:
-  """Records to mask on reading whose first token is their number.
-
-  [CLS] stands there, which is never masked. Returns the files' pattern.
-  """
-  rng, infos = np.random.default_rng(0), []
-  for shard in range(2):
-    path = os.path.join(folder, f"data-{shard}.tfrecord")
-    with tfrecord.ShardWriter(path) as writer:
-      for place in range(RECORDS // 2):
-        features = records.fake_features(
-          rng, LENGTH, PREDICTIONS, BERT["vocab_size"]
-        )
-        for name in ("positions", "ids", "weights"):
-          del features[f"masked_lm_{name}"]
-        features["input_ids"][0] = shard * (RECORDS // 2) + place
-        writer.write(tf_example.encode_example(features))
-    infos.append(writer.info)
-  records.Manifest(
-    max_seq_length=LENGTH,
-    max_predictions_per_seq=PREDICTIONS,
-    examples_per_record=1,
-    masking="dynamic",
-    tokenizer=tokenization.TokenizerInfo(
-      "wordpiece", "vocab.txt", "", BERT["vocab_size"], True, 4
-    ),
-    settings={"masked_lm_prob": 0.15},
-    counts={"examples": RECORDS},
-    files=tuple(infos),
-  ).save(os.path.join(folder, f"data{records.MANIFEST_SUFFIX}"))
-  return os.path.join(folder, "data-*.tfrecord")
+class Missed(Exception):
+  """The run was over before the fault's moment came."""
 
 
 class Start:
@@ -259,36 +207,14 @@ class Start:
   """
 
   def __init__(self, setting: Setting, folder: str, number: int, pace: float):
-    """Starts it.
-
-    Args:
-      setting: what to train.
-      folder: of the schedule; its parent has the data.
-      number: of this start.
-      pace: see `recorded_run`.
-    """
+    """Starts it in the schedule's `folder`; `pace` is `recorded_run`'s."""
     self.output_dir = os.path.join(folder, "run")
     self._metrics = os.path.join(self.output_dir, metrics.METRICS_FILE)
     self._metrics_before = self._inode()
     self._setting, self._mark = setting, uuid.uuid4().hex
-    data = os.path.dirname(folder)
-    launcher = [
-      os.path.join(os.path.dirname(sys.executable), "horovodrun"),
-      "-np",
-      str(setting.ranks),
-    ]
+    self._messages = os.path.join(folder, f"stderr-{number}")
     self.process = subprocess.Popen(
-      [
-        *(launcher if setting.ranks > 1 else []),
-        sys.executable,
-        "-m",
-        "benchmarks.faults.recorded_run",
-        "--do_train",
-        f"--bert_config_file={data}/bert_config.json",
-        f"--input_file={data}/data-*.tfrecord",
-        f"--output_dir={self.output_dir}",
-        *setting.flags(),
-      ],
+      setting.command(folder),
       stdout=subprocess.DEVNULL,
       stderr=subprocess.PIPE,
       text=True,
@@ -297,7 +223,7 @@ class Start:
       env={
         **os.environ,
         **HOROVOD,
-        "PYTHONPATH": _ROOT,
+        "PYTHONPATH": next_steps.ROOT,
         _MARK: self._mark,
         recorded_run.LOG: os.path.join(folder, f"consumed-{number}"),
         recorded_run.PACE: str(pace),
@@ -310,18 +236,20 @@ class Start:
     self._reader.start()
 
   def _read(self):
-    for line in self.process.stderr:
-      self.lines.append(line.rstrip("\n"))
+    with open(self._messages, "w", encoding="utf-8") as f:
+      for line in self.process.stderr:
+        self.lines.append(line.rstrip("\n"))
+        f.write(line)
 
   def processes(self) -> list[psutil.Process]:
     """All that this start has left, of whatever parent."""
-    found = []
+    ours = []
     for process in psutil.process_iter():
       # None of the others, one that has ended, or somebody else's.
       with contextlib.suppress(psutil.Error, OSError):
         if process.environ().get(_MARK) == self._mark:
-          found.append(process)
-    return found
+          ours.append(process)
+    return ours
 
   def find(self, target: int) -> psutil.Process | None:
     """A rank or the launcher, if it is there (yet)."""
@@ -339,10 +267,8 @@ class Start:
     return self.process.poll() is not None
 
   def _inode(self):
-    try:
+    with contextlib.suppress(FileNotFoundError):
       return os.stat(self._metrics).st_ino
-    except FileNotFoundError:
-      return None
 
   def updates(self) -> int | None:
     """Updates reported so far; None before this start has its report open."""
@@ -354,10 +280,26 @@ class Start:
   def is_saving(self) -> bool:
     return os.path.exists(os.path.join(self.output_dir, ".saving"))
 
+  def until(self, condition, pause: float = 0.003):
+    """Waits for the condition and returns it.
+
+    Raises:
+      Missed: the run ended before.
+      TimeoutError: neither.
+    """
+    give_up = time.monotonic() + LIMIT
+    while not (value := condition()):
+      if self.has_ended():
+        raise Missed
+      if time.monotonic() > give_up:
+        raise TimeoutError(f"nothing happened for {LIMIT} s")
+      time.sleep(pause)
+    return value
+
   def wait(self) -> bool:
     """Waits for the end of all processes; False if it had to end them."""
-    until = time.monotonic() + LIMIT
-    while time.monotonic() < until:
+    give_up = time.monotonic() + LIMIT
+    while time.monotonic() < give_up:
       if self.has_ended() and not self.processes():
         self._reader.join(timeout=5)
         return True
@@ -377,86 +319,51 @@ class Start:
     """The last line of each rank, without horovodrun's prefix."""
     last = {}
     for line in self.lines:
-      found = re.match(r"\[(\d+)\]<std\w+>:(.*)", line)
-      rank, text = found.groups() if found else ("0", line)
-      if text in ("", "Terminated", "Killed", "Aborted"):  # the shell's
-        continue
-      if found or self._setting.ranks == 1:
+      of_rank = re.match(r"\[(\d+)\]<std\w+>:(.*)", line)
+      rank, text = of_rank.groups() if of_rank else ("0", line)
+      from_shell = text in ("", "Terminated", "Killed", "Aborted")
+      if not from_shell and (of_rank or self._setting.ranks == 1):
         last[rank] = text
     return last
 
   def traceback(self) -> bool:
     """Whether a rank ended as by a bug."""
-    return any(
-      re.match(r"(\[\d+\]<std\w+>:)?Traceback", line)
-      for line in self.lines
-      if self._setting.ranks == 1 or line.startswith("[")
-    )
+    begins = r"\[\d+\]<std\w+>:Traceback"
+    if self._setting.ranks == 1:
+      begins = "Traceback"
+    return any(re.match(begins, line) for line in self.lines)
 
 
 def newest_checkpoints(output_dir: str) -> list[int]:
   """Updates of those that are whole, newest first."""
-  files = checkpoint_files.CheckpointFiles(output_dir, 1)
-
-  def is_whole(step):
-    try:
+  files, whole = checkpoint_files.CheckpointFiles(output_dir, 1), []
+  for step in files.steps():
+    with contextlib.suppress(checkpoint_files.CheckpointError):
       files.check(step)
-    except checkpoint_files.CheckpointError:
-      return False
-    return True
-
-  return [step for step in files.steps() if is_whole(step)]
-
-
-# -----------------------------------------------------------------------------
-# Faults
-# -----------------------------------------------------------------------------
-
-
-class Missed(Exception):
-  """The run was over before the fault's moment came."""
-
-
-def _until(condition, start: Start, pause: float = 0.003):
-  """Waits for the condition and returns it.
-
-  Raises:
-    Missed: the run ended before.
-    TimeoutError: neither.
-  """
-  until = time.monotonic() + LIMIT
-  while not (got := condition()):
-    if start.has_ended():
-      raise Missed
-    if time.monotonic() > until:
-      raise TimeoutError(f"nothing happened for {LIMIT} s")
-    time.sleep(pause)
-  return got
+      whole.append(step)
+  return whole
 
 
 def wait_for_moment(fault: Fault, start: Start, base: int | None) -> None:
   """Returns when the fault is to strike; see `Fault`.
 
-  Args:
-    fault: the next one.
-    start: the run.
-    base: updates when the fault before struck this start; None: none has.
+  `base`: updates when the fault before struck this start; None: none has.
   """
   if fault.moment == "start":
     wait = start.began + fault.delay - time.monotonic()
     with contextlib.suppress(subprocess.TimeoutExpired):
       start.process.wait(timeout=max(0.0, wait))
-    _until(lambda: start.find(fault.target), start)
+    start.until(lambda: start.find(fault.target))
     return
   if base is None:
-    _until(lambda: start.updates() is not None, start)
+    start.until(lambda: start.updates() is not None)
     base = start.updates()
   target = min(base + fault.updates, UPDATES - 2)
-  _until(lambda: start.updates() >= target, start)
+  start.until(lambda: start.updates() >= target)
   if fault.moment == "saving":
-    _until(start.is_saving, start, pause=0.0003)
+    start.until(start.is_saving, pause=0.0003)
   if fault.kind in DAMAGES:
-    _until(lambda: len(newest_checkpoints(start.output_dir)) >= 2, start)
+    start.until(lambda: len(newest_checkpoints(start.output_dir)) >= 2)
   time.sleep(fault.delay)
 
 
@@ -467,7 +374,7 @@ def strike(fault: Fault, start: Start) -> bool:
     Missed: the target has ended.
     TimeoutError: the fault was without consequence.
   """
-  target = _until(lambda: start.find(fault.target), start)
+  target = start.until(lambda: start.find(fault.target))
   try:
     if fault.kind in FULL:
       return _fill_disk(fault, start, target)
@@ -475,10 +382,9 @@ def strike(fault: Fault, start: Start) -> bool:
     if fault.kind == "pause":
       time.sleep(1 + 3 * fault.chance)
       target.send_signal(signal.SIGCONT)
-      return False
   except psutil.NoSuchProcess as e:
     raise Missed from e
-  return True
+  return fault.kind != "pause"
 
 
 def _fill_disk(fault: Fault, start: Start, rank0: psutil.Process) -> bool:
@@ -489,20 +395,16 @@ def _fill_disk(fault: Fault, start: Start, rank0: psutil.Process) -> bool:
     told = start.has_ended
     path = os.path.join(start.output_dir, metrics.METRICS_FILE)
     size = os.path.getsize(path) + int(800 * fault.chance)  # in a line
-  before, size = start.updates(), (size, resource.RLIM_INFINITY)
-  rank0.rlimit(resource.RLIMIT_FSIZE, size)
+  last = min(start.updates() + 10, UPDATES)
+  unlimited = resource.RLIM_INFINITY
+  rank0.rlimit(resource.RLIMIT_FSIZE, (size, unlimited))
   try:
-    _until(
-      lambda: told() or start.updates() >= min(before + 10, UPDATES), start
-    )
+    start.until(lambda: told() or start.updates() >= last)
   except Missed:
     return True  # it was the last checkpoint
   finally:
     with contextlib.suppress(psutil.NoSuchProcess):
-      rank0.rlimit(
-        resource.RLIMIT_FSIZE,
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
-      )
+      rank0.rlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
   if not told():
     raise TimeoutError("the disk was full and nobody said so")
   return start.has_ended()
@@ -513,17 +415,13 @@ def damage(fault: Fault, output_dir: str) -> str:
   steps = newest_checkpoints(output_dir)
   if len(steps) < 2:
     return "only one checkpoint"
-  files = sorted(
-    glob.glob(
-      os.path.join(output_dir, f"{checkpoint_files.PREFIX}-{steps[0]}.*")
-    )
-  )
+  prefix = os.path.join(output_dir, checkpoint_files.PREFIX)
+  files = sorted(glob.glob(f"{prefix}-{steps[0]}.*"))
   path = files[int(fault.chance * len(files))]
   if fault.kind == "delete":
     os.unlink(path)
     return f"deleted {os.path.basename(path)}"
-  size = os.path.getsize(path)
-  place = int(fault.chance * len(files) % 1 * size)
+  place = int(fault.chance * len(files) % 1 * os.path.getsize(path))
   with open(path, "r+b") as f:
     if fault.kind == "cut":
       f.truncate(place)
@@ -535,14 +433,9 @@ def damage(fault: Fault, output_dir: str) -> str:
   return f"{fault.kind} byte {place} of {os.path.basename(path)}"
 
 
-# -----------------------------------------------------------------------------
-# What a run leaves
-# -----------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What is compared.
+  """What a complete run leaves, and what is compared.
 
   Attributes:
     arrays: of the last checkpoint, by name.
@@ -563,65 +456,55 @@ class Outcome:
     output_dir = os.path.join(folder, "run")
     prefix = os.path.join(output_dir, f"{checkpoint_files.PREFIX}-{UPDATES}")
     reader = tf.train.load_checkpoint(prefix)
+    names = reader.get_variable_to_shape_map()
+    reports = []
     path = os.path.join(output_dir, metrics.METRICS_FILE)
-    with open(path, encoding="utf-8") as f:
-      reports = [json.loads(line) for line in f]
-    reports = [
-      json.dumps(
-        {k: v for k, v in report.items() if k not in reporting.MEASURED}
-      )
-      for report in reports
-    ]
+    for report in json_files.read_lines(path):
+      for name in report.keys() & {*reporting.MEASURED}:
+        del report[name]
+      reports.append(json.dumps(report))
     consumed, redone = {}, []
     for start in range(1, starts + 1):
       _add_start(consumed, redone, folder, setting, start)
-    return cls(
-      {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()},
-      reports,
-      {update: consumed[update] for update in sorted(consumed)},
-      redone,
-    )
+    arrays = {name: reader.get_tensor(name) for name in names}
+    return cls(arrays, reports, dict(sorted(consumed.items())), redone)
 
   def records(self) -> list[int]:
     """Record numbers in the order of the stream."""
-    return [
-      number
-      for ranks in self.consumed.values()
-      for micro_batches in ranks
-      for _, numbers, _ in micro_batches
-      for number in numbers
-    ]
+    stream = []
+    for ranks in self.consumed.values():
+      for micro_batches in ranks:
+        for _, numbers, _ in micro_batches:
+          stream += numbers
+    return stream
 
 
-def _whole_lines(path: str) -> list:
-  """JSON of each line that was written whole; a rank may have none."""
-  if not os.path.exists(path):
-    return []
-  with open(path, encoding="utf-8") as f:
-    return [json.loads(line) for line in f if line.endswith("\n")]
+def _consumption(path: str) -> dict[int, list]:
+  """Update -> its micro-batches, from the lines that were written whole."""
+  updates = collections.defaultdict(list)
+  with contextlib.suppress(FileNotFoundError), open(path) as f:
+    for line in f:
+      if line.endswith("\n"):
+        step, *micro_batch = json.loads(line)
+        updates[step + 1].append(micro_batch)
+  return updates
 
 
 def _add_start(consumed, redone, folder, setting, start) -> None:
   """Adds what one start did to what those before did."""
-  by_rank = []
-  for rank in range(setting.ranks):
-    updates = collections.defaultdict(list)
-    path = os.path.join(folder, f"consumed-{start}-{rank}")
-    for step, *rest in _whole_lines(path):
-      updates[step + 1].append(rest)
-    by_rank.append(updates)
+  by_rank = [
+    _consumption(os.path.join(folder, f"consumed-{start}-{rank}"))
+    for rank in range(setting.ranks)
+  ]
   for update in sorted(set().union(*by_rank)):
     ranks = [updates[update] for updates in by_rank]
-    if update in consumed:
-      same = all(
-        now[: len(before)] == before[: len(now)]
-        for now, before in zip(ranks, consumed[update], strict=True)
-      )
-      if not same:
+    for now, before in zip(ranks, consumed.get(update, ranks), strict=True):
+      if now[: len(before)] != before[: len(now)]:
         redone.append(f"update {update} was of other records in start {start}")
-    if all(len(done) == setting.accumulation for done in ranks):
+    counts = {len(done) for done in ranks}
+    if counts == {setting.accumulation}:
       consumed[update] = ranks
-    elif any(len(done) > setting.accumulation for done in ranks):
+    elif max(counts) > setting.accumulation:
       redone.append(f"update {update} has too many micro-batches")
 
 
@@ -635,46 +518,36 @@ def compare(got: Outcome, want: Outcome) -> tuple[list[str], int, int]:
   problems = list(got.redone)
   if got.arrays.keys() != want.arrays.keys():
     problems.append("the checkpoint has other variables")
-  unequal = [
-    name
-    for name in got.arrays.keys() & want.arrays.keys()
-    if got.arrays[name].dtype != want.arrays[name].dtype
-    or got.arrays[name].tobytes() != want.arrays[name].tobytes()
-  ]
+  unequal = []
+  for name in sorted(got.arrays.keys() & want.arrays.keys()):
+    ours, theirs = got.arrays[name], want.arrays[name]
+    if ours.dtype != theirs.dtype or ours.tobytes() != theirs.tobytes():
+      unequal.append(name)
   if unequal:
-    problems.append(f"{len(unequal)} arrays differ, as {sorted(unequal)[0]}")
+    problems.append(f"{len(unequal)} arrays differ, as {unequal[0]}")
   if got.reports != want.reports:
-    steps = [json.loads(line)["global_step"] for line in got.reports]
-    counts = collections.Counter(steps)
-    updates = range(1, UPDATES + 1)
-    missing = [n for n in updates if n not in counts]
-    double = [n for n in updates if counts[n] > 1]
-    other = sorted(
-      json.loads(line)["global_step"]
-      for line in set(got.reports) - set(want.reports)
-    )
+    step_of = lambda line: json.loads(line)["global_step"]
+    counts = collections.Counter(map(step_of, got.reports))
+    missing = [n for n in range(1, UPDATES + 1) if n not in counts]
+    double = [n for n, count in counts.items() if count > 1]
+    other = sorted(map(step_of, set(got.reports) - set(want.reports)))
     problems.append(
       f"metrics.jsonl: missing {_few(missing)}, double {_few(double)}, other "
       f"values in {_few(other)}"
     )
   if got.consumed != want.consumed:
-    updates = [
-      n
-      for n in range(1, UPDATES + 1)
-      if got.consumed.get(n) != want.consumed.get(n)
+    updates = got.consumed.keys() | want.consumed.keys()
+    other = [
+      n for n in sorted(updates) if got.consumed.get(n) != want.consumed.get(n)
     ]
-    problems.append(f"other records or masks in updates {_few(updates)}")
+    problems.append(f"other records or masks in updates {_few(other)}")
   had = collections.Counter(got.records())
   due = collections.Counter(want.records())
   return problems, (due - had).total(), (had - due).total()
 
 
 def check_reference(outcome: Outcome) -> None:
-  """An uninterrupted run consumes each record once an epoch.
-
-  Raises:
-    errors.UserError: it does not.
-  """
+  """UserError unless an uninterrupted run has each record once an epoch."""
   stream = outcome.records()
   epochs = [stream[i : i + RECORDS] for i in range(0, len(stream), RECORDS)]
   if (
@@ -685,20 +558,6 @@ def check_reference(outcome: Outcome) -> None:
     raise errors.UserError("the uninterrupted run lost or repeated records")
 
 
-def leftovers(output_dir: str) -> list[str]:
-  """Half-written files."""
-  return [
-    name
-    for name in sorted(os.listdir(output_dir))
-    if name == ".saving" or ".tmp" in name
-  ]
-
-
-# -----------------------------------------------------------------------------
-# Running schedules
-# -----------------------------------------------------------------------------
-
-
 class Schedules:
   """Runs schedules, each beside the uninterrupted run of its setting."""
 
@@ -706,18 +565,29 @@ class Schedules:
     """Writes the data into `folder`."""
     self.folder = os.path.abspath(folder)
     os.makedirs(self.folder, exist_ok=True)
-    write_records(self.folder)
-    path = os.path.join(self.folder, "bert_config.json")
-    with open(path, "w", encoding="utf-8") as f:
-      json.dump(BERT, f)
+    sizes = RECORDS // 2, LENGTH, PREDICTIONS, BERT["vocab_size"]
+    files = [
+      fake_records.write(
+        f"{self.folder}/data-{i}.tfrecord", *sizes, i * sizes[0]
+      )
+      for i in range(2)
+    ]
+    words = "wordpiece", "vocab.txt", "", BERT["vocab_size"], True, 4
+    records.Manifest(
+      max_seq_length=LENGTH,
+      max_predictions_per_seq=PREDICTIONS,
+      examples_per_record=1,
+      masking="dynamic",
+      tokenizer=tokenization.TokenizerInfo(*words),
+      settings={"masked_lm_prob": 0.15},
+      counts={"examples": RECORDS},
+      files=tuple(files),
+    ).save(f"{self.folder}/data{records.MANIFEST_SUFFIX}")
+    json_files.write(f"{self.folder}/bert_config.json", BERT)
     self._references = {}
 
   def reference(self, setting: Setting) -> Outcome:
-    """What the uninterrupted run leaves.
-
-    Raises:
-      errors.UserError: it fails.
-    """
+    """What the uninterrupted run leaves; UserError if that fails."""
     if setting not in self._references:
       folder = os.path.join(self.folder, f"reference-{setting}")
       os.makedirs(folder)
@@ -732,131 +602,104 @@ class Schedules:
     return self._references[setting]
 
   def run(self, name: str, setting: Setting, faults: list[Fault]) -> dict:
-    """Runs one schedule; see `_Schedule.result`."""
+    """Runs one schedule: what happened, and in "problems" what must not."""
     want = self.reference(setting)
     folder = os.path.join(self.folder, f"schedule-{name}")
     os.makedirs(folder)
     schedule = _Schedule(folder, setting, faults)
-    began = time.monotonic()
+    result, began = schedule.result, time.monotonic()
     if schedule.complete():
-      schedule.compare(want)
-    return {
-      "schedule": name,
-      **schedule.result(),
-      "seconds": round(time.monotonic() - began, 1),
-    }
+      outcome = Outcome.of(folder, setting, result["starts"])
+      problems, result["lost"], result["repeated"] = compare(outcome, want)
+      result["problems"] += problems
+      for left in sorted(os.listdir(os.path.join(folder, "run"))):
+        if left == ".saving" or ".tmp" in left:
+          result["problems"].append(f"left behind: {left}")
+    seconds = round(time.monotonic() - began, 1)
+    return {"schedule": name, **result, "seconds": seconds}
 
 
 class _Schedule:
-  """One run under faults."""
+  """One run under faults; `result` is its line."""
 
   def __init__(self, folder: str, setting: Setting, faults: list[Fault]):
     self._folder, self._setting = folder, setting
     self._output_dir = os.path.join(folder, "run")
     self._faults = list(faults)
-    self._most = len(faults) + 1  # each ends one start at most
-    self._starts = 0
-    self._struck, self._missed, self._problems = [], [], []
-    self._ends, self._last_lines, self._tracebacks = [], [], []
-    self._lost = self._repeated = None
-
-  def result(self) -> dict:
-    """What happened, and in `problems` what must not."""
-    return {
-      "setting": str(self._setting),
-      "struck": self._struck,
-      "missed": self._missed,
-      "starts": self._starts,
-      "problems": self._problems,
-      "lost": self._lost,
-      "repeated": self._repeated,
-      "longest_end": round(max(self._ends, default=0.0), 1),
-      "last_lines": self._last_lines,
-      "tracebacks": self._tracebacks,
-    }
-
-  def compare(self, want: Outcome) -> None:
-    """Holds what the run left against what it should have."""
-    got = Outcome.of(self._folder, self._setting, self._starts)
-    found, self._lost, self._repeated = compare(got, want)
-    self._problems += found
-    if left := leftovers(self._output_dir):
-      self._problems.append(f"left behind: {', '.join(left)}")
+    self.result = {
+      "setting": str(setting), "struck": [], "missed": [], "starts": 0,
+      "problems": [], "lost": None, "repeated": None, "longest_end": 0.0,
+      "last_lines": [], "tracebacks": [],
+    }  # fmt: skip
 
   def complete(self) -> bool:
     """Starts the command until the run is complete; False if it never is."""
-    while self._starts < self._most:
-      self._starts += 1
-      start = Start(self._setting, self._folder, self._starts, PACE)
+    for number in range(1, len(self._faults) + 2):  # each ends one at most
+      self.result["starts"] = number
+      start = Start(self._setting, self._folder, number, PACE)
       try:
-        status = self._one(start)
+        status = self._strike(start)
       finally:
         start.end()
-        path = os.path.join(self._folder, f"stderr-{self._starts}")
-        with open(path, "w", encoding="utf-8") as f:
-          f.writelines(line + "\n" for line in list(start.lines))
-      if status == 0:
-        return True
-      if status is None:
-        return False
-    self._problems.append(f"not complete after {self._starts} starts")
+      if not status:
+        return status == 0
+    self._add_problem(f"not complete after {number} starts")
     return False
 
-  def _one(self, start: Start) -> int | None:
+  def _add_problem(self, text: str) -> None:
+    self.result["problems"].append(text)
+
+  def _strike(self, start: Start) -> int | None:
     """Strikes a start until it ends; its exit status, None for a failure."""
-    ending = full = struck = base = None
+    struck = self.result["struck"]
+    ending = full = began = base = None
     while self._faults and ending is None:
       fault = self._faults[0]
       try:
         wait_for_moment(fault, start, base)
-        base = start.updates()
-        struck = time.monotonic()
+        base, began = start.updates(), time.monotonic()
         if strike(fault, start):
           ending = fault
         full = fault if fault.kind == "full" else full
       except Missed:
-        # At the run's end all faults that are left come too late.
-        break
+        break  # at the run's end all faults that are left come too late
       except TimeoutError as e:
-        self._problems.append(f"{fault}: {e}")
-        return None
-      self._struck.append(str(self._faults.pop(0)))
+        return self._add_problem(f"{fault}: {e}")
+      struck.append(str(self._faults.pop(0)))
     if not start.wait():
-      self._problems.append(
-        f"no end after {self._struck[-1:]} within {LIMIT} s, last lines "
-        f"{start.last_lines()}"
-      )
-      return None
+      last = f"within {LIMIT} s, last lines {start.last_lines()}"
+      return self._add_problem(f"no end after {struck[-1:]} {last}")
     status = start.process.returncode
+    messages = start.last_lines()
     if full and status and not ending:
       # The last checkpoint: told, and then the end.
-      if any("could not be written" in t for t in start.last_lines().values()):
+      if any("could not be written" in line for line in messages.values()):
         ending = full
     if ending:
-      self._ends.append(time.monotonic() - struck)
-      self._note_end(start, ending)
+      self._note_end(start, ending, time.monotonic() - began)
     if status == 0:
-      self._missed = [str(f) for f in self._faults]
+      self.result["missed"] = [str(fault) for fault in self._faults]
       return 0
     if not ending:
-      self._problems.append(
-        f"start {self._starts} ended with {status} by itself: "
-        f"{start.last_lines()}"
-      )
-      return None
+      by_itself = f"ended with {status} by itself: {messages}"
+      return self._add_problem(f"start {self.result['starts']} {by_itself}")
     self._check_end(start, ending, status)
     if ending.kind in DAMAGES:
-      self._struck[-1] += f" ({damage(ending, self._output_dir)})"
+      struck[-1] += f" ({damage(ending, self._output_dir)})"
     return status
 
-  def _note_end(self, start: Start, fault: Fault) -> None:
+  def _note_end(self, start: Start, fault: Fault, seconds: float) -> None:
     """For a person to read."""
-    said = sorted(set(start.last_lines().values()))
-    self._last_lines.append([str(fault), start.process.returncode, *said])
-    if os.path.exists(os.path.join(self._output_dir, ".saving")):
-      self._struck[-1] += " (while saving)"
+    result = self.result
+    result["longest_end"] = max(result["longest_end"], round(seconds, 1))
+    messages = sorted(set(start.last_lines().values()))
+    result["last_lines"].append(
+      [str(fault), start.process.returncode, *messages]
+    )
+    if start.is_saving():
+      result["struck"][-1] += " (while saving)"
     if start.traceback():
-      self._tracebacks.append(str(fault))
+      result["tracebacks"].append(str(fault))
 
   def _check_end(self, start: Start, fault: Fault, status: int) -> None:
     """After a request to end everything that was reported is saved."""
@@ -864,52 +707,49 @@ class _Schedule:
       return  # in start-up there is nothing to save yet
     # horovodrun has a status of its own, unless it passes the ranks' on.
     if status not in ((75,) if self._setting.ranks == 1 else (75, 1)):
-      self._problems.append(f"{fault}: exit status {status}")
+      self._add_problem(f"{fault}: exit status {status}")
     saved = newest_checkpoints(self._output_dir)[:1]
     if saved != [start.updates()]:
-      self._problems.append(
-        f"{fault}: update {start.updates()} was reported, {saved} saved"
-      )
+      told = f"update {start.updates()} was reported, {saved} saved"
+      self._add_problem(f"{fault}: {told}")
+
+
+def _kind_of_end(fault: str, status: int, *messages: str) -> list[str]:
+  """The fault and each last line, without what differs from run to run."""
+  kind, target = fault.split(":")[:2]
+  if not messages:
+    return [f"{kind}: (nothing), status {status}"]
+  plain = [re.sub(r"/\S*/", "", line) for line in messages]
+  return [f"{kind} {target}: {re.sub('[0-9.]+', 'N', line)}" for line in plain]
 
 
 def summary(results: list[dict], seed: int, seconds: float) -> dict:
   """The benchmark's result."""
-  kinds = collections.Counter()
+  struck, ends, tracebacks = [], collections.Counter(), set()
   for result in results:
-    kinds.update(struck.split(":")[0] for struck in result["struck"])
-  ends = collections.Counter()
-  for result in results:
-    for fault, status, *said in result["last_lines"]:
-      for line in said:
-        line = re.sub(r"/\S*/", "", line)
-        kind, target = fault.split(":")[:2]
-        ends[f"{kind} {target}: {re.sub('[0-9.]+', 'N', line)}"] += 1
-      if not said:
-        ends[f"{fault.split(':')[0]}: (nothing), status {status}"] += 1
-  failed = [r for r in results if r["problems"]]
+    struck += result["struck"]
+    tracebacks |= {*result["tracebacks"]}
+    for end in result["last_lines"]:
+      ends.update(_kind_of_end(*end))
+  kinds = collections.Counter(fault.split(":")[0] for fault in struck)
+  failed = [result for result in results if result["problems"]]
+  names = ("schedule", "setting", "struck", "missed", "problems")
+  total = lambda name: sum(result[name] or 0 for result in results)
   return {
     "schedules": len(results),
     "equal": len(results) - len(failed),
-    "records_lost": sum(r["lost"] or 0 for r in results),
-    "records_repeated": sum(r["repeated"] or 0 for r in results),
+    "records_lost": total("lost"),
+    "records_repeated": total("repeated"),
     "faults": dict(sorted(kinds.items())),
-    "while_saving": sum(
-      "while saving" in s for r in results for s in r["struck"]
-    ),
-    "missed": sum(len(r["missed"]) for r in results),
-    "starts": sum(r["starts"] for r in results),
+    "while_saving": sum("while saving" in fault for fault in struck),
+    "missed": sum(len(result["missed"]) for result in results),
+    "starts": total("starts"),
     "longest_end_seconds": max(r["longest_end"] for r in results),
     "seconds": round(seconds, 1),
     "seed": seed,
-    "tracebacks": sorted({t for r in results for t in r["tracebacks"]}),
+    "tracebacks": sorted(tracebacks),
     "last_lines": dict(ends.most_common()),
-    "failed": [
-      {
-        key: r[key]
-        for key in ("schedule", "setting", "struck", "missed", "problems")
-      }
-      for r in failed
-    ],
+    "failed": [{name: result[name] for name in names} for result in failed],
   }
 
 
@@ -922,11 +762,10 @@ def main(_) -> None:
       setting, faults = draw(FLAGS.seed, number)
       result = schedules.run(str(number), setting, faults)
       results.append(result)
-      state = "; ".join(result["problems"]) or "equal"
       print(
-        f"{number}: {setting} {', '.join(result['struck'])}"
-        + (f"; missed {', '.join(result['missed'])}" * bool(result["missed"]))
-        + f"; {result['starts']} starts, {result['seconds']} s: {state}",
+        f"{number}: {setting} {', '.join(result['struck'])}; missed "
+        f"{result['missed']}; {result['starts']} starts, {result['seconds']} "
+        f"s: {'; '.join(result['problems']) or 'equal'}",
         file=sys.stderr,
         flush=True,
       )

@@ -1,0 +1,32 @@
+"""Records of random tokens for benchmarks."""
+
+import numpy as np
+
+from data import records, tf_example, tfrecord
+
+
+def write(
+  path: str,
+  count: int,
+  length: int,
+  predictions: int,
+  vocab_size: int,
+  first_number: int | None = None,
+) -> tfrecord.ShardInfo:
+  """Writes `count` full records.
+
+  With a `first_number` the masks are left to training, and the first token of
+  a record, [CLS], which is never masked, is the record's number from there on.
+  """
+  rng = np.random.default_rng(first_number or 0)
+  with tfrecord.ShardWriter(path) as writer:
+    for place in range(count):
+      features = records.fake_features(
+        rng, length, predictions, vocab_size, 1, predictions
+      )
+      if first_number is not None:
+        for name in ("positions", "ids", "weights"):
+          del features[f"masked_lm_{name}"]
+        features["input_ids"][0] = first_number + place
+      writer.write(tf_example.encode_example(features))
+  return writer.info
