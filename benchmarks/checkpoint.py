@@ -18,19 +18,17 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
-import numpy as np
 from absl import flags
 
+from benchmarks import fake_records
 from checkpoints import checkpoint_files, metrics, run_folder
 from common import errors, json_files
-from data import records, tf_example, tfrecord
+from training.next_steps import python
 
 FLAGS = flags.FLAGS
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SAVE_EVERY, UPDATES = 20, 60
 LENGTH, PREDICTIONS, RECORDS = 128, 20, 64
 
@@ -42,36 +40,20 @@ def define_flags() -> None:
   flags.DEFINE_integer("rounds", 3, "How often it goes on.", lower_bound=1)
 
 
-def write_records(path: str, vocab_size: int) -> None:
-  """Writes records of random tokens."""
-  rng = np.random.default_rng(0)
-  with tfrecord.ShardWriter(path) as writer:
-    for _ in range(RECORDS):
-      features = records.fake_features(rng, LENGTH, PREDICTIONS, vocab_size)
-      writer.write(tf_example.encode_example(features))
-
-
 class Run:
   """One run folder, trained on by the same command."""
 
   def __init__(self, folder: str):
     self.output = os.path.join(folder, "run")
-    self._command = [
-      sys.executable,
-      os.path.join(_ROOT, "run_pretraining.py"),
-      "--do_train",
-      f"--bert_config_file={FLAGS.bert_config_file}",
-      f"--input_file={folder}/records.tfrecord",
-      f"--output_dir={self.output}",
-      f"--train_batch_size={FLAGS.train_batch_size}",
-      f"--global_batch_size={FLAGS.train_batch_size}",
-      f"--precision={FLAGS.precision}",
-      f"--save_checkpoints_steps={SAVE_EVERY}",
-      "--keep_checkpoints=1",
-      "--num_warmup_steps=0",
-      "--lr_schedule=constant",
-      "--log_every_steps=1",
-    ]
+    self._command = python(
+      "run_pretraining.py", do_train=True,
+      bert_config_file=FLAGS.bert_config_file, output_dir=self.output,
+      input_file=f"{folder}/records.tfrecord", precision=FLAGS.precision,
+      train_batch_size=FLAGS.train_batch_size,
+      global_batch_size=FLAGS.train_batch_size, num_warmup_steps=0,
+      save_checkpoints_steps=SAVE_EVERY, keep_checkpoints=1,
+      lr_schedule="constant", log_every_steps=1,
+    )  # fmt: skip
 
   def train(self, updates: int) -> tuple[dict, float]:
     """Trains up to an update.
@@ -104,7 +86,8 @@ class Run:
 def main(_) -> None:
   vocab_size = json_files.read(FLAGS.bert_config_file)["vocab_size"]
   with tempfile.TemporaryDirectory() as folder:
-    write_records(os.path.join(folder, "records.tfrecord"), vocab_size)
+    path = os.path.join(folder, "records.tfrecord")
+    fake_records.write(path, RECORDS, LENGTH, PREDICTIONS, vocab_size)
     run = Run(folder)
     results, fresh = run.train(UPDATES)
     seconds = run.update_seconds()

@@ -22,7 +22,7 @@ import time
 
 import tokenization
 from common.tensorflow_v1 import tf
-from training import train_loop
+from training import next_steps, train_loop
 
 FLAGS = tf.flags.FLAGS
 _OURS = "create_pretraining_data.py"
@@ -183,16 +183,12 @@ def main(_) -> None:
     lengths = (FLAGS.max_seq_length, FLAGS.max_predictions_per_seq)
 
     def create(script, text, *changes):
-      command = [
-        sys.executable,
-        script,
-        f"--input_file={text}",
-        f"--output_file={folder}/records.tfrecord",
-        f"--vocab_file={FLAGS.vocab_file}",
-        f"--max_seq_length={lengths[0]}",
-        f"--max_predictions_per_seq={lengths[1]}",
-        *changes,
-      ]
+      command = [sys.executable, script, *changes]
+      command += next_steps.given({
+        "input_file": text, "vocab_file": FLAGS.vocab_file,
+        "output_file": f"{folder}/records.tfrecord",
+        "max_seq_length": lengths[0], "max_predictions_per_seq": lengths[1],
+      })  # fmt: skip
       subprocess.run(command, check=True, capture_output=True)
 
     own = os.path.join(os.path.dirname(tokenization.__file__), _OURS)

@@ -12,7 +12,6 @@ the loss, averaged over windows of 10 updates, and plots all of them.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 
 import matplotlib
@@ -20,6 +19,7 @@ import numpy as np
 
 from checkpoints import metrics
 from common.tensorflow_v1 import tf
+from training.next_steps import python
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -53,25 +53,14 @@ def define_flags() -> None:
 def train(precision: str, mode: str) -> np.ndarray:
   """The losses of one run."""
   with tempfile.TemporaryDirectory() as folder:
-    subprocess.run(
-      [
-        sys.executable,
-        "run_pretraining.py",
-        "--do_train",
-        f"--bert_config_file={FLAGS.bert_config_file}",
-        f"--input_file={FLAGS.input_file}",
-        f"--output_dir={folder}",
-        f"--train_batch_size={FLAGS.batch}",
-        f"--learning_rate={FLAGS.learning_rate}",
-        f"--num_train_steps={FLAGS.steps}",
-        f"--num_warmup_steps={FLAGS.steps // 10}",
-        "--bias_correction",
-        "--log_every_steps=1",
-        f"--precision={precision}",
-        f"--xla={mode}",
-      ],
-      check=True,
-    )
+    command = python(
+      "run_pretraining.py", do_train=True, output_dir=folder,
+      bert_config_file=FLAGS.bert_config_file, input_file=FLAGS.input_file,
+      train_batch_size=FLAGS.batch, learning_rate=FLAGS.learning_rate,
+      num_train_steps=FLAGS.steps, num_warmup_steps=FLAGS.steps // 10,
+      bias_correction=True, log_every_steps=1, precision=precision, xla=mode,
+    )  # fmt: skip
+    subprocess.run(command, check=True)
     path = os.path.join(folder, metrics.METRICS_FILE)
     return np.array([r["loss"] for r in metrics.read_jsonl(path)])
 

@@ -13,14 +13,13 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
 from absl import flags
 
 import run_pretraining
+from benchmarks import fake_records
 from checkpoints import metrics
 from common import errors, settings
 from config.pretraining import PretrainingConfig
-from data import records, tf_example, tfrecord
 from training import dry_run, plans
 
 FLAGS = flags.FLAGS
@@ -80,13 +79,9 @@ def real_peak(shape) -> float:
   bert, length, masked, batch, *_ = shape
   with open(f"configs/bert_{bert}.json", encoding="utf-8") as f:
     vocabulary = json.load(f)["vocab_size"]
-  rng = np.random.default_rng(0)
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "fake.tfrecord")
-    with tfrecord.ShardWriter(path) as writer:
-      for _ in range(4 * batch):
-        fake = records.fake_features(rng, length, masked, vocabulary, 1, masked)
-        writer.write(tf_example.encode_example(fake))
+    fake_records.write(path, 4 * batch, length, masked, vocabulary)
     run = os.path.join(folder, "run")
     subprocess.run(
       [
