@@ -26,8 +26,14 @@ import sys
 import tempfile
 
 import run_pretraining
-from benchmarks.gpu import placement, programs, training_graph
-from benchmarks.hlo import chips, costs, export_hlo
+from benchmarks.gpu import (
+  chips,
+  costs,
+  export_hlo,
+  placement,
+  programs,
+  training_graph,
+)
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -57,7 +63,7 @@ def check_environment(python: str) -> None:
     raise UserError(
       f"{python} is missing, which compiles for GPUs (1.9 GB): python -m venv "
       ".build/gpu_check && .build/gpu_check/bin/pip install --no-deps -r "
-      "benchmarks/hlo/requirements-gpu-check.txt"
+      "benchmarks/gpu/requirements-gpu-check.txt"
     )
 
 
@@ -76,7 +82,7 @@ def compiled(chip, modules: dict, python: str) -> dict:
     for name, module in modules.items():
       paths[name] = pathlib.Path(folder, f"{name}.hlo")
       paths[name].write_bytes(module)
-    script = ROOT / "benchmarks/hlo/compile_hlo.py"
+    script = ROOT / "benchmarks/gpu/compile_hlo.py"
     command = [python, script, f"--target={target}", *paths.values()]
     environment = dict(os.environ)
     if FLAGS.deterministic:  # as TensorFlow then asks of XLA

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 from absl import app, flags
 
-from benchmarks.hlo import chips
+from benchmarks.gpu import chips
 from checkpoints import metrics
 from common import json_files, processes
 from common.nvidia import visible_gpus

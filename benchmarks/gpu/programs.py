@@ -2,8 +2,7 @@
 
 from tensorflow.python.eager import context  # tf.compat.v1 has no switch to it
 
-from benchmarks.gpu import placement
-from benchmarks.hlo import costs, export_hlo
+from benchmarks.gpu import costs, export_hlo, placement
 from common.tensorflow_v1 import tf
 
 _TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

@@ -113,7 +113,7 @@ def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
   process = runs.launch(
     [
       "-m",
-      "benchmarks.hlo.export_hlo",
+      "benchmarks.gpu.export_hlo",
       f"--bert_config_file={tiny_run[0]}",
       "--max_seq_length=16",
       "--max_predictions_per_seq=3",

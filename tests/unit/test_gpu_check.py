@@ -11,8 +11,7 @@ import runs
 
 import modeling
 from benchmarks import gpu_check, gpu_kernels
-from benchmarks.gpu import placement
-from benchmarks.hlo import chips, costs, export_hlo
+from benchmarks.gpu import chips, costs, export_hlo, placement
 from common.tensorflow_v1 import tf
 from gradients.distributed import Comm
 

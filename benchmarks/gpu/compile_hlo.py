@@ -1,6 +1,6 @@
 """Compiles HLO modules for a GPU that need not be there, through JAX.
 
-  python benchmarks/hlo/compile_hlo.py --target=h100.txtpb step.hlo ...
+  python benchmarks/gpu/compile_hlo.py --target=h100.txtpb step.hlo ...
 
 In the environment of requirements-gpu-check.txt. `--target` is XLA's
 description of the GPU (`chips.Chip.text_proto`). For each module NAME.hlo it

@@ -1,6 +1,6 @@
 """Times a training step that export_hlo.py wrote, through JAX's runtime.
 
-  python benchmarks/hlo/run_hlo.py --module=step
+  python benchmarks/gpu/run_hlo.py --module=step
 
 Needs jax and numpy, on whatever device JAX finds, and nothing of this project
 or TensorFlow. Fills the module's parameters as step.json says, compiles it for

@@ -1,6 +1,6 @@
 """Writes the whole training step as one XLA module, to be timed by run_hlo.py.
 
-  python -m benchmarks.hlo.export_hlo \\
+  python -m benchmarks.gpu.export_hlo \\
     --bert_config_file=configs/bert_large.json \\
     --train_batch_size=32 --max_seq_length=128 --precision=bf16 --module=step
 
@@ -194,7 +194,7 @@ def main(_) -> None:
     f"{FLAGS.module}.hlo   {len(module) / 2**20:.1f} MB, "
     f"{len(about['parameters'])} parameters",
     f"{FLAGS.module}.json  what they are",
-    f"to time it: python benchmarks/hlo/run_hlo.py --module={FLAGS.module}",
+    f"to time it: python benchmarks/gpu/run_hlo.py --module={FLAGS.module}",
   )
 
 
