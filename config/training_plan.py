@@ -178,19 +178,11 @@ def resolve(
   else:
     mode, stated = "global", global_batch_size
     global_batch = max(1, round(global_batch_size / packing_factor))
-    if global_batch < ranks:
-      raise UserError(
-        f"a global batch of {global_batch} records leaves some of {ranks} "
-        "ranks with nothing to do: start fewer, or raise --global_batch_size"
-      )
     micro_batch, accumulation = spread(global_batch, train_batch_size, ranks)
-    if num_accumulation_steps not in (None, accumulation):
-      raise UserError(
-        f"--num_accumulation_steps={num_accumulation_steps} disagrees with "
-        f"--global_batch_size={global_batch_size}: on {ranks} ranks that is "
-        f"{accumulation} micro-batches of {micro_batch} records "
-        f"(--train_batch_size={train_batch_size} at most); leave it out"
-      )
+    _check_shared(
+      ranks, global_batch, global_batch_size, micro_batch, accumulation,
+      num_accumulation_steps,
+    )  # fmt: skip
   # So many steps as stated, those of one rank alone, make an update.
   divisor = global_batch * packing_factor / stated
   if records is not None and records < global_batch:
@@ -225,6 +217,24 @@ def resolve(
     packing_factor=packing_factor,
     steps=num_train_steps,
   )
+
+
+def _check_shared(
+  ranks: int, records: int, stated: int, micro_batch: int, accumulation: int,
+  num_accumulation_steps: int | None,
+) -> None:  # fmt: skip
+  """Raises `UserError` if ranks cannot share a global batch as flags say."""
+  if records < ranks:
+    raise UserError(
+      f"a global batch of {records} records leaves some of {ranks} ranks with "
+      "nothing to do: start fewer, or raise --global_batch_size"
+    )
+  if num_accumulation_steps not in (None, accumulation):
+    raise UserError(
+      f"--num_accumulation_steps={num_accumulation_steps} disagrees with "
+      f"--global_batch_size={stated}: on {ranks} ranks that is {accumulation} "
+      f"micro-batches of {micro_batch} records; leave it out"
+    )
 
 
 def rounded_up(updates: float) -> int:

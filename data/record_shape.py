@@ -105,41 +105,41 @@ def of_run(
     if not known:
       paths = records.expand_patterns(files or "")
       features = records.features_of_first(paths, vocab_size)
-      length, masked = (
-        features[name].size if name in features else None
-        for name in ("input_ids", "masked_lm_positions")
-      )
+      sizes = {name: feature.size for name, feature in features.items()}
+      length, masked = sizes.get("input_ids"), sizes.get("masked_lm_positions")
   length = length or shape.max_seq_length
-  shape = dataclasses.replace(shape, max_seq_length=length)
+  drawn: dict[str, Any] = {}
   if shape.masks:
-    shape = _with_masks(shape, files, config, training)
-    masked = shape.max_predictions_per_seq
+    drawn = _drawn_masks(shape, length, files, config, training)
+    masked = drawn["masks"].max_predictions_per_seq
   elif training and files and config.masks.given:
     name, value = next(iter(config.masks.given.items()))
-    if isinstance(value, tuple):
-      value = ":".join(map(str, value))
+    value = ":".join(map(str, value)) if isinstance(value, tuple) else value
     without = "" if known else ", as far as can be told without their manifest"
     raise UserError(
       f"--{name}={value}: the masks of {files} were drawn when the records "
       f"were made{without}: make them with create_pretraining_data.py "
       "--dynamic_masks, or leave the flag out"
     )
-  elif not files and config.masks.masked_lm_prob and not masked:
+  elif not files and config.masks.masked_lm_prob:
     # A dry run's records have room for what the flag asks.
     prob = max(config.masks.masked_lm_prob)
-    masked = masking.most_predictions(length, prob, 1)
+    masked = masked or masking.most_predictions(length, prob, 1)
   masked = masked or shape.max_predictions_per_seq
   if masked > length:
     raise UserError(
       f"--max_predictions_per_seq={masked}: more than --max_seq_length="
       f"{length} tokens"
     )
-  shape = dataclasses.replace(shape, max_predictions_per_seq=masked)
-  return _with_heads(shape, config)
+  heads = _heads(shape, config)
+  return dataclasses.replace(
+    shape, max_seq_length=length, max_predictions_per_seq=masked, **heads,
+    **drawn,
+  )  # fmt: skip
 
 
-def _with_heads(shape: RecordShape, config) -> RecordShape:
-  """`shape` with what the model learns: the flags say it, else the records."""
+def _heads(shape: RecordShape, config) -> dict[str, Any]:
+  """Fields of `RecordShape` about what the model learns from records."""
   pairs, alone = records.OBJECTIVES
   objective = config.objective or (pairs if shape.next_sentence else alone)
   segments = config.segment_ids
@@ -150,15 +150,13 @@ def _with_heads(shape: RecordShape, config) -> RecordShape:
       f"the BERT config's type_vocab_size={config.bert.type_vocab_size} has no "
       "place for second segments: set 2, or give --nosegment_ids"
     )
-  return dataclasses.replace(
-    shape, next_sentence=objective == pairs, segments=segments
-  )
+  return {"next_sentence": objective == pairs, "segments": segments}
 
 
-def _with_masks(
-  shape: RecordShape, files, config, training: bool
-) -> RecordShape:
-  """`shape` with the masks that are drawn when its records are read."""
+def _drawn_masks(
+  shape: RecordShape, length: int, files, config, training: bool
+) -> dict[str, Any]:
+  """Fields of `RecordShape` about masks that are drawn on reading."""
   masks: Any = shape.masks
   whole_words, most = shape.knows_words, None
   probs = (masking.EVALUATION_PROB,) * 2
@@ -168,8 +166,7 @@ def _with_masks(
     most = config.max_predictions_per_seq
     whole_words = given.get("do_whole_word_mask", whole_words)
     for name in ("mask_replace_prob", "random_replace_prob"):
-      if name in given:
-        masks = masks._replace(**{name: given[name]})
+      masks = masks._replace(**{name: given.get(name, getattr(masks, name))})
   if whole_words and not shape.knows_words:
     raise UserError(
       f"--do_whole_word_mask: {files} do not say where words begin: make them "
@@ -179,7 +176,6 @@ def _with_masks(
   needed, examples = masks.max_predictions_per_seq, shape.examples_per_record
   asked = not training or config.masks.masked_lm_prob
   if asked or max(probs) > made_with:
-    length = shape.max_seq_length
     room = masking.most_predictions(length, max(probs), examples)
     if max(probs) <= made_with and round(length * made_with) <= needed:
       room = min(room, needed)  # so they were packed
@@ -187,19 +183,13 @@ def _with_masks(
   if most and most < needed and (asked or examples > 1):
     raise UserError(
       f"--max_predictions_per_seq={most}: {files} may need {needed} masked "
-      f"tokens a record, for {max(probs):g} of {shape.max_seq_length} tokens "
-      f"and {examples} examples a record: leave it out"
+      f"tokens a record, for {max(probs):g} of {length} tokens and {examples} "
+      "examples a record: leave it out"
     )
   masks = masks._replace(
     masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
   )
-  return dataclasses.replace(
-    shape,
-    max_predictions_per_seq=most or needed,
-    masks=masks,
-    last_prob=probs[1],
-    whole_words=whole_words,
-  )
+  return {"masks": masks, "last_prob": probs[1], "whole_words": whole_words}
 
 
 def tokens_of_a_record(config) -> float:
