@@ -254,7 +254,7 @@ def pretrain_stage(
       evaluate=evaluator(config, comm) if config.do_eval else None,
       begin=task
       and functools.partial(
-        run_folder.keep_vocabulary, config.output_dir, task.source.manifests
+        run_folder.keep_vocabulary, config, task.source.manifests
       ),
       next_steps=next_steps.after(
         config.output_dir,

@@ -124,11 +124,19 @@ def write_start(config, task, step: int) -> None:
   json_files.write(path, {"runs": [*starts, start]})
 
 
-def keep_vocabulary(folder: str, manifests: dict) -> None:
-  """Copies the vocabulary of a training's records into its folder."""
+def keep_vocabulary(config, manifests: dict) -> None:
+  """Copies the vocabulary of a training's records into its folder.
+
+  It is near the records, or beside the model that the run starts from.
+  """
+  start = os.path.dirname(config.init_checkpoint or "")
   for path, made in manifests.values():
-    found = record_report.find_vocabulary(made.tokenizer, os.path.dirname(path))
-    copy = os.path.join(folder, os.path.basename(made.tokenizer.file))
+    found = record_report.find_vocabulary(
+      made.tokenizer, os.path.dirname(path), *filter(None, [start])
+    )
+    copy = os.path.join(
+      config.output_dir, os.path.basename(made.tokenizer.file)
+    )
     # One that is there may be of a start that saved nothing.
     if found and not (
       os.path.exists(copy) and file_sha256(copy) == made.tokenizer.sha256

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -544,7 +545,8 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   with pytest.raises(DataError, match="but the records were made with"):
     model_source.find(str(run), model_source.Given(vocab_file=str(other)))
   # Records that were made again with other words are not this run's.
-  keep = lambda: run_folder.keep_vocabulary(str(run), {"": (path, manifest)})
+  config = types.SimpleNamespace(output_dir=str(run), init_checkpoint=None)
+  keep = lambda: run_folder.keep_vocabulary(config, {"": (path, manifest)})
   manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
   shutil.move(tmp_path / "vocab.txt", data / "vocab.txt")
   keep()
@@ -554,6 +556,13 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   assert (run / "vocab.txt").read_bytes() == kept
   (run / "vocab.txt").write_bytes(b"of a start that saved nothing")
   (data / "vocab.txt").write_bytes(kept)
+  keep()
+  assert (run / "vocab.txt").read_bytes() == kept
+  # Of a run that continues from another model it is beside that model.
+  (run / "vocab.txt").unlink()
+  (tmp_path / "start").mkdir()
+  (data / "vocab.txt").rename(tmp_path / "start" / "vocab.txt")
+  config.init_checkpoint = str(tmp_path / "start" / "model.ckpt-1")
   keep()
   assert (run / "vocab.txt").read_bytes() == kept
   again = dataclasses.replace(tokenizer, sha256="0" * 64, do_lower_case=True)
