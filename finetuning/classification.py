@@ -204,19 +204,27 @@ class Classification(FinetuningTask):
     """In the order of their numbers; [] for a regression."""
     if self._is_regression:
       return []
-    if self._table.labels:
-      return list(self._table.labels)
-    if not self.config.do_train:
-      folder = model_folder(self.config)
-      if folder is not None and (
-        saved := description.read(folder).task.get("labels")
-      ):
-        return saved
-      if not self.config.train_file:
-        raise UserError(
-          f"--output_dir={self.config.output_dir} has no run that says which "
-          "labels there are: train first (--do_train), or give --train_file"
-        )
+    known = self._labels_of_model()
+    labels = list(self._table.labels)
+    if not labels and known and not self.config.do_train:
+      return known
+    labels = labels or self._labels_of_table()
+    # A model's rows keep their labels, whatever the order of this task.
+    return known if set(known) == set(labels) else labels
+
+  def _labels_of_model(self) -> list[str]:
+    """Of the model that is used or trained on; [] if no file says them."""
+    start = os.path.dirname(self.config.init_checkpoint or "")
+    folder = model_folder(self.config) or start
+    return description.read(folder).task.get("labels", [])
+
+  def _labels_of_table(self) -> list[str]:
+    """Those in the training's file, in the order of `label_order`."""
+    if not (self.config.do_train or self.config.train_file):
+      raise UserError(
+        f"--output_dir={self.config.output_dir} has no run that says which "
+        "labels there are: train first (--do_train), or give --train_file"
+      )
     path = self.config.path("train")
     given = tables.column(
       path, self._rows(path), self._table.label, may_be_empty=False

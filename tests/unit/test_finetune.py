@@ -539,6 +539,25 @@ def test_a_classifier_begins_from_one_of_other_labels(
   assert said.count("\n    output_weights\n") == 2
 
 
+def test_labels_keep_their_rows_whatever_the_order(tmp_path, classify):
+  """Of the model that a training begins from, or that is evaluated."""
+  first, again = tmp_path / "first", tmp_path / "again"
+  given = dict(do_eval=True, do_predict=False, eval_every_epochs=0)
+  scored = run(classify(first, **given))["evaluation"]["accuracy"]
+  (path,) = first.glob("model.ckpt-*.index")
+  prefix = str(path).removesuffix(".index")
+  task = json.loads((first / "task.json").read_text())
+  (first / "task.json").write_text(
+    json.dumps({**task, "labels": task["labels"][::-1]})
+  )
+  given |= dict(init_checkpoint=prefix, learning_rate=1e-9)
+  trained = run(classify(again, **given))
+  swapped = json.loads((again / "task.json").read_text())["labels"]
+  assert swapped == task["labels"][::-1]
+  # The rows stay, so the names of the labels are swapped.
+  assert trained["evaluation"]["accuracy"] == pytest.approx(1 - scored)
+
+
 def test_one_big_batch_equals_micro_batches(tmp_path, classify):
   losses = {}
   for micro in (16, 4):
