@@ -327,7 +327,10 @@ class Classification(FinetuningTask):
     targets = np.array([e.targets[0] for e in source.examples])
     predicted = logits[:, 0]
     if not self._is_regression:
-      predicted = np.argmax(logits, axis=1)
+      # F1 is of the second label in the task's order, not the model's rows'.
+      order = self._table.labels or sorted(self.labels, key=label_order)
+      numbers = np.array([order.index(label) for label in self.labels])
+      targets, predicted = numbers[targets], numbers[np.argmax(logits, axis=1)]
     return {
       name: metrics.metric(name, len(self.labels))(targets, predicted)
       for name in self._table.metrics

@@ -266,6 +266,24 @@ def test_an_order_of_labels_that_nothing_says_is_told(tmp_path, tokenizer):
   assert not table(tmp_path, text, tokenizer).assumed()
 
 
+@pytest.mark.parametrize("labels", [["0", "1"], ["1", "0"]])
+def test_f1_is_of_one_label_whatever_the_models_order(
+  tmp_path, tokenizer, labels
+):
+  (tmp_path / "task.json").write_text(json.dumps({"labels": labels}))
+  given = dict(init_checkpoint=f"{tmp_path}/model.ckpt-1", metrics=("f1",))
+  text = "sentence\tlabel\na\t1\nb\t1\na a\t0\nb b\t0\nb a\t0\n"
+  made = table(tmp_path, text, tokenizer, **given)
+  assert made.labels == labels
+  source = made.training_set
+  logits = np.zeros((len(source), source.slots, 2), np.float32)
+  for i, answer in enumerate("10100"):
+    place = source.places.row[i], source.places.slot[i]
+    logits[(*place, labels.index(answer))] = 1.0
+  # One "1" of two is found, and one of two that were predicted is one.
+  assert made.results(source, {"logits": logits}) == {"f1": 0.5}
+
+
 def test_predictions_file(tmp_path, tokenizer):
   text = "sentence\tlabel\na\tno\nb\tyes\na a\tno\n"
   made = table(tmp_path, text, tokenizer)
