@@ -444,12 +444,6 @@ def _config(given: str | None, folder: str, model: str) -> BertConfig:
   return configs[-1]
 
 
-def differences(config: BertConfig, other: BertConfig) -> list[str]:
-  """Keys that differ and change a model's answers."""
-  ours, theirs = config.to_dict(), other.to_dict()
-  return [key for key in description.BERT_KEYS if ours[key] != theirs[key]]
-
-
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   """Prefix and reason: the best by evaluation if it exists, else the newest."""
   files = checkpoint_files.CheckpointFiles(model, keep=1)
