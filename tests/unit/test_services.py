@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -200,6 +201,10 @@ def test_a_service_that_hangs_is_ended(tmp_path, stand_ins, capfd, monkeypatch):
   follow(("wandb",), folder)
   assert time.monotonic() - began < services._RETRY_SECONDS
   assert "wandb lacks the last reports; to send them" in capfd.readouterr().err
+  (tmp_path / "down").unlink()
+  for thread in threading.enumerate():
+    if thread.name == "reports to wandb":
+      thread.join()  # or it would speak in another test
 
 
 def test_an_error_of_the_training_is_not_hidden(tmp_path, stand_ins):
