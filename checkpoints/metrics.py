@@ -62,7 +62,7 @@ def evaluations(output_dir: str, step: int) -> list[dict]:
 def was_evaluated(output_dir: str, step: int, on: str) -> bool:
   """Whether there is an evaluation of update `step` on the records `on`."""
   return any(
-    results["global_step"] == step and results[EVALUATION_SET] == on
+    results["global_step"] == step and results.get(EVALUATION_SET) == on
     for results in evaluations(output_dir, step)
   )
 
@@ -70,7 +70,7 @@ def was_evaluated(output_dir: str, step: int, on: str) -> bool:
 def set_before(output_dir: str, step: int) -> str | None:
   """Which records the last evaluation up to `step` was on."""
   before = evaluations(output_dir, step)
-  return before[-1][EVALUATION_SET] if before else None
+  return before[-1].get(EVALUATION_SET) if before else None
 
 
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
