@@ -286,7 +286,10 @@ def test_make_shows_its_targets():
 @pytest.mark.parametrize("given", ["", "it's $x/a b"])
 def test_make_tensorboard_takes_any_folder(given):
   words = [f"RUN={given}"] * bool(given)
-  done = call("make", "-n", "-o", ".venv/.ready", "tensorboard", *words)
+  done = call(
+    "make", "--no-print-directory", "-n", "-o", ".venv/.ready", "tensorboard",
+    *words,
+  )  # fmt: skip
   command = shlex.split(done.stdout.splitlines()[-1])
   folder = given or "runs/quickstart"
   assert command == [".build/tensorboard/bin/tensorboard", f"--logdir={folder}"]
