@@ -229,7 +229,9 @@ def read(folder: str | None) -> Description:
     is_there = bool(folder) and os.path.exists(path)
     contents.append(json_files.read_own(path, remedy, form) if is_there else {})
   run, task = contents
-  return Description(folder, tuple(run.get("runs", ())), task)
+  lacking = {"flags": {}, "plan": None, "data": None}
+  starts = tuple({**lacking, **start} for start in run.get("runs", ()))
+  return Description(folder, starts, task)
 
 
 def _are_as_read(paths: list[str], data: dict) -> bool:

@@ -21,6 +21,7 @@ from checkpoints.description import (
 )
 from common.errors import UserError
 from common.files import file_sha256
+from config import stages
 from config.pretraining import (
   BEST_BY,
   PretrainingConfig,
@@ -160,6 +161,8 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   """
   given = {name: flags[name].value for name in flags if flags[name].present}
   values = kind.found(flags) | given
+  if values.get("stages"):
+    values |= stages.read(values["stages"])[0]  # what is read first
   run, lines, named = values.get("output_dir") or "", [], {}
   if branch := given.get("cooldown_from"):
     named["cooldown_from"] = run_start.cooldown(branch, run)

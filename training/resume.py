@@ -102,7 +102,7 @@ def check_run(config, plan, before: Description) -> None:
   was, now, keep = before.facts(), facts_of(config), ""
   scopes = (MODEL, RUN) if plan else (MODEL,)
   last = before.training
-  if plan and last and last["flags"]["lr_scaling"] == config.lr_scaling:
+  if plan and last and last["flags"].get("lr_scaling") == config.lr_scaling:
     # With another number of ranks the learning rate would be another one.
     ranks = last["plan"]["ranks"]
     factor = scale_peak(1.0, config.lr_scaling, ranks)
