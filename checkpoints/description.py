@@ -191,20 +191,14 @@ class Description:
     return None
 
   def vocabulary(self) -> dict[str, str]:
-    """Flag -> file: the copy beside the model, or near its records; or {}."""
-    known = self.tokenizer
-    if known:
-      made = self.manifest()
-      near = [os.path.dirname(made[0])] if made else []
-      path = record_report.find_vocabulary(known, *near, self.folder)
-      flag = "spm_model_file" if known.kind == "sentencepiece" else "vocab_file"
-      return {flag: os.path.abspath(path)} if path else {}
-    there = {}
-    for flag, name in (self.task.get("vocabulary") or VOCABULARIES).items():
-      path = os.path.join(self.folder, name)
-      if os.path.exists(path):
-        there[flag] = path
-    return there
+    """Flag -> file of `tokenizer`: beside the model, or near the records."""
+    known, made = self.tokenizer, self.manifest()
+    if not known:
+      return {}
+    near = [os.path.dirname(made[0])] if made else []
+    path = record_report.find_vocabulary(known, *near, self.folder)
+    flag = "spm_model_file" if known.kind == "sentencepiece" else "vocab_file"
+    return {flag: os.path.abspath(path)} if path else {}
 
   def facts(self) -> dict[str, Any]:
     """Name for people -> value: what `agree` compares."""

@@ -275,16 +275,9 @@ class RunConfig:
     triton_kernels.check_installed()
 
   @classmethod
-  def from_flags(
-    cls, flags, defaults: dict | None = None, named: dict | None = None
-  ) -> Self:
-    """The config of a command.
-
-    `defaults` are of flags that are not given; `named` has values instead of
-    names that flags give, which were looked up.
-    """
-    found = {**(defaults or {}), **cls.found(flags)}
-    return settings.from_flags(cls, flags, found, named)
+  def from_flags(cls, flags) -> Self:
+    """The config of flags alone: no folder of a model is looked at."""
+    return settings.from_flags(cls, flags, cls.found(flags))
 
   @classmethod
   def defaults(cls, task: dict, given: dict) -> dict:

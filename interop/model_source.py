@@ -19,6 +19,7 @@ from checkpoints.description import (
   TASK_FILE,
   Description,
 )
+from common import settings
 from common.errors import UserError
 from common.files import file_sha256
 from config import stages
@@ -160,7 +161,8 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   contradicts them.
   """
   given = {name: flags[name].value for name in flags if flags[name].present}
-  values = kind.found(flags) | given
+  in_files = kind.found(flags)
+  values = in_files | given
   if values.get("stages"):
     values |= stages.read(values["stages"])[0]  # what is read first
   run, lines, named = values.get("output_dir") or "", [], {}
@@ -200,7 +202,8 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   bert, told = _bert(kind, defaults | values, origin, starts, resumes, init)
   if bert:
     named["bert_config_file"] = bert
-  return kind.from_flags(flags, defaults, named), lines + told
+  config = settings.from_flags(kind, flags, defaults | in_files, named)
+  return config, lines + told
 
 
 def _initial(
