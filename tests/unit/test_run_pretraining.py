@@ -1149,20 +1149,27 @@ def test_records_longer_than_the_positions_are_refused(tiny_run, tmp_path):
     runs.pretrain((short, tiny_run[1]), tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_another_shape_is_refused(tiny_run, tmp_path):
-  runs.trained(tiny_run, tmp_path / "run", num_train_steps=4)
+  """In its run's folder by the config's key, else by the variable."""
+  run = tmp_path / "run"
+  runs.trained(tiny_run, run, num_train_steps=4)
   wide = write_config(
     tmp_path / "wide.json", num_hidden_layers=1, intermediate_size=128
   )
-  told = [tmp_path / "run" / name for name in ("bert_config.json", "run.json")]
+  told = [run / name for name in ("bert_config.json", "run.json")]
   before = [path.read_bytes() for path in told]
+  with pytest.raises(UserError, match="intermediate_size 64 -> 128: its model"):
+    runs.pretrain((wide, tiny_run[1]), run)
+  assert [path.read_bytes() for path in told] == before
   with pytest.raises(
     checkpointing.CheckpointError,
     match=r"model\.ckpt-4.*layer_0/intermediate.* is \[.*64\].* there",
   ):
-    runs.pretrain((wide, tiny_run[1]), tmp_path / "run")
-  assert [path.read_bytes() for path in told] == before
+    runs.pretrain(
+      (wide, tiny_run[1]),
+      tmp_path / "new",
+      init_checkpoint=f"{run}/model.ckpt-4",
+    )
 
 
 def test_resuming_another_run_is_refused(tiny_run, tmp_path):
