@@ -1027,6 +1027,13 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
   ):
     assert line in card.splitlines(), line
   assert str(tmp_path) not in card and "licence is not" not in card
+  # A start that found nothing left to train did not make these weights.
+  later = {**run, "first_update": 20, "plan": {**run["plan"], "ranks": 7}}
+  starts = json.dumps({"runs": [run, later]})
+  (tmp_path / "run" / "run.json").write_text(starts)
+  convert(prefix, tmp_path / "later", vocab_file=letters)
+  card = (tmp_path / "later" / "README.md").read_text()
+  assert "| ranks | 2 |" in card.splitlines()
   shutil.copytree(tmp_path / "run", tmp_path / "again")
   convert([prefix, tmp_path / "again"], tmp_path / "both", vocab_file=letters)
   card = (tmp_path / "both" / "README.md").read_text()
