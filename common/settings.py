@@ -137,7 +137,7 @@ def in_group(name: str) -> Callable:
 
 def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
   """The fields that `setting` made; None: the field holds a dataclass."""
-  own_help = getattr(kind, "help_here", {})
+  unit = getattr(kind, "unit", "")
   for field in dataclasses.fields(kind):
     declared = field.metadata.get("setting")
     if declared is None:
@@ -156,7 +156,7 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
       "default": field.default,
       **({"high": _MOST} if plain is int and "low" in declared else {}),
       **declared,
-      "help": own_help.get(field.name, declared["help"]),
+      "help": declared["help"].replace("{unit}", unit),
       "json": (json,) if isinstance(json, str) else json,
     }
     yield field, Setting(**made)
@@ -165,7 +165,7 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
 def settings_of(kind: Any) -> Iterator[Setting]:
   """All flags of a dataclass and of the dataclasses in it.
 
-  A subclass can change the help of a flag: its `help_here` maps names to help.
+  In their help {unit} is what the dataclass counts, its `unit`.
   """
   for field, one in _declared(kind):
     if one:

@@ -68,12 +68,13 @@ class RunConfig:
   ends_with_best: ClassVar[bool] = False  # evaluates the best weights last
   evaluates_untrained: ClassVar[bool] = True  # before the first update
   length_flag: ClassVar[str] = "--num_train_steps"  # how long to train
+  unit: ClassVar[str] = "records"  # what batches are counted in
 
   # fmt: off
   do_train: bool = _task(False, "Train the model.")
   do_eval: bool = _task(False,
-    "Evaluate the model: after training, and while training if "
-    "--eval_every_steps says so.")
+    "Evaluate the model: at the end, and while training as --eval_every_steps "
+    "says. Fine-tuning evaluates its best checkpoint at the end.")
   bert: modeling.BertConfig = _model(None,
     "JSON file with the BERT config, with google/bert's keys; or tiny, mini, "
     "base or large, the models of configs/, unless a file has that name. These "
@@ -88,18 +89,16 @@ class RunConfig:
     "loaded, missing and unused. Ignored if --output_dir already has a "
     "checkpoint: the run then resumes from that one.")
   train_batch_size: int = _batch(32,
-    "Records in one rank's micro-batch (one forward and backward pass). With "
-    "--global_batch_size this is the most that a micro-batch may have.",
+    "Number of {unit} in one rank's micro-batch (one forward and backward "
+    "pass). With --global_batch_size this is the most that it may have.",
     low=1, json="train_micro_batch_size_per_gpu")
   num_accumulation_steps: int | None = _batch(None,
     "Micro-batches that one rank adds up for one update. Default: 1, or what "
     "--global_batch_size needs.", low=1, json="gradient_accumulation_steps")
   global_batch_size: int | None = _batch(None,
-    "Examples in one update, over all ranks and micro-batches; steps then "
-    "count updates. Without it, --num_train_steps and --num_warmup_steps are "
-    "stated for one rank without accumulation and are divided by ranks x "
-    "accumulation x examples in a record. A run keeps its global batch when it "
-    "is resumed.",
+    "Examples in one update, over all ranks and micro-batches. Default: "
+    "--train_batch_size x ranks x --num_accumulation_steps. A run keeps its "
+    "global batch when it is resumed.",
     low=1, json="train_batch_size")
   learning_rate: float = _rate(5e-5,
     "Peak learning rate, which the warm-up rises to.",
@@ -121,14 +120,14 @@ class RunConfig:
     "--lr_decay_steps.", json="scheduler.params.decay_rate")
   lr_decay_steps: int = _rate(1000,
     "Steps in which an exponential decay multiplies the learning rate by "
-    "--lr_decay_rate. They are counted and divided like --num_train_steps.",
+    "--lr_decay_rate. They are counted like --num_train_steps, and as updates "
+    "in fine-tuning.",
     low=1, json="scheduler.params.decay_step")
   num_decay_steps: int | None = _rate(None,
     "Steps at the end in which the rate of --lr_schedule=wsd falls to 0: as 1 "
     "minus the square root of the share that has passed, or linearly "
-    "(wsd_linear). "
-    "They are counted and divided like --num_train_steps. Default: a tenth of "
-    "the run.", low=1)
+    "(wsd_linear). They are counted like --num_train_steps, and as updates in "
+    "fine-tuning. Default: a tenth of the run.", low=1)
   lr_offset: float = _rate(0.0,
     "Learning rate that is added to the schedule's at every update.",
     low=0, json="scheduler.params.lr_offset")
@@ -178,8 +177,10 @@ class RunConfig:
     "With several ranks two operations may run at once.",
     low=0, high=4096)
   output_dir: str | None = _report(None,
-    "Folder for checkpoints, metrics and run.json. A run that finds its own "
-    "checkpoint there resumes from it. Needed unless it is a --dry_run.")
+    "Folder for checkpoints, metrics and run.json; for task.json and "
+    "predictions in fine-tuning. A training that finds its own checkpoint "
+    "there resumes from it; an evaluation or a prediction of fine-tuning uses "
+    "the best one. Needed, except by a --dry_run.")
   save_checkpoints_steps: int = _report(1000,
     "Updates between two checkpoints. 0 saves one at the end of the run, and "
     "when an evaluation is the best so far.", low=0)
@@ -206,16 +207,16 @@ class RunConfig:
     "First and last update to record for TensorBoard's trace viewer, as 20,24 "
     "(numbers as in metrics.jsonl). Empty: no update is recorded.")
   eval_batch_size: int = _eval(32,
-    "Records in one rank's batch of an evaluation.", low=1)
+    "Number of {unit} in one rank's batch of an evaluation.", low=1)
   eval_every_steps: int = _eval(0,
-    "Updates between two evaluations while training; the first evaluation "
-    "comes before the first update. 0 evaluates at the end only. Needs "
-    "--do_eval.", low=0)
+    "Updates between two evaluations while training; pre-training also "
+    "evaluates before its first update. 0: only at the end, or as "
+    "--eval_every_epochs of fine-tuning says. Needs --do_eval.", low=0)
   early_stopping_evaluations: int = _eval(0,
     "Evaluations in a row without a new best result after which training "
-    "stops. 0: it never stops early. Needs --eval_every_steps.", low=0)
+    "stops. 0: it never stops early. Needs evaluations while training.", low=0)
   seed: int = setting(12345,
-    "Seed of the initial weights, of the order of records and of dropout.",
+    "Seed of the initial weights, of the order of {unit} and of dropout.",
     low=0, high=(1 << 63) - 1, group="Other")
   # fmt: on
 
@@ -395,8 +396,9 @@ class PretrainingConfig(RunConfig):
     "time. Reading needs the memory of twice as many blocks. 0 shuffles all "
     "records at once.", low=0)
   num_train_steps: int = _batch(100000,
-    "Steps of the whole run: updates with --global_batch_size, without it "
-    "updates of one rank without accumulation.",
+    "Steps of the whole run: updates with --global_batch_size. Without it they "
+    "are stated for one rank without accumulation, and divided by ranks x "
+    "accumulation x examples in a record.",
     low=1, json="scheduler.params.total_num_steps")
   num_warmup_steps: int = _batch(10000,
     "Warm-up steps, included in --num_train_steps, in which the learning rate "

@@ -40,46 +40,13 @@ class FinetuningConfig(RunConfig):
   ends_with_best: ClassVar[bool] = True
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
+  unit: ClassVar[str] = "examples"
   kind: ClassVar[str]  # of the task, for task.json
   # Flags in task.json. A trained model keeps its model_flags; evaluations and
   # predictions may change the usual_flags.
   model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
   usual_flags: ClassVar[tuple] = ()
   # fmt: off
-  help_here: ClassVar[dict] = dict(
-    do_eval=
-    "Evaluate the model: while training as --eval_every_epochs says, and the "
-    "best checkpoint at the end.",
-    train_batch_size=
-    "Examples in one rank's micro-batch (one forward and backward pass). With "
-    "--global_batch_size this is the most that a micro-batch may have.",
-    global_batch_size=
-    "Examples in one update, over all ranks and micro-batches. Default: "
-    "--train_batch_size x ranks x --num_accumulation_steps. A run keeps its "
-    "global batch when it is resumed.",
-    lr_decay_steps=
-    "Updates in which an exponential decay multiplies the learning rate by "
-    "--lr_decay_rate.",
-    num_decay_steps=
-    "Updates at the end in which the rate of --lr_schedule=wsd falls to 0: as "
-    "1 minus the square root of the share that has passed, or linearly "
-    "(wsd_linear). Default: a tenth of the run.",
-    eval_batch_size="Examples in one rank's batch of an evaluation.",
-    eval_every_steps=
-    "Updates between two evaluations while training. 0 leaves it to "
-    "--eval_every_epochs. Needs --do_eval.",
-    early_stopping_evaluations=
-    "Evaluations in a row without a new best result after which training "
-    "stops. 0: it never stops early. Needs --do_eval, and --eval_every_epochs "
-    "or --eval_every_steps.",
-    output_dir=
-    "Folder for checkpoints, metrics, task.json and predictions. A training "
-    "that finds its own checkpoint there resumes from it; an evaluation or a "
-    "prediction uses the best one.",
-    seed=
-    "Seed of the initial weights, of the order of examples and of dropout.",
-  )
-
   do_predict: bool = in_group("What to do")(False,
     "Predict with the weights of the best checkpoint.")
   vocab_file: str | None = _model(None,

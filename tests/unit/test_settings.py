@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import runs
@@ -34,7 +35,7 @@ class Inner:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outer:
   # fmt: off
-  count: int = setting(3, "Records to read.", low=1)
+  count: int = setting(3, "Number of {unit} to read.", low=1)
   speed: float | None = setting(None, "Speed in updates per second.", above=0)
   ratio: float = setting(4.0, "Ratio of x to y.", above=1.5)
   parts: tuple = in_group("Data")((), "Parts to read.", choices=("a", "b"))
@@ -43,13 +44,14 @@ class Outer:
   inner: Inner = setting(group="Inside")
   # fmt: on
   derived: int = 0  # no flag
+  unit: ClassVar[str] = "records"
 
   def __post_init__(self):
     settings.check(self)
 
 
 class Other(Outer):
-  help_here = {"count": "Examples to read."}
+  unit = "examples"
 
 
 def parsed(kind, *words):
@@ -57,6 +59,10 @@ def parsed(kind, *words):
   settings.define_flags(kind, values)
   values(["command", *words])
   return values
+
+
+def by_unit(kind):
+  return parsed(kind, "--size_file=x")["count"].help
 
 
 def test_flags_make_the_dataclass():
@@ -69,7 +75,8 @@ def test_flags_make_the_dataclass():
   assert by_alias.size == 3
   with pytest.raises(flags.Error, match="--size_file must have a value"):
     parsed(Outer, "--count=2")
-  assert "Examples to read" in parsed(Other, "--size_file=x")["count"].help
+  assert by_unit(Outer) == "Number of records to read."
+  assert by_unit(Other) == "Number of examples to read."
 
 
 @pytest.mark.parametrize(
