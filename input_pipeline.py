@@ -143,9 +143,9 @@ class Source:
             "of a training are masked alike. Give records of one kind"
           )
     # A file of a data set that was made again without it.
-    known = {records.without_shard(path) for path in self.manifests}
+    known = {records.data_set_of(path) for path in self.manifests}
     for path in self.paths:
-      if path not in self.manifests and records.without_shard(path) in known:
+      if path not in self.manifests and records.data_set_of(path) in known:
         raise DataError(
           f"{path} is in no manifest, but others of its name are: a command "
           "that was stopped left it. Remove it"

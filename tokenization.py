@@ -356,7 +356,7 @@ class TokenizerInfo:
   sha256: str  # of the vocabulary or model file
   vocab_size: int
   do_lower_case: bool
-  mask_id: int | None = None  # needed for dynamic masks
+  mask_id: int
 
   @property
   def case(self) -> str:

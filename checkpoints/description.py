@@ -27,7 +27,7 @@ VOCABULARIES = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}
 
 _TOKENIZER = {
   "kind": str, "file": str, "sha256": str, "vocab_size": int,
-  "do_lower_case": bool, "mask_id": (int, None),
+  "do_lower_case": bool, "mask_id": int,
 }  # fmt: skip
 # A start that only evaluates has neither a plan nor data.
 _RUNS = {

@@ -101,9 +101,9 @@ def read_own(path: str, remedy: str, form=None):
 def expect(value, form, name: str = "") -> None:
   """Raises a ValueError that names what of a JSON value has another form.
 
-  A form is a type, a value, a tuple of forms to choose from, [form] for a list,
-  or {"key": form, "key?": form} for an object which may lack the second key,
-  and may have others.
+  A form is a type, a value, a tuple of forms to choose from, a range of
+  integers, [form] for a list, or {"key": form, "key?": form} for an object
+  which may lack the second key, and may have others.
   """
   if isinstance(form, dict) and isinstance(value, dict):
     for key, inner in form.items():
@@ -132,6 +132,8 @@ def _fits(value, form) -> bool:
   """Whether a value is of a simple form; JSON's true is no number."""
   if isinstance(form, (dict, list)):
     return False
+  if isinstance(form, range):
+    return type(value) is int and value in form
   if form is float:
     return type(value) in (int, float)
   if isinstance(form, type):
@@ -148,6 +150,8 @@ _NAMES = {
 def _in_words(form) -> str:
   if isinstance(form, tuple):
     return " or ".join(map(_in_words, form))
+  if isinstance(form, range):
+    return f"an integer from {form.start} to {form.stop - 1}"
   if isinstance(form, (dict, list)):
     form = type(form)
   return _NAMES[form] if form in _NAMES else str(form)

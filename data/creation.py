@@ -24,7 +24,7 @@ from data import (
   work_dir,
   workers,
 )
-from data.creation_settings import Settings, listed
+from data.creation_settings import Settings
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
@@ -54,12 +54,8 @@ def create(
   """
   start = time.monotonic()
   paths = records.expand_patterns(settings.input_file)
-  records.check_not_written(paths, "--input_file", *settings.output_paths)
-  _check_unshared(settings)
-  if settings.given_shards:
-    _check_no_inputs(settings, paths, settings.given_shards)
-    _check_unlisted(settings, settings.given_shards)
-  states = list(map(_state, paths))
+  claim(settings, paths, settings.given_shards)
+  states = [_state(path) for path in paths]
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings)
   os.makedirs(settings.folder, exist_ok=True)
@@ -74,17 +70,22 @@ def create(
   ):
     work = _Work(settings, folder, ranks, pool, tokenizer)
     counts, kept_bytes = work.tokenize(pieces)
-    _check_unchanged(paths, plan)
+    for path, before in zip(paths, states, strict=True):
+      if not os.path.exists(path) or _state(path) != before:
+        raise errors.DataError(
+          f"{path} was changed while it was read: start again when it is whole"
+        )
     tokenized = time.monotonic()
-    num_shards = _num_shards(counts, settings)
-    _check_no_inputs(settings, paths, num_shards)
-    _check_unlisted(settings, num_shards)
+    # The corpus may have decided how many shards there are.
+    claim(settings, paths, _num_shards(counts, settings))
     results, kept_shards = work.make_shards(counts)
     if ranks.rank:
       return None
     made = time.monotonic()
     manifest = _manifest(settings, info, counts, results)
-    _publish(settings, folder, manifest)
+    # Making shards takes hours: others may have come meanwhile.
+    earlier = claim(settings, paths, len(results))
+    _publish(settings, folder, manifest, earlier)
   summary = Summary(manifest.counts)
   summary.manifest, summary.manifest_path = manifest, settings.manifest_path
   summary.seconds = {
@@ -113,89 +114,67 @@ def _plan(settings: Settings, states: list, info) -> dict:
 
 def _state(path: str) -> list:
   """[path, bytes, nanoseconds of the last change]."""
-  found = os.stat(path)
-  return [path, found.st_size, found.st_mtime_ns]
+  status = os.stat(path)
+  return [path, status.st_size, status.st_mtime_ns]
 
 
-def _check_unchanged(paths: list[str], plan: dict) -> None:
-  """DataError if a text file was changed while it was read."""
-  for path, before in zip(paths, plan["files"], strict=True):
-    if not os.path.exists(path) or _state(path) != before:
-      raise errors.DataError(
-        f"{path} was changed while it was read: start again when it is whole"
-      )
+def claim(
+  settings: Settings, inputs: list[str], num_shards: int | None
+) -> records.Manifest | None:
+  """The data set's earlier manifest, if all that we shall write is ours.
 
-
-def _check_unshared(settings: Settings) -> None:
-  """Raises `UserError` if another data set has our manifest or work folder."""
-  manifest = _earlier_manifest(settings)
-  earlier = [info.name for info in manifest.files] if manifest else []
-  if earlier and earlier != settings.shard_names(len(earlier)):
-    raise errors.UserError(
-      f"--output_file={settings.output_file}: {settings.manifest_path} is the "
-      f"manifest of another data set, {earlier[0]}: give another name (not "
-      "only another extension) or folder, or remove that data set"
-    )
-  plan = work_dir.plan_of(settings.work_folder)
-  other = (plan or {}).get("output_file", "")
-  names = [os.path.basename(path) for path in listed(other)]
-  if other and names != settings.output_names:
-    raise errors.UserError(
-      f"--output_file={settings.output_file}: {settings.work_folder} holds "
-      f"unfinished work of --output_file={other}: finish it, remove that "
-      "folder, or give another name (not only another extension)"
-    )
-
-
-def _places(settings: Settings, num_shards: int) -> list[str]:
-  names = settings.shard_names(num_shards)
-  return [os.path.join(settings.folder, name) for name in names]
-
-
-def _check_no_inputs(
-  settings: Settings, paths: list[str], num_shards: int
-) -> None:
-  """Raises an error if a file of ours would replace an input, or a folder."""
-  inputs = {
-    "--input_file": paths,
-    "--vocab_file": [settings.vocab_file or ""],
-    "--spm_model_file": [settings.spm_model_file or ""],
-  }
-  places = _places(settings, num_shards)
-  for flag, names in inputs.items():
-    records.check_not_written(filter(None, names), flag, *places)
-  for place in filter(os.path.isdir, places):
-    raise errors.UserError(
-      f"--output_file={settings.output_file}: {place} is a folder: name files "
-      f"in it, as {place}/train.tfrecord"
-    )
-
-
-def _check_unlisted(settings: Settings, num_shards: int) -> None:
-  """Raises `UserError` if another manifest lists a file of ours."""
-  places = _places(settings, num_shards)
+  UserError if a file of ours has another owner: an input, a folder, another
+  data set or its unfinished work. None as `num_shards`: the corpus decides.
+  """
+  flag = f"--output_file={settings.output_file}"
+  outputs = settings.output_paths
+  listed, earlier = {}, None
   try:
-    listed = records.find_manifests(places)
-  except errors.DataError as e:  # a UserError keeps the finished work
-    raise errors.UserError(str(e)) from e
-  for place, (other, _) in listed.items():
-    if os.path.basename(other) != os.path.basename(settings.manifest_path):
-      raise errors.UserError(
-        f"--output_file={settings.output_file}: {place} is a file of another "
-        f"data set, {other}: give another name, or remove that data set"
-      )
-
-
-def _earlier_manifest(settings: Settings) -> records.Manifest | None:
-  if not os.path.exists(settings.manifest_path):
-    return None
-  try:
-    return records.Manifest.load(settings.manifest_path)
-  except errors.DataError as e:
+    if num_shards:
+      names = settings.shard_names(num_shards)
+      outputs = [os.path.join(settings.folder, name) for name in names]
+      listed = records.find_manifests(outputs)
+    if os.path.exists(settings.manifest_path):
+      earlier = records.Manifest.load(settings.manifest_path)
+  except errors.DataError as e:  # as a UserError it keeps the finished work
     raise errors.UserError(
-      f"{e}. --output_file={settings.output_file} would replace it: move it "
-      "away, or give another name"
+      f"{flag}: {e}: move it away, or give another name"
     ) from e
+  records.check_not_written(inputs, "--input_file", *outputs)
+  for name in ("vocab_file", "spm_model_file"):
+    if path := getattr(settings, name):
+      records.check_not_written([path], f"--{name}", *outputs)
+  problems = []
+  for output in outputs:
+    manifest_path, _ = listed.get(output, (settings.manifest_path, None))
+    if os.path.basename(manifest_path) != settings.manifest_name:
+      problems.append(
+        f"{output} is a file of another data set, {manifest_path}: give "
+        "another name, or remove that data set"
+      )
+    if num_shards and os.path.isdir(output):
+      problems.append(
+        f"{output} is a folder: name files in it, as {output}/train.tfrecord"
+      )
+  names = list(earlier.shards) if earlier else []
+  if names and names != settings.shard_names(len(names)):
+    problems.append(
+      f"{settings.manifest_path} is the manifest of another data set, "
+      f"{names[0]}: give another name (not only another extension) or folder, "
+      "or remove that data set"
+    )
+  plan = work_dir.plan_of(settings.work_folder) or {}
+  other = plan.get("output_file", settings.output_file)
+  other_names = [os.path.basename(path) for path in records.listed(other)]
+  if other_names != settings.output_names:
+    problems.append(
+      f"{settings.work_folder} holds unfinished work of --output_file={other}: "
+      "finish it, remove that folder, or give another name (not only another "
+      "extension)"
+    )
+  if problems:
+    raise errors.UserError(f"{flag}: {problems[0]}")
+  return earlier
 
 
 def _load_tokenizer(settings: Settings):
@@ -216,6 +195,9 @@ def _manifest(
   counts: corpus.CorpusCounts,
   results: list[shards.ShardResult],
 ) -> records.Manifest:
+  all_counts = dataclasses.asdict(counts)
+  for name in ("examples", "real_tokens", "masked_tokens", "random_next"):
+    all_counts[name] = sum(getattr(result, name) for result in results)
   return records.Manifest(
     max_seq_length=settings.max_seq_length,
     max_predictions_per_seq=settings.max_predictions_per_seq,
@@ -223,49 +205,43 @@ def _manifest(
     masking="dynamic" if settings.dynamic_masks else "static",
     tokenizer=info,
     settings={**settings.in_manifest, "num_shards": len(results)},
-    counts={
-      **dataclasses.asdict(counts),
-      **{
-        name: sum(getattr(result, name) for result in results)
-        for name in ("examples", "real_tokens", "masked_tokens", "random_next")
-      },
-    },
-    files=tuple(s.info for s in results),
+    counts=all_counts,
+    files=tuple(result.info for result in results),
   )
 
 
 def _publish(
-  settings: Settings, folder: str, manifest: records.Manifest
+  settings: Settings,
+  folder: str,
+  manifest: records.Manifest,
+  earlier: records.Manifest | None,
 ) -> None:
   """Moves the finished files to their places; DataError if one is gone.
 
   The earlier manifest's files go first: a glob would match them too. Files that
   were moved before a stop stay.
   """
-  _check_unshared(settings)
-  _check_unlisted(settings, len(manifest.files))
-  earlier = _earlier_manifest(settings)
-  before = {info.name: info for info in earlier.files} if earlier else {}
+  before = earlier.shards if earlier else {}
   moves, moved = {}, set()
   for info in manifest.files:
     # While files are moved there is no manifest.
     may_be_moved = not earlier or before.get(info.name) == info
     for name in _with_index(info.name):
-      made = os.path.join(folder, _SHARDS, name)
+      source = os.path.join(folder, _SHARDS, name)
       place = os.path.join(settings.folder, name)
-      if os.path.exists(made):
-        moves[made] = place
+      if os.path.exists(source):
+        moves[source] = place
       elif may_be_moved and os.path.exists(place):
         moved.add(name)
       else:
-        raise errors.DataError(f"{made} is gone: start again")
+        raise errors.DataError(f"{source} is gone: start again")
   stale = {name for file in before for name in _with_index(file)} - moved
   # The manifest goes last: it knows what to delete.
-  for name in [*sorted(stale), os.path.basename(settings.manifest_path)]:
+  for name in [*sorted(stale), settings.manifest_name]:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(os.path.join(settings.folder, name))
-  for made, place in moves.items():
-    os.replace(made, place)
+  for source, place in moves.items():
+    os.replace(source, place)
   manifest.save(settings.manifest_path)
 
 
@@ -299,15 +275,6 @@ def _example_bytes(settings: Settings) -> int:
   )
 
 
-def _block_tokens(settings: Settings) -> int:
-  examples = _BLOCK_BYTES // _example_bytes(settings)
-  return examples * settings.max_seq_length
-
-
-def _any_exists(*paths: str) -> bool:
-  return any(map(os.path.exists, paths))
-
-
 def _not_made(tasks: list[shards.ShardTask]) -> list[shards.ShardTask]:
   return [task for task in tasks if not os.path.exists(task.result_file)]
 
@@ -332,19 +299,23 @@ class _Work:
     if self.ranks.rank:
       self._start_pieces(pieces, 0, 0)
       counts = work_dir.wait_until(
-        lambda: corpus.store_counts(store),
+        functools.partial(corpus.store_counts, store),
         f"rank 0 to put the tokens of all ranks into {store}",
         self.pool.check,
       )
       return counts, 0
+    # A document longer than a block of examples is cut.
+    settings = self.settings
+    block_examples = _BLOCK_BYTES // _example_bytes(settings)
+    block_tokens = block_examples * settings.max_seq_length
     loaded = corpus.load_tokenizer(self.tokenizer)
     with corpus.StoreWriter(store, loaded.vocab_size) as writer:
       kept = writer.journal.bytes_on_disk
       self._start_pieces(pieces, writer.journal.piece, writer.journal.chunk)
       self._join(pieces, writer)
-      counts = writer.finish(loaded.unk_id, _block_tokens(self.settings))
+      counts = writer.finish(loaded.unk_id, block_tokens)
     shutil.rmtree(os.path.join(self.folder, "pieces"))
-    if counts.documents < 2 and self.settings.objective != "mlm":
+    if counts.documents < 2 and settings.objective != "mlm":
       raise errors.DataError(
         f"the input is one document of {counts.sentences} sentences, but half "
         "of the examples need a sentence of another document: put a blank "
@@ -363,33 +334,39 @@ class _Work:
     )
 
   def _start_pieces(self, pieces, first: int, first_chunk: int) -> None:
-    tasks = [
-      self._piece_task(pieces, i, first_chunk if i == first else 0)
-      for i in self.ranks.mine(len(pieces))
-      if i >= first
-    ]
-    missing = [task for task in tasks if not os.path.exists(task.done_file)]
-    self.pool.start(corpus.tokenize_piece, missing)
+    """Starts this rank's pieces that are not finished."""
+    tasks = []
+    for number in self.ranks.mine(len(pieces)):
+      chunk = first_chunk if number == first else 0
+      task = self._piece_task(pieces, number, chunk)
+      if number >= first and not os.path.exists(task.done_file):
+        tasks.append(task)
+    self.pool.start(corpus.tokenize_piece, tasks)
 
   def _join(self, pieces, writer: corpus.StoreWriter) -> None:
-    total = sum(os.path.getsize(p) for p in {piece.path for piece in pieces})
-    at = writer.journal
+    """Puts all ranks' chunks into the store, in the order of the text."""
+    total = sum(os.path.getsize(path) for path in {p.path for p in pieces})
+    journal = writer.journal
     with console.Progress(
-      "tokenizing", total / 1e6, "MB", at.bytes_on_disk / 1e6
+      "tokenizing", total / 1e6, "MB", journal.bytes_on_disk / 1e6
     ) as bar:
-      while at.piece < len(pieces):
-        task = self._piece_task(pieces, at.piece)
-        chunk = task.chunk_file(at.chunk)
+      while journal.piece < len(pieces):
+        task = self._piece_task(pieces, journal.piece)
+        chunk = task.chunk_file(journal.chunk)
+
+        def is_ready(files=(chunk, task.done_file)):
+          return any(map(os.path.exists, files))
+
         work_dir.wait_until(
-          functools.partial(_any_exists, chunk, task.done_file),
+          is_ready,
           f"{chunk}, tokens of {task.piece.path}, from rank "
-          f"{at.piece % self.ranks.size}",
+          f"{journal.piece % self.ranks.size}",
           self.pool.check,
         )
         # A finished piece has all of its chunks.
         if os.path.exists(chunk):
           writer.append(chunk)
-          bar.at(at.bytes_on_disk / 1e6)
+          bar.at(journal.bytes_on_disk / 1e6)
         else:
           writer.next_piece()
 
@@ -404,20 +381,25 @@ class _Work:
     missing = _not_made(wanted)
     kept = len(wanted) - len(missing)
     self.pool.start(shards.build_shard, _not_made(mine))
-    # In MB of text; blocks are equal parts of it.
-    of_block = counts.text_bytes / 1e6 / sum(t.num_blocks for t in tasks)
-    blocks = sum(t.num_blocks for t in wanted)
-    made = sum(t.blocks_made for t in wanted)
+    # All blocks hold about as much text.
+    blocks = tasks[0].num_blocks
+    megabytes = counts.text_bytes / 1e6 / (blocks * len(tasks))
+    blocks_made = sum(task.blocks_made for task in wanted)
     with console.Progress(
-      "making records", blocks * of_block, "MB", made * of_block
+      "making records",
+      blocks * len(wanted) * megabytes,
+      "MB",
+      blocks_made * megabytes,
     ) as bar:
       while missing:
         self.pool.check()
         time.sleep(work_dir.POLL_SECONDS)
         missing = _not_made(missing)
-        unmade = sum(t.num_blocks - t.blocks_made for t in missing)
-        bar.at((blocks - unmade) * of_block)
-    return [shards.ShardResult.load(t.result_file) for t in wanted], kept
+        blocks_made = blocks * (len(wanted) - len(missing))
+        blocks_made += sum(task.blocks_made for task in missing)
+        bar.at(blocks_made * megabytes)
+    results = [shards.ShardResult.load(task.result_file) for task in wanted]
+    return results, kept
 
   def _shard_tasks(self, counts: corpus.CorpusCounts) -> list[shards.ShardTask]:
     settings = self.settings
@@ -427,11 +409,11 @@ class _Work:
       shards.ShardTask(
         store=os.path.join(self.folder, "store"),
         path=os.path.join(self.folder, _SHARDS, name),
-        shard=i,
+        shard=number,
         num_shards=num_shards,
         num_blocks=blocks,
         settings=settings,
         tokenizer=self.tokenizer,
       )
-      for i, name in enumerate(settings.shard_names(num_shards))
+      for number, name in enumerate(settings.shard_names(num_shards))
     ]

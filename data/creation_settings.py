@@ -138,7 +138,7 @@ class Settings:
 
   @property
   def output_paths(self) -> list[str]:
-    return listed(self.output_file)
+    return records.listed(self.output_file)
 
   @property
   def output_names(self) -> list[str]:
@@ -160,6 +160,10 @@ class Settings:
     return self._stem + records.MANIFEST_SUFFIX
 
   @property
+  def manifest_name(self) -> str:
+    return os.path.basename(self.manifest_path)
+
+  @property
   def work_folder(self) -> str:
     return self._stem + ".unfinished"
 
@@ -175,8 +179,3 @@ class Settings:
     stem, extension = os.path.splitext(names[0])
     end = f"of-{num_shards:05d}{extension}"
     return [f"{stem}-{i:05d}-{end}" for i in range(num_shards)]
-
-
-def listed(names: str) -> list[str]:
-  """The names of a comma-separated list."""
-  return [name.strip() for name in names.split(",") if name.strip()]

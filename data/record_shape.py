@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import DataError, UserError
+from common.errors import UserError
 from data import masking, records
 
 
@@ -55,7 +55,7 @@ def of_manifest(files: str, vocab_size: int) -> RecordShape | None:
   found = records.manifest_of(files)
   if not found:
     return None
-  path, manifest = found
+  _, manifest = found
   shape = RecordShape(
     manifest.max_seq_length,
     manifest.max_predictions_per_seq,
@@ -64,14 +64,9 @@ def of_manifest(files: str, vocab_size: int) -> RecordShape | None:
     next_sentence=manifest.has_pairs,
     segments=manifest.has_pairs,
   )
-  if manifest.masking != "dynamic":
-    return shape
   masks = manifest.mask_settings()
-  if masks is None:
-    raise DataError(
-      f"{path}: its masks are drawn on reading, but mask_id or masked_lm_prob "
-      "is missing: make the records again"
-    )
+  if not masks:
+    return shape
   every = records.find_manifests(records.expand_patterns(files)).values()
   most = max(other.max_predictions_per_seq for _, other in every)
   return dataclasses.replace(

@@ -30,10 +30,9 @@ import dataclasses
 import functools
 import glob
 import hashlib
-import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -49,7 +48,6 @@ MANIFEST_VERSION = 1
 OBJECTIVES = ("mlm_nsp", "mlm")
 MANIFEST_SUFFIX = ".manifest.json"
 NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # files beside records
-_MOST_COMMAS = 32  # in a file's name
 
 
 def record_features(
@@ -133,11 +131,30 @@ def fake_features(
   }
 
 
-_MAX_COUNT = 1 << 62
-
-
-def _is_count(value, low: int, high: int = 1 << 31) -> bool:
-  return type(value) is int and low <= value < high
+_SIZE, _COUNT = range(1, 1 << 31), range(1, 1 << 62)
+# What a manifest's fields must be, for `json_files.expect`.
+_FORM = {
+  "version": MANIFEST_VERSION,
+  "max_seq_length": _SIZE,
+  "max_predictions_per_seq": _SIZE,
+  "examples_per_record": _SIZE,
+  "masking": ("static", "dynamic"),
+  "tokenizer": {
+    "kind": ("wordpiece", "sentencepiece"),
+    "file": str,
+    "sha256": str,
+    "vocab_size": _SIZE,
+    "do_lower_case": bool,
+    "mask_id": int,
+  },
+  "settings": {
+    "masked_lm_prob": float,
+    "do_whole_word_mask?": bool,
+    "objective?": OBJECTIVES,
+  },
+  "counts": dict,
+  "files": [{"name": str, "records": _COUNT, "bytes": _COUNT, "sha256": str}],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,12 +211,11 @@ class Manifest:
     return self.objective == OBJECTIVES[0]
 
   def mask_settings(self) -> MaskSettings | None:
-    """How to draw dynamic masks; None for static ones, or if not known."""
-    prob = self.settings.get("masked_lm_prob")
-    if self.masking != "dynamic" or not prob or self.tokenizer.mask_id is None:
+    """How to draw dynamic masks; None for static ones."""
+    if self.masking == "static":
       return None
     return MaskSettings(
-      prob,
+      self.settings["masked_lm_prob"],
       self.max_predictions_per_seq,
       self.tokenizer.mask_id,
       self.tokenizer.vocab_size,
@@ -207,29 +223,31 @@ class Manifest:
 
   def describe(self, folder: str) -> str:
     """A table for people, with the files that `folder` lacks."""
-    tokenizer, names = self.tokenizer, [info.name for info in self.files]
-    missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
-    case = "lower-cased" if tokenizer.do_lower_case else "cased"
+    tokenizer, names = self.tokenizer, list(self.shards)
+    masks = "static, in the records"
+    if self.masking == "dynamic":
+      what = "tokens or words" if self._knows_words else "tokens"
+      masks = f"dynamic, drawn when records are read, of {what} in any share"
+    counts = [
+      f"{name.replace('_', ' ')} {round(count, 3):,}"
+      for name, count in self.counts.items()
+    ]
+    megabytes = sum(info.bytes for info in self.files) / 1e6
     rows = {
       "lengths": f"{self.max_seq_length} tokens, at most "
       f"{self.max_predictions_per_seq} to predict",
       "packing": f"examples in a record: at most {self.examples_per_record}, "
       f"{self.packing_factor:.2f} on average",
-      "masks": "static, in the records"
-      if self.masking == "static"
-      else "dynamic, drawn when records are read, of "
-      + ("tokens or words" if self._knows_words else "tokens")
-      + " in any share",
+      "masks": masks,
       "tokenizer": f"{tokenizer.kind} {tokenizer.file}, "
-      f"{tokenizer.vocab_size:,} tokens, {case}, SHA-256 {tokenizer.sha256}",
+      f"{tokenizer.vocab_size:,} tokens, {tokenizer.case}, "
+      f"SHA-256 {tokenizer.sha256}",
       "settings": ", ".join(f"{k}={v}" for k, v in self.settings.items()),
-      "counts": ", ".join(
-        f"{name.replace('_', ' ')} {round(n, 3):,}"
-        for name, n in self.counts.items()
-      ),
+      "counts": ", ".join(counts),
       "files": f"{len(names)} with {self.num_records:,} records, "
-      f"{sum(f.bytes for f in self.files) / 1e6:,.1f} MB",
+      f"{megabytes:,.1f} MB",
     }
+    missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
     if missing:
       rows["missing"] = f"{len(missing)} files, such as {missing[0]}"
     return record_report.table(rows)
@@ -245,71 +263,37 @@ class Manifest:
     except OSError as e:
       raise DataError(f"{path}: not a readable manifest: {e.strerror}") from e
     try:
-      if raw.get("version") != MANIFEST_VERSION:
-        raise DataError(
-          f"{path}: manifest version {raw.get('version')}, this code reads "
-          f"version {MANIFEST_VERSION}: make the records again with this "
-          "create_pretraining_data.py"
-        )
+      json_files.expect(raw, _FORM)
       raw["tokenizer"] = tokenization.TokenizerInfo(**raw["tokenizer"])
       raw["files"] = tuple(tfrecord.ShardInfo(**f) for f in raw["files"])
       manifest = cls(**raw)
-    except (TypeError, KeyError, AttributeError) as e:
-      raise DataError(f"{path}: not a manifest of this project: {e}") from e
-    for name, fits in manifest._checks():
-      if not fits:
-        raise DataError(
-          f"{path}: {name} has an impossible value: the manifest is damaged or "
-          "was changed. Copy it or make the records again"
-        )
+      manifest._check_values()
+    except (TypeError, ValueError) as e:
+      raise DataError(
+        f"{path}: {e}: the manifest is damaged or of another program: copy it "
+        "again, or make the records again"
+      ) from e
     return manifest
 
-  def _checks(self) -> Iterator[tuple[str, bool]]:
-    """(field, whether its value is possible); each relies on earlier ones."""
-    yield "version", type(self.version) is int  # and not true
-    yield "max_seq_length", _is_count(self.max_seq_length, 1)
-    yield "max_predictions_per_seq", _is_count(self.max_predictions_per_seq, 1)
-    yield "examples_per_record", _is_count(self.examples_per_record, 1)
-    yield "masking", self.masking in ("static", "dynamic")
-    t = self.tokenizer
-    yield "tokenizer.kind", t.kind in ("wordpiece", "sentencepiece")
-    yield "tokenizer.file", isinstance(t.file, str)
-    yield "tokenizer.sha256", isinstance(t.sha256, str)
-    yield "tokenizer.vocab_size", _is_count(t.vocab_size, 1)
-    yield "tokenizer.do_lower_case", isinstance(t.do_lower_case, bool)
-    fits = t.mask_id is None or _is_count(t.mask_id, 0, t.vocab_size)
-    yield "tokenizer.mask_id", fits
-    yield "settings", isinstance(self.settings, dict)
-    prob = self.settings.get("masked_lm_prob", 0.15)
-    yield "settings.masked_lm_prob", isinstance(prob, float) and 0 < prob < 1
-    whole_words = self.settings.get("do_whole_word_mask", False)
-    yield "settings.do_whole_word_mask", isinstance(whole_words, bool)
-    yield "settings.objective", self.objective in OBJECTIVES
-    yield "counts", isinstance(self.counts, dict)
-    for name, n in self.counts.items():
-      yield f"counts.{name}", type(n) in (int, float) and 0 <= n < _MAX_COUNT
-    yield "files", bool(self.files)
-    for info in self.files:
-      yield "files.name", isinstance(info.name, str)
-      yield "files.sha256", isinstance(info.sha256, str)
-      yield "files.records", _is_count(info.records, 1, _MAX_COUNT)
-      yield "files.bytes", _is_count(info.bytes, 1, _MAX_COUNT)
-    if self.examples_per_record > 1:
-      examples = self.counts.get("examples", 0) / self.num_records
-      yield "counts.examples", 1 <= examples <= self.examples_per_record
-
-
-_OURS = 3  # keys of a manifest; others' have "version" and "files" at most
-
-
-def _is_ours(path: str) -> bool:
-  """Whether a file is a manifest of ours, perhaps damaged."""
-  try:
-    found = json_files.read(path)
-  except DataError:
-    return True
-  keys = {field.name for field in dataclasses.fields(Manifest)}
-  return not isinstance(found, dict) or len(keys & found.keys()) >= _OURS
+  def _check_values(self) -> None:
+    """ValueError for a value that is possible alone but not beside others."""
+    for name, count in self.counts.items():
+      if type(count) not in (int, float) or not 0 <= count < _COUNT.stop:
+        raise ValueError(f"counts.{name} is {count!r}, not a count")
+    records, vocab_size = self.num_records, self.tokenizer.vocab_size
+    average = self.counts.get("examples", 0) / records if records else 0
+    is_packed = self.examples_per_record > 1
+    for name, fits in (
+      ("files is empty", records),
+      ("tokenizer.mask_id", 0 <= self.tokenizer.mask_id < vocab_size),
+      ("settings.masked_lm_prob", 0 < self.settings["masked_lm_prob"] < 1),
+      (
+        "counts.examples",
+        not is_packed or 1 <= average <= self.examples_per_record,
+      ),
+    ):
+      if not fits:
+        raise ValueError(f"{name} has an impossible value")
 
 
 def find_manifests(
@@ -319,33 +303,41 @@ def find_manifests(
 
   It is beside them, or beside the file that a link of the same name leads to.
   """
-  wanted: dict[str, dict[str, str]] = collections.defaultdict(dict)
+  folders: dict[str, dict[str, str]] = collections.defaultdict(dict)
   for path in record_paths:
-    wanted[os.path.dirname(path)][os.path.basename(path)] = path
-  found = {}
-  for folder, paths in wanted.items():
+    folders[os.path.dirname(path)][os.path.basename(path)] = path
+  manifests = {}
+  for folder, paths in folders.items():
     pattern = os.path.join(glob.escape(folder), "*" + MANIFEST_SUFFIX)
     for manifest_path in sorted(glob.glob(pattern)):
-      if not paths:
-        break
-      stem = os.path.basename(manifest_path).removesuffix(MANIFEST_SUFFIX)
-      named = any(name.startswith((f"{stem}.", f"{stem}-")) for name in paths)
-      if not (named or _is_ours(manifest_path)):
-        continue
-      manifest = Manifest.load(manifest_path)
-      for info in manifest.files:
-        if info.name in paths:
-          found[paths.pop(info.name)] = manifest_path, manifest
-    links = {
-      os.path.realpath(path): path
-      for name, path in paths.items()
-      if os.path.islink(path)
-      and os.path.basename(os.path.realpath(path)) == name
-    }
+      # When all records have one, it does not matter what others hold.
+      if paths and _may_list(manifest_path, paths):
+        manifest = Manifest.load(manifest_path)
+        for name in paths.keys() & manifest.shards.keys():
+          manifests[paths.pop(name)] = manifest_path, manifest
+    # What is left may be links to a folder with a manifest.
+    links = {}
+    for name, path in paths.items():
+      target = os.path.realpath(path)
+      if os.path.islink(path) and os.path.basename(target) == name:
+        links[target] = path
     if links:
-      there = find_manifests([*links])
-      found |= {links[end]: made for end, made in there.items()}
-  return found
+      for target, listing in find_manifests([*links]).items():
+        manifests[links[target]] = listing
+  return manifests
+
+
+def _may_list(manifest_path: str, names: Iterable[str]) -> bool:
+  """Whether a manifest is ours, perhaps damaged, or has our records' name."""
+  stem = os.path.basename(manifest_path).removesuffix(MANIFEST_SUFFIX)
+  if any(name.startswith((f"{stem}.", f"{stem}-")) for name in names):
+    return True
+  try:
+    raw = json_files.read(manifest_path)
+  except DataError:
+    return True
+  # Other programs' manifests share two keys with ours at most.
+  return not isinstance(raw, dict) or len(_FORM.keys() & raw.keys()) > 2
 
 
 def digest(
@@ -374,28 +366,47 @@ def manifest_of(patterns: str) -> tuple[str, Manifest] | None:
 def expand_patterns(patterns: str) -> list[str]:
   """Files of a comma-separated list of names and globs, sorted, once each.
 
-  The order, which numbers the records, depends on the names alone. An existing
-  file may have commas and glob characters in its name. Globs leave out index
-  and manifest files. DataError for an item that matches no file.
+  The order, which numbers the records, depends on the names alone. A name of an
+  existing file is no glob. Globs leave out index and manifest files. DataError
+  for an item that matches no file.
   """
-  if os.path.isfile(patterns):
-    return [patterns]
   paths: set[str] = set()
-  parts = patterns.split(",")
-  while parts:
-    starts = itertools.accumulate(parts[:_MOST_COMMAS], "{},{}".format)
-    names = [start.strip() for start in starts]
-    count, found = _first_files(names)
-    if names[0] and not found:
-      raise DataError(f"{_none_such(names[0])} (from {patterns!r})")
-    paths.update(found)
-    parts = parts[count:]
+  for name in listed(patterns):
+    matches = [name] if os.path.isfile(name) else _matches(name)
+    if not matches:
+      raise DataError(f"{no_match_message(name)} (from {patterns!r})")
+    paths.update(matches)
   if not paths:
     raise DataError(f"no input files in {patterns!r}")
   return sorted(paths)
 
 
-def without_shard(path: str) -> str:
+def listed(names: str) -> list[str]:
+  """The names of a comma-separated list."""
+  return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _matches(pattern: str) -> list[str]:
+  """The record files that a glob matches, and others that it names exactly."""
+  others = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
+  matches = glob.glob(pattern, recursive=True)
+  return [p for p in matches if not p.endswith(others) and os.path.isfile(p)]
+
+
+def no_match_message(pattern: str) -> str:
+  """Why a name or glob matches no record file."""
+  matches = sorted(glob.glob(pattern, recursive=True))
+  if not matches:
+    return f"{pattern}: no such file"
+  if os.path.isdir(matches[0]):
+    return f"{matches[0]} is a folder: name the files in it, as by a glob"
+  return (
+    f"{pattern}: matches {len(matches)} files, such as {matches[0]}, but none "
+    f"with records ({', '.join(NO_RECORDS)} are other files): name it exactly"
+  )
+
+
+def data_set_of(path: str) -> str:
   """NAME.EXT of NAME-00000-of-00004.EXT; other paths as they are."""
   folder, name = os.path.split(path)
   return os.path.join(folder, re.sub(r"-\d{5,}-of-\d{5,}(?=\.|$)", "", name))
@@ -403,46 +414,10 @@ def without_shard(path: str) -> str:
 
 def check_not_written(paths: Iterable[str], flag: str, *written: str) -> None:
   """DataError if one of `paths`, of `flag`, is a file that will be written."""
-  outputs = set(map(os.path.realpath, written))
+  outputs = {os.path.realpath(path) for path in written}
   for path in paths:
     if os.path.realpath(path) in outputs:
       raise DataError(
         f"{path} is of {flag}, and would be written: give another place to "
         "write to, or a narrower pattern"
       )
-
-
-def _first_files(names: list[str]) -> tuple[int, list[str]]:
-  """(parts, files) of the first item; `names` join 1, 2, ... of the parts."""
-  for count in range(len(names), 0, -1):
-    if os.path.isfile(names[count - 1]):
-      return count, [names[count - 1]]
-  for count, name in enumerate(names, 1):
-    if found := _matches(name):
-      return count, found
-  return 1, []
-
-
-def _matches(pattern: str) -> list[str]:
-  other = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
-  return [
-    path
-    for path in glob.glob(pattern, recursive=True)
-    if not path.endswith(other) and os.path.isfile(path)
-  ]
-
-
-def _none_such(pattern: str) -> str:
-  found = [pattern]
-  if not os.path.exists(pattern):
-    found = sorted(glob.glob(pattern, recursive=True))
-  if not found:
-    return f"{pattern}: no such file"
-  if os.path.isdir(found[0]):
-    return (
-      f"{found[0]} is a folder: name the files in it, for example by a glob"
-    )
-  return (
-    f"{pattern}: matches {len(found)} files, such as {found[0]}, but none with "
-    f"records ({', '.join(NO_RECORDS)} are other files): name it exactly"
-  )

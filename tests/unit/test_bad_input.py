@@ -5,7 +5,6 @@
 
 import ast
 import codecs
-import dataclasses
 import functools
 import io
 import json
@@ -248,56 +247,6 @@ def test_values_that_cannot_be(tmp_path, change, words):
   record_report.read_record(files, 0, shape)
   with pytest.raises(DataError, match=f"a: record 1 at byte .*: .*{words}"):
     record_report.read_record(files, 1, shape)
-
-
-MANIFEST = records.Manifest(
-  max_seq_length=128,
-  max_predictions_per_seq=20,
-  examples_per_record=2,
-  masking="dynamic",
-  tokenizer=tokenization.TokenizerInfo("wordpiece", "v", "ab", 100, True, 4),
-  settings={"masked_lm_prob": 0.15, "do_whole_word_mask": True},
-  counts={"examples": 5, "unigram_entropy": 6.5},
-  files=(tfrecord.ShardInfo("x.tfrecord", 3, 30, "cd"),),
-)
-
-
-@pytest.mark.parametrize(
-  "path, value",
-  [
-    (("max_seq_length",), "128"),
-    (("max_seq_length",), -1),
-    (("max_seq_length",), 128.0),
-    (("examples_per_record",), True),
-    (("masking",), ["static"]),
-    (("masking",), "no"),
-    (("tokenizer", "vocab_size"), 0),
-    (("tokenizer", "mask_id"), 100),
-    (("tokenizer", "do_lower_case"), "yes"),
-    (("settings",), None),
-    (("settings", "masked_lm_prob"), 1.5),
-    (("settings", "do_whole_word_mask"), 1),
-    (("counts", "examples"), "5"),
-    (("counts", "examples"), 7),  # more than 3 records of 2 hold
-    (("counts", "unigram_entropy"), []),
-    (("files",), []),
-    (("files", 0, "name"), ["x"]),
-    (("files", 0, "records"), 0),
-    (("files", 0, "bytes"), None),
-  ],
-)
-def test_manifests_with_values_that_cannot_be(tmp_path, path, value):
-  raw = json.loads(json.dumps(dataclasses.asdict(MANIFEST)))
-  inside = raw
-  for key in path[:-1]:
-    inside = inside[key]
-  file = tmp_path / f"x{records.MANIFEST_SUFFIX}"
-  file.write_text(json.dumps(raw))
-  assert records.Manifest.load(str(file)) == MANIFEST
-  inside[path[-1]] = value
-  file.write_text(json.dumps(raw))
-  with pytest.raises(DataError, match=rf"x\.manifest\.json: {path[0]}"):
-    records.find_manifest(str(tmp_path / "x.tfrecord"))
 
 
 # -----------------------------------------------------------------------------
