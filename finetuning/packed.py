@@ -27,6 +27,7 @@ class Example(NamedTuple):
   segments: np.ndarray  # int32 [n], 0 or 1
   where: str  # line or id, for a person
   targets: tuple = ()  # numbers that the task's loss compares with
+  weight: float = 1.0  # 0: not in the loss
 
 
 class FinetuningBatch(NamedTuple):
@@ -36,7 +37,7 @@ class FinetuningBatch(NamedTuple):
   input_mask: tf.Tensor  # int32 [B, S], the token's example from 1, 0 padding
   segment_ids: tf.Tensor  # int32 [B, S]
   targets: tf.Tensor  # int32 or float32 [B, E, T]
-  weights: tf.Tensor  # float32 [B, E], 0 where there is no example
+  weights: tf.Tensor  # float32 [B, E], 0 where no example has a loss
 
 
 class Place(NamedTuple):
@@ -103,7 +104,7 @@ class PackedSource:
         ids[r, start:end] = example.ids
         segments[r, start:end] = example.segments
         mask[r, start:end] = e + 1
-        weights[r, e] = 1.0
+        weights[r, e] = example.weight
         targets[r, e] = example.targets
         places[:, number] = r, e, start
         start = end

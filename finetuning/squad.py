@@ -19,6 +19,14 @@ _data = in_group("Data")
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
 NULL_ODDS_FILE = "null_odds.json"
+# SQuAD 1.1 and 2.0; `json_files.expect` has the notation.
+_QUESTION = {
+  "id": str,
+  "question": str,
+  "answers?": [{"text": str, "answer_start": int}],
+  "is_impossible?": bool,
+}
+_FORMAT = {"data": [{"paragraphs": [{"context": str, "qas": [_QUESTION]}]}]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,13 +43,6 @@ class SquadConfig(windows.AnswerSettings, FinetuningConfig):
   # fmt: on
 
   kind: ClassVar[str] = "squad"
-  usual_flags: ClassVar[tuple] = (
-    "n_best_size", "max_answer_length", "null_score_diff_threshold",
-  )  # fmt: skip
-  model_flags: ClassVar[tuple] = (
-    *FinetuningConfig.model_flags,
-    "doc_stride", "max_query_length", "version_2_with_negative",
-  )  # fmt: skip
 
   def __post_init__(self):
     super().__post_init__()
@@ -78,40 +79,33 @@ class Squad(FinetuningTask):
       *model_flops.dense(1, tokens, bert.hidden_size, 2, policy.losses),
     ]
 
-  def result_names(self):
-    if not self.config.version_2_with_negative:
-      return ["exact_match", "f1"]
-    questions = self.evaluation_set.questions
-    return squad_metric.names_v2({q.id: q.answers for q in questions})
-
   def results(self, source, outputs):
-    answers = {q.id: [a for a, _ in q.answers] for q in source.questions}
-    found = source.answers(outputs["logits"])
-    best = {q: one.text() for q, one in found.items()}
+    right = {q.id: [text for text, _ in q.answers] for q in source.questions}
+    best, odds = {}, {}
+    for question, answers in source.answers(outputs["logits"]).items():
+      best[question] = answers.text()
+      odds[question] = answers.null_odds
     if not self.config.version_2_with_negative:
-      return squad_metric.evaluate_v1(answers, best)
-    odds = {q: one.null_odds for q, one in found.items()}
+      return squad_metric.evaluate_v1(right, best)
     threshold = self.config.null_score_diff_threshold
-    return squad_metric.evaluate_v2(answers, best, odds, threshold)
+    return squad_metric.evaluate_v2(right, best, odds, threshold)
 
   def write_predictions(self, source, outputs):
     """SQuAD's official format: id -> text; also the n best and null odds."""
     config = self.config
-    found = source.answers(outputs["logits"])
-    written = {
-      PREDICTIONS_FILE: {q: a.text(config.threshold) for q, a in found.items()},
-      NBEST_FILE: {
-        question: [
-          {"text": answer.text, "probability": share, **answer._asdict()}
-          for answer, share in answers.shares(config)
-        ]
-        for question, answers in found.items()
-      },
-    }
+    texts, candidates, odds = {}, {}, {}
+    for question, answers in source.answers(outputs["logits"]).items():
+      texts[question] = answers.text(config.threshold)
+      odds[question] = answers.null_odds
+      candidates[question] = [
+        {"text": answer.text, "probability": share, **answer._asdict()}
+        for answer, share in answers.shares(config)
+      ]
+    files = {PREDICTIONS_FILE: texts, NBEST_FILE: candidates}
     if config.version_2_with_negative:
-      written[NULL_ODDS_FILE] = {q: a.null_odds for q, a in found.items()}
+      files[NULL_ODDS_FILE] = odds
     lines = []
-    for name, value in written.items():
+    for name, value in files.items():
       path = os.path.join(config.output_dir, name)
       json_files.write(path, value)
       lines.append(f"predictions {path}")
@@ -136,20 +130,20 @@ class SquadSource(packed.PackedSource):
     self._config, self._skips = config, part == "train"
     answered = part != "predict"
     self.questions = read_squad(path, config.version_2_with_negative, answered)
-    made, answers = windows.encode_questions(
+    self._windows, answers = windows.encode_questions(
       config.tokenizer(), self.questions, config
     )
-    self._lost = set()
-    if answered:
-      self._lost = _not_found(path, self.questions, answers)
-    skipped = self._lost if self._skips else ()
-    self._windows = [w for w in made if w.question not in skipped]
+    self._lost = _not_found(path, self.questions, answers) if answered else []
+    lost = set(self._lost)
+    if self._skips:
+      self._windows = [w for w in self._windows if w.question not in lost]
     examples = [
       packed.Example(
         window.ids,
         window.segments,
         self.questions[window.question].id,
         windows.target_span(window, answers[window.question]),
+        0.0 if window.question in lost else 1.0,
       )
       for window in self._windows
     ]
@@ -157,69 +151,64 @@ class SquadSource(packed.PackedSource):
     # Targets count from the row's first token.
     places = self.places
     self._columns["targets"][places.row, places.slot] += places.start[:, None]
-    lost = [w.question in self._lost for w in self._windows]
-    rows, slots = self.places.row[lost], self.places.slot[lost]
-    self._columns["weights"][rows, slots] = 0.0
 
   def line(self) -> str:
     line = super().line()
     if not self._lost:
       return line
-    first = _why(self.questions[min(self._lost)])
+    what = "skipped" if self._skips else "not in the loss"
     return (
       f"{line}; {len(self._lost):,} of {len(self.questions):,} questions are "
-      + ("skipped" if self._skips else "not in the loss")
-      + f": their answers are not found; the first: {first}"
+      f"{what}: their answers are not found; the first: "
+      f"{_shown(self.questions[self._lost[0]])}"
     )
 
   def answers(self, logits: np.ndarray) -> dict[str, windows.Answers]:
     """Question id -> answers, from float32 [rows, S, 2]."""
     places = zip(self._windows, self.places.row, self.places.start, strict=True)
     scores = (logits[row, a : a + len(window.ids)] for window, row, a in places)
-    found = windows.choose_answers(
+    answers = windows.choose_answers(
       self.questions, self._windows, scores, self._config
     )
-    return {q.id: a for q, a in zip(self.questions, found, strict=True)}
+    return {q.id: a for q, a in zip(self.questions, answers, strict=True)}
 
 
-def _not_found(path: str, questions, answers) -> set:
+def _not_found(path: str, questions, answers) -> list[int]:
   """Numbers of questions whose answers are not found; an error if all are."""
-  answered = {n for n, question in enumerate(questions) if question.answers}
-  lost = {n for n in answered if answers[n] is None}
+  answered = [n for n, question in enumerate(questions) if question.answers]
+  lost = [n for n in answered if answers[n] is None]
   if lost and lost == answered:
     raise DataError(
       f"{path}: none of the {len(lost):,} answers is found in its paragraph; "
-      f"the first: {_why(questions[min(lost)])}"
+      f"the first: {_shown(questions[lost[0]])}"
     )
   return lost
 
 
-def _why(question: windows.Question) -> str:
-  """Why its answer is not found."""
+def _shown(question: windows.Question) -> str:
+  """A question whose answer is not found, and why."""
   text, start = question.answers[0]
-  there = question.context[start : start + len(text)] if start >= 0 else ""
-  why = "has nothing that the tokenizer keeps"
-  if there != text:
-    why = f"does not stand at answer_start {start}, where {there!r} is"
-  return f"question {question.id}: the answer {text!r} {why}"
+  there = question.context[max(0, start) : max(0, start + len(text))]
+  return (
+    f"question {question.id}: the answer {text!r} is not at answer_start "
+    f"{start}, where {there!r} stands, or has no token"
+  )
 
 
 def read_squad(
   path: str, version_2: bool, needs_answers: bool
 ) -> list[windows.Question]:
   """The questions of a SQuAD 1.1 or 2.0 file; `DataError` for other formats."""
+  content = json_files.read(path)
   try:
-    found = json_files.read(path)
-  except OSError as e:
-    raise DataError(f"{path}: {e.strerror}") from e
+    json_files.expect(content, _FORMAT)
+  except ValueError as e:
+    raise DataError(f"{path}: not SQuAD's format: {e}") from e
   questions: dict[str, windows.Question] = {}
-  for a, article in enumerate(_get(path, found, "data", "the file")):
-    where = f"article {a}"
-    for p, paragraph in enumerate(_get(path, article, "paragraphs", where)):
-      where = f"article {a}, paragraph {p}"
-      context = _get(path, paragraph, "context", where, str)
-      for entry in _get(path, paragraph, "qas", where):
-        question = _question(path, entry, context, where)
+  for article in content["data"]:
+    for paragraph in article["paragraphs"]:
+      for entry in paragraph["qas"]:
+        question = _question(entry, paragraph["context"])
         if question.id in questions:
           raise DataError(f"{path}: two questions have the id {question.id}")
         if needs_answers and not (question.answers or version_2):
@@ -233,28 +222,12 @@ def read_squad(
   return list(questions.values())
 
 
-def _question(path, entry, context, where) -> windows.Question:
-  text = _get(path, entry, "question", where, str)
-  name = _get(path, entry, "id", f"{where}, question {text[:40]!r}", str)
+def _question(entry: dict, context: str) -> windows.Question:
   answers = []
   if not entry.get("is_impossible", False):
-    where = f"question {name}"
-    for answer in _get(path, {"answers": [], **entry}, "answers", where):
-      words = _get(path, answer, "text", where, str)
-      start = answer.get("answer_start")
-      if not isinstance(start, int):
-        raise DataError(f"{path}: {where}: answer_start is {start!r}")
-      if words.strip():
-        answers.append((words, start))
-  return windows.Question(name, text, context, tuple(answers))
-
-
-def _get(path: str, found, key: str, where: str, kind: type = list):
-  """found[key]; `DataError` for another type."""
-  value = found.get(key) if isinstance(found, dict) else None
-  if not isinstance(value, kind):
-    name = "text" if kind is str else "list"
-    raise DataError(
-      f"{path}: {where} has no {name} {key!r}: not SQuAD's format"
-    )
-  return value
+    for answer in entry.get("answers", ()):
+      if answer["text"].strip():
+        answers.append((answer["text"], answer["answer_start"]))
+  return windows.Question(
+    entry["id"], entry["question"], context, tuple(answers)
+  )

@@ -6,7 +6,7 @@ A long paragraph becomes windows that begin `doc_stride` tokens apart
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -211,70 +211,54 @@ class Answers(NamedTuple):
   def shares(self, settings: AnswerSettings) -> list[tuple[Answer, float]]:
     """Answers with probabilities; SQuAD 2.0 includes "no answer"."""
     null = [self.null] if settings.version_2_with_negative else []
-    found = self.best + null
-    return list(zip(found, shares(found), strict=True))
+    answers = self.best + null
+    if not answers:
+      return []
+    probabilities = special.softmax([answer.score for answer in answers])
+    return list(zip(answers, probabilities.tolist(), strict=True))
 
 
 def choose_answers(
-  questions: Sequence[Question], made, logits, settings: AnswerSettings
+  questions: Sequence[Question], windows, logits, settings: AnswerSettings
 ) -> list[Answers]:
   """One for each question; `logits` are each window's float [tokens, 2]."""
-  own: list[tuple[list, list]] = [([], []) for _ in questions]
-  for window, scores in zip(made, logits, strict=True):
-    own[window.question][0].append(window)
-    own[window.question][1].append(scores)
+  candidates: list[list[Answer]] = [[] for _ in questions]
+  nulls: list[list[Answer]] = [[] for _ in questions]
+  for window, scores in zip(windows, logits, strict=True):
+    number = window.question
+    context = questions[number].context
+    candidates[number] += _of_window(context, window, scores, settings)
+    nulls[number].append(Answer("", *map(float, scores[0])))
   return [
-    best_answers(question, *parts, settings)
-    for question, parts in zip(questions, own, strict=True)
+    Answers(
+      _best_texts(candidates[number], settings.n_best_size),
+      min(nulls[number], key=lambda answer: answer.score),
+    )
+    for number in range(len(questions))
   ]
 
 
-def best_answers(
-  question: Question,
-  windows: Sequence[Window],
-  logits: Sequence[np.ndarray],
-  settings: AnswerSettings,
-) -> Answers:
-  """`choose_answers` for one question."""
-  found = [
-    answer
-    for window, scores in zip(windows, logits, strict=True)
-    for answer in _of_window(question, window, scores, settings)
-  ]
+def _best_texts(candidates: list[Answer], count: int) -> list[Answer]:
+  """The best answer of each text; the sort is stable: the first one wins."""
   texts: dict[str, Answer] = {}
-  # The sort is stable: of equal scores the first wins.
-  for answer in sorted(found, key=lambda answer: answer.score, reverse=True):
+  candidates.sort(key=lambda answer: answer.score, reverse=True)
+  for answer in candidates:
     if answer.text:
       texts.setdefault(answer.text, answer)
-  nulls = [Answer("", *map(float, scores[0])) for scores in logits]
-  return Answers(
-    list(texts.values())[: settings.n_best_size],
-    min(nulls, key=lambda answer: answer.score),
-  )
+  return list(texts.values())[:count]
 
 
-def _of_window(question, window, scores, settings) -> list[Answer]:
+def _of_window(context: str, window, scores, settings) -> Iterator[Answer]:
+  """Spans from the best starts to the best ends of a window."""
   tried = np.argsort(-scores.T, kind="stable")[:, : settings.n_best_size]
   tried -= window.offset
   count = len(window.spans.ids)
   starts, ends = ([p for p in row if 0 <= p < count] for row in tried)
   part = scores[window.offset :]
-  return [
-    Answer(
-      question.context[
-        window.spans.starts[start] : window.spans.ends[end]
-      ].strip(),
-      float(part[start, 0]),
-      float(part[end, 1]),
-    )
-    for start in starts
-    for end in ends
-    if window.is_best[start]
-    and start <= end < start + settings.max_answer_length
-  ]
-
-
-def shares(answers: Sequence[Answer]) -> list[float]:
-  """Softmax of the answers' scores."""
-  scores = [answer.score for answer in answers]
-  return special.softmax(scores).tolist() if scores else []
+  for start in starts:
+    if not window.is_best[start]:
+      continue
+    for end in ends:
+      if start <= end < start + settings.max_answer_length:
+        text = context[window.spans.starts[start] : window.spans.ends[end]]
+        yield Answer(text.strip(), float(part[start, 0]), float(part[end, 1]))

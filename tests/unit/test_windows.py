@@ -146,8 +146,8 @@ def there_and_back(tokenizer, context, answer):
   for window in made:
     first, last = windows.target_span(window, tokens)
     scores.append(logits(len(window.ids), **{f"s{first}": 9, f"e{last}": 9}))
-  answers, _ = windows.best_answers(question, made, scores, best_of(1, 30))
-  return answers[0].text
+  (found,) = windows.choose_answers([question], made, scores, best_of(1, 30))
+  return found.text()
 
 
 # Answers that begin or end in what a tokenizer drops.
@@ -220,10 +220,14 @@ def spans_of(count):
   return TokenSpans(places + 100, 2 * places, 2 * places + 1)
 
 
+def two_windows(number=0):
+  """Of a question of 2 tokens and a paragraph of 10."""
+  asked, limits = np.array([50, 51], np.int32), cut_by(11, 4)
+  return windows.make_windows(SPECIAL, number, asked, spans_of(10), limits)
+
+
 def test_windows_of_a_long_paragraph():
-  made = windows.make_windows(
-    SPECIAL, 7, np.array([50, 51], np.int32), spans_of(10), cut_by(11, 4)
-  )
+  made = two_windows(7)
   # 11 - 2 - 3 = 6 tokens of the paragraph each: 0-5, 4-9.
   assert [w.spans.ids.tolist() for w in made] == [
     [100, 101, 102, 103, 104, 105],
@@ -284,9 +288,7 @@ def question(text, first):
 
 
 def test_targets():
-  first, second = windows.make_windows(
-    SPECIAL, 0, np.array([50, 51]), spans_of(10), cut_by(11, 4)
-  )
+  first, second = two_windows()
 
   def target(window, question):
     return windows.target_span(
@@ -318,36 +320,29 @@ def logits(length, **scores):
 
 
 def test_best_answers():
-  made = windows.make_windows(
-    SPECIAL, 0, np.array([50, 51]), spans_of(10), cut_by(11, 4)
-  )
+  made = two_windows()
   scores = [
     # In the first window: "b" to "c"; [CLS]; a start in the question; an end
     # before its start.
     logits(11, s0=1.0, e0=2.0, s1=9.0, s5=5.0, e6=4.0, s9=6.0, e4=7.0),
     logits(11, s0=0.5, e0=0.5, s6=3.0, e7=3.0),  # "g" to "h"
   ]
-  answers, null = windows.best_answers(
-    question(None, 0), made, scores, best_of(3, 3)
-  )
-  assert [a.text for a in answers[:2]] == ["b c", "g h"]
-  assert answers[0].score == 9.0 and answers[1].score == 6.0
-  assert null.score == 1.0  # of the window where it is lowest
-  assert sum(windows.shares([*answers, null])) == pytest.approx(1.0)
+  asked, limits = [question(None, 0)], best_of(3, 3)
+  (answers,) = windows.choose_answers(asked, made, scores, limits)
+  assert [a.text for a in answers.best[:2]] == ["b c", "g h"]
+  assert [a.score for a in answers.best[:2]] == [9.0, 6.0]
+  assert answers.null.score == 1.0  # of the window where it is lowest
+  shares = [share for _, share in answers.shares(limits)]
+  assert sum(shares) == pytest.approx(1.0)
   # Answers of one token are not "b c".
-  short, _ = windows.best_answers(
-    question(None, 0), made, scores, best_of(3, 1)
-  )
-  assert "b c" not in [a.text for a in short]
+  (short,) = windows.choose_answers(asked, made, scores, best_of(3, 1))
+  assert "b c" not in [a.text for a in short.best]
 
 
 def test_a_start_counts_where_it_has_the_most_around_it():
-  made = windows.make_windows(
-    SPECIAL, 0, np.array([50, 51]), spans_of(10), cut_by(11, 4)
-  )
+  made = two_windows()
   # Token 105 ("f") begins an answer in the first window, where it is last.
   scores = [logits(11, s9=9.0, e9=9.0), logits(11, s5=1.0, e5=1.0)]
-  answers, _ = windows.best_answers(
-    question(None, 0), made, scores, best_of(1, 3)
-  )
-  assert answers[0] == ("f", 1.0, 1.0)
+  asked = [question(None, 0)]
+  (answers,) = windows.choose_answers(asked, made, scores, best_of(1, 3))
+  assert answers.best[0] == ("f", 1.0, 1.0)
