@@ -20,13 +20,15 @@ from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
 from finetuning.task_file import model_folder
 from model import model_flops
-from training import next_steps
 
 _data = in_group("Data")
 
 PREDICTIONS_FILE = "predictions.tsv"
+_MOST_LABELS = 1000
 # In labels in that file: separators and the escape character itself.
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+
+_ACCURACY, _CORRELATIONS = ("accuracy",), ("pearson", "spearman")
 
 
 class Glue(NamedTuple):
@@ -35,8 +37,9 @@ class Glue(NamedTuple):
   text: str  # name of a column, as pair and label are
   pair: str | None = None  # None for single texts
   label: str = "label"
-  labels: tuple = ("0", "1")  # in the order of their numbers; (): regression
-  metrics: tuple = ("accuracy",)  # the first one chooses the best
+  # In the order of their numbers; (): a regression, None: those in the data.
+  labels: tuple | None = ("0", "1")
+  metrics: tuple = _ACCURACY  # the first one chooses the best
   evaluation: str = "dev"  # the file to evaluate on, without .tsv
   columns: tuple | None = None  # without a header (but the test file has one)
 
@@ -57,7 +60,7 @@ GLUE = {
   ),
   "sst-2": Glue("sentence"),
   "mrpc": Glue("#1 String", "#2 String", "Quality", metrics=_F1),
-  "sts-b": Glue(*_PAIR, "score", (), ("pearson", "spearman")),
+  "sts-b": Glue(*_PAIR, "score", (), _CORRELATIONS),
   "qqp": Glue("question1", "question2", "is_duplicate", metrics=_F1),
   "mnli": _MNLI,
   "mnli-mm": _MNLI._replace(evaluation="dev_mismatched"),
@@ -65,6 +68,7 @@ GLUE = {
   "rte": Glue(*_PAIR, labels=_ENTAILMENT),
   "wnli": Glue(*_PAIR),
 }
+_OWN_TABLE = ("regression", "text_column", "text_pair_column", "label_column")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,64 +99,42 @@ class ClassifierConfig(FinetuningConfig):
   metrics: tuple = in_group("Evaluation")((),
     "Metrics to report; the first one chooses the best checkpoint. Default: "
     "accuracy, or pearson and spearman with --regression, or those of "
-    "--task_name.", choices=metrics.CLASSIFICATION)
+    "--task_name.", choices=(*metrics.OF_LABELS, *metrics.OF_NUMBERS))
   # fmt: on
 
   kind: ClassVar[str] = "classifier"
-  model_flags: ClassVar[tuple] = (
-    *FinetuningConfig.model_flags, "regression", "metrics",
-  )  # fmt: skip
-  usual_flags: ClassVar[tuple] = (
-    "text_column", "text_pair_column", "label_column",
-  )  # fmt: skip
 
   def __post_init__(self):
     super().__post_init__()
-    if self.task_name and self.task_name.lower() not in GLUE:
-      raise UserError(
-        f"--task_name={self.task_name}: not one of {', '.join(GLUE)}; for your "
-        "own table leave it out and give --text_column and --label_column"
-      )
-    own = ("regression", "text_column", "text_pair_column", "label_column")
-    if given := [n for n in own if self.task_name and getattr(self, n)]:
-      raise UserError(
-        f"--{given[0]} is for tables of your own, and --task_name="
-        f"{self.task_name} has columns of its own: leave one of the two out"
-      )
-    for name in self.metrics:
-      if name in metrics.REGRESSION and not self.predicts_numbers:
-        remedy = "choose others" if self.task_name else "give --regression"
-        raise UserError(f"--metrics={name} is of numbers: {remedy}")
-      if name not in metrics.REGRESSION and self.predicts_numbers:
+    if self.task_name:
+      if self.task_name.lower() not in GLUE:
         raise UserError(
-          f"--metrics={name} is of labels, but numbers are predicted: "
-          f"choose from {', '.join(sorted(metrics.REGRESSION))}"
+          f"--task_name={self.task_name}: not one of {', '.join(GLUE)}; for a "
+          "table of your own leave it out"
         )
-
-  @property
-  def predicts_numbers(self) -> bool:
-    """Whether it is a regression."""
-    return self.regression or bool(self.task_name and not self.table().labels)
+      for name in _OWN_TABLE:
+        if getattr(self, name):
+          raise UserError(f"give --{name} or --task_name, which settles it")
+    is_regression = self.table().labels == ()
+    fitting = metrics.OF_NUMBERS if is_regression else metrics.OF_LABELS
+    if set(self.metrics) - set(fitting):
+      raise UserError(
+        f"--metrics={','.join(self.metrics)}: not all are of "
+        f"{', '.join(fitting)}, the metrics of such labels (see --regression)"
+      )
 
   @classmethod
   def defaults(cls, task, given):
-    known = super().defaults(task, given)
+    saved = super().defaults(task, given)
     if given.get("task_name"):  # it settles the columns and metrics
-      shared = FinetuningConfig.model_flags
-      return {name: known[name] for name in shared if name in known}
-    return known
-
-  @classmethod
-  def flags_of(cls, task):
-    columns = task.get("columns") or {}
-    task = {**task, **{f"{name}_column": columns[name] for name in columns}}
-    if "labels" in task:
-      task["regression"] = not task["labels"]
-    return super().flags_of(task)
+      for name in (*_OWN_TABLE, "metrics"):
+        saved.pop(name, None)
+    return saved
 
   def as_dict(self):
     """Resolves defaults: a rank that starts late reads them from task.json."""
-    return {**super().as_dict(), **self.flags_of(self.describe_table())}
+    task = {"task": self.kind, **self.describe_table()}
+    return {**super().as_dict(), **self.defaults(task, {})}
 
   def describe_table(self) -> dict:
     """The keys "metrics" and "columns" of task.json."""
@@ -163,18 +145,18 @@ class ClassifierConfig(FinetuningConfig):
     }
 
   def table(self) -> Glue:
-    """Columns, labels and metrics; the labels of your own table are ()."""
+    """Columns, labels and metrics."""
     if self.task_name:
-      glue = GLUE[self.task_name.lower()]
-      return glue._replace(metrics=tuple(self.metrics) or glue.metrics)
-    usual = ("pearson", "spearman") if self.regression else ("accuracy",)
-    return Glue(
-      text=self.text_column or "sentence",
-      pair=self.text_pair_column or None,
-      label=self.label_column or "label",
-      labels=(),
-      metrics=tuple(self.metrics) or usual,
-    )
+      table = GLUE[self.task_name.lower()]
+    else:
+      table = Glue(
+        text=self.text_column or "sentence",
+        pair=self.text_pair_column or None,
+        label=self.label_column or "label",
+        labels=() if self.regression else None,
+        metrics=_CORRELATIONS if self.regression else _ACCURACY,
+      )
+    return table._replace(metrics=tuple(self.metrics) or table.metrics)
 
   def path(self, part: str) -> str:
     """The file to "train", "eval" or "predict" with, or `UserError`."""
@@ -196,21 +178,21 @@ class Classification(FinetuningTask):
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
     self._table = config.table()
-    self._is_regression = config.predicts_numbers
+    self._is_regression = self._table.labels == ()
     self.best_by = BestBy((self._table.metrics[0],), True)
+    self.reads_pairs = bool(self._table.pair)
 
   @functools.cached_property
   def labels(self) -> list[str]:
     """In the order of their numbers; [] for a regression."""
-    if self._is_regression:
-      return []
-    known = self._labels_of_model()
-    labels = list(self._table.labels)
-    if not labels and known and not self.config.do_train:
-      return known
-    labels = labels or self._labels_of_table()
+    of_model = self._labels_of_model()
+    of_task = self._table.labels
+    if of_task is None:
+      if of_model and not self.config.do_train:
+        return of_model
+      of_task = self._labels_of_file()
     # A model's rows keep their labels, whatever the order of this task.
-    return known if set(known) == set(labels) else labels
+    return of_model if set(of_model) == set(of_task) else list(of_task)
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""
@@ -218,29 +200,23 @@ class Classification(FinetuningTask):
     folder = model_folder(self.config) or start
     return description.read(folder).task.get("labels", [])
 
-  def _labels_of_table(self) -> list[str]:
+  def _labels_of_file(self) -> list[str]:
     """Those in the training's file, in the order of `label_order`."""
     if not (self.config.do_train or self.config.train_file):
       raise UserError(
         f"--output_dir={self.config.output_dir} has no run that says which "
         "labels there are: train first (--do_train), or give --train_file"
       )
-    path = self.config.path("train")
-    given = tables.column(
-      path, self._rows(path), self._table.label, may_be_empty=False
-    )
-    found = sorted(set(given), key=label_order)
-    if len(found) < 2:
+    path, name = self.config.path("train"), self._table.label
+    values = tables.column(path, self._rows(path), name, may_be_empty=False)
+    labels = sorted(set(values), key=label_order)
+    if not 2 <= len(labels) <= _MOST_LABELS:
       raise DataError(
-        f"{path}: the labels of column {self._table.label!r} are all "
-        f"{found[0]!r}: there is nothing to tell apart"
+        f"{path}: column {name!r} has {len(labels)} different labels, such as "
+        f"{labels[0]!r}: a classifier needs 2 to {_MOST_LABELS}; for numbers "
+        "give --regression"
       )
-    if len(found) > 1000:
-      raise DataError(
-        f"{path}: column {self._table.label!r} has {len(found)} different "
-        "labels; for numbers give --regression"
-      )
-    return found
+    return labels
 
   def assumed(self):
     folder = model_folder(self.config)
@@ -261,45 +237,40 @@ class Classification(FinetuningTask):
     path, most = self.config.path(part), self.config.max_seq_length
     tokenizer = self.config.tokenizer()
     rows = self._rows(path, all_rows=part == "predict")
-    first, second = (
-      tokenizer.encode_batch(tables.column(path, rows, name))
-      if name
-      else [None] * len(rows)
-      for name in (self._table.text, self._table.pair)
+    texts = []
+    for name in filter(None, (self._table.text, self._table.pair)):
+      texts.append(tokenizer.encode_batch(tables.column(path, rows, name)))
+    targets = (
+      [0] * len(rows) if part == "predict" else self._targets(path, rows)
     )
-    known = part != "predict"
-    targets = self._targets(path, rows) if known else [0] * len(rows)
-    examples = [
-      packed.Example(
-        *encode_pair(tokenizer, most, a, b), f"line {row.line}", (target,)
-      )
-      for a, b, row, target in zip(first, second, rows, targets, strict=True)
-    ]
-    return packed.PackedSource(
-      path,
-      examples,
-      self.config,
-      np.float32 if self._is_regression else np.int32,
-      cut=sum(map(lambda a, b: pair_length(a, b) > most, first, second)),
-    )
+    examples, cut = [], 0
+    for row, target, *parts in zip(rows, targets, *texts, strict=True):
+      ids, segments = encode_pair(tokenizer, most, *parts)
+      cut += pair_length(*parts) > most
+      where = f"line {row.line}"
+      examples.append(packed.Example(ids, segments, where, (target,)))
+    dtype = np.float32 if self._is_regression else np.int32
+    return packed.PackedSource(path, examples, self.config, dtype, cut)
 
   def _targets(self, path: str, rows) -> list:
-    given = tables.column(path, rows, self._table.label, may_be_empty=False)
-    numbers = {label: i for i, label in enumerate(self.labels)}
-    read, wanted = numbers.__getitem__, f"one of {', '.join(self.labels[:10])}"
+    """Each row's number: of its label, or for a regression its label."""
+    name, numbers = self._table.label, {}
+    for number, label in enumerate(self.labels):
+      numbers[label] = number
+    wanted = f"one of {', '.join(self.labels[:10])}"
     if self._is_regression:
-      read, wanted = float, "a number"
+      wanted = "a finite number"
     targets = []
-    for row, label in zip(rows, given, strict=True):
-      try:
-        targets.append(read(label))
-      except (KeyError, ValueError) as e:
+    labels = tables.column(path, rows, name, may_be_empty=False)
+    for row, label in zip(rows, labels, strict=True):
+      target = numbers.get(label, math.nan)
+      if self._is_regression:
+        target = _as_number(label)
+      if not math.isfinite(target):
         raise DataError(
-          f"{path}: line {row.line}: {self._table.label} is {label!r}, not "
-          f"{wanted}"
-        ) from e
-      if not np.isfinite(targets[-1]):
-        raise DataError(f"{path}: line {row.line}: {label} is not finite")
+          f"{path}: line {row.line}: {name} is {label!r}, not {wanted}"
+        )
+      targets.append(target)
     return targets
 
   def head(self, batch, is_training, dropout_seed=None):
@@ -318,9 +289,6 @@ class Classification(FinetuningTask):
   def _logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""
     return outputs["logits"][source.places.row, source.places.slot]
-
-  def result_names(self):
-    return list(self._table.metrics)
 
   def results(self, source, outputs):
     logits = self._logits(source, outputs)
@@ -354,24 +322,21 @@ class Classification(FinetuningTask):
           print(number, labels[np.argmax(row)], *shares, sep="\t", file=f)
     return [f"predictions {path}"]
 
-  def next_steps(self):
-    return next_steps.after(
-      self.config.output_dir,
-      self.config.kind,
-      pairs=bool(self._table.pair),
-      converts=not self.config.bert.pre_layer_norm,
-    )
-
   def describe(self):
     return {"labels": self.labels, **self.config.describe_table()}
 
 
+def _as_number(text: str) -> float:
+  """NaN for a word."""
+  try:
+    return float(text)
+  except ValueError:
+    return math.nan
+
+
 def label_order(label: str) -> tuple:
   """Sort key: numbers by size, then other labels by the alphabet."""
-  try:
-    number = float(label)
-  except ValueError:
-    number = math.nan
+  number = _as_number(label)
   # NaN has no place in an order of numbers, so it counts as a word.
   return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 

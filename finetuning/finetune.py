@@ -6,6 +6,7 @@ is here.
 
 import dataclasses
 import functools
+import itertools
 import os
 from typing import ClassVar
 
@@ -42,10 +43,6 @@ class FinetuningConfig(RunConfig):
   length_flag: ClassVar[str] = "--num_train_epochs"
   unit: ClassVar[str] = "examples"
   kind: ClassVar[str]  # of the task, for task.json
-  # Flags in task.json. A trained model keeps its model_flags; evaluations and
-  # predictions may change the usual_flags.
-  model_flags: ClassVar[tuple] = ("max_seq_length", "do_lower_case")
-  usual_flags: ClassVar[tuple] = ()
   # fmt: off
   do_predict: bool = in_group("What to do")(False,
     "Predict with the weights of the best checkpoint.")
@@ -95,14 +92,14 @@ class FinetuningConfig(RunConfig):
 
   @classmethod
   def defaults(cls, task, given):
-    del given
-    return cls.flags_of(task) if task.get("task") == cls.kind else {}
-
-  @classmethod
-  def flags_of(cls, task: dict) -> dict:
-    """The flags that a task.json sets: name -> value."""
-    names = (*cls.model_flags, *cls.usual_flags)
-    return {name: task[name] for name in names if name in task}
+    """The flags that task.json of a model of this kind says, by name."""
+    if task.get("task") != cls.kind:
+      return {}
+    saved = {}
+    for fact, value in description.task_facts(task).items():
+      if fact.startswith("--"):
+        saved[fact.removeprefix("--")] = value
+    return saved
 
   def as_dict(self):
     """Vocabularies by their content: late ranks find the folder's copy."""
@@ -122,14 +119,14 @@ class FinetuningConfig(RunConfig):
       files = task_file.kept_vocabulary(folder) or files
     return files
 
-  def tokenizer(self, check: bool = True) -> tokenization.Encoder:
+  def tokenizer(self) -> tokenization.Encoder:
     """Of the flags' vocabulary, or else of the model folder's copy of it."""
     files = self._vocabulary()
     return tokenization.load_tokenizer(
       files.get("vocab_file"),
       self.do_lower_case,
       files.get("spm_model_file"),
-      self.bert.vocab_size if check else None,
+      self.bert.vocab_size,
     )
 
 
@@ -137,6 +134,7 @@ class FinetuningTask:
   """What a kind of fine-tuning defines; data sets are read on first use."""
 
   best_by: metrics.BestBy  # which of its `results` are the best
+  reads_pairs = False  # of texts
 
   def __init__(self, config: FinetuningConfig):
     self.config = config
@@ -161,28 +159,17 @@ class FinetuningTask:
     """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""
     raise NotImplementedError
 
-  def assumed(self) -> list[str]:
-    """Lines about what no file of the model says."""
-    return []
-
-  def result_names(self) -> list[str]:
-    """The keys of `results`."""
-    raise NotImplementedError
-
   def write_predictions(self, source, outputs: dict) -> list[str]:
     """Writes into the run folder; returns lines for the console."""
     raise NotImplementedError
 
-  def next_steps(self) -> dict[str, list[str]]:
-    """What to do with a trained model -> the command."""
-    config = self.config
-    return next_steps.after(
-      config.output_dir, config.kind, converts=not config.bert.pre_layer_norm
-    )
-
   def describe(self) -> dict:
     """The keys of task.json that only this kind has."""
     raise NotImplementedError
+
+  def assumed(self) -> list[str]:
+    """Lines about what no file of the model says."""
+    return []
 
   def task_content(self) -> dict:
     """task.json without the vocabulary: all else that predicting needs."""
@@ -200,19 +187,20 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   config = task.config
   task_file.check(config, task.task_content)
   say(comm, *task.assumed())
+  sets = []
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
     say(comm, *packed.rounding(plan))
     config = _with_evaluations(config, plan)
+    sets.append(task.training_set)
+  if config.do_eval:
+    sets.append(task.evaluation_set)
   if config.do_train and config.do_eval:
-    files = (
-      s.describe()["files"] for s in (task.evaluation_set, task.training_set)
-    )
-    say(comm, *overlap_warning(*files, "--eval_file"))
+    trained, evaluated = (source.describe()["files"] for source in sets)
+    say(comm, *overlap_warning(evaluated, trained, "--eval_file"))
+  if config.do_predict:
+    sets.append(task.prediction_set)
   if comm.is_root:
-    sets = [task.training_set] if config.do_train else []
-    sets += [task.evaluation_set] if config.do_eval else []
-    sets += [task.prediction_set] if config.do_predict else []
     console.tell(*dict.fromkeys(source.line() for source in sets))
 
   def build():
@@ -220,10 +208,18 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     if config.do_train:
       train = training(task, config, comm)
       begin = functools.partial(task_file.write, config, task.task_content)
-    evaluate = _evaluator(task, config, comm) if config.do_eval else None
-    predict = _predictor(task, config, comm) if config.do_predict else None
     return train_loop.Job(
-      task.best_by, train, evaluate, predict, begin, task.next_steps()
+      task.best_by,
+      train,
+      _evaluator(task, config, comm) if config.do_eval else None,
+      _predictor(task, config, comm) if config.do_predict else None,
+      begin,
+      next_steps.after(
+        config.output_dir,
+        config.kind,
+        pairs=task.reads_pairs,
+        converts=not config.bert.pre_layer_norm,
+      ),
     )
 
   return training_run.run(config, comm, build, snapshot, signals)
@@ -295,35 +291,34 @@ def training_step(
 
 
 def _means(sums: dict) -> dict:
-  return {
-    "loss": reporting.ratio(sums["loss"], sums["examples"]),
-    "accuracy": reporting.ratio(sums["correct"], sums["examples"])
-    if "correct" in sums
-    else None,
-  }
+  accuracy = None
+  if "correct" in sums:
+    accuracy = reporting.ratio(sums["correct"], sums["examples"])
+  loss = reporting.ratio(sums["loss"], sums["examples"])
+  return {"loss": loss, "accuracy": accuracy}
 
 
 def _evaluator(task: FinetuningTask, config, comm) -> Evaluator:
   source = task.evaluation_set
   collect = _collector(task, source, config, comm, "evaluation")
-  names = ["loss", *task.result_names()]
 
   def evaluation(session, signals, watchdog):
     outputs = collect(session, signals, watchdog)
-    values = np.zeros(len(names))
-    if comm.is_root:
-      weights = outputs.pop("weights")
-      loss = (outputs.pop("losses") * weights).sum() / weights.sum()
-      found = {"loss": float(loss), **task.results(source, outputs)}
-      values = np.array([found[name] for name in names])
-    values = comm.from_root(values)
+    weights = outputs.pop("weights")
+    loss = (outputs.pop("losses") * weights).sum() / weights.sum()
+    results = {"loss": float(loss), **task.results(source, outputs)}
+    # To the last bit all ranks have the same numbers.
+    values = comm.from_root([*results.values()])
     watchdog.resume()
-    results = dict(zip(names, values, strict=True))
+    results = dict(zip(results, values, strict=True))
     return {**results, "examples": len(source.examples)}
 
   def headline(results):
-    shown = [n for n in names if not n.startswith("best_")]
-    return "  ".join(f"{n} {results[n]:.4f}" for n in shown)
+    words = []
+    for name, value in results.items():
+      if isinstance(value, float) and not name.startswith("best_"):
+        words.append(f"{name} {value:.4f}")
+    return "  ".join(words)
 
   evaluated = source.fingerprint()
   return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
@@ -354,20 +349,20 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
   evaluation = EvaluationBatches(fetches, source, batches, vote, comm)
   of_rank = -(-len(source) // comm.size)  # rows
 
-  def of_all_ranks(name: str, found: list[dict]) -> np.ndarray:
+  def of_all_ranks(name: str, batches: list[dict]) -> np.ndarray:
     """[rows, ...] in order; rank r of N has the rows r, r + N, ..."""
-    own = np.zeros([of_rank, *fetches[name].shape[1:]], np.float32)
-    values = (row for batch in found for row in batch[name])
-    # A rank may own fewer rows, and padding may fill its last batch.
-    for place, value in zip(own, values, strict=False):
-      place[:] = value
-    everyone = comm.gather(own)  # [N, of_rank, ...]
-    in_order = np.swapaxes(everyone, 0, 1).reshape(-1, *own.shape[1:])
+    mine = np.zeros([of_rank, *fetches[name].shape[1:]], np.float32)
+    rows = itertools.chain.from_iterable(batch[name] for batch in batches)
+    # A rank may have fewer rows, and padding may fill its last batch.
+    for place, row in zip(mine, rows, strict=False):
+      place[:] = row
+    everyone = comm.gather(mine)  # [N, of_rank, ...]
+    in_order = np.swapaxes(everyone, 0, 1).reshape(-1, *mine.shape[1:])
     return in_order[: len(source)]
 
   def collect(session, signals, watchdog):
-    found = list(evaluation.run(session, signals, watchdog))
-    watchdog.pause()  # rank 0 may take long over the results
-    return {name: of_all_ranks(name, found) for name in fetches}
+    fetched = list(evaluation.run(session, signals, watchdog))
+    watchdog.pause()  # the results may take long
+    return {name: of_all_ranks(name, fetched) for name in fetches}
 
   return collect

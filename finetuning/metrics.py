@@ -43,16 +43,12 @@ def _correlation(name: str, targets, predicted) -> float:
 pearson = functools.partial(_correlation, "pearsonr")
 spearman = functools.partial(_correlation, "spearmanr")
 
-CLASSIFICATION = {
-  "accuracy": accuracy,
-  "f1": f1,
-  "matthews": matthews,
-  "pearson": pearson,
-  "spearman": spearman,
-}
-REGRESSION = {"pearson", "spearman"}
+OF_LABELS = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
+OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
 
 
 def metric(name: str, labels: int):
   """A function (targets, predicted) -> float for a task of `labels` labels."""
-  return macro_f1 if name == "f1" and labels > 2 else CLASSIFICATION[name]
+  if name == "f1" and labels > 2:
+    return macro_f1
+  return (OF_LABELS | OF_NUMBERS)[name]

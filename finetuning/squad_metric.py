@@ -59,34 +59,18 @@ def evaluate_v1(
   return {"exact_match": share * exact, "f1": share * words}
 
 
-def _groups_v2(answers: Mapping[str, Sequence]) -> dict:
-  """Prefix -> ids of its questions; no group is empty."""
-  groups = {
-    "": list(answers),
-    "HasAns_": [q for q, right in answers.items() if right],
-    "NoAns_": [q for q, right in answers.items() if not right],
-  }
-  return {prefix: members for prefix, members in groups.items() if members}
-
-
-def names_v2(answers: Mapping[str, Sequence]) -> list[str]:
-  """The names of `evaluate_v2`'s results for these questions."""
-  best = ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
-  return [g + n for g in _groups_v2(answers) for n in ("exact", "f1")] + best
-
-
 def evaluate_v2(
   answers: Mapping[str, Sequence[str]],
   predictions: Mapping[str, str],
   null_odds: Mapping[str, float],
   threshold: float = 0.0,
 ) -> dict:
-  """SQuAD 2.0's metrics, under `names_v2`; exact and f1 are in percent.
+  """SQuAD 2.0's metrics by name; exact and f1 are in percent.
 
-  HasAns_ and NoAns_ are of the questions with and without an answer. best_exact
-  and best_f1 are at the best thresholds (best_..._thresh). If all answers to a
-  question normalise to nothing, "" is right, but the question still counts as
-  one with an answer.
+  HasAns_ and NoAns_ are of the questions with and without an answer, if there
+  are any. best_exact and best_f1 are at the best thresholds (best_..._thresh).
+  If all answers to a question normalise to nothing, "" is right, but the
+  question still counts as one with an answer.
 
   Args:
     answers: id -> right answers, none if the question has no answer.
@@ -94,10 +78,14 @@ def evaluate_v2(
     null_odds: id -> score of "no answer" minus score of that answer.
     threshold: where `null_odds` is above it, the answer is "".
   """
-  groups = _groups_v2(answers)
+  groups = {
+    "": list(answers),
+    "HasAns_": [q for q, right in answers.items() if right],
+    "NoAns_": [q for q, right in answers.items() if not right],
+  }
   right = {
-    question: [a for a in found if normalize_answer(a)] or [""]
-    for question, found in answers.items()
+    question: [a for a in texts if normalize_answer(a)] or [""]
+    for question, texts in answers.items()
   }
   results = {}
   for name, metric in (("exact", exact_match), ("f1", f1_v2)):
@@ -108,8 +96,9 @@ def evaluate_v2(
       q: empty[q] if null_odds[q] > threshold else answered[q] for q in right
     }
     for prefix, members in groups.items():
-      total = sum(scores[q] for q in members)
-      results[prefix + name] = 100.0 * total / len(members)
+      if members:
+        total = sum(scores[q] for q in members)
+        results[prefix + name] = 100.0 * total / len(members)
     best, where = _best_threshold(answered, empty, null_odds)
     results[f"best_{name}"] = 100.0 * best / max(1, len(right))
     results[f"best_{name}_thresh"] = where

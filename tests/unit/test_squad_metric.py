@@ -110,7 +110,6 @@ def test_version_2_of_any_questions(answers, groups, best, odds):
   found = squad_metric.evaluate_v2(
     answers, dict.fromkeys(answers, best), dict.fromkeys(answers, odds)
   )
-  assert set(found) == set(squad_metric.names_v2(answers))
   chosen = "" if odds > 0.0 else best
   members = {
     "": list(answers.values()),
