@@ -18,28 +18,18 @@ task.json.
 """
 
 import dataclasses
+import filecmp
 import os
-import tempfile
 
 import mixed_precision
-import tokenization
-from checkpoints import checkpoint_weights, description
-from checkpoints.description import PRETRAINING, TASK_FILE
-from common import json_files
+from checkpoints import checkpoint_weights, huggingface_folder
+from checkpoints.model_files import CLASSIFIER, PRETRAINING, SQUAD, TASK_FILE
 from common.errors import UserError
 from common.settings import run_with, setting
-from interop import (
-  bert_tensors,
-  hugging_face,
-  inference,
-  model_card,
-  model_config,
-  model_source,
-  tokenizer_files,
-)
-from interop.hugging_face import Model
-from interop.tokenizer_files import VOCAB_FILE
-from model import weights
+from interop import inference, model_source, model_writing
+from interop.model_source import Source
+from interop.model_writing import Model, task_differences
+from model import huggingface_weights, weights
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
@@ -79,11 +69,8 @@ class Settings(model_source.Given):
     object.__setattr__(self, "input", tuple(filter(None, self.input)))
 
 
-# Reading ----------------------------------------------------------------------
-
-
-def read_checkpoints(settings: Settings) -> Model:
-  """The model with the mean of the checkpoints' weights."""
+def read_model(settings: Settings) -> Model:
+  """The model to convert, or the one with the mean of several's weights."""
   sources = [model_source.find(path, settings) for path in settings.input]
   paths = [os.path.realpath(source.path) for source in sources]
   for at, path in enumerate(paths):
@@ -93,104 +80,42 @@ def read_checkpoints(settings: Settings) -> Model:
         f"checkpoint, {sources[at].path}: name each once"
       )
   mean = checkpoint_weights.read([source.path for source in sources])
-  first, *others = (_of_source(s, settings, mean) for s in sources)
+  first, *others = sources
+  task = _task(first, mean.values)
   for path, other in zip(settings.input[1:], others, strict=True):
-    differ = first.config.differences(other.config)
-    differ += hugging_face.task_differences(first.task, other.task)
-    both = first.vocabulary, other.vocabulary
-    if None not in both and both[0] != both[1]:
-      differ.append("the vocabulary")
+    differ = first.bert.differences(other.bert)
+    differ += task_differences(task, _task(other, mean.values))
+    for file, same in zip(
+      first.vocabulary.values(), other.vocabulary.values(), strict=False
+    ):
+      if not filecmp.cmp(file, same, shallow=False):
+        differ.append("the vocabulary")
     if differ:
       raise UserError(
         f"{settings.input[0]} and {path} differ in {', '.join(differ)}: only "
         "checkpoints of one model have a mean"
       )
-  return first._replace(others=tuple(other.path for other in others))
+  names = tuple(source.path for source in others)
+  return Model(first, task, mean.values, mean.left_out, names)
 
 
-def _of_source(source, settings: Settings, mean) -> Model:
-  """A checkpoint's model, but with the weights of the `mean`."""
-  task = hugging_face.of_model(source.task)
-  if source.assumed_case:
-    del task["do_lower_case"]
-  if task["task"] == PRETRAINING:  # also where nothing names a task
-    task["task"] = hugging_face.kind_of(mean.values)
-  return Model(
-    source.path,
-    mean.values,
-    source.bert,
-    settings.bert_config_file
-    or os.path.join(source.folder, description.CONFIG_FILE),
-    task,
-    hugging_face.vocabulary(source.vocabulary),
-    mean.left_out,
-    source.assumed_case,
-    chosen=source.chosen,
-  )
-
-
-# Writing ----------------------------------------------------------------------
-
-
-def write_folder(model: Model, settings: Settings) -> list[str]:
-  """Writes a Hugging Face folder, whole or not at all; returns its files."""
-  folder = os.path.normpath(settings.output)
-  if os.path.exists(folder) and (
-    not os.path.isdir(folder) or os.listdir(folder)
-  ):
+def _task(source: Source, values: dict) -> dict:
+  """A model's task, also where only its weights say it."""
+  task = source.known_task
+  if task["task"] == PRETRAINING:
+    if "output_bias" in values:
+      task["task"] = CLASSIFIER
+    elif "cls/squad/output_bias" in values:
+      task["task"] = SQUAD
+  labels, bias = task.get("labels"), values.get("output_bias", ())
+  if labels and "output_bias" in values and len(bias) != len(labels):
     raise UserError(
-      f"--output={folder} already exists and is not empty: give a new folder"
+      f"{source.path}: {len(labels)} names of labels ({TASK_FILE} beside "
+      f"it has them), but the classifier has {len(bias)}"
     )
-  about = model.values, model.config, model.path
-  tensors = bert_tensors.to_theirs(*about)
-  outputs = len(model.values.get("output_bias", ()))
-  config = model_config.to_their_config(
-    model.config,
-    bert_tensors.count_parts(*about),
-    model.source,
-    (model.task.get("labels") or outputs) if outputs else None,
-    _pad_id(model),
-  )
-  parent = os.path.dirname(folder) or "."
-  os.makedirs(parent, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=parent, prefix=".converting") as aside:
-    made = os.path.join(aside, "made")
-    os.mkdir(made)
-    bert_tensors.write_tensors(made, tensors)
-    json_files.write(os.path.join(made, model_config.CONFIG_FILE), config)
-    json_files.write(
-      os.path.join(made, TASK_FILE), hugging_face.task_content(model)
-    )
-    model_card.write(
-      os.path.join(made, model_card.CARD_FILE),
-      folder,
-      [model.path, *model.others],
-      config,
-      model.task,
-      sum(value.size for value in model.values.values()),
-      settings.license,
-      settings.language,
-    )
-    if model.vocabulary is not None:
-      tokenizer_files.write_tokenizer(
-        made,
-        model.vocabulary,
-        model.task.get("do_lower_case", True),
-        model.task.get("max_seq_length", model.config.max_position_embeddings),
-        model.task.get("segment_ids", True)
-        and model.config.type_vocab_size > 1,
-      )
-    os.replace(made, folder)
-  return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-
-
-def _pad_id(model: Model) -> int:
-  """[PAD]'s; 0, as in all our SentencePiece models, if it is not found."""
-  pad = tokenization.PAD.encode()
-  names = [pad]
-  if model.vocabulary and model.vocabulary.file == VOCAB_FILE:
-    names = model.vocabulary.lines()
-  return names.index(pad) if pad in names else 0
+  if labels == [] and len(bias) > 1:
+    del task["labels"]  # []: a regression; so the names are not known
+  return task
 
 
 def export(settings: Settings) -> list[str]:
@@ -228,68 +153,56 @@ def convert(settings: Settings) -> list[str]:
   """Converts; returns lines for people: what was converted, and the files."""
   if not settings.input:
     raise UserError("nothing to convert is named: give a run folder")
-  theirs = len(settings.input) == 1 and hugging_face.is_folder(
-    settings.input[0]
-  )
-  to = settings.to or (TENSORFLOW if theirs else HUGGINGFACE)
-  if theirs and to == HUGGINGFACE:
-    raise UserError(
-      f"{settings.input[0]} is a Hugging Face folder: nothing to convert"
-    )
+  from_huggingface = huggingface_folder.is_folder(settings.input[0])
+  to = settings.to or (TENSORFLOW if from_huggingface else HUGGINGFACE)
   if to != HUGGINGFACE and (settings.license != "unknown" or settings.language):
     raise UserError(f"--license and --language are for --to={HUGGINGFACE}")
   if to == SAVED_MODEL:
     return export(settings)
   if settings.signatures or settings.precision != "fp32":
     raise UserError(f"--signatures and --precision are for --to={SAVED_MODEL}")
-  model = (
-    hugging_face.read_folder(settings.input[0], settings)
-    if theirs
-    else read_checkpoints(settings)
-  )
-  model.assumed.extend(model_source.assumed_answers(model.task, TASK_FILE))
-  hugging_face.check(model, settings)
-  return report(
-    model,
-    settings,
-    write_folder(model, settings)
-    if to == HUGGINGFACE
-    else hugging_face.write_checkpoint(model, settings.output),
-  )
+  model = read_model(settings)
+  if model.source.vocabulary:
+    model.source.tokenizer()  # an error if it does not fit
+  if to == TENSORFLOW:
+    files = model_writing.write_checkpoint(model, settings.output)
+  else:
+    files = model_writing.write_folder(
+      model, settings.output, settings.license, settings.language
+    )
+  return report(model, settings, files)
 
 
 def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   """What was converted, for people."""
-  counts = bert_tensors.count_parts(model.values, model.config, model.path)
-  known = {w.name for w in weights.weights(model.config)}
+  source, count = model.source, len(settings.input)
+  counts = huggingface_weights.count_parts(
+    model.values, source.bert, source.path
+  )
+  known = {w.name for w in weights.weights(source.bert)}
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   others = sorted(set(model.values) - known)
   converted += [f"{name} (not BERT's, kept)" for name in others]
   missing = [part for part in weights.PARTS[:4] if part not in counts]
-  missing += [
-    f"{part} (which {model_config.CONFIG_FILE} names)"
-    for part in sorted(model.named - set(counts) - set(missing))
-  ]
-  if not model.vocabulary:
+  if not source.vocabulary:
     missing.append(
-      f"{VOCAB_FILE} (give --vocab_file or --spm_model_file for a tokenizer)"
+      "the vocabulary (give --vocab_file or --spm_model_file for a tokenizer)"
     )
-  count = len(settings.input)
+  answers = model_source.assumed_answers(model.task, TASK_FILE)
+  assumed = [*source.notes, *source.assumed_case, *answers]
   lines = [
     f"the mean of {count} checkpoints"
     if count > 1
-    else f"converted {model.path}{model.chosen and f' ({model.chosen})'}"
+    else f"converted {source.path} ({source.chosen})"
   ]
   lines += _indented(converted)
-  for title, found in (
-    ("left out", model.left_out),
-    ("missing in the input", missing),
-    ("assumed", model.assumed),
-  ):
-    if found or title != "assumed":
-      lines += [f"{title}: {len(found)}", *_indented(found)]
-  lower = model.task.get("do_lower_case", True)
-  lines.append(f"the model's text: --do_lower_case={lower}")
+  lines += [f"left out: {len(model.left_out)}", *_indented(model.left_out)]
+  lines += [f"missing in the input: {len(missing)}", *_indented(missing)]
+  if assumed:
+    lines += [f"assumed: {len(assumed)}", *_indented(assumed)]
+  lines.append(
+    f"the model's text: --do_lower_case={source.task['do_lower_case']}"
+  )
   if labels := model.task.get("labels"):
     lines.append(f"labels by number: {', '.join(labels)}")
   return [*lines, "written:", *_indented(files)]

@@ -26,7 +26,7 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from checkpoints import description, run_folder
+from checkpoints import checkpoint_weights, model_files, run_folder
 from common import console, json_files, processes
 from common.errors import DataError, UserError
 from common.files import file_sha256
@@ -179,8 +179,8 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       said = "".join(end)
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
-  about = json_files.read(os.path.join(folder, description.TASK_FILE))
-  if about["task"] == description.SQUAD:  # its metrics are percent already
+  about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
+  if about["task"] == model_files.SQUAD:  # its metrics are percent already
     names = ("f1", "exact_match", "exact")  # SQuAD 1.1's, and 2.0's
     return {name: results[name] for name in names if name in results}
   return {name: 100 * results[name] for name in about["metrics"]}
@@ -231,11 +231,9 @@ def main(settings: Settings, model: str, *more: str) -> None:
   parts = dataclasses.asdict(settings.given)
   parts = {name: value for name, value in parts.items() if value is not None}
   words = [*next_steps.given(parts), *more]
-  with open(f"{source.path}.index", "rb") as f:  # it has a CRC of each tensor
-    digest = hashlib.sha256(f.read()).hexdigest()[:16]
   files = {word: word.partition("=")[2] for word in words}
   made_with = {
-    "model's SHA-256": digest,
+    "model's SHA-256": checkpoint_weights.digest(source.path),
     "flags": " ".join(words),
     "flags' files' SHA-256": files_digest(files),
     "num_ranks": settings.num_ranks,

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import google_crc32c
 import numpy as np
@@ -54,6 +54,8 @@ def _described(path: str) -> dict:
 
 class Checkpoint:
   """Any checkpoint: name -> array; its `shapes`: name -> list of int."""
+
+  left_out: Sequence[str] = ()  # lines for people: what has no name here
 
   def __init__(self, prefix: str):
     self.path = prefix

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints import checkpoint_files
+from checkpoints import checkpoint_files, huggingface_folder
 from checkpoints.checkpoint_files import Checkpoint, CheckpointError
+from common.files import file_sha256
+from model import huggingface_config, huggingface_weights
 
 _STATE = re.compile(
   r"global_step|applied_updates|skipped_updates|(training_state|loss_scale)/.*"
@@ -17,11 +19,46 @@ _STATE = re.compile(
 )
 
 
+class HuggingFaceWeights(Checkpoint):
+  """The weights of a Hugging Face folder, under our names; all in memory."""
+
+  def __init__(self, folder: str):
+    self.path = folder
+    known = huggingface_config.read_config(folder)
+    self._values, tied = huggingface_weights.from_theirs(
+      huggingface_weights.read_tensors(folder), known.config, folder
+    )
+    self.shapes = {n: list(value.shape) for n, value in self._values.items()}
+    self.left_out = [f"{name} (follows from the rest)" for name in tied]
+    self.left_out += [
+      f"{key} of config.json (unknown)" for key in known.left_out
+    ]
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    return self._values[name]
+
+
+def open_checkpoint(path: str) -> Checkpoint:
+  """The weights of a checkpoint's prefix or of a Hugging Face folder."""
+  if huggingface_folder.is_folder(path):
+    return HuggingFaceWeights(path)
+  return Checkpoint(path)
+
+
+def digest(path: str) -> str:
+  """The same for equal weights; `path` is as for `open_checkpoint`."""
+  if huggingface_folder.is_folder(path):
+    files = huggingface_weights.files(path)
+  else:
+    files = [f"{path}.index"]  # it has a CRC of each tensor
+  return " ".join(file_sha256(file)[:16] for file in files)
+
+
 class Weights(NamedTuple):
   """The weights of one model."""
 
   values: dict[str, np.ndarray]  # float32, by name
-  left_out: list[str]  # the state, as lines for people
+  left_out: list[str]  # what else the files have, as lines for people
 
 
 def read(prefixes: Sequence[str]) -> Weights:
@@ -44,7 +81,10 @@ def read(prefixes: Sequence[str]) -> Weights:
     for name in sorted(shapes)
   }
   state = set().union(*(c.shapes for c in checkpoints)) - shapes.keys()
-  return Weights(values, _state_lines(state))
+  left_out = _state_lines(state)
+  for checkpoint in checkpoints:
+    left_out += checkpoint.left_out
+  return Weights(values, left_out)
 
 
 def _open(prefix: str) -> Checkpoint:
@@ -52,7 +92,7 @@ def _open(prefix: str) -> Checkpoint:
   if step is not None and os.path.exists(prefix + ".json"):
     folder = os.path.dirname(prefix)
     checkpoint_files.CheckpointFiles(folder, keep=1).check(step)
-  return Checkpoint(prefix)
+  return open_checkpoint(prefix)
 
 
 def _weight_shapes(checkpoint: Checkpoint) -> dict[str, list]:

@@ -12,18 +12,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tokenization
+from checkpoints import huggingface_folder
+from checkpoints.model_files import (
+  CONFIG_FILE,
+  FINETUNED,
+  PRETRAINING,
+  RUN_FILE,
+  TASK_FILE,
+  VOCABULARIES,
+)
 from common import json_files
 from common.errors import DataError, UserError
 from common.files import file_sha256
 from data import record_report, records
-from model import bert_config
+from model import bert_config, huggingface_config
 from model.bert_config import BertConfig
-
-RUN_FILE, TASK_FILE, CONFIG_FILE = "run.json", "task.json", "bert_config.json"
-PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
-FINETUNED = (CLASSIFIER, SQUAD)
-# Flag -> the name of such a vocabulary beside a published checkpoint.
-VOCABULARIES = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}
 
 _TOKENIZER = {
   "kind": str, "file": str, "sha256": str, "vocab_size": int,
@@ -71,7 +74,8 @@ class Description:
 
   folder: str
   starts: tuple[dict, ...]  # of run.json, the oldest first
-  task: dict  # task.json's content
+  task: dict  # task.json's content, or what a Hugging Face folder says of it
+  notes: tuple[str, ...] = ()  # lines about what its files leave open
 
   @property
   def training(self) -> dict | None:
@@ -92,14 +96,27 @@ class Description:
         return start
     return self.training or {}
 
+  @property
+  def is_huggingface(self) -> bool:
+    return huggingface_folder.is_folder(self.folder)
+
+  @property
+  def bert_file(self) -> str:
+    """The BERT config's file, whether or not it is there."""
+    name = (
+      huggingface_config.CONFIG_FILE if self.is_huggingface else CONFIG_FILE
+    )
+    return os.path.join(self.folder, name)
+
   @functools.cached_property
   def bert(self) -> BertConfig | None:
     """Raises `UserError` for a damaged config."""
-    path = os.path.join(self.folder, CONFIG_FILE)
-    if not os.path.exists(path):
+    if self.is_huggingface:
+      return huggingface_folder.read_bert(self.folder)
+    if not os.path.exists(self.bert_file):
       return None
     try:
-      return BertConfig.from_json_file(path)
+      return BertConfig.from_json_file(self.bert_file)
     except ValueError as e:
       raise UserError(f"{BERT_FLAG}: {e}") from e
 
@@ -225,7 +242,17 @@ def read(folder: str | None) -> Description:
   run, task = contents
   lacking = {"flags": {}, "plan": None, "data": None}
   starts = tuple({**lacking, **start} for start in run.get("runs", ()))
-  return Description(folder, starts, task)
+  notes: list[str] = []
+  if huggingface_folder.is_folder(folder):
+    task, notes = huggingface_folder.read_task(folder, task)
+  return Description(folder, starts, task, tuple(notes))
+
+
+def folder_of(checkpoint: str | None) -> str:
+  """The folder that says what a checkpoint is: itself, if it is a folder."""
+  if checkpoint and os.path.isdir(checkpoint):
+    return checkpoint
+  return os.path.dirname(checkpoint or "")
 
 
 def _are_as_read(paths: list[str], data: dict) -> bool:

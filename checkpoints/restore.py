@@ -11,6 +11,7 @@ from checkpoints.checkpoint_files import (
   CheckpointError,
   CheckpointFiles,
 )
+from checkpoints.checkpoint_weights import open_checkpoint
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients import power_sgd
@@ -85,16 +86,15 @@ def _schedule_position(source: Checkpoint) -> int:
   raise CheckpointError(f"{source.path}: {why}: leave out --norewarmup")
 
 
-def restore_all(session: tf.Session, path: str, variables) -> None:
+def restore_all(session: tf.Session, source: Checkpoint, variables) -> None:
   """Gives all `variables` their values in a checkpoint."""
-  source = Checkpoint(path)
   wanted = {v.op.name: v.shape.as_list() for v in variables}
   _check_shapes(source, wanted)
   missing = sorted(wanted.keys() - source.shapes.keys())
   if missing:
     raise CheckpointError(
-      f"{path}: lacks {missing[0]} (of {len(missing)} variables): made with "
-      "another BERT config, or not whole"
+      f"{source.path}: lacks {missing[0]} (of {len(missing)} variables): made "
+      "with another BERT config, or not whole"
     )
   _load(session, variables, source)
 
@@ -143,7 +143,7 @@ class Restore:
     """
     report, source, weights = None, None, {}
     if init_checkpoint and self._comm.is_root:
-      source = Checkpoint(init_checkpoint)
+      source = open_checkpoint(init_checkpoint)
       report = self._plan(source)
     if initial and self._comm.is_root and (not report or report.missing):
       weights = initial()

@@ -129,7 +129,7 @@ def keep_vocabulary(config, manifests: dict) -> None:
 
   It is near the records, or beside the model that the run starts from.
   """
-  start = os.path.dirname(config.init_checkpoint or "")
+  start = description.folder_of(config.init_checkpoint)
   for path, made in manifests.values():
     found = record_report.find_vocabulary(
       made.tokenizer, os.path.dirname(path), *filter(None, [start])

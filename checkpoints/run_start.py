@@ -163,7 +163,7 @@ def check_vocabulary(config, data: dict) -> None:
   folder = config.output_dir or ""
   if not checkpoint_files.has_begun(folder):
     start = config.cooldown_from or config.init_checkpoint
-    folder = os.path.dirname(start or "")
+    folder = description.folder_of(start)
   before = description.read(folder).facts()
   now = description.facts({}, None, data)
   description.agree(before, now, folder, (description.MODEL,))

@@ -349,8 +349,7 @@ class PretrainingConfig(RunConfig):
   # fmt: off
   dry_run: bool = _task(False,
     "Print the plan and what it needs: memory, time and disk, measured by some "
-    "updates on fake records in child processes. Writes nothing, except that a "
-    "Hugging Face folder of --init_checkpoint is converted.")
+    "updates on fake records in child processes. Writes nothing.")
   dry_run_ranks: int | None = _task(None,
     "Ranks that --dry_run plans for; they need not exist. Without GPUs, one "
     "rank per core, at most, is assumed to share this host. Default: as many "

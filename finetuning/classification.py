@@ -196,7 +196,7 @@ class Classification(FinetuningTask):
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""
-    start = os.path.dirname(self.config.init_checkpoint or "")
+    start = description.folder_of(self.config.init_checkpoint)
     folder = model_folder(self.config) or start
     return description.read(folder).task.get("labels", [])
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from checkpoints import checkpoint_files, description, run_folder
-from checkpoints.description import PRETRAINING
+from checkpoints.model_files import PRETRAINING
 from common.errors import UserError
 from model.bert_config import BertConfig
 
@@ -24,7 +24,9 @@ def model_folder(settings) -> str | None:
   folder, init = values.get("output_dir"), values.get("init_checkpoint")
   if not folder or checkpoint_files.has_begun(folder):
     return folder
-  return None if values.get("do_train") or not init else os.path.dirname(init)
+  return (
+    None if values.get("do_train") or not init else description.folder_of(init)
+  )
 
 
 def check_length(max_seq_length: int, bert: BertConfig) -> None:

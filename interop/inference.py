@@ -23,8 +23,8 @@ import numpy as np
 
 import mixed_precision
 import modeling
-from checkpoints import checkpoint_files, restore, run_folder
-from checkpoints.description import CONFIG_FILE
+from checkpoints import checkpoint_weights, restore, run_folder
+from checkpoints.model_files import CONFIG_FILE
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from finetuning import heads
@@ -107,7 +107,8 @@ def open_checkpoint(
 
   Raises `UserError` if it is damaged, of another config, or lacks a head.
   """
-  shapes = checkpoint_files.Checkpoint(source.path).shapes
+  checkpoint = checkpoint_weights.open_checkpoint(source.path)
+  shapes = checkpoint.shapes
   has = [
     name
     for name, variable in _HEADS.items()
@@ -134,7 +135,7 @@ def open_checkpoint(
       _POOLER in shapes,
       mixed_precision.make_policy(precision),
     )
-    restore.restore_all(session, source.path, tf.global_variables())
+    restore.restore_all(session, checkpoint, tf.global_variables())
   return Model(session, signatures)
 
 
@@ -236,9 +237,8 @@ def _write(model: Model, source: Source, folder: str) -> None:
   os.makedirs(extra)
   with open(os.path.join(extra, CONFIG_FILE), "w", encoding="utf-8") as f:
     f.write(source.bert.to_json_string())
-  task = {**source.task, "exported_from": os.path.basename(source.path)}
-  if source.assumed_case:
-    del task["do_lower_case"]
+  name = os.path.basename(source.path)
+  task = {**source.known_task, "exported_from": name}
   run_folder.write_task(extra, task, source.vocabulary)
 
 

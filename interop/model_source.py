@@ -11,14 +11,15 @@ import os
 from typing import Any
 
 import tokenization
-from checkpoints import checkpoint_files, description, metrics, run_start
-from checkpoints.description import (
-  CONFIG_FILE,
-  PRETRAINING,
-  SQUAD,
-  TASK_FILE,
-  Description,
+from checkpoints import (
+  checkpoint_files,
+  description,
+  huggingface_folder,
+  metrics,
+  run_start,
 )
+from checkpoints.description import Description
+from checkpoints.model_files import PRETRAINING, SQUAD, TASK_FILE, VOCABULARIES
 from common import settings
 from common.errors import UserError
 from common.files import file_sha256
@@ -33,11 +34,10 @@ from config.pretraining import (
 from data import record_report, records
 from finetuning import task_file
 from gradients import distributed
-from interop import hugging_face, tokenizer_files
 from interop.given import NOTHING_GIVEN, Given, case
-from interop.hugging_face import CHECKPOINT_NAME
 from model.bert_config import BertConfig
 
+CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 ANSWERABLE = "version_2_with_negative"
 # TensorFlow Serving's folder for files that the graph does not read.
 EXTRA_FOLDER = "assets.extra"
@@ -55,12 +55,23 @@ class Source:
   vocabulary: dict[str, str]  # flag -> file; {} if none was found
   folder: str  # with its task.json, if it has one
   assumed_case: list[str]  # a line about do_lower_case if no file says it
+  notes: tuple[str, ...] = ()  # lines about what its files leave open
 
   @property
   def max_seq_length(self) -> int:
     """As in training, or the model's largest if that is not known."""
     most = self.bert.max_position_embeddings
     return self.task.get("max_seq_length", most)
+
+  @property
+  def known_task(self) -> dict:
+    """Of `task` what is known, and about the model, not about a run's files."""
+    known = {}
+    for key, value in self.task.items():
+      is_assumed = key == "do_lower_case" and self.assumed_case
+      if not (is_assumed or key in description.OF_FILES):
+        known[key] = value
+    return known
 
   @property
   def is_export(self) -> bool:
@@ -74,7 +85,8 @@ class Source:
   def assumed(self) -> list[str]:
     """Lines about what no file says."""
     said_by = os.path.join(self.folder, TASK_FILE)
-    return self.assumed_case + assumed_answers(self.task, said_by)
+    answers = assumed_answers(self.task, said_by)
+    return [*self.notes, *self.assumed_case, *answers]
 
   def tokenizer(self) -> tokenization.Encoder:
     if not self.vocabulary:
@@ -96,12 +108,12 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
   chosen_file = description.named_vocabulary(given)
-  path, chosen, folder = _locate(model, given.do_lower_case)
+  path, chosen, folder = _locate(model)
   about = description.read(folder)
   said, said_by = about.task, os.path.join(folder, TASK_FILE)
   if not said:
     said_by, said = pretraining_task(about, given)
-  config = _config(given.bert_config_file, folder, path)
+  config = _config(given.bert_config_file, about, path)
   lower = said.get("do_lower_case")
   if lower is None:
     lower, said_by = tokenization.published_case(path), path
@@ -114,6 +126,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
     _vocabulary(said, chosen_file, folder),
     folder,
     assumed,
+    about.notes,
   )
 
 
@@ -129,13 +142,14 @@ def assumed_answers(task: dict, said_by: str) -> list[str]:
 
 def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   """Flag -> file; an error if the flags contradict the files found."""
-  found = {
-    flag: path
-    for flag, name in (
-      said.get("vocabulary") or description.VOCABULARIES
-    ).items()
-    if os.path.exists(path := os.path.join(folder, name))
-  }
+  found = {}
+  for flag, name in (said.get("vocabulary") or VOCABULARIES).items():
+    path = os.path.join(folder, name)
+    if os.path.exists(path):
+      found[flag] = path
+  if not found and huggingface_folder.is_folder(folder):
+    if written := huggingface_folder.vocabulary_file(folder):
+      found["vocab_file"] = written
   for flag, path in chosen.items():
     if found and not (
       flag in found and filecmp.cmp(path, found[flag], shallow=False)
@@ -174,11 +188,11 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   resumes = checkpoint_files.has_begun(run)
   init = given.get("init_checkpoint")
   if init:
-    init, told = _initial(kind, init, run, resumes, values)
+    init, told = _initial(init, run, resumes)
     named["init_checkpoint"] = init
     lines += told
   starts = bool(init) and not resumes
-  origin = description.read(os.path.dirname(init) if starts else run)
+  origin = description.read(description.folder_of(init) if starts else run)
   defaults: dict[str, Any] = {}
   if kind is PretrainingConfig:
     learned, told = _learned(values, origin, starts, resumes)
@@ -206,9 +220,7 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   return config, lines + told
 
 
-def _initial(
-  kind: type, init: str, run: str, resumes: bool, values: dict
-) -> tuple[str, list[str]]:
+def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:
   """The name of the checkpoint of --init_checkpoint, and lines about it."""
   if not (os.path.dirname(init) or os.path.isdir(init)):
     init = os.path.join(os.curdir, init)
@@ -219,41 +231,21 @@ def _initial(
   if run and (resumes or distributed.is_elastic()):
     began = description.read(run).training
   path = (began and began["flags"].get("init_checkpoint")) or ""
-  inside = path.startswith(os.path.join(init, ""))
+  inside = path == init or path.startswith(os.path.join(init, ""))
   if resumes:  # from a checkpoint of its own
-    if inside or hugging_face.is_conversion(path, init):
+    if inside:
       return path, []
     line = (
       f"--init_checkpoint={init} is ignored: {run} holds a run that "
       f"{f'was started from {path}' if path else 'has begun'}"
     )
     return path or init, [line]
-  lines: list[str] = []
   chosen = "from which this run was started"
-  if hugging_face.is_folder(init) or not (
-    inside and os.path.exists(f"{path}.index")
-  ):
-    lower = values.get("do_lower_case")
-    if hugging_face.is_folder(init) and kind is PretrainingConfig:
-      lower, lines = _case_of_records(init, values.get("input_file"))
-    path, chosen, _ = _locate(init, lower)
+  if not (inside and (path == init or os.path.exists(f"{path}.index"))):
+    path, chosen, _ = _locate(init)
   if _is_export(path):
     raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
-  return path, [*lines, f"--init_checkpoint={init}: {path} ({chosen})"]
-
-
-def _case_of_records(
-  folder: str, files: str | None
-) -> tuple[bool | None, list[str]]:
-  """The case of records, and a line, where a model's files disagree on it."""
-  said = tokenizer_files.cases(folder)
-  disagree = len({*said.values()}) > 1
-  found = records.manifest_of(files) if files and disagree else None
-  if not found:
-    return None, []
-  lower = found[1].tokenizer.do_lower_case
-  line = f"--do_lower_case={lower}, as {found[0]} says: {', '.join(said)}"
-  return lower, [line]
+  return path, [f"--init_checkpoint={init}: {path} ({chosen})"]
 
 
 def _task_flags(kind: type, values: dict, given: dict) -> dict[str, Any]:
@@ -277,16 +269,13 @@ def _bert(
   init: str | None,
 ) -> tuple[BertConfig | None, list[str]]:
   """The BERT config if no file is given that says all, and lines about it."""
-  name, beside = (
-    values.get("bert_config_file"),
-    os.path.join(origin.folder, CONFIG_FILE),
-  )
+  name, beside = values.get("bert_config_file"), origin.bert_file
   is_there = bool(starts or origin.folder) and os.path.exists(beside)
   binds = is_there and (starts or (resumes and is_preset(name)))
   if binds:
-    _config(name, origin.folder, init or origin.folder)
+    _config(name, origin, init or origin.folder)
   if is_there and (not name or (binds and is_preset(name))):
-    return read_bert(beside), [f"{description.BERT_FLAG}={beside}, as found"]
+    return origin.bert, [f"{description.BERT_FLAG}={beside}, as found"]
   if not is_preset(name):
     return None, []
   bert, rows = read_bert(name), _vocabulary_size(kind, values)
@@ -377,7 +366,7 @@ def _manifest(
 
 def other_text(init: str, files: str) -> list[str]:
   """A line if records are of another vocabulary or case than a checkpoint."""
-  found, folder = records.manifest_of(files), os.path.dirname(init)
+  found, folder = records.manifest_of(files), description.folder_of(init)
   if not found:
     return []
   made, model = found[1].tokenizer, description.read(folder)
@@ -399,13 +388,12 @@ def other_text(init: str, files: str) -> list[str]:
   ]
 
 
-def _locate(model: str, do_lower_case: bool | None) -> tuple[str, str, str]:
+def _locate(model: str) -> tuple[str, str, str]:
   """Checkpoint or export, why this one, and the folder of its files."""
   if _is_export(model):
     return model, "exported", os.path.join(model, EXTRA_FOLDER)
-  if hugging_face.is_folder(model):
-    folder, chosen = hugging_face.converted(model, do_lower_case)
-    return os.path.join(folder, CHECKPOINT_NAME), chosen, folder
+  if huggingface_folder.is_folder(model):
+    return model, "a Hugging Face folder", model
   if os.path.isdir(model):
     return *_find_checkpoint(model, description.read(model).task), model
   if not (model and glob.glob(glob.escape(model) + ".*")):
@@ -421,7 +409,7 @@ def _is_model(path: str) -> bool:
   """Whether a folder has a model itself."""
   return (
     _is_export(path)
-    or hugging_face.is_folder(path)
+    or huggingface_folder.is_folder(path)
     or bool(glob.glob(os.path.join(glob.escape(path), "*.ckpt*.index")))
   )
 
@@ -430,16 +418,14 @@ def _is_export(path: str) -> bool:
   return os.path.exists(os.path.join(path, "saved_model.pb"))
 
 
-def _config(given: str | None, folder: str, model: str) -> BertConfig:
-  beside = os.path.join(folder, CONFIG_FILE)
-  paths = [beside] if os.path.exists(beside) else []
-  paths += [given] if given else []
-  if not paths:
+def _config(given: str | None, about: Description, model: str) -> BertConfig:
+  beside = about.bert_file
+  configs = [bert for bert in (about.bert, given and read_bert(given)) if bert]
+  if not configs:
     raise UserError(
       f"{model}: there is no {beside}: give --bert_config_file, the config "
       "that the model was trained with"
     )
-  configs = [read_bert(path) for path in paths]
   if is_preset(given):
     configs[-1].vocab_size = configs[0].vocab_size
   if differ := configs[0].differences(configs[-1]):

@@ -1,15 +1,11 @@
-"""Hugging Face's tokenizer files from our vocabulary, and the reverse.
+"""Hugging Face's tokenizer files from our vocabulary.
 
 transformers' BertTokenizer allows words of 100 characters at most, google/bert
 200. So the folder names its general class, which follows tokenizer.json.
 """
 
-import json
 import os
-import re
-from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (
   AddedToken,
@@ -23,32 +19,14 @@ from tokenizers import (
 )
 
 import tokenization
-from checkpoints import description
-from checkpoints.description import TASK_FILE, VOCABULARIES
+from checkpoints.huggingface_folder import (
+  TOKENIZER_CONFIG_FILE,
+  TOKENIZER_FILE,
+)
 from common import json_files
 from common.errors import DataError
-from interop import model_config
 
-VOCAB_FILE, MODEL_FILE = VOCABULARIES.values()
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-_MOST_TOKENS = 1 << 24
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
-
-
-class Vocabulary(NamedTuple):
-  """A WordPiece vocabulary or a SentencePiece model."""
-
-  file: str  # VOCAB_FILE or MODEL_FILE
-  content: bytes
-
-  def lines(self) -> list[bytes]:
-    """The tokens of a WordPiece vocabulary."""
-    lines = self.content.removesuffix(b"\n").split(b"\n")
-    return [line.strip() for line in lines]
-
-
-# Writing ----------------------------------------------------------------------
 
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
 # (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
@@ -74,15 +52,17 @@ def normalizer(do_lower_case: bool):
 
 
 def make_tokenizer(
-  file: str, is_wordpiece: bool, do_lower_case: bool, segment_ids: bool = True
-):
-  """A `tokenizers.Tokenizer` with the ids of our encoder, and that encoder.
+  encoder: tokenization.Encoder, segment_ids: bool = True
+) -> Tokenizer:
+  """A tokenizer with the ids of an encoder.
 
-  Without `segment_ids` the second text of a pair is of segment 0, too.
-  Unlike ours it reads "[MASK]" and other special tokens in a text as tokens.
+  Without `segment_ids` the second text of a pair is of segment 0, too. Unlike
+  the encoder it reads "[MASK]" and other special tokens in a text as tokens.
   """
-  make = _wordpiece_tokenizer if is_wordpiece else _sentencepiece_tokenizer
-  tokenizer, encoder = make(file, do_lower_case)
+  make = _sentencepiece_tokenizer
+  if isinstance(encoder, tokenization.WordPieceEncoder):
+    make = _wordpiece_tokenizer
+  tokenizer = make(encoder)
   special = special_tokens(encoder)
   _, _, cls, sep, _ = special
   second = int(segment_ids)
@@ -94,7 +74,7 @@ def make_tokenizer(
   tokenizer.add_special_tokens(
     [AddedToken(token, normalized=False, special=True) for token in special]
   )
-  return tokenizer, encoder
+  return tokenizer
 
 
 def special_tokens(encoder: tokenization.Encoder) -> list[str]:
@@ -102,31 +82,29 @@ def special_tokens(encoder: tokenization.Encoder) -> list[str]:
   return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in _SPECIAL]
 
 
-def _wordpiece_tokenizer(vocab_file: str, do_lower_case: bool):
+def _wordpiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   """Differs from the encoder in rare characters: Unicode tables differ."""
-  encoder = tokenization.WordPieceEncoder(vocab_file, do_lower_case)
   tokenizer = Tokenizer(
     models.WordPiece(
-      vocab=dict(tokenization.load_vocab(vocab_file)),
+      vocab=dict(tokenization.load_vocab(encoder.file)),
       unk_token=tokenization.UNK,
       max_input_chars_per_word=tokenization.MAX_INPUT_CHARS_PER_WORD,
     )
   )
-  tokenizer.normalizer = normalizer(do_lower_case)
+  tokenizer.normalizer = normalizer(encoder.do_lower_case)
   tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   tokenizer.decoder = decoders.WordPiece(prefix="##")
-  return tokenizer, encoder
+  return tokenizer
 
 
-def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
+def _sentencepiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   """Differs from the encoder where a letter has several combining marks.
 
   The library loses some of them. It also chooses otherwise between equally
   likely segmentations (". .." and ".. .").
   """
-  encoder = tokenization.SentencePieceEncoder(model_file, do_lower_case)
-  with open(model_file, "rb") as f:
-    model = _read_model(f.read())
+  with open(encoder.file, "rb") as f:
+    model = sentencepiece_model_pb2.ModelProto.FromString(f.read())
   trainer, normalization = model.trainer_spec, model.normalizer_spec
   if not (
     {piece.type for piece in model.pieces} <= {1, 2, 3}  # also unknown, control
@@ -138,7 +116,7 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
     and normalization.escape_whitespaces
   ):
     raise DataError(
-      f"{model_file}: not a unigram model as tools.train_tokenizer makes them "
+      f"{encoder.file}: not a unigram model as tools.train_tokenizer makes it "
       "(BPE, bytes, symbols of the user's, or another use of spaces): "
       "tokenizer.json would give other ids. Convert with --to=tensorflow, and "
       "the checkpoint that it writes without this file beside it"
@@ -148,7 +126,7 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
   if charsmap := normalization.precompiled_charsmap:
     steps = [normalizers.Precompiled(charsmap), *steps]
-  if do_lower_case:
+  if encoder.do_lower_case:
     steps = [_FINAL_SIGMA, normalizers.Lowercase(), *steps]
   tokenizer.normalizer = normalizers.Sequence(steps)
   space = dict(
@@ -156,164 +134,26 @@ def _sentencepiece_tokenizer(model_file: str, do_lower_case: bool):
   )
   tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**space)
   tokenizer.decoder = decoders.Metaspace(**space)
-  return tokenizer, encoder
-
-
-def _read_model(content: bytes):
-  """A `ModelProto`; `DataError` for other content."""
-  try:
-    return sentencepiece_model_pb2.ModelProto.FromString(content)
-  except DecodeError as e:
-    raise DataError("not a SentencePiece model, or damaged") from e
+  return tokenizer
 
 
 def write_tokenizer(
   folder: str,
-  vocabulary: Vocabulary,
-  do_lower_case: bool,
+  encoder: tokenization.Encoder,
   max_length: int,
   segment_ids: bool = True,
 ) -> None:
-  """Writes the vocabulary, tokenizer.json and tokenizer_config.json."""
-  path = os.path.join(folder, vocabulary.file)
-  with open(path, "wb") as f:
-    f.write(vocabulary.content)
-  is_wordpiece = vocabulary.file == VOCAB_FILE
-  tokenizer, encoder = make_tokenizer(
-    path, is_wordpiece, do_lower_case, segment_ids
-  )
+  """Writes tokenizer.json and tokenizer_config.json."""
+  tokenizer = make_tokenizer(encoder, segment_ids)
   # tokenizer.save() raises a bare Exception on a full disk.
   with open(os.path.join(folder, TOKENIZER_FILE), "w", encoding="utf-8") as f:
     f.write(tokenizer.to_str(pretty=True))
   names = [f"{name}_token" for name in _SPECIAL]
   content = {
     **dict(zip(names, special_tokens(encoder), strict=True)),
-    "do_lower_case": do_lower_case,
+    "do_lower_case": encoder.do_lower_case,
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     "model_max_length": max_length,
     "tokenizer_class": "PreTrainedTokenizerFast",
   }
   json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), content)
-
-
-# Reading ----------------------------------------------------------------------
-
-
-def read_vocabulary(folder: str) -> Vocabulary | None:
-  """vocab.txt, spiece.model, or the tokens of a WordPiece tokenizer.json."""
-  for name in (VOCAB_FILE, MODEL_FILE):
-    path = os.path.join(folder, name)
-    if os.path.exists(path):
-      return read_file(path, name)
-  path = os.path.join(folder, TOKENIZER_FILE)
-  if not os.path.exists(path):
-    return None
-  content = model_config.read_object(path)
-  try:
-    model = content["model"]
-    if model.get("type", "WordPiece") != "WordPiece":
-      return None
-    vocab = dict(model["vocab"])
-    vocab |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
-    if not 0 <= max(vocab.values()) < _MOST_TOKENS or min(vocab.values()) < 0:
-      raise ValueError("impossible ids")
-    lines = [""] * (max(vocab.values()) + 1)  # an id without a token: blank
-    for token, number in vocab.items():
-      lines[number] = token
-  except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
-    raise DataError(f"{path}: not a readable tokenizer ({e!r})") from e
-  text = "".join(f"{line}\n" for line in lines)
-  return Vocabulary(VOCAB_FILE, text.encode())
-
-
-def read_file(path: str, name: str) -> Vocabulary:
-  """Reads a vocabulary; its new `name` is VOCAB_FILE or MODEL_FILE."""
-  with open(path, "rb") as f:
-    return Vocabulary(name, f.read())
-
-
-def is_same(one: Vocabulary, other: Vocabulary) -> bool:
-  """Whether two vocabularies have the same tokens in the same order."""
-  if one.file != other.file or one.file != VOCAB_FILE:
-    return one == other
-  return one.lines() == other.lines()
-
-
-def size(vocabulary: Vocabulary) -> int:
-  """Number of tokens; `DataError` for a damaged SentencePiece model."""
-  if vocabulary.file == VOCAB_FILE:
-    return len(vocabulary.lines())
-  return len(_read_model(vocabulary.content).pieces)
-
-
-def longest_text(folder: str) -> int | None:
-  """The most tokens that the tokenizer makes of a text, if known."""
-  longest = _read_object(folder, TOKENIZER_CONFIG_FILE).get("model_max_length")
-  # A large number stands for no limit; `bool` is an `int`.
-  return longest if type(longest) is int and longest > 0 else None
-
-
-def cases(folder: str) -> dict[str, bool]:
-  """What a file says, for people -> whether the text is lower-cased by it."""
-  config = _read_object(folder, TOKENIZER_CONFIG_FILE)
-  text = json.dumps(_read_object(folder, TOKENIZER_FILE).get("normalizer"))
-  match = re.search(r'"lowercase": (true|false)', text)
-  found = {}
-  for file, key, lower in (
-    (TOKENIZER_CONFIG_FILE, "do_lower_case", config.get("do_lower_case")),
-    (TOKENIZER_FILE, "lowercase", match and match[1] == "true"),
-    (
-      TASK_FILE,
-      "do_lower_case",
-      description.read(folder).task.get("do_lower_case"),
-    ),
-  ):
-    path = os.path.join(folder, file)
-    if not isinstance(lower, bool | None):
-      raise DataError(f"{path}: {key} is {lower!r}, not true or false")
-    if lower is not None:
-      found[f"{path} has {key}={json.dumps(lower)}"] = lower
-  return found
-
-
-def reads_lower_case(folder: str, given: bool | None = None) -> bool | None:
-  """Whether the folder's model reads lower-cased text; None if no file says it.
-
-  Raises `DataError` if the files contradict google/bert's tokenizer, or each
-  other without `given`.
-  """
-  said = cases(folder)
-  found = {*said.values()}
-  if len(found) > 1 and given is None:
-    raise DataError(
-      f"{', '.join(said)}: correct the wrong one, or give --do_lower_case or "
-      "--nodo_lower_case, which decides; to pre-train, the manifest of the "
-      "records decides"
-    )
-  lower = given if len(found) > 1 else next(iter(found), None)
-  config = _read_object(folder, TOKENIZER_CONFIG_FILE)
-  usual = {
-    "tokenize_chinese_chars": True, "handle_chinese_chars": True,
-    "strip_accents": lower,
-  }  # fmt: skip
-  read = {TOKENIZER_CONFIG_FILE: config}
-  if not str(config.get("tokenizer_class", "")).startswith("Bert"):
-    # transformers' BertTokenizer sets its own normalizer by the config.
-    normalizer = _read_object(folder, TOKENIZER_FILE).get("normalizer")
-    if isinstance(normalizer, dict) and normalizer.get("lowercase") == lower:
-      read[TOKENIZER_FILE] = normalizer
-  for name, said_there in read.items():
-    for key, value in usual.items():
-      if lower is not None and said_there.get(key) not in (None, value):
-        raise DataError(
-          f"{os.path.join(folder, name)}: {key} is {said_there[key]}, but "
-          f"google/bert's tokenizer with do_lower_case={lower} has {value}: "
-          "the text would become other tokens"
-        )
-  return lower
-
-
-def _read_object(folder: str, name: str) -> dict:
-  """{} without the file."""
-  path = os.path.join(folder, name)
-  return model_config.read_object(path) if os.path.exists(path) else {}

@@ -961,29 +961,31 @@ def jsonl(folder):
 
 @reader(0.5)
 def their_config(folder):
-  from interop import model_config
+  from model import huggingface_config
 
-  load = lambda _: model_config.read_config(str(folder))
+  load = lambda _: huggingface_config.read_config(str(folder))
   return of_file(folder / "config.json", damaged_json(THEIRS), load, is_json)
 
 
 @reader(0.5)
 def their_weights(folder):
-  from interop import bert_tensors
+  from model import huggingface_weights
 
-  bert_tensors.write_tensors(str(folder), {"a": np.ones([3, 5], np.float32)})
+  huggingface_weights.write_tensors(
+    str(folder), {"a": np.ones([3, 5], np.float32)}
+  )
   path = folder / "model.safetensors"
-  load = lambda _: bert_tensors.read_tensors(str(folder))
+  load = lambda _: huggingface_weights.read_tensors(str(folder))
   return of_file(path, damaged(path.read_bytes()), load)
 
 
 @reader(0.5)
 def their_tokenizer(folder):
-  from interop import tokenizer_files
+  from checkpoints import huggingface_folder
 
   def load(_):
-    tokenizer_files.read_vocabulary(str(folder))
-    tokenizer_files.reads_lower_case(str(folder))
+    huggingface_folder.vocabulary_file(str(folder))
+    huggingface_folder.read_case(str(folder), {})
 
   path = folder / "tokenizer.json"
   return of_file(path, damaged_json(TOKENIZER), load, is_json)

@@ -42,8 +42,7 @@ from data import (
 )
 from finetuning import squad
 from gradients.distributed import Comm
-from interop import model_config
-from model import bert_config
+from model import bert_config, huggingface_config
 from tests.fuzz import damage
 from tools import prepare_corpus, train_tokenizer
 
@@ -167,7 +166,7 @@ def test_a_users_own_file_is_not_called_damaged(tmp_path):
   for read in (
     json_files.read,
     lambda path: squad.read_squad(path, False, True),
-    lambda path: model_config.read_config(os.path.dirname(path)),
+    lambda path: huggingface_config.read_config(os.path.dirname(path)),
   ):
     (tmp_path / "config.json").write_text('{"a"')
     with pytest.raises(DataError, match="json: not readable as JSON") as e:

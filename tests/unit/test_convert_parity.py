@@ -25,16 +25,17 @@ from test_convert_checkpoint import (
 
 import modeling
 import tokenization
+from checkpoints import huggingface_folder
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients.distributed import Comm
 from interop import (
   inference,
-  model_config,
   model_source,
   pseudo_likelihood,
   tokenizer_files,
 )
+from model import huggingface_config
 from model.bert_config import BertConfig
 from model.weights import (
   CLASSIFIER,
@@ -317,12 +318,12 @@ def our_ids(vocab_file, do_lower_case, texts=TEXTS):
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_tokenizer_json_gives_our_ids(vocabulary, do_lower_case):
-  tokenizer, _ = tokenizer_files.make_tokenizer(vocabulary, True, do_lower_case)
+  encoder = tokenization.WordPieceEncoder(vocabulary, do_lower_case)
+  tokenizer = tokenizer_files.make_tokenizer(encoder)
   want = our_ids(vocabulary, do_lower_case)
   for text, ids in zip(TEXTS, want, strict=True):
     got = tokenizer.encode(text, add_special_tokens=False)
     assert got.ids == ids, (text, got.tokens)
-  encoder = tokenization.WordPieceEncoder(vocabulary, do_lower_case)
   assert encoder.unk_id in want[1] and len(set(sum(want, []))) > 150
   pair = tokenizer.encode(TEXTS[0], TEXTS[1])
   cls, sep = encoder.cls_id, encoder.sep_id
@@ -393,9 +394,8 @@ SPM_TEXTS = [t for t in TEXTS if not any(part in t for part in _OTHERWISE)]
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_sentencepiece_tokenizer_json_gives_our_ids(spm_file, do_lower_case):
-  tokenizer, encoder = tokenizer_files.make_tokenizer(
-    spm_file, False, do_lower_case
-  )
+  encoder = tokenization.SentencePieceEncoder(spm_file, do_lower_case)
+  tokenizer = tokenizer_files.make_tokenizer(encoder)
   for text in [*SPM_TEXTS, *SENTENCES, "  two  spaces ", "unseen 龘 龘龘 Ж"]:
     got = tokenizer.encode(text, add_special_tokens=False)
     assert got.ids == encoder.encode_batch([text])[0].tolist(), (
@@ -429,8 +429,9 @@ def test_other_sentencepiece_models_are_refused(tmp_path):
         control_symbols=["[CLS]", "[SEP]", "[MASK]"],
         minloglevel=2,
       )
+    encoder = tokenization.SentencePieceEncoder(str(tmp_path / name), True)
     with pytest.raises(UserError, match=f"{name}: not a unigram model"):
-      tokenizer_files.make_tokenizer(str(tmp_path / name), False, True)
+      tokenizer_files.make_tokenizer(encoder)
 
 
 def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
@@ -462,26 +463,32 @@ def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
 def test_pairs_have_segments_if_the_model_has(
   tmp_path, vocabulary, segment_ids
 ):
-  given = tokenizer_files.read_file(vocabulary, "vocab.txt")
-  tokenizer_files.write_tokenizer(str(tmp_path), given, False, 64, segment_ids)
+  encoder = tokenization.WordPieceEncoder(vocabulary, False)
+  tokenizer_files.write_tokenizer(str(tmp_path), encoder, 64, segment_ids)
   made = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
   assert set(made.encode("a", "b").type_ids) == {0, int(segment_ids)}
 
 
 def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   """As transformers 5 saves it."""
-  given = tokenizer_files.read_file(vocabulary, "vocab.txt")
-  tokenizer_files.write_tokenizer(str(tmp_path), given, False, 64)
-  assert tokenizer_files.reads_lower_case(str(tmp_path)) is False
-  want = tokenizer_files.read_vocabulary(str(tmp_path))
-  os.unlink(tmp_path / "vocab.txt")
-  assert tokenizer_files.read_vocabulary(str(tmp_path)) == want
+  folder = str(tmp_path)
+  encoder = tokenization.WordPieceEncoder(vocabulary, False)
+  tokenizer_files.write_tokenizer(folder, encoder, 64)
+  assert huggingface_folder.read_case(folder, {}) == (False, [])
   os.unlink(tmp_path / "tokenizer_config.json")
-  assert tokenizer_files.reads_lower_case(str(tmp_path)) is False
-  for model in ('{"vocab": {"a": -1}}', '{"vocab": {"a": 1e99}}', "3", "{}"):
-    (tmp_path / "tokenizer.json").write_text('{"model": %s}' % model)
-    with pytest.raises(UserError, match="tokenizer.json: not a readable"):
-      tokenizer_files.read_vocabulary(str(tmp_path))
+  assert huggingface_folder.read_case(folder, {}) == (False, [])
+  written = huggingface_folder.vocabulary_file(folder)
+  assert Path(written).read_bytes() == Path(vocabulary).read_bytes()
+  for number, model in enumerate(
+    ('{"vocab": {"a": -1}}', '{"vocab": {"a": 1e99}}', "3")
+  ):
+    other = tmp_path / str(number)
+    other.mkdir()
+    (other / "tokenizer.json").write_text('{"model": %s}' % model)
+    with pytest.raises(
+      UserError, match="tokenizer.json: (damaged: m|-1|1e.99)"
+    ):
+      huggingface_folder.vocabulary_file(str(other))
 
 
 @pytest.mark.parametrize(
@@ -495,7 +502,7 @@ def test_tokenizers_that_are_not_google_berts(tmp_path, content, message):
   path = tmp_path / "tokenizer_config.json"
   path.write_text(json.dumps({"do_lower_case": True, **content}))
   with pytest.raises(UserError, match=message):
-    tokenizer_files.reads_lower_case(str(tmp_path))
+    huggingface_folder.read_case(str(tmp_path), {})
 
 
 def test_a_normalizer_that_is_not_google_berts(tmp_path):
@@ -504,10 +511,10 @@ def test_a_normalizer_that_is_not_google_berts(tmp_path):
   text = json.dumps({"normalizer": normalizer})
   (tmp_path / "tokenizer.json").write_text(text)
   with pytest.raises(UserError, match="tokenizer.json: strip_accents is False"):
-    tokenizer_files.reads_lower_case(str(tmp_path))
+    huggingface_folder.read_case(str(tmp_path), {})
   theirs = json.dumps({"tokenizer_class": "BertTokenizerFast"})
   (tmp_path / "tokenizer_config.json").write_text(theirs)
-  assert tokenizer_files.reads_lower_case(str(tmp_path)) is True
+  assert huggingface_folder.read_case(str(tmp_path), {}) == (True, [])
 
 
 # -----------------------------------------------------------------------------
@@ -574,7 +581,7 @@ def test_a_checkpoint_that_was_trained_here(tmp_path, peer):
   )
   convert(prefix, tmp_path / "theirs")
   convert(tmp_path / "theirs", tmp_path / "again" / "m")
-  content = model_config.read_config(str(tmp_path / "theirs"))
+  content = huggingface_config.read_config(str(tmp_path / "theirs"))
   batch = random_batch(content.config.vocab_size, rows=8, length=128)
   np.savez(tmp_path / "batch.npz", **batch)
   files = [str(tmp_path / "batch.npz"), str(tmp_path / "theirs.npz")]

@@ -21,7 +21,7 @@ import convert_checkpoint
 import predict
 from checkpoints import run_folder
 from common.errors import DataError, UserError
-from interop import hugging_face, inference, model_source, predictions
+from interop import inference, model_source, predictions
 from interop.predictions import Input, Predictor
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
@@ -463,21 +463,14 @@ def theirs(folders, tmp_path):
   return folder
 
 
-def test_a_hugging_face_folder_is_converted_once(
-  folders, theirs, tmp_path, monkeypatch
-):
-  inputs = [Input("a [MASK] b")]
-  found = model_source.find(str(theirs))
-  assert found.chosen.endswith("theirs, converted now")
-  made = os.path.dirname(found.path)
-  assert os.path.dirname(made) == str(theirs / ".perseus")
-  want = predictor(folders["pretraining"]).predict(inputs)
-  assert json.dumps(predictor(str(theirs)).predict(inputs)) == json.dumps(want)
-  with monkeypatch.context() as never:
-    never.setattr(hugging_face, "read_folder", None)
-    (theirs / "README.md").write_text("not of the model")
-    again = model_source.find(str(theirs))
-    assert again.path == found.path and "converted before" in again.chosen
+def test_a_hugging_face_folder_is_read_in_place(folders, theirs, tmp_path):
+  inputs, files = [Input("a [MASK] b")], os.listdir(theirs)
+  source = model_source.find(str(theirs))
+  assert (source.path, source.chosen) == (str(theirs), "a Hugging Face folder")
+  want = json.dumps(predictor(folders["pretraining"]).predict(inputs))
+  assert json.dumps(predictor(str(theirs)).predict(inputs)) == want
+  os.remove(theirs / "vocab.txt")  # tokenizer.json has it, too
+  assert json.dumps(predictor(str(theirs)).predict(inputs)) == want
   with pytest.raises(UserError, match="is another vocabulary than"):
     other = tmp_path / "v.txt"
     other.write_text("a\n")
@@ -486,19 +479,7 @@ def test_a_hugging_face_folder_is_converted_once(
   config["hidden_dropout_prob"] = 0.5
   (theirs / "config.json").write_text(json.dumps(config))
   assert model_source.find(str(theirs)).bert.hidden_dropout_prob == 0.5
-  names = os.listdir(theirs / ".perseus")
-  assert len(names) == 3 and "lock" in names  # two models, nothing unfinished
-
-
-def test_where_conversions_are_kept(theirs, tmp_path, monkeypatch):
-  (theirs / ".perseus").write_text("no folder can be here")
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-  found = model_source.find(str(theirs))
-  assert found.path.startswith(str(tmp_path / "cache" / "perseus"))
-  assert "converted before" in model_source.find(str(theirs)).chosen
-  monkeypatch.setenv("XDG_CACHE_HOME", str(theirs / "vocab.txt"))
-  with pytest.raises(UserError, match="cannot be kept: .*Set XDG_CACHE_HOME"):
-    model_source.find(str(theirs))
+  assert {*os.listdir(theirs), "vocab.txt"} == {*files}  # nothing is written
 
 
 def test_a_damaged_export(folders, both, tmp_path):

@@ -4,11 +4,14 @@
 [in, out].
 """
 
+import collections
+import contextlib
 import os
 import shlex
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from common import json_files
@@ -173,9 +176,40 @@ _FROM_PYTORCH = (
 
 def read_tensors(folder: str) -> dict[str, np.ndarray]:
   """The tensors of model.safetensors, or of its shards; floats are float32."""
+  tensors: dict[str, np.ndarray] = {}
+  for path in files(folder):
+    with open(path, "rb") as f:
+      data = f.read()
+    with _naming(path):
+      for name, tensor in safetensors.deserialize(data):
+        tensors[name] = _array(**tensor)
+  return tensors
+
+
+def read_shapes(folder: str) -> dict[str, list[int]]:
+  """Name -> shape, as `read_tensors`, of which only headers are read."""
+  shapes: dict[str, list[int]] = {}
+  for path in files(folder):
+    with _naming(path), safetensors.safe_open(path, "np") as f:
+      for name in f.keys():  # noqa: SIM118 (it is no dict)
+        shapes[name] = f.get_slice(name).get_shape()
+  return shapes
+
+
+@contextlib.contextmanager
+def _naming(path: str):
+  """Makes an error of a file's content one that names the file."""
+  try:
+    yield
+  except (safetensors.SafetensorError, ValueError) as e:
+    raise DataError(f"{path}: damaged ({e}). Copy it again") from e
+
+
+def files(folder: str) -> list[str]:
+  """The files with the tensors; `DataError` if there are none, or others."""
   whole = os.path.join(folder, WEIGHTS_FILE)
   if os.path.exists(whole):
-    return _read_file(whole)
+    return [whole]
   index = os.path.join(folder, _SHARDS_FILE)
   if not os.path.exists(index):
     command = shlex.join(["python", "-c", _FROM_PYTORCH, folder])
@@ -184,33 +218,24 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
       "pytorch_model.bin, in an environment with torch, numpy and safetensors: "
       f"{command}"
     )
+  names_by_file = collections.defaultdict(set)
   try:
-    found = json_files.read(index)["weight_map"].items()
-    files = {name: os.path.basename(file) for name, file in found}
+    for name, file in json_files.read(index)["weight_map"].items():
+      names_by_file[os.path.basename(file)].add(name)
   except (KeyError, TypeError, AttributeError) as e:
     raise DataError(f"{index}: not an index of weights ({e!r})") from e
-  tensors: dict[str, np.ndarray] = {}
-  for file in sorted(set(files.values())):
+  paths = []
+  for file, names in sorted(names_by_file.items()):
     path = os.path.join(folder, file)
-    found = _read_file(path)
-    wanted = {name for name, other in files.items() if other == file}
-    if differ := wanted ^ set(found):
+    with _naming(path), safetensors.safe_open(path, "np") as f:
+      differ = names.symmetric_difference(f.keys())
+    if differ:
       raise DataError(
         f"{path}: {_some(sorted(differ))}: in it or in {index}, but not in "
         "both. Copy all of the model's files again"
       )
-    tensors |= found
-  return tensors
-
-
-def _read_file(path: str) -> dict[str, np.ndarray]:
-  with open(path, "rb") as f:
-    data = f.read()
-  try:
-    found = safetensors.deserialize(data)
-    return {name: _array(**tensor) for name, tensor in found}
-  except (safetensors.SafetensorError, ValueError) as e:
-    raise DataError(f"{path}: damaged ({e}). Copy it again") from e
+    paths.append(path)
+  return paths
 
 
 def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:

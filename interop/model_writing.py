@@ -1,0 +1,179 @@
+"""Writes a model: as a Hugging Face folder, or as a TensorFlow checkpoint."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from checkpoints import checkpoint_files, description
+from checkpoints.model_files import (
+  CONFIG_FILE,
+  RUN_FILE,
+  TASK_FILE,
+  VOCABULARIES,
+)
+from common import json_files
+from common.errors import UserError
+from common.files import atomic_write
+from interop import model_card, tokenizer_files
+from interop.model_source import CHECKPOINT_NAME, Source
+from model import huggingface_config, huggingface_weights
+
+
+class Model(NamedTuple):
+  """A model and its weights, which may be the mean of several checkpoints'."""
+
+  source: Source  # of the first checkpoint
+  task: dict  # as in task.json, but for names of files
+  values: dict[str, np.ndarray]  # float32, by our names
+  left_out: list[str]  # what else the checkpoints have, as lines for people
+  others: tuple[str, ...] = ()  # the other checkpoints
+
+  @property
+  def vocabulary(self) -> dict[str, bytes]:
+    """The name beside a published model -> the file's content; {} without."""
+    contents = {}
+    for flag, path in self.source.vocabulary.items():
+      with open(path, "rb") as f:
+        contents[VOCABULARIES[flag]] = f.read()
+    return contents
+
+  @property
+  def task_content(self) -> dict:
+    """task.json's content."""
+    names = {flag: VOCABULARIES[flag] for flag in self.source.vocabulary}
+    return dict(sorted({**self.task, "vocabulary": names}.items()))
+
+
+def task_differences(task: dict, other: dict) -> list[str]:
+  """Keys that differ; what an older task.json does not say does not."""
+  newer = ("objective", "segment_ids")
+  return [
+    key
+    for key in sorted(task.keys() | other.keys())
+    if task.get(key) != other.get(key)
+    and not (key in newer and None in (task.get(key), other.get(key)))
+  ]
+
+
+def write_checkpoint(model: Model, prefix: str) -> list[str]:
+  """Writes a TensorFlow checkpoint with config, vocabulary and task.json.
+
+  The folder of the weights' own run gets no task.json: its files say the same.
+  Raises `UserError` if the folder has files of another model. Returns lines.
+  """
+  if os.path.isdir(prefix) or prefix.endswith(os.sep):
+    prefix = os.path.join(prefix, CHECKPOINT_NAME)
+  folder = os.path.dirname(prefix) or "."
+  beside = {CONFIG_FILE: model.source.bert.to_json_string().encode()}
+  beside |= model.vocabulary
+  if not os.path.exists(os.path.join(folder, RUN_FILE)):
+    task = json_files.text(model.task_content, indent=2) + "\n"
+    beside[TASK_FILE] = task.encode()
+  elif not os.path.samefile(folder, os.path.dirname(model.source.path) or "."):
+    raise UserError(
+      f"--output={prefix}: {folder} is the folder of another run: give "
+      "--output in another folder"
+    )
+  new = {}
+  for name, content in beside.items():
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+      new[path] = content
+    elif not _is_same(path, content, model):
+      raise UserError(
+        f"{path} already exists and is another model's: give --output in "
+        "another folder"
+      )
+  checkpoint_files.write_weights(prefix, model.values)
+  for path, content in new.items():
+    with atomic_write(path) as f:
+      f.write(content)
+  paths = sorted(os.path.join(folder, name) for name in beside)
+  return [f"{prefix} (for --init_checkpoint)", *paths]
+
+
+def _is_same(path: str, content: bytes, model: Model) -> bool:
+  """Whether a file holds this content, or says the same in other words."""
+  folder, name = os.path.split(path)
+  if name == CONFIG_FILE:
+    bert = description.read(folder).bert
+    return bert is not None and not bert.differences(model.source.bert)
+  if name == TASK_FILE:
+    said = {**description.read(folder).task}
+    for key in description.OF_FILES:
+      said.pop(key, None)
+    return not task_differences(said, model.task)
+  with open(path, "rb") as f:
+    return f.read() == content
+
+
+def write_folder(
+  model: Model, folder: str, licence: str, languages: Sequence[str]
+) -> list[str]:
+  """Writes a Hugging Face folder, whole or not at all; returns its files."""
+  folder = os.path.normpath(folder)
+  if os.path.exists(folder) and (
+    not os.path.isdir(folder) or os.listdir(folder)
+  ):
+    raise UserError(
+      f"--output={folder} already exists and is not empty: give a new folder"
+    )
+  parent = os.path.dirname(folder) or "."
+  os.makedirs(parent, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=parent, prefix=".converting") as aside:
+    whole = os.path.join(aside, "whole")
+    os.mkdir(whole)
+    _write_files(
+      model,
+      whole,
+      os.path.basename(os.path.abspath(folder)),
+      licence,
+      languages,
+    )
+    os.replace(whole, folder)
+  return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+
+
+def _write_files(
+  model: Model, folder: str, name: str, licence: str, languages: Sequence[str]
+) -> None:
+  source, bert = model.source, model.source.bert
+  encoder = source.tokenizer() if source.vocabulary else None
+  outputs = len(model.values.get("output_bias", ()))
+  weights = model.values, bert, source.path
+  config = huggingface_config.to_their_config(
+    bert,
+    huggingface_weights.count_parts(*weights),
+    source.path,
+    (model.task.get("labels") or outputs) if outputs else None,
+    int(encoder.pad_id) if encoder else 0,  # as in all our SentencePiece models
+  )
+  tensors = huggingface_weights.to_theirs(*weights)
+  huggingface_weights.write_tensors(folder, tensors)
+  path = os.path.join(folder, huggingface_config.CONFIG_FILE)
+  json_files.write(path, config)
+  json_files.write(os.path.join(folder, TASK_FILE), model.task_content)
+  model_card.write(
+    os.path.join(folder, model_card.CARD_FILE),
+    name,
+    [source.path, *model.others],
+    config,
+    model.task,
+    sum(value.size for value in model.values.values()),
+    licence,
+    languages,
+  )
+  if encoder:
+    for file, content in model.vocabulary.items():
+      with open(os.path.join(folder, file), "wb") as f:
+        f.write(content)
+    most, segments = bert.max_position_embeddings, bert.type_vocab_size > 1
+    tokenizer_files.write_tokenizer(
+      folder,
+      encoder,
+      model.task.get("max_seq_length", most),
+      model.task.get("segment_ids", True) and segments,
+    )
