@@ -883,15 +883,24 @@ def test_task_file_has_what_predicting_needs(tmp_path, classify):
 
 
 def test_a_classifier_becomes_a_hugging_face_folder(tmp_path, classify):
+  """Which is evaluated in place with the same results."""
   run(classify(tmp_path / "out", num_train_epochs=0.5))
-  prefix = tf.train.latest_checkpoint(str(tmp_path / "out"))
-  prefix = prefix or glob.glob(f"{tmp_path}/out/model.ckpt-*.index")[0][:-6]
+  evaluated = run(classify(tmp_path / "out", do_train=False, do_eval=True))
+  theirs = str(tmp_path / "theirs")
   convert_checkpoint.convert(
-    convert_checkpoint.Settings(
-      input=(prefix,), output=str(tmp_path / "theirs")
-    )
+    convert_checkpoint.Settings(input=(str(tmp_path / "out"),), output=theirs)
   )
   config = runs.read_json(tmp_path / "theirs", "config.json")
   assert config["id2label"] == {"0": "0", "1": "1"}
   assert config["architectures"] == ["BertForSequenceClassification"]
-  assert (tmp_path / "theirs" / "tokenizer.json").exists()
+  os.remove(tmp_path / "theirs" / "task.json")
+  config = from_flags(
+    classification.ClassifierConfig,
+    do_eval=True,
+    init_checkpoint=theirs,
+    eval_file=str(tmp_path / "b.tsv"),
+    output_dir=str(tmp_path / "evaluated"),
+    max_seq_length=classify(tmp_path).config.max_seq_length,
+  )
+  results = run(classification.Classification(config))["evaluation"]
+  assert results == {**evaluated["evaluation"], "global_step": 0}
