@@ -18,7 +18,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from common import errors, json_files
@@ -36,7 +36,7 @@ _BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # longer lines are cut
 MAX_RECORD_BYTES = 64 << 20  # longer JSON records are an error
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
-_PART_BYTES = 1 << 16  # recoded at a time
+_PART_CHARS = 2048  # of another encoding, read at once
 
 # JSON can spell halves of surrogate pairs and NUL, which are no text.
 _NO_TEXT = re.compile("[\ud800-\udfff\0]")
@@ -67,7 +67,7 @@ class TextFormat:
     except (LookupError, ValueError) as e:
       raise errors.DataError(
         f"--encoding={self.encoding}: must be one of Python's text encodings, "
-        f"as utf-8, utf-16 or latin-1 ({e})"
+        f"as utf-16 ({e})"
       ) from e
 
   @property
@@ -111,14 +111,12 @@ def split_into_pieces(
   for path in paths:
     if re.search(r"\.json(\.gz|\.zst)?$", path, re.IGNORECASE):
       raise errors.DataError(
-        f"{path}: JSON is read as lines, one document each: name such a file "
-        "*.jsonl"
+        f"{path}: name a file of JSON lines, one document each, *.jsonl"
       )
-    size = os.path.getsize(path)
+    with open(path, "rb") as f:
+      size = f.seek(0, os.SEEK_END)
     if not size:
       raise errors.DataError(f"{path}: the file is empty")
-    if not os.access(path, os.R_OK):
-      raise errors.DataError(f"{path}: no permission to read it")
     if is_compressed(path) or not text.is_utf8:
       pieces.append(Piece(path, 0, math.inf))
       continue
@@ -130,13 +128,15 @@ def split_into_pieces(
 def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece; DataError names the line of bad text."""
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
+  size_of = lambda placed: len(placed[1])
   with _opened(piece, text) as (f, on_disk):
     lines = _raw_lines(f, piece)
     before = 0
-    while batch := _next_batch(lines, _line_size):
-      left = sum(map(_line_size, batch))
-      if not batch[0][0]:
-        batch[0] = _without_mark(batch[0][1], piece.path)
+    while batch := _next_batch(lines, size_of):
+      left = sum(map(size_of, batch))
+      place, first = batch[0]
+      if place == 0:
+        batch[0] = place, first.removeprefix(codecs.BOM_UTF8)
       for sentences in parse(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
@@ -147,12 +147,8 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
       before += now
 
 
-def _line_size(placed: tuple[int, bytes]) -> int:
-  return len(placed[1])
-
-
-def _next_batch(lines, size_of):
-  """A list of the next lines; [] at their end."""
+def _next_batch(lines: Iterator, size_of: Callable) -> list:
+  """The next lines; [] at their end."""
   batch, size = [], 0
   for line in itertools.islice(lines, _BATCH_LINES):
     batch.append(line)
@@ -222,47 +218,38 @@ def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
 
 
 class _InUtf8(io.RawIOBase):
-  """Text `f` of any encoding, read as UTF-8; `f` stays open."""
+  """Text of any encoding, read as UTF-8; DataError names a wrong line."""
 
   def __init__(self, f: BinaryIO, path: str, encoding: str):
-    self._f, self._path, self._encoding = f, path, encoding
-    self._decoder = codecs.getincrementaldecoder(encoding)()
-    self._line = 1  # the first that is not read to its end
+    # Wrong bytes become half of a surrogate pair, which UTF-8 refuses.
+    half = lambda e: ("\ud800", e.end)  # type: ignore[attr-defined]
+    codecs.register_error("half", half)
+    self._text = io.TextIOWrapper(f, encoding, "half", newline="\n")
+    self._path, self._line = path, 1
     self._ready = b""
 
   def readable(self) -> bool:
     return True
 
   def readinto(self, buffer) -> int:
-    part = None
-    while not self._ready and part != b"":
-      part = self._f.read(_PART_BYTES)
-      self._ready = self._recoded(part)
+    if not self._ready:
+      try:
+        self._ready = self._text.readline(_PART_CHARS).encode()
+      except UnicodeError as e:
+        where = f"{self._path}: line {self._line}"
+        raise _wrong_encoding(where, self._text.encoding, e) from e
+      self._line += self._ready.endswith(b"\n")
     size = min(len(buffer), len(self._ready))
     buffer[:size] = self._ready[:size]
     self._ready = self._ready[size:]
     return size
 
-  def _recoded(self, part: bytes) -> bytes:
-    """The next part as UTF-8; b"" is the end of the text."""
-    before = self._decoder.getstate()
-    try:
-      utf8 = self._decoder.decode(part, final=not part).encode()
-    except UnicodeError as e:
-      self._decoder.setstate(before)
-      self._count_lines(part)
-      raise errors.DataError(
-        f"{self._path}: line {self._line}: not {self._encoding}: name the "
-        f"text's own encoding by --encoding ({getattr(e, 'reason', e)})"
-      ) from e
-    self._line += utf8.count(b"\n")
-    return utf8
 
-  def _count_lines(self, part: bytes) -> None:
-    """Counts the lines up to a part's first wrong byte, one byte at a time."""
-    with contextlib.suppress(UnicodeError):
-      for byte in part:
-        self._line += self._decoder.decode(bytes([byte])).encode().count(b"\n")
+def _wrong_encoding(where: str, encoding: str, e: ValueError):
+  return errors.DataError(
+    f"{where}: not text in {encoding} ({e}): name the file's encoding by "
+    "--encoding, as utf-16-le or latin-1"
+  )
 
 
 def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
@@ -279,29 +266,12 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
       if is_jsonl(piece.path):
         raise errors.DataError(
           f"{piece.path}: the record at byte {position} is longer than "
-          f"{limit >> 20} MB: is this JSON Lines, one record a line?"
+          f"{limit >> 20} MB: is there one a line?"
         )
       length = _cut_at(line)
       line, rest = line[:length], line[length:]
     yield position, line
     position += len(line)
-
-
-def _without_mark(line: bytes, path: str) -> tuple[int, bytes]:
-  """The first of `_raw_lines` without UTF-8's mark; DataError for another."""
-  # In this order: UTF-32's little-endian mark begins with UTF-16's.
-  for encoding, *marks in (
-    ("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-    ("utf-16", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
-  ):
-    if line.startswith(tuple(marks)):
-      raise errors.DataError(
-        f"{path}: line 1: the byte order mark of {encoding}, not "
-        f"UTF-8: say --encoding={encoding}, or convert the file to UTF-8"
-      )
-  size = len(line)
-  line = line.removeprefix(codecs.BOM_UTF8)
-  return size - len(line), line
 
 
 def _first_line(f: BinaryIO, piece: Piece) -> int:
@@ -333,28 +303,12 @@ def _cut_at(line: bytes) -> int:
 
 def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
   """The line at byte `place` as stripped text; DataError for a wrong byte."""
-  if b"\0" in line:
-    nul = place + line.index(b"\0")
-    remedy = f"name the text's own encoding, if it is not {text.encoding}"
-    if text.is_utf8:
-      # The other byte of a character of UTF-16 is that of ASCII.
-      order = "le" if nul % 2 else "be"
-      remedy = (
-        "if this is UTF-16 without a byte order mark, say "
-        f"--encoding=utf-16-{order}"
-      )
-    where = _where(piece, text, nul)
-    raise errors.DataError(
-      f"{where}: a NUL character, which no text has: {remedy}"
-    )
   try:
+    if b"\0" in line:
+      raise ValueError("a NUL character, which no text has")
     return line.decode().strip()
-  except UnicodeDecodeError as e:
-    raise errors.DataError(
-      f"{_where(piece, text, place)}: 0x{line[e.start]:02x} is not UTF-8 here: "
-      "convert the file to UTF-8, or name its encoding (such as "
-      "--encoding=latin-1)"
-    ) from e
+  except ValueError as e:
+    raise _wrong_encoding(_where(piece, text, place), text.encoding, e) from e
 
 
 def _where(piece: Piece, text: TextFormat, place: int) -> str:
@@ -388,32 +342,22 @@ def _json_sentences(piece, batch, text):
 
 
 def _record_text(piece, place, line, text) -> str:
-  where = f"{piece.path}: the record at byte {place}"
   decoded = _decoded(line, place, piece, text)
   try:
     record = json_files.parse(decoded, strict=False)
+    json_files.expect(record, {text.text_field: str})
   except ValueError as e:
-    raise errors.DataError(f"{where} is not JSON: {e}") from e
-  del decoded  # it may be large
-  fields = record if isinstance(record, dict) else {}
-  value = fields.get(text.text_field)
-  if not isinstance(value, str):
-    names = ", ".join(fields)[:200] or "none"
     raise errors.DataError(
-      f"{where} has no text in a field {text.text_field!r} (its fields: "
-      f"{names}); name the one with the text by --text_field"
-    )
-  return _NO_TEXT.sub("", value)
+      f"{_where(piece, text, place)}: no JSON object with text in its field "
+      f"--text_field={text.text_field}: {str(e)[:200]}"
+    ) from e
+  return _NO_TEXT.sub("", record[text.text_field])
 
 
 def _lines_of(text: str) -> Iterator[str]:
-  """Stripped lines, one at a time; cuts long ones."""
+  """Stripped lines; long ones are cut, at a space if possible."""
   limit = prose.MAX_PARAGRAPH
-  start, end = 0, 0
-  while end >= 0:
-    end = text.find("\n", start)
-    line = text[start : end if end >= 0 else len(text)]
-    start = end + 1
+  for line in text.split("\n"):
     while len(line) > limit:
       space = line.rfind(" ", limit // 2, limit)
       length = space + 1 if space >= 0 else limit

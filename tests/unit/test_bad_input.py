@@ -474,19 +474,6 @@ def create(tmp_path, letters, **changes):
   return creation.create(settings_of(tmp_path, text, letters, **changes))
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-be"])
-@pytest.mark.parametrize("name", ["t.txt", "t.jsonl"])
-def test_text_in_another_encoding(tmp_path, letters, encoding, name):
-  text = "a b c\n\nd e f\n"
-  data = text.encode(encoding)
-  if encoding == "utf-16-be":
-    data = codecs.BOM_UTF16_BE + data
-  (tmp_path / name).write_bytes(data)
-  with pytest.raises(DataError, match=f"{name}: .*byte order mark of utf-"):
-    create(tmp_path, letters)
-  assert not (tmp_path / "out").exists() or not os.listdir(tmp_path / "out")
-
-
 def test_utf_8_with_a_byte_order_mark(tmp_path):
   """An empty first line is one, and the mark is no part of the first word."""
   path = tmp_path / "t.txt"

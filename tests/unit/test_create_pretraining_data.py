@@ -620,7 +620,7 @@ def test_text_of_another_encoding(tmp_path, letters):
   )
   want, made = make("t.txt"), contents(tmp_path / "out")
   assert want.manifest.settings["encoding"] == "utf-8"
-  with pytest.raises(records.DataError, match=r"u\.txt: line 1: the"):
+  with pytest.raises(records.DataError, match=r"u\.txt: line 1: not text"):
     make("u.txt")
   got = make("u.txt", encoding="utf-16")
   assert got.manifest.settings["encoding"] == "utf-16" and got == want

@@ -98,7 +98,7 @@ def test_another_encoding(tmp_path):
   text = "\n\n".join(f"Señor {i} está aquí." for i in range(30))
   (tmp_path / "x.txt").write_bytes(text.encode("latin-1"))
   corpus = f"{tmp_path}/x.txt"
-  with pytest.raises(records.DataError, match="x.txt: line 1: 0xf1"):
+  with pytest.raises(records.DataError, match="x.txt: line 1: not text"):
     prepare(tmp_path, corpus=corpus)
   (train, _), _ = prepare(tmp_path, corpus=corpus, encoding="latin-1")
   sentences = [d[0] for d in documents_in(train)]

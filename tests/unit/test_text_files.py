@@ -94,34 +94,6 @@ def test_json_lines(tmp_path, name):
   assert got == ["", "One.", "Two.", "Three.", "", "", "", "", "lone  half", ""]
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.JSON.gz"])
-def test_json_is_no_prose(tmp_path, name):
-  (tmp_path / name).write_bytes(b'{"text": "One."}')
-  words = rf"{name}: JSON is .* name .* \*\.jsonl"
-  with pytest.raises(errors.DataError, match=words):
-    sentences(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-  "line, words",
-  [
-    ("{", r"the record at byte 14 is not JSON"),
-    ("[" * 100_000, r"the record at byte 14 is not JSON"),
-    ("[1]", r"no text in a field 'text' \(its fields: none\)"),
-    (
-      '{"title": "x", "body": 1}',
-      r"no text.*fields: title, body\).*text_field",
-    ),
-    ('{"text": 1}', "no text"),
-  ],
-)
-def test_bad_json_lines(tmp_path, line, words):
-  path = tmp_path / "t.jsonl"
-  path.write_text('{"text": "a"}\n' + line + "\n")
-  with pytest.raises(errors.DataError, match=words):
-    sentences(path)
-
-
 def test_the_text_field_is_named(tmp_path):
   path = tmp_path / "t.jsonl"
   path.write_text('{"body": "a"}\n')
@@ -170,7 +142,7 @@ SPANISH = "El señor\n\ncafé"
   "encoding", ["latin-1", "utf-16", "utf-16-be", "cp037"]
 )
 def test_another_encoding(tmp_path, name, encoding, monkeypatch):
-  monkeypatch.setattr(text_files, "_PART_BYTES", 5)  # cuts characters
+  monkeypatch.setattr(text_files, "_PART_CHARS", 5)
   monkeypatch.setattr(text_files, "PIECE_BYTES", 8)
   is_json = name == "t.jsonl"
   spelt = json.dumps({"text": SPANISH}, ensure_ascii=False)
@@ -182,46 +154,62 @@ def test_another_encoding(tmp_path, name, encoding, monkeypatch):
   if is_json:
     want = ["", "El señor", "café", ""]
   assert sentences(path, encoding=encoding) == want
-  with pytest.raises(errors.DataError, match=f"{name}: .*--encoding="):
+  with pytest.raises(errors.DataError, match=f"{name}: .*--encoding"):
     sentences(path)  # as UTF-8
 
 
+REFUSED = {
+  "another encoding": (b"ab\ncaf\xe9\n", "utf-8", "line 2: not text in utf-8"),
+  "after a mark": (b"\xef\xbb\xbfcaf\xe9\n", "utf-8", "line 1: not text"),
+  "nul": ("ab\nc".encode("utf-16-le"), "utf-8", r"line 1: .*\(a NUL"),
+  "nul in latin-1": ("a\n".encode("utf-16-le"), "latin-1", "latin-1 .a NUL"),
+  "mark of utf-16": ("ab".encode("utf-16"), "utf-8", "line 1: .*--encoding"),
+  "mark of utf-32": ("ab".encode("utf-32"), "utf-8", "line 1: not text"),
+  "ascii": (b"ab\ncd\xe9\n", "ascii", "line 2: not text in ascii"),
+  "a half": (b"\xfe\xff\0a\0\n\0b\0c\xd8\0\0x", "utf-16", "line 2: not"),
+  "half a character": (b"a\0\n\0b", "utf-16-le", "line 2: not text in utf-16-"),
+  "no mark": ("ab".encode("utf-16-le"), "utf-16", "line 1: .*with BOM"),
+  "cut": ("日本\n".encode("shift_jis") + b"\x81", "shift_jis", "line 2: not"),
+  "an escaped half": (b"a\\ud800", "unicode_escape", "line 1: not text"),
+  "far": (b"ab\n" * 5000 + b"\xe9\n" + b"ab\n" * 5000, "ascii", "line 5001: "),
+  "far and long": (b"a" * 99_999 + b"\nb\xe9", "ascii", "line 2: not text"),
+}
+
+
 @pytest.mark.parametrize(
-  "content, encoding, words",
-  [
-    (b"ab\ncaf\xe9\n", "utf-8", "line 2: 0xe9 is not UTF-8"),
-    ("ab\nc".encode("utf-16-le"), "utf-8", "line 1: a NUL.*=utf-16-le"),
-    ("ab\nc".encode("utf-16-be"), "utf-8", "line 1: a NUL.*=utf-16-be"),
-    ("ab".encode("utf-16"), "utf-8", "line 1: the byte order.*=utf-16,"),
-    ("ab".encode("utf-32"), "utf-8", "line 1: the byte order.*=utf-32,"),
-    (
-      "a\nb\n".encode("utf-16-le"),
-      "latin-1",
-      "line 1: a NUL .*: name the text's own encoding, if it is not latin-1",
-    ),
-    (b"\xef\xbb\xbfcaf\xe9\n", "utf-8", "line 1: 0xe9 is not"),
-    (b"\xef\xbb\xbfa\0\n", "utf-8", "line 1: a NUL"),
-    (b"ab\ncd\xe9\n", "ascii", "line 2: not ascii.*--encoding"),
-    (b"\xfe\xff\0a\0\n\0b\0c\xd8\0\0x", "utf-16", "line 2: not"),
-    (b"a\0\n\0b", "utf-16-le", "line 2: not utf-16-le"),
-    (
-      "日本\n".encode("shift_jis") + b"\x81",
-      "shift_jis",
-      "line 2: not shift_jis",
-    ),
-    (b"a\\ud800", "unicode_escape", "line 1: not unicode_escape"),
-  ],
+  "content, encoding, words", REFUSED.values(), ids=REFUSED
 )
 def test_text_in_no_such_encoding_is_refused(
-  tmp_path, content, encoding, words, monkeypatch
+  tmp_path, content, encoding, words
 ):
   path = tmp_path / "t.txt"
   path.write_bytes(content)
-  for size in (4, 1 << 16):
-    monkeypatch.setattr(text_files, "_PART_BYTES", size)
-    with pytest.raises(errors.DataError, match=words) as e:
-      sentences(path, encoding=encoding)
-    assert str(path) in str(e.value) and "\n" not in str(e.value)
+  with pytest.raises(errors.DataError, match=words) as e:
+    sentences(path, encoding=encoding)
+  assert str(path) in str(e.value) and "\n" not in str(e.value)
+
+
+REFUSED_JSON = {
+  "not json": ("t.jsonl", "{", "line 2: no JSON object"),
+  "deep": ("t.jsonl", "[" * 100_000, "line 2: .*nested too deeply"),
+  "a list": ("t.jsonl", "[1]", r"line 2: .*it is \[1\], not an object"),
+  "no field": ("t.jsonl", '{"body": 1}', "--text_field=text: text is missing"),
+  "no text": ("t.jsonl", '{"text": 1}', "line 2: .*text is 1, not text"),
+  "too long": ("t.jsonl", '"' + "a" * (1 << 20), "byte 14 is longer than 1 MB"),
+  "not lines": ("t.json", "{}", r"t\.json: name .* \*\.jsonl"),
+  "compressed": ("t.JSON.gz", "{}", r"t\.JSON\.gz: name .* \*\.jsonl"),
+}
+
+
+@pytest.mark.parametrize(
+  "name, line, words", REFUSED_JSON.values(), ids=REFUSED_JSON
+)
+def test_bad_json_is_refused(tmp_path, name, line, words, monkeypatch):
+  monkeypatch.setattr(text_files, "MAX_RECORD_BYTES", 1 << 20)
+  path = tmp_path / name
+  path.write_text('{"text": "a"}\n' + line + "\n")
+  with pytest.raises(errors.DataError, match=words):
+    sentences(path)
 
 
 def test_a_place_in_the_middle_of_a_file(tmp_path, monkeypatch):
@@ -229,7 +217,7 @@ def test_a_place_in_the_middle_of_a_file(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "_BUFFER_BYTES", 4)
   path = tmp_path / "t.txt"
   path.write_bytes(b"one\n" * 20 + b"tw\xf6\n")
-  with pytest.raises(errors.DataError, match="line 21: 0xf6"):
+  with pytest.raises(errors.DataError, match="line 21: "):
     sentences(path)
 
 
@@ -237,14 +225,6 @@ def test_a_place_in_the_middle_of_a_file(tmp_path, monkeypatch):
 def test_encodings_that_are_none(name):
   with pytest.raises(errors.DataError, match="--encoding=.*text encodings"):
     TextFormat(encoding=name)
-
-
-def test_a_long_record_is_an_error(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_files, "MAX_RECORD_BYTES", 1 << 20)
-  path = tmp_path / "t.jsonl"
-  path.write_text('{"text": "' + "a" * (1 << 20) + '"}\n')
-  with pytest.raises(errors.DataError, match="byte 0 is longer than 1 MB"):
-    sentences(path)
 
 
 @pytest.mark.parametrize(
