@@ -1,6 +1,6 @@
 """Tests a model's grammar: which sentence of a minimal pair is more likely?
 
-  python evaluate_grammar.py runs/first --pairs=blimp.zip
+  python evaluate_grammar.py runs/first --pairs='blimp/data/*.jsonl'
   python evaluate_grammar.py runs/first --pairs='pairs/*.jsonl' --sample=200
   horovodrun -np 2 python evaluate_grammar.py runs/first --pairs=pairs.jsonl
 
@@ -12,7 +12,6 @@ sentence the higher pseudo-log-likelihood. Several ranks share the sentences.
 import contextlib
 import dataclasses
 import hashlib
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -43,8 +42,7 @@ class Settings:
   # fmt: off
   pairs: str = setting(help=
     "Files with minimal pairs, names and globs: JSON lines as BLiMP's "
-    "(sentence_good, sentence_bad, UID, field, linguistics_term), or .zip "
-    "archives of such .jsonl files.")
+    "(sentence_good, sentence_bad, UID, field, linguistics_term).")
   sample: int | None = _data(None,
     "Number of pairs of each paradigm to compare, always the same ones. "
     "Default: all.", low=1)
@@ -83,9 +81,8 @@ def encode(
   for at, ids in enumerate(encoder.encode_batch(texts)):
     if not 2 < len(ids) + 2 <= most:
       raise DataError(
-        f"{pairs[at // 2].where}: {texts[at][:60]!r} has {len(ids)} tokens; a "
-        f"sentence has 1 to {most - 2}, by the model's "
-        f"max_position_embeddings={most}: change it or take the pair out"
+        f"{pairs[at // 2].where}: {texts[at][:50]!r} has {len(ids)} tokens, "
+        f"but the model reads 1 to {most - 2}: take the pair out"
       )
     number = number_of.setdefault(ids.tobytes(), len(sentences))
     if number == len(sentences):
@@ -98,37 +95,29 @@ def count_unigrams(
   settings: Settings, source: model_source.Source, encoder, comm
 ) -> tuple[np.ndarray | None, str]:
   """(int64 [V], how often each token occurs, or None; a line about it)."""
-  known = description.read(source.folder)
-  paths = known.records_now()
   if settings.unigram_records:
     paths = records.expand_patterns(settings.unigram_records)
+  else:
+    paths = description.read(source.folder).records_now()
   if not paths:
-    trained = known.record_files
-    why = f"{source.folder} does not say on which records it was trained"
-    if trained:
-      why = (
-        f"not all of its {len(trained)} record files, such as {trained[0]}, "
-        "are there as it read them"
-      )
-    return None, f"no unigram baseline: {why}: give --unigram_records"
+    return None, (
+      f"no unigram baseline: {source.folder} does not say on which records it "
+      "was trained, or they are not as it read them: give --unigram_records"
+    )
   for path, manifest in records.find_manifests(paths).values():
-    made = manifest.tokenizer
-    info = encoder.info()
-    if not made.is_like(info):
+    if not manifest.tokenizer.is_like(encoder.info()):
       raise UserError(
-        f"{path}: the records are of {made.case} text with "
-        f"{made.file} of SHA-256 {made.sha256}, but the model's vocabulary "
-        f"{encoder.file} has {info.sha256} and its text is {info.case}: give "
-        "--unigram_records that fit"
+        f"{path}: its records are of another vocabulary or case than the "
+        f"model's {encoder.file}: give --unigram_records that fit"
       )
   files = tfrecord.RecordSet(paths)
   chosen = unigrams.numbers(files)
-  own = chosen[comm.rank :: comm.size]
+  my_share = chosen[comm.rank :: comm.size]
   special = encoder.pad_id, encoder.cls_id, encoder.sep_id
-  with Progress("counting", len(own), "records", comm=comm) as bar:
+  with Progress("counting", len(my_share), "records", comm=comm) as bar:
     size = source.bert.vocab_size
     features = unigrams.features_of(files, size)
-    sequences = unigrams.texts(files, own, features, bar.at)
+    sequences = unigrams.texts(files, my_share, features, bar.at)
     counts = unigrams.count(sequences, size, special)
   counts = comm.gather(counts).sum(axis=0)
   return counts, (
@@ -137,24 +126,7 @@ def count_unigrams(
   )
 
 
-def _output(settings: Settings, folder: str) -> str | None:
-  """Where the results go; `UserError`, before the work, if they cannot."""
-  path = settings.output
-  if path is None and os.path.exists(
-    os.path.join(folder, description.RUN_FILE)
-  ):
-    path = os.path.join(folder, RESULTS_FILE)
-  if path and (
-    os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK)
-  ):
-    raise UserError(
-      f"--output={path}: name a file in a folder that may be written to"
-    )
-  return path
-
-
 def _open(source: model_source.Source, precision: str) -> inference.Model:
-  """The model; `UserError` if it has no masked LM head, or no `precision`."""
   if not source.is_export:
     return inference.open_checkpoint(source, ["masked_lm"], precision)
   if precision != Settings.precision:
@@ -185,7 +157,13 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   """Scores the pairs by the model `name`; rank 0 prints and writes results."""
   pairs = minimal_pairs.read(settings.pairs, settings.sample)
   source = model_source.find(name, settings.given)
-  output, encoder = _output(settings, source.folder), source.tokenizer()
+  output, encoder = settings.output, source.tokenizer()
+  if output is None and os.path.exists(
+    os.path.join(source.folder, description.RUN_FILE)
+  ):
+    output = os.path.join(source.folder, RESULTS_FILE)
+  if output:
+    os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
   most = source.bert.max_position_embeddings
   sentences, numbers = encode(pairs, encoder, most)
   digest = hashlib.sha256(b"|".join(ids.tobytes() for ids in sentences))
@@ -206,24 +184,21 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   unigram = None
   if counts is not None:
     unigram = unigrams.log_likelihoods(counts, sentences)[numbers]
-  found = minimal_pairs.results(pairs, scores, unigram)
-  # Names of paradigms may be what the terminal's encoding lacks.
-  if isinstance(sys.stdout, io.TextIOWrapper):
-    sys.stdout.reconfigure(errors="backslashreplace")
-  print("\n".join(minimal_pairs.table(found)), flush=True)
+  results = minimal_pairs.results(pairs, scores, unigram)
+  print("\n".join(minimal_pairs.table(results)), flush=True)
   if output:
     names = ("score", "precision", "sample")
     how = {name: getattr(settings, name) for name in names}
     how |= {"from": settings.pairs, "sentences_sha256": digest.hexdigest()}
     about = {"model": source.path, **how, "baseline": baseline}
-    json_files.write(output, {**about, **found})
+    json_files.write(output, {**about, **results})
     print(output)
 
 
-def main(settings: Settings, name: str, *others: str) -> None:
+def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
-  if others:
-    raise UserError(f"{name} and {others[0]}: name one model; see --help")
+  # Names of paradigms may be what the terminal's encoding lacks.
+  sys.stdout.reconfigure(errors="backslashreplace")
   try:
     evaluate(settings, name, distributed.init())
   except tf.errors.OpError as e:
@@ -231,4 +206,4 @@ def main(settings: Settings, name: str, *others: str) -> None:
 
 
 if __name__ == "__main__":
-  run_with(Settings, main, arguments=None)
+  run_with(Settings, main, arguments=1)

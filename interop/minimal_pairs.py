@@ -1,17 +1,14 @@
 """Minimal pairs: two sentences, of which a good model prefers the first.
 
-Read from JSON lines as BLiMP's (https://arxiv.org/abs/1912.00582), in files or
-in .zip archives. A paradigm is the pairs that show one phenomenon.
+Read from JSON lines as BLiMP's (https://arxiv.org/abs/1912.00582). A paradigm
+is the pairs that show one phenomenon.
 """
 
 import collections
 import hashlib
-import lzma
 import math
 import os
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,19 +18,14 @@ from common.errors import DataError
 from data import records, text_files
 
 _UNNAMED = "-"  # field and term of pairs that do not say theirs
-_SENTENCES = ("sentence_good", "sentence_bad")
-_KEYS = (*_SENTENCES, "UID", "field", "linguistics_term")
+_FORM = {
+  "sentence_good": str,
+  "sentence_bad": str,
+  "UID?": str,
+  "field?": str,
+  "linguistics_term?": str,
+}
 _NORMAL_95 = 1.96  # standard errors on each side of a 95% interval
-# What the standard library raises for a damaged archive.
-_ZIP_ERRORS = (
-  zipfile.BadZipFile,
-  lzma.LZMAError,
-  zlib.error,
-  EOFError,
-  OSError,
-  ValueError,
-  RuntimeError,
-)
 
 
 class Pair(NamedTuple):
@@ -57,8 +49,13 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
   """
   pairs: list[Pair] = []
   for path in records.expand_patterns(patterns):
-    for name, data in _files(path):
-      pairs += _pairs(name, data)
+    before = len(pairs)
+    with open(path, "rb") as f:
+      for number, line in enumerate(text_files.utf8_lines(f, path), 1):
+        if line.strip():
+          pairs.append(_pair(line, path, number))
+    if len(pairs) == before:
+      raise DataError(f"{path}: there is no pair in it")
   if sample is None:
     return pairs
   chosen: list[int] = []
@@ -80,62 +77,23 @@ def _digest(pair: Pair) -> bytes:
   return hashlib.sha256(text).digest()
 
 
-def _files(path: str) -> Iterator[tuple[str, bytes]]:
-  """Name and bytes of a file, or of the .jsonl files in an archive."""
-  if not path.endswith(".zip"):
-    with open(path, "rb") as f:
-      yield path, f.read()
-    return
+def _pair(line: str, path: str, number: int) -> Pair:
+  """The pair of a line; without a UID its file is its paradigm."""
+  where = f"{path}: line {number}"
   try:
-    with zipfile.ZipFile(path) as archive:
-      # Systems add files of their own, whose names begin with a dot.
-      names = [
-        name
-        for name in sorted(archive.namelist())
-        if text_files.is_jsonl(name)
-        and not os.path.basename(name).startswith(".")
-      ]
-      for name in names:
-        yield f"{path}/{name}", archive.read(name)
-  except _ZIP_ERRORS as e:
-    raise DataError(
-      f"{path}: not a readable .zip file ({e}): copy it again"
-    ) from e
-  if not names:
-    raise DataError(f"{path}: no .jsonl file is in it")
-
-
-def _pairs(name: str, data: bytes) -> list[Pair]:
-  """The pairs in the lines of a file; without a UID it is their paradigm."""
-  pairs = []
-  defaults = dict.fromkeys(_KEYS[3:], _UNNAMED)
-  defaults["UID"] = os.path.splitext(name)[0]
-  for number, line in enumerate(
-    text_files.utf8_lines(data.split(b"\n"), name), 1
-  ):
-    if line.strip():
-      pairs.append(_pair(line, f"{name}: line {number}", defaults))
-  if not pairs:
-    raise DataError(f"{name}: there is no pair in it")
-  return pairs
-
-
-def _pair(line: str, where: str, defaults: Mapping[str, str]) -> Pair:
-  """The pair of a line; `defaults` are the values of keys that it may lack."""
-  try:
-    values = {**defaults, **json_files.parse(line)}
-  except (ValueError, TypeError) as e:
-    raise DataError(
-      f"{where}: not a JSON object ({e}): a pair is a line "
-      f"{{{', '.join(map(repr, _SENTENCES))}, ...}}"
-    ) from e
-  for key in _KEYS:
-    value = values.get(key)
-    if not isinstance(value, str) or not value.strip():
-      raise DataError(f'{where}: "{key}" is missing, empty or no text')
-  good, bad, paradigm, field, term = (values[key].strip() for key in _KEYS)
-  # BLiMP spells one field in two ways.
-  return Pair(good, bad, where, paradigm, field.replace("/", "_"), term)
+    values = json_files.parse(line)
+    json_files.expect(values, _FORM)
+  except ValueError as e:
+    raise DataError(f"{where}: not a minimal pair: {e}") from e
+  return Pair(
+    good=values["sentence_good"].strip(),
+    bad=values["sentence_bad"].strip(),
+    where=where,
+    paradigm=values.get("UID", os.path.splitext(path)[0]),
+    # BLiMP spells one field in two ways.
+    field=values.get("field", _UNNAMED).replace("/", "_"),
+    term=values.get("linguistics_term", _UNNAMED),
+  )
 
 
 # Results ----------------------------------------------------------------------
@@ -160,7 +118,7 @@ def results(
   counts = list(paradigms.values())
   return {
     **_means(counts),
-    "interval_95": interval([(one["right"], one["pairs"]) for one in counts]),
+    "interval_95": interval([(p["right"], p["pairs"]) for p in counts]),
     "fields": _grouped(counts, "field"),
     "linguistics_terms": _grouped(counts, "linguistics_term"),
     "paradigms": paradigms,
@@ -179,28 +137,27 @@ def _counts(scores: np.ndarray) -> dict:
 
 
 def _means(counts: Sequence[Mapping]) -> dict:
-  """The mean of paradigms, as BLiMP's authors report it, and that of pairs.
-
-  `counts` are those of each paradigm.
-  """
-  total = {
-    key: sum(one[key] for one in counts) for key in ("right", "ties", "pairs")
-  }
+  """Of paradigms: the mean, as BLiMP's authors report it, and that of pairs."""
+  right, ties, pairs = (
+    sum(paradigm[key] for paradigm in counts)
+    for key in ("right", "ties", "pairs")
+  )
+  accuracies = [paradigm["accuracy"] for paradigm in counts]
   means = {
-    "accuracy": math.fsum(one["accuracy"] for one in counts) / len(counts),
-    "accuracy_of_pairs": total["right"] / total["pairs"],
-    "ties": total["ties"],
-    "pairs": total["pairs"],
+    "accuracy": math.fsum(accuracies) / len(accuracies),
+    "accuracy_of_pairs": right / pairs,
+    "ties": ties,
+    "pairs": pairs,
   }
-  if unigram := [one["unigram"] for one in counts if one.get("unigram")]:
-    means["unigram"] = _means(unigram)
+  if counts[0].get("unigram"):
+    means["unigram"] = _means([paradigm["unigram"] for paradigm in counts])
   return means
 
 
 def _grouped(counts: Sequence[Mapping], key: str) -> dict:
   groups = collections.defaultdict(list)
-  for one in counts:
-    groups[one[key]].append(one)
+  for paradigm in counts:
+    groups[paradigm[key]].append(paradigm)
   return {name: _means(group) for name, group in sorted(groups.items())}
 
 

@@ -8,7 +8,7 @@ by its own end (Kauf and Ivanova, https://arxiv.org/abs/2305.10588).
 
 import functools
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,16 +29,15 @@ def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
   WordPiece all have: its ## says which continue a word.
   """
 
-  def alone(token: str | None) -> bool:
-    own = (token or "").lstrip(tokenization.SENTENCEPIECE_SPACE)
-    is_sign = lambda char: unicodedata.category(char)[0] in "PS"
-    return any(map(tokenization.is_chinese_char, own)) or (
-      bool(own) and all(map(is_sign, own))
-    )
-
+  alone = np.zeros(len(encoder.tokens), bool)
   if isinstance(encoder, tokenization.WordPieceEncoder):
-    return np.zeros(len(encoder.tokens), bool)
-  return np.array([alone(token) for token in encoder.tokens])
+    return alone
+  for number, token in enumerate(encoder.tokens):
+    letters = token.lstrip(tokenization.SENTENCEPIECE_SPACE)
+    signs = sum(unicodedata.category(char)[0] in "PS" for char in letters)
+    is_chinese = any(map(tokenization.is_chinese_char, letters))
+    alone[number] = is_chinese or 0 < signs == len(letters)
+  return alone
 
 
 def masked_copies(
@@ -71,12 +70,12 @@ def batches(lengths: np.ndarray) -> list[np.ndarray]:
   `lengths`, int [n], alone: a sentence's score does not depend on ranks.
   """
   order = np.argsort(-lengths, kind="stable")
-  found = []
+  together = []
   for same in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
     length = int(lengths[same[0]])
     at_once = max(1, _TOKENS // (length * (length + 2)))
-    found += np.split(same, range(at_once, len(same), at_once))
-  return found
+    together += np.split(same, range(at_once, len(same), at_once))
+  return together
 
 
 class Scorer:
@@ -120,20 +119,20 @@ class Scorer:
 
   def _batch(self, sentences: Sequence[np.ndarray]) -> np.ndarray:
     """float64 [m], for m sentences of one length."""
-    encoder, m = self._encoder, len(sentences)
-    column = lambda token: np.full([m, 1], token, np.int32)
     labels = np.stack(sentences)
-    rows = [column(encoder.cls_id), labels, column(encoder.sep_id)]
-    copies = masked_copies(np.hstack(rows), encoder, self._within_word)
-    size = copies.shape[-1]
-    places = np.broadcast_to(np.arange(1, size - 1), labels.shape)
-    found = [
-      self._run(*part)
-      for part in _parts(
-        copies.reshape(-1, size), places.reshape(-1, 1), labels.reshape(-1, 1)
-      )
-    ]
-    return np.concatenate(found).reshape(m, -1).sum(axis=1, dtype=np.float64)
+    m, n = labels.shape
+    rows = np.pad(labels, ((0, 0), (1, 1)))
+    rows[:, 0], rows[:, -1] = self._encoder.cls_id, self._encoder.sep_id
+    copies = masked_copies(rows, self._encoder, self._within_word)
+    copies = copies.reshape(-1, n + 2)
+    places = np.tile(np.arange(1, n + 1), m)[:, np.newaxis]
+    labels = labels.reshape(-1, 1)
+    at_once = max(1, _TOKENS // (n + 2))  # a sentence may be too long for one
+    log_probs = []
+    for start in range(0, len(copies), at_once):
+      part = slice(start, start + at_once)
+      log_probs.append(self._run(copies[part], places[part], labels[part]))
+    return np.concatenate(log_probs).reshape(m, n).sum(1, dtype=np.float64)
 
   def _run(self, ids, places, labels) -> np.ndarray:
     """float32 [b, 1]: log-probabilities of labels [b, 1] at places [b, 1]."""
@@ -145,10 +144,3 @@ class Scorer:
     }
     feed = {tensor: arrays[name] for name, tensor in self._inputs.items()}
     return self._session.run(self._found, {**feed, self._labels: labels})
-
-
-def _parts(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
-  """Rows of the arrays for one run each; the first is [copies, S]."""
-  at_once = max(1, _TOKENS // arrays[0].shape[1])
-  for start in range(0, len(arrays[0]), at_once):
-    yield [array[start : start + at_once] for array in arrays]
