@@ -11,6 +11,7 @@ from common.errors import DataError
 
 # Share of rows with missing fields, as in GLUE; more mean another format.
 _LEFT_OUT_AT_MOST = 0.01
+_EMPTY = "is empty"
 
 csv.field_size_limit(1 << 27)  # a document may be one field
 
@@ -20,7 +21,9 @@ class Row(NamedTuple):
 
   line: int  # in the file, from 1
   values: dict  # column -> str, or a value of JSON
-  odd: str | None = None  # why it is no row; "" for an empty line
+
+
+_Line = tuple[int, dict | str]  # its number, and its values or why it has none
 
 
 def read_table(
@@ -34,62 +37,54 @@ def read_table(
   With `all_rows` a skipped row is an error (but not empty lines at the end), so
   that the n-th row is the n-th of the file.
   """
-  kinds = dict.fromkeys((".tsv", ".txt", ".csv"), _separated)
-  kinds |= dict.fromkeys((".jsonl", ".json"), _objects)
-  kind = os.path.splitext(path)[1].lower()
-  if kind not in kinds:
-    raise DataError(f"{path}: not a table by its name: {', '.join(kinds)}")
+  ending = os.path.splitext(path)[1].lower()
   try:
     # newline: \r alone is text and ends no line.
     with open(path, encoding="utf-8-sig", newline="\n") as f:
-      found = list(kinds[kind](path, f, columns))
-  except OSError as e:
-    raise DataError(f"{path}: {e.strerror}") from e
-  except UnicodeDecodeError as e:
-    raise DataError(f"{path}: not UTF-8 ({e})") from e
-  rows = _rows(path, found, all_rows)
+      if ending in (".jsonl", ".json"):
+        lines = [*_objects(f)]
+      elif ending == ".csv":
+        lines = [*_named(_csv(f), columns)]
+      elif ending in (".tsv", ".txt"):
+        lines = [*_named(_tsv(f), columns)]
+      else:
+        raise ValueError("not named .tsv, .txt, .csv, .jsonl or .json")
+  except ValueError as e:
+    raise DataError(f"{path}: {e}") from e
+  while lines and lines[-1][1] == _EMPTY:
+    lines.pop()
+  rows, odd = [], []
+  for line, values in lines:
+    if isinstance(values, dict):
+      rows.append(Row(line, values))
+    elif all_rows or values != _EMPTY:
+      odd.append(f"line {line} {values}")
+  if odd:
+    count = len(rows) + len(odd)
+    message = (
+      f"{path}: {len(odd)} of {count} rows are not like the others, first "
+      f"{odd[0]}"
+    )
+    if all_rows or len(odd) > _LEFT_OUT_AT_MOST * count:
+      raise DataError(f"{message}: correct or remove them (.tsv has tabs)")
+    tell(f"{message}; left out")
   if not rows:
     raise DataError(f"{path}: no rows")
   return rows
 
 
-def _rows(path: str, found: list, all_rows: bool) -> list[Row]:
-  while found and found[-1].odd == "":
-    found.pop()
-  rows = [row for row in found if row.odd is None]
-  left_out = [row for row in found if row.odd is not None]
-  if all_rows and left_out:
-    line, _, why = left_out[0]
-    raise DataError(
-      f"{path}: line {line} {why or 'is empty'}: there is one prediction for "
-      "each row, so none is left out; correct the line, or remove it"
-    )
-  odd = [row for row in left_out if row.odd]
-  if odd:
-    count = len(rows) + len(odd)
-    message = (
-      f"{path}: {len(odd)} of {count} rows are not like the others, first "
-      f"line {odd[0].line} {odd[0].odd}"
-    )
-    if len(odd) > _LEFT_OUT_AT_MOST * count:
-      raise DataError(f"{message}: another format (tabs separate columns)?")
-    tell(f"{message}; left out")
-  return rows
-
-
-def _separated(path: str, file, columns) -> Iterator[Row]:
-  numbered = _csv(path, file) if path.lower().endswith(".csv") else _tsv(file)
-  names = columns or next(numbered, (0, None))[1]
-  if names is None:
-    return
+def _named(lines: Iterator, columns: Sequence[str] | None) -> Iterator[_Line]:
+  """From (line, fields)."""
+  names = columns or next(lines, (0, ()))[1]
   if len(set(names)) < len(names):
-    raise DataError(f"{path}: two columns have one name: {', '.join(names)}")
-  for line, fields in numbered:
+    raise ValueError(f"two columns have one name: {', '.join(names)}")
+  for line, fields in lines:
     if len(fields) == len(names):
-      yield Row(line, dict(zip(names, fields, strict=True)))
+      yield line, dict(zip(names, fields, strict=True))
+    elif fields:
+      yield line, f"has {len(fields)} fields for {len(names)} columns"
     else:
-      odd = f"has {len(fields)} fields for {len(names)} columns"
-      yield Row(line, {}, odd if fields else "")
+      yield line, _EMPTY
 
 
 def _tsv(file) -> Iterator[tuple[int, list]]:
@@ -99,45 +94,43 @@ def _tsv(file) -> Iterator[tuple[int, list]]:
     yield number, text.split("\t") if text else []
 
 
-def _csv(path: str, file) -> Iterator[tuple[int, list]]:
+def _csv(file) -> Iterator[tuple[int, list]]:
   reader = csv.reader(file, strict=True)
   try:
     for fields in reader:
       yield reader.line_num, fields
   except csv.Error as e:
     # After " - " comes advice for programmers.
-    what = str(e).split(" - ")[0]
-    raise DataError(f"{path}: line {reader.line_num}: {what}") from e
+    raise ValueError(f"line {reader.line_num}: {str(e).split(' - ')[0]}") from e
 
 
-def _objects(path: str, file, columns) -> Iterator[Row]:
-  del columns  # each line names its own
+def _objects(file) -> Iterator[_Line]:
+  """Each line names its own columns."""
   for number, line in enumerate(file, 1):
     if not line.strip():
-      yield Row(number, {}, "")
+      yield number, _EMPTY
       continue
     try:
       values = json_files.parse(line, strict=False)
+      json_files.expect(values, {})
     except ValueError as e:
-      raise DataError(f"{path}: line {number} is no JSON ({e})") from e
-    if not isinstance(values, dict):
-      raise DataError(f"{path}: line {number} is not an object")
-    yield Row(number, values)
+      raise ValueError(f"line {number} is no JSON object: {e}") from e
+    yield number, values
 
 
 def column(
   path: str, rows: Sequence[Row], name: str, may_be_empty: bool = True
 ) -> list[str]:
   """Values as text; `DataError` if a row lacks the column."""
-  values = []
-  for row in rows:
-    value = row.values.get(name)
+  texts = []
+  for line, values in rows:
+    value = values.get(name)
     if not may_be_empty and value == "":
-      raise DataError(f"{path}: line {row.line}: its {name!r} is empty")
+      raise DataError(f"{path}: line {line}: its {name!r} is empty")
     if not isinstance(value, (str, int, float)):
       raise DataError(
-        f"{path}: line {row.line} has no {name!r}; its columns are "
-        f"{', '.join(row.values)}"
+        f"{path}: line {line} has no {name!r}; its columns are "
+        f"{', '.join(values)}"
       )
-    values.append(str(value))
-  return values
+    texts.append(str(value))
+  return texts

@@ -356,6 +356,8 @@ def test_every_row_gets_its_own_prediction(tmp_path, tokenizer):
     made = classification.Classification(
       config(tmp_path, tokenizer=tokenizer, **settings)
     )
-    with pytest.raises(UserError, match=f"new.tsv: line 102 {words}: there is"):
+    with pytest.raises(
+      UserError, match=f"new.tsv: .* first line 102 {words}: correct"
+    ):
       _ = made.prediction_set
     assert len(tables.read_table(str(path))) == 300

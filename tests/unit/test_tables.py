@@ -7,7 +7,7 @@ from finetuning import tables
 
 
 def write(path, text):
-  path.write_bytes(text.encode())
+  path.write_bytes(text.encode(errors="surrogateescape"))
   return str(path)
 
 
@@ -74,7 +74,7 @@ def test_a_carriage_return_in_a_field_is_text(tmp_path, end):
 )
 def test_rows_that_must_all_be_there(tmp_path, name, text):
   path = write(tmp_path / name, text)
-  with pytest.raises(DataError, match=f"{name}: line 3 is empty"):
+  with pytest.raises(DataError, match=f"{name}: .* first line 3 is empty"):
     tables.read_table(path, all_rows=True)
   rows = tables.read_table(path)
   assert rows[-1].line == 4
@@ -88,23 +88,16 @@ def test_rows_that_must_all_be_there(tmp_path, name, text):
     ("a.tsv", "text\ttext\nx\ty\n", "two columns have one name"),
     ("a.csv", 'text,label\n"open,1\n', "line 2"),
     ("a.csv", "text,label\nb\rc,1\n", "line 2: new-line character .* field$"),
-    ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON"),
-    ("a.jsonl", "[" * 10_000, "line 1 is no JSON"),
-    ("a.jsonl", "[1]\n", "line 1 is not an object"),
-    ("a.xlsx", "x", "not a table by its name"),
+    ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON object"),
+    ("a.jsonl", "[" * 10_000, "line 1 is no JSON object: nested too deeply"),
+    ("a.jsonl", "[1]\n", r"line 1 is no JSON object: it is \[1\]"),
+    ("a.xlsx", "x", "a.xlsx: not named .tsv"),
+    ("a.tsv", "text\n\udcff\n", "a.tsv: 'utf-8' codec can't decode byte 0xff"),
   ],
 )
 def test_errors(tmp_path, name, text, words):
   with pytest.raises(DataError, match=words):
     tables.read_table(write(tmp_path / name, text))
-
-
-def test_not_there_and_not_text(tmp_path):
-  with pytest.raises(DataError, match="No such file"):
-    tables.read_table(str(tmp_path / "none.tsv"))
-  (tmp_path / "a.tsv").write_bytes(b"text\n\xff\xfe\n")
-  with pytest.raises(DataError, match="not UTF-8"):
-    tables.read_table(str(tmp_path / "a.tsv"))
 
 
 def test_a_column_that_is_not_there(tmp_path):
