@@ -21,6 +21,7 @@ from tokenization import MASK
 
 POOLINGS = ("mean", "cls")
 _PAIR = "|||"
+_NO_ANSWER = "(no answer)"
 _OTHER_MASKS = re.compile(r"(?!\[MASK\])(?i:\[mask\]|<mask>)")
 _SPAN = "span"  # the signature that answers questions
 _BATCH = 16  # sequences in one run of the graph
@@ -41,24 +42,18 @@ def parse_line(line: str, may_be_json: bool) -> Input:
   line = line.strip("\r\n ")
   if may_be_json and line.startswith("{"):
     try:
-      found = json_files.parse(line)
+      asked = json_files.parse(line)
+      json_files.expect(asked, {"question": str, "context": str})
     except ValueError as e:
       raise DataError(
-        f"{line[:60]!r}: begins with {{, but is not JSON ({e})"
+        f"{line[:60]!r} is not JSON with a question and a context: {e}"
       ) from e
-    both = [found.get(name) for name in ("question", "context")]
-    if not all(isinstance(text, str) and text.strip() for text in both):
-      raise DataError(
-        f'{line[:60]!r}: "question" and "context" must be texts that are not '
-        "empty"
-      )
-    return Input(*both)
-  parts = line.split("\t") if "\t" in line else line.split(_PAIR)
-  if len(parts) > 2:
-    raise DataError(f"{line[:60]!r}: {len(parts)} texts, not one or two")
-  texts = [part.strip() for part in parts]
-  if not all(texts):
-    raise DataError(f"{line[:60]!r}: a text is empty")
+    texts = [asked["question"], asked["context"]]
+  else:
+    texts = line.split("\t") if "\t" in line else line.split(_PAIR)
+    texts = [text.strip() for text in texts]
+  if len(texts) > 2 or not all(map(str.strip, texts)):
+    raise DataError(f"{line[:60]!r}: give one text or two, none of them empty")
   return Input(*texts)
 
 
@@ -78,28 +73,29 @@ class Predictor:
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
     task_file.check_length(self._length, source.bert)
-    known = {
-      n: v for n, v in self._task.items() if n in windows.ANSWER_SETTINGS
-    }
-    known["max_seq_length"] = self._length
-    self._settings = windows.AnswerSettings(**known)
+    known = set(windows.ANSWER_SETTINGS) & set(self._task)
+    settings = {name: self._task[name] for name in known}
+    settings["max_seq_length"] = self._length
+    self._settings = windows.AnswerSettings(**settings)
     if self.answers_questions:
       self._settings.check()
 
   def predict(self, inputs: Sequence[Input]) -> list[dict]:
     """Predictions in order; `UserError` for an input that does not fit."""
     groups = collections.defaultdict(list)
-    for number, one in enumerate(inputs):
-      self._note_other_masks(one)
-      groups[self._signature(one)].append(number)
-    found: dict[int, dict] = {}
+    for number, text in enumerate(inputs):
+      self._note_other_masks(text)
+      groups[self._signature(text)].append(number)
+    predictions: list[dict] = [{}] * len(inputs)
     for name, numbers in groups.items():
-      chosen = [inputs[n] for n in numbers]
-      made = (
-        self._answers(chosen) if name == _SPAN else self._texts(name, chosen)
-      )
-      found |= zip(numbers, made, strict=True)
-    return [found[n] for n in range(len(inputs))]
+      group = [inputs[number] for number in numbers]
+      if name == _SPAN:
+        of_group = self._answers(group)
+      else:
+        of_group = self._texts(name, group)
+      for number, prediction in zip(numbers, of_group, strict=True):
+        predictions[number] = prediction
+    return predictions
 
   @property
   def answers_questions(self) -> bool:
@@ -183,30 +179,27 @@ class Predictor:
 
   # Arrays to predictions ------------------------------------------------------
 
-  def _texts(self, name: str, inputs) -> list[dict]:
+  def _texts(self, name: str, inputs) -> Iterator[dict]:
     shown = {
       "encoder": self._embedding_of,
       "next_sentence": self._next_sentence,
       "masked_lm": self._words,
       "classifier": self._label,
     }[name]
-    encoded = [self._encode(name, one) for one in inputs]
-    found = self._run(name, [(ids, segments) for ids, segments, _ in encoded])
-    return [
-      {**made, **shown(ids, outputs)}
-      for (ids, _, made), outputs in zip(encoded, found, strict=True)
-    ]
+    encoded = [self._encode(name, text) for text in inputs]
+    outputs = self._run(name, [(ids, segments) for ids, segments, _ in encoded])
+    for (ids, _, texts), arrays in zip(encoded, outputs, strict=True):
+      yield {**texts, **shown(ids, arrays)}
 
   def _words(self, ids, outputs) -> dict:
-    masks, words = [], self._tokenizer.tokens
-    for known in outputs["log_probs"][: len(self._masks(ids)), : len(words)]:
-      best = np.argsort(-known, kind="stable")[: self._top_k]
-      masks.append(
-        [
-          {"word": words[i], "probability": float(np.exp(known[i]))}
-          for i in best
-        ]
-      )
+    words, masks = self._tokenizer.tokens, []
+    count = len(self._masks(ids))
+    for log_probs in outputs["log_probs"][:count, : len(words)]:
+      mask = []
+      for word in np.argsort(-log_probs, kind="stable")[: self._top_k]:
+        probability = float(np.exp(log_probs[word]))
+        mask.append({"word": words[word], "probability": probability})
+      masks.append(mask)
     return {"masks": masks}
 
   def _next_sentence(self, ids, outputs) -> dict:
@@ -232,42 +225,37 @@ class Predictor:
       "probabilities": dict(zip(names, map(float, shares), strict=True)),
     }
 
-  def _answers(self, inputs) -> list[dict]:
-    for one in inputs:
-      if one.pair is None:
+  def _answers(self, inputs) -> Iterator[dict]:
+    questions = []
+    for number, (text, context) in enumerate(inputs):
+      if context is None:
         raise UserError(
-          f"{one.text[:60]!r}: this model answers questions: give --question "
-          f"and --context, or both in a line with a tab or {_PAIR} between them"
+          f"{text[:60]!r}: this model answers questions: give --question and "
+          f"--context, or both in a line with a tab or {_PAIR} between them"
         )
-    questions = [
-      windows.Question(str(n), one.text, one.pair, ())
-      for n, one in enumerate(inputs)
-    ]
-    settings, tokenizer = self._settings, self._tokenizer
-    made, _ = windows.encode_questions(tokenizer, questions, settings)
-    outputs = self._run(_SPAN, [(w.ids, w.segments) for w in made])
-    logits = (
-      np.stack([one["start_logits"], one["end_logits"]], -1)[: len(window.ids)]
-      for window, one in zip(made, outputs, strict=True)
-    )
-    found = windows.choose_answers(questions, made, logits, settings)
-    count = collections.Counter(window.question for window in made)
-    return [
-      {
+      questions.append(windows.Question(str(number), text, context, ()))
+    settings = self._settings
+    parts, _ = windows.encode_questions(self._tokenizer, questions, settings)
+    outputs = self._run(_SPAN, [(part.ids, part.segments) for part in parts])
+    logits = []
+    for part, scores in zip(parts, outputs, strict=True):
+      both = np.stack([scores["start_logits"], scores["end_logits"]], -1)
+      logits.append(both[: len(part.ids)])
+    chosen = windows.choose_answers(questions, parts, logits, settings)
+    counts = collections.Counter(part.question for part in parts)
+    for number, (question, answers) in enumerate(
+      zip(questions, chosen, strict=True)
+    ):
+      shares = sorted(answers.shares(settings), key=lambda pair: -pair[1])
+      yield {
         "question": question.text,
         "answer": answers.text(settings.threshold),
         "answers": [
           {"text": answer.text, "probability": share}
-          for answer, share in sorted(
-            answers.shares(settings), key=lambda pair: -pair[1]
-          )[: self._top_k]
+          for answer, share in shares[: self._top_k]
         ],
-        "windows": count[number],
+        "windows": counts[number],
       }
-      for number, (question, answers) in enumerate(
-        zip(questions, found, strict=True)
-      )
-    ]
 
 
 def _padded(rows) -> np.ndarray:
@@ -281,15 +269,14 @@ def _padded(rows) -> np.ndarray:
 def as_lines(made: dict) -> list[str]:
   """Shows a prediction to people."""
   if "question" in made:
-    answers = [
-      f"  {one['probability']:6.1%}  {one['text'] or '(no answer)'}"
-      for one in made["answers"]
-    ]
-    chosen = made["answer"] or "(no answer)"
-    return [made["question"], f"  answer: {chosen}", *answers]
-  lines = [
-    made["text"] + (f" {_PAIR} {made['pair']}" if "pair" in made else "")
-  ]
+    lines = [made["question"], f"  answer: {made['answer'] or _NO_ANSWER}"]
+    for one in made["answers"]:
+      text = one["text"] or _NO_ANSWER
+      lines.append(f"  {one['probability']:6.1%}  {text}")
+    return lines
+  lines = [made["text"]]
+  if "pair" in made:
+    lines[0] += f" {_PAIR} {made['pair']}"
   for shares in made.get("masks", ()):
     words = "  ".join(f"{w['word']} {w['probability']:.1%}" for w in shares)
     lines.append(f"  {MASK}  {words}")

@@ -330,15 +330,15 @@ def test_who_answers_questions(folders):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ("", "a text is empty"),
-    ("a\t", "a text is empty"),
-    ("a ||| b ||| c", "3 texts"),
-    ('{"question": "q"}', '"question" and "context" must be texts'),
-    ('{"question": "q", "context": null}', "must be texts that are not empty"),
-    ('{"question": " ", "context": "c"}', "must be texts that are not empty"),
-    ('{"question', "begins with {, but is not JSON"),
+    ("", "one text or two, none of them empty"),
+    ("a\t", "none of them empty"),
+    ("a ||| b ||| c", "one text or two"),
+    ('{"question": "q"}', "question and a context: context is missing"),
+    ('{"question": "q", "context": null}', "context is None, not text"),
+    ('{"question": " ", "context": "c"}', "none of them empty"),
+    ('{"question', "is not JSON"),
     ('{"question": "a", "question": "b"}', "not JSON .*twice"),
-    ('{"a":' * 100_000, "not JSON .nested too deeply"),
+    ('{"a":' * 100_000, "not JSON .*nested too deeply"),
   ],
 )
 def test_lines_that_are_none(line, message):
