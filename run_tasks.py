@@ -41,6 +41,7 @@ _SETTINGS_FILE = "tasks.json"
 _SCRIPTS = ("run_classifier.py", "run_squad.py")
 # What each run gets from here.
 _OWN = ("do_train", "do_eval", "init_checkpoint", "output_dir", "seed")
+_OTHER_FOLDER = "another --output_dir"
 _what = in_group("What to do")
 
 
@@ -78,12 +79,17 @@ def read_tasks(settings: Settings) -> dict[str, dict]:
         tasks[name] = {"task_name": name, "data_dir": folder}
   if settings.tasks:
     in_file = json_files.read(settings.tasks)
-    if not isinstance(in_file, dict):
-      raise DataError(f"{settings.tasks}: not an object of tasks; see --help")
-    for name, flags in in_file.items():
-      if problem := _problem(name, flags):
-        raise DataError(f"{settings.tasks}: {name}: {problem}")
-      tasks[name] = flags
+    try:
+      json_files.expect(in_file, {})
+      for name, flags in in_file.items():
+        json_files.expect(flags, {"script?": _SCRIPTS}, name)
+        for flag, value in flags.items():
+          json_files.expect(value, (str, float, bool), f"{name}.{flag}")
+        if not name or name.startswith(".") or os.sep in name:
+          raise ValueError(f"{name!r} cannot be the name of a folder")
+    except ValueError as e:
+      raise DataError(f"{settings.tasks}: {e}; see --help") from e
+    tasks |= in_file
   if not tasks:
     raise UserError(
       f"no task in --glue_dir={settings.glue_dir} or --tasks={settings.tasks}: "
@@ -94,29 +100,21 @@ def read_tasks(settings: Settings) -> dict[str, dict]:
   }
 
 
-def _problem(name: str, flags) -> str:
-  """What is wrong with a task of the JSON file; "" if nothing is."""
-  if not name or name != os.path.basename(name) or name.startswith("."):
-    return "cannot be the name of a folder"
-  if not isinstance(flags, dict):
-    return "not an object of flags; see --help"
-  script = flags.get("script", _SCRIPTS[0])
-  if script not in _SCRIPTS:
-    return f"script is {script!r}, not one of {', '.join(_SCRIPTS)}"
-  for flag, value in flags.items():
-    if flag in _OWN:
-      return f"{flag} is set by run_tasks.py"
-    if not isinstance(value, (str, int, float)):
-      return f"{flag} is {value}, not a text, number or boolean"
-  return ""
-
-
 def read_seeds(texts: Sequence[str]) -> list[int]:
   """Different numbers; `UserError` if they are none."""
   seeds = [int(text) for text in texts if text.strip().isdecimal()]
   if not seeds or len(set(seeds)) < len(texts):
     raise UserError(f"--seeds={','.join(texts)}: different numbers, as 1,2,3")
   return seeds
+
+
+def check_flags(tasks: dict, words: Sequence[str]) -> None:
+  """`UserError` if a task, or a word for all runs, is a flag of `_OWN`."""
+  flags = set().union(*tasks.values())
+  for word in words:
+    flags.add(word.lstrip("-").partition("=")[0].removeprefix("no"))
+  for flag in flags.intersection(_OWN):
+    raise UserError(f"--{flag} is set by run_tasks.py: leave it out")
 
 
 def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
@@ -126,35 +124,34 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
   once may be mended.
   """
   results = json_files.read_lines(os.path.join(folder, RESULTS_FILE))
-  saved = os.path.join(glob.escape(folder), "*", "seed_*", "model.ckpt-*.index")
   begun = {line["task"] for line in results}
-  begun |= {pathlib.Path(path).parts[-3] for path in glob.glob(saved)}
+  saved = os.path.join(glob.escape(folder), "*", "seed_*", "model.ckpt-*.index")
+  for checkpoint in glob.glob(saved):
+    begun.add(pathlib.Path(checkpoint).parts[-3])
   path = os.path.join(folder, _SETTINGS_FILE)
-  known: dict = {}
+  now, fixed = {**made_with, **tasks}, {}
   if begun and os.path.exists(path):
-    before = json_files.read_own(path, "give another --output_dir")
-    for name, value in before.items():
+    for name, value in json_files.read_own(path, _OTHER_FOLDER, {}).items():
       if name in made_with or name in begun:
-        known[name] = value
-  for name, value in (*made_with.items(), *tasks.items()):
-    if known.setdefault(name, value) != value:
+        fixed[name] = value
+  for name, value in fixed.items():
+    if now.get(name, value) != value:
       raise UserError(
-        f"{path}: earlier runs were made with {name} {known[name]}, not "
-        f"{value}: give that, or another --output_dir"
+        f"{path}: earlier runs were made with {name} {value}, not {now[name]}: "
+        f"give that, or {_OTHER_FOLDER}"
       )
-  json_files.write(path, known)
+  json_files.write(path, {**fixed, **now})
 
 
 def files_digest(task: dict) -> str:
   """Of the files that flags name, name -> value, and of those in a folder."""
   digest = hashlib.sha256()
-  for name in sorted(task):
+  for name in sorted(set(task) - {"script"}):
     value = str(task[name])
-    if name == "script" or not value:
-      continue
-    inside = sorted(glob.glob(os.path.join(glob.escape(value), "*")))
-    for path in filter(os.path.isfile, [value, *inside]):
-      digest.update(file_sha256(path).encode())
+    inside = glob.glob(os.path.join(glob.escape(value), "*")) if value else []
+    for path in [value, *sorted(inside)]:
+      if os.path.isfile(path):
+        digest.update(file_sha256(path).encode())
   return digest.hexdigest()[:16]
 
 
@@ -180,57 +177,50 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
   about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
-  if about["task"] == model_files.SQUAD:  # its metrics are percent already
-    names = ("f1", "exact_match", "exact")  # SQuAD 1.1's, and 2.0's
-    return {name: results[name] for name in names if name in results}
-  return {name: 100 * results[name] for name in about["metrics"]}
+  names, scale = about.get("metrics"), 100
+  if about["task"] == model_files.SQUAD:
+    exact = "exact" if "exact" in results else "exact_match"  # 2.0's, 1.1's
+    names, scale = ("f1", exact), 1  # percent already
+  return {name: scale * results[name] for name in names}
 
 
 def table(results: Sequence[dict]) -> list[str]:
   """Lines with mean and standard deviation over seeds of each metric."""
-  values: dict = collections.defaultdict(lambda: collections.defaultdict(list))
+  values: dict = {}
   for result in results:
     for metric, value in result["metrics"].items():
-      values[result["task"]][metric].append(value)
-  rows = []
-  for task, metrics in values.items():
-    for metric, by_seed in metrics.items():
-      rows.append((task, metric, by_seed))
-  firsts = [next(iter(metrics.values())) for metrics in values.values()]
+      values.setdefault((result["task"], metric), []).append(value)
+  firsts: dict = {}  # task -> the values of its first metric
+  for (task, _), by_seed in values.items():
+    firsts.setdefault(task, by_seed)
   # Of tasks with different seeds a mean would be of other runs.
-  if len(firsts) > 1 and len(set(map(len, firsts))) == 1:
-    means = list(map(statistics.mean, zip(*firsts, strict=True)))
-    rows.append((f"mean of {len(firsts)} tasks", "first metrics", means))
-  width = 2 + max(len(task) for task, _, _ in rows)
-  lines = [
-    f"{'':<{width}}{'metric':<16}{'mean':>8}{'deviation':>11}{'seeds':>7}"
-  ]
-  for task, metric, by_seed in rows:
-    spread = f"{statistics.stdev(by_seed):.2f}" if len(by_seed) > 1 else ""
-    lines.append(
-      f"{task:<{width}}{metric:<16}{statistics.mean(by_seed):>8.2f}"
-      f"{spread:>11}{len(by_seed):>7}"
-    )
+  if len(firsts) > 1 and len(set(map(len, firsts.values()))) == 1:
+    means = [
+      statistics.mean(scores) for scores in zip(*firsts.values(), strict=True)
+    ]
+    values[f"mean of {len(firsts)} tasks", "first metrics"] = means
+  width = 2 + max(len(task) for task, _ in values)
+  form = f"{{:<{width}}}{{:<16}}{{:>8}}{{:>11}}{{:>7}}"
+  lines = [form.format("", "metric", "mean", "deviation", "seeds")]
+  for (task, metric), by_seed in values.items():
+    mean, deviation = f"{statistics.mean(by_seed):.2f}", ""
+    if len(by_seed) > 1:
+      deviation = f"{statistics.stdev(by_seed):.2f}"
+    lines.append(form.format(task, metric, mean, deviation, len(by_seed)))
   return lines
 
 
 def main(settings: Settings, model: str, *more: str) -> None:
   """Makes the runs that are missing, one after the other, and the table."""
   tasks, seeds = read_tasks(settings), read_seeds(settings.seeds)
-  for word in more:
-    name = word.lstrip("-").partition("=")[0].removeprefix("no")
-    if name in _OWN or not word.startswith("-"):
-      raise UserError(
-        f"{word}: after -- are flags of the runs, and not "
-        f"{', '.join(f'--{own}' for own in _OWN)}"
-      )
+  check_flags(tasks, more)
   source = model_source.find(model, settings.given)
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
   parts = dataclasses.asdict(settings.given)
-  parts = {name: value for name, value in parts.items() if value is not None}
-  words = [*next_steps.given(parts), *more]
+  given = {name: value for name, value in parts.items() if value is not None}
+  words = [*next_steps.given(given), *more]
   files = {word: word.partition("=")[2] for word in words}
   made_with = {
     "model's SHA-256": checkpoint_weights.digest(source.path),
