@@ -19,7 +19,6 @@ be added to it.
 import collections
 import dataclasses
 import glob
-import hashlib
 import itertools
 import os
 import pathlib
@@ -29,7 +28,6 @@ from collections.abc import Sequence
 from checkpoints import checkpoint_weights, model_files, run_folder
 from common import console, json_files, processes
 from common.errors import DataError, UserError
-from common.files import file_sha256
 from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
@@ -143,18 +141,6 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
   json_files.write(path, {**fixed, **now})
 
 
-def files_digest(task: dict) -> str:
-  """Of the files that flags name, name -> value, and of those in a folder."""
-  digest = hashlib.sha256()
-  for name in sorted(set(task) - {"script"}):
-    value = str(task[name])
-    inside = glob.glob(os.path.join(glob.escape(value), "*")) if value else []
-    for path in [value, *sorted(inside)]:
-      if os.path.isfile(path):
-        digest.update(file_sha256(path).encode())
-  return digest.hexdigest()[:16]
-
-
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
   flags = {name: value for name, value in task.items() if name != "script"}
@@ -221,19 +207,14 @@ def main(settings: Settings, model: str, *more: str) -> None:
   parts = dataclasses.asdict(settings.given)
   given = {name: value for name, value in parts.items() if value is not None}
   words = [*next_steps.given(given), *more]
-  files = {word: word.partition("=")[2] for word in words}
   made_with = {
     "model's SHA-256": checkpoint_weights.digest(source.path),
     "flags": " ".join(words),
-    "flags' files' SHA-256": files_digest(files),
     "num_ranks": settings.num_ranks,
   }
   words.insert(0, f"--init_checkpoint={source.path}")
   with run_folder.locked(settings.output_dir, Comm()):
-    with_files = {}
-    for name, task in tasks.items():
-      with_files[name] = {**task, "files' SHA-256": files_digest(task)}
-    check_folder(settings.output_dir, made_with, with_files)
+    check_folder(settings.output_dir, made_with, tasks)
     results = _run_missing(settings, tasks, seeds, words)
   path = os.path.join(settings.output_dir, RESULTS_FILE)
   print("", *table(results), "", path, sep="\n")

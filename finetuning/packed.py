@@ -52,16 +52,11 @@ def rounding(plan: training_plan.TrainingPlan) -> list[str]:
   """A line if whole records have many more or fewer examples than asked for."""
   if abs(plan.divisor - 1.0) < 0.1:
     return []
-  made = plan.records_per_update * plan.packing_factor
-  asked = made / plan.divisor
-  nearer = next(
-    n
-    for n in range(int(plan.packing_factor), 0, -1)
-    if abs(round(asked / n) * n - asked) < 0.1 * asked
-  )
+  examples = plan.records_per_update * plan.packing_factor
   return [
-    f"an update has {plan.records_per_update} packed records, {made:.1f} "
-    f"examples, not {asked:.0f}: --examples_per_record={nearer} would be nearer"
+    f"an update has {plan.records_per_update} packed records, {examples:.1f} "
+    f"examples, not {examples / plan.divisor:.0f}: a lower "
+    "--examples_per_record would be nearer"
   ]
 
 
@@ -153,16 +148,14 @@ class PackedSource:
     if batch > len(self.examples):
       raise UserError(
         f"{self._path}: its {len(self.examples)} examples are fewer than one "
-        f"update's {batch} on {ranks} ranks: lower --train_batch_size, "
-        "--num_accumulation_steps or --global_batch_size"
+        f"update's {batch}: lower --train_batch_size or --global_batch_size"
       )
     rows = max(1, round(batch / self.packing_factor))
     if rows < ranks:
       raise UserError(
-        f"{self._path}: an update's {batch} examples, packed by "
-        f"{self.packing_factor:.1f}, are {rows} records for {ranks} ranks: "
-        f"give --examples_per_record={max(1, batch // ranks)} or less, a "
-        "larger batch, or fewer ranks"
+        f"{self._path}: an update's {batch} examples are {rows} packed records "
+        f"for {ranks} ranks: give --examples_per_record="
+        f"{max(1, batch // ranks)} or a larger batch"
       )
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
     micro = self.rows_of(config.train_batch_size)
