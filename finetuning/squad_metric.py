@@ -10,6 +10,8 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -49,14 +51,12 @@ def _best(metric, answers: Sequence[str], prediction: str) -> float:
 def evaluate_v1(
   answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
 ) -> dict:
-  """Percentages by name; a question without prediction counts 0."""
-  exact = words = 0.0
-  for question, right in answers.items():
-    if question in predictions:
-      exact += _best(exact_match, right, predictions[question])
-      words += _best(f1_v1, right, predictions[question])
-  share = 100.0 / max(1, len(answers))
-  return {"exact_match": share * exact, "f1": share * words}
+  """Percentages by name."""
+  results = {}
+  for name, metric in (("exact_match", exact_match), ("f1", f1_v1)):
+    scores = [_best(metric, answers[q], predictions[q]) for q in answers]
+    results[name] = 100.0 / len(answers) * sum(scores)
+  return results
 
 
 def evaluate_v2(
@@ -78,41 +78,37 @@ def evaluate_v2(
     null_odds: id -> score of "no answer" minus score of that answer.
     threshold: where `null_odds` is above it, the answer is "".
   """
-  groups = {
-    "": list(answers),
-    "HasAns_": [q for q, right in answers.items() if right],
-    "NoAns_": [q for q, right in answers.items() if not right],
-  }
-  right = {
-    question: [a for a in texts if normalize_answer(a)] or [""]
-    for question, texts in answers.items()
-  }
+  right = []
+  for texts in answers.values():
+    right.append([text for text in texts if normalize_answer(text)] or [""])
+  odds = np.array([null_odds[question] for question in answers])
+  has_answer = np.array([bool(texts) for texts in answers.values()])
+  everywhere = np.full_like(has_answer, True)
+  groups = {"": everywhere, "HasAns_": has_answer, "NoAns_": ~has_answer}
+  # Scores of the empty answer, and of the one that is not empty.
+  empty = np.array([float(texts == [""]) for texts in right])
   results = {}
   for name, metric in (("exact", exact_match), ("f1", f1_v2)):
-    # Scores of the answer that is not empty, and of the empty one.
-    answered = {q: _best(metric, right[q], predictions[q]) for q in right}
-    empty = {q: float(right[q] == [""]) for q in right}
-    scores = {
-      q: empty[q] if null_odds[q] > threshold else answered[q] for q in right
-    }
-    for prefix, members in groups.items():
-      if members:
-        total = sum(scores[q] for q in members)
-        results[prefix + name] = 100.0 * total / len(members)
-    best, where = _best_threshold(answered, empty, null_odds)
-    results[f"best_{name}"] = 100.0 * best / max(1, len(right))
+    answered = []
+    for question, texts in zip(answers, right, strict=True):
+      answered.append(_best(metric, texts, predictions[question]))
+    scores = np.where(odds > threshold, empty, answered)
+    for prefix, group in groups.items():
+      if group.any():
+        results[prefix + name] = 100.0 * sum(scores[group]) / sum(group)
+    best, where = _best_threshold(np.array(answered), empty, odds)
+    results[f"best_{name}"] = 100.0 * best / len(right)
     results[f"best_{name}_thresh"] = where
-  return results
+  return {name: float(value) for name, value in results.items()}
 
 
-def _best_threshold(answered, empty, null_odds) -> tuple[float, float]:
+def _best_threshold(answered, empty, odds) -> tuple[float, float]:
   """Best sum of scores and its threshold; lower or equal odds get an answer."""
-  score = best = sum(empty.values())
-  order = sorted(null_odds, key=null_odds.get)
-  where = min(0.0, null_odds[order[0]] - 1.0) if order else 0.0
-  for i, question in enumerate(order):
-    score += answered[question] - empty[question]
-    tied = i + 1 < len(order) and null_odds[order[i + 1]] == null_odds[question]
-    if score > best and not tied:
-      best, where = score, null_odds[question]
-  return best, where
+  order = np.argsort(odds, kind="stable")
+  gains = (answered - empty)[order]
+  sums = np.cumsum([sum(empty), *gains])
+  thresholds = np.array([min(0.0, odds.min() - 1.0), *odds[order]])
+  # Questions of equal odds get their answers together.
+  sums[1:-1][thresholds[1:-1] == thresholds[2:]] = -np.inf
+  best = np.argmax(sums)  # the first one, with the fewest answers
+  return sums[best], thresholds[best]

@@ -53,8 +53,8 @@ def test_version_1_takes_the_best_of_several_answers():
     "q3": ["Paris"],
     "q4": ["Rome"],
   }
-  predictions = {"q1": "1968.", "q2": "two old men", "q3": "London"}
-  # q1: 1, 1; q2: 0, 0.8 (2 of 3, 2 of 2); q3: 0, 0; q4 was not answered.
+  predictions = {"q1": "1968.", "q2": "two old men", "q3": "London", "q4": ""}
+  # q1: 1, 1; q2: 0, 0.8 (2 of 3, 2 of 2); q3 and q4: 0, 0.
   assert squad_metric.evaluate_v1(answers, predictions) == pytest.approx(
     {"exact_match": 25.0, "f1": 45.0}
   )
