@@ -403,8 +403,8 @@ def test_a_training_resumes_with_the_same_settings(
 
 
 def test_a_training_that_does_not_start_leaves_no_task(tmp_path, classify):
-  task = classify(tmp_path / "out", init_checkpoint=str(tmp_path / "none"))
-  with pytest.raises(UserError, match="none: no readable checkpoint"):
+  task = classify(tmp_path / "out", init_checkpoint=str(tmp_path / "no" / "x"))
+  with pytest.raises(UserError, match="no/x: no readable checkpoint"):
     run(task)
   assert not list(tmp_path.glob("out/*"))
 
