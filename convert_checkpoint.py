@@ -23,13 +23,13 @@ import os
 
 import mixed_precision
 from checkpoints import checkpoint_weights, huggingface_folder
-from checkpoints.model_files import CLASSIFIER, PRETRAINING, SQUAD, TASK_FILE
+from checkpoints.model_files import TASK_FILE
 from common.errors import UserError
 from common.settings import run_with, setting
 from interop import inference, model_source, model_writing
 from interop.model_source import Source
 from interop.model_writing import Model, task_differences
-from model import huggingface_weights, weights
+from model import huggingface_weights, tasks, weights
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
@@ -102,13 +102,10 @@ def read_model(settings: Settings) -> Model:
 def _task(source: Source, values: dict) -> dict:
   """A model's task, also where only its weights say it."""
   task = source.known_task
-  if task["task"] == PRETRAINING:
-    if "output_bias" in values:
-      task["task"] = CLASSIFIER
-    elif "cls/squad/output_bias" in values:
-      task["task"] = SQUAD
-  labels, bias = task.get("labels"), values.get("output_bias", ())
-  if labels and "output_bias" in values and len(bias) != len(labels):
+  if task["task"] == tasks.PRETRAINING:
+    task["task"] = tasks.kind_of(values)
+  labels, bias = task.get("labels"), values.get(tasks.LABELS.bias, ())
+  if labels and tasks.LABELS.bias in values and len(bias) != len(labels):
     raise UserError(
       f"{source.path}: {len(labels)} names of labels ({TASK_FILE} beside "
       f"it has them), but the classifier has {len(bias)}"

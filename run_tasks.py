@@ -32,6 +32,7 @@ from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
 from interop import model_source
+from model.tasks import SQUAD
 from training import next_steps
 
 RESULTS_FILE = "results.jsonl"
@@ -164,7 +165,7 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
   about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
   names, scale = about.get("metrics"), 100
-  if about["task"] == model_files.SQUAD:
+  if about["task"] == SQUAD:
     exact = "exact" if "exact" in results else "exact_match"  # 2.0's, 1.1's
     names, scale = ("f1", exact), 1  # percent already
   return {name: scale * results[name] for name in names}

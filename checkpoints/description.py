@@ -15,8 +15,6 @@ import tokenization
 from checkpoints import huggingface_folder
 from checkpoints.model_files import (
   CONFIG_FILE,
-  FINETUNED,
-  PRETRAINING,
   RUN_FILE,
   TASK_FILE,
   VOCABULARIES,
@@ -27,6 +25,7 @@ from common.files import file_sha256
 from data import record_report, records
 from model import bert_config, huggingface_config
 from model.bert_config import BertConfig
+from model.tasks import FINETUNED, PRETRAINING
 
 _TOKENIZER = {
   "kind": str, "file": str, "sha256": str, "vocab_size": int,

@@ -6,17 +6,10 @@ import os
 import re
 import tempfile
 
-from checkpoints.model_files import (
-  CLASSIFIER,
-  CONFIG_FILE,
-  PRETRAINING,
-  SQUAD,
-  TASK_FILE,
-  VOCABULARIES,
-)
+from checkpoints.model_files import CONFIG_FILE, TASK_FILE, VOCABULARIES
 from common import json_files
 from common.errors import DataError
-from model import huggingface_config, huggingface_weights
+from model import huggingface_config, huggingface_weights, tasks, weights
 from model.bert_config import BertConfig
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -54,20 +47,20 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   contradicts the weights or config.json.
   """
   known, notes = huggingface_config.read_config(folder), []
-  shapes = huggingface_weights.read_shapes(folder)
-  in_files: dict = {"task": PRETRAINING}
-  if labels := shapes.get("classifier.bias"):
-    names = known.classifier_labels(labels[0], folder)
-    in_files = {"task": CLASSIFIER}
-    if names is not None:
-      in_files["labels"] = names
-    if known.heads is None:
+  theirs, shapes = huggingface_weights.read_shapes(folder), {}
+  for weight in weights.weights(known.config):
+    if weight.huggingface in theirs:
+      shapes[weight.name] = theirs[weight.huggingface]
+  in_files: dict = {"task": tasks.kind_of(shapes)}
+  if outputs := shapes.get(tasks.LABELS.bias):
+    labels = known.classifier_labels(outputs[0], folder)
+    if labels is not None:
+      in_files["labels"] = labels
+    if known.architectures is None:
       notes.append(
         f"{folder}: {huggingface_config.CONFIG_FILE} names no architecture: "
         "the classifier is assumed to be one of whole texts"
       )
-  elif "qa_outputs.bias" in shapes:
-    in_files = {"task": SQUAD}
   for key, value in in_files.items():
     if saved.get(key, value) != value:
       raise DataError(

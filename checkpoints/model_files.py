@@ -1,7 +1,5 @@
-"""Names of the files that describe a model, and of its kinds."""
+"""Names of the files that describe a model."""
 
 RUN_FILE, TASK_FILE, CONFIG_FILE = "run.json", "task.json", "bert_config.json"
-PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
-FINETUNED = (CLASSIFIER, SQUAD)
 # Flag -> the name of such a vocabulary beside a published checkpoint.
 VOCABULARIES = {"vocab_file": "vocab.txt", "spm_model_file": "spiece.model"}

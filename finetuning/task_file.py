@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 
 from checkpoints import checkpoint_files, description, run_folder
-from checkpoints.model_files import PRETRAINING
 from common.errors import UserError
 from model.bert_config import BertConfig
+from model.tasks import PRETRAINING
 
 
 def model_folder(settings) -> str | None:

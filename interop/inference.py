@@ -29,21 +29,17 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from finetuning import heads
 from interop.model_source import EXTRA_FOLDER, Source
+from model import tasks
 from model.bert_config import BertConfig
 from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 POSITIONS = "masked_lm_positions"
-# Signature -> a variable of its head. The last one in a model is its default.
-_HEADS = {
-  "encoder": "bert/embeddings/word_embeddings",
-  "next_sentence": "cls/seq_relationship/output_weights",
-  "masked_lm": "cls/predictions/output_bias",
-  "span": "cls/squad/output_weights",
-  "classifier": "output_weights",
-}
+_ENCODER = "bert/embeddings/word_embeddings"
 _POOLER = "bert/pooler/dense/kernel"
-_POOLED = ("next_sentence", "classifier")  # they read the pooled output
+# The last one of a model is its default.
+SIGNATURES = ("encoder", *(head.signature for head in tasks.HEADS))
+_POOLED = [head.signature for head in tasks.HEADS if head.reads_pooled]
 _DEFAULT = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _TAGS = [tf.saved_model.tag_constants.SERVING]
 
@@ -72,7 +68,7 @@ class Model:
 
   def names(self) -> list[str]:
     """Without the default signature, which equals the last of them."""
-    return [name for name in _HEADS if name in self.signatures]
+    return [name for name in SIGNATURES if name in self.signatures]
 
   def close(self) -> None:
     self.session.close()
@@ -109,29 +105,26 @@ def open_checkpoint(
   """
   checkpoint = checkpoint_weights.open_checkpoint(source.path)
   shapes = checkpoint.shapes
-  has = [
-    name
-    for name, variable in _HEADS.items()
-    if variable in shapes and (name not in _POOLED or _POOLER in shapes)
-  ]
-  if "encoder" not in has:
+  if _ENCODER not in shapes:
     raise UserError(
-      f"{source.path}: no BERT: it lacks {_HEADS['encoder']} and has, for "
-      f"example, {next(iter(sorted(shapes)), 'no variable')}"
+      f"{source.path}: no BERT: it lacks {_ENCODER} and has, for example, "
+      f"{min(shapes)}"
     )
+  has = ["encoder"]
+  for head in tasks.heads_of(shapes):
+    if _POOLER in shapes or not head.reads_pooled:
+      has.append(head.signature)
   for name in names:
     if name not in has:
       raise UserError(
         f"{source.path} has no {name} head, only {', '.join(has)}"
-        if name in _HEADS
-        else f"{name} is not one of the signatures {', '.join(_HEADS)}"
       )
   session = tf.Session(graph=tf.Graph())
   with session.graph.as_default(), jit.mode("off"):
     signatures = _build(
       source.bert,
       [name for name in has if not names or name in names],
-      shapes[_HEADS["classifier"]][0] if "classifier" in has else 0,
+      shapes.get(tasks.LABELS.bias, [0])[0],
       _POOLER in shapes,
       mixed_precision.make_policy(precision),
     )

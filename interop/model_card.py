@@ -9,15 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from checkpoints import checkpoint_files, description, metrics
 from checkpoints.description import Description
+from model.tasks import HEADS, MASKED_LM
 
 CARD_FILE = "README.md"
 # Architecture -> the Hub's name of what it does.
-_PIPELINES = {
-  "BertForPreTraining": "fill-mask",
-  "BertForMaskedLM": "fill-mask",
-  "BertForSequenceClassification": "text-classification",
-  "BertForQuestionAnswering": "question-answering",
-}
+_PIPELINES = {head.architecture: head.pipeline for head in HEADS}
+_PIPELINES["BertForPreTraining"] = MASKED_LM.pipeline
 _SETTINGS = ("objective", "masked_lm_prob", "do_whole_word_mask", "dupe_factor")
 _COUNTS = ("documents", "sentences", "tokens", "text_bytes", "examples")
 _CASES = {

@@ -19,7 +19,7 @@ from checkpoints import (
   run_start,
 )
 from checkpoints.description import Description
-from checkpoints.model_files import PRETRAINING, SQUAD, TASK_FILE, VOCABULARIES
+from checkpoints.model_files import TASK_FILE, VOCABULARIES
 from common import settings
 from common.errors import UserError
 from common.files import file_sha256
@@ -36,6 +36,7 @@ from finetuning import task_file
 from gradients import distributed
 from interop.given import NOTHING_GIVEN, Given, case
 from model.bert_config import BertConfig
+from model.tasks import PRETRAINING, SQUAD
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 ANSWERABLE = "version_2_with_negative"

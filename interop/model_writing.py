@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.files import atomic_write
 from interop import model_card, tokenizer_files
 from interop.model_source import CHECKPOINT_NAME, Source
-from model import huggingface_config, huggingface_weights
+from model import huggingface_config, huggingface_weights, tasks
 
 
 class Model(NamedTuple):
@@ -142,11 +142,11 @@ def _write_files(
 ) -> None:
   source, bert = model.source, model.source.bert
   encoder = source.tokenizer() if source.vocabulary else None
-  outputs = len(model.values.get("output_bias", ()))
+  outputs = len(model.values.get(tasks.LABELS.bias, ()))
   weights = model.values, bert, source.path
   config = huggingface_config.to_their_config(
     bert,
-    huggingface_weights.count_parts(*weights),
+    tasks.heads_of(model.values),
     source.path,
     (model.task.get("labels") or outputs) if outputs else None,
     int(encoder.pad_id) if encoder else 0,  # as in all our SentencePiece models

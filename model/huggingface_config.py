@@ -6,19 +6,13 @@ The keys are those of transformers' configuration_bert.py
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common import json_files
 from common.errors import DataError, UserError
 from model.bert_config import BertConfig, huggingface_keys
-from model.weights import (
-  CLASSIFIER,
-  HEADS,
-  MASKED_LM,
-  NEXT_SENTENCE,
-  QUESTIONS,
-)
+from model.tasks import HEADS, LABELS, MASKED_LM, NEXT_SENTENCE, Head
 
 CONFIG_FILE = "config.json"
 
@@ -54,22 +48,24 @@ _WITHOUT_EFFECT = set(
   "use_cache".split()
 )
 
-_ARCHITECTURES: dict[str, tuple[str, ...]] = {
-  "BertModel": (),
-  "BertForPreTraining": (MASKED_LM, NEXT_SENTENCE),
-  "BertForMaskedLM": (MASKED_LM,),
-  "BertForNextSentencePrediction": (NEXT_SENTENCE,),
-  "BertForSequenceClassification": (CLASSIFIER,),
-  "BertForQuestionAnswering": (QUESTIONS,),
-}
+_ENCODER_ONLY, _PRETRAINED = "BertModel", "BertForPreTraining"
+_ARCHITECTURES = [_ENCODER_ONLY, _PRETRAINED]
+_ARCHITECTURES += [head.architecture for head in HEADS]
 
 _OUR_DEFAULTS = BertConfig(vocab_size=0)
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
 
 
+def architecture_of(heads: Sequence[Head]) -> str:
+  """transformers' class of a model with `tasks.heads_of` it."""
+  if {*heads} == {MASKED_LM, NEXT_SENTENCE}:
+    return _PRETRAINED
+  return heads[-1].architecture if heads else _ENCODER_ONLY
+
+
 def to_their_config(
   config: BertConfig,
-  parts: Iterable[str],
+  heads: Sequence[Head],
   source: str,
   labels: int | list[str] | None = None,
   pad_id: int = 0,
@@ -85,12 +81,8 @@ def to_their_config(
         f"{source}: {key} is {json.dumps(value)}; Hugging Face's BERT has no "
         "such key, so it would give other numbers"
       )
-  heads = tuple(part for part in parts if part in HEADS)
-  for last in (CLASSIFIER, QUESTIONS):  # fine-tuned after pre-training
-    heads = (last,) if last in heads else heads
-  named = next(name for name, of in _ARCHITECTURES.items() if of == heads)
   content = {
-    "architectures": [named],
+    "architectures": [architecture_of(heads)],
     "model_type": "bert",
     **known,
     "hidden_act": _TO_THEIR_ACTIVATION[str(config.hidden_act or "").lower()],
@@ -120,14 +112,14 @@ class ReadConfig(NamedTuple):
   labels: list[str] | None  # the classifier's names, by number
   left_out: list[str]  # keys that we do not know
   problem_type: str | None = None  # what the classifier was trained for
-  heads: set[str] | None = None  # of its architectures; None: it names none
+  architectures: list[str] | None = None  # None: it names none
 
   def classifier_labels(self, outputs: int, source: str) -> list[str] | None:
     """By number; [] for a regression, None if they have no names.
 
     Raises `DataError` if the config is not of a classifier with these outputs.
     """
-    if self.heads is not None and CLASSIFIER not in self.heads:
+    if self.architectures and LABELS.architecture not in self.architectures:
       raise DataError(
         f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
         "without one"
@@ -161,7 +153,7 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
   names = content.get("architectures") or []
   names = names if isinstance(names, list) else [names]
   for name in names:
-    if name not in list(_ARCHITECTURES):
+    if name not in _ARCHITECTURES:
       raise UserError(
         f"{source}: the architecture {name} is not one of "
         f"{', '.join(_ARCHITECTURES)}"
@@ -192,7 +184,7 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
     _labels(content, source),
     sorted(left_out),
     content.get("problem_type"),
-    {head for n in names for head in _ARCHITECTURES[n]} if names else None,
+    names or None,
   )
 
 

@@ -8,13 +8,13 @@ transformers' modeling_bert.py (https://github.com/huggingface/transformers).
 import re
 from typing import NamedTuple
 
+from model import tasks
 from model.bert_config import BertConfig
 
 ENCODER, POOLER = "encoder", "pooler"
-MASKED_LM, NEXT_SENTENCE = "masked LM head", "next sentence head"
-CLASSIFIER, QUESTIONS = "classifier", "question answering head"
-HEADS = (MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
-PARTS = (ENCODER, POOLER, *HEADS)
+MASKED_LM, NEXT_SENTENCE = tasks.MASKED_LM.name, tasks.NEXT_SENTENCE.name
+CLASSIFIER, QUESTIONS = tasks.LABELS.name, tasks.QUESTIONS.name
+PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
 
 # The matmuls of a layer, by the scopes of their variables.
 QUERY, KEY, VALUE = (f"attention/self/{n}" for n in ("query", "key", "value"))
@@ -103,15 +103,15 @@ def weights(config: BertConfig) -> list[Weight]:
   transform = "cls/predictions/transform"
   table += _dense(MASKED_LM, f"{transform}/dense", width, width)
   table += _norm(MASKED_LM, transform, width)
-  bias = "cls/predictions/output_bias"
-  table.append(Weight(MASKED_LM, bias, (config.vocab_size,)))
-  for part, head, classes in (
-    (NEXT_SENTENCE, "cls/seq_relationship/", 2),
-    (CLASSIFIER, "", None),
-    (QUESTIONS, "cls/squad/", 2),
+  table.append(Weight(MASKED_LM, tasks.MASKED_LM.bias, (config.vocab_size,)))
+  for head, classes in (
+    (tasks.NEXT_SENTENCE, 2),
+    (tasks.LABELS, None),
+    (tasks.QUESTIONS, 2),
   ):
-    table.append(Weight(part, f"{head}output_weights", (classes, width)))
-    table.append(Weight(part, f"{head}output_bias", (classes,)))
+    matrix = head.bias.replace("output_bias", "output_weights")
+    table.append(Weight(head.name, matrix, (classes, width)))
+    table.append(Weight(head.name, head.bias, (classes,)))
   return table
 
 

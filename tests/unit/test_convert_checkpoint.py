@@ -190,7 +190,7 @@ def test_names_and_kernels_are_hugging_faces(tmp_path):
 )
 def test_activations(ours, theirs):
   config = BertConfig.from_dict({**TINY, "hidden_act": ours})
-  content = huggingface_config.to_their_config(config, (ENCODER,), "here")
+  content = huggingface_config.to_their_config(config, (), "here")
   assert content["hidden_act"] == theirs
   back = huggingface_config.from_their_config(content, "there")
   assert back.config.to_dict() == config.to_dict() and not back.left_out

@@ -1,0 +1,55 @@
+"""What a BERT can be for: the one table of its heads.
+
+To add a task, enter its head here, its weights in `model.weights`, its outputs
+in `interop.inference` and its answers in `interop.predictions`.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+# What a model is for, as task.json says.
+PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
+
+
+class Head(NamedTuple):
+  """Layers on the encoder that answer one kind of question."""
+
+  name: str  # for people
+  bias: str  # a variable that only this head has
+  kind: str
+  signature: str  # of `interop.inference`
+  reads_pooled: bool  # the pooled output of the first token, not all tokens
+  architecture: str  # transformers' class of a model with this head only
+  pipeline: str  # what Hugging Face's Hub calls the use of it
+
+
+MASKED_LM = Head(
+  "masked LM head", "cls/predictions/output_bias", PRETRAINING, "masked_lm",
+  False, "BertForMaskedLM", "fill-mask",
+)  # fmt: skip
+NEXT_SENTENCE = Head(
+  "next sentence head", "cls/seq_relationship/output_bias", PRETRAINING,
+  "next_sentence", True, "BertForNextSentencePrediction", "feature-extraction",
+)  # fmt: skip
+QUESTIONS = Head(
+  "question answering head", "cls/squad/output_bias", SQUAD, "span", False,
+  "BertForQuestionAnswering", "question-answering",
+)  # fmt: skip
+LABELS = Head(
+  "classifier", "output_bias", CLASSIFIER, "classifier", True,
+  "BertForSequenceClassification", "text-classification",
+)  # fmt: skip
+# Of a model with several the last one decides what the model is for.
+HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS)
+FINETUNED = tuple(head.kind for head in HEADS if head.kind != PRETRAINING)
+
+
+def heads_of(variables: Collection[str]) -> list[Head]:
+  """The heads of a model with these variables, in the order of `HEADS`."""
+  return [head for head in HEADS if head.bias in variables]
+
+
+def kind_of(variables: Collection[str]) -> str:
+  """What a model with these variables is for."""
+  heads = heads_of(variables)
+  return heads[-1].kind if heads else PRETRAINING
