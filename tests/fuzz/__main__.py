@@ -57,8 +57,7 @@ def check(reader, value) -> None:
     clear = "\n" not in str(e) and any(n in str(e) for n in reader.names)
     assert clear, f"unclear: {type(e).__name__}: {e}"
   else:
-    wrong = reader.wrong(value, got)
-    assert not wrong, f"accepted: {wrong}"
+    assert reader.right(value, got), f"accepted: {got}"
   finally:
     faulthandler.cancel_dump_traceback_later()
   assert _status("VmHWM") - before < _MEMORY, "much memory"
