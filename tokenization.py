@@ -8,6 +8,7 @@ Python's `unicodedata`; the `tokenizers` library has other Unicode tables.
 import collections
 import dataclasses
 import itertools
+import math
 import os
 import re
 import string
@@ -80,7 +81,8 @@ printable_text = convert_to_unicode
 
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """Reads a vocabulary: token -> line number; DataError if unreadable."""
-  return _vocab_of(convert_to_unicode(_contents(vocab_file)))
+  tokens = _tokens_of(convert_to_unicode(_contents(vocab_file)))
+  return collections.OrderedDict((token, i) for i, token in enumerate(tokens))
 
 
 def _contents(path: str) -> bytes:
@@ -91,10 +93,10 @@ def _contents(path: str) -> bytes:
     raise DataError(f"{path}: {e.strerror}") from e
 
 
-def _vocab_of(text: str) -> "collections.OrderedDict[str, int]":
+def _tokens_of(text: str) -> list[str]:
   # `splitlines` would also break at U+2028, a token of Chinese vocabularies.
   lines = text.removesuffix("\n").split("\n") if text else []
-  return collections.OrderedDict((s.strip(), i) for i, s in enumerate(lines))
+  return [line.strip() for line in lines]
 
 
 def convert_by_vocab(vocab, items) -> list:
@@ -316,37 +318,6 @@ class _PieceCache(dict):
     return ids
 
 
-def _checked_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
-  """A vocabulary that can make data; DataError says why it cannot."""
-  data = _contents(vocab_file)
-  try:
-    text = data.decode()
-  except UnicodeDecodeError as e:
-    line = data.count(b"\n", 0, e.start) + 1
-    raise DataError(
-      f"{vocab_file}: line {line} is not UTF-8: "
-      "the vocabulary is damaged or not text"
-    ) from e
-  vocab = _vocab_of(text)
-  if not vocab:
-    raise DataError(f"{vocab_file}: the vocabulary is empty")
-  missing = [token for token in SPECIAL_TOKENS if token not in vocab]
-  if missing:
-    raise DataError(
-      f"{vocab_file}: the vocabulary lacks {', '.join(missing)}, one token a "
-      "line; tools.train_tokenizer makes one that has them"
-    )
-  # No text ever gets a repeated token's first id. Blank lines are allowed:
-  # published Chinese vocabularies hold unusual spaces as tokens.
-  for index, token in enumerate(t.strip() for t in text.split("\n")):
-    if token and vocab[token] != index:
-      raise DataError(
-        f"{vocab_file}: {token!r} is on lines {index + 1} and "
-        f"{vocab[token] + 1}; every token must occur once"
-      )
-  return vocab
-
-
 @dataclasses.dataclass(frozen=True)
 class TokenizerInfo:
   """The vocabulary that made the records."""
@@ -384,21 +355,33 @@ class _Encoder:
   do_lower_case: bool
 
   def _set_vocabulary(
-    self, tokens: list[str], special: list[int], continues: list[bool]
-  ) -> None:
+    self, tokens: list[str], special: Sequence[str], continues: list[bool]
+  ) -> dict[str, int]:
+    """token -> id; DataError if a token occurs twice or one of `special` not.
+
+    No text ever gets a repeated token's first id. Empty tokens are allowed:
+    published Chinese vocabularies hold unusual spaces as tokens.
+    """
+    ids: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+      if token and token in ids:
+        raise DataError(f"{self.file}: damaged: {token!r} is in it twice")
+      ids[token] = index
+    missing = [token for token in special if token not in ids]
+    if missing:
+      raise DataError(
+        f"{self.file}: the vocabulary lacks {', '.join(missing)}; "
+        "tools.train_tokenizer makes one that has them"
+      )
+    special_ids = [ids[token] for token in special]
     self.tokens, self.vocab_size = tokens, len(tokens)
-    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
+    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+      special_ids
+    )
     # bool [vocab_size]: which tokens continue the previous token's word.
     self.is_continuation = np.array(continues)
-    self.is_continuation[special] = False
-
-  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each line, int32 [tokens]."""
-    raise NotImplementedError
-
-  def encode_rest(self, text: str) -> np.ndarray:
-    """As `encode_batch`, of text that goes on inside a line."""
-    return self.encode_batch([text])[0]
+    self.is_continuation[special_ids] = False
+    return ids
 
   def info(self) -> TokenizerInfo:
     return TokenizerInfo(
@@ -424,14 +407,17 @@ def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
 
 def _respaced(words, is_chinese):
   """(text, starts of the words in it): spaces separate words for jieba."""
-  parts = [
-    word if chinese and before else " " + word
-    for word, chinese, before in zip(
-      words, is_chinese, [False, *is_chinese], strict=False
-    )
-  ]
-  ends = np.cumsum(list(map(len, parts)))
-  return "".join(parts), ends - list(map(len, words))
+  parts, starts, size = [], [], 0
+  follows_chinese = False
+  for word, chinese in zip(words, is_chinese, strict=True):
+    if not (chinese and follows_chinese):
+      parts.append(" ")
+      size += 1
+    parts.append(word)
+    starts.append(size)
+    size += len(word)
+    follows_chinese = chinese
+  return "".join(parts), starts
 
 
 class WordPieceEncoder(_Encoder):
@@ -441,23 +427,28 @@ class WordPieceEncoder(_Encoder):
 
   def __init__(self, vocab_file: str, do_lower_case: bool):
     self.file, self.do_lower_case = vocab_file, do_lower_case
-    vocab = _checked_vocab(vocab_file)
-    tokens = [""] * (max(vocab.values()) + 1)  # lines may be blank
-    for token, index in vocab.items():
-      tokens[index] = token
-    special = [vocab[token] for token in SPECIAL_TOKENS]
-    self._set_vocabulary(tokens, special, [t[:2] == "##" for t in tokens])
+    try:
+      tokens = _tokens_of(_contents(vocab_file).decode())
+    except UnicodeDecodeError as e:
+      raise DataError(f"{vocab_file}: not a vocabulary in UTF-8: {e}") from e
+    continues = [token.startswith("##") for token in tokens]
+    vocab = self._set_vocabulary(tokens, SPECIAL_TOKENS, continues)
     self.split_words = BasicTokenizer(do_lower_case).tokenize
     # Ids of a word's pieces; [UNK]'s if no pieces spell it.
-    self.pieces_of = _PieceCache(dict(vocab)).__getitem__
+    self.pieces_of = _PieceCache(vocab).__getitem__
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Token ids of each line, int32 [tokens]."""
     flatten = itertools.chain.from_iterable
     words = map(self.split_words, lines)
     return [
       np.array(list(flatten(map(self.pieces_of, line))), np.int32)
       for line in words
     ]
+
+  def encode_rest(self, text: str) -> np.ndarray:
+    """As `encode_batch`, of text that goes on inside a line."""
+    return self.encode_batch([text])[0]
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     """Tokens of each line with their words: `BasicTokenizer`'s, and jieba's."""
@@ -477,34 +468,39 @@ class WordPieceEncoder(_Encoder):
     return encoded
 
 
-def _check_charsmap(charsmap: bytes) -> None:
-  """Raises `ValueError` if a table of normalization points out of itself.
+def _check_model(model) -> None:
+  """Raises `ValueError` for what the library takes and then ends the process.
 
-  The library would follow it and end the process. The table is the size of a
-  trie in bytes, the trie's units (https://github.com/s-yata/darts-clone) and
-  strings that end with a NUL, to whose beginnings the leaves point.
+  A table of normalization is the size of a trie in bytes, the trie's units
+  (https://github.com/s-yata/darts-clone) and strings that end with a NUL, to
+  whose beginnings the leaves point.
   """
-  if not charsmap:
-    return
-  size = int.from_bytes(charsmap[:4], "little")
-  trie, strings = charsmap[4 : 4 + size], charsmap[4 + size :]
-  if not size or size % 1024 or len(trie) < size or not strings.endswith(b"\0"):
-    raise ValueError("its table of normalization is cut")
-  units = np.frombuffer(trie, "<u4").astype(np.int64)
-  is_leaf = units >= 1 << 31
-  offset = (units >> 10) << ((units & (1 << 9)) >> 6)
-  farthest = (np.arange(len(units)) ^ offset) | 0xFF
-  if (farthest[~is_leaf] >= len(units)).any() or (
-    (units[is_leaf] & ((1 << 31) - 1)) >= len(strings)
-  ).any():
-    raise ValueError("its table of normalization points out of itself")
+  if any("\0" in p.piece or not math.isfinite(p.score) for p in model.pieces):
+    raise ValueError("a piece has a NUL or no finite score")
+  for spec in (model.normalizer_spec, model.denormalizer_spec):
+    if not (table := spec.precompiled_charsmap):
+      continue
+    size = int.from_bytes(table[:4], "little")
+    trie, strings = table[4 : 4 + size], table[4 + size :]
+    is_whole = 0 < size == len(trie) and size % 1024 == 0
+    units = np.frombuffer(trie[: len(trie) // 4 * 4], "<u4").astype(np.int64)
+    leaves = units[units >= 1 << 31] - (1 << 31)
+    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
+    farthest = (np.arange(len(units)) ^ offsets) | 0xFF
+    inner = farthest[units < 1 << 31]
+    if (
+      not (is_whole and strings.endswith(b"\0"))
+      or inner.max(initial=0) >= len(units)
+      or leaves.max(initial=0) >= len(strings)
+    ):
+      raise ValueError("its table of normalization is damaged")
 
 
 class SentencePieceEncoder(_Encoder):
   """Lines -> ids of a SentencePiece model; U+2581 begins a word.
 
-  DataError for a file that is no model or lacks one of the pieces [PAD] [UNK]
-  [CLS] [SEP] [MASK] (or ALBERT's <pad> and <unk>).
+  DataError for a file that is no model or lacks a special token, by BERT's name
+  or ALBERT's (<pad>, <unk>).
   """
 
   kind = "sentencepiece"
@@ -518,40 +514,26 @@ class SentencePieceEncoder(_Encoder):
     data = _contents(model_file)
     try:
       model = ModelProto.FromString(data)
-      tokens = [piece.piece for piece in model.pieces]
-      for spec in (model.normalizer_spec, model.denormalizer_spec):
-        _check_charsmap(spec.precompiled_charsmap)
-      if "\0" in "".join(tokens):
-        raise ValueError("a piece has a NUL: the library ends the process")
+      _check_model(model)
       self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
     except (DecodeError, RuntimeError, ValueError) as e:
-      raise DataError(f"{model_file}: not a SentencePiece model") from e
-    if not np.isfinite([piece.score for piece in model.pieces]).all():
-      raise DataError(f"{model_file}: damaged: a piece's score is not finite")
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) < len(tokens):
-      raise DataError(f"{model_file}: damaged: a piece occurs twice")
+      raise DataError(f"{model_file}: not a SentencePiece model: {e}") from e
+    tokens = [piece.piece for piece in model.pieces]
+    special = []
     for token in SPECIAL_TOKENS:
-      alberts = token.lower().strip("[]").join("<>")
-      if token not in vocab and alberts in vocab:
-        vocab[token] = vocab[alberts]
-    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
-    if missing:
-      raise DataError(
-        f"{model_file}: the SentencePiece model lacks {', '.join(missing)}; "
-        "tools.train_tokenizer --tokenizer=sentencepiece makes one with them"
-      )
-    special = [vocab[token] for token in SPECIAL_TOKENS]
+      alberts = f"<{token[1:-1].lower()}>"
+      is_alberts = alberts in tokens and token not in tokens
+      special.append(alberts if is_alberts else token)
     continues = [token[:1] != SENTENCEPIECE_SPACE for token in tokens]
     self._set_vocabulary(tokens, special, continues)
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
-    return [
-      np.array(ids, np.int32)
-      for ids in self._model.encode([self._clean(line) for line in lines])
-    ]
+    """Token ids of each line, int32 [tokens]."""
+    encoded = self._model.encode([self._clean(line) for line in lines])
+    return [np.array(ids, np.int32) for ids in encoded]
 
   def encode_rest(self, text: str) -> np.ndarray:
+    """As `encode_batch`, of text that goes on inside a line."""
     # The library begins a line with a space: after a character that no piece
     # has, only a space in the text is one.
     spans = self.encode_spans(f"\ue000{text}")
@@ -559,8 +541,8 @@ class SentencePieceEncoder(_Encoder):
 
   def encode_spans(self, line: str) -> list[tuple]:
     """(id, begin, end) of each token, in characters of the encoded line."""
-    found = self._model.encode_as_immutable_proto(self._clean(line))
-    return [(piece.id, piece.begin, piece.end) for piece in found.pieces]
+    encoded = self._model.encode_as_immutable_proto(self._clean(line))
+    return [(piece.id, piece.begin, piece.end) for piece in encoded.pieces]
 
   def _clean(self, line):
     # A lone surrogate, which UTF-8 does not have, becomes "?".

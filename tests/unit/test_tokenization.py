@@ -185,9 +185,9 @@ def test_continuations_and_info(vocab_file):
     (["[PAD]", "[UNK]", "[CLS]", "a"], r"lacks \[SEP\], \[MASK\]"),
     (
       [*tokenization.SPECIAL_TOKENS, "a", "b", "a"],
-      "'a' is on lines 6 and 8",
+      "'a' is in it twice",
     ),
-    ([], "empty"),
+    ([], "lacks"),
   ],
 )
 def test_unfit_vocabularies(tmp_path, tokens, words):
