@@ -100,25 +100,16 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
   """Record offsets, as in an index, from the framing; DataError if damaged."""
   offsets = array.array("q", [0])  # a fifth of a list's memory
   start, end = 0, len(data)
-
-  def error(what):
-    where = f"{path}: record {len(offsets) - 1} at byte {start}"
-    return DataError(f"{where} {what}. {_REMEDY}")
-
   while start < end:
-    if start + _HEADER.size > end:
-      raise error(f"is cut off in its header: the file ends at byte {end}")
-    length, crc = _HEADER.unpack_from(data, start)
-    if crc != masked_crc(data[start : start + _LENGTH.size]):
-      raise error(
-        "has a damaged length (checksum mismatch), or this is not a TFRecord "
-        "file (compressed files are not read)"
-      )
-    stop = start + length + _FRAME_BYTES
+    stop = end + 1
+    if start + _HEADER.size <= end:
+      length, crc = _HEADER.unpack_from(data, start)
+      if crc == masked_crc(data[start : start + _LENGTH.size]):
+        stop = start + length + _FRAME_BYTES
     if stop > end:
-      raise error(
-        f"is cut off: it should end at byte {stop} but the file ends at byte "
-        f"{end}"
+      raise DataError(
+        f"{path}: record {len(offsets) - 1} at byte {start} has a damaged "
+        f"length or is cut off, or this is not a TFRecord file. {_REMEDY}"
       )
     offsets.append(stop)
     start = stop
@@ -139,15 +130,13 @@ class _RecordFile:
   def __init__(self, path: str, use_index: bool = True):
     self.path = path
     try:
-      self.size = os.path.getsize(path)
-      if not os.path.isfile(path):
-        raise DataError(f"{path}: not a file")
-      if self.size == 0:
-        raise DataError(f"{path}: the file is empty")
       self._fd = os.open(path, os.O_RDONLY)
     except OSError as e:
       raise DataError(f"{path}: {e.strerror}") from e
     weakref.finalize(self, os.close, self._fd)
+    self.size = os.fstat(self._fd).st_size
+    if not (os.path.isfile(path) and self.size):
+      raise DataError(f"{path}: not a file, or empty")
     if use_index and os.path.exists(path + INDEX_SUFFIX):
       offsets = self.load_index()
     else:
@@ -158,27 +147,24 @@ class _RecordFile:
 
   def load_index(self) -> np.ndarray:
     """The offsets in the index; DataError if they do not fit this file."""
-    index, size = self.path + INDEX_SUFFIX, self.size
+    index = self.path + INDEX_SUFFIX
     try:
       # Unlike np.load it reads nothing but arrays of numbers.
       offsets = np.lib.format.open_memmap(index, mode="r")
-    except Exception as e:  # of many types: a header is parsed as Python
+      fits = (
+        offsets.ndim == 1
+        and offsets.dtype == np.int64
+        and len(offsets) > 1
+        and offsets[0] == 0
+        and offsets[-1] == self.size
+        and _are_starts(offsets)
+      )
+    except Exception:  # of many types: a header is parsed as Python
+      fits = False
+    if not fits:
       raise DataError(
-        f"{index}: not a record index ({e}). Delete it: the file is then "
-        "indexed by a scan."
-      ) from e
-    if (
-      offsets.ndim != 1
-      or offsets.dtype != np.int64
-      or len(offsets) < 2
-      or offsets[-1] != size
-      or offsets[0] != 0
-      or not _are_starts(offsets)
-    ):
-      raise DataError(
-        f"{index}: the index does not fit {self.path} ({size} bytes). One of "
-        "them is damaged or from another run: make the records again, or "
-        "delete the index to have the file scanned."
+        f"{index}: damaged, or not the index of {self.path} ({self.size} "
+        "bytes): delete it to have the file scanned, or make both again"
       )
     return np.asarray(offsets)
 
@@ -218,20 +204,19 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
   for number in range(count):
     file.read(number)
   if info:
-    found = {"records": count, "bytes": file.size, "sha256": file_sha256(path)}
-    for name, value in found.items():
-      if value != (want := getattr(info, name)):
-        raise DataError(
-          f"{path}: {name} {value}, but the manifest says {want}: the manifest "
-          "is of another file. Copy or make both again."
-        )
-  if os.path.exists(path + INDEX_SUFFIX):
-    index = file.load_index()
-    if not np.array_equal(index, file.offsets):
+    got = dataclasses.replace(
+      info, records=count, bytes=file.size, sha256=file_sha256(path)
+    )
+    if got != info:
       raise DataError(
-        f"{path + INDEX_SUFFIX}: the index has {len(index) - 1} records, but "
-        f"{path} has {count}, or they start at other bytes. Delete the index: "
-        "the file is then indexed by a scan."
+        f"{path}: records, bytes or SHA-256 are not those of its manifest: "
+        "copy or make both again"
+      )
+  if os.path.exists(path + INDEX_SUFFIX):
+    if not np.array_equal(file.load_index(), file.offsets):
+      raise DataError(
+        f"{path + INDEX_SUFFIX}: the index has other records than {path}: "
+        "delete it to have the file scanned"
       )
 
 
@@ -275,10 +260,8 @@ class RecordSet:
     """The serialized records of numbers, int64 [n]; DataError if damaged."""
     which = np.searchsorted(self._ends, numbers, side="right")
     within = (numbers - self._starts[which]).tolist()
-    return [
-      self._files[file].read(number)
-      for file, number in zip(which.tolist(), within, strict=True)
-    ]
+    files = [self._files[number] for number in which.tolist()]
+    return list(map(_RecordFile.read, files, within))
 
   def read_ahead(self, first: int, count: int) -> None:
     """Asks the kernel to read records; record 0 follows the last one."""

@@ -6,7 +6,6 @@
 import ast
 import codecs
 import functools
-import io
 import json
 import math
 import os
@@ -21,7 +20,7 @@ import test_architecture
 from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import settings_of, write_config, write_records
+from samples import settings_of, write_config
 
 import common.settings
 import tokenization
@@ -179,32 +178,6 @@ def test_a_users_own_file_is_not_called_damaged(tmp_path):
 # -----------------------------------------------------------------------------
 # Record files
 # -----------------------------------------------------------------------------
-
-
-def test_an_index_that_would_overflow(tmp_path):
-  """Differences of offsets that wrap around to what a record may take."""
-  path = write_records(tmp_path / "a", 3)
-  top, size = np.iinfo(np.int64).max, os.path.getsize(path)
-  with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
-    np.save(f, np.array([0, top, -top + 16, -20, size]))
-  with pytest.raises(DataError, match="a.index: the index does not fit"):
-    tfrecord.RecordSet([path])
-
-
-def test_an_index_that_is_an_archive_or_code(tmp_path):
-  path = write_records(tmp_path / "a", 3)
-  archive, code = io.BytesIO(), io.BytesIO()
-  np.savez(archive, np.arange(3))
-  np.save(code, np.array([{}, {}], object))
-  for content in (archive, code):
-    (tmp_path / "a.index").write_bytes(content.getvalue())
-    with pytest.raises(DataError, match="a.index: not a record index"):
-      tfrecord.RecordSet([path])
-
-
-def test_a_folder_is_no_record_file(tmp_path):
-  with pytest.raises(DataError, match=f"{tmp_path}: not a file"):
-    tfrecord.RecordSet([str(tmp_path)])
 
 
 @pytest.mark.parametrize(

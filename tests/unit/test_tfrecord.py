@@ -1,6 +1,7 @@
 """Record files: TensorFlow reads what we write; damage is told, not read."""
 
 import dataclasses
+import io
 import os
 import subprocess
 import sys
@@ -128,15 +129,15 @@ def test_damaged_length_is_named(record_file):
     tfrecord.RecordSet([path])
 
 
-@pytest.mark.parametrize("kept, words", [(5, "in its header"), (20, "cut off")])
-def test_truncated_file(record_file, kept, words):
+@pytest.mark.parametrize("kept", [5, 20], ids=["header", "data"])
+def test_truncated_file(record_file, kept):
   path, _ = record_file
   last = int(np.load(path + tfrecord.INDEX_SUFFIX)[-2])
   os.truncate(path, last + kept)
-  with pytest.raises(DataError, match="index does not fit"):
+  with pytest.raises(DataError, match="not the index of"):
     tfrecord.RecordSet([path])
   os.unlink(path + tfrecord.INDEX_SUFFIX)
-  message = rf"x\.tfrecord: record 9 at byte {last} .*{words}"
+  message = rf"x\.tfrecord: record 9 at byte {last} .*cut off"
   with pytest.raises(DataError, match=message):
     tfrecord.RecordSet([path])
 
@@ -147,12 +148,10 @@ def test_verify_file(record_file, tmp_path):
     "x.tfrecord", 10, os.path.getsize(path), file_sha256(path)
   )
   tfrecord.verify_file(path, info)
-  for changes, words in (
-    ({"records": 9}, "records 10, but the manifest says 9"),
-    ({"bytes": 5}, f"bytes {info.bytes}, but the manifest says 5"),
-    ({"sha256": "ab"}, f"sha256 {info.sha256}, but the manifest says ab"),
-  ):
-    with pytest.raises(DataError, match=rf"x\.tfrecord: {words}"):
+  for changes in ({"records": 9}, {"bytes": 5}, {"sha256": "ab"}):
+    with pytest.raises(
+      DataError, match=r"x\.tfrecord: .*not those of its manif"
+    ):
       tfrecord.verify_file(path, dataclasses.replace(info, **changes))
 
 
@@ -177,36 +176,58 @@ def test_an_index_of_other_records_is_found(record_file):
     with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
       np.save(f, wrong)
     tfrecord.RecordSet([path])  # opening takes it: the framing is not read
-    with pytest.raises(DataError, match=rf"has {len(wrong) - 1} records, but"):
+    with pytest.raises(DataError, match="has other records than"):
       tfrecord.verify_file(path)
 
 
-def test_unreadable_files(tmp_path, record_file):
-  empty = tmp_path / "empty.tfrecord"
-  empty.touch()
-  with pytest.raises(DataError, match=r"empty\.tfrecord.*empty"):
-    tfrecord.RecordSet([str(empty)])
-  with pytest.raises(DataError, match="nowhere: No such file"):
-    tfrecord.RecordSet([str(tmp_path / "nowhere")])
-  text = tmp_path / "text.tfrecord"
-  text.write_text("this is no record file at all\n")
-  with pytest.raises(DataError, match="not a TFRecord file"):
-    tfrecord.RecordSet([str(text)])
+@pytest.mark.parametrize(
+  "name, data, words",
+  [
+    ("x", b"", "x: not a file, or empty"),
+    ("x", None, "x: not a file, or empty"),  # a folder
+    ("nowhere", b"", "nowhere: No such file"),
+    ("x", b"this is no record file at all\n", "x: record 0 .*not a TFRecord"),
+  ],
+  ids=["empty", "folder", "none", "text"],
+)
+def test_unreadable_files(tmp_path, name, data, words):
+  path = tmp_path / "x"
+  path.mkdir() if data is None else path.write_bytes(data)
+  with pytest.raises(DataError, match=words):
+    tfrecord.RecordSet([str(tmp_path / name)])
+
+
+def archive_of(array):
+  out = io.BytesIO()
+  np.savez(out, array)
+  return out.getvalue()
+
+
+TOP = np.iinfo(np.int64).max
+
+
+@pytest.mark.parametrize(
+  "wrong",
+  [
+    lambda index: index[:-1],
+    lambda index: index[::-1],
+    lambda index: index.astype(np.int32),
+    lambda index: index[None],
+    lambda index: index.astype(object),  # pickled: it could be code
+    # Differences that wrap around to what a record may take.
+    lambda index: np.array([0, TOP, -TOP + 16, -20, index[-1]]),
+    lambda index: b"noise",
+    archive_of,
+  ],
+  ids="short reversed int32 2-d code overflow noise archive".split(),
+)
+def test_index_of_another_file(record_file, wrong):
   path, _ = record_file
+  made = wrong(np.load(path + tfrecord.INDEX_SUFFIX))
   with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
-    f.write(b"noise")
-  with pytest.raises(DataError, match=r"\.index: not a record index"):
+    f.write(made) if isinstance(made, bytes) else np.save(f, made)
+  with pytest.raises(DataError, match=r"x\.tfrecord\.index: .*not the index"):
     tfrecord.RecordSet([path])
-
-
-def test_index_of_another_file(record_file):
-  path, _ = record_file
-  index = np.load(path + tfrecord.INDEX_SUFFIX)
-  for wrong in (index[:-1], index[::-1], index.astype(np.int32), index[None]):
-    with open(path + tfrecord.INDEX_SUFFIX, "wb") as f:
-      np.save(f, wrong)
-    with pytest.raises(DataError, match="index does not fit"):
-      tfrecord.RecordSet([path])
 
 
 def test_offsets_that_fall_are_found_at_any_place(record_file, monkeypatch):
@@ -221,7 +242,7 @@ def test_offsets_that_fall_are_found_at_any_place(record_file, monkeypatch):
       wrong[place] = value
       np.save(path + ".npy", wrong)
       os.replace(path + ".npy", path + tfrecord.INDEX_SUFFIX)
-      with pytest.raises(DataError, match="index does not fit"):
+      with pytest.raises(DataError, match="not the index of"):
         tfrecord.RecordSet([path])
 
 
