@@ -13,8 +13,6 @@ many processes as ranks multiply the same matrices: matmul_cpu_ratio is what a
 busy machine adds to them, and so to any program.
 """
 
-import contextlib
-import json
 import os
 import resource
 import statistics
@@ -25,6 +23,7 @@ import time
 
 from absl import flags
 
+from benchmarks import measuring
 from common import errors
 from tools import quickstart
 
@@ -47,72 +46,60 @@ while os.getppid() == parent:
 """
 
 
-@contextlib.contextmanager
-def busy_processes(count: int):
-  """Has `count` processes count, which end with the block."""
-  busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
-  try:
-    yield
-  finally:
-    for process in busy:
-      process.kill()
-      process.wait()
-
-
-def matmul_seconds(ranks: int) -> float:
-  """CPU seconds of the same products, the mean of so many processes at once."""
+def matmul_seconds() -> float:
+  """CPU seconds of the same products, the mean of a process for each rank."""
   started = [
     subprocess.Popen(
       [sys.executable, "-c", _MATMULS],
       stdout=subprocess.PIPE,
       env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
-    for _ in range(ranks)
+    for _ in range(_RANKS)
   ]
   return statistics.mean(float(p.communicate()[0]) for p in started)
 
 
-def train(paths: quickstart.Paths) -> dict:
+def train() -> dict:
   """Wall and CPU seconds of one training, from start to last evaluation."""
+  paths = quickstart.Paths(FLAGS.folder)
   with tempfile.TemporaryDirectory() as paths.pretrain:
     command = quickstart.pretraining_command(paths, _RANKS, FLAGS.updates)
-    command.append("--eval_every_steps=0")
+    # Of processes that have ended: not yet of the busy ones.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
-    process = subprocess.run(command, capture_output=True, text=True)
+    measuring.run([*command, "--eval_every_steps=0"])
     wall = time.monotonic() - began
-    # Of processes that have ended: not yet of the busy ones.
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  if process.returncode:
-    sys.exit(f"error: the training failed:\n{process.stderr[-3000:]}")
   cpu = sum(after[:2]) - sum(before[:2])  # user and system
   return {"wall_seconds": round(wall, 1), "cpu_seconds": round(cpu, 1)}
 
 
+def run_beside(busy: int) -> dict:
+  """One training beside so many busy processes."""
+  others = [
+    subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(busy)
+  ]
+  try:
+    line = {"busy": busy, "matmul_cpu_seconds": round(matmul_seconds(), 3)}
+    line |= train()
+  finally:
+    for process in others:
+      process.kill()
+      process.wait()
+  measuring.show(line)
+  return line
+
+
 def main(_) -> None:
-  paths = quickstart.Paths(FLAGS.folder)
-  if not os.path.exists(paths.config):
-    raise errors.UserError(
-      f"--folder={FLAGS.folder}: no records of make pretrain there. Run it "
-      "first, or name its OUTPUT_DIR"
-    )
-  ratios = {"wall": [], "cpu": [], "matmul_cpu": []}
-  for number in range(FLAGS.rounds):
-    runs = []
-    for busy in (0, FLAGS.busy):
-      with busy_processes(busy):
-        matmul = round(matmul_seconds(_RANKS), 3)
-        runs.append({"matmul_cpu_seconds": matmul, **train(paths)})
-      line = {"round": number, "busy": busy, **runs[-1]}
-      print(json.dumps(line), flush=True)
-    quiet, loud = runs
-    for name, values in ratios.items():
-      values.append(loud[f"{name}_seconds"] / quiet[f"{name}_seconds"])
-  summary = {
-    f"{name}_ratio": round(statistics.median(values), 2)
-    for name, values in ratios.items()
-  }
-  print(json.dumps({"busy": FLAGS.busy, "ranks": _RANKS, **summary}))
+  rounds = [
+    (run_beside(0), run_beside(FLAGS.busy)) for _ in range(FLAGS.rounds)
+  ]
+  summary = {"busy": FLAGS.busy, "ranks": _RANKS}
+  for name in ("wall", "cpu", "matmul_cpu"):
+    key = f"{name}_seconds"
+    ratios = [loud[key] / quiet[key] for quiet, loud in rounds]
+    summary[f"{name}_ratio"] = measuring.median(ratios, 2)
+  measuring.show(summary)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
   RECORDED_RUN=log python -m benchmarks.faults.recorded_run --do_train ...
 
-Takes every flag of run_pretraining.py. For records of
-`fault_schedules.write_records`, whose first token is their number. One line of
-JSON in log-RANK for each micro-batch that this rank has run: the update, the
-records, and a checksum of everything the model was given (masks too).
+Takes every flag of run_pretraining.py. For records whose first token is their
+number, as `fake_records` writes them. One JSON line in log-RANK for each
+micro-batch that this rank has run: the update, the micro-batch's number, the
+records, and a checksum of everything that the model was given, masks too. After
+each there is a short rest, so that faults can strike between two.
 """
 
+import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,10 +25,21 @@ from common.tensorflow_v1 import tf
 from training import train_loop
 
 LOG = "RECORDED_RUN"  # environment: where to write
-PACE = "RECORDED_RUN_PACE"  # environment: seconds to rest after a micro-batch
+REST_SECONDS = 0.05
 
 
-def record_consumption(path: str, pace: float) -> None:
+def read(path: str) -> dict[int, list]:
+  """Update -> its micro-batches, of the lines that were written whole."""
+  updates = collections.defaultdict(list)
+  with contextlib.suppress(FileNotFoundError), open(path) as f:
+    for line in f:
+      if line.endswith("\n"):
+        update, *micro_batch = json.loads(line)
+        updates[update].append(micro_batch)
+  return updates
+
+
+def record_consumption(path: str) -> None:
   """Has all sessions to come write down what their micro-batches consume."""
   # One write() a line, so that no kill can leave a part of one.
   log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -36,8 +50,8 @@ def record_consumption(path: str, pace: float) -> None:
     checksum = 0
     for array in arrays:
       checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
-    records = arrays[0][:, 0].tolist()
-    noted.append([int(step), int(number), records, checksum])
+    numbers = arrays[0][:, 0].tolist()
+    noted.append([int(step) + 1, int(number), numbers, checksum])
     return np.int32(0)
 
   def training_batches(*arguments):
@@ -62,7 +76,7 @@ def record_consumption(path: str, pace: float) -> None:
     got = run(session, *arguments, **options)
     for line in noted:  # what has been run; an error leaves none
       os.write(log, (json.dumps(line) + "\n").encode())
-      time.sleep(pace)
+      time.sleep(REST_SECONDS)
     return got
 
   input_pipeline.training_batches = training_batches
@@ -71,8 +85,6 @@ def record_consumption(path: str, pace: float) -> None:
 
 if __name__ == "__main__":
   run_pretraining.define_flags()
-  record_consumption(
-    f"{os.environ[LOG]}-{os.environ.get('HOROVOD_RANK', 0)}",
-    float(os.environ.get(PACE, 0)),
-  )
+  rank = os.environ.get("HOROVOD_RANK", "0")
+  record_consumption(f"{os.environ[LOG]}-{rank}")
   train_loop.run_main(run_pretraining.main)

@@ -1,0 +1,69 @@
+"""What benchmarks share: they run commands in turns and print JSON lines."""
+
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+
+def run(command: list, **settings) -> str:
+  """What a command prints; if it fails, this program ends with its messages."""
+  words = list(map(str, command))
+  done = subprocess.run(words, capture_output=True, text=True, **settings)
+  if done.returncode:
+    sys.exit(
+      f"error: status {done.returncode} of {shlex.join(words)}\n"
+      f"{done.stderr[-3000:]}"
+    )
+  return done.stdout
+
+
+def json_lines(text: str) -> list[dict]:
+  """The JSON lines in it, which horovodrun marks with their rank."""
+  return [
+    json.loads(line[line.index('{"') :])
+    for line in text.splitlines()
+    if '{"' in line
+  ]
+
+
+def show(line: dict) -> None:
+  """Prints one JSON line."""
+  print(json.dumps(line), flush=True)
+
+
+def tell(*words) -> None:
+  """What is for the person who waits."""
+  print(*words, file=sys.stderr, flush=True)
+
+
+def seconds_of(function: Callable) -> float:
+  """How long a call takes."""
+  began = time.perf_counter()
+  function()
+  return time.perf_counter() - began
+
+
+def in_turns(cases: dict[str, Callable], rounds: int) -> dict[str, list]:
+  """Name -> what its function returned in each round, one after another."""
+  found: dict[str, list] = {name: [] for name in cases}
+  for number in range(1, rounds + 1):
+    for name, case in cases.items():
+      found[name].append(case())
+    newest = "  ".join(f"{name} {got[-1]:.3f}" for name, got in found.items())
+    tell(f"round {number}: {newest}")
+  return found
+
+
+def median(values, digits: int = 4) -> float:
+  """Rounded for a JSON line."""
+  return round(float(statistics.median(values)), digits)
+
+
+def median_ratio(above: list, below: list, digits: int = 4) -> float:
+  """The median over rounds: what both have of a round is put in relation."""
+  ratios = [a / b for a, b in zip(above, below, strict=True)]
+  return median(ratios, digits)
