@@ -23,25 +23,25 @@ input does, however this process ends, and the kernel ends all others with it.
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import psutil
 from absl import flags
 
+from benchmarks import measuring
 from common import errors
 
 FLAGS = flags.FLAGS
 _ROOT = str(pathlib.Path(__file__).parents[2])
 
 NIC = "eth0"  # Horovod wants one name on all hosts
-MOST_HOSTS = 200
 START_SECONDS = 20
 MTU = 9000  # as in clusters, and fewer packets for the machine's cores
 
@@ -51,18 +51,16 @@ MTU = 9000  # as in clusters, and fewer packets for the machine's cores
 BURST_BYTES, BURST_SECONDS = 2**17, 1e-3
 QUEUE_SECONDS = 0.02
 
-# The packages are Debian's.
-PROGRAMS = {
-  "unshare": "util-linux",
-  "nsenter": "util-linux",
-  "mount": "mount",
-  "bash": "bash",
-  "ip": "iproute2",
-  "tc": "iproute2",
-  "ssh": "openssh-client",
-  "ssh-keygen": "openssh-client",
-  "sshd": "openssh-server",
-}
+PROGRAMS = (
+  "unshare",
+  "nsenter",
+  "mount",
+  "ip",
+  "tc",
+  "ssh",
+  "ssh-keygen",
+  "sshd",
+)
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not in all users'
 _NAMESPACES = ("--mount", "--net", "--uts", "--ipc", "--pid")
 
@@ -111,48 +109,17 @@ MaxStartups 100
 """
 
 
-def define_flags() -> None:
-  flags.DEFINE_integer(
-    "hosts", 2, "How many.", lower_bound=2, upper_bound=MOST_HOSTS
-  )
-  flags.DEFINE_float(
-    "gbit",
-    None,
-    "Gbit/s of each host's cable, each way; default: as fast as can be.",
-    lower_bound=0.001,
-  )
-
-
-def missing() -> str | None:
-  """What is not here that a test bed needs, as far as one sees without one."""
-  if os.geteuid() != 0:
-    return "not root: hosts are namespaces, which need sudo"
-  lacking = [name for name in PROGRAMS if not _path(name)]
-  if lacking:
-    packages = " ".join(sorted({PROGRAMS[name] for name in lacking}))
-    return f"no {', '.join(lacking)} here: apt-get install {packages}"
-  return None
-
-
-def _path(program: str) -> str | None:
-  return shutil.which(program, path=_PATH)
-
-
-def _call(*command: str) -> str:
-  """What a command printed; raises `UserError` with what it said, failing."""
+def _call(*command: str) -> None:
+  """Runs a command of the system; raises `UserError` with what it said."""
   process = subprocess.run(
-    [_path(command[0]), *command[1:]],
+    command,
     env={**os.environ, "PATH": _PATH},
     capture_output=True,
     text=True,
     timeout=START_SECONDS,
   )
   if process.returncode:
-    raise errors.UserError(
-      f"status {process.returncode} of {' '.join(command)}: "
-      f"{process.stderr.strip()}"
-    )
-  return process.stdout
+    raise errors.UserError(f"{' '.join(command)}: {process.stderr.strip()}")
 
 
 class Command(subprocess.Popen):
@@ -176,10 +143,7 @@ class _Node:
     self.name = name
     self._first = subprocess.Popen(
       [
-        _path("unshare"),
-        *_NAMESPACES,
-        "--fork",
-        "--kill-child",
+        *("unshare", *_NAMESPACES, "--fork", "--kill-child"),
         *("bash", "-c", _FIRST_PROCESS, "bash", name, hosts_file),
       ],
       stdin=subprocess.PIPE,
@@ -207,10 +171,6 @@ class _Node:
     path = f"/proc/{self.pid}/root{path}"
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, mode), "w") as f:
       f.write(text)
-
-  def read(self, path: str) -> str:
-    with open(f"/proc/{self.pid}/root{path}", encoding="utf-8") as f:
-      return f.read()
 
   def set_rate(self, device: str, gbit: float | None) -> None:
     """Of what leaves by `device`."""
@@ -243,19 +203,18 @@ class Testbed:
   """
 
   def __init__(self, count: int = 2, gbit: float | None = None):
-    """Makes them.
-
-    Args:
-      count: of hosts.
-      gbit: Gbit/s of each host's cable, each way; None: as fast as can be.
+    """Makes `count` of them, with cables as `set_rate` has it.
 
     Raises:
       UserError: it cannot be done here; the message says what is missing, or
         which command failed how.
     """
-    lacking = missing()
-    if lacking:
-      raise errors.UserError(f"no test bed: {lacking}")
+    lacking = [name for name in PROGRAMS if not shutil.which(name, path=_PATH)]
+    if os.geteuid() != 0 or lacking:
+      raise errors.UserError(
+        "hosts are namespaces, which need root, iproute2 and openssh-server: "
+        f"user {os.geteuid()}; missing: {', '.join(lacking) or 'nothing'}"
+      )
     self.names = tuple(f"host{i + 1}" for i in range(count))
     self._nodes: dict[str, _Node] = {}
     try:
@@ -276,10 +235,10 @@ class Testbed:
     for name, address in addresses.items():
       self._connect(name, address)
     self.set_rate(gbit)
-    host = self._nodes[self.names[0]]
-    keys = f"/proc/{host.pid}/root/etc/ssh/id"
-    _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys)
-    private, public = host.read("/etc/ssh/id"), host.read("/etc/ssh/id.pub")
+    with tempfile.TemporaryDirectory() as folder:
+      key = pathlib.Path(folder, "id")
+      _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+      private, public = key.read_text(), key.with_suffix(".pub").read_text()
     for name in self.names:
       self._start_sshd(name, private, public)
     for name in self.names:
@@ -302,8 +261,8 @@ class Testbed:
     host.write("/etc/ssh/id.pub", public)
     host.write("/etc/ssh/ssh_config", _SSH_CONFIG)
     host.write("/etc/ssh/sshd_config", _SSHD_CONFIG)
-    log = ("-E", "/run/sshd.log")
-    _call(*host.enter(), _path("sshd"), "-f", "/etc/ssh/sshd_config", *log)
+    sshd = shutil.which("sshd", path=_PATH)  # it wants its whole path
+    _call(*host.enter(), sshd, "-f", "/etc/ssh/sshd_config")
 
   def _wait_for_ssh(self, name):
     give_up = time.monotonic() + START_SECONDS
@@ -312,10 +271,7 @@ class Testbed:
       if process.returncode == 0:
         return
       if time.monotonic() > give_up:
-        raise errors.UserError(
-          f"{name}: ssh says: {process.stderr.strip()}; sshd says: "
-          + self._nodes[name].read("/run/sshd.log").strip()
-        )
+        raise errors.UserError(f"ssh {name}: {process.stderr.strip()}")
       time.sleep(0.05)
 
   def popen(self, command, host: str | None = None, **settings) -> Command:
@@ -330,7 +286,7 @@ class Testbed:
     folder = settings.pop("cwd", os.getcwd())
     enter = self._nodes[host or self.names[0]].enter()
     return Command(
-      [_path(enter[0]), *enter[1:], "env", f"--chdir={folder}", *command],
+      [*enter, "env", f"--chdir={folder}", *command],
       start_new_session=True,
       **settings,
     )
@@ -365,13 +321,10 @@ class Testbed:
   def measure(self, seconds: float = 1.0) -> float:
     """Gbit/s of plain TCP's payload from the last host to the first."""
     tool = [sys.executable, "-m", "benchmarks.network.tcp_rate"]
-    with self.popen(tool, cwd=_ROOT) as receiver:
-      words = [f"--to={self.names[0]}", f"--seconds={seconds}"]
-      sent = self.run([*tool, *words], self.names[-1], cwd=_ROOT)
-      if sent.returncode:
-        receiver.kill()
-        raise errors.UserError(f"no rate was measured: {sent.stderr.strip()}")
-    return json.loads(sent.stdout)["gbit_per_second"]
+    with self.popen(tool, cwd=_ROOT):
+      to = [self.names[0], str(seconds)]
+      sent = self.run([*tool, *to], self.names[-1], cwd=_ROOT)
+    return round(float(sent.stdout), 3)
 
   def close(self) -> None:
     """Ends all that runs on the hosts, and them."""
@@ -386,8 +339,8 @@ class Testbed:
     self.close()
 
 
-def _stop(number, frame):
-  del frame
+def _stop(number, _):
+  """Ends this program, and so the test bed with all that runs on it."""
   sys.exit(128 + number)
 
 
@@ -396,19 +349,20 @@ def main(argv) -> None:
     signal.signal(number, _stop)
   with Testbed(FLAGS.hosts, FLAGS.gbit) as bed:
     asked = "no limit" if FLAGS.gbit is None else f"{FLAGS.gbit:g} Gbit/s"
-    print(
+    measuring.tell(
       f"hosts: {', '.join(bed.names)}; cables: {asked} asked, "
-      f"{bed.measure():.3g} Gbit/s measured by plain TCP",
-      file=sys.stderr,
-      flush=True,
+      f"{bed.measure():.3g} Gbit/s measured by plain TCP"
     )
-    process = bed.popen(argv[1:])
-    for number in (signal.SIGTERM, signal.SIGINT):
-      signal.signal(number, lambda number, _: process.send_signal(number))
-    status = process.wait()
+    status = bed.popen(argv[1:]).wait()
   sys.exit(status if status >= 0 else 128 - status)
 
 
 if __name__ == "__main__":
-  define_flags()
+  flags.DEFINE_integer("hosts", 2, "How many.", lower_bound=2, upper_bound=200)
+  flags.DEFINE_float(
+    "gbit",
+    None,
+    "Gbit/s of each host's cable, each way; default: as fast as can be.",
+    lower_bound=0.001,
+  )
   errors.run_main(main, None)

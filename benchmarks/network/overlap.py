@@ -10,12 +10,15 @@ what Horovod reduced before overlapped with it. Further arguments go to
 benchmarks/step.py.
 """
 
+import collections
 import json
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
+
+from benchmarks import measuring
+from common import processes
+from training import next_steps
 
 RANKS = 2
 # In the names of those tensors: as they are, and PowerSGD's first factors.
@@ -23,50 +26,47 @@ GRADIENTS = ("Accumulation_Allreduce", "powersgd")
 
 
 def events(path: str) -> list[tuple]:
-  """(tensor, activity, start, end) in seconds, from a timeline."""
+  """(tensor, activity, start, end) in seconds, by their start."""
   with open(path, encoding="utf-8") as f:
-    text = f.read().rstrip().rstrip(",")
-  records = json.loads(text if text.endswith("]") else text + "]")
-  names, open_events, found = {}, {}, []
-  for record in records:
-    if not record:
-      continue
-    tensor = record.get("pid")
-    if record["ph"] == "M" and record["name"] == "process_name":
+    text = f.read().rstrip().rstrip(",").removesuffix("]")
+  names, begun, found = {}, collections.defaultdict(list), []
+  for record in filter(None, json.loads(f"{text}]")):
+    tensor, kind = record.get("pid"), record["ph"]
+    if kind == "M" and record["name"] == "process_name":
       names[tensor] = record["args"].get("name", "")
-    elif record["ph"] == "B":
-      open_events.setdefault(tensor, []).append(record)
-    elif record["ph"] == "E" and open_events.get(tensor):
-      begin = open_events[tensor].pop()
-      found.append(
-        (names[tensor], begin["name"], begin["ts"] / 1e6, record["ts"] / 1e6)
-      )
-  return found
+    elif kind == "B":
+      begun[tensor].append(record)
+    elif kind == "E" and begun[tensor]:
+      begin = begun[tensor].pop()
+      times = begin["ts"] / 1e6, record["ts"] / 1e6
+      found.append((names[tensor], begin["name"], *times))
+  return sorted(found, key=lambda event: event[2])
 
 
 def updates(found: list[tuple]) -> list[dict]:
   """Each update's gradients: when they came, and when they were reduced."""
-  gradients = [e for e in found if any(name in e[0] for name in GRADIENTS)]
-  arrivals, reductions = {}, {}
-  for tensor, activity, start, end in sorted(gradients, key=lambda e: e[2]):
-    if activity.startswith("NEGOTIATE"):
-      if "right" not in tensor:  # PowerSGD's second factors come of the first
-        arrivals.setdefault(tensor, []).append(end)  # on all ranks
-    elif activity == "ALLREDUCE":
-      reductions.setdefault(tensor, []).append((start, end))
-  count = min(map(len, reductions.values()), default=0)
+  arrivals = collections.defaultdict(list)
+  reductions = collections.defaultdict(list)
+  for tensor, activity, start, end in found:
+    if not any(name in tensor for name in GRADIENTS):
+      continue
+    if activity == "ALLREDUCE":
+      reductions[tensor].append((start, end))
+    # PowerSGD's second factors, "right", come of the first.
+    elif activity.startswith("NEGOTIATE") and "right" not in tensor:
+      arrivals[tensor].append(end)  # on all ranks
   result = []
-  for k in range(count):
+  for k in range(min(map(len, reductions.values()), default=0)):
     came = max(times[k] for times in arrivals.values())
-    spans = [times[k] for times in reductions.values()]
-    first, last = min(s for s, _ in spans), max(e for _, e in spans)
-    early = [s for s, _ in spans if s < came]
+    starts = [times[k][0] for times in reductions.values()]
+    last_end = max(times[k][1] for times in reductions.values())
+    early = [start for start in starts if start < came]
     result.append(
       {
-        "before_last_gradient": came - first,
-        "all_reduce": last - first,
-        "after_last_gradient": last - came,
-        "tensors_started_early": len(early) / len(spans),
+        "before_last_gradient": came - min(starts),
+        "all_reduce": last_end - min(starts),
+        "after_last_gradient": last_end - came,
+        "tensors_started_early": len(early) / len(starts),
       }
     )
   return result
@@ -80,7 +80,7 @@ def summary(path: str) -> dict:
   measured = updates(events(path))[2:]
   if not measured:
     return {}
-  median = lambda key: round(statistics.median(u[key] for u in measured), 4)
+  median = lambda key: measuring.median(update[key] for update in measured)
   return {
     "seconds_from_first_all_reduce_to_last_gradient": median(
       "before_last_gradient"
@@ -92,24 +92,14 @@ def summary(path: str) -> dict:
 
 def measure(mode: str, arguments: list[str]) -> dict:
   """One run of benchmarks/step.py in an XLA mode."""
-  horovodrun = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+  command = next_steps.python("benchmarks.step", *arguments, xla=mode, rounds=2)
   with tempfile.TemporaryDirectory() as folder:
     timeline = os.path.join(folder, "timeline.json")
-    process = subprocess.run(
-      [
-        *[horovodrun, "-np", str(RANKS), "--timeline-filename", timeline],
-        *[sys.executable, "-m", "benchmarks.step", f"--xla={mode}"],
-        "--rounds=2",
-        *arguments,
-      ],
-      capture_output=True,
-      text=True,
-      env={**os.environ, "PYTHONPATH": os.getcwd()},
+    printed = measuring.run(
+      processes.horovodrun(RANKS, command),
+      env={**os.environ, "HOROVOD_TIMELINE": timeline},
     )
-    if process.returncode:
-      sys.exit(f"error: benchmarks/step.py failed:\n{process.stderr[-3000:]}")
-    line = next(s for s in process.stdout.splitlines() if '"seconds_med' in s)
-    step = json.loads(line[line.index("{") :])
+    (step,) = measuring.json_lines(printed)
     found = summary(timeline)
   return {
     "xla": mode,
@@ -120,10 +110,6 @@ def measure(mode: str, arguments: list[str]) -> dict:
   }
 
 
-def main() -> None:
-  for mode in ("off", "layers", "step"):
-    print(json.dumps(measure(mode, sys.argv[1:])), flush=True)
-
-
 if __name__ == "__main__":
-  main()
+  for each in ("off", "layers", "step"):
+    measuring.show(measure(each, sys.argv[1:]))

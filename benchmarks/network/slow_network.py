@@ -12,31 +12,32 @@ table. --megabytes has lines of network/allreduce.py besides: with both
 `scaling_model` knows the machine.
 """
 
-import json
+import collections
 import os
 import pathlib
 import shlex
-import statistics
 import sys
 import tempfile
 from typing import NamedTuple
 
 from absl import flags
 
+from benchmarks import measuring
 from benchmarks.network import hosts, overlap
 from common import errors
 
 FLAGS = flags.FLAGS
 _ROOT = str(pathlib.Path(__file__).parents[2])
-_BIN = os.path.dirname(sys.executable)
 _SECONDS = 1200.0  # of a run at most
 
-_MODEL = (
+_STEP = (
+  "benchmarks.step",
   "--bert_config_file=configs/bert_base.json",
   "--train_batch_size=2",
   "--max_seq_length=128",
   "--max_predictions_per_seq=20",
   "--num_threads=1",
+  "--rounds=1",
 )
 
 
@@ -87,95 +88,67 @@ def define_flags() -> None:
   )
 
 
-def _launch(bed, words, cycle: int | None = None, launcher=()) -> list[dict]:
-  """The JSON lines that a benchmark prints, with one rank on each host.
-
-  Raises:
-    UserError: it failed; with its last lines.
-  """
-  slots = ",".join(f"{name}:1" for name in bed.names)
+def launch(bed, words, **environment) -> list[dict]:
+  """The JSON lines that a benchmark prints, with one rank on each host."""
   process = bed.run(
     [
-      f"{_BIN}/horovodrun",
-      *("-np", str(len(bed.names)), "-H", slots),
+      os.path.join(os.path.dirname(sys.executable), "horovodrun"),
+      *("-np", str(len(bed.names))),
+      *("-H", ",".join(f"{name}:1" for name in bed.names)),
       *("--disable-cache", "--network-interfaces", hosts.NIC),
-      *launcher,
       *(sys.executable, "-m", *words),
     ],
     timeout=_SECONDS,
     cwd=_ROOT,
-    env=os.environ | ({"HOROVOD_CYCLE_TIME": str(cycle)} if cycle else {}),
+    env={**os.environ, **environment},
   )
-  lines = [
-    json.loads(line[line.index('{"') :])
-    for line in process.stdout.splitlines()
-    if '{"' in line
-  ]
-  if process.returncode or not lines:
-    raise errors.UserError(
-      f"status {process.returncode} of {' '.join(words)}: "
-      + "\n".join(process.stderr.splitlines()[-5:])
-    )
+  lines = measuring.json_lines(process.stdout)
+  if not lines:
+    raise errors.UserError(f"{shlex.join(words)}: {process.stderr[-3000:]}")
   return lines
 
 
 def run(bed, case: Case) -> dict:
-  """What step.py and the timeline say of a case; raises as `_launch`."""
+  """What step.py and the timeline say of a case."""
+  more = [
+    f"--updates_per_round={FLAGS.updates}",
+    *shlex.split(FLAGS.step_flags),
+  ]
   with tempfile.TemporaryDirectory() as folder:
     timeline = os.path.join(folder, "timeline.json")
-    (line,) = _launch(
-      bed,
-      [
-        *("benchmarks.step", *_MODEL, *case.flags),
-        *("--rounds=1", f"--updates_per_round={FLAGS.updates}"),
-        *shlex.split(FLAGS.step_flags),
-      ],
-      case.cycle,
-      ["--timeline-filename", timeline],
-    )
-    if not os.path.exists(timeline):  # a rank alone
-      return line
-    return {**line, **overlap.summary(timeline)}
+    environment = {"HOROVOD_TIMELINE": timeline}
+    if case.cycle:
+      environment["HOROVOD_CYCLE_TIME"] = str(case.cycle)
+    (line,) = launch(bed, [*_STEP, *case.flags, *more], **environment)
+    if os.path.exists(timeline):  # a rank alone has none
+      line |= overlap.summary(timeline)
+  return line
 
 
 def main(_) -> None:
-  unknown = sorted(set(FLAGS.cases) - set(CASES))
-  if unknown:
-    raise errors.UserError(
-      f"--cases: {unknown[0]!r} is not one of {', '.join(CASES)}"
-    )
-  names = ["plain", *(name for name in FLAGS.cases if name != "plain")]
-  ratios = {}
+  names = dict.fromkeys(["plain", *FLAGS.cases])
+  ratios = collections.defaultdict(list)
   with hosts.Testbed(FLAGS.hosts) as bed:
     for number in range(FLAGS.rounds):
       for gbit in map(float, FLAGS.gbit):
         bed.set_rate(gbit or None)
-        measured = bed.measure()
-        rates = {"gbit": gbit, "gbit_measured": measured}
+        rates = {"gbit": gbit, "gbit_measured": bed.measure()}
         for size in FLAGS.megabytes if number == 0 else ():
           tool = "benchmarks.network.allreduce", "--repeats=5"
-          for line in _launch(bed, [*tool, f"--megabytes={size}"]):
-            print(json.dumps(rates | line), flush=True)
+          for line in launch(bed, [*tool, f"--megabytes={size}"]):
+            measuring.show(rates | line)
         plain = None
         for name in names:
           result = run(bed, CASES[name])
-          speed = result["examples_per_second"]
-          plain = plain or speed
-          ratios.setdefault((gbit, name), []).append(speed / plain)
-          line = {
-            "round": number,
-            **rates,
-            "case": name,
-            "ratio": round(speed / plain, 3),
-            **result,
-          }
-          print(json.dumps(line), flush=True)
-  print(
-    f"examples/s over plain, median of {FLAGS.rounds} rounds", file=sys.stderr
-  )
+          plain = plain or result["examples_per_second"]
+          ratio = result["examples_per_second"] / plain
+          ratios[gbit, name].append(ratio)
+          of_case = {"case": name, "ratio": round(ratio, 3)}
+          measuring.show({"round": number, **rates, **of_case, **result})
+  measuring.tell(f"examples/s over plain, median of {FLAGS.rounds} rounds")
   for (gbit, name), found in ratios.items():
-    median = statistics.median(found)
-    print(f"{gbit:5g} Gbit/s  {median:6.2f}  {name}", file=sys.stderr)
+    ratio = measuring.median(found, 2)
+    measuring.tell(f"{gbit:5g} Gbit/s  {ratio:6.2f}  {name}")
 
 
 if __name__ == "__main__":
