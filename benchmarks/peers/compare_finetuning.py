@@ -6,18 +6,20 @@
 
 The same encoder in two formats: a folder that transformers loads, and what
 convert_checkpoint.py makes of it (with bert_config.json and vocab.txt beside
-it). Both train on their own shuffled batches of about 32 examples, ours packed,
-theirs padded to the longest of a batch. Prints one JSON line: examples/s of
-each, and the median over rounds of ours over theirs.
+it). Both train in bf16 on their own shuffled batches of about 32 examples, ours
+packed, theirs padded to the longest of a batch. Prints one JSON line:
+examples/s of each, and the median over rounds of ours over theirs.
 """
 
 import argparse
-import json
+import functools
 import os
-import statistics
 import sys
 
-from benchmarks.peers.compare_transformers import Worker
+from benchmarks import measuring
+from benchmarks.peers import turns
+
+BATCH = 32
 
 
 def parse_arguments():
@@ -28,10 +30,7 @@ def parse_arguments():
   parser.add_argument("--task", choices=["classifier", "squad"], required=True)
   parser.add_argument("--train_file", required=True)
   parser.add_argument("--max_seq_length", type=int, default=128)
-  parser.add_argument("--batch", type=int, default=32)
-  parser.add_argument("--precision", default="bf16")
   parser.add_argument("--rounds", type=int, default=7)
-  parser.add_argument("--updates_per_round", type=int, default=5)
   return parser.parse_args()
 
 
@@ -40,67 +39,54 @@ def commands(arguments) -> dict:
   shared = [
     f"--train_file={os.path.abspath(arguments.train_file)}",
     f"--max_seq_length={arguments.max_seq_length}",
-    f"--precision={arguments.precision}",
-    f"--updates_per_round={arguments.updates_per_round}",
+    "--precision=bf16",
   ]
   beside = os.path.dirname(os.path.abspath(arguments.checkpoint))
   ours = [
-    sys.executable, "-m", "benchmarks.peers.finetune_step",
-    arguments.task, *shared,
-    "--do_train", "--output_dir=unused", "--bias_correction",
-    f"--train_batch_size={arguments.batch}",
+    *(sys.executable, "-m", "benchmarks.peers.finetune_step"),
+    *(arguments.task, *shared),
+    *("--do_train", "--output_dir=unused", "--bias_correction"),
+    f"--train_batch_size={BATCH}",
     f"--init_checkpoint={os.path.abspath(arguments.checkpoint)}",
     f"--bert_config_file={beside}/bert_config.json",
     f"--vocab_file={beside}/vocab.txt",
-  ]  # fmt: skip
+  ]
   theirs = [
-    arguments.transformers_python, "benchmarks/peers/transformers_finetune.py",
-    "--serve", *shared, f"--task={arguments.task}",
-    f"--batch={arguments.batch}",
+    arguments.transformers_python,
+    *("benchmarks/peers/transformers_finetune.py", "--serve", *shared),
+    f"--task={arguments.task}",
+    f"--batch={BATCH}",
     f"--model={os.path.abspath(arguments.transformers_model)}",
-  ]  # fmt: skip
+  ]
   return {"ours": ours, "theirs": theirs}
 
 
-def speed(answer: dict, batch: int) -> float:
-  """Examples/s of a round; theirs are full batches."""
-  examples = answer.get("examples", [batch] * len(answer["seconds"]))
-  return sum(examples) / sum(answer["seconds"])
+def round_of(worker: turns.Worker) -> float:
+  """Examples/s of a round's updates."""
+  answer = worker.ask()
+  return sum(answer["examples"]) / sum(answer["seconds"])
 
 
 def main() -> None:
   arguments = parse_arguments()
-  workers = {}
-  for name, command in commands(arguments).items():
-    print(f"starting {name}", file=sys.stderr)
-    workers[name] = Worker(command)
-  rounds = []
-  for number in range(arguments.rounds):
-    rounds.append(
-      {n: speed(w.ask(), arguments.batch) for n, w in workers.items()}
-    )
-    said = "  ".join(f"{n} {s:.1f} examples/s" for n, s in rounds[-1].items())
-    print(f"round {number + 1}: {said}", file=sys.stderr)
-  median = lambda value: round(statistics.median(map(value, rounds)), 3)
-  about = {
-    name: worker.about[name]
-    for worker in workers.values()
-    for name in ("torch", "transformers", "tensorflow", "git")
-    if name in worker.about
-  }
-  result = {
-    "task": arguments.task,
-    "precision": arguments.precision,
-    "max_seq_length": arguments.max_seq_length,
-    "batch": arguments.batch,
-    **about,
-    "examples_per_second_ours": median(lambda r: r["ours"]),
-    "examples_per_second_theirs": median(lambda r: r["theirs"]),
-    "ratio": median(lambda r: r["ours"] / r["theirs"]),
-  }
-  for worker in workers.values():
-    worker.close()
-  print(json.dumps(result), flush=True)
+  with turns.workers(commands(arguments)) as workers:
+    cases = {n: functools.partial(round_of, w) for n, w in workers.items()}
+    speeds = measuring.in_turns(cases, arguments.rounds)
+  measuring.show(
+    {
+      "task": arguments.task,
+      "precision": "bf16",
+      "max_seq_length": arguments.max_seq_length,
+      "batch": BATCH,
+      **workers["ours"].about,
+      **workers["theirs"].about,
+      **{
+        f"examples_per_second_{name}": measuring.median(of_rounds, 3)
+        for name, of_rounds in speeds.items()
+      },
+      "ratio": measuring.median_ratio(*speeds.values(), 3),
+    }
+  )
 
 
 if __name__ == "__main__":

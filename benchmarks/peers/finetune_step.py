@@ -8,13 +8,12 @@ updates and the examples in them. Batches come from the shuffled training set,
 as in the run.
 """
 
-import json
 import sys
 import time
 
-import numpy as np
 from absl import flags
 
+from benchmarks.peers import turns
 from checkpoints import run_folder
 from common import settings
 from common.tensorflow_v1 import tf
@@ -40,33 +39,29 @@ def serve(task: finetune.FinetuningTask, updates_per_round: int) -> None:
     saver = tf.train.Saver(
       [v for v in tf.trainable_variables() if v.op.name.startswith("bert/")]
     )
-    config = training_run.session_config(task.config, comm)
-    with tf.Session(config=config) as session:
-      session.run(
-        [tf.global_variables_initializer(), tf.local_variables_initializer()]
-      )
-      saver.restore(session, task.config.init_checkpoint)
-      training.batches.start(session, 0)
-      fetches = {"update": training.ops.update, "sums": training.ops.sums}
+    session = tf.Session(config=training_run.session_config(task.config, comm))
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
+    saver.restore(session, task.config.init_checkpoint)
+    training.batches.start(session, 0)
+  fetches = {"update": training.ops.update, "sums": training.ops.sums}
 
-      def update() -> tuple[float, float]:
-        began = time.perf_counter()
-        for _ in range(training.plan.accumulation - 1):
-          session.run(training.ops.accumulate)
-        sums = session.run(fetches)["sums"]
-        return time.perf_counter() - began, float(sums[training.examples])
+  def updates(count: int) -> dict:
+    seconds, examples = [], []
+    for _ in range(count):
+      began = time.perf_counter()
+      for _ in range(training.plan.accumulation - 1):
+        session.run(training.ops.accumulate)
+      sums = session.run(fetches)["sums"]
+      seconds.append(time.perf_counter() - began)
+      examples.append(float(sums[training.examples]))
+    return {"seconds": seconds, "examples": examples}
 
-      for _ in range(_WARM_UPDATES):
-        update()
-      versions = run_folder.versions()
-      print(json.dumps({"ready": True, **versions}), flush=True)
-      for _ in sys.stdin:
-        done = np.array([update() for _ in range(updates_per_round)])
-        answer = {
-          "seconds": done[:, 0].tolist(),
-          "examples": done[:, 1].tolist(),
-        }
-        print(json.dumps(answer), flush=True)
+  updates(_WARM_UPDATES)
+  versions = run_folder.versions()
+  about = {name: versions[name] for name in ("tensorflow", "git")}
+  turns.serve(lambda: updates(updates_per_round), **about)
 
 
 def main(argv: list) -> None:
@@ -75,8 +70,6 @@ def main(argv: list) -> None:
 
 
 if __name__ == "__main__":
-  if len(sys.argv) < 2 or sys.argv[1] not in _KINDS:
-    sys.exit(f"usage: {__doc__}")
   settings.define_flags(_KINDS[sys.argv[1]][0])
-  flags.DEFINE_integer("updates_per_round", 10, "Updates for each line.")
+  flags.DEFINE_integer("updates_per_round", 5, "Updates for each line.")
   train_loop.run_main(main, arguments=1)

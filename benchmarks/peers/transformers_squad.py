@@ -1,7 +1,7 @@
 """The SQuAD v1.1 side of transformers_finetune.py, in plain Python.
 
 Apart from that script so that it can be tested without PyTorch. Imports nothing
-of this project, either: what it counts is an independent check of ours. The
+of this project: what it counts is an independent check of ours. The
 offsets of a window hold, for each of its tokens, the (first, past-the-last)
 characters of its context, or None for tokens that are not of the context.
 """
@@ -27,27 +27,19 @@ class Question(NamedTuple):
 
 def read_questions(path: str) -> list:
   """The Questions of a SQuAD v1.1 file in its order."""
-  questions = []
-  try:
-    with open(path, encoding="utf-8") as f:
-      articles = json.load(f)["data"]
-    for article in articles:
-      for paragraph in article["paragraphs"]:
-        for qa in paragraph["qas"]:
-          answers = [(a["text"], a["answer_start"]) for a in qa["answers"]]
-          # Spaces in front can fill a window; the examples drop them, too.
-          question = qa["question"].lstrip()
-          questions.append(Question(question, paragraph["context"], answers))
-          if not answers:
-            raise SystemExit(
-              f"error: {path}: question {qa['id']} has no answer; give a file "
-              "of SQuAD v1.1, where each question has one"
-            )
-  except (KeyError, TypeError, ValueError) as e:
-    raise SystemExit(f"error: {path} is no SQuAD v1.1 file: {e!r}") from e
-  if not questions:
-    raise SystemExit(f"error: {path} has no questions; give another file")
-  return questions
+  with open(path, encoding="utf-8") as f:
+    articles = json.load(f)["data"]
+  return [
+    Question(
+      # Spaces in front can fill a window; the examples drop them, too.
+      qa["question"].lstrip(),
+      paragraph["context"],
+      [(answer["text"], answer["answer_start"]) for answer in qa["answers"]],
+    )
+    for article in articles
+    for paragraph in article["paragraphs"]
+    for qa in paragraph["qas"]
+  ]
 
 
 def answer_positions(offsets: list, answer: tuple) -> tuple:
@@ -65,11 +57,14 @@ def answer_positions(offsets: list, answer: tuple) -> tuple:
   return start, end
 
 
-def best_answer(windows, context: str, n_best: int, max_length: int) -> str:
+def best_answer(
+  windows, context: str, n_best: int = 20, max_length: int = 30
+) -> str:
   """The text of the span with the largest sum of logits in all windows.
 
   Args:
     windows: (offsets, start logits, end logits) of each window of a question.
+    context: what the offsets are of.
     n_best: how many starts and how many ends of a window are looked at.
     max_length: the longest answer in tokens.
   """

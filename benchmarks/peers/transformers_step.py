@@ -1,20 +1,19 @@
 """Times Hugging Face's training step; compare_transformers.py runs it.
 
-Runs in an environment of its own (requirements.txt) and imports
-nothing of this project. BertForPreTraining in train mode, PyTorch's fused
-AdamW (what transformers' Trainer takes), weight decay on weights only, clipping
-by norm 1: what the training step of run_pretraining.py does. It computes the
-vocabulary's logits of every position, ours of the masked ones only.
+Runs in an environment of its own (requirements.txt). BertForPreTraining in
+train mode, with `torch_training`'s update: what the training step of
+run_pretraining.py does. It computes the vocabulary's logits of every position,
+ours of the masked ones only.
 """
 
 import argparse
-import contextlib
+import functools
 import json
-import sys
-import time
 
 import torch
+import torch_training
 import transformers
+import turns
 
 IGNORED_LABEL = -100
 
@@ -28,7 +27,6 @@ def parse_arguments():
   parser.add_argument("--seq_length", type=int, default=128)
   parser.add_argument("--predictions", type=int, default=20)
   parser.add_argument("--updates_per_round", type=int, default=4)
-  parser.add_argument("--threads", type=int, default=torch.get_num_threads())
   return parser.parse_args()
 
 
@@ -49,65 +47,26 @@ def make_batch(config, batch: int, seq_length: int, predictions: int) -> dict:
   }
 
 
-def make_step(arguments):
-  """A function that does one update and returns its loss."""
+def main() -> None:
+  arguments = parse_arguments()
   with open(arguments.bert_config_file, encoding="utf-8") as f:
     config = transformers.BertConfig(**json.load(f))
   torch.manual_seed(0)
   model = transformers.BertForPreTraining(config).train()
-  decayed, rest = [], []
-  for name, parameter in model.named_parameters():
-    plain = name.endswith("bias") or "LayerNorm" in name
-    (rest if plain else decayed).append(parameter)
-  optimizer = torch.optim.AdamW(
-    [
-      {"params": decayed, "weight_decay": 0.01},
-      {"params": rest, "weight_decay": 0.0},
-    ],
-    lr=1e-4,
-    eps=1e-6,
-    fused=True,
+  updates = torch_training.Updates(
+    model, arguments.precision, lr=1e-4, eps=1e-6
   )
-  forward = torch.compile(model) if arguments.compile else model
+  if arguments.compile:
+    updates.forward = torch.compile(model)
   batch = make_batch(
     config, arguments.batch, arguments.seq_length, arguments.predictions
   )
-
-  def step() -> float:
-    precision = (
-      torch.autocast("cpu", dtype=torch.bfloat16)
-      if arguments.precision == "bf16"
-      else contextlib.nullcontext()
-    )
-    with precision:
-      loss = forward(**batch).loss
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss.item()
-
-  return step
-
-
-def main() -> None:
-  arguments = parse_arguments()
-  torch.set_num_threads(arguments.threads)
-  step = make_step(arguments)
-  for _ in range(3):
-    step()
-  versions = {
-    "torch": torch.__version__,
-    "transformers": transformers.__version__,
-  }
-  print(json.dumps({"ready": True, **versions}), flush=True)
-  for _ in sys.stdin:
-    seconds = []
-    for _ in range(arguments.updates_per_round):
-      began = time.perf_counter()
-      step()
-      seconds.append(time.perf_counter() - began)
-    print(json.dumps({"seconds": seconds}), flush=True)
+  update = functools.partial(updates, batch)
+  torch_training.timed(update, torch_training.WARM_UPDATES)
+  turns.serve(
+    lambda: torch_training.timed(update, arguments.updates_per_round),
+    **torch_training.VERSIONS,
+  )
 
 
 if __name__ == "__main__":

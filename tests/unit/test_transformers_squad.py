@@ -101,23 +101,10 @@ def test_the_best_of_all_windows_counts():
 
 
 def test_reading_questions(tmp_path):
-  qa = {
-    "id": "1",
-    "question": "  Who?",
-    "answers": [{"text": "men", "answer_start": 23}],
-  }
-  path = tmp_path / "train.json"
-
-  def read(value):
-    path.write_text(json.dumps(value), encoding="utf-8")
-    return squad.read_questions(str(path))
-
+  answers = [{"text": "men", "answer_start": 23}]
+  qa = {"id": "1", "question": "  Who?", "answers": answers}
   article = {"paragraphs": [{"context": CONTEXT, "qas": [qa]}]}
-  expected = squad.Question("Who?", CONTEXT, [("men", 23)])
-  assert read({"data": [article]}) == [expected]
-  for bad in ({}, [], {"data": []}, {"data": [{}]}):
-    with pytest.raises(SystemExit, match="train.json"):
-      read(bad)
-  qa["answers"] = []
-  with pytest.raises(SystemExit, match="question 1 has no answer"):
-    read({"data": [article]})
+  path = tmp_path / "train.json"
+  path.write_text(json.dumps({"data": [article]}), encoding="utf-8")
+  (question,) = squad.read_questions(str(path))
+  assert question == ("Who?", CONTEXT, [("men", 23)])

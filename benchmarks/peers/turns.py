@@ -1,0 +1,66 @@
+"""Programs that are timed in turns: each answers a line with a JSON line.
+
+Imports nothing of this project, for programs of other environments.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+
+ROOT = str(pathlib.Path(__file__).parents[2])
+
+
+def serve(answer: Callable[[], dict], **about) -> None:
+  """Tells what this program is, then answers each line on stdin."""
+  print(json.dumps(about), flush=True)
+  for _ in sys.stdin:
+    print(json.dumps(answer()), flush=True)
+
+
+class Worker:
+  """A program that serves.
+
+  Attributes:
+    about: what it told at its start.
+    last_words: what it told at its end.
+  """
+
+  def __init__(self, command: list[str]):
+    print(*command, file=sys.stderr)
+    self._process = subprocess.Popen(
+      command,
+      cwd=ROOT,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      # A thread that waits for work must not take the other's cores.
+      env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+    )
+    self.about = json.loads(self._process.stdout.readline())
+    self.last_words = {}
+
+  def ask(self) -> dict:
+    """The answer to a line."""
+    self._process.stdin.write("go\n")
+    self._process.stdin.flush()
+    return json.loads(self._process.stdout.readline())
+
+  def close(self) -> None:
+    """Ends the program."""
+    last, _ = self._process.communicate()
+    self.last_words = json.loads(last or "{}")
+
+
+@contextlib.contextmanager
+def workers(commands: dict):
+  """Starts them; name -> `Worker`. They end with the block."""
+  with contextlib.ExitStack() as stack:
+    started = {}
+    for name, command in commands.items():
+      started[name] = Worker(command)
+      stack.callback(started[name].close)
+    yield started
