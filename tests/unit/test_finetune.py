@@ -713,7 +713,8 @@ def test_a_head_that_was_never_trained_does_not_predict(tmp_path, classify):
       if name.startswith("bert/") and "adam" not in name
     ]
     session.run(tf.global_variables_initializer())
-    encoder = tf.train.Saver(kept).save(session, str(tmp_path / "enc"))
+    (tmp_path / "bare").mkdir()
+    encoder = tf.train.Saver(kept).save(session, str(tmp_path / "bare" / "x"))
   task = classify(
     tmp_path / "two", do_train=False, do_predict=True, init_checkpoint=encoder
   )
