@@ -1,11 +1,14 @@
 """Classification: tables to examples, labels, metrics, predictions."""
 
+import functools
 import json
 import re
 import types
 
+import finetuning_runs
 import numpy as np
 import pytest
+import samples
 
 import tokenization
 from common.errors import UserError
@@ -132,36 +135,27 @@ def test_all_of_glue_is_here():
   assert set(FILES) | {"mnli-mm"} == set(classification.GLUE)
 
 
-def config(tmp_path, **changes):
-  """A stand-in for `ClassifierConfig`, which wants a model."""
-  settings = dict(
-    task_name=None, data_dir=str(tmp_path), output_dir=str(tmp_path / "out"),
-    do_train=True, init_checkpoint=None, regression=False, max_seq_length=32,
-    examples_per_record=4, metrics=(),
-    text_column=None, text_pair_column=None, label_column=None,
-    train_file=None, eval_file=None, predict_file=None,
-  )  # fmt: skip
-  made = types.SimpleNamespace(**{**settings, **changes})
-  made.table = lambda: classification.ClassifierConfig.table(made)
-  made.path = lambda part: classification.ClassifierConfig.path(made, part)
-  return made
-
-
 @pytest.fixture
-def tokenizer(tmp_path):
+def make(tmp_path):
+  """(**settings) -> a task whose files are in tmp_path."""
   vocab = tmp_path / "vocab.txt"
   tokens = [*tokenization.SPECIAL_TOKENS, "a", "b", '"', "good", "bad"]
   vocab.write_text("".join(f"{t}\n" for t in tokens))
-  return lambda: tokenization.load_tokenizer(str(vocab))
+  return functools.partial(
+    finetuning_runs.classifier,
+    samples.write_config(tmp_path / "bert.json"),
+    str(vocab),
+    tmp_path / "out",
+    data_dir=str(tmp_path),
+    examples_per_record=4,
+  )
 
 
 @pytest.mark.parametrize("task", FILES)
-def test_glue_files(tmp_path, tokenizer, task):
+def test_glue_files(tmp_path, make, task):
   header, rows, labels = FILES[task]
   (tmp_path / "train.tsv").write_text(header + rows, encoding="utf-8")
-  made = classification.Classification(
-    config(tmp_path, task_name=task.upper(), tokenizer=tokenizer)
-  )
+  made = make(task_name=task.upper())
   source = made.training_set
   targets = [e.targets[0] for e in source.examples]
   numbers = [made.labels.index(x) if made.labels else x for x in labels]
@@ -171,35 +165,43 @@ def test_glue_files(tmp_path, tokenizer, task):
   assert source.examples[0].segments.any() == has_pair
 
 
-def test_test_files_of_cola_have_a_header(tmp_path, tokenizer):
+def test_test_files_of_cola_have_a_header(tmp_path, make):
   (tmp_path / "test.tsv").write_text("index\tsentence\n0\ta b\n1\tb\n")
-  made = classification.Classification(
-    config(tmp_path, task_name="cola", tokenizer=tokenizer)
-  )
-  assert len(made.prediction_set.examples) == 2
+  assert len(make(task_name="cola").prediction_set.examples) == 2
 
 
-def test_mnli_has_two_sets_to_evaluate_on(tmp_path):
+def test_mnli_has_two_sets_to_evaluate_on(tmp_path, make):
   for name, wanted in (("mnli", "matched"), ("mnli-mm", "mismatched")):
-    made = config(tmp_path, task_name=name)
-    assert made.path("eval") == str(tmp_path / f"dev_{wanted}.tsv")
-    assert made.path("predict") == str(tmp_path / f"test_{wanted}.tsv")
+    config = make(task_name=name).config
+    assert config.path("eval") == str(tmp_path / f"dev_{wanted}.tsv")
+    assert config.path("predict") == str(tmp_path / f"test_{wanted}.tsv")
 
 
 # Tables -----------------------------------------------------------------------
 
 
-def table(tmp_path, text, tokenizer, **changes):
-  path = tmp_path / "own.tsv"
-  path.write_text(text)
-  return classification.Classification(
-    config(tmp_path, train_file=str(path), tokenizer=tokenizer, **changes)
-  )
+@pytest.fixture
+def table(tmp_path, make):
+  """(text of a table to train on, **settings) -> its task."""
+
+  def of_text(text, **settings):
+    (tmp_path / "own.tsv").write_text(text)
+    return make(train_file=str(tmp_path / "own.tsv"), **settings)
+
+  return of_text
 
 
-def test_labels_are_found_in_the_data(tmp_path, tokenizer):
+def scores(source, labels, answers):
+  """Logits that are 1 at the labels of `answers`, else 0."""
+  logits = np.zeros((len(source), source.slots, len(labels)), np.float32)
+  for row, slot, answer in zip(*source.places[:2], answers, strict=True):
+    logits[row, slot, labels.index(answer)] = 1.0
+  return {"logits": logits}
+
+
+def test_labels_are_found_in_the_data(table):
   text = "sentence\tlabel\na\t10\nb\tno\na\t9\nb\t10\n"
-  assert table(tmp_path, text, tokenizer).labels == ["9", "10", "no"]
+  assert table(text).labels == ["9", "10", "no"]
 
 
 def test_labels_have_one_order():
@@ -237,61 +239,52 @@ def test_labels_have_one_order():
     ),
   ],
 )
-def test_errors_of_tables(tmp_path, tokenizer, text, changes, words):
+def test_errors_of_tables(table, text, changes, words):
   with pytest.raises(UserError, match=words):
-    _ = table(tmp_path, text, tokenizer, **changes).training_set
+    _ = table(text, **changes).training_set
 
 
-def test_a_label_that_training_did_not_have(tmp_path, tokenizer):
-  made = table(tmp_path, "sentence\tlabel\na\t1\nb\t0\n", tokenizer)
+def test_a_label_that_training_did_not_have(tmp_path, table):
   path = tmp_path / "dev.tsv"
   path.write_text("sentence\tlabel\na\t1\nb\t2\n")
+  made = table("sentence\tlabel\na\t1\nb\t0\n", eval_file=str(path))
   with pytest.raises(
-    UserError, match=r"dev.tsv: line 3: label is '2', not one"
+    UserError, match=r"dev.tsv: line 3: label is '2', not one of 0, 1"
   ):
     _ = made.evaluation_set
 
 
-def test_labels_that_nothing_says(tmp_path, tokenizer):
-  made = classification.Classification(
-    config(tmp_path, tokenizer=tokenizer, do_train=False)
-  )
+def test_labels_that_nothing_says(make):
   with pytest.raises(UserError, match="has no run that says which labels"):
-    _ = made.labels
+    _ = make(do_train=False, do_eval=True).labels
 
 
-def test_an_order_of_labels_that_nothing_says_is_told(tmp_path, tokenizer):
+def test_an_order_of_labels_that_nothing_says_is_told(tmp_path, table):
   (tmp_path / "task.json").write_text("{}")
   text = "sentence\tlabel\na\t1\nb\t0\n"
-  given = dict(do_train=False, init_checkpoint=f"{tmp_path}/model.ckpt-1")
-  (line,) = table(tmp_path, text, tokenizer, **given).assumed()
+  given = dict(init_checkpoint=f"{tmp_path}/model.ckpt-1")
+  evaluation = dict(**given, do_train=False, do_eval=True)
+  (line,) = table(text, **evaluation).assumed()
   assert line.endswith("assumed in the order 0, 1")
   (tmp_path / "task.json").write_text('{"labels": ["1", "0"]}')
-  assert not table(tmp_path, text, tokenizer, **given).assumed()
-  assert not table(tmp_path, text, tokenizer).assumed()
+  assert not table(text, **evaluation).assumed()
+  assert not table(text, **given).assumed()
 
 
 @pytest.mark.parametrize("labels", [["0", "1"], ["1", "0"]])
-def test_f1_is_of_one_label_whatever_the_models_order(
-  tmp_path, tokenizer, labels
-):
+def test_f1_is_of_one_label_whatever_the_models_order(tmp_path, table, labels):
   (tmp_path / "task.json").write_text(json.dumps({"labels": labels}))
   given = dict(init_checkpoint=f"{tmp_path}/model.ckpt-1", metrics=("f1",))
   text = "sentence\tlabel\na\t1\nb\t1\na a\t0\nb b\t0\nb a\t0\n"
-  made = table(tmp_path, text, tokenizer, **given)
+  made = table(text, **given)
   assert made.labels == labels
   source = made.training_set
-  logits = np.zeros((len(source), source.slots, 2), np.float32)
-  for i, answer in enumerate("10100"):
-    place = source.places.row[i], source.places.slot[i]
-    logits[(*place, labels.index(answer))] = 1.0
   # One "1" of two is found, and one of two that were predicted is one.
-  assert made.results(source, {"logits": logits}) == {"f1": 0.5}
+  assert made.results(source, scores(source, labels, "10100")) == {"f1": 0.5}
 
 
-def test_predictions_file(tmp_path, tokenizer):
-  text = "sentence\tlabel\na\tno\nb\tyes\na a\tno\n"
-  made = table(tmp_path, text, tokenizer)
+def test_predictions_file(tmp_path, table):
+  made = table("sentence\tlabel\na\tno\nb\tyes\na a\tno\n")
   source = made.training_set
   logits = np.zeros((len(source), source.slots, 2), np.float32)
   for i, score in enumerate([0.0, np.log(3.0), -20.0]):
@@ -306,23 +299,17 @@ def test_predictions_file(tmp_path, tokenizer):
   assert made.results(source, {"logits": logits}) == {"accuracy": 1.0}
 
 
-def test_labels_in_the_predictions_file_are_read_back(tmp_path, tokenizer):
+def test_labels_in_the_predictions_file_are_read_back(tmp_path, make):
   """Fields are between tabs, lines end with line feeds, all else is escaped."""
   labels = ["a\tb", "c\nd", "e\rf", "g\\h", r"i\tj", 'say "k"']
   path = tmp_path / "own.jsonl"
   path.write_text(
     "".join(json.dumps({"sentence": "a", "label": x}) + "\n" for x in labels)
   )
-  made = classification.Classification(
-    config(tmp_path, train_file=str(path), tokenizer=tokenizer)
-  )
+  made = make(train_file=str(path))
   source = made.training_set
-  logits = np.zeros((len(source), source.slots, len(labels)), np.float32)
-  for i, label in enumerate(labels):
-    place = source.places.row[i], source.places.slot[i]
-    logits[(*place, made.labels.index(label))] = 1.0
   (tmp_path / "out").mkdir()
-  made.write_predictions(source, {"logits": logits})
+  made.write_predictions(source, scores(source, made.labels, labels))
   written = (tmp_path / "out" / classification.PREDICTIONS_FILE).read_bytes()
   unescaped = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}
   header, *rows = [
@@ -337,27 +324,16 @@ def test_labels_in_the_predictions_file_are_read_back(tmp_path, tokenizer):
   assert {len(row) for row in rows} == {len(header)}
 
 
-def test_every_row_gets_its_own_prediction(tmp_path, tokenizer):
+def test_every_row_gets_its_own_prediction(tmp_path, make):
   """None is left out of what is predicted: the rest would move up."""
   path = tmp_path / "new.tsv"
   rows = [f"{'a ' * (i % 7 + 1)}\t{i}" for i in range(300)]
   path.write_text("\n".join(["sentence\tid", *rows]) + "\n\n")
-  settings = dict(predict_file=str(path))
-  made = classification.Classification(
-    config(tmp_path, tokenizer=tokenizer, **settings)
-  )
-  assert len(made.prediction_set.examples) == 300
-  for line, words in (
-    ("only text", "has 1 fields for 2 columns"),
-    ("", "is empty"),
-  ):
+  given = dict(do_train=False, do_predict=True, predict_file=str(path))
+  assert len(make(**given).prediction_set.examples) == 300
+  for line, words in (("only text", "has 1 fields for 2"), ("", "is empty")):
     lines = ["sentence\tid", *rows[:100], line, *rows[100:]]
     path.write_text("\n".join(lines) + "\n")
-    made = classification.Classification(
-      config(tmp_path, tokenizer=tokenizer, **settings)
-    )
-    with pytest.raises(
-      UserError, match=f"new.tsv: .* first line 102 {words}: correct"
-    ):
-      _ = made.prediction_set
+    with pytest.raises(UserError, match=f"new.tsv: .* line 102 {words}"):
+      _ = make(**given).prediction_set
     assert len(tables.read_table(str(path))) == 300

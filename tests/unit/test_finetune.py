@@ -14,7 +14,6 @@ import pytest
 import runs
 import samples
 
-import convert_checkpoint
 import tokenization
 from checkpoints import checkpoint_files, description, metrics
 from common.errors import UserError
@@ -89,6 +88,15 @@ SQUAD = {
 }
 
 
+KINDS = {
+  "classifier": (
+    classification.ClassifierConfig,
+    classification.Classification,
+  ),
+  "squad": (squad.SquadConfig, squad.Squad),
+}
+
+
 @pytest.fixture
 def finished(tmp_path, config_file, letters):
   """task.json's content -> a run folder as far as settings go."""
@@ -114,9 +122,7 @@ def test_flags_that_are_not_given_are_the_models(
   given = dict(bert_config_file=config_file, output_dir=str(tmp_path / "new"))
   place = folder / "model.ckpt-3" if where == "init_checkpoint" else folder
   given |= {"do_predict": True, where: str(place), "predict_file": "x.tsv"}
-  kind = {
-    "classifier": classification.ClassifierConfig, "squad": squad.SquadConfig
-  }[task["task"]]  # fmt: skip
+  kind = KINDS[task["task"]][0]
   config = from_flags(kind, **given)
   wanted = kind.defaults(task, {})
   assert {name: getattr(config, name) for name in wanted} == wanted
@@ -248,107 +254,59 @@ def test_ranks_that_join_later_have_the_same_settings(
   """The first ones found no task.json yet, nor a copy of the vocabulary."""
   columns = {"text": "sentence", "text_pair": None, "label": "label"}
   task = CLASSIFIER | {"columns": columns, "metrics": ["accuracy"]}
-  first, later = (
-    from_flags(
-      classification.ClassifierConfig,
-      bert_config_file=config_file,
-      output_dir=folder,
-      do_train=True,
-      max_seq_length=32,
-      do_lower_case=False,
-      **vocabulary,
-    ).as_dict()
-    for folder, vocabulary in (
-      (str(tmp_path / "new"), {"vocab_file": letters}),
-      (str(finished(task)), {}),
-    )
-  )
+  given = dict(
+    bert_config_file=config_file, do_train=True, max_seq_length=32,
+    do_lower_case=False,
+  )  # fmt: skip
+  kind = classification.ClassifierConfig
+  first = from_flags(
+    kind, **given, output_dir=str(tmp_path / "new"), vocab_file=letters
+  ).as_dict()
+  later = from_flags(kind, **given, output_dir=str(finished(task))).as_dict()
   assert first["vocab_file"] == file_sha256(letters)
   assert {**first, "output_dir": ""} == {**later, "output_dir": ""}
 
 
+# fmt: off
 CONTRADICTIONS = [
   (CLASSIFIER, {"max_seq_length": 64}, "--max_seq_length 32 -> 64: its"),
-  (
-    CLASSIFIER,
-    {"do_lower_case": True},
-    "--do_lower_case false -> true: its model",
-  ),
+  (CLASSIFIER, {"do_lower_case": True}, "--do_lower_case false -> true: its"),
   (CLASSIFIER, {"metrics": ["accuracy"]}, "--metrics f1,accuracy -> accuracy"),
-  (
-    CLASSIFIER,
-    {"regression": True},
-    "--regression false -> true",
-  ),
+  (CLASSIFIER, {"regression": True}, "--regression false -> true"),
   (CLASSIFIER, {"text_pair_column": "b"}, "pairs of texts false -> true"),
   (CLASSIFIER, {"task_name": "MNLI"}, "pairs of texts false -> true"),
-  (
-    CLASSIFIER | {"labels": ["a", "b"]},
-    {"task_name": "MRPC", "do_eval": True},
-    "pairs of texts false -> true",
-  ),
-  (
-    CLASSIFIER | {"labels": ["a", "b"], "metrics": ["matthews", "accuracy"]},
-    {"task_name": "CoLA"},
-    "labels a,b -> 0,1: its model",
-  ),
-  (
-    CLASSIFIER,
-    {"vocab_file": "other.txt"},
-    "vocabulary SHA-256 .* -> SHA-256",
-  ),
-  (
-    CLASSIFIER,
-    {"spm_model_file": "a.model"},
-    "kind of vocabulary --vocab_file -> --spm_model_file",
-  ),
-  (
-    CLASSIFIER,
-    {"bert_config_file": "other.json"},
-    "--bert_config_file: hidden_act gelu -> relu",
-  ),
+  (CLASSIFIER | {"labels": ["a", "b"], "metrics": ["matthews", "accuracy"]},
+   {"task_name": "CoLA"}, "labels a,b -> 0,1: its model"),
+  (CLASSIFIER, {"vocab_file": "other.txt"}, "vocabulary SHA-256 .* -> SHA-256"),
+  (CLASSIFIER, {"spm_model_file": "a.model"}, "--vocab_file -> --spm_model_fi"),
+  (CLASSIFIER, {"bert_config_file": "other.json"}, "hidden_act gelu -> relu"),
   (CLASSIFIER | {"max_seq_length": "9"}, {}, "json: .* max_seq_length is '9'"),
-  (
-    CLASSIFIER | {"columns": "abc"},
-    {},
-    "task.json: damaged: columns is",
-  ),
+  (CLASSIFIER | {"columns": "abc"}, {}, "task.json: damaged: columns is"),
   (SQUAD, {"max_seq_length": 32}, "task squad -> classifier"),
-  (
-    SQUAD,
-    {"version_2_with_negative": False},
-    "--version_2_with_negative true -> false",
-  ),
+  (SQUAD, {"version_2_with_negative": False}, "_with_negative true -> false"),
   (SQUAD, {"doc_stride": 8}, "--doc_stride 16 -> 8"),
   (SQUAD, {"max_query_length": 9}, "--max_query_length 8 -> 9"),
-  (
-    SQUAD,
-    {"do_train": True, "train_file": "a.json", "n_best_size": 6},
-    "--n_best_size 5 -> 6: give the former",
-  ),
+  (SQUAD, {"do_train": True, "train_file": "a.json", "n_best_size": 6},
+   "--n_best_size 5 -> 6: give the former"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize("saved, given, words", CONTRADICTIONS)
-@pytest.mark.parametrize("part", ["do_predict", "do_eval"])
 def test_flags_that_contradict_the_model(
-  tmp_path, config_file, finished, saved, given, words, part, monkeypatch
+  tmp_path, config_file, finished, saved, given, words, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
   samples.write_config(tmp_path / "other.json", hidden_act="relu")
   (tmp_path / "other.txt").write_text("[PAD]\n")
   folder = finished(saved)
   before = {path.name: path.read_bytes() for path in folder.iterdir()}
-  is_squad = saved is SQUAD and "-> classifier" not in words
-  kind, task = (
-    (squad.SquadConfig, squad.Squad)
-    if is_squad
-    else (classification.ClassifierConfig, classification.Classification)
-  )
-  flags = {"bert_config_file": config_file, part: True}
-  flags |= {"output_dir": str(folder), "predict_file": "a", "eval_file": "a"}
+  kind = "classifier" if "classifier" in words else saved["task"]
+  config, task = KINDS[kind]
+  flags = {"bert_config_file": config_file, "do_predict": True}
+  flags |= {"output_dir": str(folder), "predict_file": "a", **given}
   with pytest.raises(UserError, match=words):
-    run(task(from_flags(kind, **{**flags, **given})))
+    run(task(from_flags(config, **flags)))
   assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
@@ -356,10 +314,7 @@ def test_flags_that_contradict_the_model(
   "kind, given",
   [
     (classification.ClassifierConfig, {"task_name": "SST-2"}),
-    (
-      squad.SquadConfig,
-      {"version_2_with_negative": True, "max_query_length": 8},
-    ),
+    (squad.SquadConfig, {"doc_stride": 20, "max_query_length": 8}),
   ],
 )
 def test_what_a_converted_model_does_not_say_is_free(
@@ -377,23 +332,19 @@ def test_what_a_converted_model_does_not_say_is_free(
 
 
 @pytest.mark.parametrize(
-  "given, words",
+  "columns, given, words",
   [
-    ({"text_column": "label"}, "--text_column words -> label: give the former"),
-    ({"label_column": "words"}, "labels 0,1 -> a,b,c,d: its"),
+    ({}, {"text_column": "label"}, "--text_column words -> label: give the fo"),
+    ({"label": "words"}, {}, "labels 0,1 -> a,b: its"),
   ],
 )
 def test_a_training_resumes_with_the_same_settings(
-  tmp_path, config_file, finished, given, words
+  tmp_path, config_file, finished, columns, given, words
 ):
-  if "label_column" in given:
-    task = CLASSIFIER | {"columns": {"text": "words", "label": "words"}}
-  else:
-    task = CLASSIFIER
-  folder = finished(task)
+  columns = CLASSIFIER["columns"] | columns
+  folder = finished(CLASSIFIER | {"columns": columns})
   table = tmp_path / "t.tsv"
-  rows = "a\t0\nb\t1\nc\t0\nd\t1\n"
-  table.write_text("words\tclass\n" + rows)
+  table.write_text("words\tclass\na\t0\nb\t1\n")
   with pytest.raises(UserError, match=words):
     config = from_flags(
       classification.ClassifierConfig, bert_config_file=config_file,
@@ -588,6 +539,9 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
   name = classification.PREDICTIONS_FILE
   written = (tmp_path / "out" / name).read_text()
   os.remove(tmp_path / "out" / name)
+  saved = description.read(str(tmp_path / "out")).task
+  assert saved["task"] == "classifier" and saved["labels"] == ["0", "1"]
+  assert saved["vocabulary"] == {"vocab_file": "vocab.txt"}
   kept = {
     name: (tmp_path / "out" / name).read_bytes()
     for name in ("task.json", "bert_config.json", "vocab.txt")
@@ -613,21 +567,12 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
   "name", ["classify", pytest.param("answer", marks=pytest.mark.slow)]
 )
 def test_sentencepiece(tmp_path, config_file, spm_model, request, name):
-  kind = {
-    "classify": finetuning_runs.classifier, "answer": finetuning_runs.squad_task
-  }[name]  # fmt: skip
-  files = request.getfixturevalue(name).keywords
-  make = functools.partial(kind, config_file, None, tmp_path / "out")
+  fixture = request.getfixturevalue(name)
+  files = fixture.keywords
+  make = functools.partial(fixture.func, config_file, None, tmp_path / "out")
   run(make(**files, spm_model_file=spm_model, do_predict=True))
-  path = (
-    tmp_path
-    / "out"
-    / (
-      classification.PREDICTIONS_FILE
-      if name == "classify"
-      else squad.PREDICTIONS_FILE
-    )
-  )
+  module = classification if name == "classify" else squad
+  path = tmp_path / "out" / module.PREDICTIONS_FILE
   written = path.read_text()
   os.remove(path)
   predict_file = files["predict_file"]
@@ -769,10 +714,9 @@ def test_a_folder_of_another_task(tmp_path, classify, answer):
   assert not (tmp_path / "out" / "task.json").exists()
 
 
-def test_texts_that_are_cut_are_told(tmp_path, classify, capsys):
-  run(classify(tmp_path / "out", num_train_epochs=0.5, max_seq_length=20))
-  err = capsys.readouterr().err
-  assert "a.tsv: 64 examples of" in err and "were longer and lost" in err
+def test_texts_that_are_cut_are_told(tmp_path, classify):
+  line = classify(tmp_path / "out", max_seq_length=20).training_set.line()
+  assert "a.tsv: 64 examples of" in line and "were longer and lost" in line
 
 
 def test_a_vocabulary_of_another_model(tmp_path, config_file):
@@ -795,38 +739,33 @@ def shift_answers(data, characters, only=None):
         answer["answer_start"] += characters
 
 
+def first_paragraph(data):
+  return data["data"][0]["paragraphs"][0]
+
+
+# fmt: off
+DAMAGED = [
+  (lambda d: d.pop("data"), "not SQuAD's format: data is missing"),
+  (lambda d: d["data"][0].pop("paragraphs"), "0..paragraphs is missing"),
+  (lambda d: first_paragraph(d)["qas"][0].update(answers=None),
+   "answers is None, not a list"),
+  (lambda d: first_paragraph(d)["qas"][0].pop("id"), "0..id is missing"),
+  (lambda d: d["data"][0]["paragraphs"].append(first_paragraph(d)),
+   "two questions have the id"),
+  (lambda d: shift_answers(d, 1000),
+   "none of the 48 answers is found in its paragraph; the first: question "
+   "0-.* is not at answer_start 1..., where '' stands"),
+]
+# fmt: on
+
+
 @pytest.mark.parametrize(
   "change, words",
-  [
-    (lambda d: d.pop("data"), "not SQuAD's format: data is missing"),
-    (
-      lambda d: d["data"][0].pop("paragraphs"),
-      r"data\[0\].paragraphs is missing",
-    ),
-    (
-      lambda d: shift_answers(d, 1000),
-      "none of the 48 answers is found in its paragraph; the first: question "
-      "0-.* is not at answer_start 1..., where '' stands",
-    ),
-    (
-      lambda d: d["data"][0]["paragraphs"][0]["qas"][0].update(answers=None),
-      "answers is None, not a list",
-    ),
-    (
-      lambda d: d["data"][0]["paragraphs"][0]["qas"][0].pop("id"),
-      r"qas\[0\].id is missing",
-    ),
-    (
-      lambda d: d["data"][0]["paragraphs"].append(
-        d["data"][0]["paragraphs"][0]
-      ),
-      "two questions have the id",
-    ),
-  ],
+  DAMAGED,
+  ids=["data", "paragraphs", "answers", "id", "twice", "elsewhere"],
 )
 def test_damaged_squad_files(tmp_path, answer, change, words):
-  with open(tmp_path / "a.json", encoding="utf-8") as f:
-    data = json.load(f)
+  data = json.loads((tmp_path / "a.json").read_text())
   change(data)
   (tmp_path / "bad.json").write_text(json.dumps(data))
   task = answer(tmp_path / "out", train_file=str(tmp_path / "bad.json"))
@@ -836,8 +775,7 @@ def test_damaged_squad_files(tmp_path, answer, change, words):
 
 def test_answers_that_are_not_found(tmp_path, answer):
   """Their questions are not trained on, and count in the metrics only."""
-  with open(tmp_path / "a.json", encoding="utf-8") as f:
-    data = json.load(f)
+  data = json.loads((tmp_path / "a.json").read_text())
   shift_answers(data, -1, only=1)
   (tmp_path / "bad.json").write_text(json.dumps(data))
   bad = str(tmp_path / "bad.json")
@@ -870,35 +808,3 @@ def test_answers_that_are_not_found(tmp_path, answer):
   assert task.prediction_set is evaluation
   task = answer(tmp_path / "out", predict_file=bad, do_predict=True)
   assert task.prediction_set.line() == evaluation.line().split(";")[0]
-
-
-def test_task_file_has_what_predicting_needs(tmp_path, classify):
-  run(classify(tmp_path / "out", num_train_epochs=0.5))
-  saved = description.read(str(tmp_path / "out")).task
-  assert saved["task"] == "classifier" and saved["labels"] == ["0", "1"]
-  assert saved["vocabulary"] == {"vocab_file": "vocab.txt"}
-  assert (tmp_path / "out" / "vocab.txt").exists()
-
-
-def test_a_classifier_becomes_a_hugging_face_folder(tmp_path, classify):
-  """Which is evaluated in place with the same results."""
-  run(classify(tmp_path / "out", num_train_epochs=0.5))
-  evaluated = run(classify(tmp_path / "out", do_train=False, do_eval=True))
-  theirs = str(tmp_path / "theirs")
-  convert_checkpoint.convert(
-    convert_checkpoint.Settings(input=(str(tmp_path / "out"),), output=theirs)
-  )
-  config = runs.read_json(tmp_path / "theirs", "config.json")
-  assert config["id2label"] == {"0": "0", "1": "1"}
-  assert config["architectures"] == ["BertForSequenceClassification"]
-  os.remove(tmp_path / "theirs" / "task.json")
-  config = from_flags(
-    classification.ClassifierConfig,
-    do_eval=True,
-    init_checkpoint=theirs,
-    eval_file=str(tmp_path / "b.tsv"),
-    output_dir=str(tmp_path / "evaluated"),
-    max_seq_length=classify(tmp_path).config.max_seq_length,
-  )
-  results = run(classification.Classification(config))["evaluation"]
-  assert results == {**evaluated["evaluation"], "global_step": 0}
