@@ -22,14 +22,14 @@ if __name__ == "__main__":
 
 from common import settings
 from finetuning import classification, finetune
-from interop import model_source
+from interop import run_settings
 from training import train_loop, training_run
 
 
 def main(_) -> None:
   """Fine-tunes as the flags say."""
   kind = classification.ClassifierConfig
-  config, lines = model_source.configured(kind, flags.FLAGS)
+  config, lines = run_settings.configured(kind, flags.FLAGS)
   task = classification.Classification(config)
   job = functools.partial(finetune.finetune, task)
   training_run.start(config, job, lines=lines)

@@ -34,7 +34,7 @@ from config import stages
 from config.pretraining import BEST_BY, PretrainingConfig
 from data import record_order, records
 from gradients import sharded_variables
-from interop import model_source
+from interop import run_settings
 from model import initial_weights, model_flops
 from model.tensor_parallel import Slices
 from training import (
@@ -270,7 +270,7 @@ def pretrain_stage(
 
 def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
-  config, lines = model_source.configured(PretrainingConfig, flags.FLAGS)
+  config, lines = run_settings.configured(PretrainingConfig, flags.FLAGS)
   if config.dry_run:
     if lines:
       console.tell(*lines)

@@ -8,7 +8,6 @@ import dataclasses
 import filecmp
 import glob
 import os
-from typing import Any
 
 import tokenization
 from checkpoints import (
@@ -16,24 +15,16 @@ from checkpoints import (
   description,
   huggingface_folder,
   metrics,
-  run_start,
 )
 from checkpoints.description import Description
 from checkpoints.model_files import TASK_FILE, VOCABULARIES
-from common import settings
 from common.errors import UserError
-from common.files import file_sha256
-from config import stages
 from config.pretraining import (
   BEST_BY,
-  PretrainingConfig,
   is_preset,
   read_bert,
-  with_vocabulary,
 )
-from data import record_report, records
-from finetuning import task_file
-from gradients import distributed
+from data import record_report
 from interop.given import NOTHING_GIVEN, Given, case
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING, SQUAD
@@ -76,7 +67,7 @@ class Source:
 
   @property
   def is_export(self) -> bool:
-    return _is_export(self.path)
+    return is_export(self.path)
 
   def lines(self) -> list[str]:
     """The checkpoint and what is assumed, for the console."""
@@ -109,12 +100,12 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
   chosen_file = description.named_vocabulary(given)
-  path, chosen, folder = _locate(model)
+  path, chosen, folder = locate(model)
   about = description.read(folder)
   said, said_by = about.task, os.path.join(folder, TASK_FILE)
   if not said:
     said_by, said = pretraining_task(about, given)
-  config = _config(given.bert_config_file, about, path)
+  config = read_config(given.bert_config_file, about, path)
   lower = said.get("do_lower_case")
   if lower is None:
     lower, said_by = tokenization.published_case(path), path
@@ -124,7 +115,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
     chosen,
     config,
     {"task": PRETRAINING, **said, "do_lower_case": lower},
-    _vocabulary(said, chosen_file, folder),
+    find_vocabulary(said, chosen_file, folder),
     folder,
     assumed,
     about.notes,
@@ -141,7 +132,7 @@ def assumed_answers(task: dict, said_by: str) -> list[str]:
   ]
 
 
-def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
+def find_vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   """Flag -> file; an error if the flags contradict the files found."""
   found = {}
   for flag, name in (said.get("vocabulary") or VOCABULARIES).items():
@@ -168,230 +159,9 @@ def _vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   return chosen or found
 
 
-def configured(kind: type, flags) -> tuple[Any, list[str]]:
-  """The config of a run by its flags, and lines for the log.
-
-  Flags that are not given are what the files of the run that it resumes say, or
-  those of the model that it starts from. Raises `UserError` if a given one
-  contradicts them.
-  """
-  given = {name: flags[name].value for name in flags if flags[name].present}
-  in_files = kind.found(flags)
-  values = in_files | given
-  if values.get("stages"):
-    values |= stages.read(values["stages"])[0]  # what is read first
-  run, lines, named = values.get("output_dir") or "", [], {}
-  if branch := given.get("cooldown_from"):
-    named["cooldown_from"] = run_start.cooldown(branch, run)
-    lines.append(f"--cooldown_from={branch}: {named['cooldown_from']}")
-    if not _is_model(run):
-      run = os.path.dirname(named["cooldown_from"])
-  resumes = checkpoint_files.has_begun(run)
-  init = given.get("init_checkpoint")
-  if init:
-    init, told = _initial(init, run, resumes)
-    named["init_checkpoint"] = init
-    lines += told
-  starts = bool(init) and not resumes
-  origin = description.read(description.folder_of(init) if starts else run)
-  defaults: dict[str, Any] = {}
-  if kind is PretrainingConfig:
-    learned, told = _learned(values, origin, starts, resumes)
-    defaults |= learned
-    lines += told
-    if starts and values.get("input_file"):
-      lines += other_text(init, values["input_file"])
-  else:
-    if starts:
-      given_parts = {
-        field.name: given[field.name]
-        for field in dataclasses.fields(Given)
-        if field.name in given
-      }
-      source = find(init, Given(**given_parts))
-      defaults |= source.vocabulary
-      if not source.assumed_case:
-        defaults["do_lower_case"] = source.task["do_lower_case"]
-      lines += source.assumed_case
-    defaults |= _task_flags(kind, values | named, given)
-  bert, told = _bert(kind, defaults | values, origin, starts, resumes, init)
-  if bert:
-    named["bert_config_file"] = bert
-  config = settings.from_flags(kind, flags, defaults | in_files, named)
-  return config, lines + told
-
-
-def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:
-  """The name of the checkpoint of --init_checkpoint, and lines about it."""
-  if not (os.path.dirname(init) or os.path.isdir(init)):
-    init = os.path.join(os.curdir, init)
-  if not os.path.isdir(init):
-    return init, []
-  began = None
-  # A rank that joins an elastic run may find no checkpoint yet.
-  if run and (resumes or distributed.is_elastic()):
-    began = description.read(run).training
-  path = (began and began["flags"].get("init_checkpoint")) or ""
-  inside = path == init or path.startswith(os.path.join(init, ""))
-  if resumes:  # from a checkpoint of its own
-    if inside:
-      return path, []
-    line = (
-      f"--init_checkpoint={init} is ignored: {run} holds a run that "
-      f"{f'was started from {path}' if path else 'has begun'}"
-    )
-    return path or init, [line]
-  chosen = "from which this run was started"
-  if not (inside and (path == init or os.path.exists(f"{path}.index"))):
-    path, chosen, _ = _locate(init)
-  if _is_export(path):
-    raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
-  return path, [f"--init_checkpoint={init}: {path} ({chosen})"]
-
-
-def _task_flags(kind: type, values: dict, given: dict) -> dict[str, Any]:
-  """The flags that task.json of the model that binds a run sets."""
-  folder = task_file.model_folder(values)
-  task = description.read(folder).task
-  defaults = kind.defaults(task, given)
-  said = {f"--{name}": value for name, value in defaults.items()}
-  flags = {f"--{name}": value for name, value in given.items()}
-  scopes = description.scopes(values.get("do_train", False))
-  description.agree({"task": kind.kind, **said}, flags, folder or "", scopes)
-  return defaults
-
-
-def _bert(
-  kind: type,
-  values: dict,
-  origin: Description,
-  starts: bool,
-  resumes: bool,
-  init: str | None,
-) -> tuple[BertConfig | None, list[str]]:
-  """The BERT config if no file is given that says all, and lines about it."""
-  name, beside = values.get("bert_config_file"), origin.bert_file
-  is_there = bool(starts or origin.folder) and os.path.exists(beside)
-  binds = is_there and (starts or (resumes and is_preset(name)))
-  if binds:
-    _config(name, origin, init or origin.folder)
-  if is_there and (not name or (binds and is_preset(name))):
-    return origin.bert, [f"{description.BERT_FLAG}={beside}, as found"]
-  if not is_preset(name):
-    return None, []
-  bert, rows = read_bert(name), _vocabulary_size(kind, values)
-  said_by = "its file"
-  if rows:
-    bert, said_by = with_vocabulary(bert, rows), "the data's vocabulary"
-  return bert, [
-    f"{description.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
-    f"{said_by}"
-  ]
-
-
-def _vocabulary_size(kind: type, values: dict) -> int | None:
-  """The tokens of the data's vocabulary, if it is known."""
-  if kind is not PretrainingConfig:
-    return tokenization.load_tokenizer(
-      values.get("vocab_file"),
-      values.get("do_lower_case", True),
-      values.get("spm_model_file"),
-    ).vocab_size
-  files = values.get("input_file")
-  found = records.manifest_of(files) if files else None
-  return found[1].tokenizer.vocab_size if found else None
-
-
-def _learned(
-  values: dict, origin: Description, starts: bool, resumes: bool
-) -> tuple[dict, list[str]]:
-  """--objective and --segment_ids where they are not given, and lines.
-
-  They are the run's, else the records'. Another model's segment ids stay, and
-  so does all that it learned if it is only evaluated; where no file says it, it
-  is published, with segment ids. `UserError` for an evaluation with others.
-  """
-  trains = values.get("do_train") or values.get("dry_run")
-  files = (not trains and values.get("eval_input_file")) or values.get(
-    "input_file"
-  )
-  said, path, lines = origin.learned, origin.learned_from, []
-  objective, given = values.get("objective"), values.get("segment_ids")
-  if resumes and origin.training:
-    flags = origin.training["flags"]
-    objective = objective or flags.get("objective")
-    if given is None and flags.get("objective") in (None, objective):
-      given = flags.get("segment_ids")
-  elif starts and not (objective or trains) and said.get("objective") == "mlm":
-    objective = "mlm"
-    lines.append(f"--objective=mlm, as {path} says")
-  manifest = _manifest(files, objective)
-  if not objective:
-    objective = manifest.objective if manifest else records.OBJECTIVES[0]
-  if not starts:
-    return {"objective": objective, "segment_ids": given}, lines
-  used = said.get("segment_ids", None if trains else True)
-  if trains and said.get("objective", objective) != objective:
-    used = None  # the default of another objective
-  has_pairs = not manifest or manifest.has_pairs
-  if given is None:
-    given = used and has_pairs
-    if given not in (None, description.uses_segments(objective, None)):
-      by = f"{path} says" if "segment_ids" in said else "published models are"
-      lines.append(f"--{'' if given else 'no'}segment_ids, as {by}")
-  elif not trains and has_pairs and given != said.get("segment_ids", given):
-    raise UserError(
-      f"--{'' if given else 'no'}segment_ids: {path} says that the model was "
-      f"trained {'with' if used else 'without'} them: leave the flag out"
-    )
-  return {"objective": objective, "segment_ids": given}, lines
-
-
-def _manifest(
-  files: str | None, objective: str | None
-) -> records.Manifest | None:
-  """Of the first record file; `UserError` for two kinds without `objective`."""
-  paths = records.expand_patterns(files) if files else []
-  found = records.find_manifests(paths)
-  made_for = {manifest.objective: path for path, manifest in found.values()}
-  if len(made_for) > 1 and not objective:
-    kinds = " and ".join(
-      f"{path} for {kind}" for kind, path in made_for.items()
-    )
-    raise UserError(
-      f"{kinds}: give records of one kind, or --objective=mlm, which learns "
-      "from both"
-    )
-  return found[paths[0]][1] if paths and paths[0] in found else None
-
-
-def other_text(init: str, files: str) -> list[str]:
-  """A line if records are of another vocabulary or case than a checkpoint."""
-  found, folder = records.manifest_of(files), description.folder_of(init)
-  if not found:
-    return []
-  made, model = found[1].tokenizer, description.read(folder)
-  if before := model.tokenizer:
-    digests, lower = {before.sha256}, before.do_lower_case
-  else:
-    paths = _vocabulary(model.task, {}, folder).values()
-    digests = {file_sha256(path) for path in paths}
-    lower = model.task.get("do_lower_case", tokenization.published_case(init))
-  if digests <= {made.sha256} and lower in (None, made.do_lower_case):
-    return []
-  text = "other"
-  if lower is not None:
-    text = dataclasses.replace(made, do_lower_case=lower).case
-  return [
-    f"{found[0]}: the records are of {made.case} text with the vocabulary "
-    f"{made.file}, the model of --init_checkpoint of {text} text or another "
-    "vocabulary: its embeddings are of other words"
-  ]
-
-
-def _locate(model: str) -> tuple[str, str, str]:
+def locate(model: str) -> tuple[str, str, str]:
   """Checkpoint or export, why this one, and the folder of its files."""
-  if _is_export(model):
+  if is_export(model):
     return model, "exported", os.path.join(model, EXTRA_FOLDER)
   if huggingface_folder.is_folder(model):
     return model, "a Hugging Face folder", model
@@ -406,20 +176,24 @@ def _locate(model: str) -> tuple[str, str, str]:
   return model, "as named", os.path.dirname(model)
 
 
-def _is_model(path: str) -> bool:
+def is_model(path: str) -> bool:
   """Whether a folder has a model itself."""
   return (
-    _is_export(path)
+    is_export(path)
     or huggingface_folder.is_folder(path)
     or bool(glob.glob(os.path.join(glob.escape(path), "*.ckpt*.index")))
   )
 
 
-def _is_export(path: str) -> bool:
+def is_export(path: str) -> bool:
+  """Whether it is a SavedModel."""
   return os.path.exists(os.path.join(path, "saved_model.pb"))
 
 
-def _config(given: str | None, about: Description, model: str) -> BertConfig:
+def read_config(
+  given: str | None, about: Description, model: str
+) -> BertConfig:
+  """The config of a `given` file or of a folder; they must agree."""
   beside = about.bert_file
   configs = [bert for bert in (about.bert, given and read_bert(given)) if bert]
   if not configs:
@@ -453,7 +227,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
       models = sorted(p.removesuffix(".index") for p in own)
       if models:
         said = "holds several checkpoints: name one, "
-      elif models := list(filter(_is_model, paths)):
+      elif models := list(filter(is_model, paths)):
         said = "holds no model: did you mean "
       else:
         raise UserError(

@@ -21,7 +21,7 @@ from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from data import records
 from finetuning import classification, packed, squad, task_file
-from interop import model_source
+from interop import run_settings
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ run = finetuning_runs.run
 def from_flags(kind, **given):
   """The config of a command with these flags."""
   values = finetuning_runs.command_line(kind, **given)
-  return model_source.configured(kind, values)[0]
+  return run_settings.configured(kind, values)[0]
 
 
 CLASSIFIER = {
@@ -167,7 +167,7 @@ def settled_flags(kind=classification.ClassifierConfig, **given):
   """(the config, the log's lines) of a command with these flags."""
   given = {"max_seq_length": 32, **given}
   values = finetuning_runs.command_line(kind, **given)
-  return model_source.configured(kind, values)
+  return run_settings.configured(kind, values)
 
 
 @pytest.mark.parametrize("name", ["", "model.ckpt-3"])

@@ -43,7 +43,7 @@ from data import record_order, record_shape, records, tf_example, tfrecord
 from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
-from interop import model_source
+from interop import model_source, run_settings
 from training import evaluation, plans, resume, training_run
 from training.signals import Budget
 
@@ -320,7 +320,7 @@ def test_another_folders_model_keeps_what_it_learned(tiny_run, tmp_path):
 
   def settled(**flags):
     values = command_line(PretrainingConfig, **given, **flags)
-    return model_source.configured(PretrainingConfig, values)[0]
+    return run_settings.configured(PretrainingConfig, values)[0]
 
   config = settled(do_eval=True)
   assert (config.objective, config.segment_ids) == ("mlm", False)
@@ -374,7 +374,7 @@ def test_a_converted_model_is_as_its_run_folder(
       **given,
     )  # fmt: skip
     try:
-      config, _ = model_source.configured(PretrainingConfig, values)
+      config, _ = run_settings.configured(PretrainingConfig, values)
     except UserError as e:
       return str(e).partition(":")[0]
     used = description.uses_segments(config.objective, config.segment_ids)
@@ -398,11 +398,11 @@ def test_published_models_are_evaluated_with_segment_ids(tiny_run, tmp_path):
     init_checkpoint=f"{tmp_path}/bert_model.ckpt", bert_config_file=tiny_run[0],
   )  # fmt: skip
   values = command_line(PretrainingConfig, do_eval=True, **given)
-  config, lines = model_source.configured(PretrainingConfig, values)
+  config, lines = run_settings.configured(PretrainingConfig, values)
   assert "--segment_ids, as published models are" in lines
   assert config.segment_ids is True
   values = command_line(PretrainingConfig, do_train=True, **given)
-  config, _ = model_source.configured(PretrainingConfig, values)
+  config, _ = run_settings.configured(PretrainingConfig, values)
   assert config.segment_ids is None
 
 
@@ -440,7 +440,7 @@ def test_a_converted_model_says_that_it_learned_no_segments(tiny_run, tmp_path):
     PretrainingConfig, do_eval=True, segment_ids=True, **given
   )
   with pytest.raises(UserError, match="--segment_ids: .*trained without them"):
-    model_source.configured(PretrainingConfig, values)
+    run_settings.configured(PretrainingConfig, values)
 
 
 def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
@@ -704,7 +704,7 @@ TENSORFLOWS_OWN = re.compile(
 def settled_flags(**given):
   """(the config, the log's lines) of a command with these flags."""
   values = command_line(PretrainingConfig, do_train=True, **given)
-  return model_source.configured(PretrainingConfig, values)
+  return run_settings.configured(PretrainingConfig, values)
 
 
 def test_dropout_does_not_come_again_with_fewer_micro_batches(
@@ -849,7 +849,7 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
       PretrainingConfig, do_train=True, stages=str(staged), output_dir="new",
       init_checkpoint=str(model), global_batch_size=4,
     )  # fmt: skip
-    assert model_source.configured(PretrainingConfig, values)[1] == lines
+    assert run_settings.configured(PretrainingConfig, values)[1] == lines
     return any("embeddings are of other words" in line for line in lines)
 
   own = file_sha256(str(model / "vocab.txt"))
@@ -860,7 +860,7 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
   (cased / "vocab.txt").write_text("a\n")
   tokenizer = dataclasses.replace(manifest.tokenizer, sha256=own)
   dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
-  (line,) = model_source.other_text(f"{cased}/bert_model.ckpt", files)
+  (line,) = run_settings.other_text(f"{cased}/bert_model.ckpt", files)
   assert "model of --init_checkpoint of cased text" in line
   (model / "vocab.txt").unlink()
   read = {"files": [str(tmp_path / "data-0.tfrecord")]}
@@ -1343,7 +1343,7 @@ def test_a_cooldown_is_a_branch_of_its_run(
       output_dir=str(branch), lr_schedule="wsd", num_decay_steps=4,
       cooldown_from=str(named),
     )  # fmt: skip
-    config, _ = model_source.configured(PretrainingConfig, values)
+    config, _ = run_settings.configured(PretrainingConfig, values)
     return config.cooldown_from
 
   start = start_of(main)

@@ -1,0 +1,266 @@
+"""The settings of a run: its flags, and what its files or its model say."""
+
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+import tokenization
+from checkpoints import checkpoint_files, description, run_start
+from checkpoints.description import Description
+from common import settings
+from common.errors import UserError
+from common.files import file_sha256
+from config import stages
+from config.pretraining import (
+  PretrainingConfig,
+  is_preset,
+  read_bert,
+  with_vocabulary,
+)
+from data import records
+from finetuning import task_file
+from gradients import distributed
+from interop import model_source
+from interop.given import Given
+from model.bert_config import BertConfig
+
+
+class Origin(NamedTuple):
+  """What a run goes on from."""
+
+  about: Description  # of its own folder, or of --init_checkpoint's
+  resumes: bool  # it has a checkpoint of its own
+  init: str | None  # the checkpoint of --init_checkpoint
+
+  @property
+  def starts(self) -> bool:
+    """Whether it is a new run with the weights of another model."""
+    return bool(self.init) and not self.resumes
+
+
+def configured(kind: type, flags) -> tuple[Any, list[str]]:
+  """The config of a run by its flags, and lines for the log.
+
+  Flags that are not given are what the files of the run that it resumes say, or
+  those of the model that it starts from. Raises `UserError` if a given one
+  contradicts them.
+  """
+  given = {name: flags[name].value for name in flags if flags[name].present}
+  in_files = kind.found(flags)
+  values = in_files | given
+  if values.get("stages"):
+    values |= stages.read(values["stages"])[0]  # what is read first
+  origin, named, lines = _origin(values.get("output_dir") or "", given)
+  defaults: dict[str, Any] = {}
+  if kind is PretrainingConfig:
+    learned, told = _learned(values, origin)
+    defaults |= learned
+    if origin.starts and values.get("input_file"):
+      told += other_text(named["init_checkpoint"], values["input_file"])
+  else:
+    defaults, told = _of_model(given, origin)
+    defaults |= _task_flags(kind, values | named, given)
+  lines += told
+  bert, told = _bert(kind, defaults | values, origin)
+  if bert:
+    named["bert_config_file"] = bert
+  config = settings.from_flags(kind, flags, defaults | in_files, named)
+  return config, lines + told
+
+
+def _origin(run: str, given: dict) -> tuple[Origin, dict, list[str]]:
+  """What a run in the folder `run` goes on from, and the files it names.
+
+  Returns lines about them, too.
+  """
+  named, lines = {}, []
+  if branch := given.get("cooldown_from"):
+    named["cooldown_from"] = run_start.cooldown(branch, run)
+    lines.append(f"--cooldown_from={branch}: {named['cooldown_from']}")
+    if not model_source.is_model(run):
+      run = os.path.dirname(named["cooldown_from"])
+  resumes = checkpoint_files.has_begun(run)
+  init = given.get("init_checkpoint")
+  if init:
+    init, told = _initial(init, run, resumes)
+    named["init_checkpoint"] = init
+    lines += told
+  is_new = init and not resumes
+  about = description.read(description.folder_of(init) if is_new else run)
+  return Origin(about, resumes, init), named, lines
+
+
+def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
+  """Vocabulary and case of the model of --init_checkpoint, and lines."""
+  if not origin.starts:
+    return {}, []
+  names = {field.name for field in dataclasses.fields(Given)} & given.keys()
+  parts = Given(**{name: given[name] for name in names})
+  source = model_source.find(origin.init, parts)
+  flags: dict[str, Any] = {**source.vocabulary}
+  if not source.assumed_case:
+    flags["do_lower_case"] = source.task["do_lower_case"]
+  return flags, source.assumed_case
+
+
+def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:
+  """The name of the checkpoint of --init_checkpoint, and lines about it."""
+  if not (os.path.dirname(init) or os.path.isdir(init)):
+    init = os.path.join(os.curdir, init)
+  if not os.path.isdir(init):
+    return init, []
+  began = None
+  # A rank that joins an elastic run may find no checkpoint yet.
+  if run and (resumes or distributed.is_elastic()):
+    began = description.read(run).training
+  path = (began and began["flags"].get("init_checkpoint")) or ""
+  inside = path == init or path.startswith(os.path.join(init, ""))
+  if resumes:  # from a checkpoint of its own
+    if inside:
+      return path, []
+    line = (
+      f"--init_checkpoint={init} is ignored: {run} holds a run that "
+      f"{f'was started from {path}' if path else 'has begun'}"
+    )
+    return path or init, [line]
+  chosen = "from which this run was started"
+  if not (inside and (path == init or os.path.exists(f"{path}.index"))):
+    path, chosen, _ = model_source.locate(init)
+  if model_source.is_export(path):
+    raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
+  return path, [f"--init_checkpoint={init}: {path} ({chosen})"]
+
+
+def _task_flags(kind: type, values: dict, given: dict) -> dict[str, Any]:
+  """The flags that task.json of the model that binds a run sets."""
+  folder = task_file.model_folder(values)
+  task = description.read(folder).task
+  defaults = kind.defaults(task, given)
+  said = {f"--{name}": value for name, value in defaults.items()}
+  flags = {f"--{name}": value for name, value in given.items()}
+  scopes = description.scopes(values.get("do_train", False))
+  description.agree({"task": kind.kind, **said}, flags, folder or "", scopes)
+  return defaults
+
+
+def _bert(
+  kind: type, values: dict, origin: Origin
+) -> tuple[BertConfig | None, list[str]]:
+  """The BERT config if no file is given that says all, and lines about it."""
+  name, about = values.get("bert_config_file"), origin.about
+  bert = about.bert if origin.starts or about.folder else None
+  binds = bert and (origin.starts or (origin.resumes and is_preset(name)))
+  if binds:
+    model_source.read_config(name, about, origin.init or about.folder)
+  if bert and (not name or (binds and is_preset(name))):
+    return bert, [f"{description.BERT_FLAG}={about.bert_file}, as found"]
+  if not is_preset(name):
+    return None, []
+  bert, rows = read_bert(name), _vocabulary_size(kind, values)
+  said_by = "its file"
+  if rows:
+    bert, said_by = with_vocabulary(bert, rows), "the data's vocabulary"
+  return bert, [
+    f"{description.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
+    f"{said_by}"
+  ]
+
+
+def _vocabulary_size(kind: type, values: dict) -> int | None:
+  """The tokens of the data's vocabulary, if it is known."""
+  if kind is not PretrainingConfig:
+    return tokenization.load_tokenizer(
+      values.get("vocab_file"),
+      values.get("do_lower_case", True),
+      values.get("spm_model_file"),
+    ).vocab_size
+  files = values.get("input_file")
+  found = records.manifest_of(files) if files else None
+  return found[1].tokenizer.vocab_size if found else None
+
+
+def _learned(values: dict, origin: Origin) -> tuple[dict, list[str]]:
+  """--objective and --segment_ids where they are not given, and lines.
+
+  They are the run's, else the records'. Another model's segment ids stay, and
+  so does all that it learned if it is only evaluated; where no file says it, it
+  is published, with segment ids. `UserError` for an evaluation with others.
+  """
+  trains = values.get("do_train") or values.get("dry_run")
+  files = (not trains and values.get("eval_input_file")) or values.get(
+    "input_file"
+  )
+  about, lines = origin.about, []
+  said, path = about.learned, about.learned_from
+  objective, given = values.get("objective"), values.get("segment_ids")
+  if origin.resumes and about.training:
+    flags = about.training["flags"]
+    objective = objective or flags.get("objective")
+    if given is None and flags.get("objective") in (None, objective):
+      given = flags.get("segment_ids")
+  elif origin.starts and not (objective or trains):
+    if said.get("objective") == "mlm":
+      objective = "mlm"
+      lines.append(f"--objective=mlm, as {path} says")
+  manifest = _manifest(files, objective)
+  if not objective:
+    objective = manifest.objective if manifest else records.OBJECTIVES[0]
+  if not origin.starts:
+    return {"objective": objective, "segment_ids": given}, lines
+  used = said.get("segment_ids", None if trains else True)
+  if trains and said.get("objective", objective) != objective:
+    used = None  # the default of another objective
+  has_pairs = not manifest or manifest.has_pairs
+  if given is None:
+    given = used and has_pairs
+    if given not in (None, description.uses_segments(objective, None)):
+      by = f"{path} says" if "segment_ids" in said else "published models are"
+      lines.append(f"--{'' if given else 'no'}segment_ids, as {by}")
+  elif not trains and has_pairs and given != said.get("segment_ids", given):
+    raise UserError(
+      f"--{'' if given else 'no'}segment_ids: {path} says that the model was "
+      f"trained {'with' if used else 'without'} them: leave the flag out"
+    )
+  return {"objective": objective, "segment_ids": given}, lines
+
+
+def _manifest(
+  files: str | None, objective: str | None
+) -> records.Manifest | None:
+  """Of the first record file; `UserError` for two kinds without `objective`."""
+  paths = records.expand_patterns(files) if files else []
+  found = records.find_manifests(paths)
+  made_for = {manifest.objective: path for path, manifest in found.values()}
+  if len(made_for) > 1 and not objective:
+    kinds = " and ".join(
+      f"{path} for {kind}" for kind, path in made_for.items()
+    )
+    raise UserError(
+      f"{kinds}: give records of one kind, or --objective=mlm, which learns "
+      "from both"
+    )
+  return found[paths[0]][1] if paths and paths[0] in found else None
+
+
+def other_text(init: str, files: str) -> list[str]:
+  """A line if records are of another vocabulary or case than a checkpoint."""
+  found, folder = records.manifest_of(files), description.folder_of(init)
+  if not found:
+    return []
+  made, model = found[1].tokenizer, description.read(folder)
+  if before := model.tokenizer:
+    digests, lower = {before.sha256}, before.do_lower_case
+  else:
+    paths = model_source.find_vocabulary(model.task, {}, folder).values()
+    digests = {file_sha256(path) for path in paths}
+    lower = model.task.get("do_lower_case", tokenization.published_case(init))
+  if digests <= {made.sha256} and lower in (None, made.do_lower_case):
+    return []
+  text = "other"
+  if lower is not None:
+    text = dataclasses.replace(made, do_lower_case=lower).case
+  return [
+    f"{found[0]}: the records are of {made.case} text with the vocabulary "
+    f"{made.file}, the model of --init_checkpoint of {text} text or another "
+    "vocabulary: its embeddings are of other words"
+  ]
