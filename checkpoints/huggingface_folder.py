@@ -30,9 +30,15 @@ _REMEDY = "copy the model's files again"
 
 def is_folder(path: str) -> bool:
   """Whether it is a folder as transformers writes them, and none of ours."""
-  exists = lambda name: os.path.exists(os.path.join(path, name))
-  theirs, ours = huggingface_config.CONFIG_FILE, CONFIG_FILE
-  return bool(path) and exists(theirs) and not exists(ours)
+  if not (path and os.path.isdir(path)):
+    return False
+  names = os.listdir(path)
+  has_weights = any(
+    name.startswith((huggingface_weights.WEIGHTS_FILE, "pytorch_model"))
+    for name in names
+  )
+  is_theirs = huggingface_config.CONFIG_FILE in names
+  return has_weights and is_theirs and CONFIG_FILE not in names
 
 
 def read_bert(folder: str) -> BertConfig:

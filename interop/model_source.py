@@ -216,26 +216,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   files = checkpoint_files.CheckpointFiles(model, keep=1)
   steps = files.steps()
   if not steps:
-    theirs = os.path.join(model, CHECKPOINT_NAME)
-    newest = files.without_marker()
-    own = glob.glob(os.path.join(glob.escape(model), "*.ckpt*.index"))
-    if newest is None and len(own) == 1:
-      theirs = own[0].removesuffix(".index")
-    if newest is None and not os.path.exists(theirs + ".index"):
-      inside = [os.path.join(glob.escape(model), n) for n in ("*", "*/*")]
-      paths = sorted(path for names in inside for path in glob.glob(names))
-      models = sorted(p.removesuffix(".index") for p in own)
-      if models:
-        said = "holds several checkpoints: name one, "
-      elif models := list(filter(is_model, paths)):
-        said = "holds no model: did you mean "
-      else:
-        raise UserError(
-          f"{model} holds no model: there is no checkpoint (NAME.ckpt*.index) "
-          "in it. Name the --output_dir of a training that has saved one"
-        )
-      raise UserError(f"{model} {said}{' or '.join(models)}?")
-    return (newest, "the newest") if newest else (theirs, "the only one")
+    return _find_published(model, files.without_marker())
   by: metrics.BestBy | None = None if task else BEST_BY
   if saved := task.get("best_by"):  # older runs do not say
     by = metrics.BestBy(tuple(saved["keys"]), saved["higher"])
@@ -244,6 +225,29 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   files.check(step)
   chosen = "the best by evaluation" if best in steps else "the newest"
   return files.prefix(step), chosen
+
+
+def _find_published(model: str, newest: str | None) -> tuple[str, str]:
+  """As `_find_checkpoint`, in a folder that no run of ours wrote."""
+  if newest:
+    return newest, "the newest"
+  indices = glob.glob(os.path.join(glob.escape(model), "*.ckpt*.index"))
+  prefixes = sorted(path.removesuffix(".index") for path in indices)
+  published = os.path.join(model, CHECKPOINT_NAME)
+  if published in prefixes or len(prefixes) == 1:
+    return (published if published in prefixes else prefixes[0]), "the only one"
+  if prefixes:
+    raise UserError(
+      f"{model} holds several checkpoints: name {' or '.join(prefixes)}"
+    )
+  models: list[str] = []
+  for names in ("*", "*/*"):
+    paths = glob.glob(os.path.join(glob.escape(model), names))
+    models += filter(is_model, sorted(paths))
+  hint = "name the --output_dir of a training that has saved a checkpoint"
+  if models:
+    hint = f"did you mean {' or '.join(models)}?"
+  raise UserError(f"{model} holds no model: {hint}")
 
 
 def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:

@@ -826,8 +826,11 @@ def test_damage_and_what_is_not_there(tmp_path, letters):
   weights.write_bytes(weights.read_bytes()[:-5])
   with pytest.raises(UserError, match="model.safetensors: damaged"):
     convert(folder, out)
-  weights.unlink()
+  weights.rename(folder / "pytorch_model.bin")
   with pytest.raises(UserError, match="no model.safetensors. Copy it, or"):
+    convert(folder, out)
+  (folder / "pytorch_model.bin").unlink()
+  with pytest.raises(UserError, match="holds no model: name the --output_dir"):
     convert(folder, out)
   assert not out.exists()
 

@@ -19,8 +19,10 @@ from samples import LETTERS, TINY, write_packed
 
 import convert_checkpoint
 import predict
+import tokenization
 from checkpoints import run_folder
 from common.errors import DataError, UserError
+from data import records
 from interop import inference, model_source, predictions
 from interop.predictions import Input, Predictor
 
@@ -382,7 +384,7 @@ def test_models_that_are_none(tmp_path, folders, letters):
   for name in ("no/such", "", str(tmp_path / "lines.txt")):
     with pytest.raises(UserError, match=f"^{name}: no such model. Name a run"):
       model_source.find(name)
-  with pytest.raises(UserError, match="no model: there is no checkpoint.*Name"):
+  with pytest.raises(UserError, match="no model: name the --output_dir"):
     model_source.find(str(tmp_path))
   copy = shutil.copytree(folders["pretraining"], tmp_path / "copy")
   (tmp_path / "empty").mkdir()
@@ -498,9 +500,9 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   data.mkdir()
   write_packed(data)
   path = data / "data.manifest.json"
-  manifest = model_source.records.Manifest.load(str(path))
+  manifest = records.Manifest.load(str(path))
   tokenizer = dataclasses.replace(
-    model_source.tokenization.load_tokenizer(letters).info(),
+    tokenization.load_tokenizer(letters).info(),
     do_lower_case=False,
   )
   dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
