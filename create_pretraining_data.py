@@ -10,8 +10,8 @@ records/train.manifest.json. Flags, instances and masks are google/bert's.
 
 The bytes do not depend on the number of workers or machines, and memory does
 not depend on the size of the text: a document longer than a block of records is
-cut into several. A stop leaves the finished work in records/train.unfinished,
-from which the same command resumes.
+cut into several. A stop leaves the finished work in
+records/train.tfrecord.unfinished, from which the same command resumes.
 """
 
 import signal
@@ -23,40 +23,41 @@ from data import creation, work_dir
 
 def report(summary: creation.Summary) -> str:
   """The closing table."""
-  c, manifest = summary, summary.manifest
-  num_records, sentences = manifest.num_records, c["sentences"]
-  capacity = num_records * manifest.max_seq_length
-  is_static = manifest.masking == "static"
-  masked = f"{c['masked_tokens']:,}" if is_static else "drawn in training"
-  total = sum(summary.seconds.values())
-  rows = [
-    ("documents", f"{c['documents']:,}"),
-    ("sentences", f"{sentences:,}"),
-    ("tokens", f"{c['tokens']:,}"),
-    ("unknown tokens", f"{c['unknown_tokens'] / c['tokens']:.3%}"),
-    ("unigram entropy", f"{c['unigram_entropy']:.3f} nats"),
-    ("examples", f"{c['examples']:,}"),
-    ("records", f"{num_records:,} of {manifest.packing_factor:.2f} examples"),
-    ("random next", f"{c['random_next'] / c['examples']:.1%}")
-    if manifest.has_pairs
-    else ("objective", "masked LM alone"),
-    ("masked tokens", masked),
-    ("fill", f"{c['real_tokens'] / capacity:.1%} of tokens are not padding"),
-    *((name, f"{s:.1f} s") for name, s in summary.seconds.items()),
-    ("speed", f"{c['text_bytes'] / 1e6 / total:.2f} MB of text/s"),
-    ("files", f"{len(manifest.files)}, {manifest.files[0].name} ..."),
-    ("manifest", summary.manifest_path),
-  ]
+  manifest = summary.manifest
+  c, files, num_records = manifest.counts, manifest.files, manifest.num_records
+  fill = c["real_tokens"] / (num_records * manifest.max_seq_length)
+  seconds = sum(summary.seconds.values())
+  pairs, masked = "none: masked LM alone", "drawn in training"
+  if manifest.has_pairs:
+    pairs = f"{c['random_next'] / c['examples']:.1%}"
+  if manifest.masking == "static":
+    masked = f"{c['masked_tokens']:,}"
+  rows = {
+    "documents": f"{c['documents']:,}",
+    "sentences": f"{c['sentences']:,}",
+    "tokens": f"{c['tokens']:,}",
+    "unknown tokens": f"{c['unknown_tokens'] / c['tokens']:.3%}",
+    "unigram entropy": f"{c['unigram_entropy']:.3f} nats",
+    "examples": f"{c['examples']:,}",
+    "records": f"{num_records:,} of {manifest.packing_factor:.2f} examples",
+    "random next": pairs,
+    "masked tokens": masked,
+    "fill": f"{fill:.1%} of tokens are not padding",
+    **{name: f"{value:.1f} s" for name, value in summary.seconds.items()},
+    "speed": f"{c['text_bytes'] / 1e6 / seconds:.2f} MB of text/s",
+    "files": f"{len(files)}, {files[0].name} ...",
+    "manifest": summary.manifest_path,
+  }
   if c["cut_documents"]:
-    note = f"{c['cut_documents']:,}, because they are longer than a block"
-    rows.append(("cut documents", note))
+    cut = f"{c['cut_documents']:,}, because they are longer than a block"
+    rows["cut documents"] = cut
   if summary.kept:
-    rows.append(("kept", summary.kept))
-  if not manifest.settings["prose"] and c["tokens"] > 80 * sentences:
-    note = f"{c['tokens'] / sentences:.0f} tokens a sentence: if a line is a "
-    note += "paragraph, give --prose=en (or your language)"
-    rows.append(("note", note))
-  return "\n".join(f"{name:<16} {value}" for name, value in rows)
+    rows["kept"] = summary.kept
+  tokens = c["tokens"] / c["sentences"]
+  if not manifest.settings["prose"] and tokens > 80:
+    note = f"{tokens:.0f} tokens a sentence: if a line is a paragraph, give "
+    rows["note"] = f"{note}--prose=en (or your language)"
+  return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
 
 
 def _stop(signal_number, _) -> None:

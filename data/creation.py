@@ -32,16 +32,14 @@ _SHARDS = "shards"  # the folder of those that are being made
 _PLAN_VERSION = 3  # 1 cut chunks of JSON lines elsewhere; 2 had no `parts`
 
 
-class Summary(dict):
-  """The manifest's counts, and `seconds` by stage beside them."""
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  """What was made, where, and how long it took."""
 
   manifest: records.Manifest
   manifest_path: str
-  seconds: dict[str, float]
-  kept: str = ""  # what an earlier start had finished
-
-
-# The whole --------------------------------------------------------------------
+  seconds: dict[str, float]  # by stage
+  kept: str  # what an earlier start had finished
 
 
 def create(
@@ -58,20 +56,24 @@ def create(
   states = [_state(path) for path in paths]
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings)
+  # All that decides the bytes: the same plan resumes.
+  plan = dataclasses.asdict(settings) | {
+    "files": states,
+    "tokenizer": dataclasses.asdict(info),
+    "version": _PLAN_VERSION,
+  }
+  del plan["num_workers"]
+  cores = max(1, workers.available_cores() // ranks.local_size)
   os.makedirs(settings.folder, exist_ok=True)
-  plan = _plan(settings, states, info)
-  num_workers = settings.num_workers or max(
-    1, workers.available_cores() // ranks.local_size
-  )
   with (
     work_dir.work_folder(settings.work_folder, plan, ranks) as folder,
     # One pool for both passes: its workers keep the tokenizer.
-    workers.Workers(num_workers) as pool,
+    workers.Workers(settings.num_workers or cores) as pool,
   ):
     work = _Work(settings, folder, ranks, pool, tokenizer)
     counts, kept_bytes = work.tokenize(pieces)
-    for path, before in zip(paths, states, strict=True):
-      if not os.path.exists(path) or _state(path) != before:
+    for path, state in zip(paths, states, strict=True):
+      if _state(path) != state:
         raise errors.DataError(
           f"{path} was changed while it was read: start again when it is whole"
         )
@@ -85,31 +87,19 @@ def create(
     manifest = _manifest(settings, info, counts, results)
     # Making shards takes hours: others may have come meanwhile.
     earlier = claim(settings, paths, len(results))
-    _publish(settings, folder, manifest, earlier)
-  summary = Summary(manifest.counts)
-  summary.manifest, summary.manifest_path = manifest, settings.manifest_path
-  summary.seconds = {
+    _publish(settings, os.path.join(folder, _SHARDS), manifest, earlier)
+  seconds = {
     "tokenizing": tokenized - start,
     "making examples": made - tokenized,
     "moving files": time.monotonic() - made,
   }
+  kept = ""
   if kept_bytes or kept_shards:
-    summary.kept = (
+    kept = (
       f"{kept_bytes / 1e6:,.1f} MB of text tokenized and {kept_shards} of "
       f"{len(results)} shards made before"
     )
-  return summary
-
-
-def _plan(settings: Settings, states: list, info) -> dict:
-  """All that decides the bytes, for `work_dir.work_folder`."""
-  plan = dataclasses.asdict(settings) | {
-    "files": states,
-    "tokenizer": dataclasses.asdict(info),
-    "version": _PLAN_VERSION,
-  }
-  del plan["num_workers"]
-  return plan
+  return Summary(manifest, settings.manifest_path, seconds, kept)
 
 
 def _state(path: str) -> list:
@@ -123,57 +113,36 @@ def claim(
 ) -> records.Manifest | None:
   """The data set's earlier manifest, if all that we shall write is ours.
 
-  UserError if a file of ours has another owner: an input, a folder, another
-  data set or its unfinished work. None as `num_shards`: the corpus decides.
+  UserError if a file of ours is an input, a folder or another data set's. None
+  as `num_shards`: the corpus decides.
   """
   flag = f"--output_file={settings.output_file}"
-  outputs = settings.output_paths
-  listed, earlier = {}, None
+  names, earlier = settings.shard_names(num_shards), None
+  outputs = [os.path.join(settings.folder, name) for name in names]
+  records.check_not_written(inputs, "--input_file", *outputs)
+  for name in ("vocab_file", "spm_model_file"):
+    if path := getattr(settings, name):
+      records.check_not_written([path], f"--{name}", *outputs)
   try:
-    if num_shards:
-      names = settings.shard_names(num_shards)
-      outputs = [os.path.join(settings.folder, name) for name in names]
-      listed = records.find_manifests(outputs)
+    owners = records.find_manifests(outputs)
     if os.path.exists(settings.manifest_path):
       earlier = records.Manifest.load(settings.manifest_path)
   except errors.DataError as e:  # as a UserError it keeps the finished work
     raise errors.UserError(
       f"{flag}: {e}: move it away, or give another name"
     ) from e
-  records.check_not_written(inputs, "--input_file", *outputs)
-  for name in ("vocab_file", "spm_model_file"):
-    if path := getattr(settings, name):
-      records.check_not_written([path], f"--{name}", *outputs)
-  problems = []
-  for output in outputs:
-    manifest_path, _ = listed.get(output, (settings.manifest_path, None))
-    if os.path.basename(manifest_path) != settings.manifest_name:
-      problems.append(
-        f"{output} is a file of another data set, {manifest_path}: give "
-        "another name, or remove that data set"
-      )
-    if num_shards and os.path.isdir(output):
-      problems.append(
-        f"{output} is a folder: name files in it, as {output}/train.tfrecord"
-      )
-  names = list(earlier.shards) if earlier else []
-  if names and names != settings.shard_names(len(names)):
-    problems.append(
-      f"{settings.manifest_path} is the manifest of another data set, "
-      f"{names[0]}: give another name (not only another extension) or folder, "
-      "or remove that data set"
-    )
-  plan = work_dir.plan_of(settings.work_folder) or {}
-  other = plan.get("output_file", settings.output_file)
-  other_names = [os.path.basename(path) for path in records.listed(other)]
-  if other_names != settings.output_names:
-    problems.append(
-      f"{settings.work_folder} holds unfinished work of --output_file={other}: "
-      "finish it, remove that folder, or give another name (not only another "
-      "extension)"
-    )
+  problems = [f"{path} is a folder" for path in outputs if os.path.isdir(path)]
+  for path, (owner, _) in owners.items():
+    if os.path.basename(owner) != os.path.basename(settings.manifest_path):
+      problems.append(f"{path} is a file of the data set {owner}")
+  before = list(earlier.shards) if earlier else names
+  if before != settings.shard_names(len(before)):
+    problems.append(f"{settings.manifest_path} is {before[0]}'s")
   if problems:
-    raise errors.UserError(f"{flag}: {problems[0]}")
+    raise errors.UserError(
+      f"{flag}: {problems[0]}: give another name (not only another extension) "
+      "or folder, or remove that first"
+    )
   return earlier
 
 
@@ -216,28 +185,26 @@ def _publish(
   manifest: records.Manifest,
   earlier: records.Manifest | None,
 ) -> None:
-  """Moves the finished files to their places; DataError if one is gone.
+  """Moves the finished files of `folder` to their places.
 
-  The earlier manifest's files go first: a glob would match them too. Files that
-  were moved before a stop stay.
+  The earlier manifest's files go first: a glob would match them too. While
+  files are moved there is no manifest, and those that were moved before a stop
+  stay. DataError if a file is gone.
   """
-  before = earlier.shards if earlier else {}
+  may_be_moved = earlier is None or earlier == manifest
   moves, moved = {}, set()
-  for info in manifest.files:
-    # While files are moved there is no manifest.
-    may_be_moved = not earlier or before.get(info.name) == info
-    for name in _with_index(info.name):
-      source = os.path.join(folder, _SHARDS, name)
-      place = os.path.join(settings.folder, name)
-      if os.path.exists(source):
-        moves[source] = place
-      elif may_be_moved and os.path.exists(place):
-        moved.add(name)
-      else:
-        raise errors.DataError(f"{source} is gone: start again")
-  stale = {name for file in before for name in _with_index(file)} - moved
+  for name in _with_indexes(manifest):
+    source = os.path.join(folder, name)
+    place = os.path.join(settings.folder, name)
+    if os.path.exists(source):
+      moves[source] = place
+    elif may_be_moved and os.path.exists(place):
+      moved.add(name)
+    else:
+      raise errors.DataError(f"{source} is gone: start again")
+  stale = set(_with_indexes(earlier)) - moved if earlier else []
   # The manifest goes last: it knows what to delete.
-  for name in [*sorted(stale), settings.manifest_name]:
+  for name in [*stale, os.path.basename(settings.manifest_path)]:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(os.path.join(settings.folder, name))
   for source, place in moves.items():
@@ -245,18 +212,21 @@ def _publish(
   manifest.save(settings.manifest_path)
 
 
-def _with_index(name: str) -> tuple[str, str]:
-  """The names of a record file's index and the file, which appears last."""
-  return name + tfrecord.INDEX_SUFFIX, name
+def _with_indexes(manifest: records.Manifest) -> list[str]:
+  """The names of its files, each after its index."""
+  names = []
+  for name in manifest.shards:
+    names += [name + tfrecord.INDEX_SUFFIX, name]
+  return names
 
 
 # The two passes ---------------------------------------------------------------
 
 
-def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
-  """The number given, or as many as have about 16 MB each."""
-  return settings.given_shards or min(
-    _blocks_of_corpus(counts, settings), counts.parts, _MAX_DEFAULT_SHARDS
+def _example_bytes(settings: Settings) -> int:
+  # Ids take two bytes, mask and segment one, a prediction eight.
+  return (
+    4 * settings.max_seq_length + 8 * settings.max_predictions_per_seq + 200
   )
 
 
@@ -268,15 +238,11 @@ def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:
   return max(1, -(-examples * _example_bytes(settings) // _BLOCK_BYTES))
 
 
-def _example_bytes(settings: Settings) -> int:
-  # Ids take two bytes, mask and segment one, a prediction eight.
-  return (
-    4 * settings.max_seq_length + 8 * settings.max_predictions_per_seq + 200
+def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
+  """The number given, or as many as have about 16 MB each."""
+  return settings.given_shards or min(
+    _blocks_of_corpus(counts, settings), counts.parts, _MAX_DEFAULT_SHARDS
   )
-
-
-def _not_made(tasks: list[shards.ShardTask]) -> list[shards.ShardTask]:
-  return [task for task in tasks if not os.path.exists(task.result_file)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,17 +253,46 @@ class _Work:
   pool: workers.Workers
   tokenizer: corpus.TokenizerSpec
 
+  def _start(self, function, tasks: list) -> list:
+    """Starts this rank's tasks, which it returns, but for finished ones."""
+    mine = tasks[self.ranks.rank :: self.ranks.size]
+    self.pool.start(
+      function, [task for task in mine if not os.path.exists(task.done_file)]
+    )
+    return mine
+
+  def _wait(self, number: int, *files: str) -> None:
+    """Waits for one of the files of task `number`."""
+    work_dir.wait_until(
+      lambda: any(map(os.path.exists, files)),
+      f"{files[0]} of rank {number % self.ranks.size}",
+      self.pool.check,
+    )
+
   def tokenize(
     self, pieces: list[text_files.Piece]
   ) -> tuple[corpus.CorpusCounts, int]:
     """Text to the token store: (counts, text bytes of an earlier start)."""
+    settings = self.settings
     store = os.path.join(self.folder, "store")
     if counts := corpus.store_counts(store):
       return counts, counts.text_bytes
+    chunks = os.path.join(self.folder, "pieces")
     os.makedirs(store, exist_ok=True)
-    os.makedirs(os.path.join(self.folder, "pieces"), exist_ok=True)
+    os.makedirs(chunks, exist_ok=True)
+    tasks = [
+      corpus.PieceTask(
+        piece,
+        os.path.join(chunks, f"{number:06d}"),
+        first_chunk=0,
+        text=settings.text,
+        tokenizer=self.tokenizer,
+        mark_words=settings.do_whole_word_mask,
+      )
+      for number, piece in enumerate(pieces)
+    ]
     if self.ranks.rank:
-      self._start_pieces(pieces, 0, 0)
+      self._start(corpus.tokenize_piece, tasks)
       counts = work_dir.wait_until(
         functools.partial(corpus.store_counts, store),
         f"rank 0 to put the tokens of all ranks into {store}",
@@ -305,16 +300,20 @@ class _Work:
       )
       return counts, 0
     # A document longer than a block of examples is cut.
-    settings = self.settings
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
     block_tokens = block_examples * settings.max_seq_length
     loaded = corpus.load_tokenizer(self.tokenizer)
     with corpus.StoreWriter(store, loaded.vocab_size) as writer:
-      kept = writer.journal.bytes_on_disk
-      self._start_pieces(pieces, writer.journal.piece, writer.journal.chunk)
-      self._join(pieces, writer)
+      journal = writer.journal
+      kept = journal.bytes_on_disk
+      if journal.piece < len(tasks):  # the store has its first chunks
+        tasks[journal.piece] = dataclasses.replace(
+          tasks[journal.piece], first_chunk=journal.chunk
+        )
+      self._start(corpus.tokenize_piece, tasks)
+      self._join(tasks, writer)
       counts = writer.finish(loaded.unk_id, block_tokens)
-    shutil.rmtree(os.path.join(self.folder, "pieces"))
+    shutil.rmtree(chunks)
     if counts.documents < 2 and settings.objective != "mlm":
       raise errors.DataError(
         f"the input is one document of {counts.sentences} sentences, but half "
@@ -323,46 +322,19 @@ class _Work:
       )
     return counts, kept
 
-  def _piece_task(self, pieces, number, first_chunk=0) -> corpus.PieceTask:
-    return corpus.PieceTask(
-      pieces[number],
-      os.path.join(self.folder, "pieces", f"{number:06d}"),
-      first_chunk,
-      self.settings.text,
-      self.tokenizer,
-      self.settings.do_whole_word_mask,
-    )
-
-  def _start_pieces(self, pieces, first: int, first_chunk: int) -> None:
-    """Starts this rank's pieces that are not finished."""
-    tasks = []
-    for number in self.ranks.mine(len(pieces)):
-      chunk = first_chunk if number == first else 0
-      task = self._piece_task(pieces, number, chunk)
-      if number >= first and not os.path.exists(task.done_file):
-        tasks.append(task)
-    self.pool.start(corpus.tokenize_piece, tasks)
-
-  def _join(self, pieces, writer: corpus.StoreWriter) -> None:
+  def _join(
+    self, tasks: list[corpus.PieceTask], writer: corpus.StoreWriter
+  ) -> None:
     """Puts all ranks' chunks into the store, in the order of the text."""
-    total = sum(os.path.getsize(path) for path in {p.path for p in pieces})
     journal = writer.journal
+    total = sum(os.path.getsize(path) for path in {t.piece.path for t in tasks})
     with console.Progress(
       "tokenizing", total / 1e6, "MB", journal.bytes_on_disk / 1e6
     ) as bar:
-      while journal.piece < len(pieces):
-        task = self._piece_task(pieces, journal.piece)
+      while journal.piece < len(tasks):
+        task = tasks[journal.piece]
         chunk = task.chunk_file(journal.chunk)
-
-        def is_ready(files=(chunk, task.done_file)):
-          return any(map(os.path.exists, files))
-
-        work_dir.wait_until(
-          is_ready,
-          f"{chunk}, tokens of {task.piece.path}, from rank "
-          f"{journal.piece % self.ranks.size}",
-          self.pool.check,
-        )
+        self._wait(journal.piece, chunk, task.done_file)
         # A finished piece has all of its chunks.
         if os.path.exists(chunk):
           writer.append(chunk)
@@ -374,46 +346,33 @@ class _Work:
     self, counts: corpus.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
     """Makes shards; rank 0 waits for all: (results, number made before)."""
-    os.makedirs(os.path.join(self.folder, _SHARDS), exist_ok=True)
-    tasks = self._shard_tasks(counts)
-    mine = [tasks[i] for i in self.ranks.mine(len(tasks))]
-    wanted = mine if self.ranks.rank else tasks
-    missing = _not_made(wanted)
-    kept = len(wanted) - len(missing)
-    self.pool.start(shards.build_shard, _not_made(mine))
-    # All blocks hold about as much text.
-    blocks = tasks[0].num_blocks
-    megabytes = counts.text_bytes / 1e6 / (blocks * len(tasks))
-    blocks_made = sum(task.blocks_made for task in wanted)
-    with console.Progress(
-      "making records",
-      blocks * len(wanted) * megabytes,
-      "MB",
-      blocks_made * megabytes,
-    ) as bar:
-      while missing:
-        self.pool.check()
-        time.sleep(work_dir.POLL_SECONDS)
-        missing = _not_made(missing)
-        blocks_made = blocks * (len(wanted) - len(missing))
-        blocks_made += sum(task.blocks_made for task in missing)
-        bar.at(blocks_made * megabytes)
-    results = [shards.ShardResult.load(task.result_file) for task in wanted]
-    return results, kept
-
-  def _shard_tasks(self, counts: corpus.CorpusCounts) -> list[shards.ShardTask]:
     settings = self.settings
     num_shards = _num_shards(counts, settings)
-    blocks = -(-_blocks_of_corpus(counts, settings) // num_shards)
-    return [
+    folder = os.path.join(self.folder, _SHARDS)
+    os.makedirs(folder, exist_ok=True)
+    tasks = [
       shards.ShardTask(
         store=os.path.join(self.folder, "store"),
-        path=os.path.join(self.folder, _SHARDS, name),
+        path=os.path.join(folder, name),
         shard=number,
         num_shards=num_shards,
-        num_blocks=blocks,
+        num_blocks=-(-_blocks_of_corpus(counts, settings) // num_shards),
         settings=settings,
         tokenizer=self.tokenizer,
       )
       for number, name in enumerate(settings.shard_names(num_shards))
     ]
+    kept = sum(os.path.exists(task.done_file) for task in tasks)
+    mine = self._start(shards.build_shard, tasks)
+    wanted = mine if self.ranks.rank else tasks
+    # All shards hold about as much text.
+    megabytes = counts.text_bytes / 1e6 / num_shards
+    results = []
+    with console.Progress(
+      "making records", len(wanted) * megabytes, "MB"
+    ) as bar:
+      for task in wanted:
+        self._wait(task.shard, task.done_file)
+        results.append(shards.ShardResult.load(task.done_file))
+        bar.at(len(results) * megabytes)
+    return results, kept

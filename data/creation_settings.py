@@ -8,7 +8,7 @@ from common.settings import check, in_group
 from data import records, text_files
 
 # What lies beside records, here and in the folder of work in progress.
-_NO_RECORDS = (*records.NO_RECORDS, ".result", ".blocks", ".unfinished")
+_NO_RECORDS = (*records.NO_RECORDS, ".result", ".unfinished")
 # The settings that a manifest shows.
 _IN_MANIFEST = (
   "do_whole_word_mask max_seq_length max_predictions_per_seq random_seed "
@@ -94,30 +94,29 @@ class Settings:
       short = 0.0 if self.objective == "mlm" else 0.1
       object.__setattr__(self, "short_seq_prob", short)
     check(self)
-    if self.cross_documents and self.objective != "mlm":
-      raise UserError("--cross_documents needs --objective=mlm")
     _ = self.text  # checks its settings
-    size, paths, names = (
-      self.max_seq_length,
-      self.output_paths,
-      self.output_names,
-    )
+    size, paths = self.max_seq_length, self.output_paths
     folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
+    names = set(self.shard_names(None))
     most = f"1 to max_seq_length ({size})"
     for name, fits, want in (
       ("max_predictions_per_seq", self.max_predictions_per_seq <= size, most),
       ("examples_per_record", self.examples_per_record <= size, most),
-      ("output_file", paths and all(names), "a file name"),
       (
-        "output_file",
-        not any(name.endswith(_NO_RECORDS) for name in names),
-        f"no name that ends in {', '.join(_NO_RECORDS)}: these are for files "
-        "beside records",
+        "cross_documents",
+        not self.cross_documents or self.objective == "mlm",
+        "left out without --objective=mlm",
       ),
       (
         "output_file",
-        len(set(paths)) == len(paths) and len(folders) == 1,
+        all(names) and len(names) == len(paths) and len(folders) == 1,
         "different files of one folder, because one manifest describes them",
+      ),
+      (
+        "output_file",
+        not any(name.endswith(_NO_RECORDS) for name in names),
+        f"a name without the end {', '.join(_NO_RECORDS)}, which other files "
+        "beside records have",
       ),
       (
         "num_shards",
@@ -138,18 +137,14 @@ class Settings:
 
   @property
   def output_paths(self) -> list[str]:
+    """The given names of record files; one may stand for several."""
     return records.listed(self.output_file)
-
-  @property
-  def output_names(self) -> list[str]:
-    return [os.path.basename(path) for path in self.output_paths]
 
   @property
   def given_shards(self) -> int | None:
     """The number of record files; None: the corpus decides."""
-    if self.num_shards or len(self.output_paths) == 1:
-      return self.num_shards
-    return len(self.output_paths)
+    files = len(self.output_paths)
+    return files if files > 1 else self.num_shards
 
   @property
   def folder(self) -> str:
@@ -157,24 +152,16 @@ class Settings:
 
   @property
   def manifest_path(self) -> str:
-    return self._stem + records.MANIFEST_SUFFIX
-
-  @property
-  def manifest_name(self) -> str:
-    return os.path.basename(self.manifest_path)
+    return os.path.splitext(self.output_paths[0])[0] + records.MANIFEST_SUFFIX
 
   @property
   def work_folder(self) -> str:
-    return self._stem + ".unfinished"
+    return self.output_paths[0] + ".unfinished"
 
-  @property
-  def _stem(self) -> str:
-    return os.path.splitext(self.output_paths[0])[0]
-
-  def shard_names(self, num_shards: int) -> list[str]:
+  def shard_names(self, num_shards: int | None) -> list[str]:
     """File names: those given, or NAME-00000-of-00004.EXT, ..."""
-    names = self.output_names
-    if len(names) == num_shards:
+    names = [os.path.basename(path) for path in self.output_paths]
+    if num_shards in (None, len(names)):
       return names
     stem, extension = os.path.splitext(names[0])
     end = f"of-{num_shards:05d}{extension}"

@@ -1,9 +1,9 @@
 """Documents to training examples, as pure functions.
 
 Of two kinds: google/bert's pairs, [CLS] A [SEP] B [SEP], and sequences for
-masked LM alone, [CLS] text [SEP]. Both are ranges of the corpus' tokens. Chance
-comes from generators like `document_rng`, so neither the order of the documents
-nor their process matters.
+masked LM alone, [CLS] text [SEP]. Both are ranges of the corpus' tokens. Each
+copy of a document has its own `generator` of chance, so neither the order of
+the documents nor their process matters.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,25 +28,11 @@ class Documents(NamedTuple):
   document_offsets: np.ndarray  # int64 [documents + 1], into sentences
 
 
-class Span(NamedTuple):
-  """An example as ranges of the flat token array."""
+class Example(NamedTuple):
+  """An example as ranges of the flat token array, one for each segment."""
 
-  a_start: int
-  a_end: int
-  b_start: int
-  b_end: int
-  is_random_next: bool  # B is from elsewhere
-
-  def ranges(self) -> list[tuple[int, int]]:
-    """Of A and of B."""
-    return [(self.a_start, self.a_end), (self.b_start, self.b_end)]
-
-
-def document_rng(
-  random_seed: int, copy: int, document: int
-) -> np.random.Generator:
-  """The generator of chance for one copy of one document."""
-  return generator(random_seed, copy, document)
+  ranges: list[tuple[int, int]]
+  is_random_next: bool = False  # of a pair: B is from elsewhere
 
 
 def generator(random_seed: int, *key: int) -> np.random.Generator:
@@ -106,13 +92,13 @@ def _random_segment(
   return start, int(ends[min(enough, len(ends) - 1)])
 
 
-def spans_from_document(
+def pairs_from_document(
   documents: Documents,
   document: int,
   max_seq_length: int,
   short_seq_prob: float,
   rng: np.random.Generator,
-) -> list[Span]:
+) -> list[Example]:
   """Cuts one document into examples, in order (create_instances_from_document).
 
   Sentences are gathered until they fill a sequence; A is a random number of
@@ -130,7 +116,7 @@ def spans_from_document(
   # Gives Python's own integers, one at a time.
   offsets = documents.sentence_offsets[first : last + 1].data
   num_sentences = last - first
-  spans = []
+  pairs = []
   begin = end = 0  # the chunk: sentences begin to end (exclusive)
   while end < num_sentences:
     end += 1
@@ -150,11 +136,11 @@ def spans_from_document(
     length_a, length_b = truncated_lengths(
       a_end - a_start, b_end - b_start, max_num_tokens
     )
-    a_start, a_end = _truncate(a_start, a_end, length_a, rng)
-    b_start, b_end = _truncate(b_start, b_end, length_b, rng)
-    spans.append(Span(a_start, a_end, b_start, b_end, is_random_next))
+    a = _truncate(a_start, a_end, length_a, rng)
+    b = _truncate(b_start, b_end, length_b, rng)
+    pairs.append(Example([a, b], is_random_next))
     begin = end
-  return spans
+  return pairs
 
 
 def sequences(
@@ -163,14 +149,14 @@ def sequences(
   max_seq_length: int,
   short_seq_prob: float,
   rng: np.random.Generator,
-) -> list[list[tuple[int, int]]]:
+) -> list[Example]:
   """Cuts documents, one after another, into sequences that are full.
 
   A sequence is its documents' ranges of tokens, with a [SEP] after each and a
   [CLS] before all. What ends one, even inside of a sentence, begins the next.
   With probability `short_seq_prob` a sequence is shorter.
   """
-  made: list[list[tuple[int, int]]] = []
+  made: list[Example] = []
   room = 0
   for document in chosen:
     first, last = documents.document_offsets[document : document + 2].tolist()
@@ -181,9 +167,9 @@ def sequences(
         room = max_seq_length - 1
         if short_seq_prob and rng.random() < short_seq_prob:
           room = _randint(rng, 2, room)
-        made.append([])
+        made.append(Example([]))
       stop = min(end, start + room - 1)
-      made[-1].append((start, stop))
+      made[-1].ranges.append((start, stop))
       room -= stop - start + 1
       start = stop
   return made
@@ -194,17 +180,20 @@ def join(
   ranges: Sequence[tuple[int, int]],
   cls_id: int,
   sep_id: int,
-) -> tuple[np.ndarray, list[int]]:
-  """[CLS] A [SEP] B [SEP] ..., and where A, B, ... end, their [SEP] included.
+) -> tuple[np.ndarray, np.ndarray]:
+  """The tokens of [CLS] A [SEP] B [SEP] ..., and their segments.
 
-  [n] like `tokens`, without padding.
+  Both [n], without padding; the first like `tokens`, the second uint8: 0 for A
+  and [CLS], 1 for B and so on in turn, each with its [SEP].
   """
-  ends = [1]
-  for start, end in ranges:
-    ends.append(ends[-1] + end - start + 1)
-  ids = np.empty(ends[-1], tokens.dtype)
+  size = 1 + sum(end - start + 1 for start, end in ranges)
+  ids, segments = np.empty(size, tokens.dtype), np.zeros(size, np.uint8)
   ids[0] = cls_id
-  for place, (start, end) in zip(ends, ranges, strict=False):
-    ids[place : place + end - start] = tokens[start:end]
-    ids[place + end - start] = sep_id
-  return ids, ends[1:]
+  place = 1
+  for number, (start, end) in enumerate(ranges):
+    sep = place + end - start
+    ids[place:sep] = tokens[start:end]
+    ids[sep] = sep_id
+    segments[place : sep + 1] = number % 2
+    place = sep + 1
+  return ids, segments

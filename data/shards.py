@@ -5,8 +5,7 @@ workers. It holds, shuffles and packs one block of documents at a time.
 """
 
 import dataclasses
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,18 +40,9 @@ class ShardTask:
   tokenizer: corpus.TokenizerSpec
 
   @property
-  def result_file(self) -> str:
+  def done_file(self) -> str:
     """The file of the `ShardResult`; it exists once the shard is complete."""
     return self.path + ".result"
-
-  @property
-  def blocks_made(self) -> int:
-    if os.path.exists(self.result_file):
-      return self.num_blocks
-    try:
-      return os.path.getsize(self.path + ".blocks")
-    except FileNotFoundError:
-      return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +58,8 @@ class ShardResult:
   @classmethod
   def load(cls, path: str) -> "ShardResult":
     values = json_files.read_own(path, "start the same command again")
-    return cls(**{**values, "info": tfrecord.ShardInfo(**values["info"])})
+    values["info"] = tfrecord.ShardInfo(**values["info"])
+    return cls(**values)
 
 
 def documents_of_block(
@@ -85,8 +76,8 @@ def documents_of_block(
 
 class _Example(NamedTuple):
   ids: np.ndarray  # unsigned int [n], see corpus.token_dtype
-  ends: list[int]  # of segments, 0 and 1 in turn
-  is_random_next: bool = False
+  segments: np.ndarray  # uint8 [n], 0 and 1 in turn
+  is_random_next: bool
 
 
 def _rows(
@@ -100,12 +91,11 @@ def _rows(
   for row, pack in enumerate(packs):
     start = 0
     for place, number in enumerate(pack):
-      ids, ends, is_random_next = examples[number]
+      ids, segments, is_random_next = examples[number]
       end = start + len(ids)
       tokens[row, start:end] = ids
       input_mask[row, start:end] = place + 1
-      for first, last in zip(ends[::2], ends[1::2], strict=False):
-        segment_ids[row, start + first : start + last] = 1
+      segment_ids[row, start:end] = segments
       labels[row, place] = is_random_next
       start = end
   bit = corpus.continuation_bit(tokens.dtype)
@@ -121,13 +111,10 @@ def _rows(
 
 
 def build_shard(task: ShardTask) -> None:
-  """Makes one shard, then `task.result_file`; runs in a worker."""
+  """Makes one shard, then `task.done_file`; runs in a worker."""
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
-  with (
-    tfrecord.ShardWriter(task.path) as writer,
-    open(task.path + ".blocks", "wb", buffering=0) as blocks_made,
-  ):
+  with tfrecord.ShardWriter(task.path) as writer:
     for block in range(task.num_blocks):
       examples = _block_examples(documents, block, task)
       num_examples += len(examples)
@@ -139,58 +126,51 @@ def build_shard(task: ShardTask) -> None:
           masked_tokens += int(rows["masked_lm_weights"].sum())
         for record in tf_example.encode_examples(rows):
           writer.write(record)
-      blocks_made.write(b".")
     if not num_examples:
       raise errors.DataError(
         f"--num_shards={task.num_shards} is too many: shard {task.shard} gets "
-        f"no example of {len(documents.document_offsets) - 1} documents x "
-        f"{task.settings.dupe_factor} copies; give fewer"
+        "no example; give fewer"
       )
   result = ShardResult(
     writer.info, num_examples, real_tokens, masked_tokens, random_next
   )
-  json_files.write(task.result_file, dataclasses.asdict(result))
+  json_files.write(task.done_file, dataclasses.asdict(result))
 
 
 def _block_examples(
   documents: instances.Documents, block: int, task: ShardTask
 ) -> list[_Example]:
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
-  examples = []
+  seed = settings.random_seed
   lengths = (settings.max_seq_length, settings.short_seq_prob)
-
-  def add(ranges, is_random_next=False):
-    joined = instances.join(
-      documents.tokens, ranges, tokenizer.cls_id, tokenizer.sep_id
-    )
-    examples.append(_Example(*joined, is_random_next))
-
+  examples = []
   for copy in range(settings.dupe_factor):
-    mine = documents_of_block(
+    chosen = documents_of_block(
       len(documents.document_offsets) - 1,
       task.shard + task.num_shards * block,
       task.num_shards * task.num_blocks,
       copy,
-      settings.random_seed,
-    )
+      seed,
+    ).tolist()
+    found = []
     if settings.cross_documents:
       key = _SEQUENCE_STREAM, copy, task.shard, block
-      rng = instances.generator(settings.random_seed, *key)
-      groups: Iterable = [(mine.tolist(), rng)]
+      rng = instances.generator(seed, *key)
+      found = instances.sequences(documents, chosen, *lengths, rng)
     else:
-      groups = (
-        ([n], instances.document_rng(settings.random_seed, copy, n))
-        for n in mine.tolist()
+      for document in chosen:
+        rng = instances.generator(seed, copy, document)
+        if settings.objective == "mlm":
+          found += instances.sequences(documents, [document], *lengths, rng)
+        else:
+          found += instances.pairs_from_document(
+            documents, document, *lengths, rng
+          )
+    for ranges, is_random_next in found:
+      ids, segments = instances.join(
+        documents.tokens, ranges, tokenizer.cls_id, tokenizer.sep_id
       )
-    for chosen, rng in groups:
-      if settings.objective == "mlm":
-        for ranges in instances.sequences(documents, chosen, *lengths, rng):
-          add(ranges)
-        continue
-      for span in instances.spans_from_document(
-        documents, chosen[0], *lengths, rng
-      ):
-        add(span.ranges(), span.is_random_next)
+      examples.append(_Example(ids, segments, is_random_next))
   return examples
 
 

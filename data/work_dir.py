@@ -7,7 +7,6 @@ folder. Each makes its part of the files, and every file appears complete.
 
 import contextlib
 import fcntl
-import functools
 import os
 import shutil
 import time
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from common import console, errors, json_files
 
 _PLAN, _LOCK = "plan.json", "lock"
-POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _SAY_SECONDS = 60  # between lines that report a wait
 
 T = TypeVar("T")
@@ -30,9 +29,6 @@ class Ranks(NamedTuple):
   size: int = 1
   local_size: int = 1  # ranks on this machine
   run: str = ""  # identifies one start of all ranks
-
-  def mine(self, items: int) -> range:
-    return range(self.rank, items, self.size)
 
 
 ALONE = Ranks()
@@ -60,10 +56,12 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
   block deletes the folder; other errors leave it for the next start. UserError
   if another process works in it, it holds other files, or ranks' plans differ.
   """
+  # By this file each rank reports that its part is finished.
+  rank_file = os.path.join(path, "rank-{}.json").format
   if ranks.rank:
     _await_plan(path, plan, ranks)
     yield path
-    json_files.write(_rank_file(path, ranks.rank), {"run": ranks.run})
+    json_files.write(rank_file(ranks.rank), {"run": ranks.run})
     return
   os.makedirs(path, exist_ok=True)
   with _locked(path):
@@ -82,17 +80,67 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
       raise
     # A late rank must still find the folder, with nothing left to do.
     for rank in range(1, ranks.size):
-      file = _rank_file(path, rank)
-      wait_until(
-        functools.partial(_is_of_run, file, ranks),
-        f"rank {rank} to finish its part and write {file}",
-      )
+      _wait_for_run(rank_file(rank), f"rank {rank} to finish its part", ranks)
     _remove(path)
 
 
-def _rank_file(path: str, rank: int) -> str:
-  """The file by which a rank reports that its part is finished."""
-  return os.path.join(path, f"rank-{rank}.json")
+def _read(path: str) -> dict:
+  """What a file that ranks wrote says; {} without one, or if it is damaged."""
+  try:
+    return dict(json_files.read(path))
+  except (FileNotFoundError, TypeError, ValueError):
+    return {}
+
+
+def plan_of(path: str) -> dict | None:
+  """The plan of a work folder; None if there is no readable one."""
+  return _read(os.path.join(path, _PLAN)).get("plan")
+
+
+def _wait_for_run(file: str, what: str, ranks: Ranks) -> None:
+  """Waits until this start's ranks, not an earlier one's, wrote a file."""
+  wait_until(
+    lambda: _read(file).get("run") == ranks.run, f"{what} and write {file}"
+  )
+
+
+def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
+  _wait_for_run(os.path.join(path, _PLAN), "rank 0 to begin", ranks)
+  first = plan_of(path)
+  if first != plan:
+    raise errors.UserError(
+      f"rank {ranks.rank} has other text or settings than rank 0 "
+      f"({_differences(plan, first)}): all machines must see the same files "
+      "under the same names"
+    )
+
+
+def _differences(plan: dict, other: dict | None) -> str:
+  """The names of what two plans have unlike."""
+  before = other or {}
+  names = [
+    name for name in {**plan, **before} if plan.get(name) != before.get(name)
+  ]
+  return ", ".join(sorted(names))
+
+
+def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
+  """Empties a folder of another plan, and writes ours for the other ranks."""
+  plan_file = os.path.join(path, _PLAN)
+  contents, before = _contents(path), plan_of(path)
+  if contents and not os.path.exists(plan_file):
+    raise errors.UserError(
+      f"{path}: holds {contents[0]}, which this command did not make: move it "
+      "away, or give another --output_file"
+    )
+  if contents and before != plan:
+    if before:
+      console.tell(
+        f"{path} held work of other text or settings "
+        f"({_differences(plan, before)}): deleted it"
+      )
+    _empty(path)
+  json_files.write(plan_file, {"run": ranks.run, "plan": plan})
 
 
 def _contents(path: str) -> list[str]:
@@ -100,12 +148,8 @@ def _contents(path: str) -> list[str]:
 
 
 def _empty(path: str) -> None:
-  """Deletes the contents; after a stop halfway, the rest has no plan."""
-  plan = os.path.join(path, _PLAN)
-  try:
-    json_files.write(plan, {"run": "", "plan": None})
-  except OSError:  # a full disk, which this is to free
-    os.truncate(plan, 0)
+  """Deletes the contents; what a stop leaves of them has no plan."""
+  os.truncate(os.path.join(path, _PLAN), 0)
   for name in _contents(path):
     item = os.path.join(path, name)
     shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
@@ -114,22 +158,6 @@ def _empty(path: str) -> None:
 def _remove(path: str) -> None:
   _empty(path)  # the plan stays to the end: it marks the folder as ours
   shutil.rmtree(path)
-
-
-def plan_of(path: str) -> dict | None:
-  """The plan of a work folder; None if there is no readable one."""
-  try:
-    found = json_files.read(os.path.join(path, _PLAN))
-  except (FileNotFoundError, errors.DataError):
-    return None
-  return found.get("plan") if isinstance(found, dict) else None
-
-
-def _is_of_run(file: str, ranks: Ranks) -> bool:
-  try:
-    return json_files.read(file).get("run") == ranks.run
-  except (FileNotFoundError, errors.DataError):
-    return False  # a damaged one is of an earlier run: rank 0 writes another
 
 
 @contextlib.contextmanager
@@ -149,44 +177,6 @@ def _locked(path: str) -> Iterator[None]:
     yield
 
 
-def _differences(plan: dict, other: dict) -> str:
-  names = [k for k in {**plan, **other} if plan.get(k) != other.get(k)]
-  return ", ".join(sorted(names))
-
-
-def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
-  """Empties a folder of another plan, and writes ours for the other ranks."""
-  plan_file = os.path.join(path, _PLAN)
-  there, before = _contents(path), plan_of(path)
-  if there and not os.path.exists(plan_file):
-    raise errors.UserError(
-      f"{path}: holds {there[0]}, which this command did not make: move it "
-      "away, or give another --output_file"
-    )
-  if there and before != plan:
-    if before:
-      console.tell(
-        f"{path} held work of other text or settings "
-        f"({_differences(plan, before)}): deleted it"
-      )
-    _empty(path)
-  json_files.write(plan_file, {"run": ranks.run, "plan": plan})
-
-
-def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
-  plan_file = os.path.join(path, _PLAN)
-  wait_until(
-    lambda: _is_of_run(plan_file, ranks), f"rank 0 to write {plan_file}"
-  )
-  first = json_files.read(plan_file)["plan"]
-  if first != plan:
-    raise errors.UserError(
-      f"rank {ranks.rank} has other text or settings than rank 0 "
-      f"({_differences(plan, first)}): all machines must see the same files "
-      "under the same names"
-    )
-
-
 def wait_until(
   ready: Callable[[], T | None],
   what: str,
@@ -195,10 +185,11 @@ def wait_until(
   """Returns the first true `ready()`; meanwhile `check()` may raise."""
   start = time.monotonic()
   next_line = start + _SAY_SECONDS
-  while not (found := ready()):
+  while not (answer := ready()):
     check()
-    if (now := time.monotonic()) >= next_line:
+    now = time.monotonic()
+    if now >= next_line:
       next_line = now + _SAY_SECONDS
       console.tell(f"waiting for {what}: {console.minutes(now - start)} so far")
-    time.sleep(POLL_SECONDS)
-  return found
+    time.sleep(_POLL_SECONDS)
+  return answer

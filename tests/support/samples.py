@@ -118,6 +118,11 @@ def settings_of(tmp_path, input_file, vocab_file, **changes):
   return creation.Settings(**{**values, **changes})
 
 
+def create(*arguments, **changes):
+  """Makes the records of `settings_of`; their summary."""
+  return creation.create(settings_of(*arguments, **changes))
+
+
 def contents(folder):
   """File name -> bytes."""
   return {

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from samples import LETTERS, contents, feature_values, settings_of
+from samples import LETTERS, contents, create, feature_values, settings_of
 
 import create_pretraining_data
 import tokenization
@@ -46,15 +46,13 @@ def test_any_number_of_workers_gives_the_same_bytes(
   made = []
   for number in (1, 2, 3):
     out = tmp_path / f"out{number}"
-    creation.create(
-      settings_of(
-        tmp_path,
-        texts,
-        letters,
-        output_file=f"{out}/train.tfrecord",
-        num_workers=number,
-        num_shards=4,
-      )
+    create(
+      tmp_path,
+      texts,
+      letters,
+      output_file=f"{out}/train.tfrecord",
+      num_workers=number,
+      num_shards=4,
     )
     made.append(contents(out))
   assert list(made[0])[:3] == [
@@ -68,7 +66,7 @@ def test_any_number_of_workers_gives_the_same_bytes(
 
 def test_the_seed_decides_the_bytes(tmp_path, texts, letters):
   def made(seed):
-    creation.create(settings_of(tmp_path, texts, letters, random_seed=seed))
+    create(tmp_path, texts, letters, random_seed=seed)
     return (tmp_path / "out" / "train.tfrecord").read_bytes()
 
   assert made(1) == made(1) != made(2)
@@ -139,14 +137,8 @@ def test_text_is_read_as_google_bert_reads_it(
 def test_records_mean_what_google_bert_means(
   tmp_path, texts, letters, whole_words
 ):
-  summary = creation.create(
-    settings_of(
-      tmp_path,
-      texts,
-      letters,
-      do_whole_word_mask=whole_words,
-      num_shards=3,
-    )
+  summary = create(
+    tmp_path, texts, letters, do_whole_word_mask=whole_words, num_shards=3
   )
   tokenizer = tokenization.FullTokenizer(letters)
   (tmp_path / "b").rename(tmp_path / "b.txt")
@@ -214,15 +206,13 @@ def unpacked(record):
 def test_packed_records_hold_the_same_examples(tmp_path, texts, letters):
   made = {}
   for size in (1, 4):
-    summary = creation.create(
-      settings_of(
-        tmp_path,
-        texts,
-        letters,
-        examples_per_record=size,
-        short_seq_prob=0.9,
-        num_shards=2,
-      )
+    summary = create(
+      tmp_path,
+      texts,
+      letters,
+      examples_per_record=size,
+      short_seq_prob=0.9,
+      num_shards=2,
     )
     rows = all_examples(summary)
     assert {len(r["next_sentence_labels"]) for r in rows} == {size}
@@ -240,15 +230,13 @@ def test_packed_records_hold_the_same_examples(tmp_path, texts, letters):
 def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
   made = {}
   for dynamic in (False, True):
-    summary = creation.create(
-      settings_of(
-        tmp_path,
-        texts,
-        letters,
-        dynamic_masks=dynamic,
-        do_whole_word_mask=whole_words,
-        examples_per_record=2,
-      )
+    summary = create(
+      tmp_path,
+      texts,
+      letters,
+      dynamic_masks=dynamic,
+      do_whole_word_mask=whole_words,
+      examples_per_record=2,
     )
     rows = all_examples(summary)
     made[dynamic] = [e[:2] + e[3:] for r in rows for e in unpacked(r)]
@@ -299,10 +287,9 @@ def test_sequences_for_masked_lm_alone(tmp_path, texts, letters, cross):
 def test_a_single_document_suffices_for_masked_lm_alone(tmp_path, letters):
   text = tmp_path / "one.txt"
   text.write_text("a b c d\n" * 30)
-  summary = creation.create(
-    settings_of(tmp_path, str(text), letters, objective="mlm")
-  )
-  assert summary["documents"] == 1 and summary["tokens"] == 120
+  summary = create(tmp_path, str(text), letters, objective="mlm")
+  counts = summary.manifest.counts
+  assert counts["documents"] == 1 and counts["tokens"] == 120
 
 
 def test_a_vocabulary_of_symbols(tmp_path):
@@ -311,12 +298,13 @@ def test_a_vocabulary_of_symbols(tmp_path):
   tokens = [*tokenization.SPECIAL_TOKENS, *"MKTAYIQRL"]
   vocabulary.write_text("\n".join(tokens) + "\n")
   text.write_text("M K T A Y I\nQ R L M K T\n\n" * 20)
-  summary = creation.create(
-    settings_of(
-      tmp_path, str(text), str(vocabulary), do_lower_case=False,
-      dynamic_masks=True,
-    )
-  )  # fmt: skip
+  summary = create(
+    tmp_path,
+    str(text),
+    str(vocabulary),
+    do_lower_case=False,
+    dynamic_masks=True,
+  )
   seen = {i for row in all_examples(summary) for i in row["input_ids"]}
   assert seen == {tokens.index(t) for t in tokens} - {1, 4}
   drawn = summary.manifest.mask_settings()
@@ -325,8 +313,8 @@ def test_a_vocabulary_of_symbols(tmp_path):
 
 def test_a_shard_of_several_blocks(tmp_path, texts, letters, monkeypatch):
   """Blocks bound memory; what they hold together stays the same."""
-  make = lambda **changes: creation.create(
-    settings_of(tmp_path, texts, letters, examples_per_record=3, **changes)
+  make = lambda **changes: create(
+    tmp_path, texts, letters, examples_per_record=3, **changes
   )
   made = {}
   for size in (1 << 24, 1 << 13):
@@ -376,9 +364,7 @@ def test_next_sentence_label_tells_the_document(tmp_path, letters):
   text.write_text(
     "\n\n".join("\n".join([f"{c} {c} {c}"] * 30) for c in alphabet)
   )
-  summary = creation.create(
-    settings_of(tmp_path, str(text), letters, masked_lm_prob=0.01)
-  )
+  summary = create(tmp_path, str(text), letters, masked_lm_prob=0.01)
   first = LETTERS.index("a")
   for e in all_examples(summary):
     n = sum(e["input_mask"])
@@ -395,7 +381,7 @@ def test_next_sentence_label_tells_the_document(tmp_path, letters):
 def test_manifest_counts(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("a a b ?\na\n\nb a . ?\n")
-  summary = creation.create(settings_of(tmp_path, str(text), letters))
+  summary = create(tmp_path, str(text), letters)
   c = summary.manifest.counts
   assert c["tokens"] == 9 and c["unknown_tokens"] == 2
   assert (c["documents"], c["sentences"]) == (2, 3)
@@ -429,9 +415,7 @@ def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
 def test_copies_differ(tmp_path, letters):
   text = tmp_path / "t.txt"
   text.write_text("\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2))
-  summary = creation.create(
-    settings_of(tmp_path, str(text), letters, dupe_factor=20)
-  )
+  summary = create(tmp_path, str(text), letters, dupe_factor=20)
   examples = all_examples(summary)
   assert len(examples) == 40
   assert len({tuple(e["masked_lm_positions"]) for e in examples}) > 30
@@ -439,15 +423,13 @@ def test_copies_differ(tmp_path, letters):
 
 def test_file_names(tmp_path, texts, letters):
   out = tmp_path / "out"
-  summary = creation.create(settings_of(tmp_path, texts, letters, num_shards=1))
+  summary = create(tmp_path, texts, letters, num_shards=1)
   assert sorted(os.listdir(out)) == [
     "train.manifest.json", "train.tfrecord", "train.tfrecord.index",
   ]  # fmt: skip
   # A list keeps its names.
   both = f"{out}/first.x,{out}/second.x"
-  again = creation.create(
-    settings_of(tmp_path, texts, letters, output_file=both)
-  )
+  again = create(tmp_path, texts, letters, output_file=both)
   assert sorted(os.listdir(out))[:5] == [
     "first.manifest.json", "first.x", "first.x.index", "second.x",
     "second.x.index",
@@ -458,9 +440,7 @@ def test_file_names(tmp_path, texts, letters):
 def make(tmp_path, texts, letters, name, **changes):
   """Records tmp_path/out/NAME."""
   name = f"{tmp_path}/out/{name}"
-  return creation.create(
-    settings_of(tmp_path, texts, letters, output_file=name, **changes)
-  )
+  return create(tmp_path, texts, letters, output_file=name, **changes)
 
 
 def test_a_data_set_removes_its_own_files_only(tmp_path, texts, letters):
@@ -480,46 +460,57 @@ def test_a_data_set_removes_its_own_files_only(tmp_path, texts, letters):
   assert not (out / "train[1]-00000-of-00002.x").exists()
 
 
-def test_names_that_share_a_manifest(tmp_path, texts, letters, monkeypatch):
-  make(tmp_path, texts, letters, "train.seq32")
-  before = contents(tmp_path / "out")
-  for name in ("train.seq64", "train"):
-    with pytest.raises(
-      errors.UserError,
-      match=f"out/{name}: .*out/train.manifest.json is the "
-      "manifest of another data set, train.seq32: give another name",
-    ):
-      make(tmp_path, texts, letters, name)
-    assert contents(tmp_path / "out") == before
-  make(tmp_path, texts, letters, "train.seq32", num_shards=3)
-  # A file that another manifest lists.
-  with pytest.raises(errors.UserError, match="is a file of another data set"):
-    make(tmp_path, texts, letters, "train-00000-of-00003.seq32")
-  # ... is found before any work is done with it.
-  monkeypatch.setattr(text_files, "split_into_pieces", None)
-  for name, shards_given in (
-    ("train-00000-of-00003.seq32", 1),
-    (f"other.seq32,{tmp_path}/out/train-00002-of-00003.seq32", None),
-  ):
-    with pytest.raises(errors.UserError, match="is a file of another data set"):
-      make(tmp_path, texts, letters, name, num_shards=shards_given)
-  monkeypatch.undo()
-  monkeypatch.setattr(shards, "build_shard", None)
-  with pytest.raises(errors.UserError, match="is a file of another data set"):
-    make(tmp_path, texts, letters, "train-00000-of-00003.seq32")
-  monkeypatch.undo()
-  # A manifest that is none of ours.
-  (tmp_path / "out" / "mine.manifest.json").write_text('{"name": "mine"}')
-  with pytest.raises(errors.UserError, match="mine.*move it away, or give"):
-    make(tmp_path, texts, letters, "mine.x")
-
-
 @pytest.mark.parametrize(
-  "name", ["a.index", "a.manifest.json", "a.tmp", "a.unfinished", "x,x.result"]
+  "name, shards, words",
+  [
+    ("train.y", None, "out/train.manifest.json is train-00000-of-00003.x's"),
+    ("train", None, "out/train.manifest.json is train-00000-of-00003.x's"),
+    ("train-00000-of-00003.x", None, "a file of the data set .*/train.man"),
+    ("b.x,train-00002-of-00003.x", None, "a file of the data set .*/train.man"),
+    ("mine.x", None, "mine.manifest.json.*move it away, or give"),
+    ("folder", 1, "out/folder is a folder: give another name"),
+    ("../a.txt", None, "is of --input_file, and would be written"),
+    ("in.txt", 2, "in-00000-of-00002.txt is of --input_file, and"),
+    ("vocab.txt", 2, "vocab-00001-of-00002.txt is of --vocab_file, and"),
+  ],
 )
-def test_names_of_what_lies_beside_records(tmp_path, name):
-  with pytest.raises(errors.UserError, match="must be no name that ends in"):
-    settings_of(tmp_path, "t.txt", "v.txt", output_file=name)
+def test_files_of_others_stay(
+  tmp_path, texts, letters, name, shards, words, monkeypatch
+):
+  """Which is found before any work is done."""
+  out = tmp_path / "out"
+  make(tmp_path, texts, letters, "train.x", num_shards=3)
+  (out / "mine.manifest.json").write_text('{"name": "mine"}')
+  (out / "in-00000-of-00002.txt").write_text("a\n\nb\n")
+  vocabulary = shutil.copy(letters, out / "vocab-00001-of-00002.txt")
+  before = contents(out)
+  (out / "folder").mkdir()
+  monkeypatch.setattr(text_files, "split_into_pieces", None)
+  names = ",".join(f"{out}/{part}" for part in name.split(","))
+  with pytest.raises(errors.UserError, match=words):
+    create(
+      tmp_path, f"{texts},{out}/in-*", vocabulary, output_file=names,
+      num_shards=shards,
+    )  # fmt: skip
+  (out / "folder").rmdir()
+  assert contents(out) == before
+
+
+def test_a_file_that_another_took_meanwhile_stays(
+  tmp_path, texts, letters, monkeypatch
+):
+  """Which is seen when the corpus has decided how many shards there are."""
+  first = records.find_manifests
+
+  def and_others_come(paths):
+    others = dict.fromkeys(paths, ("other.manifest.json", None))
+    return others if "-of-" in paths[0] else first(paths)
+
+  monkeypatch.setattr(records, "find_manifests", and_others_come)
+  monkeypatch.setattr(creation, "_BLOCK_BYTES", 1 << 14)
+  monkeypatch.setattr(shards, "build_shard", None)
+  with pytest.raises(errors.UserError, match="of the data set other.manifest"):
+    create(tmp_path, texts, letters)
 
 
 def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
@@ -541,14 +532,8 @@ def test_sentencepiece(tmp_path, texts):
   model = str(tmp_path / "m.model")
   lines = (tmp_path / "a.txt").read_text().split("\n")
   train_tokenizer.train_sentencepiece(lines, model, 60)
-  summary = creation.create(
-    settings_of(
-      tmp_path,
-      texts,
-      None,
-      spm_model_file=model,
-      do_whole_word_mask=True,
-    )
+  summary = create(
+    tmp_path, texts, None, spm_model_file=model, do_whole_word_mask=True
   )
   assert summary.manifest.tokenizer.kind == "sentencepiece"
   assert summary.manifest.counts["examples"] == len(all_examples(summary)) > 60
@@ -591,16 +576,16 @@ def test_failures_leave_nothing(
   input_file = values.pop("input_file")
   values.setdefault("vocab_file", letters)
   with pytest.raises(ValueError, match=words):
-    creation.create(settings_of(tmp_path, input_file, **values))
+    create(tmp_path, input_file, **values)
   out = tmp_path / "out"
   assert not out.exists() or os.listdir(out) == []
 
 
 def test_a_failure_keeps_the_earlier_records(tmp_path, texts, letters):
-  creation.create(settings_of(tmp_path, texts, letters))
+  create(tmp_path, texts, letters)
   before = contents(tmp_path / "out")
   with pytest.raises(records.DataError, match="too many"):
-    creation.create(settings_of(tmp_path, texts, letters, num_shards=1000))
+    create(tmp_path, texts, letters, num_shards=1000)
   assert contents(tmp_path / "out") == before
 
 
@@ -608,51 +593,25 @@ def test_vocabulary_without_special_tokens(tmp_path, texts):
   bad = tmp_path / "bad.vocab"
   bad.write_text("a\nb\n[UNK]\n")
   with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
-    creation.create(settings_of(tmp_path, texts, str(bad)))
+    create(tmp_path, texts, str(bad))
 
 
 def test_text_of_another_encoding(tmp_path, letters):
   text = "a b c\n\nd e f\n\né\n"
   (tmp_path / "t.txt").write_bytes(text.encode())
   (tmp_path / "u.txt").write_bytes(text.encode("utf-16"))
-  make = lambda name, **changes: creation.create(
-    settings_of(tmp_path, f"{tmp_path}/{name}", letters, **changes)
+  make = lambda name, **changes: create(
+    tmp_path, f"{tmp_path}/{name}", letters, **changes
   )
   want, made = make("t.txt"), contents(tmp_path / "out")
   assert want.manifest.settings["encoding"] == "utf-8"
   with pytest.raises(records.DataError, match=r"u\.txt: line 1: not text"):
     make("u.txt")
   got = make("u.txt", encoding="utf-16")
-  assert got.manifest.settings["encoding"] == "utf-16" and got == want
+  assert got.manifest.settings["encoding"] == "utf-16"
+  assert got.manifest.counts == want.manifest.counts
   del made["train.manifest.json"]
   assert contents(tmp_path / "out").items() > made.items()
-
-
-def test_input_is_not_overwritten(tmp_path, letters):
-  text = tmp_path / "t.txt"
-  text.write_text("a\n\nb\n")
-  with pytest.raises(records.DataError, match="is of --input_file, and"):
-    creation.create(
-      settings_of(tmp_path, str(text), letters, output_file=str(text))
-    )
-  shard, end = "t-0000", "-of-00002.txt"  # the names that two would have
-  (tmp_path / f"{shard}0{end}").write_text("a\n\nb\n")
-  shutil.copy(letters, tmp_path / f"{shard}1{end}")
-  (tmp_path / "other.txt").write_text("a\n\nb\n")
-  given = {"input_file": f"{tmp_path}/other.txt", "vocab_file": letters}
-  for flag, value in (("input_file", "t-*"), ("vocab_file", f"{shard}1{end}")):
-    changes = {**given, flag: f"{tmp_path}/{value}"}
-    with pytest.raises(records.DataError, match=f"{end} is of --{flag}, and"):
-      creation.create(
-        settings_of(tmp_path, **changes, output_file=str(text), num_shards=2)
-      )
-
-
-def test_a_folder_in_the_place_of_a_file(tmp_path, texts, letters):
-  (tmp_path / "records").mkdir()
-  given = dict(output_file=f"{tmp_path}/records", num_shards=1)
-  with pytest.raises(errors.UserError, match="records is a folder: name files"):
-    creation.create(settings_of(tmp_path, texts, letters, **given))
 
 
 def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
@@ -679,7 +638,7 @@ def test_text_that_changes_while_it_is_read(tmp_path, letters, monkeypatch):
 
   monkeypatch.setattr(creation._Work, "_join", and_then_change)
   with pytest.raises(records.DataError, match="t.txt was changed while"):
-    creation.create(settings_of(tmp_path, str(text), letters))
+    create(tmp_path, str(text), letters)
   assert os.listdir(tmp_path / "out") == []
 
 
@@ -696,7 +655,7 @@ def test_text_that_grows_before_it_is_read(tmp_path, letters, monkeypatch):
 
   monkeypatch.setattr(creation, "_load_tokenizer", and_then_grow)
   with pytest.raises(records.DataError, match="t.txt was changed while"):
-    creation.create(settings_of(tmp_path, str(text), letters))
+    create(tmp_path, str(text), letters)
 
 
 def test_an_error_does_not_wait_for_other_workers(tmp_path):
@@ -727,19 +686,28 @@ def test_a_worker_that_died_is_an_error_for_people():
   "changes, words",
   [
     ({"max_seq_length": 7}, "max_seq_length=7: must be 8 to 65536"),
-    (
-      {"max_predictions_per_seq": 99},
-      "max_predictions_per_seq=99: must be 1 to",
-    ),
+    ({"max_seq_length": 10**9}, "max_seq_length=1000*: must be 8 to"),
+    ({"max_predictions_per_seq": 99}, "seq=99: must be 1 to max_seq_length"),
+    ({"examples_per_record": 33}, "examples_per_record=33: must be 1 to"),
     ({"dupe_factor": 0}, "dupe_factor=0"),
+    ({"dupe_factor": 10**12}, "dupe_factor=1000000000000: must be 1 to"),
     ({"masked_lm_prob": 0.0}, "masked_lm_prob=0.0"),
+    ({"masked_lm_prob": math.nan}, "masked_lm_prob=nan"),
     ({"short_seq_prob": 1.1}, "short_seq_prob=1.1"),
-    ({"num_workers": 0}, "num_workers=0"),
     ({"random_seed": -1}, "random_seed=-1"),
-    ({"output_file": ","}, "a file name"),
-    ({"output_file": "x/a,y/b"}, "of one folder"),
+    ({"random_seed": 1 << 64}, "random_seed=184.*: must be 0 to"),
+    ({"num_workers": 0}, "num_workers=0"),
+    ({"num_workers": 10**6}, "num_workers=1000000: must be 1 to"),
+    ({"num_shards": 10**9}, "num_shards=1000000000: must be 1 to"),
+    ({"prose": "True"}, "--prose=True: must be an ISO 639-1 code"),
+    ({"output_file": ","}, "different files of one folder"),
+    ({"output_file": "x/"}, "different files of one folder"),
+    ({"output_file": "x/a,y/b"}, "different files of one folder"),
+    ({"output_file": "x,y,x"}, "different files of one folder"),
+    ({"output_file": "x,x.result"}, "a name without the end"),
+    ({"output_file": "a.index"}, "a name without the end"),
     ({"output_file": "a,b", "num_shards": 3}, "left out or 2"),
-    ({"cross_documents": True}, "needs --objective=mlm"),
+    ({"cross_documents": True}, "without --objective=mlm"),
   ],
 )
 def test_impossible_settings(tmp_path, changes, words):

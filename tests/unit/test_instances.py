@@ -41,9 +41,13 @@ def corpus_of(*documents):
   )
 
 
-def spans(documents, document, draws, binomials=(), length=13, short=0.1):
+def pair(a, b, is_random_next):
+  return instances.Example([a, b], is_random_next)
+
+
+def pairs(documents, document, draws, binomials=(), length=13, short=0.1):
   rng = ScriptedRng(draws, binomials)
-  found = instances.spans_from_document(documents, document, length, short, rng)
+  found = instances.pairs_from_document(documents, document, length, short, rng)
   assert rng.used_up
   return found
 
@@ -54,8 +58,8 @@ NOT_SHORT, SAME_DOC, RANDOM, ACTUAL = 0.1, 0.0, 0.49, 0.5
 def test_actual_next_by_hand():
   # 4 + 3 + 3 tokens fill the 10; A is randint(1, 2) sentences: 0.99 -> 2.
   documents = corpus_of([4, 3, 3], [5])
-  assert spans(documents, 0, [NOT_SHORT, 0.99, ACTUAL]) == [
-    instances.Span(0, 7, 7, 10, False)
+  assert pairs(documents, 0, [NOT_SHORT, 0.99, ACTUAL]) == [
+    pair((0, 7), (7, 10), False)
   ]
 
 
@@ -67,17 +71,17 @@ def test_random_next_puts_the_rest_back():
   documents = corpus_of([4, 3, 3], [5, 2, 2])
   draws = [NOT_SHORT, 0.0, RANDOM, SAME_DOC, 0.5, 0.0, 0.5, ACTUAL]
   # A 4 + B 7 = 11 is one too many: B is the longer; 1 token from the front.
-  assert spans(documents, 0, draws, [1]) == [
-    instances.Span(0, 4, 11, 17, True),
-    instances.Span(4, 7, 7, 10, False),
+  assert pairs(documents, 0, draws, [1]) == [
+    pair((0, 4), (11, 17), True),
+    pair((4, 7), (7, 10), False),
   ]
 
 
 def test_single_sentence_always_gets_a_random_next():
   # No draw for "random or actual": document 1, its sentence 1 of 2.
   documents = corpus_of([4], [5, 3])
-  assert spans(documents, 0, [NOT_SHORT, 0.9, 0.5]) == [
-    instances.Span(0, 4, 9, 12, True)
+  assert pairs(documents, 0, [NOT_SHORT, 0.9, 0.5]) == [
+    pair((0, 4), (9, 12), True)
   ]
 
 
@@ -85,8 +89,8 @@ def test_long_sentence_still_gets_one_sentence():
   # A has 12 tokens > 10, so B's wanted length is negative: one sentence. Then
   # A is cut to 5, B to 5.
   documents = corpus_of([12], [6, 6])
-  assert spans(documents, 0, [NOT_SHORT, 0.9, 0.0], [2, 1]) == [
-    instances.Span(2, 7, 13, 18, True)
+  assert pairs(documents, 0, [NOT_SHORT, 0.9, 0.0], [2, 1]) == [
+    pair((2, 7), (13, 18), True)
   ]
 
 
@@ -94,17 +98,17 @@ def test_short_target():
   # 0.09 < 0.1: short; randint(2, 10) with 0.0 is 2, so every sentence fills.
   documents = corpus_of([4, 3], [5])
   draws = [0.09, 0.0, 0.9, 0.0, 0.9, 0.0]
-  assert spans(documents, 0, draws, []) == [
-    instances.Span(0, 4, 7, 12, True),
-    instances.Span(4, 7, 7, 12, True),
+  assert pairs(documents, 0, draws, []) == [
+    pair((0, 4), (7, 12), True),
+    pair((4, 7), (7, 12), True),
   ]
 
 
 def test_ten_tries_for_another_document():
   # The eleventh draw is for the sentence: document 0 is taken after all.
   documents = corpus_of([4], [5])
-  found = spans(documents, 0, [NOT_SHORT, *[SAME_DOC] * 10, 0.0])
-  assert found == [instances.Span(0, 4, 0, 4, True)]
+  found = pairs(documents, 0, [NOT_SHORT, *[SAME_DOC] * 10, 0.0])
+  assert found == [pair((0, 4), (0, 4), True)]
 
 
 def truncated_slowly(a, b, most):
@@ -137,21 +141,20 @@ def test_invariants(lengths, seed, max_seq_length, short):
   documents = corpus_of(*lengths)
   limits = documents.sentence_offsets[documents.document_offsets]
   for d in range(len(lengths)):
-    rng = instances.document_rng(seed, 0, d)
-    found = instances.spans_from_document(
+    rng = instances.generator(seed, 0, d)
+    found = instances.pairs_from_document(
       documents, d, max_seq_length, short, rng
     )
     assert found
-    for s in found:
-      assert s.a_end > s.a_start and s.b_end > s.b_start
-      total = s.a_end - s.a_start + s.b_end - s.b_start
-      assert total <= max_seq_length - 3
-      assert limits[d] <= s.a_start and s.a_end <= limits[d + 1]
-      if not s.is_random_next:
-        assert s.a_end <= s.b_start and s.b_end <= limits[d + 1]
+    for ((a_start, a_end), (b_start, b_end)), is_random_next in found:
+      assert a_end > a_start and b_end > b_start
+      assert a_end - a_start + b_end - b_start <= max_seq_length - 3
+      assert limits[d] <= a_start and a_end <= limits[d + 1]
+      if not is_random_next:
+        assert a_end <= b_start and b_end <= limits[d + 1]
       else:
-        home = np.searchsorted(limits, s.b_start, side="right") - 1
-        assert s.b_end <= limits[home + 1]
+        home = np.searchsorted(limits, b_start, side="right") - 1
+        assert b_end <= limits[home + 1]
 
 
 def test_random_next_is_half_and_from_elsewhere():
@@ -160,17 +163,14 @@ def test_random_next_is_half_and_from_elsewhere():
   random, total, same, others = 0, 0, 0, set()
   for copy in range(20):
     for d in range(50):
-      for s in instances.spans_from_document(
-        documents,
-        d,
-        64,
-        0.1,
-        instances.document_rng(7, copy, d),
+      rng = instances.generator(7, copy, d)
+      for (_, (b_start, _)), is_random_next in instances.pairs_from_document(
+        documents, d, 64, 0.1, rng
       ):
-        home = np.searchsorted(limits, s.b_start, side="right") - 1
+        home = np.searchsorted(limits, b_start, side="right") - 1
         total += 1
-        random += s.is_random_next
-        same += s.is_random_next and home == d
+        random += is_random_next
+        same += is_random_next and home == d
         others.add(int(home))
   assert total > 4000
   # Chunks of one sentence at a document's end add a little to the half.
@@ -187,22 +187,22 @@ def test_truncation_takes_from_both_ends():
   assert 2.3 < np.std(fronts) < 3.2  # sqrt(30) / 2 = 2.74
 
 
-def test_document_rng_depends_on_all_three():
+def test_a_generator_depends_on_all_three():
   draws = {
-    (seed, copy, d): instances.document_rng(seed, copy, d).random()
+    (seed, copy, d): instances.generator(seed, copy, d).random()
     for seed in (1, 2)
     for copy in (0, 1)
     for d in (0, 1)
   }
   assert len(set(draws.values())) == 8
-  assert instances.document_rng(1, 0, 1).random() == draws[1, 0, 1]
+  assert instances.generator(1, 0, 1).random() == draws[1, 0, 1]
 
 
 def test_join():
   tokens = np.arange(100, 120, dtype=np.int32)
-  ranges = instances.Span(1, 3, 7, 8, True).ranges()
-  ids, ends = instances.join(tokens, ranges, 2, 3)
-  assert ids.tolist() == [2, 101, 102, 3, 107, 3] and ends == [4, 6]
+  ids, segments = instances.join(tokens, [(1, 3), (7, 8), (9, 10)], 2, 3)
+  assert ids.tolist() == [2, 101, 102, 3, 107, 3, 109, 3]
+  assert segments.tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
   assert ids.dtype == np.int32
 
 
@@ -210,7 +210,7 @@ def sequences(documents, *chosen, length, draws=(), short=0.0):
   rng = ScriptedRng(draws)
   found = instances.sequences(documents, chosen, length, short, rng)
   assert rng.used_up
-  return found
+  return [example.ranges for example in found]
 
 
 def test_sequences_by_hand():
@@ -240,12 +240,14 @@ def test_sequences_hold_every_token_once(lengths, length, short):
   documents = corpus_of(*lengths)
   rng = np.random.default_rng(0)
   made = instances.sequences(documents, range(len(lengths)), length, short, rng)
-  sizes = []
-  for ranges in made:
-    ids, ends = instances.join(documents.tokens, ranges, -1, -2)
-    assert ids[0] == -1 and all(ids[end - 1] == -2 for end in ends)
+  sizes, tokens = [], []
+  for ranges, _ in made:
+    ids, segments = instances.join(documents.tokens, ranges, -1, -2)
+    ends = np.flatnonzero(ids == -2) + 1
+    assert ids[0] == -1 and len(ends) == len(ranges) and ends[-1] == len(ids)
+    assert set(np.flatnonzero(np.diff(segments)) + 1) == set(ends[:-1])
     sizes.append(len(ids))
-  tokens = [t for ranges in made for a, b in ranges for t in range(a, b)]
+    tokens += ids[ids >= 0].tolist()
   assert tokens == list(range(len(documents.tokens)))
   assert max(sizes) <= length
   if not short:  # one place may be left: a token and its [SEP] need two

@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import time
 import psutil
 import pytest
 import runs
-from samples import contents, settings_of, write_documents
+from samples import contents, create, settings_of, write_documents
 
 from common import errors
 from data import corpus, creation, records, text_files, work_dir
@@ -37,6 +36,14 @@ def stop_after(patch, module, name, calls):
   return left
 
 
+def stopped_at(settings, module, name, calls=0):
+  """Makes records until `stop_after` ends it."""
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, module, name, calls)
+    with pytest.raises(Stopped):
+      creation.create(settings)
+
+
 @pytest.fixture
 def many_pieces(monkeypatch):
   monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)
@@ -44,22 +51,13 @@ def many_pieces(monkeypatch):
 
 
 def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
-  tmp_path,
-  texts,
-  letters,
-  many_pieces,
+  tmp_path, texts, letters, many_pieces
 ):
   """Every file appears by os.replace, so that is where it is stopped."""
-  make = lambda out: creation.create(
-    settings_of(
-      tmp_path,
-      texts,
-      letters,
-      output_file=f"{tmp_path}/{out}/train.tfrecord",
-      num_shards=3,
-      dupe_factor=2,
-    )
-  )
+  make = lambda out: create(
+    tmp_path, texts, letters, output_file=f"{tmp_path}/{out}/train.tfrecord",
+    num_shards=3, dupe_factor=2,
+  )  # fmt: skip
   whole = make("whole")
   want = contents(tmp_path / "whole")
   stops, kept = 0, set()
@@ -73,7 +71,7 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
       break
     again = make(out)
     assert contents(tmp_path / out) == want, f"stopped at file {stops}"
-    assert again == whole
+    assert again.manifest == whole.manifest
     kept.add(again.kept)
     stops += 1
   assert stops > 25  # chunks, journal, shards, indexes, results, the moves
@@ -82,53 +80,29 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
 
 
 def test_what_was_written_after_the_journal_goes(
-  tmp_path,
-  texts,
-  letters,
-  many_pieces,
-  monkeypatch,
+  tmp_path, texts, letters, many_pieces
 ):
   settings = settings_of(tmp_path, texts, letters)
   creation.create(settings)
   want = contents(tmp_path / "out")
-  with pytest.MonkeyPatch.context() as patch:
-    stop_after(patch, corpus.StoreWriter, "_write_journal", 5)
-    with pytest.raises(Stopped):
-      creation.create(settings)
-  store = tmp_path / "out" / "train.unfinished" / "store"
+  stopped_at(settings, corpus.StoreWriter, "_write_journal", 5)
   for name in ("tokens", "sentences.i64", "starts.i64"):
-    with open(store / name, "ab") as f:
+    with open(f"{settings.work_folder}/store/{name}", "ab") as f:
       f.write(b"\xff" * (1 << 20))  # more than is still to come
   creation.create(settings)
   assert contents(tmp_path / "out") == want
 
 
-def test_other_settings_delete_what_was_made(
-  tmp_path,
-  texts,
-  letters,
-  monkeypatch,
-  capfd,
-):
+def test_other_settings_delete_what_was_made(tmp_path, texts, letters, capfd):
   first = settings_of(tmp_path, texts, letters)
-  with pytest.MonkeyPatch.context() as patch:
-    stop_after(patch, records.Manifest, "save", 0)
-    with pytest.raises(Stopped):
-      creation.create(first)
-  assert (
-    "unfinished keeps what is finished: the same command"
-    in capfd.readouterr().err
-  )
-  second = settings_of(tmp_path, texts, letters, dupe_factor=2)
-  summary = creation.create(second)
+  stopped_at(first, records.Manifest, "save")
+  assert "keeps what is finished: the same command" in capfd.readouterr().err
+  summary = create(tmp_path, texts, letters, dupe_factor=2)
   err = capfd.readouterr().err
   assert "text or settings (dupe_factor): deleted it" in err
   assert summary.kept == "" and summary.manifest.settings["dupe_factor"] == 2
   # Text that has changed is other work too.
-  with pytest.MonkeyPatch.context() as patch:
-    stop_after(patch, records.Manifest, "save", 0)
-    with pytest.raises(Stopped):
-      creation.create(first)
+  stopped_at(first, records.Manifest, "save")
   write_documents(tmp_path / "a.txt", 41, seed=1)
   summary = creation.create(first)
   assert "(files): deleted it" in capfd.readouterr().err
@@ -145,46 +119,11 @@ def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
   assert os.path.exists(path)
 
 
-def test_unfinished_work_of_another_name_stays(tmp_path, texts, letters):
-  make = lambda name: creation.create(
-    settings_of(tmp_path, texts, letters, output_file=f"{tmp_path}/out/{name}")
-  )
-  with pytest.MonkeyPatch.context() as patch:
-    stop_after(patch, records.Manifest, "save", 0)
-    with pytest.raises(Stopped):
-      make("train.seq32")
-  with pytest.raises(
-    errors.UserError, match="unfinished work of --output_file=.*train.seq32"
-  ):
-    make("train.seq64")
-  assert "shards made before" in make("train.seq32").kept
-
-
 def test_only_one_at_a_time(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
   os.makedirs(settings.folder)
   with work_dir.work_folder(settings.work_folder, {}, work_dir.ALONE):
     with pytest.raises(errors.UserError, match="another process works there"):
-      creation.create(settings)
-
-
-def test_a_damaged_journal_is_told(tmp_path, texts, letters):
-  settings = settings_of(tmp_path, texts, letters)
-  with pytest.MonkeyPatch.context() as patch:
-    stop_after(patch, records.Manifest, "save", 0)
-    with pytest.raises(Stopped):
-      creation.create(settings)
-  with open(f"{settings.work_folder}/store/counts.json", "w") as f:
-    f.write('{"documents"')
-  with pytest.raises(errors.DataError, match=r"counts\.json: .*damaged; start"):
-    creation.create(settings)
-
-
-def stopped_at(patch_of, settings):
-  """Makes records until `stop_after(patch, *patch_of)` ends it."""
-  with pytest.MonkeyPatch.context() as patch:
-    stop_after(patch, *patch_of)
-    with pytest.raises(Stopped):
       creation.create(settings)
 
 
@@ -195,52 +134,45 @@ def test_a_half_deleted_folder_is_emptied(tmp_path, texts, letters):
   want = contents(tmp_path / "out")
   other = settings_of(tmp_path, texts, letters, num_shards=2, dupe_factor=2)
   for deletions in range(1, 10, 2):
-    stopped_at((records.Manifest, "save", 0), settings)
-    stopped_at((os, "unlink", deletions), other)
+    stopped_at(settings, records.Manifest, "save")
+    stopped_at(other, os, "unlink", deletions)
     assert os.listdir(settings.work_folder)
     assert creation.create(settings).kept == ""
     assert contents(tmp_path / "out") == want
 
 
-@pytest.mark.parametrize("size", [0, 9, 60])
-def test_a_chunk_that_lost_bytes_is_refused(
-  tmp_path, texts, letters, many_pieces, size
+_WRITER, _SAVE = corpus.StoreWriter, (records.Manifest, "save")
+
+
+@pytest.mark.parametrize(
+  "stop, name, size",
+  [
+    *(((_WRITER, "append", 1), "*/*.[0-9]", size) for size in (0, 9, 60)),
+    *(
+      ((_WRITER, "_write_journal", 5), f"store/{name}", size)
+      for name in ("tokens", "sentences.i64", "starts.i64")
+      for size in (None, 8)
+    ),
+    *(
+      (_SAVE, f"store/{name}", None)
+      for name in ("tokens", "sentences.i64", "documents.i64")
+    ),
+    (_SAVE, "store/counts.json", 9),
+    (_SAVE, "shards/train.tfrecord.result", 9),
+  ],
+)
+def test_a_file_that_lost_bytes_is_refused(
+  tmp_path, texts, letters, many_pieces, stop, name, size
 ):
-  settings = settings_of(tmp_path, texts, letters)
-  stopped_at((corpus.StoreWriter, "append", 1), settings)
-  chunks = glob.glob(f"{settings.work_folder}/*/*.[0-9]")
-  assert chunks
-  for path in chunks:
-    os.truncate(path, size)
-  with pytest.raises(errors.DataError, match=r"damaged \(.*\); start the same"):
-    creation.create(settings)
-  assert creation.create(settings).kept == ""
-
-
-@pytest.mark.parametrize("name", ["tokens", "sentences.i64", "starts.i64"])
-@pytest.mark.parametrize("size", [None, 8])
-def test_a_store_that_lost_bytes_is_refused(
-  tmp_path, texts, letters, many_pieces, name, size
-):
-  settings = settings_of(tmp_path, texts, letters)
-  stopped_at((corpus.StoreWriter, "_write_journal", 5), settings)
-  path = f"{settings.work_folder}/store/{name}"
-  os.truncate(path, size) if size else os.unlink(path)
-  with pytest.raises(
-    errors.DataError, match=f"{name}: {size or 0} bytes, but .* were .*; start"
-  ):
-    creation.create(settings)
-  assert creation.create(settings).kept == ""
-
-
-@pytest.mark.parametrize("name", ["tokens", "sentences.i64", "documents.i64"])
-def test_a_whole_store_that_lost_a_file_is_refused(
-  tmp_path, texts, letters, name
-):
-  settings = settings_of(tmp_path, texts, letters)
-  stopped_at((records.Manifest, "save", 0), settings)
-  os.unlink(f"{settings.work_folder}/store/{name}")
-  with pytest.raises(errors.DataError, match=f"{name}: 0 bytes, but .*; start"):
+  """A chunk of tokens, the store's files, what a shard holds."""
+  settings = settings_of(tmp_path, texts, letters, num_shards=1)
+  stopped_at(settings, *stop)
+  paths = glob.glob(f"{settings.work_folder}/{name}")
+  assert paths
+  for path in paths:
+    os.unlink(path) if size is None else os.truncate(path, size)
+  last = name.rpartition("/")[2].removesuffix("*.[0-9]")
+  with pytest.raises(errors.DataError, match=f"{last}.*damaged.*; start the"):
     creation.create(settings)
   assert creation.create(settings).kept == ""
 
@@ -248,11 +180,12 @@ def test_a_whole_store_that_lost_a_file_is_refused(
 def test_published_records_stay(tmp_path, texts, letters):
   """The end of the other ranks is waited for after the manifest is there."""
   settings = settings_of(tmp_path, texts, letters, num_shards=2)
-  stopped_at((work_dir, "_remove", 0), settings)
+  stopped_at(settings, work_dir, "_remove")
   files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
   want = {path.name: path.read_bytes() for path in files}
   assert len(want) == 5
-  summary = creation.create(settings)
+  # As with any number of workers.
+  summary = create(tmp_path, texts, letters, num_shards=2, num_workers=2)
   assert "2 of 2 shards made before" in summary.kept
   assert contents(tmp_path / "out") == want
 
@@ -262,10 +195,20 @@ def test_published_records_stay_when_others_are_gone(tmp_path, texts, letters):
   creation.create(settings)
   before = contents(tmp_path / "out")
   other = settings_of(tmp_path, texts, letters, num_shards=2, dupe_factor=2)
-  stopped_at((creation, "_publish", 0), other)
+  stopped_at(other, creation, "_publish")
   os.unlink(f"{other.work_folder}/shards/train-00001-of-00002.tfrecord")
   with pytest.raises(errors.DataError, match="00001-of-.* is gone: start"):
     creation.create(other)
+  assert contents(tmp_path / "out") == before
+
+
+def test_records_that_lost_a_file_are_made_again(tmp_path, texts, letters):
+  """Also by a command whose manifest is the one that is there."""
+  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+  creation.create(settings)
+  before = contents(tmp_path / "out")
+  os.unlink(tmp_path / "out" / "train-00001-of-00002.tfrecord")
+  creation.create(settings)
   assert contents(tmp_path / "out") == before
 
 
@@ -313,7 +256,7 @@ def test_killed_it_keeps_shards_and_leaves_no_process(
     stderr=subprocess.PIPE,
     text=True,
   )
-  work = tmp_path / "killed" / "train.unfinished"
+  work = tmp_path / "killed" / "train.tfrecord.unfinished"
   process = start("killed")
   made = lambda: sorted((work / "shards").glob("*.result"))
   wait_for(lambda: len(made()) >= 2)
@@ -347,13 +290,13 @@ def started(tmp_path, letters, until):
     stderr=subprocess.PIPE,
     text=True,
   )  # fmt: skip
-  work = tmp_path / "out" / "train.unfinished"
+  work = tmp_path / "out" / "train.tfrecord.unfinished"
   wait_for(lambda: list(work.glob(until)))
   return process, work
 
 
 def test_a_worker_that_dies_is_told(tmp_path, letters):
-  process, _ = started(tmp_path, letters, until="shards/*.blocks")
+  process, _ = started(tmp_path, letters, until="shards/*.tmp")
   is_worker = lambda p: "spawn_main" in " ".join(p.cmdline())
   children = psutil.Process(process.pid).children()
   next(filter(is_worker, children)).kill()
@@ -402,7 +345,8 @@ def test_ranks_share_the_work(tmp_path, texts, letters, many_pieces):
 
   def work(rank):
     ranks = work_dir.Ranks(rank, 3, 3, "run")
-    results[rank] = creation.create(settings("three"), ranks)
+    summary = creation.create(settings("three"), ranks)
+    results[rank] = summary and summary.manifest
 
   threads = [threading.Thread(target=work, args=[rank]) for rank in (2, 1, 0)]
   for thread in threads:
@@ -410,7 +354,7 @@ def test_ranks_share_the_work(tmp_path, texts, letters, many_pieces):
     time.sleep(0.2)  # rank 0 comes last, the others wait for it
   for thread in threads:
     thread.join(runs.HANG_SECONDS)
-  assert results == {0: alone, 1: None, 2: None}
+  assert results == {0: alone.manifest, 1: None, 2: None}
   assert contents(tmp_path / "three") == contents(tmp_path / "alone")
 
 
@@ -435,15 +379,6 @@ def test_ranks_without_a_launcher_are_told(monkeypatch):
   monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_PORT", raising=False)
   with pytest.raises(errors.UserError, match="start them by horovodrun"):
     work_dir.ranks_of_environment()
-
-
-def test_plans_are_plain_json(tmp_path, texts, letters):
-  settings = settings_of(tmp_path, texts, letters)
-  _, info = creation._load_tokenizer(settings)
-  paths = records.expand_patterns(settings.input_file)
-  plan = creation._plan(settings, list(map(creation._state, paths)), info)
-  assert plan == json.loads(json.dumps(plan))
-  assert "num_workers" not in plan and len(plan["files"]) == 2
 
 
 def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
