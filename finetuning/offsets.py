@@ -69,28 +69,28 @@ def covering(spans: TokenSpans, first: int, last: int) -> tuple | None:
 
 
 def _as_arrays(spans: list) -> TokenSpans:
-  columns = zip(*spans, strict=True) if spans else ([], [], [])
-  return TokenSpans(*(np.array(list(c), np.int32) for c in columns))
+  columns = np.array(spans, np.int32).reshape(-1, 3).T
+  return TokenSpans(*columns)
 
 
 def _of_wordpiece(tokenizer, text: str) -> TokenSpans:
   words = tokenizer.split_words(text)
-  # Character -> number of characters that it becomes in words.
-  kept = {char: len("".join(tokenizer.split_words(char))) for char in set(text)}
+  lengths = {}  # character -> number of characters that it becomes in words
+  for char in set(text):
+    lengths[char] = len("".join(tokenizer.split_words(char)))
   # Position in the text of each of the words' characters.
-  places = [i for i, char in enumerate(text) for _ in range(kept[char])]
+  places = np.repeat(np.arange(len(text)), [lengths[char] for char in text])
   if len(places) != sum(map(len, words)):
     return _word_by_word(tokenizer, text)
   spans, begin = [], 0
   for word in words:
     ids = tokenizer.pieces_of(word)
-    lengths = [len(tokenizer.tokens[i].removeprefix("##")) for i in ids]
-    if sum(lengths) != len(word):  # the word is unknown
-      ids, lengths = ids[:1], [len(word)]
-    for token, length in zip(ids, lengths, strict=True):
-      first, last = places[begin], places[begin + length - 1]
-      spans.append((token, first, last + 1))
-      begin += length
+    sizes = [len(tokenizer.tokens[i].removeprefix("##")) for i in ids]
+    if sum(sizes) != len(word):  # the word is unknown
+      ids, sizes = ids[:1], [len(word)]
+    for token, size in zip(ids, sizes, strict=True):
+      spans.append((token, places[begin], places[begin + size - 1] + 1))
+      begin += size
   return _as_arrays(spans)
 
 
@@ -101,27 +101,33 @@ def _word_by_word(tokenizer, text: str) -> TokenSpans:
     start = text.index(word, end)
     end = start + len(word)
     for part in tokenizer.split_words(word):
-      spans += [(token, start, end) for token in tokenizer.pieces_of(part)]
+      for token in tokenizer.pieces_of(part):
+        spans.append((token, start, end))
   return _as_arrays(spans)
 
 
 def _of_sentencepiece(tokenizer, text: str) -> TokenSpans:
   places = list(range(len(text)))
   if tokenizer.do_lower_case:
-    places = [i for i, char in enumerate(text) for _ in char.lower()]
+    places = np.repeat(places, [len(char.lower()) for char in text]).tolist()
   places.append(len(text))
-  surface = lambda token: tokenizer.tokens[token].strip(SENTENCEPIECE_SPACE)
-  kept = {
-    c
-    for c in set(text)
-    if any(surface(t) for t, *_ in tokenizer.encode_spans(c))
-  }
+
+  def shows(token: int) -> bool:
+    return tokenizer.tokens[token].strip(SENTENCEPIECE_SPACE) != ""
+
+  kept = set()  # characters that tokens show
+  for char in set(text):
+    if any(shows(token) for token, *_ in tokenizer.encode_spans(char)):
+      kept.add(char)
   spans = []
   for token, begin, end in tokenizer.encode_spans(text):
     # A piece may begin with the space before its word. If a character gives
     # several pieces (an ellipsis gives three), only the last has it.
-    chars = places[begin : max(end, begin + 1)] if surface(token) else []
-    inner = [i for i in chars if i < len(text) and text[i] in kept]
+    inner = []
+    if shows(token):
+      for place in places[begin : max(end, begin + 1)]:
+        if place < len(text) and text[place] in kept:
+          inner.append(place)
     first = inner[0] if inner else places[begin]
     spans.append((token, first, inner[-1] + 1 if inner else first))
   return _as_arrays(spans)
