@@ -87,19 +87,20 @@ def evaluate_v2(
   groups = {"": everywhere, "HasAns_": has_answer, "NoAns_": ~has_answer}
   # Scores of the empty answer, and of the one that is not empty.
   empty = np.array([float(texts == [""]) for texts in right])
-  results = {}
+  scores, at_best = {}, {}
   for name, metric in (("exact", exact_match), ("f1", f1_v2)):
     answered = []
     for question, texts in zip(answers, right, strict=True):
       answered.append(_best(metric, texts, predictions[question]))
-    scores = np.where(odds > threshold, empty, answered)
-    for prefix, group in groups.items():
-      if group.any():
-        results[prefix + name] = 100.0 * sum(scores[group]) / sum(group)
+    scores[name] = np.where(odds > threshold, empty, answered)
     best, where = _best_threshold(np.array(answered), empty, odds)
-    results[f"best_{name}"] = 100.0 * best / len(right)
-    results[f"best_{name}_thresh"] = where
-  return {name: float(value) for name, value in results.items()}
+    at_best[f"best_{name}"] = 100.0 * best / len(right)
+    at_best[f"best_{name}_thresh"] = where
+  results = {}
+  for prefix, group in groups.items():
+    for name in scores if group.any() else ():
+      results[prefix + name] = 100.0 * sum(scores[name][group]) / sum(group)
+  return {name: float(n) for name, n in {**results, **at_best}.items()}
 
 
 def _best_threshold(answered, empty, odds) -> tuple[float, float]:
