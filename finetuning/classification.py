@@ -219,13 +219,11 @@ class Classification(FinetuningTask):
     return labels
 
   def assumed(self):
-    folder = model_folder(self.config)
-    trains = self.config.do_train or folder is None
-    if not self.labels or trains or description.read(folder).task.get("labels"):
+    if self.config.do_train or not self.labels or self._labels_of_model():
       return []
     return [
-      f"{folder}: nothing says which label each of the model's numbers is: "
-      f"assumed in the order {', '.join(self.labels)}"
+      "no file says which label each of the model's numbers is: assumed in the "
+      f"order {', '.join(self.labels)}"
     ]
 
   def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:

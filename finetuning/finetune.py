@@ -227,12 +227,11 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
 
 def _with_evaluations(config, plan) -> FinetuningConfig:
   """Turns --eval_every_epochs into updates."""
-  if config.eval_every_steps or not (
-    config.do_eval and config.eval_every_epochs
-  ):
+  epochs = config.eval_every_epochs if config.do_eval else 0
+  if config.eval_every_steps or not epochs:
     return config
-  epoch = plan.updates / max(config.num_train_epochs, 1e-9)
-  every = max(1, round(config.eval_every_epochs * epoch))
+  updates = plan.updates / config.num_train_epochs
+  every = max(1, round(epochs * updates))
   return dataclasses.replace(config, eval_every_steps=every)
 
 
