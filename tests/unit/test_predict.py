@@ -135,12 +135,17 @@ def test_another_spelling_of_the_mask_is_text_and_told(folders, capsys):
   assert not capsys.readouterr().err
 
 
-def test_contradicting_inputs_are_refused_before_the_model_is_read(tmp_path):
-  settings = predict.Settings(question="who?")
-  with pytest.raises(UserError, match="both --question and --context"):
-    predict.main(settings, str(tmp_path / "no_model"))
-  with pytest.raises(UserError, match="one of these"):
-    predict.main(settings, str(tmp_path / "no_model"), "a text")
+@pytest.mark.parametrize(
+  ("given", "texts", "words"),
+  [
+    ({"question": "who?"}, [], "both --question and --context"),
+    ({"question": "who?"}, ["a text"], "one of these"),
+    ({"input": "no/where"}, [], "--input=no/where: there is no such file"),
+  ],
+)
+def test_wrong_inputs_are_refused_before_the_model_is_read(given, texts, words):
+  with pytest.raises(UserError, match=words):
+    predict.main(predict.Settings(**given), "no model", *texts)
 
 
 def test_a_mask_is_its_token_where_it_stands(folders):
@@ -170,11 +175,8 @@ def test_a_mask_is_its_token_where_it_stands(folders):
 def test_embeddings_are_of_tokens_and_not_of_padding(folders):
   def encoder(arrays):
     ids = arrays["input_ids"].astype(np.float32)
-    return {
-      "sequence_output": np.where(arrays["input_mask"] == 1, ids, 1e9)[
-        ..., None
-      ]
-    }
+    vectors = np.where(arrays["input_mask"] == 1, ids, 1e9)[..., None]
+    return {"sequence_output": vectors}
 
   _, make = known(folders["pretraining"], encoder=encoder)
   inputs = [Input("a"), Input("a b c d e")]
@@ -211,12 +213,11 @@ def span_of(start, end, null):
 
   def run(arrays):
     ids = arrays["input_ids"]
-    scores = [
-      np.where(ids == LETTERS.index(c), 5.0, -5.0) for c in (start, end)
-    ]
-    for each in scores:
-      each[:, 0] = null
-    return dict(zip(("start_logits", "end_logits"), scores, strict=True))
+    scores = {}
+    for name, letter in (("start_logits", start), ("end_logits", end)):
+      scores[name] = np.where(ids == LETTERS.index(letter), 5.0, -5.0)
+      scores[name][:, 0] = null
+    return scores
 
   return run
 
@@ -249,9 +250,8 @@ def test_answers_keep_marks_that_no_token_has(folders):
 def test_texts_of_no_tokens(folders, text):
   """As the question, as the paragraph, and as both."""
   _, make = known(folders["squad"], span=span_of("a", "b", -1.0))
-  found = make().predict(
-    [Input(text, "a b"), Input("a", text), Input(text, text)]
-  )
+  inputs = [Input(text, "a b"), Input("a", text), Input(text, text)]
+  found = make().predict(inputs)
   assert [one["answer"] for one in found] == ["a b", "", ""]
 
 
@@ -297,36 +297,28 @@ def test_what_is_too_long_is_cut_and_told(both, folders):
 
 
 @pytest.mark.parametrize(
-  ("line", "wanted"),
+  ("line", "may_be_json", "wanted"),
   [
-    ("a b\n", Input("a b")),
-    ("a b\tc\n", Input("a b", "c")),
-    ("a ||| b c", Input("a", "b c")),
-    ('{"question": "q", "context": "c|||d"}', Input("q", "c|||d")),
+    ("a b\n", True, Input("a b")),
+    ("a b\tc\n", True, Input("a b", "c")),
+    ("a ||| b c", True, Input("a", "b c")),
+    ('{"question": "q", "context": "c|||d"}', True, Input("q", "c|||d")),
+    # A brace is text where no question is meant.
+    ('{"question": "q"}', False, Input('{"question": "q"}')),
+    ("{[MASK]", False, Input("{[MASK]")),
   ],
 )
-def test_lines(line, wanted):
-  assert predictions.parse_line(line, may_be_json=True) == wanted
-
-
-@pytest.mark.parametrize(
-  "line", ['{"question": "q", "context": "c"}', "{}", "{ is a brace", "{[MASK]"]
-)
-def test_a_line_with_a_brace_is_text_where_no_question_is_meant(line):
-  assert predictions.parse_line(line, may_be_json=False) == Input(line)
+def test_lines(line, may_be_json, wanted):
+  assert predictions.parse_line(line, may_be_json) == wanted
 
 
 def test_who_answers_questions(folders):
   """Lines may be JSON for a span model only, unless it is to give vectors."""
-  answers = {
-    kind: known(folder, **{signature: None})[1]().answers_questions
-    for (kind, folder), signature in zip(
-      folders.items(), ("masked_lm", "classifier", "span"), strict=True
-    )
-  }
-  assert answers == {"pretraining": False, "classifier": False, "squad": True}
   _, make = known(folders["squad"], span=None)
+  assert make().answers_questions
   assert not make(embedding="mean").answers_questions
+  _, make = known(folders["classifier"], classifier=None)
+  assert not make().answers_questions
 
 
 @pytest.mark.parametrize(
@@ -580,14 +572,6 @@ def test_a_model_trained_without_segments_gets_none(folders):
     assert not segments().any()
   finally:
     path.unlink()
-
-
-def test_a_file_of_texts_that_is_none_is_said_before_the_model_is_read(
-  tmp_path,
-):
-  name = str(tmp_path / "no")
-  with pytest.raises(UserError, match=f"--input={name}: there is no such file"):
-    predict.main(predict.Settings(input=name), "no model")
 
 
 def test_a_reader_that_leaves_ends_the_command(folders):
