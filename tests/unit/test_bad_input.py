@@ -14,7 +14,6 @@ import time
 
 import numpy as np
 import pytest
-import reference_tokenizer
 import runs
 import test_architecture
 from absl import flags
@@ -79,35 +78,6 @@ def test_no_module_runs_what_it_reads(path):
 # -----------------------------------------------------------------------------
 
 
-FEW = settings(deadline=None, max_examples=60)
-
-
-@FEW
-@given(st.binary(max_size=400))
-def test_any_bytes_for_every_reader(tmp_path_factory, content):
-  folder = tmp_path_factory.getbasetemp()
-  path = folder / "any"
-  path.write_bytes(content)
-  readers = [
-    lambda: list(tfrecord.RecordSet([str(path)])),
-    lambda: tfrecord.verify_file(str(path)),
-    lambda: records.Manifest.load(str(path)),
-    lambda: tokenization.load_tokenizer(str(path)),
-    lambda: tokenization.load_tokenizer(None, True, str(path)),
-    lambda: json_flags(str(path)),
-    lambda: json_files.read(str(path)),
-    lambda: tf_example.decode_example(content),
-  ]
-  for read in readers:
-    try:
-      read()
-    except UserError as e:
-      assert "\n" not in str(e)
-      assert str(path) in str(e) or read is readers[-1]
-  with pytest.raises(ValueError, match="any"):  # no config is so short
-    bert_config.BertConfig.from_json_file(str(path))
-
-
 JSON = st.recursive(
   st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
   lambda inner: (
@@ -118,7 +88,7 @@ JSON = st.recursive(
 )
 
 
-@FEW
+@settings(deadline=None, max_examples=60)
 @given(JSON)
 def test_json_is_read_as_the_standard_has_it(value):
   text = json.dumps(value)
@@ -286,19 +256,6 @@ def test_accents_without_end():
   began = time.monotonic()
   assert tokenization.BasicTokenizer().tokenize(f"e{marks} x") == ["e", "x"]
   assert time.monotonic() - began < 60  # minutes before
-
-
-@settings(deadline=None, max_examples=150)
-@given(
-  st.lists(
-    st.sampled_from("eé가ﷺΣİ \u0301\u0316\u0344\u302e\u0f71\u0f72\u093c\u05b0")
-    | st.characters(),
-    max_size=20,
-  ).map("".join)
-)
-def test_accents_are_dropped_as_google_bert_does(text):
-  words = tokenization.BasicTokenizer().tokenize(text)
-  assert words == reference_tokenizer.words(text)
 
 
 # -----------------------------------------------------------------------------
@@ -482,30 +439,25 @@ def test_one_enormous_word(tmp_path, letters, letter):
     st.sampled_from(
       [b"a b", b"\n", b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf",
        b"\r", "\u2028\u0085".encode(), "中文".encode(), "é\u0301".encode(),
-       "a b".encode("utf-16"), b'{"text": "a"}'],
+       "a b".encode("utf-16")],
     ) | st.binary(max_size=20),
-    max_size=30,
-  ).map(b"".join),
-  st.sampled_from(["", "en", "zh"]),
+    min_size=1, max_size=30,
+  ).map(b"".join).filter(bool)
 )  # fmt: skip
-def test_any_bytes_as_text(tmp_path_factory, letters, content, prose):
+def test_any_bytes_as_text(tmp_path_factory, content):
+  """Refused exactly where Python decodes none, or a NUL is in it."""
   path = tmp_path_factory.getbasetemp() / "any.txt"
   path.write_bytes(content)
-  encoder = tokenization.load_tokenizer(letters)
-  reference = tokenization.FullTokenizer(letters)
   try:
-    lines = list(
-      text_files.read_lines([str(path)], text_files.TextFormat(prose))
-    )
-  except DataError as e:
-    assert "any.txt" in str(e)
-    if content and b"\0" not in content:
-      with pytest.raises(UnicodeDecodeError):
-        content.decode()
-    return
-  for line, ids in zip(lines, encoder.encode_batch(lines), strict=True):
-    tokens = reference.tokenize(line)
-    assert reference.convert_tokens_to_ids(tokens) == ids.tolist()
+    if b"\0" in content:
+      raise ValueError
+    want = content.decode("utf-8-sig").removesuffix("\n").split("\n")
+  except ValueError:
+    with pytest.raises(DataError, match="any.txt: line"):
+      list(text_files.read_lines([str(path)]))
+  else:
+    lines = list(text_files.read_lines([str(path)]))
+    assert lines == [line.strip() for line in want]
 
 
 # -----------------------------------------------------------------------------
@@ -567,15 +519,3 @@ def test_weights_that_are_not_finite(checkpointer):
       match="ckpt-4: bert/kernel holds values that are not finite",
     ):
       start()
-
-
-def test_a_marker_with_an_endless_number(checkpointer):
-  folder, _, made = checkpointer
-  marker = folder / "model.ckpt-3.json"
-  whole = json.loads(marker.read_text())
-  for value in (1e999, None, "1", [], 10**400):
-    changed = json.loads(json.dumps(whole))
-    changed["files"]["model.ckpt-3.index"]["bytes"] = value
-    marker.write_text(json.dumps(changed).replace("Infinity", "1e999"))
-    with pytest.raises(checkpointing.CheckpointError, match="model.ckpt-3"):
-      made.files.check(3)

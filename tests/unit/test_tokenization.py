@@ -19,6 +19,7 @@ from tools import train_tokenizer
 TRICKY = (
   "Σσς\u0301\u0130ıßẞ\u0345\u0307\u037e\u1fef\u2028\u2029\x85\x1c\x00\ufffd"
   "\ufeff\u200d\u00ad\u3000\u00a0\u2002\u4e00\u9fff\ua000\u3400\uf900\U00020000"
+  "\u0316\u0344\u302e\u0f71\u0f72\u093c\u05b0ﷺ가"  # marks that NFD sorts
   "\U0002a6df\U0002b73f\U0002ceb0\U0002ceaf\U0002f800\U00030000한かカ·«»—…'`^$\t\r"
 )
 
