@@ -76,9 +76,6 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
   columns = []
   for name, values in features.items():
     values = np.asarray(values)
-    if values.ndim != 2:
-      shape = values.shape[1:]
-      raise ValueError(f"feature {name} has rows of shape {shape}, want [n]")
     if np.issubdtype(values.dtype, np.floating):
       list_field = _FLOAT_LIST
       payloads = [row.tobytes() for row in values.astype("<f4")]
@@ -165,16 +162,16 @@ def check_example(
     if name not in values:
       raise DataError(f"no feature {name!r}")
     array = values[name]
-    if len(array) != size:
-      raise DataError(f"{name} has {len(array)} values, expected {size}")
-    if array.dtype.kind != ("f" if bound is None else "i"):
-      want = "a float_list" if bound is None else "an int64_list"
-      raise DataError(f"{name} has values of {array.dtype}, expected {want}")
+    dtype = np.dtype(np.float32 if bound is None else np.int64)
+    if len(array) != size or array.dtype != dtype:
+      raise DataError(
+        f"{name} has {len(array)} values of {array.dtype}, expected {size} of "
+        f"{dtype}"
+      )
     if bound is None:
-      wrong = array[(array != 0.0) & (array != 1.0)]  # or NaN
-      if len(wrong):
-        raise DataError(f"{name} holds {wrong[0]}, expected 0 or 1")
-    # As unsigned integers negative ones are the largest.
-    elif array.view(np.uint64).max(initial=0) >= bound:
-      wrong = array[(array < 0) | (array >= bound)][0]
-      raise DataError(f"{name} holds {wrong}, expected 0 to {bound - 1}")
+      is_wrong = (array != 0.0) & (array != 1.0)  # or NaN
+    else:  # as unsigned integers negative ones are the largest
+      is_wrong = array.view(np.uint64) >= bound
+    if is_wrong.any():
+      range_ = "0 or 1" if bound is None else f"0 to {bound - 1}"
+      raise DataError(f"{name} holds {array[is_wrong][0]}, expected {range_}")
