@@ -22,6 +22,10 @@ _ORDER_STREAM, _FATE_STREAM = np.uint64(1 << 32), np.uint64(2 << 32)
 EVALUATION_PROB = 0.15  # so that losses of all recipes compare
 
 
+# The settings of what a chosen token becomes.
+SHARES = ("mask_replace_prob", "random_replace_prob")
+
+
 class MaskSettings(NamedTuple):
   """What masks depend on besides tokens and keys."""
 
@@ -75,14 +79,11 @@ class MaskConfig:
 
   def __post_init__(self):
     settings.check(self)
-    names = ("mask_replace_prob", "random_replace_prob")
-    both: list = [
-      self.given.get(n, MaskSettings._field_defaults[n]) for n in names
-    ]
-    if sum(both) > 1:
+    values = MaskSettings._field_defaults | self.given
+    both = {f"--{name}={values[name]}": values[name] for name in SHARES}
+    if sum(both.values()) > 1:
       raise UserError(
-        f"--mask_replace_prob={both[0]} and --random_replace_prob="
-        f"{both[1]} are more than all of the chosen tokens"
+        f"{' and '.join(both)} are more than all of the chosen tokens"
       )
 
   @property

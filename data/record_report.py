@@ -9,8 +9,8 @@ are the vocabulary's: `play{[MASK]|##ing}`.
 import functools
 import os
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -120,19 +120,20 @@ def find_encoder(
   return encoder
 
 
-def legend(
-  features: Features,
-  settings: masking.MaskSettings | None,
-  encoder: tokenization.Encoder | None,
-) -> str:
+def legend(features: Features, encoder: tokenization.Encoder | None) -> str:
   """How to read `examples` with the same arguments."""
-  key = "{seen|was} is a token to predict, as the model sees it and as it was."
-  here = ", here once" if settings else ""
-  drawn = f"Masks are drawn when records are read{here}."
-  words = "Ids, not words: --vocab_file or --spm_model_file gives their words."
-  dynamic = "masked_lm_ids" not in features
-  lines = {drawn: dynamic, key: settings or not dynamic, words: not encoder}
-  return "\n".join(line for line, wanted in lines.items() if wanted)
+  lines = [
+    "{seen|was} is a token to predict, as the model sees it and as it was."
+  ]
+  if "masked_lm_ids" not in features:
+    lines.insert(
+      0, "Masks are drawn when records are read: with a manifest, here once."
+    )
+  if not encoder:
+    lines.append(
+      "Ids, not words: --vocab_file or --spm_model_file gives their words."
+    )
+  return "\n".join(lines)
 
 
 def examples(
@@ -148,18 +149,19 @@ def examples(
   Examples are `pairs` of segments, or sequences.
   """
   for path in paths:
+    name = os.path.basename(path)
     try:
       files = tfrecord.RecordSet([path])
       for number in range(len(files)):
         record = read_record(files, number, features)
         if settings:
           record |= _drawn_masks(record, settings, number)
-        texts = list(_examples_of_record(record, encoder, pairs))
+        texts = _examples_of_record(record, encoder, pairs)
         for i, text in enumerate(texts, 1):
           place = f", example {i} of {len(texts)}" if len(texts) > 1 else ""
-          yield f"{os.path.basename(path)}, record {number}{place}\n{text}"
+          yield f"{name}, record {number}{place}\n{text}"
     except ValueError as e:
-      yield f"no more examples of {os.path.basename(path)}: {e}"
+      yield f"no more examples of {name}: {e}"
 
 
 def _drawn_masks(
@@ -179,25 +181,26 @@ def _drawn_masks(
 
 def _examples_of_record(
   record: Record, encoder: tokenization.Encoder | None, pairs: bool
-) -> Iterator[str]:
-  mask, segments = record["input_mask"], record["segment_ids"]
+) -> list[str]:
+  numbers = record["input_mask"]
   was, chosen = original_ids(record)
   texts = _spelled(record["input_ids"], was, chosen, encoder)
-  for number in range(1, int(mask.max(initial=0)) + 1):
-    here = mask == number
-    count = (
-      f"  {np.count_nonzero(here)} tokens, "
-      f"{np.count_nonzero(mask[chosen] == number)} to predict"
-    )
-    parts = {"  ": here}
+  examples = []
+  for number in range(1, int(numbers.max(initial=0)) + 1):
+    places = np.flatnonzero(numbers == number)
+    predicted = np.count_nonzero(numbers[chosen] == number)
+    lines = [f"  {len(places)} tokens, {predicted} to predict"]
+    parts = {"  ": places}
     if pairs:
-      count += f"; {_NEXT_SENTENCE[record['next_sentence_labels'][number - 1]]}"
-      parts = {f"  {n}: ": here & (segments == i) for i, n in enumerate("AB")}
-    lines = [count]
-    for name, places in parts.items():
-      text = "".join(texts[i] for i in np.flatnonzero(places))
+      label = record["next_sentence_labels"][number - 1]
+      lines[0] += f"; {_NEXT_SENTENCE[label]}"
+      segments = record["segment_ids"][places]
+      parts = {"  A: ": places[segments == 0], "  B: ": places[segments == 1]}
+    for name, part in parts.items():
+      text = "".join(texts[place] for place in part)
       lines.append(_wrapped(name, text.removeprefix(" ")))
-    yield "\n".join(lines)
+    examples.append("\n".join(lines))
+  return examples
 
 
 def original_ids(record: Record) -> tuple[np.ndarray, np.ndarray]:
@@ -217,68 +220,23 @@ def _spelled(
   encoder: tokenization.Encoder | None,
 ) -> list[str]:
   """Texts of ids [S], {seen|was} at places `chosen`; a space begins a word."""
-  spell: Callable[[int], str] = str
-  continues, mark = np.zeros(len(was), bool), ""
-  if encoder:
-    spell = lambda i: encoder.tokens[i] or f"[{i}]"
-    continues = encoder.is_continuation[was]
+  if encoder is None:
+    vocabulary: Callable[[int], str] = str
+    joined = np.zeros(len(was), bool)
+  else:
+    vocabulary = lambda token: encoder.tokens[token] or f"[{token}]"
+    joined = encoder.is_continuation[was]
     # A segment may begin inside a word: no word continues [CLS] or [SEP].
-    continues[1:] &= ~np.isin(was[:-1], (encoder.cls_id, encoder.sep_id))
-    mark = "##" if isinstance(encoder, tokenization.WordPieceEncoder) else ""
-  texts = [
-    spell(token).removeprefix(mark if joined else _SPACE)
-    for token, joined in zip(was, continues, strict=True)
-  ]
-  for i in chosen:
-    texts[i] = f"{{{spell(seen[i])}|{spell(was[i])}}}"
-  return [
-    text if joined else f" {text}"
-    for text, joined in zip(texts, continues, strict=True)
-  ]
-
-
-class Survey(NamedTuple):
-  """What was counted in record files."""
-
-  files: int = 0
-  records: int = 0  # in these files
-  read: int = 0  # records that the following counts are of
-  positions: int = 0  # for tokens
-  tokens: int = 0  # without padding
-  examples: int = 0
-  from_elsewhere: int = 0  # examples whose B does not follow A
-  to_predict: int = 0  # tokens; 0 without masks
-
-  def plus(self, other: "Survey") -> "Survey":
-    return Survey(*map(sum, zip(self, other, strict=True)))
-
-  def describe(self, files: int, pairs: bool = True) -> str:
-    """A table for people; `files` counts damaged ones too."""
-    share = lambda part, whole: f"{part / max(1, whole):.1%}"
-    records = f"{self.records:,} in {self.files} files"
-    if self.files < files:
-      records += f"; {files - self.files} other files are damaged"
-    if self.read < self.records:
-      records += f"; the counts below are from {self.read:,} of them"
-    fill = f"{share(self.tokens, self.positions)} of the tokens are not padding"
-    if self.to_predict:
-      fill += f", {share(self.to_predict, self.tokens)} of them to predict"
-    examples = f"{self.examples / max(1, self.read):.2f} in a record"
-    if pairs:
-      random_next = share(self.from_elsewhere, self.examples)
-      examples += f"; in {random_next} B is from elsewhere"
-    return table({"records": records, "fill": fill, "examples": examples})
-
-
-def _count(record: Record) -> Survey:
-  return Survey(
-    read=1,
-    positions=len(record["input_mask"]),
-    tokens=int(np.count_nonzero(record["input_mask"])),
-    examples=int(record["input_mask"].max(initial=0)),
-    from_elsewhere=int(np.count_nonzero(record["next_sentence_labels"])),
-    to_predict=int(np.count_nonzero(record.get("masked_lm_weights", ()))),
-  )
+    joined[1:] &= ~np.isin(was[:-1], (encoder.cls_id, encoder.sep_id))
+  is_chosen = np.isin(np.arange(len(was)), chosen)
+  mark = "##" if isinstance(encoder, tokenization.WordPieceEncoder) else ""
+  texts = []
+  for place, token in enumerate(was):
+    text = vocabulary(token).removeprefix(mark if joined[place] else _SPACE)
+    if is_chosen[place]:
+      text = f"{{{vocabulary(seen[place])}|{vocabulary(token)}}}"
+    texts.append(text if joined[place] else f" {text}")
+  return texts
 
 
 def survey_file(
@@ -286,7 +244,7 @@ def survey_file(
   info: tfrecord.ShardInfo | None,
   features: Features,
   most: int | None,
-) -> Survey | DataError:
+) -> Counter | DataError:
   """Verifies a file, or with `most` only samples it, and counts what it holds.
 
   Returns the first error: raised, it would stop the pool's other files.
@@ -295,11 +253,19 @@ def survey_file(
     if not most:
       tfrecord.verify_file(path, info)
     files = tfrecord.RecordSet([path])
-    counts, numbers = Survey(files=1, records=len(files)), range(len(files))
+    numbers: Sequence[int] = range(len(files))
     if most and most < len(files):
       numbers = np.linspace(0, len(files) - 1, most).astype(int).tolist()
+    counts = Counter(files=1, records=len(files), read=len(numbers))
     for number in numbers:
-      counts = counts.plus(_count(read_record(files, number, features)))
+      record = read_record(files, number, features)
+      mask, labels = record["input_mask"], record["next_sentence_labels"]
+      weights = record.get("masked_lm_weights", np.zeros(0))
+      counts["positions"] += len(mask)
+      counts["tokens"] += int((mask > 0).sum())
+      counts["examples"] += int(mask.max())
+      counts["from elsewhere"] += int(labels.sum())
+      counts["to predict"] += int(weights.sum())
     return counts
   except DataError as e:
     return e
@@ -311,27 +277,45 @@ def survey(
   features: Features,
   verify: bool,
   num_workers: int | None,
-) -> Survey:
+) -> Counter:
   """The sum of `survey_file` over undamaged files; reports errors on stderr."""
   count = min(num_workers or workers.available_cores(), len(paths))
   most = None if verify else -(-_SURVEYED // len(paths))
-  total, done = Survey(), 0.0
-  title, size = "verifying" if verify else "sampling", _megabytes(*paths)
+  megabytes = [os.path.getsize(path) / 1e6 for path in paths]
+  total: Counter = Counter()
+  done, title = 0.0, "verifying" if verify else "sampling"
   with (
-    console.Progress(title, size, "MB") as bar,
+    console.Progress(title, sum(megabytes), "MB") as bar,
     workers.Workers(count if verify else 1) as pool,
   ):
     check = functools.partial(survey_file, features=features, most=most)
     results = pool.map(check, paths, infos)
-    for path, result in zip(paths, results, strict=True):
-      done += _megabytes(path)
+    for size, result in zip(megabytes, results, strict=True):
+      done += size
       bar.at(done)
       if isinstance(result, DataError):
         console.tell(f"error: {result}")
       else:
-        total = total.plus(result)
+        total += result
   return total
 
 
-def _megabytes(*paths: str) -> float:
-  return sum(map(os.path.getsize, paths)) / 1e6
+def describe(counts: Counter, files: int, pairs: bool) -> str:
+  """A table of a `survey` of so many files, damaged ones too."""
+
+  def share(part, whole):
+    return f"{counts[part] / max(1, counts[whole]):.1%}"
+
+  records = f"{counts['records']:,} in {counts['files']} files"
+  if counts["files"] < files:
+    records += f"; {files - counts['files']} other files are damaged"
+  if counts["read"] < counts["records"]:
+    records += f"; the counts below are from {counts['read']:,} of them"
+  fill = f"{share('tokens', 'positions')} of the tokens are not padding"
+  if counts["to predict"]:
+    fill += f", {share('to predict', 'tokens')} of them to predict"
+  examples = f"{counts['examples'] / max(1, counts['read']):.2f} in a record"
+  if pairs:
+    random_next = share("from elsewhere", "examples")
+    examples += f"; in {random_next} B is from elsewhere"
+  return table({"records": records, "fill": fill, "examples": examples})

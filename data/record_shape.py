@@ -1,6 +1,7 @@
 """The lengths, masks and heads of a run's records: of flags and manifests."""
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -52,28 +53,25 @@ def of_manifest(files: str, vocab_size: int) -> RecordShape | None:
 
   Masks that are drawn on reading have room for those of every manifest.
   """
-  found = records.manifest_of(files)
-  if not found:
+  paths = records.expand_patterns(files)
+  manifests = records.find_manifests(paths)
+  if paths[0] not in manifests:
     return None
-  _, manifest = found
-  shape = RecordShape(
+  _, manifest = manifests[paths[0]]
+  most, masks = manifest.max_predictions_per_seq, manifest.mask_settings()
+  if masks:
+    for _, other in manifests.values():
+      most = max(most, other.max_predictions_per_seq)
+    masks = masks._replace(max_predictions_per_seq=most)
+  return RecordShape(
     manifest.max_seq_length,
-    manifest.max_predictions_per_seq,
+    most,
     vocab_size,
     manifest.examples_per_record,
+    masks=masks,
+    knows_words=manifest.knows_words and masks is not None,
     next_sentence=manifest.has_pairs,
     segments=manifest.has_pairs,
-  )
-  masks = manifest.mask_settings()
-  if not masks:
-    return shape
-  every = records.find_manifests(records.expand_patterns(files)).values()
-  most = max(other.max_predictions_per_seq for _, other in every)
-  return dataclasses.replace(
-    shape,
-    max_predictions_per_seq=most,
-    masks=masks._replace(max_predictions_per_seq=most),
-    knows_words=manifest.settings.get("do_whole_word_mask", False),
   )
 
 
@@ -85,56 +83,53 @@ def of_run(
   Lengths are the flags', else the manifest's, else 128 and 20. Masks that are
   drawn on reading are training's, or an evaluation's.
   """
-  vocab_size = config.bert.vocab_size
-  if training and config.sampled_softmax >= vocab_size:
+  bert, given = config.bert, config.masks.given
+  if training and config.sampled_softmax >= bert.vocab_size:
     raise UserError(
       f"--sampled_softmax={config.sampled_softmax}: the vocabulary has "
-      f"{vocab_size} words; give fewer, or leave it out for all"
+      f"{bert.vocab_size} words; give fewer, or leave it out for all"
     )
-  known = of_manifest(files, vocab_size) if files else None
-  shape = known or RecordShape(128, 20, vocab_size)
+  known = of_manifest(files, bert.vocab_size) if files else None
+  shape = known or RecordShape(128, 20, bert.vocab_size)
   length, masked = config.max_seq_length, config.max_predictions_per_seq
   if config.stages and not training:
     # A stage's lengths are its own records'; those to evaluate on have theirs.
     length = masked = None
     if not known:
       paths = records.expand_patterns(files or "")
-      features = records.features_of_first(paths, vocab_size)
-      sizes = {name: feature.size for name, feature in features.items()}
-      length, masked = sizes.get("input_ids"), sizes.get("masked_lm_positions")
-  length = length or shape.max_seq_length
-  drawn: dict[str, Any] = {}
+      features = records.features_of_first(paths, bert.vocab_size)
+      if features:
+        length = features["input_ids"].size
+      if "masked_lm_positions" in features:
+        masked = features["masked_lm_positions"].size
+  shape = dataclasses.replace(
+    shape, max_seq_length=length or shape.max_seq_length
+  )
   if shape.masks:
-    drawn = _drawn_masks(shape, length, files, config, training)
-    masked = drawn["masks"].max_predictions_per_seq
-  elif training and files and config.masks.given:
-    name, value = next(iter(config.masks.given.items()))
-    value = ":".join(map(str, value)) if isinstance(value, tuple) else value
-    without = "" if known else ", as far as can be told without their manifest"
+    shape = _with_masks(shape, files, config, training)
+  else:
+    if training and files and given:
+      raise UserError(
+        f"--{next(iter(given))}: the masks of {files} were drawn when the "
+        "records were made: make them with create_pretraining_data.py "
+        "--dynamic_masks, or leave the flag out"
+      )
+    if not masked and not files and config.masks.masked_lm_prob:
+      # A dry run's records have room for what the flag asks.
+      prob = max(config.masks.masked_lm_prob)
+      masked = masking.most_predictions(shape.max_seq_length, prob, 1)
+    masked = masked or shape.max_predictions_per_seq
+    shape = dataclasses.replace(shape, max_predictions_per_seq=masked)
+  if shape.max_predictions_per_seq > shape.max_seq_length:
     raise UserError(
-      f"--{name}={value}: the masks of {files} were drawn when the records "
-      f"were made{without}: make them with create_pretraining_data.py "
-      "--dynamic_masks, or leave the flag out"
+      f"--max_predictions_per_seq={shape.max_predictions_per_seq}: more than "
+      f"--max_seq_length={shape.max_seq_length} tokens"
     )
-  elif not files and config.masks.masked_lm_prob:
-    # A dry run's records have room for what the flag asks.
-    prob = max(config.masks.masked_lm_prob)
-    masked = masked or masking.most_predictions(length, prob, 1)
-  masked = masked or shape.max_predictions_per_seq
-  if masked > length:
-    raise UserError(
-      f"--max_predictions_per_seq={masked}: more than --max_seq_length="
-      f"{length} tokens"
-    )
-  heads = _heads(shape, config)
-  return dataclasses.replace(
-    shape, max_seq_length=length, max_predictions_per_seq=masked, **heads,
-    **drawn,
-  )  # fmt: skip
+  return _with_heads(shape, config)
 
 
-def _heads(shape: RecordShape, config) -> dict[str, Any]:
-  """Fields of `RecordShape` about what the model learns from records."""
+def _with_heads(shape: RecordShape, config) -> RecordShape:
+  """With what the model learns from the records."""
   pairs, alone = records.OBJECTIVES
   objective = config.objective or (pairs if shape.next_sentence else alone)
   segments = config.segment_ids
@@ -145,22 +140,24 @@ def _heads(shape: RecordShape, config) -> dict[str, Any]:
       f"the BERT config's type_vocab_size={config.bert.type_vocab_size} has no "
       "place for second segments: set 2, or give --nosegment_ids"
     )
-  return {"next_sentence": objective == pairs, "segments": segments}
+  return dataclasses.replace(
+    shape, next_sentence=objective == pairs, segments=segments
+  )
 
 
-def _drawn_masks(
-  shape: RecordShape, length: int, files, config, training: bool
-) -> dict[str, Any]:
-  """Fields of `RecordShape` about masks that are drawn on reading."""
+def _with_masks(
+  shape: RecordShape, files, config, training: bool
+) -> RecordShape:
+  """With masks as the flags draw them on reading, or as an evaluation does."""
   masks: Any = shape.masks
-  whole_words, most = shape.knows_words, None
-  probs = (masking.EVALUATION_PROB,) * 2
   made_with, given = masks.masked_lm_prob, config.masks.given
+  probs, most = (masking.EVALUATION_PROB,) * 2, None
+  whole_words = shape.knows_words
   if training:
-    probs = config.masks.masked_lm_prob or (made_with,) * 2
+    probs = given.get("masked_lm_prob", (made_with, made_with))
     most = config.max_predictions_per_seq
     whole_words = given.get("do_whole_word_mask", whole_words)
-    for name in ("mask_replace_prob", "random_replace_prob"):
+    for name in masking.SHARES:
       masks = masks._replace(**{name: given.get(name, getattr(masks, name))})
   if whole_words and not shape.knows_words:
     raise UserError(
@@ -168,23 +165,27 @@ def _drawn_masks(
       "with create_pretraining_data.py --dynamic_masks --do_whole_word_mask, "
       "or leave the flag out"
     )
-  needed, examples = masks.max_predictions_per_seq, shape.examples_per_record
-  asked = not training or config.masks.masked_lm_prob
-  if asked or max(probs) > made_with:
-    room = masking.most_predictions(length, max(probs), examples)
-    if max(probs) <= made_with and round(length * made_with) <= needed:
+  needed, examples = shape.max_predictions_per_seq, shape.examples_per_record
+  asked = not training or "masked_lm_prob" in given
+  if asked:
+    length, prob = shape.max_seq_length, max(probs)
+    room = masking.most_predictions(length, prob, examples)
+    if prob <= made_with and round(length * made_with) <= needed:
       room = min(room, needed)  # so they were packed
     needed = room
   if most and most < needed and (asked or examples > 1):
     raise UserError(
       f"--max_predictions_per_seq={most}: {files} may need {needed} masked "
-      f"tokens a record, for {max(probs):g} of {length} tokens and {examples} "
-      "examples a record: leave it out"
+      "tokens a record: leave it out"
     )
-  masks = masks._replace(
-    masked_lm_prob=probs[0], max_predictions_per_seq=most or needed
+  most = most or needed
+  return dataclasses.replace(
+    shape,
+    max_predictions_per_seq=most,
+    masks=masks._replace(masked_lm_prob=probs[0], max_predictions_per_seq=most),
+    last_prob=probs[1],
+    whole_words=whole_words,
   )
-  return {"masks": masks, "last_prob": probs[1], "whole_words": whole_words}
 
 
 def tokens_of_a_record(config) -> float:
@@ -193,7 +194,7 @@ def tokens_of_a_record(config) -> float:
   paths = records.expand_patterns(files) if files else []
   manifests, tokens, total = records.find_manifests(paths), 0.0, 0
   for path, (_, manifest) in manifests.items():
-    count = manifest.shards[path.rpartition("/")[2]].records
+    count = manifest.shards[os.path.basename(path)].records
     mean = manifest.counts.get("real_tokens", 0) / manifest.num_records
     tokens, total = tokens + count * mean, total + count
   if tokens and len(manifests) == len(paths):

@@ -194,11 +194,12 @@ class Manifest:
       self.examples_per_record,
       self.tokenizer.vocab_size,
       self.masking == "dynamic",
-      self._knows_words,
+      self.knows_words,
     )
 
   @property
-  def _knows_words(self) -> bool:
+  def knows_words(self) -> bool:
+    """Whether masks can be of whole words."""
     return self.settings.get("do_whole_word_mask", False)
 
   @property
@@ -226,7 +227,7 @@ class Manifest:
     tokenizer, names = self.tokenizer, list(self.shards)
     masks = "static, in the records"
     if self.masking == "dynamic":
-      what = "tokens or words" if self._knows_words else "tokens"
+      what = "tokens or words" if self.knows_words else "tokens"
       masks = f"dynamic, drawn when records are read, of {what} in any share"
     counts = [
       f"{name.replace('_', ' ')} {round(count, 3):,}"
@@ -372,10 +373,24 @@ def expand_patterns(patterns: str) -> list[str]:
   """
   paths: set[str] = set()
   for name in listed(patterns):
-    matches = [name] if os.path.isfile(name) else _matches(name)
-    if not matches:
-      raise DataError(f"{no_match_message(name)} (from {patterns!r})")
-    paths.update(matches)
+    if os.path.isfile(name):
+      paths.add(name)
+      continue
+    others = tuple(end for end in NO_RECORDS if not name.endswith(end))
+    matches = sorted(glob.glob(name, recursive=True))
+    files = [
+      path
+      for path in matches
+      if os.path.isfile(path) and not path.endswith(others)
+    ]
+    if matches and not files:
+      raise DataError(
+        f"{name}: matches {matches[0]}, which is a folder or lies beside "
+        "records: name files exactly"
+      )
+    if not files:
+      raise DataError(f"{name}: no such file (from {patterns!r})")
+    paths.update(files)
   if not paths:
     raise DataError(f"no input files in {patterns!r}")
   return sorted(paths)
@@ -384,26 +399,6 @@ def expand_patterns(patterns: str) -> list[str]:
 def listed(names: str) -> list[str]:
   """The names of a comma-separated list."""
   return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _matches(pattern: str) -> list[str]:
-  """The record files that a glob matches, and others that it names exactly."""
-  others = tuple(end for end in NO_RECORDS if not pattern.endswith(end))
-  matches = glob.glob(pattern, recursive=True)
-  return [p for p in matches if not p.endswith(others) and os.path.isfile(p)]
-
-
-def no_match_message(pattern: str) -> str:
-  """Why a name or glob matches no record file."""
-  matches = sorted(glob.glob(pattern, recursive=True))
-  if not matches:
-    return f"{pattern}: no such file"
-  if os.path.isdir(matches[0]):
-    return f"{matches[0]} is a folder: name the files in it, as by a glob"
-  return (
-    f"{pattern}: matches {len(matches)} files, such as {matches[0]}, but none "
-    f"with records ({', '.join(NO_RECORDS)} are other files): name it exactly"
-  )
 
 
 def data_set_of(path: str) -> str:

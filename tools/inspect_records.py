@@ -43,8 +43,8 @@ def inspect_data_set(
   manifest_path: str | None,
   manifest: records.Manifest | None,
   settings: Settings,
-) -> record_report.Survey:
-  """Prints what the files hold; they have this manifest, or none."""
+) -> collections.Counter:
+  """Prints what the files hold, with this manifest or none; their survey."""
   folder = os.path.dirname(paths[0])
   encoder = record_report.find_encoder(
     manifest.tokenizer if manifest else None,
@@ -54,18 +54,17 @@ def inspect_data_set(
   )
   if manifest:
     features, masks = manifest.features(), manifest.mask_settings()
-    infos = {info.name: info for info in manifest.files}
+    infos, pairs = manifest.shards, manifest.has_pairs
     print(f"{manifest_path}\n{manifest.describe(folder)}")
   else:
     vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
     features, masks = records.features_of_first(paths, vocab_size), None
-    infos = {}
+    infos, pairs = {}, True
     print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
     scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
     print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
-  pairs = not manifest or manifest.has_pairs
   if settings.num_examples:
-    print(f"\n{record_report.legend(features, masks, encoder)}\n")
+    print(f"\n{record_report.legend(features, encoder)}\n")
     examples = record_report.examples(paths, features, masks, encoder, pairs)
     for text in itertools.islice(examples, settings.num_examples):
       print(f"{text}\n")
@@ -76,7 +75,7 @@ def inspect_data_set(
     settings.verify,
     settings.num_workers,
   )
-  print(f"{survey.describe(len(paths), pairs)}\n")
+  print(f"{record_report.describe(survey, len(paths), pairs)}\n")
   return survey
 
 
@@ -87,24 +86,21 @@ def main(settings: Settings, *words: str) -> None:
     sys.stdout.reconfigure(errors="backslashreplace")
   # A shell's own globs match files beside records, too.
   names = [name for name in words if not name.endswith(records.NO_RECORDS)]
-  patterns = names or words
-  paths = sorted({p for n in patterns for p in records.expand_patterns(n)})
+  paths = records.expand_patterns(",".join(names or words))
   manifests = records.find_manifests(paths)
   data_sets = collections.defaultdict(list)  # by the manifest's path
   for path in paths:
     manifest_path, _ = manifests.get(path, (None, None))
     data_sets[manifest_path].append(path)
-  total = record_report.Survey()
+  total: collections.Counter = collections.Counter()
   for manifest_path, group in data_sets.items():
     _, manifest = manifests.get(group[0], (None, None))
-    survey = inspect_data_set(group, manifest_path, manifest, settings)
-    total = total.plus(survey)
-  if total.files < len(paths):
-    raise DataError(
-      f"{len(paths) - total.files} of {len(paths)} files are damaged"
-    )
+    total += inspect_data_set(group, manifest_path, manifest, settings)
+  damaged = len(paths) - total["files"]
+  if damaged:
+    raise DataError(f"{damaged} of {len(paths)} files are damaged")
   verdict = "all checksums right" if settings.verify else "not verified"
-  print(f"{total.files} files, {total.records:,} records, {verdict}")
+  print(f"{len(paths)} files, {total['records']:,} records, {verdict}")
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def test_expand_patterns(tmp_path, monkeypatch):
   for patterns, words in {
     "a,c*": r"c\*: no such file",
     " ,": "no input files",
-    "b-0.*,a": r"b-0\.\*: matches 1 files, such as b-0.index, but none with",
-    "a,x": "x is a folder",
+    "b-0.*,a": r"b-0\.\*: matches b-0.index, which is a folder or lies",
+    "a,x": "x: matches x, which is a folder",
     "d[2]": r"d\[2\]: no such file \(from",
   }.items():
     with pytest.raises(records.DataError, match=words):
@@ -310,9 +310,7 @@ def test_a_look_at_records_without_masks(tmp_path):
   status, out, _ = run(tmp_path / "a", "--num_examples=40")
   assert status == 0
   assert "masks       dynamic, drawn when records are read" in out
-  assert (
-    "Masks are drawn when records are read, here once.\n{seen|was} is" in out
-  )
+  assert "read: with a manifest, here once.\n{seen|was} is a" in out
   texts = re.findall("  A: (.*)\n  B: (.*)\n", out)
   assert len(texts) == 40 and len(set(texts)) > 10
   for a, b in texts:

@@ -559,9 +559,7 @@ def test_drawn_masks_have_room_for_every_data_set(tmp_path):
 
 def test_masks_that_are_written_cannot_be_decided(tiny_run, tmp_path):
   masks = MaskConfig(masked_lm_prob=(0.3, 0.15))
-  with pytest.raises(
-    UserError, match="--masked_lm_prob=0.3:0.15: the masks of .*drawn when"
-  ):
+  with pytest.raises(UserError, match="--masked_lm_prob: the masks of .*drawn"):
     runs.pretrain(tiny_run, tmp_path, masks=masks)
 
 
