@@ -24,7 +24,6 @@ from common.files import file_sha256
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 
-# google/bert's WordpieceTokenizer; the `tokenizers` library's default is 100.
 MAX_INPUT_CHARS_PER_WORD = 200
 
 # Words whose pieces an encoder remembers, in about 100 MB at most.
@@ -200,11 +199,10 @@ class FullTokenizer:
     self.wordpiece_tokenizer = WordpieceTokenizer(vocab=self.vocab)
 
   def tokenize(self, text: str | bytes) -> list[str]:
-    return [
-      piece
-      for word in self.basic_tokenizer.tokenize(text)
-      for piece in self.wordpiece_tokenizer.tokenize(word)
-    ]
+    pieces = []
+    for word in self.basic_tokenizer.tokenize(text):
+      pieces += self.wordpiece_tokenizer.tokenize(word)
+    return pieces
 
   def convert_tokens_to_ids(self, tokens) -> list[int]:
     return convert_by_vocab(self.vocab, tokens)
@@ -261,11 +259,10 @@ class WordpieceTokenizer:
 
   def tokenize(self, text: str | bytes) -> list[str]:
     """Pieces of words: unaffable is un, ##aff, ##able; or one `unk_token`."""
-    return [
-      piece
-      for word in whitespace_tokenize(convert_to_unicode(text))
-      for piece in self._pieces(word) or [self.unk_token]
-    ]
+    pieces: list[str] = []
+    for word in whitespace_tokenize(convert_to_unicode(text)):
+      pieces += self._pieces(word) or [self.unk_token]
+    return pieces
 
   def _pieces(self, word):
     """The pieces of one word; None if it cannot be spelt with them."""
@@ -289,32 +286,20 @@ class WordpieceTokenizer:
 
 
 class _PieceCache(dict):
-  """word -> tuple of ids, filled by the `tokenizers` library's WordPiece."""
+  """word -> tuple of its pieces' ids, in memory of a bounded size."""
 
   def __init__(self, vocab: dict[str, int]):
     super().__init__()
-    # Imported here: training and reading records do not need it.
-    from tokenizers import models
-
     self._vocab = vocab
-    # Without special tokens: `BasicTokenizer` splits "[MASK]" at its brackets.
-    self._model = models.WordPiece(
-      vocab=vocab,
-      unk_token=UNK,
-      max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
-    )
-    self._reference = WordpieceTokenizer(vocab)
+    self._tokenize = WordpieceTokenizer(vocab).tokenize
 
   def __missing__(self, word):
-    if len(word) > MAX_INPUT_CHARS_PER_WORD:
-      return (self._vocab[UNK],)  # not kept: it may be as long as its line
-    if len(self) >= _MAX_CACHED_WORDS:
-      self.clear()
-    try:
-      ids = tuple(token.id for token in self._model.tokenize(word))
-    except UnicodeEncodeError:  # a lone surrogate: Rust strings have none
-      ids = tuple(self._vocab[p] for p in self._reference.tokenize(word))
-    self[word] = ids
+    ids = tuple(convert_by_vocab(self._vocab, self._tokenize(word)))
+    # A longer word, which is unknown, may be as long as its line.
+    if len(word) <= MAX_INPUT_CHARS_PER_WORD:
+      if len(self) >= _MAX_CACHED_WORDS:
+        self.clear()
+      self[word] = ids
     return ids
 
 
@@ -336,8 +321,8 @@ class TokenizerInfo:
 
   def is_like(self, other: "TokenizerInfo") -> bool:
     """Whether both give a text the same tokens, by all that is known."""
-    same = ("kind", "sha256", "do_lower_case")
-    return all(getattr(self, name) == getattr(other, name) for name in same)
+    known = lambda info: (info.kind, info.sha256, info.do_lower_case)
+    return known(self) == known(other)
 
 
 class WordTokens(NamedTuple):
@@ -439,12 +424,12 @@ class WordPieceEncoder(_Encoder):
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line, int32 [tokens]."""
-    flatten = itertools.chain.from_iterable
-    words = map(self.split_words, lines)
-    return [
-      np.array(list(flatten(map(self.pieces_of, line))), np.int32)
-      for line in words
-    ]
+    encoded = []
+    for line in lines:
+      pieces = map(self.pieces_of, self.split_words(line))
+      ids = list(itertools.chain.from_iterable(pieces))
+      encoded.append(np.array(ids, np.int32))
+    return encoded
 
   def encode_rest(self, text: str) -> np.ndarray:
     """As `encode_batch`, of text that goes on inside a line."""
@@ -551,17 +536,16 @@ class SentencePieceEncoder(_Encoder):
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     """Tokens of each line; spaces separate words, jieba where it is Chinese."""
-    encoded = self.encode_batch(lines)
-    continues = [self.is_continuation[ids] for ids in encoded]
-    chinese = [i for i, s in enumerate(lines) if any(map(is_chinese_char, s))]
-    pieces = self._model.encode(
-      [self._clean(lines[i]) for i in chinese], out_type=str
-    )
-    for i, surfaces in zip(chinese, pieces, strict=True):
-      text = "".join(surfaces).replace(SENTENCEPIECE_SPACE, " ")
-      lengths = np.array(list(map(len, surfaces)))
-      continues[i] = inside_chinese_words(text, np.cumsum(lengths) - lengths)
-    return list(map(WordTokens, encoded, continues))
+    words = []
+    for line, ids in zip(lines, self.encode_batch(lines), strict=True):
+      continues = self.is_continuation[ids]
+      if any(map(is_chinese_char, line)):
+        (pieces,) = self._model.encode([self._clean(line)], out_type=str)
+        text = "".join(pieces).replace(SENTENCEPIECE_SPACE, " ")
+        lengths = np.array(list(map(len, pieces)))
+        continues = inside_chinese_words(text, np.cumsum(lengths) - lengths)
+      words.append(WordTokens(ids, continues))
+    return words
 
 
 Encoder = WordPieceEncoder | SentencePieceEncoder
