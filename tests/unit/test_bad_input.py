@@ -6,7 +6,6 @@
 import ast
 import codecs
 import functools
-import json
 import math
 import os
 import pathlib
@@ -21,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import settings_of, write_config
 
-import common.settings
 import tokenization
 from checkpoints import checkpointing
 from common import json_files
@@ -41,7 +39,6 @@ from data import (
 from finetuning import squad
 from gradients.distributed import Comm
 from model import bert_config, huggingface_config
-from tests.fuzz import damage
 from tools import prepare_corpus, train_tokenizer
 
 json_flags = functools.partial(deepspeed_json.flags_of, PretrainingConfig)
@@ -74,31 +71,8 @@ def test_no_module_runs_what_it_reads(path):
 
 
 # -----------------------------------------------------------------------------
-# Any bytes
+# JSON
 # -----------------------------------------------------------------------------
-
-
-JSON = st.recursive(
-  st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-  lambda inner: (
-    st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-  ),
-  max_leaves=6,
-)
-
-
-@settings(deadline=None, max_examples=60)
-@given(JSON)
-def test_json_is_read_as_the_standard_has_it(value):
-  text = json.dumps(value)
-  try:
-    expected = damage.strict_json(text.encode())
-  except ValueError:
-    with pytest.raises(ValueError):
-      json_files.parse(text)
-  else:
-    assert json_files.parse(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -227,13 +201,6 @@ def test_models_with_pieces_that_cannot_be(tmp_path, change, words):
     tokenization.load_tokenizer(None, True, str(path))
 
 
-@pytest.mark.parametrize("size", [-1, 0, 1 << 33, 10**30])
-def test_vocabularies_of_impossible_size(size):
-  asked = train_tokenizer.Settings("text.txt", "vocab.txt", vocab_size=size)
-  with pytest.raises(UserError, match=f"--vocab_size={size}: must be 1 to"):
-    common.settings.check(asked)
-
-
 def test_words_that_are_always_unknown_are_not_trained_on(tmp_path):
   """Merging takes the square of their length: a million letters took hours."""
   path = str(tmp_path / "vocab.txt")
@@ -269,9 +236,7 @@ def test_accents_without_end():
     ({"vocab_size": 10**30}, "vocab_size is 1000.*of at most 2147483647"),
     ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, not a"),
     ({"hidden_act": 5}, "hidden_act is 5, not one of"),
-    ({"hidden_act": []}, r"hidden_act is \[\], not one of"),
     ({"hidden_dropout_prob": False}, "hidden_dropout_prob is False, not in"),
-    ({"initializer_range": True}, "initializer_range is True, not > 0"),
     ({"initializer_range": 10**400}, "initializer_range is 1000"),
   ],
 )
@@ -315,27 +280,23 @@ def run_of(tmp_path):
   return make
 
 
-@pytest.mark.parametrize(
-  "change, words",
-  [
-    ({"log_every_steps": 0}, "--log_every_steps=0: must be 1 to"),
-    ({"keep_checkpoints": -1}, "--keep_checkpoints=-1"),
-    ({"max_seq_length": 0}, "--max_seq_length=0"),
-    ({"max_predictions_per_seq": -5}, "--max_predictions_per_seq=-5"),
-    ({"eval_batch_size": 1 << 63}, "--eval_batch_size=9223"),
-    ({"num_train_steps": 10**400}, "--num_train_steps=1000"),
-    ({"num_threads": 10**6}, "--num_threads=1000000"),
-    ({"seed": 1 << 63}, "--seed=9223"),
-    ({"lr_power": -1.0, "lr_schedule": "poly"}, "--lr_power=-1.0"),
-    ({"lr_power": math.nan, "lr_schedule": "poly"}, "--lr_power=nan"),
-    ({"learning_rate": 1e39}, "--learning_rate=1e.39"),
-    ({"init_checkpoint": ""}, "--init_checkpoint is empty"),
-    ({"init_checkpoint": "a/b*"}, r"--init_checkpoint=a/b\*: TensorFlow finds"),
-    ({"eval_input_file": ""}, "--eval_input_file is empty"),
-    ({"loss_scale": {"loss_scale": math.inf}}, "--loss_scale=inf"),
-    ({"optimizer": {"max_trust_ratio": math.inf}}, "--max_trust_ratio=inf"),
-  ],
-)
+RUNS = {
+  "too many steps": ({"num_train_steps": 10**400}, "--num_train_steps=1000"),
+  "no power": (
+    {"lr_power": math.nan, "lr_schedule": "poly"}, "--lr_power=nan",
+  ),
+  "no float32": ({"learning_rate": 1e39}, "--learning_rate=1e.39"),
+  "no name": ({"init_checkpoint": ""}, "--init_checkpoint is empty"),
+  "a glob": ({"init_checkpoint": "a/b*"}, r"--init_checkpoint=a/b\*: TensorFl"),
+  "no files": ({"eval_input_file": ""}, "--eval_input_file is empty"),
+  "no scale": ({"loss_scale": {"loss_scale": math.inf}}, "--loss_scale=inf"),
+  "no ratio": (
+    {"optimizer": {"max_trust_ratio": math.inf}}, "--max_trust_ratio=inf",
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change, words", RUNS.values(), ids=RUNS)
 def test_runs_that_cannot_be(run_of, change, words):
   with pytest.raises(UserError, match=words):
     run_of(**change)
@@ -393,14 +354,6 @@ def test_utf_8_with_a_byte_order_mark(tmp_path):
   batches = list(text_files.read_batches(*pieces, text_files.TextFormat()))
   assert [b.sentences for b in batches] == [["", "a"], []]
   assert sum(b.bytes for b in batches) == 6
-
-
-def test_json_lines_that_are_all_blank(tmp_path, letters):
-  """A batch of them gives no sentence at all."""
-  lines = "\n" * 10_000 + '{"text": "a b"}\n' * 2 + "\n" * 10_000
-  (tmp_path / "t.jsonl").write_text(lines)
-  counts = create(tmp_path, letters)
-  assert (counts["documents"], counts["sentences"]) == (2, 2)
 
 
 def test_a_line_of_50_megabytes(tmp_path, letters):
