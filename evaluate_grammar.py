@@ -76,7 +76,7 @@ def encode(
   texts: list[str] = []
   for pair in pairs:
     texts += [pair.good, pair.bad]
-  number_of: dict[bytes, int] = {}
+  distinct: dict[bytes, int] = {}  # a sentence's tokens -> its number
   sentences, numbers = [], []
   for at, ids in enumerate(encoder.encode_batch(texts)):
     if not 2 < len(ids) + 2 <= most:
@@ -84,7 +84,7 @@ def encode(
         f"{pairs[at // 2].where}: {texts[at][:50]!r} has {len(ids)} tokens, "
         f"but the model reads 1 to {most - 2}: take the pair out"
       )
-    number = number_of.setdefault(ids.tobytes(), len(sentences))
+    number = distinct.setdefault(ids.tobytes(), len(sentences))
     if number == len(sentences):
       sentences.append(ids)
     numbers.append(number)

@@ -108,19 +108,22 @@ def results(
   an error. `unigram` are a baseline's, or None.
   """
   paradigms = {}
+  fields, terms = collections.defaultdict(list), collections.defaultdict(list)
   for name, numbers in by_paradigm(pairs).items():
-    paradigms[name] = {
-      "field": pairs[numbers[0]].field,
-      "linguistics_term": pairs[numbers[0]].term,
-      **_counts(scores[numbers]),
-      "unigram": _counts(unigram[numbers]) if unigram is not None else None,
-    }
-  counts = list(paradigms.values())
+    first = pairs[numbers[0]]
+    counts: dict = {"field": first.field, "linguistics_term": first.term}
+    counts |= {**_counts(scores[numbers]), "unigram": None}
+    if unigram is not None:
+      counts["unigram"] = _counts(unigram[numbers])
+    paradigms[name] = counts
+    fields[first.field].append(counts)
+    terms[first.term].append(counts)
+  everything = list(paradigms.values())
   return {
-    **_means(counts),
-    "interval_95": interval([(p["right"], p["pairs"]) for p in counts]),
-    "fields": _grouped(counts, "field"),
-    "linguistics_terms": _grouped(counts, "linguistics_term"),
+    **_means(everything),
+    "interval_95": interval([(p["right"], p["pairs"]) for p in everything]),
+    "fields": {name: _means(fields[name]) for name in sorted(fields)},
+    "linguistics_terms": {name: _means(terms[name]) for name in sorted(terms)},
     "paradigms": paradigms,
   }
 
@@ -138,27 +141,18 @@ def _counts(scores: np.ndarray) -> dict:
 
 def _means(counts: Sequence[Mapping]) -> dict:
   """Of paradigms: the mean, as BLiMP's authors report it, and that of pairs."""
-  right, ties, pairs = (
-    sum(paradigm[key] for paradigm in counts)
-    for key in ("right", "ties", "pairs")
-  )
+  right = sum(paradigm["right"] for paradigm in counts)
+  pairs = sum(paradigm["pairs"] for paradigm in counts)
   accuracies = [paradigm["accuracy"] for paradigm in counts]
   means = {
     "accuracy": math.fsum(accuracies) / len(accuracies),
     "accuracy_of_pairs": right / pairs,
-    "ties": ties,
+    "ties": sum(paradigm["ties"] for paradigm in counts),
     "pairs": pairs,
   }
   if counts[0].get("unigram"):
     means["unigram"] = _means([paradigm["unigram"] for paradigm in counts])
   return means
-
-
-def _grouped(counts: Sequence[Mapping], key: str) -> dict:
-  groups = collections.defaultdict(list)
-  for paradigm in counts:
-    groups[paradigm[key]].append(paradigm)
-  return {name: _means(group) for name, group in sorted(groups.items())}
 
 
 def interval(counts: Sequence[tuple[int, int]]) -> list[float]:
@@ -176,29 +170,29 @@ def interval(counts: Sequence[tuple[int, int]]) -> list[float]:
 
 
 def table(accuracies: Mapping) -> list[str]:
-  """Lines of `results` for people."""
+  """Lines of `results` for people, on the right the unigram baseline's."""
   paradigms = accuracies["paradigms"]
   width = max(22, 2 + max(map(len, paradigms)))
+  lines = [f"{'':<{width}}accuracy  ties   pairs"]
+  if accuracies.get("unigram"):
+    lines[0] += "  unigram  ties"
 
-  def line(name, counts):
-    """Of a model and, on the right, of the unigram baseline."""
+  def add(name, counts):
     columns = f"{name:<{width}}{counts['accuracy']:>8.1%}{counts['ties']:>6,}"
     columns += f"{counts['pairs']:>8,}"
     if unigram := counts.get("unigram"):
       columns += f"{unigram['accuracy']:>9.1%}{unigram['ties']:>7,}"
-    return columns
+    lines.append(columns)
 
-  baseline = "  unigram  ties" if accuracies.get("unigram") else ""
-  lines = [f"{'':<{width}}accuracy  ties   pairs{baseline}"]
   for field, mean in accuracies["fields"].items():
-    lines.append(line(field, mean))
+    add(field, mean)
     for name, counts in paradigms.items():
       if counts["field"] == field:
-        lines.append(line(f"  {name}", counts))
+        add(f"  {name}", counts)
+  add(f"mean of {len(paradigms)} paradigms", accuracies)
   low, high = accuracies["interval_95"]
-  return [
-    *lines,
-    line(f"mean of {len(paradigms)} paradigms", accuracies),
+  lines.append(
     f"95% interval {low:.1%} to {high:.1%}; mean of all pairs "
-    f"{accuracies['accuracy_of_pairs']:.1%}",
-  ]
+    f"{accuracies['accuracy_of_pairs']:.1%}"
+  )
+  return lines
