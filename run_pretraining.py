@@ -25,13 +25,13 @@ if __name__ == "__main__":
 import input_pipeline
 import modeling
 import optimization
-from checkpoints import checkpointing, run_folder, run_start
+from checkpoints import checkpointing, metrics, run_folder, run_start
 from common import console, settings
 from common.console import say
 from common.errors import DataError
 from common.tensorflow_v1 import tf
 from config import stages
-from config.pretraining import BEST_BY, PretrainingConfig
+from config.pretraining import PretrainingConfig
 from data import record_order, records
 from gradients import sharded_variables
 from interop import run_settings
@@ -249,7 +249,7 @@ def pretrain_stage(
   def build():
     task = training_task(config, comm, staged) if config.do_train else None
     job = train_loop.Job(
-      best_by=BEST_BY,
+      best_by=metrics.BEST_BY,
       task=task,
       evaluate=evaluator(config, comm) if config.do_eval else None,
       begin=task

@@ -53,6 +53,9 @@ class BestBy(NamedTuple):
     return sum(values) if self.higher else -sum(values)
 
 
+BEST_BY = BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
+
+
 def evaluations(output_dir: str, step: int) -> list[dict]:
   """A run's evaluations up to update `step`."""
   reports = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))

@@ -1,5 +1,6 @@
 """The settings of training runs: of all run_*.py, and of run_pretraining.py."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -8,7 +9,6 @@ from typing import Any, ClassVar, Self
 import mixed_precision
 import modeling
 import optimization
-from checkpoints import metrics
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
@@ -18,10 +18,7 @@ from data import masking, record_order, record_shape, records
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops, triton_kernels
-from training import profiling, services
 from xla_patches import jit
-
-BEST_BY = metrics.BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
 _batch = in_group("Batches and steps")
@@ -197,7 +194,7 @@ class RunConfig:
     "Services that get settings, plan, reports and evaluations too, besides "
     "the files in --output_dir. Their packages are in "
     "requirements/reports.txt. A resumed run continues theirs.",
-    choices=services.SERVICES)
+    choices=("wandb", "mlflow"))
   peak_tflops: float | None = _report(None,
     "Peak speed of one rank in 10^12 floating-point operations per second, "
     "for the utilisation (mfu) in reports. benchmarks/step.py measures "
@@ -230,8 +227,7 @@ class RunConfig:
       raise UserError("--eval_every_steps needs --do_eval")
     # The values of --config_json have not passed the flags' own parsers.
     settings.check(self)
-    profiling.window(self.profile_steps)
-    services.check_installed(self.report_to)
+    self.profile  # noqa: B018, only for its error
     for name in ("init_checkpoint", "eval_input_file"):
       if getattr(self, name, None) == "":
         raise UserError(f"--{name} is empty: give a name, or leave it out")
@@ -317,7 +313,17 @@ class RunConfig:
 
   @property
   def profile(self) -> tuple[int, int] | None:
-    return profiling.window(self.profile_steps)
+    """First and last update of --profile_steps; None if it is empty."""
+    if not self.profile_steps:
+      return None
+    with contextlib.suppress(TypeError, ValueError):
+      first, last = map(int, self.profile_steps)
+      if 1 <= first <= last:
+        return first, last
+    raise UserError(
+      f"--profile_steps={','.join(map(str, self.profile_steps))}: want "
+      "FIRST,LAST, the numbers of two updates, for example 20,24"
+    )
 
   def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
     return Schedule(

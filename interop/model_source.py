@@ -20,7 +20,6 @@ from checkpoints.description import Description
 from checkpoints.model_files import TASK_FILE, VOCABULARIES
 from common.errors import UserError
 from config.pretraining import (
-  BEST_BY,
   is_preset,
   read_bert,
 )
@@ -217,7 +216,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   steps = files.steps()
   if not steps:
     return _find_published(model, files.without_marker())
-  by: metrics.BestBy | None = None if task else BEST_BY
+  by: metrics.BestBy | None = None if task else metrics.BEST_BY
   if saved := task.get("best_by"):  # older runs do not say
     by = metrics.BestBy(tuple(saved["keys"]), saved["higher"])
   best = by and metrics.best_evaluation(model, steps[0], by)

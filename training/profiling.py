@@ -4,22 +4,7 @@ import contextlib
 import os
 
 from common.console import tell
-from common.errors import UserError
 from common.tensorflow_v1 import profiler, tf
-
-
-def window(words) -> tuple[int, int] | None:
-  """First and last update of --profile_steps; None if it is empty."""
-  if not words:
-    return None
-  with contextlib.suppress(TypeError, ValueError):
-    first, last = map(int, words)
-    if 1 <= first <= last:
-      return first, last
-  raise UserError(
-    f"--profile_steps={','.join(map(str, words))}: want FIRST,LAST, the "
-    "numbers of two updates, for example 20,24"
-  )
 
 
 class Profile(contextlib.AbstractContextManager):

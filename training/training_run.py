@@ -37,6 +37,7 @@ def start(
   `job`: (comm, snapshot=None, signals=None) -> result of `run`. Rank 0 prints
   `lines` first.
   """
+  services.check_installed(config.report_to)
   comm = distributed.init(config.num_threads, tensor_parallel)
   say(comm, *lines)
   if comm.elastic:

@@ -14,9 +14,9 @@ from samples import TINY, write_config
 
 import convert_checkpoint
 from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
+from checkpoints.metrics import BEST_BY
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from config.pretraining import BEST_BY
 from convert_checkpoint import Settings
 from interop import inference, model_source
 

@@ -38,7 +38,7 @@ from common import json_files
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from config.pretraining import BEST_BY, PretrainingConfig
+from config.pretraining import PretrainingConfig
 from data import record_order, record_shape, records, tf_example, tfrecord
 from data.masking import MaskConfig
 from gradients import lr_schedule
@@ -279,7 +279,7 @@ def test_masked_lm_alone(tiny_run, tmp_path):
   assert results["masked_lm_loss"] > 0 and "next_sentence_loss" not in results
   shapes = checkpoint_files.Checkpoint(f"{run}/model.ckpt-6").shapes
   assert not any("pooler" in n or "seq_relationship" in n for n in shapes)
-  best = metrics.best_evaluation(str(run), 6, BEST_BY)
+  best = metrics.best_evaluation(str(run), 6, metrics.BEST_BY)
   assert f"{run}/model.ckpt-{best}" == model_source.find(str(run)).path
   with pytest.raises(UserError, match="--objective mlm -> mlm_nsp"):
     runs.pretrain(tiny_run, run, **{**alone, "objective": "mlm_nsp"})
@@ -1038,7 +1038,9 @@ def test_the_best_is_of_evaluations_on_the_same_records(
   lines = metrics.read_jsonl(str(path))
   lines[1]["masked_lm_loss"] = 0.0  # update 1, on easier records
   path.write_text("".join(f"{json_files.text(line)}\n" for line in lines))
-  best = lambda step: metrics.best_evaluation(str(tmp_path), step, BEST_BY)
+  best = lambda step: metrics.best_evaluation(
+    str(tmp_path), step, metrics.BEST_BY
+  )
   assert best(2) == 1
   capsys.readouterr()
   said = "the best one is chosen among those from here on"
@@ -1053,7 +1055,7 @@ def test_the_best_is_of_evaluations_on_the_same_records(
   found = metrics.read_jsonl(str(path))
   assert [line["global_step"] for line in found] == [0, 1, 2, 3, 4]
   assert best(4) > 2
-  assert metrics.evaluations_since_best(str(tmp_path), 4, BEST_BY) < 2
+  assert metrics.evaluations_since_best(str(tmp_path), 4, metrics.BEST_BY) < 2
   assert capsys.readouterr().err.count(said) == 1
   runs.pretrain(
     tiny_run, tmp_path, num_train_steps=5, max_eval_steps=1, eval_batch_size=4,
