@@ -55,15 +55,12 @@ class AllreduceConfig:
 
   def __post_init__(self):
     check(self)
-    if self.powersgd_rank and self.fp16_allreduce:
-      raise UserError(
-        "--powersgd_rank sums float32 factors: not with --fp16_allreduce"
-      )
-    if self.zero and self.powersgd_rank:
-      raise UserError(
-        "--zero=1 gives each rank its part of the sum only: not with "
-        "--powersgd_rank"
-      )
+    for other in ("fp16_allreduce", "zero"):
+      if self.powersgd_rank and getattr(self, other):
+        raise UserError(
+          "--powersgd_rank sums whole float32 factors on all ranks: leave out "
+          f"--{other}"
+        )
 
 
 class Comm:
@@ -146,30 +143,33 @@ class Comm:
 
     Its message has the lines of `value` that differ.
     """
-    text = np.frombuffer(value.encode(), np.uint8).astype(np.int64)
-    # Their digests decide; only where these differ are the texts exchanged.
-    digest = hashlib.sha256(value.encode()).digest()[:7]
-    mine = np.array([int.from_bytes(digest, "little"), len(text)], np.int64)
-    everyone = self.gather(mine)
-    odd = [r for r in range(self.size) if (everyone[r] != everyone[0]).any()]
-    if not odd:
-      return
-    rows = self.gather(np.pad(text, (0, everyone[:, 1].max() - len(text))))
-    first, other = (
-      bytes(rows[r, : everyone[r, 1]].tolist()).decode().splitlines()
-      for r in (0, odd[0])
-    )
-    both = itertools.zip_longest(first, other, fillvalue="nothing")
-    pairs = [(a, b) for a, b in both if a != b]
-    said = "; ".join(
-      f"rank 0 has {a}, rank {odd[0]} has {b}" for a, b in pairs[:_MOST_SHOWN]
-    )
-    if len(pairs) > _MOST_SHOWN:
-      said += f"; and {len(pairs) - _MOST_SHOWN} more"
-    raise DistributedError(
-      f"{what} of rank {odd} differs from rank 0's: {said}. Give all hosts the "
-      "same files and flags"
-    )
+    # Digests decide; only where these differ are the texts exchanged.
+    text = value.encode()
+    digest = int.from_bytes(hashlib.sha256(text).digest()[:7], "little")
+    everyone = self.gather(np.array([digest, len(text)], np.int64))
+    odd = np.flatnonzero((everyone != everyone[0]).any(axis=1)).tolist()
+    if odd:
+      padded = np.frombuffer(text.ljust(everyone[:, 1].max()), np.uint8)
+      rows = self.gather(padded.astype(np.int64)).astype(np.uint8)
+      lines_of = lambda r: (
+        bytes(rows[r, : everyone[r, 1]]).decode().splitlines()
+      )
+      differences = _differences(lines_of(0), lines_of(odd[0]), odd[0])
+      raise DistributedError(
+        f"{what} of rank {odd} differs from rank 0's: {differences}. Give all "
+        "hosts the same files and flags"
+      )
+
+
+def _differences(first: list[str], other: list[str], rank: int) -> str:
+  """The lines in which rank 0's text and that of `rank` differ: a few."""
+  said, more = [], 0
+  for a, b in itertools.zip_longest(first, other, fillvalue="nothing"):
+    if a != b and len(said) < _MOST_SHOWN:
+      said.append(f"rank 0 has {a}, rank {rank} has {b}")
+    elif a != b:
+      more += 1
+  return "; ".join([*said, f"and {more} more"] if more else said)
 
 
 class _HorovodComm(Comm):
@@ -235,13 +235,11 @@ class _HorovodComm(Comm):
     return self._hvd.broadcast(tensor, root, name=name, process_set=self._ranks)
 
   def broadcast_op(self, variables):
-    return tf.group(
-      *[
-        tf.assign(v, self.broadcast(v, "broadcast/" + v.op.name))
-        for v in variables
-      ],
-      name="broadcast",
-    )
+    assigned = []
+    for v in variables:
+      received = self.broadcast(v, f"broadcast/{v.op.name}")
+      assigned.append(tf.assign(v, received))
+    return tf.group(*assigned, name="broadcast")
 
   def gather(self, values):
     values = np.asarray(values)
@@ -262,30 +260,15 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
   return settled(_join(tensor_parallel), num_threads)
 
 
-def _own_gpu(comm: Comm) -> int:
-  """This rank's number among the GPUs that it sees.
-
-  A launcher may show each rank its own GPU only (Slurm's --gpus-per-task): then
-  CUDA_VISIBLE_DEVICES has one, and that is it.
-  """
-  visible = len(tf.config.list_physical_devices("GPU"))
-  shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-  return 0 if visible == 1 and shown else comm.local_rank
-
-
 def settled(comm: Comm, num_threads: int) -> Comm:
   """`comm`, after limiting this process to its share of the host."""
   cores = len(os.sched_getaffinity(0))
   comm.num_threads = num_threads or max(1, cores // comm.local_size)
-  config, threading = session_config(comm), tf.config.threading
+  config, threads = session_config(comm), tf.config.threading
   # Tracing a function that is to be compiled makes threads and GPU contexts for
   # the whole process, before a session, and knows no session's settings.
-  threading.set_intra_op_parallelism_threads(
-    config.intra_op_parallelism_threads
-  )
-  threading.set_inter_op_parallelism_threads(
-    config.inter_op_parallelism_threads
-  )
+  threads.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)
+  threads.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
   gpus = tf.config.list_physical_devices("GPU")
   if gpus:
     number = int(config.gpu_options.visible_device_list)
@@ -307,8 +290,7 @@ class _Notices:
   came = False
 
   def on_hosts_updated(self, timestamp, update) -> None:
-    """Horovod calls it in a thread of its own."""
-    self.came = True
+    self.came = True  # in a thread of Horovod
 
 
 _NOTICES = _Notices()
@@ -370,25 +352,20 @@ def _join(tensor_parallel: int) -> Comm:
 def _init_sliced(hvd, size: int, tensor_parallel: int) -> Comm:
   models = np.arange(size).reshape(-1, tensor_parallel)
   # Horovod refuses a set of all ranks, and one rank alone needs no Horovod.
-  sets = [
-    hvd.ProcessSet(ranks.tolist())
-    for ranks in (*models, *models.T)
-    if 1 < len(ranks) < size
-  ]
-  _init(hvd, sets)
+  sets = {}
+  for ranks in (*models, *models.T):
+    if 1 < len(ranks) < size:
+      sets[tuple(ranks)] = hvd.ProcessSet(ranks.tolist())
+  _init(hvd, sets.values())
+
+  def comm_of(ranks):
+    alone = len(ranks) == 1
+    return Comm() if alone else _HorovodComm(hvd, sets.get(tuple(ranks)))
+
   world = _HorovodComm(hvd)
   row, column = divmod(world.rank, tensor_parallel)
-
-  def find(ranks):
-    if len(ranks) == size:
-      return _HorovodComm(hvd)
-    for process_set in sets:
-      if process_set.ranks == ranks.tolist():
-        return _HorovodComm(hvd, process_set)
-    return Comm()
-
-  world._tensor_parallel = find(models[row])
-  world._data_parallel = find(models[:, column])
+  world._tensor_parallel = comm_of(models[row])
+  world._data_parallel = comm_of(models[:, column])
   return world
 
 
@@ -440,13 +417,17 @@ def session_config(comm: Comm) -> tf.ConfigProto:
   # each other's caches. With several ranks (an elastic world of one may get
   # more) a second thread hands gradients to Horovod while the first is busy.
   at_once = 1 if comm.size == 1 and not comm.elastic else 2
-  if tf.config.list_physical_devices("GPU"):
+  gpus = tf.config.list_physical_devices("GPU")
+  if gpus:
     at_once = max(2, comm.num_threads)
+  # A launcher may show each rank its own GPU only (Slurm's --gpus-per-task).
+  shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+  own_gpu = 0 if len(gpus) == 1 and shown else comm.local_rank
   config = tf.ConfigProto(
     intra_op_parallelism_threads=comm.num_threads,
     inter_op_parallelism_threads=at_once,
   )
-  config.gpu_options.visible_device_list = str(_own_gpu(comm))
+  config.gpu_options.visible_device_list = str(own_gpu)
   config.gpu_options.allow_growth = True
   # Grappler takes seconds of each start, and updates are as fast without.
   config.graph_options.rewrite_options.disable_meta_optimizer = True
