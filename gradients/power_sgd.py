@@ -5,7 +5,6 @@ step of power iteration from where the last update's ended (warm start). What
 it missed is added to the next update's gradient (error feedback).
 """
 
-import functools
 import zlib
 from collections.abc import Sequence
 
@@ -72,45 +71,49 @@ class PowerSGD(all_reduce.AllReduce):
     return [(summed[i], variable) for i, (_, variable) in enumerate(pairs)]
 
   def _sum(self, pairs, name: str) -> list[tf.Tensor]:
-    whole, states = [], {}  # the states of those sent at low rank, by index
+    sent, low = [], {}  # A_i, E_i and Q of those at low rank, by index
     for i, (gradient, variable) in enumerate(pairs):
       if is_worth(variable.shape.as_list(), self._rank):
-        states[i] = self._state(variable)
-        gradient = gradient / self._scale + self._kept * states[i][0]
-      whole.append(gradient)
-    # P, and beside it the gradients that are sent as they are.
-    sent = [
-      tf.matmul(a, _orthonormal(states[i][1])) if i in states else a
-      for i, a in enumerate(whole)
-    ]
+        error, basis = self._state(variable)
+        whole = gradient / self._scale + self._kept * error
+        low[i] = whole, error, basis
+        gradient = tf.matmul(whole, _orthonormal(basis))  # P
+      sent.append(gradient)
     sums = list(self.comm.grouped_allreduce(sent, f"{name}/left"))
-    left = {i: _orthonormal(sums[i]) for i in states}
+    right = []
+    for i, (whole, _, _) in low.items():
+      sums[i] = _orthonormal(sums[i])
+      right.append(tf.matmul(whole, sums[i], transpose_a=True))
+    right = self.comm.grouped_allreduce(right, f"{name}/right")
     # The new Q; its product with orth(P) is the gradient that is used.
-    right = self.comm.grouped_allreduce(
-      [tf.matmul(whole[i], left[i], transpose_a=True) for i in states],
-      f"{name}/right",
-    )
-    for (i, state), q in zip(states.items(), right, strict=True):
-      self._sent.append((whole[i], left[i], q, *state))
-      sums[i] = tf.matmul(left[i], q * self._scale, transpose_b=True)
+    for (i, (whole, error, basis)), q in zip(low.items(), right, strict=True):
+      left = sums[i]
+      self._sent.append((whole, left, q, error, basis))
+      sums[i] = tf.matmul(left, q * self._scale, transpose_b=True)
     return sums
 
   def _state(self, weight) -> tuple[tf.Variable, tf.Variable]:
     """E_i [n, m] and Q [m, rank] of a gradient."""
     name = weight.op.name
     n, m = weight.shape.as_list()
-    make = functools.partial(
-      tf.get_variable, trainable=False, use_resource=True
-    )
-    zeros = tf.zeros_initializer()
-    error = make(f"{name}/{ERROR}", [n, m], initializer=zeros)
+
+    def make(what, shape, initializer):
+      variable = tf.get_variable(
+        f"{name}/{what}",
+        shape,
+        initializer=initializer,
+        trainable=False,
+        use_resource=True,
+      )
+      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
+      return variable
+
+    error = make(ERROR, [n, m], tf.zeros_initializer())
     tf.add_to_collection(ERRORS, error)
     seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    start = tf.random_normal_initializer(seed=seed)
-    basis = make(f"{name}/{BASIS}", [m, self._rank], initializer=start)
-    for variable in (error, basis):
-      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
-    return error, basis
+    return error, make(
+      BASIS, [m, self._rank], tf.random_normal_initializer(seed=seed)
+    )
 
   def after_update(self, finite):
     share = 1.0 / self.comm.size

@@ -49,10 +49,8 @@ class Shard:
   def whole(self, flat) -> list[tf.Tensor]:
     """The tensors of the group from [ranks x size], as `flat` made it."""
     rows = tf.split(flat, self._sizes)[:-1]
-    return [
-      tf.reshape(row, v.shape)
-      for row, v in zip(rows, self.variables, strict=True)
-    ]
+    pairs = zip(rows, self.variables, strict=True)
+    return [tf.reshape(row, variable.shape) for row, variable in pairs]
 
   def own(self, tensors: Sequence) -> tf.Tensor:
     """float [size]: this rank's part of whole tensors."""
@@ -62,19 +60,17 @@ class Shard:
   def spread(self, values) -> tf.Tensor:
     """float [size]: for each element its variable's one of `values`, [n]."""
     # tf.repeat would make a mask of [variables, elements of the largest].
-    numbers = tf.unstack(values, num=len(self.variables))
-    rows = [
-      tf.fill([length], numbers[index])
-      for index, length in zip(self._owned, self._lengths[:-1], strict=True)
-    ]
+    numbers, rows = tf.unstack(values, num=len(self.variables)), []
+    for index, length in zip(self._owned, self._lengths[:-1], strict=True):
+      rows.append(tf.fill([length], numbers[index]))
     return tf.concat([*rows, tf.zeros(self._lengths[-1:])], axis=0)
 
   def sums(self, flat) -> tf.Tensor:
     """float [variables]: the sum of each one's elements in `flat`, [size]."""
-    rows = tf.split(flat, self._lengths)[:-1]
+    totals = [tf.reduce_sum(row) for row in tf.split(flat, self._lengths)[:-1]]
     return tf.scatter_nd(
       self._owned[:, None],
-      tf.stack([tf.reduce_sum(row) for row in rows]) if rows else tf.zeros([0]),
+      tf.stack(totals) if totals else tf.zeros([0]),
       [len(self.variables)],
     )
 
@@ -140,14 +136,11 @@ class ZeRO(all_reduce.AllReduce):
     return reduced
 
   def half_squares(self, pairs):
-    parts = tf.concat(
-      [
-        self._shards[weights.name].sums(0.5 * tf.square(gradient))
-        for gradient, weights in pairs
-      ],
-      axis=0,
-    )
-    squares = self.comm.allreduce(parts, "zero/half_squares")
+    parts = []
+    for gradient, weights in pairs:
+      shard = self._shards[weights.name]
+      parts.append(shard.sums(0.5 * tf.square(gradient)))
+    squares = self.comm.allreduce(tf.concat(parts, axis=0), "zero/half_squares")
     return self.slices.totals(tf.gather(squares, self._order), self._variables)
 
   def apply_or_skip(self, optimizer, factor, pairs, finite):
@@ -167,10 +160,10 @@ class ZeRO(all_reduce.AllReduce):
         by_name = {f"{name}/{slot}": tensor for name, tensor in tensors}
         sharded_variables.add(part, by_name, cuts, shard.own, self._world)
     # A shard's weights hold nothing between two updates: the variables do.
-    copied = [
-      shard.weights.assign(shard.own(shard.variables), read_value=False)
-      for shard in shards
-    ]
+    copied = []
+    for shard in shards:
+      own = shard.own(shard.variables)
+      copied.append(shard.weights.assign(own, read_value=False))
     with tf.control_dependencies(copied):  # all in the condition depends on it
       factor, finite = tf.identity(factor), tf.identity(finite)
     applied, ratios = super().apply_or_skip(optimizer, factor, pairs, finite)
