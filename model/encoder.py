@@ -422,17 +422,7 @@ def encoder_layers(input_tensor, attention_mask, config, places=None):
   the last layer [B, P, H] with `places`, int [B, P], where alone it is wanted.
   """
   bert = config.bert
-  if bert.hidden_size % bert.num_attention_heads:
-    raise ValueError(
-      f"The hidden size {bert.hidden_size} is not a multiple of the number "
-      f"of attention heads {bert.num_attention_heads}"
-    )
   input_shape = get_shape_list(input_tensor, expected_rank=3)
-  if input_shape[-1] != bert.hidden_size:
-    raise ValueError(
-      f"The input is {input_shape[-1]} wide, not the hidden size "
-      f"{bert.hidden_size}"
-    )
   # The next layer reads what was reshaped, so every reshape is used, also when
   # only the last layer's output is wanted.
   layers, residual = [tf.cast(input_tensor, config.policy.attention)], None
@@ -550,7 +540,7 @@ def transformer_model(
 ):
   """`encoder_layers` by google/bert's arguments: the last output, or all."""
   bert = BertConfig(
-    vocab_size=0,
+    vocab_size=1,
     hidden_size=hidden_size,
     num_hidden_layers=num_hidden_layers,
     num_attention_heads=num_attention_heads,
@@ -560,5 +550,6 @@ def transformer_model(
     attention_probs_dropout_prob=attention_probs_dropout_prob,
     initializer_range=initializer_range,
   )
+  bert.validate()
   layers = encoder_layers(input_tensor, attention_mask, LayerConfig(bert))
   return layers if do_return_all_layers else layers[-1]
