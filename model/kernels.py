@@ -244,22 +244,19 @@ def _normal_cdf(x):
 def split_heads(product, bias, *, parts, shape):
   """float [B, N, length, D], `parts` of them, of what a matmul gave for all.
 
-  `product` is [B * length, parts * N * D], without the `bias` of its columns,
-  if they have one; `shape` is (B, length, N).
+  `product` is [B * length, parts * N * D], without the `bias` of its columns;
+  `shape` is (B, length, N).
   """
-  static, given = dict(parts=parts, shape=shape), [product]
-  given += [] if bias is None else [bias]
-  heads = jit.compiled(_split_heads, **static)(*given)
+  split = jit.compiled(_split_heads, parts=parts, shape=shape)
 
   def gradient(op, *d_tensors):
-    dtype = None if bias is None else bias.dtype
-    joined = jit.compiled(_split_heads_gradient, dtype=dtype)
+    joined = jit.compiled(_split_heads_gradient, dtype=bias.dtype)
     return [*[None] * parts, *joined(*d_tensors[:parts])]
 
-  return with_gradient([*heads, *given], gradient)[:parts]
+  return with_gradient([*split(product, bias), product, bias], gradient)[:parts]
 
 
-def _split_heads(product, bias=None, *, parts, shape):
+def _split_heads(product, bias, *, parts, shape):
   (batch, length, heads), width = shape, product.shape.as_list()[-1]
   biased = tf.reshape(
     _biased(product, bias, product.dtype),
@@ -273,7 +270,7 @@ def _split_heads_gradient(*d_heads, dtype):
   joined = tf.transpose(tf.stack(d_heads), [1, 3, 0, 2, 4])
   *_, parts, heads, width = joined.shape.as_list()
   joined = tf.reshape(joined, [-1, parts * heads * width])
-  return [joined] if dtype is None else [joined, _bias_gradient(joined, dtype)]
+  return [joined, _bias_gradient(joined, dtype)]
 
 
 def side_by_side(*groups) -> list:
