@@ -34,11 +34,12 @@ class Policy:
   losses: tf.DType = tf.float32  # log softmax, sums
 
   def describe(self) -> str:
-    parts = {
-      name: [part for part in PARTS if getattr(self, part) == dtype]
-      for name, dtype in TYPES.items()
-    }
-    return "; ".join(f"{n}: {', '.join(p)}" for n, p in parts.items() if p)
+    told = []
+    for name, dtype in TYPES.items():
+      parts = [part for part in PARTS if getattr(self, part) == dtype]
+      if parts:
+        told.append(f"{name}: {', '.join(parts)}")
+    return "; ".join(told)
 
   @property
   def uses_fp16(self) -> bool:
@@ -52,21 +53,17 @@ _MATMUL_PARTS = ("attention", "feed_forward", "heads")
 
 def make_policy(precision: str, changes: Iterable[str] = ()) -> Policy:
   """A policy from --precision and --precision_policy, "part=type" each."""
-  if precision not in TYPES:
-    raise UserError(f"--precision={precision}: not one of {', '.join(TYPES)}")
-  types = dict.fromkeys(_MATMUL_PARTS, TYPES[precision])
-  changed = {}
+  changed: dict[str, tf.DType] = {}
   for change in changes:
     part, _, name = change.partition("=")
-    if part not in PARTS or name not in TYPES:
+    if part not in PARTS or part in changed or name not in TYPES:
       raise UserError(
         f"--precision_policy={change}: want part=type, the part one of "
-        f"{', '.join(PARTS)} and the type one of {', '.join(TYPES)}"
+        f"{', '.join(PARTS)}, given once, and the type one of "
+        f"{', '.join(TYPES)}"
       )
-    if part in changed:
-      raise UserError(f"--precision_policy: {part} is given twice")
     changed[part] = TYPES[name]
-  return Policy(**{**types, **changed})
+  return Policy(**dict.fromkeys(_MATMUL_PARTS, TYPES[precision]) | changed)
 
 
 def island(function, dtype: tf.DType):
