@@ -12,9 +12,7 @@ so that its checkpoints load and scripts written for it run. Shape legend:
   E  examples in a sequence, 1 unless packed
 """
 
-import collections
 import copy
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -120,36 +118,31 @@ class BertModel:
     if not is_training:
       config.hidden_dropout_prob = 0.0
       config.attention_probs_dropout_prob = 0.0
-    shape = batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
+    batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None or config.type_vocab_size == 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     layout = _layout(input_mask, seq_length, examples_per_sequence)
-    groups, packed = None, examples_per_sequence > 1
+    groups = None
     if triton:
-      groups = triton_kernels.groups(input_mask, list(shape), packed)
-    layer = LayerConfig(
-      config,
-      hashed_seed(dropout_seed),
-      policy,
-      tuple(recompute),
-      slices,
-      groups,
-    )
+      shape, packed = [batch_size, seq_length], examples_per_sequence > 1
+      groups = triton_kernels.groups(input_mask, shape, packed)
+    seed = hashed_seed(dropout_seed)
+    layer = LayerConfig(config, seed, policy, tuple(recompute), slices, groups)
     self.places = places
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
         self._embed(
           input_ids, token_type_ids, layout, layer, use_one_hot_embeddings
         )
-      read = places  # of the last layer; None: all of it
       if with_pooler and places is not None:
         firsts = layout.firsts(batch_size, places.dtype)
-        read = tf.concat([places, firsts], axis=1)
+        places = tf.concat([places, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
-          self.embedding_output, layout.attention_mask, layer, read
+          self.embedding_output, layout.attention_mask, layer, places
         )
-      self._read(layout, layer, with_pooler)
+      self.sequence_output = self.all_encoder_layers[-1]
+      self.pooled_output = self._pool(layout, layer) if with_pooler else None
 
   def _embed(self, input_ids, token_type_ids, layout, layer, use_one_hot):
     """The first layer's input: embeddings of words, segments and positions."""
@@ -175,13 +168,10 @@ class BertModel:
       position_ids=layout.positions,
     )
 
-  def _read(self, layout, layer, with_pooler):
-    """What heads read: of the last layer, and of the pooler if there is one."""
-    last = self.sequence_output = self.all_encoder_layers[-1]
-    self.pooled_output = None
-    if not with_pooler:
-      return
-    if self.places is not None:  # and after these the examples' first tokens
+  def _pool(self, layout, layer):
+    """float [B * E, H]; what it alone reads is taken off `sequence_output`."""
+    last = self.sequence_output
+    if self.places is not None:
       count = get_shape_list(self.places)[1]
       self.sequence_output = last[:, :count]
       first = reshape_to_matrix(last[:, count:])
@@ -190,7 +180,7 @@ class BertModel:
     else:
       first = gather_indexes(last, layout.starts)
     with tf.variable_scope("pooler"):
-      self.pooled_output = dense(  # [B * E, H]
+      return dense(
         first,
         layer.bert.hidden_size,
         mixed_precision.island(tf.tanh, layer.policy.tanh),
@@ -424,8 +414,8 @@ class PretrainingSums(NamedTuple):
 
   def by_name(self) -> dict:
     """Without those that are None."""
-    found = self._asdict().items()
-    return {name: value for name, value in found if value is not None}
+    sums = self._asdict().items()
+    return {name: value for name, value in sums if value is not None}
 
 
 def _rows_to_predict(weights):
@@ -534,16 +524,15 @@ def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
 
 
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):
-  """An ordered dict for tf.train.init_from_checkpoint, and a dict of names.
+  """A dict for tf.train.init_from_checkpoint, and a dict of names.
 
   The first maps each name in the checkpoint that `tvars` have to itself; the
   second has those names with and without ":0".
   """
-  wanted = {re.sub(r":\d+$", "", variable.name) for variable in tvars}
-  assignment_map = collections.OrderedDict(
-    (name, name)
-    for name, _ in tf.train.list_variables(init_checkpoint)
-    if name in wanted
-  )
-  initialized = [n for name in assignment_map for n in (name, f"{name}:0")]
-  return assignment_map, dict.fromkeys(initialized, 1)
+  wanted = {variable.op.name for variable in tvars}
+  assignment_map, initialized = {}, {}
+  for name, _ in tf.train.list_variables(init_checkpoint):
+    if name in wanted:
+      assignment_map[name] = name
+      initialized[name] = initialized[f"{name}:0"] = 1
+  return assignment_map, initialized

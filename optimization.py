@@ -68,7 +68,7 @@ def create_optimizer(
     return tf.group(tf.assign(global_step, step + 1))
 
 
-def first_below(values, bound) -> tf.Tensor:
+def _first_below(values, bound) -> tf.Tensor:
   """int64 index of the first of `values`, [n], below `bound`, or -1."""
   below = tf.cast(values < bound, tf.float32)  # GPUs have no int32 tf.argmax
   first = tf.argmax(below, output_type=tf.int64)
@@ -109,9 +109,8 @@ class LocalAccumulation(tf.train.Optimizer):
     else:
       filled = tf.cast(tf.reduce_any(tf.not_equal(sums, 0.0)), tf.float32)
       with tf.variable_scope("accumulation"):
-        *self.gradients, self.kept, self.sums = self._add(
-          gradients, filled, sums
-        )
+        added = self._add(gradients, filled, sums)
+      *self.gradients, self.kept, self.sums = added
     return list(zip(self.gradients, variables, strict=True))
 
   def totals(self, comm):
@@ -126,15 +125,15 @@ class LocalAccumulation(tf.train.Optimizer):
 
   def _add(self, gradients, filled, sums):
     """The stored gradients, kept and sums, plus these if all are finite."""
-    values, zeros = [*gradients, filled, sums], all_reduce.local_zeros
-    stores = [
-      zeros(f"sum_{i}", v.shape.as_list()) for i, v in enumerate(values)
-    ]
+    values, stores = [*gradients, filled, sums], []
+    for i, value in enumerate(values):
+      shape = value.shape.as_list()
+      stores.append(all_reduce.local_zeros(f"sum_{i}", shape))
     # One number a variable: 1 if its gradient is not finite, in any slice.
     is_finite = tf.is_finite(all_reduce.half_squares(gradients))
     bad = self._slices.agree(1.0 - tf.cast(is_finite, tf.float32))
     counts = tf.concat([bad, filled[None]], axis=0)
-    count_store = zeros("counts", counts.shape.as_list())
+    count_store = all_reduce.local_zeros("counts", counts.shape.as_list())
     finite = tf.equal(tf.reduce_sum(bad), 0.0)
     self.nonfinite, filled = tf.split(count_store + counts, [len(gradients), 1])
     self.filled = filled[0]
@@ -158,10 +157,10 @@ class LocalAccumulation(tf.train.Optimizer):
     )
     # For the next update, once all has been read.
     with tf.control_dependencies([*sums, self.nonfinite, self.filled]):
-      every = [*stores, count_store]
-      self.reset_op = tf.group(
-        *[s.assign(tf.zeros(s.shape), read_value=False) for s in every]
-      )
+      cleared = []
+      for store in (*stores, count_store):
+        cleared.append(store.assign(tf.zeros(store.shape), read_value=False))
+      self.reset_op = tf.group(*cleared)
     return sums
 
 
@@ -198,10 +197,11 @@ def _to_host(nested: dict) -> dict:
   """Scalars, which leave a GPU together: each copy waits for the device."""
   scalars = tf.nest.flatten(nested)
   packed = jit.compiled(_packed, jit.UPDATE)(*scalars)
+  values = []
   with tf.device("/cpu:0"):
-    values = tf.unstack(packed, num=len(scalars))
-    pairs = zip(values, scalars, strict=True)
-    values = [tf.cast(value, scalar.dtype) for value, scalar in pairs]
+    unpacked = tf.unstack(packed, num=len(scalars))
+    for value, scalar in zip(unpacked, scalars, strict=True):
+      values.append(tf.cast(value, scalar.dtype))
   return tf.nest.pack_sequence_as(nested, values)
 
 
@@ -330,7 +330,7 @@ def build_train_ops(
     dropped_micro_batches=dropped,
     skipped=skipped,
     skipped_updates=skipped_updates,
-    nonfinite_variable=first_below(blamed, 1.0),
+    nonfinite_variable=_first_below(blamed, 1.0),
   )
   return TrainOps(
     accumulate=local.accumulate_op,

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from common import json_files
 from common.tensorflow_v1 import later as tf
@@ -119,18 +119,14 @@ class BertConfig:
 
   def validate(self, source="the BERT configuration"):
     """Raises ValueError, beginning with `source`, for an impossible value."""
-    for problem in self._problems():
-      raise ValueError(f"{source}: {problem}")
-
-  def _problems(self) -> Iterator[str]:
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       is_valid, wanted = field.metadata["values"]
       if not is_valid(value):
-        yield f"{field.name} is {value!r}, not {wanted}"
+        raise ValueError(f"{source}: {field.name} is {value!r}, not {wanted}")
     if self.hidden_size % self.num_attention_heads:
-      yield (
-        f"hidden_size {self.hidden_size} is not a multiple of "
+      raise ValueError(
+        f"{source}: hidden_size {self.hidden_size} is not a multiple of "
         f"num_attention_heads {self.num_attention_heads}"
       )
 
@@ -156,7 +152,8 @@ def keys_that_change(*what: str) -> list[str]:
 
 def huggingface_keys() -> dict[str, str | None]:
   """Each key's name in Hugging Face's config.json; None if it has none."""
-  names = {
-    f.name: f.metadata["huggingface"] for f in dataclasses.fields(BertConfig)
-  }
-  return {k: k if name == _THE_SAME else name for k, name in names.items()}
+  names = {}
+  for field in dataclasses.fields(BertConfig):
+    name = field.metadata["huggingface"]
+    names[field.name] = field.name if name == _THE_SAME else name
+  return names
