@@ -71,14 +71,13 @@ class AllReduce:
 
     def apply(factor, *gradients):
       scaled = [gradient * factor for gradient in gradients]
-      pairs = list(zip(scaled, variables, strict=True))
-      with tf.control_dependencies(
-        [optimizer.apply_gradients(pairs, layout=self.layout)]
-      ):
-        rows = [tf.reshape(r, [-1]) for r in optimizer.trust_ratios]
-        return (
-          tf.concat([factor[None], *rows], axis=0) if rows else factor[None]
-        )
+      applied = optimizer.apply_gradients(
+        zip(scaled, variables, strict=True), layout=self.layout
+      )
+      with tf.control_dependencies([applied]):
+        rows = [factor[None]]
+        rows += [tf.reshape(ratio, [-1]) for ratio in optimizer.trust_ratios]
+        return tf.concat(rows, axis=0) if len(rows) > 1 else rows[0]
 
     ratios, modes = 0, jit.UPDATE
     if optimizer.has_trust_ratios:

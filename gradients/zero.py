@@ -151,8 +151,8 @@ class ZeRO(all_reduce.AllReduce):
     for shard, parts in zip(shards, created, strict=True):
       names = [moments.variable_name(v) for v in shard.variables]
       # Not in the condition: XLA would keep them as constants of its program.
-      rates = np.array([*map(optimizer.decay_rate, names)], np.float32)
-      shard.decay = shard.spread(rates)
+      rates = [optimizer.decay_rate(name) for name in names]
+      shard.decay = shard.spread(np.array(rates, np.float32))
       cuts = [cut_of(v) for v in shard.variables]
       for slot, part in zip(optimizer.slots, parts, strict=True):
         every = self.comm.allgather(part, f"whole/{part.op.name}")

@@ -239,10 +239,10 @@ def _layer_weights(config, groups) -> dict:
   alone = {}  # scope -> its weights, and the type of its matmul
   for layer in weights.dense_layers(config.bert):
     size = layer.inputs, layer.units
-    kernel, bias = dense_weights(
+    variables = dense_weights(
       layer.name, *size, initializer, config.slices, layer.cut
     )
-    kernel, bias = tf.convert_to_tensor(kernel), tf.convert_to_tensor(bias)
+    kernel, bias = map(tf.convert_to_tensor, variables)
     alone[layer.name] = kernel, bias, getattr(config.policy, layer.part)
   grouped = {name for group in groups for name in group}
   groups = [*groups, *([name] for name in alone if name not in grouped)]
@@ -252,9 +252,10 @@ def _layer_weights(config, groups) -> dict:
     matrices.append((kernel, dtypes[0]))
     biases.append((bias, tf.float32))
   joined = kernels.side_by_side(*matrices, *biases)
-  pairs = zip(joined[: len(groups)], joined[len(groups) :], strict=True)
-  firsts = [group[0] for group in groups]
-  return dict(zip(firsts, map(Weights._make, pairs), strict=True))
+  count, layer = len(groups), {}
+  for group, *pair in zip(groups, joined[:count], joined[count:], strict=True):
+    layer[group[0]] = Weights(*pair)
+  return layer
 
 
 class _Tokens(NamedTuple):

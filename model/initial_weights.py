@@ -79,23 +79,23 @@ def informed(
   hidden, heads = config.hidden_size, config.num_attention_heads
   rng = np.random.default_rng([seed, hidden, heads])
   query, key = attention_to_neighbours(hidden, heads, rng)
-  keeping = lambda: rng.normal(size=[hidden, hidden]) / math.sqrt(hidden)
-  attention = "bert/encoder/layer_0/attention"
+  # They keep the variance of what they multiply.
+  value, output = rng.normal(size=[2, hidden, hidden]) / math.sqrt(hidden)
   words = word_embeddings(neighbours, hidden, seed)
+  words = words * (_WORD_SCALE * config.initializer_range)
+  positions = sinusoids(config.max_position_embeddings, hidden)
+  positions *= math.sqrt(2.0) * _POSITION_SCALE * config.initializer_range
+  attention = "bert/encoder/layer_0/attention"
   values = {
-    "bert/embeddings/word_embeddings": words
-    * (_WORD_SCALE * config.initializer_range),
-    "bert/embeddings/position_embeddings": sinusoids(
-      config.max_position_embeddings, hidden
-    )
-    * (math.sqrt(2.0) * _POSITION_SCALE * config.initializer_range),
+    "bert/embeddings/word_embeddings": words,
+    "bert/embeddings/position_embeddings": positions,
     f"{attention}/self/query/kernel": query,
     f"{attention}/self/key/kernel": key,
-    f"{attention}/self/value/kernel": keeping(),
-    f"{attention}/output/dense/kernel": keeping(),
+    f"{attention}/self/value/kernel": value,
+    f"{attention}/output/dense/kernel": output,
     "cls/predictions/output_bias": log_frequencies,
   }
-  return {name: value.astype(np.float32) for name, value in values.items()}
+  return {name: array.astype(np.float32) for name, array in values.items()}
 
 
 def word_embeddings(
