@@ -3,6 +3,8 @@
 lockstep/ has the equivalence of two ranks and one.
 """
 
+import textwrap
+
 import numpy as np
 import pytest
 import runs
@@ -14,7 +16,7 @@ from gradients import distributed
 
 @pytest.fixture(scope="module")
 def packed_run(tmp_path_factory):
-  """As plain_run, of packed records; and the global batch in examples."""
+  """Config and packed records, one rank's run, the global batch in examples."""
   folder = tmp_path_factory.mktemp("packed")
   pattern, global_batch = write_packed(folder)
   tiny = write_config(folder / "config.json", **NO_DROPOUT), pattern
@@ -30,17 +32,15 @@ def test_three_ranks_equal_one_big_batch(packed_run, tmp_path):
   tiny, one, global_batch = packed_run
   flags = [f"--global_batch_size={global_batch}", "--train_batch_size=8"]
   flags += ["--do_eval", "--xla=off", "--allreduce_groups=1"]
-  process = runs.command(tiny, tmp_path / "run", 3, flags)
-  assert process.returncode == 0, process.stderr[-3000:]
+  runs.complete(tiny, tmp_path / "run", 3, flags)
   runs.assert_alike(tmp_path / "run", one)
 
 
 @pytest.mark.slow
 def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
-  process = runs.command(
+  process = runs.complete(
     tiny_run, tmp_path / "run", 2, ["--train_batch_size=6"]
   )
-  assert process.returncode == 0, process.stderr[-3000:]
   assert runs.metrics(tmp_path / "run", "examples") == [
     12 * k for k in range(1, 11)
   ]
@@ -54,8 +54,7 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   flags = ["--train_batch_size=6", "--global_batch_size=12"]
   flags += ["--num_train_steps=400"]
   whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-  process = runs.command(tiny_run, whole, 2, flags)
-  assert process.returncode == 0, process.stderr[-3000:]
+  process = runs.complete(tiny_run, whole, 2, flags)
   process = runs.command(
     tiny_run, stopped, 2, flags, stop=lambda: len(runs.metrics(stopped)) > 20
   )
@@ -66,8 +65,7 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   seen = len(runs.metrics(stopped))
   assert 20 < seen < 400
   assert runs.weights(stopped)["global_step"] == seen
-  process = runs.command(tiny_run, stopped, 2, flags)
-  assert process.returncode == 0, process.stderr[-3000:]
+  process = runs.complete(tiny_run, stopped, 2, flags)
   assert f"resumed {stopped}/model.ckpt-{seen}" in process.stderr
   assert runs.metrics(stopped) == runs.metrics(whole)
   want = runs.weights(whole)
@@ -76,10 +74,8 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
 
 
 BY_THE_CLOCK = """
-import os, pathlib, time
-import run_pretraining
+import pathlib
 from checkpoints import checkpointing
-from training import train_loop
 
 saves = pathlib.Path(__file__ + "." + os.environ["HOROVOD_RANK"])
 save, update = checkpointing.Checkpointer.save, train_loop.run_update
@@ -97,8 +93,6 @@ def update_slowly(run, number, *arguments):
 
 checkpointing.Checkpointer.save = save_and_tell
 train_loop.run_update = update_slowly
-run_pretraining.define_flags()
-train_loop.run_main(run_pretraining.main)
 """
 
 
@@ -110,21 +104,18 @@ def test_ranks_save_by_the_clock_together_and_resume_from_there(
   flags = ["--train_batch_size=6", "--global_batch_size=12", "--xla=off"]
   flags += ["--num_train_steps=40", "--save_checkpoints_steps=0"]
   whole, run = tmp_path / "whole", tmp_path / "run"
-  process = runs.command(tiny_run, whole, 2, flags)
-  assert process.returncode == 0, process.stderr[-3000:]
-  script = tmp_path / "clock.py"
-  script.write_text(BY_THE_CLOCK)
+  process = runs.complete(tiny_run, whole, 2, flags)
+  script = runs.patched(tmp_path / "clock.py", BY_THE_CLOCK)
   flags += ["--save_every_minutes=0.02"]
   arguments = runs.arguments(tiny_run, run)[1:]
-  process = runs.launch([str(script), *arguments, *flags], ranks=2)
+  process = runs.launch([script, *arguments, *flags], ranks=2)
   assert process.returncode == 1, process.stderr[-3000:]
   first, second = (
     [int(step) for step in (tmp_path / f"clock.py.{rank}").read_text().split()]
     for rank in range(2)
   )
   assert first == second and len(first) >= 2 and first[-1] <= 30
-  process = runs.command(tiny_run, run, 2, flags)
-  assert process.returncode == 0, process.stderr[-3000:]
+  process = runs.complete(tiny_run, run, 2, flags)
   saved = (f"resumed {run}/model.ckpt-{step}\n" for step in first)
   assert any(line in process.stderr for line in saved), process.stderr
   assert runs.metrics(run) == runs.metrics(whole)
@@ -153,13 +144,12 @@ def test_resumed_on_other_numbers_of_ranks(tiny_run, tmp_path, allreduce):
   flags = ["--lr_schedule=constant", "--global_batch_size=20", "--xla=off"]
   flags += [f"--{name}={value}" for name, value in allreduce.items()]
   for ranks, steps in ((2, 13), (3, 20)):  # 3 x 7 rows, one of them empty
-    process = runs.command(
+    process = runs.complete(
       tiny,
       tmp_path / "run",
       ranks,
       [*flags, "--train_batch_size=7", f"--num_train_steps={steps}"],
     )
-    assert process.returncode == 0, process.stderr[-3000:]
     assert "resumed " in process.stderr
   assert runs.metrics(tmp_path / "run", "global_step") == list(range(1, 21))
   for key in ("examples", "padding", "learning_rate"):
@@ -172,10 +162,6 @@ def test_resumed_on_other_numbers_of_ranks(tiny_run, tmp_path, allreduce):
 
 
 HANG = """
-import os, sys, time
-import run_pretraining
-from training import signals, train_loop
-
 signals.Watchdog.SECONDS = 10.0
 update, updates = train_loop.run_update, []
 
@@ -186,18 +172,15 @@ def update_and_hang(*arguments):
   return update(*arguments)
 
 train_loop.run_update = update_and_hang
-run_pretraining.define_flags()
-train_loop.run_main(run_pretraining.main)
 """
 
 
 def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
   """Its Horovod goes on answering, so the others would wait for ever."""
-  script = tmp_path / "hang.py"
-  script.write_text(HANG)
+  script = runs.patched(tmp_path / "hang.py", HANG)
   arguments = runs.arguments(tiny_run, tmp_path / "run")[1:]
   process = runs.launch(
-    [str(script), *arguments, "--train_batch_size=6", "--xla=off"],
+    [script, *arguments, "--train_batch_size=6", "--xla=off"],
     ranks=2,
   )
   assert process.returncode not in (0, None)
@@ -210,10 +193,7 @@ def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
 
 
 SLOW_DISK = """
-import time
-import run_pretraining
 from checkpoints import checkpoint_files
-from training import signals, train_loop
 
 signals.Watchdog.SECONDS = 8.0
 signals.Watchdog.LONGEST = 1.0
@@ -224,23 +204,36 @@ def slowly(*arguments):
   write(*arguments)
 
 checkpoint_files._Writer.__call__ = slowly
-run_pretraining.define_flags()
-train_loop.run_main(run_pretraining.main)
 """
 
 
 @pytest.mark.slow
 def test_a_disk_slower_than_the_watchdog_is_waited_for(tiny_run, tmp_path):
   """Also with ZeRO, whose ranks make a checkpoint together."""
-  script = tmp_path / "slow.py"
-  script.write_text(SLOW_DISK)
+  script = runs.patched(tmp_path / "slow.py", SLOW_DISK)
   arguments = runs.arguments(tiny_run, tmp_path / "run")[1:]
   flags = ["--train_batch_size=6", "--save_checkpoints_steps=8", "--zero=1"]
-  process = runs.launch([str(script), *arguments, *flags, "--xla=off"], ranks=2)
+  process = runs.launch([script, *arguments, *flags, "--xla=off"], ranks=2)
   assert process.returncode == 0, process.stderr[-3000:]
   assert runs.weights(tmp_path / "run")["global_step"] == 10
   saved = sorted(p.stem for p in (tmp_path / "run").glob("model.ckpt-*.json"))
   assert saved == ["model.ckpt-10", "model.ckpt-8"]
+
+
+def script_of_ranks(path, body):
+  """Writes a script of which each rank runs `body`; returns its path."""
+  path.write_text(
+    "import os, time\n"
+    "import numpy as np\n"
+    "from common.tensorflow_v1 import tf\n"
+    "from gradients import distributed\n"
+    "from training import train_loop\n"
+    "def main(_):\n"
+    "  rank = int(os.environ['HOROVOD_RANK'])\n"
+    f"{textwrap.indent(body, '  ')}\n"
+    "train_loop.run_main(main)\n"
+  )
+  return str(path)
 
 
 def last_lines(stderr, ranks):
@@ -261,11 +254,7 @@ def test_a_wrong_setting_ends_all_ranks_with_one_message(tiny_run, tmp_path):
   )
   assert process.returncode != 0
   # horovodrun ends the slower rank, perhaps before it says the same.
-  said = [
-    line
-    for line in last_lines(process.stderr, 2).values()
-    if line != "Terminated"
-  ]
+  said = {*last_lines(process.stderr, 2).values()} - {"Terminated"}
   assert said, process.stderr
   for line in said:
     assert "error: a global batch of 1 records leaves some of 2 ranks" in line
@@ -296,19 +285,13 @@ def test_a_damaged_record_ends_all_ranks(tmp_path):
 
 def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
   """Rank 1 is killed while the other waits in a collective."""
-  script = tmp_path / "die.py"
-  script.write_text(
-    "import os, sys\n"
-    "from gradients import distributed\n"
-    "from training import train_loop\n"
-    "import numpy as np\n"
-    "def main(_):\n"
-    "  comm = distributed.init()\n"
-    "  if comm.rank == 1: os.kill(os.getpid(), 9)\n"
-    "  comm.gather(np.zeros(1))\n"
-    "train_loop.run_main(main)\n"
+  script = script_of_ranks(
+    tmp_path / "die.py",
+    "comm = distributed.init()\n"
+    "if rank == 1: os.kill(os.getpid(), 9)\n"
+    "comm.gather(np.zeros(1))\n",
   )
-  process = runs.launch([str(script)], ranks=2)
+  process = runs.launch([script], ranks=2)
   assert process.returncode != 0
   last = process.stderr.strip().splitlines()[-1]
   assert last.startswith("horovodrun: error: processes ended in this order: ")
@@ -319,20 +302,15 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):
 @pytest.mark.slow
 def test_ranks_that_have_not_begun_stop_with_the_same_status(tmp_path):
   """Both get horovodrun's signal while they build, say, their graphs."""
-  script, ready = tmp_path / "early.py", tmp_path / "ready"
-  script.write_text(
-    "import time\n"
-    "from gradients import distributed\n"
-    "from training import train_loop\n"
-    "import numpy as np\n"
-    "def main(_):\n"
-    "  distributed.init().gather(np.zeros(1))\n"
-    f"  print('ready', file=open({str(ready)!r}, 'a'))\n"
-    "  time.sleep(600)\n"
-    "train_loop.run_main(main)\n"
+  ready = tmp_path / "ready"
+  script = script_of_ranks(
+    tmp_path / "early.py",
+    "distributed.init().gather(np.zeros(1))\n"
+    f"print('ready', file=open({str(ready)!r}, 'a'))\n"
+    "time.sleep(600)\n",
   )
   both = lambda: ready.exists() and ready.read_text().count("ready") == 2
-  process = runs.launch([str(script)], ranks=2, stop=both)
+  process = runs.launch([script], ranks=2, stop=both)
   assert process.returncode == 75
   said = "SIGTERM: stopped as asked: the same command resumes"
   assert process.stderr.count(said) == 2 and "Traceback" not in process.stderr
@@ -343,20 +321,11 @@ def test_ranks_that_have_not_begun_stop_with_the_same_status(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
-  script = tmp_path / "late.py"
-  script.write_text(
-    "import os, time\n"
-    "from gradients import distributed\n"
-    "from training import train_loop\n"
-    "def main(_):\n"
-    "  if os.environ['HOROVOD_RANK'] == '1': time.sleep(100)\n"
-    "  distributed.init()\n"
-    "train_loop.run_main(main)\n"
+  script = script_of_ranks(
+    tmp_path / "late.py", "if rank == 1: time.sleep(100)\ndistributed.init()\n"
   )
-  process = runs.launch(
-    [str(script)],
-    launcher=["-np", "2", "--gloo-timeout-seconds", "5"],
-  )
+  launcher = ["-np", "2", "--gloo-timeout-seconds", "5"]
+  process = runs.launch([script], launcher=launcher)
   assert process.returncode == 1
   assert last_lines(process.stderr, 2)[0] == (
     "late.py: error: this rank is not in the run: the ranks did not find each "
@@ -365,22 +334,13 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_others(tmp_path):
 
 
 THREADS = """
-import os
-from common.tensorflow_v1 import tf
-from gradients import distributed
-from training import train_loop
-
-def main(_):
-  rank = int(os.environ["HOROVOD_RANK"])
-  comm = distributed.init(num_threads=1 + 40 * rank)
-  comm.check_equal("the settings", "")
-  with tf.Session(config=distributed.session_config(comm)) as session:
-    session.run(tf.random.normal([100, 100]))
-  found = comm.gather([len(os.listdir("/proc/self/task"))])[:, 0]
-  if comm.is_root:
-    print(f"THREADS {found[1] - found[0]}", flush=True)
-
-train_loop.run_main(main)
+comm = distributed.init(num_threads=1 + 40 * rank)
+comm.check_equal("the settings", "")
+with tf.Session(config=distributed.session_config(comm)) as session:
+  session.run(tf.random.normal([100, 100]))
+found = comm.gather([len(os.listdir("/proc/self/task"))])[:, 0]
+if comm.is_root:
+  print(f"THREADS {found[1] - found[0]}", flush=True)
 """
 
 
@@ -389,8 +349,7 @@ def test_a_rank_has_the_threads_that_it_was_given(tmp_path):
 
   Whatever else has threads has as many on both ranks.
   """
-  script = tmp_path / "threads.py"
-  script.write_text(THREADS)
-  process = runs.launch([str(script)], ranks=2)
+  script = script_of_ranks(tmp_path / "threads.py", THREADS)
+  process = runs.launch([script], ranks=2)
   assert process.returncode == 0, process.stderr[-3000:]
   assert int(process.stdout.split("THREADS")[1]) == 40

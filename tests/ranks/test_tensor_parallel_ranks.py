@@ -26,9 +26,7 @@ def packed_run(tmp_path_factory):
 
 def train(run, folder, ranks, *flags):
   tiny, always = run
-  process = runs.command(tiny, folder, ranks, [*always, *flags])
-  assert process.returncode == 0, process.stderr[-3000:]
-  return process
+  return runs.complete(tiny, folder, ranks, [*always, *flags])
 
 
 def assert_equal(got, want):
@@ -138,10 +136,6 @@ def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
 
 
 TROUBLE = """
-import os, signal, sys, time
-import run_pretraining
-from training import signals, train_loop
-
 signals.Watchdog.SECONDS = 10.0
 feed, batches = signals.StopVote.feed, []
 
@@ -153,20 +147,18 @@ def feed_in_trouble(vote, *requests):
   return feed(vote, *requests)
 
 signals.StopVote.feed = feed_in_trouble
-run_pretraining.define_flags()
-train_loop.run_main(run_pretraining.main)
 """
 
 
 def in_trouble(packed_run, tmp_path, trouble):
   """Two slices of which one has trouble in its 12th evaluation batch."""
   (config, files), always = packed_run
-  script = tmp_path / "trouble.py"
-  script.write_text(TROUBLE.replace("TROUBLE", trouble))
+  patch = TROUBLE.replace("TROUBLE", trouble)
+  script = runs.patched(tmp_path / "trouble.py", patch)
   arguments = runs.arguments((config, files), tmp_path / "run")[1:]
   flags = ["--tensor_parallel=2", "--xla=off", "--train_batch_size=24"]
   flags += ["--eval_every_steps=4", "--eval_batch_size=16"]
-  return [str(script), *arguments, *always, *flags]
+  return [script, *arguments, *always, *flags]
 
 
 def test_a_signal_to_one_slice_ends_an_evaluation_on_all(packed_run, tmp_path):

@@ -192,6 +192,26 @@ def command(
   )
 
 
+def complete(*training, **settings):
+  """The process of that `command`, which ends well."""
+  process = command(*training, **settings)
+  assert process.returncode == 0, process.stderr[-3000:]
+  return process
+
+
+def patched(path, patch: str) -> str:
+  """Writes a script: run_pretraining.py after `patch`; returns `path`."""
+  path.write_text(
+    "import os, signal, time\n"
+    "import run_pretraining\n"
+    "from training import signals, train_loop\n"
+    f"{patch}\n"
+    "run_pretraining.define_flags()\n"
+    "train_loop.run_main(run_pretraining.main)\n"
+  )
+  return str(path)
+
+
 def metrics(output_dir, key="loss"):
   """One key of every report."""
   from checkpoints import metrics as metrics_module
