@@ -116,16 +116,8 @@ def test_a_skipped_update_changes_nothing(tiny_run, tmp_path):
       assert not value.any(), name
 
 
-def called(graph, name):
-  """The functions that are called by ops whose names contain `name`."""
-  return [
-    op.get_attr("f").name
-    for op in graph.get_operations()
-    if op.type.endswith("PartitionedCall") and name in op.name
-  ]
-
-
-def test_layers_share_their_programs():
+@pytest.mark.parametrize("mode", ["off", "layers"])
+def test_layers_share_their_programs(mode):
   """So that a deep model compiles no longer than a shallow one."""
   config = modeling.BertConfig(
     vocab_size=50,
@@ -134,7 +126,7 @@ def test_layers_share_their_programs():
     num_attention_heads=2,
     intermediate_size=16,
   )
-  with tf.Graph().as_default() as graph, jit.mode("layers"):
+  with tf.Graph().as_default() as graph, jit.mode(mode):
     tf.enable_resource_variables()
     ids = tf.placeholder(tf.int32, [2, 5])
     model = modeling.BertModel(
@@ -143,16 +135,16 @@ def test_layers_share_their_programs():
     tf.gradients(model.get_sequence_output(), tf.trainable_variables())
   # Of each layer: heads of queries, keys and values, attention probabilities,
   # GELU, two ends of a sub-layer, of which the first alone has two readers.
-  programs = called(graph, "encoder/layer_")
-  assert len(programs) == 2 * 7 * config.num_hidden_layers
-  assert len(set(programs)) == 4 + 5
-
-
-def test_outside_of_a_mode_nothing_is_compiled():
-  scores = tf.zeros([1, 1, 2, 2])
-  kwargs = dict(scale=1.0, keep_prob=1.0, dtype=tf.float32)
-  encoder.kernels.attention_probs(scores, 0.0, [0, 0], **kwargs)
-  assert not called(tf.get_default_graph(), "")
+  programs = [
+    op.get_attr("f").name
+    for op in graph.get_operations()
+    if op.type.endswith("PartitionedCall") and "encoder/layer_" in op.name
+  ]
+  if mode == "off":
+    assert not programs
+  else:
+    assert len(programs) == 2 * 7 * config.num_hidden_layers
+    assert len(set(programs)) == 4 + 5
 
 
 def graphs():

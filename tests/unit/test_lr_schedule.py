@@ -47,17 +47,6 @@ def test_equals_the_published_formula_at_every_update(name):
   )
 
 
-def test_linear_hand_worked():
-  rate = lambda step: float(schedule("linear")(step))
-  assert rate(0) == 0.0
-  assert rate(5) == 0.5
-  assert rate(9) == pytest.approx(0.9)
-  assert rate(10) == pytest.approx(0.9)  # 1 - 10/100: the decay starts at 0
-  assert rate(50) == 0.5
-  assert rate(100) == 0.0
-  assert rate(150) == 0.0
-
-
 def test_the_large_batch_recipe_hand_worked():
   """Phase 1: the offset is added, the decay is 0.9 every 250."""
   rate = Schedule(

@@ -152,8 +152,6 @@ def test_a_loss_scale_without_fp16_is_an_error():
     LossScaleConfig(loss_scale=8.0).make(bf16.uses_fp16)
   moved = mixed_precision.make_policy("bf16", ["gelu=fp16"])
   LossScaleConfig(loss_scale=8.0).check(moved.uses_fp16)
-  with pytest.raises(UserError, match="--loss_scale_window=0"):
-    LossScaleConfig(loss_scale_window=0)
 
 
 def scale_reference(config, overflows):
@@ -220,14 +218,9 @@ def test_an_overflow_skips_halves_and_goes_on():
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )
-    fetches = ops._asdict()
-    fetches = {
-      k: fetches[k]
-      for k in ("update", "skipped", "loss_scale", "nonfinite_variable")
-    }
     reports = []
     for _ in range(5):
-      reports.append((session.run(fetches), session.run(w)))
+      reports.append((session.run(ops.fetches()), session.run(w)))
   # 4 * 2^14 = 65,536 is beyond float16's 65,504.
   assert [r["skipped"] for r, _ in reports] == [True, True, True, False, False]
   assert [r["loss_scale"] for r, _ in reports] == [
@@ -249,8 +242,7 @@ def test_an_overflow_never_raises_the_loss_scale():
     scale.load(0.25, session)  # the floor is 1
     session.run(update, {finite: False})
     assert session.run(made.value) == 0.25
-  with pytest.raises(UserError, match="min_loss_scale=8.0 is above .*=4.0"):
-    LossScaleConfig(initial_loss_scale=4.0, min_loss_scale=8.0)
+  # A floor is of a dynamic scale.
   LossScaleConfig(loss_scale=2.0, initial_loss_scale=4.0, min_loss_scale=8.0)
 
 

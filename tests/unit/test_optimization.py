@@ -8,6 +8,8 @@ import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients.distributed import AllreduceConfig, Comm
+from mixed_precision import LossScaleConfig
+from optimization import OptimizerConfig
 from xla_patches import jit
 
 SHAPES = {
@@ -54,84 +56,79 @@ def test_equals_numpy_from_update_1(rule, corrected, updates, resource):
   sizes["wide/kernel"] = 0.05
   shapes = {**SHAPES, "wide/kernel": (30, 20)}
   weights = {k: rng.normal(size=s) * sizes[k] for k, s in shapes.items()}
-  gradients = [
-    {
-      k: rng.normal(size=s) * 10.0 ** rng.integers(-4, 3)
-      for k, s in shapes.items()
-    }
-    for _ in range(updates)
-  ]
+  draw = lambda shape: rng.normal(size=shape) * 10.0 ** rng.integers(-4, 3)
+  gradients = []
+  for _ in range(updates):
+    gradients.append({k: draw(shape) for k, shape in shapes.items()})
   rates = rng.uniform(0.001, 0.1, updates)
+  decayed = {"dense/kernel", "wide/kernel"}
   want, want_m, want_v = reference(
-    weights,
-    gradients,
-    rates,
-    {"dense/kernel", "wide/kernel"},
-    rule,
-    corrected,
+    weights, gradients, rates, decayed, rule, corrected
   )
   with tf.Graph().as_default(), tf.Session() as session:
     rate = tf.placeholder(tf.float32, [])
-    variables = {
-      k: tf.get_variable(
-        k,
-        initializer=tf.constant(v, tf.float32),
-        use_resource=resource,
-      )
-      for k, v in weights.items()
-    }
     feeds = {k: tf.placeholder(tf.float32, s) for k, s in shapes.items()}
+    pairs = []
     with tf.variable_scope(tf.get_variable_scope(), use_resource=resource):
-      config = optimization.OptimizerConfig(
-        optimizer=rule, bias_correction=corrected
-      )
-      train = config.make(rate).apply_gradients(
-        [(feeds[k], variables[k]) for k in variables]
-      )
+      for k, value in weights.items():
+        initial = tf.constant(value, tf.float32)
+        pairs.append((feeds[k], tf.get_variable(k, initializer=initial)))
+      config = OptimizerConfig(optimizer=rule, bias_correction=corrected)
+      train = config.make(rate).apply_gradients(pairs)
     session.run(tf.global_variables_initializer())
     for step, value in zip(gradients, rates, strict=True):
       feed = {feeds[k]: g for k, g in step.items()}
       session.run(train, {**feed, rate: value})
     values = {v.op.name: session.run(v) for v in tf.global_variables()}
+  close = np.testing.assert_allclose
   for k in shapes:
-    np.testing.assert_allclose(
-      values[k], want[k], rtol=5e-6, atol=2e-6, err_msg=k
-    )
-    np.testing.assert_allclose(
-      # Gradients are up to 300: what cancels leaves float32's rounding.
-      values[k + "/adam_m"],
-      want_m[k],
-      rtol=2e-6,
-      atol=1e-5,
-    )
-    np.testing.assert_allclose(values[k + "/adam_v"], want_v[k], rtol=2e-6)
+    close(values[k], want[k], rtol=5e-6, atol=2e-6, err_msg=k)
+    # Gradients are up to 300: what cancels leaves float32's rounding.
+    close(values[k + "/adam_m"], want_m[k], rtol=2e-6, atol=1e-5)
+    close(values[k + "/adam_v"], want_v[k], rtol=2e-6)
 
 
 @pytest.mark.parametrize(
-  "changes, words",
+  "kind, changes, words",
   [
-    ({"optimizer": "sgd"}, "--optimizer=sgd: not one of adamw, lamb"),
-    ({"beta_1": 1.0}, "--beta_1=1.0"),
-    ({"epsilon": -1.0}, "--epsilon=-1.0"),
-    ({"min_trust_ratio": 2.0}, "--min_trust_ratio=2.0 and --max_trust_ratio"),
+    (
+      OptimizerConfig,
+      {"optimizer": "sgd"},
+      "--optimizer=sgd: not one of adamw",
+    ),
+    (OptimizerConfig, {"beta_1": 1.0}, "--beta_1=1.0"),
+    (OptimizerConfig, {"epsilon": -1.0}, "--epsilon=-1.0"),
+    (OptimizerConfig, {"min_trust_ratio": 2.0}, "2.0 and --max_trust_ratio"),
+    (AllreduceConfig, {"zero": 2}, "--zero=2"),
+    (AllreduceConfig, {"zero": 1, "powersgd_rank": 2}, "--powersgd.* --zero"),
+    (AllreduceConfig, {"powersgd_rank": -1}, "--powersgd_rank=-1"),
+    (
+      AllreduceConfig,
+      {"powersgd_rank": 4, "fp16_allreduce": True},
+      "--powersgd_rank .* --fp16_allreduce",
+    ),
+    (LossScaleConfig, {"loss_scale_window": 0}, "--loss_scale_window=0"),
+    (
+      LossScaleConfig,
+      {"initial_loss_scale": 4.0, "min_loss_scale": 8.0},
+      "min_loss_scale=8.0 is above .*=4.0",
+    ),
   ],
 )
-def test_impossible_settings_are_named(changes, words):
+def test_impossible_settings_are_named(kind, changes, words):
   with pytest.raises(UserError, match=words):
-    optimization.OptimizerConfig(**changes)
+    kind(**changes)
 
 
 def test_prenormalizing_makes_every_gradient_of_norm_1():
-  moments = []
   for gradient in ([3.0, 4.0], [0.003, 0.004]):
     with tf.Graph().as_default(), tf.Session() as session:
       x, _, ops = linear_problem(1, prenormalize=True)
       start(session)
       run_update(session, x, ops, [gradient])
       (m,) = [v for v in tf.global_variables() if v.op.name == "w/adam_m"]
-      moments.append(session.run(m))
-  np.testing.assert_allclose(moments[0], [0.06, 0.08], rtol=1e-5)
-  np.testing.assert_allclose(moments[1], [0.06, 0.08], rtol=1e-5)
+      m = session.run(m)
+    np.testing.assert_allclose(m, [0.06, 0.08], rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["off", "layers"])
@@ -149,7 +146,7 @@ def test_trust_ratios_are_reported_in_the_variables_order(mode):
     loss = feed * sum(
       tf.reduce_sum(v * gradients[name]) for name, v in variables.items()
     )
-    optimizer = optimization.OptimizerConfig(optimizer="lamb", clip_norm=0.0)
+    optimizer = OptimizerConfig(optimizer="lamb", clip_norm=0.0)
     ops = update_ops(
       loss, {"loss": loss}, optimizer.make(tf.constant(0.1)), clip_norm=0.0
     )
@@ -188,7 +185,7 @@ def test_a_moment_that_keeps_nothing_needs_no_correction():
   made = dict(bias_correction=True, beta_1=0.0, beta_2=0.0)
   with tf.Graph().as_default(), tf.Session() as session:
     w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
-    config = optimization.OptimizerConfig(**made, weight_decay_rate=0.0)
+    config = OptimizerConfig(**made, weight_decay_rate=0.0)
     gradient = tf.constant([4.0, -4.0])
     train = config.make(tf.constant(0.5)).apply_gradients([(gradient, w)])
     session.run(tf.global_variables_initializer())
@@ -318,11 +315,9 @@ def test_a_skip_names_the_variable():
   with tf.Graph().as_default(), tf.Session() as session:
     x, _, ops = linear_problem(1)
     start(session)
-    bad = int(
-      run_update(session, x, ops, [[0.0, np.nan]])["nonfinite_variable"]
-    )
-    good = int(run_update(session, x, ops, [[0.0, 1.0]])["nonfinite_variable"])
+    bad = run_update(session, x, ops, [[0.0, np.nan]])["nonfinite_variable"]
     assert ops.variables[bad].op.name == "w"
+    good = run_update(session, x, ops, [[0.0, 1.0]])["nonfinite_variable"]
     assert good == -1
 
 

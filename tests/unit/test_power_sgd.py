@@ -8,7 +8,7 @@ import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import distributed, power_sgd
+from gradients import power_sgd
 from gradients.distributed import AllreduceConfig, Comm
 
 SHAPES = {"wide": [12, 40], "tall": [50, 16], "square": [8, 8], "bias": [16]}
@@ -203,14 +203,6 @@ def test_a_skipped_update_leaves_no_trace():
     used = sums.run(session, last)
   np.testing.assert_equal(after, before)
   assert all(np.isfinite(value).all() for value in used.values())
-
-
-@pytest.mark.parametrize(
-  "changes", [{"fp16_allreduce": True}, {"powersgd_rank": -1}]
-)
-def test_impossible_settings_are_named(changes):
-  with pytest.raises(UserError, match="--powersgd_rank"):
-    distributed.AllreduceConfig(**{"powersgd_rank": 4, **changes})
 
 
 LOW = {"allreduce": AllreduceConfig(powersgd_rank=2)}

@@ -76,27 +76,20 @@ def test_cross_entropy_over_slices():
     cut = lambda x, s: x[..., slice(*s.bounds(7))]
     groups = slices_of(3)
     own = [[cut(t, s) for t in all_of] for s in groups]
-    at = [
-      tf.where(
-        (labels >= s.bounds(7)[0]) & (labels < s.bounds(7)[1]),
-        labels - s.bounds(7)[0],
-        -np.ones(9, np.int32),
-      )
-      for s in groups
-    ]
-    parts = tf.stack(
-      [
-        kernels._cross_entropy_part(*o, a, dtype=tf.float32)
-        for o, a in zip(own, at, strict=True)
-      ]
-    )
+    parts = []
+    for s, tensors in zip(groups, own, strict=True):
+      first, end = s.bounds(7)
+      at = np.where((labels >= first) & (labels < end), labels - first, -1)
+      at = tf.constant(at, tf.int32)
+      part = kernels._cross_entropy_part(*tensors, at, dtype=tf.float32)
+      parts.append(part)
     for s, tensors in zip(groups, own, strict=True):
       got = kernels.sliced_cross_entropy(
         *tensors,
         tf.constant(labels),
         dtype=tf.float32,
         first=s.bounds(7)[0],
-        stack=lambda _: parts,
+        stack=lambda _: tf.stack(parts),
       )
       d_got = tf.gradients(got[0] * np.arange(9.0), tensors)
       values = session.run([got, want, d_got, d_want])

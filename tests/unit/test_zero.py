@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import runs
 
-from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients import distributed, moments, optimizers, zero
+from gradients import moments, optimizers, zero
 from gradients.distributed import AllreduceConfig
 
 SHARED = {"allreduce": AllreduceConfig(zero=1)}
@@ -150,9 +149,3 @@ def test_resumed_with_and_without(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path, **settings)
   for name, value in runs.weights(tmp_path).items():
     np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("changes", [{"powersgd_rank": 2}, {"zero": 2}])
-def test_impossible_settings_are_named(changes):
-  with pytest.raises(UserError, match="--zero"):
-    distributed.AllreduceConfig(**{"zero": 1, **changes})
