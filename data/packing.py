@@ -22,21 +22,11 @@ class Limits(NamedTuple):
 
 
 class _Record:
+  """A record that is being filled, and the room that it has left."""
+
   def __init__(self, limits: Limits):
     self.examples: list[int] = []
-    self.tokens = limits.max_seq_length
-    self.predictions = limits.max_predictions_per_seq
-    self.places = limits.examples_per_record
-
-  def add(self, example: int, tokens: int, predictions: int) -> None:
-    self.examples.append(example)
-    self.tokens -= tokens
-    self.predictions -= predictions
-    self.places -= 1
-
-  @property
-  def is_open(self) -> bool:
-    return self.tokens > 0 and self.places > 0
+    self.tokens, self.predictions, self.places = limits
 
 
 class _OpenRecords:
@@ -82,12 +72,15 @@ def pack(
     if record is None:
       record = _Record(limits)
       packed.append(record.examples)
-    record.add(i, tokens[i], predictions[i])
+    record.examples.append(i)
+    record.tokens -= tokens[i]
+    record.predictions -= predictions[i]
+    record.places -= 1
     if record.tokens < 0 or record.predictions < 0:
       raise ValueError(
         f"example {i} of {tokens[i]} tokens and {predictions[i]} masked ones "
         f"does not fit into {limits}"
       )
-    if record.is_open:
+    if record.tokens and record.places:
       open_records.add(record)
   return [packed[i] for i in rng.permutation(len(packed)).tolist()]

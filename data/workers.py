@@ -32,18 +32,17 @@ class Workers:
   """Runs tasks in other processes; one worker is a thread of this one."""
 
   def __init__(self, num_workers: int):
-    self._pool: concurrent.futures.Executor
+    self._error: BaseException | None = None
     self._is_thread = num_workers == 1
+    self._pool: concurrent.futures.Executor
     if self._is_thread:
       self._pool = concurrent.futures.ThreadPoolExecutor(1)
-    else:
-      self._pool = concurrent.futures.ProcessPoolExecutor(
-        num_workers,
-        # Not fork: the caller may have threads, which fork breaks.
-        multiprocessing.get_context("spawn"),
-        _prepare_worker,
-      )
-    self._error: BaseException | None = None
+      return
+    # Not fork: the caller may have threads, which fork breaks.
+    spawn = multiprocessing.get_context("spawn")
+    self._pool = concurrent.futures.ProcessPoolExecutor(
+      num_workers, spawn, _prepare_worker
+    )
 
   def __enter__(self) -> "Workers":
     return self

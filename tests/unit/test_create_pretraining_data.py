@@ -558,12 +558,7 @@ def test_sentencepiece(tmp_path, texts):
     ),
     ("t.txt", b"a\n\nb\n", {"num_shards": 9}, "num_shards=9 is too many"),
     ("t.txt", b"a\n\nb\n", {"vocab_file": None}, "either"),
-    (
-      "t.txt",
-      b"a\n\nb\n",
-      {"vocab_file": "none.txt"},
-      "none.txt: No such file",
-    ),
+    ("t.txt", b"a\n\nb\n", {"vocab_file": "no.txt"}, "no.txt: No such file"),
     ("t.txt", b"a\n\nb\n", {"input_file": "none*"}, r"none\*: no such file"),
     ("t.txt", b"a\n\nb\n", {"num_shards": 9, "num_workers": 2}, "too many"),
   ],
@@ -627,35 +622,27 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
     corpus.load_tokenizer(spec)
 
 
-def test_text_that_changes_while_it_is_read(tmp_path, letters, monkeypatch):
+@pytest.mark.parametrize(
+  "place, name", [(creation._Work, "_join"), (creation, "_load_tokenizer")]
+)
+def test_text_that_changes_while_it_is_read(
+  tmp_path, letters, monkeypatch, place, name
+):
+  """Or after its size was looked at: what is read ends there."""
   text = tmp_path / "t.txt"
   text.write_text("a\n\nb\n" * 9)
-  join = creation._Work._join
+  original = getattr(place, name)
 
-  def and_then_change(*arguments):
-    join(*arguments)
-    text.write_text("c\n\nd\n" * 9 + "e")
+  def and_then_grow(*arguments):
+    result = original(*arguments)
+    with open(text, "a") as f:
+      f.write("c\n")
+    return result
 
-  monkeypatch.setattr(creation._Work, "_join", and_then_change)
+  monkeypatch.setattr(place, name, and_then_grow)
   with pytest.raises(records.DataError, match="t.txt was changed while"):
     create(tmp_path, str(text), letters)
   assert os.listdir(tmp_path / "out") == []
-
-
-def test_text_that_grows_before_it_is_read(tmp_path, letters, monkeypatch):
-  """What is read ends where the text ended when it was looked at."""
-  text = tmp_path / "t.txt"
-  text.write_text("a\n\nb\n" * 9)
-  load = creation._load_tokenizer
-
-  def and_then_grow(*arguments):
-    with open(text, "a") as f:
-      f.write("c\n")
-    return load(*arguments)
-
-  monkeypatch.setattr(creation, "_load_tokenizer", and_then_grow)
-  with pytest.raises(records.DataError, match="t.txt was changed while"):
-    create(tmp_path, str(text), letters)
 
 
 def test_an_error_does_not_wait_for_other_workers(tmp_path):
