@@ -105,7 +105,12 @@ def _chunks(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
   tokenizer = load_tokenizer(task.tokenizer)
   dtype = token_dtype(tokenizer.vocab_size)
-  lines = [line for batch in chunk for line in batch.sentences]
+  lines: list[str] = []
+  text_bytes = bytes_on_disk = 0
+  for batch in chunk:
+    lines += batch.sentences
+    text_bytes += batch.bytes
+    bytes_on_disk += batch.bytes_on_disk
   if task.mark_words:
     words = tokenizer.encode_words(lines)
     encoded = [word.ids for word in words]
@@ -125,7 +130,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
       tokens=tokens,
       lengths=lengths[lengths > 0],
       breaks=np.cumsum(lengths > 0)[is_break],  # sentences before each
-      read=[sum(b.bytes for b in chunk), sum(b.bytes_on_disk for b in chunk)],
+      read=[text_bytes, bytes_on_disk],
     )
 
 
@@ -278,10 +283,8 @@ class StoreWriter:
 
   def _write_documents(self, block_tokens):
     """Writes where documents begin: (how many parts, documents cut)."""
-    starts, sentences = (
-      np.memmap(os.path.join(self.folder, name), np.int64, mode="r")
-      for name in (_STARTS, _SENTENCES)
-    )
+    starts = _mapped(self.folder, _STARTS, np.int64)
+    sentences = _mapped(self.folder, _SENTENCES, np.int64)
     parts = cut = 0
     with open(os.path.join(self.folder, _DOCUMENTS), "wb") as f:
       for i in range(0, self.journal.documents, _SCAN_DOCUMENTS):
@@ -342,13 +345,13 @@ def store_counts(folder: str) -> CorpusCounts | None:
 def open_store(folder: str) -> instances.Documents:
   """The documents of a complete store, memory-mapped."""
   counts = json_files.read_own(os.path.join(folder, _COUNTS), _REMEDY)
-
-  def load(name, dtype):
-    # A plain view: indexing np.memmap itself is several times slower.
-    return np.asarray(np.memmap(os.path.join(folder, name), dtype, mode="r"))
-
   return instances.Documents(
-    tokens=load(_TOKENS, token_dtype(counts["vocab_size"])),
-    sentence_offsets=load(_SENTENCES, np.int64),
-    document_offsets=load(_DOCUMENTS, np.int64),
+    tokens=_mapped(folder, _TOKENS, token_dtype(counts["vocab_size"])),
+    sentence_offsets=_mapped(folder, _SENTENCES, np.int64),
+    document_offsets=_mapped(folder, _DOCUMENTS, np.int64),
   )
+
+
+def _mapped(folder: str, name: str, dtype) -> np.ndarray:
+  # A plain view: indexing np.memmap itself is several times slower.
+  return np.asarray(np.memmap(os.path.join(folder, name), dtype, mode="r"))

@@ -138,23 +138,20 @@ def main() -> None:
     print(json.dumps({"inputs": total, "findings": len(errors)}))
     return
   began, shares = time.monotonic(), {name: READERS[name][1] for name in names}
-  counts = {
-    name: max(1, round(arguments.inputs * share / sum(shares.values())))
-    for name, share in shares.items()
-  }
+  total = sum(shares.values())
+  line = {"inputs": 0, "findings": 0, "seed": arguments.seed, "readers": {}}
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-    made = threads.map(
-      lambda name: _child(name, counts[name], arguments.seed), names
-    )
-    results = dict(zip(names, made, strict=True))
-  total = {
-    key: sum(result[key] for result in results.values())
-    for key in ("inputs", "findings")
-  }
-  seconds = round(time.monotonic() - began)
-  line = {**total, "seed": arguments.seed, "seconds": seconds}
-  found = {n: r["findings"] for n, r in results.items() if r["findings"]}
-  print(json.dumps({**line, "readers": found}))
+    running = {}
+    for name, share in shares.items():
+      count = max(1, round(arguments.inputs * share / total))
+      running[name] = threads.submit(_child, name, count, arguments.seed)
+    for name, child in running.items():
+      result = child.result()
+      line["inputs"] += result["inputs"]
+      line["findings"] += result["findings"]
+      if result["findings"]:
+        line["readers"][name] = result["findings"]
+  print(json.dumps({**line, "seconds": round(time.monotonic() - began)}))
 
 
 if __name__ == "__main__":
