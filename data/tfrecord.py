@@ -9,6 +9,7 @@ without one (google/bert's, NVIDIA's) are scanned.
 """
 
 import array
+import contextlib
 import dataclasses
 import hashlib
 import mmap
@@ -78,13 +79,14 @@ class ShardWriter:
 
   def __exit__(self, error_type, error, traceback) -> None:
     try:
-      self._file.close()
-    except OSError:  # a full disk
-      os.unlink(self.path + ".tmp")
-      raise
-    if error_type is not None:
-      os.unlink(self.path + ".tmp")
-      return
+      self._file.close()  # may find the disk full
+      if error_type is None:
+        self._publish()
+    finally:
+      with contextlib.suppress(FileNotFoundError):
+        os.unlink(self.path + ".tmp")
+
+  def _publish(self) -> None:
     with files.atomic_write(self.path + INDEX_SUFFIX) as f:
       np.save(f, np.frombuffer(self._offsets, np.int64), allow_pickle=False)
     os.replace(self.path + ".tmp", self.path)

@@ -164,20 +164,10 @@ def test_a_failed_download(tmp_path, monkeypatch):
 
 
 def test_command(tmp_path, many):
-  command = [
-    sys.executable,
-    "-m",
-    "tools.prepare_corpus",
-    f"--output_dir={tmp_path}/o",
-  ]
+  command = [sys.executable, "-m", "tools.prepare_corpus"]
   done = subprocess.run(
-    [*command, f"--corpus={many}"], capture_output=True, text=True
+    [*command, f"--output_dir={tmp_path}/o", f"--corpus={many}"],
+    capture_output=True,
+    text=True,
   )
   assert done.returncode == 0 and "train.txt: 9" in done.stdout
-  done = subprocess.run(
-    [*command, "--corpus=nowhere/*"], capture_output=True, text=True
-  )
-  assert done.returncode == 1
-  assert done.stderr.splitlines() == [
-    "prepare_corpus.py: error: nowhere/*: no such file (from 'nowhere/*')"
-  ]
