@@ -511,12 +511,19 @@ def aligned_rows_gradient(table, dy):
   return {"table": tf.cast(dy[: table.shape.as_list()[0]], table.dtype)}
 
 
-def _class_bias(bias, logits, dtype):
-  """The `bias` of all columns; those without a class have no probability."""
-  more = logits.shape.as_list()[-1] - bias.shape.as_list()[0]
-  if not more:
-    return tf.cast(bias, dtype)
-  return tf.pad(tf.cast(bias, dtype), [[0, more]], constant_values=-1e4)
+def _class_logits(logits, bias, dtype):
+  """logits + bias as `dtype`; columns without a class have no probability."""
+  bias, more = tf.cast(bias, dtype), logits.shape[-1] - bias.shape[0]
+  if more:
+    bias = tf.pad(bias, [[0, more]], constant_values=-1e4)
+  return tf.cast(logits, dtype) + bias
+
+
+def _log_sum_exp(wide):
+  """The highest of each row, and the log of the sum of its exponentials."""
+  highest = tf.reduce_max(wide, axis=-1)
+  total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
+  return highest, highest + tf.math.log(total)
 
 
 @Kernel
@@ -528,19 +535,16 @@ def cross_entropy(logits, bias, labels, dtype):
   class is likelier. No probabilities are kept: the gradient,
   softmax - 1 at the label, computes them again.
   """
-  biased = lambda x, b: tf.cast(x, dtype) + tf.cast(b, dtype)
-  own = biased(tf.gather(logits, labels, batch_dims=1), tf.gather(bias, labels))
-  wide = biased(logits, _class_bias(bias, logits, dtype))
-  highest = tf.reduce_max(wide, axis=-1)
-  total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
-  log_total = highest + tf.math.log(total)
+  own = tf.cast(tf.gather(logits, labels, batch_dims=1), dtype)
+  own += tf.cast(tf.gather(bias, labels), dtype)
+  highest, log_total = _log_sum_exp(_class_logits(logits, bias, dtype))
   result = tf.stack([log_total - own, tf.cast(own >= highest, dtype)])
   return tf.cast(result, tf.float32), {"log_total": log_total}
 
 
 def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
   """A label of -1 is none of these classes."""
-  wide = tf.cast(logits, dtype) + _class_bias(bias, logits, dtype)
+  wide = _class_logits(logits, bias, dtype)
   probs = tf.exp(wide - log_total[:, tf.newaxis])
   classes = logits.shape[-1]
   is_label = tf.equal(tf.range(classes)[tf.newaxis], labels[:, tf.newaxis])
@@ -580,13 +584,11 @@ def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
 
 def _cross_entropy_part(logits, bias, labels, dtype):
   """float32 [3, n]: log sum exp, the label's (or the least), the highest."""
-  wide = tf.cast(logits, dtype) + _class_bias(bias, logits, dtype)
+  wide = _class_logits(logits, bias, dtype)
   own = tf.gather(wide, tf.maximum(labels, 0), batch_dims=1)
   own = tf.where(labels >= 0, own, own.dtype.min * tf.ones_like(own))
-  highest = tf.reduce_max(wide, axis=-1)
-  total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
-  parts = [highest + tf.math.log(total), own, highest]
-  return tf.cast(tf.stack(parts), tf.float32)
+  highest, log_total = _log_sum_exp(wide)
+  return tf.cast(tf.stack([log_total, own, highest]), tf.float32)
 
 
 @sliced_cross_entropy.gradient
