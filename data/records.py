@@ -282,18 +282,17 @@ class Manifest:
       if type(count) not in (int, float) or not 0 <= count < _COUNT.stop:
         raise ValueError(f"counts.{name} is {count!r}, not a count")
     records, vocab_size = self.num_records, self.tokenizer.vocab_size
-    average = self.counts.get("examples", 0) / records if records else 0
+    average = self.counts.get("examples", 0) / max(1, records)
     is_packed = self.examples_per_record > 1
-    for name, fits in (
-      ("files is empty", records),
-      ("tokenizer.mask_id", 0 <= self.tokenizer.mask_id < vocab_size),
-      ("settings.masked_lm_prob", 0 < self.settings["masked_lm_prob"] < 1),
-      (
-        "counts.examples",
-        not is_packed or 1 <= average <= self.examples_per_record,
-      ),
-    ):
-      if not fits:
+    fits = {
+      "files": records > 0,
+      "tokenizer.mask_id": 0 <= self.tokenizer.mask_id < vocab_size,
+      "settings.masked_lm_prob": 0 < self.settings["masked_lm_prob"] < 1,
+      "counts.examples": not is_packed
+      or 1 <= average <= self.examples_per_record,
+    }
+    for name, does_fit in fits.items():
+      if not does_fit:
         raise ValueError(f"{name} has an impossible value")
 
 
