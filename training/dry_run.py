@@ -2,20 +2,21 @@
 
 A child runs updates on fake records as rank 0 of the planned ranks. Two sizes
 of the micro-batch are measured: a small one, and the plan's if its updates are
-quick. The peaks of both give those of other sizes, for any --recompute.
+quick. The line through both gives other sizes, for any --recompute.
 """
 
 import contextlib
 import dataclasses
 import math
 import multiprocessing
-import os
 import pathlib
 import signal
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import psutil
 
 import input_pipeline
 from checkpoints import checkpointing
@@ -39,14 +40,12 @@ _CGROUPS = "/sys/fs/cgroup"
 
 def free_memory_mb() -> float:
   """MB of the host that are free: of the machine, and of this cgroup."""
-  with open("/proc/meminfo", encoding="ascii") as f:
-    fields = dict(line.split(":") for line in f)
-  free = [int(fields["MemAvailable"].split()[0]) / 1024]
-  with open("/proc/self/cgroup", encoding="utf-8") as f:
-    for line in f:
-      if line.startswith("0::"):  # of version 2
-        free += _cgroup_mb(line.strip().removeprefix("0::"))
-  return min(free)
+  free = psutil.virtual_memory().available / _MB
+  own = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+  groups = [line for line in own if line.startswith("0::")]  # of version 2
+  if groups:
+    return min([free, *_cgroup_mb(groups[0].removeprefix("0::"))])
+  return free
 
 
 def _cgroup_mb(path: str) -> Iterator[float]:
@@ -57,10 +56,10 @@ def _cgroup_mb(path: str) -> Iterator[float]:
     with contextlib.suppress(OSError, ValueError):  # no limit; not mounted here
       limit = int((folder / "memory.max").read_text())
       used = int((folder / "memory.current").read_text())
-      stat = (folder / "memory.stat").read_text()
-      counts = dict(line.split() for line in stat.splitlines())
       # The system drops cached files first.
-      yield (limit - used + int(counts.get("inactive_file", 0))) / _MB
+      words = (folder / "memory.stat").read_text().split()
+      cached = int(words[words.index("inactive_file") + 1])
+      yield (limit - used + cached) / _MB
 
 
 class Measured(NamedTuple):
@@ -94,9 +93,11 @@ class Job:
     child = spawn.Process(target=_run, args=(self, size, sender), daemon=True)
     child.start()
     sender.close()
+    process = psutil.Process(child.pid)
     while not receiver.poll(0.05):
-      if self.here and _resident_mb(child.pid) > limit_mb:
-        child.kill()
+      with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+        if self.here and process.memory_info().rss > limit_mb * _MB:
+          child.kill()
     measured = None
     with contextlib.suppress(EOFError):  # the child was ended
       measured = receiver.recv()
@@ -106,14 +107,6 @@ class Job:
         f"a micro-batch of {size} records could not be tried: see above"
       )
     return measured
-
-
-def _resident_mb(pid: int) -> float:
-  try:
-    with open(f"/proc/{pid}/statm", encoding="ascii") as f:
-      return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / _MB
-  except (OSError, IndexError):
-    return 0.0  # it has ended
 
 
 def _run(job: Job, size: int, sender) -> None:
@@ -276,10 +269,9 @@ class Needs:
     """Measures two sizes; the second is `target` if it fits and is quick."""
     first = max(1, min(_TOKENS // tokens, target // 4))
     if not self.measure(first) and not (first > 1 and self.measure(1)):
-      here = f" in {self.room_mb:,.0f} MB" if self.job.here else ""
       raise UserError(
-        f"a micro-batch of one record does not fit{here}: give a smaller model "
-        "or --max_seq_length, or --recompute=layer"
+        "a micro-batch of one record does not fit: give a smaller model or "
+        "--max_seq_length, or --recompute=layer"
       )
     first = self.last.size
     # One that is quick: children run updates of up to two micro-batches.
@@ -299,11 +291,6 @@ class Needs:
   def fits(self, size: int) -> bool:
     return size < self._too_large and self.peak_mb(size) <= self.room_mb
 
-  def nearest(self, size: int) -> Measured:
-    """That of `size`, if it was measured, or the largest."""
-    exact = [measured for measured in self.measured if measured.size == size]
-    return (exact or self.measured)[-1]
-
   @property
   def record_mb(self) -> float:
     """What a record more adds; of one size alone all of it."""
@@ -314,14 +301,12 @@ class Needs:
 
   def peak_mb(self, size: int) -> float:
     """Peak of a rank with this micro-batch, without the checkpoint's copy."""
-    nearest = self.nearest(size)
-    return nearest.mb + (size - nearest.size) * self.record_mb
+    return self.last.mb + (size - self.last.size) * self.record_mb
 
   def seconds(self, micro_batches: int, size: int) -> float:
     """Seconds of an update of so many micro-batches of `size` on a rank."""
-    nearest = self.nearest(size)
-    one = nearest.micro_seconds * size / nearest.size
-    return micro_batches * one + nearest.update_seconds
+    one = self.last.micro_seconds * size / self.last.size
+    return micro_batches * one + self.last.update_seconds
 
   @property
   def largest(self) -> int:
@@ -333,10 +318,7 @@ class Needs:
 
 
 def duration(needs: Needs, plan, limit: float) -> tuple[int, float]:
-  """A plan's updates, fewer if they would take more seconds than `limit`.
-
-  And their seconds.
-  """
+  """Updates of a plan that end within `limit` seconds, and their seconds."""
   made, taken = 0, 0.0
   for updates, records in plan.sizes():
     micro_batches = plan.micro_batches(records)
@@ -352,32 +334,28 @@ def duration(needs: Needs, plan, limit: float) -> tuple[int, float]:
 def lines(needs: Needs, config, plan, limit: float = math.inf) -> Iterator[str]:
   """What the plan needs, for people; it ends after `limit` seconds."""
   last, size, here = needs.last, plan.micro_batch, needs.job.here
-  how = "measured"
-  if needs.nearest(size).size != size:
-    tried = " and ".join(f"{measured.size:,}" for measured in needs.measured)
-    how = f"extrapolated from {tried}"
-  row = lambda name, number: f"  {name:<44}{number:>14,.0f}"
-  yield row("parameters", sum(last.parameters.values()))
+  yield _row("parameters", sum(last.parameters.values()))
   for part, count in last.parameters.items():
-    yield row(f"  {part}", count)
-  parts = {**last.parts}
+    yield _row(f"  {part}", count)
+  how = "measured" if size == last.size else f"extrapolated from {last.size:,}"
+  yield f"  memory of micro-batches of {size:,} records ({how}), MB"
+  parts = dict(last.parts)
   parts["activations and buffers"] = needs.peak_mb(size) - sum(parts.values())
   if here:
     parts["copy of what is saved, in rank 0 only"] = last.checkpoint_mb
-  yield f"  memory of micro-batches of {size:,} records ({how}), MB"
   for part, mb in parts.items():
-    yield row(f"  {part}", mb)
-  yield row("  total", sum(parts.values()))
-  yield row("  each further record", needs.record_mb)
+    yield _row(f"  {part}", mb)
+  yield _row("  total", sum(parts.values()))
+  yield _row("  each further record", needs.record_mb)
   place = f"for {here} ranks on this host" if here else "of each GPU"
-  yield row(f"  available, {place}", needs.capacity_mb)
+  yield _row(f"  available, {place}", needs.capacity_mb)
   fits = "fits" if needs.fits(size) else "DOES NOT FIT"
-  largest = "measured" if needs.largest == last.size else "extrapolated"
   yield (
     f"  {fits}; with {1 - _SHARE:.0%} left free, the largest is "
     f"--train_batch_size={needs.largest}"
   )
-  yield f"  ({largest})"
+  if needs.largest != last.size:
+    yield "  (extrapolated)"
   seconds = needs.seconds(plan.accumulation, size)
   updates, whole = duration(needs, plan, limit)
   yield (
@@ -391,6 +369,10 @@ def lines(needs: Needs, config, plan, limit: float = math.inf) -> Iterator[str]:
     f"  disk: {one:.2g} GB a checkpoint, {one * (kept + 1):.2g} GB for "
     f"--keep_checkpoints={kept} and the best"
   )
+
+
+def _row(name: str, number: float) -> str:
+  return f"  {name:<44}{number:>14,.0f}"
 
 
 def _duration(seconds: float) -> str:
@@ -417,12 +399,11 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   needs = Needs(Job(build, config, plan, ranks, here), free_memory_mb())
   length = record_shape.of_run(config.input_file, config).max_seq_length
   needs.begin(plan.micro_batch, length)
+  tell("", *lines(needs, config, plan, limit))
+  updates, _ = duration(needs, plan, limit)
   if config.find_batch_size:
     needs.find_largest()
-  tell("", *lines(needs, config, plan, limit))
-  if config.find_batch_size:
     tell(f"largest micro-batch: --train_batch_size={needs.last.size}")
-  updates, _ = duration(needs, plan, limit)
   return plan.stage.first_update + max(1, updates)
 
 
@@ -439,34 +420,29 @@ def run(config, build: Callable) -> None:
       "not a multiple of it"
     )
   comm, begun = distributed.Comm(), training_plan.Stage()
-  if config.stages:
-    staged = plans.of_stages(config, begun, comm, groups)
-    while begun:
-      start = staged.start(begun)
-      last = tell_needs(build, start, ranks)
-      begun = _next_stage(staged, start, last)
-  else:
-    files, source = config.input_file, None
-    if files:
-      source = input_pipeline.open_records(files, config, comm)
+  if not config.stages:
+    source = None
+    if config.input_file:
+      source = input_pipeline.open_records(config.input_file, config, comm)
     plan = plans.of_run(config, source, groups)
     if config.cooldown_from:  # its own updates
       plan = dataclasses.replace(
         plan, updates=plan.decay_updates, warmup_updates=0, cooldown_start=0
       )
     tell_needs(build, stages.StageStart(config, plan, (0.0, 1.0)), ranks)
+  else:
+    staged = plans.of_stages(config, begun, comm, groups)
+    while True:
+      start = staged.start(begun)
+      last = tell_needs(build, start, ranks)
+      stage = start.plan.stage
+      if stage.is_last:
+        break
+      if last >= stage.total_updates:
+        tell(
+          f"stage {stage.number + 1} would be the last: "
+          f"--num_train_steps={start.config.num_train_steps} end there"
+        )
+        break
+      begun = staged.after(start.plan, last)
   tell("nothing was written")
-
-
-def _next_stage(staged, start, last: int) -> training_plan.Stage | None:
-  """The stage after the one of `start`, which ends with update `last`."""
-  stage = start.plan.stage
-  if stage.is_last:
-    return None
-  if last >= stage.total_updates:
-    tell(
-      f"stage {stage.number + 1} would be the last: "
-      f"--num_train_steps={start.config.num_train_steps} end there"
-    )
-    return None
-  return staged.after(start.plan, last)

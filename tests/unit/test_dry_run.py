@@ -56,7 +56,7 @@ def begun(job, target, tokens=512, free_mb=8000.0):
 def test_the_planned_size_is_measured_where_it_fits_and_is_quick():
   job = Known()
   needs = begun(job, 64, tokens=128)
-  assert job.tried == [4, 64] and needs.nearest(64).size == 64
+  assert job.tried == [4, 64] and needs.last.size == 64
   assert needs.peak_mb(64) == job.peak(64)
   assert needs.seconds(3, 64) == pytest.approx(UPDATE + 3 * 64 * RECORD)
 
@@ -64,7 +64,7 @@ def test_the_planned_size_is_measured_where_it_fits_and_is_quick():
 def test_a_larger_size_is_extended_from_smaller_ones():
   for job in (Known(record_seconds=1.0), Known(record_mb=100)):
     needs = begun(job, 1000, free_mb=4000.0)
-    assert max(job.tried) <= 100 and needs.nearest(1000).size < 1000
+    assert max(job.tried) <= 100 and needs.last.size < 1000
     assert needs.peak_mb(1000) == pytest.approx(job.peak(1000), rel=1e-6)
     wanted = UPDATE + 2000 * job.record_seconds
     assert needs.seconds(2, 1000) == pytest.approx(wanted, rel=1e-6)
@@ -104,7 +104,7 @@ def test_a_planned_size_that_was_tried_does_not_fit():
 
 
 def test_a_model_that_does_not_fit_at_all():
-  with pytest.raises(UserError, match="one record does not fit in 450 MB"):
+  with pytest.raises(UserError, match="one record does not fit"):
     begun(Known(), 64, tokens=128, free_mb=500.0)
 
 
@@ -146,7 +146,7 @@ def test_the_screen_has_80_columns():
   assert "3.45 s an update, 39.9 days in total" in said
   plan = dataclasses.replace(plan, micro_batch=1000)
   said = "\n".join(dry_run.lines(needs, config, plan))
-  assert "DOES NOT FIT" in said and "extrapolated from 1 and 8), MB" in said
+  assert "DOES NOT FIT" in said and "extrapolated from 8), MB" in said
 
 
 def test_a_child_that_takes_too_much_is_ended():
