@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib
-import matplotlib.backend_bases
 import matplotlib.ticker
 import numpy as np
 
@@ -219,13 +218,6 @@ def _draw_legend(figure, runs: Sequence[Run]) -> None:
 
 def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   """Draws the curves of runs; UserError for no reports or an unknown format."""
-  known = set(matplotlib.backend_bases.FigureCanvasBase.filetypes)
-  known -= {"pgf"}  # which needs LaTeX
-  if os.path.splitext(output)[1][1:].lower() not in known:
-    raise errors.UserError(
-      f"--output={output}: the name must end in a known format: "
-      f"{', '.join(f'.{name}' for name in sorted(known))}"
-    )
   runs = [read_run(run_dir) for run_dir in run_dirs]
   panels = panels_of(runs)
   rows = -(-len(panels) // _COLUMNS)
@@ -250,7 +242,10 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
     about = ", on ".join(filter(None, [run.model, run.data]))
     title = title or f"{run.name}\n{about}".strip()
   figure.suptitle(_drawable(title))
-  figure.savefig(output, dpi=120)
+  try:
+    figure.savefig(output, dpi=120)
+  except ValueError as e:  # of the format that the name ends in
+    raise errors.UserError(f"--output={output}: {e}") from e
   plt.close(figure)
 
 

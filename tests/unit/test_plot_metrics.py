@@ -150,11 +150,11 @@ def test_pictures_need_no_tensorflow(tmp_path):
   (tmp_path / "tensorflow.py").write_text("raise ImportError('loaded')\n")
   run = make_run(tmp_path / "a", PRETRAINING, PRETRAINING)
   done = subprocess.run(
-    [sys.executable, "-m", "tools.plot_metrics", run, "--output=c.svg"],
+    [sys.executable, "-m", "tools.plot_metrics", run, "--output=c.png"],
     cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{runs.ROOT}"},
     capture_output=True, text=True,
   )  # fmt: skip
-  assert (done.stdout, done.returncode) == ("c.svg\n", 0), done.stderr
+  assert (done.stdout, done.returncode) == ("c.png\n", 0), done.stderr
 
 
 def test_a_folder_without_reports_is_named(tmp_path):
@@ -185,18 +185,12 @@ def test_what_has_no_number_is_not_drawn(tmp_path, monkeypatch):
   assert found["tokens/s, all ranks"][0][1] == [[10, 9.0], [20, 9.0]]
 
 
-@pytest.mark.parametrize("name", ["c.xyz", "c", "c.pgf", "c.html", "a.png/c"])
-def test_a_format_that_is_none_is_said_before_anything_is_read(tmp_path, name):
-  with pytest.raises(
-    errors.UserError, match=rf"--output=.*{name}: .* known format: .*\.png, "
-  ):
-    plot_metrics.plot([str(tmp_path / "not there")], str(tmp_path / name))
-
-
-def test_other_formats(tmp_path):
+def test_the_name_says_the_format(tmp_path):
   run = make_run(tmp_path / "a", PRETRAINING)
   plot_metrics.plot([run], str(tmp_path / "curve.SVG"))
   assert "<svg" in (tmp_path / "curve.SVG").read_text()
+  with pytest.raises(errors.UserError, match=r"--output=\S*c\.xyz: .*png"):
+    plot_metrics.plot([run], str(tmp_path / "c.xyz"))
 
 
 def test_a_folder_of_any_name_is_drawn(tmp_path, monkeypatch):
@@ -211,22 +205,3 @@ def test_a_folder_of_any_name_is_drawn(tmp_path, monkeypatch):
     plot_metrics.main(plot_metrics.Settings(output=str(output)), run)
     plot_metrics.plot([run, other], str(tmp_path / "c.png"))
   assert not warned and output.exists()
-
-
-@pytest.mark.parametrize(
-  "file, content, said",
-  [
-    ("run.json", '{"runs": [1]}', "run.json: damaged: .*, move it away"),
-    ("run.json", "", "run.json: not readable as JSON.* move it away"),
-    (
-      "eval_metrics.jsonl",
-      '{"a": 1}\n',
-      "line 1 does not belong",
-    ),
-  ],
-)
-def test_a_damaged_file_is_named_with_what_to_do(tmp_path, file, content, said):
-  run = make_run(tmp_path / "a", PRETRAINING)
-  (tmp_path / "a" / file).write_text(content)
-  with pytest.raises(errors.UserError, match=said):
-    plot_metrics.plot([run], str(tmp_path / "c.png"))
