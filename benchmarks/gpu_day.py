@@ -13,7 +13,6 @@ failed.
 """
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -25,14 +24,16 @@ from collections.abc import Callable
 
 from absl import app, flags
 
+from benchmarks import measuring
 from benchmarks.gpu import chips
 from checkpoints import metrics
 from common import json_files, processes
 from common.nvidia import visible_gpus
-from training import next_steps
+from training.next_steps import python
 
 FLAGS = flags.FLAGS
 PREDICTED = "benchmarks/results/gpu_check.jsonl"
+WORK_DIR = "runs/gpu_day"
 # Of a loss or a norm from float32's on the CPU, over the first updates.
 TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 2e-2}
 UPDATES = 12
@@ -43,13 +44,6 @@ class Failed(Exception):
   """An item's command failed, or its numbers are not what they should be."""
 
 
-def define_flags() -> None:
-  flags.DEFINE_string("output", "gpu_day.jsonl", "Results.")
-  flags.DEFINE_string("work_dir", "runs/gpu_day", "Where runs are made.")
-  flags.DEFINE_float("minutes", 40.0, "Time for all of it.")
-  flags.DEFINE_bool("tiny", False, "A small model, on any device.")
-
-
 @functools.cache
 def gpus() -> list[str]:
   """The names of those that this process may use."""
@@ -57,126 +51,115 @@ def gpus() -> list[str]:
 
 
 def path(*names: str) -> str:
-  return os.path.join(FLAGS.work_dir, *names)
+  return os.path.join(WORK_DIR, *names)
 
 
-def command(words: list, **environment) -> list[str]:
-  """The lines of a command's stdout, then of its messages; it gets a log."""
+def seconds_left() -> float:
+  return 60 * FLAGS.minutes - (time.monotonic() - BEGAN)
+
+
+def command(words: list[str], **environment) -> str:
+  """What a command prints and its messages, which a log has, too."""
   with (
     open(path("log.txt"), "a+", encoding="utf-8") as log,
     subprocess.Popen(
-      list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-      text=True, env={**os.environ, **environment}, start_new_session=True,
+      words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+      env={**os.environ, **environment}, start_new_session=True,
     ) as process,
   ):  # fmt: skip
     try:
-      found = process.communicate(timeout=limit())
+      found = process.communicate(timeout=max(1.0, seconds_left()))
     except BaseException:
       os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
       raise
     print(*words, *found, sep="\n", file=log)
   if process.returncode:
     raise Failed(f"status {process.returncode}; its messages: {log.name}")
-  return "\n".join(found).splitlines()
+  return "\n".join(found)
 
 
-def limit() -> float:
-  """Seconds that are left."""
-  return max(1.0, 60 * FLAGS.minutes - (time.monotonic() - BEGAN))
+# What runs train on -----------------------------------------------------------
 
 
 def make_records() -> dict:
   """Records of this project's own pages, in both forms."""
-  make = lambda script, **given: command(next_steps.python(script, **given))
-  if not os.path.exists(path("vocab.txt")):
-    make(
-      "tools.prepare_corpus", corpus="docs/*.md,*.md", output_dir=path("text")
-    )
-    make(
-      "tools.train_tokenizer", input_file=path("text/train.txt"),
-      output_file=path("vocab.txt"), vocab_size=2000,
-    )  # fmt: skip
+  text, vocabulary = path("text/train.txt"), path("vocab.txt")
+  if not os.path.exists(vocabulary):
+    pages = {"corpus": "docs/*.md,*.md", "output_dir": path("text")}
+    command(python("tools.prepare_corpus", **pages))
+    words = {"output_file": vocabulary, "vocab_size": 2000}
+    command(python("tools.train_tokenizer", input_file=text, **words))
   for kind, more in (("rows", {}), ("packed", {"examples_per_record": 8})):
-    make(
-      "create_pretraining_data.py", input_file=path("text/train.txt"),
-      vocab_file=path("vocab.txt"), output_file=path(kind, "train.tfrecord"),
-      max_seq_length=64, max_predictions_per_seq=10, **more,
+    making = python(
+      "create_pretraining_data.py", input_file=text, vocab_file=vocabulary,
+      output_file=path(kind, "train.tfrecord"), max_seq_length=64,
+      max_predictions_per_seq=10, **more,
     )  # fmt: skip
-  return {"megabytes": round(os.path.getsize(path("text/train.txt")) / 1e6, 2)}
+    command(making)
+  return {"megabytes": round(os.path.getsize(text) / 1e6, 2)}
 
 
-def train(name, ranks=1, cpu=False, resumed=False, **given) -> list[dict]:
+def train(
+  name: str, kind: str = "rows", ranks: int = 1, resumed=False, **given
+) -> list[dict]:
   """The reports of a short training of bert_tiny, one for each update.
 
-  Without dropout, which ranks draw apart.
+  Without dropout, which ranks draw apart. Settings of a name that begins with
+  "cpu" see no GPU.
   """
   settings = {
     "do_train": True, "bert_config_file": "tiny", "output_dir": path(name),
-    "input_file": path("rows/train.tfrecord"), "global_batch_size": 32,
+    "input_file": path(kind, "train.tfrecord"), "global_batch_size": 32,
     "learning_rate": 1e-3, "num_train_steps": UPDATES, "num_warmup_steps": 2,
     "log_every_steps": 1, "bias_correction": True, "tf32": False,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     "initial_loss_scale": 256.0,
   }  # fmt: skip
-  words = next_steps.python("run_pretraining.py", **{**settings, **given})
   if not resumed:
     shutil.rmtree(path(name), ignore_errors=True)
-  hidden = {"CUDA_VISIBLE_DEVICES": ""} if cpu else {}
-  command(processes.horovodrun(ranks, words), **hidden)
+  hidden = {"CUDA_VISIBLE_DEVICES": ""} if name.startswith("cpu") else {}
+  training = python("run_pretraining.py", **{**settings, **given})
+  command(processes.horovodrun(ranks, training), **hidden)
   return metrics.read_jsonl(path(name, metrics.METRICS_FILE))
 
 
-def difference(got: list, wanted: list) -> float:
-  """The largest relative one of losses and gradient norms."""
+# Items: each returns what its line says, or raises ----------------------------
+
+
+def unit_tests(*names: str) -> dict:
+  """Without TensorFloat-32."""
+  files = [f"tests/unit/test_{name}.py" for name in names]
+  words = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *files]
+  said = command(words, NVIDIA_TF32_OVERRIDE="0")
+  return {"tests": re.findall(".* passed.*", said)[-1]}
+
+
+def check_equal(got: list, wanted: list, tolerance: float) -> dict:
+  """Compares losses and gradient norms of all updates, relatively."""
   if len(got) != len(wanted):
     raise Failed(f"{len(got)} updates, not {len(wanted)}")
-  pairs = [
-    (a[key], b[key])
+  differences = [
+    abs(a[key] - b[key]) / abs(b[key])  # a TypeError if one is not finite
     for a, b in zip(got, wanted, strict=True)
     for key in ("loss", "grad_norm")
   ]
-  if any(None in pair for pair in pairs):
-    raise Failed("a loss or a norm is not finite")
-  return max(abs(a - b) / abs(b) for a, b in pairs)
-
-
-def unit_tests(*names: str) -> Callable:
-  """Tests of kernels, layers and gradients; without TensorFloat-32."""
-
-  def item() -> dict:
-    lines = command(
-      [sys.executable, "-m", "pytest", "-q", "-m", "not slow"]
-      + [f"tests/unit/test_{name}.py" for name in names],
-      NVIDIA_TF32_OVERRIDE="0",
-    )
-    return {"tests": next(x for x in lines[::-1] if " passed" in x)}
-
-  return item
+  largest = max(differences)
+  if largest > tolerance:
+    raise Failed(f"differs by {largest:.2e}, more than {tolerance}")
+  return {"largest_difference": round(largest, 6)}
 
 
 @functools.cache
 def on_cpu(kind: str) -> list[dict]:
   """The reports of float32 on the CPU, on records of a `kind`."""
-  records = path(kind, "train.tfrecord")
-  return train(f"cpu_{kind}", cpu=True, xla="off", input_file=records)
+  return train(f"cpu_{kind}", kind, xla="off")
 
 
-def compare(
-  precision: str, mode: str, kind: str = "rows", triton: bool = False
-) -> Callable:
+def compare(precision: str, mode: str, kind="rows", triton=False) -> dict:
   """Updates in a precision and mode beside the CPU's in float32."""
-
-  def item() -> dict:
-    records = path(kind, "train.tfrecord")
-    name = f"{precision}_{mode}_{kind}" + "_triton" * triton
-    given = dict(precision=precision, xla=mode, triton=triton)
-    got = train(name, input_file=records, **given)
-    found = difference(got, on_cpu(kind))
-    if found > TOLERANCE[precision]:
-      raise Failed(f"differs by {found:.2%} from float32 on the CPU")
-    return {"largest_difference": round(found, 6)}
-
-  return item
+  name = f"{precision}_{mode}_{kind}" + "_triton" * triton
+  got = train(name, kind, precision=precision, xla=mode, triton=triton)
+  return check_equal(got, on_cpu(kind), TOLERANCE[precision])
 
 
 def resume() -> dict:
@@ -187,145 +170,122 @@ def resume() -> dict:
   for name in os.listdir(path("parts")):
     if f"ckpt-{UPDATES}" in name:  # as if it had been killed before
       os.remove(path("parts", name))
-  parts = train("parts", resumed=True, **given)
-  if found := difference(parts, whole):
-    raise Failed(f"a resumed run differs by {found:.2e}")
-  return {"largest_difference": 0.0}
+  return check_equal(train("parts", resumed=True, **given), whole, 0.0)
+
+
+def two_ranks() -> dict:
+  """Two ranks beside one, with the same global batch."""
+  if len(gpus()) == 1:
+    return {"left_out": "NCCL wants a GPU for each rank; there is one"}
+  return check_equal(train("two", ranks=2), train("one"), TOLERANCE["fp32"])
 
 
 def shape(model: str, length: int, batch: int) -> dict:
   if FLAGS.tiny:
     model, length, batch = "tiny", min(length, 64), 4
-  predictions = max(3, length * 80 // 512)
   return {
-    "bert_config_file": f"configs/bert_{model}.json", "max_seq_length": length,
-    "train_batch_size": batch, "max_predictions_per_seq": predictions,
-  }  # fmt: skip
+    "bert_config_file": f"configs/bert_{model}.json",
+    "max_seq_length": length,
+    "train_batch_size": batch,
+    "max_predictions_per_seq": max(3, length * 80 // 512),
+  }
 
 
-def speed(
-  model: str, length: int, batch: int, mode: str, triton: bool
-) -> Callable:
+def speed(model: str, length: int, batch: int, mode: str, triton=False) -> dict:
   """Examples/s, and the share of the prediction's."""
-
-  def item() -> dict:
-    given = shape(model, length, batch)
-    words = next_steps.python(
-      "benchmarks.step", precision="bf16", xla=mode, triton=triton, **given
-    )
-    found = [x for x in command(words) if x.startswith('{"bert_config"')]
-    line = json.loads(found[-1])
-    predicted = prediction(given, mode, triton)
-    rate = (predicted or {}).get("roofline_examples_per_second")
-    share = rate and round(line["examples_per_second"] / rate, 3)
-    return {**line, "predicted": rate, "share": share}
-
-  return item
+  given = shape(model, length, batch)
+  how = {"precision": "bf16", "xla": mode, "triton": triton}
+  step = python("benchmarks.step", **given, **how)
+  line = measuring.json_lines(command(step))[-1]
+  rate = predicted_rate(given, how)
+  share = rate and round(line["examples_per_second"] / rate, 3)
+  return {**line, "predicted": rate, "share": share}
 
 
-def prediction(given: dict, mode: str, triton: bool) -> dict | None:
-  """The newest line of gpu_check.jsonl for this GPU and shape."""
-  chip = next(
-    (c for c in chips.CHIPS if gpus() and c in gpus()[0].lower()), None
-  )
+def predicted_rate(given: dict, how: dict) -> float | None:
+  """Of the newest line of gpu_check.jsonl for this GPU and shape."""
+  name = " ".join(gpus()[:1]).lower()
   wanted = {
-    "gpu": chip, "xla": mode, "precision": "bf16",
-    "micro_batch": given["train_batch_size"],
+    "gpu": next((chip for chip in chips.CHIPS if chip in name), None),
     "bert_config": os.path.basename(given["bert_config_file"]),
+    "micro_batch": given["train_batch_size"],
     "seq_length": given["max_seq_length"],
     "predictions": given["max_predictions_per_seq"],
-  }  # fmt: skip
-  lines = json_files.read_lines(PREDICTED)
-  return next(
-    (
-      x
-      for x in lines[::-1]
-      if wanted.items() <= x.items()
-      and x.get("triton", False) == triton
-      and not x.get("deterministic")
-    ),
-    None,
-  )
+    "deterministic": False,
+    **how,
+  }
+  rate = None
+  for line in json_files.read_lines(PREDICTED):
+    line = {"triton": False, "deterministic": False, **line}
+    if wanted.items() <= line.items():
+      rate = line.get("roofline_examples_per_second")
+  return rate
 
 
-def largest(model: str, length: int) -> Callable:
+def largest(model: str, length: int) -> dict:
   """The largest micro-batch of a dry run."""
-
-  def item() -> dict:
-    given = shape(model, length, 4)
-    words = next_steps.python(
-      "run_pretraining.py", dry_run=True, find_batch_size=True,
-      precision="bf16", num_train_steps=100, num_warmup_steps=10, **given,
-    )  # fmt: skip
-    wanted = r"largest micro-batch: --train_batch_size=(\d+)"
-    found = re.findall(wanted, "\n".join(command(words)))
-    if not found:
-      raise Failed("the dry run names no largest micro-batch")
-    return {"largest_micro_batch": int(found[-1])}
-
-  return item
+  planning = python(
+    "run_pretraining.py", dry_run=True, find_batch_size=True,
+    precision="bf16", num_train_steps=100, num_warmup_steps=10,
+    **shape(model, length, 4),
+  )  # fmt: skip
+  wanted = r"largest micro-batch: --train_batch_size=(\d+)"
+  return {"largest_micro_batch": int(re.findall(wanted, command(planning))[-1])}
 
 
-def two_ranks() -> dict:
-  """Two ranks beside one, with the same global batch."""
-  if gpus() and len(gpus()) < 2:
-    return {"left_out": "NCCL wants a GPU for each rank; there is one"}
-  found = difference(train("two", ranks=2), train("one"))
-  if found > TOLERANCE["fp32"]:
-    raise Failed(f"two ranks differ by {found:.2%} from one")
-  return {"largest_difference": round(found, 6)}
-
-
-def items() -> dict:
-  """Name -> function, the most valuable first."""
-  found = {"records": make_records}
+def items() -> dict[str, Callable]:
+  """Name -> what is done, the most valuable first."""
+  do = functools.partial
   names = ("modeling", "mixed_precision", "optimization", "jit")
-  found["kernels"] = unit_tests(*names)
-  for precision, mode in (
-    ("fp32", "layers"), ("bf16", "layers"), ("bf16", "step"),
-    ("fp16", "layers"), ("fp32", "off"),
-  ):  # fmt: skip
-    found[f"{precision} {mode}"] = compare(precision, mode)
-  found["packed"] = compare("bf16", "layers", "packed")
-  found["triton kernels"] = unit_tests("triton_kernels")
-  found["triton"] = compare("bf16", "layers", "packed", triton=True)
-  found["triton step"] = compare("bf16", "step", triton=True)
-  found["resume"] = resume
+  found = {
+    "records": make_records,
+    "kernels": do(unit_tests, *names),
+    "fp32 layers": do(compare, "fp32", "layers"),
+    "bf16 layers": do(compare, "bf16", "layers"),
+    "bf16 step": do(compare, "bf16", "step"),
+    "fp16 layers": do(compare, "fp16", "layers"),
+    "fp32 off": do(compare, "fp32", "off"),
+    "packed": do(compare, "bf16", "layers", "packed"),
+    "triton kernels": do(unit_tests, "triton_kernels"),
+    "triton": do(compare, "bf16", "layers", "packed", triton=True),
+    "triton step": do(compare, "bf16", "step", triton=True),
+    "resume": resume,
+  }
   for model, length, batch in (
     ("large", 128, 64), ("base", 128, 64), ("large", 512, 32), ("base", 512, 32)
   ):  # fmt: skip
-    for mode, triton in (("layers", False), ("layers", True), ("step", False)):
-      name = f"{model} {length} {mode}" + " triton" * triton
-      found[name] = speed(model, length, batch, mode, triton)
+    of_shape = do(speed, model, length, batch)
+    name = f"{model} {length}"
+    found[f"{name} layers"] = do(of_shape, "layers")
+    found[f"{name} layers triton"] = do(of_shape, "layers", triton=True)
+    found[f"{name} step"] = do(of_shape, "step")
   found["two ranks"] = two_ranks
-  found["largest"] = largest("large", 512)
+  found["largest"] = do(largest, "large", 512)
   return found
 
 
 def main(_) -> None:
-  os.makedirs(FLAGS.work_dir, exist_ok=True)
+  os.makedirs(WORK_DIR, exist_ok=True)
   done = {line["item"]: line for line in json_files.read_lines(FLAGS.output)}
   device = ", ".join(gpus()) or "CPU"
   if device == "CPU" and not FLAGS.tiny:
     sys.exit("no NVIDIA GPU is seen (nvidia-smi): --tiny tries it on a CPU")
+  if not os.path.exists(path("packed")):
+    done.pop("records", None)
   for name, item in items().items():
-    if name in done and (name != "records" or os.path.exists(path("rows"))):
+    if name in done:
       continue
-    if limit() <= 1.0:
-      print(f"{FLAGS.minutes:g} minutes are over: the same command continues")
-      break
     began = time.monotonic()
     line = {"item": name, "device": device, "ok": True}
     try:
       line |= item()
-    except subprocess.TimeoutExpired:
-      print(f"{name}: cut; the same command continues with it")
-      break
     except Exception as e:
       line |= {"ok": False, "error": f"{type(e).__name__}: {e}"[:300]}
+    if seconds_left() < 0:
+      print(f"{FLAGS.minutes:g} minutes are over: the same command continues")
+      break
     line["wall_seconds"] = round(time.monotonic() - began, 1)
-    if name not in done:
-      json_files.append_line(FLAGS.output, line)
+    json_files.append_line(FLAGS.output, line)
     done[name] = line
     print(json_files.text(line), flush=True)
   failed = [name for name, line in done.items() if not line["ok"]]
@@ -334,5 +294,7 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  define_flags()
+  flags.DEFINE_string("output", "gpu_day.jsonl", "Results.")
+  flags.DEFINE_float("minutes", 40.0, "Time for all of it.")
+  flags.DEFINE_bool("tiny", False, "A small model, on any device.")
   app.run(main)

@@ -3,28 +3,27 @@
   python -m benchmarks.input --bert_config_file=configs/bert_tiny.json \\
     --input_file='records/train*.tfrecord' --train_batch_size=64
 
-Takes every flag of run_pretraining.py. Prints a JSON line for each of the
---orders: records/s of reading, checking, parsing and masking, with nothing else
-to do; and one line with the seconds of an update on batches that are read
-meanwhile beside those of the same update on one batch that stays. All in turns
-in one process; medians over rounds.
+Takes every flag of run_pretraining.py. Prints a JSON line with records/s of
+reading, checking, parsing and masking, with nothing else to do; and one with
+the seconds of an update on batches that are read meanwhile beside those of the
+same update on one batch that stays. All in turns in one process; medians over
+rounds.
 
 How a data set larger than memory is read shows in a control group, for example
 
   systemd-run --scope -p MemoryMax=1G python -m benchmarks.input \\
-    --orders=0,512 --updates_per_round=0 ...
+    --shuffle_block_records=512 --updates_per_round=0 ...
 """
 
-import json
+import functools
 import math
 import os
-import statistics
-import time
 
 import numpy as np
 
 import input_pipeline
 import run_pretraining
+from benchmarks import measuring
 from benchmarks.step import MatmulRate, Step
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
@@ -39,13 +38,9 @@ def define_flags() -> None:
   """run_pretraining's flags, and what to measure."""
   run_pretraining.define_flags()
   flags = tf.flags
-  flags.DEFINE_list(
-    "orders", ["0"], "Values of --shuffle_block_records to read alone."
-  )
+  flags.FLAGS.set_default("dry_run", True)
   flags.DEFINE_integer("rounds", 20, "Rounds to measure.", lower_bound=1)
-  flags.DEFINE_integer(
-    "records_per_round", 20000, "Of reading alone; 0: do not."
-  )
+  flags.DEFINE_integer("records_per_round", 20000, "Of reading alone.")
   flags.DEFINE_integer(
     "updates_per_round",
     16,
@@ -54,9 +49,10 @@ def define_flags() -> None:
   )
 
 
-def training_batches(config: PretrainingConfig, plan, block: int, comm):
+def training_batches(config: PretrainingConfig, plan, comm):
   """(files, `input_pipeline.Batches`) of a training run."""
   source = input_pipeline.open_records(config.input_file, config, comm)
+  block = config.shuffle_block_records
   order = record_order.Order(len(source.set), config.seed, block)
   return source.paths, input_pipeline.training_batches(
     source, order, plan, comm
@@ -78,40 +74,38 @@ def median_of(name: str, values: np.ndarray) -> dict:
 
 
 class Reading:
-  """Batches of a training run in one order, and nothing done with them."""
+  """Batches of a training run, and nothing done with them."""
 
-  def __init__(self, config: PretrainingConfig, block: int, comm):
+  def __init__(self, config: PretrainingConfig, comm):
     """Reads from the start of the stream."""
-    self._block, self._comm = block, comm
+    self._block = config.shuffle_block_records
     self._plan = plans.of_run(config, None, comm.size)
     with tf.Graph().as_default():
-      self._paths, batches = training_batches(config, self._plan, block, comm)
-      self._next = tf.group(*batches.next.batch)
-      self._session = tf.Session(config=distributed.session_config(comm))
-      batches.start(self._session, 0)
+      self._paths, batches = training_batches(config, self._plan, comm)
+      everything = tf.group(*batches.next.batch)
+      session = tf.Session(config=distributed.session_config(comm))
+      batches.start(session, 0)
+    self._read = functools.partial(session.run, everything)
     self._rates = []
 
-  def round(self, records: int) -> None:
+  def round(self) -> None:
     """Reads on from where the last round ended."""
-    batches = -(-records // self._plan.micro_batch)
-    began = time.perf_counter()
-    for _ in range(batches):
-      self._session.run(self._next)
-    seconds = time.perf_counter() - began
+    batches = -(-FLAGS.records_per_round // self._plan.micro_batch)
+    seconds = sum(measuring.seconds_of(self._read) for _ in range(batches))
     self._rates.append(batches * self._plan.micro_batch / seconds)
 
   def result(self) -> dict:
     """What was measured, for one JSON line."""
-    low, high = np.percentile(self._rates, [10, 90])
+    p10, median, p90 = map(round, np.percentile(self._rates, [10, 50, 90]))
     return {
       "shuffle_block_records": self._block,
       "ranks": self._plan.ranks,
       "micro_batch": self._plan.micro_batch,
       "files_mb": round(sum(map(os.path.getsize, self._paths)) / 1e6),
       "rounds": len(self._rates),
-      "records_per_second": round(statistics.median(self._rates)),
-      "records_per_second_p10": round(float(low)),
-      "records_per_second_p90": round(float(high)),
+      "records_per_second": median,
+      "records_per_second_p10": p10,
+      "records_per_second_p90": p90,
     }
 
 
@@ -123,9 +117,7 @@ class ReadingStep(Step):
     self._start(self.session, 0)
 
   def _micro_batch(self):
-    _, batches = training_batches(
-      self.config, self.plan, self.config.shuffle_block_records, self.comm
-    )
+    _, batches = training_batches(self.config, self.plan, self.comm)
     self._start = batches.start
     return batches.next
 
@@ -141,20 +133,18 @@ class Steps:
     self._reading()
     matmuls = config.matmuls(self._fixed.plan.micro_batch, self._fixed.shape)
     self._rate = MatmulRate(matmuls, distributed.session_config(comm))
-    self._rates = []
-    self._fixed_seconds, self._read_seconds = [], []  # of each turn
+    self._fixed_seconds, self._read_seconds, self._rates = [], [], []
 
-  def round(self, updates: int) -> None:
+  def round(self) -> None:
     """Updates on the fixed batch, then on those that are read."""
+    updates = FLAGS.updates_per_round
     for step, seconds in (
       (self._fixed, self._fixed_seconds),
       (self._reading, self._read_seconds),
     ):
-      began = time.perf_counter()
-      for _ in range(updates):
-        step()
       # The mean: of the updates that are read at once, one pays for all.
-      seconds.append((time.perf_counter() - began) / updates)
+      taken = sum(measuring.seconds_of(step) for _ in range(updates))
+      seconds.append(taken / updates)
     self._rates.append(self._rate())
 
   def result(self) -> dict:
@@ -175,32 +165,27 @@ class Steps:
       "examples_per_record": self._fixed.shape.examples_per_record,
       "dynamic_masks": self._fixed.shape.masks is not None,
       "rounds": len(read),
-      "seconds_read": round(float(np.median(read)), 5),
-      "seconds_fixed": round(float(np.median(fixed)), 5),
+      "seconds_read": measuring.median(read, 5),
+      "seconds_fixed": measuring.median(fixed, 5),
       **median_of("read_over_fixed", read / fixed),
       **median_of("fixed_over_fixed", fixed[1:] / fixed[:-1]),
-      "matmul_gflop_per_second": round(statistics.median(self._rates) / 1e9, 1),
+      "matmul_gflop_per_second": round(np.median(self._rates) / 1e9, 1),
     }
 
 
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
   comm = distributed.init(config.num_threads)
-  cases = []
-  if FLAGS.records_per_round:
-    orders = [Reading(config, int(block), comm) for block in FLAGS.orders]
-    cases += [(case, FLAGS.records_per_round) for case in orders]
+  cases = [Reading(config, comm)]
   if FLAGS.updates_per_round:
-    cases.append((Steps(config, comm), FLAGS.updates_per_round))
+    cases.append(Steps(config, comm))
   for _ in range(FLAGS.rounds):
-    for case, size in cases:
-      case.round(size)
-  if comm.is_root:
-    for case, _ in cases:
-      print(json.dumps(case.result()), flush=True)
+    for case in cases:
+      case.round()
+  for case in cases if comm.is_root else ():
+    measuring.show(case.result())
 
 
 if __name__ == "__main__":
   define_flags()
-  tf.flags.FLAGS.set_default("dry_run", True)
   train_loop.run_main(main)

@@ -9,14 +9,13 @@ reference (float32 without XLA; for a mode the same precision without XLA) of
 the loss, averaged over windows of 10 updates, and plots all of them.
 """
 
-import json
 import os
-import subprocess
 import tempfile
 
 import matplotlib
 import numpy as np
 
+from benchmarks import measuring
 from checkpoints import metrics
 from common.tensorflow_v1 import tf
 from training.next_steps import python
@@ -40,32 +39,19 @@ VARIANTS = {
 }
 
 
-def define_flags() -> None:
-  flags = tf.flags
-  flags.DEFINE_string("bert_config_file", None, "The model.", required=True)
-  flags.DEFINE_string("input_file", None, "Records.", required=True)
-  flags.DEFINE_string("output", "curves.png", "Where to plot.")
-  flags.DEFINE_integer("steps", 200, "Steps of --batch examples of each run.")
-  flags.DEFINE_integer("batch", 32, "Records of an update.")
-  flags.DEFINE_float("learning_rate", 1e-3, "Peak.")
-
-
 def train(precision: str, mode: str) -> np.ndarray:
-  """The losses of one run."""
+  """The losses of one run, averaged over windows."""
   with tempfile.TemporaryDirectory() as folder:
     command = python(
       "run_pretraining.py", do_train=True, output_dir=folder,
       bert_config_file=FLAGS.bert_config_file, input_file=FLAGS.input_file,
-      train_batch_size=FLAGS.batch, learning_rate=FLAGS.learning_rate,
-      num_train_steps=FLAGS.steps, num_warmup_steps=FLAGS.steps // 10,
-      bias_correction=True, log_every_steps=1, precision=precision, xla=mode,
+      train_batch_size=32, learning_rate=1e-3, num_train_steps=FLAGS.steps,
+      num_warmup_steps=FLAGS.steps // 10, bias_correction=True,
+      log_every_steps=1, precision=precision, xla=mode,
     )  # fmt: skip
-    subprocess.run(command, check=True)
-    path = os.path.join(folder, metrics.METRICS_FILE)
-    return np.array([r["loss"] for r in metrics.read_jsonl(path)])
-
-
-def windows(losses: np.ndarray) -> np.ndarray:
+    measuring.run(command)
+    reports = metrics.read_jsonl(os.path.join(folder, metrics.METRICS_FILE))
+  losses = np.array([report["loss"] for report in reports])
   return losses[: len(losses) // WINDOW * WINDOW].reshape(-1, WINDOW).mean(1)
 
 
@@ -74,24 +60,25 @@ def main(_) -> None:
   figure, (top, bottom) = pyplot.subplots(
     2, sharex=True, figsize=(8, 7), layout="constrained"
   )
-  for (precision, mode), reference in VARIANTS.items():
-    losses = windows(curves[precision, mode])
-    difference = losses / windows(curves[reference]) - 1.0
+  for variant, reference in VARIANTS.items():
+    losses, label = curves[variant], ", ".join(variant)
+    difference = losses / curves[reference] - 1.0
     updates = WINDOW * (np.arange(len(losses)) + 1)
-    label = f"{precision}, {mode}"
     top.plot(updates, losses, label=label, linewidth=1)
-    if (precision, mode) != reference:
+    if variant != reference:
       label += f" / {', '.join(reference)}"
       bottom.plot(updates, 100 * difference, label=label, linewidth=1)
-    result = {
-      "precision": precision,
-      "xla": mode,
-      "reference": ", ".join(reference),
-      "updates": len(curves[precision, mode]),
-      "last_window_loss": round(float(losses[-1]), 4),
-      "largest_difference": round(float(np.abs(difference).max()), 6),
-    }
-    print(json.dumps(result), flush=True)
+    precision, mode = variant
+    measuring.show(
+      {
+        "precision": precision,
+        "xla": mode,
+        "reference": ", ".join(reference),
+        "updates": WINDOW * len(losses),
+        "last_window_loss": round(float(losses[-1]), 4),
+        "largest_difference": round(float(np.abs(difference).max()), 6),
+      }
+    )
   top.set_ylabel("training loss (nats)")
   bottom.set_ylabel("difference from reference (%)")
   bottom.set_xlabel("updates")
@@ -102,5 +89,9 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  define_flags()
+  flags = tf.flags
+  flags.DEFINE_string("bert_config_file", None, "The model.", required=True)
+  flags.DEFINE_string("input_file", None, "Records.", required=True)
+  flags.DEFINE_string("output", "curves.png", "Where to plot.")
+  flags.DEFINE_integer("steps", 200, "Steps of 32 examples of each run.")
   tf.app.run(main)

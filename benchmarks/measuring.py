@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 def run(command: list, **settings) -> str:
-  """What a command prints; if it fails, this program ends with its messages."""
+  """What a command prints, its messages last; this program ends if it fails."""
   words = list(map(str, command))
   done = subprocess.run(words, capture_output=True, text=True, **settings)
   if done.returncode:
@@ -18,7 +18,7 @@ def run(command: list, **settings) -> str:
       f"error: status {done.returncode} of {shlex.join(words)}\n"
       f"{done.stderr[-3000:]}"
     )
-  return done.stdout
+  return done.stdout + done.stderr
 
 
 def json_lines(text: str) -> list[dict]:

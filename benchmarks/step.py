@@ -10,16 +10,15 @@ process, in turns with the updates and at the shapes of the model, and MFU is
 the model's arithmetic, of which recomputation is no part, over that rate.
 """
 
-import json
+import functools
 import os
-import statistics
-import sys
-import time
 
 import numpy as np
 
 import input_pipeline
 import run_pretraining
+from benchmarks import measuring
+from benchmarks.peers import turns
 from checkpoints import checkpointing
 from common import console
 from common.tensorflow_v1 import tf
@@ -36,6 +35,7 @@ def define_flags() -> None:
   """run_pretraining's flags, and how long to measure."""
   run_pretraining.define_flags()
   flags = tf.flags
+  flags.FLAGS.set_default("dry_run", True)
   flags.DEFINE_integer("rounds", 5, "Rounds to measure.", lower_bound=1)
   flags.DEFINE_integer(
     "updates_per_round", 4, "Updates of a round; the matmuls follow each."
@@ -46,7 +46,6 @@ def define_flags() -> None:
     "Run a round for each line on stdin and answer it with a JSON line, so "
     "that another program can measure something else in between.",
   )
-  flags.DEFINE_string("trace", None, "Write a Chrome trace of an update here.")
 
 
 class MatmulRate:
@@ -89,9 +88,8 @@ class MatmulRate:
     """FLOP/s over one micro-batch's products."""
     seconds = 0.0
     for matmul, (op, repeats) in zip(self.matmuls, self._runs, strict=True):
-      began = time.perf_counter()
-      self._session.run(op)
-      seconds += (time.perf_counter() - began) / repeats * matmul.times
+      run = functools.partial(self._session.run, op)
+      seconds += measuring.seconds_of(run) / repeats * matmul.times
     return self.flops / seconds
 
 
@@ -105,11 +103,10 @@ class Step:
     with training_run.graph(config):
       micro = self._micro_batch()
       state = checkpointing.TrainingState()
-      self.ops = run_pretraining.training_step(
+      ops = run_pretraining.training_step(
         config, self.shape, micro, state, self.plan, comm
       )
-      self._accumulate = self.ops.accumulate
-      self._fetches = self.ops.fetches()
+      self._accumulate, self._fetches = ops.accumulate, ops.fetches()
       self.session = tf.Session(
         config=training_run.session_config(config, comm)
       )
@@ -138,24 +135,11 @@ class Step:
       examples = input_pipeline.fake_batch(self.shape, plan.micro_batch)
     return input_pipeline.fixed_micro_batch(examples, plan.accumulation)
 
-  def __call__(self, **kwargs) -> dict:
+  def __call__(self) -> dict:
     """One update; its values."""
     for _ in range(self.plan.accumulation - 1):
       self.session.run(self._accumulate)
-    return self.session.run(self._fetches, **kwargs)
-
-
-def write_trace(step: Step, path: str) -> None:
-  """A Chrome trace (chrome://tracing, Perfetto) of one update."""
-  from tensorflow.python.client import timeline
-
-  options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-  metadata = tf.RunMetadata()
-  step(options=options, run_metadata=metadata)
-  with open(path, "w", encoding="utf-8") as f:
-    f.write(
-      timeline.Timeline(metadata.step_stats).generate_chrome_trace_format()
-    )
+    return self.session.run(self._fetches)
 
 
 class Measurement:
@@ -176,26 +160,23 @@ class Measurement:
     self.rate()
     self.seconds, self.rates = [], []
 
-  def round(self) -> list:
+  def round(self) -> dict:
     """Seconds of this round's updates."""
     seconds = []
     for _ in range(self._updates):
       self.step.comm.gather(np.zeros(1))  # so that ranks begin together
-      began = time.perf_counter()
-      self.step()
-      seconds.append(time.perf_counter() - began)
+      seconds.append(measuring.seconds_of(self.step))
       self.rates.append(self.rate())
     self.seconds += seconds
-    return seconds
+    return {"seconds": seconds}
 
   def result(self) -> dict:
     """What was measured, for one JSON line."""
     plan, config = self.step.plan, self.step.config
-    median = statistics.median(self.seconds)
-    rate = statistics.median(self.rates)
     slices = config.tensor_parallel
     flops = self.rate.flops * plan.accumulation / slices
-    p10, p90 = np.percentile(self.seconds, [10, 90])
+    p10, median, p90 = map(float, np.percentile(self.seconds, [10, 50, 90]))
+    rate = float(np.median(self.rates))
     sums = {name: float(s) for name, s in self.first["sums"].items()}
     return {
       "bert_config": os.path.basename(FLAGS.bert_config_file),
@@ -209,8 +190,8 @@ class Measurement:
       "predictions": self.step.shape.max_predictions_per_seq,
       "updates": len(self.seconds),
       "seconds_median": round(median, 5),
-      "seconds_p10": round(float(p10), 5),
-      "seconds_p90": round(float(p90), 5),
+      "seconds_p10": round(p10, 5),
+      "seconds_p90": round(p90, 5),
       "examples_per_second": round(sums["examples"] / median, 2),
       "tokens_per_second": round(sums["tokens"] / median, 1),
       **{name: round(mb) for name, mb in self.peak_memory.items()},
@@ -224,24 +205,18 @@ class Measurement:
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
   comm = distributed.init(config.num_threads, config.tensor_parallel)
-  step = Step(config, comm)
-  measurement = Measurement(step, FLAGS.updates_per_round)
+  measurement = Measurement(Step(config, comm), FLAGS.updates_per_round)
   losses = run_pretraining.losses(measurement.first["sums"])
   console.say(comm, f"first update: loss {losses['loss']}")
-  if FLAGS.trace:  # an update is all ranks'
-    write_trace(step, FLAGS.trace if comm.is_root else os.devnull)
   if FLAGS.serve:
-    print(json.dumps({"ready": True}), flush=True)
-    for _ in sys.stdin:
-      print(json.dumps({"seconds": measurement.round()}), flush=True)
+    turns.serve(measurement.round)
   else:
     for _ in range(FLAGS.rounds):
       measurement.round()
   if comm.is_root:
-    print(json.dumps(measurement.result()), flush=True)
+    measuring.show(measurement.result())
 
 
 if __name__ == "__main__":
   define_flags()
-  tf.flags.FLAGS.set_default("dry_run", True)
   train_loop.run_main(main)
