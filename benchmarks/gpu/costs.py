@@ -7,13 +7,9 @@ units' peak, so that no machine is faster, and a good one takes twice that.
 """
 
 import collections
+import math
 import re
 from typing import NamedTuple
-
-LARGE = 50e6  # bytes
-# What need not be written: boolean masks, the same values in another order or
-# in another type.
-KINDS = ("masks", "transposes", "casts")
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = (.+)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.-]+) \(")
@@ -24,7 +20,6 @@ _FREE = frozenset(
   "parameter constant tuple get-tuple-element bitcast after-all "
   "partition-id replica-id".split()
 )
-_CAST = frozenset("parameter constant convert bitcast tuple".split())
 
 
 class Instruction(NamedTuple):
@@ -50,7 +45,6 @@ class Kernel(NamedTuple):
   type: str = ""  # of a matmul's factors
   library: str = ""  # that a matmul is called from, "triton" if XLA writes it
   again: float = 0.0  # FLOPs of products that another kernel had, too
-  written: dict = {}  # of what in `KINDS`: bytes of results
 
   def seconds(self, chip) -> float:
     """At best, on a `chips.Chip`."""
@@ -61,14 +55,7 @@ class Kernel(NamedTuple):
 def _size(shape) -> float:
   kind, dims = shape
   bits = 8 if kind == "pred" else int(re.search(r"\d+", kind).group())
-  return _product(dims) * bits / 8
-
-
-def _product(dims) -> float:
-  total = 1.0
-  for n in dims:
-    total *= n
-  return total
+  return math.prod(dims) * bits / 8
 
 
 def _shapes(text: str) -> list:
@@ -167,14 +154,8 @@ class Module:
           library = "triton" if "triton" in one.rest else "loop"
           type_, more = _matmul(part, where)
           flops += more
-    opcodes = {part.opcode for part, _ in self._within(one, inside)}
-    size = sum(map(_size, results))
-    written = {"masks": sum(_size(r) for r in results if r[0] == "pred")}
-    if not library and not written["masks"]:
-      written["transposes"] = size * bool(opcodes & {"transpose", "copy"})
-      written["casts"] = size * ("convert" in opcodes and opcodes <= _CAST)
-    total = self._read(one, inside) + size
-    return Kernel(total, flops, type_, library, again, written)
+    total = self._read(one, inside) + sum(map(_size, results))
+    return Kernel(total, flops, type_, library, again)
 
 
 def _own_kernel(one, inside) -> tuple:
@@ -205,27 +186,19 @@ def _matmul(one, inside) -> tuple:
   text = re.search(
     r'lhs_contracting_dim(?:s|ensions)"?[=:][\[{]([^\]}]*)', one.rest
   ).group(1)
-  depth = _product(dims[int(n)] for n in re.findall(r"\d+", text))
-  return kind, 2.0 * _product(one.shapes[0][1]) * depth
+  depth = math.prod(dims[int(n)] for n in re.findall(r"\d+", text))
+  return kind, 2.0 * math.prod(one.shapes[0][1]) * depth
 
 
-def summary(kernels: list, chip) -> dict:
-  """Of one JSON line; `chip` is one of `chips.CHIPS`."""
+def summary(kernels: list) -> dict:
+  """Of one JSON line."""
   gemms = collections.Counter(
     f"{k.library} {k.type}" for k in kernels if k.library
   )
-  line = {
+  return {
     "kernels": len(kernels),
     "gigabytes": round(sum(k.bytes for k in kernels) / 1e9, 2),
     "teraflop": round(sum(k.flops for k in kernels) / 1e12, 4),
-    "roofline_ms": round(1e3 * sum(k.seconds(chip) for k in kernels), 3),
     "gemms": dict(gemms.most_common()),
     "fp32_gemms": sum(bool(k.library) and k.type == "f32" for k in kernels),
   }
-  for kind in KINDS:
-    sizes = [k.written.get(kind, 0.0) for k in kernels]
-    line[kind] = {
-      "over_50_mb": sum(size > LARGE for size in sizes),
-      "gigabytes": round(sum(sizes) / 1e9, 2),
-    }
-  return line

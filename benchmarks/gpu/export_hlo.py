@@ -12,9 +12,8 @@ shape and type, what to fill it with), which of its results take the place of
 which parameters in the next step, and the model's arithmetic.
 """
 
-import json
 import os
-import sys
+import pathlib
 
 # tf.compat.v1 has no switch to eager mode, nor XLA's messages.
 from tensorflow.compiler.xla.service import hlo_pb2
@@ -25,7 +24,7 @@ import modeling
 import run_pretraining
 from benchmarks.gpu import training_graph
 from checkpoints import checkpointing
-from common import console
+from common import console, json_files
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from data import record_shape
@@ -49,6 +48,7 @@ class _Variables:
 
   def __call__(self, getter, name, shape, dtype=tf.float32, **kwargs):
     del getter
+    trainable = kwargs.get("trainable") is not False
     if name not in self.by_name:
       if shape is None:  # of a constant
         initial = kwargs["initializer"]
@@ -57,11 +57,11 @@ class _Variables:
         self.by_name[name] = tf.Variable(
           tf.zeros(shape, dtype),
           name=name,
-          trainable=kwargs.get("trainable") is not False,
+          trainable=trainable,
           use_resource=True,
         )
     variable = self.by_name[name]
-    if kwargs.get("trainable") is not False:
+    if trainable:
       collection = tf.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
       if not any(variable is v for v in collection):
         collection.append(variable)
@@ -84,12 +84,11 @@ def trace(config: PretrainingConfig, plan, shape):
     with tf.variable_scope("", custom_getter=variables):
       number = tf.convert_to_tensor(tf.train.get_or_create_global_step())
       batch = modeling.PretrainingBatch(**columns)
+      weights = input_pipeline.pretraining_weights(batch)
       micro = input_pipeline.MicroBatch(
         batch=batch,
         number=tf.cast(number, tf.int32),
-        weights=tf.reduce_sum(
-          input_pipeline.pretraining_weights(batch), axis=0
-        ),
+        weights=tf.reduce_sum(weights, axis=0),
         records=tf.constant(plan.records_per_update, tf.int64),
       )
       state = checkpointing.TrainingState()
@@ -137,8 +136,6 @@ def export(config: PretrainingConfig) -> tuple[bytes, dict]:
   """The step's module, and what step.json says of it."""
   shape = record_shape.of_run(config.input_file, config)
   plan = plans.of_run(config, None, 1)
-  if plan.accumulation != 1:
-    sys.exit("error: one micro-batch an update is exported: no accumulation")
   # A graph of its own, since functions share their graph's collections.
   fixed = jit.mode("off", fixed_shapes=True)
   with tf.Graph().as_default(), context.eager_mode(), fixed:
@@ -147,26 +144,32 @@ def export(config: PretrainingConfig) -> tuple[bytes, dict]:
     module = function.experimental_get_compiler_ir(**tensors)(
       stage="hlo_serialized"
     )
-    concrete = function.get_concrete_function(**tensors)
+    captures = function.get_concrete_function(**tensors).graph.captures
     names = {id(v.handle): name for name, v in variables.items()}
-    captured = [names[id(outer)] for outer, _ in concrete.graph.captures]
-    written = [
+    captured = [names[id(outer)] for outer, _ in captures]
+    is_written = [
       {op.type for op in inner.consumers()} != {"ReadVariableOp"}
-      for _, inner in concrete.graph.captures
+      for _, inner in captures
     ]
-  matmuls = config.matmuls(plan.micro_batch, shape)
+  fills = {
+    "input_ids": _integers(config.bert.vocab_size),
+    "masked_lm_ids": _integers(config.bert.vocab_size),
+    "masked_lm_positions": _integers(shape.max_seq_length),
+    "segment_ids": _integers(2),
+    "next_sentence_labels": _integers(2),
+  }
   parameters = [
-    parameter(name, value.shape, value.dtype.name, config, shape)
+    _parameter(name, value, fills.get(name, {"kind": "ones"}))
     for name, value in sorted(batch.items())
-  ] + [
-    parameter(
-      name, variables[name].shape.as_list(), variables[name].dtype.name, config
-    )
+  ]
+  parameters += [
+    _parameter(name, variables[name], variable_fill(name, variables, config))
     for name in captured
   ]
   # The loss, then each variable that the step writes.
   results = [None]
-  results += [len(batch) + i for i, changed in enumerate(written) if changed]
+  results += [len(batch) + i for i, written in enumerate(is_written) if written]
+  matmuls = config.matmuls(plan.micro_batch, shape)
   return without_copies(module), {
     "results": results,
     "bert_config": os.path.basename(FLAGS.bert_config_file),
@@ -183,12 +186,30 @@ def export(config: PretrainingConfig) -> tuple[bytes, dict]:
   }
 
 
+def _integers(below: int) -> dict:
+  return {"kind": "ints", "below": below}
+
+
+def variable_fill(name: str, variables: dict, config) -> dict:
+  """As a training begins: random weights, the rest 0 or 1."""
+  if name.endswith("gamma"):
+    return {"kind": "ones"}
+  is_matrix = len(variables[name].shape) == 2
+  if is_matrix and not name.endswith(("adam_m", "adam_v")):
+    return {"kind": "normal", "stddev": config.bert.initializer_range}
+  return {"kind": "zeros"}
+
+
+def _parameter(name: str, value, fill: dict) -> dict:
+  """One parameter and what to fill it with."""
+  shape = [int(size) for size in value.shape]
+  return {"name": name, "shape": shape, "dtype": value.dtype.name, "fill": fill}
+
+
 def main(_) -> None:
   module, about = export(PretrainingConfig.from_flags(FLAGS))
-  with open(FLAGS.module + ".hlo", "wb") as f:
-    f.write(module)
-  with open(FLAGS.module + ".json", "w", encoding="utf-8") as f:
-    json.dump(about, f, indent=1)
+  pathlib.Path(FLAGS.module + ".hlo").write_bytes(module)
+  json_files.write(FLAGS.module + ".json", about)
   console.say(
     distributed.Comm(),
     f"{FLAGS.module}.hlo   {len(module) / 2**20:.1f} MB, "
@@ -196,22 +217,6 @@ def main(_) -> None:
     f"{FLAGS.module}.json  what they are",
     f"to time it: python benchmarks/gpu/run_hlo.py --module={FLAGS.module}",
   )
-
-
-def parameter(name, dims, dtype, config, shape=None) -> dict:
-  """One parameter and what to fill it with."""
-  fill = {"kind": "zeros"}
-  if shape and name in ("input_ids", "masked_lm_ids"):
-    fill = {"kind": "ints", "below": config.bert.vocab_size}
-  elif shape and name == "masked_lm_positions":
-    fill = {"kind": "ints", "below": shape.max_seq_length}
-  elif shape and name in ("segment_ids", "next_sentence_labels"):
-    fill = {"kind": "ints", "below": 2}
-  elif shape or name.endswith("gamma"):
-    fill = {"kind": "ones"}
-  elif len(dims) == 2 and not name.endswith(("adam_m", "adam_v")):
-    fill = {"kind": "normal", "stddev": config.bert.initializer_range}
-  return {"name": name, "shape": list(dims), "dtype": dtype, "fill": fill}
 
 
 if __name__ == "__main__":

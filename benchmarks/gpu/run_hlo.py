@@ -11,9 +11,9 @@ so that launching it from here is not in its time. Prints one JSON line.
 """
 
 import argparse
+import functools
 import json
 import math
-import statistics
 import time
 
 import jax
@@ -96,49 +96,47 @@ def repeated(product, times: int):
   return jax.jit(program)
 
 
-def seconds_of(run, a, b) -> float:
+def seconds_of(run, *values) -> float:
   began = time.perf_counter()
-  jax.block_until_ready(run(a, b))
+  jax.block_until_ready(run(*values))
   return time.perf_counter() - began
 
 
+def make_product(
+  batch: int, m: int, k: int, n: int, transpose: str, dtype: str
+):
+  """(function that multiplies n times and waits, n): it takes long enough."""
+  key = jax.random.key(0)
+  a = jax.random.normal(key, [batch, m, k], jnp.dtype(dtype))
+  b = jax.random.normal(key, [batch, k, n], jnp.dtype(dtype))
+  product = lambda a, b: a @ b
+  if transpose == "a":
+    a, product = a.mT, lambda a, b: a.mT @ b
+  elif transpose == "b":
+    b, product = b.mT, lambda a, b: a @ b.mT
+  times = 1
+  for _ in range(3):  # the first ones take as long as the launch
+    run = functools.partial(repeated(product, times), a, b)
+    seconds_of(run)
+    seconds = seconds_of(run)
+    if seconds >= LEAST_SECONDS:
+      break
+    times = math.ceil(times * LEAST_SECONDS / seconds)
+  return run, times
+
+
 def make_matmuls(about: dict):
-  """Runs each product of the model; returns FLOP/s of one micro-batch."""
-  runs = []
-  for count, batch, m, k, n, transpose, dtype in about["matmuls"]:
-    a, b = [batch, m, k], [batch, k, n]
-    key = jax.random.key(0)
-    a, b = (jax.random.normal(key, s, jnp.dtype(dtype)) for s in (a, b))
-    if transpose == "a":
-      a, product = a.mT, lambda a, b: a.mT @ b
-    elif transpose == "b":
-      b, product = b.mT, lambda a, b: a @ b.mT
-    else:
-      product = lambda a, b: a @ b
-    times = 1
-    for _ in range(3):  # the first ones take as long as the launch
-      run = repeated(product, times)
-      seconds_of(run, a, b)
-      seconds = seconds_of(run, a, b)
-      if seconds >= LEAST_SECONDS:
-        break
-      times = math.ceil(times * LEAST_SECONDS / seconds)
-    else:
-      run = repeated(product, times)
-      seconds_of(run, a, b)
-    runs.append((count / times, run, a, b, 2.0 * batch * m * k * n * count))
+  """A function: FLOP/s over one micro-batch's products."""
+  products = []
+  for count, batch, m, k, n, *how in about["matmuls"]:
+    run, times = make_product(batch, m, k, n, *how)
+    products.append((run, count / times, 2.0 * batch * m * k * n * count))
 
   def rate() -> float:
-    seconds = sum(seconds_of(run, a, b) * share for share, run, a, b, _ in runs)
-    return sum(flops for *_, flops in runs) / seconds
+    seconds = sum(seconds_of(run) * share for run, share, _ in products)
+    return sum(flops for *_, flops in products) / seconds
 
   return rate
-
-
-def peak_memory(device) -> float | None:
-  """Peak bytes on the device, where JAX knows them."""
-  stats = device.memory_stats() or {}
-  return stats.get("peak_bytes_in_use")
 
 
 def main() -> None:
@@ -149,32 +147,27 @@ def main() -> None:
   step()
   first_loss = float(step.loss)
   step()
-  peak = peak_memory(step.device)
+  memory = step.device.memory_stats() or {}  # only where JAX knows it
+  peak = memory.get("peak_bytes_in_use")
   matmul_rate = make_matmuls(about)
   seconds, rates = [], []
   for _ in range(arguments.steps):
-    began = time.perf_counter()
-    step()
-    seconds.append(time.perf_counter() - began)
+    seconds.append(seconds_of(step))
     rates.append(matmul_rate())
-  median, rate = statistics.median(seconds), statistics.median(rates)
-  p10, p90 = np.percentile(seconds, [10, 90])
+  p10, median, p90 = map(float, np.percentile(seconds, [10, 50, 90]))
+  rate = float(np.median(rates))
   result = {
-    k: about[k]
-    for k in (
-      "bert_config",
-      "precision",
-      "micro_batch",
-      "seq_length",
-      "predictions",
-    )
-  } | {
+    "bert_config": about["bert_config"],
+    "precision": about["precision"],
+    "micro_batch": about["micro_batch"],
+    "seq_length": about["seq_length"],
+    "predictions": about["predictions"],
     "device": step.device.device_kind,
     "steps": len(seconds),
     "compile_seconds": round(step.compile_seconds, 2),
     "seconds_median": round(median, 5),
-    "seconds_p10": round(float(p10), 5),
-    "seconds_p90": round(float(p90), 5),
+    "seconds_p10": round(p10, 5),
+    "seconds_p90": round(p90, 5),
     "examples_per_second": round(about["micro_batch"] / median, 2),
     "peak_memory_mb": peak and round(peak / 2**20),
     "model_gflop": round(about["model_gflop"], 2),

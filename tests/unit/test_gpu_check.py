@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import re
-import types
 
 import pytest
 import runs
@@ -112,13 +111,13 @@ def test_costs_of_a_module():
   result = 4 * 64 * 32
   assert dot.bytes == 2 * (64 * 8 + 8 * 32) + result
   assert rows.bytes == result + 4 * 64 + result  # not the whole table
-  assert mask.written["masks"] == 64 * 32
+  assert mask.bytes == result + 64 * 32
   assert call.bytes == 2 * 64 * 8 + result + 4 * 8 * 32  # no work space
   chip = chips.CHIPS["h100"]
   assert mask.seconds(chip) == mask.bytes / 3.35e12
-  line = costs.summary([dot, rows, mask, call], chip)
+  line = costs.summary([dot, rows, mask, call])
   assert line["gemms"] == {"triton bf16": 1, "cublas$gemm bf16": 1}
-  assert line["kernels"] == 4 and line["masks"]["over_50_mb"] == 0
+  assert line["kernels"] == 4
 
 
 def test_a_module_without_copies():
@@ -136,19 +135,7 @@ def test_a_module_without_copies():
 
 def test_the_missing_environment_is_one_line(tmp_path):
   with pytest.raises(gpu_check.UserError, match="pip install --no-deps -r"):
-    gpu_check.check_environment(str(tmp_path / "python"))
-
-
-@pytest.mark.parametrize(
-  "gigabytes, least, most", [(0.5, 140, 148), (50, 1, 1), (100, 0, 0)]
-)
-def test_the_largest_micro_batch_fits(monkeypatch, gigabytes, least, most):
-  """2 GB, and `gigabytes` an example, in 95% of 80 GB."""
-  peak = lambda size: (2 + gigabytes * size) * 1e9
-  step = object.__new__(gpu_check.Step)
-  step._config = types.SimpleNamespace(train_batch_size=1)
-  monkeypatch.setattr(step, "_peak", lambda size, *_: peak(size))
-  assert least <= step._largest(chips.CHIPS["h100"], peak(1), "") <= most
+    gpu_check.use_environment(str(tmp_path / "python"))
 
 
 @pytest.mark.slow
