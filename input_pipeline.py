@@ -17,6 +17,7 @@ import numpy as np
 
 import modeling
 import tokenization
+from checkpoints import description
 from common.errors import DataError
 from common.tensorflow_v1 import tf
 from data import (
@@ -41,26 +42,6 @@ _BITS_OF_ONE = int(np.float32(1.0).view(np.int32))
 READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 
 
-def check_words(
-  made: tuple[str, tokenization.TokenizerInfo] | None,
-  other: tuple[str, tokenization.TokenizerInfo] | None,
-) -> None:
-  """Raises `DataError` if two files name unlike tokenizers.
-
-  None: that is not known.
-  """
-  if not (made and other) or made[1].is_like(other[1]):
-    return
-  told = (
-    f"{path} has {one.file}, {one.vocab_size:,} {one.case} tokens, SHA-256 "
-    f"{one.sha256[:12]}"
-    for path, one in (made, other)
-  )
-  raise DataError(
-    f"{'; '.join(told)}: a model has one vocabulary. Make all records with it"
-  )
-
-
 def pretraining_batch(
   columns: dict, row_weights: tf.Tensor
 ) -> modeling.PretrainingBatch:
@@ -77,13 +58,16 @@ def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
   return tf.stack([masked, modeling.count_examples(batch)], axis=1)
 
 
-def _mask_settings(manifest: records.Manifest) -> dict:
-  """What decides how a manifest's records are masked."""
-  decides = {"masking": manifest.masking}
+def _alike(manifest: records.Manifest) -> dict:
+  """What the manifests of all records that are read together have alike."""
+  facts = {
+    "vocabulary": description.vocabulary_fact(manifest.tokenizer),
+    "masking": manifest.masking,
+  }
   if manifest.masking == "dynamic":
     for name in ("masked_lm_prob", "do_whole_word_mask"):
-      decides[name] = manifest.settings.get(name, False)
-  return decides
+      facts[name] = manifest.settings.get(name, False)
+  return facts
 
 
 class Source:
@@ -134,13 +118,12 @@ class Source:
           f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
           f"{where}): use the config of that vocabulary"
         )
-      check_words(self.tokenizer, (where, tokenizer))
-      for name, value in _mask_settings(manifest).items():
+      for name, value in _alike(manifest).items():
         first, wanted = firsts.setdefault(name, (where, value))
         if value != wanted:
           raise DataError(
-            f"{first} has {name}={wanted}, {where} {name}={value}: all records "
-            "of a training are masked alike. Give records of one kind"
+            f"{first} has {name}={wanted}, {where} {name}={value}: give "
+            "records of one kind"
           )
     # A file of a data set that was made again without it.
     known = {records.data_set_of(path) for path in self.manifests}
@@ -152,10 +135,11 @@ class Source:
         )
 
   @property
-  def tokenizer(self) -> tuple[str, tokenization.TokenizerInfo] | None:
-    """The records' tokenizer and the manifest that names it, if any."""
-    found = ((path, made.tokenizer) for path, made in self.manifests.values())
-    return next(found, None)
+  def tokenizer(self) -> tokenization.TokenizerInfo | None:
+    """What the records were made with, if a manifest says it."""
+    for _, manifest in self.manifests.values():
+      return manifest.tokenizer
+    return None
 
   def _counts(self) -> np.ndarray:
     """int [files]: the records of each file."""
@@ -198,7 +182,7 @@ class Source:
       "records": len(self.set),
       "contents": records.digest(self.paths, self.manifests),
       "manifests": sorted({path for path, _ in self.manifests.values()}),
-      "tokenizer": self.tokenizer and dataclasses.asdict(self.tokenizer[1]),
+      "tokenizer": self.tokenizer and dataclasses.asdict(self.tokenizer),
     }
 
   def contents(self) -> str:

@@ -25,7 +25,13 @@ if __name__ == "__main__":
 import input_pipeline
 import modeling
 import optimization
-from checkpoints import checkpointing, metrics, run_folder, run_start
+from checkpoints import (
+  checkpointing,
+  description,
+  metrics,
+  run_folder,
+  run_start,
+)
 from common import console, settings
 from common.console import say
 from common.errors import DataError
@@ -186,9 +192,8 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
       with contextlib.suppress(DataError):  # an ended stage's may be gone
         trained += records.expand_patterns(item.get("input_file", ""))
     found = records.find_manifest(trained[0])
-    input_pipeline.check_words(
-      found and (found[0], found[1].tokenizer), source.tokenizer
-    )
+    words = found[1].tokenizer if found else None
+    description.agree_on_words(words, source.tokenizer, files)
     say(comm, *overlap_warning(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,

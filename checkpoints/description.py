@@ -309,6 +309,7 @@ class Fixed(NamedTuple):
 # What must agree: whatever uses the model, a training that resumes, or a stage
 # that does.
 MODEL, RUN, STAGE = "model", "run", "stage"
+START = "start"  # before the plan of a training that resumes is made
 _SAME_MODEL = (
   "its model was trained with the former. Leave the flag out, or use another "
   "--output_dir (with a checkpoint as --init_checkpoint to keep its weights)"
@@ -352,6 +353,8 @@ FIXED = {
   },
   "--max_train_minutes": Fixed(RUN, _SAME_RUN),
   "stages": Fixed(RUN, _SAME_RUN),
+  "--cooldown_from": Fixed(START, _SAME_RUN),
+  "stages that have begun": Fixed(START, _SAME_RUN),
   "--seed": Fixed(STAGE, _SAME_RUN),
   "--shuffle_block_records": Fixed(STAGE, _SAME_RUN),
   "records": Fixed(STAGE, _SAME_RUN),
@@ -425,6 +428,17 @@ def vocabulary_facts(files: dict[str, str]) -> dict[str, str]:
     if os.path.exists(path):
       known["vocabulary"] = f"SHA-256 {file_sha256(path)[:12]}"
   return known
+
+
+def agree_on_words(
+  before: tokenization.TokenizerInfo | None,
+  now: tokenization.TokenizerInfo | None,
+  files: str,
+) -> None:
+  """Raises `UserError` unless `files` are of the same words; None: unknown."""
+  if before and now:
+    was = {"vocabulary": vocabulary_fact(before)}
+    agree(was, {"vocabulary": vocabulary_fact(now)}, files, (MODEL,))
 
 
 def vocabulary_fact(info: tokenization.TokenizerInfo) -> str:

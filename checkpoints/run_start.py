@@ -32,42 +32,28 @@ def stage(config, comm, snapshot=None) -> training_plan.Stage:
 
 def _newest_start(config, snapshot) -> list[int] | None:
   """What the newest state says of its stage, or None for a new run."""
-  folder = config.output_dir
   if snapshot and snapshot.values is not None:
-    state, names = snapshot.values, snapshot.values
-  else:
-    newest = CheckpointFiles(folder, keep=1).newest_whole()
-    if not newest:
-      return None
-    state = Checkpoint(newest)
-    names = state.shapes
-  if _STATE not in names:
-    raise UserError(
-      f"{folder} holds a run without --stages: give its weights as "
-      "--init_checkpoint to a new run in another --output_dir"
-    )
-  start = [int(n) for n in state[_STATE]]
-  _check_begun_stages(config, start[0])
+    return [int(n) for n in snapshot.values[_STATE]]
+  newest = CheckpointFiles(config.output_dir, keep=1).newest_whole()
+  if not newest:
+    return None
+  before = description.read(config.output_dir)
+  now = description.facts(config.as_dict())
+  description.agree(before.facts(), now, before.folder, (description.RUN,))
+  start = [int(n) for n in Checkpoint(newest)[_STATE]]
+  if before.training:
+    was = _begun_stages(before.training["flags"].get("stages") or (), start[0])
+    now = _begun_stages(config.stages, start[0])
+    description.agree(was, now, before.folder, (description.START,))
   return start
 
 
-def _check_begun_stages(config, number: int) -> None:
-  run = description.read(config.output_dir).training or {"flags": {}}
-  before, now = run["flags"].get("stages") or [], config.stages
-  for i, (old, new) in enumerate(zip(before, now, strict=False)):
-    fixed = lambda item: {**item, **dict.fromkeys(_FREE)}
-    if i <= number and fixed(old) != fixed(new):
-      raise UserError(
-        f"{config.output_dir} holds a run whose stage {i + 1} was {old}; "
-        f"--stages now says {new}. Stages that have begun keep all but their "
-        f"{' and '.join(_FREE)}: give them as they were, or train in another "
-        "--output_dir"
-      )
-  if number >= len(now):
-    raise UserError(
-      f"{config.output_dir} holds a run in stage {number + 1}, --stages has "
-      f"{len(now)}"
-    )
+def _begun_stages(stages, number: int) -> dict:
+  """Facts of the stages up to one, but for what they may change."""
+  begun = []
+  for item in stages[: number + 1]:
+    begun.append({key: item[key] for key in item if key not in _FREE})
+  return {"stages that have begun": begun}
 
 
 def cooldown(named: str, output_dir: str) -> str:
@@ -82,16 +68,19 @@ def cooldown(named: str, output_dir: str) -> str:
   # A rank that joins an elastic run may find no checkpoint yet.
   if checkpoint_files.has_begun(output_dir) or distributed.is_elastic():
     if begun := description.read(output_dir).training:
-      return _begun_cooldown(
-        begun["flags"].get("cooldown_from"), named, output_dir
-      )
+      kept = begun["flags"].get("cooldown_from")
+      if kept and named == os.path.dirname(kept):
+        named = kept
+      flag, scopes = "--cooldown_from", (description.START,)
+      description.agree({flag: kept}, {flag: named}, output_dir, scopes)
+      return named
   folder = named if os.path.isdir(named) else os.path.dirname(named)
   run = description.read(folder).training
   if run is None:
     raise UserError(
       f"--cooldown_from={named}: {folder or '.'} is no folder of a training"
     )
-  first, last = _constant_part(run, f"--cooldown_from={named}: {folder}")
+  first, last = _constant_part(run)
   files = CheckpointFiles(folder, keep=1)
   reports = metrics.read_jsonl(os.path.join(folder, metrics.METRICS_FILE))
   # The newest comes first.
@@ -103,39 +92,22 @@ def cooldown(named: str, output_dir: str) -> str:
       and not _has_fallen(reports, first, step)
     ):
       return files.prefix(step)
-  constant = f"updates {first:,} to {last:,}" if first <= last else "no updates"
   raise UserError(
-    f"--cooldown_from={named}: none of its checkpoints lies in the "
-    f"constant-rate part ({constant} of --lr_schedule="
+    f"--cooldown_from={named}: none of its checkpoints lies in the part whose "
+    f"rate is constant by its updates ({first:,} to {last:,} of --lr_schedule="
     f"{run['flags']['lr_schedule']}): keep more with --keep_checkpoints"
   )
 
 
-def _begun_cooldown(path: str | None, named: str, output_dir: str) -> str:
-  """`path`, from which `output_dir`'s run began, if `named` means it."""
-  if path and named in (path, os.path.dirname(path)):
-    return path
-  start = f"with --cooldown_from={path}" if path else "without --cooldown_from"
-  raise UserError(
-    f"{output_dir} holds a run {start}, not of {named}: use another "
-    "--output_dir"
-  )
+def _constant_part(run: dict) -> tuple[int, int]:
+  """The first and the last update that end with the rate at its peak.
 
-
-def _constant_part(run: dict, where: str) -> tuple[int, int]:
-  """The first and the last update that end with the rate at its peak."""
+  There are none, (1, 0), where the rate does not follow the run's updates.
+  """
   flags, plan = run["flags"], run["plan"]
-  refused = {
-    "max_train_minutes": "whose rate does not follow its updates alone",
-    "stages": "whose rate does not follow its updates alone",
-    "norewarmup": "whose schedule began in another run",
-  }
-  has = {**flags, "norewarmup": not flags.get("rewarmup", True)}
-  for name, reason in refused.items():
-    if has.get(name):
-      raise UserError(
-        f"{where} holds a run with --{name}, {reason}: it has no cooldowns"
-      )
+  follows_others = flags.get("stages") or not flags.get("rewarmup", True)
+  if flags.get("max_train_minutes") or follows_others:
+    return 1, 0
   first, last = plan["warmup_updates"], plan["updates"]
   if flags["lr_schedule"].startswith("wsd"):
     return first, last - plan["decay_updates"]

@@ -3,7 +3,7 @@
 import dataclasses
 
 import input_pipeline
-from checkpoints import checkpoint_files
+from checkpoints import checkpoint_files, description
 from common.errors import UserError
 from config import stages, training_plan
 
@@ -56,7 +56,7 @@ def of_stages(
   def open_checked(files: str, stage, training: bool = True):
     nonlocal tokenizer
     source = input_pipeline.open_records(files, stage, comm, training)
-    input_pipeline.check_words(tokenizer, source.tokenizer)
+    description.agree_on_words(tokenizer, source.tokenizer, files)
     tokenizer = tokenizer or source.tokenizer
     return source
 

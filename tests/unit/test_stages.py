@@ -248,20 +248,20 @@ def test_stages_that_have_begun_stay(tiny_run, tmp_path):
   items = [{"num_train_steps": n, "global_batch_size": 12} for n in (2, 2)]
   runs.pretrain(tiny_run, tmp_path / "run", **staged(*items))
   items[1]["hidden_dropout_prob"] = 0.5
-  with pytest.raises(UserError, match=r"whose stage 2 was .*now says .*0\.5"):
+  with pytest.raises(UserError, match=r"have begun .* -> .*0\.5"):
     runs.pretrain(tiny_run, tmp_path / "run", **staged(*items))
   del items[1]["hidden_dropout_prob"]
   items[1]["learning_rate"] = 1e-4  # as after one that was too high
   more = staged(*items, {"num_train_steps": 1, "global_batch_size": 6})
   result = runs.pretrain(tiny_run, tmp_path / "run", **more)
   assert result["training"]["global_step"] == 5
-  with pytest.raises(UserError, match="in stage 3, --stages has 1"):
+  with pytest.raises(UserError, match="stages that have begun .* -> "):
     runs.pretrain(tiny_run, tmp_path / "run", **staged(items[0]))
   plain = staged(stages=None, num_train_steps=9, global_batch_size=12)
   with pytest.raises(UserError, match="stages given -> none: give the former"):
     runs.pretrain(tiny_run, tmp_path / "run", **plain)
   runs.pretrain(tiny_run, tmp_path / "plain", **plain)
-  with pytest.raises(UserError, match="holds a run without --stages"):
+  with pytest.raises(UserError, match="stages none -> given: give the former"):
     runs.pretrain(tiny_run, tmp_path / "plain", **staged(*items))
 
 
