@@ -18,17 +18,18 @@ import itertools
 import os
 import textwrap
 import time
-from collections.abc import Sequence
+from typing import NamedTuple
 
-from checkpoints import description, metrics, run_folder
-from common import console, json_files, processes
+from checkpoints import metrics
+from common import json_files, processes
+from common.console import shown
 from common.errors import UserError
 from common.nvidia import visible_gpus
 from common.settings import run_with, setting
 from data import records, text_files
 from tokenization import MASK
 from tools import plot_metrics
-from training import next_steps, reporting
+from training import next_steps
 from training.next_steps import python
 
 # These train in 2 to 4 minutes on two cores; the README shows the result.
@@ -118,26 +119,8 @@ class Paths:
     return records.Manifest.load(self.manifest(part)).counts
 
 
-def run(title: str, command: list[str], until: str = "") -> None:
-  """Prints and runs one command; UserError if it failed.
-
-  Its last lines, from the one that begins with `until`, are not shown.
-  """
-  print(f"\n== {title}\n{next_steps.wrapped(command, '$ ')}", flush=True)
-  is_shown = True
-
-  def show(line):
-    nonlocal is_shown
-    is_shown = is_shown and not (until and line.startswith(until))
-    if is_shown:
-      print(line, end="", flush=True)
-
-  seconds = processes.run(title, command, show)
-  print(f"({seconds:.0f} s)", flush=True)
-
-
-def check_source(paths: Paths, settings: Settings) -> None:
-  """Records the text in `paths.source`; UserError if files are of another."""
+def check_source(paths: Paths, settings: Settings) -> dict:
+  """What the text is made from; UserError if the folder's is from another."""
   text = text_files.TextFormat(encoding=settings.encoding)
   files = []
   if settings.corpus:
@@ -149,48 +132,47 @@ def check_source(paths: Paths, settings: Settings) -> None:
     "language": settings.language,
     "files": files,
   }
-  outputs = (paths.text("heldout"), paths.vocab, paths.manifest("train"))
-  if os.path.exists(paths.source) and any(map(os.path.exists, outputs)):
-    if json_files.read(paths.source) != source:
-      raise UserError(
-        f"{paths.root} was made from other text, see {paths.source}: give "
-        "that text with its encoding and language, or choose another folder "
-        "(make pretrain OUTPUT_DIR=...)"
-      )
-  os.makedirs(paths.root, exist_ok=True)
-  json_files.write(paths.source, source)
+  if os.path.exists(paths.source) and json_files.read(paths.source) != source:
+    raise UserError(
+      f"{paths.root} was made from other text, see {paths.source}: give that "
+      "text with its encoding and language, or choose another folder (make "
+      "pretrain OUTPUT_DIR=...)"
+    )
+  return source
 
 
-def prepare(paths: Paths, settings: Settings) -> None:
-  """Makes text, vocabulary and records, if they are missing."""
+class Step(NamedTuple):
+  """A command, which is left out if its output is there."""
+
+  title: str
+  output: str
+  command: list[str]
+
+
+def steps(paths: Paths, settings: Settings) -> list[Step]:
+  """From text files to records."""
   case = {} if settings.language == "en" else {"do_lower_case": False}
-
-  def make(missing, title, script, **flags):
-    if not os.path.exists(missing):
-      run(title, python(script, **flags))
-
-  make(
-    paths.text("heldout"),
-    "text: one sentence a line, some documents held out",
+  text = python(
     "tools.prepare_corpus",
     output_dir=paths.corpus,
     corpus=settings.corpus,
     encoding=settings.encoding,
     language=settings.language,
   )
-  make(
-    paths.vocab,
-    "vocabulary",
+  vocabulary = python(
     "tools.train_tokenizer",
     input_file=paths.text("train"),
     output_file=paths.vocab,
     vocab_size=VOCAB_SIZE,
     **case,
   )
+  title = "text: one sentence a line, some documents held out"
+  found = [
+    Step(title, paths.source, text),  # `prepare` writes it after the text
+    Step("vocabulary", paths.vocab, vocabulary),
+  ]
   for part in PARTS:
-    make(
-      paths.manifest(part),
-      f"records of {paths.text(part)}",
+    command = python(
       "create_pretraining_data.py",
       input_file=paths.text(part),
       output_file=paths.records(part),
@@ -201,6 +183,28 @@ def prepare(paths: Paths, settings: Settings) -> None:
       examples_per_record=2,  # the short ends of documents
       **case,
     )
+    title = f"records of {paths.text(part)}"
+    found.append(Step(title, paths.manifest(part), command))
+  return found
+
+
+def run(title: str, command: list[str]) -> None:
+  """Prints and runs one command; UserError if it failed."""
+  print(f"\n== {title}\n{next_steps.wrapped(command, '$ ')}", flush=True)
+  show = functools.partial(print, end="", flush=True)
+  seconds = processes.run(title, command, show)
+  print(f"({seconds:.0f} s)", flush=True)
+
+
+def prepare(paths: Paths, settings: Settings) -> None:
+  """Makes text, vocabulary, records and the model's config, if missing."""
+  source = check_source(paths, settings)
+  for step in steps(paths, settings):
+    if not os.path.exists(step.output):
+      run(step.title, step.command)
+      json_files.write(paths.source, source)
+  tokenizer = records.Manifest.load(paths.manifest("train")).tokenizer
+  json_files.write(paths.config, {"vocab_size": tokenizer.vocab_size, **MODEL})
 
 
 @functools.cache
@@ -214,10 +218,7 @@ def gpus() -> list[float]:
 
 def ranks_here(asked: int) -> int:
   """`asked`, or as many as there are GPUs: a rank has one of its own."""
-  if not 0 < len(gpus()) < asked:
-    return asked
-  print(f"a rank for each GPU: {len(gpus())}, not {asked}")
-  return len(gpus())
+  return min(asked, len(gpus()) or asked)
 
 
 def best_precision() -> str:
@@ -264,21 +265,6 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   return processes.horovodrun(ranks, command)
 
 
-def updates_to_make(paths: Paths, asked: int) -> int:
-  """`asked`, or what the folder's run was continued to, if that is more."""
-  last = description.read(paths.pretrain).training
-  continued = last["flags"].get("num_train_steps", 0) if last else 0
-  if continued > asked:
-    print(f"{paths.pretrain}: was continued to {continued:,} updates")
-  return max(asked, continued)
-
-
-def training_results(paths: Paths) -> dict:
-  """The results of the newest call that trained; {} without one."""
-  path = os.path.join(paths.pretrain, run_folder.TRAINING_RESULTS_FILE)
-  return json_files.read(path) if os.path.exists(path) else {}
-
-
 def masked_sentences(sentences: list[str], tokenizer) -> list[tuple[str, str]]:
   """A few sentences with a [MASK] in the middle, each with the word it hides.
 
@@ -286,9 +272,8 @@ def masked_sentences(sentences: list[str], tokenizer) -> list[tuple[str, str]]:
   """
   known = set(tokenizer.tokens)
   masked = []
-  for sentence, ids in zip(
-    sentences, tokenizer.encode_batch(sentences), strict=True
-  ):
+  encoded = tokenizer.encode_batch(sentences)
+  for sentence, ids in zip(sentences, encoded, strict=True):
     words = sentence.split()
     places = []
     for place, word in enumerate(words):
@@ -329,57 +314,34 @@ def fill_mask(paths: Paths) -> list[str]:
   return lines
 
 
-def screen(
-  paths: Paths,
-  ranks: int,
-  updates: int,
-  began: float,
-  trained_before: dict,
-  sentences: Sequence[str] = (),
-) -> str:
-  """The closing text.
-
-  `trained_before`: the `training_results` before this call; `sentences`: lines
-  of `fill_mask`.
-  """
+def screen(paths: Paths, ranks: int, sentences: list[str]) -> str:
+  """The closing text; `sentences`: lines of `fill_mask`."""
   evaluations = metrics.read_jsonl(
     os.path.join(paths.pretrain, metrics.EVAL_METRICS_FILE)
   )
   first, last = evaluations[0], evaluations[-1]
-  train, held_out = map(paths.counts, PARTS)
-  trained = training_results(paths)
-  speed = [reporting.speed_lines(trained)] if trained else []
-  if trained == trained_before:
-    speed.insert(
-      0, "nothing was left to train" + "; an earlier call" * len(speed)
-    )
   step = last["global_step"]
+  documents = paths.counts("heldout")["documents"]
+  entropy = paths.counts("train")["unigram_entropy"]
 
   def row(label, key, form):
-    before, after = (console.shown(e[key], form) for e in (first, last))
+    before, after = shown(first[key], form), shown(last[key], form)
     return f"  {label:<26}{before:>10}{after:>10}"
 
-  more = pretraining_command(paths, ranks, 2 * max(step, updates))
-  following = {**next_steps.after(paths.pretrain), "continue training": more}
+  longer = pretraining_command(paths, ranks, 2 * step)
   return "\n".join(
     [
       "",
-      f"Held out: {last['examples']:,} examples of {held_out['documents']:,} "
-      f"documents, before and after {step:,} updates",
+      f"Held out: {last['examples']:,} examples of {documents:,} documents, "
+      f"before and after {step:,} updates",
       f"  {'':<26}{'before':>10}{'after':>10}",
       row("masked LM loss (nats)", "masked_lm_loss", ".3f")
-      + f"    unigram entropy {train['unigram_entropy']:.3f}",
+      + f"    unigram entropy {entropy:.3f}",
       row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
       *sentences,
       "",
-      *speed,
-      f"all in all {(time.monotonic() - began) / 60:.1f} min",
-      "",
-      f"checkpoint  {paths.pretrain}/model.ckpt-{step}",
-      f"metrics     {paths.pretrain}/{metrics.METRICS_FILE}",
       f"curve       {paths.curve}",
-      "",
-      *next_steps.lines(following),
+      *next_steps.lines({"continue training": longer}),
     ]
   )
 
@@ -388,21 +350,15 @@ def main(settings: Settings) -> None:
   """Runs all steps that are not done yet."""
   began = time.monotonic()
   paths = Paths(settings.output_dir)
-  check_source(paths, settings)
   prepare(paths, settings)
-  tokenizer = records.Manifest.load(paths.manifest("train")).tokenizer
-  json_files.write(paths.config, {"vocab_size": tokenizer.vocab_size, **MODEL})
-  trained_before = training_results(paths)
   ranks = ranks_here(settings.num_ranks)
-  updates = updates_to_make(paths, settings.num_train_steps)
   run(
     f"pre-training on {ranks} rank(s)",
-    pretraining_command(paths, ranks, updates),
-    until="predict:",  # the screen ends with it
+    pretraining_command(paths, ranks, settings.num_train_steps),
   )
   plot_metrics.plot([paths.pretrain], paths.curve)
-  sentences = fill_mask(paths)
-  print(screen(paths, ranks, updates, began, trained_before, sentences))
+  print(screen(paths, ranks, fill_mask(paths)))
+  print(f"all in all {(time.monotonic() - began) / 60:.1f} min")
 
 
 if __name__ == "__main__":

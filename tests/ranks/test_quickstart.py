@@ -58,17 +58,16 @@ def test_own_text_to_a_curve_and_again(tmp_path):
     str(folder / "pretrain" / metrics.EVAL_METRICS_FILE)
   )
   assert [e["global_step"] for e in evaluations] == list(range(12))
-  # Of the training's own next steps nothing is shown: the screen has them.
-  assert first.stdout.count("convert to Hugging Face:") == 1
+  for following in ("convert to Hugging Face:", "continue training:"):
+    assert first.stdout.count(following) == 1
   assert first.stdout.count("[MASK]") > 1 and "   (right: " in first.stdout
   assert max(map(len, screen_of(first))) <= 80 + len(str(tmp_path))
   # The second call only asks the run, and ends with the same screen.
   second = quickstart(folder, text)
   assert second.returncode == 0, second.stderr[-2000:]
-  assert "left to train; an earlier call\ntrained 11 updates" in second.stdout
+  assert "nothing left to train: update 11 is the last" in second.stdout
   assert "\n== vocabulary" in first.stdout and second.stdout.count("\n==") == 1
-  table = screen_of(first).index("")
-  assert screen_of(second)[:table] == screen_of(first)[:table]
+  assert screen_of(second)[:-1] == screen_of(first)[:-1]  # but the minutes
 
 
 def screen_of(process):
@@ -89,9 +88,8 @@ def test_another_text_in_the_same_folder_is_an_error(tmp_path):
     check(encoding="nope")
   text.write_text("now in UTF-8: café")
   check()
-  os.makedirs(paths.corpus)
-  with open(paths.text("heldout"), "w"):
-    pass
+  source = script.check_source(paths, script.Settings(corpus=str(text)))
+  write_json(tmp_path / "run" / "source.json", source)
   check(encoding="UTF8")
   (tmp_path / "b.txt").write_text("b")
   for other in (
@@ -136,16 +134,6 @@ def has_counts(monkeypatch, **counts):
   monkeypatch.setattr(script.Paths, "counts", lambda *_: counts)
 
 
-def test_a_run_that_was_continued_keeps_its_length(tmp_path):
-  """As the closing screen's command continues it."""
-  paths = script.Paths(str(tmp_path))
-  assert script.updates_to_make(paths, 10) == 10
-  run = {"flags": {"num_train_steps": 20}, "plan": {"ranks": 2}}
-  write_json(tmp_path / "pretrain" / "run.json", {"runs": [run]})
-  assert script.updates_to_make(paths, 10) == 20
-  assert script.updates_to_make(paths, 30) == 30
-
-
 def test_little_text_is_one_batch(monkeypatch):
   has_counts(monkeypatch, examples=60)
   flags = flags_of(script.pretraining_command(script.Paths("x"), 2, 20))
@@ -178,27 +166,18 @@ def write_json(path, *values):
   path.write_text("".join(json.dumps(value) + "\n" for value in values))
 
 
-def test_the_screen_says_what_this_call_did(tmp_path, monkeypatch):
-  """After a folder was trained further than it is asked for here."""
+def test_the_screen_compares_the_first_and_the_last_evaluation(
+  tmp_path, monkeypatch
+):
+  """And continues from the last, however many updates were asked for."""
   paths, folder = script.Paths(str(tmp_path)), tmp_path / "pretrain"
   has_counts(monkeypatch, examples=9, documents=2, unigram_entropy=5.0)
   results = {"examples": 9, "masked_lm_loss": 0.5, "masked_lm_accuracy": None}
-  steps = [{**results, "global_step": step} for step in (0, 40)]
-  write_json(folder / "eval_metrics.jsonl", *steps)
-  screen = lambda before: script.screen(paths, 2, 10, 0.0, before)
-  shown = screen({})  # killed before it wrote its results
-  assert "\nnothing was left to train\nall in all" in shown
+  evaluations = [{**results, "global_step": step} for step in (0, 40)]
+  write_json(folder / "eval_metrics.jsonl", *evaluations)
+  shown = script.screen(paths, 2, [])
   assert re.search("masked LM accuracy +- +-\n", shown)
-  speeds = ("examples_per_second", "tokens_per_second", "padding")
-  speeds += ("steady_examples_per_second", "steady_tokens_per_second")
-  trained = {"updates": 30, "seconds": 3, **dict.fromkeys(speeds, 0.5)}
-  write_json(folder / "training_results.json", trained)
-  shown = screen({**trained, "updates": 10})
-  assert "\ntrained 30 updates in 3 s" in shown and "nothing" not in shown
-  shown = screen(trained)
-  assert "\nnothing was left to train; an earlier call\ntrained 30" in shown
   assert "before and after 40 updates" in shown
-  # 80 updates and not 20, which have been made
   assert "--num_train_steps=80" in shown.replace(" \\\n   ", "")
 
 
