@@ -3,13 +3,11 @@
   python -m tools.plot_metrics --output=curve.png runs/first runs/second
 
 The picture has a panel for each loss and metric of the runs, one for the
-learning rate and one for the speed. A single run has its training in blue and
-its evaluations in red; each of several runs has one colour. What the training
-reported is faint, its moving mean is not.
+learning rate and one for the speed. Each run has a color: a line for what its
+training reported (faint, beside its moving mean), dots for its evaluations.
 """
 
 import dataclasses
-import glob
 import math
 import os
 import warnings
@@ -21,7 +19,7 @@ import matplotlib.ticker
 import numpy as np
 
 from checkpoints import description, metrics
-from common import errors
+from common.errors import UserError
 from common.settings import run_with, setting
 
 matplotlib.use("Agg")
@@ -43,148 +41,110 @@ _LAST = {
   "tokens_per_second": "tokens/s, all ranks",
 }
 _ENTROPY_PANEL = "masked_lm_loss"
-_ENTROPY = "unigram entropy (frequencies alone)"
 _COLUMNS = 2
-_TRAINING_COLOR, _EVALUATION_COLOR = "#33689f", "#b2401f"
 _SMOOTHED_FROM = 20  # points of a curve
 # Updates at whose numbers the scale does not look, as a share of all.
 _START = 0.05
+_EVALUATION = {"marker": "o", "ms": 3, "ls": ":"}
+_ENTROPY = {"ls": "--", "lw": 1}
 
 
 class Run(NamedTuple):
   """The curves of a run folder."""
 
-  name: str
+  about: str  # its folder, model and data
   train: list[dict]  # reports
   evaluations: list[dict]
   entropy: float | None  # nats, of its records' tokens
-  model: str  # in words; "" if run.json does not say
-  data: str  # as model
-  evaluated: str  # "held out" if evaluations have files that are not trained on
-
-  def panels(self) -> set[str]:
-    """Keys of the reports and evaluations that have a panel."""
-    keys = {k for k in _keys(self.train) if k.endswith(("loss", "accuracy"))}
-    if "masked_lm_loss" in keys:
-      keys -= {"loss"}  # the sum of two losses with panels of their own
-    for key in _keys(self.evaluations) - {"global_step", "examples"}:
-      if not key.startswith("best_"):
-        keys.add(key)
-    return keys
-
-
-def _keys(reports: list[dict]) -> set[str]:
-  """Keys that have a number that can be drawn in one of the reports."""
-  keys = set()
-  for report in reports:
-    for key, value in report.items():
-      if type(value) in (int, float) and math.isfinite(value):
-        keys.add(key)
-  return keys
 
 
 def read_run(run_dir: str) -> Run:
   """Reads a run folder; `UserError` if it has no reports."""
   train = metrics.read_jsonl(os.path.join(run_dir, metrics.METRICS_FILE))
   if not train:
-    inside = os.path.join(glob.escape(run_dir), "*", metrics.METRICS_FILE)
-    runs = " or ".join(map(os.path.dirname, sorted(glob.glob(inside))))
-    raise errors.UserError(
-      f"{run_dir}: no {metrics.METRICS_FILE} with reports: "
-      + (f"did you mean {runs}?" if runs else "name a training's --output_dir")
+    raise UserError(
+      f"{run_dir}: no {metrics.METRICS_FILE} with reports: name a training's "
+      "--output_dir"
     )
-  about = description.read(run_dir)
-  run = about.training or {}
-  flags = run.get("flags", {})
-  model, entropy, evaluated = "", None, "evaluation"
+  evaluations = metrics.read_jsonl(
+    os.path.join(run_dir, metrics.EVAL_METRICS_FILE)
+  )
+  for report in (*train, *evaluations):
+    if "masked_lm_loss" in report:
+      report.pop("loss", None)  # the sum of two with panels of their own
+  about, entropy = [os.path.normpath(run_dir)], None
+  described = description.read(run_dir)
+  flags = (described.training or {}).get("flags", {})
   if bert := flags.get("bert"):
-    model = (
+    about.append(
       f"BERT of {bert['num_hidden_layers']} layers, {bert['hidden_size']} "
       f"wide, {bert['vocab_size']:,} tokens"
     )
-  if found := about.manifest():
-    _, manifest = found
-    entropy = manifest.counts.get("unigram_entropy")
-  if description.is_held_out(run, about.record_files):
-    evaluated = "held out"
-  return Run(
-    os.path.normpath(run_dir),
-    train,
-    metrics.read_jsonl(os.path.join(run_dir, metrics.EVAL_METRICS_FILE)),
-    entropy,
-    model,
-    flags.get("input_file") or flags.get("train_file") or "",
-    evaluated,
-  )
+  if data := flags.get("input_file") or flags.get("train_file"):
+    about.append(f"on {data}")
+  if found := described.manifest():
+    entropy = found[1].counts.get("unigram_entropy")
+  return Run(", ".join(about), train, evaluations, entropy)
 
 
 def panels_of(runs: Sequence[Run]) -> dict[str, str]:
   """Key of a report or evaluation -> its panel's label, in order."""
-  found = set().union(*(run.panels() for run in runs))
-  labels = {key: label for key, label in _LABELS.items() if key in found}
-  for key in sorted(found - _LABELS.keys()):
+  keys = set()
+  for run in runs:
+    for report in run.train:
+      keys |= {key for key in report if key.endswith(("loss", "accuracy"))}
+    for results in run.evaluations:
+      keys |= {key for key in results if not key.startswith("best_")}
+  keys -= {"global_step", "examples", metrics.EVALUATION_SET}
+  labels = {key: label for key, label in _LABELS.items() if key in keys}
+  for key in sorted(keys - _LABELS.keys()):
     labels[key] = key.replace("_", " ")
   return labels | _LAST
 
 
-def _points(reports: list[dict], key: str) -> list[tuple]:
-  """(update, value) of the reports that have a number."""
-  return [(r["global_step"], r[key]) for r in reports if key in _keys([r])]
+def _points(reports: list[dict], key: str) -> tuple[np.ndarray, np.ndarray]:
+  """Updates and values of the reports that have a number."""
+  steps, values = [], []
+  for report in reports:
+    value = report.get(key)
+    if value is not None and math.isfinite(value):
+      steps.append(report["global_step"])
+      values.append(value)
+  return np.array(steps), np.array(values)
 
 
-def _smoothed(points: list[tuple]) -> list[tuple]:
+def _smoothed(values: np.ndarray) -> np.ndarray:
   """The mean over a 20th of the points around each."""
-  steps, values = zip(*points, strict=True)
-  window = np.ones(max(3, len(points) // 20))
-  counts = np.convolve(np.ones(len(points)), window, "same")
-  means = np.convolve(values, window, "same") / counts
-  return list(zip(steps, means, strict=True))
+  window = np.ones(max(3, len(values) // 20))
+  counts = np.convolve(np.ones(len(values)), window, "same")
+  return np.convolve(values, window, "same") / counts
 
 
-def _draw(axis, points: list[tuple], **style) -> None:
-  if points:
-    axis.plot(*zip(*points, strict=True), **style)
-
-
-def _draw_run(axis, key: str, run: Run, number: int | None) -> list[float]:
-  """Draws a run's curves in a panel; returns the values that the scale shows.
-
-  `number`: the run's place among several, which have a color each and share a
-  legend; None: it is alone, and the panel's legend names its curves.
-  """
-  alone = number is None
-  color = _TRAINING_COLOR if alone else f"C{number}"
-  named = lambda label: label if alone else None
-  curve = reports = _points(run.train, key)
-  if key not in _LAST and len(reports) >= _SMOOTHED_FROM:
-    _draw(axis, reports, color=color, lw=0.8, alpha=0.25)
-    curve = _smoothed(reports)
-  _draw(axis, curve, color=color, lw=1.4, label=named("training"))
-  evaluations = _points(run.evaluations, key)
-  _draw(
-    axis, evaluations, marker="o", ms=3, ls="-" if alone else ":",
-    color=_EVALUATION_COLOR if alone else color, label=named(run.evaluated),
-  )  # fmt: skip
-  points = reports + evaluations
-  start = _START * max([step for step, _ in points], default=0)
-  values = [value for step, value in points if step >= start]
+def _draw_run(axis, key: str, run: Run, color: str) -> np.ndarray:
+  """Draws a run's curves in a panel; returns the values the scale shows."""
+  steps, values = _points(run.train, key)
+  mean = values
+  if key not in _LAST and len(values) >= _SMOOTHED_FROM:
+    axis.plot(steps, values, color=color, lw=0.8, alpha=0.25)
+    mean = _smoothed(values)
+  axis.plot(steps, mean, color=color, lw=1.4)
+  evaluated, results = _points(run.evaluations, key)
+  axis.plot(evaluated, results, color=color, **_EVALUATION)
+  steps = np.append(steps, evaluated)
+  shown = np.append(values, results)[steps >= _START * steps.max(initial=0)]
   if key == _ENTROPY_PANEL and run.entropy:
-    values.append(run.entropy)
-    axis.axhline(
-      run.entropy, ls="--", lw=1, color="black" if alone else color,
-      label=named(_ENTROPY),
-    )  # fmt: skip
-  return values
+    axis.axhline(run.entropy, color=color, **_ENTROPY)
+    shown = np.append(shown, run.entropy)
+  return shown
 
 
 def _draw_panel(axis, key: str, label: str, runs: Sequence[Run]) -> None:
-  values: list[float] = []
+  values = np.array([])
   for number, run in enumerate(runs):
-    if key in run.panels() | _LAST.keys():
-      values += _draw_run(axis, key, run, None if len(runs) == 1 else number)
-  if key not in _LAST and values:
-    margin = 0.05 * (max(values) - min(values)) or 0.1
-    axis.set_ylim(min(values) - margin, max(values) + margin)
+    values = np.append(values, _draw_run(axis, key, run, f"C{number}"))
+  if key not in _LAST and values.size:
+    margin = 0.05 * np.ptp(values) or 0.1
+    axis.set_ylim(values.min() - margin, values.max() + margin)
   if key.endswith("accuracy"):
     axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
   if key == "tokens_per_second":
@@ -193,31 +153,24 @@ def _draw_panel(axis, key: str, label: str, runs: Sequence[Run]) -> None:
   axis.grid(alpha=0.3)
 
 
+def _draw_legend(figure, runs: Sequence[Run]) -> None:
+  styles = {run.about: {"color": f"C{n}"} for n, run in enumerate(runs)}
+  styles["evaluations"] = {"color": "grey", **_EVALUATION}
+  if any(run.entropy for run in runs):
+    name = "unigram entropy (frequencies alone)"
+    styles[name] = {"color": "grey", **_ENTROPY}
+  handles = [plt.Line2D([], [], **style) for style in styles.values()]
+  names = [_drawable(name) for name in styles]
+  figure.legend(handles, names, loc="outside lower center")
+
+
 def _drawable(text: str) -> str:
   """Text without formulas, and without bytes that are no UTF-8."""
   return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
-def _draw_legend(figure, runs: Sequence[Run]) -> None:
-  """What colors and lines mean in a picture of several runs."""
-  styles = []
-  for number, run in enumerate(runs):
-    name = f"{run.name}: {run.model}" if run.model else run.name
-    styles.append((name, dict(color=f"C{number}", lw=2)))
-  evaluated = " or ".join(sorted({run.evaluated for run in runs}))
-  styles += [
-    ("training", dict(color="grey", lw=1.4)),
-    (evaluated, dict(color="grey", marker="o", ms=3, ls=":")),
-  ]
-  if any(run.entropy for run in runs):
-    styles.append((_ENTROPY, dict(color="grey", ls="--", lw=1)))
-  handles = [plt.Line2D([], [], **style) for _, style in styles]
-  names = [_drawable(name) for name, _ in styles]
-  figure.legend(handles, names, loc="outside lower center", ncols=2)
-
-
 def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
-  """Draws the curves of runs; UserError for no reports or an unknown format."""
+  """Draws the curves of runs; UserError for no reports or unknown formats."""
   runs = [read_run(run_dir) for run_dir in run_dirs]
   panels = panels_of(runs)
   rows = -(-len(panels) // _COLUMNS)
@@ -234,18 +187,12 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
     axis.set_xlabel("update")
     axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axis.tick_params(labelbottom=True)
-  if len(runs) > 1:
-    _draw_legend(figure, runs)
-  else:
-    axes[0].legend()
-    run = runs[0]
-    about = ", on ".join(filter(None, [run.model, run.data]))
-    title = title or f"{run.name}\n{about}".strip()
+  _draw_legend(figure, runs)
   figure.suptitle(_drawable(title))
   try:
     figure.savefig(output, dpi=120)
   except ValueError as e:  # of the format that the name ends in
-    raise errors.UserError(f"--output={output}: {e}") from e
+    raise UserError(f"--output={output}: {e}") from e
   plt.close(figure)
 
 
@@ -256,8 +203,7 @@ class Settings:
   # fmt: off
   output: str = setting("curve.png",
     "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
-  title: str = setting("",
-    "Text above the curves. Default: folder, model and data of a single run.")
+  title: str = setting("", "Text above the curves.")
   # fmt: on
 
 
