@@ -45,8 +45,8 @@ _COLUMNS = 2
 _SMOOTHED_FROM = 20  # points of a curve
 # Updates at whose numbers the scale does not look, as a share of all.
 _START = 0.05
-_EVALUATION = {"marker": "o", "ms": 3, "ls": ":"}
-_ENTROPY = {"ls": "--", "lw": 1}
+_EVALUATION: dict = {"marker": "o", "ms": 3, "ls": ":"}
+_ENTROPY: dict = {"ls": "--", "lw": 1}
 
 
 class Run(NamedTuple):
@@ -154,7 +154,9 @@ def _draw_panel(axis, key: str, label: str, runs: Sequence[Run]) -> None:
 
 
 def _draw_legend(figure, runs: Sequence[Run]) -> None:
-  styles = {run.about: {"color": f"C{n}"} for n, run in enumerate(runs)}
+  styles: dict[str, dict] = {}
+  for number, run in enumerate(runs):
+    styles[run.about] = {"color": f"C{number}"}
   styles["evaluations"] = {"color": "grey", **_EVALUATION}
   if any(run.entropy for run in runs):
     name = "unigram entropy (frequencies alone)"
