@@ -3,9 +3,9 @@
   python -m training.services RUN wandb
 
 sends what the service does not have yet. In a training a thread of rank 0 does
-so for each service: it follows the run's files, so the training never waits for
-a service, but for some seconds at its end. RUN/wandb.json holds the service's
-id of the run and what was sent, so a resumed run continues it.
+so for each service, every few seconds: the training waits for it only at its
+end, for some seconds. RUN/wandb.json holds the service's id of the run and what
+was sent, so a resumed run continues it.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,11 +22,10 @@ from typing import Any
 from checkpoints import description, metrics
 from common import json_files
 from common.console import tell
-from common.errors import UserError
+from common.errors import UserError, run_main
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FILES = {"train": metrics.METRICS_FILE, "eval": metrics.EVAL_METRICS_FILE}
-_EVERY_SECONDS, _RETRY_SECONDS = 2.0, 60.0
+_EVERY_SECONDS = 10.0
 _END_SECONDS = 8  # for the last reports: horovodrun ends a stopped run in 10
 
 
@@ -122,59 +120,45 @@ def check_installed(names: tuple[str, ...]) -> None:
 class Sender:
   """Sends the reports in a run folder's files to one service."""
 
-  def __init__(self, folder: str, name: str, resumed: int | None = None):
-    """`resumed`: reports after this update may be made, and sent, again."""
-    self.name = name
-    self._folder, self._resumed = folder, resumed
+  def __init__(self, folder: str, name: str, resumed: float = math.inf):
+    """`resumed`: reports after this update are made, and sent, again."""
+    self.name, self._folder = name, folder
     self._state_file = os.path.join(folder, f"{name}.json")
-    self._state: dict[str, Any] = {"id": None, "sent": {}}
+    self._id, self._sent = None, dict.fromkeys(_FILES, -1)
     if os.path.exists(self._state_file):
-      self._state |= json_files.read_own(self._state_file, "remove it")
-    self._places = dict.fromkeys(_FILES, (0, 0))  # (inode, bytes read)
+      state = json_files.read_own(self._state_file, "remove it")
+      self._id = state["id"]
+      for tag, step in state["sent"].items():
+        self._sent[tag] = min(step, resumed)
     self._service: Any = None
+
+  def _write_state(self) -> None:
+    json_files.write(self._state_file, {"id": self._id, "sent": self._sent})
 
   def send(self) -> None:
     """Sends what is new in the files; what fails is sent again next time."""
     if self._service is None:
-      service = SERVICES[self.name](self._folder, self._state["id"])
-      self._state["id"] = service.id  # also for the next try if the rest fails
-      json_files.write(self._state_file, self._state)
+      service = SERVICES[self.name](self._folder, self._id)
+      self._id = service.id  # also for the next try if the rest fails
+      self._write_state()
       runs = json_files.read(os.path.join(self._folder, description.RUN_FILE))
       service.describe(runs["runs"][-1])
       self._service = service
       tell(f"{self.name}: {service.where}")
-    for tag in _FILES:
-      self._send_file(tag)
+    for tag, file in _FILES.items():
+      for report in metrics.read_jsonl(os.path.join(self._folder, file)):
+        if report["global_step"] > self._sent[tag]:
+          self._send_report(tag, report)
 
-  def _send_file(self, tag: str) -> None:
-    path = os.path.join(self._folder, _FILES[tag])
-    if not os.path.exists(path):
-      return
-    sent = self._state["sent"]
-    with open(path, "rb") as f:
-      inode, done = self._places[tag]
-      if inode != os.fstat(f.fileno()).st_ino:  # a resumed run's
-        inode, done = os.fstat(f.fileno()).st_ino, 0
-        if self._resumed is not None:
-          sent[tag] = min(sent.get(tag, -1), self._resumed)
-      f.seek(done)
-      lines = f.readlines()
-    if lines and not lines[-1].endswith(b"\n"):
-      del lines[-1]  # it is being written
-    for line in lines:
-      report = json_files.parse(line)
-      step = report.pop("global_step")
-      if step > sent.get(tag, -1):
-        numbers = {}
-        for key, value in report.items():
-          if isinstance(value, (int, float)) and math.isfinite(value):
-            numbers[f"{tag}/{key}"] = float(value)
-        self._service.send(step, numbers)
-        sent[tag] = step
-      done += len(line)
-      self._places[tag] = inode, done
-    if lines:
-      json_files.write(self._state_file, self._state)
+  def _send_report(self, tag: str, report: dict) -> None:
+    step = report.pop("global_step")
+    numbers = {}
+    for key, value in report.items():
+      if isinstance(value, (int, float)) and math.isfinite(value):
+        numbers[f"{tag}/{key}"] = float(value)
+    self._service.send(step, numbers)
+    self._sent[tag] = step
+    self._write_state()
 
   def end(self) -> None:
     if self._service is not None:
@@ -188,26 +172,24 @@ class _Follower(threading.Thread):
     super().__init__(name=f"reports to {sender.name}", daemon=True)
     self.sender = sender
     self.run_ended = threading.Event()
-    self.failed = False
+    self.trouble: str | None = None
 
   def run(self) -> None:
-    told = is_last = False
+    is_last = False
     while not is_last:
-      is_last = self.run_ended.wait(
-        _RETRY_SECONDS if self.failed else _EVERY_SECONDS
-      )
+      is_last = self.run_ended.wait(_EVERY_SECONDS)
+      before, self.trouble = self.trouble, None
       try:
         self.sender.send()
         if is_last:
           self.sender.end()
-        self.failed = False
       except Exception as e:  # the services' own are of many types
-        self.failed = True
-        if not told:
-          why = (str(e).splitlines() or [type(e).__name__])[0]
-          name = self.sender.name
-          tell(f"{name} gets no reports now: {why}; training continues")
-          told = True
+        self.trouble = (str(e).splitlines() or [type(e).__name__])[0]
+        if self.trouble != before:
+          tell(
+            f"{self.sender.name} gets no reports now: {self.trouble}; training "
+            "continues"
+          )
 
 
 @contextlib.contextmanager
@@ -230,13 +212,11 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
       follower.run_ended.set()
     for follower in followers:
       follower.join(max(0.0, until - time.monotonic()))
-      if follower.is_alive() or follower.failed:
+      if follower.is_alive() or follower.trouble:
         name = follower.sender.name
-        words = [sys.executable, "-m", "training.services"]
-        words += [os.path.abspath(folder), name]
         tell(
-          f"{name} lacks the last reports; to send them later: "
-          f"cd {shlex.quote(_ROOT)} && {shlex.join(words)}"
+          f"{name} lacks the last reports; to send them later: python -m "
+          f"training.services {shlex.quote(folder)} {name}"
         )
 
 
@@ -251,9 +231,4 @@ def main(folder: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-  try:
-    if len(sys.argv) != 3:
-      raise UserError("give a run folder and a service's name")
-    main(*sys.argv[1:])
-  except Exception as e:  # the services' own are of many types
-    sys.exit(f"training.services: error: {e}")
+  run_main(lambda argv: main(*argv[1:]), arguments=2)
