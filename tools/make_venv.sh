@@ -5,8 +5,8 @@
 #
 # An empty PYTHON is the newest of python3.13 to python3.11 and python3 that runs and is
 # one of these versions. A VENV that has pip, PYTHON's version and packages of VARIANT is
-# kept. Any other is made again if `make env` made it (it is marked as such first); what
-# may be somebody else's is left alone.
+# kept. Any other is made again if `make env` made it, which marks it first; what may be
+# somebody else's is left alone.
 set -euo pipefail
 
 python=$1
@@ -37,44 +37,30 @@ case $wanted in
   *) fail "PYTHON=$python is Python $wanted, and 3.11, 3.12 or 3.13 is needed" ;;
 esac
 
-# Says what is wrong with the environment that is there; nothing if it can be used.
-wrong() {
-  local found installed
-  found=$("$venv/bin/python" -c "$version" 2>/dev/null) || {
-    echo "has no Python that runs"
-    return
-  }
-  if [ "$found" != "$wanted" ]; then
-    echo "has Python $found, not $wanted as $python"
-  elif ! "$venv/bin/python" -c 'import os, sys
-sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))' "$venv"; then
-    echo "is no environment of its own"
-  elif ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
-    echo "has no pip"
-  else
-    # Packages of both kinds would share files.
-    installed=$("$variant_script" installed "$venv")
-    [ "${installed:-$variant}" = "$variant" ] ||
-      echo "has packages of another kind than $variant"
-  fi
+own='import os, pip, sys
+sys.exit(os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1]))'
+
+usable() {
+  local installed
+  installed=$("$variant_script" installed "$venv") # packages of both kinds share files
+  [ "$("$venv/bin/python" -c "$version" 2>/dev/null)" = "$wanted" ] &&
+    "$venv/bin/python" -c "$own" "$venv" 2>/dev/null &&
+    [ "${installed:-$variant}" = "$variant" ]
 }
 
+rmdir "$venv" 2>/dev/null || true # an empty one is nobody's
 if [ -e "$venv" ] || [ -L "$venv" ]; then
-  if [ -L "$venv" ] || [ ! -d "$venv" ] || [ -n "$(ls -A "$venv")" ]; then
-    reason=$(wrong)
-    [ -n "$reason" ] || exit 0
-    # What is not marked may be somebody else's; a link leads out of the checkout.
-    [ ! -L "$venv" ] && [ -e "$marker" ] ||
-      fail "$venv $reason, and nothing in it proves that make env made it:" \
-        "move it away, or remove it"
-    again=1
-  fi
+  ! usable || exit 0
+  wrong="$venv is no environment of Python $wanted with pip and packages for $variant"
+  # What is not marked may be somebody else's; a link leads out of the checkout.
+  [ ! -L "$venv" ] && [ -e "$marker" ] ||
+    fail "$wrong, and make env did not make it: move it away, or remove it"
 fi
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
   fail "PYTHON=$python cannot make environments: install its venv module" \
     "(on Debian and Ubuntu: apt install python$wanted-venv)"
-if [ -n "${again:-}" ]; then
-  echo "environment: $venv $reason: it is made again"
+if [ -n "${wrong:-}" ]; then
+  echo "environment: $wrong: it is made again"
   rm -rf "$venv"
 fi
 mkdir -p "$venv"
