@@ -53,32 +53,24 @@ def settings_class(command: str) -> type:
 
 def reference() -> str:
   """The content of docs/flags.md."""
-  left = {name: [*settings_of(settings_class(name))] for name in COMMANDS}
+  left = {}
+  for name in COMMANDS:
+    # By what the page says, which is equal for what commands have in common.
+    left[name] = {
+      (one.group, one.entry()): one for one in settings_of(settings_class(name))
+    }
   sections = []
   for name in COMMANDS:
     for commands in _SHARED:
-      if commands[0] != name:
-        continue
-      common = [one for one in left[name] if _is_in_all(one, commands, left)]
-      sections.append(markdown(", ".join(commands), common))
-      shown = [one.entry() for one in common]
-      for command in commands:
-        left[command] = [
-          one for one in left[command] if one.entry() not in shown
-        ]
-    sections.append(markdown(name, left[name]))
+      if commands[0] == name:
+        keys = set.intersection(*(set(left[command]) for command in commands))
+        common = [left[name][key] for key in left[name] if key in keys]
+        sections.append(markdown(", ".join(commands), common))
+        for command in commands:
+          for key in keys:
+            del left[command][key]
+    sections.append(markdown(name, left[name].values()))
   return "\n".join([_BEGIN, *sections])
-
-
-def _is_in_all(setting, commands: tuple, settings: dict) -> bool:
-  """Whether all `commands` have this flag with this value and meaning."""
-  return all(
-    any(
-      other.entry() == setting.entry() and other.group == setting.group
-      for other in settings[command]
-    )
-    for command in commands
-  )
 
 
 if __name__ == "__main__":
