@@ -149,31 +149,26 @@ def test_a_field_that_is_not_honoured_is_named(tmp_path, change, words):
   assert "ds.json" in str(e.value)
 
 
-def test_steps_of_batches_of_unknown_size_are_refused(tmp_path):
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("{", "ds.json: Expecting property name"),
+    ('{"train_micro_batch_size_per_gpu": 8}', "train_batch_size is missing"),
+    (
+      '{"scheduler": {"type": "linear", "params": {"total_num_steps": 9}}}',
+      "missing beside .*total_num_steps",
+    ),
+  ],
+)
+def test_steps_need_a_global_batch(tmp_path, text, words):
+  """Without one they would be divided by ranks; a flag may give it."""
   path = tmp_path / "ds.json"
-  path.write_text('{"train_micro_batch_size_per_gpu": 8}')
-  with pytest.raises(UserError, match="train_batch_size is missing beside"):
+  path.write_text(text)
+  with pytest.raises(UserError, match=words):
     flags_of(str(path))
-  path.write_text("{")
-  with pytest.raises(UserError, match="ds.json: Expecting property name"):
-    flags_of(str(path))
-
-
-def test_steps_without_a_batch_are_refused_unless_a_flag_has_it(tmp_path):
-  """Without a global batch they would be divided by ranks."""
-  path = tmp_path / "ds.json"
-  path.write_text(
-    json.dumps(
-      {"scheduler": {"type": "linear", "params": {"total_num_steps": 9}}}
-    )
-  )
-  with pytest.raises(UserError, match="missing beside .*total_num_steps"):
-    flags_of(str(path))
-  given = {"global_batch_size": 64}
-  assert flags_of(str(path), given) == {
-    "lr_schedule": "linear",
-    "num_train_steps": 9,
-  }
+  if "scheduler" in text:
+    found = flags_of(str(path), {"global_batch_size": 64})
+    assert found == {"lr_schedule": "linear", "num_train_steps": 9}
 
 
 # The command line, and the fields that it leaves without meaning.
