@@ -253,22 +253,15 @@ class RunConfig:
     heads = self.bert.num_attention_heads
     triton_kernels.check_size(self.bert.hidden_size // heads)
     policy = self.policy
-    if policy.attention == tf.float32 or policy.softmax != tf.float32:
-      raise UserError(
-        "--triton multiplies attention in 16 bits, with a float32 softmax, and "
-        f"here they are {policy.attention.name} and {policy.softmax.name}: "
-        "give another --precision or --precision_policy, or leave it out"
-      )
-    if self.xla not in jit.UPDATE:
-      raise UserError(
-        f"--triton is for compiled programs, and --xla={self.xla} makes none: "
-        "give --xla=layers or step"
-      )
-    if "attention" in self.recompute:
-      raise UserError(
-        "--triton always computes the scores of attention again: leave "
-        "attention out of --recompute"
-      )
+    needs: dict[str, Any] = {
+      "attention in 16 bits with a float32 softmax, by --precision and "
+      "--precision_policy": (
+        policy.attention != tf.float32 and policy.softmax == tf.float32
+      ),
+      "--xla=layers or step": self.xla in jit.UPDATE,
+      "no attention in --recompute": "attention" not in self.recompute,
+    }
+    _check_needs("--triton", needs)
     triton_kernels.check_installed()
 
   @classmethod
@@ -519,23 +512,16 @@ class PretrainingConfig(RunConfig):
           f"{flag}: the BERT config's {name}={getattr(self.bert, name)} is "
           "not a multiple of it"
         )
-    if self.xla == "step":
-      raise UserError(
-        f"{flag} communicates inside of the forward pass, which --xla=step "
-        "makes one program: use --xla=layers"
-      )
-    for name, given in (
-      ("powersgd_rank", self.allreduce.powersgd_rank),
-      ("sampled_softmax", self.sampled_softmax),
-    ):
-      if given:
-        raise UserError(f"{flag} is not for --{name}: leave one of the two out")
-    if self.max_train_minutes and len(set(self.masks.masked_lm_prob or ())) > 1:
-      raise UserError(
-        f"{flag}: a --masked_lm_prob that moves with --max_train_minutes is "
-        "each rank's own, but slices need the same masks: give one share, or "
-        "--num_train_steps instead of minutes"
-      )
+    moves = len(set(self.masks.masked_lm_prob or ())) > 1
+    needs: dict[str, Any] = {
+      "--xla=layers: ranks communicate in the forward pass, which --xla=step "
+      "makes one program": self.xla != "step",
+      "no --powersgd_rank": not self.allreduce.powersgd_rank,
+      "no --sampled_softmax": not self.sampled_softmax,
+      "the same masks in all slices: one --masked_lm_prob, or no "
+      "--max_train_minutes": not (self.max_train_minutes and moves),
+    }
+    _check_needs(flag, needs)
 
   @classmethod
   def found(cls, flags):

@@ -166,10 +166,12 @@ def resolve(
   packing_factor: float = 1.0,
 ) -> TrainingPlan:
   """Resolves these flags; raises `UserError` if they do not fit together."""
-  if not 0 <= num_warmup_steps <= num_train_steps:
+  shaped = num_warmup_steps + (num_decay_steps or 0)
+  if num_warmup_steps < 0 or shaped > num_train_steps:
     raise UserError(
-      f"--num_warmup_steps={num_warmup_steps} is not between 0 and "
-      f"--num_train_steps={num_train_steps}"
+      f"--num_warmup_steps={num_warmup_steps} and --num_decay_steps="
+      f"{num_decay_steps or 0} do not fit in --num_train_steps="
+      f"{num_train_steps}"
     )
   if global_batch_size is None:
     mode, stated = "per-rank", train_batch_size
@@ -187,8 +189,7 @@ def resolve(
   divisor = global_batch * packing_factor / stated
   if records is not None and records < global_batch:
     raise UserError(
-      f"{records} records are fewer than one global batch of {global_batch} "
-      f"({ranks} ranks x {accumulation} micro-batches x {micro_batch}): "
+      f"{records} records are fewer than one global batch of {global_batch}: "
       "make more records (a larger --dupe_factor) or lower the batch size"
     )
   # Rounded up: no run sees fewer examples than one rank alone would.
@@ -196,11 +197,6 @@ def resolve(
   warmup_updates = rounded_up(num_warmup_steps / divisor)
   decay_updates = math.ceil(updates / 10)
   if num_decay_steps:
-    if num_decay_steps > num_train_steps - num_warmup_steps:
-      raise UserError(
-        f"--num_decay_steps={num_decay_steps} and --num_warmup_steps="
-        f"{num_warmup_steps} are more than --num_train_steps={num_train_steps}"
-      )
     decay_updates = rounded_up(num_decay_steps / divisor)
     decay_updates = min(decay_updates, updates - warmup_updates)
   return TrainingPlan(

@@ -201,7 +201,6 @@ GUARD_SHARE = 0.088
 LONGEST_FUNCTION = 60
 # These are longer, and no other may be.
 LONGER = {
-  "config/training_plan.py:resolve",
   "model/triton_source.py:attention_gradient",
   "optimization.py:build_train_ops",
 }

@@ -102,15 +102,18 @@ def test_cross_entropy_over_slices():
   "changes, message",
   [
     ({"tensor_parallel": 3}, "num_attention_heads=2 is not a multiple"),
-    ({"xla": "step"}, "--xla=step makes one program: use --xla=layers"),
-    ({"allreduce": AllreduceConfig(powersgd_rank=2)}, "for --powersgd_rank"),
+    ({"xla": "step"}, "needs --xla=layers"),
+    (
+      {"allreduce": AllreduceConfig(powersgd_rank=2)},
+      "needs no --powersgd_rank",
+    ),
     ({"tensor_parallel": 0}, "--tensor_parallel=0: must be 1 to"),
     (
       {
         "max_train_minutes": 1.0,
         "masks": masking.MaskConfig(masked_lm_prob=(0.3, 0.15)),
       },
-      "slices need the same masks",
+      "needs the same masks",
     ),
   ],
 )

@@ -247,10 +247,10 @@ def test_groups_of_tokens():
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (dict(precision="fp32"), "here they are float32 and float32: give another"),
-    (dict(precision_policy=("softmax=bf16",)), "are bfloat16 and bfloat16: "),
-    (dict(xla="off"), "--xla=off makes none: give --xla=layers or step"),
-    (dict(recompute=("attention",)), "leave attention out of --recompute"),
+    (dict(precision="fp32"), "needs attention in 16 bits"),
+    (dict(precision_policy=("softmax=bf16",)), "with a float32 softmax"),
+    (dict(xla="off"), "needs --xla=layers or step"),
+    (dict(recompute=("attention",)), "needs no attention in --recompute"),
   ],
 )
 def test_what_it_cannot_do_is_refused(tmp_path, flags, words):
