@@ -53,6 +53,7 @@ import time
 import numpy as np
 from absl import app, flags
 
+from benchmarks import measuring
 from checkpoints import metrics, run_folder
 from common import json_files, processes
 from common.files import file_sha256
@@ -82,9 +83,6 @@ def define_flags() -> None:
   flags.DEFINE_integer("sample", 200, "Pairs of a paradigm.")
   flags.DEFINE_string("google_bert", None, "A checkout of google/bert.")
   flags.DEFINE_string("google_bert_python", None, "Its Python.")
-  flags.DEFINE_string(
-    "picture", None, "Where to draw; default: beside results."
-  )
 
 
 def run(command: list, log: str, unless: str = "") -> float:
@@ -257,11 +255,8 @@ def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
 
 def matmul_rate() -> float:
   """GFLOP/s of float32 products of 1024 x 1024, all cores; a median of 9."""
-  a, seconds = np.ones([1024, 1024], np.float32), []
-  for _ in range(10):
-    began = time.perf_counter()
-    a @ a
-    seconds.append(time.perf_counter() - began)
+  a = np.ones([1024, 1024], np.float32)
+  seconds = [measuring.seconds_of(lambda: a @ a) for _ in range(10)]
   return round(2 * 1024**3 / statistics.median(seconds[1:]) / 1e9, 1)
 
 
@@ -295,10 +290,9 @@ def machine(arm: dict) -> dict:
 
 def digest_of_run(arm: dict) -> str:
   """Of all that a result depends on but its budget, seed and our code."""
-  names = ("eval_lengths", "sample")
   files = records.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
   pairs = list(map(file_sha256, files))
-  given = [getattr(FLAGS, name) for name in names]
+  given = [FLAGS.eval_lengths, FLAGS.sample]
   return digest_of(arm, machine(arm), given, pairs)
 
 
@@ -308,11 +302,16 @@ def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
   folder = os.path.join(
     FLAGS.output_dir, "runs", f"{name}-{budget:g}-{seed}-{digest}"
   )
-  line = {"arm": name, "digest": digest, "budget": budget, "seed": seed}
-  line |= machine(arm)
-  line["git"] = run_folder.versions()["git"]
-  line["matmul_gflop_per_second"] = matmul_rate()
-  line["minutes"] = budget
+  line = {
+    "arm": name,
+    "digest": digest,
+    "budget": budget,
+    "seed": seed,
+    **machine(arm),
+    "git": run_folder.versions()["git"],
+    "matmul_gflop_per_second": matmul_rate(),
+    "minutes": budget,
+  }
   made = train(arm, budget, seed, folder)
   model = made.pop("model", None)
   if model is None:
@@ -437,31 +436,14 @@ def draw(lines: list, key: str, path: str) -> None:
   figure.savefig(path, dpi=120)
 
 
-def numbers(name: str, kind) -> list:
-  """The values of a flag that is a list of numbers."""
-  try:
-    return [kind(value) for value in FLAGS[name].value]
-  except ValueError as e:
-    sys.exit(f"--{name}: {e}")
-
-
 def main(_) -> None:
   """Makes the runs that are missing, then the tables and the picture."""
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends its commands
   os.makedirs(FLAGS.output_dir, exist_ok=True)
   results = os.path.join(FLAGS.output_dir, RESULTS)
   arms = json_files.read(FLAGS.arms)
-  budgets = sorted(numbers("minutes", float))
-  seeds = numbers("seeds", int)
-  if odd := [name for name in arms if not re.fullmatch(r"[\w.+-]+", name)]:
-    sys.exit(f"{FLAGS.arms}: names of folders and of --only: not {odd}")
-  if unknown := set(FLAGS.only) - set(arms):
-    sys.exit(f"--only: {', '.join(unknown)} is not in {FLAGS.arms}")
-  for name in FLAGS.only or arms:
-    if "google_bert" in arms[name] and not (
-      FLAGS.google_bert and FLAGS.google_bert_python
-    ):
-      sys.exit(f"arm {name} needs --google_bert and --google_bert_python")
+  chosen = FLAGS.only or list(arms)
+  budgets = sorted(map(float, FLAGS.minutes))
   digests = {name: digest_of_run(arm) for name, arm in arms.items()}
   names = ("arm", "digest", "budget", "seed")
 
@@ -470,9 +452,8 @@ def main(_) -> None:
     return tuple(line[n] for n in names if not (own and n == "budget"))
 
   made = set(map(key, json_files.read_lines(results)))
-  for seed, budget, name in itertools.product(
-    seeds, budgets, FLAGS.only or arms
-  ):
+  seeds = map(int, FLAGS.seeds)
+  for seed, budget, name in itertools.product(seeds, budgets, chosen):
     if "google_bert" in arms[name]:
       budget = budgets[-1]
     wanted = dict(zip(names, (name, digests[name], budget, seed), strict=True))
@@ -489,12 +470,11 @@ def main(_) -> None:
   ]
   if len({line.get("git") for line in lines}) > 1:
     print("\nThese lines are of several versions of the code: see their git.")
-  baseline = next(iter(FLAGS.only or arms))
   for name in FLAGS.eval_lengths:
-    print("", *table(lines, f"loss_{name}", baseline), sep="\n")
+    print("", *table(lines, f"loss_{name}", chosen[0]), sep="\n")
   for key in ("loss_own", *(["grammar"] if FLAGS.pairs else [])):
     print("", *table(lines, key, None), sep="\n")
-  picture = FLAGS.picture or os.path.join(FLAGS.output_dir, "curves.png")
+  picture = os.path.join(FLAGS.output_dir, "curves.png")
   draw(lines, f"loss_{FLAGS.eval_lengths[-1]}", picture)
   print(f"\n{results}\n{picture}")
 
