@@ -447,14 +447,16 @@ class PretrainingConfig(RunConfig):
     super().__post_init__()
     if not (self.do_train or self.do_eval or self.dry_run):
       raise UserError("give --do_train, --do_eval or both")
-    for name in ("find_batch_size", "dry_run_ranks"):
-      if getattr(self, name) and not self.dry_run:
-        raise UserError(f"--{name} needs --dry_run")
+    for name, need in (
+      ("find_batch_size", "dry_run"),
+      ("dry_run_ranks", "dry_run"),
+      ("early_stopping_evaluations", "eval_every_steps"),
+    ):
+      if getattr(self, name) and not getattr(self, need):
+        raise UserError(f"--{name} needs --{need}")
     for name in ("input_file", "output_dir"):
       if not (getattr(self, name) or self.dry_run):
         raise UserError(f"--{name} is missing")
-    if self.early_stopping_evaluations and not self.eval_every_steps:
-      raise UserError("--early_stopping_evaluations needs --eval_every_steps")
     is_informed = self.do_train and self.initial_weights == "informed"
     if is_informed and self.bert.hidden_size % 2:
       raise UserError(
