@@ -44,13 +44,12 @@ _FLAGS = {
   "attention_probs_dropout_prob": float,
 }
 _MASKS = {
-  "masked_lm_prob": str,
+  "masked_lm_prob": (str, float),
   "do_whole_word_mask": bool,
   "mask_replace_prob": float,
   "random_replace_prob": float,
 }
-_KINDS = {**_FLAGS, **_MASKS, "global_batch_size": list, **_ENDS}
-_NAMES = {str: "text", int: "an integer", float: "a number", bool: "a boolean"}
+_KINDS = {**_FLAGS, **_MASKS, "global_batch_size": (int, [int]), **_ENDS}
 
 
 def read(path: str) -> tuple[dict, ...]:
@@ -69,33 +68,25 @@ def read(path: str) -> tuple[dict, ...]:
 
 def read_item(item, where: str) -> dict:
   """A stage's flags with values of their types; `where` names it in errors."""
-  if not isinstance(item, dict):
-    raise UserError(f"{where}: must be an object of flags")
-  ends = [name for name in _ENDS if name in item]
-  if len(ends) != 1:
+  try:
+    form = {f"{name}?": kind for name, kind in _KINDS.items()}
+    json_files.expect(item, form)
+  except ValueError as e:
+    raise UserError(f"{where}: {e}") from e
+  ends = [item[name] for name in _ENDS if name in item]
+  if len(ends) != 1 or ends[0] <= 0 or not item.keys() <= _KINDS.keys():
     raise UserError(
-      f"{where}: must have one of {', '.join(_ENDS)}; it has "
-      f"{' and '.join(ends) or 'none'}"
+      f"{where}: {item} must have one of {', '.join(_ENDS)}, which is "
+      f"positive, and can change no flags but {', '.join(_KINDS)}"
     )
   flags = {}
   for name, value in item.items():
-    kind = _KINDS.get(name)
-    if kind is None:
-      raise UserError(
-        f"{where}: {name} cannot change in a run; a stage may have "
-        f"{', '.join(_KINDS)}"
-      )
-    if kind is float and type(value) is int:
+    if _KINDS[name] is float:
       value = float(value)
-    elif name == "masked_lm_prob" and type(value) is float:
+    elif name == "masked_lm_prob":
       value = str(value)
-    elif kind is list and type(value) is int:
+    elif name == "global_batch_size" and type(value) is int:
       value = [value, value]
-    if type(value) is not kind:
-      expected = _NAMES.get(kind, "an integer, or [first, last]")
-      raise UserError(f"{where}: {name}={value!r}: must be {expected}")
-    if name in _ENDS and not value > 0:
-      raise UserError(f"{where}: {name}={value}: must be positive")
     flags[name] = value
   sizes = flags.get("global_batch_size", [1, 1])
   if not _can_grow(sizes, "time_share" in flags):
@@ -110,7 +101,7 @@ def read_item(item, where: str) -> dict:
 
 def _can_grow(sizes: list, ends_by_time: bool) -> bool:
   """Whether these are [first, last] or [first, last, updates] of a batch."""
-  if not all(type(n) is int and n > 0 for n in sizes):
+  if not all(n > 0 for n in sizes):
     return False
   if len(sizes) == 2 and sizes[0] == sizes[1]:
     return True

@@ -348,11 +348,11 @@ MOVING = {"masks": MaskConfig(masked_lm_prob=(0.3, 0.15))}
 @pytest.mark.parametrize(
   "item, changes, words",
   [
-    ({"num_train_steps": None}, {}, "must have one of num_train_.* has none"),
-    ({"time_share": 1}, {}, "it has num_train_steps and"),
-    ({"seed": 3}, {}, "seed cannot change in a run"),
-    ({"num_train_steps": "1"}, {}, "'1': must be an integer"),
-    ({"num_train_steps": 0}, {}, "num_train_steps=0: must be positive"),
+    ({"num_train_steps": None}, {}, "must have one of num_train_"),
+    ({"time_share": 1}, {}, "must have one of num_train_"),
+    ({"seed": 3}, {}, "seed.*can change no flags but"),
+    ({"num_train_steps": "1"}, {}, "num_train_steps is '1', not an integer"),
+    ({"num_train_steps": 0}, {}, "0.* which is positive"),
     ({"global_batch_size": [9, 3]}, {}, "a batch that"),
     ({"global_batch_size": [8, 12]}, {}, r"\[8, 12\]: .* grows in multiples"),
     (TIMED, {}, "with --max_train_minutes, or"),
@@ -381,7 +381,10 @@ def test_a_file_that_is_no_list_of_stages(tmp_path):
   path = tmp_path / "stages.json"
   with pytest.raises(UserError, match="No such file"):
     stages.read(str(path))
-  for text, words in (("{}", "must be a list"), ("[1]", "stage 1: must be an")):
+  for text, words in (
+    ("{}", "must be a list"),
+    ("[1]", "stage 1: it is 1, not an object"),
+  ):
     path.write_text(text)
     with pytest.raises(UserError, match=f"--stages=.*{words}"):
       stages.read(str(path))
