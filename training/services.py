@@ -145,10 +145,13 @@ class Sender:
       service.describe(runs["runs"][-1])
       self._service = service
       tell(f"{self.name}: {service.where}")
+    sent = dict(self._sent)
     for tag, file in _FILES.items():
       for report in metrics.read_jsonl(os.path.join(self._folder, file)):
         if report["global_step"] > self._sent[tag]:
           self._send_report(tag, report)
+    if self._sent != sent:
+      self._write_state()
 
   def _send_report(self, tag: str, report: dict) -> None:
     step = report.pop("global_step")
@@ -158,7 +161,6 @@ class Sender:
         numbers[f"{tag}/{key}"] = float(value)
     self._service.send(step, numbers)
     self._sent[tag] = step
-    self._write_state()
 
   def end(self) -> None:
     if self._service is not None:
