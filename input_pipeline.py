@@ -209,15 +209,13 @@ class Source:
       record = record_report.read_record(self.set, number, features)
     except DataError as e:
       raise DataError(
-        f"{e} Records have the lengths and masks that NAME.manifest.json "
-        "beside them says; without it give --max_seq_length and "
-        "--max_predictions_per_seq as they were made"
+        f"{e} Copy NAME.manifest.json beside the records, or give "
+        "--max_seq_length and --max_predictions_per_seq as they were made"
       ) from e
     if self.shape.masks and "masked_lm_ids" in record:
       raise DataError(
-        f"{where}: the record has masks of its own, but masks are drawn when "
-        "records are read, as a manifest of --input_file says: give records of "
-        "one kind"
+        f"{where}: the record has masks of its own, but those of the first "
+        "file are drawn on reading: give records of one kind"
       )
     if self.shape.next_sentence and not record["segment_ids"].any():
       raise DataError(

@@ -62,6 +62,7 @@ def with_vocabulary(
 class RunConfig:
   """Settings of a run; fields are named like their flags."""
 
+  kind: ClassVar[str]  # of the task, as run folders name it
   ends_with_best: ClassVar[bool] = False  # evaluates the best weights last
   evaluates_untrained: ClassVar[bool] = True  # before the first update
   length_flag: ClassVar[str] = "--num_train_steps"  # how long to train
@@ -344,6 +345,8 @@ _DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(RunConfig):
   """Settings of run_pretraining.py."""
+
+  kind: ClassVar[str] = "pretraining"
 
   # fmt: off
   dry_run: bool = _task(False,

@@ -42,7 +42,6 @@ class FinetuningConfig(RunConfig):
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
   unit: ClassVar[str] = "examples"
-  kind: ClassVar[str]  # of the task, for task.json
   # fmt: off
   do_predict: bool = in_group("What to do")(False,
     "Predict with the weights of the best checkpoint.")

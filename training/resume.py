@@ -20,7 +20,8 @@ def start_or_resume(run) -> int:
   session, task, config = run.session, run.task, run.config
   restore = run.checkpointer.restore
   resumes = restore.has_checkpoint()
-  branches_from = getattr(config, "cooldown_from", None)
+  is_pretraining = config.kind == description.PRETRAINING
+  branches_from = config.cooldown_from if is_pretraining else None
   folder = config.output_dir
   if not resumes:
     folder = os.path.dirname(branches_from or "")
@@ -94,7 +95,7 @@ def facts_of(config, plan=None, data: dict | None = None) -> dict:
   """The facts of this start, as `Description.facts` has the last one's."""
   plan = dataclasses.asdict(plan) if plan else None
   known = description.facts(config.as_dict(), plan, data)
-  return known | {"task": getattr(config, "kind", description.PRETRAINING)}
+  return known | {"task": config.kind}
 
 
 def check_run(config, plan, before: Description) -> None:
