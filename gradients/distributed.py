@@ -40,8 +40,8 @@ class AllreduceConfig:
   allreduce_groups: int = setting(4,
     "All-reduces of one update. Each begins when the last of its gradients is "
     "ready, so all but the last overlap with the backward pass; 1 is one "
-    "all-reduce after it. 0: each gradient is sent when it is ready, and "
-    "Horovod fuses those that are ready at the same time.", low=0)
+    "all-reduce after it. 0: each gradient is sent alone, when it is ready.",
+    low=0)
   fp16_allreduce: bool = setting(False,
     "Send gradients as float16, with a loss scale against underflow.")
   powersgd_rank: int = setting(0,
@@ -329,6 +329,9 @@ def _join(tensor_parallel: int) -> Comm:
   if size == 1 and not is_elastic():
     return Comm()
   hvd = load_horovod()
+  # Else what happens to be ready at the same time is summed in one buffer, and
+  # a number's place there decides in which order the ranks' values are added.
+  os.environ["HOROVOD_DISABLE_GROUP_FUSION"] = "1"
   if not tf.config.list_physical_devices("GPU"):
     # How often (ms) ranks ask each other what is ready, on the cores that
     # compute: Horovod's 1 took 8 to 15% of an update. But slices wait for each

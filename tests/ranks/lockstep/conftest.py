@@ -1,7 +1,7 @@
-"""Two ranks of one horovodrun run these tests together: see test_lockstep.py.
+"""The ranks of one horovodrun run these tests together: see test_lockstep.py.
 
-Both execute each test; what they share is in folders that both know. A rank
-that fails ends its pytest, and horovodrun the other rank.
+All execute each test; what they share is in folders that all know. A rank
+that fails ends its pytest, and horovodrun the other ranks.
 """
 
 import os
@@ -21,7 +21,7 @@ if "HOROVOD_RANK" not in os.environ:
 
 @pytest.fixture(scope="session")
 def comm():
-  """Both ranks."""
+  """All ranks."""
   return distributed.init()
 
 

@@ -1,0 +1,63 @@
+"""Three ranks: a sum over them depends on its order, as one of two does not."""
+
+import finetuning_runs
+import numpy as np
+import pytest
+import runs
+from samples import LETTERS, NO_DROPOUT, write_config
+
+from finetuning import finetune
+from gradients.distributed import AllreduceConfig
+
+
+def assert_equal(one, other):
+  """Two run folders have the same losses, norms and weights to the last bit."""
+  for key in ("grad_norm", "loss"):
+    assert runs.metrics(one, key) == runs.metrics(other, key)
+  expected = runs.weights(other)
+  for name, value in runs.weights(one).items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+  "allreduce",
+  [
+    {},
+    {"allreduce_groups": 0},
+    pytest.param({"powersgd_rank": 2}, marks=pytest.mark.slow),
+    pytest.param({"zero": 1}, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_equal_runs_are_equal_to_the_bit(comm, plain_run, tmp_path, allreduce):
+  tiny, _ = plain_run
+  folders = [tmp_path / name for name in ("one", "other")]
+  for folder in folders:
+    runs.pretrain(
+      tiny, folder, comm, train_batch_size=8, num_train_steps=20,
+      allreduce=AllreduceConfig(**allreduce),
+    )  # fmt: skip
+    comm.gather(np.zeros(1))  # rank 0 has written all
+  assert_equal(*folders)
+
+
+@pytest.mark.slow
+def test_equal_fine_tunings_are_equal_to_the_bit(comm, at_root, tmp_path):
+  config, vocab = tmp_path / "config.json", tmp_path / "vocab.txt"
+  sentences = tmp_path / "train.tsv"
+
+  def write():
+    write_config(config, **NO_DROPOUT)
+    vocab.write_text("".join(f"{token}\n" for token in LETTERS))
+    finetuning_runs.write_sentences(sentences, 90, seed=1)
+
+  at_root(write)
+  folders = [tmp_path / name for name in ("one", "other")]
+  for folder in folders:
+    task = finetuning_runs.classifier(
+      str(config), str(vocab), folder, train_file=str(sentences),
+      global_batch_size=18, train_batch_size=6, num_train_epochs=6.0,
+    )  # fmt: skip
+    finetune.finetune(task, comm)
+    comm.gather(np.zeros(1))
+  assert_equal(*folders)
