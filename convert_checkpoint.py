@@ -23,8 +23,8 @@ import os
 
 import mixed_precision
 from checkpoints import checkpoint_weights, huggingface_folder
-from checkpoints.model_files import TASK_FILE
 from common.errors import UserError
+from common.model_files import TASK_FILE
 from common.settings import run_with, setting
 from interop import inference, model_source, model_writing
 from interop.model_source import Source

@@ -25,8 +25,8 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from checkpoints import checkpoint_weights, model_files, run_folder
-from common import console, json_files, processes
+from checkpoints import checkpoint_weights, run_folder
+from common import console, json_files, model_files, processes
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import tokenization
 from checkpoints import huggingface_folder
-from checkpoints.model_files import (
+from common import json_files
+from common.errors import DataError, UserError
+from common.files import file_sha256
+from common.model_files import (
   CONFIG_FILE,
   RUN_FILE,
   TASK_FILE,
   VOCABULARIES,
 )
-from common import json_files
-from common.errors import DataError, UserError
-from common.files import file_sha256
 from data import record_report, records
 from model import bert_config, huggingface_config
 from model.bert_config import BertConfig

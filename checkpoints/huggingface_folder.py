@@ -6,14 +6,18 @@ import os
 import re
 import tempfile
 
-from checkpoints.model_files import CONFIG_FILE, TASK_FILE, VOCABULARIES
 from common import json_files
 from common.errors import DataError
+from common.model_files import (
+  CONFIG_FILE,
+  TASK_FILE,
+  TOKENIZER_CONFIG_FILE,
+  TOKENIZER_FILE,
+  VOCABULARIES,
+)
 from model import huggingface_config, huggingface_weights, tasks, weights
 from model.bert_config import BertConfig
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _OPTIONAL_BOOL = (bool, None)
 _TOKENIZER_CONFIG = {
   "do_lower_case?": _OPTIONAL_BOOL,

@@ -24,8 +24,8 @@ import numpy as np
 import mixed_precision
 import modeling
 from checkpoints import checkpoint_weights, restore, run_folder
-from checkpoints.model_files import CONFIG_FILE
 from common.errors import UserError
+from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
 from finetuning import heads
 from interop.model_source import EXTRA_FOLDER, Source

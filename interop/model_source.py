@@ -17,8 +17,8 @@ from checkpoints import (
   metrics,
 )
 from checkpoints.description import Description
-from checkpoints.model_files import TASK_FILE, VOCABULARIES
 from common.errors import UserError
+from common.model_files import TASK_FILE, VOCABULARIES
 from config.pretraining import (
   is_preset,
   read_bert,

@@ -8,16 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from checkpoints import checkpoint_files, description
-from checkpoints.model_files import (
+from common import json_files
+from common.errors import UserError
+from common.files import atomic_write
+from common.model_files import (
   CONFIG_FILE,
   RUN_FILE,
   TASK_FILE,
   VOCABULARIES,
 )
-from common import json_files
-from common.errors import UserError
-from common.files import atomic_write
-from interop import model_card, tokenizer_files
+from data import tokenizer_files
+from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source
 from model import huggingface_config, huggingface_weights, tasks
 

@@ -28,13 +28,9 @@ import tokenization
 from checkpoints import huggingface_folder
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from data import tokenizer_files
 from gradients.distributed import Comm
-from interop import (
-  inference,
-  model_source,
-  pseudo_likelihood,
-  tokenizer_files,
-)
+from interop import inference, model_source, pseudo_likelihood
 from model import huggingface_config
 from model.bert_config import BertConfig
 from model.weights import (

@@ -19,12 +19,9 @@ from tokenizers import (
 )
 
 import tokenization
-from checkpoints.huggingface_folder import (
-  TOKENIZER_CONFIG_FILE,
-  TOKENIZER_FILE,
-)
 from common import json_files
 from common.errors import DataError
+from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 
@@ -69,7 +66,7 @@ def make_tokenizer(
   tokenizer.post_processor = processors.TemplateProcessing(
     single=f"{cls}:0 $A:0 {sep}:0",
     pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
-    special_tokens=[(t, encoder.tokens.index(t)) for t in (cls, sep)],
+    special_tokens=[(cls, int(encoder.cls_id)), (sep, int(encoder.sep_id))],
   )
   tokenizer.add_special_tokens(
     [AddedToken(token, normalized=False, special=True) for token in special]
