@@ -93,9 +93,13 @@ def _contents(path: str) -> bytes:
 
 
 def _tokens_of(text: str) -> list[str]:
+  """The tokens by line number; blank lines at the end hold none.
+
+  Others may be an unusual space, as in published Chinese vocabularies.
+  """
   # `splitlines` would also break at U+2028, a token of Chinese vocabularies.
-  lines = text.removesuffix("\n").split("\n") if text else []
-  return [line.strip() for line in lines]
+  text = text.rstrip("\n\r\t ")
+  return [line.strip() for line in text.split("\n")] if text else []
 
 
 def convert_by_vocab(vocab, items) -> list:
@@ -342,16 +346,11 @@ class _Encoder:
   def _set_vocabulary(
     self, tokens: list[str], special: Sequence[str], continues: list[bool]
   ) -> dict[str, int]:
-    """token -> id; DataError if a token occurs twice or one of `special` not.
+    """token -> id; DataError if one of `special` is missing.
 
-    No text ever gets a repeated token's first id. Empty tokens are allowed:
-    published Chinese vocabularies hold unusual spaces as tokens.
+    No text ever gets a repeated token's first id, as in google/bert.
     """
-    ids: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-      if token and token in ids:
-        raise DataError(f"{self.file}: damaged: {token!r} is in it twice")
-      ids[token] = index
+    ids = {token: index for index, token in enumerate(tokens)}
     missing = [token for token in special if token not in ids]
     if missing:
       raise DataError(
@@ -462,6 +461,8 @@ def _check_model(model) -> None:
   """
   if any("\0" in p.piece or not math.isfinite(p.score) for p in model.pieces):
     raise ValueError("a piece has a NUL or no finite score")
+  if len({piece.piece for piece in model.pieces}) < len(model.pieces):
+    raise ValueError("a piece is in it twice")  # the library knows the first
   for spec in (model.normalizer_spec, model.denormalizer_spec):
     if not (table := spec.precompiled_charsmap):
       continue
