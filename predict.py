@@ -21,6 +21,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
+from common import input_files
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from data import text_files
@@ -96,7 +97,7 @@ def read_inputs(
 def _lines(path: str, name: str) -> Iterator[str]:
   """The lines of a file, or of standard input for "-", which are UTF-8."""
   stdin = contextlib.nullcontext(sys.stdin.buffer)
-  with stdin if path == "-" else open(path, "rb") as file:
+  with stdin if path == "-" else input_files.open_input(path) as file:
     yield from text_files.utf8_lines(file, name)
 
 

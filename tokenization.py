@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common import input_files
 from common.errors import DataError
 from common.files import file_sha256
 
@@ -86,7 +87,7 @@ def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
 
 def _contents(path: str) -> bytes:
   try:
-    with open(path, "rb") as f:
+    with input_files.open_input(path) as f:
       return f.read()
   except OSError as e:
     raise DataError(f"{path}: {e.strerror}") from e

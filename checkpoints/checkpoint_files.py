@@ -7,6 +7,7 @@ there, the marker last, and then deletes older checkpoints.
 """
 
 import contextlib
+import glob
 import math
 import os
 import re
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import google_crc32c
 import numpy as np
 
-from common import json_files
+from common import input_files, json_files
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -43,7 +44,7 @@ class CheckpointError(UserError):
 def _described(path: str) -> dict:
   """Size and CRC-32C of a file, as a marker has them."""
   crc = google_crc32c.Checksum()
-  with open(path, "rb") as f:
+  with input_files.open_input(path) as f:
     while chunk := f.read(_CHUNK):
       crc.update(chunk)
   return {
@@ -59,6 +60,7 @@ class Checkpoint:
 
   def __init__(self, prefix: str):
     self.path = prefix
+    input_files.expect_plain(glob.glob(glob.escape(prefix) + ".*"))
     try:
       if os.path.isdir(prefix):
         raise ValueError("it is a folder")
@@ -242,7 +244,7 @@ class CheckpointFiles:
             f"{present['crc32c']}, but {wanted['bytes']} with "
             f"{wanted['crc32c']} were written"
           )
-    except CheckpointError:
+    except UserError:
       raise
     except OSError as e:
       raise CheckpointError(f"{e.filename or prefix}: {e.strerror}") from e

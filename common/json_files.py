@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable
 
-from common import files
+from common import files, input_files
 from common.errors import DataError
 
 
@@ -37,9 +37,10 @@ def _no_number(name: str):
 
 def read(path: str):
   """The value of a JSON file; DataError if it is not JSON."""
+  with input_files.open_input(path) as f:
+    content = f.read()
   try:
-    with open(path, "rb") as f:
-      return parse(f.read())
+    return parse(content)
   except ValueError as e:
     raise DataError(f"{path}: not readable as JSON: {e}") from e
 
@@ -86,11 +87,10 @@ def read_own(path: str, remedy: str, form=None):
 
   It must have the `form` that `expect` describes.
   """
+  with input_files.open_input(path) as f:
+    content = f.read()
   try:
-    value = read(path)
-  except DataError as e:
-    raise DataError(f"{e}: it is damaged; {remedy}") from e
-  try:
+    value = parse(content)
     if form is not None:
       expect(value, form)
   except ValueError as e:

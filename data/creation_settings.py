@@ -29,7 +29,7 @@ class Settings:
   input_file: str = _text(help=
     "Text files, names and globs, comma-separated: one sentence a line and a "
     "blank line between documents, or .jsonl with one document a line; plain, "
-    ".gz or .zst. The end of a file does not end a document.")
+    "gzip, bzip2, xz or zstd. The end of a file does not end a document.")
   output_file: str = _records(help=
     "Record file to write. With several shards NAME.EXT becomes "
     "NAME-00000-of-00004.EXT and so on; a comma-separated list gives exact "

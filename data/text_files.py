@@ -1,4 +1,4 @@
-"""Text files to sentences: plain, .gz, .zst and JSON Lines; splits prose.
+"""Text files to sentences: plain, compressed, JSON Lines; splits prose.
 
 A line is a sentence, or prose that a language's rules split. Blank lines
 separate documents; a record of a `.jsonl` file is one. As in google/bert the
@@ -11,17 +11,15 @@ Memory holds a batch of lines or one JSON record at a time.
 import codecs
 import contextlib
 import dataclasses
-import gzip
 import io
 import itertools
 import math
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from common import errors, json_files
+from common import errors, input_files, json_files
 from data import prose
 
 # Defaults and help of the flags that all commands with text have.
@@ -92,15 +90,15 @@ class Batch(NamedTuple):
   bytes_on_disk: int  # about; fewer in a compressed file
 
 
-def is_compressed(path: str) -> bool:
-  """Whether a file is compressed, by its name."""
-  return path.endswith((".gz", ".zst"))
-
-
 def is_jsonl(path: str) -> bool:
   """Whether a file is JSON lines, compressed or not, by its name."""
-  stem = os.path.splitext(path)[0] if is_compressed(path) else path
-  return stem.lower().endswith((".jsonl", ".ndjson"))
+  return _is_named(path, ".jsonl", ".ndjson")
+
+
+def _is_named(path: str, *endings: str) -> bool:
+  stem, ending = os.path.splitext(path)
+  packed = [kind.ending for kind in input_files.COMPRESSED]
+  return (stem if ending in packed else path).lower().endswith(endings)
 
 
 def split_into_pieces(
@@ -109,15 +107,17 @@ def split_into_pieces(
   """Pieces of all files, in order; DataError for one that cannot be read."""
   pieces = []
   for path in paths:
-    if re.search(r"\.json(\.gz|\.zst)?$", path, re.IGNORECASE):
+    # Lines of these would be taken for sentences.
+    if _is_named(path, ".json", ".csv", ".tsv"):
       raise errors.DataError(
-        f"{path}: name a file of JSON lines, one document each, *.jsonl"
+        f"{path}: neither lines of text nor JSON lines: write its texts as "
+        "JSON lines, one document each in the field --text_field, *.jsonl"
       )
-    with open(path, "rb") as f:
-      size = f.seek(0, os.SEEK_END)
+    with input_files.unpacked(path) as (content, on_disk):
+      size = on_disk.seek(0, os.SEEK_END)
     if not size:
       raise errors.DataError(f"{path}: the file is empty")
-    if is_compressed(path) or not text.is_utf8:
+    if content is not on_disk or not text.is_utf8:
       pieces.append(Piece(path, 0, math.inf))
       continue
     for start in range(0, size, PIECE_BYTES):
@@ -187,34 +187,12 @@ def _opened(
   piece: Piece, text: TextFormat
 ) -> Iterator[tuple[BinaryIO, BinaryIO]]:
   """(the text in UTF-8, the file on disk) of a piece."""
-  with (
-    open(piece.path, "rb", buffering=_BUFFER_BYTES) as on_disk,
-    _decompressed(piece.path, on_disk) as f,
-  ):
+  with input_files.unpacked(piece.path) as (f, on_disk):
     if text.is_utf8:
       yield f, on_disk
       return
     with io.BufferedReader(_InUtf8(f, piece.path, text.encoding)) as recoded:
       yield recoded, on_disk
-
-
-@contextlib.contextmanager
-def _decompressed(path: str, on_disk: BinaryIO) -> Iterator[BinaryIO]:
-  if not is_compressed(path):
-    yield on_disk
-    return
-  # Imported here: few have such files.
-  from backports import zstd
-
-  is_gzip = path.endswith(".gz")
-  opener = gzip.open if is_gzip else zstd.open
-  try:
-    with opener(on_disk, "rb") as raw, io.BufferedReader(raw) as f:
-      yield f
-  except (gzip.BadGzipFile, EOFError, zlib.error, zstd.ZstdError) as e:
-    raise errors.DataError(
-      f"{path}: not a whole {'gzip' if is_gzip else 'zstd'} file ({e})"
-    ) from e
 
 
 class _InUtf8(io.RawIOBase):

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 import numpy as np
 
-from common import files
+from common import files, input_files
 from common.errors import DataError
 from common.files import file_sha256
 
@@ -139,6 +139,7 @@ class _RecordFile:
     self.size = os.fstat(self._fd).st_size
     if not (os.path.isfile(path) and self.size):
       raise DataError(f"{path}: not a file, or empty")
+    input_files.expect_plain([path])
     if use_index and os.path.exists(path + INDEX_SUFFIX):
       offsets = self.load_index()
     else:

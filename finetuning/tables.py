@@ -1,11 +1,12 @@
 """Tables of labelled text: TSV, CSV and JSON Lines, by column names."""
 
 import csv
+import io
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from common import json_files
+from common import input_files, json_files
 from common.console import tell
 from common.errors import DataError
 
@@ -38,9 +39,12 @@ def read_table(
   that the n-th row is the n-th of the file.
   """
   ending = os.path.splitext(path)[1].lower()
-  try:
-    # newline: \r alone is text and ends no line.
-    with open(path, encoding="utf-8-sig", newline="\n") as f:
+  # newline: \r alone is text and ends no line.
+  with (
+    input_files.open_input(path) as file,
+    io.TextIOWrapper(file, "utf-8-sig", newline="\n") as f,
+  ):
+    try:
       if ending in (".jsonl", ".json"):
         lines = [*_objects(f)]
       elif ending == ".csv":
@@ -49,8 +53,8 @@ def read_table(
         lines = [*_named(_tsv(f), columns)]
       else:
         raise ValueError("not named .tsv, .txt, .csv, .jsonl or .json")
-  except ValueError as e:
-    raise DataError(f"{path}: {e}") from e
+    except ValueError as e:
+      raise DataError(f"{path}: {e}") from e
   while lines and lines[-1][1] == _EMPTY:
     lines.pop()
   rows, odd = [], []

@@ -15,6 +15,7 @@ int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
 """
 
 import contextlib
+import glob
 import os
 import shutil
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ import numpy as np
 import mixed_precision
 import modeling
 from checkpoints import checkpoint_weights, restore, run_folder
+from common import input_files
 from common.errors import UserError
 from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
@@ -83,6 +85,8 @@ def open_model(source: Source) -> Model:
 
 def open_export(folder: str) -> Model:
   """Opens a SavedModel; `UserError` if TensorFlow cannot load it."""
+  names = ["saved_model.pb", *glob.glob("variables/*", root_dir=folder)]
+  input_files.expect_plain(os.path.join(folder, name) for name in names)
   session = tf.Session(graph=tf.Graph())
   try:
     with session.graph.as_default():

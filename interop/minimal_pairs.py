@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import json_files
+from common import input_files, json_files
 from common.errors import DataError
 from data import records, text_files
 
@@ -50,7 +50,7 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
   pairs: list[Pair] = []
   for path in records.expand_patterns(patterns):
     before = len(pairs)
-    with open(path, "rb") as f:
+    with input_files.open_input(path) as f:
       for number, line in enumerate(text_files.utf8_lines(f, path), 1):
         if line.strip():
           pairs.append(_pair(line, path, number))

@@ -6,15 +6,17 @@
 
 import collections
 import contextlib
+import glob
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import BinaryIO
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from common import json_files
+from common import input_files, json_files
 from common.errors import DataError
 from model.bert_config import BertConfig
 from model.weights import CLASSIFIER, ENCODER, PARTS, POOLER, weights
@@ -178,10 +180,8 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
   """The tensors of model.safetensors, or of its shards; floats are float32."""
   tensors: dict[str, np.ndarray] = {}
   for path in files(folder):
-    with open(path, "rb") as f:
-      data = f.read()
-    with _naming(path):
-      for name, tensor in safetensors.deserialize(data):
+    with _opened(path) as f:
+      for name, tensor in safetensors.deserialize(f.read()):
         tensors[name] = _array(**tensor)
   return tensors
 
@@ -190,19 +190,20 @@ def read_shapes(folder: str) -> dict[str, list[int]]:
   """Name -> shape, as `read_tensors`, of which only headers are read."""
   shapes: dict[str, list[int]] = {}
   for path in files(folder):
-    with _naming(path), safetensors.safe_open(path, "np") as f:
+    with _opened(path), safetensors.safe_open(path, "np") as f:
       for name in f.keys():  # noqa: SIM118 (it is no dict)
         shapes[name] = f.get_slice(name).get_shape()
   return shapes
 
 
 @contextlib.contextmanager
-def _naming(path: str):
-  """Makes an error of a file's content one that names the file."""
-  try:
-    yield
-  except (safetensors.SafetensorError, ValueError) as e:
-    raise DataError(f"{path}: damaged ({e}). Copy it again") from e
+def _opened(path: str) -> Iterator[BinaryIO]:
+  """A file of weights; an error of its content becomes one that names it."""
+  with input_files.open_input(path) as f:
+    try:
+      yield f
+    except (safetensors.SafetensorError, ValueError) as e:
+      raise DataError(f"{path}: damaged ({e}). Copy it again") from e
 
 
 def files(folder: str) -> list[str]:
@@ -212,6 +213,9 @@ def files(folder: str) -> list[str]:
     return [whole]
   index = os.path.join(folder, _SHARDS_FILE)
   if not os.path.exists(index):
+    # What the command would be given.
+    bins = glob.glob(os.path.join(glob.escape(folder), "pytorch_model*.bin"))
+    input_files.expect_plain(bins, input_files.ZIP)
     command = shlex.join(["python", "-c", _FROM_PYTORCH, folder])
     raise DataError(
       f"{folder}: has no {WEIGHTS_FILE}. Copy it, or make it of "
@@ -227,7 +231,7 @@ def files(folder: str) -> list[str]:
   paths = []
   for file, names in sorted(names_by_file.items()):
     path = os.path.join(folder, file)
-    with _naming(path), safetensors.safe_open(path, "np") as f:
+    with _opened(path), safetensors.safe_open(path, "np") as f:
       differ = names.symmetric_difference(f.keys())
     if differ:
       raise DataError(

@@ -51,8 +51,8 @@ class CorpusSettings:
   # fmt: off
   output_dir: str = setting(help="Folder that train.txt and heldout.txt go to.")
   corpus: str = setting("",
-    "Text files, .txt or .jsonl, plain, .gz or .zst: names and globs, "
-    "comma-separated. Empty: the leads of English Wikipedia articles.",
+    "Text files, .txt or .jsonl, plain, gzip, bzip2, xz or zstd: names and "
+    "globs, comma-separated. Empty: the leads of English Wikipedia articles.",
     alias="input_file")
   heldout_fraction: float = setting(0.05,
     "Share of the documents to hold out.", above=0, below=1)

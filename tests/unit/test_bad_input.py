@@ -112,7 +112,7 @@ def test_a_users_own_file_is_not_called_damaged(tmp_path):
     with pytest.raises(DataError, match="json: not readable as JSON") as e:
       read(str(path))
     assert "damaged" not in str(e.value) and "remove" not in str(e.value)
-  with pytest.raises(DataError, match="JSON: .*: it is damaged; do this"):
+  with pytest.raises(DataError, match="v1.1.json: damaged: .*; do this"):
     json_files.read_own(str(path), "do this")
 
 

@@ -1,7 +1,9 @@
 """Text in every form gives the same sentences, wherever it is cut."""
 
+import bz2
 import gzip
 import json
+import lzma
 
 import pytest
 from backports import zstd
@@ -55,9 +57,18 @@ TEXT = "One here.\nTwo there.\n\nThree 中文。\n" * 300
   [
     ("t.txt.gz", gzip.compress),
     ("t.txt.zst", zstd.compress),
+    ("t.bz2", bz2.compress),
+    ("t.xz", lzma.compress),
+    # The name need not tell.
+    ("wiki_00", gzip.compress),
+    ("t.txt", bz2.compress),
+    ("t.gz", zstd.compress),
+    ("t.zst", lzma.compress),
     # Files put together are one file to both formats.
     ("u.gz", lambda b: gzip.compress(b[:50]) + gzip.compress(b[50:])),
     ("u.zst", lambda b: zstd.compress(b[:50]) + zstd.compress(b[50:])),
+    ("u.bz2", lambda b: bz2.compress(b[:50]) + bz2.compress(b[50:])),
+    ("u.xz", lambda b: lzma.compress(b[:50]) + lzma.compress(b[50:])),
   ],
 )
 def test_compressed_files(tmp_path, name, compress):
@@ -68,20 +79,28 @@ def test_compressed_files(tmp_path, name, compress):
   batches = list(text_files.read_batches(piece, TextFormat()))
   assert sum(b.bytes for b in batches) == len(TEXT.encode())
   assert sum(b.bytes_on_disk for b in batches) == path.stat().st_size
+  damaged = f"{name}: not a whole (gzip|bzip2|xz|zstd) file"
   path.write_bytes(compress(TEXT.encode())[:-6])
-  with pytest.raises(
-    errors.DataError, match=f"{name}: not a whole (gzip|zstd)"
-  ):
+  with pytest.raises(errors.DataError, match=damaged):
     sentences(path)
-  path.write_bytes(b"no such format")
-  with pytest.raises(
-    errors.DataError, match=f"{name}: not a whole (gzip|zstd)"
-  ):
-    sentences(path)
+  if path.suffix in (".gz", ".bz2", ".xz", ".zst"):
+    path.write_bytes(b"no such format")
+    with pytest.raises(errors.DataError, match=damaged):
+      sentences(path)
 
 
-@pytest.mark.parametrize("name", ["t.jsonl", "t.ndjson", "t.jsonl.gz"])
-def test_json_lines(tmp_path, name):
+@pytest.mark.parametrize(
+  "name, compress",
+  [
+    ("t.jsonl", bytes),
+    ("t.ndjson", bytes),
+    ("t.jsonl.gz", gzip.compress),
+    ("t.jsonl.bz2", bz2.compress),
+    ("t.JSONL.xz", lzma.compress),
+    ("t.jsonl", zstd.compress),
+  ],
+)
+def test_json_lines(tmp_path, name, compress):
   records = [
     {"id": 1, "text": "One.\nTwo. \n\n\nThree."},
     {"text": "", "id": 2},
@@ -89,7 +108,7 @@ def test_json_lines(tmp_path, name):
   ]
   content = "\n".join(map(json.dumps, records)).encode() + b"\n\n"
   path = tmp_path / name
-  path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+  path.write_bytes(compress(content))
   got = sentences(path)
   assert got == ["", "One.", "Two.", "Three.", "", "", "", "", "lone  half", ""]
 
@@ -196,8 +215,11 @@ REFUSED_JSON = {
   "no field": ("t.jsonl", '{"body": 1}', "--text_field=text: text is missing"),
   "no text": ("t.jsonl", '{"text": 1}', "line 2: .*text is 1, not text"),
   "too long": ("t.jsonl", '"' + "a" * (1 << 20), "byte 14 is longer than 1 MB"),
-  "not lines": ("t.json", "{}", r"t\.json: name .* \*\.jsonl"),
-  "compressed": ("t.JSON.gz", "{}", r"t\.JSON\.gz: name .* \*\.jsonl"),
+  "not lines": ("t.json", "{}", r"t\.json: neither .* \*\.jsonl"),
+  "compressed": ("t.JSON.gz", "{}", r"t\.JSON\.gz: neither .* \*\.jsonl"),
+  "a table": ("t.csv", "a,b", r"t\.csv: neither .* --text_field, \*\.jsonl"),
+  "a table with tabs": ("t.TSV", "a\tb", r"t\.TSV: neither .* --text_field"),
+  "a packed table": ("t.csv.bz2", "a,b", r"t\.csv\.bz2: neither .* --text_fi"),
 }
 
 

@@ -1,0 +1,102 @@
+"""Files that a command reads: what they hold, by their first bytes.
+
+A name may not tell: compressed files go without their ending, and a clone
+without Git LFS has pointers in the place of large files.
+"""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+from backports import zstd
+
+from common.errors import DataError
+
+_HEAD = 265  # bytes: the mark of a tar archive ends there
+_UNPACK, _CONVERT = "unpack it", "convert it to JSON lines, *.jsonl"
+
+
+class Kind(NamedTuple):
+  """What a file may hold."""
+
+  name: str
+  first: bytes  # a pattern of the first bytes
+  remedy: str = _UNPACK
+  ending: str = ""  # of the names of compressed files
+  unpack: Callable | None = None  # opens them
+
+
+PLAIN = Kind("plain", b"")
+ZIP = Kind("a ZIP archive", rb"PK\x03\x04")
+COMPRESSED = (
+  Kind("gzip", rb"\x1f\x8b\x08", _UNPACK, ".gz", gzip.open),
+  Kind("bzip2", rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", _UNPACK, ".bz2", bz2.open),
+  Kind("xz", rb"\xfd7zXZ\0", _UNPACK, ".xz", lzma.open),
+  Kind("zstd", rb"\(\xb5/\xfd|[P-_]\*M\x18", _UNPACK, ".zst", zstd.open),
+)
+_KINDS = (
+  *COMPRESSED,
+  ZIP,
+  Kind("lz4", rb"\x04\x22M\x18"),
+  Kind("a 7-Zip archive", rb"7z\xbc\xaf"),
+  Kind("a tar archive", rb"(?s).{257}ustar(\0|  \0)"),
+  # Prose may begin with PAR1, which is a gene.
+  Kind("Parquet", rb"PAR1[^ -~\s]", _CONVERT),
+  Kind("Arrow", rb"ARROW1\0|\xff{4}", _CONVERT),
+  Kind("a Git LFS pointer", rb"version https://git-lfs", "run `git lfs pull`"),
+  Kind("a git-annex pointer", rb"/annex/objects/", "run `git annex get`"),
+  PLAIN,
+)
+_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
+
+
+def kind_of(f: io.BufferedReader, path: str, *wanted: Kind) -> Kind:
+  """What an open file holds; DataError if neither plain nor of `wanted`."""
+  head = f.peek(_HEAD)
+  kind = next(kind for kind in _KINDS if re.match(kind.first, head))
+  if kind not in (PLAIN, *wanted):
+    raise DataError(f"{path}: holds {kind.name}: {kind.remedy}")
+  return kind
+
+
+@contextlib.contextmanager
+def open_input(path: str, *wanted: Kind) -> Iterator[BinaryIO]:
+  """Opens a file; DataError as of `kind_of`."""
+  with open(path, "rb") as f:
+    kind_of(f, path, *wanted)
+    yield f
+
+
+def expect_plain(paths: Iterable[str], *wanted: Kind) -> None:
+  """As `open_input`, for files that a library opens."""
+  for path in paths:
+    with open_input(path, *wanted):
+      pass
+
+
+@contextlib.contextmanager
+def unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+  """(content, file on disk), the same for a plain file; DataError if damaged.
+
+  The content, or else the name, tells how it is compressed.
+  """
+  with open(path, "rb") as on_disk:
+    kind = kind_of(on_disk, path, *COMPRESSED)
+    if kind is PLAIN:
+      named = (other for other in COMPRESSED if path.endswith(other.ending))
+      kind = next(named, PLAIN)
+    if not kind.unpack:
+      yield on_disk, on_disk
+      return
+    try:
+      with kind.unpack(on_disk) as raw, io.BufferedReader(raw) as content:
+        kind_of(content, path)
+        yield content, on_disk
+    except _DAMAGED as e:
+      raise DataError(f"{path}: not a whole {kind.name} file ({e})") from e

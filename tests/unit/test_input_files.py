@@ -1,0 +1,138 @@
+"""What a file holds is told by its first bytes, whoever reads it."""
+
+import gzip
+import io
+import os
+import pathlib
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+import predict
+import tokenization
+from checkpoints import checkpoint_files
+from common import json_files
+from common.errors import UserError
+from data import records, text_files, tfrecord
+from finetuning import tables
+from interop import inference, minimal_pairs
+from model import huggingface_weights
+
+POINTER = (
+  b"version https://git-lfs.github.com/spec/v1\n"
+  b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+  b"\nsize 12345\n"
+)
+ANNEX = b"/annex/objects/SHA256E-s31390--f50d7ac4c6b9031379986bc362fcefb65f1e\n"
+
+
+def archived(open_archive):
+  buffer = io.BytesIO()
+  open_archive(buffer)
+  return buffer.getvalue()
+
+
+def tar(buffer):
+  with tarfile.open(fileobj=buffer, mode="w") as archive:
+    archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+
+
+def zipped(buffer):
+  with zipfile.ZipFile(buffer, "w") as archive:
+    archive.writestr("a.txt", "one\n")
+
+
+KINDS = {
+  "git lfs": (POINTER, "holds a Git LFS pointer: run `git lfs pull`"),
+  "git annex": (ANNEX, "holds a git-annex pointer: run `git annex get`"),
+  "parquet": (b"PAR1\x15\0\x15\x1a" + bytes(20) + b"PAR1", "Parquet: .*jsonl"),
+  "arrow": (b"ARROW1\0\0" + b"\xff" * 4 + bytes(20), "Arrow: .*jsonl"),
+  "zip": (archived(zipped), "a ZIP archive: unpack it"),
+  "tar": (archived(tar), "a tar archive: unpack it"),
+  "tar.gz": (gzip.compress(archived(tar)), "a tar archive: unpack it"),
+  "lz4": (b"\x04\x22M\x18d@\xa7" + bytes(9), "holds lz4: unpack it"),
+}
+
+
+@pytest.mark.parametrize("content, words", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("name", ["t.txt", "wiki_00", "t.jsonl", "t.gz"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_what_is_no_text_is_told_by_its_name(
+  tmp_path, name, content, words, encoding
+):
+  path = tmp_path / name
+  path.write_bytes(content)
+  text = text_files.TextFormat(encoding=encoding)
+  with pytest.raises(UserError, match=f"{name}: holds .*{words[6:]}") as e:
+    list(text_files.read_lines([str(path)], text))
+  assert "--encoding" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  "first", ["PAR1 is a gene.", "PK", "BZh9 is a name.", "version https://x"]
+)
+def test_text_that_begins_alike_is_text(tmp_path, first):
+  path = tmp_path / "t.txt"
+  path.write_text(f"{first}\n")
+  assert list(text_files.read_lines([str(path)])) == [first]
+
+
+def of_checkpoint(path):
+  return checkpoint_files.Checkpoint(path.partition(".ckpt")[0] + ".ckpt")
+
+
+def of_run(path):
+  """A checkpoint with a marker, of which a file has become a pointer."""
+  files = checkpoint_files.CheckpointFiles(os.path.dirname(path), keep=1)
+  files.write(3, {"a": np.ones(3, np.float32)})
+  files.wait()
+  pathlib.Path(path).write_bytes(POINTER)
+  files.newest_whole()
+
+
+def in_folder(read):
+  return lambda path: read(os.path.dirname(path))
+
+
+def of_sentencepiece(path):
+  return tokenization.load_tokenizer(None, True, path)
+
+
+READERS = {
+  "text": ("wiki.txt", lambda path: text_files.split_into_pieces([path])),
+  "records": ("a.tfrecord", lambda path: tfrecord.RecordSet([path])),
+  "a manifest": ("a.manifest.json", records.Manifest.load),
+  "a vocabulary": ("vocab.txt", tokenization.load_tokenizer),
+  "sentencepiece": ("spiece.model", of_sentencepiece),
+  "a table": ("dev.tsv", tables.read_table),
+  "pairs": ("blimp.jsonl", minimal_pairs.read),
+  "lines": ("lines.txt", lambda path: list(predict._lines(path, path))),
+  "a tokenizer": ("tokenizer.json", lambda p: json_files.read_own(p, "copy")),
+  "tensors": ("model.safetensors", in_folder(huggingface_weights.read_tensors)),
+  "shapes": ("model.safetensors", in_folder(huggingface_weights.read_shapes)),
+  "shards": (
+    "model.safetensors.index.json", in_folder(huggingface_weights.files)
+  ),
+  "pytorch": ("pytorch_model.bin", in_folder(huggingface_weights.files)),
+  "values": ("bert_model.ckpt.data-00000-of-00001", of_checkpoint),
+  "an index": ("bert_model.ckpt.index", of_checkpoint),
+  "a run": ("model.ckpt-3.data-00000-of-00001", of_run),
+  "an export": ("saved_model.pb", in_folder(inference.open_export)),
+  "variables": (
+    "variables/variables.data-00000-of-00001",
+    lambda path: inference.open_export(path.partition("/variables")[0]),
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file, read", READERS.values(), ids=READERS)
+def test_a_pointer_of_git_lfs_is_told_by_every_reader(tmp_path, file, read):
+  path = tmp_path / file
+  path.parent.mkdir(exist_ok=True)
+  (tmp_path / "saved_model.pb").write_bytes(b"")
+  path.write_bytes(POINTER)
+  with pytest.raises(UserError) as e:
+    read(str(path))
+  assert str(e.value) == f"{path}: holds a Git LFS pointer: run `git lfs pull`"
