@@ -314,6 +314,11 @@ _SAME_MODEL = (
   "its model was trained with the former. Leave the flag out, or use another "
   "--output_dir (with a checkpoint as --init_checkpoint to keep its weights)"
 )
+_SAME_LABELS = (
+  "its model was trained with the former. If these are other names of the same "
+  "labels, write them into its task.json, or as id2label into its config.json; "
+  "if not, train in another --output_dir"
+)
 NEW_RUN = (
   "start a new run in another --output_dir (with --init_checkpoint to keep the "
   "weights)"
@@ -341,9 +346,10 @@ FIXED = {
     for name in (
       "--do_lower_case", "--max_seq_length", "--regression", "pairs of texts",
       "--metrics", "--doc_stride", "--max_query_length",
-      "--version_2_with_negative", "labels",
+      "--version_2_with_negative",
     )
   },
+  "labels": Fixed(MODEL, _SAME_LABELS, FINETUNED),
   **{
     name: Fixed(RUN, _SAME_RUN, FINETUNED)
     for name in (
@@ -384,7 +390,7 @@ def agree(
   changed = {}
   for name, value in now.items():
     if name in before and before[name] != value:
-      changed[name] = f"{name} {_shown(before[name])} -> {_shown(value)}"
+      changed[name] = f"{name} {shown(before[name])} -> {shown(value)}"
   kind = before.get("task", PRETRAINING)
   for name, fixed in FIXED.items():
     if name in changed and fixed.scope in scopes and kind in fixed.kinds:
@@ -474,7 +480,7 @@ def flat(settings: dict, form: str = "--{}") -> Iterator[tuple[str, Any]]:
 _MOST_SHOWN = 10  # items of a list
 
 
-def _shown(value) -> str:
+def shown(value) -> str:
   """A value as it is written in a command."""
   if isinstance(value, list):
     more = ["..."] if len(value) > _MOST_SHOWN else []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from checkpoints import description
 from checkpoints.checkpoint_files import (
   Checkpoint,
   CheckpointError,
@@ -52,6 +53,7 @@ class InitReport:
   loaded: list
   missing: list  # trained variables that the checkpoint lacks
   unused: list  # the checkpoint's other variables
+  notes: list  # lines about the classifier
 
   def lines(self) -> list[str]:
     # Slots, such as WEIGHT/adam_m, are counted only: there are many.
@@ -60,6 +62,7 @@ class InitReport:
     others = [n for n in self.unused if n not in slots]
     lines = [
       f"initialised from {self.path}",
+      *self.notes,
       f"  loaded: {len(self.loaded)}",
       f"  missing there, so initial weights: {len(self.missing)}",
       *(f"    {name}" for name in self.missing),
@@ -135,16 +138,18 @@ class Restore:
     init_checkpoint: str | None,
     schedule_start: tf.Variable | None = None,
     initial: Callable[[], dict] | None = None,
+    labels: list[str] | None = None,
   ) -> InitReport | None:
     """Gives new weights, from `init_checkpoint` where it has them.
 
-    Else from what `initial` makes on rank 0, by name; else they are random.
-    Sets `schedule_start` to that checkpoint's update. Rank 0 gets a report.
+    Else from what `initial` makes on rank 0, by name; else they are random. So
+    is a classifier whose rows are of other `labels` there. Sets
+    `schedule_start` to that checkpoint's update. Rank 0 gets a report.
     """
     report, source, weights = None, None, {}
     if init_checkpoint and self._comm.is_root:
       source = open_checkpoint(init_checkpoint)
-      report = self._plan(source)
+      report = self._plan(source, labels)
     if initial and self._comm.is_root and (not report or report.missing):
       weights = initial()
     # Random weights first, then the made ones, then those of the checkpoint.
@@ -156,13 +161,23 @@ class Restore:
     session.run(self._broadcast)
     return report
 
-  def _plan(self, source: Checkpoint) -> InitReport:
+  def _plan(self, source: Checkpoint, labels: list | None) -> InitReport:
     trained = [v.op.name for v in tf.trainable_variables()]
     shapes, wanted = source.shapes, self._variables.shapes
     loaded = set(trained) & shapes.keys()
-    head = loaded & {"output_weights", "output_bias"}
-    if any(shapes[name] != wanted[name] for name in head):
-      loaded -= head  # a classifier's, of other labels
+    head, notes = loaded & {"output_weights", "output_bias"}, []
+    if head:
+      about = description.read(description.folder_of(source.path))
+      there = about.task.get("labels")
+      are_others = None not in (labels, there) and labels != there
+      if are_others or any(shapes[name] != wanted[name] for name in head):
+        loaded -= head
+      if labels and labels != there:
+        notes.append(
+          f"  the classifier's labels are {description.shown(labels)} here, "
+          f"{description.shown(there)} there: it is "
+          f"{'taken in this order' if head <= loaded else 'new'}"
+        )
     _check_shapes(source, {name: wanted[name] for name in loaded})
     if not loaded:
       raise CheckpointError(
@@ -175,6 +190,7 @@ class Restore:
       loaded=sorted(loaded),
       missing=sorted(set(trained) - loaded),
       unused=sorted(shapes.keys() - loaded),
+      notes=notes,
     )
 
   def resume(self, session: tf.Session, path: str = "") -> str | None:

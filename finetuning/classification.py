@@ -5,6 +5,7 @@ import functools
 import io
 import math
 import os
+import unicodedata
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -42,6 +43,7 @@ class Glue(NamedTuple):
   metrics: tuple = _ACCURACY  # the first one chooses the best
   evaluation: str = "dev"  # the file to evaluate on, without .tsv
   columns: tuple | None = None  # without a header (but the test file has one)
+  names: tuple = ()  # that published models give `labels` that are numbers
 
 
 _PAIR = "sentence1", "sentence2"
@@ -52,21 +54,26 @@ _MNLI = Glue(
   evaluation="dev_matched",
 )
 _F1, _ENTAILMENT = ("f1", "accuracy"), ("entailment", "not_entailment")
+_EQUAL = ("not_equivalent", "equivalent")
+_DUPLICATE = ("not_duplicate", "duplicate")
 GLUE = {
   "cola": Glue(
     "sentence",
     metrics=("matthews", "accuracy"),
     columns=("source", "label", "original", "sentence"),
+    names=("unacceptable", "acceptable"),
   ),
-  "sst-2": Glue("sentence"),
-  "mrpc": Glue("#1 String", "#2 String", "Quality", metrics=_F1),
+  "sst-2": Glue("sentence", names=("negative", "positive")),
+  "mrpc": Glue("#1 String", "#2 String", "Quality", metrics=_F1, names=_EQUAL),
   "sts-b": Glue(*_PAIR, "score", (), _CORRELATIONS),
-  "qqp": Glue("question1", "question2", "is_duplicate", metrics=_F1),
+  "qqp": Glue(
+    "question1", "question2", "is_duplicate", metrics=_F1, names=_DUPLICATE
+  ),
   "mnli": _MNLI,
   "mnli-mm": _MNLI._replace(evaluation="dev_mismatched"),
   "qnli": Glue("question", "sentence", labels=_ENTAILMENT),
   "rte": Glue(*_PAIR, labels=_ENTAILMENT),
-  "wnli": Glue(*_PAIR),
+  "wnli": Glue(*_PAIR, names=("not_entailment", "entailment")),
 }
 _OWN_TABLE = ("regression", "text_column", "text_pair_column", "label_column")
 
@@ -183,16 +190,28 @@ class Classification(FinetuningTask):
     self.reads_pairs = bool(self._table.pair)
 
   @functools.cached_property
-  def labels(self) -> list[str]:
-    """In the order of their numbers; [] for a regression."""
+  def _of_task(self) -> list[str]:
+    """The labels in the task's order; [] for a regression."""
+    if self._table.labels is not None:
+      return list(self._table.labels)
     of_model = self._labels_of_model()
-    of_task = self._table.labels
-    if of_task is None:
-      if of_model and not self.config.do_train:
-        return of_model
-      of_task = self._labels_of_file()
-    # A model's rows keep their labels, whatever the order of this task.
-    return of_model if set(of_model) == set(of_task) else list(of_task)
+    if of_model and not self.config.do_train:
+      return sorted(of_model, key=label_order)
+    return self._labels_of_file()
+
+  @functools.cached_property
+  def _head(self) -> tuple[list[str], list[int]]:
+    """The labels of its rows, and the row of each label in the task's order."""
+    of_model = self._labels_of_model()
+    for labels in (self._of_task, self._table.names):
+      if rows := rows_of(of_model, labels):
+        return of_model, rows
+    return self._of_task, [*range(len(self._of_task))]
+
+  @property
+  def labels(self) -> list[str]:
+    """In the order of the head's rows; [] for a regression."""
+    return self._head[0]
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""
@@ -209,7 +228,10 @@ class Classification(FinetuningTask):
       )
     path, name = self.config.path("train"), self._table.label
     values = tables.column(path, self._rows(path), name, may_be_empty=False)
-    labels = sorted(set(values), key=label_order)
+    names: dict[str, str] = {}
+    for value in sorted(set(values), key=lambda value: (len(value), value)):
+      names.setdefault(identity(value), value.strip())  # the shortest one
+    labels = sorted(names.values(), key=label_order)
     if not 2 <= len(labels) <= _MOST_LABELS:
       raise DataError(
         f"{path}: column {name!r} has {len(labels)} different labels, such as "
@@ -217,14 +239,6 @@ class Classification(FinetuningTask):
         "give --regression"
       )
     return labels
-
-  def assumed(self):
-    if self.config.do_train or not self.labels or self._labels_of_model():
-      return []
-    return [
-      "no file says which label each of the model's numbers is: assumed in the "
-      f"order {', '.join(self.labels)}"
-    ]
 
   def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
     has_header = os.path.basename(path).startswith("test")
@@ -252,16 +266,15 @@ class Classification(FinetuningTask):
 
   def _targets(self, path: str, rows) -> list:
     """Each row's number: of its label, or for a regression its label."""
-    name, numbers = self._table.label, {}
-    for number, label in enumerate(self.labels):
-      numbers[label] = number
-    wanted = f"one of {', '.join(self.labels[:10])}"
+    name, (names, numbers) = self._table.label, self._head
+    known = dict(zip(map(identity, self._of_task), numbers, strict=True))
+    wanted = f"one of {', '.join(names[:10])}"
     if self._is_regression:
       wanted = "a finite number"
     targets = []
     labels = tables.column(path, rows, name, may_be_empty=False)
     for row, label in zip(rows, labels, strict=True):
-      target = numbers.get(label, math.nan)
+      target = known.get(identity(label), math.nan)
       if self._is_regression:
         target = _as_number(label)
       if not math.isfinite(target):
@@ -294,8 +307,7 @@ class Classification(FinetuningTask):
     predicted = logits[:, 0]
     if not self._is_regression:
       # F1 is of the second label in the task's order, not the model's rows'.
-      order = self._table.labels or sorted(self.labels, key=label_order)
-      numbers = np.array([order.index(label) for label in self.labels])
+      numbers = np.argsort(self._head[1])
       targets, predicted = numbers[targets], numbers[np.argmax(logits, axis=1)]
     return {
       name: metrics.metric(name, len(self.labels))(targets, predicted)
@@ -337,6 +349,26 @@ def label_order(label: str) -> tuple:
   number = _as_number(label)
   # NaN has no place in an order of numbers, so it counts as a word.
   return (1, 0.0, label) if math.isnan(number) else (0, number, label)
+
+
+@functools.cache
+def identity(label: str) -> str:
+  """The same for 1, 1.0, true and " 1", which are one label."""
+  text = unicodedata.normalize("NFC", " ".join(label.split()))
+  text = {"true": "1", "false": "0"}.get(text.lower(), text)
+  # Of what Python writes for a number: 007 and 1.00 are names.
+  is_number = text == str(_as_number(text))
+  return text.removesuffix(".0") if is_number else text
+
+
+def rows_of(head: Sequence[str], labels: Sequence[str]) -> list[int]:
+  """The row of each label in a head, by name; [] if it is of other labels."""
+  for name_of in (identity, lambda label: identity(label).casefold()):
+    names = [name_of(label) for label in head]
+    wanted = [name_of(label) for label in labels]
+    if sorted(names) == sorted(wanted) and len(set(names)) == len(names):
+      return [names.index(name) for name in wanted]
+  return []
 
 
 def pair_length(a, b=None) -> int:

@@ -133,6 +133,7 @@ class FinetuningTask:
   """What a kind of fine-tuning defines; data sets are read on first use."""
 
   best_by: metrics.BestBy  # which of its `results` are the best
+  labels: list[str] | None = None  # of the head's rows, if they have names
   reads_pairs = False  # of texts
 
   def __init__(self, config: FinetuningConfig):
@@ -166,10 +167,6 @@ class FinetuningTask:
     """The keys of task.json that only this kind has."""
     raise NotImplementedError
 
-  def assumed(self) -> list[str]:
-    """Lines about what no file of the model says."""
-    return []
-
   def task_content(self) -> dict:
     """task.json without the vocabulary: all else that predicting needs."""
     return {
@@ -185,7 +182,6 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
   task_file.check(config, task.task_content)
-  say(comm, *task.assumed())
   sets = []
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
@@ -213,6 +209,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       _evaluator(task, config, comm) if config.do_eval else None,
       _predictor(task, config, comm) if config.do_predict else None,
       begin,
+      task.labels,
       next_steps.after(
         config.output_dir,
         config.kind,

@@ -79,6 +79,7 @@ def _start(run) -> None:
     config.init_checkpoint,
     task.state.schedule_start if continues else None,
     task.initial if task else None,
+    run.job.labels,
   )
   if report:
     say(run.comm, *report.lines())

@@ -58,6 +58,7 @@ class Job:
   predict: Callable[[tf.Session, Watchdog], list] | None = None
   # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
+  labels: list[str] | None = None  # of a classifier's rows, as they stand
   # What to do with a trained model -> the command.
   next_steps: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 

@@ -330,3 +330,52 @@ def test_markers_that_are_none(tmp_path):
     marker.write_text(content)
     with pytest.raises(CheckpointError, match="model.ckpt-1.json: not a"):
       files.check(1)
+
+
+# (labels there by task.json, rows there, labels here, taken, words said)
+HEADS = [
+  (["a", "b"], 2, ["a", "b"], True, None),
+  (["b", "a"], 2, ["a", "b"], False, "are a,b here, b,a there: it is new"),
+  (["no", "yes"], 2, ["0", "1"], False, "are 0,1 here, no,yes there: it is"),
+  (["a", "b"], 2, ["a", "c"], False, "are a,c here, a,b there: it is new"),
+  (["a", "b", "c"], 3, ["a", "b"], False, "here, a,b,c there: it is new"),
+  (None, 2, ["a", "b"], True, "are a,b here, .* there: it is taken in this"),
+  (None, 3, ["a", "b"], False, r"\(not given\) there: it is new"),
+  ([], 1, ["a", "b"], False, r"are a,b here, \(empty\) there: it is new"),
+  (None, 1, [], True, None),  # a regression
+  ([], 1, [], True, None),
+  (["a", "b"], 2, [], False, None),  # of other shapes
+  (["a", "b"], 2, None, True, None),  # a task that names no labels
+]
+
+
+@pytest.mark.parametrize("there, rows, labels, taken, words", HEADS)
+def test_a_classifiers_rows_are_taken_by_their_labels(
+  tmp_path, there, rows, labels, taken, words
+):
+  values = {
+    "bert/kernel": np.full([2], 7.0, np.float32),
+    "output_weights": np.full([rows, 3], 7.0, np.float32),
+    "output_bias": np.full([rows], 7.0, np.float32),
+  }
+  prefix = str(tmp_path / "x.ckpt")
+  checkpoint_files.write_weights(prefix, values)
+  if there is not None:
+    (tmp_path / "task.json").write_text(json.dumps({"labels": there}))
+  here = 2 if labels is None else len(labels) or 1
+  with tf.Graph().as_default(), tf.Session() as session:
+    zeros = tf.zeros_initializer()
+    for name, shape in (
+      ("bert/kernel", [2]), ("output_weights", [here, 3]), ("output_bias", here)
+    ):  # fmt: skip
+      tf.get_variable(name, shape, initializer=zeros)
+    made = checkpointing.Checkpointer(str(tmp_path / "new"), distributed.Comm())
+    report = made.restore.initialise(session, prefix, labels=labels)
+    got = session.run({v.op.name: v for v in tf.trainable_variables()})
+  assert (got.pop("bert/kernel") == 7.0).all()
+  assert {*map(float, np.concatenate([v.ravel() for v in got.values()]))} == {
+    7.0 if taken else 0.0
+  }
+  said = [line for line in report.lines() if "the classifier" in line]
+  assert len(said) == (words is not None)
+  assert words is None or re.search(words, said[0])

@@ -259,16 +259,95 @@ def test_labels_that_nothing_says(make):
     _ = make(do_train=False, do_eval=True).labels
 
 
-def test_an_order_of_labels_that_nothing_says_is_told(tmp_path, table):
-  (tmp_path / "task.json").write_text("{}")
-  text = "sentence\tlabel\na\t1\nb\t0\n"
-  given = dict(init_checkpoint=f"{tmp_path}/model.ckpt-1")
-  evaluation = dict(**given, do_train=False, do_eval=True)
-  (line,) = table(text, **evaluation).assumed()
-  assert line.endswith("assumed in the order 0, 1")
-  (tmp_path / "task.json").write_text('{"labels": ["1", "0"]}')
-  assert not table(text, **evaluation).assumed()
-  assert not table(text, **given).assumed()
+# (a model's labels, the labels of a task, the model's row of each or None)
+NAMES = [
+  (["b", "a"], ["a", "b"], [1, 0]),
+  (["no", "maybe", "yes"], ["yes", "no", "maybe"], [2, 0, 1]),
+  (["1.0", " 0"], ["0", "1"], [1, 0]),
+  (["True", "False"], ["0", "1"], [1, 0]),
+  (["YES", "No"], ["no", "yes"], [1, 0]),
+  (["a", "A"], ["A", "a"], [1, 0]),
+  (["cafe\u0301", "b"], ["b", "caf\u00e9"], [1, 0]),
+  (["new  york", "b"], ["b", "new york"], [1, 0]),
+  (["no", "yes"], ["0", "1"], None),
+  (["a", "b"], ["a", "c"], None),
+  (["a", "b", "c"], ["a", "b"], None),
+  (["a", "b"], ["a", "b", "c"], None),
+  (["a", "A"], ["a", "b"], None),
+  (["007", "08"], ["7", "8"], None),
+  ([], ["0", "1"], None),  # a regression, or no file says them
+]
+
+
+@pytest.mark.parametrize("of_model, of_task, rows", NAMES)
+def test_a_models_rows_are_found_by_name(
+  tmp_path, table, of_model, of_task, rows
+):
+  (tmp_path / "task.json").write_text(json.dumps({"labels": of_model}))
+  given = {"init_checkpoint": f"{tmp_path}/model.ckpt-1"}
+  text = "".join(f"a\t{label}\n" for label in of_task)
+  made = table("sentence\tlabel\n" + text, **given)
+  assert made.labels == (of_model if rows else sorted(of_task))
+  wanted = rows or [made.labels.index(label) for label in of_task]
+  assert [e.targets[0] for e in made.training_set.examples] == wanted
+
+
+PUBLISHED = [
+  ("mnli", ["entailment", "neutral", "contradiction"], [1, 2]),
+  ("mnli", ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"], [1, 2]),
+  ("rte", ["not_entailment", "entailment"], [0, 1]),
+  ("qnli", ["entailment", "not_entailment"], [0, 1]),
+  ("cola", ["unacceptable", "acceptable"], [1, 0]),
+  ("sst-2", ["POSITIVE", "NEGATIVE"], [0, 1]),
+  ("mrpc", ["not_equivalent", "equivalent"], [1, 0]),
+  ("qqp", ["duplicate", "not_duplicate"], [1, 0]),
+  ("wnli", ["not_entailment", "entailment"], [1, 0]),
+  ("wnli", ["1", "0"], [0, 1]),
+]
+
+
+@pytest.mark.parametrize("task, of_model, rows", PUBLISHED)
+def test_published_names_of_glues_labels(tmp_path, make, task, of_model, rows):
+  """With Hugging Face's names of a task's labels, in any order and case."""
+  (tmp_path / "task.json").write_text(json.dumps({"labels": of_model}))
+  header, lines, _ = FILES[task]
+  name = "dev_matched" if task == "mnli" else "dev"
+  (tmp_path / f"{name}.tsv").write_text(header + lines, encoding="utf-8")
+  made = make(
+    task_name=task, do_train=False, do_eval=True,
+    init_checkpoint=f"{tmp_path}/model.ckpt-1",
+  )  # fmt: skip
+  assert made.labels == of_model
+  assert [e.targets[0] for e in made.evaluation_set.examples] == rows
+  logits = np.zeros((len(made.evaluation_set), 4, len(of_model)), np.float32)
+  for place, row in zip(range(2), rows, strict=True):
+    at = made.evaluation_set.places
+    logits[at.row[place], at.slot[place], row] = 1.0
+  found = made.results(made.evaluation_set, {"logits": logits})
+  assert set(found.values()) == {1.0}
+
+
+@pytest.mark.parametrize(
+  "labels, names",
+  [
+    ([1, 1.0, True, " 1", 0, 0.0, False, "0 "], ["0", "1"]),
+    ([True, False, "True", "false", True, False], ["False", "True"]),
+    ([2, "2.0", 10, 10.0], ["2", "10"]),
+    (["1.50", 1.5, "007", 7], ["1.5", "1.50", "007", "7"]),
+    (["a b", "a  b", " a b ", "A b"], ["A b", "a b"]),
+    (["caf\u00e9", "cafe\u0301", "x"], ["caf\u00e9", "x"]),
+  ],
+)
+def test_ways_to_write_one_label(tmp_path, make, labels, names):
+  path = tmp_path / "own.jsonl"
+  rows = [json.dumps({"sentence": "a", "label": label}) for label in labels]
+  path.write_text("\n".join(rows) + "\n")
+  made = make(train_file=str(path))
+  assert sorted(made.labels) == sorted(names)
+  targets = [e.targets[0] for e in made.training_set.examples]
+  for label, target in zip(labels, targets, strict=True):
+    one, other = map(classification.identity, (str(label), made.labels[target]))
+    assert one == other
 
 
 @pytest.mark.parametrize("labels", [["0", "1"], ["1", "0"]])
