@@ -341,6 +341,7 @@ class _Encoder:
   """What the encoders have in common: ids are positions in a vocabulary."""
 
   kind: str
+  mark: str  # in tokens, not in the text
   file: str
   do_lower_case: bool
 
@@ -366,6 +367,9 @@ class _Encoder:
     # bool [vocab_size]: which tokens continue the previous token's word.
     self.is_continuation = np.array(continues)
     self.is_continuation[special_ids] = False
+    # int [vocab_size]: the letters that each token spells.
+    self.letters = np.array([len(t.replace(self.mark, "")) for t in tokens])
+    self.letters[special_ids] = 0
     return ids
 
   def info(self) -> TokenizerInfo:
@@ -408,7 +412,7 @@ def _respaced(words, is_chinese):
 class WordPieceEncoder(_Encoder):
   """Lines -> exactly `FullTokenizer`'s ids; DataError for a bad vocabulary."""
 
-  kind = "wordpiece"
+  kind, mark = "wordpiece", "##"
 
   def __init__(self, vocab_file: str, do_lower_case: bool):
     self.file, self.do_lower_case = vocab_file, do_lower_case
@@ -430,6 +434,12 @@ class WordPieceEncoder(_Encoder):
       ids = list(itertools.chain.from_iterable(pieces))
       encoded.append(np.array(ids, np.int32))
     return encoded
+
+  def unknown_letters(self, line: str) -> int:
+    """The letters of a line's words that became [UNK]."""
+    unknown = (self.unk_id,)
+    words = self.split_words(line)
+    return sum(len(word) for word in words if self.pieces_of(word) == unknown)
 
   def encode_rest(self, text: str) -> np.ndarray:
     """As `encode_batch`, of text that goes on inside a line."""
@@ -490,7 +500,7 @@ class SentencePieceEncoder(_Encoder):
   or ALBERT's (<pad>, <unk>).
   """
 
-  kind = "sentencepiece"
+  kind, mark = "sentencepiece", SENTENCEPIECE_SPACE
 
   def __init__(self, model_file: str, do_lower_case: bool):
     import sentencepiece
@@ -518,6 +528,11 @@ class SentencePieceEncoder(_Encoder):
     """Token ids of each line, int32 [tokens]."""
     encoded = self._model.encode([self._clean(line) for line in lines])
     return [np.array(ids, np.int32) for ids in encoded]
+
+  def unknown_letters(self, line: str) -> int:
+    """The letters of a line that became the unknown token."""
+    spans = self.encode_spans(line)
+    return sum(end - begin for id_, begin, end in spans if id_ == self.unk_id)
 
   def encode_rest(self, text: str) -> np.ndarray:
     """As `encode_batch`, of text that goes on inside a line."""

@@ -119,9 +119,13 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
     encoded, continues = tokenizer.encode_batch(lines), []
   none = np.zeros(0, np.int32)  # NumPy does not concatenate an empty list
   tokens = np.concatenate([none, *encoded]).astype(dtype)
+  lengths = np.array(list(map(len, encoded)), np.int32)
+  of_token = np.repeat(np.arange(len(lines)), lengths)
+  unknown_letters = 0
+  for number in np.unique(of_token[tokens == tokenizer.unk_id]):
+    unknown_letters += tokenizer.unknown_letters(lines[number])
   if continues:
     tokens[np.concatenate(continues)] |= continuation_bit(dtype)
-  lengths = np.array(list(map(len, encoded)), np.int32)
   # A line without tokens is neither a sentence nor the end of a document.
   is_break = np.array([not line for line in lines], bool)
   with files.atomic_write(path) as f:
@@ -130,7 +134,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
       tokens=tokens,
       lengths=lengths[lengths > 0],
       breaks=np.cumsum(lengths > 0)[is_break],  # sentences before each
-      read=[text_bytes, bytes_on_disk],
+      read=[text_bytes, bytes_on_disk, unknown_letters],
     )
 
 
@@ -156,6 +160,8 @@ class CorpusCounts:
   sentences: int
   tokens: int
   unknown_tokens: int
+  letters: int  # of the text's words
+  unknown_letters: int  # of words, perhaps long ones, that became [UNK]
   text_bytes: int
   unigram_entropy: float  # nats, of the token distribution
 
@@ -174,6 +180,7 @@ class _Journal:
   tokens: int = 0
   sentences: int = 0
   documents: int = 0
+  unknown_letters: int = 0
   at_break: bool = True  # the next sentence begins a document
   text_bytes: int = 0
   bytes_on_disk: int = 0  # about, of the text files
@@ -220,7 +227,7 @@ class StoreWriter:
       with np.load(path, allow_pickle=False) as chunk:
         tokens, lengths = chunk["tokens"], chunk["lengths"]
         starts = np.unique(chunk["breaks"])
-        text_bytes, bytes_on_disk = chunk["read"].tolist()
+        text_bytes, bytes_on_disk, unknown_letters = chunk["read"].tolist()
     except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as e:
       raise errors.DataError(f"{path}: damaged ({e}); {_REMEDY}") from e
     if j.at_break:
@@ -233,6 +240,7 @@ class StoreWriter:
     j.tokens += len(tokens)
     j.sentences += len(lengths)
     j.documents += len(inside)
+    j.unknown_letters += unknown_letters
     j.text_bytes += text_bytes
     j.bytes_on_disk += bytes_on_disk
     j.chunk += 1
@@ -251,7 +259,9 @@ class StoreWriter:
       os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self.journal)
     )
 
-  def finish(self, unk_id: int, block_tokens: int) -> CorpusCounts:
+  def finish(
+    self, tokenizer: tokenization.Encoder, block_tokens: int
+  ) -> CorpusCounts:
     """Completes the store; DataError if it has no sentence.
 
     The second pass holds whole documents in memory, so those of more than
@@ -271,7 +281,9 @@ class StoreWriter:
       parts=parts,
       sentences=j.sentences,
       tokens=j.tokens,
-      unknown_tokens=int(counts[unk_id]),
+      unknown_tokens=int(counts[tokenizer.unk_id]),
+      letters=int(counts @ tokenizer.letters) + j.unknown_letters,
+      unknown_letters=j.unknown_letters,
       text_bytes=j.text_bytes,
       unigram_entropy=entropy(counts),
     )

@@ -29,7 +29,8 @@ from data.creation_settings import Settings
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
 _SHARDS = "shards"  # the folder of those that are being made
-_PLAN_VERSION = 3  # 1 cut chunks of JSON lines elsewhere; 2 had no `parts`
+# 1 cut chunks of JSON lines elsewhere; 2 had no `parts`, 3 no `letters`.
+_PLAN_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +313,7 @@ class _Work:
         )
       self._start(corpus.tokenize_piece, tasks)
       self._join(tasks, writer)
-      counts = writer.finish(loaded.unk_id, block_tokens)
+      counts = writer.finish(loaded, block_tokens)
     shutil.rmtree(chunks)
     if counts.documents < 2 and settings.objective != "mlm":
       raise errors.DataError(

@@ -68,13 +68,20 @@ def train_wordpiece(
   split = tokenization.BasicTokenizer(do_lower_case).tokenize
   words: collections.Counter[str] = collections.Counter()
   letters: collections.Counter[str] = collections.Counter()
-  limit = tokenization.MAX_INPUT_CHARS_PER_WORD
+  limit, too_long = tokenization.MAX_INPUT_CHARS_PER_WORD, 0
   for line in lines:
-    # Longer words are [UNK] for any vocabulary, and the time of merging grows
-    # with the square of their length.
-    words.update(word for word in split(line) if len(word) <= limit)
+    for word in split(line):
+      # Longer words are [UNK] for any vocabulary, and the time of merging grows
+      # with the square of their length.
+      if len(word) <= limit:
+        words[word] += 1
+      else:
+        too_long += len(word)
   if not words:
-    raise errors.DataError("no words to train a vocabulary on: empty input?")
+    raise errors.DataError(
+      f"the text has no word of at most {limit} letters to train a vocabulary "
+      "on: give more, or --tokenizer=sentencepiece for text without spaces"
+    )
   # A character may need two tokens: at the start of words and inside them.
   room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
   for word, count in words.items():
@@ -87,6 +94,14 @@ def train_wordpiece(
     raise errors.DataError(
       f"--vocab_size={vocab_size} is too small: its characters spell no word "
       "of the text"
+    )
+  spelt = sum(words[word] * len(word) for word in kept)
+  unknown = 1 - spelt / (letters.total() + too_long)
+  if unknown >= 0.001:
+    tell(
+      f"{unknown:.1%} of the letters are left out, in words of rare characters "
+      f"or of more than {limit} letters, which no vocabulary spells (text "
+      "without spaces: give --tokenizer=sentencepiece)"
     )
   ids = _merge(kept, words, vocab_size)
   vocab = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))

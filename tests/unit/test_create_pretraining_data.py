@@ -108,7 +108,7 @@ def store_of(folder, paths, letters, block_tokens=1 << 20, **text):
       while os.path.exists(task.chunk_file(writer.journal.chunk)):
         writer.append(task.chunk_file(writer.journal.chunk))
       writer.next_piece()
-    return writer.finish(LETTERS.index("[UNK]"), block_tokens)
+    return writer.finish(corpus.load_tokenizer(spec), block_tokens)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 40, 1 << 20])
@@ -399,6 +399,42 @@ def test_manifest_counts(tmp_path, letters):
   assert "unknown tokens   22.222%" in create_pretraining_data.report(summary)
 
 
+THAI = "กขคงจฉชซญดตถทธนบปผฝพฟภมยรลวสหอฮาเแ"
+SHARES = {
+  # Words of more than 200 letters are google/bert's [UNK], one token each.
+  "thai": (THAI, [1] * 10 + [700] * 8, 5600 / 5610),
+  "mostly thai": (THAI, [20] * 12 + [300] * 36, 10800 / 11040),
+  "DNA": ("acgt", [200] * 10 + [201] * 5, 1005 / 3005),
+  "short words": (THAI, [20] * 12, 0),
+}
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("letters, lengths, share", SHARES.values(), ids=SHARES)
+def test_unknown_letters_are_counted(
+  tmp_path, letters, lengths, share, whole_words
+):
+  """A long word is one token, whatever is lost with it."""
+  rng = np.random.default_rng(0)
+  words = ["".join(rng.choice([*letters], n)) for n in lengths]
+  (tmp_path / "t.txt").write_text("\n".join([*words[::2], "", *words[1::2]]))
+  vocab = tmp_path / "vocab.txt"
+  tokens = [*tokenization.SPECIAL_TOKENS, *letters]
+  tokens += [f"##{letter}" for letter in letters]
+  vocab.write_text("\n".join(tokens))
+  summary = create(
+    tmp_path,
+    str(tmp_path / "t.txt"),
+    str(vocab),
+    do_whole_word_mask=whole_words,
+  )
+  counts = summary.manifest.counts
+  assert counts["letters"] == sum(lengths)
+  assert counts["unknown_letters"] == round(share * sum(lengths))
+  report = create_pretraining_data.report(summary)
+  assert f"unknown letters  {share:.3%}, of words" in report
+
+
 def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
   for num_blocks in (1, 4, 7):
     where = {}
@@ -516,7 +552,7 @@ def test_a_file_that_another_took_meanwhile_stays(
 def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
   settings = settings_of(tmp_path, "x", letters, max_seq_length=128)
   counts = lambda documents, tokens, parts: corpus.CorpusCounts(
-    documents, 0, parts, tokens // 20, tokens, 0, 5 * tokens, 6.0
+    documents, 0, parts, tokens // 20, tokens, 0, 4, 0, 5 * tokens, 6.0
   )
   assert creation._num_shards(counts(2, 100, 2), settings) == 1
   assert creation._num_shards(counts(10**4, 10**6, 10**4), settings) == 3
@@ -535,6 +571,7 @@ def test_sentencepiece(tmp_path, texts):
   summary = create(
     tmp_path, texts, None, spm_model_file=model, do_whole_word_mask=True
   )
+  assert summary.manifest.counts["unknown_letters"] == 0
   assert summary.manifest.tokenizer.kind == "sentencepiece"
   assert summary.manifest.counts["examples"] == len(all_examples(summary)) > 60
 

@@ -356,8 +356,57 @@ def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
   assert train_tokenizer.train_wordpiece(lines, out, 15) <= 15
   with pytest.raises(records.DataError, match="too small"):
     train_tokenizer.train_wordpiece(["abc abd"], out, 6)
-  with pytest.raises(records.DataError, match="no words"):
-    train_tokenizer.train_wordpiece(["", " "], out, 100)
+
+
+LONG = ["กขคง" * 51, "acgt" * 51, "x" * 201]
+
+
+@pytest.mark.parametrize("lines", [["", " "], LONG])
+def test_text_without_a_word_to_train_on_is_refused(tmp_path, lines):
+  words = "no word of at most 200 letters.*--tokenizer=sentencepiece"
+  with pytest.raises(records.DataError, match=words):
+    train_tokenizer.train_wordpiece(lines, str(tmp_path / "v"), 100)
+
+
+LEFT_OUT = {
+  "most": ([*LONG, "a" * 15], 100, "97.6%"),
+  "one word": (["a" * 300, "b " * 700], 100, "30.0%"),
+  "rare characters": (["ab " * 45, "鼠牛虎兔龍蛇馬羊猴鷄"], 10, "10.0%"),
+  "none": (["acgt" * 50, "ab"], 100, None),
+}
+
+
+@pytest.mark.parametrize("lines, size, share", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_a_vocabulary_leaves_out_is_told(
+  tmp_path, capsys, lines, size, share
+):
+  out = str(tmp_path / "vocab.txt")
+  train_tokenizer.train_wordpiece(lines, out, size)
+  told = capsys.readouterr().err
+  assert (
+    told.startswith(f"{share} of the letters are left") if share else not told
+  )
+  # As the report on records counts them.
+  encoder = tokenization.load_tokenizer(out)
+  total = len("".join("".join(lines).split()))
+  unknown = sum(map(encoder.unknown_letters, lines))
+  assert f"{unknown / total:.1%}" == (share or "0.0%")
+
+
+def test_unknown_letters_of_sentencepiece(spm_file):
+  """The library makes one token of several letters that it does not know."""
+  encoder = tokenization.load_tokenizer(None, True, spm_file)
+  for line, unknown in (
+    ("walking", 0),
+    ("กขคง" * 100, 400),
+    ("กขคง walking กข", 6),
+    ("walกkingข", 2),
+    ("", 0),
+  ):
+    (ids,) = encoder.encode_batch([line])
+    assert encoder.unknown_letters(line) == unknown
+    known = int(encoder.letters[ids].sum())
+    assert known + unknown == len(line.replace(" ", ""))
 
 
 def test_train_tokenizer_command(tmp_path):
