@@ -12,7 +12,6 @@ the loss, averaged over windows of 10 updates, and plots all of them.
 import os
 import tempfile
 
-import matplotlib
 import numpy as np
 
 from benchmarks import measuring
@@ -20,7 +19,7 @@ from checkpoints import metrics
 from common.tensorflow_v1 import tf
 from training.next_steps import python
 
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "Agg"  # Jupyter names one that .venv lacks
 from matplotlib import pyplot
 
 FLAGS = tf.flags.FLAGS

@@ -414,9 +414,7 @@ def minutes_of(value: float) -> str:
 
 def draw(lines: list, key: str, path: str) -> None:
   """Loss over the time, a point a run."""
-  import matplotlib
-
-  matplotlib.use("Agg")
+  os.environ["MPLBACKEND"] = "Agg"  # Jupyter names one that .venv lacks
   from matplotlib import pyplot
 
   figure, axes = pyplot.subplots(figsize=(7, 4.5))

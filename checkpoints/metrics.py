@@ -12,6 +12,15 @@ from common.tensorflow_v1 import later as tf
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
 EVALUATION_SET = "evaluation_set"  # a key of an evaluation: on which records
+# Keys of reports and evaluations, for people.
+LABELS = {
+  "masked_lm_loss": "masked words: loss (nats)",
+  "masked_lm_accuracy": "masked words: right",
+  "next_sentence_loss": "next sentence: loss (nats)",
+  "next_sentence_accuracy": "next sentence: right",
+  "loss": "loss",
+  "accuracy": "right",
+}
 
 
 def read_jsonl(path: str) -> list[dict]:

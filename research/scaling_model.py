@@ -26,7 +26,6 @@ import re
 import statistics
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 import scipy.optimize
 from absl import flags
@@ -40,7 +39,7 @@ from model import model_flops, weights
 from model.bert_config import BertConfig
 from research import published_scaling
 
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "Agg"  # Jupyter names one that .venv lacks
 from matplotlib import pyplot as plt
 
 FLAGS = flags.FLAGS

@@ -14,28 +14,19 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import matplotlib
-import matplotlib.ticker
 import numpy as np
 
 from checkpoints import description, metrics
 from common.errors import UserError
 from common.settings import run_with, setting
 
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "Agg"  # Jupyter names one that .venv lacks
 import matplotlib.pyplot as plt
+import matplotlib.ticker
 
 warnings.filterwarnings("ignore", "Glyph")  # that the font lacks
 
-# Panels of known keys, in order; other metrics come after the accuracies.
-_LABELS = {
-  "masked_lm_loss": "masked words: loss (nats)",
-  "masked_lm_accuracy": "masked words: right",
-  "next_sentence_loss": "next sentence: loss (nats)",
-  "next_sentence_accuracy": "next sentence: right",
-  "loss": "loss",
-  "accuracy": "right",
-}
+# Panels that follow those of `metrics.LABELS` and of other metrics.
 _LAST = {
   "learning_rate": "learning rate",
   "tokens_per_second": "tokens/s, all ranks",
@@ -96,8 +87,9 @@ def panels_of(runs: Sequence[Run]) -> dict[str, str]:
     for results in run.evaluations:
       keys |= {key for key in results if not key.startswith("best_")}
   keys -= {"global_step", "examples", metrics.EVALUATION_SET}
-  labels = {key: label for key, label in _LABELS.items() if key in keys}
-  for key in sorted(keys - _LABELS.keys()):
+  known = metrics.LABELS
+  labels = {key: label for key, label in known.items() if key in keys}
+  for key in sorted(keys - known.keys()):
     labels[key] = key.replace("_", " ")
   return labels | _LAST
 

@@ -133,14 +133,21 @@ def test_a_picture_says_model_and_data(tmp_path, monkeypatch):
   ]
 
 
-def test_pictures_need_no_tensorflow(tmp_path):
-  """Nor does what the command imports."""
+JUPYTERS = "module://matplotlib_inline.backend_inline"
+
+
+@pytest.mark.parametrize("backend", [JUPYTERS, "nonsense", "QtAgg", ""])
+def test_pictures_need_no_tensorflow_and_no_window(tmp_path, backend):
+  """Nor does what the command imports, whatever the environment names."""
   (tmp_path / "tensorflow.py").write_text("raise ImportError('loaded')\n")
   run = make_run(tmp_path / "a", PRETRAINING, PRETRAINING)
   done = subprocess.run(
     [sys.executable, "-m", "tools.plot_metrics", run, "--output=c.png"],
-    cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{runs.ROOT}"},
-    capture_output=True, text=True,
+    cwd=tmp_path, capture_output=True, text=True,
+    env={
+      **os.environ,
+      "PYTHONPATH": f"{tmp_path}:{runs.ROOT}", "MPLBACKEND": backend,
+    },
   )  # fmt: skip
   assert (done.stdout, done.returncode) == ("c.png\n", 0), done.stderr
 
