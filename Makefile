@@ -27,21 +27,27 @@ VARIANT ?= $(or $(INSTALLED),$(shell tools/variant.sh machine))
 # before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: help env pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
+.PHONY: help env horovod pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
 .PHONY: other-variant
 
 help: ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
 
-env: $(READY) ## the environment .venv (about 3 minutes)
+env: $(READY) ## the environment .venv (2 to 6 minutes)
 	@tools/variant.sh advise $(VENV)
 
 $(READY): $(if $(filter-out $(VARIANT),$(INSTALLED)),other-variant) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
+	@echo "environment: $(VENV), $(VARIANT) (2 to 6 minutes)"
 	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV) $(VARIANT)
-	@echo "environment: $(VENV) with $$($(BIN)/python --version), $(VARIANT) (about 3 minutes)"
-	@$(BIN)/python -m pip install --quiet -r requirements/$(VARIANT).txt -c requirements/constraints.txt
-	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python
+	@xla_patches/build_horovod.sh check-$(VARIANT) $(BIN)/python || true
+	@tools/progress.sh pip $(BIN)/python -m pip install -r requirements/$(VARIANT).txt -c requirements/constraints.txt
+	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python || true # one rank needs none
+	@# This folder, from there: so `python -m tools....` works in any folder.
+	@for packages in $(VENV)/lib/python3*/site-packages; do echo ../../../.. >"$$packages/perseus-bert.pth"; done
 	@touch $@
+
+horovod: $(READY) ## Horovod in .venv, where make env could not build it
+	@$(BIN)/python -c 'import horovod.tensorflow' 2>/dev/null || xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python
 
 pretrain: $(READY) ## text to a BERT: CORPUS='texts/*.txt' NP=2 OUTPUT_DIR=runs/mine
 	@$(BIN)/python -m tools.quickstart --num_ranks=$(call quoted,$(value NP)) \
@@ -51,7 +57,7 @@ pretrain: $(READY) ## text to a BERT: CORPUS='texts/*.txt' NP=2 OUTPUT_DIR=runs/
 TENSORBOARD := .build/tensorboard
 $(TENSORBOARD)/.ready: requirements/tensorboard.txt | $(READY)
 	@$(BIN)/python -m venv $(TENSORBOARD)
-	@$(TENSORBOARD)/bin/python -m pip install --quiet -r $<
+	@tools/progress.sh pip $(TENSORBOARD)/bin/python -m pip install -r $<
 	@touch $@
 tensorboard: $(TENSORBOARD)/.ready ## a run's curves in the browser: RUN=runs/quickstart
 	@$(TENSORBOARD)/bin/tensorboard --logdir=$(call quoted,$(or $(value RUN),$(value OUTPUT_DIR)))

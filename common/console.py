@@ -38,6 +38,11 @@ def shown(value: float | None, form: str) -> str:
   return "-" if value is None else format(value, form)
 
 
+def counted(number: int, noun: str, ending: str = "s") -> str:
+  """1 file, 2 files: `ending` is that of several."""
+  return f"{number:,} {noun}{ending if number != 1 else ''}"
+
+
 def minutes(seconds: float) -> str:
   """1:05 for 65 seconds, 2:00:00 for two hours."""
   whole, seconds = divmod(int(seconds), 60)

@@ -15,14 +15,15 @@ from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
 # horovodrun marks each line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# It is missing where Horovod was not built.
+HOROVODRUN = os.path.join(os.path.dirname(sys.executable), "horovodrun")
 
 
 def horovodrun(ranks: int, command: list[str]) -> list[str]:
   """The command on several ranks of this machine; as it is on one."""
   if ranks == 1:
     return command
-  launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-  return [os.path.relpath(launcher), "-np", str(ranks), *command]
+  return [os.path.relpath(HOROVODRUN), "-np", str(ranks), *command]
 
 
 def run(title: str, command: list[str], each_line: Callable) -> float:

@@ -313,8 +313,8 @@ def load_horovod():
     import horovod.tensorflow as hvd
   except ImportError as e:
     raise DistributedError(
-      f"started by horovodrun, but Horovod does not import: {e}. `make env` "
-      "builds it."
+      f"started by horovodrun, but Horovod does not import: {e}. `make "
+      "horovod` builds it."
     ) from e
   return hvd
 

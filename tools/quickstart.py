@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from checkpoints import metrics
 from common import json_files, processes
-from common.console import shown
+from common.console import counted, shown, tell
 from common.errors import UserError
 from common.nvidia import visible_gpus
 from common.settings import run_with, setting
@@ -33,21 +33,13 @@ from training import next_steps
 from training.next_steps import python
 
 # These train in 2 to 4 minutes on two cores; the README shows the result.
-MODEL = dict(
-  hidden_size=128,
-  num_hidden_layers=2,
-  num_attention_heads=2,
-  intermediate_size=512,
-  hidden_act="gelu",
+MODEL_FILE = os.path.join(next_steps.ROOT, "configs", "bert_tiny.json")
+CHANGES = {  # in that file's model
   # A few minutes see little text twice: dropout would only slow learning down.
-  hidden_dropout_prob=0.0,
-  attention_probs_dropout_prob=0.0,
-  max_position_embeddings=128,
-  type_vocab_size=2,
-  # 0.02 is for a hidden size of 768; narrow layers need larger weights for
-  # their outputs to have the same size (0.02 * sqrt(768 / 128) = 0.05).
-  initializer_range=0.05,
-)
+  "hidden_dropout_prob": 0.0,
+  "attention_probs_dropout_prob": 0.0,
+  "max_position_embeddings": 128,
+}
 VOCAB_SIZE = 8192
 SEQ_LENGTH = 32  # most of the sample text's sentences are shorter
 # Examples of an update, on any number of ranks: 96 records of the sample text.
@@ -204,7 +196,8 @@ def prepare(paths: Paths, settings: Settings) -> None:
       run(step.title, step.command)
       json_files.write(paths.source, source)
   tokenizer = records.Manifest.load(paths.manifest("train")).tokenizer
-  json_files.write(paths.config, {"vocab_size": tokenizer.vocab_size, **MODEL})
+  model = json_files.read(MODEL_FILE) | CHANGES
+  json_files.write(paths.config, model | {"vocab_size": tokenizer.vocab_size})
 
 
 @functools.cache
@@ -217,7 +210,10 @@ def gpus() -> list[float]:
 
 
 def ranks_here(asked: int) -> int:
-  """`asked`, or as many as there are GPUs: a rank has one of its own."""
+  """`asked`; as many as there are GPUs, of one each; one without Horovod."""
+  if asked > 1 and not os.path.exists(processes.HOROVODRUN):
+    tell("one rank, because Horovod is not built: make horovod builds it")
+    return 1
   return min(asked, len(gpus()) or asked)
 
 
@@ -225,11 +221,8 @@ def best_precision() -> str:
   """bf16 if this machine multiplies it faster than float32, else fp32."""
   if gpus():
     return "bf16" if min(gpus()) >= 8.0 else "fp32"
-  try:
-    with open("/proc/cpuinfo", encoding="utf-8") as f:
-      flags = f.read().split()
-  except OSError:  # not Linux
-    return "fp32"
+  with open("/proc/cpuinfo", encoding="utf-8") as f:
+    flags = f.read().split()
   fast = "avx512_bf16" in flags or "amx_bf16" in flags
   return "bf16" if fast else "fp32"
 
@@ -353,7 +346,7 @@ def main(settings: Settings) -> None:
   prepare(paths, settings)
   ranks = ranks_here(settings.num_ranks)
   run(
-    f"pre-training on {ranks} rank(s)",
+    f"pre-training on {counted(ranks, 'rank')}",
     pretraining_command(paths, ranks, settings.num_train_steps),
   )
   plot_metrics.plot([paths.pretrain], paths.curve)

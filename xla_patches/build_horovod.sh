@@ -5,18 +5,49 @@
 #   build_horovod.sh gpu PYTHON           the same with CUDA and NCCL
 #   build_horovod.sh cpu-wheel PYTHON DIR write a wheel into DIR, install nothing
 #   build_horovod.sh gpu-wheel PYTHON DIR the same with CUDA and NCCL
+#   build_horovod.sh check-cpu PYTHON     only say what the machine lacks for it
+#   build_horovod.sh check-gpu PYTHON     the same with CUDA and NCCL
 #
 # PYTHON needs TensorFlow, setuptools < 75, wheel, packaging and cmake in its
 # environment (requirements.txt has them). The GPU variants need nvcc (CUDA_HOME, or
 # nvcc on the PATH) but no GPU; NCCL's headers and library come from its wheel.
 set -euo pipefail
 
-variant=$1
+variant=${1#check-}
 python=$2
 here=$(cd "$(dirname "$0")" && pwd)
+progress="$here/../tools/progress.sh"
 bin=$(cd "$(dirname "$python")" && pwd)
 version=0.28.1
 sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+
+if [ "${variant%-wheel}" != cpu ]; then
+  cuda_home=${CUDA_HOME:-$(dirname "$(dirname "$(command -v nvcc || true)")")}
+  # nvcc may be a wrapper outside the toolkit's folder.
+  [ -x "$cuda_home/bin/nvcc" ] && [ -f "$cuda_home/include/cuda.h" ] ||
+    cuda_home=/usr/local/cuda
+fi
+
+# Prints what the build needs of the machine and does not find, a line for each.
+lacking() {
+  local headers
+  echo '#include <vector>' | "${CXX:-c++}" -x c++ -fsyntax-only - 2>/dev/null ||
+    echo "a C++ compiler (apt install g++)"
+  headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  [ -f "$headers/Python.h" ] ||
+    echo "Python's headers (apt install $(basename "$headers")-dev)"
+  command -v git >/dev/null || echo "git (apt install git)"
+  [ -z "${cuda_home:-}" ] || [ -x "$cuda_home/bin/nvcc" ] ||
+    echo "nvcc (CUDA_HOME names its toolkit, which needs no driver)"
+}
+
+lacks=$(lacking)
+if [ -n "$lacks" ]; then
+  echo "horovod: this machine lacks ${lacks//$'\n'/, }: runs have one rank until" \
+    "that is installed and make horovod has built it" >&2
+  exit 1
+fi
+[ "$variant" = "$1" ] || exit 0
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -49,15 +80,6 @@ export MAKEFLAGS="-j$(nproc)"
 export HOROVOD_CMAKE="$bin/cmake"
 
 if [ "${variant%-wheel}" != cpu ]; then
-  cuda_home=${CUDA_HOME:-$(dirname "$(dirname "$(command -v nvcc || true)")")}
-  # nvcc may be a wrapper outside the toolkit's folder.
-  [ -x "$cuda_home/bin/nvcc" ] && [ -f "$cuda_home/include/cuda.h" ] ||
-    cuda_home=/usr/local/cuda
-  if [ ! -x "$cuda_home/bin/nvcc" ]; then
-    echo "horovod: no CUDA compiler: set CUDA_HOME to a CUDA toolkit with" \
-      "bin/nvcc (its GPU driver is not needed), or make env VARIANT=cpu" >&2
-    exit 1
-  fi
   major=$("$cuda_home/bin/nvcc" --version | sed -nE 's/.*release ([0-9]+)\..*/\1/p')
   # "12.5.1"; nothing for a TensorFlow without CUDA.
   wanted=$(TF_CPP_MIN_LOG_LEVEL=3 "$builder" -c 'import tensorflow as tf
@@ -69,7 +91,7 @@ print(tf.sysconfig.get_build_info().get("cuda_version", ""))')
   fi
   # NCCL 2.27.7 is the newest with wheels for both CUDA 12 and 13.
   echo "horovod: CUDA $major from $cuda_home, NCCL from nvidia-nccl-cu$major"
-  "$python" -m pip install --quiet --no-deps --target "$work/nccl" \
+  "$progress" nccl "$python" -m pip install --no-deps --target "$work/nccl" \
     "nvidia-nccl-cu$major==2.27.7"
   nccl="$work/nccl/nvidia/nccl"
   ln -sf libnccl.so.2 "$nccl/lib/libnccl.so"
@@ -85,14 +107,13 @@ print(tf.sysconfig.get_build_info().get("cuda_version", ""))')
   export LDFLAGS='-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib'
 fi
 
-echo "horovod: compiling ($variant, about 80 s on two cores)"
-log="$work/build.log"
-if ! "$builder" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$work/wheels" \
-  "$source_dir" >"$log" 2>&1; then
-  tail -n 60 "$log" >&2
-  echo "horovod: the build failed; its last 60 lines are above" >&2
+echo "horovod: compiling ($variant, 1 to 4 minutes on two cores)"
+# -v: the compiler's lines, with the share that is done.
+"$progress" horovod "$builder" -m pip wheel -v --no-deps --no-build-isolation \
+  --wheel-dir "$work/wheels" "$source_dir" || {
+  echo "horovod: runs have one rank until make horovod has built it" >&2
   exit 1
-fi
+}
 
 if [ "$variant" != "${variant%-wheel}" ]; then
   mkdir -p "$3"

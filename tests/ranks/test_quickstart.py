@@ -187,6 +187,15 @@ def test_ranks_are_as_many_as_gpus_at_most(monkeypatch):
     assert script.ranks_here(2) == ranks
 
 
+def test_without_horovod_one_rank_trains(monkeypatch, tmp_path, capsys):
+  """And a line says what is missing, but to who asks for more."""
+  monkeypatch.setattr(script, "gpus", lambda: [])
+  monkeypatch.setattr(script.processes, "HOROVODRUN", str(tmp_path / "none"))
+  assert script.ranks_here(1) == 1 and not capsys.readouterr().err
+  assert script.ranks_here(2) == 1
+  assert "make horovod builds it" in capsys.readouterr().err
+
+
 def test_a_tensorflow_for_cpus_uses_no_gpu(monkeypatch):
   """Whatever nvidia-smi lists."""
   asked = []

@@ -8,6 +8,20 @@ import pytest
 from common import console
 
 
+@pytest.mark.parametrize(
+  "number, noun, text",
+  [
+    (0, ("file",), "0 files"),
+    (1, ("file",), "1 file"),
+    (2, ("file",), "2 files"),
+    (1, ("micro-batch", "es"), "1 micro-batch"),
+    (1000, ("micro-batch", "es"), "1,000 micro-batches"),
+  ],
+)
+def test_a_number_has_its_noun(number, noun, text):
+  assert console.counted(number, *noun) == text
+
+
 @pytest.fixture
 def now(monkeypatch):
   """The time, which tests set; the time of day stands still."""

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import runs
@@ -168,18 +169,18 @@ def checkout(place):
   """The Makefile with its scripts; pip and Horovod's build only say so."""
   for name in ("Makefile", "requirements.txt"):
     shutil.copy(f"{runs.ROOT}/{name}", place.folder)
-  for name in ("tools", "requirements"):
+  for name in ("tools", "requirements", "xla_patches"):
     shutil.copytree(f"{runs.ROOT}/{name}", place.folder / name)
   write(
     place.folder / "xla_patches" / "build_horovod.sh",
-    '#!/usr/bin/env bash\necho "horovod $1"\n',
+    '#!/usr/bin/env bash\necho "horovod $1"\n[ ! -e no_compiler ]\n',
   )
   write(
     place.folder / "my python" / "installs",
     """#!/usr/bin/env bash
 [ "$1 $2 $3" = "-m pip install" ] || exec "$(dirname "$0")/real" "$@"
-echo "pip $6"
-case $6 in *cpu*) name=tensorflow_cpu ;; *) name=tensorflow ;; esac
+echo "pip $5"
+case $5 in *cpu*) name=tensorflow_cpu ;; *) name=tensorflow ;; esac
 cd "$(dirname "$0")"/../lib/python*/site-packages
 mkdir $name-2.21.0.dist-info
 """,
@@ -195,6 +196,21 @@ cp "$(dirname "$0")/installs" "$3/bin/python"
   return place
 
 
+def installed(variant):
+  """What a kind of environment is made of, and that a compiler comes first."""
+  return [
+    f"horovod check-{variant}",
+    f"pip requirements/{variant}.txt",
+    f"horovod {variant}",
+  ]
+
+
+def steps_of(lines):
+  """What make printed, without the time that pip's lines begin with."""
+  ends = (re.sub(r"^pip  \d+:\d\d  ", "", line) for line in lines)
+  return list(dict.fromkeys(filter(None, ends)))
+
+
 def test_make_env_as_it_is_typed(checkout):
   """Once, for this machine; another kind only if that is asked for."""
   python = f"PYTHON={checkout.python}"
@@ -205,11 +221,9 @@ def test_make_env_as_it_is_typed(checkout):
   listing = "#!/bin/sh\nfor i in 0 1 2 3; do echo GPU $i: H100; done\n"
   write(checkout.folder / "gpu" / "nvidia-smi", listing)
   write(checkout.folder / "none" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
-  first = checkout.type("env", python, **no_gpu)
-  assert re.fullmatch(
-    r"environment: .venv with Python \S+, cpu \(about 3 minutes\)", first[0]
-  )
-  assert first[1:] == ["pip requirements/cpu.txt", "horovod cpu"]
+  first = steps_of(checkout.type("env", python, **no_gpu))
+  assert first[0].startswith("environment: .venv, cpu (")
+  assert first[1:] == installed("cpu")
   assert checkout.type("env", python, **no_gpu) == []
   advice = "make env VARIANT=gpu replaces it"
   [told] = checkout.type("env", python, **gpu)
@@ -219,16 +233,109 @@ def test_make_env_as_it_is_typed(checkout):
   )
   # Packages of another kind would share files with those that are there.
   for variant in ("gpu", "cpu"):
-    replaced = checkout.type("env", python, f"VARIANT={variant}", **no_gpu)
-    assert f"packages for {variant}: it is made again" in replaced[0]
-    assert replaced[2:] == [
-      f"pip requirements/{variant}.txt",
-      f"horovod {variant}",
-    ]
+    replaced = steps_of(
+      checkout.type("env", python, f"VARIANT={variant}", **no_gpu)
+    )
+    assert f"packages for {variant}: it is made again" in replaced[1]
+    assert replaced[2:] == installed(variant)
     assert checkout.type("env", python, **no_gpu) == []
   shutil.rmtree(checkout.venv)
   assert checkout.type("env", python, **gpu)[-1] == "horovod gpu"
   assert checkout.times_made() == 4
+
+
+def test_where_horovod_does_not_build_the_rest_is_made(checkout):
+  """And `make horovod` builds it when the machine has what it needs."""
+  python, lacks = f"PYTHON={checkout.python}", checkout.folder / "no_compiler"
+  lacks.touch()
+  made = steps_of(checkout.type("env", python, "VARIANT=cpu"))
+  assert made[1:] == installed("cpu")
+  assert checkout.type("env", python, "VARIANT=cpu") == []
+  words = ("make", "horovod", python, "VARIANT=cpu")
+  assert call(*words, cwd=checkout.folder).returncode != 0
+  lacks.unlink()
+  assert checkout.type("horovod", python, "VARIANT=cpu") == ["horovod cpu"]
+
+
+def test_tools_are_found_from_any_folder(checkout, tmp_path):
+  checkout.type("env", f"PYTHON={checkout.python}", "VARIANT=cpu")
+  write(checkout.folder / "data" / "__init__.py", "")
+  (tmp_path / "data").mkdir()  # of records, say
+  code = "import tools, data; print(*tools.__path__, *data.__path__)"
+  done = call(str(checkout.venv / "bin" / "python"), "-c", code, cwd=tmp_path)
+  assert done.stdout.split("\n")[0] == (
+    f"{checkout.folder}/tools {checkout.folder}/data"
+  ), done.stderr
+
+
+HEADERS = "Python's headers (apt install python3.12-dev)"
+COMPILER = "a C++ compiler (apt install g++)"
+GIT = "git (apt install git)"
+NVCC = "nvcc (CUDA_HOME names its toolkit, which needs no driver)"
+
+
+@pytest.mark.parametrize(
+  "variant, broken, lacks",
+  [
+    ("cpu", [], []),
+    ("cpu", ["c++"], [COMPILER]),
+    ("cpu", ["git"], [GIT]),
+    ("cpu", ["Python.h"], [HEADERS]),
+    ("cpu", ["c++", "Python.h", "git"], [COMPILER, HEADERS, GIT]),
+    ("gpu", ["nvcc"], [NVCC]),
+    ("gpu", ["git", "nvcc"], [GIT, NVCC]),
+    ("gpu", [], []),
+  ],
+)
+def test_what_horovod_needs_is_said_before_pip(
+  tmp_path, variant, broken, lacks
+):
+  """A compiler that is there and compiles nothing is none."""
+  for tool in ("bash", "dirname", "basename"):
+    write(tmp_path / tool, f'#!/bin/sh\nexec {shutil.which(tool)} "$@"\n')
+  for tool in {"c++", "git"}.difference(broken) | {"python"}:
+    answer = f"echo {tmp_path}/python3.12" if tool == "python" else ""
+    write(tmp_path / tool, f"#!/bin/sh\n{answer}\n")
+  if "c++" in broken:
+    write(tmp_path / "c++", "#!/bin/sh\nexit 1\n")
+  for header in {"python3.12/Python.h", "include/cuda.h", "bin/nvcc"}:
+    if os.path.basename(header) not in broken:
+      write(tmp_path / header, "")
+  script = f"{runs.ROOT}/xla_patches/build_horovod.sh"
+  # /usr/local/cuda is where a toolkit is looked for last.
+  text = open(script).read().replace("/usr/local/cuda", f"{tmp_path}/none")
+  done = call(
+    write(tmp_path / "xla_patches" / "build.sh", text),
+    f"check-{variant}", f"{tmp_path}/python",
+    PATH=str(tmp_path), CUDA_HOME=str(tmp_path),
+  )  # fmt: skip
+  wanted = f"this machine lacks {', '.join(lacks)}: runs have one rank until"
+  assert done.returncode == bool(lacks) and not done.stdout, done.stderr
+  assert wanted in done.stderr if lacks else not done.stderr
+
+
+def progress(*words):
+  """The lines of tools/progress.sh, and when the first one came."""
+  began = time.monotonic()
+  with subprocess.Popen(
+    [f"{runs.ROOT}/tools/progress.sh", "pip", *words],
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  ) as process:  # fmt: skip
+    first, seconds = process.stdout.readline(), time.monotonic() - began
+    rest, errors = process.communicate()
+  return process.returncode, (first + rest).splitlines(), errors, seconds
+
+
+def test_what_is_silent_shows_that_it_moves():
+  code, lines, errors, first = progress("bash", "-c", "sleep 1; echo the end")
+  assert (code, errors) == (0, "") and first < 1
+  assert lines[0].strip() == "pip  0:00" and lines[-1].endswith("  the end")
+
+
+def test_what_failed_is_shown():
+  code, _, errors, _ = progress("bash", "-c", "seq 99; exit 3")
+  assert code == 3 and errors.startswith("40\n41\n")
+  assert errors.endswith("99\npip: it failed; its last lines are above\n")
 
 
 def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
