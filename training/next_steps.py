@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LENGTH = 128  # --max_seq_length of fine-tuning
-MASKED = "paris is the capital of [MASK] ."
 
 
 def python(script: str, *words: str, **flags) -> list[str]:
@@ -32,24 +31,23 @@ def given(flags: dict) -> list[str]:
 def after(
   folder: str,
   kind: str | None = None,
-  text: str = MASKED,
   positions: int = _LENGTH,
   pairs: bool = False,
   converts: bool = True,
 ) -> dict:
   """What it is for -> the command, for a run of a `kind`; None: pre-training.
 
-  `text` has a [MASK]. `positions` are what the model has at most; `pairs`: it
-  classifies pairs of texts; `converts`: Hugging Face has such models.
+  `positions` are what the model has at most; `pairs`: it classifies pairs of
+  texts; `converts`: Hugging Face has such models. Texts are of no language.
   """
   folder = os.path.normpath(folder)
+  texts = ["... [MASK] ..."]
   if kind == "squad":
-    texts = ["--question=who?", "--context=it was me ."]
+    texts = ["--question=...", "--context=..."]
   elif kind:
-    texts = ["a text ||| another" if pairs else "a text"]
-  else:
-    texts = [text]
-  commands = {"predict": python("predict.py", folder, *texts)}
+    texts = ["... ||| ..." if pairs else "..."]
+  predict = python("predict.py", folder, *texts)
+  commands = {"predict (your text in the place of ...)": predict}
   if not kind:
     length = {"max_seq_length": positions} if positions < _LENGTH else {}
     commands["fine-tune on a table (columns sentence and label)"] = python(

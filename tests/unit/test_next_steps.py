@@ -39,9 +39,23 @@ def test_a_model_of_few_positions_is_fine_tuned_on_short_texts():
 
 def test_a_model_gets_what_it_takes():
   pair = next_steps.after("a", "classifier", pairs=True, converts=False)
-  assert [*pair] == ["predict"]
-  assert pair["predict"][-1] == "a text ||| another"
-  assert next_steps.after("a", "classifier")["predict"][-1] == "a text"
+  assert len(pair) == 1
+
+
+@pytest.mark.parametrize(
+  "kind, pairs, texts",
+  [
+    (None, False, ["... [MASK] ..."]),
+    ("classifier", False, ["..."]),
+    ("classifier", True, ["... ||| ..."]),
+    ("regression", False, ["..."]),
+    ("squad", False, ["--question=...", "--context=..."]),
+  ],
+)
+def test_texts_are_of_no_language(kind, pairs, texts):
+  """The model may have learned French, Chinese or proteins."""
+  predict, *_ = next_steps.after("runs/français", kind, pairs=pairs).values()
+  assert predict[3:] == texts
 
 
 def test_lines_paste_and_fit():
