@@ -31,7 +31,7 @@ fi
 # Prints what the build needs of the machine and does not find, a line for each.
 lacking() {
   local headers
-  echo '#include <vector>' | "${CXX:-c++}" -x c++ -fsyntax-only - 2>/dev/null ||
+  "${CXX:-c++}" -x c++ -fsyntax-only - <<<'#include <vector>' 2>/dev/null ||
     echo "a C++ compiler (apt install g++)"
   headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
   [ -f "$headers/Python.h" ] ||
