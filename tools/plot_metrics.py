@@ -8,7 +8,6 @@ training reported (faint, beside its moving mean), dots for its evaluations.
 """
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -87,22 +86,18 @@ def panels_of(runs: Sequence[Run]) -> dict[str, str]:
     for results in run.evaluations:
       keys |= {key for key in results if not key.startswith("best_")}
   keys -= {"global_step", "examples", metrics.EVALUATION_SET}
-  known = metrics.LABELS
-  labels = {key: label for key, label in known.items() if key in keys}
-  for key in sorted(keys - known.keys()):
+  labels = {key: name for key, name in metrics.LABELS.items() if key in keys}
+  for key in sorted(keys - labels.keys()):
     labels[key] = key.replace("_", " ")
   return labels | _LAST
 
 
 def _points(reports: list[dict], key: str) -> tuple[np.ndarray, np.ndarray]:
   """Updates and values of the reports that have a number."""
-  steps, values = [], []
-  for report in reports:
-    value = report.get(key)
-    if value is not None and math.isfinite(value):
-      steps.append(report["global_step"])
-      values.append(value)
-  return np.array(steps), np.array(values)
+  steps = np.array([report["global_step"] for report in reports])
+  values = np.array([report.get(key) for report in reports], float)
+  known = np.isfinite(values)  # None is NaN
+  return steps[known], values[known]
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
