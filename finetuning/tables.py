@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -129,12 +130,14 @@ def column(
   texts = []
   for line, values in rows:
     value = values.get(name)
-    if not may_be_empty and value == "":
-      raise DataError(f"{path}: line {line}: its {name!r} is empty")
-    if not isinstance(value, (str, int, float)):
+    # JSON's null and NaN say that there is none; NaN differs from itself.
+    is_one = isinstance(value, (str, int, float)) and value == value
+    if not is_one or not (may_be_empty or str(value).strip()):
+      wrong = f"has no {name!r}"
+      if name in values:
+        wrong = f"has {json.dumps(value)[:60]} where {name!r} should be"
       raise DataError(
-        f"{path}: line {line} has no {name!r}; its columns are "
-        f"{', '.join(values)}"
+        f"{path}: line {line} {wrong}; its columns are {', '.join(values)}"
       )
     texts.append(str(value))
   return texts

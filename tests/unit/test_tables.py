@@ -108,5 +108,23 @@ def test_a_column_that_is_not_there(tmp_path):
   path = write(tmp_path / "b.csv", "text,label\n,1\nx,\n")
   rows = tables.read_table(path)
   assert tables.column(path, rows, "text") == ["", "x"]
-  with pytest.raises(DataError, match="b.csv: line 3: its 'label' is empty"):
+  with pytest.raises(DataError, match='b.csv: line 3 has "" where .label.'):
     tables.column(path, rows, "label", may_be_empty=False)
+
+
+@pytest.mark.parametrize(
+  "value, words",
+  [
+    ("null", "has null where 'label' should be; its columns are a, label"),
+    ("NaN", "has NaN where 'label' should be"),
+    ("[1]", r"has \[1\] where 'label' should be"),
+    ('{"is": 1}', 'has {"is": 1} where'),
+    ('"  "', 'has "  " where'),
+    ('""', 'has "" where'),
+  ],
+)
+def test_a_column_without_a_value(tmp_path, value, words):
+  rows = '{"a": "x", "label": true}\n{"a": "y", "label": %s}\n' % value
+  path = write(tmp_path / "a.jsonl", rows)
+  with pytest.raises(DataError, match=f"a.jsonl: line 2 {words}"):
+    tables.column(path, tables.read_table(path), "label", may_be_empty=False)
