@@ -321,7 +321,8 @@ class Classification(FinetuningTask):
     labels = [label.translate(_ESCAPES) for label in self.labels]
     with (
       atomic_write(path) as raw,
-      io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as f,
+      # JSON's half of a surrogate pair has no UTF-8.
+      io.TextIOWrapper(raw, "utf-8", "backslashreplace", newline="\n") as f,
     ):
       print("index", "prediction", *labels, sep="\t", file=f)
       for number, row in enumerate(logits):

@@ -84,7 +84,7 @@ def write(
     ]
     table = ["| | |", "|---|---|", *table] if table else [_UNKNOWN]
     lines += ["", f"## {title}", "", *table]
-  with open(path, "w", encoding="utf-8") as f:
+  with open(path, "w", encoding="utf-8", errors="backslashreplace") as f:
     f.write("\n".join(lines) + "\n")
 
 

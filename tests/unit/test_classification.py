@@ -403,6 +403,22 @@ def test_labels_in_the_predictions_file_are_read_back(tmp_path, make):
   assert {len(row) for row in rows} == {len(header)}
 
 
+def test_a_label_that_has_no_utf_8(tmp_path, make):
+  """JSON may hold half of a surrogate pair, as of an emoji that was cut."""
+  labels = ["\ud83d", "b\udc00", r"\ud83d"]
+  path = tmp_path / "own.jsonl"
+  path.write_text(
+    "".join(json.dumps({"sentence": "a", "label": x}) + "\n" for x in labels)
+  )
+  made = make(train_file=str(path))
+  source = made.training_set
+  (tmp_path / "out").mkdir()
+  made.write_predictions(source, scores(source, made.labels, labels))
+  text = (tmp_path / "out" / classification.PREDICTIONS_FILE).read_text()
+  found = [line.split("\t")[1] for line in text.splitlines()[1:]]
+  assert found == [r"\ud83d", r"b\udc00", r"\\ud83d"]
+
+
 def test_every_row_gets_its_own_prediction(tmp_path, make):
   """None is left out of what is predicted: the rest would move up."""
   path = tmp_path / "new.tsv"
