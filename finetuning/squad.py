@@ -21,7 +21,7 @@ NBEST_FILE = "nbest_predictions.json"
 NULL_ODDS_FILE = "null_odds.json"
 # SQuAD 1.1 and 2.0; `json_files.expect` has the notation.
 _QUESTION = {
-  "id": str,
+  "id": (str, float),
   "question": str,
   "answers?": [{"text": str, "answer_start": int}],
   "is_impossible?": bool,
@@ -229,5 +229,5 @@ def _question(entry: dict, context: str) -> windows.Question:
       if answer["text"].strip():
         answers.append((answer["text"], answer["answer_start"]))
   return windows.Question(
-    entry["id"], entry["question"], context, tuple(answers)
+    str(entry["id"]), entry["question"], context, tuple(answers)
   )

@@ -6,6 +6,7 @@ A long paragraph becomes windows that begin `doc_stride` tokens apart
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -162,11 +163,24 @@ def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
   Dropped characters do not count: `context` is `offsets.encode_with_spans`.
   """
   for text, first in question.answers:
-    if first >= 0 and question.context.startswith(text, first):
-      found = offsets.covering(context, first, first + len(text))
-      if found:
-        return found
+    end = _end_of(text, question.context, first) if first >= 0 else None
+    if end and (found := offsets.covering(context, first, end)):
+      return found
   return None
+
+
+def _end_of(text: str, context: str, first: int) -> int | None:
+  """Where a text ends that begins at `first`, whatever its white space is."""
+  end = first
+  for part in re.findall(r"\s+|\S+", text):
+    rest = context[end:]
+    if part.isspace():
+      end += len(rest) - len(rest.lstrip())
+    elif rest.startswith(part):
+      end += len(part)
+    else:
+      return None
+  return end
 
 
 def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:

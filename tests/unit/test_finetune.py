@@ -773,6 +773,28 @@ def test_damaged_squad_files(tmp_path, answer, change, words):
     _ = task.training_set
 
 
+@pytest.mark.parametrize(
+  "id_of, wanted",
+  [(int, "1"), (lambda n: -n, "-1"), (lambda n: n / 2, "0.5"), (str, "1")],
+  ids=["ints", "negative", "halves", "texts"],
+)
+def test_ids_of_questions_may_be_numbers(tmp_path, answer, id_of, wanted):
+  data, count = json.loads((tmp_path / "a.json").read_text()), 0
+  for paragraph in data["data"][0]["paragraphs"]:
+    for entry in paragraph["qas"]:
+      count += 1
+      entry["id"] = id_of(count)
+  path = tmp_path / "numbers.json"
+  path.write_text(json.dumps(data))
+  source = answer(tmp_path / "out", train_file=str(path)).training_set
+  assert source.questions[0].id == wanted
+  # A number and its text are one id: predictions.json has only texts.
+  first_paragraph(data)["qas"][1]["id"] = wanted
+  path.write_text(json.dumps(data))
+  with pytest.raises(UserError, match=f"two questions have the id {wanted}"):
+    _ = answer(tmp_path / "out", train_file=str(path)).training_set
+
+
 def test_answers_that_are_not_found(tmp_path, answer):
   """Their questions are not trained on, and count in the metrics only."""
   data = json.loads((tmp_path / "a.json").read_text())

@@ -311,6 +311,40 @@ def test_the_first_answer_that_stands_there():
   assert windows.answer_tokens(asked, spans_of(10)) is None
 
 
+@pytest.mark.parametrize(
+  "context, text, first, found",
+  [
+    ("a b  c d", "b c", 2, "b  c"),
+    ("a b\nc d", "b c", 2, "b\nc"),
+    ("a b c d", "b \t c", 2, "b c"),
+    ("a b\u00a0c d", "b c", 2, "b\u00a0c"),
+    ("a b\u202f c d", "b\u3000c", 2, "b\u202f c"),
+    ("a b c d", " b c ", 2, "b c"),  # the start of its first letter
+    ("a b c d", " b c\n", 1, "b c"),
+    ("a       b       c d", "b c d", 8, "b       c d"),
+    ("a b c", "b c\n", 2, "b c"),  # at the end of the context
+    ("a b d c", "b c", 2, None),
+    ("a b, c", "b c", 2, None),
+    ("a bc d", "b d", 2, None),
+    ("a b c", "b", 1, None),  # a start beside it
+    ("a b c", "c", 10**30, None),
+    ("a b c", "b c", -3, None),
+  ],
+)
+def test_white_space_does_not_tell_an_answer_apart(context, text, first, found):
+  """As in google/bert, which compares texts with one space between words."""
+  places = [n for n, char in enumerate(context) if not char.isspace()]
+  spans = TokenSpans(
+    *np.array([[100 + n, n, n + 1] for n in places], np.int32).T
+  )
+  asked = windows.Question("1", "?", context, ((text, first),))
+  tokens = windows.answer_tokens(asked, spans)
+  assert (tokens is None) == (found is None)
+  if tokens:
+    a, b = tokens
+    assert context[spans.starts[a] : spans.ends[b]] == found
+
+
 def logits(length, **scores):
   """Places that are not named have -9."""
   made = np.full((length, 2), -9.0)
