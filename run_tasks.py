@@ -164,11 +164,10 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
   about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
-  names, scale = about.get("metrics"), 100
+  names = about.get("metrics")
   if about["task"] == SQUAD:
-    exact = "exact" if "exact" in results else "exact_match"  # 2.0's, 1.1's
-    names, scale = ("f1", exact), 1  # percent already
-  return {name: scale * results[name] for name in names}
+    names = "f1", "exact" if "exact" in results else "exact_match"  # 2.0, 1.1
+  return {name: 100 * results[name] for name in names}
 
 
 def table(results: Sequence[dict]) -> list[str]:

@@ -190,23 +190,18 @@ class Classification(FinetuningTask):
     self.reads_pairs = bool(self._table.pair)
 
   @functools.cached_property
-  def _of_task(self) -> list[str]:
-    """The labels in the task's order; [] for a regression."""
-    if self._table.labels is not None:
-      return list(self._table.labels)
-    of_model = self._labels_of_model()
-    if of_model and not self.config.do_train:
-      return sorted(of_model, key=label_order)
-    return self._labels_of_file()
-
-  @functools.cached_property
-  def _head(self) -> tuple[list[str], list[int]]:
-    """The labels of its rows, and the row of each label in the task's order."""
-    of_model = self._labels_of_model()
-    for labels in (self._of_task, self._table.names):
-      if rows := rows_of(of_model, labels):
-        return of_model, rows
-    return self._of_task, [*range(len(self._of_task))]
+  def _head(self) -> tuple[list[str], list[int], dict[str, int]]:
+    """Labels by row, rows in the task's order, and rows by `identity`."""
+    of_model, of_task = self._labels_of_model(), self._table.labels
+    if of_task is None:
+      is_known = of_model and not self.config.do_train
+      of_task = of_model if is_known else self._labels_of_file()
+      of_task = sorted(of_task, key=label_order)
+    # A model's rows keep their labels, whatever the order of this task.
+    rows = rows_of(of_model, of_task) or rows_of(of_model, self._table.names)
+    labels = of_model if rows else list(of_task)
+    rows = rows or [*range(len(labels))]
+    return labels, rows, dict(zip(map(identity, of_task), rows, strict=True))
 
   @property
   def labels(self) -> list[str]:
@@ -220,7 +215,7 @@ class Classification(FinetuningTask):
     return description.read(folder).task.get("labels", [])
 
   def _labels_of_file(self) -> list[str]:
-    """Those in the training's file, in the order of `label_order`."""
+    """Those in the training's file."""
     if not (self.config.do_train or self.config.train_file):
       raise UserError(
         f"--output_dir={self.config.output_dir} has no run that says which "
@@ -231,7 +226,7 @@ class Classification(FinetuningTask):
     names: dict[str, str] = {}
     for value in sorted(set(values), key=lambda value: (len(value), value)):
       names.setdefault(identity(value), value.strip())  # the shortest one
-    labels = sorted(names.values(), key=label_order)
+    labels = [*names.values()]
     if not 2 <= len(labels) <= _MOST_LABELS:
       raise DataError(
         f"{path}: column {name!r} has {len(labels)} different labels, such as "
@@ -266,15 +261,14 @@ class Classification(FinetuningTask):
 
   def _targets(self, path: str, rows) -> list:
     """Each row's number: of its label, or for a regression its label."""
-    name, (names, numbers) = self._table.label, self._head
-    known = dict(zip(map(identity, self._of_task), numbers, strict=True))
+    name, (names, _, numbers) = self._table.label, self._head
     wanted = f"one of {', '.join(names[:10])}"
     if self._is_regression:
       wanted = "a finite number"
     targets = []
     labels = tables.column(path, rows, name, may_be_empty=False)
     for row, label in zip(rows, labels, strict=True):
-      target = known.get(identity(label), math.nan)
+      target = numbers.get(identity(label), math.nan)
       if self._is_regression:
         target = _as_number(label)
       if not math.isfinite(target):

@@ -1,6 +1,6 @@
-"""SQuAD's official metrics: exact match and F1 of answers, in percent.
+"""SQuAD's official metrics, exact match and F1 of answers, as shares of 1.
 
-The definitions of evaluate-v1.1.py and evaluate-v2.0.py
+The definitions, but not the percent, of evaluate-v1.1.py and evaluate-v2.0.py
 (https://rajpurkar.github.io/SQuAD-explorer/; arXiv:1606.05250 section 6.1,
 arXiv:1806.03822 section 5).
 """
@@ -39,9 +39,7 @@ def f1_v1(answer: str, prediction: str) -> float:
 
 def f1_v2(answer: str, prediction: str) -> float:
   """`f1_v1`, but 1 if neither text has words (evaluate-v2.0.py)."""
-  if not normalize_answer(answer) and not normalize_answer(prediction):
-    return 1.0
-  return f1_v1(answer, prediction)
+  return f1_v1(answer, prediction) or exact_match(answer, prediction)
 
 
 def _best(metric, answers: Sequence[str], prediction: str) -> float:
@@ -51,11 +49,11 @@ def _best(metric, answers: Sequence[str], prediction: str) -> float:
 def evaluate_v1(
   answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
 ) -> dict:
-  """Percentages by name."""
+  """Means by name."""
   results = {}
   for name, metric in (("exact_match", exact_match), ("f1", f1_v1)):
     scores = [_best(metric, answers[q], predictions[q]) for q in answers]
-    results[name] = 100.0 / len(answers) * sum(scores)
+    results[name] = sum(scores) / len(answers)
   return results
 
 
@@ -65,7 +63,7 @@ def evaluate_v2(
   null_odds: Mapping[str, float],
   threshold: float = 0.0,
 ) -> dict:
-  """SQuAD 2.0's metrics by name; exact and f1 are in percent.
+  """SQuAD 2.0's metrics by name.
 
   HasAns_ and NoAns_ are of the questions with and without an answer, if there
   are any. best_exact and best_f1 are at the best thresholds (best_..._thresh).
@@ -94,12 +92,12 @@ def evaluate_v2(
       answered.append(_best(metric, texts, predictions[question]))
     scores[name] = np.where(odds > threshold, empty, answered)
     best, where = _best_threshold(np.array(answered), empty, odds)
-    at_best[f"best_{name}"] = 100.0 * best / len(right)
+    at_best[f"best_{name}"] = best / len(right)
     at_best[f"best_{name}_thresh"] = where
   results = {}
   for prefix, group in groups.items():
     for name in scores if group.any() else ():
-      results[prefix + name] = 100.0 * sum(scores[name][group]) / sum(group)
+      results[prefix + name] = sum(scores[name][group]) / sum(group)
   return {name: float(n) for name, n in {**results, **at_best}.items()}
 
 

@@ -62,7 +62,7 @@ def test_metrics_that_are_not_defined_are_0():
 
 def test_metrics_of_three_labels():
   targets, predicted = np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])
-  assert metrics.macro_f1(targets, predicted) == pytest.approx(
+  assert metrics.f1(targets, predicted, "macro") == pytest.approx(
     (2 / 3 + 2 / 3 + 1) / 3
   )
 

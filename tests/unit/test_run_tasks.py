@@ -164,14 +164,14 @@ def test_squads_results_are_its_versions(tmp_path, monkeypatch, exact):
   """2.0 has another name for one, and more that are left out."""
 
   def trained(folder, command, each_line):
-    results = {"HasAns_f1": 1.0, exact: 2.0, "f1": 3.0}
+    results = {"HasAns_f1": 0.1, exact: 0.25, "f1": 0.5}
     json_files.write(f"{folder}/eval_results.json", results)
     json_files.write(f"{folder}/task.json", {"task": "squad"})
 
   monkeypatch.setattr(run_tasks.processes, "run", trained)
   task = {"script": "run_squad.py", "version_2_with_negative": True}
   found = run_tasks.run(task, 1, 1, str(tmp_path / "run"), [])
-  assert found == {"f1": 3.0, exact: 2.0} and next(iter(found)) == "f1"
+  assert found == {"f1": 50.0, exact: 25.0} and next(iter(found)) == "f1"
 
 
 def test_each_run_gets_the_parts_of_the_model(tmp_path, made, monkeypatch):

@@ -56,7 +56,7 @@ def test_version_1_takes_the_best_of_several_answers():
   predictions = {"q1": "1968.", "q2": "two old men", "q3": "London", "q4": ""}
   # q1: 1, 1; q2: 0, 0.8 (2 of 3, 2 of 2); q3 and q4: 0, 0.
   assert squad_metric.evaluate_v1(answers, predictions) == pytest.approx(
-    {"exact_match": 25.0, "f1": 45.0}
+    {"exact_match": 0.25, "f1": 0.45}
   )
 
 
@@ -67,16 +67,16 @@ def test_version_2():
   found = squad_metric.evaluate_v2(answers, best, odds, threshold=0.0)
   # a: "red", f1 2/3. b: above the threshold, so "", wrong. c: "green", wrong.
   # d: "", right.
-  assert found["exact"] == pytest.approx(25.0)
-  assert found["f1"] == pytest.approx(100 * (2 / 3 + 1) / 4)
+  assert found["exact"] == pytest.approx(0.25)
+  assert found["f1"] == pytest.approx((2 / 3 + 1) / 4)
   assert found["HasAns_exact"] == 0.0
-  assert found["HasAns_f1"] == pytest.approx(100 / 3)
-  assert found["NoAns_exact"] == found["NoAns_f1"] == 50.0
+  assert found["HasAns_f1"] == pytest.approx(1 / 3)
+  assert found["NoAns_exact"] == found["NoAns_f1"] == 0.5
   # No threshold at all: c and d are right, 2 of 4 exactly. Up to -2 a is
   # answered, 2 exactly and 2.67 in words; up to -1 and 1 c and d are lost.
-  assert found["best_exact"] == pytest.approx(50.0)
+  assert found["best_exact"] == pytest.approx(0.5)
   assert found["best_exact_thresh"] < -2.0
-  assert found["best_f1"] == pytest.approx(100 * (2 / 3 + 2) / 4)
+  assert found["best_f1"] == pytest.approx((2 / 3 + 2) / 4)
   assert found["best_f1_thresh"] == -2.0
   # With that threshold it is that f1.
   again = squad_metric.evaluate_v2(answers, best, odds, threshold=-2.0)
@@ -89,7 +89,7 @@ def test_version_2_with_equal_odds_has_thresholds_that_can_be():
     answers, {"a": "x", "b": "y"}, {"a": 1.0, "b": 1.0}
   )
   # Both are answered or none: one is right either way.
-  assert found["best_exact"] == found["best_f1"] == 50.0
+  assert found["best_exact"] == found["best_f1"] == 0.5
   assert "NoAns_exact" in found and "HasAns_exact" in found
 
 
@@ -124,7 +124,7 @@ def test_version_2_of_any_questions(answers, groups, best, odds):
       )
       for each in members[group]
     ]
-    expected = 100.0 * sum(right) / len(right)
+    expected = sum(right) / len(right)
     assert found[f"{group}exact"] == pytest.approx(expected)
     assert found[f"{group}f1"] == pytest.approx(expected)
   assert {n.removesuffix("exact") for n in found if n.endswith("exact")} == {
