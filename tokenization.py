@@ -81,16 +81,8 @@ printable_text = convert_to_unicode
 
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """Reads a vocabulary: token -> line number; DataError if unreadable."""
-  tokens = _tokens_of(convert_to_unicode(_contents(vocab_file)))
+  tokens = _tokens_of(convert_to_unicode(input_files.read(vocab_file)))
   return collections.OrderedDict((token, i) for i, token in enumerate(tokens))
-
-
-def _contents(path: str) -> bytes:
-  try:
-    with input_files.open_input(path) as f:
-      return f.read()
-  except OSError as e:
-    raise DataError(f"{path}: {e.strerror}") from e
 
 
 def _tokens_of(text: str) -> list[str]:
@@ -417,7 +409,7 @@ class WordPieceEncoder(_Encoder):
   def __init__(self, vocab_file: str, do_lower_case: bool):
     self.file, self.do_lower_case = vocab_file, do_lower_case
     try:
-      tokens = _tokens_of(_contents(vocab_file).decode())
+      tokens = _tokens_of(input_files.read(vocab_file).decode())
     except UnicodeDecodeError as e:
       raise DataError(f"{vocab_file}: not a vocabulary in UTF-8: {e}") from e
     continues = [token.startswith("##") for token in tokens]
@@ -508,7 +500,7 @@ class SentencePieceEncoder(_Encoder):
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     self.file, self.do_lower_case = model_file, do_lower_case
-    data = _contents(model_file)
+    data = input_files.read(model_file)
     try:
       model = ModelProto.FromString(data)
       _check_model(model)

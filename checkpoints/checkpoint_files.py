@@ -216,7 +216,7 @@ class CheckpointFiles:
     for step in self.steps():
       try:
         self.check(step)
-      except CheckpointError as e:
+      except UserError as e:
         damaged.append(str(e))
       else:
         for line in damaged:
@@ -230,26 +230,19 @@ class CheckpointFiles:
     return self.without_marker()
 
   def check(self, step: int) -> None:
-    """Raises `CheckpointError` if a checkpoint is not as it was written."""
+    """Raises `UserError` if a checkpoint is not as it was written."""
     prefix = self.prefix(step)
-    try:
-      with open(prefix + ".json", "rb") as f:
-        files = json_files.parse(f.read())["files"]
-      for suffix in _SUFFIXES:
-        wanted = files[os.path.basename(prefix) + suffix]
-        present = _described(prefix + suffix)
-        if present != wanted:
-          raise CheckpointError(
-            f"{prefix}{suffix}: {present['bytes']} bytes with CRC-32C "
-            f"{present['crc32c']}, but {wanted['bytes']} with "
-            f"{wanted['crc32c']} were written"
-          )
-    except UserError:
-      raise
-    except OSError as e:
-      raise CheckpointError(f"{e.filename or prefix}: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError) as e:
-      raise CheckpointError(f"{prefix}.json: not a checkpoint's ({e!r})") from e
+    names = [os.path.basename(prefix) + suffix for suffix in _SUFFIXES]
+    form = {"files": {name: {"bytes": int, "crc32c": str} for name in names}}
+    marker = json_files.read_own(prefix + ".json", "delete it", form)
+    for name in names:
+      path, wanted = os.path.join(self.folder, name), marker["files"][name]
+      present = _described(path)
+      if present != wanted:
+        raise CheckpointError(
+          f"{path}: {present['bytes']} bytes with CRC-32C {present['crc32c']}, "
+          f"but {wanted['bytes']} with {wanted['crc32c']} were written"
+        )
 
   # Writing -------------------------------------------------------------------
 

@@ -67,10 +67,20 @@ def kind_of(f: io.BufferedReader, path: str, *wanted: Kind) -> Kind:
 
 @contextlib.contextmanager
 def open_input(path: str, *wanted: Kind) -> Iterator[BinaryIO]:
-  """Opens a file; DataError as of `kind_of`."""
-  with open(path, "rb") as f:
+  """Opens a file; DataError if it cannot, and as of `kind_of`."""
+  try:
+    f = open(path, "rb")
+  except OSError as e:
+    raise DataError(f"{path}: {e.strerror}") from e
+  with f:
     kind_of(f, path, *wanted)
     yield f
+
+
+def read(path: str) -> bytes:
+  """The content; DataError as of `open_input`."""
+  with open_input(path) as f:
+    return f.read()
 
 
 def expect_plain(paths: Iterable[str], *wanted: Kind) -> None:

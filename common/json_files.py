@@ -37,8 +37,7 @@ def _no_number(name: str):
 
 def read(path: str):
   """The value of a JSON file; DataError if it is not JSON."""
-  with input_files.open_input(path) as f:
-    content = f.read()
+  content = input_files.read(path)
   try:
     return parse(content)
   except ValueError as e:
@@ -87,8 +86,7 @@ def read_own(path: str, remedy: str, form=None):
 
   It must have the `form` that `expect` describes.
   """
-  with input_files.open_input(path) as f:
-    content = f.read()
+  content = input_files.read(path)
   try:
     value = parse(content)
     if form is not None:

@@ -54,10 +54,7 @@ _KINDS = {**_FLAGS, **_MASKS, "global_batch_size": (int, [int]), **_ENDS}
 
 def read(path: str) -> tuple[dict, ...]:
   """The checked items of a --stages file; raises `UserError`."""
-  try:
-    items = json_files.read(path)
-  except OSError as e:
-    raise UserError(f"--stages={path}: {e.strerror}") from e
+  items = json_files.read(path)
   if not (isinstance(items, list) and items):
     raise UserError(f"--stages={path}: must be a list of stages")
   return tuple(

@@ -259,10 +259,7 @@ class Manifest:
   @classmethod
   def load(cls, path: str) -> "Manifest":
     """Reads a manifest; DataError if it is damaged or of another version."""
-    try:
-      raw = json_files.read(path)
-    except OSError as e:
-      raise DataError(f"{path}: not a readable manifest: {e.strerror}") from e
+    raw = json_files.read(path)
     try:
       json_files.expect(raw, _FORM)
       raw["tokenizer"] = tokenization.TokenizerInfo(**raw["tokenizer"])

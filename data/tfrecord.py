@@ -131,15 +131,12 @@ def _are_starts(offsets: np.ndarray) -> bool:
 class _RecordFile:
   def __init__(self, path: str, use_index: bool = True):
     self.path = path
-    try:
-      self._fd = os.open(path, os.O_RDONLY)
-    except OSError as e:
-      raise DataError(f"{path}: {e.strerror}") from e
+    with input_files.open_input(path) as f:
+      self._fd = os.dup(f.fileno())
     weakref.finalize(self, os.close, self._fd)
     self.size = os.fstat(self._fd).st_size
-    if not (os.path.isfile(path) and self.size):
-      raise DataError(f"{path}: not a file, or empty")
-    input_files.expect_plain([path])
+    if not self.size:
+      raise DataError(f"{path}: the file is empty")
     if use_index and os.path.exists(path + INDEX_SUFFIX):
       offsets = self.load_index()
     else:

@@ -88,7 +88,7 @@ def _read(path: str) -> dict:
   """What a file that ranks wrote says; {} without one, or if it is damaged."""
   try:
     return dict(json_files.read(path))
-  except (FileNotFoundError, TypeError, ValueError):
+  except (TypeError, ValueError):
     return {}
 
 

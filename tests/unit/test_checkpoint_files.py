@@ -16,6 +16,7 @@ from checkpoints import checkpoint_files, checkpointing
 from checkpoints import snapshot as snapshots
 from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
 from checkpoints.snapshot import Snapshot
+from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from training import evaluation
@@ -328,7 +329,7 @@ def test_markers_that_are_none(tmp_path):
   marker = tmp_path / "model.ckpt-1.json"
   for content in ("", "[]", "{}", '{"files": 3}', '{"files": {"x": 1}}'):
     marker.write_text(content)
-    with pytest.raises(CheckpointError, match="model.ckpt-1.json: not a"):
+    with pytest.raises(UserError, match="model.ckpt-1.json: damaged: "):
       files.check(1)
 
 

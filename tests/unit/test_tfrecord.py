@@ -183,8 +183,8 @@ def test_an_index_of_other_records_is_found(record_file):
 @pytest.mark.parametrize(
   "name, data, words",
   [
-    ("x", b"", "x: not a file, or empty"),
-    ("x", None, "x: not a file, or empty"),  # a folder
+    ("x", b"", "x: the file is empty"),
+    ("x", None, "x: Is a directory"),
     ("nowhere", b"", "nowhere: No such file"),
     ("x", b"this is no record file at all\n", "x: record 0 .*not a TFRecord"),
   ],
