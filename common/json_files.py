@@ -35,13 +35,19 @@ def _no_number(name: str):
   raise ValueError(f"{name} is not JSON")
 
 
-def read(path: str):
-  """The value of a JSON file; DataError if it is not JSON."""
+def read(path: str, form=None, kind: str = "JSON"):
+  """The value of a JSON file; DataError if it is none of this kind.
+
+  It must have the `form` that `expect` describes.
+  """
   content = input_files.read(path)
   try:
-    return parse(content)
+    value = parse(content)
+    if form is not None:
+      expect(value, form)
+    return value
   except ValueError as e:
-    raise DataError(f"{path}: not readable as JSON: {e}") from e
+    raise DataError(f"{path}: not readable as {kind}: {e}") from e
 
 
 def read_lines(

@@ -19,7 +19,7 @@ from tokenizers import (
 )
 
 import tokenization
-from common import json_files
+from common import input_files, json_files
 from common.errors import DataError
 from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
@@ -100,8 +100,8 @@ def _sentencepiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   The library loses some of them. It also chooses otherwise between equally
   likely segmentations (". .." and ".. .").
   """
-  with open(encoder.file, "rb") as f:
-    model = sentencepiece_model_pb2.ModelProto.FromString(f.read())
+  content = input_files.read(encoder.file)
+  model = sentencepiece_model_pb2.ModelProto.FromString(content)
   trainer, normalization = model.trainer_spec, model.normalizer_spec
   if not (
     {piece.type for piece in model.pieces} <= {1, 2, 3}  # also unknown, control

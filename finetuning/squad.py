@@ -199,11 +199,7 @@ def read_squad(
   path: str, version_2: bool, needs_answers: bool
 ) -> list[windows.Question]:
   """The questions of a SQuAD 1.1 or 2.0 file; `DataError` for other formats."""
-  content = json_files.read(path)
-  try:
-    json_files.expect(content, _FORMAT)
-  except ValueError as e:
-    raise DataError(f"{path}: not SQuAD's format: {e}") from e
+  content = json_files.read(path, _FORMAT, "SQuAD's format")
   questions: dict[str, windows.Question] = {}
   for article in content["data"]:
     for paragraph in article["paragraphs"]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkpoints import checkpoint_files, description
-from common import json_files
+from common import input_files, json_files
 from common.errors import UserError
 from common.files import atomic_write
 from common.model_files import (
@@ -37,8 +37,7 @@ class Model(NamedTuple):
     """The name beside a published model -> the file's content; {} without."""
     contents = {}
     for flag, path in self.source.vocabulary.items():
-      with open(path, "rb") as f:
-        contents[VOCABULARIES[flag]] = f.read()
+      contents[VOCABULARIES[flag]] = input_files.read(path)
     return contents
 
   @property
@@ -107,8 +106,7 @@ def _is_same(path: str, content: bytes, model: Model) -> bool:
     for key in description.OF_FILES:
       said.pop(key, None)
     return not task_differences(said, model.task)
-  with open(path, "rb") as f:
-    return f.read() == content
+  return input_files.read(path) == content
 
 
 def write_folder(

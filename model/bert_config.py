@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 
 from common import json_files
-from common.tensorflow_v1 import later as tf
 
 # Names that `layers.get_activation` knows. "gelu" is google/bert's, the tanh
 # approximation; "gelu_erf" is the exact one, which Hugging Face calls "gelu".
@@ -107,15 +106,7 @@ class BertConfig:
   @classmethod
   def from_json_file(cls, json_file):
     """A checked BertConfig; ValueError names the file."""
-    with tf.gfile.GFile(json_file, "rb") as reader:
-      text = reader.read()
-    try:
-      json_object = json_files.parse(text)
-    except ValueError as error:
-      raise ValueError(f"{json_file}: not JSON: {error}") from error
-    if not isinstance(json_object, dict):
-      raise ValueError(f"{json_file}: not a JSON object")
-    return cls.from_dict(json_object, source=str(json_file))
+    return cls.from_dict(json_files.read(json_file, {}), source=str(json_file))
 
   def validate(self, source="the BERT configuration"):
     """Raises ValueError, beginning with `source`, for an impossible value."""

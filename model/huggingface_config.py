@@ -204,12 +204,4 @@ def _labels(content: dict, source: str) -> list[str] | None:
 def read_config(folder: str) -> ReadConfig:
   """Reads a folder's config.json."""
   path = os.path.join(folder, CONFIG_FILE)
-  return from_their_config(read_object(path), path)
-
-
-def read_object(path: str) -> dict:
-  """A JSON file's object; `DataError` for anything else."""
-  content = json_files.read(path)
-  if not isinstance(content, dict):
-    raise DataError(f"{path}: not a JSON object")
-  return content
+  return from_their_config(json_files.read(path, {}), path)

@@ -109,7 +109,7 @@ def test_a_users_own_file_is_not_called_damaged(tmp_path):
     lambda path: huggingface_config.read_config(os.path.dirname(path)),
   ):
     (tmp_path / "config.json").write_text('{"a"')
-    with pytest.raises(DataError, match="json: not readable as JSON") as e:
+    with pytest.raises(DataError, match="json: not readable as") as e:
       read(str(path))
     assert "damaged" not in str(e.value) and "remove" not in str(e.value)
   with pytest.raises(DataError, match="v1.1.json: damaged: .*; do this"):

@@ -745,7 +745,7 @@ def first_paragraph(data):
 
 # fmt: off
 DAMAGED = [
-  (lambda d: d.pop("data"), "not SQuAD's format: data is missing"),
+  (lambda d: d.pop("data"), "not readable as SQuAD's format: data is missing"),
   (lambda d: d["data"][0].pop("paragraphs"), "0..paragraphs is missing"),
   (lambda d: first_paragraph(d)["qas"][0].update(answers=None),
    "answers is None, not a list"),

@@ -1141,8 +1141,8 @@ def test_one_hot_embeddings_equal_gathered_ones():
       "hidden_act is .swish., not .*gelu",
     ),
     (json.dumps({"hidden_size": 8}), "vocab_size is None"),
-    ("{", "not JSON"),
-    ("[1]", "not a JSON object"),
+    ("{", "not readable as JSON"),
+    ("[1]", "it is .1., not an object"),
   ],
 )
 def test_config_errors_name_the_file_and_the_numbers(tmp_path, text, words):
