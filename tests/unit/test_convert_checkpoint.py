@@ -648,7 +648,7 @@ def test_shards(tmp_path):
   ):
     convert(folder, tmp_path / "c" / "m")
   (folder / name).unlink()
-  with pytest.raises(OSError, match="model-00002-of-00002"):
+  with pytest.raises(UserError, match="model-00002-of-00002"):
     convert(folder, tmp_path / "c" / "m")
   for text in ("{}", "[]", '{"weight_map": {"a": 5}}'):
     index.write_text(text)
