@@ -6,7 +6,7 @@ import io
 import math
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -190,8 +190,8 @@ class Classification(FinetuningTask):
     self.reads_pairs = bool(self._table.pair)
 
   @functools.cached_property
-  def _head(self) -> tuple[list[str], list[int], dict[str, int]]:
-    """Labels by row, rows in the task's order, and rows by `identity`."""
+  def _head(self) -> tuple[list[str], list[str], list[int]]:
+    """The labels of its rows; the task's labels in order, and their rows."""
     of_model, of_task = self._labels_of_model(), self._table.labels
     if of_task is None:
       is_known = of_model and not self.config.do_train
@@ -200,13 +200,10 @@ class Classification(FinetuningTask):
     # A model's rows keep their labels, whatever the order of this task.
     rows = rows_of(of_model, of_task) or rows_of(of_model, self._table.names)
     labels = of_model if rows else list(of_task)
-    rows = rows or [*range(len(labels))]
-    return labels, rows, dict(zip(map(identity, of_task), rows, strict=True))
+    return labels, list(of_task), rows or [*range(len(labels))]
 
-  @property
-  def labels(self) -> list[str]:
-    """In the order of the head's rows; [] for a regression."""
-    return self._head[0]
+  # Of the head's rows, in their order; [] for a regression.
+  labels = property(lambda self: self._head[0])
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""
@@ -261,14 +258,16 @@ class Classification(FinetuningTask):
 
   def _targets(self, path: str, rows) -> list:
     """Each row's number: of its label, or for a regression its label."""
-    name, (names, _, numbers) = self._table.label, self._head
-    wanted = f"one of {', '.join(names[:10])}"
+    name, (_, known, numbers) = self._table.label, self._head
+    key = key_of(known)
+    number_of = dict(zip(map(key, known), numbers, strict=True))
+    wanted = f"one of {', '.join(known[:10])}"
     if self._is_regression:
       wanted = "a finite number"
     targets = []
     labels = tables.column(path, rows, name, may_be_empty=False)
     for row, label in zip(rows, labels, strict=True):
-      target = numbers.get(identity(label), math.nan)
+      target = number_of.get(key(label), math.nan)
       if self._is_regression:
         target = _as_number(label)
       if not math.isfinite(target):
@@ -301,7 +300,7 @@ class Classification(FinetuningTask):
     predicted = logits[:, 0]
     if not self._is_regression:
       # F1 is of the second label in the task's order, not the model's rows'.
-      numbers = np.argsort(self._head[1])
+      numbers = np.argsort(self._head[2])
       targets, predicted = numbers[targets], numbers[np.argmax(logits, axis=1)]
     return {
       name: metrics.metric(name, len(self.labels))(targets, predicted)
@@ -356,14 +355,18 @@ def identity(label: str) -> str:
   return text.removesuffix(".0") if is_number else text
 
 
+def key_of(labels: Sequence[str]) -> Callable[[str], str]:
+  """What tells these labels apart; case does only where nothing else does."""
+  keys = (lambda label: identity(label).casefold(), identity)
+  known = (key for key in keys if len({*map(key, labels)}) == len(labels))
+  return next(known, str)
+
+
 def rows_of(head: Sequence[str], labels: Sequence[str]) -> list[int]:
   """The row of each label in a head, by name; [] if it is of other labels."""
-  for name_of in (identity, lambda label: identity(label).casefold()):
-    names = [name_of(label) for label in head]
-    wanted = [name_of(label) for label in labels]
-    if sorted(names) == sorted(wanted) and len(set(names)) == len(names):
-      return [names.index(name) for name in wanted]
-  return []
+  key = key_of(head)
+  there, here = [*map(key, head)], [*map(key, labels)]
+  return [*map(there.index, here)] if sorted(there) == sorted(here) else []
 
 
 def pair_length(a, b=None) -> int:

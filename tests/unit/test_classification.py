@@ -275,6 +275,7 @@ NAMES = [
   (["a", "b"], ["a", "b", "c"], None),
   (["a", "A"], ["a", "b"], None),
   (["007", "08"], ["7", "8"], None),
+  (["1", "1.0", "b"], ["b", "1"], None),  # as 1.0 of this project told apart
   ([], ["0", "1"], None),  # a regression, or no file says them
 ]
 
@@ -290,6 +291,34 @@ def test_a_models_rows_are_found_by_name(
   assert made.labels == (of_model if rows else sorted(of_task))
   wanted = rows or [made.labels.index(label) for label in of_task]
   assert [e.targets[0] for e in made.training_set.examples] == wanted
+
+
+@pytest.mark.parametrize(
+  "of_model, labels, rows",
+  [
+    (["POSITIVE", "NEGATIVE"], ["negative", "Positive"], [1, 0]),
+    (["1", "0"], ["false", "1.0", " 0"], [1, 0, 1]),
+    (["b", "a", "A"], ["A", "a", "B"], [2, 1, None]),
+    (["1", "1.0"], ["1.0", "1"], [1, 0]),  # as 1.0 of this project knew them
+    (["no", "yes"], ["0"], [None]),
+  ],
+)
+def test_an_evaluation_finds_the_models_labels(
+  tmp_path, table, of_model, labels, rows
+):
+  (tmp_path / "task.json").write_text(json.dumps({"labels": of_model}))
+  given = dict(
+    do_train=False, do_eval=True, init_checkpoint=f"{tmp_path}/model.ckpt-1"
+  )
+  for label, row in zip(labels, rows, strict=True):
+    text, path = f"sentence\tlabel\na\t{label}\n", f"{tmp_path}/own.tsv"
+    made = table(text, eval_file=path, **given)
+    assert made.labels == of_model
+    if row is None:
+      with pytest.raises(UserError, match=f"line 2: label is '{label}', not o"):
+        _ = made.evaluation_set
+    else:
+      assert made.evaluation_set.examples[0].targets == (row,)
 
 
 PUBLISHED = [
