@@ -1,8 +1,10 @@
 """Exports: the same answers without this project, and nothing half done."""
 
+import ast
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -153,6 +155,22 @@ def test_an_export_holds_weights_and_what_they_mean(answers, kind):
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
   ]  # fmt: skip
   assert source.task.get("labels") == trained.TASKS[kind].get("labels")
+
+
+def test_the_example_of_the_page_gives_words(answers, tmp_path):
+  """docs/use_a_model.md, on this export."""
+  with open(f"{runs.ROOT}/docs/use_a_model.md", encoding="utf-8") as f:
+    blocks = re.findall(r"^```python\n(.*?)^```", f.read(), re.M | re.S)
+  (example,) = (block for block in blocks if "saved_model.load" in block)
+  _, export, _ = answers["pretraining"]
+  example = example.replace('"runs/quickstart/served/1"', repr(str(export)))
+  done = subprocess.run(
+    [sys.executable, "-c", example],
+    cwd=tmp_path, env={**os.environ, "PYTHONPATH": runs.ROOT},
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert len(ast.literal_eval(done.stdout)) == 3
 
 
 def test_only_what_is_asked_for(tmp_path, letters):
