@@ -29,6 +29,17 @@ _FLAGS = (
   "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
   "hidden_dropout_prob", "attention_probs_dropout_prob", "seed",
 )  # fmt: skip
+# What keys are called that do not say it themselves.
+_NAMES = {
+  "masked_lm_prob": "share of the tokens to mask",
+  "do_whole_word_mask": "whole words masked",
+  "dupe_factor": "copies of each document",
+  "lr_schedule": "learning rate schedule",
+  "max_seq_length": "tokens of an example, at most",
+  "hidden_dropout_prob": "dropout in this training",
+  "attention_probs_dropout_prob": "dropout of attention in this training",
+  **metrics.LABELS,
+}
 
 
 def write(
@@ -78,7 +89,7 @@ def write(
     ("Framework", run.get("versions", {}).items()),
   ):
     table = [
-      f"| {key.replace('_', ' ')} | {_cell(value, key)} |"
+      f"| {_NAMES.get(key, key.replace('_', ' '))} | {_cell(value, key)} |"
       for key, value in rows
       if value is not None
     ]
@@ -116,8 +127,9 @@ def _data(about: Description, run: dict) -> Iterator[tuple]:
     yield "masks", manifest.masking
     for key in _SETTINGS:
       yield key, manifest.settings.get(key)
-  elif run.get("data"):
-    yield "records", run["data"].get("records")
+  elif data := run.get("data"):
+    yield "examples", data.get("examples")
+    yield "records that hold them", data.get("records")
 
 
 def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
@@ -139,8 +151,10 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "records_per_update", plan.get("records_per_update")
   yield "warmup_updates", plan.get("warmup_updates")
   yield "ranks", plan.get("ranks")
+  given = {key: value for key, value in flags.items() if value is not None}
+  used = flags.get("bert", {}) | given | flags.get("optimizer", {})
   for key in _FLAGS:
-    yield key, flags.get("optimizer", {}).get(key, flags.get(key))
+    yield key, used.get(key)
   yield "sampled_softmax", flags.get("sampled_softmax") or None
   masks = flags.get("masks", {})
   if shares := masks.get("masked_lm_prob"):

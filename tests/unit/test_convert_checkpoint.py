@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -1000,7 +1001,7 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
     "| update of these weights | 20 |",
     "| optimizer | lamb |",
     "| learning rate | 0.001 |",
-    "| masked lm accuracy | 20.0% |",
+    "| masked words: right | 20.0% |",
     "| note | a\\|&lt;b> |",
     "| tensorflow | 2.21.0 |",
     "| masks | static |",
@@ -1023,6 +1024,42 @@ def test_a_folder_has_a_card_with_what_the_runs_files_say(tmp_path, letters):
     "| data, training and versions are those of | the first |",
   ):
     assert line in card.splitlines(), line
+
+
+@pytest.mark.parametrize(
+  "flags, data, rows",
+  [
+    (  # a training without the config's dropout
+      {"bert": {"hidden_dropout_prob": 0.1}, "hidden_dropout_prob": 0.0},
+      {"records": 9},
+      {"dropout in this training": "0", "records that hold them": "9"},
+    ),
+    (
+      {"bert": {"hidden_dropout_prob": 0.1}, "hidden_dropout_prob": None},
+      {},
+      {"dropout in this training": "0.1", "records that hold them": None},
+    ),
+    (  # a table of 300 rows, fine-tuned without a flag for dropout
+      {"bert": {"attention_probs_dropout_prob": 0.0}, "lr_schedule": "linear"},
+      {"examples": 300, "records": 81},
+      {
+        "dropout of attention in this training": "0",
+        "examples": "300",
+        "records that hold them": "81",
+        "learning rate schedule": "linear",
+      },
+    ),
+  ],
+)
+def test_a_card_says_what_the_training_did(tmp_path, flags, data, rows):
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  run = {"flags": flags, "plan": {"ranks": 1}, "data": {"files": [], **data}}
+  (tmp_path / "a" / "run.json").write_text(json.dumps({"runs": [run]}))
+  convert(prefix, tmp_path / "b", do_lower_case=True)
+  card = (tmp_path / "b" / "README.md").read_text()
+  table = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
+  assert {name: table.get(name) for name in rows} == rows
+  assert "_" not in "".join(table)
 
 
 def test_a_full_disk_is_an_error_for_people(tmp_path):
