@@ -18,7 +18,7 @@ import signal
 import sys
 
 from common.settings import run_with
-from data import creation, work_dir
+from data import creation, record_report, work_dir
 
 
 def report(summary: creation.Summary) -> str:
@@ -29,7 +29,7 @@ def report(summary: creation.Summary) -> str:
   seconds = sum(summary.seconds.values())
   pairs, masked = "none: masked LM alone", "drawn in training"
   if manifest.has_pairs:
-    pairs = f"{c['random_next'] / c['examples']:.1%}"
+    pairs = record_report.next_sentences(c["random_next"], c["examples"])
   if manifest.masking == "static":
     masked = f"{c['masked_tokens']:,}"
   rows = {

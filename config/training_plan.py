@@ -22,6 +22,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from common.console import counted
 from common.errors import UserError
 
 
@@ -142,7 +143,8 @@ class TrainingPlan:
     total += f" = {self.total_examples:,} examples"
     if self.records:
       total += f" = {self.epochs:.2f} epochs of {self.records:,} records"
-    shared = f"{self.ranks} ranks x {self.accumulation} micro-batches"
+    ranks = counted(self.ranks, "rank")
+    shared = f"{ranks} x {counted(self.accumulation, 'micro-batch', 'es')}"
     lines = [f"{self.mode} mode: {shared} x {batch}", total]
     divided = self.mode == "per-rank" and self.ranks * self.accumulation > 1
     if divided and self.steps:

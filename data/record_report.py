@@ -22,6 +22,11 @@ from data import masking, tf_example, tfrecord, workers
 
 _WIDTH = 80
 _SURVEYED = 1000  # records read from files that are not verified
+_MOST_RANDOM = 0.9  # of pairs: half is usual, four fifths for short documents
+_NO_NEXT = (
+  ": few documents have a next sentence to learn; a blank line is to end a "
+  "document only, and --objective=mlm does without pairs"
+)
 _SPACE = tokenization.SENTENCEPIECE_SPACE
 _NEXT_SENTENCE = ("B follows A", "B is from elsewhere")  # by label
 
@@ -300,13 +305,20 @@ def survey(
   return total
 
 
+def next_sentences(random: int, examples: int) -> str:
+  """The share of pairs whose B is `random`, and what a too large one means."""
+  share = random / max(1, examples)
+  return f"{share:.1%}{_NO_NEXT if share > _MOST_RANDOM else ''}"
+
+
 def describe(counts: Counter, files: int, pairs: bool) -> str:
   """A table of a `survey` of so many files, damaged ones too."""
 
   def share(part, whole):
     return f"{counts[part] / max(1, counts[whole]):.1%}"
 
-  records = f"{counts['records']:,} in {counts['files']} files"
+  found = console.counted(counts["files"], "file")
+  records = f"{counts['records']:,} in {found}"
   if counts["files"] < files:
     records += f"; {files - counts['files']} other files are damaged"
   if counts["read"] < counts["records"]:
@@ -316,6 +328,6 @@ def describe(counts: Counter, files: int, pairs: bool) -> str:
     fill += f", {share('to predict', 'tokens')} of them to predict"
   examples = f"{counts['examples'] / max(1, counts['read']):.2f} in a record"
   if pairs:
-    random_next = share("from elsewhere", "examples")
-    examples += f"; in {random_next} B is from elsewhere"
+    random_next = next_sentences(counts["from elsewhere"], counts["examples"])
+    examples += f"; B is from elsewhere in {random_next}"
   return table({"records": records, "fill": fill, "examples": examples})

@@ -250,7 +250,7 @@ class Manifest:
     }
     missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
     if missing:
-      rows["missing"] = f"{len(missing)} files, such as {missing[0]}"
+      rows["missing"] = f"{len(missing)}, such as {missing[0]}"
     return record_report.table(rows)
 
   def save(self, path: str) -> None:

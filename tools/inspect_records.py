@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 
+from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
 from data import record_report, records, tfrecord
@@ -100,7 +101,8 @@ def main(settings: Settings, *words: str) -> None:
   if damaged:
     raise DataError(f"{damaged} of {len(paths)} files are damaged")
   verdict = "all checksums right" if settings.verify else "not verified"
-  print(f"{len(paths)} files, {total['records']:,} records, {verdict}")
+  found = counted(len(paths), "file"), counted(total["records"], "record")
+  print(*found, verdict, sep=", ")
 
 
 if __name__ == "__main__":

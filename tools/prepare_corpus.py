@@ -22,7 +22,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 
 from common import errors
-from common.console import tell
+from common.console import counted, tell
 from common.files import file_sha256
 from common.settings import check, run_with, setting
 from data import prose, records, text_files
@@ -172,7 +172,7 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
   if settings.corpus:
     paths = records.expand_patterns(settings.corpus)
     records.check_not_written(paths, "--corpus", *files)
-    tell(f"reading {len(paths)} files ...")
+    tell(f"reading {counted(len(paths), 'file')} ...")
     texts = text_documents(paths, settings.text, settings.language)
   else:
     tell("reading leads of Wikipedia ...")

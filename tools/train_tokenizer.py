@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenization
 from common import errors, files
-from common.console import tell
+from common.console import counted, tell
 from common.settings import run_with, setting
 from data import records, text_files
 
@@ -208,7 +208,7 @@ def main(args: Settings) -> None:
   text = text_files.TextFormat("", args.text_field, args.encoding)
   paths = records.expand_patterns(args.input_file)
   records.check_not_written(paths, "--input_file", args.output_file)
-  tell(f"reading {len(paths)} files ...")
+  tell(f"reading {counted(len(paths), 'file')} ...")
   size = train[args.tokenizer](
     text_files.read_lines(paths, text),
     args.output_file,

@@ -1,5 +1,6 @@
 """Text to records: the same bytes from any workers, google/bert's meaning."""
 
+import collections
 import gzip
 import itertools
 import math
@@ -23,6 +24,7 @@ from data import (
   corpus,
   creation,
   masking,
+  record_report,
   records,
   shards,
   text_files,
@@ -376,6 +378,32 @@ def test_next_sentence_label_tells_the_document(tmp_path, letters):
     if all(segments.values()):
       same = segments[0] == segments[1]
       assert same == (e["next_sentence_labels"] == [0])
+
+
+@pytest.mark.parametrize(
+  "document, objective, told",
+  [
+    ("a b c", "mlm_nsp", True),  # a blank line after each sentence
+    ("a b\nb c\nc d\nd e", "mlm_nsp", False),
+    ("a b c", "mlm", False),
+  ],
+)
+def test_pairs_that_teach_no_next_sentence_have_a_note(
+  tmp_path, letters, document, objective, told
+):
+  (tmp_path / "t.txt").write_text(f"{document}\n\n" * 40)
+  summary = create(
+    tmp_path, str(tmp_path / "t.txt"), letters, objective=objective
+  )
+  note = "few documents have a next sentence to learn"
+  report = create_pretraining_data.report(summary)
+  assert (note in report) == told, report
+  c = summary.manifest.counts
+  looked = collections.Counter(
+    {"from elsewhere": c["random_next"], "examples": c["examples"]}
+  )
+  table = record_report.describe(looked, 1, summary.manifest.has_pairs)
+  assert (note in " ".join(table.split())) == told, table
 
 
 def test_manifest_counts(tmp_path, letters):

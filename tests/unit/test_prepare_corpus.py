@@ -171,3 +171,4 @@ def test_command(tmp_path, many):
     text=True,
   )
   assert done.returncode == 0 and "train.txt: 9" in done.stdout
+  assert done.stderr == "reading 2 files ...\n"

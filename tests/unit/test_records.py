@@ -265,11 +265,11 @@ a, record 1
   A: [CLS] dog{{[MASK]|##s}} [SEP]
   B: ##ing . cat [SEP]
 
-  records     2 in 1 files
+  records     2 in 1 file
   fill        62.5% of the tokens are not padding, 25.0% of them to predict
-  examples    1.00 in a record; in 50.0% B is from elsewhere
+  examples    1.00 in a record; B is from elsewhere in 50.0%
 
-1 files, 2 records, all checksums right
+1 file, 2 records, all checksums right
 """
   )
 
@@ -293,7 +293,7 @@ a, record 0, example 2 of 2
 """
     in out
   )
-  assert "  examples    2.00 in a record; in 50.0% B is from elsewhere\n" in out
+  assert "  examples    2.00 in a record; B is from elsewhere in 50.0%\n" in out
 
 
 def test_a_look_at_records_without_masks(tmp_path):
@@ -331,7 +331,7 @@ def test_files_of_google_bert(tmp_path):
   assert (status, errors) == (0, [])
   assert f"{path}\n  no manifest: 1 of 1 files indexed by a scan\n" in out
   assert "  A: [CLS] the {[MASK]|cat} sat play{[MASK]|##ing} [SEP]\n" in out
-  assert "1 files, 2 records, all checksums right\n" in out
+  assert "1 file, 2 records, all checksums right\n" in out
   status, out, _ = run(path)
   assert status == 0
   assert "Ids, not words: --vocab_file or --spm_model_file gives" in out
@@ -430,12 +430,12 @@ def test_all_damage_is_told(tmp_path):
   ):
     assert line.startswith(f"error: {words}")
   assert errors[5:] == ["inspect_records.py: error: 5 of 6 files are damaged"]
-  assert "  records     3 in 1 files; 5 other files are damaged\n" in out
+  assert "  records     3 in 1 file; 5 other files are damaged\n" in out
   assert "no more examples of bit: " in out and "good, record 0" in out
   # Neither the manifest nor records that the sample leaves out are checked.
   status, out, errors = run(tmp_path / "sha", "--noverify")
   assert (status, errors) == (0, [])
-  assert out.endswith("1 files, 3 records, not verified\n")
+  assert out.endswith("1 file, 3 records, not verified\n")
 
 
 @pytest.mark.parametrize(
@@ -488,10 +488,10 @@ def test_a_sample(tmp_path):
   status, out, _ = run(tmp_path / "[ab]", "--noverify", "--num_examples=0")
   assert status == 0 and "[CLS]" not in out
   assert "2,000 in 2 files; the counts below are from 1,000 of them\n" in out
-  assert "in a record; in 33.3% B is from elsewhere\n" in out
+  assert "in a record; B is from elsewhere in 33.3%\n" in out
   _, out, _ = run(tmp_path / "[ab]", "--num_examples=0")
   assert "  records     2,000 in 2 files\n" in out
-  assert "in a record; in 50.0% B is from elsewhere\n" in out
+  assert "in a record; B is from elsewhere in 50.0%\n" in out
 
 
 def test_data_sets_are_shown_one_by_one(tmp_path):
@@ -509,7 +509,7 @@ def test_data_sets_are_shown_one_by_one(tmp_path):
     f"{tmp_path}/y/b",
   ]
   assert out.count("a, record 0") == 2 and out.count("b, record 0") == 1
-  assert out.count("  missing     1 files, such as c\n") == 2
+  assert out.count("  missing     1, such as c\n") == 2
   assert out.endswith("3 files, 3 records, all checksums right\n")
 
 
