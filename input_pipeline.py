@@ -9,7 +9,6 @@ Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 import dataclasses
 import hashlib
 import os
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import modeling
 import tokenization
 from checkpoints import description
 from common.errors import DataError
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import monotonic_seconds, tf
 from data import (
   masking,
   record_order,
@@ -476,7 +475,7 @@ class Batches:
   start: Callable[[tf.Session, int], None]  # at a position
   numbers: Callable[[int], np.ndarray]  # position -> int64 [records read]
   count: int = 0  # batches on this rank; 0 if endless
-  made: tf.Tensor | None = None  # float64, time.time() when `next` was ready
+  made: tf.Tensor | None = None  # float64, the clock when `next` was ready
 
 
 @tf.autograph.experimental.do_not_convert  # converting takes a second
@@ -513,7 +512,8 @@ def training_batches(
   # Reads the next records before the last ones are used up.
   dataset = tf.data.Dataset.range(np.iinfo(np.int64).max // at_once)
   dataset = dataset.map(load).prefetch(1).unbatch()
-  iterator = _iterator(dataset.map(_with_time).prefetch(2))
+  dataset = dataset.map(lambda micro: (micro, monotonic_seconds()))
+  iterator = _iterator(dataset.prefetch(2))
   micro, made = iterator.get_next()
   return Batches(
     next=micro,
@@ -521,12 +521,6 @@ def training_batches(
     start=lambda sess, update: sess.run(iterator.initializer, {first: update}),
     numbers=lambda update: update_rows.of(update, at_once).numbers,
   )
-
-
-def _with_time(micro: MicroBatch) -> tuple[MicroBatch, tf.Tensor]:
-  # Not tf.timestamp, which --deterministic forbids.
-  now = tf.numpy_function(time.time, [], tf.float64)
-  return micro, tf.ensure_shape(now, [])
 
 
 def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:

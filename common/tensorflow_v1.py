@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 
 from common.console import tell
 
@@ -117,3 +118,13 @@ class _Later:
 
 
 later = _Later()
+
+
+def monotonic_seconds():
+  """float64, the clock of `time.monotonic` when the graph comes to it.
+
+  tf.timestamp is the wall clock, which may be set, and --deterministic forbids
+  it.
+  """
+  now = later.numpy_function(time.monotonic, [], later.float64)
+  return later.ensure_shape(now, [])

@@ -15,7 +15,7 @@ import numpy as np
 
 from common.errors import UserError, leaving_in_c
 from common.settings import check, setting
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import monotonic_seconds, tf
 
 _MOST_SHOWN = 5  # differences of ranks in one message
 
@@ -212,9 +212,9 @@ class _HorovodComm(Comm):
       with tf.device("/cpu:0"):
         return tf.constant(np.nan, tf.float64)
     with tf.control_dependencies(local):
-      began = tf.timestamp()
+      began = monotonic_seconds()
     with tf.control_dependencies([began, *reduced]):
-      return tf.timestamp() - began
+      return monotonic_seconds() - began
 
   def reducescatter(self, tensor, name, fp16=False):
     if tf.config.list_physical_devices("GPU"):

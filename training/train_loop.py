@@ -174,7 +174,7 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
       for micro_batch in range(1, micro_batches + 1):
         is_last = micro_batch == micro_batches
         lap = budget.lap() if budget and run.comm.is_root else 0.0
-        asked = time.time()
+        asked = time.monotonic()
         fetched, counts, made = run.session.run(
           [
             task.ops.fetches() if is_last else task.ops.accumulate,

@@ -1,5 +1,6 @@
 """Each number of a report against one that was found in another way."""
 
+import itertools
 import resource
 import time
 import types
@@ -18,6 +19,7 @@ from common import json_files
 from common.tensorflow_v1 import tf
 from data import record_shape, tfrecord
 from finetuning import classification, heads, packed, squad
+from gradients import distributed
 from model import model_flops, sampled_softmax
 from training import reporting
 from xla_patches import jit
@@ -329,6 +331,22 @@ def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
   report, closing = told_of(update_of(1.0))
   assert report["padding"] is closing["padding"] is None
   assert (report["loss"], report["examples_per_second"]) == (2.0, 9.0)
+
+
+def test_a_wall_clock_that_is_set_changes_no_seconds(
+  tiny_run, tmp_path, monkeypatch
+):
+  """It goes on by a day whenever it is asked: none is a wait for input."""
+  days = itertools.count(step=86_400.0)
+  monkeypatch.setattr(time, "time", lambda: next(days))
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=4, num_warmup_steps=1)
+  assert max(runs.metrics(tmp_path, "input_seconds")) < runs.HANG_SECONDS
+  with tf.Graph().as_default() as graph, tf.Session() as session:
+    slow = tf.numpy_function(lambda: time.sleep(0.2) or 0.0, [], tf.float64)
+    waited = distributed._HorovodComm.seconds_between(None, [], [slow])
+    assert 0.2 <= session.run(waited) < runs.HANG_SECONDS
+    # TensorFlow's own clock, which no test can set.
+    assert "Timestamp" not in {op.type for op in graph.get_operations()}
 
 
 def test_no_number_is_null_in_every_file(tmp_path, capsys):
