@@ -14,9 +14,9 @@ cut into several. A stop leaves the finished work in
 records/train.tfrecord.unfinished, from which the same command resumes.
 """
 
-import signal
 import sys
 
+from common.errors import handle_stops
 from common.settings import run_with
 from data import creation, record_report, work_dir
 
@@ -69,8 +69,7 @@ def _stop(signal_number, _) -> None:
 
 def main(settings: creation.Settings) -> None:
   """Makes records and prints their table."""
-  signal.signal(signal.SIGTERM, _stop)
-  signal.signal(signal.SIGINT, _stop)
+  handle_stops(_stop)
   summary = creation.create(settings, work_dir.ranks_of_environment())
   if summary:
     print(report(summary))

@@ -13,7 +13,7 @@ from common.console import tell
 
 # Exit status of a run that a signal stopped, after it saved (EX_TEMPFAIL).
 STOPPED_STATUS = 75
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class UserError(ValueError):
@@ -28,16 +28,29 @@ class DataError(UserError):
   """Input that cannot be used."""
 
 
+def handle_stops(handler) -> dict:
+  """Sets the handler of `STOP_SIGNALS`; returns those before, by signal.
+
+  Under nohup, which ignores SIGHUP, it stays ignored.
+  """
+  before = {}
+  for number in STOP_SIGNALS:
+    before[number] = signal.getsignal(number)
+    if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
+      signal.signal(number, handler)
+  return before
+
+
 def leave_when_asked() -> None:
   """From now on a signal ends the program: for when nothing is to be saved."""
-  for number in STOP_SIGNALS:
-    signal.signal(number, _leave)
+  handle_stops(_leave)
 
 
 def _leave(number, _) -> None:
-  # horovodrun may ask again, when another rank has ended; a second Ctrl-C ends
-  # this one at once.
+  # horovodrun may ask again, when another rank has ended, and a terminal that
+  # is closed asks several times; a second Ctrl-C ends this one at once.
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  signal.signal(signal.SIGHUP, signal.SIG_IGN)
   signal.signal(signal.SIGINT, signal.SIG_DFL)
   _tell_stopped(number)
   sys.exit(STOPPED_STATUS)

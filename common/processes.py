@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
+from common.errors import STOPPED_STATUS, UserError, handle_stops
 
 # horovodrun marks each line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
@@ -48,8 +48,7 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
     contextlib.ExitStack() as handlers,
   ):
     pass_on = functools.partial(_pass_on, process, asked)
-    for number in STOP_SIGNALS:
-      before = signal.signal(number, pass_on)
+    for number, before in handle_stops(pass_on).items():
       handlers.callback(signal.signal, number, before)  # at the block's end
     for line in process.stdout or ():
       each_line(_RANK_MARK.sub("", line))

@@ -99,21 +99,22 @@ name_run() {
 # them would not hear of it. So they get it here, and end as they do by themselves:
 # saved, with status 75. $2=first: those of one host, which tell the others; a signal
 # that comes later could meet ranks that are ending. $2=all: those of all hosts, without
-# which an elastic run would go on.
+# which an elastic run would go on. A terminal that is closed sends several SIGHUPs: the
+# first one asks, and the others are no second request.
 train() {
   local hosts=$1 whom=$2 status horovodrun asked=''
   shift 2
   # A session of its own, or a terminal would send Ctrl-C to horovodrun, too.
   setsid .venv/bin/horovodrun ${SSH_PORT:+-p "$SSH_PORT"} "$@" &
   horovodrun=$!
-  trap 'asked=1; ask_to_end "$hosts" "$whom" "$horovodrun"' TERM INT
+  trap 'trap "" HUP; asked=1; ask_to_end "$hosts" "$whom" "$horovodrun"' TERM INT HUP
   while true; do
     status=0
     wait "$horovodrun" || status=$?
     [ -n "$asked" ] || break
     asked= # this wait was ended by the signal, the next one by horovodrun
   done
-  trap '' TERM INT
+  trap '' TERM INT HUP
   if [ "$status" != 0 ]; then
     # A rank that hangs outlives the ssh client that horovodrun kills.
     local left

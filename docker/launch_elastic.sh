@@ -16,8 +16,9 @@
 #   SSH_PORT=2222  where sshd listens (default: ssh's own)
 #   TAKE_OVER=1    ends ranks that an earlier start of the same command left
 #
-# A host on which a rank failed is tried again after one to ten minutes. SIGTERM and
-# Ctrl-C end the run after the current update, saved, with status 75.
+# A host on which a rank failed is tried again after one to ten minutes. SIGTERM,
+# SIGHUP (but for nohup) and Ctrl-C end the run after the current update, saved, with
+# status 75.
 set -euo pipefail
 
 if [ "${1:-}" = --discover ]; then

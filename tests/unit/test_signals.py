@@ -72,7 +72,7 @@ def test_a_world_changes_only_when_ranks_are_elastic():
   assert verdict(4, 0, 0) == verdict(4, 4, 1) == "stop"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 @pytest.mark.parametrize("script", ["run_pretraining.py", "run_squad.py"])
 def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
   """As before the first update in general: nothing is there to be saved."""
@@ -107,7 +107,7 @@ with errors.leaving_in_c():
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_stop_while_ranks_look_for_each_other(name):
   """As in hvd.init, which may wait long: no Python code runs meanwhile."""
   process = subprocess.Popen(
@@ -120,6 +120,42 @@ def test_a_stop_while_ranks_look_for_each_other(name):
   _, said = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == errors.STOPPED_STATUS
   assert said == f"{name}: stopped as asked: the same command resumes\n"
+
+
+@pytest.fixture
+def dispositions():
+  """Those of signals, which are put back at the end."""
+  before = {n: signal.getsignal(n) for n in errors.STOP_SIGNALS}
+  yield before
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+@pytest.mark.parametrize("first", errors.STOP_SIGNALS)
+def test_a_closed_terminal_asks_once(dispositions, first, nohup):
+  """It sends several SIGHUPs, of which none ends a run that is saving."""
+  given = signal.SIG_IGN if nohup else signal.SIG_DFL
+  signal.signal(signal.SIGHUP, given)
+  with signals.StopSignals() as noted:
+    heard = signal.getsignal(first) not in (signal.SIG_IGN, signal.SIG_DFL)
+    assert heard != (nohup and first == signal.SIGHUP)
+    os.kill(os.getpid(), first if heard else signal.SIGHUP)
+    assert noted.received == (first.name if heard else None)
+    assert not heard or signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if heard or nohup:
+      assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+  assert signal.getsignal(signal.SIGHUP) == given
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_start_ends_with_its_terminal_unless_under_nohup(dispositions, nohup):
+  given = signal.SIG_IGN if nohup else signal.SIG_DFL
+  signal.signal(signal.SIGHUP, given)
+  errors.leave_when_asked()
+  assert signal.getsignal(signal.SIGTERM) == errors._leave
+  left = signal.SIG_IGN if nohup else errors._leave
+  assert signal.getsignal(signal.SIGHUP) == left
 
 
 def test_one_ranks_wish_for_a_checkpoint_is_all_ranks():

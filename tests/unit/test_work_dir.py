@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -309,7 +308,7 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
   assert "the same command resumes from it" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", errors.STOP_SIGNALS)
 def test_a_signal_stops_it(tmp_path, letters, number):
   process, work = started(tmp_path, letters, until="shards/*.result")
   process.send_signal(number)
