@@ -1,6 +1,7 @@
 """Runs other commands of this project."""
 
 import contextlib
+import ctypes
 import functools
 import os
 import re
@@ -15,6 +16,7 @@ from common.errors import STOPPED_STATUS, UserError, handle_stops
 # horovodrun marks each line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PR_SET_PDEATHSIG = 1  # of Linux' <sys/prctl.h>
 # It is missing where Horovod was not built.
 HOROVODRUN = os.path.join(os.path.dirname(sys.executable), "horovodrun")
 
@@ -26,12 +28,20 @@ def horovodrun(ranks: int, command: list[str]) -> list[str]:
   return [os.path.relpath(HOROVODRUN), "-np", str(ranks), *command]
 
 
+def end_with(parent: int, number: int) -> None:
+  """Makes Linux send this process `number` when its parent ends, however."""
+  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+  if os.getppid() != parent:  # it has ended already
+    os._exit(1)
+
+
 def run(title: str, command: list[str], each_line: Callable) -> float:
   """Runs a command, from any folder; returns how many seconds it took.
 
   `each_line` gets the lines of its stdout and stderr. A signal that asks this
   program to stop is passed on to the command, and then this program ends with
-  the same status. UserError with `title` if the command failed.
+  the same status. If it is killed, the command is asked to stop. UserError with
+  `title` if the command failed.
   """
   began = time.monotonic()
   asked: list[int] = []  # signals that came
@@ -44,6 +54,7 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
       stderr=subprocess.STDOUT,
       text=True,
       errors="replace",
+      preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGTERM),
     ) as process,
     contextlib.ExitStack() as handlers,
   ):

@@ -5,10 +5,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from common import console
+from common.processes import end_with
 
 
 def available_cores() -> int:
@@ -16,16 +16,9 @@ def available_cores() -> int:
   return len(os.sched_getaffinity(0))
 
 
-def _prepare_worker() -> None:
-  """Makes a worker end when its parent has ended, in any way."""
+def _prepare_worker(parent: int) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C
-
-  def watch(parent):
-    parent.join()
-    os._exit(1)
-
-  parent = multiprocessing.parent_process()
-  threading.Thread(target=watch, args=[parent], daemon=True).start()
+  end_with(parent, signal.SIGKILL)
 
 
 class Workers:
@@ -41,7 +34,7 @@ class Workers:
     # Not fork: the caller may have threads, which fork breaks.
     spawn = multiprocessing.get_context("spawn")
     self._pool = concurrent.futures.ProcessPoolExecutor(
-      num_workers, spawn, _prepare_worker
+      num_workers, spawn, _prepare_worker, (os.getpid(),)
     )
 
   def __enter__(self) -> "Workers":

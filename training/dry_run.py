@@ -20,6 +20,7 @@ import psutil
 
 import input_pipeline
 from checkpoints import checkpointing
+from common import processes
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -112,6 +113,7 @@ class Job:
 def _run(job: Job, size: int, sender) -> None:
   """In a child: sends a `Measured`, or None if the memory does not suffice."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
+  processes.end_with(multiprocessing.parent_process().pid, signal.SIGKILL)
   try:
     sender.send(_measured(job, size))
   except (tf.errors.OpError, MemoryError) as e:

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 
+import psutil
 import pytest
 import runs
 
@@ -156,6 +157,69 @@ def test_a_start_ends_with_its_terminal_unless_under_nohup(dispositions, nohup):
   assert signal.getsignal(signal.SIGTERM) == errors._leave
   left = signal.SIG_IGN if nohup else errors._leave
   assert signal.getsignal(signal.SIGHUP) == left
+
+
+# A child that prints its number and sleeps, and programs that start it.
+CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+COMMAND = f"""
+import sys
+from common import processes
+processes.run("x", [sys.executable, "-c", {CHILD!r}],
+  lambda line: print(line, end="", flush=True))
+"""
+CHILDREN = {
+  "a command": COMMAND,
+  "a command's command": f"""
+import sys
+from common import processes
+processes.run("x", [sys.executable, "-c", {COMMAND!r}],
+  lambda line: print(line, end="", flush=True))
+""",
+  "a worker": f"""
+from data import workers
+if __name__ == "__main__":
+  with workers.Workers(2) as pool:
+    pool.start(exec, [{CHILD!r}])
+    while True:
+      pool.check()
+""",
+  "a measured plan": f"""
+import os, time
+from training import dry_run
+def sleep(*_):
+  exec({CHILD!r})
+dry_run._measured = sleep
+if __name__ == "__main__":
+  dry_run.Job(None, None, None, 1, 0).measure(1, 1e9)
+""",
+}
+
+
+@pytest.mark.parametrize(
+  "kind",
+  [
+    "a command",
+    "a command's command",
+    "a worker",
+    pytest.param("a measured plan", marks=pytest.mark.slow),
+  ],
+)
+def test_a_program_that_is_killed_leaves_no_child(tmp_path, kind):
+  (tmp_path / "program.py").write_text(CHILDREN[kind])
+  process = subprocess.Popen(
+    [sys.executable, str(tmp_path / "program.py")],
+    stdout=subprocess.PIPE,
+    text=True,
+    env={**os.environ, "PYTHONPATH": runs.ROOT},
+  )
+  child = psutil.Process(int(process.stdout.readline()))
+  try:
+    process.kill()
+    child.wait(timeout=30)
+  finally:
+    if child.is_running():
+      child.kill()
+    process.communicate()
 
 
 def test_one_ranks_wish_for_a_checkpoint_is_all_ranks():
