@@ -14,9 +14,10 @@ cut into several. A stop leaves the finished work in
 records/train.tfrecord.unfinished, from which the same command resumes.
 """
 
+import signal
 import sys
 
-from common.errors import handle_stops
+from common.errors import STOP_SIGNALS
 from common.settings import run_with
 from data import creation, record_report, work_dir
 
@@ -69,7 +70,8 @@ def _stop(signal_number, _) -> None:
 
 def main(settings: creation.Settings) -> None:
   """Makes records and prints their table."""
-  handle_stops(_stop)
+  for number in STOP_SIGNALS:
+    signal.signal(number, _stop)
   summary = creation.create(settings, work_dir.ranks_of_environment())
   if summary:
     print(report(summary))

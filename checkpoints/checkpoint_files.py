@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 from common import input_files, json_files
 from common.console import tell
 from common.errors import UserError
+from common.files import atomic_write, folder_aside
 from common.tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"
@@ -123,24 +123,28 @@ class _Writer:
     self._session.run(self._save, {**feeds, self._prefix: prefix})
 
 
-def write_weights(prefix: str, values: Mapping[str, np.ndarray]) -> None:
-  """Writes a new checkpoint for --init_checkpoint, without a marker."""
-  folder = os.path.dirname(prefix) or "."
-  for suffix in _SUFFIXES:
-    if os.path.exists(prefix + suffix):
-      raise CheckpointError(
-        f"{prefix}{suffix} exists already: give another name, or remove it"
-      )
-  os.makedirs(folder, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=folder, prefix=_ASIDE) as aside:
+def write_weights(prefix: str, values: Mapping, beside: Mapping = {}) -> None:
+  """Writes a new checkpoint for --init_checkpoint, without a marker.
+
+  `values` are arrays by name, `beside` the contents of its other files by path.
+  """
+  with folder_aside(prefix) as aside:
     name = os.path.join(aside, os.path.basename(prefix))
+    if os.path.exists(f"{prefix}.index"):
+      raise CheckpointError(
+        f"{prefix}.index exists already: give another name, or remove it"
+      )
     try:
       _Writer(values)(name, values)
     except tf.errors.OpError as e:
       raise CheckpointError(
         f"{prefix} could not be written ({_reason(e)})"
       ) from e
-    for suffix in reversed(_SUFFIXES):  # the index last: readers look for it
+    for path, content in beside.items():
+      with atomic_write(path) as f:
+        f.write(content)
+    # The index last: without it a start that was killed can be made again.
+    for suffix in reversed(_SUFFIXES):
       os.replace(name + suffix, prefix + suffix)
 
 

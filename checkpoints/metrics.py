@@ -138,13 +138,10 @@ class MetricsLog:
     """Drops reports after `resume_step`; `tag` is the events' folder."""
     self._path = path = os.path.join(output_dir, name)
     kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
-    self._waiting = b"".join(map(_line, kept))
-    self._written = 0
-    self._file = open(path + ".tmp", "wb", buffering=0)
-    self._flush()
-    if self._waiting:
-      raise DataError(f"{path}.tmp: {self._trouble}")
-    os.replace(path + ".tmp", path)
+    with files.atomic_write(path) as f:
+      f.write(b"".join(map(_line, kept)))
+    self._file = open(path, "ab", buffering=0)
+    self._written, self._waiting = self._file.tell(), b""
     self._events = tf.summary.FileWriter(os.path.join(output_dir, tag))
     # It makes TensorBoard drop later updates.
     start = tf.SessionLog(status=tf.SessionLog.START)
@@ -188,7 +185,6 @@ class MetricsLog:
       self._trouble = e.strerror
       # A part of a line would be no report.
       self._file.truncate(self._written)
-      self._file.seek(self._written)
     else:
       self._trouble = None
       self._written += len(self._waiting)

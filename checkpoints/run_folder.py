@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import importlib.metadata
 import os
 import platform
@@ -13,9 +12,8 @@ import time
 
 from checkpoints import description
 from common import json_files
-from common.console import tell
 from common.errors import UserError
-from common.files import atomic_write, file_sha256
+from common.files import atomic_write, file_sha256, lock
 from common.tensorflow_v1 import later as tf
 from data import record_report
 
@@ -56,8 +54,8 @@ def locked(folder: str, comm):
 def _take(f, folder: str, comm) -> bool:
   """False if another rank 0 of the same job holds the lock."""
   try:
-    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError as e:
+    lock(f, folder)
+  except UserError as e:
     f.seek(0)
     holder, _, job = f.read().partition("\n")
     if comm.elastic and job == _job():
@@ -67,11 +65,6 @@ def _take(f, folder: str, comm) -> bool:
       "it, stop it (SIGTERM saves), or use another --output_dir: also to "
       "evaluate its checkpoints meanwhile, given as --init_checkpoint"
     ) from e
-  except OSError as e:
-    tell(
-      f"{folder}: cannot be locked ({e.strerror}); make sure that no other run "
-      "uses it"
-    )
   f.truncate(0)
   started = time.strftime("%Y-%m-%d %H:%M:%S")
   f.write(

@@ -1,6 +1,7 @@
 """How programs end: by errors that the user can mend, or as they are asked."""
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -13,7 +14,9 @@ from common.console import tell
 
 # Exit status of a run that a signal stopped, after it saved (EX_TEMPFAIL).
 STOPPED_STATUS = 75
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = [signal.SIGTERM, signal.SIGINT]
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+  STOP_SIGNALS.append(signal.SIGHUP)
 
 
 class UserError(ValueError):
@@ -28,22 +31,10 @@ class DataError(UserError):
   """Input that cannot be used."""
 
 
-def handle_stops(handler) -> dict:
-  """Sets the handler of `STOP_SIGNALS`; returns those before, by signal.
-
-  Under nohup, which ignores SIGHUP, it stays ignored.
-  """
-  before = {}
-  for number in STOP_SIGNALS:
-    before[number] = signal.getsignal(number)
-    if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
-      signal.signal(number, handler)
-  return before
-
-
 def leave_when_asked() -> None:
   """From now on a signal ends the program: for when nothing is to be saved."""
-  handle_stops(_leave)
+  for number in STOP_SIGNALS:
+    signal.signal(number, _leave)
 
 
 def _leave(number, _) -> None:
@@ -56,14 +47,8 @@ def _leave(number, _) -> None:
   sys.exit(STOPPED_STATUS)
 
 
-_told = False
-
-
+@functools.cache  # another thread tells it, too
 def _tell_stopped(number: int) -> None:
-  global _told
-  if _told:  # by another thread
-    return
-  _told = True
   name = signal.Signals(number).name
   tell(f"{name}: stopped as asked: the same command resumes")
 

@@ -1,11 +1,17 @@
-"""Files: written so that they appear only when they are whole, and hashed."""
+"""Files and folders that appear when they are whole; locks; hashes."""
 
 import contextlib
 import errno
+import fcntl
+import functools
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
+
+from common.console import tell
+from common.errors import UserError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -23,6 +29,58 @@ def atomic_write(path: str) -> Iterator[BinaryIO]:
     if isinstance(e, OSError) and e.errno in _FULL and e.filename is None:
       e.filename = path
     raise
+
+
+@contextlib.contextmanager
+def new_folder(path: str) -> Iterator[str]:
+  """An empty folder, which becomes `path` after a block without an error."""
+  if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+    raise UserError(
+      f"--output={path} already exists and is not empty: give a new folder"
+    )
+  with folder_aside(path) as aside:
+    yield aside
+    os.replace(aside, path)
+
+
+@contextlib.contextmanager
+def folder_aside(place: str) -> Iterator[str]:
+  """An empty folder for what is moved to `place`, or beside it, when whole.
+
+  What a killed start left in it is removed: its name follows from `place`.
+  UserError if another process works in it.
+  """
+  aside = os.path.normpath(place) + ".unfinished"
+  os.makedirs(aside, exist_ok=True)
+  with contextlib.ExitStack() as at_end:
+    opened = os.open(aside, os.O_RDONLY)
+    at_end.callback(os.close, opened)
+    lock(opened, aside)
+    at_end.callback(shutil.rmtree, aside, ignore_errors=True)
+    for item in os.scandir(aside):
+      shutil.rmtree(item) if item.is_dir() else os.unlink(item)
+    yield aside
+
+
+def lock(opened: BinaryIO | int, folder: str) -> None:
+  """Keeps other processes out of `folder` until a file of it is closed.
+
+  UserError if another process keeps this one out.
+  """
+  try:
+    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as e:
+    raise UserError(
+      f"{folder}: another process works there; wait for it or end it"
+    ) from e
+  except OSError as e:  # a file system without locks
+    _tell_once(
+      f"{folder}: cannot be locked ({e.strerror}); make sure that no other "
+      "process works there"
+    )
+
+
+_tell_once = functools.cache(tell)
 
 
 def file_sha256(path: str) -> str:

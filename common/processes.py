@@ -11,12 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from common.errors import STOPPED_STATUS, UserError, handle_stops
+from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
 
 # horovodrun marks each line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_PR_SET_PDEATHSIG = 1  # of Linux' <sys/prctl.h>
 # It is missing where Horovod was not built.
 HOROVODRUN = os.path.join(os.path.dirname(sys.executable), "horovodrun")
 
@@ -30,7 +29,7 @@ def horovodrun(ranks: int, command: list[str]) -> list[str]:
 
 def end_with(parent: int, number: int) -> None:
   """Makes Linux send this process `number` when its parent ends, however."""
-  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+  ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
   if os.getppid() != parent:  # it has ended already
     os._exit(1)
 
@@ -40,8 +39,8 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
 
   `each_line` gets the lines of its stdout and stderr. A signal that asks this
   program to stop is passed on to the command, and then this program ends with
-  the same status. If it is killed, the command is asked to stop. UserError with
-  `title` if the command failed.
+  the same status; the end of this one stops the command, too. UserError with
+  `title` if it failed.
   """
   began = time.monotonic()
   asked: list[int] = []  # signals that came
@@ -59,7 +58,8 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
     contextlib.ExitStack() as handlers,
   ):
     pass_on = functools.partial(_pass_on, process, asked)
-    for number, before in handle_stops(pass_on).items():
+    for number in STOP_SIGNALS:
+      before = signal.signal(number, pass_on)
       handlers.callback(signal.signal, number, before)  # at the block's end
     for line in process.stdout or ():
       each_line(_RANK_MARK.sub("", line))

@@ -121,10 +121,7 @@ later = _Later()
 
 
 def monotonic_seconds():
-  """float64, the clock of `time.monotonic` when the graph comes to it.
-
-  tf.timestamp is the wall clock, which may be set, and --deterministic forbids
-  it.
-  """
+  """float64, `time.monotonic()` when the graph runs: nobody sets that clock."""
+  # Nor does --deterministic forbid it, as it does tf.timestamp.
   now = later.numpy_function(time.monotonic, [], later.float64)
   return later.ensure_shape(now, [])

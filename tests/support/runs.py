@@ -108,6 +108,40 @@ def ended_after(update):
     yield
 
 
+class Killed(BaseException):
+  """Stands for SIGKILL in `killed_at`."""
+
+
+@contextlib.contextmanager
+def killed_at(moment):
+  """From its `moment`-th rename or removal on the block changes no file.
+
+  As by SIGKILL, also where it cleans up. Yields a list, empty if it ended well.
+  """
+  calls, was_killed = 0, []
+
+  def ending(function):
+    def call(*arguments, **named):
+      nonlocal calls
+      calls += 1
+      if calls > moment:
+        was_killed.append(function)
+        raise Killed
+      return function(*arguments, **named)
+
+    return call
+
+  with contextlib.ExitStack() as patches, contextlib.suppress(Killed):
+    for module, names in (
+      (os, ("replace", "rename", "unlink", "remove", "rmdir")),
+      (shutil, ("rmtree",)),
+    ):
+      for name in names:
+        now = ending(getattr(module, name))
+        patches.enter_context(mock.patch.object(module, name, now))
+    yield was_killed
+
+
 def trained(tiny_run, output_dir, **settings):
   """The run folder of `pretrain`; equal ones are made once a session."""
   config_file, pattern = map(str, tiny_run)

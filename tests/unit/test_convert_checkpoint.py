@@ -3,6 +3,7 @@
 `test_convert_parity.py` holds the numbers against transformers'.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,6 +23,7 @@ from samples import LETTERS, TINY, contents, write_config, write_packed
 import convert_checkpoint
 import tokenization
 from checkpoints import checkpoint_files
+from common import files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from convert_checkpoint import Settings
@@ -947,6 +949,46 @@ def test_the_command(tmp_path):
     "is not empty: "
     "give a new folder"
   )
+
+
+@pytest.mark.parametrize(
+  "to",
+  [
+    "huggingface",
+    "tensorflow",
+    pytest.param("saved_model", marks=pytest.mark.slow),
+  ],
+)
+def test_the_same_command_ends_what_was_killed_at_any_file(
+  tmp_path, letters, to
+):
+  """And leaves nothing beside it, whatever the first one left there."""
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  given = dict(to=to, vocab_file=letters, do_lower_case=True)
+  convert(prefix, tmp_path / "whole" / "m", **given)
+  names = lambda folder: sorted(
+    str(path.relative_to(folder)) for path in folder.rglob("*")
+  )
+  moment, was_killed = 0, [True]
+  while was_killed:
+    out = tmp_path / str(moment)
+    with runs.killed_at(moment) as was_killed:
+      convert(prefix, out / "m", **given)
+    with contextlib.suppress(UserError):  # it was written already
+      convert(prefix, out / "m", **given)
+    assert names(out) == names(tmp_path / "whole"), moment
+    moment += 1
+  assert moment > 3
+
+
+def test_two_commands_do_not_work_on_one_folder(tmp_path):
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  with files.new_folder(str(tmp_path / "b")) as aside:
+    with open(os.path.join(aside, "mine"), "w") as f:
+      f.write("whole")
+    with pytest.raises(UserError, match="b.unfinished: another process works"):
+      convert(prefix, tmp_path / "b")
+  assert contents(tmp_path / "b") == {"mine": b"whole"}
 
 
 # -----------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_the_default_is_the_most_useful(answers, kind, name):
 @pytest.mark.parametrize("kind", trained.TASKS)
 def test_an_export_holds_weights_and_what_they_mean(answers, kind):
   prefix, folder, _ = answers[kind]
-  assert not os.path.exists(f"{folder}.tmp")
+  assert not os.path.exists(f"{folder}.unfinished")
   weights = {
     name
     for name, _ in tf.train.list_variables(prefix)

@@ -123,10 +123,10 @@ def test_a_failure_keeps_both_earlier_files(tmp_path, many, monkeypatch):
   before = documents_in(train)
   write = prepare_corpus._write
 
-  def full(path, documents):
-    if path.endswith("heldout.txt"):
+  def full(f, documents):
+    if "heldout.txt" in f.name:
       raise OSError(28, "No space left on device")
-    write(path, documents)
+    write(f, documents)
 
   monkeypatch.setattr(prepare_corpus, "_write", full)
   with pytest.raises(OSError, match="No space"):
@@ -160,7 +160,7 @@ def test_a_failed_download(tmp_path, monkeypatch):
   monkeypatch.setattr(subprocess, "run", lambda command, **_: failed)
   with pytest.raises(records.DataError, match="could not fetch .*no route"):
     prepare(tmp_path, cache_dir=str(tmp_path / "cache"))
-  assert os.listdir(tmp_path / "cache") == []
+  assert not os.path.exists(tmp_path / "cache")
 
 
 def test_command(tmp_path, many):

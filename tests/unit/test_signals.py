@@ -17,6 +17,9 @@ from common import errors
 from gradients.distributed import Comm
 from training import signals
 
+# Also where the tests run under nohup.
+HEARS_HANGUPS = ["env", "--default-signal=HUP"]
+
 
 @pytest.mark.slow
 def test_a_run_whose_output_nobody_reads_is_saved_when_stopped(
@@ -82,7 +85,7 @@ def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
     "time.sleep(600)\n"
   )
   done = subprocess.run(
-    [sys.executable, f"{runs.ROOT}/{script}"],
+    [*HEARS_HANGUPS, sys.executable, f"{runs.ROOT}/{script}"],
     capture_output=True,
     text=True,
     timeout=runs.HANG_SECONDS,
@@ -112,7 +115,7 @@ with errors.leaving_in_c():
 def test_a_stop_while_ranks_look_for_each_other(name):
   """As in hvd.init, which may wait long: no Python code runs meanwhile."""
   process = subprocess.Popen(
-    [sys.executable, "-c", IN_C], cwd=runs.ROOT, text=True,
+    [*HEARS_HANGUPS, sys.executable, "-c", IN_C], cwd=runs.ROOT, text=True,
     stdout=subprocess.PIPE, stderr=subprocess.PIPE,
   )  # fmt: skip
   process.stdout.readline()
@@ -126,37 +129,40 @@ def test_a_stop_while_ranks_look_for_each_other(name):
 @pytest.fixture
 def dispositions():
   """Those of signals, which are put back at the end."""
-  before = {n: signal.getsignal(n) for n in errors.STOP_SIGNALS}
+  names = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+  before = {number: signal.getsignal(number) for number in names}
   yield before
   for number, handler in before.items():
     signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("nohup", [False, True])
-@pytest.mark.parametrize("first", errors.STOP_SIGNALS)
-def test_a_closed_terminal_asks_once(dispositions, first, nohup):
+@pytest.mark.parametrize("first", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_closed_terminal_asks_once(dispositions, monkeypatch, first):
   """It sends several SIGHUPs, of which none ends a run that is saving."""
-  given = signal.SIG_IGN if nohup else signal.SIG_DFL
-  signal.signal(signal.SIGHUP, given)
+  first = getattr(signal, first)
+  monkeypatch.setattr(signals, "STOP_SIGNALS", [*dispositions])
   with signals.StopSignals() as noted:
-    heard = signal.getsignal(first) not in (signal.SIG_IGN, signal.SIG_DFL)
-    assert heard != (nohup and first == signal.SIGHUP)
-    os.kill(os.getpid(), first if heard else signal.SIGHUP)
-    assert noted.received == (first.name if heard else None)
-    assert not heard or signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if heard or nohup:
-      assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-  assert signal.getsignal(signal.SIGHUP) == given
+    assert signal.getsignal(first) == noted._note
+    os.kill(os.getpid(), first)
+    assert noted.received == first.name
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+  for number, handler in dispositions.items():
+    assert signal.getsignal(number) == handler
 
 
-@pytest.mark.parametrize("nohup", [False, True])
-def test_a_start_ends_with_its_terminal_unless_under_nohup(dispositions, nohup):
-  given = signal.SIG_IGN if nohup else signal.SIG_DFL
-  signal.signal(signal.SIGHUP, given)
-  errors.leave_when_asked()
-  assert signal.getsignal(signal.SIGTERM) == errors._leave
-  left = signal.SIG_IGN if nohup else errors._leave
-  assert signal.getsignal(signal.SIGHUP) == left
+def test_under_nohup_only_other_signals_stop_a_program():
+  process = subprocess.Popen(
+    ["nohup", sys.executable, "-c", IN_C], cwd=runs.ROOT, text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  )  # fmt: skip
+  process.stdout.readline()
+  process.send_signal(signal.SIGHUP)
+  time.sleep(0.5)
+  process.send_signal(signal.SIGTERM)
+  _, said = process.communicate(timeout=runs.HANG_SECONDS)
+  assert process.returncode == errors.STOPPED_STATUS
+  assert said.endswith("SIGTERM: stopped as asked: the same command resumes\n")
 
 
 # A child that prints its number and sleeps, and programs that start it.
