@@ -398,25 +398,25 @@ class PretrainingConfig(RunConfig):
     "records at once.", low=0)
   num_train_steps: int = _batch(100000,
     "Steps of the whole run: updates with --global_batch_size. Without it they "
-    "are stated for one rank without accumulation, and divided by ranks x "
-    "accumulation x examples in a record.",
+    "are those of one rank alone: the run divides them by its ranks, by the "
+    "micro-batches of an update and by the examples of a record.",
     low=1, json="scheduler.params.total_num_steps")
   num_warmup_steps: int = _batch(10000,
     "Warm-up steps, included in --num_train_steps, in which the learning rate "
     "rises to its peak.", low=0, json="scheduler.params.warmup_num_steps")
   cooldown_from: str | None = _rate(None,
     "Run folder, or one of its checkpoints, from which this new run continues "
-    "in another --output_dir while the rate of --lr_schedule=wsd (or "
-    "wsd_linear) falls to 0 in --num_decay_steps, instead of making "
-    "--num_train_steps. The checkpoint is of the part with a constant rate; of "
-    "a folder it is the newest. Moments, counters and the position in the data "
-    "are that run's. Give its other flags, too, but not --init_checkpoint.")
+    "in another --output_dir: the rate of --lr_schedule=wsd (or wsd_linear) "
+    "falls to 0 in --num_decay_steps, and the run ends. The checkpoint is of "
+    "the part with a constant rate; of a folder it is the newest. Moments, "
+    "counters and the position in the data are that run's. Give its other "
+    "flags, too, but not --init_checkpoint.")
   max_train_minutes: float = _batch(0.0,
     "Minutes to train, over all starts of a run, with evaluations and saves, "
-    "without starting and the first update, which compiles. A run ends then if "
-    "it has not made --num_train_steps, and its learning rate has fallen: the "
-    "schedule, warm-up included, is as far as the time is, or as the updates "
-    "are if that is farther. 0 sets no limit.", low=0)
+    "without starting and the first update, which compiles. The learning rate "
+    "rises and falls over this time, or over --num_train_steps if these are "
+    "made sooner; the run ends with whichever is over first. 0 sets no limit.",
+    low=0)
   initial_weights: str = _model("random",
     "Weights that a new run starts from, where no --init_checkpoint has them. "
     "random: google/bert's. informed: the same, except that the output bias is "
