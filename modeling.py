@@ -19,7 +19,7 @@ import numpy as np
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import kernels, triton_kernels
+from model import attention, kernels, triton_kernels
 from model.bert_config import BertConfig
 from model.encoder import (
   LayerConfig,
@@ -31,6 +31,7 @@ from model.encoder import (
   transformer_model,
 )
 from model.layers import (
+  Norm,
   activation_in,
   assert_rank,
   create_initializer,
@@ -113,25 +114,28 @@ class BertModel:
     slices=WHOLE,
     places=None,
   ):
-    config = copy.deepcopy(config)
+    config = copy.deepcopy(config) if is_training else config.without_dropout()
     config.validate()
-    if not is_training:
-      config.hidden_dropout_prob = 0.0
-      config.attention_probs_dropout_prob = 0.0
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
-    if token_type_ids is None or config.type_vocab_size == 1:
+    if token_type_ids is None or config.type_vocab_size <= 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     layout = _layout(input_mask, seq_length, examples_per_sequence)
     groups = None
-    if triton:
+    if triton or config.global_attn_every_n_layers > 1:
       shape, packed = [batch_size, seq_length], examples_per_sequence > 1
       groups = triton_kernels.groups(input_mask, shape, packed)
+    spans = attention.spans(
+      config, layout.attention_mask, groups, layout.positions, seq_length,
+      policy,
+    )  # fmt: skip
     seed = hashed_seed(dropout_seed)
-    layer = LayerConfig(config, seed, policy, tuple(recompute), slices, groups)
+    layer = LayerConfig(
+      config, seed, policy, tuple(recompute), slices, groups if triton else None
+    )
     self.places = places
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
-        self._embed(
+        embedded = self._embed(
           input_ids, token_type_ids, layout, layer, use_one_hot_embeddings
         )
       if with_pooler and places is not None:
@@ -139,14 +143,14 @@ class BertModel:
         places = tf.concat([places, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
-          self.embedding_output, layout.attention_mask, layer, places
+          *embedded, spans, layer, places
         )
       self.sequence_output = self.all_encoder_layers[-1]
       self.pooled_output = self._pool(layout, layer) if with_pooler else None
 
   def _embed(self, input_ids, token_type_ids, layout, layer, use_one_hot):
-    """The first layer's input: embeddings of words, segments and positions."""
-    config = layer.bert
+    """What the first layer reads, and its residual, None if it is the same."""
+    config, norm = layer.bert, Norm.of(layer.bert)
     words, self.embedding_table = embedding_lookup(
       input_ids,
       config.vocab_size,
@@ -157,16 +161,23 @@ class BertModel:
     )
     self.embedding_output = embedding_postprocessor(
       words,
-      True,
+      config.type_vocab_size > 0,
       token_type_ids,
       config.type_vocab_size,
+      use_position_embeddings=config.position_type == "absolute",
       initializer_range=config.initializer_range,
       max_position_embeddings=config.max_position_embeddings,
-      dropout_prob=config.hidden_dropout_prob,
+      dropout_prob=config.dropout_after("embedding"),
       dropout_seed=layer.dropout_seed,
       policy=layer.policy,
       position_ids=layout.positions,
+      norm=norm if config.embedding_norm else None,
     )
+    if config.embedding_norm or not config.pre_layer_norm:
+      return self.embedding_output, None
+    policy, residual = layer.policy, self.embedding_output
+    types = policy.layer_norm, policy.attention
+    return layer_norm(residual, None, *types, norm), residual
 
   def _pool(self, layout, layer):
     """float [B * E, H]; what it alone reads is taken off `sequence_output`."""
@@ -271,23 +282,24 @@ def masked_lm_logits(
   else:
     hidden = gather_indexes(input_tensor, positions)
   with tf.variable_scope("cls/predictions"):
-    with tf.variable_scope("transform"):
-      hidden = dense(
-        hidden,
-        bert_config.hidden_size,
-        activation_in(bert_config.hidden_act, policy.gelu),
-        create_initializer(bert_config.initializer_range),
-        dtype=policy.heads,
-      )
-      hidden = layer_norm(hidden, None, policy.layer_norm, policy.heads)
+    if bert_config.mlm_head:
+      hidden = _transformed(hidden, bert_config, policy)
+    hidden = tf.cast(hidden, policy.heads)
     if rows is not None:
       hidden = kernels.gather_rows(hidden, rows)
-    bias = slices.get_variable(
-      "output_bias",
-      [bert_config.vocab_size],
-      tf.zeros_initializer(),
-      axis=0,
-    )
+    words, zeros = bert_config.vocab_size, tf.zeros_initializer()
+    if bert_config.decoder_bias:
+      bias = slices.get_variable("output_bias", [words], zeros, axis=0)
+    else:
+      first, end = slices.bounds(words)
+      bias = tf.zeros([end - first])
+    if not bert_config.tie_word_embeddings:
+      output_weights = slices.get_variable(
+        "output_weights",
+        [words, bert_config.hidden_size],
+        create_initializer(bert_config.initializer_range),
+        axis=0,
+      )
     weights = tf.convert_to_tensor(output_weights)
     if sampling is not None:
       return SampledLogits(hidden, weights, bias, sampling)
@@ -297,6 +309,21 @@ def masked_lm_logits(
     logits = tf.matmul(slices.copy_to_group(hidden), weights, transpose_b=True)
     first, _ = slices.bounds(bert_config.vocab_size)
     return Logits(logits, bias, slices, first)
+
+
+def _transformed(hidden, bert_config, policy):
+  """policy.heads [n, H]: a dense layer and a norm before the words' weights."""
+  with tf.variable_scope("transform"):
+    hidden = dense(
+      hidden,
+      bert_config.hidden_size,
+      activation_in(bert_config.hidden_act, policy.gelu),
+      create_initializer(bert_config.initializer_range),
+      dtype=policy.heads,
+      has_bias=bert_config.classifier_bias,
+    )
+    norm = Norm.of(bert_config)
+    return layer_norm(hidden, None, policy.layer_norm, policy.heads, norm)
 
 
 class Logits(NamedTuple):

@@ -264,7 +264,7 @@ def pretrain_stage(
       next_steps=next_steps.after(
         config.output_dir,
         positions=config.bert.max_position_embeddings,
-        converts=not config.bert.pre_layer_norm,
+        converts=not config.bert.keys_beyond_bert(),
       ),
     )
     sharded_variables.add_sliced(comm, config.optimizer.kind.slots)

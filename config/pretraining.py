@@ -251,8 +251,7 @@ class RunConfig:
     self.loss_scale.check(self.uses_fp16)
 
   def _check_triton(self) -> None:
-    heads = self.bert.num_attention_heads
-    triton_kernels.check_size(self.bert.hidden_size // heads)
+    triton_kernels.check_size(self.bert.head_size)
     policy = self.policy
     needs: dict[str, Any] = {
       "attention in 16 bits with a float32 softmax, by --precision and "
@@ -260,6 +259,8 @@ class RunConfig:
         policy.attention != tf.float32 and policy.softmax == tf.float32
       ),
       "--xla=layers or step": self.xla in jit.UPDATE,
+      "BERT's attention: of absolute positions, to all tokens, by biased "
+      "heads of equal number": self.bert.has_berts_attention,
       "no attention in --recompute": "attention" not in self.recompute,
     }
     _check_needs("--triton", needs)
@@ -511,7 +512,7 @@ class PretrainingConfig(RunConfig):
     _check_needs("--stages", needs)
 
   def _check_tensor_parallel(self, flag: str) -> None:
-    for name in ("num_attention_heads", "intermediate_size"):
+    for name in ("num_attention_heads", "key_value_heads", "intermediate_size"):
       if getattr(self.bert, name) % self.tensor_parallel:
         raise UserError(
           f"{flag}: the BERT config's {name}={getattr(self.bert, name)} is "

@@ -9,7 +9,7 @@ from common import json_files
 
 # Names that `layers.get_activation` knows. "gelu" is google/bert's, the tanh
 # approximation; "gelu_erf" is the exact one, which Hugging Face calls "gelu".
-ACTIVATION_NAMES = ("", "linear", "relu", "gelu", "tanh", "gelu_erf")
+ACTIVATION_NAMES = ("", "linear", "relu", "gelu", "tanh", "gelu_erf", "silu")
 
 # Keys of published multilingual and Chinese configurations that describe a
 # pooler other than BertModel's and never had an effect on it.
@@ -38,6 +38,8 @@ _STDDEV = (
   lambda s: _is_number(s) and 0.0 < s <= _LARGEST_STDDEV,
   f"> 0 and at most {_LARGEST_STDDEV:g}",
 )
+_POSITIVE = (lambda x: _is_number(x) and x > 0.0), "> 0"
+_COUNT = (lambda n: type(n) is int and n >= 0), "an int, 0 or more"
 _BOOL = (lambda b: isinstance(b, bool)), "a bool"
 _ACTIVATION = (
   lambda act: (
@@ -48,10 +50,24 @@ _ACTIVATION = (
   f"one of {ACTIVATION_NAMES}",
 )
 
+_DROPOUTS = (
+  "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout",
+  "attention_output_dropout",
+)  # fmt: skip
+
 # What a trained model becomes with another value of a key: one of other
 # weights, so that its checkpoint does not fit, or one with other answers.
 SHAPE, RESULT = "shape", "result"
 _THE_SAME = "the same"
+
+
+def _one_of(*names: str) -> tuple:
+  return (lambda name: name in names), f"one of {', '.join(names)}"
+
+
+def _or_none(values: tuple) -> tuple:
+  is_valid, wanted = values
+  return (lambda value: value is None or is_valid(value)), f"null, or {wanted}"
 
 
 def _key(default, values, changes=None, huggingface=_THE_SAME):
@@ -81,12 +97,60 @@ class BertConfig:
   attention_probs_dropout_prob: float = _key(0.1, _PROBABILITY)
   # Tokens of the longest sequence.
   max_position_embeddings: int = _key(512, _size(), SHAPE)
-  type_vocab_size: int = _key(16, _size(), SHAPE)  # segment ids
+  # Segment ids; of 0 there are no embeddings.
+  type_vocab_size: int = _key(16, _COUNT, SHAPE)
   # Standard deviation of the truncated normal initializer.
   initializer_range: float = _key(0.02, _STDDEV)
   # The residual is the sum before the layer norm, not after it
   # (https://arxiv.org/abs/2002.04745). Both kinds have the same variables.
   pre_layer_norm: bool = _key(False, _BOOL, RESULT, huggingface=None)
+
+  # What follows is of later encoders; each key goes with all others.
+
+  # "rotary": queries and keys are turned by an angle for each position
+  # (https://arxiv.org/abs/2104.09864), and there are no embeddings of it.
+  position_type: str = _key(
+    "absolute", _one_of("absolute", "rotary"), SHAPE, huggingface=None
+  )
+  # The longest wavelength of rotary positions is 2 pi times it, in layers that
+  # attend to all tokens, and in those that attend to near ones.
+  global_rope_theta: float = _key(10000.0, _POSITIVE, RESULT, huggingface=None)
+  local_rope_theta: float = _key(10000.0, _POSITIVE, RESULT, huggingface=None)
+  # Layers 0, n, 2 n, ... attend to all tokens, the others to those at most
+  # local_attention // 2 away.
+  global_attn_every_n_layers: int = _key(1, _size(), RESULT, huggingface=None)
+  local_attention: int = _key(128, _size(), RESULT, huggingface=None)
+  # Heads of keys and values, each for as many of queries (grouped-query
+  # attention, https://arxiv.org/abs/2305.13245); null: num_attention_heads.
+  num_key_value_heads: int | None = _key(
+    None, _or_none(_size()), SHAPE, huggingface=None
+  )
+  attention_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  # "rms" divides by the root mean square (https://arxiv.org/abs/1910.07467).
+  norm: str = _key("layer", _one_of("layer", "rms"), RESULT, huggingface=None)
+  norm_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  norm_eps: float = _key(1e-12, _POSITIVE, RESULT, huggingface=None)
+  # Whether the first layer's residual is normalized.
+  embedding_norm: bool = _key(True, _BOOL, RESULT, huggingface=None)
+  # The activation times a second product (https://arxiv.org/abs/2002.05202).
+  gated: bool = _key(False, _BOOL, SHAPE, huggingface=None)
+  mlp_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  # In the masked LM head: a dense layer with a bias and a norm before the
+  # words' weights; these are the word embeddings; a bias for each word.
+  mlm_head: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  classifier_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  tie_word_embeddings: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  decoder_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  # Dropout of embeddings and after attention; null: hidden_dropout_prob.
+  embedding_dropout: float | None = _key(
+    None, _or_none(_PROBABILITY), huggingface=None
+  )
+  attention_output_dropout: float | None = _key(
+    None, _or_none(_PROBABILITY), huggingface=None
+  )
+  # Whether the deviation of what ends a block is initializer_range over the
+  # square root of 2 num_hidden_layers.
+  scaled_initializer: bool = _key(False, _BOOL, huggingface=None)
 
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
@@ -115,11 +179,70 @@ class BertConfig:
       is_valid, wanted = field.metadata["values"]
       if not is_valid(value):
         raise ValueError(f"{source}: {field.name} is {value!r}, not {wanted}")
-    if self.hidden_size % self.num_attention_heads:
+    for key, factor in (
+      ("hidden_size", "num_attention_heads"),
+      ("num_attention_heads", "num_key_value_heads"),
+    ):
+      value, of = getattr(self, key), getattr(self, factor)
+      if of and value % of:
+        raise ValueError(
+          f"{source}: {key} {value} is not a multiple of {factor} {of}"
+        )
+    if self.position_type == "rotary" and self.head_size % 2:
       raise ValueError(
-        f"{source}: hidden_size {self.hidden_size} is not a multiple of "
-        f"num_attention_heads {self.num_attention_heads}"
+        f"{source}: rotary positions turn pairs of numbers, but heads have "
+        f"{self.head_size}: change hidden_size or num_attention_heads"
       )
+
+  @property
+  def head_size(self) -> int:
+    """D, the numbers of an attention head."""
+    return self.hidden_size // self.num_attention_heads
+
+  @property
+  def key_value_heads(self) -> int:
+    return self.num_key_value_heads or self.num_attention_heads
+
+  def without_dropout(self) -> "BertConfig":
+    """The same model as it answers."""
+    off = dict.fromkeys(_DROPOUTS, 0.0)
+    config = copy.deepcopy(self)
+    config.__dict__.update(off)
+    return config
+
+  def dropout_after(self, part: str) -> float:
+    """That of what `part`, "embedding" or "attention_output", gives."""
+    own = getattr(self, f"{part}_dropout")
+    return self.hidden_dropout_prob if own is None else own
+
+  @property
+  def normalizes_embeddings(self) -> bool:
+    """Whether the first layer reads normalized embeddings."""
+    return self.embedding_norm or self.pre_layer_norm
+
+  def keys_beyond_bert(self) -> list[str]:
+    """Keys that make it a model which Hugging Face's BERT cannot be."""
+    names = huggingface_keys()
+    keys = keys_that_change(SHAPE, RESULT)
+    return self._changed([key for key in keys if names[key] is None])
+
+  @property
+  def has_berts_attention(self) -> bool:
+    """Whether the keys of attention say what BERT's is."""
+    keys = (
+      "position_type", "global_attn_every_n_layers", "num_key_value_heads",
+      "attention_bias",
+    )  # fmt: skip
+    return not self._changed(keys)
+
+  def _changed(self, keys) -> list[str]:
+    """Those of `keys` that are not the default."""
+    defaults = {f.name: f.default for f in dataclasses.fields(self)}
+    return [key for key in keys if getattr(self, key) != defaults[key]]
+
+  def is_local(self, layer: int) -> bool:
+    """Whether layer number `layer`, from 0, attends to near tokens only."""
+    return layer % self.global_attn_every_n_layers > 0
 
   def differences(self, other: "BertConfig") -> list[str]:
     """Keys that differ and make another model; training's may differ."""
@@ -127,8 +250,15 @@ class BertConfig:
     return [k for k in keys if getattr(self, k) != getattr(other, k)]
 
   def to_dict(self):
-    """A dictionary from which `from_dict` makes an equal configuration."""
-    return copy.deepcopy(self.__dict__)
+    """A dictionary from which `from_dict` makes an equal configuration.
+
+    Keys that google/bert does not know are in it if they say anything.
+    """
+    values = copy.deepcopy(self.__dict__)
+    later = [key for key, name in huggingface_keys().items() if name is None]
+    for key in set(later) - set(self._changed(later)):
+      del values[key]
+    return values
 
   def to_json_string(self):
     """JSON text with sorted keys and a newline at its end."""

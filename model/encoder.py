@@ -11,8 +11,11 @@ from typing import NamedTuple
 import mixed_precision
 from common.tensorflow_v1 import tf
 from model import kernels, triton_kernels, weights
+from model.attention import Span, attention, mask_bias
 from model.bert_config import BertConfig
 from model.layers import (
+  BERTS_NORM,
+  Norm,
   Weights,
   create_initializer,
   dense,
@@ -30,6 +33,7 @@ from model.layers import (
   recomputed,
   reshape_from_matrix,
   reshape_to_matrix,
+  silu,
   site_seeds,
 )
 from model.tensor_parallel import WHOLE, Slices
@@ -46,7 +50,7 @@ _HEAD_SITE = -1  # a fine-tuning head's, for any number of layers
 _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
 
 # Activations that add the bias before them themselves.
-_BIASED = {gelu: kernels.gelu, gelu_erf: kernels.gelu_erf}
+_BIASED = {gelu: kernels.gelu, gelu_erf: kernels.gelu_erf, silu: kernels.silu}
 
 
 def head_dropout_seed(dropout_seed):
@@ -109,12 +113,13 @@ def embedding_postprocessor(
   dropout_seed=None,
   policy=mixed_precision.FP32,
   position_ids=None,
+  norm=BERTS_NORM,
 ):
   """Adds segment and position embeddings, then layer norm and dropout.
 
   The input is float [B, S, H], the result policy.attention [B, S, H]. Without
-  `position_ids`, int [B, S], every row has 0 to S - 1. ValueError if
-  token_type_ids are missing or S > max_position_embeddings.
+  `position_ids`, int [B, S], every row has 0 to S - 1; `norm` may be None.
+  ValueError if token_type_ids are missing or S > max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
   initializer = create_initializer(initializer_range)
@@ -148,7 +153,8 @@ def embedding_postprocessor(
       positions = kernels.gather_rows(position_table, flat_ids)
       positions = tf.reshape(positions, [batch_size, seq_length, width])
     output += tf.cast(positions, policy.embeddings)
-  output = layer_norm(output, None, policy.embeddings, policy.attention)
+  if norm is not None:
+    output = layer_norm(output, None, policy.embeddings, policy.attention, norm)
   seed = dropout_site_seed(dropout_seed, _EMBEDDING_SITE)
   return dropout(output, dropout_prob, seed)
 
@@ -166,11 +172,12 @@ class LayerConfig:
   groups: tuple | None = None
 
   def activate(self, tensor, bias):
-    """The activation of tensor + bias."""
+    """The activation of tensor + bias, which may be None."""
     activation, dtype = get_activation(self.bert.hidden_act), self.policy.gelu
     if activation in _BIASED:
       return _BIASED[activation](tensor, bias, dtype=dtype)
-    tensor = tf.nn.bias_add(tensor, tf.cast(bias, tensor.dtype))
+    if bias is not None:
+      tensor = tf.nn.bias_add(tensor, tf.cast(bias, tensor.dtype))
     if activation is None:
       return tensor
     return mixed_precision.island(activation, dtype)(tensor)
@@ -183,50 +190,9 @@ class LayerConfig:
     return None if whole else (self.slices.bounds(count)[0], count)
 
   def run(self, name, function, *tensors):
-    """function(*tensors), recomputed if `name` is in `recompute`."""
+    """function(*tensors), which may be None, recomputed if `recompute` says."""
     again = name in self.recompute
     return recomputed(function, *tensors) if again else function(*tensors)
-
-
-def _attention_bias(attention_mask, policy):
-  """What is added to scores: policy.softmax, broadcast over N."""
-  if attention_mask is None:
-    return tf.zeros([1, 1, 1, 1], policy.softmax)
-  # [B, 1, F or 1, T]
-  mask = tf.expand_dims(tf.cast(attention_mask, policy.softmax), 1)
-  return (1.0 - mask) * triton_kernels.MASKED_SCORE
-
-
-def attention(query, key, value, bias, config, seed=None):
-  """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.
-
-  Heads are [B, N, F, D] of queries, [B, N, T, D] of keys and values; `bias` is
-  `_attention_bias`'s. Returns [B * F, N * D].
-  """
-  policy = config.policy
-  _, own_heads, _, size_per_head = query.shape.as_list()
-  seed, keep_prob = dropout_arguments(
-    config.bert.attention_probs_dropout_prob, seed
-  )
-
-  def attend(query, key, value):
-    # scores, probs = [B, N, F, T]
-    scores = tf.matmul(query, key, transpose_b=True)
-    probs = kernels.attention_probs(
-      scores,
-      bias,
-      seed,
-      scale=1.0 / math.sqrt(size_per_head),
-      keep_prob=keep_prob,
-      dtype=policy.softmax,
-      heads=config.own_heads,
-    )
-    return tf.matmul(probs, value)
-
-  # context = [B, N, F, D] -> [B, F, N, D]
-  context = config.run("attention", attend, query, key, value)
-  context = tf.transpose(context, [0, 2, 1, 3])
-  return tf.reshape(context, [-1, own_heads * size_per_head])
 
 
 def _layer_weights(config, groups) -> dict:
@@ -235,26 +201,34 @@ def _layer_weights(config, groups) -> dict:
   `groups` are lists of scopes whose matrices stand side by side, because one
   matmul reads them; they are under the name of the first.
   """
-  initializer = create_initializer(config.bert.initializer_range)
-  alone = {}  # scope -> its weights, and the type of its matmul
-  for layer in weights.dense_layers(config.bert):
-    size = layer.inputs, layer.units
-    variables = dense_weights(
-      layer.name, *size, initializer, config.slices, layer.cut
-    )
-    kernel, bias = map(tf.convert_to_tensor, variables)
+  bert, alone = config.bert, {}  # scope -> its weights, its matmul's type
+  for layer in weights.dense_layers(bert):
+    deviation = bert.initializer_range
+    if bert.scaled_initializer and layer.cut == "inputs":  # it ends a block
+      deviation /= math.sqrt(2 * bert.num_hidden_layers)
+    kernel, bias = dense_weights(
+      layer.name, layer.inputs, layer.units, create_initializer(deviation),
+      config.slices, layer.cut, layer.has_bias,
+    )  # fmt: skip
+    if bias is not None:
+      bias = tf.convert_to_tensor(bias)
+    kernel = tf.convert_to_tensor(kernel)
     alone[layer.name] = kernel, bias, getattr(config.policy, layer.part)
   grouped = {name for group in groups for name in group}
   groups = [*groups, *([name] for name in alone if name not in grouped)]
-  matrices, biases = [], []
+  matrices, biases, biased = [], [], []
   for group in groups:
     kernel, bias, dtypes = zip(*(alone[name] for name in group), strict=True)
     matrices.append((kernel, dtypes[0]))
-    biases.append((bias, tf.float32))
+    if bias[0] is not None:
+      biases.append((bias, tf.float32))
+      biased.append(group[0])
   joined = kernels.side_by_side(*matrices, *biases)
-  count, layer = len(groups), {}
-  for group, *pair in zip(groups, joined[:count], joined[count:], strict=True):
-    layer[group[0]] = Weights(*pair)
+  count = len(groups)
+  bias_of = dict(zip(biased, joined[count:], strict=True))
+  layer = {}
+  for (first, *_), kernel in zip(groups, joined[:count], strict=True):
+    layer[first] = Weights(kernel, bias_of.get(first))
   return layer
 
 
@@ -272,11 +246,13 @@ class _Tokens(NamedTuple):
     by_row = [self.batch, self.length, rows.shape.as_list()[-1]]
     return gather_indexes(tf.reshape(rows, by_row), self.places)
 
-  def asked_bias(self, attention_bias):
-    """Rows of an `_attention_bias` that are of a token each, [B, 1, F, T]."""
-    if self.places is None or attention_bias.shape[2] == 1:
-      return attention_bias
-    return tf.gather(attention_bias, self.places, axis=2, batch_dims=1)
+  def asked_of(self, values):
+    """[B, 1, P, ...] of [B or 1, 1, F, ...]; of F = 1 all tokens', as it is."""
+    if self.places is None or values.shape[2] == 1:
+      return values
+    if values.shape[0] == 1:
+      return tf.gather(values[0, 0], self.places)[:, tf.newaxis]
+    return tf.gather(values, self.places, axis=2, batch_dims=1)
 
 
 def _head_groups(config, tokens) -> list:
@@ -289,9 +265,10 @@ def _head_groups(config, tokens) -> list:
     return [[query, key, value]]
   if not jit.saves_launches():
     return [[query], [key], [value]]
-  if tokens.places is None:
+  bert = config.bert
+  if tokens.places is None and bert.key_value_heads == bert.num_attention_heads:
     return [[query, key, value]]
-  return [[query], [key, value]]  # of other rows
+  return [[query], [key, value]]  # of other rows, or of fewer heads
 
 
 def _is_flash(config, tokens) -> bool:
@@ -299,18 +276,17 @@ def _is_flash(config, tokens) -> bool:
   return config.groups is not None and tokens.places is None
 
 
-def _self_attention(hidden, queries, bias, tokens, layer, config, seed):
+def _self_attention(hidden, queries, span, tokens, layer, config, seed):
   """The context, [rows of queries, N * D / slices], of `hidden`, [B * S, H].
 
   Projects to heads, of which each slice has its part, and attends; `layer` is
   `_layer_weights`' dictionary.
   """
-  first, end = config.slices.bounds(config.bert.num_attention_heads)
+  bert = config.bert
+  first, end = config.slices.bounds(bert.num_attention_heads)
   copied = config.slices.copy_to_group(hidden)
   if _is_flash(config, tokens):
-    seed, keep_prob = dropout_arguments(
-      config.bert.attention_probs_dropout_prob, seed
-    )
+    seed, keep_prob = dropout_arguments(bert.attention_probs_dropout_prob, seed)
     return triton_kernels.attend(
       tf.matmul(copied, layer[weights.QUERY].kernel),
       layer[weights.QUERY].bias,
@@ -320,36 +296,56 @@ def _self_attention(hidden, queries, bias, tokens, layer, config, seed):
       keep_prob=keep_prob,
       part=config.own_heads,
     )
-  heads = []  # queries [B, N, F, D], keys and values [B, N, S, D]
+  readers = bert.num_attention_heads // bert.key_value_heads
+  heads = []  # queries [B, N, F, D], keys and values [B, N / readers, S, D]
   for group in _head_groups(config, tokens):
-    rows, length = copied, tokens.length
-    if tokens.places is not None and not heads:  # queries, the first group
+    rows, length, count = copied, tokens.length, end - first
+    if group[0] != weights.QUERY:
+      count //= readers
+    elif tokens.places is not None:
       rows = config.slices.copy_to_group(queries)
       length = get_shape_list(tokens.places)[1]
     heads += kernels.split_heads(
       tf.matmul(rows, layer[group[0]].kernel),
       layer[group[0]].bias,
       parts=len(group),
-      shape=(tokens.batch, length, end - first),
+      shape=(tokens.batch, length, count),
     )
-  return attention(*heads, tokens.asked_bias(bias), config, seed)
+  if span.turns:
+    query, key, value = heads
+    query = kernels.turn(query, *map(tokens.asked_of, span.turns))
+    heads = [query, kernels.turn(key, *span.turns), value]
+  span = span._replace(bias=tokens.asked_of(span.bias))
+  return attention(*heads, span, config, seed)
 
 
 def _feed_forward(hidden, layer, config):
   """The product of the second matmul, [rows, H], without its bias."""
+  copied = config.slices.copy_to_group(hidden)
   inner, outer = layer[weights.WIDE], layer[weights.NARROW]
+  gate, gate_bias = None, None
   with tf.name_scope("intermediate"):
     # [rows, I / slices]
-    wide = tf.matmul(config.slices.copy_to_group(hidden), inner.kernel)
+    wide = tf.matmul(copied, inner.kernel)
+    if config.bert.gated:
+      gate_kernel, gate_bias = layer[weights.GATE]
+      gate = tf.matmul(copied, gate_kernel)
 
-  def activated(wide, bias, kernel):
-    return tf.matmul(config.activate(wide, bias), kernel)
+  def activated(wide, bias, gate, gate_bias, kernel):
+    active = config.activate(wide, bias)
+    if gate_bias is not None:
+      gate = tf.nn.bias_add(gate, tf.cast(gate_bias, gate.dtype))
+    return tf.matmul(active if gate is None else active * gate, kernel)
 
   with tf.name_scope("output"):
-    return config.run("gelu", activated, wide, inner.bias, outer.kernel)
+    return config.run(
+      "gelu", activated, wide, inner.bias, gate, gate_bias, outer.kernel
+    )
 
 
-def _end_of_block(product, bias, residual, seed, reader, config, twice=False):
+def _end_of_block(
+  product, bias, residual, dropout_prob, seed, reader, config, twice=False
+):
   """What is read next, as `reader`, and the next residual, both [B * S, H].
 
   `product` is a slice's part of a matmul without its `bias`. The results are
@@ -357,15 +353,15 @@ def _end_of_block(product, bias, residual, seed, reader, config, twice=False):
   no op adds up their gradients.
   """
   output = config.slices.reduce_from_group(product)
-  seed, keep_prob = dropout_arguments(config.bert.hidden_dropout_prob, seed)
-  dtype = config.policy.layer_norm
+  seed, keep_prob = dropout_arguments(dropout_prob, seed)
+  dtype, norm = config.policy.layer_norm, Norm.of(config.bert)
   static = dict(keep_prob=keep_prob, dtype=dtype)
   types = dict(types=(output.dtype, residual.dtype))
   if config.bert.pre_layer_norm:
     total, residual = kernels.dropout_and_add(
       output, residual, seed, bias, twice=True, **static, **types
     )
-    return layer_norm(total, None, dtype, reader), residual
+    return layer_norm(total, None, dtype, reader, norm), residual
   kernel = kernels.add_and_norm
   if config.groups is not None and triton_kernels.norms(config):
     kernel = triton_kernels.add_and_norm
@@ -376,6 +372,7 @@ def _end_of_block(product, bias, residual, seed, reader, config, twice=False):
     [output, residual],
     seed,
     bias,
+    norm=norm,
     store_dtype=reader,
     twice=twice,
     **static,
@@ -383,26 +380,31 @@ def _end_of_block(product, bias, residual, seed, reader, config, twice=False):
   return result if twice else (result, result)
 
 
-def transformer_layer(hidden, residual, attention_bias, tokens, config, seeds):
+def transformer_layer(hidden, residual, span, tokens, config, seeds):
   """A layer's output, and the next layer's residual, of the tokens asked for.
 
   All are [B * S, H], or [B * P, H] with places; the output is policy.attention.
   `seeds` are those of the layer's dropout sites.
   """
   policy = config.policy
-  layer = _layer_weights(config, _head_groups(config, tokens))
   queries = tokens.asked(hidden)
   residual = queries if residual is hidden else tokens.asked(residual)
+  # Blocks are of all tokens, and each has few scores.
+  attending = tokens._replace(places=None) if span.block else tokens
+  layer = _layer_weights(config, _head_groups(config, attending))
   with tf.name_scope("attention"):
     context = _self_attention(
-      hidden, queries, attention_bias, tokens, layer, config, seeds[0]
+      hidden, queries, span, attending, layer, config, seeds[0]
     )
+  if span.block:
+    context = tokens.asked(context)
   with tf.variable_scope("attention/output"):
     output = layer[weights.ATTENDED]
     attended, residual = _end_of_block(
       tf.matmul(context, output.kernel),
       output.bias,
       residual,
+      config.bert.dropout_after("attention_output"),
       seeds[1],
       policy.feed_forward,
       config,
@@ -410,24 +412,33 @@ def transformer_layer(hidden, residual, attention_bias, tokens, config, seeds):
     )
   product = _feed_forward(attended, layer, config)
   with tf.variable_scope("output"):
-    bias = layer[weights.NARROW].bias
     return _end_of_block(
-      product, bias, residual, seeds[2], policy.attention, config
+      product,
+      layer[weights.NARROW].bias,
+      residual,
+      config.bert.hidden_dropout_prob,
+      seeds[2],
+      policy.attention,
+      config,
     )
 
 
-def encoder_layers(input_tensor, attention_mask, config, places=None):
+def encoder_layers(input_tensor, residual, spans, config, places=None):
   """Every layer's output, https://arxiv.org/abs/1706.03762 section 3.1.
 
-  The input is float [B, S, H], the outputs are policy.attention [B, S, H]; of
-  the last layer [B, P, H] with `places`, int [B, P], where alone it is wanted.
+  The input is float [B, S, H], and so is the first `residual`, if it is not the
+  same tensor but None; `spans` are of layers that attend to all tokens, and of
+  the others. The outputs are policy.attention [B, S, H]; of the last layer
+  [B, P, H] with `places`, int [B, P], where alone it is wanted.
   """
   bert = config.bert
   input_shape = get_shape_list(input_tensor, expected_rank=3)
   # The next layer reads what was reshaped, so every reshape is used, also when
   # only the last layer's output is wanted.
-  layers, residual = [tf.cast(input_tensor, config.policy.attention)], None
-  attention_bias = _attention_bias(attention_mask, config.policy)
+  layers = [tf.cast(input_tensor, config.policy.attention)]
+  if residual is not None:
+    residual = reshape_to_matrix(residual)
+  everywhere, near = spans
   count = _SITES_PER_LAYER
   seeds = site_seeds(
     config.dropout_seed, _EMBEDDING_SITE + 1, count * bert.num_hidden_layers
@@ -436,7 +447,7 @@ def encoder_layers(input_tensor, attention_mask, config, places=None):
     is_last = number == bert.num_hidden_layers - 1
     layer = functools.partial(
       transformer_layer,
-      attention_bias=attention_bias,
+      span=near if bert.is_local(number) else everywhere,
       tokens=_Tokens(*input_shape[:2], places if is_last else None),
       config=config,
       seeds=seeds[count * number : count * (number + 1)],
@@ -518,7 +529,7 @@ def attention_layer(
     heads(from_tensor, from_seq_length, query_act, "query"),
     heads(to_tensor, to_seq_length, key_act, "key"),
     heads(to_tensor, to_seq_length, value_act, "value"),
-    _attention_bias(attention_mask, mixed_precision.FP32),
+    Span(mask_bias(attention_mask, mixed_precision.FP32)),
     LayerConfig(bert),
   )
   if do_return_2d_tensor:
@@ -552,5 +563,6 @@ def transformer_model(
     initializer_range=initializer_range,
   )
   bert.validate()
-  layers = encoder_layers(input_tensor, attention_mask, LayerConfig(bert))
+  span = Span(mask_bias(attention_mask, mixed_precision.FP32))
+  layers = encoder_layers(input_tensor, None, (span, None), LayerConfig(bert))
   return layers if do_return_all_layers else layers[-1]

@@ -52,7 +52,6 @@ _ENCODER_ONLY, _PRETRAINED = "BertModel", "BertForPreTraining"
 _ARCHITECTURES = [_ENCODER_ONLY, _PRETRAINED]
 _ARCHITECTURES += [head.architecture for head in HEADS]
 
-_OUR_DEFAULTS = BertConfig(vocab_size=0)
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
 
 
@@ -71,16 +70,15 @@ def to_their_config(
   pad_id: int = 0,
 ) -> dict:
   """config.json's content; `UserError` if Hugging Face has no such BERT."""
+  for key in config.keys_beyond_bert():
+    raise UserError(
+      f"{source}: {key} is {json.dumps(getattr(config, key))}; Hugging Face's "
+      "BERT has no such key, so it would give other numbers"
+    )
   known = {}
   for key, name in huggingface_keys().items():
-    value = getattr(config, key)
     if name is not None:
-      known[name] = value
-    elif value != getattr(_OUR_DEFAULTS, key):
-      raise UserError(
-        f"{source}: {key} is {json.dumps(value)}; Hugging Face's BERT has no "
-        "such key, so it would give other numbers"
-      )
+      known[name] = getattr(config, key)
   content = {
     "architectures": [architecture_of(heads)],
     "model_type": "bert",

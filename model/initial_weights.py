@@ -76,26 +76,34 @@ def informed(
   `log_frequencies` is [V], in nats; `neighbours` [V, ...], how often a word
   stood with each context. The hidden size must be even.
   """
+  hidden = config.hidden_size
+  words = word_embeddings(neighbours, hidden, seed)
+  words = words * (_WORD_SCALE * config.initializer_range)
+  values = {"bert/embeddings/word_embeddings": words}
+  if config.decoder_bias:
+    values["cls/predictions/output_bias"] = log_frequencies
+  if config.has_berts_attention:  # to tokens at a distance, by sinusoids
+    values |= _looking_at_neighbours(config, seed)
+  return {name: array.astype(np.float32) for name, array in values.items()}
+
+
+def _looking_at_neighbours(config: BertConfig, seed: int) -> dict:
+  """Positions, and the first layer's attention, which reads them."""
   hidden, heads = config.hidden_size, config.num_attention_heads
   rng = np.random.default_rng([seed, hidden, heads])
   query, key = attention_to_neighbours(hidden, heads, rng)
   # They keep the variance of what they multiply.
   value, output = rng.normal(size=[2, hidden, hidden]) / math.sqrt(hidden)
-  words = word_embeddings(neighbours, hidden, seed)
-  words = words * (_WORD_SCALE * config.initializer_range)
   positions = sinusoids(config.max_position_embeddings, hidden)
   positions *= math.sqrt(2.0) * _POSITION_SCALE * config.initializer_range
   attention = "bert/encoder/layer_0/attention"
-  values = {
-    "bert/embeddings/word_embeddings": words,
+  return {
     "bert/embeddings/position_embeddings": positions,
     f"{attention}/self/query/kernel": query,
     f"{attention}/self/key/kernel": key,
     f"{attention}/self/value/kernel": value,
     f"{attention}/output/dense/kernel": output,
-    "cls/predictions/output_bias": log_frequencies,
   }
-  return {name: array.astype(np.float32) for name, array in values.items()}
 
 
 def word_embeddings(

@@ -241,22 +241,59 @@ def _normal_cdf(x):
   return 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
 
 
+@Kernel
+def silu(x, bias=None, *, dtype):
+  """z * sigmoid(z) of z = x + bias, as above."""
+  wide = _biased(x, bias, dtype)
+  return tf.cast(wide * tf.sigmoid(wide), x.dtype)
+
+
+@silu.gradient
+def silu_gradient(x, dy, bias=None, *, dtype):
+  wide = _biased(x, bias, dtype)
+  gate = tf.sigmoid(wide)
+  slope = gate * (1.0 + wide * (1.0 - gate))
+  return _with_bias({"x": tf.cast(tf.cast(dy, dtype) * slope, x.dtype)}, bias)
+
+
+@Kernel
+def turn(x, cos, sin):
+  """x [..., L, D], whose halves are parts of complex numbers, by an angle.
+
+  `cos` and `sin` are [..., L, D / 2] and broadcast; it computes in their type.
+  """
+  return _turned(x, cos, sin)
+
+
+@turn.gradient
+def turn_gradient(dy, cos, sin):
+  return {"x": _turned(dy, cos, -sin)}
+
+
+def _turned(x, cos, sin):
+  real, imaginary = tf.split(tf.cast(x, cos.dtype), 2, axis=-1)
+  parts = [real * cos - imaginary * sin, imaginary * cos + real * sin]
+  return tf.cast(tf.concat(parts, axis=-1), x.dtype)
+
+
 def split_heads(product, bias, *, parts, shape):
   """float [B, N, length, D], `parts` of them, of what a matmul gave for all.
 
-  `product` is [B * length, parts * N * D], without the `bias` of its columns;
-  `shape` is (B, length, N).
+  `product` is [B * length, parts * N * D], without the `bias` of its columns,
+  which may be None; `shape` is (B, length, N).
   """
   split = jit.compiled(_split_heads, parts=parts, shape=shape)
+  given = [product] if bias is None else [product, bias]
 
   def gradient(op, *d_tensors):
-    joined = jit.compiled(_split_heads_gradient, dtype=bias.dtype)
+    dtype = None if bias is None else bias.dtype
+    joined = jit.compiled(_split_heads_gradient, dtype=dtype)
     return [*[None] * parts, *joined(*d_tensors[:parts])]
 
-  return with_gradient([*split(product, bias), product, bias], gradient)[:parts]
+  return with_gradient([*split(*given), *given], gradient)[:parts]
 
 
-def _split_heads(product, bias, *, parts, shape):
+def _split_heads(product, bias=None, *, parts, shape):
   (batch, length, heads), width = shape, product.shape.as_list()[-1]
   biased = tf.reshape(
     _biased(product, bias, product.dtype),
@@ -270,7 +307,7 @@ def _split_heads_gradient(*d_heads, dtype):
   joined = tf.transpose(tf.stack(d_heads), [1, 3, 0, 2, 4])
   *_, parts, heads, width = joined.shape.as_list()
   joined = tf.reshape(joined, [-1, parts * heads * width])
-  return [joined, _bias_gradient(joined, dtype)]
+  return [joined] if dtype is None else [joined, _bias_gradient(joined, dtype)]
 
 
 def side_by_side(*groups) -> list:
@@ -376,20 +413,25 @@ def dropped_probs_gradient(
   return {"scores": tf.cast(_probs_gradient(wide, dy, scale), scores.dtype)}
 
 
-def _normalize(x, gamma, beta, epsilon):
+def _normalize(x, gamma, beta, epsilon, centred):
   gamma, beta = tf.cast(gamma, x.dtype), tf.cast(beta, x.dtype)
   mean = tf.reduce_mean(x, axis=-1, keepdims=True)
-  centred = x - mean
-  variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+  if not centred:
+    mean = tf.zeros_like(mean)  # of which only the shape is computed
+  deviation = x - mean
+  variance = tf.reduce_mean(tf.square(deviation), axis=-1, keepdims=True)
   rstd = tf.math.rsqrt(variance + epsilon)
-  return centred * rstd * gamma + beta, mean, rstd
+  return deviation * rstd * gamma + beta, mean, rstd
 
 
-def _normalize_gradient(x, gamma, mean, rstd, dy):
+def _normalize_gradient(x, gamma, mean, rstd, dy, centred):
   x_hat = (x - mean) * rstd
   d_x_hat = dy * tf.cast(gamma, dy.dtype)
-  # The part of d_x_hat along the constant and along x_hat cannot change y.
-  along_one = tf.reduce_mean(d_x_hat, axis=-1, keepdims=True)
+  # The part of d_x_hat along x_hat cannot change y, nor, if y is centred, that
+  # along the constant.
+  along_one = 0.0
+  if centred:
+    along_one = tf.reduce_mean(d_x_hat, axis=-1, keepdims=True)
   along_x_hat = tf.reduce_mean(d_x_hat * x_hat, axis=-1, keepdims=True)
   dx = (d_x_hat - along_one - x_hat * along_x_hat) * rstd
   rows = list(range(x.shape.ndims - 1))
@@ -400,19 +442,20 @@ def _normalize_gradient(x, gamma, mean, rstd, dy):
 
 
 @Kernel
-def layer_norm(x, gamma, beta, epsilon, dtype, store):
+def layer_norm(x, gamma, beta, epsilon, centred, dtype, store):
   """gamma * (x - mean) / sqrt(variance + epsilon) + beta over the last axis.
 
-  https://arxiv.org/abs/1607.06450; gamma and beta are float32 [H].
+  https://arxiv.org/abs/1607.06450; gamma and beta are float32 [H]. Without
+  `centred` the mean is taken for 0: https://arxiv.org/abs/1910.07467.
   """
-  y, mean, rstd = _normalize(tf.cast(x, dtype), gamma, beta, epsilon)
+  y, mean, rstd = _normalize(tf.cast(x, dtype), gamma, beta, epsilon, centred)
   return tf.cast(y, store), {"mean": mean, "rstd": rstd}
 
 
 @layer_norm.gradient
-def layer_norm_gradient(x, gamma, mean, rstd, dy, dtype):
+def layer_norm_gradient(x, gamma, mean, rstd, dy, centred, dtype):
   wide, dy = tf.cast(x, dtype), tf.cast(dy, dtype)
-  dx, d_variables = _normalize_gradient(wide, gamma, mean, rstd, dy)
+  dx, d_variables = _normalize_gradient(wide, gamma, mean, rstd, dy, centred)
   return {"x": tf.cast(dx, x.dtype), **d_variables}
 
 
@@ -429,22 +472,25 @@ def _total_dy(dy, dy_2, dtype):
 
 @Kernel
 def add_and_norm(
-  x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, dtype, store
-):
+  x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, centred,
+  dtype, store,
+):  # fmt: skip
   """layer_norm(dropout(x + bias) + residual)"""
   total = _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
-  y, mean, rstd = _normalize(total, gamma, beta, epsilon)
+  y, mean, rstd = _normalize(total, gamma, beta, epsilon, centred)
   return tf.cast(y, store), {"mean": mean, "rstd": rstd}
 
 
 @add_and_norm.gradient
 def add_and_norm_gradient(
   x, residual, gamma, mean, rstd, seed, dy, dy_2=None, bias=None, *, keep_prob,
-  dtype,
+  centred, dtype,
 ):  # fmt: skip
   total = _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
   dy = _total_dy(dy, dy_2, dtype)
-  d_total, d_variables = _normalize_gradient(total, gamma, mean, rstd, dy)
+  d_total, d_variables = _normalize_gradient(
+    total, gamma, mean, rstd, dy, centred
+  )
   dx = tf.cast(_drop(d_total, keep_prob, seed), x.dtype)
   residual = tf.cast(d_total, residual.dtype)
   return _with_bias({"x": dx, "residual": residual, **d_variables}, bias)
@@ -452,8 +498,9 @@ def add_and_norm_gradient(
 
 @Kernel
 def invertible_add_and_norm(
-  x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, dtype, store
-):
+  x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, centred,
+  dtype, store,
+):  # fmt: skip
   """`add_and_norm` that keeps its result, which the next matmul reads anyway.
 
   The gradient computes (x - mean) / sqrt() as (y - beta) / gamma: as exact as
@@ -461,21 +508,21 @@ def invertible_add_and_norm(
   and of residual, for their gradients.
   """
   total = _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
-  y, _, rstd = _normalize(total, gamma, beta, epsilon)
+  y, _, rstd = _normalize(total, gamma, beta, epsilon, centred)
   return tf.cast(y, store), {"rstd": rstd}
 
 
 @invertible_add_and_norm.gradient
 def invertible_add_and_norm_gradient(
   result, gamma, beta, rstd, seed, dy, dy_2=None, bias=None, *, keep_prob,
-  dtype, types,
+  centred, dtype, types,
 ):  # fmt: skip
   y, g, b = (tf.cast(t, dtype) for t in (result, gamma, beta))
   x_hat = tf.math.divide_no_nan(y - b, g)
   # As _normalize_gradient of x with mean 0, which only (x - mean) enters.
   dy = _total_dy(dy, dy_2, dtype)
   d_total, d_variables = _normalize_gradient(
-    x_hat / rstd, gamma, tf.zeros_like(rstd), rstd, dy
+    x_hat / rstd, gamma, tf.zeros_like(rstd), rstd, dy, centred
   )
   x_type, residual_type = types
   dx = tf.cast(_drop(d_total, keep_prob, seed), x_type)

@@ -13,9 +13,7 @@ from model.bert_config import ACTIVATION_NAMES
 from model.tensor_parallel import WHOLE
 from xla_patches import jit
 
-# tf.contrib.layers.layer_norm's, with which published checkpoints were trained.
-_LAYER_NORM_EPSILON = 1e-12
-_LAYER_NORM_EPSILONS = {tf.float16: 1e-7}  # knows no number much smaller
+_LEAST_EPSILON = {tf.float16: 1e-7}  # knows no number much smaller
 
 
 def hashed_seed(dropout_seed):
@@ -78,10 +76,15 @@ def gelu_erf(x, dtype=tf.float32):
   return kernels.gelu_erf(x, dtype=dtype)
 
 
+def silu(x, dtype=tf.float32):
+  """x * sigmoid(x), https://arxiv.org/abs/1702.03118, computed in `dtype`."""
+  return kernels.silu(x, dtype=dtype)
+
+
 def activation_in(activation_string, dtype):
   """`get_activation` computed in `dtype`; its result is in its input's type."""
   function = get_activation(activation_string) or tf.identity
-  if function in (gelu, gelu_erf):  # whose own type is float32
+  if function in (gelu, gelu_erf, silu):  # whose own type is float32
     function = functools.partial(function, dtype=dtype)
   return mixed_precision.island(function, dtype)
 
@@ -93,7 +96,7 @@ def get_activation(activation_string):
   """
   if not isinstance(activation_string, str):
     return activation_string
-  known = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf)
+  known = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf, silu)
   functions = dict(zip(ACTIVATION_NAMES, known, strict=True))
   name = activation_string.lower()
   if name not in functions:
@@ -123,13 +126,15 @@ def create_initializer(initializer_range=0.02):
 
 
 class Weights(NamedTuple):
-  """A dense layer's variables: float32 [K, units] and [units]."""
+  """A dense layer's variables: float32 [K, units], and [units] or None."""
 
   kernel: tf.Variable
-  bias: tf.Variable
+  bias: tf.Variable | None
 
 
-def dense_weights(name, width, units, initializer, slices=WHOLE, cut=None):
+def dense_weights(
+  name, width, units, initializer, slices=WHOLE, cut=None, has_bias=True
+):
   """`Weights` named as tf.layers.dense's, for inputs of this `width`.
 
   With `cut` "units" a slice has its part of them; with "inputs" its part of
@@ -137,11 +142,13 @@ def dense_weights(name, width, units, initializer, slices=WHOLE, cut=None):
   """
   axes = {None: (None, None), "units": (1, 0), "inputs": (0, None)}
   kernel_axis, bias_axis = axes[cut]
+  shape, zeros = [width, units], tf.zeros_initializer()
   with tf.variable_scope(name, default_name="dense"):
-    return Weights(
-      slices.get_variable("kernel", [width, units], initializer, kernel_axis),
-      slices.get_variable("bias", [units], tf.zeros_initializer(), bias_axis),
-    )
+    kernel = slices.get_variable("kernel", shape, initializer, kernel_axis)
+    bias = None
+    if has_bias:
+      bias = slices.get_variable("bias", [units], zeros, bias_axis)
+    return Weights(kernel, bias)
 
 
 def dense(
@@ -151,6 +158,7 @@ def dense(
   kernel_initializer=None,
   name=None,
   dtype=None,
+  has_bias=True,
 ):
   """input_tensor [..., K] x kernel + bias, by `dense_weights`.
 
@@ -158,10 +166,13 @@ def dense(
   """
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
-  weights = dense_weights(name, shape[-1], units, kernel_initializer)
+  weights = dense_weights(
+    name, shape[-1], units, kernel_initializer, has_bias=has_bias
+  )
   matrix = tf.cast(reshape_to_matrix(input_tensor), dtype)
   output = tf.matmul(matrix, tf.cast(weights.kernel, dtype))
-  output = tf.nn.bias_add(output, tf.cast(weights.bias, dtype))
+  if has_bias:
+    output = tf.nn.bias_add(output, tf.cast(weights.bias, dtype))
   if activation is not None:
     output = activation(output)
   return reshape_from_matrix(output, shape)
@@ -175,31 +186,62 @@ def dropout(input_tensor, dropout_prob, seed=None):
   return kernels.dropout(input_tensor, seed, keep_prob=keep_prob)
 
 
+class Norm(NamedTuple):
+  """How a model normalizes."""
+
+  # tf.contrib.layers.layer_norm's, with which published models were trained.
+  epsilon: float = 1e-12
+  has_bias: bool = True
+  centred: bool = True  # else by the root mean square
+
+  @classmethod
+  def of(cls, config):
+    """That of a `BertConfig`."""
+    return cls(config.norm_eps, config.norm_bias, config.norm == "layer")
+
+
+BERTS_NORM = Norm()
+
+
 def normalized(
-  kernel, tensors, *more, name=None, dtype, store_dtype=None, **static
+  kernel,
+  tensors,
+  *more,
+  norm=BERTS_NORM,
+  name=None,
+  dtype,
+  store_dtype=None,
+  **static,
 ):
   """`kernel` of tensors [..., H], the layer norm's variables, and `more`."""
   shape = [get_shape_list(tensors[0])[-1]]
   with tf.variable_scope(name, default_name="LayerNorm"):
-    beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
+    if norm.has_bias:
+      beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
+    else:
+      beta = tf.zeros(shape)
     gamma = tf.get_variable("gamma", shape, initializer=tf.ones_initializer())
   return kernel(
     *tensors,
     gamma,
     beta,
     *more,
-    epsilon=_LAYER_NORM_EPSILONS.get(dtype, _LAYER_NORM_EPSILON),
+    epsilon=max(norm.epsilon, _LEAST_EPSILON.get(dtype, 0.0)),
+    centred=norm.centred,
     dtype=dtype,
     store=store_dtype or tensors[0].dtype,
     **static,
   )
 
 
-def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
+def layer_norm(
+  input_tensor, name=None, dtype=tf.float32, store_dtype=None, norm=BERTS_NORM
+):
   """Normalizes over the last axis in `dtype`; the result is `store_dtype`."""
   return normalized(
     kernels.layer_norm,
     [input_tensor],
+    norm=norm,
     name=name,
     dtype=dtype,
     store_dtype=store_dtype,
@@ -209,11 +251,12 @@ def layer_norm(input_tensor, name=None, dtype=tf.float32, store_dtype=None):
 def recomputed(function, *tensors):
   """function(*tensors), a tensor or list, computed again in the backward pass.
 
-  Only `tensors` stay in memory. They and variables have gradients, other
-  tensors in the function's closure have none. As tf.recompute_grad, for
-  functions that make variables by tf.get_variable.
+  Only `tensors`, of which some may be None, stay in memory. They and variables
+  have gradients, other tensors in the function's closure have none. As
+  tf.recompute_grad, for functions that make variables by tf.get_variable.
   """
   scope, used = tf.get_variable_scope(), []
+  function, tensors = _of_tensors(function, tensors)
 
   def record(getter, *args, **kwargs):
     used.append(getter(*args, **kwargs))
@@ -238,6 +281,16 @@ def recomputed(function, *tensors):
 
   outputs = kernels.with_gradient([*results, *tensors, *values], gradient)
   return outputs[0] if single else outputs[: len(results)]
+
+
+def _of_tensors(function, arguments) -> tuple:
+  """`function` of those `arguments` that are not None, and they."""
+
+  def of_tensors(*tensors):
+    left = iter(tensors)
+    return function(*[a if a is None else next(left) for a in arguments])
+
+  return of_tensors, [a for a in arguments if a is not None]
 
 
 def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):

@@ -3,15 +3,16 @@
 A dense layer y = x w takes 2 FLOPs for each of rows x width x units forward,
 and twice that backward (dy w^T and x^T dy): 6 in all, as in Kaplan et al. 2020
 (https://arxiv.org/abs/2001.08361, section 2.1). Attention counts all S x S
-scores of a head, masked ones too, and the masked LM head all P places of a
-record, those without a prediction too. Embeddings, what lies between matmuls,
-the optimizer and what --recompute computes again do not count.
+scores of a head, masked ones too, or those of blocks, and the masked LM head
+all P places of a record, those without a prediction too. Embeddings, what lies
+between matmuls, the optimizer and what --recompute computes again do not count.
 """
 
 import collections
 from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
+from model import attention
 from model.weights import dense_layers
 
 
@@ -51,35 +52,34 @@ def encoder(bert, policy, rows: int, tokens: int, read: int = 0) -> list:
 
   The last layer is computed at `read` places of each row; 0: at all of them.
   """
-  count = bert.num_hidden_layers
-  if not read:
-    return _layers(bert, policy, count, rows, tokens, tokens)
-  before = _layers(bert, policy, count - 1, rows, tokens, tokens)
-  return before + _layers(bert, policy, 1, rows, tokens, read)
-
-
-def _layers(bert, policy, count: int, rows: int, tokens: int, read: int):
-  """`count` layers that are read at `read` of the tokens of each row."""
-  if not count:
-    return []
   times: collections.Counter[Matmul] = collections.Counter()
-  for layer in dense_layers(bert):
-    places = rows * (tokens if layer.of_all_tokens else read)
-    dtype = getattr(policy, layer.part)
-    for matmul in dense(1, places, layer.inputs, layer.units, dtype):
-      times[matmul] += count
-  size = bert.hidden_size // bert.num_attention_heads
-  heads = rows * bert.num_attention_heads
-  for matmul in (
-    # scores = Q K^T; d probs = d context V^T
-    Matmul(1, heads, read, size, tokens, "b", policy.attention),
-    # context = probs V; d Q = d scores K
-    Matmul(1, heads, read, tokens, size, "", policy.attention),
-    # d V = probs^T d context; d K = d scores^T Q
-    Matmul(1, heads, tokens, read, size, "a", policy.attention),
-  ):
-    times[matmul] += 2 * count
+  last = bert.num_hidden_layers - 1
+  for number in range(bert.num_hidden_layers):
+    asked = read if read and number == last else tokens
+    for matmul in _layer(bert, policy, number, rows, tokens, asked):
+      times[matmul._replace(times=1)] += matmul.times
   return [matmul._replace(times=n) for matmul, n in times.items()]
+
+
+def _layer(bert, policy, number: int, rows: int, tokens: int, asked: int):
+  """Layer `number`, of which `asked` of the tokens of each row are read."""
+  matmuls = []
+  for layer in dense_layers(bert):
+    places = rows * (tokens if layer.of_all_tokens else asked)
+    dtype = getattr(policy, layer.part)
+    matmuls += dense(1, places, layer.inputs, layer.units, dtype)
+  size, dtype = bert.head_size, policy.attention
+  count, queries, keys = attention.score_shape(bert, number, tokens, asked)
+  count *= rows * bert.num_attention_heads
+  return [
+    *matmuls,
+    # scores = Q K^T; d probs = d context V^T
+    Matmul(2, count, queries, size, keys, "b", dtype),
+    # context = probs V; d Q = d scores K
+    Matmul(2, count, queries, keys, size, "", dtype),
+    # d V = probs^T d context; d K = d scores^T Q
+    Matmul(2, count, keys, queries, size, "a", dtype),
+  ]
 
 
 def pooled(bert, policy, examples: int, classes: int) -> list:
@@ -101,12 +101,11 @@ def pretraining(
   masked = rows * shape.max_predictions_per_seq
   classes = sampled_softmax or bert.vocab_size
   firsts = shape.examples_per_record if shape.next_sentence else 0
-  read = shape.max_predictions_per_seq + firsts
-  found = [
-    *encoder(bert, policy, rows, shape.max_seq_length, read),
-    *dense(1, masked, bert.hidden_size, bert.hidden_size, policy.heads),
-    *dense(1, masked, bert.hidden_size, classes, policy.heads),
-  ]
+  read, hidden = shape.max_predictions_per_seq + firsts, bert.hidden_size
+  found = encoder(bert, policy, rows, shape.max_seq_length, read)
+  if bert.mlm_head:
+    found += dense(1, masked, hidden, hidden, policy.heads)
+  found += dense(1, masked, hidden, classes, policy.heads)
   if shape.next_sentence:
     found += pooled(bert, policy, rows * firsts, classes=2)
   return found

@@ -66,7 +66,9 @@ def norms(config) -> bool:
   """Whether layer norms have kernels, too; `config` is a run's or a layer's."""
   plain = "layer_norm" not in config.recompute
   in_float32 = config.policy.layer_norm == tf.float32
-  return plain and in_float32 and not config.bert.pre_layer_norm
+  bert = config.bert
+  is_post_layer_norm = bert.norm == "layer" and not bert.pre_layer_norm
+  return plain and in_float32 and is_post_layer_norm
 
 
 def _source():

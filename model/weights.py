@@ -19,7 +19,7 @@ PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
 # The matmuls of a layer, by the scopes of their variables.
 QUERY, KEY, VALUE = (f"attention/self/{n}" for n in ("query", "key", "value"))
 ATTENDED = "attention/output/dense"
-WIDE, NARROW = "intermediate/dense", "output/dense"
+WIDE, GATE, NARROW = "intermediate/dense", "intermediate/gate", "output/dense"
 
 
 class DenseLayer(NamedTuple):
@@ -32,6 +32,7 @@ class DenseLayer(NamedTuple):
   cut: str
   # Of `mixed_precision.Policy`, which has its type.
   part: str
+  has_bias: bool
   # Whether all tokens need it, also where only some are asked for.
   of_all_tokens: bool = False
 
@@ -39,14 +40,20 @@ class DenseLayer(NamedTuple):
 def dense_layers(config: BertConfig) -> list[DenseLayer]:
   """The dense layers of one encoder layer, in order."""
   width, inner = config.hidden_size, config.intermediate_size
-  return [
-    DenseLayer(QUERY, width, width, "units", "attention"),
-    DenseLayer(KEY, width, width, "units", "attention", of_all_tokens=True),
-    DenseLayer(VALUE, width, width, "units", "attention", of_all_tokens=True),
-    DenseLayer(ATTENDED, width, width, "inputs", "attention"),
-    DenseLayer(WIDE, width, inner, "units", "feed_forward"),
-    DenseLayer(NARROW, inner, width, "inputs", "feed_forward"),
+  keys = config.key_value_heads * config.head_size
+  attention = dict(part="attention", has_bias=config.attention_bias)
+  feed_forward = dict(part="feed_forward", has_bias=config.mlp_bias)
+  layers = [
+    DenseLayer(QUERY, width, width, "units", **attention),
+    DenseLayer(KEY, width, keys, "units", **attention, of_all_tokens=True),
+    DenseLayer(VALUE, width, keys, "units", **attention, of_all_tokens=True),
+    DenseLayer(ATTENDED, width, width, "inputs", **attention),
+    DenseLayer(WIDE, width, inner, "units", **feed_forward),
   ]
+  if config.gated:
+    layers.append(DenseLayer(GATE, width, inner, "units", **feed_forward))
+  layers.append(DenseLayer(NARROW, inner, width, "inputs", **feed_forward))
+  return layers
 
 
 class Weight(NamedTuple):
@@ -83,27 +90,29 @@ _RENAMED = (
 def weights(config: BertConfig) -> list[Weight]:
   """Every weight that a BERT may have, with all heads, in the graph's order."""
   width = config.hidden_size
-  # The masked LM head's output weights are the word embeddings.
-  words = ("word", config.vocab_size)
-  positions = ("position", config.max_position_embeddings)
-  segments = ("token_type", config.type_vocab_size)
-  table: list[Weight] = []
-  for name, rows in (words, positions, segments):
+  words, table = (config.vocab_size, width), []
+  for name, rows in embedding_tables(config):
     embeddings = f"bert/embeddings/{name}_embeddings"
     table.append(Weight(ENCODER, embeddings, (rows, width)))
-  table += _norm(ENCODER, "bert/embeddings", width)
+  if config.normalizes_embeddings:
+    table += _norm(ENCODER, "bert/embeddings", config)
   for number in range(config.num_hidden_layers):
     layer = f"bert/encoder/layer_{number}"
     for dense in dense_layers(config):
       name = f"{layer}/{dense.name}"
-      table += _dense(ENCODER, name, dense.inputs, dense.units)
+      size = dense.inputs, dense.units
+      table += _dense(ENCODER, name, *size, dense.has_bias)
     for block in ("attention/output", "output"):
-      table += _norm(ENCODER, f"{layer}/{block}", width)
+      table += _norm(ENCODER, f"{layer}/{block}", config)
   table += _dense(POOLER, "bert/pooler/dense", width, width)
-  transform = "cls/predictions/transform"
-  table += _dense(MASKED_LM, f"{transform}/dense", width, width)
-  table += _norm(MASKED_LM, transform, width)
-  table.append(Weight(MASKED_LM, tasks.MASKED_LM.bias, (config.vocab_size,)))
+  if config.mlm_head:
+    transform, has_bias = "cls/predictions/transform", config.classifier_bias
+    table += _dense(MASKED_LM, f"{transform}/dense", width, width, has_bias)
+    table += _norm(MASKED_LM, transform, config)
+  if not config.tie_word_embeddings:
+    table.append(Weight(MASKED_LM, "cls/predictions/output_weights", words))
+  if config.decoder_bias:
+    table.append(Weight(MASKED_LM, tasks.MASKED_LM.bias, words[:1]))
   for head, classes in (
     (tasks.NEXT_SENTENCE, 2),
     (tasks.LABELS, None),
@@ -115,15 +124,26 @@ def weights(config: BertConfig) -> list[Weight]:
   return table
 
 
-def _dense(part: str, scope: str, inputs: int, units: int) -> list[Weight]:
-  return [
-    Weight(part, f"{scope}/kernel", (inputs, units)),
-    Weight(part, f"{scope}/bias", (units,)),
-  ]
+def embedding_tables(config: BertConfig) -> list[tuple[str, int]]:
+  """What has embeddings, which are added up, and its rows."""
+  tables = [("word", config.vocab_size)]
+  if config.position_type == "absolute":
+    tables.append(("position", config.max_position_embeddings))
+  if config.type_vocab_size:
+    tables.append(("token_type", config.type_vocab_size))
+  return tables
 
 
-def _norm(part: str, scope: str, width: int) -> list[Weight]:
-  return [
-    Weight(part, f"{scope}/LayerNorm/gamma", (width,)),
-    Weight(part, f"{scope}/LayerNorm/beta", (width,)),
-  ]
+def _dense(part, scope, inputs: int, units: int, has_bias=True) -> list[Weight]:
+  layer = [Weight(part, f"{scope}/kernel", (inputs, units))]
+  if has_bias:
+    layer.append(Weight(part, f"{scope}/bias", (units,)))
+  return layer
+
+
+def _norm(part: str, scope: str, config: BertConfig) -> list[Weight]:
+  width = (config.hidden_size,)
+  norm = [Weight(part, f"{scope}/LayerNorm/gamma", width)]
+  if config.norm_bias:
+    norm.append(Weight(part, f"{scope}/LayerNorm/beta", width))
+  return norm

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference_numpy
 
+import mixed_precision
 import modeling
 from common.tensorflow_v1 import tf
 from model import encoder, kernels, layers
@@ -387,9 +388,26 @@ def composed_layer_norm(x, gamma, beta):
   return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-12)
 
 
+def composed_rms_norm(x, gamma, beta):
+  mean_square = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
+  return gamma * x / tf.sqrt(mean_square + 1e-12) + beta
+
+
+def composed_turn(x):
+  """By the angles of `ANGLES`, as products of complex numbers."""
+  numbers = tf.complex(*tf.split(x, 2, axis=-1))
+  angles = tf.constant(ANGLES, tf.float32)
+  turned = numbers * tf.complex(tf.cos(angles), tf.sin(angles))
+  return tf.concat([tf.math.real(turned), tf.math.imag(turned)], axis=-1)
+
+
+# Of 5 places, 3 pairs.
+ANGLES = np.arange(15.0).reshape(5, 3)
+
 # Settings that kernels share.
 DTYPE = dict(dtype=tf.float32)
-NORM = dict(epsilon=1e-12, dtype=tf.float32, store=tf.float32)
+NORM = dict(epsilon=1e-12, centred=True, dtype=tf.float32, store=tf.float32)
+RMS_NORM = NORM | {"centred": False}
 TYPES = dict(types=(tf.float32, tf.float32))
 
 
@@ -457,6 +475,38 @@ KERNELS = {
     lambda x, b: kernels.gelu_erf(x, b, **DTYPE),
     lambda x, b: composed_gelu_erf(x + b),
     [[5, 7], [7]],
+  ),
+  "silu": (layers.silu, lambda x: x * tf.sigmoid(x), [[2, 3, 7]]),
+  "silu of a sum": (
+    lambda x, b: kernels.silu(x, b, **DTYPE),
+    lambda x, b: (x + b) * tf.sigmoid(x + b),
+    [[5, 7], [7]],
+  ),
+  "rms norm": (
+    lambda *t: kernels.layer_norm(*t, **RMS_NORM),
+    composed_rms_norm,
+    [[2, 3, 7], [7], [7]],
+  ),
+  "invertible rms norm": (
+    lambda *t: added_twice(
+      kernels.invertible_add_and_norm, *t, **RMS_NORM, **TYPES
+    ),
+    lambda x, r, g, b, bias: (
+      3.0 * composed_rms_norm(drop(x + bias, 0.6) + r, g, b)
+    ),
+    [[5, 7], [5, 7], [7], [7], [7]],
+  ),
+  "turn": (
+    lambda x: kernels.turn(
+      x, np.cos(ANGLES).astype("f"), np.sin(ANGLES).astype("f")
+    ),
+    composed_turn,
+    [[2, 3, 5, 6]],
+  ),
+  "heads without bias": (
+    lambda x: tf.stack(kernels.split_heads(x, None, parts=3, shape=(2, 5, 2))),
+    lambda x: tf.transpose(tf.reshape(x, [2, 5, 3, 2, 4]), [2, 0, 3, 1, 4]),
+    [[10, 24]],
   ),
   "layer norm": (
     lambda *t: kernels.layer_norm(*t, **NORM),
@@ -577,7 +627,9 @@ def test_gelu_erf_equals_pythons_erf(mode, store, dtype):
     np.testing.assert_allclose(actual, expected, rtol=rounding, atol=rounding)
 
 
-@pytest.mark.parametrize("function", [layers.gelu, layers.gelu_erf])
+@pytest.mark.parametrize(
+  "function", [layers.gelu, layers.gelu_erf, layers.silu]
+)
 def test_gelus_slope_in_float16_is_finite(function):
   """Its square would not be, from 256 on."""
   x = tf.constant([-60_000.0, -300.0, 0.0, 300.0, 60_000.0], tf.float16)
@@ -819,7 +871,9 @@ def test_pre_layer_norm_passes_the_residual_unchanged(variable_kind):
     attention_probs_dropout_prob=0.0,
     pre_layer_norm=True,
   )
-  output = encoder.encoder_layers(x, None, encoder.LayerConfig(bert))[-1]
+  everywhere = encoder.Span(encoder.mask_bias(None, mixed_precision.FP32))
+  layer = encoder.LayerConfig(bert)
+  output = encoder.encoder_layers(x, None, (everywhere, None), layer)[-1]
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     for variable in tf.trainable_variables():
@@ -1172,7 +1226,7 @@ def test_config_round_trip_keeps_keys_of_published_chinese_model():
 def test_shipped_configs_are_valid(path):
   config = modeling.BertConfig.from_json_file(str(path))
   read = json.loads(path.read_text())
-  assert config.to_dict() == {"pre_layer_norm": False, **read}
+  assert config.to_dict() == read
   assert config.hidden_size == 64 * config.num_attention_heads
   assert config.intermediate_size == 4 * config.hidden_size
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import reference_modern
 import runs
 from samples import write_config, write_packed
 
@@ -16,16 +17,25 @@ WORDS = "bert/embeddings/word_embeddings"
     dict(train_batch_size=12, initial_weights="informed"),
     pytest.param(dict(xla="layers"), marks=pytest.mark.slow),
     pytest.param(dict(xla="layers", precision="bf16"), marks=pytest.mark.slow),
+    pytest.param(dict(model="ModernBERT"), marks=pytest.mark.slow),
+    pytest.param(dict(model="EuroBERT"), marks=pytest.mark.slow),
   ],
   ids=str,
 )
 def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
   """With dropout, of which each slice draws its own heads' part."""
   tiny = str(tmp_path / "config.json"), f"{tmp_path}/data-*.tfrecord"
+  changes, model = dict(changes), dict(MODEL)
+  name = changes.pop("model", None)
+  if name:
+    model |= reference_modern.ARCHITECTURES[name]
+  if "num_key_value_heads" in model:
+    model["num_key_value_heads"] = 2  # one for each slice
+  changes["segment_ids"] = model.get("type_vocab_size") != 0
   settings = dict(do_eval=True, dropout=0.1, num_train_steps=6, **changes)
 
   def whole():
-    config = write_config(tmp_path / "config.json", **MODEL)
+    config = write_config(tmp_path / "config.json", **model)
     _, global_batch = write_packed(tmp_path)
     runs.pretrain(
       (config, tiny[1]), tmp_path / "whole", global_batch_size=global_batch,
