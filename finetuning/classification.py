@@ -345,7 +345,7 @@ def label_order(label: str) -> tuple:
   return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 
 
-@functools.cache
+@functools.lru_cache(_MOST_LABELS)
 def identity(label: str) -> str:
   """The same for 1, 1.0, true and " 1", which are one label."""
   text = unicodedata.normalize("NFC", " ".join(label.split()))
