@@ -19,7 +19,7 @@ def write(
   a record, [CLS], which is never masked, is the record's number from there on.
   """
   rng = np.random.default_rng(first_number or 0)
-  with tfrecord.ShardWriter(path) as writer:
+  with tfrecord.shard_writer(path) as writer:
     for place in range(count):
       features = records.fake_features(
         rng, length, predictions, vocab_size, 1, predictions

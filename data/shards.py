@@ -114,7 +114,7 @@ def build_shard(task: ShardTask) -> None:
   """Makes one shard, then `task.done_file`; runs in a worker."""
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
-  with tfrecord.ShardWriter(task.path) as writer:
+  with tfrecord.shard_writer(task.path) as writer:
     for block in range(task.num_blocks):
       examples = _block_examples(documents, block, task)
       num_examples += len(examples)

@@ -18,6 +18,7 @@ import resource
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -56,46 +57,38 @@ class ShardInfo:
   sha256: str
 
 
-class ShardWriter:
-  """Writes a file and its index, which appear when whole; then sets `info`."""
-
-  info: ShardInfo
-
-  def __init__(self, path: str):
-    self.path = path
-
-  def __enter__(self) -> "ShardWriter":
-    self._file = open(self.path + ".tmp", "wb", buffering=1 << 20)
+class _ShardWriter:
+  def __init__(self, path: str, file: BinaryIO):
+    self._path, self._file = path, file
     self._sha256 = hashlib.sha256()
-    self._offsets = array.array("q", [0])
-    return self
+    self.offsets = array.array("q", [0])
 
   def write(self, record: bytes) -> None:
     header = _HEADER.pack(len(record), masked_crc(_LENGTH.pack(len(record))))
     frame = header + record + _FOOTER.pack(masked_crc(record))
     self._file.write(frame)
     self._sha256.update(frame)
-    self._offsets.append(self._offsets[-1] + len(frame))
+    self.offsets.append(self.offsets[-1] + len(frame))
 
-  def __exit__(self, error_type, error, traceback) -> None:
-    try:
-      self._file.close()  # may find the disk full
-      if error_type is None:
-        self._publish()
-    finally:
-      with contextlib.suppress(FileNotFoundError):
-        os.unlink(self.path + ".tmp")
-
-  def _publish(self) -> None:
-    with files.atomic_write(self.path + INDEX_SUFFIX) as f:
-      np.save(f, np.frombuffer(self._offsets, np.int64), allow_pickle=False)
-    os.replace(self.path + ".tmp", self.path)
-    self.info = ShardInfo(
-      name=os.path.basename(self.path),
-      records=len(self._offsets) - 1,
-      bytes=self._offsets[-1],
+  @property
+  def info(self) -> ShardInfo:
+    return ShardInfo(
+      name=os.path.basename(self._path),
+      records=len(self.offsets) - 1,
+      bytes=self.offsets[-1],
       sha256=self._sha256.hexdigest(),
     )
+
+
+@contextlib.contextmanager
+def shard_writer(path: str) -> Iterator[_ShardWriter]:
+  """Writes a file and its index, which appear when whole."""
+  with files.atomic_write(path) as f:
+    writer = _ShardWriter(path, f)
+    yield writer
+    f.flush()  # may find the disk full
+    with files.atomic_write(path + INDEX_SUFFIX) as index:
+      np.save(index, np.frombuffer(writer.offsets, np.int64), False)
 
 
 def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:

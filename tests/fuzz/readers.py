@@ -27,7 +27,7 @@ from data import (
   text_files,
   tf_example,
 )
-from data.tfrecord import INDEX_SUFFIX, RecordSet, ShardWriter, verify_file
+from data.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
 from tests.fuzz import damage
 from tests.fuzz.damage import damaged, damaged_json
 from tests.support.samples import (
@@ -100,7 +100,7 @@ def record_file(folder):
   """Records, and the path of their file."""
   rng, path = np.random.default_rng(0), folder / "x.tfrecord"
   made = [rng.bytes(int(n)) for n in rng.integers(0, 200, 12)]
-  with ShardWriter(str(path)) as writer:
+  with shard_writer(str(path)) as writer:
     for record in made:
       writer.write(record)
   return made, path

@@ -35,7 +35,7 @@ def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):
 
 def write_records(path, count, seed=0, **sizes):
   """Writes `count` records of random tokens; returns the path as a string."""
-  with tfrecord.ShardWriter(str(path)) as writer:
+  with tfrecord.shard_writer(str(path)) as writer:
     for features in fake_records(count, seed, **sizes):
       writer.write(tf_example.encode_example(features))
   return str(path)
@@ -55,7 +55,7 @@ def write_packed(folder, dynamic=False, s=32):
       for name in ("positions", "ids", "weights"):
         del features[f"masked_lm_{name}"]
       features["is_continuation"] = (features["input_ids"] % 3 == 0) * 1
-    with tfrecord.ShardWriter(str(folder / f"data-{i}.tfrecord")) as writer:
+    with tfrecord.shard_writer(str(folder / f"data-{i}.tfrecord")) as writer:
       for features in made:
         writer.write(tf_example.encode_example(features))
     files.append(writer.info)

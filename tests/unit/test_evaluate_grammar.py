@@ -274,7 +274,7 @@ def test_accuracies_and_ties():
 
 
 def write(path, made):
-  with tfrecord.ShardWriter(str(path)) as writer:
+  with tfrecord.shard_writer(str(path)) as writer:
     for features in made:
       writer.write(tf_example.encode_example(features))
   return tfrecord.RecordSet([str(path)])
@@ -324,7 +324,7 @@ def test_files_of_stages_have_other_records(tmp_path):
       files, [0, 1, 2], unigrams.features_of(files, 100)
     )
     assert unigrams.count(sequences, 100, []).tolist() == want.tolist()
-  with tfrecord.ShardWriter(damaged := str(tmp_path / "damaged")) as writer:
+  with tfrecord.shard_writer(damaged := str(tmp_path / "damaged")) as writer:
     writer.write(b"\xff")
   files = tfrecord.RecordSet([*made, damaged])
   with pytest.raises(DataError, match="damaged: record 0 .*not a tf.train.Exa"):

@@ -391,7 +391,7 @@ def test_a_bad_record_inside_is_found_and_named(tmp_path):
   """The pipeline fails on it, and `explain` says which of them it was."""
   path = str(tmp_path / "a.tfrecord")
   rng = np.random.default_rng(0)
-  with tfrecord.ShardWriter(path) as writer:
+  with tfrecord.shard_writer(path) as writer:
     for i in range(8):
       features = records.fake_features(rng, 32, 5, 100)
       if i == 6:
@@ -519,7 +519,7 @@ def test_records_whose_manifest_is_missing(tmp_path):
   masks = [f"masked_lm_{name}" for name in ("positions", "ids", "weights")]
   for name, left_out in (("alone", ()), ("drawn", masks)):
     paths[name] = str(tmp_path / f"{name}.tfrecord")
-    with tfrecord.ShardWriter(paths[name]) as writer:
+    with tfrecord.shard_writer(paths[name]) as writer:
       features = records.fake_features(rng, 32, 5, 100)
       features["segment_ids"][:] = 0
       for feature in left_out:

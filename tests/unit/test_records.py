@@ -194,7 +194,7 @@ def write_set(folder, files, **changes):
   vocab_file.write_text("".join(f"{token}\n" for token in VOCAB))
   infos = []
   for name, made in files.items():
-    with tfrecord.ShardWriter(str(folder / name)) as writer:
+    with tfrecord.shard_writer(str(folder / name)) as writer:
       for features in made:
         writer.write(tf_example.encode_example(features))
     infos.append(writer.info)
@@ -348,7 +348,7 @@ def test_pieces_of_sentencepiece(tmp_path):
   size, place = len(tokens), 3  # which is to be predicted
   seen = np.array(tokens)
   seen[place] = encoder.mask_id
-  with tfrecord.ShardWriter(str(tmp_path / "a")) as writer:
+  with tfrecord.shard_writer(str(tmp_path / "a")) as writer:
     writer.write(
       tf_example.encode_example(
         {
@@ -411,7 +411,7 @@ def test_all_damage_is_told(tmp_path):
   os.truncate(tmp_path / "cut", offsets[3] - 1)
   with open(tmp_path / "index.index", "wb") as f:
     np.save(f, np.delete(offsets, 1))
-  with tfrecord.ShardWriter(str(tmp_path / "sha")) as writer:
+  with tfrecord.shard_writer(str(tmp_path / "sha")) as writer:
     for features in (*made[:2], record_of(TWO)):
       writer.write(tf_example.encode_example(features))
   paths = [tmp_path / name for name in names]
@@ -469,7 +469,7 @@ def test_records_of_another_shape(tmp_path, change, words):
     "masked_lm_ids": [7, 8, 0],
     "masked_lm_weights": [1.0, 1.0, 0.0],
   }
-  with tfrecord.ShardWriter(str(tmp_path / "a")) as writer:
+  with tfrecord.shard_writer(str(tmp_path / "a")) as writer:
     for values in (sound, sound | (change or {})):
       arrays = {n: np.array(v) for n, v in values.items() if v is not None}
       encoded = tf_example.encode_example(arrays)

@@ -603,7 +603,7 @@ def test_packed_records_train_as_their_examples(tmp_path):
   packed = tfrecord.RecordSet(records.expand_patterns(files))
   examples = [e for r in packed for e in examples_of(feature_values(r))]
   path = tmp_path / "unpacked" / "data.tfrecord"
-  with tfrecord.ShardWriter(str(path)) as writer:
+  with tfrecord.shard_writer(str(path)) as writer:
     for example in examples:
       writer.write(tf_example.encode_example(example))
   config = write_config(tmp_path / "config.json")

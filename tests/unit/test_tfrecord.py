@@ -21,7 +21,7 @@ def record_file(tmp_path):
   """(path, payloads) of ten records of different lengths."""
   payloads = [bytes([i]) * (5 * i + 1) for i in range(10)]
   path = str(tmp_path / "x.tfrecord")
-  with tfrecord.ShardWriter(path) as writer:
+  with tfrecord.shard_writer(path) as writer:
     for payload in payloads:
       writer.write(payload)
   assert writer.info == tfrecord.ShardInfo(
@@ -51,7 +51,7 @@ def test_files_of_tensorflow_are_read(tmp_path):
 def test_numbers_run_through_the_files(record_file, tmp_path):
   path, payloads = record_file
   other = str(tmp_path / "y.tfrecord")
-  with tfrecord.ShardWriter(other) as writer:
+  with tfrecord.shard_writer(other) as writer:
     writer.write(b"last")
   both = tfrecord.RecordSet([path, other])
   assert len(both) == 11 and both.read(10) == b"last"
@@ -65,7 +65,7 @@ def test_reading_ahead_asks_for_the_bytes_of_the_records(
 ):
   """Over the end of a file and around the end of all; in parts, if large."""
   large = str(tmp_path / "y.tfrecord")
-  with tfrecord.ShardWriter(large) as writer:
+  with tfrecord.shard_writer(large) as writer:
     writer.write(bytes(300_000))
     writer.write(b"last")
   both = tfrecord.RecordSet([record_file[0], large])
@@ -94,7 +94,7 @@ def test_reading_ahead_asks_for_the_bytes_of_the_records(
 
 def test_an_error_leaves_no_file(tmp_path):
   with pytest.raises(RuntimeError):
-    with tfrecord.ShardWriter(str(tmp_path / "x")) as writer:
+    with tfrecord.shard_writer(str(tmp_path / "x")) as writer:
       writer.write(b"one")
       raise RuntimeError
   assert os.listdir(tmp_path) == []
@@ -260,7 +260,7 @@ def test_records_take_little_memory(tmp_path, monkeypatch):
       tracemalloc.stop()
 
   def write():
-    with tfrecord.ShardWriter(path) as writer:
+    with tfrecord.shard_writer(path) as writer:
       for _ in range(count):
         writer.write(b"")
 
@@ -275,7 +275,7 @@ def test_records_take_little_memory(tmp_path, monkeypatch):
 def test_more_files_than_may_be_open(tmp_path):
   """In a process of its own: the limit stays lowered."""
   path = str(tmp_path / "x.tfrecord")
-  with tfrecord.ShardWriter(path) as writer:
+  with tfrecord.shard_writer(path) as writer:
     writer.write(b"one")
   code = (
     "import resource, sys\n"
