@@ -38,8 +38,8 @@ def report(summary: creation.Summary) -> str:
     "sentences": f"{c['sentences']:,}",
     "tokens": f"{c['tokens']:,}",
     "unknown tokens": f"{c['unknown_tokens'] / c['tokens']:.3%}",
-    "unknown letters": f"{c['unknown_letters'] / max(1, c['letters']):.3%}, of "
-    "words that the vocabulary does not spell",
+    "unknown letters": f"{c['unknown_letters'] / c['letters']:.3%}, in unknown "
+    "words or left out",
     "unigram entropy": f"{c['unigram_entropy']:.3f} nats",
     "examples": f"{c['examples']:,}",
     "records": f"{num_records:,} of {manifest.packing_factor:.2f} examples",

@@ -186,6 +186,17 @@ def is_chinese_char(char: str) -> bool:
   )
 
 
+def letters_of(text: str) -> int:
+  """The number of characters that are no space."""
+  return len(text) - sum(map(text.count, " \t\xa0\u3000"))
+
+
+def spelt_letters(word: str) -> int:
+  """The letters of a text that a word, or a piece of one, stands for."""
+  # Lower-casing takes a syllable of Hangul apart: its first part counts.
+  return len(re.sub("[\u1160-\u11ff]", "", word))
+
+
 class FullTokenizer:
   """Text -> WordPiece tokens; KeyError for unknown tokens or ids."""
 
@@ -360,7 +371,8 @@ class _Encoder:
     self.is_continuation = np.array(continues)
     self.is_continuation[special_ids] = False
     # int [vocab_size]: the letters that each token spells.
-    self.letters = np.array([len(t.replace(self.mark, "")) for t in tokens])
+    spelt = [spelt_letters(token.replace(self.mark, "")) for token in tokens]
+    self.letters = np.array(spelt)
     self.letters[special_ids] = 0
     return ids
 
@@ -426,12 +438,6 @@ class WordPieceEncoder(_Encoder):
       ids = list(itertools.chain.from_iterable(pieces))
       encoded.append(np.array(ids, np.int32))
     return encoded
-
-  def unknown_letters(self, line: str) -> int:
-    """The letters of a line's words that became [UNK]."""
-    unknown = (self.unk_id,)
-    words = self.split_words(line)
-    return sum(len(word) for word in words if self.pieces_of(word) == unknown)
 
   def encode_rest(self, text: str) -> np.ndarray:
     """As `encode_batch`, of text that goes on inside a line."""
@@ -520,11 +526,6 @@ class SentencePieceEncoder(_Encoder):
     """Token ids of each line, int32 [tokens]."""
     encoded = self._model.encode([self._clean(line) for line in lines])
     return [np.array(ids, np.int32) for ids in encoded]
-
-  def unknown_letters(self, line: str) -> int:
-    """The letters of a line that became the unknown token."""
-    spans = self.encode_spans(line)
-    return sum(end - begin for id_, begin, end in spans if id_ == self.unk_id)
 
   def encode_rest(self, text: str) -> np.ndarray:
     """As `encode_batch`, of text that goes on inside a line."""

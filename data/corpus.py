@@ -119,13 +119,9 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
     encoded, continues = tokenizer.encode_batch(lines), []
   none = np.zeros(0, np.int32)  # NumPy does not concatenate an empty list
   tokens = np.concatenate([none, *encoded]).astype(dtype)
-  lengths = np.array(list(map(len, encoded)), np.int32)
-  of_token = np.repeat(np.arange(len(lines)), lengths)
-  unknown_letters = 0
-  for number in np.unique(of_token[tokens == tokenizer.unk_id]):
-    unknown_letters += tokenizer.unknown_letters(lines[number])
   if continues:
     tokens[np.concatenate(continues)] |= continuation_bit(dtype)
+  lengths = np.array(list(map(len, encoded)), np.int32)
   # A line without tokens is neither a sentence nor the end of a document.
   is_break = np.array([not line for line in lines], bool)
   with files.atomic_write(path) as f:
@@ -134,7 +130,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
       tokens=tokens,
       lengths=lengths[lengths > 0],
       breaks=np.cumsum(lengths > 0)[is_break],  # sentences before each
-      read=[text_bytes, bytes_on_disk, unknown_letters],
+      read=[text_bytes, bytes_on_disk, tokenization.letters_of("".join(lines))],
     )
 
 
@@ -160,8 +156,8 @@ class CorpusCounts:
   sentences: int
   tokens: int
   unknown_tokens: int
-  letters: int  # of the text's words
-  unknown_letters: int  # of words, perhaps long ones, that became [UNK]
+  letters: int
+  unknown_letters: int  # in unknown words, which may be long, or left out
   text_bytes: int
   unigram_entropy: float  # nats, of the token distribution
 
@@ -180,7 +176,7 @@ class _Journal:
   tokens: int = 0
   sentences: int = 0
   documents: int = 0
-  unknown_letters: int = 0
+  letters: int = 0
   at_break: bool = True  # the next sentence begins a document
   text_bytes: int = 0
   bytes_on_disk: int = 0  # about, of the text files
@@ -227,7 +223,7 @@ class StoreWriter:
       with np.load(path, allow_pickle=False) as chunk:
         tokens, lengths = chunk["tokens"], chunk["lengths"]
         starts = np.unique(chunk["breaks"])
-        text_bytes, bytes_on_disk, unknown_letters = chunk["read"].tolist()
+        text_bytes, bytes_on_disk, letters = chunk["read"].tolist()
     except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as e:
       raise errors.DataError(f"{path}: damaged ({e}); {_REMEDY}") from e
     if j.at_break:
@@ -240,7 +236,7 @@ class StoreWriter:
     j.tokens += len(tokens)
     j.sentences += len(lengths)
     j.documents += len(inside)
-    j.unknown_letters += unknown_letters
+    j.letters += letters
     j.text_bytes += text_bytes
     j.bytes_on_disk += bytes_on_disk
     j.chunk += 1
@@ -275,6 +271,7 @@ class StoreWriter:
     self.__exit__()
     parts, cut_documents = self._write_documents(block_tokens)
     counts = self._token_counts()
+    spelt = int(counts @ tokenizer.letters)
     result = CorpusCounts(
       documents=j.documents,
       cut_documents=cut_documents,
@@ -282,8 +279,8 @@ class StoreWriter:
       sentences=j.sentences,
       tokens=j.tokens,
       unknown_tokens=int(counts[tokenizer.unk_id]),
-      letters=int(counts @ tokenizer.letters) + j.unknown_letters,
-      unknown_letters=j.unknown_letters,
+      letters=j.letters,
+      unknown_letters=max(0, j.letters - spelt),
       text_bytes=j.text_bytes,
       unigram_entropy=entropy(counts),
     )

@@ -98,7 +98,7 @@ def is_jsonl(path: str) -> bool:
 def _is_named(path: str, *endings: str) -> bool:
   stem, ending = os.path.splitext(path)
   packed = [kind.ending for kind in input_files.COMPRESSED]
-  return (stem if ending in packed else path).lower().endswith(endings)
+  return (stem if ending.lower() in packed else path).lower().endswith(endings)
 
 
 def split_into_pieces(

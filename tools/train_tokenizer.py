@@ -68,15 +68,12 @@ def train_wordpiece(
   split = tokenization.BasicTokenizer(do_lower_case).tokenize
   words: collections.Counter[str] = collections.Counter()
   letters: collections.Counter[str] = collections.Counter()
-  limit, too_long = tokenization.MAX_INPUT_CHARS_PER_WORD, 0
+  limit, total = tokenization.MAX_INPUT_CHARS_PER_WORD, 0
   for line in lines:
-    for word in split(line):
-      # Longer words are [UNK] for any vocabulary, and the time of merging grows
-      # with the square of their length.
-      if len(word) <= limit:
-        words[word] += 1
-      else:
-        too_long += len(word)
+    total += tokenization.letters_of(line)
+    # Longer words are [UNK] for any vocabulary, and the time of merging grows
+    # with the square of their length.
+    words.update(word for word in split(line) if len(word) <= limit)
   if not words:
     raise errors.DataError(
       f"the text has no word of at most {limit} letters to train a vocabulary "
@@ -95,13 +92,13 @@ def train_wordpiece(
       f"--vocab_size={vocab_size} is too small: its characters spell no word "
       "of the text"
     )
-  spelt = sum(words[word] * len(word) for word in kept)
-  unknown = 1 - spelt / (letters.total() + too_long)
+  spelt = sum(words[word] * tokenization.spelt_letters(word) for word in kept)
+  unknown = 1 - spelt / total
   if unknown >= 0.001:
     tell(
-      f"{unknown:.1%} of the letters are left out, in words of rare characters "
-      f"or of more than {limit} letters, which no vocabulary spells (text "
-      "without spaces: give --tokenizer=sentencepiece)"
+      f"{unknown:.1%} of the letters are left out: of words with rare "
+      f"characters or with more than {limit} letters, or marks that "
+      "lower-casing drops (text without spaces needs --tokenizer=sentencepiece)"
     )
   ids = _merge(kept, words, vocab_size)
   vocab = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import unicodedata
 
 import numpy as np
 import pytest
@@ -427,40 +428,45 @@ def test_manifest_counts(tmp_path, letters):
   assert "unknown tokens   22.222%" in create_pretraining_data.report(summary)
 
 
+def long_words(letters, *lengths):
+  rng = np.random.default_rng(0)
+  return ["".join(rng.choice([*letters], length)) for length in lengths]
+
+
 THAI = "กขคงจฉชซญดตถทธนบปผฝพฟภมยรลวสหอฮาเแ"
 SHARES = {
-  # Words of more than 200 letters are google/bert's [UNK], one token each.
-  "thai": (THAI, [1] * 10 + [700] * 8, 5600 / 5610),
-  "mostly thai": (THAI, [20] * 12 + [300] * 36, 10800 / 11040),
-  "DNA": ("acgt", [200] * 10 + [201] * 5, 1005 / 3005),
-  "short words": (THAI, [20] * 12, 0),
+  # A word of more than 200 letters is google/bert's [UNK], one token.
+  "thai": (long_words(THAI, *[1] * 10, *[700] * 8), 5600 / 5610),
+  "mostly thai": (long_words(THAI, *[20] * 12, *[300] * 36), 10800 / 11040),
+  "DNA": (long_words("acgt", *[200] * 10, *[201] * 5), 1005 / 3005),
+  "short words": (long_words(THAI, *[20] * 12), 0),
+  # Lower-casing drops marks, and takes syllables of Hangul apart.
+  "marks": (["กุกุ กุ", "ก้"] * 8, 1 / 2),
+  "hangul": (["한국어 말", "사과"] * 8, 0),
+  "long hangul": (["한국어 말", "사" * 120] * 8, 120 / 124),
+  "a bad decoding": (["caf\ufffd\ufffd", "a\x01"] * 8, 3 / 7),
 }
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-@pytest.mark.parametrize("letters, lengths, share", SHARES.values(), ids=SHARES)
-def test_unknown_letters_are_counted(
-  tmp_path, letters, lengths, share, whole_words
+@pytest.mark.parametrize("lines, share", SHARES.values(), ids=SHARES)
+def test_letters_that_no_token_spells_are_counted(
+  tmp_path, lines, share, whole_words
 ):
-  """A long word is one token, whatever is lost with it."""
-  rng = np.random.default_rng(0)
-  words = ["".join(rng.choice([*letters], n)) for n in lengths]
-  (tmp_path / "t.txt").write_text("\n".join([*words[::2], "", *words[1::2]]))
-  vocab = tmp_path / "vocab.txt"
-  tokens = [*tokenization.SPECIAL_TOKENS, *letters]
-  tokens += [f"##{letter}" for letter in letters]
-  vocab.write_text("\n".join(tokens))
+  text, vocab = tmp_path / "t.txt", tmp_path / "vocab.txt"
+  text.write_text("\n".join([*lines[::2], "", *lines[1::2]]))
+  letters = sorted(set(unicodedata.normalize("NFD", "".join(lines))))
+  pieces = [f"##{letter}" for letter in letters]
+  vocab.write_text("\n".join([*tokenization.SPECIAL_TOKENS, *letters, *pieces]))
   summary = create(
-    tmp_path,
-    str(tmp_path / "t.txt"),
-    str(vocab),
-    do_whole_word_mask=whole_words,
+    tmp_path, str(text), str(vocab), do_whole_word_mask=whole_words
   )
   counts = summary.manifest.counts
-  assert counts["letters"] == sum(lengths)
-  assert counts["unknown_letters"] == round(share * sum(lengths))
+  total = len("".join(lines).replace(" ", ""))
+  assert counts["letters"] == total
+  assert counts["unknown_letters"] == round(share * total)
   report = create_pretraining_data.report(summary)
-  assert f"unknown letters  {share:.3%}, of words" in report
+  assert f"unknown letters  {share:.3%}, in unknown" in report
 
 
 def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():

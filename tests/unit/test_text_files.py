@@ -219,6 +219,7 @@ REFUSED_JSON = {
   "compressed": ("t.JSON.gz", "{}", r"t\.JSON\.gz: neither .* \*\.jsonl"),
   "a table": ("t.csv", "a,b", r"t\.csv: neither .* --text_field, \*\.jsonl"),
   "a table with tabs": ("t.TSV", "a\tb", r"t\.TSV: neither .* --text_field"),
+  "large letters": ("t.csv.GZ", "a,b", r"t\.csv\.GZ: neither .* --text_fi"),
   "a packed table": ("t.csv.bz2", "a,b", r"t\.csv\.bz2: neither .* --text_fi"),
 }
 
