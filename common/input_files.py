@@ -49,8 +49,12 @@ _KINDS = (
   # Prose may begin with PAR1, which is a gene.
   Kind("Parquet", rb"PAR1[^ -~\s]", _CONVERT),
   Kind("Arrow", rb"ARROW1\0|\xff{4}", _CONVERT),
-  Kind("a Git LFS pointer", rb"version https://git-lfs", "run `git lfs pull`"),
-  Kind("a git-annex pointer", rb"/annex/objects/", "run `git annex get`"),
+  Kind(
+    "a Git LFS pointer",
+    rb"version https://git-lfs\.github\.com/spec/v\d",
+    "run `git lfs pull`",
+  ),
+  Kind("a git-annex pointer", rb"/annex/objects/\w+-", "run `git annex get`"),
   PLAIN,
 )
 _DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
