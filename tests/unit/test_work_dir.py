@@ -1,6 +1,7 @@
 """Data work that is stopped, shared by ranks, or told to do something else."""
 
 import contextlib
+import fcntl
 import glob
 import os
 import subprocess
@@ -403,7 +404,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
   def lacking(*_):
     raise OSError(38, "Function not implemented")
 
-  monkeypatch.setattr(work_dir.fcntl, "flock", lacking)
+  monkeypatch.setattr(fcntl, "flock", lacking)
   folder = str(tmp_path / "work")
   with work_dir.work_folder(folder, {"a": 1}, work_dir.ALONE):
     pass
