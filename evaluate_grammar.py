@@ -199,6 +199,9 @@ def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
   # Names of paradigms may be what the terminal's encoding lacks.
   sys.stdout.reconfigure(errors="backslashreplace")
+  # What is missing is told before TensorFlow takes its time.
+  records.expand_patterns(settings.pairs)
+  model_source.find(name, settings.given)
   try:
     evaluate(settings, name, distributed.init())
   except tf.errors.OpError as e:

@@ -61,11 +61,6 @@ from training.signals import Budget, StopVote
 from xla_patches import jit
 
 
-def define_flags() -> None:
-  """Defines google/bert's flags, with their meaning there, and ours."""
-  settings.define_flags(PretrainingConfig)
-
-
 def training_task(
   config: PretrainingConfig, comm, staged: stages.StageStart | None = None
 ) -> train_loop.Task:
@@ -277,14 +272,12 @@ def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
   config, lines = run_settings.configured(PretrainingConfig, flags.FLAGS)
   if config.dry_run:
-    if lines:
-      console.tell(*lines)
-    dry_run.run(config, training_step)
+    dry_run.run(config, training_step, lines)
   else:
     job = functools.partial(pretrain, config)
     training_run.start(config, job, config.tensor_parallel, lines)
 
 
 if __name__ == "__main__":
-  define_flags()
+  settings.define_flags(PretrainingConfig)
   train_loop.run_main(main)

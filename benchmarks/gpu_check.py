@@ -21,7 +21,6 @@ import pathlib
 import sys
 import tempfile
 
-import run_pretraining
 from benchmarks import measuring
 from benchmarks.gpu import (
   chips,
@@ -31,6 +30,7 @@ from benchmarks.gpu import (
   programs,
   training_graph,
 )
+from common import settings
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -159,7 +159,7 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  run_pretraining.define_flags()
+  settings.define_flags(PretrainingConfig)
   tf.flags.DEFINE_list("gpus", ["h100"], f"Of {', '.join(chips.CHIPS)}.")
   tf.flags.DEFINE_string("python", PYTHON, "Of the environment that compiles.")
   training_graph.run_main(main)

@@ -15,9 +15,9 @@ import dataclasses
 import os
 import sys
 
-import run_pretraining
 from benchmarks import measuring
 from benchmarks.gpu import placement, training_graph
+from common import settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from data import record_shape
@@ -69,5 +69,5 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  run_pretraining.define_flags()
+  settings.define_flags(PretrainingConfig)
   training_graph.run_main(main)

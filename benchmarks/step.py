@@ -20,7 +20,7 @@ import run_pretraining
 from benchmarks import measuring
 from benchmarks.peers import turns
 from checkpoints import checkpointing
-from common import console
+from common import console, settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from data import record_shape
@@ -33,7 +33,7 @@ FLAGS = tf.flags.FLAGS
 
 def define_flags() -> None:
   """run_pretraining's flags, and how long to measure."""
-  run_pretraining.define_flags()
+  settings.define_flags(PretrainingConfig)
   flags = tf.flags
   flags.FLAGS.set_default("dry_run", True)
   flags.DEFINE_integer("rounds", 5, "Rounds to measure.", lower_bound=1)

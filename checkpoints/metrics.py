@@ -5,9 +5,9 @@ import os
 from typing import NamedTuple
 
 from common import files, json_files
+from common import tensorflow_v1 as later
 from common.console import tell
 from common.errors import DataError
-from common.tensorflow_v1 import later as tf
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
@@ -142,9 +142,9 @@ class MetricsLog:
       f.write(b"".join(map(_line, kept)))
     self._file = open(path, "ab", buffering=0)
     self._written, self._waiting = self._file.tell(), b""
-    self._events = tf.summary.FileWriter(os.path.join(output_dir, tag))
+    self._events = later.tf.summary.FileWriter(os.path.join(output_dir, tag))
     # It makes TensorBoard drop later updates.
-    start = tf.SessionLog(status=tf.SessionLog.START)
+    start = later.tf.SessionLog(status=later.tf.SessionLog.START)
     self._add_events(lambda e: e.add_session_log(start, resume_step + 1))
     self._tag = tag
 
@@ -156,11 +156,11 @@ class MetricsLog:
     if self._trouble and not reported:
       tell(f"{self._path}: {self._trouble}; training continues and tries again")
     values = [
-      tf.Summary.Value(tag=f"{self._tag}/{key}", simple_value=value)
+      later.tf.Summary.Value(tag=f"{self._tag}/{key}", simple_value=value)
       for key, value in report.items()
       if isinstance(value, (int, float)) and key != "global_step"
     ]
-    summary, step = tf.Summary(value=values), report["global_step"]
+    summary, step = later.tf.Summary(value=values), report["global_step"]
     self._add_events(lambda e: e.add_summary(summary, step))
 
   def _add_events(self, add) -> None:
@@ -170,7 +170,7 @@ class MetricsLog:
     try:
       add(self._events)
       self._events.flush()
-    except (tf.errors.OpError, OSError, IndexError, RuntimeError) as e:
+    except (later.tf.errors.OpError, OSError, IndexError, RuntimeError) as e:
       # TensorFlow raises some errors of the file system as built-in ones.
       self._events = None
       tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")

@@ -12,9 +12,9 @@ import time
 
 from checkpoints import description
 from common import json_files
+from common import tensorflow_v1 as later
 from common.errors import UserError
 from common.files import atomic_write, file_sha256, lock
-from common.tensorflow_v1 import later as tf
 from data import record_report
 
 LOCK_FILE = "run.lock"
@@ -82,7 +82,8 @@ def _job() -> str:
 
 def versions() -> dict:
   """Versions that decide a run's numbers, with the source's git revision."""
-  found = {"python": platform.python_version(), "tensorflow": tf.__version__}
+  tensorflow = later.tf.__version__
+  found = {"python": platform.python_version(), "tensorflow": tensorflow}
   for name in ("horovod", "numpy", "tokenizers"):
     try:
       found[name] = importlib.metadata.version(name)
@@ -110,7 +111,7 @@ def write_start(config, task, step: int) -> None:
     "plan": dataclasses.asdict(task.plan) if task else None,
     "data": task.source.describe() if task else None,
     "versions": versions(),
-    "devices": [d.name for d in tf.config.list_physical_devices()],
+    "devices": [d.name for d in later.tf.config.list_physical_devices()],
   }
   starts = description.read(config.output_dir).starts
   path = os.path.join(config.output_dir, description.RUN_FILE)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from absl import app
 
+from common import command_line
 from common.console import tell
 
 # Exit status of a run that a signal stopped, after it saved (EX_TEMPFAIL).
@@ -109,4 +110,4 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
       tell(f"{os.path.basename(argv[0])}: error: {message}")
       sys.exit(1)
 
-  app.run(wrapped)
+  app.run(wrapped, flags_parser=command_line.read)

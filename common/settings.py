@@ -196,10 +196,8 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
     elif one.kind is tuple:
       default = list(default)
     define: Callable = _KINDS[one.kind][1]
-    if one.choices and one.kind is str:
-      define = functools.partial(flags.DEFINE_enum, enum_values=[*one.choices])
     where = {"flag_values": values, "module_name": sys.argv[0]}
-    define(name, default, help=one.help, **where, required=one.required)
+    define(name, default, help=one.help, **where)
     values[name].setting = one
     if one.alias:
       flags.DEFINE_alias(one.alias, name, flag_values=values)
@@ -242,6 +240,8 @@ def from_flags(
     value = flag.value
     if found and not flag.present:
       value = found.get(one.name, value)
+    if value is None and one.required:
+      raise UserError(f"--{flag.name} is missing; see --help")
     read = one.read if value is not None else None
     made[field.name] = read(value) if read else value
   settings = kind(**made)

@@ -2,8 +2,8 @@
 
 The import itself acts: TensorFlow reads its log level while it loads, and
 google/bert's scripts build graphs right after they import it. Modules that also
-serve commands without TensorFlow import `later` as `tf`, which loads it when it
-is used. Set TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's start-up messages.
+serve commands without TensorFlow import this one as `later`: `later.tf` loads
+it when it is used. Set TF_CPP_MIN_LOG_LEVEL=0 to see its start-up messages.
 """
 
 import contextlib
@@ -13,6 +13,8 @@ import re
 import sys
 import tempfile
 import time
+
+from absl import flags
 
 from common.console import tell
 
@@ -60,14 +62,22 @@ def _without_keras():
 
 
 class _Absent(type):
-  """Stands for all of TensorFlow where a command only shows its --help."""
+  """Stands for TensorFlow, and each of its names, in a command that is checked.
+
+  The first call, once the flags are read, starts it again, with TensorFlow.
+  """
 
   def __getattr__(cls, name):
     if name.startswith("__"):
       raise AttributeError(name)
-    return cls
+    # A type of its own, so that they differ; an error that nothing raises.
+    setattr(cls, name, _Absent(name, (Exception,), {}))
+    return getattr(cls, name)
 
   def __call__(cls, *_, **__):
+    if flags.FLAGS.is_parsed():
+      words = ["-X", _LOADS, *sys.orig_argv[1:]]
+      os.execv(sys.executable, [sys.executable, *words])
     return cls
 
 
@@ -79,21 +89,22 @@ def _is_command() -> bool:
   return folder in (root, os.path.join(root, "tools"))
 
 
+_LOADS = "tensorflow"  # Python's option for a command that starts again
 _NAMES = ("tf", "profiler", "gen_xla_ops")
 
 
 def _import_quietly():
-  if _is_command() and sys.argv[1:] == ["--help"]:
-    return [_Absent("TensorFlow", (), {})] * len(_NAMES)
   is_first = os.environ.get("HOROVOD_RANK", "0") == "0"
   if _is_command() and is_first and not multiprocessing.parent_process():
+    if not flags.FLAGS.is_parsed() and _LOADS not in sys._xoptions:
+      return [_Absent(name, (Exception,), {}) for name in _NAMES]
     tell("starting TensorFlow ...")  # for seconds
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   # Read once, with the first list of devices; without it --xla=auto compiles
   # nothing on a CPU.
-  flags = os.environ.get("TF_XLA_FLAGS", "")
-  if "--tf_xla_cpu_global_jit" not in flags:
-    os.environ["TF_XLA_FLAGS"] = f"{flags} --tf_xla_cpu_global_jit".strip()
+  of_xla = os.environ.get("TF_XLA_FLAGS", "")
+  if "--tf_xla_cpu_global_jit" not in of_xla:
+    os.environ["TF_XLA_FLAGS"] = f"{of_xla} --tf_xla_cpu_global_jit".strip()
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
   with quiet, _without_keras():
     import tensorflow
@@ -112,16 +123,9 @@ def __getattr__(name: str):
   return globals()[name]
 
 
-class _Later:
-  def __getattr__(self, name: str):
-    return getattr(sys.modules[__name__].tf, name)
-
-
-later = _Later()
-
-
 def monotonic_seconds():
   """float64, `time.monotonic()` when the graph runs: nobody sets that clock."""
   # Nor does --deterministic forbid it, as it does tf.timestamp.
-  now = later.numpy_function(time.monotonic, [], later.float64)
-  return later.ensure_shape(now, [])
+  tf = sys.modules[__name__].tf
+  now = tf.numpy_function(time.monotonic, [], tf.float64)
+  return tf.ensure_shape(now, [])

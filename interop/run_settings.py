@@ -65,6 +65,9 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   if bert:
     named["bert_config_file"] = bert
   config = settings.from_flags(kind, flags, defaults | in_files, named)
+  for part in ("train", "eval", "predict"):
+    if kind is not PretrainingConfig and getattr(config, f"do_{part}"):
+      os.stat(config.path(part))  # an error before TensorFlow takes its time
   return config, lines + told
 
 
@@ -190,6 +193,8 @@ def _learned(values: dict, origin: Origin) -> tuple[dict, list[str]]:
   files = (not trains and values.get("eval_input_file")) or values.get(
     "input_file"
   )
+  if values.get("do_eval") and values.get("eval_input_file"):
+    records.expand_patterns(values["eval_input_file"])  # an error at once
   about, lines = origin.about, []
   said, path = about.learned, about.learned_from
   objective, given = values.get("objective"), values.get("segment_ids")

@@ -13,7 +13,7 @@ import pathlib
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -21,7 +21,7 @@ import psutil
 import input_pipeline
 from checkpoints import checkpointing
 from common import processes
-from common.console import tell
+from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages, training_plan
@@ -409,8 +409,8 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   return plan.stage.first_update + max(1, updates)
 
 
-def run(config, build: Callable) -> None:
-  """Plans a run of `config`, and measures what it needs; writes nothing."""
+def run(config, build: Callable, about: Sequence[str] = ()) -> None:
+  """Plans a run, and measures what it needs; prints lines `about` it first."""
   rank, started = distributed.started()
   if rank:
     return  # horovodrun started it, and rank 0 does it
@@ -421,7 +421,9 @@ def run(config, build: Callable) -> None:
       f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
       "not a multiple of it"
     )
+  tf.config.list_physical_devices()  # TensorFlow starts before the first line
   comm, begun = distributed.Comm(), training_plan.Stage()
+  say(comm, *about)
   if not config.stages:
     source = None
     if config.input_file:

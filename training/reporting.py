@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 from checkpoints import metrics
+from common import tensorflow_v1 as later
 from common.console import Progress, shown, tell
-from common.tensorflow_v1 import later as tf
 from training import divergence
 
 # Parts of the time between two reports.
@@ -147,8 +147,8 @@ def host_peak_mb() -> float:
 def peak_memory() -> dict:
   """The most memory that this process has used, in MB (2^20 bytes)."""
   peaks = {"peak_memory_mb": host_peak_mb()}
-  if tf.config.list_physical_devices("GPU"):
-    memory = tf.config.experimental.get_memory_info("GPU:0")
+  if later.tf.config.list_physical_devices("GPU"):
+    memory = later.tf.config.experimental.get_memory_info("GPU:0")
     peaks["gpu_peak_memory_mb"] = memory["peak"] / 2**20
   return peaks
 

@@ -21,6 +21,7 @@ import numpy as np
 
 import input_pipeline
 import run_pretraining
+from common import settings
 from common.tensorflow_v1 import tf
 from training import train_loop
 
@@ -84,7 +85,7 @@ def record_consumption(path: str) -> None:
 
 
 if __name__ == "__main__":
-  run_pretraining.define_flags()
+  settings.define_flags(run_pretraining.PretrainingConfig)
   rank = os.environ.get("HOROVOD_RANK", "0")
   record_consumption(f"{os.environ[LOG]}-{rank}")
   train_loop.run_main(run_pretraining.main)

@@ -24,7 +24,7 @@ import modeling
 import run_pretraining
 from benchmarks.gpu import training_graph
 from checkpoints import checkpointing
-from common import console, json_files
+from common import console, json_files, settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from data import record_shape
@@ -220,6 +220,6 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  run_pretraining.define_flags()
+  settings.define_flags(PretrainingConfig)
   tf.flags.DEFINE_string("module", "step", "Write MODULE.hlo and MODULE.json.")
   training_graph.run_main(main)

@@ -315,12 +315,11 @@ def parsed(given):
 
 def training_flags(folder):
   """Flags that are always given, and how a run reads flags."""
-  import run_pretraining
   from config import training_plan
   from config.pretraining import PretrainingConfig
 
   if "do_train" not in flags.FLAGS:
-    run_pretraining.define_flags()
+    settings.define_flags(PretrainingConfig)
   bert = put(folder / "bert.json", json.dumps(TINY).encode())
   always = dict(bert_config_file=bert, do_train="true", input_file="x")
   plan_fields = (

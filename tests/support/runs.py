@@ -238,9 +238,10 @@ def patched(path, patch: str) -> str:
   path.write_text(
     "import os, signal, time\n"
     "import run_pretraining\n"
+    "from common import settings\n"
     "from training import signals, train_loop\n"
     f"{patch}\n"
-    "run_pretraining.define_flags()\n"
+    "settings.define_flags(run_pretraining.PretrainingConfig)\n"
     "train_loop.run_main(run_pretraining.main)\n"
   )
   return str(path)

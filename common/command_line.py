@@ -1,0 +1,46 @@
+"""The flags of the command that runs, and what is wrong with them in one line.
+
+What docs/coming_from.md has for another project's flag is part of the line.
+"""
+
+import os
+import pathlib
+import re
+import sys
+
+from absl import flags
+
+from common.console import tell
+
+_OTHER_PROJECTS = pathlib.Path(__file__).parents[1] / "docs" / "coming_from.md"
+
+
+def read(argv: list[str]) -> list[str]:
+  """The words that are no flags; a wrong flag ends the program."""
+  try:
+    return flags.FLAGS(argv)
+  except flags.UnrecognizedFlagError as e:
+    near = str(e).partition("Did you mean: ")[2].removesuffix(" ?")
+    remedy = in_place_of(e.flagname) or (near and f"did you mean --{near}?")
+    problem = f"there is no --{e.flagname}; {remedy or 'see --help'}"
+  except flags.Error as e:
+    # absl: "flag --NAME=VALUE: reason"
+    problem = str(e).removeprefix("flag ").removeprefix("ERROR:: ")
+    if name := re.match(r"--(\w+)=", problem):
+      flag = flags.FLAGS[name[1]]
+      wanted = "true or false" if flag.boolean else flag.parser.syntactic_help
+      problem = problem.removesuffix(str(e.__context__)) + f"must be {wanted}"
+    problem = f"{problem}; see --help"
+  tell(f"{os.path.basename(argv[0])}: error: {problem}")
+  sys.exit(1)
+
+
+def in_place_of(name: str) -> str:
+  """What the page has for another project's flag; "" for a flag of nobody."""
+  page = _OTHER_PROJECTS.read_text(encoding="utf-8")
+  for theirs, ours in re.findall(r"^\| (.*?) \| (.*) \|$", page, re.M):
+    names = re.findall(r"`--([\w-]+)", theirs)
+    if name.replace("-", "_") in " ".join(names).replace("-", "_").split():
+      plain = re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", ours)
+      return f"docs/coming_from.md has in its place: {plain}"
+  return ""

@@ -1,0 +1,131 @@
+"""Flags that are wrong: told at once, in one style, with a remedy."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import runs
+from absl import flags
+from test_docs import known_flags
+from test_settings import Outer, parsed
+
+from common import command_line
+
+
+@pytest.fixture
+def without_tensorflow(tmp_path):
+  """(words of a command) -> its stderr, where TensorFlow ends a program."""
+  (tmp_path / "tensorflow.py").write_text("raise SystemExit('loaded')\n")
+
+  def run(*words):
+    done = subprocess.run(
+      [sys.executable, *words],
+      cwd=runs.ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+      capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and not done.stdout
+    return done.stderr
+
+  return run
+
+
+TRAIN = "--do_train --output_dir=out --bert_config_file=tiny"
+FINETUNE = (
+  "--do_train --output_dir=out --bert_config_file=configs/bert_tiny.json "
+  "--train_file=nowhere.json"
+)
+WRONG = [
+  ("run_pretraining.py --learning_rat=1", "there is no --learning_rat; did"),
+  (f"run_pretraining.py {TRAIN} --input_file=nowhere", "nowhere: no such file"),
+  (
+    f"run_pretraining.py {TRAIN} --input_file=README.md --do_eval "
+    "--eval_input_file=nowhere",
+    "nowhere: no such file",
+  ),
+  (
+    "run_pretraining.py --do_train --bert_config_file=nowhere",
+    "--bert_config_file: nowhere: No such file or directory\n",
+  ),
+  (
+    f"run_pretraining.py {TRAIN} --config_json=nowhere",
+    "--config_json=nowhere: [Errno 2] No such file or directory: 'nowhere'\n",
+  ),
+  (
+    f"run_pretraining.py {TRAIN} --input_file=README.md --loss_scale=4 "
+    "--precision=bf16",
+    "--loss_scale=4.0 is for fp16",
+  ),
+  ("run_classifier.py --num_train_epochs=a", "--num_train_epochs=a: must be a"),
+  (f"run_squad.py {FINETUNE}", "nowhere.json: No such file or directory"),
+  ("predict.py nowhere x", "nowhere: no such model"),
+  ("convert_checkpoint.py nowhere", "--output is missing; see --help"),
+  ("evaluate_grammar.py x --pairs=nowhere", "nowhere: no such file"),
+  ("run_tasks.py x --output_dir=out --tasks=nowhere", "nowhere: No such file"),
+]
+
+
+@pytest.mark.parametrize("command, words", WRONG)
+def test_flags_and_files_are_checked_before_tensorflow(
+  without_tensorflow, command, words
+):
+  script = command.split()[0]
+  said = without_tensorflow(*command.split())
+  assert said.startswith(f"{script}: error: {words}") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+  "words, said",
+  [
+    (["--coutn=2"], "there is no --coutn; did you mean --count?"),
+    (["--count=1.5"], "--count=1.5: must be an integer; see --help"),
+    (["--speed=a: b"], "--speed=a: b: must be a number; see --help"),
+    (["--count"], "Missing value for flag --count; see --help"),
+    (["--flagfile=no"], "Unable to open flagfile: [Errno 2] No such file or "
+     "directory: 'no'; see --help"),
+    (["--fast=maybe"], "--fast=maybe: must be true or false; see --help"),
+    (["--warmup-updates=9"], "there is no --warmup-updates; docs/coming_from.md"
+     " has in its place: --num_warmup_steps, with --global_batch_size ("),
+  ],
+)  # fmt: skip
+def test_absls_errors_in_our_words(monkeypatch, capsys, words, said):
+  values = parsed(Outer, "--size_file=x")
+  flags.DEFINE_bool("fast", False, "", values)
+  flags.DEFINE_string("flagfile", "", "", values)
+  monkeypatch.setattr(flags, "FLAGS", values)
+  with pytest.raises(SystemExit):
+    command_line.read(["folder/command.py", *words])
+  line = capsys.readouterr().err
+  assert line.startswith(f"command.py: error: {said}")
+  assert line.count("\n") == 1 and "absl" not in line
+
+
+# Of google/bert, NVIDIA's, run_mlm and fairseq.
+THEIRS = (
+  "use_tpu", "amp", "optimizer_type", "model_name_or_path",
+  "per_device_train_batch_size", "per-device-train-batch-size", "max_steps",
+  "warmup_ratio", "mlm_probability", "bf16", "lr_scheduler_type", "adam_beta2",
+  "max-update", "max_update", "update-freq", "max-tokens", "tokens-per-sample",
+  "mask-prob", "clip-norm", "save-dir", "lr", "adam-betas", "wandb-project",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_flags_of_other_projects_have_an_answer(name):
+  said = command_line.in_place_of(name)
+  assert said and "](" not in said and "`" not in said
+
+
+def test_all_flags_that_the_page_names_have_an_answer():
+  page = pathlib.Path(runs.ROOT, "docs/coming_from.md").read_text()
+  names = set()
+  for row in re.findall(r"^\| (.*?) \|", page, re.M):
+    names |= set(re.findall(r"`--([\w-]+)", row))
+  assert len(names) > 150
+  without = [name for name in names if not command_line.in_place_of(name)]
+  assert not without
+  assert not command_line.in_place_of("learning_rat")
+  ours = set().union(*known_flags().values())
+  assert not ours & set(THEIRS)
