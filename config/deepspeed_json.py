@@ -9,13 +9,12 @@
     "fp16": {"enabled": true}
   }
 
-A field that is not honoured is an error. What a file leaves out keeps the
-flag's default, not DeepSpeed's. Steps count global batches. A flag on the
-command line wins over its field, and over fields that mean nothing beside it.
+A field that is neither honoured nor off is an error. What a file leaves out
+keeps the flag's default, not DeepSpeed's. Steps count global batches. A flag on
+the command line wins over its field, and over fields that mean nothing then.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,24 +27,14 @@ from gradients import lr_schedule
 
 OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
 
-# Kind of a field's value -> its name in messages.
-_NAMES: dict[Any, str] = {
-  float: "a number",
-  int: "an integer",
-  bool: "true or false",
-  list: "a list of two numbers",
-}
-# Fields that are not one flag's value: (kind or choices, flags from the value).
+# Fields that are not one flag's value: (its form, flags from the value).
 # Settings name the other fields.
 _FIELDS: dict[str, tuple[Any, Callable[[Any], dict]]] = {
   "optimizer.type": (
     tuple(OPTIMIZER_TYPES),
     lambda name: {"optimizer": OPTIMIZER_TYPES[name]},
   ),
-  "optimizer.params.betas": (
-    list,
-    lambda betas: {"beta_1": betas[0], "beta_2": betas[1]},
-  ),
+  "optimizer.params.betas": ([float], lambda betas: _betas(betas)),
   "scheduler.type": (
     tuple(lr_schedule.SCHEDULES),
     lambda name: {"lr_schedule": name},
@@ -54,11 +43,13 @@ _FIELDS: dict[str, tuple[Any, Callable[[Any], dict]]] = {
     float,
     lambda share: {_WARMUP_SHARE: share},
   ),
-  "fp16.enabled": (bool, lambda on: {"precision": "fp16"} if on else {}),
-  "bf16.enabled": (bool, lambda on: {"precision": "bf16"} if on else {}),
-  "fp16.initial_scale_power": (float, lambda power: _first_scale(power)),
+  "fp16.enabled": (bool, lambda _: {"precision": "fp16"}),
+  "bf16.enabled": (bool, lambda _: {"precision": "bf16"}),
+  "fp16.initial_scale_power": (
+    range(127),  # powers of two in float32
+    lambda power: {"initial_loss_scale": 2.0**power},
+  ),
 }
-_LARGEST_POWER = 126  # of two, in float32
 _LARGEST = 1 << 62  # of a number: JSON has no limits
 _WARMUP_SHARE = "warmup_proportion"  # of num_train_steps; no flag
 _LAMB_ONLY = ("optimizer.params.max_coeff", "optimizer.params.min_coeff")
@@ -94,9 +85,9 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
   values: dict[str, Any] = {}
   field_of: dict[str, str] = {}
   for field, value in fields.items():
-    if value == {} and any(name.startswith(f"{field}.") for name in known):
-      continue  # an empty section
     if field not in known:
+      if not value:
+        continue  # off
       section = field.rpartition(".")[0]
       near = [name for name in known if name.rpartition(".")[0] == section]
       raise ValueError(
@@ -104,11 +95,11 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
         f"{', '.join(sorted(near or known))}"
       )
     wanted, to_flags = known[field]
-    if not _fits(value, wanted):
-      names = wanted if isinstance(wanted, tuple) else [_NAMES[wanted]]
-      among = "one of " * (len(names) > 1)
-      raise ValueError(f"{field} is {value!r}, not {among}{', '.join(names)}")
-    for flag, flag_value in to_flags(value).items():
+    json_files.expect(value, wanted, field)
+    if type(value) in (int, float) and not abs(value) <= _LARGEST:
+      raise ValueError(f"{field} is {value}, not a number up to {_LARGEST}")
+    made = to_flags(value) if callable(to_flags) else {to_flags: value}
+    for flag, flag_value in made.items():
       if values.setdefault(flag, flag_value) != flag_value:
         raise ValueError(
           f"{field} is {value!r}, but {field_of[flag]} is {values[flag]!r}: "
@@ -139,54 +130,37 @@ def _settle_steps(values: dict, field_of: dict, given: dict) -> None:
 
 
 def _leaves(value, field: str = "") -> Iterator[tuple[str, Any]]:
-  """The fields of nested objects: ("section.key", value)."""
-  if not isinstance(value, dict) or not value:
+  """The fields of nested objects that are not off: ("section.key", value).
+
+  A null is off, and so is all of a section that is not enabled or of stage 0.
+  """
+  if isinstance(value, dict):
+    if field and (value.get("enabled") is False or value.get("stage") == 0):
+      return
+    for key, inner in value.items():
+      yield from _leaves(inner, f"{field}.{key}" if field else key)
+  elif value is not None:
     yield field or "it", value
-    return
-  # Other fields of an fp16 that is off mean nothing.
-  if field == "fp16" and value.get("enabled") is False:
-    value = {"enabled": False}
-  for key, inner in value.items():
-    yield from _leaves(inner, f"{field}.{key}" if field else key)
 
 
-def _first_scale(power: float) -> dict:
-  if not 0 <= power <= _LARGEST_POWER:
+def _betas(betas: list) -> dict:
+  if len(betas) != 2 or max(betas) > 1:
     raise ValueError(
-      f"fp16.initial_scale_power is {power}, not in [0, {_LARGEST_POWER}]"
+      f"optimizer.params.betas is {betas}, not a list of two numbers up to 1"
     )
-  return {"initial_loss_scale": 2.0**power}
-
-
-def _one_flag(flag: str, value) -> dict:
-  return {flag: value}
+  return {"beta_1": betas[0], "beta_2": betas[1]}
 
 
 def _known_fields(kind: type, fields: dict) -> dict:
   """`_FIELDS` with those of the settings in dataclass `kind`."""
-  known = dict(_FIELDS)
+  known: dict[str, tuple[Any, Callable | str]] = {**_FIELDS}
   for setting in settings_of(kind):
     for field in setting.json:
-      known[field] = (
-        setting.kind,
-        functools.partial(_one_flag, setting.name),
-      )
+      known[field] = setting.kind, setting.name
   if fields.get("optimizer.type") != "Lamb":
     for field in _LAMB_ONLY:
       del known[field]
   return known
-
-
-def _fits(value, wanted) -> bool:
-  """Whether a JSON value is of a kind, or one of some choices."""
-  if isinstance(wanted, tuple):
-    return value in list(wanted)
-  if wanted is list:
-    is_pair = isinstance(value, list) and len(value) == 2
-    return is_pair and all(_fits(number, float) for number in value)
-  if wanted is float and type(value) in (int, float):
-    return abs(value) <= _LARGEST
-  return type(value) is wanted and abs(value) <= _LARGEST
 
 
 def _meaningless(values: dict, given: dict) -> list[str]:

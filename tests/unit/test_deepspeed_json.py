@@ -109,13 +109,16 @@ BASE = {"train_batch_size": 64, "optimizer": {"type": "Adam"}}
 @pytest.mark.parametrize(
   "change, words",
   [
-    ({"zero_optimization": {}}, "zero_optimization is not honoured here"),
+    ({"zero_optimization": {"stage": 1}}, "zero_optimization.stage is not hon"),
+    ({"prescale_gradients": True}, "prescale_gradients is not honoured here"),
+    ({"amp": {"enabled": True, "opt_level": 0}}, "amp.enabled is not honoured"),
+    ({"amp": {"opt_level": "O1"}}, "amp.opt_level is not honoured here"),
     ({"train_batch_size": "64"}, "train_batch_size is '64', not an integer"),
     ({"train_batch_size": True}, "train_batch_size is True"),
-    ({"optimizer": []}, r"optimizer is not honoured here"),
+    ({"optimizer": ["Adam"]}, "optimizer is not honoured here"),
     (
       {"optimizer": {"type": "SGD"}},
-      "optimizer.type is 'SGD', not one of Adam",
+      "optimizer.type is .SGD., not Adam or AdamW or Lamb",
     ),
     ({"optimizer": {"type": "Adam", "legacy": 1}}, "optimizer.legacy is not"),
     (
@@ -230,6 +233,26 @@ def test_what_a_winning_flag_leaves_without_meaning(
   want = {n: v for n, v in alone.items() if n not in dropped} | changed
   assert len(alone) == 12 and alone["num_warmup_steps"] == 10
   assert flags_of(path, given) == want
+
+
+OFF = (
+  {"prescale_gradients": False},
+  {"wall_clock_breakdown": False, "dump_state": 0, "zero_optimization": {}},
+  {"zero_optimization": {"stage": 0, "overlap_comm": True}},
+  {"fp16": {"enabled": False, "loss_scale": 0, "auto_cast": True}},
+  {"amp": {"enabled": False, "opt_level": "O1"}, "bf16": {}},
+  {"flops_profiler": {"enabled": False, "profile_step": 5}, "sparse": None},
+  {"activation_checkpointing": {"partition_activations": False, "n": None}},
+  {"gradient_clipping": None, "scheduler": None, "fp16": None},
+  {"optimizer": {"type": "Adam", "params": {"torch_adam": False}}},
+  {"optimizer": {"type": "Adam", "legacy_fusion": False, "params": None}},
+)
+
+
+@pytest.mark.parametrize("fields", OFF)
+def test_a_field_that_is_off_asks_for_nothing(tmp_path, fields):
+  alone = flags_of(written(tmp_path, BASE))
+  assert flags_of(written(tmp_path, {**BASE, **fields})) == alone
 
 
 def test_fp16_fields_and_what_is_off(tmp_path):
