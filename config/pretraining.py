@@ -44,11 +44,8 @@ def read_bert(path: str) -> modeling.BertConfig:
   path = _PRESETS[path] if is_preset(path) else path
   try:
     return modeling.BertConfig.from_json_file(path)
-  except (ValueError, tf.errors.OpError) as e:
-    message = getattr(e, "message", None) or str(e)
-    if path not in message:
-      message = f"{path}: {message}"
-    raise UserError(f"--bert_config_file: {message}") from e
+  except ValueError as e:
+    raise UserError(f"--bert_config_file: {e}") from e
 
 
 def with_vocabulary(
@@ -402,9 +399,10 @@ class PretrainingConfig(RunConfig):
     "are those of one rank alone: the run divides them by its ranks, by the "
     "micro-batches of an update and by the examples of a record.",
     low=1, json="scheduler.params.total_num_steps")
-  num_warmup_steps: int = _batch(10000,
+  num_warmup_steps: int | None = _batch(None,
     "Warm-up steps, included in --num_train_steps, in which the learning rate "
-    "rises to its peak.", low=0, json="scheduler.params.warmup_num_steps")
+    "rises to its peak. Default: a tenth of the run, but at most 10,000.",
+    low=0, json="scheduler.params.warmup_num_steps")
   cooldown_from: str | None = _rate(None,
     "Run folder, or one of its checkpoints, from which this new run continues "
     "in another --output_dir: the rate of --lr_schedule=wsd (or wsd_linear) "
@@ -481,6 +479,11 @@ class PretrainingConfig(RunConfig):
     dropout = {name: getattr(self, name) for name in _DROPOUT}
     given = {name: p for name, p in dropout.items() if p is not None}
     return modeling.BertConfig.from_dict({**self.bert.to_dict(), **given})
+
+  def warmup_of(self, steps: int) -> int:
+    """Those of the warm-up of a run of so many steps."""
+    most = max(0, min(10_000, steps // 10, steps - (self.num_decay_steps or 0)))
+    return most if self.num_warmup_steps is None else self.num_warmup_steps
 
   def _check_cooldown(self) -> None:
     needs: dict[str, Any] = {
@@ -570,9 +573,11 @@ class PretrainingConfig(RunConfig):
         names.append("lr_decay_steps")
       if self.num_decay_steps:
         names.append("num_decay_steps")
+      warmup = self.warmup_of(self.num_train_steps)
+      steps = {**vars(self), "num_warmup_steps": warmup}
       divisor = plan.divisor * global_batch / plan.records_per_update
       flags += [
-        f"--{name}={training_plan.rounded_up(getattr(self, name) / divisor)}"
+        f"--{name}={training_plan.rounded_up(steps[name] / divisor)}"
         for name in names
       ]
     return flags

@@ -177,9 +177,10 @@ class Stages:
       total += plan.updates
     self._total = base.num_train_steps if base.max_train_minutes else total
     decay = base.num_decay_steps or 0
-    if base.num_warmup_steps + decay > self._total:
+    self._warmup = base.warmup_of(self._total)
+    if self._warmup + decay > self._total:
       raise UserError(
-        f"--num_warmup_steps={base.num_warmup_steps} and --num_decay_steps="
+        f"--num_warmup_steps={self._warmup} and --num_decay_steps="
         f"{decay} are more than the {self._total:,} updates of all stages"
       )
     self._decay = decay or math.ceil(self._total / 10)
@@ -196,7 +197,7 @@ class Stages:
     plan = dataclasses.replace(
       plan,
       updates=min(begun.first_update + plan.updates, self._total),
-      warmup_updates=self._base.num_warmup_steps,
+      warmup_updates=self._warmup,
       decay_updates=self._decay,
       stage=stage,
     )

@@ -11,8 +11,8 @@ Two modes, never mixed:
 A run keeps its global batch, on any number of ranks: checkpoints and the
 learning rate's schedule count updates.
 
-Steps and the global batch are stated in examples, a micro-batch in records: one
-example each, or several if packed. So a recipe is the same for packed records.
+The global batch, or one rank's steps, are stated in examples, a micro-batch in
+records: one example each, or several if packed. So a recipe is the same then.
 
 A stage of a staged run has a plan that begins where the last one ended. Its
 global batch may grow; the micro-batch stays, so there are more and more.
@@ -57,7 +57,7 @@ class TrainingPlan:
   warmup_updates: int
   decay_updates: int  # at the end, of --lr_schedule=wsd
   records: int | None  # in the training set; None: unknown
-  divisor: float  # examples of an update / those of a step as stated
+  divisor: float  # steps as stated that make an update
   packing_factor: float = 1.0  # examples in a record on average
   steps: int = 0  # as stated; 0 of a cooldown
   cooldown_start: int = 0  # the update of --cooldown_from
@@ -166,14 +166,14 @@ def resolve(
   num_accumulation_steps: int | None = None,
   global_batch_size: int | None = None,
   packing_factor: float = 1.0,
+  of_epochs: bool = False,  # the steps come to whole epochs of examples
 ) -> TrainingPlan:
   """Resolves these flags; raises `UserError` if they do not fit together."""
-  shaped = num_warmup_steps + (num_decay_steps or 0)
-  if num_warmup_steps < 0 or shaped > num_train_steps:
+  decay = num_decay_steps or 0
+  if num_warmup_steps < 0 or num_warmup_steps + decay > num_train_steps:
     raise UserError(
-      f"--num_warmup_steps={num_warmup_steps} and --num_decay_steps="
-      f"{num_decay_steps or 0} do not fit in --num_train_steps="
-      f"{num_train_steps}"
+      f"--num_warmup_steps={num_warmup_steps} and --num_decay_steps={decay} do "
+      f"not fit in --num_train_steps={num_train_steps}"
     )
   if global_batch_size is None:
     mode, stated = "per-rank", train_batch_size
@@ -187,8 +187,8 @@ def resolve(
       ranks, global_batch, global_batch_size, micro_batch, accumulation,
       num_accumulation_steps,
     )  # fmt: skip
-  # So many steps as stated, those of one rank alone, make an update.
-  divisor = global_batch * packing_factor / stated
+  restated = mode == "per-rank" or of_epochs
+  divisor = global_batch * packing_factor / stated if restated else 1.0
   if records is not None and records < global_batch:
     raise UserError(
       f"{records} records are fewer than one global batch of {global_batch}: "

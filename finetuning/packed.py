@@ -173,6 +173,7 @@ class PackedSource:
       num_warmup_steps=round(config.warmup_proportion * steps),
       num_decay_steps=config.num_decay_steps,
       num_accumulation_steps=accumulation,
+      of_epochs=True,
     )
 
   def describe(self) -> dict:

@@ -11,15 +11,16 @@ from config import stages, training_plan
 def of_run(config, source, ranks: int) -> training_plan.TrainingPlan:
   """The plan of a `PretrainingConfig`; `source` is None for unknown data."""
   steps = config.num_train_steps
+  warmup = config.warmup_of(steps)
   if config.cooldown_from:
-    steps = config.num_warmup_steps + config.num_decay_steps
+    steps = warmup + config.num_decay_steps
   plan = training_plan.resolve(
     ranks=ranks,
     records=len(source.set) if source else None,
     packing_factor=source.packing_factor if source else 1.0,
     train_batch_size=config.train_batch_size,
     num_train_steps=steps,
-    num_warmup_steps=config.num_warmup_steps,
+    num_warmup_steps=warmup,
     num_decay_steps=config.num_decay_steps,
     num_accumulation_steps=config.num_accumulation_steps,
     global_batch_size=config.global_batch_size,
@@ -34,7 +35,7 @@ def _cooldown(plan, config) -> training_plan.TrainingPlan:
     raise UserError(
       f"--cooldown_from={config.cooldown_from}: its update {first:,} is in "
       f"the {plan.warmup_updates:,} updates of warm-up: give that run's "
-      "--num_warmup_steps"
+      "--num_train_steps and --num_warmup_steps"
     )
   # As many as at the end of that run.
   decay = training_plan.rounded_up(config.num_decay_steps / plan.divisor)

@@ -1190,6 +1190,11 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
       "records of an update 8 -> 4: .* --global_batch_size=8 "
       "--num_train_steps=30 --num_warmup_steps=3; or start a new run",
     ),
+    # A tenth by default.
+    (
+      20, 160, {**PER_RANK, "num_warmup_steps": None},
+      "--num_train_steps=30 --num_warmup_steps=3; or start a new run",
+    ),
     (
       20, 80, dict(num_accumulation_steps=2, **PER_RANK),
       "--num_train_steps=60 .* and leave out --num_accumulation_steps; or",
@@ -1214,6 +1219,32 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
 def test_a_run_keeps_its_global_batch(tiny_run, step, seen, changes, words):
   said = refusal_to_resume(tiny_run, step, seen, **changes)
   assert re.search(words, said), said
+
+
+@pytest.mark.parametrize(
+  "stated, steps, decay, want",
+  [
+    (None, 1_000_000, None, 10_000),
+    (None, 100_000, None, 10_000),  # google/bert's defaults
+    (None, 40, None, 4),
+    (None, 9, None, 0),
+    (None, 1, None, 0),
+    (None, 100, 95, 5),
+    (0, 1000, None, 0),
+    (7, 1000, None, 7),
+    (1001, 1000, None, 1001),  # which `resolve` refuses
+  ],
+)
+def test_the_default_warmup_follows_the_length_of_the_run(
+  tiny_run, stated, steps, decay, want
+):
+  config = runs.config(
+    tiny_run, "folder", num_warmup_steps=stated, num_train_steps=steps,
+    lr_schedule="wsd", num_decay_steps=decay,
+  )  # fmt: skip
+  assert config.warmup_of(steps) == want
+  if want + (decay or 0) <= steps:
+    assert plans.of_run(config, None, 1).warmup_updates == want
 
 
 def test_steps_of_another_micro_batch_are_others(tiny_run, tmp_path):
@@ -1553,8 +1584,8 @@ def test_the_command_ends_with_one_clear_line(tiny_run, tmp_path):
   last = process.stderr.strip().splitlines()[-1]
   assert "bad.json" in last and "hiden_size" in last
   assert "Traceback" not in process.stderr
-  # Start-up chatter is off: the error is all that follows.
-  assert process.stderr.splitlines() == ["starting TensorFlow ...", last]
+  # The error is all: TensorFlow has not started.
+  assert process.stderr.splitlines() == [last]
 
 
 def test_a_word_that_is_no_flag_is_an_error(tiny_run, tmp_path):

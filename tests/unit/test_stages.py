@@ -14,12 +14,12 @@ from checkpoints import checkpoint_files, description
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from config import stages
+from config import stages, training_plan
 from config.pretraining import PretrainingConfig
 from data import masking, record_shape, records
 from data.masking import MaskConfig
 from gradients.distributed import Comm
-from training import dry_run, train_loop, training_run
+from training import dry_run, plans, train_loop, training_run
 from training.divergence import DivergedError
 from training.signals import Budget
 
@@ -337,6 +337,21 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
   json_files.write(path, made)
   with pytest.raises(UserError, match="--max_train_minutes 1.0 -> 2.0: give"):
     runs.pretrain(tiny_run, tmp_path, **{**settings, "max_train_minutes": 2.0})
+
+
+@pytest.mark.parametrize("stated, want", [(None, 10), (0, 0), (25, 25)])
+def test_the_default_warmup_is_a_tenth_of_all_stages(tiny_run, stated, want):
+  items = {"num_train_steps": 30}, {"num_train_steps": 70}
+  given = staged(*items, num_warmup_steps=stated)
+  config = runs.config(tiny_run, "folder", **given)
+
+  def plan_of(stage):
+    stage = dataclasses.replace(stage, num_warmup_steps=0)
+    return plans.of_run(stage, None, 1)
+
+  begun = training_plan.Stage()
+  start = stages.Stages(config, begun, plan_of).start(begun)
+  assert start.plan.warmup_updates == want
 
 
 TIMED = {"num_train_steps": None, "time_share": 1}

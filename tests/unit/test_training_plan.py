@@ -86,7 +86,19 @@ def test_a_packed_global_batch_is_met_as_nearly_as_records_go():
     assert (plan.micro_batch, plan.accumulation) == (micro, accumulation)
     assert plan.records_per_update == 88
     assert plan.examples(plan.records_per_update) == 255
-    assert plan.updates == 1004  # a little more of them, each a little smaller
+    assert (plan.updates, plan.warmup_updates) == (1000, 100)  # as stated
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.005, 1.19, 2.9, 40.0])
+@pytest.mark.parametrize("batch", [16, 17, 108, 256])
+def test_a_global_batch_leaves_all_steps_as_they_are_stated(factor, batch):
+  """Whatever its whole records hold more or less than it asks for."""
+  steps = dict(num_train_steps=997, num_warmup_steps=11, num_decay_steps=13)
+  plan = resolve(
+    ranks=1, global_batch_size=batch, packing_factor=factor, **steps
+  )
+  made = plan.updates, plan.warmup_updates, plan.decay_updates
+  assert made == (997, 11, 13)
 
 
 def test_a_global_batch_is_the_same_on_any_number_of_ranks():
