@@ -309,6 +309,7 @@ def started() -> tuple[int, int]:
 
 def load_horovod():
   """Horovod's module; `DistributedError` if it cannot be imported."""
+  tf.get_default_graph()  # TensorFlow's start is ours, not Horovod's
   try:
     import horovod.tensorflow as hvd
   except ImportError as e:
