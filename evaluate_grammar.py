@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -197,8 +196,6 @@ def evaluate(settings: Settings, name: str, comm) -> None:
 
 def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
-  # Names of paradigms may be what the terminal's encoding lacks.
-  sys.stdout.reconfigure(errors="backslashreplace")
   # What is missing is told before TensorFlow takes its time.
   records.expand_patterns(settings.pairs)
   model_source.find(name, settings.given)

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from common import input_files
+from common.console import tell
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from data import text_files
@@ -106,8 +107,6 @@ def main(settings: Settings, name: str, *texts: str) -> None:
   texts = () if texts == ("-",) else texts  # standard input
   check_inputs(settings, texts)  # before the model takes its time
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
-  # A vocabulary may hold characters that the terminal cannot show.
-  sys.stdout.reconfigure(errors="backslashreplace")
   source = model_source.find(name, settings.given)
   model = inference.open_model(source)
   predictor = predictions.Predictor(
@@ -119,14 +118,13 @@ def main(settings: Settings, name: str, *texts: str) -> None:
       f"{source.path}: nothing says how long its texts were: assumed "
       f"--max_seq_length={source.max_seq_length}"
     )
-  for line in lines:
-    print(line, file=sys.stderr)
+  tell(*lines)
   inputs = read_inputs(settings, texts, predictor.answers_questions)
   typed = not (texts or settings.question) and (
     settings.input in (None, "-") and sys.stdin.isatty()
   )
   if typed:
-    print("type a text and Enter; Ctrl-D ends", file=sys.stderr)
+    tell("type a text and Enter; Ctrl-D ends")
   at_once = 1 if typed else _AT_ONCE
   while group := list(itertools.islice(inputs, at_once)):
     for made in predictor.predict(group):

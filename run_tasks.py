@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Sequence
 
 from checkpoints import checkpoint_weights, run_folder
-from common import console, json_files, model_files, processes
+from common import console, files, json_files, model_files, processes
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE
@@ -151,7 +151,7 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   os.makedirs(folder, exist_ok=True)
   end: collections.deque[str] = collections.deque(maxlen=5)
   log = os.path.join(folder, "log.txt")
-  with open(log, "a", encoding="utf-8") as f:
+  with files.naming(log), open(log, "a", encoding="utf-8") as f:
 
     def keep(line):
       end.append(line)

@@ -21,13 +21,14 @@ import numpy as np
 
 from common import input_files, json_files
 from common.console import tell
-from common.errors import UserError
-from common.files import atomic_write, folder_aside
+from common.errors import UserError, reason
+from common.files import folder_aside, write
 from common.tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")
 _STEP = re.compile(rf"{re.escape(PREFIX)}-(\d+)")
+_ENDING = re.compile(r"\.(index|meta|json|data-\d+-of-\d+)$")  # of its files
 _ASIDE = ".saving"  # the folder in which a checkpoint is being written
 _CHUNK = 16 << 20
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
@@ -71,10 +72,9 @@ class Checkpoint:
         raise ValueError("there are no variables in it")
     # MemoryError: a damaged index may state a block of any size.
     except (*_READ_ERRORS, MemoryError) as e:
-      why = str(e).splitlines()[0]
       raise CheckpointError(
-        f"{prefix}: no readable checkpoint ({why}). Give the name without "
-        ".index or .data-..., for example OUTPUT_DIR/model.ckpt-1000"
+        f"{prefix}: no readable checkpoint ({reason(e)}). Name one such as "
+        "OUTPUT_DIR/model.ckpt-1000"
       ) from e
 
   def __getitem__(self, name: str) -> np.ndarray:
@@ -83,7 +83,7 @@ class Checkpoint:
       value = np.asarray(self._reader.get_tensor(name))
     except _READ_ERRORS as e:
       raise CheckpointError(
-        f"{self.path}: damaged ({name}: {str(e).splitlines()[0]}). Copy it "
+        f"{self.path}: damaged ({name}: {reason(e)}). Copy it "
         "again, or delete its files to use the one before"
       ) from e
     is_float = value.dtype.kind == "f" or value.dtype == _BFLOAT16
@@ -138,11 +138,10 @@ def write_weights(prefix: str, values: Mapping, beside: Mapping = {}) -> None:
       _Writer(values)(name, values)
     except tf.errors.OpError as e:
       raise CheckpointError(
-        f"{prefix} could not be written ({_reason(e)})"
+        f"{prefix} could not be written ({reason(e)})"
       ) from e
     for path, content in beside.items():
-      with atomic_write(path) as f:
-        f.write(content)
+      write(path, content)
     # The index last: without it a start that was killed can be made again.
     for suffix in reversed(_SUFFIXES):
       os.replace(name + suffix, prefix + suffix)
@@ -152,6 +151,15 @@ def step_of(path: str) -> int | None:
   """The update of a checkpoint's name, or None for a name of another form."""
   match = _STEP.fullmatch(os.path.basename(path))
   return int(match[1]) if match else None
+
+
+def prefix_of(name: str) -> str:
+  """The name of the checkpoint of which `name` may be a file."""
+  ending = os.path.isfile(name) and _ENDING.search(name)
+  if not ending:
+    return name
+  tell(f"{name}: a file of a checkpoint, whose name is without {ending[0]}")
+  return name.removesuffix(ending[0])
 
 
 def has_begun(folder: str) -> bool:
@@ -315,7 +323,7 @@ class CheckpointFiles:
     except Exception as e:  # of whatever kind: training reports it
       self._retry_at = time.monotonic() + RETRY_SECONDS
       self._failure = (
-        f"{target} could not be written ({_reason(e)}); the one before stays"
+        f"{target} could not be written ({reason(e)}); the one before stays"
       )
     finally:
       shutil.rmtree(aside, ignore_errors=True)
@@ -331,15 +339,6 @@ class CheckpointFiles:
       for suffix in (".json", *_SUFFIXES):  # the marker first
         with contextlib.suppress(FileNotFoundError):
           os.unlink(self.prefix(step) + suffix)
-
-
-def _reason(error: Exception) -> str:
-  """What went wrong, without the place in the graph."""
-  lines = getattr(error, "message", str(error)).splitlines()
-  for line in reversed(lines):
-    if line and not line[0].isspace():
-      return line
-  return repr(error)
 
 
 def _sync(path: str) -> None:

@@ -211,8 +211,8 @@ class Checkpointer:
       failure = f"{self.files.prefix(self.saved)} could not be written"
     if self._comm.from_root(failure is not None):
       raise CheckpointError(
-        f"{failure}. The newest checkpoint is {self.files.newest()}: make "
-        "room, then the same command resumes from there"
+        f"{failure}. Then the same command goes on from "
+        f"{self.files.newest() or 'the start'}"
         if self._comm.is_root
         else "rank 0 could not save, its last line says why"
       )

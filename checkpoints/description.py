@@ -114,10 +114,7 @@ class Description:
       return huggingface_folder.read_bert(self.folder)
     if not os.path.exists(self.bert_file):
       return None
-    try:
-      return BertConfig.from_json_file(self.bert_file)
-    except ValueError as e:
-      raise UserError(f"{BERT_FLAG}: {e}") from e
+    return BertConfig.from_json_file(self.bert_file)
 
   @property
   def learned(self) -> dict:

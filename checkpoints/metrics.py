@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common import files, json_files
 from common import tensorflow_v1 as later
 from common.console import tell
-from common.errors import DataError
+from common.errors import DataError, reason
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
@@ -125,8 +125,7 @@ def forget_evaluations(output_dir: str, step: int) -> None:
   path = os.path.join(output_dir, EVAL_METRICS_FILE)
   kept = evaluations(output_dir, step)
   if len(kept) < len(read_jsonl(path)):
-    with files.atomic_write(path) as f:
-      f.write(b"".join(map(_line, kept)))
+    files.write(path, b"".join(map(_line, kept)))
 
 
 class MetricsLog:
@@ -138,8 +137,7 @@ class MetricsLog:
     """Drops reports after `resume_step`; `tag` is the events' folder."""
     self._path = path = os.path.join(output_dir, name)
     kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
-    with files.atomic_write(path) as f:
-      f.write(b"".join(map(_line, kept)))
+    files.write(path, b"".join(map(_line, kept)))
     self._file = open(path, "ab", buffering=0)
     self._written, self._waiting = self._file.tell(), b""
     self._events = later.tf.summary.FileWriter(os.path.join(output_dir, tag))
@@ -173,7 +171,7 @@ class MetricsLog:
     except (later.tf.errors.OpError, OSError, IndexError, RuntimeError) as e:
       # TensorFlow raises some errors of the file system as built-in ones.
       self._events = None
-      tell(f"TensorBoard gets no more of this run: {str(e).splitlines()[0]}")
+      tell(f"TensorBoard gets no more of this run: {reason(e)}")
 
   def _flush(self) -> None:
     # Unbuffered: after an error it is known which bytes are in the file.
@@ -182,7 +180,7 @@ class MetricsLog:
       while done < len(self._waiting):
         done += self._file.write(self._waiting[done:])
     except OSError as e:
-      self._trouble = e.strerror
+      self._trouble = reason(e)
       # A part of a line would be no report.
       self._file.truncate(self._written)
     else:

@@ -5,16 +5,15 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-import shutil
 import socket
 import subprocess
 import time
 
 from checkpoints import description
-from common import json_files
+from common import input_files, json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
-from common.files import atomic_write, file_sha256, lock
+from common.files import file_sha256, lock, write
 from data import record_report
 
 LOCK_FILE = "run.lock"
@@ -135,8 +134,7 @@ def keep_vocabulary(config, manifests: dict) -> None:
     if found and not (
       os.path.exists(copy) and file_sha256(copy) == made.tokenizer.sha256
     ):
-      shutil.copyfile(found, f"{copy}.tmp")
-      os.replace(f"{copy}.tmp", copy)
+      write(copy, input_files.read(found))
 
 
 def write_task(folder: str, task: dict, files: dict[str, str]) -> None:
@@ -145,7 +143,6 @@ def write_task(folder: str, task: dict, files: dict[str, str]) -> None:
   for flag, path in files.items():
     copy = os.path.join(folder, vocabulary[flag])
     if os.path.realpath(copy) != os.path.realpath(path):
-      with open(path, "rb") as original, atomic_write(copy) as f:
-        shutil.copyfileobj(original, f)
+      write(copy, input_files.read(path))
   content = {**task, "vocabulary": vocabulary}
   json_files.write(os.path.join(folder, description.TASK_FILE), content)

@@ -1,8 +1,10 @@
 """How programs end: by errors that the user can mend, or as they are asked."""
 
 import contextlib
+import errno
 import functools
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from absl import app
 
-from common import command_line
+from common import command_line, console
 from common.console import tell
 
 # Exit status of a run that a signal stopped, after it saved (EX_TEMPFAIL).
@@ -30,6 +32,39 @@ class UserError(ValueError):
 
 class DataError(UserError):
   """Input that cannot be used."""
+
+
+# What to do about what the system says; TensorFlow repeats its words.
+_RIGHTS = "name another file or folder, or change its permissions"
+_REMEDIES = {
+  os.strerror(errno.ENOSPC): "make room there",
+  os.strerror(errno.EDQUOT): "make room there",
+  os.strerror(errno.EFBIG): "allow larger files there (ulimit -f)",
+  os.strerror(errno.EROFS): _RIGHTS,
+  os.strerror(errno.EACCES): _RIGHTS,
+  "surrogates not allowed": "names must be UTF-8: rename it",
+  "Unable to convert element to UTF-8": "names must be UTF-8: rename it",
+}
+# What TensorFlow says before the reason: the place in the graph.
+_PLACE = re.compile(r"(?s)Graph exec[^\n]*\s+(Detected .*?\nNode:[^\n]*\n)?")
+
+
+def remedy(error: BaseException) -> str:
+  """What to do about an error that the system reports; "" for another."""
+  said = str(error)
+  return next((_REMEDIES[words] for words in _REMEDIES if words in said), "")
+
+
+def reason(error: BaseException) -> str:
+  """What the system or TensorFlow says: file, reason and remedy, in a line."""
+  said = _PLACE.sub("", getattr(error, "message", str(error)), count=1)
+  said = said.strip().partition("\n")[0] or repr(error)
+  if isinstance(error, UnicodeEncodeError):  # which shows no name
+    sign = re.escape(error.object[error.start])
+    said = re.findall(f".*{sign}.*", error.object)[0]
+  elif isinstance(error, OSError) and error.strerror:
+    said = ": ".join(filter(None, [error.filename, error.strerror]))
+  return ": ".join(filter(None, [said, remedy(error)]))
 
 
 def leave_when_asked() -> None:
@@ -86,28 +121,32 @@ def leaving_in_c() -> Iterator[None]:
 
 
 def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
-  """absl's app.run, but an expected error is one line on stderr, and status 1.
+  """absl's app.run, but what a user can mend is one line, and status 1.
 
   `main` gets argv: the program, then `arguments` words; None: at least one, -1:
   any number.
   """
+  console.show_any_text()
 
-  def wrapped(argv):
+  def checked(argv):
     words = argv[1:]
-    try:
-      if arguments is None and not words:
-        raise UserError("no file or folder is named; see --help")
-      if arguments not in (None, -1, len(words)):
-        raise UserError(
-          f"{len(words)} arguments that are not flags ({' '.join(words[:3])}), "
-          f"expected {arguments}; is a glob unquoted? See --help"
-        )
-      main(argv)
-    except (UserError, OSError) as e:
-      message = str(e)
-      if isinstance(e, OSError) and e.filename:
-        message = f"{e.filename}: {e.strerror}"
-      tell(f"{os.path.basename(argv[0])}: error: {message}")
-      sys.exit(1)
+    if arguments is None and not words:
+      raise UserError("no file or folder is named; see --help")
+    if arguments not in (None, -1, len(words)):
+      raise UserError(
+        f"{len(words)} arguments that are not flags ({' '.join(words[:3])}), "
+        f"expected {arguments}; is a glob unquoted? See --help"
+      )
+    main(argv)
 
-  app.run(wrapped, flags_parser=command_line.read)
+  try:
+    try:
+      app.run(checked, flags_parser=command_line.read)
+    finally:
+      console.finish_output()
+  except Exception as e:
+    if not (isinstance(e, (UserError, OSError)) or remedy(e)):
+      raise  # a bug
+    said = str(e) if isinstance(e, UserError) else reason(e)
+    tell(f"{os.path.basename(sys.argv[0])}: error: {said}")
+    sys.exit(1)

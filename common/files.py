@@ -1,7 +1,6 @@
 """Files and folders that appear when they are whole; locks; hashes."""
 
 import contextlib
-import errno
 import fcntl
 import functools
 import hashlib
@@ -13,21 +12,28 @@ from typing import BinaryIO
 from common.console import tell
 from common.errors import UserError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+  """An error of the system in the block that names no file names `path`."""
+  try:
+    yield
+  except OSError as e:
+    if e.errno and e.filename is None:
+      e.filename = path
+    raise
 
 
 @contextlib.contextmanager
 def atomic_write(path: str) -> Iterator[BinaryIO]:
   """Opens PATH.tmp, which replaces `path` after a block without an error."""
   try:
-    with open(path + ".tmp", "wb") as f:
+    with naming(path), open(path + ".tmp", "wb") as f:
       yield f
     os.replace(path + ".tmp", path)
-  except BaseException as e:
+  except BaseException:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(path + ".tmp")
-    if isinstance(e, OSError) and e.errno in _FULL and e.filename is None:
-      e.filename = path
     raise
 
 
@@ -81,6 +87,12 @@ def lock(opened: BinaryIO | int, folder: str) -> None:
 
 
 _tell_once = functools.cache(tell)
+
+
+def write(path: str, content: bytes) -> None:
+  """Replaces a file by one with this content."""
+  with atomic_write(path) as f:
+    f.write(content)
 
 
 def file_sha256(path: str) -> str:

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from backports import zstd
 
-from common.errors import DataError
+from common.errors import DataError, reason
 
 _HEAD = 265  # bytes: the mark of a tar archive ends there
 _UNPACK, _CONVERT = "unpack it", "convert it to JSON lines, *.jsonl"
@@ -75,7 +75,7 @@ def open_input(path: str, *wanted: Kind) -> Iterator[BinaryIO]:
   try:
     f = open(path, "rb")
   except OSError as e:
-    raise DataError(f"{path}: {e.strerror}") from e
+    raise DataError(reason(e)) from e
   with f:
     kind_of(f, path, *wanted)
     yield f

@@ -79,7 +79,7 @@ def read_lines(
 
 def append_line(path: str, value) -> None:
   """Adds a value to a .jsonl file, in place of a last line without its end."""
-  with open(path, "a+b") as f:
+  with files.naming(path), open(path, "a+b") as f:
     f.seek(0)
     f.truncate(f.read().rfind(b"\n") + 1)
     f.write(f"{text(value)}\n".encode())
@@ -178,5 +178,4 @@ def _finite(value):
 
 def write(path: str, value) -> None:
   """Replaces a file atomically by `text(value)`."""
-  with files.atomic_write(path) as f:
-    f.write(f"{text(value, indent=2)}\n".encode())
+  files.write(path, f"{text(value, indent=2)}\n".encode())

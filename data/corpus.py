@@ -295,7 +295,8 @@ class StoreWriter:
     starts = _mapped(self.folder, _STARTS, np.int64)
     sentences = _mapped(self.folder, _SENTENCES, np.int64)
     parts = cut = 0
-    with open(os.path.join(self.folder, _DOCUMENTS), "wb") as f:
+    path = os.path.join(self.folder, _DOCUMENTS)
+    with files.naming(path), open(path, "wb") as f:
       for i in range(0, self.journal.documents, _SCAN_DOCUMENTS):
         firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
         long = np.flatnonzero(np.diff(sentences[firsts]) > block_tokens)

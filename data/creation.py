@@ -14,7 +14,7 @@ import time
 
 import tokenization
 from common import console, errors
-from common.files import file_sha256
+from common.files import file_sha256, naming
 from data import (
   corpus,
   records,
@@ -304,7 +304,8 @@ class _Work:
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
     block_tokens = block_examples * settings.max_seq_length
     loaded = corpus.load_tokenizer(self.tokenizer)
-    with corpus.StoreWriter(store, loaded.vocab_size) as writer:
+    writing = corpus.StoreWriter(store, loaded.vocab_size)
+    with naming(store), writing as writer:
       journal = writer.journal
       kept = journal.bytes_on_disk
       if journal.piece < len(tasks):  # the store has its first chunks

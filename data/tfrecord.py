@@ -12,6 +12,7 @@ import array
 import contextlib
 import dataclasses
 import hashlib
+import io
 import mmap
 import os
 import resource
@@ -87,8 +88,9 @@ def shard_writer(path: str) -> Iterator[_ShardWriter]:
     writer = _ShardWriter(path, f)
     yield writer
     f.flush()  # may find the disk full
-    with files.atomic_write(path + INDEX_SUFFIX) as index:
-      np.save(index, np.frombuffer(writer.offsets, np.int64), False)
+    index = io.BytesIO()  # NumPy's own writing loses the system's reason
+    np.save(index, np.frombuffer(writer.offsets, np.int64), allow_pickle=False)
+    files.write(path + INDEX_SUFFIX, index.getvalue())
 
 
 def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
@@ -217,7 +219,7 @@ class RecordSet:
   """All records of some files, in the order given, read by number.
 
   The ranks of a host share indexes, 8 bytes a record, in memory, but not scans.
-  All files stay open. DataError if a file is missing, empty, damaged in its
+  All files stay open. DataError if a file is empty, damaged in its
   framing, or does not fit its index.
   """
 

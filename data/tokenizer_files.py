@@ -19,7 +19,7 @@ from tokenizers import (
 )
 
 import tokenization
-from common import input_files, json_files
+from common import files, input_files, json_files
 from common.errors import DataError
 from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
@@ -143,8 +143,8 @@ def write_tokenizer(
   """Writes tokenizer.json and tokenizer_config.json."""
   tokenizer = make_tokenizer(encoder, segment_ids)
   # tokenizer.save() raises a bare Exception on a full disk.
-  with open(os.path.join(folder, TOKENIZER_FILE), "w", encoding="utf-8") as f:
-    f.write(tokenizer.to_str(pretty=True))
+  path = os.path.join(folder, TOKENIZER_FILE)
+  files.write(path, tokenizer.to_str(pretty=True).encode())
   names = [f"{name}_token" for name in _SPECIAL]
   content = {
     **dict(zip(names, special_tokens(encoder), strict=True)),

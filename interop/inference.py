@@ -24,8 +24,8 @@ import numpy as np
 import mixed_precision
 import modeling
 from checkpoints import checkpoint_weights, restore, run_folder
-from common import input_files
-from common.errors import UserError
+from common import files, input_files
+from common.errors import UserError, reason
 from common.files import new_folder
 from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
@@ -94,8 +94,7 @@ def open_export(folder: str) -> Model:
   except (tf.errors.OpError, OSError, RuntimeError, ValueError) as e:
     session.close()
     raise UserError(
-      f"{folder}: not a whole SavedModel ({str(e).splitlines()[0]}): export it "
-      "again"
+      f"{folder}: not a whole SavedModel ({reason(e)}): export it again"
     ) from e
   return Model(session, dict(found.signature_def))
 
@@ -205,13 +204,9 @@ def export(model: Model, source: Source, folder: str) -> float:
   the largest difference between outputs of the model and of its export.
   """
   source.tokenizer()  # an error if it is missing or does not fit
-  try:
-    with new_folder(folder) as aside:
-      _write(model, source, aside)
-      difference = _largest_difference(model, aside, source.bert)
-  except tf.errors.OpError as e:
-    raise UserError(f"{folder}: not written ({e.message})") from e
-  return difference
+  with new_folder(folder) as aside:
+    _write(model, source, aside)
+    return _largest_difference(model, aside, source.bert)
 
 
 def _write(model: Model, source: Source, folder: str) -> None:
@@ -223,8 +218,8 @@ def _write(model: Model, source: Source, folder: str) -> None:
     builder.save()
   extra = os.path.join(folder, EXTRA_FOLDER)
   os.makedirs(extra)
-  with open(os.path.join(extra, CONFIG_FILE), "w", encoding="utf-8") as f:
-    f.write(source.bert.to_json_string())
+  config = os.path.join(extra, CONFIG_FILE)
+  files.write(config, source.bert.to_json_string().encode())
   name = os.path.basename(source.path)
   task = {**source.known_task, "exported_from": name}
   run_folder.write_task(extra, task, source.vocabulary)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from checkpoints import checkpoint_files, description, metrics
 from checkpoints.description import Description
+from common import files
 from model.tasks import HEADS, MASKED_LM
 
 CARD_FILE = "README.md"
@@ -95,8 +96,8 @@ def write(
     ]
     table = ["| | |", "|---|---|", *table] if table else [_UNKNOWN]
     lines += ["", f"## {title}", "", *table]
-  with open(path, "w", encoding="utf-8", errors="backslashreplace") as f:
-    f.write("\n".join(lines) + "\n")
+  card = "\n".join(lines) + "\n"
+  files.write(path, card.encode(errors="backslashreplace"))
 
 
 def _use(pipeline: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkpoints import checkpoint_files, description
-from common import input_files, json_files
+from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
 from common.model_files import (
@@ -146,8 +146,7 @@ def _write_files(
   )
   if encoder:
     for file, content in model.vocabulary.items():
-      with open(os.path.join(folder, file), "wb") as f:
-        f.write(content)
+      files.write(os.path.join(folder, file), content)
     most, segments = bert.max_position_embeddings, bert.type_vocab_size > 1
     tokenizer_files.write_tokenizer(
       folder,

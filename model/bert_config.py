@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from common import json_files
+from common.errors import UserError
 
 # Names that `layers.get_activation` knows. "gelu" is google/bert's, the tanh
 # approximation; "gelu_erf" is the exact one, which Hugging Face calls "gelu".
@@ -154,12 +155,12 @@ class BertConfig:
 
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
-    """A checked BertConfig; ValueError names `source` and the problem."""
+    """A checked BertConfig; `UserError`, a ValueError, names `source`."""
     config = cls(json_object.get("vocab_size"))
     known = [*config.__dict__, *_KEYS_WITHOUT_EFFECT]
     unknown = sorted(set(json_object) - set(known))
     if unknown:
-      raise ValueError(
+      raise UserError(
         f"{source}: unknown key(s) {', '.join(unknown)}; "
         f"known keys are {', '.join(sorted(known))}"
       )
@@ -169,27 +170,27 @@ class BertConfig:
 
   @classmethod
   def from_json_file(cls, json_file):
-    """A checked BertConfig; ValueError names the file."""
+    """A checked BertConfig; `UserError`, a ValueError, names the file."""
     return cls.from_dict(json_files.read(json_file, {}), source=str(json_file))
 
   def validate(self, source="the BERT configuration"):
-    """Raises ValueError, beginning with `source`, for an impossible value."""
+    """Raises `UserError`, beginning with `source`, for an impossible value."""
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       is_valid, wanted = field.metadata["values"]
       if not is_valid(value):
-        raise ValueError(f"{source}: {field.name} is {value!r}, not {wanted}")
+        raise UserError(f"{source}: {field.name} is {value!r}, not {wanted}")
     for key, factor in (
       ("hidden_size", "num_attention_heads"),
       ("num_attention_heads", "num_key_value_heads"),
     ):
       value, of = getattr(self, key), getattr(self, factor)
       if of and value % of:
-        raise ValueError(
+        raise UserError(
           f"{source}: {key} {value} is not a multiple of {factor} {of}"
         )
     if self.position_type == "rotary" and self.head_size % 2:
-      raise ValueError(
+      raise UserError(
         f"{source}: rotary positions turn pairs of numbers, but heads have "
         f"{self.head_size}: change hidden_size or num_attention_heads"
       )

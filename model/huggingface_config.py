@@ -172,13 +172,9 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
       f"{', '.join(_TO_OUR_ACTIVATION)}"
     )
   values["hidden_act"] = _TO_OUR_ACTIVATION[act]
-  try:
-    config = BertConfig.from_dict(values, source)
-  except ValueError as e:
-    raise UserError(str(e)) from e
   left_out = set(content) - known - _WITHOUT_EFFECT - set(_ONLY)
   return ReadConfig(
-    config,
+    BertConfig.from_dict(values, source),
     _labels(content, source),
     sorted(left_out),
     content.get("problem_type"),

@@ -7,10 +7,8 @@ Verifying reads every checksum, index and record. Status 1 if a file is damaged.
 
 import collections
 import dataclasses
-import io
 import itertools
 import os
-import sys
 
 from common.console import counted
 from common.errors import DataError
@@ -82,9 +80,6 @@ def inspect_data_set(
 
 def main(settings: Settings, *words: str) -> None:
   """Shows and verifies record files."""
-  # A vocabulary may hold what the terminal's encoding does not.
-  if isinstance(sys.stdout, io.TextIOWrapper):
-    sys.stdout.reconfigure(errors="backslashreplace")
   # A shell's own globs match files beside records, too.
   names = [name for name in words if not name.endswith(records.NO_RECORDS)]
   paths = records.expand_patterns(",".join(names or words))

@@ -8,6 +8,7 @@ training reported (faint, beside its moving mean), dots for its evaluations.
 """
 
 import dataclasses
+import io
 import os
 import warnings
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkpoints import description, metrics
+from common import files
 from common.errors import UserError
 from common.settings import run_with, setting
 
@@ -33,6 +35,8 @@ _LAST = {
 _ENTROPY_PANEL = "masked_lm_loss"
 _COLUMNS = 2
 _SMOOTHED_FROM = 20  # points of a curve
+# Of an .svg file all but its head.
+_PAGE = b'<!DOCTYPE html>\n<meta charset="utf-8"><title>Curves</title>\n<svg%s'
 # Updates at whose numbers the scale does not look, as a share of all.
 _START = 0.05
 _EVALUATION: dict = {"marker": "o", "ms": 3, "ls": ":"}
@@ -178,10 +182,14 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
     axis.tick_params(labelbottom=True)
   _draw_legend(figure, runs)
   figure.suptitle(_drawable(title))
+  page = io.BytesIO() if output.endswith(".html") else None
   try:
-    figure.savefig(output, dpi=120)
+    with files.naming(output):
+      figure.savefig(page or output, format="svg" if page else None, dpi=120)
   except ValueError as e:  # of the format that the name ends in
     raise UserError(f"--output={output}: {e}") from e
+  if page:
+    files.write(output, _PAGE % page.getvalue().partition(b"<svg")[2])
   plt.close(figure)
 
 
@@ -191,7 +199,7 @@ class Settings:
 
   # fmt: off
   output: str = setting("curve.png",
-    "Picture to write: .png, .svg, .pdf and other formats by the name's end.")
+    "Picture to write: .png, .svg, .pdf, .html and others by the name's end.")
   title: str = setting("", "Text above the curves.")
   # fmt: on
 

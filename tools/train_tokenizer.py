@@ -169,8 +169,7 @@ def train_sentencepiece(
 
 def _write(path: str, data: bytes) -> None:
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  with files.atomic_write(path) as f:
-    f.write(data)
+  files.write(path, data)
 
 
 # The command ------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +9,7 @@ import numpy as np
 
 import input_pipeline
 from checkpoints import description, metrics
+from common import errors
 from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -123,20 +123,20 @@ def is_out_of_memory(error: Exception) -> bool:
   """Whether memory of the host or of the GPU did not suffice; XLA's, too."""
   kinds = (MemoryError, tf.errors.ResourceExhaustedError)
   words = ("out of memory", "resource_exhausted", "oom when allocating")
-  return isinstance(error, kinds) or (
-    isinstance(error, tf.errors.OpError)
-    and any(word in str(error).lower() for word in words)
+  return not errors.remedy(error) and (  # a disk, by TensorFlow's kinds
+    isinstance(error, kinds)
+    or (
+      isinstance(error, tf.errors.OpError)
+      and any(word in str(error).lower() for word in words)
+    )
   )
 
 
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   """The cause of an error: memory, a damaged record, a lost rank, or itself."""
   if is_out_of_memory(error):
-    # Without the place in the graph, which comes first.
-    said = re.sub(r"(?s)^Graph exec.*?\nNode: .*?\n", "", str(error)).strip()
-    reason = said.partition("\n")[0][:200]
     return UserError(
-      f"out of memory ({reason or 'of this process'}): lower "
+      f"out of memory ({errors.reason(error)[:200]}): lower "
       "--train_batch_size, or that of the stage, which with "
       "--global_batch_size trains the same, or --eval_batch_size in an "
       "evaluation; or give --recompute=layer"

@@ -4,6 +4,7 @@ import contextlib
 import os
 
 from common.console import tell
+from common.errors import reason
 from common.tensorflow_v1 import profiler, tf
 
 
@@ -45,4 +46,4 @@ class Profile(contextlib.AbstractContextManager):
       profiler.stop()
       self.folder = self._target
     except (tf.errors.OpError, OSError) as e:
-      tell(f"--profile_steps: nothing was written: {str(e).splitlines()[0]}")
+      tell(f"--profile_steps: nothing was written: {reason(e)}")

@@ -1,0 +1,251 @@
+"""What the system says, as one line: file, reason and what to do."""
+
+import contextlib
+import os
+import resource
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import runs
+import samples
+import trained
+
+import convert_checkpoint
+from checkpoints import checkpoint_files, run_folder
+from common import errors, json_files
+from common.tensorflow_v1 import tf
+from model import bert_config
+from tools import plot_metrics, prepare_corpus, train_tokenizer
+from training import evaluation
+
+
+@contextlib.contextmanager
+def full_disk(folder):
+  """A block in which `folder` is a real disk of 16 kB."""
+  mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+  done = subprocess.run(mount, capture_output=True, text=True)
+  if done.returncode:
+    pytest.skip(f"mounting is not permitted: {done.stderr.strip()}")
+  try:
+    yield
+  finally:
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def small_files(folder):
+  """A block in which no file may be larger than 2 kB."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+DISKS = {
+  "No space left on device: make room there": full_disk,
+  "File too large: allow larger files there (ulimit -f)": small_files,
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory, letters):
+  """What the commands read, made before the disk is full."""
+  path = tmp_path_factory.mktemp("inputs")
+  samples.write_documents(path / "text.txt", 300)
+  samples.write_records(path / "a.tfrecord", 60)
+  samples.write_config(path / "config.json", num_hidden_layers=1)
+  trained.write_model(path / "model", "pretraining", letters)
+  (path / "run").mkdir()
+  for step in range(1, 9):
+    report = {"global_step": step, "loss": 1.0 / step}
+    json_files.append_line(f"{path}/run/metrics.jsonl", report)
+  return path, letters
+
+
+def make_records(inputs, folder):
+  path, vocabulary = inputs
+  samples.create(folder, f"{path}/text.txt", vocabulary)
+
+
+def make_corpus(inputs, folder):
+  settings = dict(corpus=f"{inputs[0]}/text.txt", output_dir=f"{folder}/c")
+  prepare_corpus.prepare(prepare_corpus.CorpusSettings(**settings))
+
+
+def make_tokenizer(inputs, folder):
+  lines = [(inputs[0] / "text.txt").read_text()]
+  train_tokenizer.train_sentencepiece(lines, f"{folder}/m.model", 60)
+
+
+def convert(to):
+  def run(inputs, folder):
+    model = (f"{inputs[0]}/model",)
+    convert_checkpoint.convert(
+      convert_checkpoint.Settings(input=model, output=f"{folder}/o", to=to)
+    )
+
+  return run
+
+
+def draw(form):
+  def run(inputs, folder):
+    plot_metrics.plot([f"{inputs[0]}/run"], f"{folder}/curve.{form}")
+
+  return run
+
+
+def train(inputs, folder):
+  settings = dict(num_train_steps=2, num_warmup_steps=1, train_batch_size=8)
+  settings |= dict(global_batch_size=8)
+  try:
+    files = f"{inputs[0]}/config.json", f"{inputs[0]}/a.tfrecord"
+    runs.pretrain(files, f"{folder}/run", **settings)
+  except tf.errors.OpError as e:  # as the command says it
+    raise evaluation.clear_error(e) from e
+
+
+def copy_large(inputs, folder):
+  run_folder.write_task(str(folder), {}, {"a": f"{inputs[0]}/text.txt"})
+
+
+COMMANDS = {
+  "create_pretraining_data": make_records,
+  "prepare_corpus": make_corpus,
+  "train_tokenizer": make_tokenizer,
+  "convert to huggingface": convert("huggingface"),
+  "convert to tensorflow": convert("tensorflow"),
+  "convert to saved_model": convert("saved_model"),
+  "plot_metrics png": draw("png"),
+  "plot_metrics html": draw("html"),
+  "run_pretraining": train,
+  "a copy, not its original": copy_large,
+}
+
+
+@pytest.mark.parametrize("said", DISKS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_full_disk_is_told_with_file_reason_and_remedy(
+  inputs, tmp_path, said, name
+):
+  folder = tmp_path / "disk"
+  folder.mkdir()
+  with DISKS[said](folder), pytest.raises(Exception) as raised:
+    COMMANDS[name](inputs, folder)
+  error = raised.value
+  assert isinstance(error, errors.UserError | OSError) or errors.remedy(error)
+  line = errors.reason(error)
+  assert "\n" not in line and "Hint" not in line and "batch_size" not in line
+  reason, remedy = said.split(": ")
+  assert f"{folder}/" in line and reason in line and remedy in line
+
+
+@pytest.mark.parametrize(
+  "error, memory",
+  [
+    (tf.errors.ResourceExhaustedError(None, None, "/a; No space left on"), 1),
+    (
+      tf.errors.ResourceExhaustedError(
+        None, None, f"/a; {os.strerror(28)}\nHint: If you want to see a list"
+      ),
+      0,
+    ),
+    (tf.errors.UnknownError(None, None, f"/a; {os.strerror(122)}"), 0),
+    (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"), 1),
+  ],
+)
+def test_a_disk_is_no_memory(error, memory):
+  assert evaluation.is_out_of_memory(error) == memory
+  said = str(evaluation.clear_error(error))
+  assert ("--train_batch_size" in said) == memory
+  assert ("make room there" in errors.reason(error)) != memory
+
+
+def test_the_reason_is_without_the_place_in_the_graph():
+  said = (
+    "Graph execution error:\n\nDetected at node 'SaveV2' defined at:\n"
+    "  File \"a.py\", line 1\nNode: 'SaveV2'\n/d/x; Permission denied\n"
+    "\t [[{{node SaveV2}}]]\nHint: If you want"
+  )
+  error = tf.errors.PermissionDeniedError(None, None, said)
+  assert errors.reason(error).startswith("/d/x; Permission denied: name an")
+  assert errors.reason(MemoryError()) == "MemoryError()"
+
+
+# Commands without TensorFlow's start: what `run_main` makes of the error.
+NAME = r"caf\udce9"
+RAISED = {
+  "OSError(28, 'No space left on device', '/d/x')": "/d/x: No space left",
+  "OSError(122, 'Disk quota exceeded', '/d/x')": "/d/x: Disk quota exceeded",
+  "OSError(30, 'Read-only file system', '/d/x')": "/d/x: Read-only file",
+  "RuntimeError('/d/x; No space left on device')": "/d/x; No space left",
+  f"RuntimeError('a{NAME}'.encode())": f"a{NAME}: names must be UTF-8: rename",
+  f"RuntimeError('--a\\n--b={NAME}\\n--c'.encode())": f"error: --b={NAME}: ",
+  "KeyError('a bug')": "Traceback",
+}
+
+
+def command(body, redirect="", encoding="utf-8"):
+  code = f"from common import errors\ndef main(_):\n  {body}\n"
+  code += "errors.run_main(main)"
+  line = shlex.join([sys.executable, "-c", code]) + redirect
+  environment = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+  return subprocess.run(
+    line, shell=True, capture_output=True, cwd=runs.ROOT, env=environment
+  )
+
+
+@pytest.mark.parametrize("error", RAISED)
+def test_a_command_ends_in_a_line(error):
+  done = command(f"raise {error}")
+  said = done.stderr.decode()
+  assert done.returncode == 1 and RAISED[error] in said
+  is_bug = RAISED[error] == "Traceback"
+  assert ("Traceback" in said) == is_bug and (said.count("\n") == 1) != is_bug
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("way", ["print({!r})", "errors.tell({!r})"])
+def test_any_text_is_shown_in_any_encoding(encoding, way):
+  text = "caf\u00e9 \u65e5\u672c \udce9"
+  done = command(way.format(text), encoding=encoding)
+  shown = text.encode(encoding, "backslashreplace")
+  assert done.returncode == 0 and shown in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("place", ["/dev/full", "closed"])
+def test_standard_output_that_takes_nothing(size, place):
+  redirect = " >&-" if place == "closed" else " >/dev/full"
+  done = command(f"print('a' * {size})", redirect)
+  if place == "closed":
+    assert done.returncode == 0 and not done.stderr
+  else:
+    assert done.returncode == 1
+    said = b"standard output: No space left on device: make room there\n"
+    assert done.stderr.endswith(said) and done.stderr.count(b"\n") == 1
+
+
+def test_names_that_tensorflow_cannot_read_are_told(tmp_path):
+  prefix = f"{tmp_path}/caf\udce9"
+  with pytest.raises(errors.UserError, match="names must be UTF-8") as error:
+    checkpoint_files.Checkpoint(prefix)
+  assert prefix in str(error.value)
+  with pytest.raises(errors.UserError, match="names must be UTF-8"):
+    checkpoint_files.write_weights(prefix, {"a": np.zeros(1)})
+
+
+def test_a_config_may_have_any_name(tmp_path):
+  path = samples.write_config(tmp_path / "caf\udce9")
+  assert bert_config.BertConfig.from_json_file(path).hidden_size > 0
+
+
+def test_an_html_page_has_the_picture(inputs, tmp_path):
+  draw("html")(inputs, tmp_path)
+  page = (tmp_path / "curve.html").read_text()
+  assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 1
+  assert "<?xml" not in page and page.rstrip().endswith("</svg>")
