@@ -42,7 +42,7 @@ def open_checkpoint(path: str) -> Checkpoint:
   """The weights of a checkpoint's prefix or of a Hugging Face folder."""
   if huggingface_folder.is_folder(path):
     return HuggingFaceWeights(path)
-  return Checkpoint(path)
+  return Checkpoint(checkpoint_files.prefix_of(path))
 
 
 def digest(path: str) -> str:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -16,7 +18,9 @@ from checkpoints.checkpoint_weights import open_checkpoint
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients import power_sgd
+from model.tasks import MASKED_LM
 
+_OF_ENCODER = re.compile("bert/(?!pooler/)")
 # A session prepares each set of variables; all in one set would need memory for
 # the whole checkpoint.
 _LOADED_AT_ONCE = 100
@@ -53,7 +57,7 @@ class InitReport:
   loaded: list
   missing: list  # trained variables that the checkpoint lacks
   unused: list  # the checkpoint's other variables
-  notes: list  # lines about the classifier
+  notes: list  # lines about the heads
 
   def lines(self) -> list[str]:
     # Slots, such as WEIGHT/adam_m, are counted only: there are many.
@@ -71,7 +75,18 @@ class InitReport:
     ]
     if slots:
       lines.append(f"  and {len(slots)} slots of an optimizer")
+    for has, names in (("lacks", self.missing), ("alone has", others)):
+      if half := of_encoder(names):
+        lines.append(
+          f"WARNING: half a model: the checkpoint {has} {len(half)} weights of "
+          f"the encoder, such as {half[0]}"
+        )
     return lines
+
+
+def of_encoder(names: Iterable[str]) -> list[str]:
+  """Those of variables' names that are the encoder's weights."""
+  return list(filter(_OF_ENCODER.match, names))
 
 
 def _schedule_position(source: Checkpoint) -> int:
@@ -152,6 +167,12 @@ class Restore:
       report = self._plan(source, labels)
     if initial and self._comm.is_root and (not report or report.missing):
       weights = initial()
+    elif report and MASKED_LM.bias in report.missing:
+      (words,) = self._variables.shapes[MASKED_LM.bias]
+      report.notes.append(
+        "  the checkpoint lacks the masked LM head, which starts random: the "
+        f"first loss is about ln({words:,}) = {math.log(words):.1f}"
+      )
     # Random weights first, then the made ones, then those of the checkpoint.
     session.run(self._initializer)
     self._load_trained(session, weights, weights)
@@ -179,12 +200,6 @@ class Restore:
           f"{'taken in this order' if head <= loaded else 'new'}"
         )
     _check_shapes(source, {name: wanted[name] for name in loaded})
-    if not loaded:
-      raise CheckpointError(
-        f"{source.path}: none of its {len(shapes)} variables is one of this "
-        f"model's; it has, for example, {sorted(shapes)[0]}; the model has "
-        f"{trained[0]}"
-      )
     return InitReport(
       path=source.path,
       loaded=sorted(loaded),

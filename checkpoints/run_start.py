@@ -62,7 +62,7 @@ def cooldown(named: str, output_dir: str) -> str:
   A run that has begun keeps its own. Raises `UserError` unless the checkpoint
   is of the part of its run with a constant rate.
   """
-  named = os.path.normpath(named)
+  named = checkpoint_files.prefix_of(os.path.normpath(named))
   if not (os.path.dirname(named) or os.path.isdir(named)):
     named = os.path.join(os.curdir, named)
   # A rank that joins an elastic run may find no checkpoint yet.

@@ -166,6 +166,7 @@ def locate(model: str) -> tuple[str, str, str]:
     return model, "a Hugging Face folder", model
   if os.path.isdir(model):
     return *_find_checkpoint(model, description.read(model).task), model
+  model = checkpoint_files.prefix_of(model)
   if not (model and glob.glob(glob.escape(model) + ".*")):
     raise UserError(
       f"{model}: no such model. Name a run folder, a checkpoint (such as "

@@ -111,6 +111,9 @@ def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:
   if not (os.path.dirname(init) or os.path.isdir(init)):
     init = os.path.join(os.curdir, init)
   if not os.path.isdir(init):
+    init = checkpoint_files.prefix_of(init)
+    if not resumes and distributed.started()[0] == 0:  # it alone reads it
+      model_source.locate(init)
     return init, []
   began = None
   # A rank that joins an elastic run may find no checkpoint yet.

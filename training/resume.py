@@ -5,6 +5,7 @@ import os
 
 from checkpoints import description
 from checkpoints.description import MODEL, NEW_RUN, RUN, STAGE, Description
+from checkpoints.restore import of_encoder
 from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -83,12 +84,16 @@ def _start(run) -> None:
   )
   if report:
     say(run.comm, *report.lines())
-    if report.missing and not task:
+    needed = report.missing
+    if task:  # training makes a head, but of an encoder no other half
+      needed = of_encoder(needed)
+      if config.kind == description.PRETRAINING and of_encoder(report.loaded):
+        needed = []
+    if needed:
       raise UserError(
-        f"--init_checkpoint={config.init_checkpoint} lacks "
-        f"{report.missing[0]} (of {len(report.missing)} variables): without "
-        "training they would be random. Train first (--do_train), or name a "
-        "checkpoint that has them"
+        f"--init_checkpoint={config.init_checkpoint} lacks {needed[0]} (of "
+        f"{len(needed)} variables), and random ones would answer: train them "
+        "first, or name a checkpoint that has them"
       )
 
 

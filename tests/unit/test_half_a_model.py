@@ -1,0 +1,196 @@
+"""What --init_checkpoint lacks, and names of a checkpoint's files."""
+
+import math
+import os
+import re
+import types
+
+import finetuning_runs
+import pytest
+import runs
+import samples
+import trained
+
+from checkpoints import checkpoint_files, checkpoint_weights, run_start
+from checkpoints.restore import InitReport, of_encoder
+from common.errors import UserError
+from interop import model_source, run_settings
+from training import resume
+
+LAYER = "bert/encoder/layer_1/output/dense/kernel"
+WORDS = "bert/embeddings/word_embeddings"
+HEAD = "cls/predictions/output_bias"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, letters):
+  """A whole model of two layers with both heads of pre-training."""
+  folder = tmp_path_factory.mktemp("whole") / "model"
+  return trained.write_model(folder, "pretraining", letters)
+
+
+def without(model, folder, pattern):
+  """The model's checkpoint without the weights whose names match."""
+  source = checkpoint_files.Checkpoint(model)
+  names = [n for n in source.shapes if not re.search(f"{pattern}|adam_m", n)]
+  prefix = f"{folder}/part.ckpt"
+  checkpoint_files.write_weights(prefix, {n: source[n] for n in names})
+  return prefix
+
+
+# What is left out -> (why pre-training refuses it, or None; what is told).
+PARTS = {
+  "a layer": ("layer_1/", None, ["WARNING: half a model: ", "lacks 16 "]),
+  "the embeddings": ("^bert/emb", None, ["lacks 5 ", "bert/embeddings/"]),
+  "one bias": ("layer_0/.*query/bias", None, ["WARNING: ", "lacks 1 weights"]),
+  "the encoder": ("^bert/(?!pooler)", "lacks bert/emb", []),
+  "the pooler": ("pooler", None, ["missing there, so initial weights: 2"]),
+  "the masked LM head": (
+    "^cls/pred",
+    None,
+    ["lacks the masked LM head", f"about ln(100) = {math.log(100):.1f}"],
+  ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_pretraining_tells_what_a_checkpoint_lacks(
+  model, tmp_path, capfd, name
+):
+  pattern, refused, told = PARTS[name]
+  samples.write_records(tmp_path / "a.tfrecord", 16)
+  config = samples.write_config(tmp_path / "config.json")
+  settings = dict(
+    init_checkpoint=without(model, tmp_path, pattern), num_train_steps=1,
+    num_warmup_steps=0, train_batch_size=8, global_batch_size=8,
+  )  # fmt: skip
+  try:
+    runs.pretrain(
+      (config, f"{tmp_path}/a.tfrecord"), tmp_path / "r", **settings
+    )
+    assert not refused
+  except UserError as e:
+    assert refused and refused in str(e)
+  err = capfd.readouterr().err
+  assert all(words in err for words in told)
+  has = lambda words: any(words in line for line in told)
+  assert ("WARNING" in err) == (
+    has("lacks 5") or has("WARNING") or bool(refused)
+  )
+  assert ("masked LM head" in err) == has("masked LM head")
+
+
+@pytest.mark.parametrize("name", ["a layer", "one bias", "the pooler"])
+def test_fine_tuning_refuses_half_an_encoder(model, letters, tmp_path, name):
+  pattern, _, _ = PARTS[name]
+  finetuning_runs.write_sentences(tmp_path / "train.tsv", 16, seed=1)
+  task = finetuning_runs.classifier(
+    samples.write_config(tmp_path / "config.json"), letters, tmp_path / "run",
+    do_train=True, do_eval=False, train_file=str(tmp_path / "train.tsv"),
+    init_checkpoint=without(model, tmp_path, pattern), num_train_epochs=1.0,
+  )  # fmt: skip
+  if name == "the pooler":
+    finetuning_runs.run(task)
+    return
+  with pytest.raises(UserError, match=r"lacks bert/.* \(of \d+ variables\)"):
+    finetuning_runs.run(task)
+  assert not os.path.exists(tmp_path / "run" / "run.json")
+
+
+@pytest.mark.parametrize(
+  "kind, trains, loaded, missing, refused",
+  [
+    ("pretraining", True, [WORDS], [LAYER, HEAD], False),
+    ("pretraining", True, [HEAD], [WORDS, LAYER], True),
+    ("pretraining", False, [WORDS, LAYER], [HEAD], True),
+    ("classifier", True, [WORDS, LAYER], ["output_bias"], False),
+    ("classifier", True, [WORDS], [LAYER], True),
+    ("squad", True, [WORDS], [LAYER], True),
+    ("squad", True, [WORDS, LAYER], ["bert/pooler/dense/bias"], False),
+    ("squad", False, [WORDS, LAYER], ["cls/squad/output_bias"], True),
+  ],
+)
+def test_what_may_start_random(kind, trains, loaded, missing, refused):
+  report = InitReport("x", loaded, missing, [], [])
+  restore = types.SimpleNamespace(initialise=lambda *_: report)
+  run = types.SimpleNamespace(
+    task=types.SimpleNamespace(initial=None) if trains else None,
+    config=types.SimpleNamespace(kind=kind, init_checkpoint="x", rewarmup=True),
+    checkpointer=types.SimpleNamespace(restore=restore),
+    comm=types.SimpleNamespace(is_root=True),
+    session=None,
+    job=types.SimpleNamespace(labels=None),
+  )
+  try:
+    resume._start(run)
+    assert not refused
+  except UserError as e:
+    assert refused and f"lacks {missing[0]} (of " in str(e)
+
+
+def test_layers_that_the_model_has_not_are_told():
+  """Slots of an optimizer are no weights."""
+  lines = InitReport("x", [WORDS], [], [LAYER, f"{WORDS}/adam_m"], []).lines()
+  assert lines[-1].startswith(
+    "WARNING: half a model: the checkpoint alone has 1"
+  )
+  assert of_encoder([WORDS, HEAD, "bert/pooler/dense/bias"]) == [WORDS]
+
+
+def named(model, tmp_path, ending):
+  """The name of a file of a copy of the model."""
+  folder = tmp_path / "model"
+  folder.mkdir()
+  for name in os.listdir(os.path.dirname(model)):
+    source = os.path.join(os.path.dirname(model), name)
+    os.symlink(source, folder / name)
+  for suffix in (".index", ".data-00000-of-00001"):
+    os.symlink(model + suffix, folder / f"model.ckpt-7{suffix}")
+  prefix, end = ending
+  if not (folder / (prefix + end)).exists():
+    (folder / (prefix + end)).write_text("{}")
+  return str(folder / prefix), end
+
+
+@pytest.mark.parametrize(
+  "ending",
+  [
+    ("bert_model.ckpt", ".index"),
+    ("bert_model.ckpt", ".data-00000-of-00001"),
+    ("bert_model.ckpt", ".meta"),
+    ("model.ckpt-7", ".index"),
+    ("model.ckpt-7", ".json"),
+  ],
+)
+def test_a_file_of_a_checkpoint_names_it(model, tmp_path, ending, capsys):
+  prefix, end = named(model, tmp_path, ending)
+  assert model_source.locate(prefix + end)[0] == prefix
+  assert f"is without {end}" in capsys.readouterr().err
+  assert run_settings._initial(prefix + end, "", False) == (prefix, [])
+  assert run_settings._initial(prefix + end, "", True) == (prefix, [])
+  opened = checkpoint_weights.open_checkpoint(prefix + end)
+  assert opened.path == prefix and WORDS in opened.shapes
+  with pytest.raises(UserError, match=rf"={prefix}: .*no folder of a training"):
+    run_start.cooldown(prefix + end, "")
+
+
+def test_a_checkpoint_of_such_a_name_is_itself(model, tmp_path):
+  odd = f"{tmp_path}/odd.index"
+  for suffix in (".index", ".data-00000-of-00001"):
+    os.symlink(model + suffix, odd + suffix)
+  assert checkpoint_files.prefix_of(odd) == odd
+  assert checkpoint_files.prefix_of(f"{odd}.index") == odd
+
+
+@pytest.mark.parametrize(
+  "name", ["no/x.ckpt", "no", "./x.index", "x.ckpt.index"]
+)
+def test_a_model_that_is_not_there_is_said(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=f"{name}: no such model"):
+    run_settings._initial(name, "", False)
+  # Rank 0 alone reads it, and a run that resumes needs it no more.
+  path = name if os.path.dirname(name) else f"./{name}"
+  assert run_settings._initial(name, "", True)[0] == path
+  monkeypatch.setenv("HOROVOD_RANK", "1")
+  assert run_settings._initial(name, "", False)[0] == path
