@@ -1,35 +1,21 @@
 """A Hugging Face folder, read where it is, as what our own files would say."""
 
 import functools
-import json
 import os
-import re
 import tempfile
 
-from common import json_files
 from common.errors import DataError
 from common.model_files import (
   CONFIG_FILE,
   TASK_FILE,
-  TOKENIZER_CONFIG_FILE,
   TOKENIZER_FILE,
   VOCABULARIES,
 )
+from data import tokenizer_files
 from model import huggingface_config, huggingface_weights, tasks, weights
 from model.bert_config import BertConfig
 
-_OPTIONAL_BOOL = (bool, None)
-_TOKENIZER_CONFIG = {
-  "do_lower_case?": _OPTIONAL_BOOL,
-  "tokenizer_class?": (str, None),
-}
-_TOKENIZER = {
-  "normalizer?": (dict, None),
-  "model?": {"type?": str, "vocab?": (dict, list)},
-  "added_tokens?": ([{"id": int, "content": str}], None),
-}
 _MOST_TOKENS = 1 << 24
-_REMEDY = "copy the model's files again"
 
 
 def is_folder(path: str) -> bool:
@@ -78,50 +64,12 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{huggingface_config.CONFIG_FILE} and the weights: remove "
         f"{TASK_FILE}, or correct it"
       )
-  lower, lines = read_case(folder, saved)
-  if lower is not None:
+  words = os.path.join(folder, VOCABULARIES["vocab_file"])
+  said = tokenizer_files.said_case(words)
+  lower, assumed, _ = tokenizer_files.case(said, None, folder)
+  if not assumed:
     in_files["do_lower_case"] = lower
-  return {**saved, **in_files}, notes + lines
-
-
-def read_case(folder: str, saved: dict) -> tuple[bool | None, list[str]]:
-  """Whether the text is lower-cased: the first file that says it decides."""
-  config = _read(folder, TOKENIZER_CONFIG_FILE, _TOKENIZER_CONFIG)
-  normalizer = _read(folder, TOKENIZER_FILE, _TOKENIZER).get("normalizer") or {}
-  match = re.search(r'"lowercase": (true|false)', json.dumps(normalizer))
-  statements = {
-    TASK_FILE: saved.get("do_lower_case"),
-    TOKENIZER_CONFIG_FILE: config.get("do_lower_case"),
-    TOKENIZER_FILE: match and match[1] == "true",
-  }
-  said = {f: lower for f, lower in statements.items() if lower is not None}
-  if not said:
-    return None, []
-  first, lower = next(iter(said.items()))
-  rules = {
-    "tokenize_chinese_chars": True,
-    "handle_chinese_chars": True,
-    "strip_accents": lower,
-  }
-  read = {TOKENIZER_CONFIG_FILE: config}
-  # transformers' BertTokenizer sets its own normalizer by the config.
-  if not str(config.get("tokenizer_class")).startswith("Bert"):
-    read[TOKENIZER_FILE] = (
-      normalizer if said.get(TOKENIZER_FILE) == lower else {}
-    )
-  for file, content in read.items():
-    for key, value in rules.items():
-      if content.get(key) not in (None, value):
-        raise DataError(
-          f"{os.path.join(folder, file)}: {key} is {content[key]}, but "
-          f"google/bert's tokenizer with do_lower_case={lower} has {value}: "
-          "the text would become other tokens"
-        )
-  others = [file for file, other in said.items() if other != lower]
-  return lower, [
-    f"{folder}: do_lower_case={lower} as {first} says, against {other}"
-    for other in others
-  ]
+  return {**saved, **in_files}, notes
 
 
 def vocabulary_file(folder: str) -> str | None:
@@ -129,7 +77,7 @@ def vocabulary_file(folder: str) -> str | None:
 
   For this process only: it is removed at its end.
   """
-  content = _read(folder, TOKENIZER_FILE, _TOKENIZER)
+  content = tokenizer_files.read(folder, TOKENIZER_FILE)
   model = content.get("model", {})
   ids = model.get("vocab", [])
   if model.get("type", "WordPiece") != "WordPiece" or isinstance(ids, list):
@@ -154,11 +102,3 @@ def _folder_with(name: str, text: str) -> tempfile.TemporaryDirectory:
   with open(os.path.join(folder.name, name), "w", encoding="utf-8") as f:
     f.write(text)
   return folder
-
-
-def _read(folder: str, name: str, form: dict) -> dict:
-  """{} without the file."""
-  path = os.path.join(folder, name)
-  if not os.path.exists(path):
-    return {}
-  return json_files.read_own(path, _REMEDY, form)

@@ -14,7 +14,7 @@ from common import input_files, json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from common.files import file_sha256, lock, write
-from data import record_report
+from data import record_report, tokenizer_files
 
 LOCK_FILE = "run.lock"
 EVAL_RESULTS_FILE = "eval_results.json"
@@ -135,6 +135,9 @@ def keep_vocabulary(config, manifests: dict) -> None:
       os.path.exists(copy) and file_sha256(copy) == made.tokenizer.sha256
     ):
       write(copy, input_files.read(found))
+      tokenizer_files.write_case(
+        copy, made.tokenizer.kind, made.tokenizer.do_lower_case
+      )
 
 
 def write_task(folder: str, task: dict, files: dict[str, str]) -> None:

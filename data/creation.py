@@ -14,13 +14,14 @@ import time
 
 import tokenization
 from common import console, errors
-from common.files import file_sha256, naming
+from common.files import naming
 from data import (
   corpus,
   records,
   shards,
   text_files,
   tfrecord,
+  tokenizer_files,
   work_dir,
   workers,
 )
@@ -56,7 +57,10 @@ def create(
   claim(settings, paths, settings.given_shards)
   states = [_state(path) for path in paths]
   pieces = text_files.split_into_pieces(paths, settings.text)
-  tokenizer, info = _load_tokenizer(settings)
+  tokenizer, info, lines = _load_tokenizer(settings)
+  if lines and not ranks.rank:
+    console.tell(*lines)
+  settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
   # All that decides the bytes: the same plan resumes.
   plan = dataclasses.asdict(settings) | {
     "files": states,
@@ -148,15 +152,12 @@ def claim(
 
 
 def _load_tokenizer(settings: Settings):
-  """(spec, info) of the tokenizer, loaded so that errors come early."""
-  file = settings.vocab_file or settings.spm_model_file
-  spec = corpus.TokenizerSpec(
-    vocab_file=settings.vocab_file,
-    spm_model_file=settings.spm_model_file,
-    do_lower_case=settings.do_lower_case,
-    sha256=file_sha256(file) if file and os.path.isfile(file) else "",
-  )
-  return spec, corpus.load_tokenizer(spec).info()
+  """(spec, info, lines) of the tokenizer, loaded so that errors come early."""
+  files = settings.vocab_file, settings.spm_model_file
+  encoder, lines = tokenizer_files.load(*files, settings.do_lower_case)
+  info = encoder.info()
+  spec = corpus.TokenizerSpec(*files, info.do_lower_case, info.sha256)
+  return spec, info, lines
 
 
 def _manifest(

@@ -43,8 +43,9 @@ class Settings:
     "WordPiece vocabulary (vocab.txt).")
   spm_model_file: str | None = _vocabulary(None,
     "SentencePiece model, instead of --vocab_file.")
-  do_lower_case: bool = _vocabulary(True,
-    "Lower-case the text, as an uncased vocabulary expects.")
+  do_lower_case: bool | None = _vocabulary(None,
+    "Lower-case the text, as an uncased vocabulary expects. Default: as files "
+    "beside the vocabulary say, or else true.")
   objective: str = _records(records.OBJECTIVES[0],
     "What the records are for. mlm_nsp: masked LM and next sentence "
     "prediction, so an example is a pair of segments. mlm: masked LM alone, so "

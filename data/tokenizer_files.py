@@ -1,10 +1,14 @@
-"""Hugging Face's tokenizer files from our vocabulary.
+"""Hugging Face's tokenizer files: of our vocabulary, and whether theirs agree.
 
 transformers' BertTokenizer allows words of 100 characters at most, google/bert
 200. So the folder names its general class, which follows tokenizer.json.
 """
 
+import json
 import os
+import re
+import reprlib
+from collections.abc import Sequence
 
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (
@@ -20,8 +24,40 @@ from tokenizers import (
 
 import tokenization
 from common import files, input_files, json_files
-from common.errors import DataError
-from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from common.errors import DataError, UserError
+from common.model_files import (
+  TASK_FILE,
+  TOKENIZER_CONFIG_FILE,
+  TOKENIZER_FILE,
+  VOCABULARIES,
+)
+
+_FORM = {
+  "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
+  "never_split?": (list, None), "additional_special_tokens?": (list, None),
+  "added_tokens?": ([{"id": int, "content": str}], None),
+  "normalizer?": (dict, None),
+  "model?": {"type?": str, "vocab?": (dict, list)},
+}  # fmt: skip
+_ADDED_FILE = "added_tokens.json"
+_SPLIT = "the list of added tokens that are split here"
+_MOVED = "the list of ids that are others here"
+# What Hugging Face's files say where text becomes tokens as in google/bert.
+_RULES: dict[str, Sequence] = {
+  "tokenizer_class": (
+    "None", "Bert", "DistilBert", "Electra", "PreTrained", "TokenizersBackend",
+  ),
+  "do_basic_tokenize": (True, None), "tokenize_chinese_chars": (True, None),
+  "word_tokenizer_type": ("basic", None),
+  "subword_tokenizer_type": ("wordpiece", None),
+  "pre_tokenizer": ({"type": "BertPreTokenizer"},),
+  "model.type": ("WordPiece",), "model.unk_token": (tokenization.UNK,),
+  "model.continuing_subword_prefix": ("##",),
+  "model.max_input_chars_per_word": (
+    tokenization.MAX_INPUT_CHARS_PER_WORD, 100,  # transformers' default
+  ),
+  _SPLIT: ([],), _MOVED: ({},),
+}  # fmt: skip
 
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 
@@ -154,3 +190,169 @@ def write_tokenizer(
     "tokenizer_class": "PreTrainedTokenizerFast",
   }
   json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), content)
+
+
+# What a folder's files say ----------------------------------------------------
+
+
+def read(folder: str, name: str) -> dict:
+  """A JSON file about a tokenizer; {} without it."""
+  path = os.path.join(folder, name)
+  if not os.path.exists(path):
+    return {}
+  return json_files.read_own(path, "copy the model's files again", _FORM)
+
+
+def case_file(path: str) -> str:
+  """Where the case of a vocabulary, or of text for one, is written."""
+  folder, name = os.path.split(path)
+  own = f"{name}.{TOKENIZER_CONFIG_FILE}"
+  is_usual = name == VOCABULARIES["vocab_file"]
+  return os.path.join(folder, TOKENIZER_CONFIG_FILE if is_usual else own)
+
+
+def write_case(path: str, kind: str, lower: bool) -> None:
+  """Writes the case of a vocabulary beside it, in Hugging Face's words."""
+  content = {"do_lower_case": lower}
+  if kind == tokenization.WordPieceEncoder.kind:
+    content |= {"strip_accents": lower, "tokenize_chinese_chars": True}
+  json_files.write(case_file(path), content)
+
+
+def own_case(path: str) -> bool | None:
+  """What the `case_file` says; None without it."""
+  return read(*os.path.split(case_file(path))).get("do_lower_case")
+
+
+def said_case(path: str) -> dict[str, bool | None]:
+  """File -> do_lower_case of a vocabulary, if it says it; the first decides.
+
+  A `case_file` of its own, else those of its folder; the last is the folder,
+  whose name may be one of google/bert's.
+  """
+  folder, name = os.path.split(case_file(path))
+  own = own_case(path)
+  if own is not None and name != TOKENIZER_CONFIG_FILE:
+    return {case_file(path): own}
+  said = {}
+  for name in (TASK_FILE, TOKENIZER_CONFIG_FILE):
+    said[os.path.join(folder, name)] = read(folder, name).get("do_lower_case")
+  normalizer = json.dumps(read(folder, TOKENIZER_FILE).get("normalizer"))
+  match = re.search(r'"lowercase": (true|false)', normalizer)
+  said[os.path.join(folder, TOKENIZER_FILE)] = match and match[1] == "true"
+  published = os.path.join(os.path.abspath(folder), "bert_model.ckpt")
+  return {**said, folder: tokenization.published_case(published)}
+
+
+def case(
+  said: dict[str, bool | None], given: bool | None, name: str
+) -> tuple[bool, list[str], list[str]]:
+  """(do_lower_case, a line if it is assumed, lines about files that differ).
+
+  `said` is as `said_case`, `given` the flag, `name` the model or vocabulary.
+  """
+  known = {file: lower for file, lower in said.items() if lower is not None}
+  if not known:
+    line = (
+      f"{name}: nothing says whether it is of lower-cased text: assumed "
+      "--do_lower_case; give --nodo_lower_case if it is cased"
+    )
+    return given is not False, [line] if given is None else [], []
+  first, lower = next(iter(known.items()))
+  if given not in (None, lower):
+    raise UserError(
+      f"--do_lower_case={given}, but {name} was trained on "
+      f"{'lower-cased' if lower else 'cased'} text ({first}): leave the flag "
+      "out"
+    )
+  line = f"{name}: do_lower_case={lower} as {first} says, against "
+  return lower, [], [line + file for file in known if known[file] != lower]
+
+
+def load(
+  vocab_file: str | None, spm_model_file: str | None, given: bool | None
+) -> tuple[tokenization.Encoder, list[str]]:
+  """The encoder of a vocabulary in its case, and lines about that.
+
+  `given` is --do_lower_case. Raises a `UserError` if it contradicts the files
+  beside the vocabulary, or if these are of another tokenizer.
+  """
+  path = vocab_file or spm_model_file or ""
+  lower, _, lines = case(said_case(path), given, path)
+  encoder = tokenization.load_tokenizer(vocab_file, lower, spm_model_file)
+  compare(encoder, path)
+  tokens = {*encoder.tokens}.difference(tokenization.SPECIAL_TOKENS)
+  cased = sum(encoder.cleaned(token) != token for token in tokens)
+  if lower and cased > len(tokens) // 20:
+    lines.append(
+      f"{path}: {cased:,} of its tokens have capitals or accents, which "
+      "lower-casing removes: give --nodo_lower_case if it is cased"
+    )
+  return encoder, lines
+
+
+def compare(encoder: tokenization.Encoder, path: str) -> None:
+  """Raises `DataError` if files beside `path` make other tokens of text.
+
+  They are about vocab.txt. Where they only say another case, `case` has a line.
+  """
+  folder, name = os.path.split(path)
+  is_wordpiece = isinstance(encoder, tokenization.WordPieceEncoder)
+  if name != VOCABULARIES["vocab_file"] or not is_wordpiece:
+    return
+  config = read(folder, TOKENIZER_CONFIG_FILE)
+  kind = re.sub("Tokenizer(Fast)?$", "", str(config.get("tokenizer_class")))
+  tokenizer = read(folder, TOKENIZER_FILE)
+  for field, value in tokenizer.get("model", {}).items():
+    tokenizer[f"model.{field}"] = value
+  bert, lower = normalizers.BertNormalizer, encoder.do_lower_case
+  berts = [normalizer(True), normalizer(False), bert(lowercase=True)]
+  berts += [bert(lowercase=False), bert(lowercase=True, strip_accents=True)]
+  accepted = [json.loads(one.__getstate__()) for one in berts]
+  if kind == "Bert":  # the class sets the rest by its config
+    theirs = tokenizer.get("normalizer") or {}
+    accepted.append({**theirs, "type": "BertNormalizer"})
+  rules = {**_RULES, "strip_accents": (lower, None), "normalizer": accepted}
+  for file, fields in {
+    TOKENIZER_CONFIG_FILE: {**config, "tokenizer_class": kind},
+    TOKENIZER_FILE: {**tokenizer, _MOVED: _moved(tokenizer, encoder)},
+    _ADDED_FILE: {"added_tokens": [*read(folder, _ADDED_FILE)]},
+  }.items():
+    fields[_SPLIT] = _split(fields, encoder)
+    for field, value in fields.items():
+      if value not in rules.get(field, [value]):
+        raise DataError(
+          f"{os.path.join(folder, file)}: {field} is {reprlib.repr(value)}, "
+          "which is not google/bert's tokenizer: give another model, or move "
+          "the file away if it is not about this vocabulary"
+        )
+
+
+def _moved(tokenizer: dict, encoder: tokenization.Encoder) -> dict:
+  """token -> id of the tokens that a tokenizer.json numbers otherwise."""
+  vocab = tokenizer.get("model.vocab")
+  if not isinstance(vocab, dict):
+    return {}
+  ours = tokenization.load_vocab(encoder.file)
+  theirs = {token.strip(): number for token, number in vocab.items()}
+  for token in tokenizer.get("added_tokens") or ():
+    theirs[token["content"]] = token["id"]
+  moved = {}
+  for token in {**ours, **theirs}:
+    if token and theirs.get(token) != ours.get(token):
+      moved[token] = theirs.get(token)
+  return moved
+
+
+def _split(fields: dict, encoder: tokenization.Encoder) -> list[str]:
+  """The added tokens that an encoder splits, but for google/bert's own."""
+  split = []
+  for name in ("added_tokens", "never_split", "additional_special_tokens"):
+    for token in fields.get(name) or ():
+      text = str(token.get("content") if isinstance(token, dict) else token)
+      # Twice, because an added token is one inside of a word, too.
+      (ids,) = encoder.encode_batch([2 * text])
+      is_whole = [encoder.tokens[number] for number in ids] == [text, text]
+      if not is_whole and text not in tokenization.SPECIAL_TOKENS:
+        split.append(text)
+  return split

@@ -19,12 +19,12 @@ from checkpoints import (
 from checkpoints.description import Description
 from common.errors import UserError
 from common.model_files import TASK_FILE, VOCABULARIES
+from common.settings import setting
 from config.pretraining import (
   is_preset,
   read_bert,
 )
-from data import record_report
-from interop.given import NOTHING_GIVEN, Given, case
+from data import record_report, tokenizer_files
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING, SQUAD
 
@@ -32,6 +32,28 @@ CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 ANSWERABLE = "version_2_with_negative"
 # TensorFlow Serving's folder for files that the graph does not read.
 EXTRA_FOLDER = "assets.extra"
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+  """Flags that add what the model's files do not say, and contradict none."""
+
+  # fmt: off
+  bert_config_file: str | None = setting(None,
+    "JSON file with the BERT config. Default: as found beside the model.")
+  vocab_file: str | None = setting(None,
+    "WordPiece vocabulary that the model was trained with. Default: as found "
+    "beside the model or its training data.")
+  spm_model_file: str | None = setting(None,
+    "SentencePiece model that the model was trained with, instead of "
+    "--vocab_file. Default: as found beside the model or its training data.")
+  do_lower_case: bool | None = setting(None,
+    "Lower-case the text, as uncased models expect. Default: as found beside "
+    "the model, or else true.")
+  # fmt: on
+
+
+NOTHING_GIVEN = Given()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +127,27 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   if not said:
     said_by, said = pretraining_task(about, given)
   config = read_config(given.bert_config_file, about, path)
-  lower = said.get("do_lower_case")
-  if lower is None:
-    lower, said_by = tokenization.published_case(path), path
-  lower, assumed = case(lower, said_by, given.do_lower_case, path)
-  return Source(
+  files = find_vocabulary(said, chosen_file, folder)
+  words, cases = os.path.join(folder, VOCABULARIES["vocab_file"]), {}
+  if not about.is_huggingface:
+    words = next(iter(files.values()), words)
+    cases[said_by] = said.get("do_lower_case")
+    cases[path] = tokenization.published_case(path)
+  cases |= tokenizer_files.said_case(words)
+  lower, assumed, lines = tokenizer_files.case(cases, given.do_lower_case, path)
+  source = Source(
     path,
     chosen,
     config,
     {"task": PRETRAINING, **said, "do_lower_case": lower},
-    find_vocabulary(said, chosen_file, folder),
+    files,
     folder,
     assumed,
-    about.notes,
+    (*about.notes, *lines),
   )
+  if files:
+    tokenizer_files.compare(source.tokenizer(), words)
+  return source
 
 
 def assumed_answers(task: dict, said_by: str) -> list[str]:

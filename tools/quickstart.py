@@ -143,7 +143,6 @@ class Step(NamedTuple):
 
 def steps(paths: Paths, settings: Settings) -> list[Step]:
   """From text files to records."""
-  case = {} if settings.language == "en" else {"do_lower_case": False}
   text = python(
     "tools.prepare_corpus",
     output_dir=paths.corpus,
@@ -156,7 +155,6 @@ def steps(paths: Paths, settings: Settings) -> list[Step]:
     input_file=paths.text("train"),
     output_file=paths.vocab,
     vocab_size=VOCAB_SIZE,
-    **case,
   )
   title = "text: one sentence a line, some documents held out"
   found = [
@@ -173,7 +171,6 @@ def steps(paths: Paths, settings: Settings) -> list[Step]:
       dynamic_masks=True,
       max_seq_length=SEQ_LENGTH,
       examples_per_record=2,  # the short ends of documents
-      **case,
     )
     title = f"records of {paths.text(part)}"
     found.append(Step(title, paths.manifest(part), command))

@@ -19,7 +19,7 @@ import tokenization
 from common import errors, files
 from common.console import counted, tell
 from common.settings import run_with, setting
-from data import records, text_files
+from data import records, text_files, tokenizer_files
 
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
 _MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
@@ -193,8 +193,10 @@ class Settings:
   tokenizer: str = setting("wordpiece",
     "What to train. wordpiece: BERT's vocab.txt. sentencepiece: a unigram "
     "model.", choices=("wordpiece", "sentencepiece"))
-  do_lower_case: bool = setting(True,
-    "Lower-case the text, as the scripts that use the vocabulary will.")
+  do_lower_case: bool | None = setting(None,
+    "Lower-case the text, which removes accents, too. Scripts that use the "
+    "vocabulary find this beside it. Default: true, but false for text that "
+    "tools.prepare_corpus made of another language than English.")
   # fmt: on
 
 
@@ -204,14 +206,19 @@ def main(args: Settings) -> None:
   text = text_files.TextFormat("", args.text_field, args.encoding)
   paths = records.expand_patterns(args.input_file)
   records.check_not_written(paths, "--input_file", args.output_file)
+  lower = args.do_lower_case
+  if lower is None:
+    lower = False not in map(tokenizer_files.own_case, paths)
   tell(f"reading {counted(len(paths), 'file')} ...")
   size = train[args.tokenizer](
     text_files.read_lines(paths, text),
     args.output_file,
     args.vocab_size,
-    args.do_lower_case,
+    lower,
   )
+  tokenizer_files.write_case(args.output_file, args.tokenizer, lower)
   print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")
+  print(f"{tokenizer_files.case_file(args.output_file)}: do_lower_case={lower}")
   if size < args.vocab_size:
     print(f"The text gave no more; --vocab_size was {args.vocab_size:,}.")
 

@@ -633,6 +633,7 @@ def _squad(path):
 def _folder(path):
   """A model's folder, of ours or of Hugging Face's."""
   from checkpoints import description, huggingface_folder
+  from data import tokenizer_files
   from model import huggingface_config, huggingface_weights
 
   folder = str(pathlib.Path(path).parent)
@@ -641,8 +642,11 @@ def _folder(path):
   elif path.endswith("config.json"):
     huggingface_config.read_config(folder)
   elif path.endswith("tokenizer.json"):
-    huggingface_folder.vocabulary_file(folder)
-    huggingface_folder.read_case(folder, {})
+    vocabulary = huggingface_folder.vocabulary_file(folder)
+    tokenizer_files.said_case(f"{folder}/vocab.txt")
+    if vocabulary:
+      encoder = tokenization.load_tokenizer(vocabulary)
+      tokenizer_files.compare(encoder, f"{folder}/vocab.txt")
   else:
     huggingface_weights.read_tensors(folder)
 

@@ -397,7 +397,8 @@ def test_where_files_disagree_on_case_the_first_decides(
   (folder / file).write_text(text)
   lower = file == decides
   said = convert(folder, tmp_path / "c" / "m")
-  assert f"{folder}: do_lower_case={lower} as {decides} says, against " in said
+  says = f"{folder}: do_lower_case={lower} as {folder}/{decides} says, against "
+  assert says in said
   assert runs.read_json(tmp_path / "c", "task.json")["do_lower_case"] is lower
   with pytest.raises(UserError, match=r"on .*case.* text .*leave the flag out"):
     convert(folder, tmp_path / "d" / "m", do_lower_case=not lower)

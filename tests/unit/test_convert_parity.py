@@ -470,9 +470,10 @@ def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   folder = str(tmp_path)
   encoder = tokenization.WordPieceEncoder(vocabulary, False)
   tokenizer_files.write_tokenizer(folder, encoder, 64)
-  assert huggingface_folder.read_case(folder, {}) == (False, [])
-  os.unlink(tmp_path / "tokenizer_config.json")
-  assert huggingface_folder.read_case(folder, {}) == (False, [])
+  for file in ("tokenizer_config.json", "tokenizer.json"):
+    said = tokenizer_files.said_case(f"{folder}/vocab.txt")
+    assert said[f"{folder}/{file}"] is False
+    (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
   written = huggingface_folder.vocabulary_file(folder)
   assert Path(written).read_bytes() == Path(vocabulary).read_bytes()
   for number, model in enumerate(
@@ -485,32 +486,6 @@ def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
       UserError, match="tokenizer.json: (damaged: m|-1|1e.99)"
     ):
       huggingface_folder.vocabulary_file(str(other))
-
-
-@pytest.mark.parametrize(
-  "content, message",
-  [
-    ({"strip_accents": False}, "strip_accents is False, but .* has True"),
-    ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars is False"),
-  ],
-)
-def test_tokenizers_that_are_not_google_berts(tmp_path, content, message):
-  path = tmp_path / "tokenizer_config.json"
-  path.write_text(json.dumps({"do_lower_case": True, **content}))
-  with pytest.raises(UserError, match=message):
-    huggingface_folder.read_case(str(tmp_path), {})
-
-
-def test_a_normalizer_that_is_not_google_berts(tmp_path):
-  """It counts where no BertTokenizer sets its own by the config."""
-  normalizer = {"lowercase": True, "strip_accents": False}
-  text = json.dumps({"normalizer": normalizer})
-  (tmp_path / "tokenizer.json").write_text(text)
-  with pytest.raises(UserError, match="tokenizer.json: strip_accents is False"):
-    huggingface_folder.read_case(str(tmp_path), {})
-  theirs = json.dumps({"tokenizer_class": "BertTokenizerFast"})
-  (tmp_path / "tokenizer_config.json").write_text(theirs)
-  assert huggingface_folder.read_case(str(tmp_path), {}) == (True, [])
 
 
 # -----------------------------------------------------------------------------

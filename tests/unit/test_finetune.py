@@ -241,6 +241,13 @@ def test_presets(tmp_path, letters, monkeypatch):
   given |= {"vocab_file": letters}
   bert = settled_flags(**given)[0].bert
   assert (bert.hidden_size, bert.vocab_size) == (128, len(samples.LETTERS))
+  shutil.copy(letters, "vocab.txt")
+  given |= {"vocab_file": "vocab.txt"}
+  assert settled_flags(**given)[0].do_lower_case is True
+  (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+  assert settled_flags(**given)[0].do_lower_case is False
+  with pytest.raises(UserError, match="trained on cased text .*tokenizer_conf"):
+    settled_flags(**given, do_lower_case=True)
   os.mkdir("tiny")  # a folder is no config
   assert settled_flags(**given)[0].bert.hidden_size == 128
   os.rmdir("tiny")

@@ -476,6 +476,40 @@ def test_a_hugging_face_folder_is_read_in_place(folders, theirs, tmp_path):
   assert {*os.listdir(theirs), "vocab.txt"} == {*files}  # nothing is written
 
 
+@pytest.mark.parametrize("lacks_text_file", [False, True])
+def test_a_hugging_face_folder_with_another_tokenizer(
+  theirs, letters, lacks_text_file
+):
+  """Also if the vocabulary is in tokenizer.json only, or given."""
+  file = theirs / "tokenizer.json"
+  content = json.loads(file.read_text())
+  content["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+  file.write_text(json.dumps(content))
+  if lacks_text_file:
+    os.remove(theirs / "vocab.txt")
+  for given in (model_source.Given(), model_source.Given(vocab_file=letters)):
+    with pytest.raises(UserError, match="tokenizer.json: pre_tokenizer is"):
+      model_source.find(str(theirs), given)
+
+
+def test_a_models_case_is_beside_its_vocabulary(tmp_path, letters):
+  folder = tmp_path / "bare"
+  trained.write_model(folder, "pretraining", letters)
+  said = folder / "tokenizer_config.json"
+  said.write_text('{"do_lower_case": false}')
+  found = model_source.find(str(folder))
+  assert found.task["do_lower_case"] is False and not found.assumed()
+  lower = model_source.Given(do_lower_case=True)
+  with pytest.raises(UserError, match=rf"on cased text \({said}\): leave"):
+    model_source.find(str(folder), lower)
+  # It need not be beside the checkpoint.
+  (tmp_path / "words").mkdir()
+  for name in ("vocab.txt", "tokenizer_config.json"):
+    os.replace(folder / name, tmp_path / "words" / name)
+  given = model_source.Given(vocab_file=str(tmp_path / "words" / "vocab.txt"))
+  assert model_source.find(str(folder), given).task["do_lower_case"] is False
+
+
 def test_a_damaged_export(folders, both, tmp_path):
   copy = shutil.copytree(folders["pretraining"] + ".export", tmp_path / "copy")
   pb = copy / "saved_model.pb"

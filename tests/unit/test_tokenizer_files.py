@@ -1,0 +1,345 @@
+"""What files beside a vocabulary say: its case, and other rules than ours."""
+
+import json
+import os
+import types
+
+import numpy as np
+import pytest
+import tokenizers
+from samples import LETTERS, create
+
+import tokenization
+from checkpoints import run_folder
+from common.errors import UserError
+from data import tokenizer_files
+from tools import prepare_corpus, train_tokenizer
+
+TOKENS = [*LETTERS, "cat", "The", "é", "。"]
+JSON, CONFIG, ADDED = (
+  "tokenizer.json", "tokenizer_config.json", "added_tokens.json",
+)  # fmt: skip
+BERT = {
+  "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+  "strip_accents": None, "lowercase": True,
+}  # fmt: skip
+BERTS_SPLIT = {"type": "BertPreTokenizer"}
+
+
+def write_vocabulary(folder, name="vocab.txt", tokens=TOKENS):
+  folder.mkdir(exist_ok=True)
+  (folder / name).write_text("".join(f"{token}\n" for token in tokens))
+  return str(folder / name)
+
+
+def merged(content, changes):
+  """JSON with other values; None removes nothing but is written as null."""
+  for key, value in changes.items():
+    if isinstance(value, dict) and isinstance(content.get(key), dict):
+      if "type" not in value:
+        value = merged(content[key], value)
+    content[key] = value
+  return content
+
+
+def write_folder(folder, lower, files):
+  """A vocabulary with our own two files about it, changed: (path, encoder)."""
+  path = write_vocabulary(folder)
+  encoder = tokenization.load_tokenizer(path, lower)
+  tokenizer_files.write_tokenizer(str(folder), encoder, 64)
+  for name, changes in files.items():
+    file = folder / name
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(merged(content, changes)))
+  return path, encoder
+
+
+def added(content, **more):
+  token = dict.fromkeys(["single_word", "lstrip", "rstrip"], False)
+  return {
+    **token, "normalized": False, "special": False, "content": content, **more,
+  }  # fmt: skip
+
+
+def words(*steps):
+  return {"type": "Sequence", "pretokenizers": [*steps]}
+
+
+def steps(*normalizers):
+  return {"type": "Sequence", "normalizers": [*normalizers]}
+
+
+CUT = {"strategy": "LongestFirst", "direction": "Right", "stride": 0}
+CUT["max_length"] = 8
+VOCAB = {token: number for number, token in enumerate(TOKENS)}
+
+
+@pytest.mark.parametrize(
+  "file, changes, field",
+  [
+    (JSON, {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "pre_tokenizer"),
+    (JSON, {"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer"),
+    (JSON, {"pre_tokenizer": None}, "pre_tokenizer is None"),
+    (
+      JSON,
+      {"pre_tokenizer": words(BERTS_SPLIT, {"type": "Digits"})},
+      "pre_tokenizer",
+    ),
+    (JSON, {"normalizer": {"type": "NFKC"}}, "normalizer is .*NFKC"),
+    (JSON, {"normalizer": None}, "normalizer is None"),
+    (JSON, {"normalizer": steps(BERT, {"type": "NFC"})}, "normalizer"),
+    (JSON, {"normalizer": {**BERT, "strip_accents": False}}, "strip_accents"),
+    (JSON, {"normalizer": {**BERT, "clean_text": False}}, "normalizer"),
+    (
+      JSON,
+      {"normalizer": {**BERT, "handle_chinese_chars": False}},
+      "normalizer",
+    ),
+    (
+      JSON,
+      {"model": {"type": "BPE", "vocab": {"a": 0}}},
+      "model.type is 'BPE'",
+    ),
+    (JSON, {"model": {"type": "Unigram", "vocab": [["a", 0]]}}, "'Unigram'"),
+    (JSON, {"model": {"type": "WordLevel", "vocab": VOCAB}}, "'WordLevel'"),
+    (JSON, {"model": {"unk_token": "[PAD]"}}, "model.unk_token"),
+    (
+      JSON,
+      {"model": {"continuing_subword_prefix": "@@"}},
+      "model.continuing_subword_prefix is '@@'",
+    ),
+    (JSON, {"model": {"max_input_chars_per_word": 10}}, "model.max_input"),
+    (
+      JSON,
+      {"model": {"vocab": {"cat": VOCAB["The"], "The": VOCAB["cat"]}}},
+      "ids that are others here is {'The': .*, 'cat': ",
+    ),
+    (JSON, {"model": {"vocab": {"dog": len(TOKENS)}}}, "others here is {'dog'"),
+    (JSON, {"added_tokens": [added("[E1]", id=99)]}, r"'\[E1\]'"),
+    # An added token is one inside of words, too.
+    (
+      JSON,
+      {"added_tokens": [added("cat", id=VOCAB["cat"])]},
+      r"split here is \['cat'\]",
+    ),
+    (ADDED, {"[E1]": len(TOKENS)}, r"split here is \['\[E1\]'\]"),
+    (CONFIG, {"never_split": ["[E1]"]}, r"split here is \['\[E1\]'\]"),
+    (
+      CONFIG,
+      {"additional_special_tokens": [{"content": "<e>"}]},
+      "split here is .'<e>'",
+    ),
+    (
+      CONFIG,
+      {"tokenizer_class": "BertJapaneseTokenizer"},
+      "tokenizer_class is 'BertJapanese'",
+    ),
+    (CONFIG, {"tokenizer_class": "HerbertTokenizerFast"}, "'Herbert'"),
+    (CONFIG, {"word_tokenizer_type": "mecab"}, "word_tokenizer_type"),
+    (CONFIG, {"subword_tokenizer_type": "character"}, "subword_tokenizer_type"),
+    (CONFIG, {"do_basic_tokenize": False}, "do_basic_tokenize is False"),
+    (CONFIG, {"tokenize_chinese_chars": False}, "tokenize_chinese_chars"),
+    (CONFIG, {"strip_accents": False}, "strip_accents is False"),
+  ],
+)
+def test_other_tokenizers_are_refused_by_their_field(
+  tmp_path, file, changes, field
+):
+  path, encoder = write_folder(tmp_path / "a", True, {file: changes})
+  with pytest.raises(UserError, match=f"/a/{file}: .*{field}.* give another"):
+    tokenizer_files.compare(encoder, path)
+  with pytest.raises(UserError, match=field):
+    tokenizer_files.load(path, None, None)
+
+
+@pytest.mark.parametrize(
+  "lower, files",
+  [
+    (True, {}),
+    (False, {}),
+    # As published, with words of 100 letters at most.
+    (
+      True,
+      {
+        JSON: {
+          "normalizer": BERT, "truncation": CUT,
+          "model": {"max_input_chars_per_word": 100},
+        },
+        CONFIG: {
+          "tokenizer_class": "BertTokenizer", "strip_accents": None,
+          "never_split": [*tokenization.SPECIAL_TOKENS],
+          "unk_token": {"content": "[UNK]"}, "do_basic_tokenize": True,
+        },
+      },
+    ),
+    (False, {JSON: {"normalizer": {**BERT, "lowercase": False}}}),
+    # The class sets its own normalizer by its config.
+    (
+      True,
+      {
+        JSON: {"normalizer": {**BERT, "strip_accents": False}},
+        CONFIG: {"tokenizer_class": "BertTokenizerFast"},
+      },
+    ),
+    # Of another case there is a line.
+    (True, {JSON: {"normalizer": {**BERT, "lowercase": False}}}),
+    # Each is a token inside of a word here, too.
+    (True, {JSON: {"added_tokens": [added("。", id=VOCAB["。"])]}}),
+    (True, {ADDED: {".": VOCAB["."]}}),
+  ],
+)  # fmt: skip
+def test_google_berts_tokenizer_in_other_words(tmp_path, lower, files):
+  path, encoder = write_folder(tmp_path, lower, files)
+  tokenizer_files.compare(encoder, path)
+  theirs = tokenizers.Tokenizer.from_file(str(tmp_path / JSON))
+  theirs.no_truncation()
+  for text in ("a。b the cats. 12", "。.", "un able"):
+    (ids,) = encoder.encode_batch([text])
+    assert theirs.encode(text, add_special_tokens=False).ids == ids.tolist()
+
+
+def test_files_about_another_vocabulary(tmp_path):
+  """A folder's files are about vocab.txt."""
+  write_folder(tmp_path, True, {JSON: {"pre_tokenizer": None}})
+  path = write_vocabulary(tmp_path, "words.txt", TOKENS[:-1])
+  encoder, _ = tokenizer_files.load(path, None, None)
+  assert encoder.do_lower_case
+
+
+# Case -------------------------------------------------------------------------
+
+CASED = {"do_lower_case": False}
+CASED_JSON = {"normalizer": {**BERT, "lowercase": False}}
+
+
+@pytest.mark.parametrize(
+  "folder, name, files, lower",
+  [
+    ("a", "vocab.txt", {}, True),
+    ("a", "vocab.txt", {CONFIG: CASED}, False),
+    ("a", "vocab.txt", {CONFIG: {**CASED, "strip_accents": None}}, False),
+    ("a", "vocab.txt", {"task.json": CASED}, False),
+    ("a", "vocab.txt", {JSON: CASED_JSON}, False),
+    ("a", "vocab.txt", {JSON: {"normalizer": steps(CASED_JSON["normalizer"])}},
+     None),
+    ("cased_L-12_H-768_A-12", "vocab.txt", {}, False),
+    ("a", "words.txt", {"words.txt.tokenizer_config.json": CASED}, False),
+    ("a", "words.txt", {CONFIG: CASED}, False),
+    ("a", "words.txt", {"vocab.txt.tokenizer_config.json": CASED}, True),
+    ("a", "words.txt", {
+      "words.txt.tokenizer_config.json": CASED,
+      CONFIG: {"do_lower_case": True}, "task.json": {"do_lower_case": True},
+    }, False),
+    ("a", "vocab.txt", {CONFIG: {"do_lower_case": True}, "task.json": CASED},
+     False),
+  ],
+)  # fmt: skip
+def test_the_case_is_what_files_beside_the_vocabulary_say(
+  tmp_path, monkeypatch, folder, name, files, lower
+):
+  path = write_vocabulary(tmp_path / folder, name)
+  for file, content in files.items():
+    (tmp_path / folder / file).write_text(json.dumps(content))
+  if lower is None:
+    with pytest.raises(UserError, match="normalizer is"):
+      tokenizer_files.load(path, None, None)
+    return
+  encoder, lines = tokenizer_files.load(path, None, None)
+  assert encoder.do_lower_case is lower
+  disagree = name == "vocab.txt" and len(files) > 1
+  told = f"do_lower_case=False as {tmp_path}/a/task.json says, against"
+  assert (f"{path}: {told} {tmp_path}/a/{CONFIG}" in lines) is disagree
+  monkeypatch.chdir(tmp_path / folder)
+  assert tokenizer_files.load(name, None, None)[0].do_lower_case is lower
+  # The flag adds what nothing says.
+  encoder, _ = tokenizer_files.load(path, None, lower)
+  assert encoder.do_lower_case is lower
+  if not lower:
+    with pytest.raises(
+      UserError, match="--do_lower_case=True, but .* cased .*"
+    ):
+      tokenizer_files.load(path, None, True)
+
+
+def test_two_vocabularies_of_one_folder_have_their_own_case(tmp_path):
+  made = {}
+  for name, lower in (("vocab.txt", True), ("b.txt", False), ("c.txt", True)):
+    path = write_vocabulary(tmp_path, name)
+    tokenizer_files.write_case(path, "wordpiece", lower)
+    made[path] = lower
+  for path, lower in made.items():
+    encoder, lines = tokenizer_files.load(path, None, None)
+    assert encoder.do_lower_case is lower
+    assert not any("says, against" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+  "tokens, given, told",
+  [
+    (["The", "Cat", "##é"], None, True),
+    (["The", "Cat", "##é"], True, True),
+    (["The", "Cat", "##é"], False, False),
+    (["the", "cat", "##e"], None, False),
+    (["कु", "मैं", "हिन्दी"], None, True),  # vowels are marks
+    (["[unused1]", "[unused2]", "[unused3]", "[unused4]"], None, False),
+  ],
+)
+def test_a_cased_vocabulary_with_lower_casing_is_noticed(
+  tmp_path, tokens, given, told
+):
+  path = write_vocabulary(tmp_path, tokens=[*LETTERS[:45], *tokens])
+  _, lines = tokenizer_files.load(path, None, given)
+  assert any("give --nodo_lower_case" in line for line in lines) is told
+
+
+DOCUMENTS = [f"Le Café {i} est fermé. Où est-il allé?" for i in range(40)]
+
+
+@pytest.mark.parametrize(
+  "language, given, lower",
+  [("fr", None, False), ("de", None, False), ("en", None, True),
+   ("fr", True, True), ("en", False, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_text_vocabulary_and_records_have_one_case(
+  tmp_path, kind, language, given, lower
+):
+  """It is given once at most, with the text or with the vocabulary."""
+  (tmp_path / "a.txt").write_text("\n\n".join(DOCUMENTS))
+  text, words = tmp_path / "corpus", str(tmp_path / "vocab.txt")
+  prepare_corpus.prepare(
+    prepare_corpus.CorpusSettings(
+      output_dir=str(text), corpus=f"{tmp_path}/a.txt", language=language
+    )
+  )
+  train_tokenizer.main(
+    train_tokenizer.Settings(
+      input_file=f"{text}/*.txt", output_file=words, vocab_size=150,
+      tokenizer=kind, do_lower_case=given,
+    )
+  )  # fmt: skip
+  flag = "vocab_file" if kind == "wordpiece" else "spm_model_file"
+  files = {"vocab_file": None, flag: words}
+  manifest = create(
+    tmp_path, f"{text}/train.txt", files.pop("vocab_file"), **files
+  ).manifest
+  assert manifest.tokenizer.do_lower_case is lower
+  assert manifest.counts["unknown_tokens"] == 0
+  said = json.loads((tmp_path / CONFIG).read_text())
+  assert said["do_lower_case"] is lower
+  assert said.get("strip_accents", lower) is lower
+  # The copy in a run's folder says it, too.
+  run = types.SimpleNamespace(output_dir=str(tmp_path), init_checkpoint=None)
+  run.output_dir = str(tmp_path / "run")
+  os.mkdir(run.output_dir)
+  run_folder.keep_vocabulary(run, {"": (words, manifest)})
+  copy = f"{run.output_dir}/vocab.txt"
+  files = [copy, None] if kind == "wordpiece" else [None, copy]
+  encoder, lines = tokenizer_files.load(*files, None)
+  assert encoder.do_lower_case is lower and not lines
+  assert np.array_equal(
+    encoder.encode_batch(["Café"])[0],
+    tokenization.load_tokenizer(files[0], lower, files[1]).encode_batch(
+      ["Café"]
+    )[0],
+  )
