@@ -430,10 +430,6 @@ class WordPieceEncoder(_Encoder):
     # Ids of a word's pieces; [UNK]'s if no pieces spell it.
     self.pieces_of = _PieceCache(vocab).__getitem__
 
-  def cleaned(self, text: str) -> str:
-    """What the pieces of a text spell, without spaces."""
-    return "".join(self.split_words(text))
-
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line, int32 [tokens]."""
     encoded = []
@@ -528,7 +524,7 @@ class SentencePieceEncoder(_Encoder):
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each line, int32 [tokens]."""
-    encoded = self._model.encode([self.cleaned(line) for line in lines])
+    encoded = self._model.encode([self._clean(line) for line in lines])
     return [np.array(ids, np.int32) for ids in encoded]
 
   def encode_rest(self, text: str) -> np.ndarray:
@@ -540,11 +536,10 @@ class SentencePieceEncoder(_Encoder):
 
   def encode_spans(self, line: str) -> list[tuple]:
     """(id, begin, end) of each token, in characters of the encoded line."""
-    encoded = self._model.encode_as_immutable_proto(self.cleaned(line))
+    encoded = self._model.encode_as_immutable_proto(self._clean(line))
     return [(piece.id, piece.begin, piece.end) for piece in encoded.pieces]
 
-  def cleaned(self, line: str) -> str:
-    """The text that pieces spell."""
+  def _clean(self, line):
     # A lone surrogate, which UTF-8 does not have, becomes "?".
     line = line.encode("utf-8", "replace").decode()
     return line.lower() if self.do_lower_case else line
@@ -555,7 +550,7 @@ class SentencePieceEncoder(_Encoder):
     for line, ids in zip(lines, self.encode_batch(lines), strict=True):
       continues = self.is_continuation[ids]
       if any(map(is_chinese_char, line)):
-        (pieces,) = self._model.encode([self.cleaned(line)], out_type=str)
+        (pieces,) = self._model.encode([self._clean(line)], out_type=str)
         text = "".join(pieces).replace(SENTENCEPIECE_SPACE, " ")
         lengths = np.array(list(map(len, pieces)))
         continues = inside_chinese_words(text, np.cumsum(lengths) - lengths)

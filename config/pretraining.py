@@ -42,7 +42,10 @@ def is_preset(name: str | None) -> bool:
 def read_bert(path: str) -> modeling.BertConfig:
   """The BERT config of a file, or of a preset with its file's vocab_size."""
   path = _PRESETS[path] if is_preset(path) else path
-  return modeling.BertConfig.from_json_file(path)
+  try:
+    return modeling.BertConfig.from_json_file(path)
+  except ValueError as e:
+    raise UserError(f"--bert_config_file: {e}") from e
 
 
 def with_vocabulary(

@@ -281,9 +281,11 @@ def load(
   lower, _, lines = case(said_case(path), given, path)
   encoder = tokenization.load_tokenizer(vocab_file, lower, spm_model_file)
   compare(encoder, path)
-  tokens = {*encoder.tokens}.difference(tokenization.SPECIAL_TOKENS)
-  cased = sum(encoder.cleaned(token) != token for token in tokens)
-  if lower and cased > len(tokens) // 20:
+  split, cased = tokenization.BasicTokenizer().tokenize, 0
+  for token in {*encoder.tokens}.difference(tokenization.SPECIAL_TOKENS):
+    plain = token.lower() if spm_model_file else "".join(split(token))
+    cased += plain != token
+  if lower and cased > encoder.vocab_size // 20:
     lines.append(
       f"{path}: {cased:,} of its tokens have capitals or accents, which "
       "lower-casing removes: give --nodo_lower_case if it is cased"
@@ -337,11 +339,9 @@ def _moved(tokenizer: dict, encoder: tokenization.Encoder) -> dict:
   theirs = {token.strip(): number for token, number in vocab.items()}
   for token in tokenizer.get("added_tokens") or ():
     theirs[token["content"]] = token["id"]
-  moved = {}
-  for token in {**ours, **theirs}:
-    if token and theirs.get(token) != ours.get(token):
-      moved[token] = theirs.get(token)
-  return moved
+  theirs[""] = ours.get("")  # an unusual space, see `load_vocab`
+  tokens = {**ours, **theirs}
+  return {t: theirs.get(t) for t in tokens if theirs.get(t) != ours.get(t)}
 
 
 def _split(fields: dict, encoder: tokenization.Encoder) -> list[str]:
