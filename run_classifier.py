@@ -30,6 +30,7 @@ def main(_) -> None:
   """Fine-tunes as the flags say."""
   kind = classification.ClassifierConfig
   config, lines = run_settings.configured(kind, flags.FLAGS)
+  config.check_files()
   task = classification.Classification(config)
   job = functools.partial(finetune.finetune, task)
   training_run.start(config, job, lines=lines)

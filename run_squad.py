@@ -27,6 +27,7 @@ def main(_) -> None:
   """Fine-tunes as the flags say."""
   kind = squad.SquadConfig
   config, lines = run_settings.configured(kind, flags.FLAGS)
+  config.check_files()
   task = squad.Squad(config)
   job = functools.partial(finetune.finetune, task)
   training_run.start(config, job, lines=lines)

@@ -98,7 +98,7 @@ def vocabulary_file(folder: str) -> str | None:
 @functools.cache
 def _folder_with(name: str, text: str) -> tempfile.TemporaryDirectory:
   """A folder that lasts as long as the process, with a file."""
-  folder = tempfile.TemporaryDirectory(prefix="perseus-")
+  folder = tempfile.TemporaryDirectory(prefix=f"{TOKENIZER_FILE}-")
   with open(os.path.join(folder.name, name), "w", encoding="utf-8") as f:
     f.write(text)
   return folder

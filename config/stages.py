@@ -54,7 +54,10 @@ _KINDS = {**_FLAGS, **_MASKS, "global_batch_size": (int, [int]), **_ENDS}
 
 def read(path: str) -> tuple[dict, ...]:
   """The checked items of a --stages file; raises `UserError`."""
-  items = json_files.read(path)
+  try:
+    items = json_files.read(path)
+  except ValueError as e:
+    raise UserError(f"--stages: {e}") from e
   if not (isinstance(items, list) and items):
     raise UserError(f"--stages={path}: must be a list of stages")
   return tuple(

@@ -57,9 +57,7 @@ def create(
   claim(settings, paths, settings.given_shards)
   states = [_state(path) for path in paths]
   pieces = text_files.split_into_pieces(paths, settings.text)
-  tokenizer, info, lines = _load_tokenizer(settings)
-  if lines and not ranks.rank:
-    console.tell(*lines)
+  tokenizer, info = _load_tokenizer(settings, ranks)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
   # All that decides the bytes: the same plan resumes.
   plan = dataclasses.asdict(settings) | {
@@ -151,13 +149,15 @@ def claim(
   return earlier
 
 
-def _load_tokenizer(settings: Settings):
-  """(spec, info, lines) of the tokenizer, loaded so that errors come early."""
+def _load_tokenizer(settings: Settings, ranks: work_dir.Ranks):
+  """(spec, info) of the tokenizer, loaded so that errors come early."""
   files = settings.vocab_file, settings.spm_model_file
   encoder, lines = tokenizer_files.load(*files, settings.do_lower_case)
+  if lines and not ranks.rank:
+    console.tell(*lines)
   info = encoder.info()
   spec = corpus.TokenizerSpec(*files, info.do_lower_case, info.sha256)
-  return spec, info, lines
+  return spec, info
 
 
 def _manifest(

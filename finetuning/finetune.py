@@ -89,6 +89,12 @@ class FinetuningConfig(RunConfig):
       )
     task_file.check_length(self.max_seq_length, self.bert)
 
+  def check_files(self) -> None:
+    """Raises OSError for a file of the task that is missing."""
+    for part in ("train", "eval", "predict"):
+      if getattr(self, f"do_{part}"):
+        os.stat(self.path(part))
+
   @classmethod
   def defaults(cls, task, given):
     """The flags that task.json of a model of this kind says, by name."""

@@ -65,9 +65,6 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   if bert:
     named["bert_config_file"] = bert
   config = settings.from_flags(kind, flags, defaults | in_files, named)
-  for part in ("train", "eval", "predict"):
-    if kind is not PretrainingConfig and getattr(config, f"do_{part}"):
-      os.stat(config.path(part))  # an error before TensorFlow takes its time
   return config, lines + told
 
 

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import math
+import os
 import pathlib
 import shutil
 import struct
@@ -83,7 +84,9 @@ def of_file(path, given, load, right=lambda data, got: True):
   given = st.one_of(*[given] * 30, st.none())
   read = lambda data: load(put(path, data))
   is_right = lambda data, got: data is not None and right(data, got)
-  return Reader(given, read, (str(path),), is_right)
+  # A tokenizer.json is read as a vocab.txt in a folder of its name.
+  names = str(path), f"{os.path.basename(path)}-"
+  return Reader(given, read, names, is_right)
 
 
 def is_json(data, _):
@@ -323,8 +326,8 @@ def training_flags(folder):
   bert = put(folder / "bert.json", json.dumps(TINY).encode())
   always = dict(bert_config_file=bert, do_train="true", input_file="x")
   plan_fields = (
-    "train_batch_size", "num_train_steps", "num_warmup_steps",
-    "num_accumulation_steps", "global_batch_size",
+    "train_batch_size", "num_train_steps", "num_accumulation_steps",
+    "global_batch_size",
   )  # fmt: skip
 
   def read(given):
@@ -332,6 +335,7 @@ def training_flags(folder):
     plan = training_plan.resolve(
       ranks=config.dry_run_ranks or 1,
       records=None if config.dry_run else 1 << 40,
+      num_warmup_steps=config.warmup_of(config.num_train_steps),
       **{name: getattr(config, name) for name in plan_fields},
     )
     updates = np.linspace(0, plan.updates - 1, 5).astype(np.int64)

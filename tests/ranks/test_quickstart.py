@@ -47,9 +47,9 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   for expected in (
     "masked LM accuracy",
     "unigram entropy",
-    "before and after 11 updates",
+    "before and after 10 updates",
     "all in all",
-    f"{folder}/pretrain/model.ckpt-11",
+    f"{folder}/pretrain/model.ckpt-10",
     "horovodrun -np 2",
   ):
     assert expected in first.stdout
@@ -57,7 +57,7 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   evaluations = metrics.read_jsonl(
     str(folder / "pretrain" / metrics.EVAL_METRICS_FILE)
   )
-  assert [e["global_step"] for e in evaluations] == list(range(12))
+  assert [e["global_step"] for e in evaluations] == list(range(11))
   for following in ("convert to Hugging Face:", "continue training:"):
     assert first.stdout.count(following) == 1
   assert first.stdout.count("[MASK]") > 1 and "   (right: " in first.stdout
@@ -65,7 +65,7 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   # The second call only asks the run, and ends with the same screen.
   second = quickstart(folder, text)
   assert second.returncode == 0, second.stderr[-2000:]
-  assert "nothing left to train: update 11 is the last" in second.stdout
+  assert "nothing left to train: update 10 is the last" in second.stdout
   assert "\n== vocabulary" in first.stdout and second.stdout.count("\n==") == 1
   assert screen_of(second)[:-1] == screen_of(first)[:-1]  # but the minutes
 
