@@ -271,6 +271,8 @@ def pretrain_stage(
 def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
   config, lines = run_settings.configured(PretrainingConfig, flags.FLAGS)
+  if config.do_eval and config.eval_input_file:
+    records.expand_patterns(config.eval_input_file)  # an error at once
   if config.dry_run:
     dry_run.run(config, training_step, lines)
   else:

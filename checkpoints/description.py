@@ -468,8 +468,10 @@ def task_facts(task: dict) -> dict[str, Any]:
 def flat(settings: dict, form: str = "--{}") -> Iterator[tuple[str, Any]]:
   """(name for people, value) of settings that are nested as in run.json."""
   for name, value in json_files.parse(json_files.text(settings)).items():
-    if isinstance(value, dict):
-      yield from flat(value, f"{BERT_FLAG}: {{}}" if name == "bert" else form)
+    if name == "bert":  # whose file leaves keys out
+      yield from flat(bert_config.complete(value), f"{BERT_FLAG}: {{}}")
+    elif isinstance(value, dict):
+      yield from flat(value, form)
     else:
       yield form.format(name), value
 

@@ -199,8 +199,6 @@ def _learned(values: dict, origin: Origin) -> tuple[dict, list[str]]:
   files = (not trains and values.get("eval_input_file")) or values.get(
     "input_file"
   )
-  if values.get("do_eval") and values.get("eval_input_file"):
-    records.expand_patterns(values["eval_input_file"])  # an error at once
   about, lines = origin.about, []
   said, path = about.learned, about.learned_from
   objective, given = values.get("objective"), values.get("segment_ids")

@@ -272,6 +272,13 @@ def keys_that_change(*what: str) -> list[str]:
   return [f.name for f in fields if f.metadata["changes"] in what]
 
 
+def complete(values: dict) -> dict:
+  """`to_dict` or a JSON file with all keys, also those of later encoders."""
+  fields = dataclasses.fields(BertConfig)
+  defaults = {f.name: f.default for f in fields if f.name != "vocab_size"}
+  return {**defaults, **values}
+
+
 def huggingface_keys() -> dict[str, str | None]:
   """Each key's name in Hugging Face's config.json; None if it has none."""
   names = {}

@@ -24,6 +24,7 @@ from samples import (
 )
 
 import input_pipeline
+import modeling
 import run_pretraining
 from checkpoints import (
   checkpoint_files,
@@ -357,6 +358,8 @@ def test_a_converted_model_is_as_its_run_folder(
     description.read(str(run)), model_source.Given()
   )
   (there / "task.json").write_text(json.dumps(task))
+  for folder in (run, there):
+    (folder / "model.ckpt-1.index").touch()
   assert task["objective"] == objective
 
   def learned(folder, **given):
@@ -385,6 +388,7 @@ def test_a_converted_model_is_as_its_run_folder(
 
 
 def test_published_models_are_evaluated_with_segment_ids(tiny_run, tmp_path):
+  (tmp_path / "bert_model.ckpt.index").touch()
   given = dict(
     input_file=tiny_run[1], output_dir=f"{tmp_path}/new", objective="mlm",
     init_checkpoint=f"{tmp_path}/bert_model.ckpt", bert_config_file=tiny_run[0],
@@ -1309,6 +1313,13 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
   now = resume.facts_of(runs.config(tiny_run, tmp_path, **same))
   model = (description.MODEL,)
   assert description.agree(description.facts(**started), now, "a", model) == []
+  # A run of before has not all keys of today.
+  bert = modeling.BertConfig.from_dict({**before.bert.to_dict(), "gated": True})
+  gated = dataclasses.replace(before, bert=bert)
+  with pytest.raises(UserError, match="gated false -> true: its mod"):
+    now = resume.facts_of(gated)
+    description.agree(description.facts(**started), now, "a", model)
+  now = resume.facts_of(runs.config(tiny_run, tmp_path, **same))
   started["flags"]["bert"]["pre_layer_norm"] = True
   with pytest.raises(UserError, match="pre_layer_norm true -> false: its mod"):
     description.agree(description.facts(**started), now, "a", model)

@@ -85,7 +85,14 @@ def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
     "time.sleep(600)\n"
   )
   done = subprocess.run(
-    [*HEARS_HANGUPS, sys.executable, f"{runs.ROOT}/{script}"],
+    # As a command starts again when its flags are checked.
+    [
+      *HEARS_HANGUPS,
+      sys.executable,
+      "-X",
+      "tensorflow",
+      f"{runs.ROOT}/{script}",
+    ],
     capture_output=True,
     text=True,
     timeout=runs.HANG_SECONDS,
