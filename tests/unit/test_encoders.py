@@ -49,6 +49,11 @@ ALONE = [
   dict(decoder_bias=False),
 ]
 MODELS = {**ARCHITECTURES, **{json.dumps(keys): keys for keys in ALONE}}
+# The first has rotary positions, blocks and gates; all are tried by slow tests.
+EACH = [
+  name if name == "ModernBERT" else pytest.param(name, marks=pytest.mark.slow)
+  for name in ARCHITECTURES
+]
 # Each example's number at each place of a packed row: 4 tokens, 4, and padding.
 PACKED = np.array([1] * 4 + [2] * 4 + [0])
 
@@ -181,7 +186,7 @@ def test_recomputing_changes_nothing(name, recompute):
   assert_alike(got, want, names)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EACH)
 def test_the_gradient_equals_differences(name):
   """Central differences along each gradient, dropout's mask held fixed."""
   rng = np.random.default_rng(5)
@@ -209,7 +214,7 @@ def test_the_gradient_equals_differences(name):
       assert slope == pytest.approx(norm, rel=0.03, abs=0.03), variable.op.name
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EACH)
 def test_packed_equals_unpacked(name):
   """Sums of the heads, and the gradient of the masked LM's loss."""
   rng = np.random.default_rng(5)
@@ -230,7 +235,7 @@ def test_packed_equals_unpacked(name):
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EACH)
 def test_the_last_layer_at_some_places_is_the_whole_one_there(name, is_packed):
   batch = batch_of(np.random.default_rng(4), is_packed)
   tensors, places = as_tensors(batch), tf.constant([[0, 2], [4, 4], [3, 1]])
@@ -252,7 +257,7 @@ def test_the_last_layer_at_some_places_is_the_whole_one_there(name, is_packed):
 
 
 @pytest.mark.parametrize("precision, error", [("bf16", 0.05), ("fp16", 0.006)])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EACH)
 def test_16_bits_are_near(name, precision, error):
   batch = as_tensors(ragged_batch(np.random.default_rng(3)))
   outputs = []
@@ -271,7 +276,9 @@ def test_16_bits_are_near(name, precision, error):
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("length", [8, 9, 15, 16])
+@pytest.mark.parametrize(
+  "length", [8, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 16))]
+)
 def test_blocks_of_near_tokens_are_the_masked_form(
   monkeypatch, length, is_packed
 ):

@@ -23,7 +23,7 @@ def assert_equal(one, other):
   "allreduce",
   [
     {},
-    {"allreduce_groups": 0},
+    pytest.param({"allreduce_groups": 0}, marks=pytest.mark.slow),
     pytest.param({"powersgd_rank": 2}, marks=pytest.mark.slow),
     pytest.param({"zero": 1}, marks=pytest.mark.slow),
   ],
