@@ -103,7 +103,7 @@ def _task(source: Source, values: dict) -> dict:
   """A model's task, also where only its weights say it."""
   task = source.known_task
   if task["task"] == tasks.PRETRAINING:
-    task["task"] = tasks.kind_of(values)
+    task["task"] = weights.kind_of(source.bert, values)
   labels, bias = task.get("labels"), values.get(tasks.LABELS.bias, ())
   if labels and tasks.LABELS.bias in values and len(bias) != len(labels):
     raise UserError(
@@ -180,7 +180,9 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   others = sorted(set(model.values) - known)
   converted += [f"{name} (not BERT's, kept)" for name in others]
-  missing = [part for part in weights.PARTS[:4] if part not in counts]
+  parts = {weight.part for weight in weights.weights(source.bert)}
+  wanted = [part for part in weights.PARTS[:5] if part in parts]
+  missing = [part for part in wanted if part not in counts]
   if not source.vocabulary:
     missing.append(
       "the vocabulary (give --vocab_file or --spm_model_file for a tokenizer)"

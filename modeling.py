@@ -58,7 +58,7 @@ __all__ = [
   "embedding_lookup",
   "embedding_postprocessor", "gather_indexes", "gelu", "get_activation",
   "get_assignment_map_from_checkpoint", "get_masked_lm_output",
-  "get_next_sentence_output", "get_shape_list", "layer_norm",
+  "get_next_sentence_output", "get_shape_list", "head_features", "layer_norm",
   "layer_norm_and_dropout", "masked_lm_logits", "next_sentence_logits",
   "pretraining_loss", "pretraining_model", "reshape_from_matrix",
   "reshape_to_matrix", "transformer_model",
@@ -138,7 +138,9 @@ class BertModel:
         embedded = self._embed(
           input_ids, token_type_ids, layout, layer, use_one_hot_embeddings
         )
-      if with_pooler and places is not None:
+      if with_pooler and config.pools_all_tokens:
+        places = None
+      elif with_pooler and places is not None:
         firsts = layout.firsts(batch_size, places.dtype)
         places = tf.concat([places, firsts], axis=1)
       with tf.variable_scope("encoder"):
@@ -172,6 +174,7 @@ class BertModel:
       policy=layer.policy,
       position_ids=layout.positions,
       norm=norm if config.embedding_norm else None,
+      position_offset=config.position_offset,
     )
     if config.embedding_norm or not config.pre_layer_norm:
       return self.embedding_output, None
@@ -182,6 +185,12 @@ class BertModel:
   def _pool(self, layout, layer):
     """float [B * E, H]; what it alone reads is taken off `sequence_output`."""
     last = self.sequence_output
+    if layer.bert.pools_all_tokens:
+      if self.places is not None:
+        shape = [*get_shape_list(self.places), layer.bert.hidden_size]
+        asked = gather_indexes(last, self.places)
+        self.sequence_output = reshape_from_matrix(asked, shape)
+      return layout.means(last, layer.policy)
     if self.places is not None:
       count = get_shape_list(self.places)[1]
       self.sequence_output = last[:, :count]
@@ -190,6 +199,8 @@ class BertModel:
       first = last[:, 0]
     else:
       first = gather_indexes(last, layout.starts)
+    if not layer.bert.has_pooler:
+      return first
     with tf.variable_scope("pooler"):
       return dense(
         first,
@@ -200,9 +211,11 @@ class BertModel:
       )
 
   def get_pooled_output(self):
-    """float [B * E, H]: each example's first token's output, dense and tanh.
+    """float [B * E, H], by the config's classifier_pooling.
 
-    A missing example gets the sequence's first token. None without a pooler.
+    Each example's first token's output, dense and tanh; that output itself; or
+    the mean of its tokens' outputs. A missing example gets the sequence's first
+    token, or a mean of 0. None without a pooler.
     """
     return self.pooled_output
 
@@ -233,6 +246,18 @@ class _Layout(NamedTuple):
   # int32 [B, E], where each example begins, 0 for a missing one.
   starts: tf.Tensor | None = None
   positions: tf.Tensor | None = None  # int [B, S], of tokens in their example
+  # [B, E, S], 1 for the tokens of each example, 0 for others.
+  members: tf.Tensor | None = None
+
+  def means(self, outputs, policy):
+    """policy.losses [B * E, H]: the mean of [B, S, H] in each example."""
+    outputs = tf.cast(outputs, policy.losses)
+    if self.members is None:
+      return tf.reduce_mean(outputs, axis=1)
+    members = tf.cast(self.members, policy.losses)
+    totals = reshape_to_matrix(tf.matmul(members, outputs))
+    counts = tf.reshape(tf.reduce_sum(members, axis=2), [-1, 1])
+    return totals / tf.maximum(counts, 1.0)
 
   def firsts(self, batch_size, dtype):
     """[B, E], the places of the tokens that a pooler reads."""
@@ -252,14 +277,16 @@ def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
   get_shape_list(input_mask, expected_rank=2)
   if examples_per_sequence == 1:
     # Broadcast over F, which a mask of padding does not depend on.
-    return _Layout(tf.expand_dims(input_mask, 1))
+    mask = tf.expand_dims(input_mask, 1)
+    return _Layout(mask, members=mask)
   # Padding is an example too, so that it attends to something.
   mask = tf.equal(tf.expand_dims(input_mask, 1), input_mask[:, :, tf.newaxis])
   numbers = tf.range(1, examples_per_sequence + 1, dtype=input_mask.dtype)
   is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
   starts = tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
   own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
-  return _Layout(mask, starts, tf.maximum(tf.range(seq_length) - own, 0))
+  positions = tf.maximum(tf.range(seq_length) - own, 0)
+  return _Layout(mask, starts, positions, is_own)
 
 
 def masked_lm_logits(
@@ -281,9 +308,9 @@ def masked_lm_logits(
     hidden = reshape_to_matrix(input_tensor)
   else:
     hidden = gather_indexes(input_tensor, positions)
+  if bert_config.mlm_head:
+    hidden = _transformed(hidden, bert_config, policy)
   with tf.variable_scope("cls/predictions"):
-    if bert_config.mlm_head:
-      hidden = _transformed(hidden, bert_config, policy)
     hidden = tf.cast(hidden, policy.heads)
     if rows is not None:
       hidden = kernels.gather_rows(hidden, rows)
@@ -311,9 +338,20 @@ def masked_lm_logits(
     return Logits(logits, bias, slices, first)
 
 
+def head_features(hidden, bert_config, policy=mixed_precision.FP32):
+  """What heads but the masked LM's read of an output [..., H]: as large.
+
+  BERT's read the output itself. Those of a model without a pooler read it
+  through the masked LM head's dense layer and norm, if it has them.
+  """
+  if not bert_config.shares_transform:
+    return hidden
+  return _transformed(hidden, bert_config, policy)
+
+
 def _transformed(hidden, bert_config, policy):
-  """policy.heads [n, H]: a dense layer and a norm before the words' weights."""
-  with tf.variable_scope("transform"):
+  """policy.heads [..., H]: a dense layer and a norm, one for all heads."""
+  with tf.variable_scope("cls/predictions/transform", reuse=tf.AUTO_REUSE):
     hidden = dense(
       hidden,
       bert_config.hidden_size,
@@ -529,7 +567,8 @@ def pretraining_model(
   exist = _example_weights(batch)
   if not next_sentence:
     return PretrainingSums(*masked_lm, tf.reduce_sum(exist), tokens)
-  logits = next_sentence_logits(config, model.get_pooled_output(), policy)
+  pooled = head_features(model.get_pooled_output(), config, policy)
+  logits = next_sentence_logits(config, pooled, policy)
   labels = batch.next_sentence_labels
   loss, correct, examples = _weighted_sums(logits, labels, exist, policy)
   return PretrainingSums(*masked_lm, examples, tokens, loss, correct)

@@ -47,7 +47,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   for weight in weights.weights(known.config):
     if weight.huggingface in theirs:
       shapes[weight.name] = theirs[weight.huggingface]
-  in_files: dict = {"task": tasks.kind_of(shapes)}
+  in_files: dict = {"task": weights.kind_of(known.config, shapes)}
   if outputs := shapes.get(tasks.LABELS.bias):
     labels = known.classifier_labels(outputs[0], folder)
     if labels is not None:

@@ -285,8 +285,9 @@ class Classification(FinetuningTask):
   def matmuls(self, rows, source):
     model = self.config.bert, self.config.policy
     examples, labels = rows * source.slots, len(self.labels) or 1
+    read = 0 if self.config.bert.pools_all_tokens else source.slots
     return [
-      *model_flops.encoder(*model, rows, source.tokens, source.slots),
+      *model_flops.encoder(*model, rows, source.tokens, read),
       *model_flops.pooled(*model, examples, labels),
     ]
 

@@ -40,6 +40,18 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
   )
 
 
+def token_features(model, config):
+  """[B, S, H]: what a head reads of each token, of `encode`'s model."""
+  sequence = model.get_sequence_output()
+  return modeling.head_features(sequence, config.bert, config.policy)
+
+
+def pooled_features(model, config):
+  """[B * E, H]: what a head reads of each example."""
+  pooled = model.get_pooled_output()
+  return modeling.head_features(pooled, config.bert, config.policy)
+
+
 def _variables(units: int, bert_config):
   initializer = layers.create_initializer(bert_config.initializer_range)
   shape = [units, bert_config.hidden_size]
@@ -65,7 +77,7 @@ def classification(
   rows = layers.get_shape_list(batch.input_ids)[0]
   nowhere = tf.zeros([rows, 0], tf.int32)  # but where the pooler reads
   model = encode(batch, config, is_training, dropout_seed, places=nowhere)
-  pooled = model.get_pooled_output()
+  pooled = pooled_features(model, config)
   if is_training:
     seed = encoder.head_dropout_seed(dropout_seed)
     pooled = layers.dropout(pooled, config.bert.hidden_dropout_prob, seed)
@@ -88,14 +100,14 @@ def classification(
   )
 
 
-def span_logits(sequence_output, bert_config, policy=mixed_precision.FP32):
+def span_logits(features, bert_config, policy=mixed_precision.FP32):
   """float32 [B, S, 2]: start and end scores of each token, from [B, S, H]."""
   with tf.variable_scope("cls/squad"):
     weights, bias = _variables(2, bert_config)
-  shape = layers.get_shape_list(sequence_output, 3)
+  shape = layers.get_shape_list(features, 3)
   # Not in policy.heads: this matmul is cheap, and in 16 bits neighbours in a
   # long paragraph would have equal scores.
-  matrix = tf.cast(layers.reshape_to_matrix(sequence_output), policy.losses)
+  matrix = tf.cast(layers.reshape_to_matrix(features), policy.losses)
   weights, bias = (tf.cast(t, policy.losses) for t in (weights, bias))
   scores = tf.matmul(matrix, weights, transpose_b=True) + bias
   return tf.cast(tf.reshape(scores, [*shape[:2], 2]), tf.float32)
@@ -110,7 +122,8 @@ def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
   float32 [B, S, 2].
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
-  logits = span_logits(model.get_sequence_output(), config.bert, config.policy)
+  features = token_features(model, config)
+  logits = span_logits(features, config.bert, config.policy)
   _, slots = layers.get_shape_list(batch.weights)
   numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
   own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])  # [B, E, S]

@@ -76,6 +76,7 @@ class Squad(FinetuningTask):
     tokens = rows * source.tokens
     return [
       *model_flops.encoder(bert, policy, rows, source.tokens),
+      *model_flops.features(bert, policy, tokens),
       *model_flops.dense(1, tokens, bert.hidden_size, 2, policy.losses),
     ]
 

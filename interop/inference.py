@@ -6,7 +6,7 @@ int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
 
   encoder        input_ids, input_mask, segment_ids [B, S]
                  -> sequence_output [B, S, H] and, if the checkpoint has a
-                 pooler, pooled_output [B, H]
+                 pooler or needs none, pooled_output [B, H]
   masked_lm      these and masked_lm_positions [B, P] -> log_probs [B, P, V]
   next_sentence  -> log_probs [B, 2]: the second text follows, it does not
   classifier     -> logits [B, labels], probabilities [B, labels]; for a
@@ -15,6 +15,7 @@ int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
 """
 
 import contextlib
+import functools
 import glob
 import os
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
 from finetuning import heads
 from interop.model_source import EXTRA_FOLDER, Source
-from model import tasks
+from model import tasks, weights
 from model.bert_config import BertConfig
 from xla_patches import jit
 
@@ -114,8 +115,9 @@ def open_checkpoint(
       f"{min(shapes)}"
     )
   has = ["encoder"]
-  for head in tasks.heads_of(shapes):
-    if _POOLER in shapes or not head.reads_pooled:
+  pools = _POOLER in shapes or not source.bert.has_pooler
+  for head in weights.heads_of(source.bert, shapes):
+    if pools or not head.reads_pooled:
       has.append(head.signature)
   for name in names:
     if name not in has:
@@ -128,16 +130,14 @@ def open_checkpoint(
       source.bert,
       [name for name in has if not names or name in names],
       shapes.get(tasks.LABELS.bias, [0])[0],
-      _POOLER in shapes,
+      pools,
       mixed_precision.make_policy(precision),
     )
     restore.restore_all(session, checkpoint, tf.global_variables())
   return Model(session, signatures)
 
 
-def _build(
-  bert: BertConfig, names, labels: int, has_pooler: bool, policy
-) -> dict:
+def _build(bert: BertConfig, names, labels: int, pools: bool, policy) -> dict:
   """Name -> SignatureDef, with the default one."""
   inputs = {n: tf.placeholder(tf.int32, [None, None], n) for n in INPUTS}
   positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
@@ -148,7 +148,7 @@ def _build(
       *inputs.values(),
       scope="bert",
       policy=policy,
-      with_pooler=has_pooler and bool({"encoder", *_POOLED} & set(names)),
+      with_pooler=pools and bool({"encoder", *_POOLED} & set(names)),
       places=positions if list(names) == ["masked_lm"] else None,
     )
     made = {
@@ -165,12 +165,15 @@ def _head(
 ) -> tuple[dict, dict]:
   """Inputs and outputs of a signature, tensors by name."""
   sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
+  features = functools.partial(
+    modeling.head_features, bert_config=bert, policy=policy
+  )
   if name == "encoder":
     outputs = {"sequence_output": sequence}
     if pooled is not None:
       outputs["pooled_output"] = pooled
   elif name == "next_sentence":
-    logits = modeling.next_sentence_logits(bert, pooled, policy)
+    logits = modeling.next_sentence_logits(bert, features(pooled), policy)
     outputs = {"log_probs": logits.log_probs()}
   elif name == "masked_lm":
     inputs = {**inputs, POSITIONS: positions}
@@ -181,12 +184,14 @@ def _head(
     shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
     outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
   elif name == "classifier":
-    matmul, bias = heads.classifier_logits(pooled, labels, bert, policy)
+    matmul, bias = heads.classifier_logits(
+      features(pooled), labels, bert, policy
+    )
     outputs = {"logits": tf.cast(matmul, tf.float32) + bias}
     if labels > 1:
       outputs["probabilities"] = tf.nn.softmax(outputs["logits"])
   else:
-    both = heads.span_logits(sequence, bert, policy)
+    both = heads.span_logits(features(sequence), bert, policy)
     names = "start_logits", "end_logits"
     outputs = dict(zip(names, tf.unstack(both, axis=-1), strict=True))
   return inputs, {

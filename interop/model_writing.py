@@ -20,6 +20,7 @@ from data import tokenizer_files
 from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source
 from model import huggingface_config, huggingface_weights, tasks
+from model.weights import heads_of
 
 
 class Model(NamedTuple):
@@ -124,7 +125,7 @@ def _write_files(
   weights = model.values, bert, source.path
   config = huggingface_config.to_their_config(
     bert,
-    tasks.heads_of(model.values),
+    heads_of(bert, model.values),
     source.path,
     (model.task.get("labels") or outputs) if outputs else None,
     int(encoder.pad_id) if encoder else 0,  # as in all our SentencePiece models

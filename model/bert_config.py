@@ -113,6 +113,8 @@ class BertConfig:
   position_type: str = _key(
     "absolute", _one_of("absolute", "rotary"), SHAPE, huggingface=None
   )
+  # Rows of that table before the first token's.
+  position_offset: int = _key(0, _COUNT, SHAPE, huggingface=None)
   # The longest wavelength of rotary positions is 2 pi times it, in layers that
   # attend to all tokens, and in those that attend to near ones.
   global_rope_theta: float = _key(10000.0, _POSITIVE, RESULT, huggingface=None)
@@ -142,6 +144,13 @@ class BertConfig:
   classifier_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
   tie_word_embeddings: bool = _key(True, _BOOL, SHAPE, huggingface=None)
   decoder_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  # What heads read of a whole text: "pooler", a dense layer and tanh on the
+  # first token's output. With "cls", that output itself, and "mean", the mean
+  # of all tokens' outputs, there is no such layer, and fine-tuned heads read
+  # through the masked LM head's dense layer and norm, if it has them.
+  classifier_pooling: str = _key(
+    "pooler", _one_of("pooler", "cls", "mean"), SHAPE, huggingface=None
+  )
   # Dropout of embeddings and after attention; null: hidden_dropout_prob.
   embedding_dropout: float | None = _key(
     None, _or_none(_PROBABILITY), huggingface=None
@@ -220,6 +229,20 @@ class BertConfig:
   def normalizes_embeddings(self) -> bool:
     """Whether the first layer reads normalized embeddings."""
     return self.embedding_norm or self.pre_layer_norm
+
+  @property
+  def has_pooler(self) -> bool:
+    """Whether a layer of its own makes a text's output of a token's."""
+    return self.classifier_pooling == "pooler"
+
+  @property
+  def pools_all_tokens(self) -> bool:
+    return self.classifier_pooling == "mean"
+
+  @property
+  def shares_transform(self) -> bool:
+    """Whether all heads read through the masked LM head's dense layer."""
+    return self.mlm_head and not self.has_pooler
 
   def keys_beyond_bert(self) -> list[str]:
     """Keys that make it a model which Hugging Face's BERT cannot be."""

@@ -99,6 +99,16 @@ def embedding_lookup(
   return output, table
 
 
+def _positions(table, position_ids, seq_length, offset: int):
+  """[B, S, H] of `position_ids`, [B, S]; of None [S, H], the same for all B."""
+  width = table.shape[1]
+  if position_ids is None:
+    return tf.slice(table, [offset, 0], [seq_length, width])
+  flat_ids = tf.reshape(position_ids + offset, [-1])
+  positions = kernels.gather_rows(table, flat_ids)
+  return tf.reshape(positions, [-1, seq_length, width])
+
+
 def embedding_postprocessor(
   input_tensor,
   use_token_type=False,
@@ -114,11 +124,13 @@ def embedding_postprocessor(
   policy=mixed_precision.FP32,
   position_ids=None,
   norm=BERTS_NORM,
+  position_offset=0,
 ):
   """Adds segment and position embeddings, then layer norm and dropout.
 
   The input is float [B, S, H], the result policy.attention [B, S, H]. Without
-  `position_ids`, int [B, S], every row has 0 to S - 1; `norm` may be None.
+  `position_ids`, int [B, S], every row has 0 to S - 1. Position 0 has row
+  `position_offset` of the table. `norm` may be None.
   ValueError if token_type_ids are missing or S > max_position_embeddings.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
@@ -144,14 +156,11 @@ def embedding_postprocessor(
         f"The sequence length {seq_length} is greater than "
         f"max_position_embeddings {max_position_embeddings}"
       )
-    position_table = table(position_embedding_name, max_position_embeddings)
-    if position_ids is None:
-      # [S, H], broadcast over B
-      positions = tf.slice(position_table, [0, 0], [seq_length, width])
-    else:
-      flat_ids = tf.reshape(position_ids, [-1])
-      positions = kernels.gather_rows(position_table, flat_ids)
-      positions = tf.reshape(positions, [batch_size, seq_length, width])
+    rows = position_offset + max_position_embeddings
+    position_table = table(position_embedding_name, rows)
+    positions = _positions(
+      position_table, position_ids, seq_length, position_offset
+    )
     output += tf.cast(positions, policy.embeddings)
   if norm is not None:
     output = layer_norm(output, None, policy.embeddings, policy.attention, norm)

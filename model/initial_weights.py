@@ -29,6 +29,7 @@ from scipy import sparse
 from common import console
 from data import cooccurrences, unigrams
 from model.bert_config import BertConfig
+from model.weights import embedding_tables
 
 # docs/results.md, "Initial weights", has the search behind these numbers.
 _SHORTEST, _LONGEST = 2.0, 256.0  # wavelengths of the sinusoids, in tokens
@@ -94,7 +95,8 @@ def _looking_at_neighbours(config: BertConfig, seed: int) -> dict:
   query, key = attention_to_neighbours(hidden, heads, rng)
   # They keep the variance of what they multiply.
   value, output = rng.normal(size=[2, hidden, hidden]) / math.sqrt(hidden)
-  positions = sinusoids(config.max_position_embeddings, hidden)
+  rows = dict(embedding_tables(config))["position"]
+  positions = sinusoids(rows, hidden)
   positions *= math.sqrt(2.0) * _POSITION_SCALE * config.initializer_range
   attention = "bert/encoder/layer_0/attention"
   return {

@@ -82,11 +82,18 @@ def _layer(bert, policy, number: int, rows: int, tokens: int, asked: int):
   ]
 
 
+def features(bert, policy, rows: int) -> list:
+  """`modeling.head_features` of `rows` tokens or examples."""
+  layers = 1 if bert.shares_transform else 0
+  return dense(layers, rows, bert.hidden_size, bert.hidden_size, policy.heads)
+
+
 def pooled(bert, policy, examples: int, classes: int) -> list:
   """The pooler and a classification of `examples`: a packed row has several."""
-  hidden = bert.hidden_size
+  hidden, layers = bert.hidden_size, 1 if bert.has_pooler else 0
   return [
-    *dense(1, examples, hidden, hidden, policy.heads),
+    *dense(layers, examples, hidden, hidden, policy.heads),
+    *features(bert, policy, examples),
     *dense(1, examples, hidden, classes, policy.heads),
   ]
 
@@ -102,6 +109,8 @@ def pretraining(
   classes = sampled_softmax or bert.vocab_size
   firsts = shape.examples_per_record if shape.next_sentence else 0
   read, hidden = shape.max_predictions_per_seq + firsts, bert.hidden_size
+  if shape.next_sentence and bert.pools_all_tokens:
+    read = 0
   found = encoder(bert, policy, rows, shape.max_seq_length, read)
   if bert.mlm_head:
     found += dense(1, masked, hidden, hidden, policy.heads)

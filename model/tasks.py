@@ -4,7 +4,6 @@ To add a task, enter its head here, its weights in `model.weights`, its outputs
 in `interop.inference` and its answers in `interop.predictions`.
 """
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 # What a model is for, as task.json says.
@@ -42,14 +41,3 @@ LABELS = Head(
 # Of a model with several the last one decides what the model is for.
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS)
 FINETUNED = tuple(head.kind for head in HEADS if head.kind != PRETRAINING)
-
-
-def heads_of(variables: Collection[str]) -> list[Head]:
-  """The heads of a model with these variables, in the order of `HEADS`."""
-  return [head for head in HEADS if head.bias in variables]
-
-
-def kind_of(variables: Collection[str]) -> str:
-  """What a model with these variables is for."""
-  heads = heads_of(variables)
-  return heads[-1].kind if heads else PRETRAINING

@@ -6,15 +6,20 @@ transformers' modeling_bert.py (https://github.com/huggingface/transformers).
 """
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from model import tasks
 from model.bert_config import BertConfig
 
 ENCODER, POOLER = "encoder", "pooler"
+# The masked LM head's dense layer and norm, where other heads read them, too.
+TRANSFORM = "transform of heads"
 MASKED_LM, NEXT_SENTENCE = tasks.MASKED_LM.name, tasks.NEXT_SENTENCE.name
 CLASSIFIER, QUESTIONS = tasks.LABELS.name, tasks.QUESTIONS.name
-PARTS = (ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS)
+PARTS = (
+  ENCODER, POOLER, TRANSFORM, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS,
+)  # fmt: skip
 
 # The matmuls of a layer, by the scopes of their variables.
 QUERY, KEY, VALUE = (f"attention/self/{n}" for n in ("query", "key", "value"))
@@ -104,11 +109,13 @@ def weights(config: BertConfig) -> list[Weight]:
       table += _dense(ENCODER, name, *size, dense.has_bias)
     for block in ("attention/output", "output"):
       table += _norm(ENCODER, f"{layer}/{block}", config)
-  table += _dense(POOLER, "bert/pooler/dense", width, width)
+  if config.has_pooler:
+    table += _dense(POOLER, "bert/pooler/dense", width, width)
   if config.mlm_head:
-    transform, has_bias = "cls/predictions/transform", config.classifier_bias
-    table += _dense(MASKED_LM, f"{transform}/dense", width, width, has_bias)
-    table += _norm(MASKED_LM, transform, config)
+    scope, has_bias = "cls/predictions/transform", config.classifier_bias
+    part = TRANSFORM if config.shares_transform else MASKED_LM
+    table += _dense(part, f"{scope}/dense", width, width, has_bias)
+    table += _norm(part, scope, config)
   if not config.tie_word_embeddings:
     table.append(Weight(MASKED_LM, "cls/predictions/output_weights", words))
   if config.decoder_bias:
@@ -124,11 +131,28 @@ def weights(config: BertConfig) -> list[Weight]:
   return table
 
 
+def heads_of(
+  config: BertConfig, variables: Collection[str]
+) -> list[tasks.Head]:
+  """Those in a model of these variables, in the order of `tasks.HEADS`."""
+  last = {weight.part: weight.name for weight in weights(config)}
+  # A masked LM head without weights of its own is where it can be computed.
+  last.setdefault(MASKED_LM, last.get(TRANSFORM, last[ENCODER]))
+  return [head for head in tasks.HEADS if last[head.name] in variables]
+
+
+def kind_of(config: BertConfig, variables: Collection[str]) -> str:
+  """What a model with these variables is for."""
+  heads = heads_of(config, variables)
+  return heads[-1].kind if heads else tasks.PRETRAINING
+
+
 def embedding_tables(config: BertConfig) -> list[tuple[str, int]]:
   """What has embeddings, which are added up, and its rows."""
   tables = [("word", config.vocab_size)]
   if config.position_type == "absolute":
-    tables.append(("position", config.max_position_embeddings))
+    rows = config.position_offset + config.max_position_embeddings
+    tables.append(("position", rows))
   if config.type_vocab_size:
     tables.append(("token_type", config.type_vocab_size))
   return tables

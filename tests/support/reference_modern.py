@@ -118,7 +118,8 @@ def encoder(config, weights, input_ids, seen, segment_ids, positions):
   if config["type_vocab_size"]:
     x = x + weights[f"{scope}/token_type_embeddings"][segment_ids]
   if config.get("position_type", "absolute") == "absolute":
-    x = x + weights[f"{scope}/position_embeddings"][positions]
+    rows = positions + config.get("position_offset", 0)
+    x = x + weights[f"{scope}/position_embeddings"][rows]
   before = config.get("pre_layer_norm", False)
   mlp_bias = config.get("mlp_bias", True)
   if config.get("embedding_norm", True):

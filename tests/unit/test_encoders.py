@@ -3,6 +3,8 @@
 import functools
 import itertools
 import json
+import math
+import types
 
 import numpy as np
 import pytest
@@ -24,11 +26,14 @@ from test_modeling import (
 import mixed_precision
 import modeling
 from common.tensorflow_v1 import tf
+from finetuning import heads
+from finetuning.packed import FinetuningBatch
 from model import attention, encoder, weights
 
 ALONE = [
   dict(position_type="rotary"),
   dict(position_type="rotary", global_rope_theta=50.0),
+  dict(position_offset=2),
   dict(global_attn_every_n_layers=2, local_attention=4),
   dict(global_attn_every_n_layers=2, local_attention=1),
   dict(global_attn_every_n_layers=2, local_attention=6),
@@ -47,6 +52,16 @@ ALONE = [
   dict(classifier_bias=False),
   dict(tie_word_embeddings=False),
   dict(decoder_bias=False),
+  dict(classifier_pooling="cls"),
+  dict(classifier_pooling="mean"),
+]
+# What a head reads of a text: each pooling, through the masked LM head's layer,
+# which all but the first share, or without it.
+POOLINGS = [
+  dict(classifier_pooling="pooler"),
+  dict(classifier_pooling="cls"),
+  dict(classifier_pooling="mean"),
+  dict(classifier_pooling="mean", mlm_head=False),
 ]
 MODELS = {**ARCHITECTURES, **{json.dumps(keys): keys for keys in ALONE}}
 # The first has rotary positions, blocks and gates; all are tried by slow tests.
@@ -104,7 +119,7 @@ def test_it_equals_numpy(name, is_packed):
   with tf.Session() as session:
     values = randomise(session, rng)
     outputs, log_probs = session.run([wanted, logits.log_probs()])
-  parts = (weights.ENCODER, weights.POOLER, weights.MASKED_LM)
+  parts = weights.PARTS[:4]
   shapes = {w.name: w.shape for w in weights.weights(config) if w.part in parts}
   assert {name: value.shape for name, value in values.items()} == shapes
   positions, log_probs = np.arange(S), log_probs.reshape(B, P, V)
@@ -130,6 +145,65 @@ def test_it_equals_numpy(name, is_packed):
     np.testing.assert_allclose(
       log_probs[row][known], expected[known], atol=5e-5
     )
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("keys", POOLINGS, ids=str)
+def test_heads_read_what_the_config_pools(keys, is_packed):
+  """A classifier's logits and an answer's, in NumPy of the encoder's output."""
+  rng = np.random.default_rng(7)
+  bert = {**TINY, **reference_modern.MODERN_BERT, **keys}
+  bert = modeling.BertConfig.from_dict(bert)
+  batch = batch_of(rng, is_packed)
+  examples = 2 if is_packed else 1
+  tensors = as_tensors(batch)
+  rows = FinetuningBatch(
+    *tensors[:3], tf.zeros([B, examples, 2], tf.int32), tf.ones([B, examples])
+  )
+  config = types.SimpleNamespace(
+    bert=bert, policy=mixed_precision.FP32, recompute=(), triton=False
+  )
+  model = heads.encode(rows, config, False)
+  with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+    classified = heads.classification(
+      rows._replace(targets=rows.targets[:, :, 0]), 3, config, False
+    )
+    answered = heads.span(rows, config, False)
+  with tf.Session() as session:
+    values = randomise(session, rng)
+    sequence, logits, ends = session.run(
+      [model.get_sequence_output(), classified.outputs["logits"],
+       answered.outputs["logits"]]
+    )  # fmt: skip
+  has_pooler = keys["classifier_pooling"] == "pooler"
+  assert ("bert/pooler/dense/kernel" in values) == has_pooler
+
+  def transformed(row):
+    if has_pooler or not keys.get("mlm_head", True):
+      return row
+    scope = "cls/predictions/transform"
+    row = row @ values[f"{scope}/dense/kernel"]
+    row = row * 0.5 * (1.0 + np.vectorize(math.erf)(row / math.sqrt(2.0)))
+    deviation = row - row.mean()
+    size = math.sqrt((deviation**2).mean() + bert.norm_eps)
+    return values[f"{scope}/LayerNorm/gamma"] * deviation / size
+
+  for row, number in itertools.product(range(B), range(examples)):
+    own = sequence[row][batch.input_mask[row] == number + 1]
+    if keys["classifier_pooling"] == "mean":
+      pooled = transformed(own.mean(axis=0))
+    elif has_pooler:
+      scope = "bert/pooler/dense"
+      pooled = own[0] @ values[f"{scope}/kernel"] + values[f"{scope}/bias"]
+      pooled = np.tanh(pooled)
+    else:
+      pooled = transformed(own[0])
+    expected = values["output_weights"] @ pooled + values["output_bias"]
+    np.testing.assert_allclose(logits[row, number], expected, atol=3e-5)
+  expected = [transformed(token) for token in sequence[0]]
+  expected = expected @ values["cls/squad/output_weights"].T
+  expected += values["cls/squad/output_bias"]
+  np.testing.assert_allclose(ends[0], expected, atol=3e-5)
 
 
 def assert_alike(got, want, names):
@@ -235,7 +309,7 @@ def test_packed_equals_unpacked(name):
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", [*EACH, '{"classifier_pooling": "mean"}'])
 def test_the_last_layer_at_some_places_is_the_whole_one_there(name, is_packed):
   batch = batch_of(np.random.default_rng(4), is_packed)
   tensors, places = as_tensors(batch), tf.constant([[0, 2], [4, 4], [3, 1]])
