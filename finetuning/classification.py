@@ -1,31 +1,27 @@
 """Labels or numbers for texts and pairs of texts: GLUE, and any table."""
 
 import dataclasses
-import functools
 import io
 import math
 import os
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy import special
 
-from checkpoints import description
 from checkpoints.metrics import BestBy
 from common.errors import DataError, UserError
 from common.files import atomic_write
 from common.settings import in_group
 from finetuning import heads, metrics, packed, tables, windows
-from finetuning.finetune import FinetuningConfig, FinetuningTask
-from finetuning.task_file import model_folder
+from finetuning.finetune import FinetuningConfig
+from finetuning.labels import LabelledTask, as_number
 from model import model_flops
 
 _data = in_group("Data")
 
 PREDICTIONS_FILE = "predictions.tsv"
-_MOST_LABELS = 1000
 # In labels in that file: separators and the escape character itself.
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
@@ -177,60 +173,26 @@ class ClassifierConfig(FinetuningConfig):
     return os.path.join(self.data_dir, f"{name}.tsv")
 
 
-class Classification(FinetuningTask):
+class Classification(LabelledTask):
   """Predicts a label, or a number, for each text or pair of texts."""
 
   config: ClassifierConfig
+  other_tasks = "; for numbers give --regression"
 
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
     self._table = config.table()
     self._is_regression = self._table.labels == ()
+    self.known_labels = self._table.labels
+    self.published_names = self._table.names
     self.best_by = BestBy((self._table.metrics[0],), True)
     self.reads_pairs = bool(self._table.pair)
 
-  @functools.cached_property
-  def _head(self) -> tuple[list[str], list[str], list[int]]:
-    """The labels of its rows; the task's labels in order, and their rows."""
-    of_model, of_task = self._labels_of_model(), self._table.labels
-    if of_task is None:
-      is_known = of_model and not self.config.do_train
-      of_task = of_model if is_known else self._labels_of_file()
-      of_task = sorted(of_task, key=label_order)
-    # A model's rows keep their labels, whatever the order of this task.
-    rows = rows_of(of_model, of_task) or rows_of(of_model, self._table.names)
-    labels = of_model if rows else list(of_task)
-    return labels, list(of_task), rows or [*range(len(labels))]
-
-  # Of the head's rows, in their order; [] for a regression.
-  labels = property(lambda self: self._head[0])
-
-  def _labels_of_model(self) -> list[str]:
-    """Of the model that is used or trained on; [] if no file says them."""
-    start = description.folder_of(self.config.init_checkpoint)
-    folder = model_folder(self.config) or start
-    return description.read(folder).task.get("labels", [])
-
-  def _labels_of_file(self) -> list[str]:
-    """Those in the training's file."""
-    if not (self.config.do_train or self.config.train_file):
-      raise UserError(
-        f"--output_dir={self.config.output_dir} has no run that says which "
-        "labels there are: train first (--do_train), or give --train_file"
-      )
+  def labels_of_data(self):
     path, name = self.config.path("train"), self._table.label
-    values = tables.column(path, self._rows(path), name, may_be_empty=False)
-    names: dict[str, str] = {}
-    for value in sorted(set(values), key=lambda value: (len(value), value)):
-      names.setdefault(identity(value), value.strip())  # the shortest one
-    labels = [*names.values()]
-    if not 2 <= len(labels) <= _MOST_LABELS:
-      raise DataError(
-        f"{path}: column {name!r} has {len(labels)} different labels, such as "
-        f"{labels[0]!r}: a classifier needs 2 to {_MOST_LABELS}; for numbers "
-        "give --regression"
-      )
-    return labels
+    rows = self._rows(path)
+    values = tables.column(path, rows, name, may_be_empty=False)
+    return f"{path}: column {name!r}", values
 
   def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
     has_header = os.path.basename(path).startswith("test")
@@ -258,22 +220,16 @@ class Classification(FinetuningTask):
 
   def _targets(self, path: str, rows) -> list:
     """Each row's number: of its label, or for a regression its label."""
-    name, (_, known, numbers) = self._table.label, self._head
-    key = key_of(known)
-    number_of = dict(zip(map(key, known), numbers, strict=True))
-    wanted = f"one of {', '.join(known[:10])}"
+    name = self._table.label
+    target_of, unknown = self.row_of(), self.unknown
     if self._is_regression:
-      wanted = "a finite number"
+      target_of, unknown = _finite_number, "{!r}, not a finite number".format
     targets = []
     labels = tables.column(path, rows, name, may_be_empty=False)
     for row, label in zip(rows, labels, strict=True):
-      target = number_of.get(key(label), math.nan)
-      if self._is_regression:
-        target = _as_number(label)
-      if not math.isfinite(target):
-        raise DataError(
-          f"{path}: line {row.line}: {name} is {label!r}, not {wanted}"
-        )
+      target = target_of(label)
+      if target is None:
+        raise DataError(f"{path}: line {row.line}: {name} is {unknown(label)}")
       targets.append(target)
     return targets
 
@@ -301,7 +257,7 @@ class Classification(FinetuningTask):
     predicted = logits[:, 0]
     if not self._is_regression:
       # F1 is of the second label in the task's order, not the model's rows'.
-      numbers = np.argsort(self._head[2])
+      numbers = np.argsort(self.rows.numbers)
       targets, predicted = numbers[targets], numbers[np.argmax(logits, axis=1)]
     return {
       name: metrics.metric(name, len(self.labels))(targets, predicted)
@@ -331,43 +287,9 @@ class Classification(FinetuningTask):
     return {"labels": self.labels, **self.config.describe_table()}
 
 
-def _as_number(text: str) -> float:
-  """NaN for a word."""
-  try:
-    return float(text)
-  except ValueError:
-    return math.nan
-
-
-def label_order(label: str) -> tuple:
-  """Sort key: numbers by size, then other labels by the alphabet."""
-  number = _as_number(label)
-  # NaN has no place in an order of numbers, so it counts as a word.
-  return (1, 0.0, label) if math.isnan(number) else (0, number, label)
-
-
-@functools.lru_cache(_MOST_LABELS)
-def identity(label: str) -> str:
-  """The same for 1, 1.0, true and " 1", which are one label."""
-  text = unicodedata.normalize("NFC", " ".join(label.split()))
-  text = {"true": "1", "false": "0"}.get(text.lower(), text)
-  # Of what Python writes for a number: 007 and 1.00 are names.
-  is_number = text == str(_as_number(text))
-  return text.removesuffix(".0") if is_number else text
-
-
-def key_of(labels: Sequence[str]) -> Callable[[str], str]:
-  """What tells these labels apart; case does only where nothing else does."""
-  keys = (lambda label: identity(label).casefold(), identity)
-  known = (key for key in keys if len({*map(key, labels)}) == len(labels))
-  return next(known, str)
-
-
-def rows_of(head: Sequence[str], labels: Sequence[str]) -> list[int]:
-  """The row of each label in a head, by name; [] if it is of other labels."""
-  key = key_of(head)
-  there, here = [*map(key, head)], [*map(key, labels)]
-  return [*map(there.index, here)] if sorted(there) == sorted(here) else []
+def _finite_number(text: str) -> float | None:
+  number = as_number(text)
+  return number if math.isfinite(number) else None
 
 
 def pair_length(a, b=None) -> int:

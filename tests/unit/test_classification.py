@@ -13,6 +13,7 @@ import samples
 import tokenization
 from common.errors import UserError
 from finetuning import classification, metrics, tables
+from finetuning.labels import identity, label_order
 
 SPECIAL = types.SimpleNamespace(cls_id=2, sep_id=3)
 
@@ -210,7 +211,7 @@ def test_labels_have_one_order():
   rng = np.random.default_rng(0)
   for _ in range(50):
     found = rng.permutation(ordered).tolist()
-    assert sorted(found, key=classification.label_order) == ordered
+    assert sorted(found, key=label_order) == ordered
 
 
 @pytest.mark.parametrize(
@@ -375,7 +376,7 @@ def test_ways_to_write_one_label(tmp_path, make, labels, names):
   assert sorted(made.labels) == sorted(names)
   targets = [e.targets[0] for e in made.training_set.examples]
   for label, target in zip(labels, targets, strict=True):
-    one, other = map(classification.identity, (str(label), made.labels[target]))
+    one, other = map(identity, (str(label), made.labels[target]))
     assert one == other
 
 

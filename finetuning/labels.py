@@ -1,0 +1,128 @@
+"""Labels as the names of a head's rows: a model's own, or found in its data."""
+
+import functools
+import math
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from checkpoints import description
+from common.errors import DataError, UserError
+from finetuning.finetune import FinetuningTask
+from finetuning.task_file import model_folder
+
+_MOST_LABELS = 1000
+
+
+class Rows(NamedTuple):
+  """The rows of a head, and those of a task's labels."""
+
+  labels: list[str]  # of the rows, in their order; [] for a regression
+  of_task: list[str]  # in the task's order
+  numbers: list[int]  # the row of each of `of_task`
+
+
+class LabelledTask(FinetuningTask):
+  """A task whose head has a row for each label."""
+
+  config: Any
+  # In the order of their numbers; (): a regression, None: those in the data.
+  known_labels: Sequence[str] | None = None
+  published_names: Sequence[str] = ()  # of `known_labels` that are numbers
+  other_tasks: ClassVar[str] = ""  # what to do where labels are too many
+
+  def labels_of_data(self) -> tuple[str, Iterable[str]]:
+    """The file and place of the labels to train on, and all that are there."""
+    raise NotImplementedError
+
+  @functools.cached_property
+  def rows(self) -> Rows:
+    of_model, of_task = self._labels_of_model(), self.known_labels
+    if of_task is None:
+      is_known = of_model and not self.config.do_train
+      of_task = of_model if is_known else self._labels_of_file()
+      of_task = sorted(of_task, key=label_order)
+    # A model's rows keep their labels, whatever the order of this task.
+    numbers = rows_of(of_model, of_task) or rows_of(
+      of_model, self.published_names
+    )
+    labels = of_model if numbers else list(of_task)
+    return Rows(labels, list(of_task), numbers or [*range(len(labels))])
+
+  # Of the head's rows, in their order; [] for a regression.
+  labels = property(lambda self: self.rows.labels)
+
+  def row_of(self) -> Callable[[str], int | None]:
+    """Makes a function from a label to its row; None for an unknown one."""
+    key = key_of(self.rows.of_task)
+    names = map(key, self.rows.of_task)
+    numbers = dict(zip(names, self.rows.numbers, strict=True))
+    return lambda label: numbers.get(key(label))
+
+  def unknown(self, label: str) -> str:
+    """What is wrong with a label that has no row."""
+    return f"{label!r}, not one of {', '.join(self.rows.of_task[:10])}"
+
+  def _labels_of_model(self) -> list[str]:
+    """Of the model that is used or trained on; [] if no file says them."""
+    start = description.folder_of(self.config.init_checkpoint)
+    folder = model_folder(self.config) or start
+    return description.read(folder).task.get("labels", [])
+
+  def _labels_of_file(self) -> list[str]:
+    """Those in the training's file."""
+    if not (self.config.do_train or self.config.train_file):
+      raise UserError(
+        f"--output_dir={self.config.output_dir} has no run that says which "
+        "labels there are: train first (--do_train), or give --train_file"
+      )
+    place, values = self.labels_of_data()
+    names: dict[str, str] = {}
+    for value in sorted(set(values), key=lambda value: (len(value), value)):
+      names.setdefault(identity(value), value.strip())  # the shortest one
+    labels = [*names.values()]
+    if not 2 <= len(labels) <= _MOST_LABELS:
+      raise DataError(
+        f"{place} has {len(labels)} different labels, such as {labels[0]!r}: a "
+        f"classifier needs 2 to {_MOST_LABELS}{self.other_tasks}"
+      )
+    return labels
+
+
+def as_number(text: str) -> float:
+  """NaN for a word."""
+  try:
+    return float(text)
+  except ValueError:
+    return math.nan
+
+
+def label_order(label: str) -> tuple:
+  """Sort key: numbers by size, then other labels by the alphabet."""
+  number = as_number(label)
+  # NaN has no place in an order of numbers, so it counts as a word.
+  return (1, 0.0, label) if math.isnan(number) else (0, number, label)
+
+
+@functools.lru_cache(_MOST_LABELS)
+def identity(label: str) -> str:
+  """The same for 1, 1.0, true and " 1", which are one label."""
+  text = unicodedata.normalize("NFC", " ".join(label.split()))
+  text = {"true": "1", "false": "0"}.get(text.lower(), text)
+  # Of what Python writes for a number: 007 and 1.00 are names.
+  is_number = text == str(as_number(text))
+  return text.removesuffix(".0") if is_number else text
+
+
+def key_of(labels: Sequence[str]) -> Callable[[str], str]:
+  """What tells these labels apart; case does only where nothing else does."""
+  keys = (lambda label: identity(label).casefold(), identity)
+  known = (key for key in keys if len({*map(key, labels)}) == len(labels))
+  return next(known, str)
+
+
+def rows_of(head: Sequence[str], labels: Sequence[str]) -> list[int]:
+  """The row of each label in a head, by name; [] if it is of other labels."""
+  key = key_of(head)
+  there, here = [*map(key, head)], [*map(key, labels)]
+  return [*map(there.index, here)] if sorted(there) == sorted(here) else []
