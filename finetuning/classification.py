@@ -161,8 +161,7 @@ class ClassifierConfig(FinetuningConfig):
       )
     return table._replace(metrics=tuple(self.metrics) or table.metrics)
 
-  def path(self, part: str) -> str:
-    """The file to "train", "eval" or "predict" with, or `UserError`."""
+  def path(self, part):
     if given := getattr(self, f"{part}_file"):
       return given
     if not self.data_dir:

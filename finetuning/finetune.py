@@ -89,8 +89,15 @@ class FinetuningConfig(RunConfig):
       )
     task_file.check_length(self.max_seq_length, self.bert)
 
+  def path(self, part: str) -> str:
+    """The file to "train", "eval" or "predict" with, or `UserError`."""
+    given = getattr(self, f"{part}_file")
+    if not given:
+      raise UserError(f"--do_{part} needs --{part}_file")
+    return given
+
   def check_files(self) -> None:
-    """Raises OSError for a file of the task that is missing."""
+    """Raises OSError for a file of the task that is missing, else as `path`."""
     for part in ("train", "eval", "predict"):
       if getattr(self, f"do_{part}"):
         os.stat(self.path(part))

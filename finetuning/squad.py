@@ -8,7 +8,7 @@ import numpy as np
 
 from checkpoints import metrics
 from common import json_files
-from common.errors import DataError, UserError
+from common.errors import DataError
 from common.settings import in_group
 from finetuning import heads, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
@@ -47,13 +47,11 @@ class SquadConfig(windows.AnswerSettings, FinetuningConfig):
   def __post_init__(self):
     super().__post_init__()
     self.check()
-    for part in ("train", "eval", "predict"):
-      if getattr(self, f"do_{part}") and not self.path(part):
-        raise UserError(f"--do_{part} needs --{part}_file")
 
-  def path(self, part: str) -> str | None:
-    given = getattr(self, f"{part}_file")
-    return given or (self.predict_file if part == "eval" else None)
+  def path(self, part):
+    if part == "eval" and not self.eval_file and self.predict_file:
+      return self.predict_file
+    return super().path(part)
 
 
 class Squad(FinetuningTask):

@@ -85,7 +85,7 @@ class Window(NamedTuple):
   offset: int  # place of the part's first token in `ids`
   first: int  # number of that token in the paragraph
   spans: TokenSpans  # of the part, in characters of the context
-  is_best: np.ndarray  # bool [part]: this is the `_best_window` of the token
+  is_best: np.ndarray  # bool [part]: of `parts_of`
 
 
 def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -96,6 +96,30 @@ def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   segments = np.zeros(len(ids), np.int32)
   segments[len(texts[0]) + 2 :] = 1
   return ids, segments
+
+
+class Part(NamedTuple):
+  """What a window has of a long text's tokens."""
+
+  start: int
+  stop: int
+  is_best: np.ndarray  # bool [stop - start]: this is the token's `_best_window`
+
+
+def parts_of(count: int, room: int, stride: int) -> list[Part]:
+  """Parts of at most `room` of `count` tokens, each `stride` after the last.
+
+  If `stride` is more than `room`, no token is left out all the same.
+  """
+  starts = [0]
+  while starts[-1] + room < count:
+    starts.append(starts[-1] + min(stride, room))
+  bounds = [(start, min(start + room, count)) for start in starts]
+  best = _best_window(bounds, count)
+  return [
+    Part(start, stop, best[start:stop] == number)
+    for number, (start, stop) in enumerate(bounds)
+  ]
 
 
 def make_windows(
@@ -109,16 +133,10 @@ def make_windows(
   question_ids = question_ids[: settings.max_query_length]
   offset, count = len(question_ids) + 2, len(context.ids)
   room = settings.max_seq_length - offset - 1
-  starts = [0]
-  while starts[-1] + room < count:
-    starts.append(starts[-1] + min(settings.doc_stride, room))
-  parts = [(s, min(s + room, count)) for s in starts]
-  best = _best_window(parts, count)
   windows = []
-  for w, (start, stop) in enumerate(parts):
+  for start, stop, is_best in parts_of(count, room, settings.doc_stride):
     part = TokenSpans(*(a[start:stop] for a in context))
     ids, segments = join(tokenizer, question_ids, part.ids)
-    is_best = best[start:stop] == w
     windows.append(Window(number, ids, segments, offset, start, part, is_best))
   return windows
 
@@ -141,14 +159,14 @@ def encode_questions(
   return made, answers
 
 
-def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
+def _best_window(bounds: Sequence[tuple], count: int) -> np.ndarray:
   """int [count]: the window with the most context for each token.
 
   Context is the smaller number of tokens on its sides, plus 1% of the window's
   length (google/bert). The first of equal windows wins.
   """
   best, scores = np.zeros(count, np.int32), np.full(count, -1.0)
-  for w, (start, stop) in enumerate(parts):
+  for w, (start, stop) in enumerate(bounds):
     inside = np.arange(stop - start)
     own = np.minimum(inside, inside[::-1]) + 0.01 * (stop - start)
     better = own > scores[start:stop]
