@@ -5,11 +5,13 @@
 
 Runs in an environment of its own (requirements.txt) and imports nothing of
 this project but what stands beside it. Follows what transformers' examples
-run_glue_no_trainer and run_qa_no_trainer do, with the Trainer's clipping: a
-linear schedule with warm-up and decay, batches padded to their longest example.
+run_glue_no_trainer, run_qa_no_trainer and run_ner_no_trainer do, with the
+Trainer's clipping: a linear schedule with warm-up and decay, batches padded to
+their longest example.
 A classifier's files are TSV with the header sentence<TAB>label; a squad's are
-SQuAD v1.1. Like there, --doc_stride is how many tokens two windows share, not
-the step between them (google/bert's).
+SQuAD v1.1; an ner's are CoNLL's columns, the word first and its label last.
+Like there, --doc_stride is how many tokens two windows share, not the step
+between them (google/bert's).
 
 Prints one JSON line. With --serve, trains some updates for each line on stdin
 and answers with their seconds, for timing in turns with another process.
@@ -24,6 +26,7 @@ import math
 import torch
 import torch_training
 import transformers
+import transformers_ner
 import transformers_squad
 import turns
 
@@ -33,7 +36,7 @@ UPDATES_PER_ROUND = 5
 
 def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--task", choices=["classifier", "squad"], required=True)
+  parser.add_argument("--task", choices=[*TASKS], required=True)
   parser.add_argument("--model", required=True, help="a Hugging Face folder")
   parser.add_argument("--train_file", required=True)
   parser.add_argument("--dev_file")
@@ -67,6 +70,7 @@ class Classifier:
   """A task of one sentence and its label; the labels are the train file's."""
 
   model_class = transformers.AutoModelForSequenceClassification
+  collator = transformers.DataCollatorWithPadding
 
   def __init__(self, arguments, tokenizer):
     self._arguments, self._tokenizer = arguments, tokenizer
@@ -106,6 +110,7 @@ class Squad:
   """SQuAD v1.1: the span of an answer in windows of its context."""
 
   model_class = transformers.AutoModelForQuestionAnswering
+  collator = transformers.DataCollatorWithPadding
   model_settings: dict = {}
 
   def __init__(self, arguments, tokenizer):
@@ -164,6 +169,66 @@ class Squad:
     return {**counts, **transformers_squad.scores(predictions, questions)}
 
 
+class Ner:
+  """A label for each given word, at its first token; long sentences are cut."""
+
+  model_class = transformers.AutoModelForTokenClassification
+  collator = transformers.DataCollatorForTokenClassification
+
+  def __init__(self, arguments, tokenizer):
+    self._arguments, self._tokenizer = arguments, tokenizer
+    sentences = transformers_ner.read_sentences(arguments.train_file)
+    self._labels = sorted({tag for _, tags in sentences for tag in tags})
+    self.model_settings = {"num_labels": len(self._labels)}
+    self.train = [
+      {**self._encoded(words), "labels": self._targets(words, tags)}
+      for words, tags in sentences
+    ]
+
+  def _encoded(self, words: list):
+    return self._tokenizer(
+      words,
+      is_split_into_words=True,
+      truncation=True,
+      max_length=self._arguments.max_seq_length,
+    )
+
+  def _firsts(self, words: list) -> list:
+    """For each token the word whose first token it is, else None."""
+    numbers = self._encoded(words).word_ids()
+    pairs = zip(numbers, [None, *numbers], strict=False)
+    return [word if word != before else None for word, before in pairs]
+
+  def _targets(self, words: list, tags: list) -> list:
+    return [
+      -100 if word is None else self._labels.index(tags[word])
+      for word in self._firsts(words)
+    ]
+
+  def evaluate(self, model, path: str) -> dict:
+    sentences = transformers_ner.read_sentences(path)
+    features = [self._encoded(words) for words, _ in sentences]
+    found = []
+    for output in predict(model, features, self._arguments, self._tokenizer):
+      found += output.logits.argmax(-1).tolist()
+    predictions = []
+    for (words, _), numbers in zip(sentences, found, strict=True):
+      tags = ["O"] * len(words)  # also of words that are cut or have no token
+      firsts = self._firsts(words)
+      for word, number in zip(firsts, numbers[: len(firsts)], strict=True):
+        if word is not None:
+          tags[word] = self._labels[number]
+      predictions.append(tags)
+    right = [tags for _, tags in sentences]
+    return {
+      "examples": len(sentences),
+      **transformers_ner.scores(right, predictions),
+    }
+
+
+TASKS = {"classifier": Classifier, "squad": Squad, "ner": Ner}
+
+
 class Training:
   """A model, its optimizer and its batches, shuffled anew in each epoch."""
 
@@ -177,7 +242,7 @@ class Training:
       task.train,
       arguments.batch,
       shuffle=True,
-      collate_fn=transformers.DataCollatorWithPadding(tokenizer),
+      collate_fn=task.collator(tokenizer),
       generator=torch.Generator().manual_seed(arguments.seed),
     )
     self.updates = arguments.epochs * len(loader)
@@ -216,8 +281,7 @@ def train(training: Training) -> dict:
 def main() -> None:
   arguments = parse_arguments()
   tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
-  tasks = {"classifier": Classifier, "squad": Squad}
-  task = tasks[arguments.task](arguments, tokenizer)
+  task = TASKS[arguments.task](arguments, tokenizer)
   training = Training(arguments, task, tokenizer)
   if arguments.serve:
     torch_training.timed(training.update, torch_training.WARM_UPDATES)
