@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # For make pretrain: ranks; text as names and globs (empty: English Wikipedia leads);
-# its encoding and language; the output folder.
+# its encoding and language; the model: bert, modern, or a preset; the output folder.
 NP ?= 2
 CORPUS ?=
 ENCODING ?= utf-8
 # (The environment's LANGUAGE is gettext's, so it is not taken from there.)
 LANGUAGE := en
+MODEL ?= bert
 OUTPUT_DIR ?= runs/quickstart
 # For make tensorboard: the folder whose runs are shown (empty: OUTPUT_DIR).
 RUN ?=
@@ -52,7 +53,8 @@ horovod: $(READY) ## Horovod in .venv, where make env could not build it
 pretrain: $(READY) ## text to a BERT: CORPUS='texts/*.txt' NP=2 OUTPUT_DIR=runs/mine
 	@$(BIN)/python -m tools.quickstart --num_ranks=$(call quoted,$(value NP)) \
 	  --corpus=$(call quoted,$(value CORPUS)) --encoding=$(call quoted,$(value ENCODING)) \
-	  --language=$(call quoted,$(value LANGUAGE)) --output_dir=$(call quoted,$(value OUTPUT_DIR))
+	  --language=$(call quoted,$(value LANGUAGE)) --model=$(call quoted,$(value MODEL)) \
+	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
 
 TENSORBOARD := .build/tensorboard
 $(TENSORBOARD)/.ready: requirements/tensorboard.txt | $(READY)

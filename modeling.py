@@ -12,7 +12,6 @@ so that its checkpoints load and scripts written for it run. Shape legend:
   E  examples in a sequence, 1 unless packed
 """
 
-import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -114,7 +113,8 @@ class BertModel:
     slices=WHOLE,
     places=None,
   ):
-    config = copy.deepcopy(config) if is_training else config.without_dropout()
+    dropout = None if is_training else 0.0
+    config = config.with_dropout(dropout, dropout)
     config.validate()
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None or config.type_vocab_size <= 1:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import pathlib
 from typing import Any, ClassVar, Self
 
 import mixed_precision
@@ -18,6 +17,7 @@ from data import masking, record_order, record_shape, records
 from gradients import distributed
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops, triton_kernels
+from model.bert_config import PRESETS
 from xla_patches import jit
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
@@ -28,20 +28,14 @@ _ranks = in_group("Ranks and gradients")
 _report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
 
 
-_PRESETS = {
-  path.stem.removeprefix("bert_"): str(path)
-  for path in pathlib.Path(__file__).parents[1].glob("configs/bert_*.json")
-}
-
-
 def is_preset(name: str | None) -> bool:
   """Whether a --bert_config_file is a preset's name, and no file's."""
-  return name in _PRESETS and not os.path.isfile(name)
+  return name in PRESETS and not os.path.isfile(name)
 
 
 def read_bert(path: str) -> modeling.BertConfig:
   """The BERT config of a file, or of a preset with its file's vocab_size."""
-  path = _PRESETS[path] if is_preset(path) else path
+  path = PRESETS[path] if is_preset(path) else path
   try:
     return modeling.BertConfig.from_json_file(path)
   except ValueError as e:
@@ -71,11 +65,11 @@ class RunConfig:
     "Evaluate the model: at the end, and while training as --eval_every_steps "
     "says. Fine-tuning evaluates its best checkpoint at the end.")
   bert: modeling.BertConfig = _model(None,
-    "JSON file with the BERT config, with google/bert's keys; or tiny, mini, "
-    "base or large, the models of configs/, unless a file has that name. These "
-    "get the size of the vocabulary (of the records' manifest to pre-train) as "
-    "vocab_size, if it is known. Default: as found in --output_dir, or beside "
-    "--init_checkpoint.",
+    "JSON file with the BERT config, with google/bert's keys and those of "
+    "later encoders; or tiny, mini, base, large, modern_tiny, ..., the models "
+    "of configs/, unless a file has that name. These get the size of the "
+    "vocabulary (of the records' manifest to pre-train) as vocab_size, if it "
+    "is known. Default: as found in --output_dir, or beside --init_checkpoint.",
     flag="bert_config_file", read=read_bert)
   init_checkpoint: str | None = _model(None,
     "Model whose weights a new run starts from: a run folder (its best "
@@ -337,9 +331,6 @@ class RunConfig:
     return [f"--global_batch_size={plan.examples(global_batch)}"]
 
 
-_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(RunConfig):
   """Settings of run_pretraining.py."""
@@ -476,9 +467,9 @@ class PretrainingConfig(RunConfig):
   @property
   def trained_bert(self) -> modeling.BertConfig:
     """`bert` with the dropout of this training; the run folder keeps `bert`."""
-    dropout = {name: getattr(self, name) for name in _DROPOUT}
-    given = {name: p for name, p in dropout.items() if p is not None}
-    return modeling.BertConfig.from_dict({**self.bert.to_dict(), **given})
+    return self.bert.with_dropout(
+      self.hidden_dropout_prob, self.attention_probs_dropout_prob
+    )
 
   def warmup_of(self, steps: int) -> int:
     """Those of the warm-up of a run of so many steps."""

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import pathlib
 from collections.abc import Callable
 
 from common import json_files
@@ -11,6 +12,13 @@ from common.errors import UserError
 # Names that `layers.get_activation` knows. "gelu" is google/bert's, the tanh
 # approximation; "gelu_erf" is the exact one, which Hugging Face calls "gelu".
 ACTIVATION_NAMES = ("", "linear", "relu", "gelu", "tanh", "gelu_erf", "silu")
+
+# Name -> file of the models of configs/.
+PRESETS = {
+  path.stem.removeprefix("bert_"): str(path)
+  for path in sorted(pathlib.Path(__file__).parents[1].glob("configs/*.json"))
+  if path.stem.startswith(("bert_", "modern_"))
+}
 
 # Keys of published multilingual and Chinese configurations that describe a
 # pooler other than BertModel's and never had an effect on it.
@@ -50,11 +58,6 @@ _ACTIVATION = (
   ),
   f"one of {ACTIVATION_NAMES}",
 )
-
-_DROPOUTS = (
-  "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout",
-  "attention_output_dropout",
-)  # fmt: skip
 
 # What a trained model becomes with another value of a key: one of other
 # weights, so that its checkpoint does not fit, or one with other answers.
@@ -213,11 +216,19 @@ class BertConfig:
   def key_value_heads(self) -> int:
     return self.num_key_value_heads or self.num_attention_heads
 
-  def without_dropout(self) -> "BertConfig":
-    """The same model as it answers."""
-    off = dict.fromkeys(_DROPOUTS, 0.0)
+  def with_dropout(
+    self, hidden: float | None, attention_probs: float | None
+  ) -> "BertConfig":
+    """The same model with these; None leaves what it has.
+
+    `hidden` is also that of embeddings and after attention.
+    """
     config = copy.deepcopy(self)
-    config.__dict__.update(off)
+    if hidden is not None:
+      config.hidden_dropout_prob = hidden
+      config.embedding_dropout = config.attention_output_dropout = None
+    if attention_probs is not None:
+      config.attention_probs_dropout_prob = attention_probs
     return config
 
   def dropout_after(self, part: str) -> float:

@@ -27,19 +27,15 @@ from common.errors import UserError
 from common.nvidia import visible_gpus
 from common.settings import run_with, setting
 from data import records, text_files
+from model.bert_config import PRESETS, BertConfig
 from tokenization import MASK
 from tools import plot_metrics
 from training import next_steps
 from training.next_steps import python
 
-# These train in 2 to 4 minutes on two cores; the README shows the result.
-MODEL_FILE = os.path.join(next_steps.ROOT, "configs", "bert_tiny.json")
-CHANGES = {  # in that file's model
-  # A few minutes see little text twice: dropout would only slow learning down.
-  "hidden_dropout_prob": 0.0,
-  "attention_probs_dropout_prob": 0.0,
-  "max_position_embeddings": 128,
-}
+# The smallest of each kind, which train in 2 to 4 minutes on two cores.
+SMALLEST = {"bert": "tiny", "modern": "modern_tiny"}
+MAX_POSITION_EMBEDDINGS = 128
 VOCAB_SIZE = 8192
 SEQ_LENGTH = 32  # most of the sample text's sentences are shorter
 # Examples of an update, on any number of ranks: 96 records of the sample text.
@@ -64,7 +60,11 @@ class Settings:
     "ISO 639-1 code of the text's language, for its sentence ends. Only "
     "English is lower-cased, because that removes accents as well.")
   output_dir: str = setting("runs/quickstart",
-    "Folder for all output, of one corpus.")
+    "Folder for all output, of one corpus and model.")
+  model: str = setting("bert",
+    "Model to train: bert or modern (ModernBERT's layers), the smallest of its "
+    "kind, or another preset of --bert_config_file.",
+    choices=(*SMALLEST, *PRESETS))
   num_train_steps: int = setting(UPDATES, "Updates to train for.", low=1)
   # fmt: on
 
@@ -192,9 +192,13 @@ def prepare(paths: Paths, settings: Settings) -> None:
     if not os.path.exists(step.output):
       run(step.title, step.command)
       json_files.write(paths.source, source)
-  tokenizer = records.Manifest.load(paths.manifest("train")).tokenizer
-  model = json_files.read(MODEL_FILE) | CHANGES
-  json_files.write(paths.config, model | {"vocab_size": tokenizer.vocab_size})
+  preset = PRESETS[SMALLEST.get(settings.model, settings.model)]
+  # A few minutes see little text twice: dropout would only slow learning down.
+  bert = BertConfig.from_json_file(preset).with_dropout(0.0, 0.0)
+  bert.max_position_embeddings = MAX_POSITION_EMBEDDINGS
+  manifest = records.Manifest.load(paths.manifest("train"))
+  bert.vocab_size = manifest.tokenizer.vocab_size
+  json_files.write(paths.config, bert.to_dict())
 
 
 @functools.cache

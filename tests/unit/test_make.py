@@ -345,11 +345,13 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
   corpus, folder = """it's "a" $HOME/*.txt; `x`""", "a 'b' $(NP)"
   done = call(
     "make", "--no-print-directory", "pretrain", f"VENV={tmp_path}", "NP=3",
-    f"CORPUS={corpus}", "ENCODING=$x", "LANGUAGE=fr", f"OUTPUT_DIR={folder}",
+    f"CORPUS={corpus}", "ENCODING=$x", "LANGUAGE=fr", "MODEL=modern",
+    f"OUTPUT_DIR={folder}",
   )  # fmt: skip
   assert done.stdout.splitlines() == [
     "-m", "tools.quickstart", "--num_ranks=3", f"--corpus={corpus}",
-    "--encoding=$x", "--language=fr", f"--output_dir={folder}",
+    "--encoding=$x", "--language=fr", "--model=modern",
+    f"--output_dir={folder}",
   ], done.stderr  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import reference_numpy
 import mixed_precision
 import modeling
 from common.tensorflow_v1 import tf
-from model import encoder, kernels, layers
+from model import bert_config, encoder, kernels, layers, weights
 from xla_patches import jit
 
 B, S, P, V = 3, 9, 4, 31  # see modeling's shape legend
@@ -26,7 +26,6 @@ TINY = {
   "max_position_embeddings": 16,
   "type_vocab_size": 2,
 }
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(autouse=True)
@@ -1222,13 +1221,37 @@ def test_config_round_trip_keeps_keys_of_published_chinese_model():
   assert again.to_dict().items() >= (TINY | extra).items()
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("bert_*.json")), ids=str)
-def test_shipped_configs_are_valid(path):
+@pytest.mark.parametrize("name", sorted(bert_config.PRESETS))
+def test_shipped_configs_are_valid(name):
+  path = Path(bert_config.PRESETS[name])
   config = modeling.BertConfig.from_json_file(str(path))
   read = json.loads(path.read_text())
-  assert config.to_dict() == read
+  assert bert_config.complete(config.to_dict()) == bert_config.complete(read)
   assert config.hidden_size == 64 * config.num_attention_heads
-  assert config.intermediate_size == 4 * config.hidden_size
+  if "modern" not in name:
+    assert config.intermediate_size == 4 * config.hidden_size
+  else:  # the last layer attends to all tokens
+    assert not config.is_local(config.num_hidden_layers - 1)
+
+
+def test_the_sizes_of_published_models():
+  """arXiv:2412.13663 and arXiv:2507.11412 state them in millions."""
+  for name, millions in (("17m", 16.9), ("base", 149.7), ("large", 395.9)):
+    path = bert_config.PRESETS[f"modern_{name}"]
+    config = modeling.BertConfig.from_json_file(path)
+    parts = weights.ENCODER, weights.MASKED_LM
+    own = [w for w in weights.weights(config) if w.part in parts]
+    assert round(sum(math.prod(w.shape) for w in own) / 1e6, 1) == millions
+
+
+def test_a_training_without_dropout_has_none():
+  path = bert_config.PRESETS["modern_tiny"]
+  published = modeling.BertConfig.from_json_file(path)
+  assert published.dropout_after("attention_output") == 0.1
+  assert published.dropout_after("embedding") == 0.0
+  off = published.with_dropout(0.0, None)
+  assert off.dropout_after("attention_output") == 0.0
+  assert published.with_dropout(None, None).to_dict() == published.to_dict()
 
 
 def test_model_checks_its_arguments():
