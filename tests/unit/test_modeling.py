@@ -1239,7 +1239,7 @@ def test_the_sizes_of_published_models():
   for name, millions in (("17m", 16.9), ("base", 149.7), ("large", 395.9)):
     path = bert_config.PRESETS[f"modern_{name}"]
     config = modeling.BertConfig.from_json_file(path)
-    parts = weights.ENCODER, weights.MASKED_LM
+    parts = weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM
     own = [w for w in weights.weights(config) if w.part in parts]
     assert round(sum(math.prod(w.shape) for w in own) / 1e6, 1) == millions
 
