@@ -114,35 +114,25 @@ def rotary(bert, theta: float, positions, seq_length) -> tuple:
 def _near_in_blocks(groups, near: int, block: int, policy):
   """The bias of a `Span` of blocks: equal groups, at most `near` away."""
   queries, keys = groups
-  queries = _in_blocks(queries, block, axis=1, fill=0)
-  # No query's group is -1, the number of what is no token.
-  keys = _with_neighbours(_in_blocks(keys, block, 1, fill=-1), 1, fill=-1)
+  # From 1 on, so that 0, which stands where no token is, is no query's.
+  queries = _in_blocks(queries, block, axis=1) + 1
+  keys = _in_blocks(keys + 1, block, axis=1)
+  keys = kernels.with_neighbours(keys[:, tf.newaxis, ..., tf.newaxis])
+  keys = tf.squeeze(keys, [1, 4])
   together = tf.equal(queries[..., tf.newaxis], keys[:, :, tf.newaxis])
   query, key = np.arange(block)[:, np.newaxis], np.arange(3 * block)
   is_near = np.abs(query + block - key) <= near
   return mask_bias(together & is_near, policy)
 
 
-def _in_blocks(tensor, block: int, axis: int, fill=0):
-  """[..., S, ...] as [..., blocks, block, ...], the last one filled up."""
+def _in_blocks(tensor, block: int, axis: int):
+  """[..., S, ...] as [..., blocks, block, ...], the last filled up with 0."""
   shape = get_shape_list(tensor)
   blocks = -(-shape[axis] // block)
   paddings = [[0, 0]] * len(shape)
   paddings[axis] = [0, blocks * block - shape[axis]]
-  tensor = tf.pad(tensor, paddings, constant_values=fill)
+  tensor = tf.pad(tensor, paddings)
   return tf.reshape(tensor, [*shape[:axis], blocks, block, *shape[axis + 1 :]])
-
-
-def _with_neighbours(tensor, axis: int, fill=0):
-  """[..., blocks, block, ...], each between those beside it: 3 * block."""
-  paddings = [[0, 0]] * tensor.shape.ndims
-  paddings[axis] = [1, 1]
-  padded = tf.pad(tensor, paddings, constant_values=fill)
-  count, beside = tensor.shape.as_list()[axis], []
-  for first in range(3):
-    before = [slice(None)] * axis
-    beside.append(padded[(*before, slice(first, first + count))])
-  return tf.concat(beside, axis=axis + 1)
 
 
 def attention(query, key, value, span, config, seed=None):
@@ -165,7 +155,7 @@ def attention(query, key, value, span, config, seed=None):
       query, key, value = (
         _in_blocks(heads, span.block, axis=2) for heads in (query, key, value)
       )
-      key, value = _with_neighbours(key, 2), _with_neighbours(value, 2)
+      key, value = map(kernels.with_neighbours, (key, value))
     # scores, probs = [B, N, F, T], or [B, N, blocks, block, 3 * block]
     scores = tf.matmul(query, key, transpose_b=True)
     probs = kernels.attention_probs(

@@ -276,6 +276,27 @@ def _turned(x, cos, sin):
   return tf.cast(tf.concat(parts, axis=-1), x.dtype)
 
 
+@Kernel
+def with_neighbours(blocks):
+  """[B, N, blocks, block, D] as [..., 3 * block, D]: with those beside each.
+
+  The first block has zeros before it, the last one after it.
+  """
+  nothing = tf.zeros_like(blocks[:, :, :1])
+  before = tf.concat([nothing, blocks[:, :, :-1]], axis=2)
+  after = tf.concat([blocks[:, :, 1:], nothing], axis=2)
+  return tf.concat([before, blocks, after], axis=3)
+
+
+@with_neighbours.gradient
+def with_neighbours_gradient(dy):
+  before, own, after = tf.split(dy, 3, axis=3)
+  nothing = tf.zeros_like(own[:, :, :1])
+  of_next = tf.concat([before[:, :, 1:], nothing], axis=2)
+  of_last = tf.concat([nothing, after[:, :, :-1]], axis=2)
+  return {"blocks": own + of_next + of_last}
+
+
 def split_heads(product, bias, *, parts, shape):
   """float [B, N, length, D], `parts` of them, of what a matmul gave for all.
 
