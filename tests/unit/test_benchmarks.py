@@ -157,8 +157,8 @@ def test_finetune_step_answers_each_line(tmp_path, letters):
       out, _ = process.communicate("go\ngo\n", timeout=runs.HANG_SECONDS)
     finally:
       process.kill()
-  ready, *answers = map(json.loads, out.splitlines())
-  assert ready["ready"] and len(answers) == 2
+  about, *answers = map(json.loads, out.splitlines())
+  assert about.keys() == {"tensorflow", "git"} and len(answers) == 2
   for answer in answers:
     assert len(answer["seconds"]) == 2 and min(answer["seconds"]) > 0.0
     assert all(4 <= n <= 12 for n in answer["examples"])
