@@ -84,7 +84,9 @@ def training_task(
     source, order, plan, comm.data_parallel, budget and budget.share
   )
   state = checkpointing.TrainingState(order, bool(budget), bool(staged))
-  matmuls = config.matmuls(1, source.shape)
+  of_record = config.matmuls(1, source.shape, masked=0)
+  of_masked = config.matmuls(0, source.shape, masked=1)
+  slices = comm.tensor_parallel.size
   return train_loop.Task(
     plan=plan,
     ops=training_step(
@@ -100,7 +102,10 @@ def training_task(
       f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
     ),
     positions=source.shape.max_seq_length,
-    flops=model_flops.total(matmuls) / comm.tensor_parallel.size,
+    flops={
+      "records": model_flops.total(of_record) / slices,
+      "masked_lm_weight": model_flops.total(of_masked) / slices,
+    },
     vote=vote,
     budget=budget,
     initial=(

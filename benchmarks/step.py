@@ -155,7 +155,9 @@ class Measurement:
     step()
     self.peak_memory = reporting.peak_memory()
     config = step.config
-    matmuls = config.matmuls(step.plan.micro_batch, step.shape)
+    micro_batches = step.plan.ranks * step.plan.accumulation
+    masked = round(self.first["sums"]["masked_lm_weight"] / micro_batches)
+    matmuls = config.matmuls(step.plan.micro_batch, step.shape, masked)
     self.rate = MatmulRate(matmuls, distributed.session_config(step.comm))
     self.rate()
     self.seconds, self.rates = [], []

@@ -573,10 +573,17 @@ class PretrainingConfig(RunConfig):
       ]
     return flags
 
-  def matmuls(self, rows: int, shape: record_shape.RecordShape) -> list:
-    """`model_flops.pretraining` of training on records of `shape`."""
+  def matmuls(
+    self, rows: int, shape: record_shape.RecordShape, masked: int | None = None
+  ) -> list:
+    """`model_flops.pretraining` of training on `rows` records of `shape`.
+
+    With `masked` tokens to predict; None: as many as there is room for.
+    """
+    if self.xla not in jit.VARIED:
+      masked = None  # all places have logits
     return model_flops.pretraining(
-      self.bert, self.policy, rows, shape, self.sampled_softmax
+      self.bert, self.policy, rows, shape, self.sampled_softmax, masked
     )
 
 

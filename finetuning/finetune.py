@@ -263,7 +263,7 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
     tokens="tokens",
     examples="examples",
     positions=source.tokens,
-    flops=model_flops.total(task.matmuls(1, source)),
+    flops={"records": model_flops.total(task.matmuls(1, source))},
     vote=StopVote(comm),
   )
 

@@ -3,8 +3,9 @@
 A dense layer y = x w takes 2 FLOPs for each of rows x width x units forward,
 and twice that backward (dy w^T and x^T dy): 6 in all, as in Kaplan et al. 2020
 (https://arxiv.org/abs/2001.08361, section 2.1). Attention counts all S x S
-scores of a head, masked ones too, or those of blocks, and the masked LM head
-all P places of a record, those without a prediction too. Embeddings, what lies
+scores of a head, masked ones too, or those of blocks. The masked LM head has a
+dense layer at all P places of a record, and logits at those to predict: not at
+the few others that the step computes to have few shapes. Embeddings, what lies
 between matmuls, the optimizer and what --recompute computes again do not count.
 """
 
@@ -99,13 +100,15 @@ def pooled(bert, policy, examples: int, classes: int) -> list:
 
 
 def pretraining(
-  bert, policy, rows: int, shape, sampled_softmax: int = 0
+  bert, policy, rows: int, shape, sampled_softmax: int = 0, predicted=None
 ) -> list:
-  """`modeling.pretraining_model` on records of `shape`, a `RecordShape`.
+  """`modeling.pretraining_model` on `rows` records of `shape`, a `RecordShape`.
 
-  With a softmax over all words, or over `sampled_softmax` of them.
+  With a softmax over all words, or over `sampled_softmax` of them, at
+  `predicted` places of all rows together; None: at all P of each.
   """
   masked = rows * shape.max_predictions_per_seq
+  predicted = masked if predicted is None else predicted
   classes = sampled_softmax or bert.vocab_size
   firsts = shape.examples_per_record if shape.next_sentence else 0
   read, hidden = shape.max_predictions_per_seq + firsts, bert.hidden_size
@@ -114,7 +117,7 @@ def pretraining(
   found = encoder(bert, policy, rows, shape.max_seq_length, read)
   if bert.mlm_head:
     found += dense(1, masked, hidden, hidden, policy.heads)
-  found += dense(1, masked, hidden, classes, policy.heads)
+  found += dense(1, predicted, hidden, classes, policy.heads)
   if shape.next_sentence:
     found += pooled(bert, policy, rows * firsts, classes=2)
   return found

@@ -53,9 +53,12 @@ class Clock:
     self._parts["input"] += waited
     self._parts["all_reduce"] += reduced
     self._parts["step"] += max(0.0, seconds - waited - known)
+    computed = {"records": update["records"], **update["sums"]}
     counts = {
       "updates": 1,
-      "records": update["records"],
+      "flops": sum(
+        task.flops[name] * float(computed[name]) for name in task.flops
+      ),
       "seconds": seconds,
       "examples": float(update["sums"][task.examples]),
       "tokens": float(update["sums"][task.tokens]),
@@ -79,7 +82,7 @@ class Clock:
 
     Speeds are None if all micro-batches were dropped.
     """
-    flops = task.flops / task.plan.ranks * self._now["records"]
+    flops = self._now["flops"] / task.plan.ranks
     tflops = flops / self._now["seconds"] / 1e12
     rates = {**self._now_speeds(), "model_tflops_per_second": tflops}
     if peak_tflops:

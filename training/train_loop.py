@@ -39,8 +39,9 @@ class Task:
   tokens: str  # name of the sum that counts real tokens
   examples: str  # name of the sum that counts examples
   positions: int  # for tokens in a record, padding included
-  # Of the matmuls on a record: forward, backward, padding included.
-  flops: float
+  # Of the matmuls, forward and backward: for each record, padding included, and
+  # for each one that a sum of this name counts.
+  flops: dict[str, float]
   vote: StopVote
   budget: Budget | None = None
   # Makes a new run's weights by name, where they are not random; on rank 0.

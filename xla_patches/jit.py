@@ -20,6 +20,8 @@ from common.tensorflow_v1 import tf
 
 MODES = ("off", "auto", "layers", "step")
 UPDATE = ("layers", "step")  # those that compile the update
+# Those whose shapes may vary: large programs would compile for each again.
+VARIED = ("off", "layers")
 
 # The mode, the graph's programs, and whether shapes may vary between updates.
 _current = contextvars.ContextVar("xla", default=("off", {}, True))
@@ -37,8 +39,7 @@ def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
 @contextlib.contextmanager
 def mode(name: str, fixed_shapes: bool = False):
   """Compiles the graph that is built inside by one of `MODES`."""
-  # Large programs would compile for each shape again.
-  varied = name in ("off", "layers") and not fixed_shapes
+  varied = name in VARIED and not fixed_shapes
   token = _current.set((name, {}, varied))
   try:
     yield

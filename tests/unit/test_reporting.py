@@ -1,6 +1,7 @@
 """Each number of a report against one that was found in another way."""
 
 import itertools
+import math
 import resource
 import time
 import types
@@ -55,19 +56,24 @@ def lamb_run(tmp_path_factory):
 def test_flops_and_mfu_are_of_the_examples_per_second(lamb_run):
   """6 x weights x tokens and 12 S^2 H a layer, for an example of 32 tokens.
 
-  The last layer has keys and values of all, but the rest of 5 + 1 places.
+  The last layer has keys and values of all, but the rest of 5 + 1 places, and
+  only masked tokens have logits.
   """
   folder, _, _ = lamb_run
   h, layers = TINY["hidden_size"], TINY["num_hidden_layers"]
   dense = 4 * h * h + 2 * h * TINY["intermediate_size"]
   flops = 6 * 32 * (layers - 1) * dense + 12 * (layers - 1) * 32 * 32 * h
   flops += 6 * (32 * 2 * h * h + 6 * (dense - 2 * h * h)) + 12 * 6 * 32 * h
-  flops += 6 * 5 * (h * h + h * TINY["vocab_size"])
-  flops += 6 * (h * h + 2 * h)
+  flops += 6 * 5 * h * h + 6 * (h * h + 2 * h)
   tflops = column(folder, "model_tflops_per_second")
-  np.testing.assert_allclose(
-    tflops, flops * column(folder, "examples_per_second") / 1e12, rtol=1e-9
-  )
+  of_example = 1e12 * tflops / column(folder, "examples_per_second")
+  masked = 24 * (of_example - flops) / (6 * h * TINY["vocab_size"])
+  np.testing.assert_allclose(masked, np.round(masked), rtol=1e-6)
+  # Each of two epochs has all masked tokens.
+  records = [record for part in range(2) for record in fake_records(60, part)]
+  total = sum(record["masked_lm_weights"].sum() for record in records)
+  assert masked.sum() == pytest.approx(2 * total)
+  assert total < 5 * len(records)
   np.testing.assert_allclose(column(folder, "mfu"), tflops / 0.25, rtol=1e-9)
 
 
@@ -194,20 +200,26 @@ def test_batches_that_are_ready_are_not_waited_for(tiny_run, tmp_path):
   assert np.median(waited) < 0.1 * np.median(computed)
 
 
-def matmul_flops(graph):
-  """FLOPs of the graph's own products, by their static shapes.
+def matmul_flops(graph, session=None):
+  """FLOPs of the graph's own products, by their shapes: static, or in a run.
 
   Without sums (MatVec) and the two token types' one-hot lookup.
   """
+  products = [
+    op
+    for op in graph.get_operations()
+    if op.type in ("MatMul", "BatchMatMulV2")
+    and not ("MatVec" in op.name or "embeddings" in op.name)
+  ]
+  factors = [(op.inputs[0], op.outputs[0]) for op in products]
+  if session:
+    shapes = session.run([(tf.shape(a), tf.shape(out)) for a, out in factors])
+  else:
+    shapes = [(a.shape.as_list(), out.shape.as_list()) for a, out in factors]
   total = 0
-  for op in graph.get_operations():
-    if "MatVec" in op.name or "embeddings" in op.name:
-      continue
-    if op.type in ("MatMul", "BatchMatMulV2"):
-      a = op.inputs[0].shape.as_list()
-      transposed = op.get_attr("transpose_a" if len(a) == 2 else "adj_x")
-      inner = a[-2] if transposed else a[-1]
-      total += 2 * inner * op.outputs[0].shape.num_elements()
+  for op, (a, out) in zip(products, shapes, strict=True):
+    transposed = op.get_attr("transpose_a" if len(a) == 2 else "adj_x")
+    total += 2 * a[-2 if transposed else -1] * math.prod(map(int, out))
   return total
 
 
@@ -229,6 +241,36 @@ def test_model_flops_are_those_of_the_graph(examples_per_record, sampled):
     found = matmul_flops(graph)
   want = model_flops.pretraining(bert, mixed_precision.FP32, 4, shape, sampled)
   assert found == model_flops.total(want)
+
+
+@pytest.mark.parametrize("mode", ["off", "step"])
+def test_model_flops_count_the_logits_that_are_computed(tmp_path, mode):
+  """16 records with room for 20 predictions, of which 3 are made.
+
+  48 is a multiple of the step of rows, so no others are computed.
+  """
+  path = write_config(tmp_path / "config.json", hidden_act="relu")
+  shape = record_shape.RecordShape(32, 20, 100)
+  config = runs.config(
+    (path, ""), tmp_path, do_train=False, dry_run=True, xla=mode
+  )
+  # A graph of the mode's shapes, without its programs.
+  shapes = jit.mode("off", fixed_shapes=mode == "step")
+  with tf.Graph().as_default() as graph, shapes:
+    columns = input_pipeline.fake_batch(shape, 16)
+    columns["masked_lm_weights"][:, 3:] = 0.0
+    batch = input_pipeline.fixed_micro_batch(columns, 1).batch
+    sums = modeling.pretraining_model(batch, config.bert, is_training=False)
+    loss = sums.masked_lm_loss + sums.next_sentence_loss
+    tf.gradients(loss, tf.trainable_variables())
+    with tf.Session() as session:
+      session.run(tf.global_variables_initializer())
+      found = matmul_flops(graph, session)
+      masked = session.run(sums.masked_lm_weight)
+  assert masked == 48
+  assert found == model_flops.total(config.matmuls(16, shape, int(masked)))
+  if mode == "off":
+    assert found < model_flops.total(config.matmuls(16, shape))
 
 
 @pytest.mark.parametrize("kind", ["classification", "squad"])
@@ -298,7 +340,7 @@ def pretraining_task():
     examples="examples",
     tokens="tokens",
     positions=64,
-    flops=1e8,
+    flops={"records": 1e8},
     budget=None,
   )
 
