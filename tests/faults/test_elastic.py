@@ -13,6 +13,14 @@ import runs
 from samples import NO_DROPOUT, write_config, write_records
 
 UPDATES = 500
+FLAGS = [
+  f"--num_train_steps={UPDATES}",
+  "--learning_rate=1e-4",
+  "--train_batch_size=12",
+  "--global_batch_size=12",
+  "--save_checkpoints_steps=1000",
+  "--xla=off",
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +57,14 @@ class Job:
 
   def set_hosts(self, hosts):
     aside = self._folder / "hosts.new"
-    aside.write_text("".join(f"{host}:1\n" for host in hosts))
+    aside.write_text("".join(f"{host}\n" for host in hosts))
     os.replace(aside, self._hosts)
 
-  def run(self, events, flags=()):
-    """Runs to the end; `events` are done in turn, each when it returns True."""
+  def run(self, events, flags=(), least=1, most=2):
+    """Runs to the end; `events` are done in turn, each when it returns True.
+
+    Between `least` and `most` ranks.
+    """
     waiting = list(events)
 
     def step():
@@ -64,17 +75,12 @@ class Job:
     process = runs.launch(
       [
         *runs.arguments(self._tiny, self.output),
-        f"--num_train_steps={UPDATES}",
-        "--learning_rate=1e-4",
-        "--train_batch_size=12",
-        "--global_batch_size=12",
+        *FLAGS,
         "--commit_every_steps=7",
-        "--save_checkpoints_steps=1000",
-        "--xla=off",
         *flags,
       ],
       launcher=[
-        *("-np", "1", "--min-np", "1", "--max-np", "2"),
+        *("-np", f"{least}", "--min-np", f"{least}", "--max-np", f"{most}"),
         *("--host-discovery-script", str(self._script)),
         *("--network-interfaces", "lo"),
       ],
@@ -121,7 +127,7 @@ class Job:
 
 def test_a_killed_rank_is_left_behind(plain_run, tmp_path):
   tiny, whole = plain_run
-  job = Job(tmp_path, tiny, ["localhost", "127.0.0.1"])
+  job = Job(tmp_path, tiny, ["localhost:1", "127.0.0.1:1"])
 
   def kill():
     if job.updates() < 20:
@@ -143,12 +149,12 @@ def test_a_killed_rank_is_left_behind(plain_run, tmp_path):
 def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
   """A host is added; then SIGTERM, as a spot instance gets it, to one rank."""
   tiny, whole = plain_run
-  job = Job(tmp_path, tiny, ["localhost"])
+  job = Job(tmp_path, tiny, ["localhost:1"])
 
   def add():
     if job.updates() < 20:
       return False
-    job.set_hosts(["localhost", "127.0.0.1"])
+    job.set_hosts(["localhost:1", "127.0.0.1:1"])
     return True
 
   seen = []
@@ -175,7 +181,26 @@ def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
 
 @pytest.mark.slow
 def test_what_depends_on_the_number_of_ranks_is_refused(plain_run, tmp_path):
-  job = Job(tmp_path, plain_run[0], ["localhost"])
+  job = Job(tmp_path, plain_run[0], ["localhost:1"])
   process = job.run([], ["--lr_scaling=sqrt"])
   assert process.returncode == 1
   assert "--lr_scaling=sqrt cannot depend on ranks" in process.stderr
+
+
+@pytest.mark.slow
+def test_three_elastic_ranks_equal_three_fixed_ones_to_the_bit(
+  plain_run, tmp_path
+):
+  """A sum over three depends on its order, as one over two does not."""
+  tiny, fixed = plain_run[0], tmp_path / "fixed"
+  few = ["--num_train_steps=60"]
+  runs.complete(tiny, fixed, 3, [*FLAGS, *few])
+  job = Job(tmp_path, tiny, ["localhost:2", "127.0.0.1:1"])
+  process = job.run([], few, least=3, most=3)
+  assert process.returncode == 0, process.stderr[-4000:]
+  assert len(runs.metrics(fixed)) == 60
+  for key in ("loss", "grad_norm"):
+    assert runs.metrics(job.output, key) == runs.metrics(fixed, key)
+  expected = runs.weights(fixed)
+  for name, value in runs.weights(job.output).items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
