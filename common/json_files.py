@@ -35,10 +35,10 @@ def _no_number(name: str):
   raise ValueError(f"{name} is not JSON")
 
 
-def read(path: str, form=None, kind: str = "JSON"):
-  """The value of a JSON file; DataError if it is none of this kind.
+def read(path: str, form=None, problem: str = "not readable as JSON: {}"):
+  """The value of a JSON file of the `form` that `expect` describes.
 
-  It must have the `form` that `expect` describes.
+  DataError if it is none, with the reason in `problem`.
   """
   content = input_files.read(path)
   try:
@@ -47,7 +47,12 @@ def read(path: str, form=None, kind: str = "JSON"):
       expect(value, form)
     return value
   except ValueError as e:
-    raise DataError(f"{path}: not readable as {kind}: {e}") from e
+    raise DataError(f"{path}: {problem.format(e)}") from e
+
+
+def read_own(path: str, remedy: str, form=None):
+  """As `read`, of a file that `write` wrote; the error names a `remedy`."""
+  return read(path, form, f"damaged: {{}}; {remedy}")
 
 
 def read_lines(
@@ -85,21 +90,6 @@ def append_line(path: str, value) -> None:
     f.write(f"{text(value)}\n".encode())
     f.flush()
     os.fsync(f.fileno())
-
-
-def read_own(path: str, remedy: str, form=None):
-  """The value of a file that `write` wrote; DataError with `remedy` if not.
-
-  It must have the `form` that `expect` describes.
-  """
-  content = input_files.read(path)
-  try:
-    value = parse(content)
-    if form is not None:
-      expect(value, form)
-  except ValueError as e:
-    raise DataError(f"{path}: damaged: {e}; {remedy}") from e
-  return value
 
 
 def expect(value, form, name: str = "") -> None:

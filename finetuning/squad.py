@@ -198,7 +198,7 @@ def read_squad(
   path: str, version_2: bool, needs_answers: bool
 ) -> list[windows.Question]:
   """The questions of a SQuAD 1.1 or 2.0 file; `DataError` for other formats."""
-  content = json_files.read(path, _FORMAT, "SQuAD's format")
+  content = json_files.read(path, _FORMAT, "not readable as SQuAD's format: {}")
   questions: dict[str, windows.Question] = {}
   for article in content["data"]:
     for paragraph in article["paragraphs"]:
