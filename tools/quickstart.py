@@ -53,7 +53,7 @@ class Settings:
   num_ranks: int = setting(2, "Horovod ranks to train on.", low=1)
   corpus: str = setting("",
     "Text files of your own: names and globs (quoted), blank lines between "
-    "documents. Empty: the leads of English Wikipedia articles.")
+    "documents. Empty: first paragraphs of English Wikipedia.")
   encoding: str = setting("utf-8",
     "Encoding of the text files, any of Python's.")
   language: str = setting("en",
