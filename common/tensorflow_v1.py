@@ -64,7 +64,11 @@ def _without_keras():
 class _Absent(type):
   """Stands for TensorFlow, and each of its names, in a command that is checked.
 
-  The first call, once the flags are read, starts it again, with TensorFlow.
+  TensorFlow loads for seconds, and what is wrong with flags is told before. But
+  flags are made from configs, whose modules use its names while they are
+  imported: in decorators, tables of types and tuples of errors. So these get
+  stand-ins. The first call with the flags read starts the command again, in the
+  same process, where all names are TensorFlow's.
   """
 
   def __getattr__(cls, name):
