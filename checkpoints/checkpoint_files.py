@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 # IndexError for "Read less bytes than requested".
 _READ_ERRORS = (tf.errors.OpError, ValueError, IndexError, RuntimeError)
 RETRY_SECONDS = 60  # after a failure
+_held: dict = {}  # prefix -> TensorFlow's open reader, see `hold`
 
 
 class CheckpointError(UserError):
@@ -65,7 +67,7 @@ class Checkpoint:
     try:
       if os.path.isdir(prefix):
         raise ValueError("it is a folder")
-      self._reader = tf.train.load_checkpoint(prefix)
+      self._reader = _held.pop(prefix, None) or tf.train.load_checkpoint(prefix)
       self.shapes: dict = self._reader.get_variable_to_shape_map()
       # TensorFlow reads any file as its older format.
       if not self.shapes:
@@ -93,6 +95,19 @@ class Checkpoint:
         "checkpoint"
       )
     return value
+
+
+def hold(prefix: str) -> str:
+  """Opens a chosen checkpoint for the next `Checkpoint` of that name.
+
+  The run that wrote it may go on and remove it before it is read.
+  """
+  _held.pop(prefix, None)
+  if "tensorflow" in sys.modules:  # else the command starts and chooses again
+    held = Checkpoint(prefix)
+    held[min(held.shapes)]  # opens the file of all values
+    _held[prefix] = held._reader
+  return prefix
 
 
 class _Writer:
@@ -158,8 +173,9 @@ def prefix_of(name: str) -> str:
   ending = os.path.isfile(name) and _ENDING.search(name)
   if not ending:
     return name
-  tell(f"{name}: a file of a checkpoint, whose name is without {ending[0]}")
-  return name.removesuffix(ending[0])
+  prefix = name.removesuffix(ending[0])
+  tell(f"{name}: a checkpoint's name is without .index or .data: {prefix}")
+  return prefix
 
 
 def has_begun(folder: str) -> bool:

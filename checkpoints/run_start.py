@@ -91,7 +91,7 @@ def cooldown(named: str, output_dir: str) -> str:
       and first <= step <= last
       and not _has_fallen(reports, first, step)
     ):
-      return files.prefix(step)
+      return checkpoint_files.hold(files.prefix(step))
   raise UserError(
     f"--cooldown_from={named}: none of its checkpoints lies in the part whose "
     f"rate is constant by its updates ({first:,} to {last:,} of --lr_schedule="

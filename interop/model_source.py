@@ -202,7 +202,7 @@ def locate(model: str) -> tuple[str, str, str]:
       "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported one "
       "(convert_checkpoint.py --to=saved_model)"
     )
-  return model, "as named", os.path.dirname(model)
+  return checkpoint_files.hold(model), "as named", os.path.dirname(model)
 
 
 def is_model(path: str) -> bool:
@@ -253,7 +253,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   step = best if best in steps else steps[0]
   files.check(step)
   chosen = "the best by evaluation" if best in steps else "the newest"
-  return files.prefix(step), chosen
+  return checkpoint_files.hold(files.prefix(step)), chosen
 
 
 def _find_published(model: str, newest: str | None) -> tuple[str, str]:

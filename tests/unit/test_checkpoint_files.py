@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import runs
 
-from checkpoints import checkpoint_files, checkpointing
+from checkpoints import checkpoint_files, checkpoint_weights, checkpointing
 from checkpoints import snapshot as snapshots
 from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
 from checkpoints.snapshot import Snapshot
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
+from interop import model_source
 from training import evaluation
 
 VALUES = {
@@ -79,6 +80,26 @@ def test_the_newest_and_the_protected_are_kept(tmp_path):
   write(files, 5)
   assert files.steps() == [5, 4, 3]
   assert len(os.listdir(tmp_path)) == 1 + 3 * 3
+
+
+@pytest.mark.parametrize("name", [".", "model.ckpt-1"])
+def test_a_chosen_checkpoint_is_read_after_its_run_removed_it(tmp_path, name):
+  files = CheckpointFiles(str(tmp_path), keep=1)
+  write(files, 1)
+  chosen, _, _ = model_source.locate(os.path.normpath(tmp_path / name))
+  write(files, 2)
+  assert files.steps() == [2] and chosen == files.prefix(1)
+  checkpoint = checkpoint_weights.open_checkpoint(chosen)
+  assert checkpoint["global_step"] == 1
+  np.testing.assert_array_equal(checkpoint["a/kernel"], VALUES["a/kernel"])
+  with pytest.raises(CheckpointError, match="no readable checkpoint"):
+    checkpoint_weights.open_checkpoint(chosen)
+  # What is written there later is what is chosen then.
+  for step in (2, 3):
+    files.write(2, {**VALUES, "global_step": np.int64(step)})
+    files.wait()
+    model_source.locate(files.prefix(2))
+  assert checkpoint_weights.open_checkpoint(files.prefix(2))["global_step"] == 3
 
 
 def test_at_every_moment_there_is_a_whole_one(tmp_path, monkeypatch):
