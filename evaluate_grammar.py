@@ -50,7 +50,7 @@ class Settings:
     "baseline. Default: those that the run was trained on.")
   output: str | None = setting(None,
     f"JSON file for the results. Default: {RESULTS_FILE} in the run folder, "
-    "or none for a model that is in no run folder.", group="Output")
+    "or none where no run folder can be written.", group="Output")
   score: str = _scores(_WITHIN_WORD,
     "What is masked with the token that is scored. within_word: the later "
     "pieces of its word. original: nothing else.",
@@ -157,9 +157,8 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   pairs = minimal_pairs.read(settings.pairs, settings.sample)
   source = model_source.find(name, settings.given)
   output, encoder = settings.output, source.tokenizer()
-  if output is None and os.path.exists(
-    os.path.join(source.folder, description.RUN_FILE)
-  ):
+  is_run = os.path.exists(os.path.join(source.folder, description.RUN_FILE))
+  if output is None and is_run and os.access(source.folder, os.W_OK):
     output = os.path.join(source.folder, RESULTS_FILE)
   if output:
     os.makedirs(os.path.dirname(output) or ".", exist_ok=True)

@@ -21,15 +21,21 @@ EVAL_RESULTS_FILE = "eval_results.json"
 TRAINING_RESULTS_FILE = "training_results.json"
 
 
+def is_written(config) -> bool:
+  """Whether a run writes into its folder: an evaluation does where it may."""
+  folder, must = config.output_dir, config.do_train or config.do_predict
+  return must or not os.path.isdir(folder) or os.access(folder, os.W_OK)
+
+
 @contextlib.contextmanager
-def locked(folder: str, comm):
-  """Rank 0 keeps other runs out of `folder` while its block runs.
+def locked(folder: str, comm, is_written: bool = True):
+  """Rank 0 keeps other runs out of `folder`, if it writes there, in its block.
 
   The system frees the lock however the process ends. In an elastic run rank 0
   of a later world may take over from one that hangs. At the end the file is
   removed, and a folder that was made for it.
   """
-  if not comm.is_root:
+  if not (comm.is_root and is_written):
     yield
     return
   path, was_there = os.path.join(folder, LOCK_FILE), os.path.isdir(folder)

@@ -42,7 +42,8 @@ def new_folder(path: str) -> Iterator[str]:
   """An empty folder, which becomes `path` after a block without an error."""
   if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
     raise UserError(
-      f"--output={path} already exists and is not empty: give a new folder"
+      f"--output={path} already exists and is not empty: give a new folder, or "
+      "remove that one"
     )
   with folder_aside(path) as aside:
     yield aside

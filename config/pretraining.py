@@ -55,6 +55,7 @@ class RunConfig:
 
   kind: ClassVar[str]  # of the task, as run folders name it
   ends_with_best: ClassVar[bool] = False  # evaluates the best weights last
+  do_predict = False  # a field of fine-tunings only
   evaluates_untrained: ClassVar[bool] = True  # before the first update
   length_flag: ClassVar[str] = "--num_train_steps"  # how long to train
   unit: ClassVar[str] = "records"  # what batches are counted in

@@ -25,7 +25,9 @@ def finish(
     lines.append(reporting.speed_lines(training))
   elif training and not training["stopped"]:
     lines.append(f"nothing left to train: update {step:,} is the last")
-  if results:
+  if results and not run_folder.is_written(run.config):
+    lines.append(f"evaluation  only shown: {folder} may not be written")
+  elif results:
     path = os.path.join(folder, run_folder.EVAL_RESULTS_FILE)
     json_files.write(path, results)
     lines.append(f"evaluation  {path}")

@@ -10,6 +10,7 @@ import numpy as np
 
 import mixed_precision
 from checkpoints import checkpointing, description, run_folder
+from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
 from common import json_files
 from common.console import say
@@ -146,7 +147,7 @@ def run(
   lines = [f"{name}={value}" for name, value in given]
   comm.check_equal("a flag", "\n".join(lines))
   folder, watchdog = config.output_dir, Watchdog(comm)
-  with run_folder.locked(folder, comm), graph(config):
+  with run_folder.locked(folder, comm, is_written(config)), graph(config):
     job = build()
     checkpointer = checkpointing.Checkpointer(
       folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
@@ -169,7 +170,7 @@ def run(
         profile=profiling.Profile(config.profile, folder, comm),
       )
       step = resume.start_or_resume(run)
-      if comm.is_root:
+      if comm.is_root and is_written(config):
         # Only now: settings that do not fit must not enter the folder.
         _write_run_folder(run, step)
         to = services.reporting(config.report_to, folder, step)

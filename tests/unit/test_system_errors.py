@@ -23,9 +23,9 @@ from training import evaluation
 
 
 @contextlib.contextmanager
-def full_disk(folder):
-  """A block in which `folder` is a real disk of 16 kB."""
-  mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+def mounted(source, folder, *how):
+  """A block in which `source` is mounted at `folder`."""
+  mount = ["mount", *how, str(source), str(folder)]
   done = subprocess.run(mount, capture_output=True, text=True)
   if done.returncode:
     pytest.skip(f"mounting is not permitted: {done.stderr.strip()}")
@@ -33,6 +33,11 @@ def full_disk(folder):
     yield
   finally:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def full_disk(folder):
+  """A block in which `folder` is a real disk of 16 kB."""
+  return mounted("tmpfs", folder, "-t", "tmpfs", "-o", "size=16k")
 
 
 @contextlib.contextmanager
@@ -249,3 +254,22 @@ def test_an_html_page_has_the_picture(inputs, tmp_path):
   page = (tmp_path / "curve.html").read_text()
   assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 1
   assert "<?xml" not in page and page.rstrip().endswith("</svg>")
+
+
+def test_a_folder_that_may_not_be_written_is_evaluated(
+  tiny_run, tmp_path, capsys
+):
+  """Nothing locks it, and its results are shown; to train there is an error."""
+  folder, closed = tmp_path / "run", tmp_path / "closed"
+  closed.mkdir()
+  runs.pretrain(tiny_run, folder, num_train_steps=4)
+  files = sorted(os.listdir(folder))
+  alone = dict(do_train=False, do_eval=True)
+  with mounted(folder, closed, "-o", "bind,ro"):
+    found = runs.pretrain(tiny_run, closed, **alone)["evaluation"]
+    assert f"only shown: {closed} may not be written" in capsys.readouterr().err
+    with pytest.raises(OSError, match=r"Read-only.*run\.lock"):
+      runs.pretrain(tiny_run, closed, num_train_steps=8)
+  assert sorted(os.listdir(folder)) == files
+  assert runs.pretrain(tiny_run, folder, **alone)["evaluation"] == found
+  assert "eval_results.json" in os.listdir(folder)
