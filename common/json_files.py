@@ -3,24 +3,27 @@
 import json
 import math
 import os
-from collections.abc import Callable
 
 from common import files, input_files
 from common.errors import DataError
 
 
-def parse(text: str | bytes, strict: bool = True):
-  """Parses JSON; if `strict`, repeated keys and NaN are a ValueError too."""
+def parse(text: str | bytes, form=None, strict: bool = True):
+  """Parses JSON; a ValueError if it has not the `form` that `expect` describes.
+
+  If `strict`, repeated keys and NaN are one, too.
+  """
+  hooks: dict = {}
+  if strict:
+    text = text.decode() if isinstance(text, bytes) else text
+    hooks = {"object_pairs_hook": _distinct, "parse_constant": _no_number}
   try:
-    if not strict:
-      return json.loads(text)
-    return json.loads(
-      text.decode() if isinstance(text, bytes) else text,
-      object_pairs_hook=_distinct,
-      parse_constant=_no_number,
-    )
+    value = json.loads(text, **hooks)
   except RecursionError as e:
     raise ValueError("nested too deeply") from e
+  if form is not None:
+    expect(value, form)
+  return value
 
 
 def _distinct(pairs: list) -> dict:
@@ -36,16 +39,13 @@ def _no_number(name: str):
 
 
 def read(path: str, form=None, problem: str = "not readable as JSON: {}"):
-  """The value of a JSON file of the `form` that `expect` describes.
+  """The value of a JSON file; DataError if it has not the `form`, see `expect`.
 
-  DataError if it is none, with the reason in `problem`.
+  `problem` is its message, with a place for the reason.
   """
   content = input_files.read(path)
   try:
-    value = parse(content)
-    if form is not None:
-      expect(value, form)
-    return value
+    return parse(content, form)
   except ValueError as e:
     raise DataError(f"{path}: {problem.format(e)}") from e
 
@@ -55,13 +55,11 @@ def read_own(path: str, remedy: str, form=None):
   return read(path, form, f"damaged: {{}}; {remedy}")
 
 
-def read_lines(
-  path: str, check: Callable = lambda value: None, strict: bool = True
-) -> list:
+def read_lines(path: str, form=None, strict: bool = True) -> list:
   """The values of a .jsonl file; [] without one.
 
   A last line without its end does not count: its writer was killed. DataError
-  for another that is not JSON, or of which `check` raises a ValueError.
+  for another that is not JSON of the `form`, see `expect`.
   """
   found: list = []
   if not os.path.exists(path):
@@ -71,14 +69,12 @@ def read_lines(
       if not line.strip() or not line.endswith("\n"):
         continue
       try:
-        value = parse(line, strict)
-        check(value)
+        found.append(parse(line, form, strict))
       except ValueError as e:
         raise DataError(
           f"{path}: line {number} does not belong there ({e}): remove the "
           "line, or move the file away"
         ) from e
-      found.append(value)
   return found
 
 

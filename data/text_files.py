@@ -322,8 +322,7 @@ def _json_sentences(piece, batch, text):
 def _record_text(piece, place, line, text) -> str:
   decoded = _decoded(line, place, piece, text)
   try:
-    record = json_files.parse(decoded, strict=False)
-    json_files.expect(record, {text.text_field: str})
+    record = json_files.parse(decoded, {text.text_field: str}, strict=False)
   except ValueError as e:
     raise errors.DataError(
       f"{_where(piece, text, place)}: no JSON object with text in its field "

@@ -81,8 +81,7 @@ def _pair(line: str, path: str, number: int) -> Pair:
   """The pair of a line; without a UID its file is its paradigm."""
   where = f"{path}: line {number}"
   try:
-    values = json_files.parse(line)
-    json_files.expect(values, _FORM)
+    values = json_files.parse(line, _FORM)
   except ValueError as e:
     raise DataError(f"{where}: not a minimal pair: {e}") from e
   return Pair(

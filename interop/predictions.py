@@ -42,8 +42,7 @@ def parse_line(line: str, may_be_json: bool) -> Input:
   line = line.strip("\r\n ")
   if may_be_json and line.startswith("{"):
     try:
-      asked = json_files.parse(line)
-      json_files.expect(asked, {"question": str, "context": str})
+      asked = json_files.parse(line, {"question": str, "context": str})
     except ValueError as e:
       raise DataError(
         f"{line[:60]!r} is not JSON with a question and a context: {e}"
