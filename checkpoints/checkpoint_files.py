@@ -173,8 +173,8 @@ def prefix_of(name: str) -> str:
   ending = os.path.isfile(name) and _ENDING.search(name)
   if not ending:
     return name
-  prefix = name.removesuffix(ending[0])
-  tell(f"{name}: a checkpoint's name is without .index or .data: {prefix}")
+  prefix, end = name.removesuffix(ending[0]), ending[0]
+  tell(f"{name}: a checkpoint's name is without {end}: taken to mean {prefix}")
   return prefix
 
 
