@@ -96,8 +96,6 @@ def training_task(
     source=source,
     batches=batches,
     summarize=losses,
-    tokens="tokens",
-    examples="examples",
     headline=lambda report: (
       f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
     ),

@@ -260,8 +260,6 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
     batches=batches,
     summarize=_means,
     headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
-    tokens="tokens",
-    examples="examples",
     positions=source.tokens,
     flops={"records": model_flops.total(task.matmuls(1, source))},
     vote=StopVote(comm),

@@ -53,15 +53,14 @@ class Clock:
     self._parts["input"] += waited
     self._parts["all_reduce"] += reduced
     self._parts["step"] += max(0.0, seconds - waited - known)
-    computed = {"records": update["records"], **update["sums"]}
+    sums = {"records": update["records"], **update["sums"]}
+    flops = [each * float(sums[name]) for name, each in task.flops.items()]
     counts = {
       "updates": 1,
-      "flops": sum(
-        task.flops[name] * float(computed[name]) for name in task.flops
-      ),
+      "flops": sum(flops),
       "seconds": seconds,
-      "examples": float(update["sums"][task.examples]),
-      "tokens": float(update["sums"][task.tokens]),
+      "examples": float(sums["examples"]),
+      "tokens": float(sums["tokens"]),
     }
     self._now.update(counts)
     self._all.update(counts)
@@ -166,7 +165,7 @@ def report(
   the previous report; `clock` has added this update. The seconds add up to that
   time, except for about a millisecond an update.
   """
-  kept = float(update["sums"][task.examples])
+  kept = float(update["sums"]["examples"])
   return {
     "global_step": step,
     **task.summarize(update["sums"]),
@@ -181,7 +180,7 @@ def report(
     "padding": None
     if update["dropped_micro_batches"]
     else padding(
-      float(update["sums"][task.tokens]), update["records"] * task.positions
+      float(update["sums"]["tokens"]), update["records"] * task.positions
     ),
     **clock.rates(task, peak_tflops),
     **clock.shares(),

@@ -34,10 +34,9 @@ class Task:
   state: checkpointing.TrainingState  # the update advances it
   source: input_pipeline.Source
   batches: input_pipeline.Batches
-  summarize: Callable[[dict], dict]  # global sums -> losses and accuracies
+  # Global sums, with "examples" and "tokens" -> losses and accuracies.
+  summarize: Callable[[dict], dict]
   headline: Callable[[dict], str]  # report -> its summary in a line
-  tokens: str  # name of the sum that counts real tokens
-  examples: str  # name of the sum that counts examples
   positions: int  # for tokens in a record, padding included
   # Of the matmuls, forward and backward: for each record, padding included, and
   # for each one that a sum of this name counts.

@@ -55,7 +55,7 @@ def serve(task: finetune.FinetuningTask, updates_per_round: int) -> None:
         session.run(training.ops.accumulate)
       sums = session.run(fetches)["sums"]
       seconds.append(time.perf_counter() - began)
-      examples.append(float(sums[training.examples]))
+      examples.append(float(sums["examples"]))
     return {"seconds": seconds, "examples": examples}
 
   updates(_WARM_UPDATES)

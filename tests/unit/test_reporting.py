@@ -337,8 +337,6 @@ def pretraining_task():
     plan=named(
       ranks=1, updates=100_000, examples_before=lambda update: 24 * update
     ),
-    examples="examples",
-    tokens="tokens",
     positions=64,
     flops={"records": 1e8},
     budget=None,
