@@ -100,13 +100,15 @@ class Checkpoint:
 def hold(prefix: str) -> str:
   """Opens a chosen checkpoint for the next `Checkpoint` of that name.
 
-  The run that wrote it may go on and remove it before it is read.
+  The run that wrote it may go on and remove it before it is read. Only reading
+  it raises what is wrong with it.
   """
   _held.pop(prefix, None)
   if "tensorflow" in sys.modules:  # else the command starts and chooses again
-    held = Checkpoint(prefix)
-    held[min(held.shapes)]  # opens the file of all values
-    _held[prefix] = held._reader
+    with contextlib.suppress(CheckpointError):
+      held = Checkpoint(prefix)
+      held[min(held.shapes)]  # opens the file of all values
+      _held[prefix] = held._reader
   return prefix
 
 
