@@ -77,9 +77,8 @@ def read_tasks(settings: Settings) -> dict[str, dict]:
       if name.lower() in GLUE and os.path.isdir(folder):
         tasks[name] = {"task_name": name, "data_dir": folder}
   if settings.tasks:
-    in_file = json_files.read(settings.tasks)
+    in_file = json_files.read(settings.tasks, {})
     try:
-      json_files.expect(in_file, {})
       for name, flags in in_file.items():
         json_files.expect(flags, {"script?": _SCRIPTS}, name)
         for flag, value in flags.items():
