@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 
 import numpy as np
@@ -366,7 +367,7 @@ def pairs_file(tmp_path):
 
 
 def test_a_run_folder_with_its_records(
-  tiny_run, tmp_path, letters, pairs_file, capsys
+  tiny_run, tmp_path, letters, pairs_file, capsys, monkeypatch
 ):
   """The results are in it; the baseline is of the records that it names."""
   run = tmp_path / "run"
@@ -406,6 +407,12 @@ def test_a_run_folder_with_its_records(
   evaluate_grammar.evaluate(settings, str(run), Comm())
   assert "unigram" not in runs.read_json(run, "grammar_results.json")
   assert "not as it read them: give --unig" in capsys.readouterr().err
+  # Where it may not be written the results are shown only.
+  (run / "grammar_results.json").unlink()
+  monkeypatch.setattr(os, "access", lambda path, mode: path != str(run))
+  evaluate_grammar.evaluate(settings, str(run), Comm())
+  assert "mean of 1 paradigms" in capsys.readouterr().out
+  assert not (run / "grammar_results.json").exists()
 
 
 def test_a_folder_of_no_run(folder, pairs_file, tmp_path, letters, capsys):
