@@ -171,7 +171,9 @@ def step_of(path: str) -> int | None:
 
 
 def prefix_of(name: str) -> str:
-  """The name of the checkpoint of which `name` may be a file."""
+  """The name of the checkpoint of which `name` may be a file; with a folder."""
+  if not (os.path.dirname(name) or os.path.isdir(name)):
+    name = os.path.join(os.curdir, name)
   ending = os.path.isfile(name) and _ENDING.search(name)
   if not ending:
     return name

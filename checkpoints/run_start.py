@@ -63,8 +63,6 @@ def cooldown(named: str, output_dir: str) -> str:
   is of the part of its run with a constant rate.
   """
   named = checkpoint_files.prefix_of(os.path.normpath(named))
-  if not (os.path.dirname(named) or os.path.isdir(named)):
-    named = os.path.join(os.curdir, named)
   # A rank that joins an elastic run may find no checkpoint yet.
   if checkpoint_files.has_begun(output_dir) or distributed.is_elastic():
     if begun := description.read(output_dir).training:

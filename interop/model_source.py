@@ -195,14 +195,14 @@ def locate(model: str) -> tuple[str, str, str]:
     return model, "a Hugging Face folder", model
   if os.path.isdir(model):
     return *_find_checkpoint(model, description.read(model).task), model
-  model = checkpoint_files.prefix_of(model)
-  if not (model and glob.glob(glob.escape(model) + ".*")):
+  prefix = checkpoint_files.prefix_of(model)
+  if not (model and glob.glob(glob.escape(prefix) + ".*")):
     raise UserError(
       f"{model}: no such model. Name a run folder, a checkpoint (such as "
       "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported one "
       "(convert_checkpoint.py --to=saved_model)"
     )
-  return checkpoint_files.hold(model), "as named", os.path.dirname(model)
+  return checkpoint_files.hold(prefix), "as named", os.path.dirname(prefix)
 
 
 def is_model(path: str) -> bool:

@@ -111,8 +111,6 @@ def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
 
 def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:
   """The name of the checkpoint of --init_checkpoint, and lines about it."""
-  if not (os.path.dirname(init) or os.path.isdir(init)):
-    init = os.path.join(os.curdir, init)
   if not os.path.isdir(init):
     init = checkpoint_files.prefix_of(init)
     if not resumes and distributed.started()[0] == 0:  # it alone reads it

@@ -174,6 +174,18 @@ def test_a_file_of_a_checkpoint_names_it(model, tmp_path, ending, capsys):
     run_start.cooldown(prefix + end, "")
 
 
+def test_a_checkpoint_in_the_working_folder_is_of_this_folder(
+  model, monkeypatch
+):
+  """Whose task.json says its labels, for example."""
+  folder, name = os.path.split(model)
+  monkeypatch.chdir(folder)
+  assert model_source.locate(name) == (f"./{name}", "as named", ".")
+  for nothing in ("", "nothing"):
+    with pytest.raises(UserError, match=f"^{nothing}: no such model"):
+      model_source.locate(nothing)
+
+
 def test_a_checkpoint_of_such_a_name_is_itself(model, tmp_path):
   odd = f"{tmp_path}/odd.index"
   for suffix in (".index", ".data-00000-of-00001"):
