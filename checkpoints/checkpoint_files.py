@@ -105,7 +105,7 @@ def hold(prefix: str) -> str:
   """
   _held.pop(prefix, None)
   if "tensorflow" in sys.modules:  # else the command starts and chooses again
-    with contextlib.suppress(CheckpointError):
+    with contextlib.suppress(UserError):
       held = Checkpoint(prefix)
       held[min(held.shapes)]  # opens the file of all values
       _held[prefix] = held._reader
