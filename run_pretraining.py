@@ -41,7 +41,7 @@ from config.pretraining import PretrainingConfig
 from data import record_order, records
 from gradients import sharded_variables
 from interop import run_settings
-from model import initial_weights, model_flops
+from model import huggingface_types, initial_weights, model_flops
 from model.tensor_parallel import Slices
 from training import (
   dry_run,
@@ -262,7 +262,7 @@ def pretrain_stage(
       next_steps=next_steps.after(
         config.output_dir,
         positions=config.bert.max_position_embeddings,
-        converts=not config.bert.keys_beyond_bert(),
+        converts=huggingface_types.has(config.bert),
       ),
     )
     sharded_variables.add_sliced(comm, config.optimizer.kind.slots)

@@ -26,7 +26,7 @@ class HuggingFaceWeights(Checkpoint):
     self.path = folder
     known = huggingface_config.read_config(folder)
     self._values, tied = huggingface_weights.from_theirs(
-      huggingface_weights.read_tensors(folder), known.config, folder
+      huggingface_weights.read_tensors(folder), known, folder
     )
     self.shapes = {n: list(value.shape) for n, value in self._values.items()}
     self.left_out = [f"{name} (follows from the rest)" for name in tied]

@@ -32,7 +32,7 @@ def is_folder(path: str) -> bool:
 
 
 def read_bert(folder: str) -> BertConfig:
-  """Raises an error for a model of another kind than google/bert's."""
+  """Raises an error for a model that is none of ours."""
   return huggingface_config.read_config(folder).config
 
 
@@ -44,9 +44,9 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   """
   known, notes = huggingface_config.read_config(folder), []
   theirs, shapes = huggingface_weights.read_shapes(folder), {}
-  for weight in weights.weights(known.config):
-    if weight.huggingface in theirs:
-      shapes[weight.name] = theirs[weight.huggingface]
+  for name, of_one in known.tensors().items():
+    if name in theirs:
+      shapes |= {weight.name: theirs[name] for weight in of_one}
   in_files: dict = {"task": weights.kind_of(known.config, shapes)}
   if outputs := shapes.get(tasks.LABELS.bias):
     labels = known.classifier_labels(outputs[0], folder)

@@ -115,6 +115,11 @@ def special_tokens(encoder: tokenization.Encoder) -> list[str]:
   return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in _SPECIAL]
 
 
+def special_ids(encoder: tokenization.Encoder) -> dict[str, int]:
+  """Those of "pad", "unk", "cls", "sep" and "mask"."""
+  return {name: int(getattr(encoder, f"{name}_id")) for name in _SPECIAL}
+
+
 def _wordpiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   """Differs from the encoder in rare characters: Unicode tables differ."""
   tokenizer = Tokenizer(
@@ -175,8 +180,12 @@ def write_tokenizer(
   encoder: tokenization.Encoder,
   max_length: int,
   segment_ids: bool = True,
+  has_segments: bool = True,
 ) -> None:
-  """Writes tokenizer.json and tokenizer_config.json."""
+  """Writes tokenizer.json and tokenizer_config.json.
+
+  A model without segments takes no ids of them.
+  """
   tokenizer = make_tokenizer(encoder, segment_ids)
   # tokenizer.save() raises a bare Exception on a full disk.
   path = os.path.join(folder, TOKENIZER_FILE)
@@ -185,7 +194,11 @@ def write_tokenizer(
   content = {
     **dict(zip(names, special_tokens(encoder), strict=True)),
     "do_lower_case": encoder.do_lower_case,
-    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    "model_input_names": [
+      "input_ids",
+      *["token_type_ids"] * has_segments,
+      "attention_mask",
+    ],
     "model_max_length": max_length,
     "tokenizer_class": "PreTrainedTokenizerFast",
   }

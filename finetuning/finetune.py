@@ -25,7 +25,7 @@ from common.tensorflow_v1 import tf
 from config.pretraining import RunConfig
 from data import record_order
 from finetuning import packed, task_file
-from model import model_flops
+from model import huggingface_types, model_flops
 from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
@@ -227,7 +227,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
         config.output_dir,
         config.kind,
         pairs=task.reads_pairs,
-        converts=not config.bert.pre_layer_norm,
+        converts=huggingface_types.has(config.bert),
       ),
     )
 

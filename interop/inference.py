@@ -242,7 +242,7 @@ def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
   arrays = {
     "input_ids": rng.integers(bert.vocab_size, size=[2, length]),
     "input_mask": mask,
-    "segment_ids": rng.integers(bert.type_vocab_size, size=[2, length]),
+    "segment_ids": rng.integers(max(1, bert.type_vocab_size), size=[2, length]),
     POSITIONS: np.zeros([2, 1], np.int32),
   }
   with contextlib.closing(open_export(folder)) as written:

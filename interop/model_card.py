@@ -13,9 +13,9 @@ from common import files
 from model.tasks import HEADS, MASKED_LM
 
 CARD_FILE = "README.md"
-# Architecture -> the Hub's name of what it does.
+# What an architecture is for -> the Hub's name of what it does.
 _PIPELINES = {head.architecture: head.pipeline for head in HEADS}
-_PIPELINES["BertForPreTraining"] = MASKED_LM.pipeline
+_PIPELINES["PreTraining"] = MASKED_LM.pipeline
 _SETTINGS = ("objective", "masked_lm_prob", "do_whole_word_mask", "dupe_factor")
 _COUNTS = ("documents", "sentences", "tokens", "text_bytes", "examples")
 _CASES = {
@@ -59,12 +59,13 @@ def write(
   task.json.
   """
   architecture = config["architectures"][0]
-  pipeline = _PIPELINES.get(architecture, "feature-extraction")
+  _, _, use = architecture.partition("For")
+  pipeline = _PIPELINES.get(use, "feature-extraction")
   header = {
     "library_name": "transformers", "license": licence,
     "language": list(languages), "pipeline_tag": pipeline,
     "mask_token": "[MASK]" if pipeline == "fill-mask" else "",
-    "tags": ["bert", "perseus-bert"],
+    "tags": [config["model_type"], "perseus-bert"],
   }  # fmt: skip
   # JSON is YAML.
   yaml = [f"{key}: {json.dumps(v)}" for key, v in header.items() if v]

@@ -128,7 +128,7 @@ def _write_files(
     heads_of(bert, model.values),
     source.path,
     (model.task.get("labels") or outputs) if outputs else None,
-    int(encoder.pad_id) if encoder else 0,  # as in all our SentencePiece models
+    tokenizer_files.special_ids(encoder) if encoder else None,
   )
   tensors = huggingface_weights.to_theirs(*weights)
   huggingface_weights.write_tensors(folder, tensors)
@@ -148,10 +148,11 @@ def _write_files(
   if encoder:
     for file, content in model.vocabulary.items():
       files.write(os.path.join(folder, file), content)
-    most, segments = bert.max_position_embeddings, bert.type_vocab_size > 1
+    most, has_segments = bert.max_position_embeddings, bert.type_vocab_size > 1
     tokenizer_files.write_tokenizer(
       folder,
       encoder,
       model.task.get("max_seq_length", most),
-      model.task.get("segment_ids", True) and segments,
+      model.task.get("segment_ids", True) and has_segments,
+      has_segments,
     )

@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 from common import json_files
 from common.errors import UserError
@@ -62,7 +64,6 @@ _ACTIVATION = (
 # What a trained model becomes with another value of a key: one of other
 # weights, so that its checkpoint does not fit, or one with other answers.
 SHAPE, RESULT = "shape", "result"
-_THE_SAME = "the same"
 
 
 def _one_of(*names: str) -> tuple:
@@ -74,15 +75,17 @@ def _or_none(values: tuple) -> tuple:
   return (lambda value: value is None or is_valid(value)), f"null, or {wanted}"
 
 
-def _key(default, values, changes=None, huggingface=_THE_SAME):
+def _key(default, values, changes=None, is_later=False):
   """A key of BertConfig, from which checks of other files derive theirs.
 
   `changes` is SHAPE, RESULT, or None for what only training reads.
-  `huggingface` is the key in config.json; None if Hugging Face's BERT has the
-  default only.
   """
-  metadata = dict(values=values, changes=changes, huggingface=huggingface)
+  metadata = dict(values=values, changes=changes, is_later=is_later)
   return dataclasses.field(default=default, metadata=metadata)
+
+
+# A key that google/bert does not know.
+_later = functools.partial(_key, is_later=True)
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,63 +110,55 @@ class BertConfig:
   initializer_range: float = _key(0.02, _STDDEV)
   # The residual is the sum before the layer norm, not after it
   # (https://arxiv.org/abs/2002.04745). Both kinds have the same variables.
-  pre_layer_norm: bool = _key(False, _BOOL, RESULT, huggingface=None)
+  pre_layer_norm: bool = _later(False, _BOOL, RESULT)
 
   # What follows is of later encoders; each key goes with all others.
 
   # "rotary": queries and keys are turned by an angle for each position
   # (https://arxiv.org/abs/2104.09864), and there are no embeddings of it.
-  position_type: str = _key(
-    "absolute", _one_of("absolute", "rotary"), SHAPE, huggingface=None
-  )
+  position_type: str = _later("absolute", _one_of("absolute", "rotary"), SHAPE)
   # Rows of that table before the first token's.
-  position_offset: int = _key(0, _COUNT, SHAPE, huggingface=None)
+  position_offset: int = _later(0, _COUNT, SHAPE)
   # The longest wavelength of rotary positions is 2 pi times it, in layers that
   # attend to all tokens, and in those that attend to near ones.
-  global_rope_theta: float = _key(10000.0, _POSITIVE, RESULT, huggingface=None)
-  local_rope_theta: float = _key(10000.0, _POSITIVE, RESULT, huggingface=None)
+  global_rope_theta: float = _later(10000.0, _POSITIVE, RESULT)
+  local_rope_theta: float = _later(10000.0, _POSITIVE, RESULT)
   # Layers 0, n, 2 n, ... attend to all tokens, the others to those at most
   # local_attention // 2 away.
-  global_attn_every_n_layers: int = _key(1, _size(), RESULT, huggingface=None)
-  local_attention: int = _key(128, _size(), RESULT, huggingface=None)
+  global_attn_every_n_layers: int = _later(1, _size(), RESULT)
+  local_attention: int = _later(128, _size(), RESULT)
   # Heads of keys and values, each for as many of queries (grouped-query
   # attention, https://arxiv.org/abs/2305.13245); null: num_attention_heads.
-  num_key_value_heads: int | None = _key(
-    None, _or_none(_size()), SHAPE, huggingface=None
-  )
-  attention_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  num_key_value_heads: int | None = _later(None, _or_none(_size()), SHAPE)
+  attention_bias: bool = _later(True, _BOOL, SHAPE)
   # "rms" divides by the root mean square (https://arxiv.org/abs/1910.07467).
-  norm: str = _key("layer", _one_of("layer", "rms"), RESULT, huggingface=None)
-  norm_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
-  norm_eps: float = _key(1e-12, _POSITIVE, RESULT, huggingface=None)
+  norm: str = _later("layer", _one_of("layer", "rms"), RESULT)
+  norm_bias: bool = _later(True, _BOOL, SHAPE)
+  norm_eps: float = _later(1e-12, _POSITIVE, RESULT)
   # Whether the first layer's residual is normalized.
-  embedding_norm: bool = _key(True, _BOOL, RESULT, huggingface=None)
+  embedding_norm: bool = _later(True, _BOOL, RESULT)
   # The activation times a second product (https://arxiv.org/abs/2002.05202).
-  gated: bool = _key(False, _BOOL, SHAPE, huggingface=None)
-  mlp_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  gated: bool = _later(False, _BOOL, SHAPE)
+  mlp_bias: bool = _later(True, _BOOL, SHAPE)
   # In the masked LM head: a dense layer with a bias and a norm before the
   # words' weights; these are the word embeddings; a bias for each word.
-  mlm_head: bool = _key(True, _BOOL, SHAPE, huggingface=None)
-  classifier_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
-  tie_word_embeddings: bool = _key(True, _BOOL, SHAPE, huggingface=None)
-  decoder_bias: bool = _key(True, _BOOL, SHAPE, huggingface=None)
+  mlm_head: bool = _later(True, _BOOL, SHAPE)
+  classifier_bias: bool = _later(True, _BOOL, SHAPE)
+  tie_word_embeddings: bool = _later(True, _BOOL, SHAPE)
+  decoder_bias: bool = _later(True, _BOOL, SHAPE)
   # What heads read of a whole text: "pooler", a dense layer and tanh on the
   # first token's output. With "cls", that output itself, and "mean", the mean
   # of all tokens' outputs, there is no such layer, and fine-tuned heads read
   # through the masked LM head's dense layer and norm, if it has them.
-  classifier_pooling: str = _key(
-    "pooler", _one_of("pooler", "cls", "mean"), SHAPE, huggingface=None
+  classifier_pooling: str = _later(
+    "pooler", _one_of("pooler", "cls", "mean"), SHAPE
   )
   # Dropout of embeddings and after attention; null: hidden_dropout_prob.
-  embedding_dropout: float | None = _key(
-    None, _or_none(_PROBABILITY), huggingface=None
-  )
-  attention_output_dropout: float | None = _key(
-    None, _or_none(_PROBABILITY), huggingface=None
-  )
+  embedding_dropout: float | None = _later(None, _or_none(_PROBABILITY))
+  attention_output_dropout: float | None = _later(None, _or_none(_PROBABILITY))
   # Whether the deviation of what ends a block is initializer_range over the
   # square root of 2 num_hidden_layers.
-  scaled_initializer: bool = _key(False, _BOOL, huggingface=None)
+  scaled_initializer: bool = _later(False, _BOOL)
 
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
@@ -255,12 +250,6 @@ class BertConfig:
     """Whether all heads read through the masked LM head's dense layer."""
     return self.mlm_head and not self.has_pooler
 
-  def keys_beyond_bert(self) -> list[str]:
-    """Keys that make it a model which Hugging Face's BERT cannot be."""
-    names = huggingface_keys()
-    keys = keys_that_change(SHAPE, RESULT)
-    return self._changed([key for key in keys if names[key] is None])
-
   @property
   def has_berts_attention(self) -> bool:
     """Whether the keys of attention say what BERT's is."""
@@ -279,10 +268,23 @@ class BertConfig:
     """Whether layer number `layer`, from 0, attends to near tokens only."""
     return layer % self.global_attn_every_n_layers > 0
 
+  def meaning(self) -> dict[str, Any]:
+    """The keys that make the model, with one of the values that mean the same.
+
+    As a null, which stands for the value of another key.
+    """
+    values = {
+      key: getattr(self, key) for key in keys_that_change(SHAPE, RESULT)
+    }
+    if not callable(self.hidden_act):
+      values["hidden_act"] = (self.hidden_act or "linear").lower()
+    values["num_key_value_heads"] = self.key_value_heads
+    return values
+
   def differences(self, other: "BertConfig") -> list[str]:
     """Keys that differ and make another model; training's may differ."""
-    keys = keys_that_change(SHAPE, RESULT)
-    return [k for k in keys if getattr(self, k) != getattr(other, k)]
+    ours, theirs = self.meaning(), other.meaning()
+    return [key for key in ours if ours[key] != theirs[key]]
 
   def to_dict(self):
     """A dictionary from which `from_dict` makes an equal configuration.
@@ -290,7 +292,8 @@ class BertConfig:
     Keys that google/bert does not know are in it if they say anything.
     """
     values = copy.deepcopy(self.__dict__)
-    later = [key for key, name in huggingface_keys().items() if name is None]
+    fields = dataclasses.fields(self)
+    later = [f.name for f in fields if f.metadata["is_later"]]
     for key in set(later) - set(self._changed(later)):
       del values[key]
     return values
@@ -311,12 +314,3 @@ def complete(values: dict) -> dict:
   fields = dataclasses.fields(BertConfig)
   defaults = {f.name: f.default for f in fields if f.name != "vocab_size"}
   return {**defaults, **values}
-
-
-def huggingface_keys() -> dict[str, str | None]:
-  """Each key's name in Hugging Face's config.json; None if it has none."""
-  names = {}
-  for field in dataclasses.fields(BertConfig):
-    name = field.metadata["huggingface"]
-    names[field.name] = field.name if name == _THE_SAME else name
-  return names

@@ -1,65 +1,34 @@
-"""config.json of a Hugging Face BERT, and the same model in our terms.
-
-The keys are those of transformers' configuration_bert.py
-(https://github.com/huggingface/transformers).
-"""
+"""config.json of a Hugging Face folder, and the same model in our terms."""
 
 import json
 import os
+import reprlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from common import json_files
 from common.errors import DataError, UserError
-from model.bert_config import BertConfig, huggingface_keys
-from model.tasks import HEADS, LABELS, MASKED_LM, NEXT_SENTENCE, Head
+from model.bert_config import BertConfig
+from model.huggingface_types import TYPES, ModelType, nearest
+from model.tasks import HEADS, LABELS, Head
+from model.weights import Weight
 
 CONFIG_FILE = "config.json"
 
-# google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
-_ALIKE = {name: name for name in ("relu", "tanh", "linear")}
-_TO_THEIR_ACTIVATION = _ALIKE | {
-  "gelu": "gelu_new", "gelu_erf": "gelu", "": "linear",
-}  # fmt: skip
-_TO_OUR_ACTIVATION = _ALIKE | {
-  "gelu": "gelu_erf", "gelu_python": "gelu_erf",
-  "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu",
-}  # fmt: skip
-
-# Hugging Face's defaults where ours differ, for keys that a file leaves out.
-_THEIR_DEFAULTS = dict(vocab_size=30522, hidden_act="gelu", type_vocab_size=2)
-
-# Values in google/bert's models; the first stands for a missing key.
-_ONLY = {
-  "model_type": ("bert",),
-  "layer_norm_eps": (1e-12,),
-  "position_embedding_type": ("absolute", None),
-  "is_decoder": (False,),
-  "add_cross_attention": (False,),
-  "pruned_heads": ({}, None),
-  "quantization_config": (None,),
-}
-
-# Keys without effect on the numbers, or known from the weights.
+# Keys without effect on the numbers, or known from others.
 _WITHOUT_EFFECT = set(
-  "_name_or_path architectures bos_token_id classifier_dropout dtype "
-  "eos_token_id gradient_checkpointing id2label label2id pad_token_id "
-  "problem_type tie_word_embeddings torch_dtype transformers_version "
-  "use_cache".split()
+  "_name_or_path architectures auto_map bos_token bos_token_id "
+  "classifier_activation classifier_dropout clf_pooling cls_token_id "
+  "deterministic_flash_attn dtype eos_token eos_token_id "
+  "gradient_checkpointing head_dim id2label initializer_cutoff_factor "
+  "label2id layer_types mask_token mask_token_id mlp_dropout model_type "
+  "pad_token pad_token_id pretraining_tp problem_type reference_compile "
+  "repad_logits_with_grad rope_parameters sep_token_id "
+  "sparse_pred_ignore_index sparse_prediction tie_word_embeddings torch_dtype "
+  "transformers_version use_cache".split()
 )
 
-_ENCODER_ONLY, _PRETRAINED = "BertModel", "BertForPreTraining"
-_ARCHITECTURES = [_ENCODER_ONLY, _PRETRAINED]
-_ARCHITECTURES += [head.architecture for head in HEADS]
-
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
-
-
-def architecture_of(heads: Sequence[Head]) -> str:
-  """transformers' class of a model with `tasks.heads_of` it."""
-  if {*heads} == {MASKED_LM, NEXT_SENTENCE}:
-    return _PRETRAINED
-  return heads[-1].architecture if heads else _ENCODER_ONLY
 
 
 def to_their_config(
@@ -67,26 +36,25 @@ def to_their_config(
   heads: Sequence[Head],
   source: str,
   labels: int | list[str] | None = None,
-  pad_id: int = 0,
+  ids: dict[str, int] | None = None,
 ) -> dict:
-  """config.json's content; `UserError` if Hugging Face has no such BERT."""
-  for key in config.keys_beyond_bert():
+  """config.json's content; `UserError` if Hugging Face has no such model.
+
+  `ids` are those of the special tokens "pad", "cls", "sep" and "mask".
+  """
+  kind, _ = nearest(config, heads)
+  said = kind.write(config, ids or {})
+  for key in kind.unsaid(config, said, heads):
     raise UserError(
-      f"{source}: {key} is {json.dumps(getattr(config, key))}; Hugging Face's "
-      "BERT has no such key, so it would give other numbers"
+      f"{source}: {key} is {json.dumps(getattr(config, key))}, which Hugging "
+      f"Face's {kind.title} cannot be{kind.why.get(key, '')}: with "
+      "--to=tensorflow any model converts"
     )
-  known = {}
-  for key, name in huggingface_keys().items():
-    if name is not None:
-      known[name] = getattr(config, key)
   content = {
-    "architectures": [architecture_of(heads)],
-    "model_type": "bert",
-    **known,
-    "hidden_act": _TO_THEIR_ACTIVATION[str(config.hidden_act or "").lower()],
-    "layer_norm_eps": 1e-12,
-    "position_embedding_type": "absolute",
-    "pad_token_id": pad_id,
+    "architectures": [kind.architecture(heads)],
+    "model_type": kind.name,
+    "pad_token_id": 0,
+    **said,
     "torch_dtype": "float32",
     "use_cache": True,
   }
@@ -106,18 +74,30 @@ def stand_ins(count: int) -> list[str]:
 class ReadConfig(NamedTuple):
   """A config.json in our terms."""
 
+  kind: ModelType
   config: BertConfig
   labels: list[str] | None  # the classifier's names, by number
   left_out: list[str]  # keys that we do not know
   problem_type: str | None = None  # what the classifier was trained for
   architectures: list[str] | None = None  # None: it names none
 
+  def tensors(self) -> dict[str, list[Weight]]:
+    """The name of each tensor -> our weights that it is made of, in order.
+
+    Where heads have one name, it is that of the architecture's head.
+    """
+    named = lambda head: (
+      self.kind.architecture([head]) in (self.architectures or ())
+    )
+    return self.kind.tensors(self.config, sorted(HEADS, key=named))
+
   def classifier_labels(self, outputs: int, source: str) -> list[str] | None:
     """By number; [] for a regression, None if they have no names.
 
     Raises `DataError` if the config is not of a classifier with these outputs.
     """
-    if self.architectures and LABELS.architecture not in self.architectures:
+    known = self.architectures
+    if known and self.kind.architecture([LABELS]) not in known:
       raise DataError(
         f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
         "without one"
@@ -140,40 +120,31 @@ class ReadConfig(NamedTuple):
 
 
 def from_their_config(content: dict, source: str) -> ReadConfig:
-  """Our config; `UserError` if the model is not of google/bert's kind."""
-  for key, allowed in _ONLY.items():
-    value = content.get(key, allowed[0])
-    if value not in allowed:
-      raise UserError(
-        f"{source}: {key} is {value!r}; only {allowed[0]!r} is google/bert's, "
-        "and only such a model can be converted"
-      )
+  """Our config; `UserError` if no model of ours is such a one."""
+  try:
+    json_files.expect(content, {"model_type?": (*TYPES,)})
+    kind = TYPES[content.get("model_type", "bert")]
+    json_files.expect(content, kind.form)
+  except ValueError as e:
+    raise UserError(f"{source}: {e}: this model cannot be converted") from e
+  for key, known in kind.unknown_values(content):
+    raise UserError(
+      f"{source}: {key} is {reprlib.repr(content.get(key))}, not "
+      f"{' or '.join(map(repr, known))}: this model cannot be converted"
+    )
   names = content.get("architectures") or []
   names = names if isinstance(names, list) else [names]
   for name in names:
-    if name not in _ARCHITECTURES:
+    if name not in kind.architectures():
       raise UserError(
         f"{source}: the architecture {name} is not one of "
-        f"{', '.join(_ARCHITECTURES)}"
+        f"{', '.join(kind.architectures())}"
       )
-  to_ours = {name: key for key, name in huggingface_keys().items() if name}
-  known = {  # pooler_...: of published Chinese and multilingual configs
-    key
-    for key in content
-    if key in to_ours or key == "directionality" or key.startswith("pooler_")
-  }
-  values = dict(_THEIR_DEFAULTS)
-  for key in known:
-    values[to_ours.get(key, key)] = content[key]
-  act = values["hidden_act"]
-  if act not in list(_TO_OUR_ACTIVATION):
-    raise UserError(
-      f"{source}: hidden_act is {act!r}, not one of "
-      f"{', '.join(_TO_OUR_ACTIVATION)}"
-    )
-  values["hidden_act"] = _TO_OUR_ACTIVATION[act]
-  left_out = set(content) - known - _WITHOUT_EFFECT - set(_ONLY)
+  values = kind.read(content)
+  known_keys = {key.name for key in kind.keys.values()} | {*values}
+  left_out = {*content} - known_keys - _WITHOUT_EFFECT - {*kind.only}
   return ReadConfig(
+    kind,
     BertConfig.from_dict(values, source),
     _labels(content, source),
     sorted(left_out),

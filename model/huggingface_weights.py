@@ -1,7 +1,7 @@
-"""BERT weights under Hugging Face's names, and model.safetensors.
+"""A model's weights as Hugging Face's tensors, and model.safetensors.
 
-`model.weights` has the names. Hugging Face's dense kernels are [out, in], ours
-[in, out].
+`huggingface_types` has the names. Hugging Face's dense kernels are [out, in],
+ours [in, out], and a tensor may be several of ours, one below the other.
 """
 
 import collections
@@ -9,7 +9,7 @@ import contextlib
 import glob
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -19,7 +19,17 @@ import safetensors.numpy
 from common import input_files, json_files
 from common.errors import DataError
 from model.bert_config import BertConfig
-from model.weights import CLASSIFIER, ENCODER, PARTS, POOLER, weights
+from model.huggingface_config import CONFIG_FILE, ReadConfig
+from model.huggingface_types import nearest
+from model.weights import (
+  CLASSIFIER,
+  ENCODER,
+  PARTS,
+  POOLER,
+  Weight,
+  heads_of,
+  weights,
+)
 
 WEIGHTS_FILE = "model.safetensors"
 _SHARDS_FILE = WEIGHTS_FILE + ".index.json"
@@ -28,40 +38,47 @@ _SHARDS_FILE = WEIGHTS_FILE + ".index.json"
 
 
 def count_parts(
-  values: Mapping[str, np.ndarray], config: BertConfig, source: str
+  values: Mapping[str, np.ndarray],
+  config: BertConfig,
+  source: str,
+  names: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
   """Number of weights in each part; variables that are not BERT's do not count.
 
-  Raises `DataError` for an incomplete part, no encoder, or another shape.
+  Raises `DataError` for an incomplete part, no encoder, or another shape, by
+  the weights' `names` in the source, which are ours if it is None.
   """
   counts, known = {}, weights(config)
+  names = names or {weight.name: weight.name for weight in known}
   for part in PARTS:
-    wanted = [w for w in known if w.part == part]
-    missing = [w.name for w in wanted if w.name not in values]
+    wanted = [w for w in known if w.part == part and w.name in names]
+    missing = [names[w.name] for w in wanted if w.name not in values]
     if len(missing) == len(wanted) and part != ENCODER:
       continue
     if missing:
       raise DataError(
-        f"{source}: the {part} lacks {_some(missing)}: is it another config's "
-        f"(num_hidden_layers={config.num_hidden_layers})?"
+        f"{source}: the {part} lacks {_some(dict.fromkeys(missing))}: is it "
+        f"another config's (num_hidden_layers={config.num_hidden_layers})?"
       )
     labels = values[wanted[-1].name].shape[:1] or (None,)
     for weight in wanted:
       found = list(values[weight.name].shape)
       shape = [labels[0] if n is None else n for n in weight.shape]
       if found != shape:
+        name = " in ".join(dict.fromkeys((weight.name, names[weight.name])))
         raise DataError(
-          f"{source}: {weight.name} ({weight.huggingface}) is of shape "
-          f"{found}, but the config makes it {shape}: the config is another "
-          "model's"
+          f"{source}: {name} is of shape {found}, but the config makes it "
+          f"{shape}: the config is another model's"
         )
     counts[part] = len(wanted)
   return counts
 
 
-def _check_pooler(parts: Iterable[str], source: str) -> None:
+def _check_pooler(
+  parts: Iterable[str], config: BertConfig, source: str
+) -> None:
   """Refuses a classifier of tokens, which reads no pooler."""
-  if CLASSIFIER in parts and POOLER not in parts:
+  if config.has_pooler and CLASSIFIER in parts and POOLER not in parts:
     raise DataError(
       f"{source}: has a classifier, but no pooler: it classifies each token "
       "(as BertForTokenClassification does), and only classifiers of whole "
@@ -80,50 +97,103 @@ def to_theirs(
 ) -> dict[str, np.ndarray]:
   """Our tensors by Hugging Face's names; `DataError` for those that have none.
 
-  An encoder without a head is named as BertModel names it, without "bert.".
+  An encoder without a head has the names of, for example, BertModel.
   """
-  parts = count_parts(values, config, source)
-  _check_pooler(parts, source)
-  known = {w.name: w for w in weights(config)}
-  if unknown := sorted(set(values) - set(known)):
+  heads = heads_of(config, values)
+  kind, _ = nearest(config, heads)
+  tensors = kind.tensors(config, heads)
+  _check_pooler(count_parts(values, config, source), config, source)
+  placed = {weight.name for of_one in tensors.values() for weight in of_one}
+  if unknown := sorted({*values} - placed):
     raise DataError(
-      f"{source}: Hugging Face's BERT has no place for {_some(unknown)}"
+      f"{source}: Hugging Face's {kind.title} has no place for {_some(unknown)}"
     )
-  bare = not set(parts) - {ENCODER, POOLER}
+  is_bare = kind.architecture(heads) == kind.encoder
   return {
-    known[name].huggingface.removeprefix("bert." if bare else ""):
-    # safetensors writes the memory as it is, so it must be contiguous.
-    np.ascontiguousarray(value.T if known[name].is_kernel else value)
-    for name, value in values.items()
+    name.removeprefix(kind.base if is_bare else ""): _joined(of_one, values)
+    for name, of_one in tensors.items()
+    if of_one[0].name in values
   }
 
 
-# Other names of a weight; transformers ties the two when it loads a model.
-_TIED = {
-  "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-  "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
+def _joined(
+  weights: Sequence[Weight], values: Mapping[str, np.ndarray]
+) -> np.ndarray:
+  """Their tensor of our weights."""
+  parts = []
+  for weight in weights:
+    value = values[weight.name]
+    parts.append(value.T if weight.is_kernel else value)
+  # safetensors writes the memory as it is, so it must be contiguous.
+  whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+  return np.ascontiguousarray(whole)
+
+
+def _parted(
+  weights: Sequence[Weight], tensor: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Our weights of their tensor, by name."""
+  rows = [w.shape[1] if w.is_kernel else w.shape[0] for w in weights]
+  ends = np.cumsum(rows[:-1], dtype=int)
+  parts = np.split(np.atleast_1d(tensor), ends)
+  for weight, part in zip(weights, parts, strict=True):
+    turned = weight.is_kernel and part.ndim == 2
+    yield weight.name, np.ascontiguousarray(part.T if turned else part)
+
+
 # Constants that earlier versions saved: 0, 1, 2, ... and zeros.
-_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def from_theirs(
-  tensors: Mapping[str, np.ndarray], config: BertConfig, source: str
+  tensors: Mapping[str, np.ndarray], known: ReadConfig, source: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Our weights from Hugging Face's, and the names of tensors left out.
 
-  Also reads BertModel's names (without "bert.") and old ones of layer norms.
+  Also reads an encoder's names (without, for example, "bert.") and old ones of
+  layer norms.
   """
-  named, left_out = {}, []
-  bare = not any(name.startswith("bert.") for name in tensors)
+  kind, wanted = known.kind, known.tensors()
+  named, left_out = _named(tensors, kind.base, [*wanted], source)
+  for tied, weight in kind.tied().items():
+    if tied in named and tied not in wanted:
+      value = named.pop(tied)
+      if not np.array_equal(named.setdefault(weight, value), value):
+        raise DataError(
+          f"{source}: {tied} is not {weight}, to which {CONFIG_FILE} ties it: "
+          "this model cannot be converted"
+        )
+      left_out.append(tied)
+  if unknown := sorted({*named} - {*wanted}):
+    raise DataError(
+      f"{source}: {_some(unknown)}: no weight of a {kind.title} of "
+      f"{known.config.num_hidden_layers} layers"
+    )
+  values, names = {}, {}
+  for name, of_one in wanted.items():
+    names |= {weight.name: name for weight in of_one}
+    if name in named:
+      values |= _parted(of_one, named[name])
+  counts = count_parts(values, known.config, source, names)
+  _check_pooler(counts, known.config, source)
+  return values, left_out
+
+
+def _named(
+  tensors: Mapping[str, np.ndarray], base: str, wanted: list[str], source: str
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Weights by the names of a model with a head, and names of what is none."""
+  named: dict[str, np.ndarray] = {}
+  left_out, buffers = [], [base + name for name in _BUFFERS]
+  is_bare = not any(name.startswith(base) for name in tensors)
   for name, value in tensors.items():
     full = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     full = full.replace("LayerNorm.beta", "LayerNorm.bias")
-    if bare and full.startswith(("embeddings.", "encoder.", "pooler.")):
-      full = "bert." + full
+    if is_bare and base + full in [*wanted, *buffers]:
+      full = base + full
     if full in named:
       raise DataError(f"{source}: {full} is there twice, also as {name}")
-    if full in _BUFFERS:
+    if full in buffers:
       left_out.append(name)
     elif value.dtype != np.float32:
       raise DataError(
@@ -137,30 +207,7 @@ def from_theirs(
       )
     else:
       named[full] = value
-  for tied, weight in _TIED.items():
-    if tied in named:
-      value = named.pop(tied)
-      if not np.array_equal(named.setdefault(weight, value), value):
-        raise DataError(
-          f"{source}: {tied} is not {weight}, as it is in google/bert's masked "
-          "LM head: it cannot be converted"
-        )
-      left_out.append(tied)
-  known = {w.huggingface: w for w in weights(config)}
-  if unknown := sorted(set(named) - set(known)):
-    raise DataError(
-      f"{source}: {_some(unknown)}: no weight of a google/bert model of "
-      f"{config.num_hidden_layers} layers"
-    )
-  values = {
-    w.name: np.ascontiguousarray(
-      named[name].T if w.is_kernel and named[name].ndim == 2 else named[name]
-    )
-    for name, w in known.items()
-    if name in named
-  }
-  _check_pooler(count_parts(values, config, source), source)
-  return values, left_out
+  return named, left_out
 
 
 # Files ------------------------------------------------------------------------

@@ -18,25 +18,26 @@ class Head(NamedTuple):
   kind: str
   signature: str  # of `interop.inference`
   reads_pooled: bool  # the pooled output of the first token, not all tokens
-  architecture: str  # transformers' class of a model with this head only
+  # What follows "For" in transformers' class of a model with this head only.
+  architecture: str
   pipeline: str  # what Hugging Face's Hub calls the use of it
 
 
 MASKED_LM = Head(
   "masked LM head", "cls/predictions/output_bias", PRETRAINING, "masked_lm",
-  False, "BertForMaskedLM", "fill-mask",
+  False, "MaskedLM", "fill-mask",
 )  # fmt: skip
 NEXT_SENTENCE = Head(
   "next sentence head", "cls/seq_relationship/output_bias", PRETRAINING,
-  "next_sentence", True, "BertForNextSentencePrediction", "feature-extraction",
+  "next_sentence", True, "NextSentencePrediction", "feature-extraction",
 )  # fmt: skip
 QUESTIONS = Head(
   "question answering head", "cls/squad/output_bias", SQUAD, "span", False,
-  "BertForQuestionAnswering", "question-answering",
+  "QuestionAnswering", "question-answering",
 )  # fmt: skip
 LABELS = Head(
   "classifier", "output_bias", CLASSIFIER, "classifier", True,
-  "BertForSequenceClassification", "text-classification",
+  "SequenceClassification", "text-classification",
 )  # fmt: skip
 # Of a model with several the last one decides what the model is for.
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS)

@@ -1,11 +1,10 @@
 """Every weight of a BERT: of this creation, FLOPs and conversion derive.
 
 An encoder's dense layers are `dense_layers`, which the encoder makes and
-`model_flops` counts. `weights` has all variables by their names, with those of
-transformers' modeling_bert.py (https://github.com/huggingface/transformers).
+`model_flops` counts. `weights` has all variables by their names, of which
+`huggingface_types` makes transformers'.
 """
 
-import re
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -62,7 +61,7 @@ def dense_layers(config: BertConfig) -> list[DenseLayer]:
 
 
 class Weight(NamedTuple):
-  """A variable under its name here and in Hugging Face's files."""
+  """A variable that a model of a config may have."""
 
   part: str  # one of PARTS
   name: str
@@ -74,22 +73,21 @@ class Weight(NamedTuple):
     return self.name.endswith("/kernel")
 
   @property
-  def huggingface(self) -> str:
-    name = self.name
-    for pattern, replacement in _RENAMED:
-      name = pattern.sub(replacement, name)
-    return name
+  def scope(self) -> str:
+    """The module that it belongs to; a table of embeddings is one itself."""
+    scope, _, variable = self.name.rpartition("/")
+    return scope if variable in _ROLES else self.name
+
+  @property
+  def role(self) -> str:
+    """What it is in its module, in PyTorch's words."""
+    return _ROLES.get(self.name.rpartition("/")[2], "weight")
 
 
-_RENAMED = (
-  (re.compile(r"^cls/squad"), "qa_outputs"),
-  (re.compile(r"^output_"), "classifier/output_"),
-  (re.compile(r"/layer_"), "/layer/"),
-  (re.compile(r"_embeddings$"), r"\g<0>/weight"),
-  (re.compile(r"/(kernel|gamma|output_weights)$"), "/weight"),
-  (re.compile(r"/(beta|output_bias)$"), "/bias"),
-  (re.compile(r"/"), "."),
-)
+_ROLES = {
+  **dict.fromkeys(("kernel", "gamma", "output_weights"), "weight"),
+  **dict.fromkeys(("bias", "beta", "output_bias"), "bias"),
+}
 
 
 def weights(config: BertConfig) -> list[Weight]:

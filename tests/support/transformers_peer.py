@@ -2,8 +2,9 @@
 
   python transformers_peer.py JOBS.json
 
-A job is ["make", FOLDER, CLASS, CONFIG, SEED], ["run", FOLDER, CLASS,
-BATCH.npz, OUTPUTS.npz] or ["tokenize", FOLDER, TEXTS.json, IDS.json].
+A job is ["make", FOLDER, CLASS, CONFIG, SEED, NOISE], ["run", FOLDER, CLASS,
+BATCH.npz, OUTPUTS.npz] or ["tokenize", FOLDER, TEXTS.json, IDS.json]. A batch
+with labels gives gradients, too, under "gradient:" and the tensor's name.
 `tests/unit/test_convert_parity.py` runs it; it imports nothing of this project.
 """
 
@@ -15,13 +16,14 @@ import torch
 import transformers
 
 
-def make(folder, name, config, seed):
-  """Saves a model of random weights, far from 0 and 1."""
+def make(folder, name, config, seed, noise=0.2):
+  """Saves a model of random weights, `noise` from initial ones."""
   torch.manual_seed(seed)
-  model = getattr(transformers, name)(transformers.BertConfig(**config))
+  kind = getattr(transformers, name)
+  model = kind(kind.config_class(**config))
   with torch.no_grad():
     for parameter in model.parameters():
-      parameter.add_(0.2 * torch.randn_like(parameter))
+      parameter.add_(noise * torch.randn_like(parameter))
   model.save_pretrained(folder)
 
 
@@ -34,10 +36,20 @@ def run(folder, name, batch_file, output_file):
   wrong = [k for keys in report.values() for k in keys if "pooler" not in k]
   assert not wrong, report
   batch = {k: torch.tensor(v) for k, v in np.load(batch_file).items()}
-  with torch.no_grad():
-    outputs = model.eval()(**batch)
-  arrays = {k: v.numpy() for k, v in outputs.items() if torch.is_tensor(v)}
-  np.savez(output_file, **arrays)
+  # Masks of packed rows, which only ModernBERT has for each type of layer.
+  types = ("full_attention", "sliding_attention")
+  masks = {k: batch.pop(k) for k in types if k in batch}
+  if masks and hasattr(model.config, "layer_types"):
+    batch["attention_mask"] = masks
+  elif masks:
+    batch["attention_mask"] = masks["full_attention"]
+  outputs = model.eval()(**batch)
+  arrays = {k: v.detach() for k, v in outputs.items() if torch.is_tensor(v)}
+  if "labels" in batch:
+    outputs["loss"].backward()
+    for key, parameter in model.named_parameters():
+      arrays[f"gradient:{key}"] = parameter.grad
+  np.savez(output_file, **{k: v.numpy() for k, v in arrays.items()})
 
 
 def tokenize(folder, texts_file, ids_file):

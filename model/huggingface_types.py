@@ -1,0 +1,489 @@
+"""transformers' model types in our terms: the keys of each, its tensors, heads.
+
+From this table follow how config.json and tensors are read and written, and
+which models are refused. Names and defaults are those of transformers'
+configuration_*.py and modeling_*.py, https://github.com/huggingface/transformers.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from model import tasks
+from model import weights as w
+from model.bert_config import BertConfig
+from model.tasks import LABELS, MASKED_LM, NEXT_SENTENCE, QUESTIONS, Head
+
+_WORDS = "bert/embeddings/word_embeddings"
+_LAYER = "bert/encoder/layer_"
+_TRANSFORM = "cls/predictions/transform"
+
+
+class Words(NamedTuple):
+  """How the values of a key translate."""
+
+  theirs: dict  # our value -> theirs
+  ours: dict  # their value -> ours
+
+
+class Key(NamedTuple):
+  """A key of config.json that says one of ours."""
+
+  name: str
+  default: Any  # transformers', which a file without the key means
+  words: Words | None = None  # None: both have the same values
+
+  def theirs(self, value):
+    """None for a value that they cannot say."""
+    return self.words.theirs.get(value) if self.words else value
+
+  def ours(self, value):
+    return self.words.ours.get(value) if self.words else value
+
+
+# google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
+_ALIKE = {name: name for name in ("relu", "tanh", "linear", "silu")}
+_APPROXIMATE = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+_ACTIVATIONS = Words(
+  {**_ALIKE, "gelu": "gelu_new", "gelu_erf": "gelu"},
+  {
+    **_ALIKE, "swish": "silu", "gelu": "gelu_erf", "gelu_python": "gelu_erf",
+    **dict.fromkeys(_APPROXIMATE, "gelu"),
+  },
+)  # fmt: skip
+_EXACT_GELU = Words({"gelu_erf": "gelu"}, {"gelu": "gelu_erf"})
+# "pooler" is what a model says whose heads read no text as a whole.
+_POOLINGS = Words(
+  {"cls": "cls", "mean": "mean", "pooler": "cls"},
+  {"cls": "cls", "mean": "mean"},
+)
+# "late" is the mean of a layer's outputs, which is its output of the mean.
+_EURO_POOLINGS = Words(
+  {"cls": "bos", "mean": "mean", "pooler": "late"},
+  {"bos": "cls", "mean": "mean", "late": "mean"},
+)
+
+
+def _keys(**keys) -> dict[str, Key]:
+  """Our key -> `Key`, of (their name, default, words) or a default alone."""
+  made = {}
+  for ours, value in keys.items():
+    made[ours] = Key(*value) if isinstance(value, tuple) else Key(ours, value)
+  return made
+
+
+class ModelType:
+  """What all types have in common, and what each says."""
+
+  name: str  # as model_type has it
+  title: str  # for people
+  classes: str  # how the names of its classes begin
+  base: str  # how tensors of the encoder begin in a model with a head
+  keys: dict[str, Key]  # by our name
+  # The values of our keys that this type has always, where they are not BERT's.
+  implied: dict[str, Any] = {}
+  # Special tokens whose ids config.json has.
+  special: dict[str, str] = {"pad_token_id": "pad"}
+  # Values beside which we know no others; a missing key has the first.
+  only: dict[str, tuple] = {
+    "is_decoder": (False,), "add_cross_attention": (False,),
+    "pruned_heads": ({}, None), "quantization_config": (None,),
+    "rope_scaling": (None,), "partial_rotary_factor": (None, 1.0),
+  }  # fmt: skip
+  # What `json_files.expect` expects of config.json, for what `read` computes.
+  form: dict[str, Any] = {"num_hidden_layers?": int}
+  why: dict[str, str] = {}  # our key -> what its values depend on, for people
+  heads: tuple[Head, ...]
+  body: tuple[str, ...]  # parts of `weights` that are no heads
+  modules: dict[str, str]  # scope here -> module there
+  decoder: str  # the module of the words' weights, which may be the embeddings
+
+  # config.json
+
+  def write(self, config: BertConfig, ids: dict[str, int]) -> dict:
+    """What config.json says, but for heads; `ids` are of "pad", "cls" etc."""
+    values = {**vars(config), **config.meaning()}
+    said = {key.name: key.theirs(values[k]) for k, key in self.keys.items()}
+    for name, token in self.special.items():
+      if token in ids:
+        said[name] = ids[token]
+    return said
+
+  def complete(self, content: dict) -> dict:
+    """A config.json with all of `keys`."""
+    return {key.name: key.default for key in self.keys.values()} | content
+
+  def read(self, content: dict) -> dict:
+    """Our keys' values of a config.json without `unknown_values`."""
+    said = self.complete(content)
+    values = {k: key.ours(said[key.name]) for k, key in self.keys.items()}
+    return {**self.implied, **values}
+
+  def unknown_values(self, content: dict) -> Iterator[tuple[str, Sequence]]:
+    """Keys whose value is none of those that we know, and these."""
+    said = self.complete(content)
+    for name, known in self.only.items():
+      if said.get(name, known[0]) not in known:
+        yield name, known
+    for key in self.keys.values():
+      if key.words and said[key.name] not in [*key.words.ours]:
+        yield key.name, [*key.words.ours]
+
+  def unsaid(
+    self, config: BertConfig, content: dict, heads: Sequence[Head]
+  ) -> list[str]:
+    """Our keys of which a written config.json says another model."""
+    keys = config.differences(BertConfig(**self.read(content)))
+    if any(head.reads_pooled for head in heads):
+      return keys
+    return [key for key in keys if key != "classifier_pooling"]
+
+  # Tensors
+
+  def module(self, scope: str, layers: int) -> str:
+    """The module that has what is in our `scope`."""
+    raise NotImplementedError
+
+  def tensors(
+    self, config: BertConfig, heads: Sequence[Head]
+  ) -> dict[str, list[w.Weight]]:
+    """The name of each tensor -> our weights that it is made of, in order.
+
+    A name that several heads have is the last one's.
+    """
+    known, found = w.weights(config), {}
+    for part in (*self.body, *(h.name for h in heads if h in self.heads)):
+      of_part: dict[str, list[w.Weight]] = {}
+      for weight in known:
+        if weight.part == part:
+          module = self.module(weight.scope, config.num_hidden_layers)
+          of_part.setdefault(f"{module}.{weight.role}", []).append(weight)
+      found.update(of_part)
+    return found
+
+  def tied(self) -> dict[str, str]:
+    """A tensor -> the one that it equals, if the config does not untie it."""
+    words, head = (self.module(s, 0) for s in (_WORDS, "cls/predictions"))
+    return {
+      f"{self.decoder}.weight": f"{words}.weight",
+      f"{self.decoder}.bias": f"{head}.bias",
+    }
+
+  # Classes
+
+  def architecture(self, heads: Sequence[Head]) -> str:
+    """The class of a model with these heads: the last one's, if it has one."""
+    own = [head for head in heads if head in self.heads]
+    if {*own} == {MASKED_LM, NEXT_SENTENCE}:
+      return f"{self.classes}ForPreTraining"
+    return f"{self.classes}For{own[-1].architecture}" if own else self.encoder
+
+  @property
+  def encoder(self) -> str:
+    """The class of a model without a head."""
+    return f"{self.classes}Model"
+
+  def architectures(self) -> list[str]:
+    """All that `architecture` can be."""
+    of_heads = [[head] for head in self.heads]
+    every = map(self.architecture, [[], [NEXT_SENTENCE, MASKED_LM], *of_heads])
+    return [*dict.fromkeys(every)]
+
+
+class _Bert(ModelType):
+  name, title, classes, base = "bert", "BERT", "Bert", "bert."
+  keys = _keys(
+    vocab_size=30522, hidden_size=768, num_hidden_layers=12,
+    num_attention_heads=12, intermediate_size=3072,
+    hidden_act=("hidden_act", "gelu", _ACTIVATIONS), hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1, max_position_embeddings=512,
+    type_vocab_size=2, initializer_range=0.02,
+    norm_eps=("layer_norm_eps", 1e-12),
+  )  # fmt: skip
+  only = {**ModelType.only, "position_embedding_type": ("absolute", None)}
+  heads = tasks.HEADS
+  body = w.ENCODER, w.POOLER
+  modules = {"cls/squad": "qa_outputs", "": "classifier"}
+  decoder = "cls.predictions.decoder"
+
+  def write(self, config, ids):
+    return {
+      "position_embedding_type": "absolute",
+      **super().write(config, ids),
+      # A model without segments is none of these.
+      "type_vocab_size": max(1, config.type_vocab_size),
+    }
+
+  def read(self, content):
+    values = super().read(content)
+    for key in content:  # of published Chinese and multilingual configs
+      if key == "directionality" or key.startswith("pooler_"):
+        values[key] = content[key]
+    return values
+
+  def module(self, scope, layers):
+    name = scope.replace("/layer_", "/layer.").replace("/", ".")
+    if name.startswith("bert."):
+      name = self.base + name.removeprefix("bert.")
+    return self.modules.get(scope, name)
+
+
+class _Roberta(_Bert):
+  """Its positions begin after the id of [PAD]."""
+
+  name, title, classes, base = "roberta", "RoBERTa", "Roberta", "roberta."
+  keys = _Bert.keys | _keys(
+    vocab_size=50265, hidden_act=("hidden_act", "gelu", _EXACT_GELU),
+    position_offset=("pad_token_id", 1),
+  )  # fmt: skip
+  special = {
+    "pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep",
+  }  # fmt: skip
+  form = {"pad_token_id?": int, "max_position_embeddings?": int}
+  why = {"position_offset": " (it is the id of [PAD] plus 1)"}
+  heads = MASKED_LM, QUESTIONS
+  modules = {
+    f"{_TRANSFORM}/dense": "lm_head.dense",
+    f"{_TRANSFORM}/LayerNorm": "lm_head.layer_norm",
+    "cls/predictions": "lm_head",
+    "cls/squad": "qa_outputs",
+  }
+  decoder = "lm_head.decoder"
+
+  def write(self, config, ids):
+    pad = max(0, config.position_offset - 1)
+    content = super().write(config, {"pad": pad, **ids})
+    content["max_position_embeddings"] += content["pad_token_id"] + 1
+    return content
+
+  def read(self, content):
+    values = super().read(content)
+    values["position_offset"] += 1
+    values["max_position_embeddings"] -= values["position_offset"]
+    return values
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"  # types of layers
+_DICT = (dict, None)
+_PLAIN = {"rope_type": "default"}  # rotary positions without a scale
+
+
+def _layer_types(every: int, layers: int) -> list[str]:
+  """Layers 0, n, 2 n, ... attend to all tokens, the others to near ones."""
+  return [_SLIDING if number % every else _FULL for number in range(layers)]
+
+
+def _theta(rope: dict | None, otherwise):
+  """The wavelength of rope_parameters, or `otherwise`."""
+  return (rope or {}).get("rope_theta", otherwise)
+
+
+def _is_plain(rope: dict | None) -> bool:
+  """Whether rope_parameters say no more than a wavelength."""
+  rope = rope or {}
+  return all(key == "rope_theta" or rope[key] == "default" for key in rope)
+
+
+class _PreNorm(ModelType):
+  """Rotary positions, gates, and a norm before each block."""
+
+  implied: dict[str, Any] = {
+    "position_type": "rotary", "pre_layer_norm": True, "gated": True,
+    "type_vocab_size": 0, "hidden_dropout_prob": 0.0,
+  }  # fmt: skip
+  base = "model."
+  body = w.ENCODER, w.TRANSFORM
+  layer: dict[str, str]  # a layer's scope here -> its module there
+  norms: tuple[str, str]  # before a layer's attention, and after the last one
+
+  def module(self, scope, layers):
+    if scope in self.modules:
+      return self.modules[scope]
+    number, _, part = scope.removeprefix(_LAYER).partition("/")
+    if part != "output/LayerNorm":
+      return f"model.layers.{number}.{self.layer[part]}"
+    # Our layers end with the norm that the next one begins with there.
+    (first, last), following = self.norms, int(number) + 1
+    return f"model.layers.{following}.{first}" if following < layers else last
+
+
+class _ModernBert(_PreNorm):
+  """Layers and wavelengths have keys that transformers 4 reads, and 5."""
+
+  name, title, classes = "modernbert", "ModernBERT", "ModernBert"
+  keys = _keys(
+    vocab_size=50368, hidden_size=768, num_hidden_layers=22,
+    num_attention_heads=12, intermediate_size=1152,
+    hidden_act=("hidden_activation", "gelu", _ACTIVATIONS),
+    max_position_embeddings=8192, initializer_range=0.02,
+    attention_probs_dropout_prob=("attention_dropout", 0.0),
+    embedding_dropout=0.0, global_rope_theta=160000.0, local_rope_theta=10000.0,
+    global_attn_every_n_layers=3, local_attention=128, attention_bias=False,
+    norm_bias=False, norm_eps=1e-5, mlp_bias=False, classifier_bias=False,
+    classifier_pooling=("classifier_pooling", "cls", _POOLINGS),
+    tie_word_embeddings=True, decoder_bias=True,
+  )  # fmt: skip
+  implied = {**_PreNorm.implied, "scaled_initializer": True}
+  special = {
+    "pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls",
+    "eos_token_id": "sep", "sep_token_id": "sep",
+  }  # fmt: skip
+  form = ModelType.form | {
+    "global_attn_every_n_layers?": int, "layer_types?": ([str], None),
+    "rope_parameters?": ({_FULL + "?": _DICT, _SLIDING + "?": _DICT}, None),
+  }  # fmt: skip
+  heads = MASKED_LM, QUESTIONS, LABELS
+  modules = {
+    _WORDS: "model.embeddings.tok_embeddings",
+    "bert/embeddings/LayerNorm": "model.embeddings.norm",
+    f"{_TRANSFORM}/dense": "head.dense",
+    f"{_TRANSFORM}/LayerNorm": "head.norm",
+    "cls/predictions": "decoder",
+    "cls/squad": "classifier",
+    "": "classifier",
+  }
+  layer = {
+    **dict.fromkeys((w.QUERY, w.KEY, w.VALUE), "attn.Wqkv"),
+    w.ATTENDED: "attn.Wo",
+    "attention/output/LayerNorm": "mlp_norm",
+    **dict.fromkeys((w.WIDE, w.GATE), "mlp.Wi"),
+    w.NARROW: "mlp.Wo",
+  }
+  norms = "attn_norm", "model.final_norm"
+  decoder = "decoder"
+
+  def write(self, config, ids):
+    every, layers = config.global_attn_every_n_layers, config.num_hidden_layers
+    content = super().write(config, ids)
+    return {
+      **content,
+      "classifier_activation": content["hidden_activation"],
+      "layer_types": _layer_types(every, layers),
+      "rope_parameters": {
+        _FULL: {**_PLAIN, "rope_theta": config.global_rope_theta},
+        _SLIDING: {**_PLAIN, "rope_theta": config.local_rope_theta},
+      },
+    }
+
+  def complete(self, content):
+    """In the keys of transformers 4, where the file has those of 5, too."""
+    said = super().complete(content)
+    if types := said.get("layer_types"):
+      # Where only the first layer is full, the older key alone knows n.
+      older = said["global_attn_every_n_layers"]
+      full = [number for number, kind in enumerate(types) if kind == _FULL]
+      every = full[1] if len(full) > 1 else max(len(types), older)
+      said["global_attn_every_n_layers"] = every
+    ropes = said.get("rope_parameters") or {}
+    everywhere = _theta(ropes.get(_FULL), said["global_rope_theta"])
+    # To transformers 4, null is the wavelength of the other layers.
+    near = _theta(ropes.get(_SLIDING), said["local_rope_theta"] or everywhere)
+    return {**said, "global_rope_theta": everywhere, "local_rope_theta": near}
+
+  def read(self, content):
+    values = super().read(content)
+    dropout = values["attention_probs_dropout_prob"]
+    return {**values, "attention_output_dropout": dropout}
+
+  def unknown_values(self, content):
+    yield from super().unknown_values(content)
+    said = self.complete(content)
+    every, layers = (
+      said["global_attn_every_n_layers"],
+      said["num_hidden_layers"],
+    )
+    types, ropes = said.get("layer_types"), said.get("rope_parameters") or {}
+    known = types and _layer_types(every, len(types))
+    if types and (types != known or len(types) != layers):
+      yield "layer_types", [f"{_FULL} in each n-th layer from the first on"]
+    if {*ropes} - {_FULL, _SLIDING} or not all(map(_is_plain, ropes.values())):
+      yield "rope_parameters", [{_FULL: _PLAIN, _SLIDING: _PLAIN}]
+    activation = said["hidden_activation"]
+    if said.get("classifier_activation", "gelu") != activation:
+      yield "classifier_activation", [activation]
+
+
+class _EuroBert(_PreNorm):
+  """Its words have a bias if its layers have."""
+
+  name, title, classes = "eurobert", "EuroBERT", "EuroBert"
+  keys = _keys(
+    vocab_size=128256, hidden_size=768, num_hidden_layers=12,
+    num_attention_heads=12, num_key_value_heads=None, intermediate_size=3072,
+    hidden_act=("hidden_act", "silu", _ACTIVATIONS),
+    max_position_embeddings=8192, initializer_range=0.02,
+    attention_probs_dropout_prob=("attention_dropout", 0.0),
+    global_rope_theta=("rope_theta", 10000.0), attention_bias=False,
+    norm_eps=("rms_norm_eps", 1e-5), mlp_bias=False,
+    classifier_pooling=("classifier_pooling", "late", _EURO_POOLINGS),
+    tie_word_embeddings=False,
+  )  # fmt: skip
+  implied = {
+    **_PreNorm.implied, "norm": "rms", "norm_bias": False,
+    "embedding_norm": False, "mlm_head": False, "attention_output_dropout": 0.0,
+  }  # fmt: skip
+  special = {
+    "pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep",
+    "mask_token_id": "mask",
+  }  # fmt: skip
+  form = {
+    "hidden_size?": int, "num_attention_heads?": int, "rope_parameters?": _DICT,
+  }  # fmt: skip
+  heads = (MASKED_LM,)
+  modules = {
+    _WORDS: "model.embed_tokens",
+    "bert/embeddings/LayerNorm": "model.layers.0.input_layernorm",
+    "cls/predictions": "lm_head",
+  }
+  layer = {
+    w.QUERY: "self_attn.q_proj",
+    w.KEY: "self_attn.k_proj",
+    w.VALUE: "self_attn.v_proj",
+    w.ATTENDED: "self_attn.o_proj",
+    "attention/output/LayerNorm": "post_attention_layernorm",
+    w.WIDE: "mlp.gate_proj",
+    w.GATE: "mlp.up_proj",
+    w.NARROW: "mlp.down_proj",
+  }
+  norms = "input_layernorm", "model.norm"
+  decoder = "lm_head"
+
+  def write(self, config, ids):
+    rope = {**_PLAIN, "rope_theta": config.global_rope_theta}
+    return {**super().write(config, ids), "rope_parameters": rope}
+
+  def complete(self, content):
+    said = super().complete(content)
+    theta = _theta(said.get("rope_parameters"), said["rope_theta"])
+    return {**said, "rope_theta": theta}
+
+  def read(self, content):
+    values = super().read(content)
+    return {**values, "decoder_bias": values["mlp_bias"]}
+
+  def unknown_values(self, content):
+    yield from super().unknown_values(content)
+    said = self.complete(content)
+    if not _is_plain(said.get("rope_parameters")):
+      yield "rope_parameters", [_PLAIN]
+    size = said["hidden_size"] // max(1, said["num_attention_heads"])
+    if said.get("head_dim") not in (None, size):
+      yield "head_dim", [size]
+
+
+TYPES = {t.name: t for t in (_Bert(), _Roberta(), _ModernBert(), _EuroBert())}
+
+
+def nearest(
+  config: BertConfig, heads: Sequence[Head] = ()
+) -> tuple[ModelType, list[str]]:
+  """The type that says most of a model, and our keys that it cannot say."""
+  unsaid = {
+    kind: kind.unsaid(config, kind.write(config, {}), heads)
+    for kind in TYPES.values()
+  }
+  return min(unsaid.items(), key=lambda item: len(item[1]))
+
+
+def has(config: BertConfig) -> bool:
+  """Whether a type says all of a model."""
+  return not nearest(config)[1]

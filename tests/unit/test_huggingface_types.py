@@ -1,0 +1,332 @@
+"""What config.json and tensors of each model type say, and what is refused.
+
+`test_modern_parity.py` holds the numbers against transformers'.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from reference_modern import EURO_BERT, MODERN_BERT, NEO_BERT
+from samples import TINY
+from test_convert_checkpoint import convert, read, write_checkpoint
+
+from checkpoints import checkpoint_weights, huggingface_folder
+from common.errors import UserError
+from interop import model_source
+from model import huggingface_config, huggingface_types, tasks, weights
+from model.bert_config import RESULT, SHAPE, BertConfig, keys_that_change
+
+MODERN = {**TINY, **MODERN_BERT, "classifier_pooling": "mean"}
+MODERN |= {"num_hidden_layers": 4}
+EURO = {**TINY, **EURO_BERT, "classifier_pooling": "mean"}
+ROBERTA = {**TINY, "position_offset": 1, "hidden_act": "gelu_erf"}
+MODELS = {"bert": TINY, "modernbert": MODERN, "eurobert": EURO,
+          "roberta": ROBERTA}  # fmt: skip
+# Another value of each key that a type can say.
+OTHERS = dict(
+  vocab_size=90, hidden_size=48, num_hidden_layers=5, num_attention_heads=4,
+  intermediate_size=40, hidden_act="silu", max_position_embeddings=32,
+  type_vocab_size=1, norm_eps=0.01, global_rope_theta=77.0,
+  local_rope_theta=55.0, global_attn_every_n_layers=2, local_attention=6,
+  num_key_value_heads=2, attention_bias=True, norm_bias=True, mlp_bias=True,
+  classifier_bias=True, tie_word_embeddings=False, decoder_bias=False,
+  classifier_pooling="cls", position_offset=2,
+)  # fmt: skip
+
+
+def written(keys, heads=(), **ids):
+  config = BertConfig.from_dict(keys)
+  return config, huggingface_config.to_their_config(
+    config, heads, "here", None, ids
+  )
+
+
+def reread(content):
+  return huggingface_config.from_their_config(content, "there")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_config_survives_both_ways(name):
+  config, content = written(MODELS[name])
+  assert content["model_type"] == name
+  again = reread(content)
+  assert again.kind.name == name and not again.left_out
+  assert not again.config.differences(config)
+  for key in huggingface_types.TYPES[name].keys:
+    if key in OTHERS and key in keys_that_change(SHAPE, RESULT):
+      changed = {**MODELS[name], key: OTHERS[key]}
+      if (name, key) == ("eurobert", "mlp_bias"):
+        changed["decoder_bias"] = True
+      if (name, key) == ("roberta", "hidden_act"):
+        continue  # its head knows one
+      config, content = written(changed, [tasks.LABELS])
+      assert content["model_type"] == name, key
+      assert not reread(content).config.differences(config), key
+
+
+def test_layers_and_wavelengths_are_said_twice():
+  """As transformers 4 reads them, and as 5 does."""
+  _, content = written(MODERN, pad=0, cls=2, sep=3, mask=4)
+  full, sliding = "full_attention", "sliding_attention"
+  assert content["layer_types"] == [full, sliding, sliding, full]
+  assert content["rope_parameters"] == {
+    full: {"rope_type": "default", "rope_theta": 160000.0},
+    sliding: {"rope_type": "default", "rope_theta": 10000.0},
+  }
+  for key, value in (
+    ("global_attn_every_n_layers", 3), ("global_rope_theta", 160000.0),
+    ("local_rope_theta", 10000.0), ("local_attention", 4),
+    ("hidden_activation", "gelu"), ("classifier_activation", "gelu"),
+    ("classifier_pooling", "mean"), ("pad_token_id", 0), ("bos_token_id", 2),
+    ("cls_token_id", 2), ("eos_token_id", 3), ("sep_token_id", 3),
+  ):  # fmt: skip
+    assert content[key] == value, key
+
+
+OLD = dict(
+  model_type="modernbert", vocab_size=100, hidden_size=32, num_hidden_layers=4,
+  num_attention_heads=2, intermediate_size=64, global_attn_every_n_layers=2,
+  global_rope_theta=160000.0, local_rope_theta=10000.0, local_attention=128,
+)  # fmt: skip
+FULL, NEAR = "full_attention", "sliding_attention"
+
+
+def ropes(full=None, near=None):
+  return {"rope_parameters": {FULL: full, NEAR: near}}
+
+
+@pytest.mark.parametrize(
+  "change, keys",
+  [
+    ({}, {}),
+    ({"local_rope_theta": None}, {"local_rope_theta": 160000.0}),
+    ({"layer_types": [FULL, NEAR, NEAR, FULL]},
+     {"global_attn_every_n_layers": 3}),
+    ({"layer_types": [FULL] * 4}, {"global_attn_every_n_layers": 1}),
+    ({"layer_types": [FULL, NEAR, NEAR, NEAR],
+      "global_attn_every_n_layers": 7}, {"global_attn_every_n_layers": 7}),
+    (ropes({"rope_type": "default", "rope_theta": 5.0}, {"rope_theta": 4.0}),
+     {"global_rope_theta": 5.0, "local_rope_theta": 4.0}),
+    (ropes(near={"rope_theta": 4.0}), {"local_rope_theta": 4.0}),
+    ({"attention_dropout": 0.2},
+     {"attention_probs_dropout_prob": 0.2, "attention_output_dropout": 0.2}),
+  ],
+)  # fmt: skip
+def test_files_of_all_versions_are_read_right(change, keys):
+  config = reread({**OLD, **change}).config
+  wanted = dict(
+    position_type="rotary", norm_eps=1e-5, norm_bias=False, gated=True,
+    hidden_act="gelu_erf", classifier_pooling="cls", type_vocab_size=0,
+    global_attn_every_n_layers=2, global_rope_theta=160000.0,
+    local_rope_theta=10000.0, scaled_initializer=True, hidden_dropout_prob=0.0,
+    max_position_embeddings=8192,
+  )  # fmt: skip
+  wanted |= keys
+  assert {key: getattr(config, key) for key in wanted} == wanted
+
+
+def test_wavelengths_of_eurobert():
+  plain = {"model_type": "eurobert"}
+  assert reread(plain).config.global_rope_theta == 10000.0
+  older = {**plain, "rope_theta": 250000, "rope_scaling": None,
+           "clf_pooling": "late", "head_dim": 64}  # fmt: skip
+  assert reread(older).config.global_rope_theta == 250000
+  newer = {**older, "rope_parameters": {"rope_theta": 9.0}}
+  assert reread(newer).config.global_rope_theta == 9.0
+  assert not reread(newer).left_out
+
+
+EUROS = {"model_type": "eurobert"}
+
+
+@pytest.mark.parametrize(
+  "content, message",
+  [
+    ({**OLD, "layer_types": [NEAR, NEAR, FULL, NEAR]}, "there: layer_types is"),
+    ({**OLD, "layer_types": [FULL, NEAR, FULL]}, "there: layer_types is"),
+    ({**OLD, "layer_types": 5}, "layer_types is 5, not a list"),
+    ({**OLD, "layer_types": [FULL, "chunked", FULL, NEAR]}, "layer_types is"),
+    ({**OLD, **ropes({"rope_type": "yarn", "factor": 4})}, "rope_parameters"),
+    ({**OLD, "rope_parameters": {"rope_theta": 5.0}}, "rope_parameters is"),
+    ({**OLD, "rope_scaling": {"factor": 2.0}}, "rope_scaling is"),
+    ({**OLD, "local_rope_theta": -1}, "local_rope_theta is -1, not > 0"),
+    ({**OLD, "classifier_pooling": "max"}, "is 'max', not 'cls' or 'mean'"),
+    ({**OLD, "classifier_activation": "relu"}, "classifier_activation is 'r"),
+    ({**OLD, "hidden_activation": "relu"}, "classifier_activation is None"),
+    ({**OLD, "hidden_activation": "mish"}, "hidden_activation is 'mish'"),
+    ({**OLD, "num_hidden_layers": "4"}, "num_hidden_layers is '4', not an int"),
+    ({**OLD, "architectures": ["ModernBertForMultipleChoice"]},
+     "the architecture ModernBertForMultipleChoice is not one of ModernBertMo"),
+    ({**EUROS, "head_dim": 99}, "head_dim is 99, not 64"),
+    ({**EUROS, "rope_parameters": {"rope_type": "linear"}}, "rope_parameters"),
+    ({**EUROS, "classifier_pooling": "max"}, "classifier_pooling is 'max'"),
+    ({**EUROS, "architectures": ["EuroBertForSequenceClassification"]},
+     "the architecture EuroBertForSequenceClassification is not one of"),
+    ({"model_type": "roberta", "hidden_act": "relu"}, "hidden_act is 'relu'"),
+    ({"model_type": "roberta", "pad_token_id": None}, "pad_token_id is None"),
+    ({"model_type": "roberta", "max_position_embeddings": 2},
+     "max_position_embeddings is 0"),
+    ({"model_type": "xlnet"}, "model_type is 'xlnet', not bert or roberta or"),
+    ({"model_type": ["bert"]}, "model_type is"),
+  ],
+)  # fmt: skip
+def test_models_that_are_none_of_ours(content, message):
+  with pytest.raises(UserError, match=message):
+    reread(content)
+
+
+@pytest.mark.parametrize(
+  "keys, message",
+  [
+    ({**TINY, "pre_layer_norm": True}, "pre_layer_norm is true, .* BERT can"),
+    ({**TINY, "type_vocab_size": 0}, "type_vocab_size is 0, .* BERT"),
+    ({**TINY, "tie_word_embeddings": False}, "tie_word_embeddings is false"),
+    ({**MODERN, "norm": "rms"}, 'norm is "rms", .* ModernBERT cannot'),
+    ({**MODERN, "mlm_head": False}, "mlm_head is false, .* ModernBERT"),
+    ({**MODERN, "num_key_value_heads": 1}, "num_key_value_heads is 1"),
+    ({**TINY, **NEO_BERT}, "decoder_bias is true, .* EuroBERT"),
+    ({**EURO, "embedding_norm": True}, "embedding_norm is true, .* EuroBERT"),
+    ({**ROBERTA, "position_offset": 2}, r"set is 2.*\[PAD\] plus 1"),
+  ],
+)  # fmt: skip
+def test_models_of_ours_that_hugging_face_does_not_have(keys, message):
+  """Refused by the key; the vocabulary's [PAD] is 0."""
+  with pytest.raises(UserError, match=message):
+    written(keys, pad=0)
+  assert huggingface_types.has(BertConfig.from_dict(MODERN))
+  assert not huggingface_types.has(BertConfig.from_dict({**TINY, **NEO_BERT}))
+
+
+def test_an_equal_number_of_heads_says_nothing():
+  config, content = written({**MODERN, "num_key_value_heads": 2})
+  assert content["model_type"] == "modernbert"
+  assert not config.differences(reread(content).config)
+
+
+def test_pooling_counts_where_something_is_pooled():
+  keys = {**MODERN, "classifier_pooling": "pooler"}
+  _, content = written(keys, [tasks.MASKED_LM])
+  assert content["classifier_pooling"] == "cls"
+  with pytest.raises(UserError, match='classifier_pooling is "pooler"'):
+    written(keys, [tasks.LABELS])
+
+
+# -----------------------------------------------------------------------------
+# Tensors
+# -----------------------------------------------------------------------------
+
+
+def random_values(keys, parts):
+  rng = np.random.default_rng(3)
+  return {
+    w.name: rng.normal(
+      0.0, 0.3, [3 if n is None else n for n in w.shape]
+    ).astype(np.float32)
+    for w in weights.weights(BertConfig.from_dict(keys))
+    if w.part in parts
+  }
+
+
+def test_tensors_of_several_weights(tmp_path):
+  parts = [weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM]
+  values = random_values(MODERN, parts)
+  prefix = write_checkpoint(tmp_path / "a", values, **MODERN)
+  convert(prefix, tmp_path / "b")
+  path = str(tmp_path / "b" / "model.safetensors")
+  tensors = safetensors.numpy.load_file(path)
+  layer = "bert/encoder/layer_1"
+  qkv = [values[f"{layer}/attention/self/{n}/kernel"].T
+         for n in ("query", "key", "value")]  # fmt: skip
+  inner = [values[f"{layer}/intermediate/{n}/kernel"].T
+           for n in ("dense", "gate")]  # fmt: skip
+  for name, want in (
+    ("model.layers.1.attn.Wqkv.weight", np.concatenate(qkv)),
+    ("model.layers.1.mlp.Wi.weight", np.concatenate(inner)),
+    ("model.layers.1.mlp.Wo.weight", values[f"{layer}/output/dense/kernel"].T),
+    ("model.layers.2.attn_norm.weight",
+     values[f"{layer}/output/LayerNorm/gamma"]),
+    ("model.final_norm.weight",
+     values["bert/encoder/layer_3/output/LayerNorm/gamma"]),
+    ("head.norm.weight", values["cls/predictions/transform/LayerNorm/gamma"]),
+    ("decoder.bias", values["cls/predictions/output_bias"]),
+  ):  # fmt: skip
+    np.testing.assert_array_equal(tensors[name], want, err_msg=name)
+  assert "model.layers.0.attn_norm.weight" not in tensors
+  assert "decoder.weight" not in tensors
+  convert(tmp_path / "b", tmp_path / "c" / "m")
+  again = read(tmp_path / "c" / "m")
+  assert {*again} == {*values}
+  for name, value in values.items():
+    np.testing.assert_array_equal(again[name], value)
+  # A Wqkv of another size, one that is missing, and a tied one that differs.
+  fused = "model.layers.1.attn.Wqkv.weight"
+  for name, value, message in (
+    (fused, np.ones([95, 32]), f"in {fused} is of shape"),
+    (fused, np.ones([]), f"in {fused} is of shape"),
+    (fused, None, f"encoder lacks {fused}"),
+    ("decoder.weight", np.ones([100, 32]), "decoder.weight is not model.emb"),
+    ("model.layers.9.mlp_norm.weight", np.ones(32), "no weight of a Modern"),
+  ):
+    changed = {**tensors, name: value}
+    if value is None:
+      del changed[name]
+    else:
+      changed[name] = value.astype(np.float32)
+    safetensors.numpy.save_file(changed, path)
+    with pytest.raises(UserError, match=message):
+      checkpoint_weights.open_checkpoint(str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("part", [weights.CLASSIFIER, weights.QUESTIONS])
+def test_the_architecture_says_whose_classifier_it_is(tmp_path, part):
+  """Answers' and labels' heads have one name in ModernBERT."""
+  parts = [weights.ENCODER, weights.TRANSFORM, part]
+  values = random_values(MODERN, parts)
+  prefix = write_checkpoint(tmp_path / "a", values, **MODERN)
+  convert(prefix, tmp_path / "b")
+  config = json.loads((tmp_path / "b" / "config.json").read_text())
+  (kind,) = config["architectures"]
+  assert kind.startswith("ModernBertFor")
+  tensors = safetensors.numpy.load_file(tmp_path / "b" / "model.safetensors")
+  assert {"classifier.weight", "classifier.bias"} <= {*tensors}
+  (tmp_path / "b" / "task.json").unlink()
+  again = checkpoint_weights.open_checkpoint(str(tmp_path / "b"))
+  assert {*again.shapes} == {*values}
+  task, _ = huggingface_folder.read_task(str(tmp_path / "b"), {})
+  assert task["task"] == (
+    "squad" if part == weights.QUESTIONS else "classifier"
+  )
+
+
+def test_what_a_type_has_no_place_for(tmp_path):
+  """A pooler of ModernBERT, a classifier of RoBERTa."""
+  keys = {**MODERN, "classifier_pooling": "pooler"}
+  values = random_values(keys, [weights.ENCODER, weights.POOLER])
+  prefix = write_checkpoint(tmp_path / "a", values, **keys)
+  with pytest.raises(UserError, match="ModernBERT has no place for bert/"):
+    convert(prefix, tmp_path / "b")
+  parts = [weights.ENCODER, weights.POOLER, weights.CLASSIFIER]
+  values = random_values(ROBERTA, parts)
+  prefix = write_checkpoint(tmp_path / "c", values, **ROBERTA)
+  with pytest.raises(UserError, match="RoBERTa has no place for output_bias"):
+    convert(prefix, tmp_path / "d")
+
+
+@pytest.mark.parametrize("name", ["modernbert", "roberta", "eurobert"])
+def test_inputs_of_a_model_without_segments(tmp_path, letters, name):
+  keys = {**MODELS[name], "type_vocab_size": int(name == "roberta")}
+  values = random_values(keys, [weights.ENCODER])
+  prefix = write_checkpoint(tmp_path / "a", values, **keys)
+  said = convert(prefix, tmp_path / "b", vocab_file=letters)
+  assert ("    pooler" in said) == (name == "roberta")
+  config = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
+  assert config["model_input_names"] == ["input_ids", "attention_mask"]
+  content = json.loads((tmp_path / "b" / "config.json").read_text())
+  ids = [content[f"{key}_token_id"] for key in ("pad", "bos", "eos")]
+  assert ids == [0, 2, 3]
+  card = (tmp_path / "b" / "README.md").read_text()
+  assert f'tags: ["{name}", "perseus-bert"]' in card
+  source = model_source.find(str(tmp_path / "b"))
+  assert not source.bert.differences(BertConfig.from_dict(keys))
