@@ -18,15 +18,21 @@ CONFIG_FILE = "config.json"
 # Keys without effect on the numbers, or known from others.
 _WITHOUT_EFFECT = set(
   "_name_or_path architectures auto_map bos_token bos_token_id "
-  "classifier_activation classifier_dropout clf_pooling cls_token_id "
-  "deterministic_flash_attn dtype eos_token eos_token_id "
-  "gradient_checkpointing head_dim id2label initializer_cutoff_factor "
-  "label2id layer_types mask_token mask_token_id mlp_dropout model_type "
-  "pad_token pad_token_id pretraining_tp problem_type reference_compile "
-  "repad_logits_with_grad rope_parameters sep_token_id "
+  "classifier_dropout clf_pooling cls_token_id deterministic_flash_attn dtype "
+  "eos_token eos_token_id gradient_checkpointing id2label "
+  "initializer_cutoff_factor label2id mask_token mask_token_id mlp_dropout "
+  "model_type pad_token pad_token_id pretraining_tp problem_type "
+  "reference_compile repad_logits_with_grad sep_token_id "
   "sparse_pred_ignore_index sparse_prediction tie_word_embeddings torch_dtype "
   "transformers_version use_cache".split()
 )
+# Of the keys with which `ModelType.read` computes.
+_LAYERS = {f"{kind}_attention?": (dict, None) for kind in ("full", "sliding")}
+_FORM = {
+  "model_type?": (*TYPES,), "pad_token_id?": (int, None),
+  "max_position_embeddings?": int, "global_attn_every_n_layers?": int,
+  "layer_types?": ([str], None), "rope_parameters?": (_LAYERS, None),
+}  # fmt: skip
 
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
 
@@ -122,16 +128,15 @@ class ReadConfig(NamedTuple):
 def from_their_config(content: dict, source: str) -> ReadConfig:
   """Our config; `UserError` if no model of ours is such a one."""
   try:
-    json_files.expect(content, {"model_type?": (*TYPES,)})
+    json_files.expect(content, _FORM)
     kind = TYPES[content.get("model_type", "bert")]
-    json_files.expect(content, kind.form)
   except ValueError as e:
     raise UserError(f"{source}: {e}: this model cannot be converted") from e
   for key, known in kind.unknown_values(content):
-    raise UserError(
-      f"{source}: {key} is {reprlib.repr(content.get(key))}, not "
-      f"{' or '.join(map(repr, known))}: this model cannot be converted"
-    )
+    raise UserError(_unknown(source, key, content, known))
+  config = BertConfig.from_dict(kind.read(content), source)
+  for key, known in kind.contradictions(content, config):
+    raise UserError(_unknown(source, key, content, known))
   names = content.get("architectures") or []
   names = names if isinstance(names, list) else [names]
   for name in names:
@@ -140,16 +145,24 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
         f"{source}: the architecture {name} is not one of "
         f"{', '.join(kind.architectures())}"
       )
-  values = kind.read(content)
-  known_keys = {key.name for key in kind.keys.values()} | {*values}
-  left_out = {*content} - known_keys - _WITHOUT_EFFECT - {*kind.only}
+  read = {key.name for key in kind.keys.values()} | {*vars(config)}
+  read |= _WITHOUT_EFFECT | {*kind.only, *kind.derived}
+  left_out = {*content} - read
   return ReadConfig(
     kind,
-    BertConfig.from_dict(values, source),
+    config,
     _labels(content, source),
     sorted(left_out),
     content.get("problem_type"),
     names or None,
+  )
+
+
+def _unknown(source: str, key: str, content: dict, known: Sequence) -> str:
+  wanted = " or ".join(map(reprlib.repr, known))
+  return (
+    f"{source}: {key} is {reprlib.repr(content.get(key))}, not {wanted}: this "
+    "model cannot be converted"
   )
 
 

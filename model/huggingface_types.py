@@ -18,11 +18,8 @@ _LAYER = "bert/encoder/layer_"
 _TRANSFORM = "cls/predictions/transform"
 
 
-class Words(NamedTuple):
-  """How the values of a key translate."""
-
-  theirs: dict  # our value -> theirs
-  ours: dict  # their value -> ours
+_PAD = {"pad_token_id": "pad"}
+_ENDS = {**_PAD, "bos_token_id": "cls", "eos_token_id": "sep"}
 
 
 class Key(NamedTuple):
@@ -30,37 +27,30 @@ class Key(NamedTuple):
 
   name: str
   default: Any  # transformers', which a file without the key means
-  words: Words | None = None  # None: both have the same values
+  # Their value -> ours, the first of equal ones is written; None: the same.
+  words: dict | None = None
 
   def theirs(self, value):
-    """None for a value that they cannot say."""
-    return self.words.theirs.get(value) if self.words else value
+    """The default for a value that they cannot say."""
+    if self.words is None:
+      return value
+    alike = (word for word, ours in self.words.items() if ours == value)
+    return next(alike, self.default)
 
   def ours(self, value):
-    return self.words.ours.get(value) if self.words else value
+    return value if self.words is None else self.words.get(value)
 
 
 # google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
-_ALIKE = {name: name for name in ("relu", "tanh", "linear", "silu")}
-_APPROXIMATE = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-_ACTIVATIONS = Words(
-  {**_ALIKE, "gelu": "gelu_new", "gelu_erf": "gelu"},
-  {
-    **_ALIKE, "swish": "silu", "gelu": "gelu_erf", "gelu_python": "gelu_erf",
-    **dict.fromkeys(_APPROXIMATE, "gelu"),
-  },
-)  # fmt: skip
-_EXACT_GELU = Words({"gelu_erf": "gelu"}, {"gelu": "gelu_erf"})
-# "pooler" is what a model says whose heads read no text as a whole.
-_POOLINGS = Words(
-  {"cls": "cls", "mean": "mean", "pooler": "cls"},
-  {"cls": "cls", "mean": "mean"},
-)
+_EXACT = {"gelu": "gelu_erf"}
+_ACTIVATIONS = _EXACT | {
+  "relu": "relu", "tanh": "tanh", "linear": "linear", "silu": "silu",
+  "swish": "silu", "gelu_python": "gelu_erf",
+  **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu"),
+}  # fmt: skip
+_POOLINGS = {"cls": "cls", "mean": "mean"}
 # "late" is the mean of a layer's outputs, which is its output of the mean.
-_EURO_POOLINGS = Words(
-  {"cls": "bos", "mean": "mean", "pooler": "late"},
-  {"bos": "cls", "mean": "mean", "late": "mean"},
-)
+_EURO_POOLINGS = {"bos": "cls", "mean": "mean", "late": "mean"}
 
 
 def _keys(**keys) -> dict[str, Key]:
@@ -82,15 +72,15 @@ class ModelType:
   # The values of our keys that this type has always, where they are not BERT's.
   implied: dict[str, Any] = {}
   # Special tokens whose ids config.json has.
-  special: dict[str, str] = {"pad_token_id": "pad"}
+  special: dict[str, str] = _PAD
   # Values beside which we know no others; a missing key has the first.
   only: dict[str, tuple] = {
     "is_decoder": (False,), "add_cross_attention": (False,),
     "pruned_heads": ({}, None), "quantization_config": (None,),
     "rope_scaling": (None,), "partial_rotary_factor": (None, 1.0),
   }  # fmt: skip
-  # What `json_files.expect` expects of config.json, for what `read` computes.
-  form: dict[str, Any] = {"num_hidden_layers?": int}
+  # What follows from other keys: each with its meaning where a file lacks it.
+  derived: dict[str, Any] = {}
   why: dict[str, str] = {}  # our key -> what its values depend on, for people
   heads: tuple[Head, ...]
   body: tuple[str, ...]  # parts of `weights` that are no heads
@@ -125,8 +115,17 @@ class ModelType:
       if said.get(name, known[0]) not in known:
         yield name, known
     for key in self.keys.values():
-      if key.words and said[key.name] not in [*key.words.ours]:
-        yield key.name, [*key.words.ours]
+      if key.words and said[key.name] not in [*key.words]:
+        yield key.name, [*key.words]
+
+  def contradictions(
+    self, content: dict, config: BertConfig
+  ) -> Iterator[tuple[str, Sequence]]:
+    """Those of `derived` that say another model than `config`, and its."""
+    known = self.write(config, {})
+    for name, default in self.derived.items():
+      if content.get(name, default) not in (None, known[name]):
+        yield name, [known[name]]
 
   def unsaid(
     self, config: BertConfig, content: dict, heads: Sequence[Head]
@@ -232,13 +231,10 @@ class _Roberta(_Bert):
 
   name, title, classes, base = "roberta", "RoBERTa", "Roberta", "roberta."
   keys = _Bert.keys | _keys(
-    vocab_size=50265, hidden_act=("hidden_act", "gelu", _EXACT_GELU),
+    vocab_size=50265, hidden_act=("hidden_act", "gelu", _EXACT),
     position_offset=("pad_token_id", 1),
   )  # fmt: skip
-  special = {
-    "pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep",
-  }  # fmt: skip
-  form = {"pad_token_id?": int, "max_position_embeddings?": int}
+  special = _ENDS
   why = {"position_offset": " (it is the id of [PAD] plus 1)"}
   heads = MASKED_LM, QUESTIONS
   modules = {
@@ -257,13 +253,12 @@ class _Roberta(_Bert):
 
   def read(self, content):
     values = super().read(content)
-    values["position_offset"] += 1
+    values["position_offset"] = 1 + (values["position_offset"] or 0)
     values["max_position_embeddings"] -= values["position_offset"]
     return values
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # types of layers
-_DICT = (dict, None)
 _PLAIN = {"rope_type": "default"}  # rotary positions without a scale
 
 
@@ -275,12 +270,6 @@ def _layer_types(every: int, layers: int) -> list[str]:
 def _theta(rope: dict | None, otherwise):
   """The wavelength of rope_parameters, or `otherwise`."""
   return (rope or {}).get("rope_theta", otherwise)
-
-
-def _is_plain(rope: dict | None) -> bool:
-  """Whether rope_parameters say no more than a wavelength."""
-  rope = rope or {}
-  return all(key == "rope_theta" or rope[key] == "default" for key in rope)
 
 
 class _PreNorm(ModelType):
@@ -315,6 +304,7 @@ class _ModernBert(_PreNorm):
     num_attention_heads=12, intermediate_size=1152,
     hidden_act=("hidden_activation", "gelu", _ACTIVATIONS),
     max_position_embeddings=8192, initializer_range=0.02,
+    attention_output_dropout=("attention_dropout", 0.0),
     attention_probs_dropout_prob=("attention_dropout", 0.0),
     embedding_dropout=0.0, global_rope_theta=160000.0, local_rope_theta=10000.0,
     global_attn_every_n_layers=3, local_attention=128, attention_bias=False,
@@ -323,13 +313,10 @@ class _ModernBert(_PreNorm):
     tie_word_embeddings=True, decoder_bias=True,
   )  # fmt: skip
   implied = {**_PreNorm.implied, "scaled_initializer": True}
-  special = {
-    "pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls",
-    "eos_token_id": "sep", "sep_token_id": "sep",
-  }  # fmt: skip
-  form = ModelType.form | {
-    "global_attn_every_n_layers?": int, "layer_types?": ([str], None),
-    "rope_parameters?": ({_FULL + "?": _DICT, _SLIDING + "?": _DICT}, None),
+  special = {**_ENDS, "cls_token_id": "cls", "sep_token_id": "sep"}
+  derived = {
+    "classifier_activation": "gelu", "layer_types": None,
+    "rope_parameters": None,
   }  # fmt: skip
   heads = MASKED_LM, QUESTIONS, LABELS
   modules = {
@@ -356,6 +343,7 @@ class _ModernBert(_PreNorm):
     content = super().write(config, ids)
     return {
       **content,
+      "embedding_dropout": config.dropout_after("embedding"),
       "classifier_activation": content["hidden_activation"],
       "layer_types": _layer_types(every, layers),
       "rope_parameters": {
@@ -379,28 +367,6 @@ class _ModernBert(_PreNorm):
     near = _theta(ropes.get(_SLIDING), said["local_rope_theta"] or everywhere)
     return {**said, "global_rope_theta": everywhere, "local_rope_theta": near}
 
-  def read(self, content):
-    values = super().read(content)
-    dropout = values["attention_probs_dropout_prob"]
-    return {**values, "attention_output_dropout": dropout}
-
-  def unknown_values(self, content):
-    yield from super().unknown_values(content)
-    said = self.complete(content)
-    every, layers = (
-      said["global_attn_every_n_layers"],
-      said["num_hidden_layers"],
-    )
-    types, ropes = said.get("layer_types"), said.get("rope_parameters") or {}
-    known = types and _layer_types(every, len(types))
-    if types and (types != known or len(types) != layers):
-      yield "layer_types", [f"{_FULL} in each n-th layer from the first on"]
-    if {*ropes} - {_FULL, _SLIDING} or not all(map(_is_plain, ropes.values())):
-      yield "rope_parameters", [{_FULL: _PLAIN, _SLIDING: _PLAIN}]
-    activation = said["hidden_activation"]
-    if said.get("classifier_activation", "gelu") != activation:
-      yield "classifier_activation", [activation]
-
 
 class _EuroBert(_PreNorm):
   """Its words have a bias if its layers have."""
@@ -413,7 +379,8 @@ class _EuroBert(_PreNorm):
     max_position_embeddings=8192, initializer_range=0.02,
     attention_probs_dropout_prob=("attention_dropout", 0.0),
     global_rope_theta=("rope_theta", 10000.0), attention_bias=False,
-    norm_eps=("rms_norm_eps", 1e-5), mlp_bias=False,
+    norm_eps=("rms_norm_eps", 1e-5), decoder_bias=("mlp_bias", False),
+    mlp_bias=False,
     classifier_pooling=("classifier_pooling", "late", _EURO_POOLINGS),
     tie_word_embeddings=False,
   )  # fmt: skip
@@ -421,13 +388,8 @@ class _EuroBert(_PreNorm):
     **_PreNorm.implied, "norm": "rms", "norm_bias": False,
     "embedding_norm": False, "mlm_head": False, "attention_output_dropout": 0.0,
   }  # fmt: skip
-  special = {
-    "pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep",
-    "mask_token_id": "mask",
-  }  # fmt: skip
-  form = {
-    "hidden_size?": int, "num_attention_heads?": int, "rope_parameters?": _DICT,
-  }  # fmt: skip
+  special = {**_ENDS, "mask_token_id": "mask"}
+  derived = {"head_dim": None, "rope_parameters": None}
   heads = (MASKED_LM,)
   modules = {
     _WORDS: "model.embed_tokens",
@@ -435,39 +397,25 @@ class _EuroBert(_PreNorm):
     "cls/predictions": "lm_head",
   }
   layer = {
-    w.QUERY: "self_attn.q_proj",
-    w.KEY: "self_attn.k_proj",
-    w.VALUE: "self_attn.v_proj",
-    w.ATTENDED: "self_attn.o_proj",
+    w.QUERY: "self_attn.q_proj", w.KEY: "self_attn.k_proj",
+    w.VALUE: "self_attn.v_proj", w.ATTENDED: "self_attn.o_proj",
     "attention/output/LayerNorm": "post_attention_layernorm",
-    w.WIDE: "mlp.gate_proj",
-    w.GATE: "mlp.up_proj",
-    w.NARROW: "mlp.down_proj",
-  }
+    w.WIDE: "mlp.gate_proj", w.GATE: "mlp.up_proj", w.NARROW: "mlp.down_proj",
+  }  # fmt: skip
   norms = "input_layernorm", "model.norm"
   decoder = "lm_head"
 
   def write(self, config, ids):
-    rope = {**_PLAIN, "rope_theta": config.global_rope_theta}
-    return {**super().write(config, ids), "rope_parameters": rope}
+    return {
+      **super().write(config, ids),
+      "head_dim": config.head_size,
+      "rope_parameters": {**_PLAIN, "rope_theta": config.global_rope_theta},
+    }
 
   def complete(self, content):
     said = super().complete(content)
     theta = _theta(said.get("rope_parameters"), said["rope_theta"])
     return {**said, "rope_theta": theta}
-
-  def read(self, content):
-    values = super().read(content)
-    return {**values, "decoder_bias": values["mlp_bias"]}
-
-  def unknown_values(self, content):
-    yield from super().unknown_values(content)
-    said = self.complete(content)
-    if not _is_plain(said.get("rope_parameters")):
-      yield "rope_parameters", [_PLAIN]
-    size = said["hidden_size"] // max(1, said["num_attention_heads"])
-    if said.get("head_dim") not in (None, size):
-      yield "head_dim", [size]
 
 
 TYPES = {t.name: t for t in (_Bert(), _Roberta(), _ModernBert(), _EuroBert())}

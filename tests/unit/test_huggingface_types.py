@@ -93,8 +93,12 @@ OLD = dict(
 FULL, NEAR = "full_attention", "sliding_attention"
 
 
-def ropes(full=None, near=None):
-  return {"rope_parameters": {FULL: full, NEAR: near}}
+def rope(theta):
+  return {"rope_type": "default", "rope_theta": theta}
+
+
+def ropes(full, near):
+  return {"rope_parameters": {FULL: rope(full), NEAR: rope(near)}}
 
 
 @pytest.mark.parametrize(
@@ -107,9 +111,7 @@ def ropes(full=None, near=None):
     ({"layer_types": [FULL] * 4}, {"global_attn_every_n_layers": 1}),
     ({"layer_types": [FULL, NEAR, NEAR, NEAR],
       "global_attn_every_n_layers": 7}, {"global_attn_every_n_layers": 7}),
-    (ropes({"rope_type": "default", "rope_theta": 5.0}, {"rope_theta": 4.0}),
-     {"global_rope_theta": 5.0, "local_rope_theta": 4.0}),
-    (ropes(near={"rope_theta": 4.0}), {"local_rope_theta": 4.0}),
+    (ropes(5.0, 4.0), {"global_rope_theta": 5.0, "local_rope_theta": 4.0}),
     ({"attention_dropout": 0.2},
      {"attention_probs_dropout_prob": 0.2, "attention_output_dropout": 0.2}),
   ],
@@ -133,7 +135,7 @@ def test_wavelengths_of_eurobert():
   older = {**plain, "rope_theta": 250000, "rope_scaling": None,
            "clf_pooling": "late", "head_dim": 64}  # fmt: skip
   assert reread(older).config.global_rope_theta == 250000
-  newer = {**older, "rope_parameters": {"rope_theta": 9.0}}
+  newer = {**older, "rope_parameters": rope(9.0)}
   assert reread(newer).config.global_rope_theta == 9.0
   assert not reread(newer).left_out
 
@@ -148,7 +150,9 @@ EUROS = {"model_type": "eurobert"}
     ({**OLD, "layer_types": [FULL, NEAR, FULL]}, "there: layer_types is"),
     ({**OLD, "layer_types": 5}, "layer_types is 5, not a list"),
     ({**OLD, "layer_types": [FULL, "chunked", FULL, NEAR]}, "layer_types is"),
-    ({**OLD, **ropes({"rope_type": "yarn", "factor": 4})}, "rope_parameters"),
+    ({**OLD, "rope_parameters": {FULL: {**rope(5.0), "factor": 4},
+                                 NEAR: rope(4.0)}}, "there: rope_parameters"),
+    ({**OLD, "rope_parameters": {FULL: rope(5.0)}}, "there: rope_parameters"),
     ({**OLD, "rope_parameters": {"rope_theta": 5.0}}, "rope_parameters is"),
     ({**OLD, "rope_scaling": {"factor": 2.0}}, "rope_scaling is"),
     ({**OLD, "local_rope_theta": -1}, "local_rope_theta is -1, not > 0"),
@@ -156,16 +160,17 @@ EUROS = {"model_type": "eurobert"}
     ({**OLD, "classifier_activation": "relu"}, "classifier_activation is 'r"),
     ({**OLD, "hidden_activation": "relu"}, "classifier_activation is None"),
     ({**OLD, "hidden_activation": "mish"}, "hidden_activation is 'mish'"),
-    ({**OLD, "num_hidden_layers": "4"}, "num_hidden_layers is '4', not an int"),
+    ({**OLD, "num_hidden_layers": "4"}, "num_hidden_layers is '4', not a pos"),
     ({**OLD, "architectures": ["ModernBertForMultipleChoice"]},
      "the architecture ModernBertForMultipleChoice is not one of ModernBertMo"),
     ({**EUROS, "head_dim": 99}, "head_dim is 99, not 64"),
-    ({**EUROS, "rope_parameters": {"rope_type": "linear"}}, "rope_parameters"),
+    ({**EUROS, "rope_parameters": {**rope(9.0), "rope_type": "linear"}},
+     "there: rope_parameters is"),
     ({**EUROS, "classifier_pooling": "max"}, "classifier_pooling is 'max'"),
     ({**EUROS, "architectures": ["EuroBertForSequenceClassification"]},
      "the architecture EuroBertForSequenceClassification is not one of"),
     ({"model_type": "roberta", "hidden_act": "relu"}, "hidden_act is 'relu'"),
-    ({"model_type": "roberta", "pad_token_id": None}, "pad_token_id is None"),
+    ({"model_type": "roberta", "pad_token_id": "1"}, "pad_token_id is '1'"),
     ({"model_type": "roberta", "max_position_embeddings": 2},
      "max_position_embeddings is 0"),
     ({"model_type": "xlnet"}, "model_type is 'xlnet', not bert or roberta or"),
