@@ -956,8 +956,7 @@ def test_the_command(tmp_path):
   assert failed.returncode == 1 and not failed.stdout
   assert failed.stderr.splitlines()[-1] == (
     f"convert_checkpoint.py: error: --output={tmp_path}/b already exists and "
-    "is not empty: "
-    "give a new folder"
+    "is not empty: give a new folder, or remove that one"
   )
 
 
