@@ -54,7 +54,8 @@ class Settings(model_source.Given):
     "huggingface.", choices=(HUGGINGFACE, TENSORFLOW, SAVED_MODEL))
   signatures: tuple[str, ...] = setting((),
     "Signatures to write with --to=saved_model: encoder, masked_lm, "
-    "next_sentence, classifier, span. Default: all that the checkpoint has.")
+    "next_sentence, classifier, span, token_classifier. Default: all that the "
+    "checkpoint has.")
   precision: str = setting("fp32",
     "Type of the matrix multiplications with --to=saved_model. Weights, inputs "
     "and outputs stay as they are.", choices=mixed_precision.TYPES)
@@ -104,8 +105,8 @@ def _task(source: Source, values: dict) -> dict:
   task = source.known_task
   if task["task"] == tasks.PRETRAINING:
     task["task"] = weights.kind_of(source.bert, values)
-  labels, bias = task.get("labels"), values.get(tasks.LABELS.bias, ())
-  if labels and tasks.LABELS.bias in values and len(bias) != len(labels):
+  labels, bias = task.get("labels"), values.get(tasks.label_bias(values), ())
+  if labels and len(bias) not in (0, len(labels)):
     raise UserError(
       f"{source.path}: {len(labels)} names of labels ({TASK_FILE} beside "
       f"it has them), but the classifier has {len(bias)}"

@@ -25,7 +25,7 @@ from common.model_files import (
 from data import record_report, records
 from model import bert_config, huggingface_config
 from model.bert_config import BertConfig
-from model.tasks import FINETUNED, PRETRAINING
+from model.tasks import CLASSIFIER, FINETUNED, PRETRAINING
 
 _TOKENIZER = {
   "kind": str, "file": str, "sha256": str, "vocab_size": int,
@@ -52,12 +52,16 @@ _TASK = {
   "columns?": {"text?": str, "text_pair?": (str, None), "label?": str},
   "labels?": [str],
   "metrics?": [str],
+  "label_names?": [str],
+  "tokens_field?": str,
+  "tags_field?": str,
+  "label_column?": (int, None),
   "version_2_with_negative?": bool,
   "null_score_diff_threshold?": float,
   **dict.fromkeys(
     [
       "max_seq_length?", "doc_stride?", "max_query_length?", "n_best_size?",
-      "max_answer_length?",
+      "max_answer_length?", "word_column?",
     ],
     int,
   ),
@@ -351,7 +355,8 @@ FIXED = {
     name: Fixed(RUN, _SAME_RUN, FINETUNED)
     for name in (
       "--text_column", "--text_pair_column", "--label_column",
-      "--n_best_size", "--max_answer_length", "--null_score_diff_threshold",
+      "--word_column", "--tokens_field", "--tags_field", "--n_best_size",
+      "--max_answer_length", "--null_score_diff_threshold",
     )
   },
   "--max_train_minutes": Fixed(RUN, _SAME_RUN),
@@ -460,7 +465,7 @@ def task_facts(task: dict) -> dict[str, Any]:
       known[key] = value
     elif key not in OF_FILES:
       known[f"--{key}"] = value
-  if "labels" in task:
+  if "labels" in task and task.get("task") == CLASSIFIER:
     known["--regression"] = not task["labels"]
   return known
 

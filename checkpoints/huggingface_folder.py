@@ -44,18 +44,21 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   """
   known, notes = huggingface_config.read_config(folder), []
   theirs, shapes = huggingface_weights.read_shapes(folder), {}
-  for name, of_one in known.tensors().items():
+  for name, of_one in known.tensors(theirs).items():
     if name in theirs:
       shapes |= {weight.name: theirs[name] for weight in of_one}
   in_files: dict = {"task": weights.kind_of(known.config, shapes)}
-  if outputs := shapes.get(tasks.LABELS.bias):
-    labels = known.classifier_labels(outputs[0], folder)
+  for head in tasks.LABELLED:
+    if head.bias not in shapes:
+      continue
+    labels = known.labels_of(head, shapes[head.bias][0], folder)
     if labels is not None:
       in_files["labels"] = labels
     if known.architectures is None:
+      architecture = known.kind.architecture([head])
       notes.append(
         f"{folder}: {huggingface_config.CONFIG_FILE} names no architecture: "
-        "the classifier is assumed to be one of whole texts"
+        f"the classifier is assumed to be that of {architecture}"
       )
   for key, value in in_files.items():
     if saved.get(key, value) != value:

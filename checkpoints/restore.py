@@ -18,7 +18,7 @@ from checkpoints.checkpoint_weights import open_checkpoint
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients import power_sgd
-from model.tasks import MASKED_LM
+from model.tasks import LABELLED, MASKED_LM
 
 _OF_ENCODER = re.compile("bert/(?!pooler/)")
 # A session prepares each set of variables; all in one set would need memory for
@@ -186,7 +186,8 @@ class Restore:
     trained = [v.op.name for v in tf.trainable_variables()]
     shapes, wanted = source.shapes, self._variables.shapes
     loaded = set(trained) & shapes.keys()
-    head, notes = loaded & {"output_weights", "output_bias"}, []
+    rows = {n for head in LABELLED for n in (head.bias, head.matrix)}
+    head, notes = loaded & rows, []
     if head:
       about = description.read(description.folder_of(source.path))
       there = about.task.get("labels")

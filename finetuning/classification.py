@@ -1,7 +1,6 @@
 """Labels or numbers for texts and pairs of texts: GLUE, and any table."""
 
 import dataclasses
-import io
 import math
 import os
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from scipy import special
 
 from checkpoints.metrics import BestBy
 from common.errors import DataError, UserError
-from common.files import atomic_write
 from common.settings import in_group
 from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig
@@ -220,7 +218,7 @@ class Classification(LabelledTask):
   def _targets(self, path: str, rows) -> list:
     """Each row's number: of its label, or for a regression its label."""
     name = self._table.label
-    target_of, unknown = self.row_of(), self.unknown
+    target_of, unknown = self.row_of, self.unknown
     if self._is_regression:
       target_of, unknown = _finite_number, "{!r}, not a finite number".format
     targets = []
@@ -268,11 +266,7 @@ class Classification(LabelledTask):
     logits = self._logits(source, outputs)
     path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
     labels = [label.translate(_ESCAPES) for label in self.labels]
-    with (
-      atomic_write(path) as raw,
-      # JSON's half of a surrogate pair has no UTF-8.
-      io.TextIOWrapper(raw, "utf-8", "backslashreplace", newline="\n") as f,
-    ):
+    with tables.written(path) as f:
       print("index", "prediction", *labels, sep="\t", file=f)
       for number, row in enumerate(logits):
         if self._is_regression:

@@ -272,7 +272,7 @@ def training_step(
   """Builds an update; see `training_step` of run_pretraining.py."""
   loss_scale = config.loss_scale.make(config.uses_fp16)
   dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
-  examples = comm.data_parallel.allreduce(micro.weights, name="global_counts")
+  weights = comm.data_parallel.allreduce(micro.weights, name="global_counts")
 
   def forward_and_backward():
     batch = micro.batch
@@ -282,12 +282,13 @@ def training_step(
     tokens = tf.cast(batch.input_mask > 0, tf.float32) * real_rows
     sums = {
       "loss": loss,
-      "examples": tf.reduce_sum(batch.weights),
+      "weights": tf.reduce_sum(batch.weights),
+      "examples": tf.reduce_sum(tf.cast(batch.weights > 0, tf.float32)),
       "tokens": tf.reduce_sum(tokens),
     }
     if head.correct is not None:
       sums["correct"] = tf.reduce_sum(head.correct * batch.weights)
-    mean = loss / tf.maximum(examples[0], 1.0) * loss_scale.value
+    mean = loss / tf.maximum(weights[0], 1.0) * loss_scale.value
     return tf.gradients(mean, tf.trainable_variables()), sums
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
@@ -299,8 +300,8 @@ def training_step(
 def _means(sums: dict) -> dict:
   accuracy = None
   if "correct" in sums:
-    accuracy = reporting.ratio(sums["correct"], sums["examples"])
-  loss = reporting.ratio(sums["loss"], sums["examples"])
+    accuracy = reporting.ratio(sums["correct"], sums["weights"])
+  loss = reporting.ratio(sums["loss"], sums["weights"])
   return {"loss": loss, "accuracy": accuracy}
 
 
@@ -322,7 +323,8 @@ def _evaluator(task: FinetuningTask, config, comm) -> Evaluator:
   def headline(results):
     words = []
     for name, value in results.items():
-      if isinstance(value, float) and not name.startswith("best_"):
+      is_detail = name.startswith("best_") or "/" in name  # TYPE/f1
+      if isinstance(value, float) and not is_detail:
         words.append(f"{name} {value:.4f}")
     return "  ".join(words)
 

@@ -10,6 +10,7 @@ import modeling
 from common.tensorflow_v1 import tf
 from model import encoder, kernels, layers
 
+NO_LABEL = -1  # a target of a token
 _OUTSIDE = -1e30  # a score whose softmax is 0
 
 
@@ -138,3 +139,44 @@ def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
     tf.cast(tf.reduce_all(tf.equal(found, batch.targets), -1), tf.float32),
     {"logits": logits},
   )
+
+
+def token_logits(
+  features, labels: int, bert_config, policy=mixed_precision.FP32
+):
+  """As `classifier_logits`, for each token: [B * S, labels], of [B, S, H]."""
+  matrix = layers.reshape_to_matrix(features)
+  with tf.variable_scope("cls/tokens"):
+    return classifier_logits(matrix, labels, bert_config, policy)
+
+
+def tokens(
+  batch, labels: int, config, is_training: bool, dropout_seed=None
+) -> HeadOutput:
+  """The label of each token whose target, of int32 [B, S], is not `NO_LABEL`.
+
+  The loss is the mean over an example's targets, whose number is its weight:
+  so the loss of an update is the mean over the targets of all its examples.
+  Outputs "labels", float32 [B, S], the most likely ones.
+  """
+  model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
+  features = token_features(model, config)
+  if is_training:
+    seed = encoder.head_dropout_seed(dropout_seed)
+    features = layers.dropout(features, config.bert.hidden_dropout_prob, seed)
+  matmul, bias = token_logits(features, labels, config.bert, config.policy)
+  rows, length = layers.get_shape_list(batch.targets)
+  targets = tf.reshape(batch.targets, [-1])
+  has_target = tf.cast(targets > NO_LABEL, tf.float32)
+  both = has_target * kernels.cross_entropy(
+    matmul, bias, tf.maximum(targets, 0), dtype=config.policy.losses
+  )  # [2, B * S]: losses, and what is right
+  of_rows = tf.transpose(tf.reshape(both, [2, rows, length]), [1, 0, 2])
+  # [B, S, E]: 1 for the example of a token; padding is of none.
+  slots = layers.get_shape_list(batch.weights)[1]
+  owners = tf.one_hot(batch.input_mask - 1, slots)
+  sums = tf.matmul(of_rows, owners) / tf.maximum(batch.weights, 1.0)[:, None]
+  losses, correct = tf.unstack(sums, axis=1)
+  found = tf.argmax(tf.cast(matmul, tf.float32) + bias, axis=-1)
+  found = tf.reshape(tf.cast(found, tf.float32), [rows, length])
+  return HeadOutput(losses, correct, {"labels": found})

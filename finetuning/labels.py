@@ -52,8 +52,9 @@ class LabelledTask(FinetuningTask):
   # Of the head's rows, in their order; [] for a regression.
   labels = property(lambda self: self.rows.labels)
 
+  @functools.cached_property
   def row_of(self) -> Callable[[str], int | None]:
-    """Makes a function from a label to its row; None for an unknown one."""
+    """A function from a label to its row; None for an unknown one."""
     key = key_of(self.rows.of_task)
     names = map(key, self.rows.of_task)
     numbers = dict(zip(names, self.rows.numbers, strict=True))

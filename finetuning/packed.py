@@ -27,7 +27,7 @@ class Example(NamedTuple):
   segments: np.ndarray  # int32 [n], 0 or 1
   where: str  # line or id, for a person
   targets: tuple = ()  # numbers that the task's loss compares with
-  weight: float = 1.0  # 0: not in the loss
+  weight: float = 1.0  # of its loss in the mean; 0: not in it
 
 
 class FinetuningBatch(NamedTuple):
@@ -36,7 +36,7 @@ class FinetuningBatch(NamedTuple):
   input_ids: tf.Tensor  # int32 [B, S]
   input_mask: tf.Tensor  # int32 [B, S], the token's example from 1, 0 padding
   segment_ids: tf.Tensor  # int32 [B, S]
-  targets: tf.Tensor  # int32 or float32 [B, E, T]
+  targets: tf.Tensor  # int32 or float32 [B, E, T], or int32 [B, S] of tokens
   weights: tf.Tensor  # float32 [B, E], 0 where no example has a loss
 
 
@@ -137,7 +137,7 @@ class PackedSource:
     return FinetuningBatch(**{**columns, "weights": weights})
 
   def weights(self, batch: FinetuningBatch) -> tf.Tensor:
-    """float [rows, 1]: examples of each row."""
+    """float [rows, 1]: the weights of each row's examples."""
     return tf.reduce_sum(batch.weights, axis=1, keepdims=True)
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:

@@ -12,6 +12,8 @@ int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
   classifier     -> logits [B, labels], probabilities [B, labels]; for a
                  regression only logits [B, 1], the number
   span           -> start_logits, end_logits [B, S]
+  token_classifier
+                 -> logits [B, S, labels], probabilities [B, S, labels]
 """
 
 import contextlib
@@ -129,7 +131,7 @@ def open_checkpoint(
     signatures = _build(
       source.bert,
       [name for name in has if not names or name in names],
-      shapes.get(tasks.LABELS.bias, [0])[0],
+      shapes.get(tasks.label_bias(shapes), [0])[0],
       pools,
       mixed_precision.make_policy(precision),
     )
@@ -190,6 +192,11 @@ def _head(
     outputs = {"logits": tf.cast(matmul, tf.float32) + bias}
     if labels > 1:
       outputs["probabilities"] = tf.nn.softmax(outputs["logits"])
+  elif name == "token_classifier":
+    matmul, bias = heads.token_logits(features(sequence), labels, bert, policy)
+    shape = tf.concat([tf.shape(inputs["input_ids"]), [labels]], 0)
+    logits = tf.reshape(tf.cast(matmul, tf.float32) + bias, shape)
+    outputs = {"logits": logits, "probabilities": tf.nn.softmax(logits)}
   else:
     both = heads.span_logits(features(sequence), bert, policy)
     names = "start_logits", "end_logits"

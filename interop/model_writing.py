@@ -121,7 +121,7 @@ def _write_files(
 ) -> None:
   source, bert = model.source, model.source.bert
   encoder = source.tokenizer() if source.vocabulary else None
-  outputs = len(model.values.get(tasks.LABELS.bias, ()))
+  outputs = len(model.values.get(tasks.label_bias(model.values), ()))
   weights = model.values, bert, source.path
   config = huggingface_config.to_their_config(
     bert,

@@ -3,14 +3,14 @@
 import json
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from common import json_files
 from common.errors import DataError, UserError
 from model.bert_config import BertConfig
 from model.huggingface_types import TYPES, ModelType, nearest
-from model.tasks import HEADS, LABELS, Head
+from model.tasks import HEADS, LABELS, TOKENS, Head
 from model.weights import Weight
 
 CONFIG_FILE = "config.json"
@@ -66,7 +66,9 @@ def to_their_config(
   }
   if labels is not None:
     labels = stand_ins(labels) if isinstance(labels, int) else labels
-    content["problem_type"] = _SINGLE_LABEL if len(labels) > 1 else _REGRESSION
+    if LABELS in heads:
+      is_one = len(labels) == 1
+      content["problem_type"] = _REGRESSION if is_one else _SINGLE_LABEL
     content["id2label"] = {str(i): label for i, label in enumerate(labels)}
     content["label2id"] = {label: i for i, label in enumerate(labels)}
   return content
@@ -87,29 +89,36 @@ class ReadConfig(NamedTuple):
   problem_type: str | None = None  # what the classifier was trained for
   architectures: list[str] | None = None  # None: it names none
 
-  def tensors(self) -> dict[str, list[Weight]]:
+  def tensors(self, there: Collection[str]) -> dict[str, list[Weight]]:
     """The name of each tensor -> our weights that it is made of, in order.
 
-    Where heads have one name, it is that of the architecture's head.
+    Where heads have one name, it is that of the architecture's head. Without
+    one it is that of whole texts, if what reads them, a pooler, is `there`.
     """
+    has_pooler = any("pooler." in name for name in there)
+    of_texts = has_pooler or not self.config.has_pooler
+    assumed = LABELS if of_texts else TOKENS
     named = lambda head: (
-      self.kind.architecture([head]) in (self.architectures or ())
+      self.kind.architecture([head]) in (self.architectures or ()),
+      head is assumed,
     )
     return self.kind.tensors(self.config, sorted(HEADS, key=named))
 
-  def classifier_labels(self, outputs: int, source: str) -> list[str] | None:
+  def labels_of(
+    self, head: Head, outputs: int, source: str
+  ) -> list[str] | None:
     """By number; [] for a regression, None if they have no names.
 
     Raises `DataError` if the config is not of a classifier with these outputs.
     """
     known = self.architectures
-    if known and self.kind.architecture([LABELS]) not in known:
+    if known and self.kind.architecture([head]) not in known:
       raise DataError(
         f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
         "without one"
       )
     kind = _SINGLE_LABEL if outputs > 1 else _REGRESSION
-    if self.problem_type not in (None, kind):
+    if head is LABELS and self.problem_type not in (None, kind):
       raise DataError(
         f"{source}: problem_type is {self.problem_type!r} in {CONFIG_FILE}, "
         f"with {outputs} outputs; known here are {_SINGLE_LABEL} (one of "
@@ -120,7 +129,7 @@ class ReadConfig(NamedTuple):
         f"{source}: id2label of {CONFIG_FILE} names {len(self.labels)} labels, "
         f"but the classifier has {outputs} outputs"
       )
-    if outputs == 1:
+    if head is LABELS and outputs == 1:
       return []
     return None if self.labels == stand_ins(outputs) else self.labels
 

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 from model import tasks
 from model import weights as w
 from model.bert_config import BertConfig
-from model.tasks import LABELS, MASKED_LM, NEXT_SENTENCE, QUESTIONS, Head
+from model.tasks import (
+  LABELS,
+  MASKED_LM,
+  NEXT_SENTENCE,
+  QUESTIONS,
+  TOKENS,
+  Head,
+)
 
 _WORDS = "bert/embeddings/word_embeddings"
 _LAYER = "bert/encoder/layer_"
@@ -201,7 +208,9 @@ class _Bert(ModelType):
   only = {**ModelType.only, "position_embedding_type": ("absolute", None)}
   heads = tasks.HEADS
   body = w.ENCODER, w.POOLER
-  modules = {"cls/squad": "qa_outputs", "": "classifier"}
+  modules = {
+    "cls/squad": "qa_outputs", "": "classifier", "cls/tokens": "classifier",
+  }  # fmt: skip
   decoder = "cls.predictions.decoder"
 
   def write(self, config, ids):
@@ -318,15 +327,14 @@ class _ModernBert(_PreNorm):
     "classifier_activation": "gelu", "layer_types": None,
     "rope_parameters": None,
   }  # fmt: skip
-  heads = MASKED_LM, QUESTIONS, LABELS
+  heads = MASKED_LM, QUESTIONS, LABELS, TOKENS
   modules = {
     _WORDS: "model.embeddings.tok_embeddings",
     "bert/embeddings/LayerNorm": "model.embeddings.norm",
     f"{_TRANSFORM}/dense": "head.dense",
     f"{_TRANSFORM}/LayerNorm": "head.norm",
     "cls/predictions": "decoder",
-    "cls/squad": "classifier",
-    "": "classifier",
+    **dict.fromkeys(("cls/squad", "", "cls/tokens"), "classifier"),
   }
   layer = {
     **dict.fromkeys((w.QUERY, w.KEY, w.VALUE), "attn.Wqkv"),

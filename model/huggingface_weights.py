@@ -77,12 +77,11 @@ def count_parts(
 def _check_pooler(
   parts: Iterable[str], config: BertConfig, source: str
 ) -> None:
-  """Refuses a classifier of tokens, which reads no pooler."""
+  """Refuses a classifier of texts without the pooler that it reads."""
   if config.has_pooler and CLASSIFIER in parts and POOLER not in parts:
     raise DataError(
-      f"{source}: has a classifier, but no pooler: it classifies each token "
-      "(as BertForTokenClassification does), and only classifiers of whole "
-      "texts can be converted"
+      f"{source}: has a classifier of texts, but not the pooler that it reads: "
+      "copy all of the model's files again"
     )
 
 
@@ -153,7 +152,7 @@ def from_theirs(
   Also reads an encoder's names (without, for example, "bert.") and old ones of
   layer norms.
   """
-  kind, wanted = known.kind, known.tensors()
+  kind, wanted = known.kind, known.tensors(tensors)
   named, left_out = _named(tensors, kind.base, [*wanted], source)
   for tied, weight in kind.tied().items():
     if tied in named and tied not in wanted:

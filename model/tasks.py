@@ -4,10 +4,12 @@ To add a task, enter its head here, its weights in `model.weights`, its outputs
 in `interop.inference` and its answers in `interop.predictions`.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 # What a model is for, as task.json says.
-PRETRAINING, CLASSIFIER, SQUAD = "pretraining", "classifier", "squad"
+PRETRAINING, CLASSIFIER = "pretraining", "classifier"
+SQUAD, NER = "squad", "ner"
 
 
 class Head(NamedTuple):
@@ -21,6 +23,11 @@ class Head(NamedTuple):
   # What follows "For" in transformers' class of a model with this head only.
   architecture: str
   pipeline: str  # what Hugging Face's Hub calls the use of it
+
+  @property
+  def matrix(self) -> str:
+    """The variable beside `bias`, of a head that is one dense layer."""
+    return self.bias.replace("output_bias", "output_weights")
 
 
 MASKED_LM = Head(
@@ -39,6 +46,18 @@ LABELS = Head(
   "classifier", "output_bias", CLASSIFIER, "classifier", True,
   "SequenceClassification", "text-classification",
 )  # fmt: skip
+TOKENS = Head(
+  "token classifier", "cls/tokens/output_bias", NER, "token_classifier", False,
+  "TokenClassification", "token-classification",
+)  # fmt: skip
 # Of a model with several the last one decides what the model is for.
-HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS)
+HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS, TOKENS)
+# Their rows are a task's labels; of a model with both the last one's are.
+LABELLED = (LABELS, TOKENS)
 FINETUNED = tuple(head.kind for head in HEADS if head.kind != PRETRAINING)
+
+
+def label_bias(variables: Collection[str]) -> str:
+  """The bias of the head whose rows are labels; "" without one."""
+  found = [head.bias for head in LABELLED if head.bias in variables]
+  return found[-1] if found else ""

@@ -16,8 +16,10 @@ ENCODER, POOLER = "encoder", "pooler"
 TRANSFORM = "transform of heads"
 MASKED_LM, NEXT_SENTENCE = tasks.MASKED_LM.name, tasks.NEXT_SENTENCE.name
 CLASSIFIER, QUESTIONS = tasks.LABELS.name, tasks.QUESTIONS.name
+TOKEN_CLASSIFIER = tasks.TOKENS.name
 PARTS = (
   ENCODER, POOLER, TRANSFORM, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS,
+  TOKEN_CLASSIFIER,
 )  # fmt: skip
 
 # The matmuls of a layer, by the scopes of their variables.
@@ -122,9 +124,9 @@ def weights(config: BertConfig) -> list[Weight]:
     (tasks.NEXT_SENTENCE, 2),
     (tasks.LABELS, None),
     (tasks.QUESTIONS, 2),
+    (tasks.TOKENS, None),
   ):
-    matrix = head.bias.replace("output_bias", "output_weights")
-    table.append(Weight(head.name, matrix, (classes, width)))
+    table.append(Weight(head.name, head.matrix, (classes, width)))
     table.append(Weight(head.name, head.bias, (classes,)))
   return table
 

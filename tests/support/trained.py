@@ -24,6 +24,11 @@ TASKS = {
     "max_query_length": 6,
     "version_2_with_negative": True,
   },
+  "ner": {
+    "task": "ner",
+    "labels": ["B-LOC", "I-LOC", "O"],
+    "doc_stride": 8,
+  },
 }
 
 
@@ -36,7 +41,7 @@ def logits(kind, bert, ids, segments):
     None,
     tf.constant(segments, tf.int32),
     scope="bert",
-    with_pooler=kind != "squad",
+    with_pooler=kind not in ("squad", "ner"),
   )
   sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
   outputs = {"encoder/sequence_output": sequence}
@@ -55,6 +60,11 @@ def logits(kind, bert, ids, segments):
     matmul, bias = heads.classifier_logits(pooled, 3, bert)
     outputs["classifier/logits"] = matmul + bias
     outputs["classifier/probabilities"] = tf.nn.softmax(matmul + bias)
+  elif kind == "ner":
+    matmul, bias = heads.token_logits(sequence, 3, bert)
+    scores = tf.reshape(matmul + bias, [1, -1, 3])
+    outputs["token_classifier/logits"] = scores
+    outputs["token_classifier/probabilities"] = tf.nn.softmax(scores)
   else:
     both = heads.span_logits(sequence, bert)
     outputs["span/start_logits"] = both[..., 0]

@@ -43,6 +43,7 @@ from model.weights import (
   NEXT_SENTENCE,
   POOLER,
   QUESTIONS,
+  TOKEN_CLASSIFIER,
 )
 
 CONFIG = BertConfig.from_dict(TINY)
@@ -116,6 +117,8 @@ def write_folder(folder, tensors, **config):
     ((ENCODER, POOLER, CLASSIFIER), "BertForSequenceClassification"),
     ((ENCODER, POOLER, QUESTIONS), "BertForQuestionAnswering"),
     ((*PRETRAINING, CLASSIFIER), "BertForSequenceClassification"),
+    ((ENCODER, TOKEN_CLASSIFIER), "BertForTokenClassification"),
+    ((ENCODER, POOLER, TOKEN_CLASSIFIER), "BertForTokenClassification"),
   ],
 )
 def test_there_and_back_is_bit_equal(tmp_path, letters, parts, architecture):
@@ -135,7 +138,9 @@ def test_there_and_back_is_bit_equal(tmp_path, letters, parts, architecture):
   config = runs.read_json(tmp_path / "b", "config.json")
   assert config["architectures"] == [architecture]
   assert (config["hidden_act"], config["layer_norm_eps"]) == ("gelu_new", 1e-12)
-  assert ("id2label" in config) == (CLASSIFIER in parts)
+  is_labelled = bool({CLASSIFIER, TOKEN_CLASSIFIER} & {*parts})
+  assert ("id2label" in config) == is_labelled
+  assert ("problem_type" in config) == (CLASSIFIER in parts)
   for part in weights.PARTS:
     assert (f"    {part}: " in said) == (part in parts)
   again = convert(tmp_path / "b", tmp_path / "c" / "model.ckpt")
@@ -729,7 +734,7 @@ def refused(folder, out, message):
     ),
     ({"hidden_act": "mish"}, "hidden_act is 'mish'.*gelu_new"),
     ({"hidden_act": ["gelu"]}, "hidden_act is .*'gelu'"),
-    ({"architectures": ["BertForTokenClassification"]}, "the architecture Be"),
+    ({"architectures": ["BertForMultipleChoice"]}, "the architecture Be"),
     ({"architectures": 5}, "the architecture 5 is"),
     ({"hidden_size": 33}, "hidden_size 33 is not a multiple"),
     ({"num_hidden_layers": 3}, r"lacks bert\.encoder\.layer\.2\."),
@@ -764,22 +769,55 @@ def test_classifiers_that_are_none_of_ours(tmp_path, labels, change, message):
   refused(folder, tmp_path / "b", message)
 
 
-def test_a_classifier_of_tokens_is_none_of_texts(tmp_path):
-  """Also where config.json does not name the architecture."""
+def test_a_classifier_of_tokens_is_told_from_one_of_texts(tmp_path):
+  """By the architecture; without one, by the pooler that only texts need."""
   values = random_values((ENCODER, POOLER, CLASSIFIER))
   tensors = their_tensors(values)
-  said = convert(write_folder(tmp_path / "a", tensors), tmp_path / "b" / "m")
-  assert "names no architecture: the classifier is assumed to be one o" in said
-  tensors = without("bert.pooler.dense.weight", "bert.pooler.dense.bias")(
-    tensors
+  bare = without("bert.pooler.dense.weight", "bert.pooler.dense.bias")(tensors)
+  for name, content, head in (
+    ("texts", tensors, "Sequence"),
+    ("tokens", bare, "Token"),
+  ):
+    folder = write_folder(tmp_path / name, content)
+    said = convert(folder, tmp_path / f"of_{name}" / "m")
+    assert f"to be that of BertFor{head}Classification" in said
+  ours = read(tmp_path / "of_tokens" / "m")
+  bias = ours["cls/tokens/output_bias"]
+  np.testing.assert_array_equal(bias, values["output_bias"])
+  assert "output_bias" not in ours
+  # As transformers saved it before its version 4.
+  named = {"architectures": ["BertForTokenClassification"]}
+  convert(
+    write_folder(tmp_path / "old", tensors, **named), tmp_path / "o" / "m"
   )
-  with pytest.raises(UserError, match="no pooler: it classifies each token"):
-    convert(write_folder(tmp_path / "c", tensors), tmp_path / "d")
+  assert {"cls/tokens/output_bias", "bert/pooler/dense/bias"} <= {
+    *read(tmp_path / "o" / "m")
+  }
+  task = runs.read_json(tmp_path / "o", "task.json")
+  assert task["task"] == "ner"
+
+
+def test_a_classifier_of_texts_needs_its_pooler(tmp_path):
   prefix = write_checkpoint(
     tmp_path / "e", random_values((ENCODER, CLASSIFIER))
   )
-  with pytest.raises(UserError, match="no pooler: it classifies each token"):
+  with pytest.raises(UserError, match="of texts, but not the pooler that it"):
     convert(prefix, tmp_path / "d")
+
+
+def test_labels_of_tokens_keep_their_names(tmp_path):
+  values = random_values((ENCODER, TOKEN_CLASSIFIER))
+  prefix = write_checkpoint(tmp_path / "a", values)
+  labels = ["B-PER", "I-PER", "O"]
+  task = {"task": "ner", "labels": labels}
+  (tmp_path / "a" / "task.json").write_text(json.dumps(task))
+  convert(prefix, tmp_path / "b")
+  config = runs.read_json(tmp_path / "b", "config.json")
+  assert [*config["id2label"].values()] == labels
+  os.remove(tmp_path / "b" / "task.json")
+  convert(tmp_path / "b", tmp_path / "c" / "m")
+  back = runs.read_json(tmp_path / "c", "task.json")
+  assert (back["task"], back["labels"]) == ("ner", labels)
 
 
 def test_our_models_that_hugging_face_does_not_have(tmp_path):

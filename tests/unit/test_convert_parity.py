@@ -40,6 +40,7 @@ from model.weights import (
   NEXT_SENTENCE,
   POOLER,
   QUESTIONS,
+  TOKEN_CLASSIFIER,
 )
 from tools import train_tokenizer
 
@@ -55,6 +56,7 @@ MODELS = [
   ("BertForNextSentencePrediction", "gelu", (ENCODER, POOLER, NEXT_SENTENCE)),
   ("BertForSequenceClassification", "gelu_new", (ENCODER, POOLER, CLASSIFIER)),
   ("BertForQuestionAnswering", "gelu", (ENCODER, POOLER, QUESTIONS)),
+  ("BertForTokenClassification", "gelu_new", (ENCODER, TOKEN_CLASSIFIER)),
 ]
 
 
@@ -150,6 +152,10 @@ def our_outputs(prefix, batch):
   if "output_bias" in values:
     head = values["output_weights"].T
     outputs["logits"] = outputs["pooler_output"] @ head + values["output_bias"]
+  if "cls/tokens/output_bias" in values:
+    head = values["cls/tokens/output_weights"].T
+    outputs["logits"] = outputs["last_hidden_state"] @ head
+    outputs["logits"] += values["cls/tokens/output_bias"]
   if "cls/squad/output_bias" in values:
     logits = outputs["last_hidden_state"] @ values["cls/squad/output_weights"].T
     logits += values["cls/squad/output_bias"]

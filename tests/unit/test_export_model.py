@@ -125,6 +125,7 @@ def test_a_fresh_process_gets_the_checkpoints_answers(answers, kind):
     ("pretraining", "masked_lm"),
     ("classifier", "classifier"),
     ("squad", "span"),
+    ("ner", "token_classifier"),
   ],
 )
 def test_the_default_is_the_most_useful(answers, kind, name):
