@@ -33,6 +33,7 @@ LAYERS = (
     "evaluate_grammar",
     "predict",
     "run_classifier",
+    "run_ner",
     "run_pretraining",
     "run_squad",
     "run_tasks",
@@ -170,9 +171,9 @@ def test_the_data_side_does_not_load_tensorflow():
 
 
 DATA_TESTS = (
-  "create_pretraining_data", "instances", "masking", "packing",
-  "prepare_corpus", "record_order", "squad_metric", "text_files",
-  "tokenization", "training_plan", "windows", "work_dir",
+  "create_pretraining_data", "entities", "instances", "masking", "packing",
+  "prepare_corpus", "record_order", "sentences", "squad_metric", "text_files",
+  "tokenization", "training_plan", "windows", "words", "work_dir",
 )  # fmt: skip
 
 

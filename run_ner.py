@@ -1,0 +1,39 @@
+"""Fine-tunes BERT to label words (named entities, tags), on Horovod ranks.
+
+  python run_ner.py --do_train --do_eval --do_predict \\
+    --train_file=conll/train.txt --eval_file=conll/valid.txt \\
+    --predict_file=conll/test.txt --init_checkpoint=runs/first \\
+    --output_dir=runs/ner --learning_rate=5e-5
+
+The data are columns as CoNLL's, the word first and its label last, or JSON
+lines as {"tokens": ["It", "rains"], "ner_tags": ["O", "O"]}. Labels are IOB1,
+IOB2, IOBES or plain ones; they are found in the data to train on. What the
+model in --output_dir was trained with need not be given again.
+"""
+
+import functools
+
+from absl import flags
+
+from common import errors
+
+if __name__ == "__main__":
+  errors.leave_when_asked()  # also while TensorFlow is imported
+
+from common import settings
+from finetuning import finetune, ner
+from interop import run_settings
+from training import train_loop, training_run
+
+
+def main(_) -> None:
+  """Fine-tunes as the flags say."""
+  config, lines = run_settings.configured(ner.NerConfig, flags.FLAGS)
+  config.check_files()
+  job = functools.partial(finetune.finetune, ner.Ner(config))
+  training_run.start(config, job, lines=lines)
+
+
+if __name__ == "__main__":
+  settings.define_flags(ner.NerConfig)
+  train_loop.run_main(main)

@@ -1,0 +1,84 @@
+"""Words to windows of tokens, and values of tokens back to words."""
+
+import numpy as np
+import pytest
+from samples import LETTERS
+
+import tokenization
+from finetuning import words
+from finetuning.words import SILENT, WindowSettings
+
+CLS, SEP = LETTERS.index("[CLS]"), LETTERS.index("[SEP]")
+
+
+@pytest.fixture(scope="module")
+def encoder(letters):
+  return tokenization.load_tokenizer(letters, True)
+
+
+def encode(encoder, sentences, **settings):
+  return words.encode_sentences(encoder, sentences, WindowSettings(**settings))
+
+
+def test_a_word_speaks_through_its_first_token(encoder):
+  """Of words that become several, or none, or two of the tokenizer's."""
+  (window,) = encode(encoder, [["ab", "\u200b", "C", "a.b", "\u200b"]])
+  tokens = [encoder.tokens[i] for i in window.ids]
+  assert tokens == ["[CLS]", "a", "##b", "c", "a", ".", "b", "[SEP]"]
+  assert window.words.tolist() == [-1, 0, -1, 2, 3, -1, -1, -1]
+  assert window.spoken.tolist() == [0, 2, 3]
+  assert not window.segments.any()
+
+
+def test_sentences_without_a_word_that_speaks(encoder):
+  for sentence in ([], ["\u200b", ""]):
+    (window,) = encode(encoder, [sentence])
+    assert window.ids.tolist() == [CLS, SEP] and not len(window.spoken)
+    (found,) = words.values_of_words([len(sentence)], [window], [np.ones(2)])
+    assert found.tolist() == [SILENT] * len(sentence)
+
+
+@pytest.mark.parametrize("length", [4, 6, 8, 12])
+@pytest.mark.parametrize("stride", [1, 2, 5, 64])
+def test_each_word_of_a_long_sentence_speaks_once(encoder, length, stride):
+  rng = np.random.default_rng(length)
+  sentences = []
+  for count in (1, 3, 30, 50):
+    lengths = rng.integers(1, 4, count)
+    sentences.append(["x" * n for n in lengths])
+  windows = encode(encoder, sentences, max_seq_length=length, doc_stride=stride)
+  spoken = [[] for _ in sentences]
+  for window in windows:
+    assert len(window.ids) <= length
+    assert window.ids[0] == CLS and window.ids[-1] == SEP
+    spoken[window.sentence] += window.spoken.tolist()
+  assert [sorted(s) for s in spoken] == [[*range(len(s))] for s in sentences]
+
+
+def test_a_word_speaks_where_it_has_most_context(encoder):
+  """Eight tokens in windows of six, four apart: words 4, 5 are in both."""
+  windows = encode(encoder, [list("abcdefgh")], max_seq_length=8, doc_stride=4)
+  assert [w.spoken.tolist() for w in windows] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+
+
+def test_values_come_back_to_their_words(encoder):
+  sentences = [["ab", "\u200b", "c"], [], list("abcdefgh")]
+  windows = encode(encoder, sentences, max_seq_length=8, doc_stride=4)
+  values = [np.arange(len(w.ids)) + 10.0 * n for n, w in enumerate(windows)]
+  found = words.values_of_words([3, 0, 8], windows, values)
+  assert found[0].tolist() == [1, SILENT, 3] and not len(found[1])
+  assert found[2].tolist() == [21, 22, 23, 24, 25, 32, 33, 34]
+
+
+def test_a_words_tokens_are_its_own_within_a_text(encoder, spm_model):
+  """Of WordPiece those of the word alone, of SentencePiece those in a text."""
+  given = ["w1", "w12", "w3"]
+  (window,) = encode(encoder, [given])
+  alone = np.concatenate(encoder.encode_batch(given))
+  assert window.ids[1:-1].tolist() == alone.tolist()
+  pieces = tokenization.load_tokenizer(None, True, spm_model)
+  (window,) = encode(pieces, [given])
+  (text,) = pieces.encode_batch([" ".join(given)])
+  assert window.ids[1:-1].tolist() == text.tolist()
+  firsts = [pieces.tokens[i][0] for i in window.ids[window.words >= 0]]
+  assert firsts == ["\u2581"] * 3
