@@ -1,15 +1,17 @@
-"""Shows what a model learned: text in, words, labels, answers or vectors out.
+"""Shows what a model learned: words, labels, answers, entities or vectors.
 
   python predict.py runs/first 'paris is the capital of [MASK] .'
   python predict.py runs/first 'it rained . ||| so we stayed in .'
   python predict.py runs/classifier 'a charming film' --json
   python predict.py runs/squad --question='who?' --context='it was me .'
+  python predict.py runs/ner 'Ada Lovelace lived in London.'
   python predict.py served/first/1 --input=lines.txt
 
 MODEL is a run folder, a checkpoint's name, a Hugging Face folder or an exported
 folder. Texts are arguments, lines of --input, or lines of standard input; two
-with a tab or ||| between them are a pair. For a model that answers questions a
-line that begins with { is JSON: {"question": "...", "context": "..."}.
+with a tab or ||| between them are a pair. A line that begins with { is JSON:
+for a model that answers questions {"question": "...", "context": "..."}, for a
+model that labels words {"text": "..."}, or {"tokens": ["...", "..."]}.
 """
 
 import contextlib
@@ -73,7 +75,7 @@ def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
 
 
 def read_inputs(
-  settings: Settings, texts: Sequence[str], may_be_json: bool
+  settings: Settings, texts: Sequence[str], reads: str | None = None
 ) -> Iterator[predictions.Input]:
   """Inputs of checked flags, arguments or a file; `UserError` for none."""
   if settings.question is not None:
@@ -88,7 +90,7 @@ def read_inputs(
     if texts or line.strip():
       found = True
       try:
-        yield predictions.parse_line(line, may_be_json)
+        yield predictions.parse_line(line, reads)
       except DataError as e:
         raise DataError(f"{what} {number}: {e}") from e
   if not found:
@@ -119,7 +121,7 @@ def main(settings: Settings, name: str, *texts: str) -> None:
       f"--max_seq_length={source.max_seq_length}"
     )
   tell(*lines)
-  inputs = read_inputs(settings, texts, predictor.answers_questions)
+  inputs = read_inputs(settings, texts, predictor.reads)
   typed = not (texts or settings.question) and (
     settings.input in (None, "-") and sys.stdin.isatty()
   )

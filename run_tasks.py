@@ -32,12 +32,12 @@ from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE
 from gradients.distributed import Comm
 from interop import model_source
-from model.tasks import SQUAD
 from training import next_steps
 
 RESULTS_FILE = "results.jsonl"
 _SETTINGS_FILE = "tasks.json"
-_SCRIPTS = ("run_classifier.py", "run_squad.py")
+_SCRIPTS = ("run_classifier.py", "run_squad.py", "run_ner.py")
+_ANSWERS = ("f1", "exact", "exact_match")  # SQuAD's metrics, of 2.0 and of 1.1
 # What each run gets from here.
 _OWN = ("do_train", "do_eval", "init_checkpoint", "output_dir", "seed")
 _OTHER_FOLDER = "another --output_dir"
@@ -163,10 +163,8 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
   about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
-  names = about.get("metrics")
-  if about["task"] == SQUAD:
-    names = "f1", "exact" if "exact" in results else "exact_match"  # 2.0, 1.1
-  return {name: 100 * results[name] for name in names}
+  names = about.get("metrics", _ANSWERS)
+  return {name: 100 * results[name] for name in names if name in results}
 
 
 def table(results: Sequence[dict]) -> list[str]:

@@ -83,13 +83,6 @@ class ClassifierConfig(FinetuningConfig):
   data_dir: str | None = _data(None,
     "Folder with GLUE's train.tsv, dev.tsv and test.tsv. --train_file, "
     "--eval_file and --predict_file win over it.")
-  train_file: str | None = _data(None,
-    "Table (.tsv, .csv or .jsonl) to train on.")
-  eval_file: str | None = _data(None,
-    "Table (.tsv, .csv or .jsonl) to evaluate on, which chooses the best "
-    "checkpoint.")
-  predict_file: str | None = _data(None,
-    "Table (.tsv, .csv or .jsonl) whose labels to predict.")
   text_column: str | None = _data(None,
     "Column of the text. Default: sentence.")
   text_pair_column: str | None = _data(None,
@@ -104,6 +97,7 @@ class ClassifierConfig(FinetuningConfig):
   # fmt: on
 
   kind: ClassVar[str] = "classifier"
+  format: ClassVar[str] = "a table (.tsv, .csv or .jsonl)"
 
   def __post_init__(self):
     super().__post_init__()
@@ -174,7 +168,7 @@ class Classification(LabelledTask):
   """Predicts a label, or a number, for each text or pair of texts."""
 
   config: ClassifierConfig
-  other_tasks = "; for numbers give --regression"
+  if_too_many = "; for numbers give --regression"
 
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
@@ -254,7 +248,7 @@ class Classification(LabelledTask):
     predicted = logits[:, 0]
     if not self._is_regression:
       # F1 is of the second label in the task's order, not the model's rows'.
-      numbers = np.argsort(self.rows.numbers)
+      numbers = np.argsort(self._head[2])
       targets, predicted = numbers[targets], numbers[np.argmax(logits, axis=1)]
     return {
       name: metrics.metric(name, len(self.labels))(targets, predicted)
@@ -266,14 +260,14 @@ class Classification(LabelledTask):
     logits = self._logits(source, outputs)
     path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
     labels = [label.translate(_ESCAPES) for label in self.labels]
-    with tables.written(path) as f:
-      print("index", "prediction", *labels, sep="\t", file=f)
-      for number, row in enumerate(logits):
-        if self._is_regression:
-          print(number, f"{row[0]:.4f}", sep="\t", file=f)
-        else:
-          shares = [f"{p:.6f}" for p in special.softmax(row.astype(float))]
-          print(number, labels[np.argmax(row)], *shares, sep="\t", file=f)
+    lines = ["\t".join(["index", "prediction", *labels])]
+    for number, row in enumerate(logits):
+      fields = [f"{row[0]:.4f}"]
+      if not self._is_regression:
+        shares = special.softmax(row.astype(float))
+        fields = [labels[np.argmax(row)], *(f"{p:.6f}" for p in shares)]
+      lines.append("\t".join([str(number), *fields]))
+    tables.write(path, lines)
     return [f"predictions {path}"]
 
   def describe(self):

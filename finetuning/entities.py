@@ -1,39 +1,41 @@
 """Entities as runs of labelled words, and their precision, recall and F1.
 
-The definition is conlleval's and seqeval's (https://github.com/chakki-works/
-seqeval, its default mode): an entity is right if its words and its type are. It
-holds for IOB1, IOB2 and IOBES labels, whatever their order: I- and E- begin an
-entity where none of their type goes on.
+The definition is conlleval's and the default of seqeval
+(https://github.com/chakki-works/seqeval), for IOB1, IOB2 and IOBES labels in
+any order: I- and E- begin an entity where none of their type goes on.
 """
 
-import collections
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 OUTSIDE = "O"
-# Its first letter says where a word stands in its entity. M, L and U are other
-# names of I, E and S, in BMES and BILOU.
+# M, L and U are other names of I, E and S, in BMES and BILOU.
 _OF_ENTITY = re.compile(r"[BIESMLU]-.+", re.DOTALL)
 _GOES_ON, _CONTINUES = "BIM", "IMEL"
 
 
 class Entity(NamedTuple):
-  """A run of words."""
+  """A run of words, by their numbers."""
 
   type: str
-  first: int  # number of its first word
-  last: int  # of its last word
+  first: int
+  last: int
 
 
-def mark_entities(labels: Sequence[str]) -> bool:
-  """Whether labels are parts of entities and O, not parts of speech, say."""
-  others = [label for label in labels if label != OUTSIDE]
-  return bool(others) and all(map(_OF_ENTITY.fullmatch, others))
+def types_of(labels: Iterable[str]) -> list[str]:
+  """The types of the entities that labels mark; [] if some mark none.
+
+  Such are parts of speech, for example.
+  """
+  others = {*labels} - {OUTSIDE}
+  if not all(map(_OF_ENTITY.fullmatch, others)):
+    return []
+  return sorted({label[2:] for label in others})
 
 
-def entities_of(labels: Sequence[str]) -> list[Entity]:
-  """The entities in one sentence, whose labels `mark_entities`."""
+def entities_of(labels: Iterable[str]) -> list[Entity]:
+  """The entities in one sentence, or in several with O after each."""
   found: list[Entity] = []
   before = OUTSIDE
   for place, label in enumerate(labels):
@@ -47,33 +49,25 @@ def entities_of(labels: Sequence[str]) -> list[Entity]:
 
 
 def scores(
-  right: Iterable[Sequence[str]],
-  predicted: Iterable[Sequence[str]],
-  types: Iterable[str],
+  right: Sequence[str], predicted: Sequence[str], types: Iterable[str]
 ) -> dict[str, float]:
-  """Precision, recall and F1 over all entities, and as TYPE/f1 of each type.
+  """F1, precision and recall over all entities, and as TYPE/f1 of each type.
 
-  Arguments are the labels of sentences. Shares of 1; 0 where there is nothing
-  to count, as in seqeval.
+  Labels are as for `entities_of`. Shares of 1; 0 where nothing is to count.
   """
-  wanted: collections.Counter = collections.Counter()
-  got: collections.Counter = collections.Counter()
-  shared: collections.Counter = collections.Counter()
-  for labels, guesses in zip(right, predicted, strict=True):
-    there, found = set(entities_of(labels)), set(entities_of(guesses))
-    wanted.update(entity.type for entity in there)
-    got.update(entity.type for entity in found)
-    shared.update(entity.type for entity in there & found)
-  results = _shares(shared.total(), got.total(), wanted.total())
-  for one in types:
-    of_type = _shares(shared[one], got[one], wanted[one])
-    results |= {f"{one}/{name}": value for name, value in of_type.items()}
+  there, found = {*entities_of(right)}, {*entities_of(predicted)}
+  results = _shares(there, found)
+  for kind in types:
+    of_type = ({e for e in some if e.type == kind} for some in (there, found))
+    for name, share in _shares(*of_type).items():
+      results[f"{kind}/{name}"] = share
   return results
 
 
-def _shares(shared: int, got: int, wanted: int) -> dict[str, float]:
+def _shares(there: set[Entity], found: set[Entity]) -> dict[str, float]:
+  both = len(there & found)
   return {
-    "f1": 2 * shared / max(1, got + wanted),
-    "precision": shared / max(1, got),
-    "recall": shared / max(1, wanted),
+    "f1": 2 * both / max(1, len(there) + len(found)),
+    "precision": both / max(1, len(found)),
+    "recall": both / max(1, len(there)),
   }

@@ -42,9 +42,14 @@ class FinetuningConfig(RunConfig):
   evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
   unit: ClassVar[str] = "examples"
+  format: ClassVar[str]  # of the files
   # fmt: off
   do_predict: bool = in_group("What to do")(False,
     "Predict with the weights of the best checkpoint.")
+  train_file: str | None = _data(None, "File to train on: {format}.")
+  eval_file: str | None = _data(None,
+    "File to evaluate on, which chooses the best checkpoint: {format}.")
+  predict_file: str | None = _data(None, "File to predict: {format}.")
   vocab_file: str | None = _model(None,
     "WordPiece vocabulary that the checkpoint was trained with. Default: as "
     "found in --output_dir, beside --init_checkpoint or its training data.")

@@ -144,7 +144,7 @@ def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
 def token_logits(
   features, labels: int, bert_config, policy=mixed_precision.FP32
 ):
-  """As `classifier_logits`, for each token: [B * S, labels], of [B, S, H]."""
+  """As `classifier_logits`, of each token: [B * S, labels], from [B, S, H]."""
   matrix = layers.reshape_to_matrix(features)
   with tf.variable_scope("cls/tokens"):
     return classifier_logits(matrix, labels, bert_config, policy)
@@ -155,9 +155,9 @@ def tokens(
 ) -> HeadOutput:
   """The label of each token whose target, of int32 [B, S], is not `NO_LABEL`.
 
-  The loss is the mean over an example's targets, whose number is its weight:
-  so the loss of an update is the mean over the targets of all its examples.
-  Outputs "labels", float32 [B, S], the most likely ones.
+  The loss is the mean over an example's targets. Their number is its weight, so
+  the loss of an update is the mean over all targets. Outputs "labels", float32
+  [B, S], the most likely ones.
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
   features = token_features(model, config)
@@ -167,16 +167,15 @@ def tokens(
   matmul, bias = token_logits(features, labels, config.bert, config.policy)
   rows, length = layers.get_shape_list(batch.targets)
   targets = tf.reshape(batch.targets, [-1])
-  has_target = tf.cast(targets > NO_LABEL, tf.float32)
-  both = has_target * kernels.cross_entropy(
+  both = kernels.cross_entropy(  # [2, B * S]: losses, and what is right
     matmul, bias, tf.maximum(targets, 0), dtype=config.policy.losses
-  )  # [2, B * S]: losses, and what is right
+  )
+  both *= tf.cast(targets > NO_LABEL, tf.float32)
   of_rows = tf.transpose(tf.reshape(both, [2, rows, length]), [1, 0, 2])
-  # [B, S, E]: 1 for the example of a token; padding is of none.
+  # [B, S, E]: 1 for the example of a token; padding, 0, is of none.
   slots = layers.get_shape_list(batch.weights)[1]
   owners = tf.one_hot(batch.input_mask - 1, slots)
-  sums = tf.matmul(of_rows, owners) / tf.maximum(batch.weights, 1.0)[:, None]
-  losses, correct = tf.unstack(sums, axis=1)
+  means = tf.matmul(of_rows, owners) / tf.maximum(batch.weights, 1.0)[:, None]
   found = tf.argmax(tf.cast(matmul, tf.float32) + bias, axis=-1)
   found = tf.reshape(tf.cast(found, tf.float32), [rows, length])
-  return HeadOutput(losses, correct, {"labels": found})
+  return HeadOutput(*tf.unstack(means, axis=1), {"labels": found})

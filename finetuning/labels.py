@@ -4,7 +4,7 @@ import functools
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 from checkpoints import description
 from common.errors import DataError, UserError
@@ -14,55 +14,46 @@ from finetuning.task_file import model_folder
 _MOST_LABELS = 1000
 
 
-class Rows(NamedTuple):
-  """The rows of a head, and those of a task's labels."""
-
-  labels: list[str]  # of the rows, in their order; [] for a regression
-  of_task: list[str]  # in the task's order
-  numbers: list[int]  # the row of each of `of_task`
-
-
 class LabelledTask(FinetuningTask):
   """A task whose head has a row for each label."""
 
-  config: Any
   # In the order of their numbers; (): a regression, None: those in the data.
   known_labels: Sequence[str] | None = None
   published_names: Sequence[str] = ()  # of `known_labels` that are numbers
-  other_tasks: ClassVar[str] = ""  # what to do where labels are too many
+  if_too_many: ClassVar[str] = ""  # a remedy
 
   def labels_of_data(self) -> tuple[str, Iterable[str]]:
-    """The file and place of the labels to train on, and all that are there."""
+    """Where the labels to train on are, and all of them."""
     raise NotImplementedError
 
   @functools.cached_property
-  def rows(self) -> Rows:
+  def _head(self) -> tuple[list[str], list[str], list[int]]:
+    """The labels of its rows; the task's labels in order, and their rows."""
     of_model, of_task = self._labels_of_model(), self.known_labels
     if of_task is None:
       is_known = of_model and not self.config.do_train
       of_task = of_model if is_known else self._labels_of_file()
       of_task = sorted(of_task, key=label_order)
     # A model's rows keep their labels, whatever the order of this task.
-    numbers = rows_of(of_model, of_task) or rows_of(
-      of_model, self.published_names
-    )
-    labels = of_model if numbers else list(of_task)
-    return Rows(labels, list(of_task), numbers or [*range(len(labels))])
+    names = self.published_names
+    rows = rows_of(of_model, of_task) or rows_of(of_model, names)
+    labels = of_model if rows else list(of_task)
+    return labels, list(of_task), rows or [*range(len(labels))]
 
   # Of the head's rows, in their order; [] for a regression.
-  labels = property(lambda self: self.rows.labels)
+  labels = property(lambda self: self._head[0])
 
   @functools.cached_property
   def row_of(self) -> Callable[[str], int | None]:
     """A function from a label to its row; None for an unknown one."""
-    key = key_of(self.rows.of_task)
-    names = map(key, self.rows.of_task)
-    numbers = dict(zip(names, self.rows.numbers, strict=True))
-    return lambda label: numbers.get(key(label))
+    _, of_task, rows = self._head
+    key = key_of(of_task)
+    row_of = dict(zip(map(key, of_task), rows, strict=True))
+    return lambda label: row_of.get(key(label))
 
   def unknown(self, label: str) -> str:
     """What is wrong with a label that has no row."""
-    return f"{label!r}, not one of {', '.join(self.rows.of_task[:10])}"
+    return f"{label!r}, not one of {', '.join(self._head[1][:10])}"
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""
@@ -85,7 +76,7 @@ class LabelledTask(FinetuningTask):
     if not 2 <= len(labels) <= _MOST_LABELS:
       raise DataError(
         f"{place} has {len(labels)} different labels, such as {labels[0]!r}: a "
-        f"classifier needs 2 to {_MOST_LABELS}{self.other_tasks}"
+        f"classifier needs 2 to {_MOST_LABELS}{self.if_too_many}"
       )
     return labels
 

@@ -14,8 +14,7 @@ from finetuning import tables
 
 _data = in_group("Data")
 _DOCUMENT = "-DOCSTART-"  # CoNLL's mark between documents
-# CoNLL-U's lines between words: several words as they are written, and words
-# that are not written. What they number stands in the first column.
+# The first column of CoNLL-U's lines that are of several words, or of none.
 _NO_WORD = re.compile(r"\d+[-.]\d+")
 
 

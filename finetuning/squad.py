@@ -34,15 +34,12 @@ class SquadConfig(windows.AnswerSettings, FinetuningConfig):
   """Settings of run_squad.py; fields are named like its flags."""
 
   # fmt: off
-  train_file: str | None = _data(None,
-    "JSON file in SQuAD's format to train on.")
   eval_file: str | None = _data(None,
-    "JSON file in SQuAD's format to evaluate on. Default: --predict_file.")
-  predict_file: str | None = _data(None,
-    "JSON file in SQuAD's format whose questions to answer.")
+    "File to evaluate on: {format}. Default: --predict_file.")
   # fmt: on
 
   kind: ClassVar[str] = "squad"
+  format: ClassVar[str] = "JSON in SQuAD's format"
 
   def __post_init__(self):
     super().__post_init__()

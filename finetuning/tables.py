@@ -1,17 +1,15 @@
 """Tables of labelled text: TSV, CSV and JSON Lines, by column names."""
 
-import contextlib
 import csv
 import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
-from common import input_files, json_files
+from common import files, input_files, json_files
 from common.console import tell
 from common.errors import DataError
-from common.files import atomic_write
 
 # Share of rows with missing fields, as in GLUE; more mean another format.
 _LEFT_OUT_AT_MOST = 0.01
@@ -123,15 +121,10 @@ def _objects(file) -> Iterator[_Line]:
       raise ValueError(f"line {number} is no JSON object: {e}") from e
 
 
-@contextlib.contextmanager
-def written(path: str) -> Iterator[TextIO]:
-  """Writes a UTF-8 file, whole or not at all."""
-  with (
-    atomic_write(path) as raw,
-    # JSON's half of a surrogate pair has no UTF-8.
-    io.TextIOWrapper(raw, "utf-8", "backslashreplace", newline="\n") as f,
-  ):
-    yield f
+def write(path: str, lines: Sequence[str]) -> None:
+  """Writes lines in UTF-8; half of a surrogate pair, as JSON's, is escaped."""
+  text = "".join(f"{line}\n" for line in lines)
+  files.write(path, text.encode(errors="backslashreplace"))
 
 
 def column(

@@ -1,13 +1,15 @@
-"""Questions over paragraphs as inputs of the encoder, and answers from scores.
+"""Long texts as inputs of the encoder: questions over paragraphs, and words.
 
-A long paragraph becomes windows that begin `doc_stride` tokens apart
-(google/bert's sliding window).
+A long paragraph or sentence becomes windows that begin `doc_stride` tokens
+apart (google/bert's sliding window). From their scores come the answers to
+questions, and a value for each word.
 """
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,28 +100,19 @@ def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return ids, segments
 
 
-class Part(NamedTuple):
-  """What a window has of a long text's tokens."""
-
-  start: int
-  stop: int
-  is_best: np.ndarray  # bool [stop - start]: this is the token's `_best_window`
-
-
-def parts_of(count: int, room: int, stride: int) -> list[Part]:
+def parts_of(count: int, room: int, stride: int) -> Iterator[tuple]:
   """Parts of at most `room` of `count` tokens, each `stride` after the last.
 
-  If `stride` is more than `room`, no token is left out all the same.
+  (first token, past the last, bool [tokens]: whether the part is a token's
+  `_best_window`). If `stride` is more than `room`, it is `room`.
   """
   starts = [0]
   while starts[-1] + room < count:
     starts.append(starts[-1] + min(stride, room))
-  bounds = [(start, min(start + room, count)) for start in starts]
-  best = _best_window(bounds, count)
-  return [
-    Part(start, stop, best[start:stop] == number)
-    for number, (start, stop) in enumerate(bounds)
-  ]
+  parts = [(start, min(start + room, count)) for start in starts]
+  best = _best_window(parts, count)
+  for number, (start, stop) in enumerate(parts):
+    yield start, stop, best[start:stop] == number
 
 
 def make_windows(
@@ -159,14 +152,14 @@ def encode_questions(
   return made, answers
 
 
-def _best_window(bounds: Sequence[tuple], count: int) -> np.ndarray:
+def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
   """int [count]: the window with the most context for each token.
 
   Context is the smaller number of tokens on its sides, plus 1% of the window's
   length (google/bert). The first of equal windows wins.
   """
   best, scores = np.zeros(count, np.int32), np.full(count, -1.0)
-  for w, (start, stop) in enumerate(bounds):
+  for w, (start, stop) in enumerate(parts):
     inside = np.arange(stop - start)
     own = np.minimum(inside, inside[::-1]) + 0.01 * (stop - start)
     better = own > scores[start:stop]
@@ -294,3 +287,71 @@ def _of_window(context: str, window, scores, settings) -> Iterator[Answer]:
       if start <= end < start + settings.max_answer_length:
         text = context[window.spans.starts[start] : window.spans.ends[end]]
         yield Answer(text.strip(), float(part[start, 0]), float(part[end, 1]))
+
+
+# Words ------------------------------------------------------------------------
+
+SILENT = -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WordSettings:
+  """How sentences are cut; flags of run_ner.py."""
+
+  # fmt: off
+  max_seq_length: int = _data(128,
+    "Tokens of one window (a part of a sentence and two special tokens) at "
+    "most, and of one record, which may hold several windows.", low=4)
+  doc_stride: int = _data(64,
+    "Tokens of a long sentence from the beginning of one window to that of the "
+    "next.", low=1, high=1 << 20)
+  # fmt: on
+
+
+class WordWindow(NamedTuple):
+  """[CLS] a part of a sentence [SEP]."""
+
+  sentence: int  # its number
+  ids: np.ndarray  # int32 [n]
+  segments: np.ndarray  # int32 [n], all 0
+  words: np.ndarray  # int32 [n]: the word that a token speaks for, or SILENT
+
+
+def encode_words(
+  tokenizer, sentences: Iterable[Sequence[str]], settings: WordSettings
+) -> list[WordWindow]:
+  """Windows in order; words are numbered through all sentences.
+
+  A word speaks through its first token, where that has most context. It is
+  silent if the tokenizer makes nothing of it, as of a control character. The
+  number after a sentence's last word is of a silent one, too, its end.
+  """
+  # A word's tokens are those that it has after a space inside of a text.
+  tokens_of = functools.cache(lambda word: tokenizer.encode_rest(f" {word}"))
+  made, first_word = [], 0
+  for number, words in enumerate(sentences):
+    tokens = [tokens_of(word) for word in words]
+    ids = np.concatenate([np.zeros(0, np.int32), *tokens])
+    lengths = np.array([*map(len, tokens)], int)
+    speaks = np.full(len(ids), SILENT)
+    firsts = (np.cumsum(lengths) - lengths)[lengths > 0]
+    speaks[firsts] = first_word + np.flatnonzero(lengths)
+    room = settings.max_seq_length - 2
+    for start, stop, is_best in parts_of(len(ids), room, settings.doc_stride):
+      inside = np.where(is_best, speaks[start:stop], SILENT)
+      joined = join(tokenizer, ids[start:stop])
+      padded = np.pad(inside, 1, constant_values=SILENT)
+      made.append(WordWindow(number, *joined, padded))
+    first_word += len(words) + 1
+  return made
+
+
+def of_words(
+  count: int, made: Sequence[WordWindow], values: Iterable[np.ndarray]
+) -> np.ndarray:
+  """[count] values of words, from those of each window's tokens, [n]."""
+  found = np.full(count, float(SILENT))
+  for window, of_tokens in zip(made, values, strict=True):
+    speaks = window.words != SILENT
+    found[window.words[speaks]] = of_tokens[speaks]
+  return found

@@ -1,29 +1,35 @@
-"""Predictions for texts: words, labels, answers, embeddings.
+"""Predictions for texts: words, labels, answers, entities, embeddings.
 
 A prediction is a dictionary that JSON can hold; `as_lines` shows it to people.
 """
 
 import collections
+import dataclasses
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import tokenization
 from common import json_files
 from common.console import tell
 from common.errors import DataError, UserError
-from finetuning import task_file, windows
+from finetuning import entities, task_file, windows
 from finetuning.classification import encode_pair, pair_length
 from interop import inference
 from interop.model_source import Source
+from model import tasks
 from tokenization import MASK
 
 POOLINGS = ("mean", "cls")
 _PAIR = "|||"
 _NO_ANSWER = "(no answer)"
 _OTHER_MASKS = re.compile(r"(?!\[MASK\])(?i:\[mask\]|<mask>)")
-_SPAN = "span"  # the signature that answers questions
+_NO_ENTITY = "(no entity)"
+# The signatures that answer questions, and that label words.
+_SPAN, _TOKENS = tasks.QUESTIONS.signature, tasks.TOKENS.signature
 _BATCH = 16  # sequences in one run of the graph
 
 
@@ -32,28 +38,48 @@ class Input(NamedTuple):
 
   text: str
   pair: str | None = None
+  words: Sequence[str] = ()  # of `text`, where they are given
 
 
-def parse_line(line: str, may_be_json: bool) -> Input:
+def _question(line: str) -> Input:
+  asked = json_files.parse(line, {"question": str, "context": str})
+  return Input(asked["question"], asked["context"])
+
+
+def _sentence(line: str) -> Input:
+  given = json_files.parse(line, {"text?": str, "tokens?": [str]})
+  words = given.get("tokens", ())
+  return Input(given.get("text", " ".join(words)), words=words)
+
+
+# What makes an input of JSON, and what that holds, by the signature of a model.
+_OF_JSON: dict[str | None, tuple[Callable, str]] = {
+  _SPAN: (_question, "a question and a context"),
+  _TOKENS: (_sentence, "a text or tokens"),
+}
+
+
+def parse_line(line: str, reads: str | None = None) -> Input:
   """Reads a text, or two with a tab or ||| between them, or raises `DataError`.
 
-  With `may_be_json` a line that begins with { has "question" and "context".
+  For a model that `reads` questions or words (`Predictor.reads`) a line that
+  begins with { is JSON. A line of words is one text.
   """
   line = line.strip("\r\n ")
-  if may_be_json and line.startswith("{"):
+  if reads in _OF_JSON and line.startswith("{"):
+    make, what = _OF_JSON[reads]
     try:
-      asked = json_files.parse(line, {"question": str, "context": str})
+      one = make(line)
     except ValueError as e:
-      raise DataError(
-        f"{line[:60]!r} is not JSON with a question and a context: {e}"
-      ) from e
-    texts = [asked["question"], asked["context"]]
+      raise DataError(f"{line[:60]!r} is not JSON with {what}: {e}") from e
+    texts = [text for text in one[:2] if text is not None]
   else:
     texts = line.split("\t") if "\t" in line else line.split(_PAIR)
-    texts = [text.strip() for text in texts]
+    texts = [line] if reads == _TOKENS else [text.strip() for text in texts]
+    one = Input(*texts[:2])
   if len(texts) > 2 or not all(map(str.strip, texts)):
     raise DataError(f"{line[:60]!r}: give one text or two, none of them empty")
-  return Input(*texts)
+  return one
 
 
 class Predictor:
@@ -72,12 +98,15 @@ class Predictor:
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
     task_file.check_length(self._length, source.bert)
-    known = set(windows.ANSWER_SETTINGS) & set(self._task)
-    settings = {name: self._task[name] for name in known}
-    settings["max_seq_length"] = self._length
-    self._settings = windows.AnswerSettings(**settings)
-    if self.answers_questions:
+    self._settings = self._trained_with(windows.AnswerSettings)
+    if self.reads == _SPAN:
       self._settings.check()
+
+  def _trained_with(self, kind: type) -> Any:
+    """Settings of the model's training, with the length of this prediction."""
+    known = {field.name for field in dataclasses.fields(kind)} & {*self._task}
+    values = {name: self._task[name] for name in known}
+    return kind(**{**values, "max_seq_length": self._length})
 
   def predict(self, inputs: Sequence[Input]) -> list[dict]:
     """Predictions in order; `UserError` for an input that does not fit."""
@@ -88,25 +117,24 @@ class Predictor:
     predictions: list[dict] = [{}] * len(inputs)
     for name, numbers in groups.items():
       group = [inputs[number] for number in numbers]
-      if name == _SPAN:
-        of_group = self._answers(group)
-      else:
-        of_group = self._texts(name, group)
+      texts = functools.partial(self._texts, name)
+      answers = {_SPAN: self._answers, _TOKENS: self._labelled}
+      of_group = answers.get(name, texts)(group)
       for number, prediction in zip(numbers, of_group, strict=True):
         predictions[number] = prediction
     return predictions
 
   @property
-  def answers_questions(self) -> bool:
-    """Whether an input is a question and its paragraph."""
-    return not self._embedding and _SPAN in self._model.names()
-
-  def _signature(self, one: Input) -> str:
+  def reads(self) -> str | None:
+    """The signature that all inputs are for; None if that depends on them."""
     if self._embedding:
       return "encoder"
-    for name in (_SPAN, "classifier"):
-      if name in self._model.names():
-        return name
+    names = self._model.names()
+    return next((n for n in (_TOKENS, _SPAN, "classifier") if n in names), None)
+
+  def _signature(self, one: Input) -> str:
+    if self.reads:
+      return self.reads
     if MASK in one.text + (one.pair or ""):
       return "masked_lm"
     is_pair = one.pair and "next_sentence" in self._model.names()
@@ -214,19 +242,66 @@ class Predictor:
     if "probabilities" not in outputs:
       return {"value": float(outputs["logits"][0])}
     shares = outputs["probabilities"]
-    names = self._task.get("labels") or list(map(str, range(len(shares))))
-    if len(names) != len(shares):
-      raise DataError(
-        f"task.json has {len(names)} labels, but the model {len(shares)}"
-      )
+    names = self._names(len(shares))
     return {
       "label": names[int(np.argmax(shares))],
       "probabilities": dict(zip(names, map(float, shares), strict=True)),
     }
 
+  def _names(self, count: int) -> list[str]:
+    """Of `count` labels; their numbers if no file names them."""
+    names = self._task.get("labels") or list(map(str, range(count)))
+    if len(names) != count:
+      raise DataError(
+        f"task.json has {len(names)} labels, but the model {count}"
+      )
+    return names
+
+  def _labelled(self, inputs) -> Iterator[dict]:
+    """Entities in texts; the labels of given words, or if they are plain."""
+    spans = [tokenization.word_spans(one.text) for one in inputs]
+    sentences = [
+      one.words or [one.text[begin:end] for begin, end in of_text]
+      for one, of_text in zip(inputs, spans, strict=True)
+    ]
+    labels, shares = self._of_words(sentences)
+    marks = entities.types_of(self._task.get("labels", ()))
+    first = 0
+    for one, of_text, words in zip(inputs, spans, sentences, strict=True):
+      own = slice(first, first + len(words))
+      first = own.stop + 1
+      if one.words or not marks:
+        yield {"tokens": [*words], "tags": labels[own]}
+        continue
+      found = []
+      for kind, begin, last in entities.entities_of(labels[own]):
+        start, end = of_text[begin][0], of_text[last][1]
+        score = float(shares[own][begin : last + 1].mean())
+        entity = {"label": kind, "start": start, "end": end}
+        found.append({**entity, "text": one.text[start:end], "score": score})
+      yield {"text": one.text, "entities": found}
+
+  def _of_words(self, sentences) -> tuple[list[str], np.ndarray]:
+    """Labels and their probabilities, numbered as by `encode_words`."""
+    settings = self._trained_with(windows.WordSettings)
+    parts = windows.encode_words(self._tokenizer, sentences, settings)
+    outputs = self._run(_TOKENS, [(part.ids, part.segments) for part in parts])
+    shares = [
+      arrays["probabilities"][: len(part.ids)]
+      for part, arrays in zip(parts, outputs, strict=True)
+    ]
+    count = sum(len(words) + 1 for words in sentences)
+    rows, highest = (
+      windows.of_words(count, parts, [choose(one, axis=-1) for one in shares])
+      for choose in (np.argmax, np.max)
+    )
+    # SILENT is the last one.
+    names = [*self._names(shares[0].shape[-1]), entities.OUTSIDE]
+    return [names[int(row)] for row in rows], highest
+
   def _answers(self, inputs) -> Iterator[dict]:
     questions = []
-    for number, (text, context) in enumerate(inputs):
+    for number, (text, context, _) in enumerate(inputs):
       if context is None:
         raise UserError(
           f"{text[:60]!r}: this model answers questions: give --question and "
@@ -273,9 +348,16 @@ def as_lines(made: dict) -> list[str]:
       text = one["text"] or _NO_ANSWER
       lines.append(f"  {one['probability']:6.1%}  {text}")
     return lines
+  if "tags" in made:
+    pairs = zip(made["tokens"], made["tags"], strict=True)
+    return ["  ".join(f"{word}/{tag}" for word, tag in pairs)]
   lines = [made["text"]]
   if "pair" in made:
     lines[0] += f" {_PAIR} {made['pair']}"
+  for entity in made.get("entities", ()):
+    lines.append("  {score:6.1%}  {label}  {text}".format(**entity))
+  if made.get("entities") == []:
+    lines.append(f"  {_NO_ENTITY}")
   for shares in made.get("masks", ()):
     words = "  ".join(f"{w['word']} {w['probability']:.1%}" for w in shares)
     lines.append(f"  {MASK}  {words}")

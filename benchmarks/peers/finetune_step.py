@@ -1,7 +1,7 @@
 """Times the updates of a fine-tuning; compare_finetuning.py runs it.
 
   python -m benchmarks.peers.finetune_step classifier --train_file=... (flags of
-    run_classifier.py; or squad, and those of run_squad.py)
+    run_classifier.py; or squad or ner, and those of their scripts)
 
 Answers each line on stdin with a JSON line: the seconds of --updates_per_round
 updates and the examples in them. Batches come from the shuffled training set,
@@ -17,7 +17,7 @@ from benchmarks.peers import turns
 from checkpoints import run_folder
 from common import settings
 from common.tensorflow_v1 import tf
-from finetuning import classification, finetune, squad
+from finetuning import classification, finetune, ner, squad
 from gradients import distributed
 from training import train_loop, training_run
 
@@ -27,6 +27,7 @@ _KINDS = {
     classification.Classification,
   ),
   "squad": (squad.SquadConfig, squad.Squad),
+  "ner": (ner.NerConfig, ner.Ner),
 }
 _WARM_UPDATES = 3
 

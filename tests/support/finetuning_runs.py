@@ -7,7 +7,7 @@ from absl import flags
 
 import modeling
 from common import settings
-from finetuning import classification, finetune, squad
+from finetuning import classification, finetune, ner, squad
 from gradients.distributed import AllreduceConfig, Comm
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
@@ -50,6 +50,20 @@ def write_questions(path, paragraphs, seed, answered=True):
   return str(path)
 
 
+def write_words(path, count, seed):
+  """CoNLL's columns of sentences: numbers and the words after them are LOC."""
+  rng = np.random.default_rng(seed)
+  lines = []
+  for _ in range(count):
+    for word in rng.choice(WORDS, rng.integers(1, 9)):
+      lines.append(f"{word} X O")
+      if rng.random() < 0.4:
+        lines += [f"{rng.integers(100, 999)} N B-LOC", "ab X I-LOC"]
+    lines.append("")
+  path.write_text("\n".join(lines) + "\n")
+  return str(path)
+
+
 def _settings(config_file, vocab_file, output_dir, changes):
   bert = modeling.BertConfig.from_json_file(config_file)
   bert.hidden_dropout_prob = changes.pop("dropout", 0.0)
@@ -87,8 +101,14 @@ def squad_task(config_file, vocab_file, output_dir, **changes):
   return squad.Squad(squad.SquadConfig(**{**settings, **changes}))
 
 
+def ner_task(config_file, vocab_file, output_dir, **changes):
+  """The task of a small run that learns to find numbers."""
+  settings = _settings(config_file, vocab_file, output_dir, changes)
+  return ner.Ner(ner.NerConfig(**{**settings, "doc_stride": 16, **changes}))
+
+
 def command_line(config_class, **given):
-  """The flags of run_classifier.py or run_squad.py with `given` on it."""
+  """The flags of run_classifier.py or another with `given` on it."""
   values = flags.FlagValues()
   settings.define_flags(config_class, values)
   values.mark_as_parsed()

@@ -173,7 +173,7 @@ def test_the_data_side_does_not_load_tensorflow():
 DATA_TESTS = (
   "create_pretraining_data", "entities", "instances", "masking", "packing",
   "prepare_corpus", "record_order", "sentences", "squad_metric", "text_files",
-  "tokenization", "training_plan", "windows", "words", "work_dir",
+  "tokenization", "training_plan", "windows", "word_windows", "work_dir",
 )  # fmt: skip
 
 

@@ -66,6 +66,7 @@ def folders(tmp_path_factory, letters):
       ("output_bias", np.log([1, 3, 2])),
     ],
     "squad": [],
+    "ner": [],
   }
   for kind, values in changes.items():
     trained.write_model(folder / kind, kind, letters, values)
@@ -246,6 +247,87 @@ def test_answers_keep_marks_that_no_token_has(folders):
     assert found["answer"] == context[2:].split(",")[0]
 
 
+def labels_of_letters(**rows):
+  """Probabilities by the letter that a token is: its row 0.8, others 0.1."""
+
+  def run(arrays):
+    ids = arrays["input_ids"]
+    shares = np.full([*ids.shape, 3], 0.1)
+    shares[..., 2] = 0.8  # O
+    for letter, row in rows.items():
+      shares[ids == LETTERS.index(letter)] = np.eye(3)[row] * 0.7 + 0.1
+    return {"probabilities": shares}
+
+  return run
+
+
+@pytest.fixture
+def tagger(folders):
+  """B-LOC begins with p, I-LOC with q."""
+  _, make = known(folders["ner"], token_classifier=labels_of_letters(p=0, q=1))
+  return make
+
+
+def test_entities_are_where_they_stand_in_the_text(tagger):
+  text = " In Pa\u0301ris,q\u00adx - (p)  \u200b qu e\u4e2dq."
+  (found,) = tagger().predict([Input(text)])
+  assert found["text"] == text
+  spans = [(one["start"], one["end"]) for one in found["entities"]]
+  texts = [one["text"] for one in found["entities"]]
+  assert texts == ["Pa\u0301ris", "q\u00adx", "p", "qu", "q"]
+  assert [text[begin:end] for begin, end in spans] == texts
+  assert {one["label"] for one in found["entities"]} == {"LOC"}
+  assert found["entities"][0]["score"] == pytest.approx(0.8)
+  assert predictions.as_lines(found)[1:3] == [
+    "   80.0%  LOC  Pa\u0301ris", "   80.0%  LOC  q\u00adx",
+  ]  # fmt: skip
+
+
+def test_words_of_an_entity_are_joined(tagger):
+  (found,) = tagger().predict([Input("at Pa Qb  qc, p")])
+  assert [one["text"] for one in found["entities"]] == ["Pa Qb  qc", "p"]
+  (none,) = tagger().predict([Input("a b")])
+  assert none["entities"] == []
+  assert predictions.as_lines(none) == ["a b", "  (no entity)"]
+
+
+def test_given_words_have_a_tag_each(tagger):
+  """Also words of a tokenizer's several or none, in any number of windows."""
+  given = ["p.q", "\u200b", "q", *"abcdefgh" * 9, "pp"]
+  tokens, text = tagger().predict(
+    [Input("x", words=given), Input(" ".join(given[2:]))]
+  )
+  assert tokens["tokens"] == given
+  assert tokens["tags"] == ["B-LOC", "O", "I-LOC", *"O" * 72, "B-LOC"]
+  assert [one["start"] for one in text["entities"]] == [0, 146]
+  shown = predictions.as_lines({"tokens": ["a", "b"], "tags": ["O", "B-X"]})
+  assert shown == ["a/O  b/B-X"]
+
+
+def test_plain_labels_are_of_words(folders):
+  model, make = known(
+    folders["ner"], token_classifier=labels_of_letters(p=0, q=1)
+  )
+  made = make()
+  made._task["labels"] = ["NOUN", "VERB", "O"]
+  (found,) = made.predict([Input("p qs.")])
+  assert found == {"tokens": ["p", "qs", "."], "tags": ["NOUN", "VERB", "O"]}
+  assert [name for name, _ in model.calls] == ["token_classifier"]
+
+
+def test_an_export_of_a_tagger_answers_as_its_checkpoint(folders, tmp_path):
+  source = model_source.find(folders["ner"])
+  model = inference.open_checkpoint(source)
+  inference.export(model, source, str(tmp_path / "1"))
+  inputs = [Input("ab cd " * 20), Input("x", words=["ab", "c"])]
+  ours, exported = (
+    one.predict(inputs)
+    for one in (Predictor(model, source), predictor(str(tmp_path / "1")))
+  )
+  assert json.dumps(ours) == json.dumps(exported)
+  assert len(ours[1]["tags"]) == 2
+
+
 @pytest.mark.parametrize("text", ["\u0301", "\u200b\u0301 \ufeff"])
 def test_texts_of_no_tokens(folders, text):
   """As the question, as the paragraph, and as both."""
@@ -297,28 +379,36 @@ def test_what_is_too_long_is_cut_and_told(both, folders):
 
 
 @pytest.mark.parametrize(
-  ("line", "may_be_json", "wanted"),
+  ("line", "reads", "wanted"),
   [
-    ("a b\n", True, Input("a b")),
-    ("a b\tc\n", True, Input("a b", "c")),
-    ("a ||| b c", True, Input("a", "b c")),
-    ('{"question": "q", "context": "c|||d"}', True, Input("q", "c|||d")),
+    ("a b\n", "span", Input("a b")),
+    ("a b\tc\n", "span", Input("a b", "c")),
+    ("a ||| b c", "span", Input("a", "b c")),
+    ('{"question": "q", "context": "c|||d"}', "span", Input("q", "c|||d")),
     # A brace is text where no question is meant.
-    ('{"question": "q"}', False, Input('{"question": "q"}')),
-    ("{[MASK]", False, Input("{[MASK]")),
+    ('{"question": "q"}', "classifier", Input('{"question": "q"}')),
+    ("{[MASK]", None, Input("{[MASK]")),
+    # A line of words is one text, whatever is in it.
+    ("a ||| b\tc d\n", "token_classifier", Input("a ||| b\tc d")),
+    ('{"text": " a b "}', "token_classifier", Input(" a b ")),
+    ('{"tokens": ["a", "b c"]}', "token_classifier",
+     Input("a b c", words=["a", "b c"])),
   ],
-)
-def test_lines(line, may_be_json, wanted):
-  assert predictions.parse_line(line, may_be_json) == wanted
+)  # fmt: skip
+def test_lines(line, reads, wanted):
+  assert predictions.parse_line(line, reads) == wanted
 
 
-def test_who_answers_questions(folders):
-  """Lines may be JSON for a span model only, unless it is to give vectors."""
-  _, make = known(folders["squad"], span=None)
-  assert make().answers_questions
-  assert not make(embedding="mean").answers_questions
-  _, make = known(folders["classifier"], classifier=None)
-  assert not make().answers_questions
+def test_what_a_model_reads(folders):
+  """Vectors are of plain texts, whatever else the model is for."""
+  for kind, name in (
+    ("squad", "span"), ("classifier", "classifier"), ("ner", "token_classifier")
+  ):  # fmt: skip
+    _, make = known(folders[kind], **{name: None})
+    assert make().reads == name
+    assert make(embedding="mean").reads == "encoder"
+  _, make = known(folders["pretraining"], masked_lm=None, encoder=None)
+  assert make().reads is None
 
 
 @pytest.mark.parametrize(
@@ -337,22 +427,22 @@ def test_who_answers_questions(folders):
 )
 def test_lines_that_are_none(line, message):
   with pytest.raises(DataError, match=message):
-    predictions.parse_line(line, may_be_json=True)
+    predictions.parse_line(line, "span")
 
 
 def test_errors_of_lines_name_file_and_line(tmp_path):
   lines = tmp_path / "lines.txt"
   lines.write_text('{"question": "q", "context": "c"}\n\n{"question\n')
   settings = predict.Settings(input=str(lines))
-  made = predict.read_inputs(settings, [], may_be_json=True)
+  made = predict.read_inputs(settings, [], reads="span")
   assert next(made) == Input("q", "c")
   with pytest.raises(DataError, match=r"lines\.txt: line 3: .* is not JSON"):
     next(made)
   texts = [Input('{"question": "q", "context": "c"}'), Input('{"question')]
-  assert list(predict.read_inputs(settings, [], may_be_json=False)) == texts
+  assert list(predict.read_inputs(settings, [])) == texts
   texts = ["a ||| b", "{"]
   with pytest.raises(DataError, match=r"^text 2: .* is not JSON"):
-    list(predict.read_inputs(predict.Settings(), texts, may_be_json=True))
+    list(predict.read_inputs(predict.Settings(), texts, reads="span"))
 
 
 def test_lines_that_are_no_text(tmp_path):
@@ -360,7 +450,7 @@ def test_lines_that_are_no_text(tmp_path):
   lines = tmp_path / "lines.txt"
   lines.write_bytes(b"\xef\xbb\xbfone\nun caf\xe9\n")
   settings = predict.Settings(input=str(lines))
-  made = predict.read_inputs(settings, [], may_be_json=False)
+  made = predict.read_inputs(settings, [])
   assert next(made) == Input("one")
   with pytest.raises(
     DataError, match=r"lines\.txt: line 2: not UTF-8 \(0xe9\)"

@@ -556,3 +556,15 @@ def test_names_that_google_berts_tests_use():
   assert kinds == {
     "whitespace": " \r\u00a0", "control": "\u0005", "punctuation": "-$`",
   }  # fmt: skip
+
+
+def test_where_words_stand():
+  """The words between these places are BasicTokenizer's, cased."""
+  text = " I'm\t(a-b) \u4e2d\u6587x\u00ad.\u00a0caf\u00e9\u3000$1_0  \u200b"
+  spans = tokenization.word_spans(text)
+  words = [text[begin:end] for begin, end in spans]
+  split = tokenization.BasicTokenizer(do_lower_case=False).tokenize
+  assert [word for part in words for word in split(part)] == split(text)
+  assert all(len(split(word)) <= 1 for word in words)
+  assert words[-1] == "\u200b"  # of which nothing is left
+  assert tokenization.word_spans("") == []

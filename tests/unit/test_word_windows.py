@@ -5,8 +5,8 @@ import pytest
 from samples import LETTERS
 
 import tokenization
-from finetuning import words
-from finetuning.words import SILENT, WindowSettings
+from finetuning import windows
+from finetuning.windows import SILENT, WordSettings
 
 CLS, SEP = LETTERS.index("[CLS]"), LETTERS.index("[SEP]")
 
@@ -17,7 +17,7 @@ def encoder(letters):
 
 
 def encode(encoder, sentences, **settings):
-  return words.encode_sentences(encoder, sentences, WindowSettings(**settings))
+  return windows.encode_words(encoder, sentences, WordSettings(**settings))
 
 
 def test_a_word_speaks_through_its_first_token(encoder):
@@ -26,15 +26,19 @@ def test_a_word_speaks_through_its_first_token(encoder):
   tokens = [encoder.tokens[i] for i in window.ids]
   assert tokens == ["[CLS]", "a", "##b", "c", "a", ".", "b", "[SEP]"]
   assert window.words.tolist() == [-1, 0, -1, 2, 3, -1, -1, -1]
-  assert window.spoken.tolist() == [0, 2, 3]
   assert not window.segments.any()
+
+
+def spoken(window):
+  """Numbers of the words that speak in a window."""
+  return window.words[window.words != SILENT].tolist()
 
 
 def test_sentences_without_a_word_that_speaks(encoder):
   for sentence in ([], ["\u200b", ""]):
     (window,) = encode(encoder, [sentence])
-    assert window.ids.tolist() == [CLS, SEP] and not len(window.spoken)
-    (found,) = words.values_of_words([len(sentence)], [window], [np.ones(2)])
+    assert window.ids.tolist() == [CLS, SEP] and not spoken(window)
+    found = windows.of_words(len(sentence), [window], [np.ones(2)])
     assert found.tolist() == [SILENT] * len(sentence)
 
 
@@ -46,28 +50,31 @@ def test_each_word_of_a_long_sentence_speaks_once(encoder, length, stride):
   for count in (1, 3, 30, 50):
     lengths = rng.integers(1, 4, count)
     sentences.append(["x" * n for n in lengths])
-  windows = encode(encoder, sentences, max_seq_length=length, doc_stride=stride)
-  spoken = [[] for _ in sentences]
-  for window in windows:
+  made = encode(encoder, sentences, max_seq_length=length, doc_stride=stride)
+  found = []
+  for window in made:
     assert len(window.ids) <= length
     assert window.ids[0] == CLS and window.ids[-1] == SEP
-    spoken[window.sentence] += window.spoken.tolist()
-  assert [sorted(s) for s in spoken] == [[*range(len(s))] for s in sentences]
+    found += spoken(window)
+  # Between two sentences is the number of an end.
+  ends = {1, 5, 36, 87}
+  assert sorted(found) == [n for n in range(87) if n not in ends]
 
 
 def test_a_word_speaks_where_it_has_most_context(encoder):
   """Eight tokens in windows of six, four apart: words 4, 5 are in both."""
-  windows = encode(encoder, [list("abcdefgh")], max_seq_length=8, doc_stride=4)
-  assert [w.spoken.tolist() for w in windows] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+  made = encode(encoder, [list("abcdefgh")], max_seq_length=8, doc_stride=4)
+  assert list(map(spoken, made)) == [[0, 1, 2, 3, 4], [5, 6, 7]]
 
 
 def test_values_come_back_to_their_words(encoder):
   sentences = [["ab", "\u200b", "c"], [], list("abcdefgh")]
-  windows = encode(encoder, sentences, max_seq_length=8, doc_stride=4)
-  values = [np.arange(len(w.ids)) + 10.0 * n for n, w in enumerate(windows)]
-  found = words.values_of_words([3, 0, 8], windows, values)
-  assert found[0].tolist() == [1, SILENT, 3] and not len(found[1])
-  assert found[2].tolist() == [21, 22, 23, 24, 25, 32, 33, 34]
+  made = encode(encoder, sentences, max_seq_length=8, doc_stride=4)
+  assert [window.sentence for window in made] == [0, 1, 2, 2]
+  values = [np.arange(len(w.ids)) + 10.0 * n for n, w in enumerate(made)]
+  found = windows.of_words(3 + 1 + 0 + 1 + 8 + 1, made, values).tolist()
+  assert found[:5] == [1, SILENT, 3, SILENT, SILENT]
+  assert found[5:] == [21, 22, 23, 24, 25, 32, 33, 34, SILENT]
 
 
 def test_a_words_tokens_are_its_own_within_a_text(encoder, spm_model):
@@ -80,5 +87,5 @@ def test_a_words_tokens_are_its_own_within_a_text(encoder, spm_model):
   (window,) = encode(pieces, [given])
   (text,) = pieces.encode_batch([" ".join(given)])
   assert window.ids[1:-1].tolist() == text.tolist()
-  firsts = [pieces.tokens[i][0] for i in window.ids[window.words >= 0]]
+  firsts = [pieces.tokens[i][0] for i in window.ids[window.words != SILENT]]
   assert firsts == ["\u2581"] * 3
