@@ -601,6 +601,7 @@ def foreign_checkpoint(folder):
 # Fine-tuning and Hugging Face -------------------------------------------------
 
 TABLE = b"a\tb\tc\n" + b"the cat\tsat on\tyes\n" * 5
+WORDS = b"# a comment\nthe O\ncat B-CAT\n\nsat O\n" * 3
 ANSWERS = [{"text": "the cat", "answer_start": 0}]
 QUESTION = dict(id="a", question="who?", is_impossible=False, answers=ANSWERS)
 SQUAD = {"data": [{"paragraphs": [
@@ -634,6 +635,12 @@ def _squad(path):
   squad.read_squad(path, False, True)
 
 
+def _words(path):
+  from finetuning import sentences
+
+  sentences.read_sentences(path, sentences.SentenceSettings(), True)
+
+
 def _folder(path):
   """A model's folder, of ours or of Hugging Face's."""
   from checkpoints import description, huggingface_folder
@@ -661,6 +668,8 @@ for _row in (
   ("table.tsv", damaged(TABLE), _table),
   ("table.csv", damaged(TABLE.replace(b"\t", b",")), _table),
   ("table.jsonl", JSONL, _table),
+  ("words.conll", damaged(WORDS), _words),
+  ("words.jsonl", JSONL, _words),
   ("squad.json", damaged_json(SQUAD), _squad, is_json),
   ("vocab.txt", damaged(VOCABULARY), _vocabulary),
   ("any.json", damaged_json(RECIPE), json_files.read, is_json),

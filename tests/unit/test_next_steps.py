@@ -12,7 +12,7 @@ from tools import flags_reference
 from training import next_steps
 
 
-@pytest.mark.parametrize("kind", [None, "classifier", "squad"])
+@pytest.mark.parametrize("kind", [None, "classifier", "squad", "ner"])
 def test_their_scripts_and_flags_exist(kind):
   for command in next_steps.after("runs/first/", kind).values():
     python, script, *words = command

@@ -11,34 +11,41 @@ from samples import LETTERS, NO_DROPOUT, write_config
 from finetuning import finetune
 from gradients.distributed import Comm
 
+# Task -> how its files are written, their ending, how many examples are in the
+# training, evaluation and prediction set, and the file of its predictions. In
+# the evaluation set is one row, of which the second rank has none.
+KINDS = {
+  finetuning_runs.classifier: (
+    finetuning_runs.write_sentences, "tsv", (61, 1, 21), "predictions.tsv"
+  ),
+  finetuning_runs.squad_task: (
+    finetuning_runs.write_questions, "json", (15, 1, 5), "predictions.json"
+  ),
+  finetuning_runs.ner_task: (
+    finetuning_runs.write_words, "conll", (61, 1, 21), "predictions.tsv"
+  ),
+}  # fmt: skip
+SLOW = (finetuning_runs.squad_task, finetuning_runs.ner_task)
+
 
 @pytest.mark.parametrize(
-  "make, predictions",
+  "make",
   [
-    (finetuning_runs.classifier, "predictions.tsv"),
-    pytest.param(
-      finetuning_runs.squad_task, "predictions.json", marks=pytest.mark.slow
-    ),
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW))
+    for kind in KINDS
   ],
-  ids=["classifier", "squad"],
+  ids=["classifier", "squad", "ner"],
 )
-def test_two_ranks_equal_one(comm, at_root, tmp_path, make, predictions):
+def test_two_ranks_equal_one(comm, at_root, tmp_path, make):
   config, vocab = str(tmp_path / "config.json"), str(tmp_path / "vocab.txt")
+  write_one, ending, counts, predictions = KINDS[make]
   is_squad = make is finetuning_runs.squad_task
-  ending = "json" if is_squad else "tsv"
   files = {n: tmp_path / f"{n}.{ending}" for n in ("train", "eval", "predict")}
 
   def write():
     write_config(tmp_path / "config.json", **NO_DROPOUT)
     (tmp_path / "vocab.txt").write_text("".join(f"{t}\n" for t in LETTERS))
-    # In the evaluation set is one row, of which the second rank has none.
-    counts = (15, 1, 5) if is_squad else (61, 1, 21)
-    for (_, path), count in zip(files.items(), counts, strict=True):
-      write_one = (
-        finetuning_runs.write_questions
-        if is_squad
-        else finetuning_runs.write_sentences
-      )
+    for path, count in zip(files.values(), counts, strict=True):
       write_one(path, count, count)
 
   def run(folder, world, micro_batch):
