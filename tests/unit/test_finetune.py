@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from data import records
-from finetuning import classification, packed, squad, task_file
+from finetuning import classification, ner, packed, squad, task_file
 from interop import run_settings
 
 
@@ -86,6 +86,21 @@ SQUAD = {
   "vocabulary": {"vocab_file": "vocab.txt"},
   "best_by": {"keys": ["f1"], "higher": True},
 }
+NER = {
+  "task": "ner",
+  "labels": ["B-LOC", "O"],
+  "metrics": ["f1", "precision", "recall", "accuracy"],
+  "word_column": 2,
+  "label_column": None,
+  "tokens_field": "words",
+  "tags_field": "tags",
+  "label_names": [],
+  "max_seq_length": 48,
+  "doc_stride": 16,
+  "do_lower_case": False,
+  "vocabulary": {"vocab_file": "vocab.txt"},
+  "best_by": {"keys": ["f1"], "higher": True},
+}
 
 
 KINDS = {
@@ -94,6 +109,7 @@ KINDS = {
     classification.Classification,
   ),
   "squad": (squad.SquadConfig, squad.Squad),
+  "ner": (ner.NerConfig, ner.Ner),
 }
 
 
@@ -113,7 +129,9 @@ def finished(tmp_path, config_file, letters):
   return make
 
 
-@pytest.mark.parametrize("task", [CLASSIFIER, SQUAD], ids=["classify", "squad"])
+@pytest.mark.parametrize(
+  "task", [CLASSIFIER, SQUAD, NER], ids=["classify", "squad", "ner"]
+)
 @pytest.mark.parametrize("where", ["output_dir", "init_checkpoint"])
 def test_flags_that_are_not_given_are_the_models(
   tmp_path, config_file, finished, task, where
@@ -125,12 +143,16 @@ def test_flags_that_are_not_given_are_the_models(
   kind = KINDS[task["task"]][0]
   config = from_flags(kind, **given)
   wanted = kind.defaults(task, {})
+  if task is NER:  # which follow from the labels
+    del wanted["metrics"]
   assert {name: getattr(config, name) for name in wanted} == wanted
   assert config.tokenizer().vocab_size > 50  # the folder's copy
   if task is SQUAD:
     assert len(wanted) == 8
     threshold = from_flags(kind, **given, null_score_diff_threshold=2.0)
     assert threshold.null_score_diff_threshold == 2.0
+  elif task is NER:
+    assert len(wanted) == 8
   else:
     assert wanted["regression"] is False and len(wanted) == 7
     glue = from_flags(kind, **given, task_name="MRPC")
@@ -295,6 +317,10 @@ CONTRADICTIONS = [
   (SQUAD, {"max_query_length": 9}, "--max_query_length 8 -> 9"),
   (SQUAD, {"do_train": True, "train_file": "a.json", "n_best_size": 6},
    "--n_best_size 5 -> 6: give the former"),
+  (NER, {"doc_stride": 8}, "--doc_stride 16 -> 8: its model"),
+  (NER, {"do_train": True, "train_file": "a", "word_column": 1},
+   "--word_column 2 -> 1: give the former"),
+  (NER | {"label_column": "9"}, {}, "json: damaged: label_column is '9'"),
 ]
 # fmt: on
 
