@@ -11,8 +11,6 @@ The data are a task of GLUE by its name, or any table by its columns
 What the model in --output_dir was trained with need not be given again.
 """
 
-import functools
-
 from absl import flags
 
 from common import errors
@@ -21,21 +19,11 @@ if __name__ == "__main__":
   errors.leave_when_asked()  # also while TensorFlow is imported
 
 from common import settings
-from finetuning import classification, finetune
+from finetuning import classification
 from interop import run_settings
-from training import train_loop, training_run
-
-
-def main(_) -> None:
-  """Fine-tunes as the flags say."""
-  kind = classification.ClassifierConfig
-  config, lines = run_settings.configured(kind, flags.FLAGS)
-  config.check_files()
-  task = classification.Classification(config)
-  job = functools.partial(finetune.finetune, task)
-  training_run.start(config, job, lines=lines)
-
+from training import train_loop
 
 if __name__ == "__main__":
-  settings.define_flags(classification.ClassifierConfig)
-  train_loop.run_main(main)
+  kind, task = classification.ClassifierConfig, classification.Classification
+  settings.define_flags(kind)
+  train_loop.run_main(lambda _: run_settings.fine_tune(kind, task, flags.FLAGS))

@@ -11,8 +11,6 @@ IOB2, IOBES or plain ones; they are found in the data to train on. What the
 model in --output_dir was trained with need not be given again.
 """
 
-import functools
-
 from absl import flags
 
 from common import errors
@@ -21,19 +19,11 @@ if __name__ == "__main__":
   errors.leave_when_asked()  # also while TensorFlow is imported
 
 from common import settings
-from finetuning import finetune, ner
+from finetuning import ner
 from interop import run_settings
-from training import train_loop, training_run
-
-
-def main(_) -> None:
-  """Fine-tunes as the flags say."""
-  config, lines = run_settings.configured(ner.NerConfig, flags.FLAGS)
-  config.check_files()
-  job = functools.partial(finetune.finetune, ner.Ner(config))
-  training_run.start(config, job, lines=lines)
-
+from training import train_loop
 
 if __name__ == "__main__":
-  settings.define_flags(ner.NerConfig)
-  train_loop.run_main(main)
+  kind, task = ner.NerConfig, ner.Ner
+  settings.define_flags(kind)
+  train_loop.run_main(lambda _: run_settings.fine_tune(kind, task, flags.FLAGS))

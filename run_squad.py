@@ -8,8 +8,6 @@
 What the model in --output_dir was trained with need not be given again.
 """
 
-import functools
-
 from absl import flags
 
 from common import errors
@@ -18,21 +16,11 @@ if __name__ == "__main__":
   errors.leave_when_asked()  # also while TensorFlow is imported
 
 from common import settings
-from finetuning import finetune, squad
+from finetuning import squad
 from interop import run_settings
-from training import train_loop, training_run
-
-
-def main(_) -> None:
-  """Fine-tunes as the flags say."""
-  kind = squad.SquadConfig
-  config, lines = run_settings.configured(kind, flags.FLAGS)
-  config.check_files()
-  task = squad.Squad(config)
-  job = functools.partial(finetune.finetune, task)
-  training_run.start(config, job, lines=lines)
-
+from training import train_loop
 
 if __name__ == "__main__":
-  settings.define_flags(squad.SquadConfig)
-  train_loop.run_main(main)
+  kind, task = squad.SquadConfig, squad.Squad
+  settings.define_flags(kind)
+  train_loop.run_main(lambda _: run_settings.fine_tune(kind, task, flags.FLAGS))

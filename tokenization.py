@@ -252,20 +252,16 @@ class BasicTokenizer:
     return text.translate(self._split).split()
 
 
-def _kind(char):
-  """What ends words: " " alone, and "." which is one; "w" goes on."""
-  if _is_whitespace(char):
-    return " "
-  return "." if _is_punctuation(char) or is_chinese_char(char) else "w"
-
-
-_KINDS = _CharMap(_kind)
-
-
 def word_spans(text: str) -> list[tuple[int, int]]:
   """Where `BasicTokenizer`'s words begin and end, in characters of `text`."""
-  kinds = text.translate(_KINDS)
-  return [word.span() for word in re.finditer(r"w+|\.", kinds)]
+  return [word.span() for word in re.finditer(r"w+|\.", text.translate(_KINDS))]
+
+
+# Spaces end words, "." is one alone, "w" goes on.
+_KINDS = _CharMap(
+  lambda c: " " if _is_whitespace(c)
+  else "." if _is_punctuation(c) or is_chinese_char(c) else "w"
+)  # fmt: skip
 
 
 class WordpieceTokenizer:

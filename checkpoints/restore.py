@@ -186,7 +186,8 @@ class Restore:
     trained = [v.op.name for v in tf.trainable_variables()]
     shapes, wanted = source.shapes, self._variables.shapes
     loaded = set(trained) & shapes.keys()
-    rows = {n for head in LABELLED for n in (head.bias, head.matrix)}
+    rows = {head.bias for head in LABELLED}
+    rows |= {name.replace("output_bias", "output_weights") for name in rows}
     head, notes = loaded & rows, []
     if head:
       about = description.read(description.folder_of(source.path))

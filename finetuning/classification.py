@@ -212,17 +212,12 @@ class Classification(LabelledTask):
   def _targets(self, path: str, rows) -> list:
     """Each row's number: of its label, or for a regression its label."""
     name = self._table.label
-    target_of, unknown = self.row_of, self.unknown
-    if self._is_regression:
-      target_of, unknown = _finite_number, "{!r}, not a finite number".format
-    targets = []
     labels = tables.column(path, rows, name, may_be_empty=False)
-    for row, label in zip(rows, labels, strict=True):
-      target = target_of(label)
-      if target is None:
-        raise DataError(f"{path}: line {row.line}: {name} is {unknown(label)}")
-      targets.append(target)
-    return targets
+    number_of = _finite_number if self._is_regression else self.row_of
+    return [
+      number_of(label, f"{path}: line {row.line}: {name}")
+      for row, label in zip(rows, labels, strict=True)
+    ]
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.classification(
@@ -274,9 +269,11 @@ class Classification(LabelledTask):
     return {"labels": self.labels, **self.config.describe_table()}
 
 
-def _finite_number(text: str) -> float | None:
+def _finite_number(text: str, place: str) -> float:
   number = as_number(text)
-  return number if math.isfinite(number) else None
+  if not math.isfinite(number):
+    raise DataError(f"{place} is {text!r}, not a finite number")
+  return number
 
 
 def pair_length(a, b=None) -> int:

@@ -141,13 +141,11 @@ def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
   )
 
 
-def token_logits(
-  features, labels: int, bert_config, policy=mixed_precision.FP32
-):
+def token_logits(features, labels: int, *config_and_policy):
   """As `classifier_logits`, of each token: [B * S, labels], from [B, S, H]."""
   matrix = layers.reshape_to_matrix(features)
   with tf.variable_scope("cls/tokens"):
-    return classifier_logits(matrix, labels, bert_config, policy)
+    return classifier_logits(matrix, labels, *config_and_policy)
 
 
 def tokens(

@@ -44,16 +44,19 @@ class LabelledTask(FinetuningTask):
   labels = property(lambda self: self._head[0])
 
   @functools.cached_property
-  def row_of(self) -> Callable[[str], int | None]:
-    """A function from a label to its row; None for an unknown one."""
+  def _row_of(self) -> Callable[[str], int | None]:
     _, of_task, rows = self._head
     key = key_of(of_task)
     row_of = dict(zip(map(key, of_task), rows, strict=True))
     return lambda label: row_of.get(key(label))
 
-  def unknown(self, label: str) -> str:
-    """What is wrong with a label that has no row."""
-    return f"{label!r}, not one of {', '.join(self._head[1][:10])}"
+  def row_of(self, label: str, place: str) -> int:
+    """The row of a label, which stands at `place`; `DataError` without one."""
+    row = self._row_of(label)
+    if row is None:
+      known = ", ".join(self._head[1][:10])
+      raise DataError(f"{place} is {label!r}, not one of {known}")
+    return row
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""

@@ -1,15 +1,14 @@
 """Labels of words: named entities (NER), chunks, parts of speech."""
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from checkpoints.metrics import BestBy
-from common.errors import DataError
+from common.settings import in_group
 from finetuning import entities, heads, packed, sentences, tables, windows
 from finetuning.finetune import FinetuningConfig
 from finetuning.labels import LabelledTask
@@ -17,15 +16,23 @@ from finetuning.windows import SILENT
 from model import model_flops
 from model.tasks import NER
 
+_data = in_group("Data")
 PREDICTIONS_FILE = "predictions.tsv"
 _SEPARATORS = str.maketrans("\t\r\n", "   ")  # in that file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NerConfig(
-  windows.WordSettings, sentences.SentenceSettings, FinetuningConfig
-):
+class NerConfig(sentences.SentenceSettings, FinetuningConfig):
   """Settings of run_ner.py; fields are named like its flags."""
+
+  # fmt: off
+  max_seq_length: int = _data(128,
+    "Tokens of one window (a part of a sentence and two special tokens) at "
+    "most, and of one record, which may hold several windows.", low=4)
+  doc_stride: int = _data(windows.WORD_STRIDE,
+    "Tokens from the beginning of a window of a long sentence to the next one.",
+    low=1, high=1 << 20)
+  # fmt: on
 
   kind: ClassVar[str] = NER
   format: ClassVar[str] = "CoNLL's columns, or JSON lines (.jsonl, .json)"
@@ -45,29 +52,25 @@ class Ner(LabelledTask):
     return sentences.read_sentences(path, self.config, labelled)
 
   def labels_of_data(self):
-    found = (sentence.labels for sentence in self._sentences("train"))
-    return self.config.path("train"), {*itertools.chain.from_iterable(found)}
+    labels = {one for s in self._sentences("train") for one in s.labels}
+    return self.config.path("train"), labels
 
   @property
   def metrics(self) -> list[str]:
     """Of which the first one chooses the best checkpoint."""
     of_entities = ["f1", "precision", "recall"]
-    types = entities.types_of(self.labels)
-    return [*of_entities, "accuracy"] if types else ["accuracy"]
+    is_plain = not entities.types_of(self.labels)
+    return ["accuracy"] if is_plain else [*of_entities, "accuracy"]
 
   best_by = property(lambda self: BestBy((self.metrics[0],), True))
 
   def read(self, part):
     path, read, rows = self.config.path(part), self._sentences(part), []
     for sentence in read:
+      place = f"{path}: a label of the sentence in line {sentence.line}"
       # To predict any label will do.
       for label in sentence.labels or self.labels[:1] * len(sentence.words):
-        rows.append(self.row_of(label))
-        if rows[-1] is None:
-          raise DataError(
-            f"{path}: the sentence of line {sentence.line} has the label "
-            f"{self.unknown(label)}"
-          )
+        rows.append(self.row_of(label, place))
       rows.append(SILENT)  # its end
     return NerSource(path, read, np.array(rows), self.config)
 
@@ -94,11 +97,12 @@ class Ner(LabelledTask):
     right = self._names(source.rows)
     found = self._names(source.of_words(outputs["labels"]))
     is_right = (right == found)[source.rows != SILENT]  # without the ends
-    results = {"accuracy": float(is_right.mean())}
-    if types := entities.types_of(self.labels):
-      of_entities = entities.scores(right.tolist(), found.tolist(), types)
-      results = {**of_entities, **results}
-    return results
+    types = entities.types_of(self.labels)
+    of_entities = entities.scores(right.tolist(), found.tolist(), types)
+    return {
+      **(of_entities if types else {}),
+      "accuracy": float(is_right.mean()),
+    }
 
   def write_predictions(self, source, outputs):
     """A word and its label in each line, an empty line after a sentence."""
@@ -114,31 +118,25 @@ class Ner(LabelledTask):
     return [f"predictions {path}"]
 
   def describe(self):
-    config = self.config
-    settings = {n: getattr(config, n) for n in sentences.SENTENCE_SETTINGS}
+    fields = dataclasses.fields(sentences.SentenceSettings)
     return {
       "labels": self.labels,
       "metrics": self.metrics,
-      **settings,
-      "label_names": [*config.label_names],
-      "doc_stride": config.doc_stride,
+      "doc_stride": self.config.doc_stride,
+      **{field.name: getattr(self.config, field.name) for field in fields},
+      "label_names": [*self.config.label_names],  # as JSON has it
     }
 
 
 class NerSource(packed.PackedSource):
   """Sentences as packed windows, whose tokens have targets."""
 
-  def __init__(
-    self,
-    path: str,
-    read: Sequence[sentences.Sentence],
-    rows: np.ndarray,
-    config: NerConfig,
-  ):
+  def __init__(self, path: str, read: list, rows: np.ndarray, config):
     """`rows` are those of the labels of words, numbered as `encode_words`'."""
     self.sentences, self.rows = read, rows
     texts = [sentence.words for sentence in read]
-    self._windows = windows.encode_words(config.tokenizer(), texts, config)
+    limits = config.max_seq_length, config.doc_stride
+    self._windows = windows.encode_words(config.tokenizer(), texts, *limits)
     examples = []
     for sentence, ids, segments, words in self._windows:
       where = f"line {read[sentence].line}"

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from common import input_files, json_files
@@ -19,11 +19,11 @@ _NO_WORD = re.compile(r"\d+[-.]\d+")
 
 
 class Sentence(NamedTuple):
-  """Words in order, and the label of each."""
+  """Words in order, and the label of each; [] if these were not read."""
 
   line: int  # of the file, from 1, where it begins
   words: list[str]
-  labels: list[str]  # [] where they were not read
+  labels: list[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,22 +32,18 @@ class SentenceSettings:
 
   # fmt: off
   word_column: int = _data(1,
-    "Column of the words in files of columns, counted from 1.", low=1)
+    "Column of words in files of columns, counted from 1.", low=1)
   label_column: int | None = _data(None,
-    "Column of the words' labels in files of columns, counted from 1. Default: "
-    "the last one.", low=1)
+    "Column of labels in files of columns, counted from 1. Default: the last.",
+    low=1)
   tokens_field: str = _data("tokens",
     "Field of the list of a sentence's words in JSON lines.")
   tags_field: str = _data("ner_tags",
     "Field of the list of the words' labels in JSON lines.")
   label_names: tuple = _data((),
-    "Labels in the order of the numbers that stand for them in JSON lines, for "
-    "example O,B-PER,I-PER. Default: labels are text, and those of the "
-    "training data by the alphabet.")
+    "Labels in the order of the numbers that stand for them in JSON lines, as "
+    "O,B-PER,I-PER. Default: those of the training data, by the alphabet.")
   # fmt: on
-
-
-SENTENCE_SETTINGS = tuple(f.name for f in dataclasses.fields(SentenceSettings))
 
 
 def read_sentences(
@@ -55,27 +51,24 @@ def read_sentences(
 ) -> list[Sentence]:
   """The sentences of a UTF-8 file; DataError if it has none or another form.
 
-  .jsonl and .json have an object for each sentence in a line. All other files
-  have a word in each line, with its label in another column, and an empty line
-  after each sentence; columns have tabs between them, or else spaces.
+  .jsonl and .json have an object for each sentence in a line. Other files have
+  a word in each line, with its label in another column, and an empty line after
+  each sentence. Columns have tabs between them, or else spaces.
   """
   is_json = os.path.splitext(path)[1].lower() in (".jsonl", ".json")
   read: Callable = tables.read_table if is_json else input_files.read
-  sentences_of: Callable = _objects if is_json else _columns
+  sentences_of: Callable = _of_objects if is_json else _of_columns
   content = read(path)  # its errors name the file
   try:
-    sentences = [*sentences_of(content, settings, labelled)]
+    found = [*sentences_of(content, settings, labelled)]
   except ValueError as e:
     raise DataError(f"{path}: {e}") from e
-  if not sentences:
+  if not found:
     raise DataError(f"{path}: no sentences")
-  return sentences
+  return found
 
 
-def _objects(
-  rows: Sequence[tables.Row], settings: SentenceSettings, labelled: bool
-) -> Iterator[Sentence]:
-  """ValueError for a line of another form."""
+def _of_objects(rows, settings, labelled: bool) -> Iterator[Sentence]:
   names = settings.label_names
   form: dict[str, Any] = {settings.tokens_field: [str]}
   if labelled:
@@ -83,57 +76,42 @@ def _objects(
   for line, values in rows:
     try:
       json_files.expect(values, form)
+      words = values[settings.tokens_field]
+      tags = values[settings.tags_field] if labelled else []
+      if labelled and len(tags) != len(words):
+        raise ValueError(f"{len(words)} words have {len(tags)} labels")
     except ValueError as e:
       raise ValueError(
         f"line {line}: {e}; see --tokens_field, --tags_field, and for labels "
         "that are numbers --label_names"
       ) from e
-    words = values[settings.tokens_field]
-    tags = values[settings.tags_field] if labelled else []
-    if labelled and len(tags) != len(words):
-      raise ValueError(
-        f"line {line} has {len(words)} words, but {len(tags)} labels: each "
-        "word has one"
-      )
     labels = [names[tag] if isinstance(tag, int) else tag for tag in tags]
     yield Sentence(line, words, labels)
 
 
-def _columns(
-  content: bytes, settings: SentenceSettings, labelled: bool
-) -> Iterator[Sentence]:
-  """ValueError for a line of another number of columns."""
-  word = settings.word_column - 1
-  label = (settings.label_column or 0) - 1  # -1 is the last one
-  least = settings.word_column
-  if labelled:
-    least = max(least, settings.label_column or 2)
+def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
   # Not by `splitlines`, which also breaks at characters that are text.
-  rows = _rows(content.decode("utf-8-sig").split("\n"), least)
+  lines = content.decode("utf-8-sig").split("\n")
+  word, label = settings.word_column, settings.label_column
+  least = max(word, label or 2) if labelled else word
+  rows = _rows([*map(_fields, lines)], least)
   for _, group in itertools.groupby(rows, lambda row: bool(row[1])):
-    kept = [
-      (line, fields)
-      for line, fields in group
-      if fields and (word == 0 or not _NO_WORD.fullmatch(fields[0]))
-    ]
-    words = [fields[word] for _, fields in kept]
-    labels = [fields[label] for _, fields in kept] if labelled else []
-    if words:
-      yield Sentence(kept[0][0], words, labels)
+    kept = []
+    for line, fields in group:
+      if fields and (word == 1 or not _NO_WORD.fullmatch(fields[0])):
+        kept.append((line, fields[word - 1], fields[(label or 0) - 1]))
+    if kept:
+      numbers, words, labels = map(list, zip(*kept, strict=True))
+      yield Sentence(numbers[0], words, labels if labelled else [])
 
 
-def _rows(lines: Sequence[str], least: int) -> Iterator[tuple[int, list[str]]]:
-  """(line, fields); no fields between two sentences.
+def _rows(rows: list[list[str]], least: int) -> Iterator[tuple[int, list]]:
+  """(line, fields), none between two sentences; all have as many, or `least`.
 
-  A comment begins with #, as a word may, and has not as many columns as words
-  have: at least `least`, and all the same number.
+  A comment begins with #, as a word may, and has another number of fields.
   """
-  rows = [_fields(line) for line in lines]
-  widths = (
-    len(fields)
-    for fields in rows
-    if fields and not fields[0].startswith((_DOCUMENT, "#"))
-  )
+  marks = (_DOCUMENT, "#")
+  widths = (len(row) for row in rows if row and not row[0].startswith(marks))
   width = next(widths, 0)
   for number, fields in enumerate(rows, 1):
     if not fields or fields[0] == _DOCUMENT:
@@ -149,9 +127,5 @@ def _rows(lines: Sequence[str], least: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _fields(line: str) -> list[str]:
-  line = line.removesuffix("\r")
-  if not line.strip():
-    return []
-  if "\t" in line:
-    return line.split("\t")
-  return [*filter(None, line.split(" "))]
+  line = line.removesuffix("\r") if line.strip() else ""
+  return line.split("\t") if "\t" in line else [*filter(None, line.split(" "))]

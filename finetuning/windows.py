@@ -292,20 +292,7 @@ def _of_window(context: str, window, scores, settings) -> Iterator[Answer]:
 # Words ------------------------------------------------------------------------
 
 SILENT = -1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WordSettings:
-  """How sentences are cut; flags of run_ner.py."""
-
-  # fmt: off
-  max_seq_length: int = _data(128,
-    "Tokens of one window (a part of a sentence and two special tokens) at "
-    "most, and of one record, which may hold several windows.", low=4)
-  doc_stride: int = _data(64,
-    "Tokens of a long sentence from the beginning of one window to that of the "
-    "next.", low=1, high=1 << 20)
-  # fmt: on
+WORD_STRIDE = 64  # default of a long sentence's doc_stride
 
 
 class WordWindow(NamedTuple):
@@ -318,7 +305,10 @@ class WordWindow(NamedTuple):
 
 
 def encode_words(
-  tokenizer, sentences: Iterable[Sequence[str]], settings: WordSettings
+  tokenizer,
+  sentences: Iterable[Sequence[str]],
+  max_seq_length: int,
+  doc_stride: int,
 ) -> list[WordWindow]:
   """Windows in order; words are numbered through all sentences.
 
@@ -336,8 +326,8 @@ def encode_words(
     speaks = np.full(len(ids), SILENT)
     firsts = (np.cumsum(lengths) - lengths)[lengths > 0]
     speaks[firsts] = first_word + np.flatnonzero(lengths)
-    room = settings.max_seq_length - 2
-    for start, stop, is_best in parts_of(len(ids), room, settings.doc_stride):
+    parts = parts_of(len(ids), max_seq_length - 2, doc_stride)
+    for start, stop, is_best in parts:
       inside = np.where(is_best, speaks[start:stop], SILENT)
       joined = join(tokenizer, ids[start:stop])
       padded = np.pad(inside, 1, constant_values=SILENT)

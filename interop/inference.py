@@ -12,8 +12,7 @@ int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
   classifier     -> logits [B, labels], probabilities [B, labels]; for a
                  regression only logits [B, 1], the number
   span           -> start_logits, end_logits [B, S]
-  token_classifier
-                 -> logits [B, S, labels], probabilities [B, S, labels]
+  token_classifier -> logits [B, S, labels], probabilities [B, S, labels]
 """
 
 import contextlib

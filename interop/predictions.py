@@ -4,11 +4,10 @@ A prediction is a dictionary that JSON can hold; `as_lines` shows it to people.
 """
 
 import collections
-import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,24 +37,13 @@ class Input(NamedTuple):
 
   text: str
   pair: str | None = None
-  words: Sequence[str] = ()  # of `text`, where they are given
+  words: Sequence[str] = []  # of `text`, where they are given
 
 
-def _question(line: str) -> Input:
-  asked = json_files.parse(line, {"question": str, "context": str})
-  return Input(asked["question"], asked["context"])
-
-
-def _sentence(line: str) -> Input:
-  given = json_files.parse(line, {"text?": str, "tokens?": [str]})
-  words = given.get("tokens", ())
-  return Input(given.get("text", " ".join(words)), words=words)
-
-
-# What makes an input of JSON, and what that holds, by the signature of a model.
-_OF_JSON: dict[str | None, tuple[Callable, str]] = {
-  _SPAN: (_question, "a question and a context"),
-  _TOKENS: (_sentence, "a text or tokens"),
+# A line of JSON for a model of these signatures.
+_FORMS: dict[str | None, dict] = {
+  _SPAN: {"question": str, "context": str},
+  _TOKENS: {"text?": str, "tokens?": [str]},
 }
 
 
@@ -65,21 +53,24 @@ def parse_line(line: str, reads: str | None = None) -> Input:
   For a model that `reads` questions or words (`Predictor.reads`) a line that
   begins with { is JSON. A line of words is one text.
   """
-  line = line.strip("\r\n ")
-  if reads in _OF_JSON and line.startswith("{"):
-    make, what = _OF_JSON[reads]
+  line, words = line.strip("\r\n "), []
+  if reads in _FORMS and line.startswith("{"):
     try:
-      one = make(line)
+      given = json_files.parse(line, _FORMS[reads])
     except ValueError as e:
-      raise DataError(f"{line[:60]!r} is not JSON with {what}: {e}") from e
-    texts = [text for text in one[:2] if text is not None]
+      keys = " and ".join(key.strip("?") for key in _FORMS[reads])
+      raise DataError(f"{line[:60]!r} is not JSON with {keys}: {e}") from e
+    words = given.get("tokens", [])
+    known = (given.get(key) for key in ("question", "context", "text"))
+    texts = [text for text in known if text is not None] or [" ".join(words)]
+  elif reads == _TOKENS:
+    texts = [line]
   else:
     texts = line.split("\t") if "\t" in line else line.split(_PAIR)
-    texts = [line] if reads == _TOKENS else [text.strip() for text in texts]
-    one = Input(*texts[:2])
+    texts = [text.strip() for text in texts]
   if len(texts) > 2 or not all(map(str.strip, texts)):
     raise DataError(f"{line[:60]!r}: give one text or two, none of them empty")
-  return one
+  return Input(*texts)._replace(words=words)
 
 
 class Predictor:
@@ -98,15 +89,12 @@ class Predictor:
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
     task_file.check_length(self._length, source.bert)
-    self._settings = self._trained_with(windows.AnswerSettings)
+    known = set(windows.ANSWER_SETTINGS) & set(self._task)
+    settings = {name: self._task[name] for name in known}
+    settings["max_seq_length"] = self._length
+    self._settings = windows.AnswerSettings(**settings)
     if self.reads == _SPAN:
       self._settings.check()
-
-  def _trained_with(self, kind: type) -> Any:
-    """Settings of the model's training, with the length of this prediction."""
-    known = {field.name for field in dataclasses.fields(kind)} & {*self._task}
-    values = {name: self._task[name] for name in known}
-    return kind(**{**values, "max_seq_length": self._length})
 
   def predict(self, inputs: Sequence[Input]) -> list[dict]:
     """Predictions in order; `UserError` for an input that does not fit."""
@@ -265,8 +253,7 @@ class Predictor:
       for one, of_text in zip(inputs, spans, strict=True)
     ]
     labels, shares = self._of_words(sentences)
-    marks = entities.types_of(self._task.get("labels", ()))
-    first = 0
+    marks, first = entities.types_of(self._task.get("labels", ())), 0
     for one, of_text, words in zip(inputs, spans, sentences, strict=True):
       own = slice(first, first + len(words))
       first = own.stop + 1
@@ -283,20 +270,22 @@ class Predictor:
 
   def _of_words(self, sentences) -> tuple[list[str], np.ndarray]:
     """Labels and their probabilities, numbered as by `encode_words`."""
-    settings = self._trained_with(windows.WordSettings)
-    parts = windows.encode_words(self._tokenizer, sentences, settings)
+    stride = self._task.get("doc_stride", windows.WORD_STRIDE)
+    parts = windows.encode_words(
+      self._tokenizer, sentences, self._length, stride
+    )
     outputs = self._run(_TOKENS, [(part.ids, part.segments) for part in parts])
     shares = [
       arrays["probabilities"][: len(part.ids)]
       for part, arrays in zip(parts, outputs, strict=True)
     ]
+    # SILENT is the last one.
+    names = [*self._names(shares[0].shape[-1]), entities.OUTSIDE]
     count = sum(len(words) + 1 for words in sentences)
     rows, highest = (
       windows.of_words(count, parts, [choose(one, axis=-1) for one in shares])
       for choose in (np.argmax, np.max)
     )
-    # SILENT is the last one.
-    names = [*self._names(shares[0].shape[-1]), entities.OUTSIDE]
     return [names[int(row)] for row in rows], highest
 
   def _answers(self, inputs) -> Iterator[dict]:

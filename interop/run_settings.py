@@ -1,6 +1,7 @@
 """The settings of a run: its flags, and what its files or its model say."""
 
 import dataclasses
+import functools
 import os
 from typing import Any, NamedTuple
 
@@ -18,11 +19,12 @@ from config.pretraining import (
   with_vocabulary,
 )
 from data import records, tokenizer_files
-from finetuning import task_file
+from finetuning import finetune, task_file
 from gradients import distributed
 from interop import model_source
 from interop.model_source import Given
 from model.bert_config import BertConfig
+from training import training_run
 
 
 class Origin(NamedTuple):
@@ -66,6 +68,14 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
     named["bert_config_file"] = bert
   config = settings.from_flags(kind, flags, defaults | in_files, named)
   return config, lines + told
+
+
+def fine_tune(kind: type, task: type, flags) -> None:
+  """The command of a script for a `FinetuningTask` and its config's class."""
+  config, lines = configured(kind, flags)
+  config.check_files()
+  job = functools.partial(finetune.finetune, task(config))
+  training_run.start(config, job, lines=lines)
 
 
 def _origin(run: str, given: dict) -> tuple[Origin, dict, list[str]]:

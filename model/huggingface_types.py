@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 from model import tasks
 from model import weights as w
 from model.bert_config import BertConfig
-from model.tasks import (
-  LABELS,
-  MASKED_LM,
-  NEXT_SENTENCE,
-  QUESTIONS,
-  TOKENS,
-  Head,
-)
+from model.tasks import LABELS, MASKED_LM, NEXT_SENTENCE, QUESTIONS, Head
 
 _WORDS = "bert/embeddings/word_embeddings"
 _LAYER = "bert/encoder/layer_"
@@ -327,7 +320,7 @@ class _ModernBert(_PreNorm):
     "classifier_activation": "gelu", "layer_types": None,
     "rope_parameters": None,
   }  # fmt: skip
-  heads = MASKED_LM, QUESTIONS, LABELS, TOKENS
+  heads = MASKED_LM, QUESTIONS, LABELS, tasks.TOKENS
   modules = {
     _WORDS: "model.embeddings.tok_embeddings",
     "bert/embeddings/LayerNorm": "model.embeddings.norm",

@@ -24,11 +24,6 @@ class Head(NamedTuple):
   architecture: str
   pipeline: str  # what Hugging Face's Hub calls the use of it
 
-  @property
-  def matrix(self) -> str:
-    """The variable beside `bias`, of a head that is one dense layer."""
-    return self.bias.replace("output_bias", "output_weights")
-
 
 MASKED_LM = Head(
   "masked LM head", "cls/predictions/output_bias", PRETRAINING, "masked_lm",

@@ -126,7 +126,8 @@ def weights(config: BertConfig) -> list[Weight]:
     (tasks.QUESTIONS, 2),
     (tasks.TOKENS, None),
   ):
-    table.append(Weight(head.name, head.matrix, (classes, width)))
+    matrix = head.bias.replace("output_bias", "output_weights")
+    table.append(Weight(head.name, matrix, (classes, width)))
     table.append(Weight(head.name, head.bias, (classes,)))
   return table
 

@@ -163,8 +163,8 @@ def test_labels_are_the_models_by_name(tmp_path, given):
 @pytest.mark.parametrize(
   "train, dev, message",
   [
-    ("w O\nw B-A\n", "w O\n\nw O\nw B-B\n", "b.txt: the sentence of line 3 has "
-     "the label 'B-B', not one of B-A, O"),
+    ("w O\nw B-A\n", "w O\n\nw O\nw B-B\n", "b.txt: a label of the sentence in "
+     "line 3 is 'B-B', not one of B-A, O"),
     ("w O\n", "w O\n", "own.txt has 1 different labels, such as 'O': a"),
     ("w O\nw\n", "w O\n", "own.txt: line 2: the number of its columns is 1"),
   ],

@@ -417,7 +417,7 @@ def test_what_a_model_reads(folders):
     ("", "one text or two, none of them empty"),
     ("a\t", "none of them empty"),
     ("a ||| b ||| c", "one text or two"),
-    ('{"question": "q"}', "question and a context: context is missing"),
+    ('{"question": "q"}', "question and context: context is missing"),
     ('{"question": "q", "context": null}', "context is None, not text"),
     ('{"question": " ", "context": "c"}', "none of them empty"),
     ('{"question', "is not JSON"),

@@ -6,7 +6,7 @@ from samples import LETTERS
 
 import tokenization
 from finetuning import windows
-from finetuning.windows import SILENT, WordSettings
+from finetuning.windows import SILENT
 
 CLS, SEP = LETTERS.index("[CLS]"), LETTERS.index("[SEP]")
 
@@ -16,8 +16,8 @@ def encoder(letters):
   return tokenization.load_tokenizer(letters, True)
 
 
-def encode(encoder, sentences, **settings):
-  return windows.encode_words(encoder, sentences, WordSettings(**settings))
+def encode(encoder, sentences, max_seq_length=128, doc_stride=64):
+  return windows.encode_words(encoder, sentences, max_seq_length, doc_stride)
 
 
 def test_a_word_speaks_through_its_first_token(encoder):
