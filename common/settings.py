@@ -30,7 +30,6 @@ _KINDS = {
   str: ("text", flags.DEFINE_string),
   tuple: ("list", flags.DEFINE_list),
 }
-_TERMS = ("unit", "format")  # of a dataclass, in the help of its fields
 # The first headings of --help, in this order.
 _GROUPS = (
   "Required",
@@ -138,7 +137,7 @@ def in_group(name: str) -> Callable:
 
 def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
   """The fields that `setting` made; None: the field holds a dataclass."""
-  terms = {f"{{{name}}}": getattr(kind, name, "") for name in _TERMS}
+  unit, form = (getattr(kind, name, "") for name in ("unit", "format"))
   for field in dataclasses.fields(kind):
     declared = field.metadata.get("setting")
     if declared is None:
@@ -151,16 +150,14 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
       plain = plain.__args__[0]
     plain = typing.get_origin(plain) or plain
     json = declared.get("json", ())
-    meaning = declared["help"]
-    for term, words in terms.items():
-      meaning = meaning.replace(term, words)
+    meaning = declared["help"].replace("{unit}", unit)
     made = {
       "name": field.name,
       "kind": str if "read" in declared else plain,
       "default": field.default,
       **({"high": _MOST} if plain is int and "low" in declared else {}),
       **declared,
-      "help": meaning,
+      "help": meaning.replace("{format}", form),
       "json": (json,) if isinstance(json, str) else json,
     }
     yield field, Setting(**made)
@@ -169,8 +166,7 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
 def settings_of(kind: Any) -> Iterator[Setting]:
   """All flags of a dataclass and of the dataclasses in it.
 
-  In their help {unit} is what the dataclass counts, its `unit`, and {format}
-  that of its files.
+  In their help {unit} is what the dataclass counts, {format} that of its files.
   """
   for field, one in _declared(kind):
     if one:

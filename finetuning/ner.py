@@ -97,12 +97,9 @@ class Ner(LabelledTask):
     right = self._names(source.rows)
     found = self._names(source.of_words(outputs["labels"]))
     is_right = (right == found)[source.rows != SILENT]  # without the ends
-    types = entities.types_of(self.labels)
-    of_entities = entities.scores(right.tolist(), found.tolist(), types)
-    return {
-      **(of_entities if types else {}),
-      "accuracy": float(is_right.mean()),
-    }
+    labels, types = [right, found], entities.types_of(self.labels)
+    of_entities = entities.scores(*labels, types) if types else {}
+    return {**of_entities, "accuracy": float(is_right.mean())}
 
   def write_predictions(self, source, outputs):
     """A word and its label in each line, an empty line after a sentence."""

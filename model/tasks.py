@@ -47,12 +47,10 @@ TOKENS = Head(
 )  # fmt: skip
 # Of a model with several the last one decides what the model is for.
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS, TOKENS)
-# Their rows are a task's labels; of a model with both the last one's are.
-LABELLED = (LABELS, TOKENS)
+LABELLED = (TOKENS, LABELS)  # their rows are a task's labels
 FINETUNED = tuple(head.kind for head in HEADS if head.kind != PRETRAINING)
 
 
 def label_bias(variables: Collection[str]) -> str:
   """The bias of the head whose rows are labels; "" without one."""
-  found = [head.bias for head in LABELLED if head.bias in variables]
-  return found[-1] if found else ""
+  return next((h.bias for h in LABELLED if h.bias in variables), "")
