@@ -226,11 +226,11 @@ class Classification(LabelledTask):
 
   def matmuls(self, rows, source):
     model = self.config.bert, self.config.policy
-    examples, labels = rows * source.slots, len(self.labels) or 1
+    labels = len(self.labels) or 1
     read = 0 if self.config.bert.pools_all_tokens else source.slots
     return [
       *model_flops.encoder(*model, rows, source.tokens, read),
-      *model_flops.pooled(*model, examples, labels),
+      *model_flops.pooled(*model, rows, source.tokens, source.slots, labels),
     ]
 
   def _logits(self, source, outputs) -> np.ndarray:

@@ -89,10 +89,13 @@ def features(bert, policy, rows: int) -> list:
   return dense(layers, rows, bert.hidden_size, bert.hidden_size, policy.heads)
 
 
-def pooled(bert, policy, examples: int, classes: int) -> list:
-  """The pooler and a classification of `examples`: a packed row has several."""
+def pooled(bert, policy, rows: int, tokens: int, slots: int, classes: int):
+  """The pooler and a classification of rows of `slots` examples."""
   hidden, layers = bert.hidden_size, 1 if bert.has_pooler else 0
+  means, examples = 1 if bert.pools_all_tokens else 0, rows * slots
   return [
+    Matmul(means, rows, slots, tokens, hidden, "", policy.losses),
+    Matmul(means, rows, tokens, slots, hidden, "a", policy.losses),
     *dense(layers, examples, hidden, hidden, policy.heads),
     *features(bert, policy, examples),
     *dense(1, examples, hidden, classes, policy.heads),
@@ -119,5 +122,5 @@ def pretraining(
     found += dense(1, masked, hidden, hidden, policy.heads)
   found += dense(1, predicted, hidden, classes, policy.heads)
   if shape.next_sentence:
-    found += pooled(bert, policy, rows * firsts, classes=2)
+    found += pooled(bert, policy, rows, shape.max_seq_length, firsts, 2)
   return found
