@@ -238,12 +238,13 @@ class _Roberta(_Bert):
   )  # fmt: skip
   special = _ENDS
   why = {"position_offset": " (it is the id of [PAD] plus 1)"}
-  heads = MASKED_LM, QUESTIONS
+  heads = MASKED_LM, QUESTIONS, tasks.TOKENS
   modules = {
     f"{_TRANSFORM}/dense": "lm_head.dense",
     f"{_TRANSFORM}/LayerNorm": "lm_head.layer_norm",
     "cls/predictions": "lm_head",
     "cls/squad": "qa_outputs",
+    "cls/tokens": "classifier",
   }
   decoder = "lm_head.decoder"
 

@@ -67,6 +67,7 @@ THEIRS = {
   ),
 }  # fmt: skip
 BODY = [weights.ENCODER, weights.TRANSFORM]
+ROBERTA = dict(position_offset=1, hidden_act="gelu_erf", norm_eps=1e-5)
 # Name -> our keys, and the parts of a model.
 OURS = {
   "masked LM": (
@@ -83,12 +84,15 @@ OURS = {
   "answers": (
     {**MODERN_BERT, "classifier_pooling": "mean"}, [*BODY, weights.QUESTIONS],
   ),
+  "labels of tokens": (
+    {**MODERN_BERT, "classifier_pooling": "cls"},
+    [*BODY, weights.TOKEN_CLASSIFIER],
+  ),
   "euro": (EURO_BERT, [weights.ENCODER, weights.MASKED_LM]),
   "euro encoder": (EURO_BERT, [weights.ENCODER]),
-  "roberta": (
-    dict(position_offset=1, hidden_act="gelu_erf", norm_eps=1e-5),
-    [weights.ENCODER, weights.MASKED_LM],
-  ),
+  "roberta": (ROBERTA, [weights.ENCODER, weights.MASKED_LM]),
+  "roberta's labels": (ROBERTA, [weights.ENCODER, weights.TOKEN_CLASSIFIER]),
+  "roberta's answers": (ROBERTA, [weights.ENCODER, weights.QUESTIONS]),
 }  # fmt: skip
 
 
@@ -147,6 +151,9 @@ def our_outputs(folder, batch, examples):
       pooled = modeling.head_features(model.get_pooled_output(), bert)
       matmul, bias = heads.classifier_logits(pooled, 3, bert)
       outputs = {"logits": matmul + bias}
+    elif tasks.TOKENS in found:
+      matmul, bias = heads.token_logits(features, 3, bert)
+      outputs = {"logits": tf.reshape(matmul + bias, [*examples.shape, 3])}
     elif tasks.QUESTIONS in found:
       both = heads.span_logits(features, bert, fp32)
       outputs = {"start_logits": both[..., 0], "end_logits": both[..., 1]}
@@ -281,7 +288,7 @@ def write_ours(folder, keys, parts, seed):
       value = rng.normal(0.0, 0.06, shape) + weight.name.endswith("gamma")
       values[weight.name] = value.astype(np.float32)
   found, labels = weights.heads_of(config, values), None
-  if tasks.LABELS in found:
+  if {*found} & {*tasks.LABELLED}:
     labels = ["a", "b", "c"]
   content = huggingface_config.to_their_config(config, found, "here", labels)
   folder.mkdir()
