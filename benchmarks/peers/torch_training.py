@@ -4,6 +4,7 @@ What transformers' Trainer does: PyTorch's fused AdamW with weight decay on
 weights only, and clipping by norm 1.
 """
 
+import resource
 import time
 
 import torch
@@ -32,7 +33,7 @@ class Updates:
     self.forward, self.schedule = model, None
     decayed, rest = [], []
     for name, parameter in model.named_parameters():
-      plain = name.endswith("bias") or "LayerNorm" in name
+      plain = name.endswith("bias") or "norm" in name.lower()
       (rest if plain else decayed).append(parameter)
     groups = [
       {"params": decayed, "weight_decay": 0.01},
@@ -61,3 +62,8 @@ def timed(update, count: int) -> dict:
     examples.append(update())
     seconds.append(time.perf_counter() - began)
   return {"seconds": seconds, "examples": examples}
+
+
+def peak_memory_mb() -> int:
+  """Of this process, MB of 2^20 bytes."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -1,13 +1,15 @@
 """Times Hugging Face's training step; compare_transformers.py runs it.
 
-Runs in an environment of its own (requirements.txt). BertForPreTraining in
-train mode, with `torch_training`'s update: what the training step of
-run_pretraining.py does. It computes the vocabulary's logits of every position,
-ours of the masked ones only.
+Runs in an environment of its own (requirements.txt). The class that config.json
+names (BertForPreTraining, ModernBertForMaskedLM) in train mode, with
+`torch_training`'s update: what the training step of run_pretraining.py does.
+It computes the vocabulary's logits of every position, ours of the masked ones
+only, and so does ModernBERT with --sparse.
 """
 
 import argparse
 import functools
+import inspect
 import json
 
 import torch
@@ -20,9 +22,10 @@ IGNORED_LABEL = -100
 
 def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--bert_config_file", required=True)
+  parser.add_argument("--model", required=True, help="folder with config.json")
   parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
   parser.add_argument("--compile", action="store_true")
+  parser.add_argument("--sparse", action="store_true")
   parser.add_argument("--batch", type=int, default=8)
   parser.add_argument("--seq_length", type=int, default=128)
   parser.add_argument("--predictions", type=int, default=20)
@@ -49,10 +52,11 @@ def make_batch(config, batch: int, seq_length: int, predictions: int) -> dict:
 
 def main() -> None:
   arguments = parse_arguments()
-  with open(arguments.bert_config_file, encoding="utf-8") as f:
-    config = transformers.BertConfig(**json.load(f))
+  config = transformers.AutoConfig.from_pretrained(arguments.model)
+  if arguments.sparse:
+    config.sparse_prediction = True
   torch.manual_seed(0)
-  model = transformers.BertForPreTraining(config).train()
+  model = getattr(transformers, config.architectures[0])(config).train()
   updates = torch_training.Updates(
     model, arguments.precision, lr=1e-4, eps=1e-6
   )
@@ -61,12 +65,15 @@ def main() -> None:
   batch = make_batch(
     config, arguments.batch, arguments.seq_length, arguments.predictions
   )
+  known = inspect.signature(model.forward).parameters
+  batch = {name: tensor for name, tensor in batch.items() if name in known}
   update = functools.partial(updates, batch)
   torch_training.timed(update, torch_training.WARM_UPDATES)
   turns.serve(
     lambda: torch_training.timed(update, arguments.updates_per_round),
     **torch_training.VERSIONS,
   )
+  print(json.dumps({"peak_memory_mb": torch_training.peak_memory_mb()}))
 
 
 if __name__ == "__main__":
