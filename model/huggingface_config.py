@@ -2,7 +2,6 @@
 
 import json
 import os
-import reprlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -139,13 +138,12 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
   try:
     json_files.expect(content, _FORM)
     kind = TYPES[content.get("model_type", "bert")]
+    values = kind.read(content)
   except ValueError as e:
     raise UserError(f"{source}: {e}: this model cannot be converted") from e
-  for key, known in kind.unknown_values(content):
-    raise UserError(_unknown(source, key, content, known))
-  config = BertConfig.from_dict(kind.read(content), source)
-  for key, known in kind.contradictions(content, config):
-    raise UserError(_unknown(source, key, content, known))
+  config = BertConfig.from_dict(values, source)
+  for problem in kind.contradictions(content, config):
+    raise UserError(f"{source}: {problem}: this model cannot be converted")
   names = content.get("architectures") or []
   names = names if isinstance(names, list) else [names]
   for name in names:
@@ -155,8 +153,7 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
         f"{', '.join(kind.architectures())}"
       )
   read = {key.name for key in kind.keys.values()} | {*vars(config)}
-  read |= _WITHOUT_EFFECT | {*kind.only, *kind.derived}
-  left_out = {*content} - read
+  left_out = {*content} - read - _WITHOUT_EFFECT - {*kind.checked}
   return ReadConfig(
     kind,
     config,
@@ -164,14 +161,6 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
     sorted(left_out),
     content.get("problem_type"),
     names or None,
-  )
-
-
-def _unknown(source: str, key: str, content: dict, known: Sequence) -> str:
-  wanted = " or ".join(map(reprlib.repr, known))
-  return (
-    f"{source}: {key} is {reprlib.repr(content.get(key))}, not {wanted}: this "
-    "model cannot be converted"
   )
 
 

@@ -5,6 +5,7 @@ which models are refused. Names and defaults are those of transformers'
 configuration_*.py and modeling_*.py, https://github.com/huggingface/transformers.
 """
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +39,13 @@ class Key(NamedTuple):
     return next(alike, self.default)
 
   def ours(self, value):
-    return value if self.words is None else self.words.get(value)
+    """ValueError for a value that we cannot be."""
+    if self.words is None:
+      return value
+    if value not in [*self.words]:
+      known = ", ".join(self.words)
+      raise ValueError(f"{self.name} is {value!r}, not one of {known}")
+    return self.words[value]
 
 
 # google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
@@ -73,14 +80,13 @@ class ModelType:
   implied: dict[str, Any] = {}
   # Special tokens whose ids config.json has.
   special: dict[str, str] = _PAD
-  # Values beside which we know no others; a missing key has the first.
-  only: dict[str, tuple] = {
-    "is_decoder": (False,), "add_cross_attention": (False,),
-    "pruned_heads": ({}, None), "quantization_config": (None,),
-    "rope_scaling": (None,), "partial_rotary_factor": (None, 1.0),
+  # Keys of which we know one value, if a file says more than null: the one that
+  # `write` gives, or else this one, which is also that of a missing key.
+  checked: dict[str, Any] = {
+    "is_decoder": False, "add_cross_attention": False, "pruned_heads": {},
+    "quantization_config": None, "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
   }  # fmt: skip
-  # What follows from other keys: each with its meaning where a file lacks it.
-  derived: dict[str, Any] = {}
   why: dict[str, str] = {}  # our key -> what its values depend on, for people
   heads: tuple[Head, ...]
   body: tuple[str, ...]  # parts of `weights` that are no heads
@@ -103,29 +109,18 @@ class ModelType:
     return {key.name: key.default for key in self.keys.values()} | content
 
   def read(self, content: dict) -> dict:
-    """Our keys' values of a config.json without `unknown_values`."""
+    """Our keys' values; ValueError for one that we cannot be."""
     said = self.complete(content)
     values = {k: key.ours(said[key.name]) for k, key in self.keys.items()}
     return {**self.implied, **values}
 
-  def unknown_values(self, content: dict) -> Iterator[tuple[str, Sequence]]:
-    """Keys whose value is none of those that we know, and these."""
-    said = self.complete(content)
-    for name, known in self.only.items():
-      if said.get(name, known[0]) not in known:
-        yield name, known
-    for key in self.keys.values():
-      if key.words and said[key.name] not in [*key.words]:
-        yield key.name, [*key.words]
-
-  def contradictions(
-    self, content: dict, config: BertConfig
-  ) -> Iterator[tuple[str, Sequence]]:
-    """Those of `derived` that say another model than `config`, and its."""
-    known = self.write(config, {})
-    for name, default in self.derived.items():
-      if content.get(name, default) not in (None, known[name]):
-        yield name, [known[name]]
+  def contradictions(self, content: dict, config: BertConfig) -> Iterator[str]:
+    """What of a config.json is not `config`, as it is read, for people."""
+    known = {**self.checked, **self.write(config, {})}
+    for name, default in self.checked.items():
+      value = content.get(name, default)
+      if value not in (None, known[name]):
+        yield f"{name} is {reprlib.repr(value)}, not {known[name]!r}"
 
   def unsaid(
     self, config: BertConfig, content: dict, heads: Sequence[Head]
@@ -174,12 +169,8 @@ class ModelType:
     own = [head for head in heads if head in self.heads]
     if {*own} == {MASKED_LM, NEXT_SENTENCE}:
       return f"{self.classes}ForPreTraining"
-    return f"{self.classes}For{own[-1].architecture}" if own else self.encoder
-
-  @property
-  def encoder(self) -> str:
-    """The class of a model without a head."""
-    return f"{self.classes}Model"
+    use = f"For{own[-1].architecture}" if own else "Model"
+    return f"{self.classes}{use}"
 
   def architectures(self) -> list[str]:
     """All that `architecture` can be."""
@@ -198,7 +189,7 @@ class _Bert(ModelType):
     type_vocab_size=2, initializer_range=0.02,
     norm_eps=("layer_norm_eps", 1e-12),
   )  # fmt: skip
-  only = {**ModelType.only, "position_embedding_type": ("absolute", None)}
+  checked = {**ModelType.checked, "position_embedding_type": "absolute"}
   heads = tasks.HEADS
   body = w.ENCODER, w.POOLER
   modules = {
@@ -317,7 +308,7 @@ class _ModernBert(_PreNorm):
   )  # fmt: skip
   implied = {**_PreNorm.implied, "scaled_initializer": True}
   special = {**_ENDS, "cls_token_id": "cls", "sep_token_id": "sep"}
-  derived = {
+  checked = ModelType.checked | {
     "classifier_activation": "gelu", "layer_types": None,
     "rope_parameters": None,
   }  # fmt: skip
@@ -391,7 +382,7 @@ class _EuroBert(_PreNorm):
     "embedding_norm": False, "mlm_head": False, "attention_output_dropout": 0.0,
   }  # fmt: skip
   special = {**_ENDS, "mask_token_id": "mask"}
-  derived = {"head_dim": None, "rope_parameters": None}
+  checked = {**ModelType.checked, "head_dim": None, "rope_parameters": None}
   heads = (MASKED_LM,)
   modules = {
     _WORDS: "model.embed_tokens",

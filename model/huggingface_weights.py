@@ -107,7 +107,7 @@ def to_theirs(
     raise DataError(
       f"{source}: Hugging Face's {kind.title} has no place for {_some(unknown)}"
     )
-  is_bare = kind.architecture(heads) == kind.encoder
+  is_bare = not {*heads} & {*kind.heads}
   return {
     name.removeprefix(kind.base if is_bare else ""): _joined(of_one, values)
     for name, of_one in tensors.items()
