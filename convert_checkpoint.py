@@ -30,6 +30,7 @@ from interop import inference, model_source, model_writing
 from interop.model_source import Source
 from interop.model_writing import Model, task_differences
 from model import huggingface_weights, tasks, weights
+from tokenization import VOCABULARY_FLAGS
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
@@ -185,9 +186,7 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   wanted = [part for part in weights.PARTS[:5] if part in parts]
   missing = [part for part in wanted if part not in counts]
   if not source.vocabulary:
-    missing.append(
-      "the vocabulary (give --vocab_file or --spm_model_file for a tokenizer)"
-    )
+    missing.append(f"the vocabulary (give {VOCABULARY_FLAGS} for a tokenizer)")
   answers = model_source.assumed_answers(model.task, TASK_FILE)
   assumed = [*source.notes, *source.assumed_case, *answers]
   lines = [

@@ -6,31 +6,33 @@ Python's `unicodedata`; the `tokenizers` library has other Unicode tables.
 """
 
 import collections
-import dataclasses
 import itertools
-import math
-import os
 import re
 import string
 import unicodedata
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from common import input_files
 from common.errors import DataError
-from common.files import file_sha256
+from text_encoders import (
+  SPECIAL_TOKENS,
+  Encoder,
+  SentencePieceEncoder,
+  TokenSpans,
+  WordTokens,
+  inside_chinese_words,
+  is_chinese_char,
+)
+from text_encoders import TokenizerInfo as TokenizerInfo
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS
 
 MAX_INPUT_CHARS_PER_WORD = 200
 
 # Words whose pieces an encoder remembers, in about 100 MB at most.
 _MAX_CACHED_WORDS = 500_000
-
-SENTENCEPIECE_SPACE = "\u2581"
 
 # google/bert's public surface -------------------------------------------------
 
@@ -115,20 +117,6 @@ def whitespace_tokenize(text: str) -> list[str]:
   return text.split()
 
 
-# google/bert's "CJK character": the Unified Ideographs, extensions A to E and
-# the compatibility blocks, but not Hangul, Hiragana or Katakana.
-_CJK_RANGES = (
-  (0x4E00, 0x9FFF),
-  (0x3400, 0x4DBF),
-  (0x20000, 0x2A6DF),
-  (0x2A700, 0x2B73F),
-  (0x2B740, 0x2B81F),
-  (0x2B820, 0x2CEAF),
-  (0xF900, 0xFAFF),
-  (0x2F800, 0x2FA1F),
-)
-
-
 class _CharMap(dict):
   """A `str.translate` table that a function fills on demand."""
 
@@ -176,25 +164,6 @@ def _is_accent(char):
 
 def _unaccented(char):
   return None if unicodedata.category(char) == "Mn" else _spaced(char)
-
-
-def is_chinese_char(char: str) -> bool:
-  """Whether google/bert takes a character for Chinese, see `_CJK_RANGES`."""
-  # Most characters are below U+3400.
-  return char >= "\u3400" and any(
-    first <= ord(char) <= last for first, last in _CJK_RANGES
-  )
-
-
-def letters_of(text: str) -> int:
-  """The number of characters that are no space."""
-  return len(text) - sum(map(text.count, " \t\xa0\u3000"))
-
-
-def spelt_letters(word: str) -> int:
-  """The letters of a text that a word, or a piece of one, stands for."""
-  # Lower-casing takes a syllable of Hangul apart: its first part counts.
-  return len(re.sub("[\u1160-\u11ff]", "", word))
 
 
 class FullTokenizer:
@@ -323,93 +292,6 @@ class _PieceCache(dict):
     return ids
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenizerInfo:
-  """The vocabulary that made the records."""
-
-  kind: str  # "wordpiece" or "sentencepiece"
-  file: str  # file name without folder, for people
-  sha256: str  # of the vocabulary or model file
-  vocab_size: int
-  do_lower_case: bool
-  mask_id: int
-
-  @property
-  def case(self) -> str:
-    """In words."""
-    return "lower-cased" if self.do_lower_case else "cased"
-
-  def is_like(self, other: "TokenizerInfo") -> bool:
-    """Whether both give a text the same tokens, by all that is known."""
-    known = lambda info: (info.kind, info.sha256, info.do_lower_case)
-    return known(self) == known(other)
-
-
-class WordTokens(NamedTuple):
-  """A line's tokens, and how they make words."""
-
-  ids: np.ndarray  # int32 [tokens]
-  is_continuation: np.ndarray  # bool [tokens]: of the previous token's word
-
-
-class _Encoder:
-  """What the encoders have in common: ids are positions in a vocabulary."""
-
-  kind: str
-  mark: str  # in tokens, not in the text
-  file: str
-  do_lower_case: bool
-
-  def _set_vocabulary(
-    self, tokens: list[str], special: Sequence[str], continues: list[bool]
-  ) -> dict[str, int]:
-    """token -> id; DataError if one of `special` is missing.
-
-    No text ever gets a repeated token's first id, as in google/bert.
-    """
-    ids = {token: index for index, token in enumerate(tokens)}
-    missing = [token for token in special if token not in ids]
-    if missing:
-      raise DataError(
-        f"{self.file}: the vocabulary lacks {', '.join(missing)}; "
-        "tools.train_tokenizer makes one that has them"
-      )
-    special_ids = [ids[token] for token in special]
-    self.tokens, self.vocab_size = tokens, len(tokens)
-    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
-      special_ids
-    )
-    # bool [vocab_size]: which tokens continue the previous token's word.
-    self.is_continuation = np.array(continues)
-    self.is_continuation[special_ids] = False
-    # int [vocab_size]: the letters that each token spells.
-    spelt = [spelt_letters(token.replace(self.mark, "")) for token in tokens]
-    self.letters = np.array(spelt)
-    self.letters[special_ids] = 0
-    return ids
-
-  def info(self) -> TokenizerInfo:
-    return TokenizerInfo(
-      kind=self.kind,
-      file=os.path.basename(self.file),
-      sha256=file_sha256(self.file),
-      vocab_size=self.vocab_size,
-      do_lower_case=self.do_lower_case,
-      mask_id=self.mask_id,
-    )
-
-
-def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
-  """bool [tokens]: which of `starts` are inside one of jieba's words."""
-  # Imported here: only Chinese needs it.
-  import rjieba
-
-  lengths = np.fromiter(map(len, rjieba.cut(text)), np.int64)
-  inside = np.ones(len(text) + 1, bool)
-  inside[np.cumsum(lengths) - lengths] = False
-  return inside[np.asarray(starts, np.int64)]
-
-
 def _respaced(words, is_chinese):
   """(text, starts of the words in it): spaces separate words for jieba."""
   parts, starts, size = [], [], 0
@@ -425,25 +307,24 @@ def _respaced(words, is_chinese):
   return "".join(parts), starts
 
 
-class WordPieceEncoder(_Encoder):
-  """Lines -> exactly `FullTokenizer`'s ids; DataError for a bad vocabulary."""
+class WordPieceEncoder(Encoder):
+  """Lines -> exactly `FullTokenizer`'s ids."""
 
-  kind, mark = "wordpiece", "##"
+  kind, flag, usual_name = "wordpiece", "vocab_file", "vocab.txt"
+  marks_spaces, mark = False, "##"
 
   def __init__(self, vocab_file: str, do_lower_case: bool):
-    self.file, self.do_lower_case = vocab_file, do_lower_case
+    super().__init__(vocab_file, do_lower_case)
     try:
       tokens = _tokens_of(input_files.read(vocab_file).decode())
     except UnicodeDecodeError as e:
       raise DataError(f"{vocab_file}: not a vocabulary in UTF-8: {e}") from e
-    continues = [token.startswith("##") for token in tokens]
-    vocab = self._set_vocabulary(tokens, SPECIAL_TOKENS, continues)
+    vocab = self._set_vocabulary(tokens, SPECIAL_TOKENS, tokens)
     self.split_words = BasicTokenizer(do_lower_case).tokenize
     # Ids of a word's pieces; [UNK]'s if no pieces spell it.
     self.pieces_of = _PieceCache(vocab).__getitem__
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each line, int32 [tokens]."""
     encoded = []
     for line in lines:
       pieces = map(self.pieces_of, self.split_words(line))
@@ -452,11 +333,9 @@ class WordPieceEncoder(_Encoder):
     return encoded
 
   def encode_rest(self, text: str) -> np.ndarray:
-    """As `encode_batch`, of text that goes on inside a line."""
     return self.encode_batch([text])[0]
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
-    """Tokens of each line with their words: `BasicTokenizer`'s, and jieba's."""
     encoded = []
     for line in lines:
       words = self.split_words(line)
@@ -472,130 +351,85 @@ class WordPieceEncoder(_Encoder):
       encoded.append(WordTokens(ids, is_continuation))
     return encoded
 
+  def encode_with_spans(self, text: str) -> TokenSpans:
+    words = self.split_words(text)
+    lengths = {}  # character -> number of characters that it becomes in words
+    for char in set(text):
+      lengths[char] = len("".join(self.split_words(char)))
+    # Position in the text of each of the words' characters.
+    places = np.repeat(np.arange(len(text)), [lengths[char] for char in text])
+    if len(places) != sum(map(len, words)):
+      return self._spans_of_words(text)
+    spans, begin = [], 0
+    for word in words:
+      ids = self.pieces_of(word)
+      sizes = [len(self.tokens[i].removeprefix("##")) for i in ids]
+      if sum(sizes) != len(word):  # the word is unknown
+        ids, sizes = ids[:1], [len(word)]
+      for token, size in zip(ids, sizes, strict=True):
+        spans.append((token, places[begin], places[begin + size - 1] + 1))
+        begin += size
+    return TokenSpans.of(spans)
 
-def _check_model(model) -> None:
-  """Raises `ValueError` for what the library takes and then ends the process.
+  def _spans_of_words(self, text: str) -> TokenSpans:
+    """If neighbours change a character: all tokens of a word have its span."""
+    spans, end = [], 0
+    for word in text.split():
+      start = text.index(word, end)
+      end = start + len(word)
+      for part in self.split_words(word):
+        for token in self.pieces_of(part):
+          spans.append((token, start, end))
+    return TokenSpans.of(spans)
 
-  A table of normalization is the size of a trie in bytes, the trie's units
-  (https://github.com/s-yata/darts-clone) and strings that end with a NUL, to
-  whose beginnings the leaves point.
-  """
-  if any("\0" in p.piece or not math.isfinite(p.score) for p in model.pieces):
-    raise ValueError("a piece has a NUL or no finite score")
-  if len({piece.piece for piece in model.pieces}) < len(model.pieces):
-    raise ValueError("a piece is in it twice")  # the library knows the first
-  for spec in (model.normalizer_spec, model.denormalizer_spec):
-    if not (table := spec.precompiled_charsmap):
-      continue
-    size = int.from_bytes(table[:4], "little")
-    trie, strings = table[4 : 4 + size], table[4 + size :]
-    is_whole = 0 < size == len(trie) and size % 1024 == 0
-    units = np.frombuffer(trie[: len(trie) // 4 * 4], "<u4").astype(np.int64)
-    leaves = units[units >= 1 << 31] - (1 << 31)
-    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
-    farthest = (np.arange(len(units)) ^ offsets) | 0xFF
-    inner = farthest[units < 1 << 31]
-    if (
-      not (is_whole and strings.endswith(b"\0"))
-      or inner.max(initial=0) >= len(units)
-      or leaves.max(initial=0) >= len(strings)
-    ):
-      raise ValueError("its table of normalization is damaged")
+  def lower(self, token: str) -> str:
+    return "".join(BasicTokenizer().tokenize(token))
 
-
-class SentencePieceEncoder(_Encoder):
-  """Lines -> ids of a SentencePiece model; U+2581 begins a word.
-
-  DataError for a file that is no model or lacks a special token, by BERT's name
-  or ALBERT's (<pad>, <unk>).
-  """
-
-  kind, mark = "sentencepiece", SENTENCEPIECE_SPACE
-
-  def __init__(self, model_file: str, do_lower_case: bool):
-    import sentencepiece
-    from google.protobuf.message import DecodeError
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
-
-    self.file, self.do_lower_case = model_file, do_lower_case
-    data = input_files.read(model_file)
-    try:
-      model = ModelProto.FromString(data)
-      _check_model(model)
-      self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
-    except (DecodeError, RuntimeError, ValueError) as e:
-      raise DataError(f"{model_file}: not a SentencePiece model: {e}") from e
-    tokens = [piece.piece for piece in model.pieces]
-    special = []
-    for token in SPECIAL_TOKENS:
-      alberts = f"<{token[1:-1].lower()}>"
-      is_alberts = alberts in tokens and token not in tokens
-      special.append(alberts if is_alberts else token)
-    continues = [token[:1] != SENTENCEPIECE_SPACE for token in tokens]
-    self._set_vocabulary(tokens, special, continues)
-
-  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each line, int32 [tokens]."""
-    encoded = self._model.encode([self._clean(line) for line in lines])
-    return [np.array(ids, np.int32) for ids in encoded]
-
-  def encode_rest(self, text: str) -> np.ndarray:
-    """As `encode_batch`, of text that goes on inside a line."""
-    # The library begins a line with a space: after a character that no piece
-    # has, only a space in the text is one.
-    spans = self.encode_spans(f"\ue000{text}")
-    return np.array([token for token, _, end in spans if end > 1], np.int32)
-
-  def encode_spans(self, line: str) -> list[tuple]:
-    """(id, begin, end) of each token, in characters of the encoded line."""
-    encoded = self._model.encode_as_immutable_proto(self._clean(line))
-    return [(piece.id, piece.begin, piece.end) for piece in encoded.pieces]
-
-  def _clean(self, line):
-    # A lone surrogate, which UTF-8 does not have, becomes "?".
-    line = line.encode("utf-8", "replace").decode()
-    return line.lower() if self.do_lower_case else line
-
-  def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
-    """Tokens of each line; spaces separate words, jieba where it is Chinese."""
-    words = []
-    for line, ids in zip(lines, self.encode_batch(lines), strict=True):
-      continues = self.is_continuation[ids]
-      if any(map(is_chinese_char, line)):
-        (pieces,) = self._model.encode([self._clean(line)], out_type=str)
-        text = "".join(pieces).replace(SENTENCEPIECE_SPACE, " ")
-        lengths = np.array(list(map(len, pieces)))
-        continues = inside_chinese_words(text, np.cumsum(lengths) - lengths)
-      words.append(WordTokens(ids, continues))
-    return words
+  def config(self) -> dict:
+    lower = self.do_lower_case
+    others = {"strip_accents": lower, "tokenize_chinese_chars": True}
+    return super().config() | others
 
 
-Encoder = WordPieceEncoder | SentencePieceEncoder
+# The kinds of tokenizers, each with the flag that names its file.
+ENCODERS: tuple[type[Encoder], ...] = (WordPieceEncoder, SentencePieceEncoder)
+KINDS = {encoder.kind: encoder for encoder in ENCODERS}
+# Flag -> the name of such a file beside a published checkpoint.
+VOCABULARIES = {encoder.flag: encoder.usual_name for encoder in ENCODERS}
+VOCABULARY_FLAGS = " or ".join(f"--{flag}" for flag in VOCABULARIES)
 
 
-def load_tokenizer(
-  vocab_file: str | None,
+def encoder_of(
+  files: Mapping[str, str | None],
   do_lower_case: bool = True,
-  spm_model_file: str | None = None,
   vocab_size: int | None = None,
 ) -> Encoder:
-  """The encoder of the file given; DataError if bad or above `vocab_size`."""
-  encoder: Encoder
-  if vocab_file and not spm_model_file:
-    encoder = WordPieceEncoder(vocab_file, do_lower_case)
-  elif spm_model_file and not vocab_file:
-    encoder = SentencePieceEncoder(spm_model_file, do_lower_case)
-  else:
-    raise DataError(
-      "give either a WordPiece vocabulary (--vocab_file) or a SentencePiece "
-      "model (--spm_model_file)"
-    )
+  """The encoder of the one file, by its flag, that is not None or "".
+
+  DataError if there is not one, if it is bad or above `vocab_size`.
+  """
+  given = [(kind, files.get(kind.flag)) for kind in ENCODERS]
+  named = [(kind, path) for kind, path in given if path]
+  if len(named) != 1:
+    raise DataError(f"name one vocabulary: give {VOCABULARY_FLAGS}")
+  kind, path = named[0]
+  encoder = kind(path, do_lower_case)
   if vocab_size is not None and encoder.vocab_size > vocab_size:
     raise DataError(
       f"{encoder.file} has {encoder.vocab_size} tokens, but the model has "
       f"vocab_size={vocab_size}: use the vocabulary that it was trained with"
     )
   return encoder
+
+
+def load_tokenizer(
+  vocab_file: str | None = None,
+  do_lower_case: bool = True,
+  spm_model_file: str | None = None,
+) -> Encoder:
+  """The `encoder_of` one file."""
+  files = {"vocab_file": vocab_file, "spm_model_file": spm_model_file}
+  return encoder_of(files, do_lower_case)
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:

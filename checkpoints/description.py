@@ -20,7 +20,6 @@ from common.model_files import (
   CONFIG_FILE,
   RUN_FILE,
   TASK_FILE,
-  VOCABULARIES,
 )
 from data import record_report, records
 from model import bert_config, huggingface_config
@@ -28,8 +27,8 @@ from model.bert_config import BertConfig
 from model.tasks import CLASSIFIER, FINETUNED, PRETRAINING
 
 _TOKENIZER = {
-  "kind": str, "file": str, "sha256": str, "vocab_size": int,
-  "do_lower_case": bool, "mask_id": int,
+  "kind": tuple(tokenization.KINDS), "file": str, "sha256": str,
+  "vocab_size": int, "do_lower_case": bool, "mask_id": int,
 }  # fmt: skip
 # A start that only evaluates has neither a plan nor data.
 _RUNS = {
@@ -47,7 +46,7 @@ _TASK = {
   "objective?": records.OBJECTIVES,
   "segment_ids?": bool,
   "do_lower_case?": bool,
-  "vocabulary?": dict.fromkeys([f"{flag}?" for flag in VOCABULARIES], str),
+  "vocabulary?": {f"{flag}?": str for flag in tokenization.VOCABULARIES},
   "best_by?": {"keys": [str], "higher": bool},
   "columns?": {"text?": str, "text_pair?": (str, None), "label?": str},
   "labels?": [str],
@@ -214,7 +213,7 @@ class Description:
       return {}
     near = [os.path.dirname(made[0])] if made else []
     path = record_report.find_vocabulary(known, *near, self.folder)
-    flag = "spm_model_file" if known.kind == "sentencepiece" else "vocab_file"
+    flag = tokenization.KINDS[known.kind].flag
     return {flag: os.path.abspath(path)} if path else {}
 
   def facts(self) -> dict[str, Any]:
@@ -286,14 +285,6 @@ def is_held_out(start: dict, trained: Sequence[str]) -> bool | None:
 def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
   """Whether a model learns second segments, by its training's two flags."""
   return objective != "mlm" if segment_ids is None else segment_ids
-
-
-def named_vocabulary(settings) -> dict[str, str]:
-  """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
-  files = {flag: getattr(settings, flag) for flag in VOCABULARIES}
-  if all(files.values()):
-    raise UserError("give either --vocab_file or --spm_model_file, not both")
-  return {flag: path for flag, path in files.items() if path}
 
 
 # Agreement --------------------------------------------------------------------
@@ -429,7 +420,7 @@ def facts(
 
 
 def vocabulary_facts(files: dict[str, str]) -> dict[str, str]:
-  """Name for people -> value, of a `named_vocabulary`."""
+  """Name for people -> value, of a `tokenizer_files.named`."""
   known = {}
   for flag, path in files.items():
     known["kind of vocabulary"] = f"--{flag}"

@@ -9,11 +9,11 @@ from common.model_files import (
   CONFIG_FILE,
   TASK_FILE,
   TOKENIZER_FILE,
-  VOCABULARIES,
 )
 from data import tokenizer_files
 from model import huggingface_config, huggingface_weights, tasks, weights
 from model.bert_config import BertConfig
+from tokenization import WordPieceEncoder
 
 _MOST_TOKENS = 1 << 24
 
@@ -67,7 +67,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{huggingface_config.CONFIG_FILE} and the weights: remove "
         f"{TASK_FILE}, or correct it"
       )
-  words = os.path.join(folder, VOCABULARIES["vocab_file"])
+  words = os.path.join(folder, WordPieceEncoder.usual_name)
   said = tokenizer_files.said_case(words)
   lower, assumed, _ = tokenizer_files.case(said, None, folder)
   if not assumed:
@@ -94,7 +94,7 @@ def vocabulary_file(folder: str) -> str | None:
   lines = ["\n"] * (max(ids.values(), default=-1) + 1)  # blank without a token
   for token, number in ids.items():
     lines[number] = f"{token}\n"
-  name = VOCABULARIES["vocab_file"]
+  name = WordPieceEncoder.usual_name
   return os.path.join(_folder_with(name, "".join(lines)).name, name)
 
 

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import time
 
+import tokenization
 from checkpoints import description
-from common import input_files, json_files
+from common import json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from common.files import file_sha256, lock, write
@@ -140,18 +141,22 @@ def keep_vocabulary(config, manifests: dict) -> None:
     if found and not (
       os.path.exists(copy) and file_sha256(copy) == made.tokenizer.sha256
     ):
-      write(copy, input_files.read(found))
-      tokenizer_files.write_case(
-        copy, made.tokenizer.kind, made.tokenizer.do_lower_case
-      )
+      kind = tokenization.KINDS[made.tokenizer.kind]
+      encoder = kind(found, made.tokenizer.do_lower_case)
+      _copy(encoder, config.output_dir)
+      tokenizer_files.write_case(copy, encoder.config())
 
 
-def write_task(folder: str, task: dict, files: dict[str, str]) -> None:
-  """Writes task.json with copies of a `description.named_vocabulary`."""
-  vocabulary = {flag: os.path.basename(path) for flag, path in files.items()}
-  for flag, path in files.items():
-    copy = os.path.join(folder, vocabulary[flag])
-    if os.path.realpath(copy) != os.path.realpath(path):
-      write(copy, input_files.read(path))
-  content = {**task, "vocabulary": vocabulary}
+def write_task(folder: str, task: dict, encoder: tokenization.Encoder) -> None:
+  """Writes task.json with a copy of the encoder's file."""
+  content = {**task, "vocabulary": {encoder.flag: _copy(encoder, folder)}}
   json_files.write(os.path.join(folder, description.TASK_FILE), content)
+
+
+def _copy(encoder: tokenization.Encoder, folder: str) -> str:
+  """Copies an encoder's file, unless it is there; returns its name."""
+  own = os.path.basename(encoder.file)
+  if os.path.realpath(encoder.file) != os.path.realpath(f"{folder}/{own}"):
+    for name, content in encoder.files(own).items():
+      write(os.path.join(folder, name), content)
+  return own

@@ -17,6 +17,7 @@ import tokenization
 from common import errors, files, json_files
 from data import instances, text_files
 from data.text_files import Batch, Piece, TextFormat
+from text_encoders import letters_of
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
@@ -28,8 +29,8 @@ CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 class TokenizerSpec:
   """Names a tokenizer, which each worker loads once."""
 
-  vocab_file: str | None
-  spm_model_file: str | None
+  kind: str  # an `Encoder.kind`
+  file: str
   do_lower_case: bool
   sha256: str  # a changed file of the same name is another tokenizer
 
@@ -40,14 +41,11 @@ def load_tokenizer(spec: TokenizerSpec) -> tokenization.Encoder:
 
   `UserError` if its file is not what it was when the command began.
   """
-  file = spec.vocab_file or spec.spm_model_file or ""
-  loaded = tokenization.load_tokenizer(
-    spec.vocab_file, spec.do_lower_case, spec.spm_model_file
-  )
+  loaded = tokenization.KINDS[spec.kind](spec.file, spec.do_lower_case)
   if spec.sha256 not in ("", loaded.info().sha256):
     raise errors.UserError(
-      f"{file} was changed while records were made with it: bring it back, or "
-      "start again"
+      f"{spec.file} was changed while records were made with it: bring it "
+      "back, or start again"
     )
   return loaded
 
@@ -130,7 +128,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
       tokens=tokens,
       lengths=lengths[lengths > 0],
       breaks=np.cumsum(lengths > 0)[is_break],  # sentences before each
-      read=[text_bytes, bytes_on_disk, tokenization.letters_of("".join(lines))],
+      read=[text_bytes, bytes_on_disk, letters_of("".join(lines))],
     )
 
 

@@ -123,9 +123,8 @@ def claim(
   names, earlier = settings.shard_names(num_shards), None
   outputs = [os.path.join(settings.folder, name) for name in names]
   records.check_not_written(inputs, "--input_file", *outputs)
-  for name in ("vocab_file", "spm_model_file"):
-    if path := getattr(settings, name):
-      records.check_not_written([path], f"--{name}", *outputs)
+  for name, path in tokenizer_files.named(settings).items():
+    records.check_not_written([path], f"--{name}", *outputs)
   try:
     owners = records.find_manifests(outputs)
     if os.path.exists(settings.manifest_path):
@@ -151,12 +150,14 @@ def claim(
 
 def _load_tokenizer(settings: Settings, ranks: work_dir.Ranks):
   """(spec, info) of the tokenizer, loaded so that errors come early."""
-  files = settings.vocab_file, settings.spm_model_file
-  encoder, lines = tokenizer_files.load(*files, settings.do_lower_case)
+  files = tokenizer_files.named(settings)
+  encoder, lines = tokenizer_files.load(files, settings.do_lower_case)
   if lines and not ranks.rank:
     console.tell(*lines)
   info = encoder.info()
-  spec = corpus.TokenizerSpec(*files, info.do_lower_case, info.sha256)
+  spec = corpus.TokenizerSpec(
+    info.kind, encoder.file, info.do_lower_case, info.sha256
+  )
   return spec, info
 
 

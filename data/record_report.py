@@ -27,7 +27,6 @@ _NO_NEXT = (
   ": few documents have a next sentence to learn; a blank line is to end a "
   "document only, and --objective=mlm does without pairs"
 )
-_SPACE = tokenization.SENTENCEPIECE_SPACE
 _NEXT_SENTENCE = ("B follows A", "B is from elsewhere")  # by label
 
 Record = Mapping[str, np.ndarray]  # name -> values, see `records`
@@ -102,24 +101,23 @@ def find_vocabulary(
 def find_encoder(
   info: tokenization.TokenizerInfo | None,
   folder: str,
-  vocab_file: str | None,
-  spm_model_file: str | None,
+  files: dict[str, str],
 ) -> tokenization.Encoder | None:
   """The encoder of the given file, else of `find_vocabulary`'s; or None.
 
-  DataError if the file contradicts `info`.
+  `files` are as `tokenizer_files.named`. DataError if the file contradicts
+  `info`.
   """
-  if info and not (vocab_file or spm_model_file):
+  if info and not files:
     found = find_vocabulary(info, folder)
-    is_model = info.kind == "sentencepiece"
-    vocab_file, spm_model_file = (None, found) if is_model else (found, None)
-  if not (vocab_file or spm_model_file):
+    files = {tokenization.KINDS[info.kind].flag: found} if found else {}
+  if not files:
     return None
-  encoder = tokenization.load_tokenizer(vocab_file, True, spm_model_file)
+  encoder = tokenization.encoder_of(files)
   sha256 = encoder.info().sha256
   if info and sha256 != info.sha256:
     raise DataError(
-      f"{vocab_file or spm_model_file} has SHA-256 {sha256}, but the records "
+      f"{encoder.file} has SHA-256 {sha256}, but the records "
       f"were made with {info.file} of SHA-256 {info.sha256}: give that file"
     )
   return encoder
@@ -136,7 +134,7 @@ def legend(features: Features, encoder: tokenization.Encoder | None) -> str:
     )
   if not encoder:
     lines.append(
-      "Ids, not words: --vocab_file or --spm_model_file gives their words."
+      f"Ids, not words: {tokenization.VOCABULARY_FLAGS} gives their words."
     )
   return "\n".join(lines)
 
@@ -234,10 +232,12 @@ def _spelled(
     # A segment may begin inside a word: no word continues [CLS] or [SEP].
     joined[1:] &= ~np.isin(was[:-1], (encoder.cls_id, encoder.sep_id))
   is_chosen = np.isin(np.arange(len(was)), chosen)
-  mark = "##" if isinstance(encoder, tokenization.WordPieceEncoder) else ""
   texts = []
   for place, token in enumerate(was):
-    text = vocabulary(token).removeprefix(mark if joined[place] else _SPACE)
+    text = vocabulary(token)
+    # A token at the start of a segment keeps the mark of one that goes on.
+    if encoder and joined[place] != encoder.marks_spaces:
+      text = text.removeprefix(encoder.mark)
     if is_chosen[place]:
       text = f"{{{vocabulary(seen[place])}|{vocabulary(token)}}}"
     texts.append(text if joined[place] else f" {text}")

@@ -140,7 +140,7 @@ _FORM = {
   "examples_per_record": _SIZE,
   "masking": ("static", "dynamic"),
   "tokenizer": {
-    "kind": ("wordpiece", "sentencepiece"),
+    "kind": tuple(tokenization.KINDS),
     "file": str,
     "sha256": str,
     "vocab_size": _SIZE,

@@ -29,8 +29,8 @@ from common.model_files import (
   TASK_FILE,
   TOKENIZER_CONFIG_FILE,
   TOKENIZER_FILE,
-  VOCABULARIES,
 )
+from text_encoders import SENTENCEPIECE_SPACE
 
 _FORM = {
   "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
@@ -92,10 +92,7 @@ def make_tokenizer(
   Without `segment_ids` the second text of a pair is of segment 0, too. Unlike
   the encoder it reads "[MASK]" and other special tokens in a text as tokens.
   """
-  make = _sentencepiece_tokenizer
-  if isinstance(encoder, tokenization.WordPieceEncoder):
-    make = _wordpiece_tokenizer
-  tokenizer = make(encoder)
+  tokenizer = _MAKERS[encoder.kind](encoder)
   special = special_tokens(encoder)
   _, _, cls, sep, _ = special
   second = int(segment_ids)
@@ -167,12 +164,16 @@ def _sentencepiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   if encoder.do_lower_case:
     steps = [_FINAL_SIGMA, normalizers.Lowercase(), *steps]
   tokenizer.normalizer = normalizers.Sequence(steps)
-  space = dict(
-    replacement=tokenization.SENTENCEPIECE_SPACE, prepend_scheme="always"
-  )
+  space = dict(replacement=SENTENCEPIECE_SPACE, prepend_scheme="always")
   tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**space)
   tokenizer.decoder = decoders.Metaspace(**space)
   return tokenizer
+
+
+_MAKERS = {
+  "wordpiece": _wordpiece_tokenizer,
+  "sentencepiece": _sentencepiece_tokenizer,
+}
 
 
 def write_tokenizer(
@@ -220,15 +221,12 @@ def case_file(path: str) -> str:
   """Where the case of a vocabulary, or of text for one, is written."""
   folder, name = os.path.split(path)
   own = f"{name}.{TOKENIZER_CONFIG_FILE}"
-  is_usual = name == VOCABULARIES["vocab_file"]
+  is_usual = name == tokenization.WordPieceEncoder.usual_name
   return os.path.join(folder, TOKENIZER_CONFIG_FILE if is_usual else own)
 
 
-def write_case(path: str, kind: str, lower: bool) -> None:
-  """Writes the case of a vocabulary beside it, in Hugging Face's words."""
-  content = {"do_lower_case": lower}
-  if kind == tokenization.WordPieceEncoder.kind:
-    content |= {"strip_accents": lower, "tokenize_chinese_chars": True}
+def write_case(path: str, content: dict) -> None:
+  """Writes an `Encoder.config` beside its file or a copy of that."""
   json_files.write(case_file(path), content)
 
 
@@ -282,22 +280,31 @@ def case(
   return lower, [], [line + file for file in known if known[file] != lower]
 
 
+def named(settings) -> dict[str, str]:
+  """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
+  files = {flag: getattr(settings, flag) for flag in tokenization.VOCABULARIES}
+  given = {flag: path for flag, path in files.items() if path}
+  if len(given) > 1:
+    raise UserError(f"give only one of {tokenization.VOCABULARY_FLAGS}")
+  return given
+
+
 def load(
-  vocab_file: str | None, spm_model_file: str | None, given: bool | None
+  files: dict[str, str], given: bool | None
 ) -> tuple[tokenization.Encoder, list[str]]:
   """The encoder of a vocabulary in its case, and lines about that.
 
-  `given` is --do_lower_case. Raises a `UserError` if it contradicts the files
-  beside the vocabulary, or if these are of another tokenizer.
+  `files` are as `named`, `given` is --do_lower_case. Raises a `UserError` if it
+  contradicts the files beside the vocabulary, or if these are of another
+  tokenizer.
   """
-  path = vocab_file or spm_model_file or ""
+  path = next(iter(files.values()), "")
   lower, _, lines = case(said_case(path), given, path)
-  encoder = tokenization.load_tokenizer(vocab_file, lower, spm_model_file)
+  encoder = tokenization.encoder_of(files, lower)
   compare(encoder, path)
-  split, cased = tokenization.BasicTokenizer().tokenize, 0
+  cased = 0
   for token in {*encoder.tokens}.difference(tokenization.SPECIAL_TOKENS):
-    plain = token.lower() if spm_model_file else "".join(split(token))
-    cased += plain != token
+    cased += encoder.lower(token) != token
   if lower and cased > encoder.vocab_size // 20:
     lines.append(
       f"{path}: {cased:,} of its tokens have capitals or accents, which "
@@ -312,8 +319,8 @@ def compare(encoder: tokenization.Encoder, path: str) -> None:
   They are about vocab.txt. Where they only say another case, `case` has a line.
   """
   folder, name = os.path.split(path)
-  is_wordpiece = isinstance(encoder, tokenization.WordPieceEncoder)
-  if name != VOCABULARIES["vocab_file"] or not is_wordpiece:
+  words = tokenization.WordPieceEncoder
+  if (encoder.kind, name) != (words.kind, words.usual_name):
     return
   config = read(folder, TOKENIZER_CONFIG_FILE)
   kind = re.sub("Tokenizer(Fast)?$", "", str(config.get("tokenizer_class")))

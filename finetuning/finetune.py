@@ -23,7 +23,7 @@ from common.files import file_sha256
 from common.settings import in_group
 from common.tensorflow_v1 import tf
 from config.pretraining import RunConfig
-from data import record_order
+from data import record_order, tokenizer_files
 from finetuning import packed, task_file
 from model import huggingface_types, model_flops
 from training import next_steps, reporting, train_loop, training_run
@@ -129,7 +129,7 @@ class FinetuningConfig(RunConfig):
 
   def _vocabulary(self) -> dict[str, str]:
     """Flag -> file: the flags' vocabulary, or the model folder's copy of it."""
-    files = description.named_vocabulary(self)
+    files = tokenizer_files.named(self)
     folder = task_file.model_folder(self)
     is_there = files and all(map(os.path.isfile, files.values()))
     if folder is not None and not is_there:
@@ -138,12 +138,8 @@ class FinetuningConfig(RunConfig):
 
   def tokenizer(self) -> tokenization.Encoder:
     """Of the flags' vocabulary, or else of the model folder's copy of it."""
-    files = self._vocabulary()
-    return tokenization.load_tokenizer(
-      files.get("vocab_file"),
-      self.do_lower_case,
-      files.get("spm_model_file"),
-      self.bert.vocab_size,
+    return tokenization.encoder_of(
+      self._vocabulary(), self.do_lower_case, self.bert.vocab_size
     )
 
 

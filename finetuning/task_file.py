@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from checkpoints import checkpoint_files, description, run_folder
 from common.errors import UserError
+from data import tokenizer_files
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING
 
@@ -60,7 +61,7 @@ def check(config, describe: Callable[[], dict]) -> None:
   now["task"] = config.kind
   if before["task"] == config.kind:
     now |= description.task_facts(describe())
-    now |= facts_of(description.named_vocabulary(config))
+    now |= facts_of(tokenizer_files.named(config))
   scopes = description.scopes(config.do_train)
   description.agree(before, now, folder, scopes)
 
@@ -68,5 +69,4 @@ def check(config, describe: Callable[[], dict]) -> None:
 def write(config, describe: Callable[[], dict]) -> None:
   """Writes task.json and a copy of the vocabulary, but not in a resumed run."""
   if not model_folder(config):
-    files = description.named_vocabulary(config)
-    run_folder.write_task(config.output_dir, describe(), files)
+    run_folder.write_task(config.output_dir, describe(), config.tokenizer())

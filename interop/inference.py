@@ -233,7 +233,7 @@ def _write(model: Model, source: Source, folder: str) -> None:
   files.write(config, source.bert.to_json_string().encode())
   name = os.path.basename(source.path)
   task = {**source.known_task, "exported_from": name}
-  run_folder.write_task(extra, task, source.vocabulary)
+  run_folder.write_task(extra, task, source.tokenizer())
 
 
 _MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does

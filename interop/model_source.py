@@ -18,7 +18,7 @@ from checkpoints import (
 )
 from checkpoints.description import Description
 from common.errors import UserError
-from common.model_files import TASK_FILE, VOCABULARIES
+from common.model_files import TASK_FILE
 from common.settings import setting
 from config.pretraining import (
   is_preset,
@@ -27,6 +27,7 @@ from config.pretraining import (
 from data import record_report, tokenizer_files
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING, SQUAD
+from tokenization import VOCABULARIES, VOCABULARY_FLAGS, WordPieceEncoder
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 ANSWERABLE = "version_2_with_negative"
@@ -105,13 +106,10 @@ class Source:
     if not self.vocabulary:
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
-        "training data was: give --vocab_file or --spm_model_file"
+        f"training data was: give {VOCABULARY_FLAGS}"
       )
-    return tokenization.load_tokenizer(
-      self.vocabulary.get("vocab_file"),
-      self.task["do_lower_case"],
-      self.vocabulary.get("spm_model_file"),
-      self.bert.vocab_size,
+    return tokenization.encoder_of(
+      self.vocabulary, self.task["do_lower_case"], self.bert.vocab_size
     )
 
 
@@ -120,7 +118,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
-  chosen_file = description.named_vocabulary(given)
+  chosen_file = tokenizer_files.named(given)
   path, chosen, folder = locate(model)
   about = description.read(folder)
   said, said_by = about.task, os.path.join(folder, TASK_FILE)
@@ -128,7 +126,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
     said_by, said = pretraining_task(about, given)
   config = read_config(given.bert_config_file, about, path)
   files = find_vocabulary(said, chosen_file, folder)
-  words, cases = os.path.join(folder, VOCABULARIES["vocab_file"]), {}
+  words, cases = os.path.join(folder, WordPieceEncoder.usual_name), {}
   if not about.is_huggingface:
     words = next(iter(files.values()), words)
     cases[said_by] = said.get("do_lower_case")
@@ -182,7 +180,7 @@ def find_vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   if len(found) > 1 and not chosen:
     raise UserError(
       f"{' and '.join(found.values())}: only one is the model's: give "
-      "--vocab_file or --spm_model_file"
+      f"{VOCABULARY_FLAGS}"
     )
   return chosen or found
 
@@ -289,15 +287,13 @@ def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
   task["do_lower_case"] = known.do_lower_case
   if found := about.manifest():
     task["max_seq_length"] = found[1].max_seq_length
-  if description.named_vocabulary(given):
-    files = given.vocab_file, given.spm_model_file
-    record_report.find_encoder(known, about.folder, *files)
+  if files := tokenizer_files.named(given):
+    record_report.find_encoder(known, about.folder, files)
     return path, task
   vocabulary = about.vocabulary()
   if not vocabulary:
     raise UserError(
       f"{path}: the records were made with {known.file} of SHA-256 "
-      f"{known.sha256}, which is not near: give --vocab_file or "
-      "--spm_model_file"
+      f"{known.sha256}, which is not near: give {VOCABULARY_FLAGS}"
     )
   return path, {**task, "vocabulary": vocabulary}

@@ -14,13 +14,13 @@ from common.model_files import (
   CONFIG_FILE,
   RUN_FILE,
   TASK_FILE,
-  VOCABULARIES,
 )
 from data import tokenizer_files
 from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source
 from model import huggingface_config, huggingface_weights, tasks
 from model.weights import heads_of
+from tokenization import VOCABULARIES
 
 
 class Model(NamedTuple):
@@ -35,10 +35,10 @@ class Model(NamedTuple):
   @property
   def vocabulary(self) -> dict[str, bytes]:
     """The name beside a published model -> the file's content; {} without."""
-    contents = {}
-    for flag, path in self.source.vocabulary.items():
-      contents[VOCABULARIES[flag]] = input_files.read(path)
-    return contents
+    if not self.source.vocabulary:
+      return {}
+    encoder = self.source.tokenizer()
+    return encoder.files(encoder.usual_name)
 
   @property
   def task_content(self) -> dict:

@@ -23,17 +23,16 @@ _TOKENS = 4096  # in one run of the graph
 
 @functools.lru_cache(1)
 def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
-  """bool [V]: SentencePiece's tokens that are a word each: signs, Chinese.
+  """bool [V]: tokens that are a word each without a mark: signs, Chinese.
 
-  They have no mark where they begin, because no space is before them. Tokens of
-  WordPiece all have: its ## says which continue a word.
+  Where only spaces are marked, tokens without one before them are not. ##
+  marks all tokens that continue a word.
   """
-
   alone = np.zeros(len(encoder.tokens), bool)
-  if isinstance(encoder, tokenization.WordPieceEncoder):
+  if not encoder.marks_spaces:
     return alone
   for number, token in enumerate(encoder.tokens):
-    letters = token.lstrip(tokenization.SENTENCEPIECE_SPACE)
+    letters = token.lstrip(encoder.mark)
     signs = sum(unicodedata.category(char)[0] in "PS" for char in letters)
     is_chinese = any(map(tokenization.is_chinese_char, letters))
     alone[number] = is_chinese or 0 < signs == len(letters)
@@ -50,7 +49,7 @@ def masked_copies(
   places = np.arange(rows.shape[1])
   alone = words_alone(encoder)[rows]
   continues = encoder.is_continuation[rows]
-  if not isinstance(encoder, tokenization.WordPieceEncoder):
+  if encoder.marks_spaces:
     # Where a word begins with an unknown piece, its mark is the piece before.
     continues |= rows == encoder.unk_id
   begins = ~continues | alone | (not within_word)

@@ -104,13 +104,11 @@ def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
   """Vocabulary and case of a new run's model, or of its words, and lines."""
   names = {field.name for field in dataclasses.fields(Given)} & given.keys()
   parts = Given(**{name: given[name] for name in names})
-  files = description.named_vocabulary(parts)
+  files = tokenizer_files.named(parts)
   if not origin.starts:
     if origin.resumes or not files:
       return {}, []
-    encoder, lines = tokenizer_files.load(
-      parts.vocab_file, parts.spm_model_file, parts.do_lower_case
-    )
+    encoder, lines = tokenizer_files.load(files, parts.do_lower_case)
     return {"do_lower_case": encoder.do_lower_case}, lines
   source = model_source.find(origin.init, parts)
   flags: dict[str, Any] = {**source.vocabulary}
@@ -186,11 +184,7 @@ def _bert(
 def _vocabulary_size(kind: type, values: dict) -> int | None:
   """The tokens of the data's vocabulary, if it is known."""
   if kind is not PretrainingConfig:
-    return tokenization.load_tokenizer(
-      values.get("vocab_file"),
-      values.get("do_lower_case", True),
-      values.get("spm_model_file"),
-    ).vocab_size
+    return tokenization.encoder_of(values).vocab_size
   files = values.get("input_file")
   found = records.manifest_of(files) if files else None
   return found[1].tokenizer.vocab_size if found else None

@@ -13,7 +13,7 @@ import os
 from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
-from data import record_report, records, tfrecord
+from data import record_report, records, tfrecord, tokenizer_files
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 
@@ -48,8 +48,7 @@ def inspect_data_set(
   encoder = record_report.find_encoder(
     manifest.tokenizer if manifest else None,
     folder,
-    settings.vocab_file,
-    settings.spm_model_file,
+    tokenizer_files.named(settings),
   )
   if manifest:
     features, masks = manifest.features(), manifest.mask_settings()

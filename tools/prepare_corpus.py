@@ -200,7 +200,7 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
       report.append(f"{path}: {len(part):,} documents, {sentences:,} sentences")
   is_english = settings.language == "en"
   if not is_english or tokenizer_files.own_case(files[0]) is False:
-    tokenizer_files.write_case(files[0], "wordpiece", is_english)
+    tokenizer_files.write_case(files[0], {"do_lower_case": is_english})
   report += [textwrap.fill(note, 80) for note in notes]
   return files, report
 

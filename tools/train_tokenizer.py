@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+import text_encoders
 import tokenization
 from common import errors, files
 from common.console import counted, tell
@@ -70,7 +71,7 @@ def train_wordpiece(
   letters: collections.Counter[str] = collections.Counter()
   limit, total = tokenization.MAX_INPUT_CHARS_PER_WORD, 0
   for line in lines:
-    total += tokenization.letters_of(line)
+    total += text_encoders.letters_of(line)
     # Longer words are [UNK] for any vocabulary, and the time of merging grows
     # with the square of their length.
     words.update(word for word in split(line) if len(word) <= limit)
@@ -92,7 +93,7 @@ def train_wordpiece(
       f"--vocab_size={vocab_size} is too small: its characters spell no word "
       "of the text"
     )
-  spelt = sum(words[word] * tokenization.spelt_letters(word) for word in kept)
+  spelt = sum(words[word] * text_encoders.spelt_letters(word) for word in kept)
   unknown = 1 - spelt / total
   if unknown >= 0.001:
     tell(
@@ -174,6 +175,11 @@ def _write(path: str, data: bytes) -> None:
 
 # The command ------------------------------------------------------------------
 
+_TRAINERS = {
+  "wordpiece": train_wordpiece,
+  "sentencepiece": train_sentencepiece,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -192,7 +198,7 @@ class Settings:
     low=1, high=_MAX_VOCAB_SIZE)
   tokenizer: str = setting("wordpiece",
     "What to train. wordpiece: BERT's vocab.txt. sentencepiece: a unigram "
-    "model.", choices=("wordpiece", "sentencepiece"))
+    "model.", choices=tuple(_TRAINERS))
   do_lower_case: bool | None = setting(None,
     "Lower-case the text, which removes accents, too. Scripts that use the "
     "vocabulary find this beside it. Default: true, but false for text that "
@@ -202,7 +208,6 @@ class Settings:
 
 def main(args: Settings) -> None:
   """Trains a vocabulary and prints its size."""
-  train = {"wordpiece": train_wordpiece, "sentencepiece": train_sentencepiece}
   text = text_files.TextFormat("", args.text_field, args.encoding)
   paths = records.expand_patterns(args.input_file)
   records.check_not_written(paths, "--input_file", args.output_file)
@@ -210,13 +215,14 @@ def main(args: Settings) -> None:
   if lower is None:
     lower = False not in map(tokenizer_files.own_case, paths)
   tell(f"reading {counted(len(paths), 'file')} ...")
-  size = train[args.tokenizer](
+  size = _TRAINERS[args.tokenizer](
     text_files.read_lines(paths, text),
     args.output_file,
     args.vocab_size,
     lower,
   )
-  tokenizer_files.write_case(args.output_file, args.tokenizer, lower)
+  encoder = tokenization.KINDS[args.tokenizer](args.output_file, lower)
+  tokenizer_files.write_case(args.output_file, encoder.config())
   print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")
   print(f"{tokenizer_files.case_file(args.output_file)}: do_lower_case={lower}")
   if size < args.vocab_size:

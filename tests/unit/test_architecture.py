@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # A name is a folder or a module of the top level.
 LAYERS = (
   {"common"},
+  {"text_encoders"},
   {"tokenization"},
   {"data"},
   {"xla_patches", "mixed_precision"},

@@ -101,7 +101,7 @@ def stored_documents(store):
 
 def store_of(folder, paths, letters, block_tokens=1 << 20, **text):
   """Tokenizes files into a store; returns its counts."""
-  spec = corpus.TokenizerSpec(letters, None, True, "")
+  spec = corpus.TokenizerSpec("wordpiece", letters, True, "")
   with corpus.StoreWriter(str(folder), len(LETTERS)) as writer:
     for i, piece in enumerate(text_files.split_into_pieces(paths)):
       task = corpus.PieceTask(
@@ -685,7 +685,7 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
   path = tmp_path / "v.txt"
   shutil.copy(letters, path)
   digest = file_sha256(str(path))
-  spec = corpus.TokenizerSpec(str(path), None, True, digest)
+  spec = corpus.TokenizerSpec("wordpiece", str(path), True, digest)
   assert corpus.load_tokenizer(spec).info().sha256 == digest
   corpus.load_tokenizer.cache_clear()
   path.write_text(path.read_text() + "more\n")

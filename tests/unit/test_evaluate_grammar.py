@@ -84,7 +84,7 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
     token for token in of if token[0] == "\u2581" and token[1:].isalpha()
   ]
   assert of["."] and of[","] and words and not any(map(of.get, words))
-  assert not of[tokenization.SENTENCEPIECE_SPACE]  # of the piece after it
+  assert not of[encoder.mark]  # of the piece after it
   (ids,) = encoder.encode_batch(["cat."])
   row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
   copies = pseudo_likelihood.masked_copies(row, encoder)[0]

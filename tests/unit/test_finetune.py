@@ -258,7 +258,7 @@ def test_presets(tmp_path, letters, monkeypatch):
   with pytest.raises(UserError, match="--bert_config_file is missing: give t"):
     settled_flags(**given)
   given |= {"bert_config_file": "tiny"}
-  with pytest.raises(UserError, match="give either a WordPiece vocabulary"):
+  with pytest.raises(UserError, match="give --vocab_file or --spm"):
     settled_flags(**given)
   given |= {"vocab_file": letters}
   bert = settled_flags(**given)[0].bert

@@ -492,7 +492,7 @@ def test_models_that_are_none(tmp_path, folders, letters):
   os.remove(copy / "bert_config.json")
   with pytest.raises(UserError, match="give --bert_config_file"):
     model_source.find(str(copy))
-  with pytest.raises(UserError, match="not both"):
+  with pytest.raises(UserError, match="give only one of --vocab"):
     model_source.find(str(copy), model_source.Given("a", "b", "c"))
 
 

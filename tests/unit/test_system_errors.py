@@ -14,6 +14,7 @@ import samples
 import trained
 
 import convert_checkpoint
+import tokenization
 from checkpoints import checkpoint_files, run_folder
 from common import errors, json_files
 from common.tensorflow_v1 import tf
@@ -115,7 +116,9 @@ def train(inputs, folder):
 
 
 def copy_large(inputs, folder):
-  run_folder.write_task(str(folder), {}, {"a": f"{inputs[0]}/text.txt"})
+  encoder = tokenization.WordPieceEncoder(inputs[1], True)
+  encoder.file = f"{inputs[0]}/text.txt"
+  run_folder.write_task(str(folder), {}, encoder)
 
 
 COMMANDS = {

@@ -149,7 +149,7 @@ def test_other_tokenizers_are_refused_by_their_field(
   with pytest.raises(UserError, match=f"/a/{file}: .*{field}.* give another"):
     tokenizer_files.compare(encoder, path)
   with pytest.raises(UserError, match=field):
-    tokenizer_files.load(path, None, None)
+    tokenizer_files.load({"vocab_file": path}, None)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_files_about_another_vocabulary(tmp_path):
   """A folder's files are about vocab.txt."""
   write_folder(tmp_path, True, {JSON: {"pre_tokenizer": None}})
   path = write_vocabulary(tmp_path, "words.txt", TOKENS[:-1])
-  encoder, _ = tokenizer_files.load(path, None, None)
+  encoder, _ = tokenizer_files.load({"vocab_file": path}, None)
   assert encoder.do_lower_case
 
 
@@ -242,33 +242,35 @@ def test_the_case_is_what_files_beside_the_vocabulary_say(
     (tmp_path / folder / file).write_text(json.dumps(content))
   if lower is None:
     with pytest.raises(UserError, match="normalizer is"):
-      tokenizer_files.load(path, None, None)
+      tokenizer_files.load({"vocab_file": path}, None)
     return
-  encoder, lines = tokenizer_files.load(path, None, None)
+  encoder, lines = tokenizer_files.load({"vocab_file": path}, None)
   assert encoder.do_lower_case is lower
   disagree = name == "vocab.txt" and len(files) > 1
   told = f"do_lower_case=False as {tmp_path}/a/task.json says, against"
   assert (f"{path}: {told} {tmp_path}/a/{CONFIG}" in lines) is disagree
   monkeypatch.chdir(tmp_path / folder)
-  assert tokenizer_files.load(name, None, None)[0].do_lower_case is lower
+  assert (
+    tokenizer_files.load({"vocab_file": name}, None)[0].do_lower_case is lower
+  )
   # The flag adds what nothing says.
-  encoder, _ = tokenizer_files.load(path, None, lower)
+  encoder, _ = tokenizer_files.load({"vocab_file": path}, lower)
   assert encoder.do_lower_case is lower
   if not lower:
     with pytest.raises(
       UserError, match="--do_lower_case=True, but .* cased .*"
     ):
-      tokenizer_files.load(path, None, True)
+      tokenizer_files.load({"vocab_file": path}, True)
 
 
 def test_two_vocabularies_of_one_folder_have_their_own_case(tmp_path):
   made = {}
   for name, lower in (("vocab.txt", True), ("b.txt", False), ("c.txt", True)):
     path = write_vocabulary(tmp_path, name)
-    tokenizer_files.write_case(path, "wordpiece", lower)
+    tokenizer_files.write_case(path, {"do_lower_case": lower})
     made[path] = lower
   for path, lower in made.items():
-    encoder, lines = tokenizer_files.load(path, None, None)
+    encoder, lines = tokenizer_files.load({"vocab_file": path}, None)
     assert encoder.do_lower_case is lower
     assert not any("says, against" in line for line in lines)
 
@@ -288,7 +290,7 @@ def test_a_cased_vocabulary_with_lower_casing_is_noticed(
   tmp_path, tokens, given, told
 ):
   path = write_vocabulary(tmp_path, tokens=[*LETTERS[:45], *tokens])
-  _, lines = tokenizer_files.load(path, None, given)
+  _, lines = tokenizer_files.load({"vocab_file": path}, given)
   assert any("give --nodo_lower_case" in line for line in lines) is told
 
 
@@ -334,12 +336,9 @@ def test_text_vocabulary_and_records_have_one_case(
   os.mkdir(run.output_dir)
   run_folder.keep_vocabulary(run, {"": (words, manifest)})
   copy = f"{run.output_dir}/vocab.txt"
-  files = [copy, None] if kind == "wordpiece" else [None, copy]
-  encoder, lines = tokenizer_files.load(*files, None)
+  encoder, lines = tokenizer_files.load({flag: copy}, None)
   assert encoder.do_lower_case is lower and not lines
   assert np.array_equal(
     encoder.encode_batch(["Café"])[0],
-    tokenization.load_tokenizer(files[0], lower, files[1]).encode_batch(
-      ["Café"]
-    )[0],
+    tokenization.encoder_of({flag: copy}, lower).encode_batch(["Café"])[0],
   )

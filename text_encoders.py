@@ -1,0 +1,328 @@
+"""Encoders: text to ids by the file of a tokenizer.
+
+`Encoder` is what all kinds of files have in common. Here are SentencePiece's
+and Hugging Face's; tokenization.py has WordPiece's and the table of all.
+"""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from common import input_files
+from common.errors import DataError
+from common.files import file_sha256
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
+
+SENTENCEPIECE_SPACE = "\u2581"
+
+# google/bert's "CJK character": the Unified Ideographs, extensions A to E and
+# the compatibility blocks, but not Hangul, Hiragana or Katakana.
+_CJK_RANGES = (
+  (0x4E00, 0x9FFF),
+  (0x3400, 0x4DBF),
+  (0x20000, 0x2A6DF),
+  (0x2A700, 0x2B73F),
+  (0x2B740, 0x2B81F),
+  (0x2B820, 0x2CEAF),
+  (0xF900, 0xFAFF),
+  (0x2F800, 0x2FA1F),
+)
+
+
+def is_chinese_char(char: str) -> bool:
+  """Whether google/bert takes a character for Chinese, see `_CJK_RANGES`."""
+  # Most characters are below U+3400.
+  return char >= "\u3400" and any(
+    first <= ord(char) <= last for first, last in _CJK_RANGES
+  )
+
+
+def letters_of(text: str) -> int:
+  """The number of characters that are no space."""
+  return len(text) - sum(map(text.count, " \t\xa0\u3000"))
+
+
+def spelt_letters(word: str) -> int:
+  """The letters of a text that a word, or a piece of one, stands for."""
+  # Lower-casing takes a syllable of Hangul apart: its first part counts.
+  return letters_of(re.sub("[\u1160-\u11ff]", "", word))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerInfo:
+  """The vocabulary that made the records."""
+
+  kind: str  # an `Encoder.kind`
+  file: str  # file name without folder, for people
+  sha256: str  # of the vocabulary or model file
+  vocab_size: int
+  do_lower_case: bool
+  mask_id: int
+
+  @property
+  def case(self) -> str:
+    """In words."""
+    return "lower-cased" if self.do_lower_case else "cased"
+
+  def is_like(self, other: "TokenizerInfo") -> bool:
+    """Whether both give a text the same tokens, by all that is known."""
+    known = lambda info: (info.kind, info.sha256, info.do_lower_case)
+    return known(self) == known(other)
+
+
+class WordTokens(NamedTuple):
+  """A line's tokens, and how they make words."""
+
+  ids: np.ndarray  # int32 [tokens]
+  is_continuation: np.ndarray  # bool [tokens]: of the previous token's word
+
+
+def without_surrogates(text: str) -> str:
+  """A lone surrogate, which UTF-8 does not have, becomes "?"."""
+  return text.encode("utf-8", "replace").decode()
+
+
+class TokenSpans(NamedTuple):
+  """int32 arrays [tokens]: token i is from text[starts[i] : ends[i]].
+
+  A token that is only a space has no characters: start == end.
+  """
+
+  ids: np.ndarray
+  starts: np.ndarray
+  ends: np.ndarray
+
+  @classmethod
+  def of(cls, tokens: Sequence[tuple]) -> "TokenSpans":
+    """Of (id, start, end) of each token."""
+    return cls(*np.array(tokens, np.int32).reshape(-1, 3).T)
+
+
+class Encoder:
+  """Text to ids, which are positions in a file's list of tokens.
+
+  A subclass is a kind of files.
+  """
+
+  kind: str  # as records name it
+  flag: str  # names such a file
+  usual_name: str  # of such a file beside a published model
+  # Which tokens `mark` begins: those after a space, or those that go on in the
+  # word of the token before them.
+  marks_spaces: bool
+  mark: str
+  remedy = "tools.train_tokenizer makes one that has them"
+
+  def __init__(self, file: str, do_lower_case: bool):
+    """DataError for a file that is bad or lacks a special token."""
+    self.file, self.do_lower_case = file, do_lower_case
+
+  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Token ids of each line, int32 [tokens]."""
+    raise NotImplementedError
+
+  def encode_rest(self, text: str) -> np.ndarray:
+    """As `encode_batch`, of text that goes on inside a line."""
+    raise NotImplementedError
+
+  def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
+    """Tokens of each line with its words, which are jieba's where Chinese."""
+    raise NotImplementedError
+
+  def encode_with_spans(self, text: str) -> TokenSpans:
+    """The tokens of a text with the characters that they come from.
+
+    Characters that no token shows, such as marks that lower-casing drops, are
+    in no span.
+    """
+    raise NotImplementedError
+
+  def lower(self, token: str) -> str:
+    """What lower-casing makes of a token of the vocabulary."""
+    raise NotImplementedError
+
+  def config(self) -> dict:
+    """What tokenizer_config.json beside the file says."""
+    return {"do_lower_case": self.do_lower_case}
+
+  def files(self, name: str) -> dict[str, bytes]:
+    """A copy called `name`, and the files that it needs: name -> content."""
+    return {name: input_files.read(self.file)}
+
+  def _set_vocabulary(
+    self, tokens: list[str], special: Sequence[str], texts: Sequence[str]
+  ) -> dict[str, int]:
+    """token -> id; DataError if one of `special` is missing.
+
+    `texts` are the tokens for people, with their marks. No text ever gets a
+    repeated token's first id, as in google/bert.
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    missing = [token for token in special if token not in ids]
+    if missing:
+      raise DataError(
+        f"{self.file}: the vocabulary lacks {', '.join(missing)}; {self.remedy}"
+      )
+    special_ids = [ids[token] for token in special]
+    self.tokens, self.texts, self.vocab_size = tokens, texts, len(tokens)
+    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+      special_ids
+    )
+    # bool [vocab_size]: which tokens continue the previous token's word.
+    marked = np.array([text.startswith(self.mark) for text in texts])
+    self.is_continuation = marked != self.marks_spaces
+    self.is_continuation[special_ids] = False
+    # int [vocab_size]: the letters that each token spells.
+    spelt = [spelt_letters(text.replace(self.mark, "")) for text in texts]
+    self.letters = np.array(spelt)
+    self.letters[special_ids] = 0
+    return ids
+
+  def info(self) -> TokenizerInfo:
+    return TokenizerInfo(
+      kind=self.kind,
+      file=os.path.basename(self.file),
+      sha256=file_sha256(self.file),
+      vocab_size=self.vocab_size,
+      do_lower_case=self.do_lower_case,
+      mask_id=self.mask_id,
+    )
+
+
+def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:
+  """bool [tokens]: which of `starts` are inside one of jieba's words."""
+  # Imported here: only Chinese needs it.
+  import rjieba
+
+  lengths = np.fromiter(map(len, rjieba.cut(text)), np.int64)
+  inside = np.ones(len(text) + 1, bool)
+  inside[np.cumsum(lengths) - lengths] = False
+  return inside[np.asarray(starts, np.int64)]
+
+
+def _check_model(model) -> None:
+  """Raises `ValueError` for what the library takes and then ends the process.
+
+  A table of normalization is the size of a trie in bytes, the trie's units
+  (https://github.com/s-yata/darts-clone) and strings that end with a NUL, to
+  whose beginnings the leaves point.
+  """
+  if any("\0" in p.piece or not math.isfinite(p.score) for p in model.pieces):
+    raise ValueError("a piece has a NUL or no finite score")
+  if len({piece.piece for piece in model.pieces}) < len(model.pieces):
+    raise ValueError("a piece is in it twice")  # the library knows the first
+  for spec in (model.normalizer_spec, model.denormalizer_spec):
+    if not (table := spec.precompiled_charsmap):
+      continue
+    size = int.from_bytes(table[:4], "little")
+    trie, strings = table[4 : 4 + size], table[4 + size :]
+    is_whole = 0 < size == len(trie) and size % 1024 == 0
+    units = np.frombuffer(trie[: len(trie) // 4 * 4], "<u4").astype(np.int64)
+    leaves = units[units >= 1 << 31] - (1 << 31)
+    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
+    farthest = (np.arange(len(units)) ^ offsets) | 0xFF
+    inner = farthest[units < 1 << 31]
+    if (
+      not (is_whole and strings.endswith(b"\0"))
+      or inner.max(initial=0) >= len(units)
+      or leaves.max(initial=0) >= len(strings)
+    ):
+      raise ValueError("its table of normalization is damaged")
+
+
+class SentencePieceEncoder(Encoder):
+  """Lines -> ids of a SentencePiece model; U+2581 begins a word.
+
+  Special tokens have BERT's names or ALBERT's (<pad>, <unk>).
+  """
+
+  kind, flag, usual_name = "sentencepiece", "spm_model_file", "spiece.model"
+  marks_spaces, mark = True, SENTENCEPIECE_SPACE
+
+  def __init__(self, model_file: str, do_lower_case: bool):
+    import sentencepiece
+    from google.protobuf.message import DecodeError
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    super().__init__(model_file, do_lower_case)
+    data = input_files.read(model_file)
+    try:
+      model = ModelProto.FromString(data)
+      _check_model(model)
+      self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
+    except (DecodeError, RuntimeError, ValueError) as e:
+      raise DataError(f"{model_file}: not a SentencePiece model: {e}") from e
+    tokens = [piece.piece for piece in model.pieces]
+    special = []
+    for token in SPECIAL_TOKENS:
+      alberts = f"<{token[1:-1].lower()}>"
+      is_alberts = alberts in tokens and token not in tokens
+      special.append(alberts if is_alberts else token)
+    self._set_vocabulary(tokens, special, tokens)
+
+  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    encoded = self._model.encode([self._clean(line) for line in lines])
+    return [np.array(ids, np.int32) for ids in encoded]
+
+  def encode_rest(self, text: str) -> np.ndarray:
+    # The library begins a line with a space: after a character that no piece
+    # has, only a space in the text is one.
+    pieces = self._pieces(f"\ue000{text}")
+    return np.array([token for token, _, end in pieces if end > 1], np.int32)
+
+  def _pieces(self, line: str) -> list[tuple]:
+    """(id, begin, end) of each token, in characters of the encoded line."""
+    encoded = self._model.encode_as_immutable_proto(self._clean(line))
+    return [(piece.id, piece.begin, piece.end) for piece in encoded.pieces]
+
+  def _clean(self, line):
+    line = without_surrogates(line)
+    return line.lower() if self.do_lower_case else line
+
+  def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
+    words = []
+    for line, ids in zip(lines, self.encode_batch(lines), strict=True):
+      continues = self.is_continuation[ids]
+      if any(map(is_chinese_char, line)):
+        (pieces,) = self._model.encode([self._clean(line)], out_type=str)
+        text = "".join(pieces).replace(SENTENCEPIECE_SPACE, " ")
+        lengths = np.array(list(map(len, pieces)))
+        continues = inside_chinese_words(text, np.cumsum(lengths) - lengths)
+      words.append(WordTokens(ids, continues))
+    return words
+
+  def encode_with_spans(self, text: str) -> TokenSpans:
+    places = list(range(len(text)))
+    if self.do_lower_case:
+      places = np.repeat(places, [len(char.lower()) for char in text]).tolist()
+    places.append(len(text))
+
+    def shows(token: int) -> bool:
+      return self.tokens[token].strip(SENTENCEPIECE_SPACE) != ""
+
+    kept = set()  # characters that tokens show
+    for char in set(text):
+      if any(shows(token) for token, *_ in self._pieces(char)):
+        kept.add(char)
+    spans = []
+    for token, begin, end in self._pieces(text):
+      # A piece may begin with the space before its word. If a character gives
+      # several pieces (an ellipsis gives three), only the last has it.
+      inner = []
+      if shows(token):
+        for place in places[begin : max(end, begin + 1)]:
+          if place < len(text) and text[place] in kept:
+            inner.append(place)
+      first = inner[0] if inner else places[begin]
+      spans.append((token, first, inner[-1] + 1 if inner else first))
+    return TokenSpans.of(spans)
+
+  def lower(self, token: str) -> str:
+    return token.lower()
