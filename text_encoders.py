@@ -5,6 +5,7 @@ and Hugging Face's; tokenization.py has WordPiece's and the table of all.
 """
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -12,10 +13,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer, decoders
 
-from common import input_files
+from common import input_files, json_files
 from common.errors import DataError
 from common.files import file_sha256
+from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -106,10 +109,7 @@ class TokenSpans(NamedTuple):
 
 
 class Encoder:
-  """Text to ids, which are positions in a file's list of tokens.
-
-  A subclass is a kind of files.
-  """
+  """Text to ids, which are positions in the tokens of a kind of files."""
 
   kind: str  # as records name it
   flag: str  # names such a file
@@ -119,6 +119,10 @@ class Encoder:
   marks_spaces: bool
   mark: str
   remedy = "tools.train_tokenizer makes one that has them"
+  joiner = ""  # what a line needs that goes on after another
+  tokens: list[str]
+  texts: list[str]  # the tokens for people, with marks
+  special: dict[str, str]  # role, such as "mask" -> special token
 
   def __init__(self, file: str, do_lower_case: bool):
     """DataError for a file that is bad or lacks a special token."""
@@ -130,7 +134,7 @@ class Encoder:
 
   def encode_rest(self, text: str) -> np.ndarray:
     """As `encode_batch`, of text that goes on inside a line."""
-    raise NotImplementedError
+    return self.encode_batch([text])[0]
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     """Tokens of each line with its words, which are jieba's where Chinese."""
@@ -144,9 +148,14 @@ class Encoder:
     """
     raise NotImplementedError
 
-  def lower(self, token: str) -> str:
-    """What lower-casing makes of a token of the vocabulary."""
-    raise NotImplementedError
+  def lower(self, text: str) -> str:
+    """What lower-casing makes of one of `texts`."""
+    return text.lower()
+
+  @classmethod
+  def own_case(cls, file: str) -> bool | None:
+    """The do_lower_case that such a file itself says."""
+    return None
 
   def config(self) -> dict:
     """What tokenizer_config.json beside the file says."""
@@ -157,21 +166,22 @@ class Encoder:
     return {name: input_files.read(self.file)}
 
   def _set_vocabulary(
-    self, tokens: list[str], special: Sequence[str], texts: Sequence[str]
+    self, tokens: list[str], special: Sequence[str], texts: list[str]
   ) -> dict[str, int]:
     """token -> id; DataError if one of `special` is missing.
 
-    `texts` are the tokens for people, with their marks. No text ever gets a
-    repeated token's first id, as in google/bert.
+    No text ever gets a repeated token's first id, as in google/bert.
     """
     ids = {token: index for index, token in enumerate(tokens)}
-    missing = [token for token in special if token not in ids]
+    missing = dict.fromkeys(token for token in special if token not in ids)
     if missing:
       raise DataError(
         f"{self.file}: the vocabulary lacks {', '.join(missing)}; {self.remedy}"
       )
     special_ids = [ids[token] for token in special]
-    self.tokens, self.texts, self.vocab_size = tokens, texts, len(tokens)
+    self.special = dict(zip(_ROLES, special, strict=True))
+    self.tokens, self.vocab_size = tokens, len(tokens)
+    self.texts = [text or f"[{number}]" for number, text in enumerate(texts)]
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
       special_ids
     )
@@ -324,5 +334,186 @@ class SentencePieceEncoder(Encoder):
       spans.append((token, first, inner[-1] + 1 if inner else first))
     return TokenSpans.of(spans)
 
-  def lower(self, token: str) -> str:
-    return token.lower()
+
+# Hugging Face's tokenizer.json ------------------------------------------------
+
+# Role of a special token -> its keys in Hugging Face's files, and usual names.
+_ROLES = {
+  "pad": (["pad_token"], ["[PAD]", "<pad>"]),
+  "unk": (["unk_token"], ["[UNK]", "<unk>"]),
+  "cls": (["cls_token", "bos_token"], ["[CLS]", "<s>"]),
+  "sep": (["sep_token", "eos_token"], ["[SEP]", "</s>"]),
+  "mask": (["mask_token"], ["[MASK]", "<mask>"]),
+}
+_NAME = (str, {"content": str}, None)
+_SAYS_ROLES = {f"{key}?": _NAME for keys, _ in _ROLES.values() for key in keys}
+
+
+def config_beside(path: str) -> str:
+  """Where tokenizer_config.json of a vocabulary, or of text for one, is."""
+  folder, name = os.path.split(path)
+  # Hugging Face's folders have one tokenizer each.
+  is_theirs = name in ("vocab.txt", TOKENIZER_FILE)
+  own = f"{name}.{TOKENIZER_CONFIG_FILE}"
+  return os.path.join(folder, TOKENIZER_CONFIG_FILE if is_theirs else own)
+
+
+def _special_tokens(file: str, ids: dict[str, int]) -> dict[str, str]:
+  """Role -> token, as files beside a tokenizer.json say, else by its name."""
+  folder, name = os.path.split(file)
+  paths = [config_beside(file)]
+  said: dict = {}
+  if name == TOKENIZER_FILE:
+    paths.insert(0, os.path.join(folder, "special_tokens_map.json"))
+  for path in filter(os.path.exists, paths):
+    said |= json_files.read(path, _SAYS_ROLES)
+  found: dict[str, str] = {}
+  for role, (keys, names) in _ROLES.items():
+    for named in [*map(said.get, keys), *names]:
+      token = named["content"] if isinstance(named, dict) else named
+      if token in ids:
+        found.setdefault(role, token)
+  return found
+
+
+def _opened(file: str, content: bytes) -> Tokenizer:
+  """Raises `DataError` for what is no tokenizer.json."""
+  # Workers and ranks share the cores, so the library starts no threads.
+  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+  try:
+    return Tokenizer.from_buffer(content)
+  except Exception as e:  # the library has no other class
+    raise DataError(f"{file}: not a tokenizer.json: {e}") from e
+
+
+def _reading_text(whole: Tokenizer, special: set[str]) -> dict:
+  """A tokenizer's JSON without what changes or cuts a text's tokens.
+
+  Special tokens, `special` and those that it calls so, get names that no text
+  has: so "[MASK]" in a text is text.
+  """
+  content = json.loads(whole.to_str())
+  model = content["model"]
+  model["dropout"] = None  # of merges, by chance
+  for part in ("truncation", "padding", "post_processor"):
+    content[part] = None
+  for token in content["added_tokens"]:
+    name = token["content"]
+    if token["special"] or name in special:
+      special.add(name)
+      token |= {"content": f"\0{name}", "normalized": False}
+
+  hidden = lambda name: f"\0{name}" if name in special else name
+  vocab = model["vocab"]
+  if model["type"] == "Unigram":  # the only one with a list
+    model["vocab"] = [(hidden(name), score) for name, score in vocab]
+  else:
+    model["vocab"] = {hidden(name): number for name, number in vocab.items()}
+  if model.get("unk_token"):
+    model["unk_token"] = hidden(model["unk_token"])
+  return content
+
+
+def _with_chinese_words(
+  line: str, offsets: Sequence[tuple], continues: np.ndarray
+) -> np.ndarray:
+  """`continues` of a line's tokens, but by jieba's words around Chinese."""
+  starts, ends = np.array(offsets).T
+  inside = inside_chinese_words(line, starts)
+  inside[1:] |= starts[1:] < ends[:-1]  # parts of one character
+  chinese = np.array([is_chinese_char(line[i : i + 1]) for i in starts])
+  chinese[1:] |= chinese[:-1]
+  return np.where(chinese, inside, continues)
+
+
+class HuggingFaceEncoder(Encoder):
+  """Lines -> ids of a tokenizer.json, which decides the case itself."""
+
+  kind, flag, usual_name = "huggingface", "tokenizer_file", TOKENIZER_FILE
+  remedy = f"{TOKENIZER_CONFIG_FILE} beside it may name others"
+
+  def __init__(self, file: str, do_lower_case: bool = False):
+    whole = _opened(file, input_files.read(file))
+    ids = whole.get_vocab(with_added_tokens=True)
+    roles = _special_tokens(file, ids)
+    content = _reading_text(whole, {*roles.values()})
+    self._library = _opened(file, json.dumps(content).encode())
+    normalized = whole.normalizer and whole.normalizer.normalize_str("A")
+    super().__init__(file, "A" not in (normalized or "A"))
+    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    for token, number in ids.items():
+      tokens[number] = token
+    texts, space = tokens, SENTENCEPIECE_SPACE
+    parts = content["decoder"], content["pre_tokenizer"]
+    if "ByteLevel" in json.dumps(parts):
+      of_bytes = decoders.ByteLevel()
+      texts, space = [of_bytes.decode([token]) for token in tokens], " "
+    goes_on = content["model"].get("continuing_subword_prefix")
+    self.mark = goes_on or space
+    marked = [text for text in texts if text.startswith(space)]
+    self.marks_spaces = bool(marked) and not goes_on
+    # Bytes need no [UNK]: [PAD], which no text becomes, stands for it.
+    lacking = {role: names[0] for role, (_, names) in _ROLES.items()}
+    lacking["unk"] = roles.get("pad", PAD)
+    self._set_vocabulary(tokens, [*(lacking | roles).values()], texts)
+    self.special = roles
+    (probe,) = self._encode(["a a"])
+    self._splits_words = len({*probe.word_ids}) > 1
+    first = [texts[token] for token in probe.ids[:1]]
+    if self.marks_spaces and not "".join(first).startswith(space):
+      self.joiner = " "  # the library marks no space where a text begins
+
+  @classmethod
+  def own_case(cls, file: str) -> bool | None:
+    return cls(file).do_lower_case
+
+  def config(self) -> dict:
+    named = {f"{role}_token": token for role, token in self.special.items()}
+    # The class that follows tokenizer.json.
+    named["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return super().config() | named
+
+  def files(self, name: str) -> dict[str, bytes]:
+    beside = json_files.text(self.config(), indent=2).encode()
+    return super().files(name) | {config_beside(name): beside}
+
+  def _encode(self, lines: Sequence[str]) -> list:
+    """The library's encodings, with words and characters."""
+    lines = [without_surrogates(line) for line in lines]
+    try:
+      return self._library.encode_batch(lines, add_special_tokens=False)
+    except Exception as e:  # of a letter without a token, where [UNK] lacks
+      raise DataError(f"{self.file}: {e}") from e
+
+  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    return [np.array(one.ids, np.int32) for one in self._encode(lines)]
+
+  def encode_rest(self, text: str) -> np.ndarray:
+    # The library may begin a text with a space, but this character is no part
+    # of a word's tokens, so that only a space in the text is one.
+    is_metaspace = self.marks_spaces and self.mark == SENTENCEPIECE_SPACE
+    (one,) = self._encode([("\ue000" if is_metaspace else "\n") + text])
+    ends = np.array([end for _, end in one.offsets], int)
+    return np.array(one.ids, np.int32)[ends > 1]
+
+  def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
+    words = []
+    for line, one in zip(lines, self._encode(lines), strict=True):
+      ids, numbers = np.array(one.ids, np.int32), np.array(one.word_ids)
+      continues = np.zeros(len(ids), bool)
+      continues[1:] = numbers[1:] == numbers[:-1]
+      if not self._splits_words:  # to the library a line is one word
+        continues &= self.is_continuation[ids]
+      if len(ids) and any(map(is_chinese_char, line)):
+        continues = _with_chinese_words(line, one.offsets, continues)
+      words.append(WordTokens(ids, continues))
+    return words
+
+  def encode_with_spans(self, text: str) -> TokenSpans:
+    (one,) = self._encode([text])
+    spans = []
+    for token, (start, end) in zip(one.ids, one.offsets, strict=True):
+      shown = text[start:end]
+      start += len(shown) - len(shown.lstrip())
+      spans.append((token, start, start + len(shown.strip())))
+    return TokenSpans.of(spans)

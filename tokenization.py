@@ -1,4 +1,4 @@
-"""Text to token ids: google/bert's WordPiece, SentencePiece, sentences.
+"""Text to token ids: google/bert's WordPiece, all kinds of files, sentences.
 
 Scripts for google/bert use its names (`FullTokenizer`, `BasicTokenizer`, ...).
 Data is made by the encoder of `load_tokenizer`. Characters are classified by
@@ -10,7 +10,7 @@ import itertools
 import re
 import string
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from common.errors import DataError
 from text_encoders import (
   SPECIAL_TOKENS,
   Encoder,
+  HuggingFaceEncoder,
   SentencePieceEncoder,
   TokenSpans,
   WordTokens,
@@ -332,9 +333,6 @@ class WordPieceEncoder(Encoder):
       encoded.append(np.array(ids, np.int32))
     return encoded
 
-  def encode_rest(self, text: str) -> np.ndarray:
-    return self.encode_batch([text])[0]
-
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     encoded = []
     for line in lines:
@@ -382,8 +380,8 @@ class WordPieceEncoder(Encoder):
           spans.append((token, start, end))
     return TokenSpans.of(spans)
 
-  def lower(self, token: str) -> str:
-    return "".join(BasicTokenizer().tokenize(token))
+  def lower(self, text: str) -> str:
+    return "".join(BasicTokenizer().tokenize(text))
 
   def config(self) -> dict:
     lower = self.do_lower_case
@@ -392,44 +390,36 @@ class WordPieceEncoder(Encoder):
 
 
 # The kinds of tokenizers, each with the flag that names its file.
-ENCODERS: tuple[type[Encoder], ...] = (WordPieceEncoder, SentencePieceEncoder)
+ENCODERS: tuple[type[Encoder], ...] = (
+  WordPieceEncoder, SentencePieceEncoder, HuggingFaceEncoder,
+)  # fmt: skip
 KINDS = {encoder.kind: encoder for encoder in ENCODERS}
+BY_FLAG = {encoder.flag: encoder for encoder in ENCODERS}
 # Flag -> the name of such a file beside a published checkpoint.
 VOCABULARIES = {encoder.flag: encoder.usual_name for encoder in ENCODERS}
-VOCABULARY_FLAGS = " or ".join(f"--{flag}" for flag in VOCABULARIES)
-
-
-def encoder_of(
-  files: Mapping[str, str | None],
-  do_lower_case: bool = True,
-  vocab_size: int | None = None,
-) -> Encoder:
-  """The encoder of the one file, by its flag, that is not None or "".
-
-  DataError if there is not one, if it is bad or above `vocab_size`.
-  """
-  given = [(kind, files.get(kind.flag)) for kind in ENCODERS]
-  named = [(kind, path) for kind, path in given if path]
-  if len(named) != 1:
-    raise DataError(f"name one vocabulary: give {VOCABULARY_FLAGS}")
-  kind, path = named[0]
-  encoder = kind(path, do_lower_case)
-  if vocab_size is not None and encoder.vocab_size > vocab_size:
-    raise DataError(
-      f"{encoder.file} has {encoder.vocab_size} tokens, but the model has "
-      f"vocab_size={vocab_size}: use the vocabulary that it was trained with"
-    )
-  return encoder
+VOCABULARY_FLAGS = "--vocab_file, --spm_model_file or --tokenizer_file"
 
 
 def load_tokenizer(
   vocab_file: str | None = None,
   do_lower_case: bool = True,
   spm_model_file: str | None = None,
+  vocab_size: int | None = None,
+  tokenizer_file: str | None = None,
 ) -> Encoder:
-  """The `encoder_of` one file."""
-  files = {"vocab_file": vocab_file, "spm_model_file": spm_model_file}
-  return encoder_of(files, do_lower_case)
+  """The encoder of the file given; DataError if bad or above `vocab_size`."""
+  files = vocab_file, spm_model_file, tokenizer_file
+  given = [pair for pair in zip(ENCODERS, files, strict=True) if pair[1]]
+  if len(given) != 1:
+    raise DataError(f"name one vocabulary: give {VOCABULARY_FLAGS}")
+  kind, path = given[0]
+  encoder = kind(path or "", do_lower_case)
+  if vocab_size is not None and encoder.vocab_size > vocab_size:
+    raise DataError(
+      f"{encoder.file} has {encoder.vocab_size} tokens, but the model has "
+      f"vocab_size={vocab_size}: use the vocabulary that it was trained with"
+    )
+  return encoder
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:

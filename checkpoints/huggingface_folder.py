@@ -1,21 +1,18 @@
 """A Hugging Face folder, read where it is, as what our own files would say."""
 
-import functools
 import os
-import tempfile
 
 from common.errors import DataError
 from common.model_files import (
   CONFIG_FILE,
   TASK_FILE,
-  TOKENIZER_FILE,
 )
 from data import tokenizer_files
 from model import huggingface_config, huggingface_weights, tasks, weights
 from model.bert_config import BertConfig
-from tokenization import WordPieceEncoder
-
-_MOST_TOKENS = 1 << 24
+from tokenization import (
+  WordPieceEncoder,
+)
 
 
 def is_folder(path: str) -> bool:
@@ -73,35 +70,3 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   if not assumed:
     in_files["do_lower_case"] = lower
   return {**saved, **in_files}, notes
-
-
-def vocabulary_file(folder: str) -> str | None:
-  """A vocab.txt with the tokens of a WordPiece tokenizer.json, if it is one.
-
-  For this process only: it is removed at its end.
-  """
-  content = tokenizer_files.read(folder, TOKENIZER_FILE)
-  model = content.get("model", {})
-  ids = model.get("vocab", [])
-  if model.get("type", "WordPiece") != "WordPiece" or isinstance(ids, list):
-    return None
-  for token in content.get("added_tokens") or ():
-    ids[token["content"]] = token["id"]
-  for number in ids.values():
-    if type(number) is not int or not 0 <= number < _MOST_TOKENS:
-      path = os.path.join(folder, TOKENIZER_FILE)
-      raise DataError(f"{path}: {number!r} is no id of a token")
-  lines = ["\n"] * (max(ids.values(), default=-1) + 1)  # blank without a token
-  for token, number in ids.items():
-    lines[number] = f"{token}\n"
-  name = WordPieceEncoder.usual_name
-  return os.path.join(_folder_with(name, "".join(lines)).name, name)
-
-
-@functools.cache
-def _folder_with(name: str, text: str) -> tempfile.TemporaryDirectory:
-  """A folder that lasts as long as the process, with a file."""
-  folder = tempfile.TemporaryDirectory(prefix=f"{TOKENIZER_FILE}-")
-  with open(os.path.join(folder.name, name), "w", encoding="utf-8") as f:
-    f.write(text)
-  return folder

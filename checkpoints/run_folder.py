@@ -15,7 +15,8 @@ from common import json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from common.files import file_sha256, lock, write
-from data import record_report, tokenizer_files
+from data import record_report
+from text_encoders import config_beside
 
 LOCK_FILE = "run.lock"
 EVAL_RESULTS_FILE = "eval_results.json"
@@ -144,7 +145,7 @@ def keep_vocabulary(config, manifests: dict) -> None:
       kind = tokenization.KINDS[made.tokenizer.kind]
       encoder = kind(found, made.tokenizer.do_lower_case)
       _copy(encoder, config.output_dir)
-      tokenizer_files.write_case(copy, encoder.config())
+      json_files.write(config_beside(copy), encoder.config())
 
 
 def write_task(folder: str, task: dict, encoder: tokenization.Encoder) -> None:

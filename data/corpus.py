@@ -7,6 +7,7 @@ number of workers, and memory holds a chunk. A journal lets it resume.
 
 import dataclasses
 import functools
+import itertools
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -109,6 +110,10 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
     lines += batch.sentences
     text_bytes += batch.bytes
     bytes_on_disk += batch.bytes_on_disk
+  lines = [
+    tokenizer.joiner + line if last and line else line
+    for last, line in itertools.pairwise(["", *lines])
+  ]
   if task.mark_words:
     words = tokenizer.encode_words(lines)
     encoded = [word.ids for word in words]

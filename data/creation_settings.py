@@ -43,6 +43,9 @@ class Settings:
     "WordPiece vocabulary (vocab.txt).")
   spm_model_file: str | None = _vocabulary(None,
     "SentencePiece model, instead of --vocab_file.")
+  tokenizer_file: str | None = _vocabulary(None,
+    "Hugging Face tokenizer.json, instead of --vocab_file. It decides the "
+    "case itself.")
   do_lower_case: bool | None = _vocabulary(None,
     "Lower-case the text, as an uncased vocabulary expects. Default: as files "
     "beside the vocabulary say, or else true.")

@@ -11,6 +11,7 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def find_vocabulary(
 def find_encoder(
   info: tokenization.TokenizerInfo | None,
   folder: str,
-  files: dict[str, str],
+  files: dict[str, Any],
 ) -> tokenization.Encoder | None:
   """The encoder of the given file, else of `find_vocabulary`'s; or None.
 
@@ -113,7 +114,7 @@ def find_encoder(
     files = {tokenization.KINDS[info.kind].flag: found} if found else {}
   if not files:
     return None
-  encoder = tokenization.encoder_of(files)
+  encoder = tokenization.load_tokenizer(**files)
   sha256 = encoder.info().sha256
   if info and sha256 != info.sha256:
     raise DataError(
@@ -227,7 +228,7 @@ def _spelled(
     vocabulary: Callable[[int], str] = str
     joined = np.zeros(len(was), bool)
   else:
-    vocabulary = lambda token: encoder.tokens[token] or f"[{token}]"
+    vocabulary = encoder.texts.__getitem__
     joined = encoder.is_continuation[was]
     # A segment may begin inside a word: no word continues [CLS] or [SEP].
     joined[1:] &= ~np.isin(was[:-1], (encoder.cls_id, encoder.sep_id))
@@ -239,7 +240,8 @@ def _spelled(
     if encoder and joined[place] != encoder.marks_spaces:
       text = text.removeprefix(encoder.mark)
     if is_chosen[place]:
-      text = f"{{{vocabulary(seen[place])}|{vocabulary(token)}}}"
+      both = vocabulary(seen[place]).strip(), vocabulary(token).strip()
+      text = f"{{{'|'.join(both)}}}"
     texts.append(text if joined[place] else f" {text}")
   return texts
 

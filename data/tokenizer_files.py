@@ -9,6 +9,7 @@ import os
 import re
 import reprlib
 from collections.abc import Sequence
+from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (
@@ -30,7 +31,7 @@ from common.model_files import (
   TOKENIZER_CONFIG_FILE,
   TOKENIZER_FILE,
 )
-from text_encoders import SENTENCEPIECE_SPACE
+from text_encoders import SENTENCEPIECE_SPACE, config_beside
 
 _FORM = {
   "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
@@ -58,8 +59,6 @@ _RULES: dict[str, Sequence] = {
   ),
   _SPLIT: ([],), _MOVED: ({},),
 }  # fmt: skip
-
-_SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
 # (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
@@ -93,7 +92,7 @@ def make_tokenizer(
   the encoder it reads "[MASK]" and other special tokens in a text as tokens.
   """
   tokenizer = _MAKERS[encoder.kind](encoder)
-  special = special_tokens(encoder)
+  special = [*encoder.special.values()]
   _, _, cls, sep, _ = special
   second = int(segment_ids)
   tokenizer.post_processor = processors.TemplateProcessing(
@@ -107,14 +106,9 @@ def make_tokenizer(
   return tokenizer
 
 
-def special_tokens(encoder: tokenization.Encoder) -> list[str]:
-  """[PAD], [UNK], [CLS], [SEP] and [MASK], which ALBERT names otherwise."""
-  return [encoder.tokens[getattr(encoder, f"{name}_id")] for name in _SPECIAL]
-
-
 def special_ids(encoder: tokenization.Encoder) -> dict[str, int]:
-  """Those of "pad", "unk", "cls", "sep" and "mask"."""
-  return {name: int(getattr(encoder, f"{name}_id")) for name in _SPECIAL}
+  """Those of "pad", "unk" (if there is one), "cls", "sep" and "mask"."""
+  return {role: int(getattr(encoder, f"{role}_id")) for role in encoder.special}
 
 
 def _wordpiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
@@ -183,17 +177,18 @@ def write_tokenizer(
   segment_ids: bool = True,
   has_segments: bool = True,
 ) -> None:
-  """Writes tokenizer.json and tokenizer_config.json.
+  """Writes tokenizer_config.json, and a tokenizer.json if there is none yet.
 
   A model without segments takes no ids of them.
   """
-  tokenizer = make_tokenizer(encoder, segment_ids)
-  # tokenizer.save() raises a bare Exception on a full disk.
-  path = os.path.join(folder, TOKENIZER_FILE)
-  files.write(path, tokenizer.to_str(pretty=True).encode())
-  names = [f"{name}_token" for name in _SPECIAL]
+  if encoder.kind in _MAKERS:
+    made = make_tokenizer(encoder, segment_ids).to_str(pretty=True).encode()
+    # tokenizer.save() raises a bare Exception on a full disk.
+    files.write(os.path.join(folder, TOKENIZER_FILE), made)
+  else:  # its own file may give a second text another segment
+    has_segments = has_segments and segment_ids
   content = {
-    **dict(zip(names, special_tokens(encoder), strict=True)),
+    **{f"{role}_token": token for role, token in encoder.special.items()},
     "do_lower_case": encoder.do_lower_case,
     "model_input_names": [
       "input_ids",
@@ -217,34 +212,26 @@ def read(folder: str, name: str) -> dict:
   return json_files.read_own(path, "copy the model's files again", _FORM)
 
 
-def case_file(path: str) -> str:
-  """Where the case of a vocabulary, or of text for one, is written."""
-  folder, name = os.path.split(path)
-  own = f"{name}.{TOKENIZER_CONFIG_FILE}"
-  is_usual = name == tokenization.WordPieceEncoder.usual_name
-  return os.path.join(folder, TOKENIZER_CONFIG_FILE if is_usual else own)
-
-
-def write_case(path: str, content: dict) -> None:
-  """Writes an `Encoder.config` beside its file or a copy of that."""
-  json_files.write(case_file(path), content)
-
-
 def own_case(path: str) -> bool | None:
-  """What the `case_file` says; None without it."""
-  return read(*os.path.split(case_file(path))).get("do_lower_case")
+  """What the `config_beside` says; None without it."""
+  return read(*os.path.split(config_beside(path))).get("do_lower_case")
 
 
-def said_case(path: str) -> dict[str, bool | None]:
+def said_case(
+  path: str, kind: type[tokenization.Encoder] = tokenization.WordPieceEncoder
+) -> dict[str, bool | None]:
   """File -> do_lower_case of a vocabulary, if it says it; the first decides.
 
-  A `case_file` of its own, else those of its folder; the last is the folder,
-  whose name may be one of google/bert's.
+  The vocabulary itself, else a `config_beside` of its own, else those of its
+  folder; the last is the folder, whose name may be one of google/bert's.
   """
-  folder, name = os.path.split(case_file(path))
+  inside = kind.own_case(path)
+  if inside is not None:
+    return {path: inside}
+  folder, name = os.path.split(config_beside(path))
   own = own_case(path)
   if own is not None and name != TOKENIZER_CONFIG_FILE:
-    return {case_file(path): own}
+    return {config_beside(path): own}
   said = {}
   for name in (TASK_FILE, TOKENIZER_CONFIG_FILE):
     said[os.path.join(folder, name)] = read(folder, name).get("do_lower_case")
@@ -280,7 +267,7 @@ def case(
   return lower, [], [line + file for file in known if known[file] != lower]
 
 
-def named(settings) -> dict[str, str]:
+def named(settings) -> dict[str, Any]:
   """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
   files = {flag: getattr(settings, flag) for flag in tokenization.VOCABULARIES}
   given = {flag: path for flag, path in files.items() if path}
@@ -290,7 +277,7 @@ def named(settings) -> dict[str, str]:
 
 
 def load(
-  files: dict[str, str], given: bool | None
+  files: dict[str, Any], given: bool | None
 ) -> tuple[tokenization.Encoder, list[str]]:
   """The encoder of a vocabulary in its case, and lines about that.
 
@@ -298,19 +285,31 @@ def load(
   contradicts the files beside the vocabulary, or if these are of another
   tokenizer.
   """
-  path = next(iter(files.values()), "")
-  lower, _, lines = case(said_case(path), given, path)
-  encoder = tokenization.encoder_of(files, lower)
+  words = tokenization.WordPieceEncoder
+  flag, path = next(iter(files.items()), (words.flag, ""))
+  said = said_case(path, tokenization.BY_FLAG[flag])
+  lower, _, lines = case(said, given, path)
+  encoder = tokenization.load_tokenizer(**files, do_lower_case=lower)
   compare(encoder, path)
   cased = 0
-  for token in {*encoder.tokens}.difference(tokenization.SPECIAL_TOKENS):
-    cased += encoder.lower(token) != token
+  for text in {*encoder.texts}.difference(tokenization.SPECIAL_TOKENS):
+    cased += encoder.lower(text) != text
   if lower and cased > encoder.vocab_size // 20:
     lines.append(
       f"{path}: {cased:,} of its tokens have capitals or accents, which "
       "lower-casing removes: give --nodo_lower_case if it is cased"
     )
   return encoder, lines
+
+
+def fits(path: str) -> bool:
+  """Whether google/bert's rules read a vocab.txt as files beside it say."""
+  lower, *_ = case(said_case(path), None, path)
+  try:
+    compare(tokenization.WordPieceEncoder(path, lower), path)
+  except DataError:
+    return False
+  return True
 
 
 def compare(encoder: tokenization.Encoder, path: str) -> None:
@@ -345,8 +344,9 @@ def compare(encoder: tokenization.Encoder, path: str) -> None:
       if value not in rules.get(field, [value]):
         raise DataError(
           f"{os.path.join(folder, file)}: {field} is {reprlib.repr(value)}, "
-          "which is not google/bert's tokenizer: give another model, or move "
-          "the file away if it is not about this vocabulary"
+          "which is not google/bert's tokenizer: give another model, its own "
+          f"{TOKENIZER_FILE} as --tokenizer_file, or move the file away if it "
+          "is not about this vocabulary"
         )
 
 

@@ -57,6 +57,10 @@ class FinetuningConfig(RunConfig):
     "SentencePiece model that the checkpoint was trained with, instead of "
     "--vocab_file. Default: as found in --output_dir, beside "
     "--init_checkpoint or its training data.")
+  tokenizer_file: str | None = _model(None,
+    "Hugging Face tokenizer.json that the checkpoint was trained with, instead "
+    "of --vocab_file. Default: as found in --output_dir, beside "
+    "--init_checkpoint or its training data.")
   do_lower_case: bool = _model(True,
     "Lower-case the text, as uncased models expect. Without this flag the "
     "model's case is used where a file says it.")
@@ -138,8 +142,10 @@ class FinetuningConfig(RunConfig):
 
   def tokenizer(self) -> tokenization.Encoder:
     """Of the flags' vocabulary, or else of the model folder's copy of it."""
-    return tokenization.encoder_of(
-      self._vocabulary(), self.do_lower_case, self.bert.vocab_size
+    return tokenization.load_tokenizer(
+      **self._vocabulary(),
+      do_lower_case=self.do_lower_case,
+      vocab_size=self.bert.vocab_size,
     )
 
 

@@ -2,8 +2,8 @@
 
 Answers are cut from the text itself, whatever the tokenizer did to case,
 accents and spaces. Tokenizers drop characters: combining marks (uncased), soft
-hyphens, joiners, marks of direction, spaces. `encode_with_spans` leaves them
-out; `with_dropped` adds those that a reader counts to a token.
+hyphens, joiners, marks of direction, spaces. `Encoder.encode_with_spans`
+leaves them out; `with_dropped` adds those that a reader counts to a token.
 """
 
 import numpy as np
@@ -11,13 +11,8 @@ import numpy as np
 from tokenization import TokenSpans
 
 
-def encode_with_spans(tokenizer, text: str) -> TokenSpans:
-  """`tokenizer` is a `tokenization.Encoder`."""
-  return tokenizer.encode_with_spans(text)
-
-
 def with_dropped(text: str, spans: TokenSpans) -> TokenSpans:
-  """Adds dropped characters to the spans of `encode_with_spans`.
+  """Adds dropped characters to the spans of `Encoder.encode_with_spans`.
 
   They join the token before them, as a combining mark joins its letter; after a
   space or at the beginning of the text, the token after them. Spaces, and

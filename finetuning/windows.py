@@ -145,7 +145,7 @@ def encode_questions(
   for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
     if question.context != context:  # questions of a paragraph are neighbours
       context = question.context
-      tokens = offsets.encode_with_spans(tokenizer, context)
+      tokens = tokenizer.encode_with_spans(context)
       shown = offsets.with_dropped(context, tokens)
     answers.append(answer_tokens(question, tokens))
     made += make_windows(tokenizer, number, ids, shown, settings)
@@ -171,7 +171,7 @@ def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
 def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
   """First and last token of the first answer that is where the file says.
 
-  Dropped characters do not count: `context` is `offsets.encode_with_spans`.
+  Dropped characters do not count: `context` is `Encoder.encode_with_spans`.
   """
   for text, first in question.answers:
     end = _end_of(text, question.context, first) if first >= 0 else None

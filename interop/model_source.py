@@ -27,7 +27,7 @@ from config.pretraining import (
 from data import record_report, tokenizer_files
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING, SQUAD
-from tokenization import VOCABULARIES, VOCABULARY_FLAGS, WordPieceEncoder
+from tokenization import HuggingFaceEncoder, WordPieceEncoder
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 ANSWERABLE = "version_2_with_negative"
@@ -47,6 +47,9 @@ class Given:
     "beside the model or its training data.")
   spm_model_file: str | None = setting(None,
     "SentencePiece model that the model was trained with, instead of "
+    "--vocab_file. Default: as found beside the model or its training data.")
+  tokenizer_file: str | None = setting(None,
+    "Hugging Face tokenizer.json that the model was trained with, instead of "
     "--vocab_file. Default: as found beside the model or its training data.")
   do_lower_case: bool | None = setting(None,
     "Lower-case the text, as uncased models expect. Default: as found beside "
@@ -106,10 +109,12 @@ class Source:
     if not self.vocabulary:
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
-        f"training data was: give {VOCABULARY_FLAGS}"
+        f"training data was: give {tokenization.VOCABULARY_FLAGS}"
       )
-    return tokenization.encoder_of(
-      self.vocabulary, self.task["do_lower_case"], self.bert.vocab_size
+    return tokenization.load_tokenizer(
+      **self.vocabulary,
+      do_lower_case=self.task["do_lower_case"],
+      vocab_size=self.bert.vocab_size,
     )
 
 
@@ -126,12 +131,14 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
     said_by, said = pretraining_task(about, given)
   config = read_config(given.bert_config_file, about, path)
   files = find_vocabulary(said, chosen_file, folder)
-  words, cases = os.path.join(folder, WordPieceEncoder.usual_name), {}
+  beside, cases = os.path.join(folder, WordPieceEncoder.usual_name), {}
+  flag, words = next(iter(files.items()), (WordPieceEncoder.flag, beside))
   if not about.is_huggingface:
-    words = next(iter(files.values()), words)
     cases[said_by] = said.get("do_lower_case")
     cases[path] = tokenization.published_case(path)
-  cases |= tokenizer_files.said_case(words)
+  elif flag == WordPieceEncoder.flag:
+    words = beside  # a flag may name an equal file elsewhere
+  cases |= tokenizer_files.said_case(words, tokenization.BY_FLAG[flag])
   lower, assumed, lines = tokenizer_files.case(cases, given.do_lower_case, path)
   source = Source(
     path,
@@ -160,14 +167,19 @@ def assumed_answers(task: dict, said_by: str) -> list[str]:
 
 def find_vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   """Flag -> file; an error if the flags contradict the files found."""
-  found = {}
-  for flag, name in (said.get("vocabulary") or VOCABULARIES).items():
+  found, theirs = {}, HuggingFaceEncoder.flag
+  names = said.get("vocabulary") or tokenization.VOCABULARIES
+  if huggingface_folder.is_folder(folder):
+    names = {**names, theirs: HuggingFaceEncoder.usual_name}
+  for flag, name in names.items():
     path = os.path.join(folder, name)
     if os.path.exists(path):
       found[flag] = path
-  if not found and huggingface_folder.is_folder(folder):
-    if written := huggingface_folder.vocabulary_file(folder):
-      found["vocab_file"] = written
+  if len(found) > 1 and theirs in found:
+    # It stands beside the other kinds, too: it counts where they do not.
+    words = found.get(WordPieceEncoder.flag)
+    counts = words and not tokenizer_files.fits(words)
+    del found[WordPieceEncoder.flag if counts else theirs]
   for flag, path in chosen.items():
     if found and not (
       flag in found and filecmp.cmp(path, found[flag], shallow=False)
@@ -180,7 +192,7 @@ def find_vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
   if len(found) > 1 and not chosen:
     raise UserError(
       f"{' and '.join(found.values())}: only one is the model's: give "
-      f"{VOCABULARY_FLAGS}"
+      f"{tokenization.VOCABULARY_FLAGS}"
     )
   return chosen or found
 
@@ -294,6 +306,6 @@ def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
   if not vocabulary:
     raise UserError(
       f"{path}: the records were made with {known.file} of SHA-256 "
-      f"{known.sha256}, which is not near: give {VOCABULARY_FLAGS}"
+      f"{known.sha256}, which is not near: give {tokenization.VOCABULARY_FLAGS}"
     )
   return path, {**task, "vocabulary": vocabulary}

@@ -25,6 +25,7 @@ from tokenization import MASK
 POOLINGS = ("mean", "cls")
 _PAIR = "|||"
 _NO_ANSWER = "(no answer)"
+_BEFORE_MASK = re.compile(rf"\s*{re.escape(MASK)}")
 _OTHER_MASKS = re.compile(r"(?!\[MASK\])(?i:\[mask\]|<mask>)")
 _NO_ENTITY = "(no entity)"
 # The signatures that answer questions, and that label words.
@@ -145,7 +146,8 @@ class Predictor:
 
     As it does for classifiers, which are trained and evaluated so.
     """
-    first, *rest = [text] if name == "classifier" else text.split(MASK)
+    # The space before a mask is its word's, as in Hugging Face's tokenizers.
+    first, *rest = [text] if name == "classifier" else _BEFORE_MASK.split(text)
     mask = np.array([self._tokenizer.mask_id], np.int32)
     ids = self._tokenizer.encode_batch([first])
     for part in rest:
@@ -207,7 +209,7 @@ class Predictor:
       yield {**texts, **shown(ids, arrays)}
 
   def _words(self, ids, outputs) -> dict:
-    words, masks = self._tokenizer.tokens, []
+    words, masks = self._tokenizer.texts, []
     count = len(self._masks(ids))
     for log_probs in outputs["log_probs"][:count, : len(words)]:
       mask = []

@@ -31,8 +31,8 @@ def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
   alone = np.zeros(len(encoder.tokens), bool)
   if not encoder.marks_spaces:
     return alone
-  for number, token in enumerate(encoder.tokens):
-    letters = token.lstrip(encoder.mark)
+  for number, text in enumerate(encoder.texts):
+    letters = text.lstrip(encoder.mark)
     signs = sum(unicodedata.category(char)[0] in "PS" for char in letters)
     is_chinese = any(map(tokenization.is_chinese_char, letters))
     alone[number] = is_chinese or 0 < signs == len(letters)

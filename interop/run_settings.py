@@ -184,7 +184,8 @@ def _bert(
 def _vocabulary_size(kind: type, values: dict) -> int | None:
   """The tokens of the data's vocabulary, if it is known."""
   if kind is not PretrainingConfig:
-    return tokenization.encoder_of(values).vocab_size
+    files = {flag: values.get(flag) for flag in tokenization.BY_FLAG}
+    return tokenization.load_tokenizer(**files).vocab_size
   files = values.get("input_file")
   found = records.manifest_of(files) if files else None
   return found[1].tokenizer.vocab_size if found else None

@@ -70,6 +70,16 @@ def letters(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def bpe_file(tmp_path_factory):
+  """A tokenizer.json of byte-level BPE, of 280 tokens."""
+  from tools import train_tokenizer
+
+  path = str(tmp_path_factory.mktemp("bpe") / "tokenizer.json")
+  train_tokenizer.train_bpe(["the cat sat on the mat in paris"] * 9, path, 280)
+  return path
+
+
+@pytest.fixture(scope="session")
 def spm_model(tmp_path_factory):
   """A SentencePiece model of 60 pieces, of words and digits."""
   import sentencepiece

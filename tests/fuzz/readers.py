@@ -643,7 +643,7 @@ def _words(path):
 
 def _folder(path):
   """A model's folder, of ours or of Hugging Face's."""
-  from checkpoints import description, huggingface_folder
+  from checkpoints import description
   from data import tokenizer_files
   from model import huggingface_config, huggingface_weights
 
@@ -653,11 +653,9 @@ def _folder(path):
   elif path.endswith("config.json"):
     huggingface_config.read_config(folder)
   elif path.endswith("tokenizer.json"):
-    vocabulary = huggingface_folder.vocabulary_file(folder)
     tokenizer_files.said_case(f"{folder}/vocab.txt")
-    if vocabulary:
-      encoder = tokenization.load_tokenizer(vocabulary)
-      tokenizer_files.compare(encoder, f"{folder}/vocab.txt")
+    encoder = tokenization.load_tokenizer(tokenizer_file=path)
+    encoder.encode_words(ODD_LINES)
   else:
     huggingface_weights.read_tensors(folder)
 

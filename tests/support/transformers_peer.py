@@ -53,16 +53,20 @@ def run(folder, name, batch_file, output_file):
 
 
 def tokenize(folder, texts_file, ids_file):
-  """Writes ids of texts without special tokens, and of a pair with them."""
+  """Writes tokens of texts without special ones, and of a pair with them."""
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   with open(texts_file, encoding="utf-8") as f:
     texts = json.load(f)
-  plain = tokenizer(texts, add_special_tokens=False, padding=False)
+  plain = tokenizer(
+    texts, add_special_tokens=False, padding=False, return_offsets_mapping=True
+  )
   pair = tokenizer(texts[0], texts[1], padding=False)
   names = ("pad", "unk", "cls", "sep", "mask")
   result = {
     "plain": plain["input_ids"],
-    "pair": [pair["input_ids"], pair["token_type_ids"]],
+    "places": plain["offset_mapping"],
+    "words": [plain.word_ids(number) for number in range(len(texts))],
+    "pair": [pair["input_ids"], pair.get("token_type_ids")],
     "special": [getattr(tokenizer, f"{name}_token_id") for name in names],
     "longest": tokenizer.model_max_length,
   }

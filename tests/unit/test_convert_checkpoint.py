@@ -859,7 +859,7 @@ def test_damage_and_what_is_not_there(tmp_path, letters):
     values["cls/predictions/output_bias"] = np.zeros(70, np.float32)
     small = write_checkpoint(tmp_path / "small", values, vocab_size=70)
     convert(small, out, vocab_file=letters)
-  with pytest.raises(UserError, match="either --vocab_file or --spm_model"):
+  with pytest.raises(UserError, match="only one of --vocab_file, --spm"):
     convert(prefix, out, vocab_file=letters, spm_model_file="spiece.model")
   with pytest.raises(UserError, match="SentencePiece model"):
     convert(prefix, out, spm_model_file=letters)
@@ -989,7 +989,7 @@ def test_the_command(tmp_path):
   done = runs.launch([script, *flags])
   assert done.returncode == 0, done.stderr
   assert f"    {tmp_path}/b/config.json" in done.stdout
-  assert "the vocabulary (give --vocab_file or" in done.stdout
+  assert "the vocabulary (give --vocab_file, --spm" in done.stdout
   failed = runs.launch([script, *flags])
   assert failed.returncode == 1 and not failed.stdout
   assert failed.stderr.splitlines()[-1] == (

@@ -6,6 +6,7 @@ is asked of another Python, and skipped without one.
 
 import json
 import os
+import shutil
 import subprocess
 import unicodedata
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
+import test_huggingface_encoder
 import tokenizers
 from samples import TINY
 from test_convert_checkpoint import (
@@ -25,7 +27,6 @@ from test_convert_checkpoint import (
 
 import modeling
 import tokenization
-from checkpoints import huggingface_folder
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import tokenizer_files
@@ -480,18 +481,56 @@ def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
     said = tokenizer_files.said_case(f"{folder}/vocab.txt")
     assert said[f"{folder}/{file}"] is False
     (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
-  written = huggingface_folder.vocabulary_file(folder)
-  assert Path(written).read_bytes() == Path(vocabulary).read_bytes()
-  for number, model in enumerate(
-    ('{"vocab": {"a": -1}}', '{"vocab": {"a": 1e99}}', "3")
-  ):
-    other = tmp_path / str(number)
-    other.mkdir()
-    (other / "tokenizer.json").write_text('{"model": %s}' % model)
-    with pytest.raises(
-      UserError, match="tokenizer.json: (damaged: m|-1|1e.99)"
+  found = model_source.find_vocabulary({}, {}, folder)
+  assert found == {"tokenizer_file": f"{folder}/tokenizer.json"}
+  theirs = tokenization.load_tokenizer(**found)
+  want, got = encoder.encode_batch(TEXTS), theirs.encode_batch(TEXTS)
+  assert [ids.tolist() for ids in got] == [ids.tolist() for ids in want]
+  # Beside a vocab.txt it counts only where that is read otherwise.
+  shutil.copyfile(vocabulary, tmp_path / "vocab.txt")
+  words = {"vocab_file": f"{folder}/vocab.txt"}
+  assert model_source.find_vocabulary({}, {}, folder) == words
+  content = json.loads((tmp_path / "tokenizer.json").read_text())
+  content["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+  (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+  assert model_source.find_vocabulary({}, {}, folder) == found
+
+
+@pytest.mark.parametrize("name", test_huggingface_encoder.MAKERS)
+def test_any_tokenizer_json_is_read_as_by_transformers(tmp_path, name, peer):
+  """Tokens, words and places, also on SQuAD's kind of text."""
+  made = test_huggingface_encoder.MAKERS[name]()
+  made.no_truncation()
+  made.no_padding()
+  if name.startswith("bpe"):
+    made.model.dropout = None
+  made.save(f"{tmp_path}/tokenizer.json")
+  encoder = tokenization.load_tokenizer(
+    tokenizer_file=f"{tmp_path}/tokenizer.json"
+  )
+  config = json.dumps(encoder.config())
+  (tmp_path / "tokenizer_config.json").write_text(config)
+  texts = [*TEXTS, *SENTENCES, *test_huggingface_encoder.TEXT[:5]]
+  paths = [str(tmp_path / name) for name in ("texts.json", "ids.json")]
+  with open(paths[0], "w") as f:
+    json.dump(texts, f)
+  peer([["tokenize", str(tmp_path), *paths]])
+  with open(paths[1]) as f:
+    theirs = json.load(f)
+  assert theirs["special"][-1] == encoder.mask_id
+  for number, text in enumerate(texts):
+    spans = encoder.encode_with_spans(text)
+    (words,) = encoder.encode_words([text])
+    assert spans.ids.tolist() == theirs["plain"][number]
+    places = theirs["places"][number]
+    for (a, b), start, end in zip(
+      places, spans.starts, spans.ends, strict=True
     ):
-      huggingface_folder.vocabulary_file(str(other))
+      assert text[start:end] == text[a:b].strip()
+    if not any(map(tokenization.is_chinese_char, text)):
+      of = theirs["words"][number]
+      same = [a == b for a, b in zip(of[1:], of, strict=False)]
+      assert words.is_continuation[1:].tolist() == same
 
 
 # -----------------------------------------------------------------------------

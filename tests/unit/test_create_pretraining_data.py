@@ -628,7 +628,7 @@ def test_sentencepiece(tmp_path, texts):
       "not a whole gzip file",
     ),
     ("t.txt", b"a\n\nb\n", {"num_shards": 9}, "num_shards=9 is too many"),
-    ("t.txt", b"a\n\nb\n", {"vocab_file": None}, "either"),
+    ("t.txt", b"a\n\nb\n", {"vocab_file": None}, "name one vocabulary"),
     ("t.txt", b"a\n\nb\n", {"vocab_file": "no.txt"}, "no.txt: No such file"),
     ("t.txt", b"a\n\nb\n", {"input_file": "none*"}, r"none\*: no such file"),
     ("t.txt", b"a\n\nb\n", {"num_shards": 9, "num_workers": 2}, "too many"),

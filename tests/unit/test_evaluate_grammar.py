@@ -91,6 +91,16 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
   assert (copies[:-1, len(ids)] == ids[-1]).all()  # seen with every piece
 
 
+def test_words_of_a_byte_level_bpe(bpe_file):
+  encoder = tokenization.load_tokenizer(tokenizer_file=bpe_file)
+  (ids,) = encoder.encode_batch(["the cub."])
+  assert len(ids) == 6  # the space, c, u, b in a word, and the sign
+  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
+  copies = pseudo_likelihood.masked_copies(row, encoder)[0]
+  hidden = [np.flatnonzero(c == encoder.mask_id).tolist() for c in copies]
+  assert hidden == [[1], [2, 3, 4, 5], [3, 4, 5], [4, 5], [5], [6]]
+
+
 def test_an_unknown_piece_is_in_its_word(spm_model):
   encoder = tokenization.load_tokenizer(None, True, spm_model)
   (ids,) = encoder.encode_batch(["ca\u4dffts cat"])

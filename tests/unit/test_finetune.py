@@ -258,7 +258,7 @@ def test_presets(tmp_path, letters, monkeypatch):
   with pytest.raises(UserError, match="--bert_config_file is missing: give t"):
     settled_flags(**given)
   given |= {"bert_config_file": "tiny"}
-  with pytest.raises(UserError, match="give --vocab_file or --spm"):
+  with pytest.raises(UserError, match="give --vocab_file, --spm"):
     settled_flags(**given)
   given |= {"vocab_file": letters}
   bert = settled_flags(**given)[0].bert
@@ -599,11 +599,20 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
 @pytest.mark.parametrize(
   "name", ["classify", pytest.param("answer", marks=pytest.mark.slow)]
 )
-def test_sentencepiece(tmp_path, config_file, spm_model, request, name):
+@pytest.mark.parametrize(
+  "flag, file",
+  [
+    pytest.param("spm_model_file", "spm_model", marks=pytest.mark.slow),
+    ("tokenizer_file", "bpe_file"),
+  ],
+)
+def test_other_vocabularies(tmp_path, config_file, request, name, flag, file):
   fixture = request.getfixturevalue(name)
   files = fixture.keywords
   make = functools.partial(fixture.func, config_file, None, tmp_path / "out")
-  run(make(**files, spm_model_file=spm_model, do_predict=True))
+  vocabulary = {flag: request.getfixturevalue(file)}
+  samples.write_config(tmp_path / "config.json", vocab_size=300)
+  run(make(**files, **vocabulary, do_predict=True))
   module = classification if name == "classify" else squad
   path = tmp_path / "out" / module.PREDICTIONS_FILE
   written = path.read_text()

@@ -570,16 +570,19 @@ def test_a_hugging_face_folder_is_read_in_place(folders, theirs, tmp_path):
 def test_a_hugging_face_folder_with_another_tokenizer(
   theirs, letters, lacks_text_file
 ):
-  """Also if the vocabulary is in tokenizer.json only, or given."""
+  """It is read, with a vocab.txt beside it or not; another cannot be given."""
   file = theirs / "tokenizer.json"
   content = json.loads(file.read_text())
   content["pre_tokenizer"] = {"type": "WhitespaceSplit"}
   file.write_text(json.dumps(content))
   if lacks_text_file:
     os.remove(theirs / "vocab.txt")
-  for given in (model_source.Given(), model_source.Given(vocab_file=letters)):
-    with pytest.raises(UserError, match="tokenizer.json: pre_tokenizer is"):
-      model_source.find(str(theirs), given)
+  source = model_source.find(str(theirs))
+  assert source.vocabulary == {"tokenizer_file": str(file)}
+  (ids,) = source.tokenizer().encode_batch(["a. b"])
+  assert source.tokenizer().unk_id in ids  # "a." is one word
+  with pytest.raises(UserError, match="another vocabulary than .*tokenizer.js"):
+    model_source.find(str(theirs), model_source.Given(vocab_file=letters))
 
 
 def test_a_models_case_is_beside_its_vocabulary(tmp_path, letters):

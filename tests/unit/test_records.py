@@ -334,7 +334,7 @@ def test_files_of_google_bert(tmp_path):
   assert "1 file, 2 records, all checksums right\n" in out
   status, out, _ = run(path)
   assert status == 0
-  assert "Ids, not words: --vocab_file or --spm_model_file gives" in out
+  assert "Ids, not words: --vocab_file, --spm_model_file or" in out
   assert "  A: 2 5 {4|6} 8 9 {4|13} 3\n" in out
 
 

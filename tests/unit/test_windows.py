@@ -45,7 +45,7 @@ def wordpiece(vocab_file):
 
 
 def surfaces(tokenizer, text):
-  spans = offsets.encode_with_spans(tokenizer, text)
+  spans = tokenizer.encode_with_spans(text)
   parts = [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
   return spans, parts
 
@@ -73,7 +73,7 @@ def test_wordpiece_spans(wordpiece, text, parts):
 
 @given(st.text(max_size=40))
 def test_any_text_has_spans_in_order(wordpiece, text):
-  spans = offsets.encode_with_spans(wordpiece, text)
+  spans = wordpiece.encode_with_spans(text)
   assert spans.ids.tolist() == wordpiece.encode_batch([text])[0].tolist()
   assert (spans.starts < spans.ends).all()
   assert (np.diff(spans.starts) >= 0).all() and (np.diff(spans.ends) >= 0).all()
@@ -122,7 +122,7 @@ def test_a_character_of_several_sentencepiece_tokens(sentencepiece):
   ],
 )
 def test_dropped_characters_belong_to_a_token(wordpiece, text, parts):
-  spans = offsets.with_dropped(text, offsets.encode_with_spans(wordpiece, text))
+  spans = offsets.with_dropped(text, wordpiece.encode_with_spans(text))
   found = [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
   assert found == parts
 
@@ -136,17 +136,17 @@ def there_and_back(tokenizer, context, answer):
   question = windows.Question(
     "q", "?", context, ((answer, context.index(answer)),)
   )
-  spans = offsets.encode_with_spans(tokenizer, context)
+  spans = tokenizer.encode_with_spans(context)
   shown = offsets.with_dropped(context, spans)
   tokens = windows.answer_tokens(question, spans)
   if tokens is None:
     return None
-  made = windows.make_windows(tokenizer, 0, spans.ids[:2], shown, cut_by(30, 9))
+  made = windows.make_windows(tokenizer, 0, spans.ids[:2], shown, cut_by(60, 9))
   scores = []
   for window in made:
     first, last = windows.target_span(window, tokens)
     scores.append(logits(len(window.ids), **{f"s{first}": 9, f"e{last}": 9}))
-  (found,) = windows.choose_answers([question], made, scores, best_of(1, 30))
+  (found,) = windows.choose_answers([question], made, scores, best_of(1, 60))
   return found.text()
 
 
@@ -159,19 +159,21 @@ DROPPED = [
 ]  # fmt: skip
 
 
+FLAGS = {
+  "vocab_file": "vocab_file", "spm_model": "spm_model_file",
+  "bpe_file": "tokenizer_file",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("lower", [True, False])
-@pytest.mark.parametrize("kind", ["vocab_file", "spm_model"])
+@pytest.mark.parametrize("kind", FLAGS)
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_answers_with_dropped_characters(request, kind, lower, form):
-  file = request.getfixturevalue(kind)
-  tokenizer = tokenization.load_tokenizer(
-    file if kind == "vocab_file" else None,
-    lower,
-    file if kind == "spm_model" else None,
-  )
+  named = {FLAGS[kind]: request.getfixturevalue(kind)}
+  tokenizer = tokenization.load_tokenizer(**named, do_lower_case=lower)
   for answer in (unicodedata.normalize(form, a) for a in DROPPED):
     # In the first window, and in a later one.
-    for context in (f"the {answer} cafe", f"{'cafe ' * 40}{answer} . the"):
+    for context in (f"the {answer} cafe", f"{'cafe ' * 80}{answer} . the"):
       assert there_and_back(tokenizer, context, answer) == answer
 
 
@@ -193,13 +195,18 @@ _MIXED = st.text(
 )
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.fixture
+def bpe(bpe_file):
+  return tokenization.load_tokenizer(tokenizer_file=bpe_file)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_MIXED, st.data())
 def test_any_answer_is_found_again(request, kind, text, data):
   """What tokens show, as an answer, are tokens that show the same."""
   tokenizer = request.getfixturevalue(kind)
-  spans = offsets.encode_with_spans(tokenizer, text)
+  spans = tokenizer.encode_with_spans(text)
   shown = offsets.with_dropped(text, spans)
   if not len(spans.ids):
     return
