@@ -196,11 +196,11 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   ]
   lines += _indented(converted)
   lines += [f"left out: {len(model.left_out)}", *_indented(model.left_out)]
-  lines += [f"missing in the input: {len(missing)}", *_indented(missing)]
+  lines += [f"not in the checkpoint: {len(missing)}", *_indented(missing)]
   if assumed:
     lines += [f"assumed: {len(assumed)}", *_indented(assumed)]
   lines.append(
-    f"the model's text: --do_lower_case={source.task['do_lower_case']}"
+    f"case of its text: --do_lower_case={source.task['do_lower_case']}"
   )
   if labels := model.task.get("labels"):
     lines.append(f"labels by number: {', '.join(labels)}")

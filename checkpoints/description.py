@@ -327,8 +327,8 @@ FIXED = {
   "kind of vocabulary": Fixed(MODEL, _SAME_MODEL),
   "vocabulary": Fixed(
     MODEL,
-    "a model has one vocabulary. Make all records with it, and give no other "
-    "one as a flag",
+    "a model has one vocabulary. Make all records with the model's own, such "
+    "as vocab.txt in its folder, and give no other one as a flag",
   ),
   "--objective": Fixed(MODEL, _SAME_MODEL),
   "--segment_ids": Fixed(MODEL, _SAME_MODEL),

@@ -133,7 +133,7 @@ class TrainingPlan:
         f"{self.records_per_update} records"
       )
     if self.empty_rows:
-      batch += f" and {self.empty_rows} empty rows"
+      batch += f" and {counted(self.empty_rows, 'empty row')}"
     total = f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up)"
     if self.stage.count > 1:
       total = (

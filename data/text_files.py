@@ -110,8 +110,9 @@ def split_into_pieces(
     # Lines of these would be taken for sentences.
     if _is_named(path, ".json", ".csv", ".tsv"):
       raise errors.DataError(
-        f"{path}: neither lines of text nor JSON lines: write its texts as "
-        "JSON lines, one document each in the field --text_field, *.jsonl"
+        f"{path}: its name is that of a table or of JSON, whose lines are not "
+        'text: write its texts to a file *.jsonl, a line {"text": "..."} for '
+        "each document (--text_field names another field)"
       )
     with input_files.unpacked(path) as (content, on_disk):
       size = on_disk.seek(0, os.SEEK_END)

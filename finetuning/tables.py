@@ -138,10 +138,13 @@ def column(
     is_one = isinstance(value, (str, int, float)) and value == value
     if not is_one or not (may_be_empty or str(value).strip()):
       wrong = f"has no {name!r}"
+      others = " (flags such as --text_column name others)"
       if name in values:
         wrong = f"has {json.dumps(value)[:60]} where {name!r} should be"
+        others = ""
+      columns = ", ".join(values)
       raise DataError(
-        f"{path}: line {line} {wrong}; its columns are {', '.join(values)}"
+        f"{path}: line {line} {wrong}; its columns are {columns}{others}"
       )
     texts.append(str(value))
   return texts

@@ -245,7 +245,8 @@ def read_config(
   if differ := configs[0].differences(configs[-1]):
     raise UserError(
       f"--bert_config_file={given} and {beside}, which is the model's, differ "
-      f"in {', '.join(differ)}: leave the flag out"
+      f"in {', '.join(differ)}: leave the flag out, or train another model in "
+      "another folder"
     )
   return configs[-1]
 

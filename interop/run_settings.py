@@ -272,7 +272,7 @@ def other_text(init: str, files: str) -> list[str]:
   if lower is not None:
     text = dataclasses.replace(made, do_lower_case=lower).case
   return [
-    f"{found[0]}: the records are of {made.case} text with the vocabulary "
-    f"{made.file}, the model of --init_checkpoint of {text} text or another "
-    "vocabulary: its embeddings are of other words"
+    f"{found[0]}: the records were made of {made.case} text with {made.file}, "
+    f"but the model of --init_checkpoint, of {text} text, has another "
+    "vocabulary or case: its embeddings are of other words"
   ]

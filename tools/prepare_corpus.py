@@ -133,8 +133,9 @@ def split_heldout(
   ranked = sorted(set(keys))
   if len(ranked) < 4:
     raise errors.DataError(
-      f"{len(ranked)} different documents are too few to train on and to hold "
-      "some out: give more text (blank lines and file ends separate documents)"
+      f"{counted(len(ranked), 'different document')}: too few to train on and "
+      "to hold some out: give more text (blank lines and file ends separate "
+      "documents)"
     )
   count = min(max(2, round(len(ranked) * fraction)), len(ranked) - 2)
   train: list[Document] = []
