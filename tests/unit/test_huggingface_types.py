@@ -284,9 +284,16 @@ def test_tensors_of_several_weights(tmp_path):
       checkpoint_weights.open_checkpoint(str(tmp_path / "b"))
 
 
-@pytest.mark.parametrize("part", [weights.CLASSIFIER, weights.QUESTIONS])
-def test_the_architecture_says_whose_classifier_it_is(tmp_path, part):
-  """Answers' and labels' heads have one name in ModernBERT."""
+@pytest.mark.parametrize(
+  "part, of_task",
+  [
+    (weights.CLASSIFIER, "classifier"),
+    (weights.QUESTIONS, "squad"),
+    (weights.TOKEN_CLASSIFIER, "ner"),
+  ],
+)
+def test_the_architecture_says_whose_classifier_it_is(tmp_path, part, of_task):
+  """Heads of answers, labels and tokens have one name in ModernBERT."""
   parts = [weights.ENCODER, weights.TRANSFORM, part]
   values = random_values(MODERN, parts)
   prefix = write_checkpoint(tmp_path / "a", values, **MODERN)
@@ -300,9 +307,7 @@ def test_the_architecture_says_whose_classifier_it_is(tmp_path, part):
   again = checkpoint_weights.open_checkpoint(str(tmp_path / "b"))
   assert {*again.shapes} == {*values}
   task, _ = huggingface_folder.read_task(str(tmp_path / "b"), {})
-  assert task["task"] == (
-    "squad" if part == weights.QUESTIONS else "classifier"
-  )
+  assert task["task"] == of_task
 
 
 def test_what_a_type_has_no_place_for(tmp_path):

@@ -96,6 +96,7 @@ def test_a_folder_answers_as_the_checkpoint_and_the_export(
   [
     ("modernbert", "classifier"),
     pytest.param("modernbert", "squad", marks=pytest.mark.slow),
+    pytest.param("modernbert", "ner", marks=pytest.mark.slow),
     pytest.param("eurobert", "classifier", marks=pytest.mark.slow),
     pytest.param("roberta", "squad", marks=pytest.mark.slow),
   ],
@@ -107,6 +108,9 @@ def test_fine_tuning_from_a_folder(made, tmp_path, letters, capfd, name, kind):
   if kind == "classifier":
     write, task = finetuning_runs.write_sentences, finetuning_runs.classifier
     data, inputs = "data.tsv", [Input("w1 good w2")]
+  elif kind == "ner":
+    write, task = finetuning_runs.write_words, finetuning_runs.ner_task
+    data, inputs = "data.conll", [Input("w1 123 ab, w2")]
   else:
     write, task = finetuning_runs.write_questions, finetuning_runs.squad_task
     data, inputs = "data.json", [Input("w1?", "w1 123, w2 456")]
@@ -130,7 +134,8 @@ def test_fine_tuning_from_a_folder(made, tmp_path, letters, capfd, name, kind):
     convert(out, tmp_path / "again")
     content = json.loads((tmp_path / "again" / "config.json").read_text())
     classes = {"classifier": "SequenceClassification",
-               "squad": "QuestionAnswering"}  # fmt: skip
+               "squad": "QuestionAnswering",
+               "ner": "TokenClassification"}  # fmt: skip
     assert content["architectures"] == [f"ModernBertFor{classes[kind]}"]
     assert_near(answers(str(tmp_path / "again"), inputs), want)
 
