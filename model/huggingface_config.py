@@ -17,13 +17,14 @@ CONFIG_FILE = "config.json"
 # Keys without effect on the numbers, or known from others.
 _WITHOUT_EFFECT = set(
   "_name_or_path architectures auto_map bos_token bos_token_id "
-  "classifier_dropout clf_pooling cls_token_id deterministic_flash_attn dtype "
-  "eos_token eos_token_id gradient_checkpointing id2label "
-  "initializer_cutoff_factor label2id mask_token mask_token_id mlp_dropout "
-  "model_type pad_token pad_token_id pretraining_tp problem_type "
-  "reference_compile repad_logits_with_grad sep_token_id "
-  "sparse_pred_ignore_index sparse_prediction tie_word_embeddings torch_dtype "
-  "transformers_version use_cache".split()
+  "classifier_dropout clf_pooling cls_token_id deterministic_flash_attn "
+  "dtype eos_token eos_token_id gradient_checkpointing hidden_dropout "
+  "id2label initializer_cutoff_factor label2id layer_norm_eps mask_token "
+  "mask_token_id mlp_dropout model_type pad_token pad_token_id "
+  "position_embedding_type pretraining_tp problem_type reference_compile "
+  "repad_logits_with_grad sep_token_id sparse_pred_ignore_index "
+  "sparse_prediction tie_word_embeddings torch_dtype transformers_version "
+  "use_cache".split()
 )
 # Of the keys with which `ModelType.read` computes.
 _LAYERS = {f"{kind}_attention?": (dict, None) for kind in ("full", "sliding")}

@@ -140,6 +140,60 @@ def test_wavelengths_of_eurobert():
   assert not reread(newer).left_out
 
 
+# Keys that config.json of these has, also those that change nothing.
+PUBLISHED = {
+  "answerdotai/ModernBERT-base": (
+    dict(
+      model_type="modernbert", architectures=["ModernBertForMaskedLM"],
+      classifier_pooling="mean", classifier_dropout=0.0, mlp_dropout=0.0,
+      deterministic_flash_attn=False, global_attn_every_n_layers=3,
+      global_rope_theta=160000.0, local_rope_theta=10000.0,
+      gradient_checkpointing=False, layer_norm_eps=1e-05,
+      position_embedding_type="absolute", bos_token_id=50281,
+      cls_token_id=50281, tie_word_embeddings=True, torch_dtype="float32",
+      transformers_version="4.47.0.dev0",
+    ),
+    dict(
+      vocab_size=50368, num_hidden_layers=22, intermediate_size=1152,
+      classifier_pooling="mean", norm_eps=1e-5, max_position_embeddings=8192,
+    ),
+  ),
+  "EuroBERT/EuroBERT-210m": (
+    dict(
+      model_type="eurobert", architectures=["EuroBertForMaskedLM"],
+      auto_map={"AutoModel": "x"}, bos_token="<s>", clf_pooling="late",
+      head_dim=64, hidden_dropout=0.0, mask_token_id=128002,
+      num_key_value_heads=12, pretraining_tp=1, rope_scaling=None,
+      rope_theta=250000, use_cache=False,
+    ),
+    dict(
+      vocab_size=128256, global_rope_theta=250000, decoder_bias=False,
+      tie_word_embeddings=False, norm="rms", hidden_act="silu",
+    ),
+  ),
+  "FacebookAI/roberta-base": (
+    dict(
+      model_type="roberta", architectures=["RobertaForMaskedLM"],
+      layer_norm_eps=1e-05, max_position_embeddings=514, pad_token_id=1,
+      type_vocab_size=1, bos_token_id=0, eos_token_id=2,
+    ),
+    dict(
+      vocab_size=50265, position_offset=2, max_position_embeddings=512,
+      norm_eps=1e-5, hidden_act="gelu_erf", classifier_pooling="pooler",
+    ),
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name):
+  content, wanted = PUBLISHED[name]
+  known = reread(content)
+  assert not known.left_out
+  assert {key: getattr(known.config, key) for key in wanted} == wanted
+  assert huggingface_types.nearest(known.config) == (known.kind, [])
+
+
 EUROS = {"model_type": "eurobert"}
 
 
