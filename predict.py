@@ -47,7 +47,7 @@ class Settings:
     "Paragraph that may answer --question.")
   max_seq_length: int | None = _input(None,
     "Tokens of one text at most; the end of a longer one is not read. Default: "
-    "as in training, or what the model can if nothing says it.")
+    "as in training, or the longest that the model can read.")
   top_k: int = _output(5, "Words or answers to show at most.", low=1)
   json: bool = _output(False, "Write JSON lines with all numbers.")
   embedding: str | None = _output(None,

@@ -99,8 +99,8 @@ class RunConfig:
     choices=SCHEDULES)
   lr_scaling: str = _rate("none",
     "Factor on the peak learning rate: 1 (none), the square root of the number "
-    "of ranks (sqrt), or that number (linear). With sqrt and linear a run is "
-    "resumed on as many ranks only.", choices=sorted(LR_SCALINGS))
+    "of ranks (sqrt), or that number (linear). With sqrt and linear a run "
+    "resumes only on as many ranks as before.", choices=sorted(LR_SCALINGS))
   lr_power: float | None = _rate(None,
     "Exponent of a polynomial decay of the learning rate. Default: 1 for "
     "linear, 0.5 for poly, 2 for warmup_exp_decay_poly.",
@@ -186,7 +186,7 @@ class RunConfig:
   report_to: tuple = _report((),
     "Services that get settings, plan, reports and evaluations too, besides "
     "the files in --output_dir. Their packages are in "
-    "requirements/reports.txt. A resumed run continues theirs.",
+    "requirements/reports.txt. A resumed run continues the service's run.",
     choices=("wandb", "mlflow"))
   peak_tflops: float | None = _report(None,
     "Peak speed of one rank in 10^12 floating-point operations per second, "
@@ -343,9 +343,9 @@ class PretrainingConfig(RunConfig):
     "Print the plan and what it needs: memory, time and disk, measured by some "
     "updates on fake records in child processes. Writes nothing.")
   dry_run_ranks: int | None = _task(None,
-    "Ranks that --dry_run plans for; they need not exist. Without GPUs, one "
-    "rank per core, at most, is assumed to share this host. Default: as many "
-    "as horovodrun started, or 1.", low=1)
+    "Ranks that --dry_run plans for; they need not exist. Without GPUs, the "
+    "plan assumes at most one rank on each core of a host. Default: as many as "
+    "horovodrun started, or 1.", low=1)
   find_batch_size: bool = _task(False,
     "With --dry_run, try larger and larger micro-batches in child processes, "
     "and print the --train_batch_size of the largest that fits in the memory.")
@@ -398,13 +398,13 @@ class PretrainingConfig(RunConfig):
   cooldown_from: str | None = _rate(None,
     "Run folder, or one of its checkpoints, from which this new run continues "
     "in another --output_dir: the rate of --lr_schedule=wsd (or wsd_linear) "
-    "falls to 0 in --num_decay_steps, and the run ends. The checkpoint is of "
-    "the part with a constant rate; of a folder it is the newest. Moments, "
-    "counters and the position in the data are that run's. Give its other "
-    "flags, too, but not --init_checkpoint.")
+    "falls to 0 in --num_decay_steps, and the run ends. The checkpoint must "
+    "be of the part with a constant rate; a folder means its newest one. "
+    "Moments, counters and the position in the data are that run's. Give its "
+    "other flags, too, but not --init_checkpoint.")
   max_train_minutes: float = _batch(0.0,
-    "Minutes to train, over all starts of a run, with evaluations and saves, "
-    "without starting and the first update, which compiles. The learning rate "
+    "Minutes to train, over all starts of a run. Evaluations and saves count; "
+    "starting and the first update, which compiles, do not. The learning rate "
     "rises and falls over this time, or over --num_train_steps if these are "
     "made sooner; the run ends with whichever is over first. 0 sets no limit.",
     low=0)
