@@ -74,6 +74,22 @@ OURS = {
     {**MODERN_BERT, "local_attention": 32, "classifier_pooling": "mean"},
     [*BODY, weights.MASKED_LM],
   ),
+  "narrow": (
+    {
+      **MODERN_BERT, "local_attention": 6, "hidden_size": 48,
+      "num_attention_heads": 2, "attention_bias": True, "mlp_bias": True,
+      "norm_bias": True, "classifier_bias": True, "tie_word_embeddings": False,
+      "classifier_pooling": "cls",
+    },
+    [*BODY, weights.MASKED_LM],
+  ),
+  "deep": (
+    {
+      **MODERN_BERT, "num_hidden_layers": 7, "global_attn_every_n_layers": 2,
+      "local_attention": 128, "hidden_act": "silu", "decoder_bias": False,
+    },
+    [*BODY, weights.MASKED_LM],
+  ),
   "encoder": ({**MODERN_BERT, "classifier_pooling": "cls"}, BODY[:1]),
   "first token": (
     {**MODERN_BERT, "classifier_pooling": "cls"}, [*BODY, weights.CLASSIFIER],
@@ -96,7 +112,7 @@ OURS = {
 }  # fmt: skip
 
 
-def random_batch(length, is_packed, labels=True, rows=3, window=32):
+def random_batch(length, is_packed, labels=True, rows=3, window=None):
   """transformers' inputs; `examples` has our input_mask, 0 where is padding."""
   rng = np.random.default_rng(length)
   ends = [[length], [length // 2], [length - 5]]
@@ -116,7 +132,7 @@ def random_batch(length, is_packed, labels=True, rows=3, window=32):
     queries, keys = examples[:, None, :, None], examples[:, None, None]
     together = queries == keys
     place = np.arange(length)
-    near = np.abs(place[:, np.newaxis] - place) <= window // 2
+    near = np.abs(place[:, np.newaxis] - place) <= (window or 0) // 2
     batch["position_ids"] = positions
     batch["full_attention"] = as_scores(together)
     batch["sliding_attention"] = as_scores(together & near)
@@ -251,20 +267,31 @@ def assert_alike(name, found):
   assert found[worst] <= TOLERANCE, (name, found)
 
 
+LANGUAGE_MODELS = ["masked LM", "narrow", "deep", "euro"]
+
+
 @pytest.mark.parametrize(
-  "length, names",
+  "length, is_packed, names",
   [
-    (128, ["mean"]),
-    pytest.param(128, [*OURS], marks=pytest.mark.slow),
-    pytest.param(2048, [*OURS], marks=pytest.mark.slow),
+    (128, False, ["mean"]),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in itertools.chain(
+        itertools.product((128, 2048), [False], [[*OURS]]),
+        itertools.product((128, 2048), [True], [LANGUAGE_MODELS]),
+      )
+    ),
   ],
 )
-def test_what_we_wrote(tmp_path, peer, length, names):  # noqa: F811
+def test_what_we_wrote(tmp_path, peer, length, is_packed, names):  # noqa: F811
   """With the classes that config.json names; read back to the last bit."""
   jobs, cases = [], {}
   for seed, name in enumerate(names):
-    folder, kind, values = write_ours(tmp_path / name, *OURS[name], seed)
-    batch, examples = random_batch(length, False, labels=kind.endswith("LM"))
+    keys, parts = OURS[name]
+    folder, kind, values = write_ours(tmp_path / name, keys, parts, seed)
+    batch, examples = random_batch(
+      length, is_packed, kind.endswith("LM"), window=keys.get("local_attention")
+    )
     files = f"{folder}.in.npz", f"{folder}.out.npz"
     np.savez(files[0], **batch)
     jobs.append(["run", folder, kind, *files])
