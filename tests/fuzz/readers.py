@@ -616,10 +616,15 @@ THEIRS = {
   "id2label": {"0": "no", "1": "yes"}, "layer_norm_eps": 1e-12,
 }  # fmt: skip
 TOKENIZER = {
-  "model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "the": 1}},
-  "normalizer": {"type": "BertNormalizer", "lowercase": True},
-  "added_tokens": [{"id": 2, "content": "[CLS]"}],
-}
+  "model": {
+    "type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 9,
+    "continuing_subword_prefix": "##",
+    "vocab": {"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4,
+              "the": 5},
+  },
+  "normalizer": {"type": "Lowercase"},
+  "added_tokens": [],
+}  # fmt: skip
 JSONL = odd_file(["t.jsonl"]).map(lambda made: made[1])
 
 

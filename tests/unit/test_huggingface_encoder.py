@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -333,3 +334,45 @@ def test_records(trained, tmp_path, capsys):
 def test_what_joins_lines_of_a_document(files):
   joiners = {name: HuggingFaceEncoder(files[name]).joiner for name in MAKERS}
   assert joiners.pop("bpe") == " " and {*joiners.values()} == {""}
+
+
+@pytest.mark.slow
+def test_from_text_to_answers(trained, tmp_path):
+  """Records, 20 updates, a Hugging Face folder and back: one vocabulary."""
+  import runs
+
+  import convert_checkpoint
+  from interop import inference, model_source, predictions
+
+  samples.create(
+    tmp_path, f"{trained}/text.txt", None, objective="mlm", dynamic_masks=True,
+    tokenizer_file=f"{trained}/tokenizer.json",
+  )  # fmt: skip
+  # The run keeps its own copy of what is beside the records.
+  for name in ("tokenizer.json", "tokenizer_config.json"):
+    shutil.copy(trained / name, tmp_path / "out" / name)
+  config = samples.write_config(tmp_path / "config.json", vocab_size=300)
+  files = config, f"{tmp_path}/out/train.tfrecord"
+  run, theirs = str(tmp_path / "run"), str(tmp_path / "theirs")
+  runs.pretrain(files, run, num_train_steps=20, objective=None)
+  for name in ("tokenizer.json", "tokenizer_config.json"):
+    os.remove(tmp_path / "out" / name)
+  for to, model, output in (
+    ("huggingface", run, theirs),
+    ("tensorflow", theirs, str(tmp_path / "ours" / "m.ckpt")),
+  ):
+    convert_checkpoint.convert(
+      convert_checkpoint.Settings(input=(model,), output=output, to=to)
+    )
+  with open(f"{theirs}/tokenizer.json", "rb") as f:
+    assert f.read() == (trained / "tokenizer.json").read_bytes()
+  answers = []
+  for model in (run, theirs, str(tmp_path / "ours")):
+    source = model_source.find(model)
+    opened = inference.open_model(source)
+    made = predictions.Predictor(opened, source)
+    answers.append(made.predict([predictions.Input("The cat [MASK]'s.")]))
+    opened.close()
+  assert answers[0] == answers[1] == answers[2]
+  words = [found["word"] for found in answers[0][0]["masks"][0]]
+  assert words and not any("Ġ" in word for word in words)
