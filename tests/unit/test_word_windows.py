@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tokenizers
 from samples import LETTERS
 
 import tokenization
@@ -89,3 +90,26 @@ def test_a_words_tokens_are_its_own_within_a_text(encoder, spm_model):
   assert window.ids[1:-1].tolist() == text.tolist()
   firsts = [pieces.tokens[i][0] for i in window.ids[window.words != SILENT]]
   assert firsts == ["\u2581"] * 3
+
+
+def test_words_of_a_byte_level_bpe_have_their_space(tmp_path):
+  """The first one, too, as all the others of a text have."""
+  made = tokenizers.Tokenizer(tokenizers.models.BPE())
+  byte_level = tokenizers.pre_tokenizers.ByteLevel
+  made.pre_tokenizer = byte_level(add_prefix_space=False)
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=300, show_progress=False,
+    special_tokens=[*tokenization.SPECIAL_TOKENS],
+    initial_alphabet=byte_level.alphabet(),
+  )  # fmt: skip
+  made.train_from_iterator(["a cat and a dog, "] * 9, trainer)
+  made.save(str(tmp_path / "tokenizer.json"))
+  path = str(tmp_path / "tokenizer.json")
+  encoder = tokenization.load_tokenizer(tokenizer_file=path)
+  given = ["cat", ",", "dog", "\u00e9a"]
+  (window,) = encode(encoder, [given])
+  text = made.encode(f" {' '.join(given)}").ids
+  assert window.ids[1:-1].tolist() == text
+  firsts = window.ids[window.words != SILENT]
+  assert all(encoder.tokens[i][0] == "\u0120" for i in firsts)
+  assert len(firsts) == len(given)
