@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,8 +76,8 @@ class TokenizerInfo:
 
   def is_like(self, other: "TokenizerInfo") -> bool:
     """Whether both give a text the same tokens, by all that is known."""
-    known = lambda info: (info.kind, info.sha256, info.do_lower_case)
-    return known(self) == known(other)
+    theirs = other.kind, other.sha256, other.do_lower_case
+    return theirs == (self.kind, self.sha256, self.do_lower_case)
 
 
 class WordTokens(NamedTuple):
@@ -152,14 +152,17 @@ class Encoder:
     """What lower-casing makes of one of `texts`."""
     return text.lower()
 
-  @classmethod
-  def own_case(cls, file: str) -> bool | None:
-    """The do_lower_case that such a file itself says."""
-    return None
-
   def config(self) -> dict:
     """What tokenizer_config.json beside the file says."""
     return {"do_lower_case": self.do_lower_case}
+
+  def huggingface_config(self) -> dict:
+    """What it says beside a tokenizer.json."""
+    content: dict = {"do_lower_case": self.do_lower_case}
+    for role, token in self.special.items():
+      content[f"{role}_token"] = token
+    # The class that follows tokenizer.json.
+    return content | {"tokenizer_class": "PreTrainedTokenizerFast"}
 
   def files(self, name: str) -> dict[str, bytes]:
     """A copy called `name`, and the files that it needs: name -> content."""
@@ -229,7 +232,8 @@ def _check_model(model) -> None:
   if len({piece.piece for piece in model.pieces}) < len(model.pieces):
     raise ValueError("a piece is in it twice")  # the library knows the first
   for spec in (model.normalizer_spec, model.denormalizer_spec):
-    if not (table := spec.precompiled_charsmap):
+    table = spec.precompiled_charsmap
+    if not table:
       continue
     size = int.from_bytes(table[:4], "little")
     trie, strings = table[4 : 4 + size], table[4 + size :]
@@ -314,24 +318,26 @@ class SentencePieceEncoder(Encoder):
       places = np.repeat(places, [len(char.lower()) for char in text]).tolist()
     places.append(len(text))
 
-    def shows(token: int) -> bool:
-      return self.tokens[token].strip(SENTENCEPIECE_SPACE) != ""
+    def is_space(token: int) -> bool:
+      return not self.tokens[token].strip(SENTENCEPIECE_SPACE)
 
-    kept = set()  # characters that tokens show
+    shown = set()  # characters that tokens show
     for char in set(text):
-      if any(shows(token) for token, *_ in self._pieces(char)):
-        kept.add(char)
+      if not all(is_space(token) for token, _, _ in self._pieces(char)):
+        shown.add(char)
     spans = []
     for token, begin, end in self._pieces(text):
       # A piece may begin with the space before its word. If a character gives
       # several pieces (an ellipsis gives three), only the last has it.
-      inner = []
-      if shows(token):
+      inside = []
+      if not is_space(token):
         for place in places[begin : max(end, begin + 1)]:
-          if place < len(text) and text[place] in kept:
-            inner.append(place)
-      first = inner[0] if inner else places[begin]
-      spans.append((token, first, inner[-1] + 1 if inner else first))
+          if place < len(text) and text[place] in shown:
+            inside.append(place)
+      if inside:
+        spans.append((token, inside[0], inside[-1] + 1))
+      else:
+        spans.append((token, places[begin], places[begin]))
     return TokenSpans.of(spans)
 
 
@@ -345,35 +351,38 @@ _ROLES = {
   "sep": (["sep_token", "eos_token"], ["[SEP]", "</s>"]),
   "mask": (["mask_token"], ["[MASK]", "<mask>"]),
 }
-_NAME = (str, {"content": str}, None)
-_SAYS_ROLES = {f"{key}?": _NAME for keys, _ in _ROLES.values() for key in keys}
 
 
 def config_beside(path: str) -> str:
   """Where tokenizer_config.json of a vocabulary, or of text for one, is."""
   folder, name = os.path.split(path)
-  # Hugging Face's folders have one tokenizer each.
-  is_theirs = name in ("vocab.txt", TOKENIZER_FILE)
-  own = f"{name}.{TOKENIZER_CONFIG_FILE}"
-  return os.path.join(folder, TOKENIZER_CONFIG_FILE if is_theirs else own)
+  # Hugging Face's folders have one tokenizer each, of one of these names.
+  if name in ("vocab.txt", TOKENIZER_FILE):
+    return os.path.join(folder, TOKENIZER_CONFIG_FILE)
+  return f"{path}.{TOKENIZER_CONFIG_FILE}"
 
 
 def _special_tokens(file: str, ids: dict[str, int]) -> dict[str, str]:
   """Role -> token, as files beside a tokenizer.json say, else by its name."""
   folder, name = os.path.split(file)
   paths = [config_beside(file)]
-  said: dict = {}
   if name == TOKENIZER_FILE:
     paths.insert(0, os.path.join(folder, "special_tokens_map.json"))
+  form: dict = {}
+  for keys, _ in _ROLES.values():
+    for key in keys:
+      form[f"{key}?"] = (str, {"content": str}, None)
+  content: dict = {}
   for path in filter(os.path.exists, paths):
-    said |= json_files.read(path, _SAYS_ROLES)
-  found: dict[str, str] = {}
+    content |= json_files.read(path, form)
+  special: dict[str, str] = {}
   for role, (keys, names) in _ROLES.items():
-    for named in [*map(said.get, keys), *names]:
-      token = named["content"] if isinstance(named, dict) else named
+    for token in [*map(content.get, keys), *names]:
+      if isinstance(token, dict):
+        token = token["content"]
       if token in ids:
-        found.setdefault(role, token)
-  return found
+        special.setdefault(role, token)
+  return special
 
 
 def _opened(file: str, content: bytes) -> Tokenizer:
@@ -386,12 +395,13 @@ def _opened(file: str, content: bytes) -> Tokenizer:
     raise DataError(f"{file}: not a tokenizer.json: {e}") from e
 
 
-def _reading_text(whole: Tokenizer, special: set[str]) -> dict:
+def _reading_text(whole: Tokenizer, special: Iterable[str]) -> dict:
   """A tokenizer's JSON without what changes or cuts a text's tokens.
 
   Special tokens, `special` and those that it calls so, get names that no text
   has: so "[MASK]" in a text is text.
   """
+  hidden = {name: f"\0{name}" for name in special}
   content = json.loads(whole.to_str())
   model = content["model"]
   model["dropout"] = None  # of merges, by chance
@@ -399,18 +409,18 @@ def _reading_text(whole: Tokenizer, special: set[str]) -> dict:
     content[part] = None
   for token in content["added_tokens"]:
     name = token["content"]
-    if token["special"] or name in special:
-      special.add(name)
-      token |= {"content": f"\0{name}", "normalized": False}
-
-  hidden = lambda name: f"\0{name}" if name in special else name
+    if token["special"] or name in hidden:
+      hidden[name] = f"\0{name}"
+      token |= {"content": hidden[name], "normalized": False}
   vocab = model["vocab"]
   if model["type"] == "Unigram":  # the only one with a list
-    model["vocab"] = [(hidden(name), score) for name, score in vocab]
+    model["vocab"] = [(hidden.get(name, name), score) for name, score in vocab]
   else:
-    model["vocab"] = {hidden(name): number for name, number in vocab.items()}
-  if model.get("unk_token"):
-    model["unk_token"] = hidden(model["unk_token"])
+    for name, other in hidden.items():
+      if name in vocab:
+        vocab[other] = vocab.pop(name)
+  if model.get("unk_token") in hidden:
+    model["unk_token"] = hidden[model["unk_token"]]
   return content
 
 
@@ -436,42 +446,36 @@ class HuggingFaceEncoder(Encoder):
     whole = _opened(file, input_files.read(file))
     ids = whole.get_vocab(with_added_tokens=True)
     roles = _special_tokens(file, ids)
-    content = _reading_text(whole, {*roles.values()})
+    content = _reading_text(whole, roles.values())
     self._library = _opened(file, json.dumps(content).encode())
-    normalized = whole.normalizer and whole.normalizer.normalize_str("A")
-    super().__init__(file, "A" not in (normalized or "A"))
+    normalizer = whole.normalizer
+    lowers = bool(normalizer) and "a" in normalizer.normalize_str("A")
+    super().__init__(file, lowers)
     tokens = [""] * (max(ids.values(), default=-1) + 1)
     for token, number in ids.items():
       tokens[number] = token
     texts, space = tokens, SENTENCEPIECE_SPACE
     parts = content["decoder"], content["pre_tokenizer"]
     if "ByteLevel" in json.dumps(parts):
-      of_bytes = decoders.ByteLevel()
-      texts, space = [of_bytes.decode([token]) for token in tokens], " "
-    goes_on = content["model"].get("continuing_subword_prefix")
-    self.mark = goes_on or space
-    marked = [text for text in texts if text.startswith(space)]
-    self.marks_spaces = bool(marked) and not goes_on
+      decode = decoders.ByteLevel().decode
+      texts, space = [decode([token]) for token in tokens], " "
+    prefix = content["model"].get("continuing_subword_prefix")
+    self.mark = prefix or space
+    has_spaces = any(text.startswith(space) for text in texts)
+    self.marks_spaces = has_spaces and not prefix
     # Bytes need no [UNK]: [PAD], which no text becomes, stands for it.
-    lacking = {role: names[0] for role, (_, names) in _ROLES.items()}
-    lacking["unk"] = roles.get("pad", PAD)
-    self._set_vocabulary(tokens, [*(lacking | roles).values()], texts)
+    usual = dict(zip(_ROLES, SPECIAL_TOKENS, strict=True))
+    usual["unk"] = roles.get("pad", PAD)
+    self._set_vocabulary(tokens, [*(usual | roles).values()], texts)
     self.special = roles
     (probe,) = self._encode(["a a"])
     self._splits_words = len({*probe.word_ids}) > 1
-    first = [texts[token] for token in probe.ids[:1]]
-    if self.marks_spaces and not "".join(first).startswith(space):
+    begin = "".join(texts[token] for token in probe.ids[:1])
+    if self.marks_spaces and not begin.startswith(space):
       self.joiner = " "  # the library marks no space where a text begins
 
-  @classmethod
-  def own_case(cls, file: str) -> bool | None:
-    return cls(file).do_lower_case
-
   def config(self) -> dict:
-    named = {f"{role}_token": token for role, token in self.special.items()}
-    # The class that follows tokenizer.json.
-    named["tokenizer_class"] = "PreTrainedTokenizerFast"
-    return super().config() | named
+    return self.huggingface_config()
 
   def files(self, name: str) -> dict[str, bytes]:
     beside = json_files.text(self.config(), indent=2).encode()
@@ -486,33 +490,36 @@ class HuggingFaceEncoder(Encoder):
       raise DataError(f"{self.file}: {e}") from e
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
-    return [np.array(one.ids, np.int32) for one in self._encode(lines)]
+    encodings = self._encode(lines)
+    return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
   def encode_rest(self, text: str) -> np.ndarray:
     # The library may begin a text with a space, but this character is no part
     # of a word's tokens, so that only a space in the text is one.
     is_metaspace = self.marks_spaces and self.mark == SENTENCEPIECE_SPACE
-    (one,) = self._encode([("\ue000" if is_metaspace else "\n") + text])
-    ends = np.array([end for _, end in one.offsets], int)
-    return np.array(one.ids, np.int32)[ends > 1]
+    first = "\ue000" if is_metaspace else "\n"
+    (encoding,) = self._encode([first + text])
+    ends = np.array([end for _, end in encoding.offsets], int)
+    return np.array(encoding.ids, np.int32)[ends > 1]
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     words = []
-    for line, one in zip(lines, self._encode(lines), strict=True):
-      ids, numbers = np.array(one.ids, np.int32), np.array(one.word_ids)
+    for line, encoding in zip(lines, self._encode(lines), strict=True):
+      ids = np.array(encoding.ids, np.int32)
+      numbers = np.array(encoding.word_ids)
       continues = np.zeros(len(ids), bool)
       continues[1:] = numbers[1:] == numbers[:-1]
       if not self._splits_words:  # to the library a line is one word
         continues &= self.is_continuation[ids]
       if len(ids) and any(map(is_chinese_char, line)):
-        continues = _with_chinese_words(line, one.offsets, continues)
+        continues = _with_chinese_words(line, encoding.offsets, continues)
       words.append(WordTokens(ids, continues))
     return words
 
   def encode_with_spans(self, text: str) -> TokenSpans:
-    (one,) = self._encode([text])
+    (encoding,) = self._encode([text])
     spans = []
-    for token, (start, end) in zip(one.ids, one.offsets, strict=True):
+    for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
       shown = text[start:end]
       start += len(shown) - len(shown.lstrip())
       spans.append((token, start, start + len(shown.strip())))

@@ -50,10 +50,9 @@ _DO_LOWER_CASE = {
 
 def published_case(init_checkpoint: str | None) -> bool | None:
   """The do_lower_case of a checkpoint in a folder of google/bert's; or None."""
-  folder = re.match(
-    r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt", init_checkpoint or ""
-  )
-  return _DO_LOWER_CASE.get(folder.group(1)) if folder else None
+  pattern = r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt"
+  match = re.match(pattern, init_checkpoint or "")
+  return _DO_LOWER_CASE.get(match[1]) if match else None
 
 
 def validate_case_matches_checkpoint(
@@ -61,7 +60,7 @@ def validate_case_matches_checkpoint(
 ) -> None:
   """Raises `ValueError` if `do_lower_case` contradicts `published_case`."""
   wants_lower = published_case(init_checkpoint)
-  if wants_lower is not None and wants_lower != bool(do_lower_case):
+  if wants_lower not in (None, bool(do_lower_case)):
     raise ValueError(
       f"--do_lower_case={do_lower_case} but --init_checkpoint="
       f"{init_checkpoint} was trained on "
@@ -158,13 +157,27 @@ def _spaced(char):
   return f" {char} " if _is_punctuation(char) else char
 
 
-def _is_accent(char):
-  """A mark that lower-casing drops and that NFD would sort among others."""
-  return unicodedata.combining(char) and unicodedata.category(char) == "Mn"
+def _cleaned_ascii(char):
+  """Cleaned and spaced: ASCII has neither accents nor Chinese."""
+  cleaned = _cleaned(char)
+  return _spaced(char) if cleaned == char else cleaned
+
+
+def _without_accent(char):
+  """Drops a mark that NFD would sort among others."""
+  is_accent = unicodedata.category(char) == "Mn"
+  return None if is_accent and unicodedata.combining(char) else char
 
 
 def _unaccented(char):
   return None if unicodedata.category(char) == "Mn" else _spaced(char)
+
+
+def _kind(char):
+  """A space ends a word, "." is a word alone, "w" goes on."""
+  if _is_whitespace(char):
+    return " "
+  return "." if _is_punctuation(char) or is_chinese_char(char) else "w"
 
 
 class FullTokenizer:
@@ -201,12 +214,9 @@ class BasicTokenizer:
     self.do_lower_case = do_lower_case
     self._clean = _CharMap(_cleaned)
     # Before NFD, whose time is quadratic in successive marks.
-    self._strip = _CharMap(lambda c: None if _is_accent(c) else c)
+    self._strip = _CharMap(_without_accent)
     self._split = _CharMap(_unaccented if do_lower_case else _spaced)
-    # ASCII has neither accents nor CJK: one table does both jobs.
-    self._ascii = _CharMap(
-      lambda c: _spaced(c) if _cleaned(c) == c else _cleaned(c)
-    )
+    self._ascii = _CharMap(_cleaned_ascii)
 
   def tokenize(self, text: str | bytes) -> list[str]:
     """The words of a text; each punctuation sign and CJK character is one."""
@@ -224,14 +234,8 @@ class BasicTokenizer:
 
 def word_spans(text: str) -> list[tuple[int, int]]:
   """Where `BasicTokenizer`'s words begin and end, in characters of `text`."""
-  return [word.span() for word in re.finditer(r"w+|\.", text.translate(_KINDS))]
-
-
-# Spaces end words, "." is one alone, "w" goes on.
-_KINDS = _CharMap(
-  lambda c: " " if _is_whitespace(c)
-  else "." if _is_punctuation(c) or is_chinese_char(c) else "w"
-)  # fmt: skip
+  words = re.finditer(r"w+|\.", text.translate(_CharMap(_kind)))
+  return [word.span() for word in words]
 
 
 class WordpieceTokenizer:
@@ -295,17 +299,15 @@ class _PieceCache(dict):
 
 def _respaced(words, is_chinese):
   """(text, starts of the words in it): spaces separate words for jieba."""
-  parts, starts, size = [], [], 0
+  text, starts = "", []
   follows_chinese = False
   for word, chinese in zip(words, is_chinese, strict=True):
     if not (chinese and follows_chinese):
-      parts.append(" ")
-      size += 1
-    parts.append(word)
-    starts.append(size)
-    size += len(word)
+      text += " "
+    starts.append(len(text))
+    text += word
     follows_chinese = chinese
-  return "".join(parts), starts
+  return text, starts
 
 
 class WordPieceEncoder(Encoder):
@@ -361,7 +363,7 @@ class WordPieceEncoder(Encoder):
     spans, begin = [], 0
     for word in words:
       ids = self.pieces_of(word)
-      sizes = [len(self.tokens[i].removeprefix("##")) for i in ids]
+      sizes = [len(self.tokens[token].removeprefix("##")) for token in ids]
       if sum(sizes) != len(word):  # the word is unknown
         ids, sizes = ids[:1], [len(word)]
       for token, size in zip(ids, sizes, strict=True):
@@ -385,8 +387,8 @@ class WordPieceEncoder(Encoder):
 
   def config(self) -> dict:
     lower = self.do_lower_case
-    others = {"strip_accents": lower, "tokenize_chinese_chars": True}
-    return super().config() | others
+    rules = {"strip_accents": lower, "tokenize_chinese_chars": True}
+    return super().config() | rules
 
 
 # The kinds of tokenizers, each with the flag that names its file.
@@ -409,11 +411,12 @@ def load_tokenizer(
 ) -> Encoder:
   """The encoder of the file given; DataError if bad or above `vocab_size`."""
   files = vocab_file, spm_model_file, tokenizer_file
-  given = [pair for pair in zip(ENCODERS, files, strict=True) if pair[1]]
-  if len(given) != 1:
+  pairs = zip(ENCODERS, files, strict=True)
+  named = [(kind, path) for kind, path in pairs if path]
+  if len(named) != 1:
     raise DataError(f"name one vocabulary: give {VOCABULARY_FLAGS}")
-  kind, path = given[0]
-  encoder = kind(path or "", do_lower_case)
+  kind, path = named[0]
+  encoder = kind(path, do_lower_case)
   if vocab_size is not None and encoder.vocab_size > vocab_size:
     raise DataError(
       f"{encoder.file} has {encoder.vocab_size} tokens, but the model has "

@@ -25,8 +25,10 @@ TRAINING_RESULTS_FILE = "training_results.json"
 
 def is_written(config) -> bool:
   """Whether a run writes into its folder: an evaluation does where it may."""
-  folder, must = config.output_dir, config.do_train or config.do_predict
-  return must or not os.path.isdir(folder) or os.access(folder, os.W_OK)
+  if config.do_train or config.do_predict:
+    return True
+  folder = config.output_dir
+  return not os.path.isdir(folder) or os.access(folder, os.W_OK)
 
 
 @contextlib.contextmanager
@@ -40,22 +42,23 @@ def locked(folder: str, comm, is_written: bool = True):
   if not (comm.is_root and is_written):
     yield
     return
-  path, was_there = os.path.join(folder, LOCK_FILE), os.path.isdir(folder)
+  path = os.path.join(folder, LOCK_FILE)
+  is_new = not os.path.isdir(folder)
   with contextlib.ExitStack() as files:
     f = None
     while f is None or not os.fstat(f.fileno()).st_nlink:
       # The previous run may have ended and removed the file: then again.
       os.makedirs(folder, exist_ok=True)
       f = files.enter_context(open(path, "a+", encoding="utf-8"))
-      owned = _take(f, folder, comm)
+      is_ours = _take(f, folder, comm)
     try:
       yield
     finally:
-      if owned:
+      if is_ours:
         os.unlink(path)
-        if not was_there:
-          with contextlib.suppress(OSError):  # it holds a run
-            os.rmdir(folder)
+      if is_ours and is_new:
+        with contextlib.suppress(OSError):  # it holds a run
+          os.rmdir(folder)
 
 
 def _take(f, folder: str, comm) -> bool:
@@ -89,21 +92,21 @@ def _job() -> str:
 
 def versions() -> dict:
   """Versions that decide a run's numbers, with the source's git revision."""
-  tensorflow = later.tf.__version__
-  found = {"python": platform.python_version(), "tensorflow": tensorflow}
+  version: dict = {"python": platform.python_version()}
+  version["tensorflow"] = later.tf.__version__
   for name in ("horovod", "numpy", "tokenizers"):
     try:
-      found[name] = importlib.metadata.version(name)
+      version[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-      found[name] = None
+      version[name] = None
   folder = os.path.dirname(os.path.abspath(__file__))
   command = ["git", "-C", folder, "describe", "--always", "--dirty"]
   try:
     done = subprocess.run(command, capture_output=True, text=True)
-    found["git"] = done.stdout.strip() or None  # None: not a git checkout
+    version["git"] = done.stdout.strip() or None  # None: not a git checkout
   except OSError:
-    found["git"] = None
-  return found
+    version["git"] = None
+  return version
 
 
 def write_start(config, task, step: int) -> None:
@@ -131,19 +134,17 @@ def keep_vocabulary(config, manifests: dict) -> None:
   It is near the records, or beside the model that the run starts from.
   """
   start = description.folder_of(config.init_checkpoint)
-  for path, made in manifests.values():
-    found = record_report.find_vocabulary(
-      made.tokenizer, os.path.dirname(path), *filter(None, [start])
-    )
-    copy = os.path.join(
-      config.output_dir, os.path.basename(made.tokenizer.file)
-    )
+  for manifest_path, manifest in manifests.values():
+    info = manifest.tokenizer
+    folders = [os.path.dirname(manifest_path)]
+    if start:
+      folders.append(start)
+    path = record_report.find_vocabulary(info, *folders)
+    copy = os.path.join(config.output_dir, os.path.basename(info.file))
     # One that is there may be of a start that saved nothing.
-    if found and not (
-      os.path.exists(copy) and file_sha256(copy) == made.tokenizer.sha256
-    ):
-      kind = tokenization.KINDS[made.tokenizer.kind]
-      encoder = kind(found, made.tokenizer.do_lower_case)
+    is_there = os.path.exists(copy) and file_sha256(copy) == info.sha256
+    if path and not is_there:
+      encoder = tokenization.KINDS[info.kind](path, info.do_lower_case)
       _copy(encoder, config.output_dir)
       json_files.write(config_beside(copy), encoder.config())
 
@@ -156,8 +157,8 @@ def write_task(folder: str, task: dict, encoder: tokenization.Encoder) -> None:
 
 def _copy(encoder: tokenization.Encoder, folder: str) -> str:
   """Copies an encoder's file, unless it is there; returns its name."""
-  own = os.path.basename(encoder.file)
-  if os.path.realpath(encoder.file) != os.path.realpath(f"{folder}/{own}"):
-    for name, content in encoder.files(own).items():
-      write(os.path.join(folder, name), content)
-  return own
+  name = os.path.basename(encoder.file)
+  if os.path.realpath(encoder.file) != os.path.realpath(f"{folder}/{name}"):
+    for file, content in encoder.files(name).items():
+      write(os.path.join(folder, file), content)
+  return name

@@ -100,9 +100,7 @@ def find_vocabulary(
 
 
 def find_encoder(
-  info: tokenization.TokenizerInfo | None,
-  folder: str,
-  files: dict[str, Any],
+  info: tokenization.TokenizerInfo | None, folder: str, files: dict[str, Any]
 ) -> tokenization.Encoder | None:
   """The encoder of the given file, else of `find_vocabulary`'s; or None.
 
@@ -110,8 +108,9 @@ def find_encoder(
   `info`.
   """
   if info and not files:
-    found = find_vocabulary(info, folder)
-    files = {tokenization.KINDS[info.kind].flag: found} if found else {}
+    path = find_vocabulary(info, folder)
+    if path:
+      files = {tokenization.KINDS[info.kind].flag: path}
   if not files:
     return None
   encoder = tokenization.load_tokenizer(**files)
@@ -126,13 +125,14 @@ def find_encoder(
 
 def legend(features: Features, encoder: tokenization.Encoder | None) -> str:
   """How to read `examples` with the same arguments."""
-  lines = [
-    "{seen|was} is a token to predict, as the model sees it and as it was."
-  ]
+  lines = []
   if "masked_lm_ids" not in features:
-    lines.insert(
-      0, "Masks are drawn when records are read: with a manifest, here once."
+    lines.append(
+      "Masks are drawn when records are read: with a manifest, here once."
     )
+  lines.append(
+    "{seen|was} is a token to predict, as the model sees it and as it was."
+  )
   if not encoder:
     lines.append(
       f"Ids, not words: {tokenization.VOCABULARY_FLAGS} gives their words."
@@ -240,8 +240,8 @@ def _spelled(
     if encoder and joined[place] != encoder.marks_spaces:
       text = text.removeprefix(encoder.mark)
     if is_chosen[place]:
-      both = vocabulary(seen[place]).strip(), vocabulary(token).strip()
-      text = f"{{{'|'.join(both)}}}"
+      shown = vocabulary(seen[place]).strip()
+      text = f"{{{shown}|{vocabulary(token).strip()}}}"
     texts.append(text if joined[place] else f" {text}")
   return texts
 
@@ -319,8 +319,8 @@ def describe(counts: Counter, files: int, pairs: bool) -> str:
   def share(part, whole):
     return f"{counts[part] / max(1, counts[whole]):.1%}"
 
-  found = console.counted(counts["files"], "file")
-  records = f"{counts['records']:,} in {found}"
+  files_read = console.counted(counts["files"], "file")
+  records = f"{counts['records']:,} in {files_read}"
   if counts["files"] < files:
     records += f"; {files - counts['files']} other files are damaged"
   if counts["read"] < counts["records"]:

@@ -26,11 +26,7 @@ from tokenizers import (
 import tokenization
 from common import files, input_files, json_files
 from common.errors import DataError, UserError
-from common.model_files import (
-  TASK_FILE,
-  TOKENIZER_CONFIG_FILE,
-  TOKENIZER_FILE,
-)
+from common.model_files import TASK_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from text_encoders import SENTENCEPIECE_SPACE, config_beside
 
 _FORM = {
@@ -93,7 +89,7 @@ def make_tokenizer(
   """
   tokenizer = _MAKERS[encoder.kind](encoder)
   special = [*encoder.special.values()]
-  _, _, cls, sep, _ = special
+  cls, sep = encoder.special["cls"], encoder.special["sep"]
   second = int(segment_ids)
   tokenizer.post_processor = processors.TemplateProcessing(
     single=f"{cls}:0 $A:0 {sep}:0",
@@ -182,23 +178,17 @@ def write_tokenizer(
   A model without segments takes no ids of them.
   """
   if encoder.kind in _MAKERS:
-    made = make_tokenizer(encoder, segment_ids).to_str(pretty=True).encode()
+    content = make_tokenizer(encoder, segment_ids).to_str(pretty=True).encode()
     # tokenizer.save() raises a bare Exception on a full disk.
-    files.write(os.path.join(folder, TOKENIZER_FILE), made)
+    files.write(os.path.join(folder, TOKENIZER_FILE), content)
   else:  # its own file may give a second text another segment
     has_segments = has_segments and segment_ids
-  content = {
-    **{f"{role}_token": token for role, token in encoder.special.items()},
-    "do_lower_case": encoder.do_lower_case,
-    "model_input_names": [
-      "input_ids",
-      *["token_type_ids"] * has_segments,
-      "attention_mask",
-    ],
-    "model_max_length": max_length,
-    "tokenizer_class": "PreTrainedTokenizerFast",
-  }
-  json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), content)
+  inputs = ["input_ids", "attention_mask"]
+  if has_segments:
+    inputs.insert(1, "token_type_ids")
+  config = encoder.huggingface_config()
+  config |= {"model_input_names": inputs, "model_max_length": max_length}
+  json_files.write(os.path.join(folder, TOKENIZER_CONFIG_FILE), config)
 
 
 # What a folder's files say ----------------------------------------------------
@@ -222,73 +212,79 @@ def said_case(
 ) -> dict[str, bool | None]:
   """File -> do_lower_case of a vocabulary, if it says it; the first decides.
 
-  The vocabulary itself, else a `config_beside` of its own, else those of its
+  A tokenizer.json itself, else a `config_beside` of its own, else those of its
   folder; the last is the folder, whose name may be one of google/bert's.
   """
-  inside = kind.own_case(path)
-  if inside is not None:
-    return {path: inside}
-  folder, name = os.path.split(config_beside(path))
-  own = own_case(path)
-  if own is not None and name != TOKENIZER_CONFIG_FILE:
-    return {config_beside(path): own}
-  said = {}
+  if kind is tokenization.HuggingFaceEncoder:
+    return {path: kind(path, False).do_lower_case}
+  config = config_beside(path)
+  folder, name = os.path.split(config)
+  lower = own_case(path)
+  if lower is not None and name != TOKENIZER_CONFIG_FILE:
+    return {config: lower}
+  cases: dict[str, bool | None] = {}
   for name in (TASK_FILE, TOKENIZER_CONFIG_FILE):
-    said[os.path.join(folder, name)] = read(folder, name).get("do_lower_case")
+    cases[os.path.join(folder, name)] = read(folder, name).get("do_lower_case")
   normalizer = json.dumps(read(folder, TOKENIZER_FILE).get("normalizer"))
   match = re.search(r'"lowercase": (true|false)', normalizer)
-  said[os.path.join(folder, TOKENIZER_FILE)] = match and match[1] == "true"
+  if match:
+    cases[os.path.join(folder, TOKENIZER_FILE)] = match[1] == "true"
   published = os.path.join(os.path.abspath(folder), "bert_model.ckpt")
-  return {**said, folder: tokenization.published_case(published)}
+  return {**cases, folder: tokenization.published_case(published)}
 
 
 def case(
-  said: dict[str, bool | None], given: bool | None, name: str
+  cases: dict[str, bool | None], flag: bool | None, name: str
 ) -> tuple[bool, list[str], list[str]]:
   """(do_lower_case, a line if it is assumed, lines about files that differ).
 
-  `said` is as `said_case`, `given` the flag, `name` the model or vocabulary.
+  `cases` are as `said_case`, `flag` is --do_lower_case, `name` the model or
+  vocabulary.
   """
-  known = {file: lower for file, lower in said.items() if lower is not None}
+  known = {file: lower for file, lower in cases.items() if lower is not None}
+  if not known and flag is not None:
+    return flag, [], []
   if not known:
     line = (
       f"{name}: nothing says whether it is of lower-cased text: assumed "
       "--do_lower_case; give --nodo_lower_case if it is cased"
     )
-    return given is not False, [line] if given is None else [], []
+    return True, [line], []
   first, lower = next(iter(known.items()))
-  if given not in (None, lower):
+  if flag not in (None, lower):
     raise UserError(
-      f"--do_lower_case={given}, but {name} was trained on "
+      f"--do_lower_case={flag}, but {name} was trained on "
       f"{'lower-cased' if lower else 'cased'} text ({first}): leave the flag "
       "out"
     )
   line = f"{name}: do_lower_case={lower} as {first} says, against "
-  return lower, [], [line + file for file in known if known[file] != lower]
+  others = [file for file in known if known[file] != lower]
+  return lower, [], [line + file for file in others]
 
 
 def named(settings) -> dict[str, Any]:
   """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
-  files = {flag: getattr(settings, flag) for flag in tokenization.VOCABULARIES}
-  given = {flag: path for flag, path in files.items() if path}
-  if len(given) > 1:
+  files = {}
+  for flag in tokenization.VOCABULARIES:
+    if getattr(settings, flag):
+      files[flag] = getattr(settings, flag)
+  if len(files) > 1:
     raise UserError(f"give only one of {tokenization.VOCABULARY_FLAGS}")
-  return given
+  return files
 
 
 def load(
-  files: dict[str, Any], given: bool | None
+  files: dict[str, Any], do_lower_case: bool | None
 ) -> tuple[tokenization.Encoder, list[str]]:
   """The encoder of a vocabulary in its case, and lines about that.
 
-  `files` are as `named`, `given` is --do_lower_case. Raises a `UserError` if it
-  contradicts the files beside the vocabulary, or if these are of another
-  tokenizer.
+  `files` are as `named`. Raises a `UserError` if the flag contradicts the files
+  beside the vocabulary, or if these are of another tokenizer.
   """
-  words = tokenization.WordPieceEncoder
-  flag, path = next(iter(files.items()), (words.flag, ""))
-  said = said_case(path, tokenization.BY_FLAG[flag])
-  lower, _, lines = case(said, given, path)
+  no_file = (tokenization.WordPieceEncoder.flag, "")
+  flag, path = next(iter(files.items()), no_file)
+  cases = said_case(path, tokenization.BY_FLAG[flag])
+  lower, _, lines = case(cases, do_lower_case, path)
   encoder = tokenization.load_tokenizer(**files, do_lower_case=lower)
   compare(encoder, path)
   cased = 0
@@ -326,14 +322,15 @@ def compare(encoder: tokenization.Encoder, path: str) -> None:
   tokenizer = read(folder, TOKENIZER_FILE)
   for field, value in tokenizer.get("model", {}).items():
     tokenizer[f"model.{field}"] = value
-  bert, lower = normalizers.BertNormalizer, encoder.do_lower_case
+  bert = normalizers.BertNormalizer
   berts = [normalizer(True), normalizer(False), bert(lowercase=True)]
   berts += [bert(lowercase=False), bert(lowercase=True, strip_accents=True)]
-  accepted = [json.loads(one.__getstate__()) for one in berts]
+  accepted = [json.loads(steps.__getstate__()) for steps in berts]
   if kind == "Bert":  # the class sets the rest by its config
-    theirs = tokenizer.get("normalizer") or {}
-    accepted.append({**theirs, "type": "BertNormalizer"})
-  rules = {**_RULES, "strip_accents": (lower, None), "normalizer": accepted}
+    of_file = tokenizer.get("normalizer") or {}
+    accepted.append({**of_file, "type": "BertNormalizer"})
+  rules = {**_RULES, "normalizer": accepted}
+  rules["strip_accents"] = (encoder.do_lower_case, None)
   for file, fields in {
     TOKENIZER_CONFIG_FILE: {**config, "tokenizer_class": kind},
     TOKENIZER_FILE: {**tokenizer, _MOVED: _moved(tokenizer, encoder)},
@@ -359,9 +356,12 @@ def _moved(tokenizer: dict, encoder: tokenization.Encoder) -> dict:
   theirs = {token.strip(): number for token, number in vocab.items()}
   for token in tokenizer.get("added_tokens") or ():
     theirs[token["content"]] = token["id"]
-  theirs[""] = ours.get("")  # an unusual space, see `load_vocab`
-  tokens = {**ours, **theirs}
-  return {t: theirs.get(t) for t in tokens if theirs.get(t) != ours.get(t)}
+  moved = {}
+  for token in {**ours, **theirs}:
+    # "" is an unusual space, see `load_vocab`.
+    if token and theirs.get(token) != ours.get(token):
+      moved[token] = theirs.get(token)
+  return moved
 
 
 def _split(fields: dict, encoder: tokenization.Encoder) -> list[str]:

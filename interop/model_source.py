@@ -20,10 +20,7 @@ from checkpoints.description import Description
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import setting
-from config.pretraining import (
-  is_preset,
-  read_bert,
-)
+from config.pretraining import is_preset, read_bert
 from data import record_report, tokenizer_files
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING, SQUAD
@@ -96,13 +93,14 @@ class Source:
 
   def lines(self) -> list[str]:
     """The checkpoint and what is assumed, for the console."""
-    named = [] if self.is_export else [f"{self.path} ({self.chosen})"]
-    return named + self.assumed()
+    if self.is_export:
+      return self.assumed()
+    return [f"{self.path} ({self.chosen})", *self.assumed()]
 
   def assumed(self) -> list[str]:
     """Lines about what no file says."""
-    said_by = os.path.join(self.folder, TASK_FILE)
-    answers = assumed_answers(self.task, said_by)
+    task_file = os.path.join(self.folder, TASK_FILE)
+    answers = assumed_answers(self.task, task_file)
     return [*self.notes, *self.assumed_case, *answers]
 
   def tokenizer(self) -> tokenization.Encoder:
@@ -123,78 +121,72 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
-  chosen_file = tokenizer_files.named(given)
+  named = tokenizer_files.named(given)
   path, chosen, folder = locate(model)
   about = description.read(folder)
-  said, said_by = about.task, os.path.join(folder, TASK_FILE)
-  if not said:
-    said_by, said = pretraining_task(about, given)
+  task, task_file = about.task, os.path.join(folder, TASK_FILE)
+  if not task:
+    task_file, task = pretraining_task(about, given)
   config = read_config(given.bert_config_file, about, path)
-  files = find_vocabulary(said, chosen_file, folder)
+  files = find_vocabulary(task, named, folder)
   beside, cases = os.path.join(folder, WordPieceEncoder.usual_name), {}
   flag, words = next(iter(files.items()), (WordPieceEncoder.flag, beside))
   if not about.is_huggingface:
-    cases[said_by] = said.get("do_lower_case")
+    cases[task_file] = task.get("do_lower_case")
     cases[path] = tokenization.published_case(path)
   elif flag == WordPieceEncoder.flag:
     words = beside  # a flag may name an equal file elsewhere
   cases |= tokenizer_files.said_case(words, tokenization.BY_FLAG[flag])
   lower, assumed, lines = tokenizer_files.case(cases, given.do_lower_case, path)
-  source = Source(
-    path,
-    chosen,
-    config,
-    {"task": PRETRAINING, **said, "do_lower_case": lower},
-    files,
-    folder,
-    assumed,
-    (*about.notes, *lines),
-  )
+  task = {"task": PRETRAINING, **task, "do_lower_case": lower}
+  notes = (*about.notes, *lines)
+  source = Source(path, chosen, config, task, files, folder, assumed, notes)
   if files:
     tokenizer_files.compare(source.tokenizer(), words)
   return source
 
 
-def assumed_answers(task: dict, said_by: str) -> list[str]:
+def assumed_answers(task: dict, task_file: str) -> list[str]:
   """A line if no file says whether questions may have no answer."""
   if task["task"] != SQUAD or ANSWERABLE in task:
     return []
   return [
     "every paragraph is assumed to answer its question, as in SQuAD 1.1: if "
-    f"not, set {ANSWERABLE} to true in {said_by}"
+    f"not, set {ANSWERABLE} to true in {task_file}"
   ]
 
 
-def find_vocabulary(said: dict, chosen: dict, folder: str) -> dict[str, str]:
-  """Flag -> file; an error if the flags contradict the files found."""
-  found, theirs = {}, HuggingFaceEncoder.flag
-  names = said.get("vocabulary") or tokenization.VOCABULARIES
+def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
+  """Flag -> file; an error if the `named` ones contradict the folder's."""
+  wordpiece, huggingface = WordPieceEncoder.flag, HuggingFaceEncoder.flag
+  names = task.get("vocabulary") or tokenization.VOCABULARIES
   if huggingface_folder.is_folder(folder):
-    names = {**names, theirs: HuggingFaceEncoder.usual_name}
+    names = {**names, huggingface: HuggingFaceEncoder.usual_name}
+  files: dict[str, str] = {}
   for flag, name in names.items():
     path = os.path.join(folder, name)
     if os.path.exists(path):
-      found[flag] = path
-  if len(found) > 1 and theirs in found:
+      files[flag] = path
+  if len(files) > 1 and huggingface in files:
     # It stands beside the other kinds, too: it counts where they do not.
-    words = found.get(WordPieceEncoder.flag)
-    counts = words and not tokenizer_files.fits(words)
-    del found[WordPieceEncoder.flag if counts else theirs]
-  for flag, path in chosen.items():
-    if found and not (
-      flag in found and filecmp.cmp(path, found[flag], shallow=False)
-    ):
+    if wordpiece in files and not tokenizer_files.fits(files[wordpiece]):
+      del files[wordpiece]
+    else:
+      del files[huggingface]
+  for flag, path in named.items():
+    is_same = flag in files and filecmp.cmp(path, files[flag], shallow=False)
+    if files and not is_same:
       raise UserError(
         f"--{flag}={path} is another vocabulary than "
-        f"{' or '.join(found.values())}, which is the model's: leave the flag "
+        f"{' or '.join(files.values())}, which is the model's: leave the flag "
         "out"
       )
-  if len(found) > 1 and not chosen:
+  if len(files) > 1 and not named:
     raise UserError(
-      f"{' and '.join(found.values())}: only one is the model's: give "
+      f"{' and '.join(files.values())}: only one is the model's: give "
       f"{tokenization.VOCABULARY_FLAGS}"
     )
-  return chosen or found
+  return named or files
 
 
 def locate(model: str) -> tuple[str, str, str]:
@@ -233,22 +225,24 @@ def read_config(
   given: str | None, about: Description, model: str
 ) -> BertConfig:
   """The config of a `given` file or of a folder; they must agree."""
-  beside = about.bert_file
-  configs = [bert for bert in (about.bert, given and read_bert(given)) if bert]
-  if not configs:
+  config = read_bert(given) if given else about.bert
+  if not config:
     raise UserError(
-      f"{model}: there is no {beside}: give --bert_config_file, the config "
-      "that the model was trained with"
+      f"{model}: there is no {about.bert_file}: give --bert_config_file, the "
+      "config that the model was trained with"
     )
+  if not about.bert:
+    return config
   if is_preset(given):
-    configs[-1].vocab_size = configs[0].vocab_size
-  if differ := configs[0].differences(configs[-1]):
+    config.vocab_size = about.bert.vocab_size
+  differ = about.bert.differences(config)
+  if differ:
     raise UserError(
-      f"--bert_config_file={given} and {beside}, which is the model's, differ "
-      f"in {', '.join(differ)}: leave the flag out, or train another model in "
-      "another folder"
+      f"--bert_config_file={given} and {about.bert_file}, which is the "
+      f"model's, differ in {', '.join(differ)}: leave the flag out, or train "
+      "another model in another folder"
     )
-  return configs[-1]
+  return config
 
 
 def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
@@ -258,12 +252,14 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   if not steps:
     return _find_published(model, files.without_marker())
   by: metrics.BestBy | None = None if task else metrics.BEST_BY
-  if saved := task.get("best_by"):  # older runs do not say
+  saved = task.get("best_by")
+  if saved:  # older runs do not say
     by = metrics.BestBy(tuple(saved["keys"]), saved["higher"])
+  step, chosen = steps[0], "the newest"
   best = by and metrics.best_evaluation(model, steps[0], by)
-  step = best if best in steps else steps[0]
+  if best in steps:
+    step, chosen = best, "the best by evaluation"
   files.check(step)
-  chosen = "the best by evaluation" if best in steps else "the newest"
   return checkpoint_files.hold(files.prefix(step)), chosen
 
 
@@ -274,8 +270,10 @@ def _find_published(model: str, newest: str | None) -> tuple[str, str]:
   indices = glob.glob(os.path.join(glob.escape(model), "*.ckpt*.index"))
   prefixes = sorted(path.removesuffix(".index") for path in indices)
   published = os.path.join(model, CHECKPOINT_NAME)
-  if published in prefixes or len(prefixes) == 1:
-    return (published if published in prefixes else prefixes[0]), "the only one"
+  if published in prefixes:
+    prefixes = [published]
+  if len(prefixes) == 1:
+    return prefixes[0], "the only one"
   if prefixes:
     raise UserError(
       f"{model} holds several checkpoints: name {' or '.join(prefixes)}"
@@ -293,20 +291,22 @@ def _find_published(model: str, newest: str | None) -> tuple[str, str]:
 def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
   """The file that says what a run learned of what records, and what it says."""
   path = about.learned_from if about.training else ""
-  task, known = about.learned, about.tokenizer
-  if not known:
+  task, info = about.learned, about.tokenizer
+  if not info:
     return path, task
   path = os.path.join(about.folder, description.RUN_FILE)
-  task["do_lower_case"] = known.do_lower_case
-  if found := about.manifest():
-    task["max_seq_length"] = found[1].max_seq_length
-  if files := tokenizer_files.named(given):
-    record_report.find_encoder(known, about.folder, files)
+  task["do_lower_case"] = info.do_lower_case
+  manifest = about.manifest()
+  if manifest:
+    task["max_seq_length"] = manifest[1].max_seq_length
+  files = tokenizer_files.named(given)
+  if files:
+    record_report.find_encoder(info, about.folder, files)
     return path, task
-  vocabulary = about.vocabulary()
-  if not vocabulary:
+  task["vocabulary"] = about.vocabulary()
+  if not task["vocabulary"]:
     raise UserError(
-      f"{path}: the records were made with {known.file} of SHA-256 "
-      f"{known.sha256}, which is not near: give {tokenization.VOCABULARY_FLAGS}"
+      f"{path}: the records were made with {info.file} of SHA-256 "
+      f"{info.sha256}, which is not near: give {tokenization.VOCABULARY_FLAGS}"
     )
-  return path, {**task, "vocabulary": vocabulary}
+  return path, task

@@ -44,8 +44,11 @@ def _merge(
   """Trains on words by how often they occur; returns token -> id."""
   # Named letters make runs agree: the library numbers others in the order of a
   # hash table, and these numbers decide ties between merges.
-  inside = sorted({"##" + letter for word in words for letter in word[1:]})
-  required = [*tokenization.SPECIAL_TOKENS, *inside]
+  inside: set[str] = set()
+  for word in words:
+    inside.update(word[1:])
+  required = list(tokenization.SPECIAL_TOKENS)
+  required += [f"##{letter}" for letter in sorted(inside)]
   tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
   tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
   trainer = trainers.WordPieceTrainer(
@@ -54,22 +57,23 @@ def _merge(
     limit_alphabet=len(set().union(*words)),
     show_progress=False,
   )
-  repeated = (
-    " ".join([word] * min(_AT_ONCE, counts[word] - done))
-    for word in words
-    for done in range(0, counts[word], _AT_ONCE)
-  )
-  tokenizer.train_from_iterator(repeated, trainer)
+  tokenizer.train_from_iterator(_repeated(words, counts), trainer)
   return tokenizer.get_vocab(with_added_tokens=True)
 
 
+def _repeated(
+  words: list[str], counts: "collections.Counter[str]"
+) -> Iterator[str]:
+  """Each word as often as it is counted."""
+  for word in words:
+    for done in range(0, counts[word], _AT_ONCE):
+      yield " ".join([word] * min(_AT_ONCE, counts[word] - done))
+
+
 def train_wordpiece(
-  lines: Iterable[str],
-  output_file: str,
-  vocab_size: int,
-  do_lower_case: bool = True,
-) -> int:
-  """Writes a WordPiece vocabulary, one token a line; returns its size.
+  lines: Iterable[str], path: str, vocab_size: int, do_lower_case: bool = True
+) -> None:
+  """Writes a WordPiece vocabulary, one token a line.
 
   [PAD] is id 0; then [UNK], [CLS], [SEP], [MASK], single characters, and pieces
   in the order in which they were merged. Words with characters that are too
@@ -77,7 +81,6 @@ def train_wordpiece(
   """
   split = tokenization.BasicTokenizer(do_lower_case).tokenize
   words: collections.Counter[str] = collections.Counter()
-  letters: collections.Counter[str] = collections.Counter()
   limit, total = tokenization.MAX_INPUT_CHARS_PER_WORD, 0
   for line in lines:
     total += text_encoders.letters_of(line)
@@ -90,12 +93,14 @@ def train_wordpiece(
       "on: give more, or --tokenizer=sentencepiece for text without spaces"
     )
   # A character may need two tokens: at the start of words and inside them.
-  room = (vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
+  room = max(0, vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
+  letters: collections.Counter[str] = collections.Counter()
   for word, count in words.items():
     for letter in word:
       letters[letter] += count
-  ranked = sorted(letters, key=lambda c: (-letters[c], c))  # the same each time
-  alphabet = frozenset(ranked[: max(0, min(_MAX_ALPHABET, room))])
+  ranked = sorted(letters)  # so that equally frequent ones have one order
+  ranked.sort(key=letters.__getitem__, reverse=True)
+  alphabet = frozenset(ranked[: min(_MAX_ALPHABET, room)])
   kept = sorted(word for word in words if alphabet.issuperset(word))
   if not kept:
     raise errors.DataError(
@@ -112,8 +117,7 @@ def train_wordpiece(
     )
   ids = _merge(kept, words, vocab_size)
   vocab = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))
-  _write(output_file, vocab.encode())
-  return len(ids)
+  _write(path, vocab.encode())
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[str]:
@@ -132,12 +136,9 @@ def _sentences(lines: Iterable[str]) -> Iterator[str]:
 
 
 def train_sentencepiece(
-  lines: Iterable[str],
-  output_file: str,
-  vocab_size: int,
-  do_lower_case: bool = True,
-) -> int:
-  """Writes a SentencePiece unigram model; returns the number of its pieces.
+  lines: Iterable[str], path: str, vocab_size: int, do_lower_case: bool = True
+) -> None:
+  """Writes a SentencePiece unigram model.
 
   [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]; no text becomes the last
   three, control symbols. The encoder must get the same `do_lower_case`.
@@ -172,18 +173,13 @@ def train_sentencepiece(
     raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
     ) from e
-  _write(output_file, model.getvalue())
-  loaded = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-  return loaded.get_piece_size()
+  _write(path, model.getvalue())
 
 
 def train_bpe(
-  lines: Iterable[str],
-  output_file: str,
-  vocab_size: int,
-  do_lower_case: bool = True,
-) -> int:
-  """Writes a tokenizer.json of byte-level BPE; returns its number of tokens.
+  lines: Iterable[str], path: str, vocab_size: int, do_lower_case: bool = True
+) -> None:
+  """Writes a tokenizer.json of byte-level BPE.
 
   [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK] and the 256 bytes, so that no
   text is unknown. DataError if `vocab_size` is too small for these.
@@ -198,8 +194,9 @@ def train_bpe(
   tokenizer = Tokenizer(models.BPE())
   tokenizer.normalizer = normalizers.NFC()
   if do_lower_case:
-    steps = [tokenizer.normalizer, normalizers.Lowercase()]
-    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.normalizer = normalizers.Sequence(
+      [normalizers.NFC(), normalizers.Lowercase()]
+    )
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
@@ -214,8 +211,7 @@ def train_bpe(
   tokenizer.train_from_iterator(lines, trainer)
   cls, sep = (tokenization.CLS, 2), (tokenization.SEP, 3)
   tokenizer.post_processor = processors.BertProcessing(sep, cls)
-  _write(output_file, tokenizer.to_str(pretty=True).encode())
-  return tokenizer.get_vocab_size()
+  _write(path, tokenizer.to_str(pretty=True).encode())
 
 
 def _write(path: str, data: bytes) -> None:
@@ -269,14 +265,12 @@ def main(args: Settings) -> None:
     lower = False not in map(tokenizer_files.own_case, paths)
   tell(f"reading {counted(len(paths), 'file')} ...")
   train, kind = _TRAINERS[args.tokenizer]
-  size = train(
-    text_files.read_lines(paths, text),
-    args.output_file,
-    args.vocab_size,
-    lower,
-  )
+  lines = text_files.read_lines(paths, text)
+  train(lines, args.output_file, args.vocab_size, lower)
+  encoder = kind(args.output_file, lower)
   beside = text_encoders.config_beside(args.output_file)
-  json_files.write(beside, kind(args.output_file, lower).config())
+  json_files.write(beside, encoder.config())
+  size = encoder.vocab_size
   print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")
   print(f"{beside}: do_lower_case={lower}")
   if size < args.vocab_size:

@@ -274,8 +274,7 @@ def test_a_trained_bpe(trained, tmp_path):
   assert said["mask_token"] == "[MASK]" and said["do_lower_case"] is True
   # Equal bytes, and no text is unknown.
   lines = (trained / "text.txt").read_text().split("\n")
-  size = train_tokenizer.train_bpe(lines, f"{tmp_path}/a.json", 300)
-  assert size == encoder.vocab_size
+  train_tokenizer.train_bpe(lines, f"{tmp_path}/a.json", 300)
   with open(path, "rb") as f:
     assert (tmp_path / "a.json").read_bytes() == f.read()
   (ids,) = encoder.encode_batch(["ÀÉ \x07 \U0010ffff"])
