@@ -470,9 +470,9 @@ class HuggingFaceEncoder(Encoder):
     self.special = roles
     (probe,) = self._encode(["a a"])
     self._splits_words = len({*probe.word_ids}) > 1
-    begin = "".join(texts[token] for token in probe.ids[:1])
-    if self.marks_spaces and not begin.startswith(space):
-      self.joiner = " "  # the library marks no space where a text begins
+    begins_with_space = probe.ids and texts[probe.ids[0]].startswith(space)
+    if self.marks_spaces and not begins_with_space:
+      self.joiner = " "  # the library marks none where a text begins
 
   def config(self) -> dict:
     return self.huggingface_config()

@@ -102,14 +102,7 @@ def convert_by_vocab(vocab, items) -> list:
   return [vocab[item] for item in items]
 
 
-def convert_tokens_to_ids(vocab, tokens) -> list[int]:
-  """The ids of tokens."""
-  return convert_by_vocab(vocab, tokens)
-
-
-def convert_ids_to_tokens(inv_vocab, ids) -> list[str]:
-  """The tokens of ids."""
-  return convert_by_vocab(inv_vocab, ids)
+convert_tokens_to_ids = convert_ids_to_tokens = convert_by_vocab
 
 
 def whitespace_tokenize(text: str) -> list[str]:

@@ -149,7 +149,8 @@ def _sentencepiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   pieces = [(piece.piece, piece.score) for piece in model.pieces]
   tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))
   steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-  if charsmap := normalization.precompiled_charsmap:
+  charsmap = normalization.precompiled_charsmap
+  if charsmap:
     steps = [normalizers.Precompiled(charsmap), *steps]
   if encoder.do_lower_case:
     steps = [_FINAL_SIGMA, normalizers.Lowercase(), *steps]
