@@ -114,7 +114,7 @@ class Description:
   def bert(self) -> BertConfig | None:
     """Raises `UserError` for a damaged config."""
     if self.is_huggingface:
-      return huggingface_folder.read_bert(self.folder)
+      return huggingface_config.read_config(self.folder).config
     if not os.path.exists(self.bert_file):
       return None
     return BertConfig.from_json_file(self.bert_file)
@@ -321,7 +321,7 @@ _SAME_SHARES = (
   f"keeps its own: {{keep}}{NEW_RUN}"
 )
 # What changes a model's answers.
-BERT_KEYS = bert_config.keys_that_change(bert_config.SHAPE, bert_config.RESULT)
+BERT_KEYS = bert_config.model_keys()
 FIXED = {
   "task": Fixed(MODEL, _SAME_MODEL),
   "kind of vocabulary": Fixed(MODEL, _SAME_MODEL),

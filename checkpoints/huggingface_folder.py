@@ -3,16 +3,10 @@
 import os
 
 from common.errors import DataError
-from common.model_files import (
-  CONFIG_FILE,
-  TASK_FILE,
-)
+from common.model_files import CONFIG_FILE, TASK_FILE
 from data import tokenizer_files
 from model import huggingface_config, huggingface_weights, tasks, weights
-from model.bert_config import BertConfig
-from tokenization import (
-  WordPieceEncoder,
-)
+from tokenization import WordPieceEncoder
 
 
 def is_folder(path: str) -> bool:
@@ -20,17 +14,10 @@ def is_folder(path: str) -> bool:
   if not (path and os.path.isdir(path)):
     return False
   names = os.listdir(path)
-  has_weights = any(
-    name.startswith((huggingface_weights.WEIGHTS_FILE, "pytorch_model"))
-    for name in names
-  )
-  is_theirs = huggingface_config.CONFIG_FILE in names
-  return has_weights and is_theirs and CONFIG_FILE not in names
-
-
-def read_bert(folder: str) -> BertConfig:
-  """Raises an error for a model that is none of ours."""
-  return huggingface_config.read_config(folder).config
+  if huggingface_config.CONFIG_FILE not in names or CONFIG_FILE in names:
+    return False
+  weights_files = huggingface_weights.WEIGHTS_FILE, "pytorch_model"
+  return any(name.startswith(weights_files) for name in names)
 
 
 def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
@@ -41,9 +28,9 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   """
   known, notes = huggingface_config.read_config(folder), []
   theirs, shapes = huggingface_weights.read_shapes(folder), {}
-  for name, of_one in known.tensors(theirs).items():
+  for name, of_tensor in known.tensors(theirs).items():
     if name in theirs:
-      shapes |= {weight.name: theirs[name] for weight in of_one}
+      shapes |= {weight.name: theirs[name] for weight in of_tensor}
   in_files: dict = {"task": weights.kind_of(known.config, shapes)}
   for head in tasks.LABELLED:
     if head.bias not in shapes:
@@ -51,7 +38,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
     labels = known.labels_of(head, shapes[head.bias][0], folder)
     if labels is not None:
       in_files["labels"] = labels
-    if known.architectures is None:
+    if not known.architectures:
       architecture = known.kind.architecture([head])
       notes.append(
         f"{folder}: {huggingface_config.CONFIG_FILE} names no architecture: "
@@ -65,8 +52,8 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{TASK_FILE}, or correct it"
       )
   words = os.path.join(folder, WordPieceEncoder.usual_name)
-  said = tokenizer_files.said_case(words)
-  lower, assumed, _ = tokenizer_files.case(said, None, folder)
+  cases = tokenizer_files.said_case(words)
+  lower, assumed, _ = tokenizer_files.case(cases, None, folder)
   if not assumed:
     in_files["do_lower_case"] = lower
   return {**saved, **in_files}, notes

@@ -52,18 +52,15 @@ _STDDEV = (
 _POSITIVE = (lambda x: _is_number(x) and x > 0.0), "> 0"
 _COUNT = (lambda n: type(n) is int and n >= 0), "an int, 0 or more"
 _BOOL = (lambda b: isinstance(b, bool)), "a bool"
-_ACTIVATION = (
-  lambda act: (
-    act is None
-    or callable(act)
-    or (isinstance(act, str) and act.lower() in ACTIVATION_NAMES)
-  ),
-  f"one of {ACTIVATION_NAMES}",
-)
 
-# What a trained model becomes with another value of a key: one of other
-# weights, so that its checkpoint does not fit, or one with other answers.
-SHAPE, RESULT = "shape", "result"
+
+def _is_activation(value) -> bool:
+  if value is None or callable(value):
+    return True
+  return isinstance(value, str) and value.lower() in ACTIVATION_NAMES
+
+
+_ACTIVATION = _is_activation, f"one of {ACTIVATION_NAMES}"
 
 
 def _one_of(*names: str) -> tuple:
@@ -75,90 +72,90 @@ def _or_none(values: tuple) -> tuple:
   return (lambda value: value is None or is_valid(value)), f"null, or {wanted}"
 
 
-def _key(default, values, changes=None, is_later=False):
+_DROPOUT = _or_none(_PROBABILITY)
+
+
+def _key(default, values, later=False, training=False):
   """A key of BertConfig, from which checks of other files derive theirs.
 
-  `changes` is SHAPE, RESULT, or None for what only training reads.
+  `later`: google/bert does not know it; `training`: only training reads it.
   """
-  metadata = dict(values=values, changes=changes, is_later=is_later)
+  metadata = dict(values=values, later=later, training=training)
   return dataclasses.field(default=default, metadata=metadata)
 
 
-# A key that google/bert does not know.
-_later = functools.partial(_key, is_later=True)
+_later = functools.partial(_key, later=True)
 
 
 @dataclasses.dataclass(eq=False)
 class BertConfig:
   """google/bert's JSON keys, which `validate` checks, not the constructor."""
 
-  vocab_size: int = _key(dataclasses.MISSING, _size(), SHAPE)  # V
-  hidden_size: int = _key(768, _size(), SHAPE)  # H
-  num_hidden_layers: int = _key(12, _size(_MOST_LAYERS), SHAPE)
-  num_attention_heads: int = _key(12, _size(), RESULT)  # N; must divide H
-  intermediate_size: int = _key(3072, _size(), SHAPE)  # I
+  vocab_size: int = _key(dataclasses.MISSING, _size())  # V
+  hidden_size: int = _key(768, _size())  # H
+  num_hidden_layers: int = _key(12, _size(_MOST_LAYERS))
+  num_attention_heads: int = _key(12, _size())  # N; must divide H
+  intermediate_size: int = _key(3072, _size())  # I
   # One of `ACTIVATION_NAMES` or a function; also in the masked LM head.
-  hidden_act: str | Callable | None = _key("gelu", _ACTIVATION, RESULT)
+  hidden_act: str | Callable | None = _key("gelu", _ACTIVATION)
   # For embeddings and layer outputs.
-  hidden_dropout_prob: float = _key(0.1, _PROBABILITY)
-  attention_probs_dropout_prob: float = _key(0.1, _PROBABILITY)
+  hidden_dropout_prob: float = _key(0.1, _PROBABILITY, training=True)
+  attention_probs_dropout_prob: float = _key(0.1, _PROBABILITY, training=True)
   # Tokens of the longest sequence.
-  max_position_embeddings: int = _key(512, _size(), SHAPE)
+  max_position_embeddings: int = _key(512, _size())
   # Segment ids; of 0 there are no embeddings.
-  type_vocab_size: int = _key(16, _COUNT, SHAPE)
+  type_vocab_size: int = _key(16, _COUNT)
   # Standard deviation of the truncated normal initializer.
-  initializer_range: float = _key(0.02, _STDDEV)
+  initializer_range: float = _key(0.02, _STDDEV, training=True)
   # The residual is the sum before the layer norm, not after it
   # (https://arxiv.org/abs/2002.04745). Both kinds have the same variables.
-  pre_layer_norm: bool = _later(False, _BOOL, RESULT)
+  pre_layer_norm: bool = _later(False, _BOOL)
 
   # What follows is of later encoders; each key goes with all others.
 
   # "rotary": queries and keys are turned by an angle for each position
   # (https://arxiv.org/abs/2104.09864), and there are no embeddings of it.
-  position_type: str = _later("absolute", _one_of("absolute", "rotary"), SHAPE)
+  position_type: str = _later("absolute", _one_of("absolute", "rotary"))
   # Rows of that table before the first token's.
-  position_offset: int = _later(0, _COUNT, SHAPE)
+  position_offset: int = _later(0, _COUNT)
   # The longest wavelength of rotary positions is 2 pi times it, in layers that
   # attend to all tokens, and in those that attend to near ones.
-  global_rope_theta: float = _later(10000.0, _POSITIVE, RESULT)
-  local_rope_theta: float = _later(10000.0, _POSITIVE, RESULT)
+  global_rope_theta: float = _later(10000.0, _POSITIVE)
+  local_rope_theta: float = _later(10000.0, _POSITIVE)
   # Layers 0, n, 2 n, ... attend to all tokens, the others to those at most
   # local_attention // 2 away.
-  global_attn_every_n_layers: int = _later(1, _size(), RESULT)
-  local_attention: int = _later(128, _size(), RESULT)
+  global_attn_every_n_layers: int = _later(1, _size())
+  local_attention: int = _later(128, _size())
   # Heads of keys and values, each for as many of queries (grouped-query
   # attention, https://arxiv.org/abs/2305.13245); null: num_attention_heads.
-  num_key_value_heads: int | None = _later(None, _or_none(_size()), SHAPE)
-  attention_bias: bool = _later(True, _BOOL, SHAPE)
+  num_key_value_heads: int | None = _later(None, _or_none(_size()))
+  attention_bias: bool = _later(True, _BOOL)
   # "rms" divides by the root mean square (https://arxiv.org/abs/1910.07467).
-  norm: str = _later("layer", _one_of("layer", "rms"), RESULT)
-  norm_bias: bool = _later(True, _BOOL, SHAPE)
-  norm_eps: float = _later(1e-12, _POSITIVE, RESULT)
+  norm: str = _later("layer", _one_of("layer", "rms"))
+  norm_bias: bool = _later(True, _BOOL)
+  norm_eps: float = _later(1e-12, _POSITIVE)
   # Whether the first layer's residual is normalized.
-  embedding_norm: bool = _later(True, _BOOL, RESULT)
+  embedding_norm: bool = _later(True, _BOOL)
   # The activation times a second product (https://arxiv.org/abs/2002.05202).
-  gated: bool = _later(False, _BOOL, SHAPE)
-  mlp_bias: bool = _later(True, _BOOL, SHAPE)
+  gated: bool = _later(False, _BOOL)
+  mlp_bias: bool = _later(True, _BOOL)
   # In the masked LM head: a dense layer with a bias and a norm before the
   # words' weights; these are the word embeddings; a bias for each word.
-  mlm_head: bool = _later(True, _BOOL, SHAPE)
-  classifier_bias: bool = _later(True, _BOOL, SHAPE)
-  tie_word_embeddings: bool = _later(True, _BOOL, SHAPE)
-  decoder_bias: bool = _later(True, _BOOL, SHAPE)
+  mlm_head: bool = _later(True, _BOOL)
+  classifier_bias: bool = _later(True, _BOOL)
+  tie_word_embeddings: bool = _later(True, _BOOL)
+  decoder_bias: bool = _later(True, _BOOL)
   # What heads read of a whole text: "pooler", a dense layer and tanh on the
   # first token's output. With "cls", that output itself, and "mean", the mean
   # of all tokens' outputs, there is no such layer, and fine-tuned heads read
   # through the masked LM head's dense layer and norm, if it has them.
-  classifier_pooling: str = _later(
-    "pooler", _one_of("pooler", "cls", "mean"), SHAPE
-  )
+  classifier_pooling: str = _later("pooler", _one_of("pooler", "cls", "mean"))
   # Dropout of embeddings and after attention; null: hidden_dropout_prob.
-  embedding_dropout: float | None = _later(None, _or_none(_PROBABILITY))
-  attention_output_dropout: float | None = _later(None, _or_none(_PROBABILITY))
+  embedding_dropout: float | None = _later(None, _DROPOUT, training=True)
+  attention_output_dropout: float | None = _later(None, _DROPOUT, training=True)
   # Whether the deviation of what ends a block is initializer_range over the
   # square root of 2 num_hidden_layers.
-  scaled_initializer: bool = _later(False, _BOOL)
+  scaled_initializer: bool = _later(False, _BOOL, training=True)
 
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
@@ -228,8 +225,8 @@ class BertConfig:
 
   def dropout_after(self, part: str) -> float:
     """That of what `part`, "embedding" or "attention_output", gives."""
-    own = getattr(self, f"{part}_dropout")
-    return self.hidden_dropout_prob if own is None else own
+    dropout = getattr(self, f"{part}_dropout")
+    return self.hidden_dropout_prob if dropout is None else dropout
 
   @property
   def normalizes_embeddings(self) -> bool:
@@ -253,16 +250,12 @@ class BertConfig:
   @property
   def has_berts_attention(self) -> bool:
     """Whether the keys of attention say what BERT's is."""
-    keys = (
-      "position_type", "global_attn_every_n_layers", "num_key_value_heads",
-      "attention_bias",
-    )  # fmt: skip
-    return not self._changed(keys)
-
-  def _changed(self, keys) -> list[str]:
-    """Those of `keys` that are not the default."""
-    defaults = {f.name: f.default for f in dataclasses.fields(self)}
-    return [key for key in keys if getattr(self, key) != defaults[key]]
+    return (
+      self.position_type == "absolute"
+      and self.global_attn_every_n_layers == 1
+      and self.num_key_value_heads is None
+      and self.attention_bias
+    )
 
   def is_local(self, layer: int) -> bool:
     """Whether layer number `layer`, from 0, attends to near tokens only."""
@@ -273,9 +266,7 @@ class BertConfig:
 
     As a null, which stands for the value of another key.
     """
-    values = {
-      key: getattr(self, key) for key in keys_that_change(SHAPE, RESULT)
-    }
+    values = {key: getattr(self, key) for key in model_keys()}
     if not callable(self.hidden_act):
       values["hidden_act"] = (self.hidden_act or "linear").lower()
     values["num_key_value_heads"] = self.key_value_heads
@@ -292,10 +283,10 @@ class BertConfig:
     Keys that google/bert does not know are in it if they say anything.
     """
     values = copy.deepcopy(self.__dict__)
-    fields = dataclasses.fields(self)
-    later = [f.name for f in fields if f.metadata["is_later"]]
-    for key in set(later) - set(self._changed(later)):
-      del values[key]
+    for field in dataclasses.fields(self):
+      is_default = values[field.name] == field.default
+      if field.metadata["later"] and is_default:
+        del values[field.name]
     return values
 
   def to_json_string(self):
@@ -303,14 +294,12 @@ class BertConfig:
     return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
-def keys_that_change(*what: str) -> list[str]:
-  """Keys of which another value changes a trained model's SHAPE or RESULT."""
+def model_keys() -> list[str]:
+  """Keys of which another value changes a trained model's shape or answers."""
   fields = dataclasses.fields(BertConfig)
-  return [f.name for f in fields if f.metadata["changes"] in what]
+  return [field.name for field in fields if not field.metadata["training"]]
 
 
 def complete(values: dict) -> dict:
   """`to_dict` or a JSON file with all keys, also those of later encoders."""
-  fields = dataclasses.fields(BertConfig)
-  defaults = {f.name: f.default for f in fields if f.name != "vocab_size"}
-  return {**defaults, **values}
+  return {**vars(BertConfig(vocab_size=0)), **values}

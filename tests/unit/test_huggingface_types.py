@@ -16,7 +16,7 @@ from checkpoints import checkpoint_weights, huggingface_folder
 from common.errors import UserError
 from interop import model_source
 from model import huggingface_config, huggingface_types, tasks, weights
-from model.bert_config import RESULT, SHAPE, BertConfig, keys_that_change
+from model.bert_config import BertConfig, model_keys
 
 MODERN = {**TINY, **MODERN_BERT, "classifier_pooling": "mean"}
 MODERN |= {"num_hidden_layers": 4}
@@ -55,7 +55,7 @@ def test_a_config_survives_both_ways(name):
   assert again.kind.name == name and not again.left_out
   assert not again.config.differences(config)
   for key in huggingface_types.TYPES[name].keys:
-    if key in OTHERS and key in keys_that_change(SHAPE, RESULT):
+    if key in OTHERS and key in model_keys():
       changed = {**MODELS[name], key: OTHERS[key]}
       if (name, key) == ("eurobert", "mlp_bias"):
         changed["decoder_bias"] = True
