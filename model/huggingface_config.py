@@ -49,8 +49,8 @@ def to_their_config(
   `ids` are those of the special tokens "pad", "cls", "sep" and "mask".
   """
   kind, _ = nearest(config, heads)
-  said = kind.write(config, ids or {})
-  for key in kind.unsaid(config, said, heads):
+  ids = ids or {}
+  for key in kind.unsaid(config, heads, ids):
     raise UserError(
       f"{source}: {key} is {json.dumps(getattr(config, key))}, which Hugging "
       f"Face's {kind.title} cannot be{kind.why.get(key, '')}: with "
@@ -60,7 +60,7 @@ def to_their_config(
     "architectures": [kind.architecture(heads)],
     "model_type": kind.name,
     "pad_token_id": 0,
-    **said,
+    **kind.write(config, ids),
     "torch_dtype": "float32",
     "use_cache": True,
   }
@@ -86,8 +86,8 @@ class ReadConfig(NamedTuple):
   config: BertConfig
   labels: list[str] | None  # the classifier's names, by number
   left_out: list[str]  # keys that we do not know
-  problem_type: str | None = None  # what the classifier was trained for
-  architectures: list[str] | None = None  # None: it names none
+  problem_type: str | None  # what the classifier was trained for
+  architectures: list[str]  # all that it names
 
   def tensors(self, there: Collection[str]) -> dict[str, list[Weight]]:
     """The name of each tensor -> our weights that it is made of, in order.
@@ -98,11 +98,11 @@ class ReadConfig(NamedTuple):
     has_pooler = any("pooler." in name for name in there)
     of_texts = has_pooler or not self.config.has_pooler
     assumed = LABELS if of_texts else TOKENS
-    named = lambda head: (
-      self.kind.architecture([head]) in (self.architectures or ()),
-      head is assumed,
-    )
-    return self.kind.tensors(self.config, sorted(HEADS, key=named))
+    heads = [*HEADS, assumed]
+    for head in heads[:]:
+      if self.kind.architecture([head]) in self.architectures:
+        heads.append(head)
+    return self.kind.tensors(self.config, heads)
 
   def labels_of(
     self, head: Head, outputs: int, source: str
@@ -111,8 +111,8 @@ class ReadConfig(NamedTuple):
 
     Raises `DataError` if the config is not of a classifier with these outputs.
     """
-    known = self.architectures
-    if known and self.kind.architecture([head]) not in known:
+    names = self.architectures
+    if names and self.kind.architecture([head]) not in names:
       raise DataError(
         f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
         "without one"
@@ -161,7 +161,7 @@ def from_their_config(content: dict, source: str) -> ReadConfig:
     _labels(content, source),
     sorted(left_out),
     content.get("problem_type"),
-    names or None,
+    names,
   )
 
 
@@ -169,10 +169,12 @@ def _labels(content: dict, source: str) -> list[str] | None:
   named = content.get("id2label")
   if named is None:
     return None
-  numbers = [str(i) for i in range(len(named))] if type(named) is dict else None
-  if numbers is None or set(named) != set(numbers):
-    raise DataError(f"{source}: id2label does not name the labels 0, 1, 2, ...")
-  labels = [str(named[i]) for i in numbers]
+  try:
+    labels = [str(named[str(number)]) for number in range(len(named))]
+  except (TypeError, KeyError) as e:
+    raise DataError(
+      f"{source}: id2label does not name the labels 0, 1, 2, ..."
+    ) from e
   if len(set(labels)) < len(labels):
     raise DataError(f"{source}: id2label has two labels of one name")
   return labels

@@ -5,6 +5,7 @@ which models are refused. Names and defaults are those of transformers'
 configuration_*.py and modeling_*.py, https://github.com/huggingface/transformers.
 """
 
+import collections
 import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ from model.tasks import LABELS, MASKED_LM, NEXT_SENTENCE, QUESTIONS, Head
 _WORDS = "bert/embeddings/word_embeddings"
 _LAYER = "bert/encoder/layer_"
 _TRANSFORM = "cls/predictions/transform"
-
 
 _PAD = {"pad_token_id": "pad"}
 _ENDS = {**_PAD, "bos_token_id": "cls", "eos_token_id": "sep"}
@@ -35,14 +35,16 @@ class Key(NamedTuple):
     """The default for a value that they cannot say."""
     if self.words is None:
       return value
-    alike = (word for word, ours in self.words.items() if ours == value)
-    return next(alike, self.default)
+    for word, ours in self.words.items():
+      if ours == value:
+        return word
+    return self.default
 
   def ours(self, value):
     """ValueError for a value that we cannot be."""
     if self.words is None:
       return value
-    if value not in [*self.words]:
+    if value not in [*self.words]:  # it may be a list, too
       known = ", ".join(self.words)
       raise ValueError(f"{self.name} is {value!r}, not one of {known}")
     return self.words[value]
@@ -62,10 +64,10 @@ _EURO_POOLINGS = {"bos": "cls", "mean": "mean", "late": "mean"}
 
 def _keys(**keys) -> dict[str, Key]:
   """Our key -> `Key`, of (their name, default, words) or a default alone."""
-  made = {}
+  table = {}
   for ours, value in keys.items():
-    made[ours] = Key(*value) if isinstance(value, tuple) else Key(ours, value)
-  return made
+    table[ours] = Key(*value) if isinstance(value, tuple) else Key(ours, value)
+  return table
 
 
 class ModelType:
@@ -98,11 +100,11 @@ class ModelType:
   def write(self, config: BertConfig, ids: dict[str, int]) -> dict:
     """What config.json says, but for heads; `ids` are of "pad", "cls" etc."""
     values = {**vars(config), **config.meaning()}
-    said = {key.name: key.theirs(values[k]) for k, key in self.keys.items()}
+    content = {key.name: key.theirs(values[k]) for k, key in self.keys.items()}
     for name, token in self.special.items():
       if token in ids:
-        said[name] = ids[token]
-    return said
+        content[name] = ids[token]
+    return content
 
   def complete(self, content: dict) -> dict:
     """A config.json with all of `keys`."""
@@ -110,8 +112,8 @@ class ModelType:
 
   def read(self, content: dict) -> dict:
     """Our keys' values; ValueError for one that we cannot be."""
-    said = self.complete(content)
-    values = {k: key.ours(said[key.name]) for k, key in self.keys.items()}
+    content = self.complete(content)
+    values = {k: key.ours(content[key.name]) for k, key in self.keys.items()}
     return {**self.implied, **values}
 
   def contradictions(self, content: dict, config: BertConfig) -> Iterator[str]:
@@ -123,9 +125,10 @@ class ModelType:
         yield f"{name} is {reprlib.repr(value)}, not {known[name]!r}"
 
   def unsaid(
-    self, config: BertConfig, content: dict, heads: Sequence[Head]
+    self, config: BertConfig, heads: Sequence[Head], ids: dict[str, int]
   ) -> list[str]:
-    """Our keys of which a written config.json says another model."""
+    """Our keys of which the written config.json says another model."""
+    content = self.write(config, ids)
     keys = config.differences(BertConfig(**self.read(content)))
     if any(head.reads_pooled for head in heads):
       return keys
@@ -144,15 +147,15 @@ class ModelType:
 
     A name that several heads have is the last one's.
     """
-    known, found = w.weights(config), {}
+    weights, tensors = w.weights(config), {}
     for part in (*self.body, *(h.name for h in heads if h in self.heads)):
-      of_part: dict[str, list[w.Weight]] = {}
-      for weight in known:
+      of_part = collections.defaultdict(list)
+      for weight in weights:
         if weight.part == part:
           module = self.module(weight.scope, config.num_hidden_layers)
-          of_part.setdefault(f"{module}.{weight.role}", []).append(weight)
-      found.update(of_part)
-    return found
+          of_part[f"{module}.{weight.role}"].append(weight)
+      tensors.update(of_part)
+    return tensors
 
   def tied(self) -> dict[str, str]:
     """A tensor -> the one that it equals, if the config does not untie it."""
@@ -166,17 +169,17 @@ class ModelType:
 
   def architecture(self, heads: Sequence[Head]) -> str:
     """The class of a model with these heads: the last one's, if it has one."""
-    own = [head for head in heads if head in self.heads]
-    if {*own} == {MASKED_LM, NEXT_SENTENCE}:
+    heads = [head for head in heads if head in self.heads]
+    if {*heads} == {MASKED_LM, NEXT_SENTENCE}:
       return f"{self.classes}ForPreTraining"
-    use = f"For{own[-1].architecture}" if own else "Model"
+    use = f"For{heads[-1].architecture}" if heads else "Model"
     return f"{self.classes}{use}"
 
   def architectures(self) -> list[str]:
     """All that `architecture` can be."""
-    of_heads = [[head] for head in self.heads]
-    every = map(self.architecture, [[], [NEXT_SENTENCE, MASKED_LM], *of_heads])
-    return [*dict.fromkeys(every)]
+    every: list = [[], [NEXT_SENTENCE, MASKED_LM]]
+    every += [[head] for head in self.heads]
+    return [*dict.fromkeys(map(self.architecture, every))]
 
 
 class _Bert(ModelType):
@@ -256,11 +259,6 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"  # types of layers
 _PLAIN = {"rope_type": "default"}  # rotary positions without a scale
 
 
-def _layer_types(every: int, layers: int) -> list[str]:
-  """Layers 0, n, 2 n, ... attend to all tokens, the others to near ones."""
-  return [_SLIDING if number % every else _FULL for number in range(layers)]
-
-
 def _theta(rope: dict | None, otherwise):
   """The wavelength of rope_parameters, or `otherwise`."""
   return (rope or {}).get("rope_theta", otherwise)
@@ -332,13 +330,15 @@ class _ModernBert(_PreNorm):
   decoder = "decoder"
 
   def write(self, config, ids):
-    every, layers = config.global_attn_every_n_layers, config.num_hidden_layers
     content = super().write(config, ids)
+    layers = range(config.num_hidden_layers)
     return {
       **content,
       "embedding_dropout": config.dropout_after("embedding"),
       "classifier_activation": content["hidden_activation"],
-      "layer_types": _layer_types(every, layers),
+      "layer_types": [
+        _SLIDING if config.is_local(layer) else _FULL for layer in layers
+      ],
       "rope_parameters": {
         _FULL: {**_PLAIN, "rope_theta": config.global_rope_theta},
         _SLIDING: {**_PLAIN, "rope_theta": config.local_rope_theta},
@@ -347,18 +347,18 @@ class _ModernBert(_PreNorm):
 
   def complete(self, content):
     """In the keys of transformers 4, where the file has those of 5, too."""
-    said = super().complete(content)
-    if types := said.get("layer_types"):
+    content = super().complete(content)
+    if types := content.get("layer_types"):
       # Where only the first layer is full, the older key alone knows n.
-      older = said["global_attn_every_n_layers"]
-      full = [number for number, kind in enumerate(types) if kind == _FULL]
-      every = full[1] if len(full) > 1 else max(len(types), older)
-      said["global_attn_every_n_layers"] = every
-    ropes = said.get("rope_parameters") or {}
-    everywhere = _theta(ropes.get(_FULL), said["global_rope_theta"])
+      every = max(len(types), content["global_attn_every_n_layers"])
+      if _FULL in types[1:]:
+        every = types.index(_FULL, 1)
+      content["global_attn_every_n_layers"] = every
+    ropes = content.get("rope_parameters") or {}
+    theta = _theta(ropes.get(_FULL), content["global_rope_theta"])
     # To transformers 4, null is the wavelength of the other layers.
-    near = _theta(ropes.get(_SLIDING), said["local_rope_theta"] or everywhere)
-    return {**said, "global_rope_theta": everywhere, "local_rope_theta": near}
+    near = _theta(ropes.get(_SLIDING), content["local_rope_theta"] or theta)
+    return {**content, "global_rope_theta": theta, "local_rope_theta": near}
 
 
 class _EuroBert(_PreNorm):
@@ -406,9 +406,9 @@ class _EuroBert(_PreNorm):
     }
 
   def complete(self, content):
-    said = super().complete(content)
-    theta = _theta(said.get("rope_parameters"), said["rope_theta"])
-    return {**said, "rope_theta": theta}
+    content = super().complete(content)
+    theta = _theta(content.get("rope_parameters"), content["rope_theta"])
+    return {**content, "rope_theta": theta}
 
 
 TYPES = {t.name: t for t in (_Bert(), _Roberta(), _ModernBert(), _EuroBert())}
@@ -418,10 +418,7 @@ def nearest(
   config: BertConfig, heads: Sequence[Head] = ()
 ) -> tuple[ModelType, list[str]]:
   """The type that says most of a model, and our keys that it cannot say."""
-  unsaid = {
-    kind: kind.unsaid(config, kind.write(config, {}), heads)
-    for kind in TYPES.values()
-  }
+  unsaid = {kind: kind.unsaid(config, heads, {}) for kind in TYPES.values()}
   return min(unsaid.items(), key=lambda item: len(item[1]))
 
 

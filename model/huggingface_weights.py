@@ -62,13 +62,13 @@ def count_parts(
       )
     labels = values[wanted[-1].name].shape[:1] or (None,)
     for weight in wanted:
-      found = list(values[weight.name].shape)
-      shape = [labels[0] if n is None else n for n in weight.shape]
-      if found != shape:
+      shape = list(values[weight.name].shape)
+      expected = [labels[0] if n is None else n for n in weight.shape]
+      if shape != expected:
         name = " in ".join(dict.fromkeys((weight.name, names[weight.name])))
         raise DataError(
-          f"{source}: {name} is of shape {found}, but the config makes it "
-          f"{shape}: the config is another model's"
+          f"{source}: {name} is of shape {shape}, but the config makes it "
+          f"{expected}: the config is another model's"
         )
     counts[part] = len(wanted)
   return counts
@@ -102,17 +102,18 @@ def to_theirs(
   kind, _ = nearest(config, heads)
   tensors = kind.tensors(config, heads)
   _check_pooler(count_parts(values, config, source), config, source)
-  placed = {weight.name for of_one in tensors.values() for weight in of_one}
-  if unknown := sorted({*values} - placed):
+  removed = "" if {*heads} & {*kind.heads} else kind.base
+  theirs, unknown = {}, {*values}
+  for name, of_tensor in tensors.items():
+    if of_tensor[0].name in values:
+      theirs[name.removeprefix(removed)] = _joined(of_tensor, values)
+      unknown -= {weight.name for weight in of_tensor}
+  if unknown:
     raise DataError(
-      f"{source}: Hugging Face's {kind.title} has no place for {_some(unknown)}"
+      f"{source}: Hugging Face's {kind.title} has no place for "
+      f"{_some(sorted(unknown))}"
     )
-  is_bare = not {*heads} & {*kind.heads}
-  return {
-    name.removeprefix(kind.base if is_bare else ""): _joined(of_one, values)
-    for name, of_one in tensors.items()
-    if of_one[0].name in values
-  }
+  return theirs
 
 
 def _joined(
@@ -153,7 +154,7 @@ def from_theirs(
   layer norms.
   """
   kind, wanted = known.kind, known.tensors(tensors)
-  named, left_out = _named(tensors, kind.base, [*wanted], source)
+  named, left_out = _named(tensors, kind.base, {*wanted}, source)
   for tied, weight in kind.tied().items():
     if tied in named and tied not in wanted:
       value = named.pop(tied)
@@ -169,26 +170,26 @@ def from_theirs(
       f"{known.config.num_hidden_layers} layers"
     )
   values, names = {}, {}
-  for name, of_one in wanted.items():
-    names |= {weight.name: name for weight in of_one}
+  for name, of_tensor in wanted.items():
+    names |= {weight.name: name for weight in of_tensor}
     if name in named:
-      values |= _parted(of_one, named[name])
+      values |= _parted(of_tensor, named[name])
   counts = count_parts(values, known.config, source, names)
   _check_pooler(counts, known.config, source)
   return values, left_out
 
 
 def _named(
-  tensors: Mapping[str, np.ndarray], base: str, wanted: list[str], source: str
+  tensors: Mapping[str, np.ndarray], base: str, wanted: set[str], source: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Weights by the names of a model with a head, and names of what is none."""
   named: dict[str, np.ndarray] = {}
-  left_out, buffers = [], [base + name for name in _BUFFERS]
+  left_out, buffers = [], {base + name for name in _BUFFERS}
   is_bare = not any(name.startswith(base) for name in tensors)
   for name, value in tensors.items():
     full = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     full = full.replace("LayerNorm.beta", "LayerNorm.bias")
-    if is_bare and base + full in [*wanted, *buffers]:
+    if is_bare and base + full in wanted | buffers:
       full = base + full
     if full in named:
       raise DataError(f"{source}: {full} is there twice, also as {name}")
