@@ -2,16 +2,16 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from checkpoints.metrics import BestBy
 from common.settings import in_group
-from finetuning import entities, heads, packed, sentences, tables, windows
+from finetuning import entities, heads, packed, tables, windows
 from finetuning.finetune import FinetuningConfig
 from finetuning.labels import LabelledTask
+from finetuning.sentences import Sentence, SentenceSettings, read_sentences
 from finetuning.windows import SILENT
 from model import model_flops
 from model.tasks import NER
@@ -22,7 +22,7 @@ _SEPARATORS = str.maketrans("\t\r\n", "   ")  # in that file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NerConfig(sentences.SentenceSettings, FinetuningConfig):
+class NerConfig(SentenceSettings, FinetuningConfig):
   """Settings of run_ner.py; fields are named like its flags."""
 
   # fmt: off
@@ -47,9 +47,9 @@ class Ner(LabelledTask):
     super().__init__(config)
     self.known_labels = config.label_names or None
 
-  def _sentences(self, part: str) -> list[sentences.Sentence]:
+  def _sentences(self, part: str) -> list[Sentence]:
     path, labelled = self.config.path(part), part != "predict"
-    return sentences.read_sentences(path, self.config, labelled)
+    return read_sentences(path, self.config, labelled)
 
   def labels_of_data(self):
     labels = {one for s in self._sentences("train") for one in s.labels}
@@ -58,21 +58,21 @@ class Ner(LabelledTask):
   @property
   def metrics(self) -> list[str]:
     """Of which the first one chooses the best checkpoint."""
-    of_entities = ["f1", "precision", "recall"]
-    is_plain = not entities.types_of(self.labels)
-    return ["accuracy"] if is_plain else [*of_entities, "accuracy"]
+    if entities.types_of(self.labels):
+      return ["f1", "precision", "recall", "accuracy"]
+    return ["accuracy"]
 
   best_by = property(lambda self: BestBy((self.metrics[0],), True))
 
   def read(self, part):
-    path, read, rows = self.config.path(part), self._sentences(part), []
-    for sentence in read:
+    path, sentences, rows = self.config.path(part), self._sentences(part), []
+    for sentence in sentences:
       place = f"{path}: a label of the sentence in line {sentence.line}"
       # To predict any label will do.
       for label in sentence.labels or self.labels[:1] * len(sentence.words):
         rows.append(self.row_of(label, place))
       rows.append(SILENT)  # its end
-    return NerSource(path, read, np.array(rows), self.config)
+    return NerSource(path, sentences, np.array(rows), self.config)
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.tokens(
@@ -95,11 +95,11 @@ class Ner(LabelledTask):
 
   def results(self, source, outputs):
     right = self._names(source.rows)
-    found = self._names(source.of_words(outputs["labels"]))
-    is_right = (right == found)[source.rows != SILENT]  # without the ends
-    labels, types = [right, found], entities.types_of(self.labels)
-    of_entities = entities.scores(*labels, types) if types else {}
-    return {**of_entities, "accuracy": float(is_right.mean())}
+    predicted = self._names(source.of_words(outputs["labels"]))
+    types = entities.types_of(self.labels)
+    results = entities.scores(right, predicted, types) if types else {}
+    is_right = (right == predicted)[source.rows != SILENT]  # without the ends
+    return {**results, "accuracy": float(is_right.mean())}
 
   def write_predictions(self, source, outputs):
     """A word and its label in each line, an empty line after a sentence."""
@@ -115,7 +115,7 @@ class Ner(LabelledTask):
     return [f"predictions {path}"]
 
   def describe(self):
-    fields = dataclasses.fields(sentences.SentenceSettings)
+    fields = dataclasses.fields(SentenceSettings)
     return {
       "labels": self.labels,
       "metrics": self.metrics,
@@ -128,30 +128,27 @@ class Ner(LabelledTask):
 class NerSource(packed.PackedSource):
   """Sentences as packed windows, whose tokens have targets."""
 
-  def __init__(self, path: str, read: list, rows: np.ndarray, config):
+  def __init__(
+    self, path: str, sentences: list[Sentence], rows: np.ndarray, config
+  ):
     """`rows` are those of the labels of words, numbered as `encode_words`'."""
-    self.sentences, self.rows = read, rows
-    texts = [sentence.words for sentence in read]
+    self.sentences, self.rows = sentences, rows
+    texts = [sentence.words for sentence in sentences]
     limits = config.max_seq_length, config.doc_stride
-    self._windows = windows.encode_words(config.tokenizer(), texts, *limits)
+    parts = windows.encode_words(config.tokenizer(), texts, *limits)
     examples = []
-    for sentence, ids, segments, words in self._windows:
-      where = f"line {read[sentence].line}"
+    for number, ids, segments, words in parts:
+      where = f"line {sentences[number].line}"
       weight = float((words != SILENT).sum())
       examples.append(packed.Example(ids, segments, where, (), weight))
     super().__init__(path, examples, config)
-    targets = np.full([len(self), self.tokens], heads.NO_LABEL, np.int32)
-    for window, part in zip(self._windows, self._parts(targets), strict=True):
-      part[:] = rows[window.words]  # SILENT is the last end, without a label
-    self._columns["targets"] = targets
-
-  def _parts(self, of_tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """What each window has of an array [rows, S]."""
-    places = zip(self._windows, self.places.row, self.places.start, strict=True)
-    for window, row, start in places:
-      yield of_tokens[row, start : start + len(window.ids)]
+    self._words = np.full([len(self), self.tokens], SILENT)
+    places = zip(parts, self.places.row, self.places.start, strict=True)
+    for part, row, start in places:
+      self._words[row, start : start + len(part.words)] = part.words
+    # SILENT is the last end, without a label.
+    self._columns["targets"] = rows[self._words].astype(np.int32)
 
   def of_words(self, of_tokens: np.ndarray) -> np.ndarray:
     """The words' values, of float32 [rows, S]; SILENT for silent words."""
-    parts = self._parts(of_tokens)
-    return windows.of_words(len(self.rows), self._windows, parts)
+    return windows.of_words(len(self.rows), self._words, of_tokens)

@@ -8,6 +8,7 @@ questions, and a value for each word.
 import dataclasses
 import functools
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -92,9 +93,10 @@ class Window(NamedTuple):
 
 def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """int32 ids and segments of [CLS] a [SEP], or of [CLS] a [SEP] b [SEP]."""
-  sep = [tokenizer.sep_id]
-  parts = [part for text in texts for part in (text, sep)]
-  ids = np.concatenate([[tokenizer.cls_id], *parts]).astype(np.int32)
+  parts: list = [[tokenizer.cls_id]]
+  for text in texts:
+    parts += [text, [tokenizer.sep_id]]
+  ids = np.concatenate(parts).astype(np.int32)
   segments = np.zeros(len(ids), np.int32)
   segments[len(texts[0]) + 2 :] = 1
   return ids, segments
@@ -140,7 +142,7 @@ def encode_questions(
   """All windows, and each question's `answer_tokens`."""
   texts = tokenizer.encode_batch([q.text for q in questions])
   context: str | None = None
-  made: list[Window] = []
+  windows: list[Window] = []
   answers = []
   for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
     if question.context != context:  # questions of a paragraph are neighbours
@@ -148,8 +150,8 @@ def encode_questions(
       tokens = tokenizer.encode_with_spans(context)
       shown = offsets.with_dropped(context, tokens)
     answers.append(answer_tokens(question, tokens))
-    made += make_windows(tokenizer, number, ids, shown, settings)
-  return made, answers
+    windows += make_windows(tokenizer, number, ids, shown, settings)
+  return windows, answers
 
 
 def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
@@ -161,10 +163,10 @@ def _best_window(parts: Sequence[tuple], count: int) -> np.ndarray:
   best, scores = np.zeros(count, np.int32), np.full(count, -1.0)
   for w, (start, stop) in enumerate(parts):
     inside = np.arange(stop - start)
-    own = np.minimum(inside, inside[::-1]) + 0.01 * (stop - start)
-    better = own > scores[start:stop]
+    context = np.minimum(inside, inside[::-1]) + 0.01 * (stop - start)
+    better = context > scores[start:stop]
     best[start:stop][better] = w
-    scores[start:stop][better] = own[better]
+    scores[start:stop][better] = context[better]
   return best
 
 
@@ -175,8 +177,9 @@ def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
   """
   for text, first in question.answers:
     end = _end_of(text, question.context, first) if first >= 0 else None
-    if end and (found := offsets.covering(context, first, end)):
-      return found
+    span = offsets.covering(context, first, end) if end else None
+    if span:
+      return span
   return None
 
 
@@ -214,6 +217,9 @@ class Answer(NamedTuple):
   @property
   def score(self) -> float:
     return self.start_logit + self.end_logit
+
+
+_score = operator.attrgetter("score")
 
 
 class Answers(NamedTuple):
@@ -254,19 +260,17 @@ def choose_answers(
     context = questions[number].context
     candidates[number] += _of_window(context, window, scores, settings)
     nulls[number].append(Answer("", *map(float, scores[0])))
-  return [
-    Answers(
-      _best_texts(candidates[number], settings.n_best_size),
-      min(nulls[number], key=lambda answer: answer.score),
-    )
-    for number in range(len(questions))
-  ]
+  chosen = []
+  for of_question, of_null in zip(candidates, nulls, strict=True):
+    best = _best_texts(of_question, settings.n_best_size)
+    chosen.append(Answers(best, min(of_null, key=_score)))
+  return chosen
 
 
 def _best_texts(candidates: list[Answer], count: int) -> list[Answer]:
   """The best answer of each text; the sort is stable: the first one wins."""
   texts: dict[str, Answer] = {}
-  candidates.sort(key=lambda answer: answer.score, reverse=True)
+  candidates.sort(key=_score, reverse=True)
   for answer in candidates:
     if answer.text:
       texts.setdefault(answer.text, answer)
@@ -275,16 +279,16 @@ def _best_texts(candidates: list[Answer], count: int) -> list[Answer]:
 
 def _of_window(context: str, window, scores, settings) -> Iterator[Answer]:
   """Spans from the best starts to the best ends of a window."""
-  tried = np.argsort(-scores.T, kind="stable")[:, : settings.n_best_size]
-  tried -= window.offset
+  best = np.argsort(-scores.T, kind="stable")[:, : settings.n_best_size]
+  starts, ends = best - window.offset
   count = len(window.spans.ids)
-  starts, ends = ([p for p in row if 0 <= p < count] for row in tried)
   part = scores[window.offset :]
   for start in starts:
-    if not window.is_best[start]:
+    if not (0 <= start < count and window.is_best[start]):
       continue
+    past = min(start + settings.max_answer_length, count)
     for end in ends:
-      if start <= end < start + settings.max_answer_length:
+      if start <= end < past:
         text = context[window.spans.starts[start] : window.spans.ends[end]]
         yield Answer(text.strip(), float(part[start, 0]), float(part[end, 1]))
 
@@ -318,7 +322,7 @@ def encode_words(
   """
   # A word's tokens are those that it has after a space inside of a text.
   tokens_of = functools.cache(lambda word: tokenizer.encode_rest(f" {word}"))
-  made, first_word = [], 0
+  windows, first_word = [], 0
   for number, words in enumerate(sentences):
     tokens = [tokens_of(word) for word in words]
     ids = np.concatenate([np.zeros(0, np.int32), *tokens])
@@ -331,17 +335,19 @@ def encode_words(
       inside = np.where(is_best, speaks[start:stop], SILENT)
       joined = join(tokenizer, ids[start:stop])
       padded = np.pad(inside, 1, constant_values=SILENT)
-      made.append(WordWindow(number, *joined, padded))
+      windows.append(WordWindow(number, *joined, padded))
     first_word += len(words) + 1
-  return made
+  return windows
 
 
 def of_words(
-  count: int, made: Sequence[WordWindow], values: Iterable[np.ndarray]
+  count: int, words: np.ndarray, of_tokens: np.ndarray
 ) -> np.ndarray:
-  """[count] values of words, from those of each window's tokens, [n]."""
-  found = np.full(count, float(SILENT))
-  for window, of_tokens in zip(made, values, strict=True):
-    speaks = window.words != SILENT
-    found[window.words[speaks]] = of_tokens[speaks]
-  return found
+  """float [count]: each word's value, from those of the tokens in windows.
+
+  `words` has the shape of `of_tokens`, and is as in `WordWindow`.
+  """
+  values = np.full(count, float(SILENT))
+  speaks = words != SILENT
+  values[words[speaks]] = of_tokens[speaks]
+  return values

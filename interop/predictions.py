@@ -4,7 +4,6 @@ A prediction is a dictionary that JSON can hold; `as_lines` shows it to people.
 """
 
 import collections
-import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -27,7 +26,6 @@ _PAIR = "|||"
 _NO_ANSWER = "(no answer)"
 _BEFORE_MASK = re.compile(rf"\s*{re.escape(MASK)}")
 _OTHER_MASKS = re.compile(r"(?!\[MASK\])(?i:\[mask\]|<mask>)")
-_NO_ENTITY = "(no entity)"
 # The signatures that answer questions, and that label words.
 _SPAN, _TOKENS = tasks.QUESTIONS.signature, tasks.TOKENS.signature
 _BATCH = 16  # sequences in one run of the graph
@@ -57,13 +55,14 @@ def parse_line(line: str, reads: str | None = None) -> Input:
   line, words = line.strip("\r\n "), []
   if reads in _FORMS and line.startswith("{"):
     try:
-      given = json_files.parse(line, _FORMS[reads])
+      content = json_files.parse(line, _FORMS[reads])
     except ValueError as e:
-      keys = " and ".join(key.strip("?") for key in _FORMS[reads])
-      raise DataError(f"{line[:60]!r} is not JSON with {keys}: {e}") from e
-    words = given.get("tokens", [])
-    known = (given.get(key) for key in ("question", "context", "text"))
-    texts = [text for text in known if text is not None] or [" ".join(words)]
+      known = " and ".join(key.strip("?") for key in _FORMS[reads])
+      raise DataError(f"{line[:60]!r} is not JSON with {known}: {e}") from e
+    words = content.get("tokens", [])
+    keys = "question", "context", "text"
+    texts = [content[key] for key in keys if key in content]
+    texts = texts or [" ".join(words)]
   elif reads == _TOKENS:
     texts = [line]
   else:
@@ -90,8 +89,8 @@ class Predictor:
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
     task_file.check_length(self._length, source.bert)
-    known = set(windows.ANSWER_SETTINGS) & set(self._task)
-    settings = {name: self._task[name] for name in known}
+    names = set(windows.ANSWER_SETTINGS) & set(self._task)
+    settings = {name: self._task[name] for name in names}
     settings["max_seq_length"] = self._length
     self._settings = windows.AnswerSettings(**settings)
     if self.reads == _SPAN:
@@ -106,9 +105,12 @@ class Predictor:
     predictions: list[dict] = [{}] * len(inputs)
     for name, numbers in groups.items():
       group = [inputs[number] for number in numbers]
-      texts = functools.partial(self._texts, name)
-      answers = {_SPAN: self._answers, _TOKENS: self._labelled}
-      of_group = answers.get(name, texts)(group)
+      if name == _SPAN:
+        of_group = self._answers(group)
+      elif name == _TOKENS:
+        of_group = self._labelled(group)
+      else:
+        of_group = self._texts(name, group)
       for number, prediction in zip(numbers, of_group, strict=True):
         predictions[number] = prediction
     return predictions
@@ -118,8 +120,10 @@ class Predictor:
     """The signature that all inputs are for; None if that depends on them."""
     if self._embedding:
       return "encoder"
-    names = self._model.names()
-    return next((n for n in (_TOKENS, _SPAN, "classifier") if n in names), None)
+    for name in (_TOKENS, _SPAN, "classifier"):
+      if name in self._model.names():
+        return name
+    return None
 
   def _signature(self, one: Input) -> str:
     if self.reads:
@@ -159,14 +163,13 @@ class Predictor:
 
   def _encode(self, name: str, one: Input) -> tuple:
     """ids, segments, and a prediction that has only the texts."""
-    columns = self._task.get("columns")
-    if name == "classifier" and columns:
-      if (one.pair is None) != (columns["text_pair"] is None):
-        wanted = "pairs" if columns["text_pair"] else "single texts"
-        raise UserError(
-          f"{one.text[:60]!r}: this model was trained on {wanted}; a tab or "
-          f"{_PAIR} makes a pair"
-        )
+    columns = self._task.get("columns") if name == "classifier" else None
+    if columns and (one.pair is None) != (columns["text_pair"] is None):
+      wanted = "pairs" if columns["text_pair"] else "single texts"
+      raise UserError(
+        f"{one.text[:60]!r}: this model was trained on {wanted}; a tab or "
+        f"{_PAIR} makes a pair"
+      )
     texts = [one.text] if one.pair is None else [one.text, one.pair]
     encoded = [self._ids(text, name) for text in texts]
     ids, segments = encode_pair(self._tokenizer, self._length, *encoded)
@@ -177,10 +180,10 @@ class Predictor:
         f"{one.text[:60]!r}...: its [MASK] is beyond the {self._length} "
         "tokens that are read: shorten the text, or give --max_seq_length"
       )
-    made: dict = dict(zip(("text", "pair"), texts, strict=False))
+    prediction: dict = dict(zip(("text", "pair"), texts, strict=False))
     if cut := pair_length(*encoded) - len(ids):
-      made["tokens_cut"] = cut
-    return ids, segments, made
+      prediction["tokens_cut"] = cut
+    return ids, segments, prediction
 
   def _run(self, name: str, examples) -> Iterator[dict]:
     """The outputs of each (ids, segments), without the batch dimension."""
@@ -197,7 +200,7 @@ class Predictor:
   # Arrays to predictions ------------------------------------------------------
 
   def _texts(self, name: str, inputs) -> Iterator[dict]:
-    shown = {
+    prediction_of = {
       "encoder": self._embedding_of,
       "next_sentence": self._next_sentence,
       "masked_lm": self._words,
@@ -206,7 +209,7 @@ class Predictor:
     encoded = [self._encode(name, text) for text in inputs]
     outputs = self._run(name, [(ids, segments) for ids, segments, _ in encoded])
     for (ids, _, texts), arrays in zip(encoded, outputs, strict=True):
-      yield {**texts, **shown(ids, arrays)}
+      yield {**texts, **prediction_of(ids, arrays)}
 
   def _words(self, ids, outputs) -> dict:
     words, masks = self._tokenizer.texts, []
@@ -249,26 +252,27 @@ class Predictor:
 
   def _labelled(self, inputs) -> Iterator[dict]:
     """Entities in texts; the labels of given words, or if they are plain."""
-    spans = [tokenization.word_spans(one.text) for one in inputs]
-    sentences = [
-      one.words or [one.text[begin:end] for begin, end in of_text]
-      for one, of_text in zip(inputs, spans, strict=True)
-    ]
+    spans, sentences = [], []
+    for one in inputs:
+      of_text = tokenization.word_spans(one.text)
+      spans.append(of_text)
+      sentences.append(one.words or [one.text[a:b] for a, b in of_text])
     labels, shares = self._of_words(sentences)
-    marks, first = entities.types_of(self._task.get("labels", ())), 0
+    types, first = entities.types_of(self._task.get("labels", ())), 0
     for one, of_text, words in zip(inputs, spans, sentences, strict=True):
-      own = slice(first, first + len(words))
-      first = own.stop + 1
-      if one.words or not marks:
-        yield {"tokens": [*words], "tags": labels[own]}
+      place = slice(first, first + len(words))
+      first = place.stop + 1
+      if one.words or not types:
+        yield {"tokens": [*words], "tags": labels[place]}
         continue
-      found = []
-      for kind, begin, last in entities.entities_of(labels[own]):
+      of_entities = []
+      for kind, begin, last in entities.entities_of(labels[place]):
         start, end = of_text[begin][0], of_text[last][1]
-        score = float(shares[own][begin : last + 1].mean())
+        score = float(shares[place][begin : last + 1].mean())
         entity = {"label": kind, "start": start, "end": end}
-        found.append({**entity, "text": one.text[start:end], "score": score})
-      yield {"text": one.text, "entities": found}
+        entity |= {"text": one.text[start:end], "score": score}
+        of_entities.append(entity)
+      yield {"text": one.text, "entities": of_entities}
 
   def _of_words(self, sentences) -> tuple[list[str], np.ndarray]:
     """Labels and their probabilities, numbered as by `encode_words`."""
@@ -277,17 +281,16 @@ class Predictor:
       self._tokenizer, sentences, self._length, stride
     )
     outputs = self._run(_TOKENS, [(part.ids, part.segments) for part in parts])
-    shares = [
-      arrays["probabilities"][: len(part.ids)]
-      for part, arrays in zip(parts, outputs, strict=True)
-    ]
+    of_parts = []
+    for part, arrays in zip(parts, outputs, strict=True):
+      of_parts.append(arrays["probabilities"][: len(part.ids)])
+    shares = np.concatenate(of_parts)  # [tokens, labels]
+    words = np.concatenate([part.words for part in parts])
+    count = sum(map(len, sentences)) + len(sentences)
+    rows = windows.of_words(count, words, shares.argmax(axis=-1))
+    highest = windows.of_words(count, words, shares.max(axis=-1))
     # SILENT is the last one.
-    names = [*self._names(shares[0].shape[-1]), entities.OUTSIDE]
-    count = sum(len(words) + 1 for words in sentences)
-    rows, highest = (
-      windows.of_words(count, parts, [choose(one, axis=-1) for one in shares])
-      for choose in (np.argmax, np.max)
-    )
+    names = [*self._names(shares.shape[-1]), entities.OUTSIDE]
     return [names[int(row)] for row in rows], highest
 
   def _answers(self, inputs) -> Iterator[dict]:
@@ -307,10 +310,8 @@ class Predictor:
       both = np.stack([scores["start_logits"], scores["end_logits"]], -1)
       logits.append(both[: len(part.ids)])
     chosen = windows.choose_answers(questions, parts, logits, settings)
-    counts = collections.Counter(part.question for part in parts)
-    for number, (question, answers) in enumerate(
-      zip(questions, chosen, strict=True)
-    ):
+    counts = collections.Counter(questions[part.question].id for part in parts)
+    for question, answers in zip(questions, chosen, strict=True):
       shares = sorted(answers.shares(settings), key=lambda pair: -pair[1])
       yield {
         "question": question.text,
@@ -319,51 +320,51 @@ class Predictor:
           {"text": answer.text, "probability": share}
           for answer, share in shares[: self._top_k]
         ],
-        "windows": counts[number],
+        "windows": counts[question.id],
       }
 
 
 def _padded(rows) -> np.ndarray:
   """int32 [rows, length of the longest], padded with 0."""
-  made = np.zeros([len(rows), max(map(len, rows))], np.int32)
-  for row, values in zip(made, rows, strict=True):
+  padded = np.zeros([len(rows), max(map(len, rows))], np.int32)
+  for row, values in zip(padded, rows, strict=True):
     row[: len(values)] = values
-  return made
+  return padded
 
 
-def as_lines(made: dict) -> list[str]:
+def as_lines(result: dict) -> list[str]:
   """Shows a prediction to people."""
-  if "question" in made:
-    lines = [made["question"], f"  answer: {made['answer'] or _NO_ANSWER}"]
-    for one in made["answers"]:
+  if "question" in result:
+    lines = [result["question"], f"  answer: {result['answer'] or _NO_ANSWER}"]
+    for one in result["answers"]:
       text = one["text"] or _NO_ANSWER
       lines.append(f"  {one['probability']:6.1%}  {text}")
     return lines
-  if "tags" in made:
-    pairs = zip(made["tokens"], made["tags"], strict=True)
+  if "tags" in result:
+    pairs = zip(result["tokens"], result["tags"], strict=True)
     return ["  ".join(f"{word}/{tag}" for word, tag in pairs)]
-  lines = [made["text"]]
-  if "pair" in made:
-    lines[0] += f" {_PAIR} {made['pair']}"
-  for entity in made.get("entities", ()):
+  lines = [result["text"]]
+  if "pair" in result:
+    lines[0] += f" {_PAIR} {result['pair']}"
+  for entity in result.get("entities", ()):
     lines.append("  {score:6.1%}  {label}  {text}".format(**entity))
-  if made.get("entities") == []:
-    lines.append(f"  {_NO_ENTITY}")
-  for shares in made.get("masks", ()):
+  if result.get("entities") == []:
+    lines.append("  (no entity)")
+  for shares in result.get("masks", ()):
     words = "  ".join(f"{w['word']} {w['probability']:.1%}" for w in shares)
     lines.append(f"  {MASK}  {words}")
-  if "is_next" in made:
-    lines.append(f"  follows: {made['is_next']:.1%}")
-  if "label" in made:
-    shares = sorted(made["probabilities"].items(), key=lambda pair: -pair[1])
+  if "is_next" in result:
+    lines.append(f"  follows: {result['is_next']:.1%}")
+  if "label" in result:
+    shares = sorted(result["probabilities"].items(), key=lambda pair: -pair[1])
     lines.append("  " + "  ".join(f"{name} {p:.1%}" for name, p in shares))
-  if "value" in made:
-    lines.append(f"  {made['value']:.4f}")
-  if "embedding" in made:
-    vector = made["embedding"]
-    of = "all tokens' mean" if made["pooling"] == "mean" else "[CLS]"
+  if "value" in result:
+    lines.append(f"  {result['value']:.4f}")
+  if "embedding" in result:
+    vector = result["embedding"]
+    of = "all tokens' mean" if result["pooling"] == "mean" else "[CLS]"
     shown = " ".join(f"{x:.3f}" for x in vector[:6])
     lines.append(f"  {len(vector)} numbers, {of}: {shown} ... (--json: all)")
-  if "tokens_cut" in made:
-    lines.append(f"  (too long: {made['tokens_cut']} tokens were not read)")
+  if "tokens_cut" in result:
+    lines.append(f"  (too long: {result['tokens_cut']} tokens were not read)")
   return lines

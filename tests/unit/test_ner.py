@@ -74,10 +74,9 @@ def outputs_of(source, made, labels):
   """The head's outputs where each word's first token has its label."""
   found = np.zeros([len(source), source.tokens], np.float32)
   flat = [label for of_sentence in labels for label in [*of_sentence, None]]
-  parts = source._parts(found)
-  for window, part in zip(source._windows, parts, strict=True):
-    for at in np.flatnonzero(window.words != windows.SILENT):
-      part[at] = made.labels.index(flat[window.words[at]])
+  for place, word in np.ndenumerate(source._words):
+    if word != windows.SILENT:
+      found[place] = made.labels.index(flat[word])
   return {"labels": found}
 
 

@@ -39,7 +39,7 @@ def test_sentences_without_a_word_that_speaks(encoder):
   for sentence in ([], ["\u200b", ""]):
     (window,) = encode(encoder, [sentence])
     assert window.ids.tolist() == [CLS, SEP] and not spoken(window)
-    found = windows.of_words(len(sentence), [window], [np.ones(2)])
+    found = windows.of_words(len(sentence), window.words, np.ones(2))
     assert found.tolist() == [SILENT] * len(sentence)
 
 
@@ -73,7 +73,9 @@ def test_values_come_back_to_their_words(encoder):
   made = encode(encoder, sentences, max_seq_length=8, doc_stride=4)
   assert [window.sentence for window in made] == [0, 1, 2, 2]
   values = [np.arange(len(w.ids)) + 10.0 * n for n, w in enumerate(made)]
-  found = windows.of_words(3 + 1 + 0 + 1 + 8 + 1, made, values).tolist()
+  words = np.concatenate([window.words for window in made])
+  count = 3 + 1 + 0 + 1 + 8 + 1
+  found = windows.of_words(count, words, np.concatenate(values)).tolist()
   assert found[:5] == [1, SILENT, 3, SILENT, SILENT]
   assert found[5:] == [21, 22, 23, 24, 25, 32, 33, 34, SILENT]
 
