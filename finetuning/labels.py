@@ -30,10 +30,10 @@ class LabelledTask(FinetuningTask):
   def _head(self) -> tuple[list[str], list[str], list[int]]:
     """The labels of its rows; the task's labels in order, and their rows."""
     of_model, of_task = self._labels_of_model(), self.known_labels
-    if of_task is None:
-      is_known = of_model and not self.config.do_train
-      of_task = of_model if is_known else self._labels_of_file()
-      of_task = sorted(of_task, key=label_order)
+    if of_task is None and of_model and not self.config.do_train:
+      of_task = sorted(of_model, key=label_order)
+    elif of_task is None:
+      of_task = sorted(self._labels_of_file(), key=label_order)
     # A model's rows keep their labels, whatever the order of this task.
     names = self.published_names
     rows = rows_of(of_model, of_task) or rows_of(of_model, names)
@@ -44,19 +44,18 @@ class LabelledTask(FinetuningTask):
   labels = property(lambda self: self._head[0])
 
   @functools.cached_property
-  def _row_of(self) -> Callable[[str], int | None]:
+  def _rows_by_key(self) -> tuple[Callable[[str], str], dict[str, int]]:
     _, of_task, rows = self._head
     key = key_of(of_task)
-    row_of = dict(zip(map(key, of_task), rows, strict=True))
-    return lambda label: row_of.get(key(label))
+    return key, dict(zip(map(key, of_task), rows, strict=True))
 
   def row_of(self, label: str, place: str) -> int:
     """The row of a label, which stands at `place`; `DataError` without one."""
-    row = self._row_of(label)
-    if row is None:
+    key, rows = self._rows_by_key
+    if key(label) not in rows:
       known = ", ".join(self._head[1][:10])
       raise DataError(f"{place} is {label!r}, not one of {known}")
-    return row
+    return rows[key(label)]
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""
@@ -111,13 +110,17 @@ def identity(label: str) -> str:
 
 def key_of(labels: Sequence[str]) -> Callable[[str], str]:
   """What tells these labels apart; case does only where nothing else does."""
-  keys = (lambda label: identity(label).casefold(), identity)
-  known = (key for key in keys if len({*map(key, labels)}) == len(labels))
-  return next(known, str)
+  caseless = lambda label: identity(label).casefold()
+  for key in (caseless, identity):
+    if len({*map(key, labels)}) == len(labels):
+      return key
+  return str
 
 
 def rows_of(head: Sequence[str], labels: Sequence[str]) -> list[int]:
   """The row of each label in a head, by name; [] if it is of other labels."""
   key = key_of(head)
   there, here = [*map(key, head)], [*map(key, labels)]
-  return [*map(there.index, here)] if sorted(there) == sorted(here) else []
+  if sorted(there) != sorted(here):
+    return []
+  return [there.index(label) for label in here]

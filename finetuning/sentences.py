@@ -1,10 +1,9 @@
 """Sentences of words with labels: CoNLL's columns, and JSON lines."""
 
 import dataclasses
-import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from common import input_files, json_files
@@ -56,16 +55,17 @@ def read_sentences(
   each sentence. Columns have tabs between them, or else spaces.
   """
   is_json = os.path.splitext(path)[1].lower() in (".jsonl", ".json")
-  read: Callable = tables.read_table if is_json else input_files.read
-  sentences_of: Callable = _of_objects if is_json else _of_columns
-  content = read(path)  # its errors name the file
-  try:
-    found = [*sentences_of(content, settings, labelled)]
+  if is_json:
+    reader = _of_objects(tables.read_table(path), settings, labelled)
+  else:
+    reader = _of_columns(input_files.read(path), settings, labelled)
+  try:  # the reader's errors do not name the file
+    sentences = [*reader]
   except ValueError as e:
     raise DataError(f"{path}: {e}") from e
-  if not found:
+  if not sentences:
     raise DataError(f"{path}: no sentences")
-  return found
+  return sentences
 
 
 def _of_objects(rows, settings, labelled: bool) -> Iterator[Sentence]:
@@ -91,21 +91,20 @@ def _of_objects(rows, settings, labelled: bool) -> Iterator[Sentence]:
 
 def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
   # Not by `splitlines`, which also breaks at characters that are text.
-  lines = content.decode("utf-8-sig").split("\n")
+  lines = [*content.decode("utf-8-sig").split("\n"), ""]
   word, label = settings.word_column, settings.label_column
   least = max(word, label or 2) if labelled else word
-  rows = _rows([*map(_fields, lines)], least)
-  for _, group in itertools.groupby(rows, lambda row: bool(row[1])):
-    kept = []
-    for line, fields in group:
-      if fields and (word == 1 or not _NO_WORD.fullmatch(fields[0])):
-        kept.append((line, fields[word - 1], fields[(label or 0) - 1]))
-    if kept:
-      numbers, words, labels = map(list, zip(*kept, strict=True))
+  rows: list[tuple] = []
+  for line, fields in _numbered([*map(_fields, lines)], least):
+    if not fields and rows:
+      numbers, words, labels = map(list, zip(*rows, strict=True))
       yield Sentence(numbers[0], words, labels if labelled else [])
+      rows = []
+    elif fields and (word == 1 or not _NO_WORD.fullmatch(fields[0])):
+      rows.append((line, fields[word - 1], fields[(label or 0) - 1]))
 
 
-def _rows(rows: list[list[str]], least: int) -> Iterator[tuple[int, list]]:
+def _numbered(rows: list[list], least: int) -> Iterator[tuple[int, list]]:
   """(line, fields), none between two sentences; all have as many, or `least`.
 
   A comment begins with #, as a word may, and has another number of fields.
