@@ -22,6 +22,7 @@ from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
+SPECIAL_BY_ROLE = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}
 
 SENTENCEPIECE_SPACE = "\u2581"
 
@@ -169,25 +170,26 @@ class Encoder:
     return {name: input_files.read(self.file)}
 
   def _set_vocabulary(
-    self, tokens: list[str], special: Sequence[str], texts: list[str]
+    self, tokens: list[str], special: dict[str, str], texts: list[str]
   ) -> dict[str, int]:
     """token -> id; DataError if one of `special` is missing.
 
     No text ever gets a repeated token's first id, as in google/bert.
     """
     ids = {token: index for index, token in enumerate(tokens)}
-    missing = dict.fromkeys(token for token in special if token not in ids)
+    names = dict.fromkeys(special.values())
+    missing = [token for token in names if token not in ids]
     if missing:
       raise DataError(
         f"{self.file}: the vocabulary lacks {', '.join(missing)}; {self.remedy}"
       )
-    special_ids = [ids[token] for token in special]
-    self.special = dict(zip(_ROLES, special, strict=True))
-    self.tokens, self.vocab_size = tokens, len(tokens)
-    self.texts = [text or f"[{number}]" for number, text in enumerate(texts)]
+    special_ids = [ids[token] for token in special.values()]
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
       special_ids
     )
+    self.special = special
+    self.tokens, self.vocab_size = tokens, len(tokens)
+    self.texts = [text or f"[{number}]" for number, text in enumerate(texts)]
     # bool [vocab_size]: which tokens continue the previous token's word.
     marked = np.array([text.startswith(self.mark) for text in texts])
     self.is_continuation = marked != self.marks_spaces
@@ -274,11 +276,11 @@ class SentencePieceEncoder(Encoder):
     except (DecodeError, RuntimeError, ValueError) as e:
       raise DataError(f"{model_file}: not a SentencePiece model: {e}") from e
     tokens = [piece.piece for piece in model.pieces]
-    special = []
-    for token in SPECIAL_TOKENS:
-      alberts = f"<{token[1:-1].lower()}>"
+    special = {}
+    for role, token in SPECIAL_BY_ROLE.items():
+      alberts = f"<{role}>"
       is_alberts = alberts in tokens and token not in tokens
-      special.append(alberts if is_alberts else token)
+      special[role] = alberts if is_alberts else token
     self._set_vocabulary(tokens, special, tokens)
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -464,9 +466,8 @@ class HuggingFaceEncoder(Encoder):
     has_spaces = any(text.startswith(space) for text in texts)
     self.marks_spaces = has_spaces and not prefix
     # Bytes need no [UNK]: [PAD], which no text becomes, stands for it.
-    usual = dict(zip(_ROLES, SPECIAL_TOKENS, strict=True))
-    usual["unk"] = roles.get("pad", PAD)
-    self._set_vocabulary(tokens, [*(usual | roles).values()], texts)
+    usual = SPECIAL_BY_ROLE | {"unk": roles.get("pad", PAD)}
+    self._set_vocabulary(tokens, usual | roles, texts)
     self.special = roles
     (probe,) = self._encode(["a a"])
     self._splits_words = len({*probe.word_ids}) > 1

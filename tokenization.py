@@ -17,6 +17,7 @@ import numpy as np
 from common import input_files
 from common.errors import DataError
 from text_encoders import (
+  SPECIAL_BY_ROLE,
   SPECIAL_TOKENS,
   Encoder,
   HuggingFaceEncoder,
@@ -315,7 +316,7 @@ class WordPieceEncoder(Encoder):
       tokens = _tokens_of(input_files.read(vocab_file).decode())
     except UnicodeDecodeError as e:
       raise DataError(f"{vocab_file}: not a vocabulary in UTF-8: {e}") from e
-    vocab = self._set_vocabulary(tokens, SPECIAL_TOKENS, tokens)
+    vocab = self._set_vocabulary(tokens, SPECIAL_BY_ROLE, tokens)
     self.split_words = BasicTokenizer(do_lower_case).tokenize
     # Ids of a word's pieces; [UNK]'s if no pieces spell it.
     self.pieces_of = _PieceCache(vocab).__getitem__

@@ -7,6 +7,7 @@ are the vocabulary's: `play{[MASK]|##ing}`.
 """
 
 import functools
+import math
 import os
 import textwrap
 from collections import Counter
@@ -287,10 +288,11 @@ def survey(
 ) -> Counter:
   """The sum of `survey_file` over undamaged files; reports errors on stderr."""
   count = min(num_workers or workers.available_cores(), len(paths))
-  most = None if verify else -(-_SURVEYED // len(paths))
+  most = None if verify else math.ceil(_SURVEYED / len(paths))
   megabytes = [os.path.getsize(path) / 1e6 for path in paths]
   total: Counter = Counter()
-  done, title = 0.0, "verifying" if verify else "sampling"
+  done = 0.0
+  title = "verifying" if verify else "sampling"
   with (
     console.Progress(title, sum(megabytes), "MB") as bar,
     workers.Workers(count if verify else 1) as pool,

@@ -94,7 +94,7 @@ def make_tokenizer(
   tokenizer.post_processor = processors.TemplateProcessing(
     single=f"{cls}:0 $A:0 {sep}:0",
     pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
-    special_tokens=[(cls, int(encoder.cls_id)), (sep, int(encoder.sep_id))],
+    special_tokens=[(cls, encoder.cls_id), (sep, encoder.sep_id)],
   )
   tokenizer.add_special_tokens(
     [AddedToken(token, normalized=False, special=True) for token in special]
@@ -104,7 +104,7 @@ def make_tokenizer(
 
 def special_ids(encoder: tokenization.Encoder) -> dict[str, int]:
   """Those of "pad", "unk" (if there is one), "cls", "sep" and "mask"."""
-  return {role: int(getattr(encoder, f"{role}_id")) for role in encoder.special}
+  return {role: getattr(encoder, f"{role}_id") for role in encoder.special}
 
 
 def _wordpiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
@@ -147,7 +147,7 @@ def _sentencepiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
       "the checkpoint that it writes without this file beside it"
     )
   pieces = [(piece.piece, piece.score) for piece in model.pieces]
-  tokenizer = Tokenizer(models.Unigram(pieces, unk_id=int(encoder.unk_id)))
+  tokenizer = Tokenizer(models.Unigram(pieces, unk_id=encoder.unk_id))
   steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
   charsmap = normalization.precompiled_charsmap
   if charsmap:
@@ -239,8 +239,7 @@ def case(
 ) -> tuple[bool, list[str], list[str]]:
   """(do_lower_case, a line if it is assumed, lines about files that differ).
 
-  `cases` are as `said_case`, `flag` is --do_lower_case, `name` the model or
-  vocabulary.
+  `cases` are as `said_case`, `flag` is --do_lower_case, `name` is for people.
   """
   known = {file: lower for file, lower in cases.items() if lower is not None}
   if not known and flag is not None:
@@ -282,7 +281,7 @@ def load(
   `files` are as `named`. Raises a `UserError` if the flag contradicts the files
   beside the vocabulary, or if these are of another tokenizer.
   """
-  no_file = (tokenization.WordPieceEncoder.flag, "")
+  no_file = (tokenization.WordPieceEncoder.flag, "")  # is refused below
   flag, path = next(iter(files.items()), no_file)
   cases = said_case(path, tokenization.BY_FLAG[flag])
   lower, _, lines = case(cases, do_lower_case, path)

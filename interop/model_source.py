@@ -124,12 +124,13 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   named = tokenizer_files.named(given)
   path, chosen, folder = locate(model)
   about = description.read(folder)
-  task, task_file = about.task, os.path.join(folder, TASK_FILE)
+  task_file, task = os.path.join(folder, TASK_FILE), about.task
   if not task:
     task_file, task = pretraining_task(about, given)
   config = read_config(given.bert_config_file, about, path)
   files = find_vocabulary(task, named, folder)
-  beside, cases = os.path.join(folder, WordPieceEncoder.usual_name), {}
+  cases: dict[str, bool | None] = {}
+  beside = os.path.join(folder, WordPieceEncoder.usual_name)
   flag, words = next(iter(files.items()), (WordPieceEncoder.flag, beside))
   if not about.is_huggingface:
     cases[task_file] = task.get("do_lower_case")
