@@ -11,7 +11,7 @@ from tokenization import WordPieceEncoder
 
 def is_folder(path: str) -> bool:
   """Whether it is a folder as transformers writes them, and none of ours."""
-  if not (path and os.path.isdir(path)):
+  if not os.path.isdir(path):
     return False
   names = os.listdir(path)
   if huggingface_config.CONFIG_FILE not in names or CONFIG_FILE in names:

@@ -52,7 +52,9 @@ class Ner(LabelledTask):
     return read_sentences(path, self.config, labelled)
 
   def labels_of_data(self):
-    labels = {one for s in self._sentences("train") for one in s.labels}
+    labels = []
+    for sentence in self._sentences("train"):
+      labels += sentence.labels
     return self.config.path("train"), labels
 
   @property

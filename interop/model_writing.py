@@ -122,12 +122,13 @@ def _write_files(
   source, bert = model.source, model.source.bert
   encoder = source.tokenizer() if source.vocabulary else None
   outputs = len(model.values.get(tasks.label_bias(model.values), ()))
+  labels = model.task.get("labels") or huggingface_config.stand_ins(outputs)
   weights = model.values, bert, source.path
   config = huggingface_config.to_their_config(
     bert,
     heads_of(bert, model.values),
     source.path,
-    (model.task.get("labels") or outputs) if outputs else None,
+    labels if outputs else (),
     tokenizer_files.special_ids(encoder) if encoder else None,
   )
   tensors = huggingface_weights.to_theirs(*weights)

@@ -41,7 +41,7 @@ def to_their_config(
   config: BertConfig,
   heads: Sequence[Head],
   source: str,
-  labels: int | list[str] | None = None,
+  labels: Sequence[str] = (),
   ids: dict[str, int] | None = None,
 ) -> dict:
   """config.json's content; `UserError` if Hugging Face has no such model.
@@ -64,8 +64,7 @@ def to_their_config(
     "torch_dtype": "float32",
     "use_cache": True,
   }
-  if labels is not None:
-    labels = stand_ins(labels) if isinstance(labels, int) else labels
+  if labels:
     if LABELS in heads:
       is_one = len(labels) == 1
       content["problem_type"] = _REGRESSION if is_one else _SINGLE_LABEL
@@ -98,11 +97,9 @@ class ReadConfig(NamedTuple):
     has_pooler = any("pooler." in name for name in there)
     of_texts = has_pooler or not self.config.has_pooler
     assumed = LABELS if of_texts else TOKENS
-    heads = [*HEADS, assumed]
-    for head in heads[:]:
-      if self.kind.architecture([head]) in self.architectures:
-        heads.append(head)
-    return self.kind.tensors(self.config, heads)
+    heads, class_of = [*HEADS, assumed], self.kind.architecture
+    named = [head for head in heads if class_of([head]) in self.architectures]
+    return self.kind.tensors(self.config, heads + named)
 
   def labels_of(
     self, head: Head, outputs: int, source: str

@@ -39,7 +39,7 @@ OTHERS = dict(
 def written(keys, heads=(), **ids):
   config = BertConfig.from_dict(keys)
   return config, huggingface_config.to_their_config(
-    config, heads, "here", None, ids
+    config, heads, "here", (), ids
   )
 
 

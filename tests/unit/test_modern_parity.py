@@ -314,7 +314,7 @@ def write_ours(folder, keys, parts, seed):
       shape = [3 if n is None else n for n in weight.shape]
       value = rng.normal(0.0, 0.06, shape) + weight.name.endswith("gamma")
       values[weight.name] = value.astype(np.float32)
-  found, labels = weights.heads_of(config, values), None
+  found, labels = weights.heads_of(config, values), []
   if {*found} & {*tasks.LABELLED}:
     labels = ["a", "b", "c"]
   content = huggingface_config.to_their_config(config, found, "here", labels)
