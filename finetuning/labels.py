@@ -35,8 +35,7 @@ class LabelledTask(FinetuningTask):
     elif of_task is None:
       of_task = sorted(self._labels_of_file(), key=label_order)
     # A model's rows keep their labels, whatever the order of this task.
-    names = self.published_names
-    rows = rows_of(of_model, of_task) or rows_of(of_model, names)
+    rows = rows_of(of_model, of_task) or rows_of(of_model, self.published_names)
     labels = of_model if rows else list(of_task)
     return labels, list(of_task), rows or [*range(len(labels))]
 
@@ -72,7 +71,7 @@ class LabelledTask(FinetuningTask):
       )
     place, values = self.labels_of_data()
     names: dict[str, str] = {}
-    for value in sorted(set(values), key=lambda value: (len(value), value)):
+    for value in sorted(sorted(set(values)), key=len):
       names.setdefault(identity(value), value.strip())  # the shortest one
     labels = [*names.values()]
     if not 2 <= len(labels) <= _MOST_LABELS:

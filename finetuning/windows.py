@@ -201,10 +201,10 @@ def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
   """`answer` counted from [CLS]; (0, 0) if it is not all in the window."""
   if answer is None:
     return 0, 0
-  a, b = (token - window.first for token in answer)
-  if a < 0 or b >= len(window.spans.ids):
+  first, last = answer[0] - window.first, answer[1] - window.first
+  if first < 0 or last >= len(window.spans.ids):
     return 0, 0
-  return window.offset + a, window.offset + b
+  return window.offset + first, window.offset + last
 
 
 class Answer(NamedTuple):

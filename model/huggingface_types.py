@@ -159,7 +159,7 @@ class ModelType:
 
   def tied(self) -> dict[str, str]:
     """A tensor -> the one that it equals, if the config does not untie it."""
-    words, head = (self.module(s, 0) for s in (_WORDS, "cls/predictions"))
+    words, head = self.module(_WORDS, 0), self.module("cls/predictions", 0)
     return {
       f"{self.decoder}.weight": f"{words}.weight",
       f"{self.decoder}.bias": f"{head}.bias",
