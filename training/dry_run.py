@@ -391,7 +391,9 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   config, plan, shares = start
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
   precision = training_run.precision_line(config, on_gpu)
-  for line in (*plan.lines(), precision, str(config.optimizer)):
+  settings = dataclasses.asdict(config.optimizer)
+  optimizer = ", ".join(f"{name}={value}" for name, value in settings.items())
+  for line in (*plan.lines(), precision, optimizer):
     tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
   limit = 60.0 * config.max_train_minutes * (shares[1] - shares[0]) or math.inf
   if limit < math.inf:
