@@ -72,7 +72,6 @@ class TokenizerInfo:
 
   @property
   def case(self) -> str:
-    """In words."""
     return "lower-cased" if self.do_lower_case else "cased"
 
   def is_like(self, other: "TokenizerInfo") -> bool:

@@ -386,9 +386,7 @@ class WordPieceEncoder(Encoder):
 
 
 # The kinds of tokenizers, each with the flag that names its file.
-ENCODERS: tuple[type[Encoder], ...] = (
-  WordPieceEncoder, SentencePieceEncoder, HuggingFaceEncoder,
-)  # fmt: skip
+ENCODERS = (WordPieceEncoder, SentencePieceEncoder, HuggingFaceEncoder)
 KINDS = {encoder.kind: encoder for encoder in ENCODERS}
 BY_FLAG = {encoder.flag: encoder for encoder in ENCODERS}
 # Flag -> the name of such a file beside a published checkpoint.

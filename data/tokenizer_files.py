@@ -13,7 +13,6 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (
-  AddedToken,
   Regex,
   Tokenizer,
   decoders,
@@ -27,7 +26,7 @@ import tokenization
 from common import files, input_files, json_files
 from common.errors import DataError, UserError
 from common.model_files import TASK_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from text_encoders import SENTENCEPIECE_SPACE, config_beside
+from text_encoders import config_beside
 
 _FORM = {
   "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
@@ -71,10 +70,7 @@ _FINAL_SIGMA = normalizers.Replace(
 def normalizer(do_lower_case: bool):
   """Cleans text as google/bert does."""
   bert = normalizers.BertNormalizer(
-    clean_text=True,
-    handle_chinese_chars=True,
-    strip_accents=do_lower_case,
-    lowercase=do_lower_case,
+    strip_accents=do_lower_case, lowercase=do_lower_case
   )
   return normalizers.Sequence([_FINAL_SIGMA, bert]) if do_lower_case else bert
 
@@ -88,7 +84,6 @@ def make_tokenizer(
   the encoder it reads "[MASK]" and other special tokens in a text as tokens.
   """
   tokenizer = _MAKERS[encoder.kind](encoder)
-  special = [*encoder.special.values()]
   cls, sep = encoder.special["cls"], encoder.special["sep"]
   second = int(segment_ids)
   tokenizer.post_processor = processors.TemplateProcessing(
@@ -96,9 +91,7 @@ def make_tokenizer(
     pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
     special_tokens=[(cls, encoder.cls_id), (sep, encoder.sep_id)],
   )
-  tokenizer.add_special_tokens(
-    [AddedToken(token, normalized=False, special=True) for token in special]
-  )
+  tokenizer.add_special_tokens([*encoder.special.values()])
   return tokenizer
 
 
@@ -155,9 +148,8 @@ def _sentencepiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   if encoder.do_lower_case:
     steps = [_FINAL_SIGMA, normalizers.Lowercase(), *steps]
   tokenizer.normalizer = normalizers.Sequence(steps)
-  space = dict(replacement=SENTENCEPIECE_SPACE, prepend_scheme="always")
-  tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**space)
-  tokenizer.decoder = decoders.Metaspace(**space)
+  tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+  tokenizer.decoder = decoders.Metaspace()
   return tokenizer
 
 
