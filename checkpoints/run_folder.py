@@ -101,11 +101,10 @@ def versions() -> dict:
       version[name] = None
   folder = os.path.dirname(os.path.abspath(__file__))
   command = ["git", "-C", folder, "describe", "--always", "--dirty"]
-  try:
+  version["git"] = None  # without git, or in no checkout
+  with contextlib.suppress(OSError):
     done = subprocess.run(command, capture_output=True, text=True)
-    version["git"] = done.stdout.strip() or None  # None: not a git checkout
-  except OSError:
-    version["git"] = None
+    version["git"] = done.stdout.strip() or None
   return version
 
 
