@@ -90,7 +90,8 @@ def _of_objects(rows, settings, labelled: bool) -> Iterator[Sentence]:
 
 
 def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
-  # Not by `splitlines`, which also breaks at characters that are text.
+  # Not by `splitlines`, which also breaks at characters that are text. The
+  # empty line ends the last sentence.
   lines = [*content.decode("utf-8-sig").split("\n"), ""]
   word, label = settings.word_column, settings.label_column
   least = max(word, label or 2) if labelled else word

@@ -148,7 +148,8 @@ class ModelType:
     A name that several heads have is the last one's.
     """
     weights, tensors = w.weights(config), {}
-    for part in (*self.body, *(h.name for h in heads if h in self.heads)):
+    parts = [head.name for head in heads if head in self.heads]
+    for part in (*self.body, *parts):
       of_part = collections.defaultdict(list)
       for weight in weights:
         if weight.part == part:
