@@ -832,7 +832,7 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
   tokenizer = dataclasses.replace(manifest.tokenizer, sha256=own)
   dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
   (line,) = run_settings.other_text(f"{cased}/bert_model.ckpt", files)
-  assert "model of --init_checkpoint of cased text" in line
+  assert "model of --init_checkpoint, of cased text" in line
   (model / "vocab.txt").unlink()
   read = {"files": [str(tmp_path / "data-0.tfrecord")]}
   read["tokenizer"] = dataclasses.asdict(tokenizer)
