@@ -106,7 +106,7 @@ def test_the_encoding_reaches_what_reads_the_text(tmp_path):
   (tmp_path / "a.txt").write_text("only one document .")
   process = quickstart(tmp_path / "run", tmp_path / "a.txt", "--encoding=ascii")
   assert "--encoding=ascii --language=en" in " ".join(process.stdout.split())
-  assert "documents are too few" in process.stdout and process.returncode == 1
+  assert "too few to train on" in process.stdout and process.returncode == 1
 
 
 def test_text_of_another_language_keeps_case_and_accents(tmp_path):

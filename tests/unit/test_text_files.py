@@ -223,12 +223,12 @@ REFUSED_JSON = {
   "no field": ("t.jsonl", '{"body": 1}', "--text_field=text: text is missing"),
   "no text": ("t.jsonl", '{"text": 1}', "line 2: .*text is 1, not text"),
   "too long": ("t.jsonl", '"' + "a" * (1 << 20), "byte 14 is longer than 1 MB"),
-  "not lines": ("t.json", "{}", r"t\.json: neither .* \*\.jsonl"),
-  "compressed": ("t.JSON.gz", "{}", r"t\.JSON\.gz: neither .* \*\.jsonl"),
-  "a table": ("t.csv", "a,b", r"t\.csv: neither .* --text_field, \*\.jsonl"),
-  "a table with tabs": ("t.TSV", "a\tb", r"t\.TSV: neither .* --text_field"),
-  "large letters": ("t.csv.GZ", "a,b", r"t\.csv\.GZ: neither .* --text_fi"),
-  "a packed table": ("t.csv.bz2", "a,b", r"t\.csv\.bz2: neither .* --text_fi"),
+  "not lines": ("t.json", "{}", r"t\.json: its name .* \*\.jsonl"),
+  "compressed": ("t.JSON.gz", "{}", r"t\.JSON\.gz: its name .* \*\.jsonl"),
+  "a table": ("t.csv", "a,b", r"t\.csv: its name .* \*\.jsonl.*--text_field"),
+  "a table with tabs": ("t.TSV", "a\tb", r"t\.TSV: its name .* --text_field"),
+  "large letters": ("t.csv.GZ", "a,b", r"t\.csv\.GZ: its name .* --text_fi"),
+  "a packed table": ("t.csv.bz2", "a,b", r"t\.csv\.bz2: its name .* --text_fi"),
 }
 
 
