@@ -226,9 +226,9 @@ REFUSED_JSON = {
   "not lines": ("t.json", "{}", r"t\.json: its name .* \*\.jsonl"),
   "compressed": ("t.JSON.gz", "{}", r"t\.JSON\.gz: its name .* \*\.jsonl"),
   "a table": ("t.csv", "a,b", r"t\.csv: its name .* \*\.jsonl.*--text_field"),
-  "a table with tabs": ("t.TSV", "a\tb", r"t\.TSV: its name .* --text_field"),
-  "large letters": ("t.csv.GZ", "a,b", r"t\.csv\.GZ: its name .* --text_fi"),
-  "a packed table": ("t.csv.bz2", "a,b", r"t\.csv\.bz2: its name .* --text_fi"),
+  "a table with tabs": ("t.TSV", "a\tb", r"t\.TSV: its name .*--text_field"),
+  "large letters": ("t.csv.GZ", "a,b", r"t\.csv\.GZ: its name .*--text_fi"),
+  "a packed table": ("t.csv.bz2", "a,b", r"t\.csv\.bz2: its name .*--text_fi"),
 }
 
 
