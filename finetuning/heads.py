@@ -41,16 +41,12 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
   )
 
 
-def token_features(model, config):
-  """[B, S, H]: what a head reads of each token, of `encode`'s model."""
-  sequence = model.get_sequence_output()
-  return modeling.head_features(sequence, config.bert, config.policy)
-
-
-def pooled_features(model, config):
-  """[B * E, H]: what a head reads of each example."""
-  pooled = model.get_pooled_output()
-  return modeling.head_features(pooled, config.bert, config.policy)
+def _label_features(output, config, is_training: bool, dropout_seed):
+  """What a head of labels reads of an output [..., H], after its dropout."""
+  features = modeling.head_features(output, config.bert, config.policy)
+  rate = config.bert.hidden_dropout_prob if is_training else 0.0
+  seed = encoder.head_dropout_seed(dropout_seed)
+  return layers.dropout(features, rate, seed)
 
 
 def _variables(units: int, bert_config):
@@ -78,10 +74,8 @@ def classification(
   rows = layers.get_shape_list(batch.input_ids)[0]
   nowhere = tf.zeros([rows, 0], tf.int32)  # but where the pooler reads
   model = encode(batch, config, is_training, dropout_seed, places=nowhere)
-  pooled = pooled_features(model, config)
-  if is_training:
-    seed = encoder.head_dropout_seed(dropout_seed)
-    pooled = layers.dropout(pooled, config.bert.hidden_dropout_prob, seed)
+  pooled = model.get_pooled_output()
+  pooled = _label_features(pooled, config, is_training, dropout_seed)
   matmul, bias = classifier_logits(pooled, labels, config.bert, config.policy)
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, tf.float32) + bias
@@ -123,7 +117,8 @@ def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
   float32 [B, S, 2].
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
-  features = token_features(model, config)
+  sequence = model.get_sequence_output()
+  features = modeling.head_features(sequence, config.bert, config.policy)
   logits = span_logits(features, config.bert, config.policy)
   _, slots = layers.get_shape_list(batch.weights)
   numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
@@ -158,10 +153,8 @@ def tokens(
   [B, S], the most likely ones.
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
-  features = token_features(model, config)
-  if is_training:
-    seed = encoder.head_dropout_seed(dropout_seed)
-    features = layers.dropout(features, config.bert.hidden_dropout_prob, seed)
+  sequence = model.get_sequence_output()
+  features = _label_features(sequence, config, is_training, dropout_seed)
   matmul, bias = token_logits(features, labels, config.bert, config.policy)
   rows, length = layers.get_shape_list(batch.targets)
   targets = tf.reshape(batch.targets, [-1])
