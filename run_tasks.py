@@ -163,8 +163,8 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       raise UserError(f"a run failed; the end of {log}:\n{said}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
   about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
-  names = about.get("metrics", _ANSWERS)
-  return {name: 100 * results[name] for name in names if name in results}
+  names = about.get("metrics") or [n for n in _ANSWERS if n in results]
+  return {name: 100 * results[name] for name in names}
 
 
 def table(results: Sequence[dict]) -> list[str]:
