@@ -14,7 +14,6 @@ of their time over ours.
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import sys
@@ -22,6 +21,7 @@ import tempfile
 
 from benchmarks import measuring
 from benchmarks.peers import turns
+from common import json_files
 from config.pretraining import read_bert
 from model import huggingface_config, tasks
 from model.bert_config import BertConfig
@@ -42,22 +42,18 @@ def parse_arguments():
 
 
 def write_models(bert: BertConfig, most: int, folder: str) -> dict[str, str]:
-  """Name -> path: ours, the same as masked form, transformers' folder."""
-  has_near = bert.global_attn_every_n_layers > 1
-  paths = {"ours": os.path.join(folder, "bert_config.json")}
-  variants = {"ours": bert.to_dict()}
-  if has_near:
-    paths["masked"] = os.path.join(folder, "masked.json")
-    variants["masked"] = {**bert.to_dict(), "local_attention": 2 * most}
+  """Name -> config file: ours, the same as masked form, transformers'."""
   heads = [tasks.MASKED_LM, *[tasks.NEXT_SENTENCE] * bert.has_pooler]
   theirs = huggingface_config.to_their_config(bert, heads, folder)
-  paths["theirs"], variants["theirs"] = (
-    os.path.join(folder, "config.json"),
-    theirs,
-  )
-  for name, path in paths.items():
-    with open(path, "w", encoding="utf-8") as f:
-      json.dump(variants[name], f)
+  models = {"ours": ("bert_config.json", bert.to_dict())}
+  models["theirs"] = (huggingface_config.CONFIG_FILE, theirs)
+  if bert.global_attn_every_n_layers > 1:
+    masked = {**bert.to_dict(), "local_attention": 2 * most}
+    models["masked"] = ("masked.json", masked)
+  paths = {}
+  for name, (file, content) in models.items():
+    paths[name] = os.path.join(folder, file)
+    json_files.write(paths[name], content)
   return paths
 
 
