@@ -1,47 +1,66 @@
-"""What to check and measure first on a machine with an NVIDIA GPU.
+"""What to check and measure on a machine with an NVIDIA GPU, in ten minutes.
 
-  benchmarks/gpu_day.sh --output=gpu_day.jsonl
+  python -m benchmarks.gpu_day --output=gpu_day.jsonl
 
-In order of value, at most --minutes after the environment: the tests of kernels
-and gradients; losses and norms of gradients beside the CPU's, in every
-precision and mode, packed, too; a run that is stopped and resumed; speeds
-beside what benchmarks/results/gpu_check.jsonl predicts; two ranks; the largest
-micro-batch. Appends a JSON line for each item. The same command continues after
-a cut; an item whose line is taken out is repeated. --tiny does all of it with a
-small model, on a CPU in the GPU's place, too. Ends with status 1 if an item
-failed.
+Runs with the Python that starts it; benchmarks/gpu_day.sh makes an environment
+before. In order of value: the GPU is there and computes; losses and gradient
+norms beside the CPU's, in every precision and mode; kernels' tests; runs that
+are repeated, resumed, and on two ranks; speeds beside transformers'; real runs
+with a profile of their kernels. What does not measure runs side by side.
+
+Appends a JSON line for each item, at once; what an item printed is in
+runs/gpu_day/logs. The same command continues after a cut; an item whose line is
+taken out is repeated. --tiny does all of it with a small model, on a CPU in the
+GPU's place, too. Ends with status 1 if an item failed.
 """
 
+import concurrent.futures
 import functools
+import itertools
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from absl import app, flags
 
-from benchmarks import measuring
+from benchmarks import fake_records, measuring
 from benchmarks.gpu import chips
+from benchmarks.peers import compare_transformers, turns
 from checkpoints import metrics
-from common import json_files, processes
+from common import json_files
 from common.nvidia import visible_gpus
+from config.pretraining import read_bert
 from training.next_steps import python
 
 FLAGS = flags.FLAGS
 PREDICTED = "benchmarks/results/gpu_check.jsonl"
 WORK_DIR = "runs/gpu_day"
 # Of a loss or a norm from float32's on the CPU, over the first updates.
-TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 2e-2}
+TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 2e-2}
+MODES = ("off", "auto", "layers", "step")
 UPDATES = 12
 BEGAN = time.monotonic()
+_item = threading.local()  # `log` and `end` of the item that this thread does
+_on_cpu = threading.Lock()
 
 
 class Failed(Exception):
   """An item's command failed, or its numbers are not what they should be."""
+
+
+class Item(NamedTuple):
+  """A thing to do; it returns what its line says, or raises."""
+
+  do: Callable[[], dict]
+  seconds: float = 150.0  # at most
+  alone: bool = False  # it measures, or the rest is in vain without it
 
 
 @functools.cache
@@ -59,23 +78,22 @@ def seconds_left() -> float:
 
 
 def command(words: list[str], **environment) -> str:
-  """What a command prints and its messages, which a log has, too."""
-  with (
-    open(path("log.txt"), "a+", encoding="utf-8") as log,
-    subprocess.Popen(
-      words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-      env={**os.environ, **environment}, start_new_session=True,
-    ) as process,
-  ):  # fmt: skip
+  """What a command prints and its messages, which the item's log has, too."""
+  with subprocess.Popen(
+    words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    env={**os.environ, **environment}, start_new_session=True,
+  ) as process:  # fmt: skip
     try:
-      found = process.communicate(timeout=max(1.0, seconds_left()))
+      printed, _ = process.communicate(timeout=_item.end - time.monotonic())
     except BaseException:
       os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
+      printed, _ = process.communicate()
       raise
-    print(*words, *found, sep="\n", file=log)
+    finally:
+      print(*words, printed, sep="\n", file=_item.log, flush=True)
   if process.returncode:
-    raise Failed(f"status {process.returncode}; its messages: {log.name}")
-  return "\n".join(found)
+    raise Failed(f"status {process.returncode}: {printed.strip()[-300:]}")
+  return printed
 
 
 # What runs train on -----------------------------------------------------------
@@ -84,11 +102,10 @@ def command(words: list[str], **environment) -> str:
 def make_records() -> dict:
   """Records of this project's own pages, in both forms."""
   text, vocabulary = path("text/train.txt"), path("vocab.txt")
-  if not os.path.exists(vocabulary):
-    pages = {"corpus": "docs/*.md,*.md", "output_dir": path("text")}
-    command(python("tools.prepare_corpus", **pages))
-    words = {"output_file": vocabulary, "vocab_size": 2000}
-    command(python("tools.train_tokenizer", input_file=text, **words))
+  pages = {"corpus": "docs/*.md,*.md", "output_dir": path("text")}
+  command(python("tools.prepare_corpus", **pages))
+  words = {"output_file": vocabulary, "vocab_size": 2000}
+  command(python("tools.train_tokenizer", input_file=text, **words))
   for kind, more in (("rows", {}), ("packed", {"examples_per_record": 8})):
     making = python(
       "create_pretraining_data.py", input_file=text, vocab_file=vocabulary,
@@ -100,12 +117,13 @@ def make_records() -> dict:
 
 
 def train(
-  name: str, kind: str = "rows", ranks: int = 1, resumed=False, **given
-) -> list[dict]:
+  name: str, kind: str = "rows", launched: int = 0, resumed=False,
+  environment: dict | None = None, **given,
+) -> list[dict]:  # fmt: skip
   """The reports of a short training of bert_tiny, one for each update.
 
   Without dropout, which ranks draw apart. Settings of a name that begins with
-  "cpu" see no GPU.
+  "cpu" see no GPU. horovodrun starts as many ranks as are `launched`.
   """
   settings = {
     "do_train": True, "bert_config_file": "tiny", "output_dir": path(name),
@@ -113,24 +131,36 @@ def train(
     "learning_rate": 1e-3, "num_train_steps": UPDATES, "num_warmup_steps": 2,
     "log_every_steps": 1, "bias_correction": True, "tf32": False,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-    "initial_loss_scale": 256.0,
+    "initial_loss_scale": 256.0, "precision": "fp32",
   }  # fmt: skip
   if not resumed:
     shutil.rmtree(path(name), ignore_errors=True)
   hidden = {"CUDA_VISIBLE_DEVICES": ""} if name.startswith("cpu") else {}
-  training = python("run_pretraining.py", **{**settings, **given})
-  command(processes.horovodrun(ranks, training), **hidden)
+  words = python("run_pretraining.py", **{**settings, **given})
+  if launched:  # by module: the launcher may be elsewhere than Python
+    launcher = [sys.executable, "-m", "horovod.runner.launch"]
+    words = [*launcher, "-np", str(launched), *words]
+  command(words, **hidden, **environment or {})
   return metrics.read_jsonl(path(name, metrics.METRICS_FILE))
 
 
-# Items: each returns what its line says, or raises ----------------------------
+# Is it correct? ---------------------------------------------------------------
 
 
-def unit_tests(*names: str) -> dict:
+def device() -> dict:
+  """TensorFlow sees the GPU, multiplies on it, and XLA compiles for it."""
+  printed = command([sys.executable, "-m", "benchmarks.gpu.device"])
+  return measuring.json_lines(printed)[-1]
+
+
+def unit_tests(name: str) -> dict:
   """Without TensorFloat-32."""
-  files = [f"tests/unit/test_{name}.py" for name in names]
-  words = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *files]
-  said = command(words, NVIDIA_TF32_OVERRIDE="0")
+  file = f"tests/unit/test_{name}.py"
+  testing = [sys.executable, "-m", "pytest", "-q", "-W", "default"]
+  # A session of a test takes no more of the GPU than it needs.
+  shared = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+  words = [*testing, "-m", "not slow", file]
+  said = command(words, NVIDIA_TF32_OVERRIDE="0", **shared)
   return {"tests": re.findall(".* passed.*", said)[-1]}
 
 
@@ -149,23 +179,31 @@ def check_equal(got: list, wanted: list, tolerance: float) -> dict:
   return {"largest_difference": round(largest, 6)}
 
 
-@functools.cache
 def on_cpu(kind: str) -> list[dict]:
   """The reports of float32 on the CPU, on records of a `kind`."""
-  return train(f"cpu_{kind}", kind, xla="off")
+  with _on_cpu:  # the first that asks makes them
+    name = f"cpu_{kind}"
+    reports = path(name, metrics.METRICS_FILE)
+    if os.path.exists(reports) and len(metrics.read_jsonl(reports)) == UPDATES:
+      return metrics.read_jsonl(reports)
+    return train(name, kind, xla="off")
 
 
 def compare(precision: str, mode: str, kind="rows", triton=False) -> dict:
   """Updates in a precision and mode beside the CPU's in float32."""
   name = f"{precision}_{mode}_{kind}" + "_triton" * triton
-  got = train(name, kind, precision=precision, xla=mode, triton=triton)
-  return check_equal(got, on_cpu(kind), TOLERANCE[precision])
+  given = {"precision": precision, "xla": mode, "triton": triton}
+  if precision == "tf32":
+    given |= {"precision": "fp32", "tf32": True}
+  reports = train(name, kind, **given)
+  return check_equal(reports, on_cpu(kind), TOLERANCE[precision])
 
 
-def resume() -> dict:
-  """A run in two parts and one in a single part, equal to the last bit."""
+def repeat() -> dict:
+  """--deterministic, twice and in two parts: equal to the last bit."""
   given = {"deterministic": True, "precision": "bf16"}
   whole = train("whole", **given)
+  check_equal(train("again", **given), whole, 0.0)
   train("parts", save_checkpoints_steps=UPDATES // 2, **given)
   for name in os.listdir(path("parts")):
     if f"ckpt-{UPDATES}" in name:  # as if it had been killed before
@@ -174,45 +212,184 @@ def resume() -> dict:
 
 
 def two_ranks() -> dict:
-  """Two ranks beside one, with the same global batch."""
-  if len(gpus()) == 1:
-    return {"left_out": "NCCL wants a GPU for each rank; there is one"}
-  return check_equal(train("two", ranks=2), train("one"), TOLERANCE["fp32"])
+  """Two ranks, which share a GPU if there is one, beside one rank."""
+  shared = {"CUDA_VISIBLE_DEVICES": "0"} if len(gpus()) == 1 else {}
+  two = train("two", launched=2, environment=shared)
+  return check_equal(two, train("one"), TOLERANCE["fp32"])
+
+
+def nccl() -> dict:
+  """Horovod with NCCL: one rank trains, saves, resumes and evaluates."""
+  if not FLAGS.nccl_horovod:
+    return {"left_out": "--nccl_horovod names no folder"}
+  paths = f"{FLAGS.nccl_horovod}{os.pathsep}{os.environ['PYTHONPATH']}"
+  given = {
+    "environment": {"PYTHONPATH": paths}, "launched": 1,
+    "eval_input_file": path("rows", "train.tfrecord"), "do_eval": True,
+    "max_eval_steps": 4,
+  }  # fmt: skip
+  train("nccl", num_train_steps=UPDATES // 2, **given)
+  return {"updates": len(train("nccl", resumed=True, **given))}
+
+
+def write_tables() -> dict:
+  """Flags with tables of the pages' lines: is there code in them?"""
+  with open(path("text/train.txt"), encoding="utf-8") as f:
+    lines = [line.strip() for line in f if line.strip() and "\t" not in line]
+  rows = [f"{line}\t{'code' if '`' in line else 'prose'}\n" for line in lines]
+  for name, part in (("train", rows[:1000]), ("eval", rows[1000:1200])):
+    with open(path(f"{name}.tsv"), "w", encoding="utf-8") as f:
+      f.writelines(["sentence\tlabel\n", *part])
+  return {f"{name}_file": path(f"{name}.tsv") for name in ("train", "eval")}
+
+
+def fine_tune() -> dict:
+  """A classifier learns, answers alike on the CPU, and is exported."""
+  tuned, exported = path("tuned"), path("served")
+  for folder in (tuned, exported):
+    shutil.rmtree(folder, ignore_errors=True)
+  train("tuned_from")
+  training = python(
+    "run_classifier.py", do_train=True, do_eval=True, output_dir=tuned,
+    init_checkpoint=path("tuned_from"), max_seq_length=64, num_train_epochs=3,
+    learning_rate=1e-3, **write_tables(),
+  )  # fmt: skip
+  command(training)
+  asking = python("predict.py", tuned, "run `make env` first .", "they train .")
+  answers = [
+    re.findall("^  .*%", command(asking, **hidden), re.M)
+    for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""})
+  ]
+  if answers[0] != answers[1] or len(answers[0]) != 2:
+    raise Failed(f"GPU and CPU answer {answers}")
+  exporting = {"to": "saved_model", "output": os.path.join(exported, "1")}
+  command(python("convert_checkpoint.py", tuned, **exporting))
+  return json_files.read(os.path.join(tuned, "eval_results.json"))
+
+
+def out_of_memory() -> dict:
+  """What a run says that does not fit."""
+  given = shape("bert_large", 512, 2048)
+  training = python(
+    "run_pretraining.py", do_train=True, input_file=fake(given), xla="step",
+    output_dir=path("too_large"), precision="bf16", num_train_steps=1,
+    num_warmup_steps=0, **given,
+  )  # fmt: skip
+  try:
+    command(training)
+  except Failed as e:
+    return {"says": str(e)}
+  return {"says": "nothing: it fits"}
+
+
+# Is it fast? ------------------------------------------------------------------
 
 
 def shape(model: str, length: int, batch: int) -> dict:
   if FLAGS.tiny:
-    model, length, batch = "tiny", min(length, 64), 4
+    model, length, batch = model.split("_")[0] + "_tiny", min(length, 64), 4
   return {
-    "bert_config_file": f"configs/bert_{model}.json",
+    "bert_config_file": f"configs/{model}.json",
     "max_seq_length": length,
     "train_batch_size": batch,
     "max_predictions_per_seq": max(3, length * 80 // 512),
   }
 
 
-def speed(model: str, length: int, batch: int, mode: str, triton=False) -> dict:
-  """Examples/s, and the share of the prediction's."""
+def fake(given: dict) -> str:
+  """The path of records for a `shape`."""
+  length, masked = given["max_seq_length"], given["max_predictions_per_seq"]
+  vocabulary = read_bert(given["bert_config_file"]).vocab_size
+  records = path(f"fake_{length}.tfrecord")
+  if not os.path.exists(records):
+    fake_records.write(records, 2048, length, masked, vocabulary)
+  return records
+
+
+def step(model: str, length: int, batch: int, *words: str, **how) -> list[str]:
+  """The command of the training step on a batch that stays the same."""
+  given = {"precision": "bf16", **shape(model, length, batch), **how}
+  if not read_bert(given["bert_config_file"]).has_pooler:
+    given["objective"] = "mlm"
+  return python("benchmarks.step", *words, **given)
+
+
+def theirs(model: str, length: int, batch: int, *words: str) -> list[str]:
+  """The command of transformers' step of the same model."""
   given = shape(model, length, batch)
-  how = {"precision": "bf16", "xla": mode, "triton": triton}
-  step = python("benchmarks.step", **given, **how)
-  line = measuring.json_lines(command(step))[-1]
-  rate = predicted_rate(given, how)
-  share = rate and round(line["examples_per_second"] / rate, 3)
-  return {**line, "predicted": rate, "share": share}
+  folder = path(f"transformers_{model}_{length}")
+  os.makedirs(folder, exist_ok=True)
+  bert = read_bert(given["bert_config_file"])
+  compare_transformers.write_models(bert, length, folder)
+  return [
+    FLAGS.transformers_python, "benchmarks/peers/transformers_step.py",
+    f"--model={folder}", "--precision=bf16",
+    f"--batch={given['train_batch_size']}",
+    f"--seq_length={given['max_seq_length']}",
+    f"--predictions={given['max_predictions_per_seq']}", *words,
+  ]  # fmt: skip
 
 
-def predicted_rate(given: dict, how: dict) -> float | None:
-  """Of the newest line of gpu_check.jsonl for this GPU and shape."""
+THEIRS = {
+  "eager": (),
+  "compiled": ("--compile",),
+  "eager masked": ("--sparse",),
+  "compiled masked": ("--compile", "--sparse"),
+}
+
+
+def contender(of_shape: tuple, name: str) -> list[str]:
+  """The command of one of `THEIRS`, or of a mode, perhaps "MODE triton"."""
+  if name in THEIRS:
+    return theirs(*of_shape, *THEIRS[name])
+  mode, _, triton = name.partition(" ")
+  return step(*of_shape, "--serve", xla=mode, triton=bool(triton))
+
+
+def speed(of_shape: tuple, names: tuple, rounds: int = 5) -> dict:
+  """Of each, an update's milliseconds and examples/s, measured in turns."""
+  workers = {}
+  for name in names:
+    words = contender(of_shape, name)
+    workers[name] = turns.Worker(words, messages=_item.log)
+  kill = lambda: [worker.kill() for worker in workers.values()]
+  killer = threading.Timer(max(1.0, _item.end - time.monotonic()), kill)
+  killer.start()
+  running = {name: w for name, w in workers.items() if w.about}
+  seconds = {name: [] for name in running}
+  for _, (name, worker) in itertools.product(range(rounds), running.items()):
+    seconds[name] += worker.ask()["seconds"]
+  for worker in workers.values():
+    worker.close()
+  killer.cancel()
+  batch = shape(*of_shape)["train_batch_size"]
+  lines = {name: {"error": "it ended: see the log"} for name in names}
+  for name, worker in running.items():
+    median = measuring.median(seconds[name], 6)
+    lines[name] = {
+      "milliseconds": round(1e3 * median, 2),
+      "examples_per_second": round(batch / median, 1),
+      **worker.about,
+      **worker.last_words,
+    }
+  if not running:
+    raise Failed("none ran: see the log")
+  return {**shape(*of_shape), "predicted": predicted_rate(of_shape), **lines}
+
+
+def predicted_rate(of_shape: tuple) -> float | None:
+  """The roofline in `step` of gpu_check.jsonl's newest line for this GPU."""
   name = " ".join(gpus()[:1]).lower()
+  given = shape(*of_shape)
   wanted = {
     "gpu": next((chip for chip in chips.CHIPS if chip in name), None),
     "bert_config": os.path.basename(given["bert_config_file"]),
     "micro_batch": given["train_batch_size"],
     "seq_length": given["max_seq_length"],
-    "predictions": given["max_predictions_per_seq"],
+    "precision": "bf16",
+    "xla": "step",
     "deterministic": False,
-    **how,
+    "triton": False,
   }
   rate = None
   for line in json_files.read_lines(PREDICTED):
@@ -222,72 +399,187 @@ def predicted_rate(given: dict, how: dict) -> float | None:
   return rate
 
 
+def real_run(model: str, length: int, batch: int, **how) -> dict:
+  """A training run on records, with a profile of a few updates."""
+  given = shape(model, length, batch)
+  name = f"run_{model}_{length}" + "".join(f"_{h}" for h in how.values())
+  records, dump = fake(given), path(name, "hlo")
+  shutil.rmtree(path(name), ignore_errors=True)
+  given |= {"precision": "bf16", "num_train_steps": 60, **how}
+  given["num_warmup_steps"] = 10
+  dumping = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
+  xla_flags = f"{os.environ.get('XLA_FLAGS', '')} {dumping}"
+  training = python(
+    "run_pretraining.py", do_train=True, input_file=records,
+    output_dir=path(name), profile_steps="40,43", log_every_steps=10, **given,
+  )  # fmt: skip
+  command(training, XLA_FLAGS=xla_flags)
+  last = metrics.read_jsonl(path(name, metrics.METRICS_FILE))[-1]
+  wanted = (
+    "examples_per_second", "model_tflops_per_second", "mfu", "input_seconds",
+    "seconds", "step_seconds", "gpu_peak_memory_mb", "peak_memory_mb",
+  )  # fmt: skip
+  return {key: last[key] for key in wanted if key in last}
+
+
+def plan(model: str, length: int, batch: int, **how) -> dict:
+  """What the dry run says of such a run's memory."""
+  given = {**shape(model, length, batch), "precision": "bf16", **how}
+  planning = python(
+    "run_pretraining.py", dry_run=True, num_train_steps=60,
+    num_warmup_steps=10, **given,
+  )  # fmt: skip
+  said = command(planning)
+  (estimate,) = re.findall(r"^ +total +([\d,]+)$", said, re.M)
+  return {"estimated_mb": int(estimate.replace(",", ""))}
+
+
+def reading() -> dict:
+  """Records/s of the input pipeline."""
+  given = shape(*BASE_128)
+  given["input_file"] = fake(given)
+  words = python("benchmarks.input", updates_per_round=0, rounds=5, **given)
+  return measuring.json_lines(command(words))[-1]
+
+
 def largest(model: str, length: int) -> dict:
   """The largest micro-batch of a dry run."""
   planning = python(
-    "run_pretraining.py", dry_run=True, find_batch_size=True,
-    precision="bf16", num_train_steps=100, num_warmup_steps=10,
-    **shape(model, length, 4),
+    "run_pretraining.py", dry_run=True, find_batch_size=True, precision="bf16",
+    num_train_steps=60, num_warmup_steps=10, **shape(model, length, 4),
   )  # fmt: skip
   wanted = r"largest micro-batch: --train_batch_size=(\d+)"
   return {"largest_micro_batch": int(re.findall(wanted, command(planning))[-1])}
 
 
-def items() -> dict[str, Callable]:
+# All of it --------------------------------------------------------------------
+
+BASE_128, BASE_512 = ("bert_base", 128, 64), ("bert_base", 512, 32)
+LARGE_128, LARGE_512 = ("bert_large", 128, 64), ("bert_large", 512, 32)
+MODERN_1024 = ("modern_base", 1024, 16)
+TESTED = ("triton_kernels", "mixed_precision", "optimization")
+TESTED_LATER = ("modeling", "jit")  # they take minutes
+
+
+def comparisons(cases) -> dict[str, Item]:
+  """Name -> item of each (precision, mode, kind of records, triton)."""
+  return {
+    " ".join([*case[:3], *["triton"] * case[3]]): Item(
+      functools.partial(compare, *case)
+    )
+    for case in cases
+  }
+
+
+def tests(names) -> dict[str, Item]:
+  """Name -> item of each module of tests."""
+  return {
+    f"tests {name}": Item(functools.partial(unit_tests, name), 200)
+    for name in names
+  }
+
+
+def items() -> dict[str, Item]:
   """Name -> what is done, the most valuable first."""
   do = functools.partial
-  names = ("modeling", "mixed_precision", "optimization", "jit")
-  found = {
-    "records": make_records,
-    "kernels": do(unit_tests, *names),
-    "fp32 layers": do(compare, "fp32", "layers"),
-    "bf16 layers": do(compare, "bf16", "layers"),
-    "bf16 step": do(compare, "bf16", "step"),
-    "fp16 layers": do(compare, "fp16", "layers"),
-    "fp32 off": do(compare, "fp32", "off"),
-    "packed": do(compare, "bf16", "layers", "packed"),
-    "triton kernels": do(unit_tests, "triton_kernels"),
-    "triton": do(compare, "bf16", "layers", "packed", triton=True),
-    "triton step": do(compare, "bf16", "step", triton=True),
-    "resume": resume,
+  most = [
+    *[("bf16", mode, "packed", False) for mode in MODES],
+    ("bf16", "layers", "packed", True),
+    ("bf16", "step", "packed", True),
+    *[("fp32", mode, "rows", False) for mode in MODES],
+    ("fp16", "layers", "rows", False),
+    ("fp16", "step", "rows", True),
+    ("tf32", "layers", "rows", False),
+    ("tf32", "step", "rows", False),
+  ]
+  every = itertools.product(TOLERANCE, MODES, ("rows", "packed"), (False, True))
+  rest = [
+    case for case in every
+    if case not in most
+    # Kernels of Triton are for 16 bits and programs of XLA.
+    and not (case[3] and (case[0].endswith("32") or case[1] == "off"))
+  ]  # fmt: skip
+  measured = {
+    "base 128": (BASE_128, ("step", "layers", "step triton", "compiled",
+      "eager masked", "compiled masked")),
+    "large 512": (LARGE_512, ("step", "compiled masked")),
+    "large 512 triton": (LARGE_512, ("step triton", "layers triton")),
+    "base 512": (BASE_512, ("step", "step triton", "compiled masked")),
+    "large 128": (LARGE_128, ("step", "step triton", "compiled masked")),
+    "base 128 more": (BASE_128, ("off", "layers triton", "eager")),
+    "modern 1024": (MODERN_1024, ("step", "layers", "compiled masked")),
+    "large 512 layers": (LARGE_512, ("layers",)),
+    "large 512 eager": (LARGE_512, ("eager masked",)),
+    "large 512 all logits": (LARGE_512, ("compiled",)),
+  }  # fmt: skip
+  speeds = {
+    name: Item(do(speed, *case), 120, alone=True)
+    for name, case in measured.items()
   }
-  for model, length, batch in (
-    ("large", 128, 64), ("base", 128, 64), ("large", 512, 32), ("base", 512, 32)
-  ):  # fmt: skip
-    of_shape = do(speed, model, length, batch)
-    name = f"{model} {length}"
-    found[f"{name} layers"] = do(of_shape, "layers")
-    found[f"{name} layers triton"] = do(of_shape, "layers", triton=True)
-    found[f"{name} step"] = do(of_shape, "step")
-  found["two ranks"] = two_ranks
-  found["largest"] = do(largest, "large", 512)
-  return found
+  runs = {
+    "run base 128": Item(do(real_run, *BASE_128), alone=True),
+    "run large 512": Item(do(real_run, *LARGE_512, xla="step"), alone=True),
+  }
+  first = ("base 128", "large 512")
+  return {
+    "device": Item(device, 90, alone=True),
+    "records": Item(make_records, alone=True),
+    **comparisons(most),
+    "repeat": Item(repeat, 240),
+    "two ranks": Item(two_ranks),
+    "nccl": Item(nccl),
+    "fine-tune": Item(fine_tune, 200),
+    "plan base 128": Item(do(plan, *BASE_128)),
+    "plan large 512": Item(do(plan, *LARGE_512, xla="step")),
+    **tests(TESTED),
+    **{name: speeds.pop(name) for name in first},
+    **runs,
+    "reading": Item(reading, alone=True),
+    **speeds,
+    "out of memory": Item(out_of_memory, alone=True),
+    "largest": Item(do(largest, "bert_large", 512), alone=True),
+    **tests(TESTED_LATER),
+    **comparisons(rest),
+  }
+
+
+def line_of(name: str, item: Item) -> dict | None:
+  """Does an item; None if the time is over."""
+  began = time.monotonic()
+  _item.end = began + min(item.seconds, seconds_left())
+  line = {"item": name, "device": ", ".join(gpus()) or "CPU", "ok": True}
+  log = path("logs", name.replace(" ", "_") + ".txt")
+  with open(log, "w", encoding="utf-8") as _item.log:
+    try:
+      line |= item.do()
+    except Exception as e:
+      line |= {"ok": False, "error": f"{type(e).__name__}: {e}"[:500]}
+  if seconds_left() < 0 and not line["ok"]:
+    return None
+  line["wall_seconds"] = round(time.monotonic() - began, 1)
+  json_files.append_line(FLAGS.output, line)
+  print(json_files.text(line), flush=True)
+  return line
 
 
 def main(_) -> None:
-  os.makedirs(WORK_DIR, exist_ok=True)
+  os.makedirs(path("logs"), exist_ok=True)
   done = {line["item"]: line for line in json_files.read_lines(FLAGS.output)}
-  device = ", ".join(gpus()) or "CPU"
-  if device == "CPU" and not FLAGS.tiny:
+  if not gpus() and not FLAGS.tiny:
     sys.exit("no NVIDIA GPU is seen (nvidia-smi): --tiny tries it on a CPU")
   if not os.path.exists(path("packed")):
     done.pop("records", None)
-  for name, item in items().items():
-    if name in done:
-      continue
-    began = time.monotonic()
-    line = {"item": name, "device": device, "ok": True}
-    try:
-      line |= item()
-    except Exception as e:
-      line |= {"ok": False, "error": f"{type(e).__name__}: {e}"[:300]}
-    if seconds_left() < 0:
-      print(f"{FLAGS.minutes:g} minutes are over: the same command continues")
-      break
-    line["wall_seconds"] = round(time.monotonic() - began, 1)
-    json_files.append_line(FLAGS.output, line)
-    done[name] = line
-    print(json_files.text(line), flush=True)
+  todo = {name: item for name, item in items().items() if name not in done}
+  with concurrent.futures.ThreadPoolExecutor(FLAGS.side_by_side) as pool:
+    by_kind = itertools.groupby(todo.items(), lambda pair: pair[1].alone)
+    for alone, group in by_kind:
+      pairs = list(group)
+      make = map if alone else pool.map
+      for line in make(line_of, *zip(*pairs, strict=True)):
+        if line:
+          done[line["item"]] = line
+          if line["item"] == "device" and not line["ok"]:
+            sys.exit("the GPU cannot be used: see the line above")
   failed = [name for name, line in done.items() if not line["ok"]]
   print(f"{len(done)} of {len(items())} items; failed: {failed or 'none'}")
   sys.exit(bool(failed))
@@ -296,5 +588,10 @@ def main(_) -> None:
 if __name__ == "__main__":
   flags.DEFINE_string("output", "gpu_day.jsonl", "Results.")
   flags.DEFINE_float("minutes", 40.0, "Time for all of it.")
+  flags.DEFINE_integer("side_by_side", 8, "Items at once that do not measure.")
+  flags.DEFINE_string("nccl_horovod", "", "Folder of a Horovod with NCCL.")
+  flags.DEFINE_string(
+    "transformers_python", sys.executable, "Python that has transformers."
+  )
   flags.DEFINE_bool("tiny", False, "A small model, on any device.")
   app.run(main)

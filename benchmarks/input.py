@@ -22,9 +22,9 @@ import os
 import numpy as np
 
 import input_pipeline
-import run_pretraining
 from benchmarks import measuring
 from benchmarks.step import MatmulRate, Step
+from common import settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from data import record_order
@@ -36,7 +36,7 @@ FLAGS = tf.flags.FLAGS
 
 def define_flags() -> None:
   """run_pretraining's flags, and what to measure."""
-  run_pretraining.define_flags()
+  settings.define_flags(PretrainingConfig)
   flags = tf.flags
   flags.FLAGS.set_default("dry_run", True)
   flags.DEFINE_integer("rounds", 20, "Rounds to measure.", lower_bound=1)

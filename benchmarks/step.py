@@ -75,7 +75,10 @@ class MatmulRate:
       tf.Variable(tf.random.normal(s[1:] if batch == 1 else s, dtype=dtype))
       for s in shapes
     )
-    repeats = max(1, min(50, round(2e9 / matmul.flops)))
+    # Milliseconds of the device's work, beside which a launch is short.
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    work, most = (1e12, 500) if on_gpu else (2e9, 50)
+    repeats = max(1, min(most, round(work / matmul.flops)))
     done = tf.no_op()
     for _ in range(repeats):
       with tf.control_dependencies([done]):
@@ -211,7 +214,7 @@ def main(_) -> None:
   losses = run_pretraining.losses(measurement.first["sums"])
   console.say(comm, f"first update: loss {losses['loss']}")
   if FLAGS.serve:
-    turns.serve(measurement.round)
+    turns.serve(measurement.round, first_loss=float(losses["loss"]))
   else:
     for _ in range(FLAGS.rounds):
       measurement.round()

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 WARM_UPDATES = 3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VERSIONS = {
   "torch": torch.__version__,
   "transformers": transformers.__version__,
@@ -20,7 +21,7 @@ VERSIONS = {
 def autocast(precision: str):
   """For "fp32" or "bf16"."""
   return torch.autocast(
-    "cpu", dtype=torch.bfloat16, enabled=precision == "bf16"
+    DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"
   )
 
 
@@ -65,5 +66,7 @@ def timed(update, count: int) -> dict:
 
 
 def peak_memory_mb() -> int:
-  """Of this process, MB of 2^20 bytes."""
+  """Of this process, or its tensors on a GPU, MB of 2^20 bytes."""
+  if DEVICE == "cuda":
+    return torch.cuda.max_memory_allocated() >> 20
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -11,6 +11,7 @@ import argparse
 import functools
 import inspect
 import json
+import types
 
 import torch
 import torch_training
@@ -50,6 +51,41 @@ def make_batch(config, batch: int, seq_length: int, predictions: int) -> dict:
   }
 
 
+class MaskedOnly(torch.nn.Module):
+  """BertForPreTraining with logits of the masked tokens only.
+
+  What ModernBERT does if its config has `sparse_prediction`.
+  """
+
+  def __init__(self, model):
+    super().__init__()
+    self.model = model
+
+  def forward(self, input_ids, token_type_ids, positions, labels, next_labels):
+    """`positions` of masked tokens in the flat batch, and their `labels`."""
+    tokens, pooled = self.model.bert(
+      input_ids, token_type_ids=token_type_ids, return_dict=False
+    )
+    masked = tokens.flatten(0, 1)[positions]
+    scores, related = self.model.cls(masked, pooled)
+    cross_entropy = torch.nn.functional.cross_entropy
+    loss = cross_entropy(scores, labels) + cross_entropy(related, next_labels)
+    return types.SimpleNamespace(loss=loss)
+
+
+def masked_only(batch: dict) -> dict:
+  """A batch as `MaskedOnly` takes it."""
+  labels = batch["labels"].flatten()
+  (positions,) = torch.nonzero(labels != IGNORED_LABEL, as_tuple=True)
+  return {
+    "input_ids": batch["input_ids"],
+    "token_type_ids": batch["token_type_ids"],
+    "positions": positions,
+    "labels": labels[positions],
+    "next_labels": batch["next_sentence_label"],
+  }
+
+
 def main() -> None:
   arguments = parse_arguments()
   config = transformers.AutoConfig.from_pretrained(arguments.model)
@@ -57,16 +93,23 @@ def main() -> None:
     config.sparse_prediction = True
   torch.manual_seed(0)
   model = getattr(transformers, config.architectures[0])(config).train()
+  model.to(torch_training.DEVICE)
   updates = torch_training.Updates(
     model, arguments.precision, lr=1e-4, eps=1e-6
   )
-  if arguments.compile:
-    updates.forward = torch.compile(model)
   batch = make_batch(
     config, arguments.batch, arguments.seq_length, arguments.predictions
   )
-  known = inspect.signature(model.forward).parameters
-  batch = {name: tensor for name, tensor in batch.items() if name in known}
+  if arguments.sparse and hasattr(model, "bert"):
+    updates.forward, batch = MaskedOnly(model), masked_only(batch)
+  known = inspect.signature(updates.forward.forward).parameters
+  batch = {
+    name: tensor.to(torch_training.DEVICE)
+    for name, tensor in batch.items()
+    if name in known
+  }
+  if arguments.compile:
+    updates.forward = torch.compile(updates.forward)
   update = functools.partial(updates, batch)
   torch_training.timed(update, torch_training.WARM_UPDATES)
   turns.serve(

@@ -4,6 +4,7 @@ Imports nothing of this project, for programs of other environments.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -25,34 +26,45 @@ class Worker:
   """A program that serves.
 
   Attributes:
-    about: what it told at its start.
+    about: what it told when it was ready, for which it waits; {} if it ended.
     last_words: what it told at its end.
   """
 
-  def __init__(self, command: list[str]):
-    print(*command, file=sys.stderr)
+  def __init__(self, command: list[str], messages=sys.stderr, **environment):
+    print(*command, file=messages, flush=True)
     self._process = subprocess.Popen(
       command,
       cwd=ROOT,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
+      stderr=messages,
       text=True,
       # A thread that waits for work must not take the other's cores.
-      env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+      env={**os.environ, "OMP_WAIT_POLICY": "passive", **environment},
     )
-    self.about = json.loads(self._process.stdout.readline())
     self.last_words = {}
+
+  @functools.cached_property
+  def about(self) -> dict:
+    return self._line()
+
+  def _line(self) -> dict:
+    return json.loads(self._process.stdout.readline() or "{}")
 
   def ask(self) -> dict:
     """The answer to a line."""
     self._process.stdin.write("go\n")
     self._process.stdin.flush()
-    return json.loads(self._process.stdout.readline())
+    return self._line()
+
+  def kill(self) -> None:
+    """For a program that takes too long."""
+    self._process.kill()
 
   def close(self) -> None:
     """Ends the program."""
     last, _ = self._process.communicate()
-    self.last_words = json.loads(last or "{}")
+    self.last_words = json.loads(last.strip() or "{}")
 
 
 @contextlib.contextmanager
@@ -62,5 +74,6 @@ def workers(commands: dict):
     started = {}
     for name, command in commands.items():
       started[name] = Worker(command)
+      print(name, started[name].about, file=sys.stderr)  # when it is ready
       stack.callback(started[name].close)
     yield started
