@@ -162,7 +162,7 @@ def test_a_gpus_layer_norm_is_near_the_plain_one(width, keep_prob, twice):
       gamma, beta, bias = map(tf.constant, columns)
       y = kernel(
         x, residual, gamma, beta, tf.constant(SEED), bias, keep_prob=keep_prob,
-        epsilon=1e-7, dtype=tf.float32, store=dtype, twice=twice,
+        epsilon=1e-7, centred=True, dtype=tf.float32, store=dtype, twice=twice,
       )  # fmt: skip
       ys = y if twice else (y,)
       sources = [x, residual, gamma, beta, bias]
