@@ -37,11 +37,14 @@ help: ## these lines
 env: $(READY) ## the environment .venv (2 to 6 minutes)
 	@tools/variant.sh advise $(VENV)
 
-$(READY): $(if $(filter-out $(VARIANT),$(INSTALLED)),other-variant) requirements.txt requirements/$(VARIANT).txt requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
+# What Horovod's build, tests and lint need, which images to train in do without.
+TO_DEVELOP := requirements/horovod.txt requirements/tests.txt
+
+$(READY): $(if $(filter-out $(VARIANT),$(INSTALLED)),other-variant) requirements.txt requirements/$(VARIANT).txt $(TO_DEVELOP) requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
 	@echo "environment: $(VENV), $(VARIANT) (2 to 6 minutes)"
 	@tools/make_venv.sh $(call quoted,$(PYTHON)) $(VENV) $(VARIANT)
 	@xla_patches/build_horovod.sh check-$(VARIANT) $(BIN)/python || true
-	@tools/progress.sh pip $(BIN)/python -m pip install -r requirements/$(VARIANT).txt -c requirements/constraints.txt
+	@tools/progress.sh pip $(BIN)/python -m pip install -r requirements/$(VARIANT).txt $(addprefix -r ,$(TO_DEVELOP)) -c requirements/constraints.txt
 	@xla_patches/build_horovod.sh $(VARIANT) $(BIN)/python || true # one rank needs none
 	@# This folder, from there: so `python -m tools....` works in any folder.
 	@for packages in $(VENV)/lib/python3*/site-packages; do echo ../../../.. >"$$packages/perseus-bert.pth"; done

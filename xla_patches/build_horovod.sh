@@ -8,9 +8,9 @@
 #   build_horovod.sh check-cpu PYTHON     only say what the machine lacks for it
 #   build_horovod.sh check-gpu PYTHON     the same with CUDA and NCCL
 #
-# PYTHON needs TensorFlow, setuptools < 75, wheel, packaging and cmake in its
-# environment (requirements.txt has them). The GPU variants need nvcc (CUDA_HOME, or
-# nvcc on the PATH) but no GPU; NCCL's headers and library come from its wheel.
+# PYTHON's environment needs TensorFlow, packaging (requirements.txt) and what
+# requirements/horovod.txt has. The GPU variants need nvcc (CUDA_HOME, or nvcc on the
+# PATH) but no GPU; NCCL's headers and library come from its wheel.
 set -euo pipefail
 
 variant=${1#check-}

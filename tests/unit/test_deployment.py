@@ -11,11 +11,16 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from importlib import metadata
 
 import pytest
 import runs
+import test_architecture
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from samples import write_records
 
 FOLDER = f"{runs.ROOT}/docker"
@@ -91,6 +96,90 @@ def test_the_cuda_of_the_image_is_for_the_tensorflow_that_is_installed():
   assert said[1] == version
   bases = [rest.split()[0] for rest in of("FROM") if "cuda" in rest]
   assert bases and all(f"cuda:{said[2]}-" in base for base in bases)
+
+
+def test_the_gpu_image_has_what_nccl_opens_for_rdma():
+  """In the stage of the variant, so that the CPU's image does without."""
+  gpu = read("Dockerfile").split("AS gpu\n")[1].split("\nFROM ")[0]
+  installed = re.search(r"no-install-recommends \\\n +(.*) &&", gpu)[1]
+  wanted = {"libibverbs1", "ibverbs-providers", "librdmacm1"}
+  assert set(installed.split()) == wanted
+  assert read("Dockerfile").count("libibverbs1") == 1
+
+
+def requirement_files(stage):
+  """What pip installs in a stage of docker/Dockerfile."""
+  text = read("Dockerfile").split(f" AS {stage}\n")[1].split("\nFROM ")[0]
+  found = re.findall(r'-r "?(requirements/\S+\.txt)', text)
+  return [name.replace("$VARIANT", "cpu") for name in found]
+
+
+def listed(name):
+  """{package: Requirement} of a file of requirements and those it includes."""
+  found = {}
+  folder = os.path.dirname(name)
+  with open(f"{runs.ROOT}/{name}", encoding="utf-8") as f:
+    lines = [line.partition("#")[0].strip() for line in f]
+  for line in filter(None, lines):
+    if line.startswith("-r "):
+      found |= listed(os.path.normpath(os.path.join(folder, line[3:])))
+    else:
+      requirement = Requirement(line)
+      found[canonicalize_name(requirement.name)] = requirement
+  return found
+
+
+def needed(names):
+  """`names` of packages and all that these need, by what is installed here."""
+  found, left = set(), list(names)
+  while left:
+    name = canonicalize_name(left.pop())
+    if name in found:
+      continue
+    found.add(name)
+    for line in metadata.requires(name) or []:
+      requirement = Requirement(line)
+      marker = requirement.marker
+      if marker is None or marker.evaluate({"extra": ""}):
+        left.append(requirement.name)
+  return found
+
+
+def test_images_have_no_tools_of_tests_and_builds():
+  assert requirement_files("environment") == ["requirements/cpu.txt"]
+  assert requirement_files("horovod") == ["requirements/horovod.txt"]
+  runs_with = needed(listed("requirements/cpu.txt"))
+  tools = {"pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "cmake"}
+  assert not tools & runs_with
+  assert tools <= {
+    *listed("requirements/tests.txt"),
+    *listed("requirements/horovod.txt"),
+  }
+
+
+def test_images_have_what_the_code_imports():
+  """But the packages of --report_to, and of GPUs."""
+  imported = set()
+  for name in test_architecture.MODULES:
+    imported |= {i.split(".")[0] for i in test_architecture.imports(name)}
+  ours = {name.split(".")[0] for name in test_architecture.MODULES}
+  imported -= ours | set(sys.stdlib_module_names)
+  imported -= {"horovod", "mlflow", "triton", "wandb"}
+  packages = metadata.packages_distributions()
+  runs_with = needed(listed("requirements/cpu.txt"))
+  assert "numpy" in imported
+  for name in imported - {"compression"}:  # of Python 3.14
+    of = {canonicalize_name(package) for package in packages[name]}
+    assert of & runs_with, name
+
+
+def test_all_that_is_installed_has_one_pinned_version():
+  files = ("cpu", "horovod", "tests", "constraints")
+  found = [listed(f"requirements/{name}.txt") for name in files]
+  for name in needed(name for file in found[:3] for name in file):
+    pins = [str(f[name].specifier) for f in found if name in f]
+    pins = list(filter(None, pins))
+    assert len(pins) == 1 and pins[0].startswith("=="), (name, pins)
 
 
 def test_horovod_is_built_against_the_nccl_that_is_installed():
@@ -180,6 +269,24 @@ def test_the_elastic_variant_has_the_same_workers_and_flags():
   flags = [f.replace("/base", "/elastic") for f in fixed[0][1]["command"][2:]]
   assert flags == elastic[0][1]["command"][2:]
   assert "--output_dir=/data/runs/elastic" in flags
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_rdma_is_two_lines_without_their_signs(name):
+  """As docker/README.md says, and without them nobody needs a plugin for it."""
+  _, (_, plain) = containers(manifest(name))
+  assert "capabilities" not in plain["securityContext"]
+  signs = r"# (?=capabilities:|  add: \[IPC_LOCK\]|rdma/)"
+  text = re.sub(signs, "", read(name))
+  (_, launcher), (_, worker) = containers(yaml.safe_load(text))
+  assert worker["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+  assert worker["resources"]["limits"] == {
+    **plain["resources"]["limits"],
+    "rdma/hca_shared_devices_a": 1,
+  }
+  assert "capabilities" not in launcher["securityContext"]
+  with open(f"{FOLDER}/README.md", encoding="utf-8") as f:
+    assert "`rdma/hca_shared_devices_a: 1`" in f.read()
 
 
 @pytest.mark.slow

@@ -177,9 +177,10 @@ def checkout(place):
   )
   write(
     place.folder / "my python" / "installs",
-    """#!/usr/bin/env bash
+    r"""#!/usr/bin/env bash
 [ "$1 $2 $3" = "-m pip install" ] || exec "$(dirname "$0")/real" "$@"
-echo "pip $5"
+words="${*:4}"
+echo "pip ${words//requirements\//}"
 case $5 in *cpu*) name=tensorflow_cpu ;; *) name=tensorflow ;; esac
 cd "$(dirname "$0")"/../lib/python*/site-packages
 mkdir $name-2.21.0.dist-info
@@ -200,7 +201,7 @@ def installed(variant):
   """What a kind of environment is made of, and that a compiler comes first."""
   return [
     f"horovod check-{variant}",
-    f"pip requirements/{variant}.txt",
+    f"pip -r {variant}.txt -r horovod.txt -r tests.txt -c constraints.txt",
     f"horovod {variant}",
   ]
 
