@@ -513,8 +513,7 @@ def items() -> dict[str, Item]:
     "large 512 all logits": (LARGE_512, ("compiled",)),
   }  # fmt: skip
   speeds = {
-    name: Item(do(speed, *case), alone=True)
-    for name, case in measured.items()
+    name: Item(do(speed, *case), alone=True) for name, case in measured.items()
   }
   runs = {
     "run base 128": Item(do(real_run, *BASE_128), alone=True),
