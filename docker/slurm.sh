@@ -14,9 +14,13 @@
 #   sbatch [--nodes=4 ...] docker/slurm.sh --do_train --output_dir=... ...
 #
 # To be submitted in the checkout, which with its .venv, the records and --output_dir is
-# on a file system that all nodes share. horovodrun starts the ranks by ssh, which the
-# cluster must allow between the nodes of a job (pam_slurm_adopt). RANKS_PER_HOST:
-# default the node's GPUs.
+# on a file system that all nodes share.
+#
+#   LAUNCH=srun       srun starts the ranks. Default: ssh, by which horovodrun starts
+#                     them, and which the cluster must allow between the nodes of a job
+#                     (pam_slurm_adopt)
+#   RANKS_PER_HOST=2  default: the node's GPUs
+#   NIC=ib0           the network interface, see launch.sh and launch_srun.sh
 #
 # --signal: five minutes before the limit the run is asked to end. It saves and ends
 # with status 75, the job goes back into the queue, and the same command resumes.
@@ -28,6 +32,14 @@ cd "${SLURM_SUBMIT_DIR:?start it by sbatch in the checkout: sbatch docker/slurm.
   echo "slurm.sh: error: $PWD has no docker/launch.sh: submit in the checkout" >&2
   exit 1
 }
+case ${LAUNCH:-ssh} in
+  ssh) script=docker/launch.sh ;;
+  srun) script=docker/launch_srun.sh ;;
+  *)
+    echo "slurm.sh: error: LAUNCH=$LAUNCH is unknown: give ssh or srun" >&2
+    exit 1
+    ;;
+esac
 
 ranks=${RANKS_PER_HOST:-${SLURM_GPUS_ON_NODE:-}}
 [ -n "$ranks" ] || {
@@ -37,7 +49,7 @@ ranks=${RANKS_PER_HOST:-${SLURM_GPUS_ON_NODE:-}}
 }
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/\$/:$ranks/" | paste -sd,)
 
-TAKE_OVER=1 docker/launch.sh "$hosts" "$@" &
+TAKE_OVER=1 "$script" "$hosts" "$@" &
 launch=$!
 passed='' asked=''
 trap 'passed=1; asked=1; kill -TERM "$launch" 2>/dev/null' TERM
@@ -45,7 +57,7 @@ while true; do
   status=0
   wait "$launch" || status=$?
   [ -n "$passed" ] || break
-  passed= # this wait was ended by the signal, the next one by launch.sh
+  passed= # this wait was ended by the signal, the next one by the script
 done
 
 # A job that was cancelled is no longer RUNNING, and stays so.

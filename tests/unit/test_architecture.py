@@ -141,8 +141,12 @@ def test_no_import_goes_up():
 
 
 def test_only_distributed_imports_horovod():
-  found = [n for n in MODULES if any("horovod" in i for i in imports(n))]
-  assert found == ["gradients.distributed"]
+  """But for parts of horovodrun, which start ranks and are none."""
+  names = lambda n: [i for i in imports(n) if "horovod" in i]
+  found = {n: names(n) for n in MODULES if names(n)}
+  launcher = found.pop("tools.srun_ranks")
+  assert all(name.startswith("horovod.runner.") for name in launcher)
+  assert set(found) == {"gradients.distributed"}
 
 
 def test_only_tensorflow_v1_imports_tensorflow():
@@ -199,7 +203,7 @@ def test_every_module_says_what_it_is():
 
 # Lines of the product, blank ones and docstrings too. What adds lines takes
 # others away; raise this only by what was agreed to for a feature.
-CEILING = 27_537
+CEILING = 27_617
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.073
 LONGEST_FUNCTION = 60

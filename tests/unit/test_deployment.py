@@ -6,6 +6,7 @@ They are held against the repository and each other: paths, flags, ports, users.
 
 import contextlib
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -102,7 +103,7 @@ def test_the_gpu_image_has_what_nccl_opens_for_rdma():
   """In the stage of the variant, so that the CPU's image does without."""
   gpu = read("Dockerfile").split("AS gpu\n")[1].split("\nFROM ")[0]
   installed = re.search(r"no-install-recommends \\\n +(.*) &&", gpu)[1]
-  wanted = {"libibverbs1", "ibverbs-providers", "librdmacm1"}
+  wanted = {"libibverbs1", "ibverbs-providers", "librdmacm1t64"}
   assert set(installed.split()) == wanted
   assert read("Dockerfile").count("libibverbs1") == 1
 
@@ -502,7 +503,7 @@ def slurm(tmp_path):
 
   Returns a function: (launch.sh's last line, state by squeue, stop) -> the
   job's status and all calls of scontrol and launch.sh. `stop`: SIGTERM comes
-  when launch.sh runs.
+  when launch.sh runs. `more` are environment variables.
   """
   calls = tmp_path / "calls"
   env = {
@@ -514,7 +515,7 @@ def slurm(tmp_path):
     "SLURM_GPUS_ON_NODE": "8",
   }
 
-  def run(last, state="RUNNING", stop=False):
+  def run(last, state="RUNNING", stop=False, **more):
     calls.write_text("")
     log = f'echo "$(basename "$0")" "$@" >>{shlex.quote(str(calls))}'
     write_script(
@@ -524,11 +525,12 @@ def slurm(tmp_path):
     )
     write_script(tmp_path / "bin/squeue", f"echo {state}")
     write_script(tmp_path / "docker/launch.sh", log, last)
+    write_script(tmp_path / "docker/launch_srun.sh", log, last)
     # As Slurm does it: a copy, from elsewhere.
     write_script(tmp_path / "spool/slurm_script", read("slurm.sh"))
     job = subprocess.Popen(
       [tmp_path / "spool/slurm_script", "--do_train", "--input_file=a*"],
-      env=env,
+      env={**env, **more},
     )
     if stop:
       while not calls.read_text():
@@ -552,6 +554,150 @@ def test_slurm_goes_on_after_a_stop(slurm):
   assert slurm("exit 75") == requeued
   waits = "trap 'exit 75' TERM; while true; do sleep 0.05; done"
   assert slurm(waits, stop=True) == requeued
+
+
+def test_slurm_starts_ranks_by_srun_if_asked(slurm, capfd):
+  """All else is the same: hosts, flags, the way back into the queue."""
+  launched = LAUNCHED.replace("launch.sh", "launch_srun.sh")
+  requeued = 0, [launched, "scontrol requeue 7"]
+  assert slurm("exit 75", LAUNCH="srun") == requeued
+  assert slurm("exit 0", LAUNCH="ssh") == (0, [LAUNCHED])
+  assert slurm("exit 0", LAUNCH="mpi") == (1, [])
+  assert (
+    "error: LAUNCH=mpi is unknown: give ssh or srun" in capfd.readouterr()[1]
+  )
+
+
+def srun_job(tmp_path):
+  """A job of Slurm in a checkout, for launch_srun.sh.
+
+  srun is a stand-in that starts its tasks on this machine, notes its words and
+  its tasks' ids, and kills them at SIGTERM, as the real one. scancel sends
+  SIGTERM to them. Returns launch_srun.sh and the environment.
+  """
+  env = checkout(tmp_path / "checkout")
+  bin_folder = tmp_path / "checkout/bin"
+  write_script(
+    bin_folder / "srun",
+    f'echo $$ >{tmp_path}/srun; echo "$*" >{tmp_path}/words',
+    "while [[ $1 == --* ]]; do",
+    "  case $1 in",
+    "    --ntasks=*) tasks=${1#*=} ;;",
+    "    --ntasks-per-node=*) on_node=${1#*=} ;;",
+    "  esac",
+    "  shift",
+    "done",
+    "trap 'kill -KILL \"${pids[@]}\"; exit 137' TERM",
+    "for ((i = 0; i < tasks; i++)); do",
+    '  SLURM_PROCID=$i "$@" &',
+    "  pids+=($!)",
+    "done",
+    f'echo "${{pids[@]}}" >{tmp_path}/tasks',
+    "highest=0",
+    'for pid in "${pids[@]}"; do',
+    "  status=0",
+    '  wait "$pid" || status=$?',
+    "  ((status <= highest)) || highest=$status",
+    "done",
+    "exit $highest",
+  )
+  write_script(
+    bin_folder / "scancel",
+    '[ "$*" = "--signal=TERM 7" ] || exit 1',
+    f"kill -TERM $(cat {tmp_path}/tasks)",
+  )
+  more = {"SLURM_JOB_ID": "7", "PYTHONPATH": runs.ROOT}
+  return f"{tmp_path}/checkout/docker/launch_srun.sh", {**env, **more}
+
+
+@pytest.fixture
+def step(tmp_path):
+  return srun_job(tmp_path)
+
+
+def replace_training(step, *lines):
+  """run_pretraining.py of the checkout is now these lines of Python."""
+  path = pathlib.Path(step[0]).parents[1] / "run_pretraining.py"
+  path.unlink()
+  path.write_text("\n".join(["import os, signal, sys, time", *lines, ""]))
+
+
+def test_srun_starts_what_horovodrun_does(step, tmp_path):
+  """Each rank with its place, and a server that all of them reach."""
+  replace_training(
+    step,
+    "from horovod.runner.http import http_client",
+    "address = os.environ['HOROVOD_GLOO_RENDEZVOUS_ADDR']",
+    "port = int(os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT'])",
+    "rank = os.environ['HOROVOD_RANK']",
+    "http_client.put_data_into_kvstore(address, port, 'test', rank, rank)",
+    "read = http_client.read_data_from_kvstore(address, port, 'test', rank)",
+    "assert read == rank",
+    "keys = 'HOSTNAME RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE'",
+    "keys += ' CONTROLLER CPU_OPERATIONS GLOO_IFACE'",
+    "line = [os.environ['HOROVOD_' + key] for key in keys.split()]",
+    "print(*line, *sys.argv[1:], flush=True)",
+  )
+  script, env = step
+  hosts = "127.0.0.2:2,127.0.0.3:2"
+  process = call(script, hosts, "--do_train", "--input_file=a b*", env=env)
+  assert process.returncode == 0, process.stderr
+  assert sorted(process.stdout.splitlines()) == [
+    f"127.0.0.{host + 2} {2 * host + rank} 4 {rank} 2 {host} 2 gloo gloo lo "
+    "--do_train --input_file=a b*"
+    for host in range(2)
+    for rank in range(2)
+  ]
+  words = (tmp_path / "words").read_text()
+  assert words.startswith("--nodes=2 --ntasks=4 --ntasks-per-node=2 --distrib")
+
+
+def test_srun_s_ranks_take_the_interface_that_is_named(step):
+  replace_training(step, "print(os.environ['HOROVOD_GLOO_IFACE'])")
+  script, env = step
+  process = call(script, "127.0.0.2:1", "--do_train", env={**env, "NIC": "ib0"})
+  assert process.stdout == "ib0\n", process.stderr
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_ranks_of_srun_are_asked_to_end_once(step, tmp_path, signals):
+  """By Slurm; a second signal ends them at once. The highest status counts."""
+  replace_training(
+    step,
+    "stop = lambda *_: sys.exit(75)",
+    f"signal.signal(signal.SIGTERM, stop if {signals} == 1 else lambda *_: 0)",
+    f"open('{tmp_path}/ready' + os.environ['HOROVOD_RANK'], 'w').close()",
+    "while True: time.sleep(0.05)",
+  )
+  script, env = step
+  process = subprocess.Popen(
+    [script, "127.0.0.2:2", "--do_train"], env=env, stderr=subprocess.PIPE
+  )
+  while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+    assert process.poll() is None
+    time.sleep(0.05)
+  process.terminate()
+  if signals == 2:
+    assert b"asked the ranks to save" in process.stderr.readline()
+    process.terminate()
+  process.communicate(timeout=runs.HANG_SECONDS)
+  assert process.returncode == (75 if signals == 1 else 137)
+
+
+@pytest.mark.parametrize(
+  "hosts, job, said",
+  [
+    ("a:1", "", "this is no job of Slurm: start it by slurm.sh"),
+    ("a:1,b:2", "7", "a:1,b:2 is no list HOST:RANKS,HOST:RANKS with as many"),
+    ("a:x", "7", "a:x is no list HOST:RANKS"),
+    ("no.invalid:1", "7", "the name no.invalid is not known on"),
+  ],
+)
+def test_what_srun_cannot_start_is_refused(step, hosts, job, said):
+  script, env = step
+  process = call(script, hosts, "--do_train", env={**env, "SLURM_JOB_ID": job})
+  assert process.returncode == 1
+  assert said in process.stderr and "Traceback" not in process.stderr
 
 
 def test_slurm_leaves_a_cancelled_job_alone(slurm):
