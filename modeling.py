@@ -31,7 +31,6 @@ from model.encoder import (
 )
 from model.layers import (
   Norm,
-  activation_in,
   assert_rank,
   create_initializer,
   dense,
@@ -205,9 +204,10 @@ class BertModel:
       return dense(
         first,
         layer.bert.hidden_size,
-        mixed_precision.island(tf.tanh, layer.policy.tanh),
+        tf.tanh,
         create_initializer(layer.bert.initializer_range),
         dtype=layer.policy.heads,
+        activation_dtype=layer.policy.tanh,
       )
 
   def get_pooled_output(self):
@@ -355,9 +355,10 @@ def _transformed(hidden, bert_config, policy):
     hidden = dense(
       hidden,
       bert_config.hidden_size,
-      activation_in(bert_config.hidden_act, policy.gelu),
+      bert_config.hidden_act,
       create_initializer(bert_config.initializer_range),
       dtype=policy.heads,
+      activation_dtype=policy.gelu,
       has_bias=bert_config.classifier_bias,
     )
     norm = Norm.of(bert_config)

@@ -103,8 +103,9 @@ def span_logits(features, bert_config, policy=mixed_precision.FP32):
   # Not in policy.heads: this matmul is cheap, and in 16 bits neighbours in a
   # long paragraph would have equal scores.
   matrix = tf.cast(layers.reshape_to_matrix(features), policy.losses)
-  weights, bias = (tf.cast(t, policy.losses) for t in (weights, bias))
-  scores = tf.matmul(matrix, weights, transpose_b=True) + bias
+  weights = tf.cast(weights, policy.losses)
+  scores = tf.matmul(matrix, weights, transpose_b=True)
+  scores = kernels.add_bias(scores, bias)
   return tf.cast(tf.reshape(scores, [*shape[:2], 2]), tf.float32)
 
 

@@ -17,6 +17,7 @@ from model.layers import (
   BERTS_NORM,
   Norm,
   Weights,
+  activated,
   create_initializer,
   dense,
   dense_weights,
@@ -25,15 +26,12 @@ from model.layers import (
   dropout_site_seed,
   gather_indexes,
   gelu,
-  gelu_erf,
-  get_activation,
   get_shape_list,
   layer_norm,
   normalized,
   recomputed,
   reshape_from_matrix,
   reshape_to_matrix,
-  silu,
   site_seeds,
 )
 from model.tensor_parallel import WHOLE, Slices
@@ -48,9 +46,6 @@ RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
 _EMBEDDING_SITE = 0
 _HEAD_SITE = -1  # a fine-tuning head's, for any number of layers
 _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
-
-# Activations that add the bias before them themselves.
-_BIASED = {gelu: kernels.gelu, gelu_erf: kernels.gelu_erf, silu: kernels.silu}
 
 
 def head_dropout_seed(dropout_seed):
@@ -179,17 +174,6 @@ class LayerConfig:
   slices: Slices = WHOLE
   # `triton_kernels.groups`: whole layers attend by it.
   groups: tuple | None = None
-
-  def activate(self, tensor, bias):
-    """The activation of tensor + bias, which may be None."""
-    activation, dtype = get_activation(self.bert.hidden_act), self.policy.gelu
-    if activation in _BIASED:
-      return _BIASED[activation](tensor, bias, dtype=dtype)
-    if bias is not None:
-      tensor = tf.nn.bias_add(tensor, tf.cast(bias, tensor.dtype))
-    if activation is None:
-      return tensor
-    return mixed_precision.island(activation, dtype)(tensor)
 
   @property
   def own_heads(self):
@@ -340,15 +324,15 @@ def _feed_forward(hidden, layer, config):
       gate_kernel, gate_bias = layer[weights.GATE]
       gate = tf.matmul(copied, gate_kernel)
 
-  def activated(wide, bias, gate, gate_bias, kernel):
-    active = config.activate(wide, bias)
+  def product(wide, bias, gate, gate_bias, kernel):
+    active = activated(wide, bias, config.bert.hidden_act, config.policy.gelu)
     if gate_bias is not None:
-      gate = tf.nn.bias_add(gate, tf.cast(gate_bias, gate.dtype))
+      gate = kernels.add_bias(gate, gate_bias)
     return tf.matmul(active if gate is None else active * gate, kernel)
 
   with tf.name_scope("output"):
     return config.run(
-      "gelu", activated, wide, inner.bias, gate, gate_bias, outer.kernel
+      "gelu", product, wide, inner.bias, gate, gate_bias, outer.kernel
     )
 
 

@@ -1,6 +1,5 @@
 """Layers with google/bert's variable names; `kernels` has the arithmetic."""
 
-import functools
 import zlib
 from typing import NamedTuple
 
@@ -81,12 +80,23 @@ def silu(x, dtype=tf.float32):
   return kernels.silu(x, dtype=dtype)
 
 
-def activation_in(activation_string, dtype):
-  """`get_activation` computed in `dtype`; its result is in its input's type."""
-  function = get_activation(activation_string) or tf.identity
-  if function in (gelu, gelu_erf, silu):  # whose own type is float32
-    function = functools.partial(function, dtype=dtype)
-  return mixed_precision.island(function, dtype)
+# Activations that add the bias before them themselves.
+_BIASED = {gelu: kernels.gelu, gelu_erf: kernels.gelu_erf, silu: kernels.silu}
+
+
+def activated(tensor, bias, activation, dtype):
+  """`activation`, of `get_activation`, of tensor + bias, in the tensor's type.
+
+  It is computed in `dtype`. The bias may be None.
+  """
+  function = get_activation(activation)
+  if function in _BIASED:
+    return _BIASED[function](tensor, bias, dtype=dtype)
+  if bias is not None:
+    tensor = kernels.add_bias(tensor, bias)
+  if function is None:
+    return tensor
+  return mixed_precision.island(function, dtype)(tensor)
 
 
 def get_activation(activation_string):
@@ -159,10 +169,11 @@ def dense(
   name=None,
   dtype=None,
   has_bias=True,
+  activation_dtype=tf.float32,
 ):
-  """input_tensor [..., K] x kernel + bias, by `dense_weights`.
+  """activation(input_tensor [..., K] x kernel + bias), by `dense_weights`.
 
-  It computes in and returns `dtype`, the input's without it.
+  It computes in and returns `dtype`, the input's without it; see `activated`.
   """
   shape = get_shape_list(input_tensor)
   dtype = dtype or input_tensor.dtype
@@ -171,10 +182,7 @@ def dense(
   )
   matrix = tf.cast(reshape_to_matrix(input_tensor), dtype)
   output = tf.matmul(matrix, tf.cast(weights.kernel, dtype))
-  if has_bias:
-    output = tf.nn.bias_add(output, tf.cast(weights.bias, dtype))
-  if activation is not None:
-    output = activation(output)
+  output = activated(output, weights.bias, activation, activation_dtype)
   return reshape_from_matrix(output, shape)
 
 

@@ -1,5 +1,6 @@
 """Precision by part: near float32 wherever a part is moved, and loss scales."""
 
+import functools
 import types
 
 import numpy as np
@@ -10,15 +11,18 @@ import modeling
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from finetuning import heads
 from gradients.distributed import AllreduceConfig, Comm
 from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
+from model import kernels
 from training import training_run
+from xla_patches import jit
 
 B, S, P, V = 4, 16, 3, 50
 
 
-def model_config():
-  return modeling.BertConfig(
+def model_config(**changes):
+  made = modeling.BertConfig(
     vocab_size=V,
     hidden_size=32,
     num_hidden_layers=2,
@@ -30,6 +34,7 @@ def model_config():
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
   )
+  return modeling.BertConfig.from_dict({**made.to_dict(), **changes})
 
 
 def batch():
@@ -106,6 +111,61 @@ def test_any_part_can_be_moved(in_float32, part, name):
   precision = "bf16" if name == "fp32" else "fp32"
   policy = mixed_precision.make_policy(precision, [f"{part}={name}"])
   assert_near(loss_and_gradients(policy), in_float32, 2e-2, 0.98)
+
+
+def pretraining(precision, **changes):
+  policy = mixed_precision.make_policy(precision)
+  bert = model_config(**changes)
+  sums = modeling.pretraining_model(batch(), bert, True, None, policy)
+  return sums.masked_lm_loss + sums.next_sentence_loss
+
+
+def squad(precision):
+  policy = mixed_precision.make_policy(precision, [f"losses={precision}"])
+  return heads.span_logits(tf.ones([B, S, 32]), model_config(), policy)
+
+
+@pytest.mark.parametrize("mode", ["off", "layers"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+  "build",
+  [
+    pretraining,
+    functools.partial(pretraining, hidden_act="relu"),
+    functools.partial(pretraining, gated=True),
+    squad,
+  ],
+  ids=["gelu", "relu", "gated", "squad"],
+)
+def test_no_gradient_is_a_sum_in_16_bits(build, precision, mode):
+  """GPUs add 16 bits up slowly, and wrong if they are many."""
+  with tf.Graph().as_default() as graph, jit.mode(mode):
+    tf.enable_resource_variables()
+    result = build(precision)
+    assert None not in tf.gradients(result, tf.trainable_variables())
+    made = graph.as_graph_def()
+  nodes = [*made.node]
+  for function in made.library.function:
+    nodes += function.node_def
+  types = {
+    tf.as_dtype(node.attr["T"].type)
+    for node in nodes
+    if node.op in ("Sum", "BiasAddGrad")
+  }
+  assert tf.float32 in types and not types & {tf.bfloat16, tf.float16}
+
+
+def test_the_gradient_of_a_bias_has_float32s_sum():
+  """In bfloat16 256 + 1 is 256."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    x = tf.zeros([1000, 2], tf.bfloat16)
+    bias = tf.constant([0.5, -0.5])
+    y = kernels.add_bias(x, bias)
+    gradients = tf.gradients(y, [x, bias])
+    got, (dx, d_bias) = session.run([y, gradients])
+  assert got.dtype == dx.dtype == tf.bfloat16.as_numpy_dtype
+  assert (got == [0.5, -0.5]).all() and (dx == 1).all()
+  assert d_bias.tolist() == [1000.0, 1000.0]
 
 
 def test_casts_are_where_the_policy_says():

@@ -643,7 +643,7 @@ def test_an_activation_is_computed_in_the_policys_type():
   x = tf.constant([0.7], tf.bfloat16)
   found = []
   for dtype in (tf.bfloat16, tf.float32):
-    y = layers.activation_in("gelu", dtype)(x)
+    y = layers.activated(x, None, "gelu", dtype)
     assert y.dtype == x.dtype
     found.append({op.type: op.outputs[0].dtype for op in ancestors(y)})
   assert found[0]["Sigmoid"] == tf.bfloat16
