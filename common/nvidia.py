@@ -1,5 +1,6 @@
 """The NVIDIA GPUs of this machine, without loading TensorFlow."""
 
+import ctypes
 import os
 import subprocess
 
@@ -20,3 +21,29 @@ def visible_gpus(what: str) -> list[str]:
   except (OSError, subprocess.CalledProcessError):
     return []
   return listing.stdout.splitlines()
+
+
+def network_line(
+  sysfs: str = "/sys/class/infiniband", library: str = "libibverbs.so.1"
+) -> str:
+  """By what NCCL reaches other hosts, as far as this host tells.
+
+  Without the `library` of InfiniBand and RoCE it takes TCP, and says so in its
+  own log only (NCCL_DEBUG=INFO).
+  """
+  try:
+    adapters = ", ".join(sorted(os.listdir(sysfs)))
+  except OSError:  # no such driver
+    adapters = ""
+  if not adapters:
+    return "network between hosts: TCP, for no InfiniBand or RoCE is here"
+  if os.environ.get("NCCL_IB_DISABLE") == "1":
+    return f"network between hosts: TCP, not {adapters} (NCCL_IB_DISABLE=1)"
+  try:
+    ctypes.CDLL(library)
+  except OSError as e:
+    return (
+      f"network between hosts: TCP, not {adapters} ({e}): install "
+      "libibverbs1 and ibverbs-providers"
+    )
+  return f"network between hosts: {adapters}, by InfiniBand or RoCE"

@@ -12,7 +12,7 @@ import mixed_precision
 from checkpoints import checkpointing, description, run_folder
 from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
-from common import json_files
+from common import json_files, nvidia
 from common.console import say
 from common.errors import STOPPED_STATUS, UserError, leave_when_asked
 from common.tensorflow_v1 import tf
@@ -152,7 +152,7 @@ def run(
     checkpointer = checkpointing.Checkpointer(
       folder, comm, config.keep_checkpoints, snapshot, watchdog.heartbeat
     )
-    say(comm, *_plan_lines(job, config))
+    say(comm, *_plan_lines(job, config, comm))
     with (
       contextlib.ExitStack() as reporting,
       tf.Session(config=session_config(config, comm)) as session,
@@ -193,14 +193,18 @@ def run(
   return {"training": training, "evaluation": results}
 
 
-def _plan_lines(job: train_loop.Job, config) -> Iterator[str]:
+def _plan_lines(job: train_loop.Job, config, comm) -> Iterator[str]:
   if job.task:
     yield from job.task.plan.lines()
     if job.task.budget:
       yield f"or {job.task.budget.seconds / 60:g} minutes, if less"
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
+  lines = []
   if on_gpu or config.policy != mixed_precision.FP32:
-    line = precision_line(config, on_gpu)
+    lines.append(precision_line(config, on_gpu))
+  if on_gpu and comm.size > comm.local_size:
+    lines.append(nvidia.network_line())
+  for line in lines:
     yield textwrap.fill(line, 80, subsequent_indent="  ")
 
 
