@@ -236,6 +236,8 @@ class RunConfig:
         f"--num_decay_steps={self.num_decay_steps} has no meaning for "
         f"--lr_schedule={self.lr_schedule}"
       )
+    if self.xla != "off":
+      jit.check_gpus("--xla")
     if self.triton:
       self._check_triton()
     # Only for its errors.

@@ -28,7 +28,6 @@ _TYPES = {
   tf.uint32: "u32",
 }  # fmt: skip
 _SIZES = (16, 32, 64, 128)  # of heads: matrix units' least, and what fits
-_CAPABILITY = (8, 0)  # of the oldest GPU that XLA compiles Triton for
 
 
 # Of attention's programs: rows and columns of their blocks, warps, stages.
@@ -50,15 +49,9 @@ def check_size(size_per_head: int) -> None:
 
 
 def check_installed() -> None:
-  """UserError if there is a GPU, and it is too old or Triton is missing."""
-  for gpu in tf.config.list_physical_devices("GPU"):
-    details = tf.config.experimental.get_device_details(gpu)
-    found = details.get("compute_capability", _CAPABILITY)
-    if found < _CAPABILITY:
-      raise UserError(
-        f"--triton needs GPUs of compute capability 8.0, and {gpu.name} has "
-        f"{'.'.join(map(str, found))}: leave it out"
-      )
+  """UserError if a GPU is not one of Triton's, or lacks the package."""
+  jit.check_gpus("--triton")
+  if jit.on_gpu():
     _source()
 
 

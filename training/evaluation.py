@@ -139,7 +139,8 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
       f"out of memory ({errors.reason(error)[:200]}): lower "
       "--train_batch_size, or that of the stage, which with "
       "--global_batch_size trains the same, or --eval_batch_size in an "
-      "evaluation; or give --recompute=layer"
+      "evaluation; or give --recompute=layer; --dry_run --find_batch_size "
+      "finds the largest"
     )
   if known := getattr(source, "error", None):
     return known

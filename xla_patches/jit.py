@@ -16,12 +16,23 @@ import contextvars
 import functools
 
 from common.console import say
+from common.errors import UserError
 from common.tensorflow_v1 import tf
 
 MODES = ("off", "auto", "layers", "step")
 UPDATE = ("layers", "step")  # those that compile the update
 # Those whose shapes may vary: large programs would compile for each again.
 VARIED = ("off", "layers")
+
+# Flag -> the GPUs that its compiler makes code for: the first compute
+# capability, all in words, and what to do with another GPU. For Blackwell XLA
+# of TensorFlow 2.21 writes PTX of a version that does not know it:
+# https://github.com/tensorflow/tensorflow/issues/111958
+_COMPILED_FOR = {
+  "--xla": ((0, 0), "up to 9.x (Hopper)", "give --xla=off"),
+  "--triton": ((8, 0), "8.0 to 9.x (Ampere to Hopper)", "leave it out"),
+}
+_BLACKWELL = (10, 0)
 
 # The mode, the graph's programs, and whether shapes may vary between updates.
 _current = contextvars.ContextVar("xla", default=("off", {}, True))
@@ -68,6 +79,19 @@ def _variables_of(graph):
 def on_gpu() -> bool:
   """Whether this process computes on a GPU."""
   return bool(tf.config.list_physical_devices("GPU"))
+
+
+def check_gpus(flag: str) -> None:
+  """UserError if there is a GPU that nothing compiles for with this flag."""
+  first, known, remedy = _COMPILED_FOR[flag]
+  for gpu in tf.config.list_physical_devices("GPU"):
+    details = tf.config.experimental.get_device_details(gpu)
+    found = details.get("compute_capability", first)
+    if not first <= found < _BLACKWELL:
+      raise UserError(
+        f"{flag} compiles for GPUs of compute capability {known}, and "
+        f"{gpu.name} has {'.'.join(map(str, found))}: {remedy}"
+      )
 
 
 def saves_launches(modes=("layers",)) -> bool:

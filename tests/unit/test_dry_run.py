@@ -2,17 +2,20 @@
 
 import dataclasses
 import math
+import sys
 import threading
 import types
 
 import numpy as np
 import pytest
+import runs
 
+from common import errors
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import training_plan
 from gradients import distributed
-from training import dry_run, evaluation
+from training import dry_run, evaluation, train_loop
 
 CHECKPOINT_MB, START_MB = 60.0, 700.0
 UPDATE, RECORD = 0.25, 0.1  # seconds
@@ -185,6 +188,35 @@ def test_missing_memory_is_one_line_with_what_to_lower(error):
   assert "--train_batch_size" in message and "--recompute" in message
   other = tf.errors.InternalError(None, None, "Something else")
   assert evaluation.clear_error(other) is other
+
+
+@pytest.mark.parametrize("kind", ["ResourceExhausted", "Internal"])
+def test_a_training_without_memory_ends_in_one_line(
+  tiny_run, tmp_path, monkeypatch, capsys, kind
+):
+  """XLA's error, which has its own class or none, in the first update."""
+  run = tf.Session.run
+
+  def without_memory(session, fetches, feed_dict=None, *rest, **named):
+    if feed_dict is None:
+      return run(session, fetches, feed_dict, *rest, **named)
+    raise getattr(tf.errors, f"{kind}Error")(
+      None, None, "Out of memory while trying to allocate 9 bytes.\n\t [[x]]"
+    )
+
+  monkeypatch.setattr(tf.Session, "run", without_memory)
+  monkeypatch.setattr(sys, "argv", ["run_pretraining.py"])
+  monkeypatch.setattr(errors.app, "run", lambda main, **_: main(sys.argv))
+  monkeypatch.setattr(errors, "leave_when_asked", lambda: None)
+  with pytest.raises(SystemExit) as ended:
+    train_loop.run_main(lambda _: runs.pretrain(tiny_run, tmp_path / "run"))
+  assert ended.value.code == 1
+  said = capsys.readouterr().err
+  assert "Traceback" not in said
+  *_, line = said.strip().splitlines()
+  assert line.startswith("run_pretraining.py: error: out of memory (Out of")
+  for remedy in ("--train_batch_size", "--recompute", "--find_batch_size"):
+    assert remedy in line
 
 
 def test_a_rank_that_is_planned_has_its_share():

@@ -212,8 +212,8 @@ def test_the_gpus_layer_norm_gives_the_same(tmp_path, keep_prob, twice):
   with tf.Graph().as_default(), tf.Session() as session:
     tensors = list(map(tf.constant, values))
     y = kernels.add_and_norm(
-      *tensors, keep_prob=keep_prob, epsilon=1e-7, dtype=tf.float32,
-      store=tf.float32,
+      *tensors, keep_prob=keep_prob, epsilon=1e-7, centred=True,
+      dtype=tf.float32, store=tf.float32,
     )  # fmt: skip
     sources = [t for t in tensors if t.dtype == tf.float32]
     d_y = dy + dy_2 if twice else dy
@@ -297,14 +297,41 @@ def test_the_plan_names_the_kernels(norms, words):
   assert "in blocks, as" in training_run.precision_line(config, on_gpu=False)
 
 
-def test_an_old_gpu_is_refused(monkeypatch):
+@pytest.fixture
+def gpu_of(monkeypatch):
+  """Makes a GPU of a compute capability, of which TensorFlow tells."""
   gpu = types.SimpleNamespace(name="/physical_device:GPU:0")
-  monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: [gpu])
-  details = {"compute_capability": (7, 5)}
-  monkeypatch.setattr(
-    tf.config.experimental, "get_device_details", lambda _: details
-  )
-  with pytest.raises(UserError, match=r"8\.0, and /phy.*:0 has 7\.5: leave"):
+
+  def show(*capability):
+    details = {"compute_capability": capability}
+    options = tf.config.experimental
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: [gpu])
+    monkeypatch.setattr(options, "get_device_details", lambda _: details)
+
+  return show
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (8, 6), (9, 0)])
+def test_xla_compiles_for_volta_to_hopper(gpu_of, tmp_path, capability):
+  gpu_of(*capability)
+  tiny = f"{runs.ROOT}/configs/bert_tiny.json"
+  runs.config((tiny, ""), tmp_path, dry_run=True, xla="layers")
+
+
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
+def test_blackwell_trains_without_xla(gpu_of, tmp_path, capability):
+  gpu_of(*capability)
+  tiny = f"{runs.ROOT}/configs/bert_tiny.json"
+  for mode in ("auto", "layers", "step"):
+    with pytest.raises(UserError, match=r":0 has 1\d\.0: give --xla=off$"):
+      runs.config((tiny, ""), tmp_path, dry_run=True, xla=mode)
+  runs.config((tiny, ""), tmp_path, dry_run=True, xla="off")
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (12, 0)])
+def test_a_gpu_that_triton_does_not_know_is_refused(gpu_of, capability):
+  gpu_of(*capability)
+  with pytest.raises(UserError, match=r"8\.0 to 9\.x .*: leave it out$"):
     triton_kernels.check_installed()
 
 
