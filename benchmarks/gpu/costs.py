@@ -112,6 +112,24 @@ class Module:
       else:
         yield self._kernel(one, inside)
 
+  def named_kernels(self) -> dict:
+    """Name of an instruction that is a kernel -> `Kernel`, of all that run."""
+    return {
+      name: self._kernel(one, inside)
+      for inside in self._run_from(self.entry)
+      for name, one in inside.items()
+      if one.opcode not in (*_FREE, "call", "while")
+    }
+
+  def _run_from(self, computation: str):
+    """The computations that run, not for each element, from one on."""
+    inside = self.computations[computation]
+    yield inside
+    for one in inside.values():
+      if one.opcode in ("call", "while"):
+        for called in one.called:
+          yield from self._run_from(called)
+
   def _within(self, one, inside):
     """`one`, or for a fusion all that is in it: (instruction, computation)."""
     if one.opcode != "fusion":
