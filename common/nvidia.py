@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pathlib
 import subprocess
 
 
@@ -28,15 +29,12 @@ def network_line(
 ) -> str:
   """By what NCCL reaches other hosts, as far as this host tells.
 
-  Without the `library` of InfiniBand and RoCE it takes TCP, and says so in its
-  own log only (NCCL_DEBUG=INFO).
+  Without the `library` of InfiniBand and RoCE, or an adapter in `sysfs` with an
+  active port, it takes TCP, and says so in its own log only (NCCL_DEBUG=INFO).
   """
-  try:
-    adapters = ", ".join(sorted(os.listdir(sysfs)))
-  except OSError:  # no such driver
-    adapters = ""
+  adapters = ", ".join(sorted(_active_adapters(sysfs)))
   if not adapters:
-    return "network between hosts: TCP, for no InfiniBand or RoCE is here"
+    return "network between hosts: TCP, for no active port of RDMA is here"
   if os.environ.get("NCCL_IB_DISABLE") == "1":
     return f"network between hosts: TCP, not {adapters} (NCCL_IB_DISABLE=1)"
   try:
@@ -47,3 +45,12 @@ def network_line(
       "libibverbs1 and ibverbs-providers"
     )
   return f"network between hosts: {adapters}, by InfiniBand or RoCE"
+
+
+def _active_adapters(sysfs: str) -> set[str]:
+  """Names of those with a port whose state is `4: ACTIVE`."""
+  active = set()
+  for state in pathlib.Path(sysfs).glob("*/ports/*/state"):
+    if "ACTIVE" in state.read_text():
+      active.add(state.parts[-4])
+  return active

@@ -7,9 +7,12 @@ from common import nvidia
 
 @pytest.fixture
 def adapters(tmp_path, monkeypatch):
-  """The folder in which Linux lists adapters of RDMA: one."""
+  """The folder in which Linux lists adapters of RDMA: one has a cable."""
   monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
-  (tmp_path / "mlx5_0").mkdir()
+  for name, state in (("mlx5_0", "4: ACTIVE\n"), ("mlx5_1", "1: DOWN\n")):
+    port = tmp_path / name / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text(state)
   return str(tmp_path)
 
 
