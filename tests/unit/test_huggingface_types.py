@@ -338,6 +338,28 @@ def test_tensors_of_several_weights(tmp_path):
       checkpoint_weights.open_checkpoint(str(tmp_path / "b"))
 
 
+def test_shards_of_a_model_of_fused_tensors(tmp_path):
+  """A layer's tensors stand in two files, as the Hub has large models."""
+  parts = [weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM]
+  values = random_values(MODERN, parts)
+  folder = tmp_path / "b"
+  convert(write_checkpoint(tmp_path / "a", values, **MODERN), folder)
+  tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+  (folder / "model.safetensors").unlink()
+  names, weight_map = sorted(tensors), {}
+  for number in range(2):
+    file = f"model-0000{number + 1}-of-00002.safetensors"
+    shard = {name: tensors[name] for name in names[number::2]}
+    safetensors.numpy.save_file(shard, folder / file)
+    weight_map |= dict.fromkeys(shard, file)
+  index = folder / "model.safetensors.index.json"
+  index.write_text(json.dumps({"weight_map": weight_map}))
+  found = checkpoint_weights.open_checkpoint(str(folder))
+  assert {*found.shapes} == {*values}
+  for name, value in values.items():
+    np.testing.assert_array_equal(found[name], value)
+
+
 @pytest.mark.parametrize(
   "part, of_task",
   [

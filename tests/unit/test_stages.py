@@ -156,6 +156,38 @@ def test_a_stage_of_longer_records_equals_it_by_hand(longer_stage, tmp_path):
   assert not before[places][32:].any() and made[places][32:].any()
 
 
+def test_a_run_continues_at_another_length_and_theta(longer_stage, tmp_path):
+  """As modern encoders do: the weights stay, and positions turn more slowly."""
+  _, items = longer_stage
+  modern = dict(
+    num_hidden_layers=1, position_type="rotary",
+    pre_layer_norm=True, gated=True,
+  )  # fmt: skip
+  folders = [tmp_path / name for name in ("short", "long")]
+  for folder, item, theta in zip(folders, items, (1e4, 1.6e5), strict=True):
+    config = write_config(
+      tmp_path / f"{theta}.json", global_rope_theta=theta, **modern
+    )
+    start = {}
+    if folder.name == "long":
+      start["init_checkpoint"] = str(folders[0] / "model.ckpt-3")
+    item = {**item, "masks": MaskConfig(masking.shares("0.2"))}
+    del item["masked_lm_prob"]
+    runs.pretrain(
+      (config, item["input_file"]),
+      folder,
+      **staged(**item, **LENGTHS, **start, stages=None),
+    )
+    assert description.read(str(folder)).bert.global_rope_theta == theta
+  short, longer = (
+    values_of(folder / f"model.ckpt-{item['num_train_steps']}")
+    for folder, item in zip(folders, items, strict=True)
+  )
+  table = "bert/embeddings/word_embeddings"
+  moved = np.abs(longer[table] - short[table]).max()
+  assert 0 < moved < 0.5 * np.abs(short[table]).max()
+
+
 def test_killed_in_a_stage_of_longer_records_equals_never_killed(
   longer_stage, tmp_path
 ):
