@@ -7,7 +7,7 @@ import subprocess
 
 
 def visible_gpus(what: str) -> list[str]:
-  """A property (`name`, `compute_cap`) of each GPU that nvidia-smi lists.
+  """Properties (`name,compute_cap`) of each GPU that nvidia-smi lists.
 
   CUDA_VISIBLE_DEVICES may hide some; [] without a GPU, or without the tool.
   """

@@ -28,6 +28,9 @@ _ranks = in_group("Ranks and gradients")
 _report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
 
 
+_OTHERWISE = f"; or a preset: {', '.join(PRESETS)}"
+
+
 def is_preset(name: str | None) -> bool:
   """Whether a --bert_config_file is a preset's name, and no file's."""
   return name in PRESETS and not os.path.isfile(name)
@@ -39,7 +42,8 @@ def read_bert(path: str) -> modeling.BertConfig:
   try:
     return modeling.BertConfig.from_json_file(path)
   except ValueError as e:
-    raise UserError(f"--bert_config_file: {e}") from e
+    otherwise = "" if os.path.exists(path) else _OTHERWISE
+    raise UserError(f"--bert_config_file: {e}{otherwise}") from e
 
 
 def with_vocabulary(

@@ -71,7 +71,7 @@ def read_run(run_dir: str) -> Run:
   flags = (described.training or {}).get("flags", {})
   if bert := flags.get("bert"):
     about.append(
-      f"BERT of {bert['num_hidden_layers']} layers, {bert['hidden_size']} "
+      f"{bert['num_hidden_layers']} layers, {bert['hidden_size']} "
       f"wide, {bert['vocab_size']:,} tokens"
     )
   if data := flags.get("input_file") or flags.get("train_file"):

@@ -17,6 +17,7 @@ import functools
 
 from common.console import say
 from common.errors import UserError
+from common.nvidia import visible_gpus
 from common.tensorflow_v1 import tf
 
 MODES = ("off", "auto", "layers", "step")
@@ -82,15 +83,18 @@ def on_gpu() -> bool:
 
 
 def check_gpus(flag: str) -> None:
-  """UserError if there is a GPU that nothing compiles for with this flag."""
+  """UserError if there is a GPU that nothing compiles for with this flag.
+
+  Flags are checked before TensorFlow is loaded.
+  """
   first, known, remedy = _COMPILED_FOR[flag]
-  for gpu in tf.config.list_physical_devices("GPU"):
-    details = tf.config.experimental.get_device_details(gpu)
-    found = details.get("compute_capability", first)
-    if not first <= found < _BLACKWELL:
+  for gpu in visible_gpus("name,compute_cap"):
+    name, _, capability = gpu.rpartition(", ")
+    major, minor = map(int, capability.split("."))
+    if not first <= (major, minor) < _BLACKWELL:
       raise UserError(
-        f"{flag} compiles for GPUs of compute capability {known}, and "
-        f"{gpu.name} has {'.'.join(map(str, found))}: {remedy}"
+        f"{flag} compiles for GPUs of compute capability {known}, and {name} "
+        f"has {capability}: {remedy}"
       )
 
 

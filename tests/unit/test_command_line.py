@@ -47,7 +47,7 @@ WRONG = [
   ),
   (
     "run_pretraining.py --do_train --bert_config_file=nowhere",
-    "--bert_config_file: nowhere: No such file or directory\n",
+    "--bert_config_file: nowhere: No such file or directory; or a preset: ba",
   ),
   (
     f"run_pretraining.py {TRAIN} --config_json=nowhere",

@@ -128,7 +128,7 @@ def test_a_picture_says_model_and_data(tmp_path, monkeypatch):
   made = {"plan": {"ranks": 1}, "flags": flags, "data": {"files": ["a.rec"]}}
   (tmp_path / "a" / "run.json").write_text(json.dumps({"runs": [made]}))
   assert legend(drawn([run], tmp_path, monkeypatch)) == [
-    f"{run}, BERT of 2 layers, 128 wide, 8,192 tokens, on a*.rec",
+    f"{run}, 2 layers, 128 wide, 8,192 tokens, on a*.rec",
     "evaluations",
   ]
 
